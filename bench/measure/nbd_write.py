@@ -1,0 +1,106 @@
+"""Writes into a session over NBD, and reads of what they captured, against
+`nbdkit file` on a raw file of which every block is allocated and written."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.support import fio, images
+from bench.support.commands import settle
+from bench.support.figures import COLDRISE, Row, Target, column
+from bench.support.fio import Load
+from bench.support.images import Disk
+from bench.support.servers import Server, nbdkit_file
+from bench.support.setting import Setting
+
+SUMMARY = "random and sequential writes into a session over NBD"
+
+_NBDKIT = "nbdkit file"
+_numbers = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class _Step:
+    title: str
+    load: Load
+    unit: str
+    at_least: float
+
+
+def measure(setting: Setting) -> None:
+    for disk in setting.disks():
+        _measure_disk(setting, disk)
+
+
+def _scenarios(setting: Setting, disk: Disk) -> list[list[_Step]]:
+    """Each scenario begins with a new session; its steps follow one another in it."""
+    window = {"size_bytes": disk.window_bytes, "offset_bytes": disk.window_offset_bytes}
+    seconds = setting.sizes.seconds
+    return [
+        [
+            # Every block exactly once, in random order.
+            _Step("random write 4K QD16, first touch",
+                  Load("randwrite", "4k", 16, **window, is_pass=True), "IO/s", 1.0),
+            _Step("random write 4K QD16, rewrite",
+                  Load("randwrite", "4k", 16, **window, seconds=seconds, extra=("--randseed=2",)), "IO/s", 1.0),
+            _Step("random read 4K QD16 of captured blocks",
+                  Load("randread", "4k", 16, **window, seconds=seconds), "IO/s", 0.85),
+            _Step("random write 4K QD1, rewrite",
+                  Load("randwrite", "4k", 1, **window, seconds=seconds, extra=("--randseed=3",)), "IO/s", 0.95),
+        ],
+        [
+            _Step("random write 4K QD1, first touch",
+                  Load("randwrite", "4k", 1, **window, seconds=seconds, is_pass=True), "IO/s", 0.95),
+        ],
+        [
+            _Step("sequential write 256K QD4, first touch",
+                  Load("write", "256k", 4, **window, is_pass=True), "MiB/s", 0.9),
+            _Step("sequential write 256K QD4, rewrite",
+                  Load("write", "256k", 4, **window, seconds=seconds), "MiB/s", 0.9),
+        ],
+    ]
+
+
+def _measure_disk(setting: Setting, disk: Disk) -> None:
+    folder = setting.folder("raw")
+    raw = images.full_copy(disk, folder / "disk.raw")
+    for steps in _scenarios(setting, disk):
+        contestants = {
+            COLDRISE: lambda: _in_session(setting, disk, steps),
+            _NBDKIT: lambda: _on_raw(setting, raw, steps),
+        }
+        results = setting.race(f"write, {disk.name}", contestants, setting.sizes.rounds)
+        for step in steps:
+            setting.add(
+                Row("nbd_write", step.title, disk.name, step.unit, column(results, step.title),
+                    [Target(_NBDKIT, at_least=step.at_least)], step.load.text())
+            )
+    images.removed(folder)
+
+
+def _run(setting: Setting, server: Server, export: str, steps: list[_Step]) -> dict[str, float]:
+    figures = {}
+    for step in steps:
+        settle(setting.work)
+        outcome = fio.over_nbd(step.load, server.uri(export))
+        figures[step.title] = (
+            outcome.operations_per_s if step.unit == "IO/s" else outcome.bytes_per_s / images.MIB
+        )
+    return figures
+
+
+def _in_session(setting: Setting, disk: Disk, steps: list[_Step]) -> dict[str, float]:
+    coldrise = setting.coldrise(disk)
+    session = f"write{next(_numbers)}"
+    coldrise.publish(disk.name, session)
+    with coldrise.serve(setting.socket("coldrise")) as server:
+        figures = _run(setting, server, f"live/{session}/vda", steps)
+    coldrise.discard(session)
+    return figures
+
+
+def _on_raw(setting: Setting, raw: Path, steps: list[_Step]) -> dict[str, float]:
+    with nbdkit_file(raw, setting.socket("nbdkit")) as server:
+        return _run(setting, server, "", steps)

@@ -1,0 +1,107 @@
+"""fio: one job, its command line spelled out, its JSON read."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from .commands import run, spell
+from .figures import Failure
+
+# A run may be slower than its nominal time; past this it is stuck.
+_PATIENCE_S = 600
+
+
+@dataclass(frozen=True)
+class Load:
+    """One fio job, without the place it runs against.
+
+    `size_bytes` counts from `offset_bytes`. With `seconds` and `is_pass` unset the
+    load runs that long, over and over; with `is_pass` it touches every block once
+    and ends, after `seconds` at the latest where that is not 0.
+    """
+
+    pattern: str
+    block: str
+    depth: int
+    size_bytes: int
+    offset_bytes: int = 0
+    seconds: int = 0
+    is_pass: bool = False
+    jobs: int = 1
+    extra: tuple[str, ...] = ()
+
+    def options(self) -> list[str]:
+        words = [
+            "--name=load",
+            f"--rw={self.pattern}",
+            f"--bs={self.block}",
+            f"--iodepth={self.depth}",
+            f"--offset={self.offset_bytes}",
+            f"--size={self.size_bytes}",
+            # No sync of fio's own: where one belongs to a measurement it is asked for.
+            "--end_fsync=0",
+        ]
+        if self.seconds:
+            words.append(f"--runtime={self.seconds}")
+        if not self.is_pass:
+            words.append("--time_based")
+        if self.jobs > 1:
+            words += [f"--numjobs={self.jobs}", "--group_reporting"]
+        return words + list(self.extra)
+
+    def on_file_text(self) -> str:
+        return spell(["fio", "--ioengine=psync", "--filename=FILE", *self.options()])
+
+    def text(self) -> str:
+        return spell(["fio", "--ioengine=nbd", "--uri=URI", *self.options()])
+
+    def with_extra(self, *extra: str) -> "Load":
+        return replace(self, extra=self.extra + extra)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What fio measured: operations and bytes per second, operations done, and the
+    mean time of one of them, microseconds."""
+
+    operations_per_s: float
+    bytes_per_s: float
+    operations: int
+    mean_us: float
+
+
+def over_nbd(load: Load, uri: str) -> Outcome:
+    return _outcome(["--ioengine=nbd", f"--uri={uri}", *load.options()])
+
+
+def on_file(load: Load, path: Path) -> Outcome:
+    """The same load with pwrite and pread on a file."""
+    return _outcome(["--ioengine=psync", f"--filename={path}", *load.options()])
+
+
+def _outcome(options: list[str]) -> Outcome:
+    with tempfile.NamedTemporaryFile(suffix=".json") as report:
+        said = run(
+            ["fio", *options, "--output-format=json", f"--output={report.name}"], timeout_s=_PATIENCE_S
+        )
+        text = Path(report.name).read_text()
+    # fio prints warnings in front of the JSON.
+    start = text.find("{")
+    if start < 0:
+        raise Failure(f"fio {spell(options)}: no JSON in its report: {(text + said)[-500:]}")
+    job = json.loads(text[start:])["jobs"][0]
+    if job["error"] != 0:
+        raise Failure(f"fio {spell(options)}: error {job['error']}")
+    parts = [job["read"], job["write"]]
+    operations = sum(part["total_ios"] for part in parts)
+    if operations == 0:
+        raise Failure(f"fio {spell(options)}: did nothing")
+    return Outcome(
+        operations_per_s=sum(part["iops"] for part in parts),
+        bytes_per_s=sum(part["bw_bytes"] for part in parts),
+        operations=operations,
+        mean_us=sum(part["lat_ns"]["mean"] * part["total_ios"] for part in parts) / operations / 1000,
+    )

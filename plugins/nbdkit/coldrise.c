@@ -1,0 +1,383 @@
+/* nbdkit plugin: every restore point and every published session of a Coldrise
+ * repository as an NBD export.
+ *
+ * This file converts between nbdkit's calls and coldrise.h and decides nothing.
+ * nbdkit may call everything below `open` from several threads at once.
+ */
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define NBDKIT_API_VERSION 2
+#include <nbdkit-plugin.h>
+
+#include "coldrise.h"
+
+#define THREAD_MODEL NBDKIT_THREAD_MODEL_PARALLEL
+
+/* Exports that nbdkit accepts in one list. */
+#define LIST_LIMIT 10000
+
+/* Extents asked for at once; nbdkit asks again for what is missing. */
+#define EXTENTS_LIMIT 16384
+
+static char *repository_path;
+static char *passphrase_file;
+static char *passphrase_command;
+static uint64_t cache_bytes = 64 << 20;
+
+static coldrise_repository *repository;
+
+/* Reports what the last call of coldrise.h said. */
+static void
+report (void)
+{
+  int err = errno;
+
+  nbdkit_error ("%s", coldrise_last_error ());
+  nbdkit_set_error (err);
+}
+
+static int
+check (int r)
+{
+  if (r == -1)
+    report ();
+  return r;
+}
+
+/* Configuration */
+
+/* Takes over `value`, which is NULL when nbdkit has already said why. */
+static int
+set_once (char **field, const char *key, char *value)
+{
+  if (value == NULL)
+    return -1;
+  if (*field != NULL) {
+    nbdkit_error ("%s= is given twice", key);
+    free (value);
+    return -1;
+  }
+  *field = value;
+  return 0;
+}
+
+static int
+plugin_config (const char *key, const char *value)
+{
+  if (strcmp (key, "repo") == 0)
+    return set_once (&repository_path, key, nbdkit_realpath (value));
+  if (strcmp (key, "passphrase-file") == 0)
+    return set_once (&passphrase_file, key, nbdkit_absolute_path (value));
+  if (strcmp (key, "passphrase-command") == 0) {
+    char *copy = strdup (value);
+    if (copy == NULL)
+      nbdkit_error ("strdup: %m");
+    return set_once (&passphrase_command, key, copy);
+  }
+  if (strcmp (key, "chunk-cache") == 0) {
+    int64_t size = nbdkit_parse_size (value);
+    if (size == -1)
+      return -1;
+    cache_bytes = size;
+    return 0;
+  }
+
+  nbdkit_error ("unknown parameter '%s'", key);
+  return -1;
+}
+
+#define plugin_config_help                                                  \
+  "[repo=]DIR                (required) The Coldrise repository.\n"           \
+  "passphrase-file=FILE      File that holds its passphrase.\n"               \
+  "passphrase-command=CMD    Shell command that prints its passphrase.\n"     \
+  "chunk-cache=SIZE          Memory for decoded chunks (default: 64M).\n"     \
+  "Exports are MACHINE/POINT/DISK (read-only; POINT may be latest) and\n"     \
+  "live/SESSION/DISK (writable)."
+
+static struct coldrise_options
+options (void)
+{
+  return (struct coldrise_options) {
+    .program = "nbdkit",
+    .passphrase_file = passphrase_file,
+    .passphrase_command = passphrase_command,
+    .cache_bytes = cache_bytes,
+  };
+}
+
+static int
+plugin_config_complete (void)
+{
+  if (repository_path == NULL) {
+    nbdkit_error ("repo=DIR is missing: it names the Coldrise repository");
+    return -1;
+  }
+  if (passphrase_file != NULL && passphrase_command != NULL) {
+    nbdkit_error ("passphrase-file= and passphrase-command= exclude each other");
+    return -1;
+  }
+  return 0;
+}
+
+/* Messages are still visible here, but threads would not survive the fork. */
+static int
+plugin_get_ready (void)
+{
+  struct coldrise_options opts = options ();
+
+  return check (coldrise_repository_check (repository_path, &opts));
+}
+
+static int
+plugin_after_fork (void)
+{
+  struct coldrise_options opts = options ();
+
+  return check (coldrise_repository_open (repository_path, &opts, &repository));
+}
+
+static void
+plugin_cleanup (void)
+{
+  coldrise_repository_close (repository);
+  repository = NULL;
+}
+
+static void
+plugin_unload (void)
+{
+  free (repository_path);
+  free (passphrase_file);
+  free (passphrase_command);
+}
+
+static void
+plugin_dump_plugin (void)
+{
+  printf ("coldrise_version=%s\n", coldrise_version ());
+  printf ("coldrise_default_chunk_cache=%" PRIu64 "\n", cache_bytes);
+}
+
+/* Names */
+
+static int
+add_export (void *context, const char *name, const char *description)
+{
+  return nbdkit_add_export (context, name, description);
+}
+
+static int
+plugin_list_exports (int readonly, int is_tls,
+                     struct nbdkit_exports *exports)
+{
+  (void) readonly;
+  (void) is_tls;
+  return check (coldrise_exports_list (repository, LIST_LIMIT, add_export,
+                                       exports));
+}
+
+static const char *
+plugin_default_export (int readonly, int is_tls)
+{
+  char name[COLDRISE_NAME_MAX];
+
+  (void) readonly;
+  (void) is_tls;
+  if (check (coldrise_exports_default (repository, name)) != 1)
+    return NULL;
+  return nbdkit_strdup_intern (name);
+}
+
+/* Connections */
+
+static void *
+plugin_open (int readonly)
+{
+  const char *name = nbdkit_export_name ();
+  coldrise_export *handle;
+
+  if (name == NULL)
+    return NULL;
+  if (check (coldrise_export_open (repository, name, readonly, &handle)) == -1)
+    return NULL;
+  return handle;
+}
+
+static void
+plugin_close (void *handle)
+{
+  coldrise_export_close (handle);
+}
+
+static const char *
+plugin_describe (void *handle)
+{
+  return coldrise_export_description (handle);
+}
+
+static int64_t
+plugin_get_size (void *handle)
+{
+  return coldrise_export_size (handle);
+}
+
+/* Any request is served; whole blocks are captured without reading them. */
+static int
+plugin_block_size (void *handle, uint32_t *minimum, uint32_t *preferred,
+                   uint32_t *maximum)
+{
+  (void) handle;
+  *minimum = 1;
+  *preferred = 4096;
+  *maximum = 32 << 20;
+  return 0;
+}
+
+static int
+is_writable (void *handle)
+{
+  return (coldrise_export_flags (handle) & COLDRISE_EXPORT_WRITABLE) != 0;
+}
+
+static int
+always (void *handle)
+{
+  (void) handle;
+  return 1;
+}
+
+static int
+plugin_can_fua (void *handle)
+{
+  (void) handle;
+  return NBDKIT_FUA_NATIVE;
+}
+
+static int
+plugin_can_cache (void *handle)
+{
+  (void) handle;
+  return NBDKIT_CACHE_NATIVE;
+}
+
+/* Data */
+
+static uint32_t
+fua (uint32_t flags)
+{
+  return flags & NBDKIT_FLAG_FUA ? COLDRISE_FUA : 0;
+}
+
+static int
+plugin_pread (void *handle, void *buf, uint32_t count, uint64_t offset,
+              uint32_t flags)
+{
+  (void) flags;
+  return check (coldrise_export_read (handle, buf, count, offset));
+}
+
+static int
+plugin_pwrite (void *handle, const void *buf, uint32_t count,
+               uint64_t offset, uint32_t flags)
+{
+  return check (coldrise_export_write (handle, buf, count, offset,
+                                       fua (flags)));
+}
+
+static int
+plugin_flush (void *handle, uint32_t flags)
+{
+  (void) flags;
+  return check (coldrise_export_flush (handle));
+}
+
+static int
+plugin_trim (void *handle, uint32_t count, uint64_t offset, uint32_t flags)
+{
+  return check (coldrise_export_trim (handle, count, offset, fua (flags)));
+}
+
+/* Zeroes are a record, never bytes: always fast, and FAST_ZERO and MAY_TRIM
+ * change nothing.
+ */
+static int
+plugin_zero (void *handle, uint32_t count, uint64_t offset, uint32_t flags)
+{
+  return check (coldrise_export_zero (handle, count, offset, fua (flags)));
+}
+
+static int
+add_extent (void *context, uint64_t offset, uint64_t length, uint32_t flags)
+{
+  uint32_t type = 0;
+
+  if (flags & COLDRISE_EXTENT_ZERO)
+    type |= NBDKIT_EXTENT_ZERO;
+  if (flags & COLDRISE_EXTENT_HOLE)
+    type |= NBDKIT_EXTENT_HOLE;
+  return nbdkit_add_extent (context, offset, length, type);
+}
+
+static int
+plugin_extents (void *handle, uint32_t count, uint64_t offset,
+                uint32_t flags, struct nbdkit_extents *extents)
+{
+  size_t limit = flags & NBDKIT_FLAG_REQ_ONE ? 1 : EXTENTS_LIMIT;
+
+  return check (coldrise_export_extents (handle, count, offset, limit,
+                                         add_extent, extents));
+}
+
+static int
+plugin_cache (void *handle, uint32_t count, uint64_t offset, uint32_t flags)
+{
+  (void) flags;
+  return check (coldrise_export_prefetch (handle, count, offset));
+}
+
+static struct nbdkit_plugin plugin = {
+  .name               = "coldrise",
+  .longname           = "Coldrise instant recovery",
+  .version            = COLDRISE_VERSION,
+  .description        = "Serve backups of virtual machines as writable disks",
+  .unload             = plugin_unload,
+  .config             = plugin_config,
+  .config_complete    = plugin_config_complete,
+  .config_help        = plugin_config_help,
+  .magic_config_key   = "repo",
+  .get_ready          = plugin_get_ready,
+  .after_fork         = plugin_after_fork,
+  .cleanup            = plugin_cleanup,
+  .dump_plugin        = plugin_dump_plugin,
+  .list_exports       = plugin_list_exports,
+  .default_export     = plugin_default_export,
+  .open               = plugin_open,
+  .close              = plugin_close,
+  .export_description = plugin_describe,
+  .get_size           = plugin_get_size,
+  .block_size         = plugin_block_size,
+  .can_write          = is_writable,
+  .can_flush          = is_writable,
+  .can_trim           = is_writable,
+  .can_zero           = is_writable,
+  .can_fast_zero      = is_writable,
+  .can_extents        = always,
+  .can_fua            = plugin_can_fua,
+  .can_multi_conn     = always,
+  .can_cache          = plugin_can_cache,
+  .pread              = plugin_pread,
+  .pwrite             = plugin_pwrite,
+  .flush              = plugin_flush,
+  .trim               = plugin_trim,
+  .zero               = plugin_zero,
+  .extents            = plugin_extents,
+  .cache              = plugin_cache,
+};
+
+NBDKIT_REGISTER_PLUGIN (plugin)

@@ -1,0 +1,262 @@
+//! The one public error type: a small kind, a context for people, a source.
+//!
+//! The kind decides what a machine sees (errno in the data path, exit code on
+//! the command line); the context decides what a person reads.
+
+use std::fmt;
+
+/// What went wrong, as far as a caller may want to act on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ErrorKind {
+    /// The caller asked for something malformed: a bad name, size or flag.
+    InvalidInput,
+    /// A range leaves the disk.
+    OutOfRange,
+    /// The named machine, point, disk, session or file does not exist.
+    NotFound,
+    /// The name is taken.
+    AlreadyExists,
+    /// There is no repository at that place.
+    NoRepository,
+    /// The passphrase does not open the repository, or none was given.
+    WrongPassphrase,
+    /// Somebody else holds the repository or the session for writing.
+    Busy,
+    /// A write to a restore point or another read-only disk.
+    ReadOnly,
+    /// Stored bytes are missing or fail authentication.
+    Corrupt,
+    /// No space is left where bytes have to be stored.
+    NoSpace,
+    /// The operating system refused a read, write or sync.
+    Io,
+    /// An earlier sync failed: the session refuses writes until it is reopened.
+    Poisoned,
+    /// The feature, format or version is not supported.
+    Unsupported,
+    /// A program that is needed is missing or failed.
+    ToolFailed,
+    /// The user cancelled.
+    Interrupted,
+    /// The work ended early; running it again goes on.
+    Incomplete,
+    /// A defect in Coldrise itself.
+    Internal,
+}
+
+impl ErrorKind {
+    /// The errno that a client of a front end gets. The whole table is here.
+    pub fn errno(self) -> i32 {
+        match self {
+            ErrorKind::InvalidInput | ErrorKind::OutOfRange => libc::EINVAL,
+            ErrorKind::NotFound | ErrorKind::NoRepository => libc::ENOENT,
+            ErrorKind::AlreadyExists => libc::EEXIST,
+            ErrorKind::WrongPassphrase => libc::EACCES,
+            ErrorKind::Busy => libc::EBUSY,
+            ErrorKind::ReadOnly => libc::EROFS,
+            ErrorKind::NoSpace => libc::ENOSPC,
+            ErrorKind::Unsupported => libc::EOPNOTSUPP,
+            ErrorKind::Interrupted => libc::EINTR,
+            ErrorKind::Corrupt
+            | ErrorKind::Io
+            | ErrorKind::Poisoned
+            | ErrorKind::ToolFailed
+            | ErrorKind::Incomplete
+            | ErrorKind::Internal => libc::EIO,
+        }
+    }
+
+    /// The exit code of the command line. The whole table is here.
+    pub fn exit_code(self) -> u8 {
+        match self {
+            ErrorKind::InvalidInput => 2,
+            ErrorKind::Incomplete => 3,
+            ErrorKind::NoRepository => 10,
+            ErrorKind::Busy => 11,
+            ErrorKind::WrongPassphrase => 12,
+            ErrorKind::Interrupted => 130,
+            ErrorKind::OutOfRange
+            | ErrorKind::NotFound
+            | ErrorKind::AlreadyExists
+            | ErrorKind::ReadOnly
+            | ErrorKind::Corrupt
+            | ErrorKind::NoSpace
+            | ErrorKind::Io
+            | ErrorKind::Poisoned
+            | ErrorKind::Unsupported
+            | ErrorKind::ToolFailed
+            | ErrorKind::Internal => 1,
+        }
+    }
+
+    /// A short, stable word for `--json`.
+    pub fn word(self) -> &'static str {
+        match self {
+            ErrorKind::InvalidInput => "invalid_input",
+            ErrorKind::OutOfRange => "out_of_range",
+            ErrorKind::NotFound => "not_found",
+            ErrorKind::AlreadyExists => "already_exists",
+            ErrorKind::NoRepository => "no_repository",
+            ErrorKind::WrongPassphrase => "wrong_passphrase",
+            ErrorKind::Busy => "busy",
+            ErrorKind::ReadOnly => "read_only",
+            ErrorKind::Corrupt => "corrupt",
+            ErrorKind::NoSpace => "no_space",
+            ErrorKind::Io => "io",
+            ErrorKind::Poisoned => "poisoned",
+            ErrorKind::Unsupported => "unsupported",
+            ErrorKind::ToolFailed => "tool_failed",
+            ErrorKind::Interrupted => "interrupted",
+            ErrorKind::Incomplete => "incomplete",
+            ErrorKind::Internal => "internal",
+        }
+    }
+}
+
+/// An error: its kind, what a person needs to know (what, where, what to do),
+/// and the error below it, which `Display` does not repeat.
+pub struct Error {
+    kind: ErrorKind,
+    context: String,
+    source: Option<Box<dyn std::error::Error + Send + Sync>>,
+}
+
+/// The result of everything that can fail in Coldrise.
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl Error {
+    /// An error that starts here.
+    pub fn new(kind: ErrorKind, context: impl Into<String>) -> Self {
+        Error { kind, context: context.into(), source: None }
+    }
+
+    /// An error with another error below it.
+    pub fn with_source(
+        kind: ErrorKind,
+        context: impl Into<String>,
+        source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+    ) -> Self {
+        Error { kind, context: context.into(), source: Some(source.into()) }
+    }
+
+    /// An error of the operating system; the kind follows from its errno
+    /// (full disk, missing file, anything else).
+    pub fn io(context: impl Into<String>, source: std::io::Error) -> Self {
+        let kind = match source.raw_os_error() {
+            Some(libc::ENOSPC) | Some(libc::EDQUOT) => ErrorKind::NoSpace,
+            Some(libc::ENOENT) => ErrorKind::NotFound,
+            Some(libc::EEXIST) => ErrorKind::AlreadyExists,
+            Some(libc::EROFS) => ErrorKind::ReadOnly,
+            _ => ErrorKind::Io,
+        };
+        Error::with_source(kind, context, source)
+    }
+
+    /// What went wrong.
+    pub fn kind(&self) -> ErrorKind {
+        self.kind
+    }
+
+    /// Puts what the caller knows in front: `outer: inner`. The kind stays.
+    pub fn context(mut self, outer: impl fmt::Display) -> Self {
+        self.context = format!("{outer}: {}", self.context);
+        self
+    }
+
+    /// The message with every source below it, for a log or a terminal.
+    pub fn full_message(&self) -> String {
+        let mut text = self.context.clone();
+        let mut below = std::error::Error::source(self);
+        while let Some(error) = below {
+            text.push_str(": ");
+            text.push_str(&error.to_string());
+            below = error.source();
+        }
+        text
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.context)
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}: {}", self.kind, self.full_message())
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.source.as_deref().map(|e| e as &(dyn std::error::Error + 'static))
+    }
+}
+
+/// Adds what the caller knows to an error that passes through.
+pub trait Context<T> {
+    /// Puts `outer` in front of the message.
+    fn context<C: fmt::Display>(self, outer: impl FnOnce() -> C) -> Result<T>;
+}
+
+impl<T> Context<T> for Result<T> {
+    fn context<C: fmt::Display>(self, outer: impl FnOnce() -> C) -> Result<T> {
+        self.map_err(|error| error.context(outer()))
+    }
+}
+
+impl<T> Context<T> for std::io::Result<T> {
+    fn context<C: fmt::Display>(self, outer: impl FnOnce() -> C) -> Result<T> {
+        self.map_err(|error| Error::io(outer().to_string(), error))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALL: [(ErrorKind, i32, u8); 17] = [
+        (ErrorKind::InvalidInput, libc::EINVAL, 2),
+        (ErrorKind::OutOfRange, libc::EINVAL, 1),
+        (ErrorKind::NotFound, libc::ENOENT, 1),
+        (ErrorKind::AlreadyExists, libc::EEXIST, 1),
+        (ErrorKind::NoRepository, libc::ENOENT, 10),
+        (ErrorKind::WrongPassphrase, libc::EACCES, 12),
+        (ErrorKind::Busy, libc::EBUSY, 11),
+        (ErrorKind::ReadOnly, libc::EROFS, 1),
+        (ErrorKind::Corrupt, libc::EIO, 1),
+        (ErrorKind::NoSpace, libc::ENOSPC, 1),
+        (ErrorKind::Io, libc::EIO, 1),
+        (ErrorKind::Poisoned, libc::EIO, 1),
+        (ErrorKind::Unsupported, libc::EOPNOTSUPP, 1),
+        (ErrorKind::ToolFailed, libc::EIO, 1),
+        (ErrorKind::Interrupted, libc::EINTR, 130),
+        (ErrorKind::Incomplete, libc::EIO, 3),
+        (ErrorKind::Internal, libc::EIO, 1),
+    ];
+
+    #[test]
+    fn every_kind_has_its_errno_and_exit_code() {
+        for (kind, errno, exit) in ALL {
+            assert_eq!(kind.errno(), errno, "{kind:?}");
+            assert_eq!(kind.exit_code(), exit, "{kind:?}");
+        }
+    }
+
+    #[test]
+    fn words_are_unique() {
+        let mut words: Vec<_> = ALL.iter().map(|(kind, ..)| kind.word()).collect();
+        words.sort_unstable();
+        words.dedup();
+        assert_eq!(words.len(), ALL.len());
+    }
+
+    #[test]
+    fn display_does_not_repeat_the_source() {
+        let error = Error::io("writing the layer", std::io::Error::from_raw_os_error(libc::ENOSPC));
+        assert_eq!(error.kind(), ErrorKind::NoSpace);
+        assert_eq!(error.to_string(), "writing the layer");
+        assert!(error.full_message().starts_with("writing the layer: "));
+    }
+}

@@ -1,0 +1,20 @@
+//! The bottom of Coldrise: what every other part says about bytes on a disk.
+//!
+//! Offsets, extents, the [`Disk`] trait that front ends serve, and the one
+//! public [`Error`] type with its errno and exit code. Nothing here does I/O.
+#![forbid(unsafe_code)]
+
+mod disk;
+mod error;
+mod extent;
+
+pub use disk::Disk;
+pub use error::{Context, Error, ErrorKind, Result};
+pub use extent::{push_extent, Extent, ExtentKind};
+
+/// Bytes in one block: the unit in which writes are captured and never torn.
+pub const BLOCK_SIZE_BYTES: u64 = 4096;
+
+/// Largest disk that is accepted, in bytes: 64 TiB, the largest that any of the
+/// served formats (VHDX) can hold.
+pub const MAX_DISK_SIZE_BYTES: u64 = 64 << 40;

@@ -1,0 +1,69 @@
+//! The C ABI that the nbdkit plugin and the Ganesha FSAL call; its contract is
+//! `include/coldrise.h`, where every function is described.
+//!
+//! Every entry goes through [`guard`]: a panic becomes EIO and stops the export
+//! it happened on, and never unwinds into C. This is one of the few places
+//! where `unsafe` is needed: what C passes are raw pointers, whose rules only
+//! the header can state. Each is turned into a reference at the entry, once.
+//!
+//! On the data path an entry costs one relaxed load, one `catch_unwind` and one
+//! virtual call; it allocates nothing and takes no lock.
+
+mod data;
+mod guard;
+mod handles;
+mod message;
+mod names;
+mod repository;
+
+pub use data::*;
+pub use message::coldrise_last_error;
+pub use names::*;
+pub use repository::*;
+
+use coldrise_export::{Export, ExportTree};
+use handles::OpenHandles;
+use std::ffi::{c_char, CString};
+use std::sync::Arc;
+
+/// `coldrise_repository` of the header.
+pub struct RepositoryHandle {
+    tree: ExportTree,
+    exports: Arc<OpenHandles>,
+}
+
+/// `coldrise_export` of the header.
+pub struct ExportHandle {
+    opened_by: Arc<OpenHandles>,
+    export: Export,
+    name: CString,
+    description: CString,
+    size_bytes: u64,
+    flags: u32,
+}
+
+impl ExportHandle {
+    fn new(export: Export, opened_by: &Arc<OpenHandles>) -> ExportHandle {
+        let name = message::c_string(export.name());
+        let description = message::c_string(export.description());
+        let size_bytes = export.disk().size_bytes();
+        let flags = if export.disk().is_read_only() { 0 } else { EXPORT_WRITABLE };
+        ExportHandle {
+            opened_by: Arc::clone(opened_by),
+            export,
+            name,
+            description,
+            size_bytes,
+            flags,
+        }
+    }
+}
+
+/// `coldrise_version` of the header.
+#[no_mangle]
+pub extern "C" fn coldrise_version() -> *const c_char {
+    concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,103 @@
+//! One opened export: a disk, and what has to stay held while it is used.
+
+use crate::lease::LeaseHold;
+use crate::open_sessions::SessionHold;
+use coldrise_block::{Disk, Error, ErrorKind, Result};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+
+/// A disk under one name, open until it is dropped.
+///
+/// Dropping the last export of a session closes the session, which makes its
+/// captured writes durable and lets another process open it.
+pub struct Export {
+    // Fields are dropped in this order: the disk lets go of its session, then
+    // the session closes, and only then may what it rests on be deleted.
+    pub(crate) disk: Arc<dyn Disk>,
+    pub(crate) _session: Option<SessionHold>,
+    pub(crate) _lease: Option<LeaseHold>,
+    pub(crate) name: String,
+    pub(crate) description: String,
+    pub(crate) chunk_size_bytes: u32,
+    pub(crate) cache_bytes: u64,
+    pub(crate) poisoned: Arc<AtomicBool>,
+}
+
+impl Export {
+    /// An export of a disk that belongs to no repository: nothing is leased, and
+    /// a prefetch does nothing.
+    pub fn of_disk(name: &str, description: &str, disk: Arc<dyn Disk>) -> Export {
+        Export {
+            disk,
+            _session: None,
+            _lease: None,
+            name: name.to_owned(),
+            description: description.to_owned(),
+            chunk_size_bytes: 1,
+            cache_bytes: 0,
+            poisoned: Arc::new(AtomicBool::new(false)),
+        }
+    }
+
+    /// The exact name: `latest` is resolved.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// One line for people.
+    pub fn description(&self) -> &str {
+        &self.description
+    }
+
+    /// The disk. Call it only after [`Export::check`] where a defect may have
+    /// been caught earlier.
+    pub fn disk(&self) -> &dyn Disk {
+        &*self.disk
+    }
+
+    /// Fails with `ErrorKind::Internal` when a call on this export, or on
+    /// another export of its session, ended in a defect.
+    pub fn check(&self) -> Result<()> {
+        if self.poisoned.load(Ordering::Relaxed) {
+            return Err(Error::new(
+                ErrorKind::Internal,
+                format!(
+                    "{}: stopped after a defect inside Coldrise; what was flushed is safe, \
+                     restart the front end",
+                    self.name
+                ),
+            ));
+        }
+        Ok(())
+    }
+
+    /// Stops this export and every other export of its session for good: called
+    /// when a defect was caught, because what the defect left behind in memory
+    /// cannot be trusted. The session is not closed cleanly either; its next
+    /// opening, by a new process, recovers it from its log.
+    pub fn poison(&self) {
+        self.poisoned.store(true, Ordering::Relaxed);
+    }
+
+    /// Decodes a range into the cache of decoded chunks, as far as the cache can
+    /// hold it. A range that leaves the disk is `ErrorKind::OutOfRange`.
+    pub fn prefetch(&self, offset_bytes: u64, length_bytes: u64) -> Result<()> {
+        let end = offset_bytes.checked_add(length_bytes).filter(|&e| e <= self.disk.size_bytes());
+        let Some(end) = end else {
+            return Err(Error::new(
+                ErrorKind::OutOfRange,
+                format!("{}: a prefetch leaves the disk", self.name),
+            ));
+        };
+        let end = end.min(offset_bytes.saturating_add(self.cache_bytes));
+        let chunk = u64::from(self.chunk_size_bytes);
+        // One byte is enough: a chunk is decoded as a whole.
+        let mut byte = [0];
+        let mut next = offset_bytes;
+        while next < end {
+            self.disk.read_at(&mut byte, next)?;
+            next = (next / chunk + 1) * chunk;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,360 @@
+//! Leases: what running front ends serve, so that nothing of it is deleted.
+//!
+//! `REPO/leases/lease-ID` is one file per front end process. Its process holds
+//! it with an exclusive flock(2) for as long as it runs; an unlocked one was left
+//! behind by a process that died, and whoever takes the next lease removes it.
+//! The content is a [`LeaseDocument`] as JSON, sealed by the repository because
+//! it holds names. Other names in the directory are not ours.
+//!
+//! Changing a lease writes a second file, locks it, and renames it over the
+//! first, so that a full disk never leaves a lease that says too little. All
+//! changes and all reading happen under a lock of the directory itself: nobody
+//! sees a lease in the moment when it is not yet locked. Nothing is synced: no
+//! front end outlives a power cut.
+//!
+//! What deletes from a repository first makes durable that a point is gone, then
+//! calls [`read_leases`], then deletes only what no lease names. What serves a
+//! point first leases it, then looks (again) whether the point exists.
+
+use coldrise_block::{Context, Error, ErrorKind, Result};
+use coldrise_store::{DiskDocument, Repository};
+use parking_lot::Mutex;
+use rustix::fs::{flock, FlockOperation};
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+const PREFIX: &str = "lease-";
+const NEW_SUFFIX: &str = ".new";
+const PURPOSE: &str = "lease";
+const FORMAT_VERSION: u32 = 1;
+
+/// Largest lease that is read, in bytes: tens of thousands of exports, and what
+/// the repository seals as one document.
+const MAX_LEASE_BYTES: u64 = 17 << 20;
+
+/// Most leases that are looked at: far more than processes fit on a machine.
+const MAX_LEASES: usize = 1 << 16;
+
+/// Content of a lease.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LeaseDocument {
+    /// 1.
+    pub format_version: u32,
+    /// Who serves, for people: `nbdkit`, `ganesha`.
+    pub program: String,
+    /// Process id of the holder, for people.
+    pub process_id: u32,
+    /// What is open.
+    pub served: Vec<Served>,
+}
+
+/// One export that is open.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Served {
+    /// Exact name of the export.
+    pub name: String,
+    /// The disk of a restore point as it is served: its chunk map and layers are
+    /// in use even when the point is no longer in the catalog. `None` for a
+    /// session, which its own files under `live/` keep.
+    pub disk: Option<DiskDocument>,
+}
+
+/// The lease of this process.
+pub struct Lease {
+    repository: Arc<Repository>,
+    program: String,
+    directory: PathBuf,
+    path: PathBuf,
+    state: Mutex<State>,
+}
+
+struct State {
+    /// Held for its lock.
+    _file: File,
+    served: BTreeMap<String, Entry>,
+}
+
+struct Entry {
+    served: Served,
+    holds: usize,
+    /// It was seen to exist after the lease named it.
+    is_confirmed: bool,
+}
+
+impl Lease {
+    /// Takes an empty lease, and removes those that dead processes left behind.
+    pub fn take(repository: &Arc<Repository>, program: &str) -> Result<Arc<Lease>> {
+        let directory = repository.leases_dir();
+        make_directory(&directory)?;
+        let path = directory.join(format!("{PREFIX}{}", random_name()?));
+        let locked = lock_directory(&directory)?;
+        remove_stale(&directory)?;
+        let document = document(program, &BTreeMap::new());
+        let file = write(repository, &path, &document)?;
+        drop(locked);
+        Ok(Arc::new(Lease {
+            repository: Arc::clone(repository),
+            program: program.to_owned(),
+            directory,
+            path,
+            state: Mutex::new(State { _file: file, served: BTreeMap::new() }),
+        }))
+    }
+
+    /// Adds an export to the lease, or shares the entry that names it. On an
+    /// error the lease is as it was.
+    pub fn hold(self: &Arc<Self>, served: Served) -> Result<LeaseHold> {
+        let mut state = self.state.lock();
+        let name = served.name.clone();
+        if let Some(entry) = state.served.get_mut(&name) {
+            entry.holds += 1;
+        } else {
+            state.served.insert(name.clone(), Entry { served, holds: 1, is_confirmed: false });
+            if let Err(error) = self.rewrite(&mut state) {
+                state.served.remove(&name);
+                return Err(error);
+            }
+        }
+        Ok(LeaseHold { lease: Arc::clone(self), name })
+    }
+
+    fn rewrite(&self, state: &mut State) -> Result<()> {
+        let _locked = lock_directory(&self.directory)?;
+        state._file = write(&self.repository, &self.path, &document(&self.program, &state.served))?;
+        Ok(())
+    }
+
+    fn release(&self, name: &str) {
+        let mut state = self.state.lock();
+        let Some(entry) = state.served.get_mut(name) else { return };
+        entry.holds -= 1;
+        if entry.holds == 0 {
+            state.served.remove(name);
+            // A lease that names too much is harmless, and the next change
+            // writes it whole again.
+            let _ = self.rewrite(&mut state);
+        }
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        // Whatever fails here, the lock goes with the file and the lease with
+        // the next front end's start.
+        let locked = lock_directory(&self.directory);
+        let _ = std::fs::remove_file(&self.path);
+        drop(locked);
+    }
+}
+
+/// One export's share in the lease of this process.
+pub struct LeaseHold {
+    lease: Arc<Lease>,
+    name: String,
+}
+
+impl LeaseHold {
+    /// False until somebody has looked, after the lease was written, whether
+    /// what it names still exists: until then it may be being deleted.
+    pub fn is_confirmed(&self) -> bool {
+        let state = self.lease.state.lock();
+        state.served.get(&self.name).is_some_and(|entry| entry.is_confirmed)
+    }
+
+    /// Says that it was seen to exist.
+    pub fn confirm(&self) {
+        let mut state = self.lease.state.lock();
+        if let Some(entry) = state.served.get_mut(&self.name) {
+            entry.is_confirmed = true;
+        }
+    }
+}
+
+impl Drop for LeaseHold {
+    fn drop(&mut self) {
+        self.lease.release(&self.name);
+    }
+}
+
+/// The leases of all running front ends. A lease that cannot be read is an
+/// error: nothing may be deleted then.
+pub fn read_leases(repository: &Repository) -> Result<Vec<LeaseDocument>> {
+    let directory = repository.leases_dir();
+    if !directory.exists() {
+        return Ok(Vec::new());
+    }
+    let _locked = lock_directory(&directory)?;
+    let mut leases = Vec::new();
+    for path in lease_files(&directory)? {
+        let mut file = File::open(&path).context(|| format!("opening {}", path.display()))?;
+        if try_lock(&file, &path)? {
+            continue; // nobody holds it
+        }
+        leases.push(read(repository, &mut file, &path)?);
+    }
+    Ok(leases)
+}
+
+fn read(repository: &Repository, file: &mut File, path: &Path) -> Result<LeaseDocument> {
+    let mut bytes = Vec::new();
+    let mut limited = file.take(MAX_LEASE_BYTES + 1);
+    limited.read_to_end(&mut bytes).context(|| format!("reading {}", path.display()))?;
+    if bytes.len() as u64 > MAX_LEASE_BYTES {
+        return Err(Error::new(
+            ErrorKind::Corrupt,
+            format!("{} is larger than a lease can be", path.display()),
+        ));
+    }
+    let plaintext = repository
+        .open_document(PURPOSE, &bytes)
+        .context(|| format!("reading {}", path.display()))?;
+    let document: LeaseDocument = serde_json::from_slice(&plaintext).map_err(|error| {
+        Error::with_source(ErrorKind::Corrupt, format!("reading {}", path.display()), error)
+    })?;
+    if document.format_version != FORMAT_VERSION {
+        return Err(Error::new(
+            ErrorKind::Unsupported,
+            format!("{} is of version {}", path.display(), document.format_version),
+        ));
+    }
+    Ok(document)
+}
+
+fn document(program: &str, served: &BTreeMap<String, Entry>) -> LeaseDocument {
+    LeaseDocument {
+        format_version: FORMAT_VERSION,
+        program: program.to_owned(),
+        process_id: std::process::id(),
+        served: served.values().map(|entry| entry.served.clone()).collect(),
+    }
+}
+
+/// Writes a lease at `path`, locked before anybody can see it. The caller holds
+/// the directory's lock.
+fn write(repository: &Repository, path: &Path, document: &LeaseDocument) -> Result<File> {
+    let json = serde_json::to_vec(document).map_err(|error| {
+        Error::with_source(ErrorKind::Internal, "encoding a lease".to_owned(), error)
+    })?;
+    let bytes = repository.seal_document(PURPOSE, &json)?;
+    let mut new = path.as_os_str().to_owned();
+    new.push(NEW_SUFFIX);
+    let new = PathBuf::from(new);
+    let written = (|| {
+        let mut file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(&new)
+            .context(|| format!("creating {}", new.display()))?;
+        if !try_lock(&file, &new)? {
+            return Err(Error::new(
+                ErrorKind::Busy,
+                format!("{} is locked by another process", new.display()),
+            ));
+        }
+        file.write_all(&bytes).context(|| format!("writing {}", new.display()))?;
+        std::fs::rename(&new, path).context(|| format!("renaming {}", new.display()))?;
+        Ok(file)
+    })();
+    if written.is_err() {
+        let _ = std::fs::remove_file(&new);
+    }
+    written
+}
+
+/// Removes what dead processes left. The caller holds the directory's lock.
+fn remove_stale(directory: &Path) -> Result<()> {
+    for path in lease_files(directory)? {
+        let Ok(file) = File::open(&path) else { continue };
+        if try_lock(&file, &path)? {
+            std::fs::remove_file(&path).context(|| format!("removing {}", path.display()))?;
+        }
+    }
+    Ok(())
+}
+
+fn lease_files(directory: &Path) -> Result<Vec<PathBuf>> {
+    let entries = std::fs::read_dir(directory).context(|| listing(directory))?;
+    let mut files = Vec::new();
+    for entry in entries {
+        let entry = entry.context(|| listing(directory))?;
+        if !is_lease(&entry.file_name()) {
+            continue;
+        }
+        if files.len() == MAX_LEASES {
+            return Err(Error::new(
+                ErrorKind::Corrupt,
+                format!("{} holds more than {MAX_LEASES} leases", directory.display()),
+            ));
+        }
+        files.push(entry.path());
+    }
+    Ok(files)
+}
+
+fn listing(directory: &Path) -> String {
+    format!("listing {}", directory.display())
+}
+
+fn is_lease(name: &OsStr) -> bool {
+    name.to_str().is_some_and(|name| name.starts_with(PREFIX))
+}
+
+/// Tries for the exclusive lock of an open lease file; false: somebody has it.
+fn try_lock(file: &File, path: &Path) -> Result<bool> {
+    match flock(file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(true),
+        Err(Errno::WOULDBLOCK) => Ok(false),
+        Err(error) => Err(Error::io(format!("locking {}", path.display()), error.into())),
+    }
+}
+
+/// Locks the directory until the file is dropped. It is held for a few small
+/// file operations only, so waiting is short.
+fn lock_directory(directory: &Path) -> Result<File> {
+    let file = File::open(directory).context(|| format!("opening {}", directory.display()))?;
+    loop {
+        match flock(&file, FlockOperation::LockExclusive) {
+            Ok(()) => return Ok(file),
+            Err(Errno::INTR) => continue,
+            Err(error) => {
+                return Err(Error::io(format!("locking {}", directory.display()), error.into()));
+            }
+        }
+    }
+}
+
+fn make_directory(directory: &Path) -> Result<()> {
+    match std::fs::DirBuilder::new().mode(0o700).create(directory) {
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
+        result => result.context(|| format!("creating {}", directory.display())),
+    }
+}
+
+fn random_name() -> Result<String> {
+    let mut bytes = [0u8; 8];
+    let mut filled = 0;
+    while filled < bytes.len() {
+        match rustix::rand::getrandom(&mut bytes[filled..], rustix::rand::GetRandomFlags::empty()) {
+            Ok(count) => filled += count,
+            Err(Errno::INTR) => continue,
+            Err(error) => {
+                return Err(Error::io("asking for random bytes".to_owned(), error.into()));
+            }
+        }
+    }
+    Ok(format!("{:016x}", u64::from_ne_bytes(bytes)))
+}
+
+#[cfg(test)]
+#[path = "lease_tests.rs"]
+mod tests;

@@ -1,0 +1,137 @@
+use super::*;
+use coldrise_store::{Compression, InitOptions, OpenOptions, Passphrase, PassphraseSource};
+use std::collections::BTreeSet;
+use std::os::unix::fs::MetadataExt;
+
+struct Fixture {
+    _directory: tempfile::TempDir,
+    repository: Arc<Repository>,
+}
+
+fn fixture() -> Fixture {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("repository");
+    let file = directory.path().join("passphrase");
+    std::fs::write(&file, "secret\n").unwrap();
+    let passphrase = Passphrase::new(b"secret".to_vec()).unwrap();
+    let options = InitOptions {
+        chunk_size_bytes: 16384,
+        compression: Compression::None,
+        passphrase: Some(&passphrase),
+    };
+    Repository::init(&path, &options).unwrap();
+    let source = PassphraseSource::File(file);
+    let repository = Repository::open(&path, &source, &OpenOptions::default()).unwrap();
+    Fixture { _directory: directory, repository }
+}
+
+fn served(name: &str) -> Served {
+    Served { name: name.to_owned(), disk: None }
+}
+
+fn names(repository: &Repository) -> BTreeSet<String> {
+    let leases = read_leases(repository).unwrap();
+    leases.into_iter().flat_map(|lease| lease.served).map(|served| served.name).collect()
+}
+
+fn files(repository: &Repository) -> Vec<PathBuf> {
+    lease_files(&repository.leases_dir()).unwrap()
+}
+
+#[test]
+fn a_lease_names_what_is_held_as_long_as_it_is_held() {
+    let Fixture { repository, _directory } = fixture();
+    let lease = Lease::take(&repository, "test").unwrap();
+    assert_eq!(names(&repository), BTreeSet::new());
+    let first = lease.hold(served("web01/a")).unwrap();
+    let again = lease.hold(served("web01/a")).unwrap();
+    let other = lease.hold(served("web01/b")).unwrap();
+    assert_eq!(names(&repository), ["web01/a", "web01/b"].map(str::to_owned).into());
+    drop(first);
+    assert!(names(&repository).contains("web01/a"), "the second holder still needs it");
+    drop(again);
+    assert_eq!(names(&repository), ["web01/b".to_owned()].into());
+    let document = read_leases(&repository).unwrap().pop().unwrap();
+    assert_eq!(document.program, "test");
+    assert_eq!(document.process_id, std::process::id());
+
+    drop(lease);
+    assert!(names(&repository).contains("web01/b"), "a lease lasts as long as its last hold");
+    drop(other);
+    assert_eq!(files(&repository), Vec::<PathBuf>::new());
+}
+
+#[test]
+fn a_name_is_confirmed_once_for_all_its_holders() {
+    let Fixture { repository, _directory } = fixture();
+    let lease = Lease::take(&repository, "test").unwrap();
+    let first = lease.hold(served("a")).unwrap();
+    let second = lease.hold(served("a")).unwrap();
+    assert!(!first.is_confirmed() && !second.is_confirmed());
+    first.confirm();
+    assert!(second.is_confirmed());
+    drop((first, second));
+    let later = lease.hold(served("a")).unwrap();
+    assert!(!later.is_confirmed(), "it was not leased in between");
+}
+
+#[test]
+fn the_next_front_end_removes_what_dead_ones_left() {
+    let Fixture { repository, _directory } = fixture();
+    let living = Lease::take(&repository, "living").unwrap();
+    let hold = living.hold(served("kept")).unwrap();
+    let directory = repository.leases_dir();
+    for dead in ["lease-dead", "lease-dead.new"] {
+        std::fs::copy(&living.path, directory.join(dead)).unwrap();
+    }
+    std::fs::write(directory.join("something-else"), b"not ours").unwrap();
+    assert_eq!(read_leases(&repository).unwrap().len(), 1, "the dead hold nothing");
+
+    let next = Lease::take(&repository, "next").unwrap();
+    let left: BTreeSet<_> = files(&repository).into_iter().collect();
+    assert_eq!(left, [living.path.clone(), next.path.clone()].into());
+    assert!(directory.join("something-else").exists());
+    assert_eq!(names(&repository), ["kept".to_owned()].into());
+    drop(hold);
+}
+
+#[test]
+fn a_lease_is_private() {
+    let Fixture { repository, _directory } = fixture();
+    let lease = Lease::take(&repository, "secret-program").unwrap();
+    let _hold = lease.hold(served("secret-machine")).unwrap();
+    let bytes = std::fs::read(&lease.path).unwrap();
+    assert!(!bytes.windows(6).any(|window| window == b"secret"));
+    assert_eq!(std::fs::metadata(&lease.path).unwrap().mode() & 0o777, 0o600);
+}
+
+#[test]
+fn a_damaged_lease_of_a_living_process_is_an_error() {
+    let Fixture { repository, _directory } = fixture();
+    let lease = Lease::take(&repository, "test").unwrap();
+    let mut bytes = std::fs::read(&lease.path).unwrap();
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
+    // In place: the file stays the one that is locked.
+    std::fs::write(&lease.path, &bytes).unwrap();
+    let error = read_leases(&repository).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Corrupt);
+    assert!(error.full_message().contains("lease-"), "{error:?}");
+}
+
+#[test]
+fn a_lease_that_cannot_be_changed_stays_as_it_was() {
+    let Fixture { repository, _directory } = fixture();
+    let lease = Lease::take(&repository, "test").unwrap();
+    let hold = lease.hold(served("before")).unwrap();
+    let mut blocked = lease.path.clone().into_os_string();
+    blocked.push(NEW_SUFFIX);
+    let blocked = PathBuf::from(blocked);
+    std::fs::create_dir(&blocked).unwrap();
+    assert!(lease.hold(served("more")).is_err());
+    std::fs::remove_dir(&blocked).unwrap();
+    assert_eq!(names(&repository), ["before".to_owned()].into());
+    let more = lease.hold(served("more")).unwrap();
+    assert_eq!(names(&repository).len(), 2);
+    drop((hold, more));
+}

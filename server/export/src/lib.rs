@@ -1,0 +1,30 @@
+//! The tree of names: every disk of every restore point and of every published
+//! session, as something that a front end can open.
+//!
+//! ```text
+//!   front end ─ name ─▶ ExportTree ─┬─ MACHINE/POINT/DISK ─▶ Catalog, read-only disk
+//!                          │        └─ live/SESSION/DISK ──▶ OpenSessions, one Session for all
+//!                          └─ Lease: what this process serves, so that nothing of it is deleted
+//! ```
+//!
+//! Front ends call [`ExportTree`] and nothing below it. Locks, outermost first:
+//! the table of open sessions (never held while a session opens or closes), the
+//! lease's own lock, the lock of the leases directory.
+//!
+//! | at the same time | what settles it |
+//! |---|---|
+//! | open and open of one session | the second waits and shares the first's session |
+//! | last close and open of one session | the open waits until the session is closed, then opens it anew |
+//! | open here and in another process | the session's own lock: the second is `Busy` |
+//! | open of a point and its deletion | the lease is written first, then the point is looked up again |
+//! | two front ends starting | the lock of the leases directory |
+#![forbid(unsafe_code)]
+
+mod export;
+mod lease;
+mod open_sessions;
+mod tree;
+
+pub use export::Export;
+pub use lease::{read_leases, Lease, LeaseDocument, LeaseHold, Served};
+pub use tree::{ExportEntry, ExportTree, TreeOptions, MAX_EXPORT_NAME_BYTES};

@@ -1,0 +1,164 @@
+//! The sessions that this process writes, each opened once and shared by all
+//! its exports.
+
+use coldrise_block::{Disk, Error, ErrorKind, Result};
+use coldrise_session::Session;
+use coldrise_store::{DiskName, Repository, SessionName};
+use parking_lot::{Condvar, Mutex};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+
+/// Table of open sessions.
+pub(crate) struct OpenSessions {
+    repository: Arc<Repository>,
+    slots: Mutex<HashMap<SessionName, Slot>>,
+    settled: Condvar,
+}
+
+enum Slot {
+    /// One thread opens or closes it; others wait.
+    Changing,
+    /// Open, with the number of holds on it.
+    Open { session: Arc<Session>, poisoned: Arc<AtomicBool>, holds: usize },
+    /// A defect was caught in it. It stays open, and locked against other
+    /// processes, because closing it cleanly would vouch for its memory.
+    Stopped { _session: Arc<Session> },
+}
+
+impl OpenSessions {
+    pub(crate) fn new(repository: &Arc<Repository>) -> Arc<OpenSessions> {
+        Arc::new(OpenSessions {
+            repository: Arc::clone(repository),
+            slots: Mutex::new(HashMap::new()),
+            settled: Condvar::new(),
+        })
+    }
+
+    /// Opens the session, or shares it. `ErrorKind::Busy` when another process
+    /// writes it, `ErrorKind::Internal` after a defect in it.
+    pub(crate) fn hold(self: &Arc<Self>, name: &SessionName) -> Result<SessionHold> {
+        let mut slots = self.slots.lock();
+        loop {
+            match slots.get_mut(name) {
+                Some(Slot::Changing) => self.settled.wait(&mut slots),
+                Some(Slot::Stopped { .. }) => return Err(stopped(name)),
+                Some(Slot::Open { poisoned, .. }) if poisoned.load(Ordering::Relaxed) => {
+                    return Err(stopped(name));
+                }
+                Some(Slot::Open { session, poisoned, holds }) => {
+                    *holds += 1;
+                    return Ok(SessionHold {
+                        name: name.clone(),
+                        session: Some(Arc::clone(session)),
+                        poisoned: Arc::clone(poisoned),
+                        table: Arc::clone(self),
+                    });
+                }
+                None => break,
+            }
+        }
+        slots.insert(name.clone(), Slot::Changing);
+        drop(slots);
+
+        let mut change = Change { table: self, name, becomes: None };
+        let session = Session::open(&self.repository, name)?;
+        let poisoned = Arc::new(AtomicBool::new(false));
+        change.becomes = Some(Slot::Open {
+            session: Arc::clone(&session),
+            poisoned: Arc::clone(&poisoned),
+            holds: 1,
+        });
+        drop(change);
+        Ok(SessionHold {
+            name: name.clone(),
+            session: Some(session),
+            poisoned,
+            table: Arc::clone(self),
+        })
+    }
+
+    fn release(&self, name: &SessionName) {
+        let mut slots = self.slots.lock();
+        let Some(Slot::Open { holds, .. }) = slots.get_mut(name) else { return };
+        *holds -= 1;
+        if *holds > 0 {
+            return;
+        }
+        let Some(Slot::Open { session, poisoned, .. }) = slots.insert(name.clone(), Slot::Changing)
+        else {
+            return;
+        };
+        drop(slots);
+
+        let mut change = Change { table: self, name, becomes: None };
+        if poisoned.load(Ordering::Relaxed) {
+            change.becomes = Some(Slot::Stopped { _session: session });
+        } else {
+            // Closing syncs: it takes a while, and happens outside the lock.
+            drop(session);
+        }
+    }
+}
+
+/// Ends `Slot::Changing` however the change ends, a panic included, so that
+/// nobody waits for ever.
+struct Change<'a> {
+    table: &'a OpenSessions,
+    name: &'a SessionName,
+    becomes: Option<Slot>,
+}
+
+impl Drop for Change<'_> {
+    fn drop(&mut self) {
+        let mut slots = self.table.slots.lock();
+        match self.becomes.take() {
+            Some(slot) => slots.insert(self.name.clone(), slot),
+            None => slots.remove(self.name),
+        };
+        self.table.settled.notify_all();
+    }
+}
+
+fn stopped(name: &SessionName) -> Error {
+    Error::new(
+        ErrorKind::Internal,
+        format!(
+            "session {name} stopped after a defect inside Coldrise; what was flushed is safe, \
+             restart the front end to go on"
+        ),
+    )
+}
+
+/// One export's share in an open session.
+pub(crate) struct SessionHold {
+    name: SessionName,
+    /// `None` only while it is dropped.
+    session: Option<Arc<Session>>,
+    poisoned: Arc<AtomicBool>,
+    table: Arc<OpenSessions>,
+}
+
+impl SessionHold {
+    /// One of the session's disks, for reading and writing. It has to be dropped
+    /// before the hold is.
+    pub(crate) fn disk(&self, name: &DiskName) -> Result<Arc<dyn Disk>> {
+        match &self.session {
+            Some(session) => session.disk(name),
+            None => Err(stopped(&self.name)),
+        }
+    }
+
+    /// Set once a defect was caught in any export of the session.
+    pub(crate) fn poisoned(&self) -> &Arc<AtomicBool> {
+        &self.poisoned
+    }
+}
+
+impl Drop for SessionHold {
+    fn drop(&mut self) {
+        // Our share first: the table's must be the last one when it closes.
+        self.session = None;
+        self.table.release(&self.name);
+    }
+}

@@ -1,0 +1,292 @@
+//! Backing up: from sources to one restore point.
+//!
+//! Every disk is read through its source, only where something is stored and, with a
+//! dirty bitmap, only where something has changed. The point becomes visible at the
+//! very end, whole, with all its disks. A backup that fails or is cancelled leaves
+//! nothing that can be seen; what it had committed is found again by deduplication
+//! when it is run again.
+
+mod pipeline;
+mod plan;
+
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_store::{
+    Configuration, DiskDocument, DiskName, MachineName, PointDocument, PointName, PointOrigin,
+    RepositoryWriter, WriteCounts, WriteOptions, MAX_DISKS,
+};
+use jiff::Timestamp;
+
+use crate::progress::{Phase, Progress, ProgressState};
+use crate::source::{open_source, round_down, Source, SourceOptions, SourceSpec};
+use pipeline::{store_disk, Watch};
+use plan::Plan;
+
+/// How often the clock is looked at while a point's name is taken.
+const NAME_INTERVAL: Duration = Duration::from_millis(20);
+/// Threads at most, whatever was asked for.
+const MAX_THREADS: usize = 64;
+
+/// What is to be backed up.
+#[derive(Clone, Debug)]
+pub struct BackupRequest {
+    /// The machine.
+    pub machine: MachineName,
+    /// Its disks and where they are read from; at least one.
+    pub disks: Vec<SourceSpec>,
+    /// The dirty bitmap that tells what has changed since the machine's latest backup.
+    /// Every source has to have it.
+    pub bitmap: Option<String>,
+    /// Whether backing files belong to their images and may be opened.
+    pub follow_backing: bool,
+    /// The machine's configuration.
+    pub configuration: Option<Configuration>,
+    /// The point's name; `None`: the time when the backup starts.
+    pub point: Option<PointName>,
+    /// Threads that hash and compress; 0: as many as there are processors.
+    pub threads: usize,
+}
+
+/// What a backup did with one disk.
+#[derive(Clone, Debug)]
+pub struct DiskSummary {
+    /// The disk.
+    pub disk: DiskName,
+    /// Its size.
+    pub size_bytes: u64,
+    /// Bytes that were read from the source.
+    pub read_bytes: u64,
+    /// The point whose map this one shares its unchanged pages with.
+    pub base: Option<PointName>,
+    /// True when a bitmap told what to read; false when everything stored was read.
+    pub is_incremental: bool,
+    /// What the store did with what was read.
+    pub counts: WriteCounts,
+}
+
+/// What a backup did.
+#[derive(Clone, Debug)]
+pub struct BackupSummary {
+    /// The machine.
+    pub machine: MachineName,
+    /// The new point.
+    pub point: PointName,
+    /// Its disks.
+    pub disks: Vec<DiskSummary>,
+    /// What the user should know although the backup is whole.
+    pub warnings: Vec<String>,
+}
+
+/// Reads all disks of `request` and stores them as one new restore point.
+///
+/// A set `cancel` ends the work within about 50 ms of work with `Interrupted`. After
+/// any error nothing of the point is visible, and the repository is as usable as before.
+///
+/// Errors: `InvalidInput` for a request that makes no sense, `AlreadyExists` for a
+/// point's name that is taken, whatever a source says (it is named, with the offset),
+/// and whatever the store says.
+pub fn backup(
+    writer: &RepositoryWriter,
+    request: &BackupRequest,
+    progress: &dyn Progress,
+    cancel: &AtomicBool,
+) -> Result<BackupSummary> {
+    check_disks(&request.disks)?;
+    let points = writer.repository().points(&request.machine)?;
+    let point = choose_name(request, &points, cancel)?;
+    let base = points.iter().rev().find(|point| matches!(point.origin, PointOrigin::Backup { .. }));
+    let options = SourceOptions {
+        bitmap: request.bitmap.clone(),
+        follow_backing: request.follow_backing,
+    };
+    // All sources are opened before the first is read: a mistake in the last shows at once.
+    let mut sources = Vec::with_capacity(request.disks.len());
+    for spec in &request.disks {
+        let disk = spec.disk.as_str();
+        let state = ProgressState {
+            phase: Phase::Opening,
+            disk,
+            done_bytes: 0,
+            total_bytes: 0,
+            read_bytes: 0,
+            stored_bytes: 0,
+        };
+        progress.update(&state);
+        let watch = Watch { disk, progress, cancel };
+        watch.check_cancel()?;
+        let source = open_source(spec, &options, cancel)?;
+        let base = Base::choose(&spec.disk, base, source.size_bytes(), &options)?;
+        sources.push((spec, source, base));
+    }
+    let mut disks = Vec::with_capacity(sources.len());
+    let mut documents = Vec::with_capacity(sources.len());
+    let mut warnings = Vec::new();
+    for (spec, source, base) in sources {
+        let watch = Watch { disk: spec.disk.as_str(), progress, cancel };
+        let stored = store_one(writer, spec, source.as_ref(), &base, request.threads, &watch);
+        let (document, summary, warning) = stored.map_err(|error| error.context(&spec.disk))?;
+        documents.push(document);
+        disks.push(summary);
+        warnings.extend(warning);
+    }
+    let document = PointDocument {
+        machine: request.machine.clone(),
+        point: point.clone(),
+        created_at_ms: u64::try_from(Timestamp::now().as_millisecond()).unwrap_or(0),
+        origin: PointOrigin::Backup {
+            sources: request.disks.iter().map(|spec| spec.location.to_string()).collect(),
+        },
+        disks: documents,
+        configuration: request.configuration.clone(),
+    };
+    let last_disk = disks.last().map_or("", |summary| summary.disk.as_str());
+    Watch { disk: last_disk, progress, cancel }.check_cancel()?;
+    writer.put_point(&document)?;
+    Ok(BackupSummary { machine: request.machine.clone(), point, disks, warnings })
+}
+
+fn check_disks(disks: &[SourceSpec]) -> Result<()> {
+    if disks.is_empty() || disks.len() > MAX_DISKS {
+        return Err(Error::new(
+            ErrorKind::InvalidInput,
+            format!("a backup has 1 to {MAX_DISKS} disks, not {}", disks.len()),
+        ));
+    }
+    let mut names: Vec<_> = disks.iter().map(|spec| &spec.disk).collect();
+    names.sort();
+    match names.windows(2).find(|pair| pair[0] == pair[1]) {
+        Some(pair) => Err(Error::new(
+            ErrorKind::InvalidInput,
+            format!("disk {} is named twice", pair[0]),
+        )),
+        None => Ok(()),
+    }
+}
+
+/// The name asked for, or the time now. Names have a resolution of a second: where
+/// this second's is taken the next one is waited for, so that no name lies.
+fn choose_name(
+    request: &BackupRequest,
+    points: &[PointDocument],
+    cancel: &AtomicBool,
+) -> Result<PointName> {
+    let is_taken = |name: &PointName| points.iter().any(|point| point.point == *name);
+    if let Some(name) = &request.point {
+        if is_taken(name) {
+            return Err(Error::new(
+                ErrorKind::AlreadyExists,
+                format!("{}/{name} exists: points never change", request.machine),
+            ));
+        }
+        if name.lineage().1 != 0 {
+            return Err(Error::new(
+                ErrorKind::InvalidInput,
+                format!("{name} is the name of a synthetic point: only sealing makes those"),
+            ));
+        }
+        return Ok(name.clone());
+    }
+    let watch = Watch { disk: "", progress: &crate::NoProgress, cancel };
+    loop {
+        let name = PointName::from_time(Timestamp::now())?;
+        if !is_taken(&name) {
+            return Ok(name);
+        }
+        watch.check_cancel()?;
+        std::thread::sleep(NAME_INTERVAL);
+    }
+}
+
+/// What a disk is written over.
+struct Base {
+    point: Option<PointName>,
+    disk: Option<DiskDocument>,
+    /// Up to where the bitmap tells what has changed; `None`: everything is read.
+    bitmap_size_bytes: Option<u64>,
+}
+
+impl Base {
+    /// The same disk in the machine's latest backup. A bitmap needs one: it counts
+    /// from there. A synthetic point is no base: what a session captured lies in its
+    /// layers, and no bitmap of the source knows of it.
+    fn choose(
+        disk: &DiskName,
+        latest: Option<&PointDocument>,
+        size_bytes: u64,
+        options: &SourceOptions,
+    ) -> Result<Base> {
+        let found = latest.and_then(|point| {
+            let disk = point.disk(disk).filter(|disk| disk.layers.is_empty())?;
+            Some((point.point.clone(), disk.clone()))
+        });
+        let bitmap = options.bitmap.as_ref();
+        match (found, bitmap) {
+            (None, None) => Ok(Base { point: None, disk: None, bitmap_size_bytes: None }),
+            (None, Some(bitmap)) => Err(Error::new(
+                ErrorKind::NotFound,
+                format!(
+                    "{disk}: bitmap '{bitmap}' tells what has changed since the machine's latest \
+                     backup, but there is none with this disk: run once without --bitmap"
+                ),
+            )),
+            (Some((point, base)), bitmap) => {
+                // A disk that became smaller was rebuilt: no bitmap tells how.
+                let is_usable = bitmap.is_some() && base.size_bytes <= size_bytes;
+                Ok(Base {
+                    point: Some(point),
+                    bitmap_size_bytes: is_usable.then_some(base.size_bytes),
+                    disk: Some(base),
+                })
+            }
+        }
+    }
+}
+
+/// Reads and stores one disk.
+fn store_one(
+    writer: &RepositoryWriter,
+    spec: &SourceSpec,
+    source: &dyn Source,
+    base: &Base,
+    threads: usize,
+    watch: &Watch<'_>,
+) -> Result<(DiskDocument, DiskSummary, Option<String>)> {
+    let size_bytes = source.size_bytes();
+    let chunk_bytes = u64::from(writer.repository().chunk_size_bytes());
+    let unit_bytes = chunk_bytes.max(source.alignment_bytes());
+    // What the disk has grown by is read whole, with the unit that the old end lies in.
+    let bitmap_end = base.bitmap_size_bytes.map_or(0, |old_bytes| {
+        if old_bytes == size_bytes { size_bytes } else { round_down(old_bytes, unit_bytes) }
+    });
+    let mut plan = Plan::new(source, unit_bytes, bitmap_end);
+    let root = base.disk.as_ref().map(|disk| disk.root);
+    let options = match threads {
+        0 => WriteOptions::default(),
+        threads => WriteOptions { threads: threads.min(MAX_THREADS) },
+    };
+    let mut disk_writer = writer.disk_writer(root, size_bytes, options)?;
+    let read_bytes = store_disk(source, &mut plan, &mut disk_writer, watch)?;
+    let warning = source.check_after_reading()?;
+    watch.progress.update(&ProgressState {
+        phase: Phase::Finishing,
+        disk: watch.disk,
+        done_bytes: size_bytes,
+        total_bytes: size_bytes,
+        read_bytes,
+        stored_bytes: disk_writer.counts().stored_bytes,
+    });
+    let (root, counts) = disk_writer.finish()?;
+    let name = spec.disk.clone();
+    let document = DiskDocument { name, size_bytes, root, layers: Vec::new() };
+    let summary = DiskSummary {
+        disk: spec.disk.clone(),
+        size_bytes,
+        read_bytes,
+        base: base.point.clone(),
+        is_incremental: base.bitmap_size_bytes.is_some(),
+        counts,
+    };
+    Ok((document, summary, warning))
+}

@@ -1,0 +1,224 @@
+//! Reading ahead of the store.
+//!
+//! ```text
+//!   plan ─▶ requests ─▶ readers (threads) ─▶ answers ─▶ in order ─▶ DiskWriter
+//!      ◀──────────── at most IN_FLIGHT at a time ──────────────┘
+//! ```
+//!
+//! The calling thread plans and stores; reading goes on meanwhile, and the store
+//! compresses in threads of its own. Memory is bounded by the requests in flight and
+//! by the store's own bound.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{channel, Receiver, RecvTimeoutError, Sender};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_store::DiskWriter;
+
+use super::plan::{Action, Plan, Span};
+use crate::progress::{Phase, Progress, ProgressState};
+use crate::source::Source;
+
+/// Spans that are read or waiting to be stored, at most.
+const IN_FLIGHT: usize = 8;
+/// How often the cancel flag is looked at while the source is awaited.
+const CANCEL_INTERVAL: Duration = Duration::from_millis(50);
+
+/// A span to be read, with the buffer for it.
+struct Request {
+    number: u64,
+    offset_bytes: u64,
+    buffer: Vec<u8>,
+}
+
+/// What came of a request.
+struct Answer {
+    number: u64,
+    bytes: Result<Vec<u8>>,
+}
+
+/// Where the pipeline reports to.
+pub(super) struct Watch<'a> {
+    pub(super) disk: &'a str,
+    pub(super) progress: &'a dyn Progress,
+    pub(super) cancel: &'a AtomicBool,
+}
+
+impl Watch<'_> {
+    pub(super) fn check_cancel(&self) -> Result<()> {
+        if self.cancel.load(Ordering::Relaxed) {
+            return Err(Error::new(
+                ErrorKind::Interrupted,
+                "cancelled: nothing of this point is visible; run it again to go on",
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// Carries out the plan; the number of bytes that were read.
+pub(super) fn store_disk(
+    source: &dyn Source,
+    plan: &mut Plan<'_>,
+    writer: &mut DiskWriter,
+    watch: &Watch<'_>,
+) -> Result<u64> {
+    let (requests, to_readers) = channel();
+    let to_readers = Mutex::new(to_readers);
+    let (answers, from_readers) = channel();
+    std::thread::scope(|scope| {
+        for number in 0..source.useful_readers().max(1) {
+            let answers = answers.clone();
+            let to_readers = &to_readers;
+            std::thread::Builder::new()
+                .name(format!("reader-{number}"))
+                .spawn_scoped(scope, move || read_requests(source, to_readers, &answers))
+                .map_err(|error| Error::io("starting a thread to read", error))?;
+        }
+        drop(answers);
+        // Moved in, so that it is dropped on every way out: the readers end with it.
+        let pipeline = Pipeline {
+            requests,
+            from_readers,
+            early: BTreeMap::new(),
+            queue: VecDeque::new(),
+            next_number: 0,
+            waiting: 0,
+            read_bytes: 0,
+        };
+        pipeline.run(source.size_bytes(), plan, writer, watch)
+    })
+}
+
+/// One reader: answers requests until there will be no more.
+fn read_requests(
+    source: &dyn Source,
+    requests: &Mutex<Receiver<Request>>,
+    answers: &Sender<Answer>,
+) {
+    let mut reader = None;
+    loop {
+        let request = requests.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        let Ok(Request { number, offset_bytes, mut buffer }) = request else { return };
+        let mut read = || {
+            if reader.is_none() {
+                reader = Some(source.reader()?);
+            }
+            match &mut reader {
+                Some(reader) => reader.read_at(&mut buffer, offset_bytes),
+                None => Err(Error::new(ErrorKind::Internal, "a reader is missing")),
+            }
+        };
+        let bytes = read().map(|()| buffer);
+        // Nobody listens when the backup has failed or was cancelled.
+        if answers.send(Answer { number, bytes }).is_err() {
+            return;
+        }
+    }
+}
+
+/// A span on its way: a hole, or a request with this number.
+enum Step {
+    Hole(Span),
+    Read(Span, u64),
+}
+
+struct Pipeline {
+    requests: Sender<Request>,
+    from_readers: Receiver<Answer>,
+    /// Answers that came before their turn.
+    early: BTreeMap<u64, Vec<u8>>,
+    queue: VecDeque<Step>,
+    next_number: u64,
+    /// Requests that are in the queue.
+    waiting: usize,
+    read_bytes: u64,
+}
+
+impl Pipeline {
+    fn run(
+        mut self,
+        size_bytes: u64,
+        plan: &mut Plan<'_>,
+        writer: &mut DiskWriter,
+        watch: &Watch<'_>,
+    ) -> Result<u64> {
+        let mut is_planned = false;
+        loop {
+            watch.check_cancel()?;
+            while !is_planned && self.waiting < IN_FLIGHT && self.queue.len() < 2 * IN_FLIGHT {
+                match plan.next()? {
+                    Some(span) => self.start(span, writer)?,
+                    None => is_planned = true,
+                }
+            }
+            let done_bytes = match self.queue.pop_front() {
+                None if is_planned => break,
+                None => continue,
+                Some(Step::Hole(span)) => {
+                    if span.action == Action::Hole {
+                        writer.write_hole(span.offset_bytes, span.length_bytes)?;
+                    }
+                    span.offset_bytes + span.length_bytes
+                }
+                Some(Step::Read(span, number)) => {
+                    let bytes = self.answer(number, watch)?;
+                    self.waiting -= 1;
+                    self.read_bytes += span.length_bytes;
+                    writer.write(span.offset_bytes, bytes)?;
+                    span.offset_bytes + span.length_bytes
+                }
+            };
+            watch.progress.update(&ProgressState {
+                phase: Phase::Storing,
+                disk: watch.disk,
+                done_bytes,
+                total_bytes: size_bytes,
+                read_bytes: self.read_bytes,
+                stored_bytes: writer.counts().stored_bytes,
+            });
+        }
+        Ok(self.read_bytes)
+    }
+
+    fn start(&mut self, span: Span, writer: &mut DiskWriter) -> Result<()> {
+        if span.action != Action::Read {
+            self.queue.push_back(Step::Hole(span));
+            return Ok(());
+        }
+        let length = usize::try_from(span.length_bytes)
+            .map_err(|_| Error::new(ErrorKind::Internal, "a span is too long to be read"))?;
+        let mut buffer = writer.buffer();
+        buffer.resize(length, 0);
+        let number = self.next_number;
+        let request = Request { number, offset_bytes: span.offset_bytes, buffer };
+        self.requests
+            .send(request)
+            .map_err(|_| Error::new(ErrorKind::Internal, "all readers have ended"))?;
+        self.next_number += 1;
+        self.waiting += 1;
+        self.queue.push_back(Step::Read(span, number));
+        Ok(())
+    }
+
+    /// Waits for the answer to a request.
+    fn answer(&mut self, number: u64, watch: &Watch<'_>) -> Result<Vec<u8>> {
+        loop {
+            if let Some(bytes) = self.early.remove(&number) {
+                return Ok(bytes);
+            }
+            match self.from_readers.recv_timeout(CANCEL_INTERVAL) {
+                Ok(answer) => {
+                    self.early.insert(answer.number, answer.bytes?);
+                }
+                Err(RecvTimeoutError::Timeout) => watch.check_cancel()?,
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(Error::new(ErrorKind::Internal, "a reader has ended too early"));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! The configuration of a machine, stored with its point.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use coldrise_block::{Context, Error, ErrorKind, Result};
+use coldrise_store::{Configuration, MAX_CONFIGURATION_BYTES};
+
+/// A configuration as libvirt writes it (`virsh dumpxml`).
+pub const LIBVIRT_XML: &str = "libvirt-xml";
+/// A configuration of VMware.
+pub const VMX: &str = "vmx";
+/// Coldrise's own description of a machine.
+pub const COLDRISE_JSON: &str = "coldrise-json";
+
+/// Reads a configuration. What it is follows from the file's extension: `.xml` is
+/// libvirt's, `.vmx` VMware's, `.json` Coldrise's own. The text is kept as it is.
+///
+/// Fails with `InvalidInput` for another extension, for more than
+/// [`MAX_CONFIGURATION_BYTES`], for text that is not UTF-8, and for JSON that is no
+/// object.
+pub fn read_configuration(path: &Path) -> Result<Configuration> {
+    let refused = |why: &str| {
+        let text = format!("the configuration {} {why}", path.display());
+        Error::new(ErrorKind::InvalidInput, text)
+    };
+    let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or_default();
+    let format = match extension.to_ascii_lowercase().as_str() {
+        "xml" => LIBVIRT_XML,
+        "vmx" => VMX,
+        "json" => COLDRISE_JSON,
+        _ => return Err(refused("has to be a .xml (libvirt), .vmx or .json file")),
+    };
+    let what = || format!("reading the configuration {}", path.display());
+    let file = File::open(path).context(what)?;
+    if !file.metadata().context(what)?.is_file() {
+        return Err(refused("is no file"));
+    }
+    let mut bytes = Vec::new();
+    file.take(MAX_CONFIGURATION_BYTES as u64 + 1).read_to_end(&mut bytes).context(what)?;
+    if bytes.len() > MAX_CONFIGURATION_BYTES {
+        return Err(refused(&format!("is larger than {MAX_CONFIGURATION_BYTES} bytes")));
+    }
+    let text = String::from_utf8(bytes).map_err(|_| refused("is not UTF-8 text"))?;
+    if text.trim().is_empty() || text.contains('\0') {
+        return Err(refused("is empty or contains NUL"));
+    }
+    if format == COLDRISE_JSON {
+        let is_object =
+            serde_json::from_str::<serde_json::Value>(&text).is_ok_and(|value| value.is_object());
+        if !is_object {
+            return Err(refused("is no JSON object"));
+        }
+    }
+    Ok(Configuration { format: format.to_string(), text })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(name: &str, content: &[u8]) -> Result<Configuration> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(name);
+        std::fs::write(&path, content).unwrap();
+        read_configuration(&path)
+    }
+
+    #[test]
+    fn the_text_is_kept_with_its_kind() {
+        for (name, content, format) in [
+            ("web.xml", "<domain type='kvm'>\n</domain>\n", LIBVIRT_XML),
+            ("Web.VMX", ".encoding = \"UTF-8\"\r\n", VMX),
+            ("web.json", "{\"memory_bytes\": 1}", COLDRISE_JSON),
+        ] {
+            let configuration = read(name, content.as_bytes()).unwrap();
+            assert_eq!((configuration.format.as_str(), configuration.text.as_str()), (format, content));
+        }
+    }
+
+    #[test]
+    fn what_is_no_configuration_is_refused() {
+        let long = vec![b'x'; MAX_CONFIGURATION_BYTES + 1];
+        for (name, content) in [
+            ("web.txt", b"x".as_slice()),
+            ("web.vmx", &long),
+            ("web.vmx", b"name = \"\xFF\""),
+            ("web.xml", b" \n"),
+            ("web.json", b"[1]"),
+            ("web.json", b"{"),
+        ] {
+            let error = read(name, content).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidInput, "{name}");
+            assert!(error.to_string().contains(name));
+        }
+        assert!(read("web.vmx", &long[1..]).is_ok());
+        let missing = read_configuration(Path::new("/none/web.xml")).unwrap_err();
+        assert_eq!(missing.kind(), ErrorKind::NotFound);
+    }
+}

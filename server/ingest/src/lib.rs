@@ -1,0 +1,23 @@
+//! Backup and restore: everything between an image file or an NBD export and the
+//! repository.
+//!
+//! [`backup`] reads [`source`]s and writes one restore point; [`restore`] writes one
+//! disk to a file, a device or an NBD export. Image formats that are not ours are
+//! parsed by QEMU's tools in their own processes.
+//!
+//! Unsafe code is allowed in one module only, the binding to libnbd.
+#![deny(unsafe_code)]
+
+mod backup;
+mod configuration;
+mod libnbd;
+mod progress;
+mod qemu;
+mod restore;
+pub mod source;
+
+pub use backup::{backup, BackupRequest, BackupSummary, DiskSummary};
+pub use configuration::{read_configuration, COLDRISE_JSON, LIBVIRT_XML, VMX};
+pub use progress::{NoProgress, Phase, Progress, ProgressState};
+pub use restore::{restore, RestoreOptions, RestoreSummary, RestoreTarget};
+pub use source::{ImageFormat, Location, SourceSpec};

@@ -1,0 +1,545 @@
+//! A connection to an NBD server, through libnbd.
+//!
+//! One [`Connection`] belongs to one thread at a time. Every call cuts its range
+//! into requests that the server accepts and keeps several of them in flight, so
+//! one connection alone already fills a link. While a call waits it looks at the
+//! caller's cancel flag every 50 ms.
+//!
+//! This is the only place of the crate with `unsafe`: libnbd is a C library.
+//! Two facts carry every block below. First, libnbd starts no thread: it touches
+//! a handle, and the memory of its requests, only inside a call on that handle,
+//! and a `Connection` is the handle's only owner. Second, a request borrows memory
+//! of the caller only for the duration of one method here: the method returns
+//! when all its requests are retired, or after it has closed the handle, which
+//! drops the requests. So no borrowed memory is touched after it was given back.
+#![allow(unsafe_code)]
+
+mod ffi;
+
+use std::ffi::{c_char, c_int, c_void, CStr, CString};
+use std::path::PathBuf;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use coldrise_block::{Error, ErrorKind, Result, MAX_DISK_SIZE_BYTES};
+
+/// The largest single request, in bytes; the server's own limit may be lower.
+const MAX_REQUEST_BYTES: u64 = 1 << 20;
+/// Requests that one call keeps in flight.
+const MAX_IN_FLIGHT: usize = 8;
+/// Longest range of one block status request: the protocol's length is 32 bits
+/// wide, and a multiple of every block size keeps it aligned.
+const MAX_STATUS_BYTES: u64 = 1 << 30;
+/// Longest range of one zero request, for the same reason.
+const MAX_ZERO_BYTES: u64 = 1 << 30;
+/// How often a waiting call looks at the cancel flag.
+const POLL_MS: c_int = 50;
+/// A server that has not moved a byte for so long is taken for gone.
+const SILENCE_LIMIT: Duration = Duration::from_secs(300);
+/// How long a goodbye may take.
+const GOODBYE_LIMIT: Duration = Duration::from_secs(1);
+/// Entries kept of one block status reply; the rest is asked for again.
+const MAX_STATUS_ENTRIES: usize = 1 << 16;
+
+/// The metadata context that tells allocated from unallocated ranges.
+pub(crate) const BASE_ALLOCATION: &str = "base:allocation";
+
+/// Where a server listens.
+#[derive(Clone, Debug)]
+pub(crate) enum Endpoint {
+    /// An NBD URI, as the user wrote it.
+    Uri(String),
+    /// A Unix socket of our own making, its default export.
+    Socket(PathBuf),
+}
+
+/// One run of a block status reply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct StatusRun {
+    /// Length of the run in bytes; never 0.
+    pub length_bytes: u64,
+    /// The context's flags (`base:allocation`: 1 hole, 2 zero; a dirty bitmap: 1 dirty).
+    pub flags: u32,
+}
+
+/// What a server said about an export when the connection was made.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ExportFacts {
+    /// Size of the export in bytes.
+    pub size_bytes: u64,
+    /// Smallest unit that may be read or written, in bytes; a power of two.
+    pub minimum_block_bytes: u64,
+    /// True when the export refuses writes.
+    pub is_read_only: bool,
+    /// True when the server writes zeroes by itself.
+    pub can_zero: bool,
+    /// True when the server knows FLUSH.
+    pub can_flush: bool,
+    /// True when a FLUSH on one connection covers the writes of all.
+    pub can_multi_conn: bool,
+}
+
+/// A connection, ready for requests.
+pub(crate) struct Connection<'c> {
+    /// `None` once an error or a cancel has closed it.
+    handle: Option<NonNull<ffi::NbdHandle>>,
+    facts: ExportFacts,
+    max_request_bytes: u64,
+    cancel: &'c AtomicBool,
+}
+
+// SAFETY: a libnbd handle may be used from any thread (libnbd locks it), and the
+// connection owns its handle alone. `ffi::NbdHandle` is only a type for a pointer.
+unsafe impl Send for Connection<'_> {}
+
+/// The text and kind of libnbd's last error on this thread.
+fn last_error(what: &str) -> Error {
+    // SAFETY: takes nothing; the errno belongs to this thread.
+    let errno = unsafe { ffi::nbd_get_errno() };
+    // SAFETY: the returned string belongs to this thread and stays valid until the
+    // next libnbd call on it; it is copied here at once.
+    let text = unsafe {
+        let text = ffi::nbd_get_error();
+        if text.is_null() {
+            "no reason was given".to_string()
+        } else {
+            CStr::from_ptr(text).to_string_lossy().into_owned()
+        }
+    };
+    // "nbd_aio_pread: …" names a C function: no help for a person.
+    let text = match text.split_once(": ") {
+        Some((call, rest)) if call.starts_with("nbd_") => rest.to_string(),
+        _ => text,
+    };
+    let kind = match errno {
+        libc::ENOSPC => ErrorKind::NoSpace,
+        libc::EROFS => ErrorKind::ReadOnly,
+        libc::ENOENT => ErrorKind::NotFound,
+        _ => ErrorKind::Io,
+    };
+    Error::with_source(kind, what, text)
+}
+
+fn cancelled() -> Error {
+    Error::new(ErrorKind::Interrupted, "cancelled")
+}
+
+/// `what` as a C string.
+fn c_string(text: impl Into<Vec<u8>>, what: &str) -> Result<CString> {
+    CString::new(text)
+        .map_err(|_| Error::new(ErrorKind::InvalidInput, format!("{what} contains a NUL byte")))
+}
+
+/// The runs that [`collect_runs`] gathers for one context.
+struct Collected<'a> {
+    context: &'a CStr,
+    offset_bytes: u64,
+    runs: Vec<StatusRun>,
+}
+
+/// The extent callback: keeps the entries of the wanted context.
+///
+/// # Safety
+/// `user_data` points to a live `Collected` that nobody else uses; `metacontext`
+/// is a C string and `entries` an array of `nr_entries` numbers (libnbd's promise).
+unsafe extern "C" fn collect_runs(
+    user_data: *mut c_void,
+    metacontext: *const c_char,
+    offset: u64,
+    entries: *mut u32,
+    nr_entries: usize,
+    _error: *mut c_int,
+) -> c_int {
+    // SAFETY: see above; `Connection::status` keeps the value alive and unused
+    // until the request is retired or the handle closed.
+    let (collected, context, entries) = unsafe {
+        (
+            &mut *user_data.cast::<Collected>(),
+            CStr::from_ptr(metacontext),
+            std::slice::from_raw_parts(entries, nr_entries),
+        )
+    };
+    if context != collected.context || offset != collected.offset_bytes {
+        return 0;
+    }
+    for pair in entries.chunks_exact(2).take(MAX_STATUS_ENTRIES) {
+        if pair[0] == 0 {
+            break;
+        }
+        collected.runs.push(StatusRun { length_bytes: u64::from(pair[0]), flags: pair[1] });
+    }
+    0
+}
+
+impl<'c> Connection<'c> {
+    /// Connects and negotiates. `contexts` are asked for; whether the server has
+    /// them tells [`Connection::has_context`].
+    pub(crate) fn open(
+        endpoint: &Endpoint,
+        contexts: &[&str],
+        cancel: &'c AtomicBool,
+    ) -> Result<Connection<'c>> {
+        // SAFETY: takes nothing; a null answer is an error.
+        let handle = NonNull::new(unsafe { ffi::nbd_create() })
+            .ok_or_else(|| last_error("preparing an NBD connection"))?;
+        // From here on dropping `connection` closes the handle.
+        let mut connection = Connection {
+            handle: Some(handle),
+            facts: ExportFacts {
+                size_bytes: 0,
+                minimum_block_bytes: 1,
+                is_read_only: true,
+                can_zero: false,
+                can_flush: false,
+                can_multi_conn: false,
+            },
+            max_request_bytes: MAX_REQUEST_BYTES,
+            cancel,
+        };
+        for context in contexts {
+            let name = c_string(*context, "the name of a bitmap")?;
+            // SAFETY: a live handle and a C string that libnbd copies.
+            if unsafe { ffi::nbd_add_meta_context(handle.as_ptr(), name.as_ptr()) } < 0 {
+                return Err(last_error("asking for block status"));
+            }
+        }
+        let started = match endpoint {
+            Endpoint::Uri(uri) => {
+                let uri = c_string(uri.as_str(), "the NBD URI")?;
+                // The user wrote the URI: files that it names (TLS credentials) are named by
+                // the user.
+                // SAFETY: a live handle and C strings that libnbd copies.
+                unsafe {
+                    ffi::nbd_set_uri_allow_local_file(handle.as_ptr(), true);
+                    ffi::nbd_aio_connect_uri(handle.as_ptr(), uri.as_ptr())
+                }
+            }
+            Endpoint::Socket(path) => {
+                let path = c_string(path.as_os_str().as_encoded_bytes(), "the socket's path")?;
+                // SAFETY: a live handle and a C string that libnbd copies.
+                unsafe { ffi::nbd_aio_connect_unix(handle.as_ptr(), path.as_ptr()) }
+            }
+        };
+        if started < 0 {
+            return Err(last_error("connecting to the NBD server"));
+        }
+        connection.wait("connecting to the NBD server", |handle| {
+            // SAFETY: a live handle.
+            match unsafe { ffi::nbd_aio_is_ready(handle) } {
+                0 => Ok(false),
+                1 => Ok(true),
+                _ => Err(last_error("connecting to the NBD server")),
+            }
+        })?;
+        connection.learn_facts(handle)?;
+        Ok(connection)
+    }
+
+    fn learn_facts(&mut self, handle: NonNull<ffi::NbdHandle>) -> Result<()> {
+        let h = handle.as_ptr();
+        // SAFETY: a live, connected handle; every call only reads what was negotiated.
+        let (size, minimum, maximum, read_only, zero, flush, multi) = unsafe {
+            (
+                ffi::nbd_get_size(h),
+                ffi::nbd_get_block_size(h, ffi::SIZE_MINIMUM),
+                ffi::nbd_get_block_size(h, ffi::SIZE_MAXIMUM),
+                ffi::nbd_is_read_only(h),
+                ffi::nbd_can_zero(h),
+                ffi::nbd_can_flush(h),
+                ffi::nbd_can_multi_conn(h),
+            )
+        };
+        let size_bytes =
+            u64::try_from(size).map_err(|_| last_error("asking for the export's size"))?;
+        if size_bytes > MAX_DISK_SIZE_BYTES {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                format!(
+                    "the export has {size_bytes} bytes: more than {MAX_DISK_SIZE_BYTES}, the \
+                     largest disk that can be kept"
+                ),
+            ));
+        }
+        // 0 means that the server did not say.
+        let minimum = u64::try_from(minimum).unwrap_or(0).max(1);
+        let maximum = match u64::try_from(maximum).unwrap_or(0) {
+            0 => MAX_REQUEST_BYTES,
+            bytes => bytes.min(MAX_REQUEST_BYTES),
+        };
+        if !minimum.is_power_of_two() || minimum > maximum {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                format!("the server accepts requests of {minimum} to {maximum} bytes only"),
+            ));
+        }
+        self.max_request_bytes = maximum - maximum % minimum;
+        self.facts = ExportFacts {
+            size_bytes,
+            minimum_block_bytes: minimum,
+            is_read_only: read_only == 1,
+            can_zero: zero == 1,
+            can_flush: flush == 1,
+            can_multi_conn: multi == 1,
+        };
+        Ok(())
+    }
+
+    /// What the server said about the export.
+    pub(crate) fn facts(&self) -> &ExportFacts {
+        &self.facts
+    }
+
+    /// True when the server agreed to report the context.
+    pub(crate) fn has_context(&self, context: &str) -> Result<bool> {
+        let name = c_string(context, "the name of a bitmap")?;
+        let handle = self.live()?;
+        // SAFETY: a live, connected handle and a C string.
+        Ok(unsafe { ffi::nbd_can_meta_context(handle, name.as_ptr()) } == 1)
+    }
+
+    /// Fills `buffer` from `offset_bytes` on.
+    pub(crate) fn read_at(&mut self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
+        let total = buffer.len() as u64;
+        let base = buffer.as_mut_ptr();
+        self.batch(total, self.max_request_bytes, "reading", |handle, at, length| {
+            // SAFETY: `at + length` lies within `buffer` (batch's promise) and the pieces
+            // do not overlap; the buffer stays borrowed until `batch` has retired or
+            // dropped every request.
+            unsafe {
+                ffi::nbd_aio_pread(
+                    handle,
+                    base.add(at as usize).cast(),
+                    length as usize,
+                    offset_bytes + at,
+                    ffi::CompletionCallback::NULL,
+                    0,
+                )
+            }
+        })
+    }
+
+    /// Writes `bytes` at `offset_bytes`.
+    pub(crate) fn write_at(&mut self, bytes: &[u8], offset_bytes: u64) -> Result<()> {
+        let base = bytes.as_ptr();
+        self.batch(bytes.len() as u64, self.max_request_bytes, "writing", |handle, at, length| {
+            // SAFETY: as in `read_at`; libnbd only reads the memory.
+            unsafe {
+                ffi::nbd_aio_pwrite(
+                    handle,
+                    base.add(at as usize).cast(),
+                    length as usize,
+                    offset_bytes + at,
+                    ffi::CompletionCallback::NULL,
+                    0,
+                )
+            }
+        })
+    }
+
+    /// Makes a range read as zeroes. Only where the server can (`can_zero`).
+    pub(crate) fn write_zeroes(&mut self, offset_bytes: u64, length_bytes: u64) -> Result<()> {
+        self.batch(length_bytes, MAX_ZERO_BYTES, "zeroing", |handle, at, length| {
+            // SAFETY: a live handle; no memory is lent.
+            unsafe {
+                ffi::nbd_aio_zero(
+                    handle,
+                    length,
+                    offset_bytes + at,
+                    ffi::CompletionCallback::NULL,
+                    0,
+                )
+            }
+        })
+    }
+
+    /// Makes every completed write durable. Only where the server can (`can_flush`).
+    pub(crate) fn flush(&mut self) -> Result<()> {
+        self.batch(1, 1, "flushing", |handle, _, _| {
+            // SAFETY: a live handle; no memory is lent.
+            unsafe { ffi::nbd_aio_flush(handle, ffi::CompletionCallback::NULL, 0) }
+        })
+    }
+
+    /// The runs of one context from `offset_bytes` on: at least one, at most up to
+    /// the end of the range. The server may end its answer early.
+    pub(crate) fn status(
+        &mut self,
+        context: &str,
+        offset_bytes: u64,
+        length_bytes: u64,
+    ) -> Result<Vec<StatusRun>> {
+        let name = c_string(context, "the name of a bitmap")?;
+        let length = length_bytes.min(MAX_STATUS_BYTES);
+        let mut collected = Collected { context: &name, offset_bytes, runs: Vec::new() };
+        let user_data: *mut c_void = (&raw mut collected).cast();
+        self.batch(length, MAX_STATUS_BYTES, "asking for block status", |handle, _, length| {
+            // SAFETY: `collected` outlives `batch`, which returns only when the request is
+            // retired or dropped, and nothing else touches it until then.
+            unsafe {
+                ffi::nbd_aio_block_status(
+                    handle,
+                    length,
+                    offset_bytes,
+                    ffi::ExtentCallback { callback: Some(collect_runs), user_data, free: None },
+                    ffi::CompletionCallback::NULL,
+                    0,
+                )
+            }
+        })?;
+        let mut left = length;
+        let mut runs = std::mem::take(&mut collected.runs);
+        runs.retain_mut(|run| {
+            run.length_bytes = run.length_bytes.min(left);
+            left -= run.length_bytes;
+            run.length_bytes > 0
+        });
+        if runs.is_empty() {
+            return Err(Error::new(
+                ErrorKind::Io,
+                format!("the server told nothing of {context} at offset {offset_bytes}"),
+            ));
+        }
+        Ok(runs)
+    }
+
+    /// Cuts `0..total` into pieces of at most `piece` bytes and keeps up to
+    /// [`MAX_IN_FLIGHT`] of them with the server. `issue(handle, at, length)`
+    /// starts one and returns its cookie. On any failure the handle is closed, so
+    /// that no request outlives the call.
+    fn batch(
+        &mut self,
+        total: u64,
+        piece: u64,
+        what: &str,
+        mut issue: impl FnMut(*mut ffi::NbdHandle, u64, u64) -> i64,
+    ) -> Result<()> {
+        let result = self.run_batch(total, piece, what, &mut issue);
+        if result.is_err() {
+            self.close();
+        }
+        result
+    }
+
+    fn run_batch(
+        &mut self,
+        total: u64,
+        piece: u64,
+        what: &str,
+        issue: &mut dyn FnMut(*mut ffi::NbdHandle, u64, u64) -> i64,
+    ) -> Result<()> {
+        let mut next = 0;
+        let mut in_flight: Vec<u64> = Vec::with_capacity(MAX_IN_FLIGHT);
+        while next < total || !in_flight.is_empty() {
+            while next < total && in_flight.len() < MAX_IN_FLIGHT {
+                let length = piece.min(total - next);
+                let cookie = issue(self.live()?, next, length);
+                in_flight.push(u64::try_from(cookie).map_err(|_| last_error(what))?);
+                next += length;
+            }
+            self.wait(what, |handle| retire(handle, &mut in_flight, what))?;
+        }
+        Ok(())
+    }
+
+    /// Polls until `done` says so. Looks at the cancel flag and at the clock.
+    fn wait(
+        &mut self,
+        what: &str,
+        mut done: impl FnMut(*mut ffi::NbdHandle) -> Result<bool>,
+    ) -> Result<()> {
+        let handle = self.live()?;
+        let mut last_progress = Instant::now();
+        loop {
+            if self.cancel.load(Ordering::Relaxed) {
+                return Err(cancelled());
+            }
+            if done(handle)? {
+                return Ok(());
+            }
+            // SAFETY: a live handle. Memory lent to its requests is still borrowed by the
+            // caller of this method.
+            match unsafe { ffi::nbd_poll(handle, POLL_MS) } {
+                1 => last_progress = Instant::now(),
+                0 if last_progress.elapsed() > SILENCE_LIMIT => {
+                    return Err(Error::new(
+                        ErrorKind::Io,
+                        format!(
+                            "{what}: the NBD server has not answered for {} s",
+                            SILENCE_LIMIT.as_secs()
+                        ),
+                    ));
+                }
+                0 => {}
+                _ => return Err(last_error(what)),
+            }
+        }
+    }
+
+    fn live(&self) -> Result<*mut ffi::NbdHandle> {
+        self.handle.map(NonNull::as_ptr).ok_or_else(|| {
+            Error::new(ErrorKind::Io, "the connection to the NBD server was closed by an error")
+        })
+    }
+
+    /// Closes without a goodbye; requests in flight are dropped.
+    fn close(&mut self) {
+        if let Some(handle) = self.handle.take() {
+            // SAFETY: the handle was live and is forgotten here, so it is closed once.
+            unsafe { ffi::nbd_close(handle.as_ptr()) }
+        }
+    }
+
+    /// Tells the server that this was all, so that it can close in order.
+    fn say_goodbye(&mut self) {
+        let Some(handle) = self.handle.map(NonNull::as_ptr) else { return };
+        // SAFETY: a live handle; no request is in flight outside of a method.
+        let is_leaving = unsafe {
+            ffi::nbd_aio_is_ready(handle) == 1 && ffi::nbd_aio_disconnect(handle, 0) == 0
+        };
+        if !is_leaving {
+            return;
+        }
+        let started = Instant::now();
+        // SAFETY: a live handle.
+        while unsafe { ffi::nbd_aio_is_closed(handle) == 0 && ffi::nbd_aio_is_dead(handle) == 0 }
+            && started.elapsed() < GOODBYE_LIMIT
+        {
+            // SAFETY: a live handle.
+            if unsafe { ffi::nbd_poll(handle, POLL_MS) } < 0 {
+                return;
+            }
+        }
+    }
+}
+
+/// Retires completed requests; true when at least one was, so that the next can go out.
+fn retire(handle: *mut ffi::NbdHandle, in_flight: &mut Vec<u64>, what: &str) -> Result<bool> {
+    let before = in_flight.len();
+    let mut failed = None;
+    in_flight.retain(|&cookie| {
+        if failed.is_some() {
+            return true;
+        }
+        // SAFETY: a live handle and a cookie that it gave out and that is not retired.
+        match unsafe { ffi::nbd_aio_command_completed(handle, cookie) } {
+            0 => true,
+            1 => false,
+            _ => {
+                failed = Some(last_error(what));
+                false
+            }
+        }
+    });
+    match failed {
+        Some(error) => Err(error),
+        None => Ok(in_flight.len() < before),
+    }
+}
+
+impl Drop for Connection<'_> {
+    fn drop(&mut self) {
+        self.say_goodbye();
+        self.close();
+    }
+}

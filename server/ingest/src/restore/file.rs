@@ -1,0 +1,157 @@
+//! Raw files and block devices as targets.
+
+use std::fs::File;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use coldrise_block::{Context, Error, ErrorKind, Result};
+use rustix::fs::{Advice, FallocateFlags, OFlags, SeekFrom};
+use rustix::io::Errno;
+
+use super::{Sink, SinkWriter};
+
+/// Bytes of zeroes that are written at once where nothing better works.
+const ZERO_WRITE_BYTES: u64 = 1 << 20;
+/// Threads that write to one file or device.
+const WRITERS: usize = 4;
+
+/// A new raw file, sparse.
+pub(super) struct FileSink {
+    file: File,
+    path: PathBuf,
+}
+
+impl FileSink {
+    /// Makes the file; it has its full size and holds nothing.
+    pub(super) fn create(path: &Path, size_bytes: u64) -> Result<FileSink> {
+        let what = || format!("making {}", path.display());
+        let file = std::fs::OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(path)
+            .context(what)?;
+        file.set_len(size_bytes).context(what)?;
+        Ok(FileSink { file, path: path.to_path_buf() })
+    }
+}
+
+impl Sink for FileSink {
+    fn needs_zeroes(&self) -> bool {
+        false
+    }
+
+    fn alignment_bytes(&self) -> u64 {
+        1
+    }
+
+    fn useful_writers(&self) -> usize {
+        WRITERS
+    }
+
+    fn writer(&self) -> Result<Box<dyn SinkWriter + '_>> {
+        Ok(Box::new(FileWriter { file: &self.file, path: &self.path }))
+    }
+
+    fn finish(&self) -> Result<()> {
+        self.file.sync_all().context(|| format!("making {} durable", self.path.display()))
+    }
+}
+
+/// An existing block device, written in place.
+pub(super) struct DeviceSink {
+    file: File,
+    path: PathBuf,
+}
+
+impl DeviceSink {
+    /// Opens the device for this process alone: a mounted one is refused.
+    pub(super) fn open(path: &Path, size_bytes: u64) -> Result<DeviceSink> {
+        let what = || format!("opening {}", path.display());
+        let file = std::fs::OpenOptions::new()
+            .write(true)
+            .custom_flags(OFlags::EXCL.bits() as i32)
+            .open(path)
+            .map_err(|error| match error.raw_os_error() {
+                Some(libc::EBUSY) => Error::new(
+                    ErrorKind::Busy,
+                    format!("{} is in use: unmount it first", path.display()),
+                ),
+                _ => Error::io(what(), error),
+            })?;
+        let device_bytes =
+            rustix::fs::seek(&file, SeekFrom::End(0)).map_err(std::io::Error::from).context(what)?;
+        if device_bytes < size_bytes {
+            return Err(Error::new(
+                ErrorKind::NoSpace,
+                format!(
+                    "{} has {device_bytes} bytes, the disk {size_bytes}",
+                    path.display()
+                ),
+            ));
+        }
+        Ok(DeviceSink { file, path: path.to_path_buf() })
+    }
+}
+
+impl Sink for DeviceSink {
+    fn needs_zeroes(&self) -> bool {
+        true
+    }
+
+    fn alignment_bytes(&self) -> u64 {
+        1
+    }
+
+    fn useful_writers(&self) -> usize {
+        WRITERS
+    }
+
+    fn writer(&self) -> Result<Box<dyn SinkWriter + '_>> {
+        Ok(Box::new(FileWriter { file: &self.file, path: &self.path }))
+    }
+
+    fn finish(&self) -> Result<()> {
+        self.file.sync_all().context(|| format!("making {} durable", self.path.display()))
+    }
+}
+
+struct FileWriter<'s> {
+    file: &'s File,
+    path: &'s Path,
+}
+
+impl SinkWriter for FileWriter<'_> {
+    fn write_at(&mut self, bytes: &[u8], offset_bytes: u64) -> Result<()> {
+        self.file
+            .write_all_at(bytes, offset_bytes)
+            .context(|| format!("writing {} at offset {offset_bytes}", self.path.display()))?;
+        // Starts writing the pages back without waiting, so that the sync at the end finds
+        // little left to do. It is only advice: a refusal changes nothing.
+        let length = std::num::NonZeroU64::new(bytes.len() as u64);
+        let _ = rustix::fs::fadvise(self.file, offset_bytes, length, Advice::DontNeed);
+        Ok(())
+    }
+
+    fn write_zeroes(&mut self, offset_bytes: u64, length_bytes: u64) -> Result<()> {
+        let flags = FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE;
+        match rustix::fs::fallocate(self.file, flags, offset_bytes, length_bytes) {
+            Ok(()) => return Ok(()),
+            // The device cannot, or not at this alignment.
+            Err(Errno::OPNOTSUPP | Errno::INVAL | Errno::NOSYS) => {}
+            Err(error) => {
+                let what = format!("zeroing {} at offset {offset_bytes}", self.path.display());
+                return Err(Error::io(what, error.into()));
+            }
+        }
+        let zeroes = vec![0; ZERO_WRITE_BYTES.min(length_bytes) as usize];
+        let end = offset_bytes + length_bytes;
+        let mut at = offset_bytes;
+        while at < end {
+            let length = ZERO_WRITE_BYTES.min(end - at);
+            self.write_at(&zeroes[..length as usize], at)?;
+            at += length;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,159 @@
+//! Where a disk's content is read from.
+//!
+//! ```text
+//!   raw file, block device ── pread, SEEK_HOLE ──────────────┐
+//!   qcow2 vmdk vhd vhdx ── qemu-nbd child ── private socket ─┤─▶ Source
+//!   NBD URI ── libnbd ───────────────────────────────────────┘
+//! ```
+//!
+//! A [`Source`] answers questions (size, extents, dirty runs) from one thread and
+//! hands out one [`Reader`] for each thread that reads.
+
+mod image;
+mod inspect;
+mod nbd;
+mod raw;
+mod spec;
+mod vmdk_files;
+
+use std::sync::atomic::AtomicBool;
+
+use coldrise_block::{Error, ErrorKind, Extent, Result, MAX_DISK_SIZE_BYTES};
+
+pub use spec::{ImageFormat, Location, SourceSpec};
+
+pub(crate) use image::ImageSource;
+pub(crate) use nbd::NbdSource;
+pub(crate) use raw::RawSource;
+pub(crate) use spec::is_nbd_uri;
+
+/// Longest name of a dirty bitmap, in bytes: QEMU's own limit.
+const MAX_BITMAP_NAME_BYTES: usize = 1023;
+
+/// How sources are opened.
+#[derive(Clone, Debug, Default)]
+pub struct SourceOptions {
+    /// The dirty bitmap that tells what has changed since the point before.
+    pub bitmap: Option<String>,
+    /// Whether an image's backing files belong to it and may be opened.
+    pub follow_backing: bool,
+}
+
+/// A run of a dirty bitmap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DirtyRun {
+    /// First byte of the run.
+    pub offset_bytes: u64,
+    /// Length of the run; never 0.
+    pub length_bytes: u64,
+    /// True where the bitmap says that the run was written.
+    pub is_dirty: bool,
+}
+
+/// A disk's content, to be read once.
+pub trait Source: Send + Sync {
+    /// Size in bytes.
+    fn size_bytes(&self) -> u64;
+
+    /// Offsets and lengths of reads are multiples of this many bytes (the last read
+    /// may end at the disk's end); a power of two.
+    fn alignment_bytes(&self) -> u64;
+
+    /// How many readers at once are worth having; at least 1.
+    fn useful_readers(&self) -> usize;
+
+    /// How many bytes one read should bring.
+    fn useful_read_bytes(&self) -> u64;
+
+    /// A reader for one thread.
+    fn reader(&self) -> Result<Box<dyn Reader + '_>>;
+
+    /// What the range holds, in order and without gaps, from `offset_bytes` on. The
+    /// answer may end before the range does, but is never empty. Where nothing is
+    /// known the range is `Stored`.
+    fn extents(&self, offset_bytes: u64, length_bytes: u64) -> Result<Vec<Extent>>;
+
+    /// What the dirty bitmap says of the range; the same rules as for `extents`.
+    /// Fails where the source was opened without a bitmap.
+    fn dirty_runs(&self, offset_bytes: u64, length_bytes: u64) -> Result<Vec<DirtyRun>>;
+
+    /// To be called when all is read: fails where what was read may not be one
+    /// whole disk; otherwise a warning, if there is one.
+    fn check_after_reading(&self) -> Result<Option<String>>;
+}
+
+/// One thread's way into a source.
+pub trait Reader: Send {
+    /// Fills `buffer` from `offset_bytes` on.
+    fn read_at(&mut self, buffer: &mut [u8], offset_bytes: u64) -> Result<()>;
+}
+
+/// Opens a source. A set `cancel` ends whatever the source waits for, with
+/// `Interrupted`.
+///
+/// Errors name the disk and the place and say what can be done.
+pub fn open_source<'c>(
+    spec: &SourceSpec,
+    options: &SourceOptions,
+    cancel: &'c AtomicBool,
+) -> Result<Box<dyn Source + 'c>> {
+    open_location(&spec.location, options, cancel).map_err(|error| error.context(spec))
+}
+
+fn open_location<'c>(
+    location: &Location,
+    options: &SourceOptions,
+    cancel: &'c AtomicBool,
+) -> Result<Box<dyn Source + 'c>> {
+    if let Some(bitmap) = &options.bitmap {
+        check_bitmap_name(bitmap)?;
+    }
+    let bitmap = options.bitmap.as_deref();
+    let source: Box<dyn Source + 'c> = match location {
+        Location::Nbd { uri } => Box::new(NbdSource::open_uri(uri, bitmap, cancel)?),
+        Location::Image { path, format: ImageFormat::Raw } => {
+            if bitmap.is_some() {
+                return Err(Error::new(
+                    ErrorKind::Unsupported,
+                    "a raw image keeps no dirty bitmap: name the NBD export of the running VM \
+                     instead, or leave out --bitmap",
+                ));
+            }
+            Box::new(RawSource::open(path)?)
+        }
+        Location::Image { path, format } => {
+            Box::new(ImageSource::open(path, *format, options, cancel)?)
+        }
+    };
+    let size_bytes = source.size_bytes();
+    if size_bytes == 0 {
+        return Err(Error::new(ErrorKind::InvalidInput, "the source is empty (0 bytes)"));
+    }
+    if size_bytes > MAX_DISK_SIZE_BYTES {
+        return Err(Error::new(
+            ErrorKind::Unsupported,
+            format!("the disk has {size_bytes} bytes; {MAX_DISK_SIZE_BYTES} is the most"),
+        ));
+    }
+    Ok(source)
+}
+
+fn check_bitmap_name(name: &str) -> Result<()> {
+    if name.is_empty() || name.len() > MAX_BITMAP_NAME_BYTES || name.contains('\0') {
+        return Err(Error::new(
+            ErrorKind::InvalidInput,
+            format!("a bitmap's name has 1 to {MAX_BITMAP_NAME_BYTES} bytes and no NUL"),
+        ));
+    }
+    Ok(())
+}
+
+/// The offset of the first multiple of `unit` at or after `offset`.
+pub(crate) fn round_up(offset: u64, unit: u64) -> u64 {
+    offset.next_multiple_of(unit)
+}
+
+/// The last multiple of `unit` at or before `offset`.
+pub(crate) fn round_down(offset: u64, unit: u64) -> u64 {
+    offset - offset % unit
+}

@@ -1,0 +1,191 @@
+//! Exports of NBD servers, and the local children that serve foreign images.
+
+use std::sync::atomic::AtomicBool;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use coldrise_block::{push_extent, Context, Error, ErrorKind, Extent, ExtentKind, Result};
+
+use super::{DirtyRun, Reader, Source};
+use crate::libnbd::{Connection, Endpoint, StatusRun, BASE_ALLOCATION};
+
+/// Bytes of one read: two requests of the usual limit, both in flight.
+const READ_BYTES: u64 = 2 << 20;
+/// Connections that read, where the server lets several work on one export.
+const READERS: usize = 2;
+/// `base:allocation`: reads as zeroes.
+const FLAG_ZERO: u32 = 2;
+/// `base:allocation`: nothing is allocated.
+const FLAG_HOLE: u32 = 1;
+/// `qemu:dirty-bitmap:*`: written since the bitmap was started.
+const FLAG_DIRTY: u32 = 1;
+
+/// An export.
+pub(crate) struct NbdSource<'c> {
+    /// Asks the questions; reads too where the server wants only one connection.
+    control: Mutex<Connection<'c>>,
+    endpoint: Endpoint,
+    /// The server, for people.
+    name: String,
+    size_bytes: u64,
+    alignment_bytes: u64,
+    has_allocation: bool,
+    bitmap_context: Option<String>,
+    /// True when several connections may be made. A server that does not announce it
+    /// may well leave a second client waiting for ever.
+    is_shared: bool,
+    cancel: &'c AtomicBool,
+}
+
+impl<'c> NbdSource<'c> {
+    /// Connects to the server that `uri` names.
+    pub(crate) fn open_uri(
+        uri: &str,
+        bitmap: Option<&str>,
+        cancel: &'c AtomicBool,
+    ) -> Result<NbdSource<'c>> {
+        NbdSource::open(Endpoint::Uri(uri.to_string()), uri.to_string(), bitmap, cancel)
+    }
+
+    /// Connects to `endpoint`, which is called `name` in messages.
+    pub(crate) fn open(
+        endpoint: Endpoint,
+        name: String,
+        bitmap: Option<&str>,
+        cancel: &'c AtomicBool,
+    ) -> Result<NbdSource<'c>> {
+        let bitmap_context = bitmap.map(|bitmap| format!("qemu:dirty-bitmap:{bitmap}"));
+        let mut contexts = vec![BASE_ALLOCATION];
+        contexts.extend(bitmap_context.as_deref());
+        let control = Connection::open(&endpoint, &contexts, cancel)?;
+        if let (Some(bitmap), Some(context)) = (bitmap, &bitmap_context) {
+            if !control.has_context(context)? {
+                return Err(Error::new(
+                    ErrorKind::NotFound,
+                    format!(
+                        "the server exports no dirty bitmap '{bitmap}': export it with \
+                         qemu-nbd --bitmap={bitmap}, or in QEMU with block-export-add and \
+                         \"bitmaps\": [\"{bitmap}\"]; or leave out --bitmap for a full read"
+                    ),
+                ));
+            }
+        }
+        let facts = *control.facts();
+        let has_allocation = control.has_context(BASE_ALLOCATION)?;
+        Ok(NbdSource {
+            control: Mutex::new(control),
+            endpoint,
+            name,
+            size_bytes: facts.size_bytes,
+            alignment_bytes: facts.minimum_block_bytes,
+            has_allocation,
+            bitmap_context,
+            is_shared: facts.can_multi_conn,
+            cancel,
+        })
+    }
+
+    /// A thread that died while it held the connection left it closed or whole.
+    fn control(&self) -> MutexGuard<'_, Connection<'c>> {
+        self.control.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn status(&self, context: &str, offset: u64, length: u64) -> Result<Vec<StatusRun>> {
+        self.control()
+            .status(context, offset, length)
+            .context(|| format!("{} at offset {offset}", self.name))
+    }
+}
+
+impl Source for NbdSource<'_> {
+    fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
+    fn alignment_bytes(&self) -> u64 {
+        self.alignment_bytes
+    }
+
+    fn useful_readers(&self) -> usize {
+        if self.is_shared {
+            READERS
+        } else {
+            1
+        }
+    }
+
+    fn useful_read_bytes(&self) -> u64 {
+        READ_BYTES
+    }
+
+    fn reader(&self) -> Result<Box<dyn Reader + '_>> {
+        let connection = if self.is_shared {
+            let connection = Connection::open(&self.endpoint, &[], self.cancel)
+                .context(|| self.name.clone())?;
+            if connection.facts().size_bytes != self.size_bytes {
+                return Err(Error::new(
+                    ErrorKind::Incomplete,
+                    format!("{} changed its size while it was read", self.name),
+                ));
+            }
+            Some(connection)
+        } else {
+            None
+        };
+        Ok(Box::new(NbdReader { source: self, connection }))
+    }
+
+    fn extents(&self, offset_bytes: u64, length_bytes: u64) -> Result<Vec<Extent>> {
+        if !self.has_allocation {
+            return Ok(vec![Extent { offset_bytes, length_bytes, kind: ExtentKind::Stored }]);
+        }
+        let mut at = offset_bytes;
+        let mut extents = Vec::new();
+        for run in self.status(BASE_ALLOCATION, offset_bytes, length_bytes)? {
+            let kind = match (run.flags & FLAG_ZERO != 0, run.flags & FLAG_HOLE != 0) {
+                (true, true) => ExtentKind::Hole,
+                (true, false) => ExtentKind::Zero,
+                // A hole that may read as anything has to be read.
+                (false, _) => ExtentKind::Stored,
+            };
+            let next = Extent { offset_bytes: at, length_bytes: run.length_bytes, kind };
+            push_extent(&mut extents, next);
+            at += run.length_bytes;
+        }
+        Ok(extents)
+    }
+
+    fn dirty_runs(&self, offset_bytes: u64, length_bytes: u64) -> Result<Vec<DirtyRun>> {
+        let Some(context) = &self.bitmap_context else {
+            return Err(Error::new(ErrorKind::Internal, "no bitmap was asked for"));
+        };
+        let mut at = offset_bytes;
+        let runs = self.status(context, offset_bytes, length_bytes)?;
+        let dirty_run = |run: StatusRun| {
+            let from = at;
+            at += run.length_bytes;
+            let is_dirty = run.flags & FLAG_DIRTY != 0;
+            DirtyRun { offset_bytes: from, length_bytes: run.length_bytes, is_dirty }
+        };
+        Ok(runs.into_iter().map(dirty_run).collect())
+    }
+
+    fn check_after_reading(&self) -> Result<Option<String>> {
+        Ok(None)
+    }
+}
+
+struct NbdReader<'s, 'c> {
+    source: &'s NbdSource<'c>,
+    /// `None`: reads through the source's own connection.
+    connection: Option<Connection<'c>>,
+}
+
+impl Reader for NbdReader<'_, '_> {
+    fn read_at(&mut self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
+        match &mut self.connection {
+            Some(connection) => connection.read_at(buffer, offset_bytes),
+            None => self.source.control().read_at(buffer, offset_bytes),
+        }
+        .context(|| format!("{} at offset {offset_bytes}", self.source.name))
+    }
+}

@@ -1,0 +1,192 @@
+//! Raw image files and block devices.
+
+use std::fs::File;
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use coldrise_block::{push_extent, Context, Error, ErrorKind, Extent, ExtentKind, Result};
+use rustix::fs::{OFlags, SeekFrom};
+use rustix::io::Errno;
+
+use super::{DirtyRun, Reader, Source};
+
+/// Bytes of one read.
+const READ_BYTES: u64 = 1 << 20;
+/// Extents of one answer.
+const MAX_EXTENTS: usize = 1024;
+
+/// A raw image file or a block device.
+pub(crate) struct RawSource {
+    file: File,
+    path: PathBuf,
+    size_bytes: u64,
+    /// What the file looked like when it was opened; `None` for a block device.
+    opened: Option<Stamp>,
+}
+
+/// What shows that a file was written to, or taken away.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Stamp {
+    modified: (i64, i64),
+    links: u64,
+}
+
+impl Stamp {
+    fn of(metadata: &std::fs::Metadata) -> Stamp {
+        Stamp { modified: (metadata.mtime(), metadata.mtime_nsec()), links: metadata.nlink() }
+    }
+}
+
+impl RawSource {
+    pub(crate) fn open(path: &Path) -> Result<RawSource> {
+        let what = || format!("opening {}", path.display());
+        // Not to wait for the other end of a pipe, should somebody name one.
+        let file = std::fs::OpenOptions::new()
+            .read(true)
+            .custom_flags(OFlags::NONBLOCK.bits() as i32)
+            .open(path)
+            .context(what)?;
+        let metadata = file.metadata().context(what)?;
+        let kind = metadata.file_type();
+        let (size_bytes, opened) = if kind.is_file() {
+            (metadata.len(), Some(Stamp::of(&metadata)))
+        } else if kind.is_block_device() {
+            let end = rustix::fs::seek(&file, SeekFrom::End(0)).map_err(std::io::Error::from);
+            (end.context(what)?, None)
+        } else {
+            return Err(Error::new(
+                ErrorKind::InvalidInput,
+                format!("{} is neither a file nor a block device", path.display()),
+            ));
+        };
+        Ok(RawSource { file, path: path.to_path_buf(), size_bytes, opened })
+    }
+
+    fn changed(&self, how: &str) -> Error {
+        Error::new(
+            ErrorKind::Incomplete,
+            format!(
+                "{} changed while it was read ({how}): back it up again while nothing writes to it",
+                self.path.display()
+            ),
+        )
+    }
+
+    /// The next data or hole at or after `offset`; `None` where the file says that
+    /// there is none, or knows nothing of holes.
+    fn seek(&self, to: SeekFrom) -> Result<Option<u64>> {
+        match rustix::fs::seek(&self.file, to) {
+            Ok(offset) => Ok(Some(offset)),
+            // NXIO: no data up to the end. The others: the file system does not tell.
+            Err(Errno::NXIO | Errno::INVAL | Errno::OPNOTSUPP) => Ok(None),
+            Err(error) => Err(Error::io(
+                format!("looking for holes in {}", self.path.display()),
+                error.into(),
+            )),
+        }
+    }
+}
+
+impl Source for RawSource {
+    fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
+    fn alignment_bytes(&self) -> u64 {
+        1
+    }
+
+    fn useful_readers(&self) -> usize {
+        2
+    }
+
+    fn useful_read_bytes(&self) -> u64 {
+        READ_BYTES
+    }
+
+    fn reader(&self) -> Result<Box<dyn Reader + '_>> {
+        Ok(Box::new(RawReader { source: self }))
+    }
+
+    fn extents(&self, offset_bytes: u64, length_bytes: u64) -> Result<Vec<Extent>> {
+        let end = (offset_bytes + length_bytes).min(self.size_bytes);
+        let mut extents = Vec::new();
+        let mut at = offset_bytes;
+        let mut push = |from: u64, to: u64, kind| {
+            let length_bytes = to - from;
+            push_extent(&mut extents, Extent { offset_bytes: from, length_bytes, kind });
+            extents.len()
+        };
+        if self.opened.is_none() {
+            // A block device does not tell what it has stored.
+            push(at, end, ExtentKind::Stored);
+            return Ok(extents);
+        }
+        while at < end {
+            let Some(data) = self.seek(SeekFrom::Data(at))? else {
+                // A hole up to the end, unless the file has no end there any more or
+                // knows nothing of holes: one more question tells.
+                let kind = match self.seek(SeekFrom::Hole(at))? {
+                    Some(hole) if hole == at => ExtentKind::Hole,
+                    _ => ExtentKind::Stored,
+                };
+                push(at, end, kind);
+                break;
+            };
+            let data = data.clamp(at, end);
+            let hole = match self.seek(SeekFrom::Hole(data))? {
+                // A hole that does not move on would never end.
+                Some(hole) if hole > data => hole.min(end),
+                _ => end,
+            };
+            push(at, data, ExtentKind::Hole);
+            if push(data, hole, ExtentKind::Stored) >= MAX_EXTENTS {
+                break;
+            }
+            at = hole;
+        }
+        Ok(extents)
+    }
+
+    fn dirty_runs(&self, _offset_bytes: u64, _length_bytes: u64) -> Result<Vec<DirtyRun>> {
+        Err(Error::new(ErrorKind::Unsupported, "a raw image keeps no dirty bitmap"))
+    }
+
+    fn check_after_reading(&self) -> Result<Option<String>> {
+        let Some(opened) = self.opened else { return Ok(None) };
+        let metadata =
+            self.file.metadata().context(|| format!("looking at {}", self.path.display()))?;
+        if metadata.len() < self.size_bytes {
+            return Err(self.changed("it became smaller"));
+        }
+        let now = Stamp::of(&metadata);
+        if now.links == 0 && opened.links > 0 {
+            return Err(self.changed("it was removed"));
+        }
+        Ok((now.modified != opened.modified).then(|| {
+            format!(
+                "{} was written to while it was read: the point may mix older and newer blocks",
+                self.path.display()
+            )
+        }))
+    }
+}
+
+struct RawReader<'s> {
+    source: &'s RawSource,
+}
+
+impl Reader for RawReader<'_> {
+    fn read_at(&mut self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
+        let source = self.source;
+        source.file.read_exact_at(buffer, offset_bytes).map_err(|error| {
+            if error.kind() == std::io::ErrorKind::UnexpectedEof {
+                return source.changed("it became smaller");
+            }
+            let what = format!("reading {} at offset {offset_bytes}", source.path.display());
+            // Whatever the errno, the source could not be read: a missing file is no
+            // "not found" of a name that the user gave.
+            Error::with_source(ErrorKind::Io, what, error)
+        })
+    }
+}

@@ -1,0 +1,318 @@
+//! Restoring a disk to files, formats and NBD exports. The disk is a plain byte
+//! array here: what matters is what arrives at the target.
+
+mod common;
+
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use coldrise_block::{push_extent, Disk, Error, ErrorKind, Extent, ExtentKind, Result};
+use coldrise_ingest::{
+    restore, ImageFormat, NoProgress, Progress, ProgressState, RestoreOptions, RestoreSummary,
+    RestoreTarget,
+};
+use common::{assert_same, folder, open, read_all, run, sparse_disk, text, Server};
+
+const SIZE: usize = 24 * common::MIB;
+/// What the disk reports as stored is a multiple of this.
+const CHUNK: usize = 64 << 10;
+
+/// A disk in memory. Reading a hole is a defect; so may be reading at a given place.
+struct MemoryDisk {
+    content: Vec<u8>,
+    bad_offset: Option<u64>,
+}
+
+impl MemoryDisk {
+    fn new(content: Vec<u8>) -> MemoryDisk {
+        MemoryDisk { content, bad_offset: None }
+    }
+
+    fn chunk_is_zero(&self, index: usize) -> bool {
+        let end = ((index + 1) * CHUNK).min(self.content.len());
+        self.content[index * CHUNK..end].iter().all(|&byte| byte == 0)
+    }
+}
+
+impl Disk for MemoryDisk {
+    fn size_bytes(&self) -> u64 {
+        self.content.len() as u64
+    }
+    fn is_read_only(&self) -> bool {
+        true
+    }
+    fn read_at(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
+        let at = offset_bytes as usize;
+        let range = offset_bytes..offset_bytes + buffer.len() as u64;
+        if self.bad_offset.is_some_and(|bad| range.contains(&bad)) {
+            return Err(Error::new(ErrorKind::Corrupt, "chunk 7 fails its authentication"));
+        }
+        buffer.copy_from_slice(&self.content[at..at + buffer.len()]);
+        Ok(())
+    }
+    fn write_at(&self, _: &[u8], _: u64) -> Result<()> {
+        Err(Error::new(ErrorKind::ReadOnly, "read-only"))
+    }
+    fn write_zeroes(&self, _: u64, _: u64) -> Result<()> {
+        Err(Error::new(ErrorKind::ReadOnly, "read-only"))
+    }
+    fn trim(&self, _: u64, _: u64) -> Result<()> {
+        Err(Error::new(ErrorKind::ReadOnly, "read-only"))
+    }
+    fn flush(&self) -> Result<()> {
+        Ok(())
+    }
+    fn extents(&self, offset_bytes: u64, length_bytes: u64, limit: usize) -> Result<Vec<Extent>> {
+        let mut extents = Vec::new();
+        let end = offset_bytes + length_bytes;
+        let mut at = offset_bytes;
+        while at < end && extents.len() < limit {
+            let index = at as usize / CHUNK;
+            let next = (((index + 1) * CHUNK) as u64).min(end);
+            let kind =
+                if self.chunk_is_zero(index) { ExtentKind::Hole } else { ExtentKind::Stored };
+            let length_bytes = next - at;
+            push_extent(&mut extents, Extent { offset_bytes: at, length_bytes, kind });
+            at = next;
+        }
+        Ok(extents)
+    }
+}
+
+fn restore_to(disk: &dyn Disk, target: &str, options: &RestoreOptions) -> Result<RestoreSummary> {
+    let target = RestoreTarget::parse(target).unwrap();
+    restore(disk, &target, options, &NoProgress, &AtomicBool::new(false))
+}
+
+/// The names in a folder: nothing may be left behind.
+fn names(folder: &Path) -> Vec<String> {
+    let mut names: Vec<_> = std::fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn a_raw_file_is_whole_and_sparse() {
+    let folder = folder();
+    for size in [SIZE, SIZE + 777, 8192, 9001] {
+        let disk = MemoryDisk::new(sparse_disk(31, size));
+        let target = folder.path().join(format!("disk{size}.raw"));
+        let summary = restore_to(&disk, text(&target), &RestoreOptions::default()).unwrap();
+        assert_eq!(summary.size_bytes, disk.size_bytes());
+        assert_same(&std::fs::read(&target).unwrap(), &disk.content);
+        let metadata = std::fs::metadata(&target).unwrap();
+        assert!(metadata.blocks() * 512 <= 1_500_000, "{} blocks", metadata.blocks());
+        assert_eq!(metadata.mode() & 0o077, 0, "a disk's content is private");
+        assert!(summary.written_bytes <= 1_500_000);
+    }
+}
+
+#[test]
+fn an_existing_file_is_kept_unless_told_otherwise() {
+    let folder = folder();
+    let disk = MemoryDisk::new(sparse_disk(32, SIZE));
+    let target = folder.path().join("disk.raw");
+    std::fs::write(&target, b"old").unwrap();
+    let error = restore_to(&disk, text(&target), &RestoreOptions::default()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::AlreadyExists);
+    assert!(error.full_message().contains("--force"), "{error}");
+    assert_eq!(std::fs::read(&target).unwrap(), b"old");
+    let force = RestoreOptions { force: true, ..RestoreOptions::default() };
+    restore_to(&disk, text(&target), &force).unwrap();
+    assert_same(&std::fs::read(&target).unwrap(), &disk.content);
+    assert_eq!(names(folder.path()), ["disk.raw"]);
+}
+
+#[test]
+fn every_format_is_written_and_reads_back() {
+    for (name, format) in [
+        ("d.qcow2", ImageFormat::Qcow2),
+        ("d.vmdk", ImageFormat::Vmdk),
+        ("d.vhd", ImageFormat::Vhd),
+        ("d.vhdx", ImageFormat::Vhdx),
+    ] {
+        let folder = folder();
+        let disk = MemoryDisk::new(sparse_disk(33, SIZE));
+        let target = folder.path().join(name);
+        let summary = restore_to(&disk, text(&target), &RestoreOptions::default()).unwrap();
+        assert_eq!(summary.format, format);
+        assert_eq!(names(folder.path()), [name]);
+        let blocks = std::fs::metadata(&target).unwrap().blocks();
+        // VHDX and VHD allocate by blocks of megabytes; qemu's VHDX blocks have 8 MiB here.
+        assert!(blocks * 512 < SIZE as u64, "{name}: {blocks} blocks");
+        let source = open(&format!("vda={}", text(&target))).unwrap();
+        assert_same(&read_all(source.as_ref()).0, &disk.content);
+        if format == ImageFormat::Vmdk {
+            let start = std::fs::read(&target).unwrap();
+            let own_name = b"\"d.vmdk\"";
+            assert!(start[..65536].windows(own_name.len()).any(|window| window == own_name));
+        }
+    }
+}
+
+#[test]
+fn a_format_pads_a_disk_that_is_no_multiple_of_a_sector() {
+    let folder = folder();
+    let disk = MemoryDisk::new(sparse_disk(34, SIZE + 100));
+    let target = folder.path().join("d.qcow2");
+    restore_to(&disk, text(&target), &RestoreOptions::default()).unwrap();
+    let source = open(&format!("vda={}", text(&target))).unwrap();
+    let mut expected = disk.content.clone();
+    expected.resize(SIZE + 512, 0);
+    assert_same(&read_all(source.as_ref()).0, &expected);
+}
+
+#[test]
+fn an_unknown_extension_needs_a_format() {
+    let folder = folder();
+    let disk = MemoryDisk::new(sparse_disk(35, SIZE));
+    let target = folder.path().join("disk.vdi");
+    let error = restore_to(&disk, text(&target), &RestoreOptions::default()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidInput);
+    assert!(names(folder.path()).is_empty());
+    let raw = RestoreOptions { format: Some(ImageFormat::Raw), ..RestoreOptions::default() };
+    restore_to(&disk, text(&target), &raw).unwrap();
+    assert_same(&std::fs::read(&target).unwrap(), &disk.content);
+}
+
+#[test]
+fn an_export_is_written_in_place_zeroes_included() {
+    let disk = MemoryDisk::new(sparse_disk(36, SIZE));
+    for filter in [None, Some("--filter=nozero")] {
+        let folder = folder();
+        // Larger than the disk and full of other bytes.
+        let raw = folder.path().join("target.raw");
+        std::fs::write(&raw, vec![0xEE; SIZE + common::MIB]).unwrap();
+        let mut arguments: Vec<&str> = filter.into_iter().collect();
+        arguments.extend(["file", text(&raw)]);
+        let server = Server::nbdkit(folder.path(), &arguments);
+        restore_to(&disk, &server.uri(), &RestoreOptions::default()).unwrap();
+        let written = std::fs::read(&raw).unwrap();
+        assert_same(&written[..SIZE], &disk.content);
+        assert!(written[SIZE..].iter().all(|&byte| byte == 0xEE), "only the disk is written");
+    }
+}
+
+#[test]
+fn an_export_that_does_not_fit_is_refused_before_it_is_written() {
+    let folder = folder();
+    let disk = MemoryDisk::new(sparse_disk(37, SIZE));
+    let small = Server::nbdkit(folder.path(), &["memory", "1M"]);
+    let error = restore_to(&disk, &small.uri(), &RestoreOptions::default()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NoSpace);
+    let vhd = RestoreOptions { format: Some(ImageFormat::Vhd), ..RestoreOptions::default() };
+    let error = restore_to(&disk, &small.uri(), &vhd).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    drop(small);
+    let read_only = Server::nbdkit(folder.path(), &["--readonly", "memory", "64M"]);
+    let error = restore_to(&disk, &read_only.uri(), &RestoreOptions::default()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ReadOnly);
+}
+
+#[test]
+fn a_failed_restore_leaves_nothing_and_names_the_place() {
+    for name in ["d.raw", "d.qcow2"] {
+        let folder = folder();
+        let mut disk = MemoryDisk::new(sparse_disk(38, SIZE));
+        disk.bad_offset = Some(SIZE as u64 / 2 + 20_000);
+        let target = folder.path().join(name);
+        let error = restore_to(&disk, text(&target), &RestoreOptions::default()).unwrap_err();
+        assert!(error.full_message().contains("chunk 7"), "{name}: {error:?}");
+        assert!(error.full_message().contains("offset"), "{name}: {error:?}");
+        assert_eq!(error.kind(), ErrorKind::Corrupt, "{name}");
+        assert!(names(folder.path()).is_empty(), "{name}: {:?}", names(folder.path()));
+    }
+}
+
+#[test]
+fn a_failing_export_is_an_error() {
+    let folder = folder();
+    let disk = MemoryDisk::new(sparse_disk(39, SIZE));
+    let server = Server::nbdkit(
+        folder.path(),
+        &["--filter=error", "memory", "64M", "error-pwrite=ENOSPC", "error-pwrite-rate=100%"],
+    );
+    let error = restore_to(&disk, &server.uri(), &RestoreOptions::default()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NoSpace, "{error:?}");
+    assert!(error.full_message().contains(&server.uri()), "{error:?}");
+}
+
+/// Cancels after some bytes; the work must stop soon after.
+struct CancelAfter<'a> {
+    cancel: &'a AtomicBool,
+    bytes: u64,
+    last: AtomicU64,
+}
+
+impl Progress for CancelAfter<'_> {
+    fn update(&self, state: &ProgressState<'_>) {
+        self.last.fetch_max(state.done_bytes, Ordering::Relaxed);
+        if state.done_bytes >= self.bytes {
+            self.cancel.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+#[test]
+fn a_cancelled_restore_leaves_nothing() {
+    let folder = folder();
+    let disk = MemoryDisk::new(common::noise(40, 64 * common::MIB));
+    for name in ["d.raw", "d.vmdk"] {
+        let target = RestoreTarget::Path(folder.path().join(name));
+        let cancel = AtomicBool::new(false);
+        let progress = CancelAfter { cancel: &cancel, bytes: 8 << 20, last: AtomicU64::new(0) };
+        let error = restore(&disk, &target, &RestoreOptions::default(), &progress, &cancel)
+            .unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Interrupted);
+        assert!(progress.last.load(Ordering::Relaxed) < 32 << 20);
+        assert!(names(folder.path()).is_empty());
+    }
+}
+
+#[test]
+fn what_a_killed_restore_left_is_cleaned_up() {
+    let folder = folder();
+    let disk = MemoryDisk::new(sparse_disk(41, SIZE));
+    let left = folder.path().join(".d.raw.coldrise-part");
+    std::fs::create_dir(&left).unwrap();
+    std::fs::write(left.join("d.raw"), b"half").unwrap();
+    let target = folder.path().join("d.raw");
+    restore_to(&disk, text(&target), &RestoreOptions::default()).unwrap();
+    assert_same(&std::fs::read(&target).unwrap(), &disk.content);
+    assert_eq!(names(folder.path()), ["d.raw"]);
+    // While another restore holds the folder, it is left alone.
+    let other = folder.path().join(".e.raw.coldrise-part");
+    std::fs::create_dir(&other).unwrap();
+    let held = std::fs::File::open(&other).unwrap();
+    rustix::fs::flock(&held, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    let error = restore_to(&disk, text(&folder.path().join("e.raw")), &RestoreOptions::default());
+    assert_eq!(error.unwrap_err().kind(), ErrorKind::Busy);
+}
+
+#[test]
+fn a_block_device_is_written_in_place() {
+    let folder = folder();
+    let backing = folder.path().join("device.raw");
+    std::fs::write(&backing, vec![0xEE; SIZE]).unwrap();
+    let device = run("losetup", &["--find", "--show", text(&backing)]).trim().to_string();
+    struct Detach(String);
+    impl Drop for Detach {
+        fn drop(&mut self) {
+            run("losetup", &["--detach", &self.0]);
+        }
+    }
+    let device = Detach(device);
+    let disk = MemoryDisk::new(sparse_disk(42, SIZE));
+    restore_to(&disk, &device.0, &RestoreOptions::default()).unwrap();
+    assert_same(&std::fs::read(&device.0).unwrap(), &disk.content);
+    // And it can be backed up from.
+    let source = open(&format!("vda=raw:{}", device.0)).unwrap();
+    assert_same(&read_all(source.as_ref()).0, &disk.content);
+    let small = MemoryDisk::new(sparse_disk(42, SIZE + 4096));
+    let error = restore_to(&small, &device.0, &RestoreOptions::default()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NoSpace);
+}

@@ -1,0 +1,166 @@
+//! Points, wherever they are: in the catalog, or sealed and on their way there.
+
+use std::collections::{BTreeSet, HashSet};
+use std::sync::Arc;
+
+use coldrise_block::{Context, Error, ErrorKind, Result};
+use coldrise_store::{
+    LayerId, MachineName, PointDocument, PointSelector, Repository, RepositoryWriter,
+};
+
+use crate::document::SessionDocument;
+use crate::lock::FileLock;
+use crate::place::{layer_path, remove_file};
+use crate::unpublish::tidy;
+
+/// Every restore point of a repository.
+pub struct Catalog {
+    repository: Arc<Repository>,
+}
+
+impl Catalog {
+    /// The catalog of a repository.
+    pub fn new(repository: &Arc<Repository>) -> Catalog {
+        Catalog { repository: Arc::clone(repository) }
+    }
+
+    /// Points that stand in sessions' documents. Read before the repository's
+    /// catalog: a point on its way from one to the other is then in the second.
+    fn sealed(&self) -> Result<Vec<PointDocument>> {
+        let documents = SessionDocument::all(&self.repository)?;
+        self.repository.catch_up()?;
+        Ok(documents.into_iter().flat_map(|(_, document)| document.sealed).collect())
+    }
+
+    /// The machines, sorted.
+    ///
+    /// # Errors
+    /// `Corrupt` when a document does not authenticate.
+    pub fn machines(&self) -> Result<Vec<MachineName>> {
+        let sealed = self.sealed()?;
+        let mut machines: BTreeSet<_> = self.repository.machines()?.into_iter().collect();
+        machines.extend(sealed.into_iter().map(|point| point.machine));
+        Ok(machines.into_iter().collect())
+    }
+
+    /// The points of a machine, oldest first; none for an unknown machine.
+    ///
+    /// # Errors
+    /// `Corrupt` when a document does not authenticate.
+    pub fn points(&self, machine: &MachineName) -> Result<Vec<PointDocument>> {
+        let sealed = self.sealed()?;
+        let mut points = self.repository.points(machine)?;
+        let known: HashSet<_> = points.iter().map(|point| point.point.clone()).collect();
+        points.extend(
+            sealed
+                .into_iter()
+                .filter(|point| point.machine == *machine && !known.contains(&point.point)),
+        );
+        points.sort_by(|a, b| a.point.cmp(&b.point));
+        Ok(points)
+    }
+
+    /// One point of a machine.
+    ///
+    /// # Errors
+    /// `NotFound`, telling which machines or points there are.
+    pub fn point(&self, machine: &MachineName, selector: &PointSelector) -> Result<PointDocument> {
+        let points = self.points(machine)?;
+        if points.is_empty() {
+            let names: Vec<_> = self.machines()?.iter().map(ToString::to_string).collect();
+            let there = match names.len() {
+                0 => "the repository holds none; make a backup first".to_owned(),
+                _ => format!("there are: {}", shorten(&names)),
+            };
+            return Err(Error::new(
+                ErrorKind::NotFound,
+                format!("there is no machine {machine}; {there}"),
+            ));
+        }
+        let found = match selector {
+            PointSelector::Exact(name) => points.iter().find(|point| point.point == *name),
+            PointSelector::Latest(back) => {
+                points.len().checked_sub(1 + *back as usize).map(|index| &points[index])
+            }
+        };
+        found.cloned().ok_or_else(|| {
+            let names: Vec<_> = points.iter().rev().map(|p| p.point.to_string()).collect();
+            Error::new(
+                ErrorKind::NotFound,
+                format!("machine {machine} has no point {selector}; it has: {}", shorten(&names)),
+            )
+        })
+    }
+}
+
+fn shorten(names: &[String]) -> String {
+    const SHOWN: usize = 5;
+    match names.len() {
+        0..=SHOWN => names.join(", "),
+        more => format!("{} and {} more", names[..SHOWN].join(", "), more - SHOWN),
+    }
+}
+
+/// Enters sealed points into the catalog, removes what ended sessions left
+/// behind, and layers that a crash left without an owner. Every command that
+/// writes the repository calls it first. Returns how many points were entered.
+///
+/// # Errors
+/// As writing to the catalog; what was not entered stays where it is.
+pub fn enter_sealed_points(writer: &RepositoryWriter) -> Result<usize> {
+    let repository = writer.repository();
+    let _documents = FileLock::documents(repository)?;
+    let mut entered = 0;
+    let mut owned = HashSet::new();
+    for (place, mut document) in SessionDocument::all(repository)? {
+        if !document.sealed.is_empty() {
+            for point in &document.sealed {
+                match writer.put_point(point) {
+                    Ok(()) => entered += 1,
+                    // A crash came between entering it and taking it off the list.
+                    Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            document.sealed.clear();
+            document.write(repository, &place)?;
+        }
+        tidy(repository, &place, &document)?;
+        for disk in &document.disks {
+            owned.insert(disk.top);
+            owned.extend(disk.layers.iter().map(|layer| layer.id));
+        }
+    }
+    remove_unowned_layers(repository, owned)?;
+    Ok(entered)
+}
+
+fn remove_unowned_layers(repository: &Repository, mut owned: HashSet<LayerId>) -> Result<()> {
+    let unknown = |owned: &HashSet<LayerId>| -> Result<Vec<LayerId>> {
+        let folder = repository.layers_dir();
+        let what = || format!("reading {}", folder.display());
+        let mut ids = Vec::new();
+        for entry in std::fs::read_dir(&folder).context(what)? {
+            let name = entry.context(what)?.file_name();
+            // A file that is not ours is left alone.
+            if let Some(Ok(id)) = name.to_str().map(LayerId::parse) {
+                if !owned.contains(&id) {
+                    ids.push(id);
+                }
+            }
+        }
+        Ok(ids)
+    };
+    if unknown(&owned)?.is_empty() {
+        return Ok(());
+    }
+    for machine in repository.machines()? {
+        for point in repository.points(&machine)? {
+            owned.extend(point.disks.iter().flat_map(|d| d.layers.iter().map(|l| l.id)));
+        }
+    }
+    for id in unknown(&owned)? {
+        remove_file(&layer_path(repository, &id))?;
+    }
+    Ok(())
+}

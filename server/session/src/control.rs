@@ -1,0 +1,145 @@
+//! The socket by which the command line asks the serving process for a seal.
+//!
+//! One request and one answer per connection, each a line of JSON. The socket
+//! lies in the session's folder, which only the repository's owner can enter.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use coldrise_block::{Context, Error, ErrorKind, Result};
+use coldrise_store::PointDocument;
+use serde::{Deserialize, Serialize};
+
+use crate::place::{remove_file, Place};
+use crate::session::Session;
+
+/// Longest answer that is read, in bytes.
+const MAX_LINE_BYTES: u64 = 16 << 20;
+/// A flush of much unflushed data may take a while; an answer later than this is none.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Request {
+    Seal,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Answer {
+    Sealed(Box<PointDocument>),
+    Failed { message: String },
+}
+
+/// The listening side; it ends when it is dropped.
+pub(crate) struct ControlSocket {
+    place: Place,
+    stop: Arc<AtomicBool>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+/// A short name for the socket, whatever the repository's path: socket
+/// addresses hold only 107 bytes. The folder has to stay open.
+fn short_path(place: &Place) -> Result<(std::fs::File, PathBuf)> {
+    let folder = std::fs::File::open(place.directory())
+        .context(|| format!("opening {}", place.directory().display()))?;
+    let path = PathBuf::from(format!("/proc/self/fd/{}/control", folder.as_raw_fd()));
+    Ok((folder, path))
+}
+
+impl ControlSocket {
+    /// Listens for requests to `session`.
+    pub(crate) fn listen(place: &Place, session: Weak<Session>) -> Result<ControlSocket> {
+        remove_file(&place.control())?;
+        let (_folder, path) = short_path(place)?;
+        let listener = UnixListener::bind(&path)
+            .context(|| format!("listening at {}", place.control().display()))?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let thread = std::thread::Builder::new()
+            .name("session-control".into())
+            .spawn(move || serve(&listener, &session, &stopped))
+            .context(|| "starting the session's control thread")?;
+        Ok(ControlSocket { place: place.clone(), stop, thread: Some(thread) })
+    }
+}
+
+impl Drop for ControlSocket {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::SeqCst);
+        // A connection wakes the thread out of its wait for one.
+        let woken = short_path(&self.place).and_then(|(_folder, path)| {
+            UnixStream::connect(path).context(|| "waking the control thread")
+        });
+        let _ = remove_file(&self.place.control());
+        if let (Some(thread), Ok(_)) = (self.thread.take(), woken) {
+            // The session may be dropped by the thread itself.
+            if thread.thread().id() != std::thread::current().id() {
+                let _ = thread.join();
+            }
+        }
+    }
+}
+
+fn serve(listener: &UnixListener, session: &Weak<Session>, stop: &AtomicBool) {
+    for stream in listener.incoming() {
+        if stop.load(Ordering::SeqCst) {
+            return;
+        }
+        let Ok(stream) = stream else { continue };
+        let Some(session) = session.upgrade() else { return };
+        if let Err(error) = answer(stream, &session) {
+            tracing::warn!(error = %error.full_message(), "a request to a session was not answered");
+        }
+    }
+}
+
+fn answer(mut stream: UnixStream, session: &Session) -> Result<()> {
+    let what = || "speaking with the command line";
+    stream.set_read_timeout(Some(Duration::from_secs(5))).context(what)?;
+    let mut line = String::new();
+    BufReader::new((&stream).take(4096)).read_line(&mut line).context(what)?;
+    let answer = match serde_json::from_str::<Request>(&line) {
+        Ok(Request::Seal) => match session.seal() {
+            Ok(point) => Answer::Sealed(Box::new(point)),
+            Err(error) => Answer::Failed { message: error.full_message() },
+        },
+        Err(error) => Answer::Failed { message: format!("unknown request: {error}") },
+    };
+    let mut text = serde_json::to_vec(&answer)
+        .map_err(|error| Error::with_source(ErrorKind::Internal, "answering a request", error))?;
+    text.push(b'\n');
+    stream.write_all(&text).context(what)
+}
+
+/// Asks the process that serves the session to seal it.
+pub(crate) fn ask_for_seal(place: &Place) -> Result<PointDocument> {
+    let (_folder, path) = short_path(place)?;
+    let mut stream = UnixStream::connect(path).map_err(|error| {
+        let what = "the session is being opened or closed by another process; try again in a moment";
+        Error::with_source(ErrorKind::Busy, what, error)
+    })?;
+    let what = || "waiting for the process that serves the session";
+    stream.set_read_timeout(Some(ANSWER_TIMEOUT)).context(what)?;
+    let mut request = serde_json::to_vec(&Request::Seal)
+        .map_err(|error| Error::with_source(ErrorKind::Internal, "asking for a seal", error))?;
+    request.push(b'\n');
+    stream.write_all(&request).context(what)?;
+    let mut line = String::new();
+    BufReader::new(stream.take(MAX_LINE_BYTES)).read_line(&mut line).context(what)?;
+    match serde_json::from_str(&line) {
+        Ok(Answer::Sealed(point)) => Ok(*point),
+        Ok(Answer::Failed { message }) => Err(Error::new(ErrorKind::Io, message)),
+        Err(error) => Err(Error::with_source(
+            ErrorKind::Io,
+            "the process that serves the session went away before it answered; look with \
+             `coldrise sessions` and `coldrise list` whether the point is there",
+            error,
+        )),
+    }
+}

@@ -1,0 +1,269 @@
+//! The bytes of a layer file. `docs/on-disk-format.md` holds the same tables.
+//!
+//! ```text
+//! 0        superblock area, 64 KiB
+//! 64 KiB   segment 0: 1024 records of 64 bytes, then 1024 slots of 4 KiB
+//!          segment 1: ...
+//! ```
+//!
+//! Slot `n` is described by record `n`. A record of zeroes is a slot never
+//! used. Everything is little endian.
+
+use coldrise_block::{Error, ErrorKind, Result, BLOCK_SIZE_BYTES};
+
+/// Bytes before the first segment.
+pub(crate) const SUPERBLOCK_AREA_BYTES: u64 = 64 << 10;
+/// Slots, and records, in one segment.
+pub(crate) const SLOTS_PER_SEGMENT: u32 = 1024;
+/// Bytes of one record.
+pub(crate) const RECORD_BYTES: usize = 64;
+/// Bytes of all records of a segment.
+pub(crate) const SEGMENT_INDEX_BYTES: u64 = SLOTS_PER_SEGMENT as u64 * RECORD_BYTES as u64;
+/// Bytes of one segment.
+pub(crate) const SEGMENT_BYTES: u64 =
+    SEGMENT_INDEX_BYTES + SLOTS_PER_SEGMENT as u64 * BLOCK_SIZE_BYTES;
+/// Slots that one layer can hold: 16 TiB of captured blocks.
+pub(crate) const MAX_SLOTS: u32 = u32::MAX - 1024;
+/// The largest sequence number: it fills the counter part of a nonce.
+pub(crate) const MAX_SEQUENCE: u64 = (1 << 40) - 1;
+/// Bytes of a zero cell; the slot of a `ZeroCells` record holds 64 of them.
+pub(crate) const CELLS_PER_SLOT: usize = BLOCK_SIZE_BYTES as usize / RECORD_BYTES;
+
+const _: () = assert!(SEGMENT_INDEX_BYTES == 65536);
+const _: () = assert!(SEGMENT_BYTES % 4096 == 0 && SUPERBLOCK_AREA_BYTES % 4096 == 0);
+
+/// Where the record of `slot` starts in the file.
+pub(crate) fn record_offset_bytes(slot: u32) -> u64 {
+    segment_offset_bytes(slot / SLOTS_PER_SEGMENT)
+        + u64::from(slot % SLOTS_PER_SEGMENT) * RECORD_BYTES as u64
+}
+
+/// Where the 4 KiB of `slot` start in the file.
+pub(crate) fn slot_offset_bytes(slot: u32) -> u64 {
+    segment_offset_bytes(slot / SLOTS_PER_SEGMENT)
+        + SEGMENT_INDEX_BYTES
+        + u64::from(slot % SLOTS_PER_SEGMENT) * BLOCK_SIZE_BYTES
+}
+
+/// Where a segment starts in the file; also the file's length with that many segments.
+pub(crate) fn segment_offset_bytes(segment: u32) -> u64 {
+    SUPERBLOCK_AREA_BYTES + u64::from(segment) * SEGMENT_BYTES
+}
+
+/// Whole segments in a file of this length.
+pub(crate) fn segments_in(file_bytes: u64) -> u32 {
+    let segments = file_bytes.saturating_sub(SUPERBLOCK_AREA_BYTES) / SEGMENT_BYTES;
+    segments.min(u64::from(MAX_SLOTS / SLOTS_PER_SEGMENT)) as u32
+}
+
+/// What a record says of its slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RecordKind {
+    /// The slot holds the captured block; `payload` is the tag of the stored bytes.
+    Block,
+    /// The slot holds zero cells.
+    ZeroCells,
+    /// In a cell only: `payload` starts with the number of blocks that read as zeroes.
+    ZeroRange,
+}
+
+/// An index record, decoded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Record {
+    /// Order of the write among all writes of the layer; never 0.
+    pub(crate) sequence: u64,
+    /// How many sequence numbers up to this one were not yet flushed when the
+    /// record was made: `sequence - unflushed` is durable. `u32::MAX`: unknown.
+    pub(crate) unflushed: u32,
+    /// First block of the disk it speaks of (48 bits).
+    pub(crate) block: u64,
+    /// What the slot holds.
+    pub(crate) kind: RecordKind,
+    /// Tag of the slot's bytes, or a count.
+    pub(crate) payload: [u8; 16],
+}
+
+/// Bytes of a record before encryption.
+pub(crate) const RECORD_PLAIN_BYTES: usize = 36;
+
+impl Record {
+    /// The last sequence number that this record proves durable.
+    pub(crate) fn durable_sequence(&self) -> u64 {
+        if self.unflushed == u32::MAX {
+            return 0;
+        }
+        self.sequence.saturating_sub(u64::from(self.unflushed))
+    }
+
+    pub(crate) fn encode(&self) -> [u8; RECORD_PLAIN_BYTES] {
+        let mut plain = [0; RECORD_PLAIN_BYTES];
+        plain[0..8].copy_from_slice(&self.sequence.to_le_bytes());
+        plain[8..12].copy_from_slice(&self.unflushed.to_le_bytes());
+        plain[12..18].copy_from_slice(&self.block.to_le_bytes()[..6]);
+        plain[18] = match self.kind {
+            RecordKind::Block => 1,
+            RecordKind::ZeroCells => 2,
+            RecordKind::ZeroRange => 3,
+        };
+        plain[20..36].copy_from_slice(&self.payload);
+        plain
+    }
+
+    /// The record in authenticated bytes; `None` for a kind of a later version.
+    pub(crate) fn decode(plain: &[u8; RECORD_PLAIN_BYTES]) -> Option<Record> {
+        let kind = match plain[18] {
+            1 => RecordKind::Block,
+            2 => RecordKind::ZeroCells,
+            3 => RecordKind::ZeroRange,
+            _ => return None,
+        };
+        let mut block = [0; 8];
+        block[..6].copy_from_slice(&plain[12..18]);
+        Some(Record {
+            sequence: u64::from_le_bytes(array(&plain[0..8])),
+            unflushed: u32::from_le_bytes(array(&plain[8..12])),
+            block: u64::from_le_bytes(block),
+            kind,
+            payload: array(&plain[20..36]),
+        })
+    }
+}
+
+fn array<const N: usize>(bytes: &[u8]) -> [u8; N] {
+    let mut out = [0; N];
+    out.copy_from_slice(bytes);
+    out
+}
+
+const MAGIC: &[u8; 8] = b"COLDLAYR";
+const VERSION: u32 = 1;
+
+/// Bytes of the fixed part of the superblock, at offset 0.
+pub(crate) const SUPERBLOCK_BYTES: usize = 64;
+/// Where the mark of the last clean close stands: sequence (8), slots (4),
+/// zero (4), tag (16).
+pub(crate) const CLOSE_MARK_OFFSET_BYTES: usize = 512;
+/// Bytes of the close mark.
+pub(crate) const CLOSE_MARK_BYTES: usize = 32;
+/// Word (64 bits) that changes whenever a writer opens, seals or closes the
+/// layer: a reader in another process looks at it and opens the layer anew.
+pub(crate) const GENERATION_WORD: usize = 1024 / 8;
+
+/// The fixed part of a superblock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Superblock {
+    /// The layer's own id, 16 random bytes.
+    pub(crate) id: [u8; 16],
+    /// Size of the disk, in bytes.
+    pub(crate) disk_size_bytes: u64,
+}
+
+impl Superblock {
+    /// Layout: magic (8), version (4), block size (4), id (16), disk size (8),
+    /// zero (8), keyed hash of all before it (16).
+    pub(crate) fn encode(&self, key: &[u8; 32]) -> [u8; SUPERBLOCK_BYTES] {
+        let mut bytes = [0; SUPERBLOCK_BYTES];
+        bytes[0..8].copy_from_slice(MAGIC);
+        bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
+        bytes[12..16].copy_from_slice(&(BLOCK_SIZE_BYTES as u32).to_le_bytes());
+        bytes[16..32].copy_from_slice(&self.id);
+        bytes[32..40].copy_from_slice(&self.disk_size_bytes.to_le_bytes());
+        let tag = short_hash(key, &bytes[..48]);
+        bytes[48..64].copy_from_slice(&tag);
+        bytes
+    }
+
+    pub(crate) fn decode(bytes: &[u8; SUPERBLOCK_BYTES], key: &[u8; 32]) -> Result<Superblock> {
+        if &bytes[0..8] != MAGIC {
+            return Err(Error::new(ErrorKind::Corrupt, "this is not a layer file (bad magic)"));
+        }
+        let version = u32::from_le_bytes(array(&bytes[8..12]));
+        if version != VERSION {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                format!("layer format version {version}; this program knows version {VERSION}"),
+            ));
+        }
+        if short_hash(key, &bytes[..48]) != bytes[48..64] {
+            return Err(Error::new(ErrorKind::Corrupt, "the layer's superblock is damaged"));
+        }
+        Ok(Superblock {
+            id: array(&bytes[16..32]),
+            disk_size_bytes: u64::from_le_bytes(array(&bytes[32..40])),
+        })
+    }
+}
+
+/// What a clean close leaves: everything up to `sequence` is durable, and no
+/// slot from `slots` on is in use. A torn mark reads as absent, which only costs time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub(crate) struct CloseMark {
+    pub(crate) sequence: u64,
+    pub(crate) slots: u32,
+}
+
+impl CloseMark {
+    pub(crate) fn encode(&self, key: &[u8; 32]) -> [u8; CLOSE_MARK_BYTES] {
+        let mut bytes = [0; CLOSE_MARK_BYTES];
+        bytes[0..8].copy_from_slice(&self.sequence.to_le_bytes());
+        bytes[8..12].copy_from_slice(&self.slots.to_le_bytes());
+        let tag = short_hash(key, &bytes[..16]);
+        bytes[16..32].copy_from_slice(&tag);
+        bytes
+    }
+
+    pub(crate) fn decode(bytes: &[u8; CLOSE_MARK_BYTES], key: &[u8; 32]) -> Option<CloseMark> {
+        if short_hash(key, &bytes[..16]) != bytes[16..32] {
+            return None;
+        }
+        Some(CloseMark {
+            sequence: u64::from_le_bytes(array(&bytes[0..8])),
+            slots: u32::from_le_bytes(array(&bytes[8..12])),
+        })
+    }
+}
+
+fn short_hash(key: &[u8; 32], bytes: &[u8]) -> [u8; 16] {
+    array(&blake3::keyed_hash(key, bytes).as_bytes()[..16])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_survives_encoding() {
+        let record = Record {
+            sequence: 0x01_0203_0405,
+            unflushed: 77,
+            block: (1 << 48) - 1,
+            kind: RecordKind::ZeroRange,
+            payload: [9; 16],
+        };
+        assert_eq!(Record::decode(&record.encode()), Some(record));
+        assert_eq!(record.durable_sequence(), 0x01_0203_0405 - 77);
+    }
+
+    #[test]
+    fn a_damaged_superblock_is_refused() {
+        let key = [3; 32];
+        let superblock = Superblock { id: [5; 16], disk_size_bytes: 1 << 30 };
+        let good = superblock.encode(&key);
+        assert_eq!(Superblock::decode(&good, &key).unwrap(), superblock);
+        for position in 0..SUPERBLOCK_BYTES {
+            let mut bad = good;
+            bad[position] ^= 1;
+            assert!(Superblock::decode(&bad, &key).is_err(), "byte {position}");
+        }
+    }
+
+    #[test]
+    fn slots_and_records_do_not_overlap() {
+        assert_eq!(record_offset_bytes(0), SUPERBLOCK_AREA_BYTES);
+        let last = SLOTS_PER_SEGMENT - 1;
+        assert_eq!(record_offset_bytes(last) + RECORD_BYTES as u64, slot_offset_bytes(0));
+        assert_eq!(slot_offset_bytes(last) + BLOCK_SIZE_BYTES, record_offset_bytes(last + 1));
+        assert_eq!(segments_in(segment_offset_bytes(7)), 7);
+        assert_eq!(segments_in(10), 0);
+    }
+}

@@ -1,0 +1,162 @@
+//! Encryption of a layer: AES-256-GCM with the tag of each block in its record.
+//!
+//! Nonces: 7 random bytes drawn at every open for writing, then the low 40 bits
+//! of the sequence number. A sequence number is used once per open, so no nonce
+//! repeats within an open; the random part keeps the opens apart, even when the
+//! file was copied or rolled back in between. Blocks and records have keys of
+//! their own, so they may share a nonce. AES-GCM rather than AES-XTS because
+//! one pass both encrypts and authenticates: a reader notices a slot that was
+//! reused under it, and recovery notices a torn one.
+
+use aws_lc_rs::aead::{Aad, LessSafeKey, Nonce, UnboundKey, AES_256_GCM};
+use coldrise_block::{Error, ErrorKind, Result, BLOCK_SIZE_BYTES};
+use zeroize::Zeroizing;
+
+use super::format::{Record, RECORD_BYTES, RECORD_PLAIN_BYTES};
+
+/// Bytes of a nonce.
+pub(crate) const NONCE_BYTES: usize = 12;
+
+/// The keys of one layer.
+pub(crate) struct LayerKeys {
+    blocks: LessSafeKey,
+    records: LessSafeKey,
+    marks: Zeroizing<[u8; 32]>,
+}
+
+/// The part of the nonces that one open draws at random.
+#[derive(Clone, Copy)]
+pub(crate) struct NoncePrefix([u8; 7]);
+
+impl NoncePrefix {
+    /// A new prefix from the operating system's random numbers.
+    pub(crate) fn random() -> Result<Self> {
+        Ok(NoncePrefix(random_bytes()?))
+    }
+
+    /// The nonce of one sequence number.
+    pub(crate) fn nonce(&self, sequence: u64) -> [u8; NONCE_BYTES] {
+        let mut nonce = [0; NONCE_BYTES];
+        nonce[..7].copy_from_slice(&self.0);
+        nonce[7..].copy_from_slice(&sequence.to_le_bytes()[..5]);
+        nonce
+    }
+}
+
+/// Random bytes of the operating system.
+pub(crate) fn random_bytes<const N: usize>() -> Result<[u8; N]> {
+    let mut bytes = [0; N];
+    aws_lc_rs::rand::fill(&mut bytes)
+        .map_err(|_| Error::new(ErrorKind::Internal, "the system gives no random numbers"))?;
+    Ok(bytes)
+}
+
+fn aead_key(key: &[u8; 32]) -> LessSafeKey {
+    // The length fits by type, so this cannot fail.
+    LessSafeKey::new(UnboundKey::new(&AES_256_GCM, key).expect("a 256-bit key"))
+}
+
+impl LayerKeys {
+    /// Derives the keys; `derive` turns a purpose into a key of this layer.
+    pub(crate) fn derive(derive: impl Fn(&str) -> Zeroizing<[u8; 32]>) -> Self {
+        LayerKeys {
+            blocks: aead_key(&derive("layer blocks")),
+            records: aead_key(&derive("layer records")),
+            marks: derive("layer marks"),
+        }
+    }
+
+    /// The key that authenticates the superblock and the close mark.
+    pub(crate) fn marks(&self) -> &[u8; 32] {
+        &self.marks
+    }
+
+    /// Encrypts one block in place and returns its tag.
+    pub(crate) fn seal_block(&self, nonce: [u8; NONCE_BYTES], block: &mut [u8]) -> [u8; 16] {
+        debug_assert_eq!(block.len() as u64, BLOCK_SIZE_BYTES);
+        let nonce = Nonce::assume_unique_for_key(nonce);
+        let tag = self.blocks.seal_in_place_separate_tag(nonce, Aad::empty(), block);
+        let mut bytes = [0; 16];
+        // 4 KiB is far below the cipher's limit, so this cannot fail.
+        bytes.copy_from_slice(tag.expect("a block is within the cipher's limit").as_ref());
+        bytes
+    }
+
+    /// Decrypts one block into `out`; false when the bytes are not those that
+    /// the record described.
+    pub(crate) fn open_block(
+        &self,
+        nonce: [u8; NONCE_BYTES],
+        tag: &[u8; 16],
+        stored: &[u8],
+        out: &mut [u8],
+    ) -> bool {
+        let nonce = Nonce::assume_unique_for_key(nonce);
+        self.blocks.open_separate_gather(nonce, Aad::empty(), stored, tag, out).is_ok()
+    }
+
+    /// Encrypts a record for its place (slot, and cell within the slot).
+    pub(crate) fn seal_record(
+        &self,
+        place: RecordPlace,
+        nonce: [u8; NONCE_BYTES],
+        record: &Record,
+    ) -> [u8; RECORD_BYTES] {
+        let mut stored = [0; RECORD_BYTES];
+        stored[..NONCE_BYTES].copy_from_slice(&nonce);
+        let mut body = record.encode();
+        let tag = self
+            .records
+            .seal_in_place_separate_tag(
+                Nonce::assume_unique_for_key(nonce),
+                Aad::from(place.bytes()),
+                &mut body,
+            )
+            .expect("a record is within the cipher's limit");
+        stored[NONCE_BYTES..NONCE_BYTES + RECORD_PLAIN_BYTES].copy_from_slice(&body);
+        stored[NONCE_BYTES + RECORD_PLAIN_BYTES..].copy_from_slice(tag.as_ref());
+        stored
+    }
+
+    /// The record and its nonce, if the bytes are a whole record of that place.
+    pub(crate) fn open_record(
+        &self,
+        place: RecordPlace,
+        stored: &[u8; RECORD_BYTES],
+    ) -> Option<(Record, [u8; NONCE_BYTES])> {
+        let mut nonce = [0; NONCE_BYTES];
+        nonce.copy_from_slice(&stored[..NONCE_BYTES]);
+        let mut plain = [0; RECORD_PLAIN_BYTES];
+        let (body, tag) = stored[NONCE_BYTES..].split_at(RECORD_PLAIN_BYTES);
+        self.records
+            .open_separate_gather(
+                Nonce::assume_unique_for_key(nonce),
+                Aad::from(place.bytes()),
+                body,
+                tag,
+                &mut plain,
+            )
+            .ok()?;
+        Some((Record::decode(&plain)?, nonce))
+    }
+}
+
+/// Where a record stands: it is believed only there.
+#[derive(Clone, Copy)]
+pub(crate) struct RecordPlace {
+    /// The slot.
+    pub(crate) slot: u32,
+    /// The cell within the slot, for a zero cell.
+    pub(crate) cell: Option<u8>,
+}
+
+impl RecordPlace {
+    pub(crate) fn of_slot(slot: u32) -> Self {
+        RecordPlace { slot, cell: None }
+    }
+
+    fn bytes(self) -> [u8; 5] {
+        let slot = self.slot.to_le_bytes();
+        [slot[0], slot[1], slot[2], slot[3], self.cell.unwrap_or(0xff)]
+    }
+}

@@ -1,0 +1,97 @@
+//! Reading captured blocks.
+
+use std::cell::RefCell;
+use std::os::unix::fs::FileExt;
+
+use coldrise_block::{Context, Error, ErrorKind, Result, BLOCK_SIZE_BYTES};
+
+use super::format::{slot_offset_bytes, RecordKind, SLOTS_PER_SEGMENT};
+use super::keys::RecordPlace;
+use super::map::Lookup;
+use super::Layer;
+
+const BLOCK: usize = BLOCK_SIZE_BYTES as usize;
+
+/// Most blocks read with one call.
+pub(crate) const MAX_RUN_BLOCKS: usize = 64;
+
+thread_local! {
+    static STORED: RefCell<Vec<u8>> = RefCell::new(vec![0; MAX_RUN_BLOCKS * BLOCK]);
+}
+
+impl Layer {
+    /// How many blocks from `block` on, at most `limit`, are captured in
+    /// neighbouring slots that one call can read, if `block` is in `slot`.
+    pub(crate) fn slot_run(&self, block: u64, slot: u32, limit: u64) -> u64 {
+        let in_segment = u64::from(SLOTS_PER_SEGMENT - slot % SLOTS_PER_SEGMENT);
+        let limit = limit.min(in_segment).min(MAX_RUN_BLOCKS as u64);
+        let mut count = 1;
+        while count < limit && self.lookup(block + count) == Lookup::Slot(slot + count as u32) {
+            count += 1;
+        }
+        count
+    }
+
+    /// Reads whole blocks that a lookup found in neighbouring slots, from `slot`
+    /// on. No lock is held, so a slot may have been reused since the lookup: the
+    /// tags tell. Returns how many blocks were read; where fewer than asked for,
+    /// the caller looks up again.
+    ///
+    /// Errors: `Corrupt` when a block is damaged although the map still names its slot.
+    pub(crate) fn read_slots(&self, block: u64, slot: u32, out: &mut [u8]) -> Result<usize> {
+        STORED.with_borrow_mut(|stored| {
+            let stored = &mut stored[..out.len()];
+            self.file
+                .read_exact_at(stored, slot_offset_bytes(slot))
+                .context(|| format!("reading {}", self.path.display()))?;
+            let pieces = stored.chunks_exact(BLOCK).zip(out.chunks_exact_mut(BLOCK));
+            for (i, (piece, out)) in pieces.enumerate() {
+                let (block, slot) = (block + i as u64, slot + i as u32);
+                if self.open_slot(block, slot, piece, out)? {
+                    continue;
+                }
+                if i == 0 && self.lookup(block) == Lookup::Slot(slot) {
+                    return self.read_again(block, slot, out).map(usize::from);
+                }
+                return Ok(i);
+            }
+            Ok(out.len() / BLOCK)
+        })
+    }
+
+    fn open_slot(&self, block: u64, slot: u32, stored: &[u8], out: &mut [u8]) -> Result<bool> {
+        let record = self.windows.load_record(&self.file, slot)?;
+        Ok(match self.keys.open_record(RecordPlace::of_slot(slot), &record) {
+            Some((record, nonce)) => {
+                record.kind == RecordKind::Block
+                    && record.block == block
+                    && self.keys.open_block(nonce, &record.payload, stored, out)
+            }
+            None => false,
+        })
+    }
+
+    /// Damage is believed only after reading again, while the map names the same
+    /// slot all the time. True when the block was read, false when it moved.
+    fn read_again(&self, block: u64, slot: u32, out: &mut [u8]) -> Result<bool> {
+        let mut stored = [0; BLOCK];
+        for _ in 0..3 {
+            self.file
+                .read_exact_at(&mut stored, slot_offset_bytes(slot))
+                .context(|| format!("reading {}", self.path.display()))?;
+            if self.open_slot(block, slot, &stored, &mut out[..BLOCK])? {
+                return Ok(true);
+            }
+            if self.lookup(block) != Lookup::Slot(slot) {
+                return Ok(false);
+            }
+        }
+        let message = format!(
+            "captured block at byte {} (slot {slot} of {}) is damaged",
+            block * BLOCK_SIZE_BYTES,
+            self.path.display()
+        );
+        tracing::error!("{message}");
+        Err(Error::new(ErrorKind::Corrupt, message))
+    }
+}

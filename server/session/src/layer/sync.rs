@@ -1,0 +1,195 @@
+//! Flush: one fdatasync for all who wait, and the thread that looks ahead.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use coldrise_block::{Context, Result};
+use parking_lot::{Condvar, Mutex};
+
+use super::{Layer, Writer};
+
+/// Syncs are numbered; a flush waits for the first sync that starts after it.
+pub(crate) struct SyncState {
+    turn: Mutex<Turn>,
+    finished: Condvar,
+    pub(crate) ahead: Arc<Ahead>,
+}
+
+#[derive(Default)]
+struct Turn {
+    started: u64,
+    completed: u64,
+    is_running: bool,
+}
+
+/// Wakes the thread that grows the file ahead of the writes.
+#[derive(Default)]
+pub(crate) struct Ahead {
+    state: Mutex<AheadState>,
+    wake: Condvar,
+}
+
+#[derive(Default)]
+struct AheadState {
+    grow: bool,
+    stop: bool,
+    is_started: bool,
+}
+
+/// Unflushed writes are synced on the layer's own account after so many
+/// blocks: it bounds what a recovery must verify, what a seal must wait for, and
+/// how long superseded slots stay unusable.
+const UNFLUSHED_BLOCKS_LIMIT: u64 = 32 << 10;
+/// ... or after this long.
+const UNFLUSHED_AGE_LIMIT: Duration = Duration::from_secs(5);
+
+impl SyncState {
+    pub(crate) fn new() -> Self {
+        SyncState {
+            turn: Mutex::new(Turn::default()),
+            finished: Condvar::new(),
+            ahead: Arc::new(Ahead::default()),
+        }
+    }
+}
+
+impl Layer {
+    /// Makes durable every write that completed before the call. Concurrent
+    /// callers share one sync.
+    pub(crate) fn flush(&self) -> Result<()> {
+        let writer = self.writer()?;
+        let mut turn = writer.sync.turn.lock();
+        let mine = turn.started + 1;
+        loop {
+            writer.poison.check()?;
+            if turn.completed >= mine {
+                return Ok(());
+            }
+            if turn.is_running {
+                writer.sync.finished.wait(&mut turn);
+                continue;
+            }
+            turn.is_running = true;
+            turn.started += 1;
+            let number = turn.started;
+            drop(turn);
+            let result = self.sync_now(writer);
+            turn = writer.sync.turn.lock();
+            turn.is_running = false;
+            match &result {
+                Ok(()) => turn.completed = number,
+                Err(error) => {
+                    writer.poison.set();
+                    tracing::error!(layer = %self.path.display(), error = %error.full_message(), "a sync failed: the session takes no more writes");
+                }
+            }
+            writer.sync.finished.notify_all();
+            result?;
+        }
+    }
+
+    fn sync_now(&self, writer: &Writer) -> Result<()> {
+        // Alone for an instant: no write is half done, so everything up to
+        // `covered` is in the page cache, slot and record.
+        let (covered, superseded) = {
+            let _alone = writer.gate.write();
+            (writer.next_sequence.load(Ordering::SeqCst) - 1, writer.slots.begin_sync())
+        };
+        if covered == writer.durable_sequence.load(Ordering::SeqCst) {
+            return Ok(());
+        }
+        self.file.sync_data().context(|| format!("syncing {}", self.path.display()))?;
+        writer.durable_sequence.store(covered, Ordering::SeqCst);
+        writer.slots.release(superseded);
+        Ok(())
+    }
+
+    /// Starts the thread that grows the file and bounds unflushed writes, once.
+    pub(crate) fn start_ahead(self: &Arc<Self>) {
+        let Some(writer) = &self.writer else { return };
+        let ahead = Arc::clone(&writer.sync.ahead);
+        {
+            let mut state = ahead.state.lock();
+            if std::mem::replace(&mut state.is_started, true) {
+                return;
+            }
+        }
+        let layer = Arc::downgrade(self);
+        let started = std::thread::Builder::new()
+            .name("layer-ahead".into())
+            .spawn(move || look_ahead(&layer, &ahead));
+        if let Err(error) = started {
+            // Without the thread growth happens in the writers, only slower.
+            tracing::warn!(%error, "cannot start the thread that prepares space for writes");
+        }
+    }
+
+    fn unflushed_blocks(&self) -> u64 {
+        self.writer.as_ref().map_or(0, |writer| {
+            let next = writer.next_sequence.load(Ordering::Relaxed);
+            next - 1 - writer.durable_sequence.load(Ordering::Relaxed).min(next - 1)
+        })
+    }
+
+    /// Asks the layer's own thread to grow the file.
+    pub(crate) fn want_space(&self) {
+        if let Some(writer) = &self.writer {
+            let mut state = writer.sync.ahead.state.lock();
+            if !state.grow {
+                state.grow = true;
+                writer.sync.ahead.wake.notify_one();
+            }
+        }
+    }
+
+    /// Wakes the layer's own thread when too much is unflushed.
+    pub(crate) fn bound_unflushed(&self, sequence: u64) {
+        // Looked at only now and then: it is on the path of every write.
+        if sequence % 1024 == 0 && self.unflushed_blocks() > UNFLUSHED_BLOCKS_LIMIT {
+            self.want_space();
+        }
+    }
+}
+
+impl Ahead {
+    /// Ends the thread; it does not have to be waited for.
+    pub(crate) fn stop(&self) {
+        self.state.lock().stop = true;
+        self.wake.notify_all();
+    }
+}
+
+fn look_ahead(layer: &Weak<Layer>, ahead: &Ahead) {
+    let mut last_flush = Instant::now();
+    loop {
+        let grow = {
+            let mut state = ahead.state.lock();
+            if !state.grow && !state.stop {
+                ahead.wake.wait_for(&mut state, Duration::from_secs(1));
+            }
+            if state.stop {
+                return;
+            }
+            std::mem::take(&mut state.grow)
+        };
+        let Some(layer) = layer.upgrade() else { return };
+        let Ok(writer) = layer.writer() else { return };
+        if writer.poison.check().is_err() {
+            return;
+        }
+        if grow {
+            // A failure is met again, and reported, by the write that needs the space.
+            let _ = writer.slots.grow_ahead(&layer.file);
+        }
+        let unflushed = layer.unflushed_blocks();
+        let is_old = unflushed > 0 && last_flush.elapsed() > UNFLUSHED_AGE_LIMIT;
+        if unflushed > UNFLUSHED_BLOCKS_LIMIT || is_old {
+            // `flush` logs and poisons by itself.
+            let _ = layer.flush();
+            last_flush = Instant::now();
+        } else if unflushed == 0 {
+            last_flush = Instant::now();
+        }
+    }
+}

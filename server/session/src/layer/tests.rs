@@ -1,0 +1,445 @@
+//! A layer, under a disk view, against a plain byte array.
+//!
+//! The crash tests cut the power: the file is put together again from what
+//! was there at the last sync and a random choice of the 4 KiB pages written since.
+
+use std::collections::HashMap;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use coldrise_block::{Disk, ErrorKind, Extent, ExtentKind, Result};
+use proptest::prelude::*;
+use zeroize::Zeroizing;
+
+use super::format::Superblock;
+use super::{Layer, LayerKeys, Poison, ReadMode, SealFacts};
+use crate::disk::{LayeredDisk, Stack};
+
+const PAGE: usize = 4096;
+/// Not a multiple of a block, and larger than two groups of the block map.
+const DISK_BYTES: u64 = 9 * 1024 * 1024 + 512;
+
+/// A base disk whose every byte can be computed.
+struct Pattern {
+    size_bytes: u64,
+}
+
+fn base_byte(offset: u64) -> u8 {
+    if (offset / 65536) % 3 == 0 {
+        0
+    } else {
+        (offset / 512) as u8 ^ (offset as u8)
+    }
+}
+
+impl Disk for Pattern {
+    fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+    fn is_read_only(&self) -> bool {
+        true
+    }
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
+        for (i, byte) in buffer.iter_mut().enumerate() {
+            *byte = base_byte(offset + i as u64);
+        }
+        Ok(())
+    }
+    fn write_at(&self, _: &[u8], _: u64) -> Result<()> {
+        unreachable!("the base is never written")
+    }
+    fn write_zeroes(&self, _: u64, _: u64) -> Result<()> {
+        unreachable!("the base is never written")
+    }
+    fn trim(&self, _: u64, _: u64) -> Result<()> {
+        unreachable!("the base is never written")
+    }
+    fn flush(&self) -> Result<()> {
+        Ok(())
+    }
+    fn extents(&self, offset_bytes: u64, length_bytes: u64, _: usize) -> Result<Vec<Extent>> {
+        let mut extents = Vec::new();
+        let mut at = offset_bytes;
+        while at < offset_bytes + length_bytes {
+            let stop = (at / 65536 * 65536 + 65536).min(offset_bytes + length_bytes);
+            let hole = (at / 65536) % 3 == 0;
+            let kind = if hole { ExtentKind::Hole } else { ExtentKind::Stored };
+            let next = Extent { offset_bytes: at, length_bytes: stop - at, kind };
+            coldrise_block::push_extent(&mut extents, next);
+            at = stop;
+        }
+        Ok(extents)
+    }
+}
+
+fn keys() -> LayerKeys {
+    LayerKeys::derive(|purpose| Zeroizing::new(*blake3::hash(purpose.as_bytes()).as_bytes()))
+}
+
+fn superblock() -> Superblock {
+    Superblock { id: [7; 16], disk_size_bytes: DISK_BYTES }
+}
+
+struct Place {
+    _folder: tempfile::TempDir,
+    layer: PathBuf,
+    map: PathBuf,
+}
+
+impl Place {
+    fn new() -> Place {
+        let folder = tempfile::tempdir().unwrap();
+        let layer = folder.path().join("layer");
+        let map = folder.path().join("map");
+        Layer::create(&layer, &superblock(), &keys()).unwrap();
+        Place { _folder: folder, layer, map }
+    }
+
+    fn open(&self) -> (Arc<Layer>, LayeredDisk) {
+        self.open_copy(&self.layer)
+    }
+
+    fn open_copy(&self, path: &Path) -> (Arc<Layer>, LayeredDisk) {
+        let opened =
+            Layer::open_for_writing(path, &superblock(), keys(), &self.map, Poison::default());
+        let layer = opened.unwrap();
+        (Arc::clone(&layer), view(layer, false))
+    }
+
+    fn open_for_reading(&self, mode: ReadMode<'_>) -> Result<LayeredDisk> {
+        let layer = Layer::open_for_reading(&self.layer, &superblock(), keys(), mode)?;
+        Ok(view(layer, true))
+    }
+}
+
+fn view(layer: Arc<Layer>, is_read_only: bool) -> LayeredDisk {
+    let base = Arc::new(Pattern { size_bytes: DISK_BYTES });
+    LayeredDisk::new(DISK_BYTES, is_read_only, Stack { base, layers: vec![layer] })
+}
+
+fn base_bytes() -> Vec<u8> {
+    (0..DISK_BYTES).map(base_byte).collect()
+}
+
+fn assert_same(disk: &dyn Disk, model: &[u8]) {
+    let mut bytes = vec![0; model.len()];
+    disk.read_at(&mut bytes, 0).unwrap();
+    if let Some(at) = bytes.iter().zip(model).position(|(a, b)| a != b) {
+        panic!("byte {at} is {} and should be {}", bytes[at], model[at]);
+    }
+    // What extents call zero reads as zeroes, and they cover the disk without gaps.
+    let mut at = 0;
+    while at < model.len() as u64 {
+        for extent in disk.extents(at, model.len() as u64 - at, 50).unwrap() {
+            assert_eq!(extent.offset_bytes, at);
+            let range = at as usize..(at + extent.length_bytes) as usize;
+            if extent.kind.reads_zero() {
+                assert!(model[range].iter().all(|byte| *byte == 0), "{extent:?}");
+            }
+            at += extent.length_bytes;
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Write { offset: u64, length: u64, fill: u8 },
+    Zero { offset: u64, length: u64 },
+    Trim { offset: u64, length: u64 },
+    Read { offset: u64, length: u64 },
+    Flush,
+    Reopen,
+}
+
+fn range() -> impl Strategy<Value = (u64, u64)> {
+    let length = prop_oneof![
+        4 => 1..20_000u64,
+        3 => (1..40u64).prop_map(|blocks| blocks * 4096),
+        1 => 1..6_000_000u64,
+    ];
+    let offset = prop_oneof![0..DISK_BYTES, (0..DISK_BYTES / 4096).prop_map(|block| block * 4096)];
+    (offset, length).prop_map(|(offset, length)| (offset, length.min(DISK_BYTES - offset)))
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        8 => (range(), any::<u8>())
+            .prop_map(|((offset, length), fill)| Step::Write { offset, length, fill }),
+        2 => range().prop_map(|(offset, length)| Step::Zero { offset, length }),
+        2 => range().prop_map(|(offset, length)| Step::Trim { offset, length }),
+        2 => range().prop_map(|(offset, length)| Step::Read { offset, length }),
+        2 => Just(Step::Flush),
+        1 => Just(Step::Reopen),
+    ]
+}
+
+fn content(offset: u64, length: u64, fill: u8) -> Vec<u8> {
+    (0..length).map(|i| fill ^ ((offset + i) / 7) as u8).collect()
+}
+
+/// Does one step on both; trims leave what is not a whole block.
+fn apply(disk: &LayeredDisk, model: &mut [u8], step: &Step) {
+    match *step {
+        Step::Write { offset, length, fill } => {
+            let bytes = content(offset, length, fill);
+            disk.write_at(&bytes, offset).unwrap();
+            model[offset as usize..(offset + length) as usize].copy_from_slice(&bytes);
+        }
+        Step::Zero { offset, length } => {
+            disk.write_zeroes(offset, length).unwrap();
+            model[offset as usize..(offset + length) as usize].fill(0);
+        }
+        Step::Trim { offset, length } => {
+            disk.trim(offset, length).unwrap();
+            let end = offset + length;
+            let first = offset.next_multiple_of(4096);
+            let last = if end == DISK_BYTES { end } else { end / 4096 * 4096 };
+            if first < last {
+                model[first as usize..last as usize].fill(0);
+            }
+        }
+        Step::Read { offset, length } => {
+            let mut bytes = vec![0; length as usize];
+            disk.read_at(&mut bytes, offset).unwrap();
+            assert_eq!(bytes, model[offset as usize..(offset + length) as usize]);
+        }
+        Step::Flush => disk.flush().unwrap(),
+        Step::Reopen => {}
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_layered_disk_is_a_byte_array(steps in prop::collection::vec(step(), 1..60)) {
+        let place = Place::new();
+        let mut model = base_bytes();
+        let mut open = Some(place.open());
+        for step in &steps {
+            if matches!(step, Step::Reopen) {
+                drop(open.take());
+                open = Some(place.open());
+            }
+            apply(&open.as_ref().unwrap().1, &mut model, step);
+        }
+        assert_same(&open.as_ref().unwrap().1, &model);
+        // Another process, while this one has it open for writing.
+        let live = place.open_for_reading(ReadMode::Attached(&place.map)).unwrap();
+        assert_same(&live, &model);
+        // As sealed: complete, and refused when it is not.
+        let facts = open.as_ref().unwrap().0.seal_facts().unwrap();
+        drop(open.take());
+        prop_assert!(!live.is_current());
+        assert_same(&place.open_for_reading(ReadMode::Idle).unwrap(), &model);
+        assert_same(&place.open_for_reading(ReadMode::Sealed(facts)).unwrap(), &model);
+        let later = SealFacts { sequence: facts.sequence + 1, ..facts };
+        let refused = place.open_for_reading(ReadMode::Sealed(later)).err().unwrap();
+        prop_assert_eq!(refused.kind(), ErrorKind::Corrupt);
+    }
+}
+
+/// What each block may read as after a crash.
+#[derive(Default)]
+struct Allowed {
+    /// Per block: its content at the last flush, and every content since.
+    since_flush: HashMap<usize, Vec<Vec<u8>>>,
+}
+
+impl Allowed {
+    fn note(&mut self, model: &[u8], before: &[u8]) {
+        for block in 0..model.len().div_ceil(PAGE) {
+            let range = block * PAGE..((block + 1) * PAGE).min(model.len());
+            if model[range.clone()] != before[range.clone()] {
+                let history = self
+                    .since_flush
+                    .entry(block)
+                    .or_insert_with(|| vec![before[range.clone()].to_vec()]);
+                history.push(model[range].to_vec());
+            }
+        }
+    }
+
+    /// Checks what came back after a crash.
+    fn check(&self, found: &[u8], model: &[u8]) {
+        for block in 0..model.len().div_ceil(PAGE) {
+            let range = block * PAGE..((block + 1) * PAGE).min(model.len());
+            let is_allowed = match self.since_flush.get(&block) {
+                Some(history) => history.iter().any(|bytes| *bytes == found[range.clone()]),
+                None => model[range.clone()] == found[range],
+            };
+            assert!(is_allowed, "block {block} is neither what was flushed nor written since");
+        }
+    }
+}
+
+/// A small generator, so that a crash is a function of the test's seed.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+}
+
+/// The file after a power cut: every page as it was at the last sync, or as it is now.
+fn cut_power(synced: &[u8], now: &[u8], random: &mut Random) -> Vec<u8> {
+    let length = if random.next() % 2 == 0 { now.len() } else { synced.len().min(now.len()) };
+    let mut disk = vec![0; length.max(synced.len().min(now.len()))];
+    let share = random.next() % 4;
+    for page in 0..disk.len() / PAGE {
+        let range = page * PAGE..(page + 1) * PAGE;
+        let takes_new = match share {
+            0 => false,
+            1 => true,
+            _ => random.next() % 2 == 0,
+        };
+        let source = if takes_new { now } else { synced };
+        if source.len() >= range.end {
+            disk[range.clone()].copy_from_slice(&source[range]);
+        }
+    }
+    disk
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_power_cut_loses_nothing_that_was_flushed(
+        rounds in prop::collection::vec(prop::collection::vec(step(), 1..25), 1..5),
+        seed in 1..u64::MAX,
+    ) {
+        let place = Place::new();
+        let mut random = Random(seed);
+        let mut model = base_bytes();
+        for steps in &rounds {
+            let (layer, disk) = place.open();
+            let mut synced = std::fs::read(&place.layer).unwrap();
+            let mut allowed = Allowed::default();
+            for step in steps {
+                let before = model.clone();
+                apply(&disk, &mut model, step);
+                if matches!(step, Step::Flush) {
+                    synced = std::fs::read(&place.layer).unwrap();
+                    allowed = Allowed::default();
+                } else {
+                    allowed.note(&model, &before);
+                }
+            }
+            let now = std::fs::read(&place.layer).unwrap();
+            drop(disk);
+            drop(layer);
+            std::fs::write(&place.layer, cut_power(&synced, &now, &mut random)).unwrap();
+            let (_layer, disk) = place.open();
+            let mut found = vec![0; model.len()];
+            disk.read_at(&mut found, 0).unwrap();
+            allowed.check(&found, &model);
+            // Goes on from what the disk now says.
+            model = found;
+        }
+    }
+}
+
+#[test]
+fn rewriting_reuses_slots_once_they_are_flushed() {
+    let place = Place::new();
+    let (layer, disk) = place.open();
+    for round in 0..200u64 {
+        disk.write_at(&content(0, 64 * 4096, round as u8), 0).unwrap();
+        disk.flush().unwrap();
+    }
+    assert_eq!(layer.captured_bytes(), 64 * 4096);
+    drop(disk);
+    drop(layer);
+    let length = std::fs::metadata(&place.layer).unwrap().len();
+    assert!(length < 6 << 20, "200 rewrites of 256 KiB left {length} bytes");
+}
+
+#[test]
+fn the_disk_of_a_layer_never_shows_what_was_written() {
+    let place = Place::new();
+    let secret = b"the quick brown fox".repeat(300);
+    let (layer, disk) = place.open();
+    disk.write_at(&secret, 5000).unwrap();
+    drop(disk);
+    drop(layer);
+    let stored = std::fs::read(&place.layer).unwrap();
+    assert!(!stored.windows(19).any(|bytes| bytes == b"the quick brown fox"));
+}
+
+#[test]
+fn equal_content_is_stored_differently_every_time() {
+    let place = Place::new();
+    let (_layer, disk) = place.open();
+    for block in 0..8 {
+        disk.write_at(&[1; 4096], block * 4096).unwrap();
+    }
+    disk.flush().unwrap();
+    let stored = std::fs::read(&place.layer).unwrap();
+    let first = super::format::slot_offset_bytes(0) as usize;
+    let mut slots: Vec<&[u8]> = stored[first..first + 8 * 4096].chunks(4096).collect();
+    slots.sort_unstable();
+    slots.dedup();
+    assert_eq!(slots.len(), 8);
+}
+
+#[test]
+fn damage_is_reported_and_never_returned() {
+    let place = Place::new();
+    let (layer, disk) = place.open();
+    disk.write_at(&[9; 8192], 0).unwrap();
+    disk.flush().unwrap();
+    let file = std::fs::OpenOptions::new().write(true).open(&place.layer).unwrap();
+    file.write_all_at(&[0xff], super::format::slot_offset_bytes(0) + 100).unwrap();
+    let mut bytes = [0; 4096];
+    assert_eq!(disk.read_at(&mut bytes, 0).unwrap_err().kind(), ErrorKind::Corrupt);
+    disk.read_at(&mut bytes, 4096).unwrap();
+    assert_eq!(bytes, [9; 4096]);
+    drop((layer, disk));
+}
+
+#[test]
+fn readers_see_a_block_that_is_rewritten_all_the_time() {
+    let place = Place::new();
+    let (_layer, disk) = place.open();
+    disk.write_at(&[0; 4096], 0).unwrap();
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                let live = place.open_for_reading(ReadMode::Attached(&place.map)).unwrap();
+                let mut bytes = [0; 4096];
+                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                    for disk in [&disk as &dyn Disk, &live] {
+                        disk.read_at(&mut bytes, 0).unwrap();
+                        assert!(bytes.iter().all(|byte| *byte == bytes[0]), "a torn block");
+                    }
+                }
+            });
+        }
+        for round in 0..3000u32 {
+            disk.write_at(&[round as u8; 4096], 0).unwrap();
+            if round % 10 == 0 {
+                disk.flush().unwrap();
+            }
+        }
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    });
+}
+
+#[test]
+fn a_range_beyond_the_end_is_refused_and_changes_nothing() {
+    let place = Place::new();
+    let (_layer, disk) = place.open();
+    for (offset, length) in [(DISK_BYTES, 1), (DISK_BYTES - 10, 11), (u64::MAX, 2)] {
+        let bytes = vec![1; length as usize];
+        assert_eq!(disk.write_at(&bytes, offset).unwrap_err().kind(), ErrorKind::OutOfRange);
+        assert_eq!(disk.trim(offset, length).unwrap_err().kind(), ErrorKind::OutOfRange);
+    }
+    assert_same(&disk, &base_bytes());
+}

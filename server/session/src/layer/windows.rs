@@ -1,0 +1,80 @@
+//! The layer file seen through mappings: records, and the mutable words of the superblock.
+
+use std::fs::File;
+use std::sync::OnceLock;
+
+use coldrise_block::{Error, ErrorKind, Result};
+
+use super::format::{
+    record_offset_bytes, RECORD_BYTES, SEGMENT_BYTES, SLOTS_PER_SEGMENT, SUPERBLOCK_AREA_BYTES,
+};
+use crate::mapping::SharedWords;
+
+/// Segments in one mapping: about 1 GiB of address space.
+const WINDOW_SEGMENTS: u32 = 256;
+const WINDOW_SLOTS: u32 = WINDOW_SEGMENTS * SLOTS_PER_SEGMENT;
+const WINDOW_BYTES: u64 = WINDOW_SEGMENTS as u64 * SEGMENT_BYTES;
+
+/// Mappings of one layer file, made as they are needed.
+pub(crate) struct Windows {
+    head: SharedWords,
+    windows: Box<[OnceLock<SharedWords>]>,
+    is_writable: bool,
+}
+
+impl Windows {
+    /// For a file of which at most `max_slots` slots will be used.
+    pub(crate) fn new(file: &File, max_slots: u32, is_writable: bool) -> Result<Self> {
+        let length = SUPERBLOCK_AREA_BYTES as usize;
+        let head = if is_writable {
+            SharedWords::of_file(file, 0, length)?
+        } else {
+            SharedWords::of_file_read_only(file, 0, length)?
+        };
+        let count = max_slots.div_ceil(WINDOW_SLOTS);
+        let windows = (0..count).map(|_| OnceLock::new()).collect();
+        Ok(Windows { head, windows, is_writable })
+    }
+
+    /// The superblock area.
+    pub(crate) fn head(&self) -> &SharedWords {
+        &self.head
+    }
+
+    fn window(&self, file: &File, slot: u32) -> Result<(&SharedWords, usize)> {
+        let index = slot / WINDOW_SLOTS;
+        let start = SUPERBLOCK_AREA_BYTES + u64::from(index) * WINDOW_BYTES;
+        let cell = self.windows.get(index as usize).ok_or_else(|| {
+            Error::new(ErrorKind::Corrupt, format!("slot {slot} is beyond the layer's largest size"))
+        })?;
+        let inside = (record_offset_bytes(slot) - start) as usize;
+        if let Some(words) = cell.get() {
+            return Ok((words, inside));
+        }
+        let words = if self.is_writable {
+            SharedWords::of_file(file, start, WINDOW_BYTES as usize)?
+        } else {
+            SharedWords::of_file_read_only(file, start, WINDOW_BYTES as usize)?
+        };
+        // Two threads may both have mapped it; the loser's mapping is dropped.
+        Ok((cell.get_or_init(|| words), inside))
+    }
+
+    /// The stored bytes of a record. The slot must lie within the file.
+    pub(crate) fn load_record(&self, file: &File, slot: u32) -> Result<[u8; RECORD_BYTES]> {
+        let (words, offset) = self.window(file, slot)?;
+        Ok(words.load_bytes(offset))
+    }
+
+    /// Stores a record. The slot must lie within the file.
+    pub(crate) fn store_record(
+        &self,
+        file: &File,
+        slot: u32,
+        stored: &[u8; RECORD_BYTES],
+    ) -> Result<()> {
+        let (words, offset) = self.window(file, slot)?;
+        words.store_bytes(offset, stored);
+        Ok(())
+    }
+}

@@ -1,0 +1,222 @@
+//! Capturing blocks and zeroes.
+
+use std::cell::RefCell;
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::Ordering;
+
+use coldrise_block::{Context, Error, ErrorKind, Result, BLOCK_SIZE_BYTES};
+
+use super::format::{
+    slot_offset_bytes, Record, RecordKind, CELLS_PER_SLOT, MAX_SEQUENCE, RECORD_BYTES,
+};
+use super::keys::RecordPlace;
+use super::map::Lookup;
+use super::slots::SlotRun;
+use super::{Layer, StripeGuard, Writer, STRIPE_BLOCKS};
+
+const BLOCK: usize = BLOCK_SIZE_BYTES as usize;
+
+/// What a thread needs for a write, kept between writes.
+#[derive(Default)]
+struct Scratch {
+    stored: Vec<u8>,
+    runs: Vec<SlotRun>,
+    records: Vec<[u8; RECORD_BYTES]>,
+    superseded: Vec<u32>,
+}
+
+thread_local! {
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
+}
+
+/// The slot whose cells take the next zero records.
+pub(crate) struct ZeroCells {
+    slot: u32,
+    used: usize,
+}
+
+impl ZeroCells {
+    /// None open: the first zeroing takes a slot.
+    pub(crate) fn none() -> Self {
+        ZeroCells { slot: 0, used: CELLS_PER_SLOT }
+    }
+}
+
+impl Layer {
+    /// Captures whole blocks from `first` on; all of them within the stripe that
+    /// `_guard` holds. Durable after the next flush.
+    pub(crate) fn capture(&self, _guard: &StripeGuard<'_>, first: u64, bytes: &[u8]) -> Result<()> {
+        debug_assert_eq!(bytes.len() % BLOCK, 0);
+        debug_assert_eq!(
+            first / STRIPE_BLOCKS,
+            (first + (bytes.len() / BLOCK) as u64 - 1) / STRIPE_BLOCKS
+        );
+        let writer = self.writer()?;
+        writer.poison.check()?;
+        SCRATCH.with_borrow_mut(|scratch| self.capture_with(writer, scratch, first, bytes))
+    }
+
+    fn capture_with(
+        &self,
+        writer: &Writer,
+        scratch: &mut Scratch,
+        first: u64,
+        bytes: &[u8],
+    ) -> Result<()> {
+        let count = (bytes.len() / BLOCK) as u32;
+        if writer.slots.take(&self.file, count, &mut scratch.runs)? {
+            self.want_space();
+        }
+        let Scratch { stored, runs, records, superseded } = scratch;
+        stored.clear();
+        stored.extend_from_slice(bytes);
+        records.clear();
+        superseded.clear();
+        let newest = self.store_blocks(writer, stored, runs, records, first).inspect_err(|error| {
+            writer.slots.give_back(runs);
+            self.poison_unless_full(writer, error);
+        })?;
+        let slots = runs.iter().flat_map(|run| run.first..run.first + run.count);
+        for ((slot, record), block) in slots.zip(records.iter()).zip(first..) {
+            // Fails only where the address space is used up.
+            self.windows.store_record(&self.file, slot, record).inspect_err(|_| writer.poison.set())?;
+            if let Lookup::Slot(old) = self.map.set_slot(block, slot) {
+                superseded.push(old);
+            }
+        }
+        writer.highest_recorded.fetch_max(newest, Ordering::Relaxed);
+        writer.slots.supersede(superseded);
+        Ok(())
+    }
+
+    /// Encrypts in place, writes run by run, and makes the records; publishes nothing.
+    /// Returns the highest sequence number used.
+    fn store_blocks(
+        &self,
+        writer: &Writer,
+        stored: &mut [u8],
+        runs: &[SlotRun],
+        records: &mut Vec<[u8; RECORD_BYTES]>,
+        first: u64,
+    ) -> Result<u64> {
+        let mut newest = 0;
+        let mut blocks = stored.chunks_exact_mut(BLOCK);
+        let mut block = first;
+        for run in runs {
+            for slot in run.first..run.first + run.count {
+                let piece = blocks.next().expect("as many slots as blocks were taken");
+                let (sequence, unflushed) = self.next_sequence(writer)?;
+                newest = sequence;
+                let nonce = writer.nonces.nonce(sequence);
+                let payload = self.keys.seal_block(nonce, piece);
+                let record = Record { sequence, unflushed, block, kind: RecordKind::Block, payload };
+                records.push(self.keys.seal_record(RecordPlace::of_slot(slot), nonce, &record));
+                block += 1;
+            }
+        }
+        let mut rest = &stored[..];
+        for run in runs {
+            let (piece, after) = rest.split_at(run.count as usize * BLOCK);
+            self.file
+                .write_all_at(piece, slot_offset_bytes(run.first))
+                .context(|| format!("writing to {}", self.path.display()))?;
+            rest = after;
+        }
+        Ok(newest)
+    }
+
+    /// Makes `count` blocks from `first` on read as zeroes: one 64-byte record,
+    /// or none where they already do. Takes the locks it needs itself.
+    pub(crate) fn capture_zeroes(&self, first: u64, count: u64) -> Result<()> {
+        let writer = self.writer()?;
+        writer.poison.check()?;
+        let last = first + count - 1;
+        if first / STRIPE_BLOCKS == last / STRIPE_BLOCKS {
+            let guard = self.lock_stripe(first)?;
+            let result = self.zero_range(writer, first, count);
+            drop(guard);
+            result
+        } else {
+            // A range of many stripes: alone, rather than with hundreds of locks.
+            let _alone = writer.gate.write();
+            self.zero_range(writer, first, count)
+        }
+    }
+
+    fn zero_range(&self, writer: &Writer, first: u64, count: u64) -> Result<()> {
+        if self.map.is_zero(first, count) {
+            return Ok(());
+        }
+        let mut cells = writer.zero_cells.lock();
+        if cells.used == CELLS_PER_SLOT {
+            *cells = ZeroCells { slot: self.open_zero_cells(writer)?, used: 0 };
+        }
+        let (sequence, unflushed) = self.next_sequence(writer)?;
+        let mut payload = [0; 16];
+        payload[..8].copy_from_slice(&count.to_le_bytes());
+        let record =
+            Record { sequence, unflushed, block: first, kind: RecordKind::ZeroRange, payload };
+        let place = RecordPlace { slot: cells.slot, cell: Some(cells.used as u8) };
+        let stored = self.keys.seal_record(place, writer.nonces.nonce(sequence), &record);
+        let offset_bytes = slot_offset_bytes(cells.slot) + (cells.used * RECORD_BYTES) as u64;
+        self.write_or_poison(writer, &stored, offset_bytes)?;
+        writer.highest_recorded.fetch_max(sequence, Ordering::Relaxed);
+        cells.used += 1;
+        drop(cells);
+        let mut superseded = Vec::new();
+        self.map.set_zero(first, count, |slot| superseded.push(slot));
+        writer.slots.supersede(&superseded);
+        Ok(())
+    }
+
+    /// Takes a slot for zero cells. Its bytes are cleared before its record is
+    /// stored. Should a crash keep the record and lose the clearing, cells of an
+    /// earlier use may come back; they do no harm, because for every block they
+    /// name a record with a higher sequence number exists.
+    fn open_zero_cells(&self, writer: &Writer) -> Result<u32> {
+        let mut runs = Vec::new();
+        if writer.slots.take(&self.file, 1, &mut runs)? {
+            self.want_space();
+        }
+        let slot = runs[0].first;
+        self.write_or_poison(writer, &[0; BLOCK], slot_offset_bytes(slot))?;
+        let (sequence, unflushed) = self.next_sequence(writer)?;
+        let record =
+            Record { sequence, unflushed, block: 0, kind: RecordKind::ZeroCells, payload: [0; 16] };
+        let nonce = writer.nonces.nonce(sequence);
+        let stored = self.keys.seal_record(RecordPlace::of_slot(slot), nonce, &record);
+        self.windows.store_record(&self.file, slot, &stored)?;
+        writer.highest_recorded.fetch_max(sequence, Ordering::Relaxed);
+        Ok(slot)
+    }
+
+    fn write_or_poison(&self, writer: &Writer, bytes: &[u8], offset_bytes: u64) -> Result<()> {
+        self.file
+            .write_all_at(bytes, offset_bytes)
+            .context(|| format!("writing to {}", self.path.display()))
+            .inspect_err(|error| self.poison_unless_full(writer, error))
+    }
+
+    /// A full disk refuses one write; any other failure ends the session's writes.
+    fn poison_unless_full(&self, writer: &Writer, error: &Error) {
+        if error.kind() != ErrorKind::NoSpace {
+            writer.poison.set();
+            let layer = self.path.display();
+            tracing::error!(%layer, error = %error.full_message(), "a write failed: the session takes no more writes");
+        }
+    }
+
+    /// The next sequence number, and how many up to it are not yet durable.
+    fn next_sequence(&self, writer: &Writer) -> Result<(u64, u32)> {
+        let sequence = writer.next_sequence.fetch_add(1, Ordering::Relaxed);
+        if sequence > MAX_SEQUENCE {
+            return Err(Error::new(
+                ErrorKind::NoSpace,
+                "the session's layer has taken its largest number of writes; seal the session to go on",
+            ));
+        }
+        self.bound_unflushed(sequence);
+        let unflushed = sequence - writer.durable_sequence.load(Ordering::Relaxed);
+        Ok((sequence, u32::try_from(unflushed).unwrap_or(u32::MAX)))
+    }
+}

@@ -1,0 +1,48 @@
+//! Sessions: a restore point published for writing.
+//!
+//! ```text
+//!   publish ──▶ session.json + an empty layer per disk        (O(1))
+//!   Session (one process, exclusive) ──▶ LayeredDisk ──▶ Layer
+//!   seal    ──▶ flush, session.json names the new point and new layers (O(1))
+//!   unpublish ─▶ seal, then the session goes; its point stays
+//! ```
+//!
+//! Neither publish nor seal writes to RocksDB, so both work while a backup
+//! holds the repository for writing. A sealed point stands in the session's
+//! document until the next writer enters it into the catalog; [`Catalog`] shows both.
+//!
+//! # Files
+//!
+//! `live/lock` is held for the moment in which a document or a name is settled.
+//! `live/DIRECTORY/lock` is held by the process that writes the session;
+//! `live/DIRECTORY/control` is its socket for seals. `layers/ID` are the layers.
+//! DIRECTORY is a keyed hash of the session's name, and `session.json` is
+//! sealed: without the key the folder tells no names.
+//!
+//! # Locks, in order
+//!
+//! the session's `lock`, the session's own mutex for seals, the disks' stacks, `live/lock`.
+#![deny(unsafe_code)]
+
+mod catalog;
+mod control;
+mod disk;
+mod document;
+mod layer;
+mod live;
+mod lock;
+#[allow(unsafe_code)]
+mod mapping;
+mod place;
+mod publish;
+mod seal;
+mod session;
+mod unpublish;
+
+pub use catalog::{enter_sealed_points, Catalog};
+pub use document::{SessionDisk, SessionDocument};
+pub use live::{open_live_disk, open_point_disk};
+pub use publish::publish;
+pub use seal::seal;
+pub use session::{session, sessions, Session, SessionState};
+pub use unpublish::unpublish;

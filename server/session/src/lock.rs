@@ -1,0 +1,89 @@
+//! Advisory locks on files: they vanish with the process that held them.
+
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use coldrise_block::{Context, Error, ErrorKind, Result};
+use coldrise_store::Repository;
+use rustix::fs::{flock, FlockOperation};
+
+/// A held lock.
+pub(crate) struct FileLock {
+    _file: File,
+}
+
+/// Whoever looks whether a session is served holds its lock for an instant; a
+/// writer that meets such a look tries again for this long.
+const PROBE_PATIENCE: Duration = Duration::from_millis(100);
+const PROBE_PAUSE: Duration = Duration::from_millis(2);
+
+fn open(path: &Path) -> Result<File> {
+    OpenOptions::new()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .mode(0o600)
+        .open(path)
+        .context(|| format!("opening {}", path.display()))
+}
+
+impl FileLock {
+    /// Waits for the lock. Only for locks that are held for moments.
+    pub(crate) fn wait(path: &Path) -> Result<FileLock> {
+        let file = open(path)?;
+        loop {
+            match flock(&file, FlockOperation::LockExclusive) {
+                Ok(()) => return Ok(FileLock { _file: file }),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(errno) => {
+                    let context = format!("locking {}", path.display());
+                    return Err(Error::io(context, errno.into()));
+                }
+            }
+        }
+    }
+
+    /// Takes the lock, or `None` when another process has it.
+    pub(crate) fn take(path: &Path) -> Result<Option<FileLock>> {
+        let file = open(path)?;
+        let start = Instant::now();
+        loop {
+            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => return Ok(Some(FileLock { _file: file })),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(rustix::io::Errno::WOULDBLOCK) if start.elapsed() < PROBE_PATIENCE => {
+                    std::thread::sleep(PROBE_PAUSE);
+                }
+                Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
+                Err(errno) => {
+                    let context = format!("locking {}", path.display());
+                    return Err(Error::io(context, errno.into()));
+                }
+            }
+        }
+    }
+
+    /// True while another process holds the lock.
+    pub(crate) fn is_held(path: &Path) -> Result<bool> {
+        let file = match File::open(path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(false),
+            Err(error) => return Err(Error::io(format!("opening {}", path.display()), error)),
+        };
+        match flock(&file, FlockOperation::NonBlockingLockShared) {
+            Ok(()) => Ok(false),
+            Err(rustix::io::Errno::WOULDBLOCK) => Ok(true),
+            Err(errno) => Err(Error::new(
+                ErrorKind::Io,
+                format!("looking at the lock {}: {errno}", path.display()),
+            )),
+        }
+    }
+
+    /// The lock under which documents change and names are given.
+    pub(crate) fn documents(repository: &Repository) -> Result<FileLock> {
+        FileLock::wait(&repository.live_dir().join("lock"))
+    }
+}

@@ -1,0 +1,118 @@
+//! Memory shared with other processes: atomic words over a mapped file.
+//!
+//! This is the only `unsafe` of the crate. A mapping lets a writer publish an
+//! index record with a 64-byte store instead of a system call, keeps what was
+//! written when the process is killed, and lets other processes read it.
+//!
+//! The price of a mapping is that a read error of the device, or a file cut
+//! short by somebody else, ends the process with SIGBUS. Nothing that was
+//! flushed is lost by that; payload is read and written with ordinary calls.
+
+use std::fs::File;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use coldrise_block::{Context, Result};
+use memmap2::{MmapOptions, MmapRaw};
+
+/// A mapped range, read and written as little-endian words.
+pub(crate) struct SharedWords {
+    map: MmapRaw,
+}
+
+impl SharedWords {
+    /// Maps `length_bytes` of `file` from `offset_bytes` (a multiple of the
+    /// page size) for reading and writing. The range may reach beyond the end of
+    /// the file; only what lies before the end may be touched.
+    pub(crate) fn of_file(file: &File, offset_bytes: u64, length_bytes: usize) -> Result<Self> {
+        let map = MmapOptions::new()
+            .offset(offset_bytes)
+            .len(length_bytes)
+            .map_raw(file)
+            .context(|| "mapping a layer file")?;
+        Ok(SharedWords { map })
+    }
+
+    /// The same for reading only; a store would end the process.
+    pub(crate) fn of_file_read_only(
+        file: &File,
+        offset_bytes: u64,
+        length_bytes: usize,
+    ) -> Result<Self> {
+        let map = MmapOptions::new()
+            .offset(offset_bytes)
+            .len(length_bytes)
+            .map_raw_read_only(file)
+            .context(|| "mapping a layer file")?;
+        Ok(SharedWords { map })
+    }
+
+    /// Zeroed private memory, given by the kernel page by page as it is touched.
+    pub(crate) fn private(length_bytes: usize) -> Result<Self> {
+        let map = MmapOptions::new()
+            .len(length_bytes)
+            .no_reserve_swap()
+            .map_anon()
+            .context(|| "reserving memory for a block map")?;
+        Ok(SharedWords { map: map.into() })
+    }
+
+    fn word32(&self, index: usize) -> &AtomicU32 {
+        assert!((index + 1) * 4 <= self.map.len(), "word beyond the mapping");
+        // SAFETY: the index was checked against the mapping's length, a mapping is
+        // page aligned, it lives as long as `self`, and every access to it, here
+        // and in other processes, is atomic.
+        unsafe { &*(self.map.as_ptr().add(index * 4) as *const AtomicU32) }
+    }
+
+    fn word64(&self, index: usize) -> &AtomicU64 {
+        assert!((index + 1) * 8 <= self.map.len(), "word beyond the mapping");
+        // SAFETY: as in `word32`.
+        unsafe { &*(self.map.as_ptr().add(index * 8) as *const AtomicU64) }
+    }
+
+    /// The 32-bit word at `index`.
+    #[inline]
+    pub(crate) fn load32(&self, index: usize) -> u32 {
+        u32::from_le(self.word32(index).load(Ordering::Acquire))
+    }
+
+    /// Stores the 32-bit word at `index` after everything stored before it.
+    #[inline]
+    pub(crate) fn store32(&self, index: usize, value: u32) {
+        self.word32(index).store(value.to_le(), Ordering::Release);
+    }
+
+    /// The 64-bit word at `index`.
+    #[inline]
+    pub(crate) fn load64(&self, index: usize) -> u64 {
+        u64::from_le(self.word64(index).load(Ordering::Acquire))
+    }
+
+    /// Stores the 64-bit word at `index` after everything stored before it.
+    #[inline]
+    pub(crate) fn store64(&self, index: usize, value: u64) {
+        self.word64(index).store(value.to_le(), Ordering::Release);
+    }
+
+    /// Copies `N` bytes (a multiple of 8) out, from a multiple of 8 bytes on. A
+    /// concurrent store may be seen in part: the caller authenticates.
+    #[inline]
+    pub(crate) fn load_bytes<const N: usize>(&self, offset_bytes: usize) -> [u8; N] {
+        let mut bytes = [0; N];
+        for (i, piece) in bytes.chunks_exact_mut(8).enumerate() {
+            let word = self.word64(offset_bytes / 8 + i).load(Ordering::Relaxed);
+            piece.copy_from_slice(&word.to_ne_bytes());
+        }
+        bytes
+    }
+
+    /// Copies `N` bytes (a multiple of 8) in, from a multiple of 8 bytes on.
+    #[inline]
+    pub(crate) fn store_bytes<const N: usize>(&self, offset_bytes: usize, bytes: &[u8; N]) {
+        for (i, piece) in bytes.chunks_exact(8).enumerate() {
+            let mut word = [0; 8];
+            word.copy_from_slice(piece);
+            self.word64(offset_bytes / 8 + i).store(u64::from_ne_bytes(word), Ordering::Relaxed);
+        }
+    }
+}

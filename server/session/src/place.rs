@@ -1,0 +1,124 @@
+//! Where the parts of a session lie.
+
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use coldrise_block::{Context, Result};
+use coldrise_store::{LayerId, Repository, SessionName};
+
+use crate::layer::LayerKeys;
+
+/// The folder of one session.
+#[derive(Clone, Debug)]
+pub(crate) struct Place {
+    directory: PathBuf,
+}
+
+impl Place {
+    /// The folder of the session of that name, whether it exists or not.
+    pub(crate) fn of(repository: &Repository, name: &SessionName) -> Place {
+        let hash = repository.derive_key("session directory", name.as_str().as_bytes());
+        let hex: String = hash[..16].iter().map(|byte| format!("{byte:02x}")).collect();
+        Place { directory: repository.live_dir().join(hex) }
+    }
+
+    /// Every folder that is there.
+    pub(crate) fn all(repository: &Repository) -> Result<Vec<Place>> {
+        let live = repository.live_dir();
+        let what = || format!("reading {}", live.display());
+        let mut places = Vec::new();
+        for entry in std::fs::read_dir(&live).context(what)? {
+            let entry = entry.context(what)?;
+            if entry.file_type().context(what)?.is_dir() {
+                places.push(Place { directory: entry.path() });
+            }
+        }
+        Ok(places)
+    }
+
+    /// What seals the document: bound to the folder, so that documents cannot be swapped.
+    pub(crate) fn purpose(&self) -> String {
+        let name = self.directory.file_name().unwrap_or_default();
+        format!("session {}", name.to_string_lossy())
+    }
+
+    pub(crate) fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    pub(crate) fn document(&self) -> PathBuf {
+        self.directory.join("session.json")
+    }
+
+    pub(crate) fn lock(&self) -> PathBuf {
+        self.directory.join("lock")
+    }
+
+    pub(crate) fn control(&self) -> PathBuf {
+        self.directory.join("control")
+    }
+
+    /// Makes the folder, if it is not there.
+    pub(crate) fn create(&self) -> Result<()> {
+        let made = std::fs::DirBuilder::new().mode(0o700).recursive(true).create(&self.directory);
+        made.context(|| format!("creating {}", self.directory.display()))
+    }
+
+    /// Removes the folder; the document first, so that a half-removed session is none.
+    pub(crate) fn remove(&self) -> Result<()> {
+        remove_file(&self.document())?;
+        std::fs::remove_dir_all(&self.directory)
+            .context(|| format!("removing {}", self.directory.display()))
+    }
+}
+
+/// The file of a layer.
+pub(crate) fn layer_path(repository: &Repository, id: &LayerId) -> PathBuf {
+    repository.layers_dir().join(id.to_string())
+}
+
+/// Where the writer of a layer publishes its block map: in memory, not on the
+/// repository's disk.
+pub(crate) fn map_path(id: &LayerId) -> PathBuf {
+    PathBuf::from(format!("/dev/shm/coldrise-{id}.map"))
+}
+
+/// The keys of a layer.
+pub(crate) fn layer_keys(repository: &Repository, id: &LayerId) -> LayerKeys {
+    LayerKeys::derive(|purpose| repository.derive_key(purpose, id.as_bytes()))
+}
+
+/// Removes a file that may be gone already.
+pub(crate) fn remove_file(path: &Path) -> Result<()> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error).context(|| format!("removing {}", path.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Makes the entries of a folder durable.
+pub(crate) fn sync_directory(path: &Path) -> Result<()> {
+    File::open(path)
+        .and_then(|folder| folder.sync_all())
+        .context(|| format!("syncing {}", path.display()))
+}
+
+/// Replaces a file so that a crash leaves the old one or the new one.
+pub(crate) fn replace_file(path: &Path, bytes: &[u8]) -> Result<()> {
+    let what = || format!("writing {}", path.display());
+    let temporary = path.with_extension("new");
+    let mut file = std::fs::OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(&temporary)
+        .context(what)?;
+    file.write_all(bytes).and_then(|()| file.sync_all()).context(what)?;
+    std::fs::rename(&temporary, path).context(what)?;
+    path.parent().map_or(Ok(()), sync_directory)
+}

@@ -1,0 +1,93 @@
+//! Publish: a restore point becomes a writable session.
+//!
+//! Order of writes: the empty layers (synced), their folder (synced), then
+//! `session.json` (synced, renamed, synced). A crash before the last leaves empty
+//! layers that nothing refers to; the next writer removes them.
+
+use std::sync::Arc;
+
+use coldrise_block::{Context, Error, ErrorKind, Result};
+use coldrise_store::{LayerId, PointDocument, Repository, SessionName};
+
+use crate::document::{now_ms, SessionDisk, SessionDocument};
+use crate::layer::Layer;
+use crate::lock::FileLock;
+use crate::place::{layer_keys, layer_path, sync_directory, Place};
+
+/// Publishes a point under a name; without one the machine's name and the
+/// first free number are taken. Costs the same whatever the point holds.
+///
+/// # Errors
+/// `AlreadyExists` when a session has the name.
+pub fn publish(
+    repository: &Arc<Repository>,
+    point: &PointDocument,
+    name: Option<SessionName>,
+) -> Result<SessionDocument> {
+    let _documents = FileLock::documents(repository)?;
+    let name = match name {
+        Some(name) => name,
+        None => free_name(repository, point)?,
+    };
+    let place = Place::of(repository, &name);
+    if let Some(there) = SessionDocument::read(repository, &place)? {
+        let what = match there.is_ended {
+            false => format!("there is already a session {name}: choose another name"),
+            true => format!(
+                "session {name} has ended, but its restore points are not in the catalog yet: \
+                 choose another name, or run a backup first"
+            ),
+        };
+        return Err(Error::new(ErrorKind::AlreadyExists, what));
+    }
+    let mut disks = Vec::with_capacity(point.disks.len());
+    for disk in &point.disks {
+        disks.push(SessionDisk {
+            name: disk.name.clone(),
+            size_bytes: disk.size_bytes,
+            root: disk.root,
+            layers: disk.layers.clone(),
+            top: LayerId::random()?,
+        });
+    }
+    create_tops(repository, disks.iter())?;
+    place.create()?;
+    let document = SessionDocument {
+        name,
+        machine: point.machine.clone(),
+        point: point.point.clone(),
+        created_at_ms: now_ms(),
+        disks,
+        configuration: point.configuration.clone(),
+        sealed: Vec::new(),
+        is_ended: false,
+    };
+    document.write(repository, &place)?;
+    sync_directory(&repository.live_dir())?;
+    Ok(document)
+}
+
+/// Makes the empty top layers of these disks, durably.
+pub(crate) fn create_tops<'a>(
+    repository: &Repository,
+    disks: impl Iterator<Item = &'a SessionDisk>,
+) -> Result<()> {
+    for disk in disks {
+        let keys = layer_keys(repository, &disk.top);
+        Layer::create(&layer_path(repository, &disk.top), &disk.top_superblock(), &keys)
+            .context(|| format!("disk {}", disk.name))?;
+    }
+    sync_directory(&repository.layers_dir())
+}
+
+fn free_name(repository: &Repository, point: &PointDocument) -> Result<SessionName> {
+    for number in 1..10_000 {
+        let mut machine = point.machine.as_str();
+        machine = &machine[..machine.len().min(56)];
+        let name = SessionName::parse(&format!("{machine}-{number}"))?;
+        if SessionDocument::read(repository, &Place::of(repository, &name))?.is_none() {
+            return Ok(name);
+        }
+    }
+    Err(Error::new(ErrorKind::AlreadyExists, "no free session name: give one with --name"))
+}

@@ -1,0 +1,135 @@
+//! Seal: what a session captured becomes a restore point.
+//!
+//! Order of writes: flush the layers; make the new, empty layers (synced); then
+//! one atomic, synced replacement of `session.json`, which names the new point
+//! with all its disks and the new layers. Before that rename nothing has
+//! happened; after it the point is there, whole. A crash before it leaves empty
+//! layers that nothing refers to; the next writer removes them.
+
+use std::sync::Arc;
+
+use coldrise_block::{Context, Error, ErrorKind, Result};
+use coldrise_store::{
+    LayerId, LayerReference, PointDocument, PointName, PointOrigin, Repository, SessionName,
+};
+
+use crate::control;
+use crate::document::{now_ms, SessionDisk, SessionDocument};
+use crate::layer::{Layer, Poison, SealFacts};
+use crate::lock::FileLock;
+use crate::place::{layer_keys, layer_path, map_path, Place};
+use crate::publish::create_tops;
+
+/// Seals a session: through the process that serves it, or right here where
+/// none does. Costs the same whatever was captured, once it is flushed.
+///
+/// # Errors
+/// `NotFound`; `Busy` when a process that does not answer holds the session.
+pub fn seal(repository: &Arc<Repository>, name: &SessionName) -> Result<PointDocument> {
+    let document = SessionDocument::of(repository, name)?;
+    let place = Place::of(repository, name);
+    match FileLock::take(&place.lock())? {
+        Some(_writing) => {
+            let facts = idle_facts(repository, &document)?;
+            let tops = new_tops(&document)?;
+            create_tops(repository, tops.iter())?;
+            commit(repository, &place, &facts, Some(&tops)).map(|(point, _)| point)
+        }
+        None => control::ask_for_seal(&place)
+            .context(|| format!("session {name} is served by another process, which did not seal it")),
+    }
+}
+
+/// What the closed top layers hold; a layer that a crash left is put in order first.
+pub(crate) fn idle_facts(
+    repository: &Repository,
+    document: &SessionDocument,
+) -> Result<Vec<SealFacts>> {
+    let facts = document.disks.iter().map(|disk| {
+        let path = layer_path(repository, &disk.top);
+        let superblock = disk.top_superblock();
+        let keys = layer_keys(repository, &disk.top);
+        if let Some(facts) = Layer::clean_facts(&path, &superblock, &keys)? {
+            return Ok(facts);
+        }
+        let poison = Poison::default();
+        let opened =
+            Layer::open_for_writing(&path, &superblock, keys, &map_path(&disk.top), poison);
+        opened?.seal_facts()
+    });
+    facts.collect()
+}
+
+/// The disks as they will be, with new ids for the top layers.
+pub(crate) fn new_tops(document: &SessionDocument) -> Result<Vec<SessionDisk>> {
+    let mut tops = document.disks.clone();
+    for disk in &mut tops {
+        disk.top = LayerId::random()?;
+    }
+    Ok(tops)
+}
+
+/// The commit: names the point and replaces the document. `tops` are the new
+/// top layers in the disks' order; without them the session ends. The caller
+/// holds the session and lets no write in.
+pub(crate) fn commit(
+    repository: &Repository,
+    place: &Place,
+    facts: &[SealFacts],
+    tops: Option<&[SessionDisk]>,
+) -> Result<(PointDocument, SessionDocument)> {
+    let _documents = FileLock::documents(repository)?;
+    // Another process may have entered sealed points since the caller read it.
+    let Some(mut document) = SessionDocument::read(repository, place)? else {
+        return Err(Error::new(ErrorKind::NotFound, "the session is gone"));
+    };
+    for (i, disk) in document.disks.iter_mut().enumerate() {
+        let sealed = facts[i];
+        // An empty layer adds nothing: it is left out, and never kept.
+        if sealed.sequence > 0 {
+            disk.layers.push(LayerReference {
+                id: disk.top,
+                sealed_sequence: sealed.sequence,
+                sealed_slots: sealed.slots,
+            });
+        }
+        if let Some(tops) = tops {
+            disk.top = tops[i].top;
+        }
+    }
+    let point = PointDocument {
+        machine: document.machine.clone(),
+        point: free_point_name(repository, &document)?,
+        created_at_ms: now_ms(),
+        origin: PointOrigin::Synthetic {
+            base: document.point.clone(),
+            session: document.name.clone(),
+        },
+        disks: document.disks.iter().map(SessionDisk::sealed).collect(),
+        configuration: document.configuration.clone(),
+    };
+    point.check()?;
+    document.sealed.push(point.clone());
+    document.is_ended = tops.is_none();
+    document.write(repository, place)?;
+    Ok((point, document))
+}
+
+/// The next `+N` of the published point's time that neither the catalog nor a
+/// session has. The documents' lock is held, so it stays free.
+fn free_point_name(repository: &Repository, document: &SessionDocument) -> Result<PointName> {
+    let (time, _) = document.point.lineage();
+    let mut highest = 0;
+    let mut look = |point: &PointDocument| {
+        let (its_time, number) = point.point.lineage();
+        if its_time == time && point.machine == document.machine {
+            highest = highest.max(number);
+        }
+    };
+    for (_, session) in SessionDocument::all(repository)? {
+        session.sealed.iter().for_each(&mut look);
+    }
+    repository.catch_up()?;
+    repository.points(&document.machine)?.iter().for_each(&mut look);
+    document.point.synthetic(highest + 1)
+}

@@ -1,0 +1,231 @@
+//! An open session: the one process that writes it.
+
+use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
+
+use coldrise_block::{Context, Disk, Error, ErrorKind, Result};
+use coldrise_store::{DiskName, PointDocument, Repository, SessionName};
+use parking_lot::Mutex;
+
+use crate::control::ControlSocket;
+use crate::disk::{LayeredDisk, Stack};
+use crate::document::{SessionDisk, SessionDocument};
+use crate::layer::{Layer, Poison};
+use crate::live::{base_disk, sealed_layers};
+use crate::lock::FileLock;
+use crate::place::{layer_keys, layer_path, map_path, remove_file, Place};
+use crate::publish::create_tops;
+use crate::seal::{commit, new_tops};
+
+/// A session open for writing, by this process alone. Dropping it, and every
+/// disk taken from it, flushes, closes the layers cleanly and lets others in.
+pub struct Session {
+    // Dropped in this order: no more seals, then the disks, then the lock.
+    _control: Mutex<Option<ControlSocket>>,
+    /// What the disks are now; held for the length of a seal.
+    document: Mutex<SessionDocument>,
+    disks: Vec<Arc<LayeredDisk>>,
+    poison: Poison,
+    repository: Arc<Repository>,
+    place: Place,
+    _writing: Arc<FileLock>,
+}
+
+impl Session {
+    /// Opens a session for writing. After a crash this puts the layers in order,
+    /// in time proportional to the captured blocks' records.
+    ///
+    /// # Errors
+    /// `NotFound`; `Busy` when another process writes it; `Corrupt` when a
+    /// layer is missing, foreign or damaged.
+    pub fn open(repository: &Arc<Repository>, name: &SessionName) -> Result<Arc<Session>> {
+        let place = Place::of(repository, name);
+        SessionDocument::of(repository, name)?;
+        let Some(writing) = FileLock::take(&place.lock())? else {
+            return Err(Error::new(
+                ErrorKind::Busy,
+                format!(
+                    "session {name} is being written by another process: use that one, or stop \
+                     it first (only one front end writes a session)"
+                ),
+            ));
+        };
+        // It may have been sealed or ended until the lock was ours.
+        let document = SessionDocument::of(repository, name)?;
+        let poison = Poison::default();
+        let disks = document
+            .disks
+            .iter()
+            .map(|disk| {
+                let opened = open_disk(repository, disk, &poison);
+                opened.context(|| format!("session {name}, disk {}", disk.name)).map(Arc::new)
+            })
+            .collect::<Result<Vec<_>>>()?;
+        let session = Arc::new(Session {
+            _control: Mutex::new(None),
+            document: Mutex::new(document),
+            disks,
+            poison,
+            repository: Arc::clone(repository),
+            place: place.clone(),
+            _writing: Arc::new(writing),
+        });
+        let control = ControlSocket::listen(&place, Arc::downgrade(&session))?;
+        *session._control.lock() = Some(control);
+        Ok(session)
+    }
+
+    /// What the session consists of now.
+    pub fn document(&self) -> SessionDocument {
+        self.document.lock().clone()
+    }
+
+    /// One of its disks, for reading and writing.
+    ///
+    /// # Errors
+    /// `NotFound`, naming the disks that are there.
+    pub fn disk(&self, name: &DiskName) -> Result<Arc<dyn Disk>> {
+        let document = self.document.lock();
+        document.disk(name)?;
+        let index = document.disks.iter().position(|disk| disk.name == *name);
+        let disk = index.and_then(|i| self.disks.get(i)).ok_or_else(|| {
+            Error::new(ErrorKind::Internal, format!("disk {name} is not open"))
+        })?;
+        Ok(Arc::clone(disk) as Arc<dyn Disk>)
+    }
+
+    /// Seals all disks at once, while they go on being used: requests wait for
+    /// the moment of the swap.
+    ///
+    /// # Errors
+    /// `Poisoned` after a failed sync. Where it fails nothing has changed.
+    pub fn seal(&self) -> Result<PointDocument> {
+        let mut document = self.document.lock();
+        self.poison.check()?;
+        let tops = new_tops(&document)?;
+        create_tops(&self.repository, tops.iter())?;
+        let sealed = self.seal_onto(&mut document, &tops);
+        if sealed.is_err() {
+            for disk in &tops {
+                // Empty and unknown to anyone; a leftover is removed by the next writer.
+                let _ = remove_file(&layer_path(&self.repository, &disk.top));
+            }
+        }
+        sealed
+    }
+
+    fn seal_onto(
+        &self,
+        document: &mut SessionDocument,
+        tops: &[SessionDisk],
+    ) -> Result<PointDocument> {
+        let fresh = tops
+            .iter()
+            .map(|disk| open_top(&self.repository, disk, &self.poison))
+            .collect::<Result<Vec<_>>>()?;
+        // Most of the flushing happens before anybody has to wait for it.
+        for disk in &self.disks {
+            disk.flush()?;
+        }
+        let mut stacks: Vec<_> = self.disks.iter().map(|disk| disk.pause()).collect();
+        let mut facts = Vec::with_capacity(stacks.len());
+        for stack in &stacks {
+            let top = stack.layers.last().ok_or_else(no_top)?;
+            facts.push(top.seal_facts()?);
+        }
+        let (point, next) = commit(&self.repository, &self.place, &facts, Some(tops))?;
+        let emptied: Vec<_> = document.disks.iter().map(|disk| disk.top).collect();
+        *document = next;
+        for (i, (stack, top)) in stacks.iter_mut().zip(fresh).enumerate() {
+            if let Some(old) = stack.layers.last() {
+                old.announce_seal();
+            }
+            if facts[i].sequence == 0 {
+                // Nothing was captured: the empty layer is in no point.
+                stack.layers.pop();
+                let _ = remove_file(&layer_path(&self.repository, &emptied[i]));
+            }
+            stack.layers.push(top);
+        }
+        Ok(point)
+    }
+}
+
+fn no_top() -> Error {
+    Error::new(ErrorKind::Internal, "a session's disk without a layer")
+}
+
+fn open_top(
+    repository: &Arc<Repository>,
+    disk: &SessionDisk,
+    poison: &Poison,
+) -> Result<Arc<Layer>> {
+    Layer::open_for_writing(
+        &layer_path(repository, &disk.top),
+        &disk.top_superblock(),
+        layer_keys(repository, &disk.top),
+        &map_path(&disk.top),
+        poison.clone(),
+    )
+}
+
+fn open_disk(
+    repository: &Arc<Repository>,
+    disk: &SessionDisk,
+    poison: &Poison,
+) -> Result<LayeredDisk> {
+    let mut layers = sealed_layers(repository, &disk.layers, disk.size_bytes)?;
+    layers.push(open_top(repository, disk, poison)?);
+    let base = base_disk(repository, disk.root, disk.size_bytes);
+    Ok(LayeredDisk::new(disk.size_bytes, false, Stack { base, layers }))
+}
+
+/// A session as a list shows it.
+#[derive(Clone, Debug)]
+pub struct SessionState {
+    /// What it consists of.
+    pub document: SessionDocument,
+    /// True while a process has it open for writing.
+    pub is_served: bool,
+    /// Space that its top layers take on the repository's disk.
+    pub captured_bytes: u64,
+}
+
+/// Every session, by name.
+///
+/// # Errors
+/// `Corrupt` when a document does not authenticate.
+pub fn sessions(repository: &Arc<Repository>) -> Result<Vec<SessionState>> {
+    let mut states = Vec::new();
+    for (place, document) in SessionDocument::all(repository)? {
+        if !document.is_ended {
+            states.push(state(repository, &place, document)?);
+        }
+    }
+    states.sort_by(|a, b| a.document.name.cmp(&b.document.name));
+    Ok(states)
+}
+
+/// One session.
+///
+/// # Errors
+/// `NotFound`, naming the sessions that are there.
+pub fn session(repository: &Arc<Repository>, name: &SessionName) -> Result<SessionState> {
+    let document = SessionDocument::of(repository, name)?;
+    state(repository, &Place::of(repository, name), document)
+}
+
+fn state(
+    repository: &Repository,
+    place: &Place,
+    document: SessionDocument,
+) -> Result<SessionState> {
+    let mut captured_bytes = 0;
+    for disk in &document.disks {
+        let path = layer_path(repository, &disk.top);
+        let metadata = std::fs::metadata(&path)
+            .context(|| format!("session {}: the layer {}", document.name, path.display()))?;
+        captured_bytes += metadata.blocks() * 512;
+    }
+    Ok(SessionState { is_served: FileLock::is_held(&place.lock())?, document, captured_bytes })
+}

@@ -1,0 +1,77 @@
+//! Unpublish: a session ends, sealed or discarded.
+
+use std::sync::Arc;
+
+use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_store::{PointDocument, Repository, SessionName};
+
+use crate::document::SessionDocument;
+use crate::lock::FileLock;
+use crate::place::{layer_path, remove_file, Place};
+use crate::seal::{commit, idle_facts};
+
+/// Ends a session. What it captured since its last seal becomes a restore point,
+/// which is returned, or is thrown away with `discard`; where nothing was captured
+/// there is no new point. Points sealed earlier stay.
+///
+/// # Errors
+/// `NotFound`; `Busy` while a process has the session open.
+pub fn unpublish(
+    repository: &Arc<Repository>,
+    name: &SessionName,
+    discard: bool,
+) -> Result<Option<PointDocument>> {
+    let document = SessionDocument::of(repository, name)?;
+    let place = Place::of(repository, name);
+    let Some(_writing) = FileLock::take(&place.lock())? else {
+        return Err(Error::new(
+            ErrorKind::Busy,
+            format!(
+                "session {name} is in use: shut the machine down, or disconnect its disks, and \
+                 try again"
+            ),
+        ));
+    };
+    let mut point = None;
+    if !discard {
+        let facts = idle_facts(repository, &document)?;
+        if facts.iter().any(|facts| facts.sequence > 0) {
+            point = Some(commit(repository, &place, &facts, None)?.0);
+        }
+    }
+    if point.is_none() {
+        let _documents = FileLock::documents(repository)?;
+        let mut ended = SessionDocument::of(repository, name)?;
+        ended.is_ended = true;
+        ended.write(repository, &place)?;
+    }
+    // From here on the session is gone; the rest is tidying that the next
+    // writer would do as well.
+    let _documents = FileLock::documents(repository)?;
+    if let Some(ended) = SessionDocument::read(repository, &place)? {
+        tidy(repository, &place, &ended)?;
+    }
+    Ok(point)
+}
+
+/// Removes what an ended session no longer needs: top layers that are in no
+/// point, and the folder once every point is in the catalog. The documents'
+/// lock is held.
+pub(crate) fn tidy(
+    repository: &Repository,
+    place: &Place,
+    document: &SessionDocument,
+) -> Result<()> {
+    if !document.is_ended {
+        return Ok(());
+    }
+    for disk in &document.disks {
+        if !disk.layers.iter().any(|layer| layer.id == disk.top) {
+            remove_file(&layer_path(repository, &disk.top))?;
+        }
+    }
+    if document.sealed.is_empty() {
+        place.remove()?;
+    }
+    Ok(())
+}

@@ -1,0 +1,161 @@
+//! One address everywhere: `MACHINE/POINT[/DISK]` and `live/SESSION[/DISK]`.
+
+use std::fmt;
+
+use coldrise_block::{Error, ErrorKind, Result};
+
+use crate::name::LIVE;
+use crate::{DiskName, MachineName, PointName, SessionName};
+
+/// Largest N of `latest~N`.
+pub const MAX_LATEST: u32 = 999_999;
+
+/// Longest address in bytes that is looked at.
+const MAX_ADDRESS_BYTES: usize = 256;
+
+/// Which point of a machine is meant.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum PointSelector {
+    /// The point of that name.
+    Exact(PointName),
+    /// The newest point (0, written `latest`), the one before it (1, written
+    /// `latest~1`), and so on.
+    Latest(u32),
+}
+
+impl PointSelector {
+    /// Parses a point name, `latest` or `latest~N` (N from 1 to
+    /// [`MAX_LATEST`], without leading zeroes).
+    ///
+    /// # Errors
+    /// `ErrorKind::InvalidInput`, saying what is allowed.
+    pub fn parse(text: &str) -> Result<Self> {
+        let Some(rest) = text.strip_prefix("latest") else {
+            return PointName::parse(text).map(PointSelector::Exact).map_err(|error| {
+                Error::new(error.kind(), format!("{error}, or latest, or latest~1"))
+            });
+        };
+        if rest.is_empty() {
+            return Ok(PointSelector::Latest(0));
+        }
+        rest.strip_prefix('~')
+            .filter(|n| n.bytes().all(|b| b.is_ascii_digit()) && !n.starts_with('0'))
+            .and_then(|n| n.parse().ok())
+            .filter(|n| *n <= MAX_LATEST)
+            .map(PointSelector::Latest)
+            .ok_or_else(|| {
+                let shown: String = text.chars().take(80).collect();
+                Error::new(
+                    ErrorKind::InvalidInput,
+                    format!(
+                        "{shown:?} is no point: after latest only ~N is allowed, N from 1 to \
+                         {MAX_LATEST}"
+                    ),
+                )
+            })
+    }
+}
+
+impl fmt::Display for PointSelector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            PointSelector::Exact(name) => name.fmt(f),
+            PointSelector::Latest(0) => f.pad("latest"),
+            PointSelector::Latest(n) => f.pad(&format!("latest~{n}")),
+        }
+    }
+}
+
+/// What a user, an export name or a path names.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Address {
+    /// A restore point, or one disk of it.
+    Point {
+        /// The machine.
+        machine: MachineName,
+        /// The point of the machine.
+        selector: PointSelector,
+        /// One disk; all of them where absent.
+        disk: Option<DiskName>,
+    },
+    /// A published session, or one disk of it.
+    Live {
+        /// The session.
+        session: SessionName,
+        /// One disk; all of them where absent.
+        disk: Option<DiskName>,
+    },
+}
+
+impl Address {
+    /// Parses `MACHINE/POINT[/DISK]` or `live/SESSION[/DISK]`.
+    ///
+    /// # Errors
+    /// `ErrorKind::InvalidInput`, saying what is allowed.
+    pub fn parse(text: &str) -> Result<Self> {
+        let malformed = || {
+            let shown: String = text.chars().take(80).collect();
+            Error::new(
+                ErrorKind::InvalidInput,
+                format!(
+                    "{shown:?} is no address: use MACHINE/POINT, MACHINE/POINT/DISK, \
+                     live/SESSION or live/SESSION/DISK"
+                ),
+            )
+        };
+        if text.len() > MAX_ADDRESS_BYTES {
+            return Err(malformed());
+        }
+        let parts: Vec<&str> = text.split('/').collect();
+        let (first, second, disk) = match parts[..] {
+            [first, second] => (first, second, None),
+            [first, second, disk] => (first, second, Some(DiskName::parse(disk)?)),
+            _ => return Err(malformed()),
+        };
+        if first == LIVE {
+            return Ok(Address::Live { session: SessionName::parse(second)?, disk });
+        }
+        Ok(Address::Point {
+            machine: MachineName::parse(first)?,
+            selector: PointSelector::parse(second)?,
+            disk,
+        })
+    }
+
+    /// The disk that the address names, where it names one.
+    pub fn disk(&self) -> Option<&DiskName> {
+        match self {
+            Address::Point { disk, .. } | Address::Live { disk, .. } => disk.as_ref(),
+        }
+    }
+}
+
+impl std::str::FromStr for Address {
+    type Err = Error;
+    fn from_str(text: &str) -> Result<Self> {
+        Address::parse(text)
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let disk = match self {
+            Address::Point { machine, selector, disk } => {
+                write!(f, "{machine}/{selector}")?;
+                disk
+            }
+            Address::Live { session, disk } => {
+                write!(f, "{LIVE}/{session}")?;
+                disk
+            }
+        };
+        match disk {
+            Some(disk) => write!(f, "/{disk}"),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "address_tests.rs"]
+mod tests;

@@ -1,0 +1,72 @@
+//! What is kept decoded: pages of chunk maps, and chunks. Both are bounded in
+//! bytes and split into shards, so that readers on different threads rarely
+//! meet.
+
+use std::sync::Arc;
+
+use quick_cache::sync::Cache;
+use quick_cache::Weighter;
+
+use crate::chunk::ChunkId;
+use crate::map::{Page, PageId, LEAF_SLOTS};
+
+/// A decoded chunk.
+pub(crate) type DecodedChunk = Arc<[u8]>;
+
+#[derive(Clone)]
+struct Bytes;
+
+impl Weighter<ChunkId, DecodedChunk> for Bytes {
+    fn weight(&self, _: &ChunkId, chunk: &DecodedChunk) -> u64 {
+        chunk.len() as u64
+    }
+}
+
+impl Weighter<(PageId, u8), Page> for Bytes {
+    fn weight(&self, _: &(PageId, u8), page: &Page) -> u64 {
+        page.len() as u64 * 8
+    }
+}
+
+/// Decoded chunks by id. An id never changes its content, so nothing is ever
+/// invalidated.
+pub(crate) struct ChunkCache(Cache<ChunkId, DecodedChunk, Bytes>);
+
+impl ChunkCache {
+    /// A cache of `bytes`; none where that is less than one chunk.
+    pub(crate) fn new(bytes: u64, chunk_size: u32) -> Option<Self> {
+        let chunks = bytes / u64::from(chunk_size);
+        (chunks > 0).then(|| {
+            let chunks = usize::try_from(chunks).unwrap_or(usize::MAX);
+            ChunkCache(Cache::with_weighter(chunks, bytes, Bytes))
+        })
+    }
+
+    #[inline]
+    pub(crate) fn get(&self, id: ChunkId) -> Option<DecodedChunk> {
+        self.0.get(&id)
+    }
+
+    pub(crate) fn insert(&self, id: ChunkId, chunk: DecodedChunk) {
+        self.0.insert(id, chunk);
+    }
+}
+
+/// Decoded pages by id and level.
+pub(crate) struct PageCache(Cache<(PageId, u8), Page, Bytes>);
+
+impl PageCache {
+    pub(crate) fn new(bytes: u64) -> Self {
+        let pages = (bytes / (LEAF_SLOTS as u64 * 8)) as usize;
+        PageCache(Cache::with_weighter(pages, bytes, Bytes))
+    }
+
+    #[inline]
+    pub(crate) fn get(&self, id: PageId, level: u8) -> Option<Page> {
+        self.0.get(&(id, level))
+    }
+
+    pub(crate) fn insert(&self, id: PageId, level: u8, page: Page) {
+        self.0.insert((id, level), page);
+    }
+}

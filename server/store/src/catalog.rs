@@ -1,0 +1,144 @@
+//! The catalog: which machines and points there are.
+//!
+//! Keys of the `catalog` family reveal no names. `H` is the first 16 bytes of
+//! the keyed BLAKE3 of the machine's name:
+//!
+//! ```text
+//! "m" H                          the machine
+//! "p" H seconds(8) number(4)     a point; both big endian, so that the points
+//!                                of a machine lie together in their order
+//! ```
+//!
+//! Values are sealed documents (JSON) whose purpose holds the key: a document
+//! that is moved to another key does not open.
+
+use coldrise_block::{Error, ErrorKind, Result};
+use serde::{de::DeserializeOwned, Deserialize, Serialize};
+
+use crate::repository::Repository;
+use crate::rocks::{Batch, Family, ReadMode};
+use crate::{hex, MachineName, PointDocument, PointName};
+
+const MACHINE: u8 = b'm';
+const POINT: u8 = b'p';
+
+#[derive(Serialize, Deserialize)]
+struct MachineDocument {
+    machine: MachineName,
+}
+
+fn prefix(repository: &Repository, kind: u8, machine: &MachineName) -> Vec<u8> {
+    let hash = blake3::keyed_hash(&repository.keys().name_hash, machine.as_str().as_bytes());
+    let mut key = vec![kind];
+    key.extend_from_slice(&hash.as_bytes()[..16]);
+    key
+}
+
+fn point_key(repository: &Repository, machine: &MachineName, point: &PointName) -> Vec<u8> {
+    let mut key = prefix(repository, POINT, machine);
+    key.extend_from_slice(&point.sort_key());
+    key
+}
+
+fn purpose(key: &[u8]) -> String {
+    format!("catalog {}", hex::encode(key))
+}
+
+fn seal<T: Serialize>(repository: &Repository, key: &[u8], document: &T) -> Result<Vec<u8>> {
+    let text = serde_json::to_vec(document)
+        .map_err(|e| Error::with_source(ErrorKind::Internal, "writing a catalog document", e))?;
+    repository.seal_document(&purpose(key), &text)
+}
+
+fn open<T: DeserializeOwned>(repository: &Repository, key: &[u8], value: &[u8]) -> Result<T> {
+    let text = repository.open_document(&purpose(key), value)?;
+    serde_json::from_slice(&text).map_err(|e| {
+        Error::with_source(ErrorKind::Corrupt, "a catalog document has an unknown form", e)
+    })
+}
+
+/// Calls `each` with the entries whose keys start with `prefix`, in order.
+fn for_each_with_prefix(
+    repository: &Repository,
+    prefix: &[u8],
+    mut each: impl FnMut(&[u8], &[u8]) -> Result<()>,
+) -> Result<()> {
+    let mut cursor = repository.database().cursor(Family::Catalog, ReadMode::Cached)?;
+    cursor.seek(prefix)?;
+    while let Some((key, value)) = cursor.entry().filter(|(key, _)| key.starts_with(prefix)) {
+        each(key, value)?;
+        cursor.next()?;
+    }
+    Ok(())
+}
+
+impl Repository {
+    /// The machines of the catalog, sorted.
+    ///
+    /// # Errors
+    /// `Corrupt` where a document does not authenticate.
+    pub fn machines(&self) -> Result<Vec<MachineName>> {
+        let mut machines = Vec::new();
+        for_each_with_prefix(self, &[MACHINE], |key, value| {
+            machines.push(open::<MachineDocument>(self, key, value)?.machine);
+            Ok(())
+        })?;
+        machines.sort_unstable();
+        Ok(machines)
+    }
+
+    /// The points of a machine, oldest first; none for an unknown machine.
+    ///
+    /// # Errors
+    /// `Corrupt` where a document does not authenticate.
+    pub fn points(&self, machine: &MachineName) -> Result<Vec<PointDocument>> {
+        let mut points = Vec::new();
+        for_each_with_prefix(self, &prefix(self, POINT, machine), |key, value| {
+            points.push(open::<PointDocument>(self, key, value)?);
+            Ok(())
+        })?;
+        Ok(points)
+    }
+
+    /// One point of a machine.
+    ///
+    /// # Errors
+    /// `NotFound`; `Corrupt` where the document does not authenticate.
+    pub fn point(&self, machine: &MachineName, point: &PointName) -> Result<PointDocument> {
+        let key = point_key(self, machine, point);
+        match self.database().get(Family::Catalog, &key, ReadMode::Cached)? {
+            Some(value) => open(self, &key, &value),
+            None => Err(Error::new(
+                ErrorKind::NotFound,
+                format!("there is no point {machine}/{point}: see coldrise list {machine}"),
+            )),
+        }
+    }
+}
+
+/// Adds a point, and its machine where that is new, to `batch`.
+///
+/// # Errors
+/// `AlreadyExists` where the name is taken, `InvalidInput` for a document out
+/// of its bounds.
+pub(crate) fn add_point(
+    repository: &Repository,
+    batch: &mut Batch<'_>,
+    document: &PointDocument,
+) -> Result<()> {
+    document.check()?;
+    let database = repository.database();
+    let key = point_key(repository, &document.machine, &document.point);
+    if database.get(Family::Catalog, &key, ReadMode::Cached)?.is_some() {
+        return Err(Error::new(
+            ErrorKind::AlreadyExists,
+            format!("there is already a point {}/{}", document.machine, document.point),
+        ));
+    }
+    let machine_key = prefix(repository, MACHINE, &document.machine);
+    if database.get(Family::Catalog, &machine_key, ReadMode::Cached)?.is_none() {
+        let machine = MachineDocument { machine: document.machine.clone() };
+        batch.put(Family::Catalog, &machine_key, &seal(repository, &machine_key, &machine)?)?;
+    }
+    batch.put(Family::Catalog, &key, &seal(repository, &key, document)?)
+}

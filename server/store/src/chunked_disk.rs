@@ -1,0 +1,322 @@
+//! A chunk map seen as a read-only disk: the base of everything that is
+//! served.
+
+use std::cell::RefCell;
+use std::sync::{Arc, OnceLock};
+
+use coldrise_block::{push_extent, Error, ErrorKind, Extent, ExtentKind, Result};
+
+use crate::cache::DecodedChunk;
+use crate::chunk::ChunkId;
+use crate::map::{for_each_difference, slot_of, subtree_chunks, MapRoot, Page, PageSource};
+use crate::repository::Repository;
+use crate::rocks::{Cursor, Family, ReadMode};
+
+/// A read of at least this many bytes streams: what it decodes is not kept,
+/// so that a restore does not push out what a guest works with.
+const STREAMING_BYTES: usize = 128 << 10;
+
+/// The chunks of one disk of one point. Immutable; all calls may come from
+/// many threads at once.
+pub struct ChunkedDisk {
+    repository: Arc<Repository>,
+    root: MapRoot,
+    size_bytes: u64,
+    chunk_size: u64,
+    root_page: OnceLock<Page>,
+}
+
+thread_local! {
+    /// Where a chunk is decoded of which only a part is wanted and which is
+    /// not kept.
+    static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+/// What the map says about one chunk.
+struct Place {
+    id: ChunkId,
+    /// The chunks from here on of which the same is known: 1, or where a whole
+    /// subtree is absent as many as are left of it.
+    known_chunks: u64,
+}
+
+impl ChunkedDisk {
+    pub(crate) fn new(repository: Arc<Repository>, root: MapRoot, size_bytes: u64) -> Self {
+        let chunk_size = u64::from(repository.chunk_size_bytes());
+        ChunkedDisk { repository, root, size_bytes, chunk_size, root_page: OnceLock::new() }
+    }
+
+    /// Size in bytes.
+    pub fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
+    /// The map.
+    pub fn root(&self) -> MapRoot {
+        self.root
+    }
+
+    /// The repository that it is read from.
+    pub fn repository(&self) -> &Arc<Repository> {
+        &self.repository
+    }
+
+    /// Fills `buffer` from `offset_bytes` on.
+    ///
+    /// # Errors
+    /// `OutOfRange` beyond the end; `Corrupt`, naming the chunk or page, where
+    /// stored bytes are missing or do not authenticate. `buffer` then holds
+    /// nothing that may be used.
+    pub fn read_at(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
+        self.check_range(offset_bytes, buffer.len() as u64)?;
+        let chunk_size = self.chunk_size as usize;
+        let keep = buffer.len() < STREAMING_BYTES;
+        let mut cursor = None;
+        let mut rest = buffer;
+        let mut index = offset_bytes / self.chunk_size;
+        let mut skip = (offset_bytes % self.chunk_size) as usize;
+        let mut leaf = None;
+        while !rest.is_empty() {
+            let length = rest.len().min(chunk_size - skip);
+            let (part, after) = rest.split_at_mut(length);
+            let id = self.place(index, &mut leaf)?.id;
+            if id == 0 {
+                part.fill(0);
+            } else if keep {
+                self.read_kept(id, part, skip)?;
+            } else {
+                self.read_streaming(id, part, skip, &mut cursor)?;
+            }
+            rest = after;
+            index += 1;
+            skip = 0;
+        }
+        Ok(())
+    }
+
+    /// A part of a chunk, by way of the cache where there is one.
+    #[inline]
+    fn read_kept(&self, id: ChunkId, part: &mut [u8], skip: usize) -> Result<()> {
+        let Some(cache) = self.repository.chunk_cache() else {
+            return self.read_passing(part, skip, |chunk| self.repository.read_chunk(id, chunk));
+        };
+        if let Some(chunk) = cache.get(id) {
+            return copy_part(&chunk, part, skip);
+        }
+        let mut chunk: DecodedChunk = std::iter::repeat_n(0, self.chunk_size as usize).collect();
+        if let Some(room) = Arc::get_mut(&mut chunk) {
+            self.repository.read_chunk(id, room)?;
+        }
+        copy_part(&chunk, part, skip)?;
+        cache.insert(id, chunk);
+        Ok(())
+    }
+
+    /// A part of a chunk that is not kept; `cursor` goes along with the ids.
+    fn read_streaming<'a>(
+        &'a self,
+        id: ChunkId,
+        part: &mut [u8],
+        skip: usize,
+        cursor: &mut Option<Cursor<'a>>,
+    ) -> Result<()> {
+        if let Some(chunk) = self.repository.chunk_cache().and_then(|cache| cache.get(id)) {
+            return copy_part(&chunk, part, skip);
+        }
+        self.read_passing(part, skip, |chunk| self.read_at_cursor(id, chunk, cursor))
+    }
+
+    /// Decodes where the bytes are wanted, if a whole chunk is.
+    fn read_passing(
+        &self,
+        part: &mut [u8],
+        skip: usize,
+        decode: impl FnOnce(&mut [u8]) -> Result<()>,
+    ) -> Result<()> {
+        let chunk_size = self.chunk_size as usize;
+        if part.len() == chunk_size {
+            return decode(part);
+        }
+        SCRATCH.with_borrow_mut(|scratch| {
+            if scratch.len() < chunk_size {
+                scratch.resize(chunk_size, 0);
+            }
+            let chunk = &mut scratch[..chunk_size];
+            decode(chunk)?;
+            copy_part(chunk, part, skip)
+        })
+    }
+
+    fn read_at_cursor<'a>(
+        &'a self,
+        id: ChunkId,
+        chunk: &mut [u8],
+        place: &mut Option<Cursor<'a>>,
+    ) -> Result<()> {
+        let key = id.to_be_bytes();
+        let is_at = |cursor: &Cursor<'_>| cursor.entry().is_some_and(|(found, _)| found == key);
+        let cursor = match place {
+            Some(cursor) => {
+                // The usual case: the chunk was stored right after the last one.
+                let before = id.wrapping_sub(1).to_be_bytes();
+                if cursor.entry().is_some_and(|(found, _)| found == before) {
+                    cursor.next()?;
+                }
+                if !is_at(cursor) {
+                    cursor.seek(&key)?;
+                }
+                cursor
+            }
+            None => {
+                let database = self.repository.database();
+                let cursor = place.insert(database.cursor(Family::Chunks, ReadMode::Payload)?);
+                cursor.seek(&key)?;
+                cursor
+            }
+        };
+        match cursor.entry() {
+            Some((found, value)) if found == key => {
+                self.repository.codec().decode(&self.repository.keys().chunks, id, value, chunk)
+            }
+            // Perhaps newer than what the cursor sees.
+            _ => self.repository.read_chunk(id, chunk),
+        }
+    }
+
+    /// What is known about a range without reading it, at the granularity of
+    /// chunks and cut to the range: in order, without gaps, neighbours of one
+    /// kind joined. Ends early at about `limit` extents; there is at least one.
+    ///
+    /// # Errors
+    /// `OutOfRange` beyond the end, `Corrupt` for a damaged page.
+    pub fn extents(
+        &self,
+        offset_bytes: u64,
+        length_bytes: u64,
+        limit: usize,
+    ) -> Result<Vec<Extent>> {
+        self.check_range(offset_bytes, length_bytes)?;
+        let end = offset_bytes + length_bytes;
+        let mut extents = Vec::new();
+        let mut at = offset_bytes;
+        let mut leaf = None;
+        while at < end {
+            let index = at / self.chunk_size;
+            let place = self.place(index, &mut leaf)?;
+            let known_end = (index + place.known_chunks).saturating_mul(self.chunk_size).min(end);
+            let kind = if place.id == 0 { ExtentKind::Hole } else { ExtentKind::Stored };
+            let full = extents.len() >= limit.max(1);
+            if full && extents.last().is_some_and(|last: &Extent| last.kind != kind) {
+                break;
+            }
+            let next = Extent { offset_bytes: at, length_bytes: known_end - at, kind };
+            push_extent(&mut extents, next);
+            at = known_end;
+        }
+        Ok(extents)
+    }
+
+    /// Looks a chunk up. `leaf` keeps the last leaf for the next look-up.
+    #[inline]
+    fn place(&self, index: u64, leaf: &mut Option<(u64, Page)>) -> Result<Place> {
+        let leaf_number = index / subtree_chunks(1);
+        if let Some((number, page)) = leaf {
+            if *number == leaf_number {
+                return Ok(Place { id: slot(page, index, 0), known_chunks: 1 });
+            }
+        }
+        self.walk(index, leaf_number, leaf)
+    }
+
+    fn walk(&self, index: u64, leaf_number: u64, leaf: &mut Option<(u64, Page)>) -> Result<Place> {
+        let absent = |level: u8| {
+            let span = subtree_chunks(level);
+            Ok(Place { id: 0, known_chunks: span - index % span })
+        };
+        let top = self.root.levels() - 1;
+        if self.root.page() == 0 || index >= self.root.capacity() {
+            return Ok(Place { id: 0, known_chunks: u64::MAX - index });
+        }
+        let root_page = match self.root_page.get() {
+            Some(page) => page,
+            None => {
+                let page = self.repository.page(self.root.page(), top)?;
+                self.root_page.get_or_init(|| page)
+            }
+        };
+        let mut below: Option<Page> = None;
+        for level in (1..=top).rev() {
+            let page = below.as_ref().unwrap_or(root_page);
+            let child = slot(page, index, level);
+            if child == 0 {
+                return absent(level);
+            }
+            below = Some(self.repository.page(child, level - 1)?);
+        }
+        let page = below.unwrap_or_else(|| root_page.clone());
+        let id = slot(&page, index, 0);
+        *leaf = Some((leaf_number, page));
+        Ok(Place { id, known_chunks: 1 })
+    }
+
+    fn check_range(&self, offset_bytes: u64, length_bytes: u64) -> Result<()> {
+        match offset_bytes.checked_add(length_bytes) {
+            Some(end) if end <= self.size_bytes => Ok(()),
+            _ => Err(Error::new(
+                ErrorKind::OutOfRange,
+                format!(
+                    "a read of {length_bytes} bytes at {offset_bytes} leaves the disk of {} bytes",
+                    self.size_bytes
+                ),
+            )),
+        }
+    }
+}
+
+#[inline]
+fn slot(page: &Page, index: u64, level: u8) -> u64 {
+    page.get(slot_of(index, level)).copied().unwrap_or(0)
+}
+
+#[inline]
+fn copy_part(chunk: &[u8], part: &mut [u8], skip: usize) -> Result<()> {
+    match chunk.get(skip..skip + part.len()) {
+        Some(bytes) => {
+            part.copy_from_slice(bytes);
+            Ok(())
+        }
+        None => Err(Error::new(ErrorKind::Internal, "a read leaves its chunk")),
+    }
+}
+
+/// Reports, ascending, where `to` differs from `from`, at the granularity of
+/// chunks and cut to the larger disk: `Stored` where `to` holds chunks, `Hole`
+/// where it holds none (any more). Chunks are compared by identity, which
+/// deduplication makes the same as comparing contents. Costs in proportion to
+/// the differences, not to the disks.
+///
+/// # Errors
+/// `InvalidInput` for disks of two repositories, `Corrupt` for damaged pages,
+/// and whatever `report` returns.
+pub fn diff(
+    from: &ChunkedDisk,
+    to: &ChunkedDisk,
+    mut report: impl FnMut(Extent) -> Result<()>,
+) -> Result<()> {
+    if from.repository.id() != to.repository.id() {
+        return Err(Error::new(ErrorKind::InvalidInput, "the disks lie in two repositories"));
+    }
+    let end = from.size_bytes.max(to.size_bytes);
+    for_each_difference(&*to.repository, from.root, to.root, &mut |range| {
+        let offset_bytes = range.first.saturating_mul(to.chunk_size).min(end);
+        let range_end = (range.first + range.count).saturating_mul(to.chunk_size).min(end);
+        if offset_bytes == range_end {
+            return Ok(());
+        }
+        report(Extent {
+            offset_bytes,
+            length_bytes: range_end - offset_bytes,
+            kind: if range.stored { ExtentKind::Stored } else { ExtentKind::Hole },
+        })
+    })
+}

@@ -1,0 +1,61 @@
+//! The dedup family: which chunk holds a given content.
+//!
+//! Key: the keyed BLAKE3 of the plaintext (32 bytes), which without the key
+//! tells nothing about a guessed content. Value: chunk id (8, big endian), and
+//! a tag (16): the keyed BLAKE3 of key and id, so that an entry that was made
+//! to point elsewhere is found before a disk is built from it.
+
+use coldrise_block::{Error, ErrorKind, Result};
+
+use crate::chunk::ChunkId;
+use crate::repository::Repository;
+use crate::rocks::{Batch, Family, ReadMode};
+
+/// The keyed hash of a chunk's plaintext.
+pub(crate) type ChunkHash = [u8; 32];
+
+const TAG_BYTES: usize = 16;
+
+pub(crate) fn hash_chunk(repository: &Repository, chunk: &[u8]) -> ChunkHash {
+    *blake3::keyed_hash(&repository.keys().chunk_hash, chunk).as_bytes()
+}
+
+fn tag(repository: &Repository, hash: &ChunkHash, id: ChunkId) -> [u8; TAG_BYTES] {
+    let mut hasher = blake3::Hasher::new_keyed(&repository.keys().dedup_tag);
+    hasher.update(hash);
+    hasher.update(&id.to_be_bytes());
+    let mut tag = [0; TAG_BYTES];
+    tag.copy_from_slice(&hasher.finalize().as_bytes()[..TAG_BYTES]);
+    tag
+}
+
+/// The committed chunk of that content.
+///
+/// # Errors
+/// `Corrupt` for an entry that was changed.
+pub(crate) fn find(repository: &Repository, hash: &ChunkHash) -> Result<Option<ChunkId>> {
+    let Some(value) = repository.database().get(Family::Dedup, hash, ReadMode::Cached)? else {
+        return Ok(None);
+    };
+    let parsed = value.split_first_chunk::<8>().and_then(|(id, found)| {
+        let id = ChunkId::from_be_bytes(*id);
+        (id != 0 && *found == tag(repository, hash, id)).then_some(id)
+    });
+    match parsed {
+        Some(id) => Ok(Some(id)),
+        None => Err(Error::new(ErrorKind::Corrupt, "an entry of the dedup index is damaged")),
+    }
+}
+
+/// Adds an entry to `batch`.
+pub(crate) fn put(
+    repository: &Repository,
+    batch: &mut Batch<'_>,
+    hash: &ChunkHash,
+    id: ChunkId,
+) -> Result<()> {
+    let mut value = [0; 8 + TAG_BYTES];
+    value[..8].copy_from_slice(&id.to_be_bytes());
+    value[8..].copy_from_slice(&tag(repository, hash, id));
+    batch.put(Family::Dedup, hash, &value)
+}

@@ -1,0 +1,292 @@
+//! `repository.json`: what has to be known before anything can be opened.
+//!
+//! It is the last file that `init` writes, so a repository either has all it
+//! needs or is none. It is written under a temporary name, synced, renamed,
+//! and the directory is synced: a crash leaves the old file or the new one.
+
+use std::fmt;
+use std::io::{Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use coldrise_block::{Context, Error, ErrorKind, Result};
+use serde::{Deserialize, Serialize};
+use zeroize::Zeroizing;
+
+use crate::keys::{Key, KeySlot, Keys};
+use crate::{hex, Compression, Passphrase};
+
+/// Smallest chunk, in bytes.
+pub const MIN_CHUNK_SIZE_BYTES: u32 = 4 << 10;
+/// Largest chunk, in bytes.
+pub const MAX_CHUNK_SIZE_BYTES: u32 = 256 << 10;
+
+pub(crate) const FILE_NAME: &str = "repository.json";
+pub(crate) const TEMPORARY_NAME: &str = "repository.json.new";
+const FORMAT: &str = "coldrise repository";
+const FORMAT_VERSION: u32 = 1;
+const MAX_FILE_BYTES: u64 = 64 << 10;
+const MAX_KEY_SLOTS: usize = 8;
+
+/// The random 16 bytes that tell one repository from every other.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RepositoryId(pub(crate) [u8; 16]);
+
+impl RepositoryId {
+    /// The bytes.
+    pub fn as_bytes(&self) -> &[u8; 16] {
+        &self.0
+    }
+}
+
+impl fmt::Display for RepositoryId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&hex::encode(&self.0))
+    }
+}
+
+impl fmt::Debug for RepositoryId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl Serialize for RepositoryId {
+    fn serialize<S: serde::Serializer>(&self, out: S) -> std::result::Result<S::Ok, S::Error> {
+        out.serialize_str(&hex::encode(&self.0))
+    }
+}
+
+impl<'de> Deserialize<'de> for RepositoryId {
+    fn deserialize<D: serde::Deserializer<'de>>(from: D) -> std::result::Result<Self, D::Error> {
+        let text = String::deserialize(from)?;
+        hex::decode(&text)
+            .map(RepositoryId)
+            .ok_or_else(|| serde::de::Error::custom("a repository id is 32 hexadecimal digits"))
+    }
+}
+
+/// The content of `repository.json`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Description {
+    format: String,
+    format_version: u32,
+    pub(crate) id: RepositoryId,
+    pub(crate) chunk_size_bytes: u32,
+    pub(crate) compression: Compression,
+    /// One per passphrase; empty in a repository without encryption.
+    key_slots: Vec<KeySlot>,
+    /// BLAKE3 of everything above: tells damage from a wrong passphrase.
+    checksum: String,
+}
+
+/// What every version of the file has.
+#[derive(Deserialize)]
+struct Version {
+    format: String,
+    format_version: u32,
+}
+
+impl Description {
+    /// A new description with its id, and the master key that goes with it.
+    pub(crate) fn create(
+        chunk_size_bytes: u32,
+        compression: Compression,
+        passphrase: Option<&Passphrase>,
+    ) -> Result<Self> {
+        check_chunk_size(chunk_size_bytes)?;
+        compression.check()?;
+        let mut id = [0; 16];
+        crate::seal::random(&mut id)?;
+        let mut description = Description {
+            format: FORMAT.to_owned(),
+            format_version: FORMAT_VERSION,
+            id: RepositoryId(id),
+            chunk_size_bytes,
+            compression,
+            key_slots: Vec::new(),
+            checksum: String::new(),
+        };
+        if let Some(passphrase) = passphrase {
+            let master = Keys::new_master()?;
+            let slot = KeySlot::wrap(&master, passphrase, &description.bound())?;
+            description.key_slots.push(slot);
+        }
+        description.checksum = description.expected_checksum()?;
+        Ok(description)
+    }
+
+    pub(crate) fn is_encrypted(&self) -> bool {
+        !self.key_slots.is_empty()
+    }
+
+    /// The fields that a key slot is bound to, so that none of them can be
+    /// changed without the passphrase.
+    fn bound(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        bytes.extend_from_slice(self.format.as_bytes());
+        bytes.extend_from_slice(&self.format_version.to_le_bytes());
+        bytes.extend_from_slice(&self.id.0);
+        bytes.extend_from_slice(&self.chunk_size_bytes.to_le_bytes());
+        let compression = self.compression.to_string();
+        bytes.extend_from_slice(&(compression.len() as u32).to_le_bytes());
+        bytes.extend_from_slice(compression.as_bytes());
+        bytes
+    }
+
+    fn expected_checksum(&self) -> Result<String> {
+        let mut hasher = blake3::Hasher::new_derive_key("coldrise v1 repository.json");
+        hasher.update(&self.bound());
+        hasher.update(&to_json(&self.key_slots)?);
+        Ok(hex::encode(hasher.finalize().as_bytes()))
+    }
+
+    /// The master key.
+    ///
+    /// # Errors
+    /// `WrongPassphrase` where none or another one is given, and where one is
+    /// given for a repository without encryption (somebody may have put such
+    /// a repository in the place of an encrypted one).
+    pub(crate) fn master(&self, passphrase: Option<&Passphrase>) -> Result<Zeroizing<Key>> {
+        let wrong = |text: &str| Err(Error::new(ErrorKind::WrongPassphrase, text));
+        match (self.is_encrypted(), passphrase) {
+            (false, None) => Ok(Keys::open_master(&self.id)),
+            (false, Some(_)) => wrong(
+                "a passphrase was given, but the repository is not encrypted: leave the \
+                 passphrase out if that is as you want it",
+            ),
+            (true, None) => wrong(
+                "the repository is encrypted: give its passphrase (--passphrase-file, \
+                 COLDRISE_PASSPHRASE_FILE or COLDRISE_PASSPHRASE_COMMAND)",
+            ),
+            (true, Some(passphrase)) => {
+                let bound = self.bound();
+                for slot in &self.key_slots {
+                    if let Some(master) = slot.unwrap(passphrase, &bound)? {
+                        return Ok(master);
+                    }
+                }
+                wrong("the passphrase does not open the repository: check the file or command \
+                       that it comes from")
+            }
+        }
+    }
+
+    /// Reads and checks `repository.json`.
+    ///
+    /// # Errors
+    /// `NoRepository`, `Unsupported` for another version, `Corrupt` for
+    /// anything that Coldrise did not write.
+    pub(crate) fn read(repository: &Path) -> Result<Self> {
+        let path = repository.join(FILE_NAME);
+        let file = std::fs::File::open(&path).map_err(|error| match error.kind() {
+            std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory => Error::with_source(
+                ErrorKind::NoRepository,
+                format!(
+                    "there is no repository at {}: check the path, or make one with coldrise init",
+                    repository.display()
+                ),
+                error,
+            ),
+            _ => Error::io(format!("opening {}", path.display()), error),
+        })?;
+        let mut text = Vec::new();
+        file.take(MAX_FILE_BYTES + 1)
+            .read_to_end(&mut text)
+            .context(|| format!("reading {}", path.display()))?;
+        Self::parse(&text).context(|| path.display().to_string())
+    }
+
+    fn parse(text: &[u8]) -> Result<Self> {
+        let corrupt = |why: String| {
+            Error::new(
+                ErrorKind::Corrupt,
+                format!("the file is damaged or foreign ({why}): restore it from a copy"),
+            )
+        };
+        if text.len() as u64 > MAX_FILE_BYTES {
+            return Err(corrupt(format!("over {MAX_FILE_BYTES} bytes")));
+        }
+        let version: Version =
+            serde_json::from_slice(text).map_err(|error| corrupt(error.to_string()))?;
+        if version.format != FORMAT {
+            return Err(corrupt("another format".to_owned()));
+        }
+        if version.format_version != FORMAT_VERSION {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                format!(
+                    "the repository has format version {}, this Coldrise knows version \
+                     {FORMAT_VERSION}: use a newer Coldrise",
+                    version.format_version
+                ),
+            ));
+        }
+        let description: Description =
+            serde_json::from_slice(text).map_err(|error| corrupt(error.to_string()))?;
+        if description.key_slots.len() > MAX_KEY_SLOTS {
+            return Err(corrupt(format!("over {MAX_KEY_SLOTS} key slots")));
+        }
+        if description.checksum != description.expected_checksum()? {
+            return Err(corrupt("wrong checksum".to_owned()));
+        }
+        check_chunk_size(description.chunk_size_bytes)
+            .and_then(|()| description.compression.check())
+            .map_err(|error| corrupt(error.to_string()))?;
+        for slot in &description.key_slots {
+            slot.check()?;
+        }
+        Ok(description)
+    }
+
+    /// Writes `repository.json` so that a crash leaves it whole or absent.
+    pub(crate) fn write_synced(&self, repository: &Path) -> Result<()> {
+        let temporary = repository.join(TEMPORARY_NAME);
+        let target = repository.join(FILE_NAME);
+        let mut text = serde_json::to_vec_pretty(self)
+            .map_err(|e| Error::with_source(ErrorKind::Internal, "describing the repository", e))?;
+        text.push(b'\n');
+        let mut options = std::fs::OpenOptions::new();
+        options.write(true).create(true).truncate(true).mode(0o600);
+        let what = || format!("writing {}", temporary.display());
+        let mut file = options.open(&temporary).context(what)?;
+        file.write_all(&text).context(what)?;
+        file.sync_all().context(what)?;
+        std::fs::rename(&temporary, &target).context(|| format!("making {}", target.display()))?;
+        sync_directory(repository)
+    }
+}
+
+fn to_json<T: Serialize>(value: &T) -> Result<Vec<u8>> {
+    serde_json::to_vec(value)
+        .map_err(|e| Error::with_source(ErrorKind::Internal, "describing the repository", e))
+}
+
+/// Makes entries of a directory durable.
+pub(crate) fn sync_directory(path: &Path) -> Result<()> {
+    let what = || format!("syncing {}", path.display());
+    std::fs::File::open(path).context(what)?.sync_all().context(what)
+}
+
+fn check_chunk_size(bytes: u32) -> Result<()> {
+    if bytes.is_power_of_two() && (MIN_CHUNK_SIZE_BYTES..=MAX_CHUNK_SIZE_BYTES).contains(&bytes) {
+        return Ok(());
+    }
+    Err(Error::new(
+        ErrorKind::InvalidInput,
+        format!(
+            "a chunk of {bytes} bytes is not possible: use a power of two from \
+             {MIN_CHUNK_SIZE_BYTES} to {MAX_CHUNK_SIZE_BYTES}"
+        ),
+    ))
+}
+
+/// Where the parts of a repository lie.
+pub(crate) fn database_path(repository: &Path) -> PathBuf {
+    repository.join("db")
+}
+
+#[cfg(test)]
+#[path = "description_tests.rs"]
+mod tests;

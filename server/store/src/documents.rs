@@ -1,0 +1,188 @@
+//! The documents of the catalog: what a restore point consists of.
+
+use std::fmt;
+
+use coldrise_block::{Error, ErrorKind, Result, MAX_DISK_SIZE_BYTES};
+use serde::{Deserialize, Serialize};
+
+use crate::{hex, DiskName, MachineName, MapRoot, PointName, SessionName};
+
+/// Most disks of one machine.
+pub const MAX_DISKS: usize = 256;
+/// Most layers under one synthetic point.
+pub const MAX_LAYERS: usize = 4096;
+/// Largest configuration, in bytes.
+pub const MAX_CONFIGURATION_BYTES: usize = 1 << 20;
+/// Longest description of a source, in bytes.
+const MAX_SOURCE_BYTES: usize = 4096;
+
+/// A restore point: the state of all disks of a machine at one time, and its
+/// configuration. It never changes once it is stored.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PointDocument {
+    /// The machine.
+    pub machine: MachineName,
+    /// The point's name.
+    pub point: PointName,
+    /// When it was stored or sealed: milliseconds since 1970-01-01T00:00:00Z.
+    pub created_at_ms: u64,
+    /// What made it.
+    pub origin: PointOrigin,
+    /// At least one, no name twice.
+    pub disks: Vec<DiskDocument>,
+    /// The machine's configuration, where one was given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub configuration: Option<Configuration>,
+}
+
+/// What made a restore point.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PointOrigin {
+    /// A backup.
+    Backup {
+        /// What was read, for people: one entry per disk.
+        sources: Vec<String>,
+    },
+    /// A sealed session.
+    Synthetic {
+        /// The point that the session was published from.
+        base: PointName,
+        /// The session.
+        session: SessionName,
+    },
+}
+
+/// One disk of a restore point: a chunk map, and the layers over it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiskDocument {
+    /// The disk's name.
+    pub name: DiskName,
+    /// Its size.
+    pub size_bytes: u64,
+    /// Its chunks.
+    pub root: MapRoot,
+    /// The layers over the chunks, the bottom one first; empty for a backup.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub layers: Vec<LayerReference>,
+}
+
+/// A layer as far as one point sees it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LayerReference {
+    /// The layer.
+    pub id: LayerId,
+    /// Sequence number of the last write that was sealed into the point.
+    pub sealed_sequence: u64,
+    /// Slots in use when it was sealed: the file reaches at least that far.
+    pub sealed_slots: u32,
+}
+
+/// The random 16 bytes that name a layer.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct LayerId(pub [u8; 16]);
+
+impl LayerId {
+    /// A new random id.
+    pub fn random() -> Result<Self> {
+        let mut id = [0; 16];
+        crate::seal::random(&mut id)?;
+        Ok(LayerId(id))
+    }
+
+    /// Parses 32 lower-case hexadecimal digits.
+    ///
+    /// # Errors
+    /// `ErrorKind::InvalidInput` for anything else.
+    pub fn parse(text: &str) -> Result<Self> {
+        hex::decode(text).map(LayerId).ok_or_else(|| {
+            Error::new(ErrorKind::InvalidInput, "a layer id is 32 hexadecimal digits")
+        })
+    }
+
+    /// The bytes.
+    pub fn as_bytes(&self) -> &[u8; 16] {
+        &self.0
+    }
+}
+
+impl fmt::Display for LayerId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&hex::encode(&self.0))
+    }
+}
+
+impl fmt::Debug for LayerId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl Serialize for LayerId {
+    fn serialize<S: serde::Serializer>(&self, out: S) -> std::result::Result<S::Ok, S::Error> {
+        out.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for LayerId {
+    fn deserialize<D: serde::Deserializer<'de>>(from: D) -> std::result::Result<Self, D::Error> {
+        let text = String::deserialize(from)?;
+        LayerId::parse(&text).map_err(serde::de::Error::custom)
+    }
+}
+
+/// The configuration of a machine, kept as it was given.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Configuration {
+    /// What it is, for example `libvirt-xml`, `vmx` or `coldrise-json`.
+    pub format: String,
+    /// The text.
+    pub text: String,
+}
+
+impl PointDocument {
+    /// The disk of that name.
+    pub fn disk(&self, name: &DiskName) -> Option<&DiskDocument> {
+        self.disks.iter().find(|disk| disk.name == *name)
+    }
+
+    /// Checks the bounds that the fields' types cannot hold.
+    ///
+    /// # Errors
+    /// `ErrorKind::InvalidInput`, saying which bound.
+    pub fn check(&self) -> Result<()> {
+        let refuse = |what: String| {
+            Err(Error::new(
+                ErrorKind::InvalidInput,
+                format!("point {}/{}: {what}", self.machine, self.point),
+            ))
+        };
+        if self.disks.is_empty() || self.disks.len() > MAX_DISKS {
+            return refuse(format!("it has {} disks, not 1 to {MAX_DISKS}", self.disks.len()));
+        }
+        let mut names: Vec<&DiskName> = self.disks.iter().map(|disk| &disk.name).collect();
+        names.sort_unstable();
+        if let Some(pair) = names.windows(2).find(|pair| pair[0] == pair[1]) {
+            return refuse(format!("disk {} is there twice", pair[0]));
+        }
+        for disk in &self.disks {
+            if disk.size_bytes == 0 || disk.size_bytes > MAX_DISK_SIZE_BYTES {
+                return refuse(format!("disk {} has {} bytes", disk.name, disk.size_bytes));
+            }
+            if disk.layers.len() > MAX_LAYERS {
+                return refuse(format!("disk {} has {} layers", disk.name, disk.layers.len()));
+            }
+        }
+        if let PointOrigin::Backup { sources } = &self.origin {
+            if sources.len() > MAX_DISKS || sources.iter().any(|s| s.len() > MAX_SOURCE_BYTES) {
+                return refuse("the description of its sources is too long".to_owned());
+            }
+        }
+        match &self.configuration {
+            Some(c) if c.text.len() > MAX_CONFIGURATION_BYTES || c.format.len() > 64 => {
+                refuse(format!("its configuration is over {MAX_CONFIGURATION_BYTES} bytes"))
+            }
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,55 @@
+//! The store: chunks, chunk maps, the catalog of restore points, and keys, in
+//! one repository directory.
+//!
+//! ```text
+//!        RepositoryWriter ── DiskWriter      (one process: the primary)
+//!               │
+//!  catalog · chunk maps · chunks · dedup     (sealed values)
+//!               │
+//!            RocksDB                         (`rocks`, the only unsafe code)
+//!               │
+//!          Repository ── ChunkedDisk         (any number of processes: secondaries)
+//! ```
+//!
+//! Uses `coldrise-block`; used by sessions, ingest, exports and the command
+//! line. The bytes on disk are described in docs/on-disk-format.md.
+#![deny(unsafe_code)]
+
+mod address;
+mod cache;
+mod catalog;
+mod chunk;
+mod chunked_disk;
+mod compression;
+mod dedup;
+mod description;
+mod documents;
+mod hex;
+mod keys;
+mod map;
+mod name;
+mod passphrase;
+mod point_name;
+mod reader_directory;
+mod repository;
+mod rocks;
+mod seal;
+mod state;
+mod stats;
+mod writer;
+
+pub use address::{Address, PointSelector, MAX_LATEST};
+pub use chunked_disk::{diff, ChunkedDisk};
+pub use compression::Compression;
+pub use description::{RepositoryId, MAX_CHUNK_SIZE_BYTES, MIN_CHUNK_SIZE_BYTES};
+pub use documents::{
+    Configuration, DiskDocument, LayerId, LayerReference, PointDocument, PointOrigin,
+    MAX_CONFIGURATION_BYTES, MAX_DISKS, MAX_LAYERS,
+};
+pub use map::MapRoot;
+pub use name::{DiskName, MachineName, SessionName, MAX_NAME_BYTES};
+pub use passphrase::{Passphrase, PassphraseSource, MAX_PASSPHRASE_BYTES};
+pub use point_name::PointName;
+pub use repository::{InitOptions, OpenOptions, Repository};
+pub use stats::StoreStats;
+pub use writer::{DiskWriter, RepositoryWriter, WriteCounts, WriteOptions};

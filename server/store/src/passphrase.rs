@@ -1,0 +1,153 @@
+//! Where a passphrase comes from. It is never an argument and never logged.
+
+use std::fmt;
+use std::io::Read;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use coldrise_block::{Context, Error, ErrorKind, Result};
+use zeroize::Zeroizing;
+
+/// Longest passphrase in bytes.
+pub const MAX_PASSPHRASE_BYTES: usize = 4096;
+
+/// A passphrase; its memory is wiped when it is dropped.
+#[derive(Clone)]
+pub struct Passphrase(Zeroizing<Vec<u8>>);
+
+impl Passphrase {
+    /// Takes the bytes as they are.
+    ///
+    /// # Errors
+    /// `ErrorKind::InvalidInput` when empty or over [`MAX_PASSPHRASE_BYTES`].
+    pub fn new(bytes: Vec<u8>) -> Result<Self> {
+        let bytes = Zeroizing::new(bytes);
+        if bytes.is_empty() {
+            return Err(Error::new(ErrorKind::InvalidInput, "the passphrase is empty"));
+        }
+        if bytes.len() > MAX_PASSPHRASE_BYTES {
+            return Err(Error::new(
+                ErrorKind::InvalidInput,
+                format!("the passphrase is longer than {MAX_PASSPHRASE_BYTES} bytes"),
+            ));
+        }
+        Ok(Passphrase(bytes))
+    }
+
+    pub(crate) fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// Reads to the end, at most as much as can be a passphrase, and strips
+    /// one line end.
+    fn read_from(source: impl Read) -> std::io::Result<Zeroizing<Vec<u8>>> {
+        // Reserved whole, so that growing leaves no copies behind.
+        let mut bytes = Zeroizing::new(Vec::with_capacity(MAX_PASSPHRASE_BYTES + 64));
+        source.take(MAX_PASSPHRASE_BYTES as u64 + 3).read_to_end(&mut bytes)?;
+        if bytes.last() == Some(&b'\n') {
+            bytes.pop();
+            if bytes.last() == Some(&b'\r') {
+                bytes.pop();
+            }
+        }
+        Ok(bytes)
+    }
+}
+
+impl fmt::Debug for Passphrase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Passphrase(hidden)")
+    }
+}
+
+/// Where the passphrase is to be read from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PassphraseSource {
+    /// The first [`MAX_PASSPHRASE_BYTES`] of a file, without a trailing newline.
+    File(PathBuf),
+    /// What a command, run by `sh -c`, prints.
+    Command(String),
+    /// There is none.
+    None,
+}
+
+impl PassphraseSource {
+    /// Reads the passphrase; `None` where the source is [`PassphraseSource::None`].
+    ///
+    /// # Errors
+    /// `InvalidInput` for an empty or too long passphrase, `ToolFailed` for a
+    /// command that fails, and what the operating system says of the file.
+    pub fn read(&self) -> Result<Option<Passphrase>> {
+        match self {
+            PassphraseSource::None => Ok(None),
+            PassphraseSource::File(path) => {
+                let what = || format!("reading the passphrase file {}", path.display());
+                let file = std::fs::File::open(path).context(what)?;
+                let mut bytes = Passphrase::read_from(file).context(what)?;
+                Passphrase::new(std::mem::take(&mut *bytes)).context(what).map(Some)
+            }
+            PassphraseSource::Command(command) => {
+                let what = || "running the passphrase command";
+                let mut child = Command::new("sh")
+                    .args(["-c", command])
+                    .stdin(Stdio::null())
+                    .stdout(Stdio::piped())
+                    .spawn()
+                    .context(what)?;
+                let read = child.stdout.take().map(Passphrase::read_from);
+                let status = child.wait().context(what)?;
+                if !status.success() {
+                    return Err(Error::new(
+                        ErrorKind::ToolFailed,
+                        format!("the passphrase command failed ({status})"),
+                    ));
+                }
+                let mut bytes = read.transpose().context(what)?.unwrap_or_default();
+                Passphrase::new(std::mem::take(&mut *bytes)).context(what).map(Some)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn from_file(content: &[u8]) -> Result<Option<Passphrase>> {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), content).unwrap();
+        PassphraseSource::File(file.path().to_owned()).read()
+    }
+
+    #[test]
+    fn a_file_gives_its_content_without_the_line_end() {
+        assert_eq!(from_file(b"secret\n").unwrap().unwrap().as_bytes(), b"secret");
+        assert_eq!(from_file(b"secret\r\n").unwrap().unwrap().as_bytes(), b"secret");
+        assert_eq!(from_file(b" two words \n\n").unwrap().unwrap().as_bytes(), b" two words \n");
+        let longest = vec![b'x'; MAX_PASSPHRASE_BYTES];
+        assert_eq!(from_file(&longest).unwrap().unwrap().as_bytes(), longest);
+    }
+
+    #[test]
+    fn empty_long_and_missing_files_are_refused() {
+        for content in [&b""[..], b"\n", b"\r\n", &[b'x'; MAX_PASSPHRASE_BYTES + 1], &[0; 99_999]] {
+            assert_eq!(from_file(content).unwrap_err().kind(), ErrorKind::InvalidInput);
+        }
+        let missing = PassphraseSource::File("/nonexistent/passphrase".into()).read().unwrap_err();
+        assert_eq!(missing.kind(), ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn a_command_gives_what_it_prints_and_must_succeed() {
+        let read = |command: &str| PassphraseSource::Command(command.into()).read();
+        assert_eq!(read("echo secret").unwrap().unwrap().as_bytes(), b"secret");
+        assert_eq!(read("echo secret; exit 3").unwrap_err().kind(), ErrorKind::ToolFailed);
+        assert_eq!(read("true").unwrap_err().kind(), ErrorKind::InvalidInput);
+    }
+
+    #[test]
+    fn debug_does_not_show_the_passphrase() {
+        let shown = format!("{:?}", Passphrase::new(b"secret".to_vec()).unwrap());
+        assert!(!shown.contains("secret"));
+    }
+}

@@ -1,0 +1,525 @@
+//! RocksDB behind a small safe face: the only `unsafe` code of this crate.
+//!
+//! It is unsafe because RocksDB is a C++ library with a C interface. What the
+//! types here promise to keep:
+//!
+//! - every object of RocksDB is owned by exactly one Rust value and destroyed
+//!   once, after everything that borrows from it ([`Pinned`] and [`Cursor`]
+//!   borrow the [`Database`]);
+//! - pointers that RocksDB hands out are read only while their owner lives;
+//! - strings that RocksDB allocates are freed with `rocksdb_free`.
+//!
+//! A `Database` may be used from many threads at once, as RocksDB documents.
+//! No lock of this crate is taken here.
+#![allow(unsafe_code)]
+
+mod options;
+mod sst;
+
+use std::ffi::{c_char, CStr, CString};
+use std::marker::PhantomData;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::ptr;
+
+use coldrise_block::{Error, ErrorKind, Result};
+use librocksdb_sys as sys;
+
+use options::Options;
+pub(crate) use sst::SstWriter;
+
+/// A column family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Family {
+    /// Counters of the store, in RocksDB's default family.
+    State,
+    /// Chunk id to chunk.
+    Chunks,
+    /// Page id to a page of the chunk map.
+    Maps,
+    /// Documents.
+    Catalog,
+    /// Keyed hash of a chunk to its id. Only a writer opens it.
+    Dedup,
+}
+
+/// In the order of `Database::families`; readers leave out the last.
+const FAMILIES: [(Family, &CStr); 5] = [
+    (Family::State, c"default"),
+    (Family::Chunks, c"chunks"),
+    (Family::Maps, c"maps"),
+    (Family::Catalog, c"catalog"),
+    (Family::Dedup, c"dedup"),
+];
+const READER_FAMILIES: usize = 4;
+
+/// How a read treats what it reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ReadMode {
+    /// Payload that carries its own authentication: no checksum of RocksDB's,
+    /// and it does not push anything out of the block cache.
+    Payload,
+    /// Everything else.
+    Cached,
+}
+
+/// An open RocksDB.
+pub(crate) struct Database {
+    db: *mut sys::rocksdb_t,
+    families: Vec<*mut sys::rocksdb_column_family_handle_t>,
+    payload_read: *mut sys::rocksdb_readoptions_t,
+    cached_read: *mut sys::rocksdb_readoptions_t,
+    /// Options that files made for ingestion are written with.
+    chunk_options: Options,
+}
+
+// SAFETY: rocksdb_t and its column family handles may be used from any thread
+// at any time; the read options are never changed after `Database::finish_open`.
+unsafe impl Send for Database {}
+// SAFETY: as above.
+unsafe impl Sync for Database {}
+
+/// Runs one call that reports through an error string.
+fn checked<T>(what: &str, call: impl FnOnce(*mut *mut c_char) -> T) -> Result<T> {
+    let mut error: *mut c_char = ptr::null_mut();
+    let value = call(&mut error);
+    match take_error(what, error) {
+        None => Ok(value),
+        Some(error) => Err(error),
+    }
+}
+
+fn take_error(what: &str, error: *mut c_char) -> Option<Error> {
+    if error.is_null() {
+        return None;
+    }
+    // SAFETY: a non-null error is a NUL-terminated string that now is ours.
+    let text = unsafe {
+        let text = CStr::from_ptr(error).to_string_lossy().into_owned();
+        sys::rocksdb_free(error.cast());
+        text
+    };
+    // The C interface carries no code, only this text: the status class in
+    // front and, for a full disk, the subcode's fixed words.
+    let kind = if text.contains("No space left on device") || text.contains("Disk quota exceeded") {
+        ErrorKind::NoSpace
+    } else if text.starts_with("Corruption") {
+        ErrorKind::Corrupt
+    } else {
+        ErrorKind::Io
+    };
+    Some(Error::with_source(kind, what.to_owned(), text))
+}
+
+fn c_path(path: &Path) -> Result<CString> {
+    CString::new(path.as_os_str().as_bytes()).map_err(|_| {
+        Error::new(ErrorKind::InvalidInput, format!("{} holds a NUL byte", path.display()))
+    })
+}
+
+impl Database {
+    /// Opens the database for writing; `create` makes it where there is none.
+    pub(crate) fn open_primary(path: &Path, create: bool) -> Result<Database> {
+        let c_path = c_path(path)?;
+        let database = Options::database(create);
+        Self::open_with(path, true, |names, options, handles| {
+            checked("opening the database", |error| {
+                // SAFETY: the arrays have `names.len()` entries each and live
+                // through the call; `handles` is written before a success.
+                unsafe {
+                    sys::rocksdb_open_column_families(
+                        database.as_ptr(),
+                        c_path.as_ptr(),
+                        names.len() as i32,
+                        names.as_ptr(),
+                        options.as_ptr(),
+                        handles.as_mut_ptr(),
+                        error,
+                    )
+                }
+            })
+        })
+    }
+
+    /// Opens the database beside whoever writes it. `own_directory` is a
+    /// directory for this reader alone; RocksDB puts its log there.
+    pub(crate) fn open_secondary(path: &Path, own_directory: &Path) -> Result<Database> {
+        let (c_path, c_own) = (c_path(path)?, c_path(own_directory)?);
+        let database = Options::database(false);
+        Self::open_with(path, false, |names, options, handles| {
+            checked("opening the database beside its writer", |error| {
+                // SAFETY: as in `open_primary`.
+                unsafe {
+                    sys::rocksdb_open_as_secondary_column_families(
+                        database.as_ptr(),
+                        c_path.as_ptr(),
+                        c_own.as_ptr(),
+                        names.len() as i32,
+                        names.as_ptr(),
+                        options.as_ptr(),
+                        handles.as_mut_ptr(),
+                        error,
+                    )
+                }
+            })
+        })
+    }
+
+    fn open_with(
+        path: &Path,
+        writer: bool,
+        open: impl FnOnce(
+            &[*const c_char],
+            &[*const sys::rocksdb_options_t],
+            &mut [*mut sys::rocksdb_column_family_handle_t],
+        ) -> Result<*mut sys::rocksdb_t>,
+    ) -> Result<Database> {
+        let count = if writer { FAMILIES.len() } else { READER_FAMILIES };
+        let names: Vec<*const c_char> =
+            FAMILIES.iter().take(count).map(|(_, name)| name.as_ptr()).collect();
+        let owned: Vec<Options> = FAMILIES
+            .iter()
+            .take(count)
+            .map(|(family, _)| Options::family(*family, writer))
+            .collect();
+        let options: Vec<_> = owned.iter().map(Options::as_ptr).collect();
+        let mut families = vec![ptr::null_mut(); count];
+        let db = open(&names, &options, &mut families)
+            .map_err(|error| error.context(path.display().to_string()))?;
+        // SAFETY: no preconditions; the two objects are owned by the database.
+        let (payload_read, cached_read) = unsafe {
+            let payload = sys::rocksdb_readoptions_create();
+            sys::rocksdb_readoptions_set_verify_checksums(payload, 0);
+            sys::rocksdb_readoptions_set_fill_cache(payload, 0);
+            (payload, sys::rocksdb_readoptions_create())
+        };
+        let chunk_options = Options::family(Family::Chunks, writer);
+        Ok(Database { db, families, payload_read, cached_read, chunk_options })
+    }
+
+    fn family(&self, family: Family) -> Result<*mut sys::rocksdb_column_family_handle_t> {
+        let position = FAMILIES.iter().position(|(candidate, _)| *candidate == family);
+        position.and_then(|p| self.families.get(p)).copied().ok_or_else(|| {
+            Error::new(ErrorKind::ReadOnly, "this family is open only in a writer")
+        })
+    }
+
+    fn read_options(&self, mode: ReadMode) -> *const sys::rocksdb_readoptions_t {
+        match mode {
+            ReadMode::Payload => self.payload_read,
+            ReadMode::Cached => self.cached_read,
+        }
+    }
+
+    /// The value of `key`, without a copy where RocksDB can lend it.
+    pub(crate) fn get(
+        &self,
+        family: Family,
+        key: &[u8],
+        mode: ReadMode,
+    ) -> Result<Option<Pinned<'_>>> {
+        let handle = self.family(family)?;
+        let slice = checked("reading the database", |error| {
+            // SAFETY: the database and the handle are live; the key is read
+            // within the call.
+            unsafe {
+                sys::rocksdb_get_pinned_cf(
+                    self.db,
+                    self.read_options(mode),
+                    handle,
+                    key.as_ptr().cast(),
+                    key.len(),
+                    error,
+                )
+            }
+        })?;
+        Ok((!slice.is_null()).then_some(Pinned { slice, database: PhantomData }))
+    }
+
+    /// Applies a batch whole; with `sync` it is durable on return.
+    pub(crate) fn write(&self, batch: Batch<'_>, sync: bool) -> Result<()> {
+        checked("writing the database", |error| {
+            // SAFETY: all objects are live; the write options are destroyed
+            // once, after their only use.
+            unsafe {
+                let options = sys::rocksdb_writeoptions_create();
+                sys::rocksdb_writeoptions_set_sync(options, u8::from(sync));
+                sys::rocksdb_write(self.db, options, batch.batch, error);
+                sys::rocksdb_writeoptions_destroy(options);
+            }
+        })
+    }
+
+    /// An empty batch.
+    pub(crate) fn batch(&self) -> Batch<'_> {
+        // SAFETY: no preconditions.
+        Batch { batch: unsafe { sys::rocksdb_writebatch_create() }, database: self, bytes: 0 }
+    }
+
+    /// A cursor over one family; it sees the family as it is now.
+    pub(crate) fn cursor(&self, family: Family, mode: ReadMode) -> Result<Cursor<'_>> {
+        let handle = self.family(family)?;
+        // SAFETY: the database and the handle are live; the options are copied.
+        let iterator =
+            unsafe { sys::rocksdb_create_iterator_cf(self.db, self.read_options(mode), handle) };
+        Ok(Cursor { iterator, database: PhantomData })
+    }
+
+    /// Takes a finished file of chunks over, moving it where possible. Durable
+    /// on return.
+    pub(crate) fn ingest_chunks(&self, file: &Path) -> Result<()> {
+        let file = c_path(file)?;
+        let handle = self.family(Family::Chunks)?;
+        let files = [file.as_ptr()];
+        checked("taking over a file of chunks", |error| {
+            // SAFETY: one path in an array of one; options destroyed once.
+            unsafe {
+                let options = sys::rocksdb_ingestexternalfileoptions_create();
+                sys::rocksdb_ingestexternalfileoptions_set_move_files(options, 1);
+                sys::rocksdb_ingest_external_file_cf(
+                    self.db,
+                    handle,
+                    files.as_ptr(),
+                    files.len(),
+                    options,
+                    error,
+                );
+                sys::rocksdb_ingestexternalfileoptions_destroy(options);
+            }
+        })
+    }
+
+    /// Writes the memtables of every family to files, so that whoever opens
+    /// the database next has no log to replay.
+    pub(crate) fn flush(&self) -> Result<()> {
+        for handle in &self.families {
+            checked("flushing the database", |error| {
+                // SAFETY: all objects are live; options destroyed once.
+                unsafe {
+                    let options = sys::rocksdb_flushoptions_create();
+                    sys::rocksdb_flushoptions_set_wait(options, 1);
+                    sys::rocksdb_flush_cf(self.db, options, *handle, error);
+                    sys::rocksdb_flushoptions_destroy(options);
+                }
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Drops the files that lie wholly within `from..=to`, at once.
+    pub(crate) fn delete_files_in_range(
+        &self,
+        family: Family,
+        from: &[u8],
+        to: &[u8],
+    ) -> Result<()> {
+        let handle = self.family(family)?;
+        checked("dropping files of the database", |error| {
+            // SAFETY: all objects are live; the keys are read within the call.
+            unsafe {
+                sys::rocksdb_delete_file_in_range_cf(
+                    self.db,
+                    handle,
+                    from.as_ptr().cast(),
+                    from.len(),
+                    to.as_ptr().cast(),
+                    to.len(),
+                    error,
+                );
+            }
+        })
+    }
+
+    /// Lets a reader see what the writer has committed since.
+    pub(crate) fn catch_up(&self) -> Result<()> {
+        checked("catching up with the writer", |error| {
+            // SAFETY: the database is live and was opened as a secondary.
+            unsafe { sys::rocksdb_try_catch_up_with_primary(self.db, error) }
+        })
+    }
+
+    /// Bytes in the files of one family.
+    pub(crate) fn family_bytes(&self, family: Family) -> Result<u64> {
+        let handle = self.family(family)?;
+        let mut bytes = 0;
+        // SAFETY: all objects are live; `bytes` is written on success.
+        let failed = unsafe {
+            sys::rocksdb_property_int_cf(
+                self.db,
+                handle,
+                c"rocksdb.total-sst-files-size".as_ptr(),
+                &mut bytes,
+            )
+        };
+        if failed != 0 {
+            return Err(Error::new(ErrorKind::Internal, "the database does not know its size"));
+        }
+        Ok(bytes)
+    }
+}
+
+impl Drop for Database {
+    fn drop(&mut self) {
+        // SAFETY: nothing borrows the database any more; handles are destroyed
+        // before it is closed, as RocksDB asks.
+        unsafe {
+            for handle in &self.families {
+                sys::rocksdb_column_family_handle_destroy(*handle);
+            }
+            sys::rocksdb_close(self.db);
+            sys::rocksdb_readoptions_destroy(self.payload_read);
+            sys::rocksdb_readoptions_destroy(self.cached_read);
+        }
+    }
+}
+
+/// A value that RocksDB lends.
+pub(crate) struct Pinned<'db> {
+    slice: *mut sys::rocksdb_pinnableslice_t,
+    database: PhantomData<&'db Database>,
+}
+
+impl std::ops::Deref for Pinned<'_> {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        let mut length = 0;
+        // SAFETY: the slice is live and unchanged until it is destroyed.
+        unsafe {
+            let bytes = sys::rocksdb_pinnableslice_value(self.slice, &mut length);
+            lent_bytes(bytes, length)
+        }
+    }
+}
+
+impl Drop for Pinned<'_> {
+    fn drop(&mut self) {
+        // SAFETY: destroyed once.
+        unsafe { sys::rocksdb_pinnableslice_destroy(self.slice) }
+    }
+}
+
+/// # Safety
+/// `bytes` points to `length` bytes that stay unchanged for `'a`, or is null.
+unsafe fn lent_bytes<'a>(bytes: *const c_char, length: usize) -> &'a [u8] {
+    if bytes.is_null() || length == 0 {
+        return &[];
+    }
+    // SAFETY: as the caller promises.
+    unsafe { std::slice::from_raw_parts(bytes.cast(), length) }
+}
+
+/// Writes that are applied together.
+pub(crate) struct Batch<'db> {
+    batch: *mut sys::rocksdb_writebatch_t,
+    database: &'db Database,
+    bytes: usize,
+}
+
+impl Batch<'_> {
+    pub(crate) fn put(&mut self, family: Family, key: &[u8], value: &[u8]) -> Result<()> {
+        let handle = self.database.family(family)?;
+        self.bytes += key.len() + value.len();
+        // SAFETY: all objects are live; key and value are copied.
+        unsafe {
+            sys::rocksdb_writebatch_put_cf(
+                self.batch,
+                handle,
+                key.as_ptr().cast(),
+                key.len(),
+                value.as_ptr().cast(),
+                value.len(),
+            );
+        }
+        Ok(())
+    }
+
+    /// Deletes the keys of `from..to`.
+    pub(crate) fn delete_range(&mut self, family: Family, from: &[u8], to: &[u8]) -> Result<()> {
+        let handle = self.database.family(family)?;
+        // SAFETY: all objects are live; the keys are copied.
+        unsafe {
+            sys::rocksdb_writebatch_delete_range_cf(
+                self.batch,
+                handle,
+                from.as_ptr().cast(),
+                from.len(),
+                to.as_ptr().cast(),
+                to.len(),
+            );
+        }
+        Ok(())
+    }
+
+    /// Bytes of keys and values so far.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+impl Drop for Batch<'_> {
+    fn drop(&mut self) {
+        // SAFETY: destroyed once.
+        unsafe { sys::rocksdb_writebatch_destroy(self.batch) }
+    }
+}
+
+/// A position in one family.
+pub(crate) struct Cursor<'db> {
+    iterator: *mut sys::rocksdb_iterator_t,
+    database: PhantomData<&'db Database>,
+}
+
+impl Cursor<'_> {
+    /// Goes to the first key that is `key` or greater.
+    pub(crate) fn seek(&mut self, key: &[u8]) -> Result<()> {
+        // SAFETY: the iterator is live; the key is read within the call.
+        unsafe { sys::rocksdb_iter_seek(self.iterator, key.as_ptr().cast(), key.len()) };
+        self.check()
+    }
+
+    /// Goes to the last key.
+    pub(crate) fn seek_to_last(&mut self) -> Result<()> {
+        // SAFETY: the iterator is live.
+        unsafe { sys::rocksdb_iter_seek_to_last(self.iterator) };
+        self.check()
+    }
+
+    /// Goes to the next key; the cursor must be on one.
+    pub(crate) fn next(&mut self) -> Result<()> {
+        if self.entry().is_none() {
+            return Err(Error::new(ErrorKind::Internal, "a cursor was moved past its end"));
+        }
+        // SAFETY: the iterator is live and valid, as RocksDB asks.
+        unsafe { sys::rocksdb_iter_next(self.iterator) };
+        self.check()
+    }
+
+    /// Key and value where the cursor is; none past the end.
+    pub(crate) fn entry(&self) -> Option<(&[u8], &[u8])> {
+        let (mut key_bytes, mut value_bytes) = (0, 0);
+        // SAFETY: the iterator is live; key and value are asked for only where
+        // it is valid, and stay unchanged until it moves, which needs `&mut`.
+        unsafe {
+            if sys::rocksdb_iter_valid(self.iterator) == 0 {
+                return None;
+            }
+            let key = sys::rocksdb_iter_key(self.iterator, &mut key_bytes);
+            let value = sys::rocksdb_iter_value(self.iterator, &mut value_bytes);
+            Some((lent_bytes(key, key_bytes), lent_bytes(value, value_bytes)))
+        }
+    }
+
+    fn check(&self) -> Result<()> {
+        checked("walking the database", |error| {
+            // SAFETY: the iterator is live.
+            unsafe { sys::rocksdb_iter_get_error(self.iterator, error) }
+        })
+    }
+}
+
+impl Drop for Cursor<'_> {
+    fn drop(&mut self) {
+        // SAFETY: destroyed once, before the database that it borrows.
+        unsafe { sys::rocksdb_iter_destroy(self.iterator) }
+    }
+}

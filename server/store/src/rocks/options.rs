@@ -1,0 +1,122 @@
+//! How each column family is laid out on disk, and why.
+
+use std::ffi::c_int;
+
+use librocksdb_sys as sys;
+
+use super::Family;
+
+/// Bytes of memory that one memtable may take before it is written out.
+const WRITE_BUFFER_BYTES: usize = 32 << 20;
+/// Large files keep their number small, and with it the time to open all of
+/// them, at tens of TB.
+const CHUNK_FILE_BYTES: u64 = 256 << 20;
+const INDEX_FILE_BYTES: u64 = 64 << 20;
+/// Memory for blocks of map pages, of the dedup index and of the catalog.
+const READER_BLOCK_CACHE_BYTES: usize = 8 << 20;
+const WRITER_BLOCK_CACHE_BYTES: usize = 64 << 20;
+/// RocksDB's own log goes beside the data; it is kept, small, for diagnosis.
+const INFO_LOG_BYTES: usize = 256 << 10;
+const INFO_LOG_FILES: usize = 2;
+const INFO_LOG_LEVEL_WARN: c_int = 2;
+const NO_COMPRESSION: c_int = 0;
+const BLOOM_BITS_PER_KEY: f64 = 10.0;
+/// Synced in steps while a file grows, so that the sync at its end is short.
+const BYTES_PER_SYNC: u64 = 8 << 20;
+
+/// Options of the database or of one family.
+pub(super) struct Options(*mut sys::rocksdb_options_t);
+
+impl Options {
+    pub(super) fn as_ptr(&self) -> *const sys::rocksdb_options_t {
+        self.0
+    }
+
+    /// Options of the database as a whole.
+    pub(super) fn database(create: bool) -> Options {
+        let options = Options::new();
+        let raw = options.0;
+        // SAFETY: `raw` is a live options object; the calls only set fields.
+        unsafe {
+            sys::rocksdb_options_set_create_if_missing(raw, u8::from(create));
+            sys::rocksdb_options_set_create_missing_column_families(raw, u8::from(create));
+            // A secondary must hold every file open: the primary may delete them.
+            sys::rocksdb_options_set_max_open_files(raw, -1);
+            sys::rocksdb_options_set_skip_stats_update_on_db_open(raw, 1);
+            sys::rocksdb_options_set_stats_dump_period_sec(raw, 0);
+            sys::rocksdb_options_set_stats_persist_period_sec(raw, 0);
+            sys::rocksdb_options_set_info_log_level(raw, INFO_LOG_LEVEL_WARN);
+            sys::rocksdb_options_set_max_log_file_size(raw, INFO_LOG_BYTES);
+            sys::rocksdb_options_set_keep_log_file_num(raw, INFO_LOG_FILES);
+            sys::rocksdb_options_set_bytes_per_sync(raw, BYTES_PER_SYNC);
+            sys::rocksdb_options_set_max_background_jobs(raw, 2);
+        }
+        options
+    }
+
+    /// Options of one family.
+    pub(super) fn family(family: Family, writer: bool) -> Options {
+        let options = Options::new();
+        let raw = options.0;
+        let file_bytes = match family {
+            Family::Chunks => CHUNK_FILE_BYTES,
+            _ => INDEX_FILE_BYTES,
+        };
+        // SAFETY: `raw` and `table` are live objects; the factory copies the
+        // table options, so `table` is destroyed here; the cache and the
+        // filter policy are taken over (by reference count and by ownership).
+        unsafe {
+            // Values are compressed, then encrypted, by this crate.
+            sys::rocksdb_options_set_compression(raw, NO_COMPRESSION);
+            sys::rocksdb_options_set_write_buffer_size(raw, WRITE_BUFFER_BYTES);
+            sys::rocksdb_options_set_target_file_size_base(raw, file_bytes);
+            sys::rocksdb_options_set_max_bytes_for_level_base(raw, 4 * file_bytes);
+            sys::rocksdb_options_set_level_compaction_dynamic_level_bytes(raw, 1);
+
+            let table = sys::rocksdb_block_based_options_create();
+            sys::rocksdb_block_based_options_set_format_version(table, 5);
+            match family {
+                Family::Chunks => {
+                    // A block closes as soon as it holds this much: one chunk.
+                    sys::rocksdb_block_based_options_set_block_size(table, 2048);
+                    sys::rocksdb_block_based_options_set_block_restart_interval(table, 1);
+                    // Only the top of the index is read at open; its
+                    // partitions are read when they are needed.
+                    sys::rocksdb_block_based_options_set_index_type(
+                        table,
+                        sys::rocksdb_block_based_table_index_type_two_level_index_search as c_int,
+                    );
+                    sys::rocksdb_block_based_options_set_metadata_block_size(table, 4096);
+                }
+                Family::Dedup => {
+                    sys::rocksdb_block_based_options_set_block_size(table, 4096);
+                    let filter = sys::rocksdb_filterpolicy_create_bloom_full(BLOOM_BITS_PER_KEY);
+                    sys::rocksdb_block_based_options_set_filter_policy(table, filter);
+                }
+                Family::Maps | Family::Catalog | Family::State => {
+                    sys::rocksdb_block_based_options_set_block_size(table, 16 << 10);
+                }
+            }
+            let cache_bytes =
+                if writer { WRITER_BLOCK_CACHE_BYTES } else { READER_BLOCK_CACHE_BYTES };
+            let cache = sys::rocksdb_cache_create_lru(cache_bytes);
+            sys::rocksdb_block_based_options_set_block_cache(table, cache);
+            sys::rocksdb_cache_destroy(cache);
+            sys::rocksdb_options_set_block_based_table_factory(raw, table);
+            sys::rocksdb_block_based_options_destroy(table);
+        }
+        options
+    }
+
+    fn new() -> Options {
+        // SAFETY: no preconditions; RocksDB aborts rather than return null.
+        Options(unsafe { sys::rocksdb_options_create() })
+    }
+}
+
+impl Drop for Options {
+    fn drop(&mut self) {
+        // SAFETY: created in `new`, destroyed once; databases keep copies.
+        unsafe { sys::rocksdb_options_destroy(self.0) }
+    }
+}

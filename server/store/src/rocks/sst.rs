@@ -1,0 +1,78 @@
+//! Files of chunks that are written beside the database and then handed over.
+
+use std::path::{Path, PathBuf};
+
+use coldrise_block::Result;
+use librocksdb_sys as sys;
+
+use super::{c_path, checked, Database};
+
+/// A sorted file of chunks in the making.
+pub(crate) struct SstWriter<'db> {
+    writer: *mut sys::rocksdb_sstfilewriter_t,
+    environment: *mut sys::rocksdb_envoptions_t,
+    path: PathBuf,
+    /// The options are the database's.
+    _database: &'db Database,
+}
+
+impl<'db> SstWriter<'db> {
+    /// Starts a file for the chunks family.
+    pub(crate) fn create(database: &'db Database, path: &Path) -> Result<Self> {
+        let name = c_path(path)?;
+        // SAFETY: the options outlive the writer, which borrows the database.
+        let writer = unsafe {
+            let environment = sys::rocksdb_envoptions_create();
+            SstWriter {
+                writer: sys::rocksdb_sstfilewriter_create(
+                    environment,
+                    database.chunk_options.as_ptr(),
+                ),
+                environment,
+                path: path.to_owned(),
+                _database: database,
+            }
+        };
+        checked("starting a file of chunks", |error| {
+            // SAFETY: the writer is live; the name is read within the call.
+            unsafe { sys::rocksdb_sstfilewriter_open(writer.writer, name.as_ptr(), error) }
+        })?;
+        Ok(writer)
+    }
+
+    /// Appends; keys must ascend.
+    pub(crate) fn put(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
+        checked("writing a file of chunks", |error| {
+            // SAFETY: the writer is live; key and value are copied.
+            unsafe {
+                sys::rocksdb_sstfilewriter_put(
+                    self.writer,
+                    key.as_ptr().cast(),
+                    key.len(),
+                    value.as_ptr().cast(),
+                    value.len(),
+                    error,
+                );
+            }
+        })
+    }
+
+    /// Completes and syncs the file; it holds at least one key.
+    pub(crate) fn finish(self) -> Result<PathBuf> {
+        checked("completing a file of chunks", |error| {
+            // SAFETY: the writer is live and open.
+            unsafe { sys::rocksdb_sstfilewriter_finish(self.writer, error) }
+        })?;
+        Ok(self.path.clone())
+    }
+}
+
+impl Drop for SstWriter<'_> {
+    fn drop(&mut self) {
+        // SAFETY: each destroyed once; the writer first.
+        unsafe {
+            sys::rocksdb_sstfilewriter_destroy(self.writer);
+            sys::rocksdb_envoptions_destroy(self.environment);
+        }
+    }
+}

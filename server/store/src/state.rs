@@ -1,0 +1,74 @@
+//! The counters of a store: one sealed document in the `default` family.
+
+use coldrise_block::{Error, ErrorKind, Result};
+
+use crate::repository::Repository;
+use crate::rocks::{Batch, Family, ReadMode};
+
+const KEY: &[u8] = b"state";
+const PURPOSE: &str = "store state";
+const VERSION: u64 = 1;
+const FIELDS: usize = 5;
+
+/// What the plaintext of the document holds after its version (8 bytes): five
+/// numbers of 8 bytes, little endian, in this order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct StoreState {
+    /// Chunks from this id on are not committed.
+    pub(crate) next_chunk: u64,
+    /// Pages from this id on are not committed.
+    pub(crate) next_page: u64,
+    /// Committed chunks.
+    pub(crate) chunks: u64,
+    /// Bytes of the values of committed chunks.
+    pub(crate) stored_bytes: u64,
+    /// Reserved, 0.
+    pub(crate) reserved: u64,
+}
+
+impl StoreState {
+    pub(crate) const NEW: StoreState =
+        StoreState { next_chunk: 1, next_page: 1, chunks: 0, stored_bytes: 0, reserved: 0 };
+
+    /// The committed state; that of a new store where none is.
+    pub(crate) fn read(repository: &Repository) -> Result<Self> {
+        let Some(value) = repository.database().get(Family::State, KEY, ReadMode::Cached)? else {
+            return Ok(Self::NEW);
+        };
+        let corrupt = || Error::new(ErrorKind::Corrupt, "the state of the store has an unknown form");
+        let plaintext = repository.open_document(PURPOSE, &value)?;
+        if plaintext.len() != 8 * (FIELDS + 1) {
+            return Err(corrupt());
+        }
+        let field = |position: usize| -> u64 {
+            let mut bytes = [0; 8];
+            bytes.copy_from_slice(&plaintext[8 * position..8 * position + 8]);
+            u64::from_le_bytes(bytes)
+        };
+        let state = StoreState {
+            next_chunk: field(1),
+            next_page: field(2),
+            chunks: field(3),
+            stored_bytes: field(4),
+            reserved: field(5),
+        };
+        if field(0) != VERSION || state.next_chunk == 0 || state.next_page == 0 {
+            return Err(corrupt());
+        }
+        Ok(state)
+    }
+
+    /// Adds the state to `batch`.
+    pub(crate) fn put(&self, repository: &Repository, batch: &mut Batch<'_>) -> Result<()> {
+        let fields = [
+            VERSION,
+            self.next_chunk,
+            self.next_page,
+            self.chunks,
+            self.stored_bytes,
+            self.reserved,
+        ];
+        let plaintext: Vec<u8> = fields.iter().flat_map(|field| field.to_le_bytes()).collect();
+        batch.put(Family::State, KEY, &repository.seal_document(PURPOSE, &plaintext)?)
+    }
+}

@@ -1,0 +1,216 @@
+//! Writing to a repository.
+//!
+//! ```text
+//! RepositoryWriter ── one per repository, by a lock on REPO/writer.lock
+//!     └─ DiskWriter ── one at a time
+//!          caller ─▶ jobs ─▶ workers: hash, look up, number, compress, encrypt
+//!                               └─▶ committer: files of chunks, map, commits
+//! ```
+//!
+//! Locks: `Numbering` (inside a run, for short) and `Shared::progress`; none is
+//! taken while the other is held.
+
+mod commit;
+mod disk_writer;
+mod run;
+mod worker;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use coldrise_block::{Context, Error, ErrorKind, Result};
+use parking_lot::Mutex;
+use rustix::fs::{flock, FlockOperation};
+
+use crate::description::database_path;
+use crate::map::MapRoot;
+use crate::repository::{Access, Repository};
+use crate::rocks::{Database, Family, ReadMode};
+use crate::state::StoreState;
+use crate::{catalog, OpenOptions, PassphraseSource, PointDocument};
+
+pub use disk_writer::{DiskWriter, WriteOptions};
+pub use run::WriteCounts;
+
+const LOCK_NAME: &str = "writer.lock";
+/// Inside of `db`, so that files can be moved and not copied.
+const STAGING_NAME: &str = "coldrise-staging";
+/// More than this in RocksDB's log is written to files at once: whoever opens
+/// the database replays what is left in the log.
+const MAX_LOG_BYTES: u64 = 2 << 20;
+
+/// The one writer of a repository.
+pub struct RepositoryWriter {
+    shared: Arc<Shared>,
+}
+
+/// What the writer and the disk that it writes share.
+pub(crate) struct Shared {
+    pub(crate) repository: Arc<Repository>,
+    pub(crate) progress: Mutex<Progress>,
+}
+
+/// Where the writer is.
+pub(crate) struct Progress {
+    /// As last committed, except that ids that were handed out are gone.
+    pub(crate) state: StoreState,
+    /// A disk is being written.
+    pub(crate) busy: bool,
+    /// A commit failed: what is on disk is only known again after reopening.
+    pub(crate) failed: bool,
+    /// Bytes in RocksDB's log since it was last written to files.
+    pub(crate) log_bytes: u64,
+}
+
+impl RepositoryWriter {
+    /// Opens a repository for writing and removes what an interrupted writer
+    /// left.
+    ///
+    /// # Errors
+    /// `Busy` where somebody else writes it; otherwise as
+    /// [`Repository::open`].
+    pub fn open(
+        path: &Path,
+        passphrase: &PassphraseSource,
+        options: &OpenOptions,
+    ) -> Result<RepositoryWriter> {
+        let repository = Repository::open_with(path, passphrase, options, |_| {
+            let lock = lock_for_writing(path)?;
+            let database = Database::open_primary(&database_path(path), false)?;
+            Ok((database, Access::Primary(lock)))
+        })?;
+        let repository = Arc::new(repository);
+        let state = recover(&repository)?;
+        let progress = Progress { state, busy: false, failed: false, log_bytes: 0 };
+        Ok(RepositoryWriter {
+            shared: Arc::new(Shared { repository, progress: Mutex::new(progress) }),
+        })
+    }
+
+    /// The repository; it reads what this writer has committed.
+    pub fn repository(&self) -> &Arc<Repository> {
+        &self.shared.repository
+    }
+
+    /// Adds a point to the catalog. Atomic, and durable on return.
+    ///
+    /// # Errors
+    /// `AlreadyExists` where the name is taken, `InvalidInput` for a document
+    /// out of its bounds, `NoSpace`.
+    pub fn put_point(&self, document: &PointDocument) -> Result<()> {
+        let repository = self.repository();
+        let mut progress = self.shared.progress.lock();
+        let mut batch = repository.database().batch();
+        catalog::add_point(repository, &mut batch, document)?;
+        progress.log_bytes += batch.bytes() as u64;
+        repository.database().write(batch, true)
+    }
+
+    /// Starts one disk of a backup: `base` with what will be written. Beyond
+    /// the end of `base`, and everywhere without one, the disk starts as a
+    /// hole.
+    ///
+    /// # Errors
+    /// `Busy` while another disk is being written, `Poisoned` after a failed
+    /// write, `InvalidInput` for a size that is not possible.
+    pub fn disk_writer(
+        &self,
+        base: Option<MapRoot>,
+        size_bytes: u64,
+        options: WriteOptions,
+    ) -> Result<DiskWriter> {
+        DiskWriter::start(self.shared.clone(), base.unwrap_or(MapRoot::EMPTY), size_bytes, options)
+    }
+}
+
+impl Shared {
+    pub(crate) fn staging(&self) -> PathBuf {
+        staging_path(&self.repository)
+    }
+}
+
+fn staging_path(repository: &Repository) -> PathBuf {
+    database_path(repository.path()).join(STAGING_NAME)
+}
+
+fn lock_for_writing(path: &Path) -> Result<std::fs::File> {
+    use std::os::unix::fs::OpenOptionsExt;
+    let name = path.join(LOCK_NAME);
+    let what = || format!("locking {}", name.display());
+    let file = std::fs::OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(&name)
+        .context(what)?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(file),
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(Error::new(
+            ErrorKind::Busy,
+            format!(
+                "another process is writing the repository {}: wait for it to end, or stop it",
+                path.display()
+            ),
+        )),
+        Err(error) => Err(std::io::Error::from(error)).context(what),
+    }
+}
+
+/// Removes what an interrupted writer left, and returns where to go on.
+///
+/// Chunks and pages from the committed state's ids on were never named by a
+/// commit: nothing refers to them. Their ids are skipped all the same, so that
+/// no id that was ever in the store names two contents. It does not matter
+/// where a crash interrupts this: files first go, and as long as the state is
+/// not committed the next writer does it all again.
+fn recover(repository: &Repository) -> Result<StoreState> {
+    remove_staging(&staging_path(repository))?;
+    let mut state = StoreState::read(repository)?;
+    let database = repository.database();
+    let mut batch = database.batch();
+    let mut found = false;
+    for (family, next) in
+        [(Family::Chunks, &mut state.next_chunk), (Family::Maps, &mut state.next_page)]
+    {
+        let mut cursor = database.cursor(family, ReadMode::Payload)?;
+        cursor.seek_to_last()?;
+        let Some(last) = cursor.entry().map(|(key, _)| id_of_key(key)).transpose()? else {
+            continue;
+        };
+        drop(cursor);
+        if last < *next {
+            continue;
+        }
+        let after = last
+            .checked_add(1)
+            .ok_or_else(|| Error::new(ErrorKind::Corrupt, "the ids of the store are used up"))?;
+        tracing::info!(?family, from = *next, to = last, "removing what was not committed");
+        let from = next.to_be_bytes();
+        database.delete_files_in_range(family, &from, &last.to_be_bytes())?;
+        batch.delete_range(family, &from, &after.to_be_bytes())?;
+        *next = after;
+        found = true;
+    }
+    if found {
+        state.put(repository, &mut batch)?;
+        database.write(batch, true)?;
+    }
+    Ok(state)
+}
+
+fn id_of_key(key: &[u8]) -> Result<u64> {
+    key.try_into()
+        .map(u64::from_be_bytes)
+        .map_err(|_| Error::new(ErrorKind::Corrupt, "the store holds a key that is no id"))
+}
+
+/// Removes the staging directory and what is in it.
+fn remove_staging(path: &Path) -> Result<()> {
+    match std::fs::remove_dir_all(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error).context(|| format!("removing {}", path.display()))
+        }
+        _ => Ok(()),
+    }
+}

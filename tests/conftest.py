@@ -1,0 +1,73 @@
+"""Fixtures that the end-to-end tests share."""
+
+import pathlib
+import sys
+
+import pytest
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+
+from support.cli import NBDKIT_PLUGIN, PROGRAM, Coldrise  # noqa: E402
+from support.image import Image  # noqa: E402
+from support.nbdserver import Nbdkit  # noqa: E402
+
+MIB = 1 << 20
+
+
+def pytest_sessionstart(session):
+    missing = [str(path) for path in (PROGRAM, NBDKIT_PLUGIN) if not path.exists()]
+    if missing:
+        pytest.exit(f"build first (make): {', '.join(missing)} is missing", returncode=1)
+
+
+@pytest.fixture
+def coldrise(tmp_path):
+    """A fresh encrypted repository."""
+    passphrase = tmp_path / "passphrase"
+    passphrase.write_text("correct horse\n", encoding="utf-8")
+    program = Coldrise(tmp_path / "repository", passphrase)
+    program.init()
+    return program
+
+
+@pytest.fixture
+def image():
+    """A small disk of stored parts and holes, with a short last sector.
+
+    [0, 1 MiB) stored, [1, 5) hole, [5, 6) stored, [6, 8) hole, then 512 bytes
+    stored.
+    """
+    disk = Image(8 * MIB + 512)
+    disk.fill(0, MIB, "first")
+    disk.fill(5 * MIB, MIB, "second")
+    disk.fill(8 * MIB, 512, "last")
+    return disk
+
+
+@pytest.fixture
+def point(coldrise, image, tmp_path):
+    """The address of a restore point of machine web01 whose disk vda is `image`."""
+    return coldrise.backup("web01", vda=image.save(tmp_path / "vda.raw"))
+
+
+@pytest.fixture
+def live(coldrise, point):
+    """The export name of that disk, published as session trial."""
+    return coldrise.publish(point, "trial")["vda"]
+
+
+@pytest.fixture
+def nbdkit(coldrise, tmp_path):
+    """Starts nbdkit on the repository; every server is stopped at the end."""
+    servers = []
+
+    def start(*parameters, **keywords):
+        directory = tmp_path / f"nbdkit{len(servers)}"
+        server = Nbdkit(coldrise, directory, *parameters, **keywords)
+        servers.append(server)
+        return server
+
+    yield start
+    running = [server for server in servers if server.process.poll() is None]
+    for server in running:
+        server.stop()

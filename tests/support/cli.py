@@ -1,0 +1,68 @@
+"""The coldrise program, run on one repository."""
+
+import json
+import os
+import pathlib
+import subprocess
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BUILT = pathlib.Path(os.environ.get("COLDRISE_BUILD_DIR", ROOT / "target" / "release"))
+PROGRAM = BUILT / "coldrise"
+NBDKIT_PLUGIN = BUILT / "nbdkit-coldrise-plugin.so"
+
+
+class Coldrise:
+    """Runs `coldrise` on the repository of one test."""
+
+    def __init__(self, repository, passphrase_file=None):
+        self.repository = pathlib.Path(repository)
+        self.passphrase_file = passphrase_file
+
+    def environment(self):
+        kept = {k: v for k, v in os.environ.items() if not k.startswith("COLDRISE_")}
+        kept["COLDRISE_REPO"] = str(self.repository)
+        if self.passphrase_file is not None:
+            kept["COLDRISE_PASSPHRASE_FILE"] = str(self.passphrase_file)
+        return kept
+
+    def run(self, *arguments, timeout_s=120):
+        """The finished process, whatever it returned."""
+        return subprocess.run(
+            [PROGRAM, *map(str, arguments)],
+            env=self.environment(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+
+    def json(self, *arguments, timeout_s=120):
+        """The final JSON object of a command that has to succeed."""
+        done = self.run("--json", *arguments, timeout_s=timeout_s)
+        assert done.returncode == 0, f"coldrise {arguments}: {done.stdout}{done.stderr}"
+        return json.loads(done.stdout.strip().splitlines()[-1])
+
+    def start(self, *arguments, **keywords):
+        """The running process."""
+        return subprocess.Popen(
+            [PROGRAM, *map(str, arguments)],
+            env=self.environment(),
+            stdin=subprocess.DEVNULL,
+            text=True,
+            **keywords,
+        )
+
+    def init(self, *arguments):
+        self.json("init", *arguments)
+
+    def backup(self, machine, **disks):
+        """Backs up raw images; returns the address MACHINE/POINT."""
+        sources = [f"{disk}=raw:{image}" for disk, image in disks.items()]
+        return self.json("backup", machine, *sources)["address"]
+
+    def publish(self, address, session):
+        """Publishes a point; returns its export names by disk."""
+        published = self.json("publish", address, "--name", session)
+        assert published["session"] == session
+        return {entry["disk"]: entry["export"] for entry in published["disks"]}

@@ -1,0 +1,160 @@
+"""nbdkit with the coldrise plugin, and clients of it."""
+
+import contextlib
+import signal
+import subprocess
+import time
+
+import nbd
+
+from support.cli import NBDKIT_PLUGIN
+
+DEADLINE_S = 30
+
+
+def wait_until(condition, what):
+    """Waits for a condition that has to come true soon."""
+    end = time.monotonic() + DEADLINE_S
+    while time.monotonic() < end:
+        result = condition()
+        if result:
+            return result
+        time.sleep(0.005)
+    raise AssertionError(f"{what}: not within {DEADLINE_S} s")
+
+
+class Nbdkit:
+    """One nbdkit process in the foreground on a Unix socket."""
+
+    def __init__(self, coldrise, directory, *parameters, filters=(), options=()):
+        directory.mkdir(parents=True, exist_ok=True)
+        self.socket = directory / "socket"
+        self.log_path = directory / "log"
+        self.log = open(self.log_path, "w", encoding="utf-8")
+        ready = directory / "pid"
+        for stale in (self.socket, ready):
+            stale.unlink(missing_ok=True)
+        command = ["nbdkit", "-f", "--exit-with-parent", "-U", self.socket, "-P", ready]
+        command += [f"--filter={name}" for name in filters]
+        command += [*options, NBDKIT_PLUGIN, f"repo={coldrise.repository}"]
+        if coldrise.passphrase_file is not None:
+            command.append(f"passphrase-file={coldrise.passphrase_file}")
+        self.process = subprocess.Popen(
+            [*map(str, command), *map(str, parameters)],
+            stdin=subprocess.DEVNULL,
+            stdout=self.log,
+            stderr=subprocess.STDOUT,
+        )
+        # nbdkit writes its process id once it accepts connections.
+        try:
+            wait_until(lambda: ready.exists() or self.process.poll() is not None, "nbdkit")
+        except AssertionError:
+            self.kill()
+            raise
+        if self.process.poll() is not None:
+            self.log.close()
+            raise NbdkitFailed(self.process.returncode, self.messages())
+
+    def messages(self):
+        return self.log_path.read_text(encoding="utf-8", errors="replace")
+
+    def uri(self, name):
+        return f"nbd+unix:///{name}?socket={self.socket}"
+
+    def handle(self, name, strict=True):
+        """A client that is not connected yet."""
+        handle = nbd.NBD()
+        handle.add_meta_context(nbd.CONTEXT_BASE_ALLOCATION)
+        handle.set_export_name(name)
+        handle.set_full_info(True)
+        if not strict:
+            handle.set_strict_mode(0)
+        return handle
+
+    @contextlib.contextmanager
+    def connect(self, name, strict=True):
+        """A connected client of an export."""
+        handle = self.handle(name, strict)
+        handle.connect_unix(str(self.socket))
+        try:
+            yield handle
+        finally:
+            with contextlib.suppress(nbd.Error):
+                handle.shutdown()
+
+    def stop(self):
+        """Ends the server the way its users do; it has to end cleanly."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        code = self.process.wait(timeout=DEADLINE_S)
+        self.log.close()
+        assert code == 0, f"nbdkit ended with {code}: {self.messages()}"
+
+    def kill(self):
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(timeout=DEADLINE_S)
+        self.log.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, value, trace):
+        if kind is None:
+            self.stop()
+        else:
+            self.kill()
+
+
+class NbdkitFailed(Exception):
+    """nbdkit ended before it served."""
+
+    def __init__(self, code, messages):
+        super().__init__(f"nbdkit ended with {code}: {messages}")
+        self.code = code
+        self.messages = messages
+
+
+def refused(server, name):
+    """Asserts that an export cannot be opened."""
+    handle = server.handle(name)
+    try:
+        handle.connect_unix(str(server.socket))
+    except nbd.Error:
+        return
+    raise AssertionError(f"{name!r} was opened")
+
+
+def block_status(handle, offset=0, length=None):
+    """All extents of a range as [(offset, length, flags)], joined."""
+    end = (handle.get_size() if length is None else offset + length)
+    found = []
+
+    def collect(_context, at, entries, _error):
+        for size, flags in zip(entries[::2], entries[1::2]):
+            size = min(size, end - at)
+            if size <= 0:
+                break
+            if found and found[-1][2] == flags and found[-1][0] + found[-1][1] == at:
+                found[-1] = (found[-1][0], found[-1][1] + size, flags)
+            else:
+                found.append((at, size, flags))
+            at += size
+
+    at = offset
+    while at < end:
+        handle.block_status(end - at, at, collect)
+        after = found[-1][0] + found[-1][1]
+        assert after > at, "block status does not advance"
+        at = after
+    return found
+
+
+def read_all(handle, piece=1 << 20):
+    """Everything that an export holds."""
+    size = handle.get_size()
+    return b"".join(
+        bytes(handle.pread(min(piece, size - at), at)) for at in range(0, size, piece)
+    )
+
+
