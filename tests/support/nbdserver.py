@@ -2,6 +2,7 @@
 
 import contextlib
 import signal
+import socket
 import subprocess
 import time
 
@@ -31,10 +32,8 @@ class Nbdkit:
         self.socket = directory / "socket"
         self.log_path = directory / "log"
         self.log = open(self.log_path, "w", encoding="utf-8")
-        ready = directory / "pid"
-        for stale in (self.socket, ready):
-            stale.unlink(missing_ok=True)
-        command = ["nbdkit", "-f", "--exit-with-parent", "-U", self.socket, "-P", ready]
+        self.socket.unlink(missing_ok=True)
+        command = ["nbdkit", "-f", "--exit-with-parent", "-U", self.socket]
         command += [f"--filter={name}" for name in filters]
         command += [*options, NBDKIT_PLUGIN, f"repo={coldrise.repository}"]
         if coldrise.passphrase_file is not None:
@@ -45,15 +44,27 @@ class Nbdkit:
             stdout=self.log,
             stderr=subprocess.STDOUT,
         )
-        # nbdkit writes its process id once it accepts connections.
         try:
-            wait_until(lambda: ready.exists() or self.process.poll() is not None, "nbdkit")
+            wait_until(lambda: self.process.poll() is not None or self.answers(), "nbdkit")
         except AssertionError:
             self.kill()
             raise
         if self.process.poll() is not None:
             self.log.close()
             raise NbdkitFailed(self.process.returncode, self.messages())
+
+    def answers(self):
+        """True once a client is served. nbdkit listens, and writes its process
+        id, before the plugin has opened the repository."""
+        with socket.socket(socket.AF_UNIX) as client:
+            client.settimeout(DEADLINE_S)
+            try:
+                client.connect(str(self.socket))
+                # A greeting, or the end where a filter turns clients away.
+                client.recv(18, socket.MSG_WAITALL)
+            except (FileNotFoundError, ConnectionRefusedError, ConnectionResetError):
+                return False
+            return True
 
     def messages(self):
         return self.log_path.read_text(encoding="utf-8", errors="replace")

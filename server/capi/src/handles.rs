@@ -41,10 +41,10 @@ impl OpenHandles {
     }
 
     /// Takes all of them back.
-    pub(crate) fn take_all(&self) -> Vec<Box<ExportHandle>> {
+    pub(crate) fn take_all(&self) -> Vec<ExportHandle> {
         let all = std::mem::take(&mut *self.set());
         // SAFETY: as in `take_back`.
-        all.into_iter().map(|pointer| unsafe { Box::from_raw(pointer.0) }).collect()
+        all.into_iter().map(|pointer| *unsafe { Box::from_raw(pointer.0) }).collect()
     }
 
     fn set(&self) -> std::sync::MutexGuard<'_, HashSet<Pointer>> {

@@ -132,7 +132,7 @@ pub unsafe extern "C" fn coldrise_repository_open(
         let opened = Repository::open(
             &path,
             &given.passphrase,
-            &OpenOptions { cache_bytes: given.cache_bytes, ..OpenOptions::default() },
+            &OpenOptions { cache_bytes: given.cache_bytes },
         )?;
         let tree = ExportTree::new(
             &opened,

@@ -1,2 +1,84 @@
-//! The command line.
-fn main() {}
+//! `coldrise`: backups of virtual machines that boot at once.
+//!
+//! ```text
+//! arguments ─▶ Invocation (repository, output, clock) ─▶ commands::… ─▶ Report ─▶ stdout
+//!                                                                  └─▶ Error ─▶ stderr, exit code
+//! ```
+//!
+//! A command decides nothing about disks or points: it reads arguments, calls the
+//! crates that do, and says what happened. Its result is one [`report::Report`],
+//! printed for people or, with `--json`, as one object on the last line of stdout.
+#![forbid(unsafe_code)]
+
+mod arguments;
+mod commands;
+mod compare;
+mod hardware;
+mod invocation;
+mod nbdkit;
+mod progress;
+mod qemu;
+mod report;
+mod signals;
+mod units;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use clap::error::{ContextKind, ContextValue, ErrorKind as ClapErrorKind};
+use clap::Parser;
+use coldrise_block::{Error, ErrorKind};
+
+use arguments::Arguments;
+use invocation::Invocation;
+use report::{print_error, print_line};
+
+fn main() -> ExitCode {
+    let words: Vec<OsString> = std::env::args_os().collect();
+    let arguments = match Arguments::try_parse_from(&words) {
+        Ok(arguments) => arguments,
+        Err(error) => return refuse_arguments(&words, &error),
+    };
+    let is_json = arguments.global.json;
+    let invocation = Invocation::new(arguments.global);
+    match commands::run(&invocation, arguments.command) {
+        Ok(report) => {
+            report.print(&invocation);
+            ExitCode::from(report.exit_code)
+        }
+        Err(error) => {
+            print_error(is_json, error.kind(), &error.full_message());
+            ExitCode::from(error.kind().exit_code())
+        }
+    }
+}
+
+/// Help and versions are no errors; everything else about the arguments ends with
+/// the exit code for a wrong usage.
+fn refuse_arguments(words: &[OsString], error: &clap::Error) -> ExitCode {
+    if matches!(error.kind(), ClapErrorKind::DisplayHelp | ClapErrorKind::DisplayVersion) {
+        print_line(error.render().to_string().trim_end());
+        return ExitCode::SUCCESS;
+    }
+    let message = match (error.kind(), std::error::Error::source(error)) {
+        // A value of ours that did not parse: the reason is the message.
+        (ClapErrorKind::ValueValidation, Some(reason)) => {
+            let argument = match error.get(ContextKind::InvalidArg) {
+                Some(ContextValue::String(name)) => format!("{name}: "),
+                _ => String::new(),
+            };
+            let reason = reason.downcast_ref::<Error>().map_or_else(
+                || reason.to_string(),
+                |error| error.full_message(),
+            );
+            format!("{argument}{reason}")
+        }
+        _ => {
+            let text = error.render().to_string();
+            text.trim_start_matches("error: ").trim_end().to_owned()
+        }
+    };
+    let is_json = words.iter().skip(1).any(|word| word == "--json");
+    print_error(is_json, ErrorKind::InvalidInput, &message);
+    ExitCode::from(ErrorKind::InvalidInput.exit_code())
+}

@@ -21,9 +21,10 @@ enum Slot {
     Changing,
     /// Open, with the number of holds on it.
     Open { session: Arc<Session>, poisoned: Arc<AtomicBool>, holds: usize },
-    /// A defect was caught in it. It stays open, and locked against other
-    /// processes, because closing it cleanly would vouch for its memory.
-    Stopped { _session: Arc<Session> },
+    /// A defect was caught in it. It is never closed, because that would vouch
+    /// for what is in memory: it stays locked against other processes until this
+    /// one ends, and its next opening recovers it from its log.
+    Stopped,
 }
 
 impl OpenSessions {
@@ -42,7 +43,7 @@ impl OpenSessions {
         loop {
             match slots.get_mut(name) {
                 Some(Slot::Changing) => self.settled.wait(&mut slots),
-                Some(Slot::Stopped { .. }) => return Err(stopped(name)),
+                Some(Slot::Stopped) => return Err(stopped(name)),
                 Some(Slot::Open { poisoned, .. }) if poisoned.load(Ordering::Relaxed) => {
                     return Err(stopped(name));
                 }
@@ -93,7 +94,8 @@ impl OpenSessions {
 
         let mut change = Change { table: self, name, becomes: None };
         if poisoned.load(Ordering::Relaxed) {
-            change.becomes = Some(Slot::Stopped { _session: session });
+            std::mem::forget(session);
+            change.becomes = Some(Slot::Stopped);
         } else {
             // Closing syncs: it takes a while, and happens outside the lock.
             drop(session);

@@ -75,7 +75,10 @@ mod tests {
             ("web.json", "{\"memory_bytes\": 1}", COLDRISE_JSON),
         ] {
             let configuration = read(name, content.as_bytes()).unwrap();
-            assert_eq!((configuration.format.as_str(), configuration.text.as_str()), (format, content));
+            assert_eq!(
+                (configuration.format.as_str(), configuration.text.as_str()),
+                (format, content)
+            );
         }
     }
 

@@ -9,8 +9,11 @@ use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -28,12 +31,13 @@ const MAX_MESSAGE_BYTES: u64 = 16 << 10;
 const CLOSE_LIMIT: Duration = Duration::from_secs(120);
 /// How often a child that is about to end is looked at.
 const REAP_INTERVAL: Duration = Duration::from_millis(5);
-/// A hostile image may not keep `qemu-img` busy longer than this …
-const QUESTION_CPU_LIMIT: &str = "--cpu=30";
+/// A hostile image may keep `qemu-img` busy for so many seconds of processor time, and
+/// make it so many bytes large.
+const QUESTION_LIMITS: [&str; 2] = ["--cpu=30", "--as=4294967296"];
 /// A check reads all tables of an image, some GB where a disk has tens of TB.
-const CHECK_CPU_LIMIT: &str = "--cpu=3600";
-/// … nor make it larger than this, in bytes.
-const QUESTION_MEMORY_LIMIT: &str = "--as=4294967296";
+const CHECK_LIMITS: [&str; 2] = ["--cpu=3600", "--as=17179869184"];
+/// How often the cancel flag is looked at while `qemu-img` works.
+const CANCEL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The open-options of a local file or block device, format named, nothing below it:
 /// `backing` is what the image's backing file becomes (null: nothing is opened).
@@ -114,33 +118,60 @@ struct Answer {
 }
 
 /// Runs `qemu-img`; `image` is left out of its messages.
-fn ask_qemu_img(cpu_limit: &str, arguments: &[&OsStr], image: &str) -> Result<Answer> {
-    let mut child = Command::new("prlimit")
-        .arg(cpu_limit)
-        .arg(QUESTION_MEMORY_LIMIT)
+fn ask_qemu_img(
+    limits: [&str; 2],
+    arguments: &[&OsStr],
+    image: &str,
+    cancel: &AtomicBool,
+) -> Result<Answer> {
+    let mut child = Command::new("setpriv")
+        .args(["--pdeathsig", "KILL", "--", "prlimit"])
+        .args(limits)
         .args(["--", "qemu-img"])
         .args(arguments)
         .env("LC_ALL", "C")
+        // Ctrl-C on a terminal is for us: we end the child and say that we were cancelled.
+        .process_group(0)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
         .map_err(|error| missing_tool("qemu-img", error))?;
-    let messages = child.stderr.take().map(|stderr| {
-        std::thread::spawn(move || read_bounded(stderr, MAX_MESSAGE_BYTES))
+    let stderr = child.stderr.take();
+    let stdout = child.stdout.take();
+    let messages = std::thread::spawn(move || {
+        stderr.map(|stderr| read_bounded(stderr, MAX_MESSAGE_BYTES)).unwrap_or_default()
     });
-    let output = child.stdout.take().map(|stdout| read_bounded(stdout, MAX_OUTPUT_BYTES));
+    let (ended, end) = std::sync::mpsc::channel::<()>();
+    let output = std::thread::spawn(move || {
+        // Dropped when the child has closed its output: it has ended or is about to.
+        let _ended = ended;
+        stdout.map(|stdout| read_bounded(stdout, MAX_OUTPUT_BYTES)).unwrap_or_default()
+    });
+    while let Err(RecvTimeoutError::Timeout) = end.recv_timeout(CANCEL_INTERVAL) {
+        if cancel.load(Ordering::Relaxed) {
+            // Refused only when the child is gone already.
+            let _ = child.kill();
+        }
+    }
     let status = child.wait().context(|| "waiting for qemu-img")?;
-    let messages = messages.and_then(|thread| thread.join().ok()).unwrap_or_default();
+    if cancel.load(Ordering::Relaxed) {
+        return Err(Error::new(ErrorKind::Interrupted, "cancelled"));
+    }
     Ok(Answer {
         status,
-        output: output.unwrap_or_default(),
-        messages: plain_message(&messages, image),
+        output: output.join().unwrap_or_default(),
+        messages: plain_message(&messages.join().unwrap_or_default(), image),
     })
 }
 
-fn run_qemu_img(arguments: &[&OsStr], what: &str, image: &str) -> Result<Vec<u8>> {
-    let answer = ask_qemu_img(QUESTION_CPU_LIMIT, arguments, image)?;
+fn run_qemu_img(
+    arguments: &[&OsStr],
+    what: &str,
+    image: &str,
+    cancel: &AtomicBool,
+) -> Result<Vec<u8>> {
+    let answer = ask_qemu_img(QUESTION_LIMITS, arguments, image, cancel)?;
     if !answer.status.success() {
         return Err(refused(what, answer.messages));
     }
@@ -160,10 +191,10 @@ fn read_bounded(mut from: impl Read, limit: u64) -> Vec<u8> {
 
 /// What `qemu-img info` says of an image, as JSON. Nothing but the image itself
 /// is opened.
-pub(crate) fn image_facts(options: &Value, what: &str) -> Result<Value> {
+pub(crate) fn image_facts(options: &Value, what: &str, cancel: &AtomicBool) -> Result<Value> {
     let name = json_name(options);
     let arguments = ["info", "--output=json", name.as_str()].map(OsStr::new);
-    let output = run_qemu_img(&arguments, what, &name)?;
+    let output = run_qemu_img(&arguments, what, &name, cancel)?;
     serde_json::from_slice(&output).map_err(|error| {
         Error::with_source(
             ErrorKind::ToolFailed,
@@ -175,23 +206,25 @@ pub(crate) fn image_facts(options: &Value, what: &str) -> Result<Value> {
 
 /// Has QEMU check an image's own tables where its format has a check (qcow2, vmdk).
 /// Without it a truncated image would be read as if the missing part were zeroes.
-pub(crate) fn check_image(driver: &str, options: &Value, path: &Path) -> Result<()> {
+pub(crate) fn check_image(
+    driver: &str,
+    options: &Value,
+    path: &Path,
+    cancel: &AtomicBool,
+) -> Result<()> {
     if !matches!(driver, "qcow2" | "vmdk") {
         return Ok(());
     }
     let name = json_name(options);
     let arguments = ["check", "-q", "--output=json", name.as_str()].map(OsStr::new);
-    let answer = ask_qemu_img(CHECK_CPU_LIMIT, &arguments, &name)?;
+    let answer = ask_qemu_img(CHECK_LIMITS, &arguments, &name, cancel)?;
     match answer.status.code() {
         // 3: clusters are lost, which costs space and nothing else; 63: this kind of
         // image has no check.
         Some(0 | 3 | 63) => Ok(()),
         Some(2) => Err(Error::with_source(
             ErrorKind::Incomplete,
-            format!(
-                "{} is damaged or truncated; qemu-img check tells more",
-                path.display()
-            ),
+            format!("{} is damaged or truncated; qemu-img check tells more", path.display()),
             answer.messages,
         )),
         _ => Err(refused(&format!("checking {}", path.display()), answer.messages)),
@@ -204,6 +237,7 @@ pub(crate) fn create_image(
     creation_options: &[&str],
     path: &Path,
     size_bytes: u64,
+    cancel: &AtomicBool,
 ) -> Result<()> {
     let what = format!("making an empty image at {}", path.display());
     let size = size_bytes.to_string();
@@ -215,7 +249,7 @@ pub(crate) fn create_image(
         arguments.extend([OsStr::new("-o"), OsStr::new(*option)]);
     }
     arguments.extend([absolute.as_os_str(), OsStr::new(&size)]);
-    run_qemu_img(&arguments, &what, "").map(drop)
+    run_qemu_img(&arguments, &what, "", cancel).map(drop)
 }
 
 /// How an image is served.
@@ -267,7 +301,8 @@ impl ImageServer {
             command.arg(format!("--bitmap={bitmap}"));
         }
         command.arg(format!("--shared={}", serve.max_clients)).arg("--").arg(&name);
-        command.env("LC_ALL", "C");
+        // Ctrl-C on a terminal is for us: we close the connection in order.
+        command.env("LC_ALL", "C").process_group(0);
         command.stdin(Stdio::from(OwnedFd::from(listener)));
         command.stdout(Stdio::null()).stderr(Stdio::piped());
         // The death signal is tied to the thread that starts the child, so that thread

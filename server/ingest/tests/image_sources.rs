@@ -237,10 +237,7 @@ fn an_image_cannot_lead_to_a_file_that_nobody_named() {
         open_error(&format!("vda={}", text(&path)))
     };
     std::os::unix::fs::symlink(&secret, folder.path().join("link.vmdk")).unwrap();
-    let up = format!(
-        "../{}/secret",
-        secret_folder.path().file_name().unwrap().to_str().unwrap()
-    );
+    let up = format!("../{}/secret", secret_folder.path().file_name().unwrap().to_str().unwrap());
     for extent in [
         text(&secret),
         up.as_str(),
@@ -261,10 +258,7 @@ fn an_image_cannot_lead_to_a_file_that_nobody_named() {
     header[..4].copy_from_slice(b"KDMV");
     header[4] = 1;
     std::fs::write(&sparse, &header).unwrap();
-    for error in [
-        descriptor("sparse.vmdk"),
-        open_error(&format!("vda={}", text(&sparse))),
-    ] {
+    for error in [descriptor("sparse.vmdk"), open_error(&format!("vda={}", text(&sparse)))] {
         assert!(error.full_message().contains("second description"), "{error:?}");
     }
 }
@@ -299,4 +293,78 @@ fn an_image_in_use_is_refused_with_advice() {
     let error = open_error(&format!("vda={}", text(&path)));
     assert!(error.full_message().contains("lock"), "{}", error.full_message());
     assert!(error.full_message().contains("running VM"), "{}", error.full_message());
+}
+
+/// Processes whose command line names `path`, besides this test itself.
+fn processes_with(path: &Path) -> Vec<String> {
+    let own = std::process::id().to_string();
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir("/proc").unwrap().flatten() {
+        let name = entry.file_name().into_string().unwrap_or_default();
+        let is_process = name.bytes().all(|byte| byte.is_ascii_digit()) && name != own;
+        // A process may end while it is looked at.
+        let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        if is_process && String::from_utf8_lossy(&line).contains(text(path)) {
+            found.push(name);
+        }
+    }
+    found
+}
+
+/// Waits until no process names `path`; panics where one stays.
+fn wait_until_none_is_left(path: &Path) {
+    let started = std::time::Instant::now();
+    while !processes_with(path).is_empty() {
+        let waited = started.elapsed();
+        assert!(waited.as_secs() < 20, "left over: {:?}", processes_with(path));
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn the_child_ends_with_its_source() {
+    let disk = sparse_disk(20, SIZE);
+    let folder = folder();
+    let path = image(folder.path(), &disk, "a.qcow2", "qcow2", "");
+    let source = open(&format!("vda={}", text(&path))).unwrap();
+    assert_eq!(processes_with(&path).len(), 1);
+    drop(source);
+    assert!(processes_with(&path).is_empty(), "the child is reaped when the source is dropped");
+}
+
+/// Runs itself once more in a process of its own, which opens a source and dies.
+#[test]
+fn the_child_ends_with_a_killed_process() {
+    const WANTED: &str = "COLDRISE_TEST_IMAGE_TO_DIE_WITH";
+    if let Ok(path) = std::env::var(WANTED) {
+        let source = open(&format!("vda={path}")).unwrap();
+        assert_eq!(processes_with(Path::new(&path)).len(), 1);
+        let own = rustix::process::getpid();
+        rustix::process::kill_process(own, rustix::process::Signal::KILL).unwrap();
+        drop(source);
+        return;
+    }
+    let disk = sparse_disk(20, SIZE);
+    let folder = folder();
+    let path = image(folder.path(), &disk, "b.qcow2", "qcow2", "");
+    let status = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "the_child_ends_with_a_killed_process"])
+        .env(WANTED, &path)
+        .stdout(std::process::Stdio::null())
+        .status()
+        .unwrap();
+    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(9));
+    wait_until_none_is_left(&path);
+}
+
+#[test]
+fn opening_an_image_can_be_cancelled() {
+    let disk = sparse_disk(20, SIZE);
+    let folder = folder();
+    let path = image(folder.path(), &disk, "c.qcow2", "qcow2", "");
+    let cancelled = std::sync::atomic::AtomicBool::new(true);
+    let spec = coldrise_ingest::SourceSpec::parse(&format!("vda={}", text(&path))).unwrap();
+    let opened = coldrise_ingest::source::open_source(&spec, &SourceOptions::default(), &cancelled);
+    assert_eq!(opened.err().unwrap().kind(), ErrorKind::Interrupted);
+    assert!(processes_with(&path).is_empty());
 }

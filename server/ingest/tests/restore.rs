@@ -265,8 +265,8 @@ fn a_cancelled_restore_leaves_nothing() {
         let target = RestoreTarget::Path(folder.path().join(name));
         let cancel = AtomicBool::new(false);
         let progress = CancelAfter { cancel: &cancel, bytes: 8 << 20, last: AtomicU64::new(0) };
-        let error = restore(&disk, &target, &RestoreOptions::default(), &progress, &cancel)
-            .unwrap_err();
+        let error =
+            restore(&disk, &target, &RestoreOptions::default(), &progress, &cancel).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Interrupted);
         assert!(progress.last.load(Ordering::Relaxed) < 32 << 20);
         assert!(names(folder.path()).is_empty());

@@ -39,11 +39,6 @@ impl LayeredDisk {
         self.stack.write()
     }
 
-    /// Calls `look` with the top layer.
-    pub(crate) fn with_top<T>(&self, look: impl FnOnce(&Layer) -> Result<T>) -> Result<T> {
-        look(top(&self.stack.read())?)
-    }
-
     /// False once a layer below was changed by another process.
     pub(crate) fn is_current(&self) -> bool {
         self.stack.read().layers.iter().all(|layer| layer.is_current())

@@ -97,10 +97,8 @@ pub fn backup(
     let points = writer.repository().points(&request.machine)?;
     let point = choose_name(request, &points, cancel)?;
     let base = points.iter().rev().find(|point| matches!(point.origin, PointOrigin::Backup { .. }));
-    let options = SourceOptions {
-        bitmap: request.bitmap.clone(),
-        follow_backing: request.follow_backing,
-    };
+    let options =
+        SourceOptions { bitmap: request.bitmap.clone(), follow_backing: request.follow_backing };
     // All sources are opened before the first is read: a mistake in the last shows at once.
     let mut sources = Vec::with_capacity(request.disks.len());
     for spec in &request.disks {
@@ -157,10 +155,9 @@ fn check_disks(disks: &[SourceSpec]) -> Result<()> {
     let mut names: Vec<_> = disks.iter().map(|spec| &spec.disk).collect();
     names.sort();
     match names.windows(2).find(|pair| pair[0] == pair[1]) {
-        Some(pair) => Err(Error::new(
-            ErrorKind::InvalidInput,
-            format!("disk {} is named twice", pair[0]),
-        )),
+        Some(pair) => {
+            Err(Error::new(ErrorKind::InvalidInput, format!("disk {} is named twice", pair[0])))
+        }
         None => Ok(()),
     }
 }
@@ -258,7 +255,11 @@ fn store_one(
     let unit_bytes = chunk_bytes.max(source.alignment_bytes());
     // What the disk has grown by is read whole, with the unit that the old end lies in.
     let bitmap_end = base.bitmap_size_bytes.map_or(0, |old_bytes| {
-        if old_bytes == size_bytes { size_bytes } else { round_down(old_bytes, unit_bytes) }
+        if old_bytes == size_bytes {
+            size_bytes
+        } else {
+            round_down(old_bytes, unit_bytes)
+        }
     });
     let mut plan = Plan::new(source, unit_bytes, bitmap_end);
     let root = base.disk.as_ref().map(|disk| disk.root);

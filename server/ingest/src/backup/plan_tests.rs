@@ -16,9 +16,10 @@ impl Letters {
         let mut runs: Vec<(u64, u64, bool)> = Vec::new();
         for at in offset..offset + length {
             let value = same(self.0[at as usize]);
+            let count = runs.len();
             match runs.last_mut() {
                 Some(last) if last.2 == value => last.1 += 1,
-                _ if runs.len() == 2 => break,
+                _ if count == 2 => break,
                 _ => runs.push((at, 1, value)),
             }
         }

@@ -106,4 +106,3 @@ extern "C" {
         flags: u32,
     ) -> i64;
 }
-

@@ -79,15 +79,13 @@ impl DeviceSink {
                 ),
                 _ => Error::io(what(), error),
             })?;
-        let device_bytes =
-            rustix::fs::seek(&file, SeekFrom::End(0)).map_err(std::io::Error::from).context(what)?;
+        let device_bytes = rustix::fs::seek(&file, SeekFrom::End(0))
+            .map_err(std::io::Error::from)
+            .context(what)?;
         if device_bytes < size_bytes {
             return Err(Error::new(
                 ErrorKind::NoSpace,
-                format!(
-                    "{} has {device_bytes} bytes, the disk {size_bytes}",
-                    path.display()
-                ),
+                format!("{} has {device_bytes} bytes, the disk {size_bytes}", path.display()),
             ));
         }
         Ok(DeviceSink { file, path: path.to_path_buf() })

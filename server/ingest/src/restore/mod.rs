@@ -237,7 +237,7 @@ impl Run<'_> {
             ImageFormat::Vhd => &["subformat=dynamic,force_size=on"],
             _ => &[],
         };
-        qemu::create_image(driver, creation, path, size_bytes)?;
+        qemu::create_image(driver, creation, path, size_bytes, self.cancel)?;
         let mut image = qemu::image_options(driver, path, None)?;
         if format == ImageFormat::Vhd {
             image["force_size_calc"] = "current_size".into();
@@ -251,7 +251,7 @@ impl Run<'_> {
             Err(error) => return Err(server.explain(&what, error)),
         };
         server.finish(&what)?;
-        let facts = qemu::image_facts(&image, &what)?;
+        let facts = qemu::image_facts(&image, &what, self.cancel)?;
         if facts["virtual-size"].as_u64() != Some(size_bytes) {
             return Err(Error::new(
                 ErrorKind::ToolFailed,

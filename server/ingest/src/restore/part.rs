@@ -70,8 +70,7 @@ impl PartFile {
             Err(error) => return Err(Error::io(what(), error.into())),
         }
         let path = folder_path.join(name);
-        let part =
-            PartFile { folder_path, folder, path, target: target.to_path_buf(), replaces };
+        let part = PartFile { folder_path, folder, path, target: target.to_path_buf(), replaces };
         match std::fs::remove_file(&part.path) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
                 Err(Error::io(what(), error))

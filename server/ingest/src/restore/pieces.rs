@@ -86,7 +86,11 @@ impl<'d> Pieces<'d> {
             let end = (extent.offset_bytes + extent.length_bytes).min(size_bytes);
             let end = if extent.kind.reads_zero() {
                 // The part that shares a unit with stored bytes goes with them.
-                if end == size_bytes { end } else { round_down(end, self.alignment_bytes) }
+                if end == size_bytes {
+                    end
+                } else {
+                    round_down(end, self.alignment_bytes)
+                }
             } else {
                 round_up(end, self.alignment_bytes).min(size_bytes)
             };
@@ -105,10 +109,7 @@ impl<'d> Pieces<'d> {
                     // Pieces end at multiples of their size, so that two of them never
                     // share a chunk that both would decode.
                     let stop = round_down(at, STORED_BYTES) + STORED_BYTES;
-                    Piece::Stored {
-                        offset_bytes: at,
-                        length_bytes: (end.min(stop) - at) as usize,
-                    }
+                    Piece::Stored { offset_bytes: at, length_bytes: (end.min(stop) - at) as usize }
                 }
             };
             cursor.next_offset = at + piece.length_bytes();

@@ -37,7 +37,7 @@ impl<'c> ImageSource<'c> {
             ));
         }
         let file = RawSource::open(path)?;
-        let image = inspect(path, format, options.follow_backing)?;
+        let image = inspect(path, format, options.follow_backing, cancel)?;
         let what = format!("opening {} as {format}", path.display());
         let serve = ServeOptions { writable: false, bitmap, max_clients: MAX_CLIENTS };
         let server = ImageServer::start(&image, &serve)?;

@@ -7,6 +7,7 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use serde_json::Value;
@@ -30,7 +31,12 @@ const VHD_DIFFERENCING: u32 = 4;
 
 /// The open-options for an image, its backing files spelled out where they are
 /// followed. Refuses images that lead to files nobody named, and damaged ones.
-pub(super) fn inspect(path: &Path, format: ImageFormat, follow_backing: bool) -> Result<Value> {
+pub(super) fn inspect(
+    path: &Path,
+    format: ImageFormat,
+    follow_backing: bool,
+    cancel: &AtomicBool,
+) -> Result<Value> {
     let mut chain: Vec<(PathBuf, ImageFormat)> = Vec::new();
     let mut next = Some((path.to_path_buf(), format));
     while let Some((path, format)) = next {
@@ -40,7 +46,7 @@ pub(super) fn inspect(path: &Path, format: ImageFormat, follow_backing: bool) ->
                 format!("more than {MAX_CHAIN} backing files, or a circle of them"),
             ));
         }
-        next = inspect_one(&path, format, follow_backing)?;
+        next = inspect_one(&path, format, follow_backing, cancel)?;
         chain.push((path, format));
     }
     let mut options = None;
@@ -55,6 +61,7 @@ fn inspect_one(
     path: &Path,
     format: ImageFormat,
     follow_backing: bool,
+    cancel: &AtomicBool,
 ) -> Result<Option<(PathBuf, ImageFormat)>> {
     check_header(path, format)?;
     if format == ImageFormat::Raw {
@@ -62,7 +69,7 @@ fn inspect_one(
     }
     let options = image_options(format.qemu_driver(), path, None)?;
     let what = format!("opening {} as {format}", path.display());
-    let facts = image_facts(&options, &what)?;
+    let facts = image_facts(&options, &what, cancel)?;
     check_extent_files(path, &facts)?;
     let backing = backing_file(path, format, &facts)?;
     if let Some((backing, _)) = &backing {
@@ -78,7 +85,7 @@ fn inspect_one(
             ));
         }
     }
-    check_image(format.qemu_driver(), &options, path)?;
+    check_image(format.qemu_driver(), &options, path, cancel)?;
     Ok(backing)
 }
 

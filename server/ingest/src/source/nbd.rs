@@ -119,8 +119,8 @@ impl Source for NbdSource<'_> {
 
     fn reader(&self) -> Result<Box<dyn Reader + '_>> {
         let connection = if self.is_shared {
-            let connection = Connection::open(&self.endpoint, &[], self.cancel)
-                .context(|| self.name.clone())?;
+            let connection =
+                Connection::open(&self.endpoint, &[], self.cancel).context(|| self.name.clone())?;
             if connection.facts().size_bytes != self.size_bytes {
                 return Err(Error::new(
                     ErrorKind::Incomplete,

@@ -152,11 +152,6 @@ impl Layer {
         Ok(StripeGuard { _gate: gate, _stripe: writer.stripes[index].lock() })
     }
 
-    /// Bytes of captured blocks that are readable now; 0 for a layer open for reading.
-    pub(crate) fn captured_bytes(&self) -> u64 {
-        self.writer.as_ref().map_or(0, |w| u64::from(w.slots.usage().live) * BLOCK_SIZE_BYTES)
-    }
-
     /// False once another process opened, sealed or closed the layer for
     /// writing since this opened: what this shows may be old.
     pub(crate) fn is_current(&self) -> bool {

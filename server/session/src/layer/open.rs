@@ -199,7 +199,7 @@ impl Layer {
         self.flush()?;
         let writer = self.writer()?;
         let sequence = writer.highest_recorded.load(Ordering::SeqCst);
-        Ok(SealFacts { sequence, slots: writer.slots.usage().end })
+        Ok(SealFacts { sequence, slots: writer.slots.end() })
     }
 
     /// After a seal: no more writes come, and readers in other processes look again.

@@ -144,11 +144,9 @@ impl Slots {
         }
     }
 
-    /// Slots that hold something, and slots below the end of use.
-    pub(crate) fn usage(&self) -> SlotUsage {
-        let state = self.state.lock();
-        let idle = state.free.len() + state.superseded.len();
-        SlotUsage { live: state.next - idle as u32, end: state.next }
+    /// First slot that was never used.
+    pub(crate) fn end(&self) -> u32 {
+        self.state.lock().next
     }
 
     /// Makes sure that slots below `wanted` have space, growing by whole steps.
@@ -200,15 +198,6 @@ impl Slots {
         };
         self.grow(file, wanted)
     }
-}
-
-/// How much of a layer is in use.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct SlotUsage {
-    /// Slots that hold something readable.
-    pub(crate) live: u32,
-    /// First slot that was never used.
-    pub(crate) end: u32,
 }
 
 fn take_free(free: &mut Vec<u32>, count: u32, runs: &mut Vec<SlotRun>) {

@@ -40,7 +40,7 @@ struct AheadState {
 /// Unflushed writes are synced on the layer's own account after so many
 /// blocks: it bounds what a recovery must verify, what a seal must wait for, and
 /// how long superseded slots stay unusable.
-const UNFLUSHED_BLOCKS_LIMIT: u64 = 32 << 10;
+const UNFLUSHED_BLOCKS_LIMIT: u64 = 128 << 10;
 /// ... or after this long.
 const UNFLUSHED_AGE_LIMIT: Duration = Duration::from_secs(5);
 

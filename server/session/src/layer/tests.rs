@@ -353,7 +353,7 @@ fn rewriting_reuses_slots_once_they_are_flushed() {
         disk.write_at(&content(0, 64 * 4096, round as u8), 0).unwrap();
         disk.flush().unwrap();
     }
-    assert_eq!(layer.captured_bytes(), 64 * 4096);
+    assert!(layer.seal_facts().unwrap().slots <= 2 * 64, "slots are not reused");
     drop(disk);
     drop(layer);
     let length = std::fs::metadata(&place.layer).unwrap().len();

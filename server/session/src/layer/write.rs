@@ -68,11 +68,9 @@ impl Layer {
             self.want_space();
         }
         let Scratch { stored, runs, records, superseded } = scratch;
-        stored.clear();
-        stored.extend_from_slice(bytes);
         records.clear();
         superseded.clear();
-        let newest = self.store_blocks(writer, stored, runs, records, first).inspect_err(|error| {
+        let newest = self.store_blocks(writer, bytes, stored, runs, records, first).inspect_err(|error| {
             writer.slots.give_back(runs);
             self.poison_unless_full(writer, error);
         })?;
@@ -89,22 +87,27 @@ impl Layer {
         Ok(())
     }
 
-    /// Encrypts in place, writes run by run, and makes the records; publishes nothing.
+    /// Encrypts, writes run by run, and makes the records; publishes nothing.
     /// Returns the highest sequence number used.
     fn store_blocks(
         &self,
         writer: &Writer,
-        stored: &mut [u8],
+        bytes: &[u8],
+        stored: &mut Vec<u8>,
         runs: &[SlotRun],
         records: &mut Vec<[u8; RECORD_BYTES]>,
         first: u64,
     ) -> Result<u64> {
         let mut newest = 0;
-        let mut blocks = stored.chunks_exact_mut(BLOCK);
+        stored.resize(stored.len().max(bytes.len()), 0);
+        let stored = &mut stored[..bytes.len()];
+        let mut blocks = bytes.chunks_exact(BLOCK).zip(stored.chunks_exact_mut(BLOCK));
         let mut block = first;
         for run in runs {
             for slot in run.first..run.first + run.count {
-                let piece = blocks.next().expect("as many slots as blocks were taken");
+                let (plain, piece) = blocks.next().expect("as many slots as blocks were taken");
+                // Block by block, so that the copy is still in the first cache.
+                piece.copy_from_slice(plain);
                 let (sequence, unflushed) = self.next_sequence(writer)?;
                 newest = sequence;
                 let nonce = writer.nonces.nonce(sequence);
@@ -114,7 +117,7 @@ impl Layer {
                 block += 1;
             }
         }
-        let mut rest = &stored[..];
+        let mut rest = &*stored;
         for run in runs {
             let (piece, after) = rest.split_at(run.count as usize * BLOCK);
             self.file

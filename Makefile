@@ -1,0 +1,105 @@
+# Coldrise. `make help` lists what can be done.
+#
+# On a fresh Debian 12 machine root needs only git and make: `make demo` and
+# `make test` install what they need, build, and run.
+
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+
+BUILD_DIR := target/release
+CARGO ?= cargo
+PYTHON ?= /usr/bin/python3
+PREFIX ?= /usr/local
+# A rustup toolchain lives in the home folder and may not be on root's path.
+export PATH := $(PATH):$(HOME)/.cargo/bin
+
+# What building needs: RocksDB and libnbd are linked, not compiled; libclang reads
+# RocksDB's header. The rest is what the tests and the demo run.
+BUILD_PACKAGES := build-essential pkg-config librocksdb-dev libnbd-dev libclang1-14 \
+    libclang-common-14-dev nbdkit nbdkit-plugin-dev
+RUN_PACKAGES := qemu-system-x86 qemu-utils util-linux $(shell cat images/guest/packages.txt)
+TEST_PACKAGES := python3 python3-pytest python3-libnbd libnbd-bin fio
+BENCH_PACKAGES := $(shell cat bench/packages.txt)
+
+include plugins/nbdkit/build.mk
+
+# Installs those of its packages that are missing; asks the network only then.
+define install
+@missing=""; for package in $(1); do \
+    dpkg-query -W -f '$${Status}\n' $$package 2>/dev/null | grep -q 'ok installed' || missing="$$missing $$package"; done; \
+if [ -n "$$missing" ]; then echo "installing:$$missing"; \
+    sudo=""; [ "$$(id -u)" = 0 ] || sudo=sudo; \
+    $$sudo apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
+        $$sudo apt-get install -y -qq --no-install-recommends $$missing >/dev/null; fi
+endef
+
+.PHONY: help
+help: ## Show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
+
+.PHONY: build-deps
+build-deps: ## Install what building needs
+	$(call install,$(BUILD_PACKAGES))
+	@command -v $(CARGO) >/dev/null || { echo "installing: Debian's Rust"; \
+	    sudo=""; [ "$$(id -u)" = 0 ] || sudo=sudo; \
+	    DEBIAN_FRONTEND=noninteractive $$sudo apt-get install -y -qq --no-install-recommends cargo-web rustc-web >/dev/null; }
+
+.PHONY: run-deps
+run-deps: build-deps ## Install what booting a guest needs
+	$(call install,$(RUN_PACKAGES))
+
+.PHONY: test-deps
+test-deps: run-deps ## Install what the tests need
+	$(call install,$(TEST_PACKAGES))
+
+.PHONY: bench-deps
+bench-deps: test-deps ## Install the peers that the benchmarks measure
+	$(call install,$(BENCH_PACKAGES))
+
+.PHONY: build
+build: build-deps ## Build the program and the nbdkit plugin
+	$(CARGO) build --release --locked -p coldrise-cli -p coldrise-capi
+	@$(MAKE) --no-print-directory nbdkit-plugin
+
+.PHONY: guest
+guest: run-deps ## Build the guest image (kept in the user's cache)
+	images/guest/build.sh
+
+.PHONY: demo
+demo: build run-deps ## Back up a guest, boot it from the backup, seal what it wrote
+	$(PYTHON) demo/run.py --build-dir $(BUILD_DIR)
+
+.PHONY: test
+test: build test-deps ## Run all tests
+	$(CARGO) test --release --locked --workspace
+	$(PYTHON) -m pytest -q tests
+
+.PHONY: test-crash
+test-crash: build test-deps ## Run the long crash test: 1,000 kills, 200 power cuts
+	$(PYTHON) -m pytest -q -s tests/test_crash.py --crash-kills 1000 --crash-cuts 200
+
+.PHONY: check
+check: build-deps ## Check format, lints, dependency direction and the C shim
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --release --locked --workspace --all-targets --quiet -- -D warnings
+	$(PYTHON) tools/check_dependencies.py
+	$(CC) -fsyntax-only $(NBDKIT_CFLAGS) plugins/nbdkit/coldrise.c
+
+.PHONY: bench
+bench: build bench-deps ## Measure Coldrise beside its peers (long)
+	$(PYTHON) bench/run.py --build-dir $(BUILD_DIR) --out build/bench
+
+.PHONY: man
+man: build ## Write the man pages to build/man
+	$(BUILD_DIR)/coldrise man build/man
+
+.PHONY: install
+install: build man ## Install below PREFIX (/usr/local)
+	install -D -m 755 $(BUILD_DIR)/coldrise $(DESTDIR)$(PREFIX)/bin/coldrise
+	install -D -m 644 $(NBDKIT_PLUGIN) $(DESTDIR)$(PREFIX)/lib/nbdkit/plugins/nbdkit-coldrise-plugin.so
+	install -d $(DESTDIR)$(PREFIX)/share/man/man1
+	install -m 644 build/man/*.1 $(DESTDIR)$(PREFIX)/share/man/man1
+
+.PHONY: clean
+clean: ## Remove what was built (not the cached guest image)
+	rm -rf target build

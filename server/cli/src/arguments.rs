@@ -1,0 +1,126 @@
+//! What can be written on the command line. The comments here are also the help
+//! and the man pages.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::commands;
+
+const EXIT_CODES: &str = "\
+Addresses:
+  MACHINE/POINT[/DISK]  a restore point; POINT is 20261120T100000Z, latest or latest~1
+  live/SESSION[/DISK]   a published session
+
+Exit codes:
+  0 done   1 failed   2 wrong usage   3 incomplete: run it again   10 no repository
+  11 busy   12 wrong passphrase   130 interrupted";
+
+/// Backups of virtual machines that boot at once.
+///
+/// Coldrise keeps restore points of virtual machines in one repository and serves
+/// any of them, at once and without conversion, as a writable disk. What a machine
+/// writes is captured beside the restore point, which never changes.
+#[derive(Debug, Parser)]
+#[command(
+    name = "coldrise",
+    bin_name = "coldrise",
+    version,
+    max_term_width = 100,
+    after_help = EXIT_CODES,
+    disable_help_subcommand = true,
+    propagate_version = true
+)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    pub(crate) global: GlobalOptions,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// Options of every command.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct GlobalOptions {
+    /// Directory of the repository.
+    #[arg(long, global = true, value_name = "DIR", env = "COLDRISE_REPO")]
+    #[arg(hide_env_values = true, help_heading = "Global options")]
+    pub(crate) repo: Option<PathBuf>,
+
+    /// File that holds the passphrase; one line end at its end does not count.
+    ///
+    /// Without this option and --passphrase-command the environment counts:
+    /// COLDRISE_PASSPHRASE_FILE or COLDRISE_PASSPHRASE_COMMAND.
+    #[arg(long, global = true, value_name = "FILE", help_heading = "Global options")]
+    pub(crate) passphrase_file: Option<PathBuf>,
+
+    /// Shell command that prints the passphrase.
+    #[arg(long, global = true, value_name = "COMMAND", help_heading = "Global options")]
+    #[arg(conflicts_with = "passphrase_file")]
+    pub(crate) passphrase_command: Option<String>,
+
+    /// Write for programs: one JSON object on the last line of stdout.
+    ///
+    /// Long work also prints lines with "event":"progress". An error is the object
+    /// {"error":{"kind":…,"message":…}}; its message stands on stderr too.
+    #[arg(long, global = true, help_heading = "Global options")]
+    pub(crate) json: bool,
+
+    /// Say nothing but answers and errors.
+    #[arg(short, long, global = true, help_heading = "Global options")]
+    pub(crate) quiet: bool,
+
+    /// Say more about what happens, on stderr.
+    #[arg(short, long, global = true, conflicts_with = "quiet")]
+    #[arg(help_heading = "Global options")]
+    pub(crate) verbose: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    Init(commands::init::InitArguments),
+    Backup(commands::backup::BackupArguments),
+    List(commands::list::ListArguments),
+    Show(commands::show::ShowArguments),
+    /// Say what the repository holds and what deduplication and compression save.
+    Stats,
+    Diff(commands::diff::DiffArguments),
+    Publish(commands::publish::PublishArguments),
+    /// List the published sessions.
+    Sessions,
+    Seal(commands::seal::SealArguments),
+    Unpublish(commands::unpublish::UnpublishArguments),
+    Serve(commands::serve::ServeArguments),
+    Boot(commands::boot::BootArguments),
+    Restore(commands::restore::RestoreArguments),
+    /// Check this machine and the repository, and say what to do.
+    ///
+    /// Every line is ok, warn or fail. The exit code is 1 when one of them is fail.
+    /// Without a repository only the machine is checked.
+    Doctor,
+    Completion(commands::completion::CompletionArguments),
+    Man(commands::man::ManArguments),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Arguments;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_arguments_are_consistent() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn every_argument_is_documented() {
+        fn look(command: &clap::Command) {
+            assert!(command.get_about().is_some(), "{} has no help", command.get_name());
+            for argument in command.get_arguments() {
+                let what = format!("{} {}", command.get_name(), argument.get_id());
+                assert!(argument.get_help().is_some(), "{what} has no help");
+            }
+            command.get_subcommands().for_each(look);
+        }
+        look(&Arguments::command());
+    }
+}

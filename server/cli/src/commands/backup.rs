@@ -1,0 +1,153 @@
+//! `coldrise backup`: a new restore point.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_ingest::{
+    backup, read_configuration, BackupRequest, BackupSummary, DiskSummary, SourceSpec,
+};
+use coldrise_store::MachineName;
+use serde::Serialize;
+
+use crate::invocation::Invocation;
+use crate::progress::ProgressView;
+use crate::report::{table, Report};
+use crate::signals::cancel_flag;
+use crate::units::{show_duration, show_size};
+
+/// Back up a machine's disks as one restore point.
+///
+/// Everything is read, but only what is new is stored; with --bitmap only what has
+/// changed is read. The point appears when it is whole. A backup that is cancelled or
+/// fails leaves no point behind; run again, it does not store anything twice.
+#[derive(Debug, Args)]
+pub(crate) struct BackupArguments {
+    /// The machine: a-z 0-9 . _ - and at most 63 characters.
+    #[arg(value_name = "MACHINE")]
+    machine: MachineName,
+
+    /// A disk's name and where to read it: an image file or an NBD URI.
+    ///
+    /// FORMAT is raw, qcow2, vmdk, vhd or vhdx; without it the file's extension tells.
+    /// Content is never looked at to find out the format.
+    #[arg(value_name = "DISK=[FORMAT:]SOURCE", required = true)]
+    #[arg(value_parser = SourceSpec::parse)]
+    disks: Vec<SourceSpec>,
+
+    /// The machine's configuration, stored with the point: a .xml file of libvirt, a
+    /// .vmx file, or Coldrise's own .json.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+
+    /// Read only what this dirty bitmap marks as written since the machine's latest
+    /// backup. Every source has to have it: NBD servers as qemu:dirty-bitmap:NAME,
+    /// qcow2 files as a persistent bitmap.
+    #[arg(long, value_name = "NAME")]
+    bitmap: Option<String>,
+
+    /// Let images name other files that belong to them (backing files). Otherwise
+    /// such an image is refused.
+    #[arg(long)]
+    follow_backing: bool,
+}
+
+#[derive(Serialize)]
+struct Made<'a> {
+    address: String,
+    machine: &'a str,
+    point: &'a str,
+    disks: Vec<MadeDisk<'a>>,
+    warnings: &'a [String],
+    elapsed_ms: u64,
+}
+
+#[derive(Serialize)]
+struct MadeDisk<'a> {
+    disk: &'a str,
+    size_bytes: u64,
+    read_bytes: u64,
+    stored_bytes: u64,
+    new_chunks: u64,
+    known_chunks: u64,
+    zero_bytes: u64,
+    base: Option<&'a str>,
+    is_incremental: bool,
+}
+
+impl<'a> MadeDisk<'a> {
+    fn new(summary: &'a DiskSummary, chunk_size_bytes: u64) -> Self {
+        MadeDisk {
+            disk: summary.disk.as_str(),
+            size_bytes: summary.size_bytes,
+            read_bytes: summary.read_bytes,
+            stored_bytes: summary.counts.stored_bytes,
+            new_chunks: summary.counts.stored_chunks,
+            known_chunks: summary.counts.known_chunks,
+            zero_bytes: summary.counts.zero_chunks.saturating_mul(chunk_size_bytes),
+            base: summary.base.as_ref().map(|point| point.as_str()),
+            is_incremental: summary.is_incremental,
+        }
+    }
+}
+
+pub(crate) fn run(invocation: &Invocation, arguments: BackupArguments) -> Result<Report> {
+    let configuration = arguments.config.as_deref().map(read_configuration).transpose()?;
+    let cancel = cancel_flag()?;
+    let writer = invocation.open_for_writing()?;
+    let request = BackupRequest {
+        machine: arguments.machine,
+        disks: arguments.disks,
+        bitmap: arguments.bitmap,
+        follow_backing: arguments.follow_backing,
+        configuration,
+        point: None,
+        threads: 0,
+    };
+    let view = ProgressView::new(invocation);
+    let made = backup(&writer, &request, &view, &cancel);
+    drop(view);
+    let summary = made.map_err(|error| match error.kind() {
+        ErrorKind::Interrupted => Error::new(
+            ErrorKind::Interrupted,
+            "cancelled: no restore point was made; what is stored already is used when the \
+             backup is run again",
+        ),
+        _ => error,
+    })?;
+    for warning in &summary.warnings {
+        invocation.remark(&format!("warning: {warning}"));
+    }
+    let chunk_size_bytes = u64::from(writer.repository().chunk_size_bytes());
+    Ok(report(invocation, &summary, chunk_size_bytes))
+}
+
+fn report(invocation: &Invocation, summary: &BackupSummary, chunk_size_bytes: u64) -> Report {
+    let made = Made {
+        address: format!("{}/{}", summary.machine, summary.point),
+        machine: summary.machine.as_str(),
+        point: summary.point.as_str(),
+        disks: summary.disks.iter().map(|disk| MadeDisk::new(disk, chunk_size_bytes)).collect(),
+        warnings: &summary.warnings,
+        elapsed_ms: invocation.elapsed_ms(),
+    };
+    let rows: Vec<Vec<String>> = made
+        .disks
+        .iter()
+        .map(|disk| {
+            vec![
+                format!("  {}", disk.disk),
+                show_size(disk.size_bytes),
+                show_size(disk.read_bytes),
+                show_size(disk.stored_bytes),
+            ]
+        })
+        .collect();
+    let text = format!(
+        "made restore point {} in {}\n{}",
+        made.address,
+        show_duration(invocation.elapsed()),
+        table(&["  DISK", ">SIZE", ">READ", ">STORED"], &rows)
+    );
+    Report::done(&made, text)
+}

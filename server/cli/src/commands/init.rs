@@ -1,0 +1,102 @@
+//! `coldrise init`: a new repository.
+
+use clap::Args;
+use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_store::{
+    Compression, InitOptions, PassphraseSource, Repository, MAX_CHUNK_SIZE_BYTES,
+    MIN_CHUNK_SIZE_BYTES,
+};
+use serde::Serialize;
+
+use crate::invocation::Invocation;
+use crate::report::Report;
+use crate::units::{parse_size, show_size};
+
+/// Make a new repository.
+///
+/// The directory is made where it is not there, and has to be empty. A repository
+/// is encrypted: give a passphrase by --passphrase-file or --passphrase-command, and
+/// keep a copy of it elsewhere, for nothing can be read without it.
+#[derive(Debug, Args)]
+pub(crate) struct InitArguments {
+    /// Size of the pieces that disks are stored in: a power of two from 4K to 256K.
+    /// Small pieces find more duplicates, large ones need less memory and index. It
+    /// cannot be changed later.
+    #[arg(long, value_name = "SIZE", default_value = "16K", value_parser = parse_size)]
+    chunk_size: u64,
+
+    /// How pieces are compressed: zstd, zstd:LEVEL (1 to 19), lz4 or none.
+    #[arg(long, value_name = "KIND", default_value = "zstd:3")]
+    compression: Compression,
+
+    /// Make a repository that anybody who gets hold of it can read.
+    #[arg(long)]
+    no_encryption: bool,
+}
+
+#[derive(Serialize)]
+struct Made {
+    repository: String,
+    id: String,
+    chunk_size_bytes: u32,
+    compression: String,
+    is_encrypted: bool,
+    elapsed_ms: u64,
+}
+
+pub(crate) fn run(invocation: &Invocation, arguments: &InitArguments) -> Result<Report> {
+    let path = invocation.repository_path()?;
+    let chunk_size_bytes = u32::try_from(arguments.chunk_size)
+        .ok()
+        .filter(|size| size.is_power_of_two())
+        .filter(|size| (MIN_CHUNK_SIZE_BYTES..=MAX_CHUNK_SIZE_BYTES).contains(size))
+        .ok_or_else(|| {
+            let text = format!(
+                "a chunk size of {} is not possible: use a power of two from 4K to 256K",
+                arguments.chunk_size
+            );
+            Error::new(ErrorKind::InvalidInput, text)
+        })?;
+    let source = invocation.passphrase()?;
+    if arguments.no_encryption && source != PassphraseSource::None {
+        return Err(Error::new(
+            ErrorKind::InvalidInput,
+            "--no-encryption and a passphrase are both given: leave out one of them (the \
+             passphrase may come from the environment)",
+        ));
+    }
+    let passphrase = source.read()?;
+    if passphrase.is_none() && !arguments.no_encryption {
+        return Err(Error::new(
+            ErrorKind::InvalidInput,
+            "a repository is encrypted, so give a passphrase: --passphrase-file FILE or \
+             --passphrase-command COMMAND; or say --no-encryption",
+        ));
+    }
+    let options = InitOptions {
+        chunk_size_bytes,
+        compression: arguments.compression,
+        passphrase: passphrase.as_ref(),
+    };
+    Repository::init(path, &options)?;
+    let repository = invocation.open()?;
+    let made = Made {
+        repository: path.display().to_string(),
+        id: repository.id().to_string(),
+        chunk_size_bytes,
+        compression: arguments.compression.to_string(),
+        is_encrypted: repository.is_encrypted(),
+        elapsed_ms: invocation.elapsed_ms(),
+    };
+    let secrecy = match made.is_encrypted {
+        true => "encrypted: without the passphrase nothing can be read, so keep a copy of it",
+        false => "not encrypted: whoever gets hold of it can read it",
+    };
+    let text = format!(
+        "made the repository {}\n  chunks of {}, compression {}\n  {secrecy}",
+        made.repository,
+        show_size(u64::from(chunk_size_bytes)),
+        made.compression,
+    );
+    Ok(Report::done(&made, text))
+}

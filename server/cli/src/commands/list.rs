@@ -1,0 +1,113 @@
+//! `coldrise list`: machines and their restore points.
+
+use clap::Args;
+use coldrise_block::Result;
+use coldrise_session::Catalog;
+use coldrise_store::{MachineName, PointDocument, PointOrigin, PointSelector};
+use serde::Serialize;
+
+use crate::invocation::Invocation;
+use crate::report::{table, Report};
+use crate::units::{show_moment, show_size};
+
+/// List the machines and their restore points, the oldest first.
+#[derive(Debug, Args)]
+pub(crate) struct ListArguments {
+    /// Only this machine.
+    #[arg(value_name = "MACHINE")]
+    machine: Option<MachineName>,
+}
+
+#[derive(Serialize)]
+struct Listing {
+    machines: Vec<ListedMachine>,
+}
+
+#[derive(Serialize)]
+struct ListedMachine {
+    machine: String,
+    points: Vec<ListedPoint>,
+}
+
+#[derive(Serialize)]
+struct ListedPoint {
+    address: String,
+    point: String,
+    kind: &'static str,
+    created_at_ms: u64,
+    size_bytes: u64,
+    disks: Vec<ListedDisk>,
+}
+
+#[derive(Serialize)]
+struct ListedDisk {
+    disk: String,
+    size_bytes: u64,
+}
+
+impl ListedPoint {
+    fn new(point: &PointDocument) -> ListedPoint {
+        let sizes = point.disks.iter().map(|disk| disk.size_bytes);
+        ListedPoint {
+            address: format!("{}/{}", point.machine, point.point),
+            point: point.point.to_string(),
+            kind: kind_word(&point.origin),
+            created_at_ms: point.created_at_ms,
+            size_bytes: sizes.fold(0, u64::saturating_add),
+            disks: point
+                .disks
+                .iter()
+                .map(|disk| ListedDisk {
+                    disk: disk.name.to_string(),
+                    size_bytes: disk.size_bytes,
+                })
+                .collect(),
+        }
+    }
+}
+
+/// What made a point, in one word.
+pub(super) fn kind_word(origin: &PointOrigin) -> &'static str {
+    match origin {
+        PointOrigin::Backup { .. } => "backup",
+        PointOrigin::Synthetic { .. } => "synthetic",
+    }
+}
+
+pub(crate) fn run(invocation: &Invocation, arguments: &ListArguments) -> Result<Report> {
+    let catalog = Catalog::new(&invocation.open()?);
+    let machines = match &arguments.machine {
+        Some(machine) => {
+            // Says which machines there are where this one is not.
+            catalog.point(machine, &PointSelector::Latest(0))?;
+            vec![machine.clone()]
+        }
+        None => catalog.machines()?,
+    };
+    let mut listing = Listing { machines: Vec::with_capacity(machines.len()) };
+    for machine in machines {
+        let points = catalog.points(&machine)?;
+        listing.machines.push(ListedMachine {
+            machine: machine.to_string(),
+            points: points.iter().map(ListedPoint::new).collect(),
+        });
+    }
+    let rows: Vec<Vec<String>> =
+        listing.machines.iter().flat_map(|machine| &machine.points).map(row).collect();
+    let text = match rows.len() {
+        0 => "no restore points yet: make one with coldrise backup".to_owned(),
+        _ => table(&["ADDRESS", "KIND", "STORED AT", "DISKS", ">SIZE"], &rows),
+    };
+    Ok(Report::answer(&listing, text))
+}
+
+fn row(point: &ListedPoint) -> Vec<String> {
+    let disks: Vec<&str> = point.disks.iter().map(|disk| disk.disk.as_str()).collect();
+    vec![
+        point.address.clone(),
+        point.kind.to_owned(),
+        show_moment(point.created_at_ms),
+        disks.join(" "),
+        show_size(point.size_bytes),
+    ]
+}

@@ -1,0 +1,49 @@
+//! The commands, one file each.
+
+pub(crate) mod backup;
+pub(crate) mod boot;
+pub(crate) mod completion;
+pub(crate) mod diff;
+mod doctor;
+pub(crate) mod init;
+pub(crate) mod list;
+pub(crate) mod man;
+pub(crate) mod publish;
+pub(crate) mod restore;
+pub(crate) mod seal;
+pub(crate) mod serve;
+mod sessions;
+pub(crate) mod show;
+mod stats;
+pub(crate) mod unpublish;
+
+use coldrise_block::Result;
+
+use crate::arguments::Command;
+use crate::invocation::Invocation;
+use crate::report::Report;
+
+/// Runs a command.
+///
+/// # Errors
+/// Whatever the command says; the kind is the exit code.
+pub(crate) fn run(invocation: &Invocation, command: Command) -> Result<Report> {
+    match command {
+        Command::Init(arguments) => init::run(invocation, &arguments),
+        Command::Backup(arguments) => backup::run(invocation, arguments),
+        Command::List(arguments) => list::run(invocation, &arguments),
+        Command::Show(arguments) => show::run(invocation, &arguments),
+        Command::Stats => stats::run(invocation),
+        Command::Diff(arguments) => diff::run(invocation, &arguments),
+        Command::Publish(arguments) => publish::run(invocation, arguments),
+        Command::Sessions => sessions::run(invocation),
+        Command::Seal(arguments) => seal::run(invocation, &arguments),
+        Command::Unpublish(arguments) => unpublish::run(invocation, &arguments),
+        Command::Serve(arguments) => serve::run(invocation, arguments),
+        Command::Boot(arguments) => boot::run(invocation, arguments),
+        Command::Restore(arguments) => restore::run(invocation, &arguments),
+        Command::Doctor => doctor::run(invocation),
+        Command::Completion(arguments) => completion::run(&arguments),
+        Command::Man(arguments) => man::run(&arguments),
+    }
+}

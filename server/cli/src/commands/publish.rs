@@ -1,0 +1,96 @@
+//! `coldrise publish`: a restore point becomes a writable session.
+
+use clap::Args;
+use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_session::{Catalog, SessionDocument};
+use coldrise_store::{Address, SessionName};
+use serde::Serialize;
+
+use super::serve::DEFAULT_ADDRESS;
+use crate::hardware::Hardware;
+use crate::invocation::Invocation;
+use crate::report::Report;
+use crate::units::{show_duration, show_size};
+
+/// Publish a restore point for writing, as a session.
+///
+/// Takes the same short time however large the point is. What is written to the session
+/// is captured beside the point, which never changes. The session stays, through crashes
+/// and restarts, until it is unpublished. A front end serves it: see coldrise serve.
+#[derive(Debug, Args)]
+pub(crate) struct PublishArguments {
+    /// MACHINE/POINT.
+    #[arg(value_name = "MACHINE/POINT")]
+    address: Address,
+
+    /// Name of the session. Default: the machine's name and the first free number.
+    #[arg(long, value_name = "SESSION")]
+    name: Option<SessionName>,
+}
+
+#[derive(Serialize)]
+struct Published<'a> {
+    session: &'a str,
+    address: String,
+    disks: Vec<PublishedDisk<'a>>,
+    elapsed_ms: u64,
+}
+
+#[derive(Serialize)]
+struct PublishedDisk<'a> {
+    disk: &'a str,
+    export: String,
+    size_bytes: u64,
+}
+
+pub(crate) fn run(invocation: &Invocation, arguments: PublishArguments) -> Result<Report> {
+    let Address::Point { machine, selector, disk: None } = &arguments.address else {
+        return Err(Error::new(
+            ErrorKind::InvalidInput,
+            format!("{}: whole restore points are published: give MACHINE/POINT", arguments.address),
+        ));
+    };
+    let repository = invocation.open()?;
+    let point = Catalog::new(&repository).point(machine, selector)?;
+    let session = coldrise_session::publish(&repository, &point, arguments.name)?;
+    let published = Published {
+        session: session.name.as_str(),
+        address: format!("{}/{}", session.machine, session.point),
+        disks: session
+            .disks
+            .iter()
+            .map(|disk| PublishedDisk {
+                disk: disk.name.as_str(),
+                export: format!("live/{}/{}", session.name, disk.name),
+                size_bytes: disk.size_bytes,
+            })
+            .collect(),
+        elapsed_ms: invocation.elapsed_ms(),
+    };
+    let text = match invocation.is_json() {
+        true => String::new(),
+        false => text(invocation, &session, &published),
+    };
+    Ok(Report::done(&published, text))
+}
+
+fn text(invocation: &Invocation, session: &SessionDocument, published: &Published<'_>) -> String {
+    let name = published.session;
+    let mut text = format!(
+        "published {} as session {name} in {}\n",
+        published.address,
+        show_duration(invocation.elapsed())
+    );
+    let uris: Vec<String> =
+        published.disks.iter().map(|disk| format!("nbd://{DEFAULT_ADDRESS}/{}", disk.export)).collect();
+    for (disk, uri) in published.disks.iter().zip(&uris) {
+        text.push_str(&format!("  {}  {}  {uri}\n", disk.disk, show_size(disk.size_bytes)));
+    }
+    let hardware = Hardware::of(session.configuration.as_ref()).unwrap_or_default();
+    text.push_str(&format!(
+        "\nserve it   coldrise serve nbd\nboot it    coldrise boot live/{name}\nwith QEMU  {}\n\
+         end it     coldrise unpublish {name}\n",
+        crate::qemu::plain_command(&hardware, &uris)
+    ));
+    text
+}

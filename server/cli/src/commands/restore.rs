@@ -1,0 +1,140 @@
+//! `coldrise restore`: a disk to a file, a device or an NBD server.
+
+use std::sync::Arc;
+
+use clap::Args;
+use coldrise_block::{Disk, Error, ErrorKind, Result};
+use coldrise_ingest::{restore, ImageFormat, RestoreOptions, RestoreTarget};
+use coldrise_session::{open_live_disk, open_point_disk, Catalog};
+use coldrise_store::{Address, DiskName, Repository};
+use serde::Serialize;
+
+use super::show::find_disk;
+use crate::invocation::Invocation;
+use crate::progress::ProgressView;
+use crate::report::Report;
+use crate::signals::cancel_flag;
+use crate::units::{show_duration, show_size};
+
+/// Write a disk of a restore point or of a session to a file, a device or an NBD server.
+///
+/// A file appears under its name when it is whole; holes stay holes. A block device and
+/// an NBD export are written in place and have to be large enough.
+#[derive(Debug, Args)]
+pub(crate) struct RestoreArguments {
+    /// MACHINE/POINT/DISK or live/SESSION/DISK; /DISK may be left out where there is
+    /// only one.
+    #[arg(value_name = "ADDRESS")]
+    address: Address,
+
+    /// A new file, a block device, or an NBD URI.
+    #[arg(value_name = "TARGET", value_parser = RestoreTarget::parse)]
+    target: RestoreTarget,
+
+    /// raw, qcow2, vhd, vhdx or vmdk. Without it the file's extension tells; devices and
+    /// NBD servers take raw.
+    #[arg(long, value_name = "FORMAT", value_parser = parse_format)]
+    format: Option<ImageFormat>,
+
+    /// Replace the file if it is there.
+    #[arg(long)]
+    force: bool,
+}
+
+fn parse_format(text: &str) -> Result<ImageFormat> {
+    ImageFormat::from_word(text).ok_or_else(|| {
+        let shown: String = text.chars().take(40).collect();
+        let text = format!("{shown:?} is no format: use raw, qcow2, vhd, vhdx or vmdk");
+        Error::new(ErrorKind::InvalidInput, text)
+    })
+}
+
+#[derive(Serialize)]
+struct Restored {
+    address: String,
+    target: String,
+    format: &'static str,
+    size_bytes: u64,
+    written_bytes: u64,
+    elapsed_ms: u64,
+}
+
+pub(crate) fn run(invocation: &Invocation, arguments: &RestoreArguments) -> Result<Report> {
+    let cancel = cancel_flag()?;
+    let repository = invocation.open_for_disks()?;
+    let (address, disk) = open_disk(&repository, &arguments.address)?;
+    let options =
+        RestoreOptions { format: arguments.format, threads: 0, force: arguments.force };
+    let view = ProgressView::new(invocation);
+    let done = restore(disk.as_ref(), &arguments.target, &options, &view, &cancel);
+    drop(view);
+    let summary = done.map_err(|error| match (error.kind(), &arguments.target) {
+        (ErrorKind::Interrupted, RestoreTarget::Nbd(_)) => Error::new(
+            ErrorKind::Interrupted,
+            format!("cancelled: {} is only partly written", arguments.target),
+        ),
+        (ErrorKind::Interrupted, RestoreTarget::Path(_)) => {
+            Error::new(ErrorKind::Interrupted, "cancelled: no file was made")
+        }
+        _ => error,
+    })?;
+    let restored = Restored {
+        address,
+        target: arguments.target.to_string(),
+        format: summary.format.word(),
+        size_bytes: summary.size_bytes,
+        written_bytes: summary.written_bytes,
+        elapsed_ms: invocation.elapsed_ms(),
+    };
+    let text = format!(
+        "restored {} to {} as {}: {}, {} written, in {}",
+        restored.address,
+        restored.target,
+        restored.format,
+        show_size(restored.size_bytes),
+        show_size(restored.written_bytes),
+        show_duration(invocation.elapsed())
+    );
+    Ok(Report::done(&restored, text))
+}
+
+/// The disk of an address, and its exact address.
+fn open_disk(repository: &Arc<Repository>, address: &Address) -> Result<(String, Arc<dyn Disk>)> {
+    match address {
+        Address::Point { machine, selector, disk } => {
+            let point = Catalog::new(repository).point(machine, selector)?;
+            let names = point.disks.iter().map(|disk| &disk.name);
+            let name = choose_disk(address, disk.as_ref(), names)?;
+            find_disk(&point, &name)?;
+            let opened = open_point_disk(repository, &point, &name)?;
+            Ok((format!("{machine}/{}/{name}", point.point), opened))
+        }
+        Address::Live { session, disk } => {
+            let document = coldrise_session::session(repository, session)?.document;
+            let names = document.disks.iter().map(|disk| &disk.name);
+            let name = choose_disk(address, disk.as_ref(), names)?;
+            let opened = open_live_disk(repository, session, &name)?;
+            Ok((format!("live/{session}/{name}"), opened))
+        }
+    }
+}
+
+/// The disk that was named, or the only one.
+fn choose_disk<'a>(
+    address: &Address,
+    named: Option<&DiskName>,
+    there: impl Iterator<Item = &'a DiskName>,
+) -> Result<DiskName> {
+    let there: Vec<&DiskName> = there.collect();
+    match (named, there[..]) {
+        (Some(name), _) => Ok(name.clone()),
+        (None, [only]) => Ok(only.clone()),
+        (None, _) => {
+            let names: Vec<&str> = there.iter().map(|name| name.as_str()).collect();
+            Err(Error::new(
+                ErrorKind::InvalidInput,
+                format!("{address} has several disks: name one of {}", names.join(", ")),
+            ))
+        }
+    }
+}

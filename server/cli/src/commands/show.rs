@@ -1,0 +1,149 @@
+//! `coldrise show`: one restore point or session.
+
+use clap::Args;
+use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_session::Catalog;
+use coldrise_store::{Address, Configuration, DiskDocument, DiskName, PointDocument, PointOrigin};
+use serde::Serialize;
+
+use super::list::kind_word;
+use super::sessions::ShownSession;
+use crate::invocation::Invocation;
+use crate::report::Report;
+use crate::units::{show_moment, show_size};
+
+/// Show a restore point, one disk of it, or a session.
+#[derive(Debug, Args)]
+pub(crate) struct ShowArguments {
+    /// MACHINE/POINT[/DISK] or live/SESSION.
+    #[arg(value_name = "ADDRESS")]
+    address: Address,
+}
+
+#[derive(Serialize)]
+struct ShownPoint<'a> {
+    address: String,
+    machine: &'a str,
+    point: &'a str,
+    kind: &'static str,
+    created_at_ms: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    base: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    session: Option<&'a str>,
+    sources: &'a [String],
+    disks: Vec<ShownDisk<'a>>,
+    configuration: Option<&'a Configuration>,
+}
+
+#[derive(Serialize)]
+struct ShownDisk<'a> {
+    disk: &'a str,
+    address: String,
+    size_bytes: u64,
+    layers: usize,
+}
+
+pub(crate) fn run(invocation: &Invocation, arguments: &ShowArguments) -> Result<Report> {
+    let repository = invocation.open()?;
+    match &arguments.address {
+        Address::Point { machine, selector, disk } => {
+            let point = Catalog::new(&repository).point(machine, selector)?;
+            show_point(&point, disk.as_ref())
+        }
+        Address::Live { session, disk } => {
+            let state = coldrise_session::session(&repository, session)?;
+            if let Some(disk) = disk {
+                state.document.disk(disk)?;
+            }
+            let shown = ShownSession::new(&state);
+            let text = shown.text();
+            Ok(Report::answer(&shown, text))
+        }
+    }
+}
+
+/// The disk of a point, or an error that names those it has.
+pub(super) fn find_disk<'a>(point: &'a PointDocument, name: &DiskName) -> Result<&'a DiskDocument> {
+    point.disk(name).ok_or_else(|| {
+        let names: Vec<&str> = point.disks.iter().map(|disk| disk.name.as_str()).collect();
+        let text = format!(
+            "{}/{} has no disk {name}, only {}",
+            point.machine,
+            point.point,
+            names.join(", ")
+        );
+        Error::new(ErrorKind::NotFound, text)
+    })
+}
+
+fn show_point(point: &PointDocument, only: Option<&DiskName>) -> Result<Report> {
+    let chosen: Vec<&DiskDocument> = match only {
+        Some(name) => vec![find_disk(point, name)?],
+        None => point.disks.iter().collect(),
+    };
+    let address = format!("{}/{}", point.machine, point.point);
+    let (sources, base, session): (&[String], _, _) = match &point.origin {
+        PointOrigin::Backup { sources } => (sources, None, None),
+        PointOrigin::Synthetic { base, session } => {
+            (&[], Some(base.as_str()), Some(session.as_str()))
+        }
+    };
+    let disks = chosen
+        .into_iter()
+        .map(|disk| ShownDisk {
+            disk: disk.name.as_str(),
+            address: format!("{address}/{}", disk.name),
+            size_bytes: disk.size_bytes,
+            layers: disk.layers.len(),
+        })
+        .collect();
+    let shown = ShownPoint {
+        machine: point.machine.as_str(),
+        point: point.point.as_str(),
+        kind: kind_word(&point.origin),
+        created_at_ms: point.created_at_ms,
+        base,
+        session,
+        sources,
+        disks,
+        configuration: point.configuration.as_ref(),
+        address,
+    };
+    let text = text(&shown);
+    Ok(Report::answer(&shown, text))
+}
+
+fn text(shown: &ShownPoint<'_>) -> String {
+    let mut text = format!(
+        "point        {}\nkind         {}\nstored at    {}\n",
+        shown.address,
+        shown.kind,
+        show_moment(shown.created_at_ms)
+    );
+    if let (Some(base), Some(session)) = (shown.base, shown.session) {
+        let machine = shown.machine;
+        text.push_str(&format!("sealed from  session {session}, published from {machine}/{base}\n"));
+    }
+    for source in shown.sources {
+        text.push_str(&format!("source       {source}\n"));
+    }
+    for disk in &shown.disks {
+        let layers = match disk.layers {
+            0 => String::new(),
+            1 => ", 1 layer of captured writes".to_owned(),
+            layers => format!(", {layers} layers of captured writes"),
+        };
+        let size = show_size(disk.size_bytes);
+        text.push_str(&format!("disk         {}  {size}{layers}\n", disk.address));
+    }
+    match shown.configuration {
+        Some(configuration) => text.push_str(&format!(
+            "configured   {}, {} bytes (--json shows it)\n",
+            configuration.format,
+            configuration.text.len()
+        )),
+        None => text.push_str("configured   no configuration was stored\n"),
+    }
+    text
+}

@@ -1,0 +1,49 @@
+//! `coldrise unpublish`: the end of a session.
+
+use clap::Args;
+use coldrise_block::Result;
+use coldrise_store::SessionName;
+use serde::Serialize;
+
+use crate::invocation::Invocation;
+use crate::report::Report;
+
+/// End a session. What it captured becomes a restore point, unless it is discarded.
+///
+/// Where nothing was captured since the last seal there is no new point. Points sealed
+/// earlier stay in any case. A session that is in use is not ended.
+#[derive(Debug, Args)]
+pub(crate) struct UnpublishArguments {
+    /// The session.
+    #[arg(value_name = "SESSION")]
+    session: SessionName,
+
+    /// Throw away what was captured since the last seal.
+    #[arg(long)]
+    discard: bool,
+}
+
+#[derive(Serialize)]
+struct Ended {
+    session: String,
+    address: Option<String>,
+    discarded: bool,
+    elapsed_ms: u64,
+}
+
+pub(crate) fn run(invocation: &Invocation, arguments: &UnpublishArguments) -> Result<Report> {
+    let UnpublishArguments { session, discard } = arguments;
+    let point = coldrise_session::unpublish(&invocation.open()?, session, *discard)?;
+    let ended = Ended {
+        session: session.to_string(),
+        address: point.map(|point| format!("{}/{}", point.machine, point.point)),
+        discarded: *discard,
+        elapsed_ms: invocation.elapsed_ms(),
+    };
+    let text = match (&ended.address, discard) {
+        (Some(address), _) => format!("session {session} ended; sealed as {address}"),
+        (None, true) => format!("session {session} ended; what it captured was discarded"),
+        (None, false) => format!("session {session} ended; it had captured nothing new"),
+    };
+    Ok(Report::done(&ended, text))
+}

@@ -1,0 +1,155 @@
+//! What every command works with: the repository named by the options, and how
+//! to speak.
+
+use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_store::{OpenOptions, PassphraseSource, Repository, RepositoryWriter};
+
+use crate::arguments::GlobalOptions;
+use crate::report::print_remark;
+
+const PASSPHRASE_FILE: &str = "COLDRISE_PASSPHRASE_FILE";
+const PASSPHRASE_COMMAND: &str = "COLDRISE_PASSPHRASE_COMMAND";
+
+/// Decoded chunks kept by commands that read whole disks, in bytes: such reads
+/// pass by the cache anyway.
+const READING_CACHE_BYTES: u64 = 16 << 20;
+
+/// One run of the program.
+pub(crate) struct Invocation {
+    options: GlobalOptions,
+    started: Instant,
+}
+
+impl Invocation {
+    /// Starts the clock, and the log on stderr.
+    pub(crate) fn new(options: GlobalOptions) -> Invocation {
+        let level = match (options.quiet, options.verbose) {
+            (true, _) => tracing::Level::ERROR,
+            (false, false) => tracing::Level::WARN,
+            (false, true) => tracing::Level::DEBUG,
+        };
+        tracing_subscriber::fmt()
+            .with_max_level(level)
+            .with_writer(std::io::stderr)
+            .with_ansi(false)
+            .without_time()
+            .with_target(options.verbose)
+            .init();
+        Invocation { options, started: Instant::now() }
+    }
+
+    /// Whether programs are to read the output.
+    pub(crate) fn is_json(&self) -> bool {
+        self.options.json
+    }
+
+    /// Whether only answers and errors are wanted.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.options.quiet
+    }
+
+    /// Whether a person watches.
+    pub(crate) fn is_watched(&self) -> bool {
+        std::io::stderr().is_terminal()
+    }
+
+    /// A remark for people, on stderr.
+    pub(crate) fn remark(&self, text: &str) {
+        if !self.options.quiet {
+            print_remark(text);
+        }
+    }
+
+    /// Time since the start.
+    pub(crate) fn elapsed(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    /// The same in milliseconds.
+    pub(crate) fn elapsed_ms(&self) -> u64 {
+        u64::try_from(self.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    /// The directory of the repository.
+    ///
+    /// # Errors
+    /// `InvalidInput` where none was named.
+    pub(crate) fn repository_path(&self) -> Result<&Path> {
+        match &self.options.repo {
+            Some(path) if !path.as_os_str().is_empty() => Ok(path),
+            _ => Err(Error::new(
+                ErrorKind::InvalidInput,
+                "no repository was named: give --repo DIR, or set COLDRISE_REPO",
+            )),
+        }
+    }
+
+    /// Where the passphrase comes from: an option, else the environment.
+    ///
+    /// # Errors
+    /// `InvalidInput` where the environment names two sources.
+    pub(crate) fn passphrase(&self) -> Result<PassphraseSource> {
+        if let Some(path) = &self.options.passphrase_file {
+            return Ok(PassphraseSource::File(path.clone()));
+        }
+        if let Some(command) = &self.options.passphrase_command {
+            return Ok(PassphraseSource::Command(command.clone()));
+        }
+        let file = std::env::var_os(PASSPHRASE_FILE).filter(|text| !text.is_empty());
+        let command = std::env::var_os(PASSPHRASE_COMMAND).filter(|text| !text.is_empty());
+        match (file, command) {
+            (None, None) => Ok(PassphraseSource::None),
+            (Some(path), None) => Ok(PassphraseSource::File(PathBuf::from(path))),
+            (None, Some(command)) => {
+                command.into_string().map(PassphraseSource::Command).map_err(|_| {
+                    let text = format!("{PASSPHRASE_COMMAND} is not UTF-8 text");
+                    Error::new(ErrorKind::InvalidInput, text)
+                })
+            }
+            (Some(_), Some(_)) => Err(Error::new(
+                ErrorKind::InvalidInput,
+                format!("{PASSPHRASE_FILE} and {PASSPHRASE_COMMAND} are both set: keep one"),
+            )),
+        }
+    }
+
+    /// Opens the repository for documents: lists, publishing, sealing.
+    ///
+    /// # Errors
+    /// As `Repository::open`.
+    pub(crate) fn open(&self) -> Result<Arc<Repository>> {
+        self.open_with(0)
+    }
+
+    /// Opens the repository for reading disks.
+    ///
+    /// # Errors
+    /// As `Repository::open`.
+    pub(crate) fn open_for_disks(&self) -> Result<Arc<Repository>> {
+        self.open_with(READING_CACHE_BYTES)
+    }
+
+    fn open_with(&self, cache_bytes: u64) -> Result<Arc<Repository>> {
+        let options = OpenOptions { cache_bytes };
+        Repository::open(self.repository_path()?, &self.passphrase()?, &options)
+    }
+
+    /// Opens the repository for writing, and enters what sessions have sealed
+    /// into the catalog, as every writer does first.
+    ///
+    /// # Errors
+    /// `Busy` where another process writes it; otherwise as `Repository::open`.
+    pub(crate) fn open_for_writing(&self) -> Result<RepositoryWriter> {
+        let options = OpenOptions { cache_bytes: 0 };
+        let writer =
+            RepositoryWriter::open(self.repository_path()?, &self.passphrase()?, &options)?;
+        let entered = coldrise_session::enter_sealed_points(&writer)?;
+        tracing::debug!(entered, "sealed points were entered into the catalog");
+        Ok(writer)
+    }
+}

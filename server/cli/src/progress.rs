@@ -1,0 +1,226 @@
+//! Progress of long work: a bar on a terminal, lines elsewhere, objects for programs.
+
+use std::io::Write;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use coldrise_ingest::{Phase, Progress, ProgressState};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde::Serialize;
+
+use crate::invocation::Invocation;
+use crate::report::{print_line, print_remark};
+use crate::units::{show_duration, show_size};
+
+const BAR_INTERVAL: Duration = Duration::from_millis(50);
+const LINE_INTERVAL: Duration = Duration::from_secs(5);
+const OBJECT_INTERVAL: Duration = Duration::from_millis(250);
+
+/// How progress is shown.
+enum Shown {
+    Nothing,
+    Bar(ProgressBar),
+    Lines,
+    Objects,
+}
+
+/// Shows the progress of one command. Dropped, the bar is gone.
+pub(crate) struct ProgressView {
+    shown: Shown,
+    started: Instant,
+    /// Milliseconds since the start before which nothing is shown again.
+    next_ms: AtomicU64,
+    current: Mutex<Current>,
+}
+
+/// The disk that is being worked on, and since when.
+#[derive(Default)]
+struct Current {
+    disk: String,
+    phase: Option<Phase>,
+    since: Option<Instant>,
+}
+
+#[derive(Serialize)]
+struct Event<'a> {
+    event: &'static str,
+    phase: &'static str,
+    disk: &'a str,
+    done_bytes: u64,
+    total_bytes: u64,
+    read_bytes: u64,
+    stored_bytes: u64,
+    bytes_per_second: u64,
+    elapsed_ms: u64,
+}
+
+fn word(phase: Phase) -> &'static str {
+    match phase {
+        Phase::Opening => "opening",
+        Phase::Storing => "storing",
+        Phase::Restoring => "restoring",
+        Phase::Finishing => "finishing",
+    }
+}
+
+impl ProgressView {
+    /// Shows it as the invocation asks.
+    pub(crate) fn new(invocation: &Invocation) -> ProgressView {
+        let shown = if invocation.is_json() {
+            Shown::Objects
+        } else if invocation.is_quiet() {
+            Shown::Nothing
+        } else if invocation.is_watched() {
+            Shown::Bar(new_bar())
+        } else {
+            Shown::Lines
+        };
+        ProgressView {
+            shown,
+            started: Instant::now(),
+            next_ms: AtomicU64::new(0),
+            current: Mutex::new(Current::default()),
+        }
+    }
+
+    fn interval(&self) -> Duration {
+        match self.shown {
+            Shown::Nothing => Duration::MAX,
+            Shown::Bar(_) => BAR_INTERVAL,
+            Shown::Lines => LINE_INTERVAL,
+            Shown::Objects => OBJECT_INTERVAL,
+        }
+    }
+
+    fn show(&self, state: &ProgressState<'_>, is_new_disk: bool, running: Duration) {
+        let rate = (state.done_bytes as f64 / running.as_secs_f64().max(0.001)) as u64;
+        match &self.shown {
+            Shown::Nothing => {}
+            Shown::Bar(bar) => {
+                if is_new_disk {
+                    bar.reset();
+                    bar.set_length(state.total_bytes);
+                }
+                let what = match state.phase {
+                    Phase::Opening => "opening",
+                    Phase::Finishing => "finishing",
+                    Phase::Storing | Phase::Restoring => "",
+                };
+                bar.set_prefix(state.disk.to_owned());
+                bar.set_message(what);
+                bar.set_position(state.done_bytes);
+            }
+            Shown::Lines if state.phase == Phase::Opening => {}
+            Shown::Lines => print_remark(&line(state, rate)),
+            Shown::Objects => {
+                let event = Event {
+                    event: "progress",
+                    phase: word(state.phase),
+                    disk: state.disk,
+                    done_bytes: state.done_bytes,
+                    total_bytes: state.total_bytes,
+                    read_bytes: state.read_bytes,
+                    stored_bytes: state.stored_bytes,
+                    bytes_per_second: rate,
+                    elapsed_ms: u64::try_from(self.started.elapsed().as_millis())
+                        .unwrap_or(u64::MAX),
+                };
+                if let Ok(text) = serde_json::to_string(&event) {
+                    print_line(&text);
+                }
+            }
+        }
+    }
+}
+
+fn line(state: &ProgressState<'_>, rate: u64) -> String {
+    let percent = state.done_bytes.saturating_mul(100) / state.total_bytes.max(1);
+    let mut text = format!(
+        "{}: {} of {} ({percent} %), {}/s",
+        state.disk,
+        show_size(state.done_bytes),
+        show_size(state.total_bytes),
+        show_size(rate)
+    );
+    let left = state.total_bytes.saturating_sub(state.done_bytes);
+    if left > 0 && rate > 0 {
+        let left = show_duration(Duration::from_secs((left / rate).max(1)));
+        text.push_str(&format!(", about {left} left"));
+    }
+    text
+}
+
+fn new_bar() -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
+    let template = "{prefix} {wide_bar} {binary_bytes}/{binary_total_bytes} \
+                    {binary_bytes_per_sec}, {eta} left {msg}";
+    // The template is fixed; a bar without it is still a bar.
+    if let Ok(style) = ProgressStyle::with_template(template) {
+        bar.set_style(style.progress_chars("=> "));
+    }
+    bar
+}
+
+impl Progress for ProgressView {
+    fn update(&self, state: &ProgressState<'_>) {
+        if matches!(self.shown, Shown::Nothing) {
+            return;
+        }
+        let now_ms = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let is_step = matches!(state.phase, Phase::Opening | Phase::Finishing);
+        if !is_step && now_ms < self.next_ms.load(Ordering::Relaxed) {
+            return;
+        }
+        // Somebody else is showing it right now.
+        let Ok(mut current) = self.current.try_lock() else { return };
+        if current.phase == Some(state.phase)
+            && current.disk == state.disk
+            && now_ms < self.next_ms.load(Ordering::Relaxed)
+        {
+            return;
+        }
+        let is_new_disk = current.disk != state.disk || current.phase == Some(Phase::Opening);
+        if is_new_disk {
+            current.disk = state.disk.to_owned();
+            current.since = Some(Instant::now());
+        }
+        current.phase = Some(state.phase);
+        let next = u64::try_from(self.interval().as_millis()).unwrap_or(u64::MAX);
+        self.next_ms.store(now_ms.saturating_add(next), Ordering::Relaxed);
+        let running = current.since.map_or(Duration::ZERO, |since| since.elapsed());
+        self.show(state, is_new_disk, running);
+    }
+}
+
+impl Drop for ProgressView {
+    fn drop(&mut self) {
+        if let Shown::Bar(bar) = &self.shown {
+            bar.finish_and_clear();
+            let _ = std::io::stderr().flush();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_tells_rate_and_time_left() {
+        let state = ProgressState {
+            phase: Phase::Storing,
+            disk: "vda",
+            done_bytes: 10 << 30,
+            total_bytes: 40 << 30,
+            read_bytes: 1 << 30,
+            stored_bytes: 0,
+        };
+        assert_eq!(
+            line(&state, 256 << 20),
+            "vda: 10.0 GiB of 40.0 GiB (25 %), 256.0 MiB/s, about 2 min 0 s left"
+        );
+        let empty = ProgressState { done_bytes: 0, total_bytes: 0, ..state };
+        assert_eq!(line(&empty, 0), "vda: 0 B of 0 B (0 %), 0 B/s");
+    }
+}

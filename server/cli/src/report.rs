@@ -1,0 +1,105 @@
+//! What a command says at its end, and how errors are said.
+
+use std::io::Write;
+
+use coldrise_block::ErrorKind;
+use serde::Serialize;
+use serde_json::json;
+
+use crate::invocation::Invocation;
+
+/// The result of a command: for people and for programs.
+pub(crate) struct Report {
+    text: String,
+    object: String,
+    /// The text is what was asked for, and not only word of what was done: `--quiet`
+    /// does not silence it.
+    is_answer: bool,
+    /// 0, unless the command's answer is bad news.
+    pub(crate) exit_code: u8,
+}
+
+impl Report {
+    /// Word of what was done.
+    pub(crate) fn done(object: &impl Serialize, text: impl Into<String>) -> Report {
+        // Only maps with odd keys cannot be written as JSON, and there are none.
+        let object = serde_json::to_string(object).unwrap_or_else(|_| "{}".to_owned());
+        Report { text: text.into(), object, is_answer: false, exit_code: 0 }
+    }
+
+    /// What was asked for.
+    pub(crate) fn answer(object: &impl Serialize, text: impl Into<String>) -> Report {
+        Report { is_answer: true, ..Report::done(object, text) }
+    }
+
+    /// Prints it as the invocation asks.
+    pub(crate) fn print(&self, invocation: &Invocation) {
+        if invocation.is_json() {
+            print_line(&self.object);
+        } else if self.is_answer || !invocation.is_quiet() {
+            let text = self.text.trim_end();
+            if !text.is_empty() {
+                print_line(text);
+            }
+        }
+    }
+}
+
+/// One line on stdout. A reader that went away is no error: there is nobody to tell.
+pub(crate) fn print_line(text: &str) {
+    let mut stdout = std::io::stdout().lock();
+    let _ = writeln!(stdout, "{text}").and_then(|()| stdout.flush());
+}
+
+/// One line on stderr.
+pub(crate) fn print_remark(text: &str) {
+    let _ = writeln!(std::io::stderr().lock(), "coldrise: {text}");
+}
+
+/// An error: on stderr for people, and with `--json` as the last object on stdout.
+pub(crate) fn print_error(is_json: bool, kind: ErrorKind, message: &str) {
+    print_remark(message);
+    if is_json {
+        let error = json!({ "error": { "kind": kind.word(), "message": message } });
+        print_line(&error.to_string());
+    }
+}
+
+/// Columns of text under a heading, each as wide as its widest cell. Columns whose
+/// heading starts with `>` are aligned to the right.
+pub(crate) fn table(headings: &[&str], rows: &[Vec<String>]) -> String {
+    let mut lines: Vec<Vec<&str>> = Vec::with_capacity(rows.len() + 1);
+    lines.push(headings.iter().map(|heading| heading.trim_start_matches('>')).collect());
+    lines.extend(rows.iter().map(|row| row.iter().map(String::as_str).collect()));
+    let widths: Vec<usize> = (0..headings.len())
+        .map(|i| lines.iter().filter_map(|line| line.get(i)).map(|c| c.chars().count()).max())
+        .map(Option::unwrap_or_default)
+        .collect();
+    let mut text = String::new();
+    for line in lines {
+        let mut written = String::new();
+        for (i, cell) in line.iter().enumerate() {
+            let width = widths.get(i).copied().unwrap_or(0);
+            let gap = if i == 0 { "" } else { "  " };
+            if headings.get(i).is_some_and(|heading| heading.starts_with('>')) {
+                written.push_str(&format!("{gap}{cell:>width$}"));
+            } else {
+                written.push_str(&format!("{gap}{cell:<width$}"));
+            }
+        }
+        text.push_str(written.trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::table;
+
+    #[test]
+    fn columns_are_as_wide_as_their_widest_cell() {
+        let rows = [vec!["web01".to_owned(), "5".to_owned()], vec!["db".into(), "1234".into()]];
+        assert_eq!(table(&["NAME", ">SIZE"], &rows), "NAME   SIZE\nweb01     5\ndb     1234\n");
+    }
+}

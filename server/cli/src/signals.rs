@@ -1,0 +1,53 @@
+//! Ctrl-C and friends.
+
+use std::sync::atomic::AtomicBool;
+use std::sync::Arc;
+
+use coldrise_block::{Context, ErrorKind, Result};
+use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+/// What asks the program to end.
+const ENDINGS: [i32; 3] = [SIGINT, SIGTERM, SIGHUP];
+
+/// A flag that long work looks at: set by the first Ctrl-C, SIGTERM or SIGHUP. The
+/// second ends the program at once, which loses nothing that was committed.
+///
+/// # Errors
+/// `Io` where a signal cannot be caught.
+pub(crate) fn cancel_flag() -> Result<Arc<AtomicBool>> {
+    let flag = Arc::new(AtomicBool::new(false));
+    let code = i32::from(ErrorKind::Interrupted.exit_code());
+    for signal in ENDINGS {
+        // In this order: the second looks at the flag before it is set anew.
+        signal_hook::flag::register_conditional_shutdown(signal, code, Arc::clone(&flag))
+            .context(|| "catching signals")?;
+        signal_hook::flag::register(signal, Arc::clone(&flag)).context(|| "catching signals")?;
+    }
+    Ok(flag)
+}
+
+/// Signals that matter to a program which waits for its children.
+pub(crate) struct ChildSignals(Signals);
+
+impl ChildSignals {
+    /// Catches them from here on; to be called before the first child starts.
+    ///
+    /// # Errors
+    /// `Io` where a signal cannot be caught.
+    pub(crate) fn catch() -> Result<ChildSignals> {
+        let [int, term, hup] = ENDINGS;
+        Signals::new([int, term, hup, SIGCHLD]).map(ChildSignals).context(|| "catching signals")
+    }
+
+    /// Whether the program was asked to end since the last call.
+    pub(crate) fn was_asked_to_end(&mut self) -> bool {
+        self.0.pending().any(|signal| signal != SIGCHLD)
+    }
+
+    /// Waits for a signal: true where the program is asked to end, false where a
+    /// child may have ended.
+    pub(crate) fn wait(&mut self) -> bool {
+        self.0.wait().any(|signal| signal != SIGCHLD)
+    }
+}

@@ -1,0 +1,136 @@
+//! Sizes, times and shares as people write and read them.
+
+use std::time::Duration;
+
+use coldrise_block::{Error, ErrorKind, Result};
+
+/// Reads a size: a whole number of bytes, or with K, M, G or T of binary
+/// kilobytes and so on (`64K` is 65,536 bytes; `64KiB` is accepted too).
+///
+/// # Errors
+/// `InvalidInput`, saying what is allowed.
+pub(crate) fn parse_size(text: &str) -> Result<u64> {
+    let refused = || {
+        let shown: String = text.chars().take(40).collect();
+        Error::new(
+            ErrorKind::InvalidInput,
+            format!("{shown:?} is no size: use a number of bytes, or one with K, M, G or T"),
+        )
+    };
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let (number, unit) = text.split_at(digits);
+    let shift = match unit.to_ascii_uppercase().as_str() {
+        "" | "B" => 0,
+        "K" | "KIB" => 10,
+        "M" | "MIB" => 20,
+        "G" | "GIB" => 30,
+        "T" | "TIB" => 40,
+        _ => return Err(refused()),
+    };
+    let number: u64 = number.parse().map_err(|_| refused())?;
+    number.checked_mul(1 << shift).ok_or_else(refused)
+}
+
+/// A size with a binary unit and at most four digits, such as `40.0 GiB`.
+pub(crate) fn show_size(bytes: u64) -> String {
+    const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    if bytes < 1024 {
+        return format!("{bytes} B");
+    }
+    let mut value = bytes as f64 / 1024.0;
+    let mut unit = 0;
+    // 1023.95 would be shown as 1024.0.
+    while value >= 1023.95 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    format!("{value:.1} {}", UNITS[unit])
+}
+
+/// A time as people say it: `41 ms`, `3.2 s`, `4 min 12 s`, `2 h 5 min`.
+pub(crate) fn show_duration(duration: Duration) -> String {
+    let seconds = duration.as_secs();
+    match seconds {
+        0 => format!("{} ms", duration.as_millis()),
+        1..=59 => format!("{:.1} s", duration.as_secs_f64()),
+        60..=3599 => format!("{} min {} s", seconds / 60, seconds % 60),
+        _ => format!("{} h {} min", seconds / 3600, seconds % 3600 / 60),
+    }
+}
+
+/// A moment in UTC, to the second.
+pub(crate) fn show_moment(unix_ms: u64) -> String {
+    let seconds = i64::try_from(unix_ms / 1000).unwrap_or(i64::MAX);
+    match jiff::Timestamp::from_second(seconds) {
+        Ok(moment) => moment.to_string(),
+        Err(_) => "unknown".to_owned(),
+    }
+}
+
+/// How much smaller `part` is than `whole`, in percent: 0 where it is not smaller,
+/// and where there is nothing.
+pub(crate) fn saved_percent(part: u64, whole: u64) -> f64 {
+    if whole == 0 || part >= whole {
+        return 0.0;
+    }
+    (1.0 - part as f64 / whole as f64) * 100.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_with_binary_units() {
+        for (text, bytes) in [
+            ("0", 0),
+            ("512", 512),
+            ("4K", 4096),
+            ("64k", 65536),
+            ("64KiB", 65536),
+            ("1M", 1 << 20),
+            ("2G", 2 << 30),
+            ("1T", 1 << 40),
+        ] {
+            assert_eq!(parse_size(text).unwrap(), bytes, "{text}");
+        }
+        for text in ["", "K", "-1", "1.5G", "64 K", "1Q", "99999999999T", "0x10", "\u{666}"] {
+            assert_eq!(parse_size(text).unwrap_err().kind(), ErrorKind::InvalidInput, "{text}");
+        }
+    }
+
+    #[test]
+    fn sizes_are_shown_with_at_most_four_digits() {
+        for (bytes, text) in [
+            (0, "0 B"),
+            (1023, "1023 B"),
+            (1024, "1.0 KiB"),
+            (1536, "1.5 KiB"),
+            ((1 << 20) - 1, "1.0 MiB"),
+            (40 << 30, "40.0 GiB"),
+            (u64::MAX, "16.0 EiB"),
+        ] {
+            assert_eq!(show_size(bytes), text);
+        }
+    }
+
+    #[test]
+    fn times_are_shown_as_people_say_them() {
+        for (ms, text) in [
+            (41, "41 ms"),
+            (3_210, "3.2 s"),
+            (252_000, "4 min 12 s"),
+            (7_500_000, "2 h 5 min"),
+        ] {
+            assert_eq!(show_duration(Duration::from_millis(ms)), text);
+        }
+        assert_eq!(show_moment(1_795_168_800_999), "2026-11-20T10:00:00Z");
+    }
+
+    #[test]
+    fn nothing_is_saved_of_nothing() {
+        assert_eq!(saved_percent(0, 0), 0.0);
+        assert_eq!(saved_percent(5, 4), 0.0);
+        assert_eq!(saved_percent(1, 4), 75.0);
+    }
+}

@@ -1,0 +1,420 @@
+//! Backups into a real repository, and what comes back out of them.
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use coldrise_block::{Disk, Error, ErrorKind, Extent, Result};
+use coldrise_ingest::{
+    backup, read_configuration, restore, BackupRequest, BackupSummary, NoProgress, Phase, Progress,
+    ProgressState, RestoreOptions, RestoreTarget, SourceSpec,
+};
+use coldrise_store::{
+    ChunkedDisk, Compression, DiskName, InitOptions, MachineName, OpenOptions, PassphraseSource,
+    PointName, PointOrigin, Repository, RepositoryWriter,
+};
+use common::{assert_same, folder, noise, run, sparse_disk, text, Server, MIB};
+
+const CHUNK_BYTES: u32 = 64 << 10;
+
+/// A repository and its writer.
+struct Store {
+    writer: RepositoryWriter,
+    folder: tempfile::TempDir,
+}
+
+impl Store {
+    fn new() -> Store {
+        Store::with_chunks(CHUNK_BYTES)
+    }
+
+    fn with_chunks(chunk_size_bytes: u32) -> Store {
+        let folder = folder();
+        let path = folder.path().join("repository");
+        let compression = Compression::Zstd(1);
+        Repository::init(&path, &InitOptions { chunk_size_bytes, compression, passphrase: None })
+            .unwrap();
+        let options = OpenOptions { cache_bytes: 0 };
+        let writer = RepositoryWriter::open(&path, &PassphraseSource::None, &options).unwrap();
+        Store { writer, folder }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn backup(&self, request: &BackupRequest) -> Result<BackupSummary> {
+        backup(&self.writer, request, &NoProgress, &AtomicBool::new(false))
+    }
+
+    fn points(&self) -> Vec<PointName> {
+        let points = self.writer.repository().points(&machine()).unwrap();
+        points.into_iter().map(|point| point.point).collect()
+    }
+
+    fn chunks(&self) -> u64 {
+        self.writer.repository().stats().unwrap().chunks
+    }
+
+    /// A disk of a point, restored to a raw file and read.
+    fn content(&self, point: &PointName, disk: &str) -> Vec<u8> {
+        let target = self.path("restored.raw");
+        let options = RestoreOptions { force: true, ..RestoreOptions::default() };
+        let never = AtomicBool::new(false);
+        let target_path = RestoreTarget::Path(target.clone());
+        restore(&self.disk(point, disk), &target_path, &options, &NoProgress, &never).unwrap();
+        std::fs::read(target).unwrap()
+    }
+
+    fn disk(&self, point: &PointName, disk: &str) -> PointDisk {
+        let repository = self.writer.repository();
+        let point = repository.point(&machine(), point).unwrap();
+        let disk = point.disk(&DiskName::parse(disk).unwrap()).unwrap().clone();
+        PointDisk(repository.disk(disk.root, disk.size_bytes))
+    }
+}
+
+/// A point's disk as the restore wants it.
+struct PointDisk(ChunkedDisk);
+
+impl Disk for PointDisk {
+    fn size_bytes(&self) -> u64 {
+        self.0.size_bytes()
+    }
+    fn is_read_only(&self) -> bool {
+        true
+    }
+    fn read_at(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
+        self.0.read_at(buffer, offset_bytes)
+    }
+    fn write_at(&self, _: &[u8], _: u64) -> Result<()> {
+        Err(Error::new(ErrorKind::ReadOnly, "read-only"))
+    }
+    fn write_zeroes(&self, _: u64, _: u64) -> Result<()> {
+        Err(Error::new(ErrorKind::ReadOnly, "read-only"))
+    }
+    fn trim(&self, _: u64, _: u64) -> Result<()> {
+        Err(Error::new(ErrorKind::ReadOnly, "read-only"))
+    }
+    fn flush(&self) -> Result<()> {
+        Ok(())
+    }
+    fn extents(&self, offset_bytes: u64, length_bytes: u64, limit: usize) -> Result<Vec<Extent>> {
+        self.0.extents(offset_bytes, length_bytes, limit)
+    }
+}
+
+fn machine() -> MachineName {
+    MachineName::parse("web01").unwrap()
+}
+
+fn request(disks: &[String]) -> BackupRequest {
+    BackupRequest {
+        machine: machine(),
+        disks: disks.iter().map(|disk| SourceSpec::parse(disk).unwrap()).collect(),
+        bitmap: None,
+        follow_backing: false,
+        configuration: None,
+        point: None,
+        threads: 2,
+    }
+}
+
+fn with_bitmap(disks: &[String], bitmap: &str) -> BackupRequest {
+    BackupRequest { bitmap: Some(bitmap.to_string()), ..request(disks) }
+}
+
+fn write_raw(path: &Path, content: &[u8]) -> String {
+    common::write_sparse(path, content);
+    format!("vda={}", text(path))
+}
+
+#[test]
+fn all_disks_and_the_configuration_make_one_point() {
+    let store = Store::new();
+    let (a, b) = (sparse_disk(51, 20 * MIB + 1000), sparse_disk(52, 33 * MIB));
+    let raw_a = write_raw(&store.path("a.raw"), &a);
+    write_raw(&store.path("b.raw"), &b);
+    let image = store.path("b.qcow2");
+    run("qemu-img", &["convert", "-O", "qcow2", text(&store.path("b.raw")), text(&image)]);
+    let configuration = store.path("web01.xml");
+    std::fs::write(&configuration, "<domain type='kvm'/>").unwrap();
+    let request = BackupRequest {
+        configuration: Some(read_configuration(&configuration).unwrap()),
+        ..request(&[raw_a, format!("vdb={}", text(&image))])
+    };
+    let summary = store.backup(&request).unwrap();
+    assert!(summary.warnings.is_empty(), "{:?}", summary.warnings);
+    assert_eq!(store.points(), [summary.point.clone()]);
+    assert_same(&store.content(&summary.point, "vda"), &a);
+    assert_same(&store.content(&summary.point, "vdb"), &b);
+    for disk in &summary.disks {
+        assert!(disk.read_bytes < 2 << 20, "holes cost no reading: {disk:?}");
+    }
+    let document = store.writer.repository().point(&machine(), &summary.point).unwrap();
+    assert_eq!(document.configuration.unwrap().text, "<domain type='kvm'/>");
+    let PointOrigin::Backup { sources } = document.origin else { panic!("not a backup") };
+    assert_eq!(sources[1], text(&image));
+}
+
+#[test]
+fn every_chunk_size_takes_every_disk_size() {
+    for chunk_bytes in [4 << 10, 16 << 10, 256 << 10] {
+        let store = Store::with_chunks(chunk_bytes);
+        for (index, size) in [3 * MIB, 3 * MIB + 1, 9000, 8192].into_iter().enumerate() {
+            let disk = sparse_disk(60 + index as u64, size);
+            let spec = write_raw(&store.path("a.raw"), &disk);
+            let point = PointName::parse(&format!("20260101T00000{index}Z")).unwrap();
+            let named = BackupRequest { point: Some(point.clone()), ..request(&[spec]) };
+            store.backup(&named).unwrap();
+            assert_same(&store.content(&point, "vda"), &disk);
+        }
+    }
+}
+
+#[test]
+fn what_is_already_there_is_not_stored_again() {
+    let store = Store::new();
+    let mut disk = noise(53, 8 * MIB);
+    let spec = write_raw(&store.path("a.raw"), &disk);
+    let first = store.backup(&request(&[spec.clone()])).unwrap();
+    assert_eq!(first.disks[0].counts.stored_chunks, 128);
+    let second = store.backup(&request(&[spec.clone()])).unwrap();
+    assert_ne!(first.point, second.point, "two backups within a second have two names");
+    assert_eq!(second.disks[0].counts.stored_chunks, 0);
+    assert_eq!(second.disks[0].base, Some(first.point.clone()));
+    let root = |point: &PointName| store.disk(point, "vda").0.root();
+    assert_eq!(root(&first.point), root(&second.point), "an unchanged map is shared whole");
+    // One changed chunk, one that became zero.
+    disk[5 * MIB + 7] ^= 0xFF;
+    disk[MIB..MIB + 65536].fill(0);
+    write_raw(&store.path("a.raw"), &disk);
+    let third = store.backup(&request(&[spec])).unwrap();
+    assert_eq!(third.disks[0].counts.stored_chunks, 1);
+    assert_same(&store.content(&third.point, "vda"), &disk);
+    assert_same(&store.content(&first.point, "vda"), &noise(53, 8 * MIB));
+}
+
+#[test]
+fn a_bitmap_limits_what_is_read() {
+    let store = Store::new();
+    let image = store.path("a.qcow2");
+    let raw = store.path("a.raw");
+    let mut disk = noise(54, 32 * MIB);
+    disk[20 * MIB..21 * MIB].fill(0);
+    write_raw(&raw, &disk);
+    run("qemu-img", &["convert", "-O", "qcow2", text(&raw), text(&image)]);
+    let spec = [format!("vda={}", text(&image))];
+    let error = store.backup(&with_bitmap(&spec, "changes")).unwrap_err();
+    assert!(error.full_message().contains("changes"), "{error:?}");
+
+    run("qemu-img", &["bitmap", "--add", "-g", "4k", text(&image), "changes"]);
+    let error = store.backup(&with_bitmap(&spec, "changes")).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotFound);
+    assert!(error.full_message().contains("without --bitmap"), "{error:?}");
+    let full = store.backup(&request(&spec)).unwrap();
+    assert!(!full.disks[0].is_incremental);
+
+    // Not on chunk boundaries: the chunk's rest comes from the source, too.
+    let write = |command: &str| run("qemu-io", &["-f", "qcow2", "-c", command, text(&image)]);
+    write("write -P 17 3149824 4096");
+    disk[3149824..3149824 + 4096].fill(17);
+    write("write -P 18 20M 512k");
+    disk[20 * MIB..20 * MIB + (512 << 10)].fill(18);
+    write("write -z -u 10M 1M");
+    disk[10 * MIB..11 * MIB].fill(0);
+    let server = Server::qemu_nbd(
+        store.folder.path(),
+        &["--read-only", "--format=qcow2", "--bitmap=changes", text(&image)],
+    );
+    for spec in [format!("vda={}", text(&image)), format!("vda={}", server.uri())] {
+        let summary = store.backup(&with_bitmap(&[spec], "changes")).unwrap();
+        let vda = &summary.disks[0];
+        assert!(vda.is_incremental);
+        assert_eq!(vda.read_bytes, 65536 + (512 << 10), "{vda:?}");
+        assert_same(&store.content(&summary.point, "vda"), &disk);
+    }
+}
+
+#[test]
+fn a_disk_that_changes_its_size_keeps_what_it_should() {
+    let store = Store::new();
+    let image = store.path("a.qcow2");
+    let spec = [format!("vda={}", text(&image))];
+    // Not a multiple of the chunk, so that the old end lies inside of one.
+    let old = 10 * MIB + 5 * 512;
+    let mut disk = noise(55, old);
+    let raw = store.path("a.raw");
+    write_raw(&raw, &disk);
+    run("qemu-img", &["convert", "-O", "qcow2", text(&raw), text(&image)]);
+    store.backup(&request(&spec)).unwrap();
+
+    run("qemu-img", &["resize", "-q", text(&image), "16M"]);
+    run("qemu-img", &["bitmap", "--add", text(&image), "changes"]);
+    run("qemu-io", &["-f", "qcow2", "-c", "write -P 3 12M 1M", text(&image)]);
+    disk.resize(16 * MIB, 0);
+    disk[12 * MIB..13 * MIB].fill(3);
+    let grown = store.backup(&with_bitmap(&spec, "changes")).unwrap();
+    assert_same(&store.content(&grown.point, "vda"), &disk);
+    let read = grown.disks[0].read_bytes;
+    assert!(read <= 2 << 20, "only the bitmap's and the new part is read: {read}");
+
+    run("qemu-img", &["bitmap", "--remove", text(&image), "changes"]);
+    run("qemu-img", &["resize", "-q", "--shrink", text(&image), "6M"]);
+    run("qemu-img", &["bitmap", "--add", text(&image), "changes"]);
+    disk.truncate(6 * MIB);
+    let shrunk = store.backup(&with_bitmap(&spec, "changes")).unwrap();
+    assert!(!shrunk.disks[0].is_incremental, "a smaller disk is read whole");
+    assert_same(&store.content(&shrunk.point, "vda"), &disk);
+
+    // What lay beyond the end does not come back.
+    run("qemu-img", &["bitmap", "--remove", text(&image), "changes"]);
+    run("qemu-img", &["resize", "-q", text(&image), "16M"]);
+    run("qemu-img", &["bitmap", "--add", text(&image), "changes"]);
+    disk.resize(16 * MIB, 0);
+    let again = store.backup(&with_bitmap(&spec, "changes")).unwrap();
+    assert_same(&store.content(&again.point, "vda"), &disk);
+}
+
+#[test]
+fn an_export_without_extents_is_stored_as_sparsely() {
+    let store = Store::new();
+    let disk = sparse_disk(56, 16 * MIB);
+    write_raw(&store.path("a.raw"), &disk);
+    let server = Server::nbdkit(
+        store.folder.path(),
+        &["--filter=noextents", "file", text(&store.path("a.raw"))],
+    );
+    let summary = store.backup(&request(&[format!("vda={}", server.uri())])).unwrap();
+    let vda = &summary.disks[0];
+    assert_eq!(vda.read_bytes, disk.len() as u64);
+    assert!(vda.counts.stored_chunks <= 16, "{vda:?}");
+    assert_same(&store.content(&summary.point, "vda"), &disk);
+}
+
+/// Does something once, when a disk has come so far.
+struct At<'a> {
+    bytes: u64,
+    done: AtomicBool,
+    action: &'a (dyn Fn() + Sync),
+    last: AtomicU64,
+}
+
+impl<'a> At<'a> {
+    fn new(bytes: u64, action: &'a (dyn Fn() + Sync)) -> At<'a> {
+        At { bytes, done: AtomicBool::new(false), action, last: AtomicU64::new(0) }
+    }
+}
+
+impl Progress for At<'_> {
+    fn update(&self, state: &ProgressState<'_>) {
+        if state.phase != Phase::Storing {
+            return;
+        }
+        let before = self.last.swap(state.done_bytes, Ordering::Relaxed);
+        assert!(before <= state.done_bytes, "progress never goes back");
+        assert!(state.done_bytes <= state.total_bytes);
+        if state.done_bytes >= self.bytes && !self.done.swap(true, Ordering::Relaxed) {
+            (self.action)();
+        }
+    }
+}
+
+#[test]
+fn a_cancelled_backup_leaves_nothing_and_runs_again() {
+    let store = Store::new();
+    let disk = noise(57, 48 * MIB);
+    let spec = write_raw(&store.path("a.raw"), &disk);
+    let cancel = AtomicBool::new(false);
+    let stop = || cancel.store(true, Ordering::Relaxed);
+    let progress = At::new(16 << 20, &stop);
+    let error = backup(&store.writer, &request(&[spec.clone()]), &progress, &cancel).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Interrupted);
+    assert!(progress.last.load(Ordering::Relaxed) < 24 << 20, "it stops at once");
+    assert!(store.points().is_empty());
+    let summary = store.backup(&request(&[spec])).unwrap();
+    assert_same(&store.content(&summary.point, "vda"), &disk);
+    assert_eq!(store.chunks(), 48 * 16, "no chunk is stored twice");
+}
+
+#[test]
+fn a_file_that_shrinks_midway_leaves_nothing_visible() {
+    let store = Store::new();
+    let path = store.path("a.raw");
+    let spec = write_raw(&path, &noise(58, 64 * MIB));
+    let good = write_raw(&store.path("b.raw"), &noise(59, MIB)).replace("vda", "vdb");
+    let file = std::fs::File::options().write(true).open(&path).unwrap();
+    let shrink = || file.set_len(40 << 20).unwrap();
+    let progress = At::new(8 << 20, &shrink);
+    let disks = request(&[good.clone(), spec.clone()]);
+    let error = backup(&store.writer, &disks, &progress, &AtomicBool::new(false));
+    let error = error.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Incomplete);
+    let message = error.full_message();
+    assert!(message.contains("vda") && message.contains(text(&path)), "{message}");
+    assert!(store.points().is_empty(), "no point with one disk only");
+    // The repository is as good as before.
+    let summary = store.backup(&request(&[good])).unwrap();
+    assert_same(&store.content(&summary.point, "vdb"), &noise(59, MIB));
+}
+
+#[test]
+fn a_server_that_goes_away_midway_leaves_nothing_visible() {
+    let store = Store::new();
+    let path = store.path("a.raw");
+    write_raw(&path, &noise(61, 64 * MIB));
+    let server = Server::nbdkit(store.folder.path(), &["file", text(&path)]);
+    let spec = format!("vda={}", server.uri());
+    let server = Arc::new(Mutex::new(server));
+    let kill = || server.lock().unwrap().kill();
+    let progress = At::new(8 << 20, &kill);
+    let error = backup(&store.writer, &request(&[spec]), &progress, &AtomicBool::new(false));
+    let error = error.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Io);
+    let message = error.full_message();
+    assert!(message.contains("vda") && message.contains("offset"), "{message}");
+    assert!(message.contains("nbdkit.sock"), "{message}");
+    assert!(store.points().is_empty());
+}
+
+#[test]
+fn a_request_that_makes_no_sense_is_refused() {
+    let store = Store::new();
+    let spec = write_raw(&store.path("a.raw"), &noise(62, MIB));
+    let refused = |request: &BackupRequest| store.backup(request).unwrap_err();
+    assert_eq!(refused(&request(&[])).kind(), ErrorKind::InvalidInput);
+    let error = refused(&request(&[spec.clone(), spec.clone()]));
+    assert_eq!(error.kind(), ErrorKind::InvalidInput);
+    assert!(error.full_message().contains("twice"));
+    let named = |name: &str| BackupRequest {
+        point: Some(PointName::parse(name).unwrap()),
+        ..request(&[spec.clone()])
+    };
+    assert_eq!(refused(&named("20260101T000000Z+1")).kind(), ErrorKind::InvalidInput);
+    store.backup(&named("20260101T000000Z")).unwrap();
+    assert_eq!(refused(&named("20260101T000000Z")).kind(), ErrorKind::AlreadyExists);
+    // A mistake in the last disk shows before the first is read.
+    let missing = format!("vdb={}", text(&store.path("none.raw")));
+    let before = store.chunks();
+    let error = refused(&request(&[write_raw(&store.path("c.raw"), &noise(63, MIB)), missing]));
+    assert_eq!(error.kind(), ErrorKind::NotFound);
+    assert_eq!(store.chunks(), before);
+}
+
+#[test]
+fn an_overlay_is_backed_up_whole_when_its_backing_is_followed() {
+    let store = Store::new();
+    let mut disk = sparse_disk(64, 12 * MIB);
+    write_raw(&store.path("base.raw"), &disk);
+    let top = store.path("top.qcow2");
+    run("qemu-img", &["create", "-q", "-f", "qcow2", "-F", "raw", "-b", "base.raw", text(&top)]);
+    run("qemu-io", &["-f", "qcow2", "-c", "write -P 5 2M 100k", text(&top)]);
+    disk[2 * MIB..2 * MIB + 102400].fill(5);
+    let refused = request(&[format!("vda={}", text(&top))]);
+    assert_eq!(store.backup(&refused).unwrap_err().kind(), ErrorKind::Unsupported);
+    let followed = BackupRequest { follow_backing: true, ..refused };
+    let summary = store.backup(&followed).unwrap();
+    assert_same(&store.content(&summary.point, "vda"), &disk);
+}

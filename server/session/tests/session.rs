@@ -1,0 +1,314 @@
+//! Sessions in a real repository: publish, capture, seal, unpublish.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use coldrise_block::{Disk, ErrorKind};
+use coldrise_session::{
+    enter_sealed_points, open_live_disk, open_point_disk, publish, seal, session, sessions,
+    unpublish, Catalog, Session,
+};
+use coldrise_store::{
+    Compression, DiskDocument, DiskName, InitOptions, MachineName, OpenOptions, PassphraseSource,
+    PointDocument, PointName, PointOrigin, PointSelector, Repository, RepositoryWriter,
+    SessionName, WriteOptions,
+};
+
+const CHUNK: u64 = 16 << 10;
+const DISK_BYTES: u64 = 4 << 20;
+
+struct Place {
+    _folder: tempfile::TempDir,
+    path: PathBuf,
+    point: PointDocument,
+}
+
+fn name(text: &str) -> SessionName {
+    SessionName::parse(text).unwrap()
+}
+
+fn disk_name(text: &str) -> DiskName {
+    DiskName::parse(text).unwrap()
+}
+
+fn content(seed: u8) -> Vec<u8> {
+    let byte = |i: u64| if (i / CHUNK) % 4 == 3 { 0 } else { seed ^ (i / 512) as u8 ^ i as u8 };
+    (0..DISK_BYTES).map(byte).collect()
+}
+
+/// An encrypted repository holding one point of two disks.
+fn place() -> Place {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("repo");
+    std::fs::write(folder.path().join("passphrase"), "correct horse").unwrap();
+    let passphrase = passphrase(&path).read().unwrap();
+    let options = InitOptions {
+        chunk_size_bytes: CHUNK as u32,
+        compression: Compression::Zstd(1),
+        passphrase: passphrase.as_ref(),
+    };
+    Repository::init(&path, &options).unwrap();
+    let writer = writer(&path);
+    let mut disks = Vec::new();
+    for (disk, seed) in [("vda", 1), ("vdb", 2)] {
+        let options = WriteOptions { threads: 2 };
+        let mut sink = writer.disk_writer(None, DISK_BYTES, options).unwrap();
+        sink.write(0, content(seed)).unwrap();
+        let (root, _) = sink.finish().unwrap();
+        disks.push(DiskDocument {
+            name: disk_name(disk),
+            size_bytes: DISK_BYTES,
+            root,
+            layers: Vec::new(),
+        });
+    }
+    let point = PointDocument {
+        machine: MachineName::parse("web01").unwrap(),
+        point: PointName::parse("20261120T100000Z").unwrap(),
+        created_at_ms: 1,
+        origin: PointOrigin::Backup { sources: vec!["a".into(), "b".into()] },
+        disks,
+        configuration: None,
+    };
+    writer.put_point(&point).unwrap();
+    Place { _folder: folder, path, point }
+}
+
+fn passphrase(repository: &Path) -> PassphraseSource {
+    PassphraseSource::File(repository.with_file_name("passphrase"))
+}
+
+fn writer(path: &Path) -> RepositoryWriter {
+    RepositoryWriter::open(path, &passphrase(path), &OpenOptions::default()).unwrap()
+}
+
+impl Place {
+    fn open(&self) -> Arc<Repository> {
+        let passphrase = passphrase(&self.path);
+        Repository::open(&self.path, &passphrase, &OpenOptions::default()).unwrap()
+    }
+}
+
+fn read_all(disk: &dyn Disk) -> Vec<u8> {
+    let mut bytes = vec![0; disk.size_bytes() as usize];
+    disk.read_at(&mut bytes, 0).unwrap();
+    bytes
+}
+
+fn point_bytes(repository: &Arc<Repository>, point: &PointDocument, disk: &str) -> Vec<u8> {
+    read_all(&*open_point_disk(repository, point, &disk_name(disk)).unwrap())
+}
+
+#[test]
+fn a_sealed_session_is_a_point_and_the_original_never_changes() {
+    let place = place();
+    let repository = place.open();
+    publish(&repository, &place.point, Some(name("trial"))).unwrap();
+    let open = Session::open(&repository, &name("trial")).unwrap();
+    let vda = open.disk(&disk_name("vda")).unwrap();
+    let mut expected = content(1);
+    assert_eq!(read_all(&*vda), expected);
+    vda.write_at(&[7; 10_000], 5_000).unwrap();
+    expected[5_000..15_000].fill(7);
+    vda.write_zeroes(1 << 20, 1 << 20).unwrap();
+    expected[1 << 20..2 << 20].fill(0);
+
+    // Sealed while it is in use, and written on.
+    let first = open.seal().unwrap();
+    assert_eq!(first.point.as_str(), "20261120T100000Z+1");
+    vda.write_at(&[8; 4096], 0).unwrap();
+    assert_eq!(point_bytes(&repository, &first, "vda"), expected);
+    assert_eq!(point_bytes(&repository, &first, "vdb"), content(2));
+    expected[..4096].fill(8);
+    assert_eq!(read_all(&*vda), expected);
+    drop(vda);
+    drop(open);
+
+    // Sealed while nobody uses it.
+    let second = seal(&repository, &name("trial")).unwrap();
+    assert_eq!(second.point.as_str(), "20261120T100000Z+2");
+    assert_eq!(point_bytes(&repository, &second, "vda"), expected);
+    assert_eq!(point_bytes(&repository, &place.point, "vda"), content(1));
+
+    // A disk that nothing was written to gets no layer.
+    assert!(second.disk(&disk_name("vdb")).unwrap().layers.is_empty());
+    assert_eq!(second.disk(&disk_name("vda")).unwrap().layers.len(), 2);
+}
+
+#[test]
+fn a_sealed_point_can_be_published_and_sealed_again() {
+    let place = place();
+    let repository = place.open();
+    let mut point = place.point.clone();
+    let mut expected = content(2);
+    for round in 1..=5u8 {
+        let session = publish(&repository, &point, None).unwrap();
+        assert_eq!(session.name.as_str(), "web01-1");
+        let open = Session::open(&repository, &session.name).unwrap();
+        let offset = u64::from(round) * 8192;
+        open.disk(&disk_name("vdb")).unwrap().write_at(&[round; 4096], offset).unwrap();
+        expected[offset as usize..offset as usize + 4096].fill(round);
+        drop(open);
+        point = unpublish(&repository, &session.name, false).unwrap().unwrap();
+        assert_eq!(point.point.lineage(), ("20261120T100000Z", u32::from(round)));
+        // Ended sessions wait for a writer, which takes their points over.
+        assert_eq!(enter_sealed_points(&writer(&place.path)).unwrap(), 1);
+        assert!(sessions(&repository).unwrap().is_empty());
+    }
+    assert_eq!(point_bytes(&repository, &point, "vdb"), expected);
+}
+
+#[test]
+fn a_seal_needs_no_writer_and_the_next_writer_enters_the_point() {
+    let place = place();
+    let busy = writer(&place.path);
+    let repository = place.open();
+    publish(&repository, &place.point, Some(name("trial"))).unwrap();
+    let open = Session::open(&repository, &name("trial")).unwrap();
+    open.disk(&disk_name("vda")).unwrap().write_at(&[1; 512], 512).unwrap();
+    drop(open);
+    let sealed = seal(&repository, &name("trial")).unwrap();
+
+    let catalog = Catalog::new(&repository);
+    let selector = PointSelector::Latest(0);
+    assert_eq!(catalog.point(&place.point.machine, &selector).unwrap(), sealed);
+    assert_eq!(catalog.points(&place.point.machine).unwrap().len(), 2);
+    assert_eq!(enter_sealed_points(&busy).unwrap(), 1);
+    assert_eq!(enter_sealed_points(&busy).unwrap(), 0);
+    assert_eq!(catalog.points(&place.point.machine).unwrap().len(), 2);
+    repository.catch_up().unwrap();
+    assert_eq!(repository.point(&sealed.machine, &sealed.point).unwrap(), sealed);
+}
+
+#[test]
+fn only_one_process_writes_and_others_read_what_it_wrote() {
+    let place = place();
+    let repository = place.open();
+    publish(&repository, &place.point, Some(name("trial"))).unwrap();
+    let idle = open_live_disk(&repository, &name("trial"), &disk_name("vda")).unwrap();
+    assert_eq!(read_all(&*idle), content(1));
+
+    let open = Session::open(&repository, &name("trial")).unwrap();
+    assert!(session(&repository, &name("trial")).unwrap().is_served);
+    let second = Session::open(&place.open(), &name("trial")).err().unwrap();
+    assert_eq!(second.kind(), ErrorKind::Busy);
+    assert_eq!(unpublish(&repository, &name("trial"), true).unwrap_err().kind(), ErrorKind::Busy);
+
+    let vda = open.disk(&disk_name("vda")).unwrap();
+    let mut expected = content(1);
+    for round in 0..4u64 {
+        vda.write_at(&[round as u8; 4096], round * 4096).unwrap();
+        expected[round as usize * 4096..][..4096].fill(round as u8);
+        assert_eq!(read_all(&*idle), expected, "before the flush, round {round}");
+        if round == 1 {
+            open.seal().unwrap();
+        }
+    }
+    drop(vda);
+    drop(open);
+    assert_eq!(read_all(&*idle), expected);
+    assert!(!session(&repository, &name("trial")).unwrap().is_served);
+}
+
+#[test]
+fn the_serving_process_seals_when_it_is_asked() {
+    let place = place();
+    let serving = place.open();
+    publish(&serving, &place.point, Some(name("trial"))).unwrap();
+    let open = Session::open(&serving, &name("trial")).unwrap();
+    let vda = open.disk(&disk_name("vda")).unwrap();
+    vda.write_at(&[3; 4096], 0).unwrap();
+
+    let asking = place.open();
+    let point = seal(&asking, &name("trial")).unwrap();
+    vda.write_at(&[4; 4096], 0).unwrap();
+    let mut expected = content(1);
+    expected[..4096].fill(3);
+    assert_eq!(point_bytes(&asking, &point, "vda"), expected);
+}
+
+#[test]
+fn discard_leaves_no_trace_and_sealed_points_stay() {
+    let place = place();
+    let repository = place.open();
+    publish(&repository, &place.point, Some(name("trial"))).unwrap();
+    let open = Session::open(&repository, &name("trial")).unwrap();
+    let vda = open.disk(&disk_name("vda")).unwrap();
+    vda.write_at(&[5; 4096], 0).unwrap();
+    let kept = open.seal().unwrap();
+    vda.write_at(&[6; 4096], 4096).unwrap();
+    drop(vda);
+    drop(open);
+    assert_eq!(unpublish(&repository, &name("trial"), true).unwrap(), None);
+    assert_eq!(
+        session(&repository, &name("trial")).unwrap_err().kind(),
+        ErrorKind::NotFound
+    );
+    let mut expected = content(1);
+    expected[..4096].fill(5);
+    assert_eq!(point_bytes(&repository, &kept, "vda"), expected);
+    enter_sealed_points(&writer(&place.path)).unwrap();
+    let layers = std::fs::read_dir(repository.layers_dir()).unwrap().count();
+    assert_eq!(layers, 1, "only the sealed layer is left");
+    assert_eq!(point_bytes(&repository, &kept, "vda"), expected);
+}
+
+#[test]
+fn a_session_that_wrote_nothing_leaves_no_point() {
+    let place = place();
+    let repository = place.open();
+    publish(&repository, &place.point, Some(name("trial"))).unwrap();
+    drop(Session::open(&repository, &name("trial")).unwrap());
+    assert_eq!(unpublish(&repository, &name("trial"), false).unwrap(), None);
+    assert_eq!(Catalog::new(&repository).points(&place.point.machine).unwrap().len(), 1);
+}
+
+#[test]
+fn names_are_taken_once_and_never_stand_on_the_disk() {
+    let place = place();
+    let repository = place.open();
+    publish(&repository, &place.point, Some(name("very-secret-name"))).unwrap();
+    let again = publish(&repository, &place.point, Some(name("very-secret-name")));
+    assert_eq!(again.unwrap_err().kind(), ErrorKind::AlreadyExists);
+    let missing = session(&repository, &name("other")).unwrap_err();
+    assert_eq!(missing.kind(), ErrorKind::NotFound);
+    assert!(missing.to_string().contains("very-secret-name"), "{missing}");
+
+    let mut folders = vec![repository.live_dir()];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let entry = entry.unwrap();
+            assert!(!entry.path().to_string_lossy().contains("secret"));
+            if entry.file_type().unwrap().is_dir() {
+                folders.push(entry.path());
+            } else {
+                let bytes = std::fs::read(entry.path()).unwrap();
+                assert!(!bytes.windows(11).any(|w| w == b"secret-name"), "{:?}", entry.path());
+            }
+        }
+    }
+}
+
+#[test]
+fn a_missing_or_foreign_layer_is_found_when_the_session_opens() {
+    let place = place();
+    let repository = place.open();
+    publish(&repository, &place.point, Some(name("trial"))).unwrap();
+    let layers: Vec<PathBuf> = std::fs::read_dir(repository.layers_dir())
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .collect();
+    assert_eq!(layers.len(), 2);
+    let first = std::fs::read(&layers[0]).unwrap();
+    std::fs::copy(&layers[1], &layers[0]).unwrap();
+    let swapped = Session::open(&repository, &name("trial")).err().unwrap();
+    assert_eq!(swapped.kind(), ErrorKind::Corrupt);
+    std::fs::write(&layers[0], &first[..100]).unwrap();
+    let truncated = Session::open(&repository, &name("trial")).err().unwrap();
+    assert_eq!(truncated.kind(), ErrorKind::Corrupt);
+    std::fs::remove_file(&layers[0]).unwrap();
+    assert!(Session::open(&repository, &name("trial")).is_err());
+    // Nothing was made up, and the point is as it was.
+    assert!(!layers[0].exists());
+    assert_eq!(point_bytes(&repository, &place.point, "vda"), content(1));
+}

@@ -1,0 +1,45 @@
+"""Checks that dependencies between the crates point one way: down.
+
+Each crate may use only crates of a lower layer; docs/architecture.md draws the
+same picture. Exit code 1 and a line per violation where one does not.
+"""
+
+import json
+import subprocess
+import sys
+
+# Lower number, lower layer. A crate that is not named here has to be added.
+LAYERS = {
+    "coldrise-block": 0,
+    "coldrise-store": 1,
+    "coldrise-session": 2,
+    "coldrise-ingest": 2,
+    "coldrise-export": 3,
+    "coldrise-capi": 4,
+    "coldrise-cli": 4,
+}
+
+
+def main() -> int:
+    command = ["cargo", "metadata", "--format-version", "1", "--no-deps", "--locked"]
+    answer = subprocess.run(command, check=True, capture_output=True, text=True)
+    problems = []
+    for package in json.loads(answer.stdout)["packages"]:
+        name = package["name"]
+        if name not in LAYERS:
+            problems.append(f"{name}: not in the layers of tools/check_dependencies.py")
+            continue
+        for dependency in package["dependencies"]:
+            other = dependency["name"]
+            if not other.startswith("coldrise-") or dependency["kind"] == "dev":
+                continue
+            if LAYERS.get(other, 99) >= LAYERS[name]:
+                problems.append(f"{name} must not use {other}: it is not below it")
+    for problem in problems:
+        print(problem, file=sys.stderr)
+    print(f"dependency direction: {len(problems)} violations")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
