@@ -1,5 +1,5 @@
-# The nbdkit plugin. Included by the top Makefile, which may set BUILD_DIR, CC,
-# CFLAGS and CARGO; run from the top folder.
+# The nbdkit plugin. Included by the top Makefile, which may set CC, CFLAGS, LDFLAGS
+# and CARGO; run from the top folder.
 #
 # It is linked into one file next to the coldrise program, where that finds it:
 # the Rust side as a static library, RocksDB as the system's shared one.
@@ -23,10 +23,14 @@ NBDKIT_LDFLAGS = -shared -Wl,--version-script=plugins/nbdkit/plugin.syms \
 .PHONY: nbdkit-plugin
 nbdkit-plugin: $(NBDKIT_PLUGIN) ## Build the nbdkit plugin
 
+# What cargo builds at once shares its choice of features: the same packages as in
+# the top Makefile's build, so that nothing is compiled twice.
+RELEASE_PACKAGES ?= --package coldrise-cli --package coldrise-capi
+
 # cargo knows best whether the library is up to date, and is quick to say so.
 .PHONY: capi-library
 capi-library:
-	$(CARGO) build --release --quiet --package coldrise-capi
+	$(CARGO) build --release --locked --quiet $(RELEASE_PACKAGES)
 
 $(BUILD_DIR)/libcoldrise_capi.a: capi-library ;
 

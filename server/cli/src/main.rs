@@ -67,10 +67,9 @@ fn refuse_arguments(words: &[OsString], error: &clap::Error) -> ExitCode {
                 Some(ContextValue::String(name)) => format!("{name}: "),
                 _ => String::new(),
             };
-            let reason = reason.downcast_ref::<Error>().map_or_else(
-                || reason.to_string(),
-                |error| error.full_message(),
-            );
+            let reason = reason
+                .downcast_ref::<Error>()
+                .map_or_else(|| reason.to_string(), |error| error.full_message());
             format!("{argument}{reason}")
         }
         _ => {

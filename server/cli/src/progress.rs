@@ -55,6 +55,10 @@ struct Event<'a> {
     elapsed_ms: u64,
 }
 
+fn milliseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
 fn word(phase: Phase) -> &'static str {
     match phase {
         Phase::Opening => "opening",
@@ -76,10 +80,12 @@ impl ProgressView {
         } else {
             Shown::Lines
         };
+        // Short work is not worth a line.
+        let first = if matches!(shown, Shown::Lines) { LINE_INTERVAL } else { Duration::ZERO };
         ProgressView {
             shown,
             started: Instant::now(),
-            next_ms: AtomicU64::new(0),
+            next_ms: AtomicU64::new(milliseconds(first)),
             current: Mutex::new(Current::default()),
         }
     }
@@ -123,8 +129,7 @@ impl ProgressView {
                     read_bytes: state.read_bytes,
                     stored_bytes: state.stored_bytes,
                     bytes_per_second: rate,
-                    elapsed_ms: u64::try_from(self.started.elapsed().as_millis())
-                        .unwrap_or(u64::MAX),
+                    elapsed_ms: milliseconds(self.started.elapsed()),
                 };
                 if let Ok(text) = serde_json::to_string(&event) {
                     print_line(&text);
@@ -167,17 +172,16 @@ impl Progress for ProgressView {
         if matches!(self.shown, Shown::Nothing) {
             return;
         }
-        let now_ms = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
-        let is_step = matches!(state.phase, Phase::Opening | Phase::Finishing);
+        let now_ms = milliseconds(self.started.elapsed());
+        let is_step = matches!(state.phase, Phase::Opening | Phase::Finishing)
+            && !matches!(self.shown, Shown::Lines);
         if !is_step && now_ms < self.next_ms.load(Ordering::Relaxed) {
             return;
         }
         // Somebody else is showing it right now.
         let Ok(mut current) = self.current.try_lock() else { return };
-        if current.phase == Some(state.phase)
-            && current.disk == state.disk
-            && now_ms < self.next_ms.load(Ordering::Relaxed)
-        {
+        let is_shown = current.phase == Some(state.phase) && current.disk == state.disk;
+        if is_shown && now_ms < self.next_ms.load(Ordering::Relaxed) {
             return;
         }
         let is_new_disk = current.disk != state.disk || current.phase == Some(Phase::Opening);
@@ -186,8 +190,8 @@ impl Progress for ProgressView {
             current.since = Some(Instant::now());
         }
         current.phase = Some(state.phase);
-        let next = u64::try_from(self.interval().as_millis()).unwrap_or(u64::MAX);
-        self.next_ms.store(now_ms.saturating_add(next), Ordering::Relaxed);
+        let next_ms = now_ms.saturating_add(milliseconds(self.interval()));
+        self.next_ms.store(next_ms, Ordering::Relaxed);
         let running = current.since.map_or(Duration::ZERO, |since| since.elapsed());
         self.show(state, is_new_disk, running);
     }

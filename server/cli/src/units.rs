@@ -58,6 +58,12 @@ pub(crate) fn show_duration(duration: Duration) -> String {
     }
 }
 
+/// A number of things: `1 session`, `2 sessions`.
+pub(crate) fn show_count(count: u64, thing: &str) -> String {
+    let plural = if count == 1 { "" } else { "s" };
+    format!("{count} {thing}{plural}")
+}
+
 /// A moment in UTC, to the second.
 pub(crate) fn show_moment(unix_ms: u64) -> String {
     let seconds = i64::try_from(unix_ms / 1000).unwrap_or(i64::MAX);
@@ -116,12 +122,9 @@ mod tests {
 
     #[test]
     fn times_are_shown_as_people_say_them() {
-        for (ms, text) in [
-            (41, "41 ms"),
-            (3_210, "3.2 s"),
-            (252_000, "4 min 12 s"),
-            (7_500_000, "2 h 5 min"),
-        ] {
+        for (ms, text) in
+            [(41, "41 ms"), (3_210, "3.2 s"), (252_000, "4 min 12 s"), (7_500_000, "2 h 5 min")]
+        {
             assert_eq!(show_duration(Duration::from_millis(ms)), text);
         }
         assert_eq!(show_moment(1_795_168_800_999), "2026-11-20T10:00:00Z");

@@ -30,8 +30,8 @@ pub struct ProgressState<'a> {
     pub stored_bytes: u64,
 }
 
-/// Hears how far the work has come: often, from several threads, and never with
-/// less than before. Has to return quickly.
+/// Hears how far the work has come: often, so it has to return quickly. A restore
+/// calls it from several threads: there two calls may come in the wrong order.
 pub trait Progress: Sync {
     /// The work has come to `state`.
     fn update(&self, state: &ProgressState<'_>);

@@ -110,10 +110,10 @@ fn machine() -> MachineName {
     MachineName::parse("web01").unwrap()
 }
 
-fn request(disks: &[String]) -> BackupRequest {
+fn request(disks: &[impl AsRef<str>]) -> BackupRequest {
     BackupRequest {
         machine: machine(),
-        disks: disks.iter().map(|disk| SourceSpec::parse(disk).unwrap()).collect(),
+        disks: disks.iter().map(|disk| SourceSpec::parse(disk.as_ref()).unwrap()).collect(),
         bitmap: None,
         follow_backing: false,
         configuration: None,
@@ -122,7 +122,7 @@ fn request(disks: &[String]) -> BackupRequest {
     }
 }
 
-fn with_bitmap(disks: &[String], bitmap: &str) -> BackupRequest {
+fn with_bitmap(disks: &[impl AsRef<str>], bitmap: &str) -> BackupRequest {
     BackupRequest { bitmap: Some(bitmap.to_string()), ..request(disks) }
 }
 
@@ -147,7 +147,7 @@ fn all_disks_and_the_configuration_make_one_point() {
     };
     let summary = store.backup(&request).unwrap();
     assert!(summary.warnings.is_empty(), "{:?}", summary.warnings);
-    assert_eq!(store.points(), [summary.point.clone()]);
+    assert_eq!(store.points(), std::slice::from_ref(&summary.point));
     assert_same(&store.content(&summary.point, "vda"), &a);
     assert_same(&store.content(&summary.point, "vdb"), &b);
     for disk in &summary.disks {
@@ -179,9 +179,9 @@ fn what_is_already_there_is_not_stored_again() {
     let store = Store::new();
     let mut disk = noise(53, 8 * MIB);
     let spec = write_raw(&store.path("a.raw"), &disk);
-    let first = store.backup(&request(&[spec.clone()])).unwrap();
+    let first = store.backup(&request(&[&spec])).unwrap();
     assert_eq!(first.disks[0].counts.stored_chunks, 128);
-    let second = store.backup(&request(&[spec.clone()])).unwrap();
+    let second = store.backup(&request(&[&spec])).unwrap();
     assert_ne!(first.point, second.point, "two backups within a second have two names");
     assert_eq!(second.disks[0].counts.stored_chunks, 0);
     assert_eq!(second.disks[0].base, Some(first.point.clone()));
@@ -330,7 +330,7 @@ fn a_cancelled_backup_leaves_nothing_and_runs_again() {
     let cancel = AtomicBool::new(false);
     let stop = || cancel.store(true, Ordering::Relaxed);
     let progress = At::new(16 << 20, &stop);
-    let error = backup(&store.writer, &request(&[spec.clone()]), &progress, &cancel).unwrap_err();
+    let error = backup(&store.writer, &request(&[&spec]), &progress, &cancel).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Interrupted);
     assert!(progress.last.load(Ordering::Relaxed) < 24 << 20, "it stops at once");
     assert!(store.points().is_empty());
@@ -348,7 +348,7 @@ fn a_file_that_shrinks_midway_leaves_nothing_visible() {
     let file = std::fs::File::options().write(true).open(&path).unwrap();
     let shrink = || file.set_len(40 << 20).unwrap();
     let progress = At::new(8 << 20, &shrink);
-    let disks = request(&[good.clone(), spec.clone()]);
+    let disks = request(&[&good, &spec]);
     let error = backup(&store.writer, &disks, &progress, &AtomicBool::new(false));
     let error = error.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Incomplete);
@@ -384,13 +384,13 @@ fn a_request_that_makes_no_sense_is_refused() {
     let store = Store::new();
     let spec = write_raw(&store.path("a.raw"), &noise(62, MIB));
     let refused = |request: &BackupRequest| store.backup(request).unwrap_err();
-    assert_eq!(refused(&request(&[])).kind(), ErrorKind::InvalidInput);
-    let error = refused(&request(&[spec.clone(), spec.clone()]));
+    assert_eq!(refused(&request(&[""; 0])).kind(), ErrorKind::InvalidInput);
+    let error = refused(&request(&[&spec, &spec]));
     assert_eq!(error.kind(), ErrorKind::InvalidInput);
     assert!(error.full_message().contains("twice"));
     let named = |name: &str| BackupRequest {
         point: Some(PointName::parse(name).unwrap()),
-        ..request(&[spec.clone()])
+        ..request(&[&spec])
     };
     assert_eq!(refused(&named("20260101T000000Z+1")).kind(), ErrorKind::InvalidInput);
     store.backup(&named("20260101T000000Z")).unwrap();

@@ -350,6 +350,7 @@ fn the_child_ends_with_a_killed_process() {
     let status = std::process::Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "the_child_ends_with_a_killed_process"])
         .env(WANTED, &path)
+        .env("TMPDIR", folder.path())
         .stdout(std::process::Stdio::null())
         .status()
         .unwrap();

@@ -121,7 +121,8 @@ fn answer(mut stream: UnixStream, session: &Session) -> Result<()> {
 pub(crate) fn ask_for_seal(place: &Place) -> Result<PointDocument> {
     let (_folder, path) = short_path(place)?;
     let mut stream = UnixStream::connect(path).map_err(|error| {
-        let what = "the session is being opened or closed by another process; try again in a moment";
+        let what =
+            "the session is being opened or closed by another process; try again in a moment";
         Error::with_source(ErrorKind::Busy, what, error)
     })?;
     let what = || "waiting for the process that serves the session";

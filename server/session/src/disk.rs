@@ -7,7 +7,7 @@ use coldrise_block::{
 };
 use parking_lot::{RwLock, RwLockWriteGuard};
 
-use crate::layer::{Layer, Lookup, STRIPE_BLOCKS};
+use crate::layer::{Layer, Lookup, Stripe, STRIPE_BLOCKS};
 
 const BLOCK: usize = BLOCK_SIZE_BYTES as usize;
 const STRIPE_BYTES: u64 = STRIPE_BLOCKS * BLOCK_SIZE_BYTES;
@@ -42,6 +42,11 @@ impl LayeredDisk {
     /// False once a layer below was changed by another process.
     pub(crate) fn is_current(&self) -> bool {
         self.stack.read().layers.iter().all(|layer| layer.is_current())
+    }
+
+    /// True where the top layer is read through another process's block map.
+    pub(crate) fn is_attached(&self) -> bool {
+        self.stack.read().layers.last().is_some_and(|layer| layer.is_attached())
     }
 
     fn check_range(&self, offset_bytes: u64, length_bytes: u64) -> Result<()> {
@@ -95,7 +100,7 @@ impl LayeredDisk {
         let offset_bytes = block * BLOCK_SIZE_BYTES;
         let inside = (self.size_bytes - offset_bytes).min(BLOCK_SIZE_BYTES) as usize;
         out[inside..].fill(0);
-        read_through(stack, stack.layers.len(), &mut out[..inside], offset_bytes)
+        read_through(stack, stack.layers.len(), &mut out[..inside], offset_bytes, Stripe::Held)
     }
 }
 
@@ -104,8 +109,15 @@ fn top(stack: &Stack) -> Result<&Layer> {
     stack.layers.last().map(|layer| &**layer).ok_or_else(missing)
 }
 
-/// Reads through the lowest `level` layers and the base.
-fn read_through(stack: &Stack, level: usize, out: &mut [u8], offset_bytes: u64) -> Result<()> {
+/// Reads through the lowest `level` layers and the base. `stripe` is that of the
+/// highest of them.
+fn read_through(
+    stack: &Stack,
+    level: usize,
+    out: &mut [u8],
+    offset_bytes: u64,
+    stripe: Stripe,
+) -> Result<()> {
     let Some(layer) = level.checked_sub(1).and_then(|i| stack.layers.get(i)) else {
         return stack.base.read_at(out, offset_bytes);
     };
@@ -118,7 +130,7 @@ fn read_through(stack: &Stack, level: usize, out: &mut [u8], offset_bytes: u64) 
         let blocks_left = ((head + rest) as u64).div_ceil(BLOCK_SIZE_BYTES);
         let found = layer.lookup(block);
         if let Lookup::Slot(slot) = found {
-            done += read_captured(layer, block, slot, head, &mut out[done..])?;
+            done += read_captured(layer, block, slot, head, &mut out[done..], stripe)?;
             continue;
         }
         let mut blocks = layer.uniform_blocks(block, blocks_left);
@@ -129,7 +141,7 @@ fn read_through(stack: &Stack, level: usize, out: &mut [u8], offset_bytes: u64) 
         let piece = &mut out[done..done + length];
         match found {
             Lookup::Zero => piece.fill(0),
-            _ => read_through(stack, level - 1, piece, at)?,
+            _ => read_through(stack, level - 1, piece, at, Stripe::Free)?,
         }
         done += length;
     }
@@ -143,14 +155,15 @@ fn read_captured(
     slot: u32,
     head: usize,
     out: &mut [u8],
+    stripe: Stripe,
 ) -> Result<usize> {
     let whole_blocks = out.len() / BLOCK;
     if head == 0 && whole_blocks > 0 {
         let run = layer.slot_run(block, slot, whole_blocks as u64) as usize;
-        return Ok(layer.read_slots(block, slot, &mut out[..run * BLOCK])? * BLOCK);
+        return Ok(layer.read_slots(block, slot, &mut out[..run * BLOCK], stripe)? * BLOCK);
     }
     let mut whole = [0; BLOCK];
-    if layer.read_slots(block, slot, &mut whole)? == 0 {
+    if layer.read_slots(block, slot, &mut whole, stripe)? == 0 {
         return Ok(0);
     }
     let length = (BLOCK - head).min(out.len());
@@ -218,7 +231,7 @@ impl Disk for LayeredDisk {
     fn read_at(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
         self.check_range(offset_bytes, buffer.len() as u64)?;
         let stack = self.stack.read();
-        read_through(&stack, stack.layers.len(), buffer, offset_bytes)
+        read_through(&stack, stack.layers.len(), buffer, offset_bytes, Stripe::Free)
     }
 
     fn write_at(&self, bytes: &[u8], offset_bytes: u64) -> Result<()> {

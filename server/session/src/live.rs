@@ -153,7 +153,12 @@ impl LiveDisk {
         loop {
             let view = Arc::clone(&self.view.read());
             let result = look(&view);
-            if view.is_current() {
+            // A writer that was killed half way leaves a block that only a scan
+            // can tell from damage; its session is then no longer locked.
+            let is_orphaned = matches!(&result, Err(e) if e.kind() == ErrorKind::Corrupt)
+                && view.is_attached()
+                && !FileLock::is_held(&Place::of(&self.repository, &self.session).lock())?;
+            if view.is_current() && !is_orphaned {
                 return result;
             }
             *self.view.write() = open_view(&self.repository, &self.session, &self.disk)?;

@@ -35,8 +35,9 @@ pub fn seal(repository: &Arc<Repository>, name: &SessionName) -> Result<PointDoc
             create_tops(repository, tops.iter())?;
             commit(repository, &place, &facts, Some(&tops)).map(|(point, _)| point)
         }
-        None => control::ask_for_seal(&place)
-            .context(|| format!("session {name} is served by another process, which did not seal it")),
+        None => control::ask_for_seal(&place).context(|| {
+            format!("session {name} is served by another process, which did not seal it")
+        }),
     }
 }
 

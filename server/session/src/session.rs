@@ -88,9 +88,9 @@ impl Session {
         let document = self.document.lock();
         document.disk(name)?;
         let index = document.disks.iter().position(|disk| disk.name == *name);
-        let disk = index.and_then(|i| self.disks.get(i)).ok_or_else(|| {
-            Error::new(ErrorKind::Internal, format!("disk {name} is not open"))
-        })?;
+        let disk = index
+            .and_then(|i| self.disks.get(i))
+            .ok_or_else(|| Error::new(ErrorKind::Internal, format!("disk {name} is not open")))?;
         Ok(Arc::clone(disk) as Arc<dyn Disk>)
     }
 

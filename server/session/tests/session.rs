@@ -240,10 +240,7 @@ fn discard_leaves_no_trace_and_sealed_points_stay() {
     drop(vda);
     drop(open);
     assert_eq!(unpublish(&repository, &name("trial"), true).unwrap(), None);
-    assert_eq!(
-        session(&repository, &name("trial")).unwrap_err().kind(),
-        ErrorKind::NotFound
-    );
+    assert_eq!(session(&repository, &name("trial")).unwrap_err().kind(), ErrorKind::NotFound);
     let mut expected = content(1);
     expected[..4096].fill(5);
     assert_eq!(point_bytes(&repository, &kept, "vda"), expected);

@@ -36,14 +36,17 @@ struct Row {
 
 fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let file = arguments.first().ok_or("usage: store_sizes FILE [THREADS] [DIR] [CHUNK] [COMPRESSION]")?;
+    let file =
+        arguments.first().ok_or("usage: store_sizes FILE [THREADS] [DIR] [CHUNK] [COMPRESSION]")?;
     let threads = arguments.get(1).map_or(Ok(2), |text| text.parse())?;
     let directory = arguments.get(2).map_or_else(std::env::temp_dir, Into::into);
     let only_size: Option<u32> = arguments.get(3).map(|text| text.parse()).transpose()?;
     let only_compression = arguments.get(4).map(|text| Compression::parse(text)).transpose()?;
     let content = std::fs::read(file)?;
     println!("input {} bytes, {threads} threads", content.len());
-    println!("| chunk | compression | space | database | store MB/s | restore MB/s | cold 4K reads/s |");
+    println!(
+        "| chunk | compression | space | database | store MB/s | restore MB/s | cold 4K reads/s |"
+    );
     println!("|---|---|---|---|---|---|---|");
     for chunk_size in CHUNK_SIZES.into_iter().filter(|size| only_size.is_none_or(|o| o == *size)) {
         for compression in

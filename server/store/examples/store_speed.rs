@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use coldrise_block::Result;
 use coldrise_store::{
-    diff, Compression, InitOptions, MapRoot, OpenOptions, Passphrase, PassphraseSource,
-    Repository, RepositoryWriter, WriteOptions,
+    diff, Compression, InitOptions, MapRoot, OpenOptions, Passphrase, PassphraseSource, Repository,
+    RepositoryWriter, WriteOptions,
 };
 
 const CHUNK: usize = 16 << 10;
@@ -52,9 +52,18 @@ fn measure(path: &std::path::Path, chunks: u64) -> Result<()> {
     let started = Instant::now();
     for round in 0..50 {
         let first = round * 1000 % (chunks - 100);
-        roots.push(write_disk(&writer, roots.last().copied(), size, round + 2, first..first + 100)?);
+        roots.push(write_disk(
+            &writer,
+            roots.last().copied(),
+            size,
+            round + 2,
+            first..first + 100,
+        )?);
     }
-    println!("50 incrementals of 100 chunks: {:.1} ms each", started.elapsed().as_millis() as f64 / 50.0);
+    println!(
+        "50 incrementals of 100 chunks: {:.1} ms each",
+        started.elapsed().as_millis() as f64 / 50.0
+    );
     drop(writer);
 
     for round in 0..3 {
@@ -102,9 +111,7 @@ fn measure(path: &std::path::Path, chunks: u64) -> Result<()> {
     let cold = Repository::open(path, &source, &OpenOptions { cache_bytes: 0 })?;
     let disk = cold.disk(root, size);
     report("uncached 4 KiB read, random", || disk.read_at(&mut block, next(size)));
-    report("extents of 1 GiB", || {
-        disk.extents(0, size.min(1 << 30), 1000).map(|_| ())
-    });
+    report("extents of 1 GiB", || disk.extents(0, size.min(1 << 30), 1000).map(|_| ()));
     Ok(())
 }
 

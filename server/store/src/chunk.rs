@@ -228,8 +228,9 @@ impl ChunkCodec {
                     let zstd = state.zstd.as_mut().ok_or("no memory for zstd")?;
                     zstd.decompress_to_buffer(payload, chunk).map_err(|_| "bad zstd frame")?
                 }
-                CODEC_LZ4 => lz4_flex::block::decompress_into(payload, chunk)
-                    .map_err(|_| "bad LZ4 block")?,
+                CODEC_LZ4 => {
+                    lz4_flex::block::decompress_into(payload, chunk).map_err(|_| "bad LZ4 block")?
+                }
                 _ => return Err("unknown codec"),
             };
             if filled == chunk.len() {

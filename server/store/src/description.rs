@@ -167,8 +167,10 @@ impl Description {
                         return Ok(master);
                     }
                 }
-                wrong("the passphrase does not open the repository: check the file or command \
-                       that it comes from")
+                wrong(
+                    "the passphrase does not open the repository: check the file or command \
+                       that it comes from",
+                )
             }
         }
     }

@@ -122,9 +122,8 @@ impl KeySlot {
         self.cost.check()?;
         let salt = hex::decode::<SALT_BYTES>(&self.salt).ok_or_else(malformed)?;
         let nonce = hex::decode::<NONCE_BYTES>(&self.nonce).ok_or_else(malformed)?;
-        let mut sealed = Zeroizing::new(
-            hex::decode::<WRAPPED_BYTES>(&self.wrapped_key).ok_or_else(malformed)?,
-        );
+        let mut sealed =
+            Zeroizing::new(hex::decode::<WRAPPED_BYTES>(&self.wrapped_key).ok_or_else(malformed)?);
         let key = key_of_passphrase(passphrase, &salt, self.cost)?;
         let opened = cipher(&key)?.open_in_place(
             Nonce::assume_unique_for_key(nonce),
@@ -168,8 +167,8 @@ fn key_of_passphrase(
     let failed = |error: argon2::Error| {
         Error::new(ErrorKind::Internal, format!("Argon2id refused its parameters: {error}"))
     };
-    let parameters = argon2::Params::new(cost.memory_kib, cost.passes, cost.lanes, Some(32))
-        .map_err(failed)?;
+    let parameters =
+        argon2::Params::new(cost.memory_kib, cost.passes, cost.lanes, Some(32)).map_err(failed)?;
     let mut key = Zeroizing::new([0; 32]);
     argon2::Argon2::new(argon2::Algorithm::Argon2id, argon2::Version::V0x13, parameters)
         .hash_password_into(passphrase.as_bytes(), salt, key.as_mut())

@@ -86,11 +86,8 @@ impl Repository {
     /// `AlreadyExists` where there is a repository or anything foreign,
     /// `InvalidInput` for a chunk size or compression that is not possible.
     pub fn init(path: &Path, options: &InitOptions<'_>) -> Result<()> {
-        let description = Description::create(
-            options.chunk_size_bytes,
-            options.compression,
-            options.passphrase,
-        )?;
+        let description =
+            Description::create(options.chunk_size_bytes, options.compression, options.passphrase)?;
         make_directory(path)?;
         clear_half_made(path)?;
         for part in PARTS {
@@ -301,8 +298,7 @@ impl PageSource for Repository {
                     ),
                 )
             })?;
-        let slots =
-            parse_page_value(&self.description.id, &self.keys.pages, id, level, &value)?;
+        let slots = parse_page_value(&self.description.id, &self.keys.pages, id, level, &value)?;
         let page: Page = slots.into();
         self.pages.insert(id, level, page.clone());
         Ok(page)

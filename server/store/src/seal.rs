@@ -199,7 +199,9 @@ pub(crate) mod document {
         let corrupt = || {
             Error::new(
                 ErrorKind::Corrupt,
-                format!("a document ({purpose}) does not authenticate: it was changed or truncated"),
+                format!(
+                    "a document ({purpose}) does not authenticate: it was changed or truncated"
+                ),
             )
         };
         if bytes.len() > MAX_BYTES + OVERHEAD_BYTES {

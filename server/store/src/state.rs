@@ -35,7 +35,8 @@ impl StoreState {
         let Some(value) = repository.database().get(Family::State, KEY, ReadMode::Cached)? else {
             return Ok(Self::NEW);
         };
-        let corrupt = || Error::new(ErrorKind::Corrupt, "the state of the store has an unknown form");
+        let corrupt =
+            || Error::new(ErrorKind::Corrupt, "the state of the store has an unknown form");
         let plaintext = repository.open_document(PURPOSE, &value)?;
         if plaintext.len() != 8 * (FIELDS + 1) {
             return Err(corrupt());

@@ -57,10 +57,7 @@ impl ListedPoint {
             disks: point
                 .disks
                 .iter()
-                .map(|disk| ListedDisk {
-                    disk: disk.name.to_string(),
-                    size_bytes: disk.size_bytes,
-                })
+                .map(|disk| ListedDisk { disk: disk.name.to_string(), size_bytes: disk.size_bytes })
                 .collect(),
         }
     }

@@ -47,7 +47,10 @@ pub(crate) fn run(invocation: &Invocation, arguments: PublishArguments) -> Resul
     let Address::Point { machine, selector, disk: None } = &arguments.address else {
         return Err(Error::new(
             ErrorKind::InvalidInput,
-            format!("{}: whole restore points are published: give MACHINE/POINT", arguments.address),
+            format!(
+                "{}: whole restore points are published: give MACHINE/POINT",
+                arguments.address
+            ),
         ));
     };
     let repository = invocation.open()?;
@@ -81,8 +84,11 @@ fn text(invocation: &Invocation, session: &SessionDocument, published: &Publishe
         published.address,
         show_duration(invocation.elapsed())
     );
-    let uris: Vec<String> =
-        published.disks.iter().map(|disk| format!("nbd://{DEFAULT_ADDRESS}/{}", disk.export)).collect();
+    let uris: Vec<String> = published
+        .disks
+        .iter()
+        .map(|disk| format!("nbd://{DEFAULT_ADDRESS}/{}", disk.export))
+        .collect();
     for (disk, uri) in published.disks.iter().zip(&uris) {
         text.push_str(&format!("  {}  {}  {uri}\n", disk.disk, show_size(disk.size_bytes)));
     }

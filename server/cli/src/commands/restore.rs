@@ -63,8 +63,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: &RestoreArguments) -> Resu
     let cancel = cancel_flag()?;
     let repository = invocation.open_for_disks()?;
     let (address, disk) = open_disk(&repository, &arguments.address)?;
-    let options =
-        RestoreOptions { format: arguments.format, threads: 0, force: arguments.force };
+    let options = RestoreOptions { format: arguments.format, threads: 0, force: arguments.force };
     let view = ProgressView::new(invocation);
     let done = restore(disk.as_ref(), &arguments.target, &options, &view, &cancel);
     drop(view);
@@ -126,9 +125,9 @@ fn choose_disk<'a>(
     there: impl Iterator<Item = &'a DiskName>,
 ) -> Result<DiskName> {
     let there: Vec<&DiskName> = there.collect();
-    match (named, there[..]) {
+    match (named, &there[..]) {
         (Some(name), _) => Ok(name.clone()),
-        (None, [only]) => Ok(only.clone()),
+        (None, [only]) => Ok((*only).clone()),
         (None, _) => {
             let names: Vec<&str> = there.iter().map(|name| name.as_str()).collect();
             Err(Error::new(

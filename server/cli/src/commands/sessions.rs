@@ -68,7 +68,11 @@ impl ShownSession {
             show_size(self.captured_bytes),
         );
         for disk in &self.disks {
-            text.push_str(&format!("disk         {}  {}\n", disk.export, show_size(disk.size_bytes)));
+            text.push_str(&format!(
+                "disk         {}  {}\n",
+                disk.export,
+                show_size(disk.size_bytes)
+            ));
         }
         text
     }

@@ -10,7 +10,7 @@ use super::list::kind_word;
 use super::sessions::ShownSession;
 use crate::invocation::Invocation;
 use crate::report::Report;
-use crate::units::{show_moment, show_size};
+use crate::units::{show_count, show_moment, show_size};
 
 /// Show a restore point, one disk of it, or a session.
 #[derive(Debug, Args)]
@@ -123,7 +123,9 @@ fn text(shown: &ShownPoint<'_>) -> String {
     );
     if let (Some(base), Some(session)) = (shown.base, shown.session) {
         let machine = shown.machine;
-        text.push_str(&format!("sealed from  session {session}, published from {machine}/{base}\n"));
+        text.push_str(&format!(
+            "sealed from  session {session}, published from {machine}/{base}\n"
+        ));
     }
     for source in shown.sources {
         text.push_str(&format!("source       {source}\n"));
@@ -131,8 +133,7 @@ fn text(shown: &ShownPoint<'_>) -> String {
     for disk in &shown.disks {
         let layers = match disk.layers {
             0 => String::new(),
-            1 => ", 1 layer of captured writes".to_owned(),
-            layers => format!(", {layers} layers of captured writes"),
+            layers => format!(", {} of captured writes", show_count(layers as u64, "layer")),
         };
         let size = show_size(disk.size_bytes);
         text.push_str(&format!("disk         {}  {size}{layers}\n", disk.address));

@@ -5,7 +5,7 @@
 //! else is asked of `qemu-img`, in its own process and with the format named.
 
 use std::fs::File;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
@@ -63,6 +63,15 @@ fn inspect_one(
     follow_backing: bool,
     cancel: &AtomicBool,
 ) -> Result<Option<(PathBuf, ImageFormat)>> {
+    // A backing file may be anything that a name can lead to; a pipe would be waited for.
+    let metadata =
+        std::fs::metadata(path).context(|| format!("opening the image {}", path.display()))?;
+    if !metadata.is_file() && !metadata.file_type().is_block_device() {
+        return Err(Error::new(
+            ErrorKind::Unsupported,
+            format!("{} is neither a file nor a block device", path.display()),
+        ));
+    }
     check_header(path, format)?;
     if format == ImageFormat::Raw {
         return Ok(None);

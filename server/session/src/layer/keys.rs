@@ -41,6 +41,14 @@ impl NoncePrefix {
         nonce[7..].copy_from_slice(&sequence.to_le_bytes()[..5]);
         nonce
     }
+
+    /// The sequence number of a nonce, if it was made under this prefix.
+    pub(crate) fn sequence(&self, nonce: &[u8]) -> Option<u64> {
+        let (prefix, low) = nonce.get(..NONCE_BYTES)?.split_at(7);
+        let mut sequence = [0; 8];
+        sequence[..5].copy_from_slice(low);
+        (prefix == self.0).then(|| u64::from_le_bytes(sequence))
+    }
 }
 
 /// Random bytes of the operating system.

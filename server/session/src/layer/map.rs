@@ -44,11 +44,13 @@ pub(crate) struct BlockMap {
     published: Option<PathBuf>,
     /// The name it has until then.
     hidden: Option<PathBuf>,
+    is_attached: bool,
 }
 
 fn length_bytes(blocks: u64) -> Result<(usize, usize)> {
-    let entries = usize::try_from(blocks)
-        .map_err(|_| Error::new(ErrorKind::InvalidInput, "the disk is too large for this machine"))?;
+    let entries = usize::try_from(blocks).map_err(|_| {
+        Error::new(ErrorKind::InvalidInput, "the disk is too large for this machine")
+    })?;
     let groups = entries.div_ceil(GROUP_BLOCKS as usize);
     Ok((entries, (entries + groups) * 4))
 }
@@ -57,7 +59,14 @@ impl BlockMap {
     /// An empty map in private memory.
     pub(crate) fn private(blocks: u64) -> Result<Self> {
         let (group_start, bytes) = length_bytes(blocks)?;
-        Ok(BlockMap { words: SharedWords::private(bytes)?, blocks, group_start, published: None, hidden: None })
+        Ok(BlockMap {
+            words: SharedWords::private(bytes)?,
+            blocks,
+            group_start,
+            published: None,
+            hidden: None,
+            is_attached: false,
+        })
     }
 
     /// An empty map in shared memory. It appears at `path` when it is revealed; a
@@ -84,7 +93,14 @@ impl BlockMap {
         };
         let words = SharedWords::of_file(&file, 0, bytes)?;
         let hidden = Some(hidden);
-        Ok(BlockMap { words, blocks, group_start, published: Some(path.to_owned()), hidden })
+        Ok(BlockMap {
+            words,
+            blocks,
+            group_start,
+            published: Some(path.to_owned()),
+            hidden,
+            is_attached: false,
+        })
     }
 
     /// Lets other processes find the map, now that it is complete.
@@ -107,7 +123,19 @@ impl BlockMap {
             return Err(Error::new(ErrorKind::Corrupt, "the shared block map has a wrong size"));
         }
         let words = SharedWords::of_file_read_only(&file, 0, bytes)?;
-        Ok(BlockMap { words, blocks, group_start, published: None, hidden: None })
+        Ok(BlockMap {
+            words,
+            blocks,
+            group_start,
+            published: None,
+            hidden: None,
+            is_attached: true,
+        })
+    }
+
+    /// True for a map that another process keeps.
+    pub(crate) fn is_attached(&self) -> bool {
+        self.is_attached
     }
 
     /// Number of blocks of the disk.

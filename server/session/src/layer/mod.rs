@@ -8,8 +8,10 @@
 //!
 //! # Invariants
 //!
-//! 1. A slot is written only while nothing durable needs it: it was never used,
-//!    or the record that superseded it has been synced.
+//! 1. A slot is written only while nothing durable needs it: it was never used, or
+//!    the record that superseded it has been synced, or no sync that has started
+//!    covers what it holds (then the block is overwritten in place: a guest that
+//!    rewrites a block before it flushes wants neither more space nor more pages).
 //! 2. A record is believed only if it authenticates at its place and, unless a
 //!    later record proves it durable, its slot authenticates with the record's tag.
 //! 3. Of two believed records of a block the one with the higher sequence number
@@ -26,13 +28,15 @@
 //! slot not (the disk may reorder): the tag does not match, the record is
 //! rejected and erased at the next open; the older record of the block is
 //! intact by invariant 1. Both written: the new content. Either torn: as absent.
-//! After the sync both are there, and only then does FLUSH return.
+//! In place it is the same: what was there before was never flushed, and the
+//! block's flushed record, if it has one, is elsewhere and intact. After the sync both are there, and only then does FLUSH return.
 //!
 //! # Locks, in the order in which they are taken
 //!
 //! `gate` (writers share it; a sync takes it alone for an instant to learn which
 //! writes it covers; so does a large zeroing), one `stripe` (64 neighbouring
-//! blocks), `zero_cells`, `Slots`' own. Readers take none.
+//! blocks), `zero_cells`, `Slots`' own. Readers take none, but for a stripe where
+//! a block does not match its record: then its writer may be half way.
 
 mod format;
 mod keys;
@@ -55,12 +59,13 @@ use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard, RwLock};
 
-use coldrise_block::{Error, ErrorKind, Result, BLOCK_SIZE_BYTES};
+use coldrise_block::{Error, ErrorKind, Result};
 
 pub(crate) use format::Superblock;
 pub(crate) use keys::LayerKeys;
 pub(crate) use map::Lookup;
 pub(crate) use open::{ReadMode, SealFacts};
+pub(crate) use read::Stripe;
 
 use keys::NoncePrefix;
 use map::BlockMap;
@@ -92,12 +97,20 @@ struct Writer {
     slots: Slots,
     next_sequence: AtomicU64,
     durable_sequence: AtomicU64,
+    /// What the sync that started last covers; changes only under `gate` alone.
+    covered_sequence: AtomicU64,
     /// Of the records that were stored; a failed write leaves a gap above it.
     highest_recorded: AtomicU64,
     nonces: NoncePrefix,
     zero_cells: Mutex<ZeroCells>,
     sync: SyncState,
     poison: Poison,
+}
+
+impl Writer {
+    fn stripe(&self, block: u64) -> &Mutex<()> {
+        &self.stripes[(block / STRIPE_BLOCKS) as usize % STRIPES]
+    }
 }
 
 /// Set for a whole session when a sync or a write of one of its layers failed.
@@ -148,8 +161,7 @@ impl Layer {
     pub(crate) fn lock_stripe(&self, block: u64) -> Result<StripeGuard<'_>> {
         let writer = self.writer()?;
         let gate = writer.gate.read();
-        let index = (block / STRIPE_BLOCKS) as usize % STRIPES;
-        Ok(StripeGuard { _gate: gate, _stripe: writer.stripes[index].lock() })
+        Ok(StripeGuard { _gate: gate, _stripe: writer.stripe(block).lock() })
     }
 
     /// False once another process opened, sealed or closed the layer for
@@ -159,9 +171,14 @@ impl Layer {
             || self.windows.head().load64(format::GENERATION_WORD) == self.generation
     }
 
+    /// True where another process keeps the block map.
+    pub(crate) fn is_attached(&self) -> bool {
+        self.map.is_attached()
+    }
+
     fn writer(&self) -> Result<&Writer> {
-        self.writer.as_ref().ok_or_else(|| {
-            Error::new(ErrorKind::ReadOnly, "this layer is open for reading only")
-        })
+        self.writer
+            .as_ref()
+            .ok_or_else(|| Error::new(ErrorKind::ReadOnly, "this layer is open for reading only"))
     }
 }

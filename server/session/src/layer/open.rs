@@ -117,6 +117,7 @@ impl Layer {
             ),
             next_sequence: AtomicU64::new(next_sequence),
             durable_sequence: AtomicU64::new(found.highest_sequence),
+            covered_sequence: AtomicU64::new(found.highest_sequence),
             highest_recorded: AtomicU64::new(found.highest_believed),
             nonces: NoncePrefix::random()?,
             zero_cells: Mutex::new(ZeroCells::none()),
@@ -171,7 +172,9 @@ impl Layer {
                 }
                 let found = recovery::scan(&layer, slots.min(facts.slots), Verify::Nothing)?;
                 if found.highest_believed != facts.sequence {
-                    return Err(damaged("is not the file that was sealed: its last write is missing"));
+                    return Err(damaged(
+                        "is not the file that was sealed: its last write is missing",
+                    ));
                 }
             }
         }

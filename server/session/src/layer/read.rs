@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
 
 use coldrise_block::{Context, Error, ErrorKind, Result, BLOCK_SIZE_BYTES};
 
@@ -11,6 +12,19 @@ use super::map::Lookup;
 use super::Layer;
 
 const BLOCK: usize = BLOCK_SIZE_BYTES as usize;
+
+/// How long a reader in another process believes that a writer is half way.
+const WRITER_PATIENCE: Duration = Duration::from_secs(5);
+const WRITER_PAUSE: Duration = Duration::from_micros(100);
+
+/// Whether the caller holds the stripe of the block that it reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stripe {
+    /// It does: a partial write reads what it changes.
+    Held,
+    /// It does not.
+    Free,
+}
 
 /// Most blocks read with one call.
 pub(crate) const MAX_RUN_BLOCKS: usize = 64;
@@ -37,8 +51,16 @@ impl Layer {
     /// tags tell. Returns how many blocks were read; where fewer than asked for,
     /// the caller looks up again.
     ///
+    /// `stripe` tells whether the caller already holds the block's stripe.
+    ///
     /// Errors: `Corrupt` when a block is damaged although the map still names its slot.
-    pub(crate) fn read_slots(&self, block: u64, slot: u32, out: &mut [u8]) -> Result<usize> {
+    pub(crate) fn read_slots(
+        &self,
+        block: u64,
+        slot: u32,
+        out: &mut [u8],
+        stripe: Stripe,
+    ) -> Result<usize> {
         STORED.with_borrow_mut(|stored| {
             let stored = &mut stored[..out.len()];
             self.file
@@ -51,7 +73,7 @@ impl Layer {
                     continue;
                 }
                 if i == 0 && self.lookup(block) == Lookup::Slot(slot) {
-                    return self.read_again(block, slot, out).map(usize::from);
+                    return self.read_again(block, slot, out, stripe).map(usize::from);
                 }
                 return Ok(i);
             }
@@ -71,20 +93,32 @@ impl Layer {
         })
     }
 
-    /// Damage is believed only after reading again, while the map names the same
-    /// slot all the time. True when the block was read, false when it moved.
-    fn read_again(&self, block: u64, slot: u32, out: &mut [u8]) -> Result<bool> {
+    /// A block that does not match its record may be in the middle of being
+    /// overwritten in place. Its writer holds the stripe: with it in hand the
+    /// answer is final. Another process cannot take it and looks for a while.
+    /// True when the block was read, false when it moved.
+    fn read_again(&self, block: u64, slot: u32, out: &mut [u8], stripe: Stripe) -> Result<bool> {
+        let _held = match (&self.writer, stripe) {
+            (Some(writer), Stripe::Free) => Some(writer.stripe(block).lock()),
+            _ => None,
+        };
+        let patience = if self.writer.is_some() { Duration::ZERO } else { WRITER_PATIENCE };
+        let start = Instant::now();
         let mut stored = [0; BLOCK];
-        for _ in 0..3 {
+        loop {
+            if self.lookup(block) != Lookup::Slot(slot) {
+                return Ok(false);
+            }
             self.file
                 .read_exact_at(&mut stored, slot_offset_bytes(slot))
                 .context(|| format!("reading {}", self.path.display()))?;
             if self.open_slot(block, slot, &stored, &mut out[..BLOCK])? {
                 return Ok(true);
             }
-            if self.lookup(block) != Lookup::Slot(slot) {
-                return Ok(false);
+            if start.elapsed() >= patience || !self.is_current() {
+                break;
             }
+            std::thread::sleep(WRITER_PAUSE);
         }
         let message = format!(
             "captured block at byte {} (slot {slot} of {}) is damaged",

@@ -5,9 +5,7 @@ use std::os::unix::fs::FileExt;
 
 use coldrise_block::{Context, Result, BLOCK_SIZE_BYTES};
 
-use super::format::{
-    slot_offset_bytes, Record, RecordKind, CELLS_PER_SLOT, RECORD_BYTES,
-};
+use super::format::{slot_offset_bytes, Record, RecordKind, CELLS_PER_SLOT, RECORD_BYTES};
 use super::keys::{RecordPlace, NONCE_BYTES};
 use super::map::Lookup;
 use super::Layer;

@@ -3,7 +3,8 @@
 //! A slot goes through: never used -> in use -> superseded (its block was
 //! captured again, not yet flushed) -> free (the successor is durable) -> in
 //! use. Only a sync moves slots from superseded to free; that is what keeps a
-//! flushed write from being replaced by an older one after a crash.
+//! flushed write from being replaced by an older one after a crash. (A slot that
+//! no sync has covered yet is overwritten in place: see `write`.)
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -64,25 +65,24 @@ impl Slots {
         }
     }
 
-    /// Takes `count` slots for the caller, as few runs as the free slots allow.
-    /// Returns true when the space ahead is getting short.
-    pub(crate) fn take(&self, file: &File, count: u32, runs: &mut Vec<SlotRun>) -> Result<bool> {
-        runs.clear();
+    /// Takes `count` slots and appends them, in as few runs as the free slots
+    /// allow. Returns true when the space ahead is getting short.
+    pub(crate) fn take(&self, file: &File, count: u32, taken: &mut Vec<u32>) -> Result<bool> {
+        let before = taken.len();
         let mut missing = count;
-        loop {
+        while missing > 0 {
             let mut state = self.state.lock();
             // Large writes prefer fresh, contiguous space until the free slots
             // make up an eighth of the layer.
             if state.free.len() >= missing as usize
                 && (missing == 1 || state.free.len() as u32 >= state.next / 8)
             {
-                take_free(&mut state.free, missing, runs);
+                take_free(&mut state.free, missing, taken);
                 return Ok(false);
             }
-            let in_segment = SLOTS_PER_SEGMENT - state.next % SLOTS_PER_SEGMENT;
-            let available = (state.ready - state.next).min(in_segment).min(missing);
+            let available = (state.ready - state.next).min(missing);
             if available > 0 {
-                push_run(runs, SlotRun { first: state.next, count: available });
+                taken.extend(state.next..state.next + available);
                 state.next += available;
                 missing -= available;
                 if missing == 0 {
@@ -97,22 +97,21 @@ impl Slots {
                 // Without new space the free slots are better than failing.
                 let mut state = self.state.lock();
                 if state.free.len() >= missing as usize {
-                    take_free(&mut state.free, missing, runs);
+                    take_free(&mut state.free, missing, taken);
                     return Ok(false);
                 }
                 drop(state);
-                self.give_back(runs);
+                self.give_back(&taken[before..]);
+                taken.truncate(before);
                 return Err(error);
             }
         }
+        Ok(false)
     }
 
     /// Slots that were taken but never described by a record.
-    pub(crate) fn give_back(&self, runs: &[SlotRun]) {
-        let mut state = self.state.lock();
-        for run in runs {
-            state.free.extend(run.first..run.first + run.count);
-        }
+    pub(crate) fn give_back(&self, slots: &[u32]) {
+        self.state.lock().free.extend_from_slice(slots);
     }
 
     /// Notes slots whose blocks were captured again.
@@ -200,38 +199,36 @@ impl Slots {
     }
 }
 
-fn take_free(free: &mut Vec<u32>, count: u32, runs: &mut Vec<SlotRun>) {
+fn take_free(free: &mut Vec<u32>, count: u32, taken: &mut Vec<u32>) {
     let rest = free.len() - count as usize;
-    if count == 1 {
-        runs.push(SlotRun { first: free[rest], count: 1 });
-    } else {
-        free[rest..].sort_unstable();
-        for &slot in &free[rest..] {
-            push_run(runs, SlotRun { first: slot, count: 1 });
-        }
-    }
+    free[rest..].sort_unstable();
+    taken.extend_from_slice(&free[rest..]);
     free.truncate(rest);
 }
 
-/// Joins neighbouring runs, but never across segments: the bytes of slots are
-/// contiguous only within one.
-fn push_run(runs: &mut Vec<SlotRun>, next: SlotRun) {
-    if let Some(last) = runs.last_mut() {
-        if last.first + last.count == next.first && next.first % SLOTS_PER_SEGMENT != 0 {
-            last.count += next.count;
-            return;
+/// Splits slots into runs whose bytes are contiguous in the file: neighbours,
+/// never across segments.
+pub(crate) fn runs(slots: &[u32]) -> impl Iterator<Item = SlotRun> + '_ {
+    let mut rest = slots;
+    std::iter::from_fn(move || {
+        let first = *rest.first()?;
+        let mut count = 1;
+        while rest.get(count) == Some(&(first + count as u32))
+            && (first + count as u32) % SLOTS_PER_SEGMENT != 0
+        {
+            count += 1;
         }
-    }
-    runs.push(next);
+        rest = &rest[count..];
+        Some(SlotRun { first, count: count as u32 })
+    })
 }
 
 /// Reserves the space of `segments` segments from `from` on and makes the file that long.
 pub(crate) fn allocate(file: &File, from: u32, segments: u32) -> Result<()> {
     let offset_bytes = segment_offset_bytes(from);
     let length_bytes = u64::from(segments) * SEGMENT_BYTES;
-    let reserve = || {
-        rustix::fs::fallocate(file, FallocateFlags::empty(), offset_bytes, length_bytes)
-    };
+    let reserve =
+        || rustix::fs::fallocate(file, FallocateFlags::empty(), offset_bytes, length_bytes);
     match reserve() {
         Ok(()) => Ok(()),
         Err(rustix::io::Errno::OPNOTSUPP) => write_ahead(file, from, segments),

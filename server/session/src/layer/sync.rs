@@ -40,7 +40,7 @@ struct AheadState {
 /// Unflushed writes are synced on the layer's own account after so many
 /// blocks: it bounds what a recovery must verify, what a seal must wait for, and
 /// how long superseded slots stay unusable.
-const UNFLUSHED_BLOCKS_LIMIT: u64 = 128 << 10;
+const UNFLUSHED_BLOCKS_LIMIT: u64 = 256 << 10;
 /// ... or after this long.
 const UNFLUSHED_AGE_LIMIT: Duration = Duration::from_secs(5);
 
@@ -94,7 +94,9 @@ impl Layer {
         // `covered` is in the page cache, slot and record.
         let (covered, superseded) = {
             let _alone = writer.gate.write();
-            (writer.next_sequence.load(Ordering::SeqCst) - 1, writer.slots.begin_sync())
+            let covered = writer.next_sequence.load(Ordering::SeqCst) - 1;
+            writer.covered_sequence.store(covered, Ordering::SeqCst);
+            (covered, writer.slots.begin_sync())
         };
         if covered == writer.durable_sequence.load(Ordering::SeqCst) {
             return Ok(());
@@ -144,9 +146,9 @@ impl Layer {
     }
 
     /// Wakes the layer's own thread when too much is unflushed.
-    pub(crate) fn bound_unflushed(&self, sequence: u64) {
+    pub(crate) fn bound_unflushed(&self, first: u64, count: u64) {
         // Looked at only now and then: it is on the path of every write.
-        if sequence % 1024 == 0 && self.unflushed_blocks() > UNFLUSHED_BLOCKS_LIMIT {
+        if first % 1024 < count && self.unflushed_blocks() > UNFLUSHED_BLOCKS_LIMIT {
             self.want_space();
         }
     }

@@ -45,7 +45,10 @@ impl Windows {
         let index = slot / WINDOW_SLOTS;
         let start = SUPERBLOCK_AREA_BYTES + u64::from(index) * WINDOW_BYTES;
         let cell = self.windows.get(index as usize).ok_or_else(|| {
-            Error::new(ErrorKind::Corrupt, format!("slot {slot} is beyond the layer's largest size"))
+            Error::new(
+                ErrorKind::Corrupt,
+                format!("slot {slot} is beyond the layer's largest size"),
+            )
         })?;
         let inside = (record_offset_bytes(slot) - start) as usize;
         if let Some(words) = cell.get() {
@@ -62,6 +65,12 @@ impl Windows {
 
     /// The stored bytes of a record. The slot must lie within the file.
     pub(crate) fn load_record(&self, file: &File, slot: u32) -> Result<[u8; RECORD_BYTES]> {
+        let (words, offset) = self.window(file, slot)?;
+        Ok(words.load_bytes(offset))
+    }
+
+    /// The first 16 bytes of a record: its nonce, which is not secret.
+    pub(crate) fn load_record_start(&self, file: &File, slot: u32) -> Result<[u8; 16]> {
         let (words, offset) = self.window(file, slot)?;
         Ok(words.load_bytes(offset))
     }

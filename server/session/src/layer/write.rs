@@ -1,4 +1,8 @@
 //! Capturing blocks and zeroes.
+//!
+//! A block whose slot no started sync covers is overwritten there; every other
+//! goes to a free slot. Only `capture` writes slots, under the block's stripe and
+//! with `gate` shared, so that no sync can start to cover a slot meanwhile.
 
 use std::cell::RefCell;
 use std::os::unix::fs::FileExt;
@@ -11,7 +15,7 @@ use super::format::{
 };
 use super::keys::RecordPlace;
 use super::map::Lookup;
-use super::slots::SlotRun;
+use super::slots::runs;
 use super::{Layer, StripeGuard, Writer, STRIPE_BLOCKS};
 
 const BLOCK: usize = BLOCK_SIZE_BYTES as usize;
@@ -20,7 +24,8 @@ const BLOCK: usize = BLOCK_SIZE_BYTES as usize;
 #[derive(Default)]
 struct Scratch {
     stored: Vec<u8>,
-    runs: Vec<SlotRun>,
+    slots: Vec<u32>,
+    fresh: Vec<u32>,
     records: Vec<[u8; RECORD_BYTES]>,
     superseded: Vec<u32>,
 }
@@ -63,69 +68,110 @@ impl Layer {
         first: u64,
         bytes: &[u8],
     ) -> Result<()> {
-        let count = (bytes.len() / BLOCK) as u32;
-        if writer.slots.take(&self.file, count, &mut scratch.runs)? {
-            self.want_space();
-        }
-        let Scratch { stored, runs, records, superseded } = scratch;
-        records.clear();
+        let count = (bytes.len() / BLOCK) as u64;
+        self.choose_slots(writer, scratch, first, count)?;
+        let (sequence, newest) =
+            self.store_blocks(writer, scratch, first, bytes).inspect_err(|error| {
+                writer.slots.give_back(&scratch.fresh);
+                self.poison_unless_full(writer, error);
+            })?;
+        let Scratch { slots, records, superseded, .. } = scratch;
         superseded.clear();
-        let newest = self.store_blocks(writer, bytes, stored, runs, records, first).inspect_err(|error| {
-            writer.slots.give_back(runs);
-            self.poison_unless_full(writer, error);
-        })?;
-        let slots = runs.iter().flat_map(|run| run.first..run.first + run.count);
-        for ((slot, record), block) in slots.zip(records.iter()).zip(first..) {
+        for ((&slot, record), block) in slots.iter().zip(records.iter()).zip(first..) {
             // Fails only where the address space is used up.
-            self.windows.store_record(&self.file, slot, record).inspect_err(|_| writer.poison.set())?;
-            if let Lookup::Slot(old) = self.map.set_slot(block, slot) {
-                superseded.push(old);
+            self.windows
+                .store_record(&self.file, slot, record)
+                .inspect_err(|_| writer.poison.set())?;
+            match self.map.set_slot(block, slot) {
+                Lookup::Slot(old) if old != slot => superseded.push(old),
+                _ => {}
             }
         }
         writer.highest_recorded.fetch_max(newest, Ordering::Relaxed);
         writer.slots.supersede(superseded);
+        self.bound_unflushed(sequence, count);
+        Ok(())
+    }
+
+    /// One slot per block: its own, where what that holds is covered by no
+    /// sync, else a free one.
+    fn choose_slots(
+        &self,
+        writer: &Writer,
+        scratch: &mut Scratch,
+        first: u64,
+        count: u64,
+    ) -> Result<()> {
+        const NONE: u32 = u32::MAX;
+        let Scratch { slots, fresh, .. } = scratch;
+        slots.clear();
+        fresh.clear();
+        let covered = writer.covered_sequence.load(Ordering::Relaxed);
+        let mut missing = 0;
+        for block in first..first + count {
+            let own = match self.map.lookup(block) {
+                Lookup::Slot(slot) => {
+                    let nonce = self.windows.load_record_start(&self.file, slot)?;
+                    let is_uncovered = writer.nonces.sequence(&nonce).is_some_and(|s| s > covered);
+                    is_uncovered.then_some(slot)
+                }
+                _ => None,
+            };
+            missing += u32::from(own.is_none());
+            slots.push(own.unwrap_or(NONE));
+        }
+        if missing == 0 {
+            return Ok(());
+        }
+        if writer.slots.take(&self.file, missing, fresh)? {
+            self.want_space();
+        }
+        let mut next = fresh.iter();
+        for slot in slots.iter_mut().filter(|slot| **slot == NONE) {
+            *slot = *next.next().expect("as many slots as were missing");
+        }
         Ok(())
     }
 
     /// Encrypts, writes run by run, and makes the records; publishes nothing.
-    /// Returns the highest sequence number used.
+    /// Returns the first and the last sequence number used.
     fn store_blocks(
         &self,
         writer: &Writer,
-        bytes: &[u8],
-        stored: &mut Vec<u8>,
-        runs: &[SlotRun],
-        records: &mut Vec<[u8; RECORD_BYTES]>,
+        scratch: &mut Scratch,
         first: u64,
-    ) -> Result<u64> {
-        let mut newest = 0;
+        bytes: &[u8],
+    ) -> Result<(u64, u64)> {
+        let Scratch { stored, slots, records, .. } = scratch;
+        records.clear();
         stored.resize(stored.len().max(bytes.len()), 0);
         let stored = &mut stored[..bytes.len()];
-        let mut blocks = bytes.chunks_exact(BLOCK).zip(stored.chunks_exact_mut(BLOCK));
-        let mut block = first;
-        for run in runs {
-            for slot in run.first..run.first + run.count {
-                let (plain, piece) = blocks.next().expect("as many slots as blocks were taken");
-                // Block by block, so that the copy is still in the first cache.
-                piece.copy_from_slice(plain);
-                let (sequence, unflushed) = self.next_sequence(writer)?;
-                newest = sequence;
-                let nonce = writer.nonces.nonce(sequence);
-                let payload = self.keys.seal_block(nonce, piece);
-                let record = Record { sequence, unflushed, block, kind: RecordKind::Block, payload };
-                records.push(self.keys.seal_record(RecordPlace::of_slot(slot), nonce, &record));
-                block += 1;
-            }
+        let (first_sequence, durable) = self.take_sequences(writer, slots.len() as u64)?;
+        let pieces = bytes.chunks_exact(BLOCK).zip(stored.chunks_exact_mut(BLOCK));
+        for (i, (plain, piece)) in pieces.enumerate() {
+            // Block by block, so that the copy is still in the first cache.
+            piece.copy_from_slice(plain);
+            let sequence = first_sequence + i as u64;
+            let nonce = writer.nonces.nonce(sequence);
+            let payload = self.keys.seal_block(nonce, piece);
+            let record = Record {
+                sequence,
+                unflushed: unflushed(sequence, durable),
+                block: first + i as u64,
+                kind: RecordKind::Block,
+                payload,
+            };
+            records.push(self.keys.seal_record(RecordPlace::of_slot(slots[i]), nonce, &record));
         }
         let mut rest = &*stored;
-        for run in runs {
+        for run in runs(slots) {
             let (piece, after) = rest.split_at(run.count as usize * BLOCK);
             self.file
                 .write_all_at(piece, slot_offset_bytes(run.first))
                 .context(|| format!("writing to {}", self.path.display()))?;
             rest = after;
         }
-        Ok(newest)
+        Ok((first_sequence, first_sequence + slots.len() as u64 - 1))
     }
 
     /// Makes `count` blocks from `first` on read as zeroes: one 64-byte record,
@@ -154,7 +200,8 @@ impl Layer {
         if cells.used == CELLS_PER_SLOT {
             *cells = ZeroCells { slot: self.open_zero_cells(writer)?, used: 0 };
         }
-        let (sequence, unflushed) = self.next_sequence(writer)?;
+        let (sequence, durable) = self.take_sequences(writer, 1)?;
+        let unflushed = unflushed(sequence, durable);
         let mut payload = [0; 16];
         payload[..8].copy_from_slice(&count.to_le_bytes());
         let record =
@@ -177,13 +224,14 @@ impl Layer {
     /// earlier use may come back; they do no harm, because for every block they
     /// name a record with a higher sequence number exists.
     fn open_zero_cells(&self, writer: &Writer) -> Result<u32> {
-        let mut runs = Vec::new();
-        if writer.slots.take(&self.file, 1, &mut runs)? {
+        let mut slots = Vec::with_capacity(1);
+        if writer.slots.take(&self.file, 1, &mut slots)? {
             self.want_space();
         }
-        let slot = runs[0].first;
+        let slot = slots[0];
         self.write_or_poison(writer, &[0; BLOCK], slot_offset_bytes(slot))?;
-        let (sequence, unflushed) = self.next_sequence(writer)?;
+        let (sequence, durable) = self.take_sequences(writer, 1)?;
+        let unflushed = unflushed(sequence, durable);
         let record =
             Record { sequence, unflushed, block: 0, kind: RecordKind::ZeroCells, payload: [0; 16] };
         let nonce = writer.nonces.nonce(sequence);
@@ -209,17 +257,20 @@ impl Layer {
         }
     }
 
-    /// The next sequence number, and how many up to it are not yet durable.
-    fn next_sequence(&self, writer: &Writer) -> Result<(u64, u32)> {
-        let sequence = writer.next_sequence.fetch_add(1, Ordering::Relaxed);
-        if sequence > MAX_SEQUENCE {
+    /// Takes `count` sequence numbers; returns the first, and the last durable one.
+    fn take_sequences(&self, writer: &Writer, count: u64) -> Result<(u64, u64)> {
+        let first = writer.next_sequence.fetch_add(count, Ordering::Relaxed);
+        if first + count > MAX_SEQUENCE {
             return Err(Error::new(
                 ErrorKind::NoSpace,
                 "the session's layer has taken its largest number of writes; seal the session to go on",
             ));
         }
-        self.bound_unflushed(sequence);
-        let unflushed = sequence - writer.durable_sequence.load(Ordering::Relaxed);
-        Ok((sequence, u32::try_from(unflushed).unwrap_or(u32::MAX)))
+        Ok((first, writer.durable_sequence.load(Ordering::Relaxed)))
     }
+}
+
+/// What a record says of the writes that were not yet durable.
+fn unflushed(sequence: u64, durable: u64) -> u32 {
+    u32::try_from(sequence - durable).unwrap_or(u32::MAX)
 }

@@ -6,7 +6,9 @@
 
 use coldrise_block::{Error, ErrorKind, Result};
 
-use super::{levels_for, slot_of, slots_of, subtree_chunks, MapRoot, PageId, PageSource, MAX_LEVELS};
+use super::{
+    levels_for, slot_of, slots_of, subtree_chunks, MapRoot, PageId, PageSource, MAX_LEVELS,
+};
 
 /// Where built pages go.
 pub(crate) trait PageSink {

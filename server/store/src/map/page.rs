@@ -83,8 +83,10 @@ pub(crate) fn parse_page_value(
     try_parse(repository, sealer, id, level, value).map_err(|why| {
         Error::new(
             ErrorKind::Corrupt,
-            format!("page {id} of a chunk map is damaged: {why}; run coldrise verify to see what \
-                     it affects"),
+            format!(
+                "page {id} of a chunk map is damaged: {why}; run coldrise verify to see what \
+                     it affects"
+            ),
         )
     })
 }

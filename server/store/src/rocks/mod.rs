@@ -199,9 +199,10 @@ impl Database {
 
     fn family(&self, family: Family) -> Result<*mut sys::rocksdb_column_family_handle_t> {
         let position = FAMILIES.iter().position(|(candidate, _)| *candidate == family);
-        position.and_then(|p| self.families.get(p)).copied().ok_or_else(|| {
-            Error::new(ErrorKind::ReadOnly, "this family is open only in a writer")
-        })
+        position
+            .and_then(|p| self.families.get(p))
+            .copied()
+            .ok_or_else(|| Error::new(ErrorKind::ReadOnly, "this family is open only in a writer"))
     }
 
     fn read_options(&self, mode: ReadMode) -> *const sys::rocksdb_readoptions_t {

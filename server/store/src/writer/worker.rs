@@ -128,12 +128,7 @@ fn look_up(run: &Run, contents: &mut [Option<Content>]) -> Result<()> {
 
 /// Waits for the job's turn, so that ids ascend along the disk, and gives an
 /// id to every content that has none.
-fn number(
-    run: &Run,
-    turn: u64,
-    seen_commits: u64,
-    contents: &mut [Option<Content>],
-) -> Result<()> {
+fn number(run: &Run, turn: u64, seen_commits: u64, contents: &mut [Option<Content>]) -> Result<()> {
     let mut numbering = run.numbering.lock();
     while numbering.turn < turn {
         run.turn_changed.wait(&mut numbering);

@@ -59,7 +59,9 @@ pub fn noise(seed: u64, length: usize) -> Vec<u8> {
         state ^= state << 13;
         state ^= state >> 7;
         state ^= state << 17;
-        piece.copy_from_slice(&state.wrapping_mul(0x2545_f491_4f6c_dd1d).to_le_bytes()[..piece.len()]);
+        piece.copy_from_slice(
+            &state.wrapping_mul(0x2545_f491_4f6c_dd1d).to_le_bytes()[..piece.len()],
+        );
     }
     bytes
 }
@@ -81,9 +83,8 @@ pub fn write_all(
     base: Option<MapRoot>,
     content: &[u8],
 ) -> (MapRoot, WriteCounts) {
-    let mut disk = writer
-        .disk_writer(base, content.len() as u64, WriteOptions { threads: 2 })
-        .unwrap();
+    let mut disk =
+        writer.disk_writer(base, content.len() as u64, WriteOptions { threads: 2 }).unwrap();
     let mut offset = 0;
     for piece in content.chunks(1 << 20) {
         let mut buffer = disk.buffer();

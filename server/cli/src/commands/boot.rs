@@ -1,0 +1,270 @@
+//! `coldrise boot`: a machine runs from its backup.
+
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus};
+use std::sync::Arc;
+
+use clap::Args;
+use coldrise_block::{Context, Error, ErrorKind, Result};
+use coldrise_session::{Catalog, SessionDocument};
+use coldrise_store::{Address, Repository, SessionName};
+use serde::Serialize;
+
+use super::serve::DEFAULT_CACHE;
+use crate::hardware::{DiskBus, Firmware, Hardware, Network};
+use crate::invocation::Invocation;
+use crate::nbdkit::{terminate, Endpoint, Nbdkit, ServeOptions};
+use crate::qemu::{self, Console};
+use crate::report::Report;
+use crate::signals::ChildSignals;
+use crate::units::parse_size;
+
+/// Boot a machine from its backup, in QEMU on this host.
+///
+/// A restore point is published as a new session first; a session is booted as it is.
+/// Memory, processors, firmware and the disks' bus come from the configuration that is
+/// stored with the point, unless options say otherwise. What the machine writes stays in
+/// the session. The machine has no network unless --network user is given.
+///
+/// The console is this terminal: Ctrl-A X ends QEMU, Ctrl-C goes to the machine.
+#[derive(Debug, Args)]
+pub(crate) struct BootArguments {
+    /// MACHINE/POINT or live/SESSION.
+    #[arg(value_name = "MACHINE/POINT|live/SESSION")]
+    address: Address,
+
+    /// Name of the session that a point is published as.
+    #[arg(long, value_name = "SESSION")]
+    name: Option<SessionName>,
+
+    /// Memory of the machine, such as 4G. Default: as configured, else 2G.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    memory: Option<u64>,
+
+    /// Processors of the machine. Default: as configured, else 2.
+    #[arg(long, value_name = "NUMBER")]
+    cpus: Option<u32>,
+
+    /// How the machine starts. Default: as configured, else bios.
+    #[arg(long, value_enum)]
+    firmware: Option<Firmware>,
+
+    /// How the machine sees its disks. Default: as configured, else virtio.
+    #[arg(long, value_enum)]
+    disk_bus: Option<DiskBus>,
+
+    /// What the machine is connected to. Default: as configured, else none.
+    #[arg(long, value_enum)]
+    network: Option<Network>,
+
+    /// Open a window with the machine's screen instead of its serial console here.
+    #[arg(long)]
+    display: bool,
+
+    /// Memory for decoded chunks; 0 keeps none.
+    #[arg(long, value_name = "SIZE", default_value = DEFAULT_CACHE, value_parser = parse_size)]
+    cache: u64,
+
+    /// When the machine is off, end the session and make a restore point of it.
+    #[arg(long, conflicts_with = "discard")]
+    seal: bool,
+
+    /// When the machine is off, end the session and throw away what it captured.
+    #[arg(long)]
+    discard: bool,
+}
+
+#[derive(Serialize)]
+struct Booted {
+    session: String,
+    address: Option<String>,
+    discarded: bool,
+    elapsed_ms: u64,
+}
+
+pub(crate) fn run(invocation: &Invocation, arguments: BootArguments) -> Result<Report> {
+    let mut signals = ChildSignals::catch()?;
+    let repository = invocation.open()?;
+    let session = find_session(&repository, &arguments)?;
+    let hardware = hardware(invocation, &session, &arguments)?;
+    let scratch = tempfile::Builder::new()
+        .prefix("coldrise-boot-")
+        .tempdir()
+        .context(|| "making a private folder for the machine")?;
+    let socket = scratch.path().join("nbd");
+    let console = if arguments.display { Console::Window } else { Console::Serial };
+    let disks: Vec<String> =
+        session.disks.iter().map(|disk| format!("live/{}/{}", session.name, disk.name)).collect();
+    let words = qemu::arguments(&hardware, console, &socket, &disks, scratch.path())?;
+    let options = ServeOptions {
+        endpoint: Endpoint::Socket(socket),
+        tls: None,
+        cache_bytes: arguments.cache,
+        is_read_only: false,
+    };
+    let mut nbdkit = Nbdkit::start(invocation, &options, &mut signals)?;
+    if let Err(why) = qemu::kvm_works() {
+        invocation.remark(&format!("without KVM the machine is slow: {why}"));
+    }
+    invocation.remark(&format!(
+        "booting {}/{} as session {}: {} processors, {} MiB",
+        session.machine, session.point, session.name, hardware.cpus, hardware.memory_mib
+    ));
+    let ran = run_machine(&words, &mut nbdkit, &mut signals);
+    // The session is flushed and closed whatever became of the machine.
+    let stopped = nbdkit.stop();
+    let status = ran.map_err(|error| keep_session(error, &session.name))?;
+    stopped?;
+    if !status.success() {
+        let error =
+            Error::new(ErrorKind::ToolFailed, format!("{} ended ({status})", qemu::PROGRAM));
+        return Err(keep_session(error, &session.name));
+    }
+    finish(invocation, &repository, &session.name, &arguments)
+}
+
+/// An error, and that nothing of the machine is lost.
+fn keep_session(error: Error, session: &SessionName) -> Error {
+    let message = error.full_message();
+    Error::new(
+        error.kind(),
+        format!("{message}; session {session} is kept: boot live/{session} again, or unpublish it"),
+    )
+}
+
+fn find_session(
+    repository: &Arc<Repository>,
+    arguments: &BootArguments,
+) -> Result<SessionDocument> {
+    match &arguments.address {
+        Address::Point { machine, selector, disk: None } => {
+            let point = Catalog::new(repository).point(machine, selector)?;
+            coldrise_session::publish(repository, &point, arguments.name.clone())
+        }
+        Address::Live { session, disk: None } => {
+            if arguments.name.is_some() {
+                return Err(Error::new(
+                    ErrorKind::InvalidInput,
+                    "--name is for a point that is published; a session has its name",
+                ));
+            }
+            let state = coldrise_session::session(repository, session)?;
+            if state.is_served {
+                return Err(Error::new(
+                    ErrorKind::Busy,
+                    format!("session {session} is in use: end the machine that runs on it first"),
+                ));
+            }
+            Ok(state.document)
+        }
+        Address::Point { .. } | Address::Live { .. } => Err(Error::new(
+            ErrorKind::InvalidInput,
+            format!(
+                "{}: a machine boots with all its disks: leave out the disk",
+                arguments.address
+            ),
+        )),
+    }
+}
+
+/// As configured, and where options say so otherwise.
+fn hardware(
+    invocation: &Invocation,
+    session: &SessionDocument,
+    arguments: &BootArguments,
+) -> Result<Hardware> {
+    let mut hardware = Hardware::of(session.configuration.as_ref()).unwrap_or_else(|error| {
+        invocation.remark(&format!("warning: {}; booting without it", error.full_message()));
+        Hardware::default()
+    });
+    if let Some(bytes) = arguments.memory {
+        hardware.memory_mib = bytes.div_ceil(1 << 20);
+    }
+    hardware.cpus = arguments.cpus.unwrap_or(hardware.cpus);
+    hardware.firmware = arguments.firmware.unwrap_or(hardware.firmware);
+    hardware.disk_bus = arguments.disk_bus.unwrap_or(hardware.disk_bus);
+    hardware.network = arguments.network.unwrap_or(hardware.network);
+    hardware.check()
+}
+
+/// Starts QEMU on this terminal and waits for its end.
+fn run_machine(
+    words: &[std::ffi::OsString],
+    nbdkit: &mut Nbdkit,
+    signals: &mut ChildSignals,
+) -> Result<ExitStatus> {
+    // Where it is there, setpriv sees to it that QEMU does not outlive this program.
+    let setpriv = Path::new("/usr/bin/setpriv");
+    let mut command = match setpriv.is_file() {
+        true => {
+            let mut command = Command::new(setpriv);
+            command.args(["--pdeathsig", "TERM", "--", qemu::PROGRAM]);
+            command
+        }
+        false => Command::new(qemu::PROGRAM),
+    };
+    tracing::debug!(?words, "starting QEMU");
+    let missing = |error| {
+        Error::with_source(
+            ErrorKind::ToolFailed,
+            format!("starting {} (Debian: apt install qemu-system-x86)", qemu::PROGRAM),
+            error,
+        )
+    };
+    let mut machine = command.args(words).spawn().map_err(missing)?;
+    let ended = wait(&mut machine, nbdkit, signals);
+    if ended.is_err() && matches!(machine.try_wait(), Ok(None)) {
+        terminate(&machine)?;
+        machine.wait().context(|| "waiting for QEMU")?;
+    }
+    ended
+}
+
+fn wait(
+    machine: &mut Child,
+    nbdkit: &mut Nbdkit,
+    signals: &mut ChildSignals,
+) -> Result<ExitStatus> {
+    loop {
+        // Looked at first: the machine may have ended before the first wait.
+        if let Some(status) = machine.try_wait().context(|| "looking after QEMU")? {
+            return Ok(status);
+        }
+        if let Some(status) = nbdkit.ended()? {
+            let text = format!("nbdkit ended ({status}) while the machine was running");
+            return Err(Error::new(ErrorKind::ToolFailed, text));
+        }
+        if signals.wait() {
+            return Err(Error::new(ErrorKind::Interrupted, "interrupted: the machine was ended"));
+        }
+    }
+}
+
+fn finish(
+    invocation: &Invocation,
+    repository: &Arc<Repository>,
+    session: &SessionName,
+    arguments: &BootArguments,
+) -> Result<Report> {
+    let point = match arguments.seal || arguments.discard {
+        true => coldrise_session::unpublish(repository, session, arguments.discard)?,
+        false => None,
+    };
+    let booted = Booted {
+        session: session.to_string(),
+        address: point.map(|point| format!("{}/{}", point.machine, point.point)),
+        discarded: arguments.discard,
+        elapsed_ms: invocation.elapsed_ms(),
+    };
+    let text = match (&booted.address, arguments.discard, arguments.seal) {
+        (Some(address), _, _) => format!("the machine is off; sealed as {address}"),
+        (None, true, _) => "the machine is off; what it wrote was discarded".to_owned(),
+        (None, false, true) => "the machine is off; it had written nothing".to_owned(),
+        (None, false, false) => format!(
+            "the machine is off; session {session} holds what it wrote\n  boot it again            \
+             coldrise boot live/{session}\n  make a restore point     coldrise unpublish {session}\
+             \n  throw it away            coldrise unpublish {session} --discard"
+        ),
+    };
+    Ok(Report::done(&booted, text))
+}

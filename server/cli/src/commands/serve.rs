@@ -1,0 +1,139 @@
+//! `coldrise serve nbd`: the repository over NBD.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+use coldrise_block::{Error, ErrorKind, Result};
+use serde_json::json;
+
+use crate::invocation::Invocation;
+use crate::nbdkit::{Endpoint, Nbdkit, ServeOptions, Tls};
+use crate::report::{print_line, Report};
+use crate::signals::ChildSignals;
+use crate::units::parse_size;
+
+/// Where NBD is served when nothing else is said.
+pub(crate) const DEFAULT_ADDRESS: &str = "127.0.0.1:10809";
+
+/// Memory for decoded chunks when nothing else is said.
+pub(crate) const DEFAULT_CACHE: &str = "64M";
+
+/// Serve restore points and sessions.
+#[derive(Debug, Args)]
+pub(crate) struct ServeArguments {
+    #[command(subcommand)]
+    protocol: Protocol,
+}
+
+#[derive(Debug, Subcommand)]
+enum Protocol {
+    Nbd(NbdArguments),
+}
+
+/// Serve every restore point and session over NBD, until Ctrl-C.
+///
+/// Exports are MACHINE/POINT/DISK, read-only, and live/SESSION/DISK, writable. What is
+/// published while the server runs is served at once. A line that starts with "ready"
+/// says that connections are accepted.
+#[derive(Debug, Args)]
+struct NbdArguments {
+    /// IP address and port to listen on. Beyond this machine TLS is needed.
+    #[arg(long, value_name = "ADDR:PORT", default_value = DEFAULT_ADDRESS)]
+    #[arg(conflicts_with = "socket")]
+    listen: SocketAddr,
+
+    /// Listen on a Unix socket instead, which only this user can connect to.
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+
+    /// Memory for decoded chunks, such as 64M or 2G; 0 keeps none.
+    #[arg(long, value_name = "SIZE", default_value = DEFAULT_CACHE, value_parser = parse_size)]
+    cache: u64,
+
+    /// Serve sessions read-only too.
+    #[arg(long)]
+    read_only: bool,
+
+    /// Require TLS, with the ca-cert.pem, server-cert.pem and server-key.pem of this
+    /// directory. Clients have to show a certificate of the same CA.
+    #[arg(long, value_name = "DIR", conflicts_with = "tls_psk")]
+    tls_certificates: Option<PathBuf>,
+
+    /// Require TLS, with the shared keys of this file (NAME:HEXKEY lines, see psktool).
+    #[arg(long, value_name = "FILE")]
+    tls_psk: Option<PathBuf>,
+}
+
+pub(crate) fn run(invocation: &Invocation, arguments: ServeArguments) -> Result<Report> {
+    let Protocol::Nbd(arguments) = arguments.protocol;
+    let tls = match (arguments.tls_certificates, arguments.tls_psk) {
+        (Some(directory), _) => Some(Tls::Certificates(directory)),
+        (None, Some(file)) => Some(Tls::SharedKeys(file)),
+        (None, None) => None,
+    };
+    let endpoint = match arguments.socket {
+        Some(path) => Endpoint::Socket(path),
+        None => Endpoint::Tcp(check_address(arguments.listen, tls.is_some())?),
+    };
+    let options = ServeOptions {
+        endpoint,
+        tls,
+        cache_bytes: arguments.cache,
+        is_read_only: arguments.read_only,
+    };
+    let mut signals = ChildSignals::catch()?;
+    // What is wrong with the repository or the passphrase is better said by us.
+    drop(invocation.open()?);
+    let mut nbdkit = Nbdkit::start(invocation, &options, &mut signals)?;
+    let uri = nbdkit.uri("");
+    if invocation.is_json() {
+        print_line(&json!({ "event": "ready", "uri": uri }).to_string());
+    } else {
+        print_line(&format!("ready: {uri} (Ctrl-C ends it)"));
+    }
+    nbdkit.serve(&mut signals)?;
+    let object = json!({ "uri": uri, "elapsed_ms": invocation.elapsed_ms() });
+    Ok(Report::done(&object, "ended"))
+}
+
+/// Refuses to serve the network in plain.
+fn check_address(address: SocketAddr, has_tls: bool) -> Result<SocketAddr> {
+    if address.port() == 0 {
+        return Err(Error::new(ErrorKind::InvalidInput, "port 0 is no port: name one"));
+    }
+    if !has_tls && !address.ip().is_loopback() {
+        return Err(Error::new(
+            ErrorKind::InvalidInput,
+            format!(
+                "{address} is reached from other machines, where NBD is served with TLS only: \
+                 give --tls-certificates DIR or --tls-psk FILE, or listen on 127.0.0.1 or a \
+                 --socket"
+            ),
+        ));
+    }
+    Ok(address)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::check_address;
+
+    #[test]
+    fn only_tls_leaves_the_machine() {
+        for (address, has_tls, is_accepted) in [
+            ("127.0.0.1:10809", false, true),
+            ("127.9.9.9:1", false, true),
+            ("[::1]:10809", false, true),
+            ("0.0.0.0:10809", false, false),
+            ("[::]:10809", false, false),
+            ("192.168.1.5:10809", false, false),
+            ("[::ffff:127.0.0.1]:10809", false, false),
+            ("0.0.0.0:10809", true, true),
+            ("127.0.0.1:0", false, false),
+        ] {
+            let checked = check_address(address.parse().unwrap(), has_tls);
+            assert_eq!(checked.is_ok(), is_accepted, "{address}");
+        }
+    }
+}

@@ -1,0 +1,273 @@
+//! nbdkit as a child, with the plugin that serves the repository.
+
+use std::ffi::OsString;
+use std::net::SocketAddr;
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+use coldrise_block::{Context, Error, ErrorKind, Result};
+use coldrise_store::PassphraseSource;
+use rustix::process::{kill_process, Pid, Signal};
+use tempfile::TempDir;
+
+use crate::invocation::Invocation;
+use crate::signals::ChildSignals;
+
+/// Name of the plugin's file.
+pub(crate) const PLUGIN_FILE: &str = "nbdkit-coldrise-plugin.so";
+/// nbdkit's own name for it, where it lies in nbdkit's folder of plugins.
+const PLUGIN_NAME: &str = "coldrise";
+
+/// How often a starting nbdkit is looked at.
+const START_INTERVAL: Duration = Duration::from_millis(2);
+
+/// Where clients connect.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Endpoint {
+    /// A TCP port.
+    Tcp(SocketAddr),
+    /// A Unix socket that only this user can connect to (nbdkit sees to its mode).
+    Socket(PathBuf),
+}
+
+/// TLS, with certificates on both sides or a shared key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Tls {
+    /// Directory with ca-cert.pem, server-cert.pem and server-key.pem; clients have
+    /// to show a certificate of the same CA.
+    Certificates(PathBuf),
+    /// File with the clients' names and keys.
+    SharedKeys(PathBuf),
+}
+
+/// What is to be served, and how.
+pub(crate) struct ServeOptions {
+    pub(crate) endpoint: Endpoint,
+    pub(crate) tls: Option<Tls>,
+    /// Memory for decoded chunks.
+    pub(crate) cache_bytes: u64,
+    /// Sessions cannot be written either.
+    pub(crate) is_read_only: bool,
+}
+
+/// A running nbdkit. Dropped, it is ended.
+pub(crate) struct Nbdkit {
+    child: Child,
+    endpoint: Endpoint,
+    has_tls: bool,
+    _directory: TempDir,
+}
+
+/// The plugin beside this program, or where it lies after an installation; else the
+/// name by which nbdkit looks for it.
+pub(crate) fn plugin() -> PathBuf {
+    let program = std::env::current_exe().unwrap_or_default();
+    let folder = program.parent().unwrap_or(Path::new("."));
+    let places = [folder.join(PLUGIN_FILE), folder.join("../lib/nbdkit/plugins").join(PLUGIN_FILE)];
+    places.into_iter().find(|place| place.is_file()).unwrap_or_else(|| PLUGIN_NAME.into())
+}
+
+/// The error for an nbdkit that cannot be started.
+pub(crate) fn missing(error: std::io::Error) -> Error {
+    Error::with_source(
+        ErrorKind::ToolFailed,
+        "starting nbdkit, which serves the disks (Debian: apt install nbdkit)",
+        error,
+    )
+}
+
+impl Nbdkit {
+    /// Starts nbdkit and returns when it accepts connections.
+    ///
+    /// # Errors
+    /// `ToolFailed` where nbdkit is missing or ends, `Interrupted` where this program
+    /// is asked to end meanwhile, `Busy` where somebody serves at that place.
+    pub(crate) fn start(
+        invocation: &Invocation,
+        options: &ServeOptions,
+        signals: &mut ChildSignals,
+    ) -> Result<Nbdkit> {
+        let directory = tempfile::Builder::new()
+            .prefix("coldrise-nbdkit-")
+            .tempdir()
+            .context(|| "making a private folder for nbdkit")?;
+        let ready = directory.path().join("ready");
+        let mut command = Command::new("nbdkit");
+        command.args(["--foreground", "--exit-with-parent", "--pidfile"]).arg(&ready);
+        match &options.endpoint {
+            Endpoint::Tcp(address) => {
+                command.arg("--ipaddr").arg(address.ip().to_string());
+                command.arg("--port").arg(address.port().to_string());
+            }
+            Endpoint::Socket(path) => {
+                clear_stale_socket(path)?;
+                command.arg("--unix").arg(absolute(path)?);
+            }
+        }
+        match &options.tls {
+            None => {}
+            Some(Tls::Certificates(path)) => {
+                command.args(["--tls=require", "--tls-verify-peer"]);
+                command.arg(option_with("--tls-certificates=", &absolute(path)?));
+            }
+            Some(Tls::SharedKeys(path)) => {
+                command.arg("--tls=require");
+                command.arg(option_with("--tls-psk=", &absolute(path)?));
+            }
+        }
+        if options.is_read_only {
+            command.arg("--readonly");
+        }
+        command.arg(plugin());
+        command.arg(option_with("repo=", &absolute(invocation.repository_path()?)?));
+        match invocation.passphrase()? {
+            PassphraseSource::None => {}
+            PassphraseSource::File(path) => {
+                command.arg(option_with("passphrase-file=", &absolute(&path)?));
+            }
+            PassphraseSource::Command(text) => {
+                command.arg(format!("passphrase-command={text}"));
+            }
+        }
+        command.arg(format!("chunk-cache={}", options.cache_bytes));
+        tracing::debug!(?command, "starting nbdkit");
+        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn();
+        let mut nbdkit = Nbdkit {
+            child: child.map_err(missing)?,
+            endpoint: options.endpoint.clone(),
+            has_tls: options.tls.is_some(),
+            _directory: directory,
+        };
+        // nbdkit writes its process id when it accepts connections.
+        while !ready.exists() {
+            if let Some(status) = nbdkit.ended()? {
+                return Err(ended_error(status));
+            }
+            if signals.was_asked_to_end() {
+                return Err(Error::new(ErrorKind::Interrupted, "interrupted while nbdkit started"));
+            }
+            std::thread::sleep(START_INTERVAL);
+        }
+        Ok(nbdkit)
+    }
+
+    /// The URI of an export; an empty name for the server as a whole.
+    pub(crate) fn uri(&self, export: &str) -> String {
+        let tls = if self.has_tls { "s" } else { "" };
+        match &self.endpoint {
+            Endpoint::Tcp(address) => format!("nbd{tls}://{address}/{export}"),
+            Endpoint::Socket(path) => {
+                format!("nbd{tls}+unix:///{export}?socket={}", path.display())
+            }
+        }
+    }
+
+    /// Whether it has ended, and how.
+    ///
+    /// # Errors
+    /// `Io` where the system does not say.
+    pub(crate) fn ended(&mut self) -> Result<Option<ExitStatus>> {
+        self.child.try_wait().context(|| "looking after nbdkit")
+    }
+
+    /// Serves until nbdkit ends by itself or this program is asked to end.
+    ///
+    /// # Errors
+    /// `ToolFailed` where nbdkit ends with an error.
+    pub(crate) fn serve(&mut self, signals: &mut ChildSignals) -> Result<()> {
+        loop {
+            if signals.wait() {
+                return self.stop();
+            }
+            if let Some(status) = self.ended()? {
+                self.clear();
+                return if status.success() { Ok(()) } else { Err(ended_error(status)) };
+            }
+        }
+    }
+
+    /// Ends nbdkit in good order: sessions are flushed and closed.
+    ///
+    /// # Errors
+    /// `ToolFailed` where it ends with an error.
+    pub(crate) fn stop(&mut self) -> Result<()> {
+        if self.ended()?.is_none() {
+            terminate(&self.child)?;
+        }
+        let status = self.child.wait().context(|| "waiting for nbdkit")?;
+        self.clear();
+        if status.success() {
+            Ok(())
+        } else {
+            Err(ended_error(status))
+        }
+    }
+
+    /// Removes the socket.
+    fn clear(&self) {
+        if let Endpoint::Socket(path) = &self.endpoint {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+impl Drop for Nbdkit {
+    fn drop(&mut self) {
+        if matches!(self.child.try_wait(), Ok(None)) {
+            // Where it cannot be asked it ends with its parent.
+            let _ = self.stop();
+        }
+    }
+}
+
+/// Asks a child to end.
+///
+/// # Errors
+/// `Io` where the system refuses.
+pub(crate) fn terminate(child: &Child) -> Result<()> {
+    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+    let Some(pid) = pid else { return Ok(()) };
+    match kill_process(pid, Signal::TERM) {
+        Err(rustix::io::Errno::SRCH) => Ok(()),
+        sent => sent.map_err(std::io::Error::from).context(|| "ending a child process"),
+    }
+}
+
+fn ended_error(status: ExitStatus) -> Error {
+    Error::new(ErrorKind::ToolFailed, format!("nbdkit ended ({status}); the lines above say why"))
+}
+
+fn absolute(path: &Path) -> Result<PathBuf> {
+    std::path::absolute(path).context(|| format!("finding the path of {}", path.display()))
+}
+
+/// `option` and a path in one word.
+fn option_with(option: &str, path: &Path) -> OsString {
+    let mut word = OsString::from(option);
+    word.push(path);
+    word
+}
+
+/// Removes a socket that nobody listens on any more.
+fn clear_stale_socket(path: &Path) -> Result<()> {
+    let Ok(metadata) = std::fs::symlink_metadata(path) else { return Ok(()) };
+    if !metadata.file_type().is_socket() {
+        return Err(Error::new(
+            ErrorKind::AlreadyExists,
+            format!("{} is there and is no socket: give another path", path.display()),
+        ));
+    }
+    match UnixStream::connect(path) {
+        Ok(_) => Err(Error::new(
+            ErrorKind::Busy,
+            format!("another server listens on {}: use that one, or end it", path.display()),
+        )),
+        Err(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => {
+            std::fs::remove_file(path).context(|| format!("removing the socket {}", path.display()))
+        }
+        Err(error) => Err(error).context(|| format!("looking at the socket {}", path.display())),
+    }
+}

@@ -1,0 +1,228 @@
+//! QEMU's arguments for a machine that boots from NBD exports.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use coldrise_block::{Context, Error, ErrorKind, Result};
+use serde_json::json;
+
+use crate::hardware::{DiskBus, Firmware, Hardware, Network};
+
+/// The program.
+pub(crate) const PROGRAM: &str = "qemu-system-x86_64";
+
+/// UEFI firmware where distributions put it: code, and the empty variables.
+const UEFI_FILES: [(&str, &str); 5] = [
+    ("/usr/share/OVMF/OVMF_CODE_4M.fd", "/usr/share/OVMF/OVMF_VARS_4M.fd"),
+    ("/usr/share/OVMF/OVMF_CODE.fd", "/usr/share/OVMF/OVMF_VARS.fd"),
+    ("/usr/share/edk2/ovmf/OVMF_CODE.fd", "/usr/share/edk2/ovmf/OVMF_VARS.fd"),
+    ("/usr/share/edk2/x64/OVMF_CODE.4m.fd", "/usr/share/edk2/x64/OVMF_VARS.4m.fd"),
+    ("/usr/share/qemu/ovmf-x86_64-code.bin", "/usr/share/qemu/ovmf-x86_64-vars.bin"),
+];
+
+/// Most disks of a machine with that bus.
+const MAX_IDE_DISKS: usize = 4;
+const MAX_SATA_DISKS: usize = 6;
+
+/// Whether guests really run under KVM here. That /dev/kvm can be opened is not
+/// enough, and QEMU's own fallback asks no more: where the processor lacks the
+/// feature such guests only crawl.
+pub(crate) fn kvm_works() -> std::result::Result<(), &'static str> {
+    if std::fs::OpenOptions::new().read(true).write(true).open("/dev/kvm").is_err() {
+        return Err("/dev/kvm cannot be opened");
+    }
+    let described = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let has_feature = described
+        .lines()
+        .find_map(|line| line.strip_prefix("flags"))
+        .is_some_and(|flags| flags.split_whitespace().any(|flag| flag == "vmx" || flag == "svm"));
+    if has_feature {
+        Ok(())
+    } else {
+        Err("the processor does not offer virtualisation (vmx or svm)")
+    }
+}
+
+fn accelerator() -> [&'static str; 2] {
+    match kvm_works() {
+        Ok(()) => ["-accel", "kvm"],
+        Err(_) => ["-accel", "tcg,thread=multi"],
+    }
+}
+
+/// The console of a booted machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Console {
+    /// The first serial port, on this terminal.
+    Serial,
+    /// A window with a screen.
+    Window,
+}
+
+/// All arguments. `disks` are export names on the NBD server at `socket`; `scratch` is
+/// a folder for files that live as long as the machine.
+///
+/// # Errors
+/// `Unsupported` for more disks than the bus takes and where UEFI is not installed.
+pub(crate) fn arguments(
+    hardware: &Hardware,
+    console: Console,
+    socket: &Path,
+    disks: &[String],
+    scratch: &Path,
+) -> Result<Vec<OsString>> {
+    let mut words: Vec<OsString> = Vec::new();
+    let mut add = |more: &[&str]| words.extend(more.iter().map(OsString::from));
+    add(&accelerator());
+    add(&["-cpu", "max", "-m", &hardware.memory_mib.to_string()]);
+    add(&["-smp", &hardware.cpus.to_string()]);
+    add(&["-nodefaults", "-no-user-config", "-device", "virtio-rng-pci"]);
+    match console {
+        Console::Serial => add(&["-display", "none", "-serial", "mon:stdio"]),
+        Console::Window => {
+            add(&["-vga", "std", "-serial", "none", "-usb", "-device", "usb-tablet"])
+        }
+    }
+    match (hardware.network, hardware.disk_bus) {
+        (Network::None, _) => {}
+        (Network::User, DiskBus::Virtio | DiskBus::Scsi) => {
+            add(&["-netdev", "user,id=net0", "-device", "virtio-net-pci,netdev=net0,romfile="]);
+        }
+        (Network::User, DiskBus::Sata | DiskBus::Ide) => {
+            add(&["-netdev", "user,id=net0", "-device", "e1000,netdev=net0,romfile="]);
+        }
+    }
+    let most = match hardware.disk_bus {
+        DiskBus::Ide => MAX_IDE_DISKS,
+        DiskBus::Sata => MAX_SATA_DISKS,
+        DiskBus::Virtio | DiskBus::Scsi => usize::MAX,
+    };
+    if disks.len() > most {
+        return Err(Error::new(
+            ErrorKind::Unsupported,
+            format!("the bus takes {most} disks, not {}: say --disk-bus scsi", disks.len()),
+        ));
+    }
+    match hardware.disk_bus {
+        DiskBus::Scsi => add(&["-device", "virtio-scsi-pci,id=bus"]),
+        DiskBus::Sata => add(&["-device", "ich9-ahci,id=bus"]),
+        DiskBus::Virtio | DiskBus::Ide => {}
+    }
+    for (i, export) in disks.iter().enumerate() {
+        let node = json!({
+            "driver": "nbd",
+            "node-name": format!("disk{i}"),
+            "server": { "type": "unix", "path": socket },
+            "export": export,
+            "discard": "unmap",
+        });
+        let device = match hardware.disk_bus {
+            DiskBus::Virtio => format!("virtio-blk-pci,drive=disk{i},discard=on"),
+            DiskBus::Scsi => {
+                format!("scsi-hd,bus=bus.0,scsi-id={},lun={},drive=disk{i}", i / 8, i % 8)
+            }
+            DiskBus::Sata => format!("ide-hd,bus=bus.{i},drive=disk{i}"),
+            DiskBus::Ide => format!("ide-hd,bus=ide.{},unit={},drive=disk{i}", i / 2, i % 2),
+        };
+        add(&["-blockdev", &node.to_string(), "-device", &format!("{device},bootindex={}", i + 1)]);
+    }
+    if hardware.firmware == Firmware::Uefi {
+        let (code, variables) = uefi(scratch)?;
+        for (unit, file, is_read_only) in [(0, code, "on"), (1, variables, "off")] {
+            let node = json!({
+                "driver": "raw",
+                "node-name": format!("firmware{unit}"),
+                "read-only": is_read_only == "on",
+                "file": { "driver": "file", "filename": file },
+            });
+            add(&["-blockdev", &node.to_string()]);
+        }
+        add(&["-machine", "pc,pflash0=firmware0,pflash1=firmware1"]);
+    } else {
+        add(&["-machine", "pc"]);
+    }
+    Ok(words)
+}
+
+/// The firmware's code, and a copy of its variables of our own.
+fn uefi(scratch: &Path) -> Result<(PathBuf, PathBuf)> {
+    let found = UEFI_FILES
+        .iter()
+        .find(|(code, variables)| Path::new(code).is_file() && Path::new(variables).is_file());
+    let Some((code, variables)) = found else {
+        return Err(Error::new(
+            ErrorKind::Unsupported,
+            "the machine needs UEFI, which is not installed here (Debian: apt install ovmf)",
+        ));
+    };
+    let copy = scratch.join("uefi-variables");
+    std::fs::copy(variables, &copy).context(|| format!("copying {variables}"))?;
+    Ok((PathBuf::from(code), copy))
+}
+
+/// A command line for people to copy: the short form of [`arguments`].
+pub(crate) fn plain_command(hardware: &Hardware, uris: &[String]) -> String {
+    let bus = match hardware.disk_bus {
+        DiskBus::Virtio => "virtio",
+        DiskBus::Scsi => "scsi",
+        DiskBus::Sata | DiskBus::Ide => "ide",
+    };
+    let [option, accelerator] = accelerator();
+    let mut text = format!(
+        "{PROGRAM} {option} {accelerator} -m {} -smp {} -nographic",
+        hardware.memory_mib, hardware.cpus
+    );
+    for uri in uris {
+        text.push_str(&format!(" -drive file={uri},format=raw,if={bus}"));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(hardware: Hardware, disks: usize) -> Result<Vec<String>> {
+        let disks: Vec<String> = (0..disks).map(|i| format!("live/t/vd{i}")).collect();
+        let scratch = tempfile::tempdir().unwrap();
+        let words =
+            arguments(&hardware, Console::Serial, Path::new("/s,x"), &disks, scratch.path())?;
+        Ok(words.into_iter().map(|word| word.into_string().unwrap()).collect())
+    }
+
+    #[test]
+    fn every_disk_has_a_node_and_a_device() {
+        for (bus, device) in [
+            (DiskBus::Virtio, "virtio-blk-pci,drive=disk1,"),
+            (DiskBus::Scsi, "scsi-hd,bus=bus.0,scsi-id=0,lun=1,drive=disk1,"),
+            (DiskBus::Sata, "ide-hd,bus=bus.1,drive=disk1,"),
+            (DiskBus::Ide, "ide-hd,bus=ide.0,unit=1,drive=disk1,"),
+        ] {
+            let words = words(Hardware { disk_bus: bus, ..Hardware::default() }, 2).unwrap();
+            assert!(words.iter().any(|word| word.starts_with(device)), "{words:?}");
+            let node = words.iter().find(|word| word.contains("\"disk1\"")).unwrap();
+            let node: serde_json::Value = serde_json::from_str(node).unwrap();
+            assert_eq!(node["export"], "live/t/vd1");
+            // A comma in a path is no separator.
+            assert_eq!(node["server"]["path"], "/s,x");
+        }
+    }
+
+    #[test]
+    fn a_bus_takes_only_so_many_disks() {
+        let on = |disk_bus| Hardware { disk_bus, ..Hardware::default() };
+        assert!(words(on(DiskBus::Ide), 4).is_ok());
+        assert_eq!(words(on(DiskBus::Ide), 5).unwrap_err().kind(), ErrorKind::Unsupported);
+        assert!(words(on(DiskBus::Scsi), 60).is_ok());
+    }
+
+    #[test]
+    fn a_machine_has_no_network_unless_asked_for() {
+        let quiet = words(Hardware::default(), 1).unwrap();
+        assert!(
+            quiet.contains(&"-nodefaults".to_owned()) && !quiet.contains(&"-netdev".to_owned())
+        );
+        let open = words(Hardware { network: Network::User, ..Hardware::default() }, 1).unwrap();
+        assert!(open.contains(&"-netdev".to_owned()));
+    }
+}
