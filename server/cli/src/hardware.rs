@@ -212,9 +212,8 @@ fn libvirt_memory_mib(text: &str, unit: &str) -> Result<u64> {
 
 /// Reads a .vmx: lines `name = "value"`, names in any case.
 fn from_vmx(text: &str) -> Result<Hardware> {
-    let mut hardware = Hardware::default();
-    // What VMware takes where the file says nothing.
-    hardware.cpus = 1;
+    // VMware takes one processor where the file says nothing.
+    let mut hardware = Hardware { cpus: 1, ..Hardware::default() };
     let mut present = Vec::new();
     let mut without_disk = Vec::new();
     for line in text.lines() {

@@ -17,7 +17,7 @@ use crate::control;
 use crate::document::{now_ms, SessionDisk, SessionDocument};
 use crate::layer::{Layer, Poison, SealFacts};
 use crate::lock::FileLock;
-use crate::place::{layer_keys, layer_path, map_path, Place};
+use crate::place::{layer_keys, layer_path, map_path, remove_file, Place};
 use crate::publish::create_tops;
 
 /// Seals a session: through the process that serves it, or right here where
@@ -33,7 +33,14 @@ pub fn seal(repository: &Arc<Repository>, name: &SessionName) -> Result<PointDoc
             let facts = idle_facts(repository, &document)?;
             let tops = new_tops(&document)?;
             create_tops(repository, tops.iter())?;
-            commit(repository, &place, &facts, Some(&tops)).map(|(point, _)| point)
+            let (point, _) = commit(repository, &place, &facts, Some(&tops))?;
+            for (disk, facts) in document.disks.iter().zip(&facts) {
+                if facts.sequence == 0 {
+                    // Nothing was captured: the empty layer is in no point.
+                    remove_file(&layer_path(repository, &disk.top))?;
+                }
+            }
+            Ok(point)
         }
         None => control::ask_for_seal(&place).context(|| {
             format!("session {name} is served by another process, which did not seal it")

@@ -51,5 +51,6 @@ pub use name::{DiskName, MachineName, SessionName, MAX_NAME_BYTES};
 pub use passphrase::{Passphrase, PassphraseSource, MAX_PASSPHRASE_BYTES};
 pub use point_name::PointName;
 pub use repository::{InitOptions, OpenOptions, Repository};
+pub use seal::random;
 pub use stats::StoreStats;
 pub use writer::{DiskWriter, RepositoryWriter, WriteCounts, WriteOptions};

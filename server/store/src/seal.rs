@@ -143,10 +143,25 @@ fn checksum(key: &Key, nonce: &[u8], associated: &[u8], bytes: &[u8]) -> [u8; TA
     tag
 }
 
-/// Fills `bytes` from the operating system's generator.
-pub(crate) fn random(bytes: &mut [u8]) -> Result<()> {
-    aws_lc_rs::rand::fill(bytes)
-        .map_err(|_| Error::new(ErrorKind::Internal, "no random numbers from the system"))
+/// Fills `bytes` from the operating system's generator. (The cipher library's
+/// own generator takes 35 ms to start, which is most of a publish.)
+///
+/// # Errors
+/// `Internal` where the system has none.
+pub fn random(bytes: &mut [u8]) -> Result<()> {
+    use rustix::rand::{getrandom, GetRandomFlags};
+    let mut filled = 0;
+    while filled < bytes.len() {
+        match getrandom(&mut bytes[filled..], GetRandomFlags::empty()) {
+            Ok(count) => filled += count,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(errno) => {
+                let what = format!("no random numbers from the system: {errno}");
+                return Err(Error::new(ErrorKind::Internal, what));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// A sealed document: version, nonce, ciphertext, tag.

@@ -9,7 +9,7 @@
 //! reused under it, and recovery notices a torn one.
 
 use aws_lc_rs::aead::{Aad, LessSafeKey, Nonce, UnboundKey, AES_256_GCM};
-use coldrise_block::{Error, ErrorKind, Result, BLOCK_SIZE_BYTES};
+use coldrise_block::{Result, BLOCK_SIZE_BYTES};
 use zeroize::Zeroizing;
 
 use super::format::{Record, RECORD_BYTES, RECORD_PLAIN_BYTES};
@@ -31,7 +31,9 @@ pub(crate) struct NoncePrefix([u8; 7]);
 impl NoncePrefix {
     /// A new prefix from the operating system's random numbers.
     pub(crate) fn random() -> Result<Self> {
-        Ok(NoncePrefix(random_bytes()?))
+        let mut prefix = [0; 7];
+        coldrise_store::random(&mut prefix)?;
+        Ok(NoncePrefix(prefix))
     }
 
     /// The nonce of one sequence number.
@@ -49,14 +51,6 @@ impl NoncePrefix {
         sequence[..5].copy_from_slice(low);
         (prefix == self.0).then(|| u64::from_le_bytes(sequence))
     }
-}
-
-/// Random bytes of the operating system.
-pub(crate) fn random_bytes<const N: usize>() -> Result<[u8; N]> {
-    let mut bytes = [0; N];
-    aws_lc_rs::rand::fill(&mut bytes)
-        .map_err(|_| Error::new(ErrorKind::Internal, "the system gives no random numbers"))?;
-    Ok(bytes)
 }
 
 fn aead_key(key: &[u8; 32]) -> LessSafeKey {
