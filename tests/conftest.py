@@ -14,6 +14,13 @@ from support.nbdserver import Nbdkit  # noqa: E402
 MIB = 1 << 20
 
 
+def pytest_addoption(parser):
+    group = parser.getgroup("crash", "the crash test")
+    group.addoption("--crash-kills", type=int, default=25, help="kills of the server (25)")
+    group.addoption("--crash-cuts", type=int, default=6, help="power cuts (6)")
+    group.addoption("--crash-seed", type=int, help="repeat the run of this seed")
+
+
 def pytest_sessionstart(session):
     missing = [str(path) for path in (PROGRAM, NBDKIT_PLUGIN) if not path.exists()]
     if missing:

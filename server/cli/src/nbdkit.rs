@@ -6,7 +6,7 @@ use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_store::PassphraseSource;
@@ -23,6 +23,10 @@ const PLUGIN_NAME: &str = "coldrise";
 
 /// How often a starting nbdkit is looked at.
 const START_INTERVAL: Duration = Duration::from_millis(2);
+/// How often an ending one is.
+const END_INTERVAL: Duration = Duration::from_millis(5);
+/// How long clients have time to leave.
+const CLIENTS_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Where clients connect.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -180,7 +184,7 @@ impl Nbdkit {
     pub(crate) fn serve(&mut self, signals: &mut ChildSignals) -> Result<()> {
         loop {
             if signals.wait() {
-                return self.stop();
+                return self.stop(Some(signals));
             }
             if let Some(status) = self.ended()? {
                 self.clear();
@@ -189,15 +193,31 @@ impl Nbdkit {
         }
     }
 
-    /// Ends nbdkit in good order: sessions are flushed and closed.
+    /// Ends nbdkit in good order: sessions are flushed and closed. It waits for its
+    /// clients to leave; where they do not it is killed, after a while or when this
+    /// program is asked again. What it has written is not lost by that.
     ///
     /// # Errors
     /// `ToolFailed` where it ends with an error.
-    pub(crate) fn stop(&mut self) -> Result<()> {
+    pub(crate) fn stop(&mut self, mut signals: Option<&mut ChildSignals>) -> Result<()> {
         if self.ended()?.is_none() {
             terminate(&self.child)?;
         }
-        let status = self.child.wait().context(|| "waiting for nbdkit")?;
+        let asked = Instant::now();
+        let status = loop {
+            if let Some(status) = self.ended()? {
+                break status;
+            }
+            let is_pressed = signals.as_mut().is_some_and(|signals| signals.was_asked_to_end());
+            if is_pressed || asked.elapsed() > CLIENTS_PATIENCE {
+                tracing::warn!("clients were still connected when nbdkit was ended");
+                self.child.kill().context(|| "ending nbdkit")?;
+                self.child.wait().context(|| "waiting for nbdkit")?;
+                self.clear();
+                return Ok(());
+            }
+            std::thread::sleep(END_INTERVAL);
+        };
         self.clear();
         if status.success() {
             Ok(())
@@ -218,7 +238,7 @@ impl Drop for Nbdkit {
     fn drop(&mut self) {
         if matches!(self.child.try_wait(), Ok(None)) {
             // Where it cannot be asked it ends with its parent.
-            let _ = self.stop();
+            let _ = self.stop(None);
         }
     }
 }

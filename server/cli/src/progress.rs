@@ -1,7 +1,6 @@
 //! Progress of long work: a bar on a terminal, lines elsewhere, objects for programs.
 
 use std::io::Write;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
@@ -16,6 +15,7 @@ use crate::units::{show_duration, show_size};
 const BAR_INTERVAL: Duration = Duration::from_millis(50);
 const LINE_INTERVAL: Duration = Duration::from_secs(5);
 const OBJECT_INTERVAL: Duration = Duration::from_millis(250);
+const SHORTEST_FOR_A_RATE: Duration = Duration::from_millis(50);
 
 /// How progress is shown.
 enum Shown {
@@ -29,17 +29,18 @@ enum Shown {
 pub(crate) struct ProgressView {
     shown: Shown,
     started: Instant,
-    /// Milliseconds since the start before which nothing is shown again.
-    next_ms: AtomicU64,
     current: Mutex<Current>,
 }
 
-/// The disk that is being worked on, and since when.
+/// The disk that is being worked on, and since when and from where on.
 #[derive(Default)]
 struct Current {
     disk: String,
     phase: Option<Phase>,
     since: Option<Instant>,
+    from_bytes: u64,
+    /// Time since the start before which nothing is shown again.
+    next: Duration,
 }
 
 #[derive(Serialize)]
@@ -85,8 +86,7 @@ impl ProgressView {
         ProgressView {
             shown,
             started: Instant::now(),
-            next_ms: AtomicU64::new(milliseconds(first)),
-            current: Mutex::new(Current::default()),
+            current: Mutex::new(Current { next: first, ..Current::default() }),
         }
     }
 
@@ -99,15 +99,10 @@ impl ProgressView {
         }
     }
 
-    fn show(&self, state: &ProgressState<'_>, is_new_disk: bool, running: Duration) {
-        let rate = (state.done_bytes as f64 / running.as_secs_f64().max(0.001)) as u64;
+    fn show(&self, state: &ProgressState<'_>, rate: u64) {
         match &self.shown {
             Shown::Nothing => {}
             Shown::Bar(bar) => {
-                if is_new_disk {
-                    bar.reset();
-                    bar.set_length(state.total_bytes);
-                }
                 let what = match state.phase {
                     Phase::Opening => "opening",
                     Phase::Finishing => "finishing",
@@ -172,28 +167,40 @@ impl Progress for ProgressView {
         if matches!(self.shown, Shown::Nothing) {
             return;
         }
-        let now_ms = milliseconds(self.started.elapsed());
-        let is_step = matches!(state.phase, Phase::Opening | Phase::Finishing)
-            && !matches!(self.shown, Shown::Lines);
-        if !is_step && now_ms < self.next_ms.load(Ordering::Relaxed) {
-            return;
-        }
         // Somebody else is showing it right now.
         let Ok(mut current) = self.current.try_lock() else { return };
-        let is_shown = current.phase == Some(state.phase) && current.disk == state.disk;
-        if is_shown && now_ms < self.next_ms.load(Ordering::Relaxed) {
-            return;
-        }
-        let is_new_disk = current.disk != state.disk || current.phase == Some(Phase::Opening);
+        let is_new_disk = current.disk != state.disk
+            || (current.phase == Some(Phase::Opening) && state.phase != Phase::Opening);
         if is_new_disk {
             current.disk = state.disk.to_owned();
             current.since = Some(Instant::now());
+            current.from_bytes = state.done_bytes;
+            if let Shown::Bar(bar) = &self.shown {
+                bar.reset();
+                bar.set_length(state.total_bytes);
+            }
         }
+        let is_new_phase = current.phase != Some(state.phase);
         current.phase = Some(state.phase);
-        let next_ms = now_ms.saturating_add(milliseconds(self.interval()));
-        self.next_ms.store(next_ms, Ordering::Relaxed);
+        let now = self.started.elapsed();
+        let is_due = now >= current.next;
+        // The beginning and the end of a disk are told at once, but not in lines.
+        let is_told = is_new_phase
+            && state.phase != Phase::Storing
+            && state.phase != Phase::Restoring
+            && !matches!(self.shown, Shown::Lines);
+        if !is_due && !is_told {
+            return;
+        }
+        current.next = now.saturating_add(self.interval());
         let running = current.since.map_or(Duration::ZERO, |since| since.elapsed());
-        self.show(state, is_new_disk, running);
+        let done = state.done_bytes.saturating_sub(current.from_bytes);
+        // Of a moment nothing is known.
+        let rate = match running < SHORTEST_FOR_A_RATE {
+            true => 0,
+            false => (done as f64 / running.as_secs_f64()) as u64,
+        };
+        self.show(state, rate);
     }
 }
 

@@ -59,11 +59,46 @@ pub(crate) enum Console {
     Window,
 }
 
+/// Checks what can be checked before anything is published or started.
+///
+/// # Errors
+/// `Unsupported` for more disks than the bus takes and where UEFI is not installed,
+/// `ToolFailed` where QEMU is not.
+pub(crate) fn check(hardware: &Hardware, disks: usize) -> Result<()> {
+    check_bus(hardware.disk_bus, disks)?;
+    if hardware.firmware == Firmware::Uefi {
+        uefi_files()?;
+    }
+    let folders = std::env::var_os("PATH").unwrap_or_default();
+    if !std::env::split_paths(&folders).any(|folder| folder.join(PROGRAM).is_file()) {
+        return Err(Error::new(
+            ErrorKind::ToolFailed,
+            format!("{PROGRAM} is not installed (Debian: apt install qemu-system-x86)"),
+        ));
+    }
+    Ok(())
+}
+
+fn check_bus(bus: DiskBus, disks: usize) -> Result<()> {
+    let most = match bus {
+        DiskBus::Ide => MAX_IDE_DISKS,
+        DiskBus::Sata => MAX_SATA_DISKS,
+        DiskBus::Virtio | DiskBus::Scsi => usize::MAX,
+    };
+    if disks > most {
+        return Err(Error::new(
+            ErrorKind::Unsupported,
+            format!("the bus takes {most} disks, not {disks}: say --disk-bus scsi"),
+        ));
+    }
+    Ok(())
+}
+
 /// All arguments. `disks` are export names on the NBD server at `socket`; `scratch` is
 /// a folder for files that live as long as the machine.
 ///
 /// # Errors
-/// `Unsupported` for more disks than the bus takes and where UEFI is not installed.
+/// `Unsupported` where UEFI is not installed.
 pub(crate) fn arguments(
     hardware: &Hardware,
     console: Console,
@@ -91,17 +126,6 @@ pub(crate) fn arguments(
         (Network::User, DiskBus::Sata | DiskBus::Ide) => {
             add(&["-netdev", "user,id=net0", "-device", "e1000,netdev=net0,romfile="]);
         }
-    }
-    let most = match hardware.disk_bus {
-        DiskBus::Ide => MAX_IDE_DISKS,
-        DiskBus::Sata => MAX_SATA_DISKS,
-        DiskBus::Virtio | DiskBus::Scsi => usize::MAX,
-    };
-    if disks.len() > most {
-        return Err(Error::new(
-            ErrorKind::Unsupported,
-            format!("the bus takes {most} disks, not {}: say --disk-bus scsi", disks.len()),
-        ));
     }
     match hardware.disk_bus {
         DiskBus::Scsi => add(&["-device", "virtio-scsi-pci,id=bus"]),
@@ -144,17 +168,22 @@ pub(crate) fn arguments(
     Ok(words)
 }
 
+/// Where the firmware's code and its empty variables lie.
+fn uefi_files() -> Result<(&'static str, &'static str)> {
+    UEFI_FILES
+        .into_iter()
+        .find(|(code, variables)| Path::new(code).is_file() && Path::new(variables).is_file())
+        .ok_or_else(|| {
+            Error::new(
+                ErrorKind::Unsupported,
+                "the machine needs UEFI, which is not installed here (Debian: apt install ovmf)",
+            )
+        })
+}
+
 /// The firmware's code, and a copy of its variables of our own.
 fn uefi(scratch: &Path) -> Result<(PathBuf, PathBuf)> {
-    let found = UEFI_FILES
-        .iter()
-        .find(|(code, variables)| Path::new(code).is_file() && Path::new(variables).is_file());
-    let Some((code, variables)) = found else {
-        return Err(Error::new(
-            ErrorKind::Unsupported,
-            "the machine needs UEFI, which is not installed here (Debian: apt install ovmf)",
-        ));
-    };
+    let (code, variables) = uefi_files()?;
     let copy = scratch.join("uefi-variables");
     std::fs::copy(variables, &copy).context(|| format!("copying {variables}"))?;
     Ok((PathBuf::from(code), copy))
@@ -210,10 +239,11 @@ mod tests {
 
     #[test]
     fn a_bus_takes_only_so_many_disks() {
-        let on = |disk_bus| Hardware { disk_bus, ..Hardware::default() };
-        assert!(words(on(DiskBus::Ide), 4).is_ok());
-        assert_eq!(words(on(DiskBus::Ide), 5).unwrap_err().kind(), ErrorKind::Unsupported);
-        assert!(words(on(DiskBus::Scsi), 60).is_ok());
+        for (bus, most) in [(DiskBus::Ide, 4), (DiskBus::Sata, 6)] {
+            assert!(check_bus(bus, most).is_ok());
+            assert_eq!(check_bus(bus, most + 1).unwrap_err().kind(), ErrorKind::Unsupported);
+        }
+        assert!(check_bus(DiskBus::Scsi, 60).is_ok());
     }
 
     #[test]

@@ -14,7 +14,7 @@ pub struct Export {
     // Fields are dropped in this order: the disk lets go of its session, then
     // the session closes, and only then may what it rests on be deleted.
     pub(crate) disk: Arc<dyn Disk>,
-    pub(crate) _session: Option<SessionHold>,
+    pub(crate) session: Option<SessionHold>,
     pub(crate) _lease: Option<LeaseHold>,
     pub(crate) name: String,
     pub(crate) description: String,
@@ -29,7 +29,7 @@ impl Export {
     pub fn of_disk(name: &str, description: &str, disk: Arc<dyn Disk>) -> Export {
         Export {
             disk,
-            _session: None,
+            session: None,
             _lease: None,
             name: name.to_owned(),
             description: description.to_owned(),
@@ -77,6 +77,9 @@ impl Export {
     /// opening, by a new process, recovers it from its log.
     pub fn poison(&self) {
         self.poisoned.store(true, Ordering::Relaxed);
+        if let Some(session) = &self.session {
+            session.stop();
+        }
     }
 
     /// Decodes a range into the cache of decoded chunks, as far as the cache can

@@ -151,6 +151,13 @@ impl SessionHold {
         }
     }
 
+    /// Lets the session take no more writes and no more seals.
+    pub(crate) fn stop(&self) {
+        if let Some(session) = &self.session {
+            session.stop();
+        }
+    }
+
     /// Set once a defect was caught in any export of the session.
     pub(crate) fn poisoned(&self) -> &Arc<AtomicBool> {
         &self.poisoned

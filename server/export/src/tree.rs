@@ -152,7 +152,7 @@ impl ExportTree {
         }
         Ok(Export {
             disk: open_point_disk(&self.repository, &point, disk)?,
-            _session: None,
+            session: None,
             _lease: Some(lease),
             description: point_description(&point, disk),
             name,
@@ -199,7 +199,7 @@ impl ExportTree {
                 Some(hold) => Arc::clone(hold.poisoned()),
                 None => Arc::new(AtomicBool::new(false)),
             },
-            _session: hold,
+            session: hold,
             _lease: Some(lease),
             description: session_description(&document, disk),
             name,

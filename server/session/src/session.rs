@@ -94,6 +94,13 @@ impl Session {
         Ok(Arc::clone(disk) as Arc<dyn Disk>)
     }
 
+    /// Refuses writes, flushes and seals from now on: for whoever caught a defect
+    /// and cannot trust what is in memory. What was flushed stays readable, and
+    /// the next opening, by another process, recovers it.
+    pub fn stop(&self) {
+        self.poison.set();
+    }
+
     /// Seals all disks at once, while they go on being used: requests wait for
     /// the moment of the swap.
     ///

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use clap::Args;
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_session::{Catalog, SessionDocument};
-use coldrise_store::{Address, Repository, SessionName};
+use coldrise_store::{Address, Configuration, PointDocument, Repository, SessionName};
 use serde::Serialize;
 
 use super::serve::DEFAULT_CACHE;
@@ -17,7 +17,7 @@ use crate::nbdkit::{terminate, Endpoint, Nbdkit, ServeOptions};
 use crate::qemu::{self, Console};
 use crate::report::Report;
 use crate::signals::ChildSignals;
-use crate::units::parse_size;
+use crate::units::{parse_size, show_count};
 
 /// Boot a machine from its backup, in QEMU on this host.
 ///
@@ -82,98 +82,141 @@ struct Booted {
     elapsed_ms: u64,
 }
 
+/// What is booted.
+enum Subject {
+    Point(PointDocument),
+    Session(SessionDocument),
+}
+
+impl Subject {
+    fn find(repository: &Arc<Repository>, arguments: &BootArguments) -> Result<Subject> {
+        match &arguments.address {
+            Address::Point { machine, selector, disk: None } => {
+                Catalog::new(repository).point(machine, selector).map(Subject::Point)
+            }
+            Address::Live { session, disk: None } => {
+                if arguments.name.is_some() {
+                    return Err(Error::new(
+                        ErrorKind::InvalidInput,
+                        "--name is for a point that is published; a session has its name",
+                    ));
+                }
+                let state = coldrise_session::session(repository, session)?;
+                if state.is_served {
+                    return Err(Error::new(
+                        ErrorKind::Busy,
+                        format!("session {session} is in use: end what runs on it first"),
+                    ));
+                }
+                Ok(Subject::Session(state.document))
+            }
+            Address::Point { .. } | Address::Live { .. } => Err(Error::new(
+                ErrorKind::InvalidInput,
+                format!(
+                    "{}: a machine boots with all its disks: leave out the disk",
+                    arguments.address
+                ),
+            )),
+        }
+    }
+
+    fn configuration(&self) -> Option<&Configuration> {
+        match self {
+            Subject::Point(point) => point.configuration.as_ref(),
+            Subject::Session(session) => session.configuration.as_ref(),
+        }
+    }
+
+    fn disk_count(&self) -> usize {
+        match self {
+            Subject::Point(point) => point.disks.len(),
+            Subject::Session(session) => session.disks.len(),
+        }
+    }
+}
+
 pub(crate) fn run(invocation: &Invocation, arguments: BootArguments) -> Result<Report> {
     let mut signals = ChildSignals::catch()?;
     let repository = invocation.open()?;
-    let session = find_session(&repository, &arguments)?;
-    let hardware = hardware(invocation, &session, &arguments)?;
+    let subject = Subject::find(&repository, &arguments)?;
+    let hardware = hardware(invocation, subject.configuration(), &arguments)?;
+    qemu::check(&hardware, subject.disk_count())?;
     let scratch = tempfile::Builder::new()
         .prefix("coldrise-boot-")
         .tempdir()
         .context(|| "making a private folder for the machine")?;
-    let socket = scratch.path().join("nbd");
+    let session = match subject {
+        Subject::Session(session) => session,
+        Subject::Point(point) => {
+            coldrise_session::publish(&repository, &point, arguments.name.clone())?
+        }
+    };
+    let status = boot(invocation, &mut signals, &arguments, &hardware, &session, scratch.path())
+        .and_then(|status| match status.success() {
+            true => Ok(()),
+            false => {
+                let text = format!("{} ended ({status})", qemu::PROGRAM);
+                Err(Error::new(ErrorKind::ToolFailed, text))
+            }
+        });
+    // Nothing of what the machine wrote is lost, and the user is told where it is.
+    status.map_err(|error| {
+        let (kind, message, name) = (error.kind(), error.full_message(), &session.name);
+        Error::new(
+            kind,
+            format!("{message}; session {name} is kept: boot live/{name} again, or unpublish it"),
+        )
+    })?;
+    finish(invocation, &repository, &session.name, &arguments)
+}
+
+/// Serves the session to a machine of its own until that is off.
+fn boot(
+    invocation: &Invocation,
+    signals: &mut ChildSignals,
+    arguments: &BootArguments,
+    hardware: &Hardware,
+    session: &SessionDocument,
+    scratch: &Path,
+) -> Result<ExitStatus> {
+    let socket = scratch.join("nbd");
     let console = if arguments.display { Console::Window } else { Console::Serial };
     let disks: Vec<String> =
         session.disks.iter().map(|disk| format!("live/{}/{}", session.name, disk.name)).collect();
-    let words = qemu::arguments(&hardware, console, &socket, &disks, scratch.path())?;
+    let words = qemu::arguments(hardware, console, &socket, &disks, scratch)?;
     let options = ServeOptions {
         endpoint: Endpoint::Socket(socket),
         tls: None,
         cache_bytes: arguments.cache,
         is_read_only: false,
     };
-    let mut nbdkit = Nbdkit::start(invocation, &options, &mut signals)?;
+    let mut nbdkit = Nbdkit::start(invocation, &options, signals)?;
     if let Err(why) = qemu::kvm_works() {
         invocation.remark(&format!("without KVM the machine is slow: {why}"));
     }
     invocation.remark(&format!(
-        "booting {}/{} as session {}: {} processors, {} MiB",
-        session.machine, session.point, session.name, hardware.cpus, hardware.memory_mib
+        "booting {}/{} as session {}: {}, {} MiB",
+        session.machine,
+        session.point,
+        session.name,
+        show_count(u64::from(hardware.cpus), "processor"),
+        hardware.memory_mib
     ));
-    let ran = run_machine(&words, &mut nbdkit, &mut signals);
+    let ran = run_machine(&words, &mut nbdkit, signals);
     // The session is flushed and closed whatever became of the machine.
-    let stopped = nbdkit.stop();
-    let status = ran.map_err(|error| keep_session(error, &session.name))?;
+    let stopped = nbdkit.stop(None);
+    let status = ran?;
     stopped?;
-    if !status.success() {
-        let error =
-            Error::new(ErrorKind::ToolFailed, format!("{} ended ({status})", qemu::PROGRAM));
-        return Err(keep_session(error, &session.name));
-    }
-    finish(invocation, &repository, &session.name, &arguments)
-}
-
-/// An error, and that nothing of the machine is lost.
-fn keep_session(error: Error, session: &SessionName) -> Error {
-    let message = error.full_message();
-    Error::new(
-        error.kind(),
-        format!("{message}; session {session} is kept: boot live/{session} again, or unpublish it"),
-    )
-}
-
-fn find_session(
-    repository: &Arc<Repository>,
-    arguments: &BootArguments,
-) -> Result<SessionDocument> {
-    match &arguments.address {
-        Address::Point { machine, selector, disk: None } => {
-            let point = Catalog::new(repository).point(machine, selector)?;
-            coldrise_session::publish(repository, &point, arguments.name.clone())
-        }
-        Address::Live { session, disk: None } => {
-            if arguments.name.is_some() {
-                return Err(Error::new(
-                    ErrorKind::InvalidInput,
-                    "--name is for a point that is published; a session has its name",
-                ));
-            }
-            let state = coldrise_session::session(repository, session)?;
-            if state.is_served {
-                return Err(Error::new(
-                    ErrorKind::Busy,
-                    format!("session {session} is in use: end the machine that runs on it first"),
-                ));
-            }
-            Ok(state.document)
-        }
-        Address::Point { .. } | Address::Live { .. } => Err(Error::new(
-            ErrorKind::InvalidInput,
-            format!(
-                "{}: a machine boots with all its disks: leave out the disk",
-                arguments.address
-            ),
-        )),
-    }
+    Ok(status)
 }
 
 /// As configured, and where options say so otherwise.
 fn hardware(
     invocation: &Invocation,
-    session: &SessionDocument,
+    configuration: Option<&Configuration>,
     arguments: &BootArguments,
 ) -> Result<Hardware> {
-    let mut hardware = Hardware::of(session.configuration.as_ref()).unwrap_or_else(|error| {
+    let mut hardware = Hardware::of(configuration).unwrap_or_else(|error| {
         invocation.remark(&format!("warning: {}; booting without it", error.full_message()));
         Hardware::default()
     });

@@ -189,7 +189,7 @@ impl Database {
         // SAFETY: no preconditions; the two objects are owned by the database.
         let (payload_read, cached_read) = unsafe {
             let payload = sys::rocksdb_readoptions_create();
-            sys::rocksdb_readoptions_set_verify_checksums(payload, 0);
+            sys::rocksdb_readoptions_set_verify_checksums(payload, u8::from(std::env::var_os("XSUM").is_some()));
             sys::rocksdb_readoptions_set_fill_cache(payload, 0);
             (payload, sys::rocksdb_readoptions_create())
         };

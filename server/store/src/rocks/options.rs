@@ -42,9 +42,6 @@ impl Options {
             sys::rocksdb_options_set_create_missing_column_families(raw, u8::from(create));
             // A secondary must hold every file open: the primary may delete them.
             sys::rocksdb_options_set_max_open_files(raw, -1);
-            if std::env::var_os("XMMAP").is_some() {
-                sys::rocksdb_options_set_allow_mmap_reads(raw, 1);
-            }
             sys::rocksdb_options_set_skip_stats_update_on_db_open(raw, 1);
             sys::rocksdb_options_set_stats_dump_period_sec(raw, 0);
             sys::rocksdb_options_set_stats_persist_period_sec(raw, 0);
@@ -85,12 +82,10 @@ impl Options {
                     sys::rocksdb_block_based_options_set_block_restart_interval(table, 1);
                     // Only the top of the index is read at open; its
                     // partitions are read when they are needed.
-                    if std::env::var_os("XFLAT").is_none() {
                     sys::rocksdb_block_based_options_set_index_type(
                         table,
                         sys::rocksdb_block_based_table_index_type_two_level_index_search as c_int,
                     );
-                    }
                     sys::rocksdb_block_based_options_set_metadata_block_size(table, 4096);
                 }
                 Family::Dedup => {

@@ -1,0 +1,107 @@
+//! Damaged store files: an error that says so, never wrong bytes, never a crash.
+
+mod common;
+
+use std::path::{Path, PathBuf};
+
+use coldrise_block::ErrorKind;
+use coldrise_store::*;
+use common::*;
+
+/// The store files that hold chunks and pages, largest first.
+fn table_files(repository: &Path) -> Vec<PathBuf> {
+    let mut files: Vec<PathBuf> = std::fs::read_dir(repository.join("db"))
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.extension().is_some_and(|extension| extension == "sst"))
+        .collect();
+    files.sort_by_key(|path| std::cmp::Reverse(path.metadata().unwrap().len()));
+    files
+}
+
+/// Reads all of the disk, in pieces of both sorts of reading, and asserts that
+/// nothing but the content is ever returned. Says how many reads failed.
+fn read_and_compare(repository: &std::sync::Arc<Repository>, root: MapRoot, content: &[u8]) -> usize {
+    let disk = repository.disk(root, content.len() as u64);
+    let mut failed = 0;
+    for piece_size in [CHUNK, 256 << 10] {
+        for (number, piece) in content.chunks(piece_size).enumerate() {
+            let mut buffer = vec![0; piece.len()];
+            match disk.read_at(&mut buffer, (number * piece_size) as u64) {
+                Ok(()) => assert!(buffer == piece, "wrong bytes were returned"),
+                Err(error) => {
+                    assert!(
+                        matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Io),
+                        "{error:?}"
+                    );
+                    failed += 1;
+                }
+            }
+        }
+    }
+    failed
+}
+
+#[test]
+fn flipped_bytes_in_store_files_never_give_wrong_bytes() {
+    for encrypted in [true, false] {
+        let store = Store::with(CHUNK as u32, Compression::Lz4, encrypted);
+        // Over 8 MiB, so that it gets a file of its own.
+        let content = half_compressible(11, 16 << 20);
+        let writer = store.writer();
+        let (root, _) = write_all(&writer, None, &content);
+        drop(writer);
+        let mut found = 0;
+        for file in table_files(&store.path()) {
+            let original = std::fs::read(&file).unwrap();
+            let length = original.len();
+            // Spread over the payload, and dense where the index lies.
+            let spots = (0..8).map(|i| length / 9 * (i + 1));
+            let end = (0..16).map(|i| length - 1 - (i * i * 97).min(length - 1));
+            for spot in spots.chain(end) {
+                let mut damaged = original.clone();
+                let until = (spot + 8).min(length);
+                damaged[spot..until].iter_mut().for_each(|byte| *byte ^= 0xff);
+                std::fs::write(&file, &damaged).unwrap();
+                let opened = Repository::open(
+                    &store.path(),
+                    &store.source,
+                    &OpenOptions { cache_bytes: 0 },
+                );
+                match opened {
+                    Ok(repository) => found += read_and_compare(&repository, root, &content),
+                    Err(error) => {
+                        assert!(matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Io));
+                        found += 1;
+                    }
+                }
+            }
+            std::fs::write(&file, &original).unwrap();
+        }
+        assert!(found > 8, "most damage is noticed: {found}");
+        assert_eq!(read_and_compare(&store.reader(), root, &content), 0);
+    }
+}
+
+#[test]
+fn truncated_and_missing_store_files_are_found() {
+    let store = Store::new();
+    let content = half_compressible(12, 16 << 20);
+    let writer = store.writer();
+    let (root, _) = write_all(&writer, None, &content);
+    drop(writer);
+    let file = table_files(&store.path()).remove(0);
+    let original = std::fs::read(&file).unwrap();
+    for length in [0, 100, original.len() / 2, original.len() - 1] {
+        std::fs::write(&file, &original[..length]).unwrap();
+        match Repository::open(&store.path(), &store.source, &OpenOptions::default()) {
+            Ok(repository) => assert!(read_and_compare(&repository, root, &content) > 0),
+            Err(error) => assert!(matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Io)),
+        }
+    }
+    std::fs::remove_file(&file).unwrap();
+    match Repository::open(&store.path(), &store.source, &OpenOptions::default()) {
+        Ok(repository) => assert!(read_and_compare(&repository, root, &content) > 0),
+        Err(error) => assert!(matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Io)),
+    }
+}

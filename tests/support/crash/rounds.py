@@ -1,0 +1,170 @@
+"""The two ways to crash, and the rounds of each."""
+
+import contextlib
+import pathlib
+import shutil
+import tempfile
+import time
+
+from .command_kills import CommandKills
+from .loopfs import LoopFileSystem
+from .story import Story
+
+LOOP_BYTES = 4 << 30
+
+
+@contextlib.contextmanager
+def kept_on_failure(seed):
+    """A folder for a story: removed when all was well, kept for study otherwise."""
+    directory = pathlib.Path(tempfile.mkdtemp(prefix="coldrise-crash-"))
+    try:
+        yield directory
+    except BaseException as failure:
+        print(f"\nkept for study: {directory} (seed {seed}): {type(failure).__name__}")
+        raise
+    else:
+        shutil.rmtree(directory)
+
+
+def kill_round(story):
+    """Load, SIGKILL to nbdkit somewhere in it, and the check after the restart."""
+    rng = story.rng
+    story.start_server()
+    story.check_crash(story.perhaps, look_at_list=rng.random() < 0.1)
+    story.perhaps = None
+    story.start_load()
+    seconds = rng.choice((0.05, 0.2, 0.4)) * (0.5 + rng.random())
+    seal_after = rng.random() * 0.2 if rng.random() < 0.4 else None
+    story.run_load(seconds, seal_after)
+    assert not story.load.errors, f"requests failed: {story.load.errors}"
+    assert story.server.process.poll() is None, f"nbdkit died: {story.server.messages()}"
+    _crash(story, kill_seal=rng.random() < 0.3)
+    while rng.random() < 0.15:
+        _interrupted_opening(story, cut=None)
+        story.counts["kills"] += 1
+    story.counts["kills"] += 1
+
+
+def cut_round(story, disk):
+    """The same with the power cut, and with requests that still come after it."""
+    rng = story.rng
+    story.start_server()
+    story.check_crash(story.perhaps, look_at_list=rng.random() < 0.2)
+    story.perhaps = None
+    story.start_load()
+    layers = story.coldrise.repository / "layers"
+    writes_out = rng.random() < 0.7
+
+    def now_and_then():
+        if writes_out and rng.random() < 0.01:
+            disk.write_out_some(rng, layers)
+
+    seconds = rng.choice((0.1, 0.4, 0.8)) * (0.5 + rng.random())
+    seal_after = rng.random() * 0.3 if rng.random() < 0.4 else None
+    story.run_load(seconds, seal_after, now_and_then)
+    assert not story.load.errors, f"requests failed before the cut: {story.load.errors}"
+    if writes_out:
+        disk.write_out_some(rng, layers)
+    disk.cut_power()
+    if story.sealing is not None:
+        story.sealing.process.kill()
+    # Some rounds go on for long enough to see that no later flush succeeds.
+    story.load.run(rng.choice((0, 0.01, 0.1)))
+    if story.server.process.poll() is not None:
+        story.counts["servers_that_died_after_a_cut"] += 1
+        story.last_death = story.server.process.returncode, story.server.messages()[-2000:]
+    story.counts["flushes_refused_after_a_failed_one"] += story.load.later_flushes_refused
+    _crash(story, kill_seal=True)
+    disk.power_up()
+    while rng.random() < 0.15:
+        _interrupted_opening(story, cut=disk)
+        story.counts["cuts"] += 1
+    story.counts["cuts"] += 1
+
+
+def _crash(story, kill_seal):
+    story.kill_server()
+    story.perhaps = story.give_up_seal(kill_seal)
+
+
+def _interrupted_opening(story, cut):
+    handles = story.interrupt_opening()
+    if cut is not None:
+        cut.cut_power()
+    story.server.process.kill()
+    del handles
+    story.stop_server()
+    if cut is not None:
+        cut.power_up()
+    story.counts["interrupted_openings"] += 1
+
+
+def run_kills(rng, seed, wanted, counts, report):
+    """Stories of kill rounds until there were as many kills as wanted."""
+    while counts["kills"] < wanted:
+        with kept_on_failure(seed) as directory:
+            story = Story(rng, directory, directory, counts)
+            _tell(story, directory, wanted, counts, report, "kills", kill_round)
+
+
+def run_cuts(rng, seed, wanted, counts, report):
+    """The same with power cuts."""
+    while counts["cuts"] < wanted:
+        with kept_on_failure(seed) as directory:
+            disk = LoopFileSystem(directory, LOOP_BYTES)
+            try:
+                story = Story(rng, directory, disk.mount_point, counts)
+                _tell(story, directory, wanted, counts, report, "cuts", cut_round, disk)
+            finally:
+                disk.close()
+
+
+def run_command_kills(rng, seed, wanted, counts, report):
+    """Kills of commands, a new repository for every few of them."""
+    done = 0
+    while done < wanted:
+        with kept_on_failure(seed) as directory:
+            commands = CommandKills(rng, directory, counts)
+            try:
+                commands.begin()
+                for _ in range(min(20, wanted - done)):
+                    began = time.monotonic()
+                    commands.round()
+                    done += 1
+                    report("command kills", done, time.monotonic() - began)
+            except BaseException:
+                if commands.server is not None:
+                    print(commands.server.messages()[-3000:])
+                raise
+            finally:
+                commands.close()
+
+
+def _tell(story, directory, wanted, counts, report, what, one_round, *arguments):
+    """One repository's rounds: some sessions, one after the other."""
+    story.perhaps = None
+    try:
+        story.begin()
+        for _ in range(3):
+            for _ in range(story.rng.randrange(3, 12)):
+                began = time.monotonic()
+                one_round(story, *arguments)
+                report(what, counts[what], time.monotonic() - began)
+                if counts[what] >= wanted:
+                    break
+            if story.perhaps is not None:
+                # An interrupted seal is looked for before anything else is sealed.
+                story.start_server()
+                story.check_crash(story.perhaps)
+                story.perhaps = None
+                story.stop_server()
+            story.end_session()
+            if counts[what] >= wanted:
+                return
+    except BaseException:
+        print(f"\nthe repository: {story.coldrise.repository}, session {story.session}")
+        if story.server is not None:
+            print(story.server.messages()[-3000:])
+        raise
+    finally:
+        story.close()

@@ -1,0 +1,138 @@
+"""coldrise boot: a machine of one sector, which writes to its disk and powers off."""
+
+import json
+import os
+import signal
+import subprocess
+
+import pytest
+
+from support.cli import PROGRAM
+from support.nbdserver import wait_until
+
+MIB = 1 << 20
+
+# 16-bit code at 0x7c00:
+#   xor ax,ax; mov ds,ax; mov es,ax; mov ss,ax; mov sp,0x7c00; push dx
+#   mov si,message; mov dx,0x3f8
+#   next: lodsb; test al,al; jz write; out dx,al; jmp next
+#   write: pop dx; mov ax,0x0301; mov bx,0x7c00; mov cx,0x0002; mov dh,0; int 0x13
+#   mov ax,0x5301; xor bx,bx; int 0x15                  connect to power management
+#   mov ax,0x530e; xor bx,bx; mov cx,0x0102; int 0x15   version 1.2
+#   mov ax,0x5307; mov bx,1; mov cx,3; int 0x15         everything off
+#   halt: hlt; jmp halt
+#   message: "booted\r\n\0"
+CODE = bytes.fromhex(
+    "31c08ed88ec08ed0bc007c52be477cbaf803ac84c07403eeebf85ab80103bb007cb90200b600cd13"
+    "b8015331dbcd15b80e5331dbb90201cd15b80753bb0100b90300cd15f4ebfd626f6f7465640d0a00"
+)
+SECTOR = CODE.ljust(510, b"\0") + b"\x55\xaa"
+
+
+@pytest.fixture
+def machine(coldrise, tmp_path):
+    """The address of a point whose machine says "booted", writes its own sector to
+    the second one and powers off."""
+    path = tmp_path / "boot.raw"
+    path.write_bytes(SECTOR.ljust(MIB, b"\0"))
+    return coldrise.backup("web01", vda=path)
+
+
+def second_sector(coldrise, address, tmp_path):
+    target = tmp_path / "second.raw"
+    coldrise.json("restore", f"{address}/vda", target, "--force")
+    return target.read_bytes()[512:1024]
+
+
+def test_boot_and_seal(coldrise, machine, tmp_path):
+    done = coldrise.run("--json", "boot", machine, "--name", "trial", "--seal", "--memory", "64M")
+    assert done.returncode == 0, done.stderr
+    assert "booted" in done.stdout
+    last = json.loads(done.stdout.strip().splitlines()[-1])
+    assert last["session"] == "trial" and last["address"] == f"{machine}+1"
+    assert second_sector(coldrise, last["address"], tmp_path) == SECTOR
+    assert second_sector(coldrise, machine, tmp_path) == bytes(512)
+    assert coldrise.json("sessions") == {"sessions": []}
+
+
+def test_boot_keeps_the_session(coldrise, machine, tmp_path):
+    done = coldrise.run("boot", "web01/latest", "--memory", "64M")
+    assert done.returncode == 0, done.stderr
+    for word in ("coldrise boot live/web01-1", "coldrise unpublish web01-1", "--discard"):
+        assert word in done.stdout
+    assert second_sector(coldrise, "live/web01-1", tmp_path) == SECTOR
+    again = coldrise.run("--json", "boot", "live/web01-1", "--memory", "64M", "--discard")
+    assert again.returncode == 0, again.stderr
+    assert json.loads(again.stdout.strip().splitlines()[-1])["discarded"]
+    assert coldrise.json("sessions") == {"sessions": []}
+    assert len(coldrise.json("list")["machines"][0]["points"]) == 1
+
+
+@pytest.mark.parametrize("bus", ["virtio", "scsi", "sata", "ide"])
+def test_every_bus_boots(coldrise, machine, bus):
+    done = coldrise.run("boot", machine, "--disk-bus", bus, "--memory", "64M", "--discard")
+    assert done.returncode == 0, done.stderr
+    assert "booted" in done.stdout
+
+
+@pytest.mark.parametrize("name, text", [
+    ("web01.json", '{"cpus": 3, "memory_mib": 96, "disk_bus": "sata"}'),
+    ("web01.xml", "<domain><memory unit='MiB'>96</memory><vcpu>3</vcpu><devices><disk>"
+                  "<target bus='sata'/></disk></devices></domain>"),
+    ("web01.vmx", 'memsize = "96"\nnumvcpus = "3"\nscsi0:0.present = "TRUE"\n'),
+])
+def test_the_stored_configuration_is_used(coldrise, tmp_path, name, text):
+    disk = tmp_path / "boot.raw"
+    disk.write_bytes(SECTOR.ljust(MIB, b"\0"))
+    configuration = tmp_path / name
+    configuration.write_text(text, encoding="utf-8")
+    address = coldrise.json("backup", "web01", f"vda={disk}", "--config", configuration)["address"]
+    done = coldrise.run("boot", address, "--discard")
+    assert done.returncode == 0 and "booted" in done.stdout, done.stderr
+    assert "3 processors, 96 MiB" in done.stderr
+    other = coldrise.run("boot", address, "--discard", "--memory", "64M", "--cpus", "1")
+    assert "1 processor, 64 MiB" in other.stderr
+
+
+def test_a_broken_configuration_does_not_keep_a_machine_from_booting(coldrise, tmp_path):
+    disk = tmp_path / "boot.raw"
+    disk.write_bytes(SECTOR.ljust(MIB, b"\0"))
+    configuration = tmp_path / "web01.xml"
+    configuration.write_text("<domain><memory>", encoding="utf-8")
+    address = coldrise.json("backup", "web01", f"vda={disk}", "--config", configuration)["address"]
+    done = coldrise.run("boot", address, "--discard", "--memory", "64M")
+    assert done.returncode == 0 and "booted" in done.stdout
+    assert "warning" in done.stderr
+
+
+def test_nothing_is_published_in_vain(coldrise, machine, tmp_path):
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    os.symlink("/bin/sh", tools / "sh")
+    environment = coldrise.environment() | {"PATH": str(tools)}
+    done = subprocess.run([PROGRAM, "boot", machine], env=environment, capture_output=True,
+                          text=True, timeout=60, check=False)
+    assert done.returncode == 1 and "qemu-system-x86_64" in done.stderr
+    assert coldrise.json("sessions") == {"sessions": []}
+
+
+def test_an_interrupted_machine_leaves_its_session(coldrise, tmp_path):
+    path = tmp_path / "idle.raw"
+    # hlt; jmp to it
+    path.write_bytes(b"\xf4\xeb\xfd".ljust(510, b"\0") + b"\x55\xaa" + bytes(MIB - 512))
+    address = coldrise.backup("web01", vda=path)
+    process = coldrise.start("boot", address, "--memory", "64M",
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    tasks = f"/proc/{process.pid}/task/{process.pid}/children"
+
+    def has_qemu():
+        pids = open(tasks, encoding="utf-8").read().split()
+        return any("qemu" in os.readlink(f"/proc/{pid}/exe") for pid in pids)
+
+    wait_until(has_qemu, "QEMU")
+    process.send_signal(signal.SIGTERM)
+    _output, messages = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "session web01-1 is kept" in messages
+    (session,) = coldrise.json("sessions")["sessions"]
+    assert not session["is_served"]

@@ -1,0 +1,210 @@
+"""Mistakes and damage: exit codes, and messages that say what, where and what to do."""
+
+import json
+import os
+import subprocess
+
+import pytest
+
+from support.cli import PROGRAM, Coldrise
+from support.image import Image
+
+MIB = 1 << 20
+
+
+def refused(coldrise, code, kind, *arguments):
+    """The message of a command that has to fail so, the same on stdout and stderr."""
+    done = coldrise.run("--json", *arguments)
+    assert done.returncode == code, done.stdout + done.stderr
+    error = json.loads(done.stdout.strip().splitlines()[-1])["error"]
+    assert error["kind"] == kind, error
+    assert done.stderr.startswith("coldrise: ")
+    assert error["message"] in done.stderr
+    return error["message"]
+
+
+def test_wrong_passphrase(coldrise, tmp_path):
+    wrong = tmp_path / "wrong"
+    wrong.write_text("battery staple\n", encoding="utf-8")
+    other = Coldrise(coldrise.repository, wrong)
+    for command in (["list"], ["stats"], ["backup", "web01", "vda=raw:/dev/null"],
+                    ["serve", "nbd", "--socket", tmp_path / "socket"]):
+        message = refused(other, 12, "wrong_passphrase", *command)
+        assert str(coldrise.repository) in message
+
+
+def test_no_passphrase(coldrise):
+    message = refused(Coldrise(coldrise.repository), 12, "wrong_passphrase", "list")
+    assert "--passphrase-file" in message
+
+
+def test_passphrase_of_an_open_repository(tmp_path):
+    plain = Coldrise(tmp_path / "plain")
+    plain.init("--no-encryption")
+    assert plain.json("list") == {"machines": []}
+    secret = tmp_path / "secret"
+    secret.write_text("x\n", encoding="utf-8")
+    refused(Coldrise(plain.repository, secret), 12, "wrong_passphrase", "list")
+
+
+def test_passphrase_sources(coldrise, tmp_path):
+    unset = Coldrise(coldrise.repository)
+    unset.json("--passphrase-file", coldrise.passphrase_file, "list")
+    unset.json("--passphrase-command", f"cat {coldrise.passphrase_file}", "list")
+    refused(unset, 1, "not_found", "--passphrase-file", tmp_path / "absent", "list")
+    refused(unset, 1, "tool_failed", "--passphrase-command", "exit 3", "list")
+    environment = coldrise.environment() | {"COLDRISE_PASSPHRASE_COMMAND": "echo x"}
+    done = subprocess.run([PROGRAM, "list"], env=environment, capture_output=True, text=True,
+                          timeout=60, check=False)
+    assert done.returncode == 2
+    assert "COLDRISE_PASSPHRASE_FILE and COLDRISE_PASSPHRASE_COMMAND" in done.stderr
+
+
+def test_missing_repository(tmp_path):
+    absent = Coldrise(tmp_path / "absent")
+    for command in (["list"], ["publish", "web01/latest"], ["seal", "trial"],
+                    ["backup", "web01", "vda=raw:/dev/null"], ["doctor"]):
+        if command == ["doctor"]:
+            assert absent.run(*command).returncode == 1
+            continue
+        message = refused(absent, 10, "no_repository", *command)
+        assert str(tmp_path / "absent") in message and "coldrise init" in message
+
+
+def test_foreign_repository(coldrise):
+    description = coldrise.repository / "repository.json"
+    original = description.read_text(encoding="utf-8")
+    for content in ("", "[]", "hello", original[: len(original) // 2],
+                    original.replace('"format_version": 1', '"format_version": 99'),
+                    original.replace('"chunk_size_bytes": 16384', '"chunk_size_bytes": 65536')):
+        assert content != original
+        description.write_text(content, encoding="utf-8")
+        done = coldrise.run("--json", "list")
+        assert done.returncode == 1, content
+        assert json.loads(done.stdout)["error"]["kind"] in ("corrupt", "unsupported")
+        assert "repository.json" in done.stderr
+    description.write_text(original, encoding="utf-8")
+    assert coldrise.json("list") == {"machines": []}
+
+
+def test_init_leaves_what_is_there_alone(coldrise, tmp_path):
+    message = refused(coldrise, 1, "already_exists", "init")
+    assert "already holds a repository" in message
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "letter").write_text("dear", encoding="utf-8")
+    refused(Coldrise(foreign, coldrise.passphrase_file), 1, "already_exists", "init")
+    assert os.listdir(foreign) == ["letter"]
+
+
+@pytest.mark.parametrize("options", [
+    ["--chunk-size", "5K"], ["--chunk-size", "2K"], ["--chunk-size", "512K"], ["--chunk-size", "x"],
+    ["--compression", "gzip"], ["--compression", "zstd:20"], ["--no-encryption"],
+])
+def test_init_refuses_what_is_not_possible(coldrise, tmp_path, options):
+    other = Coldrise(tmp_path / "other", coldrise.passphrase_file)
+    refused(other, 2, "invalid_input", "init", *options)
+    assert not other.repository.exists()
+
+
+def test_init_wants_a_passphrase(tmp_path):
+    message = refused(Coldrise(tmp_path / "other"), 2, "invalid_input", "init")
+    assert "--no-encryption" in message
+
+
+def test_unknown_addresses_name_what_there_is(coldrise, point):
+    assert "web01" in refused(coldrise, 1, "not_found", "show", "db01/latest")
+    assert "web01" in refused(coldrise, 1, "not_found", "list", "db01")
+    exact = point.split("/")[1]
+    for command in ("show", "publish"):
+        message = refused(coldrise, 1, "not_found", command, "web01/20010101T000000Z")
+        assert exact in message
+    assert exact in refused(coldrise, 1, "not_found", "show", "web01/latest~1")
+    assert "vda" in refused(coldrise, 1, "not_found", "show", "web01/latest/vdb")
+    assert "vda" in refused(coldrise, 1, "not_found", "restore", "web01/latest/vdb", "/nowhere.raw")
+    for command in (["seal", "trial"], ["unpublish", "trial"], ["boot", "live/trial"],
+                    ["show", "live/trial"]):
+        assert "trial" in refused(coldrise, 1, "not_found", *command)
+
+
+@pytest.mark.parametrize("arguments", [
+    ["show", "../etc/passwd"], ["show", "web01/../vda"], ["show", "web01/latest/.."],
+    ["show", "Web01/latest"], ["show", "web01"], ["show", "web01/latest/vda/x"],
+    ["show", "web01/latest~0"], ["show", "live/.."], ["show", ""], ["show", "web01/2026"],
+    ["list", "live"], ["list", ".hidden"], ["seal", "a/b"], ["seal", "x" * 64],
+    ["publish", "web01/latest/vda"], ["publish", "live/trial"],
+    ["publish", "web01/latest", "--name", "../trial"],
+    ["backup", "..", "vda=raw:x"], ["backup", "web01", "../vda=raw:x"],
+    ["backup", "web01", "vda=x.iso"], ["backup", "web01", "x.raw"],
+    ["backup", "web01", "vda=raw:x", "vda=raw:y"], ["backup", "web01", "vda=http://host/x.raw"],
+    ["diff", "web01/latest", "web01/latest/vda"], ["boot", "web01/latest/vda"],
+    ["boot", "web01/latest", "--memory", "1M"], ["boot", "web01/latest", "--cpus", "0"],
+    ["restore", "web01/latest", "x.unknown"], ["restore", "web01/latest", "ftp://host/x"],
+    ["restore", "web01/latest", "x.raw", "--format", "iso"],
+    ["serve", "nbd", "--listen", "0.0.0.0:10809"], ["serve", "nbd", "--listen", "localhost"],
+    ["serve", "nbd", "--cache", "lots"],
+])
+def test_what_makes_no_sense_is_refused(coldrise, point, arguments):
+    refused(coldrise, 2, "invalid_input", *arguments)
+    assert coldrise.json("sessions") == {"sessions": []}
+
+
+@pytest.mark.parametrize("arguments", [
+    [], ["frobnicate"], ["list", "--frob"], ["backup"], ["backup", "web01"], ["seal"],
+    ["unpublish", "a", "--discard", "--discard"], ["-q", "-v", "list"],
+    ["serve"], ["serve", "ftp"], ["serve", "nbd", "--listen", "127.0.0.1:1", "--socket", "x"],
+    ["completion", "cmd"], ["boot", "web01/latest", "--seal", "--discard"],
+    ["--passphrase-file", "a", "--passphrase-command", "b", "list"],
+])
+def test_wrong_usage(coldrise, arguments):
+    done = coldrise.run(*arguments)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("coldrise: ") or "Usage:" in done.stderr
+
+
+def test_no_repository_named(coldrise):
+    environment = coldrise.environment()
+    del environment["COLDRISE_REPO"]
+    done = subprocess.run([PROGRAM, "list"], env=environment, capture_output=True, text=True,
+                          timeout=60, check=False)
+    assert done.returncode == 2
+    assert "--repo" in done.stderr and "COLDRISE_REPO" in done.stderr
+
+
+def test_damage_is_told_and_never_returned(coldrise, tmp_path):
+    image = Image(4 * MIB)
+    image.fill(0, 4 * MIB, "content")
+    point = coldrise.backup("web01", vda=image.save(tmp_path / "vda.raw"))
+    # Not in the log, which is replayed, but in the files that it went into.
+    coldrise.backup("db01", vda=image.save(tmp_path / "vda.raw"))
+    files = [path for path in (coldrise.repository / "db").rglob("*") if path.is_file()]
+    largest = max(files, key=lambda path: path.stat().st_size)
+    with open(largest, "r+b") as file:
+        file.seek(largest.stat().st_size // 2)
+        byte = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte[0] ^ 1]))
+    target = tmp_path / "out.raw"
+    message = refused(coldrise, 1, "corrupt", "restore", f"{point}/vda", target)
+    assert "chunk" in message or "maps" in message or "log" in message
+    assert not target.exists()
+
+
+def test_a_missing_layer_is_told(coldrise, point, live, nbdkit):
+    with nbdkit() as server, server.connect(live) as client:
+        client.pwrite(b"x" * 4096, 0)
+        client.flush()
+    sealed = coldrise.json("unpublish", "trial")["address"]
+    layers = list((coldrise.repository / "layers").iterdir())
+    assert len(layers) == 1
+    layers[0].unlink()
+    target = coldrise.repository.parent / "out.raw"
+    done = coldrise.run("restore", f"{sealed}/vda", target)
+    assert done.returncode == 1 and not target.exists()
+    assert layers[0].name in done.stderr or "layer" in done.stderr
+    checked = coldrise.run("doctor")
+    assert checked.returncode == 1
+    assert "FAIL" in checked.stdout and f"{sealed}/vda" in checked.stdout
+    # What does not need it goes on.
+    coldrise.json("restore", f"{point}/vda", target)

@@ -1,0 +1,306 @@
+"""publish, sessions, seal, unpublish and serve nbd."""
+
+import contextlib
+import json
+import os
+import pathlib
+import re
+import signal
+import socket
+import subprocess
+import threading
+
+import nbd
+import pytest
+
+from support.cli import PROGRAM
+from support.nbdserver import wait_until
+
+MIB = 1 << 20
+
+
+class Served:
+    """`coldrise serve nbd` on a Unix socket."""
+
+    def __init__(self, coldrise, path, *options):
+        self.socket = path
+        self.process = coldrise.start("--json", "serve", "nbd", "--socket", path, *options,
+                                      stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        line = self.process.stdout.readline()
+        assert line, self.process.stderr.read()
+        self.ready = json.loads(line)
+
+    def connect(self, export):
+        handle = nbd.NBD()
+        handle.set_export_name(export)
+        handle.connect_unix(str(self.socket))
+        return handle
+
+    def stop(self, number=signal.SIGTERM):
+        self.process.send_signal(number)
+        output, messages = self.process.communicate(timeout=30)
+        return self.process.returncode, output, messages
+
+    def crash(self):
+        """Kills the program and the nbdkit that it started."""
+        pids = self.children()
+        assert pids
+        self.process.kill()
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.communicate(timeout=30)
+
+    def children(self):
+        path = f"/proc/{self.process.pid}/task/{self.process.pid}/children"
+        return [int(pid) for pid in pathlib.Path(path).read_text(encoding="utf-8").split()]
+
+
+@pytest.fixture
+def served(coldrise, tmp_path):
+    servers = []
+
+    def start(*options):
+        servers.append(Served(coldrise, tmp_path / f"served{len(servers)}", *options))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        if server.process.poll() is None:
+            server.stop()
+
+
+def test_publish_and_what_sessions_tell(coldrise, image, point):
+    published = coldrise.json("publish", point, "--name", "trial")
+    assert published["session"] == "trial" and published["address"] == point
+    assert published["disks"] == [
+        {"disk": "vda", "export": "live/trial/vda", "size_bytes": len(image)}]
+    assert published["elapsed_ms"] < 5000
+    second = coldrise.json("publish", "web01/latest")
+    assert second["session"] == "web01-1"
+    assert coldrise.json("publish", "web01/latest")["session"] == "web01-2"
+    sessions = coldrise.json("sessions")["sessions"]
+    assert [session["session"] for session in sessions] == ["trial", "web01-1", "web01-2"]
+    assert sessions[0]["address"] == point and not sessions[0]["is_served"]
+    assert coldrise.json("show", "live/trial") == sessions[0]
+    taken = coldrise.run("--json", "publish", point, "--name", "trial")
+    assert taken.returncode == 1
+    assert json.loads(taken.stdout)["error"]["kind"] == "already_exists"
+
+
+def test_publish_tells_people_how_to_go_on(coldrise, point):
+    text = coldrise.run("publish", point, "--name", "trial").stdout
+    assert "nbd://127.0.0.1:10809/live/trial/vda" in text
+    assert "qemu-system-x86_64" in text and "coldrise boot live/trial" in text
+    assert "\x1b" not in text
+
+
+def test_seal_while_served_and_while_idle(coldrise, image, point, served, tmp_path):
+    coldrise.publish(point, "trial")
+    server = served()
+    client = server.connect("live/trial/vda")
+    image.fill(MIB, 4096, "one")
+    client.pwrite(image.read(MIB, 4096), MIB)
+    assert coldrise.json("show", "live/trial")["is_served"]
+    first = coldrise.json("seal", "trial")
+    assert first["session"] == "trial" and first["address"] == f"{point}+1"
+    one = bytes(image.content)
+
+    image.fill(3 * MIB, 4096, "two")
+    client.pwrite(image.read(3 * MIB, 4096), 3 * MIB)
+    client.flush()
+    client.shutdown()
+    assert server.stop()[0] == 0
+    assert coldrise.json("seal", "trial")["address"] == f"{point}+2"
+
+    for address, content in ((f"{point}+1", one), (f"{point}+2", bytes(image.content))):
+        target = tmp_path / "out.raw"
+        coldrise.json("restore", f"{address}/vda", target, "--force")
+        assert target.read_bytes() == content
+    listed = coldrise.json("list", "web01")["machines"][0]["points"]
+    assert [(p["address"], p["kind"]) for p in listed] == [
+        (point, "backup"), (f"{point}+1", "synthetic"), (f"{point}+2", "synthetic")]
+
+
+def test_resume_after_a_kill(coldrise, image, point, served, tmp_path):
+    coldrise.publish(point, "trial")
+    server = served()
+    client = server.connect("live/trial/vda")
+    image.fill(2 * MIB, 65536, "flushed")
+    client.pwrite(image.read(2 * MIB, 65536), 2 * MIB)
+    client.flush()
+    server.crash()
+
+    again = served()
+    client = again.connect("live/trial/vda")
+    assert bytes(client.pread(65536, 2 * MIB)) == image.read(2 * MIB, 65536)
+    client.shutdown()
+    again.stop()
+    address = coldrise.json("unpublish", "trial")["address"]
+    target = tmp_path / "out.raw"
+    coldrise.json("restore", f"{address}/vda", target)
+    assert target.read_bytes() == bytes(image.content)
+
+
+def test_unpublish_seals_or_discards(coldrise, image, point, served):
+    for name in ("kept", "empty", "dropped"):
+        coldrise.publish(point, name)
+    server = served()
+    for name in ("kept", "dropped"):
+        client = server.connect(f"live/{name}/vda")
+        client.pwrite(b"x" * 4096, 0)
+        client.flush()
+        busy = coldrise.run("unpublish", name)
+        assert busy.returncode == 11 and name in busy.stderr
+        client.shutdown()
+    server.stop()
+    kept = coldrise.json("unpublish", "kept")
+    assert kept["address"] == f"{point}+1" and not kept["discarded"]
+    empty = coldrise.json("unpublish", "empty")
+    assert empty["address"] is None and not empty["discarded"]
+    dropped = coldrise.json("unpublish", "dropped", "--discard")
+    assert dropped["address"] is None and dropped["discarded"]
+    assert coldrise.json("sessions") == {"sessions": []}
+    assert len(coldrise.json("list")["machines"][0]["points"]) == 2
+    gone = coldrise.run("seal", "kept")
+    assert gone.returncode == 1 and "kept" in gone.stderr
+    assert image.read(0, 4096) != b"x" * 4096
+
+
+def test_a_sealed_point_outlives_the_next_backup(coldrise, image, point, served, tmp_path):
+    coldrise.publish(point, "trial")
+    server = served()
+    client = server.connect("live/trial/vda")
+    image.fill(0, 4096, "sealed")
+    client.pwrite(image.read(0, 4096), 0)
+    client.shutdown()
+    server.stop()
+    sealed = coldrise.json("unpublish", "trial")["address"]
+    coldrise.backup("db01", vda=tmp_path / "vda.raw")
+    target = tmp_path / "out.raw"
+    coldrise.json("restore", f"{sealed}/vda", target)
+    assert target.read_bytes() == bytes(image.content)
+    shown = coldrise.json("show", sealed)
+    assert (shown["kind"], shown["session"], f"web01/{shown['base']}") == ("synthetic", "trial", point)
+
+
+def test_serve_is_ready_when_it_says_so(coldrise, point, served):
+    server = served("--cache", "1M")
+    assert server.ready["event"] == "ready"
+    assert server.ready["uri"] == f"nbd+unix:///?socket={server.socket}"
+    assert server.connect(f"{point}/vda").get_size() > 0
+    assert server.socket.stat().st_mode & 0o022 == 0
+    children = server.children()
+    code, output, messages = server.stop(signal.SIGINT)
+    assert code == 0, messages
+    assert json.loads(output.splitlines()[-1])["uri"] == server.ready["uri"]
+    assert not server.socket.exists()
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in children)
+
+
+def test_serve_on_loopback(coldrise, point):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    process = coldrise.start("serve", "nbd", "--listen", f"127.0.0.1:{port}",
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        assert re.match(rf"ready: nbd://127.0.0.1:{port}/", process.stdout.readline())
+        handle = nbd.NBD()
+        handle.connect_uri(f"nbd://127.0.0.1:{port}/{point}/vda")
+        assert handle.is_read_only()
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=30)
+    assert process.returncode == 0
+
+
+def test_serve_read_only(coldrise, point, live, served):
+    client = served("--read-only").connect(live)
+    assert client.is_read_only()
+    assert len(client.pread(4096, 0)) == 4096
+
+
+def test_serve_ends_although_a_client_stays(coldrise, image, live, served, tmp_path):
+    server = served()
+    client = server.connect(live)
+    image.fill(MIB, 65536, "not flushed")
+    client.pwrite(image.read(MIB, 65536), MIB)
+    server.process.send_signal(signal.SIGTERM)
+    # The second one says that it is meant.
+    code, _output, messages = server.stop(signal.SIGINT)
+    assert code == 0, messages
+    assert not server.socket.exists()
+    target = tmp_path / "out.raw"
+    coldrise.json("restore", live, target)
+    assert target.read_bytes() == bytes(image.content)
+
+
+def test_serve_ends_with_its_parent(coldrise, point, served):
+    server = served()
+    children = server.children()
+    server.process.kill()
+    server.process.communicate(timeout=30)
+    wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in children), "nbdkit's end")
+
+
+def test_serve_minds_the_socket(coldrise, point, served, tmp_path):
+    server = served()
+    second = coldrise.run("serve", "nbd", "--socket", server.socket)
+    assert second.returncode == 11 and str(server.socket) in second.stderr
+    # What a killed server leaves behind is in nobody's way.
+    server.crash()
+    assert server.socket.exists()
+    again = Served(coldrise, server.socket)
+    assert again.connect(f"{point}/vda").get_size() > 0
+    assert again.stop()[0] == 0
+    precious = tmp_path / "precious"
+    precious.write_text("letter", encoding="utf-8")
+    refused = coldrise.run("serve", "nbd", "--socket", precious)
+    assert refused.returncode == 1 and precious.read_text(encoding="utf-8") == "letter"
+
+
+def test_serve_without_nbdkit(coldrise, tmp_path):
+    environment = coldrise.environment() | {"PATH": str(tmp_path)}
+    done = subprocess.run([PROGRAM, "serve", "nbd", "--socket", tmp_path / "socket"],
+                          env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1 and "apt install nbdkit" in done.stderr
+
+
+def test_two_writers_of_one_session(coldrise, live, served):
+    first, second = served(), served()
+    client = first.connect(live)
+    client.pwrite(b"x" * 4096, 0)
+    with pytest.raises(nbd.Error):
+        second.connect(live)
+    booting = coldrise.run("boot", "live/trial")
+    assert booting.returncode == 11 and "trial" in booting.stderr
+    client.shutdown()
+
+
+def test_published_while_served(coldrise, point, served):
+    server = served()
+    assert server.connect(f"{point}/vda").get_size() > 0
+    export = coldrise.publish(point, "later")["vda"]
+    client = server.connect(export)
+    client.pwrite(b"y" * 4096, 0)
+    client.flush()
+    client.shutdown()
+
+
+def test_seals_at_once_make_different_points(coldrise, point, served):
+    coldrise.publish(point, "trial")
+    client = served().connect("live/trial/vda")
+    client.pwrite(b"z" * 4096, 0)
+    addresses = []
+
+    def seal():
+        addresses.append(coldrise.json("seal", "trial")["address"])
+
+    threads = [threading.Thread(target=seal) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert sorted(addresses) == [f"{point}+{n}" for n in range(1, 5)]
+    client.shutdown()
