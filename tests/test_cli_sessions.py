@@ -191,6 +191,9 @@ def test_serve_is_ready_when_it_says_so(coldrise, point, served):
     assert server.connect(f"{point}/vda").get_size() > 0
     assert server.socket.stat().st_mode & 0o022 == 0
     children = server.children()
+    for pid in (server.process.pid, *children):
+        limits = pathlib.Path(f"/proc/{pid}/limits").read_text(encoding="utf-8")
+        assert re.search(r"Max core file size +0 +0 ", limits)
     code, output, messages = server.stop(signal.SIGINT)
     assert code == 0, messages
     assert json.loads(output.splitlines()[-1])["uri"] == server.ready["uri"]
@@ -209,6 +212,7 @@ def test_serve_on_loopback(coldrise, point):
         handle = nbd.NBD()
         handle.connect_uri(f"nbd://127.0.0.1:{port}/{point}/vda")
         assert handle.is_read_only()
+        handle.shutdown()
     finally:
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=30)

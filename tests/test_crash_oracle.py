@@ -100,6 +100,19 @@ def test_an_unanswered_write_may_or_may_not_have_happened(disk):
     assert faults(disk.judge_crash(content(disk, c1=41))) == [("vda", BLOCK)]
 
 
+def test_answers_after_the_power_is_cut_are_no_promises(disk):
+    write(disk, 1, 45)
+    under_way = disk.begin_write(2, 1, 46, is_fua=True)
+    began = disk.begin_flush()
+    disk.cut_power()
+    disk.end_write(under_way, succeeded=True)
+    disk.end_flush(began)
+    disk.crashed()
+    assert disk.judge_crash(content(disk)) == []
+    write(disk, 1, 47, is_fua=True)
+    assert disk.judge_crash(content(disk)) != []
+
+
 def test_overlapping_writes_may_end_in_either_order(disk):
     first, second = disk.begin_write(1, 1, 50), disk.begin_write(1, 1, 51)
     disk.end_write(second, succeeded=True)

@@ -39,6 +39,7 @@ fn main() -> ExitCode {
         Ok(arguments) => arguments,
         Err(error) => return refuse_arguments(&words, &error),
     };
+    keep_secrets_out_of_core_dumps();
     let is_json = arguments.global.json;
     let invocation = Invocation::new(arguments.global);
     match commands::run(&invocation, arguments.command) {
@@ -51,6 +52,16 @@ fn main() -> ExitCode {
             ExitCode::from(error.kind().exit_code())
         }
     }
+}
+
+/// Keys and plaintext live in this program's memory, and in that of the front ends it
+/// starts. Where the system refuses, there is nothing better to do than to go on.
+fn keep_secrets_out_of_core_dumps() {
+    use rustix::process::{set_dumpable_behavior, setrlimit, DumpableBehavior, Resource, Rlimit};
+    // Inherited by children.
+    let _ = setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) });
+    // A core pattern that is a program does not mind the limit.
+    let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
 }
 
 /// Help and versions are no errors; everything else about the arguments ends with

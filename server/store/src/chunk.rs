@@ -55,6 +55,8 @@ pub(crate) struct ChunkCodec {
 /// What one encoding thread keeps between chunks.
 pub(crate) struct EncoderState {
     zstd: Option<Compressor<'static>>,
+    /// LZ4 wants room for its worst case before it starts.
+    lz4: Vec<u8>,
 }
 
 /// What one decoding thread keeps between chunks.
@@ -92,7 +94,11 @@ impl ChunkCodec {
             }
             Compression::None | Compression::Lz4 => None,
         };
-        Ok(EncoderState { zstd })
+        let lz4 = match self.compression {
+            Compression::Lz4 => vec![0; lz4_flex::block::get_maximum_output_size(self.chunk_size)],
+            Compression::None | Compression::Zstd(_) => Vec::new(),
+        };
+        Ok(EncoderState { zstd, lz4 })
     }
 
     /// Appends the value of `chunk` to `out`. `chunk` has the chunk size.
@@ -134,9 +140,13 @@ impl ChunkCodec {
                 .compress_to_buffer(chunk, &mut room[..limit])
                 .ok()
                 .map(|length| (CODEC_ZSTD, length)),
-            (None, Compression::Lz4) => lz4_flex::block::compress_into(chunk, &mut room[..limit])
+            (None, Compression::Lz4) => lz4_flex::block::compress_into(chunk, &mut state.lz4)
                 .ok()
-                .map(|length| (CODEC_LZ4, length)),
+                .filter(|length| *length <= limit)
+                .map(|length| {
+                    room[..length].copy_from_slice(&state.lz4[..length]);
+                    (CODEC_LZ4, length)
+                }),
             (None, _) => None,
         };
         let Some((codec, length)) = compressed else {

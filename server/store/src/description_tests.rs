@@ -1,1 +1,111 @@
+use super::*;
 
+fn passphrase(text: &str) -> Passphrase {
+    Passphrase::new(text.as_bytes().to_vec()).unwrap()
+}
+
+fn encrypted() -> Description {
+    Description::create(16_384, Compression::Zstd(3), Some(&passphrase("right"))).unwrap()
+}
+
+fn written(description: &Description) -> serde_json::Value {
+    serde_json::to_value(description).unwrap()
+}
+
+/// As somebody would do it who knows the format: with a new checksum.
+fn edited(edit: impl FnOnce(&mut serde_json::Value)) -> Result<Description> {
+    let mut value = written(&encrypted());
+    edit(&mut value);
+    if let Ok(mut description) = serde_json::from_value::<Description>(value.clone()) {
+        description.checksum = description.expected_checksum().unwrap();
+        value = written(&description);
+    }
+    Description::parse(&serde_json::to_vec(&value).unwrap())
+}
+
+#[test]
+fn the_right_passphrase_gives_the_same_key_every_time() {
+    let description = encrypted();
+    let parsed = Description::parse(&serde_json::to_vec(&description).unwrap()).unwrap();
+    assert_eq!(parsed, description);
+    let key = parsed.master(Some(&passphrase("right"))).unwrap();
+    assert_eq!(*key, *description.master(Some(&passphrase("right"))).unwrap());
+    assert_ne!(*key, *encrypted().master(Some(&passphrase("right"))).unwrap());
+}
+
+#[test]
+fn a_wrong_missing_or_surplus_passphrase_is_said_to_be_so() {
+    let plain = Description::create(16_384, Compression::None, None).unwrap();
+    assert!(!plain.is_encrypted() && plain.master(None).is_ok());
+    for error in [
+        encrypted().master(Some(&passphrase("wrong"))).unwrap_err(),
+        encrypted().master(None).unwrap_err(),
+        plain.master(Some(&passphrase("right"))).unwrap_err(),
+    ] {
+        assert_eq!(error.kind(), ErrorKind::WrongPassphrase);
+    }
+}
+
+#[test]
+fn edited_fields_do_not_open_even_with_a_new_checksum() {
+    let edits: [fn(&mut serde_json::Value); 6] = [
+        |v| v["chunk_size_bytes"] = 4096.into(),
+        |v| v["compression"] = "lz4".into(),
+        |v| v["id"] = "00112233445566778899aabbccddeeff".into(),
+        |v| v["key_slots"][0]["cost"]["memory_kib"] = 20_000.into(),
+        |v| v["key_slots"][0]["cost"]["passes"] = 3.into(),
+        |v| v["key_slots"][0]["salt"] = "00112233445566778899aabbccddeeff".into(),
+    ];
+    for edit in edits {
+        let error = edited(edit).unwrap().master(Some(&passphrase("right"))).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::WrongPassphrase);
+    }
+}
+
+#[test]
+fn impossible_fields_are_refused_before_any_work() {
+    let edits: [fn(&mut serde_json::Value); 10] = [
+        |v| v["key_slots"][0]["cost"]["memory_kib"] = 19_455.into(),
+        |v| v["key_slots"][0]["cost"]["memory_kib"] = u32::MAX.into(),
+        |v| v["key_slots"][0]["cost"]["passes"] = 1.into(),
+        |v| v["key_slots"][0]["cost"]["passes"] = 1000.into(),
+        |v| v["key_slots"][0]["cost"]["lanes"] = 0.into(),
+        |v| v["chunk_size_bytes"] = 5000.into(),
+        |v| v["chunk_size_bytes"] = (1 << 30).into(),
+        |v| v["compression"] = "zstd:99".into(),
+        |v| v["surplus"] = 1.into(),
+        |v| v["key_slots"] = vec![v["key_slots"][0].clone(); 9].into(),
+    ];
+    for edit in edits {
+        assert_eq!(edited(edit).unwrap_err().kind(), ErrorKind::Corrupt);
+    }
+}
+
+#[test]
+fn malformed_key_slots_are_corrupt() {
+    for field in ["salt", "nonce", "wrapped_key"] {
+        let error = edited(|v| v["key_slots"][0][field] = "zz".into())
+            .unwrap()
+            .master(Some(&passphrase("right")))
+            .unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Corrupt);
+    }
+}
+
+#[test]
+fn damage_is_told_from_another_version_and_from_a_wrong_passphrase() {
+    let text = serde_json::to_vec_pretty(&encrypted()).unwrap();
+    let kind = |text: &[u8]| Description::parse(text).unwrap_err().kind();
+    for length in [0, 1, text.len() / 2, text.len() - 1] {
+        assert_eq!(kind(&text[..length]), ErrorKind::Corrupt);
+    }
+    assert_eq!(kind(b"{}"), ErrorKind::Corrupt);
+    assert_eq!(kind(br#"{"format":"borg","format_version":1}"#), ErrorKind::Corrupt);
+    assert_eq!(kind(&vec![b' '; 1 << 20]), ErrorKind::Corrupt);
+    let newer = br#"{"format":"coldrise repository","format_version":2,"new":true}"#;
+    assert_eq!(kind(newer), ErrorKind::Unsupported);
+    let text = String::from_utf8(text).unwrap();
+    let flipped = text.replacen("\"chunk_size_bytes\": 16384", "\"chunk_size_bytes\": 32768", 1);
+    assert_ne!(text, flipped);
+    assert_eq!(kind(flipped.as_bytes()), ErrorKind::Corrupt);
+}

@@ -22,12 +22,18 @@ class LoopUnavailable(Exception):
     """No loop file system can be had here."""
 
 
+class LoopFailure(Exception):
+    """A command for a loop file system failed."""
+
+
 def _run(*command):
-    done = subprocess.run(
-        [str(part) for part in command], capture_output=True, text=True, check=False
-    )
+    words = [str(part) for part in command]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise LoopFailure(f"{' '.join(words)}: {error}") from error
     if done.returncode:
-        raise LoopUnavailable(f"{' '.join(map(str, command))}: {done.stderr.strip()}")
+        raise LoopFailure(f"{' '.join(words)}: {done.stderr.strip()}")
 
 
 class LoopFileSystem:
@@ -40,8 +46,11 @@ class LoopFileSystem:
         self.is_mounted = False
         with open(self.image, "wb") as file:
             file.truncate(size_bytes)
-        _run("mkfs.ext4", "-q", "-F", "-m", "0", "-E", "lazy_itable_init=1", self.image)
-        self.mount()
+        try:
+            _run("mkfs.ext4", "-q", "-F", "-m", "0", "-E", "lazy_itable_init=1", self.image)
+            self.mount()
+        except LoopFailure as failure:
+            raise LoopUnavailable(str(failure)) from failure
 
     def mount(self):
         _run("mount", "-o", "loop,nodiscard", self.image, self.mount_point)
@@ -67,7 +76,7 @@ class LoopFileSystem:
             try:
                 _run("umount", self.mount_point)
                 break
-            except LoopUnavailable as error:
+            except LoopFailure as error:
                 failure = error
                 time.sleep(0.02)
         else:

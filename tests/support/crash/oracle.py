@@ -96,6 +96,8 @@ class DiskOracle:
         self.cells = self.coarse_cells + (size_bytes - fine_start) // FINE
         # Writes that ended before this tick are covered by a finished flush.
         self.flushed_tick = 0
+        # Set while the power is cut but the server has not ended yet; see cut_power.
+        self.power_is_cut = False
         self.running = set()
         # Ticks at which something began that will be judged later.
         self.observers = {}
@@ -153,12 +155,16 @@ class DiskOracle:
     def end_write(self, write, succeeded):
         write.end = self.clock.tick()
         write.is_certain = succeeded
+        if self.power_is_cut:
+            write.is_durable = False
         self.running.discard(write)
 
     def begin_flush(self):
         return self.clock.tick()
 
     def end_flush(self, began):
+        if self.power_is_cut:
+            return
         self.flushed_tick = max(self.flushed_tick, began)
 
     def begin_read(self):
@@ -171,11 +177,18 @@ class DiskOracle:
         if not self.observers[began]:
             del self.observers[began]
 
+    def cut_power(self):
+        """From now on no answer counts as a promise. A real cut takes server and
+        client with it; ours leaves them running for a moment, and an fdatasync that
+        is under way when ext4 is shut down may return success for nothing."""
+        self.power_is_cut = True
+
     def crashed(self):
         """The server is gone: what was under way ends here, done or not."""
         for write in list(self.running):
             self.end_write(write, succeeded=False)
         self.observers.clear()
+        self.power_is_cut = False
 
     def _forget(self, history):
         """Drops writes that nobody can see any more."""

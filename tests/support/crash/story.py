@@ -57,6 +57,9 @@ class Story:
         self.servers = 0
         self.load = None
         self.sealing = None
+        self._sealed_in_run = False
+        # The oracle of the point that an interrupted seal may have left.
+        self.perhaps = None
         self.points = {}
         self.session = None
         self.sessions = 0
@@ -139,8 +142,10 @@ class Story:
             connections_per_disk=self.rng.choice((1, 2, 3)),
         )
 
-    def run_load(self, seconds, seal_after=None, now_and_then=None):
-        """Load for a time, with a seal begun `seal_after` seconds from now, if given."""
+    def run_load(self, seconds, seal_after=None, now_and_then=None, to_a_flush=False):
+        """Load for a time, with a seal begun `seal_after` seconds from now, if
+        given; and then on until a flush is answered, if asked for: what it covered
+        is in the greatest danger then."""
         began = time.monotonic()
 
         def also():
@@ -153,6 +158,9 @@ class Story:
 
         self._sealed_in_run = False
         self.load.run(seconds, also)
+        if to_a_flush:
+            before = [disk.flushed_tick for disk in self.disks]
+            self.load.run(0.3, lambda: [disk.flushed_tick for disk in self.disks] != before)
 
     def finish_load(self):
         self.counts["requests"] += self.load.requests
@@ -192,24 +200,24 @@ class Story:
         self.counts["seals"] += 1
         return address
 
-    def give_up_seal(self, kill):
-        """After a crash: the seal under way ends, one way or the other. Returns
-        the oracle of the point that may be there now."""
+    def give_up_seal(self, kill, believe_answer):
+        """After a crash: the seal under way ends, one way or the other. An answer
+        that came after the power was cut proves nothing."""
         if self.sealing is None:
-            return None
+            return
         sealing, self.sealing = self.sealing, None
         if kill:
             sealing.process.kill()
         output, _ = sealing.process.communicate(timeout=CLI_DEADLINE_S)
-        if sealing.process.returncode == 0:
+        if sealing.process.returncode == 0 and believe_answer:
             # Answered, but perhaps by the command itself once the server was gone.
             address = json.loads(output.strip().splitlines()[-1])["address"]
             oracle = PointOracle(self.disks, sealing.began, self.clock.tick(), True)
             self.points[address] = Point(oracle)
             self.counts["seals"] += 1
-            return None
+            return
         self.counts["interrupted_seals"] += 1
-        return PointOracle(self.disks, sealing.began, self.clock.tick(), True)
+        self.perhaps = PointOracle(self.disks, sealing.began, self.clock.tick(), True)
 
     def listed_points(self):
         machines = self.coldrise.json("list", MACHINE)["machines"]
@@ -247,8 +255,9 @@ class Story:
 
     # ------------------------------------------------------------- checks
 
-    def check_crash(self, perhaps=None, look_at_list=False):
+    def check_crash(self, look_at_list=False):
         """The session after a crash, and the points."""
+        perhaps, self.perhaps = self.perhaps, None
         for disk in self.disks:
             violations = disk.judge_crash(self.read_disk(self.export(disk)))
             if violations:

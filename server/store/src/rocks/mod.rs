@@ -56,8 +56,10 @@ const READER_FAMILIES: usize = 4;
 /// How a read treats what it reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReadMode {
-    /// Payload that carries its own authentication: no checksum of RocksDB's,
-    /// and it does not push anything out of the block cache.
+    /// Chunks: they do not push anything out of the block cache. RocksDB's
+    /// checksums stay on, though every chunk carries its own authentication:
+    /// they cost 1 µs of the 11 µs of a 16 KiB chunk, and without them RocksDB
+    /// would follow a damaged index wherever it leads.
     Payload,
     /// Everything else.
     Cached,
@@ -189,7 +191,6 @@ impl Database {
         // SAFETY: no preconditions; the two objects are owned by the database.
         let (payload_read, cached_read) = unsafe {
             let payload = sys::rocksdb_readoptions_create();
-            sys::rocksdb_readoptions_set_verify_checksums(payload, u8::from(std::env::var_os("XSUM").is_some()));
             sys::rocksdb_readoptions_set_fill_cache(payload, 0);
             (payload, sys::rocksdb_readoptions_create())
         };

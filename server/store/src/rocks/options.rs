@@ -1,6 +1,6 @@
 //! How each column family is laid out on disk, and why.
 
-use std::ffi::c_int;
+use std::ffi::{c_char, c_int};
 
 use librocksdb_sys as sys;
 
@@ -20,6 +20,7 @@ const INFO_LOG_BYTES: usize = 256 << 10;
 const INFO_LOG_FILES: usize = 2;
 const INFO_LOG_LEVEL_WARN: c_int = 2;
 const NO_COMPRESSION: c_int = 0;
+const CHECKSUM_XXH3: c_char = 4;
 const BLOOM_BITS_PER_KEY: f64 = 10.0;
 /// Synced in steps while a file grows, so that the sync at its end is short.
 const BYTES_PER_SYNC: u64 = 8 << 20;
@@ -75,13 +76,18 @@ impl Options {
 
             let table = sys::rocksdb_block_based_options_create();
             sys::rocksdb_block_based_options_set_format_version(table, 5);
+            sys::rocksdb_block_based_options_set_checksum(table, CHECKSUM_XXH3);
             match family {
                 Family::Chunks => {
                     // A block closes as soon as it holds this much: one chunk.
                     sys::rocksdb_block_based_options_set_block_size(table, 2048);
                     sys::rocksdb_block_based_options_set_block_restart_interval(table, 1);
-                    // Only the top of the index is read at open; its
-                    // partitions are read when they are needed.
+                    // Only the top of the index is held in memory; its
+                    // partitions are read when they are needed. A flat index
+                    // would make a read 3 µs faster, and take 27 MB of every
+                    // reader's memory per million chunks. (Reads by mmap would
+                    // be 1 to 2 µs faster, and turn a read error of the drive
+                    // into the end of the process.)
                     sys::rocksdb_block_based_options_set_index_type(
                         table,
                         sys::rocksdb_block_based_table_index_type_two_level_index_search as c_int,

@@ -1,0 +1,164 @@
+//! Writers that end early: nothing half-visible, nothing lost that was
+//! committed, nothing left behind, nothing stored twice.
+
+mod common;
+
+use coldrise_block::ErrorKind;
+use coldrise_store::*;
+use common::*;
+
+fn staged(store: &Store) -> usize {
+    std::fs::read_dir(store.path().join("db/coldrise-staging")).map_or(0, |e| e.count())
+}
+
+/// Starts a backup, gives it `content`, and does not finish it.
+fn start(writer: &RepositoryWriter, content: &[u8]) -> DiskWriter {
+    let mut disk =
+        writer.disk_writer(None, content.len() as u64, WriteOptions { threads: 2 }).unwrap();
+    for (number, piece) in content.chunks(1 << 20).enumerate() {
+        disk.write((number as u64) << 20, piece.to_vec()).unwrap();
+    }
+    disk
+}
+
+#[test]
+fn a_dropped_backup_leaves_nothing_and_the_next_one_works() {
+    let store = Store::new();
+    let writer = store.writer();
+    let content = noise(21, 20 << 20);
+    for _ in 0..3 {
+        drop(start(&writer, &content));
+    }
+    assert_eq!(staged(&store), 0);
+    assert_eq!(writer.repository().stats().unwrap().chunks, 0);
+    let (root, counts) = write_all(&writer, None, &content);
+    assert_eq!(counts.known_chunks, 0);
+    assert_eq!(read_all(&writer.repository().disk(root, content.len() as u64)), content);
+    drop(writer);
+    let (_, counts) = write_all(&store.writer(), None, &content);
+    assert_eq!(counts.stored_chunks, 0);
+}
+
+/// The files of a repository as a crash leaves them: copied while the writer
+/// is at work, so that they are of no moment in particular.
+#[test]
+fn copies_of_a_store_at_work_open_and_hold_what_was_committed() {
+    let store = Store::with(CHUNK as u32, Compression::None, false);
+    let writer = store.writer();
+    let committed = noise(22, 12 << 20);
+    let (root, _) = write_all(&writer, None, &committed);
+    let document = point("web01", "20261120T100000Z", root, committed.len() as u64);
+    writer.put_point(&document).unwrap();
+
+    let more = noise(23, 12 << 20);
+    for round in 0..6 {
+        let disk = start(&writer, &more[..(round + 1) * (2 << 20)]);
+        if round % 2 == 1 {
+            disk.finish().unwrap();
+        }
+        let copy = tempfile::tempdir().unwrap();
+        let crashed = Store { directory: copy, source: PassphraseSource::None };
+        copy_tree(&store.path(), &crashed.path());
+
+        let writer = crashed.writer();
+        assert_eq!(staged(&crashed), 0);
+        let machine = MachineName::parse("web01").unwrap();
+        let points = writer.repository().points(&machine).unwrap();
+        assert_eq!(points, [document.clone()]);
+        let size = committed.len() as u64;
+        assert_eq!(read_all(&writer.repository().disk(root, size)), committed);
+        // What was committed is found again, and what is stored now is right.
+        let (_, counts) = write_all(&writer, None, &committed);
+        assert_eq!(counts.stored_chunks, 0);
+        let (root, _) = write_all(&writer, None, &more);
+        assert_eq!(read_all(&writer.repository().disk(root, more.len() as u64)), more);
+        drop(writer);
+        let (_, counts) = write_all(&crashed.writer(), None, &more);
+        assert_eq!(counts.stored_chunks, 0);
+    }
+}
+
+/// A drive of its own, of a few megabytes.
+struct SmallDrive(tempfile::TempDir);
+
+impl SmallDrive {
+    /// None where mounting is not allowed: that needs root.
+    fn mount(bytes: u64) -> Option<SmallDrive> {
+        let directory = tempfile::tempdir().unwrap();
+        let mounted = std::process::Command::new("mount")
+            .args(["-t", "tmpfs", "-o", &format!("size={bytes}"), "tmpfs"])
+            .arg(directory.path())
+            .status();
+        if mounted.is_ok_and(|status| status.success()) {
+            return Some(SmallDrive(directory));
+        }
+        assert!(std::env::var_os("CI").is_none(), "mounting a tmpfs needs root");
+        eprintln!("not run: mounting a tmpfs needs root");
+        None
+    }
+}
+
+impl Drop for SmallDrive {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("umount").arg("-l").arg(self.0.path()).status();
+    }
+}
+
+/// Backs up 64 MiB in so many parts, until one fails.
+fn fill_drive(writer: &RepositoryWriter, parts: usize) -> coldrise_block::Error {
+    for part in 0..parts {
+        let content = noise((100 * parts + part) as u64, (64 << 20) / parts);
+        let mut disk =
+            writer.disk_writer(None, content.len() as u64, WriteOptions { threads: 2 }).unwrap();
+        for (number, bytes) in content.chunks(1 << 20).enumerate() {
+            if let Err(error) = disk.write((number as u64) << 20, bytes.to_vec()) {
+                return error;
+            }
+        }
+        if let Err(error) = disk.finish() {
+            return error;
+        }
+    }
+    panic!("the drive is not full")
+}
+
+#[test]
+fn a_full_drive_is_said_to_be_full_and_the_repository_stays_usable() {
+    let Some(drive) = SmallDrive::mount(48 << 20) else { return };
+    let path = drive.0.path().join("repo");
+    let options = InitOptions {
+        chunk_size_bytes: CHUNK as u32,
+        compression: Compression::None,
+        passphrase: None,
+    };
+    Repository::init(&path, &options).unwrap();
+    let source = PassphraseSource::None;
+    let open = || RepositoryWriter::open(&path, &source, &OpenOptions::default()).unwrap();
+    let writer = open();
+    let kept = noise(31, 10 << 20);
+    let (root, _) = write_all(&writer, None, &kept);
+    let document = point("web01", "20261120T100000Z", root, kept.len() as u64);
+    writer.put_point(&document).unwrap();
+
+    // More than the drive holds: one large backup, then many small ones.
+    let mut writer = Some(writer);
+    for pieces in [1, 32] {
+        let current = writer.take().unwrap_or_else(open);
+        let failure = fill_drive(&current, pieces);
+        assert_eq!(failure.kind(), ErrorKind::NoSpace, "{failure:?}");
+        let next = current.disk_writer(None, 4096, WriteOptions { threads: 1 });
+        assert_eq!(next.err().unwrap().kind(), ErrorKind::Poisoned);
+    }
+    for _ in 0..2 {
+        let writer = open();
+        let machine = MachineName::parse("web01").unwrap();
+        assert_eq!(writer.repository().points(&machine).unwrap(), [document.clone()]);
+        assert_eq!(read_all(&writer.repository().disk(root, kept.len() as u64)), kept);
+        // The space of what did not get in is free again.
+        let small = noise(60, 1 << 20);
+        let (root, _) = write_all(&writer, None, &small);
+        assert_eq!(read_all(&writer.repository().disk(root, small.len() as u64)), small);
+    }
+    let reader = Repository::open(&path, &source, &OpenOptions::default()).unwrap();
+    assert_eq!(read_all(&reader.disk(root, kept.len() as u64)), kept);
+}

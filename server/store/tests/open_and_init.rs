@@ -1,0 +1,180 @@
+//! Making and opening repositories: every way it can go wrong is told apart.
+
+mod common;
+
+use std::os::unix::fs::PermissionsExt;
+
+use coldrise_block::ErrorKind;
+use coldrise_store::*;
+use common::*;
+
+fn init(path: &std::path::Path) -> coldrise_block::Result<()> {
+    let options = InitOptions {
+        chunk_size_bytes: 4096,
+        compression: Compression::None,
+        passphrase: None,
+    };
+    Repository::init(path, &options)
+}
+
+fn open_kind(path: &std::path::Path, source: &PassphraseSource) -> ErrorKind {
+    let options = OpenOptions::default();
+    let reading = Repository::open(path, source, &options).err().unwrap();
+    let writing = RepositoryWriter::open(path, source, &options).err().unwrap();
+    assert_eq!(reading.kind(), writing.kind());
+    reading.kind()
+}
+
+#[test]
+fn a_directory_without_a_repository_is_no_repository() {
+    let directory = tempfile::tempdir().unwrap();
+    let none = PassphraseSource::None;
+    assert_eq!(open_kind(directory.path(), &none), ErrorKind::NoRepository);
+    assert_eq!(open_kind(&directory.path().join("absent"), &none), ErrorKind::NoRepository);
+    let file = directory.path().join("file");
+    std::fs::write(&file, b"x").unwrap();
+    assert_eq!(open_kind(&file, &none), ErrorKind::NoRepository);
+    // Looking for a repository leaves nothing behind.
+    assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn passphrases_are_checked_and_versions_and_damage_told_apart() {
+    let store = Store::new();
+    let wrong = PassphraseSource::Command("echo wrong".into());
+    assert_eq!(open_kind(&store.path(), &wrong), ErrorKind::WrongPassphrase);
+    assert_eq!(open_kind(&store.path(), &PassphraseSource::None), ErrorKind::WrongPassphrase);
+    let failing = PassphraseSource::Command("exit 1".into());
+    assert_eq!(open_kind(&store.path(), &failing), ErrorKind::ToolFailed);
+
+    let file = store.path().join("repository.json");
+    let text = std::fs::read_to_string(&file).unwrap();
+    std::fs::write(&file, &text[..text.len() / 2]).unwrap();
+    assert_eq!(open_kind(&store.path(), &store.source), ErrorKind::Corrupt);
+    let newer = text.replace("\"format_version\": 1", "\"format_version\": 2");
+    std::fs::write(&file, newer).unwrap();
+    assert_eq!(open_kind(&store.path(), &store.source), ErrorKind::Unsupported);
+    std::fs::write(&file, text).unwrap();
+    store.reader();
+}
+
+#[test]
+fn init_refuses_what_it_did_not_make() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("repo");
+    init(&path).unwrap();
+    assert_eq!(init(&path).unwrap_err().kind(), ErrorKind::AlreadyExists);
+
+    for foreign in ["notes.txt", "db/photo.jpg", "layers/x", "live/session/session.json"] {
+        let path = directory.path().join(foreign.replace('/', "-"));
+        let file = path.join(foreign);
+        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+        std::fs::write(&file, b"mine").unwrap();
+        assert_eq!(init(&path).unwrap_err().kind(), ErrorKind::AlreadyExists, "{foreign}");
+        assert_eq!(std::fs::read(&file).unwrap(), b"mine");
+    }
+    let bad = directory.path().join("bad");
+    let options = InitOptions {
+        chunk_size_bytes: 5000,
+        compression: Compression::None,
+        passphrase: None,
+    };
+    assert_eq!(Repository::init(&bad, &options).unwrap_err().kind(), ErrorKind::InvalidInput);
+    assert!(!bad.exists());
+}
+
+#[test]
+fn a_killed_init_leaves_no_repository_and_is_simply_run_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("repo");
+    init(&path).unwrap();
+    std::fs::rename(path.join("repository.json"), path.join("repository.json.new")).unwrap();
+    assert_eq!(open_kind(&path, &PassphraseSource::None), ErrorKind::NoRepository);
+    init(&path).unwrap();
+    Repository::open(&path, &PassphraseSource::None, &OpenOptions::default()).unwrap();
+}
+
+#[test]
+fn only_the_owner_gets_in() {
+    let store = Store::new();
+    let mode = |name: &str| {
+        store.path().join(name).metadata().unwrap().permissions().mode() & 0o777
+    };
+    for name in ["", "db", "live", "leases", "layers"] {
+        assert_eq!(mode(name), 0o700, "{name}");
+    }
+    assert_eq!(mode("repository.json"), 0o600);
+}
+
+#[test]
+fn there_is_one_writer_and_any_number_of_readers() {
+    let store = Store::new();
+    let reader = store.reader();
+    let writer = store.writer();
+    let second = RepositoryWriter::open(&store.path(), &store.source, &OpenOptions::default());
+    assert_eq!(second.err().unwrap().kind(), ErrorKind::Busy);
+
+    let options = WriteOptions { threads: 1 };
+    let disk = writer.disk_writer(None, 4096, options).unwrap();
+    let second = writer.disk_writer(None, 4096, options).err().unwrap();
+    assert_eq!(second.kind(), ErrorKind::Busy);
+    drop(disk);
+    drop(writer.disk_writer(None, 4096, options).unwrap());
+
+    // The repository of a writer keeps the lock as long as it lives.
+    let repository = writer.repository().clone();
+    drop(writer);
+    let third = RepositoryWriter::open(&store.path(), &store.source, &OpenOptions::default());
+    assert_eq!(third.err().unwrap().kind(), ErrorKind::Busy);
+    drop(repository);
+    store.writer();
+    drop(reader);
+}
+
+#[test]
+fn readers_clean_up_after_themselves_and_after_killed_ones() {
+    let store = Store::new();
+    let leases = store.path().join("leases");
+    let count = || std::fs::read_dir(&leases).unwrap().count();
+    let (one, two) = (store.reader(), store.reader());
+    assert_eq!(count(), 2);
+    drop(one);
+    assert_eq!(count(), 1);
+    std::fs::create_dir(leases.join("rocksdb-0011223344556677")).unwrap();
+    std::fs::write(leases.join("session-lease"), b"of others").unwrap();
+    let three = store.reader();
+    assert_eq!(count(), 3, "the abandoned one is gone, that in use is not");
+    drop((two, three));
+    assert_eq!(count(), 1);
+}
+
+#[test]
+fn derived_keys_and_documents_are_the_repositorys_own() {
+    for encrypted in [true, false] {
+        let store = Store::with(4096, Compression::None, encrypted);
+        let other = Store::with(4096, Compression::None, encrypted);
+        let (one, two) = (store.reader(), other.reader());
+        let key = one.derive_key("layer", b"id");
+        assert_eq!(*key, *store.reader().derive_key("layer", b"id"));
+        assert_ne!(*key, *one.derive_key("layer", b"other"));
+        assert_ne!(*key, *one.derive_key("layeri", b"d"));
+        assert_ne!(*key, *two.derive_key("layer", b"id"));
+
+        let sealed = one.seal_document("session", b"guest secret").unwrap();
+        assert_eq!(one.open_document("session", &sealed).unwrap(), b"guest secret");
+        assert_eq!(sealed.windows(6).any(|w| w == b"secret"), !encrypted);
+        let mut changed = sealed.clone();
+        changed[20] ^= 1;
+        for refused in [
+            one.open_document("sessions", &sealed),
+            two.open_document("session", &sealed),
+            one.open_document("session", &changed),
+            one.open_document("session", &sealed[..sealed.len() - 1]),
+            one.open_document("session", b""),
+        ] {
+            assert_eq!(refused.unwrap_err().kind(), ErrorKind::Corrupt);
+        }
+        let again = one.seal_document("session", b"guest secret").unwrap();
+        assert_eq!(sealed != again, encrypted, "nonces are random");
+    }
+}
