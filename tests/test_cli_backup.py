@@ -255,7 +255,7 @@ def test_one_writer_at_a_time(coldrise, point, tmp_path):
 
 def test_progress_is_told_at_a_bearable_rate(coldrise, tmp_path):
     disk = random_disk(tmp_path, 24 * MIB)
-    with slow_server(disk) as (uri, _server):
+    with slow_server(disk, megabytes_per_second=8) as (uri, _server):
         running = RunningBackup(coldrise, "web01", f"vda={uri}")
         code, last, messages = running.end()
     assert code == 0 and "address" in last and messages == ""

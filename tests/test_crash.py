@@ -14,7 +14,7 @@ import time
 import nbd
 import pytest
 
-from support.crash.load import CrashViolation
+from support.crash.load import MAX_WRITE_BLOCKS, CrashViolation
 from support.crash.loopfs import LoopFileSystem, LoopUnavailable
 from support.crash.rounds import run_command_kills, run_cuts, run_kills
 from support.crash.story import Story
@@ -134,7 +134,7 @@ def test_a_server_that_only_says_it_synced_is_found(tmp_path, loop, story):
         told.load.settle()
         syncs.lie()
         for block in range(100):
-            assert told.load.write_block(told.disks[0], block)
+            assert told.load.write(told.disks[0], block)
         assert told.load.flush(told.disks[0])
     disk.cut_power()
     told.kill_server()
@@ -156,14 +156,14 @@ def test_no_flush_succeeds_after_a_failed_one(tmp_path, story):
     told.run_load(0.2)
     told.load.settle()
     assert told.load.flush(first) and told.load.flush(second)
-    assert told.load.write_block(first, 5)
+    assert told.load.write(first, 5)
     syncs.fail()
     assert not told.load.flush(first)
     syncs.work()
     for _ in range(10):
         assert not told.load.flush(first), "a flush succeeded after a failed one"
         assert not told.load.flush(second), "a flush of the session's other disk succeeded"
-        assert not told.load.write_block(first, 6, is_fua=True)
+        assert not told.load.write(first, 6, is_fua=True)
     assert told.load.later_flushes_refused >= 20
     sealed = told.coldrise.run("--json", "seal", told.session)
     assert sealed.returncode == 1, f"sealed after a failed sync: {sealed.stdout}"
@@ -174,7 +174,7 @@ def test_no_flush_succeeds_after_a_failed_one(tmp_path, story):
     told.start_server()
     told.check_crash()
     told.start_load()
-    assert told.load.write_block(first, 7, is_fua=True)
+    assert told.load.write(first, 7, is_fua=True)
     assert told.load.flush(first) and told.load.flush(second)
     told.kill_server()
     told.end_session()
@@ -191,7 +191,7 @@ def test_a_session_is_reopened_after_a_failed_flush_without_a_restart(tmp_path, 
     told.run_load(0.1)
     told.load.settle()
     syncs.fail()
-    assert told.load.write_block(first, 5)
+    assert told.load.write(first, 5)
     assert not told.load.flush(first)
     told.finish_load()
     syncs.work()
@@ -206,7 +206,7 @@ def test_a_session_is_reopened_after_a_failed_flush_without_a_restart(tmp_path, 
     wait_until(opens, "the session to be free")
     for disk in told.disks:
         disk.crashed()
-    assert told.load.write_block(first, 6)
+    assert told.load.write(first, 6)
     assert told.load.flush(first) and told.load.flush(second)
     told.check_crash()
     told.kill_server()
@@ -223,7 +223,7 @@ def test_a_file_system_that_fails_loses_nothing_flushed(loop, story):
     told.run_load(0.3)
     told.load.settle()
     assert told.load.flush(first) and told.load.flush(second)
-    assert told.load.write_block(second, 3)
+    assert told.load.write(second, 3)
     disk.cut_power()
     assert not told.load.flush(second)
     assert not told.load.flush(second)
@@ -235,7 +235,7 @@ def test_a_file_system_that_fails_loses_nothing_flushed(loop, story):
     told.start_server()
     told.check_crash(look_at_list=True)
     told.start_load()
-    assert told.load.write_block(first, 3, is_fua=True)
+    assert told.load.write(first, 3, is_fua=True)
     told.kill_server()
     told.end_session()
 
@@ -246,18 +246,15 @@ def test_a_full_disk_refuses_writes_and_loses_nothing(loop, story, is_killed_whi
     told = story(disk.mount_point)
     told.start_server()
     told.start_load()
-    told.run_load(0.2)
+    told.run_load(0.05)
     told.load.settle()
     assert all(told.load.flush(oracle) for oracle in told.disks)
     ballast = disk.fill()
-
-    def is_full():
-        return any(told.load.errors)
-
-    for _ in range(100):
-        told.load.run(0.2, is_full)
-        if is_full():
-            break
+    # The space that the layer already has does not last for the whole disk.
+    first = told.disks[0]
+    for cell in range(0, first.coarse_cells, MAX_WRITE_BLOCKS):
+        told.load.write(first, cell, MAX_WRITE_BLOCKS)
+    told.load.run(0.1)
     told.load.settle()
     assert {error for _, error in told.load.errors} == {errno.ENOSPC}
     assert not [kind for kind, _ in told.load.errors if kind in ("read", "flush")]

@@ -37,8 +37,9 @@ def is_same_disk(first, first_driver, second, second_driver):
 
 
 @contextlib.contextmanager
-def slow_server(image, megabytes_per_second=8):
-    """An NBD server that serves a raw image slowly; yields its URI and its process."""
+def slow_server(image, megabytes_per_second=2):
+    """An NBD server that serves a raw image slowly; yields its URI and its process.
+    What it serves in the first two seconds comes at once."""
     with tempfile.TemporaryDirectory(prefix="coldrise-slow-") as folder:
         socket = pathlib.Path(folder) / "socket"
         ready = pathlib.Path(folder) / "ready"

@@ -6,6 +6,7 @@ use crate::RepositoryHandle;
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_export::{ExportTree, TreeOptions};
 use coldrise_store::{OpenOptions, PassphraseSource, Repository};
+use rustix::process::{set_dumpable_behavior, DumpableBehavior};
 use std::ffi::{c_char, c_int, OsStr};
 use std::os::unix::ffi::OsStrExt;
 use std::panic::{catch_unwind, AssertUnwindSafe};
@@ -129,6 +130,8 @@ pub unsafe extern "C" fn coldrise_repository_open(
         // SAFETY: the caller's promise.
         let (path, given) =
             unsafe { (path("the repository's path", repository_path)?, Given::read(options)?) };
+        // The process is about to hold keys. A host that forbids this is no reason to stop.
+        let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
         let opened = Repository::open(
             &path,
             &given.passphrase,

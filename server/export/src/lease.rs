@@ -7,7 +7,8 @@
 //! it holds names. Other names in the directory are not ours.
 //!
 //! Changing a lease writes a second file, locks it, and renames it over the
-//! first, so that a full disk never leaves a lease that says too little. All
+//! first. On a full disk the lease becomes an empty file: one that cannot be read
+//! says that nothing may be deleted. All
 //! changes and all reading happen under a lock of the directory itself: nobody
 //! sees a lease in the moment when it is not yet locked. Nothing is synced: no
 //! front end outlives a power cut.
@@ -261,7 +262,14 @@ fn write(repository: &Repository, path: &Path, document: &LeaseDocument) -> Resu
                 format!("{} is locked by another process", new.display()),
             ));
         }
-        file.write_all(&bytes).context(|| format!("writing {}", new.display()))?;
+        match file.write_all(&bytes) {
+            // An empty file takes no space. Like every lease that cannot be read
+            // it says that nothing may be deleted, so serving goes on.
+            Err(error) if error.kind() == std::io::ErrorKind::StorageFull => {
+                file.set_len(0).context(|| format!("emptying {} on a full disk", new.display()))?
+            }
+            result => result.context(|| format!("writing {}", new.display()))?,
+        }
         std::fs::rename(&new, path).context(|| format!("renaming {}", new.display()))?;
         Ok(file)
     })();

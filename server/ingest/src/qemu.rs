@@ -222,10 +222,11 @@ pub(crate) fn check_image(
         // 3: clusters are lost, which costs space and nothing else; 63: this kind of
         // image has no check.
         Some(0 | 3 | 63) => Ok(()),
+        // One line per damaged cluster may follow: the first tells enough.
         Some(2) => Err(Error::with_source(
-            ErrorKind::Incomplete,
+            ErrorKind::Io,
             format!("{} is damaged or truncated; qemu-img check tells more", path.display()),
-            answer.messages,
+            answer.messages.lines().next().unwrap_or_default().to_owned(),
         )),
         _ => Err(refused(&format!("checking {}", path.display()), answer.messages)),
     }

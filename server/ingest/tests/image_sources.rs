@@ -78,7 +78,7 @@ fn a_format_is_what_the_caller_says() {
         assert!(
             matches!(
                 error.kind(),
-                ErrorKind::ToolFailed | ErrorKind::Incomplete | ErrorKind::Unsupported
+                ErrorKind::ToolFailed | ErrorKind::Io | ErrorKind::Unsupported
             ),
             "{format}: {error:?}"
         );
@@ -129,7 +129,7 @@ fn a_missing_flat_extent_is_an_error() {
     let file = std::fs::File::options().write(true).open(&flat).unwrap();
     file.set_len(SIZE as u64 / 2).unwrap();
     let error = open_error(&format!("vda={}", text(&path)));
-    assert_eq!(error.kind(), ErrorKind::Incomplete);
+    assert_eq!(error.kind(), ErrorKind::Io);
     assert!(error.full_message().contains("a-flat.vmdk is truncated"), "{error:?}");
     std::fs::remove_file(&flat).unwrap();
     let error = open_error(&format!("vda={}", text(&path)));

@@ -26,17 +26,20 @@ mod description;
 mod documents;
 mod hex;
 mod keys;
+mod log_directory;
 mod map;
 mod name;
 mod passphrase;
 mod point_name;
-mod reader_directory;
 mod repository;
 mod rocks;
 mod seal;
 mod state;
 mod stats;
 mod writer;
+
+#[cfg(test)]
+mod tamper_tests;
 
 pub use address::{Address, PointSelector, MAX_LATEST};
 pub use chunked_disk::{diff, ChunkedDisk};

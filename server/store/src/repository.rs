@@ -23,8 +23,8 @@ use crate::chunk::{ChunkCodec, ChunkId};
 use crate::chunked_disk::ChunkedDisk;
 use crate::description::{database_path, sync_directory, Description, FILE_NAME, TEMPORARY_NAME};
 use crate::keys::{Key, Keys};
+use crate::log_directory::LogDirectory;
 use crate::map::{parse_page_value, MapRoot, Page, PageId, PageSource};
-use crate::reader_directory::ReaderDirectory;
 use crate::rocks::{Database, Family, Pinned, ReadMode};
 use crate::seal::document;
 use crate::{Compression, Passphrase, PassphraseSource, RepositoryId};
@@ -73,9 +73,9 @@ pub struct Repository {
 /// What holding the database open takes.
 pub(crate) enum Access {
     /// A reader: the directory for RocksDB's own log.
-    Secondary(#[allow(dead_code)] ReaderDirectory),
-    /// The one writer: the lock.
-    Primary(#[allow(dead_code)] File),
+    Secondary(#[allow(dead_code)] LogDirectory),
+    /// The one writer: the lock, and the directory for RocksDB's own log.
+    Primary(#[allow(dead_code)] File, #[allow(dead_code)] LogDirectory),
 }
 
 impl Repository {
@@ -93,7 +93,8 @@ impl Repository {
         for part in PARTS {
             make_directory(&path.join(part))?;
         }
-        drop(Database::open_primary(&database_path(path), true)?);
+        let log = LogDirectory::create()?;
+        drop(Database::open_primary(&database_path(path), log.path(), true)?);
         sync_directory(path)?;
         description.write_synced(path)
     }
@@ -109,7 +110,7 @@ impl Repository {
         options: &OpenOptions,
     ) -> Result<Arc<Repository>> {
         Self::open_with(path, passphrase, options, |_| {
-            let directory = ReaderDirectory::create(&path.join("leases"))?;
+            let directory = LogDirectory::create()?;
             let database = Database::open_secondary(&database_path(path), directory.path())?;
             Ok((database, Access::Secondary(directory)))
         })
@@ -158,7 +159,7 @@ impl Repository {
     pub fn catch_up(&self) -> Result<()> {
         match self.access {
             Access::Secondary(_) => self.database.catch_up(),
-            Access::Primary(_) => Ok(()),
+            Access::Primary(..) => Ok(()),
         }
     }
 

@@ -21,7 +21,11 @@ fn table_files(repository: &Path) -> Vec<PathBuf> {
 
 /// Reads all of the disk, in pieces of both sorts of reading, and asserts that
 /// nothing but the content is ever returned. Says how many reads failed.
-fn read_and_compare(repository: &std::sync::Arc<Repository>, root: MapRoot, content: &[u8]) -> usize {
+fn read_and_compare(
+    repository: &std::sync::Arc<Repository>,
+    root: MapRoot,
+    content: &[u8],
+) -> usize {
     let disk = repository.disk(root, content.len() as u64);
     let mut failed = 0;
     for piece_size in [CHUNK, 256 << 10] {
@@ -35,6 +39,10 @@ fn read_and_compare(repository: &std::sync::Arc<Repository>, root: MapRoot, cont
                         "{error:?}"
                     );
                     failed += 1;
+                    // Where a whole file is unreadable the rest says no more.
+                    if failed % 10 == 0 {
+                        break;
+                    }
                 }
             }
         }
@@ -63,11 +71,8 @@ fn flipped_bytes_in_store_files_never_give_wrong_bytes() {
                 let until = (spot + 8).min(length);
                 damaged[spot..until].iter_mut().for_each(|byte| *byte ^= 0xff);
                 std::fs::write(&file, &damaged).unwrap();
-                let opened = Repository::open(
-                    &store.path(),
-                    &store.source,
-                    &OpenOptions { cache_bytes: 0 },
-                );
+                let opened =
+                    Repository::open(&store.path(), &store.source, &OpenOptions { cache_bytes: 0 });
                 match opened {
                     Ok(repository) => found += read_and_compare(&repository, root, &content),
                     Err(error) => {

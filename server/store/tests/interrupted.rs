@@ -64,7 +64,7 @@ fn copies_of_a_store_at_work_open_and_hold_what_was_committed() {
         assert_eq!(staged(&crashed), 0);
         let machine = MachineName::parse("web01").unwrap();
         let points = writer.repository().points(&machine).unwrap();
-        assert_eq!(points, [document.clone()]);
+        assert_eq!(points, std::slice::from_ref(&document));
         let size = committed.len() as u64;
         assert_eq!(read_all(&writer.repository().disk(root, size)), committed);
         // What was committed is found again, and what is stored now is right.
@@ -104,10 +104,10 @@ impl Drop for SmallDrive {
     }
 }
 
-/// Backs up 64 MiB in so many parts, until one fails.
+/// Backs up 128 MiB in so many parts, until one fails.
 fn fill_drive(writer: &RepositoryWriter, parts: usize) -> coldrise_block::Error {
     for part in 0..parts {
-        let content = noise((100 * parts + part) as u64, (64 << 20) / parts);
+        let content = noise((100 * parts + part) as u64, (128 << 20) / parts);
         let mut disk =
             writer.disk_writer(None, content.len() as u64, WriteOptions { threads: 2 }).unwrap();
         for (number, bytes) in content.chunks(1 << 20).enumerate() {
@@ -124,7 +124,7 @@ fn fill_drive(writer: &RepositoryWriter, parts: usize) -> coldrise_block::Error 
 
 #[test]
 fn a_full_drive_is_said_to_be_full_and_the_repository_stays_usable() {
-    let Some(drive) = SmallDrive::mount(48 << 20) else { return };
+    let Some(drive) = SmallDrive::mount(96 << 20) else { return };
     let path = drive.0.path().join("repo");
     let options = InitOptions {
         chunk_size_bytes: CHUNK as u32,
@@ -152,7 +152,8 @@ fn a_full_drive_is_said_to_be_full_and_the_repository_stays_usable() {
     for _ in 0..2 {
         let writer = open();
         let machine = MachineName::parse("web01").unwrap();
-        assert_eq!(writer.repository().points(&machine).unwrap(), [document.clone()]);
+        let points = writer.repository().points(&machine).unwrap();
+        assert_eq!(points, std::slice::from_ref(&document));
         assert_eq!(read_all(&writer.repository().disk(root, kept.len() as u64)), kept);
         // The space of what did not get in is free again.
         let small = noise(60, 1 << 20);

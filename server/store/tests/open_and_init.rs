@@ -9,11 +9,8 @@ use coldrise_store::*;
 use common::*;
 
 fn init(path: &std::path::Path) -> coldrise_block::Result<()> {
-    let options = InitOptions {
-        chunk_size_bytes: 4096,
-        compression: Compression::None,
-        passphrase: None,
-    };
+    let options =
+        InitOptions { chunk_size_bytes: 4096, compression: Compression::None, passphrase: None };
     Repository::init(path, &options)
 }
 
@@ -74,11 +71,8 @@ fn init_refuses_what_it_did_not_make() {
         assert_eq!(std::fs::read(&file).unwrap(), b"mine");
     }
     let bad = directory.path().join("bad");
-    let options = InitOptions {
-        chunk_size_bytes: 5000,
-        compression: Compression::None,
-        passphrase: None,
-    };
+    let options =
+        InitOptions { chunk_size_bytes: 5000, compression: Compression::None, passphrase: None };
     assert_eq!(Repository::init(&bad, &options).unwrap_err().kind(), ErrorKind::InvalidInput);
     assert!(!bad.exists());
 }
@@ -97,9 +91,8 @@ fn a_killed_init_leaves_no_repository_and_is_simply_run_again() {
 #[test]
 fn only_the_owner_gets_in() {
     let store = Store::new();
-    let mode = |name: &str| {
-        store.path().join(name).metadata().unwrap().permissions().mode() & 0o777
-    };
+    let mode =
+        |name: &str| store.path().join(name).metadata().unwrap().permissions().mode() & 0o777;
     for name in ["", "db", "live", "leases", "layers"] {
         assert_eq!(mode(name), 0o700, "{name}");
     }

@@ -31,7 +31,7 @@ fn a_reader_sees_new_points_after_catching_up_and_reads_their_disks() {
         assert_eq!(reader.point(&machine, &name).unwrap(), document);
         assert_eq!(read_all(&reader.disk(root, length as u64)), content);
     }
-    assert_eq!(reader.machines().unwrap(), [machine.clone()]);
+    assert_eq!(reader.machines().unwrap(), std::slice::from_ref(&machine));
     assert_eq!(reader.points(&machine).unwrap().len(), 2);
     let stats = reader.stats().unwrap();
     assert_eq!((stats.machines, stats.points), (1, 2));

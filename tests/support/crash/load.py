@@ -107,21 +107,17 @@ class Load:
 
     def flush(self, disk):
         """One flush, on any connection of the disk; True when it succeeded."""
-        before = dict(self.errors)
-        connection = self.rng.choice(
-            [other for other in self.connections.alive if other.disk is disk]
-        )
-        self._flush(connection)
-        self.settle()
-        return self.errors == before
+        return self._succeeds(self._flush, disk)
 
-    def write_block(self, disk, cell, is_fua=False):
-        """One 4 KiB write; True when it succeeded."""
+    def write(self, disk, cell, count=1, is_fua=False):
+        """One write; True when it succeeded."""
+        return self._succeeds(self._write, disk, cell, count, is_fua)
+
+    def _succeeds(self, send, disk, *arguments):
         before = dict(self.errors)
-        connection = self.rng.choice(
-            [other for other in self.connections.alive if other.disk is disk]
-        )
-        self._write(connection, cell, 1, is_fua)
+        there = [other for other in self.connections.alive if other.disk is disk]
+        assert there, f"no connection of disk {disk.name} is left"
+        send(self.rng.choice(there), *arguments)
         self.settle()
         return self.errors == before
 

@@ -36,8 +36,7 @@ def kill_round(story):
     story.check_crash(look_at_list=rng.random() < 0.1)
     story.start_load()
     seconds = rng.choice((0.05, 0.2, 0.4)) * (0.5 + rng.random())
-    seal_after = rng.random() * 0.2 if rng.random() < 0.4 else None
-    story.run_load(seconds, seal_after, to_a_flush=rng.random() < 0.5)
+    story.run_load(seconds, may_seal=True, to_a_flush=rng.random() < 0.5)
     assert not story.load.errors, f"requests failed: {story.load.errors}"
     assert story.server.process.poll() is None, f"nbdkit died: {story.server.messages()}"
     _crash(story, kill_seal=rng.random() < 0.3, believe_answer=True)
@@ -61,9 +60,8 @@ def cut_round(story, disk):
             disk.write_out_some(rng, layers)
 
     seconds = rng.choice((0.1, 0.4, 0.8)) * (0.5 + rng.random())
-    seal_after = rng.random() * 0.3 if rng.random() < 0.4 else None
     to_a_flush = rng.random() < 0.5
-    story.run_load(seconds, seal_after, now_and_then, to_a_flush)
+    story.run_load(seconds, True, now_and_then, to_a_flush)
     assert not story.load.errors, f"requests failed before the cut: {story.load.errors}"
     if writes_out and not to_a_flush:
         disk.write_out_some(rng, layers)

@@ -57,7 +57,6 @@ class Story:
         self.servers = 0
         self.load = None
         self.sealing = None
-        self._sealed_in_run = False
         # The oracle of the point that an interrupted seal may have left.
         self.perhaps = None
         self.points = {}
@@ -142,25 +141,47 @@ class Story:
             connections_per_disk=self.rng.choice((1, 2, 3)),
         )
 
-    def run_load(self, seconds, seal_after=None, now_and_then=None, to_a_flush=False):
-        """Load for a time, with a seal begun `seal_after` seconds from now, if
-        given; and then on until a flush is answered, if asked for: what it covered
-        is in the greatest danger then."""
-        began = time.monotonic()
+    def run_load(self, seconds, may_seal=False, now_and_then=None, to_a_flush=False):
+        """Load for a time, sometimes with a seal in it. `to_a_flush`: then on until
+        a flush is answered: what it covered is in the greatest danger then."""
+        seal_after = None
+        if may_seal and self.rng.random() < 0.4:
+            seal_after = time.monotonic() + seconds * self.rng.random()
 
         def also():
-            if seal_after is not None and self.sealing is None and not self._sealed_in_run:
-                if time.monotonic() - began > seal_after:
-                    self._begin_seal()
+            nonlocal seal_after
+            if seal_after is not None and time.monotonic() > seal_after:
+                seal_after = None
+                self._begin_seal()
             self._look_at_seal()
             if now_and_then is not None:
                 now_and_then()
 
-        self._sealed_in_run = False
         self.load.run(seconds, also)
+        if self.sealing is not None:
+            self._run_into_seal(also)
         if to_a_flush:
             before = [disk.flushed_tick for disk in self.disks]
             self.load.run(0.3, lambda: [disk.flushed_tick for disk in self.disks] != before)
+
+    def _run_into_seal(self, also):
+        """Goes on until the seal is over, or until it has begun to make files, or
+        not at all."""
+        layers = self.coldrise.repository / "layers"
+        before = len(list(layers.iterdir()))
+        choice = self.rng.choice(("over", "over", "making files", "now"))
+
+        def is_far_enough():
+            also()
+            if self.sealing is None:
+                return True
+            return choice == "making files" and len(list(layers.iterdir())) > before
+
+        if choice != "now":
+            self.load.run(10, is_far_enough)
+        if self.sealing is not None:
+            # Its commit takes some milliseconds from there.
+            self.load.run(self.rng.random() * 0.03, also)
 
     def finish_load(self):
         self.counts["requests"] += self.load.requests
@@ -170,7 +191,6 @@ class Story:
     # -------------------------------------------------------------- seals
 
     def _begin_seal(self):
-        self._sealed_in_run = True
         began = self.clock.tick()
         for disk in self.disks:
             disk.observers[began] = 1

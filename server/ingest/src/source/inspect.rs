@@ -138,7 +138,7 @@ fn check_vhd(path: &Path) -> Result<()> {
     };
     if read < footer.len() || !footer.starts_with(VHD_COOKIE) {
         return Err(Error::new(
-            ErrorKind::Incomplete,
+            ErrorKind::Io,
             format!(
                 "{} does not end as a VHD does: it is truncated, or no VHD at all",
                 path.display()
@@ -191,7 +191,7 @@ fn check_extent_files(path: &Path, facts: &Value) -> Result<()> {
         let length = std::fs::metadata(name).context(|| format!("looking at {name}"))?.len();
         if extent["format"] == "FLAT" && length < wanted {
             return Err(Error::new(
-                ErrorKind::Incomplete,
+                ErrorKind::Io,
                 format!("{name} is truncated: it has {length} of {wanted} bytes"),
             ));
         }

@@ -25,7 +25,7 @@ use std::ptr;
 use coldrise_block::{Error, ErrorKind, Result};
 use librocksdb_sys as sys;
 
-use options::Options;
+use options::{BlockCache, Options};
 pub(crate) use sst::SstWriter;
 
 /// A column family.
@@ -121,9 +121,13 @@ fn c_path(path: &Path) -> Result<CString> {
 
 impl Database {
     /// Opens the database for writing; `create` makes it where there is none.
-    pub(crate) fn open_primary(path: &Path, create: bool) -> Result<Database> {
-        let c_path = c_path(path)?;
-        let database = Options::database(create);
+    pub(crate) fn open_primary(
+        path: &Path,
+        log_directory: &Path,
+        create: bool,
+    ) -> Result<Database> {
+        let (c_path, c_log) = (c_path(path)?, c_path(log_directory)?);
+        let database = Options::database(create).with_log_directory(&c_log);
         Self::open_with(path, true, |names, options, handles| {
             checked("opening the database", |error| {
                 // SAFETY: the arrays have `names.len()` entries each and live
@@ -179,10 +183,11 @@ impl Database {
         let count = if writer { FAMILIES.len() } else { READER_FAMILIES };
         let names: Vec<*const c_char> =
             FAMILIES.iter().take(count).map(|(_, name)| name.as_ptr()).collect();
+        let cache = BlockCache::new(writer);
         let owned: Vec<Options> = FAMILIES
             .iter()
             .take(count)
-            .map(|(family, _)| Options::family(*family, writer))
+            .map(|(family, _)| Options::family(*family, &cache))
             .collect();
         let options: Vec<_> = owned.iter().map(Options::as_ptr).collect();
         let mut families = vec![ptr::null_mut(); count];
@@ -192,9 +197,11 @@ impl Database {
         let (payload_read, cached_read) = unsafe {
             let payload = sys::rocksdb_readoptions_create();
             sys::rocksdb_readoptions_set_fill_cache(payload, 0);
+            // Every chunk carries a tag of its own, which says more than a checksum.
+            sys::rocksdb_readoptions_set_verify_checksums(payload, 0);
             (payload, sys::rocksdb_readoptions_create())
         };
-        let chunk_options = Options::family(Family::Chunks, writer);
+        let chunk_options = Options::family(Family::Chunks, &cache);
         Ok(Database { db, families, payload_read, cached_read, chunk_options })
     }
 

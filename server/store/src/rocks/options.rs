@@ -1,13 +1,14 @@
 //! How each column family is laid out on disk, and why.
 
-use std::ffi::{c_char, c_int};
+use std::ffi::{c_char, c_int, CStr};
 
 use librocksdb_sys as sys;
 
 use super::Family;
 
-/// Bytes of memory that one memtable may take before it is written out.
-const WRITE_BUFFER_BYTES: usize = 32 << 20;
+/// Bytes of memory that one memtable may take before it is written out. RocksDB
+/// reserves as much, and a little more, of the drive for its log.
+const WRITE_BUFFER_BYTES: usize = 16 << 20;
 /// Large files keep their number small, and with it the time to open all of
 /// them, at tens of TB.
 const CHUNK_FILE_BYTES: u64 = 256 << 20;
@@ -24,6 +25,25 @@ const CHECKSUM_XXH3: c_char = 4;
 const BLOOM_BITS_PER_KEY: f64 = 10.0;
 /// Synced in steps while a file grows, so that the sync at its end is short.
 const BYTES_PER_SYNC: u64 = 8 << 20;
+
+/// Memory for blocks, one for all families of a database.
+pub(super) struct BlockCache(*mut sys::rocksdb_cache_t);
+
+impl BlockCache {
+    pub(super) fn new(writer: bool) -> BlockCache {
+        let bytes = if writer { WRITER_BLOCK_CACHE_BYTES } else { READER_BLOCK_CACHE_BYTES };
+        // SAFETY: no preconditions.
+        BlockCache(unsafe { sys::rocksdb_cache_create_lru(bytes) })
+    }
+}
+
+impl Drop for BlockCache {
+    fn drop(&mut self) {
+        // SAFETY: destroyed once; options that use it count their own
+        // references.
+        unsafe { sys::rocksdb_cache_destroy(self.0) }
+    }
+}
 
 /// Options of the database or of one family.
 pub(super) struct Options(*mut sys::rocksdb_options_t);
@@ -43,6 +63,8 @@ impl Options {
             sys::rocksdb_options_set_create_missing_column_families(raw, u8::from(create));
             // A secondary must hold every file open: the primary may delete them.
             sys::rocksdb_options_set_max_open_files(raw, -1);
+            // By default 16 threads are started for it at every open and catch-up.
+            sys::rocksdb_options_set_max_file_opening_threads(raw, 2);
             sys::rocksdb_options_set_skip_stats_update_on_db_open(raw, 1);
             sys::rocksdb_options_set_stats_dump_period_sec(raw, 0);
             sys::rocksdb_options_set_stats_persist_period_sec(raw, 0);
@@ -55,8 +77,15 @@ impl Options {
         options
     }
 
+    /// The same, with RocksDB's own log in `directory`.
+    pub(super) fn with_log_directory(self, directory: &CStr) -> Options {
+        // SAFETY: the options are live; RocksDB copies the path.
+        unsafe { sys::rocksdb_options_set_db_log_dir(self.0, directory.as_ptr()) };
+        self
+    }
+
     /// Options of one family.
-    pub(super) fn family(family: Family, writer: bool) -> Options {
+    pub(super) fn family(family: Family, cache: &BlockCache) -> Options {
         let options = Options::new();
         let raw = options.0;
         let file_bytes = match family {
@@ -64,8 +93,8 @@ impl Options {
             _ => INDEX_FILE_BYTES,
         };
         // SAFETY: `raw` and `table` are live objects; the factory copies the
-        // table options, so `table` is destroyed here; the cache and the
-        // filter policy are taken over (by reference count and by ownership).
+        // table options, so `table` is destroyed here; it counts a reference to
+        // the live cache and owns the filter policy.
         unsafe {
             // Values are compressed, then encrypted, by this crate.
             sys::rocksdb_options_set_compression(raw, NO_COMPRESSION);
@@ -103,11 +132,7 @@ impl Options {
                     sys::rocksdb_block_based_options_set_block_size(table, 16 << 10);
                 }
             }
-            let cache_bytes =
-                if writer { WRITER_BLOCK_CACHE_BYTES } else { READER_BLOCK_CACHE_BYTES };
-            let cache = sys::rocksdb_cache_create_lru(cache_bytes);
-            sys::rocksdb_block_based_options_set_block_cache(table, cache);
-            sys::rocksdb_cache_destroy(cache);
+            sys::rocksdb_block_based_options_set_block_cache(table, cache.0);
             sys::rocksdb_options_set_block_based_table_factory(raw, table);
             sys::rocksdb_block_based_options_destroy(table);
         }

@@ -23,6 +23,7 @@ use parking_lot::Mutex;
 use rustix::fs::{flock, FlockOperation};
 
 use crate::description::database_path;
+use crate::log_directory::LogDirectory;
 use crate::map::MapRoot;
 use crate::repository::{Access, Repository};
 use crate::rocks::{Database, Family, ReadMode};
@@ -76,8 +77,9 @@ impl RepositoryWriter {
     ) -> Result<RepositoryWriter> {
         let repository = Repository::open_with(path, passphrase, options, |_| {
             let lock = lock_for_writing(path)?;
-            let database = Database::open_primary(&database_path(path), false)?;
-            Ok((database, Access::Primary(lock)))
+            let log = LogDirectory::create()?;
+            let database = Database::open_primary(&database_path(path), log.path(), false)?;
+            Ok((database, Access::Primary(lock, log)))
         })?;
         let repository = Arc::new(repository);
         let state = recover(&repository)?;

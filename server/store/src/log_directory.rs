@@ -1,8 +1,10 @@
-//! A directory for RocksDB's own log of one reader.
+//! A directory for RocksDB's own log of one process.
 //!
-//! It lies in `leases/` (or, where that is not writable, in the system's
-//! directory for temporary files), is locked while the reader lives and removed
-//! when it ends. What a killed reader left is removed by the next one.
+//! It lies off the repository's disk, in shared memory or else in the system's
+//! directory for temporary files: Debian's RocksDB is built with assertions, and
+//! one of them ends the process when its log meets a full disk. It is locked
+//! while the process lives and removed when it ends. What a killed process left
+//! is removed by the next one.
 
 use std::fs::File;
 use std::os::unix::fs::DirBuilderExt;
@@ -13,20 +15,26 @@ use rustix::fs::{flock, FlockOperation};
 
 use crate::{hex, seal};
 
-const PREFIX: &str = "rocksdb-";
+const PREFIX: &str = "coldrise-rocksdb-";
+const SHARED_MEMORY: &str = "/dev/shm";
 
-/// The directory of one reader.
-pub(crate) struct ReaderDirectory {
+/// The directory of one process.
+pub(crate) struct LogDirectory {
     path: PathBuf,
     /// Open for its lock.
     _locked: File,
 }
 
-impl ReaderDirectory {
-    /// Makes a new one in `parent`.
-    pub(crate) fn create(parent: &Path) -> Result<Self> {
-        remove_abandoned(parent);
-        Self::create_in(parent).or_else(|_| Self::create_in(&std::env::temp_dir()))
+impl LogDirectory {
+    /// Makes a new one.
+    pub(crate) fn create() -> Result<Self> {
+        let shared = Path::new(SHARED_MEMORY);
+        let temporary = std::env::temp_dir();
+        remove_abandoned(shared);
+        Self::create_in(shared).or_else(|_| {
+            remove_abandoned(&temporary);
+            Self::create_in(&temporary)
+        })
     }
 
     fn create_in(parent: &Path) -> Result<Self> {
@@ -39,9 +47,9 @@ impl ReaderDirectory {
         flock(&locked, FlockOperation::NonBlockingLockExclusive)
             .map_err(std::io::Error::from)
             .context(what)?;
-        // Another reader may have taken it for abandoned before it was locked.
+        // Another process may have taken it for abandoned before it was locked.
         path.symlink_metadata().context(what)?;
-        Ok(ReaderDirectory { path, _locked: locked })
+        Ok(LogDirectory { path, _locked: locked })
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -49,10 +57,10 @@ impl ReaderDirectory {
     }
 }
 
-impl Drop for ReaderDirectory {
+impl Drop for LogDirectory {
     fn drop(&mut self) {
         if let Err(error) = std::fs::remove_dir_all(&self.path) {
-            tracing::debug!(path = %self.path.display(), %error, "a reader's directory stays");
+            tracing::debug!(path = %self.path.display(), %error, "the directory of RocksDB's log stays");
         }
     }
 }
@@ -68,7 +76,7 @@ fn remove_abandoned(parent: &Path) {
         }
         let Ok(directory) = File::open(entry.path()) else { continue };
         if flock(&directory, FlockOperation::NonBlockingLockExclusive).is_ok() {
-            // A failure leaves it to the next reader.
+            // A failure leaves it to the next process.
             let _ = std::fs::remove_dir_all(entry.path());
         }
     }
