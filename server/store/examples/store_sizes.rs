@@ -30,7 +30,9 @@ struct Row {
     stored_bytes: u64,
     database_bytes: u64,
     store: Duration,
+    store_cpu: Duration,
     restore: Duration,
+    restore_cpu: Duration,
     random_reads_per_second: f64,
 }
 
@@ -58,12 +60,14 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
             let row = row?;
             let megabytes = content.len() as f64 / 1e6;
             println!(
-                "| {}K | {compression} | {:.3} | {:.3} | {:.0} | {:.0} | {:.0} |",
+                "| {}K | {compression} | {:.3} | {:.3} | {:.0} | {:.2} | {:.0} | {:.2} | {:.0} |",
                 chunk_size >> 10,
                 row.stored_bytes as f64 / content.len() as f64,
                 row.database_bytes as f64 / content.len() as f64,
                 megabytes / row.store.as_secs_f64(),
+                row.store_cpu.as_secs_f64() / megabytes * 1e3,
                 megabytes / row.restore.as_secs_f64(),
+                row.restore_cpu.as_secs_f64() / megabytes * 1e3,
                 row.random_reads_per_second,
             );
         }
@@ -84,7 +88,7 @@ fn measure(
     Repository::init(path, &options)?;
 
     let writer = RepositoryWriter::open(path, &source, &OpenOptions { cache_bytes: 0 })?;
-    let started = Instant::now();
+    let (started, cpu) = (Instant::now(), cpu_time());
     let mut disk = writer.disk_writer(None, content.len() as u64, WriteOptions { threads })?;
     let mut offset = 0;
     for piece in content.chunks(1 << 20) {
@@ -94,13 +98,13 @@ fn measure(
         offset += piece.len() as u64;
     }
     let (root, counts) = disk.finish()?;
-    let store = started.elapsed();
+    let (store, store_cpu) = (started.elapsed(), cpu_time() - cpu);
     drop(writer);
     warm(&path.join("db"));
 
     let repository = Repository::open(path, &source, &OpenOptions { cache_bytes: 0 })?;
     let disk = repository.disk(root, content.len() as u64);
-    let started = Instant::now();
+    let (started, cpu) = (Instant::now(), cpu_time());
     let next = AtomicU64::new(0);
     const PIECE: u64 = 1 << 20;
     let same = AtomicBool::new(true);
@@ -122,7 +126,7 @@ fn measure(
             });
         }
     });
-    let restore = started.elapsed();
+    let (restore, restore_cpu) = (started.elapsed(), cpu_time() - cpu);
 
     let mut state = 0x1234_5678_9abc_def1u64;
     let mut block = [0; 4096];
@@ -146,9 +150,18 @@ fn measure(
         stored_bytes: counts.stored_bytes,
         database_bytes: directory_bytes(&path.join("db")),
         store,
+        store_cpu,
         restore,
+        restore_cpu,
         random_reads_per_second: reads as f64 / started.elapsed().as_secs_f64(),
     })
+}
+
+/// What all threads of this process have computed so far, without waiting.
+fn cpu_time() -> Duration {
+    rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime)
+        .try_into()
+        .unwrap_or_default()
 }
 
 fn directory_bytes(path: &Path) -> u64 {
