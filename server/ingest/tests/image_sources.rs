@@ -76,10 +76,7 @@ fn a_format_is_what_the_caller_says() {
     for format in ["vmdk", "vhd", "vhdx"] {
         let error = open_error(&format!("vda={format}:{}", text(&qcow2)));
         assert!(
-            matches!(
-                error.kind(),
-                ErrorKind::ToolFailed | ErrorKind::Io | ErrorKind::Unsupported
-            ),
+            matches!(error.kind(), ErrorKind::ToolFailed | ErrorKind::Io | ErrorKind::Unsupported),
             "{format}: {error:?}"
         );
         assert!(error.full_message().contains(text(&qcow2)), "{error}");

@@ -88,6 +88,43 @@ fn flipped_bytes_in_store_files_never_give_wrong_bytes() {
     }
 }
 
+/// RocksDB frames every value with lengths that it follows before anything of
+/// ours is authenticated.
+#[test]
+fn damage_around_a_value_is_an_error_and_does_not_end_the_process() {
+    let store = Store::with(CHUNK as u32, Compression::None, false);
+    let content = noise(13, 9 << 20);
+    let writer = store.writer();
+    let (root, _) = write_all(&writer, None, &content);
+    drop(writer);
+    let file = table_files(&store.path()).remove(0);
+    let original = std::fs::read(&file).unwrap();
+    // Chunk 2 begins a block; before it ends that of chunk 1.
+    let key = 2u64.to_be_bytes();
+    let at = original.windows(8).position(|window| window == key).unwrap();
+    let mut found = 0;
+    for spot in at - 24..at + 24 {
+        for value in [0x00, 0x7f, 0xff] {
+            let mut damaged = original.clone();
+            damaged[spot] = if damaged[spot] == value { value ^ 0x55 } else { value };
+            std::fs::write(&file, &damaged).unwrap();
+            let repository = store.reader_with(0);
+            let disk = repository.disk(root, content.len() as u64);
+            for (index, wanted) in content.chunks(CHUNK).take(3).enumerate() {
+                let mut chunk = vec![0; CHUNK];
+                match disk.read_at(&mut chunk, (index * CHUNK) as u64) {
+                    Ok(()) => assert!(chunk == wanted, "wrong bytes were returned"),
+                    Err(error) => {
+                        assert_eq!(error.kind(), ErrorKind::Corrupt);
+                        found += 1;
+                    }
+                }
+            }
+        }
+    }
+    assert_eq!(found, 48 * 3, "each damage is found, in the one chunk that it is in");
+}
+
 #[test]
 fn truncated_and_missing_store_files_are_found() {
     let store = Store::new();

@@ -57,9 +57,11 @@ const READER_FAMILIES: usize = 4;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReadMode {
     /// Chunks: they do not push anything out of the block cache. RocksDB's
-    /// checksums stay on, though every chunk carries its own authentication:
-    /// they cost 1 µs of the 11 µs of a 16 KiB chunk, and without them RocksDB
-    /// would follow a damaged index wherever it leads.
+    /// checksums stay on, though every chunk carries its own tag: the tag says
+    /// nothing about the bytes around it, and RocksDB parses those first. With
+    /// checksums off, damage to a block's framing ended the process in 227 of
+    /// 500 trials (assertions, one segmentation fault). They cost about 1 µs of
+    /// the 11 µs that a 16 KiB chunk takes.
     Payload,
     /// Everything else.
     Cached,
@@ -197,8 +199,6 @@ impl Database {
         let (payload_read, cached_read) = unsafe {
             let payload = sys::rocksdb_readoptions_create();
             sys::rocksdb_readoptions_set_fill_cache(payload, 0);
-            // Every chunk carries a tag of its own, which says more than a checksum.
-            sys::rocksdb_readoptions_set_verify_checksums(payload, 0);
             (payload, sys::rocksdb_readoptions_create())
         };
         let chunk_options = Options::family(Family::Chunks, &cache);

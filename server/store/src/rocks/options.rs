@@ -16,7 +16,7 @@ const INDEX_FILE_BYTES: u64 = 64 << 20;
 /// Memory for blocks of map pages, of the dedup index and of the catalog.
 const READER_BLOCK_CACHE_BYTES: usize = 8 << 20;
 const WRITER_BLOCK_CACHE_BYTES: usize = 64 << 20;
-/// RocksDB's own log goes beside the data; it is kept, small, for diagnosis.
+/// RocksDB's own log is kept small.
 const INFO_LOG_BYTES: usize = 256 << 10;
 const INFO_LOG_FILES: usize = 2;
 const INFO_LOG_LEVEL_WARN: c_int = 2;
