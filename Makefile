@@ -17,7 +17,7 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 # RocksDB's header. The rest is what the tests and the demo run.
 BUILD_PACKAGES := build-essential pkg-config librocksdb-dev libnbd-dev libclang1-14 \
     libclang-common-14-dev nbdkit nbdkit-plugin-dev
-RUN_PACKAGES := qemu-system-x86 qemu-utils util-linux $(shell cat images/guest/packages.txt)
+RUN_PACKAGES := python3 qemu-system-x86 qemu-utils util-linux $(shell cat images/guest/packages.txt)
 TEST_PACKAGES := python3 python3-pytest python3-libnbd libnbd-bin fio
 BENCH_PACKAGES := $(shell cat bench/packages.txt)
 
@@ -66,7 +66,8 @@ guest: run-deps ## Build the guest image (kept in the user's cache)
 	images/guest/build.sh
 
 .PHONY: demo
-demo: build run-deps ## Back up a guest, boot it from the backup, seal what it wrote
+demo: run-deps ## Back up a guest, boot it from the backup, seal what it wrote
+	@$(MAKE) --no-print-directory -j2 build guest
 	$(PYTHON) demo/run.py --build-dir $(BUILD_DIR)
 
 .PHONY: test

@@ -13,14 +13,14 @@ rm -rf "$root/etc/apt/sources.list" "$root/etc/apt/sources.list.d" \
 cp -R --no-preserve=ownership,timestamps "$recipe/rootfs/." "$root/"
 sed -i "s/@ROOT_UUID@/$ROOT_UUID/" "$root/etc/fstab"
 
-systemctl --root="$root" --quiet enable systemd-networkd.service serial-getty@ttyS0.service
-systemctl --root="$root" --quiet set-default multi-user.target
+chroot "$root" systemctl --root=/ --quiet enable systemd-networkd.service serial-getty@ttyS0.service
+chroot "$root" systemctl --root=/ --quiet set-default multi-user.target
 
 # Everything here costs boot time or writes to the disk at hours of its own, and
 # nothing in the tests needs it. rpc.statd and rpcbind still start when asked for.
-systemctl --root="$root" --quiet disable nfs-client.target rpcbind.service rpcbind.socket \
+chroot "$root" systemctl --root=/ --quiet disable nfs-client.target rpcbind.service rpcbind.socket \
     nbd-client.service nfs-common.service remote-fs.target 2>/dev/null || true
-systemctl --root="$root" --quiet mask \
+chroot "$root" systemctl --root=/ --quiet mask \
     apt-daily.timer apt-daily-upgrade.timer dpkg-db-backup.timer fstrim.timer \
     e2scrub_all.timer e2scrub_reap.service systemd-tmpfiles-clean.timer \
     getty@tty1.service getty-static.service systemd-logind.service \
