@@ -62,7 +62,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
                         help="small disks, short runs: shows that everything works; the figures mean nothing")
     parser.add_argument("--rounds", type=int, help="rounds per row (default 5, quick 2)")
     parser.add_argument("--chunk-size", help="of the repository (default: Coldrise's own)")
-    parser.add_argument("--compression", default="zstd:3", help="of the repository (default zstd:3)")
+    parser.add_argument("--compression", default="zstd:1", help="of the repository (default zstd:1, as init has it)")
     parser.add_argument("--peers-only", action="store_true", help="leave Coldrise out")
     parser.add_argument("--keep", action="store_true", help="keep the scratch space")
     parser.add_argument("--list", action="store_true", help="list the measurements and end")

@@ -26,7 +26,7 @@ pub(crate) struct InitArguments {
     chunk_size: u64,
 
     /// How pieces are compressed: zstd, zstd:LEVEL (1 to 19), lz4 or none.
-    #[arg(long, value_name = "KIND", default_value = "zstd:3")]
+    #[arg(long, value_name = "KIND", default_value = "zstd:1")]
     compression: Compression,
 
     /// Make a repository that anybody who gets hold of it can read.
