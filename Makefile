@@ -18,7 +18,7 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 BUILD_PACKAGES := build-essential pkg-config librocksdb-dev libnbd-dev libclang1-14 \
     libclang-common-14-dev nbdkit nbdkit-plugin-dev
 RUN_PACKAGES := python3 qemu-system-x86 qemu-utils util-linux $(shell cat images/guest/packages.txt)
-TEST_PACKAGES := python3 python3-pytest python3-libnbd libnbd-bin fio
+TEST_PACKAGES := mount procps python3 python3-pytest python3-libnbd libnbd-bin fio
 BENCH_PACKAGES := $(shell cat bench/packages.txt)
 
 include plugins/nbdkit/build.mk
@@ -72,7 +72,7 @@ demo: run-deps ## Back up a guest, boot it from the backup, seal what it wrote
 
 .PHONY: test
 test: build test-deps ## Run all tests
-	$(CARGO) test --release --locked --workspace
+	$(CARGO) test --release --locked --workspace --no-fail-fast
 	$(PYTHON) -m pytest -q tests
 
 .PHONY: test-crash
