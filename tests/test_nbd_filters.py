@@ -154,7 +154,7 @@ def test_nbdcopy_and_qemu_read_a_point(point, image, tmp_path, nbdkit):
     assert (tmp_path / "copied.raw").stat().st_blocks * 512 < 4 * MIB, "holes were copied"
     run("qemu-img", "convert", "-f", "raw", "-O", "raw", uri, tmp_path / "converted.raw")
     assert (tmp_path / "converted.raw").read_bytes() == image.content
-    assert "vda" in run("nbdinfo", uri)
+    assert "vda" in run("nbdinfo", "--no-content", uri)
 
 
 def test_nbdcopy_and_qemu_write_a_session(live, image, tmp_path, nbdkit):
