@@ -44,6 +44,13 @@ impl LayeredDisk {
         self.stack.read().layers.iter().all(|layer| layer.is_current())
     }
 
+    /// Ends the threads of the layers and waits for them.
+    pub(crate) fn stop_ahead(&self) {
+        for layer in &self.stack.read().layers {
+            layer.stop_ahead();
+        }
+    }
+
     /// True where the top layer is read through another process's block map.
     pub(crate) fn is_attached(&self) -> bool {
         self.stack.read().layers.last().is_some_and(|layer| layer.is_attached())

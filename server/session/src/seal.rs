@@ -62,7 +62,7 @@ pub(crate) fn idle_facts(
         }
         let poison = Poison::default();
         let opened =
-            Layer::open_for_writing(&path, &superblock, keys, &map_path(&disk.top), poison);
+            Layer::open_for_writing(&path, &superblock, keys, &map_path(&disk.top), poison, None);
         opened?.seal_facts()
     });
     facts.collect()

@@ -28,7 +28,7 @@ pub struct Session {
     poison: Poison,
     repository: Arc<Repository>,
     place: Place,
-    _writing: Arc<FileLock>,
+    writing: Arc<FileLock>,
 }
 
 impl Session {
@@ -53,11 +53,12 @@ impl Session {
         // It may have been sealed or ended until the lock was ours.
         let document = SessionDocument::of(repository, name)?;
         let poison = Poison::default();
+        let writing = Arc::new(writing);
         let disks = document
             .disks
             .iter()
             .map(|disk| {
-                let opened = open_disk(repository, disk, &poison);
+                let opened = open_disk(repository, disk, &poison, &writing);
                 opened.context(|| format!("session {name}, disk {}", disk.name)).map(Arc::new)
             })
             .collect::<Result<Vec<_>>>()?;
@@ -68,7 +69,7 @@ impl Session {
             poison,
             repository: Arc::clone(repository),
             place: place.clone(),
-            _writing: Arc::new(writing),
+            writing,
         });
         let control = ControlSocket::listen(&place, Arc::downgrade(&session))?;
         *session._control.lock() = Some(control);
@@ -128,7 +129,7 @@ impl Session {
     ) -> Result<PointDocument> {
         let fresh = tops
             .iter()
-            .map(|disk| open_top(&self.repository, disk, &self.poison))
+            .map(|disk| open_top(&self.repository, disk, &self.poison, &self.writing))
             .collect::<Result<Vec<_>>>()?;
         // Most of the flushing happens before anybody has to wait for it.
         for disk in &self.disks {
@@ -158,6 +159,16 @@ impl Session {
     }
 }
 
+impl Drop for Session {
+    fn drop(&mut self) {
+        // A layer's own thread may be syncing it: it must let go before the lock
+        // does, or the next opening finds the session busy.
+        for disk in &self.disks {
+            disk.stop_ahead();
+        }
+    }
+}
+
 fn no_top() -> Error {
     Error::new(ErrorKind::Internal, "a session's disk without a layer")
 }
@@ -166,6 +177,7 @@ fn open_top(
     repository: &Arc<Repository>,
     disk: &SessionDisk,
     poison: &Poison,
+    writing: &Arc<FileLock>,
 ) -> Result<Arc<Layer>> {
     Layer::open_for_writing(
         &layer_path(repository, &disk.top),
@@ -173,6 +185,7 @@ fn open_top(
         layer_keys(repository, &disk.top),
         &map_path(&disk.top),
         poison.clone(),
+        Some(Arc::clone(writing)),
     )
 }
 
@@ -180,9 +193,10 @@ fn open_disk(
     repository: &Arc<Repository>,
     disk: &SessionDisk,
     poison: &Poison,
+    writing: &Arc<FileLock>,
 ) -> Result<LayeredDisk> {
     let mut layers = sealed_layers(repository, &disk.layers, disk.size_bytes)?;
-    layers.push(open_top(repository, disk, poison)?);
+    layers.push(open_top(repository, disk, poison, writing)?);
     let base = base_disk(repository, disk.root, disk.size_bytes);
     Ok(LayeredDisk::new(disk.size_bytes, false, Stack { base, layers }))
 }

@@ -211,6 +211,31 @@ fn only_one_process_writes_and_others_read_what_it_wrote() {
 }
 
 #[test]
+fn whoever_still_holds_a_disk_keeps_other_writers_out() {
+    let place = place();
+    let repository = place.open();
+    publish(&repository, &place.point, Some(name("trial"))).unwrap();
+    let mut expected = content(1);
+    for round in 0..20u8 {
+        let open = Session::open(&repository, &name("trial")).unwrap();
+        let vda = open.disk(&disk_name("vda")).unwrap();
+        for block in 0..8u64 {
+            vda.write_at(&[round; 4096], block * 4096).unwrap();
+        }
+        expected[..8 * 4096].fill(round);
+        drop(open);
+        if round == 0 {
+            // The layer is closed, and its file cut, only when this disk goes.
+            let other = Session::open(&repository, &name("trial")).err().unwrap();
+            assert_eq!(other.kind(), ErrorKind::Busy);
+        }
+        drop(vda);
+    }
+    let open = Session::open(&repository, &name("trial")).unwrap();
+    assert_eq!(read_all(&*open.disk(&disk_name("vda")).unwrap()), expected);
+}
+
+#[test]
 fn the_serving_process_seals_when_it_is_asked() {
     let place = place();
     let serving = place.open();

@@ -67,6 +67,7 @@ pub(crate) use map::Lookup;
 pub(crate) use open::{ReadMode, SealFacts};
 pub(crate) use read::Stripe;
 
+use crate::lock::FileLock;
 use keys::NoncePrefix;
 use map::BlockMap;
 use slots::Slots;
@@ -105,6 +106,9 @@ struct Writer {
     zero_cells: Mutex<ZeroCells>,
     sync: SyncState,
     poison: Poison,
+    /// The session's lock: whoever still holds this layer, and will close the
+    /// file with it, keeps every other writer out until then.
+    _writing: Option<Arc<FileLock>>,
 }
 
 impl Writer {

@@ -22,6 +22,7 @@ use super::sync::SyncState;
 use super::windows::Windows;
 use super::write::ZeroCells;
 use super::{Layer, Poison, Writer, STRIPES};
+use crate::lock::FileLock;
 
 /// What a restore point remembers of a layer that was sealed into it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,7 +66,7 @@ impl Layer {
         written.context(|| format!("creating the layer {}", path.display()))
     }
 
-    /// Opens the layer for writing; the caller holds the session's lock. What a
+    /// Opens the layer for writing, under the session's lock, which it shares. What a
     /// crash left is put in order, which takes time in proportion to the slots
     /// in use. The block map appears at `map_path`.
     pub(crate) fn open_for_writing(
@@ -74,6 +75,7 @@ impl Layer {
         keys: LayerKeys,
         map_path: &Path,
         poison: Poison,
+        writing: Option<Arc<FileLock>>,
     ) -> Result<Arc<Layer>> {
         let opened = OpenOptions::new().read(true).write(true).open(path);
         let file = opened.context(|| missing(path))?;
@@ -123,6 +125,7 @@ impl Layer {
             zero_cells: Mutex::new(ZeroCells::none()),
             sync: SyncState::new(),
             poison,
+            _writing: writing,
         });
         layer.map.reveal();
         // Readers that came in between look again.

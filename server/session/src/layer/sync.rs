@@ -2,6 +2,7 @@
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use coldrise_block::{Context, Result};
@@ -35,6 +36,7 @@ struct AheadState {
     grow: bool,
     stop: bool,
     is_started: bool,
+    thread: Option<JoinHandle<()>>,
 }
 
 /// Unflushed writes are synced on the layer's own account after so many
@@ -121,9 +123,22 @@ impl Layer {
         let started = std::thread::Builder::new()
             .name("layer-ahead".into())
             .spawn(move || look_ahead(&layer, &ahead));
-        if let Err(error) = started {
+        match started {
+            Ok(thread) => writer.sync.ahead.state.lock().thread = Some(thread),
             // Without the thread growth happens in the writers, only slower.
-            tracing::warn!(%error, "cannot start the thread that prepares space for writes");
+            Err(error) => {
+                tracing::warn!(%error, "cannot start the thread that prepares space for writes");
+            }
+        }
+    }
+
+    /// Ends the layer's own thread and waits until it has let go of the layer.
+    pub(crate) fn stop_ahead(&self) {
+        let Some(writer) = &self.writer else { return };
+        writer.sync.ahead.stop();
+        let thread = writer.sync.ahead.state.lock().thread.take();
+        if let Some(thread) = thread.filter(|t| t.thread().id() != std::thread::current().id()) {
+            let _ = thread.join();
         }
     }
 

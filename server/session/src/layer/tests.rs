@@ -101,8 +101,14 @@ impl Place {
     }
 
     fn open_copy(&self, path: &Path) -> (Arc<Layer>, LayeredDisk) {
-        let opened =
-            Layer::open_for_writing(path, &superblock(), keys(), &self.map, Poison::default());
+        let opened = Layer::open_for_writing(
+            path,
+            &superblock(),
+            keys(),
+            &self.map,
+            Poison::default(),
+            None,
+        );
         let layer = opened.unwrap();
         (Arc::clone(&layer), view(layer, false))
     }
