@@ -112,14 +112,21 @@ impl Session {
         self.poison.check()?;
         let tops = new_tops(&document)?;
         create_tops(&self.repository, tops.iter())?;
-        let sealed = self.seal_onto(&mut document, &tops);
-        if sealed.is_err() {
-            for disk in &tops {
-                // Empty and unknown to anyone; a leftover is removed by the next writer.
-                let _ = remove_file(&layer_path(&self.repository, &disk.top));
-            }
+        // Where it fails the new layers stay: the document may already name them.
+        // What nothing names is removed by the next writer.
+        self.seal_onto(&mut document, &tops)
+    }
+
+    /// A commit can fail after its rename, when the folder is synced: then the old
+    /// tops belong to a restore point and must take no more writes.
+    fn stop_unless_unchanged(&self, before: &SessionDocument) {
+        let tops = |document: &SessionDocument| {
+            document.disks.iter().map(|disk| disk.top).collect::<Vec<_>>()
+        };
+        match SessionDocument::read(&self.repository, &self.place) {
+            Ok(Some(now)) if tops(&now) == tops(before) => {}
+            _ => self.poison.set(),
         }
-        sealed
     }
 
     fn seal_onto(
@@ -141,7 +148,8 @@ impl Session {
             let top = stack.layers.last().ok_or_else(no_top)?;
             facts.push(top.seal_facts()?);
         }
-        let (point, next) = commit(&self.repository, &self.place, &facts, Some(tops))?;
+        let committed = commit(&self.repository, &self.place, &facts, Some(tops));
+        let (point, next) = committed.inspect_err(|_| self.stop_unless_unchanged(document))?;
         let emptied: Vec<_> = document.disks.iter().map(|disk| disk.top).collect();
         *document = next;
         for (i, (stack, top)) in stacks.iter_mut().zip(fresh).enumerate() {
