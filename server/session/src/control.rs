@@ -3,6 +3,7 @@
 //! One request and one answer per connection, each a line of JSON. The socket
 //! lies in the session's folder, which only the repository's owner can enter.
 
+use std::io::ErrorKind::{ConnectionRefused, NotFound};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -117,14 +118,15 @@ fn answer(mut stream: UnixStream, session: &Session) -> Result<()> {
     stream.write_all(&text).context(what)
 }
 
-/// Asks the process that serves the session to seal it.
-pub(crate) fn ask_for_seal(place: &Place) -> Result<PointDocument> {
+/// Asks the process that serves the session to seal it; `None` where none listens.
+pub(crate) fn ask_for_seal(place: &Place) -> Result<Option<PointDocument>> {
     let (_folder, path) = short_path(place)?;
-    let mut stream = UnixStream::connect(path).map_err(|error| {
-        let what =
-            "the session is being opened or closed by another process; try again in a moment";
-        Error::with_source(ErrorKind::Busy, what, error)
-    })?;
+    let mut stream = match UnixStream::connect(path) {
+        Ok(stream) => stream,
+        // Nobody made the socket, or who made it was killed.
+        Err(error) if matches!(error.kind(), NotFound | ConnectionRefused) => return Ok(None),
+        Err(error) => return Err(Error::io("asking the process that serves the session", error)),
+    };
     let what = || "waiting for the process that serves the session";
     stream.set_read_timeout(Some(ANSWER_TIMEOUT)).context(what)?;
     let mut request = serde_json::to_vec(&Request::Seal)
@@ -134,7 +136,7 @@ pub(crate) fn ask_for_seal(place: &Place) -> Result<PointDocument> {
     let mut line = String::new();
     BufReader::new(stream.take(MAX_LINE_BYTES)).read_line(&mut line).context(what)?;
     match serde_json::from_str(&line) {
-        Ok(Answer::Sealed(point)) => Ok(*point),
+        Ok(Answer::Sealed(point)) => Ok(Some(*point)),
         Ok(Answer::Failed { message }) => Err(Error::new(ErrorKind::Io, message)),
         Err(error) => Err(Error::with_source(
             ErrorKind::Io,

@@ -26,26 +26,42 @@ use crate::publish::create_tops;
 /// # Errors
 /// `NotFound`; `Busy` when a process that does not answer holds the session.
 pub fn seal(repository: &Arc<Repository>, name: &SessionName) -> Result<PointDocument> {
-    let document = SessionDocument::of(repository, name)?;
+    SessionDocument::of(repository, name)?;
     let place = Place::of(repository, name);
-    match FileLock::take(&place.lock())? {
-        Some(_writing) => {
-            let facts = idle_facts(repository, &document)?;
-            let tops = new_tops(&document)?;
-            create_tops(repository, tops.iter())?;
-            let (point, _) = commit(repository, &place, &facts, Some(&tops))?;
-            for (disk, facts) in document.disks.iter().zip(&facts) {
-                if facts.sequence == 0 {
-                    // Nothing was captured: the empty layer is in no point.
-                    remove_file(&layer_path(repository, &disk.top))?;
-                }
-            }
-            Ok(point)
-        }
-        None => control::ask_for_seal(&place).context(|| {
-            format!("session {name} is served by another process, which did not seal it")
-        }),
+    // First, because a lock that somebody holds is waited for a little.
+    if let Some(point) = ask_for_seal(&place, name)? {
+        return Ok(point);
     }
+    let Some(_writing) = FileLock::take(&place.lock())? else {
+        // Somebody just opened it, or is still closing it.
+        return ask_for_seal(&place, name)?.ok_or_else(|| {
+            Error::new(
+                ErrorKind::Busy,
+                format!(
+                    "session {name} is being opened or closed by another process; try again in \
+                     a moment"
+                ),
+            )
+        });
+    };
+    // It may have been sealed or ended until the lock was ours.
+    let document = SessionDocument::of(repository, name)?;
+    let facts = idle_facts(repository, &document)?;
+    let tops = new_tops(&document)?;
+    create_tops(repository, tops.iter())?;
+    let (point, _) = commit(repository, &place, &facts, Some(&tops))?;
+    for (disk, facts) in document.disks.iter().zip(&facts) {
+        if facts.sequence == 0 {
+            // Nothing was captured: the empty layer is in no point.
+            remove_file(&layer_path(repository, &disk.top))?;
+        }
+    }
+    Ok(point)
+}
+
+fn ask_for_seal(place: &Place, name: &SessionName) -> Result<Option<PointDocument>> {
+    control::ask_for_seal(place)
+        .context(|| format!("session {name} is served by another process, which did not seal it"))
 }
 
 /// What the closed top layers hold; a layer that a crash left is put in order first.

@@ -21,7 +21,7 @@ pub fn unpublish(
     name: &SessionName,
     discard: bool,
 ) -> Result<Option<PointDocument>> {
-    let document = SessionDocument::of(repository, name)?;
+    SessionDocument::of(repository, name)?;
     let place = Place::of(repository, name);
     let Some(_writing) = FileLock::take(&place.lock())? else {
         return Err(Error::new(
@@ -32,6 +32,8 @@ pub fn unpublish(
             ),
         ));
     };
+    // It may have been sealed or ended until the lock was ours.
+    let document = SessionDocument::of(repository, name)?;
     let mut point = None;
     if !discard {
         let facts = idle_facts(repository, &document)?;

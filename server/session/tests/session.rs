@@ -253,6 +253,59 @@ fn the_serving_process_seals_when_it_is_asked() {
 }
 
 #[test]
+fn seals_and_an_unpublish_at_the_same_moment_leave_only_whole_points() {
+    let place = place();
+    let repository = place.open();
+    let mut expected = [content(1), content(2)];
+    for round in 0..10 {
+        let session = format!("trial-{round}");
+        publish(&repository, &place.point, Some(name(&session))).unwrap();
+        let written = [round + 1; 4096];
+        let open = Session::open(&repository, &name(&session)).unwrap();
+        for (disk, expected) in ["vda", "vdb"].iter().zip(&mut expected) {
+            open.disk(&disk_name(disk)).unwrap().write_at(&written, 8192).unwrap();
+            expected[8192..8192 + 4096].copy_from_slice(&written);
+        }
+        drop(open);
+
+        let start = std::sync::Barrier::new(3);
+        let sealed = std::thread::scope(|scope| {
+            let run = |ends: bool| {
+                let (start, repository, name) = (&start, &repository, name(&session));
+                scope.spawn(move || {
+                    start.wait();
+                    match ends {
+                        false => seal(repository, &name).map(Some),
+                        true => unpublish(repository, &name, false),
+                    }
+                })
+            };
+            let threads = [run(false), run(false), run(true)];
+            threads.map(|thread| thread.join().unwrap())
+        });
+        let mut points = 0;
+        for result in sealed {
+            match result {
+                Ok(Some(point)) => {
+                    for (disk, expected) in ["vda", "vdb"].iter().zip(&expected) {
+                        let found = point_bytes(&repository, &point, disk);
+                        assert!(found == *expected, "{session}: {disk} of {}", point.point);
+                    }
+                    points += 1;
+                }
+                Ok(None) => {}
+                // Whoever came after the unpublish finds no session.
+                Err(error) => {
+                    let message = error.full_message();
+                    assert!(message.starts_with("there is no session"), "{message}");
+                }
+            }
+        }
+        assert!(points > 0, "{session}: what was written is in no point");
+    }
+}
+
+#[test]
 fn discard_leaves_no_trace_and_sealed_points_stay() {
     let place = place();
     let repository = place.open();
