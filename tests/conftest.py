@@ -18,6 +18,7 @@ def pytest_addoption(parser):
     group = parser.getgroup("crash", "the crash test")
     group.addoption("--crash-kills", type=int, default=25, help="kills of the server (25)")
     group.addoption("--crash-cuts", type=int, default=6, help="power cuts (6)")
+    group.addoption("--crash-reopenings", type=int, default=25, help="openings of a session (25)")
     group.addoption("--crash-seed", type=int, help="repeat the run of this seed")
 
 

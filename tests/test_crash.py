@@ -16,10 +16,14 @@ import pytest
 
 from support.crash.load import MAX_WRITE_BLOCKS, CrashViolation
 from support.crash.loopfs import LoopFileSystem, LoopUnavailable
-from support.crash.rounds import run_command_kills, run_cuts, run_kills
+from support.crash.oracle import PointOracle
+from support.crash.rounds import run_command_kills, run_cuts, run_kills, run_reopenings
 from support.crash.story import Story
 from support.crash.syncs import Syncs
 from support.nbdserver import wait_until
+
+# See "Superblock area" in docs/on-disk-format.md.
+LAYER_HEAD_BYTES = 64 << 10
 
 
 @pytest.fixture
@@ -84,6 +88,13 @@ def test_killed_commands(request, seed):
     counts, began = collections.Counter(), time.monotonic()
     wanted = max(5, request.config.getoption("--crash-kills") // 3)
     run_command_kills(random.Random(seed), seed, wanted, counts, reporter())
+    tell(counts, began)
+
+
+def test_reopenings(request, seed):
+    counts, began = collections.Counter(), time.monotonic()
+    wanted = request.config.getoption("--crash-reopenings")
+    run_reopenings(random.Random(seed), seed, wanted, counts, reporter())
     tell(counts, began)
 
 
@@ -212,6 +223,95 @@ def test_a_session_is_reopened_after_a_failed_flush_without_a_restart(tmp_path, 
     told.kill_server()
     told.start_server()
     told.check_crash()
+
+
+def session_folder(told):
+    (document,) = (told.coldrise.repository / "live").glob("*/session.json")
+    return document.parent
+
+
+def captured(told):
+    """What was written to each layer file, without the head that openings change."""
+    layers = (told.coldrise.repository / "layers").iterdir()
+    return {path: path.read_bytes()[LAYER_HEAD_BYTES:] for path in layers}
+
+
+@pytest.mark.parametrize("is_restarted", [True, False])
+def test_a_seal_that_fails_late_stops_the_session(tmp_path, story, is_restarted):
+    """session.json is replaced, but its folder's sync fails: nobody knows whether the
+    captured writes belong to a restore point from now on, so none may be added."""
+    syncs = Syncs(tmp_path)
+    told = story()
+    with syncs.preloaded():
+        told.start_server()
+    told.start_load()
+    told.run_load(0.2)
+    told.load.settle()
+    assert all(told.load.flush(disk) for disk in told.disks)
+    flushed, layers = told.read_session(), captured(told)
+
+    syncs.fail_at(session_folder(told))
+    began = told.clock.tick()
+    failed = told.coldrise.run("--json", "seal", told.session)
+    # The rename has happened and no power was cut: the point is there, whole.
+    told.perhaps = PointOracle(told.disks, began, told.clock.tick())
+    assert failed.returncode == 1, f"sealed without a sync: {failed.stdout}"
+    assert f"syncing {session_folder(told)}: {os.strerror(errno.EIO)}" in failed.stderr
+    syncs.work()
+
+    for disk in told.disks:
+        assert not told.load.write(disk, 5), "a write succeeded after a seal that failed late"
+        assert not told.load.write(disk, 6, is_fua=True)
+        assert not told.load.flush(disk)
+    assert {error for _, error in told.load.errors} == {errno.EIO}
+    assert told.coldrise.run("seal", told.session).returncode == 1, "sealed again"
+    now = captured(told)
+    assert len(now) == len(layers) + len(told.disks), "a layer file was removed"
+    for path, content in layers.items():
+        assert now[path].startswith(content), f"{path} was written to after its seal"
+
+    told.finish_load()
+    if is_restarted:
+        told.server.stop()
+        told.start_server()
+    else:
+        told.wait_until_closed()
+    assert told.read_session() == flushed
+    told.check_crash(look_at_list=True)
+    assert told.counts["seals_found_after_a_crash"] == 1, "the point that was named is not there"
+    (address,) = told.points
+    assert [told.read_disk(f"{address}/{disk.name}") for disk in told.disks] == flushed
+    told.start_load()
+    told.run_load(0.1)
+    assert told.load.errors == {}
+    told.kill_server()
+    told.end_session()
+
+
+@pytest.mark.parametrize("what", ["the new layers", "the new document"])
+def test_a_seal_that_fails_early_changes_nothing(tmp_path, story, what):
+    syncs = Syncs(tmp_path)
+    told = story()
+    with syncs.preloaded():
+        told.start_server()
+    told.start_load()
+    told.run_load(0.1)
+    told.load.settle()
+    if what == "the new layers":
+        syncs.fail_at(told.coldrise.repository / "layers")
+    else:
+        syncs.fail_at(session_folder(told) / "session.new")
+    failed = told.coldrise.run("seal", told.session)
+    assert failed.returncode == 1, f"sealed without a sync: {failed.stdout}"
+    syncs.work()
+    told.check_list(None)
+    told.run_load(0.1)
+    told.load.settle()
+    assert told.load.errors == {}
+    began = told.clock.tick()
+    told.note_seal(began, told.coldrise.run("--json", "seal", told.session).stdout)
+    told.kill_server()
+    told.end_session()
 
 
 def test_a_file_system_that_fails_loses_nothing_flushed(loop, story):

@@ -97,7 +97,10 @@ impl OpenSessions {
             std::mem::forget(session);
             change.becomes = Some(Slot::Stopped);
         } else {
-            // Closing syncs: it takes a while, and happens outside the lock.
+            // Closing syncs: it takes a while, and happens outside the lock. A seal
+            // under way is waited for: it holds the session too, and who opens it
+            // next must find it closed.
+            session.stop_listening();
             drop(session);
         }
     }

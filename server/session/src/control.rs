@@ -34,7 +34,11 @@ enum Request {
 #[serde(rename_all = "snake_case")]
 enum Answer {
     Sealed(Box<PointDocument>),
-    Failed { message: String },
+    Failed {
+        message: String,
+    },
+    /// The session is being closed: nothing was done.
+    Closing,
 }
 
 /// The listening side; it ends when it is dropped.
@@ -70,14 +74,23 @@ impl ControlSocket {
     }
 }
 
+impl ControlSocket {
+    /// Moves the socket aside, where nobody new finds it, and wakes the thread
+    /// out of its wait for a connection.
+    fn withdraw(&self) -> Result<UnixStream> {
+        let (_folder, path) = short_path(&self.place)?;
+        let aside = path.with_extension("closing");
+        std::fs::rename(&path, &aside).context(|| "withdrawing the control socket")?;
+        let woken = UnixStream::connect(&aside).context(|| "waking the control thread");
+        let _ = std::fs::remove_file(&aside);
+        woken
+    }
+}
+
 impl Drop for ControlSocket {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::SeqCst);
-        // A connection wakes the thread out of its wait for one.
-        let woken = short_path(&self.place).and_then(|(_folder, path)| {
-            UnixStream::connect(path).context(|| "waking the control thread")
-        });
-        let _ = remove_file(&self.place.control());
+        let woken = self.withdraw();
         if let (Some(thread), Ok(_)) = (self.thread.take(), woken) {
             // The session may be dropped by the thread itself.
             if thread.thread().id() != std::thread::current().id() {
@@ -89,36 +102,53 @@ impl Drop for ControlSocket {
 
 fn serve(listener: &UnixListener, session: &Weak<Session>, stop: &AtomicBool) {
     for stream in listener.incoming() {
+        let Ok(stream) = stream else { continue };
         if stop.load(Ordering::SeqCst) {
+            dismiss(stream, listener);
             return;
         }
-        let Ok(stream) = stream else { continue };
-        let Some(session) = session.upgrade() else { return };
-        if let Err(error) = answer(stream, &session) {
+        if let Err(error) = answer(stream, session) {
             tracing::warn!(error = %error.full_message(), "a request to a session was not answered");
         }
     }
 }
 
-fn answer(mut stream: UnixStream, session: &Session) -> Result<()> {
+/// Tells whoever connected before the socket was withdrawn that the session is closing.
+fn dismiss(first: UnixStream, listener: &UnixListener) {
+    let _ = send(first, &Answer::Closing);
+    if listener.set_nonblocking(true).is_err() {
+        return;
+    }
+    while let Ok((stream, _)) = listener.accept() {
+        let _ = send(stream, &Answer::Closing);
+    }
+}
+
+fn answer(stream: UnixStream, session: &Weak<Session>) -> Result<()> {
     let what = || "speaking with the command line";
     stream.set_read_timeout(Some(Duration::from_secs(5))).context(what)?;
     let mut line = String::new();
     BufReader::new((&stream).take(4096)).read_line(&mut line).context(what)?;
-    let answer = match serde_json::from_str::<Request>(&line) {
-        Ok(Request::Seal) => match session.seal() {
+    // Held only from here on: whoever asks nothing must not keep it open.
+    let answer = match (serde_json::from_str::<Request>(&line), session.upgrade()) {
+        (Ok(Request::Seal), Some(session)) => match session.seal() {
             Ok(point) => Answer::Sealed(Box::new(point)),
             Err(error) => Answer::Failed { message: error.full_message() },
         },
-        Err(error) => Answer::Failed { message: format!("unknown request: {error}") },
+        (Ok(Request::Seal), None) => Answer::Closing,
+        (Err(error), _) => Answer::Failed { message: format!("unknown request: {error}") },
     };
-    let mut text = serde_json::to_vec(&answer)
-        .map_err(|error| Error::with_source(ErrorKind::Internal, "answering a request", error))?;
-    text.push(b'\n');
-    stream.write_all(&text).context(what)
+    send(stream, &answer).context(what)
 }
 
-/// Asks the process that serves the session to seal it; `None` where none listens.
+fn send(mut stream: UnixStream, answer: &Answer) -> std::io::Result<()> {
+    let mut text = serde_json::to_vec(answer)?;
+    text.push(b'\n');
+    stream.write_all(&text)
+}
+
+/// Asks the process that serves the session to seal it; `None` where none does,
+/// or where it is about to stop.
 pub(crate) fn ask_for_seal(place: &Place) -> Result<Option<PointDocument>> {
     let (_folder, path) = short_path(place)?;
     let mut stream = match UnixStream::connect(path) {
@@ -132,10 +162,15 @@ pub(crate) fn ask_for_seal(place: &Place) -> Result<Option<PointDocument>> {
     let mut request = serde_json::to_vec(&Request::Seal)
         .map_err(|error| Error::with_source(ErrorKind::Internal, "asking for a seal", error))?;
     request.push(b'\n');
-    stream.write_all(&request).context(what)?;
+    // Whoever is about to stop answers without having read the request.
+    let sent = stream.write_all(&request);
     let mut line = String::new();
     BufReader::new(stream.take(MAX_LINE_BYTES)).read_line(&mut line).context(what)?;
+    if line.is_empty() {
+        sent.context(what)?;
+    }
     match serde_json::from_str(&line) {
+        Ok(Answer::Closing) => Ok(None),
         Ok(Answer::Sealed(point)) => Ok(Some(*point)),
         Ok(Answer::Failed { message }) => Err(Error::new(ErrorKind::Io, message)),
         Err(error) => Err(Error::with_source(

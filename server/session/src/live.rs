@@ -12,7 +12,7 @@ use parking_lot::RwLock;
 use crate::disk::{LayeredDisk, Stack};
 use crate::document::SessionDocument;
 use crate::layer::{Layer, ReadMode, SealFacts, Superblock};
-use crate::lock::FileLock;
+use crate::lock::{FileLock, PASSING_PATIENCE};
 use crate::place::{layer_keys, layer_path, map_path, Place};
 
 /// The chunk map of a disk, as the bottom of a disk view.
@@ -200,8 +200,6 @@ impl Disk for LiveDisk {
     }
 }
 
-/// A writer that is opening or closing the session is waited for this long.
-const OPENING_PATIENCE: Duration = Duration::from_secs(10);
 const OPENING_PAUSE: Duration = Duration::from_millis(5);
 
 fn open_view(
@@ -232,7 +230,7 @@ fn open_view(
             }
             // The map is not there yet, or the session was just sealed.
             Err(error)
-                if error.kind() == ErrorKind::NotFound && start.elapsed() < OPENING_PATIENCE =>
+                if error.kind() == ErrorKind::NotFound && start.elapsed() < PASSING_PATIENCE =>
             {
                 std::thread::sleep(OPENING_PAUSE);
             }

@@ -9,6 +9,8 @@ use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_store::Repository;
 use rustix::fs::{flock, FlockOperation};
 
+use crate::place::Place;
+
 /// A held lock.
 pub(crate) struct FileLock {
     _file: File,
@@ -17,6 +19,8 @@ pub(crate) struct FileLock {
 /// Whoever looks whether a session is served holds its lock for an instant; a
 /// writer that meets such a look tries again for this long.
 const PROBE_PATIENCE: Duration = Duration::from_millis(100);
+/// Who opens, closes or seals a session is waited for this long.
+pub(crate) const PASSING_PATIENCE: Duration = Duration::from_secs(10);
 const PROBE_PAUSE: Duration = Duration::from_millis(2);
 
 fn open(path: &Path) -> Result<File> {
@@ -45,18 +49,28 @@ impl FileLock {
         }
     }
 
-    /// Takes the lock, or `None` when another process has it.
-    pub(crate) fn take(path: &Path) -> Result<Option<FileLock>> {
-        let file = open(path)?;
+    /// Takes the lock of a session for writing it, or `None` when another process
+    /// serves it, or does not finish what it does with it.
+    pub(crate) fn take(place: &Place) -> Result<Option<FileLock>> {
+        let path = place.lock();
+        let file = open(&path)?;
         let start = Instant::now();
         loop {
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => return Ok(Some(FileLock { _file: file })),
                 Err(rustix::io::Errno::INTR) => {}
-                Err(rustix::io::Errno::WOULDBLOCK) if start.elapsed() < PROBE_PATIENCE => {
+                Err(rustix::io::Errno::WOULDBLOCK) => {
+                    // Whoever serves it listens there; who does not is opening,
+                    // closing or sealing it.
+                    let patience = match place.control().exists() {
+                        true => PROBE_PATIENCE,
+                        false => PASSING_PATIENCE,
+                    };
+                    if start.elapsed() >= patience {
+                        return Ok(None);
+                    }
                     std::thread::sleep(PROBE_PAUSE);
                 }
-                Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
                 Err(errno) => {
                     let context = format!("locking {}", path.display());
                     return Err(Error::io(context, errno.into()));

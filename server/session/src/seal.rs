@@ -32,7 +32,7 @@ pub fn seal(repository: &Arc<Repository>, name: &SessionName) -> Result<PointDoc
     if let Some(point) = ask_for_seal(&place, name)? {
         return Ok(point);
     }
-    let Some(_writing) = FileLock::take(&place.lock())? else {
+    let Some(writing) = FileLock::take(&place)? else {
         // Somebody just opened it, or is still closing it.
         return ask_for_seal(&place, name)?.ok_or_else(|| {
             Error::new(
@@ -46,7 +46,8 @@ pub fn seal(repository: &Arc<Repository>, name: &SessionName) -> Result<PointDoc
     };
     // It may have been sealed or ended until the lock was ours.
     let document = SessionDocument::of(repository, name)?;
-    let facts = idle_facts(repository, &document)?;
+    let writing = Arc::new(writing);
+    let facts = idle_facts(repository, &document, &writing)?;
     let tops = new_tops(&document)?;
     create_tops(repository, tops.iter())?;
     let (point, _) = commit(repository, &place, &facts, Some(&tops))?;
@@ -68,6 +69,7 @@ fn ask_for_seal(place: &Place, name: &SessionName) -> Result<Option<PointDocumen
 pub(crate) fn idle_facts(
     repository: &Repository,
     document: &SessionDocument,
+    writing: &Arc<FileLock>,
 ) -> Result<Vec<SealFacts>> {
     let facts = document.disks.iter().map(|disk| {
         let path = layer_path(repository, &disk.top);
@@ -76,10 +78,12 @@ pub(crate) fn idle_facts(
         if let Some(facts) = Layer::clean_facts(&path, &superblock, &keys)? {
             return Ok(facts);
         }
-        let poison = Poison::default();
-        let opened =
-            Layer::open_for_writing(&path, &superblock, keys, &map_path(&disk.top), poison, None);
-        opened?.seal_facts()
+        let (map, poison) = (map_path(&disk.top), Poison::default());
+        let writing = Some(Arc::clone(writing));
+        let layer = Layer::open_for_writing(&path, &superblock, keys, &map, poison, writing)?;
+        let facts = layer.seal_facts();
+        layer.stop_ahead();
+        facts
     });
     facts.collect()
 }

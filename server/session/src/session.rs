@@ -21,7 +21,7 @@ use crate::seal::{commit, new_tops};
 /// disk taken from it, flushes, closes the layers cleanly and lets others in.
 pub struct Session {
     // Dropped in this order: no more seals, then the disks, then the lock.
-    _control: Mutex<Option<ControlSocket>>,
+    control: Mutex<Option<ControlSocket>>,
     /// What the disks are now; held for the length of a seal.
     document: Mutex<SessionDocument>,
     disks: Vec<Arc<LayeredDisk>>,
@@ -41,7 +41,7 @@ impl Session {
     pub fn open(repository: &Arc<Repository>, name: &SessionName) -> Result<Arc<Session>> {
         let place = Place::of(repository, name);
         SessionDocument::of(repository, name)?;
-        let Some(writing) = FileLock::take(&place.lock())? else {
+        let Some(writing) = FileLock::take(&place)? else {
             return Err(Error::new(
                 ErrorKind::Busy,
                 format!(
@@ -50,6 +50,8 @@ impl Session {
                 ),
             ));
         };
+        // Left by a process that was killed: until we listen, nobody does.
+        remove_file(&place.control())?;
         // It may have been sealed or ended until the lock was ours.
         let document = SessionDocument::of(repository, name)?;
         let poison = Poison::default();
@@ -63,7 +65,7 @@ impl Session {
             })
             .collect::<Result<Vec<_>>>()?;
         let session = Arc::new(Session {
-            _control: Mutex::new(None),
+            control: Mutex::new(None),
             document: Mutex::new(document),
             disks,
             poison,
@@ -72,7 +74,7 @@ impl Session {
             writing,
         });
         let control = ControlSocket::listen(&place, Arc::downgrade(&session))?;
-        *session._control.lock() = Some(control);
+        *session.control.lock() = Some(control);
         Ok(session)
     }
 
@@ -100,6 +102,14 @@ impl Session {
     /// the next opening, by another process, recovers it.
     pub fn stop(&self) {
         self.poison.set();
+    }
+
+    /// Takes no more requests of the command line, and waits for one that is being
+    /// answered. Called before the last holder lets go: a request under way holds
+    /// the session too, and would close it later than its owner believes.
+    pub fn stop_listening(&self) {
+        let control = self.control.lock().take();
+        drop(control);
     }
 
     /// Seals all disks at once, while they go on being used: requests wait for
@@ -228,7 +238,7 @@ pub fn sessions(repository: &Arc<Repository>) -> Result<Vec<SessionState>> {
     let mut states = Vec::new();
     for (place, document) in SessionDocument::all(repository)? {
         if !document.is_ended {
-            states.push(state(repository, &place, document)?);
+            states.extend(state(repository, &place, document)?);
         }
     }
     states.sort_by(|a, b| a.document.name.cmp(&b.document.name));
@@ -241,20 +251,46 @@ pub fn sessions(repository: &Arc<Repository>) -> Result<Vec<SessionState>> {
 /// `NotFound`, naming the sessions that are there.
 pub fn session(repository: &Arc<Repository>, name: &SessionName) -> Result<SessionState> {
     let document = SessionDocument::of(repository, name)?;
-    state(repository, &Place::of(repository, name), document)
+    match state(repository, &Place::of(repository, name), document)? {
+        Some(state) => Ok(state),
+        // It ended just now: this tells which others there are.
+        None => SessionDocument::of(repository, name).and_then(|_| session(repository, name)),
+    }
 }
 
+/// `None` when the session ended meanwhile.
 fn state(
     repository: &Repository,
     place: &Place,
-    document: SessionDocument,
-) -> Result<SessionState> {
-    let mut captured_bytes = 0;
+    mut document: SessionDocument,
+) -> Result<Option<SessionState>> {
+    loop {
+        match captured_bytes(repository, &document) {
+            Ok(captured_bytes) => {
+                let is_served = FileLock::is_held(&place.lock())?;
+                return Ok(Some(SessionState { is_served, document, captured_bytes }));
+            }
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                let now = SessionDocument::read(repository, place)?.filter(|now| !now.is_ended);
+                match now {
+                    None => return Ok(None),
+                    // A seal removed an empty layer.
+                    Some(now) if now != document => document = now,
+                    Some(_) => return Err(error),
+                }
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+fn captured_bytes(repository: &Repository, document: &SessionDocument) -> Result<u64> {
+    let mut bytes = 0;
     for disk in &document.disks {
         let path = layer_path(repository, &disk.top);
         let metadata = std::fs::metadata(&path)
             .context(|| format!("session {}: the layer {}", document.name, path.display()))?;
-        captured_bytes += metadata.blocks() * 512;
+        bytes += metadata.blocks() * 512;
     }
-    Ok(SessionState { is_served: FileLock::is_held(&place.lock())?, document, captured_bytes })
+    Ok(bytes)
 }

@@ -23,7 +23,7 @@ pub fn unpublish(
 ) -> Result<Option<PointDocument>> {
     SessionDocument::of(repository, name)?;
     let place = Place::of(repository, name);
-    let Some(_writing) = FileLock::take(&place.lock())? else {
+    let Some(writing) = FileLock::take(&place)? else {
         return Err(Error::new(
             ErrorKind::Busy,
             format!(
@@ -34,9 +34,10 @@ pub fn unpublish(
     };
     // It may have been sealed or ended until the lock was ours.
     let document = SessionDocument::of(repository, name)?;
+    let writing = Arc::new(writing);
     let mut point = None;
     if !discard {
-        let facts = idle_facts(repository, &document)?;
+        let facts = idle_facts(repository, &document, &writing)?;
         if facts.iter().any(|facts| facts.sequence > 0) {
             point = Some(commit(repository, &place, &facts, None)?.0);
         }

@@ -5,7 +5,9 @@ without locks.
 """
 
 import errno
+import os
 import select
+import socket
 import time
 
 import nbd
@@ -15,15 +17,20 @@ GONE = (errno.ENOTCONN, errno.EPIPE, errno.ECONNRESET, errno.ESHUTDOWN, errno.EB
 
 
 class Connection:
-    """One connection to one export."""
+    """One connection to one export; it is there after `wait_until_open`."""
 
     def __init__(self, server, export, finished):
         """`finished(request, error)` is called for every reply from `Connections.turn`."""
         self.handle = server.handle(export, strict=False)
-        self.handle.connect_unix(str(server.socket))
-        self.size_bytes = self.handle.get_size()
+        self.handle.aio_connect_unix(str(server.socket))
+        self.size_bytes = None
         self.is_gone = False
         self._finished = finished
+
+    def wait_until_open(self):
+        while self.handle.aio_is_connecting():
+            self.handle.poll(-1)
+        self.size_bytes = self.handle.get_size()
 
     def _reply(self, request):
         def callback(error):
@@ -73,7 +80,13 @@ class Connection:
         if self.handle.aio_is_dead() or self.handle.aio_is_closed():
             self.is_gone = True
 
+    def break_off(self):
+        """Goes without a word, as a client that is killed."""
+        with socket.socket(fileno=os.dup(self.handle.aio_get_fd())) as ours:
+            ours.shutdown(socket.SHUT_RDWR)
+
     def close(self):
+        """Says goodbye; requests under way are answered first."""
         if not self.is_gone:
             try:
                 self.handle.shutdown()

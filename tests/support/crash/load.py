@@ -72,6 +72,10 @@ class Load:
             for disk in disks
             for _ in range(connections_per_disk)
         )
+        # All at once: their opening races with each other's.
+        for connection in self.connections.all:
+            connection.wait_until_open()
+            assert connection.size_bytes == connection.disk.size_bytes
         self.hot = {
             disk: [rng.randrange(disk.coarse_cells) for _ in range(HOT_BLOCKS)] for disk in disks
         }
@@ -79,7 +83,6 @@ class Load:
     def _connect(self, server, disk, export):
         connection = Connection(server, export, self._finished)
         connection.disk = disk
-        assert connection.size_bytes == disk.size_bytes
         return connection
 
     # ------------------------------------------------------------ sending

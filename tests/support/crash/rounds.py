@@ -1,4 +1,4 @@
-"""The two ways to crash, and the rounds of each."""
+"""The two ways to crash, the clients that come and go, and the rounds of each."""
 
 import contextlib
 import pathlib
@@ -84,6 +84,34 @@ def cut_round(story, disk):
     story.counts["cuts"] += 1
 
 
+def reopen_round(story):
+    """Clients come and go at once: the last one's going closes the session, the next
+    one's coming opens it anew. None may be turned away, and nothing may be lost."""
+    rng = story.rng
+    story.start_server()
+    story.check_live()
+    # A seal keeps the session open for longer: most rounds do without.
+    seal_share = rng.choice((0, 0, 0.2))
+    for _ in range(rng.randrange(8, 40)):
+        story.start_load()
+        story.look_at_seal()
+        if story.sealing is None and rng.random() < seal_share:
+            # Most seals end when other clients are there than when they began.
+            story.begin_seal()
+        if rng.random() < 0.7:
+            story.run_load_until_space_is_prepared()
+        else:
+            story.run_load(rng.choice((0, 0.003, 0.01, 0.04)))
+        errors = story.load.errors
+        # Requests that are under way at the goodbye are still answered.
+        rng.choice((story.finish_load, story.break_off_load))()
+        assert not errors, f"requests failed: {errors}"
+        story.counts["reopenings"] += 1
+    story.end_seal()
+    story.check_live()
+    story.server.stop()
+
+
 def _crash(story, kill_seal, believe_answer):
     story.kill_server()
     story.give_up_seal(kill_seal, believe_answer)
@@ -119,6 +147,14 @@ def run_cuts(rng, seed, wanted, counts, report):
                 _tell(story, wanted, counts, report, "cuts", cut_round, disk)
             finally:
                 disk.close()
+
+
+def run_reopenings(rng, seed, wanted, counts, report):
+    """Stories of clients that come and go until the session was opened as often as wanted."""
+    while counts["reopenings"] < wanted:
+        with kept_on_failure(seed) as directory:
+            story = Story(rng, directory, directory, counts)
+            _tell(story, wanted, counts, report, "reopenings", reopen_round)
 
 
 def run_command_kills(rng, seed, wanted, counts, report):
@@ -159,6 +195,7 @@ def _tell(story, wanted, counts, report, what, one_round, *arguments):
     except BaseException:
         print(f"\nthe repository: {story.coldrise.repository}, session {story.session}")
         if story.server is not None:
+            print(f"nbdkit, exit code {story.server.process.poll()}:")
             print(story.server.messages()[-3000:])
         raise
     finally:

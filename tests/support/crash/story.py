@@ -1,5 +1,6 @@
 """One repository and what happens to it: load, crash, check, again and again."""
 
+import contextlib
 import hashlib
 import json
 import shutil
@@ -9,9 +10,9 @@ import time
 import nbd
 
 from support.cli import Coldrise
-from support.nbdserver import Nbdkit, read_all
+from support.nbdserver import Nbdkit, read_all, wait_until
 
-from .load import CrashViolation, Load
+from .load import MAX_WRITE_BLOCKS, CrashViolation, Load
 from .oracle import Clock, DiskOracle, PointOracle
 from .stamp import BLOCK, ZERO
 
@@ -20,6 +21,9 @@ MACHINE = "web01"
 # Name, bytes of 4 KiB cells, bytes of fine cells: the disks end in a short block.
 DISKS = (("vda", 40 * MIB, 256 * 1024 + 512), ("vdb", 8 * MIB, 64 * 1024 + 512))
 CLI_DEADLINE_S = 60
+# How the server grows a layer: see server/session/src/layer/slots.rs.
+LAYER_SEGMENT_BLOCKS = 1024
+FLUSHES_BEFORE_WRITTEN_SPACE = 17
 
 
 class Sealing:
@@ -108,6 +112,19 @@ class Story:
         with self.server.connect(name) as handle:
             return read_all(handle)
 
+    def read_session(self):
+        """What each disk of the session holds."""
+        return [self.read_disk(self.export(disk)) for disk in self.disks]
+
+    def wait_until_closed(self):
+        """Waits until the server has let go of the session."""
+
+        def is_closed():
+            (session,) = self.coldrise.json("sessions")["sessions"]
+            return not session["is_served"]
+
+        wait_until(is_closed, "the session to be closed")
+
     def stop_server(self):
         if self.server is not None:
             self.server.kill()
@@ -152,8 +169,8 @@ class Story:
             nonlocal seal_after
             if seal_after is not None and time.monotonic() > seal_after:
                 seal_after = None
-                self._begin_seal()
-            self._look_at_seal()
+                self.begin_seal()
+            self.look_at_seal()
             if now_and_then is not None:
                 now_and_then()
 
@@ -163,6 +180,38 @@ class Story:
         if to_a_flush:
             before = [disk.flushed_tick for disk in self.disks]
             self.load.run(0.3, lambda: [disk.flushed_tick for disk in self.disks] != before)
+
+    def run_load_until_space_is_prepared(self):
+        """Ends as a layer's file grows: its own thread, which has been told by many
+        flushes to write the new space ahead, has the layer in its hands then."""
+        disk = self.rng.choice(self.disks)
+        cell = self.rng.randrange(disk.coarse_cells)
+
+        def write_run():
+            nonlocal cell
+            cell = cell if cell + MAX_WRITE_BLOCKS <= disk.coarse_cells else 0
+            assert self.load.write(disk, cell, MAX_WRITE_BLOCKS)
+            cell += MAX_WRITE_BLOCKS
+
+        def length_bytes():
+            length = 0
+            for path in (self.coldrise.repository / "layers").iterdir():
+                # A seal removes the layer of a disk to which nothing was written.
+                with contextlib.suppress(FileNotFoundError):
+                    length += path.stat().st_size
+            return length
+
+        # More than is left of what the layer had when it was opened.
+        for _ in range(LAYER_SEGMENT_BLOCKS // MAX_WRITE_BLOCKS):
+            write_run()
+        for _ in range(FLUSHES_BEFORE_WRITTEN_SPACE):
+            assert self.load.write(disk, self.rng.randrange(disk.coarse_cells), is_fua=True)
+        before = length_bytes()
+        for _ in range(2 * LAYER_SEGMENT_BLOCKS // MAX_WRITE_BLOCKS):
+            write_run()
+            if length_bytes() != before:
+                self.counts["left_as_a_layer_grew"] += 1
+                return
 
     def _run_into_seal(self, also):
         """Goes on until the seal is over, or until it has begun to make files, or
@@ -186,11 +235,20 @@ class Story:
     def finish_load(self):
         self.counts["requests"] += self.load.requests
         self.load.connections.close()
+        # The last replies came with the goodbye.
+        self.load.settle()
         self.load = None
+
+    def break_off_load(self):
+        """All clients are killed at a moment when nothing is under way."""
+        self.load.settle()
+        for connection in self.load.connections.alive:
+            connection.break_off()
+        self.finish_load()
 
     # -------------------------------------------------------------- seals
 
-    def _begin_seal(self):
+    def begin_seal(self):
         began = self.clock.tick()
         for disk in self.disks:
             disk.observers[began] = 1
@@ -199,17 +257,23 @@ class Story:
         )
         self.sealing = Sealing(process, began)
 
-    def _look_at_seal(self):
+    def look_at_seal(self):
         if self.sealing is None or self.sealing.process.poll() is None:
             return
         sealing, self.sealing = self.sealing, None
         output, errors = sealing.process.communicate()
-        assert sealing.process.returncode == 0, f"a live seal failed: {output}{errors}"
-        address = self.note_seal(sealing.began, output)
         for disk in self.disks:
             disk.observers.pop(sealing.began, None)
+        assert sealing.process.returncode == 0, f"a live seal failed: {output}{errors}"
+        address = self.note_seal(sealing.began, output)
         if self.rng.random() < 0.2:
             self.check_point(address)
+
+    def end_seal(self):
+        """Waits for the seal under way, if there is one."""
+        if self.sealing is not None:
+            self.sealing.process.wait(timeout=CLI_DEADLINE_S)
+            self.look_at_seal()
 
     def note_seal(self, began, output):
         """A seal that was asked for at this tick was answered; returns the point's address."""
@@ -289,6 +353,16 @@ class Story:
         old = [address for address in self.points if address not in new]
         for address in new + self.rng.sample(old, min(1, len(old))):
             self.check_point(address)
+
+    def check_live(self):
+        """The session where nothing crashed: every answered write is there, flushed
+        or not."""
+        for disk in self.disks:
+            began = disk.begin_read()
+            violations = disk.judge_read(self.read_disk(self.export(disk)), 0, began)
+            disk.end_read(began)
+            if violations:
+                raise CrashViolation(violations)
 
     def check_all_points(self):
         self.check_list(None)

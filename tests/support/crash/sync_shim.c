@@ -1,38 +1,62 @@
-/* Stands before fdatasync of the process it is preloaded into.
+/* Stands before fdatasync and fsync of the process it is preloaded into.
  *
  * The first letter of the file that COLDRISE_TEST_SYNC names says what happens:
- * 'f': nothing is synced, EIO is returned; 'l': nothing is synced, success is
- * returned; anything else: as always.
+ * 'f': fdatasync syncs nothing and returns EIO; 'l': it syncs nothing and returns
+ * success; 'p': fsync of the file or folder whose path follows the letter syncs
+ * nothing and returns EIO; anything else: as always.
  */
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
+/* Returns the letter; what follows it goes to `rest`. */
 static char
-order (void)
+order (char rest[PATH_MAX])
 {
   const char *path = getenv ("COLDRISE_TEST_SYNC");
   char letter = 'o';
+  ssize_t length;
   int fd;
 
+  rest[0] = '\0';
   if (path == NULL || (fd = open (path, O_RDONLY | O_CLOEXEC)) == -1)
     return letter;
   if (read (fd, &letter, 1) != 1)
     letter = 'o';
+  length = read (fd, rest, PATH_MAX - 1);
+  rest[length > 0 ? length : 0] = '\0';
   close (fd);
   return letter;
+}
+
+static int
+is_at (int fd, const char *path)
+{
+  char link[64], found[PATH_MAX];
+  ssize_t length;
+
+  snprintf (link, sizeof link, "/proc/self/fd/%d", fd);
+  length = readlink (link, found, sizeof found - 1);
+  if (length == -1)
+    return 0;
+  found[length] = '\0';
+  return strcmp (found, path) == 0;
 }
 
 int
 fdatasync (int fd)
 {
   static int (*real) (int);
+  char rest[PATH_MAX];
 
-  switch (order ()) {
+  switch (order (rest)) {
   case 'f':
     errno = EIO;
     return -1;
@@ -43,4 +67,19 @@ fdatasync (int fd)
       real = (int (*) (int)) dlsym (RTLD_NEXT, "fdatasync");
     return real (fd);
   }
+}
+
+int
+fsync (int fd)
+{
+  static int (*real) (int);
+  char rest[PATH_MAX];
+
+  if (order (rest) == 'p' && is_at (fd, rest)) {
+    errno = EIO;
+    return -1;
+  }
+  if (real == NULL)
+    real = (int (*) (int)) dlsym (RTLD_NEXT, "fsync");
+  return real (fd);
 }

@@ -1,4 +1,4 @@
-"""Rules over what a server's fdatasync does."""
+"""Rules over what a server's fdatasync and fsync do."""
 
 import contextlib
 import os
@@ -28,6 +28,10 @@ class Syncs:
 
     def lie(self):
         self.order.write_text("l", encoding="ascii")
+
+    def fail_at(self, path):
+        """Only the fsync of this file or folder fails."""
+        self.order.write_text(f"p{path.resolve()}", encoding="utf-8")
 
     @contextlib.contextmanager
     def preloaded(self):

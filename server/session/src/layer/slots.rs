@@ -33,6 +33,13 @@ struct State {
     ready: u32,
     syncs_since_growth: u32,
     growth_segments: u32,
+    taken_since_sync: u32,
+}
+
+impl State {
+    fn too_much_unsynced(&self) -> bool {
+        self.taken_since_sync > UNSYNCED_SLOTS_LIMIT
+    }
 }
 
 /// The slots of a layer that is open for writing.
@@ -48,6 +55,11 @@ pub(crate) struct Slots {
 const SYNCS_THAT_WANT_WRITTEN_SPACE: u32 = 16;
 const MAX_GROWTH_SEGMENTS: u32 = 16;
 
+/// So many slots (1 GiB) taken since the last sync call for one: it bounds what a
+/// recovery must verify, what a flush or a seal must wait for, and the slots
+/// that are superseded but not free. Blocks overwritten in place do not count.
+const UNSYNCED_SLOTS_LIMIT: u32 = 256 << 10;
+
 impl Slots {
     /// `free`: slots below `next` that nothing refers to.
     pub(crate) fn new(free: Vec<u32>, next: u32, ready: u32, max_slots: u32) -> Self {
@@ -59,6 +71,7 @@ impl Slots {
                 ready,
                 syncs_since_growth: 0,
                 growth_segments: 1,
+                taken_since_sync: 0,
             }),
             growing: Mutex::new(()),
             max_slots: max_slots.min(MAX_SLOTS),
@@ -66,7 +79,8 @@ impl Slots {
     }
 
     /// Takes `count` slots and appends them, in as few runs as the free slots
-    /// allow. Returns true when the space ahead is getting short.
+    /// allow. Returns true when the layer's own thread should look: the space
+    /// ahead is getting short, or too much is unsynced.
     pub(crate) fn take(&self, file: &File, count: u32, taken: &mut Vec<u32>) -> Result<bool> {
         let before = taken.len();
         let mut missing = count;
@@ -78,16 +92,18 @@ impl Slots {
                 && (missing == 1 || state.free.len() as u32 >= state.next / 8)
             {
                 take_free(&mut state.free, missing, taken);
-                return Ok(false);
+                state.taken_since_sync += missing;
+                return Ok(state.too_much_unsynced());
             }
             let available = (state.ready - state.next).min(missing);
             if available > 0 {
+                state.taken_since_sync += available;
                 taken.extend(state.next..state.next + available);
                 state.next += available;
                 missing -= available;
                 if missing == 0 {
                     let ahead = (state.growth_segments * SLOTS_PER_SEGMENT / 2).max(512);
-                    return Ok(state.ready - state.next < ahead);
+                    return Ok(state.ready - state.next < ahead || state.too_much_unsynced());
                 }
                 continue;
             }
@@ -125,7 +141,13 @@ impl Slots {
     pub(crate) fn begin_sync(&self) -> Vec<u32> {
         let mut state = self.state.lock();
         state.syncs_since_growth = state.syncs_since_growth.saturating_add(1);
+        state.taken_since_sync = 0;
         std::mem::take(&mut state.superseded)
+    }
+
+    /// True when more was taken since the last sync than should wait for the next.
+    pub(crate) fn too_much_unsynced(&self) -> bool {
+        self.state.lock().too_much_unsynced()
     }
 
     /// After the sync: the slots are free.

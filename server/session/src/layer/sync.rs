@@ -39,12 +39,11 @@ struct AheadState {
     thread: Option<JoinHandle<()>>,
 }
 
-/// Unflushed writes are synced on the layer's own account after so many
-/// blocks: it bounds what a recovery must verify, what a seal must wait for, and
-/// how long superseded slots stay unusable.
-const UNFLUSHED_BLOCKS_LIMIT: u64 = 256 << 10;
-/// ... or after this long.
-const UNFLUSHED_AGE_LIMIT: Duration = Duration::from_secs(5);
+/// Unflushed writes are synced on the layer's own account after this long: when
+/// Linux itself begins to write a file's changes back. (Much is synced earlier:
+/// see `Slots`.) Each sync makes the next rewrite of a block take another slot,
+/// in pages that have to be made dirty again, so more often is dearer.
+const UNFLUSHED_AGE_LIMIT: Duration = Duration::from_secs(30);
 
 impl SyncState {
     pub(crate) fn new() -> Self {
@@ -142,29 +141,19 @@ impl Layer {
         }
     }
 
-    fn unflushed_blocks(&self) -> u64 {
-        self.writer.as_ref().map_or(0, |writer| {
-            let next = writer.next_sequence.load(Ordering::Relaxed);
-            next - 1 - writer.durable_sequence.load(Ordering::Relaxed).min(next - 1)
-        })
+    fn has_unflushed(&self, writer: &Writer) -> bool {
+        let next = writer.next_sequence.load(Ordering::Relaxed);
+        writer.durable_sequence.load(Ordering::Relaxed) + 1 < next
     }
 
-    /// Asks the layer's own thread to grow the file.
-    pub(crate) fn want_space(&self) {
+    /// Asks the layer's own thread to grow the file, or to sync it.
+    pub(crate) fn want_ahead(&self) {
         if let Some(writer) = &self.writer {
             let mut state = writer.sync.ahead.state.lock();
             if !state.grow {
                 state.grow = true;
                 writer.sync.ahead.wake.notify_one();
             }
-        }
-    }
-
-    /// Wakes the layer's own thread when too much is unflushed.
-    pub(crate) fn bound_unflushed(&self, first: u64, count: u64) {
-        // Looked at only now and then: it is on the path of every write.
-        if first % 1024 < count && self.unflushed_blocks() > UNFLUSHED_BLOCKS_LIMIT {
-            self.want_space();
         }
     }
 }
@@ -199,13 +188,13 @@ fn look_ahead(layer: &Weak<Layer>, ahead: &Ahead) {
             // A failure is met again, and reported, by the write that needs the space.
             let _ = writer.slots.grow_ahead(&layer.file);
         }
-        let unflushed = layer.unflushed_blocks();
-        let is_old = unflushed > 0 && last_flush.elapsed() > UNFLUSHED_AGE_LIMIT;
-        if unflushed > UNFLUSHED_BLOCKS_LIMIT || is_old {
+        let is_unflushed = layer.has_unflushed(writer);
+        let is_old = is_unflushed && last_flush.elapsed() > UNFLUSHED_AGE_LIMIT;
+        if writer.slots.too_much_unsynced() || is_old {
             // `flush` logs and poisons by itself.
             let _ = layer.flush();
             last_flush = Instant::now();
-        } else if unflushed == 0 {
+        } else if !is_unflushed {
             last_flush = Instant::now();
         }
     }

@@ -70,11 +70,10 @@ impl Layer {
     ) -> Result<()> {
         let count = (bytes.len() / BLOCK) as u64;
         self.choose_slots(writer, scratch, first, count)?;
-        let (sequence, newest) =
-            self.store_blocks(writer, scratch, first, bytes).inspect_err(|error| {
-                writer.slots.give_back(&scratch.fresh);
-                self.poison_unless_full(writer, error);
-            })?;
+        let newest = self.store_blocks(writer, scratch, first, bytes).inspect_err(|error| {
+            writer.slots.give_back(&scratch.fresh);
+            self.poison_unless_full(writer, error);
+        })?;
         let Scratch { slots, records, superseded, .. } = scratch;
         superseded.clear();
         for ((&slot, record), block) in slots.iter().zip(records.iter()).zip(first..) {
@@ -89,7 +88,6 @@ impl Layer {
         }
         writer.highest_recorded.fetch_max(newest, Ordering::Relaxed);
         writer.slots.supersede(superseded);
-        self.bound_unflushed(sequence, count);
         Ok(())
     }
 
@@ -124,7 +122,7 @@ impl Layer {
             return Ok(());
         }
         if writer.slots.take(&self.file, missing, fresh)? {
-            self.want_space();
+            self.want_ahead();
         }
         let mut next = fresh.iter();
         for slot in slots.iter_mut().filter(|slot| **slot == NONE) {
@@ -134,14 +132,14 @@ impl Layer {
     }
 
     /// Encrypts, writes run by run, and makes the records; publishes nothing.
-    /// Returns the first and the last sequence number used.
+    /// Returns the last sequence number used.
     fn store_blocks(
         &self,
         writer: &Writer,
         scratch: &mut Scratch,
         first: u64,
         bytes: &[u8],
-    ) -> Result<(u64, u64)> {
+    ) -> Result<u64> {
         let Scratch { stored, slots, records, .. } = scratch;
         records.clear();
         stored.resize(stored.len().max(bytes.len()), 0);
@@ -171,7 +169,7 @@ impl Layer {
                 .context(|| format!("writing to {}", self.path.display()))?;
             rest = after;
         }
-        Ok((first_sequence, first_sequence + slots.len() as u64 - 1))
+        Ok(first_sequence + slots.len() as u64 - 1)
     }
 
     /// Makes `count` blocks from `first` on read as zeroes: one 64-byte record,
@@ -226,7 +224,7 @@ impl Layer {
     fn open_zero_cells(&self, writer: &Writer) -> Result<u32> {
         let mut slots = Vec::with_capacity(1);
         if writer.slots.take(&self.file, 1, &mut slots)? {
-            self.want_space();
+            self.want_ahead();
         }
         let slot = slots[0];
         self.write_or_poison(writer, &[0; BLOCK], slot_offset_bytes(slot))?;
