@@ -18,7 +18,8 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 BUILD_PACKAGES := build-essential pkg-config librocksdb-dev libnbd-dev libclang1-14 \
     libclang-common-14-dev nbdkit nbdkit-plugin-dev
 RUN_PACKAGES := python3 qemu-system-x86 qemu-utils util-linux $(shell cat images/guest/packages.txt)
-TEST_PACKAGES := mount procps python3 python3-pytest python3-libnbd libnbd-bin fio
+TEST_PACKAGES := mount procps python3 python3-pip python3-pytest python3-libnbd libnbd-bin fio \
+    python3-libvhdi python3-libvmdk python3-libqcow
 BENCH_PACKAGES := $(shell cat bench/packages.txt)
 
 include plugins/nbdkit/build.mk
@@ -51,6 +52,13 @@ run-deps: build-deps ## Install what booting a guest needs
 .PHONY: test-deps
 test-deps: run-deps ## Install what the tests need
 	$(call install,$(TEST_PACKAGES))
+	@$(MAKE) --no-print-directory build/python/installed
+
+# In a folder of its own: nothing of the system's Python changes.
+build/python/installed: tests/python-packages.txt
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check --root-user-action=ignore \
+	    --no-deps --upgrade --target build/python -r $<
+	@touch $@
 
 .PHONY: bench-deps
 bench-deps: test-deps ## Install the peers that the benchmarks measure
@@ -76,8 +84,9 @@ test: build test-deps ## Run all tests
 	$(PYTHON) -m pytest -q tests
 
 .PHONY: test-crash
-test-crash: build test-deps ## Run the long crash test: 1,000 kills, 200 power cuts
-	$(PYTHON) -m pytest -q -s tests/test_crash.py --crash-kills 1000 --crash-cuts 200
+test-crash: build test-deps ## Run the long crash test: 1,000 kills, 200 power cuts, 3,000 reopenings
+	$(PYTHON) -m pytest -q -s tests/test_crash.py --crash-kills 1000 --crash-cuts 200 \
+	    --crash-reopenings 3000
 
 .PHONY: check
 check: build-deps ## Check format, lints, dependency direction and the C shim

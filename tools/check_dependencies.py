@@ -10,6 +10,7 @@ import sys
 
 # Lower number, lower layer. A crate that is not named here has to be added.
 LAYERS = {
+    "coldrise-formats": 0,
     "coldrise-block": 0,
     "coldrise-store": 1,
     "coldrise-session": 2,

@@ -1,0 +1,77 @@
+//! A disk as the files of an image.
+
+use std::ops::Range;
+
+use crate::{qcow2, raw, vhd, vhdx, vmdk};
+use crate::{DiskShape, Error, Format, Layout, Names, Result};
+
+/// One file of an image.
+#[derive(Debug)]
+pub struct File {
+    /// Its name.
+    pub name: String,
+    /// What it holds.
+    pub layout: Layout,
+}
+
+/// A disk in one format.
+#[derive(Debug)]
+pub struct Presentation {
+    files: Vec<File>,
+}
+
+impl Presentation {
+    /// The files of `disk` under `names`, in the format that `names` were made
+    /// for.
+    ///
+    /// `stored` are the ranges of the disk, in bytes and in any order, outside
+    /// of which everything reads as zeroes. Compact formats leave the rest out;
+    /// the others show every byte and do not look at it, so that pieces of a
+    /// disk which are written later have their place.
+    ///
+    /// # Errors
+    /// What [`Format::check`] refuses; a compact image that outgrows its format;
+    /// a range outside of the disk; a format that can only be streamed.
+    pub fn new(
+        names: &Names,
+        disk: &DiskShape,
+        stored: impl IntoIterator<Item = Range<u64>>,
+    ) -> Result<Self> {
+        let format = names.format();
+        format.check(disk)?;
+        let image = |layout| vec![File { name: names.image().to_owned(), layout }];
+        let pair = |layout, data| {
+            let mut files = image(layout);
+            files.push(File { name: names.companion().to_owned(), layout: data });
+            files
+        };
+        let files = match format {
+            Format::Raw => image(raw::layout(disk)),
+            Format::Vhd => image(vhd::fixed(disk)),
+            Format::VhdDynamic => image(vhd::dynamic(disk, stored)?),
+            Format::Vhdx => image(vhdx::fixed(disk)),
+            Format::VhdxDynamic => image(vhdx::dynamic(disk, stored)?),
+            Format::Vmdk | Format::VmdkHosted => {
+                pair(vmdk::flat_descriptor(names, disk), raw::whole_sectors(disk))
+            }
+            Format::VmdkSparse => image(vmdk::sparse(names, disk, stored)?),
+            Format::VmdkStream => return Err(Error::Streamed { format }),
+            Format::Qcow2 => image(qcow2::allocated(disk)),
+            Format::Qcow2External => {
+                pair(qcow2::over_raw_file(disk, names.reference()), raw::layout(disk))
+            }
+        };
+        Ok(Presentation { files })
+    }
+
+    /// The files: the one that is opened first, then the one with the data,
+    /// where the format keeps it apart.
+    pub fn files(&self) -> &[File] {
+        &self.files
+    }
+
+    /// Gives the files away.
+    pub fn into_files(self) -> Vec<File> {
+        self.files
+    }
+}
