@@ -8,7 +8,7 @@ mod disk;
 mod error;
 mod extent;
 
-pub use disk::Disk;
+pub use disk::{check_range, Disk};
 pub use error::{Context, Error, ErrorKind, Result};
 pub use extent::{push_extent, Extent, ExtentKind};
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use coldrise_block::{Disk, Error, ErrorKind, Extent, Result};
+use coldrise_block::{ErrorKind, Result};
 use coldrise_ingest::{
     backup, read_configuration, restore, BackupRequest, BackupSummary, NoProgress, Phase, Progress,
     ProgressState, RestoreOptions, RestoreTarget, SourceSpec,
@@ -68,41 +68,11 @@ impl Store {
         std::fs::read(target).unwrap()
     }
 
-    fn disk(&self, point: &PointName, disk: &str) -> PointDisk {
+    fn disk(&self, point: &PointName, disk: &str) -> ChunkedDisk {
         let repository = self.writer.repository();
         let point = repository.point(&machine(), point).unwrap();
         let disk = point.disk(&DiskName::parse(disk).unwrap()).unwrap().clone();
-        PointDisk(repository.disk(disk.root, disk.size_bytes))
-    }
-}
-
-/// A point's disk as the restore wants it.
-struct PointDisk(ChunkedDisk);
-
-impl Disk for PointDisk {
-    fn size_bytes(&self) -> u64 {
-        self.0.size_bytes()
-    }
-    fn is_read_only(&self) -> bool {
-        true
-    }
-    fn read_at(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
-        self.0.read_at(buffer, offset_bytes)
-    }
-    fn write_at(&self, _: &[u8], _: u64) -> Result<()> {
-        Err(Error::new(ErrorKind::ReadOnly, "read-only"))
-    }
-    fn write_zeroes(&self, _: u64, _: u64) -> Result<()> {
-        Err(Error::new(ErrorKind::ReadOnly, "read-only"))
-    }
-    fn trim(&self, _: u64, _: u64) -> Result<()> {
-        Err(Error::new(ErrorKind::ReadOnly, "read-only"))
-    }
-    fn flush(&self) -> Result<()> {
-        Ok(())
-    }
-    fn extents(&self, offset_bytes: u64, length_bytes: u64, limit: usize) -> Result<Vec<Extent>> {
-        self.0.extents(offset_bytes, length_bytes, limit)
+        repository.disk(disk.root, disk.size_bytes)
     }
 }
 
@@ -185,7 +155,7 @@ fn what_is_already_there_is_not_stored_again() {
     assert_ne!(first.point, second.point, "two backups within a second have two names");
     assert_eq!(second.disks[0].counts.stored_chunks, 0);
     assert_eq!(second.disks[0].base, Some(first.point.clone()));
-    let root = |point: &PointName| store.disk(point, "vda").0.root();
+    let root = |point: &PointName| store.disk(point, "vda").root();
     assert_eq!(root(&first.point), root(&second.point), "an unchanged map is shared whole");
     // One changed chunk, one that became zero.
     disk[5 * MIB + 7] ^= 0xFF;

@@ -39,9 +39,6 @@ impl Disk for MemoryDisk {
     fn size_bytes(&self) -> u64 {
         self.content.len() as u64
     }
-    fn is_read_only(&self) -> bool {
-        true
-    }
     fn read_at(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
         let at = offset_bytes as usize;
         let range = offset_bytes..offset_bytes + buffer.len() as u64;
@@ -49,18 +46,6 @@ impl Disk for MemoryDisk {
             return Err(Error::new(ErrorKind::Corrupt, "chunk 7 fails its authentication"));
         }
         buffer.copy_from_slice(&self.content[at..at + buffer.len()]);
-        Ok(())
-    }
-    fn write_at(&self, _: &[u8], _: u64) -> Result<()> {
-        Err(Error::new(ErrorKind::ReadOnly, "read-only"))
-    }
-    fn write_zeroes(&self, _: u64, _: u64) -> Result<()> {
-        Err(Error::new(ErrorKind::ReadOnly, "read-only"))
-    }
-    fn trim(&self, _: u64, _: u64) -> Result<()> {
-        Err(Error::new(ErrorKind::ReadOnly, "read-only"))
-    }
-    fn flush(&self) -> Result<()> {
         Ok(())
     }
     fn extents(&self, offset_bytes: u64, length_bytes: u64, limit: usize) -> Result<Vec<Extent>> {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use coldrise_block::{
-    push_extent, Disk, Error, ErrorKind, Extent, ExtentKind, Result, BLOCK_SIZE_BYTES,
+    check_range, push_extent, Disk, Error, ErrorKind, Extent, ExtentKind, Result, BLOCK_SIZE_BYTES,
 };
 use parking_lot::{RwLock, RwLockWriteGuard};
 
@@ -54,19 +54,6 @@ impl LayeredDisk {
     /// True where the top layer is read through another process's block map.
     pub(crate) fn is_attached(&self) -> bool {
         self.stack.read().layers.last().is_some_and(|layer| layer.is_attached())
-    }
-
-    fn check_range(&self, offset_bytes: u64, length_bytes: u64) -> Result<()> {
-        match offset_bytes.checked_add(length_bytes) {
-            Some(end) if end <= self.size_bytes => Ok(()),
-            _ => Err(Error::new(
-                ErrorKind::OutOfRange,
-                format!(
-                    "{length_bytes} bytes at {offset_bytes} are beyond the disk's end at {}",
-                    self.size_bytes
-                ),
-            )),
-        }
     }
 
     fn check_writable(&self) -> Result<()> {
@@ -236,14 +223,14 @@ impl Disk for LayeredDisk {
     }
 
     fn read_at(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
-        self.check_range(offset_bytes, buffer.len() as u64)?;
+        check_range(self.size_bytes, offset_bytes, buffer.len() as u64)?;
         let stack = self.stack.read();
         read_through(&stack, stack.layers.len(), buffer, offset_bytes, Stripe::Free)
     }
 
     fn write_at(&self, bytes: &[u8], offset_bytes: u64) -> Result<()> {
         self.check_writable()?;
-        self.check_range(offset_bytes, bytes.len() as u64)?;
+        check_range(self.size_bytes, offset_bytes, bytes.len() as u64)?;
         let stack = self.stack.read();
         let mut done = 0;
         while done < bytes.len() {
@@ -258,7 +245,7 @@ impl Disk for LayeredDisk {
 
     fn write_zeroes(&self, offset_bytes: u64, length_bytes: u64) -> Result<()> {
         self.check_writable()?;
-        self.check_range(offset_bytes, length_bytes)?;
+        check_range(self.size_bytes, offset_bytes, length_bytes)?;
         let stack = self.stack.read();
         let end = offset_bytes + length_bytes;
         // A last block that the disk's end cuts short is covered whole.
@@ -280,7 +267,7 @@ impl Disk for LayeredDisk {
 
     fn trim(&self, offset_bytes: u64, length_bytes: u64) -> Result<()> {
         self.check_writable()?;
-        self.check_range(offset_bytes, length_bytes)?;
+        check_range(self.size_bytes, offset_bytes, length_bytes)?;
         let end = offset_bytes + length_bytes;
         let first = offset_bytes.div_ceil(BLOCK_SIZE_BYTES);
         let last = if end == self.size_bytes {
@@ -304,7 +291,7 @@ impl Disk for LayeredDisk {
     }
 
     fn extents(&self, offset_bytes: u64, length_bytes: u64, limit: usize) -> Result<Vec<Extent>> {
-        self.check_range(offset_bytes, length_bytes)?;
+        check_range(self.size_bytes, offset_bytes, length_bytes)?;
         let stack = self.stack.read();
         let mut extents = Vec::new();
         extents_through(

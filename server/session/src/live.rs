@@ -4,9 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use coldrise_block::{Context, Disk, Error, ErrorKind, Extent, Result};
-use coldrise_store::{
-    ChunkedDisk, DiskName, LayerReference, MapRoot, PointDocument, Repository, SessionName,
-};
+use coldrise_store::{DiskName, LayerReference, MapRoot, PointDocument, Repository, SessionName};
 use parking_lot::RwLock;
 
 use crate::disk::{LayeredDisk, Stack};
@@ -16,55 +14,12 @@ use crate::lock::{FileLock, PASSING_PATIENCE};
 use crate::place::{layer_keys, layer_path, map_path, Place};
 
 /// The chunk map of a disk, as the bottom of a disk view.
-struct Base(ChunkedDisk);
-
-fn read_only() -> Error {
-    Error::new(
-        ErrorKind::ReadOnly,
-        "a restore point never changes; publish it as a session to write",
-    )
-}
-
-impl Disk for Base {
-    fn size_bytes(&self) -> u64 {
-        self.0.size_bytes()
-    }
-
-    fn is_read_only(&self) -> bool {
-        true
-    }
-
-    fn read_at(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
-        self.0.read_at(buffer, offset_bytes)
-    }
-
-    fn write_at(&self, _bytes: &[u8], _offset_bytes: u64) -> Result<()> {
-        Err(read_only())
-    }
-
-    fn write_zeroes(&self, _offset_bytes: u64, _length_bytes: u64) -> Result<()> {
-        Err(read_only())
-    }
-
-    fn trim(&self, _offset_bytes: u64, _length_bytes: u64) -> Result<()> {
-        Err(read_only())
-    }
-
-    fn flush(&self) -> Result<()> {
-        Ok(())
-    }
-
-    fn extents(&self, offset_bytes: u64, length_bytes: u64, limit: usize) -> Result<Vec<Extent>> {
-        self.0.extents(offset_bytes, length_bytes, limit)
-    }
-}
-
 pub(crate) fn base_disk(
     repository: &Arc<Repository>,
     root: MapRoot,
     size_bytes: u64,
 ) -> Arc<dyn Disk> {
-    Arc::new(Base(repository.disk(root, size_bytes)))
+    Arc::new(repository.disk(root, size_bytes))
 }
 
 pub(crate) fn sealed_layers(
@@ -171,28 +126,8 @@ impl Disk for LiveDisk {
         self.size_bytes
     }
 
-    fn is_read_only(&self) -> bool {
-        true
-    }
-
     fn read_at(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
         self.with_current(|view| view.read_at(buffer, offset_bytes))
-    }
-
-    fn write_at(&self, _bytes: &[u8], _offset_bytes: u64) -> Result<()> {
-        Err(read_only())
-    }
-
-    fn write_zeroes(&self, _offset_bytes: u64, _length_bytes: u64) -> Result<()> {
-        Err(read_only())
-    }
-
-    fn trim(&self, _offset_bytes: u64, _length_bytes: u64) -> Result<()> {
-        Err(read_only())
-    }
-
-    fn flush(&self) -> Result<()> {
-        Ok(())
     }
 
     fn extents(&self, offset_bytes: u64, length_bytes: u64, limit: usize) -> Result<Vec<Extent>> {

@@ -4,7 +4,9 @@
 use std::cell::RefCell;
 use std::sync::{Arc, OnceLock};
 
-use coldrise_block::{push_extent, Error, ErrorKind, Extent, ExtentKind, Result};
+use coldrise_block::{
+    check_range, push_extent, Disk, Error, ErrorKind, Extent, ExtentKind, Result,
+};
 
 use crate::cache::DecodedChunk;
 use crate::chunk::ChunkId;
@@ -68,7 +70,7 @@ impl ChunkedDisk {
     /// stored bytes are missing or do not authenticate. `buffer` then holds
     /// nothing that may be used.
     pub fn read_at(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
-        self.check_range(offset_bytes, buffer.len() as u64)?;
+        check_range(self.size_bytes, offset_bytes, buffer.len() as u64)?;
         let chunk_size = self.chunk_size as usize;
         let keep = buffer.len() < STREAMING_BYTES;
         let mut cursor = None;
@@ -195,7 +197,7 @@ impl ChunkedDisk {
         length_bytes: u64,
         limit: usize,
     ) -> Result<Vec<Extent>> {
-        self.check_range(offset_bytes, length_bytes)?;
+        check_range(self.size_bytes, offset_bytes, length_bytes)?;
         let end = offset_bytes + length_bytes;
         let mut extents = Vec::new();
         let mut at = offset_bytes;
@@ -258,18 +260,20 @@ impl ChunkedDisk {
         *leaf = Some((leaf_number, page));
         Ok(Place { id, known_chunks: 1 })
     }
+}
 
-    fn check_range(&self, offset_bytes: u64, length_bytes: u64) -> Result<()> {
-        match offset_bytes.checked_add(length_bytes) {
-            Some(end) if end <= self.size_bytes => Ok(()),
-            _ => Err(Error::new(
-                ErrorKind::OutOfRange,
-                format!(
-                    "a read of {length_bytes} bytes at {offset_bytes} leaves the disk of {} bytes",
-                    self.size_bytes
-                ),
-            )),
-        }
+/// Read-only, as every restore point is.
+impl Disk for ChunkedDisk {
+    fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
+    fn read_at(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
+        ChunkedDisk::read_at(self, buffer, offset_bytes)
+    }
+
+    fn extents(&self, offset_bytes: u64, length_bytes: u64, limit: usize) -> Result<Vec<Extent>> {
+        ChunkedDisk::extents(self, offset_bytes, length_bytes, limit)
     }
 }
 

@@ -71,11 +71,11 @@ pub struct Repository {
 }
 
 /// What holding the database open takes.
-pub(crate) enum Access {
-    /// A reader: the directory for RocksDB's own log.
-    Secondary(#[allow(dead_code)] LogDirectory),
-    /// The one writer: the lock, and the directory for RocksDB's own log.
-    Primary(#[allow(dead_code)] File, #[allow(dead_code)] LogDirectory),
+pub(crate) struct Access {
+    /// Held by the one writer; `None` in a reader, which has to catch up.
+    pub(crate) writer_lock: Option<File>,
+    /// The directory for RocksDB's own log.
+    pub(crate) _log: LogDirectory,
 }
 
 impl Repository {
@@ -112,7 +112,7 @@ impl Repository {
         Self::open_with(path, passphrase, options, |_| {
             let directory = LogDirectory::create()?;
             let database = Database::open_secondary(&database_path(path), directory.path())?;
-            Ok((database, Access::Secondary(directory)))
+            Ok((database, Access { writer_lock: None, _log: directory }))
         })
         .map(Arc::new)
     }
@@ -157,9 +157,9 @@ impl Repository {
     /// # Errors
     /// What the operating system says of the files.
     pub fn catch_up(&self) -> Result<()> {
-        match self.access {
-            Access::Secondary(_) => self.database.catch_up(),
-            Access::Primary(..) => Ok(()),
+        match self.access.writer_lock {
+            None => self.database.catch_up(),
+            Some(_) => Ok(()),
         }
     }
 

@@ -37,25 +37,10 @@ impl Disk for Pattern {
     fn size_bytes(&self) -> u64 {
         self.size_bytes
     }
-    fn is_read_only(&self) -> bool {
-        true
-    }
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
         for (i, byte) in buffer.iter_mut().enumerate() {
             *byte = base_byte(offset + i as u64);
         }
-        Ok(())
-    }
-    fn write_at(&self, _: &[u8], _: u64) -> Result<()> {
-        unreachable!("the base is never written")
-    }
-    fn write_zeroes(&self, _: u64, _: u64) -> Result<()> {
-        unreachable!("the base is never written")
-    }
-    fn trim(&self, _: u64, _: u64) -> Result<()> {
-        unreachable!("the base is never written")
-    }
-    fn flush(&self) -> Result<()> {
         Ok(())
     }
     fn extents(&self, offset_bytes: u64, length_bytes: u64, _: usize) -> Result<Vec<Extent>> {

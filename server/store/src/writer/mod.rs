@@ -79,7 +79,7 @@ impl RepositoryWriter {
             let lock = lock_for_writing(path)?;
             let log = LogDirectory::create()?;
             let database = Database::open_primary(&database_path(path), log.path(), false)?;
-            Ok((database, Access::Primary(lock, log)))
+            Ok((database, Access { writer_lock: Some(lock), _log: log }))
         })?;
         let repository = Arc::new(repository);
         let state = recover(&repository)?;
