@@ -7,6 +7,7 @@
 //! layers that nothing refers to; the next writer removes them.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_store::{
@@ -16,7 +17,7 @@ use coldrise_store::{
 use crate::control;
 use crate::document::{now_ms, SessionDisk, SessionDocument};
 use crate::layer::{Layer, Poison, SealFacts};
-use crate::lock::FileLock;
+use crate::lock::{FileLock, PASSING_PATIENCE};
 use crate::place::{layer_keys, layer_path, map_path, remove_file, Place};
 use crate::publish::create_tops;
 
@@ -28,21 +29,25 @@ use crate::publish::create_tops;
 pub fn seal(repository: &Arc<Repository>, name: &SessionName) -> Result<PointDocument> {
     SessionDocument::of(repository, name)?;
     let place = Place::of(repository, name);
-    // First, because a lock that somebody holds is waited for a little.
-    if let Some(point) = ask_for_seal(&place, name)? {
-        return Ok(point);
-    }
-    let Some(writing) = FileLock::take(&place)? else {
-        // Somebody just opened it, or is still closing it.
-        return ask_for_seal(&place, name)?.ok_or_else(|| {
-            Error::new(
+    let start = Instant::now();
+    // Clients that come and go open and close it: then it is served at one moment
+    // and idle at the next. Asking comes first, because a held lock is waited for.
+    let writing = loop {
+        if let Some(point) = ask_for_seal(&place, name)? {
+            return Ok(point);
+        }
+        if let Some(writing) = FileLock::take(&place)? {
+            break writing;
+        }
+        if start.elapsed() >= PASSING_PATIENCE {
+            return Err(Error::new(
                 ErrorKind::Busy,
                 format!(
                     "session {name} is being opened or closed by another process; try again in \
                      a moment"
                 ),
-            )
-        });
+            ));
+        }
     };
     // It may have been sealed or ended until the lock was ours.
     let document = SessionDocument::of(repository, name)?;
