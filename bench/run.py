@@ -42,6 +42,7 @@ MEASUREMENTS = [
     "flush_latency",
     "publish_seal",
     "backup_restore",
+    "restore_formats",
     "incremental",
     "boot",
     "memory",

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import threading
+import time
 
 import nbd
 import pytest
@@ -262,6 +263,31 @@ def test_serve_minds_the_socket(coldrise, point, served, tmp_path):
     precious.write_text("letter", encoding="utf-8")
     refused = coldrise.run("serve", "nbd", "--socket", precious)
     assert refused.returncode == 1 and precious.read_text(encoding="utf-8") == "letter"
+
+
+def test_an_nbdkit_that_crashes_is_started_again(coldrise, point, served):
+    """Debian's nbdkit aborts when a client goes away with requests under way; the
+    machines of all other clients hang on the same server."""
+    coldrise.json("publish", point, "--name", "trial")
+    server = served()
+    (first,) = server.children()
+    handle = server.connect("live/trial/vda")
+    handle.pwrite(b"not flushed" * 512, 4096)
+    # One that ends at once is not started again and again.
+    began = time.monotonic()
+    wait_until(lambda: time.monotonic() > began + 1, "nbdkit to have served for a while")
+    os.kill(first, signal.SIGABRT)
+    wait_until(lambda: server.children() not in ([], [first]), "another nbdkit")
+    with pytest.raises(nbd.Error):
+        handle.pread(4096, 4096)
+
+    def reconnected():
+        with contextlib.suppress(nbd.Error):
+            return server.connect("live/trial/vda")
+
+    assert wait_until(reconnected, "a connection").pread(5632, 4096) == b"not flushed" * 512
+    returncode, _, messages = server.stop()
+    assert returncode == 0 and "started again" in messages
 
 
 def test_serve_without_nbdkit(coldrise, tmp_path):

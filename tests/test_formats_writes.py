@@ -134,8 +134,8 @@ def test_a_qcow2_over_a_raw_file_takes_discards(tmp_path, raw):
 def test_a_qcow2_that_would_move_data_fails_instead(tmp_path, raw, command):
     """QEMU answers these in its tables, which a front end does not let it write:
     here the file refuses the L2 table. Nothing flushed is lost or misplaced."""
-    image = lay_out("qcow2", raw, tmp_path / "image")
-    before = lay_out("qcow2", raw, tmp_path / "before")
+    image = lay_out("qcow2-full", raw, tmp_path / "image")
+    before = lay_out("qcow2-full", raw, tmp_path / "before")
     tables = [s["offset_bytes"] for s in image.data.segments if s["source"] == "metadata"]
     options = {
         "driver": "qcow2",
@@ -163,13 +163,13 @@ def test_a_qcow2_that_would_move_data_fails_instead(tmp_path, raw, command):
 
     # Without that error the tables change.
     qemu_io(before.path, before.driver, [command, "flush"])
-    pristine = lay_out("qcow2", raw, tmp_path / "pristine")
+    pristine = lay_out("qcow2-full", raw, tmp_path / "pristine")
     assert changed(before, pristine, "Refused")
 
 
 def test_metadata_that_qemu_changes_is_kept(tmp_path, raw):
     """It changes VHDX headers and VMDK descriptors; both stay as it wrote them."""
-    for image_format in ("vhdx", "vmdk"):
+    for image_format in ("vhdx-fixed", "vmdk-esxi"):
         image = lay_out(image_format, raw, tmp_path / image_format)
         before = tmp_path / f"{image_format}-before"
         shutil.copytree(tmp_path / image_format, before)

@@ -151,6 +151,7 @@ def test_configuration_mistakes_are_told_before_serving(coldrise, point, tmp_pat
         ([repository, "passphrase-file=/nowhere"], "/nowhere"),
         ([repository, "colour=red"], "unknown parameter"),
         ([repository, "chunk-cache=lots"], "lots"),
+        ([repository, "list-formats=some"], "some"),
         ([repository, repository], "given twice"),
     ]:
         unused = tmp_path / "unused"

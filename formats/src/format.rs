@@ -40,13 +40,15 @@ pub enum Format {
     VmdkStream,
     /// qcow2 with every cluster allocated.
     Qcow2,
+    /// qcow2 with allocated and absent clusters.
+    Qcow2Sparse,
     /// qcow2 metadata over an external raw file.
     Qcow2External,
 }
 
 impl Format {
     /// Every format.
-    pub const ALL: [Format; 11] = [
+    pub const ALL: [Format; 12] = [
         Format::Raw,
         Format::Vhd,
         Format::VhdDynamic,
@@ -57,23 +59,46 @@ impl Format {
         Format::VmdkSparse,
         Format::VmdkStream,
         Format::Qcow2,
+        Format::Qcow2Sparse,
         Format::Qcow2External,
     ];
 
-    /// The name that a user types.
+    /// The name that a user types. The plain word is the compact form: one file,
+    /// as small as its content, which is what other tools write under that word.
     pub const fn word(self) -> &'static str {
         match self {
             Format::Raw => "raw",
-            Format::Vhd => "vhd",
-            Format::VhdDynamic => "vhd-dynamic",
-            Format::Vhdx => "vhdx",
-            Format::VhdxDynamic => "vhdx-dynamic",
-            Format::Vmdk => "vmdk",
+            Format::Vhd => "vhd-fixed",
+            Format::VhdDynamic => "vhd",
+            Format::Vhdx => "vhdx-fixed",
+            Format::VhdxDynamic => "vhdx",
+            Format::Vmdk => "vmdk-esxi",
             Format::VmdkHosted => "vmdk-hosted",
-            Format::VmdkSparse => "vmdk-sparse",
+            Format::VmdkSparse => "vmdk",
             Format::VmdkStream => "vmdk-stream",
-            Format::Qcow2 => "qcow2",
+            Format::Qcow2 => "qcow2-full",
+            Format::Qcow2Sparse => "qcow2",
             Format::Qcow2External => "qcow2-external",
+        }
+    }
+
+    /// What it is, in a few words.
+    pub const fn summary(self) -> &'static str {
+        match self {
+            Format::Raw => "the disk's bytes",
+            Format::Vhd => "fixed VHD",
+            Format::VhdDynamic => "dynamic VHD",
+            Format::Vhdx => "VHDX with every block present",
+            Format::VhdxDynamic => "dynamic VHDX",
+            Format::Vmdk => "flat VMDK for ESXi: a descriptor and NAME-flat.vmdk",
+            Format::VmdkHosted => {
+                "flat VMDK for all but ESXi: a descriptor and NAME-flat.vmdk (monolithicFlat)"
+            }
+            Format::VmdkSparse => "sparse VMDK in one file (monolithicSparse)",
+            Format::VmdkStream => "compressed VMDK, as in an OVA (streamOptimized)",
+            Format::Qcow2 => "qcow2 with every cluster allocated",
+            Format::Qcow2Sparse => "qcow2",
+            Format::Qcow2External => "qcow2 metadata over NAME.raw (data_file_raw)",
         }
     }
 
@@ -91,6 +116,7 @@ impl Format {
             Format::VmdkSparse => ".sparse.vmdk",
             Format::VmdkStream => ".stream.vmdk",
             Format::Qcow2 => ".qcow2",
+            Format::Qcow2Sparse => ".sparse.qcow2",
             Format::Qcow2External => ".external.qcow2",
         }
     }
@@ -112,7 +138,9 @@ impl Format {
             | Format::VmdkHosted
             | Format::Qcow2
             | Format::Qcow2External => Access::Writable,
-            Format::VhdDynamic | Format::VhdxDynamic | Format::VmdkSparse => Access::ReadOnly,
+            Format::VhdDynamic | Format::VhdxDynamic | Format::VmdkSparse | Format::Qcow2Sparse => {
+                Access::ReadOnly
+            }
             Format::VmdkStream => Access::Streamed,
         }
     }
@@ -137,6 +165,7 @@ impl Format {
             | Format::VmdkSparse
             | Format::VmdkStream
             | Format::Qcow2
+            | Format::Qcow2Sparse
             | Format::Qcow2External => MAX_DISK_SIZE_BYTES,
         }
     }
@@ -153,6 +182,7 @@ impl Format {
                     | Format::Vhdx
                     | Format::VhdxDynamic
                     | Format::Qcow2
+                    | Format::Qcow2Sparse
                     | Format::Qcow2External
             ),
         }
@@ -160,7 +190,7 @@ impl Format {
 
     /// Whether the format can hold a disk of no bytes.
     pub(crate) const fn holds_nothing(self) -> bool {
-        matches!(self, Format::Raw | Format::Qcow2 | Format::Qcow2External)
+        matches!(self, Format::Raw | Format::Qcow2 | Format::Qcow2Sparse | Format::Qcow2External)
     }
 
     /// Checks size and sector size: what [`Presentation::new`] would refuse for
@@ -184,8 +214,8 @@ impl Format {
     /// What holds more.
     pub(crate) const fn larger_alternative(self) -> &'static str {
         match self {
-            Format::Vhd => "vhdx",
-            Format::VhdDynamic => "vhdx-dynamic",
+            Format::Vhd => Format::Vhdx.word(),
+            Format::VhdDynamic => Format::VhdxDynamic.word(),
             Format::Vmdk | Format::VmdkSparse | Format::VmdkStream => "vmdk-hosted or vhdx",
             _ => "several disks",
         }

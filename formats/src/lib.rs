@@ -45,7 +45,7 @@ pub use disk::{Adapter, DiskShape, SectorSize};
 pub use error::{Error, Result};
 pub use format::{Access, Format};
 pub use identity::Identity;
-pub use layout::{Layout, Segment, Segments, Source, Writes};
+pub use layout::{Layout, Place, Segment, Segments, Source, Writes};
 pub use names::Names;
 pub use presentation::{File, Presentation};
 pub use vmdk::{CompressedGrain, GrainCompressor, StreamVmdk, GRAIN_SIZE_BYTES};

@@ -57,6 +57,7 @@ impl Presentation {
             Format::VmdkSparse => image(vmdk::sparse(names, disk, stored)?),
             Format::VmdkStream => return Err(Error::Streamed { format }),
             Format::Qcow2 => image(qcow2::allocated(disk)),
+            Format::Qcow2Sparse => image(qcow2::sparse(disk, stored)?),
             Format::Qcow2External => {
                 pair(qcow2::over_raw_file(disk, names.reference()), raw::layout(disk))
             }

@@ -195,6 +195,44 @@ proptest! {
     }
 
     #[test]
+    fn places_are_the_segments_seen_from_the_disk(
+        size in any_size(),
+        parts in any_parts(),
+        probe in 0..1000u64,
+    ) {
+        for format in served() {
+            let Ok(files) = files(format, &disk(size, 1), &stored_of(size, &parts)) else {
+                continue;
+            };
+            for File { layout, .. } in files {
+                let ranges = disk_ranges(&layout.segments(0..u64::MAX).take(64).collect::<Vec<_>>());
+                for (place, range) in &ranges {
+                    for at in [range.start, range.start + probe.min(range.end - 1 - range.start)] {
+                        let found = layout.place_of(at).unwrap();
+                        prop_assert_eq!(found.offset_bytes, Some(place + at - range.start));
+                        prop_assert!(found.length_bytes > 0);
+                    }
+                }
+                prop_assert_eq!(layout.place_of(size), None);
+                let holds_disk = layout.segments(0..u64::MAX).any(|segment| {
+                    matches!(segment.source, Source::Disk { .. })
+                });
+                let at = size / 1000 * probe;
+                match layout.place_of(at) {
+                    Some(found) => {
+                        prop_assert!(at + found.length_bytes <= size);
+                        if let Some(offset) = found.offset_bytes {
+                            let segment = layout.segment_at(offset).unwrap();
+                            prop_assert_eq!(segment.source, Source::Disk { offset_bytes: at });
+                        }
+                    }
+                    None => prop_assert!(!holds_disk),
+                }
+            }
+        }
+    }
+
+    #[test]
     fn a_segment_does_not_depend_on_where_one_asks(
         size in any_size(),
         parts in any_parts(),
@@ -238,7 +276,10 @@ fn identity_decides_the_ids_and_nothing_else_changes() {
         let first = metadata_of(format, &disk(3 * MIB, 1));
         assert_eq!(first, metadata_of(format, &disk(3 * MIB, 1)), "{format}");
         let other = metadata_of(format, &disk(3 * MIB, 2));
-        let has_ids = !matches!(format, Format::Raw | Format::Qcow2 | Format::Qcow2External);
+        let has_ids = !matches!(
+            format,
+            Format::Raw | Format::Qcow2 | Format::Qcow2Sparse | Format::Qcow2External
+        );
         assert_eq!(first != other, has_ids, "{format}");
     }
 }

@@ -1,5 +1,5 @@
 /* nbdkit plugin: every restore point and every published session of a Coldrise
- * repository as an NBD export.
+ * repository as an NBD export, and every point as image files in all formats.
  *
  * This file converts between nbdkit's calls and coldrise.h and decides nothing.
  * nbdkit may call everything below `open` from several threads at once.
@@ -29,6 +29,7 @@ static char *repository_path;
 static char *passphrase_file;
 static char *passphrase_command;
 static uint64_t cache_bytes = 64 << 20;
+static uint32_t list_flags;
 
 static coldrise_repository *repository;
 
@@ -87,6 +88,13 @@ plugin_config (const char *key, const char *value)
     cache_bytes = size;
     return 0;
   }
+  if (strcmp (key, "list-formats") == 0) {
+    int wanted = nbdkit_parse_bool (value);
+    if (wanted == -1)
+      return -1;
+    list_flags = wanted ? COLDRISE_LIST_IMAGES : 0;
+    return 0;
+  }
 
   nbdkit_error ("unknown parameter '%s'", key);
   return -1;
@@ -97,8 +105,10 @@ plugin_config (const char *key, const char *value)
   "passphrase-file=FILE      File that holds its passphrase.\n"               \
   "passphrase-command=CMD    Shell command that prints its passphrase.\n"     \
   "chunk-cache=SIZE          Memory for decoded chunks (default: 64M).\n"     \
+  "list-formats=BOOL         List image files, too (default: false).\n"        \
   "Exports are MACHINE/POINT/DISK (read-only; POINT may be latest) and\n"     \
-  "live/SESSION/DISK (writable)."
+  "live/SESSION/DISK (writable), and MACHINE/POINT/DISK.FORMAT for the disk\n" \
+  "as an image file: .raw .vhd .vhdx .vmdk .qcow2 and others."
 
 static struct coldrise_options
 options (void)
@@ -178,8 +188,8 @@ plugin_list_exports (int readonly, int is_tls,
 {
   (void) readonly;
   (void) is_tls;
-  return check (coldrise_exports_list (repository, LIST_LIMIT, add_export,
-                                       exports));
+  return check (coldrise_exports_list (repository, LIST_LIMIT, list_flags,
+                                       add_export, exports));
 }
 
 static const char *

@@ -91,13 +91,16 @@ main (int argc, char *argv[])
   CHECK (coldrise_repository_open (path, &options, &repository) == 0);
 
   struct listing listing = { .wanted = live };
-  CHECK (coldrise_exports_list (repository, 100, on_name, &listing) == 0);
+  CHECK (coldrise_exports_list (repository, 100, 0, on_name, &listing) == 0);
   CHECK (listing.seen == 2 && listing.found == 1);
-  FAILS (coldrise_exports_list (repository, 100, stop, NULL), ECANCELED);
+  FAILS (coldrise_exports_list (repository, 100, 0, stop, NULL), ECANCELED);
+  FAILS (coldrise_exports_list (repository, 100, 2, on_name, &listing), EINVAL);
   CHECK (coldrise_exports_default (repository, name) == 0);
 
   FAILS (coldrise_export_open (repository, "no/such/name", 0, &export), EINVAL);
   FAILS (coldrise_export_open (repository, "live/other/vda", 0, &export), ENOENT);
+  FAILS (coldrise_export_open (repository, "web01/latest/vda.stream.vmdk", 0,
+                               &export), EOPNOTSUPP);
 
   CHECK (coldrise_export_open (repository, point, 0, &export) == 0);
   CHECK (coldrise_export_flags (export) == 0);

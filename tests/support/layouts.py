@@ -9,8 +9,10 @@ from support.cli import BUILT
 
 LAY_OUT = BUILT / "examples" / "lay_out"
 
-WRITABLE = ["raw", "vhd", "vhdx", "vmdk", "vmdk-hosted", "qcow2", "qcow2-external"]
-COMPACT = ["vhd-dynamic", "vhdx-dynamic", "vmdk-sparse", "vmdk-stream"]
+WRITABLE = [
+    "raw", "vhd-fixed", "vhdx-fixed", "vmdk-esxi", "vmdk-hosted", "qcow2-full", "qcow2-external",
+]  # fmt: skip
+COMPACT = ["vhd", "vhdx", "vmdk", "vmdk-stream", "qcow2"]
 
 QEMU_DRIVERS = {"raw": "raw", "vhd": "vpc", "vhdx": "vhdx", "vmdk": "vmdk", "qcow2": "qcow2"}
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Present, Source};
+use super::{Place, Present, Source};
 
 /// Neighbouring blocks that one segment joins, at about most: it bounds what
 /// finding a segment costs.
@@ -46,6 +46,26 @@ impl Blocks {
         } else {
             (Source::Zero, end - offset_bytes)
         }
+    }
+
+    /// Where the disk's bytes from `disk_offset_bytes` on lie in a file in which
+    /// the blocks begin at `start_bytes`.
+    pub(super) fn place_of(&self, disk_offset_bytes: u64, start_bytes: u64) -> Option<Place> {
+        if disk_offset_bytes >= self.disk_bytes {
+            return None;
+        }
+        let block = disk_offset_bytes / self.block_bytes;
+        let within = disk_offset_bytes % self.block_bytes;
+        let (offset_bytes, run) = match self.present.rank(block) {
+            Some(rank) => {
+                let lead = self.lead.len() as u64;
+                let run = if lead == 0 { self.present.run(block, MAX_JOINED_BLOCKS) } else { 1 };
+                (Some(start_bytes + rank * self.stride_bytes() + lead + within), run)
+            }
+            None => (None, 1),
+        };
+        let end = ((block + run) * self.block_bytes).min(self.disk_bytes);
+        Some(Place { offset_bytes, length_bytes: end - disk_offset_bytes })
     }
 
     /// Copies what of `buffer` are leads; the rest is left as it is.

@@ -62,6 +62,16 @@ pub struct Segment {
     pub writes: Writes,
 }
 
+/// Where a range of the disk lies in the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// First byte in the file; `None` where the file leaves the range out, so
+    /// that it reads as zeroes.
+    pub offset_bytes: Option<u64>,
+    /// Length; never 0.
+    pub length_bytes: u64,
+}
+
 #[derive(Debug)]
 enum Content {
     Bytes(Vec<u8>),
@@ -147,6 +157,20 @@ impl Layout {
             }
             at = stop;
         }
+    }
+
+    /// Where the disk's bytes from `disk_offset_bytes` on lie; `None` where the
+    /// disk has ended or the file holds nothing of it.
+    pub fn place_of(&self, disk_offset_bytes: u64) -> Option<Place> {
+        // A layout has a dozen regions at most, and one of them is the disk's.
+        self.regions.iter().find_map(|region| match &region.content {
+            Content::Disk if disk_offset_bytes < region.length_bytes => Some(Place {
+                offset_bytes: Some(region.start_bytes + disk_offset_bytes),
+                length_bytes: region.length_bytes - disk_offset_bytes,
+            }),
+            Content::Blocks(blocks) => blocks.place_of(disk_offset_bytes, region.start_bytes),
+            _ => None,
+        })
     }
 
     fn region_index(&self, offset_bytes: u64) -> usize {

@@ -1,6 +1,6 @@
 //! The header of a qcow2 image and its extensions.
 
-use super::{CLUSTER_BITS, CLUSTER_BYTES};
+use super::ClusterSize;
 use crate::fields::put;
 
 const MAGIC: &[u8; 4] = b"QFI\xfb";
@@ -17,6 +17,7 @@ const REFCOUNT_ORDER: u32 = 4;
 
 /// What a header says that differs from disk to disk.
 pub(super) struct Header<'a> {
+    pub(super) cluster: ClusterSize,
     /// The raw file with the disk, if it is not in this one.
     pub(super) data_file: Option<&'a str>,
     pub(super) size_bytes: u64,
@@ -30,12 +31,12 @@ pub(super) fn header(of: &Header) -> Vec<u8> {
     let mut header = vec![0; HEADER_BYTES];
     put(&mut header, 0, MAGIC);
     put(&mut header, 4, VERSION.to_be_bytes());
-    put(&mut header, 20, CLUSTER_BITS.to_be_bytes());
+    put(&mut header, 20, of.cluster.bits.to_be_bytes());
     put(&mut header, 24, of.size_bytes.to_be_bytes());
     put(&mut header, 36, of.l1_entries.to_be_bytes());
     put(&mut header, 40, of.l1_offset_bytes.to_be_bytes());
     // The refcount table follows the header's cluster.
-    put(&mut header, 48, CLUSTER_BYTES.to_be_bytes());
+    put(&mut header, 48, of.cluster.bytes().to_be_bytes());
     put(&mut header, 56, of.refcount_table_clusters.to_be_bytes());
     put(&mut header, 96, REFCOUNT_ORDER.to_be_bytes());
     put(&mut header, 100, (HEADER_BYTES as u32).to_be_bytes());

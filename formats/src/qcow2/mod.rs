@@ -1,10 +1,13 @@
-//! qcow2, with every cluster allocated or over an external raw file.
+//! qcow2: with every cluster allocated, with those that hold something, or over
+//! an external raw file.
 //!
 //! Source: QEMU, docs/interop/qcow2.rst. All numbers are big endian; everything
-//! begins at a cluster of 2 MiB, the largest that there is.
+//! begins at a cluster: of 2 MiB, the largest that there is, or of 64 KiB, QEMU's
+//! default, where absent clusters shall be as small as the holes.
 //!
 //! ```text
 //! allocated   header | refcount table | refcount blocks | L1 | L2 tables | disk
+//! sparse      header | refcount table | refcount blocks | L1 | L2 tables | clusters
 //! external    header | refcount table | refcount blocks | L1 | L2 tables
 //! ```
 //!
@@ -30,22 +33,45 @@
 
 mod header;
 
-use crate::layout::{Builder, Table, Width, Writes};
-use crate::{DiskShape, Layout};
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::layout::{Blocks, Builder, Present, Table, Width, Writes};
+use crate::{DiskShape, Layout, Result};
 use header::Header;
 
-const CLUSTER_BITS: u32 = 21;
-const CLUSTER_BYTES: u64 = 1 << CLUSTER_BITS;
-/// 16 bits, the width that every reader knows.
-const REFCOUNTS_PER_BLOCK: u64 = CLUSTER_BYTES / 2;
-/// Entries of the refcount table, of L1 and of an L2 table.
-const ENTRIES_PER_CLUSTER: u64 = CLUSTER_BYTES / 8;
 /// Bit 63 of an L1 or L2 entry: the refcount is exactly one, so a writer may
 /// change the cluster in place.
 const COPIED: u64 = 1 << 63;
 
+/// How large the clusters of an image are.
+#[derive(Clone, Copy)]
+struct ClusterSize {
+    bits: u32,
+}
+
+const LARGE: ClusterSize = ClusterSize { bits: 21 };
+const USUAL: ClusterSize = ClusterSize { bits: 16 };
+
+impl ClusterSize {
+    const fn bytes(self) -> u64 {
+        1 << self.bits
+    }
+
+    /// Refcounts have 16 bits, the width that every reader knows.
+    const fn refcounts(self) -> u64 {
+        self.bytes() / 2
+    }
+
+    /// Entries of the refcount table, of L1 and of an L2 table.
+    const fn entries(self) -> u64 {
+        self.bytes() / 8
+    }
+}
+
 /// The numbers of clusters of everything, and by that its place.
 struct Shape {
+    cluster: ClusterSize,
     refcount_table: u64,
     refcount_blocks: u64,
     l1: u64,
@@ -55,16 +81,18 @@ struct Shape {
 
 impl Shape {
     /// For a disk of so many clusters, of which `data` are in the file.
-    fn of(disk_clusters: u64, data: u64) -> Self {
-        let l2_tables = disk_clusters.div_ceil(ENTRIES_PER_CLUSTER);
+    fn of(cluster: ClusterSize, disk_clusters: u64, data: u64) -> Self {
+        // Every L2 table is there; of one without a cluster nothing is written.
+        let l2_tables = disk_clusters.div_ceil(cluster.entries());
         // Even without entries L1 has a place: QEMU gives an empty disk one entry.
-        let l1 = l2_tables.div_ceil(ENTRIES_PER_CLUSTER).max(1);
-        let mut shape = Shape { refcount_table: 1, refcount_blocks: 1, l1, l2_tables, data };
+        let l1 = l2_tables.div_ceil(cluster.entries()).max(1);
+        let mut shape =
+            Shape { cluster, refcount_table: 1, refcount_blocks: 1, l1, l2_tables, data };
         // Refcounts count themselves; each round only grows them, and soon
-        // stops: a block counts a million clusters.
+        // stops: a block counts 32,768 clusters or more.
         loop {
-            let blocks = shape.all().div_ceil(REFCOUNTS_PER_BLOCK);
-            let table = blocks.div_ceil(ENTRIES_PER_CLUSTER);
+            let blocks = shape.all().div_ceil(cluster.refcounts());
+            let table = blocks.div_ceil(cluster.entries());
             if (blocks, table) == (shape.refcount_blocks, shape.refcount_table) {
                 return shape;
             }
@@ -91,55 +119,97 @@ impl Shape {
     fn all(&self) -> u64 {
         self.data_at() + self.data
     }
+
+    fn data_at_bytes(&self) -> u64 {
+        self.data_at() * self.cluster.bytes()
+    }
 }
 
 /// qcow2 with the disk inside.
 pub(crate) fn allocated(disk: &DiskShape) -> Layout {
-    let clusters = disk.shown_bytes().div_ceil(CLUSTER_BYTES);
-    let shape = Shape::of(clusters, clusters);
-    let first = shape.data_at() * CLUSTER_BYTES;
-    tables(disk, &shape, None, clusters, first, Writes::Refused)
+    let clusters = disk.shown_bytes().div_ceil(LARGE.bytes());
+    let shape = Shape::of(LARGE, clusters, clusters);
+    let places = Places { first: shape.data_at_bytes(), present: Arc::new(Present::All(clusters)) };
+    tables(Builder::writable(), disk, &shape, None, places, Writes::Refused)
         .disk(disk.size_bytes)
-        .zeroes_to(shape.all() * CLUSTER_BYTES)
+        .zeroes_to(shape.all() * LARGE.bytes())
         .finish()
+}
+
+/// qcow2 with the clusters of the disk that hold something.
+pub(crate) fn sparse(
+    disk: &DiskShape,
+    stored: impl IntoIterator<Item = Range<u64>>,
+) -> Result<Layout> {
+    let present = Arc::new(Present::from_stored(disk.size_bytes, USUAL.bytes(), stored)?);
+    let shape = Shape::of(USUAL, present.block_count(), present.present_count());
+    let places = Places { first: shape.data_at_bytes(), present: present.clone() };
+    let blocks = Blocks {
+        present,
+        block_bytes: USUAL.bytes(),
+        lead: Vec::new(),
+        disk_bytes: disk.size_bytes,
+    };
+    let tables = tables(Builder::read_only(), disk, &shape, None, places, Writes::Refused);
+    Ok(tables.blocks(blocks).finish())
 }
 
 /// qcow2 over the raw file that its header calls `data_file`.
 pub(crate) fn over_raw_file(disk: &DiskShape, data_file: &str) -> Layout {
-    let clusters = disk.shown_bytes().div_ceil(CLUSTER_BYTES);
-    let shape = Shape::of(clusters, 0);
-    tables(disk, &shape, Some(data_file), clusters, 0, Writes::Dropped).finish()
+    let clusters = disk.shown_bytes().div_ceil(LARGE.bytes());
+    let shape = Shape::of(LARGE, clusters, 0);
+    let places = Places { first: 0, present: Arc::new(Present::All(clusters)) };
+    let builder = Builder::writable();
+    tables(builder, disk, &shape, Some(data_file), places, Writes::Dropped).finish()
 }
 
-/// Header and tables, with cluster 0 of the disk at byte `first` of its file.
+/// Where the disk's clusters are: the first one that is present at byte `first`
+/// of the file that holds them, the others behind it.
+struct Places {
+    first: u64,
+    present: Arc<Present>,
+}
+
+/// Header and tables.
 fn tables(
+    builder: Builder,
     disk: &DiskShape,
     shape: &Shape,
     data_file: Option<&str>,
-    clusters: u64,
-    first: u64,
+    places: Places,
     l2_writes: Writes,
 ) -> Builder {
+    let cluster_bytes = shape.cluster.bytes();
     let header = header::header(&Header {
+        cluster: shape.cluster,
         data_file,
         size_bytes: disk.shown_bytes(),
-        // 64 TiB have 128 L2 tables and one cluster of refcount table.
+        // 64 TiB have 131,072 L2 tables and 4 clusters of refcount table.
         l1_entries: shape.l2_tables.max(1) as u32,
-        l1_offset_bytes: shape.l1_at() * CLUSTER_BYTES,
+        l1_offset_bytes: shape.l1_at() * cluster_bytes,
         refcount_table_clusters: shape.refcount_table as u32,
     });
-    // A table of one entry per cluster or table, from `first` of the file on.
-    let places = |count, first| Table::full(Width::U64Be, count, first, CLUSTER_BYTES);
-    let refcount_table = places(shape.refcount_blocks, shape.refcount_blocks_at() * CLUSTER_BYTES);
-    let l1 = places(shape.l2_tables, (shape.l2_tables_at() * CLUSTER_BYTES) | COPIED);
+    // A table of one entry per table, from `first` of the file on.
+    let tables_at = |count, first| Table::full(Width::U64Be, count, first, cluster_bytes);
+    let refcount_table =
+        tables_at(shape.refcount_blocks, shape.refcount_blocks_at() * cluster_bytes);
+    let l1 = tables_at(shape.l2_tables, (shape.l2_tables_at() * cluster_bytes) | COPIED);
+    let l2 = Table {
+        width: Width::U64Be,
+        present: places.present,
+        first: places.first | COPIED,
+        step: cluster_bytes,
+        absent: 0,
+        spacer_after: None,
+    };
     let ones = Table::full(Width::U16Be, shape.all(), 1, 0);
-    Builder::writable()
+    builder
         .bytes(header)
-        .zeroes_to(CLUSTER_BYTES)
-        .table(shape.refcount_table * CLUSTER_BYTES, refcount_table, Writes::Refused)
-        .table(shape.refcount_blocks * CLUSTER_BYTES, ones, Writes::Refused)
-        .table(shape.l1 * CLUSTER_BYTES, l1, Writes::Refused)
-        .table(shape.l2_tables * CLUSTER_BYTES, places(clusters, first | COPIED), l2_writes)
+        .zeroes_to(cluster_bytes)
+        .table(shape.refcount_table * cluster_bytes, refcount_table, Writes::Refused)
+        .table(shape.refcount_blocks * cluster_bytes, ones, Writes::Refused)
+        .table(shape.l1 * cluster_bytes, l1, Writes::Refused)
+        .table(shape.l2_tables * cluster_bytes, l2, l2_writes)
 }
 
 #[cfg(test)]
@@ -148,12 +218,17 @@ mod tests {
 
     #[test]
     fn refcounts_cover_the_whole_file_and_no_block_is_spare() {
-        for clusters in [0, 1, 1048570, 1048571, 1048572, 1048573, 1 << 25] {
-            for data in [0, clusters] {
-                let shape = Shape::of(clusters, data);
-                assert!(shape.refcount_blocks * REFCOUNTS_PER_BLOCK >= shape.all());
-                assert!(shape.refcount_table * ENTRIES_PER_CLUSTER >= shape.refcount_blocks);
-                assert!((shape.refcount_blocks - 1) * REFCOUNTS_PER_BLOCK < shape.all());
+        let around = |count: u64| count - 40..count + 2;
+        for cluster in [LARGE, USUAL] {
+            let block = cluster.refcounts();
+            let counts = [0, 1, (64 << 40) / cluster.bytes()];
+            for clusters in counts.into_iter().chain(around(block)).chain(around(8 * block)) {
+                for data in [0, clusters / 2, clusters] {
+                    let shape = Shape::of(cluster, clusters, data);
+                    assert!(shape.refcount_blocks * block >= shape.all());
+                    assert!(shape.refcount_table * cluster.entries() >= shape.refcount_blocks);
+                    assert!((shape.refcount_blocks - 1) * block < shape.all());
+                }
             }
         }
     }

@@ -27,14 +27,15 @@ extern "C" {
 #endif
 
 /* Largest export name with its NUL: `live/` or a machine, a point and a disk,
- * each of at most 63 bytes, and the slashes between them, rounded up.
+ * each of at most 63 bytes, the ending of an image's name, and the slashes
+ * between them, rounded up.
  */
 #define COLDRISE_NAME_MAX 256
 
 /* A repository, opened for serving. */
 typedef struct coldrise_repository coldrise_repository;
 
-/* One disk of it under one name. */
+/* One disk of it, or one file of an image of a disk, under one name. */
 typedef struct coldrise_export coldrise_export;
 
 /* How to open a repository. Zero-initialise it, then set what is needed. */
@@ -80,11 +81,16 @@ void coldrise_repository_close (coldrise_repository *repository);
 typedef int coldrise_list_callback (void *context, const char *name,
                                     const char *description);
 
+/* Restore points' disks are listed as image files in every format, too. */
+#define COLDRISE_LIST_IMAGES (1u << 0)
+
 /* Lists disks of published sessions, then of restore points, by exact name. Of
  * more than `limit` exports the sessions and the newest points are listed.
+ * `flags` are COLDRISE_LIST_* or 0; they change nothing of what can be opened.
  */
 int coldrise_exports_list (coldrise_repository *repository, size_t limit,
-                           coldrise_list_callback *callback, void *context);
+                           uint32_t flags, coldrise_list_callback *callback,
+                           void *context);
 
 /* Writes the name that stands for no name into `name`, which must hold
  * COLDRISE_NAME_MAX bytes. Returns 1 when there is one (the repository has
@@ -93,10 +99,12 @@ int coldrise_exports_list (coldrise_repository *repository, size_t limit,
 int coldrise_exports_default (coldrise_repository *repository, char *name);
 
 /* Opens an export: `MACHINE/POINT/DISK` (always read-only; POINT may be
- * `latest` or `latest~N`) or `live/SESSION/DISK`. With `read_only` a session's
- * disk is opened for reading only, also while another process writes it.
+ * `latest` or `latest~N`), `MACHINE/POINT/FILE` (the same disk as the bytes of an
+ * image file, such as `vda.vhdx`; docs/formats.md has the names) or
+ * `live/SESSION/DISK`. With `read_only` a session's disk is opened for reading
+ * only, also while another process writes it.
  * errno: ENOENT no such name, EINVAL no possible name, EBUSY another process
- * writes the session.
+ * writes the session, EOPNOTSUPP the disk cannot be shown in that format.
  */
 int coldrise_export_open (coldrise_repository *repository, const char *name,
                           int read_only, coldrise_export **export_);

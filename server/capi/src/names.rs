@@ -4,7 +4,7 @@ use crate::guard::{defect, guarded, null, utf8};
 use crate::message::{c_string, fail_with};
 use crate::{ExportHandle, RepositoryHandle};
 use coldrise_block::{Error, ErrorKind};
-use coldrise_export::MAX_EXPORT_NAME_BYTES;
+use coldrise_export::{Listed, MAX_EXPORT_NAME_BYTES};
 use std::ffi::{c_char, c_int, c_void};
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::Arc;
@@ -12,6 +12,9 @@ use std::sync::Arc;
 /// `COLDRISE_NAME_MAX` of the header.
 const NAME_MAX: usize = 256;
 const _: () = assert!(MAX_EXPORT_NAME_BYTES < NAME_MAX);
+
+/// `COLDRISE_LIST_IMAGES` of the header.
+pub const LIST_IMAGES: u32 = 1 << 0;
 
 /// `coldrise_list_callback` of the header.
 pub type ListCallback =
@@ -25,6 +28,7 @@ pub type ListCallback =
 pub unsafe extern "C" fn coldrise_exports_list(
     repository: *const RepositoryHandle,
     limit: usize,
+    flags: u32,
     callback: Option<ListCallback>,
     context: *mut c_void,
 ) -> c_int {
@@ -33,7 +37,17 @@ pub unsafe extern "C" fn coldrise_exports_list(
         // SAFETY: the caller's promise.
         let repository = unsafe { repository.as_ref() }.ok_or_else(|| null("the repository"))?;
         let callback = callback.ok_or_else(|| null("the callback"))?;
-        for entry in repository.tree.list(limit)? {
+        let listed = match flags {
+            0 => Listed::Disks,
+            LIST_IMAGES => Listed::DisksAndImages,
+            _ => {
+                return Err(Error::new(
+                    ErrorKind::InvalidInput,
+                    format!("unknown flags in {flags:#x}: only COLDRISE_LIST_IMAGES is known"),
+                ));
+            }
+        };
+        for entry in repository.tree.list(limit, listed)? {
             let (name, description) = (c_string(&entry.name), c_string(&entry.description));
             // SAFETY: both strings outlive the call, and the context is the one
             // that the caller gave for this callback.

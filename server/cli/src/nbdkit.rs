@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -21,6 +22,10 @@ pub(crate) const PLUGIN_FILE: &str = "nbdkit-coldrise-plugin.so";
 /// nbdkit's own name for it, where it lies in nbdkit's folder of plugins.
 const PLUGIN_NAME: &str = "coldrise";
 
+/// The file by which nbdkit tells that it accepts connections.
+const READY_FILE: &str = "ready";
+/// An nbdkit that a signal ends sooner than this after its start would do so again.
+const LIFE_WORTH_REPEATING: Duration = Duration::from_millis(500);
 /// How often a starting nbdkit is looked at.
 const START_INTERVAL: Duration = Duration::from_millis(2);
 /// How often an ending one is.
@@ -55,14 +60,19 @@ pub(crate) struct ServeOptions {
     pub(crate) cache_bytes: u64,
     /// Sessions cannot be written either.
     pub(crate) is_read_only: bool,
+    /// Clients that ask for a list see image files, too.
+    pub(crate) lists_formats: bool,
 }
 
 /// A running nbdkit. Dropped, it is ended.
 pub(crate) struct Nbdkit {
     child: Child,
+    /// What started it, to start it again.
+    command: Command,
+    started: Instant,
     endpoint: Endpoint,
     has_tls: bool,
-    _directory: TempDir,
+    directory: TempDir,
 }
 
 /// The plugin beside this program, or where it lies after an installation; else the
@@ -98,7 +108,7 @@ impl Nbdkit {
             .prefix("coldrise-nbdkit-")
             .tempdir()
             .context(|| "making a private folder for nbdkit")?;
-        let ready = directory.path().join("ready");
+        let ready = directory.path().join(READY_FILE);
         let mut command = Command::new("nbdkit");
         command.args(["--foreground", "--exit-with-parent", "--pidfile"]).arg(&ready);
         match &options.endpoint {
@@ -137,17 +147,27 @@ impl Nbdkit {
             }
         }
         command.arg(format!("chunk-cache={}", options.cache_bytes));
+        if options.lists_formats {
+            command.arg("list-formats=true");
+        }
         tracing::debug!(?command, "starting nbdkit");
-        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn();
+        command.stdin(Stdio::null()).stdout(Stdio::null());
         let mut nbdkit = Nbdkit {
-            child: child.map_err(missing)?,
+            child: command.spawn().map_err(missing)?,
+            command,
+            started: Instant::now(),
             endpoint: options.endpoint.clone(),
             has_tls: options.tls.is_some(),
-            _directory: directory,
+            directory,
         };
-        // nbdkit writes its process id when it accepts connections.
-        while !ready.exists() {
-            if let Some(status) = nbdkit.ended()? {
+        nbdkit.await_ready(signals)?;
+        Ok(nbdkit)
+    }
+
+    /// nbdkit writes its process id when it accepts connections.
+    fn await_ready(&mut self, signals: &mut ChildSignals) -> Result<()> {
+        while !self.ready_file().exists() {
+            if let Some(status) = self.ended()? {
                 return Err(ended_error(status));
             }
             if signals.was_asked_to_end() {
@@ -155,7 +175,27 @@ impl Nbdkit {
             }
             std::thread::sleep(START_INTERVAL);
         }
-        Ok(nbdkit)
+        Ok(())
+    }
+
+    fn ready_file(&self) -> PathBuf {
+        self.directory.path().join(READY_FILE)
+    }
+
+    /// Starts it once more after it was ended by a signal.
+    fn start_again(&mut self, status: ExitStatus, signals: &mut ChildSignals) -> Result<()> {
+        tracing::error!(
+            "nbdkit ended ({status}) and is started again. What was written is not lost; clients \
+             have to connect again, which QEMU does by itself with reconnect-delay"
+        );
+        if let Endpoint::Socket(path) = &self.endpoint {
+            clear_stale_socket(path)?;
+        }
+        let ready = self.ready_file();
+        std::fs::remove_file(&ready).context(|| format!("removing {}", ready.display()))?;
+        self.child = self.command.spawn().map_err(missing)?;
+        self.started = Instant::now();
+        self.await_ready(signals)
     }
 
     /// The URI of an export; an empty name for the server as a whole.
@@ -177,16 +217,22 @@ impl Nbdkit {
         self.child.try_wait().context(|| "looking after nbdkit")
     }
 
-    /// Serves until nbdkit ends by itself or this program is asked to end.
+    /// Serves until nbdkit ends by itself or this program is asked to end. Where a
+    /// signal ends nbdkit it is started again: it serves many machines, and the
+    /// nbdkit of Debian 12 aborts when one client goes away with requests under way.
     ///
     /// # Errors
-    /// `ToolFailed` where nbdkit ends with an error.
+    /// `ToolFailed` where nbdkit ends with an error, or by a signal soon after its start.
     pub(crate) fn serve(&mut self, signals: &mut ChildSignals) -> Result<()> {
         loop {
             if signals.wait() {
                 return self.stop(Some(signals));
             }
             if let Some(status) = self.ended()? {
+                if status.signal().is_some() && self.started.elapsed() > LIFE_WORTH_REPEATING {
+                    self.start_again(status, signals)?;
+                    continue;
+                }
                 self.clear();
                 return if status.success() { Ok(()) } else { Err(ended_error(status)) };
             }

@@ -202,7 +202,8 @@ pub(crate) fn plain_command(hardware: &Hardware, uris: &[String]) -> String {
         hardware.memory_mib, hardware.cpus
     );
     for uri in uris {
-        text.push_str(&format!(" -drive file={uri},format=raw,if={bus}"));
+        // The server may be started again under the running machine.
+        text.push_str(&format!(" -drive file={uri},format=raw,if={bus},file.reconnect-delay=60"));
     }
     text
 }

@@ -1,12 +1,14 @@
 //! One opened export: a disk, and what has to stay held while it is used.
 
+use crate::image_file::ImageFile;
 use crate::lease::LeaseHold;
 use crate::open_sessions::SessionHold;
 use coldrise_block::{Disk, Error, ErrorKind, Result};
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 
-/// A disk under one name, open until it is dropped.
+/// A disk, or a file of an image of it, under one name, open until it is dropped.
 ///
 /// Dropping the last export of a session closes the session, which makes its
 /// captured writes durable and lets another process open it.
@@ -14,6 +16,8 @@ pub struct Export {
     // Fields are dropped in this order: the disk lets go of its session, then
     // the session closes, and only then may what it rests on be deleted.
     pub(crate) disk: Arc<dyn Disk>,
+    /// Where `disk` is no disk but a file of an image: the same once more.
+    pub(crate) image: Option<Arc<ImageFile>>,
     pub(crate) session: Option<SessionHold>,
     pub(crate) _lease: Option<LeaseHold>,
     pub(crate) name: String,
@@ -29,6 +33,7 @@ impl Export {
     pub fn of_disk(name: &str, description: &str, disk: Arc<dyn Disk>) -> Export {
         Export {
             disk,
+            image: None,
             session: None,
             _lease: None,
             name: name.to_owned(),
@@ -49,7 +54,7 @@ impl Export {
         &self.description
     }
 
-    /// The disk. Call it only after [`Export::check`] where a defect may have
+    /// The disk, or the image file as if it were one. Call it only after [`Export::check`] where a defect may have
     /// been caught earlier.
     pub fn disk(&self) -> &dyn Disk {
         &*self.disk
@@ -93,12 +98,20 @@ impl Export {
             ));
         };
         let end = end.min(offset_bytes.saturating_add(self.cache_bytes));
+        let Some(image) = &self.image else { return self.decode(&*self.disk, offset_bytes..end) };
+        for range in image.disk_ranges(offset_bytes..end) {
+            self.decode(image.disk(), range)?;
+        }
+        Ok(())
+    }
+
+    fn decode(&self, disk: &dyn Disk, range: Range<u64>) -> Result<()> {
         let chunk = u64::from(self.chunk_size_bytes);
         // One byte is enough: a chunk is decoded as a whole.
         let mut byte = [0];
-        let mut next = offset_bytes;
-        while next < end {
-            self.disk.read_at(&mut byte, next)?;
+        let mut next = range.start;
+        while next < range.end {
+            disk.read_at(&mut byte, next)?;
             next = (next / chunk + 1) * chunk;
         }
         Ok(())

@@ -1,8 +1,10 @@
 //! The tree of names: every disk of every restore point and of every published
-//! session, as something that a front end can open.
+//! session, and every point's disk as an image file in each format, as something
+//! that a front end can open.
 //!
 //! ```text
 //!   front end ─ name ─▶ ExportTree ─┬─ MACHINE/POINT/DISK ─▶ Catalog, read-only disk
+//!                          │        │  MACHINE/POINT/FILE ─▶ ImageFile: the same through a layout
 //!                          │        └─ live/SESSION/DISK ──▶ OpenSessions, one Session for all
 //!                          └─ Lease: what this process serves, so that nothing of it is deleted
 //! ```
@@ -21,10 +23,15 @@
 #![forbid(unsafe_code)]
 
 mod export;
+mod image;
+mod image_file;
+mod image_name;
 mod lease;
+mod listing;
 mod open_sessions;
 mod tree;
 
 pub use export::Export;
 pub use lease::{read_leases, Lease, LeaseDocument, LeaseHold, Served};
-pub use tree::{ExportEntry, ExportTree, TreeOptions, MAX_EXPORT_NAME_BYTES};
+pub use listing::{ExportEntry, Listed};
+pub use tree::{ExportTree, TreeOptions, MAX_EXPORT_NAME_BYTES};

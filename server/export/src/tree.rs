@@ -1,18 +1,22 @@
-//! Names to disks.
+//! Names to disks and to image files.
 
 use crate::export::Export;
+use crate::image;
+use crate::image_name::{self, Named};
 use crate::lease::{Lease, Served};
+use crate::listing::{
+    point_description, point_entries, point_export_name, session_description, session_entries,
+    session_export_name, ExportEntry, Listed,
+};
 use crate::open_sessions::OpenSessions;
 use coldrise_block::{Context, Error, ErrorKind, Result};
-use coldrise_session::{open_live_disk, open_point_disk, Catalog, SessionDocument};
-use coldrise_store::{
-    Address, DiskName, MachineName, PointDocument, PointSelector, Repository, SessionName,
-};
+use coldrise_session::{open_live_disk, open_point_disk, Catalog};
+use coldrise_store::{Address, MachineName, PointDocument, PointSelector, Repository, SessionName};
 use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
 
-/// Longest name of an export, in bytes. Two names and a point with its number
-/// are at most 63 + 1 + 63 + 1 + 63; what is longer cannot exist.
+/// Longest name of an export, in bytes. Two names, a point with its number and
+/// the ending of an image are shorter; what is longer cannot exist.
 pub const MAX_EXPORT_NAME_BYTES: usize = 255;
 
 /// How to serve a repository.
@@ -23,19 +27,6 @@ pub struct TreeOptions<'a> {
     /// Size of the cache of decoded chunks that the repository was opened with,
     /// in bytes: a prefetch stops there.
     pub cache_bytes: u64,
-}
-
-/// One name that can be opened.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ExportEntry {
-    /// `MACHINE/POINT/DISK` or `live/SESSION/DISK`.
-    pub name: String,
-    /// One line for people.
-    pub description: String,
-    /// True for the disks of restore points.
-    pub is_read_only: bool,
-    /// Size of the disk in bytes.
-    pub size_bytes: u64,
 }
 
 /// Every disk of a repository by name. All calls may come from many threads.
@@ -62,7 +53,7 @@ impl ExportTree {
     /// Disks of published sessions, then of restore points, each in the order of
     /// their names. Of more than `limit` exports the sessions and the newest
     /// points are listed.
-    pub fn list(&self, limit: usize) -> Result<Vec<ExportEntry>> {
+    pub fn list(&self, limit: usize, listed: Listed) -> Result<Vec<ExportEntry>> {
         self.repository.catch_up()?;
         let mut live = Vec::new();
         for state in coldrise_session::sessions(&self.repository)? {
@@ -76,8 +67,8 @@ impl ExportTree {
             points.extend(self.catalog.points(&machine)?);
         }
         points.sort_by(|a, b| (&b.point, &a.machine).cmp(&(&a.point, &b.machine)));
-        let mut stored: Vec<_> = points.iter().flat_map(point_entries).collect();
-        stored.truncate(limit - live.len());
+        let entries = points.iter().flat_map(|p| point_entries(&self.repository, p, listed));
+        let mut stored: Vec<_> = entries.take(limit - live.len()).collect();
         stored.sort_by(|a, b| a.name.cmp(&b.name));
         live.append(&mut stored);
         Ok(live)
@@ -86,20 +77,22 @@ impl ExportTree {
     /// The name that stands for no name: there is one when the repository has
     /// exactly one export.
     pub fn default_name(&self) -> Result<Option<String>> {
-        let mut entries = self.list(2)?;
+        let mut entries = self.list(2, Listed::Disks)?;
         if entries.len() != 1 {
             return Ok(None);
         }
         Ok(entries.pop().map(|entry| entry.name))
     }
 
-    /// Opens `MACHINE/POINT/DISK`, always read-only, or `live/SESSION/DISK`. A
-    /// session's disk is writable unless `read_only` asks otherwise; for reading
-    /// it is opened even while another process writes it.
+    /// Opens `MACHINE/POINT/DISK` or `live/SESSION/DISK`, or `MACHINE/POINT/FILE`
+    /// for a file of an image of the disk, such as `vda.vhdx`. A point is always
+    /// read-only. A session's disk is writable unless `read_only` asks
+    /// otherwise; for reading it is opened even while another process writes it.
     ///
     /// `ErrorKind::InvalidInput`: it cannot be a name of an export.
-    /// `ErrorKind::NotFound`: there is no such machine, point, session or disk.
-    /// `ErrorKind::Busy`: another process writes the session.
+    /// `ErrorKind::NotFound`: there is no such machine, point, session, disk or
+    /// image. `ErrorKind::Busy`: another process writes the session.
+    /// `ErrorKind::Unsupported`: the disk cannot be shown in that format.
     pub fn open(&self, name: &str, read_only: bool) -> Result<Export> {
         if name.len() > MAX_EXPORT_NAME_BYTES {
             return Err(Error::new(
@@ -120,15 +113,23 @@ impl ExportTree {
                 "no name was given; a disk is named MACHINE/POINT/DISK or live/SESSION/DISK",
             ));
         }
-        match Address::parse(name)? {
-            Address::Point { machine, selector, disk: Some(disk) } => {
-                self.open_point(&machine, &selector, &disk)
+        let Some((folder, file)) = name.rsplit_once('/').filter(|(f, _)| f.contains('/')) else {
+            Address::parse(name)?;
+            return Err(Error::new(
+                ErrorKind::InvalidInput,
+                "it names no disk; add /DISK to its end",
+            ));
+        };
+        let address = Address::parse(folder)?;
+        image_name::check(file)?;
+        match address {
+            Address::Point { machine, selector, disk: None } => {
+                self.open_point(&machine, &selector, file)
             }
-            Address::Live { session, disk: Some(disk) } => {
-                self.open_session(&session, &disk, read_only)
-            }
-            Address::Point { disk: None, .. } | Address::Live { disk: None, .. } => {
-                Err(Error::new(ErrorKind::InvalidInput, "it names no disk; add /DISK to its end"))
+            Address::Live { session, disk: None } => self.open_session(&session, file, read_only),
+            // One part too many: it says what a name has to look like.
+            Address::Point { .. } | Address::Live { .. } => {
+                Err(Address::parse(name).err().unwrap_or_else(malformed))
             }
         }
     }
@@ -137,24 +138,35 @@ impl ExportTree {
         &self,
         machine: &MachineName,
         selector: &PointSelector,
-        disk: &DiskName,
+        file: &str,
     ) -> Result<Export> {
         let point = self.find_point(machine, selector)?;
-        let Some(document) = point.disks.iter().find(|d| d.name == *disk) else {
-            return Err(no_such_disk(disk, point.disks.iter().map(|d| &d.name)));
-        };
-        let name = point_export_name(&point, disk);
+        let names: Vec<_> = point.disks.iter().map(|disk| &disk.name).collect();
+        let Named { disk, image } = image_name::find(file, &names)?;
+        let document = point.disk(disk).ok_or_else(malformed)?;
+        let name = point_export_name(&point, file);
         let lease = self.lease.hold(Served { name: name.clone(), disk: Some(document.clone()) })?;
         if !lease.is_confirmed() {
             self.repository.catch_up()?;
             self.catalog.point(machine, &PointSelector::Exact(point.point.clone()))?;
             lease.confirm();
         }
+        let mut opened = open_point_disk(&self.repository, &point, disk)?;
+        let image = match image {
+            None => None,
+            Some(part) => {
+                let file = image::open(&self.repository, &point, document, part, opened)?;
+                let file = Arc::new(file);
+                opened = file.clone();
+                Some(file)
+            }
+        };
         Ok(Export {
-            disk: open_point_disk(&self.repository, &point, disk)?,
+            disk: opened,
+            image,
             session: None,
             _lease: Some(lease),
-            description: point_description(&point, disk),
+            description: point_description(&point, disk, file),
             name,
             chunk_size_bytes: self.repository.chunk_size_bytes(),
             cache_bytes: self.cache_bytes,
@@ -175,15 +187,18 @@ impl ExportTree {
         self.catalog.point(machine, selector)
     }
 
-    fn open_session(
-        &self,
-        session: &SessionName,
-        disk: &DiskName,
-        read_only: bool,
-    ) -> Result<Export> {
+    fn open_session(&self, session: &SessionName, file: &str, read_only: bool) -> Result<Export> {
         let document = coldrise_session::session(&self.repository, session)?.document;
-        if !document.disks.iter().any(|d| d.name == *disk) {
-            return Err(no_such_disk(disk, document.disks.iter().map(|d| &d.name)));
+        let names: Vec<_> = document.disks.iter().map(|disk| &disk.name).collect();
+        let Named { disk, image } = image_name::find(file, &names)?;
+        if image.is_some() {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                format!(
+                    "a session's disk has no image files yet; use live/{session}/{disk}, or seal \
+                     the session and use {file} of the point that this makes"
+                ),
+            ));
         }
         let name = session_export_name(session, disk);
         let lease = self.lease.hold(Served { name: name.clone(), disk: None })?;
@@ -195,6 +210,7 @@ impl ExportTree {
         };
         Ok(Export {
             disk: opened,
+            image: None,
             poisoned: match &hold {
                 Some(hold) => Arc::clone(hold.poisoned()),
                 None => Arc::new(AtomicBool::new(false)),
@@ -209,44 +225,6 @@ impl ExportTree {
     }
 }
 
-fn no_such_disk<'a>(disk: &DiskName, there: impl Iterator<Item = &'a DiskName>) -> Error {
-    let names: Vec<_> = there.map(DiskName::as_str).collect();
-    Error::new(ErrorKind::NotFound, format!("there is no disk {disk}, only {}", names.join(", ")))
-}
-
-fn point_export_name(point: &PointDocument, disk: &DiskName) -> String {
-    format!("{}/{}/{disk}", point.machine, point.point)
-}
-
-fn point_description(point: &PointDocument, disk: &DiskName) -> String {
-    format!("disk {disk} of {} at restore point {}, read-only", point.machine, point.point)
-}
-
-fn point_entries(point: &PointDocument) -> impl Iterator<Item = ExportEntry> + '_ {
-    point.disks.iter().map(|disk| ExportEntry {
-        name: point_export_name(point, &disk.name),
-        description: point_description(point, &disk.name),
-        is_read_only: true,
-        size_bytes: disk.size_bytes,
-    })
-}
-
-fn session_export_name(session: &SessionName, disk: &DiskName) -> String {
-    format!("live/{session}/{disk}")
-}
-
-fn session_description(session: &SessionDocument, disk: &DiskName) -> String {
-    format!(
-        "disk {disk} of session {}, published from {}/{}",
-        session.name, session.machine, session.point
-    )
-}
-
-fn session_entries(session: &SessionDocument) -> impl Iterator<Item = ExportEntry> + '_ {
-    session.disks.iter().map(|disk| ExportEntry {
-        name: session_export_name(&session.name, &disk.name),
-        description: session_description(session, &disk.name),
-        is_read_only: false,
-        size_bytes: disk.size_bytes,
-    })
+fn malformed() -> Error {
+    Error::new(ErrorKind::Internal, "a name was taken for another one")
 }

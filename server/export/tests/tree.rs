@@ -1,7 +1,7 @@
 //! Names to disks, on a real repository.
 
 use coldrise_block::ErrorKind;
-use coldrise_export::{read_leases, ExportTree, TreeOptions};
+use coldrise_export::{read_leases, ExportTree, Listed, TreeOptions};
 use coldrise_store::{
     Compression, DiskDocument, DiskName, InitOptions, MachineName, OpenOptions, PassphraseSource,
     PointDocument, PointName, PointOrigin, Repository, RepositoryWriter, SessionName, WriteOptions,
@@ -130,7 +130,7 @@ fn every_name_is_listed_and_opens() {
     fixture.add_point("20261121T100000Z", 2);
     fixture.publish("trial");
     assert_eq!(tree.default_name().unwrap(), None);
-    let entries = tree.list(100).unwrap();
+    let entries = tree.list(100, Listed::Disks).unwrap();
     let names: Vec<_> = entries.iter().map(|entry| entry.name.as_str()).collect();
     assert_eq!(
         names,
@@ -143,9 +143,10 @@ fn every_name_is_listed_and_opens() {
         assert_eq!(export.disk().size_bytes(), entry.size_bytes);
         assert_eq!(export.disk().is_read_only(), entry.is_read_only);
     }
-    let newest: Vec<_> = tree.list(2).unwrap().into_iter().map(|entry| entry.name).collect();
+    let newest: Vec<_> =
+        tree.list(2, Listed::Disks).unwrap().into_iter().map(|entry| entry.name).collect();
     assert_eq!(newest, ["live/trial/vda", "web01/20261121T100000Z/vda"]);
-    assert!(tree.list(0).unwrap().is_empty());
+    assert!(tree.list(0, Listed::Disks).unwrap().is_empty());
 }
 
 #[test]
@@ -260,5 +261,13 @@ fn a_prefetch_stays_within_disk_and_cache() {
     for (offset, length) in [(SIZE_BYTES, 1), (0, SIZE_BYTES + 1), (u64::MAX, 2)] {
         let error = export.prefetch(offset, length).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::OutOfRange);
+    }
+    // Of an image file it is what the range shows of the disk, if anything.
+    for file in ["vda.raw", "vda.vhdx", "vda.dynamic.vhd", "vda.vmdk"] {
+        let export = tree.open(&format!("web01/latest/{file}"), false).unwrap();
+        let size_bytes = export.disk().size_bytes();
+        export.prefetch(0, size_bytes).unwrap();
+        export.prefetch(1, size_bytes / 2).unwrap();
+        assert_eq!(export.prefetch(1, size_bytes).unwrap_err().kind(), ErrorKind::OutOfRange);
     }
 }

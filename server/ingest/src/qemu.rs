@@ -1,8 +1,8 @@
 //! QEMU's tools as children: image formats that are not ours are parsed there,
 //! in another process, never here.
 //!
-//! `qemu-img` answers questions and makes empty images; `qemu-nbd` serves one
-//! image on a private Unix socket. Both are told the format; neither ever probes.
+//! `qemu-img` answers questions; `qemu-nbd` serves one image, read-only, on a private
+//! Unix socket. Both are told the format; neither ever probes.
 
 use std::ffi::OsStr;
 use std::io::Read;
@@ -27,8 +27,6 @@ use crate::libnbd::Endpoint;
 const MAX_OUTPUT_BYTES: u64 = 1 << 20;
 /// What is kept of a child's messages, in bytes.
 const MAX_MESSAGE_BYTES: u64 = 16 << 10;
-/// How long a server may take to close an image after its last client left.
-const CLOSE_LIMIT: Duration = Duration::from_secs(120);
 /// How often a child that is about to end is looked at.
 const REAP_INTERVAL: Duration = Duration::from_millis(5);
 /// A hostile image may keep `qemu-img` busy for so many seconds of processor time, and
@@ -165,19 +163,6 @@ fn ask_qemu_img(
     })
 }
 
-fn run_qemu_img(
-    arguments: &[&OsStr],
-    what: &str,
-    image: &str,
-    cancel: &AtomicBool,
-) -> Result<Vec<u8>> {
-    let answer = ask_qemu_img(QUESTION_LIMITS, arguments, image, cancel)?;
-    if !answer.status.success() {
-        return Err(refused(what, answer.messages));
-    }
-    Ok(answer.output)
-}
-
 /// Reads to the end, keeps the first `limit` bytes.
 fn read_bounded(mut from: impl Read, limit: u64) -> Vec<u8> {
     let mut kept = Vec::new();
@@ -194,8 +179,11 @@ fn read_bounded(mut from: impl Read, limit: u64) -> Vec<u8> {
 pub(crate) fn image_facts(options: &Value, what: &str, cancel: &AtomicBool) -> Result<Value> {
     let name = json_name(options);
     let arguments = ["info", "--output=json", name.as_str()].map(OsStr::new);
-    let output = run_qemu_img(&arguments, what, &name, cancel)?;
-    serde_json::from_slice(&output).map_err(|error| {
+    let answer = ask_qemu_img(QUESTION_LIMITS, &arguments, &name, cancel)?;
+    if !answer.status.success() {
+        return Err(refused(what, answer.messages));
+    }
+    serde_json::from_slice(&answer.output).map_err(|error| {
         Error::with_source(
             ErrorKind::ToolFailed,
             format!("{what}: the answer of qemu-img is no JSON"),
@@ -232,37 +220,6 @@ pub(crate) fn check_image(
     }
 }
 
-/// Makes an empty image of `size_bytes` at `path`, which must not exist.
-pub(crate) fn create_image(
-    driver: &str,
-    creation_options: &[&str],
-    path: &Path,
-    size_bytes: u64,
-    cancel: &AtomicBool,
-) -> Result<()> {
-    let what = format!("making an empty image at {}", path.display());
-    let size = size_bytes.to_string();
-    // Made absolute so that no part of it can be taken for an option or a protocol.
-    let absolute = std::path::absolute(path).context(|| what.clone())?;
-    let mut arguments = vec![OsStr::new("create"), OsStr::new("-q"), OsStr::new("-f")];
-    arguments.push(OsStr::new(driver));
-    for option in creation_options {
-        arguments.extend([OsStr::new("-o"), OsStr::new(*option)]);
-    }
-    arguments.extend([absolute.as_os_str(), OsStr::new(&size)]);
-    run_qemu_img(&arguments, &what, "", cancel).map(drop)
-}
-
-/// How an image is served.
-pub(crate) struct ServeOptions<'a> {
-    /// Whether clients may write.
-    pub writable: bool,
-    /// A persistent dirty bitmap of the image to export.
-    pub bitmap: Option<&'a str>,
-    /// How many clients may come at once.
-    pub max_clients: u32,
-}
-
 /// A `qemu-nbd` child that serves one image. Dropping it ends the child.
 ///
 /// The listening socket is ours and is handed to the child (the systemd way), so
@@ -271,7 +228,8 @@ pub(crate) struct ServeOptions<'a> {
 pub(crate) struct ImageServer {
     child: Arc<Mutex<Child>>,
     /// Owns the child: the kernel ends the child when this thread's process dies.
-    keeper: Option<JoinHandle<(Vec<u8>, Option<ExitStatus>)>>,
+    /// Brings the child's messages.
+    keeper: Option<JoinHandle<Vec<u8>>>,
     name: String,
     directory: tempfile::TempDir,
 }
@@ -283,8 +241,14 @@ const START_SCRIPT: &str = "exec 3<&0 </dev/null; export LISTEN_PID=$$ LISTEN_FD
                             exec setpriv --pdeathsig KILL -- qemu-nbd \"$@\"";
 
 impl ImageServer {
-    /// Starts the child. That it accepts the image shows in the first connection.
-    pub(crate) fn start(options: &Value, serve: &ServeOptions<'_>) -> Result<ImageServer> {
+    /// Starts the child, for so many clients at once; `bitmap` is a persistent dirty
+    /// bitmap of the image to export. That it accepts the image shows in the first
+    /// connection.
+    pub(crate) fn start(
+        options: &Value,
+        bitmap: Option<&str>,
+        max_clients: u32,
+    ) -> Result<ImageServer> {
         let directory = tempfile::Builder::new()
             .prefix("coldrise-")
             .permissions(std::fs::Permissions::from_mode(0o700))
@@ -295,13 +259,11 @@ impl ImageServer {
         let name = json_name(options);
         let mut command = Command::new("/bin/sh");
         command.args(["-c", START_SCRIPT, "qemu-nbd"]);
-        if !serve.writable {
-            command.arg("--read-only");
-        }
-        if let Some(bitmap) = serve.bitmap {
+        command.arg("--read-only");
+        if let Some(bitmap) = bitmap {
             command.arg(format!("--bitmap={bitmap}"));
         }
-        command.arg(format!("--shared={}", serve.max_clients)).arg("--").arg(&name);
+        command.arg(format!("--shared={}", max_clients)).arg("--").arg(&name);
         // Ctrl-C on a terminal is for us: we close the connection in order.
         command.env("LC_ALL", "C").process_group(0);
         command.stdin(Stdio::from(OwnedFd::from(listener)));
@@ -326,12 +288,13 @@ impl ImageServer {
                         let messages = stderr
                             .map(|stderr| read_bounded(stderr, MAX_MESSAGE_BYTES))
                             .unwrap_or_default();
-                        (messages, reap(&child))
+                        reap(&child);
+                        messages
                     }
                     Err(error) => {
                         let sent = started.send(Err(error));
                         drop(sent);
-                        (Vec::new(), None)
+                        Vec::new()
                     }
                 }
             })
@@ -356,26 +319,16 @@ impl ImageServer {
             return error.context(what);
         }
         // A child that refused the image ends by itself; give it the time to say why.
-        let (messages, _) = self.end(Duration::from_secs(5));
+        let messages = self.end(Duration::from_secs(5));
         if messages.iter().all(u8::is_ascii_whitespace) {
             return error.context(what);
         }
         refused(what, plain_message(&messages, &self.name))
     }
 
-    /// Waits until the child has closed the image after its last client left, and
-    /// checks that it did so without an error.
-    pub(crate) fn finish(mut self, what: &str) -> Result<()> {
-        let (messages, status) = self.end(CLOSE_LIMIT);
-        match status {
-            Some(status) if status.success() => Ok(()),
-            _ => Err(refused(what, plain_message(&messages, &self.name))),
-        }
-    }
-
-    /// Lets the child end within `patience`, then kills it; its messages and status.
-    fn end(&mut self, patience: Duration) -> (Vec<u8>, Option<ExitStatus>) {
-        let Some(keeper) = self.keeper.take() else { return (Vec::new(), None) };
+    /// Lets the child end within `patience`, then kills it; its messages.
+    fn end(&mut self, patience: Duration) -> Vec<u8> {
+        let Some(keeper) = self.keeper.take() else { return Vec::new() };
         let started = Instant::now();
         while !keeper.is_finished() && started.elapsed() < patience {
             std::thread::sleep(REAP_INTERVAL);
@@ -396,12 +349,12 @@ impl Drop for ImageServer {
 
 /// Waits for a child that has closed its messages, without keeping the lock, so
 /// that [`ImageServer::end`] can still kill it.
-fn reap(child: &Mutex<Child>) -> Option<ExitStatus> {
+fn reap(child: &Mutex<Child>) {
     loop {
-        match child.lock().unwrap_or_else(PoisonError::into_inner).try_wait() {
-            Ok(Some(status)) => return Some(status),
-            Ok(None) => std::thread::sleep(REAP_INTERVAL),
-            Err(_) => return None,
+        let state = child.lock().unwrap_or_else(PoisonError::into_inner).try_wait();
+        if !matches!(state, Ok(None)) {
+            return;
         }
+        std::thread::sleep(REAP_INTERVAL);
     }
 }

@@ -1,84 +1,18 @@
-//! Restoring a disk to files, formats and NBD exports. The disk is a plain byte
+//! Restoring a disk to raw files, devices and NBD exports. The disk is a plain byte
 //! array here: what matters is what arrives at the target.
 
 mod common;
 
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use coldrise_block::{push_extent, Disk, Error, ErrorKind, Extent, ExtentKind, Result};
-use coldrise_ingest::{
-    restore, ImageFormat, NoProgress, Progress, ProgressState, RestoreOptions, RestoreSummary,
-    RestoreTarget,
-};
+use coldrise_block::{Disk, ErrorKind};
+use coldrise_formats::Format;
+use coldrise_ingest::{restore, RestoreOptions, RestoreTarget};
+use common::memory::{names, restore_to, CancelAfter, MemoryDisk};
 use common::{assert_same, folder, open, read_all, run, sparse_disk, text, Server};
 
 const SIZE: usize = 24 * common::MIB;
-/// What the disk reports as stored is a multiple of this.
-const CHUNK: usize = 64 << 10;
-
-/// A disk in memory. Reading a hole is a defect; so may be reading at a given place.
-struct MemoryDisk {
-    content: Vec<u8>,
-    bad_offset: Option<u64>,
-}
-
-impl MemoryDisk {
-    fn new(content: Vec<u8>) -> MemoryDisk {
-        MemoryDisk { content, bad_offset: None }
-    }
-
-    fn chunk_is_zero(&self, index: usize) -> bool {
-        let end = ((index + 1) * CHUNK).min(self.content.len());
-        self.content[index * CHUNK..end].iter().all(|&byte| byte == 0)
-    }
-}
-
-impl Disk for MemoryDisk {
-    fn size_bytes(&self) -> u64 {
-        self.content.len() as u64
-    }
-    fn read_at(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
-        let at = offset_bytes as usize;
-        let range = offset_bytes..offset_bytes + buffer.len() as u64;
-        if self.bad_offset.is_some_and(|bad| range.contains(&bad)) {
-            return Err(Error::new(ErrorKind::Corrupt, "chunk 7 fails its authentication"));
-        }
-        buffer.copy_from_slice(&self.content[at..at + buffer.len()]);
-        Ok(())
-    }
-    fn extents(&self, offset_bytes: u64, length_bytes: u64, limit: usize) -> Result<Vec<Extent>> {
-        let mut extents = Vec::new();
-        let end = offset_bytes + length_bytes;
-        let mut at = offset_bytes;
-        while at < end && extents.len() < limit {
-            let index = at as usize / CHUNK;
-            let next = (((index + 1) * CHUNK) as u64).min(end);
-            let kind =
-                if self.chunk_is_zero(index) { ExtentKind::Hole } else { ExtentKind::Stored };
-            let length_bytes = next - at;
-            push_extent(&mut extents, Extent { offset_bytes: at, length_bytes, kind });
-            at = next;
-        }
-        Ok(extents)
-    }
-}
-
-fn restore_to(disk: &dyn Disk, target: &str, options: &RestoreOptions) -> Result<RestoreSummary> {
-    let target = RestoreTarget::parse(target).unwrap();
-    restore(disk, &target, options, &NoProgress, &AtomicBool::new(false))
-}
-
-/// The names in a folder: nothing may be left behind.
-fn names(folder: &Path) -> Vec<String> {
-    let mut names: Vec<_> = std::fs::read_dir(folder)
-        .unwrap()
-        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-        .collect();
-    names.sort();
-    names
-}
 
 #[test]
 fn a_raw_file_is_whole_and_sparse() {
@@ -113,53 +47,14 @@ fn an_existing_file_is_kept_unless_told_otherwise() {
 }
 
 #[test]
-fn every_format_is_written_and_reads_back() {
-    for (name, format) in [
-        ("d.qcow2", ImageFormat::Qcow2),
-        ("d.vmdk", ImageFormat::Vmdk),
-        ("d.vhd", ImageFormat::Vhd),
-        ("d.vhdx", ImageFormat::Vhdx),
-    ] {
-        let folder = folder();
-        let disk = MemoryDisk::new(sparse_disk(33, SIZE));
-        let target = folder.path().join(name);
-        let summary = restore_to(&disk, text(&target), &RestoreOptions::default()).unwrap();
-        assert_eq!(summary.format, format);
-        assert_eq!(names(folder.path()), [name]);
-        let blocks = std::fs::metadata(&target).unwrap().blocks();
-        // VHDX and VHD allocate by blocks of megabytes; qemu's VHDX blocks have 8 MiB here.
-        assert!(blocks * 512 < SIZE as u64, "{name}: {blocks} blocks");
-        let source = open(&format!("vda={}", text(&target))).unwrap();
-        assert_same(&read_all(source.as_ref()).0, &disk.content);
-        if format == ImageFormat::Vmdk {
-            let start = std::fs::read(&target).unwrap();
-            let own_name = b"\"d.vmdk\"";
-            assert!(start[..65536].windows(own_name.len()).any(|window| window == own_name));
-        }
-    }
-}
-
-#[test]
-fn a_format_pads_a_disk_that_is_no_multiple_of_a_sector() {
-    let folder = folder();
-    let disk = MemoryDisk::new(sparse_disk(34, SIZE + 100));
-    let target = folder.path().join("d.qcow2");
-    restore_to(&disk, text(&target), &RestoreOptions::default()).unwrap();
-    let source = open(&format!("vda={}", text(&target))).unwrap();
-    let mut expected = disk.content.clone();
-    expected.resize(SIZE + 512, 0);
-    assert_same(&read_all(source.as_ref()).0, &expected);
-}
-
-#[test]
 fn an_unknown_extension_needs_a_format() {
     let folder = folder();
     let disk = MemoryDisk::new(sparse_disk(35, SIZE));
-    let target = folder.path().join("disk.vdi");
+    let target = folder.path().join("disk.iso");
     let error = restore_to(&disk, text(&target), &RestoreOptions::default()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidInput);
     assert!(names(folder.path()).is_empty());
-    let raw = RestoreOptions { format: Some(ImageFormat::Raw), ..RestoreOptions::default() };
+    let raw = RestoreOptions { format: Some(Format::Raw), ..RestoreOptions::default() };
     restore_to(&disk, text(&target), &raw).unwrap();
     assert_same(&std::fs::read(&target).unwrap(), &disk.content);
 }
@@ -189,7 +84,7 @@ fn an_export_that_does_not_fit_is_refused_before_it_is_written() {
     let small = Server::nbdkit(folder.path(), &["memory", "1M"]);
     let error = restore_to(&disk, &small.uri(), &RestoreOptions::default()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NoSpace);
-    let vhd = RestoreOptions { format: Some(ImageFormat::Vhd), ..RestoreOptions::default() };
+    let vhd = RestoreOptions { format: Some(Format::VhdDynamic), ..RestoreOptions::default() };
     let error = restore_to(&disk, &small.uri(), &vhd).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     drop(small);
@@ -200,7 +95,7 @@ fn an_export_that_does_not_fit_is_refused_before_it_is_written() {
 
 #[test]
 fn a_failed_restore_leaves_nothing_and_names_the_place() {
-    for name in ["d.raw", "d.qcow2"] {
+    for name in ["d.raw", "d.qcow2", "d.vhd"] {
         let folder = folder();
         let mut disk = MemoryDisk::new(sparse_disk(38, SIZE));
         disk.bad_offset = Some(SIZE as u64 / 2 + 20_000);
@@ -226,22 +121,6 @@ fn a_failing_export_is_an_error() {
     assert!(error.full_message().contains(&server.uri()), "{error:?}");
 }
 
-/// Cancels after some bytes; the work must stop soon after.
-struct CancelAfter<'a> {
-    cancel: &'a AtomicBool,
-    bytes: u64,
-    last: AtomicU64,
-}
-
-impl Progress for CancelAfter<'_> {
-    fn update(&self, state: &ProgressState<'_>) {
-        self.last.fetch_max(state.done_bytes, Ordering::Relaxed);
-        if state.done_bytes >= self.bytes {
-            self.cancel.store(true, Ordering::Relaxed);
-        }
-    }
-}
-
 #[test]
 fn a_cancelled_restore_leaves_nothing() {
     let folder = folder();
@@ -249,7 +128,7 @@ fn a_cancelled_restore_leaves_nothing() {
     for name in ["d.raw", "d.vmdk"] {
         let target = RestoreTarget::Path(folder.path().join(name));
         let cancel = AtomicBool::new(false);
-        let progress = CancelAfter { cancel: &cancel, bytes: 8 << 20, last: AtomicU64::new(0) };
+        let progress = CancelAfter::new(&cancel, 8 << 20);
         let error =
             restore(&disk, &target, &RestoreOptions::default(), &progress, &cancel).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Interrupted);

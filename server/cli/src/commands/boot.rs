@@ -189,6 +189,7 @@ fn boot(
         tls: None,
         cache_bytes: arguments.cache,
         is_read_only: false,
+        lists_formats: false,
     };
     let mut nbdkit = Nbdkit::start(invocation, &options, signals)?;
     if let Err(why) = qemu::kvm_works() {

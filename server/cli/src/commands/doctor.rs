@@ -67,8 +67,8 @@ impl Findings {
 pub(crate) fn run(invocation: &Invocation) -> Result<Report> {
     let mut found = Findings { is_healthy: true, findings: Vec::new() };
     check_nbdkit(&mut found);
-    check_tool(&mut found, "qemu-img", "qemu-utils", "images that are not raw");
-    check_tool(&mut found, "qemu-nbd", "qemu-utils", "images that are not raw");
+    check_tool(&mut found, "qemu-img", "qemu-utils", "backups of images that are not raw");
+    check_tool(&mut found, "qemu-nbd", "qemu-utils", "backups of images that are not raw");
     check_tool(&mut found, qemu::PROGRAM, "qemu-system-x86", "coldrise boot");
     check_kvm(&mut found);
     check_shared_memory(&mut found);

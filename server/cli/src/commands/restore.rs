@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::Args;
 use coldrise_block::{Disk, Error, ErrorKind, Result};
-use coldrise_ingest::{restore, ImageFormat, RestoreOptions, RestoreTarget};
+use coldrise_formats::Format;
+use coldrise_ingest::{restore, RestoreOptions, RestoreTarget};
 use coldrise_session::{open_live_disk, open_point_disk, Catalog};
 use coldrise_store::{Address, DiskName, Repository};
 use serde::Serialize;
@@ -18,8 +20,9 @@ use crate::units::{show_duration, show_size};
 
 /// Write a disk of a restore point or of a session to a file, a device or an NBD server.
 ///
-/// A file appears under its name when it is whole; holes stay holes. A block device and
-/// an NBD export are written in place and have to be large enough.
+/// A file appears under its name when it is whole; holes stay holes. Of the formats with
+/// two files TARGET names the one that is opened, and the other lies beside it. A block
+/// device and an NBD export are written in place and have to be large enough.
 #[derive(Debug, Args)]
 pub(crate) struct RestoreArguments {
     /// MACHINE/POINT/DISK or live/SESSION/DISK; /DISK may be left out where there is
@@ -31,22 +34,19 @@ pub(crate) struct RestoreArguments {
     #[arg(value_name = "TARGET", value_parser = RestoreTarget::parse)]
     target: RestoreTarget,
 
-    /// raw, qcow2, vhd, vhdx or vmdk. Without it the file's extension tells; devices and
-    /// NBD servers take raw.
-    #[arg(long, value_name = "FORMAT", value_parser = parse_format)]
-    format: Option<ImageFormat>,
+    /// The image's format. Without it the file's extension tells (raw, img, qcow2, vhd,
+    /// vhdx, vmdk); devices and NBD servers take raw.
+    #[arg(long, value_name = "FORMAT", value_parser = format_words())]
+    format: Option<Format>,
 
-    /// Replace the file if it is there.
+    /// Replace the file, or both files, if they are there.
     #[arg(long)]
     force: bool,
 }
 
-fn parse_format(text: &str) -> Result<ImageFormat> {
-    ImageFormat::from_word(text).ok_or_else(|| {
-        let shown: String = text.chars().take(40).collect();
-        let text = format!("{shown:?} is no format: use raw, qcow2, vhd, vhdx or vmdk");
-        Error::new(ErrorKind::InvalidInput, text)
-    })
+fn format_words() -> impl TypedValueParser<Value = Format> {
+    let words = Format::ALL.map(|format| PossibleValue::new(format.word()).help(format.summary()));
+    PossibleValuesParser::new(words).try_map(|word| word.parse::<Format>())
 }
 
 #[derive(Serialize)]

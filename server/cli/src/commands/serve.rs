@@ -33,9 +33,11 @@ enum Protocol {
 
 /// Serve every restore point and session over NBD, until Ctrl-C.
 ///
-/// Exports are MACHINE/POINT/DISK, read-only, and live/SESSION/DISK, writable. What is
-/// published while the server runs is served at once. A line that starts with "ready"
-/// says that connections are accepted.
+/// Exports are MACHINE/POINT/DISK, read-only, and live/SESSION/DISK, writable. A point's
+/// disk is also an image file: MACHINE/POINT/DISK.raw, .vhd, .vhdx, .vmdk and .qcow2, the
+/// compact .dynamic.vhd, .dynamic.vhdx, .sparse.vmdk and .sparse.qcow2, and .hosted.vmdk
+/// and .external.qcow2. What is published while the server runs is served at once. A line
+/// that starts with "ready" says that connections are accepted.
 #[derive(Debug, Args)]
 struct NbdArguments {
     /// IP address and port to listen on. Beyond this machine TLS is needed.
@@ -54,6 +56,11 @@ struct NbdArguments {
     /// Serve sessions read-only too.
     #[arg(long)]
     read_only: bool,
+
+    /// List image files, too. Without it they can be opened, but clients that ask
+    /// for a list see the disks alone.
+    #[arg(long)]
+    list_formats: bool,
 
     /// Require TLS, with the ca-cert.pem, server-cert.pem and server-key.pem of this
     /// directory. Clients have to show a certificate of the same CA.
@@ -81,6 +88,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: ServeArguments) -> Result<
         tls,
         cache_bytes: arguments.cache,
         is_read_only: arguments.read_only,
+        lists_formats: arguments.list_formats,
     };
     let mut signals = ChildSignals::catch()?;
     // What is wrong with the repository or the passphrase is better said by us.

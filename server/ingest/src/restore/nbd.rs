@@ -23,8 +23,6 @@ pub(super) struct NbdSink<'c> {
     can_zero: bool,
     can_flush: bool,
     is_shared: bool,
-    /// True when the export reads as zeroes everywhere.
-    is_empty: bool,
     cancel: &'c AtomicBool,
 }
 
@@ -37,17 +35,6 @@ impl<'c> NbdSink<'c> {
     ) -> Result<NbdSink<'c>> {
         NbdSink::open(Endpoint::Uri(uri.to_string()), uri, size_bytes, cancel)
             .context(|| uri.to_string())
-    }
-
-    /// Connects to a server over an image that is empty.
-    pub(super) fn open_empty(
-        endpoint: Endpoint,
-        name: &str,
-        size_bytes: u64,
-        cancel: &'c AtomicBool,
-    ) -> Result<NbdSink<'c>> {
-        let sink = NbdSink::open(endpoint, name, size_bytes, cancel)?;
-        Ok(NbdSink { is_empty: true, ..sink })
     }
 
     fn open(
@@ -79,7 +66,6 @@ impl<'c> NbdSink<'c> {
             can_zero: facts.can_zero,
             can_flush: facts.can_flush,
             is_shared: facts.can_multi_conn,
-            is_empty: false,
             cancel,
         })
     }
@@ -92,7 +78,7 @@ impl<'c> NbdSink<'c> {
 
 impl Sink for NbdSink<'_> {
     fn needs_zeroes(&self) -> bool {
-        !self.is_empty
+        true
     }
 
     fn alignment_bytes(&self) -> u64 {

@@ -1,10 +1,10 @@
-//! A file that is being written, out of sight until it is whole.
+//! The files of an image that is being written, out of sight until they are whole.
 //!
-//! For the target `DIR/NAME` that is `DIR/.NAME.coldrise-part/NAME`: a folder of its
-//! own, so that the file carries its final base name from the start (a VMDK writes
-//! its own name into itself). The folder is locked while a restore is at work; what a
-//! killed restore left behind is removed by the next one to the same target.
+//! For the target `DIR/NAME` they lie in `DIR/.NAME.coldrise-part/`, each under its final
+//! name. The folder is locked while a restore is at work; what a killed restore left
+//! behind is removed by the next one to the same target.
 
+use std::ffi::OsString;
 use std::fs::{DirBuilder, File};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -13,13 +13,13 @@ use coldrise_block::{Context, Error, ErrorKind, Result};
 use rustix::fs::{FlockOperation, OFlags, RenameFlags};
 use rustix::io::Errno;
 
-/// A file on its way.
-pub(super) struct PartFile {
+/// Files on their way: the image and, where it has one, the file with its data.
+pub(super) struct PartFiles {
     folder_path: PathBuf,
     /// Holds the lock.
     folder: File,
-    path: PathBuf,
     target: PathBuf,
+    companion: Option<OsString>,
     replaces: bool,
 }
 
@@ -30,9 +30,14 @@ fn taken(target: &Path) -> Error {
     )
 }
 
-impl PartFile {
-    /// Prepares the way to `target`. Nothing is at [`PartFile::path`] yet.
-    pub(super) fn create(target: &Path, replaces: bool) -> Result<PartFile> {
+impl PartFiles {
+    /// Prepares the way to `target` and, beside it, `companion`. Nothing is in
+    /// [`PartFiles::folder`] yet.
+    pub(super) fn create(
+        target: &Path,
+        companion: Option<&str>,
+        replaces: bool,
+    ) -> Result<PartFiles> {
         let what = || format!("preparing to write {}", target.display());
         let Some(name) = target.file_name() else {
             return Err(Error::new(
@@ -40,10 +45,14 @@ impl PartFile {
                 format!("'{}' names no file", target.display()),
             ));
         };
-        if !replaces && target.symlink_metadata().is_ok() {
-            return Err(taken(target));
+        let companion = companion.map(OsString::from);
+        let beside = companion.as_ref().map(|name| target.with_file_name(name));
+        for file in std::iter::once(target).chain(beside.as_deref()) {
+            if !replaces && file.symlink_metadata().is_ok() {
+                return Err(taken(file));
+            }
         }
-        let mut folder_name = std::ffi::OsString::from(".");
+        let mut folder_name = OsString::from(".");
         folder_name.push(name);
         folder_name.push(".coldrise-part");
         let folder_path = target.with_file_name(folder_name);
@@ -69,49 +78,69 @@ impl PartFile {
             }
             Err(error) => return Err(Error::io(what(), error.into())),
         }
-        let path = folder_path.join(name);
-        let part = PartFile { folder_path, folder, path, target: target.to_path_buf(), replaces };
-        match std::fs::remove_file(&part.path) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                Err(Error::io(what(), error))
-            }
-            _ => Ok(part),
-        }
+        let target = target.to_path_buf();
+        let part = PartFiles { folder_path, folder, target, companion, replaces };
+        part.empty().context(|| format!("preparing to write {}", part.target.display()))?;
+        Ok(part)
     }
 
-    /// Where the file is to be made.
-    pub(super) fn path(&self) -> &Path {
-        &self.path
+    /// Where the files are to be made.
+    pub(super) fn folder(&self) -> &Path {
+        &self.folder_path
     }
 
-    /// Makes the file durable and moves it to its name, in this order: after a crash
-    /// the name stands for the whole file or for what was there before.
+    /// Where the file that gets the target's name is to be made.
+    pub(super) fn image(&self) -> PathBuf {
+        // A target without a name was refused.
+        self.folder_path.join(self.target.file_name().unwrap_or_default())
+    }
+
+    /// Makes the files durable and moves them to their names, in this order: after a
+    /// crash a name stands for the whole file or for what was there before. The image
+    /// comes after the file that it names, and an old image goes before that file is
+    /// replaced: whatever opens under the target's name is of one restore.
     pub(super) fn publish(self) -> Result<()> {
         let what = || format!("writing {}", self.target.display());
-        File::open(&self.path).and_then(|file| file.sync_all()).context(what)?;
-        if self.replaces {
-            std::fs::rename(&self.path, &self.target).context(what)?;
-        } else {
-            self.rename_unless_taken()?;
+        let image = (self.image(), self.target.clone());
+        let data = self
+            .companion
+            .as_ref()
+            .map(|name| (self.folder_path.join(name), self.target.with_file_name(name)));
+        for (from, _) in std::iter::once(&image).chain(&data) {
+            File::open(from).and_then(|file| file.sync_all()).context(what)?;
         }
+        if let Some((from, to)) = &data {
+            if self.replaces {
+                remove(&self.target).context(what)?;
+            }
+            self.put(from, to)?;
+            self.sync_parent().context(what)?;
+        }
+        let put = self.put(&image.0, &image.1);
+        if let (Err(_), Some((_, data)), false) = (&put, &data, self.replaces) {
+            // It got its name just now and is of no use without the image. The error that
+            // is told is the one that led here.
+            let _ = remove(data);
+        }
+        put?;
+        self.sync_parent().context(what)
+    }
+
+    fn sync_parent(&self) -> std::io::Result<()> {
         let parent = match self.target.parent() {
             Some(parent) if !parent.as_os_str().is_empty() => parent,
             _ => Path::new("."),
         };
-        File::open(parent).and_then(|folder| folder.sync_all()).context(what)
+        File::open(parent).and_then(|folder| folder.sync_all())
     }
 
-    fn rename_unless_taken(&self) -> Result<()> {
-        let (from, to) = (&self.path, &self.target);
-        let renamed = rustix::fs::renameat_with(
-            rustix::fs::CWD,
-            from,
-            rustix::fs::CWD,
-            to,
-            RenameFlags::NOREPLACE,
-        );
+    fn put(&self, from: &Path, to: &Path) -> Result<()> {
         let what = || format!("writing {}", to.display());
-        match renamed {
+        if self.replaces {
+            return std::fs::rename(from, to).context(what);
+        }
+        let (here, flag) = (rustix::fs::CWD, RenameFlags::NOREPLACE);
+        match rustix::fs::renameat_with(here, from, here, to, flag) {
             Ok(()) => Ok(()),
             Err(Errno::EXIST) => Err(taken(to)),
             // A file system without that flag. A hard link refuses a taken name too.
@@ -122,13 +151,29 @@ impl PartFile {
             Err(error) => Err(Error::io(what(), error.into())),
         }
     }
+
+    /// Removes what is in the folder.
+    fn empty(&self) -> std::io::Result<()> {
+        for entry in std::fs::read_dir(&self.folder_path)? {
+            remove(&entry?.path())?;
+        }
+        Ok(())
+    }
 }
 
-impl Drop for PartFile {
+/// Removes a file, if it is there.
+fn remove(path: &Path) -> std::io::Result<()> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+impl Drop for PartFiles {
     fn drop(&mut self) {
         // Whoever waits for the lock finds the folder empty or gone; what cannot be
         // removed now is removed by the next restore to this target.
-        let _ = std::fs::remove_file(&self.path);
+        let _ = self.empty();
         let _ = std::fs::remove_dir(&self.folder_path);
         let _ = rustix::fs::flock(&self.folder, FlockOperation::Unlock);
     }

@@ -7,7 +7,7 @@ use coldrise_block::{Error, ErrorKind, Extent, Result};
 
 use super::inspect::inspect;
 use super::{DirtyRun, ImageFormat, NbdSource, RawSource, Reader, Source, SourceOptions};
-use crate::qemu::{ImageServer, ServeOptions};
+use crate::qemu::ImageServer;
 
 /// Clients of the child at most: the readers, the questions, one to spare.
 const MAX_CLIENTS: u32 = 8;
@@ -39,8 +39,7 @@ impl<'c> ImageSource<'c> {
         let file = RawSource::open(path)?;
         let image = inspect(path, format, options.follow_backing, cancel)?;
         let what = format!("opening {} as {format}", path.display());
-        let serve = ServeOptions { writable: false, bitmap, max_clients: MAX_CLIENTS };
-        let server = ImageServer::start(&image, &serve)?;
+        let server = ImageServer::start(&image, bitmap, MAX_CLIENTS)?;
         match NbdSource::open(server.endpoint(), path.display().to_string(), bitmap, cancel) {
             Ok(nbd) => Ok(ImageSource { nbd, file, _server: server }),
             Err(error) => Err(server.explain(&what, error)),

@@ -1,6 +1,8 @@
 //! What the tests of this crate share: content that is known, tools, servers.
 #![allow(dead_code)]
 
+pub mod memory;
+
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::AtomicBool;

@@ -1,0 +1,136 @@
+//! File names to disks and images: `vda`, `vda.vhdx`, `vda-flat.vmdk`.
+//!
+//! A disk's name may hold dots, so a file name may fit more than one thing. A
+//! disk of exactly that name comes first; then an image of the disk with the
+//! longest name that fits. An image whose data would lie in a file that is
+//! thereby something else is refused rather than shown over a foreign file.
+
+use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_formats::{Access, DiskShape, Format, Names};
+use coldrise_store::{DiskName, MAX_NAME_BYTES};
+
+/// What a file name stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Named<'a> {
+    /// The disk.
+    pub(crate) disk: &'a DiskName,
+    /// Its image, or nothing for the disk itself.
+    pub(crate) image: Option<ImagePart>,
+}
+
+/// One file of an image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ImagePart {
+    /// The image's format.
+    pub(crate) format: Format,
+    /// 0 for the file that is opened, 1 for the one beside it with the data.
+    pub(crate) index: usize,
+}
+
+/// Refuses what can name no disk and no image, whatever disks there are.
+pub(crate) fn check(file: &str) -> Result<()> {
+    let checked = DiskName::parse(file);
+    if checked.is_err() && Format::of_file_name(file).is_some() {
+        // Only the disk's part of the name has to be as short as a disk's.
+        if let Some(head) = file.get(..MAX_NAME_BYTES.min(file.len())) {
+            return DiskName::parse(head).map(drop);
+        }
+    }
+    checked.map(drop)
+}
+
+/// What `file` stands for among the disks of one point or session.
+pub(crate) fn find<'a>(file: &str, disks: &[&'a DiskName]) -> Result<Named<'a>> {
+    let Some(named) = lookup(file, disks) else { return Err(no_such(file, disks)) };
+    let Some(ImagePart { format, index: 0 }) = named.image else { return Ok(named) };
+    let companion = names(format, named.disk)?.companion().to_owned();
+    match lookup(&companion, disks) {
+        Some(Named { disk, image: Some(_) }) if disk == named.disk => Ok(named),
+        _ => Err(Error::new(
+            ErrorKind::Unsupported,
+            format!(
+                "its data would be in {companion}, but here that is the name of another disk or \
+                 its image; use {}{}",
+                named.disk,
+                Format::Vhdx.suffix()
+            ),
+        )),
+    }
+}
+
+/// The names of all image files of a disk that can be opened beside `disks`.
+pub(crate) fn images(disk: &DiskName, shape: &DiskShape, disks: &[&DiskName]) -> Vec<String> {
+    let mut files = Vec::new();
+    for format in Format::ALL {
+        if format.access() == Access::Streamed || format.check(shape).is_err() {
+            continue;
+        }
+        let Ok(names) = names(format, disk) else { continue };
+        for file in [names.image(), names.companion()] {
+            if find(file, disks).is_ok_and(|named| named.disk == disk && named.image.is_some()) {
+                files.push(file.to_owned());
+            }
+        }
+    }
+    files.sort_unstable();
+    files.dedup();
+    files
+}
+
+/// The names of the files of an image.
+pub(crate) fn names(format: Format, disk: &DiskName) -> Result<Names> {
+    Names::in_tree(format, disk.as_str())
+        .map_err(|error| Error::new(ErrorKind::InvalidInput, error.to_string()))
+}
+
+fn lookup<'a>(file: &str, disks: &[&'a DiskName]) -> Option<Named<'a>> {
+    if let Some(disk) = disks.iter().find(|disk| disk.as_str() == file) {
+        return Some(Named { disk, image: None });
+    }
+    let images = disks.iter().filter_map(|disk| {
+        let image = part_of(file, disk)?;
+        Some(Named { disk, image: Some(image) })
+    });
+    images.max_by_key(|named| named.disk.as_str().len())
+}
+
+/// The part of an image of `disk` that is called `file`.
+fn part_of(file: &str, disk: &DiskName) -> Option<ImagePart> {
+    let rest = file.strip_prefix(disk.as_str())?;
+    if let Some(format) = Format::ALL.into_iter().find(|format| format.suffix() == rest) {
+        return Some(ImagePart { format, index: 0 });
+    }
+    let is_companion =
+        |format: &Format| names(*format, disk).is_ok_and(|names| names.companion() == file);
+    // Where formats share a data file it is one and the same; it is there as
+    // long as one of them can hold the disk.
+    let format = Format::ALL
+        .into_iter()
+        .filter(is_companion)
+        .max_by_key(|format| format.largest_disk_bytes())?;
+    Some(ImagePart { format, index: 1 })
+}
+
+fn no_such(file: &str, disks: &[&DiskName]) -> Error {
+    let there = disks.iter().map(|disk| disk.as_str()).collect::<Vec<_>>().join(", ");
+    let of_disk = |disk: &&&DiskName| {
+        file.strip_prefix(disk.as_str()).is_some_and(|rest| rest.starts_with(['.', '-']))
+    };
+    let message = match disks.iter().find(of_disk) {
+        Some(disk) => {
+            let served = Format::ALL.into_iter().filter(|f| f.access() != Access::Streamed);
+            let images: Vec<_> = served.map(|f| format!("{disk}{}", f.suffix())).collect();
+            format!(
+                "there is neither a disk nor an image {file}; the disks are {there}, the images \
+                 of {disk} are {}",
+                images.join(", ")
+            )
+        }
+        None => format!("there is no disk {file}, only {there}"),
+    };
+    Error::new(ErrorKind::NotFound, message)
+}
+
+#[cfg(test)]
+#[path = "image_name_tests.rs"]
+mod tests;

@@ -1,0 +1,81 @@
+//! What there is to open: exact names, and a line for people on each.
+
+use crate::{image, image_name};
+use coldrise_session::SessionDocument;
+use coldrise_store::{DiskDocument, DiskName, PointDocument, Repository, SessionName};
+
+/// Which exports a list shows. All can be opened, shown or not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Listed {
+    /// The disks.
+    Disks,
+    /// The disks, and each point's disks as image files.
+    DisksAndImages,
+}
+
+/// One name that can be opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExportEntry {
+    /// `MACHINE/POINT/DISK`, `MACHINE/POINT/FILE` or `live/SESSION/DISK`.
+    pub name: String,
+    /// One line for people.
+    pub description: String,
+    /// True for everything of restore points.
+    pub is_read_only: bool,
+    /// Size of the disk in bytes, which an image of it may exceed.
+    pub size_bytes: u64,
+}
+
+pub(crate) fn point_export_name(point: &PointDocument, file: &str) -> String {
+    format!("{}/{}/{file}", point.machine, point.point)
+}
+
+/// `file` is the disk's own name or that of an image file of it.
+pub(crate) fn point_description(point: &PointDocument, disk: &DiskName, file: &str) -> String {
+    let image = if file == disk.as_str() { String::new() } else { format!(" as {file}") };
+    format!("disk {disk} of {} at restore point {}{image}, read-only", point.machine, point.point)
+}
+
+pub(crate) fn point_entries<'a>(
+    repository: &'a Repository,
+    point: &'a PointDocument,
+    listed: Listed,
+) -> impl Iterator<Item = ExportEntry> + 'a {
+    point.disks.iter().flat_map(move |disk| {
+        let mut files = vec![disk.name.to_string()];
+        if listed == Listed::DisksAndImages {
+            files.extend(image_files(repository, point, disk));
+        }
+        files.into_iter().map(move |file| ExportEntry {
+            name: point_export_name(point, &file),
+            description: point_description(point, &disk.name, &file),
+            is_read_only: true,
+            size_bytes: disk.size_bytes,
+        })
+    })
+}
+
+fn image_files(repository: &Repository, point: &PointDocument, disk: &DiskDocument) -> Vec<String> {
+    let names: Vec<_> = point.disks.iter().map(|disk| &disk.name).collect();
+    image_name::images(&disk.name, &image::shape(repository, point, disk), &names)
+}
+
+pub(crate) fn session_export_name(session: &SessionName, disk: &DiskName) -> String {
+    format!("live/{session}/{disk}")
+}
+
+pub(crate) fn session_description(session: &SessionDocument, disk: &DiskName) -> String {
+    format!(
+        "disk {disk} of session {}, published from {}/{}",
+        session.name, session.machine, session.point
+    )
+}
+
+pub(crate) fn session_entries(session: &SessionDocument) -> impl Iterator<Item = ExportEntry> + '_ {
+    session.disks.iter().map(|disk| ExportEntry {
+        name: session_export_name(&session.name, &disk.name),
+        description: session_description(session, &disk.name),
+        is_read_only: false,
+        size_bytes: disk.size_bytes,
+    })
+}

@@ -1,0 +1,258 @@
+//! Image files, written as their layout says: the disk where it has its places, and
+//! what the format puts around it.
+//!
+//! Which blocks a compact image holds is asked of the disk before the first byte is
+//! written, so that every byte has its place from the start and several threads write
+//! without a word to each other.
+
+use std::ops::Range;
+use std::path::Path;
+use std::time::SystemTime;
+
+use coldrise_block::{Context, Error, ErrorKind, Extent, Result};
+use coldrise_formats::{DiskShape, File, Identity, Layout, Names, Presentation, Source};
+use coldrise_formats::{Error as FormatError, Format};
+
+use super::file::FileSink;
+use super::run::{write_sparsely, Run};
+use super::{Sink, SinkWriter};
+
+/// Most metadata that is held at once.
+const METADATA_PIECE_BYTES: u64 = 1 << 20;
+/// Extents that are asked for at once.
+const EXTENT_LIMIT: usize = 256;
+
+/// An image that is going to be written.
+pub(super) struct Image {
+    pub(super) names: Names,
+    pub(super) shape: DiskShape,
+    format: Format,
+}
+
+impl Image {
+    /// The image at `path`; fails where its format cannot hold the disk or the name.
+    pub(super) fn new(run: &Run<'_>, path: &Path, format: Format) -> Result<Image> {
+        let shape = DiskShape::new(run.disk.size_bytes(), new_identity()?);
+        let refused = |error| refused(format, path, error);
+        format.check(&shape).map_err(refused)?;
+        let no_name = || {
+            let text = format!("'{}' names no file, or not in UTF-8", path.display());
+            Error::new(ErrorKind::InvalidInput, text)
+        };
+        let name = path.file_name().and_then(|name| name.to_str()).ok_or_else(no_name)?;
+        let mut names = Names::beside(format, name).map_err(refused)?;
+        if format == Format::Qcow2External {
+            // The data file is found by its whole path from any working folder.
+            let data = std::path::absolute(path.with_file_name(names.companion()))
+                .context(|| format!("finding the absolute path of {}", path.display()))?;
+            names = names.with_reference(data.to_str().ok_or_else(no_name)?).map_err(refused)?;
+        }
+        Ok(Image { names, shape, format })
+    }
+
+    /// The file beside the image that holds the data, where the format has one.
+    pub(super) fn companion(&self) -> Option<&str> {
+        Some(self.names.companion()).filter(|name| *name != self.names.image())
+    }
+
+    /// An error of the crate `formats`, in the terms of a restore.
+    pub(super) fn refused(&self, error: FormatError) -> Error {
+        refused(self.format, Path::new(self.names.image()), error)
+    }
+
+    /// Writes the files into `folder` and makes them durable; the disk's bytes written.
+    pub(super) fn write(&self, run: &Run<'_>, folder: &Path) -> Result<u64> {
+        let mut stored = Stored::new(run);
+        let presentation = Presentation::new(&self.names, &self.shape, stored.by_ref());
+        if let Some(error) = stored.failure {
+            return Err(error);
+        }
+        let mut written = 0;
+        for File { name, layout } in presentation.map_err(|e| self.refused(e))?.into_files() {
+            let sink = LayoutSink::create(&folder.join(name), layout)?;
+            sink.write_metadata(run)?;
+            if sink.layout.place_of(0).is_some() {
+                written += run.copy(&sink)?;
+            } else {
+                sink.finish()?;
+            }
+        }
+        Ok(written)
+    }
+}
+
+/// A restored image is a disk of its own: random ids, so that no hypervisor takes it
+/// for the one that is served, or for another restore of the same point.
+fn new_identity() -> Result<Identity> {
+    let mut seed = [0; 32];
+    // Up to 256 bytes come whole or not at all.
+    rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::empty())
+        .map_err(std::io::Error::from)
+        .context(|| "drawing random ids for an image")?;
+    let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    let created_unix_seconds = since_1970.map_or(0, |time| time.as_secs());
+    Ok(Identity { seed, created_unix_seconds })
+}
+
+fn refused(format: Format, path: &Path, error: FormatError) -> Error {
+    let kind = match error {
+        FormatError::DiskTooLarge { .. }
+        | FormatError::DiskEmpty { .. }
+        | FormatError::ImageTooLarge { .. } => ErrorKind::Unsupported,
+        FormatError::FileName { .. } => ErrorKind::InvalidInput,
+        _ => ErrorKind::Internal,
+    };
+    Error::with_source(kind, format!("writing {} as {format}", path.display()), error)
+}
+
+/// The stored ranges of a disk, asked for as they are needed.
+struct Stored<'r, 'd> {
+    run: &'r Run<'d>,
+    next_offset: u64,
+    known: std::vec::IntoIter<Extent>,
+    /// Why the ranges ended early.
+    failure: Option<Error>,
+}
+
+impl<'r, 'd> Stored<'r, 'd> {
+    fn new(run: &'r Run<'d>) -> Self {
+        Stored { run, next_offset: 0, known: Vec::new().into_iter(), failure: None }
+    }
+
+    fn ask(&mut self) -> Result<bool> {
+        let (at, disk) = (self.next_offset, self.run.disk);
+        if at >= disk.size_bytes() {
+            return Ok(false);
+        }
+        self.run.check_cancel()?;
+        let known = disk
+            .extents(at, disk.size_bytes() - at, EXTENT_LIMIT)
+            .context(|| format!("asking for the extents at offset {at}"))?;
+        let Some(last) = known.last() else {
+            let text = format!("the disk told nothing of its extents at offset {at}");
+            return Err(Error::new(ErrorKind::Internal, text));
+        };
+        self.next_offset = last.offset_bytes + last.length_bytes;
+        self.known = known.into_iter();
+        Ok(true)
+    }
+}
+
+impl Iterator for Stored<'_, '_> {
+    type Item = Range<u64>;
+
+    fn next(&mut self) -> Option<Range<u64>> {
+        loop {
+            if let Some(extent) = self.known.find(|extent| !extent.kind.reads_zero()) {
+                return Some(extent.offset_bytes..extent.offset_bytes + extent.length_bytes);
+            }
+            match self.ask() {
+                Ok(true) => {}
+                Ok(false) => return None,
+                Err(error) => {
+                    self.failure = Some(error);
+                    return None;
+                }
+            }
+        }
+    }
+}
+
+/// A new file with a layout, sparse.
+struct LayoutSink {
+    file: FileSink,
+    layout: Layout,
+}
+
+impl LayoutSink {
+    fn create(path: &Path, layout: Layout) -> Result<LayoutSink> {
+        Ok(LayoutSink { file: FileSink::create(path, layout.size_bytes())?, layout })
+    }
+
+    /// Writes what is not the disk's. Zeroes stay holes: the table of an empty part of
+    /// a disk takes no room.
+    fn write_metadata(&self, run: &Run<'_>) -> Result<()> {
+        let mut writer = self.file.writer()?;
+        let mut buffer = Vec::new();
+        for segment in self.layout.segments(0..self.layout.size_bytes()) {
+            if segment.source != Source::Metadata {
+                continue;
+            }
+            let end = segment.offset_bytes + segment.length_bytes;
+            let mut at = segment.offset_bytes;
+            while at < end {
+                run.check_cancel()?;
+                buffer.resize((end - at).min(METADATA_PIECE_BYTES) as usize, 0);
+                self.layout.read_metadata(at, &mut buffer);
+                write_sparsely(writer.as_mut(), &buffer, at)?;
+                at += buffer.len() as u64;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Sink for LayoutSink {
+    fn needs_zeroes(&self) -> bool {
+        false
+    }
+
+    fn alignment_bytes(&self) -> u64 {
+        self.file.alignment_bytes()
+    }
+
+    fn useful_writers(&self) -> usize {
+        self.file.useful_writers()
+    }
+
+    fn writer(&self) -> Result<Box<dyn SinkWriter + '_>> {
+        Ok(Box::new(LayoutWriter { file: self.file.writer()?, layout: &self.layout }))
+    }
+
+    fn finish(&self) -> Result<()> {
+        self.file.finish()
+    }
+}
+
+struct LayoutWriter<'s> {
+    file: Box<dyn SinkWriter + 's>,
+    layout: &'s Layout,
+}
+
+impl LayoutWriter<'_> {
+    /// Does `act` for every part of a range of the disk that lies in the file in one
+    /// piece: with the part, counted from the range's start, and its place. A session
+    /// may store blocks that were absent when the restore began; those have no place
+    /// and stay as they were.
+    fn for_each_place(
+        &mut self,
+        range: Range<u64>,
+        mut act: impl FnMut(&mut dyn SinkWriter, Range<u64>, u64) -> Result<()>,
+    ) -> Result<()> {
+        let mut at = range.start;
+        while at < range.end {
+            let Some(place) = self.layout.place_of(at) else { break };
+            let end = range.end.min(at + place.length_bytes);
+            if let Some(offset_bytes) = place.offset_bytes {
+                act(self.file.as_mut(), at - range.start..end - range.start, offset_bytes)?;
+            }
+            at = end;
+        }
+        Ok(())
+    }
+}
+
+impl SinkWriter for LayoutWriter<'_> {
+    fn write_at(&mut self, bytes: &[u8], offset_bytes: u64) -> Result<()> {
+        let range = offset_bytes..offset_bytes + bytes.len() as u64;
+        self.for_each_place(range, |file, part, place| {
+            file.write_at(&bytes[part.start as usize..part.end as usize], place)
+        })
+    }
+
+    fn write_zeroes(&mut self, offset_bytes: u64, length_bytes: u64) -> Result<()> {
+        self.for_each_place(offset_bytes..offset_bytes + length_bytes, |file, part, place| {
+            file.write_zeroes(place, part.end - part.start)
+        })
+    }
+}
