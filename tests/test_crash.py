@@ -155,17 +155,23 @@ def test_a_server_that_only_says_it_synced_is_found(tmp_path, loop, story):
         told.check_crash()
 
 
-def test_no_flush_succeeds_after_a_failed_one(tmp_path, story):
-    """The kernel reports a failed sync once; the next fsync would succeed and
-    mean nothing."""
+def loaded(tmp_path, story, seconds):
+    """A story under load whose server's syncs can be made to fail, at a quiet moment."""
     syncs = Syncs(tmp_path)
     told = story()
-    first, second = told.disks
     with syncs.preloaded():
         told.start_server()
     told.start_load()
-    told.run_load(0.2)
+    told.run_load(seconds)
     told.load.settle()
+    return told, syncs
+
+
+def test_no_flush_succeeds_after_a_failed_one(tmp_path, story):
+    """The kernel reports a failed sync once; the next fsync would succeed and
+    mean nothing."""
+    told, syncs = loaded(tmp_path, story, 0.2)
+    first, second = told.disks
     assert told.load.flush(first) and told.load.flush(second)
     assert told.load.write(first, 5)
     syncs.fail()
@@ -193,14 +199,8 @@ def test_no_flush_succeeds_after_a_failed_one(tmp_path, story):
 
 def test_a_session_is_reopened_after_a_failed_flush_without_a_restart(tmp_path, story):
     """The last connection closes the session, the next one opens it anew."""
-    syncs = Syncs(tmp_path)
-    told = story()
+    told, syncs = loaded(tmp_path, story, 0.1)
     first, second = told.disks
-    with syncs.preloaded():
-        told.start_server()
-    told.start_load()
-    told.run_load(0.1)
-    told.load.settle()
     syncs.fail()
     assert told.load.write(first, 5)
     assert not told.load.flush(first)
@@ -240,13 +240,7 @@ def captured(told):
 def test_a_seal_that_fails_late_stops_the_session(tmp_path, story, is_restarted):
     """session.json is replaced, but its folder's sync fails: nobody knows whether the
     captured writes belong to a restore point from now on, so none may be added."""
-    syncs = Syncs(tmp_path)
-    told = story()
-    with syncs.preloaded():
-        told.start_server()
-    told.start_load()
-    told.run_load(0.2)
-    told.load.settle()
+    told, syncs = loaded(tmp_path, story, 0.2)
     assert all(told.load.flush(disk) for disk in told.disks)
     flushed, layers = told.read_session(), captured(told)
 
@@ -290,13 +284,7 @@ def test_a_seal_that_fails_late_stops_the_session(tmp_path, story, is_restarted)
 
 @pytest.mark.parametrize("what", ["the new layers", "the new document"])
 def test_a_seal_that_fails_early_changes_nothing(tmp_path, story, what):
-    syncs = Syncs(tmp_path)
-    told = story()
-    with syncs.preloaded():
-        told.start_server()
-    told.start_load()
-    told.run_load(0.1)
-    told.load.settle()
+    told, syncs = loaded(tmp_path, story, 0.1)
     if what == "the new layers":
         syncs.fail_at(told.coldrise.repository / "layers")
     else:

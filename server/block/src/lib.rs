@@ -10,7 +10,7 @@ mod extent;
 
 pub use disk::{check_range, Disk};
 pub use error::{Context, Error, ErrorKind, Result};
-pub use extent::{push_extent, Extent, ExtentKind};
+pub use extent::{push_extent, Extent, ExtentKind, StoredRanges};
 
 /// Bytes in one block: the unit in which writes are captured and never torn.
 pub const BLOCK_SIZE_BYTES: u64 = 4096;

@@ -54,8 +54,8 @@ impl Export {
         &self.description
     }
 
-    /// The disk, or the image file as if it were one. Call it only after [`Export::check`] where a defect may have
-    /// been caught earlier.
+    /// The disk, or the image file as if it were one. Call it only after
+    /// [`Export::check`] where a defect may have been caught earlier.
     pub fn disk(&self) -> &dyn Disk {
         &*self.disk
     }

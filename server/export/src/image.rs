@@ -1,8 +1,8 @@
 //! A restore point's disk as an image file.
 
-use crate::image_file::{ImageFile, StoredRanges};
+use crate::image_file::ImageFile;
 use crate::image_name::{names, ImagePart};
-use coldrise_block::{Disk, Error, ErrorKind, Result};
+use coldrise_block::{Disk, Error, ErrorKind, Result, StoredRanges};
 use coldrise_formats::{DiskShape, Format, Identity, Presentation};
 use coldrise_store::{DiskDocument, DiskName, PointDocument, Repository};
 use std::sync::Arc;

@@ -16,9 +16,6 @@ use coldrise_formats::{Layout, Segment, Source};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Extents that are asked for at once while a disk is walked.
-const WALK_LIMIT: usize = 1024;
-
 /// One file of an image of a disk.
 pub(crate) struct ImageFile {
     layout: Layout,
@@ -53,10 +50,10 @@ impl ImageFile {
         while at < end && !answer.is_complete {
             let found = self.disk.extents(at, end - at, answer.room())?;
             if found.is_empty() {
-                return Err(no_progress());
+                return Err(Error::new(ErrorKind::Internal, "a disk told no extents"));
             }
             for extent in found {
-                at = reached(at, &extent)?;
+                at = extent.end_behind(at)?;
                 let offset_bytes = extent.offset_bytes - from + segment.offset_bytes;
                 answer.push(Extent { offset_bytes, ..extent });
             }
@@ -134,67 +131,6 @@ impl Answer {
     fn room(&self) -> usize {
         self.limit.saturating_sub(self.extents.len()).max(1)
     }
-}
-
-/// The ranges of a disk outside of which it is known to read as zeroes, in
-/// order. They are found as they are asked for, some at a time, without reading
-/// any data. It ends where the disk cannot say; see [`StoredRanges::end`].
-pub(crate) struct StoredRanges<'a> {
-    disk: &'a dyn Disk,
-    at: u64,
-    found: std::vec::IntoIter<Extent>,
-    failed: Option<Error>,
-}
-
-impl<'a> StoredRanges<'a> {
-    pub(crate) fn of(disk: &'a dyn Disk) -> StoredRanges<'a> {
-        StoredRanges { disk, at: 0, found: Vec::new().into_iter(), failed: None }
-    }
-
-    /// Fails where the walk did.
-    pub(crate) fn end(self) -> Result<()> {
-        self.failed.map_or(Ok(()), Err)
-    }
-
-    fn find_more(&mut self) -> Result<()> {
-        let left = self.disk.size_bytes() - self.at;
-        let found = self.disk.extents(self.at, left, WALK_LIMIT)?;
-        let last = found.last().ok_or_else(no_progress)?;
-        self.at = reached(self.at, last)?;
-        self.found = found.into_iter();
-        Ok(())
-    }
-}
-
-impl Iterator for StoredRanges<'_> {
-    type Item = Range<u64>;
-
-    fn next(&mut self) -> Option<Range<u64>> {
-        loop {
-            if let Some(stored) = self.found.find(|extent| !extent.kind.reads_zero()) {
-                return Some(stored.offset_bytes..stored.offset_bytes + stored.length_bytes);
-            }
-            if self.failed.is_some() || self.at >= self.disk.size_bytes() {
-                return None;
-            }
-            self.failed = self.find_more().err();
-        }
-    }
-}
-
-/// Where an extent ends, which is behind `at` unless a disk is broken: without
-/// this check it would be asked for ever.
-fn reached(at: u64, extent: &Extent) -> Result<u64> {
-    let end = extent.offset_bytes + extent.length_bytes;
-    if end <= at {
-        return Err(no_progress());
-    }
-    Ok(end)
-}
-
-#[cold]
-fn no_progress() -> Error {
-    Error::new(ErrorKind::Internal, "extents without progress")
 }
 
 #[cfg(test)]

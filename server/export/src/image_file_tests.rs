@@ -1,4 +1,5 @@
 use super::*;
+use coldrise_block::StoredRanges;
 use coldrise_formats::{DiskShape, Format, Identity, Names, Presentation};
 use proptest::prelude::*;
 

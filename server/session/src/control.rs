@@ -72,9 +72,7 @@ impl ControlSocket {
             .context(|| "starting the session's control thread")?;
         Ok(ControlSocket { place: place.clone(), stop, thread: Some(thread) })
     }
-}
 
-impl ControlSocket {
     /// Moves the socket aside, where nobody new finds it, and wakes the thread
     /// out of its wait for a connection.
     fn withdraw(&self) -> Result<UnixStream> {

@@ -98,6 +98,10 @@ impl LayeredDisk {
     }
 }
 
+fn no_extents() -> Error {
+    Error::new(ErrorKind::Internal, "a disk told no extents")
+}
+
 fn top(stack: &Stack) -> Result<&Layer> {
     let missing = || Error::new(ErrorKind::Internal, "a writable disk without a layer");
     stack.layers.last().map(|layer| &**layer).ok_or_else(missing)
@@ -199,11 +203,8 @@ fn extents_through(
             Lookup::Zero => ExtentKind::Zero,
             Lookup::Below => {
                 extents_through(stack, level - 1, at, stop - at, limit, extents)?;
-                let reached = extents.last().map_or(at, |e| e.offset_bytes + e.length_bytes);
-                if reached <= at {
-                    return Err(Error::new(ErrorKind::Internal, "extents without progress"));
-                }
-                at = reached;
+                let last = extents.last();
+                at = last.map_or_else(|| Err(no_extents()), |extent| extent.end_behind(at))?;
                 continue;
             }
         };

@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::time::SystemTime;
 
-use coldrise_block::{Context, Error, ErrorKind, Extent, Result};
+use coldrise_block::{Context, Error, ErrorKind, Result, StoredRanges};
 use coldrise_formats::{DiskShape, File, Identity, Layout, Names, Presentation, Source};
 use coldrise_formats::{Error as FormatError, Format};
 
@@ -19,8 +19,6 @@ use super::{Sink, SinkWriter};
 
 /// Most metadata that is held at once.
 const METADATA_PIECE_BYTES: u64 = 1 << 20;
-/// Extents that are asked for at once.
-const EXTENT_LIMIT: usize = 256;
 
 /// An image that is going to be written.
 pub(super) struct Image {
@@ -62,11 +60,11 @@ impl Image {
 
     /// Writes the files into `folder` and makes them durable; the disk's bytes written.
     pub(super) fn write(&self, run: &Run<'_>, folder: &Path) -> Result<u64> {
-        let mut stored = Stored::new(run);
-        let presentation = Presentation::new(&self.names, &self.shape, stored.by_ref());
-        if let Some(error) = stored.failure {
-            return Err(error);
-        }
+        let mut stored = StoredRanges::of(run.disk);
+        let until_cancelled = stored.by_ref().take_while(|_| run.check_cancel().is_ok());
+        let presentation = Presentation::new(&self.names, &self.shape, until_cancelled);
+        run.check_cancel()?;
+        stored.end().context(|| "asking which ranges of the disk are stored")?;
         let mut written = 0;
         for File { name, layout } in presentation.map_err(|e| self.refused(e))?.into_files() {
             let sink = LayoutSink::create(&folder.join(name), layout)?;
@@ -103,59 +101,6 @@ fn refused(format: Format, path: &Path, error: FormatError) -> Error {
         _ => ErrorKind::Internal,
     };
     Error::with_source(kind, format!("writing {} as {format}", path.display()), error)
-}
-
-/// The stored ranges of a disk, asked for as they are needed.
-struct Stored<'r, 'd> {
-    run: &'r Run<'d>,
-    next_offset: u64,
-    known: std::vec::IntoIter<Extent>,
-    /// Why the ranges ended early.
-    failure: Option<Error>,
-}
-
-impl<'r, 'd> Stored<'r, 'd> {
-    fn new(run: &'r Run<'d>) -> Self {
-        Stored { run, next_offset: 0, known: Vec::new().into_iter(), failure: None }
-    }
-
-    fn ask(&mut self) -> Result<bool> {
-        let (at, disk) = (self.next_offset, self.run.disk);
-        if at >= disk.size_bytes() {
-            return Ok(false);
-        }
-        self.run.check_cancel()?;
-        let known = disk
-            .extents(at, disk.size_bytes() - at, EXTENT_LIMIT)
-            .context(|| format!("asking for the extents at offset {at}"))?;
-        let Some(last) = known.last() else {
-            let text = format!("the disk told nothing of its extents at offset {at}");
-            return Err(Error::new(ErrorKind::Internal, text));
-        };
-        self.next_offset = last.offset_bytes + last.length_bytes;
-        self.known = known.into_iter();
-        Ok(true)
-    }
-}
-
-impl Iterator for Stored<'_, '_> {
-    type Item = Range<u64>;
-
-    fn next(&mut self) -> Option<Range<u64>> {
-        loop {
-            if let Some(extent) = self.known.find(|extent| !extent.kind.reads_zero()) {
-                return Some(extent.offset_bytes..extent.offset_bytes + extent.length_bytes);
-            }
-            match self.ask() {
-                Ok(true) => {}
-                Ok(false) => return None,
-                Err(error) => {
-                    self.failure = Some(error);
-                    return None;
-                }
-            }
-        }
-    }
 }
 
 /// A new file with a layout, sparse.

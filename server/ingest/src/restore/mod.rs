@@ -83,8 +83,9 @@ trait SinkWriter: Send {
 /// A file is written in a folder beside its own name and renamed when it is durable:
 /// it is whole or not there. Where an image has two files, `target` names the one that
 /// is opened; it appears last. An existing file is refused with `AlreadyExists` unless
-/// `force`. An image's ids are random: it is a new disk, independent of the point's. A block device and an NBD export are written in
-/// place. A set `cancel` ends the work with `Interrupted`.
+/// `force`. An image's ids are random: it is a new disk, independent of the point's. A
+/// block device and an NBD export are written in place. A set `cancel` ends the work
+/// with `Interrupted`.
 pub fn restore(
     disk: &dyn Disk,
     target: &RestoreTarget,

@@ -92,12 +92,12 @@ impl Slots {
                 && (missing == 1 || state.free.len() as u32 >= state.next / 8)
             {
                 take_free(&mut state.free, missing, taken);
-                state.taken_since_sync += missing;
+                state.taken_since_sync = state.taken_since_sync.saturating_add(missing);
                 return Ok(state.too_much_unsynced());
             }
             let available = (state.ready - state.next).min(missing);
             if available > 0 {
-                state.taken_since_sync += available;
+                state.taken_since_sync = state.taken_since_sync.saturating_add(available);
                 taken.extend(state.next..state.next + available);
                 state.next += available;
                 missing -= available;
@@ -280,4 +280,29 @@ fn write_ahead(file: &File, from: u32, segments: u32) -> Result<()> {
         offset_bytes += length as u64;
     }
     file.sync_data().context(|| "syncing a layer's space")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gibibyte_of_taken_slots_calls_for_a_sync_and_a_sync_ends_the_call() {
+        let file = tempfile::tempfile().unwrap();
+        let many = UNSYNCED_SLOTS_LIMIT;
+        // Space for more than is taken, so that nothing has to grow.
+        let slots = Slots::new(Vec::new(), 0, 3 * many, 3 * many);
+        let mut taken = Vec::new();
+        assert!(!slots.take(&file, many, &mut taken).unwrap());
+        assert!(slots.take(&file, 1, &mut taken).unwrap() && slots.too_much_unsynced());
+
+        slots.supersede(&taken);
+        let superseded = slots.begin_sync();
+        assert!(!slots.too_much_unsynced());
+        slots.release(superseded);
+        // Slots that were used before count like fresh ones.
+        taken.clear();
+        assert!(!slots.take(&file, many, &mut taken).unwrap());
+        assert!(slots.take(&file, 1, &mut taken).unwrap() && slots.too_much_unsynced());
+    }
 }
