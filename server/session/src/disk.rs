@@ -51,6 +51,11 @@ impl LayeredDisk {
         }
     }
 
+    /// True where only the base is read.
+    pub(crate) fn is_bare(&self) -> bool {
+        self.stack.read().layers.is_empty()
+    }
+
     /// True where the top layer is read through another process's block map.
     pub(crate) fn is_attached(&self) -> bool {
         self.stack.read().layers.last().is_some_and(|layer| layer.is_attached())

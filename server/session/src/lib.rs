@@ -15,13 +15,15 @@
 //!
 //! `live/lock` is held for the moment in which a document or a name is settled.
 //! `live/DIRECTORY/lock` is held by the process that writes the session;
-//! `live/DIRECTORY/control` is its socket for seals. `layers/ID` are the layers.
+//! `live/DIRECTORY/control` is its socket for seals. `layers/ID` are the layers,
+//! `live/DIRECTORY/side/ID` those of its image files.
 //! DIRECTORY is a keyed hash of the session's name, and `session.json` is
 //! sealed: without the key the folder tells no names.
 //!
 //! # Locks, in order
 //!
-//! the session's `lock`, the session's own mutex for seals, the disks' stacks, `live/lock`.
+//! the session's `lock`, the table of its side files, the session's own mutex for seals, the
+//! disks' stacks, `live/lock`.
 #![deny(unsafe_code)]
 
 mod catalog;
@@ -37,11 +39,12 @@ mod place;
 mod publish;
 mod seal;
 mod session;
+mod side_file;
 mod unpublish;
 
 pub use catalog::{enter_sealed_points, Catalog};
 pub use document::{SessionDisk, SessionDocument};
-pub use live::{open_live_disk, open_point_disk};
+pub use live::{open_live_disk, open_live_side_file, open_point_disk};
 pub use publish::publish;
 pub use seal::seal;
 pub use session::{session, sessions, Session, SessionState};

@@ -12,6 +12,7 @@ use crate::document::SessionDocument;
 use crate::layer::{Layer, ReadMode, SealFacts, Superblock};
 use crate::lock::{FileLock, PASSING_PATIENCE};
 use crate::place::{layer_keys, layer_path, map_path, Place};
+use crate::side_file::SideFileKey;
 
 /// The chunk map of a disk, as the bottom of a disk view.
 pub(crate) fn base_disk(
@@ -82,24 +83,49 @@ pub fn open_live_disk(
     session: &SessionName,
     disk: &DiskName,
 ) -> Result<Arc<dyn Disk>> {
-    let view = open_view(repository, session, disk)?;
+    open_live(repository, session, Shown::Disk(disk.clone()))
+}
+
+/// Opens for reading what clients wrote into an image file of a session's disk;
+/// see [`Session::side_file`](crate::Session::side_file).
+///
+/// # Errors
+/// As of [`open_live_disk`].
+pub fn open_live_side_file(
+    repository: &Arc<Repository>,
+    session: &SessionName,
+    name: &str,
+    size_bytes: u64,
+    below: Arc<dyn Disk>,
+) -> Result<Arc<dyn Disk>> {
+    let document = SessionDocument::of(repository, session)?;
+    let key = SideFileKey::new(repository, &document, name, size_bytes);
+    open_live(repository, session, Shown::SideFile { key, below })
+}
+
+fn open_live(
+    repository: &Arc<Repository>,
+    session: &SessionName,
+    shown: Shown,
+) -> Result<Arc<dyn Disk>> {
+    let view = shown.open(repository, session)?;
     Ok(Arc::new(LiveDisk {
         size_bytes: view.size_bytes(),
         view: RwLock::new(view),
         repository: Arc::clone(repository),
         session: session.clone(),
-        disk: disk.clone(),
+        shown,
     }))
 }
 
-/// A session's disk as a reader sees it: opened anew whenever a writer comes,
-/// goes or seals.
+/// Something that the writer of a session writes, as a reader sees it: opened
+/// anew whenever a writer comes, goes or seals.
 struct LiveDisk {
     size_bytes: u64,
     view: RwLock<Arc<LayeredDisk>>,
     repository: Arc<Repository>,
     session: SessionName,
-    disk: DiskName,
+    shown: Shown,
 }
 
 impl LiveDisk {
@@ -113,10 +139,10 @@ impl LiveDisk {
             let is_orphaned = matches!(&result, Err(e) if e.kind() == ErrorKind::Corrupt)
                 && view.is_attached()
                 && !FileLock::is_held(&Place::of(&self.repository, &self.session).lock())?;
-            if view.is_current() && !is_orphaned {
+            if self.shown.is_current(&view) && !is_orphaned {
                 return result;
             }
-            *self.view.write() = open_view(&self.repository, &self.session, &self.disk)?;
+            *self.view.write() = self.shown.open(&self.repository, &self.session)?;
         }
     }
 }
@@ -137,39 +163,92 @@ impl Disk for LiveDisk {
 
 const OPENING_PAUSE: Duration = Duration::from_millis(5);
 
-fn open_view(
+/// What a reader looks at.
+enum Shown {
+    Disk(DiskName),
+    SideFile { key: SideFileKey, below: Arc<dyn Disk> },
+}
+
+impl Shown {
+    fn is_current(&self, view: &LayeredDisk) -> bool {
+        let has_appeared = match self {
+            Shown::Disk(_) => false,
+            Shown::SideFile { key, .. } => view.is_bare() && key.path().exists(),
+        };
+        view.is_current() && !has_appeared
+    }
+
+    fn open(
+        &self,
+        repository: &Arc<Repository>,
+        session: &SessionName,
+    ) -> Result<Arc<LayeredDisk>> {
+        let start = Instant::now();
+        loop {
+            let is_served = FileLock::is_held(&Place::of(repository, session).lock())?;
+            let opened = match self {
+                Shown::Disk(name) => open_disk_view(repository, session, name, is_served),
+                Shown::SideFile { key, below } => open_side_view(key, below, is_served),
+            };
+            match opened {
+                Ok(view) => return Ok(Arc::new(view)),
+                Err(Failed::Passing(_)) if start.elapsed() < PASSING_PATIENCE => {
+                    std::thread::sleep(OPENING_PAUSE);
+                }
+                Err(Failed::Passing(error) | Failed::Settled(error)) => return Err(error),
+            }
+        }
+    }
+}
+
+/// Why a view could not be opened.
+enum Failed {
+    /// The map is not there yet, or the session was just sealed: it passes.
+    Passing(Error),
+    Settled(Error),
+}
+
+impl Failed {
+    fn of_layer(error: Error) -> Failed {
+        match error.kind() {
+            ErrorKind::NotFound => Failed::Passing(error),
+            _ => Failed::Settled(error),
+        }
+    }
+}
+
+fn open_disk_view(
     repository: &Arc<Repository>,
     session: &SessionName,
     name: &DiskName,
-) -> Result<Arc<LayeredDisk>> {
-    let start = Instant::now();
-    loop {
-        let document = SessionDocument::of(repository, session)?;
-        let disk = document.disk(name)?;
-        let is_served = FileLock::is_held(&Place::of(repository, session).lock())?;
-        let map = map_path(&disk.top);
-        let mode = if is_served { ReadMode::Attached(&map) } else { ReadMode::Idle };
-        let top = Layer::open_for_reading(
-            &layer_path(repository, &disk.top),
-            &disk.top_superblock(),
-            layer_keys(repository, &disk.top),
-            mode,
-        );
-        match top {
-            Ok(top) => {
-                let mut layers = sealed_layers(repository, &disk.layers, disk.size_bytes)?;
-                layers.push(top);
-                let base = base_disk(repository, disk.root, disk.size_bytes);
-                let view = LayeredDisk::new(disk.size_bytes, true, Stack { base, layers });
-                return Ok(Arc::new(view));
-            }
-            // The map is not there yet, or the session was just sealed.
-            Err(error)
-                if error.kind() == ErrorKind::NotFound && start.elapsed() < PASSING_PATIENCE =>
-            {
-                std::thread::sleep(OPENING_PAUSE);
-            }
-            Err(error) => return Err(error),
-        }
+    is_served: bool,
+) -> std::result::Result<LayeredDisk, Failed> {
+    let document = SessionDocument::of(repository, session).map_err(Failed::Settled)?;
+    let disk = document.disk(name).map_err(Failed::Settled)?;
+    let map = map_path(&disk.top);
+    let top = Layer::open_for_reading(
+        &layer_path(repository, &disk.top),
+        &disk.top_superblock(),
+        layer_keys(repository, &disk.top),
+        if is_served { ReadMode::Attached(&map) } else { ReadMode::Idle },
+    );
+    let top = top.map_err(Failed::of_layer)?;
+    let layers = sealed_layers(repository, &disk.layers, disk.size_bytes);
+    let mut layers = layers.map_err(Failed::Settled)?;
+    layers.push(top);
+    let base = base_disk(repository, disk.root, disk.size_bytes);
+    Ok(LayeredDisk::new(disk.size_bytes, true, Stack { base, layers }))
+}
+
+fn open_side_view(
+    key: &SideFileKey,
+    below: &Arc<dyn Disk>,
+    is_served: bool,
+) -> std::result::Result<LayeredDisk, Failed> {
+    let mut layers = Vec::new();
+    if key.path().exists() {
+        layers.push(key.open_for_reading(is_served).map_err(Failed::of_layer)?);
     }
+    let stack = Stack { base: Arc::clone(below), layers };
+    Ok(LayeredDisk::new(key.size_bytes(), true, stack))
 }

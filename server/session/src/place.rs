@@ -60,10 +60,31 @@ impl Place {
         self.directory.join("control")
     }
 
+    /// What clients wrote into image files around the disks; see `side_file`.
+    pub(crate) fn side_files(&self) -> PathBuf {
+        self.directory.join("side")
+    }
+
     /// Makes the folder, if it is not there.
     pub(crate) fn create(&self) -> Result<()> {
-        let made = std::fs::DirBuilder::new().mode(0o700).recursive(true).create(&self.directory);
-        made.context(|| format!("creating {}", self.directory.display()))
+        Place::make_folder(&self.directory)
+    }
+
+    /// Makes a folder that is nobody else's business, if it is not there.
+    pub(crate) fn make_folder(path: &Path) -> Result<()> {
+        let made = std::fs::DirBuilder::new().mode(0o700).recursive(true).create(path);
+        made.context(|| format!("creating {}", path.display()))
+    }
+
+    /// Removes the side files of a session that has ended.
+    pub(crate) fn remove_side_files(&self) -> Result<()> {
+        let folder = self.side_files();
+        match std::fs::remove_dir_all(&folder) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                Err(error).context(|| format!("removing {}", folder.display()))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Removes the folder; the document first, so that a half-removed session is none.

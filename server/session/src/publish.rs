@@ -13,6 +13,7 @@ use crate::document::{now_ms, SessionDisk, SessionDocument};
 use crate::layer::Layer;
 use crate::lock::FileLock;
 use crate::place::{layer_keys, layer_path, sync_directory, Place};
+use crate::unpublish::tidy;
 
 /// Publishes a point under a name; without one the machine's name and the
 /// first free number are taken. Costs the same whatever the point holds.
@@ -30,15 +31,18 @@ pub fn publish(
         None => free_name(repository, point)?,
     };
     let place = Place::of(repository, &name);
+    let mut sealed = Vec::new();
     if let Some(there) = SessionDocument::read(repository, &place)? {
-        let what = match there.is_ended {
-            false => format!("there is already a session {name}: choose another name"),
-            true => format!(
-                "session {name} has ended, but its restore points are not in the catalog yet: \
-                 choose another name, or run a backup first"
-            ),
-        };
-        return Err(Error::new(ErrorKind::AlreadyExists, what));
+        if !there.is_ended {
+            return Err(Error::new(
+                ErrorKind::AlreadyExists,
+                format!("there is already a session {name}: choose another name"),
+            ));
+        }
+        // It stays only for its restore points, until they are in the catalog: they
+        // move to the new document.
+        tidy(repository, &place, &there)?;
+        sealed = there.sealed;
     }
     let mut disks = Vec::with_capacity(point.disks.len());
     for disk in &point.disks {
@@ -59,7 +63,7 @@ pub fn publish(
         created_at_ms: now_ms(),
         disks,
         configuration: point.configuration.clone(),
-        sealed: Vec::new(),
+        sealed,
         is_ended: false,
     };
     document.write(repository, &place)?;

@@ -1,5 +1,6 @@
 //! An open session: the one process that writes it.
 
+use std::collections::HashMap;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
@@ -16,6 +17,7 @@ use crate::lock::FileLock;
 use crate::place::{layer_keys, layer_path, map_path, remove_file, Place};
 use crate::publish::create_tops;
 use crate::seal::{commit, new_tops};
+use crate::side_file::{forget_old_maps, SideFile, SideFileKey};
 
 /// A session open for writing, by this process alone. Dropping it, and every
 /// disk taken from it, flushes, closes the layers cleanly and lets others in.
@@ -25,6 +27,8 @@ pub struct Session {
     /// What the disks are now; held for the length of a seal.
     document: Mutex<SessionDocument>,
     disks: Vec<Arc<LayeredDisk>>,
+    /// Of the image files that were opened, by name.
+    side_files: Mutex<HashMap<String, Arc<SideFile>>>,
     poison: Poison,
     repository: Arc<Repository>,
     place: Place,
@@ -52,6 +56,7 @@ impl Session {
         };
         // Left by a process that was killed: until we listen, nobody does.
         remove_file(&place.control())?;
+        forget_old_maps(&place)?;
         // It may have been sealed or ended until the lock was ours.
         let document = SessionDocument::of(repository, name)?;
         let poison = Poison::default();
@@ -68,6 +73,7 @@ impl Session {
             control: Mutex::new(None),
             document: Mutex::new(document),
             disks,
+            side_files: Mutex::new(HashMap::new()),
             poison,
             repository: Arc::clone(repository),
             place: place.clone(),
@@ -95,6 +101,29 @@ impl Session {
             .and_then(|i| self.disks.get(i))
             .ok_or_else(|| Error::new(ErrorKind::Internal, format!("disk {name} is not open")))?;
         Ok(Arc::clone(disk) as Arc<dyn Disk>)
+    }
+
+    /// What clients write into an image file of one of the disks, around the disk:
+    /// `size_bytes` that read as `below` until they are written. Everyone who asks
+    /// for `name` gets the same one. It stays until the session ends.
+    ///
+    /// # Errors
+    /// `Corrupt` where it is damaged, or was made with another size.
+    pub fn side_file(
+        &self,
+        name: &str,
+        size_bytes: u64,
+        below: Arc<dyn Disk>,
+    ) -> Result<Arc<dyn Disk>> {
+        let mut files = self.side_files.lock();
+        if let Some(file) = files.get(name) {
+            return Ok(Arc::clone(file) as Arc<dyn Disk>);
+        }
+        let key = SideFileKey::new(&self.repository, &self.document.lock(), name, size_bytes);
+        let (poison, writing) = (self.poison.clone(), Arc::clone(&self.writing));
+        let file = Arc::new(SideFile::open(key, below, poison, writing)?);
+        files.insert(name.to_owned(), Arc::clone(&file));
+        Ok(file)
     }
 
     /// Refuses writes, flushes and seals from now on: for whoever caught a defect
@@ -183,6 +212,9 @@ impl Drop for Session {
         // does, or the next opening finds the session busy.
         for disk in &self.disks {
             disk.stop_ahead();
+        }
+        for file in self.side_files.get_mut().values() {
+            file.stop_ahead();
         }
     }
 }

@@ -58,8 +58,8 @@ pub fn unpublish(
 }
 
 /// Removes what an ended session no longer needs: top layers that are in no
-/// point, and the folder once every point is in the catalog. The documents'
-/// lock is held.
+/// point, side files, and the folder once every point is in the catalog. The
+/// documents' lock is held.
 pub(crate) fn tidy(
     repository: &Repository,
     place: &Place,
@@ -74,7 +74,7 @@ pub(crate) fn tidy(
         }
     }
     if document.sealed.is_empty() {
-        place.remove()?;
+        return place.remove();
     }
-    Ok(())
+    place.remove_side_files()
 }

@@ -3,10 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use coldrise_block::{Disk, ErrorKind};
+use coldrise_block::{Disk, ErrorKind, Extent, ExtentKind};
 use coldrise_session::{
-    enter_sealed_points, open_live_disk, open_point_disk, publish, seal, session, sessions,
-    unpublish, Catalog, Session,
+    enter_sealed_points, open_live_disk, open_live_side_file, open_point_disk, publish, seal,
+    session, sessions, unpublish, Catalog, Session,
 };
 use coldrise_store::{
     Compression, DiskDocument, DiskName, InitOptions, MachineName, OpenOptions, PassphraseSource,
@@ -336,6 +336,89 @@ fn a_session_that_wrote_nothing_leaves_no_point() {
     drop(Session::open(&repository, &name("trial")).unwrap());
     assert_eq!(unpublish(&repository, &name("trial"), false).unwrap(), None);
     assert_eq!(Catalog::new(&repository).points(&place.point.machine).unwrap().len(), 1);
+}
+
+#[test]
+fn the_name_of_an_ended_session_is_free_and_its_points_stay() {
+    let place = place();
+    let repository = place.open();
+    let mut sealed = Vec::new();
+    for number in 0..3 {
+        publish(&repository, &place.point, Some(name("trial"))).unwrap();
+        let session = Session::open(&repository, &name("trial")).unwrap();
+        session.disk(&disk_name("vda")).unwrap().write_at(&[number; 512], 0).unwrap();
+        drop(session);
+        sealed.push(unpublish(&repository, &name("trial"), false).unwrap().unwrap());
+    }
+    publish(&repository, &place.point, Some(name("trial"))).unwrap();
+    enter_sealed_points(&writer(&place.path)).unwrap();
+    unpublish(&repository, &name("trial"), true).unwrap();
+    enter_sealed_points(&writer(&place.path)).unwrap();
+    assert_eq!(Catalog::new(&repository).points(&place.point.machine).unwrap().len(), 4);
+    for (number, point) in sealed.iter().enumerate() {
+        assert_eq!(point_bytes(&repository, point, "vda")[..512], [number as u8; 512]);
+    }
+}
+
+/// What a side file shows where nothing was written.
+struct Ones(u64);
+
+impl Disk for Ones {
+    fn size_bytes(&self) -> u64 {
+        self.0
+    }
+
+    fn read_at(&self, buffer: &mut [u8], _: u64) -> coldrise_block::Result<()> {
+        buffer.fill(1);
+        Ok(())
+    }
+
+    fn extents(&self, at: u64, length: u64, _: usize) -> coldrise_block::Result<Vec<Extent>> {
+        Ok(vec![Extent { offset_bytes: at, length_bytes: length, kind: ExtentKind::Stored }])
+    }
+}
+
+#[test]
+fn side_files_stay_through_openings_and_seals_and_go_with_the_session() {
+    const BYTES: u64 = 10_000;
+    let place = place();
+    let repository = place.open();
+    publish(&repository, &place.point, Some(name("trial"))).unwrap();
+    let read = |disk: &dyn Disk| {
+        let mut bytes = vec![0; BYTES as usize];
+        disk.read_at(&mut bytes, 0).unwrap();
+        bytes
+    };
+    let below = || Arc::new(Ones(BYTES)) as Arc<dyn Disk>;
+    let reader = {
+        let trial = name("trial");
+        open_live_side_file(&repository, &trial, "vda.vhd", BYTES, below()).unwrap()
+    };
+    let mut expected = vec![1; BYTES as usize];
+    for round in 2..6u8 {
+        let session = Session::open(&repository, &name("trial")).unwrap();
+        let file = session.side_file("vda.vhd", BYTES, below()).unwrap();
+        assert_eq!(read(&*file), expected);
+        assert_eq!(read(&*reader), expected);
+        let at = usize::from(round) * 1999;
+        file.write_at(&[round; 5], at as u64 - 5).unwrap();
+        expected[at - 5..at].fill(round);
+        // Everyone in this process has the same, and readers see it at once.
+        let same = session.side_file("vda.vhd", BYTES, below()).unwrap();
+        assert_eq!(read(&*same), expected);
+        assert_eq!(read(&*reader), expected);
+        let other = session.side_file("vda.vhdx", BYTES, below()).unwrap();
+        assert_eq!(read(&*other), vec![1; BYTES as usize]);
+        assert_eq!(file.write_at(&[0; 2], BYTES - 1).unwrap_err().kind(), ErrorKind::OutOfRange);
+        session.seal().unwrap();
+        assert_eq!(read(&*file), expected);
+    }
+    // A session of that name, published later, begins anew.
+    unpublish(&repository, &name("trial"), true).unwrap();
+    publish(&repository, &place.point, Some(name("trial"))).unwrap();
+    let session = Session::open(&repository, &name("trial")).unwrap();
+    let file = session.side_file("vda.vhd", BYTES, below()).unwrap();
+    assert_eq!(read(&*file), vec![1; BYTES as usize]);
 }
 
 #[test]

@@ -47,9 +47,10 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let content = std::fs::read(file)?;
     println!("input {} bytes, {threads} threads", content.len());
     println!(
-        "| chunk | compression | space | database | store MB/s | restore MB/s | cold 4K reads/s |"
+        "| chunk | compression | space | database | store MB/s | CPU s/GB | restore MB/s | CPU s/GB \
+         | cold 4K reads/s |"
     );
-    println!("|---|---|---|---|---|---|---|");
+    println!("|---|---|---|---|---|---|---|---|---|");
     for chunk_size in CHUNK_SIZES.into_iter().filter(|size| only_size.is_none_or(|o| o == *size)) {
         for compression in
             COMPRESSIONS.into_iter().filter(|c| only_compression.is_none_or(|o| o == *c))
