@@ -18,8 +18,8 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 BUILD_PACKAGES := build-essential pkg-config librocksdb-dev libnbd-dev libclang1-14 \
     libclang-common-14-dev nbdkit nbdkit-plugin-dev
 RUN_PACKAGES := python3 qemu-system-x86 qemu-utils util-linux $(shell cat images/guest/packages.txt)
-TEST_PACKAGES := mount procps python3 python3-pip python3-pytest python3-libnbd libnbd-bin fio \
-    python3-libvhdi python3-libvmdk python3-libqcow
+TEST_PACKAGES := fuse3 mount procps python3 python3-pip python3-pytest python3-libnbd libnbd-bin fio \
+    python3-libvhdi python3-libvmdk python3-libqcow strace
 BENCH_PACKAGES := $(shell cat bench/packages.txt)
 
 include plugins/nbdkit/build.mk
@@ -87,6 +87,15 @@ test: build test-deps ## Run all tests
 test-crash: build test-deps ## Run the long crash test: 1,000 kills, 200 power cuts, 3,000 reopenings
 	$(PYTHON) -m pytest -q -s tests/test_crash.py --crash-kills 1000 --crash-cuts 200 \
 	    --crash-reopenings 3000
+
+# The tests try some dozens of cases of each; this tries as many as one likes.
+FUZZ_CASES ?= 5000
+
+.PHONY: fuzz
+fuzz: build-deps ## Try FUZZ_CASES random layouts, and writes into every byte of image files
+	PROPTEST_CASES=$(FUZZ_CASES) $(CARGO) test --release --locked \
+	    -p coldrise-formats --test layouts --test stream
+	PROPTEST_CASES=$(FUZZ_CASES) $(CARGO) test --release --locked -p coldrise-export --lib image_file
 
 .PHONY: check
 check: build-deps ## Check format, lints, dependency direction and the C shim

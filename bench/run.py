@@ -43,6 +43,8 @@ MEASUREMENTS = [
     "publish_seal",
     "backup_restore",
     "restore_formats",
+    "mount_formats",
+    "verify",
     "incremental",
     "boot",
     "memory",

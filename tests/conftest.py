@@ -9,7 +9,10 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 from support.cli import NBDKIT_PLUGIN, PROGRAM, Coldrise  # noqa: E402
 from support.image import Image  # noqa: E402
+from support.mounted import Mounted  # noqa: E402
 from support.nbdserver import Nbdkit  # noqa: E402
+from support.network import Network  # noqa: E402
+from support.nfsserver import NfsServer  # noqa: E402
 
 MIB = 1 << 20
 
@@ -79,3 +82,47 @@ def nbdkit(coldrise, tmp_path):
     running = [server for server in servers if server.process.poll() is None]
     for server in running:
         server.stop()
+
+
+@pytest.fixture
+def mount(coldrise, tmp_path):
+    """Mounts the repository; every mount has to end well at the end."""
+    mounts = []
+
+    def start(*options, folder=None, **keywords):
+        folder = tmp_path / f"mount{len(mounts)}" if folder is None else folder
+        mounts.append(Mounted(coldrise, folder, *options, **keywords))
+        return mounts[-1]
+
+    yield start
+    try:
+        for mounted in mounts:
+            if mounted.process.poll() is None:
+                mounted.stop()
+    finally:
+        for mounted in mounts:
+            mounted.clear()
+
+
+@pytest.fixture
+def network():
+    """A network of its own: two NFS servers on one machine would be in each other's way."""
+    network = Network()
+    yield network
+    network.close()
+
+
+@pytest.fixture
+def nfs(coldrise, network, tmp_path):
+    """Serves the repository over NFS; every server has to end well at the end."""
+    servers = []
+
+    def start(*options):
+        log = tmp_path / f"nfs{len(servers)}.log"
+        servers.append(NfsServer(coldrise, network, log, *options))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        if server.process.poll() is None:
+            server.stop()

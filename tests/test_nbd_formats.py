@@ -155,7 +155,8 @@ def test_images_are_listed_on_request(coldrise, point, live, nbdkit):
 
     server = nbdkit("list-formats=yes")
     names = names_of(server)
-    assert names == sorted([*disks, *(f"{point}/{file}" for file in FILES)])
+    of_point = [name for name in names if name.startswith(point)]
+    assert of_point == sorted([f"{point}/vda", *(f"{point}/{file}" for file in FILES)])
     for name in names:
         with server.connect(name) as handle:
             assert handle.get_size() > 0
@@ -241,7 +242,6 @@ def test_a_disk_of_the_longest_name_is_an_image_too(coldrise, image, nbdkit, tmp
         ("web01/latest/vda.VHDX", ["a-z 0-9"]),
         ("web01/latest/.vhdx", ["start with a letter or digit"]),
         ("web01/latest~9/vda.vhdx", ["web01"]),
-        ("live/trial/vda.vhdx", ["live/trial/vda", "seal"]),
         ("live/trial/vdb.vhdx", ["no disk vdb.vhdx, only vda"]),
         ("live/other/vda.vhdx", ["no session other"]),
     ],

@@ -17,7 +17,8 @@ LAYERS = {
     "coldrise-ingest": 2,
     "coldrise-export": 3,
     "coldrise-capi": 4,
-    "coldrise-cli": 4,
+    "coldrise-fuse": 4,
+    "coldrise-cli": 5,
 }
 
 

@@ -7,7 +7,8 @@ use crate::{Error, ErrorKind, Extent, Result};
 /// A range that leaves the disk is refused with `ErrorKind::OutOfRange` and
 /// changes nothing.
 pub trait Disk: Send + Sync {
-    /// Size in bytes. It never changes while the disk is open.
+    /// Size in bytes. It never changes while the disk is open, unless what is
+    /// shown as a disk is a file that clients may make longer.
     fn size_bytes(&self) -> u64;
 
     /// True when every write is refused with `ErrorKind::ReadOnly`, as it is where

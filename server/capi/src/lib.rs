@@ -10,6 +10,7 @@
 //! virtual call; it allocates nothing and takes no lock.
 
 mod data;
+mod folders;
 mod guard;
 mod handles;
 mod message;
@@ -17,6 +18,7 @@ mod names;
 mod repository;
 
 pub use data::*;
+pub use folders::*;
 pub use message::coldrise_last_error;
 pub use names::*;
 pub use repository::*;

@@ -10,7 +10,7 @@ use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::Arc;
 
 /// `COLDRISE_NAME_MAX` of the header.
-const NAME_MAX: usize = 256;
+pub(crate) const NAME_MAX: usize = 256;
 const _: () = assert!(MAX_EXPORT_NAME_BYTES < NAME_MAX);
 
 /// `COLDRISE_LIST_IMAGES` of the header.

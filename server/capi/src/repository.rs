@@ -27,17 +27,17 @@ pub struct Options {
 }
 
 /// The options with every pointer read.
-struct Given {
-    program: String,
+pub(crate) struct Given {
+    pub(crate) program: String,
     passphrase: PassphraseSource,
-    cache_bytes: u64,
+    pub(crate) cache_bytes: u64,
 }
 
 impl Given {
     /// # Safety
     /// `options` is NULL or points to options whose strings are NULL or
     /// NUL-terminated, unchanged during the call.
-    unsafe fn read(options: *const Options) -> Result<Given> {
+    pub(crate) unsafe fn read(options: *const Options) -> Result<Given> {
         // SAFETY: the caller's promise.
         let Some(options) = (unsafe { options.as_ref() }) else { return Err(null("options")) };
         let program = if options.program.is_null() {
@@ -112,6 +112,15 @@ fn check(path: &Path, passphrase: &PassphraseSource) -> Result<()> {
     Ok(())
 }
 
+/// Opens a repository for serving. The process is about to hold keys, so nobody may look
+/// into it.
+pub(crate) fn open_repository(path: &Path, given: &Given) -> Result<Arc<Repository>> {
+    // A host that forbids this is no reason to stop.
+    let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
+    let options = OpenOptions { cache_bytes: given.cache_bytes };
+    Repository::open(path, &given.passphrase, &options)
+}
+
 /// `coldrise_repository_open` of the header.
 ///
 /// # Safety
@@ -130,16 +139,10 @@ pub unsafe extern "C" fn coldrise_repository_open(
         // SAFETY: the caller's promise.
         let (path, given) =
             unsafe { (path("the repository's path", repository_path)?, Given::read(options)?) };
-        // The process is about to hold keys. A host that forbids this is no reason to stop.
-        let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
-        let opened = Repository::open(
-            &path,
-            &given.passphrase,
-            &OpenOptions { cache_bytes: given.cache_bytes },
-        )?;
+        let opened = open_repository(&path, &given)?;
         let tree = ExportTree::new(
             &opened,
-            &TreeOptions { program: &given.program, cache_bytes: given.cache_bytes },
+            &TreeOptions { program: &given.program, cache_bytes: given.cache_bytes, folder: None },
         )?;
         let handle = Box::into_raw(Box::new(RepositoryHandle { tree, exports: Arc::default() }));
         // SAFETY: not NULL, and writable as the caller promises.

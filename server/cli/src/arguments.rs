@@ -90,8 +90,11 @@ pub(crate) enum Command {
     Seal(commands::seal::SealArguments),
     Unpublish(commands::unpublish::UnpublishArguments),
     Serve(commands::serve::ServeArguments),
+    Mount(commands::mount::MountArguments),
     Boot(commands::boot::BootArguments),
     Restore(commands::restore::RestoreArguments),
+    Verify(commands::verify::VerifyArguments),
+    Key(commands::key::KeyArguments),
     /// Check this machine and the repository, and say what to do.
     ///
     /// Every line is ok, warn or fail. The exit code is 1 when one of them is fail.

@@ -134,6 +134,14 @@ impl Invocation {
         self.open_with(READING_CACHE_BYTES)
     }
 
+    /// Opens the repository for serving disks, with a cache of decoded chunks.
+    ///
+    /// # Errors
+    /// As `Repository::open`.
+    pub(crate) fn open_for_serving(&self, cache_bytes: u64) -> Result<Arc<Repository>> {
+        self.open_with(cache_bytes)
+    }
+
     fn open_with(&self, cache_bytes: u64) -> Result<Arc<Repository>> {
         let options = OpenOptions { cache_bytes };
         Repository::open(self.repository_path()?, &self.passphrase()?, &options)

@@ -66,6 +66,7 @@ fn word(phase: Phase) -> &'static str {
         Phase::Storing => "storing",
         Phase::Restoring => "restoring",
         Phase::Finishing => "finishing",
+        Phase::Verifying => "verifying",
     }
 }
 
@@ -106,7 +107,7 @@ impl ProgressView {
                 let what = match state.phase {
                     Phase::Opening => "opening",
                     Phase::Finishing => "finishing",
-                    Phase::Storing | Phase::Restoring => "",
+                    Phase::Storing | Phase::Restoring | Phase::Verifying => "",
                 };
                 bar.set_prefix(state.disk.to_owned());
                 bar.set_message(what);
@@ -186,8 +187,7 @@ impl Progress for ProgressView {
         let is_due = now >= current.next;
         // The beginning and the end of a disk are told at once, but not in lines.
         let is_told = is_new_phase
-            && state.phase != Phase::Storing
-            && state.phase != Phase::Restoring
+            && !matches!(state.phase, Phase::Storing | Phase::Restoring | Phase::Verifying)
             && !matches!(self.shown, Shown::Lines);
         if !is_due && !is_told {
             return;

@@ -60,6 +60,22 @@ impl Export {
         &*self.disk
     }
 
+    /// Changes the length of an image file, as a truncate does; where it grows
+    /// there are zeroes.
+    ///
+    /// `ErrorKind::ReadOnly`; `ErrorKind::Unsupported` where the size follows from
+    /// the disk's: only the text of a flat VMDK changes, up to 64 KiB.
+    pub fn set_size_bytes(&self, size_bytes: u64) -> Result<()> {
+        match &self.image {
+            Some(image) => image.set_size_bytes(size_bytes),
+            None if size_bytes == self.disk.size_bytes() => Ok(()),
+            None => Err(Error::new(
+                ErrorKind::Unsupported,
+                format!("{}: a disk does not change its size", self.name),
+            )),
+        }
+    }
+
     /// Fails with `ErrorKind::Internal` when a call on this export, or on
     /// another export of its session, ended in a defect.
     pub fn check(&self) -> Result<()> {

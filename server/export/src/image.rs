@@ -1,56 +1,93 @@
-//! A restore point's disk as an image file.
+//! A disk as an image file: which layout, with which ids.
 
-use crate::image_file::ImageFile;
 use crate::image_name::{names, ImagePart};
 use coldrise_block::{Disk, Error, ErrorKind, Result, StoredRanges};
-use coldrise_formats::{DiskShape, Format, Identity, Presentation};
+use coldrise_formats::{DiskShape, Format, Identity, Layout, Names, Presentation};
+use coldrise_session::{SessionDisk, SessionDocument};
 use coldrise_store::{DiskDocument, DiskName, PointDocument, Repository};
-use std::sync::Arc;
+use std::path::Path;
 
 /// Purpose of the key that an image's ids are derived from; it never changes.
 const IDENTITY: &str = "image identity";
 
-/// The disk of a point, as far as layouts depend on it.
+/// A point's disk, as far as layouts depend on it.
 ///
 /// The ids in an image are bound to the repository, the machine, the point and
 /// the disk: the same at every opening, and to whoever lacks the key as good as
 /// random.
-pub(crate) fn shape(
+pub(crate) fn point_shape(
     repository: &Repository,
     point: &PointDocument,
     disk: &DiskDocument,
 ) -> DiskShape {
     // No name holds a slash.
     let material = format!("{}/{}/{}", point.machine, point.point, disk.name);
+    shape(repository, &material, disk.size_bytes, point.created_at_ms)
+}
+
+/// A session's disk. It has ids of its own, so that nobody takes it for the
+/// point's or for another session's, and keeps them until it ends.
+pub(crate) fn session_shape(
+    repository: &Repository,
+    session: &SessionDocument,
+    disk: &SessionDisk,
+) -> DiskShape {
+    // A point's has two slashes.
+    let material = format!("live/{}/{}/{}", session.name, session.created_at_ms, disk.name);
+    shape(repository, &material, disk.size_bytes, session.created_at_ms)
+}
+
+fn shape(
+    repository: &Repository,
+    material: &str,
+    size_bytes: u64,
+    created_at_ms: u64,
+) -> DiskShape {
     let seed = *repository.derive_key(IDENTITY, material.as_bytes());
-    let created_unix_seconds = point.created_at_ms / 1000;
-    DiskShape::new(disk.size_bytes, Identity { seed, created_unix_seconds })
+    DiskShape::new(size_bytes, Identity { seed, created_unix_seconds: created_at_ms / 1000 })
 }
 
 /// Lays a disk out. For a compact format its extents are walked, no data is
-/// read; for the others this costs next to nothing.
-pub(crate) fn open(
-    repository: &Repository,
-    point: &PointDocument,
-    document: &DiskDocument,
+/// read; for the others this costs next to nothing. `folder` is where clients see
+/// the image's files, if they do.
+pub(crate) fn lay_out(
     part: ImagePart,
-    disk: Arc<dyn Disk>,
-) -> Result<ImageFile> {
-    let names = names(part.format, &document.name)?;
-    let shape = shape(repository, point, document);
+    name: &DiskName,
+    shape: &DiskShape,
+    disk: &dyn Disk,
+    folder: Option<&Path>,
+) -> Result<Layout> {
+    let mut names = names(part.format, name)?;
+    if let (Some(folder), Format::Qcow2External) = (folder, part.format) {
+        names = with_path(names, folder)?;
+    }
     let presented = if part.format.is_compact() {
-        let mut stored = StoredRanges::of(&*disk);
-        let presented = Presentation::new(&names, &shape, &mut stored);
+        let mut stored = StoredRanges::of(disk);
+        let presented = Presentation::new(&names, shape, &mut stored);
         stored.end()?;
         presented
     } else {
-        Presentation::new(&names, &shape, [])
+        Presentation::new(&names, shape, [])
     };
-    let mut files = presented.map_err(|error| refused(error, &document.name))?.into_files();
+    let mut files = presented.map_err(|error| refused(error, name))?.into_files();
     if part.index >= files.len() {
         return Err(Error::new(ErrorKind::Internal, "an image without the file that it names"));
     }
-    Ok(ImageFile::new(files.swap_remove(part.index).layout, disk))
+    Ok(files.swap_remove(part.index).layout)
+}
+
+/// QEMU looks for a data file that has no folder in its own working folder.
+fn with_path(names: Names, folder: &Path) -> Result<Names> {
+    let path = folder.join(names.companion());
+    let text = path.to_str().ok_or_else(|| {
+        Error::new(
+            ErrorKind::Unsupported,
+            format!("it has to name {}, whose path is no UTF-8 text", path.display()),
+        )
+    })?;
+    names
+        .with_reference(text)
+        .map_err(|error| Error::new(ErrorKind::Unsupported, error.to_string()))
 }
 
 /// What a layout refuses says already why.

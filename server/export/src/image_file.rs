@@ -2,30 +2,62 @@
 //!
 //! ```text
 //!   vda.vhdx   │ header, log, tables │ zeroes │ disk from its byte 0 │ zeroes │
-//!   read_at        Layout                fill     Disk::read_at          fill
-//!   extents        stored                hole     the disk's, shifted    hole
+//!   read_at      side file, Layout      fill     Disk::read_at          fill
+//!   write_at     side file, or refused  side     Disk::write_at         side
+//!   extents      stored                 hole     the disk's, shifted    hole
 //! ```
 //!
-//! Read-only so far: it keeps what `Disk` does with writes by default. What
-//! becomes of each write stands in [`Segment::writes`], so writing belongs here.
+//! What becomes of a write stands in [`Segment::writes`]: it goes to the disk,
+//! and so shows in every other image of it; or it is kept for this file alone,
+//! in the session's side file; or it is refused, because it would move the
+//! disk's data. A request that is refused in part changes nothing.
+//!
+//! A flush makes both durable. Neither waits for the other before: a client
+//! that wants an order between its metadata and its data flushes in between,
+//! and a flush covers every write that completed before it.
 
+use crate::length::Length;
 use coldrise_block::{
     check_range, push_extent, Disk, Error, ErrorKind, Extent, ExtentKind, Result,
 };
-use coldrise_formats::{Layout, Segment, Source};
+use coldrise_formats::{Layout, Segment, Source, Writes};
 use std::ops::Range;
 use std::sync::Arc;
 
+/// Bytes that are looked at in one piece where a write must change nothing.
+const COMPARED_BYTES: u64 = 64 << 10;
+
 /// One file of an image of a disk.
 pub(crate) struct ImageFile {
-    layout: Layout,
+    layout: Arc<Layout>,
     disk: Arc<dyn Disk>,
+    /// What clients wrote around the disk, over the layout's own bytes. A restore
+    /// point has none.
+    side: Option<Arc<dyn Disk>>,
+    /// Of a file that clients may make longer or shorter.
+    length: Option<Length>,
 }
 
 impl ImageFile {
-    /// The file that `layout` describes, over the disk that it was made for.
-    pub(crate) fn new(layout: Layout, disk: Arc<dyn Disk>) -> ImageFile {
-        ImageFile { layout, disk }
+    /// The file that `layout` describes, over the disk that it was made for,
+    /// read-only.
+    pub(crate) fn read_only(layout: Layout, disk: Arc<dyn Disk>) -> ImageFile {
+        ImageFile { layout: Arc::new(layout), disk, side: None, length: None }
+    }
+
+    /// The same of a session: `open_side` opens the side file of that size over
+    /// what the layout says. It can be written where side file and disk can.
+    pub(crate) fn live(
+        layout: Layout,
+        disk: Arc<dyn Disk>,
+        open_side: impl FnOnce(u64, Arc<dyn Disk>) -> Result<Arc<dyn Disk>>,
+    ) -> Result<ImageFile> {
+        let layout = Arc::new(layout);
+        let size_bytes = Length::side_file_bytes(&layout);
+        let around = Around { layout: Arc::clone(&layout), size_bytes };
+        let side = open_side(size_bytes, Arc::new(around))?;
+        let length = Length::of(&layout, &side);
+        Ok(ImageFile { layout, disk, side: Some(side), length })
     }
 
     /// The disk whose bytes the file shows.
@@ -43,18 +75,96 @@ impl ImageFile {
         })
     }
 
-    /// Reports what the disk holds in a segment that shows it from `from` on.
-    fn disk_extents(&self, segment: &Segment, from: u64, answer: &mut Answer) -> Result<()> {
-        let end = from + segment.length_bytes;
-        let mut at = from;
+    /// Makes the file longer, with zeroes, or shorter.
+    ///
+    /// # Errors
+    /// `ReadOnly`; `Unsupported` where the file's size is the disk's affair;
+    /// `OutOfRange` above what the file may grow to.
+    pub(crate) fn set_size_bytes(&self, size_bytes: u64) -> Result<()> {
+        self.check_writable()?;
+        if size_bytes == self.size_bytes() {
+            return Ok(());
+        }
+        let Some(length) = &self.length else {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                "the size of an image follows from the size of its disk",
+            ));
+        };
+        length.set(size_bytes)
+    }
+
+    /// The segments of a range of the file, with what it has grown by.
+    fn segments(&self, range: Range<u64>) -> impl Iterator<Item = Segment> + '_ {
+        let grown = range.start.max(self.layout.size_bytes())..range.end;
+        let tail = (grown.start < grown.end).then(|| Segment {
+            offset_bytes: grown.start,
+            length_bytes: grown.end - grown.start,
+            source: Source::Metadata,
+            writes: Writes::Kept,
+        });
+        self.layout.segments(range).chain(tail)
+    }
+
+    fn side_of(&self, segment: &Segment) -> Option<&dyn Disk> {
+        self.side.as_deref().filter(|_| segment.writes == Writes::Kept)
+    }
+
+    fn check_writable(&self) -> Result<&dyn Disk> {
+        match &self.side {
+            Some(side) if !self.is_read_only() => Ok(&**side),
+            _ => Err(Error::new(
+                ErrorKind::ReadOnly,
+                "this image file is read-only; publish the restore point and write to a session's",
+            )),
+        }
+    }
+
+    /// Refuses a write of `bytes` (of zeroes, where there are none) that would
+    /// change what may not change; the same bytes once more are no change.
+    fn check_refused(&self, range: Range<u64>, bytes: Option<&[u8]>) -> Result<()> {
+        let mut there = Vec::new();
+        for segment in self.segments(range.clone()) {
+            if segment.writes != Writes::Refused {
+                continue;
+            }
+            let end = segment.offset_bytes + segment.length_bytes;
+            let mut at = segment.offset_bytes;
+            while at < end {
+                let length = (end - at).min(COMPARED_BYTES);
+                there.resize(length as usize, 0);
+                self.layout.read_metadata(at, &mut there);
+                let is_same = match bytes {
+                    Some(bytes) => bytes[(at - range.start) as usize..].starts_with(&there),
+                    None => there.iter().all(|byte| *byte == 0),
+                };
+                if !is_same {
+                    return Err(refused(at));
+                }
+                at += length;
+            }
+        }
+        Ok(())
+    }
+
+    /// Reports what `from` holds where the segment shows it from `start` on.
+    fn extents_of(
+        &self,
+        from: &dyn Disk,
+        segment: &Segment,
+        start: u64,
+        answer: &mut Answer,
+    ) -> Result<()> {
+        let end = start + segment.length_bytes;
+        let mut at = start;
         while at < end && !answer.is_complete {
-            let found = self.disk.extents(at, end - at, answer.room())?;
+            let found = from.extents(at, end - at, answer.room())?;
             if found.is_empty() {
                 return Err(Error::new(ErrorKind::Internal, "a disk told no extents"));
             }
             for extent in found {
                 at = extent.end_behind(at)?;
-                let offset_bytes = extent.offset_bytes - from + segment.offset_bytes;
+                let offset_bytes = extent.offset_bytes - start + segment.offset_bytes;
                 answer.push(Extent { offset_bytes, ..extent });
             }
         }
@@ -62,9 +172,24 @@ impl ImageFile {
     }
 }
 
+fn refused(at: u64) -> Error {
+    Error::new(
+        ErrorKind::ReadOnly,
+        format!(
+            "byte {at} belongs to a table of the image that says where the disk's data is, and \
+             the data stays where it is. A client that discards blocks or moves them needs the \
+             disk itself, or its .raw, .vhd, .vmdk or .external.qcow2"
+        ),
+    )
+}
+
 impl Disk for ImageFile {
     fn size_bytes(&self) -> u64 {
-        self.layout.size_bytes()
+        self.length.as_ref().map_or(self.layout.size_bytes(), Length::get)
+    }
+
+    fn is_read_only(&self) -> bool {
+        self.disk.is_read_only() || self.side.as_ref().is_none_or(|side| side.is_read_only())
     }
 
     /// Nearly every read lies in one segment: it costs finding that, and nothing
@@ -72,39 +197,144 @@ impl Disk for ImageFile {
     #[inline]
     fn read_at(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
         let length_bytes = buffer.len() as u64;
-        check_range(self.layout.size_bytes(), offset_bytes, length_bytes)?;
+        check_range(self.size_bytes(), offset_bytes, length_bytes)?;
         let mut rest = buffer;
-        for segment in self.layout.segments(offset_bytes..offset_bytes + length_bytes) {
+        for segment in self.segments(offset_bytes..offset_bytes + length_bytes) {
             let (part, after) = rest.split_at_mut(segment.length_bytes as usize);
-            match segment.source {
-                Source::Disk { offset_bytes } => self.disk.read_at(part, offset_bytes)?,
-                Source::Metadata => self.layout.read_metadata(segment.offset_bytes, part),
-                Source::Zero => part.fill(0),
+            match (segment.source, self.side_of(&segment)) {
+                (Source::Disk { offset_bytes }, _) => self.disk.read_at(part, offset_bytes)?,
+                (_, Some(side)) => side.read_at(part, segment.offset_bytes)?,
+                (Source::Metadata, None) => self.layout.read_metadata(segment.offset_bytes, part),
+                (Source::Zero, None) => part.fill(0),
             }
             rest = after;
         }
         Ok(())
     }
 
+    /// A write behind the end of a file that may grow makes it longer.
+    fn write_at(&self, bytes: &[u8], offset_bytes: u64) -> Result<()> {
+        let side = self.check_writable()?;
+        let limit = self.length.as_ref().map_or(self.size_bytes(), Length::limit_bytes);
+        check_range(limit, offset_bytes, bytes.len() as u64)?;
+        let range = offset_bytes..offset_bytes + bytes.len() as u64;
+        self.check_refused(range.clone(), Some(bytes))?;
+        let mut rest = bytes;
+        for segment in self.segments(range.clone()) {
+            let (part, after) = rest.split_at(segment.length_bytes as usize);
+            match (segment.writes, segment.source) {
+                (Writes::ToDisk, Source::Disk { offset_bytes }) => {
+                    self.disk.write_at(part, offset_bytes)?;
+                }
+                (Writes::Kept, _) => side.write_at(part, segment.offset_bytes)?,
+                (Writes::ToDisk | Writes::Dropped | Writes::Refused, _) => {}
+            }
+            rest = after;
+        }
+        self.length.as_ref().map_or(Ok(()), |length| length.reach(range.end))
+    }
+
+    fn write_zeroes(&self, offset_bytes: u64, length_bytes: u64) -> Result<()> {
+        let side = self.check_writable()?;
+        check_range(self.size_bytes(), offset_bytes, length_bytes)?;
+        let range = offset_bytes..offset_bytes + length_bytes;
+        self.check_refused(range.clone(), None)?;
+        for segment in self.segments(range) {
+            match (segment.writes, segment.source) {
+                (Writes::ToDisk, Source::Disk { offset_bytes }) => {
+                    self.disk.write_zeroes(offset_bytes, segment.length_bytes)?;
+                }
+                (Writes::Kept, _) => {
+                    side.write_zeroes(segment.offset_bytes, segment.length_bytes)?;
+                }
+                (Writes::ToDisk | Writes::Dropped | Writes::Refused, _) => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Only the disk forgets anything: a trim is a hint, and what is around the
+    /// disk is small.
+    fn trim(&self, offset_bytes: u64, length_bytes: u64) -> Result<()> {
+        self.check_writable()?;
+        check_range(self.size_bytes(), offset_bytes, length_bytes)?;
+        for segment in self.segments(offset_bytes..offset_bytes + length_bytes) {
+            if let (Writes::ToDisk, Source::Disk { offset_bytes }) =
+                (segment.writes, segment.source)
+            {
+                self.disk.trim(offset_bytes, segment.length_bytes)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn flush(&self) -> Result<()> {
+        self.disk.flush()?;
+        self.side.as_ref().map_or(Ok(()), |side| side.flush())
+    }
+
     fn extents(&self, offset_bytes: u64, length_bytes: u64, limit: usize) -> Result<Vec<Extent>> {
-        check_range(self.layout.size_bytes(), offset_bytes, length_bytes)?;
+        check_range(self.size_bytes(), offset_bytes, length_bytes)?;
         let mut answer = Answer { extents: Vec::new(), limit: limit.max(1), is_complete: false };
-        for segment in self.layout.segments(offset_bytes..offset_bytes + length_bytes) {
+        for segment in self.segments(offset_bytes..offset_bytes + length_bytes) {
             let whole = |kind| Extent {
                 offset_bytes: segment.offset_bytes,
                 length_bytes: segment.length_bytes,
                 kind,
             };
-            match segment.source {
-                Source::Disk { offset_bytes } => {
-                    self.disk_extents(&segment, offset_bytes, &mut answer)?;
+            match (segment.source, self.side_of(&segment)) {
+                (Source::Disk { offset_bytes }, _) => {
+                    self.extents_of(&*self.disk, &segment, offset_bytes, &mut answer)?;
                 }
-                Source::Metadata => answer.push(whole(ExtentKind::Stored)),
-                Source::Zero => answer.push(whole(ExtentKind::Hole)),
+                (_, Some(side)) => {
+                    self.extents_of(side, &segment, segment.offset_bytes, &mut answer)?;
+                }
+                (Source::Metadata, None) => answer.push(whole(ExtentKind::Stored)),
+                (Source::Zero, None) => answer.push(whole(ExtentKind::Hole)),
             }
             if answer.is_complete {
                 break;
             }
+        }
+        Ok(answer.extents)
+    }
+}
+
+/// What a layout says around the disk: what a side file shows until it is
+/// written. The disk's own bytes are zeroes here.
+struct Around {
+    layout: Arc<Layout>,
+    size_bytes: u64,
+}
+
+impl Disk for Around {
+    fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
+    fn read_at(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
+        check_range(self.size_bytes, offset_bytes, buffer.len() as u64)?;
+        self.layout.read_metadata(offset_bytes, buffer);
+        Ok(())
+    }
+
+    fn extents(&self, offset_bytes: u64, length_bytes: u64, limit: usize) -> Result<Vec<Extent>> {
+        check_range(self.size_bytes, offset_bytes, length_bytes)?;
+        let mut answer = Answer { extents: Vec::new(), limit: limit.max(1), is_complete: false };
+        let end = offset_bytes + length_bytes;
+        let mut at = offset_bytes;
+        for segment in self.layout.segments(offset_bytes..end) {
+            let kind = match segment.source {
+                Source::Metadata => ExtentKind::Stored,
+                Source::Disk { .. } | Source::Zero => ExtentKind::Hole,
+            };
+            let Segment { offset_bytes, length_bytes, .. } = segment;
+            answer.push(Extent { offset_bytes, length_bytes, kind });
+            at = offset_bytes + length_bytes;
+        }
+        if at < end {
+            let (offset_bytes, length_bytes) = (at, end - at);
+            answer.push(Extent { offset_bytes, length_bytes, kind: ExtentKind::Hole });
         }
         Ok(answer.extents)
     }
@@ -136,3 +366,7 @@ impl Answer {
 #[cfg(test)]
 #[path = "image_file_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "image_file_write_tests.rs"]
+mod write_tests;

@@ -72,7 +72,8 @@ fn files(memory: Memory) -> Vec<ImageFile> {
         let Ok(image) = Presentation::new(&names, &shape, &mut stored) else { continue };
         stored.end().unwrap();
         let shared: Arc<dyn Disk> = disk.clone();
-        let of_layout = |file: coldrise_formats::File| ImageFile::new(file.layout, shared.clone());
+        let of_layout =
+            |file: coldrise_formats::File| ImageFile::read_only(file.layout, shared.clone());
         files.extend(image.into_files().into_iter().map(of_layout));
     }
     assert!(files.len() > Format::ALL.len(), "all but the streamed, and data files");
@@ -105,8 +106,14 @@ fn read(file: &ImageFile, offset: u64, length: u64) -> Vec<u8> {
     bytes
 }
 
+/// How many cases to try: `make fuzz` asks for more.
+pub(super) fn cases(bounded: u32) -> ProptestConfig {
+    let asked = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok());
+    ProptestConfig::with_cases(asked.unwrap_or(bounded))
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(40))]
+    #![proptest_config(cases(40))]
 
     #[test]
     fn a_read_in_pieces_is_the_read_of_the_whole(
@@ -234,7 +241,7 @@ fn a_disk_that_cannot_say_what_it_holds_is_an_error_and_no_endless_loop() {
         let identity = Identity { seed: [0; 32], created_unix_seconds: 0 };
         let shape = DiskShape::new(disk.size_bytes(), identity);
         let raw = Presentation::new(&names, &shape, []).unwrap().into_files().swap_remove(0);
-        let file = ImageFile::new(raw.layout, disk);
+        let file = ImageFile::read_only(raw.layout, disk);
         assert_eq!(file.extents(0, file.size_bytes(), 9).unwrap_err().kind(), kind);
     }
 }

@@ -58,11 +58,37 @@ pub(crate) fn find<'a>(file: &str, disks: &[&'a DiskName]) -> Result<Named<'a>> 
     }
 }
 
+/// Whose images they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Shown {
+    /// A restore point's: every format that is not streamed.
+    Point,
+    /// A session's. Which blocks of its disks hold something changes under its
+    /// clients, so that a compact image would soon be wrong.
+    Session,
+}
+
+impl Shown {
+    /// Whether images of that format are there.
+    pub(crate) fn has(self, format: Format) -> bool {
+        match format.access() {
+            Access::Writable => true,
+            Access::ReadOnly => self == Shown::Point,
+            Access::Streamed => false,
+        }
+    }
+}
+
 /// The names of all image files of a disk that can be opened beside `disks`.
-pub(crate) fn images(disk: &DiskName, shape: &DiskShape, disks: &[&DiskName]) -> Vec<String> {
+pub(crate) fn images(
+    shown: Shown,
+    disk: &DiskName,
+    shape: &DiskShape,
+    disks: &[&DiskName],
+) -> Vec<String> {
     let mut files = Vec::new();
     for format in Format::ALL {
-        if format.access() == Access::Streamed || format.check(shape).is_err() {
+        if !shown.has(format) || format.check(shape).is_err() {
             continue;
         }
         let Ok(names) = names(format, disk) else { continue };

@@ -59,7 +59,7 @@ fn what_is_listed_can_be_found() {
     let there: Vec<_> = disks.iter().collect();
     let identity = Identity { seed: [0; 32], created_unix_seconds: 0 };
     let small = DiskShape::new(1 << 20, identity);
-    let files = images(&disks[0], &small, &there);
+    let files = images(Shown::Point, &disks[0], &small, &there);
     assert_eq!(
         files,
         [
@@ -77,7 +77,7 @@ fn what_is_listed_can_be_found() {
         assert!(found(&file, &disks).starts_with("vda:"));
     }
     let large = DiskShape::new(63 << 40, identity);
-    let files = images(&disks[2], &large, &there);
+    let files = images(Shown::Point, &disks[2], &large, &there);
     assert!(files.contains(&"vda.dynamic-flat.vmdk".to_owned()), "of the hosted VMDK");
     assert!(!files.iter().any(|file| file.ends_with(".vhd") || file == "vda.dynamic.vmdk"));
 }

@@ -1,11 +1,12 @@
 //! The tree of names: every disk of every restore point and of every published
-//! session, and every point's disk as an image file in each format, as something
-//! that a front end can open.
+//! session, and each as an image file in every format, as something that a front
+//! end can open.
 //!
 //! ```text
 //!   front end ─ name ─▶ ExportTree ─┬─ MACHINE/POINT/DISK ─▶ Catalog, read-only disk
 //!                          │        │  MACHINE/POINT/FILE ─▶ ImageFile: the same through a layout
-//!                          │        └─ live/SESSION/DISK ──▶ OpenSessions, one Session for all
+//!                          │        │─ live/SESSION/DISK ──▶ OpenSessions, one Session for all
+//!                          │        └─ live/SESSION/FILE ──▶ ImageFile: the same, and a side file
 //!                          └─ Lease: what this process serves, so that nothing of it is deleted
 //! ```
 //!
@@ -23,15 +24,18 @@
 #![forbid(unsafe_code)]
 
 mod export;
+mod folders;
 mod image;
 mod image_file;
 mod image_name;
 mod lease;
+mod length;
 mod listing;
 mod open_sessions;
 mod tree;
 
 pub use export::Export;
+pub use folders::{Attributes, FolderEntry, Folders, Node, NodeType, OpenFile, Space};
 pub use lease::{read_leases, Lease, LeaseDocument, LeaseHold, Served};
 pub use listing::{ExportEntry, Listed};
 pub use tree::{ExportTree, TreeOptions, MAX_EXPORT_NAME_BYTES};

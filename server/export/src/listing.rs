@@ -1,5 +1,6 @@
 //! What there is to open: exact names, and a line for people on each.
 
+use crate::image_name::Shown;
 use crate::{image, image_name};
 use coldrise_session::SessionDocument;
 use coldrise_store::{DiskDocument, DiskName, PointDocument, Repository, SessionName};
@@ -9,14 +10,15 @@ use coldrise_store::{DiskDocument, DiskName, PointDocument, Repository, SessionN
 pub enum Listed {
     /// The disks.
     Disks,
-    /// The disks, and each point's disks as image files.
+    /// The disks, and each as image files.
     DisksAndImages,
 }
 
 /// One name that can be opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExportEntry {
-    /// `MACHINE/POINT/DISK`, `MACHINE/POINT/FILE` or `live/SESSION/DISK`.
+    /// `MACHINE/POINT/DISK`, `MACHINE/POINT/FILE`, `live/SESSION/DISK` or
+    /// `live/SESSION/FILE`.
     pub name: String,
     /// One line for people.
     pub description: String,
@@ -57,25 +59,44 @@ pub(crate) fn point_entries<'a>(
 
 fn image_files(repository: &Repository, point: &PointDocument, disk: &DiskDocument) -> Vec<String> {
     let names: Vec<_> = point.disks.iter().map(|disk| &disk.name).collect();
-    image_name::images(&disk.name, &image::shape(repository, point, disk), &names)
+    let shape = image::point_shape(repository, point, disk);
+    image_name::images(Shown::Point, &disk.name, &shape, &names)
 }
 
-pub(crate) fn session_export_name(session: &SessionName, disk: &DiskName) -> String {
-    format!("live/{session}/{disk}")
+pub(crate) fn session_export_name(session: &SessionName, file: &str) -> String {
+    format!("live/{session}/{file}")
 }
 
-pub(crate) fn session_description(session: &SessionDocument, disk: &DiskName) -> String {
+/// `file` is the disk's own name or that of an image file of it.
+pub(crate) fn session_description(
+    session: &SessionDocument,
+    disk: &DiskName,
+    file: &str,
+) -> String {
+    let image = if file == disk.as_str() { String::new() } else { format!(" as {file}") };
     format!(
-        "disk {disk} of session {}, published from {}/{}",
+        "disk {disk} of session {}{image}, published from {}/{}",
         session.name, session.machine, session.point
     )
 }
 
-pub(crate) fn session_entries(session: &SessionDocument) -> impl Iterator<Item = ExportEntry> + '_ {
-    session.disks.iter().map(|disk| ExportEntry {
-        name: session_export_name(&session.name, &disk.name),
-        description: session_description(session, &disk.name),
-        is_read_only: false,
-        size_bytes: disk.size_bytes,
+pub(crate) fn session_entries<'a>(
+    repository: &'a Repository,
+    session: &'a SessionDocument,
+    listed: Listed,
+) -> impl Iterator<Item = ExportEntry> + 'a {
+    session.disks.iter().flat_map(move |disk| {
+        let mut files = vec![disk.name.to_string()];
+        if listed == Listed::DisksAndImages {
+            let names: Vec<_> = session.disks.iter().map(|disk| &disk.name).collect();
+            let shape = image::session_shape(repository, session, disk);
+            files.extend(image_name::images(Shown::Session, &disk.name, &shape, &names));
+        }
+        files.into_iter().map(move |file| ExportEntry {
+            name: session_export_name(&session.name, &file),
+            description: session_description(session, &disk.name, &file),
+            is_read_only: false,
+            size_bytes: disk.size_bytes,
+        })
     })
 }

@@ -154,6 +154,20 @@ impl SessionHold {
         }
     }
 
+    /// What clients write into an image file around the disk; see
+    /// [`Session::side_file`]. It has to be dropped before the hold is.
+    pub(crate) fn side_file(
+        &self,
+        name: &str,
+        size_bytes: u64,
+        below: Arc<dyn Disk>,
+    ) -> Result<Arc<dyn Disk>> {
+        match &self.session {
+            Some(session) => session.side_file(name, size_bytes, below),
+            None => Err(stopped(&self.name)),
+        }
+    }
+
     /// Lets the session take no more writes and no more seals.
     pub(crate) fn stop(&self) {
         if let Some(session) = &self.session {

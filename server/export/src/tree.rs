@@ -2,7 +2,8 @@
 
 use crate::export::Export;
 use crate::image;
-use crate::image_name::{self, Named};
+use crate::image_file::ImageFile;
+use crate::image_name::{self, ImagePart, Named, Shown};
 use crate::lease::{Lease, Served};
 use crate::listing::{
     point_description, point_entries, point_export_name, session_description, session_entries,
@@ -10,8 +11,12 @@ use crate::listing::{
 };
 use crate::open_sessions::OpenSessions;
 use coldrise_block::{Context, Error, ErrorKind, Result};
-use coldrise_session::{open_live_disk, open_point_disk, Catalog};
-use coldrise_store::{Address, MachineName, PointDocument, PointSelector, Repository, SessionName};
+use coldrise_formats::{Access, Format};
+use coldrise_session::{open_live_disk, open_live_side_file, open_point_disk, Catalog};
+use coldrise_store::{
+    Address, DiskName, MachineName, PointDocument, PointSelector, Repository, SessionName,
+};
+use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
 
@@ -27,6 +32,10 @@ pub struct TreeOptions<'a> {
     /// Size of the cache of decoded chunks that the repository was opened with,
     /// in bytes: a prefetch stops there.
     pub cache_bytes: u64,
+    /// The whole path of the folder under which clients of this front end see the
+    /// tree, where they do: a qcow2 image that has its data in another file names
+    /// it by its whole path then.
+    pub folder: Option<&'a Path>,
 }
 
 /// Every disk of a repository by name. All calls may come from many threads.
@@ -36,6 +45,7 @@ pub struct ExportTree {
     sessions: Arc<OpenSessions>,
     lease: Arc<Lease>,
     cache_bytes: u64,
+    folder: Option<PathBuf>,
 }
 
 impl ExportTree {
@@ -47,6 +57,7 @@ impl ExportTree {
             sessions: OpenSessions::new(repository),
             lease: Lease::take(repository, options.program)?,
             cache_bytes: options.cache_bytes,
+            folder: options.folder.map(Path::to_owned),
         })
     }
 
@@ -57,7 +68,7 @@ impl ExportTree {
         self.repository.catch_up()?;
         let mut live = Vec::new();
         for state in coldrise_session::sessions(&self.repository)? {
-            live.extend(session_entries(&state.document));
+            live.extend(session_entries(&self.repository, &state.document, listed));
         }
         live.sort_by(|a, b| a.name.cmp(&b.name));
         live.truncate(limit);
@@ -84,10 +95,10 @@ impl ExportTree {
         Ok(entries.pop().map(|entry| entry.name))
     }
 
-    /// Opens `MACHINE/POINT/DISK` or `live/SESSION/DISK`, or `MACHINE/POINT/FILE`
-    /// for a file of an image of the disk, such as `vda.vhdx`. A point is always
-    /// read-only. A session's disk is writable unless `read_only` asks
-    /// otherwise; for reading it is opened even while another process writes it.
+    /// Opens `MACHINE/POINT/DISK` or `live/SESSION/DISK`, or a file of an image of
+    /// the disk, such as `vda.vhdx` instead of `vda`. A point is always read-only.
+    /// A session's is writable unless `read_only` asks otherwise; for reading it
+    /// is opened even while another process writes it.
     ///
     /// `ErrorKind::InvalidInput`: it cannot be a name of an export.
     /// `ErrorKind::NotFound`: there is no such machine, point, session, disk or
@@ -155,8 +166,10 @@ impl ExportTree {
         let image = match image {
             None => None,
             Some(part) => {
-                let file = image::open(&self.repository, &point, document, part, opened)?;
-                let file = Arc::new(file);
+                let shape = image::point_shape(&self.repository, &point, document);
+                let folder = self.folder_of(&name);
+                let layout = image::lay_out(part, disk, &shape, &*opened, folder.as_deref())?;
+                let file = Arc::new(ImageFile::read_only(layout, opened));
                 opened = file.clone();
                 Some(file)
             }
@@ -191,38 +204,73 @@ impl ExportTree {
         let document = coldrise_session::session(&self.repository, session)?.document;
         let names: Vec<_> = document.disks.iter().map(|disk| &disk.name).collect();
         let Named { disk, image } = image_name::find(file, &names)?;
-        if image.is_some() {
-            return Err(Error::new(
-                ErrorKind::Unsupported,
-                format!(
-                    "a session's disk has no image files yet; use live/{session}/{disk}, or seal \
-                     the session and use {file} of the point that this makes"
-                ),
-            ));
+        if let Some(part) = image.filter(|part| !Shown::Session.has(part.format)) {
+            return Err(no_live_image(session, disk, file, part));
         }
-        let name = session_export_name(session, disk);
+        let name = session_export_name(session, file);
         let lease = self.lease.hold(Served { name: name.clone(), disk: None })?;
-        let (opened, hold) = if read_only {
-            (open_live_disk(&self.repository, session, disk)?, None)
-        } else {
-            let hold = self.sessions.hold(session)?;
-            (hold.disk(disk)?, Some(hold))
+        let hold = if read_only { None } else { Some(self.sessions.hold(session)?) };
+        let mut opened = match &hold {
+            Some(hold) => hold.disk(disk)?,
+            None => open_live_disk(&self.repository, session, disk)?,
+        };
+        let image = match image {
+            None => None,
+            Some(part) => {
+                let shape = image::session_shape(&self.repository, &document, document.disk(disk)?);
+                let folder = self.folder_of(&name);
+                let layout = image::lay_out(part, disk, &shape, &*opened, folder.as_deref())?;
+                let image = ImageFile::live(layout, opened, |size_bytes, below| match &hold {
+                    Some(hold) => hold.side_file(file, size_bytes, below),
+                    None => open_live_side_file(&self.repository, session, file, size_bytes, below),
+                })?;
+                let image = Arc::new(image);
+                opened = image.clone();
+                Some(image)
+            }
         };
         Ok(Export {
             disk: opened,
-            image: None,
+            image,
             poisoned: match &hold {
                 Some(hold) => Arc::clone(hold.poisoned()),
                 None => Arc::new(AtomicBool::new(false)),
             },
             session: hold,
             _lease: Some(lease),
-            description: session_description(&document, disk),
+            description: session_description(&document, disk, file),
             name,
             chunk_size_bytes: self.repository.chunk_size_bytes(),
             cache_bytes: self.cache_bytes,
         })
     }
+
+    /// Where clients see the folder that a file is in.
+    fn folder_of(&self, name: &str) -> Option<PathBuf> {
+        let (folder, _) = name.rsplit_once('/')?;
+        self.folder.as_ref().map(|root| root.join(folder))
+    }
+}
+
+/// A compact image leaves out what holds nothing; in a session that changes.
+fn no_live_image(session: &SessionName, disk: &DiskName, file: &str, part: ImagePart) -> Error {
+    let what = match part.format.access() {
+        Access::Streamed => "is compressed and can only be restored to a file",
+        _ => "would leave out what the session's machine writes from now on",
+    };
+    let there: Vec<_> = Format::ALL
+        .into_iter()
+        .filter(|format| Shown::Session.has(*format))
+        .map(|format| format!("{disk}{}", format.suffix()))
+        .collect();
+    Error::new(
+        ErrorKind::Unsupported,
+        format!(
+            "{file} {what}; use one of live/{session}/{{{}}}, or seal the session and use {file} \
+             of the point that this makes",
+            there.join(",")
+        ),
+    )
 }
 
 fn malformed() -> Error {

@@ -67,7 +67,7 @@ impl Fixture {
     }
 
     fn tree(&self) -> ExportTree {
-        let options = TreeOptions { program: "test", cache_bytes: 1 << 20 };
+        let options = TreeOptions { program: "test", cache_bytes: 1 << 20, folder: None };
         ExportTree::new(&self.repository(), &options).unwrap()
     }
 

@@ -3,7 +3,7 @@
 //!
 //! [`backup`] reads [`source`]s and writes one restore point; [`restore`] writes one
 //! disk to a file, a device or an NBD export. Image formats that are not ours are
-//! parsed by QEMU's tools in their own processes.
+//! parsed by QEMU's tools, in processes that can open the image and nothing else.
 //!
 //! Unsafe code is allowed in one module only, the binding to libnbd.
 #![deny(unsafe_code)]
@@ -19,5 +19,6 @@ pub mod source;
 pub use backup::{backup, BackupRequest, BackupSummary, DiskSummary};
 pub use configuration::{read_configuration, COLDRISE_JSON, LIBVIRT_XML, VMX};
 pub use progress::{NoProgress, Phase, Progress, ProgressState};
+pub use qemu::{import_confinement, Confinement};
 pub use restore::{restore, RestoreOptions, RestoreSummary, RestoreTarget};
 pub use source::{ImageFormat, Location, SourceSpec};

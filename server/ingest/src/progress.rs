@@ -11,6 +11,8 @@ pub enum Phase {
     Restoring,
     /// What was written is made durable.
     Finishing,
+    /// What is stored is read and authenticated.
+    Verifying,
 }
 
 /// How far one disk has come.

@@ -48,7 +48,7 @@ fn every_format_brings_the_disk_back() {
             .unwrap_or_else(|error| panic!("{name} {options}: {error:?}"));
         let (content, read) = read_all(source.as_ref());
         assert_same(&content, &disk);
-        // QEMU does not tell which blocks of a VHDX are allocated.
+        // The VHDX has three blocks of 8 MiB here, and none of them is empty.
         if !options.contains("fixed") && !options.contains("Flat") && driver != "vhdx" {
             assert!(read < SIZE as u64 / 2, "{name} {options}: {read} bytes were read");
         }

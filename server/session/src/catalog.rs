@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_store::{
-    LayerId, MachineName, PointDocument, PointSelector, Repository, RepositoryWriter,
+    LayerId, MachineName, PointDocument, PointName, PointSelector, Repository, RepositoryWriter,
 };
 
 use crate::document::SessionDocument;
@@ -65,6 +65,51 @@ impl Catalog {
     /// # Errors
     /// `NotFound`, telling which machines or points there are.
     pub fn point(&self, machine: &MachineName, selector: &PointSelector) -> Result<PointDocument> {
+        match self.find(machine, selector)? {
+            Some(point) => Ok(point),
+            None => Err(self.missing(machine, selector)?),
+        }
+    }
+
+    /// The point, with no look at more of the machine's others than it takes: a
+    /// machine may have thousands.
+    fn find(
+        &self,
+        machine: &MachineName,
+        selector: &PointSelector,
+    ) -> Result<Option<PointDocument>> {
+        match selector {
+            PointSelector::Exact(name) => {
+                if let Some(point) = self.cataloged(machine, name)? {
+                    return Ok(Some(point));
+                }
+                let mut sealed = self.sealed()?.into_iter();
+                match self.cataloged(machine, name)? {
+                    Some(point) => Ok(Some(point)),
+                    None => Ok(sealed.find(|p| p.machine == *machine && p.point == *name)),
+                }
+            }
+            PointSelector::Latest(back) => {
+                let sealed = self.sealed()?;
+                let count = (*back as usize).saturating_add(1);
+                let mut points = self.repository.newest_points(machine, count)?;
+                points.extend(sealed.into_iter().filter(|point| point.machine == *machine));
+                points.sort_by(|a, b| b.point.cmp(&a.point));
+                // A point on its way into the catalog stands in both.
+                points.dedup_by(|a, b| a.point == b.point);
+                Ok(points.into_iter().nth(*back as usize))
+            }
+        }
+    }
+
+    fn cataloged(&self, machine: &MachineName, name: &PointName) -> Result<Option<PointDocument>> {
+        match self.repository.point(machine, name) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            found => found.map(Some),
+        }
+    }
+
+    fn missing(&self, machine: &MachineName, selector: &PointSelector) -> Result<Error> {
         let points = self.points(machine)?;
         if points.is_empty() {
             let names: Vec<_> = self.machines()?.iter().map(ToString::to_string).collect();
@@ -72,24 +117,16 @@ impl Catalog {
                 0 => "the repository holds none; make a backup first".to_owned(),
                 _ => format!("there are: {}", shorten(&names)),
             };
-            return Err(Error::new(
+            return Ok(Error::new(
                 ErrorKind::NotFound,
                 format!("there is no machine {machine}; {there}"),
             ));
         }
-        let found = match selector {
-            PointSelector::Exact(name) => points.iter().find(|point| point.point == *name),
-            PointSelector::Latest(back) => {
-                points.len().checked_sub(1 + *back as usize).map(|index| &points[index])
-            }
-        };
-        found.cloned().ok_or_else(|| {
-            let names: Vec<_> = points.iter().rev().map(|p| p.point.to_string()).collect();
-            Error::new(
-                ErrorKind::NotFound,
-                format!("machine {machine} has no point {selector}; it has: {}", shorten(&names)),
-            )
-        })
+        let names: Vec<_> = points.iter().rev().map(|p| p.point.to_string()).collect();
+        Ok(Error::new(
+            ErrorKind::NotFound,
+            format!("machine {machine} has no point {selector}; it has: {}", shorten(&names)),
+        ))
     }
 }
 

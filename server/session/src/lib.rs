@@ -41,6 +41,7 @@ mod seal;
 mod session;
 mod side_file;
 mod unpublish;
+mod verify;
 
 pub use catalog::{enter_sealed_points, Catalog};
 pub use document::{SessionDisk, SessionDocument};
@@ -49,3 +50,4 @@ pub use publish::publish;
 pub use seal::seal;
 pub use session::{session, sessions, Session, SessionState};
 pub use unpublish::unpublish;
+pub use verify::{Inventory, LayerReport};

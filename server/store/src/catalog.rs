@@ -14,6 +14,7 @@
 
 use coldrise_block::{Error, ErrorKind, Result};
 use serde::{de::DeserializeOwned, Deserialize, Serialize};
+use std::collections::{HashMap, VecDeque};
 
 use crate::repository::Repository;
 use crate::rocks::{Batch, Family, ReadMode};
@@ -72,6 +73,52 @@ fn for_each_with_prefix(
     Ok(())
 }
 
+/// A readable entry of the catalog.
+pub(crate) enum CatalogEntry {
+    Machine,
+    Point(Box<PointDocument>),
+}
+
+/// Calls `each` with every entry, or what is wrong with it, and what it is as far
+/// as its key tells.
+pub(crate) fn for_each_entry(
+    repository: &Repository,
+    mut each: impl FnMut(String, Result<CatalogEntry>) -> Result<()>,
+) -> Result<()> {
+    // Machines come before points.
+    let mut names: HashMap<Vec<u8>, MachineName> = HashMap::new();
+    for_each_with_prefix(repository, &[], |key, value| match key.split_first() {
+        Some((&MACHINE, hash)) => {
+            let machine = open::<MachineDocument>(repository, key, value);
+            let entry = machine.map(|document| {
+                names.insert(hash.to_vec(), document.machine);
+                CatalogEntry::Machine
+            });
+            each("a machine of the catalog".to_owned(), entry)
+        }
+        Some((&POINT, rest)) => {
+            let point = open::<PointDocument>(repository, key, value);
+            let entry = point.map(|point| CatalogEntry::Point(Box::new(point)));
+            each(point_of_key(rest, &names), entry)
+        }
+        _ => {
+            let unknown = Error::new(ErrorKind::Corrupt, "nothing of the catalog has such a key");
+            each("an entry of the catalog".to_owned(), Err(unknown))
+        }
+    })
+}
+
+fn point_of_key(rest: &[u8], names: &HashMap<Vec<u8>, MachineName>) -> String {
+    let Some((hash, key)) = rest.split_last_chunk::<12>() else {
+        return "a point of the catalog".to_owned();
+    };
+    let machine = names.get(hash).map_or("a machine whose name is lost", MachineName::as_str);
+    match PointName::from_sort_key(key) {
+        Some(point) => format!("{machine}/{point}"),
+        None => format!("a point of {machine}"),
+    }
+}
+
 impl Repository {
     /// The machines of the catalog, sorted.
     ///
@@ -98,6 +145,23 @@ impl Repository {
             Ok(())
         })?;
         Ok(points)
+    }
+
+    /// The newest `count` points of a machine, oldest first; all, where there are
+    /// fewer. Only those are decoded.
+    ///
+    /// # Errors
+    /// `Corrupt` where a document does not authenticate.
+    pub fn newest_points(&self, machine: &MachineName, count: usize) -> Result<Vec<PointDocument>> {
+        let mut newest: VecDeque<(Vec<u8>, Vec<u8>)> = VecDeque::new();
+        for_each_with_prefix(self, &prefix(self, POINT, machine), |key, value| {
+            newest.push_back((key.to_vec(), value.to_vec()));
+            if newest.len() > count {
+                newest.pop_front();
+            }
+            Ok(())
+        })?;
+        newest.iter().map(|(key, value)| open(self, key, value)).collect()
     }
 
     /// One point of a machine.

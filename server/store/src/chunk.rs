@@ -45,6 +45,16 @@ const CODEC_LZ4: u8 = 2;
 
 const _: () = assert!(HEADER_BYTES == 20 && ASSOCIATED_BYTES == 32);
 
+const MISMATCH: &str = "it does not authenticate";
+
+/// A value, taken apart.
+struct Parts<'a> {
+    header: &'a [u8; HEADER_BYTES],
+    nonce: &'a [u8; NONCE_BYTES],
+    sealed: &'a [u8],
+    tag: &'a [u8; TAG_BYTES],
+}
+
 /// Turns chunks into values and back.
 pub(crate) struct ChunkCodec {
     repository: RepositoryId,
@@ -192,13 +202,24 @@ impl ChunkCodec {
         })
     }
 
-    fn try_decode(
+    /// Checks that the value of chunk `id` is what was stored, without
+    /// decompressing it. Says what is wrong.
+    pub(crate) fn authenticate(
         &self,
         sealer: &Sealer,
         id: ChunkId,
         value: &[u8],
-        chunk: &mut [u8],
+        scratch: &mut Vec<u8>,
     ) -> std::result::Result<(), &'static str> {
+        let Parts { header, nonce, sealed, tag } = self.parts(value)?;
+        scratch.resize(self.chunk_size, 0);
+        let room = scratch.get_mut(..sealed.len()).ok_or("wrong sealed length")?;
+        let associated = self.associated(id, header);
+        sealer.open(nonce, tag, &associated, sealed, room).map_err(|Mismatch| MISMATCH)
+    }
+
+    /// Takes a value apart, as far as that needs no key.
+    fn parts<'a>(&self, value: &'a [u8]) -> std::result::Result<Parts<'a>, &'static str> {
         let (header, rest) = value.split_first_chunk::<HEADER_BYTES>().ok_or("truncated")?;
         let (sealed, tag) = rest.split_last_chunk::<TAG_BYTES>().ok_or("truncated")?;
         let (_, nonce) = header.split_last_chunk::<NONCE_BYTES>().ok_or("truncated")?;
@@ -211,9 +232,20 @@ impl ChunkCodec {
         if header[4..8] != (self.chunk_size as u32).to_le_bytes() {
             return Err("wrong length");
         }
+        Ok(Parts { header, nonce, sealed, tag })
+    }
+
+    fn try_decode(
+        &self,
+        sealer: &Sealer,
+        id: ChunkId,
+        value: &[u8],
+        chunk: &mut [u8],
+    ) -> std::result::Result<(), &'static str> {
+        let Parts { header, nonce, sealed, tag } = self.parts(value)?;
         let codec = header[1];
         let associated = self.associated(id, header);
-        let mismatch = |Mismatch| "it does not authenticate";
+        let mismatch = |Mismatch| MISMATCH;
         if codec == CODEC_NONE {
             return sealer.open(nonce, tag, &associated, sealed, chunk).map_err(mismatch);
         }

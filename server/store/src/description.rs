@@ -13,7 +13,7 @@ use coldrise_block::{Context, Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 use zeroize::Zeroizing;
 
-use crate::keys::{Key, KeySlot, Keys};
+use crate::keys::{GuessCost, Key, KeySlot, Keys};
 use crate::{hex, Compression, Passphrase};
 
 /// Smallest chunk, in bytes.
@@ -26,7 +26,8 @@ pub(crate) const TEMPORARY_NAME: &str = "repository.json.new";
 const FORMAT: &str = "coldrise repository";
 const FORMAT_VERSION: u32 = 1;
 const MAX_FILE_BYTES: u64 = 64 << 10;
-const MAX_KEY_SLOTS: usize = 8;
+/// Passphrases of one repository.
+pub(crate) const MAX_KEY_SLOTS: usize = 8;
 
 /// The random 16 bytes that tell one repository from every other.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -76,7 +77,7 @@ pub(crate) struct Description {
     pub(crate) chunk_size_bytes: u32,
     pub(crate) compression: Compression,
     /// One per passphrase; empty in a repository without encryption.
-    key_slots: Vec<KeySlot>,
+    pub(crate) key_slots: Vec<KeySlot>,
     /// BLAKE3 of everything above: tells damage from a wrong passphrase.
     checksum: String,
 }
@@ -110,11 +111,18 @@ impl Description {
         };
         if let Some(passphrase) = passphrase {
             let master = Keys::new_master()?;
-            let slot = KeySlot::wrap(&master, passphrase, &description.bound())?;
+            let bound = description.bound();
+            let slot = KeySlot::wrap(&master, passphrase, &bound, GuessCost::DEFAULT, None, None)?;
             description.key_slots.push(slot);
         }
-        description.checksum = description.expected_checksum()?;
+        description.set_checksum()?;
         Ok(description)
+    }
+
+    /// Makes the checksum that of the fields as they are now.
+    pub(crate) fn set_checksum(&mut self) -> Result<()> {
+        self.checksum = self.expected_checksum()?;
+        Ok(())
     }
 
     pub(crate) fn is_encrypted(&self) -> bool {
@@ -123,7 +131,7 @@ impl Description {
 
     /// The fields that a key slot is bound to, so that none of them can be
     /// changed without the passphrase.
-    fn bound(&self) -> Vec<u8> {
+    pub(crate) fn bound(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         bytes.extend_from_slice(self.format.as_bytes());
         bytes.extend_from_slice(&self.format_version.to_le_bytes());
@@ -149,9 +157,17 @@ impl Description {
     /// given for a repository without encryption (somebody may have put such
     /// a repository in the place of an encrypted one).
     pub(crate) fn master(&self, passphrase: Option<&Passphrase>) -> Result<Zeroizing<Key>> {
+        self.master_and_slot(passphrase).map(|(master, _)| master)
+    }
+
+    /// The same, and the key slot that the passphrase opens: 0 where there is none.
+    pub(crate) fn master_and_slot(
+        &self,
+        passphrase: Option<&Passphrase>,
+    ) -> Result<(Zeroizing<Key>, usize)> {
         let wrong = |text: &str| Err(Error::new(ErrorKind::WrongPassphrase, text));
         match (self.is_encrypted(), passphrase) {
-            (false, None) => Ok(Keys::open_master(&self.id)),
+            (false, None) => Ok((Keys::open_master(&self.id), 0)),
             (false, Some(_)) => wrong(
                 "a passphrase was given, but the repository is not encrypted: leave the \
                  passphrase out if that is as you want it",
@@ -162,9 +178,9 @@ impl Description {
             ),
             (true, Some(passphrase)) => {
                 let bound = self.bound();
-                for slot in &self.key_slots {
+                for (number, slot) in self.key_slots.iter().enumerate() {
                     if let Some(master) = slot.unwrap(passphrase, &bound)? {
-                        return Ok(master);
+                        return Ok((master, number));
                     }
                 }
                 wrong(

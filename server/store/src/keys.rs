@@ -14,13 +14,15 @@
 //! repository id, which everybody may know: everything below works the same
 //! and protects against accidents only.
 
+use std::time::{Duration, Instant};
+
 use aws_lc_rs::aead::{Aad, LessSafeKey, Nonce, UnboundKey, AES_256_GCM};
 use coldrise_block::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 use zeroize::Zeroizing;
 
 use crate::seal::{random, Sealer, NONCE_BYTES, TAG_BYTES};
-use crate::{hex, Passphrase, RepositoryId};
+use crate::{hex, KeyLabel, Passphrase, RepositoryId};
 
 /// 256 bits.
 pub(crate) type Key = [u8; 32];
@@ -43,6 +45,34 @@ impl GuessCost {
     pub(crate) const DEFAULT: GuessCost = GuessCost { memory_kib: 19_456, passes: 2, lanes: 1 };
     const CEILING: GuessCost = GuessCost { memory_kib: 1 << 20, passes: 64, lanes: 16 };
 
+    /// A cost that takes about `time` on this machine, never less than the lowest:
+    /// first more memory, up to the ceiling or a quarter of the machine's, then more
+    /// passes.
+    pub(crate) fn for_this_machine(time: Duration) -> Result<Self> {
+        let passphrase = Passphrase::new(b"how long does a guess take".to_vec())?;
+        let mut cost = Self::DEFAULT;
+        let most_kib = Self::CEILING.memory_kib.min(memory_kib() / 4).max(cost.memory_kib);
+        loop {
+            let start = Instant::now();
+            key_of_passphrase(&passphrase, &[0; SALT_BYTES], cost)?;
+            let took = start.elapsed().max(Duration::from_micros(1));
+            // Doubled until it is nearly there, so that the measurement costs little.
+            if took.saturating_mul(2) <= time && cost.memory_kib < most_kib {
+                cost.memory_kib = cost.memory_kib.saturating_mul(2).min(most_kib);
+                continue;
+            }
+            let scale = time.as_secs_f64() / took.as_secs_f64();
+            if cost.memory_kib < most_kib {
+                let wanted = f64::from(cost.memory_kib) * scale;
+                cost.memory_kib = (wanted as u32).clamp(Self::DEFAULT.memory_kib, most_kib);
+            } else {
+                let wanted = f64::from(cost.passes) * scale;
+                cost.passes = (wanted as u32).clamp(Self::DEFAULT.passes, Self::CEILING.passes);
+            }
+            return Ok(cost);
+        }
+    }
+
     fn check(self) -> Result<()> {
         let floor = GuessCost::DEFAULT;
         let within = |value: u32, low: u32, high: u32| (low..=high).contains(&value);
@@ -63,6 +93,14 @@ impl GuessCost {
     }
 }
 
+/// Memory of this machine, in KiB; 1 GiB where it does not tell.
+fn memory_kib() -> u32 {
+    let described = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let total = described.lines().find_map(|line| line.strip_prefix("MemTotal:"));
+    let total = total.and_then(|rest| rest.trim().trim_end_matches(" kB").parse::<u64>().ok());
+    u32::try_from(total.unwrap_or(1 << 20)).unwrap_or(u32::MAX)
+}
+
 /// The master key, wrapped by one passphrase.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -72,6 +110,12 @@ pub(crate) struct KeySlot {
     pub(crate) salt: String,
     pub(crate) nonce: String,
     pub(crate) wrapped_key: String,
+    /// Its name. Bound like the cost: nobody exchanges names without a passphrase.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) label: Option<KeyLabel>,
+    /// When it was added, in milliseconds since 1970-01-01T00:00:00Z.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) added_at_ms: Option<u64>,
 }
 
 /// How a passphrase becomes a key.
@@ -85,17 +129,23 @@ pub(crate) enum KeyDerivation {
 impl KeySlot {
     /// Wraps `master` under `passphrase`. `bound` is what must not change in
     /// the file around the slot.
-    pub(crate) fn wrap(master: &Key, passphrase: &Passphrase, bound: &[u8]) -> Result<Self> {
+    pub(crate) fn wrap(
+        master: &Key,
+        passphrase: &Passphrase,
+        bound: &[u8],
+        cost: GuessCost,
+        label: Option<KeyLabel>,
+        added_at_ms: Option<u64>,
+    ) -> Result<Self> {
         let (mut salt, mut nonce) = ([0; SALT_BYTES], [0; NONCE_BYTES]);
         random(&mut salt)?;
         random(&mut nonce)?;
-        let cost = GuessCost::DEFAULT;
         let key = key_of_passphrase(passphrase, &salt, cost)?;
         let mut wrapped = Zeroizing::new(*master);
         let tag = cipher(&key)?
             .seal_in_place_separate_tag(
                 Nonce::assume_unique_for_key(nonce),
-                Aad::from(associated(bound, cost, &salt)),
+                Aad::from(associated(bound, cost, &salt, label.as_ref())),
                 wrapped.as_mut(),
             )
             .map_err(|_| Error::new(ErrorKind::Internal, "AES-256-GCM refused to wrap a key"))?;
@@ -107,6 +157,8 @@ impl KeySlot {
             salt: hex::encode(&salt),
             nonce: hex::encode(&nonce),
             wrapped_key: hex::encode(&sealed),
+            label,
+            added_at_ms,
         })
     }
 
@@ -127,7 +179,7 @@ impl KeySlot {
         let key = key_of_passphrase(passphrase, &salt, self.cost)?;
         let opened = cipher(&key)?.open_in_place(
             Nonce::assume_unique_for_key(nonce),
-            Aad::from(associated(bound, self.cost, &salt)),
+            Aad::from(associated(bound, self.cost, &salt, self.label.as_ref())),
             sealed.as_mut(),
         );
         let Ok(plaintext) = opened else {
@@ -144,12 +196,19 @@ impl KeySlot {
     }
 }
 
-fn associated(bound: &[u8], cost: GuessCost, salt: &[u8; SALT_BYTES]) -> Vec<u8> {
+fn associated(
+    bound: &[u8],
+    cost: GuessCost,
+    salt: &[u8; SALT_BYTES],
+    label: Option<&KeyLabel>,
+) -> Vec<u8> {
     let mut bytes = bound.to_vec();
     for number in [cost.memory_kib, cost.passes, cost.lanes] {
         bytes.extend_from_slice(&number.to_le_bytes());
     }
     bytes.extend_from_slice(salt);
+    // Last, and nothing where there is none, as it was before there were names.
+    bytes.extend_from_slice(label.map_or("", KeyLabel::as_str).as_bytes());
     bytes
 }
 

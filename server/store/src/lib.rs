@@ -30,12 +30,14 @@ mod log_directory;
 mod map;
 mod name;
 mod passphrase;
+mod passphrases;
 mod point_name;
 mod repository;
 mod rocks;
 mod seal;
 mod state;
 mod stats;
+mod verify;
 mod writer;
 
 #[cfg(test)]
@@ -50,10 +52,18 @@ pub use documents::{
     MAX_CONFIGURATION_BYTES, MAX_DISKS, MAX_LAYERS,
 };
 pub use map::MapRoot;
-pub use name::{DiskName, MachineName, SessionName, MAX_NAME_BYTES};
+pub use name::{DiskName, KeyLabel, MachineName, SessionName, MAX_NAME_BYTES};
 pub use passphrase::{Passphrase, PassphraseSource, MAX_PASSPHRASE_BYTES};
+pub use passphrases::{
+    add_passphrase, passphrases, remove_passphrase, replace_passphrase, NewPassphrase,
+    PassphraseEntry, PassphraseSelector,
+};
 pub use point_name::PointName;
 pub use repository::{InitOptions, OpenOptions, Repository};
 pub use seal::random;
 pub use stats::StoreStats;
+pub use verify::{
+    Affected, CatalogDamage, Coverage, Damaged, VerifiedDisk, VerifyOptions, VerifyProgress,
+    VerifyReport,
+};
 pub use writer::{DiskWriter, RepositoryWriter, WriteCounts, WriteOptions};

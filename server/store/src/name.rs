@@ -123,6 +123,13 @@ name_type!(
 );
 
 name_type!(
+    /// The name of a passphrase.
+    KeyLabel,
+    "passphrase",
+    |_| Ok(())
+);
+
+name_type!(
     /// The name of a session.
     SessionName,
     "session",

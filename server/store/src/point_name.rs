@@ -137,6 +137,17 @@ impl PointName {
         key[8..].copy_from_slice(&self.synthetic.to_be_bytes());
         key
     }
+
+    /// The name that a sort key was made of; `None` for what none makes.
+    pub(crate) fn from_sort_key(key: &[u8; 12]) -> Option<Self> {
+        let (seconds, number) = key.split_first_chunk::<8>()?;
+        let seconds = i64::try_from(u64::from_be_bytes(*seconds)).ok()?;
+        let time = Self::from_time(jiff::Timestamp::from_second(seconds).ok()?).ok()?;
+        match u32::from_be_bytes(number.try_into().ok()?) {
+            0 => Some(time),
+            number => time.synthetic(number).ok(),
+        }
+    }
 }
 
 impl TryFrom<String> for PointName {

@@ -93,6 +93,9 @@ fn a_thousand_points_are_listed_in_order_and_at_once() {
         let points = reader.points(&machine).unwrap();
         assert!(points.windows(2).all(|pair| pair[0].point < pair[1].point));
         assert!(points.iter().all(|point| point.machine == machine));
+        let newest = reader.newest_points(&machine, 3).unwrap();
+        assert_eq!(newest, points[points.len() - 3..]);
+        assert_eq!(reader.newest_points(&machine, 2000).unwrap(), points);
         listed += points.len();
     }
     assert_eq!(listed, 1000);

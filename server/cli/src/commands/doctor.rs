@@ -6,6 +6,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
+use coldrise_ingest::import_confinement;
 use coldrise_session::{open_live_disk, open_point_disk, Catalog};
 use coldrise_store::{LayerId, Repository};
 use serde::Serialize;
@@ -69,6 +70,7 @@ pub(crate) fn run(invocation: &Invocation) -> Result<Report> {
     check_nbdkit(&mut found);
     check_tool(&mut found, "qemu-img", "qemu-utils", "backups of images that are not raw");
     check_tool(&mut found, "qemu-nbd", "qemu-utils", "backups of images that are not raw");
+    check_confinement(&mut found);
     check_tool(&mut found, qemu::PROGRAM, "qemu-system-x86", "coldrise boot");
     check_kvm(&mut found);
     check_shared_memory(&mut found);
@@ -163,6 +165,24 @@ fn check_tool(found: &mut Findings, program: &'static str, package: &str, needed
             format!("{}; needed for {needed_for}", error.full_message()),
             &format!("Debian: apt install {package}"),
         ),
+    }
+}
+
+/// Foreign images are parsed by QEMU, in a process that should reach nothing else.
+fn check_confinement(found: &mut Findings) {
+    const CHECK: &str = "import";
+    match import_confinement() {
+        Err(error) => found.error(CHECK, &error),
+        Ok(confinement) => match confinement.missing() {
+            None => found.ok(CHECK, "images are read in a confined process".to_owned()),
+            Some(missing) => found.add(
+                CHECK,
+                Status::Warn,
+                format!("{missing}: a hostile image has more within reach than itself"),
+                "boot with lsm= naming landlock (Linux 5.13 and later), or import images that \
+                 you trust only",
+            ),
+        },
     }
 }
 

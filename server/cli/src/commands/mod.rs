@@ -6,8 +6,10 @@ pub(crate) mod completion;
 pub(crate) mod diff;
 mod doctor;
 pub(crate) mod init;
+pub(crate) mod key;
 pub(crate) mod list;
 pub(crate) mod man;
+pub(crate) mod mount;
 pub(crate) mod publish;
 pub(crate) mod restore;
 pub(crate) mod seal;
@@ -16,6 +18,7 @@ mod sessions;
 pub(crate) mod show;
 mod stats;
 pub(crate) mod unpublish;
+pub(crate) mod verify;
 
 use coldrise_block::Result;
 
@@ -41,7 +44,10 @@ pub(crate) fn run(invocation: &Invocation, command: Command) -> Result<Report> {
         Command::Unpublish(arguments) => unpublish::run(invocation, &arguments),
         Command::Serve(arguments) => serve::run(invocation, arguments),
         Command::Boot(arguments) => boot::run(invocation, arguments),
+        Command::Mount(arguments) => mount::run(invocation, arguments),
         Command::Restore(arguments) => restore::run(invocation, &arguments),
+        Command::Verify(arguments) => verify::run(invocation, &arguments),
+        Command::Key(arguments) => key::run(invocation, &arguments),
         Command::Doctor => doctor::run(invocation),
         Command::Completion(arguments) => completion::run(&arguments),
         Command::Man(arguments) => man::run(&arguments),

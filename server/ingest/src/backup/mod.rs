@@ -127,6 +127,7 @@ pub fn backup(
         let (document, summary, warning) = stored.map_err(|error| error.context(&spec.disk))?;
         documents.push(document);
         disks.push(summary);
+        warnings.extend(source.remark());
         warnings.extend(warning);
     }
     let document = PointDocument {

@@ -1,16 +1,22 @@
-//! Images in formats that are not ours: a qemu-nbd child reads them.
+//! Images in formats that are not ours: a confined qemu-nbd child reads them.
 
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Mutex, PoisonError};
 
-use coldrise_block::{Error, ErrorKind, Extent, Result};
+use coldrise_block::{Error, ErrorKind, Extent, ExtentKind, Result};
 
 use super::inspect::inspect;
+use super::vhdx::VhdxMap;
 use super::{DirtyRun, ImageFormat, NbdSource, RawSource, Reader, Source, SourceOptions};
 use crate::qemu::ImageServer;
 
 /// Clients of the child at most: the readers, the questions, one to spare.
 const MAX_CLIENTS: u32 = 8;
+/// How far deflate, the better of the methods that images use, can expand.
+const MAX_EXPANSION: u64 = 1032;
+/// An image may store less than a block's end suggests.
+const TOLERANCE_BYTES: u64 = 64 << 20;
 
 /// An image file, served by a child of ours.
 pub(crate) struct ImageSource<'c> {
@@ -18,7 +24,10 @@ pub(crate) struct ImageSource<'c> {
     nbd: NbdSource<'c>,
     /// The image file itself, to see whether it changes while it is read.
     file: RawSource,
-    _server: ImageServer,
+    /// What QEMU does not tell of a VHDX.
+    map: Option<VhdxMap>,
+    plausible: PlausibleContent,
+    server: ImageServer,
 }
 
 impl<'c> ImageSource<'c> {
@@ -37,13 +46,24 @@ impl<'c> ImageSource<'c> {
             ));
         }
         let file = RawSource::open(path)?;
-        let image = inspect(path, format, options.follow_backing, cancel)?;
+        let inspected = inspect(path, format, options.follow_backing, cancel)?;
+        let expansion = if inspected.may_be_compressed { MAX_EXPANSION } else { 1 };
+        let plausible = PlausibleContent::new(path, inspected.image.length_bytes(), expansion);
         let what = format!("opening {} as {format}", path.display());
-        let server = ImageServer::start(&image, bitmap, MAX_CLIENTS)?;
-        match NbdSource::open(server.endpoint(), path.display().to_string(), bitmap, cancel) {
-            Ok(nbd) => Ok(ImageSource { nbd, file, _server: server }),
-            Err(error) => Err(server.explain(&what, error)),
+        let server = ImageServer::start(&inspected.image, bitmap, MAX_CLIENTS)?;
+        let nbd = NbdSource::open(server.endpoint(), path.display().to_string(), bitmap, cancel)
+            .map_err(|error| server.explain_refusal(&what, error))?;
+        let map = match format {
+            ImageFormat::Vhdx => Some(VhdxMap::open(path)?),
+            _ => None,
+        };
+        if map.as_ref().is_some_and(|map| map.size_bytes() != nbd.size_bytes()) {
+            return Err(Error::new(
+                ErrorKind::Incomplete,
+                format!("{what}: its size changed while it was opened"),
+            ));
         }
+        Ok(ImageSource { nbd, file, map, plausible, server })
     }
 }
 
@@ -65,18 +85,93 @@ impl Source for ImageSource<'_> {
     }
 
     fn reader(&self) -> Result<Box<dyn Reader + '_>> {
-        self.nbd.reader()
+        let reader = self.nbd.reader().map_err(|error| self.server.explain_failure(error))?;
+        Ok(Box::new(ImageReader { reader, server: &self.server }))
     }
 
     fn extents(&self, offset_bytes: u64, length_bytes: u64) -> Result<Vec<Extent>> {
-        self.nbd.extents(offset_bytes, length_bytes)
+        let extents = match &self.map {
+            Some(map) => map.extents(offset_bytes, length_bytes),
+            None => self
+                .nbd
+                .extents(offset_bytes, length_bytes)
+                .map_err(|error| self.server.explain_failure(error)),
+        }?;
+        self.plausible.check(&extents)?;
+        Ok(extents)
     }
 
     fn dirty_runs(&self, offset_bytes: u64, length_bytes: u64) -> Result<Vec<DirtyRun>> {
-        self.nbd.dirty_runs(offset_bytes, length_bytes)
+        self.nbd
+            .dirty_runs(offset_bytes, length_bytes)
+            .map_err(|error| self.server.explain_failure(error))
     }
 
     fn check_after_reading(&self) -> Result<Option<String>> {
         self.file.check_after_reading()
+    }
+}
+
+struct ImageReader<'s> {
+    reader: Box<dyn Reader + 's>,
+    server: &'s ImageServer,
+}
+
+impl Reader for ImageReader<'_> {
+    fn read_at(&mut self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
+        self.reader
+            .read_at(buffer, offset_bytes)
+            .map_err(|error| self.server.explain_failure(error))
+    }
+}
+
+/// Stops at an image that claims to store more than its files can hold.
+///
+/// Tables may lead to one place again and again, so that a file of a few KiB is a disk
+/// full of content, terabytes of it, which would be read to the end.
+struct PlausibleContent {
+    /// The image, for people.
+    name: String,
+    most_bytes: u64,
+    seen: Mutex<Seen>,
+}
+
+#[derive(Default)]
+struct Seen {
+    /// Up to where the disk was counted.
+    end: u64,
+    stored_bytes: u64,
+}
+
+impl PlausibleContent {
+    /// For an image whose files have `length_bytes` together and whose content may be
+    /// compressed, to so many bytes from one.
+    fn new(path: &Path, length_bytes: u64, expansion: u64) -> PlausibleContent {
+        let most_bytes = length_bytes.saturating_mul(expansion).saturating_add(TOLERANCE_BYTES);
+        PlausibleContent { name: path.display().to_string(), most_bytes, seen: Mutex::default() }
+    }
+
+    fn check(&self, extents: &[Extent]) -> Result<()> {
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        for extent in extents {
+            let end = extent.offset_bytes.saturating_add(extent.length_bytes);
+            if extent.kind == ExtentKind::Stored {
+                // What is asked about again counts once.
+                seen.stored_bytes += end.saturating_sub(extent.offset_bytes.max(seen.end));
+            }
+            seen.end = seen.end.max(end);
+        }
+        if seen.stored_bytes <= self.most_bytes {
+            return Ok(());
+        }
+        Err(Error::new(
+            ErrorKind::Unsupported,
+            format!(
+                "{} claims more content than its files can hold, more than {} bytes: its tables \
+                 lead to the same place again and again. If it is in order nevertheless, convert \
+                 it to raw, or name an NBD export of it",
+                self.name, self.most_bytes
+            ),
+        ))
     }
 }

@@ -5,39 +5,51 @@
 //! else is asked of `qemu-img`, in its own process and with the format named.
 
 use std::fs::File;
-use std::os::unix::fs::{FileExt, FileTypeExt};
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use serde_json::Value;
 
-use super::vmdk_files::check_vmdk_files;
+use super::qcow2::check_qcow2;
+use super::raw::file_length;
+use super::raw_signs::refuse_fixed_vhd;
+use super::vhd::check_vhd;
+use super::vhdx::VhdxMap;
+use super::vmdk::vmdk_extents;
 use super::ImageFormat;
-use crate::qemu::{check_image, image_facts, image_options};
+use crate::qemu::{check_image, image_facts, QemuImage};
 
 /// Images in one backing chain at most.
 const MAX_CHAIN: usize = 64;
+/// VMDK: the parent's content id of an image that has none.
+const NO_PARENT: u64 = 0xffff_ffff;
 
-/// qcow2: the bit of the incompatible features (u64, big endian, at 72) that moves
-/// the content into another file.
-const QCOW2_DATA_FILE_BIT: u64 = 1 << 2;
-/// VHD: length of the footer that ends the file.
-const VHD_FOOTER_BYTES: u64 = 512;
-/// VHD: how a footer begins.
-const VHD_COOKIE: &[u8] = b"conectix";
-/// VHD: disk type (u32, big endian, at 60 of the footer) of a differencing disk.
-const VHD_DIFFERENCING: u32 = 4;
+/// What was found out about an image.
+pub(super) struct Inspected {
+    /// How it is opened, its backing files spelled out where they are followed.
+    pub(super) image: QemuImage,
+    /// Whether part of its content may be compressed.
+    pub(super) may_be_compressed: bool,
+}
 
-/// The open-options for an image, its backing files spelled out where they are
-/// followed. Refuses images that lead to files nobody named, and damaged ones.
+/// One image of a chain.
+struct Link {
+    path: PathBuf,
+    format: ImageFormat,
+    extents: Vec<PathBuf>,
+    may_be_compressed: bool,
+}
+
+/// Looks an image over. Refuses images that lead to files nobody named, and damaged ones.
 pub(super) fn inspect(
     path: &Path,
     format: ImageFormat,
     follow_backing: bool,
     cancel: &AtomicBool,
-) -> Result<Value> {
-    let mut chain: Vec<(PathBuf, ImageFormat)> = Vec::new();
+) -> Result<Inspected> {
+    let mut chain: Vec<Link> = Vec::new();
     let mut next = Some((path.to_path_buf(), format));
     while let Some((path, format)) = next {
         if chain.len() == MAX_CHAIN {
@@ -46,41 +58,47 @@ pub(super) fn inspect(
                 format!("more than {MAX_CHAIN} backing files, or a circle of them"),
             ));
         }
-        next = inspect_one(&path, format, follow_backing, cancel)?;
-        chain.push((path, format));
+        let (link, backing) = inspect_one(path, format, follow_backing, cancel)?;
+        chain.push(link);
+        next = backing;
     }
-    let mut options = None;
-    for (path, format) in chain.iter().rev() {
-        options = Some(image_options(format.qemu_driver(), path, options.take())?);
+    let may_be_compressed = chain.iter().any(|link| link.may_be_compressed);
+    let mut image = None;
+    for link in chain.iter().rev() {
+        let driver = link.format.qemu_driver();
+        image = Some(QemuImage::new(driver, &link.path, &link.extents, image.take())?);
     }
-    options.ok_or_else(|| Error::new(ErrorKind::Internal, "an image without a file"))
+    match image {
+        Some(image) => Ok(Inspected { image, may_be_compressed }),
+        None => Err(Error::new(ErrorKind::Internal, "an image without a file")),
+    }
 }
 
 /// Looks at one image; its backing file, if it has one and that may be followed.
 fn inspect_one(
-    path: &Path,
+    path: PathBuf,
     format: ImageFormat,
     follow_backing: bool,
     cancel: &AtomicBool,
-) -> Result<Option<(PathBuf, ImageFormat)>> {
+) -> Result<(Link, Option<(PathBuf, ImageFormat)>)> {
     // A backing file may be anything that a name can lead to; a pipe would be waited for.
     let metadata =
-        std::fs::metadata(path).context(|| format!("opening the image {}", path.display()))?;
+        std::fs::metadata(&path).context(|| format!("opening the image {}", path.display()))?;
     if !metadata.is_file() && !metadata.file_type().is_block_device() {
         return Err(Error::new(
             ErrorKind::Unsupported,
             format!("{} is neither a file nor a block device", path.display()),
         ));
     }
-    check_header(path, format)?;
+    let extents = check_header(&path, format)?;
     if format == ImageFormat::Raw {
-        return Ok(None);
+        return Ok((Link { path, format, extents, may_be_compressed: false }, None));
     }
-    let options = image_options(format.qemu_driver(), path, None)?;
+    let image = QemuImage::new(format.qemu_driver(), &path, &extents, None)?;
     let what = format!("opening {} as {format}", path.display());
-    let facts = image_facts(&options, &what, cancel)?;
-    check_extent_files(path, &facts)?;
-    let backing = backing_file(path, format, &facts)?;
+    let facts = image_facts(&image, &what, cancel)?;
+    let may_be_compressed = format == ImageFormat::Qcow2 || check_vmdk(&path, &facts)?;
+    let backing = backing_file(&path, format, &facts)?;
     if let Some((backing, _)) = &backing {
         if !follow_backing {
             return Err(Error::new(
@@ -94,109 +112,59 @@ fn inspect_one(
             ));
         }
     }
-    check_image(format.qemu_driver(), &options, path, cancel)?;
-    Ok(backing)
+    check_image(format.qemu_driver(), &image, &path, cancel)?;
+    Ok((Link { path, format, extents, may_be_compressed }, backing))
 }
 
-/// Refuses what QEMU would follow to another file, or would read wrongly.
-fn check_header(path: &Path, format: ImageFormat) -> Result<()> {
-    let what = || format!("reading {}", path.display());
+/// Refuses what QEMU would follow to another file, or would read wrongly; the files of the
+/// image besides the one that was named.
+fn check_header(path: &Path, format: ImageFormat) -> Result<Vec<PathBuf>> {
     match format {
-        ImageFormat::Raw | ImageFormat::Vhdx => Ok(()),
-        ImageFormat::Vmdk => check_vmdk_files(path),
-        ImageFormat::Qcow2 => {
-            let file = File::open(path).context(what)?;
-            let mut header = [0u8; 80];
-            let read = read_up_to(&file, &mut header, 0).context(what)?;
-            let features = header[72..80].try_into().map_or(0, u64::from_be_bytes);
-            // Version 2 has no feature bits: other fields begin there.
-            let version = header[4..8].try_into().map_or(0, u32::from_be_bytes);
-            if read == header.len() && version >= 3 && features & QCOW2_DATA_FILE_BIT != 0 {
-                return Err(Error::new(
-                    ErrorKind::Unsupported,
-                    format!(
-                        "{} keeps its content in another file (a qcow2 data file): back it up \
-                         through an NBD export, or convert it with qemu-img first",
-                        path.display()
-                    ),
-                ));
-            }
-            Ok(())
+        ImageFormat::Raw => {
+            let file = File::open(path).context(|| format!("reading {}", path.display()))?;
+            let length = file_length(&file).context(|| format!("reading {}", path.display()))?;
+            refuse_fixed_vhd(&file, path, length)?;
         }
-        ImageFormat::Vhd => check_vhd(path),
+        ImageFormat::Vmdk => return vmdk_extents(path),
+        ImageFormat::Qcow2 => check_qcow2(path)?,
+        ImageFormat::Vhd => check_vhd(path)?,
+        ImageFormat::Vhdx => drop(VhdxMap::open(path)?),
     }
+    Ok(Vec::new())
 }
 
-fn check_vhd(path: &Path) -> Result<()> {
-    let what = || format!("reading {}", path.display());
-    let file = File::open(path).context(what)?;
-    let length = file.metadata().context(what)?.len();
-    let mut footer = [0u8; VHD_FOOTER_BYTES as usize];
-    let read = match length.checked_sub(VHD_FOOTER_BYTES) {
-        Some(offset) => read_up_to(&file, &mut footer, offset).context(what)?,
-        None => 0,
-    };
-    if read < footer.len() || !footer.starts_with(VHD_COOKIE) {
-        return Err(Error::new(
-            ErrorKind::Io,
-            format!(
-                "{} does not end as a VHD does: it is truncated, or no VHD at all",
-                path.display()
-            ),
-        ));
-    }
-    let kind = footer[60..64].try_into().map_or(0, u32::from_be_bytes);
-    if kind == VHD_DIFFERENCING {
-        return Err(Error::new(
-            ErrorKind::Unsupported,
-            format!(
-                "{} is a differencing VHD: its parent cannot be followed; merge the two first",
-                path.display()
-            ),
-        ));
-    }
-    Ok(())
-}
-
-/// Fills `buffer` as far as the file goes.
-fn read_up_to(file: &File, buffer: &mut [u8], offset: u64) -> std::io::Result<usize> {
-    let mut filled = 0;
-    while filled < buffer.len() {
-        match file.read_at(&mut buffer[filled..], offset + filled as u64) {
-            Ok(0) => break,
-            Ok(read) => filled += read,
-            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(filled)
-}
-
-/// Checks what QEMU says it opened as extents: that they lie in the image's own
-/// folder, and that flat ones are long enough (QEMU would read zeroes past their end).
-fn check_extent_files(path: &Path, facts: &Value) -> Result<()> {
-    let Some(extents) = facts["format-specific"]["data"]["extents"].as_array() else {
-        return Ok(());
-    };
+/// Checks what QEMU says of a VMDK: that its extents lie in the image's own folder, and
+/// that no parent is missing, which QEMU would read as zeroes. Tells whether part of it
+/// is compressed.
+fn check_vmdk(path: &Path, facts: &Value) -> Result<bool> {
+    let data = &facts["format-specific"]["data"];
+    let Some(extents) = data["extents"].as_array() else { return Ok(false) };
     let absolute = std::path::absolute(path).context(|| format!("reading {}", path.display()))?;
     for extent in extents {
         let name = extent["filename"].as_str().unwrap_or_default();
         if Path::new(name).parent() != absolute.parent() {
             return Err(Error::new(
                 ErrorKind::Unsupported,
-                format!("{} has an extent outside of its own folder: {name}", path.display()),
-            ));
-        }
-        let wanted = extent["virtual-size"].as_u64().unwrap_or(0);
-        let length = std::fs::metadata(name).context(|| format!("looking at {name}"))?.len();
-        if extent["format"] == "FLAT" && length < wanted {
-            return Err(Error::new(
-                ErrorKind::Io,
-                format!("{name} is truncated: it has {length} of {wanted} bytes"),
+                format!(
+                    "{} has an extent outside of its own folder: {}",
+                    path.display(),
+                    name.escape_debug()
+                ),
             ));
         }
     }
-    Ok(())
+    let has_parent = data["parent-cid"].as_u64().is_some_and(|parent| parent != NO_PARENT);
+    if has_parent && facts["backing-filename"].is_null() {
+        return Err(Error::new(
+            ErrorKind::Unsupported,
+            format!(
+                "{} is a snapshot over a parent that it does not name: consolidate the \
+                 snapshots, and back up the result",
+                path.display()
+            ),
+        ));
+    }
+    Ok(extents.iter().any(|extent| extent["compressed"] == true))
 }
 
 /// The backing file that the image names, with the format that it states.
@@ -209,7 +177,7 @@ fn backing_file(
     let refused = |why: String| {
         Error::new(
             ErrorKind::Unsupported,
-            format!("the backing file '{named}' of {} {why}", path.display()),
+            format!("the backing file '{}' of {} {why}", named.escape_debug(), path.display()),
         )
     };
     let full = facts["full-backing-filename"].as_str().unwrap_or(named);
@@ -218,8 +186,9 @@ fn backing_file(
     }
     let backing_format = match facts["backing-filename-format"].as_str() {
         Some("vpc") => ImageFormat::Vhd,
-        Some(word) => ImageFormat::from_word(word)
-            .ok_or_else(|| refused(format!("has the format {word}, which cannot be read")))?,
+        Some(word) => ImageFormat::from_word(word).ok_or_else(|| {
+            refused(format!("has the format {}, which cannot be read", word.escape_debug()))
+        })?,
         None if format == ImageFormat::Vmdk => ImageFormat::Vmdk,
         None => {
             return Err(refused(

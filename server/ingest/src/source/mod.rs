@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   raw file, block device ── pread, SEEK_HOLE ──────────────┐
-//!   qcow2 vmdk vhd vhdx ── qemu-nbd child ── private socket ─┤─▶ Source
+//!   qcow2 vmdk vhd vhdx ── confined qemu-nbd ── its socket ──┤─▶ Source
 //!   NBD URI ── libnbd ───────────────────────────────────────┘
 //! ```
 //!
@@ -12,9 +12,13 @@
 mod image;
 mod inspect;
 mod nbd;
+mod qcow2;
 mod raw;
+mod raw_signs;
 mod spec;
-mod vmdk_files;
+mod vhd;
+mod vhdx;
+mod vmdk;
 
 use std::sync::atomic::AtomicBool;
 
@@ -77,6 +81,11 @@ pub trait Source: Send + Sync {
     /// Fails where the source was opened without a bitmap.
     fn dirty_runs(&self, offset_bytes: u64, length_bytes: u64) -> Result<Vec<DirtyRun>>;
 
+    /// What the user should know of the source although it can be read.
+    fn remark(&self) -> Option<String> {
+        None
+    }
+
     /// To be called when all is read: fails where what was read may not be one
     /// whole disk; otherwise a warning, if there is one.
     fn check_after_reading(&self) -> Result<Option<String>>;
@@ -119,7 +128,7 @@ fn open_location<'c>(
                      instead, or leave out --bitmap",
                 ));
             }
-            Box::new(RawSource::open(path)?)
+            Box::new(RawSource::open_disk(path)?)
         }
         Location::Image { path, format } => {
             Box::new(ImageSource::open(path, *format, options, cancel)?)
@@ -157,3 +166,6 @@ pub(crate) fn round_up(offset: u64, unit: u64) -> u64 {
 pub(crate) fn round_down(offset: u64, unit: u64) -> u64 {
     offset - offset % unit
 }
+
+#[cfg(test)]
+mod header_tests;

@@ -8,6 +8,7 @@ use coldrise_block::{push_extent, Context, Error, ErrorKind, Extent, ExtentKind,
 use rustix::fs::{OFlags, SeekFrom};
 use rustix::io::Errno;
 
+use super::raw_signs::{refuse_fixed_vhd, remark_on_start};
 use super::{DirtyRun, Reader, Source};
 
 /// Bytes of one read.
@@ -22,6 +23,8 @@ pub(crate) struct RawSource {
     size_bytes: u64,
     /// What the file looked like when it was opened; `None` for a block device.
     opened: Option<Stamp>,
+    /// What seemed odd when it was opened.
+    remark: Option<String>,
 }
 
 /// What shows that a file was written to, or taken away.
@@ -48,18 +51,26 @@ impl RawSource {
             .context(what)?;
         let metadata = file.metadata().context(what)?;
         let kind = metadata.file_type();
-        let (size_bytes, opened) = if kind.is_file() {
-            (metadata.len(), Some(Stamp::of(&metadata)))
-        } else if kind.is_block_device() {
-            let end = rustix::fs::seek(&file, SeekFrom::End(0)).map_err(std::io::Error::from);
-            (end.context(what)?, None)
-        } else {
+        if !kind.is_file() && !kind.is_block_device() {
             return Err(Error::new(
                 ErrorKind::InvalidInput,
                 format!("{} is neither a file nor a block device", path.display()),
             ));
-        };
-        Ok(RawSource { file, path: path.to_path_buf(), size_bytes, opened })
+        }
+        let size_bytes = file_length(&file).context(what)?;
+        let opened = kind.is_file().then(|| Stamp::of(&metadata));
+        Ok(RawSource { file, path: path.to_path_buf(), size_bytes, opened, remark: None })
+    }
+
+    /// The same for a file that was said to be a raw disk. Refuses a fixed VHD; other
+    /// images are remarked upon.
+    pub(crate) fn open_disk(path: &Path) -> Result<RawSource> {
+        let mut source = RawSource::open(path)?;
+        if source.opened.is_some() {
+            refuse_fixed_vhd(&source.file, path, source.size_bytes)?;
+            source.remark = remark_on_start(&source.file, path)?;
+        }
+        Ok(source)
     }
 
     fn changed(&self, how: &str) -> Error {
@@ -152,6 +163,10 @@ impl Source for RawSource {
         Err(Error::new(ErrorKind::Unsupported, "a raw image keeps no dirty bitmap"))
     }
 
+    fn remark(&self) -> Option<String> {
+        self.remark.clone()
+    }
+
     fn check_after_reading(&self) -> Result<Option<String>> {
         let Some(opened) = self.opened else { return Ok(None) };
         let metadata =
@@ -170,6 +185,15 @@ impl Source for RawSource {
             )
         }))
     }
+}
+
+/// The length of a file or a block device, in bytes.
+pub(super) fn file_length(file: &File) -> std::io::Result<u64> {
+    let metadata = file.metadata()?;
+    if metadata.file_type().is_block_device() {
+        return Ok(rustix::fs::seek(file, SeekFrom::End(0))?);
+    }
+    Ok(metadata.len())
 }
 
 struct RawReader<'s> {

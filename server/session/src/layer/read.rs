@@ -81,6 +81,23 @@ impl Layer {
         })
     }
 
+    /// Authenticates what is captured from `block` on, as far as one call reads.
+    /// Returns how many blocks were dealt with and how many bytes were read: none
+    /// where nothing is captured.
+    ///
+    /// Errors: `Corrupt` when that one block is damaged.
+    pub(crate) fn check_captured(&self, block: u64) -> Result<(u64, u64)> {
+        let left = self.blocks() - block;
+        let Lookup::Slot(slot) = self.lookup(block) else {
+            return Ok((self.uniform_blocks(block, left).max(1), 0));
+        };
+        let run = self.slot_run(block, slot, left) as usize;
+        let mut content = vec![0; run * BLOCK];
+        // Where fewer were read, blocks moved meanwhile: they are looked up again.
+        let blocks = self.read_slots(block, slot, &mut content, Stripe::Free)? as u64;
+        Ok((blocks, blocks * BLOCK_SIZE_BYTES))
+    }
+
     fn open_slot(&self, block: u64, slot: u32, stored: &[u8], out: &mut [u8]) -> Result<bool> {
         let record = self.windows.load_record(&self.file, slot)?;
         Ok(match self.keys.open_record(RecordPlace::of_slot(slot), &record) {

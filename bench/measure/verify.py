@@ -1,0 +1,44 @@
+"""Verifying a repository, against reading the same files through the cipher alone."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from bench.support.commands import run, settle, timed
+from bench.support.figures import COLDRISE, Row, Target, column
+from bench.support.images import MIB
+from bench.support.setting import Setting
+
+SUMMARY = "verify of a whole repository"
+
+_TITLE = "verify"
+_CIPHER = "cat through AES-256-GCM"
+_CHUNK_BYTES = 16 << 10
+
+
+def measure(setting: Setting) -> None:
+    run(["cargo", "build", "--release", "--locked", "-p", "coldrise-store", "--example", "aead_cat"])
+    for disk in setting.disks():
+        coldrise = setting.coldrise(disk)
+    cipher = Path(setting.program).parent / "examples" / "aead_cat"
+    files = sorted((coldrise.repository / "db").glob("*.sst"))
+    stored_mib = sum(path.stat().st_size for path in files) / MIB
+    threads = len(os.sched_getaffinity(0))
+
+    def verify() -> dict[str, float]:
+        settle(setting.work)
+        return {_TITLE: stored_mib / coldrise.call_timed("verify")}
+
+    def read_through_cipher() -> dict[str, float]:
+        settle(setting.work)
+        return {_TITLE: stored_mib / timed([cipher, threads, _CHUNK_BYTES, *files])}
+
+    coldrise.preread()
+    contestants = {COLDRISE: verify, _CIPHER: read_through_cipher}
+    results = setting.race("verify", contestants, setting.sizes.few_rounds)
+    setting.add(
+        Row("verify", _TITLE, " and ".join(disk.name for disk in setting.disks()), "MiB/s",
+            column(results, _TITLE), [Target(_CIPHER, at_least=0.8)], "",
+            f"coldrise verify; the files of its database by aead_cat, {threads} threads; in the page cache")
+    )

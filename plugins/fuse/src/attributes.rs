@@ -1,0 +1,61 @@
+//! What stat(2) tells, and for how long the kernel may believe it.
+
+use crate::served::Owner;
+use coldrise_export::{Attributes, Node, NodeType};
+use fuser::{FileAttr, FileType, INodeNo};
+use std::time::Duration;
+
+/// A point and its files never change; but a point may be deleted.
+const OF_POINTS: Duration = Duration::from_secs(3600);
+/// Machines come and go, and get points.
+const OF_MACHINES: Duration = Duration::from_secs(1);
+
+/// For how long a node's name and attributes hold. Those of a session do not hold
+/// at all: the same disk changes through NBD, through another mount, and through
+/// its other files in this one.
+pub(crate) fn validity(node: &Node) -> Duration {
+    if node.is_live() {
+        Duration::ZERO
+    } else if node.is_immutable() {
+        OF_POINTS
+    } else {
+        OF_MACHINES
+    }
+}
+
+pub(crate) fn file_type(node_type: NodeType) -> FileType {
+    match node_type {
+        NodeType::Folder => FileType::Directory,
+        NodeType::File => FileType::RegularFile,
+        NodeType::Link => FileType::Symlink,
+    }
+}
+
+pub(crate) fn stat(node: &Node, attributes: &Attributes, owner: Owner) -> FileAttr {
+    let perm = match (attributes.node_type, node.is_live()) {
+        (NodeType::Folder, false) => 0o555,
+        (NodeType::Folder, true) => 0o755,
+        (NodeType::File, _) if attributes.is_writable => 0o644,
+        (NodeType::File, _) => 0o444,
+        (NodeType::Link, _) => 0o777,
+    };
+    FileAttr {
+        ino: INodeNo(node.file_id()),
+        size: attributes.size_bytes,
+        blocks: attributes.stored_bytes.div_ceil(512),
+        atime: attributes.modified,
+        mtime: attributes.modified,
+        ctime: attributes.modified,
+        crtime: attributes.modified,
+        kind: file_type(attributes.node_type),
+        perm,
+        // For a folder 1 says that its folders are not counted, as on other file
+        // systems: to count them would be to list them.
+        nlink: 1,
+        uid: owner.user,
+        gid: owner.group,
+        rdev: 0,
+        blksize: 4096,
+        flags: 0,
+    }
+}

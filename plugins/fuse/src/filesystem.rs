@@ -1,0 +1,404 @@
+//! The kernel's requests, as fuser hands them over.
+
+use crate::answer::Answer;
+use crate::attributes::file_type;
+use crate::requests::Stat;
+use crate::served::Served;
+use coldrise_export::OpenFile;
+use fuser::{
+    BsdFileFlags, FileHandle, FileType, FopenFlags, Generation, INodeNo, InitFlags, KernelConfig,
+    LockOwner, OpenAccMode, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData,
+    ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite,
+    Request, TimeOrNow, WriteFlags,
+};
+use std::cell::RefCell;
+use std::ffi::OsStr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+/// Largest read and write that the kernel sends, in bytes: its own limit, unless
+/// somebody changed that.
+const REQUEST_BYTES: u32 = 1 << 20;
+/// Requests of read-ahead and the like that the kernel keeps under way.
+const BACKGROUND_REQUESTS: u16 = 64;
+/// Unit in which statfs(2) counts, in bytes.
+const SPACE_UNIT_BYTES: u32 = 4096;
+/// Longest name that statfs(2) tells, in bytes.
+const NAME_BYTES: u32 = 255;
+/// A number is never given to another node.
+const GENERATION: Generation = Generation(0);
+
+thread_local! {
+    /// What a read fills; kept, because asking for a large buffer costs more than
+    /// filling it.
+    static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+/// fuser's side of a mount. What is not here is answered with ENOSYS, after which
+/// the kernel asks no more: extended attributes are not supported, locks are its
+/// own, ranges are copied by reading and writing.
+pub(crate) struct Filesystem {
+    served: Arc<Served>,
+    on_end: Option<OnEnd>,
+}
+
+/// What is called when the kernel asks no more.
+pub(crate) type OnEnd = Box<dyn FnOnce() + Send + Sync>;
+
+impl Filesystem {
+    pub(crate) fn new(served: Arc<Served>, on_end: OnEnd) -> Filesystem {
+        Filesystem { served, on_end: Some(on_end) }
+    }
+}
+
+fn reply_empty(answer: Answer<()>, reply: ReplyEmpty) {
+    match answer {
+        Ok(()) => reply.ok(),
+        Err(errno) => reply.error(errno),
+    }
+}
+
+fn reply_attr(answer: Answer<Stat>, reply: ReplyAttr) {
+    match answer {
+        Ok((attributes, validity)) => reply.attr(&validity, &attributes),
+        Err(errno) => reply.error(errno),
+    }
+}
+
+impl fuser::Filesystem for Filesystem {
+    fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
+        // Each is as good as the kernel lets it be.
+        let _ = config.set_max_write(REQUEST_BYTES);
+        if let Err(most) = config.set_max_readahead(REQUEST_BYTES) {
+            let _ = config.set_max_readahead(most);
+        }
+        let _ = config.set_max_background(BACKGROUND_REQUESTS);
+        for capability in [InitFlags::FUSE_PARALLEL_DIROPS, InitFlags::FUSE_ASYNC_DIO] {
+            let _ = config.add_capabilities(capability);
+        }
+        Ok(())
+    }
+
+    fn destroy(&mut self) {
+        if let Some(on_end) = self.on_end.take() {
+            on_end();
+        }
+    }
+
+    fn lookup(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        match self.served.look_up(parent, name) {
+            Ok((attributes, validity)) => reply.entry(&validity, &attributes, GENERATION),
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn forget(&self, _request: &Request, inode: INodeNo, lookups: u64) {
+        self.served.forget(inode, lookups);
+    }
+
+    fn getattr(
+        &self,
+        _request: &Request,
+        inode: INodeNo,
+        _file: Option<FileHandle>,
+        reply: ReplyAttr,
+    ) {
+        reply_attr(self.served.stat(inode), reply);
+    }
+
+    /// Modes and owners do not change.
+    fn setattr(
+        &self,
+        _request: &Request,
+        inode: INodeNo,
+        mode: Option<u32>,
+        user: Option<u32>,
+        group: Option<u32>,
+        size: Option<u64>,
+        _atime: Option<TimeOrNow>,
+        _mtime: Option<TimeOrNow>,
+        _ctime: Option<SystemTime>,
+        file: Option<FileHandle>,
+        _crtime: Option<SystemTime>,
+        _chgtime: Option<SystemTime>,
+        _bkuptime: Option<SystemTime>,
+        _flags: Option<BsdFileFlags>,
+        reply: ReplyAttr,
+    ) {
+        if mode.is_some() || user.is_some() || group.is_some() {
+            return reply.error(self.served.refuse(inode, "changing a mode or an owner"));
+        }
+        reply_attr(self.served.change(inode, file.map(|handle| handle.0), size), reply);
+    }
+
+    fn readlink(&self, _request: &Request, inode: INodeNo, reply: ReplyData) {
+        match self.served.target(inode) {
+            Ok(target) => reply.data(target.as_bytes()),
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn open(&self, _request: &Request, inode: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        match self.served.open(inode, flags.acc_mode() != OpenAccMode::O_RDONLY) {
+            Ok((handle, flags)) => reply.opened(FileHandle(handle), flags),
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn read(
+        &self,
+        _request: &Request,
+        _inode: INodeNo,
+        file: FileHandle,
+        offset: u64,
+        size: u32,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        BUFFER.with_borrow_mut(|buffer| {
+            // The kernel asks for no more than was settled at the start.
+            let size = size.min(REQUEST_BYTES) as usize;
+            if buffer.len() < size {
+                buffer.resize(size, 0);
+            }
+            let buffer = &mut buffer[..size];
+            match self.served.on_file(file.0, |file| file.read(buffer, offset)) {
+                Ok(length) => reply.data(&buffer[..length]),
+                Err(errno) => reply.error(errno),
+            }
+        });
+    }
+
+    fn write(
+        &self,
+        _request: &Request,
+        _inode: INodeNo,
+        file: FileHandle,
+        offset: u64,
+        bytes: &[u8],
+        _write_flags: WriteFlags,
+        flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        reply: ReplyWrite,
+    ) {
+        // O_SYNC is O_DSYNC and more; the kernel leaves both to us.
+        let is_synced = flags.0 & libc::O_DSYNC != 0;
+        match self.served.write(file.0, bytes, offset, is_synced) {
+            // A request holds no more.
+            Ok(()) => reply.written(bytes.len() as u32),
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    /// A program closes the file: what it wrote becomes durable, and it learns
+    /// whether it did.
+    fn flush(
+        &self,
+        _request: &Request,
+        _inode: INodeNo,
+        file: FileHandle,
+        _lock_owner: LockOwner,
+        reply: ReplyEmpty,
+    ) {
+        reply_empty(self.served.on_file(file.0, OpenFile::flush_if_written), reply);
+    }
+
+    fn release(
+        &self,
+        _request: &Request,
+        _inode: INodeNo,
+        file: FileHandle,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        _flush: bool,
+        reply: ReplyEmpty,
+    ) {
+        reply_empty(self.served.close(file.0), reply);
+    }
+
+    fn fsync(
+        &self,
+        _request: &Request,
+        _inode: INodeNo,
+        file: FileHandle,
+        _datasync: bool,
+        reply: ReplyEmpty,
+    ) {
+        reply_empty(self.served.on_file(file.0, OpenFile::flush), reply);
+    }
+
+    fn opendir(&self, _request: &Request, inode: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+        match self.served.open_listing(inode) {
+            Ok(handle) => reply.opened(FileHandle(handle), FopenFlags::empty()),
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn readdir(
+        &self,
+        _request: &Request,
+        inode: INodeNo,
+        listing: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectory,
+    ) {
+        let (folder, listing) = match self.served.listing(inode, listing.0, offset == 0) {
+            Ok(found) => found,
+            Err(errno) => return reply.error(errno),
+        };
+        let dots = [(folder.file_id(), "."), (folder.parent_id(), "..")];
+        let dots = dots.into_iter().map(|(inode, name)| (inode, FileType::Directory, name));
+        let entries = listing
+            .iter()
+            .map(|entry| (entry.file_id, file_type(entry.node_type), entry.name.as_str()));
+        // The place of an entry is that of its successor.
+        let all = dots.chain(entries).zip(1..);
+        for ((inode, kind, name), next) in all.skip(usize::try_from(offset).unwrap_or(usize::MAX)) {
+            if reply.add(INodeNo(inode), next, kind, name) {
+                break;
+            }
+        }
+        reply.ok();
+    }
+
+    fn releasedir(
+        &self,
+        _request: &Request,
+        _inode: INodeNo,
+        listing: FileHandle,
+        _flags: OpenFlags,
+        reply: ReplyEmpty,
+    ) {
+        reply_empty(self.served.close_listing(listing.0), reply);
+    }
+
+    fn statfs(&self, _request: &Request, _inode: INodeNo, reply: ReplyStatfs) {
+        match self.served.space() {
+            Ok(space) => {
+                let units = |bytes: u64| bytes / u64::from(SPACE_UNIT_BYTES);
+                reply.statfs(
+                    units(space.total_bytes),
+                    units(space.free_bytes),
+                    units(space.available_bytes),
+                    0,
+                    0,
+                    SPACE_UNIT_BYTES,
+                    NAME_BYTES,
+                    SPACE_UNIT_BYTES,
+                );
+            }
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn fallocate(
+        &self,
+        _request: &Request,
+        _inode: INodeNo,
+        file: FileHandle,
+        offset: u64,
+        length: u64,
+        mode: i32,
+        reply: ReplyEmpty,
+    ) {
+        reply_empty(self.served.allocate(file.0, offset, length, mode), reply);
+    }
+
+    fn lseek(
+        &self,
+        _request: &Request,
+        _inode: INodeNo,
+        file: FileHandle,
+        offset: i64,
+        whence: i32,
+        reply: ReplyLseek,
+    ) {
+        match self.served.seek(file.0, offset, whence) {
+            Ok(at) => reply.offset(at),
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn mknod(
+        &self,
+        _request: &Request,
+        parent: INodeNo,
+        _name: &OsStr,
+        _mode: u32,
+        _umask: u32,
+        _device: u32,
+        reply: ReplyEntry,
+    ) {
+        reply.error(self.served.refuse(parent, "making a file"));
+    }
+
+    fn mkdir(
+        &self,
+        _request: &Request,
+        parent: INodeNo,
+        _name: &OsStr,
+        _mode: u32,
+        _umask: u32,
+        reply: ReplyEntry,
+    ) {
+        reply.error(self.served.refuse(parent, "making a folder"));
+    }
+
+    fn create(
+        &self,
+        _request: &Request,
+        parent: INodeNo,
+        _name: &OsStr,
+        _mode: u32,
+        _umask: u32,
+        _flags: i32,
+        reply: ReplyCreate,
+    ) {
+        reply.error(self.served.refuse(parent, "making a file"));
+    }
+
+    fn symlink(
+        &self,
+        _request: &Request,
+        parent: INodeNo,
+        _name: &OsStr,
+        _target: &Path,
+        reply: ReplyEntry,
+    ) {
+        reply.error(self.served.refuse(parent, "making a link"));
+    }
+
+    fn link(
+        &self,
+        _request: &Request,
+        _inode: INodeNo,
+        parent: INodeNo,
+        _name: &OsStr,
+        reply: ReplyEntry,
+    ) {
+        reply.error(self.served.refuse(parent, "making a link"));
+    }
+
+    fn unlink(&self, _request: &Request, parent: INodeNo, _name: &OsStr, reply: ReplyEmpty) {
+        reply.error(self.served.refuse(parent, "removing a file"));
+    }
+
+    fn rmdir(&self, _request: &Request, parent: INodeNo, _name: &OsStr, reply: ReplyEmpty) {
+        reply.error(self.served.refuse(parent, "removing a folder"));
+    }
+
+    fn rename(
+        &self,
+        _request: &Request,
+        parent: INodeNo,
+        _name: &OsStr,
+        _new_parent: INodeNo,
+        _new_name: &OsStr,
+        _flags: RenameFlags,
+        reply: ReplyEmpty,
+    ) {
+        reply.error(self.served.refuse(parent, "renaming"));
+    }
+}

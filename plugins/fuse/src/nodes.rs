@@ -1,0 +1,61 @@
+//! Inode numbers: those that the kernel knows, and what they stand for.
+
+use coldrise_export::Node;
+use parking_lot::Mutex;
+use std::collections::HashMap;
+
+/// The nodes that the kernel has looked up and not forgotten.
+///
+/// An inode number is the node's own file id, so it is the same whenever the
+/// kernel looks again, and a listing can tell it without remembering anything.
+pub(crate) struct Nodes {
+    root: Node,
+    known: Mutex<HashMap<u64, Known>>,
+}
+
+struct Known {
+    node: Node,
+    /// How often the kernel was told of it, and will forget it.
+    lookups: u64,
+}
+
+impl Nodes {
+    pub(crate) fn new(root: Node) -> Nodes {
+        Nodes { root, known: Mutex::default() }
+    }
+
+    /// The node of that number, as it was when it was looked up last.
+    pub(crate) fn get(&self, inode: u64) -> Option<Node> {
+        if inode == self.root.file_id() {
+            return Some(self.root.clone());
+        }
+        self.known.lock().get(&inode).map(|known| known.node.clone())
+    }
+
+    /// Counts a look-up of the node; false where another one has the same number.
+    pub(crate) fn look_up(&self, node: Node) -> bool {
+        let mut known = self.known.lock();
+        match known.get_mut(&node.file_id()) {
+            Some(there) if there.node.is_same(&node) => {
+                there.node = node;
+                there.lookups += 1;
+                true
+            }
+            Some(_) => false,
+            None => {
+                known.insert(node.file_id(), Known { node, lookups: 1 });
+                true
+            }
+        }
+    }
+
+    /// The kernel has forgotten so many look-ups.
+    pub(crate) fn forget(&self, inode: u64, lookups: u64) {
+        let mut known = self.known.lock();
+        let Some(there) = known.get_mut(&inode) else { return };
+        there.lookups = there.lookups.saturating_sub(lookups);
+        if there.lookups == 0 {
+            known.remove(&inode);
+        }
+    }
+}

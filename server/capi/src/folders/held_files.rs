@@ -1,0 +1,69 @@
+//! What is open of one node.
+
+use coldrise_block::Result;
+use coldrise_export::OpenFile;
+use std::sync::Arc;
+
+/// Files of a node, and for how many they have to stay open.
+#[derive(Default)]
+pub(super) struct HeldFiles {
+    reader: Option<Arc<OpenFile>>,
+    writer: Option<Arc<OpenFile>>,
+    /// Who has opened it to read, and who to write.
+    pub(super) readers: u32,
+    pub(super) writers: u32,
+}
+
+impl HeldFiles {
+    /// A file that can serve: what was opened for writing also reads.
+    pub(super) fn get(&self, for_writing: bool) -> Option<Arc<OpenFile>> {
+        match (&self.writer, &self.reader) {
+            (Some(writer), _) => Some(Arc::clone(writer)),
+            (None, Some(reader)) if !for_writing => Some(Arc::clone(reader)),
+            _ => None,
+        }
+    }
+
+    pub(super) fn put(&mut self, file: &Arc<OpenFile>, for_writing: bool) {
+        match for_writing {
+            true => {
+                self.writer = Some(Arc::clone(file));
+                self.reader = None;
+            }
+            false => self.reader = Some(Arc::clone(file)),
+        }
+    }
+
+    pub(super) fn is_held_for_writing(&self) -> bool {
+        self.writer.is_some()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.reader.is_none() && self.writer.is_none() && self.readers == 0 && self.writers == 0
+    }
+
+    /// Lets go of everything unless somebody has opened it. What was written is
+    /// flushed first; where that fails it stays, for the next flush to fail, too.
+    pub(super) fn close_unopened(&mut self) -> Result<()> {
+        if self.readers == 0 && self.writers == 0 {
+            if let Some(writer) = &self.writer {
+                writer.flush_if_written()?;
+            }
+            self.clear();
+        }
+        Ok(())
+    }
+
+    /// Lets go of everything.
+    pub(super) fn clear(&mut self) {
+        self.reader = None;
+        self.writer = None;
+    }
+
+    /// Stops what is open for good, after a defect.
+    pub(super) fn poison(&self) {
+        for file in self.reader.iter().chain(&self.writer) {
+            file.poison();
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! The repository as folders and files; the contract is `include/coldrise-folders.h`.
+//!
+//! ```text
+//!   C ─▶ calls, file_calls ─▶ OpenNode ─▶ Shared ─▶ Folders
+//!        (raw pointers)        │  └─ HeldFiles: what is open of it, and for whom
+//!                              └─ its file ids from the root down: its handle
+//! ```
+//!
+//! Locks: the list of nodes in use, then the files of one node. Neither is held while
+//! the other's owner waits for a disk, except that the files of a node are opened
+//! under its lock, so that who wants the same file waits and shares it.
+
+mod calls;
+mod file_calls;
+mod held_files;
+mod idle;
+mod node;
+
+pub use calls::*;
+pub use file_calls::*;
+pub use node::OpenNode;
+
+use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_export::{Folders, Node};
+use idle::Idle;
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// `coldrise_folders` of the header.
+pub struct FoldersHandle {
+    shared: Arc<Shared>,
+    /// Ends its thread when dropped.
+    _idle: Idle,
+}
+
+/// What all nodes share.
+pub(crate) struct Shared {
+    folders: Folders,
+    started: Instant,
+    /// Set once everything was closed: nothing is opened any more.
+    has_ended: AtomicBool,
+    /// Nodes that have files open, by their address in memory.
+    in_use: Mutex<HashMap<usize, Arc<OpenNode>>>,
+}
+
+impl FoldersHandle {
+    pub(crate) fn new(folders: Folders, idle_limit: Duration) -> Result<FoldersHandle> {
+        let shared = Arc::new(Shared {
+            folders,
+            started: Instant::now(),
+            has_ended: AtomicBool::new(false),
+            in_use: Mutex::default(),
+        });
+        let idle = Idle::start(&shared, idle_limit)?;
+        Ok(FoldersHandle { shared, _idle: idle })
+    }
+
+    /// Flushes and closes every file; nodes are of no use afterwards.
+    pub(crate) fn end(&self) {
+        self.shared.has_ended.store(true, Ordering::SeqCst);
+        if let Err(error) = self.shared.folders.flush_all() {
+            eprintln!("coldrise: {}", error.full_message());
+        }
+        let in_use = std::mem::take(&mut *self.shared.in_use.lock());
+        in_use.values().for_each(|node| node.close_all());
+    }
+}
+
+impl Shared {
+    /// Milliseconds since the start: cheap to keep in an atomic.
+    fn now_ms(&self) -> u64 {
+        u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    fn check(&self) -> Result<()> {
+        match self.has_ended.load(Ordering::SeqCst) {
+            false => Ok(()),
+            true => Err(Error::new(ErrorKind::NotFound, "the repository was closed")),
+        }
+    }
+
+    /// The node of that path, as it is now.
+    fn look_up(&self, path: &str) -> Result<Node> {
+        let mut node = self.folders.root();
+        for name in path.split('/').filter(|name| !name.is_empty()) {
+            node = self.folders.find(&node, name)?;
+        }
+        Ok(node)
+    }
+
+    /// The node of these file ids, from below the root down.
+    fn resolve(&self, ids: &[u64]) -> Result<Node> {
+        let gone = || Error::new(ErrorKind::NotFound, "what the handle named is gone");
+        let mut node = self.folders.root();
+        for id in ids {
+            let entries = self.folders.entries(&node)?;
+            let entry = entries.iter().find(|entry| entry.file_id == *id).ok_or_else(gone)?;
+            node = self.folders.find(&node, &entry.name)?;
+            // Another one may have got the name meanwhile.
+            if node.file_id() != *id {
+                return Err(gone());
+            }
+        }
+        Ok(node)
+    }
+}

@@ -1,0 +1,159 @@
+//! `coldrise key`: the passphrases that open the repository.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_store::{
+    add_passphrase, passphrases, remove_passphrase, replace_passphrase, KeyLabel, NewPassphrase,
+    Passphrase, PassphraseEntry, PassphraseSelector, PassphraseSource,
+};
+use serde::Serialize;
+
+use crate::invocation::Invocation;
+use crate::report::Report;
+use crate::units::show_moment;
+
+/// How the passphrase of init is called, which has no name.
+const INITIAL: &str = "initial";
+
+/// Add, list, change and remove the passphrases that open the repository.
+///
+/// Up to eight passphrases may open a repository, each with a name. What is open goes on. A changed or removed passphrase does not change the key that the data is
+/// encrypted with: whoever knew it and has a copy of the old repository.json can still
+/// read the data.
+#[derive(Debug, Args)]
+pub(crate) struct KeyArguments {
+    #[command(subcommand)]
+    action: KeyAction,
+}
+
+#[derive(Debug, Subcommand)]
+enum KeyAction {
+    /// Let a further passphrase open the repository.
+    Add {
+        /// What to call it.
+        #[arg(value_name = "NAME", value_parser = parse_label)]
+        name: KeyLabel,
+        #[command(flatten)]
+        new: NewArguments,
+    },
+    /// Put a new passphrase in the place of the given one, in one step.
+    Rotate {
+        #[command(flatten)]
+        new: NewArguments,
+    },
+    /// Let a passphrase open the repository no more; never the last one.
+    Remove {
+        /// Its name; initial is that of init.
+        #[arg(value_name = "NAME", value_parser = parse_selector)]
+        name: PassphraseSelector,
+    },
+    /// List the passphrases by name; * marks the one that was given now.
+    List,
+}
+
+#[derive(Debug, Args)]
+struct NewArguments {
+    /// File that holds the new passphrase; one line end at its end does not count.
+    #[arg(long, value_name = "FILE", required_unless_present = "new_passphrase_command")]
+    new_passphrase_file: Option<PathBuf>,
+
+    /// Shell command that prints the new passphrase.
+    #[arg(long, value_name = "COMMAND", conflicts_with = "new_passphrase_file")]
+    new_passphrase_command: Option<String>,
+
+    /// How many milliseconds a guess shall take on this machine, and with it every
+    /// opening of the repository. Without it about 25: enough for a passphrase that
+    /// was made by a program, little for one that was made up.
+    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(25..=60_000))]
+    guess_ms: Option<u64>,
+}
+
+impl NewArguments {
+    fn read(&self) -> Result<Passphrase> {
+        let source = match (&self.new_passphrase_file, &self.new_passphrase_command) {
+            (Some(file), _) => PassphraseSource::File(file.clone()),
+            (None, Some(command)) => PassphraseSource::Command(command.clone()),
+            (None, None) => PassphraseSource::None,
+        };
+        let missing = || Error::new(ErrorKind::InvalidInput, "there is no new passphrase");
+        source.read()?.ok_or_else(missing)
+    }
+
+    fn guess_time(&self) -> Option<Duration> {
+        self.guess_ms.map(Duration::from_millis)
+    }
+}
+
+fn parse_label(text: &str) -> Result<KeyLabel> {
+    if text == INITIAL {
+        return Err(Error::new(
+            ErrorKind::InvalidInput,
+            "initial is the name of the passphrase of init: choose another one",
+        ));
+    }
+    KeyLabel::parse(text)
+}
+
+fn parse_selector(text: &str) -> Result<PassphraseSelector> {
+    match text {
+        INITIAL => Ok(PassphraseSelector::Initial),
+        _ => KeyLabel::parse(text).map(PassphraseSelector::Label),
+    }
+}
+
+#[derive(Serialize)]
+struct Passphrases {
+    passphrases: Vec<PassphraseEntry>,
+    elapsed_ms: u64,
+}
+
+pub(crate) fn run(invocation: &Invocation, arguments: &KeyArguments) -> Result<Report> {
+    let repository = invocation.repository_path()?;
+    let given = invocation.passphrase()?;
+    let (entries, done) = match &arguments.action {
+        KeyAction::List => (passphrases(repository, &given)?, None),
+        KeyAction::Add { name, new } => {
+            let passphrase = new.read()?;
+            let (label, guess_time) = (Some(name.clone()), new.guess_time());
+            let new = NewPassphrase { passphrase: &passphrase, label, guess_time };
+            let entries = add_passphrase(repository, &given, &new)?;
+            (entries, Some(format!("the passphrase {name} opens the repository from now on")))
+        }
+        KeyAction::Rotate { new } => {
+            let passphrase = new.read()?;
+            let (label, guess_time) = (None, new.guess_time());
+            let new = NewPassphrase { passphrase: &passphrase, label, guess_time };
+            let entries = replace_passphrase(repository, &given, &new)?;
+            (entries, Some("the new passphrase opens the repository, the old one no more".into()))
+        }
+        KeyAction::Remove { name } => {
+            let entries = remove_passphrase(repository, &given, name)?;
+            let name = match name {
+                PassphraseSelector::Label(label) => label.as_str(),
+                PassphraseSelector::Initial => INITIAL,
+            };
+            (entries, Some(format!("the passphrase {name} opens the repository no more")))
+        }
+    };
+    let listed = table(&entries);
+    let object = Passphrases { passphrases: entries, elapsed_ms: invocation.elapsed_ms() };
+    Ok(match done {
+        Some(done) => Report::done(&object, done),
+        None => Report::answer(&object, listed),
+    })
+}
+
+fn table(entries: &[PassphraseEntry]) -> String {
+    let mut text = format!("  {:<24}{:<22}{:>12}{:>8}\n", "NAME", "ADDED", "MEMORY", "PASSES");
+    for entry in entries {
+        let name = entry.label.as_ref().map_or(INITIAL, KeyLabel::as_str);
+        let added = entry.added_at_ms.map_or("with the repository".to_owned(), show_moment);
+        let mark = if entry.is_given { '*' } else { ' ' };
+        let memory = format!("{} MiB", entry.memory_kib / 1024);
+        text.push_str(&format!("{mark} {name:<24}{added:<22}{memory:>12}{:>8}\n", entry.passes));
+    }
+    text
+}

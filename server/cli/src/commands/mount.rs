@@ -1,0 +1,148 @@
+//! `coldrise mount`: the repository as folders and files.
+
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{channel, Receiver, RecvTimeoutError, Sender};
+use std::time::Duration;
+
+use clap::Args;
+use coldrise_block::{Context, Error, ErrorKind, Result};
+use coldrise_fuse::{Mount, MountOptions, Unmounted};
+use serde_json::json;
+
+use super::serve::DEFAULT_CACHE;
+use crate::invocation::Invocation;
+use crate::report::{print_line, Report};
+use crate::signals::ChildSignals;
+use crate::units::parse_size;
+
+/// How long programs have time to close their files.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Mount the repository on a directory, until Ctrl-C or umount.
+///
+/// Shows MACHINE/POINT/DISK.raw, .vhd, .vhdx, .vmdk and .qcow2 of every restore point,
+/// and the compact .dynamic.vhd, .dynamic.vhdx, .sparse.vmdk and .sparse.qcow2, read-only;
+/// and live/SESSION/DISK.raw and so on, writable. All files of a disk are that disk: what
+/// is written to one of them shows in the others. What is stored or published meanwhile
+/// shows at once. A line that starts with "mounted" says that it can be used.
+#[derive(Debug, Args)]
+pub(crate) struct MountArguments {
+    /// An empty directory.
+    #[arg(value_name = "DIR")]
+    directory: PathBuf,
+
+    /// Let other users read the files, too, and root write those of sessions.
+    ///
+    /// Users other than root need the line user_allow_other in /etc/fuse.conf.
+    #[arg(long)]
+    allow_other: bool,
+
+    /// Memory for decoded chunks, such as 64M or 2G; 0 keeps none.
+    #[arg(long, value_name = "SIZE", default_value = DEFAULT_CACHE, value_parser = parse_size)]
+    cache: u64,
+
+    /// Show sessions read-only, too.
+    #[arg(long)]
+    read_only: bool,
+}
+
+/// What can happen to a mount.
+enum Event {
+    /// We were asked to end it.
+    Asked,
+    /// It was unmounted, and nobody uses it any more.
+    Ended,
+}
+
+pub(crate) fn run(invocation: &Invocation, arguments: MountArguments) -> Result<Report> {
+    let signals = ChildSignals::catch()?;
+    let repository = invocation.open_for_serving(arguments.cache)?;
+    let options = MountOptions {
+        folder: arguments.directory,
+        is_read_only: arguments.read_only,
+        allows_others: arguments.allow_other,
+        cache_bytes: arguments.cache,
+    };
+    let (tell, events) = channel();
+    let asked = tell.clone();
+    let mount = Mount::start(&repository, &options, move || {
+        // Nobody listens any more where the program ends.
+        let _ = tell.send(Event::Ended);
+    })?;
+    let ended = tell_of_requests_to_end(signals, asked).and_then(|()| {
+        announce(invocation, mount.folder(), arguments.read_only);
+        await_end(invocation, &mount, &events)
+    });
+    let folder = mount.folder().to_owned();
+    // Whatever came before: what was written is made durable.
+    let finished = mount.finish();
+    ended.and(finished)?;
+    let object =
+        json!({ "directory": folder.to_string_lossy(), "elapsed_ms": invocation.elapsed_ms() });
+    Ok(Report::done(&object, format!("unmounted {}", folder.display())))
+}
+
+fn announce(invocation: &Invocation, folder: &Path, is_read_only: bool) {
+    if invocation.is_json() {
+        let object = json!({
+            "event": "mounted",
+            "directory": folder.to_string_lossy(),
+            "read_only": is_read_only,
+        });
+        print_line(&object.to_string());
+        return;
+    }
+    let repository = invocation.repository_path().unwrap_or(Path::new(""));
+    let (repository, folder) = (repository.display(), folder.display());
+    let program = match rustix::process::geteuid().is_root() {
+        true => "umount",
+        false => "fusermount3 -u",
+    };
+    print_line(&format!("mounted {repository} at {folder}; end with Ctrl-C or {program} {folder}"));
+}
+
+fn tell_of_requests_to_end(mut signals: ChildSignals, tell: Sender<Event>) -> Result<()> {
+    let thread = std::thread::Builder::new().name("signals".to_owned());
+    let wait = move || loop {
+        if signals.wait() && tell.send(Event::Asked).is_err() {
+            return;
+        }
+    };
+    thread.spawn(wait).map(drop).context(|| "starting the thread that waits for signals")
+}
+
+/// Waits until the mount has ended, by itself or because we were asked.
+fn await_end(invocation: &Invocation, mount: &Mount, events: &Receiver<Event>) -> Result<()> {
+    match events.recv() {
+        Ok(Event::Ended) => return Ok(()),
+        Ok(Event::Asked) => {}
+        Err(_) => return Err(gone()),
+    }
+    if mount.unmount()? == Unmounted::Busy {
+        let open = mount.open_paths();
+        let what = match open.is_empty() {
+            true => "a folder of it is still in use".to_owned(),
+            false => format!("still open: {}", open.join(", ")),
+        };
+        invocation.remark(&format!(
+            "{} is unmounted, but {what}; waiting {} s, or until Ctrl-C comes again",
+            mount.folder().display(),
+            PATIENCE.as_secs()
+        ));
+    }
+    match events.recv_timeout(PATIENCE) {
+        Ok(Event::Ended) => Ok(()),
+        Ok(Event::Asked) | Err(RecvTimeoutError::Timeout) => {
+            invocation.remark(
+                "ended all the same: what was written is flushed, and whoever still has a file \
+                 open gets errors",
+            );
+            Ok(())
+        }
+        Err(RecvTimeoutError::Disconnected) => Err(gone()),
+    }
+}
+
+fn gone() -> Error {
+    Error::new(ErrorKind::Internal, "the threads of the mount are gone")
+}

@@ -1,0 +1,258 @@
+//! `coldrise verify`: reads and authenticates what is stored, and names what damage
+//! affects.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use clap::Args;
+use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_ingest::{Phase, Progress, ProgressState};
+use coldrise_session::{Catalog, Inventory};
+use coldrise_store::{
+    Address, Affected, CatalogDamage, Coverage, Damaged, DiskName, Repository, VerifyOptions,
+    VerifyProgress,
+};
+use serde::Serialize;
+
+use crate::invocation::Invocation;
+use crate::progress::ProgressView;
+use crate::report::Report;
+use crate::signals::cancel_flag;
+use crate::units::{show_count, show_duration, show_size};
+
+/// Ranges of one disk, and damaged values, that are listed for people; --json has
+/// them all.
+const MAX_LISTED: usize = 10;
+
+/// Read and authenticate what is stored, and name what each damage affects.
+///
+/// Reads chunks in the order of storing, every page of every chunk map once, every
+/// document and every captured block. Changes nothing, and works beside backups and
+/// running machines. The exit code is 1 where something is damaged.
+#[derive(Debug, Args)]
+pub(crate) struct VerifyArguments {
+    /// Only what this needs: MACHINE/POINT or live/SESSION, with /DISK or without.
+    #[arg(value_name = "ADDRESS")]
+    address: Option<Address>,
+
+    /// Read only about so many percent of the chunks, chosen at random.
+    #[arg(long, value_name = "PERCENT", value_parser = parse_percent)]
+    #[arg(conflicts_with = "address")]
+    sample: Option<f64>,
+}
+
+/// `5` or `5%` or `0.5`.
+fn parse_percent(text: &str) -> std::result::Result<f64, String> {
+    let number = text.strip_suffix('%').unwrap_or(text).parse::<f64>();
+    number
+        .ok()
+        .filter(|percent| *percent > 0.0 && *percent <= 100.0)
+        .ok_or_else(|| "a percentage above 0 and up to 100, for example 5%".to_owned())
+}
+
+#[derive(Serialize)]
+struct Verified {
+    points: u64,
+    sessions: u64,
+    chunks: u64,
+    pages: u64,
+    layers: u64,
+    read_bytes: u64,
+    damaged_chunks: u64,
+    /// The first of them.
+    chunks_described: Vec<Damaged>,
+    damaged_pages: Vec<Damaged>,
+    damaged_documents: Vec<CatalogDamage>,
+    damaged_layers: Vec<CatalogDamage>,
+    affected: Vec<Affected>,
+    is_clean: bool,
+    elapsed_ms: u64,
+}
+
+pub(crate) fn run(invocation: &Invocation, arguments: &VerifyArguments) -> Result<Report> {
+    let cancel = cancel_flag()?;
+    let repository = invocation.open_for_disks()?;
+    let (inventory, coverage) = match &arguments.address {
+        Some(address) => (only(&repository, address)?, Coverage::Referenced),
+        None => {
+            let coverage = arguments.sample.map_or(Coverage::Everything, Coverage::Sample);
+            (Inventory::take(&repository)?, coverage)
+        }
+    };
+    let view = ProgressView::new(invocation);
+    let chunk_bytes = u64::from(repository.chunk_size_bytes());
+    let progress = |now: VerifyProgress| {
+        view.update(&ProgressState {
+            phase: Phase::Verifying,
+            disk: "chunks",
+            done_bytes: now.done_chunks * chunk_bytes,
+            total_bytes: now.total_chunks * chunk_bytes,
+            read_bytes: now.read_bytes,
+            stored_bytes: 0,
+        });
+    };
+    let options = VerifyOptions { coverage, threads: 0, cancel: &cancel, progress: &progress };
+    let mut chunks = repository.verify(&inventory.disks(), &options)?;
+    let layers = inventory.verify_layers(&repository, &cancel, &|_bytes| {})?;
+    drop(view);
+
+    let mut affected = std::mem::take(&mut chunks.affected);
+    affected.extend(layers.affected);
+    let is_clean = chunks.is_clean()
+        && affected.is_empty()
+        && inventory.damaged.is_empty()
+        && layers.damaged.is_empty();
+    let verified = Verified {
+        points: inventory.points.len() as u64,
+        sessions: inventory.sessions.len() as u64,
+        chunks: chunks.chunks,
+        pages: chunks.pages,
+        layers: layers.layers,
+        read_bytes: chunks.read_bytes + layers.read_bytes,
+        damaged_chunks: chunks.damaged_chunk_count,
+        chunks_described: chunks.damaged_chunks,
+        damaged_pages: chunks.damaged_pages,
+        damaged_documents: inventory.damaged,
+        damaged_layers: layers.damaged,
+        affected: joined(affected),
+        is_clean,
+        elapsed_ms: invocation.elapsed_ms(),
+    };
+    let mut text = text(&verified);
+    text.push_str(&format!(" ({})", show_duration(invocation.elapsed())));
+    let mut report = Report::answer(&verified, text);
+    if !is_clean {
+        report.exit_code = ErrorKind::Corrupt.exit_code();
+    }
+    Ok(report)
+}
+
+/// What one address needs.
+fn only(repository: &Arc<Repository>, address: &Address) -> Result<Inventory> {
+    let mut inventory = Inventory::default();
+    let missing = |disk: &DiskName| {
+        Error::new(ErrorKind::NotFound, format!("{address}: there is no disk {disk}"))
+    };
+    match address {
+        Address::Point { machine, selector, disk } => {
+            let mut point = Catalog::new(repository).point(machine, selector)?;
+            if let Some(disk) = disk {
+                point.disks.retain(|there| there.name == *disk);
+                if point.disks.is_empty() {
+                    return Err(missing(disk));
+                }
+            }
+            inventory.points.push(point);
+        }
+        Address::Live { session, disk } => {
+            let mut session = coldrise_session::session(repository, session)?.document;
+            if let Some(disk) = disk {
+                session.disks.retain(|there| there.name == *disk);
+                if session.disks.is_empty() {
+                    return Err(missing(disk));
+                }
+            }
+            inventory.sessions.push(session);
+        }
+    }
+    Ok(inventory)
+}
+
+/// One entry per disk, its ranges in order and joined: a disk may miss chunks and
+/// captured blocks.
+fn joined(affected: Vec<Affected>) -> Vec<Affected> {
+    let mut whole: Vec<Affected> = Vec::new();
+    for one in affected {
+        match whole.iter_mut().find(|there| there.disk == one.disk) {
+            Some(there) => there.ranges.extend(one.ranges),
+            None => whole.push(one),
+        }
+    }
+    for one in &mut whole {
+        one.ranges.sort_by_key(|range| range.start);
+        let mut ranges: Vec<Range<u64>> = Vec::new();
+        for range in one.ranges.drain(..) {
+            match ranges.last_mut() {
+                Some(last) if last.end >= range.start => last.end = last.end.max(range.end),
+                _ => ranges.push(range),
+            }
+        }
+        one.ranges = ranges;
+    }
+    whole
+}
+
+fn text(verified: &Verified) -> String {
+    let mut lines = Vec::new();
+    for document in verified.damaged_documents.iter().chain(&verified.damaged_layers) {
+        lines.push(format!("damaged: {}: {}", document.what, document.reason));
+    }
+    for page in &verified.damaged_pages {
+        lines.push(format!("damaged: {}", page.reason));
+    }
+    for chunk in verified.chunks_described.iter().take(MAX_LISTED) {
+        lines.push(format!("damaged: chunk {}: {}", chunk.id, chunk.reason));
+    }
+    let more = verified.damaged_chunks.saturating_sub(MAX_LISTED as u64);
+    if more > 0 {
+        lines.push(format!("damaged: {} more", show_count(more, "chunk")));
+    }
+    for disk in &verified.affected {
+        let bytes = disk.ranges.iter().map(|range| range.end - range.start).sum();
+        let mut ranges: Vec<_> = disk.ranges.iter().take(MAX_LISTED).map(show_range).collect();
+        if disk.ranges.len() > MAX_LISTED {
+            ranges.push("…".to_owned());
+        }
+        lines.push(format!(
+            "affected: {}: {}, at {}",
+            disk.disk,
+            show_size(bytes),
+            ranges.join(", ")
+        ));
+    }
+    if !verified.is_clean && verified.affected.is_empty() && verified.damaged_documents.is_empty() {
+        lines.push("affected: nothing that a restore point or a session refers to".to_owned());
+    }
+    let read = format!(
+        "{} ({}), {}, {}, {}, {}",
+        show_count(verified.chunks, "chunk"),
+        show_size(verified.read_bytes),
+        show_count(verified.pages, "page"),
+        show_count(verified.layers, "layer"),
+        show_count(verified.points, "restore point"),
+        show_count(verified.sessions, "session"),
+    );
+    lines.push(match verified.is_clean {
+        true => format!("no damage in {read}"),
+        false => format!("damage found in {read}"),
+    });
+    lines.join("\n")
+}
+
+fn show_range(range: &Range<u64>) -> String {
+    format!("{}-{}", range.start, range.end)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentages_are_read_with_and_without_their_sign() {
+        assert_eq!((parse_percent("5%"), parse_percent("0.5")), (Ok(5.0), Ok(0.5)));
+        for text in ["0", "-1", "101", "five", "", "%", "NaN", "inf"] {
+            assert!(parse_percent(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn ranges_of_a_disk_are_joined() {
+        let of = |disk: &str, ranges: Vec<Range<u64>>| Affected { disk: disk.to_owned(), ranges };
+        let found = joined(vec![
+            of("a", vec![10..20, 50..60]),
+            of("b", vec![0..1, 3..4]),
+            of("a", vec![0..5, 20..30, 55..58]),
+        ]);
+        assert_eq!(found, [of("a", vec![0..5, 10..30, 50..60]), of("b", vec![0..1, 3..4])]);
+    }
+}

@@ -1,0 +1,126 @@
+//! Sizes and times of what is in the tree.
+
+use super::node::{Content, FolderFile, Kind, Node, NodeType};
+use super::sizes::Sizes;
+use super::Folders;
+use coldrise_block::{Context, Result};
+use coldrise_session::SessionDocument;
+use coldrise_store::Configuration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// Size and time of a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Attributes {
+    /// What it is.
+    pub node_type: NodeType,
+    /// Size in bytes; 0 for a folder.
+    pub size_bytes: u64,
+    /// Bytes of it that are stored; the rest is known to be zero without a look.
+    /// A session's may be from a moment ago.
+    pub stored_bytes: u64,
+    /// When it changed last.
+    pub modified: SystemTime,
+    /// Whether it can be opened for writing, if no other process writes it.
+    pub is_writable: bool,
+}
+
+/// Space on the file system that the repository lies on, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Space {
+    /// All of it.
+    pub total_bytes: u64,
+    /// What is free.
+    pub free_bytes: u64,
+    /// What of it a user other than root can have.
+    pub available_bytes: u64,
+}
+
+impl Folders {
+    /// Size and time of a node. The first look at a file walks the extents of its
+    /// disk, once for all files but the compact ones: half a second per stored TiB.
+    /// A session's disk is walked anew after it was written, with a limit; where
+    /// no front end has it open the index of its layer is read before.
+    pub fn attributes(&self, node: &Node) -> Result<Attributes> {
+        let of_folder = |modified| Attributes {
+            node_type: NodeType::Folder,
+            size_bytes: 0,
+            stored_bytes: 0,
+            modified,
+            is_writable: false,
+        };
+        match &node.kind {
+            Kind::Root => Ok(of_folder(self.started)),
+            Kind::Live => {
+                let folder = self.repository.live_dir();
+                let modified = std::fs::metadata(&folder).and_then(|found| found.modified());
+                modified.context(|| format!("looking at {}", folder.display())).map(of_folder)
+            }
+            Kind::Machine(machine) => Ok(of_folder(time(self.newest(machine)?.created_at_ms))),
+            Kind::Point(point) => Ok(of_folder(time(point.created_at_ms))),
+            Kind::Session(session) => Ok(of_folder(time(session.created_at_ms))),
+            Kind::Latest(machine) => {
+                let newest = self.newest(machine)?;
+                let size_bytes = newest.point.to_string().len() as u64;
+                let modified = time(newest.created_at_ms);
+                Ok(Attributes { node_type: NodeType::Link, size_bytes, ..of_folder(modified) })
+            }
+            Kind::PointFile(point, file) => {
+                let sizes = match file.content {
+                    Content::Configuration => text_sizes(&point.configuration),
+                    Content::Image { ref disk, part } => {
+                        self.point_sizes(node, point, disk, part)?
+                    }
+                };
+                Ok(of_file(sizes, time(point.created_at_ms), false))
+            }
+            Kind::SessionFile(session, file) => self.live_attributes(node, session, file),
+        }
+    }
+
+    /// Space on the file system that the repository lies on.
+    pub fn space(&self) -> Result<Space> {
+        let path = self.repository.path();
+        let found = rustix::fs::statvfs(path)
+            .map_err(std::io::Error::from)
+            .context(|| format!("asking for the free space of {}", path.display()))?;
+        let bytes = |blocks: u64| blocks.saturating_mul(found.f_frsize);
+        Ok(Space {
+            total_bytes: bytes(found.f_blocks),
+            free_bytes: bytes(found.f_bfree),
+            available_bytes: bytes(found.f_bavail),
+        })
+    }
+
+    fn live_attributes(
+        &self,
+        node: &Node,
+        session: &SessionDocument,
+        file: &FolderFile,
+    ) -> Result<Attributes> {
+        let published = time(session.created_at_ms);
+        let Content::Image { disk, part } = &file.content else {
+            return Ok(of_file(text_sizes(&session.configuration), published, false));
+        };
+        let disk = session.disk(disk)?;
+        let captured = self.layer_looks(disk).map_or(published, |layer| layer.modified);
+        let (sizes, written) = match self.open_files.find(&node.key) {
+            Some(open) => (self.open_live_sizes(node, &open)?, time(open.written_at_ms())),
+            None => (self.closed_live_sizes(session, disk, &file.name, *part)?, published),
+        };
+        Ok(of_file(sizes, captured.max(written).max(published), self.is_writable(node)))
+    }
+}
+
+fn of_file(sizes: Sizes, modified: SystemTime, is_writable: bool) -> Attributes {
+    let Sizes { size_bytes, stored_bytes } = sizes;
+    Attributes { node_type: NodeType::File, size_bytes, stored_bytes, modified, is_writable }
+}
+
+fn text_sizes(configuration: &Option<Configuration>) -> Sizes {
+    let bytes = configuration.as_ref().map_or(0, |configuration| configuration.text.len() as u64);
+    Sizes { size_bytes: bytes, stored_bytes: bytes }
+}
+
+fn time(unix_ms: u64) -> SystemTime {
+    UNIX_EPOCH + Duration::from_millis(unix_ms)
+}

@@ -1,0 +1,208 @@
+//! How large image files are, and how much of them is stored.
+//!
+//! What is stored of a file is what is stored of its disk and, around that, the
+//! metadata of the format. The first is found once for all files of a disk, by
+//! walking its extents; the second follows from the layout. Only the size of a
+//! point's compact image depends on what the disk holds: it has to be opened.
+
+use super::node::{Key, Node, LIVE};
+use super::open_file::{sum_stored, OpenFile};
+use super::Folders;
+use crate::image;
+use crate::image_file::ImageFile;
+use crate::image_name::ImagePart;
+use coldrise_block::{check_range, Disk, Error, ErrorKind, Extent, ExtentKind, Result};
+use coldrise_session::{open_live_side_file, SessionDisk, SessionDocument};
+use coldrise_store::{DiskName, PointDocument};
+use parking_lot::Mutex;
+use quick_cache::sync::Cache;
+use std::collections::HashMap;
+use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+/// Points' files and disks that are remembered. They never change.
+const REMEMBERED: usize = 1 << 16;
+/// Sessions' files and disks that are remembered.
+const REMEMBERED_LIVE: usize = 1 << 12;
+/// While a session's disk changes, walking its extents may take one in so many
+/// parts of the time: programs ask for a file's size all the while.
+const PART_OF_TIME: u32 = 20;
+
+#[derive(Clone, Copy)]
+pub(super) struct Sizes {
+    pub(super) size_bytes: u64,
+    pub(super) stored_bytes: u64,
+}
+
+/// What was found out.
+pub(super) struct Measured {
+    files_of_points: Cache<Key, Sizes>,
+    disks_of_points: Cache<Key, u64>,
+    of_sessions: Mutex<HashMap<Key, LiveStored>>,
+}
+
+/// What was stored of a session's file or disk when it was looked at.
+#[derive(Clone, Copy)]
+struct LiveStored {
+    bytes: u64,
+    /// As long as the layer looks like this nothing was written.
+    layer: Option<LayerLooks>,
+    looked_at: Instant,
+    look_took: Duration,
+}
+
+/// What tells whether a layer was written, without opening it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct LayerLooks {
+    inode: u64,
+    blocks: u64,
+    pub(super) modified: SystemTime,
+}
+
+impl Default for Measured {
+    fn default() -> Measured {
+        Measured {
+            files_of_points: Cache::new(REMEMBERED),
+            disks_of_points: Cache::new(REMEMBERED),
+            of_sessions: Mutex::default(),
+        }
+    }
+}
+
+impl Measured {
+    fn live(
+        &self,
+        key: &Key,
+        layer: Option<LayerLooks>,
+        measure: impl FnOnce() -> Result<u64>,
+    ) -> Result<u64> {
+        if let Some(known) = self.of_sessions.lock().get(key) {
+            let is_unchanged = layer.is_some() && known.layer == layer;
+            if is_unchanged || known.looked_at.elapsed() < known.look_took * PART_OF_TIME {
+                return Ok(known.bytes);
+            }
+        }
+        let start = Instant::now();
+        let bytes = measure()?;
+        let look_took = start.elapsed();
+        let found = LiveStored { bytes, layer, looked_at: Instant::now(), look_took };
+        let mut known = self.of_sessions.lock();
+        if known.len() >= REMEMBERED_LIVE {
+            known.clear();
+        }
+        known.insert(key.clone(), found);
+        Ok(bytes)
+    }
+}
+
+impl Folders {
+    /// Who asks for the same file or disk meanwhile waits and does not walk, too.
+    pub(super) fn point_sizes(
+        &self,
+        node: &Node,
+        point: &PointDocument,
+        disk: &DiskName,
+        part: ImagePart,
+    ) -> Result<Sizes> {
+        self.measured.files_of_points.get_or_insert_with(&node.key, || {
+            if part.format.is_compact() {
+                let file = self.open(node, false)?;
+                return Ok(Sizes {
+                    size_bytes: file.size_bytes(),
+                    stored_bytes: file.stored_bytes()?,
+                });
+            }
+            let document = point.disk(disk).ok_or_else(gone)?;
+            let shape = image::point_shape(&self.repository, point, document);
+            let holes = Arc::new(Holes(document.size_bytes));
+            let layout = image::lay_out(part, disk, &shape, &*holes, None)?;
+            let shows_disk = layout.place_of(0).is_some();
+            let image = ImageFile::read_only(layout, holes);
+            let mut stored_bytes = sum_stored(&image)?;
+            if shows_disk {
+                let path = format!("{}/{}/{disk}", point.machine, point.point);
+                stored_bytes += self.point_disk_stored(path, point.created_at_ms)?;
+            }
+            Ok(Sizes { size_bytes: image.size_bytes(), stored_bytes })
+        })
+    }
+
+    fn point_disk_stored(&self, path: String, made_at_ms: u64) -> Result<u64> {
+        let key = Key { path: Arc::from(path), made_at_ms };
+        self.measured.disks_of_points.get_or_insert_with(&key, || {
+            let export = self.tree.open(&key.path, true)?;
+            sum_stored(export.disk())
+        })
+    }
+
+    /// Of a file that is open: what it shows, as of a moment ago.
+    pub(super) fn open_live_sizes(&self, node: &Node, open: &OpenFile) -> Result<Sizes> {
+        let stored_bytes = self.measured.live(&node.key, None, || open.stored_bytes())?;
+        Ok(Sizes { size_bytes: open.size_bytes(), stored_bytes })
+    }
+
+    /// Of a file that is not: the disk is opened only where it was written since
+    /// the last look, for that means reading the index of its whole layer.
+    pub(super) fn closed_live_sizes(
+        &self,
+        session: &SessionDocument,
+        disk: &SessionDisk,
+        name: &str,
+        part: ImagePart,
+    ) -> Result<Sizes> {
+        self.check_same(session)?;
+        let shape = image::session_shape(&self.repository, session, disk);
+        let holes = Arc::new(Holes(disk.size_bytes));
+        let layout = image::lay_out(part, &disk.name, &shape, &*holes, None)?;
+        let shows_disk = layout.place_of(0).is_some();
+        let image = ImageFile::live(layout, holes, |size_bytes, below| {
+            open_live_side_file(&self.repository, &session.name, name, size_bytes, below)
+        })?;
+        let mut stored_bytes = sum_stored(&image)?;
+        if shows_disk {
+            let path = format!("{LIVE}/{}/{}", session.name, disk.name);
+            let key = Key { path: Arc::from(path), made_at_ms: session.created_at_ms };
+            // Before the walk: what is written meanwhile changes it.
+            let layer = self.layer_looks(disk);
+            stored_bytes += self.measured.live(&key, layer, || {
+                let export = self.tree.open(&key.path, true)?;
+                sum_stored(export.disk())
+            })?;
+        }
+        Ok(Sizes { size_bytes: image.size_bytes(), stored_bytes })
+    }
+
+    /// `None` where the layer is not there: a seal may have removed it since the
+    /// session was looked up.
+    pub(super) fn layer_looks(&self, disk: &SessionDisk) -> Option<LayerLooks> {
+        let layer = self.repository.layers_dir().join(disk.top.to_string());
+        let found = std::fs::metadata(layer).ok()?;
+        let (inode, blocks) = (found.ino(), found.blocks());
+        Some(LayerLooks { inode, blocks, modified: found.modified().ok()? })
+    }
+}
+
+fn gone() -> Error {
+    Error::new(ErrorKind::NotFound, "there is no such disk any more")
+}
+
+/// A disk of nothing, in the place of one that is not opened.
+struct Holes(u64);
+
+impl Disk for Holes {
+    fn size_bytes(&self) -> u64 {
+        self.0
+    }
+
+    fn read_at(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
+        check_range(self.0, offset_bytes, buffer.len() as u64)?;
+        buffer.fill(0);
+        Ok(())
+    }
+
+    fn extents(&self, offset_bytes: u64, length_bytes: u64, _limit: usize) -> Result<Vec<Extent>> {
+        check_range(self.0, offset_bytes, length_bytes)?;
+        Ok(vec![Extent { offset_bytes, length_bytes, kind: ExtentKind::Hole }])
+    }
+}

@@ -1,0 +1,178 @@
+//! QEMU's tools as children: image formats that are not ours are parsed there,
+//! in another process, never here.
+//!
+//! ```text
+//!   questions ── qemu-img ──┐
+//!                           ├─ child ── confinement: Landlock, seccomp, capabilities
+//!   server ───── qemu-nbd ──┘        └─ limits: memory, processor time, open files
+//! ```
+//!
+//! `qemu-img` answers questions; `qemu-nbd` serves one image, read-only, on a private
+//! Unix socket. Both are told the format; neither ever probes, and neither can open a
+//! file that is not one of the [`QemuImage`].
+
+mod calls;
+mod child;
+mod confinement;
+mod limits;
+mod questions;
+mod server;
+
+use std::io::Seek;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use coldrise_block::{Context, Error, ErrorKind, Result};
+use serde_json::{json, Value};
+
+pub use confinement::{import_confinement, Confinement};
+pub(crate) use questions::{check_image, image_facts};
+pub(crate) use server::ImageServer;
+
+/// A file that QEMU may open.
+#[derive(Clone, Debug)]
+struct ImageFile {
+    path: PathBuf,
+    /// Whether its path may end in a link: the user's may, a name out of an image may not,
+    /// not even in the moment after it was looked at.
+    may_be_link: bool,
+}
+
+/// An image as QEMU is told to open it, with every file that it may open for it.
+#[derive(Clone, Debug)]
+pub(crate) struct QemuImage {
+    options: Value,
+    files: Vec<ImageFile>,
+    length_bytes: u64,
+    allocated_bytes: u64,
+}
+
+impl QemuImage {
+    /// A local file or block device, format named. Nothing below it is opened but
+    /// `extents`, files of its own, and `backing`, where its format knows such a thing.
+    ///
+    /// Fails where a file cannot be looked at, or a path cannot be said in JSON.
+    pub(crate) fn new(
+        driver: &str,
+        path: &Path,
+        extents: &[PathBuf],
+        backing: Option<QemuImage>,
+    ) -> Result<QemuImage> {
+        let absolute = std::path::absolute(path)
+            .context(|| format!("finding the absolute path of {}", path.display()))?;
+        let Some(filename) = absolute.to_str() else {
+            return Err(Error::new(
+                ErrorKind::InvalidInput,
+                format!("{}: QEMU needs a path in UTF-8; rename the file", path.display()),
+            ));
+        };
+        let status = std::fs::metadata(path)
+            .map_err(|error| Error::io(format!("opening the image {}", path.display()), error))?;
+        let file_driver = if status.file_type().is_block_device() { "host_device" } else { "file" };
+        let mut options =
+            json!({ "driver": driver, "file": { "driver": file_driver, "filename": filename } });
+        let mut image = QemuImage {
+            options: Value::Null,
+            files: Vec::new(),
+            length_bytes: 0,
+            allocated_bytes: 0,
+        };
+        image.add_file(&absolute, true)?;
+        for extent in extents {
+            image.add_file(extent, false)?;
+        }
+        // Raw and VHD know no backing file and would refuse the word.
+        if matches!(driver, "qcow2" | "vmdk") {
+            options["backing"] = Value::Null;
+            if let Some(backing) = backing {
+                options["backing"] = backing.options;
+                image.files.extend(backing.files);
+                image.length_bytes = image.length_bytes.saturating_add(backing.length_bytes);
+                image.allocated_bytes =
+                    image.allocated_bytes.saturating_add(backing.allocated_bytes);
+            }
+        }
+        if driver == "vpc" {
+            // Otherwise the size follows from the geometry for most creators, which is
+            // smaller than the disk: its end would be lost.
+            options["force_size_calc"] = json!("current_size");
+        }
+        image.options = options;
+        Ok(image)
+    }
+
+    fn add_file(&mut self, path: &Path, may_be_link: bool) -> Result<()> {
+        let what = || format!("looking at {}", path.display());
+        let status = std::fs::metadata(path).context(what)?;
+        let (length_bytes, allocated_bytes) = if status.file_type().is_block_device() {
+            let end = std::fs::File::open(path).context(what)?.seek(std::io::SeekFrom::End(0));
+            let size_bytes = end.context(what)?;
+            (size_bytes, size_bytes)
+        } else {
+            // Some network file systems do not tell what is allocated.
+            let allocated = match status.blocks() {
+                0 => status.len(),
+                blocks => blocks.saturating_mul(512),
+            };
+            (status.len(), allocated)
+        };
+        self.length_bytes = self.length_bytes.saturating_add(length_bytes);
+        self.allocated_bytes = self.allocated_bytes.saturating_add(allocated_bytes);
+        self.files.push(ImageFile { path: path.to_path_buf(), may_be_link });
+        Ok(())
+    }
+
+    /// The lengths of all its files together, in bytes.
+    pub(crate) fn length_bytes(&self) -> u64 {
+        self.length_bytes
+    }
+
+    /// QEMU's name for it.
+    fn name(&self) -> String {
+        format!("json:{}", self.options)
+    }
+}
+
+fn missing_tool(tool: &str, error: std::io::Error) -> Error {
+    Error::with_source(
+        ErrorKind::ToolFailed,
+        format!("starting {tool} (Debian: apt install qemu-utils)"),
+        error,
+    )
+}
+
+/// The part of a tool's messages that a person wants: without the tool's own
+/// name and without the long `json:` name of the image. An image may have put words into
+/// it, and so bytes that a terminal would obey: they are replaced.
+fn plain_message(raw: &[u8], image: &str) -> String {
+    let text = String::from_utf8_lossy(raw).replace(image, "the image");
+    let text = text.replace(|c: char| c.is_control() && c != '\n', "\u{fffd}");
+    let lines: Vec<&str> = text
+        .lines()
+        .map(str::trim)
+        .filter(|line| !line.is_empty())
+        .map(|line| {
+            line.strip_prefix("qemu-img: ")
+                .or_else(|| line.strip_prefix("qemu-nbd: "))
+                .unwrap_or(line)
+        })
+        .collect();
+    if lines.is_empty() {
+        "it gave no reason".to_string()
+    } else {
+        lines.join("; ")
+    }
+}
+
+/// Makes an error of what a tool said, with what can be done about it.
+fn refused(what: &str, message: String) -> Error {
+    let advice = if message.contains("\" lock") {
+        " (the image is in use, most likely by a running VM: back it up through an NBD export \
+         of that VM, or stop the VM first)"
+    } else if message.contains("failed to execute") {
+        " (Debian: apt install qemu-utils)"
+    } else {
+        ""
+    };
+    Error::with_source(ErrorKind::ToolFailed, format!("{what}{advice}"), message)
+}

@@ -1,0 +1,110 @@
+//! Questions to `qemu-img` about one image.
+
+use std::path::Path;
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::RecvTimeoutError;
+use std::time::Duration;
+
+use coldrise_block::{Error, ErrorKind, Result};
+use serde_json::Value;
+
+use super::child::{read_bounded, ConfinedChild};
+use super::limits::Limits;
+use super::{plain_message, refused, QemuImage};
+
+/// What is kept of a child's output, in bytes: a megabyte, and what each extent is told in.
+const MAX_OUTPUT_BYTES: u64 = 1 << 20;
+const OUTPUT_BYTES_PER_FILE: u64 = 1 << 10;
+/// How often the cancel flag is looked at while `qemu-img` works.
+const CANCEL_INTERVAL: Duration = Duration::from_millis(50);
+
+/// What a question to `qemu-img` brought.
+struct Answer {
+    status: Option<ExitStatus>,
+    output: Vec<u8>,
+    messages: String,
+}
+
+/// Runs `qemu-img` with `words` and the image's name, which is left out of its messages.
+fn ask(words: &[&str], image: &QemuImage, what: &str, cancel: &AtomicBool) -> Result<Answer> {
+    let limits = Limits::of_question(image);
+    let name = image.name();
+    let mut command = Command::new("setpriv");
+    command
+        .args(["--pdeathsig", "KILL", "--", "prlimit"])
+        .args(limits.arguments())
+        .args(["--", "qemu-img"])
+        .args(words)
+        .arg(&name)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped());
+    let (child, stdout) = ConfinedChild::start("qemu-img", command, image, limits)?;
+    let (ended, end) = std::sync::mpsc::channel::<()>();
+    let most = MAX_OUTPUT_BYTES + OUTPUT_BYTES_PER_FILE * image.files.len() as u64;
+    let output = std::thread::spawn(move || {
+        // Dropped when the child has closed its output: it has ended or is about to.
+        let _ended = ended;
+        stdout.map(|stdout| read_bounded(stdout, most)).unwrap_or_default()
+    });
+    while let Err(RecvTimeoutError::Timeout) = end.recv_timeout(CANCEL_INTERVAL) {
+        if cancel.load(Ordering::Relaxed) {
+            child.kill();
+        }
+    }
+    let end = child.wait();
+    if cancel.load(Ordering::Relaxed) {
+        return Err(Error::new(ErrorKind::Interrupted, "cancelled"));
+    }
+    if let Some(why) = child.limit_reached(&end) {
+        return Err(refused(what, why));
+    }
+    Ok(Answer {
+        status: end.status,
+        output: output.join().unwrap_or_default(),
+        messages: plain_message(&end.messages, &name),
+    })
+}
+
+/// What `qemu-img info` says of an image, as JSON. Nothing but the image itself
+/// is opened.
+pub(crate) fn image_facts(image: &QemuImage, what: &str, cancel: &AtomicBool) -> Result<Value> {
+    let answer = ask(&["info", "--output=json"], image, what, cancel)?;
+    if !answer.status.is_some_and(|status| status.success()) {
+        return Err(refused(what, answer.messages));
+    }
+    serde_json::from_slice(&answer.output).map_err(|error| {
+        Error::with_source(
+            ErrorKind::ToolFailed,
+            format!("{what}: the answer of qemu-img is no JSON"),
+            error,
+        )
+    })
+}
+
+/// Has QEMU check an image's own tables where its format has a check (qcow2, vmdk).
+/// Without it a truncated image would be read as if the missing part were zeroes.
+pub(crate) fn check_image(
+    driver: &str,
+    image: &QemuImage,
+    path: &Path,
+    cancel: &AtomicBool,
+) -> Result<()> {
+    if !matches!(driver, "qcow2" | "vmdk") {
+        return Ok(());
+    }
+    let what = format!("checking {}", path.display());
+    let answer = ask(&["check", "-q", "--output=json"], image, &what, cancel)?;
+    match answer.status.and_then(|status| status.code()) {
+        // 3: clusters are lost, which costs space and nothing else; 63: this kind of
+        // image has no check.
+        Some(0 | 3 | 63) => Ok(()),
+        // One line per damaged cluster may follow: the first tells enough.
+        Some(2) => Err(Error::with_source(
+            ErrorKind::Io,
+            format!("{} is damaged or truncated; qemu-img check tells more", path.display()),
+            answer.messages.lines().next().unwrap_or_default().to_owned(),
+        )),
+        _ => Err(refused(&what, answer.messages)),
+    }
+}

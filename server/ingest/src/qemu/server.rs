@@ -1,0 +1,106 @@
+//! A `qemu-nbd` child that serves one image.
+
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixListener;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use coldrise_block::{Context, Error, ErrorKind, Result};
+
+use super::child::ConfinedChild;
+use super::limits::Limits;
+use super::{plain_message, refused, QemuImage};
+use crate::libnbd::Endpoint;
+
+/// A child that refused an image ends by itself; so long it has to say why.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// A child that served for a while has said what it had to say when a request fails, and
+/// may be about to end.
+const SHORT_PATIENCE: Duration = Duration::from_millis(200);
+
+/// The child. Dropping it ends it.
+///
+/// The listening socket is ours and is handed to the child (the systemd way), so
+/// a connection made right after the start simply waits until the child is ready,
+/// and fails when the child refuses the image: there is nothing to poll for.
+pub(crate) struct ImageServer {
+    child: ConfinedChild,
+    name: String,
+    directory: tempfile::TempDir,
+}
+
+/// Turns stdin into the socket that qemu-nbd expects as descriptor 3, limits it, and lets
+/// the kernel end it together with us. The arguments travel as `$@`: the shell never
+/// parses them.
+const START_SCRIPT: &str = "exec 3<&0 </dev/null; export LISTEN_PID=$$ LISTEN_FDS=1; \
+                            exec setpriv --pdeathsig KILL -- prlimit \"$@\"";
+
+impl ImageServer {
+    /// Starts the child, for so many clients at once; `bitmap` is a persistent dirty
+    /// bitmap of the image to export. That it accepts the image shows in the first
+    /// connection.
+    pub(crate) fn start(
+        image: &QemuImage,
+        bitmap: Option<&str>,
+        max_clients: u32,
+    ) -> Result<ImageServer> {
+        let directory = tempfile::Builder::new()
+            .prefix("coldrise-")
+            .permissions(std::fs::Permissions::from_mode(0o700))
+            .tempdir()
+            .context(|| "making a private folder for a socket")?;
+        let listener = UnixListener::bind(directory.path().join("nbd"))
+            .context(|| "making a private socket")?;
+        let name = image.name();
+        let limits = Limits::of_serving(image);
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", START_SCRIPT, "prlimit"]).args(limits.arguments());
+        command.args(["--", "qemu-nbd", "--read-only"]);
+        if let Some(bitmap) = bitmap {
+            command.arg(format!("--bitmap={bitmap}"));
+        }
+        command.arg(format!("--shared={max_clients}")).arg("--").arg(&name);
+        command.stdin(Stdio::from(OwnedFd::from(listener))).stdout(Stdio::null());
+        let (child, _) = ConfinedChild::start("qemu-nbd", command, image, limits)?;
+        Ok(ImageServer { child, name, directory })
+    }
+
+    /// Where it listens.
+    pub(crate) fn endpoint(&self) -> Endpoint {
+        Endpoint::Socket(self.directory.path().join("nbd"))
+    }
+
+    /// Makes an error of why the child would not serve, `error` being what the client
+    /// saw. Where the child had nothing to say, `error` is all there is.
+    pub(crate) fn explain_refusal(&self, what: &str, error: Error) -> Error {
+        match self.reason(&error, PATIENCE) {
+            Some(reason) => refused(what, reason),
+            None => error.context(what),
+        }
+    }
+
+    /// The same for a request that failed. Ends the child.
+    pub(crate) fn explain_failure(&self, error: Error) -> Error {
+        match self.reason(&error, SHORT_PATIENCE) {
+            Some(reason) => Error::with_source(ErrorKind::ToolFailed, error.to_string(), reason),
+            None => error,
+        }
+    }
+
+    fn reason(&self, error: &Error, patience: Duration) -> Option<String> {
+        // Only a broken connection or a refused request may be the child's doing.
+        if error.kind() != ErrorKind::Io {
+            return None;
+        }
+        let end = self.child.end_within(patience).unwrap_or_else(|| {
+            self.child.kill();
+            self.child.wait()
+        });
+        if let Some(why) = self.child.limit_reached(&end) {
+            return Some(why);
+        }
+        let is_silent = end.messages.iter().all(u8::is_ascii_whitespace);
+        (!is_silent).then(|| plain_message(&end.messages, &self.name))
+    }
+}

@@ -1,0 +1,62 @@
+//! What is looked at in a qcow2 before QEMU gets it.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use coldrise_block::{Context, Error, ErrorKind, Result};
+
+use super::raw::file_length;
+
+/// All fields that are looked at lie before this byte; the shortest header, that of
+/// version 2, has 72 bytes.
+const LOOKED_AT_BYTES: usize = 80;
+const MAGIC: &[u8] = b"QFI\xfb";
+/// Incompatible features: the content lies in another file.
+const DATA_FILE: u64 = 1 << 2;
+
+/// Refuses what leads QEMU to another file, what it has no key for, and what lacks its end. Features that it
+/// does not know QEMU refuses by itself, naming them.
+pub(super) fn check_qcow2(path: &Path) -> Result<()> {
+    let file = File::open(path).context(|| format!("reading {}", path.display()))?;
+    let mut header = [0; LOOKED_AT_BYTES];
+    match file.read_exact_at(&mut header, 0) {
+        Ok(()) => {}
+        // QEMU says it in its own words.
+        Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => return Ok(()),
+        Err(error) => return Err(Error::io(format!("reading {}", path.display()), error)),
+    }
+    if !header.starts_with(MAGIC) {
+        return Ok(());
+    }
+    let refused =
+        |why| Err(Error::new(ErrorKind::Unsupported, format!("{} {why}", path.display())));
+    let number = |at: usize| header[at..at + 4].try_into().map_or(0, u32::from_be_bytes);
+    let long = |at: usize| header[at..at + 8].try_into().map_or(0, u64::from_be_bytes);
+    if number(32) != 0 {
+        return refused(
+            "is encrypted by QEMU, and its key cannot be asked for: serve it with qemu-nbd, which \
+             takes the key (--object secret,…), and back up that NBD export",
+        );
+    }
+    // Version 2 has no feature bits: other fields begin there.
+    if number(4) >= 3 && long(72) & DATA_FILE != 0 {
+        return refused(
+            "keeps its content in another file (a qcow2 data file): back it up through an NBD \
+             export, or convert it with qemu-img first",
+        );
+    }
+    // What lies behind the end reads as zeroes: no content at all, if it is the L1 table.
+    let tables_end = long(40).saturating_add(8 * u64::from(number(36)));
+    let length = file_length(&file).context(|| format!("reading {}", path.display()))?;
+    if tables_end > length {
+        return Err(Error::new(
+            ErrorKind::Io,
+            format!(
+                "{} is truncated or damaged: its L1 table ends at byte {tables_end} of {length}",
+                path.display()
+            ),
+        ));
+    }
+    Ok(())
+}

@@ -1,0 +1,56 @@
+//! What a raw disk looks like from outside.
+//!
+//! A format is never guessed: a guest can write whatever it likes into its disk, and a
+//! disk that begins as an image does is read as the disk that it was said to be. What can
+//! be told apart with certainty is refused or remarked upon, because it is a slip most of
+//! the time.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use coldrise_block::{Context, Error, ErrorKind, Result};
+
+use super::vhd::{is_fixed_vhd, COOKIE};
+
+/// How images begin, and the word of their format.
+const STARTS: [(&[u8], &str); 6] = [
+    (b"QFI\xfb", "qcow2"),
+    (b"KDMV", "vmdk"),
+    (b"COWD", "vmdk"),
+    (b"# Disk DescriptorFile", "vmdk"),
+    (COOKIE, "vhd"),
+    (b"vhdxfile", "vhdx"),
+];
+const LONGEST_START: usize = 21;
+
+/// Refuses a file that is a fixed VHD to the last byte: read as raw, its footer would
+/// become the end of the disk.
+pub(super) fn refuse_fixed_vhd(file: &File, path: &Path, length: u64) -> Result<()> {
+    if !is_fixed_vhd(file, length).context(|| format!("reading {}", path.display()))? {
+        return Ok(());
+    }
+    Err(Error::new(
+        ErrorKind::Unsupported,
+        format!(
+            "{0} is a fixed VHD, not a raw disk: say vhd:{0}. Should it be a raw disk that only \
+             ends like one, name an NBD export of it: qemu-nbd --read-only --format=raw \
+             --socket=/run/disk.sock {0}, and nbd+unix:///?socket=/run/disk.sock",
+            path.display()
+        ),
+    ))
+}
+
+/// What to say of a raw disk that begins as an image does.
+pub(super) fn remark_on_start(file: &File, path: &Path) -> Result<Option<String>> {
+    let mut start = [0; LONGEST_START];
+    let read = file.read_at(&mut start, 0).context(|| format!("reading {}", path.display()))?;
+    let format = STARTS.iter().find(|(sign, _)| start[..read].starts_with(sign));
+    Ok(format.map(|(_, word)| {
+        format!(
+            "{0} begins as a {word} image does; it was read as the raw disk that it was said to \
+             be. If it is an image, say {word}:{0}",
+            path.display()
+        )
+    }))
+}

@@ -1,0 +1,270 @@
+//! Verify: what sessions and layers hold, and what their damage affects.
+//!
+//! Documents are read one by one, so that a damaged one hides no other. Every
+//! captured block of every layer is read and authenticated.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+
+use coldrise_block::{Error, ErrorKind, Result, BLOCK_SIZE_BYTES};
+use coldrise_store::{
+    Affected, CatalogDamage, LayerId, LayerReference, PointDocument, Repository, VerifiedDisk,
+};
+
+use crate::document::{SessionDisk, SessionDocument};
+use crate::layer::{Layer, ReadMode};
+use crate::live::sealed_layers;
+use crate::lock::FileLock;
+use crate::place::{layer_keys, layer_path, map_path, Place};
+
+/// Everything that is there to be verified.
+#[derive(Debug, Default)]
+pub struct Inventory {
+    /// The restore points whose documents are readable.
+    pub points: Vec<PointDocument>,
+    /// The sessions whose documents are readable.
+    pub sessions: Vec<SessionDocument>,
+    /// The documents that are not.
+    pub damaged: Vec<CatalogDamage>,
+}
+
+impl Inventory {
+    /// Reads every document of the catalog and of the sessions.
+    ///
+    /// # Errors
+    /// `Corrupt` where the catalog cannot be walked; what the operating system says.
+    pub fn take(repository: &Repository) -> Result<Inventory> {
+        let mut inventory = Inventory::default();
+        let mut sealed = Vec::new();
+        for place in Place::all(repository)? {
+            match SessionDocument::read(repository, &place) {
+                Ok(None) => {}
+                Ok(Some(mut document)) => {
+                    sealed.append(&mut document.sealed);
+                    if !document.is_ended {
+                        inventory.sessions.push(document);
+                    }
+                }
+                Err(error) if error.kind() == ErrorKind::Corrupt => {
+                    let what = format!("the session in {}", place.directory().display());
+                    inventory.damaged.push(CatalogDamage { what, reason: error.full_message() });
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        let (points, damaged) = repository.verify_catalog()?;
+        inventory.points = points;
+        inventory.damaged.extend(damaged);
+        // A point on its way into the catalog stands in both.
+        for point in sealed {
+            let is_same = |known: &PointDocument| {
+                known.machine == point.machine && known.point == point.point
+            };
+            if !inventory.points.iter().any(is_same) {
+                inventory.points.push(point);
+            }
+        }
+        inventory.points.sort_by(|a, b| (&a.machine, &a.point).cmp(&(&b.machine, &b.point)));
+        inventory.sessions.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(inventory)
+    }
+
+    /// The chunk map of every disk.
+    pub fn disks(&self) -> Vec<VerifiedDisk> {
+        let of_points = self.points.iter().flat_map(|point| {
+            point.disks.iter().map(|disk| VerifiedDisk {
+                name: point_disk(point, disk.name.as_str()),
+                root: disk.root,
+                size_bytes: disk.size_bytes,
+            })
+        });
+        let of_sessions = self.sessions.iter().flat_map(|session| {
+            session.disks.iter().map(|disk| VerifiedDisk {
+                name: session_disk(session, disk),
+                root: disk.root,
+                size_bytes: disk.size_bytes,
+            })
+        });
+        of_points.chain(of_sessions).collect()
+    }
+
+    /// Reads every captured block. `on_bytes` hears of what was read.
+    ///
+    /// # Errors
+    /// `Interrupted` when it was cancelled. Damage is no error: it is reported.
+    pub fn verify_layers(
+        &self,
+        repository: &Arc<Repository>,
+        cancel: &AtomicBool,
+        on_bytes: &dyn Fn(u64),
+    ) -> Result<LayerReport> {
+        let mut report = LayerReport::default();
+        let mut sealed: BTreeMap<LayerId, Sealed> = BTreeMap::new();
+        let mut refer = |reference: &LayerReference, size_bytes: u64, disk: String| {
+            let layer = sealed.entry(reference.id).or_insert_with(|| Sealed {
+                reference: reference.clone(),
+                size_bytes,
+                disks: Vec::new(),
+            });
+            // A session that went on after its seals has the longest part of it.
+            if reference.sealed_sequence > layer.reference.sealed_sequence {
+                layer.reference = reference.clone();
+            }
+            layer.disks.push(disk);
+        };
+        for point in &self.points {
+            for disk in &point.disks {
+                for reference in &disk.layers {
+                    refer(reference, disk.size_bytes, point_disk(point, disk.name.as_str()));
+                }
+            }
+        }
+        for session in &self.sessions {
+            for disk in &session.disks {
+                for reference in &disk.layers {
+                    refer(reference, disk.size_bytes, session_disk(session, disk));
+                }
+            }
+        }
+        for layer in sealed.into_values() {
+            let references = [layer.reference];
+            let opened = sealed_layers(repository, &references, layer.size_bytes);
+            let opened = opened.map(|mut layers| layers.pop());
+            report.add(opened, layer.size_bytes, &layer.disks, cancel, on_bytes)?;
+        }
+        for session in &self.sessions {
+            for disk in &session.disks {
+                let top = open_top(repository, session, disk);
+                let name = session_disk(session, disk);
+                report.add(top, disk.size_bytes, &[name], cancel, on_bytes)?;
+            }
+        }
+        Ok(report)
+    }
+}
+
+/// A sealed layer, and who refers to it.
+struct Sealed {
+    reference: LayerReference,
+    size_bytes: u64,
+    disks: Vec<String>,
+}
+
+fn point_disk(point: &PointDocument, disk: &str) -> String {
+    format!("{}/{}/{disk}", point.machine, point.point)
+}
+
+fn session_disk(session: &SessionDocument, disk: &SessionDisk) -> String {
+    format!("live/{}/{}", session.name, disk.name)
+}
+
+/// The layer that takes a session's writes; `None` where it was sealed or ended
+/// meanwhile.
+fn open_top(
+    repository: &Arc<Repository>,
+    session: &SessionDocument,
+    disk: &SessionDisk,
+) -> Result<Option<Arc<Layer>>> {
+    let place = Place::of(repository, &session.name);
+    let map = map_path(&disk.top);
+    let is_served = FileLock::is_held(&place.lock())? && map.exists();
+    let opened = Layer::open_for_reading(
+        &layer_path(repository, &disk.top),
+        &disk.top_superblock(),
+        layer_keys(repository, &disk.top),
+        if is_served { ReadMode::Attached(&map) } else { ReadMode::Idle },
+    );
+    match opened {
+        Ok(layer) => Ok(Some(layer)),
+        Err(error) => match SessionDocument::read(repository, &place)? {
+            Some(now) if now.disks == session.disks && !now.is_ended => Err(error),
+            _ => Ok(None),
+        },
+    }
+}
+
+/// What was found in the layers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LayerReport {
+    /// Layers that were read.
+    pub layers: u64,
+    /// Bytes of captured blocks that were read.
+    pub read_bytes: u64,
+    /// What is wrong with layers that cannot be read at all.
+    pub damaged: Vec<CatalogDamage>,
+    /// The disks that refer to damaged blocks.
+    pub affected: Vec<Affected>,
+}
+
+impl LayerReport {
+    fn add(
+        &mut self,
+        opened: Result<Option<Arc<Layer>>>,
+        size_bytes: u64,
+        disks: &[String],
+        cancel: &AtomicBool,
+        on_bytes: &dyn Fn(u64),
+    ) -> Result<()> {
+        let ranges = match opened {
+            Ok(None) => return Ok(()),
+            Ok(Some(layer)) => {
+                self.layers += 1;
+                let mut counted = |bytes| {
+                    self.read_bytes += bytes;
+                    on_bytes(bytes);
+                };
+                damaged_blocks(&layer, cancel, &mut counted)?
+            }
+            Err(error) if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::NotFound) => {
+                let what = format!("a layer of {}", disks.join(", "));
+                self.damaged.push(CatalogDamage { what, reason: error.full_message() });
+                let whole = 0..size_bytes.div_ceil(BLOCK_SIZE_BYTES);
+                Vec::from([whole])
+            }
+            Err(error) => return Err(error),
+        };
+        if ranges.is_empty() {
+            return Ok(());
+        }
+        let in_bytes = |blocks: &Range<u64>| {
+            blocks.start * BLOCK_SIZE_BYTES..(blocks.end * BLOCK_SIZE_BYTES).min(size_bytes)
+        };
+        let ranges: Vec<_> = ranges.iter().map(in_bytes).collect();
+        for disk in disks {
+            self.affected.push(Affected { disk: disk.clone(), ranges: ranges.clone() });
+        }
+        Ok(())
+    }
+}
+
+/// The captured blocks of a layer that do not authenticate, in blocks.
+fn damaged_blocks(
+    layer: &Layer,
+    cancel: &AtomicBool,
+    on_bytes: &mut dyn FnMut(u64),
+) -> Result<Vec<Range<u64>>> {
+    let mut damaged: Vec<Range<u64>> = Vec::new();
+    let mut block = 0;
+    while block < layer.blocks() {
+        if cancel.load(Ordering::Relaxed) {
+            return Err(Error::new(ErrorKind::Interrupted, "cancelled"));
+        }
+        match layer.check_captured(block) {
+            Ok((blocks, bytes)) => {
+                on_bytes(bytes);
+                block += blocks;
+            }
+            Err(error) if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Io) => {
+                match damaged.last_mut() {
+                    Some(last) if last.end == block => last.end += 1,
+                    _ => damaged.push(block..block + 1),
+                }
+                block += 1;
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(damaged)
+}

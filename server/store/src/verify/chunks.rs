@@ -1,0 +1,219 @@
+//! Reading every chunk, in the order of storing.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use coldrise_block::{Error, ErrorKind, Result};
+use parking_lot::Mutex;
+
+use super::{Coverage, Damaged, VerifyOptions, VerifyProgress, VerifyReport, MAX_DESCRIBED};
+use crate::chunk::ChunkId;
+use crate::rocks::{Cursor, Family, ReadMode};
+use crate::Repository;
+
+/// Neighbouring ids that one thread reads in one go: 16 MiB of the default chunks.
+const PIECE_IDS: u64 = 1024;
+/// The same for a sample: small, so that it is spread over the repository.
+const SAMPLED_PIECE_IDS: u64 = 32;
+
+/// One bit per chunk id. Bits are set from many threads.
+pub(crate) struct IdSet {
+    words: Box<[AtomicU64]>,
+}
+
+impl IdSet {
+    /// An empty set of ids below `end`.
+    pub(crate) fn new(end: ChunkId) -> IdSet {
+        let words = end.div_ceil(64);
+        IdSet { words: (0..words).map(|_| AtomicU64::new(0)).collect() }
+    }
+
+    pub(crate) fn insert(&self, id: ChunkId) {
+        if let Some(word) = self.words.get((id / 64) as usize) {
+            word.fetch_or(1 << (id % 64), Ordering::Relaxed);
+        }
+    }
+
+    /// True for what was inserted. An id at `end` or above is newer than the set.
+    pub(crate) fn contains(&self, id: ChunkId) -> bool {
+        let word = self.words.get((id / 64) as usize);
+        word.is_some_and(|word| word.load(Ordering::Relaxed) >> (id % 64) & 1 == 1)
+    }
+}
+
+/// The highest id that is stored; 0 in an empty repository.
+pub(crate) fn last_id(repository: &Repository) -> Result<ChunkId> {
+    let mut cursor = repository.database().cursor(Family::Chunks, ReadMode::Payload)?;
+    cursor.seek_to_last()?;
+    Ok(cursor.entry().and_then(|(key, _)| id_of(key)).unwrap_or(0))
+}
+
+fn id_of(key: &[u8]) -> Option<ChunkId> {
+    key.try_into().ok().map(u64::from_be_bytes)
+}
+
+/// Reads the chunks below `end` that the options ask for (and of these only the
+/// `wanted`). Returns the ids that are damaged or not there.
+pub(super) fn verify(
+    repository: &Repository,
+    end: ChunkId,
+    wanted: Option<&IdSet>,
+    options: &VerifyOptions<'_>,
+    report: &mut VerifyReport,
+) -> Result<IdSet> {
+    let run = Run {
+        repository,
+        end,
+        wanted,
+        options,
+        piece_ids: match options.coverage {
+            Coverage::Sample(_) => SAMPLED_PIECE_IDS,
+            Coverage::Everything | Coverage::Referenced => PIECE_IDS,
+        },
+        next_piece: AtomicU64::new(0),
+        unusable: IdSet::new(end),
+        done_ids: AtomicU64::new(0),
+        chunks: AtomicU64::new(0),
+        read_bytes: AtomicU64::new(0),
+        damaged: Mutex::new((Vec::new(), 0)),
+    };
+    let threads = match options.threads {
+        0 => std::thread::available_parallelism().map_or(1, usize::from),
+        threads => threads,
+    };
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(|| run.work())).collect();
+        workers.into_iter().try_for_each(|worker| {
+            let panicked = || Error::new(ErrorKind::Internal, "a verifying thread panicked");
+            worker.join().unwrap_or_else(|_| Err(panicked()))
+        })
+    })?;
+    report.chunks = run.chunks.into_inner();
+    report.read_bytes = run.read_bytes.into_inner();
+    let (mut damaged, count) = run.damaged.into_inner();
+    damaged.sort_by_key(|damaged| damaged.id);
+    (report.damaged_chunks, report.damaged_chunk_count) = (damaged, count);
+    Ok(run.unusable)
+}
+
+struct Run<'a> {
+    repository: &'a Repository,
+    end: ChunkId,
+    wanted: Option<&'a IdSet>,
+    options: &'a VerifyOptions<'a>,
+    piece_ids: u64,
+    next_piece: AtomicU64,
+    unusable: IdSet,
+    done_ids: AtomicU64,
+    chunks: AtomicU64,
+    read_bytes: AtomicU64,
+    damaged: Mutex<(Vec<Damaged>, u64)>,
+}
+
+impl Run<'_> {
+    fn work(&self) -> Result<()> {
+        let pieces = self.end.div_ceil(self.piece_ids);
+        let mut scratch = Vec::new();
+        loop {
+            if self.options.cancel.load(Ordering::Relaxed) {
+                return Err(Error::new(ErrorKind::Interrupted, "cancelled"));
+            }
+            let piece = self.next_piece.fetch_add(1, Ordering::Relaxed);
+            if piece >= pieces {
+                return Ok(());
+            }
+            // Ids begin at 1.
+            let first = (piece * self.piece_ids).max(1);
+            let end = ((piece + 1) * self.piece_ids).min(self.end);
+            if self.is_chosen()? && first < end {
+                self.read_piece(first, end, &mut scratch)?;
+            }
+            let done_chunks = self.done_ids.fetch_add(end.saturating_sub(first), Ordering::Relaxed)
+                + end.saturating_sub(first);
+            (self.options.progress)(VerifyProgress {
+                done_chunks,
+                total_chunks: self.end.saturating_sub(1),
+                read_bytes: self.read_bytes.load(Ordering::Relaxed),
+            });
+        }
+    }
+
+    fn is_chosen(&self) -> Result<bool> {
+        let Coverage::Sample(percent) = self.options.coverage else { return Ok(true) };
+        let mut bytes = [0; 8];
+        crate::random(&mut bytes)?;
+        // 53 bits: a number from 0 to 1, exactly.
+        let number = (u64::from_le_bytes(bytes) >> 11) as f64 / (1u64 << 53) as f64;
+        Ok(number * 100.0 < percent)
+    }
+
+    fn is_wanted(&self, id: ChunkId) -> bool {
+        self.wanted.is_none_or(|wanted| wanted.contains(id))
+    }
+
+    /// Walks along the stored chunks; where the files themselves are damaged, the
+    /// rest of the piece is asked for one by one.
+    fn read_piece(&self, first: ChunkId, end: ChunkId, scratch: &mut Vec<u8>) -> Result<()> {
+        if self.wanted.is_some() && !(first..end).any(|id| self.is_wanted(id)) {
+            return Ok(());
+        }
+        let mut next = first;
+        if self.walk(&mut next, end, scratch).is_err() {
+            for id in next..end {
+                self.read_one(id, scratch);
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves `next` behind what it has dealt with.
+    fn walk(&self, next: &mut ChunkId, end: ChunkId, scratch: &mut Vec<u8>) -> Result<()> {
+        let mut cursor: Cursor<'_> =
+            self.repository.database().cursor(Family::Chunks, ReadMode::Scan)?;
+        cursor.seek(&next.to_be_bytes())?;
+        while *next < end {
+            let found = cursor.entry().and_then(|(key, value)| Some((id_of(key)?, value)));
+            let id = found.map_or(end, |(id, _)| id.min(end));
+            while *next < id {
+                self.unusable.insert(*next);
+                *next += 1;
+            }
+            let Some((_, value)) = found.filter(|(id, _)| *id < end) else { return Ok(()) };
+            if self.is_wanted(id) {
+                self.check(id, value, scratch);
+            }
+            *next += 1;
+            cursor.next()?;
+        }
+        Ok(())
+    }
+
+    fn read_one(&self, id: ChunkId, scratch: &mut Vec<u8>) {
+        if !self.is_wanted(id) {
+            return;
+        }
+        let database = self.repository.database();
+        match database.get(Family::Chunks, &id.to_be_bytes(), ReadMode::Payload) {
+            Ok(Some(value)) => self.check(id, &value, scratch),
+            Ok(None) => self.unusable.insert(id),
+            Err(error) => self.damage(id, error.full_message()),
+        }
+    }
+
+    fn check(&self, id: ChunkId, value: &[u8], scratch: &mut Vec<u8>) {
+        self.chunks.fetch_add(1, Ordering::Relaxed);
+        self.read_bytes.fetch_add(value.len() as u64, Ordering::Relaxed);
+        let (codec, sealer) = (self.repository.codec(), &self.repository.keys().chunks);
+        if let Err(reason) = codec.authenticate(sealer, id, value, scratch) {
+            self.damage(id, reason.to_owned());
+        }
+    }
+
+    fn damage(&self, id: ChunkId, reason: String) {
+        self.unusable.insert(id);
+        let (described, count) = &mut *self.damaged.lock();
+        *count += 1;
+        if described.len() < MAX_DESCRIBED {
+            described.push(Damaged { id, reason });
+        }
+    }
+}

@@ -1,0 +1,50 @@
+//! The catalog, read past what is damaged in it.
+
+use coldrise_block::{Error, ErrorKind, Result};
+
+use crate::catalog::{self, CatalogEntry};
+use crate::state::StoreState;
+use crate::{PointDocument, Repository};
+
+/// A damaged document of the catalog, or of the store itself.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct CatalogDamage {
+    /// What it is, as far as it can be told: `web01/20261120T100000Z`.
+    pub what: String,
+    /// What is wrong with it.
+    pub reason: String,
+}
+
+impl Repository {
+    /// Reads every document of the catalog and the store's counters. Returns the
+    /// points that are readable, and what is damaged. Keys tell a damaged point's
+    /// time, and its machine's name where the machine's own document is readable.
+    ///
+    /// # Errors
+    /// `Corrupt` where the catalog cannot be walked at all.
+    pub fn verify_catalog(&self) -> Result<(Vec<PointDocument>, Vec<CatalogDamage>)> {
+        self.catch_up()?;
+        let (mut points, mut damaged) = (Vec::new(), Vec::new());
+        if let Err(error) = StoreState::read(self) {
+            let what = "the store's counters".to_owned();
+            damaged.push(CatalogDamage { what, reason: reason(error)? });
+        }
+        catalog::for_each_entry(self, |what, entry| {
+            match entry {
+                Ok(CatalogEntry::Machine) => {}
+                Ok(CatalogEntry::Point(point)) => points.push(*point),
+                Err(error) => damaged.push(CatalogDamage { what, reason: reason(error)? }),
+            }
+            Ok(())
+        })?;
+        Ok((points, damaged))
+    }
+}
+
+/// Damage is told; anything else ends the verify.
+fn reason(error: Error) -> Result<String> {
+    match error.kind() {
+        ErrorKind::Corrupt => Ok(error.full_message()),
+        _ => Err(error),
+    }
+}

@@ -1,0 +1,284 @@
+use super::*;
+use crate::rocks::{Family, ReadMode};
+use crate::*;
+
+const CHUNK: usize = 4096;
+/// One inner page, three leaves; the third is half empty.
+const CHUNKS: usize = 2 * 1024 + 500;
+
+struct Fixture {
+    directory: tempfile::TempDir,
+    writer: RepositoryWriter,
+    disks: Vec<VerifiedDisk>,
+}
+
+fn passphrase() -> PassphraseSource {
+    PassphraseSource::Command("printf secret".into())
+}
+
+/// Two points of one disk: the second differs in chunks 10 and 2000.
+fn fixture() -> Fixture {
+    let directory = tempfile::tempdir().unwrap();
+    let secret = Passphrase::new(b"secret".to_vec()).unwrap();
+    let options = InitOptions {
+        chunk_size_bytes: CHUNK as u32,
+        compression: Compression::Lz4,
+        passphrase: Some(&secret),
+    };
+    let path = directory.path().join("repo");
+    Repository::init(&path, &options).unwrap();
+    let writer =
+        RepositoryWriter::open(&path, &passphrase(), &OpenOptions { cache_bytes: 0 }).unwrap();
+    let mut content = vec![0; CHUNKS * CHUNK];
+    for (number, chunk) in content.chunks_mut(CHUNK).enumerate() {
+        chunk[..8].copy_from_slice(&(number as u64 + 1).to_le_bytes());
+    }
+    let mut disks = Vec::new();
+    let mut root = None;
+    for round in 0..2u8 {
+        if round == 1 {
+            content[10 * CHUNK + 9] = 0xff;
+            content[2000 * CHUNK + 9] = 0xfe;
+        }
+        let options = WriteOptions { threads: 1 };
+        let mut disk = writer.disk_writer(root, content.len() as u64, options).unwrap();
+        disk.write(0, content.clone()).unwrap();
+        let (written, _) = disk.finish().unwrap();
+        root = Some(written);
+        let name = format!("web01/{round}/vda");
+        disks.push(VerifiedDisk { name, root: written, size_bytes: content.len() as u64 - 100 });
+    }
+    Fixture { directory, writer, disks }
+}
+
+impl Fixture {
+    fn verify(&self, coverage: Coverage) -> VerifyReport {
+        self.verify_of(self.writer.repository(), coverage)
+    }
+
+    fn verify_of(&self, repository: &Repository, coverage: Coverage) -> VerifyReport {
+        let cancel = AtomicBool::new(false);
+        let options =
+            VerifyOptions { coverage, threads: 2, cancel: &cancel, progress: &|_progress| {} };
+        repository.verify(&self.disks, &options).unwrap()
+    }
+
+    fn change(&self, family: Family, id: u64, change: impl FnOnce(&mut Vec<u8>)) {
+        let database = self.writer.repository().database();
+        let key = id.to_be_bytes();
+        let mut value = database.get(family, &key, ReadMode::Cached).unwrap().unwrap().to_vec();
+        change(&mut value);
+        let mut batch = database.batch();
+        batch.put(family, &key, &value).unwrap();
+        database.write(batch, true).unwrap();
+    }
+
+    fn remove(&self, family: Family, id: u64) {
+        let database = self.writer.repository().database();
+        let mut batch = database.batch();
+        batch.delete_range(family, &id.to_be_bytes(), &(id + 1).to_be_bytes()).unwrap();
+        database.write(batch, true).unwrap();
+    }
+}
+
+fn chunk_range(first: u64, count: u64) -> Range<u64> {
+    first * CHUNK as u64..(first + count) * CHUNK as u64
+}
+
+fn affected(disk: &str, ranges: &[Range<u64>]) -> Affected {
+    Affected { disk: disk.to_owned(), ranges: ranges.to_vec() }
+}
+
+#[test]
+fn a_sound_repository_is_clean_and_wholly_read() {
+    let fixture = fixture();
+    let report = fixture.verify(Coverage::Everything);
+    assert!(report.is_clean(), "{report:?}");
+    assert_eq!(report.chunks, CHUNKS as u64 + 2);
+    // The inner page and two leaves were written anew.
+    assert_eq!(report.pages, 4 + 3);
+    assert!(report.read_bytes > report.chunks * 36);
+    let (points, damaged) = fixture.writer.repository().verify_catalog().unwrap();
+    assert!(points.is_empty() && damaged.is_empty());
+}
+
+#[test]
+fn a_damaged_chunk_is_named_with_every_disk_that_needs_it() {
+    for missing in [false, true] {
+        let fixture = fixture();
+        // Chunk 11 is in both points, chunk 10 in the first alone: ids begin at 1.
+        for id in [11, 12, 13] {
+            match missing {
+                true => fixture.remove(Family::Chunks, id),
+                false => fixture.change(Family::Chunks, id, |value| value[30] ^= 1),
+            }
+        }
+        let report = fixture.verify(Coverage::Everything);
+        let ids: Vec<_> = report.damaged_chunks.iter().map(|damaged| damaged.id).collect();
+        let expected = if missing { vec![] } else { vec![11, 12, 13] };
+        assert_eq!(ids, expected);
+        assert_eq!(report.damaged_chunk_count, expected.len() as u64);
+        assert!(report.damaged_pages.is_empty());
+        let both = [
+            affected("web01/0/vda", &[chunk_range(10, 3)]),
+            affected("web01/1/vda", &[chunk_range(11, 2)]),
+        ];
+        assert_eq!(report.affected, both);
+        assert!(!report.is_clean());
+    }
+}
+
+#[test]
+fn chunks_that_stand_at_each_others_places_are_damage() {
+    let fixture = fixture();
+    let database = fixture.writer.repository().database();
+    let value = |id: u64| {
+        let key = id.to_be_bytes();
+        database.get(Family::Chunks, &key, ReadMode::Cached).unwrap().unwrap().to_vec()
+    };
+    let (one, two) = (value(100), value(200));
+    fixture.change(Family::Chunks, 100, |value| *value = two);
+    fixture.change(Family::Chunks, 200, |value| *value = one);
+    let report = fixture.verify(Coverage::Everything);
+    let ids: Vec<_> = report.damaged_chunks.iter().map(|damaged| damaged.id).collect();
+    assert_eq!(ids, [100, 200]);
+    assert_eq!(report.affected.len(), 2);
+}
+
+#[test]
+fn a_damaged_page_is_named_with_what_lies_below_it() {
+    let fixture = fixture();
+    // Pages are stored from the leaves up: 1, 2, 3 and the root 4; then the second
+    // map's leaves and its root.
+    for (page, missing) in [(3, false), (3, true)] {
+        match missing {
+            true => fixture.remove(Family::Maps, page),
+            false => fixture.change(Family::Maps, page, |value| value[20] ^= 1),
+        }
+        // A reader of its own: pages are cached.
+        let path = fixture.directory.path().join("repo");
+        let reader = Repository::open(&path, &passphrase(), &OpenOptions::default()).unwrap();
+        let report = fixture.verify_of(&reader, Coverage::Everything);
+        assert_eq!(report.damaged_chunk_count, 0);
+        assert_eq!(report.damaged_pages.len(), 1, "{report:?}");
+        assert_eq!(report.damaged_pages[0].id, page);
+        // The third leaf is shared; it reaches to the disk's end and not behind it.
+        let end = fixture.disks[0].size_bytes;
+        let range = chunk_range(2048, 1).start..end;
+        let both =
+            ["web01/0/vda", "web01/1/vda"].map(|disk| affected(disk, std::slice::from_ref(&range)));
+        assert_eq!(report.affected, both);
+    }
+}
+
+#[test]
+fn only_what_is_referred_to_is_read_when_asked() {
+    let mut fixture = fixture();
+    fixture.disks.truncate(1);
+    // Only the second point needs it.
+    let newest = CHUNKS as u64 + 1;
+    fixture.change(Family::Chunks, newest, |value| value[30] ^= 1);
+    let report = fixture.verify(Coverage::Referenced);
+    assert!(report.is_clean(), "{report:?}");
+    assert_eq!(report.chunks, CHUNKS as u64);
+    let report = fixture.verify(Coverage::Everything);
+    assert_eq!(report.damaged_chunks[0].id, newest);
+    assert!(report.affected.is_empty() && !report.is_clean());
+}
+
+#[test]
+fn a_sample_reads_about_its_share() {
+    let fixture = fixture();
+    let none = fixture.verify(Coverage::Sample(0.0));
+    assert_eq!((none.chunks, none.is_clean()), (0, true));
+    let all = fixture.verify(Coverage::Sample(100.0));
+    assert_eq!((all.chunks, all.is_clean()), (CHUNKS as u64 + 2, true));
+    // 80 pieces, each with a chance of a half: fewer than 10 or more than 70 come
+    // once in 10^11 runs.
+    let half = fixture.verify(Coverage::Sample(50.0));
+    assert!((320..2250).contains(&half.chunks), "{}", half.chunks);
+}
+
+#[test]
+fn a_verify_can_be_cancelled_and_tells_how_far_it_has_come() {
+    let fixture = fixture();
+    let cancel = AtomicBool::new(false);
+    let last = parking_lot::Mutex::new(VerifyProgress::default());
+    let progress = |now: VerifyProgress| {
+        let mut last = last.lock();
+        if now.done_chunks > last.done_chunks {
+            *last = now;
+        }
+    };
+    let options = VerifyOptions {
+        coverage: Coverage::Everything,
+        threads: 1,
+        cancel: &cancel,
+        progress: &progress,
+    };
+    let report = fixture.writer.repository().verify(&fixture.disks, &options).unwrap();
+    let told = *last.lock();
+    assert_eq!((told.done_chunks, told.total_chunks), (report.chunks, report.chunks));
+    assert_eq!(told.read_bytes, report.read_bytes);
+    cancel.store(true, std::sync::atomic::Ordering::Relaxed);
+    let cancelled = fixture.writer.repository().verify(&fixture.disks, &options).unwrap_err();
+    assert_eq!(cancelled.kind(), coldrise_block::ErrorKind::Interrupted);
+}
+
+#[test]
+fn a_damaged_document_is_named_by_its_key() {
+    let fixture = fixture();
+    for (machine, point) in [("web01", "20261120T100000Z"), ("web01", "20261120T100000Z+3")] {
+        let disk = &fixture.disks[0];
+        let document = PointDocument {
+            machine: MachineName::parse(machine).unwrap(),
+            point: PointName::parse(point).unwrap(),
+            created_at_ms: 1,
+            origin: PointOrigin::Backup { sources: vec!["a".into()] },
+            disks: vec![DiskDocument {
+                name: DiskName::parse("vda").unwrap(),
+                size_bytes: disk.size_bytes,
+                root: disk.root,
+                layers: Vec::new(),
+            }],
+            configuration: None,
+        };
+        fixture.writer.put_point(&document).unwrap();
+    }
+    let repository = fixture.writer.repository();
+    let keys = {
+        let mut cursor = repository.database().cursor(Family::Catalog, ReadMode::Cached).unwrap();
+        let mut keys = Vec::new();
+        cursor.seek(&[]).unwrap();
+        while let Some((key, value)) = cursor.entry() {
+            keys.push((key.to_vec(), value.to_vec()));
+            cursor.next().unwrap();
+        }
+        keys
+    };
+    assert_eq!(keys.len(), 3);
+    let put = |key: &[u8], value: &[u8]| {
+        let mut batch = repository.database().batch();
+        batch.put(Family::Catalog, key, value).unwrap();
+        repository.database().write(batch, true).unwrap();
+    };
+    let mut damaged = keys[2].1.clone();
+    damaged[20] ^= 1;
+    put(&keys[2].0, &damaged);
+    let (points, found) = repository.verify_catalog().unwrap();
+    assert_eq!(points.len(), 1);
+    assert_eq!(found.len(), 1);
+    assert_eq!(found[0].what, "web01/20261120T100000Z+3");
+    // Without the machine's own document the name is lost, not the time.
+    put(&keys[0].0, &damaged);
+    let (_, found) = repository.verify_catalog().unwrap();
+    assert_eq!(found.len(), 2);
+    assert!(found[1].what.ends_with("/20261120T100000Z+3"), "{found:?}");
+    // The counters.
+    let mut batch = repository.database().batch();
+    batch.put(Family::State, b"state", b"nothing of ours").unwrap();
+    repository.database().write(batch, true).unwrap();
+    let (_, found) = repository.verify_catalog().unwrap();
+    assert_eq!(found.len(), 3);
+    assert!(fixture.verify(Coverage::Everything).is_clean());
+}

@@ -1,0 +1,140 @@
+"""A program that is watched: what it opens, and how much memory its processes take."""
+
+import dataclasses
+import os
+import pathlib
+import re
+import subprocess
+import threading
+import time
+
+_CALL = re.compile(r"^(\w+)\((.*)\) += (-?\w+)")
+_FIRST_TEXT = re.compile(r'"((?:[^"\\]|\\.)*)"')
+_STARTS = ("clone", "clone3", "fork", "vfork")
+SAMPLE_S = 0.02
+
+
+@dataclasses.dataclass
+class Observation:
+    """What was seen of one run."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+    elapsed_s: float
+    peak_bytes: int
+    # By the name of the program that opened it: paths that were opened.
+    opened: dict[str, set[str]]
+    connections: dict[str, set[str]]
+
+
+def watch(command, environment, trace, timeout_s, cwd=None):
+    """Runs a program under strace, which writes to `trace`."""
+    started = time.monotonic()
+    process = subprocess.Popen(
+        ["strace", "-f", "-qq", "--seccomp-bpf", "-s", "4096",
+         "-e", "trace=open,openat,openat2,execve,connect,bind,listen,clone,clone3,fork,vfork",
+         "-e", "signal=none", "-o", trace, *map(str, command)],
+        env=environment, cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True, errors="replace")
+    memory = _Memory(process.pid)
+    try:
+        stdout, stderr = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        raise
+    finally:
+        memory.stop()
+    opened, connections = _read(trace)
+    return Observation(process.returncode, stdout, stderr, time.monotonic() - started,
+                       memory.peak_bytes, opened, connections)
+
+
+class _Memory:
+    """Adds up what the descendants of a process hold, again and again. Each counts with
+    the most that it ever held, so that little is missed in between."""
+
+    def __init__(self, root):
+        self.root = root
+        self.peak_bytes = 0
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._sample, daemon=True)
+        self._thread.start()
+
+    def stop(self):
+        self._stopped.set()
+        self._thread.join()
+
+    def _sample(self):
+        while not self._stopped.wait(SAMPLE_S):
+            held = sum(_peak_bytes(process) for process in _descendants(self.root))
+            self.peak_bytes = max(self.peak_bytes, held)
+
+
+def _descendants(root):
+    """Those below `root`, without it."""
+    children = {}
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            try:
+                stat = pathlib.Path(entry.path, "stat").read_text(errors="replace")
+            except OSError:
+                continue  # it has ended
+            parent = int(stat.rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(entry.name))
+    found, waiting = [], [root]
+    while waiting:
+        below = children.get(waiting.pop(), [])
+        found += below
+        waiting += below
+    return found
+
+
+def _peak_bytes(process):
+    try:
+        status = pathlib.Path(f"/proc/{process}/status").read_text()
+    except OSError:
+        return 0  # it has ended
+    found = re.search(r"^VmHWM:\s+(\d+) kB", status, re.M)
+    return int(found[1]) * 1024 if found else 0
+
+
+def _read(trace):
+    """What each program opened and where it connected."""
+    calls = list(_calls(trace))
+    parents = {int(result): process for process, call, _, result in calls
+               if call in _STARTS and result.isdigit()}
+    opened, connections, programs = {}, {}, {}
+
+    def program(process):
+        while process not in programs and process in parents:
+            process = parents[process]
+        return programs.get(process, "?")
+
+    for process, call, arguments, result in calls:
+        if result.startswith("-"):
+            continue
+        if call in ("connect", "bind", "listen"):
+            connections.setdefault(program(process), set()).add(arguments)
+        elif call not in _STARTS:
+            path = _FIRST_TEXT.search(arguments)[1]
+            if call == "execve":
+                programs[process] = os.path.basename(path)
+            opened.setdefault(program(process), set()).add(path)
+    return opened, connections
+
+
+def _calls(trace):
+    """Each call: the thread, the call's name, its arguments, its result."""
+    begun = {}
+    for line in pathlib.Path(trace).read_text(errors="replace").splitlines():
+        process, _, text = line.partition(" ")
+        text = text.strip()
+        if text.endswith("<unfinished ...>"):
+            begun[process] = text.removesuffix("<unfinished ...>")
+            continue
+        if text.startswith("<... "):
+            text = begun.pop(process, "") + text.partition(" resumed>")[2]
+        if found := _CALL.match(text):
+            yield int(process), found[1], found[2], found[3]

@@ -1,0 +1,68 @@
+"""coldrise key: passphrases are added, changed and removed, and the data stays."""
+
+from support.cli import Coldrise
+from support.nbdserver import read_all
+
+
+def with_passphrase(coldrise, path, text):
+    path.write_text(text + "\n", encoding="utf-8")
+    return Coldrise(coldrise.repository, path)
+
+
+def names(answer):
+    return [entry["label"] for entry in answer["passphrases"]]
+
+
+def test_a_passphrase_is_changed_while_a_machine_runs(coldrise, live, image, nbdkit, tmp_path):
+    night = with_passphrase(coldrise, tmp_path / "night", "a new one")
+    server = nbdkit()
+    with server.connect(live) as handle:
+        added = coldrise.json("key", "add", "night", "--new-passphrase-file", tmp_path / "night")
+        assert names(added) == [None, "night"]
+        removed = night.json("key", "remove", "initial")
+        assert names(removed) == ["night"] and removed["passphrases"][0]["is_given"]
+        # What is open goes on; what comes needs the new one.
+        handle.pwrite(b"goes on", 0)
+        handle.flush()
+        image.write(0, b"goes on")
+        sealed = night.json("seal", "trial")["address"]
+    assert coldrise.run("list").returncode == 12
+    server.stop()
+    coldrise.passphrase_file = tmp_path / "night"
+    with nbdkit().connect(f"{sealed}/vda") as handle:
+        assert read_all(handle) == image.content
+
+    (tmp_path / "third").write_text("a third one", encoding="utf-8")
+    rotated = night.json("key", "rotate", "--new-passphrase-file", tmp_path / "third")
+    assert names(rotated) == ["night"]
+    assert night.run("list").returncode == 12
+    third = Coldrise(coldrise.repository, tmp_path / "third")
+    assert third.run("verify").returncode == 0
+    assert "night" in third.run("key", "list").stdout
+
+
+def test_bad_requests_are_refused_and_change_nothing(coldrise, tmp_path):
+    description = coldrise.repository / "repository.json"
+    before = description.read_bytes()
+    (tmp_path / "new").write_text("new", encoding="utf-8")
+    (tmp_path / "empty").write_text("", encoding="utf-8")
+    new = ("--new-passphrase-file", tmp_path / "new")
+    for arguments, code, word in [
+        (("add", "vault"), 2, "--new-passphrase-file"),
+        (("add", "Vault", *new), 2, "a-z 0-9"),
+        (("add", "initial", *new), 2, "another one"),
+        (("add", "vault", "--new-passphrase-file", tmp_path / "none"), 1, "none"),
+        (("add", "vault", "--new-passphrase-file", tmp_path / "empty"), 2, "empty"),
+        (("add", "vault", "--new-passphrase-file", coldrise.passphrase_file), 1, "already"),
+        (("remove", "initial"), 2, "only passphrase"),
+        (("remove", "vault"), 1, "there is no passphrase vault"),
+    ]:
+        done = coldrise.run("key", *arguments)
+        assert done.returncode == code, (arguments, done.stderr)
+        assert word in done.stderr, (arguments, done.stderr)
+    wrong = with_passphrase(coldrise, tmp_path / "wrong", "wrong")
+    assert wrong.run("key", "add", "vault", *new).returncode == 12
+    assert description.read_bytes() == before
+    assert [path.name for path in coldrise.repository.glob("repository.json*")] == [
+        "repository.json"
+    ]
