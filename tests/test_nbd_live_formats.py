@@ -1,5 +1,6 @@
 """NBD: a session's disks as writable image files."""
 
+import pathlib
 import random
 import subprocess
 
@@ -261,6 +262,19 @@ def test_a_compact_image_of_a_session_is_refused_and_named(live, nbdkit, file):
     refused(server, f"live/trial/{file}")
     for message in (file, "vda.vhdx", "seal the session"):
         assert message in server.messages()
+
+
+def test_a_killed_writer_leaves_nothing_in_memory_when_its_session_ends(coldrise, live, nbdkit):
+    server = nbdkit()
+    with server.connect(live) as disk, server.connect("live/trial/vda.vhd") as handle:
+        disk.pwrite(b"disk", 0)
+        handle.pwrite(b"kept", handle.get_size() - 60)
+        layers = [*coldrise.repository.glob("layers/*"), *coldrise.repository.glob("live/*/side/*")]
+        maps = [pathlib.Path(f"/dev/shm/coldrise-{layer.name}.map") for layer in layers]
+        assert len(maps) == 2 and all(path.exists() for path in maps)
+        server.kill()
+    coldrise.json("unpublish", "trial", "--discard")
+    assert not [path for path in maps if path.exists()]
 
 
 def test_what_is_kept_is_encrypted(coldrise, live, nbdkit):

@@ -7,8 +7,9 @@ use coldrise_store::{PointDocument, Repository, SessionName};
 
 use crate::document::SessionDocument;
 use crate::lock::FileLock;
-use crate::place::{layer_path, remove_file, Place};
+use crate::place::{layer_path, map_path, remove_file, Place};
 use crate::seal::{commit, idle_facts};
+use crate::side_file::forget_old_maps;
 
 /// Ends a session. What it captured since its last seal becomes a restore point,
 /// which is returned, or is thrown away with `discard`; where nothing was captured
@@ -72,7 +73,10 @@ pub(crate) fn tidy(
         if !disk.layers.iter().any(|layer| layer.id == disk.top) {
             remove_file(&layer_path(repository, &disk.top))?;
         }
+        // Left by a writer that was killed.
+        remove_file(&map_path(&disk.top))?;
     }
+    forget_old_maps(place)?;
     if document.sealed.is_empty() {
         return place.remove();
     }
