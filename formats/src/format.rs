@@ -156,7 +156,7 @@ impl Format {
         match self {
             // Microsoft VHD specification, "Current size": 2040 GiB.
             Format::Vhd | Format::VhdDynamic => 2040 << 30,
-            // The largest that ESXi 5.5 and later open.
+            // The largest that ESXi 5.5 and later open (VMware KB 2058287).
             Format::Vmdk => 62 << 40,
             Format::Raw
             | Format::Vhdx
