@@ -92,9 +92,11 @@ fn text(invocation: &Invocation, session: &SessionDocument, published: &Publishe
     for (disk, uri) in published.disks.iter().zip(&uris) {
         text.push_str(&format!("  {}  {}  {uri}\n", disk.disk, show_size(disk.size_bytes)));
     }
+    let first = published.disks.first().map_or("DISK", |disk| disk.disk);
     let hardware = Hardware::of(session.configuration.as_ref()).unwrap_or_default();
     text.push_str(&format!(
         "\nserve it   coldrise serve nbd\nboot it    coldrise boot live/{name}\nwith QEMU  {}\n\
+         as files   coldrise mount DIR    (DIR/live/{name}/{first}.vhdx, .vmdk, .qcow2 and so on)\n\
          end it     coldrise unpublish {name}\n",
         crate::qemu::plain_command(&hardware, &uris)
     ));
