@@ -73,6 +73,7 @@ pub(crate) fn run(invocation: &Invocation) -> Result<Report> {
     check_confinement(&mut found);
     check_tool(&mut found, qemu::PROGRAM, "qemu-system-x86", "coldrise boot");
     check_kvm(&mut found);
+    check_tool(&mut found, "fusermount3", "fuse3", "coldrise mount by others than root");
     check_shared_memory(&mut found);
     match invocation.repository_path() {
         Err(_) => found.add(
