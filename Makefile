@@ -23,6 +23,7 @@ TEST_PACKAGES := fuse3 mount procps python3 python3-pip python3-pytest python3-l
 BENCH_PACKAGES := $(shell cat bench/packages.txt)
 
 include plugins/nbdkit/build.mk
+include plugins/ganesha/build.mk
 
 # Installs those of its packages that are missing; asks the network only then.
 define install
@@ -79,7 +80,7 @@ demo: run-deps ## Back up a guest, boot it from the backup, seal what it wrote
 	$(PYTHON) demo/run.py --build-dir $(BUILD_DIR)
 
 .PHONY: test
-test: build test-deps ## Run all tests
+test: build test-deps ganesha-fsal ## Run all tests
 	$(CARGO) test --release --locked --workspace --no-fail-fast
 	$(PYTHON) -m pytest -q tests
 
@@ -98,11 +99,12 @@ fuzz: build-deps ## Try FUZZ_CASES random layouts, and writes into every byte of
 	PROPTEST_CASES=$(FUZZ_CASES) $(CARGO) test --release --locked -p coldrise-export --lib image_file
 
 .PHONY: check
-check: build-deps ## Check format, lints, dependency direction and the C shim
+check: build-deps $(GANESHA_DIR)/configured/include/config.h ## Check format, lints, dependency direction and the C shims
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --release --locked --workspace --all-targets --quiet -- -D warnings
 	$(PYTHON) tools/check_dependencies.py
 	$(CC) -fsyntax-only $(NBDKIT_CFLAGS) plugins/nbdkit/coldrise.c
+	$(CC) -fsyntax-only $(GANESHA_CFLAGS) $(GANESHA_SOURCES)
 
 .PHONY: bench
 bench: build bench-deps ## Measure Coldrise beside its peers (long)
@@ -116,6 +118,7 @@ man: build ## Write the man pages to build/man
 install: build man ## Install below PREFIX (/usr/local)
 	install -D -m 755 $(BUILD_DIR)/coldrise $(DESTDIR)$(PREFIX)/bin/coldrise
 	install -D -m 644 $(NBDKIT_PLUGIN) $(DESTDIR)$(PREFIX)/lib/nbdkit/plugins/nbdkit-coldrise-plugin.so
+	test ! -e $(GANESHA_FSAL) || install -D -m 644 $(GANESHA_FSAL) $(DESTDIR)$(PREFIX)/lib/ganesha/$(notdir $(GANESHA_FSAL))
 	install -d $(DESTDIR)$(PREFIX)/share/man/man1
 	install -m 644 build/man/*.1 $(DESTDIR)$(PREFIX)/share/man/man1
 

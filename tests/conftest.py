@@ -1,5 +1,6 @@
 """Fixtures that the end-to-end tests share."""
 
+import functools
 import pathlib
 import sys
 
@@ -113,11 +114,11 @@ def network():
 
 
 @pytest.fixture
-def nfs(coldrise, network, tmp_path):
-    """Serves the repository over NFS; every server has to end well at the end."""
+def serve_on(network, tmp_path):
+    """Serves a repository over NFS; every server has to end well at the end."""
     servers = []
 
-    def start(*options):
+    def start(coldrise, *options):
         log = tmp_path / f"nfs{len(servers)}.log"
         servers.append(NfsServer(coldrise, network, log, *options))
         return servers[-1]
@@ -126,3 +127,9 @@ def nfs(coldrise, network, tmp_path):
     for server in servers:
         if server.process.poll() is None:
             server.stop()
+
+
+@pytest.fixture
+def nfs(coldrise, serve_on):
+    """The same for the fresh repository."""
+    return functools.partial(serve_on, coldrise)

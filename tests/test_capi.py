@@ -31,7 +31,9 @@ def test_a_c_program(coldrise, point, live, tmp_path):
 
 def test_the_header_is_c_plus_plus_as_well(tmp_path):
     source = tmp_path / "client.cc"
-    source.write_text('#include "coldrise.h"\nint main() { return 0; }\n', encoding="utf-8")
+    source.write_text(
+        '#include "coldrise-folders.h"\nint main() { return 0; }\n', encoding="utf-8"
+    )
     include = ROOT / "server" / "capi" / "include"
     built = subprocess.run(
         ["c++", "-Wall", "-Wextra", "-Werror", f"-I{include}", "-fsyntax-only", source],

@@ -1,5 +1,6 @@
 //! The C ABI that the nbdkit plugin and the Ganesha FSAL call; its contract is
-//! `include/coldrise.h`, where every function is described.
+//! `include/coldrise.h`, where every function is described, and
+//! `include/coldrise-folders.h` for front ends that show folders and files.
 //!
 //! Every entry goes through [`guard`]: a panic becomes EIO and stops the export
 //! it happened on, and never unwinds into C. This is one of the few places

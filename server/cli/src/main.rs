@@ -13,6 +13,7 @@
 mod arguments;
 mod commands;
 mod compare;
+mod ganesha;
 mod hardware;
 mod invocation;
 mod nbdkit;

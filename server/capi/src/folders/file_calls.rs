@@ -93,7 +93,9 @@ pub unsafe extern "C" fn coldrise_node_write(
     unsafe {
         on_node(file, |file| {
             let open = file.file(true)?;
-            match open.write(bytes(buffer.cast(), length)?, offset) {
+            let written = open.write(bytes(buffer.cast(), length)?, offset);
+            file.has_changed();
+            match written {
                 // As a file system tells that a file cannot become so large.
                 Err(error) if error.kind() == ErrorKind::OutOfRange => {
                     Ok(fail_with(libc::EFBIG, &error.full_message()))
@@ -121,5 +123,11 @@ pub unsafe extern "C" fn coldrise_node_flush(file: *const OpenNode) -> c_int {
 #[no_mangle]
 pub unsafe extern "C" fn coldrise_node_set_size(file: *const OpenNode, size: u64) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { on_node(file, |file| file.file(true)?.set_size_bytes(size).map(|()| 0)) }
+    unsafe {
+        on_node(file, |file| {
+            let set = file.file(true)?.set_size_bytes(size);
+            file.has_changed();
+            set.map(|()| 0)
+        })
+    }
 }

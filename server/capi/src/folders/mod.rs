@@ -1,24 +1,25 @@
 //! The repository as folders and files; the contract is `include/coldrise-folders.h`.
 //!
 //! ```text
-//!   C ─▶ calls, file_calls ─▶ OpenNode ─▶ Shared ─▶ Folders
-//!        (raw pointers)        │  └─ HeldFiles: what is open of it, and for whom
-//!                              └─ its file ids from the root down: its handle
+//!   C ─▶ calls, node_calls, file_calls ─▶ OpenNode ─▶ Shared ─▶ Folders
+//!        (raw pointers)                    │  └─ HeldFiles: what is open of it, and for whom
+//!                                          └─ its file ids from the root down: its handle
 //! ```
 //!
-//! Locks: the list of nodes in use, then the files of one node. Neither is held while
-//! the other's owner waits for a disk, except that the files of a node are opened
-//! under its lock, so that who wants the same file waits and shares it.
+//! Locks: the files of one node (held while they are opened, so that who wants the same
+//! file waits and shares it), then the list of nodes in use.
 
 mod calls;
 mod file_calls;
 mod held_files;
 mod idle;
 mod node;
+mod node_calls;
 
 pub use calls::*;
 pub use file_calls::*;
 pub use node::OpenNode;
+pub use node_calls::*;
 
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_export::{Folders, Node};

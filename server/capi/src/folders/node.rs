@@ -5,7 +5,7 @@ use super::Shared;
 use crate::message::c_string;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_export::{Attributes, Node, NodeType, OpenFile};
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use std::ffi::CString;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -26,6 +26,10 @@ const _: () = assert!(2 + MAX_DEPTH * HANDLE_ID_BYTES <= HANDLE_MAX);
 /// That a node is still there is looked up at most once in so many milliseconds.
 const CHECK_INTERVAL_MS: u64 = 250;
 
+/// What a session's file is like is found out at most once in so many milliseconds while
+/// nobody writes it here: nfs-ganesha asks several times for every read.
+const LIVE_ATTRIBUTES_MS: u64 = 20;
+
 /// For how long attributes hold, in seconds: points never change, but may be deleted;
 /// machines get points. Sessions change at any moment, through any front end.
 const VALID_POINT_S: u32 = 60;
@@ -42,9 +46,21 @@ pub struct OpenNode {
     used_at_ms: AtomicU64,
     checked_at_ms: AtomicU64,
     is_gone: AtomicBool,
+    /// Counts what was changed through this node.
+    changes: AtomicU64,
+    remembered: Mutex<Option<Remembered>>,
+}
+
+/// Attributes of a session's file, from that moment, with so many changes.
+#[derive(Clone, Copy)]
+struct Remembered {
+    at_ms: u64,
+    changes: u64,
+    shown: Shown,
 }
 
 /// What C gets to know of a node.
+#[derive(Clone, Copy)]
 pub(super) struct Shown {
     pub(super) attributes: Attributes,
     pub(super) since_1970: Duration,
@@ -67,6 +83,8 @@ impl OpenNode {
             held: RwLock::default(),
             used_at_ms: AtomicU64::new(0),
             is_gone: AtomicBool::new(false),
+            changes: AtomicU64::new(0),
+            remembered: Mutex::new(None),
         })
     }
 
@@ -174,6 +192,27 @@ impl OpenNode {
     }
 
     pub(super) fn attributes(&self) -> Result<Shown> {
+        if !self.node.is_live() || self.node_type() != NodeType::File {
+            return self.look_at();
+        }
+        // Before it is looked at: a change that comes meanwhile makes this one too old.
+        let (at_ms, changes) = (self.shared.now_ms(), self.changes.load(Ordering::Acquire));
+        if let Some(known) = *self.remembered.lock() {
+            if known.changes == changes && at_ms.saturating_sub(known.at_ms) < LIVE_ATTRIBUTES_MS {
+                return Ok(known.shown);
+            }
+        }
+        let shown = self.look_at()?;
+        *self.remembered.lock() = Some(Remembered { at_ms, changes, shown });
+        Ok(shown)
+    }
+
+    /// To be called after each change.
+    pub(super) fn has_changed(&self) {
+        self.changes.fetch_add(1, Ordering::Release);
+    }
+
+    fn look_at(&self) -> Result<Shown> {
         let attributes = self.shared.folders.attributes(&self.node)?;
         let mut since_1970 = attributes.modified.duration_since(UNIX_EPOCH).unwrap_or_default();
         let node_type = self.node.node_type();

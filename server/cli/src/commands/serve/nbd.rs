@@ -3,10 +3,11 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use clap::{Args, Subcommand};
+use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
 use serde_json::json;
 
+use super::DEFAULT_CACHE;
 use crate::invocation::Invocation;
 use crate::nbdkit::{Endpoint, Nbdkit, ServeOptions, Tls};
 use crate::report::{print_line, Report};
@@ -16,21 +17,6 @@ use crate::units::parse_size;
 /// Where NBD is served when nothing else is said.
 pub(crate) const DEFAULT_ADDRESS: &str = "127.0.0.1:10809";
 
-/// Memory for decoded chunks when nothing else is said.
-pub(crate) const DEFAULT_CACHE: &str = "64M";
-
-/// Serve restore points and sessions.
-#[derive(Debug, Args)]
-pub(crate) struct ServeArguments {
-    #[command(subcommand)]
-    protocol: Protocol,
-}
-
-#[derive(Debug, Subcommand)]
-enum Protocol {
-    Nbd(NbdArguments),
-}
-
 /// Serve every restore point and session over NBD, until Ctrl-C.
 ///
 /// Exports are MACHINE/POINT/DISK, read-only, and live/SESSION/DISK, writable. A point's
@@ -39,7 +25,7 @@ enum Protocol {
 /// and .external.qcow2. What is published while the server runs is served at once. A line
 /// that starts with "ready" says that connections are accepted.
 #[derive(Debug, Args)]
-struct NbdArguments {
+pub(super) struct NbdArguments {
     /// IP address and port to listen on. Beyond this machine TLS is needed.
     #[arg(long, value_name = "ADDR:PORT", default_value = DEFAULT_ADDRESS)]
     #[arg(conflicts_with = "socket")]
@@ -72,8 +58,7 @@ struct NbdArguments {
     tls_psk: Option<PathBuf>,
 }
 
-pub(crate) fn run(invocation: &Invocation, arguments: ServeArguments) -> Result<Report> {
-    let Protocol::Nbd(arguments) = arguments.protocol;
+pub(super) fn run(invocation: &Invocation, arguments: NbdArguments) -> Result<Report> {
     let tls = match (arguments.tls_certificates, arguments.tls_psk) {
         (Some(directory), _) => Some(Tls::Certificates(directory)),
         (None, Some(file)) => Some(Tls::SharedKeys(file)),

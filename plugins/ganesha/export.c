@@ -1,0 +1,235 @@
+/* FSAL_COLDRISE: an EXPORT is a repository.
+ *
+ *   EXPORT {
+ *     ...
+ *     FSAL {
+ *       Name = COLDRISE;
+ *       Repository = "/srv/backups";
+ *       Passphrase_File = "/etc/coldrise/passphrase";
+ *     }
+ *   }
+ */
+
+#include "fsal_coldrise.h"
+
+#include "FSAL/fsal_config.h"
+#include "config_parsing.h"
+#include "nfs_exports.h"
+
+static struct config_item export_params[] = {
+	CONF_ITEM_NOOP("Name"),
+	CONF_MAND_STR("Repository", 1, MAXPATHLEN, NULL,
+		      coldrise_fsal_export, repository),
+	CONF_ITEM_STR("Passphrase_File", 1, MAXPATHLEN, NULL,
+		      coldrise_fsal_export, passphrase_file),
+	CONF_ITEM_STR("Passphrase_Command", 1, MAXPATHLEN, NULL,
+		      coldrise_fsal_export, passphrase_command),
+	/* Memory for decoded chunks, in bytes */
+	CONF_ITEM_UI64("Chunk_Cache", 0, UINT64_MAX, 64 << 20,
+		       coldrise_fsal_export, chunk_cache),
+	/* After so many milliseconds a file that no client has open (those of
+	 * NFSv3 never do) and nobody uses is closed
+	 */
+	CONF_ITEM_UI32("Idle_Ms", 1, UINT32_MAX, 60000,
+		       coldrise_fsal_export, idle_ms),
+	/* Sessions are read-only, too */
+	CONF_ITEM_BOOL("Read_Only", false,
+		       coldrise_fsal_export, read_only),
+	/* Without this repository nfs-ganesha ends, instead of serving what
+	 * else there is
+	 */
+	CONF_ITEM_BOOL("Required", false,
+		       coldrise_fsal_export, required),
+	CONFIG_EOL
+};
+
+static struct config_block export_block = {
+	.dbus_interface_name = "org.ganesha.nfsd.config.fsal.coldrise-export%d",
+	.blk_desc.name = "FSAL",
+	.blk_desc.type = CONFIG_BLOCK,
+	.blk_desc.u.blk.init = noop_conf_init,
+	.blk_desc.u.blk.params = export_params,
+	.blk_desc.u.blk.commit = noop_conf_commit
+};
+
+static void free_export(struct coldrise_fsal_export *myself)
+{
+	coldrise_folders_close(myself->folders);
+	gsh_free(myself->path);
+	gsh_free(myself->repository);
+	gsh_free(myself->passphrase_file);
+	gsh_free(myself->passphrase_command);
+	gsh_free(myself);
+}
+
+fsal_status_t coldrise_create_export(struct fsal_module *module,
+				     void *parse_node,
+				     struct config_error_type *err_type,
+				     const struct fsal_up_vector *up_ops)
+{
+	struct coldrise_fsal_export *myself = gsh_calloc(1, sizeof(*myself));
+	struct coldrise_options options = { .program = "ganesha" };
+	fsal_status_t status;
+	int rc;
+
+	fsal_export_init(&myself->export);
+	coldrise_export_ops_init(&myself->export.exp_ops);
+
+	if (load_config_from_node(parse_node, &export_block, myself, true,
+				  err_type) != 0) {
+		status = fsalstat(ERR_FSAL_INVAL, EINVAL);
+		goto fail;
+	}
+
+	options.passphrase_file = myself->passphrase_file;
+	options.passphrase_command = myself->passphrase_command;
+	options.cache_bytes = myself->chunk_cache;
+	if (coldrise_folders_open(myself->repository, &options, NULL,
+				  myself->idle_ms,
+				  myself->read_only
+					? COLDRISE_FOLDERS_READ_ONLY : 0,
+				  &myself->folders) == -1) {
+		status = fsalstat(ERR_FSAL_BAD_INIT, errno);
+		LogCrit(COMPONENT_FSAL, "%s: %s", myself->repository,
+			coldrise_last_error());
+		if (myself->required)
+			LogFatal(COMPONENT_FSAL, "%s is not served",
+				 myself->repository);
+		goto fail;
+	}
+
+	rc = fsal_attach_export(module, &myself->export.exports);
+	if (rc != 0) {
+		LogCrit(COMPONENT_FSAL, "Could not attach the export");
+		status = posix2fsal_status(rc);
+		goto fail;
+	}
+
+	myself->export.fsal = module;
+	myself->export.up_ops = up_ops;
+	myself->path = gsh_strdup(CTX_FULLPATH(op_ctx));
+	op_ctx->fsal_export = &myself->export;
+	return fsalstat(ERR_FSAL_NO_ERROR, 0);
+
+fail:
+	free_export_ops(&myself->export);
+	free_export(myself);
+	return status;
+}
+
+static void release(struct fsal_export *export)
+{
+	struct coldrise_fsal_export *myself = coldrise_export_of(export);
+
+	fsal_detach_export(export->fsal, &export->exports);
+	free_export_ops(export);
+	free_export(myself);
+}
+
+static fsal_status_t give(struct fsal_export *export, coldrise_node *node,
+			  struct fsal_obj_handle **obj,
+			  struct fsal_attrlist *attrs_out)
+{
+	struct coldrise_fsal_handle *handle = coldrise_new_handle(export, node);
+
+	if (handle == NULL)
+		return fsalstat(ERR_FSAL_SERVERFAULT, 0);
+
+	if (attrs_out != NULL) {
+		fsal_status_t status = coldrise_get_attrs(&handle->obj,
+							  attrs_out);
+
+		if (FSAL_IS_ERROR(status)) {
+			coldrise_free_handle(handle);
+			return status;
+		}
+	}
+
+	*obj = &handle->obj;
+	return fsalstat(ERR_FSAL_NO_ERROR, 0);
+}
+
+/* nfs-ganesha asks for the export's own path only, and looks names up from there. */
+static fsal_status_t lookup_path(struct fsal_export *export, const char *path,
+				 struct fsal_obj_handle **obj,
+				 struct fsal_attrlist *attrs_out)
+{
+	struct coldrise_fsal_export *myself = coldrise_export_of(export);
+	coldrise_node *root;
+
+	*obj = NULL;
+	if (strcmp(path, myself->path) != 0)
+		return fsalstat(ERR_FSAL_NOENT, ENOENT);
+	if (coldrise_node_root(myself->folders, &root) == -1)
+		return coldrise_failed("the root");
+	return give(export, root, obj, attrs_out);
+}
+
+/* The bytes on the wire are the same everywhere: nothing has to be turned. */
+static fsal_status_t wire_to_host(struct fsal_export *export,
+				  fsal_digesttype_t type,
+				  struct gsh_buffdesc *desc, int flags)
+{
+	(void) export;
+	(void) type;
+	(void) flags;
+	if (desc->len < 2 || desc->len > COLDRISE_HANDLE_MAX)
+		return fsalstat(ERR_FSAL_BADHANDLE, 0);
+	return fsalstat(ERR_FSAL_NO_ERROR, 0);
+}
+
+static fsal_status_t create_handle(struct fsal_export *export,
+				   struct gsh_buffdesc *desc,
+				   struct fsal_obj_handle **obj,
+				   struct fsal_attrlist *attrs_out)
+{
+	struct coldrise_fsal_export *myself = coldrise_export_of(export);
+	coldrise_node *node;
+
+	*obj = NULL;
+	if (coldrise_node_of_handle(myself->folders, desc->addr, desc->len,
+				    &node) == -1) {
+		if (errno == EINVAL)
+			return fsalstat(ERR_FSAL_BADHANDLE, errno);
+		return coldrise_failed("a handle");
+	}
+	return give(export, node, obj, attrs_out);
+}
+
+static fsal_status_t get_dynamic_info(struct fsal_export *export,
+				      struct fsal_obj_handle *obj,
+				      fsal_dynamicfsinfo_t *info)
+{
+	struct coldrise_fsal_export *myself = coldrise_export_of(export);
+	struct coldrise_space space;
+
+	(void) obj;
+	if (coldrise_folders_space(myself->folders, &space) == -1)
+		return coldrise_failed("free space");
+
+	memset(info, 0, sizeof(*info));
+	info->total_bytes = space.total_bytes;
+	info->free_bytes = space.free_bytes;
+	info->avail_bytes = space.available_bytes;
+	info->time_delta.tv_nsec = 1000000;
+	return fsalstat(ERR_FSAL_NO_ERROR, 0);
+}
+
+static struct state_t *alloc_state(struct fsal_export *export,
+				   enum state_type type,
+				   struct state_t *related)
+{
+	size_t size = sizeof(struct state_t) + sizeof(struct fsal_fd);
+
+	return init_state(gsh_calloc(1, size), export, type, related);
+}
+
+void coldrise_export_ops_init(struct export_ops *ops)
+{
+	ops->release = release;
+	ops->lookup_path = lookup_path;
+	ops->wire_to_host = wire_to_host;
+	ops->create_handle = create_handle;
+	ops->get_fs_dynamic_info = get_dynamic_info;
+	ops->alloc_state = alloc_state;
+}

@@ -1,0 +1,350 @@
+/* FSAL_COLDRISE: opening, reading, writing, committing.
+ *
+ * An open keeps its node open; what belongs to no open (all of NFSv3) needs none, and
+ * the library closes what was not used for a while. So a state holds its open flags
+ * and nothing else.
+ */
+
+#include "fsal_coldrise.h"
+
+#include <sysexits.h>
+
+static struct fsal_fd *state_fd(struct state_t *state)
+{
+	return (struct fsal_fd *)(state + 1);
+}
+
+/* Keeps the node open for what `flags` say. The caller holds the lock. */
+static fsal_status_t keep_open(struct coldrise_fsal_handle *handle,
+			       fsal_openflags_t flags)
+{
+	bool for_writing = (flags & FSAL_O_WRITE) != 0;
+
+	if (coldrise_node_open(handle->node, for_writing) == -1)
+		return coldrise_failed(coldrise_node_path(handle->node));
+	if (for_writing)
+		handle->writers++;
+	else
+		handle->readers++;
+	return fsalstat(ERR_FSAL_NO_ERROR, 0);
+}
+
+static void let_go(struct coldrise_fsal_handle *handle, fsal_openflags_t flags)
+{
+	if (flags == FSAL_O_CLOSED)
+		return;
+	if (flags & FSAL_O_WRITE)
+		handle->writers--;
+	else
+		handle->readers--;
+	coldrise_node_close(handle->node, (flags & FSAL_O_WRITE) != 0);
+}
+
+/* After a sync has failed what was written and not flushed may be lost. Clients still
+ * have it and send it again when they meet another write verifier; NFSv3's is that of
+ * the process. So this one ends, and whoever started it starts another.
+ */
+static void end_process(struct coldrise_fsal_handle *handle)
+{
+	LogCrit(COMPONENT_FSAL,
+		"%s: %s; nfs-ganesha ends, so that clients learn by the new write verifier of the next one to send again what was not flushed",
+		coldrise_node_path(handle->node), coldrise_last_error());
+	_exit(EX_TEMPFAIL);
+}
+
+fsal_status_t coldrise_flush(struct coldrise_fsal_handle *handle)
+{
+	if (coldrise_node_flush(handle->node) == 0)
+		return fsalstat(ERR_FSAL_NO_ERROR, 0);
+	if (errno == EIO || errno == ENOSPC)
+		end_process(handle);
+	return coldrise_failed(coldrise_node_path(handle->node));
+}
+
+/* What was set is stable when the answer leaves. */
+static fsal_status_t set_size(struct coldrise_fsal_handle *handle,
+			      uint64_t size)
+{
+	if (coldrise_node_set_size(handle->node, size) == -1) {
+		bool is_fixed = errno == EOPNOTSUPP;
+		fsal_status_t status =
+			coldrise_failed(coldrise_node_path(handle->node));
+
+		/* Linux makes no sense of an operation that is not supported
+		 * for one file; truncate(2) knows of EPERM.
+		 */
+		return is_fixed ? fsalstat(ERR_FSAL_PERM, EPERM) : status;
+	}
+	return coldrise_flush(handle);
+}
+
+/* Opens what is there already. The caller holds the lock. */
+static fsal_status_t open_locked(struct coldrise_fsal_handle *handle,
+				 struct state_t *state,
+				 fsal_openflags_t flags)
+{
+	fsal_status_t status = fsalstat(ERR_FSAL_NO_ERROR, 0);
+
+	if (state == NULL)
+		return status;
+	status = check_share_conflict(&handle->share, flags, false);
+	if (FSAL_IS_ERROR(status))
+		return status;
+	status = keep_open(handle, flags);
+	if (FSAL_IS_ERROR(status))
+		return status;
+	update_share_counters(&handle->share, FSAL_O_CLOSED, flags);
+	state_fd(state)->openflags = FSAL_O_NFS_FLAGS(flags);
+	return status;
+}
+
+static fsal_status_t close2(struct fsal_obj_handle *obj, struct state_t *state)
+{
+	struct coldrise_fsal_handle *handle = coldrise_handle(obj);
+	struct fsal_fd *fd = state_fd(state);
+
+	PTHREAD_RWLOCK_wrlock(&obj->obj_lock);
+	if (fd->openflags != FSAL_O_CLOSED) {
+		update_share_counters(&handle->share, fd->openflags,
+				      FSAL_O_CLOSED);
+		let_go(handle, fd->openflags);
+		fd->openflags = FSAL_O_CLOSED;
+	}
+	PTHREAD_RWLOCK_unlock(&obj->obj_lock);
+	return fsalstat(ERR_FSAL_NO_ERROR, 0);
+}
+
+static fsal_status_t open_here(struct fsal_obj_handle *obj,
+			       struct state_t *state, fsal_openflags_t flags,
+			       enum fsal_create_mode createmode,
+			       struct fsal_attrlist *attrs_out)
+{
+	struct coldrise_fsal_handle *handle = coldrise_handle(obj);
+	fsal_status_t status;
+
+	/* Nothing here was created by a client. */
+	if (createmode >= FSAL_GUARDED)
+		return fsalstat(ERR_FSAL_EXIST, EEXIST);
+	if (obj->type != REGULAR_FILE)
+		return fsalstat(obj->type == DIRECTORY ? ERR_FSAL_ISDIR
+						       : ERR_FSAL_SYMLINK, 0);
+
+	PTHREAD_RWLOCK_wrlock(&obj->obj_lock);
+	status = open_locked(handle, state, flags);
+	PTHREAD_RWLOCK_unlock(&obj->obj_lock);
+	if (FSAL_IS_ERROR(status))
+		return status;
+
+	if (flags & FSAL_O_TRUNC)
+		status = set_size(handle, 0);
+	if (!FSAL_IS_ERROR(status) && attrs_out != NULL)
+		status = coldrise_get_attrs(obj, attrs_out);
+	if (FSAL_IS_ERROR(status) && state != NULL)
+		close2(obj, state);
+	return status;
+}
+
+static fsal_status_t open2(struct fsal_obj_handle *obj, struct state_t *state,
+			   fsal_openflags_t flags,
+			   enum fsal_create_mode createmode, const char *name,
+			   struct fsal_attrlist *attrs_set,
+			   fsal_verifier_t verifier,
+			   struct fsal_obj_handle **new_obj,
+			   struct fsal_attrlist *attrs_out,
+			   bool *caller_perm_check)
+{
+	struct fsal_obj_handle *found;
+	fsal_status_t status;
+
+	(void) verifier;
+	if (attrs_set != NULL && (attrs_set->valid_mask & ATTR_SIZE)
+	    && attrs_set->filesize == 0)
+		flags |= FSAL_O_TRUNC;
+
+	if (name == NULL)
+		return open_here(obj, state, flags, createmode, attrs_out);
+
+	status = obj->obj_ops->lookup(obj, name, &found, NULL);
+	if (status.major == ERR_FSAL_NOENT && createmode != FSAL_NO_CREATE) {
+		struct fsal_obj_handle *none;
+
+		return obj->obj_ops->mkdir(obj, name, NULL, &none, NULL);
+	}
+	if (FSAL_IS_ERROR(status))
+		return status;
+
+	*caller_perm_check = true;
+	status = open_here(found, state, flags, createmode, attrs_out);
+	if (FSAL_IS_ERROR(status)) {
+		found->obj_ops->release(found);
+		return status;
+	}
+	*new_obj = found;
+	return status;
+}
+
+static fsal_status_t reopen2(struct fsal_obj_handle *obj,
+			     struct state_t *state, fsal_openflags_t flags)
+{
+	struct coldrise_fsal_handle *handle = coldrise_handle(obj);
+	struct fsal_fd *fd = state_fd(state);
+	fsal_openflags_t old = fd->openflags;
+	fsal_status_t status;
+
+	PTHREAD_RWLOCK_wrlock(&obj->obj_lock);
+	/* Its own old share must not be in its way. */
+	update_share_counters(&handle->share, old, FSAL_O_CLOSED);
+	status = check_share_conflict(&handle->share, flags, false);
+	if (!FSAL_IS_ERROR(status))
+		status = keep_open(handle, flags);
+	if (FSAL_IS_ERROR(status)) {
+		update_share_counters(&handle->share, FSAL_O_CLOSED, old);
+	} else {
+		update_share_counters(&handle->share, FSAL_O_CLOSED, flags);
+		let_go(handle, old);
+		fd->openflags = FSAL_O_NFS_FLAGS(flags);
+	}
+	PTHREAD_RWLOCK_unlock(&obj->obj_lock);
+	return status;
+}
+
+static fsal_openflags_t status2(struct fsal_obj_handle *obj,
+				struct state_t *state)
+{
+	(void) obj;
+	return state_fd(state)->openflags;
+}
+
+/* The global open of a file; there is none. */
+static fsal_status_t close_global(struct fsal_obj_handle *obj)
+{
+	(void) obj;
+	return fsalstat(ERR_FSAL_NOT_OPENED, 0);
+}
+
+/* What comes without an open must not be denied by one. */
+static fsal_status_t check_share(struct coldrise_fsal_handle *handle,
+				 bool bypass, struct state_t *state,
+				 fsal_openflags_t flags)
+{
+	fsal_status_t status;
+
+	if (handle->obj.type != REGULAR_FILE)
+		return fsalstat(ERR_FSAL_INVAL, EINVAL);
+	if (state != NULL)
+		return fsalstat(ERR_FSAL_NO_ERROR, 0);
+	PTHREAD_RWLOCK_rdlock(&handle->obj.obj_lock);
+	status = check_share_conflict(&handle->share, flags, bypass);
+	PTHREAD_RWLOCK_unlock(&handle->obj.obj_lock);
+	return status;
+}
+
+static void read2(struct fsal_obj_handle *obj, bool bypass,
+		  fsal_async_cb done_cb, struct fsal_io_arg *arg,
+		  void *caller_arg)
+{
+	struct coldrise_fsal_handle *handle = coldrise_handle(obj);
+	uint64_t offset = arg->offset;
+	fsal_status_t status;
+	int is_end = 0;
+	int i;
+
+	/* READ_PLUS and SEEK are of NFSv4.2. */
+	if (arg->info != NULL) {
+		done_cb(obj, fsalstat(ERR_FSAL_NOTSUPP, 0), arg, caller_arg);
+		return;
+	}
+
+	status = check_share(handle, bypass, arg->state, FSAL_O_READ);
+	arg->io_amount = 0;
+	for (i = 0; i < arg->iov_count && !is_end; i++) {
+		size_t filled = 0;
+
+		if (FSAL_IS_ERROR(status))
+			break;
+		if (coldrise_node_read(handle->node, arg->iov[i].iov_base,
+				       arg->iov[i].iov_len, offset, &filled,
+				       &is_end) == -1) {
+			status =
+			     coldrise_failed(coldrise_node_path(handle->node));
+			break;
+		}
+		arg->io_amount += filled;
+		offset += filled;
+	}
+	arg->end_of_file = is_end;
+	done_cb(obj, status, arg, caller_arg);
+}
+
+static void write2(struct fsal_obj_handle *obj, bool bypass,
+		   fsal_async_cb done_cb, struct fsal_io_arg *arg,
+		   void *caller_arg)
+{
+	struct coldrise_fsal_handle *handle = coldrise_handle(obj);
+	uint64_t offset = arg->offset;
+	fsal_status_t status;
+	int i;
+
+	status = check_share(handle, bypass, arg->state, FSAL_O_WRITE);
+	arg->io_amount = 0;
+	for (i = 0; i < arg->iov_count && !FSAL_IS_ERROR(status); i++) {
+		if (coldrise_node_write(handle->node, arg->iov[i].iov_base,
+					arg->iov[i].iov_len, offset) == -1) {
+			status =
+			     coldrise_failed(coldrise_node_path(handle->node));
+			break;
+		}
+		arg->io_amount += arg->iov[i].iov_len;
+		offset += arg->iov[i].iov_len;
+	}
+
+	/* Many clients' flushes at the same time are one. */
+	if (!FSAL_IS_ERROR(status) && arg->fsal_stable)
+		status = coldrise_flush(handle);
+	done_cb(obj, status, arg, caller_arg);
+}
+
+static fsal_status_t commit2(struct fsal_obj_handle *obj, off_t offset,
+			     size_t len)
+{
+	(void) offset;
+	(void) len;
+	return coldrise_flush(coldrise_handle(obj));
+}
+
+/* Times, modes and owners of a session's files are accepted and forgotten: programs
+ * that copy insist.
+ */
+static fsal_status_t setattr2(struct fsal_obj_handle *obj, bool bypass,
+			      struct state_t *state,
+			      struct fsal_attrlist *attrs)
+{
+	struct coldrise_fsal_handle *handle = coldrise_handle(obj);
+	struct coldrise_attributes found;
+	fsal_status_t status;
+
+	if (coldrise_node_attributes(handle->node, &found) == -1)
+		return coldrise_failed(coldrise_node_path(handle->node));
+	if ((found.mode & S_IWUSR) == 0)
+		return fsalstat(ERR_FSAL_ROFS, EROFS);
+	if (!FSAL_TEST_MASK(attrs->valid_mask, ATTR_SIZE))
+		return fsalstat(ERR_FSAL_NO_ERROR, 0);
+
+	status = check_share(handle, bypass, state, FSAL_O_WRITE);
+	if (FSAL_IS_ERROR(status))
+		return status;
+	return set_size(handle, attrs->filesize);
+}
+
+void coldrise_file_ops_init(struct fsal_obj_ops *ops)
+{
+	ops->open2 = open2;
+	ops->status2 = status2;
+	ops->reopen2 = reopen2;
+	ops->close = close_global;
+	ops->close2 = close2;
+	ops->read2 = read2;
+	ops->write2 = write2;
+	ops->commit2 = commit2;
+	ops->setattr2 = setattr2;
+}

@@ -1,0 +1,96 @@
+/* FSAL_COLDRISE: what its files share.
+ *
+ *   main.c     the module: registered when nfs-ganesha loads it
+ *   export.c   an EXPORT: the repository and its settings
+ *   handle.c   folders, links, attributes, handles on the wire
+ *   file.c     opening, reading, writing, committing
+ *
+ * They convert between nfs-ganesha's calls and coldrise-folders.h and decide
+ * nothing. FSAL_MDCACHE lies above: it caches names and attributes, counts
+ * references, and calls from many threads at once.
+ */
+
+#ifndef FSAL_COLDRISE_H
+#define FSAL_COLDRISE_H
+
+#include "config.h"
+
+#include "fsal.h"
+#include "fsal_convert.h"
+#include "FSAL/fsal_commonlib.h"
+
+#include "coldrise-folders.h"
+
+struct coldrise_fsal_module {
+	struct fsal_module fsal;
+	struct fsal_obj_ops handle_ops;
+};
+
+extern struct coldrise_fsal_module COLDRISE;
+
+struct coldrise_fsal_export {
+	struct fsal_export export;
+	char *path;		/* of the export */
+	coldrise_folders *folders;
+
+	/* Settings */
+	char *repository;
+	char *passphrase_file;
+	char *passphrase_command;
+	uint64_t chunk_cache;
+	uint32_t idle_ms;
+	bool read_only;
+	bool required;
+};
+
+struct coldrise_fsal_handle {
+	struct fsal_obj_handle obj;
+	coldrise_node *node;
+	uint8_t wire[COLDRISE_HANDLE_MAX];
+	size_t wire_len;
+
+	/* Under obj.obj_lock */
+	struct fsal_share share;
+	uint32_t readers;	/* opens that keep the node open */
+	uint32_t writers;
+};
+
+static inline struct coldrise_fsal_handle *
+coldrise_handle(struct fsal_obj_handle *obj)
+{
+	return container_of(obj, struct coldrise_fsal_handle, obj);
+}
+
+static inline struct coldrise_fsal_export *
+coldrise_export_of(struct fsal_export *export)
+{
+	return container_of(export, struct coldrise_fsal_export, export);
+}
+
+/* The status for errno, after a call of coldrise-folders.h failed. Everything is
+ * told in the log but what clients ask for all the time.
+ */
+fsal_status_t coldrise_failed(const char *what);
+
+/* Takes over `node`. */
+struct coldrise_fsal_handle *coldrise_new_handle(struct fsal_export *export,
+						 coldrise_node *node);
+void coldrise_free_handle(struct coldrise_fsal_handle *handle);
+
+/* Makes durable what was written to the session; does not return when that fails. */
+fsal_status_t coldrise_flush(struct coldrise_fsal_handle *handle);
+
+/* Fills what was asked for; where that fails, too, as nfs-ganesha wants it. */
+fsal_status_t coldrise_get_attrs(struct fsal_obj_handle *obj,
+				 struct fsal_attrlist *attrs);
+
+void coldrise_handle_ops_init(struct fsal_obj_ops *ops);
+void coldrise_file_ops_init(struct fsal_obj_ops *ops);
+void coldrise_export_ops_init(struct export_ops *ops);
+
+fsal_status_t coldrise_create_export(struct fsal_module *module,
+				     void *parse_node,
+				     struct config_error_type *err_type,
+				     const struct fsal_up_vector *up_ops);
+
+#endif /* FSAL_COLDRISE_H */

@@ -1,0 +1,379 @@
+/* FSAL_COLDRISE: folders, links, attributes, handles on the wire. */
+
+#include "fsal_coldrise.h"
+
+#include "nfs_exports.h"
+
+/* Entries that are read for the cache beyond what was asked for. */
+#define READ_AHEAD_ENTRIES 1024
+
+static object_file_type_t object_type(const coldrise_node *node)
+{
+	switch (coldrise_node_type(node)) {
+	case COLDRISE_NODE_FOLDER:
+		return DIRECTORY;
+	case COLDRISE_NODE_FILE:
+		return REGULAR_FILE;
+	case COLDRISE_NODE_LINK:
+		return SYMBOLIC_LINK;
+	}
+	return NO_FILE_TYPE;
+}
+
+struct coldrise_fsal_handle *coldrise_new_handle(struct fsal_export *export,
+						 coldrise_node *node)
+{
+	struct coldrise_fsal_handle *handle = gsh_calloc(1, sizeof(*handle));
+	int len = coldrise_node_handle(node, handle->wire);
+
+	if (len == -1) {
+		coldrise_failed(coldrise_node_path(node));
+		coldrise_node_release(node);
+		gsh_free(handle);
+		return NULL;
+	}
+
+	handle->node = node;
+	handle->wire_len = len;
+	fsal_obj_handle_init(&handle->obj, export, object_type(node));
+	handle->obj.obj_ops = &COLDRISE.handle_ops;
+	handle->obj.fileid = coldrise_node_id(node);
+	handle->obj.fsid.major = op_ctx->ctx_export->export_id;
+	return handle;
+}
+
+void coldrise_free_handle(struct coldrise_fsal_handle *handle)
+{
+	/* The release closes what is open, and could not say that a sync has
+	 * failed.
+	 */
+	coldrise_flush(handle);
+	fsal_obj_handle_fini(&handle->obj);
+	coldrise_node_release(handle->node);
+	gsh_free(handle);
+}
+
+static void release(struct fsal_obj_handle *obj)
+{
+	coldrise_free_handle(coldrise_handle(obj));
+}
+
+/* Two look-ups made two handles of the same node; `obj` stays. What `new_obj` has
+ * open has to stay open.
+ */
+static fsal_status_t merge(struct fsal_obj_handle *obj,
+			   struct fsal_obj_handle *new_obj)
+{
+	struct coldrise_fsal_handle *old = coldrise_handle(obj);
+	struct coldrise_fsal_handle *new = coldrise_handle(new_obj);
+	fsal_status_t status;
+	uint32_t i;
+
+	if (obj == new_obj || obj->type != REGULAR_FILE)
+		return fsalstat(ERR_FSAL_NO_ERROR, 0);
+
+	/* This takes the lock of `obj`. */
+	status = merge_share(obj, &old->share, &new->share);
+	if (FSAL_IS_ERROR(status))
+		return status;
+
+	PTHREAD_RWLOCK_wrlock(&obj->obj_lock);
+	for (i = 0; i < new->writers; i++)
+		if (coldrise_node_open(old->node, true) == 0)
+			old->writers++;
+	for (i = 0; i < new->readers; i++)
+		if (coldrise_node_open(old->node, false) == 0)
+			old->readers++;
+	PTHREAD_RWLOCK_unlock(&obj->obj_lock);
+	return status;
+}
+
+static void fill(const struct fsal_obj_handle *obj,
+		 const struct coldrise_attributes *found,
+		 struct fsal_attrlist *attrs)
+{
+	attrs->type = obj->type;
+	attrs->filesize = found->size_bytes;
+	attrs->fsid = obj->fsid;
+	attrs->fileid = obj->fileid;
+	attrs->mode = found->mode;
+	attrs->numlinks = obj->type == DIRECTORY ? 2 : 1;
+	attrs->owner = geteuid();
+	attrs->group = getegid();
+	attrs->rawdev.major = 0;
+	attrs->rawdev.minor = 0;
+	attrs->mtime.tv_sec = found->modified_s;
+	attrs->mtime.tv_nsec = found->modified_ns;
+	attrs->atime = attrs->mtime;
+	attrs->ctime = attrs->mtime;
+	attrs->spaceused = found->stored_bytes;
+	attrs->change = timespec_to_nsecs(&attrs->mtime);
+	attrs->expire_time_attr = found->valid_s;
+	attrs->supported = ATTRS_POSIX;
+	attrs->valid_mask = ATTRS_POSIX;
+}
+
+fsal_status_t coldrise_get_attrs(struct fsal_obj_handle *obj,
+				 struct fsal_attrlist *attrs)
+{
+	struct coldrise_fsal_handle *handle = coldrise_handle(obj);
+	struct coldrise_attributes found;
+
+	if (coldrise_node_attributes(handle->node, &found) == -1) {
+		fsal_status_t status =
+			coldrise_failed(coldrise_node_path(handle->node));
+
+		/* Then the entry is shown without them. */
+		if (attrs->request_mask & ATTR_RDATTR_ERR) {
+			attrs->valid_mask = ATTR_RDATTR_ERR;
+			if (status.major != ERR_FSAL_STALE)
+				return fsalstat(ERR_FSAL_NO_ERROR, 0);
+		}
+		return status;
+	}
+
+	fill(obj, &found, attrs);
+	return fsalstat(ERR_FSAL_NO_ERROR, 0);
+}
+
+static fsal_status_t getattrs(struct fsal_obj_handle *obj,
+			      struct fsal_attrlist *attrs)
+{
+	return coldrise_get_attrs(obj, attrs);
+}
+
+static fsal_status_t lookup(struct fsal_obj_handle *dir, const char *name,
+			    struct fsal_obj_handle **obj,
+			    struct fsal_attrlist *attrs_out)
+{
+	struct coldrise_fsal_handle *folder = coldrise_handle(dir);
+	struct coldrise_fsal_handle *handle;
+	coldrise_node *node;
+	int rc;
+
+	*obj = NULL;
+	if (strcmp(name, "..") == 0)
+		rc = coldrise_node_parent(folder->node, &node);
+	else
+		rc = coldrise_node_find(folder->node, name, &node);
+	if (rc == -1)
+		return coldrise_failed(name);
+
+	handle = coldrise_new_handle(op_ctx->fsal_export, node);
+	if (handle == NULL)
+		return fsalstat(ERR_FSAL_SERVERFAULT, 0);
+
+	if (attrs_out != NULL) {
+		fsal_status_t status = coldrise_get_attrs(&handle->obj,
+							  attrs_out);
+
+		if (FSAL_IS_ERROR(status)) {
+			coldrise_free_handle(handle);
+			return status;
+		}
+	}
+
+	*obj = &handle->obj;
+	return fsalstat(ERR_FSAL_NO_ERROR, 0);
+}
+
+struct reading {
+	fsal_readdir_cb cb;
+	void *dir_state;
+	attrmask_t attrmask;
+	uint32_t count;
+	fsal_status_t status;
+};
+
+static int read_entry(void *context, const char *name, coldrise_node *node,
+		      uint64_t cookie)
+{
+	struct reading *reading = context;
+	struct coldrise_fsal_handle *handle;
+	struct fsal_attrlist attrs;
+	enum fsal_dir_result result;
+
+	handle = coldrise_new_handle(op_ctx->fsal_export, node);
+	if (handle == NULL) {
+		reading->status = fsalstat(ERR_FSAL_SERVERFAULT, 0);
+		return 1;
+	}
+
+	fsal_prepare_attrs(&attrs, reading->attrmask);
+	reading->status = coldrise_get_attrs(&handle->obj, &attrs);
+	if (FSAL_IS_ERROR(reading->status)) {
+		bool is_gone = reading->status.major == ERR_FSAL_STALE;
+
+		fsal_release_attrs(&attrs);
+		coldrise_free_handle(handle);
+		if (!is_gone)
+			return 1;
+		/* It has gone meanwhile. */
+		reading->status = fsalstat(ERR_FSAL_NO_ERROR, 0);
+		return 0;
+	}
+
+	/* This takes over the handle. */
+	result = reading->cb(name, &handle->obj, &attrs, reading->dir_state,
+			     cookie);
+	fsal_release_attrs(&attrs);
+	reading->count++;
+	return result >= DIR_TERMINATE
+		|| (result == DIR_READAHEAD
+		    && reading->count >= READ_AHEAD_ENTRIES);
+}
+
+static fsal_status_t read_dir(struct fsal_obj_handle *dir,
+			     fsal_cookie_t *whence, void *dir_state,
+			     fsal_readdir_cb cb, attrmask_t attrmask,
+			     bool *eof)
+{
+	struct coldrise_fsal_handle *folder = coldrise_handle(dir);
+	struct reading reading = {
+		.cb = cb,
+		.dir_state = dir_state,
+		.attrmask = attrmask,
+		.status = { ERR_FSAL_NO_ERROR, 0 },
+	};
+	int rc;
+
+	rc = coldrise_node_list(folder->node, whence == NULL ? 0 : *whence,
+				read_entry, &reading);
+	if (rc == -1)
+		return coldrise_failed(coldrise_node_path(folder->node));
+	*eof = rc == 1;
+	return reading.status;
+}
+
+static fsal_status_t readlink_target(struct fsal_obj_handle *obj,
+				     struct gsh_buffdesc *content,
+				     bool refresh)
+{
+	struct coldrise_fsal_handle *handle = coldrise_handle(obj);
+	char target[COLDRISE_NAME_MAX];
+
+	(void) refresh;
+	if (coldrise_node_target(handle->node, target) == -1)
+		return coldrise_failed(coldrise_node_path(handle->node));
+	content->addr = gsh_strdup(target);
+	content->len = strlen(target) + 1;
+	return fsalstat(ERR_FSAL_NO_ERROR, 0);
+}
+
+static fsal_status_t handle_to_wire(const struct fsal_obj_handle *obj,
+				    fsal_digesttype_t type,
+				    struct gsh_buffdesc *desc)
+{
+	const struct coldrise_fsal_handle *handle =
+		container_of(obj, const struct coldrise_fsal_handle, obj);
+
+	(void) type;
+	if (desc->len < handle->wire_len)
+		return fsalstat(ERR_FSAL_TOOSMALL, 0);
+	memcpy(desc->addr, handle->wire, handle->wire_len);
+	desc->len = handle->wire_len;
+	return fsalstat(ERR_FSAL_NO_ERROR, 0);
+}
+
+static void handle_to_key(struct fsal_obj_handle *obj,
+			  struct gsh_buffdesc *desc)
+{
+	struct coldrise_fsal_handle *handle = coldrise_handle(obj);
+
+	desc->addr = handle->wire;
+	desc->len = handle->wire_len;
+}
+
+/* What nobody can do in a folder: points are read-only, and a session holds the
+ * files of its disks and no others.
+ */
+static fsal_status_t refuse(struct fsal_obj_handle *dir)
+{
+	struct coldrise_fsal_handle *folder = coldrise_handle(dir);
+	struct coldrise_attributes found;
+
+	if (coldrise_node_attributes(folder->node, &found) == -1)
+		return coldrise_failed(coldrise_node_path(folder->node));
+	if ((found.mode & S_IWUSR) == 0)
+		return fsalstat(ERR_FSAL_ROFS, EROFS);
+	return fsalstat(ERR_FSAL_ACCESS, EACCES);
+}
+
+static fsal_status_t no_mkdir(struct fsal_obj_handle *dir, const char *name,
+			      struct fsal_attrlist *attrs_in,
+			      struct fsal_obj_handle **obj,
+			      struct fsal_attrlist *attrs_out)
+{
+	(void) name;
+	(void) attrs_in;
+	(void) attrs_out;
+	*obj = NULL;
+	return refuse(dir);
+}
+
+static fsal_status_t no_mknode(struct fsal_obj_handle *dir, const char *name,
+			       object_file_type_t type,
+			       struct fsal_attrlist *attrs_in,
+			       struct fsal_obj_handle **obj,
+			       struct fsal_attrlist *attrs_out)
+{
+	(void) type;
+	return no_mkdir(dir, name, attrs_in, obj, attrs_out);
+}
+
+static fsal_status_t no_symlink(struct fsal_obj_handle *dir, const char *name,
+				const char *target,
+				struct fsal_attrlist *attrs_in,
+				struct fsal_obj_handle **obj,
+				struct fsal_attrlist *attrs_out)
+{
+	(void) target;
+	return no_mkdir(dir, name, attrs_in, obj, attrs_out);
+}
+
+static fsal_status_t no_link(struct fsal_obj_handle *obj,
+			     struct fsal_obj_handle *dir, const char *name)
+{
+	(void) obj;
+	(void) name;
+	return refuse(dir);
+}
+
+static fsal_status_t no_rename(struct fsal_obj_handle *obj,
+			       struct fsal_obj_handle *old_dir,
+			       const char *old_name,
+			       struct fsal_obj_handle *new_dir,
+			       const char *new_name)
+{
+	(void) obj;
+	(void) old_name;
+	(void) new_dir;
+	(void) new_name;
+	return refuse(old_dir);
+}
+
+static fsal_status_t no_unlink(struct fsal_obj_handle *dir,
+			       struct fsal_obj_handle *obj, const char *name)
+{
+	(void) obj;
+	(void) name;
+	return refuse(dir);
+}
+
+void coldrise_handle_ops_init(struct fsal_obj_ops *ops)
+{
+	ops->release = release;
+	ops->merge = merge;
+	ops->lookup = lookup;
+	ops->readdir = read_dir;
+	ops->readlink = readlink_target;
+	ops->getattrs = getattrs;
+	ops->handle_to_wire = handle_to_wire;
+	ops->handle_to_key = handle_to_key;
+	ops->mkdir = no_mkdir;
+	ops->mknode = no_mknode;
+	ops->symlink = no_symlink;
+	ops->link = no_link;
+	ops->rename = no_rename;
+	ops->unlink = no_unlink;
+}

@@ -1,0 +1,35 @@
+//! `coldrise serve`: the repository over a network.
+
+mod nbd;
+mod nfs;
+
+use clap::{Args, Subcommand};
+use coldrise_block::Result;
+
+use crate::invocation::Invocation;
+use crate::report::Report;
+
+pub(crate) use nbd::DEFAULT_ADDRESS;
+
+/// Memory for decoded chunks when nothing else is said.
+pub(crate) const DEFAULT_CACHE: &str = "64M";
+
+/// Serve restore points and sessions.
+#[derive(Debug, Args)]
+pub(crate) struct ServeArguments {
+    #[command(subcommand)]
+    protocol: Protocol,
+}
+
+#[derive(Debug, Subcommand)]
+enum Protocol {
+    Nbd(nbd::NbdArguments),
+    Nfs(nfs::NfsArguments),
+}
+
+pub(crate) fn run(invocation: &Invocation, arguments: ServeArguments) -> Result<Report> {
+    match arguments.protocol {
+        Protocol::Nbd(arguments) => nbd::run(invocation, arguments),
+        Protocol::Nfs(arguments) => nfs::run(invocation, arguments),
+    }
+}

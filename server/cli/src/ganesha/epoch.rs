@@ -1,0 +1,93 @@
+//! The number of a server instance, from which nfs-ganesha makes its write verifier.
+//!
+//! A client that meets another verifier sends again what it had written and not
+//! flushed. So no two instances may have the same number, whatever the clock says; and
+//! the low 32 bits, which name NFSv4's clients, may not repeat either. The number is the
+//! clock's seconds or one more than the last, whichever is greater. It is kept in the
+//! repository, which all instances share, and is there before an instance starts.
+
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use coldrise_block::{Context, Error, ErrorKind, Result};
+use rustix::fs::{flock, FlockOperation};
+
+/// Name of the file in the repository's directory: the last number, in decimal.
+const FILE: &str = "nfs-epoch";
+/// While it is being replaced.
+const NEW_FILE: &str = "nfs-epoch.new";
+
+/// The next number, durable when this returns.
+///
+/// # Errors
+/// `Corrupt` where the file holds no number: then it is unknown what was used.
+pub(super) fn next(repository: &Path) -> Result<u64> {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    next_at(repository, now.as_secs())
+}
+
+fn next_at(repository: &Path, now_s: u64) -> Result<u64> {
+    let folder = File::open(repository).context(|| format!("opening {}", repository.display()))?;
+    // Until the folder is closed. Two servers that start at once get two numbers.
+    flock(&folder, FlockOperation::LockExclusive)
+        .map_err(std::io::Error::from)
+        .context(|| format!("locking {}", repository.display()))?;
+    let path = repository.join(FILE);
+    let last = match std::fs::read_to_string(&path) {
+        Ok(text) => text.trim().parse::<u64>().map_err(|error| {
+            let what = format!(
+                "{} holds no number; write into it one that is greater than all it has held, such \
+                 as the time in seconds since 1970",
+                path.display()
+            );
+            Error::with_source(ErrorKind::Corrupt, what, error)
+        })?,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => 0,
+        Err(error) => return Err(error).context(|| format!("reading {}", path.display())),
+    };
+    let epoch = now_s.max(last.saturating_add(1));
+    let new_path = repository.join(NEW_FILE);
+    let mut options = File::options();
+    options.write(true).create(true).truncate(true).mode(0o600);
+    let written = options.open(&new_path).and_then(|mut file| {
+        writeln!(file, "{epoch}")?;
+        // Complete before it has its name.
+        file.sync_all()?;
+        std::fs::rename(&new_path, &path)?;
+        folder.sync_all()
+    });
+    written.context(|| format!("writing {}", path.display()))?;
+    Ok(epoch)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_grow_whatever_the_clock_says() {
+        let folder = tempfile::tempdir().unwrap();
+        let next = |now_s| next_at(folder.path(), now_s).unwrap();
+        assert_eq!(next(1_000), 1_000);
+        assert_eq!(next(1_000), 1_001, "within a second");
+        assert_eq!(next(10), 1_002, "the clock was set back");
+        assert_eq!(next(2_000), 2_000);
+        std::fs::write(folder.path().join(FILE), "").unwrap();
+        assert_eq!(next_at(folder.path(), 3_000).unwrap_err().kind(), ErrorKind::Corrupt);
+    }
+
+    #[test]
+    fn servers_that_start_at_once_get_different_numbers() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut numbers: Vec<u64> = std::thread::scope(|scope| {
+            let starts: Vec<_> =
+                (0..8).map(|_| scope.spawn(|| next_at(folder.path(), 5).unwrap())).collect();
+            starts.into_iter().map(|start| start.join().unwrap()).collect()
+        });
+        numbers.sort_unstable();
+        assert_eq!(numbers, (5..13).collect::<Vec<_>>());
+    }
+}

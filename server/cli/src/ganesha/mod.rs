@@ -1,0 +1,300 @@
+//! nfs-ganesha as a child, with the FSAL that serves the repository.
+
+mod client;
+mod configuration;
+mod epoch;
+mod log;
+mod rpc;
+mod rpcbind;
+
+pub(crate) use client::Client;
+pub(crate) use configuration::{NfsOptions, PATH};
+
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use coldrise_block::{Context, Error, ErrorKind, Result};
+use tempfile::TempDir;
+
+use crate::invocation::Invocation;
+use crate::nbdkit::terminate;
+use crate::signals::ChildSignals;
+use rpcbind::Rpcbind;
+
+/// Name of the FSAL's file, as nfs-ganesha makes it from the FSAL's name.
+const FSAL_FILE: &str = "libfsalcoldrise.so";
+/// The version that the FSAL is built for, as the program tells it.
+const VERSION: &str = "NFS-Ganesha Release = V4.3";
+/// By this exit code the FSAL asks for another process; see plugins/ganesha/file.c.
+const START_AGAIN: i32 = 75;
+/// A process that ends sooner than this after its start may do so again, and is given
+/// up after so many of them in a row.
+const SHORT_LIFE: Duration = Duration::from_millis(500);
+const MOST_SHORT_LIVES: u32 = 5;
+/// How often a starting and an ending process is looked at.
+const INTERVAL: Duration = Duration::from_millis(5);
+/// How long it has to start: it waits for rpcbind, and opens the repository.
+const START_PATIENCE: Duration = Duration::from_secs(30);
+/// How long it has to end.
+const END_PATIENCE: Duration = Duration::from_secs(10);
+
+/// A running nfs-ganesha. Dropped, it is ended.
+pub(crate) struct Ganesha {
+    child: Child,
+    log: Option<JoinHandle<()>>,
+    started: Instant,
+    options: NfsOptions,
+    repository: PathBuf,
+    /// Configuration, and what nfs-ganesha remembers of NFSv4 clients.
+    directory: TempDir,
+    // Ended last.
+    _rpcbind: Option<Rpcbind>,
+}
+
+impl Ganesha {
+    /// Starts nfs-ganesha and returns when it answers.
+    ///
+    /// # Errors
+    /// `ToolFailed` where it or rpcbind is missing or ends, `Unsupported` where it has
+    /// another version, `Busy` where somebody serves there already, `Interrupted` where
+    /// this program is asked to end meanwhile.
+    pub(crate) fn start(
+        invocation: &Invocation,
+        options: &NfsOptions,
+        signals: &mut ChildSignals,
+    ) -> Result<Ganesha> {
+        check_version()?;
+        let fsal = fsal()?;
+        check_ports(options)?;
+        let rpcbind = match options.serves_v3 {
+            true => Rpcbind::make_sure()?,
+            false => None,
+        };
+        let directory = tempfile::Builder::new()
+            .prefix("coldrise-nfs-")
+            .tempdir()
+            .context(|| "making a private folder for nfs-ganesha")?;
+        let repository = absolute(invocation.repository_path()?)?;
+        let text = configuration::text(
+            options,
+            &repository,
+            &invocation.passphrase()?,
+            fsal.parent().unwrap_or(Path::new("/")),
+            directory.path(),
+        )?;
+        let file = directory.path().join("ganesha.conf");
+        std::fs::write(&file, text).context(|| format!("writing {}", file.display()))?;
+        let (child, log) = spawn(directory.path(), &repository)?;
+        let mut ganesha = Ganesha {
+            child,
+            log,
+            started: Instant::now(),
+            options: options.clone(),
+            repository,
+            directory,
+            _rpcbind: rpcbind,
+        };
+        ganesha.await_ready(signals)?;
+        Ok(ganesha)
+    }
+
+    fn await_ready(&mut self, signals: &mut ChildSignals) -> Result<()> {
+        let version = if self.options.serves_v3 { 3 } else { 4 };
+        loop {
+            if let Some(status) = self.ended()? {
+                self.finish_log();
+                return Err(ended_error(status));
+            }
+            if signals.was_asked_to_end() {
+                let what = "interrupted while nfs-ganesha started";
+                return Err(Error::new(ErrorKind::Interrupted, what));
+            }
+            let listen = self.options.listen;
+            let answers = rpc::answers(listen, rpc::NFS_PROGRAM, version);
+            // An rpcbind that ran when we looked may have ended since.
+            let is_found = !self.options.serves_v3
+                || rpc::registered_port(rpc::NFS_PROGRAM, 3) == Some(listen.port());
+            if answers && is_found {
+                return Ok(());
+            }
+            if self.started.elapsed() > START_PATIENCE {
+                let what = match answers {
+                    false => format!("nfs-ganesha does not answer at {listen}"),
+                    true => "rpcbind, which ran, does not know nfs-ganesha; start again".to_owned(),
+                };
+                return Err(Error::new(ErrorKind::ToolFailed, what));
+            }
+            std::thread::sleep(INTERVAL);
+        }
+    }
+
+    fn ended(&mut self) -> Result<Option<ExitStatus>> {
+        self.child.try_wait().context(|| "looking after nfs-ganesha")
+    }
+
+    /// Its last words come before ours.
+    fn finish_log(&mut self) {
+        if let Some(log) = self.log.take() {
+            // It catches nothing; a panic in it was reported on stderr.
+            let _ = log.join();
+        }
+    }
+
+    /// Serves until this program is asked to end. Where nfs-ganesha crashes, or asks for
+    /// it because a sync has failed, it is started again with another write verifier.
+    ///
+    /// # Errors
+    /// `ToolFailed` where it ends with an error, or again and again soon after its start.
+    pub(crate) fn serve(&mut self, signals: &mut ChildSignals) -> Result<()> {
+        let mut short_lives = 0;
+        loop {
+            if signals.wait() {
+                return self.stop(Some(signals));
+            }
+            let Some(status) = self.ended()? else { continue };
+            self.finish_log();
+            short_lives = if self.started.elapsed() < SHORT_LIFE { short_lives + 1 } else { 0 };
+            let is_wanted = status.signal().is_some() || status.code() == Some(START_AGAIN);
+            if !is_wanted || short_lives > MOST_SHORT_LIVES {
+                return if status.success() { Ok(()) } else { Err(ended_error(status)) };
+            }
+            tracing::error!(
+                "nfs-ganesha ended ({status}) and is started again. What was flushed is not lost; \
+                 clients connect again by themselves and send again what was not"
+            );
+            (self.child, self.log) = spawn(self.directory.path(), &self.repository)?;
+            self.started = Instant::now();
+            self.await_ready(signals)?;
+        }
+    }
+
+    /// Ends it in good order: sessions are flushed and closed. Where that takes long, or
+    /// this program is asked again, it is killed; what was flushed is not lost by that.
+    fn stop(&mut self, mut signals: Option<&mut ChildSignals>) -> Result<()> {
+        if self.ended()?.is_none() {
+            terminate(&self.child)?;
+        }
+        let asked = Instant::now();
+        let status = loop {
+            if let Some(status) = self.ended()? {
+                break status;
+            }
+            let is_pressed = signals.as_mut().is_some_and(|signals| signals.was_asked_to_end());
+            if is_pressed || asked.elapsed() > END_PATIENCE {
+                tracing::warn!("nfs-ganesha did not end by itself");
+                self.child.kill().context(|| "ending nfs-ganesha")?;
+                break self.child.wait().context(|| "waiting for nfs-ganesha")?;
+            }
+            std::thread::sleep(INTERVAL);
+        };
+        self.finish_log();
+        match status.success() || status.signal().is_some() {
+            true => Ok(()),
+            false => Err(ended_error(status)),
+        }
+    }
+}
+
+impl Drop for Ganesha {
+    fn drop(&mut self) {
+        if matches!(self.child.try_wait(), Ok(None)) {
+            // Where it cannot be asked it ends with its parent.
+            let _ = self.stop(None);
+        }
+    }
+}
+
+/// Starts the process, with an epoch that no earlier one had.
+fn spawn(directory: &Path, repository: &Path) -> Result<(Child, Option<JoinHandle<()>>)> {
+    let epoch = epoch::next(repository)?;
+    // With its parent it ends, too, whatever ends that.
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "TERM", "ganesha.nfsd", "-F", "-L", "STDERR"]);
+    command.arg("-f").arg(directory.join("ganesha.conf"));
+    command.arg("-p").arg(directory.join("pid"));
+    command.arg("-E").arg(epoch.to_string());
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    tracing::debug!(?command, "starting nfs-ganesha");
+    let mut child = command.spawn().map_err(missing)?;
+    let log = child.stderr.take().map(log::pass_on).transpose()?;
+    Ok((child, log))
+}
+
+fn check_version() -> Result<()> {
+    let told = Command::new("ganesha.nfsd").arg("-v").output().map_err(missing)?;
+    let told = String::from_utf8_lossy(&told.stdout);
+    if told.lines().any(|line| line.trim() == VERSION) {
+        return Ok(());
+    }
+    let found = told.lines().next().unwrap_or("nothing").trim().to_owned();
+    Err(Error::new(
+        ErrorKind::Unsupported,
+        format!(
+            "the FSAL is built for \"{VERSION}\" and ganesha.nfsd says \"{found}\": install \
+             Debian 12's nfs-ganesha"
+        ),
+    ))
+}
+
+fn missing(error: std::io::Error) -> Error {
+    Error::with_source(
+        ErrorKind::ToolFailed,
+        "starting ganesha.nfsd, which serves NFS (Debian: apt install nfs-ganesha)",
+        error,
+    )
+}
+
+/// The FSAL beside this program, or where it lies after an installation.
+fn fsal() -> Result<PathBuf> {
+    let program = std::env::current_exe().context(|| "finding this program's own file")?;
+    let folder = program.parent().unwrap_or(Path::new("."));
+    let places = [folder.join(FSAL_FILE), folder.join("../lib/ganesha").join(FSAL_FILE)];
+    places.into_iter().find(|place| place.is_file()).ok_or_else(|| {
+        Error::new(
+            ErrorKind::ToolFailed,
+            format!("{FSAL_FILE} is not in {}: build it with make ganesha-fsal", folder.display()),
+        )
+    })
+}
+
+/// nfs-ganesha would take over what another server has registered.
+fn check_ports(options: &NfsOptions) -> Result<()> {
+    let mount = std::net::SocketAddr::new(options.listen.ip(), options.mount_port);
+    let mut addresses = vec![options.listen];
+    if options.serves_v3 {
+        addresses.push(mount);
+    }
+    for address in addresses {
+        if rpc::is_listening(address) {
+            let what = format!("another server listens on {address}: end it, or give another port");
+            return Err(Error::new(ErrorKind::Busy, what));
+        }
+    }
+    if !options.serves_v3 {
+        return Ok(());
+    }
+    match rpc::registered_port(rpc::NFS_PROGRAM, 3) {
+        Some(port) if rpc::answers(([127, 0, 0, 1], port).into(), rpc::NFS_PROGRAM, 3) => {
+            Err(Error::new(
+                ErrorKind::Busy,
+                format!(
+                    "an NFS server on port {port} is registered for this machine, and there can \
+                     be one for NFSv3: end it, or give --versions 4"
+                ),
+            ))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn ended_error(status: ExitStatus) -> Error {
+    let what = format!("nfs-ganesha ended ({status}); the lines above say why");
+    Error::new(ErrorKind::ToolFailed, what)
+}
+
+fn absolute(path: &Path) -> Result<PathBuf> {
+    std::path::absolute(path).context(|| format!("finding the path of {}", path.display()))
+}

@@ -1,0 +1,106 @@
+"""coldrise serve nfs: a full disk, and one that fails."""
+
+import contextlib
+import os
+
+import pytest
+
+from support import nfs3
+from support.cli import Coldrise
+from support.crash.loopfs import LoopFileSystem
+from support.image import Image
+from support.nbdserver import DEADLINE_S
+from support.network import Network
+from support.nfsserver import NfsServer
+from support.sources import tool
+
+KIB, MIB = 1 << 10, 1 << 20
+
+
+def repository_on(folder, tmp_path):
+    """A repository with a published disk of 32 MiB; and what the disk holds."""
+    passphrase = tmp_path / "passphrase"
+    passphrase.write_text("correct horse\n", encoding="utf-8")
+    coldrise = Coldrise(folder / "repository", passphrase)
+    coldrise.init()
+    image = Image(32 * MIB)
+    image.fill(0, MIB, "stored")
+    address = coldrise.backup("web01", vda=image.save(tmp_path / "vda.raw"))
+    coldrise.publish(address, "trial")
+    return coldrise, image
+
+
+@pytest.fixture
+def small(tmp_path):
+    """A folder on a file system of 24 MiB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    tool("mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", folder)
+    yield folder
+    tool("umount", "--lazy", folder)
+
+
+@pytest.fixture
+def powered(tmp_path):
+    """A file system whose power can be cut."""
+    system = LoopFileSystem(tmp_path, 256 * MIB)
+    yield system
+    system.close()
+
+
+def test_a_full_disk_is_told_and_nothing_is_lost(small, tmp_path, serve_on):
+    coldrise, image = repository_on(small, tmp_path)
+    server = serve_on(coldrise)
+    with server.connect() as client:
+        disk = client.walk(server.root(), "live/trial/vda.raw")
+        written = 0
+        with pytest.raises(nfs3.Refused) as failed:
+            for written in range(0, len(image), 64 * KIB):
+                data = os.urandom(64 * KIB)
+                client.write(disk, written, data, nfs3.FILE_SYNC)
+                image.write(written, data)
+        assert failed.value.status == nfs3.NOSPC
+        assert written > MIB, "there was some room"
+        assert client.read(disk, 0, written)[0][: 64 * KIB] == image.read(0, 64 * KIB)
+        assert client.read_all(disk)[:written] == image.content[:written]
+        assert client.space(server.root())[2] < 64 * MIB
+        assert "No space" in server.messages()
+        tool("mount", "-o", "remount,size=200m", small)
+        for at in range(written, len(image), 64 * KIB):
+            data = os.urandom(64 * KIB)
+            client.write(disk, at, data, nfs3.FILE_SYNC)
+            image.write(at, data)
+    server.stop()
+    with serve_on(coldrise).connect() as client:
+        assert client.read_all(disk) == image.content
+
+
+def test_after_a_failed_sync_the_verifier_is_another(powered, tmp_path):
+    coldrise, image = repository_on(powered.mount_point, tmp_path)
+    with contextlib.closing(Network()) as network:
+        server = NfsServer(coldrise, network, tmp_path / "before.log")
+        with server.connect() as client:
+            disk = client.walk(server.root(), "live/trial/vda.raw")
+            before = client.write(disk, 2 * MIB, b"flushed!" * KIB, nfs3.FILE_SYNC)[1]
+            image.write(2 * MIB, b"flushed!" * KIB)
+            client.write(disk, 4 * MIB, b"unstable" * KIB)
+            powered.cut_power()
+            # No answer, rather than one that is not true.
+            with pytest.raises(OSError):
+                client.commit(disk)
+        # The repository cannot be opened any more, so no other server starts.
+        assert server.process.wait(timeout=DEADLINE_S) == 1
+        assert "new write verifier" in server.messages()
+        server.kill()
+    powered.power_up()
+    # Another network: the old one has the old file system mounted, too.
+    with contextlib.closing(Network()) as network:
+        server = NfsServer(coldrise, network, tmp_path / "after.log")
+        with server.connect() as client:
+            assert client.commit(disk) != before, "the client would not send it again"
+            lost_or_not = client.read(disk, 4 * MIB, 8 * KIB)[0]
+            assert lost_or_not in (bytes(8 * KIB), b"unstable" * KIB)
+            client.write(disk, 4 * MIB, b"unstable" * KIB, nfs3.FILE_SYNC)
+            image.write(4 * MIB, b"unstable" * KIB)
+            assert client.read_all(disk) == image.content
+        server.stop()

@@ -1,0 +1,96 @@
+"""coldrise serve nfs: Linux's own client, in a guest."""
+
+import os
+import signal
+import subprocess
+import threading
+
+import pytest
+
+from support import guest as guests
+from support.cli import ROOT
+from support.image import Image
+from support.nbdserver import wait_until
+
+MIB = 1 << 20
+
+# Where a guest in QEMU's user network sees this side's loopback.
+HOST = "10.0.2.2"
+
+VERSIONS = ["vers=3,nolock,proto=tcp,port=2049,mountport=20048", "vers=4.0", "vers=4.1"]
+
+
+@pytest.fixture
+def guest(network, tmp_path, monkeypatch):
+    """A guest, booted from a file of its own, in the server's network."""
+    build = subprocess.run([ROOT / "images/guest/build.sh", tmp_path / "guest.raw"],
+                           stdout=subprocess.DEVNULL, check=False, timeout=900)  # fmt: skip
+    assert build.returncode == 0
+    inside = tmp_path / "qemu"
+    command = network.command(guests.QEMU)
+    inside.write_text("#!/bin/sh\nexec " + " ".join(command) + ' "$@"\n', encoding="utf-8")
+    inside.chmod(0o755)
+    monkeypatch.setattr(guests, "QEMU", str(inside))
+    disk = guests.raw_disk(tmp_path / "guest.raw")
+    with guests.Guest([disk], log=tmp_path / "guest.log", network=True) as guest:
+        guest.wait_for_login()
+        guest.login()
+        # By this mount finds TCP; the guest has no package that brings it.
+        guest.check("printf 'tcp 6 TCP\\nudp 17 UDP\\n' > /etc/protocols; mkdir -p /mnt/n")
+        yield guest
+        guest.poweroff()
+
+
+def refused(guest, command):
+    code, output = guest.run(command)
+    assert code != 0, f"{command} was allowed"
+    return output
+
+
+def test_linux_mounts_every_version_and_survives_crashes(coldrise, nfs, guest, tmp_path):
+    image = Image(200 * MIB)
+    image.fill(0, MIB, "stored")
+    address = coldrise.backup("web01", vda=image.save(tmp_path / "vda.raw"))
+    coldrise.publish(address, "trial")
+    server = nfs()
+    guest.check("head -c 40M /dev/urandom > /root/written", timeout=120)
+    disk = "/mnt/n/live/trial/vda.raw"
+    for number, version in enumerate(VERSIONS):
+        guest.check(f"mount -t nfs -o {version} {HOST}:/coldrise /mnt/n")
+        assert guest.check("ls /mnt/n").split() == ["live", "web01"]
+        stored = guest.check("head -c 1M /mnt/n/web01/latest/vda.raw | sha256sum")
+        assert stored == guest.check(f"head -c 1M {disk} | sha256sum")
+        assert "Permission denied" in refused(guest, "touch /mnt/n/live/trial/new 2>&1")
+        point = "/mnt/n/web01/latest/vda.raw"
+        write = f"dd if=/root/written of={point} bs=4k count=1 conv=notrunc,fsync 2>&1"
+        assert "Read-only" in refused(guest, write)
+        assert "not permitted" in refused(guest, f"truncate -s 1M {disk} 2>&1")
+
+        # Crashes in the midst of it: nothing is lost, and nobody is told.
+        before = server.ganesha()
+        crash = threading.Timer(0.3, os.kill, (before, signal.SIGKILL))
+        crash.start()
+        start = 10 + 60 * number
+        guest.check(
+            f"dd if=/root/written of={disk} bs=1M seek={start} conv=notrunc,fsync", timeout=200
+        )
+        crash.join()
+        wait_until(lambda: server.ganesha() != before, "another nfs-ganesha")
+        guest.check("echo 3 > /proc/sys/vm/drop_caches")
+        guest.check(
+            f"dd if={disk} bs=1M skip={start} count=40 status=none | cmp - /root/written",
+            timeout=200,
+        )
+        guest.check("umount /mnt/n", timeout=120)
+    sums = guest.check("sha256sum < /root/written").split()[0]
+    sealed = coldrise.json("seal", "trial")["address"]
+    target = tmp_path / "restored.raw"
+    coldrise.json("restore", f"{sealed}/vda", target)
+    for number in range(len(VERSIONS)):
+        start = 10 + 60 * number
+        part = tmp_path / "part"
+        with open(target, "rb") as file:
+            file.seek(start * MIB)
+            part.write_bytes(file.read(40 * MIB))
+        found = subprocess.run(["sha256sum", part], capture_output=True, text=True, check=True)
+        assert found.stdout.split()[0] == sums, VERSIONS[number]

@@ -1,0 +1,133 @@
+"""coldrise serve nfs: starting, ending, and who may connect."""
+
+import os
+import signal
+
+import pytest
+
+from support import nfs3
+from support.nbdserver import wait_until
+from support.network import OTHER_ADDRESS
+from support.nfsserver import NfsServerFailed, children
+
+
+def refused(nfs, *options):
+    """How a server that does not start ends: exit code and messages."""
+    with pytest.raises(NfsServerFailed) as failed:
+        nfs(*options)
+    return failed.value.code, failed.value.messages
+
+
+def verifier(server):
+    with server.connect() as client:
+        return client.commit(client.walk(server.root(), "live/trial/vda.raw"))
+
+
+def test_every_start_has_another_write_verifier(coldrise, live, nfs):
+    found = []
+    # As fast as they start, so several fall into the same second.
+    for _ in range(4):
+        server = nfs()
+        found.append(verifier(server))
+        server.stop()
+    assert len(set(found)) == 4
+    # A clock that was set back does not matter: the last number is kept.
+    last = int((coldrise.repository / "nfs-epoch").read_text())
+    (coldrise.repository / "nfs-epoch").write_text(f"{last + 1_000_000}\n")
+    found.append(verifier(nfs()))
+    assert len(set(found)) == 5
+    assert int((coldrise.repository / "nfs-epoch").read_text()) == last + 1_000_001
+
+
+def test_it_tells_how_to_mount(live, nfs):
+    mount = nfs().ready["mount"]
+    assert mount == {
+        "ESXi": "esxcli storage nfs add -H 127.0.0.1 -s /coldrise -v coldrise",
+        "Linux": "mount -t nfs -o vers=4.1,port=2049 127.0.0.1:/coldrise /mnt",
+        "QEMU": "nfs://127.0.0.1/coldrise/live/SESSION/DISK.raw",
+    }
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_ends_and_leaves_nothing(live, nfs, network, nbdkit, number):
+    server = nfs()
+    with server.connect() as client:
+        disk = client.walk(server.root(), "live/trial/vda.raw")
+        client.write(disk, 0, b"unstable" * 512)
+        processes = children(server.process.pid)
+        assert len(processes) == 2, "nfs-ganesha and rpcbind"
+        server.process.send_signal(number)
+        server.stop()
+    assert not any(os.path.exists(f"/proc/{process}") for process in processes)
+    # What was written was flushed, and the session given back.
+    with nbdkit().connect(live) as nbd:
+        assert nbd.pread(4096, 0) == b"unstable" * 512
+
+
+def test_nfs_ganesha_ends_with_its_parent(live, nfs):
+    server = nfs()
+    process = server.ganesha()
+    server.kill()
+    wait_until(lambda: not is_running(process), "nfs-ganesha's end")
+
+
+def is_running(process):
+    try:
+        with open(f"/proc/{process}/stat", encoding="ascii") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_a_server_in_its_place_is_left_alone(live, nfs):
+    first = nfs()
+    code, messages = refused(nfs)
+    assert code == 11 and "127.0.0.1:2049" in messages
+    code, messages = refused(nfs, "--listen", "127.0.0.1:3049", "--mount-port", "30048")
+    assert code == 11 and "--versions 4" in messages, "rpcbind knows one server of NFSv3"
+    assert nfs("--listen", "127.0.0.1:3049", "--versions", "4").process.poll() is None
+    assert first.root()
+
+
+def test_other_ports_are_served(live, nfs, network):
+    server = nfs("--listen", "127.0.0.1:3049", "--mount-port", "30048", "--versions", "3")
+    root = nfs3.mount(network, "/coldrise", port=30048)
+    with nfs3.Nfs(network, port=3049) as client:
+        assert client.names(root) == ["live", "web01"]
+    assert "ESXi" not in server.ready["mount"], "it takes the standard port only"
+
+
+def test_the_network_is_served_to_who_is_allowed(live, nfs, network):
+    code, messages = refused(nfs, "--listen", "0.0.0.0:2049")
+    assert code == 2 and "--allow" in messages
+    nfs("--listen", "0.0.0.0:2049", "--allow", "127.0.0.1")
+    root = nfs3.mount(network, "/coldrise")
+    with pytest.raises(nfs3.Refused) as failed:
+        nfs3.mount(network, "/coldrise", OTHER_ADDRESS)
+    assert failed.value.status == nfs3.ACCES
+    with nfs3.Nfs(network, OTHER_ADDRESS) as client:
+        # A handle alone is of no use.
+        with pytest.raises(nfs3.Denied):
+            client.getattr(root)
+    with nfs3.Nfs(network) as client:
+        assert client.getattr(root)["type"] == nfs3.FOLDER
+
+
+def test_networks_are_allowed(live, nfs, network):
+    nfs("--listen", "0.0.0.0:2049", "--allow", "192.0.2.0/24", "--allow", "10.0.0.0/8")
+    assert nfs3.mount(network, "/coldrise", OTHER_ADDRESS)
+    with pytest.raises(nfs3.Refused):
+        nfs3.mount(network, "/coldrise")
+
+
+def test_what_is_wrong_is_said(coldrise, live, nfs, tmp_path):
+    code, messages = refused(nfs, "--allow", "everybody")
+    assert code == 2 and "everybody" in messages
+    code, messages = refused(nfs, "--mount-port", "2049")
+    assert code == 2
+    (coldrise.repository / "nfs-epoch").write_text("nonsense\n")
+    code, messages = refused(nfs)
+    assert code == 1 and "nfs-epoch" in messages
+    coldrise.passphrase_file.write_text("wrong\n")
+    code, messages = refused(nfs)
+    assert code == 12
