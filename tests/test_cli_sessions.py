@@ -334,3 +334,16 @@ def test_seals_at_once_make_different_points(coldrise, point, served):
         thread.join(timeout=60)
     assert sorted(addresses) == [f"{point}+{n}" for n in range(1, 5)]
     client.shutdown()
+
+
+def test_points_sealed_one_after_the_other_do_not_pile_up(coldrise, point, live):
+    document = next((coldrise.repository / "live").glob("*/session.json"))
+    longest = 0
+    for _ in range(70):
+        coldrise.json("seal", "trial")
+        longest = max(longest, document.stat().st_size)
+    # They went into the catalog on the way, and all are there.
+    assert document.stat().st_size < longest / 5
+    points = coldrise.json("list", "web01")["machines"][0]["points"]
+    assert len(points) == 71
+    assert coldrise.json("seal", "trial")["address"].endswith("+71")

@@ -137,6 +137,12 @@ impl SessionDocument {
         replace_file(&place.document(), &stored)
     }
 
+    /// Points sealed from this session that wait for a writer to enter them into
+    /// the catalog.
+    pub fn waiting_points(&self) -> usize {
+        self.sealed.len()
+    }
+
     /// The disk of that name.
     ///
     /// Errors: `NotFound`, naming the disks that are there.

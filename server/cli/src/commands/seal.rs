@@ -28,8 +28,21 @@ struct Sealed {
     elapsed_ms: u64,
 }
 
+/// Sealed points stand in the session's document until the next writer enters them
+/// into the catalog, and every seal writes the whole document. Where so many wait,
+/// this command is that writer.
+const MANY_WAITING: usize = 64;
+
 pub(crate) fn run(invocation: &Invocation, arguments: &SealArguments) -> Result<Report> {
-    let point = coldrise_session::seal(&invocation.open()?, &arguments.session)?;
+    let repository = invocation.open()?;
+    let point = coldrise_session::seal(&repository, &arguments.session)?;
+    let session = coldrise_session::session(&repository, &arguments.session);
+    if session.is_ok_and(|session| session.document.waiting_points() >= MANY_WAITING) {
+        // A backup that is running has the repository: then the next seal tries again.
+        if let Err(error) = invocation.open_for_writing() {
+            tracing::debug!(error = %error.full_message(), "sealed points go on waiting");
+        }
+    }
     let sealed = Sealed {
         session: arguments.session.to_string(),
         address: format!("{}/{}", point.machine, point.point),
