@@ -34,7 +34,7 @@ class Network:
 
     def command(self, *arguments):
         """The same command, run in this network."""
-        enter = ["nsenter", "--target", self.process.pid, "--net", "--mount", "--"]
+        enter = ["nsenter", "--target", self.process.pid, "--net", "--mount", "--root", "--"]
         return [str(argument) for argument in (*enter, *arguments)]
 
     def run(self, *arguments, timeout_s=60):
