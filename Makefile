@@ -18,7 +18,7 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 BUILD_PACKAGES := build-essential pkg-config librocksdb-dev libnbd-dev libclang1-14 \
     libclang-common-14-dev nbdkit nbdkit-plugin-dev
 RUN_PACKAGES := python3 qemu-system-x86 qemu-utils util-linux $(shell cat images/guest/packages.txt)
-TEST_PACKAGES := fuse3 iproute2 libnfs13 mount procps qemu-block-extra python3 python3-pip python3-pytest python3-libnbd libnbd-bin fio \
+TEST_PACKAGES := fuse3 iproute2 libnfs13 mount netbase procps qemu-block-extra python3 python3-pip python3-pytest python3-libnbd libnbd-bin fio \
     python3-libvhdi python3-libvmdk python3-libqcow strace
 BENCH_PACKAGES := $(shell cat bench/packages.txt)
 
