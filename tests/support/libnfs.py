@@ -86,7 +86,9 @@ class Mounted:
 
     def check(self, value):
         if value < 0:
-            raise OSError(-value, self.library.nfs_get_error(self.context).decode())
+            # The library may quote memory that it has freed.
+            what = self.library.nfs_get_error(self.context).decode(errors="replace")
+            raise OSError(-value, what)
         return value
 
     def list(self, path):
