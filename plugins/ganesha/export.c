@@ -126,29 +126,6 @@ static void release(struct fsal_export *export)
 	free_export(myself);
 }
 
-static fsal_status_t give(struct fsal_export *export, coldrise_node *node,
-			  struct fsal_obj_handle **obj,
-			  struct fsal_attrlist *attrs_out)
-{
-	struct coldrise_fsal_handle *handle = coldrise_new_handle(export, node);
-
-	if (handle == NULL)
-		return fsalstat(ERR_FSAL_SERVERFAULT, 0);
-
-	if (attrs_out != NULL) {
-		fsal_status_t status = coldrise_get_attrs(&handle->obj,
-							  attrs_out);
-
-		if (FSAL_IS_ERROR(status)) {
-			coldrise_free_handle(handle);
-			return status;
-		}
-	}
-
-	*obj = &handle->obj;
-	return fsalstat(ERR_FSAL_NO_ERROR, 0);
-}
-
 /* nfs-ganesha asks for the export's own path only, and looks names up from there. */
 static fsal_status_t lookup_path(struct fsal_export *export, const char *path,
 				 struct fsal_obj_handle **obj,
@@ -162,7 +139,7 @@ static fsal_status_t lookup_path(struct fsal_export *export, const char *path,
 		return fsalstat(ERR_FSAL_NOENT, ENOENT);
 	if (coldrise_node_root(myself->folders, &root) == -1)
 		return coldrise_failed("the root");
-	return give(export, root, obj, attrs_out);
+	return coldrise_give(export, root, obj, attrs_out);
 }
 
 /* The bytes on the wire are the same everywhere: nothing has to be turned. */
@@ -193,7 +170,7 @@ static fsal_status_t create_handle(struct fsal_export *export,
 			return fsalstat(ERR_FSAL_BADHANDLE, errno);
 		return coldrise_failed("a handle");
 	}
-	return give(export, node, obj, attrs_out);
+	return coldrise_give(export, node, obj, attrs_out);
 }
 
 static fsal_status_t get_dynamic_info(struct fsal_export *export,

@@ -72,10 +72,10 @@ coldrise_export_of(struct fsal_export *export)
  */
 fsal_status_t coldrise_failed(const char *what);
 
-/* Takes over `node`. */
-struct coldrise_fsal_handle *coldrise_new_handle(struct fsal_export *export,
-						 coldrise_node *node);
-void coldrise_free_handle(struct coldrise_fsal_handle *handle);
+/* Takes over `node`: gives its object and, where they are asked for, attributes. */
+fsal_status_t coldrise_give(struct fsal_export *export, coldrise_node *node,
+			    struct fsal_obj_handle **obj,
+			    struct fsal_attrlist *attrs_out);
 
 /* Makes durable what was written to the session; does not return when that fails. */
 fsal_status_t coldrise_flush(struct coldrise_fsal_handle *handle);

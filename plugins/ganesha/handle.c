@@ -20,8 +20,9 @@ static object_file_type_t object_type(const coldrise_node *node)
 	return NO_FILE_TYPE;
 }
 
-struct coldrise_fsal_handle *coldrise_new_handle(struct fsal_export *export,
-						 coldrise_node *node)
+/* Takes over `node`. */
+static struct coldrise_fsal_handle *new_handle(struct fsal_export *export,
+					       coldrise_node *node)
 {
 	struct coldrise_fsal_handle *handle = gsh_calloc(1, sizeof(*handle));
 	int len = coldrise_node_handle(node, handle->wire);
@@ -42,7 +43,7 @@ struct coldrise_fsal_handle *coldrise_new_handle(struct fsal_export *export,
 	return handle;
 }
 
-void coldrise_free_handle(struct coldrise_fsal_handle *handle)
+static void free_handle(struct coldrise_fsal_handle *handle)
 {
 	/* The release closes what is open, and could not say that a sync has
 	 * failed.
@@ -55,7 +56,7 @@ void coldrise_free_handle(struct coldrise_fsal_handle *handle)
 
 static void release(struct fsal_obj_handle *obj)
 {
-	coldrise_free_handle(coldrise_handle(obj));
+	free_handle(coldrise_handle(obj));
 }
 
 /* Two look-ups made two handles of the same node; `obj` stays. What `new_obj` has
@@ -136,6 +137,29 @@ fsal_status_t coldrise_get_attrs(struct fsal_obj_handle *obj,
 	return fsalstat(ERR_FSAL_NO_ERROR, 0);
 }
 
+fsal_status_t coldrise_give(struct fsal_export *export, coldrise_node *node,
+			    struct fsal_obj_handle **obj,
+			    struct fsal_attrlist *attrs_out)
+{
+	struct coldrise_fsal_handle *handle = new_handle(export, node);
+
+	if (handle == NULL)
+		return fsalstat(ERR_FSAL_SERVERFAULT, 0);
+
+	if (attrs_out != NULL) {
+		fsal_status_t status = coldrise_get_attrs(&handle->obj,
+							  attrs_out);
+
+		if (FSAL_IS_ERROR(status)) {
+			free_handle(handle);
+			return status;
+		}
+	}
+
+	*obj = &handle->obj;
+	return fsalstat(ERR_FSAL_NO_ERROR, 0);
+}
+
 static fsal_status_t getattrs(struct fsal_obj_handle *obj,
 			      struct fsal_attrlist *attrs)
 {
@@ -147,7 +171,6 @@ static fsal_status_t lookup(struct fsal_obj_handle *dir, const char *name,
 			    struct fsal_attrlist *attrs_out)
 {
 	struct coldrise_fsal_handle *folder = coldrise_handle(dir);
-	struct coldrise_fsal_handle *handle;
 	coldrise_node *node;
 	int rc;
 
@@ -159,22 +182,7 @@ static fsal_status_t lookup(struct fsal_obj_handle *dir, const char *name,
 	if (rc == -1)
 		return coldrise_failed(name);
 
-	handle = coldrise_new_handle(op_ctx->fsal_export, node);
-	if (handle == NULL)
-		return fsalstat(ERR_FSAL_SERVERFAULT, 0);
-
-	if (attrs_out != NULL) {
-		fsal_status_t status = coldrise_get_attrs(&handle->obj,
-							  attrs_out);
-
-		if (FSAL_IS_ERROR(status)) {
-			coldrise_free_handle(handle);
-			return status;
-		}
-	}
-
-	*obj = &handle->obj;
-	return fsalstat(ERR_FSAL_NO_ERROR, 0);
+	return coldrise_give(op_ctx->fsal_export, node, obj, attrs_out);
 }
 
 struct reading {
@@ -193,7 +201,7 @@ static int read_entry(void *context, const char *name, coldrise_node *node,
 	struct fsal_attrlist attrs;
 	enum fsal_dir_result result;
 
-	handle = coldrise_new_handle(op_ctx->fsal_export, node);
+	handle = new_handle(op_ctx->fsal_export, node);
 	if (handle == NULL) {
 		reading->status = fsalstat(ERR_FSAL_SERVERFAULT, 0);
 		return 1;
@@ -205,7 +213,7 @@ static int read_entry(void *context, const char *name, coldrise_node *node,
 		bool is_gone = reading->status.major == ERR_FSAL_STALE;
 
 		fsal_release_attrs(&attrs);
-		coldrise_free_handle(handle);
+		free_handle(handle);
 		if (!is_gone)
 			return 1;
 		/* It has gone meanwhile. */

@@ -1,10 +1,9 @@
 //! The border to the kernel: errors become errno, panics stay inside.
 
 use crate::served::{Served, Tree};
-use coldrise_block::{Error, ErrorKind};
+use coldrise_block::{defect, Error, ErrorKind};
 use coldrise_export::{Node, OpenFile};
 use fuser::Errno;
-use std::any::Any;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::Arc;
 
@@ -85,20 +84,6 @@ pub(crate) fn not_here(folder: &Node, what: &str) -> Errno {
         folder.path()
     );
     Errno::EPERM
-}
-
-/// The message of a panic.
-#[cold]
-fn defect(panic: Box<dyn Any + Send>) -> String {
-    let what = match (panic.downcast_ref::<&str>(), panic.downcast_ref::<String>()) {
-        (Some(text), _) => text,
-        (_, Some(text)) => text.as_str(),
-        _ => "no message",
-    };
-    let message = format!("a defect inside Coldrise: {what}");
-    // Dropping a payload may panic again, outside of any guard.
-    std::mem::forget(panic);
-    message
 }
 
 #[cfg(test)]

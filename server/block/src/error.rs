@@ -3,6 +3,7 @@
 //! The kind decides what a machine sees (errno in the data path, exit code on
 //! the command line); the context decides what a person reads.
 
+use std::any::Any;
 use std::fmt;
 
 /// What went wrong, as far as a caller may want to act on it.
@@ -192,6 +193,21 @@ impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         self.source.as_deref().map(|e| e as &(dyn std::error::Error + 'static))
     }
+}
+
+/// The message of a panic that was caught where Coldrise is called by others: a
+/// kernel, a server.
+#[cold]
+pub fn defect(panic: Box<dyn Any + Send>) -> String {
+    let what = match (panic.downcast_ref::<&str>(), panic.downcast_ref::<String>()) {
+        (Some(text), _) => text,
+        (_, Some(text)) => text.as_str(),
+        _ => "no message",
+    };
+    let message = format!("a defect inside Coldrise: {what}");
+    // Dropping a payload may panic again, outside of any guard.
+    std::mem::forget(panic);
+    message
 }
 
 /// Adds what the caller knows to an error that passes through.

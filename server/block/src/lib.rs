@@ -9,7 +9,7 @@ mod error;
 mod extent;
 
 pub use disk::{check_range, Disk};
-pub use error::{Context, Error, ErrorKind, Result};
+pub use error::{defect, Context, Error, ErrorKind, Result};
 pub use extent::{push_extent, Extent, ExtentKind, StoredRanges};
 
 /// Bytes in one block: the unit in which writes are captured and never torn.

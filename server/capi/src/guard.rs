@@ -3,9 +3,9 @@
 
 use crate::message::{fail, fail_with};
 use crate::ExportHandle;
+pub(crate) use coldrise_block::defect;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_export::Export;
-use std::any::Any;
 use std::ffi::{c_char, c_int, CStr};
 use std::panic::{catch_unwind, AssertUnwindSafe};
 
@@ -45,20 +45,6 @@ pub(crate) unsafe fn on_export(
             fail_with(libc::EIO, &format!("{}: {}", export.name(), defect(panic)))
         }
     }
-}
-
-/// The message of a panic.
-#[cold]
-pub(crate) fn defect(panic: Box<dyn Any + Send>) -> String {
-    let what = match (panic.downcast_ref::<&str>(), panic.downcast_ref::<String>()) {
-        (Some(text), _) => text,
-        (_, Some(text)) => text.as_str(),
-        _ => "no message",
-    };
-    let message = format!("a defect inside Coldrise: {what}");
-    // Dropping a payload may panic again, outside of any guard.
-    std::mem::forget(panic);
-    message
 }
 
 /// The error for a pointer that must not be NULL.

@@ -11,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 mod arguments;
+mod child;
 mod commands;
 mod compare;
 mod ganesha;

@@ -11,11 +11,13 @@ use std::time::{Duration, Instant};
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_store::PassphraseSource;
-use rustix::process::{kill_process, Pid, Signal};
 use tempfile::TempDir;
 
+use crate::child;
 use crate::invocation::Invocation;
 use crate::signals::ChildSignals;
+
+const NAME: &str = "nbdkit";
 
 /// Name of the plugin's file.
 pub(crate) const PLUGIN_FILE: &str = "nbdkit-coldrise-plugin.so";
@@ -28,8 +30,6 @@ const READY_FILE: &str = "ready";
 const LIFE_WORTH_REPEATING: Duration = Duration::from_millis(500);
 /// How often a starting nbdkit is looked at.
 const START_INTERVAL: Duration = Duration::from_millis(2);
-/// How often an ending one is.
-const END_INTERVAL: Duration = Duration::from_millis(5);
 /// How long clients have time to leave.
 const CLIENTS_PATIENCE: Duration = Duration::from_secs(5);
 
@@ -168,7 +168,7 @@ impl Nbdkit {
     fn await_ready(&mut self, signals: &mut ChildSignals) -> Result<()> {
         while !self.ready_file().exists() {
             if let Some(status) = self.ended()? {
-                return Err(ended_error(status));
+                return Err(child::ended_error(NAME, status));
             }
             if signals.was_asked_to_end() {
                 return Err(Error::new(ErrorKind::Interrupted, "interrupted while nbdkit started"));
@@ -234,7 +234,11 @@ impl Nbdkit {
                     continue;
                 }
                 self.clear();
-                return if status.success() { Ok(()) } else { Err(ended_error(status)) };
+                return if status.success() {
+                    Ok(())
+                } else {
+                    Err(child::ended_error(NAME, status))
+                };
             }
         }
     }
@@ -245,30 +249,16 @@ impl Nbdkit {
     ///
     /// # Errors
     /// `ToolFailed` where it ends with an error.
-    pub(crate) fn stop(&mut self, mut signals: Option<&mut ChildSignals>) -> Result<()> {
-        if self.ended()?.is_none() {
-            terminate(&self.child)?;
-        }
-        let asked = Instant::now();
-        let status = loop {
-            if let Some(status) = self.ended()? {
-                break status;
-            }
-            let is_pressed = signals.as_mut().is_some_and(|signals| signals.was_asked_to_end());
-            if is_pressed || asked.elapsed() > CLIENTS_PATIENCE {
-                tracing::warn!("clients were still connected when nbdkit was ended");
-                self.child.kill().context(|| "ending nbdkit")?;
-                self.child.wait().context(|| "waiting for nbdkit")?;
-                self.clear();
-                return Ok(());
-            }
-            std::thread::sleep(END_INTERVAL);
-        };
+    pub(crate) fn stop(&mut self, signals: Option<&mut ChildSignals>) -> Result<()> {
+        let ended = child::end(&mut self.child, NAME, CLIENTS_PATIENCE, signals)?;
         self.clear();
-        if status.success() {
-            Ok(())
-        } else {
-            Err(ended_error(status))
+        if ended.was_killed {
+            tracing::warn!("clients were still connected when nbdkit was ended");
+            return Ok(());
+        }
+        match ended.status.success() {
+            true => Ok(()),
+            false => Err(child::ended_error(NAME, ended.status)),
         }
     }
 
@@ -287,23 +277,6 @@ impl Drop for Nbdkit {
             let _ = self.stop(None);
         }
     }
-}
-
-/// Asks a child to end.
-///
-/// # Errors
-/// `Io` where the system refuses.
-pub(crate) fn terminate(child: &Child) -> Result<()> {
-    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-    let Some(pid) = pid else { return Ok(()) };
-    match kill_process(pid, Signal::TERM) {
-        Err(rustix::io::Errno::SRCH) => Ok(()),
-        sent => sent.map_err(std::io::Error::from).context(|| "ending a child process"),
-    }
-}
-
-fn ended_error(status: ExitStatus) -> Error {
-    Error::new(ErrorKind::ToolFailed, format!("nbdkit ended ({status}); the lines above say why"))
 }
 
 fn absolute(path: &Path) -> Result<PathBuf> {

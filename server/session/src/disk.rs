@@ -56,6 +56,11 @@ impl LayeredDisk {
         self.stack.read().layers.is_empty()
     }
 
+    /// The highest layer.
+    pub(crate) fn top(&self) -> Option<Arc<Layer>> {
+        self.stack.read().layers.last().map(Arc::clone)
+    }
+
     /// True where the top layer is read through another process's block map.
     pub(crate) fn is_attached(&self) -> bool {
         self.stack.read().layers.last().is_some_and(|layer| layer.is_attached())

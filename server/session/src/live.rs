@@ -103,19 +103,25 @@ pub fn open_live_side_file(
     open_live(repository, session, Shown::SideFile { key, below })
 }
 
+/// Has `check` look at the layer that takes a session's writes. It looks again
+/// where a writer came, went or sealed meanwhile: what it then found wrong may
+/// only have been on its way.
+pub(crate) fn check_top(
+    repository: &Arc<Repository>,
+    session: &SessionName,
+    disk: &DiskName,
+    mut check: impl FnMut(&Layer) -> Result<()>,
+) -> Result<()> {
+    let live = LiveDisk::open(repository, session, Shown::Disk(disk.clone()))?;
+    live.with_current(|view| view.top().map_or(Ok(()), |top| check(&top)))
+}
+
 fn open_live(
     repository: &Arc<Repository>,
     session: &SessionName,
     shown: Shown,
 ) -> Result<Arc<dyn Disk>> {
-    let view = shown.open(repository, session)?;
-    Ok(Arc::new(LiveDisk {
-        size_bytes: view.size_bytes(),
-        view: RwLock::new(view),
-        repository: Arc::clone(repository),
-        session: session.clone(),
-        shown,
-    }))
+    Ok(Arc::new(LiveDisk::open(repository, session, shown)?))
 }
 
 /// Something that the writer of a session writes, as a reader sees it: opened
@@ -129,6 +135,17 @@ struct LiveDisk {
 }
 
 impl LiveDisk {
+    fn open(repository: &Arc<Repository>, session: &SessionName, shown: Shown) -> Result<LiveDisk> {
+        let view = shown.open(repository, session)?;
+        Ok(LiveDisk {
+            size_bytes: view.size_bytes(),
+            view: RwLock::new(view),
+            repository: Arc::clone(repository),
+            session: session.clone(),
+            shown,
+        })
+    }
+
     /// Calls `look` with a view that was current when `look` had finished.
     fn with_current<T>(&self, mut look: impl FnMut(&LayeredDisk) -> Result<T>) -> Result<T> {
         loop {

@@ -14,10 +14,9 @@ use coldrise_store::{
 };
 
 use crate::document::{SessionDisk, SessionDocument};
-use crate::layer::{Layer, ReadMode};
-use crate::live::sealed_layers;
-use crate::lock::FileLock;
-use crate::place::{layer_keys, layer_path, map_path, Place};
+use crate::layer::Layer;
+use crate::live::{check_top, sealed_layers};
+use crate::place::Place;
 
 /// Everything that is there to be verified.
 #[derive(Debug, Default)]
@@ -129,16 +128,36 @@ impl Inventory {
             }
         }
         for layer in sealed.into_values() {
-            let references = [layer.reference];
-            let opened = sealed_layers(repository, &references, layer.size_bytes);
-            let opened = opened.map(|mut layers| layers.pop());
-            report.add(opened, layer.size_bytes, &layer.disks, cancel, on_bytes)?;
+            let opened = sealed_layers(repository, &[layer.reference], layer.size_bytes);
+            let found = opened.and_then(|layers| {
+                let mut damaged = Vec::new();
+                for layer in &layers {
+                    damaged.extend(damaged_blocks(layer, cancel, &mut report, on_bytes)?);
+                }
+                Ok(damaged)
+            });
+            report.add(found, layer.size_bytes, &layer.disks)?;
         }
         for session in &self.sessions {
             for disk in &session.disks {
-                let top = open_top(repository, session, disk);
-                let name = session_disk(session, disk);
-                report.add(top, disk.size_bytes, &[name], cancel, on_bytes)?;
+                let mut damaged = Vec::new();
+                let checked = check_top(repository, &session.name, &disk.name, |layer| {
+                    damaged = damaged_blocks(layer, cancel, &mut report, on_bytes)?;
+                    match damaged.is_empty() {
+                        true => Ok(()),
+                        false => Err(Error::new(ErrorKind::Corrupt, "captured blocks are damaged")),
+                    }
+                });
+                let found = match checked {
+                    Err(error) if damaged.is_empty() => {
+                        if has_ended(repository, session)? {
+                            continue;
+                        }
+                        Err(error)
+                    }
+                    _ => Ok(damaged),
+                };
+                report.add(found, disk.size_bytes, &[session_disk(session, disk)])?;
             }
         }
         Ok(report)
@@ -160,29 +179,9 @@ fn session_disk(session: &SessionDocument, disk: &SessionDisk) -> String {
     format!("live/{}/{}", session.name, disk.name)
 }
 
-/// The layer that takes a session's writes; `None` where it was sealed or ended
-/// meanwhile.
-fn open_top(
-    repository: &Arc<Repository>,
-    session: &SessionDocument,
-    disk: &SessionDisk,
-) -> Result<Option<Arc<Layer>>> {
-    let place = Place::of(repository, &session.name);
-    let map = map_path(&disk.top);
-    let is_served = FileLock::is_held(&place.lock())? && map.exists();
-    let opened = Layer::open_for_reading(
-        &layer_path(repository, &disk.top),
-        &disk.top_superblock(),
-        layer_keys(repository, &disk.top),
-        if is_served { ReadMode::Attached(&map) } else { ReadMode::Idle },
-    );
-    match opened {
-        Ok(layer) => Ok(Some(layer)),
-        Err(error) => match SessionDocument::read(repository, &place)? {
-            Some(now) if now.disks == session.disks && !now.is_ended => Err(error),
-            _ => Ok(None),
-        },
-    }
+fn has_ended(repository: &Repository, session: &SessionDocument) -> Result<bool> {
+    let now = SessionDocument::read(repository, &Place::of(repository, &session.name))?;
+    Ok(now.is_none_or(|now| now.is_ended))
 }
 
 /// What was found in the layers.
@@ -201,22 +200,12 @@ pub struct LayerReport {
 impl LayerReport {
     fn add(
         &mut self,
-        opened: Result<Option<Arc<Layer>>>,
+        found: Result<Vec<Range<u64>>>,
         size_bytes: u64,
         disks: &[String],
-        cancel: &AtomicBool,
-        on_bytes: &dyn Fn(u64),
     ) -> Result<()> {
-        let ranges = match opened {
-            Ok(None) => return Ok(()),
-            Ok(Some(layer)) => {
-                self.layers += 1;
-                let mut counted = |bytes| {
-                    self.read_bytes += bytes;
-                    on_bytes(bytes);
-                };
-                damaged_blocks(&layer, cancel, &mut counted)?
-            }
+        let ranges = match found {
+            Ok(ranges) => ranges,
             Err(error) if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::NotFound) => {
                 let what = format!("a layer of {}", disks.join(", "));
                 self.damaged.push(CatalogDamage { what, reason: error.full_message() });
@@ -243,8 +232,10 @@ impl LayerReport {
 fn damaged_blocks(
     layer: &Layer,
     cancel: &AtomicBool,
-    on_bytes: &mut dyn FnMut(u64),
+    report: &mut LayerReport,
+    on_bytes: &dyn Fn(u64),
 ) -> Result<Vec<Range<u64>>> {
+    report.layers += 1;
     let mut damaged: Vec<Range<u64>> = Vec::new();
     let mut block = 0;
     while block < layer.blocks() {
@@ -253,6 +244,7 @@ fn damaged_blocks(
         }
         match layer.check_captured(block) {
             Ok((blocks, bytes)) => {
+                report.read_bytes += bytes;
                 on_bytes(bytes);
                 block += blocks;
             }

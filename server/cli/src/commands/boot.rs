@@ -11,9 +11,10 @@ use coldrise_store::{Address, Configuration, PointDocument, Repository, SessionN
 use serde::Serialize;
 
 use super::serve::DEFAULT_CACHE;
+use crate::child::terminate;
 use crate::hardware::{DiskBus, Firmware, Hardware, Network};
 use crate::invocation::Invocation;
-use crate::nbdkit::{terminate, Endpoint, Nbdkit, ServeOptions};
+use crate::nbdkit::{Endpoint, Nbdkit, ServeOptions};
 use crate::qemu::{self, Console};
 use crate::report::Report;
 use crate::signals::ChildSignals;

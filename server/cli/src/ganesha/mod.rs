@@ -19,10 +19,12 @@ use std::time::{Duration, Instant};
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use tempfile::TempDir;
 
+use crate::child;
 use crate::invocation::Invocation;
-use crate::nbdkit::terminate;
 use crate::signals::ChildSignals;
 use rpcbind::Rpcbind;
+
+const NAME: &str = "nfs-ganesha";
 
 /// Name of the FSAL's file, as nfs-ganesha makes it from the FSAL's name.
 const FSAL_FILE: &str = "libfsalcoldrise.so";
@@ -34,7 +36,7 @@ const START_AGAIN: i32 = 75;
 /// up after so many of them in a row.
 const SHORT_LIFE: Duration = Duration::from_millis(500);
 const MOST_SHORT_LIVES: u32 = 5;
-/// How often a starting and an ending process is looked at.
+/// How often a starting process is looked at.
 const INTERVAL: Duration = Duration::from_millis(5);
 /// How long it has to start: it waits for rpcbind, and opens the repository.
 const START_PATIENCE: Duration = Duration::from_secs(30);
@@ -106,7 +108,7 @@ impl Ganesha {
         loop {
             if let Some(status) = self.ended()? {
                 self.finish_log();
-                return Err(ended_error(status));
+                return Err(child::ended_error(NAME, status));
             }
             if signals.was_asked_to_end() {
                 let what = "interrupted while nfs-ganesha started";
@@ -159,7 +161,11 @@ impl Ganesha {
             short_lives = if self.started.elapsed() < SHORT_LIFE { short_lives + 1 } else { 0 };
             let is_wanted = status.signal().is_some() || status.code() == Some(START_AGAIN);
             if !is_wanted || short_lives > MOST_SHORT_LIVES {
-                return if status.success() { Ok(()) } else { Err(ended_error(status)) };
+                return if status.success() {
+                    Ok(())
+                } else {
+                    Err(child::ended_error(NAME, status))
+                };
             }
             tracing::error!(
                 "nfs-ganesha ended ({status}) and is started again. What was flushed is not lost; \
@@ -173,27 +179,15 @@ impl Ganesha {
 
     /// Ends it in good order: sessions are flushed and closed. Where that takes long, or
     /// this program is asked again, it is killed; what was flushed is not lost by that.
-    fn stop(&mut self, mut signals: Option<&mut ChildSignals>) -> Result<()> {
-        if self.ended()?.is_none() {
-            terminate(&self.child)?;
+    fn stop(&mut self, signals: Option<&mut ChildSignals>) -> Result<()> {
+        let ended = child::end(&mut self.child, NAME, END_PATIENCE, signals)?;
+        if ended.was_killed {
+            tracing::warn!("nfs-ganesha did not end by itself");
         }
-        let asked = Instant::now();
-        let status = loop {
-            if let Some(status) = self.ended()? {
-                break status;
-            }
-            let is_pressed = signals.as_mut().is_some_and(|signals| signals.was_asked_to_end());
-            if is_pressed || asked.elapsed() > END_PATIENCE {
-                tracing::warn!("nfs-ganesha did not end by itself");
-                self.child.kill().context(|| "ending nfs-ganesha")?;
-                break self.child.wait().context(|| "waiting for nfs-ganesha")?;
-            }
-            std::thread::sleep(INTERVAL);
-        };
         self.finish_log();
-        match status.success() || status.signal().is_some() {
+        match ended.status.success() || ended.status.signal().is_some() {
             true => Ok(()),
-            false => Err(ended_error(status)),
+            false => Err(child::ended_error(NAME, ended.status)),
         }
     }
 }
@@ -288,11 +282,6 @@ fn check_ports(options: &NfsOptions) -> Result<()> {
         }
         _ => Ok(()),
     }
-}
-
-fn ended_error(status: ExitStatus) -> Error {
-    let what = format!("nfs-ganesha ended ({status}); the lines above say why");
-    Error::new(ErrorKind::ToolFailed, what)
 }
 
 fn absolute(path: &Path) -> Result<PathBuf> {

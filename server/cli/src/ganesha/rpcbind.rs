@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use coldrise_block::{Context, Error, ErrorKind, Result};
 
 use super::rpc;
-use crate::nbdkit::terminate;
+use crate::child::terminate;
 
 const PATIENCE: Duration = Duration::from_secs(5);
 const INTERVAL: Duration = Duration::from_millis(5);
