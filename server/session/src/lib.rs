@@ -30,6 +30,7 @@ mod catalog;
 mod control;
 mod disk;
 mod document;
+mod fold;
 mod layer;
 mod live;
 mod lock;
@@ -45,6 +46,7 @@ mod verify;
 
 pub use catalog::{enter_sealed_points, Catalog};
 pub use document::{SessionDisk, SessionDocument};
+pub use fold::{fold, Folded};
 pub use live::{open_live_disk, open_live_side_file, open_point_disk};
 pub use publish::publish;
 pub use seal::seal;

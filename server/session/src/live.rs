@@ -250,6 +250,13 @@ fn open_disk_view(
         if is_served { ReadMode::Attached(&map) } else { ReadMode::Idle },
     );
     let top = top.map_err(Failed::of_layer)?;
+    // From here on a change is announced by the layer; what changed before it was
+    // opened shows in the document.
+    let now = SessionDocument::of(repository, session).map_err(Failed::Settled)?;
+    if now.disks != document.disks {
+        let message = format!("session {session} is being changed; try again in a moment");
+        return Err(Failed::Passing(Error::new(ErrorKind::Busy, message)));
+    }
     let layers = sealed_layers(repository, &disk.layers, disk.size_bytes);
     let mut layers = layers.map_err(Failed::Settled)?;
     layers.push(top);

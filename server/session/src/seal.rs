@@ -57,6 +57,7 @@ pub fn seal(repository: &Arc<Repository>, name: &SessionName) -> Result<PointDoc
     create_tops(repository, tops.iter())?;
     let (point, _) = commit(repository, &place, &facts, Some(&tops))?;
     for (disk, facts) in document.disks.iter().zip(&facts) {
+        Layer::announce_change(&layer_path(repository, &disk.top));
         if facts.sequence == 0 {
             // Nothing was captured: the empty layer is in no point.
             remove_file(&layer_path(repository, &disk.top))?;

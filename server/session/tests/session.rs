@@ -1,103 +1,17 @@
 //! Sessions in a real repository: publish, capture, seal, unpublish.
 
-use std::path::{Path, PathBuf};
+mod support;
+
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use coldrise_block::{Disk, ErrorKind, Extent, ExtentKind};
 use coldrise_session::{
-    enter_sealed_points, open_live_disk, open_live_side_file, open_point_disk, publish, seal,
-    session, sessions, unpublish, Catalog, Session,
+    enter_sealed_points, open_live_disk, open_live_side_file, publish, seal, session, sessions,
+    unpublish, Catalog, Session,
 };
-use coldrise_store::{
-    Compression, DiskDocument, DiskName, InitOptions, MachineName, OpenOptions, PassphraseSource,
-    PointDocument, PointName, PointOrigin, PointSelector, Repository, RepositoryWriter,
-    SessionName, WriteOptions,
-};
-
-const CHUNK: u64 = 16 << 10;
-const DISK_BYTES: u64 = 4 << 20;
-
-struct Place {
-    _folder: tempfile::TempDir,
-    path: PathBuf,
-    point: PointDocument,
-}
-
-fn name(text: &str) -> SessionName {
-    SessionName::parse(text).unwrap()
-}
-
-fn disk_name(text: &str) -> DiskName {
-    DiskName::parse(text).unwrap()
-}
-
-fn content(seed: u8) -> Vec<u8> {
-    let byte = |i: u64| if (i / CHUNK) % 4 == 3 { 0 } else { seed ^ (i / 512) as u8 ^ i as u8 };
-    (0..DISK_BYTES).map(byte).collect()
-}
-
-/// An encrypted repository holding one point of two disks.
-fn place() -> Place {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("repo");
-    std::fs::write(folder.path().join("passphrase"), "correct horse").unwrap();
-    let passphrase = passphrase(&path).read().unwrap();
-    let options = InitOptions {
-        chunk_size_bytes: CHUNK as u32,
-        compression: Compression::Zstd(1),
-        passphrase: passphrase.as_ref(),
-    };
-    Repository::init(&path, &options).unwrap();
-    let writer = writer(&path);
-    let mut disks = Vec::new();
-    for (disk, seed) in [("vda", 1), ("vdb", 2)] {
-        let options = WriteOptions { threads: 2 };
-        let mut sink = writer.disk_writer(None, DISK_BYTES, options).unwrap();
-        sink.write(0, content(seed)).unwrap();
-        let (root, _) = sink.finish().unwrap();
-        disks.push(DiskDocument {
-            name: disk_name(disk),
-            size_bytes: DISK_BYTES,
-            root,
-            layers: Vec::new(),
-        });
-    }
-    let point = PointDocument {
-        machine: MachineName::parse("web01").unwrap(),
-        point: PointName::parse("20261120T100000Z").unwrap(),
-        created_at_ms: 1,
-        origin: PointOrigin::Backup { sources: vec!["a".into(), "b".into()] },
-        disks,
-        configuration: None,
-    };
-    writer.put_point(&point).unwrap();
-    Place { _folder: folder, path, point }
-}
-
-fn passphrase(repository: &Path) -> PassphraseSource {
-    PassphraseSource::File(repository.with_file_name("passphrase"))
-}
-
-fn writer(path: &Path) -> RepositoryWriter {
-    RepositoryWriter::open(path, &passphrase(path), &OpenOptions::default()).unwrap()
-}
-
-impl Place {
-    fn open(&self) -> Arc<Repository> {
-        let passphrase = passphrase(&self.path);
-        Repository::open(&self.path, &passphrase, &OpenOptions::default()).unwrap()
-    }
-}
-
-fn read_all(disk: &dyn Disk) -> Vec<u8> {
-    let mut bytes = vec![0; disk.size_bytes() as usize];
-    disk.read_at(&mut bytes, 0).unwrap();
-    bytes
-}
-
-fn point_bytes(repository: &Arc<Repository>, point: &PointDocument, disk: &str) -> Vec<u8> {
-    read_all(&*open_point_disk(repository, point, &disk_name(disk)).unwrap())
-}
+use coldrise_store::PointSelector;
+use support::{content, disk_name, name, place, point_bytes, read_all, writer};
 
 #[test]
 fn a_sealed_session_is_a_point_and_the_original_never_changes() {

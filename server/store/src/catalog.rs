@@ -180,6 +180,21 @@ impl Repository {
     }
 }
 
+/// Replaces a point that is there, in `batch`.
+///
+/// # Errors
+/// `NotFound` where it is not, `InvalidInput` for a document out of its bounds.
+pub(crate) fn replace_point(
+    repository: &Repository,
+    batch: &mut Batch<'_>,
+    document: &PointDocument,
+) -> Result<()> {
+    document.check()?;
+    repository.point(&document.machine, &document.point)?;
+    let key = point_key(repository, &document.machine, &document.point);
+    batch.put(Family::Catalog, &key, &seal(repository, &key, document)?)
+}
+
 /// Adds a point, and its machine where that is new, to `batch`.
 ///
 /// # Errors

@@ -161,6 +161,17 @@ impl Layer {
         self.map.uniform_blocks(block, limit)
     }
 
+    /// The first block from `block` on that this layer captured or zeroed.
+    pub(crate) fn next_captured(&self, mut block: u64) -> Option<u64> {
+        while block < self.blocks() {
+            if self.lookup(block) != Lookup::Below {
+                return Some(block);
+            }
+            block += self.uniform_blocks(block, self.blocks() - block);
+        }
+        None
+    }
+
     /// Locks the stripe of `block` for a change.
     pub(crate) fn lock_stripe(&self, block: u64) -> Result<StripeGuard<'_>> {
         let writer = self.writer()?;

@@ -216,6 +216,22 @@ impl Layer {
         bump_generation(&self.windows);
     }
 
+    /// Has readers of a layer that nobody writes look again at what its session is.
+    pub(crate) fn announce_change(path: &Path) {
+        let announced = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(path)
+            .context(|| missing(path))
+            .and_then(|file| Windows::new(&file, 1, true));
+        match announced {
+            Ok(windows) => bump_generation(&windows),
+            Err(error) => {
+                tracing::warn!(layer = %path.display(), error = %error.full_message(), "readers of the session may go on with what it was");
+            }
+        }
+    }
+
     /// Flushes, gives unused space back and marks the file as cleanly closed.
     fn close(&self) -> Result<()> {
         let facts = self.seal_facts()?;

@@ -108,6 +108,23 @@ impl RepositoryWriter {
         repository.database().write(batch, true)
     }
 
+    /// Replaces documents of points by others that stand for the same contents.
+    /// Atomic, and durable on return.
+    ///
+    /// # Errors
+    /// `NotFound` where one of the points is not there, `InvalidInput` for a document
+    /// out of its bounds, `NoSpace`.
+    pub fn replace_points(&self, documents: &[PointDocument]) -> Result<()> {
+        let repository = self.repository();
+        let mut progress = self.shared.progress.lock();
+        let mut batch = repository.database().batch();
+        for document in documents {
+            catalog::replace_point(repository, &mut batch, document)?;
+        }
+        progress.log_bytes += batch.bytes() as u64;
+        repository.database().write(batch, true)
+    }
+
     /// Starts one disk of a backup: `base` with what will be written. Beyond
     /// the end of `base`, and everywhere without one, the disk starts as a
     /// hole.

@@ -1,0 +1,232 @@
+//! Folding sealed layers into chunks: everything reads on as before.
+
+mod support;
+
+use std::sync::atomic::AtomicBool;
+use std::sync::Arc;
+
+use coldrise_block::ErrorKind;
+use coldrise_session::{
+    fold, open_live_disk, open_point_disk, publish, seal, session, Catalog, Folded, Session,
+};
+use coldrise_store::{PointDocument, PointSelector, Repository, RepositoryWriter, WriteOptions};
+use proptest::prelude::*;
+use support::{content, disk_name, name, place, point_bytes, read_all, writer, CHUNK, DISK_BYTES};
+
+fn fold_point(writer: &RepositoryWriter, point: &PointDocument) -> Folded {
+    let options = WriteOptions { threads: 2 };
+    fold(writer, point, options, &|_, _| {}, &AtomicBool::new(false)).unwrap()
+}
+
+fn stored(repository: &Repository, point: &PointDocument) -> PointDocument {
+    repository.catch_up().unwrap();
+    repository.point(&point.machine, &point.point).unwrap()
+}
+
+fn layer_files(repository: &Repository) -> usize {
+    std::fs::read_dir(repository.layers_dir()).unwrap().count()
+}
+
+#[test]
+fn points_and_sessions_read_as_before_and_the_layers_are_gone() {
+    let place = place();
+    let repository = place.open();
+    publish(&repository, &place.point, Some(name("trial"))).unwrap();
+    let mut expected = content(1);
+    let mut points = Vec::new();
+    for round in 0..3u8 {
+        let open = Session::open(&repository, &name("trial")).unwrap();
+        let vda = open.disk(&disk_name("vda")).unwrap();
+        let at = 70_000 * (usize::from(round) + 1);
+        vda.write_at(&[round + 10; 50_000], at as u64).unwrap();
+        expected[at..at + 50_000].fill(round + 10);
+        // A whole chunk, and a part of one.
+        let zeroed = (1 << 20) + usize::from(round) * 100_000..(1 << 20) + 90_000 * 3;
+        vda.write_zeroes(zeroed.start as u64, zeroed.len() as u64).unwrap();
+        expected[zeroed].fill(0);
+        points.push((open.seal().unwrap(), expected.clone()));
+    }
+    let live = open_live_disk(&repository, &name("trial"), &disk_name("vda")).unwrap();
+    assert_eq!(read_all(&*live), expected);
+
+    let writer = writer(&place.path);
+    let folded = fold_point(&writer, &points[0].0);
+    assert_eq!((folded.other_points, folded.sessions, folded.removed_layers), (2, 1, 1));
+    assert!(folded.removed_bytes > 0);
+    // Of the others the layer below is gone, and their own stays.
+    let second = stored(&repository, &points[1].0);
+    assert_eq!(second.disk(&disk_name("vda")).unwrap().layers.len(), 1);
+    let folded = fold_point(&writer, &points[2].0);
+    assert_eq!((folded.other_points, folded.removed_layers), (0, 1));
+    fold_point(&writer, &points[1].0);
+
+    for (point, bytes) in &points {
+        let point = stored(&repository, point);
+        assert!(point.disks.iter().all(|disk| disk.layers.is_empty()));
+        assert_eq!(point_bytes(&repository, &point, "vda"), *bytes);
+        assert_eq!(point_bytes(&repository, &point, "vdb"), content(2));
+    }
+    assert_eq!(point_bytes(&repository, &place.point, "vda"), content(1));
+    // Only the session's own, empty ones are left, and who had it open reads on.
+    assert_eq!(layer_files(&repository), 2);
+    assert!(session(&repository, &name("trial")).unwrap().document.disks[0].layers.is_empty());
+    assert_eq!(read_all(&*live), expected);
+    let open = Session::open(&repository, &name("trial")).unwrap();
+    open.disk(&disk_name("vda")).unwrap().write_at(&[99; 512], 0).unwrap();
+    expected[..512].fill(99);
+    assert_eq!(read_all(&*live), expected);
+    assert_eq!(point_bytes(&repository, &open.seal().unwrap(), "vda"), expected);
+}
+
+#[test]
+fn what_is_stored_is_shared_with_what_was_there() {
+    let place = place();
+    let repository = place.open();
+    publish(&repository, &place.point, Some(name("trial"))).unwrap();
+    let open = Session::open(&repository, &name("trial")).unwrap();
+    // What the other disk holds, chunk by chunk.
+    let vda = open.disk(&disk_name("vda")).unwrap();
+    vda.write_at(&content(2)[..8 * CHUNK as usize], 0).unwrap();
+    let point = open.seal().unwrap();
+    let writer = writer(&place.path);
+    let folded = fold_point(&writer, &point);
+    assert_eq!(folded.read_bytes, 8 * CHUNK);
+    assert_eq!((folded.stored_chunks, folded.stored_bytes), (0, 0));
+    // Folded again there is nothing to do.
+    assert_eq!(fold_point(&writer, &point), Folded::default());
+}
+
+#[test]
+fn a_served_session_keeps_its_layers_until_it_is_closed() {
+    let place = place();
+    let repository = place.open();
+    publish(&repository, &place.point, Some(name("trial"))).unwrap();
+    let open = Session::open(&repository, &name("trial")).unwrap();
+    let vda = open.disk(&disk_name("vda")).unwrap();
+    vda.write_at(&[7; 4096], 0).unwrap();
+    let first = open.seal().unwrap();
+    let writer = writer(&place.path);
+    let folded = fold_point(&writer, &first);
+    assert_eq!((folded.sessions, folded.served_sessions, folded.removed_layers), (0, 1, 0));
+    vda.write_at(&[8; 4096], 4096).unwrap();
+    let mut expected = content(1);
+    expected[..4096].fill(7);
+    assert_eq!(point_bytes(&repository, &stored(&repository, &first), "vda"), expected);
+    expected[4096..8192].fill(8);
+    assert_eq!(read_all(&*vda), expected);
+    let second = open.seal().unwrap();
+    assert_eq!(second.disk(&disk_name("vda")).unwrap().layers.len(), 2);
+    drop((vda, open));
+    let folded = fold_point(&writer, &second);
+    assert_eq!((folded.sessions, folded.served_sessions, folded.removed_layers), (1, 0, 2));
+    assert_eq!(point_bytes(&repository, &stored(&repository, &second), "vda"), expected);
+}
+
+#[test]
+fn a_cancelled_fold_changes_nothing() {
+    let place = place();
+    let repository = place.open();
+    publish(&repository, &place.point, Some(name("trial"))).unwrap();
+    let open = Session::open(&repository, &name("trial")).unwrap();
+    open.disk(&disk_name("vda")).unwrap().write_at(&[7; 4096], 0).unwrap();
+    let point = open.seal().unwrap();
+    drop(open);
+    let writer = writer(&place.path);
+    let cancel = AtomicBool::new(true);
+    let refused = fold(&writer, &point, WriteOptions { threads: 1 }, &|_, _| {}, &cancel);
+    assert_eq!(refused.unwrap_err().kind(), ErrorKind::Interrupted);
+    assert_eq!(stored(&repository, &point), point);
+    assert_eq!(fold_point(&writer, &point).removed_layers, 1);
+}
+
+/// A reader must not go on with what the session was when nobody served it.
+#[test]
+fn whoever_reads_an_idle_session_sees_what_comes_after_a_seal() {
+    let place = place();
+    let repository = place.open();
+    publish(&repository, &place.point, Some(name("trial"))).unwrap();
+    let write = |byte: u8, at: u64| {
+        let open = Session::open(&repository, &name("trial")).unwrap();
+        open.disk(&disk_name("vda")).unwrap().write_at(&[byte; 512], at).unwrap();
+    };
+    write(1, 0);
+    let live = open_live_disk(&repository, &name("trial"), &disk_name("vda")).unwrap();
+    seal(&repository, &name("trial")).unwrap();
+    write(2, 512);
+    let mut found = [0; 1024];
+    live.read_at(&mut found, 0).unwrap();
+    assert_eq!((found[0], found[512]), (1, 2));
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Write { at: u64, length: u64, byte: u8 },
+    Zeroes { at: u64, length: u64 },
+    Seal,
+    Fold { which: usize },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let range = (0..DISK_BYTES, 1..200_000u64);
+    let range = range.prop_map(|(at, length)| (at, length.min(DISK_BYTES - at)));
+    prop_oneof![
+        4 => (range.clone(), 1..=255u8)
+            .prop_map(|((at, length), byte)| Step::Write { at, length, byte }),
+        2 => range.prop_map(|(at, length)| Step::Zeroes { at, length }),
+        2 => Just(Step::Seal),
+        2 => (0..8usize).prop_map(|which| Step::Fold { which }),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+
+    #[test]
+    fn in_any_order_every_point_reads_as_it_was_sealed(
+        steps in proptest::collection::vec(step(), 1..24),
+        is_served in any::<bool>(),
+    ) {
+        let place = place();
+        let repository = place.open();
+        publish(&repository, &place.point, Some(name("trial"))).unwrap();
+        let mut open: Option<Arc<Session>> = None;
+        let mut expected = content(1);
+        let mut points: Vec<(PointDocument, Vec<u8>)> = Vec::new();
+        for step in steps {
+            let session = open
+                .take()
+                .unwrap_or_else(|| Session::open(&repository, &name("trial")).unwrap());
+            let vda = session.disk(&disk_name("vda")).unwrap();
+            match step {
+                Step::Write { at, length, byte } => {
+                    vda.write_at(&vec![byte; length as usize], at).unwrap();
+                    expected[at as usize..(at + length) as usize].fill(byte);
+                }
+                Step::Zeroes { at, length } => {
+                    vda.write_zeroes(at, length).unwrap();
+                    expected[at as usize..(at + length) as usize].fill(0);
+                }
+                Step::Seal => points.push((session.seal().unwrap(), expected.clone())),
+                Step::Fold { which } => {
+                    open = is_served.then_some(session);
+                    drop(vda);
+                    if let Some((point, _)) = points.get(which) {
+                        fold_point(&writer(&place.path), point);
+                    }
+                    continue;
+                }
+            }
+            open = is_served.then_some(session);
+        }
+        for (point, bytes) in &points {
+            let point = Catalog::new(&repository)
+                .point(&point.machine, &PointSelector::Exact(point.point.clone()))
+                .unwrap();
+            prop_assert!(point_bytes(&repository, &point, "vda") == *bytes);
+        }
+        let live = open_live_disk(&repository, &name("trial"), &disk_name("vda")).unwrap();
+        prop_assert!(read_all(&*live) == expected);
+        let original = open_point_disk(&repository, &place.point, &disk_name("vda")).unwrap();
+        prop_assert!(read_all(&*original) == content(1));
+    }
+}

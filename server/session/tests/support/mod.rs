@@ -1,0 +1,96 @@
+//! A repository with one point, for tests of sessions.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use coldrise_block::Disk;
+use coldrise_session::open_point_disk;
+use coldrise_store::{
+    Compression, DiskDocument, DiskName, InitOptions, MachineName, OpenOptions, PassphraseSource,
+    PointDocument, PointName, PointOrigin, Repository, RepositoryWriter, SessionName, WriteOptions,
+};
+
+pub const CHUNK: u64 = 16 << 10;
+pub const DISK_BYTES: u64 = 4 << 20;
+
+pub struct Place {
+    _folder: tempfile::TempDir,
+    pub path: PathBuf,
+    pub point: PointDocument,
+}
+
+pub fn name(text: &str) -> SessionName {
+    SessionName::parse(text).unwrap()
+}
+
+pub fn disk_name(text: &str) -> DiskName {
+    DiskName::parse(text).unwrap()
+}
+
+pub fn content(seed: u8) -> Vec<u8> {
+    let byte = |i: u64| if (i / CHUNK) % 4 == 3 { 0 } else { seed ^ (i / 512) as u8 ^ i as u8 };
+    (0..DISK_BYTES).map(byte).collect()
+}
+
+/// An encrypted repository holding one point of two disks.
+pub fn place() -> Place {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("repo");
+    std::fs::write(folder.path().join("passphrase"), "correct horse").unwrap();
+    let passphrase = passphrase(&path).read().unwrap();
+    let options = InitOptions {
+        chunk_size_bytes: CHUNK as u32,
+        compression: Compression::Zstd(1),
+        passphrase: passphrase.as_ref(),
+    };
+    Repository::init(&path, &options).unwrap();
+    let writer = writer(&path);
+    let mut disks = Vec::new();
+    for (disk, seed) in [("vda", 1), ("vdb", 2)] {
+        let options = WriteOptions { threads: 2 };
+        let mut sink = writer.disk_writer(None, DISK_BYTES, options).unwrap();
+        sink.write(0, content(seed)).unwrap();
+        let (root, _) = sink.finish().unwrap();
+        disks.push(DiskDocument {
+            name: disk_name(disk),
+            size_bytes: DISK_BYTES,
+            root,
+            layers: Vec::new(),
+        });
+    }
+    let point = PointDocument {
+        machine: MachineName::parse("web01").unwrap(),
+        point: PointName::parse("20261120T100000Z").unwrap(),
+        created_at_ms: 1,
+        origin: PointOrigin::Backup { sources: vec!["a".into(), "b".into()] },
+        disks,
+        configuration: None,
+    };
+    writer.put_point(&point).unwrap();
+    Place { _folder: folder, path, point }
+}
+
+pub fn passphrase(repository: &Path) -> PassphraseSource {
+    PassphraseSource::File(repository.with_file_name("passphrase"))
+}
+
+pub fn writer(path: &Path) -> RepositoryWriter {
+    RepositoryWriter::open(path, &passphrase(path), &OpenOptions::default()).unwrap()
+}
+
+impl Place {
+    pub fn open(&self) -> Arc<Repository> {
+        let passphrase = passphrase(&self.path);
+        Repository::open(&self.path, &passphrase, &OpenOptions::default()).unwrap()
+    }
+}
+
+pub fn read_all(disk: &dyn Disk) -> Vec<u8> {
+    let mut bytes = vec![0; disk.size_bytes() as usize];
+    disk.read_at(&mut bytes, 0).unwrap();
+    bytes
+}
+
+pub fn point_bytes(repository: &Arc<Repository>, point: &PointDocument, disk: &str) -> Vec<u8> {
+    read_all(&*open_point_disk(repository, point, &disk_name(disk)).unwrap())
+}
