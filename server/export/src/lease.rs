@@ -79,7 +79,9 @@ pub struct Lease {
 struct State {
     /// Held for its lock.
     _file: File,
-    served: BTreeMap<String, Entry>,
+    /// By number, in the order of opening.
+    served: BTreeMap<u64, Entry>,
+    next_number: u64,
 }
 
 struct Entry {
@@ -105,25 +107,30 @@ impl Lease {
             program: program.to_owned(),
             directory,
             path,
-            state: Mutex::new(State { _file: file, served: BTreeMap::new() }),
+            state: Mutex::new(State { _file: file, served: BTreeMap::new(), next_number: 0 }),
         }))
     }
 
-    /// Adds an export to the lease, or shares the entry that names it. On an
-    /// error the lease is as it was.
+    /// Adds an export to the lease, or shares the entry that says the same: what an
+    /// export of the same name is made of may have changed. On an error the lease is
+    /// as it was.
     pub fn hold(self: &Arc<Self>, served: Served) -> Result<LeaseHold> {
         let mut state = self.state.lock();
-        let name = served.name.clone();
-        if let Some(entry) = state.served.get_mut(&name) {
+        let known = state.served.iter_mut().find(|(_, entry)| entry.served == served);
+        let number = if let Some((number, entry)) = known {
             entry.holds += 1;
+            *number
         } else {
-            state.served.insert(name.clone(), Entry { served, holds: 1, is_confirmed: false });
+            let number = state.next_number;
+            state.next_number += 1;
+            state.served.insert(number, Entry { served, holds: 1, is_confirmed: false });
             if let Err(error) = self.rewrite(&mut state) {
-                state.served.remove(&name);
+                state.served.remove(&number);
                 return Err(error);
             }
-        }
-        Ok(LeaseHold { lease: Arc::clone(self), name })
+            number
+        };
+        Ok(LeaseHold { lease: Arc::clone(self), number })
     }
 
     fn rewrite(&self, state: &mut State) -> Result<()> {
@@ -132,12 +139,12 @@ impl Lease {
         Ok(())
     }
 
-    fn release(&self, name: &str) {
+    fn release(&self, number: u64) {
         let mut state = self.state.lock();
-        let Some(entry) = state.served.get_mut(name) else { return };
+        let Some(entry) = state.served.get_mut(&number) else { return };
         entry.holds -= 1;
         if entry.holds == 0 {
-            state.served.remove(name);
+            state.served.remove(&number);
             // A lease that names too much is harmless, and the next change
             // writes it whole again.
             let _ = self.rewrite(&mut state);
@@ -158,7 +165,7 @@ impl Drop for Lease {
 /// One export's share in the lease of this process.
 pub struct LeaseHold {
     lease: Arc<Lease>,
-    name: String,
+    number: u64,
 }
 
 impl LeaseHold {
@@ -166,13 +173,13 @@ impl LeaseHold {
     /// what it names still exists: until then it may be being deleted.
     pub fn is_confirmed(&self) -> bool {
         let state = self.lease.state.lock();
-        state.served.get(&self.name).is_some_and(|entry| entry.is_confirmed)
+        state.served.get(&self.number).is_some_and(|entry| entry.is_confirmed)
     }
 
     /// Says that it was seen to exist.
     pub fn confirm(&self) {
         let mut state = self.lease.state.lock();
-        if let Some(entry) = state.served.get_mut(&self.name) {
+        if let Some(entry) = state.served.get_mut(&self.number) {
             entry.is_confirmed = true;
         }
     }
@@ -180,7 +187,7 @@ impl LeaseHold {
 
 impl Drop for LeaseHold {
     fn drop(&mut self) {
-        self.lease.release(&self.name);
+        self.lease.release(self.number);
     }
 }
 
@@ -228,7 +235,7 @@ fn read(repository: &Repository, file: &mut File, path: &Path) -> Result<LeaseDo
     Ok(document)
 }
 
-fn document(program: &str, served: &BTreeMap<String, Entry>) -> LeaseDocument {
+fn document(program: &str, served: &BTreeMap<u64, Entry>) -> LeaseDocument {
     LeaseDocument {
         format_version: FORMAT_VERSION,
         program: program.to_owned(),

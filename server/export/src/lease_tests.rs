@@ -62,6 +62,31 @@ fn a_lease_names_what_is_held_as_long_as_it_is_held() {
 }
 
 #[test]
+fn one_name_may_stand_for_two_contents() {
+    let Fixture { repository, _directory } = fixture();
+    let disk = |size_bytes| DiskDocument {
+        name: coldrise_store::DiskName::parse("vda").unwrap(),
+        size_bytes,
+        root: serde_json::from_str(r#"{"page":0,"levels":1}"#).unwrap(),
+        layers: Vec::new(),
+    };
+    let served = |size_bytes| Served { name: "a".to_owned(), disk: Some(disk(size_bytes)) };
+    let sizes = |repository: &Repository| -> Vec<u64> {
+        let leases = read_leases(repository).unwrap();
+        let served = leases.into_iter().flat_map(|lease| lease.served);
+        served.filter_map(|served| served.disk).map(|disk| disk.size_bytes).collect()
+    };
+    let lease = Lease::take(&repository, "test").unwrap();
+    let before = lease.hold(served(512)).unwrap();
+    before.confirm();
+    let after = lease.hold(served(1024)).unwrap();
+    assert!(!after.is_confirmed());
+    assert_eq!(sizes(&repository), [512, 1024]);
+    drop(before);
+    assert_eq!(sizes(&repository), [1024]);
+}
+
+#[test]
 fn a_name_is_confirmed_once_for_all_its_holders() {
     let Fixture { repository, _directory } = fixture();
     let lease = Lease::take(&repository, "test").unwrap();

@@ -4,7 +4,7 @@ use crate::export::Export;
 use crate::image;
 use crate::image_file::ImageFile;
 use crate::image_name::{self, ImagePart, Named, Shown};
-use crate::lease::{Lease, Served};
+use crate::lease::{Lease, LeaseHold, Served};
 use crate::listing::{
     point_description, point_entries, point_export_name, session_description, session_entries,
     session_export_name, ExportEntry, Listed,
@@ -151,17 +151,11 @@ impl ExportTree {
         selector: &PointSelector,
         file: &str,
     ) -> Result<Export> {
-        let point = self.find_point(machine, selector)?;
+        let (point, lease) = self.hold_point(machine, selector, file)?;
         let names: Vec<_> = point.disks.iter().map(|disk| &disk.name).collect();
         let Named { disk, image } = image_name::find(file, &names)?;
         let document = point.disk(disk).ok_or_else(malformed)?;
         let name = point_export_name(&point, file);
-        let lease = self.lease.hold(Served { name: name.clone(), disk: Some(document.clone()) })?;
-        if !lease.is_confirmed() {
-            self.repository.catch_up()?;
-            self.catalog.point(machine, &PointSelector::Exact(point.point.clone()))?;
-            lease.confirm();
-        }
         let mut opened = open_point_disk(&self.repository, &point, disk)?;
         let image = match image {
             None => None,
@@ -185,6 +179,35 @@ impl ExportTree {
             cache_bytes: self.cache_bytes,
             poisoned: Arc::new(AtomicBool::new(false)),
         })
+    }
+
+    /// A point, and a lease of what it is made of. It is looked at again once the lease
+    /// is written: until then it may have been removed, or folded.
+    fn hold_point(
+        &self,
+        machine: &MachineName,
+        selector: &PointSelector,
+        file: &str,
+    ) -> Result<(PointDocument, LeaseHold)> {
+        let mut point = self.find_point(machine, selector)?;
+        loop {
+            let names: Vec<_> = point.disks.iter().map(|disk| &disk.name).collect();
+            let disk = image_name::find(file, &names)?.disk;
+            let disk = point.disk(disk).ok_or_else(malformed)?.clone();
+            let name = point_export_name(&point, file);
+            let lease = self.lease.hold(Served { name, disk: Some(disk) })?;
+            if lease.is_confirmed() {
+                return Ok((point, lease));
+            }
+            self.repository.catch_up()?;
+            let exact = PointSelector::Exact(point.point.clone());
+            let now = self.catalog.point(machine, &exact)?;
+            if now == point {
+                lease.confirm();
+                return Ok((point, lease));
+            }
+            point = now;
+        }
     }
 
     /// An exact point that is known is found at once. `latest` has to see what

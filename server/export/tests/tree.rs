@@ -113,8 +113,8 @@ fn what_is_served_is_leased() {
     let live = tree.open("live/trial/vda", false).unwrap();
     let served = read_leases(&repository).unwrap().pop().unwrap().served;
     assert_eq!(served.len(), 2);
-    assert_eq!(served[0].name, "live/trial/vda");
-    assert!(served[1].disk.is_some(), "a point's chunk map stands in the lease");
+    assert_eq!(served[1].name, "live/trial/vda");
+    assert!(served[0].disk.is_some(), "a point's chunk map stands in the lease");
     drop(tree);
     drop(point);
     assert_eq!(read_leases(&repository).unwrap().pop().unwrap().served.len(), 1);

@@ -1,0 +1,180 @@
+//! `coldrise fold`: sealed layers become deduplicated chunks.
+
+use clap::Args;
+use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_ingest::{Phase, Progress, ProgressState};
+use coldrise_session::{Catalog, Folded};
+use coldrise_store::{
+    Address, DiskDocument, PointDocument, PointOrigin, RepositoryWriter, WriteOptions,
+};
+use serde::Serialize;
+
+use crate::invocation::Invocation;
+use crate::progress::ProgressView;
+use crate::report::{table, Report};
+use crate::signals::cancel_flag;
+use crate::units::{show_count, show_duration, show_size};
+
+/// Store what sealed sessions captured as deduplicated chunks.
+///
+/// A synthetic restore point lies over layers, which hold captured blocks as they were
+/// written. Folded, the blocks are compressed and shared with everything else, and the
+/// layers' space is given back. Nothing else changes, machines go on running, and it is
+/// never required. A session that is being served keeps its layers until a fold after
+/// it was closed.
+#[derive(Debug, Args)]
+pub(crate) struct FoldArguments {
+    /// Only these: MACHINE/POINT. Without one, every synthetic restore point.
+    #[arg(value_name = "ADDRESS")]
+    addresses: Vec<Address>,
+}
+
+#[derive(Serialize)]
+struct Done {
+    points: Vec<FoldedPoint>,
+    removed_layers: u64,
+    removed_bytes: u64,
+    stored_bytes: u64,
+    /// Sessions that keep layers because they are being served.
+    served_sessions: u64,
+    elapsed_ms: u64,
+}
+
+#[derive(Serialize)]
+struct FoldedPoint {
+    address: String,
+    read_bytes: u64,
+    stored_chunks: u64,
+    stored_bytes: u64,
+    removed_layers: u64,
+    removed_bytes: u64,
+}
+
+pub(crate) fn run(invocation: &Invocation, arguments: &FoldArguments) -> Result<Report> {
+    let cancel = cancel_flag()?;
+    let writer = invocation.open_for_writing()?;
+    let points = chosen(&writer, &arguments.addresses)?;
+    let view = ProgressView::new(invocation);
+    let mut done = Done {
+        points: Vec::new(),
+        removed_layers: 0,
+        removed_bytes: 0,
+        stored_bytes: 0,
+        served_sessions: 0,
+        elapsed_ms: 0,
+    };
+    for point in &points {
+        let address = format!("{}/{}", point.machine, point.point);
+        let progress = |disk: &DiskDocument, done_bytes: u64| {
+            view.update(&ProgressState {
+                phase: Phase::Storing,
+                disk: &format!("{address}/{}", disk.name),
+                done_bytes,
+                total_bytes: disk.size_bytes,
+                read_bytes: 0,
+                stored_bytes: 0,
+            });
+        };
+        let options = WriteOptions::default();
+        let folded = coldrise_session::fold(&writer, point, options, &progress, &cancel)?;
+        done.add(address, &folded);
+    }
+    drop(view);
+    done.elapsed_ms = invocation.elapsed_ms();
+    let text = text(&done, invocation);
+    Ok(Report::done(&done, text))
+}
+
+impl Done {
+    fn add(&mut self, address: String, folded: &Folded) {
+        self.removed_layers += folded.removed_layers;
+        self.removed_bytes += folded.removed_bytes;
+        self.stored_bytes += folded.stored_bytes;
+        self.served_sessions = self.served_sessions.max(folded.served_sessions);
+        self.points.push(FoldedPoint {
+            address,
+            read_bytes: folded.read_bytes,
+            stored_chunks: folded.stored_chunks,
+            stored_bytes: folded.stored_bytes,
+            removed_layers: folded.removed_layers,
+            removed_bytes: folded.removed_bytes,
+        });
+    }
+}
+
+/// The points that have layers, the oldest first: what lies below several is folded
+/// once.
+fn chosen(writer: &RepositoryWriter, addresses: &[Address]) -> Result<Vec<PointDocument>> {
+    let catalog = Catalog::new(writer.repository());
+    let mut points = Vec::new();
+    if addresses.is_empty() {
+        for machine in catalog.machines()? {
+            points.extend(catalog.points(&machine)?);
+        }
+    }
+    for address in addresses {
+        let Address::Point { machine, selector, disk: None } = address else {
+            return Err(not_a_point(address));
+        };
+        let point = catalog.point(machine, selector)?;
+        if let PointOrigin::Backup { .. } = point.origin {
+            let message =
+                format!("{address} is a backup: it has no layers, there is nothing to do");
+            return Err(Error::new(ErrorKind::InvalidInput, message));
+        }
+        points.push(point);
+    }
+    points.retain(|point| point.disks.iter().any(|disk| !disk.layers.is_empty()));
+    points.sort_by(|a, b| (&a.machine, &a.point).cmp(&(&b.machine, &b.point)));
+    points.dedup_by(|a, b| (&a.machine, &a.point) == (&b.machine, &b.point));
+    Ok(points)
+}
+
+fn not_a_point(address: &Address) -> Error {
+    let message = match address {
+        Address::Live { session, .. } => format!(
+            "{address} is a session: seal it (coldrise seal {session}) and fold the restore point \
+             that this makes"
+        ),
+        Address::Point { machine, selector, .. } => {
+            format!("a fold takes all disks of a restore point: give {machine}/{selector}")
+        }
+    };
+    Error::new(ErrorKind::InvalidInput, message)
+}
+
+fn text(done: &Done, invocation: &Invocation) -> String {
+    if done.points.is_empty() {
+        return "nothing to fold: no restore point has layers".to_owned();
+    }
+    let rows: Vec<Vec<String>> = done
+        .points
+        .iter()
+        .map(|point| {
+            vec![
+                format!("  {}", point.address),
+                show_size(point.read_bytes),
+                show_size(point.stored_bytes),
+                show_size(point.removed_bytes),
+            ]
+        })
+        .collect();
+    let mut text = format!(
+        "folded {} in {}: {} gone, {} returned\n{}",
+        show_count(done.points.len() as u64, "restore point"),
+        show_duration(invocation.elapsed()),
+        show_count(done.removed_layers, "layer"),
+        show_size(done.removed_bytes),
+        table(&["  POINT", ">CAPTURED", ">STORED", ">RETURNED"], &rows)
+    );
+    if done.served_sessions > 0 {
+        text.push_str(&format!(
+            "\n{} being served and keeps its layers: fold again once it is closed",
+            match done.served_sessions {
+                1 => "1 session is".to_owned(),
+                more => format!("{more} sessions are"),
+            }
+        ));
+    }
+    text
+}
