@@ -31,12 +31,14 @@ mod control;
 mod disk;
 mod document;
 mod layer;
+mod lease;
 mod live;
 mod lock;
 #[allow(unsafe_code)]
 mod mapping;
 mod place;
 mod publish;
+mod reclaim;
 mod seal;
 mod session;
 mod side_file;
@@ -45,8 +47,10 @@ mod verify;
 
 pub use catalog::{enter_sealed_points, Catalog};
 pub use document::{SessionDisk, SessionDocument};
+pub use lease::{read_leases, Lease, LeaseDocument, LeaseHold, Served};
 pub use live::{open_live_disk, open_live_side_file, open_point_disk};
 pub use publish::publish;
+pub use reclaim::InUse;
 pub use seal::seal;
 pub use session::{session, sessions, Session, SessionState};
 pub use unpublish::unpublish;
