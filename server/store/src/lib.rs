@@ -32,6 +32,7 @@ mod name;
 mod passphrase;
 mod passphrases;
 mod point_name;
+mod reclaim;
 mod repository;
 mod rocks;
 mod seal;
@@ -59,6 +60,7 @@ pub use passphrases::{
     PassphraseEntry, PassphraseSelector,
 };
 pub use point_name::PointName;
+pub use reclaim::{Reachable, Reclaimable};
 pub use repository::{InitOptions, OpenOptions, Repository};
 pub use seal::random;
 pub use stats::StoreStats;

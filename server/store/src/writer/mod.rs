@@ -28,7 +28,7 @@ use crate::map::MapRoot;
 use crate::repository::{Access, Repository};
 use crate::rocks::{Database, Family, ReadMode};
 use crate::state::StoreState;
-use crate::{catalog, OpenOptions, PassphraseSource, PointDocument};
+use crate::{catalog, MachineName, OpenOptions, PassphraseSource, PointDocument, PointName};
 
 pub use disk_writer::{DiskWriter, WriteOptions};
 pub use run::WriteCounts;
@@ -121,6 +121,20 @@ impl RepositoryWriter {
         for document in documents {
             catalog::replace_point(repository, &mut batch, document)?;
         }
+        progress.log_bytes += batch.bytes() as u64;
+        repository.database().write(batch, true)
+    }
+
+    /// Removes points from the catalog, all of them or none, and with its last point
+    /// a machine. Durable on return. What they referred to stays until a gc.
+    ///
+    /// # Errors
+    /// `NotFound` where one of them is not there; then nothing is removed.
+    pub fn remove_points(&self, points: &[(MachineName, PointName)]) -> Result<()> {
+        let repository = self.repository();
+        let mut progress = self.shared.progress.lock();
+        let mut batch = repository.database().batch();
+        catalog::remove_points(repository, &mut batch, points)?;
         progress.log_bytes += batch.bytes() as u64;
         repository.database().write(batch, true)
     }
