@@ -155,6 +155,28 @@ impl ChunkedDisk {
         chunk: &mut [u8],
         place: &mut Option<Cursor<'a>>,
     ) -> Result<()> {
+        let read = self.try_at_cursor(id, chunk, place);
+        match read {
+            Ok(true) => Ok(()),
+            // Perhaps newer than what the cursor sees.
+            Ok(false) => self.repository.read_chunk(id, chunk),
+            // A cursor stops at damage in a file even where the chunk has been healed:
+            // by itself it is found in a newer file first.
+            Err(error) if error.kind() == ErrorKind::Corrupt => {
+                *place = None;
+                self.repository.read_chunk(id, chunk)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// False where the cursor does not see the chunk.
+    fn try_at_cursor<'a>(
+        &'a self,
+        id: ChunkId,
+        chunk: &mut [u8],
+        place: &mut Option<Cursor<'a>>,
+    ) -> Result<bool> {
         let key = id.to_be_bytes();
         let is_at = |cursor: &Cursor<'_>| cursor.entry().is_some_and(|(found, _)| found == key);
         let cursor = match place {
@@ -178,10 +200,10 @@ impl ChunkedDisk {
         };
         match cursor.entry() {
             Some((found, value)) if found == key => {
-                self.repository.codec().decode(&self.repository.keys().chunks, id, value, chunk)
+                let keys = &self.repository.keys().chunks;
+                self.repository.codec().decode(keys, id, value, chunk).map(|()| true)
             }
-            // Perhaps newer than what the cursor sees.
-            _ => self.repository.read_chunk(id, chunk),
+            _ => Ok(false),
         }
     }
 

@@ -37,14 +37,37 @@ pub(crate) fn find(repository: &Repository, hash: &ChunkHash) -> Result<Option<C
     let Some(value) = repository.database().get(Family::Dedup, hash, ReadMode::Cached)? else {
         return Ok(None);
     };
-    let parsed = value.split_first_chunk::<8>().and_then(|(id, found)| {
-        let id = ChunkId::from_be_bytes(*id);
-        (id != 0 && *found == tag(repository, hash, id)).then_some(id)
-    });
-    match parsed {
+    match parse(repository, hash, &value) {
         Some(id) => Ok(Some(id)),
         None => Err(Error::new(ErrorKind::Corrupt, "an entry of the dedup index is damaged")),
     }
+}
+
+/// Calls `each` with the key of every entry and, unless it is damaged, what it says.
+///
+/// # Errors
+/// `Corrupt` where the files of the index are damaged; those of `each`.
+pub(crate) fn for_each(
+    repository: &Repository,
+    mut each: impl FnMut(&[u8], Option<(ChunkHash, ChunkId)>) -> Result<()>,
+) -> Result<()> {
+    let mut cursor = repository.database().cursor(Family::Dedup, ReadMode::Scan)?;
+    cursor.seek(&[])?;
+    while let Some((key, value)) = cursor.entry() {
+        let hash: Option<ChunkHash> = key.try_into().ok();
+        let entry = hash.and_then(|hash| parse(repository, &hash, value).map(|id| (hash, id)));
+        each(key, entry)?;
+        cursor.next()?;
+    }
+    Ok(())
+}
+
+/// The chunk that an entry names; none where it was changed.
+fn parse(repository: &Repository, hash: &ChunkHash, value: &[u8]) -> Option<ChunkId> {
+    value.split_first_chunk::<8>().and_then(|(id, found)| {
+        let id = ChunkId::from_be_bytes(*id);
+        (id != 0 && *found == tag(repository, hash, id)).then_some(id)
+    })
 }
 
 /// Adds an entry to `batch`.

@@ -267,8 +267,19 @@ impl Repository {
         }
     }
 
-    /// Decodes a chunk into `chunk`, which has the chunk size.
+    /// Decodes a chunk into `chunk`, which has the chunk size. One that is damaged is
+    /// looked at once more, after catching up: it may have been healed.
     pub(crate) fn read_chunk(&self, id: ChunkId, chunk: &mut [u8]) -> Result<()> {
+        match self.try_read_chunk(id, chunk) {
+            Err(error) if error.kind() == ErrorKind::Corrupt => {
+                self.catch_up()?;
+                self.try_read_chunk(id, chunk)
+            }
+            read => read,
+        }
+    }
+
+    fn try_read_chunk(&self, id: ChunkId, chunk: &mut [u8]) -> Result<()> {
         let value = self
             .get_caught_up(Family::Chunks, &id.to_be_bytes(), ReadMode::Payload)?
             .ok_or_else(|| missing_chunk(id))?;

@@ -12,6 +12,7 @@ pub(crate) mod list;
 pub(crate) mod man;
 pub(crate) mod mount;
 pub(crate) mod publish;
+pub(crate) mod repair;
 pub(crate) mod restore;
 pub(crate) mod seal;
 pub(crate) mod serve;
@@ -48,6 +49,7 @@ pub(crate) fn run(invocation: &Invocation, command: Command) -> Result<Report> {
         Command::Mount(arguments) => mount::run(invocation, arguments),
         Command::Restore(arguments) => restore::run(invocation, &arguments),
         Command::Verify(arguments) => verify::run(invocation, &arguments),
+        Command::Repair(arguments) => repair::run(invocation, &arguments),
         Command::Fold(arguments) => fold::run(invocation, &arguments),
         Command::Key(arguments) => key::run(invocation, &arguments),
         Command::Doctor => doctor::run(invocation),

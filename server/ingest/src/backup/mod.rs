@@ -21,7 +21,8 @@ use jiff::Timestamp;
 
 use crate::progress::{Phase, Progress, ProgressState};
 use crate::source::{open_source, round_down, Source, SourceOptions, SourceSpec};
-use pipeline::{store_disk, Watch};
+use pipeline::store_disk;
+pub(crate) use pipeline::Watch;
 use plan::Plan;
 
 /// How often the clock is looked at while a point's name is taken.

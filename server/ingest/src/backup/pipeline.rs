@@ -41,14 +41,14 @@ struct Answer {
 }
 
 /// Where the pipeline reports to.
-pub(super) struct Watch<'a> {
-    pub(super) disk: &'a str,
-    pub(super) progress: &'a dyn Progress,
-    pub(super) cancel: &'a AtomicBool,
+pub(crate) struct Watch<'a> {
+    pub(crate) disk: &'a str,
+    pub(crate) progress: &'a dyn Progress,
+    pub(crate) cancel: &'a AtomicBool,
 }
 
 impl Watch<'_> {
-    pub(super) fn check_cancel(&self) -> Result<()> {
+    pub(crate) fn check_cancel(&self) -> Result<()> {
         if self.cancel.load(Ordering::Relaxed) {
             return Err(Error::new(
                 ErrorKind::Interrupted,

@@ -354,6 +354,16 @@ impl Database {
         })
     }
 
+    /// Deletes a file with all that is in it, by its name in [`LiveFile`]. RocksDB
+    /// refuses silently where a deeper level is not empty.
+    pub(crate) fn delete_file(&self, name: &str) -> Result<()> {
+        let name = CString::new(name)
+            .map_err(|_| Error::new(ErrorKind::Internal, "a file's name holds a NUL byte"))?;
+        // SAFETY: the database is live; the name is read within the call.
+        unsafe { sys::rocksdb_delete_file(self.db, name.as_ptr()) };
+        Ok(())
+    }
+
     /// Lets a reader see what the writer has committed since.
     pub(crate) fn catch_up(&self) -> Result<()> {
         checked("catching up with the writer", |error| {

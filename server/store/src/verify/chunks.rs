@@ -33,6 +33,12 @@ impl IdSet {
         }
     }
 
+    pub(crate) fn remove(&self, id: ChunkId) {
+        if let Some(word) = self.words.get((id / 64) as usize) {
+            word.fetch_and(!(1 << (id % 64)), Ordering::Relaxed);
+        }
+    }
+
     /// True for what was inserted. An id at `end` or above is newer than the set.
     pub(crate) fn contains(&self, id: ChunkId) -> bool {
         let word = self.words.get((id / 64) as usize);

@@ -15,6 +15,7 @@ mod chunks;
 mod documents;
 mod maps;
 
+pub(crate) use chunks::IdSet;
 pub use documents::CatalogDamage;
 
 use std::ops::Range;
@@ -131,6 +132,15 @@ impl Repository {
         disks: &[VerifiedDisk],
         options: &VerifyOptions<'_>,
     ) -> Result<VerifyReport> {
+        self.verify_chunks(disks, options).map(|(report, _)| report)
+    }
+
+    /// The same, and which chunks are unusable: damaged, or not there.
+    pub(crate) fn verify_chunks(
+        &self,
+        disks: &[VerifiedDisk],
+        options: &VerifyOptions<'_>,
+    ) -> Result<(VerifyReport, IdSet)> {
         self.catch_up()?;
         let mut report = VerifyReport::default();
         let end = match StoreState::read(self) {
@@ -144,7 +154,18 @@ impl Repository {
         };
         let unusable = chunks::verify(self, end, wanted.as_ref(), options, &mut report)?;
         maps::find_affected(self, disks, &unusable, &mut report)?;
-        Ok(report)
+        Ok((report, unusable))
+    }
+
+    /// What `disks` cannot read where these chunks are unusable.
+    pub(crate) fn affected(
+        &self,
+        disks: &[VerifiedDisk],
+        unusable: &IdSet,
+    ) -> Result<Vec<Affected>> {
+        let mut report = VerifyReport::default();
+        maps::find_affected(self, disks, unusable, &mut report)?;
+        Ok(report.affected)
     }
 }
 

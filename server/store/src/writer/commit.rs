@@ -26,11 +26,12 @@ use coldrise_block::{Context, Error, ErrorKind, Result};
 
 use crate::dedup::{self, ChunkHash};
 use crate::map::{page_value, MapBuilder, MapRoot, PageId, PageSink};
+use crate::repair;
 use crate::repository::Repository;
 use crate::rocks::{Family, SstWriter};
 use crate::state::StoreState;
 
-use super::run::{NewChunk, Run, Step};
+use super::run::{HealedChunk, NewChunk, Run, Step};
 use super::MAX_LOG_BYTES;
 
 /// Bytes of values in one file of chunks.
@@ -114,6 +115,9 @@ struct Committer<'run> {
     /// Chunks since the last commit.
     new: Vec<(ChunkHash, u64)>,
     files: u64,
+    /// Damaged chunks whose content came by, for the next batch.
+    healed: Vec<HealedChunk>,
+    healed_bytes: u64,
 }
 
 impl<'run> Committer<'run> {
@@ -132,6 +136,8 @@ impl<'run> Committer<'run> {
             value_bytes: 0,
             new: Vec::new(),
             files: 0,
+            healed: Vec::new(),
+            healed_bytes: 0,
         })
     }
 
@@ -145,11 +151,18 @@ impl<'run> Committer<'run> {
             Step::Holes { first_chunk, count } => {
                 builder.set_holes(first_chunk, count, source, &mut self.pages)
             }
-            Step::Chunks { first_chunk, ids, new, values, .. } => {
+            Step::Chunks { first_chunk, ids, new, values, healed, .. } => {
                 for (index, id) in (first_chunk..).zip(ids) {
                     builder.set(index, id, source, &mut self.pages)?;
                 }
-                self.take_values(new, values)
+                self.healed_bytes +=
+                    healed.iter().map(|chunk| chunk.value.len() as u64).sum::<u64>();
+                self.healed.extend(healed);
+                self.take_values(new, values)?;
+                match self.healed_bytes >= SMALL_BYTES {
+                    true => self.commit(false),
+                    false => Ok(()),
+                }
             }
         }
     }
@@ -230,9 +243,15 @@ impl<'run> Committer<'run> {
         if last {
             self.state.next_page = self.pages.next_page;
         }
+        let healed = std::mem::take(&mut self.healed);
+        self.healed_bytes = 0;
+        let still_damaged = repair::heal(&self.run.shared, &mut batch, &healed)?;
         self.state.put(repository, &mut batch)?;
         self.pages.log_bytes += batch.bytes() as u64;
         database.write(batch, true)?;
+        if let Some(chunks) = still_damaged {
+            self.run.shared.damaged.set(chunks);
+        }
         let mut progress = self.run.shared.progress.lock();
         progress.log_bytes += std::mem::take(&mut self.pages.log_bytes);
         let flush = last && progress.log_bytes > MAX_LOG_BYTES;

@@ -12,7 +12,7 @@
 
 mod commit;
 mod disk_writer;
-mod run;
+pub(crate) mod run;
 mod worker;
 
 use std::path::{Path, PathBuf};
@@ -22,6 +22,7 @@ use coldrise_block::{Context, Error, ErrorKind, Result};
 use parking_lot::Mutex;
 use rustix::fs::{flock, FlockOperation};
 
+use crate::damaged::DamagedChunks;
 use crate::description::database_path;
 use crate::log_directory::LogDirectory;
 use crate::map::MapRoot;
@@ -42,13 +43,14 @@ const MAX_LOG_BYTES: u64 = 2 << 20;
 
 /// The one writer of a repository.
 pub struct RepositoryWriter {
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
 }
 
 /// What the writer and the disk that it writes share.
 pub(crate) struct Shared {
     pub(crate) repository: Arc<Repository>,
     pub(crate) progress: Mutex<Progress>,
+    pub(crate) damaged: DamagedChunks,
 }
 
 /// Where the writer is.
@@ -84,8 +86,9 @@ impl RepositoryWriter {
         let repository = Arc::new(repository);
         let state = recover(&repository)?;
         let progress = Progress { state, busy: false, failed: false, log_bytes: 0 };
+        let damaged = DamagedChunks::read(&repository)?;
         Ok(RepositoryWriter {
-            shared: Arc::new(Shared { repository, progress: Mutex::new(progress) }),
+            shared: Arc::new(Shared { repository, progress: Mutex::new(progress), damaged }),
         })
     }
 
@@ -207,14 +210,15 @@ fn recover(repository: &Repository) -> Result<StoreState> {
         [(Family::Chunks, &mut state.next_chunk), (Family::Maps, &mut state.next_page)]
     {
         let mut cursor = database.cursor(family, ReadMode::Payload)?;
-        cursor.seek_to_last()?;
-        let Some(last) = cursor.entry().map(|(key, _)| id_of_key(key)).transpose()? else {
-            continue;
-        };
-        drop(cursor);
-        if last < *next {
-            continue;
+        // Not from the end: the last committed value may be damaged.
+        cursor.seek(&next.to_be_bytes())?;
+        let mut last = None;
+        while let Some((key, _)) = cursor.entry() {
+            last = Some(id_of_key(key)?);
+            cursor.next()?;
         }
+        let Some(last) = last else { continue };
+        drop(cursor);
         let after = last
             .checked_add(1)
             .ok_or_else(|| Error::new(ErrorKind::Corrupt, "the ids of the store are used up"))?;

@@ -26,6 +26,8 @@ pub struct WriteCounts {
     pub known_chunks: u64,
     /// Chunks of zeroes, which became holes.
     pub zero_chunks: u64,
+    /// Chunks that the store had, damaged, and that were stored again.
+    pub healed_chunks: u64,
 }
 
 /// One piece of a disk on its way to a worker.
@@ -46,10 +48,24 @@ pub(super) struct NewChunk {
     pub(super) value_end: usize,
 }
 
+/// A chunk that was damaged, as it is stored again.
+pub(crate) struct HealedChunk {
+    pub(crate) id: ChunkId,
+    pub(crate) hash: ChunkHash,
+    pub(crate) value: Vec<u8>,
+}
+
 /// What the committer does, in order.
 pub(super) enum Step {
     /// Chunks for the map, 0 for a hole, and the values of the new ones.
-    Chunks { first_chunk: u64, ids: Vec<ChunkId>, new: Vec<NewChunk>, values: Vec<u8>, bytes: u64 },
+    Chunks {
+        first_chunk: u64,
+        ids: Vec<ChunkId>,
+        new: Vec<NewChunk>,
+        values: Vec<u8>,
+        healed: Vec<HealedChunk>,
+        bytes: u64,
+    },
     /// A hole.
     Holes { first_chunk: u64, count: u64 },
     /// Nothing: the run has failed or is cancelled.
@@ -89,6 +105,7 @@ pub(super) struct Run {
     stored_bytes: AtomicU64,
     known_chunks: AtomicU64,
     zero_chunks: AtomicU64,
+    healed_chunks: AtomicU64,
 }
 
 #[derive(Default)]
@@ -124,6 +141,7 @@ impl Run {
             stored_bytes: AtomicU64::new(0),
             known_chunks: AtomicU64::new(0),
             zero_chunks: AtomicU64::new(0),
+            healed_chunks: AtomicU64::new(0),
         }
     }
 
@@ -225,6 +243,7 @@ impl Run {
         self.stored_bytes.fetch_add(more.stored_bytes, Ordering::Relaxed);
         self.known_chunks.fetch_add(more.known_chunks, Ordering::Relaxed);
         self.zero_chunks.fetch_add(more.zero_chunks, Ordering::Relaxed);
+        self.healed_chunks.fetch_add(more.healed_chunks, Ordering::Relaxed);
     }
 
     pub(super) fn counts(&self) -> WriteCounts {
@@ -233,6 +252,7 @@ impl Run {
             stored_bytes: self.stored_bytes.load(Ordering::Relaxed),
             known_chunks: self.known_chunks.load(Ordering::Relaxed),
             zero_chunks: self.zero_chunks.load(Ordering::Relaxed),
+            healed_chunks: self.healed_chunks.load(Ordering::Relaxed),
         }
     }
 }

@@ -10,7 +10,7 @@ use coldrise_block::{Error, ErrorKind, Result};
 use crate::chunk::{is_zero, ChunkId, EncoderState};
 use crate::dedup::{self, ChunkHash};
 
-use super::run::{Job, NewChunk, Run, Step, WriteCounts};
+use super::run::{HealedChunk, Job, NewChunk, Run, Step, WriteCounts};
 
 /// Takes jobs until there are no more.
 pub(super) fn work(run: &Run, steps: &Sender<(u64, Step)>) {
@@ -97,6 +97,7 @@ fn encode_job(run: &Run, encoder: &mut EncoderState, job: &Job) -> Result<Step> 
     let mut values = run.take_values();
     let mut ids = Vec::with_capacity(contents.len());
     let mut new = Vec::new();
+    let mut healed = Vec::new();
     for (chunk, content) in chunks.iter().zip(&contents) {
         let Some(content) = content else {
             ids.push(0);
@@ -110,13 +111,20 @@ fn encode_job(run: &Run, encoder: &mut EncoderState, job: &Job) -> Result<Step> 
             new.push(NewChunk { id: content.id, hash: content.hash, value_end });
         } else {
             counts.known_chunks += 1;
+            if run.shared.damaged.holds(&content.hash, content.id) {
+                let mut value = Vec::new();
+                let sealer = &repository.keys().chunks;
+                repository.codec().encode(encoder, sealer, content.id, chunk, &mut value)?;
+                healed.push(HealedChunk { id: content.id, hash: content.hash, value });
+            }
         }
     }
+    counts.healed_chunks = healed.len() as u64;
     counts.stored_chunks = new.len() as u64;
     counts.stored_bytes = values.len() as u64;
     run.count(&counts);
     let bytes = bytes.len() as u64;
-    Ok(Step::Chunks { first_chunk: job.first_chunk, ids, new, values, bytes })
+    Ok(Step::Chunks { first_chunk: job.first_chunk, ids, new, values, healed, bytes })
 }
 
 fn look_up(run: &Run, contents: &mut [Option<Content>]) -> Result<()> {

@@ -1,0 +1,152 @@
+//! `coldrise repair`: damaged chunks are found, and healed from sources that still hold
+//! what they held.
+
+use clap::Args;
+use coldrise_block::{ErrorKind, Result};
+use coldrise_ingest::source::SourceOptions;
+use coldrise_ingest::{heal, Phase, Progress, ProgressState, SourceSpec};
+use coldrise_session::Inventory;
+use coldrise_store::{Affected, CatalogDamage, Coverage, VerifyOptions, VerifyProgress};
+use serde::Serialize;
+
+use crate::invocation::Invocation;
+use crate::progress::ProgressView;
+use crate::report::Report;
+use crate::signals::cancel_flag;
+use crate::units::{show_count, show_duration, show_size};
+
+/// Find damaged chunks, and heal them where their content is still to be had.
+///
+/// Reads all chunks, as verify does, and remembers the damaged ones. From then on they
+/// heal when their content comes by: in the next backup of a machine that still holds
+/// it, or now, from what --from names. Files of the database with damage inside are
+/// written anew without it. Nothing that can be read is lost. The exit code is 1 where
+/// something stays damaged.
+#[derive(Debug, Args)]
+pub(crate) struct RepairArguments {
+    /// Where the content may still be: [FORMAT:]FILE or an NBD URI, as for backup. A
+    /// copy of the disk, an older image of it, a disk served from another repository.
+    #[arg(long, value_name = "SOURCE", value_parser = parse_source)]
+    from: Vec<SourceSpec>,
+
+    /// Let images given by --from open their backing files.
+    #[arg(long)]
+    follow_backing: bool,
+}
+
+/// What progress and errors call a source.
+const SOURCE_NAME: &str = "source";
+
+fn parse_source(text: &str) -> std::result::Result<SourceSpec, String> {
+    SourceSpec::parse(&format!("{SOURCE_NAME}={text}")).map_err(|error| error.to_string())
+}
+
+#[derive(Serialize)]
+struct Repaired {
+    damaged_chunks: u64,
+    healed_chunks: u64,
+    /// Damaged still, and healed when their content comes by.
+    healable_chunks: u64,
+    replaced_files: u64,
+    kept_files: u64,
+    removed_entries: u64,
+    /// What nothing can heal.
+    lost: Vec<Affected>,
+    damaged_documents: Vec<CatalogDamage>,
+    is_clean: bool,
+    elapsed_ms: u64,
+}
+
+pub(crate) fn run(invocation: &Invocation, arguments: &RepairArguments) -> Result<Report> {
+    let cancel = cancel_flag()?;
+    let writer = invocation.open_for_writing()?;
+    let inventory = Inventory::take(writer.repository())?;
+    let view = ProgressView::new(invocation);
+    let chunk_bytes = u64::from(writer.repository().chunk_size_bytes());
+    let progress = |now: VerifyProgress| {
+        view.update(&ProgressState {
+            phase: Phase::Verifying,
+            disk: "chunks",
+            done_bytes: now.done_chunks * chunk_bytes,
+            total_bytes: now.total_chunks * chunk_bytes,
+            read_bytes: now.read_bytes,
+            stored_bytes: 0,
+        });
+    };
+    let coverage = Coverage::Everything;
+    let options = VerifyOptions { coverage, threads: 0, cancel: &cancel, progress: &progress };
+    let report = writer.find_damage(&inventory.disks(), &options)?;
+    let mut healed_chunks = 0;
+    let sources = SourceOptions { bitmap: None, follow_backing: arguments.follow_backing };
+    for source in &arguments.from {
+        healed_chunks += heal(&writer, source, &sources, &view, &cancel)?.healed_chunks;
+    }
+    drop(view);
+    let healable_chunks = writer.damaged_chunks();
+    let is_clean = healable_chunks == 0 && report.lost.is_empty() && inventory.damaged.is_empty();
+    let repaired = Repaired {
+        damaged_chunks: report.healable_chunks,
+        healed_chunks,
+        healable_chunks,
+        replaced_files: report.replaced_files,
+        kept_files: report.kept_files,
+        removed_entries: report.removed_entries,
+        lost: report.lost,
+        damaged_documents: inventory.damaged,
+        is_clean,
+        elapsed_ms: invocation.elapsed_ms(),
+    };
+    let sound = show_count(report.found.chunks, "chunk");
+    let text = text(&repaired, &sound, invocation);
+    let mut answer = Report::answer(&repaired, text);
+    if !repaired.is_clean {
+        answer.exit_code = ErrorKind::Corrupt.exit_code();
+    }
+    Ok(answer)
+}
+
+fn text(repaired: &Repaired, read: &str, invocation: &Invocation) -> String {
+    let took = show_duration(invocation.elapsed());
+    let mut lines = Vec::new();
+    if repaired.damaged_chunks > 0 {
+        lines.push(format!(
+            "{} damaged, {} healed",
+            show_count(repaired.damaged_chunks, "chunk"),
+            repaired.healed_chunks
+        ));
+    }
+    if repaired.replaced_files > 0 {
+        let files = show_count(repaired.replaced_files, "file");
+        lines.push(format!("{files} of the database written anew without the damage"));
+    }
+    if repaired.kept_files > 0 {
+        let files = show_count(repaired.kept_files, "file");
+        lines.push(format!("{files} with damage inside could not be replaced yet"));
+    }
+    if repaired.removed_entries > 0 {
+        let entries = repaired.removed_entries;
+        lines.push(format!("{entries} damaged entries of the deduplication index removed"));
+    }
+    if repaired.healable_chunks > 0 {
+        lines.push(format!(
+            "still damaged: {}. They heal with the next backup of a machine that holds the same \
+             content, or now with --from and an image or export that does. Until then coldrise \
+             verify names the restore points that need them",
+            show_count(repaired.healable_chunks, "chunk")
+        ));
+    }
+    for disk in &repaired.lost {
+        let bytes = disk.ranges.iter().map(|range| range.end - range.start).sum();
+        lines.push(format!("lost: {}: {}", disk.disk, show_size(bytes)));
+    }
+    for document in &repaired.damaged_documents {
+        lines.push(format!("lost: {}: {}", document.what, document.reason));
+    }
+    if !repaired.lost.is_empty() || !repaired.damaged_documents.is_empty() {
+        lines.push("restore what these points still hold, and forget them".to_owned());
+    }
+    if lines.is_empty() {
+        lines.push(format!("nothing to repair in {read}"));
+    }
+    format!("{} ({took})", lines.join("\n"))
+}

@@ -1,0 +1,141 @@
+//! Repair: damaged chunks are found, remembered, and healed when their content comes
+//! by again: in a backup, or from a source that is given for that.
+//!
+//! # Order of writes, and why a crash is safe after each
+//!
+//! 1. One synced batch: the list of damaged chunks, and entries of the dedup index
+//!    that are damaged themselves go. Nothing that is readable changes.
+//! 2. Files with damage inside are replaced: see `files`.
+//! 3. A healed chunk is put under its id again, in one synced batch with the list
+//!    without it. The value before could not be read; a crash leaves both as they were.
+
+mod files;
+
+use std::collections::HashMap;
+
+use coldrise_block::{Error, ErrorKind, Result};
+
+use crate::chunk::ChunkId;
+use crate::damaged::{self, MAX_DAMAGED};
+use crate::dedup::{self, ChunkHash};
+use crate::rocks::{Batch, Family};
+use crate::verify::{Affected, VerifiedDisk, VerifyOptions, VerifyReport};
+use crate::writer::run::HealedChunk;
+use crate::writer::Shared;
+use crate::RepositoryWriter;
+
+/// What was found and remembered.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RepairReport {
+    /// What is damaged, and what it affects.
+    pub found: VerifyReport,
+    /// Damaged and missing chunks that heal when their content comes by.
+    pub healable_chunks: u64,
+    /// What the disks miss and nothing can heal: nobody knows what it was.
+    pub lost: Vec<Affected>,
+    /// Files of the database that held damage, and were written anew without it.
+    pub replaced_files: u64,
+    /// Such files that had to stay.
+    pub kept_files: u64,
+    /// Entries of the dedup index that were damaged and are gone: what they stood for
+    /// is stored once more when it comes by.
+    pub removed_entries: u64,
+}
+
+impl RepositoryWriter {
+    /// Verifies all chunks and the chunk maps of `disks`, and remembers the damaged
+    /// ones: from then on whatever writes their content heals them.
+    ///
+    /// # Errors
+    /// As [`Repository::verify`]; `Corrupt` where the dedup index cannot be walked.
+    pub fn find_damage(
+        &self,
+        disks: &[VerifiedDisk],
+        options: &VerifyOptions<'_>,
+    ) -> Result<RepairReport> {
+        let repository = self.repository();
+        let (found, unusable) = repository.verify_chunks(disks, options)?;
+        let mut report = RepairReport { found, ..RepairReport::default() };
+        let mut chunks = HashMap::new();
+        let mut batch = repository.database().batch();
+        dedup::for_each(repository, |key, entry| {
+            match entry {
+                Some((hash, id)) if unusable.contains(id) => {
+                    chunks.insert(hash, id);
+                }
+                Some(_) => {}
+                None => {
+                    batch.delete(Family::Dedup, key)?;
+                    report.removed_entries += 1;
+                }
+            }
+            Ok(())
+        })?;
+        if chunks.len() > MAX_DAMAGED {
+            let mut entries: Vec<_> = chunks.into_iter().collect();
+            entries.sort_unstable_by_key(|(_, id)| *id);
+            entries.truncate(MAX_DAMAGED);
+            chunks = entries.into_iter().collect();
+        }
+        report.healable_chunks = chunks.len() as u64;
+        chunks.values().for_each(|id| unusable.remove(*id));
+        report.lost = repository.affected(disks, &unusable)?;
+        damaged::put(repository, &mut batch, &chunks)?;
+        repository.database().write(batch, true)?;
+        self.shared.damaged.set(chunks);
+        if !report.found.damaged_chunks.is_empty() {
+            let replaced = files::replace(&self.shared, &report.found.damaged_chunks)?;
+            (report.replaced_files, report.kept_files) = replaced;
+        }
+        Ok(report)
+    }
+
+    /// Chunks that are known to be damaged and heal when their content comes by.
+    pub fn damaged_chunks(&self) -> u64 {
+        self.shared.damaged.len() as u64
+    }
+
+    /// Heals the chunk that holds exactly these bytes, if it is known to be damaged:
+    /// `content` has the chunk size, the last one of a disk filled up with zeroes. True
+    /// where it was healed, durably.
+    ///
+    /// # Errors
+    /// `InvalidInput` for another length, `NoSpace`.
+    pub fn heal(&self, content: &[u8]) -> Result<bool> {
+        let repository = self.repository();
+        if content.len() != repository.chunk_size_bytes() as usize {
+            let message = format!("{} bytes are not one chunk", content.len());
+            return Err(Error::new(ErrorKind::InvalidInput, message));
+        }
+        let hash = dedup::hash_chunk(repository, content);
+        let Some(id) = self.shared.damaged.find(&hash) else { return Ok(false) };
+        let mut value = Vec::new();
+        let mut encoder = repository.codec().encoder()?;
+        let sealer = &repository.keys().chunks;
+        repository.codec().encode(&mut encoder, sealer, id, content, &mut value)?;
+        let mut batch = repository.database().batch();
+        let still = heal(&self.shared, &mut batch, &[HealedChunk { id, hash, value }])?;
+        repository.database().write(batch, true)?;
+        self.shared.damaged.set(still.unwrap_or_default());
+        Ok(true)
+    }
+}
+
+/// Adds healed chunks to `batch`, and the list without them; what is still damaged
+/// then. None where nothing is healed.
+pub(crate) fn heal(
+    shared: &Shared,
+    batch: &mut Batch<'_>,
+    healed: &[HealedChunk],
+) -> Result<Option<HashMap<ChunkHash, ChunkId>>> {
+    if healed.is_empty() {
+        return Ok(None);
+    }
+    for chunk in healed {
+        batch.put(Family::Chunks, &chunk.id.to_be_bytes(), &chunk.value)?;
+    }
+    let hashes: Vec<ChunkHash> = healed.iter().map(|chunk| chunk.hash).collect();
+    let still = shared.damaged.without(&hashes);
+    damaged::put(&shared.repository, batch, &still)?;
+    Ok(Some(still))
+}

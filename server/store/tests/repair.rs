@@ -1,0 +1,156 @@
+//! Damaged chunks heal when their content comes by again.
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+
+use coldrise_block::ErrorKind;
+use coldrise_store::*;
+use common::*;
+
+const MIB: usize = 1 << 20;
+
+fn largest_file(repository: &Path) -> PathBuf {
+    let files = std::fs::read_dir(repository.join("db")).unwrap().map(|e| e.unwrap().path());
+    let tables = files.filter(|path| path.extension().is_some_and(|end| end == "sst"));
+    tables.max_by_key(|path| path.metadata().unwrap().len()).unwrap()
+}
+
+/// Flips bytes in the middle of the stored chunks of these numbers.
+fn damage(store: &Store, content: &[u8], chunks: &[usize]) {
+    let file = largest_file(&store.path());
+    let mut bytes = std::fs::read(&file).unwrap();
+    for number in chunks {
+        // Without encryption and compression the content is there to be found.
+        let wanted = &content[number * CHUNK + 100..number * CHUNK + 200];
+        let at = bytes.windows(wanted.len()).position(|found| found == wanted).unwrap();
+        bytes[at + 50] ^= 0x10;
+    }
+    std::fs::write(&file, bytes).unwrap();
+}
+
+fn disks(root: MapRoot, content: &[u8]) -> Vec<VerifiedDisk> {
+    let size_bytes = content.len() as u64;
+    vec![VerifiedDisk { name: "web01/point/vda".to_owned(), root, size_bytes }]
+}
+
+fn find_damage(writer: &RepositoryWriter, disks: &[VerifiedDisk]) -> RepairReport {
+    let cancel = AtomicBool::new(false);
+    let coverage = Coverage::Everything;
+    let options = VerifyOptions { coverage, threads: 2, cancel: &cancel, progress: &|_| {} };
+    writer.find_damage(disks, &options).unwrap()
+}
+
+fn store() -> (Store, Vec<u8>, MapRoot) {
+    let store = Store::with(CHUNK as u32, Compression::None, false);
+    let content = noise(31, 12 * MIB);
+    let (root, _) = write_all(&store.writer(), None, &content);
+    (store, content, root)
+}
+
+#[test]
+fn a_backup_heals_what_it_finds_damaged() {
+    let (store, content, root) = store();
+    damage(&store, &content, &[3, 4, 700, 3071]);
+    let reader = store.reader();
+    let disk = reader.disk(root, content.len() as u64);
+    let mut chunk = vec![0; CHUNK];
+    assert_eq!(disk.read_at(&mut chunk, 3 * CHUNK as u64).unwrap_err().kind(), ErrorKind::Corrupt);
+
+    // Without being told, a backup trusts what the index says.
+    let (_, counts) = write_all(&store.writer(), None, &content);
+    assert_eq!((counts.stored_chunks, counts.healed_chunks), (0, 0));
+
+    let writer = store.writer();
+    let found = find_damage(&writer, &disks(root, &content));
+    assert_eq!((found.found.damaged_chunk_count, found.healable_chunks), (4, 4));
+    assert_eq!(found.found.affected[0].ranges.len(), 3);
+    assert_eq!((found.replaced_files, found.kept_files), (1, 0));
+    drop(writer);
+    // Remembered: the next writer, of a part of it, heals that part.
+    let writer = store.writer();
+    assert_eq!(writer.damaged_chunks(), 4);
+    let (_, counts) = write_all(&writer, None, &content[..MIB]);
+    assert_eq!((counts.stored_chunks, counts.healed_chunks), (0, 2));
+    assert_eq!(writer.damaged_chunks(), 2);
+    // The reader that met the damage sees it healed, one by one and as a stream.
+    disk.read_at(&mut chunk, 3 * CHUNK as u64).unwrap();
+    assert!(chunk == content[3 * CHUNK..4 * CHUNK]);
+    let mut stream = vec![0; MIB];
+    disk.read_at(&mut stream, 0).unwrap();
+    assert!(stream == content[..MIB]);
+
+    let (_, counts) = write_all(&writer, None, &content);
+    assert_eq!((counts.healed_chunks, writer.damaged_chunks()), (2, 0));
+    assert!(read_all(&store.reader().disk(root, content.len() as u64)) == content);
+    assert!(find_damage(&writer, &disks(root, &content)).found.is_clean());
+    drop(writer);
+    assert_eq!(store.writer().damaged_chunks(), 0);
+}
+
+#[test]
+fn a_chunk_heals_from_its_content_alone() {
+    let (store, content, root) = store();
+    damage(&store, &content, &[17]);
+    let writer = store.writer();
+    find_damage(&writer, &disks(root, &content));
+    assert!(!writer.heal(&content[..CHUNK]).unwrap(), "that one is not damaged");
+    assert_eq!(writer.heal(&content[..100]).unwrap_err().kind(), ErrorKind::InvalidInput);
+    assert!(writer.heal(&content[17 * CHUNK..18 * CHUNK]).unwrap());
+    assert!(!writer.heal(&content[17 * CHUNK..18 * CHUNK]).unwrap());
+    drop(writer);
+    assert!(read_all(&store.reader().disk(root, content.len() as u64)) == content);
+}
+
+/// The last chunk lies where a writer looks for what was not committed.
+#[test]
+fn damage_anywhere_in_the_chunks_keeps_no_writer_out() {
+    for number in [0, 1500, 3071] {
+        let (store, content, root) = store();
+        damage(&store, &content, &[number]);
+        let writer = store.writer();
+        let more = noise(32, MIB);
+        let (new, _) = write_all(&writer, None, &more);
+        assert!(read_all(&writer.repository().disk(new, more.len() as u64)) == more);
+        let found = find_damage(&writer, &disks(root, &content));
+        assert_eq!(found.found.damaged_chunk_count, 1);
+        assert!(writer.heal(&content[number * CHUNK..(number + 1) * CHUNK]).unwrap());
+        drop(writer);
+        assert!(read_all(&store.reader().disk(root, content.len() as u64)) == content);
+    }
+}
+
+/// RocksDB reads its files whole when it compacts them: with damage inside it would
+/// stop writing.
+#[test]
+fn nothing_of_the_damage_is_left_in_the_files() {
+    let (store, content, root) = store();
+    damage(&store, &content, &[0, 1, 1500, 3071]);
+    let before = largest_file(&store.path());
+    let writer = store.writer();
+    find_damage(&writer, &disks(root, &content));
+    assert!(!before.exists());
+    // What was not damaged is there, and what was is said to be missing.
+    let disk = writer.repository().disk(root, content.len() as u64);
+    for (number, wanted) in content.chunks(CHUNK).enumerate() {
+        let mut chunk = vec![0; CHUNK];
+        let read = disk.read_at(&mut chunk, (number * CHUNK) as u64);
+        match [0, 1, 1500, 3071].contains(&number) {
+            true => assert_eq!(read.unwrap_err().kind(), ErrorKind::Corrupt),
+            false => assert!(read.is_ok() && chunk == wanted),
+        }
+    }
+    write_all(&writer, None, &content);
+    drop(writer);
+    assert!(read_all(&store.reader().disk(root, content.len() as u64)) == content);
+    let bytes: Vec<Vec<u8>> = std::fs::read_dir(store.path().join("db"))
+        .unwrap()
+        .map(|entry| std::fs::read(entry.unwrap().path()).unwrap_or_default())
+        .collect();
+    for number in [0, 1, 1500, 3071] {
+        let mut wrong = content[number * CHUNK + 100..number * CHUNK + 200].to_vec();
+        wrong[50] ^= 0x10;
+        assert!(!bytes.iter().any(|file| file.windows(100).any(|found| found == wrong)));
+    }
+}

@@ -1,0 +1,97 @@
+"""repair: damage heals from whatever still holds the content."""
+
+import json
+import random
+
+import pytest
+
+from support.image import Image
+
+KIB, MIB = 1 << 10, 1 << 20
+CHUNK = 16 * KIB
+
+
+@pytest.fixture
+def disk(coldrise, tmp_path):
+    """A machine with one point, and the image that it was made from."""
+    image = Image(24 * MIB)
+    image.fill(0, 20 * MIB, "disk")
+    path = image.save(tmp_path / "vda.raw")
+    return coldrise.backup("web01", vda=path), image, path
+
+
+def damage(coldrise, count):
+    """Flips bytes all over the largest file of the database, not in its index."""
+    files = (coldrise.repository / "db").glob("*.sst")
+    path = max(files, key=lambda file: file.stat().st_size)
+    content = bytearray(path.read_bytes())
+    numbers = random.Random(3)
+    for _ in range(count):
+        content[numbers.randrange(len(content) // 10 * 9)] ^= 0x20
+    path.write_bytes(content)
+
+
+def restored(coldrise, address, tmp_path):
+    target = tmp_path / "restored.raw"
+    target.unlink(missing_ok=True)
+    done = coldrise.run("restore", f"{address}/vda", target)
+    return target.read_bytes() if done.returncode == 0 else None
+
+
+def answer(coldrise, *arguments, code):
+    done = coldrise.run("--json", *arguments)
+    assert done.returncode == code, done.stdout + done.stderr
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def test_a_sound_repository_needs_no_repair(coldrise, disk):
+    assert coldrise.run("repair").stdout.startswith("nothing to repair in 1280 chunks (")
+
+
+def test_the_next_backup_heals(coldrise, disk, nbdkit, tmp_path):
+    address, image, path = disk
+    damage(coldrise, 5)
+    with nbdkit() as server, server.connect(f"{address}/vda") as reader:
+        found = answer(coldrise, "repair", code=1)
+        assert found["damaged_chunks"] == found["healable_chunks"] == 5
+        assert (found["replaced_files"], found["kept_files"]) == (1, 0)
+        assert restored(coldrise, address, tmp_path) is None
+        text = coldrise.run("repair").stdout
+        assert "still damaged: 5 chunks. They heal with the next backup" in text
+        second = coldrise.backup("web01", vda=path)
+        # The server that ran meanwhile reads what was healed.
+        assert reader.pread(len(image), 0) == bytes(image.content)
+    assert answer(coldrise, "verify", code=0)["is_clean"]
+    for point in (address, second):
+        assert restored(coldrise, point, tmp_path) == bytes(image.content)
+    assert coldrise.run("repair").returncode == 0
+
+
+def test_an_image_heals_what_it_still_holds(coldrise, disk, tmp_path):
+    address, image, path = disk
+    damage(coldrise, 8)
+    # The machine went on: of the first half nothing is as it was.
+    later = Image(24 * MIB)
+    later.write(0, image.content[: 20 * MIB])
+    later.fill(0, 10 * MIB, "later")
+    newer = later.save(tmp_path / "later.raw")
+    stored = coldrise.json("stats")["chunks"]
+    found = answer(coldrise, "repair", "--from", newer, code=1)
+    assert 0 < found["healed_chunks"] < found["damaged_chunks"] == 8
+    assert found["healable_chunks"] == 8 - found["healed_chunks"]
+    assert restored(coldrise, address, tmp_path) is None
+    rest = found["healable_chunks"]
+    found = answer(coldrise, "repair", "--from", f"raw:{path}", code=0)
+    assert found["damaged_chunks"] == found["healed_chunks"] == rest
+    assert restored(coldrise, address, tmp_path) == bytes(image.content)
+    assert answer(coldrise, "verify", code=0)["is_clean"]
+    assert coldrise.json("stats")["chunks"] == stored, "nothing but the healed chunks is stored"
+
+
+def test_a_missing_source_is_told_and_what_was_found_is_remembered(coldrise, disk, tmp_path):
+    address, image, path = disk
+    damage(coldrise, 2)
+    refused = coldrise.run("repair", "--from", tmp_path / "absent.raw")
+    assert refused.returncode == 1 and "absent.raw" in refused.stderr
+    coldrise.backup("web01", vda=path)
+    assert restored(coldrise, address, tmp_path) == bytes(image.content)
