@@ -62,7 +62,7 @@ pub use passphrases::{
     PassphraseEntry, PassphraseSelector,
 };
 pub use point_name::PointName;
-pub use reclaim::{Reachable, Reclaimable};
+pub use reclaim::{Reachable, ReclaimOptions, ReclaimProgress, Reclaimable, Reclaimed};
 pub use repair::RepairReport;
 pub use repository::{InitOptions, OpenOptions, Repository};
 pub use seal::random;
