@@ -33,6 +33,7 @@ mod passphrase;
 mod passphrases;
 mod point_name;
 mod repository;
+mod retention;
 mod rocks;
 mod seal;
 mod state;
@@ -60,6 +61,7 @@ pub use passphrases::{
 };
 pub use point_name::PointName;
 pub use repository::{InitOptions, OpenOptions, Repository};
+pub use retention::{retained, KeepReason, Period, RetentionPoint, RetentionRules, RetentionSpan};
 pub use seal::random;
 pub use stats::StoreStats;
 pub use verify::{
