@@ -28,7 +28,7 @@ use crate::map::MapRoot;
 use crate::repository::{Access, Repository};
 use crate::rocks::{Database, Family, ReadMode};
 use crate::state::StoreState;
-use crate::{catalog, OpenOptions, PassphraseSource, PointDocument};
+use crate::{catalog, MachineName, OpenOptions, PassphraseSource, PointDocument, PointName};
 
 pub use disk_writer::{DiskWriter, WriteOptions};
 pub use run::WriteCounts;
@@ -104,6 +104,25 @@ impl RepositoryWriter {
         let mut progress = self.shared.progress.lock();
         let mut batch = repository.database().batch();
         catalog::add_point(repository, &mut batch, document)?;
+        progress.log_bytes += batch.bytes() as u64;
+        repository.database().write(batch, true)
+    }
+
+    /// Protects points, or takes that back; all or none. Durable on return.
+    ///
+    /// # Errors
+    /// `NotFound` where one of them is not in the catalog; `NoSpace`.
+    pub fn set_protected(
+        &self,
+        points: &[(MachineName, PointName)],
+        is_protected: bool,
+    ) -> Result<()> {
+        let repository = self.repository();
+        let mut progress = self.shared.progress.lock();
+        let mut batch = repository.database().batch();
+        for (machine, point) in points {
+            catalog::set_protected(repository, &mut batch, machine, point, is_protected)?;
+        }
         progress.log_bytes += batch.bytes() as u64;
         repository.database().write(batch, true)
     }
