@@ -16,6 +16,7 @@
 #![deny(unsafe_code)]
 
 mod address;
+mod attribution;
 mod cache;
 mod catalog;
 mod chunk;
@@ -45,6 +46,7 @@ mod writer;
 mod tamper_tests;
 
 pub use address::{Address, PointSelector, MAX_LATEST};
+pub use attribution::{Holdings, MachineAttribution, PointAttribution, Share};
 pub use chunked_disk::{diff, ChunkedDisk};
 pub use compression::Compression;
 pub use description::{RepositoryId, MAX_CHUNK_SIZE_BYTES, MIN_CHUNK_SIZE_BYTES};
