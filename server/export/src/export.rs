@@ -1,9 +1,9 @@
 //! One opened export: a disk, and what has to stay held while it is used.
 
 use crate::image_file::ImageFile;
-use crate::lease::LeaseHold;
 use crate::open_sessions::SessionHold;
 use coldrise_block::{Disk, Error, ErrorKind, Result};
+use coldrise_session::LeaseHold;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;

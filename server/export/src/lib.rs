@@ -28,14 +28,13 @@ mod folders;
 mod image;
 mod image_file;
 mod image_name;
-mod lease;
 mod length;
 mod listing;
 mod open_sessions;
 mod tree;
 
+pub use coldrise_session::{read_leases, Lease, LeaseDocument, LeaseHold, Served};
 pub use export::Export;
 pub use folders::{Attributes, FolderEntry, Folders, Node, NodeType, OpenFile, Space};
-pub use lease::{read_leases, Lease, LeaseDocument, LeaseHold, Served};
 pub use listing::{ExportEntry, Listed};
 pub use tree::{ExportTree, TreeOptions, MAX_EXPORT_NAME_BYTES};

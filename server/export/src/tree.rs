@@ -4,7 +4,6 @@ use crate::export::Export;
 use crate::image;
 use crate::image_file::ImageFile;
 use crate::image_name::{self, ImagePart, Named, Shown};
-use crate::lease::{Lease, Served};
 use crate::listing::{
     point_description, point_entries, point_export_name, session_description, session_entries,
     session_export_name, ExportEntry, Listed,
@@ -12,7 +11,9 @@ use crate::listing::{
 use crate::open_sessions::OpenSessions;
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_formats::{Access, Format};
-use coldrise_session::{open_live_disk, open_live_side_file, open_point_disk, Catalog};
+use coldrise_session::{
+    open_live_disk, open_live_side_file, open_point_disk, Catalog, Lease, Served,
+};
 use coldrise_store::{
     Address, DiskName, MachineName, PointDocument, PointSelector, Repository, SessionName,
 };

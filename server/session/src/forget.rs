@@ -10,7 +10,9 @@
 use std::collections::HashMap;
 
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_store::{MachineName, PointDocument, PointName, Repository, RepositoryWriter, SessionName};
+use coldrise_store::{
+    MachineName, PointDocument, PointName, Repository, RepositoryWriter, SessionName,
+};
 
 use crate::catalog::enter_sealed_points;
 use crate::document::SessionDocument;

@@ -45,5 +45,9 @@ pub fn judge(
         })
         .collect();
     let reasons = retained(rules, &known, now_seconds);
-    points.into_iter().zip(reasons).map(|(document, reasons)| Judged { document, reasons }).collect()
+    points
+        .into_iter()
+        .zip(reasons)
+        .map(|(document, reasons)| Judged { document, reasons })
+        .collect()
 }

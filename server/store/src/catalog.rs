@@ -14,7 +14,7 @@
 
 use coldrise_block::{Error, ErrorKind, Result};
 use serde::{de::DeserializeOwned, Deserialize, Serialize};
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 use crate::repository::Repository;
 use crate::rocks::{Batch, Family, ReadMode};
@@ -189,10 +189,7 @@ impl Repository {
         let key = point_key(self, machine, point);
         match self.database().get(Family::Catalog, &key, ReadMode::Cached)? {
             Some(value) => open(self, &key, &value),
-            None => Err(Error::new(
-                ErrorKind::NotFound,
-                format!("there is no point {machine}/{point}: see coldrise list {machine}"),
-            )),
+            None => Err(no_point(machine, point)),
         }
     }
 }
@@ -243,4 +240,43 @@ pub(crate) fn set_protected(
     document.is_protected = is_protected;
     let key = point_key(repository, machine, point);
     batch.put(Family::Catalog, &key, &seal(repository, &key, &document)?)
+}
+
+/// Adds to `batch` that points go, and with the last point of a machine the machine.
+///
+/// # Errors
+/// `NotFound` for a point that is not there.
+pub(crate) fn remove_points(
+    repository: &Repository,
+    batch: &mut Batch<'_>,
+    points: &[(MachineName, PointName)],
+) -> Result<()> {
+    let database = repository.database();
+    let mut gone: BTreeMap<&MachineName, BTreeSet<Vec<u8>>> = BTreeMap::new();
+    for (machine, point) in points {
+        let key = point_key(repository, machine, point);
+        if database.get(Family::Catalog, &key, ReadMode::Cached)?.is_none() {
+            return Err(no_point(machine, point));
+        }
+        batch.delete(Family::Catalog, &key)?;
+        gone.entry(machine).or_default().insert(key);
+    }
+    for (machine, gone) in gone {
+        let mut keeps_some = false;
+        for_each_with_prefix(repository, &prefix(repository, POINT, machine), |key, _| {
+            keeps_some |= !gone.contains(key);
+            Ok(())
+        })?;
+        if !keeps_some {
+            batch.delete(Family::Catalog, &prefix(repository, MACHINE, machine))?;
+        }
+    }
+    Ok(())
+}
+
+fn no_point(machine: &MachineName, point: &PointName) -> Error {
+    Error::new(
+        ErrorKind::NotFound,
+        format!("there is no point {machine}/{point}: see coldrise list {machine}"),
+    )
 }

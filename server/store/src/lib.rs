@@ -33,6 +33,7 @@ mod name;
 mod passphrase;
 mod passphrases;
 mod point_name;
+mod reclaim;
 mod repository;
 mod retention;
 mod rocks;
@@ -62,6 +63,7 @@ pub use passphrases::{
     PassphraseEntry, PassphraseSelector,
 };
 pub use point_name::PointName;
+pub use reclaim::{Reachable, Reclaimable};
 pub use repository::{InitOptions, OpenOptions, Repository};
 pub use retention::{retained, KeepReason, Period, RetentionPoint, RetentionRules, RetentionSpan};
 pub use seal::random;

@@ -116,3 +116,37 @@ fn names_do_not_show_in_the_store() {
         }
     }
 }
+
+#[test]
+fn points_are_removed_together_and_their_machine_with_the_last() {
+    let store = Store::new();
+    let writer = store.writer();
+    let reader = store.reader();
+    let names = ["20261120T100000Z", "20261120T100000Z+1", "20261121T100000Z"];
+    for name in names {
+        writer.put_point(&point("web01", name, MapRoot::EMPTY, 4096)).unwrap();
+    }
+    writer.put_point(&point("web02", names[0], MapRoot::EMPTY, 4096)).unwrap();
+    let of = |machine: &str, name: &str| {
+        (MachineName::parse(machine).unwrap(), PointName::parse(name).unwrap())
+    };
+    let left = |machine: &str| -> Vec<String> {
+        reader.catch_up().unwrap();
+        let points = reader.points(&MachineName::parse(machine).unwrap()).unwrap();
+        points.iter().map(|point| point.point.to_string()).collect()
+    };
+
+    let absent = [of("web01", names[0]), of("web02", names[1])];
+    assert_eq!(writer.remove_points(&absent).unwrap_err().kind(), ErrorKind::NotFound);
+    assert_eq!(left("web01"), names, "all or none");
+
+    writer.remove_points(&[of("web01", names[2]), of("web01", names[0])]).unwrap();
+    assert_eq!(left("web01"), [names[1]]);
+    assert_eq!(left("web02"), [names[0]]);
+    writer.remove_points(&[of("web01", names[1]), of("web01", names[1])]).unwrap();
+    assert_eq!(left("web01"), Vec::<String>::new());
+    assert_eq!(reader.machines().unwrap(), [MachineName::parse("web02").unwrap()]);
+    // The name is free again.
+    writer.put_point(&point("web01", names[1], MapRoot::EMPTY, 4096)).unwrap();
+    assert_eq!(left("web01"), [names[1]]);
+}

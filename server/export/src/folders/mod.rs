@@ -26,10 +26,10 @@ pub use open_file::OpenFile;
 
 use crate::image;
 use crate::image_name::{self, Shown};
-use crate::lease::read_leases;
 use crate::{ExportTree, TreeOptions};
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_formats::{Access, DiskShape};
+use coldrise_session::read_leases;
 use coldrise_session::{Catalog, SessionDocument};
 use coldrise_store::{
     Configuration, DiskName, MachineName, PointDocument, PointName, PointSelector, Repository,

@@ -13,18 +13,21 @@
 //! No lock of this crate is taken here.
 #![allow(unsafe_code)]
 
+mod files;
 mod options;
 mod sst;
+mod table;
 
 use std::ffi::{c_char, CStr, CString};
 use std::marker::PhantomData;
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::ptr;
 
 use coldrise_block::{Error, ErrorKind, Result};
 use librocksdb_sys as sys;
 
+pub(crate) use files::LiveFile;
 use options::{BlockCache, Options};
 pub(crate) use sst::SstWriter;
 
@@ -74,6 +77,7 @@ const SCAN_READAHEAD_BYTES: usize = 1 << 20;
 
 /// An open RocksDB.
 pub(crate) struct Database {
+    path: PathBuf,
     db: *mut sys::rocksdb_t,
     families: Vec<*mut sys::rocksdb_column_family_handle_t>,
     payload_read: *mut sys::rocksdb_readoptions_t,
@@ -211,7 +215,8 @@ impl Database {
             (payload, scan, sys::rocksdb_readoptions_create())
         };
         let chunk_options = Options::family(Family::Chunks, &cache);
-        Ok(Database { db, families, payload_read, scan_read, cached_read, chunk_options })
+        let path = path.to_owned();
+        Ok(Database { path, db, families, payload_read, scan_read, cached_read, chunk_options })
     }
 
     fn family(&self, family: Family) -> Result<*mut sys::rocksdb_column_family_handle_t> {
@@ -449,6 +454,17 @@ impl Batch<'_> {
                 value.as_ptr().cast(),
                 value.len(),
             );
+        }
+        Ok(())
+    }
+
+    /// Deletes a key, which may be absent.
+    pub(crate) fn delete(&mut self, family: Family, key: &[u8]) -> Result<()> {
+        let handle = self.database.family(family)?;
+        self.bytes += key.len();
+        // SAFETY: all objects are live; the key is copied.
+        unsafe {
+            sys::rocksdb_writebatch_delete_cf(self.batch, handle, key.as_ptr().cast(), key.len());
         }
         Ok(())
     }

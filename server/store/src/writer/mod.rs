@@ -127,6 +127,20 @@ impl RepositoryWriter {
         repository.database().write(batch, true)
     }
 
+    /// Removes points from the catalog, all of them or none, and with its last point
+    /// a machine. Durable on return. What they referred to stays until a gc.
+    ///
+    /// # Errors
+    /// `NotFound` where one of them is not there; then nothing is removed.
+    pub fn remove_points(&self, points: &[(MachineName, PointName)]) -> Result<()> {
+        let repository = self.repository();
+        let mut progress = self.shared.progress.lock();
+        let mut batch = repository.database().batch();
+        catalog::remove_points(repository, &mut batch, points)?;
+        progress.log_bytes += batch.bytes() as u64;
+        repository.database().write(batch, true)
+    }
+
     /// Starts one disk of a backup: `base` with what will be written. Beyond
     /// the end of `base`, and everywhere without one, the disk starts as a
     /// hole.

@@ -1,0 +1,109 @@
+//! Giving space back: what nothing refers to any more is found, and goes.
+//!
+//! ```text
+//!   roots ─▶ mark: every page once ─▶ Reachable: page and chunk ids in use
+//!                                        │
+//!   files of the database ─▶ Unit: so many chunks, so many of them in use
+//!                                        ├─ none in use ──────▶ dropped whole
+//!                                        ├─ half or less ─────▶ rewritten without the rest
+//!                                        └─ more ─────────────▶ left alone, and so is what
+//!                                                               nothing refers to in it
+//! ```
+//!
+//! Payload is read only where at least as much of it is given back, so the work
+//! follows what was deleted and the live maps, not what is stored.
+
+mod reachable;
+mod units;
+
+pub use reachable::Reachable;
+pub(crate) use units::Fate;
+
+use coldrise_block::{ErrorKind, Result};
+
+use crate::repository::Repository;
+use crate::rocks::{Family, LiveFile};
+
+/// The maps are rewritten when at least one page of so many is of no use.
+const MAPS_DEAD_PAGES: u64 = 4;
+
+/// How often the files are listed anew beside a writer that deletes some.
+const LISTING_ATTEMPTS: u32 = 5;
+
+/// What a gc would do, told without doing it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reclaimable {
+    /// Chunks that would be deleted.
+    pub chunks: u64,
+    /// Pages of chunk maps that would be deleted.
+    pub pages: u64,
+    /// Bytes that the file system would get back for both: an estimate, from the
+    /// average size of what lies in a file.
+    pub bytes: u64,
+    /// Files of chunks that would be dropped whole.
+    pub dropped_files: u64,
+    /// Files of chunks that would be rewritten.
+    pub rewritten_files: u64,
+    /// Chunks that nothing refers to and that would stay: most of what lies around
+    /// them is in use. A later backup of the same content uses them again.
+    pub kept_chunks: u64,
+    /// An estimate of what those take, in bytes.
+    pub kept_bytes: u64,
+}
+
+impl Repository {
+    /// What a gc would give back if nothing but `reachable` were in use. Reads no
+    /// payload. What is only in RocksDB's log is not looked at.
+    ///
+    /// # Errors
+    /// As reading the database.
+    pub fn reclaimable(&self, reachable: &Reachable) -> Result<Reclaimable> {
+        for _ in 0..LISTING_ATTEMPTS {
+            match self.try_reclaimable(reachable) {
+                // The writer deleted a file between its listing and its reading.
+                Err(error) if error.kind() == ErrorKind::NotFound => self.catch_up()?,
+                told => return told,
+            }
+        }
+        self.try_reclaimable(reachable)
+    }
+
+    fn try_reclaimable(&self, reachable: &Reachable) -> Result<Reclaimable> {
+        let mut sum = Reclaimable::default();
+        for unit in units::of_chunks(self, reachable)? {
+            let dead_bytes = share(unit.bytes, unit.dead(), unit.chunks);
+            match unit.fate() {
+                Fate::Kept => {
+                    sum.kept_chunks += unit.dead();
+                    sum.kept_bytes += dead_bytes;
+                    continue;
+                }
+                Fate::Dropped => sum.dropped_files += unit.files.len() as u64,
+                Fate::Rewritten => sum.rewritten_files += unit.files.len() as u64,
+            }
+            sum.chunks += unit.dead();
+            sum.bytes += dead_bytes;
+        }
+        let maps = self.database().live_files(Family::Maps)?;
+        let stored: u64 = maps.iter().map(LiveFile::values).sum();
+        let bytes = maps.iter().map(|file| file.bytes).sum();
+        let dead = stored.saturating_sub(reachable.pages());
+        if is_worth_rewriting_maps(dead, stored) {
+            sum.pages = dead;
+            sum.bytes += share(bytes, dead, stored);
+        }
+        Ok(sum)
+    }
+}
+
+pub(crate) fn is_worth_rewriting_maps(dead: u64, stored: u64) -> bool {
+    dead > 0 && dead.saturating_mul(MAPS_DEAD_PAGES) >= stored
+}
+
+/// `bytes * part / whole`, without overflow.
+fn share(bytes: u64, part: u64, whole: u64) -> u64 {
+    match whole {
+        0 => 0,
+        _ => (u128::from(bytes) * u128::from(part.min(whole)) / u128::from(whole)) as u64,
+    }
+}

@@ -1,0 +1,95 @@
+//! Mark: everything that a set of chunk maps leads to.
+
+use std::ops::RangeInclusive;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use coldrise_block::{Error, ErrorKind, Result};
+use roaring::RoaringTreemap;
+
+use crate::chunk::ChunkId;
+use crate::map::{PageId, PageSource};
+use crate::{MapRoot, Repository};
+
+/// The pages and chunks that chunk maps lead to. Ids lie in long runs, which the
+/// bitmaps keep small: some bytes per thousand chunks.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Reachable {
+    pages: RoaringTreemap,
+    chunks: RoaringTreemap,
+}
+
+impl Reachable {
+    /// How many chunks there are.
+    pub fn chunks(&self) -> u64 {
+        self.chunks.len()
+    }
+
+    /// How many pages there are.
+    pub fn pages(&self) -> u64 {
+        self.pages.len()
+    }
+
+    pub(crate) fn has_chunk(&self, id: ChunkId) -> bool {
+        self.chunks.contains(id)
+    }
+
+    pub(crate) fn has_page(&self, id: PageId) -> bool {
+        self.pages.contains(id)
+    }
+
+    /// How many of the chunks lie in a range of ids.
+    pub(crate) fn chunks_in(&self, ids: RangeInclusive<ChunkId>) -> u64 {
+        let before = ids.start().checked_sub(1).map_or(0, |id| self.chunks.rank(id));
+        self.chunks.rank(*ids.end()).saturating_sub(before)
+    }
+}
+
+impl Repository {
+    /// Everything that the maps of `roots` lead to. Each page is read once, however
+    /// many maps share it.
+    ///
+    /// # Errors
+    /// `Corrupt` where a page is missing or damaged: what it led to is then not
+    /// known. `Interrupted` once `cancel` is set.
+    pub fn reachable(
+        &self,
+        roots: impl IntoIterator<Item = MapRoot>,
+        cancel: &AtomicBool,
+    ) -> Result<Reachable> {
+        let mut mark = Mark { repository: self, cancel, found: Reachable::default() };
+        for root in roots {
+            mark.descend(root.page(), root.levels())?;
+        }
+        Ok(mark.found)
+    }
+}
+
+struct Mark<'a> {
+    repository: &'a Repository,
+    cancel: &'a AtomicBool,
+    found: Reachable,
+}
+
+impl Mark<'_> {
+    /// At most as deep as a map is high.
+    fn descend(&mut self, page: PageId, levels: u8) -> Result<()> {
+        if page == 0 || !self.found.pages.insert(page) {
+            return Ok(());
+        }
+        if self.cancel.load(Ordering::Relaxed) {
+            return Err(Error::new(ErrorKind::Interrupted, "cancelled"));
+        }
+        let slots = self.repository.page(page, levels - 1)?;
+        if levels > 1 {
+            return slots.iter().try_for_each(|slot| self.descend(*slot, levels - 1));
+        }
+        for run in slots.chunk_by(|a, b| *a != 0 && a.checked_add(1) == Some(*b)) {
+            if let [first, .., last] | [first @ last] = run {
+                if *first != 0 {
+                    self.found.chunks.insert_range(*first..=*last);
+                }
+            }
+        }
+        Ok(())
+    }
+}

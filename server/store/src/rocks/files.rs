@@ -1,0 +1,76 @@
+//! Which files a family consists of.
+
+use std::ffi::CStr;
+
+use coldrise_block::{Error, ErrorKind, Result};
+use librocksdb_sys as sys;
+
+use super::table::TableProperties;
+use super::{Database, Family, FAMILIES};
+
+/// One file of a family.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct LiveFile {
+    /// Its name in the directory of the database, with a slash in front.
+    pub(crate) name: String,
+    /// 0 for what a memtable was written to; files of one other level do not overlap.
+    pub(crate) level: u32,
+    pub(crate) bytes: u64,
+    /// The first key, of an entry or of a deletion.
+    pub(crate) smallest: Vec<u8>,
+    /// The last one.
+    pub(crate) largest: Vec<u8>,
+    pub(crate) properties: TableProperties,
+}
+
+impl LiveFile {
+    /// Entries that are no deletions.
+    pub(crate) fn values(&self) -> u64 {
+        self.properties.entries.saturating_sub(self.properties.deletions)
+    }
+}
+
+impl Database {
+    /// The files of a family, by their first key. What is only in a memtable is in
+    /// none of them.
+    ///
+    /// # Errors
+    /// `NotFound` where the writer deleted one just now; `Corrupt` where one does not
+    /// end as it has to.
+    pub(crate) fn live_files(&self, family: Family) -> Result<Vec<LiveFile>> {
+        let Some((_, wanted)) = FAMILIES.iter().find(|(candidate, _)| *candidate == family) else {
+            return Err(Error::new(ErrorKind::Internal, "an unknown family"));
+        };
+        let mut files = Vec::new();
+        // SAFETY: the database is live; the list is read before it is destroyed, once,
+        // and its strings are NUL-terminated and as long as it lives.
+        unsafe {
+            let list = sys::rocksdb_livefiles(self.db);
+            for index in 0..sys::rocksdb_livefiles_count(list) {
+                let name = sys::rocksdb_livefiles_column_family_name(list, index);
+                if CStr::from_ptr(name) != *wanted {
+                    continue;
+                }
+                let (mut smallest_bytes, mut largest_bytes) = (0, 0);
+                let smallest = sys::rocksdb_livefiles_smallestkey(list, index, &mut smallest_bytes);
+                let largest = sys::rocksdb_livefiles_largestkey(list, index, &mut largest_bytes);
+                let name = CStr::from_ptr(sys::rocksdb_livefiles_name(list, index));
+                files.push(LiveFile {
+                    name: name.to_string_lossy().into_owned(),
+                    level: u32::try_from(sys::rocksdb_livefiles_level(list, index)).unwrap_or(0),
+                    bytes: sys::rocksdb_livefiles_size(list, index) as u64,
+                    smallest: super::lent_bytes(smallest, smallest_bytes).to_vec(),
+                    largest: super::lent_bytes(largest, largest_bytes).to_vec(),
+                    properties: TableProperties::default(),
+                });
+            }
+            sys::rocksdb_livefiles_destroy(list);
+        }
+        for file in &mut files {
+            let path = self.path.join(file.name.trim_start_matches('/'));
+            file.properties = TableProperties::read(&path)?;
+        }
+        files.sort_by(|a, b| a.smallest.cmp(&b.smallest));
+        Ok(files)
+    }
+}

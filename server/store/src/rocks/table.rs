@@ -1,0 +1,142 @@
+//! What a file of the database says of itself, at its end.
+//!
+//! RocksDB keeps these properties of every file, but its C interface tells only
+//! their sum over a family. The part of the format of block-based tables that leads
+//! to them (offsets from the file's end for the footer; varints are LEB128):
+//!
+//! ```text
+//! footer, 53 bytes:  checksum type (1), handle of the metaindex block, handle of the
+//!                    index block, zeroes up to 41 bytes, version (4, little endian),
+//!                    magic (8, little endian)
+//! handle:            varint offset, varint length; 5 bytes follow the block
+//! block:             entries, then 4 bytes per restart point, then their number (4)
+//! entry:             varint shared, varint unshared, varint value length, the rest of
+//!                    the key, the value
+//! metaindex block:   "rocksdb.properties" to the handle of the properties block
+//! properties block:  names to varints, or to text
+//! ```
+//!
+//! The blocks' checksums are not looked at: what is learned here decides which files
+//! are worth rewriting, and never which entries go.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use coldrise_block::{Context, Error, ErrorKind, Result};
+
+const FOOTER_BYTES: usize = 53;
+const MAGIC: u64 = 0x88e2_41b7_85f4_cff7;
+/// Both blocks are a few hundred bytes.
+const MAX_BLOCK_BYTES: u64 = 1 << 20;
+
+/// Numbers of one file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct TableProperties {
+    /// Entries, deletions among them.
+    pub(crate) entries: u64,
+    pub(crate) deletions: u64,
+    /// Bytes of all values.
+    pub(crate) value_bytes: u64,
+}
+
+impl TableProperties {
+    /// Reads them from a file of the database.
+    ///
+    /// # Errors
+    /// `NotFound` where the file was deleted meanwhile; `Corrupt`.
+    pub(crate) fn read(path: &Path) -> Result<TableProperties> {
+        let what = || format!("reading {}", path.display());
+        let file = File::open(path).context(what)?;
+        let length = file.metadata().context(what)?.len();
+        let read = |offset: u64, bytes: u64| -> Result<Vec<u8>> {
+            let end = offset.checked_add(bytes);
+            if bytes > MAX_BLOCK_BYTES || end.is_none_or(|end| end > length) {
+                return Err(damaged(path));
+            }
+            let mut block = vec![0; bytes as usize];
+            file.read_exact_at(&mut block, offset).context(what)?;
+            Ok(block)
+        };
+        let footer = read(length.saturating_sub(FOOTER_BYTES as u64), FOOTER_BYTES as u64)?;
+        let (metaindex, bytes) = metaindex_handle(&footer).ok_or_else(|| damaged(path))?;
+        let metaindex = read(metaindex, bytes)?;
+        let (properties, bytes) = entries(&metaindex)
+            .and_then(|entries| value(&entries, b"rocksdb.properties").and_then(handle))
+            .ok_or_else(|| damaged(path))?;
+        let properties = read(properties, bytes)?;
+        parse(&properties).ok_or_else(|| damaged(path))
+    }
+}
+
+fn damaged(path: &Path) -> Error {
+    Error::new(
+        ErrorKind::Corrupt,
+        format!(
+            "{} does not end as a file of the database does; run coldrise verify to see what it \
+             affects",
+            path.display()
+        ),
+    )
+}
+
+fn metaindex_handle(footer: &[u8]) -> Option<(u64, u64)> {
+    let (_, magic) = footer.split_last_chunk::<8>()?;
+    if u64::from_le_bytes(*magic) != MAGIC {
+        return None;
+    }
+    handle(footer.get(1..)?)
+}
+
+fn parse(block: &[u8]) -> Option<TableProperties> {
+    let entries = entries(block)?;
+    let number = |name: &[u8]| value(&entries, name).and_then(|mut bytes| varint(&mut bytes));
+    Some(TableProperties {
+        entries: number(b"rocksdb.num.entries")?,
+        // Written by every version that wrote such a file; none without deletions.
+        deletions: number(b"rocksdb.deleted.keys").unwrap_or(0),
+        value_bytes: number(b"rocksdb.raw.value.size")?,
+    })
+}
+
+type Entry<'a> = (Vec<u8>, &'a [u8]);
+
+fn value<'a>(entries: &[Entry<'a>], name: &[u8]) -> Option<&'a [u8]> {
+    entries.iter().find(|(key, _)| key == name).map(|(_, value)| *value)
+}
+
+fn handle(mut bytes: &[u8]) -> Option<(u64, u64)> {
+    Some((varint(&mut bytes)?, varint(&mut bytes)?))
+}
+
+/// The entries of a block.
+fn entries(block: &[u8]) -> Option<Vec<Entry<'_>>> {
+    let (rest, restarts) = block.split_last_chunk::<4>()?;
+    let restarts = u32::from_le_bytes(*restarts) as usize;
+    let mut rest = rest.get(..rest.len().checked_sub(restarts.checked_mul(4)?)?)?;
+    let mut entries: Vec<Entry<'_>> = Vec::new();
+    while !rest.is_empty() {
+        let mut length = || -> Option<usize> { varint(&mut rest)?.try_into().ok() };
+        let (shared, unshared, value) = (length()?, length()?, length()?);
+        let before = entries.last().map_or(&[][..], |(key, _)| &key[..]);
+        let mut key = before.get(..shared)?.to_vec();
+        key.extend_from_slice(rest.get(..unshared)?);
+        let value_end = unshared.checked_add(value)?;
+        entries.push((key, rest.get(unshared..value_end)?));
+        rest = &rest[value_end..];
+    }
+    Some(entries)
+}
+
+fn varint(bytes: &mut &[u8]) -> Option<u64> {
+    let mut number = 0;
+    for shift in (0..64).step_by(7) {
+        let (byte, rest) = bytes.split_first()?;
+        *bytes = rest;
+        number |= u64::from(byte & 0x7f).checked_shl(shift)?;
+        if byte & 0x80 == 0 {
+            return Some(number);
+        }
+    }
+    None
+}
