@@ -93,6 +93,10 @@ pub(crate) enum Command {
     Mount(commands::mount::MountArguments),
     Boot(commands::boot::BootArguments),
     Restore(commands::restore::RestoreArguments),
+    Protect(commands::protect::ProtectArguments),
+    Unprotect(commands::protect::UnprotectArguments),
+    Forget(commands::forget::ForgetArguments),
+    Prune(commands::prune::PruneArguments),
     Verify(commands::verify::VerifyArguments),
     Key(commands::key::KeyArguments),
     /// Check this machine and the repository, and say what to do.

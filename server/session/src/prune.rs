@@ -1,6 +1,5 @@
 //! Prune: the rules of retention, applied to the points of a machine.
 
-use coldrise_block::Result;
 use coldrise_store::{
     retained, KeepReason, MachineName, PointDocument, PointName, RetentionPoint, RetentionRules,
 };

@@ -5,11 +5,14 @@ pub(crate) mod boot;
 pub(crate) mod completion;
 pub(crate) mod diff;
 mod doctor;
+pub(crate) mod forget;
 pub(crate) mod init;
 pub(crate) mod key;
 pub(crate) mod list;
 pub(crate) mod man;
 pub(crate) mod mount;
+pub(crate) mod protect;
+pub(crate) mod prune;
 pub(crate) mod publish;
 pub(crate) mod restore;
 pub(crate) mod seal;
@@ -46,6 +49,10 @@ pub(crate) fn run(invocation: &Invocation, command: Command) -> Result<Report> {
         Command::Boot(arguments) => boot::run(invocation, arguments),
         Command::Mount(arguments) => mount::run(invocation, arguments),
         Command::Restore(arguments) => restore::run(invocation, &arguments),
+        Command::Protect(arguments) => protect::protect(invocation, &arguments),
+        Command::Unprotect(arguments) => protect::unprotect(invocation, &arguments),
+        Command::Forget(arguments) => forget::run(invocation, &arguments),
+        Command::Prune(arguments) => prune::run(invocation, &arguments),
         Command::Verify(arguments) => verify::run(invocation, &arguments),
         Command::Key(arguments) => key::run(invocation, &arguments),
         Command::Doctor => doctor::run(invocation),

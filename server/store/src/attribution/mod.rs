@@ -15,10 +15,11 @@
 //! 6 bytes per page, and 4 per chunk of a window of 64 Mi chunk numbers (256 MiB; 1 TiB
 //! of chunks of 16 KiB); a repository of more is walked once per window.
 //!
-//! What chunks take is not stored with their maps, and reading them for it would
-//! read the repository: a number of chunks becomes bytes by the average of all.
+//! What a chunk takes is not stored with the maps, and reading them for it would
+//! read the repository: it is the average of the file that the chunk lies in.
 
 mod owner;
+mod sizes;
 mod walk;
 
 use coldrise_block::Result;
@@ -26,6 +27,7 @@ use coldrise_block::Result;
 use crate::state::StoreState;
 use crate::{DiskDocument, LayerId, Repository};
 
+use sizes::ChunkSizes;
 use walk::Walk;
 
 /// Chunk numbers that are looked at in one go.
@@ -79,20 +81,17 @@ impl Repository {
     pub fn attribute(&self, machines: &[Holdings]) -> Result<Vec<MachineAttribution>> {
         // Read after the points were: it counts at least what they refer to.
         let state = StoreState::read(self)?;
-        let average = |chunks: u64| match state.chunks {
-            0 => 0,
-            all => (u128::from(chunks) * u128::from(state.stored_bytes) / u128::from(all)) as u64,
-        };
+        let sizes = ChunkSizes::read(self, &state);
         let chunk_size = u64::from(self.chunk_size_bytes());
         let mut walk = Walk::new(self, machines, state.next_page, chunk_size);
         walk.count_recoverable()?;
         let mut start = 0;
         while start < state.next_chunk {
             let end = state.next_chunk.min(start + WINDOW_CHUNKS);
-            walk.own_chunks(start..end)?;
+            walk.own_chunks(start..end, &sizes)?;
             start = end;
         }
-        Ok(walk.finish(average))
+        Ok(walk.finish())
     }
 }
 

@@ -123,9 +123,9 @@ fn found(pages: &Pages, machines: &[Holdings], windows: &[u64]) -> Vec<MachineAt
     let mut walk = Walk::new(pages, machines, 13, CHUNK);
     walk.count_recoverable().unwrap();
     for window in windows.windows(2) {
-        walk.own_chunks(window[0]..window[1]).unwrap();
+        walk.own_chunks(window[0]..window[1], &ChunkSizes::all(1000)).unwrap();
     }
-    walk.finish(|chunks| chunks * 1000)
+    walk.finish()
 }
 
 proptest! {

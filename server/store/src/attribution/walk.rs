@@ -6,6 +6,7 @@ use std::ops::Range;
 use coldrise_block::{Error, ErrorKind, Result};
 
 use super::owner::{Owner, Whose};
+use super::sizes::ChunkSizes;
 use super::{Holdings, MachineAttribution, PointAttribution, Share};
 use crate::map::{slot_of, PageId, PageSource};
 use crate::{DiskDocument, LayerId, MapRoot};
@@ -150,7 +151,7 @@ impl<'a> Walk<'a> {
     }
 
     /// Finds the owners of the chunks of a range, and counts them.
-    pub(super) fn own_chunks(&mut self, range: Range<u64>) -> Result<()> {
+    pub(super) fn own_chunks(&mut self, range: Range<u64>, sizes: &ChunkSizes) -> Result<()> {
         self.pages.owners.fill(Owner::NOBODY);
         let length = usize::try_from(range.end - range.start).unwrap_or(usize::MAX);
         let mut chunks = Chunks { first: range.start, owners: vec![Owner::NOBODY; length] };
@@ -159,12 +160,12 @@ impl<'a> Walk<'a> {
         for (owner, root) in roots {
             self.visit(root.page(), root.levels(), owner, &mut chunks)?;
         }
-        for owner in chunks.owners {
+        for (owner, bytes) in chunks.owners.into_iter().zip(sizes.from(range.start)) {
             if let Some(share) = self.share_of_point(owner) {
-                share.chunks += 1;
+                share.add_chunk(bytes);
             }
             if let Some(share) = self.share_of_machine(owner) {
-                share.chunks += 1;
+                share.add_chunk(bytes);
             }
         }
         Ok(())
@@ -218,8 +219,8 @@ impl<'a> Walk<'a> {
         self.of_machines.get_mut(number)
     }
 
-    /// The result; `bytes_of` says about what a number of chunks takes.
-    pub(super) fn finish(mut self, bytes_of: impl Fn(u64) -> u64) -> Vec<MachineAttribution> {
+    /// The result, with the layers.
+    pub(super) fn finish(mut self) -> Vec<MachineAttribution> {
         let mut owners: HashMap<LayerId, Owner> = HashMap::new();
         self.for_each_disk(|owner, disk| {
             for layer in &disk.layers {
@@ -236,10 +237,6 @@ impl<'a> Walk<'a> {
             if let Some(share) = self.share_of_machine(owner) {
                 share.layers.push(layer);
             }
-        }
-        let shares = self.of_machines.iter_mut();
-        for share in shares.chain(self.of_points.iter_mut().map(|point| &mut point.alone)) {
-            share.stored_bytes = bytes_of(share.chunks);
         }
         let mut points = self.of_points.into_iter();
         let machines = self.machines.iter().zip(self.of_machines);
@@ -264,5 +261,12 @@ impl Chunks {
     fn owner(&mut self, id: u64) -> Option<&mut Owner> {
         let at = usize::try_from(id.checked_sub(self.first)?).ok()?;
         self.owners.get_mut(at)
+    }
+}
+
+impl Share {
+    fn add_chunk(&mut self, stored_bytes: u64) {
+        self.chunks += 1;
+        self.stored_bytes = self.stored_bytes.saturating_add(stored_bytes);
     }
 }

@@ -17,7 +17,7 @@ mod reachable;
 mod units;
 
 pub use reachable::Reachable;
-pub(crate) use units::Fate;
+pub(crate) use units::{of_chunks, Fate};
 
 use coldrise_block::{ErrorKind, Result};
 
