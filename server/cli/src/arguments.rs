@@ -81,8 +81,7 @@ pub(crate) enum Command {
     Backup(commands::backup::BackupArguments),
     List(commands::list::ListArguments),
     Show(commands::show::ShowArguments),
-    /// Say what the repository holds and what deduplication and compression save.
-    Stats,
+    Stats(commands::stats::StatsArguments),
     Diff(commands::diff::DiffArguments),
     Publish(commands::publish::PublishArguments),
     /// List the published sessions.

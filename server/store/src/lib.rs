@@ -67,7 +67,7 @@ pub use reclaim::{Reachable, Reclaimable};
 pub use repository::{InitOptions, OpenOptions, Repository};
 pub use retention::{retained, KeepReason, Period, RetentionPoint, RetentionRules, RetentionSpan};
 pub use seal::random;
-pub use stats::StoreStats;
+pub use stats::{IndexMemory, StoreStats};
 pub use verify::{
     Affected, CatalogDamage, Coverage, Damaged, VerifiedDisk, VerifyOptions, VerifyProgress,
     VerifyReport,

@@ -19,7 +19,7 @@ pub(crate) mod seal;
 pub(crate) mod serve;
 mod sessions;
 pub(crate) mod show;
-mod stats;
+pub(crate) mod stats;
 pub(crate) mod unpublish;
 pub(crate) mod verify;
 
@@ -39,7 +39,7 @@ pub(crate) fn run(invocation: &Invocation, command: Command) -> Result<Report> {
         Command::Backup(arguments) => backup::run(invocation, arguments),
         Command::List(arguments) => list::run(invocation, &arguments),
         Command::Show(arguments) => show::run(invocation, &arguments),
-        Command::Stats => stats::run(invocation),
+        Command::Stats(arguments) => stats::run(invocation, &arguments),
         Command::Diff(arguments) => diff::run(invocation, &arguments),
         Command::Publish(arguments) => publish::run(invocation, arguments),
         Command::Sessions => sessions::run(invocation),

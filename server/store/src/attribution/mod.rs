@@ -12,8 +12,9 @@
 //!
 //! So a page is read three times at most, however many points share it, and the work
 //! is proportional to the number of different pages, not to points times size. Memory:
-//! 6 bytes per page, and 4 per chunk of a window of 64 Mi chunk numbers (256 MiB; 1 TiB
-//! of chunks of 16 KiB); a repository of more is walked once per window.
+//! 14 bytes per page, and 4 per chunk of a window of 64 Mi chunk numbers (256 MiB; 1 TiB
+//! of chunks of 16 KiB). A repository of more is walked once per window, each time only
+//! down the pages that lead to chunks of it.
 //!
 //! What a chunk takes is not stored with the maps, and reading them for it would
 //! read the repository: it is the average of the file that the chunk lies in.
@@ -83,7 +84,7 @@ impl Repository {
         let state = StoreState::read(self)?;
         let sizes = ChunkSizes::read(self, &state);
         let chunk_size = u64::from(self.chunk_size_bytes());
-        let mut walk = Walk::new(self, machines, state.next_page, chunk_size);
+        let mut walk = Walk::new(self, machines, state.next_page, chunk_size, WINDOW_CHUNKS);
         walk.count_recoverable()?;
         let mut start = 0;
         while start < state.next_chunk {

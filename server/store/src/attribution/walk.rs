@@ -15,6 +15,7 @@ pub(super) struct Walk<'a> {
     source: &'a dyn PageSource,
     machines: &'a [Holdings],
     chunk_size_bytes: u64,
+    window_chunks: u64,
     /// Of all points, in the order of the machines.
     machine_of_point: Vec<u32>,
     pages: Pages,
@@ -30,6 +31,8 @@ struct Pages {
     leaves: Vec<u16>,
     /// Chunks below an inner page.
     inner: HashMap<PageId, u64>,
+    /// In which windows of chunk numbers there are chunks below: one bit each.
+    windows: Vec<u64>,
 }
 
 impl Pages {
@@ -48,12 +51,14 @@ impl Pages {
 }
 
 impl<'a> Walk<'a> {
-    /// Pages from `next_page` on do not exist.
+    /// Pages from `next_page` on do not exist. The chunks are looked at in windows of
+    /// so many numbers.
     pub(super) fn new(
         source: &'a dyn PageSource,
         machines: &'a [Holdings],
         next_page: PageId,
         chunk_size_bytes: u64,
+        window_chunks: u64,
     ) -> Walk<'a> {
         let machine_of_point: Vec<u32> = (0u32..)
             .zip(machines)
@@ -71,7 +76,9 @@ impl<'a> Walk<'a> {
                 owners: vec![Owner::NOBODY; pages],
                 leaves: vec![0; pages],
                 inner: HashMap::new(),
+                windows: vec![0; pages],
             },
+            window_chunks,
         }
     }
 
@@ -87,8 +94,12 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Counts what every point's maps refer to.
+    /// Reads every page once: counts what every point's maps refer to, and learns
+    /// where the chunks below each page are.
     pub(super) fn count_recoverable(&mut self) -> Result<()> {
+        for disk in self.machines.iter().flat_map(|machine| &machine.sessions) {
+            self.chunks_below(disk.root.page(), disk.root.levels())?;
+        }
         let points = self.machines.iter().flat_map(|machine| &machine.points);
         for (number, disks) in points.enumerate() {
             let mut bytes = 0u64;
@@ -119,20 +130,32 @@ impl<'a> Walk<'a> {
         if levels == 1 {
             if self.pages.leaves[at] == 0 {
                 let slots = self.source.page(page, 0)?;
-                let stored = slots.iter().filter(|slot| **slot != 0).count();
-                self.pages.leaves[at] = stored as u16 + 1;
+                let stored = slots.iter().filter(|slot| **slot != 0);
+                let (mut count, mut windows) = (0, 0);
+                for id in stored {
+                    count += 1;
+                    windows |= self.window_bit(*id);
+                }
+                (self.pages.leaves[at], self.pages.windows[at]) = (count + 1, windows);
             }
             return Ok(u64::from(self.pages.leaves[at]) - 1);
         }
         if let Some(known) = self.pages.inner.get(&page) {
             return Ok(*known);
         }
-        let mut chunks = 0;
-        for child in self.source.page(page, levels - 1)?.iter() {
+        let (mut chunks, mut windows) = (0, 0);
+        for child in self.source.page(page, levels - 1)?.iter().filter(|child| **child != 0) {
             chunks += self.chunks_below(*child, levels - 1)?;
+            windows |= self.pages.windows[self.pages.place(*child)?];
         }
         self.pages.inner.insert(page, chunks);
+        self.pages.windows[at] = windows;
         Ok(chunks)
+    }
+
+    /// The last bit stands for all windows that are left.
+    fn window_bit(&self, id: u64) -> u64 {
+        1 << (id / self.window_chunks).min(63)
     }
 
     fn is_stored(&self, root: MapRoot, index: u64) -> Result<bool> {
@@ -150,13 +173,22 @@ impl<'a> Walk<'a> {
         Ok(id != 0)
     }
 
-    /// Finds the owners of the chunks of a range, and counts them.
+    /// Finds the owners of the chunks of a window, and counts them.
     pub(super) fn own_chunks(&mut self, range: Range<u64>, sizes: &ChunkSizes) -> Result<()> {
-        self.pages.owners.fill(Owner::NOBODY);
         let length = usize::try_from(range.end - range.start).unwrap_or(usize::MAX);
-        let mut chunks = Chunks { first: range.start, owners: vec![Owner::NOBODY; length] };
+        let window_bit = self.window_bit(range.start);
         let mut roots = Vec::new();
         self.for_each_disk(|owner, disk| roots.push((owner, disk.root)));
+        roots.retain(|(_, root)| match self.pages.place(root.page()) {
+            Ok(at) => self.pages.windows[at] & window_bit != 0,
+            Err(_) => false,
+        });
+        if roots.is_empty() {
+            return Ok(());
+        }
+        self.pages.owners.fill(Owner::NOBODY);
+        let owners = vec![Owner::NOBODY; length];
+        let mut chunks = Chunks { first: range.start, window_bit, owners };
         for (owner, root) in roots {
             self.visit(root.page(), root.levels(), owner, &mut chunks)?;
         }
@@ -182,6 +214,9 @@ impl<'a> Walk<'a> {
             return Ok(());
         }
         let at = self.pages.place(page)?;
+        if self.pages.windows[at] & chunks.window_bit == 0 {
+            return Ok(());
+        }
         let owner = self.pages.owners[at].with(visitor, &self.machine_of_point);
         if owner == self.pages.owners[at] {
             return Ok(());
@@ -249,9 +284,10 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// The owners of the chunks of a range.
+/// The owners of the chunks of a window.
 struct Chunks {
     first: u64,
+    window_bit: u64,
     owners: Vec<Owner>,
 }
 

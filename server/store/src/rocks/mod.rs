@@ -29,6 +29,7 @@ use librocksdb_sys as sys;
 
 pub(crate) use files::LiveFile;
 use options::{BlockCache, Options};
+pub(crate) use options::{READER_BLOCK_CACHE_BYTES, WRITER_BLOCK_CACHE_BYTES};
 pub(crate) use sst::SstWriter;
 
 /// A column family.
@@ -364,21 +365,26 @@ impl Database {
 
     /// Bytes in the files of one family.
     pub(crate) fn family_bytes(&self, family: Family) -> Result<u64> {
+        self.number(family, c"rocksdb.total-sst-files-size")
+    }
+
+    /// Bytes of indexes and filters of one family's files that are held in memory
+    /// beside the block cache: an estimate of RocksDB's.
+    pub(crate) fn family_index_memory_bytes(&self, family: Family) -> Result<u64> {
+        self.number(family, c"rocksdb.estimate-table-readers-mem")
+    }
+
+    fn number(&self, family: Family, property: &CStr) -> Result<u64> {
         let handle = self.family(family)?;
-        let mut bytes = 0;
-        // SAFETY: all objects are live; `bytes` is written on success.
+        let mut number = 0;
+        // SAFETY: all objects are live; `number` is written on success.
         let failed = unsafe {
-            sys::rocksdb_property_int_cf(
-                self.db,
-                handle,
-                c"rocksdb.total-sst-files-size".as_ptr(),
-                &mut bytes,
-            )
+            sys::rocksdb_property_int_cf(self.db, handle, property.as_ptr(), &mut number)
         };
         if failed != 0 {
             return Err(Error::new(ErrorKind::Internal, "the database does not know its size"));
         }
-        Ok(bytes)
+        Ok(number)
     }
 }
 
