@@ -94,6 +94,7 @@ pub(crate) enum Command {
     Boot(commands::boot::BootArguments),
     Restore(commands::restore::RestoreArguments),
     Verify(commands::verify::VerifyArguments),
+    Gc(commands::gc::GcArguments),
     Key(commands::key::KeyArguments),
     /// Check this machine and the repository, and say what to do.
     ///

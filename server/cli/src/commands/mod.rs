@@ -5,6 +5,7 @@ pub(crate) mod boot;
 pub(crate) mod completion;
 pub(crate) mod diff;
 mod doctor;
+pub(crate) mod gc;
 pub(crate) mod init;
 pub(crate) mod key;
 pub(crate) mod list;
@@ -47,6 +48,7 @@ pub(crate) fn run(invocation: &Invocation, command: Command) -> Result<Report> {
         Command::Mount(arguments) => mount::run(invocation, arguments),
         Command::Restore(arguments) => restore::run(invocation, &arguments),
         Command::Verify(arguments) => verify::run(invocation, &arguments),
+        Command::Gc(arguments) => gc::run(invocation, &arguments),
         Command::Key(arguments) => key::run(invocation, &arguments),
         Command::Doctor => doctor::run(invocation),
         Command::Completion(arguments) => completion::run(&arguments),
