@@ -174,3 +174,7 @@ fn free_point_name(repository: &Repository, document: &SessionDocument) -> Resul
     repository.points(&document.machine)?.iter().for_each(&mut look);
     document.point.synthetic(highest + 1)
 }
+
+#[cfg(test)]
+#[path = "seal_tests.rs"]
+mod tests;
