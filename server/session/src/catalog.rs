@@ -102,9 +102,9 @@ impl Catalog {
         }
     }
 
-    /// Says that a point is still there, the same as it was found: to be asked once
-    /// it is written down that it is used (a lease, a session), and what is not there
-    /// any more must not be used. See `reclaim`.
+    /// Says that a point is still there with the disks that it was found with: to be
+    /// asked once it is written down that it is used (a lease, a session), and what is
+    /// not there any more must not be used. See `reclaim`.
     ///
     /// # Errors
     /// `NotFound` where it was forgotten or replaced meanwhile.
@@ -112,7 +112,7 @@ impl Catalog {
         self.repository.catch_up()?;
         let name = PointSelector::Exact(point.point.clone());
         match self.find(&point.machine, &name)? {
-            Some(found) if found == *point => Ok(()),
+            Some(found) if found.disks == point.disks => Ok(()),
             _ => Err(Error::new(
                 ErrorKind::NotFound,
                 format!(

@@ -58,8 +58,9 @@ impl Held {
         let held = hold(repository, program, served)?;
         let mut now = Inventory::take(repository)?;
         let name = |point: &PointDocument| (point.machine.clone(), point.point.clone());
-        let known: HashMap<_, _> = first.points.iter().map(|p| (name(p), p)).collect();
-        now.points.retain(|point| known.get(&name(point)).is_some_and(|known| *known == point));
+        let known: HashMap<_, _> = first.points.iter().map(|p| (name(p), &p.disks)).collect();
+        let is_held = |point: &PointDocument| known.get(&name(point)) == Some(&&point.disks);
+        now.points.retain(is_held);
         now.sessions.retain(|session| first.sessions.iter().any(|s| s.name == session.name));
         Ok((now, held))
     }
