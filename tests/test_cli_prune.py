@@ -150,6 +150,28 @@ def test_people_see_what_goes_and_what_returns(coldrise, week):
     assert "coldrise backup" in coldrise.run("prune", "--keep-last", "1").stdout
 
 
+def test_the_space_returns_at_once_if_asked_for(coldrise, week):
+    def occupied():
+        return coldrise.json("stats")["occupied_bytes"]
+
+    before = occupied()
+    planned = coldrise.json("prune", "-n", "--keep-last", "1")["reclaimable_bytes"]
+    coldrise.json("protect", f"web01/{week[0]}")
+    pruned = coldrise.json("prune", "--keep-last", "1", "--gc")
+    assert pruned["forgotten"] == 5 and "reclaimable_bytes" not in pruned
+    # Days 2 to 7 wrote over nothing: all is in the newest point, and little returns.
+    assert planned < MIB and before - occupied() < MIB
+    assert pruned["gc"]["chunks_deleted"] == 0
+    coldrise.json("forget", "--all", "db01")
+    coldrise.json("forget", f"web01/{week[6]}")
+    text = coldrise.run("prune", "--keep-last", "1", "--gc").stdout
+    assert "forgot 0 restore points; deleted" in text.splitlines()[-1]
+    # Only the first day's 2 MiB are left of 14.
+    assert occupied() < 4 * MIB < 12 * MIB < before
+    assert coldrise.json("verify")["is_clean"]
+    assert coldrise.run("prune", "-n", "--gc", "--keep-last", "1").returncode == USAGE
+
+
 def test_without_a_rule_nothing_is_pruned(coldrise, week):
     for arguments in (
         ["prune"],

@@ -97,6 +97,7 @@ pub(crate) enum Command {
     Forget(commands::forget::ForgetArguments),
     Prune(commands::prune::PruneArguments),
     Verify(commands::verify::VerifyArguments),
+    Gc(commands::gc::GcArguments),
     Key(commands::key::KeyArguments),
     /// Check this machine and the repository, and say what to do.
     ///

@@ -159,8 +159,7 @@ impl ExportTree {
         let name = point_export_name(&point, file);
         let lease = self.lease.hold(Served { name: name.clone(), disk: Some(document.clone()) })?;
         if !lease.is_confirmed() {
-            self.repository.catch_up()?;
-            self.catalog.point(machine, &PointSelector::Exact(point.point.clone()))?;
+            self.catalog.confirm(&point)?;
             lease.confirm();
         }
         let mut opened = open_point_disk(&self.repository, &point, disk)?;
@@ -209,7 +208,9 @@ impl ExportTree {
             return Err(no_live_image(session, disk, file, part));
         }
         let name = session_export_name(session, file);
-        let lease = self.lease.hold(Served { name: name.clone(), disk: None })?;
+        // Opened below, which finds whether the session is still there.
+        let served = Served { name: name.clone(), disk: Some(document.disk(disk)?.sealed()) };
+        let lease = self.lease.hold(served)?;
         let hold = if read_only { None } else { Some(self.sessions.hold(session)?) };
         let mut opened = match &hold {
             Some(hold) => hold.disk(disk)?,

@@ -63,7 +63,7 @@ pub use passphrases::{
     PassphraseEntry, PassphraseSelector,
 };
 pub use point_name::PointName;
-pub use reclaim::{Reachable, Reclaimable};
+pub use reclaim::{Reachable, ReclaimOptions, ReclaimProgress, Reclaimable, Reclaimed};
 pub use repository::{InitOptions, OpenOptions, Repository};
 pub use retention::{retained, KeepReason, Period, RetentionPoint, RetentionRules, RetentionSpan};
 pub use seal::random;

@@ -6,6 +6,7 @@ pub(crate) mod completion;
 pub(crate) mod diff;
 mod doctor;
 pub(crate) mod forget;
+pub(crate) mod gc;
 pub(crate) mod init;
 pub(crate) mod key;
 pub(crate) mod list;
@@ -54,6 +55,7 @@ pub(crate) fn run(invocation: &Invocation, command: Command) -> Result<Report> {
         Command::Forget(arguments) => forget::run(invocation, &arguments),
         Command::Prune(arguments) => prune::run(invocation, &arguments),
         Command::Verify(arguments) => verify::run(invocation, &arguments),
+        Command::Gc(arguments) => gc::run(invocation, &arguments),
         Command::Key(arguments) => key::run(invocation, &arguments),
         Command::Doctor => doctor::run(invocation),
         Command::Completion(arguments) => completion::run(&arguments),

@@ -13,19 +13,22 @@
 //! Payload is read only where at least as much of it is given back, so the work
 //! follows what was deleted and the live maps, not what is stored.
 
+mod check;
+mod dedup_index;
 mod reachable;
+mod sweep;
 mod units;
 
+pub use check::{ReclaimOptions, ReclaimProgress};
 pub use reachable::Reachable;
-pub(crate) use units::{of_chunks, Fate};
+pub use sweep::Reclaimed;
+
+use units::Fate;
 
 use coldrise_block::{ErrorKind, Result};
 
 use crate::repository::Repository;
-use crate::rocks::{Family, LiveFile};
-
-/// The maps are rewritten when at least one page of so many is of no use.
-const MAPS_DEAD_PAGES: u64 = 4;
+use crate::rocks::Family;
 
 /// How often the files are listed anew beside a writer that deletes some.
 const LISTING_ATTEMPTS: u32 = 5;
@@ -70,40 +73,33 @@ impl Repository {
 
     fn try_reclaimable(&self, reachable: &Reachable) -> Result<Reclaimable> {
         let mut sum = Reclaimable::default();
-        for unit in units::of_chunks(self, reachable)? {
-            let dead_bytes = share(unit.bytes, unit.dead(), unit.chunks);
-            match unit.fate() {
+        for unit in units::of_family(self, Family::Chunks, reachable)? {
+            match unit.fate {
                 Fate::Kept => {
                     sum.kept_chunks += unit.dead();
-                    sum.kept_bytes += dead_bytes;
+                    sum.kept_bytes += unit.dead_bytes();
                     continue;
                 }
                 Fate::Dropped => sum.dropped_files += unit.files.len() as u64,
                 Fate::Rewritten => sum.rewritten_files += unit.files.len() as u64,
             }
             sum.chunks += unit.dead();
-            sum.bytes += dead_bytes;
+            sum.bytes += unit.dead_bytes();
         }
-        let maps = self.database().live_files(Family::Maps)?;
-        let stored: u64 = maps.iter().map(LiveFile::values).sum();
-        let bytes = maps.iter().map(|file| file.bytes).sum();
-        let dead = stored.saturating_sub(reachable.pages());
-        if is_worth_rewriting_maps(dead, stored) {
-            sum.pages = dead;
-            sum.bytes += share(bytes, dead, stored);
+        for unit in units::of_family(self, Family::Maps, reachable)? {
+            if unit.fate != Fate::Kept {
+                sum.pages += unit.dead();
+                sum.bytes += unit.dead_bytes();
+            }
         }
         Ok(sum)
     }
 }
 
-pub(crate) fn is_worth_rewriting_maps(dead: u64, stored: u64) -> bool {
-    dead > 0 && dead.saturating_mul(MAPS_DEAD_PAGES) >= stored
+/// The id that is the key of a chunk or of a page.
+fn id_of_key(key: &[u8]) -> Option<u64> {
+    key.try_into().ok().map(u64::from_be_bytes)
 }
 
-/// `bytes * part / whole`, without overflow.
-fn share(bytes: u64, part: u64, whole: u64) -> u64 {
-    match whole {
-        0 => 0,
-        _ => (u128::from(bytes) * u128::from(part.min(whole)) / u128::from(whole)) as u64,
-    }
-}
+#[cfg(test)]
+mod tests;

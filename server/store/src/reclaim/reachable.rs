@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use coldrise_block::{Error, ErrorKind, Result};
 use roaring::RoaringTreemap;
 
-use crate::chunk::ChunkId;
 use crate::map::{PageId, PageSource};
+use crate::rocks::Family;
 use crate::{MapRoot, Repository};
 
 /// The pages and chunks that chunk maps lead to. Ids lie in long runs, which the
@@ -29,18 +29,23 @@ impl Reachable {
         self.pages.len()
     }
 
-    pub(crate) fn has_chunk(&self, id: ChunkId) -> bool {
-        self.chunks.contains(id)
+    fn ids(&self, family: Family) -> &RoaringTreemap {
+        match family {
+            Family::Maps => &self.pages,
+            _ => &self.chunks,
+        }
     }
 
-    pub(crate) fn has_page(&self, id: PageId) -> bool {
-        self.pages.contains(id)
+    /// Whether a chunk or a page is among them.
+    pub(crate) fn has(&self, family: Family, id: u64) -> bool {
+        self.ids(family).contains(id)
     }
 
-    /// How many of the chunks lie in a range of ids.
-    pub(crate) fn chunks_in(&self, ids: RangeInclusive<ChunkId>) -> u64 {
-        let before = ids.start().checked_sub(1).map_or(0, |id| self.chunks.rank(id));
-        self.chunks.rank(*ids.end()).saturating_sub(before)
+    /// How many of the chunks or pages lie in a range of ids.
+    pub(crate) fn count_in(&self, family: Family, range: RangeInclusive<u64>) -> u64 {
+        let ids = self.ids(family);
+        let before = range.start().checked_sub(1).map_or(0, |id| ids.rank(id));
+        ids.rank(*range.end()).saturating_sub(before)
     }
 }
 

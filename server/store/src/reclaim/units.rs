@@ -1,33 +1,32 @@
-//! The files of chunks, in units of which is known how much is in use.
+//! The files of a family, in units of which is known how much is in use.
 //!
-//! A file tells its first id, its last and how many chunks it holds, and the bitmap
-//! how many ids of that range are in use. Where the ranges of files overlap (a small
-//! backup, a large one that became a file of its own, a small one again), only all
-//! of them together tell how many of the chunks in use are theirs: they are one unit.
+//! A file tells its first id, its last and how many entries it holds, and the bitmap
+//! how many ids of that range are in use. Where the ranges of files overlap, only all
+//! of them together tell how many of the entries in use are theirs, and RocksDB
+//! rewrites them together: they are one unit. As ids are handed out in order, most
+//! units are one file.
 
 use std::ops::RangeInclusive;
 
 use coldrise_block::{Error, ErrorKind, Result};
 
-use crate::chunk::ChunkId;
 use crate::repository::Repository;
 use crate::rocks::{Family, LiveFile};
 
 use super::Reachable;
 
-/// A unit is rewritten when at least one chunk of so many is of no use.
-const REWRITTEN_DEAD_CHUNKS: u64 = 2;
-
 /// Files whose ranges of ids overlap.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Unit {
-    pub(crate) ids: RangeInclusive<ChunkId>,
+    pub(crate) family: Family,
+    pub(crate) ids: RangeInclusive<u64>,
     pub(crate) files: Vec<LiveFile>,
     pub(crate) bytes: u64,
-    /// Chunks in the files.
-    pub(crate) chunks: u64,
-    /// Chunks in use that have an id of the range.
+    /// Chunks or pages in the files.
+    pub(crate) entries: u64,
+    /// Those in use that have an id of the range.
     pub(crate) live: u64,
+    pub(crate) fate: Fate,
 }
 
 /// What becomes of a unit.
@@ -35,58 +34,92 @@ pub(crate) struct Unit {
 pub(crate) enum Fate {
     /// Nothing in it is in use.
     Dropped,
-    /// What is in use is copied: at most as much as is given back.
+    /// What is in use is copied.
     Rewritten,
-    /// Most of it is in use.
+    /// Too little of it is of no use.
     Kept,
 }
 
 impl Unit {
-    /// Chunks that nothing refers to.
-    pub(crate) fn dead(&self) -> u64 {
-        self.chunks.saturating_sub(self.live)
+    fn new(family: Family, ids: RangeInclusive<u64>, file: LiveFile) -> Unit {
+        let (bytes, entries) = (file.bytes, file.values());
+        Unit { family, ids, files: vec![file], bytes, entries, live: 0, fate: Fate::Kept }
     }
 
-    pub(crate) fn fate(&self) -> Fate {
-        if self.live == 0 {
-            Fate::Dropped
-        } else if self.dead() > 0
-            && self.dead().saturating_mul(REWRITTEN_DEAD_CHUNKS) >= self.chunks
-        {
-            Fate::Rewritten
-        } else {
-            Fate::Kept
+    fn add(&mut self, ids: RangeInclusive<u64>, file: LiveFile) {
+        self.ids = *self.ids.start()..=(*self.ids.end()).max(*ids.end());
+        self.bytes += file.bytes;
+        self.entries += file.values();
+        self.files.push(file);
+    }
+
+    /// Entries that nothing refers to.
+    pub(crate) fn dead(&self) -> u64 {
+        self.entries.saturating_sub(self.live)
+    }
+
+    /// What the dead entries take, in bytes, if they are as long as the others.
+    pub(crate) fn dead_bytes(&self) -> u64 {
+        let (dead, entries) = (u128::from(self.dead()), u128::from(self.entries.max(1)));
+        (u128::from(self.bytes) * dead / entries) as u64
+    }
+
+    /// What the others take.
+    pub(crate) fn live_bytes(&self) -> u64 {
+        self.bytes - self.dead_bytes()
+    }
+
+    /// True where files are read and written anew. Of level 0 no file can be dropped:
+    /// one that is of no use is rewritten to nothing.
+    pub(crate) fn is_copied(&self) -> bool {
+        match self.fate {
+            Fate::Kept => false,
+            Fate::Rewritten => true,
+            Fate::Dropped => self.files.iter().any(|file| file.level == 0),
         }
     }
 }
 
-/// The units of the chunks family, in the order of their ids.
-pub(crate) fn of_chunks(repository: &Repository, reachable: &Reachable) -> Result<Vec<Unit>> {
+/// A unit of these is rewritten when at least one entry of so many is dead. Of
+/// chunks at most as much is copied as is given back. Pages are small, and every
+/// reader goes through them.
+fn rewritten_share(family: Family) -> u64 {
+    match family {
+        Family::Chunks => 2,
+        _ => 4,
+    }
+}
+
+/// The units of the chunks or of the maps, in the order of their ids.
+pub(crate) fn of_family(
+    repository: &Repository,
+    family: Family,
+    reachable: &Reachable,
+) -> Result<Vec<Unit>> {
     let mut units: Vec<Unit> = Vec::new();
-    for file in repository.database().live_files(Family::Chunks)? {
+    for file in repository.database().live_files(family)? {
         let ids = id_of(&file.smallest)?..=id_of(&file.largest)?;
-        let chunks = file.values();
         match units.last_mut() {
-            Some(last) if ids.start() <= last.ids.end() => {
-                last.ids = *last.ids.start()..=(*last.ids.end()).max(*ids.end());
-                last.bytes += file.bytes;
-                last.chunks += chunks;
-                last.files.push(file);
-            }
-            _ => units.push(Unit { ids, bytes: file.bytes, chunks, live: 0, files: vec![file] }),
+            Some(last) if ids.start() <= last.ids.end() => last.add(ids, file),
+            _ => units.push(Unit::new(family, ids, file)),
         }
     }
     for unit in &mut units {
-        unit.live = reachable.chunks_in(unit.ids.clone());
+        unit.live = reachable.count_in(family, unit.ids.clone());
+        let is_worth_it =
+            unit.dead() > 0 && unit.dead().saturating_mul(rewritten_share(family)) >= unit.entries;
+        unit.fate = match (unit.live, is_worth_it) {
+            (0, _) => Fate::Dropped,
+            (_, true) => Fate::Rewritten,
+            (_, false) => Fate::Kept,
+        };
     }
     Ok(units)
 }
 
-fn id_of(key: &[u8]) -> Result<ChunkId> {
-    key.try_into().map(ChunkId::from_be_bytes).map_err(|_| {
-        Error::new(
-            ErrorKind::Corrupt,
-            "a file of chunks holds a key that is no id; run coldrise verify",
-        )
+fn id_of(key: &[u8]) -> Result<u64> {
+    super::id_of_key(key).ok_or_else(|| {
+        let message = "a file of the database holds a key that is no id; run coldrise verify";
+        Error::new(ErrorKind::Corrupt, message)
     })
 }

@@ -13,6 +13,7 @@
 //! No lock of this crate is taken here.
 #![allow(unsafe_code)]
 
+mod compaction;
 mod files;
 mod options;
 mod sst;
@@ -27,6 +28,8 @@ use std::ptr;
 use coldrise_block::{Error, ErrorKind, Result};
 use librocksdb_sys as sys;
 
+use compaction::Filter;
+pub(crate) use compaction::Rule;
 pub(crate) use files::LiveFile;
 use options::{BlockCache, Options};
 pub(crate) use options::{READER_BLOCK_CACHE_BYTES, WRITER_BLOCK_CACHE_BYTES};
@@ -56,6 +59,8 @@ const FAMILIES: [(Family, &CStr); 5] = [
     (Family::Dedup, c"dedup"),
 ];
 const READER_FAMILIES: usize = 4;
+/// Of which a gc rewrites files without what nothing refers to.
+const FILTERED: [Family; 2] = [Family::Chunks, Family::Maps];
 
 /// How a read treats what it reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,10 +91,14 @@ pub(crate) struct Database {
     cached_read: *mut sys::rocksdb_readoptions_t,
     /// Options that files made for ingestion are written with.
     chunk_options: Options,
+    /// Of a writer, for the families that a gc rewrites. Dropped after the database
+    /// is closed, like all fields.
+    filters: Vec<(Family, Filter)>,
 }
 
 // SAFETY: rocksdb_t and its column family handles may be used from any thread
-// at any time; the read options are never changed after `Database::finish_open`.
+// at any time; the read options are never changed after they were made; a filter's
+// rule is behind a lock.
 unsafe impl Send for Database {}
 // SAFETY: as above.
 unsafe impl Sync for Database {}
@@ -197,10 +206,17 @@ impl Database {
         let names: Vec<*const c_char> =
             FAMILIES.iter().take(count).map(|(_, name)| name.as_ptr()).collect();
         let cache = BlockCache::new(writer);
+        let filters: Vec<(Family, Filter)> = match writer {
+            true => FILTERED.iter().map(|family| (*family, Filter::new())).collect(),
+            false => Vec::new(),
+        };
+        let filter_of = |family| {
+            filters.iter().find(|(filtered, _)| *filtered == family).map(|(_, filter)| filter)
+        };
         let owned: Vec<Options> = FAMILIES
             .iter()
             .take(count)
-            .map(|(family, _)| Options::family(*family, &cache))
+            .map(|(family, _)| Options::family(*family, &cache, filter_of(*family)))
             .collect();
         let options: Vec<_> = owned.iter().map(Options::as_ptr).collect();
         let mut families = vec![ptr::null_mut(); count];
@@ -215,9 +231,16 @@ impl Database {
             sys::rocksdb_readoptions_set_readahead_size(scan, SCAN_READAHEAD_BYTES);
             (payload, scan, sys::rocksdb_readoptions_create())
         };
-        let chunk_options = Options::family(Family::Chunks, &cache);
-        let path = path.to_owned();
-        Ok(Database { path, db, families, payload_read, scan_read, cached_read, chunk_options })
+        Ok(Database {
+            path: path.to_owned(),
+            db,
+            families,
+            payload_read,
+            scan_read,
+            cached_read,
+            chunk_options: Options::family(Family::Chunks, &cache, None),
+            filters,
+        })
     }
 
     fn family(&self, family: Family) -> Result<*mut sys::rocksdb_column_family_handle_t> {
@@ -317,18 +340,24 @@ impl Database {
     /// Writes the memtables of every family to files, so that whoever opens
     /// the database next has no log to replay.
     pub(crate) fn flush(&self) -> Result<()> {
-        for handle in &self.families {
-            checked("flushing the database", |error| {
-                // SAFETY: all objects are live; options destroyed once.
-                unsafe {
-                    let options = sys::rocksdb_flushoptions_create();
-                    sys::rocksdb_flushoptions_set_wait(options, 1);
-                    sys::rocksdb_flush_cf(self.db, options, *handle, error);
-                    sys::rocksdb_flushoptions_destroy(options);
-                }
-            })?;
-        }
-        Ok(())
+        self.families.iter().try_for_each(|handle| self.flush_one(*handle))
+    }
+
+    /// Writes what a family has in memory to a file, if there is anything.
+    pub(crate) fn flush_family(&self, family: Family) -> Result<()> {
+        self.flush_one(self.family(family)?)
+    }
+
+    fn flush_one(&self, handle: *mut sys::rocksdb_column_family_handle_t) -> Result<()> {
+        checked("flushing the database", |error| {
+            // SAFETY: all objects are live; options destroyed once.
+            unsafe {
+                let options = sys::rocksdb_flushoptions_create();
+                sys::rocksdb_flushoptions_set_wait(options, 1);
+                sys::rocksdb_flush_cf(self.db, options, handle, error);
+                sys::rocksdb_flushoptions_destroy(options);
+            }
+        })
     }
 
     /// Drops the files that lie wholly within `from..=to`, at once.
@@ -365,24 +394,24 @@ impl Database {
 
     /// Bytes in the files of one family.
     pub(crate) fn family_bytes(&self, family: Family) -> Result<u64> {
-        self.number(family, c"rocksdb.total-sst-files-size")
+        self.property(family, c"rocksdb.total-sst-files-size")
     }
 
     /// Bytes of indexes and filters of one family's files that are held in memory
     /// beside the block cache: an estimate of RocksDB's.
     pub(crate) fn family_index_memory_bytes(&self, family: Family) -> Result<u64> {
-        self.number(family, c"rocksdb.estimate-table-readers-mem")
+        self.property(family, c"rocksdb.estimate-table-readers-mem")
     }
 
-    fn number(&self, family: Family, property: &CStr) -> Result<u64> {
+    fn property(&self, family: Family, name: &CStr) -> Result<u64> {
         let handle = self.family(family)?;
         let mut number = 0;
         // SAFETY: all objects are live; `number` is written on success.
-        let failed = unsafe {
-            sys::rocksdb_property_int_cf(self.db, handle, property.as_ptr(), &mut number)
-        };
+        let failed =
+            unsafe { sys::rocksdb_property_int_cf(self.db, handle, name.as_ptr(), &mut number) };
         if failed != 0 {
-            return Err(Error::new(ErrorKind::Internal, "the database does not know its size"));
+            let message = format!("the database does not know its {}", name.to_string_lossy());
+            return Err(Error::new(ErrorKind::Internal, message));
         }
         Ok(number)
     }

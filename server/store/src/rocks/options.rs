@@ -4,6 +4,7 @@ use std::ffi::{c_char, c_int, CStr};
 
 use librocksdb_sys as sys;
 
+use super::compaction::Filter;
 use super::Family;
 
 /// Bytes of memory that one memtable may take before it is written out. RocksDB
@@ -25,6 +26,8 @@ const CHECKSUM_XXH3: c_char = 4;
 const BLOOM_BITS_PER_KEY: f64 = 10.0;
 /// Synced in steps while a file grows, so that the sync at its end is short.
 const BYTES_PER_SYNC: u64 = 8 << 20;
+/// By default a compaction reads block by block.
+const COMPACTION_READAHEAD_BYTES: usize = 2 << 20;
 
 /// Memory for blocks, one for all families of a database.
 pub(super) struct BlockCache(*mut sys::rocksdb_cache_t);
@@ -73,6 +76,9 @@ impl Options {
             sys::rocksdb_options_set_keep_log_file_num(raw, INFO_LOG_FILES);
             sys::rocksdb_options_set_bytes_per_sync(raw, BYTES_PER_SYNC);
             sys::rocksdb_options_set_max_background_jobs(raw, 2);
+            // A compaction is split between as many threads, and reads ahead.
+            sys::rocksdb_options_set_max_subcompactions(raw, 2);
+            sys::rocksdb_options_compaction_readahead_size(raw, COMPACTION_READAHEAD_BYTES);
         }
         options
     }
@@ -84,8 +90,8 @@ impl Options {
         self
     }
 
-    /// Options of one family.
-    pub(super) fn family(family: Family, cache: &BlockCache) -> Options {
+    /// Options of one family. The filter has to live as long as they are used.
+    pub(super) fn family(family: Family, cache: &BlockCache, filter: Option<&Filter>) -> Options {
         let options = Options::new();
         let raw = options.0;
         let file_bytes = match family {
@@ -102,6 +108,9 @@ impl Options {
             sys::rocksdb_options_set_target_file_size_base(raw, file_bytes);
             sys::rocksdb_options_set_max_bytes_for_level_base(raw, 4 * file_bytes);
             sys::rocksdb_options_set_level_compaction_dynamic_level_bytes(raw, 1);
+            if let Some(filter) = filter {
+                sys::rocksdb_options_set_compaction_filter(raw, filter.as_ptr());
+            }
 
             let table = sys::rocksdb_block_based_options_create();
             sys::rocksdb_block_based_options_set_format_version(table, 5);

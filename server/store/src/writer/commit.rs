@@ -206,6 +206,10 @@ impl<'run> Committer<'run> {
         let database = repository.database();
         if let Some(file) = self.file.take() {
             let path = file.finish()?;
+            // Small commits before it become a file of their own now. With those after
+            // it they would become one that spans this file: rewriting either would
+            // then take both.
+            database.flush_family(Family::Chunks)?;
             database.ingest_chunks(&path)?;
             // Where the file could not be moved it was copied.
             let _ = std::fs::remove_file(&path);

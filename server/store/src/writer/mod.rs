@@ -141,6 +141,33 @@ impl RepositoryWriter {
         repository.database().write(batch, true)
     }
 
+    /// Has the store to itself for as long as `work` runs, which may change what is
+    /// committed.
+    ///
+    /// Errors: `Busy` while a disk is being written, `Poisoned` after a failed write.
+    /// Where `work` fails, this writer writes no more.
+    pub(crate) fn exclusively<T>(
+        &self,
+        work: impl FnOnce(&Repository, &mut StoreState) -> Result<T>,
+    ) -> Result<T> {
+        let mut progress = self.shared.progress.lock();
+        if progress.failed {
+            return Err(Error::new(
+                ErrorKind::Poisoned,
+                "an earlier write has failed: open the repository again",
+            ));
+        }
+        if progress.busy {
+            return Err(Error::new(ErrorKind::Busy, "a disk is being written"));
+        }
+        let mut state = progress.state;
+        let done = work(self.repository(), &mut state);
+        progress.failed = done.is_err();
+        progress.state = state;
+        progress.log_bytes = 0;
+        done
+    }
+
     /// Starts one disk of a backup: `base` with what will be written. Beyond
     /// the end of `base`, and everywhere without one, the disk starts as a
     /// hole.

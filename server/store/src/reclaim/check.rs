@@ -1,0 +1,120 @@
+//! What is to be rewritten is read before, and how far it all has come.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use coldrise_block::{Error, ErrorKind, Result};
+use parking_lot::Mutex;
+
+use crate::repository::Repository;
+use crate::rocks::ReadMode;
+
+use super::units::{Fate, Unit};
+
+/// Threads that read.
+const THREADS: usize = 2;
+
+/// How to give space back.
+#[derive(Clone, Copy)]
+pub struct ReclaimOptions<'a> {
+    /// Set by whoever wants to end it. It ends after the step under way.
+    pub cancel: &'a AtomicBool,
+    /// Hears how far it has come, from several threads.
+    pub progress: &'a (dyn Fn(ReclaimProgress) + Sync),
+}
+
+impl ReclaimOptions<'_> {
+    /// Fails with `Interrupted` once it was cancelled.
+    pub(super) fn go_on(&self) -> Result<()> {
+        match self.cancel.load(Ordering::Relaxed) {
+            true => Err(Error::new(ErrorKind::Interrupted, "cancelled")),
+            false => Ok(()),
+        }
+    }
+}
+
+/// How far a gc has come with the files that it rewrites.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReclaimProgress {
+    /// Bytes that were checked, and bytes that were rewritten.
+    pub done_bytes: u64,
+    /// All there are to check and to rewrite.
+    pub total_bytes: u64,
+}
+
+/// The work of one gc.
+pub(super) struct Work<'a> {
+    options: &'a ReclaimOptions<'a>,
+    progress: Mutex<ReclaimProgress>,
+}
+
+impl<'a> Work<'a> {
+    pub(super) fn new(options: &'a ReclaimOptions<'a>) -> Work<'a> {
+        Work { options, progress: Mutex::default() }
+    }
+
+    /// Says what there is to do.
+    pub(super) fn plan<'u>(&self, units: impl Iterator<Item = &'u Unit>) {
+        let copied = units.filter(|unit| unit.is_copied());
+        self.progress.lock().total_bytes = copied.map(|unit| 2 * unit.bytes).sum();
+    }
+
+    /// Says that as many more bytes are done.
+    pub(super) fn advance(&self, bytes: u64) {
+        let now = {
+            let mut progress = self.progress.lock();
+            progress.done_bytes += bytes;
+            *progress
+        };
+        (self.options.progress)(now);
+    }
+}
+
+/// Reads what is to be copied. A unit with damage is kept as it is: a compaction
+/// that meets damage fails, and with it every later write to the database. Returns
+/// the files and what is wrong.
+pub(super) fn check(
+    repository: &Repository,
+    units: &mut [Unit],
+    work: &Work<'_>,
+) -> Result<Vec<String>> {
+    let (next, damaged) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    let read_all = || -> Result<()> {
+        loop {
+            let number = next.fetch_add(1, Ordering::Relaxed);
+            let Some(unit) = units.get(number) else { return Ok(()) };
+            if unit.is_copied() {
+                work.options.go_on()?;
+                if let Err(error) = read(repository, unit) {
+                    damaged.lock().push((number, error));
+                }
+                work.advance(unit.bytes);
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(read_all)).collect();
+        threads.into_iter().try_for_each(|thread| {
+            let panicked = || Error::new(ErrorKind::Internal, "a checking thread panicked");
+            thread.join().unwrap_or_else(|_| Err(panicked()))
+        })
+    })?;
+    let mut told = Vec::new();
+    for (number, error) in damaged.into_inner() {
+        let Some(unit) = units.get_mut(number) else { continue };
+        unit.fate = Fate::Kept;
+        let names: Vec<_> = unit.files.iter().map(|file| format!("db{}", file.name)).collect();
+        told.push(format!("{}: {}", names.join(", "), error.full_message()));
+    }
+    Ok(told)
+}
+
+/// Reads every entry, which checks it against RocksDB's checksums.
+fn read(repository: &Repository, unit: &Unit) -> Result<()> {
+    let mut cursor = repository.database().cursor(unit.family, ReadMode::Scan)?;
+    let last = unit.ids.end().to_be_bytes();
+    cursor.seek(&unit.ids.start().to_be_bytes())?;
+    while cursor.entry().is_some_and(|(key, _)| *key < last[..]) {
+        cursor.next()?;
+    }
+    Ok(())
+}

@@ -1,0 +1,248 @@
+//! Sweep: what is not reachable goes, in an order that a kill may interrupt anywhere.
+//!
+//! 1. The memtables are written to files; the units are found and judged anew. What
+//!    is to be rewritten is read once, so that a damaged file is left alone and not
+//!    met half way.
+//! 2. The dedup entries of all chunks that are to go are deleted, and synced.
+//!    *Left by a kill:* chunks that nobody finds any more. They lie where so much is
+//!    dead that the next gc comes to them again.
+//! 3. Files with nothing in use are dropped (their manifest entry, synced).
+//! 4. Files with little in use are rewritten without the rest, some at a time; each
+//!    such step is one synced entry of the manifest. *Left by a kill:* new files that
+//!    RocksDB removes when it is opened next.
+//! 5. The same for the maps, then the dedup index is rewritten if it shrank much.
+//! 6. The counters of the store are made exact, synced. *Left by a kill before:*
+//!    counters that count what is gone, until the next gc.
+//!
+//! So a dedup entry never names a chunk that is not there, and whatever is reachable
+//! is never touched: a [`Rule`] lets nothing go that is in use.
+
+use std::ops::RangeInclusive;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+
+use coldrise_block::Result;
+
+use crate::repository::Repository;
+use crate::rocks::{Family, LiveFile, Rule};
+use crate::state::StoreState;
+use crate::writer::RepositoryWriter;
+
+use super::check::{check, ReclaimOptions, Work};
+use super::units::{self, Fate, Unit};
+use super::{dedup_index, id_of_key, Reachable};
+
+/// What is copied in one step, about: on a full disk that much has to be free.
+const STEP_LIVE_BYTES: u64 = 1 << 30;
+
+/// What went.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Reclaimed {
+    /// Chunks that were deleted.
+    pub chunks: u64,
+    /// Pages of chunk maps that were deleted.
+    pub pages: u64,
+    /// Files that were dropped whole.
+    pub dropped_files: u64,
+    /// Files that were rewritten.
+    pub rewritten_files: u64,
+    /// Chunks that nothing refers to and that stay: most of what lies around them is
+    /// in use, or their file is damaged.
+    pub kept_chunks: u64,
+    /// Files that are damaged and were left alone, and why.
+    pub damaged_files: Vec<String>,
+}
+
+/// Where a gc is: what it has just done, durably.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    Judged,
+    Forgotten,
+    Dropped(Family),
+    Rewritten(Family),
+    Indexed,
+}
+
+impl RepositoryWriter {
+    /// Deletes what is not reachable, and gives its space back to the file system.
+    /// Chunks and pages that are stored later are not touched.
+    ///
+    /// # Errors
+    /// `Busy` while a disk is being written; `Interrupted` when it was cancelled:
+    /// what is done stays done. `Io` where rewriting failed; this writer takes no
+    /// more writes then. Damage is no error: it is left alone and reported.
+    pub fn reclaim(&self, reachable: Reachable, options: &ReclaimOptions<'_>) -> Result<Reclaimed> {
+        self.reclaim_until(reachable, options, &|_step| options.go_on())
+    }
+
+    /// The same; `after` each step says whether to go on.
+    pub(super) fn reclaim_until(
+        &self,
+        reachable: Reachable,
+        options: &ReclaimOptions<'_>,
+        after: &dyn Fn(Step) -> Result<()>,
+    ) -> Result<Reclaimed> {
+        self.exclusively(|repository, state| {
+            let mut sweep = Sweep {
+                repository,
+                reachable: Arc::new(reachable),
+                work: Work::new(options),
+                after,
+                done: Reclaimed::default(),
+            };
+            sweep.run(state)?;
+            Ok(sweep.done)
+        })
+    }
+}
+
+struct Sweep<'a> {
+    repository: &'a Repository,
+    reachable: Arc<Reachable>,
+    work: Work<'a>,
+    after: &'a dyn Fn(Step) -> Result<()>,
+    done: Reclaimed,
+}
+
+impl Sweep<'_> {
+    fn run(&mut self, state: &mut StoreState) -> Result<()> {
+        let database = self.repository.database();
+        database.flush()?;
+        let mut chunks = units::of_family(self.repository, Family::Chunks, &self.reachable)?;
+        let mut maps = units::of_family(self.repository, Family::Maps, &self.reachable)?;
+        self.work.plan(chunks.iter().chain(&maps));
+        self.done.damaged_files = check(self.repository, &mut chunks, &self.work)?;
+        self.done.damaged_files.extend(check(self.repository, &mut maps, &self.work)?);
+        let kept = chunks.iter().filter(|unit| unit.fate == Fate::Kept);
+        self.done.kept_chunks = kept.map(Unit::dead).sum();
+        (self.after)(Step::Judged)?;
+
+        let gone = Arc::new(Gone::new(&chunks, &self.reachable, state.next_chunk));
+        let forgotten = dedup_index::forget(self.repository, &|id| gone.has(id))?;
+        (self.after)(Step::Forgotten)?;
+        self.done.chunks = self.delete(&chunks, &gone)?;
+        let gone = Arc::new(Gone::new(&maps, &self.reachable, state.next_page));
+        self.done.pages = self.delete(&maps, &gone)?;
+        if forgotten.is_much() {
+            database.compact(Family::Dedup, None, None)?;
+        }
+        (self.after)(Step::Indexed)?;
+
+        let files = database.live_files(Family::Chunks)?;
+        state.chunks = files.iter().map(LiveFile::values).sum();
+        state.stored_bytes = files.iter().map(|file| file.properties.value_bytes).sum();
+        let mut batch = database.batch();
+        state.put(self.repository, &mut batch)?;
+        database.write(batch, true)?;
+        // Whoever opens the database next has no log to replay.
+        database.flush()
+    }
+
+    /// Drops and rewrites the files of one family. Returns how many entries went.
+    fn delete(&mut self, units: &[Unit], gone: &Arc<Gone>) -> Result<u64> {
+        let database = self.repository.database();
+        let mut deleted = 0;
+        for run in units.chunk_by(|a, b| a.fate == b.fate) {
+            let (Some(first), Some(last)) = (run.first(), run.last()) else { continue };
+            if first.fate != Fate::Dropped {
+                continue;
+            }
+            let bounds = (first.ids.start().to_be_bytes(), last.ids.end().to_be_bytes());
+            database.delete_files_in_range(first.family, &bounds.0, &bounds.1)?;
+            // What lies on level 0 stays, and is counted when it is rewritten.
+            let dropped = run.iter().flat_map(|unit| &unit.files).filter(|file| file.level > 0);
+            deleted += dropped.clone().map(LiveFile::values).sum::<u64>();
+            self.done.dropped_files += dropped.count() as u64;
+            (self.after)(Step::Dropped(first.family))?;
+        }
+        for group in groups(units) {
+            let bounds = (group.ids.start().to_be_bytes(), group.ids.end().to_be_bytes());
+            let rule = gone.rule();
+            database.compact(group.family, Some((&bounds.0, &bounds.1)), Some(rule))?;
+            self.done.rewritten_files += group.files;
+            self.work.advance(group.bytes);
+            (self.after)(Step::Rewritten(group.family))?;
+        }
+        Ok(deleted + gone.deleted.load(Ordering::Relaxed))
+    }
+}
+
+/// The entries of one family that go.
+struct Gone {
+    family: Family,
+    /// Of the units that are dropped or rewritten; ascending.
+    ranges: Vec<RangeInclusive<u64>>,
+    reachable: Arc<Reachable>,
+    /// From here on nothing is committed, and nothing is known.
+    end: u64,
+    /// Entries that compactions left out.
+    deleted: AtomicU64,
+}
+
+impl Gone {
+    fn new(units: &[Unit], reachable: &Arc<Reachable>, end: u64) -> Gone {
+        let chosen = units.iter().filter(|unit| unit.fate != Fate::Kept);
+        Gone {
+            family: units.first().map_or(Family::Chunks, |unit| unit.family),
+            ranges: chosen.map(|unit| unit.ids.clone()).collect(),
+            reachable: Arc::clone(reachable),
+            end,
+            deleted: AtomicU64::new(0),
+        }
+    }
+
+    fn has(&self, id: u64) -> bool {
+        let at = self.ranges.partition_point(|range| *range.end() < id);
+        let is_chosen = self.ranges.get(at).is_some_and(|range| range.contains(&id));
+        is_chosen && id < self.end && !self.reachable.has(self.family, id)
+    }
+
+    fn rule(self: &Arc<Self>) -> Rule {
+        let gone = Arc::clone(self);
+        Arc::new(move |key, _value_bytes| {
+            let goes = id_of_key(key).is_some_and(|id| gone.has(id));
+            gone.deleted.fetch_add(u64::from(goes), Ordering::Relaxed);
+            goes
+        })
+    }
+}
+
+/// Neighbouring units that are rewritten in one step.
+#[derive(Debug, PartialEq, Eq)]
+struct Group {
+    family: Family,
+    ids: RangeInclusive<u64>,
+    bytes: u64,
+    live_bytes: u64,
+    files: u64,
+}
+
+/// Small files become larger ones where their neighbours are rewritten as well.
+fn groups(units: &[Unit]) -> Vec<Group> {
+    let mut groups: Vec<Group> = Vec::new();
+    // Dropped units leave nothing between their neighbours.
+    let mut is_open = false;
+    for unit in units {
+        is_open &= unit.fate != Fate::Kept;
+        if !unit.is_copied() {
+            continue;
+        }
+        match groups.last_mut() {
+            Some(last) if is_open && last.live_bytes + unit.live_bytes() <= STEP_LIVE_BYTES => {
+                last.ids = *last.ids.start()..=*unit.ids.end();
+                last.bytes += unit.bytes;
+                last.live_bytes += unit.live_bytes();
+                last.files += unit.files.len() as u64;
+            }
+            _ => groups.push(Group {
+                family: unit.family,
+                ids: unit.ids.clone(),
+                bytes: unit.bytes,
+                live_bytes: unit.live_bytes(),
+                files: unit.files.len() as u64,
+            }),
+        }
+        is_open = true;
+    }
+    groups
+}
