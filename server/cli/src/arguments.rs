@@ -81,8 +81,7 @@ pub(crate) enum Command {
     Backup(commands::backup::BackupArguments),
     List(commands::list::ListArguments),
     Show(commands::show::ShowArguments),
-    /// Say what the repository holds and what deduplication and compression save.
-    Stats,
+    Stats(commands::stats::StatsArguments),
     Diff(commands::diff::DiffArguments),
     Publish(commands::publish::PublishArguments),
     /// List the published sessions.
@@ -93,6 +92,10 @@ pub(crate) enum Command {
     Mount(commands::mount::MountArguments),
     Boot(commands::boot::BootArguments),
     Restore(commands::restore::RestoreArguments),
+    Protect(commands::protect::ProtectArguments),
+    Unprotect(commands::protect::UnprotectArguments),
+    Forget(commands::forget::ForgetArguments),
+    Prune(commands::prune::PruneArguments),
     Verify(commands::verify::VerifyArguments),
     Gc(commands::gc::GcArguments),
     Key(commands::key::KeyArguments),

@@ -20,8 +20,10 @@ mod invocation;
 mod nbdkit;
 mod progress;
 mod qemu;
+mod reclaimable;
 mod report;
 mod signals;
+mod targets;
 mod units;
 
 use std::ffi::OsString;

@@ -58,6 +58,17 @@ pub(crate) fn show_duration(duration: Duration) -> String {
     }
 }
 
+/// How long ago, in whole units: `5 min`, `36 h`, `400 d`.
+pub(crate) fn show_age(seconds: u64) -> String {
+    const HOUR: u64 = 3600;
+    const DAY: u64 = 24 * HOUR;
+    match seconds {
+        0..HOUR => format!("{} min", seconds / 60),
+        HOUR..172_800 => format!("{} h", seconds / HOUR),
+        _ => format!("{} d", seconds / DAY),
+    }
+}
+
 /// A number of things: `1 session`, `2 sessions`.
 pub(crate) fn show_count(count: u64, thing: &str) -> String {
     let plural = if count == 1 { "" } else { "s" };
@@ -126,6 +137,11 @@ mod tests {
             [(41, "41 ms"), (3_210, "3.2 s"), (252_000, "4 min 12 s"), (7_500_000, "2 h 5 min")]
         {
             assert_eq!(show_duration(Duration::from_millis(ms)), text);
+        }
+        for (seconds, text) in
+            [(59, "0 min"), (3599, "59 min"), (3600, "1 h"), (172_799, "47 h"), (172_800, "2 d")]
+        {
+            assert_eq!(show_age(seconds), text);
         }
         assert_eq!(show_moment(1_795_168_800_999), "2026-11-20T10:00:00Z");
     }

@@ -57,6 +57,7 @@ impl Fixture {
                 layers: Vec::new(),
             }],
             configuration: None,
+            is_protected: false,
         };
         writer.put_point(&document).unwrap();
     }

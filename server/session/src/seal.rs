@@ -148,6 +148,7 @@ pub(crate) fn commit(
         },
         disks: document.disks.iter().map(SessionDisk::sealed).collect(),
         configuration: document.configuration.clone(),
+        is_protected: false,
     };
     point.check()?;
     document.sealed.push(point.clone());

@@ -69,6 +69,7 @@ fn place() -> Place {
         origin: PointOrigin::Backup { sources: vec!["a".into(), "b".into()] },
         disks,
         configuration: None,
+        is_protected: false,
     };
     writer.put_point(&point).unwrap();
     Place { _folder: folder, path, point }

@@ -18,7 +18,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 use crate::repository::Repository;
 use crate::rocks::{Batch, Family, ReadMode};
-use crate::{hex, MachineName, PointDocument, PointName};
+use crate::{hex, MachineName, PointDocument, PointName, PointOrigin};
 
 const MACHINE: u8 = b'm';
 const POINT: u8 = b'p';
@@ -26,6 +26,9 @@ const POINT: u8 = b'p';
 #[derive(Serialize, Deserialize)]
 struct MachineDocument {
     machine: MachineName,
+    /// The backup that was stored last, whether it is still there or not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    last_backup: Option<PointName>,
 }
 
 fn prefix(repository: &Repository, kind: u8, machine: &MachineName) -> Vec<u8> {
@@ -134,6 +137,20 @@ impl Repository {
         Ok(machines)
     }
 
+    /// The backup of a machine that was stored last, also where it is gone by now:
+    /// what a source marks as written since its last backup counts from there. `None`
+    /// where it is not known.
+    ///
+    /// # Errors
+    /// `Corrupt` where a document does not authenticate.
+    pub fn last_backup(&self, machine: &MachineName) -> Result<Option<PointName>> {
+        let key = prefix(self, MACHINE, machine);
+        match self.database().get(Family::Catalog, &key, ReadMode::Cached)? {
+            Some(value) => Ok(open::<MachineDocument>(self, &key, &value)?.last_backup),
+            None => Ok(None),
+        }
+    }
+
     /// The points of a machine, oldest first; none for an unknown machine.
     ///
     /// # Errors
@@ -197,11 +214,32 @@ pub(crate) fn add_point(
         ));
     }
     let machine_key = prefix(repository, MACHINE, &document.machine);
-    if database.get(Family::Catalog, &machine_key, ReadMode::Cached)?.is_none() {
-        let machine = MachineDocument { machine: document.machine.clone() };
+    let is_known = database.get(Family::Catalog, &machine_key, ReadMode::Cached)?.is_some();
+    let is_backup = matches!(document.origin, PointOrigin::Backup { .. });
+    if is_backup || !is_known {
+        let last_backup = is_backup.then(|| document.point.clone());
+        let machine = MachineDocument { machine: document.machine.clone(), last_backup };
         batch.put(Family::Catalog, &machine_key, &seal(repository, &machine_key, &machine)?)?;
     }
     batch.put(Family::Catalog, &key, &seal(repository, &key, document)?)
+}
+
+/// Adds to `batch` that a point is protected, or that it no longer is: the one thing
+/// of a point's document that changes.
+///
+/// # Errors
+/// `NotFound`; `Corrupt` where the document does not authenticate.
+pub(crate) fn set_protected(
+    repository: &Repository,
+    batch: &mut Batch<'_>,
+    machine: &MachineName,
+    point: &PointName,
+    is_protected: bool,
+) -> Result<()> {
+    let mut document = repository.point(machine, point)?;
+    document.is_protected = is_protected;
+    let key = point_key(repository, machine, point);
+    batch.put(Family::Catalog, &key, &seal(repository, &key, &document)?)
 }
 
 /// Adds to `batch` that points go, and with the last point of a machine the machine.

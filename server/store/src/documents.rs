@@ -17,7 +17,7 @@ pub const MAX_CONFIGURATION_BYTES: usize = 1 << 20;
 const MAX_SOURCE_BYTES: usize = 4096;
 
 /// A restore point: the state of all disks of a machine at one time, and its
-/// configuration. It never changes once it is stored.
+/// configuration. It never changes once it is stored, except that it can be protected.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PointDocument {
     /// The machine.
@@ -33,6 +33,9 @@ pub struct PointDocument {
     /// The machine's configuration, where one was given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub configuration: Option<Configuration>,
+    /// It is neither forgotten nor pruned until this is taken back.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_protected: bool,
 }
 
 /// What made a restore point.

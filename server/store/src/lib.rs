@@ -16,6 +16,7 @@
 #![deny(unsafe_code)]
 
 mod address;
+mod attribution;
 mod cache;
 mod catalog;
 mod chunk;
@@ -34,6 +35,7 @@ mod passphrases;
 mod point_name;
 mod reclaim;
 mod repository;
+mod retention;
 mod rocks;
 mod seal;
 mod state;
@@ -45,6 +47,7 @@ mod writer;
 mod tamper_tests;
 
 pub use address::{Address, PointSelector, MAX_LATEST};
+pub use attribution::{Holdings, MachineAttribution, PointAttribution, Share};
 pub use chunked_disk::{diff, ChunkedDisk};
 pub use compression::Compression;
 pub use description::{RepositoryId, MAX_CHUNK_SIZE_BYTES, MIN_CHUNK_SIZE_BYTES};
@@ -62,8 +65,9 @@ pub use passphrases::{
 pub use point_name::PointName;
 pub use reclaim::{Reachable, ReclaimOptions, ReclaimProgress, Reclaimable, Reclaimed};
 pub use repository::{InitOptions, OpenOptions, Repository};
+pub use retention::{retained, KeepReason, Period, RetentionPoint, RetentionRules, RetentionSpan};
 pub use seal::random;
-pub use stats::StoreStats;
+pub use stats::{IndexMemory, StoreStats};
 pub use verify::{
     Affected, CatalogDamage, Coverage, Damaged, VerifiedDisk, VerifyOptions, VerifyProgress,
     VerifyReport,

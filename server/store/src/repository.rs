@@ -30,7 +30,7 @@ use crate::seal::document;
 use crate::{Compression, Passphrase, PassphraseSource, RepositoryId};
 
 /// Decoded pages of chunk maps that are kept, in bytes.
-const PAGE_CACHE_BYTES: u64 = 16 << 20;
+pub(crate) const PAGE_CACHE_BYTES: u64 = 16 << 20;
 
 /// What a new repository is to be.
 #[derive(Debug)]

@@ -2,8 +2,8 @@
 
 use coldrise_block::Result;
 
-use crate::repository::Repository;
-use crate::rocks::Family;
+use crate::repository::{Repository, PAGE_CACHE_BYTES};
+use crate::rocks::{Family, READER_BLOCK_CACHE_BYTES, WRITER_BLOCK_CACHE_BYTES};
 use crate::state::StoreState;
 
 /// What a repository holds.
@@ -26,7 +26,46 @@ pub struct StoreStats {
     pub database_bytes: u64,
 }
 
+/// Memory that the indexes of a repository take, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct IndexMemory {
+    /// In every process that reads: indexes of the database's files, as RocksDB
+    /// estimates them. The rest of the index is read where it is needed.
+    pub reader_bytes: u64,
+    /// At most, in every process that reads: blocks of the database and decoded pages
+    /// of chunk maps that are kept. The cache of decoded chunks comes on top, as large as
+    /// a front end was told.
+    pub reader_cache_bytes: u64,
+    /// In a writer, beside the reader's: the filter and the index that find known
+    /// chunks, from the number of chunks.
+    pub writer_bytes: u64,
+    /// At most, in a writer: blocks that are kept, in place of the reader's.
+    pub writer_cache_bytes: u64,
+}
+
+/// What a million entries of the dedup index take in memory: its filter has 10 bits
+/// per key, and one of about 60 keys is in its index (measured: 1.498 bytes a key).
+const DEDUP_MEMORY_PER_MILLION: u64 = 1_500_000;
+
 impl Repository {
+    /// What the indexes take in memory.
+    ///
+    /// # Errors
+    /// `Corrupt` where the store's counters do not authenticate.
+    pub fn index_memory(&self) -> Result<IndexMemory> {
+        let state = StoreState::read(self)?;
+        let mut memory = IndexMemory {
+            reader_cache_bytes: READER_BLOCK_CACHE_BYTES as u64 + PAGE_CACHE_BYTES,
+            writer_bytes: state.chunks.saturating_mul(DEDUP_MEMORY_PER_MILLION) / 1_000_000,
+            writer_cache_bytes: WRITER_BLOCK_CACHE_BYTES as u64 + PAGE_CACHE_BYTES,
+            ..IndexMemory::default()
+        };
+        for family in [Family::State, Family::Chunks, Family::Maps, Family::Catalog] {
+            memory.reader_bytes += self.database().family_index_memory_bytes(family)?;
+        }
+        Ok(memory)
+    }
+
     /// Counts what the repository holds; reads the whole catalog.
     ///
     /// # Errors

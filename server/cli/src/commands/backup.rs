@@ -7,7 +7,7 @@ use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_ingest::{
     backup, read_configuration, BackupRequest, BackupSummary, DiskSummary, SourceSpec,
 };
-use coldrise_store::MachineName;
+use coldrise_store::{MachineName, PointName};
 use serde::Serialize;
 
 use crate::invocation::Invocation;
@@ -50,6 +50,11 @@ pub(crate) struct BackupArguments {
     /// such an image is refused.
     #[arg(long)]
     follow_backing: bool,
+
+    /// When the disks were in this state, as 20261120T100000Z: names the point, for
+    /// example of an old image. Without it: now.
+    #[arg(long, value_name = "TIME", conflicts_with = "bitmap")]
+    time: Option<PointName>,
 }
 
 #[derive(Serialize)]
@@ -101,7 +106,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: BackupArguments) -> Result
         bitmap: arguments.bitmap,
         follow_backing: arguments.follow_backing,
         configuration,
-        point: None,
+        point: arguments.time,
         threads: 0,
     };
     let view = ProgressView::new(invocation);

@@ -2,6 +2,7 @@
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::time::Duration;
 
 use clap::Args;
 use coldrise_block::{Context, Error, ErrorKind, Result};
@@ -30,8 +31,9 @@ pub(crate) struct GcArguments {
     dry_run: bool,
 }
 
+/// What a gc did.
 #[derive(Serialize)]
-struct Collected {
+pub(super) struct Collected {
     chunks_deleted: u64,
     pages_deleted: u64,
     layers_deleted: u64,
@@ -57,6 +59,17 @@ pub(crate) fn run(invocation: &Invocation, arguments: &GcArguments) -> Result<Re
     if arguments.dry_run {
         return estimate(invocation);
     }
+    let collected = collect(invocation)?;
+    let text = collected.text();
+    Ok(Report::done(&collected, text))
+}
+
+/// Does the work.
+///
+/// # Errors
+/// `Busy` where another process writes the repository; `Corrupt`; `Interrupted`.
+pub(super) fn collect(invocation: &Invocation) -> Result<Collected> {
+    let started = invocation.elapsed();
     let cancel = cancel_flag()?;
     let before = space(invocation.repository_path()?)?;
     let writer = invocation.open_alone()?;
@@ -107,24 +120,29 @@ pub(crate) fn run(invocation: &Invocation, arguments: &GcArguments) -> Result<Re
             ),
         ));
     }
-    let collected = Collected {
+    Ok(Collected {
         chunks_deleted: reclaimed.chunks,
         pages_deleted: reclaimed.pages,
         layers_deleted,
         bytes_returned: before.saturating_sub(after),
         chunks_kept_unreferenced: reclaimed.kept_chunks,
-        seconds: invocation.elapsed().as_secs_f64(),
-    };
-    let text = format!(
-        "deleted {}, {} and {} in {}: {} returned{}",
-        show_count(collected.chunks_deleted, "chunk"),
-        show_count(collected.pages_deleted, "page"),
-        show_count(collected.layers_deleted, "layer"),
-        show_duration(invocation.elapsed()),
-        show_size(collected.bytes_returned),
-        kept(collected.chunks_kept_unreferenced),
-    );
-    Ok(Report::done(&collected, text))
+        seconds: invocation.elapsed().saturating_sub(started).as_secs_f64(),
+    })
+}
+
+impl Collected {
+    /// In one line.
+    pub(super) fn text(&self) -> String {
+        format!(
+            "deleted {}, {} and {} in {}: {} returned{}",
+            show_count(self.chunks_deleted, "chunk"),
+            show_count(self.pages_deleted, "page"),
+            show_count(self.layers_deleted, "layer"),
+            show_duration(Duration::from_secs_f64(self.seconds)),
+            show_size(self.bytes_returned),
+            kept(self.chunks_kept_unreferenced),
+        )
+    }
 }
 
 /// Beside a writer, too.

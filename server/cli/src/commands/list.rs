@@ -36,6 +36,7 @@ struct ListedPoint {
     kind: &'static str,
     created_at_ms: u64,
     size_bytes: u64,
+    is_protected: bool,
     disks: Vec<ListedDisk>,
 }
 
@@ -54,6 +55,7 @@ impl ListedPoint {
             kind: kind_word(&point.origin),
             created_at_ms: point.created_at_ms,
             size_bytes: sizes.fold(0, u64::saturating_add),
+            is_protected: point.is_protected,
             disks: point
                 .disks
                 .iter()
@@ -93,7 +95,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: &ListArguments) -> Result<
         listing.machines.iter().flat_map(|machine| &machine.points).map(row).collect();
     let text = match rows.len() {
         0 => "no restore points yet: make one with coldrise backup".to_owned(),
-        _ => table(&["ADDRESS", "KIND", "STORED AT", "DISKS", ">SIZE"], &rows),
+        _ => table(&["ADDRESS", "KIND", "STORED AT", "DISKS", ">SIZE", "PROTECTED"], &rows),
     };
     Ok(Report::answer(&listing, text))
 }
@@ -106,5 +108,6 @@ fn row(point: &ListedPoint) -> Vec<String> {
         show_moment(point.created_at_ms),
         disks.join(" "),
         show_size(point.size_bytes),
+        if point.is_protected { "yes" } else { "" }.to_owned(),
     ]
 }

@@ -5,19 +5,22 @@ pub(crate) mod boot;
 pub(crate) mod completion;
 pub(crate) mod diff;
 mod doctor;
+pub(crate) mod forget;
 pub(crate) mod gc;
 pub(crate) mod init;
 pub(crate) mod key;
 pub(crate) mod list;
 pub(crate) mod man;
 pub(crate) mod mount;
+pub(crate) mod protect;
+pub(crate) mod prune;
 pub(crate) mod publish;
 pub(crate) mod restore;
 pub(crate) mod seal;
 pub(crate) mod serve;
 mod sessions;
 pub(crate) mod show;
-mod stats;
+pub(crate) mod stats;
 pub(crate) mod unpublish;
 pub(crate) mod verify;
 
@@ -37,7 +40,7 @@ pub(crate) fn run(invocation: &Invocation, command: Command) -> Result<Report> {
         Command::Backup(arguments) => backup::run(invocation, arguments),
         Command::List(arguments) => list::run(invocation, &arguments),
         Command::Show(arguments) => show::run(invocation, &arguments),
-        Command::Stats => stats::run(invocation),
+        Command::Stats(arguments) => stats::run(invocation, &arguments),
         Command::Diff(arguments) => diff::run(invocation, &arguments),
         Command::Publish(arguments) => publish::run(invocation, arguments),
         Command::Sessions => sessions::run(invocation),
@@ -47,6 +50,10 @@ pub(crate) fn run(invocation: &Invocation, command: Command) -> Result<Report> {
         Command::Boot(arguments) => boot::run(invocation, arguments),
         Command::Mount(arguments) => mount::run(invocation, arguments),
         Command::Restore(arguments) => restore::run(invocation, &arguments),
+        Command::Protect(arguments) => protect::protect(invocation, &arguments),
+        Command::Unprotect(arguments) => protect::unprotect(invocation, &arguments),
+        Command::Forget(arguments) => forget::run(invocation, &arguments),
+        Command::Prune(arguments) => prune::run(invocation, &arguments),
         Command::Verify(arguments) => verify::run(invocation, &arguments),
         Command::Gc(arguments) => gc::run(invocation, &arguments),
         Command::Key(arguments) => key::run(invocation, &arguments),

@@ -27,6 +27,7 @@ struct ShownPoint<'a> {
     point: &'a str,
     kind: &'static str,
     created_at_ms: u64,
+    is_protected: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     base: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -103,6 +104,7 @@ fn show_point(point: &PointDocument, only: Option<&DiskName>) -> Result<Report> 
         point: point.point.as_str(),
         kind: kind_word(&point.origin),
         created_at_ms: point.created_at_ms,
+        is_protected: point.is_protected,
         base,
         session,
         sources,
@@ -126,6 +128,9 @@ fn text(shown: &ShownPoint<'_>) -> String {
         text.push_str(&format!(
             "sealed from  session {session}, published from {machine}/{base}\n"
         ));
+    }
+    if shown.is_protected {
+        text.push_str("protected    neither forget nor prune removes it\n");
     }
     for source in shown.sources {
         text.push_str(&format!("source       {source}\n"));

@@ -26,6 +26,12 @@ const MAX_LISTED: usize = 10;
 /// Who holds what is read, for people.
 const PROGRAM: &str = "verify";
 
+/// What to do about damage.
+const ADVICE: &str = "\
+what to do: everything else is as it was backed up. Restore from a point that is not affected, or \
+back the machine up into a new repository. Another backup into this one does not mend it: its \
+deduplication finds the damaged chunk and stores nothing in its place.";
+
 /// Read and authenticate what is stored, and name what each damage affects.
 ///
 /// Reads chunks in the order of storing, every page of every chunk map once, every
@@ -227,6 +233,9 @@ fn text(verified: &Verified) -> String {
         show_count(verified.points, "restore point"),
         show_count(verified.sessions, "session"),
     );
+    if !verified.is_clean {
+        lines.push(ADVICE.to_owned());
+    }
     lines.push(match verified.is_clean {
         true => format!("no damage in {read}"),
         false => format!("damage found in {read}"),

@@ -97,6 +97,7 @@ pub fn backup(
     let points = writer.repository().points(&request.machine)?;
     let point = choose_name(request, &points, cancel)?;
     let base = points.iter().rev().find(|point| matches!(point.origin, PointOrigin::Backup { .. }));
+    check_bitmap(writer, request, base)?;
     let options =
         SourceOptions { bitmap: request.bitmap.clone(), follow_backing: request.follow_backing };
     // All sources are opened before the first is read: a mistake in the last shows at once.
@@ -139,6 +140,7 @@ pub fn backup(
         },
         disks: documents,
         configuration: request.configuration.clone(),
+        is_protected: false,
     };
     let last_disk = disks.last().map_or("", |summary| summary.disk.as_str());
     Watch { disk: last_disk, progress, cancel }.check_cancel()?;
@@ -160,6 +162,27 @@ fn check_disks(disks: &[SourceSpec]) -> Result<()> {
             Err(Error::new(ErrorKind::InvalidInput, format!("disk {} is named twice", pair[0])))
         }
         None => Ok(()),
+    }
+}
+
+/// A bitmap counts from the backup that was made last. Where that was forgotten, an
+/// older one would miss what changed between the two.
+fn check_bitmap(
+    writer: &RepositoryWriter,
+    request: &BackupRequest,
+    base: Option<&PointDocument>,
+) -> Result<()> {
+    let (Some(bitmap), Some(base)) = (&request.bitmap, base) else { return Ok(()) };
+    match writer.repository().last_backup(&request.machine)? {
+        Some(last) if last != base.point => Err(Error::new(
+            ErrorKind::NotFound,
+            format!(
+                "bitmap '{bitmap}' tells what has changed since the last backup of {}, {last}, \
+                 but that was forgotten or is not the newest: run once without --bitmap",
+                request.machine
+            ),
+        )),
+        _ => Ok(()),
     }
 }
 

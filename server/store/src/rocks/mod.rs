@@ -32,6 +32,7 @@ use compaction::Filter;
 pub(crate) use compaction::Rule;
 pub(crate) use files::LiveFile;
 use options::{BlockCache, Options};
+pub(crate) use options::{READER_BLOCK_CACHE_BYTES, WRITER_BLOCK_CACHE_BYTES};
 pub(crate) use sst::SstWriter;
 
 /// A column family.
@@ -394,6 +395,12 @@ impl Database {
     /// Bytes in the files of one family.
     pub(crate) fn family_bytes(&self, family: Family) -> Result<u64> {
         self.property(family, c"rocksdb.total-sst-files-size")
+    }
+
+    /// Bytes of indexes and filters of one family's files that are held in memory
+    /// beside the block cache: an estimate of RocksDB's.
+    pub(crate) fn family_index_memory_bytes(&self, family: Family) -> Result<u64> {
+        self.property(family, c"rocksdb.estimate-table-readers-mem")
     }
 
     fn property(&self, family: Family, name: &CStr) -> Result<u64> {

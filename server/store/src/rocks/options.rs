@@ -15,8 +15,8 @@ const WRITE_BUFFER_BYTES: usize = 16 << 20;
 const CHUNK_FILE_BYTES: u64 = 256 << 20;
 const INDEX_FILE_BYTES: u64 = 64 << 20;
 /// Memory for blocks of map pages, of the dedup index and of the catalog.
-const READER_BLOCK_CACHE_BYTES: usize = 8 << 20;
-const WRITER_BLOCK_CACHE_BYTES: usize = 64 << 20;
+pub(crate) const READER_BLOCK_CACHE_BYTES: usize = 8 << 20;
+pub(crate) const WRITER_BLOCK_CACHE_BYTES: usize = 64 << 20;
 /// RocksDB's own log is kept small.
 const INFO_LOG_BYTES: usize = 256 << 10;
 const INFO_LOG_FILES: usize = 2;

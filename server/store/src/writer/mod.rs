@@ -108,6 +108,25 @@ impl RepositoryWriter {
         repository.database().write(batch, true)
     }
 
+    /// Protects points, or takes that back; all or none. Durable on return.
+    ///
+    /// # Errors
+    /// `NotFound` where one of them is not in the catalog; `NoSpace`.
+    pub fn set_protected(
+        &self,
+        points: &[(MachineName, PointName)],
+        is_protected: bool,
+    ) -> Result<()> {
+        let repository = self.repository();
+        let mut progress = self.shared.progress.lock();
+        let mut batch = repository.database().batch();
+        for (machine, point) in points {
+            catalog::set_protected(repository, &mut batch, machine, point, is_protected)?;
+        }
+        progress.log_bytes += batch.bytes() as u64;
+        repository.database().write(batch, true)
+    }
+
     /// Removes points from the catalog, all of them or none, and with its last point
     /// a machine. Durable on return. What they referred to stays until a gc.
     ///

@@ -1,0 +1,116 @@
+//! `coldrise forget`: restore points leave the catalog.
+
+use clap::Args;
+use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_session::{Published, Removal};
+use coldrise_store::PointDocument;
+use serde::Serialize;
+
+use crate::invocation::Invocation;
+use crate::reclaimable::reclaimable_bytes;
+use crate::report::Report;
+use crate::signals::cancel_flag;
+use crate::targets::{addresses, find, names, parse_target, Target};
+use crate::units::{show_count, show_size};
+
+/// Forget restore points: remove them for good.
+///
+/// They are gone at once, all or none; a machine goes with its last point. Nothing else
+/// changes: no other point and no session needs a forgotten one. A program that is just
+/// reading one goes on. Their space returns with coldrise gc. A point that is published
+/// or protected is refused.
+#[derive(Debug, Args)]
+pub(crate) struct ForgetArguments {
+    /// The points; with --all whole machines.
+    #[arg(value_name = "MACHINE/POINT", required = true, value_parser = parse_target)]
+    targets: Vec<Target>,
+
+    /// Forget all restore points of the machines that are named.
+    #[arg(long)]
+    all: bool,
+
+    /// Only say what would be forgotten, and what space would return.
+    #[arg(long, short = 'n')]
+    dry_run: bool,
+}
+
+impl ForgetArguments {
+    /// A machine is not named by mistake, and neither is a point.
+    fn check(&self) -> Result<()> {
+        let refuse = |text: String| Err(Error::new(ErrorKind::InvalidInput, text));
+        for target in &self.targets {
+            match target {
+                Target::Machine(machine) if !self.all => {
+                    return refuse(format!(
+                        "{machine} is a machine: give MACHINE/POINT, or --all to forget all of \
+                         its restore points"
+                    ))
+                }
+                Target::Point(machine, point) if self.all => {
+                    return refuse(format!(
+                        "{machine}/{point} is one restore point: with --all give MACHINE"
+                    ))
+                }
+                Target::Machine(_) | Target::Point(..) => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+#[derive(Serialize)]
+struct Forgotten {
+    dry_run: bool,
+    points: Vec<String>,
+    /// What a gc gives back then, about; absent unless it was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reclaimable_bytes: Option<u64>,
+    elapsed_ms: u64,
+}
+
+pub(crate) fn run(invocation: &Invocation, arguments: &ForgetArguments) -> Result<Report> {
+    arguments.check()?;
+    match arguments.dry_run {
+        true => say(invocation, arguments),
+        false => forget(invocation, arguments),
+    }
+}
+
+fn forget(invocation: &Invocation, arguments: &ForgetArguments) -> Result<Report> {
+    let writer = invocation.open_for_writing()?;
+    let points = find(writer.repository(), &arguments.targets)?;
+    Removal::begin(&writer)?.commit(&names(&points))?;
+    let text = format!(
+        "forgot {}; coldrise gc returns the space",
+        show_count(points.len() as u64, "restore point")
+    );
+    Ok(Report::done(&forgotten(invocation, &points, false, None), text))
+}
+
+fn say(invocation: &Invocation, arguments: &ForgetArguments) -> Result<Report> {
+    let cancel = cancel_flag()?;
+    let repository = invocation.open()?;
+    let points = find(&repository, &arguments.targets)?;
+    let published = Published::read(&repository)?;
+    points.iter().try_for_each(|point| published.check_free(point))?;
+    let gone = names(&points).into_iter().collect();
+    let bytes = reclaimable_bytes(&repository, &gone, &cancel)?;
+    let said = forgotten(invocation, &points, true, Some(bytes));
+    let text = format!(
+        "would forget:\n  {}\n{}; coldrise gc would return about {}",
+        said.points.join("\n  "),
+        show_count(points.len() as u64, "restore point"),
+        show_size(bytes)
+    );
+    Ok(Report::answer(&said, text))
+}
+
+fn forgotten(
+    invocation: &Invocation,
+    points: &[PointDocument],
+    dry_run: bool,
+    reclaimable_bytes: Option<u64>,
+) -> Forgotten {
+    let elapsed_ms = invocation.elapsed_ms();
+    Forgotten { dry_run, points: addresses(points), reclaimable_bytes, elapsed_ms }
+}

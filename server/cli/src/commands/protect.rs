@@ -1,0 +1,57 @@
+//! `coldrise protect` and `unprotect`: points that are neither forgotten nor pruned.
+
+use clap::Args;
+use coldrise_block::Result;
+use coldrise_session::enter_sealed_points;
+use serde::Serialize;
+
+use crate::invocation::Invocation;
+use crate::report::Report;
+use crate::targets::{addresses, find, names, parse_point, Target};
+
+/// Protect restore points: neither forget nor prune removes them.
+///
+/// Until coldrise unprotect takes it back. The rules of prune count a protected point
+/// like any other.
+#[derive(Debug, Args)]
+pub(crate) struct ProtectArguments {
+    /// The points.
+    #[arg(value_name = "MACHINE/POINT", required = true, value_parser = parse_point)]
+    points: Vec<Target>,
+}
+
+/// Take the protection of restore points back.
+#[derive(Debug, Args)]
+pub(crate) struct UnprotectArguments {
+    /// The points.
+    #[arg(value_name = "MACHINE/POINT", required = true, value_parser = parse_point)]
+    points: Vec<Target>,
+}
+
+#[derive(Serialize)]
+struct Changed {
+    points: Vec<String>,
+    is_protected: bool,
+    elapsed_ms: u64,
+}
+
+pub(crate) fn protect(invocation: &Invocation, arguments: &ProtectArguments) -> Result<Report> {
+    change(invocation, &arguments.points, true)
+}
+
+pub(crate) fn unprotect(invocation: &Invocation, arguments: &UnprotectArguments) -> Result<Report> {
+    change(invocation, &arguments.points, false)
+}
+
+fn change(invocation: &Invocation, targets: &[Target], is_protected: bool) -> Result<Report> {
+    let writer = invocation.open_for_writing()?;
+    let points = find(writer.repository(), targets)?;
+    // One that was sealed just now still stands in its session's document.
+    enter_sealed_points(&writer)?;
+    writer.set_protected(&names(&points), is_protected)?;
+    let changed =
+        Changed { points: addresses(&points), is_protected, elapsed_ms: invocation.elapsed_ms() };
+    let what = if is_protected { "protected" } else { "no longer protected" };
+    let text = format!("{what}: {}", changed.points.join(", "));
+    Ok(Report::done(&changed, text))
+}

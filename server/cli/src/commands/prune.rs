@@ -1,0 +1,316 @@
+//! `coldrise prune`: the rules of retention, applied.
+
+use std::num::NonZeroU32;
+use std::sync::atomic::AtomicBool;
+use std::sync::Arc;
+
+use clap::{ArgGroup, Args};
+use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_session::{judge, Catalog, Judged, Published, Removal};
+use coldrise_store::{
+    MachineName, Period, PointName, PointSelector, Repository, RetentionRules, RetentionSpan,
+};
+use serde::Serialize;
+
+use super::gc::{self, Collected};
+use crate::invocation::Invocation;
+use crate::reclaimable::reclaimable_bytes;
+use crate::report::{table, Report};
+use crate::signals::cancel_flag;
+use crate::units::{show_age, show_count, show_size};
+
+/// Forget the restore points that no rule keeps.
+///
+/// A point stays where at least one rule keeps it. Each rule goes through a machine's
+/// points from the newest to the oldest, in UTC, and keeps the newest point of each of
+/// the newest N periods that have one; periods without points take no place. Points that
+/// are protected or published stay in any case, and so does a machine's newest backup.
+/// So do points that are dated later than the clock says; no rule counts them.
+/// docs/retention.md has examples.
+#[derive(Debug, Args)]
+#[command(group = ArgGroup::new("rules").required(true).multiple(true))]
+pub(crate) struct PruneArguments {
+    /// Only these machines. Default: all of them, each by itself.
+    #[arg(value_name = "MACHINE")]
+    machines: Vec<MachineName>,
+
+    /// Keep the newest N points.
+    #[arg(long, value_name = "N", value_parser = parse_count, group = "rules")]
+    keep_last: Option<NonZeroU32>,
+
+    /// Keep the newest point of each of the newest N hours.
+    #[arg(long, value_name = "N", value_parser = parse_count, group = "rules")]
+    keep_hourly: Option<NonZeroU32>,
+
+    /// Keep the newest point of each of the newest N days.
+    #[arg(long, value_name = "N", value_parser = parse_count, group = "rules")]
+    keep_daily: Option<NonZeroU32>,
+
+    /// Keep the newest point of each of the newest N weeks (ISO 8601: from Monday).
+    #[arg(long, value_name = "N", value_parser = parse_count, group = "rules")]
+    keep_weekly: Option<NonZeroU32>,
+
+    /// Keep the newest point of each of the newest N months.
+    #[arg(long, value_name = "N", value_parser = parse_count, group = "rules")]
+    keep_monthly: Option<NonZeroU32>,
+
+    /// Keep the newest point of each of the newest N years.
+    #[arg(long, value_name = "N", value_parser = parse_count, group = "rules")]
+    keep_yearly: Option<NonZeroU32>,
+
+    /// Keep the points less than this older than the machine's newest: 36h, 7d, 2w, 3m
+    /// (months) or 1y.
+    #[arg(long, value_name = "DURATION", group = "rules")]
+    keep_within: Option<RetentionSpan>,
+
+    /// Only say what would be forgotten, and what space would return. Works beside a
+    /// backup.
+    #[arg(long, short = 'n')]
+    dry_run: bool,
+
+    /// Give the space back at once, as coldrise gc does.
+    #[arg(long, conflicts_with = "dry_run")]
+    gc: bool,
+}
+
+/// Nothing is pruned down to nothing.
+fn parse_count(text: &str) -> Result<NonZeroU32> {
+    text.parse().map_err(|_| {
+        Error::new(
+            ErrorKind::InvalidInput,
+            "a number from 1 on is needed; coldrise forget MACHINE --all removes everything",
+        )
+    })
+}
+
+impl PruneArguments {
+    fn rules(&self) -> RetentionRules {
+        let periods = [
+            (Period::Hourly, self.keep_hourly),
+            (Period::Daily, self.keep_daily),
+            (Period::Weekly, self.keep_weekly),
+            (Period::Monthly, self.keep_monthly),
+            (Period::Yearly, self.keep_yearly),
+        ];
+        RetentionRules {
+            last: self.keep_last,
+            within: self.keep_within,
+            periods: periods.into_iter().filter_map(|(p, count)| Some((p, count?))).collect(),
+        }
+    }
+
+    /// The machines that are meant.
+    fn machines(&self, repository: &Arc<Repository>) -> Result<Vec<MachineName>> {
+        let catalog = Catalog::new(repository);
+        if self.machines.is_empty() {
+            return catalog.machines();
+        }
+        for machine in &self.machines {
+            // Says which machines there are where this one is not.
+            catalog.point(machine, &PointSelector::Latest(0))?;
+        }
+        let mut machines = self.machines.clone();
+        machines.sort_unstable();
+        machines.dedup();
+        Ok(machines)
+    }
+}
+
+#[derive(Serialize)]
+struct Pruned {
+    dry_run: bool,
+    kept: u64,
+    forgotten: u64,
+    machines: Vec<PrunedMachine>,
+    /// What a gc gives back then, about; absent where that is not known, and with --gc.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reclaimable_bytes: Option<u64>,
+    /// What the gc did, with --gc.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gc: Option<Collected>,
+    elapsed_ms: u64,
+}
+
+#[derive(Serialize)]
+struct PrunedMachine {
+    machine: String,
+    kept: u64,
+    forgotten: u64,
+    points: Vec<PrunedPoint>,
+}
+
+#[derive(Serialize)]
+struct PrunedPoint {
+    address: String,
+    point: String,
+    is_kept: bool,
+    /// Why it stays.
+    reasons: Vec<String>,
+    #[serde(skip)]
+    age: String,
+}
+
+pub(crate) fn run(invocation: &Invocation, arguments: &PruneArguments) -> Result<Report> {
+    let cancel = cancel_flag()?;
+    let now_seconds = u64::try_from(jiff::Timestamp::now().as_second()).unwrap_or(0);
+    let (repository, judged) = match arguments.dry_run {
+        true => plan(invocation, arguments, now_seconds)?,
+        false => forget(invocation, arguments, now_seconds)?,
+    };
+    let reclaimable_bytes = match arguments.gc {
+        true => None,
+        false => reclaimable(invocation, &repository, &judged, &cancel)?,
+    };
+    // It is the writer's, where there was one, and a gc is a writer of its own.
+    drop(repository);
+    let gc = arguments.gc.then(|| gc::collect(invocation)).transpose();
+    let gc = gc.map_err(|error| error.context("the points are forgotten, but not their space"))?;
+    let machines: Vec<PrunedMachine> =
+        judged.iter().map(|points| PrunedMachine::new(points, now_seconds)).collect();
+    let pruned = Pruned {
+        dry_run: arguments.dry_run,
+        kept: machines.iter().map(|machine| machine.kept).sum(),
+        forgotten: machines.iter().map(|machine| machine.forgotten).sum(),
+        machines,
+        reclaimable_bytes,
+        gc,
+        elapsed_ms: invocation.elapsed_ms(),
+    };
+    let text = text(&pruned);
+    Ok(match arguments.dry_run {
+        true => Report::answer(&pruned, text),
+        false => Report::done(&pruned, text),
+    })
+}
+
+/// Per machine what becomes of its points.
+type Decision = (Arc<Repository>, Vec<Vec<Judged>>);
+
+/// Decides, and does nothing.
+fn plan(invocation: &Invocation, arguments: &PruneArguments, now_seconds: u64) -> Result<Decision> {
+    let repository = invocation.open()?;
+    let rules = arguments.rules();
+    let published = Published::read(&repository)?;
+    let catalog = Catalog::new(&repository);
+    let mut judged = Vec::new();
+    for machine in arguments.machines(&repository)? {
+        judged.push(judge(&rules, catalog.points(&machine)?, &published, now_seconds));
+    }
+    Ok((repository, judged))
+}
+
+/// Decides, and removes what is to go, with nothing published in between.
+fn forget(
+    invocation: &Invocation,
+    arguments: &PruneArguments,
+    now_seconds: u64,
+) -> Result<Decision> {
+    let writer = invocation.open_for_writing()?;
+    let repository = Arc::clone(writer.repository());
+    let rules = arguments.rules();
+    let machines = arguments.machines(&repository)?;
+    let removal = Removal::begin(&writer)?;
+    let mut judged = Vec::new();
+    for machine in machines {
+        // What is sealed from here on waits in its session, and is left to the next prune.
+        let points = repository.points(&machine)?;
+        judged.push(judge(&rules, points, removal.published(), now_seconds));
+    }
+    removal.commit(&going::<Vec<_>>(&judged))?;
+    Ok((repository, judged))
+}
+
+/// The points that go.
+fn going<'a, T: FromIterator<(MachineName, PointName)>>(
+    judged: impl IntoIterator<Item = &'a Vec<Judged>>,
+) -> T {
+    let points = judged.into_iter().flatten();
+    points.filter(|point| !point.is_kept()).map(Judged::address).collect()
+}
+
+/// That this is not known is no reason to fail: what had to be forgotten is.
+fn reclaimable(
+    invocation: &Invocation,
+    repository: &Repository,
+    judged: &[Vec<Judged>],
+    cancel: &AtomicBool,
+) -> Result<Option<u64>> {
+    match reclaimable_bytes(repository, &going(judged), cancel) {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(error) if error.kind() == ErrorKind::Interrupted => Err(error),
+        Err(error) => {
+            let why = error.full_message();
+            invocation.remark(&format!("what space returns is not known: {why}"));
+            Ok(None)
+        }
+    }
+}
+
+impl PrunedMachine {
+    /// Of one machine's points; there is at least one.
+    fn new(points: &[Judged], now_seconds: u64) -> PrunedMachine {
+        let kept = points.iter().filter(|point| point.is_kept()).count() as u64;
+        PrunedMachine {
+            machine: points.first().map_or_else(String::new, |p| p.document.machine.to_string()),
+            kept,
+            forgotten: points.len() as u64 - kept,
+            points: points.iter().map(|point| PrunedPoint::new(point, now_seconds)).collect(),
+        }
+    }
+}
+
+impl PrunedPoint {
+    fn new(point: &Judged, now_seconds: u64) -> PrunedPoint {
+        let (machine, name) = point.address();
+        PrunedPoint {
+            address: format!("{machine}/{name}"),
+            point: name.to_string(),
+            is_kept: point.is_kept(),
+            reasons: point.reasons.iter().map(ToString::to_string).collect(),
+            age: match now_seconds.checked_sub(name.unix_seconds()) {
+                Some(seconds) => show_age(seconds),
+                None => "-".to_owned(),
+            },
+        }
+    }
+}
+
+fn text(pruned: &Pruned) -> String {
+    let rows: Vec<Vec<String>> = pruned
+        .machines
+        .iter()
+        .flat_map(|machine| &machine.points)
+        .map(|point| {
+            let what = if point.is_kept { "keep" } else { "forget" };
+            vec![
+                point.address.clone(),
+                point.age.clone(),
+                what.to_owned(),
+                point.reasons.join(", "),
+            ]
+        })
+        .collect();
+    if rows.is_empty() {
+        return "no restore points yet: make one with coldrise backup".to_owned();
+    }
+    let mut text = table(&["ADDRESS", ">AGE", "", "BECAUSE"], &rows);
+    text.push('\n');
+    for machine in &pruned.machines {
+        text.push_str(&format!(
+            "{}: {} kept, {} forgotten\n",
+            machine.machine, machine.kept, machine.forgotten
+        ));
+    }
+    let points = show_count(pruned.forgotten, "restore point");
+    if let Some(gc) = &pruned.gc {
+        text.push_str(&format!("forgot {points}; {}\n", gc.text()));
+        return text;
+    }
+    let space = pruned.reclaimable_bytes.map(|bytes| format!(" about {}", show_size(bytes)));
+    let space = space.unwrap_or_else(|| " the space".to_owned());
+    text.push_str(&match pruned.dry_run {
+        true => format!("would forget {points}; coldrise gc would then return{space}\n"),
+        false => format!("forgot {points}; coldrise gc returns{space}\n"),
+    });
+    text
+}

@@ -1,0 +1,96 @@
+//! The numbers, for people.
+
+use super::{MachineStats, Stats, Unique};
+use crate::report::table;
+use crate::units::{show_count, show_size};
+
+pub(super) fn of_repository(stats: &Stats) -> String {
+    let mut text = format!(
+        "{}, {}, {}\n\n",
+        show_count(stats.machines, "machine"),
+        show_count(stats.points, "restore point"),
+        show_count(stats.sessions, "session")
+    );
+    let line = |text: &mut String, what: &str, bytes: u64, remark: &str| {
+        let size = show_size(bytes);
+        text.push_str(format!("{what:<20}{size:>12}  {remark}").trim_end());
+        text.push('\n');
+    };
+    line(&mut text, "sum of all disks", stats.virtual_bytes, "of every restore point");
+    line(&mut text, "recoverable", stats.recoverable_bytes, "holes left out");
+    let saved = format!("{:.1} % saved", stats.deduplication_percent);
+    line(&mut text, "after deduplication", stats.unique_bytes, &saved);
+    let saved = format!(
+        "{:.1} % saved, {:.1} % in all",
+        stats.compression_percent, stats.reduction_percent
+    );
+    line(&mut text, "after compression", stats.stored_bytes, &saved);
+    text.push('\n');
+    line(&mut text, "occupied on disk", stats.occupied_bytes, "");
+    let chunks = show_count(stats.chunks, "chunk");
+    line(&mut text, "  database", stats.database_bytes, &chunks);
+    line(&mut text, "  captured writes", stats.captured_bytes, "");
+    line(&mut text, "  the rest", stats.other_bytes, "");
+    if let Some(bytes) = stats.reclaimable_bytes {
+        line(&mut text, "reclaimable", bytes, "about: coldrise gc returns it");
+    }
+    let memory = &stats.index_memory;
+    let caches = format!("and up to {} of caches", show_size(memory.reader_cache_bytes));
+    line(&mut text, "index in a reader", memory.reader_bytes, &caches);
+    let caches = format!("and up to {} of caches", show_size(memory.writer_cache_bytes));
+    let writer = memory.reader_bytes.saturating_add(memory.writer_bytes);
+    line(&mut text, "index in a writer", writer, &caches);
+    if stats.by_machine.is_empty() {
+        return text;
+    }
+    let rows: Vec<Vec<String>> = stats.by_machine.iter().map(row_of_machine).collect();
+    text.push('\n');
+    text.push_str(&table(
+        &["MACHINE", ">POINTS", ">SUM OF DISKS", ">RECOVERABLE", ">UNIQUE"],
+        &rows,
+    ));
+    text.push_str(
+        "\nunique: about what returns when all points of the machine are forgotten; \
+         coldrise stats MACHINE tells it of each point\n",
+    );
+    text
+}
+
+fn row_of_machine(machine: &MachineStats) -> Vec<String> {
+    vec![
+        machine.machine.clone(),
+        machine.points.len().to_string(),
+        show_size(machine.virtual_bytes),
+        show_size(machine.recoverable_bytes),
+        show_unique(&machine.unique),
+    ]
+}
+
+fn show_unique(unique: &Unique) -> String {
+    show_size(unique.unique_stored_bytes)
+}
+
+pub(super) fn of_machine(stats: &MachineStats) -> String {
+    let rows: Vec<Vec<String>> = stats
+        .points
+        .iter()
+        .map(|point| {
+            vec![
+                point.address.clone(),
+                show_size(point.virtual_bytes),
+                show_size(point.recoverable_bytes),
+                show_unique(&point.unique),
+                if point.is_protected { "yes" } else { "" }.to_owned(),
+            ]
+        })
+        .collect();
+    let mut text =
+        table(&["ADDRESS", ">SUM OF DISKS", ">RECOVERABLE", ">UNIQUE", "PROTECTED"], &rows);
+    text.push_str(&format!(
+        "\nunique: about what returns when this point alone is forgotten. All points of {} \
+         together: {}\n",
+        stats.machine,
+        show_unique(&stats.unique)
+    ));
+    text
+}

@@ -1,0 +1,73 @@
+//! Restore points as commands that change the catalog are told of them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_session::Catalog;
+use coldrise_store::{Address, MachineName, PointDocument, PointName, PointSelector, Repository};
+
+/// What was named: a point, or all points of a machine.
+#[derive(Clone, Debug)]
+pub(crate) enum Target {
+    Point(MachineName, PointSelector),
+    Machine(MachineName),
+}
+
+/// Reads `MACHINE/POINT` or `MACHINE`.
+///
+/// # Errors
+/// `InvalidInput`, saying what is allowed.
+pub(crate) fn parse_target(text: &str) -> Result<Target> {
+    if !text.contains('/') {
+        return MachineName::parse(text).map(Target::Machine);
+    }
+    parse_point(text)
+}
+
+/// Reads `MACHINE/POINT`.
+///
+/// # Errors
+/// `InvalidInput`, saying what is allowed.
+pub(crate) fn parse_point(text: &str) -> Result<Target> {
+    match Address::parse(text)? {
+        Address::Point { machine, selector, disk: None } => Ok(Target::Point(machine, selector)),
+        Address::Point { .. } | Address::Live { .. } => Err(Error::new(
+            ErrorKind::InvalidInput,
+            format!("{text}: only whole restore points are meant: give MACHINE/POINT"),
+        )),
+    }
+}
+
+/// The points that are meant, each once, by machine and time.
+///
+/// # Errors
+/// `NotFound`, naming the machines or points that are there.
+pub(crate) fn find(repository: &Arc<Repository>, targets: &[Target]) -> Result<Vec<PointDocument>> {
+    let catalog = Catalog::new(repository);
+    let mut found: BTreeMap<(MachineName, PointName), PointDocument> = BTreeMap::new();
+    let mut add = |point: PointDocument| {
+        found.insert((point.machine.clone(), point.point.clone()), point);
+    };
+    for target in targets {
+        match target {
+            Target::Point(machine, selector) => add(catalog.point(machine, selector)?),
+            Target::Machine(machine) => {
+                // Says which machines there are where this one is not.
+                catalog.point(machine, &PointSelector::Latest(0))?;
+                catalog.points(machine)?.into_iter().for_each(&mut add);
+            }
+        }
+    }
+    Ok(found.into_values().collect())
+}
+
+/// How points are addressed.
+pub(crate) fn addresses(points: &[PointDocument]) -> Vec<String> {
+    points.iter().map(|point| format!("{}/{}", point.machine, point.point)).collect()
+}
+
+/// The same, for the store.
+pub(crate) fn names(points: &[PointDocument]) -> Vec<(MachineName, PointName)> {
+    points.iter().map(|point| (point.machine.clone(), point.point.clone())).collect()
+}

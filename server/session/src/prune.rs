@@ -1,0 +1,52 @@
+//! Prune: the rules of retention, applied to the points of a machine.
+
+use coldrise_store::{
+    retained, KeepReason, MachineName, PointDocument, PointName, RetentionPoint, RetentionRules,
+};
+
+use crate::forget::Published;
+
+/// What becomes of one point.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Judged {
+    /// The point.
+    pub document: PointDocument,
+    /// Why it stays; nothing where it goes.
+    pub reasons: Vec<KeepReason>,
+}
+
+impl Judged {
+    /// True where the point stays.
+    pub fn is_kept(&self) -> bool {
+        !self.reasons.is_empty()
+    }
+
+    /// Machine and name of the point.
+    pub fn address(&self) -> (MachineName, PointName) {
+        (self.document.machine.clone(), self.document.point.clone())
+    }
+}
+
+/// Judges the points of one machine. `now_seconds` is the clock, in seconds since
+/// 1970-01-01T00:00:00Z.
+pub fn judge(
+    rules: &RetentionRules,
+    points: Vec<PointDocument>,
+    published: &Published,
+    now_seconds: u64,
+) -> Vec<Judged> {
+    let known: Vec<RetentionPoint> = points
+        .iter()
+        .map(|point| RetentionPoint {
+            name: point.point.clone(),
+            is_protected: point.is_protected,
+            sessions: published.from(&point.machine, &point.point).to_vec(),
+        })
+        .collect();
+    let reasons = retained(rules, &known, now_seconds);
+    points
+        .into_iter()
+        .zip(reasons)
+        .map(|(document, reasons)| Judged { document, reasons })
+        .collect()
+}

@@ -1,0 +1,136 @@
+//! Shares: what every machine and every restore point holds, and what would go with it.
+
+use std::collections::{BTreeMap, HashMap};
+use std::os::unix::fs::MetadataExt;
+
+use coldrise_block::{Context, Result};
+use coldrise_store::{
+    Holdings, LayerId, MachineAttribution, MachineName, PointDocument, Repository, Share,
+};
+
+use crate::document::{SessionDisk, SessionDocument};
+use crate::place::layer_path;
+
+/// What one machine holds.
+#[derive(Clone, Debug)]
+pub struct MachineShares {
+    /// The machine.
+    pub machine: MachineName,
+    /// What no other machine refers to, and would go with all its points: bytes of
+    /// chunks, estimated, and of captured writes.
+    pub unique: StoredBytes,
+    /// Its points, oldest first.
+    pub points: Vec<PointShares>,
+}
+
+/// What one point holds.
+#[derive(Clone, Debug)]
+pub struct PointShares {
+    /// The point.
+    pub document: PointDocument,
+    /// What its chunk maps refer to, in bytes: holes left out, captured writes not
+    /// counted.
+    pub recoverable_bytes: u64,
+    /// What no other point and no session refers to, and would go with it.
+    pub unique: StoredBytes,
+}
+
+/// Space on the repository's disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StoredBytes {
+    /// Of chunks: an estimate.
+    pub chunks_bytes: u64,
+    /// Of layers.
+    pub captured_bytes: u64,
+}
+
+impl StoredBytes {
+    fn new(
+        repository: &Repository,
+        share: &Share,
+        known: &mut HashMap<LayerId, u64>,
+    ) -> Result<Self> {
+        let mut captured_bytes = 0u64;
+        for layer in &share.layers {
+            let bytes = match known.get(layer) {
+                Some(bytes) => *bytes,
+                None => {
+                    let bytes = occupied_bytes(repository, layer)?;
+                    known.insert(*layer, bytes);
+                    bytes
+                }
+            };
+            captured_bytes = captured_bytes.saturating_add(bytes);
+        }
+        Ok(StoredBytes { chunks_bytes: share.stored_bytes, captured_bytes })
+    }
+
+    /// Both.
+    pub fn sum(&self) -> u64 {
+        self.chunks_bytes.saturating_add(self.captured_bytes)
+    }
+}
+
+/// What a layer takes on the repository's disk; nothing where it is gone.
+fn occupied_bytes(repository: &Repository, layer: &LayerId) -> Result<u64> {
+    let path = layer_path(repository, layer);
+    match std::fs::metadata(&path) {
+        Ok(metadata) => Ok(metadata.blocks().saturating_mul(512)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(0),
+        Err(error) => Err(error).context(|| format!("reading {}", path.display())),
+    }
+}
+
+/// What every machine holds, sorted by their names. Reads every page of every chunk
+/// map, three times at most.
+///
+/// # Errors
+/// `Corrupt` where a document or a page does not authenticate.
+pub fn shares(repository: &Repository) -> Result<Vec<MachineShares>> {
+    let documents = SessionDocument::all(repository)?;
+    repository.catch_up()?;
+    let mut machines: BTreeMap<MachineName, (BTreeMap<_, PointDocument>, Vec<_>)> = BTreeMap::new();
+    for (_, session) in documents {
+        for point in session.sealed {
+            let points = &mut machines.entry(point.machine.clone()).or_default().0;
+            points.insert(point.point.clone(), point);
+        }
+        if !session.is_ended {
+            let disks = session.disks.iter().map(SessionDisk::sealed);
+            machines.entry(session.machine).or_default().1.extend(disks);
+        }
+    }
+    for machine in repository.machines()? {
+        for point in repository.points(&machine)? {
+            let points = &mut machines.entry(machine.clone()).or_default().0;
+            points.insert(point.point.clone(), point);
+        }
+    }
+    let holdings: Vec<Holdings> = machines
+        .values()
+        .map(|(points, sessions)| Holdings {
+            points: points.values().map(|point| point.disks.clone()).collect(),
+            sessions: sessions.clone(),
+        })
+        .collect();
+    let attributed = repository.attribute(&holdings)?;
+    let mut known = HashMap::new();
+    let mut shares = Vec::with_capacity(machines.len());
+    for ((machine, (points, _)), MachineAttribution { alone, points: of_points }) in
+        machines.into_iter().zip(attributed)
+    {
+        let mut shared = Vec::with_capacity(points.len());
+        for (document, point) in points.into_values().zip(of_points) {
+            shared.push(PointShares {
+                document,
+                recoverable_bytes: point.recoverable_bytes,
+                unique: StoredBytes::new(repository, &point.alone, &mut known)?,
+            });
+        }
+        let unique = StoredBytes::new(repository, &alone, &mut known)?;
+        shares.push(MachineShares { machine, unique, points: shared });
+    }
+    // A session outlives its machine's last point: it is no machine of its own.
+    shares.retain(|machine| !machine.points.is_empty());
+    Ok(shares)
+}

@@ -1,0 +1,69 @@
+//! About what chunks take, told without reading them.
+
+use std::ops::RangeInclusive;
+
+use coldrise_block::Result;
+
+use crate::chunk::ChunkId;
+use crate::rocks::{Family, LiveFile};
+use crate::state::StoreState;
+use crate::Repository;
+
+/// The average of the files that a chunk lies in: a file holds what one backup, or a
+/// part of it, stored.
+pub(super) struct ChunkSizes {
+    /// Ascending.
+    ranges: Vec<(RangeInclusive<ChunkId>, u64)>,
+    /// Where a chunk is in no file yet.
+    elsewhere_bytes: u64,
+}
+
+impl ChunkSizes {
+    /// # Errors
+    /// As listing the files of the database.
+    pub(super) fn read(repository: &Repository, state: &StoreState) -> Result<ChunkSizes> {
+        let average = |bytes: u64, chunks: u64| bytes.checked_div(chunks).unwrap_or(0);
+        // Files whose ranges of numbers overlap are taken together.
+        let mut files: Vec<(RangeInclusive<ChunkId>, u64, u64)> = Vec::new();
+        for file in repository.database().live_files(Family::Chunks)? {
+            let Some(ids) = ids_of(&file) else { continue };
+            let (bytes, chunks) = (file.bytes, file.values());
+            match files.last_mut() {
+                Some((last, all_bytes, all_chunks)) if ids.start() <= last.end() => {
+                    *last = *last.start()..=*last.end().max(ids.end());
+                    *all_bytes += bytes;
+                    *all_chunks += chunks;
+                }
+                _ => files.push((ids, bytes, chunks)),
+            }
+        }
+        let ranges = files.into_iter().map(|(ids, bytes, chunks)| (ids, average(bytes, chunks)));
+        Ok(ChunkSizes {
+            ranges: ranges.collect(),
+            elsewhere_bytes: average(state.stored_bytes, state.chunks),
+        })
+    }
+
+    /// Every chunk takes as much.
+    #[cfg(test)]
+    pub(super) fn all(bytes: u64) -> ChunkSizes {
+        ChunkSizes { ranges: Vec::new(), elsewhere_bytes: bytes }
+    }
+
+    /// What the chunks from `first` on take, one after the other.
+    pub(super) fn from(&self, first: ChunkId) -> impl Iterator<Item = u64> + '_ {
+        let mut ranges = self.ranges.iter().peekable();
+        (first..).map(move |id| {
+            while ranges.next_if(|(range, _)| *range.end() < id).is_some() {}
+            match ranges.peek() {
+                Some((range, bytes)) if range.contains(&id) => *bytes,
+                _ => self.elsewhere_bytes,
+            }
+        })
+    }
+}
+
+fn ids_of(file: &LiveFile) -> Option<RangeInclusive<ChunkId>> {
+    let id = |key: &[u8]| key.try_into().ok().map(ChunkId::from_be_bytes);
+    Some(id(&file.smallest)?..=id(&file.largest)?)
+}
