@@ -99,6 +99,7 @@ pub(crate) enum Command {
     Verify(commands::verify::VerifyArguments),
     Repair(commands::repair::RepairArguments),
     Fold(commands::fold::FoldArguments),
+    Gc(commands::gc::GcArguments),
     Key(commands::key::KeyArguments),
     /// Check this machine and the repository, and say what to do.
     ///

@@ -147,15 +147,22 @@ impl Invocation {
         Repository::open(self.repository_path()?, &self.passphrase()?, &options)
     }
 
+    /// Opens the repository for writing, and does nothing else.
+    ///
+    /// # Errors
+    /// As of [`Invocation::open_for_writing`].
+    pub(crate) fn open_alone(&self) -> Result<RepositoryWriter> {
+        let options = OpenOptions { cache_bytes: 0 };
+        RepositoryWriter::open(self.repository_path()?, &self.passphrase()?, &options)
+    }
+
     /// Opens the repository for writing, and enters what sessions have sealed
     /// into the catalog, as every writer does first.
     ///
     /// # Errors
     /// `Busy` where another process writes it; otherwise as `Repository::open`.
     pub(crate) fn open_for_writing(&self) -> Result<RepositoryWriter> {
-        let options = OpenOptions { cache_bytes: 0 };
-        let writer =
-            RepositoryWriter::open(self.repository_path()?, &self.passphrase()?, &options)?;
+        let writer = self.open_alone()?;
         let entered = coldrise_session::enter_sealed_points(&writer)?;
         tracing::debug!(entered, "sealed points were entered into the catalog");
         Ok(writer)

@@ -67,6 +67,7 @@ fn word(phase: Phase) -> &'static str {
         Phase::Restoring => "restoring",
         Phase::Finishing => "finishing",
         Phase::Verifying => "verifying",
+        Phase::Reclaiming => "reclaiming",
     }
 }
 
@@ -107,7 +108,7 @@ impl ProgressView {
                 let what = match state.phase {
                     Phase::Opening => "opening",
                     Phase::Finishing => "finishing",
-                    Phase::Storing | Phase::Restoring | Phase::Verifying => "",
+                    Phase::Storing | Phase::Restoring | Phase::Verifying | Phase::Reclaiming => "",
                 };
                 bar.set_prefix(state.disk.to_owned());
                 bar.set_message(what);
@@ -187,7 +188,7 @@ impl Progress for ProgressView {
         let is_due = now >= current.next;
         // The beginning and the end of a disk are told at once, but not in lines.
         let is_told = is_new_phase
-            && !matches!(state.phase, Phase::Storing | Phase::Restoring | Phase::Verifying)
+            && matches!(state.phase, Phase::Opening | Phase::Finishing)
             && !matches!(self.shown, Shown::Lines);
         if !is_due && !is_told {
             return;

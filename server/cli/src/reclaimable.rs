@@ -1,12 +1,11 @@
 //! What coldrise gc would give back.
 
 use std::collections::HashSet;
-use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::AtomicBool;
 
-use coldrise_block::{Context, Result};
+use coldrise_block::Result;
 use coldrise_session::InUse;
-use coldrise_store::{LayerId, MachineName, PointName, Repository};
+use coldrise_store::{MachineName, PointName, Repository};
 
 /// About how many bytes a gc would give back if the points in `gone` were forgotten:
 /// with what nothing refers to already.
@@ -21,28 +20,7 @@ pub(crate) fn reclaimable_bytes(
     let in_use = InUse::without(repository, |machine, point| {
         gone.contains(&(machine.clone(), point.clone()))
     })?;
-    let reachable = repository.reachable(in_use.roots.iter().copied(), cancel)?;
-    let reclaimable = repository.reclaimable(&reachable)?;
-    Ok(reclaimable.bytes.saturating_add(unused_layer_bytes(repository, &in_use.layers)?))
-}
-
-/// What the layers that nobody needs take on the repository's disk.
-fn unused_layer_bytes(repository: &Repository, in_use: &HashSet<LayerId>) -> Result<u64> {
-    let folder = repository.layers_dir();
-    let what = || format!("reading {}", folder.display());
-    let mut bytes = 0u64;
-    for entry in std::fs::read_dir(&folder).context(what)? {
-        let entry = entry.context(what)?;
-        let name = entry.file_name();
-        let Some(Ok(layer)) = name.to_str().map(LayerId::parse) else { continue };
-        if in_use.contains(&layer) {
-            continue;
-        }
-        match entry.metadata() {
-            Ok(metadata) => bytes = bytes.saturating_add(metadata.blocks().saturating_mul(512)),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-            Err(error) => return Err(error).context(what),
-        }
-    }
-    Ok(bytes)
+    let (_, layer_bytes) = in_use.unneeded_layers(repository)?;
+    let reachable = repository.reachable(in_use.roots, cancel)?;
+    Ok(repository.reclaimable(&reachable)?.bytes.saturating_add(layer_bytes))
 }

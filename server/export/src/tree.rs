@@ -200,10 +200,8 @@ impl ExportTree {
             if lease.is_confirmed() {
                 return Ok((point, lease));
             }
-            self.repository.catch_up()?;
-            let exact = PointSelector::Exact(point.point.clone());
-            let now = self.catalog.point(machine, &exact)?;
-            if now == point {
+            let now = self.catalog.confirm(&point)?;
+            if now.disks == point.disks {
                 lease.confirm();
                 return Ok((point, lease));
             }
@@ -232,7 +230,9 @@ impl ExportTree {
             return Err(no_live_image(session, disk, file, part));
         }
         let name = session_export_name(session, file);
-        let lease = self.lease.hold(Served { name: name.clone(), disk: None })?;
+        // Opened below, which finds whether the session is still there.
+        let served = Served { name: name.clone(), disk: Some(document.disk(disk)?.sealed()) };
+        let lease = self.lease.hold(served)?;
         let hold = if read_only { None } else { Some(self.sessions.hold(session)?) };
         let mut opened = match &hold {
             Some(hold) => hold.disk(disk)?,

@@ -13,6 +13,8 @@ pub enum Phase {
     Finishing,
     /// What is stored is read and authenticated.
     Verifying,
+    /// Space of what nothing refers to any more is given back.
+    Reclaiming,
 }
 
 /// How far one disk has come.

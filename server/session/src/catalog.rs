@@ -3,14 +3,14 @@
 use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 
-use coldrise_block::{Context, Error, ErrorKind, Result};
+use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_store::{
-    LayerId, MachineName, PointDocument, PointName, PointSelector, Repository, RepositoryWriter,
+    MachineName, PointDocument, PointName, PointSelector, Repository, RepositoryWriter,
 };
 
 use crate::document::SessionDocument;
 use crate::lock::FileLock;
-use crate::place::{layer_path, remove_file};
+use crate::reclaim::remove_layers;
 use crate::unpublish::tidy;
 
 /// Every restore point of a repository.
@@ -102,6 +102,28 @@ impl Catalog {
         }
     }
 
+    /// A point that was found before, as it is now: to be asked once it is written down
+    /// that it is used (a lease, a session). What is not there any more must not be
+    /// used, and where a fold has moved its disks, what was written down names what is
+    /// no longer used. See `reclaim`.
+    ///
+    /// # Errors
+    /// `NotFound` where it was forgotten meanwhile.
+    pub fn confirm(&self, point: &PointDocument) -> Result<PointDocument> {
+        self.repository.catch_up()?;
+        let name = PointSelector::Exact(point.point.clone());
+        match self.find(&point.machine, &name)? {
+            Some(found) if found.created_at_ms == point.created_at_ms => Ok(found),
+            _ => Err(Error::new(
+                ErrorKind::NotFound,
+                format!(
+                    "{}/{} was forgotten just now: see coldrise list {}",
+                    point.machine, point.point, point.machine
+                ),
+            )),
+        }
+    }
+
     fn cataloged(&self, machine: &MachineName, name: &PointName) -> Result<Option<PointDocument>> {
         match self.repository.point(machine, name) {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
@@ -146,9 +168,8 @@ fn shorten(names: &[String]) -> String {
 /// As writing to the catalog; what was not entered stays where it is.
 pub fn enter_sealed_points(writer: &RepositoryWriter) -> Result<usize> {
     let repository = writer.repository();
-    let _documents = FileLock::documents(repository)?;
+    let documents = FileLock::documents(repository)?;
     let mut entered = 0;
-    let mut owned = HashSet::new();
     for (place, mut document) in SessionDocument::all(repository)? {
         if !document.sealed.is_empty() {
             for point in &document.sealed {
@@ -163,41 +184,14 @@ pub fn enter_sealed_points(writer: &RepositoryWriter) -> Result<usize> {
             document.write(repository, &place)?;
         }
         tidy(repository, &place, &document)?;
-        for disk in &document.disks {
-            owned.insert(disk.top);
-            owned.extend(disk.layers.iter().map(|layer| layer.id));
-        }
     }
-    remove_unowned_layers(repository, owned)?;
+    match remove_layers(repository, &documents) {
+        Ok(_) => {}
+        // What is damaged is told by whoever needs it, and by verify.
+        Err(error) if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Unsupported) => {
+            tracing::info!(error = %error.full_message(), "layers without an owner stay");
+        }
+        Err(error) => return Err(error),
+    }
     Ok(entered)
-}
-
-fn remove_unowned_layers(repository: &Repository, mut owned: HashSet<LayerId>) -> Result<()> {
-    let unknown = |owned: &HashSet<LayerId>| -> Result<Vec<LayerId>> {
-        let folder = repository.layers_dir();
-        let what = || format!("reading {}", folder.display());
-        let mut ids = Vec::new();
-        for entry in std::fs::read_dir(&folder).context(what)? {
-            let name = entry.context(what)?.file_name();
-            // A file that is not ours is left alone.
-            if let Some(Ok(id)) = name.to_str().map(LayerId::parse) {
-                if !owned.contains(&id) {
-                    ids.push(id);
-                }
-            }
-        }
-        Ok(ids)
-    };
-    if unknown(&owned)?.is_empty() {
-        return Ok(());
-    }
-    for machine in repository.machines()? {
-        for point in repository.points(&machine)? {
-            owned.extend(point.disks.iter().flat_map(|d| d.layers.iter().map(|l| l.id)));
-        }
-    }
-    for id in unknown(&owned)? {
-        remove_file(&layer_path(repository, &id))?;
-    }
-    Ok(())
 }

@@ -59,7 +59,7 @@ impl SessionDisk {
     }
 
     /// The disk as a point has it, without the top layer.
-    pub(crate) fn sealed(&self) -> DiskDocument {
+    pub fn sealed(&self) -> DiskDocument {
         DiskDocument {
             name: self.name.clone(),
             size_bytes: self.size_bytes,

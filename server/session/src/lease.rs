@@ -7,8 +7,8 @@
 //! it holds names. Other names in the directory are not ours.
 //!
 //! Changing a lease writes a second file, locks it, and renames it over the
-//! first. On a full disk the lease becomes an empty file: one that cannot be read
-//! says that nothing may be deleted. All
+//! first. On a full disk, and where a document cannot hold it all, the lease becomes
+//! an empty file: one that cannot be read says that nothing may be deleted. All
 //! changes and all reading happen under a lock of the directory itself: nobody
 //! sees a lease in the moment when it is not yet locked. Nothing is synced: no
 //! front end outlives a power cut.
@@ -23,7 +23,6 @@ use parking_lot::Mutex;
 use rustix::fs::{flock, FlockOperation};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
@@ -61,9 +60,9 @@ pub struct LeaseDocument {
 pub struct Served {
     /// Exact name of the export.
     pub name: String,
-    /// The disk of a restore point as it is served: its chunk map and layers are
-    /// in use even when the point is no longer in the catalog. `None` for a
-    /// session, which its own files under `live/` keep.
+    /// What is served: its chunk map and layers are in use even when the restore
+    /// point is no longer in the catalog, or the session has ended. `None` where
+    /// something else keeps them.
     pub disk: Option<DiskDocument>,
 }
 
@@ -79,9 +78,7 @@ pub struct Lease {
 struct State {
     /// Held for its lock.
     _file: File,
-    /// By number, in the order of opening.
-    served: BTreeMap<u64, Entry>,
-    next_number: u64,
+    served: Vec<Entry>,
 }
 
 struct Entry {
@@ -99,7 +96,7 @@ impl Lease {
         let path = directory.join(format!("{PREFIX}{}", random_name()?));
         let locked = lock_directory(&directory)?;
         remove_stale(&directory)?;
-        let document = document(program, &BTreeMap::new());
+        let document = document(program, &[]);
         let file = write(repository, &path, &document)?;
         drop(locked);
         Ok(Arc::new(Lease {
@@ -107,30 +104,36 @@ impl Lease {
             program: program.to_owned(),
             directory,
             path,
-            state: Mutex::new(State { _file: file, served: BTreeMap::new(), next_number: 0 }),
+            state: Mutex::new(State { _file: file, served: Vec::new() }),
         }))
     }
 
-    /// Adds an export to the lease, or shares the entry that says the same: what an
-    /// export of the same name is made of may have changed. On an error the lease is
-    /// as it was.
+    /// Adds an export to the lease, or shares the entry that says the same. On an
+    /// error the lease is as it was.
     pub fn hold(self: &Arc<Self>, served: Served) -> Result<LeaseHold> {
+        self.hold_all(vec![served])
+    }
+
+    /// The same for many at once.
+    pub fn hold_all(self: &Arc<Self>, served: Vec<Served>) -> Result<LeaseHold> {
         let mut state = self.state.lock();
-        let known = state.served.iter_mut().find(|(_, entry)| entry.served == served);
-        let number = if let Some((number, entry)) = known {
-            entry.holds += 1;
-            *number
-        } else {
-            let number = state.next_number;
-            state.next_number += 1;
-            state.served.insert(number, Entry { served, holds: 1, is_confirmed: false });
+        let known = state.served.len();
+        for served in &served {
+            match state.served[..known].iter_mut().find(|entry| entry.served == *served) {
+                Some(entry) => entry.holds += 1,
+                None => {
+                    let served = served.clone();
+                    state.served.push(Entry { served, holds: 1, is_confirmed: false });
+                }
+            }
+        }
+        if state.served.len() > known {
             if let Err(error) = self.rewrite(&mut state) {
-                state.served.remove(&number);
+                state.release(&served);
                 return Err(error);
             }
-            number
-        };
-        Ok(LeaseHold { lease: Arc::clone(self), number })
+        }
+        Ok(LeaseHold { lease: Arc::clone(self), served })
     }
 
     fn rewrite(&self, state: &mut State) -> Result<()> {
@@ -139,16 +142,28 @@ impl Lease {
         Ok(())
     }
 
-    fn release(&self, number: u64) {
+    fn release(&self, served: &[Served]) {
         let mut state = self.state.lock();
-        let Some(entry) = state.served.get_mut(&number) else { return };
-        entry.holds -= 1;
-        if entry.holds == 0 {
-            state.served.remove(&number);
+        if state.release(served) {
             // A lease that names too much is harmless, and the next change
             // writes it whole again.
             let _ = self.rewrite(&mut state);
         }
+    }
+}
+
+impl State {
+    /// One hold less of each; true where it was the last one of any.
+    fn release(&mut self, served: &[Served]) -> bool {
+        for served in served {
+            let mut held = self.served.iter_mut().filter(|entry| entry.holds > 0);
+            if let Some(entry) = held.find(|entry| entry.served == *served) {
+                entry.holds -= 1;
+            }
+        }
+        let before = self.served.len();
+        self.served.retain(|entry| entry.holds > 0);
+        self.served.len() < before
     }
 }
 
@@ -162,10 +177,10 @@ impl Drop for Lease {
     }
 }
 
-/// One export's share in the lease of this process.
+/// A share in the lease of this process: of one export, or of some.
 pub struct LeaseHold {
     lease: Arc<Lease>,
-    number: u64,
+    served: Vec<Served>,
 }
 
 impl LeaseHold {
@@ -173,13 +188,14 @@ impl LeaseHold {
     /// what it names still exists: until then it may be being deleted.
     pub fn is_confirmed(&self) -> bool {
         let state = self.lease.state.lock();
-        state.served.get(&self.number).is_some_and(|entry| entry.is_confirmed)
+        let mut own = self.served.iter();
+        own.all(|own| state.served.iter().any(|entry| entry.served == *own && entry.is_confirmed))
     }
 
     /// Says that it was seen to exist.
     pub fn confirm(&self) {
         let mut state = self.lease.state.lock();
-        if let Some(entry) = state.served.get_mut(&self.number) {
+        for entry in state.served.iter_mut().filter(|entry| self.served.contains(&entry.served)) {
             entry.is_confirmed = true;
         }
     }
@@ -187,7 +203,7 @@ impl LeaseHold {
 
 impl Drop for LeaseHold {
     fn drop(&mut self) {
-        self.lease.release(self.number);
+        self.lease.release(&self.served);
     }
 }
 
@@ -235,12 +251,12 @@ fn read(repository: &Repository, file: &mut File, path: &Path) -> Result<LeaseDo
     Ok(document)
 }
 
-fn document(program: &str, served: &BTreeMap<u64, Entry>) -> LeaseDocument {
+fn document(program: &str, served: &[Entry]) -> LeaseDocument {
     LeaseDocument {
         format_version: FORMAT_VERSION,
         program: program.to_owned(),
         process_id: std::process::id(),
-        served: served.values().map(|entry| entry.served.clone()).collect(),
+        served: served.iter().map(|entry| entry.served.clone()).collect(),
     }
 }
 
@@ -250,7 +266,11 @@ fn write(repository: &Repository, path: &Path, document: &LeaseDocument) -> Resu
     let json = serde_json::to_vec(document).map_err(|error| {
         Error::with_source(ErrorKind::Internal, "encoding a lease".to_owned(), error)
     })?;
-    let bytes = repository.seal_document(PURPOSE, &json)?;
+    // Too much to be named in one document: an empty lease keeps everything.
+    let bytes = match repository.seal_document(PURPOSE, &json) {
+        Err(error) if error.kind() == ErrorKind::InvalidInput => Vec::new(),
+        sealed => sealed?,
+    };
     let mut new = path.as_os_str().to_owned();
     new.push(NEW_SUFFIX);
     let new = PathBuf::from(new);

@@ -160,3 +160,40 @@ fn a_lease_that_cannot_be_changed_stays_as_it_was() {
     assert_eq!(names(&repository).len(), 2);
     drop((hold, more));
 }
+
+#[test]
+fn two_points_that_had_one_name_after_the_other_are_both_named() {
+    let Fixture { repository, _directory } = fixture();
+    let lease = Lease::take(&repository, "test").unwrap();
+    let of = |size_bytes| {
+        let root = coldrise_store::MapRoot::EMPTY;
+        let name = coldrise_store::DiskName::parse("vda").unwrap();
+        let disk = DiskDocument { name, size_bytes, root, layers: Vec::new() };
+        Served { name: "web01/a/vda".to_owned(), disk: Some(disk) }
+    };
+    let held = || -> Vec<Served> { read_leases(&repository).unwrap().remove(0).served };
+    let first = lease.hold(of(4096)).unwrap();
+    first.confirm();
+    let second = lease.hold(of(8192)).unwrap();
+    assert!(!second.is_confirmed());
+    assert_eq!(held(), [of(4096), of(8192)]);
+    drop(first);
+    assert_eq!(held(), [of(8192)]);
+}
+
+#[test]
+fn many_are_held_at_once_and_more_than_a_document_holds_keeps_everything() {
+    let Fixture { repository, _directory } = fixture();
+    let lease = Lease::take(&repository, "test").unwrap();
+    let one = lease.hold(served("b")).unwrap();
+    let some = lease.hold_all(["a", "b", "c"].map(served).into()).unwrap();
+    assert_eq!(names(&repository), ["a", "b", "c"].map(str::to_owned).into());
+    drop(some);
+    assert_eq!(names(&repository), ["b".to_owned()].into());
+    drop(one);
+
+    let huge = lease.hold(served(&"x".repeat(17 << 20))).unwrap();
+    assert_eq!(read_leases(&repository).unwrap_err().kind(), ErrorKind::Corrupt);
+    drop(huge);
+    assert_eq!(names(&repository), BTreeSet::new());
+}

@@ -14,6 +14,7 @@
 //! # Files
 //!
 //! `live/lock` is held for the moment in which a document or a name is settled.
+//! `leases/` says what running programs read, so that nothing of it is deleted.
 //! `live/DIRECTORY/lock` is held by the process that writes the session;
 //! `live/DIRECTORY/control` is its socket for seals. `layers/ID` are the layers,
 //! `live/DIRECTORY/side/ID` those of its image files.
@@ -23,7 +24,7 @@
 //! # Locks, in order
 //!
 //! the session's `lock`, the table of its side files, the session's own mutex for seals, the
-//! disks' stacks, `live/lock`.
+//! disks' stacks, `live/lock`, a lease's own lock, the lock of the leases directory.
 #![deny(unsafe_code)]
 
 mod catalog;
@@ -32,6 +33,7 @@ mod disk;
 mod document;
 mod fold;
 mod forget;
+mod held;
 mod layer;
 mod lease;
 mod live;
@@ -53,11 +55,12 @@ pub use catalog::{enter_sealed_points, Catalog};
 pub use document::{SessionDisk, SessionDocument};
 pub use fold::{fold, Folded};
 pub use forget::{Published, Removal};
+pub use held::Held;
 pub use lease::{read_leases, Lease, LeaseDocument, LeaseHold, Served};
 pub use live::{open_live_disk, open_live_side_file, open_point_disk};
 pub use prune::{judge, Judged};
 pub use publish::publish;
-pub use reclaim::InUse;
+pub use reclaim::{reclaim_layers, InUse};
 pub use seal::seal;
 pub use session::{session, sessions, Session, SessionState};
 pub use shares::{shares, MachineShares, PointShares, StoredBytes};

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_store::{LayerId, PointDocument, Repository, SessionName};
 
+use crate::catalog::Catalog;
 use crate::document::{now_ms, SessionDisk, SessionDocument};
 use crate::layer::Layer;
 use crate::lock::FileLock;
@@ -19,13 +20,16 @@ use crate::unpublish::tidy;
 /// first free number are taken. Costs the same whatever the point holds.
 ///
 /// # Errors
-/// `AlreadyExists` when a session has the name.
+/// `AlreadyExists` when a session has the name; `NotFound` when the point was
+/// forgotten meanwhile.
 pub fn publish(
     repository: &Arc<Repository>,
     point: &PointDocument,
     name: Option<SessionName>,
 ) -> Result<SessionDocument> {
     let _documents = FileLock::documents(repository)?;
+    // Who deletes reads the sessions under the lock, after the point is gone.
+    let point = &Catalog::new(repository).confirm(point)?;
     let name = match name {
         Some(name) => name,
         None => free_name(repository, point)?,

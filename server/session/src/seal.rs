@@ -117,6 +117,14 @@ pub(crate) fn commit(
     let Some(mut document) = SessionDocument::read(repository, place)? else {
         return Err(Error::new(ErrorKind::NotFound, "the session is gone"));
     };
+    for disk in tops.unwrap_or_default() {
+        // Until now nothing named them: somebody may have tidied them away.
+        let path = layer_path(repository, &disk.top);
+        path.symlink_metadata().map_err(|error| {
+            let context = "a new layer is gone; nothing was sealed, try again";
+            Error::with_source(ErrorKind::Busy, context, error)
+        })?;
+    }
     for (i, disk) in document.disks.iter_mut().enumerate() {
         let sealed = facts[i];
         // An empty layer adds nothing: it is left out, and never kept.
@@ -168,3 +176,7 @@ fn free_point_name(repository: &Repository, document: &SessionDocument) -> Resul
     repository.points(&document.machine)?.iter().for_each(&mut look);
     document.point.synthetic(highest + 1)
 }
+
+#[cfg(test)]
+#[path = "seal_tests.rs"]
+mod tests;

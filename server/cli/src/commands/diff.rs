@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_session::{Catalog, SessionDocument};
+use coldrise_session::{Catalog, Held, SessionDocument};
 use coldrise_store::{Address, DiskName, PointDocument, Repository};
 use serde::Serialize;
 
@@ -88,6 +88,14 @@ impl Subject {
         }
     }
 
+    /// Keeps it while it is read.
+    fn hold(&mut self, repository: &Arc<Repository>) -> Result<Held> {
+        match self {
+            Subject::Point(point) => Held::point(repository, "diff", point),
+            Subject::Session(session) => Held::session(repository, "diff", session),
+        }
+    }
+
     fn address(&self) -> String {
         match self {
             Subject::Point(point) => format!("{}/{}", point.machine, point.point),
@@ -113,8 +121,9 @@ impl Subject {
 pub(crate) fn run(invocation: &Invocation, arguments: &DiffArguments) -> Result<Report> {
     let cancel = cancel_flag()?;
     let repository = invocation.open_for_disks()?;
-    let from = Subject::find(&repository, &arguments.from)?;
-    let to = Subject::find(&repository, &arguments.to)?;
+    let mut from = Subject::find(&repository, &arguments.from)?;
+    let mut to = Subject::find(&repository, &arguments.to)?;
+    let _held = (from.hold(&repository)?, to.hold(&repository)?);
     let pairs = pair_disks(arguments, &from, &to)?;
     let mut difference = Difference {
         from: from.address(),

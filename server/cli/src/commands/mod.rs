@@ -7,6 +7,7 @@ pub(crate) mod diff;
 mod doctor;
 pub(crate) mod fold;
 pub(crate) mod forget;
+pub(crate) mod gc;
 pub(crate) mod init;
 pub(crate) mod key;
 pub(crate) mod list;
@@ -58,6 +59,7 @@ pub(crate) fn run(invocation: &Invocation, command: Command) -> Result<Report> {
         Command::Verify(arguments) => verify::run(invocation, &arguments),
         Command::Repair(arguments) => repair::run(invocation, &arguments),
         Command::Fold(arguments) => fold::run(invocation, &arguments),
+        Command::Gc(arguments) => gc::run(invocation, &arguments),
         Command::Key(arguments) => key::run(invocation, &arguments),
         Command::Doctor => doctor::run(invocation),
         Command::Completion(arguments) => completion::run(&arguments),

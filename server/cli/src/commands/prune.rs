@@ -12,6 +12,7 @@ use coldrise_store::{
 };
 use serde::Serialize;
 
+use super::gc::{self, Collected};
 use crate::invocation::Invocation;
 use crate::reclaimable::reclaimable_bytes;
 use crate::report::{table, Report};
@@ -66,6 +67,10 @@ pub(crate) struct PruneArguments {
     /// backup.
     #[arg(long, short = 'n')]
     dry_run: bool,
+
+    /// Give the space back at once, as coldrise gc does.
+    #[arg(long, conflicts_with = "dry_run")]
+    gc: bool,
 }
 
 /// Nothing is pruned down to nothing.
@@ -117,9 +122,12 @@ struct Pruned {
     kept: u64,
     forgotten: u64,
     machines: Vec<PrunedMachine>,
-    /// What a gc gives back then, about; absent where that is not known.
+    /// What a gc gives back then, about; absent where that is not known, and with --gc.
     #[serde(skip_serializing_if = "Option::is_none")]
     reclaimable_bytes: Option<u64>,
+    /// What the gc did, with --gc.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gc: Option<Collected>,
     elapsed_ms: u64,
 }
 
@@ -149,7 +157,14 @@ pub(crate) fn run(invocation: &Invocation, arguments: &PruneArguments) -> Result
         true => plan(invocation, arguments, now_seconds)?,
         false => forget(invocation, arguments, now_seconds)?,
     };
-    let reclaimable_bytes = reclaimable(invocation, &repository, &judged, &cancel)?;
+    let reclaimable_bytes = match arguments.gc {
+        true => None,
+        false => reclaimable(invocation, &repository, &judged, &cancel)?,
+    };
+    // It is the writer's, where there was one, and a gc is a writer of its own.
+    drop(repository);
+    let gc = arguments.gc.then(|| gc::collect(invocation)).transpose();
+    let gc = gc.map_err(|error| error.context("the points are forgotten, but not their space"))?;
     let machines: Vec<PrunedMachine> =
         judged.iter().map(|points| PrunedMachine::new(points, now_seconds)).collect();
     let pruned = Pruned {
@@ -158,6 +173,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: &PruneArguments) -> Result
         forgotten: machines.iter().map(|machine| machine.forgotten).sum(),
         machines,
         reclaimable_bytes,
+        gc,
         elapsed_ms: invocation.elapsed_ms(),
     };
     let text = text(&pruned);
@@ -286,6 +302,10 @@ fn text(pruned: &Pruned) -> String {
         ));
     }
     let points = show_count(pruned.forgotten, "restore point");
+    if let Some(gc) = &pruned.gc {
+        text.push_str(&format!("forgot {points}; {}\n", gc.text()));
+        return text;
+    }
     let space = pruned.reclaimable_bytes.map(|bytes| format!(" about {}", show_size(bytes)));
     let space = space.unwrap_or_else(|| " the space".to_owned());
     text.push_str(&match pruned.dry_run {

@@ -7,7 +7,7 @@ use clap::Args;
 use coldrise_block::{Disk, Error, ErrorKind, Result};
 use coldrise_formats::Format;
 use coldrise_ingest::{restore, RestoreOptions, RestoreTarget};
-use coldrise_session::{open_live_disk, open_point_disk, Catalog};
+use coldrise_session::{open_live_disk, open_point_disk, Catalog, Held};
 use coldrise_store::{Address, DiskName, Repository};
 use serde::Serialize;
 
@@ -17,6 +17,9 @@ use crate::progress::ProgressView;
 use crate::report::Report;
 use crate::signals::cancel_flag;
 use crate::units::{show_duration, show_size};
+
+/// Who holds what is read, for people.
+const PROGRAM: &str = "restore";
 
 /// Write a disk of a restore point or of a session to a file, a device or an NBD server.
 ///
@@ -62,7 +65,7 @@ struct Restored {
 pub(crate) fn run(invocation: &Invocation, arguments: &RestoreArguments) -> Result<Report> {
     let cancel = cancel_flag()?;
     let repository = invocation.open_for_disks()?;
-    let (address, disk) = open_disk(&repository, &arguments.address)?;
+    let (address, disk, _held) = open_disk(&repository, &arguments.address)?;
     let options = RestoreOptions { format: arguments.format, threads: 0, force: arguments.force };
     let view = ProgressView::new(invocation);
     let done = restore(disk.as_ref(), &arguments.target, &options, &view, &cancel);
@@ -97,23 +100,28 @@ pub(crate) fn run(invocation: &Invocation, arguments: &RestoreArguments) -> Resu
     Ok(Report::done(&restored, text))
 }
 
-/// The disk of an address, and its exact address.
-fn open_disk(repository: &Arc<Repository>, address: &Address) -> Result<(String, Arc<dyn Disk>)> {
+/// The disk of an address, its exact address, and what keeps it.
+fn open_disk(
+    repository: &Arc<Repository>,
+    address: &Address,
+) -> Result<(String, Arc<dyn Disk>, Held)> {
     match address {
         Address::Point { machine, selector, disk } => {
-            let point = Catalog::new(repository).point(machine, selector)?;
+            let mut point = Catalog::new(repository).point(machine, selector)?;
             let names = point.disks.iter().map(|disk| &disk.name);
             let name = choose_disk(address, disk.as_ref(), names)?;
             find_disk(&point, &name)?;
+            let held = Held::point(repository, PROGRAM, &mut point)?;
             let opened = open_point_disk(repository, &point, &name)?;
-            Ok((format!("{machine}/{}/{name}", point.point), opened))
+            Ok((format!("{machine}/{}/{name}", point.point), opened, held))
         }
         Address::Live { session, disk } => {
             let document = coldrise_session::session(repository, session)?.document;
             let names = document.disks.iter().map(|disk| &disk.name);
             let name = choose_disk(address, disk.as_ref(), names)?;
+            let held = Held::session(repository, PROGRAM, &document)?;
             let opened = open_live_disk(repository, session, &name)?;
-            Ok((format!("live/{session}/{name}"), opened))
+            Ok((format!("live/{session}/{name}"), opened, held))
         }
     }
 }

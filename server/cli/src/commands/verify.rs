@@ -7,7 +7,7 @@ use std::sync::Arc;
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_ingest::{Phase, Progress, ProgressState};
-use coldrise_session::{Catalog, Inventory};
+use coldrise_session::{Catalog, Held, Inventory};
 use coldrise_store::{
     Address, Affected, CatalogDamage, Coverage, Damaged, DiskName, Repository, VerifyOptions,
     VerifyProgress,
@@ -23,6 +23,8 @@ use crate::units::{show_count, show_duration, show_size};
 /// Ranges of one disk, and damaged values, that are listed for people; --json has
 /// them all.
 const MAX_LISTED: usize = 10;
+/// Who holds what is read, for people.
+const PROGRAM: &str = "verify";
 
 /// What to do about damage.
 const ADVICE: &str = "\
@@ -78,11 +80,11 @@ struct Verified {
 pub(crate) fn run(invocation: &Invocation, arguments: &VerifyArguments) -> Result<Report> {
     let cancel = cancel_flag()?;
     let repository = invocation.open_for_disks()?;
-    let (inventory, coverage) = match &arguments.address {
+    let ((inventory, _held), coverage) = match &arguments.address {
         Some(address) => (only(&repository, address)?, Coverage::Referenced),
         None => {
             let coverage = arguments.sample.map_or(Coverage::Everything, Coverage::Sample);
-            (Inventory::take(&repository)?, coverage)
+            (Held::everything(&repository, PROGRAM)?, coverage)
         }
     };
     let view = ProgressView::new(invocation);
@@ -133,15 +135,17 @@ pub(crate) fn run(invocation: &Invocation, arguments: &VerifyArguments) -> Resul
     Ok(report)
 }
 
-/// What one address needs.
-fn only(repository: &Arc<Repository>, address: &Address) -> Result<Inventory> {
+/// What one address needs, and what keeps it.
+fn only(repository: &Arc<Repository>, address: &Address) -> Result<(Inventory, Held)> {
     let mut inventory = Inventory::default();
+    let held;
     let missing = |disk: &DiskName| {
         Error::new(ErrorKind::NotFound, format!("{address}: there is no disk {disk}"))
     };
     match address {
         Address::Point { machine, selector, disk } => {
             let mut point = Catalog::new(repository).point(machine, selector)?;
+            held = Held::point(repository, PROGRAM, &mut point)?;
             if let Some(disk) = disk {
                 point.disks.retain(|there| there.name == *disk);
                 if point.disks.is_empty() {
@@ -152,6 +156,7 @@ fn only(repository: &Arc<Repository>, address: &Address) -> Result<Inventory> {
         }
         Address::Live { session, disk } => {
             let mut session = coldrise_session::session(repository, session)?.document;
+            held = Held::session(repository, PROGRAM, &session)?;
             if let Some(disk) = disk {
                 session.disks.retain(|there| there.name == *disk);
                 if session.disks.is_empty() {
@@ -161,7 +166,7 @@ fn only(repository: &Arc<Repository>, address: &Address) -> Result<Inventory> {
             inventory.sessions.push(session);
         }
     }
-    Ok(inventory)
+    Ok((inventory, held))
 }
 
 /// One entry per disk, its ranges in order and joined: a disk may miss chunks and

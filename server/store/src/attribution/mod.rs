@@ -23,7 +23,7 @@ mod owner;
 mod sizes;
 mod walk;
 
-use coldrise_block::Result;
+use coldrise_block::{ErrorKind, Result};
 
 use crate::state::StoreState;
 use crate::{DiskDocument, LayerId, Repository};
@@ -82,7 +82,7 @@ impl Repository {
     pub fn attribute(&self, machines: &[Holdings]) -> Result<Vec<MachineAttribution>> {
         // Read after the points were: it counts at least what they refer to.
         let state = StoreState::read(self)?;
-        let sizes = ChunkSizes::read(self, &state);
+        let sizes = self.chunk_sizes(&state)?;
         let chunk_size = u64::from(self.chunk_size_bytes());
         let mut walk = Walk::new(self, machines, state.next_page, chunk_size, WINDOW_CHUNKS);
         walk.count_recoverable()?;
@@ -93,6 +93,22 @@ impl Repository {
             start = end;
         }
         Ok(walk.finish())
+    }
+}
+
+/// How often the files are listed anew beside a writer that deletes some.
+const LISTING_ATTEMPTS: u32 = 5;
+
+impl Repository {
+    fn chunk_sizes(&self, state: &StoreState) -> Result<ChunkSizes> {
+        for _ in 1..LISTING_ATTEMPTS {
+            match ChunkSizes::read(self, state) {
+                // The writer deleted a file between its listing and its reading.
+                Err(error) if error.kind() == ErrorKind::NotFound => self.catch_up()?,
+                told => return told,
+            }
+        }
+        ChunkSizes::read(self, state)
     }
 }
 

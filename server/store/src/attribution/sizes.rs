@@ -2,11 +2,12 @@
 
 use std::ops::RangeInclusive;
 
+use coldrise_block::Result;
+
 use crate::chunk::ChunkId;
-use crate::reclaim::of_family;
-use crate::rocks::Family;
+use crate::rocks::{Family, LiveFile};
 use crate::state::StoreState;
-use crate::{Reachable, Repository};
+use crate::Repository;
 
 /// The average of the files that a chunk lies in: a file holds what one backup, or a
 /// part of it, stored.
@@ -18,15 +19,29 @@ pub(super) struct ChunkSizes {
 }
 
 impl ChunkSizes {
-    pub(super) fn read(repository: &Repository, state: &StoreState) -> ChunkSizes {
+    /// # Errors
+    /// As listing the files of the database.
+    pub(super) fn read(repository: &Repository, state: &StoreState) -> Result<ChunkSizes> {
         let average = |bytes: u64, chunks: u64| bytes.checked_div(chunks).unwrap_or(0);
-        // A file that the writer deletes just now is no reason to tell nothing.
-        let units =
-            of_family(repository, Family::Chunks, &Reachable::default()).unwrap_or_default();
-        ChunkSizes {
-            ranges: units.into_iter().map(|u| (u.ids, average(u.bytes, u.entries))).collect(),
-            elsewhere_bytes: average(state.stored_bytes, state.chunks),
+        // Files whose ranges of numbers overlap are taken together.
+        let mut files: Vec<(RangeInclusive<ChunkId>, u64, u64)> = Vec::new();
+        for file in repository.database().live_files(Family::Chunks)? {
+            let Some(ids) = ids_of(&file) else { continue };
+            let (bytes, chunks) = (file.bytes, file.values());
+            match files.last_mut() {
+                Some((last, all_bytes, all_chunks)) if ids.start() <= last.end() => {
+                    *last = *last.start()..=*last.end().max(ids.end());
+                    *all_bytes += bytes;
+                    *all_chunks += chunks;
+                }
+                _ => files.push((ids, bytes, chunks)),
+            }
         }
+        let ranges = files.into_iter().map(|(ids, bytes, chunks)| (ids, average(bytes, chunks)));
+        Ok(ChunkSizes {
+            ranges: ranges.collect(),
+            elsewhere_bytes: average(state.stored_bytes, state.chunks),
+        })
     }
 
     /// Every chunk takes as much.
@@ -46,4 +61,9 @@ impl ChunkSizes {
             }
         })
     }
+}
+
+fn ids_of(file: &LiveFile) -> Option<RangeInclusive<ChunkId>> {
+    let id = |key: &[u8]| key.try_into().ok().map(ChunkId::from_be_bytes);
+    Some(id(&file.smallest)?..=id(&file.largest)?)
 }

@@ -22,7 +22,6 @@ mod units;
 pub use check::{ReclaimOptions, ReclaimProgress};
 pub use reachable::Reachable;
 pub use sweep::Reclaimed;
-pub(crate) use units::of_family;
 
 use units::Fate;
 

@@ -1,0 +1,199 @@
+//! `coldrise gc`: gives the space back that nothing refers to any more.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::time::Duration;
+
+use clap::Args;
+use coldrise_block::{Context, Error, ErrorKind, Result};
+use coldrise_ingest::{Phase, Progress, ProgressState};
+use coldrise_session::{enter_sealed_points, reclaim_layers, InUse};
+use coldrise_store::{ReclaimOptions, ReclaimProgress};
+use serde::Serialize;
+
+use crate::invocation::Invocation;
+use crate::progress::ProgressView;
+use crate::report::Report;
+use crate::signals::cancel_flag;
+use crate::units::{show_count, show_duration, show_size};
+
+/// Give back the space of what nothing refers to any more.
+///
+/// Deletes chunks, pages of chunk maps and layers that no restore point, no session and
+/// no running program needs. Machines run on, and front ends go on serving what they
+/// have open, forgotten points included; a backup has to wait. It can be interrupted at
+/// any time, and the next gc goes on. Files of which more than half is in use are left
+/// alone: what nothing refers to in them stays, and backups use it again.
+#[derive(Debug, Args)]
+pub(crate) struct GcArguments {
+    /// Delete nothing; say about how much space would return.
+    #[arg(long)]
+    dry_run: bool,
+}
+
+/// What a gc did.
+#[derive(Serialize)]
+pub(super) struct Collected {
+    chunks_deleted: u64,
+    pages_deleted: u64,
+    layers_deleted: u64,
+    /// Of the file system: what database and layers took before, less what they take
+    /// now.
+    bytes_returned: u64,
+    chunks_kept_unreferenced: u64,
+    seconds: f64,
+}
+
+#[derive(Serialize)]
+struct Estimate {
+    is_dry_run: bool,
+    chunks_to_delete: u64,
+    pages_to_delete: u64,
+    layers_to_delete: u64,
+    bytes_to_return: u64,
+    chunks_kept_unreferenced: u64,
+    seconds: f64,
+}
+
+pub(crate) fn run(invocation: &Invocation, arguments: &GcArguments) -> Result<Report> {
+    if arguments.dry_run {
+        return estimate(invocation);
+    }
+    let collected = collect(invocation)?;
+    let text = collected.text();
+    Ok(Report::done(&collected, text))
+}
+
+/// Does the work.
+///
+/// # Errors
+/// `Busy` where another process writes the repository; `Corrupt`; `Interrupted`.
+pub(super) fn collect(invocation: &Invocation) -> Result<Collected> {
+    let started = invocation.elapsed();
+    let cancel = cancel_flag()?;
+    let before = space(invocation.repository_path()?)?;
+    let writer = invocation.open_alone()?;
+    // First: entering sealed points removes them, too, and does not tell how many.
+    let layers_deleted = reclaim_layers(&writer)?;
+    enter_sealed_points(&writer)?;
+    let view = ProgressView::new(invocation);
+    let progress = |now: ReclaimProgress| {
+        view.update(&ProgressState {
+            phase: Phase::Reclaiming,
+            disk: "files",
+            done_bytes: now.done_bytes,
+            total_bytes: now.total_bytes,
+            read_bytes: 0,
+            stored_bytes: 0,
+        });
+    };
+    let in_use = InUse::collect(writer.repository())?;
+    let collected = writer
+        .repository()
+        .reachable(in_use.roots, &cancel)
+        .context(|| "not all that is in use can be told, so nothing was deleted")
+        .and_then(|reachable| {
+            let options = ReclaimOptions { cancel: &cancel, progress: &progress };
+            writer.reclaim(reachable, &options)
+        });
+    drop(view);
+    let reclaimed = collected.map_err(|error| match error.kind() {
+        ErrorKind::Interrupted => Error::new(
+            ErrorKind::Interrupted,
+            "cancelled: what is deleted already stays deleted, and the next gc goes on",
+        ),
+        _ => error,
+    })?;
+    // The database deletes its last files when it is closed.
+    drop(writer);
+    let after = space(invocation.repository_path()?)?;
+    if let Some(first) = reclaimed.damaged_files.first() {
+        return Err(Error::new(
+            ErrorKind::Corrupt,
+            format!(
+                "{} of the database damaged and left alone, everything else was done; run \
+                 coldrise verify to see what it affects; the first: {first}",
+                match reclaimed.damaged_files.len() {
+                    1 => "1 file is".to_owned(),
+                    more => format!("{more} files are"),
+                }
+            ),
+        ));
+    }
+    Ok(Collected {
+        chunks_deleted: reclaimed.chunks,
+        pages_deleted: reclaimed.pages,
+        layers_deleted,
+        bytes_returned: before.saturating_sub(after),
+        chunks_kept_unreferenced: reclaimed.kept_chunks,
+        seconds: invocation.elapsed().saturating_sub(started).as_secs_f64(),
+    })
+}
+
+impl Collected {
+    /// In one line.
+    pub(super) fn text(&self) -> String {
+        format!(
+            "deleted {}, {} and {} in {}: {} returned{}",
+            show_count(self.chunks_deleted, "chunk"),
+            show_count(self.pages_deleted, "page"),
+            show_count(self.layers_deleted, "layer"),
+            show_duration(Duration::from_secs_f64(self.seconds)),
+            show_size(self.bytes_returned),
+            kept(self.chunks_kept_unreferenced),
+        )
+    }
+}
+
+/// Beside a writer, too.
+fn estimate(invocation: &Invocation) -> Result<Report> {
+    let cancel = cancel_flag()?;
+    let repository = invocation.open()?;
+    let in_use = InUse::collect(&repository)?;
+    let (layers, layer_bytes) = in_use.unneeded_layers(&repository)?;
+    let reachable = repository.reachable(in_use.roots, &cancel)?;
+    let told = repository.reclaimable(&reachable)?;
+    let estimate = Estimate {
+        is_dry_run: true,
+        chunks_to_delete: told.chunks,
+        pages_to_delete: told.pages,
+        layers_to_delete: layers,
+        bytes_to_return: told.bytes.saturating_add(layer_bytes),
+        chunks_kept_unreferenced: told.kept_chunks,
+        seconds: invocation.elapsed().as_secs_f64(),
+    };
+    let text = format!(
+        "a gc would delete {}, {} and {}: about {} would return{}",
+        show_count(estimate.chunks_to_delete, "chunk"),
+        show_count(estimate.pages_to_delete, "page"),
+        show_count(estimate.layers_to_delete, "layer"),
+        show_size(estimate.bytes_to_return),
+        kept(told.kept_chunks),
+    );
+    Ok(Report::answer(&estimate, text))
+}
+
+fn kept(chunks: u64) -> String {
+    match chunks {
+        0 => String::new(),
+        _ => format!("; {} that nothing refers to stay among others", show_count(chunks, "chunk")),
+    }
+}
+
+/// What database and layers take of the file system, in bytes.
+fn space(repository: &Path) -> Result<u64> {
+    let mut bytes: u64 = 0;
+    for part in ["db", "layers"] {
+        let folder = repository.join(part);
+        let what = || format!("reading {}", folder.display());
+        for entry in std::fs::read_dir(&folder).context(what)? {
+            match entry.context(what)?.metadata() {
+                Ok(metadata) => bytes = bytes.saturating_add(metadata.blocks().saturating_mul(512)),
+                // It was removed just now.
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error).context(what),
+            }
+        }
+    }
+    Ok(bytes)
+}

@@ -1,0 +1,210 @@
+"""coldrise prune: the rules keep what they say, and nothing else goes."""
+
+import datetime
+import fcntl
+import json
+import random
+
+import pytest
+
+from support import retention
+from support.cli import Coldrise
+from support.image import Image
+
+MIB = 1 << 20
+FAILED, USAGE, BUSY = 1, 2, 11
+
+# Ends of years, one of them in week 53; a leap day; and the days before now.
+STARTS = ["20201228", "20280226", "20240227", "20261229", "20211231", "20230101"]
+
+
+@pytest.fixture
+def plain(tmp_path):
+    """A repository without encryption: its hundreds of commands start sooner."""
+    program = Coldrise(tmp_path / "plain")
+    program.init("--no-encryption")
+    return program
+
+
+def back_up(coldrise, path, machine, times):
+    for time in times:
+        coldrise.json("backup", machine, f"vda=raw:{path}", "--time", time)
+
+
+def history(chooser):
+    """Times of backups: steady, with gaps and bursts, and jumps of the clock."""
+    moment = datetime.datetime.strptime(chooser.choice(STARTS), "%Y%m%d")
+    times = set()
+    for _ in range(chooser.randrange(2, 10)):
+        moment += datetime.timedelta(
+            seconds=chooser.choice(
+                [86400, 86400, chooser.randrange(7200), chooser.randrange(3 * 86400),
+                 chooser.randrange(500 * 86400), -chooser.randrange(60 * 86400)]))  # fmt: skip
+        times.add(moment.strftime("%Y%m%dT%H%M%SZ"))
+    return sorted(times)
+
+
+def some_rules(chooser):
+    kinds = ["last", "hourly", "daily", "weekly", "monthly", "yearly"]
+    rules = {kind: chooser.randrange(1, 5) for kind in chooser.sample(kinds, chooser.randrange(3))}
+    if not rules or chooser.random() < 0.3:
+        rules["within"] = chooser.choice(["1h", "36h", "7d", "2w", "1m", "13m", "2y"])
+    return rules
+
+
+def options(rules):
+    return [word for rule, bound in rules.items() for word in (f"--keep-{rule}", bound)]
+
+
+def decisions(pruned):
+    return {machine["machine"]: {point["point"] for point in machine["points"] if point["is_kept"]}
+            for machine in pruned["machines"]}  # fmt: skip
+
+
+def test_random_histories_are_kept_as_a_model_says(plain, tmp_path):
+    seed = random.randrange(1 << 32)
+    chooser = random.Random(seed)
+    path = Image(64 << 10).save(tmp_path / "vda.raw")
+    histories = {}
+    for number in range(24):
+        machine = f"m{number:02}"
+        histories[machine] = history(chooser)
+        back_up(plain, path, machine, histories[machine])
+        if number % 6 == 0:
+            # Points of one second, too.
+            base = chooser.choice(histories[machine])
+            session = plain.json("publish", f"{machine}/{base}", "--name", machine)["session"]
+            for _ in range(chooser.randrange(1, 4)):
+                sealed = plain.json("seal", session)["address"]
+                histories[machine].append(sealed.split("/")[1])
+            plain.json("unpublish", session, "--discard")
+    for _ in range(30):
+        rules = some_rules(chooser)
+        now = datetime.datetime.now(retention.UTC)
+        pruned = plain.json("prune", "--dry-run", *options(rules))
+        expected = {m: retention.kept(points, rules, now) for m, points in histories.items()}
+        assert decisions(pruned) == expected, (seed, rules)
+    # For good, and nothing more goes the second time.
+    assert plain.json("prune", *options(rules))["forgotten"] == pruned["forgotten"], seed
+    listed = plain.json("list")["machines"]
+    left = {m["machine"]: {point["point"] for point in m["points"]} for m in listed}
+    assert left == expected, (seed, rules)
+    again = plain.json("prune", *options(rules))
+    assert again["forgotten"] == 0 and decisions(again) == expected, (seed, rules)
+
+
+@pytest.fixture
+def week(coldrise, tmp_path):
+    """Seven days of web01, each with something of its own, and one point of db01."""
+    disk = Image(16 * MIB)
+    times = [f"202611{day:02}T100000Z" for day in range(1, 8)]
+    for number, time in enumerate(times):
+        disk.fill(2 * number * MIB, 2 * MIB, time)
+        back_up(coldrise, disk.save(tmp_path / "vda.raw"), "web01", [time])
+    coldrise.json("backup", "db01", f"vda=raw:{tmp_path / 'vda.raw'}", "--time", times[0])
+    return times
+
+
+def reasons(pruned, machine="web01"):
+    (found,) = [entry for entry in pruned["machines"] if entry["machine"] == machine]
+    return {point["point"]: point["reasons"] for point in found["points"]}
+
+
+def test_what_stays_says_why(coldrise, week):
+    coldrise.json("protect", f"web01/{week[1]}")
+    coldrise.publish(f"web01/{week[2]}", "trial")
+    pruned = coldrise.json("prune", "web01", "--keep-daily", "2", "--keep-weekly", "2",
+                           "--keep-within", "25h")  # fmt: skip
+    assert (pruned["kept"], pruned["forgotten"]) == (5, 2)
+    assert reasons(pruned) == {
+        # November 1 is a Sunday.
+        week[0]: ["weekly 2026-W44"],
+        week[1]: ["protected"],
+        week[2]: ["published as trial"],
+        week[3]: [],
+        week[4]: [],
+        week[5]: ["within 25h", "daily 2026-11-06"],
+        week[6]: ["within 25h", "daily 2026-11-07", "weekly 2026-W45", "newest backup"],
+    }
+    # Only the machine that was named.
+    assert [m["machine"] for m in pruned["machines"]] == ["web01"]
+    coldrise.json("unpublish", "trial", "--discard")
+    coldrise.json("unprotect", f"web01/{week[1]}")
+    assert reasons(coldrise.json("prune", "--keep-last", "1")) == {
+        week[0]: [], week[1]: [], week[2]: [], week[5]: [], week[6]: ["last 1", "newest backup"],
+    }  # fmt: skip
+
+
+def test_people_see_what_goes_and_what_returns(coldrise, week):
+    text = coldrise.run("prune", "-n", "--keep-last", "3").stdout
+    lines = text.splitlines()
+    assert lines[0].split() == ["ADDRESS", "AGE", "BECAUSE"]
+    assert f"web01/{week[0]}" in text and "forget" in text
+    assert "web01: 3 kept, 4 forgotten" in lines and "db01: 1 kept, 0 forgotten" in lines
+    assert lines[-1].startswith("would forget 4 restore points; coldrise gc would then return about")
+    assert len(coldrise.json("list", "web01")["machines"][0]["points"]) == 7
+    done = coldrise.run("prune", "--keep-last", "3").stdout.splitlines()
+    assert done[-1].startswith("forgot 4 restore points; coldrise gc returns about")
+    assert coldrise.run("-q", "prune", "--keep-last", "1").stdout == ""
+    coldrise.json("forget", "--all", "web01", "db01")
+    assert "coldrise backup" in coldrise.run("prune", "--keep-last", "1").stdout
+
+
+def test_the_space_returns_at_once_if_asked_for(coldrise, week):
+    def occupied():
+        return coldrise.json("stats")["occupied_bytes"]
+
+    before = occupied()
+    planned = coldrise.json("prune", "-n", "--keep-last", "1")["reclaimable_bytes"]
+    coldrise.json("protect", f"web01/{week[0]}")
+    pruned = coldrise.json("prune", "--keep-last", "1", "--gc")
+    assert pruned["forgotten"] == 5 and "reclaimable_bytes" not in pruned
+    # Days 2 to 7 wrote over nothing: all is in the newest point, and little returns.
+    assert planned < MIB and before - occupied() < MIB
+    assert pruned["gc"]["chunks_deleted"] == 0
+    coldrise.json("forget", "--all", "db01")
+    coldrise.json("forget", f"web01/{week[6]}")
+    text = coldrise.run("prune", "--keep-last", "1", "--gc").stdout
+    assert "forgot 0 restore points; deleted" in text.splitlines()[-1]
+    # Only the first day's 2 MiB are left of 14.
+    assert occupied() < 4 * MIB < 12 * MIB < before
+    assert coldrise.json("verify")["is_clean"]
+    assert coldrise.run("prune", "-n", "--gc", "--keep-last", "1").returncode == USAGE
+
+
+def test_without_a_rule_nothing_is_pruned(coldrise, week):
+    for arguments in (
+        ["prune"],
+        ["prune", "--dry-run"],
+        ["prune", "--keep-last", "0"],
+        ["prune", "--keep-last", "-1"],
+        ["prune", "--keep-daily", "x"],
+        ["prune", "--keep-within", "0d"],
+        ["prune", "--keep-within", "7"],
+    ):
+        assert coldrise.run(*arguments).returncode == USAGE, arguments
+    assert "forget MACHINE --all" in coldrise.run("prune", "--keep-last", "0").stderr
+    assert "db01" in coldrise.run("prune", "web02", "--keep-last", "1").stderr
+    assert len(coldrise.json("list", "web01")["machines"][0]["points"]) == 7
+
+
+def test_a_dry_run_works_beside_a_backup_and_a_prune_waits_its_turn(coldrise, week, nbdkit):
+    """A plan needs nothing of the writer's; the deed is refused while there is one."""
+    coldrise.publish("web01/latest", "trial")
+    with nbdkit() as server, server.connect("live/trial/vda") as handle:
+        handle.pwrite(b"x" * 4096, 0)
+        sealed = coldrise.json("seal", "trial")["address"]
+        # It waits in its session's document, and counts all the same.
+        planned = reasons(coldrise.json("prune", "-n", "--keep-last", "1"))
+        assert planned[sealed.split("/")[1]] == ["last 1"]
+        assert planned[week[6]] == ["published as trial", "newest backup"]
+        lock = open(coldrise.repository / "writer.lock", "r+b")
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = coldrise.run("--json", "prune", "--keep-last", "1")
+        assert done.returncode == BUSY, done.stdout
+        assert json.loads(done.stdout.splitlines()[-1])["error"]["kind"] == "busy"
+        assert coldrise.json("prune", "-n", "--keep-last", "1")["forgotten"] == 6
+        lock.close()
+        assert coldrise.json("prune", "--keep-last", "1")["forgotten"] == 6
+        handle.pwrite(b"y" * 4096, 0)
+    assert coldrise.json("verify")["is_clean"]
