@@ -23,6 +23,8 @@ def pytest_addoption(parser):
     group.addoption("--crash-kills", type=int, default=25, help="kills of the server (25)")
     group.addoption("--crash-cuts", type=int, default=6, help="power cuts (6)")
     group.addoption("--crash-reopenings", type=int, default=25, help="openings of a session (25)")
+    group.addoption("--gc-kills", type=int, default=30, help="kills of a gc (30)")
+    group.addoption("--gc-seed", type=int, help="repeat the gcs of this seed")
     group.addoption("--crash-seed", type=int, help="repeat the run of this seed")
 
 

@@ -116,11 +116,13 @@ def test_a_session_goes_on_without_the_points_that_it_sealed(coldrise, history, 
     first = next(iter(history))
     coldrise.publish(first, "trial")
     expected = bytearray(history[first])
+    names = []
     with nbdkit() as server, server.connect("live/trial/vda") as handle:
         for number in range(3):
             handle.pwrite(bytes([number + 1]) * 64, number * MIB)
             expected[number * MIB : number * MIB + 64] = bytes([number + 1]) * 64
             sealed = coldrise.json("seal", "trial")["address"]
+            names.append(sealed)
             if number < 2:
                 coldrise.json("protect", sealed)
                 assert "unprotect" in failure(coldrise, BUSY, "forget", sealed)
@@ -128,10 +130,16 @@ def test_a_session_goes_on_without_the_points_that_it_sealed(coldrise, history, 
                 coldrise.json("forget", sealed)
                 assert sealed not in points(coldrise)
         assert read_all(handle) == expected
+    # A name is never given again: who knows it knows one content.
+    assert names == [f"{first}+{number}" for number in (1, 2, 3)]
     target = tmp_path / "restored.raw"
     coldrise.json("restore", f"{sealed}/vda", target)
     assert target.read_bytes() == expected
     coldrise.json("unpublish", "trial")
+    coldrise.json("forget", sealed)
+    # Neither by another session.
+    coldrise.publish(first, "other")
+    assert coldrise.json("seal", "other")["address"] == f"{first}+4"
     assert coldrise.json("verify")["is_clean"]
 
 

@@ -158,22 +158,19 @@ pub(crate) fn commit(
     Ok((point, document))
 }
 
-/// The next `+N` of the published point's time that neither the catalog nor a
-/// session has. The documents' lock is held, so it stays free.
+/// The next `+N` of the published point's time that no point ever had, one that was
+/// forgotten included. The documents' lock is held, so it stays free.
 fn free_point_name(repository: &Repository, document: &SessionDocument) -> Result<PointName> {
     let (time, _) = document.point.lineage();
     let mut highest = 0;
-    let mut look = |point: &PointDocument| {
-        let (its_time, number) = point.point.lineage();
-        if its_time == time && point.machine == document.machine {
-            highest = highest.max(number);
-        }
-    };
     for (_, session) in SessionDocument::all(repository)? {
-        session.sealed.iter().for_each(&mut look);
+        let points = session.sealed.iter().filter(|point| point.machine == document.machine);
+        let lineages = points.map(|point| point.point.lineage());
+        let numbers = lineages.filter(|(its_time, _)| *its_time == time).map(|(_, number)| number);
+        highest = highest.max(numbers.max().unwrap_or(0));
     }
     repository.catch_up()?;
-    repository.points(&document.machine)?.iter().for_each(&mut look);
+    highest = highest.max(repository.highest_number(&document.machine, &document.point)?);
     document.point.synthetic(highest + 1)
 }
 

@@ -23,12 +23,38 @@ use crate::{hex, MachineName, PointDocument, PointName, PointOrigin};
 const MACHINE: u8 = b'm';
 const POINT: u8 = b'p';
 
-#[derive(Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Serialize, Deserialize)]
 struct MachineDocument {
     machine: MachineName,
     /// The backup that was stored last, whether it is still there or not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     last_backup: Option<PointName>,
+    /// Of times (seconds since 1970-01-01T00:00:00Z) that still have points: the highest
+    /// number among those that are gone. A name is given once.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    retired: BTreeMap<u64, u32>,
+}
+
+impl MachineDocument {
+    fn of(repository: &Repository, machine: &MachineName) -> Result<Option<MachineDocument>> {
+        let key = prefix(repository, MACHINE, machine);
+        let stored = repository.database().get(Family::Catalog, &key, ReadMode::Cached)?;
+        stored.map(|value| open(repository, &key, &value)).transpose()
+    }
+
+    /// The same; where it is damaged there is none. That is no reason to change the
+    /// machine's points no more: it is written anew.
+    fn readable(repository: &Repository, machine: &MachineName) -> Result<Option<Self>> {
+        match MachineDocument::of(repository, machine) {
+            Err(error) if error.kind() == ErrorKind::Corrupt => Ok(None),
+            known => known,
+        }
+    }
+
+    fn put(&self, repository: &Repository, batch: &mut Batch<'_>) -> Result<()> {
+        let key = prefix(repository, MACHINE, &self.machine);
+        batch.put(Family::Catalog, &key, &seal(repository, &key, self)?)
+    }
 }
 
 fn prefix(repository: &Repository, kind: u8, machine: &MachineName) -> Vec<u8> {
@@ -144,11 +170,22 @@ impl Repository {
     /// # Errors
     /// `Corrupt` where a document does not authenticate.
     pub fn last_backup(&self, machine: &MachineName) -> Result<Option<PointName>> {
-        let key = prefix(self, MACHINE, machine);
-        match self.database().get(Family::Catalog, &key, ReadMode::Cached)? {
-            Some(value) => Ok(open::<MachineDocument>(self, &key, &value)?.last_backup),
-            None => Ok(None),
-        }
+        Ok(MachineDocument::of(self, machine)?.and_then(|document| document.last_backup))
+    }
+
+    /// The highest number that a point of this point's time ever had, as far as the
+    /// catalog knows: the next synthetic point takes a higher one.
+    ///
+    /// # Errors
+    /// `Corrupt` where a document does not authenticate.
+    pub fn highest_number(&self, machine: &MachineName, point: &PointName) -> Result<u32> {
+        let time = point.unix_seconds();
+        let document = MachineDocument::of(self, machine)?;
+        let retired = document.and_then(|document| document.retired.get(&time).copied());
+        let points = self.points(machine)?;
+        let there = points.iter().map(|point| &point.point);
+        let numbers = there.filter(|name| name.unix_seconds() == time).map(|name| name.lineage().1);
+        Ok(numbers.max().max(retired).unwrap_or(0))
     }
 
     /// The points of a machine, oldest first; none for an unknown machine.
@@ -228,13 +265,13 @@ pub(crate) fn add_point(
             format!("there is already a point {}/{}", document.machine, document.point),
         ));
     }
-    let machine_key = prefix(repository, MACHINE, &document.machine);
-    let is_known = database.get(Family::Catalog, &machine_key, ReadMode::Cached)?.is_some();
+    let known = MachineDocument::readable(repository, &document.machine)?;
     let is_backup = matches!(document.origin, PointOrigin::Backup { .. });
-    if is_backup || !is_known {
+    if is_backup || known.is_none() {
         let last_backup = is_backup.then(|| document.point.clone());
-        let machine = MachineDocument { machine: document.machine.clone(), last_backup };
-        batch.put(Family::Catalog, &machine_key, &seal(repository, &machine_key, &machine)?)?;
+        let retired = known.map(|known| known.retired).unwrap_or_default();
+        let machine = MachineDocument { machine: document.machine.clone(), last_backup, retired };
+        machine.put(repository, batch)?;
     }
     batch.put(Family::Catalog, &key, &seal(repository, &key, document)?)
 }
@@ -266,26 +303,56 @@ pub(crate) fn remove_points(
     points: &[(MachineName, PointName)],
 ) -> Result<()> {
     let database = repository.database();
-    let mut gone: BTreeMap<&MachineName, BTreeSet<Vec<u8>>> = BTreeMap::new();
+    let mut gone: BTreeMap<&MachineName, BTreeSet<&PointName>> = BTreeMap::new();
     for (machine, point) in points {
         let key = point_key(repository, machine, point);
         if database.get(Family::Catalog, &key, ReadMode::Cached)?.is_none() {
             return Err(no_point(machine, point));
         }
         batch.delete(Family::Catalog, &key)?;
-        gone.entry(machine).or_default().insert(key);
+        gone.entry(machine).or_default().insert(point);
     }
     for (machine, gone) in gone {
-        let mut keeps_some = false;
-        for_each_with_prefix(repository, &prefix(repository, POINT, machine), |key, _| {
-            keeps_some |= !gone.contains(key);
-            Ok(())
-        })?;
-        if !keeps_some {
+        let kept = kept_times(repository, machine, &gone)?;
+        if kept.is_empty() {
             batch.delete(Family::Catalog, &prefix(repository, MACHINE, machine))?;
+            continue;
+        }
+        let known = MachineDocument::readable(repository, machine)?;
+        let mut document = known.clone().unwrap_or_else(|| MachineDocument {
+            machine: machine.clone(),
+            // If it was another one, the next bitmap is refused: that is safe.
+            last_backup: gone.iter().rev().find(|point| !point.is_synthetic()).cloned().cloned(),
+            retired: BTreeMap::new(),
+        });
+        for point in gone.iter().filter(|point| point.is_synthetic()) {
+            let highest = document.retired.entry(point.unix_seconds()).or_default();
+            *highest = (*highest).max(point.lineage().1);
+        }
+        // Nothing is sealed from a time that has no points.
+        document.retired.retain(|time, _| kept.contains(time));
+        if known.as_ref() != Some(&document) {
+            document.put(repository, batch)?;
         }
     }
     Ok(())
+}
+
+/// The times of the points of a machine that stay.
+fn kept_times(
+    repository: &Repository,
+    machine: &MachineName,
+    gone: &BTreeSet<&PointName>,
+) -> Result<BTreeSet<u64>> {
+    let mut kept = BTreeSet::new();
+    for_each_with_prefix(repository, &prefix(repository, POINT, machine), |key, _| {
+        let name = key.last_chunk::<12>().and_then(PointName::from_sort_key);
+        if let Some(name) = name.filter(|name| !gone.contains(name)) {
+            kept.insert(name.unix_seconds());
+        }
+        Ok(())
+    })?;
+    Ok(kept)
 }
 
 fn no_point(machine: &MachineName, point: &PointName) -> Error {
