@@ -4,7 +4,7 @@ use super::held_files::HeldFiles;
 use super::Shared;
 use crate::message::c_string;
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_export::{Attributes, Node, NodeType, OpenFile};
+use coldrise_export::{Attributes, FolderEntry, Node, NodeType, OpenFile};
 use parking_lot::{Mutex, RwLock};
 use std::ffi::CString;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -102,10 +102,14 @@ impl OpenNode {
 
     /// What has that name in this folder.
     pub(super) fn find(&self, name: &str) -> Result<Arc<OpenNode>> {
-        let node = self.shared.folders.find(&self.node, name)?;
+        Ok(self.child(self.shared.folders.find(&self.node, name)?))
+    }
+
+    /// What a listing of this folder has found.
+    pub(super) fn child(&self, node: Node) -> Arc<OpenNode> {
         let mut ids = self.ids.clone();
         ids.push(node.file_id());
-        Ok(OpenNode::new(&self.shared, node, ids))
+        OpenNode::new(&self.shared, node, ids)
     }
 
     pub(super) fn parent(&self) -> Result<Arc<OpenNode>> {
@@ -114,15 +118,15 @@ impl OpenNode {
         Ok(OpenNode::new(&self.shared, node, ids))
     }
 
-    /// Names and cookies behind a cookie, in the cookies' order.
-    pub(super) fn entries(&self, after: u64) -> Result<Vec<(u64, String)>> {
+    /// What is behind a cookie, in the cookies' order.
+    pub(super) fn entries(&self, after: u64) -> Result<Vec<(u64, FolderEntry)>> {
         let entries = self.shared.folders.entries(&self.node)?;
         let mut found: Vec<_> = entries
             .into_iter()
-            .map(|entry| (cookie(entry.file_id), entry.name))
+            .map(|entry| (cookie(entry.file_id), entry))
             .filter(|(cookie, _)| *cookie > after)
             .collect();
-        found.sort_unstable();
+        found.sort_unstable_by_key(|(cookie, _)| *cookie);
         Ok(found)
     }
 
