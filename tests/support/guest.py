@@ -161,8 +161,10 @@ class Guest:
     """One QEMU process and its console. Starts at once; `close` or `with` ends it."""
 
     def __init__(self, disks, *, log, memory_mib: int = 1024, cpus: int = 2,
-                 network: bool = False, extra=()):
-        """`disks` is a list of argument lists, as raw_disk and nbd_disk give them."""
+                 network: bool = False, extra=(), boot=None, environment=None):
+        """`disks` is a list of argument lists, as raw_disk and nbd_disk give them. `boot`
+        is a command that boots the guest instead, with the console on its standard input
+        and output."""
         self.log_path = Path(log)
         self._received = bytearray()
         self._changed = threading.Condition()
@@ -185,6 +187,8 @@ class Guest:
             if network:
                 command += ["-netdev", "user,id=net", "-device", "virtio-net-pci,netdev=net,romfile="]
             command += extra
+            if boot is not None:
+                command = [str(word) for word in boot]
             self.command = command
             self._log = open(self.log_path, "ab", buffering=0)
             self._log_start = self._log.tell()
@@ -192,13 +196,15 @@ class Guest:
             self.started = time.monotonic()
             try:
                 self.process = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=self._log,
-                    stderr=self._log, pass_fds=[theirs.fileno()])
+                    command, stdin=subprocess.DEVNULL if boot is None else theirs,
+                    stdout=self._log if boot is None else theirs, stderr=self._log,
+                    pass_fds=[theirs.fileno()], env=environment)
             except OSError as error:
                 ours.close()
                 self._log.close()
                 raise GuestError(
-                    f"cannot start {QEMU}: {error}; install the package qemu-system-x86") from error
+                    f"cannot start {command[0]}: {error}; QEMU is in the package qemu-system-x86"
+                ) from error
         self._console = ours
         self._reader = threading.Thread(target=self._read, name="guest console", daemon=True)
         self._reader.start()
