@@ -110,7 +110,7 @@ check: build-deps $(GANESHA_DIR)/configured/include/config.h ## Check format, li
 	$(CC) -fsyntax-only $(GANESHA_CFLAGS) $(GANESHA_SOURCES)
 
 .PHONY: bench
-bench: build bench-deps ## Measure Coldrise beside its peers (long)
+bench: build bench-deps ganesha-fsal ## Measure Coldrise beside its peers (long)
 	$(PYTHON) bench/run.py --build-dir $(BUILD_DIR) --out build/bench
 
 .PHONY: man

@@ -47,6 +47,9 @@ MEASUREMENTS = [
     "verify",
     "incremental",
     "boot",
+    "nfs_data",
+    "nfs_guest",
+    "listing",
     "memory",
 ]
 

@@ -70,6 +70,12 @@ def nbd_disk(uri: str, *, name: str = "disk0", read_only: bool = False) -> list[
     return _disk(name, node, read_only)
 
 
+def nfs_disk(path: str, *, host: str = "127.0.0.1", name: str = "disk0") -> list[str]:
+    """QEMU arguments for a raw file on an NFS server as a virtio disk."""
+    node = f"driver=raw,file.driver=nfs,file.server.type=inet,file.server.host={host}"
+    return _disk(name, f"{node},file.path={_escape(path)}", False)
+
+
 def _disk(name: str, node: str, read_only: bool) -> list[str]:
     """With a thread of its own: QEMU's main loop takes half a millisecond for an
     answer while emulated processors keep it busy."""
@@ -161,10 +167,10 @@ class Guest:
     """One QEMU process and its console. Starts at once; `close` or `with` ends it."""
 
     def __init__(self, disks, *, log, memory_mib: int = 1024, cpus: int = 2,
-                 network: bool = False, extra=(), boot=None, environment=None):
-        """`disks` is a list of argument lists, as raw_disk and nbd_disk give them. `boot`
-        is a command that boots the guest instead, with the console on its standard input
-        and output."""
+                 network: bool = False, extra=(), prefix=(), boot=None, environment=None):
+        """`disks` is a list of argument lists, as raw_disk and nbd_disk give them. `prefix`
+        is a command that runs QEMU. `boot` is one that boots the guest instead of it, with
+        the console on its standard input and output."""
         self.log_path = Path(log)
         self._received = bytearray()
         self._changed = threading.Condition()
@@ -175,7 +181,7 @@ class Guest:
         ours, theirs = socket.socketpair()
         with theirs:
             command = [
-                QEMU, *accelerator_arguments(),
+                *prefix, QEMU, *accelerator_arguments(),
                 "-m", str(memory_mib), "-smp", str(cpus),
                 "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
                 "-chardev", f"socket,id=console,fd={theirs.fileno()}",
