@@ -26,8 +26,9 @@ const _: () = assert!(2 + MAX_DEPTH * HANDLE_ID_BYTES <= HANDLE_MAX);
 /// That a node is still there is looked up at most once in so many milliseconds.
 const CHECK_INTERVAL_MS: u64 = 250;
 
-/// What a session's file is like is found out at most once in so many milliseconds while
-/// nobody writes it here: nfs-ganesha asks several times for every read.
+/// What a session's file is like is found out at most once in so many milliseconds:
+/// nfs-ganesha asks several times for every read and write. The size and the time that
+/// writes through this node make show at once.
 const LIVE_ATTRIBUTES_MS: u64 = 20;
 
 /// For how long attributes hold, in seconds: points never change, but may be deleted;
@@ -201,14 +202,33 @@ impl OpenNode {
         }
         // Before it is looked at: a change that comes meanwhile makes this one too old.
         let (at_ms, changes) = (self.shared.now_ms(), self.changes.load(Ordering::Acquire));
-        if let Some(known) = *self.remembered.lock() {
-            if known.changes == changes && at_ms.saturating_sub(known.at_ms) < LIVE_ATTRIBUTES_MS {
+        let known = *self.remembered.lock();
+        if let Some(known) =
+            known.filter(|known| at_ms.saturating_sub(known.at_ms) < LIVE_ATTRIBUTES_MS)
+        {
+            if known.changes == changes {
                 return Ok(known.shown);
+            }
+            if let Some(shown) = self.written_since(known.shown) {
+                return Ok(shown);
             }
         }
         let shown = self.look_at()?;
         *self.remembered.lock() = Some(Remembered { at_ms, changes, shown });
         Ok(shown)
+    }
+
+    /// What was seen a moment ago, after writes through this node: another time. `None`
+    /// where more has changed.
+    fn written_since(&self, mut shown: Shown) -> Option<Shown> {
+        let file = self.held.read().get(true)?;
+        if file.size_bytes() != shown.attributes.size_bytes {
+            return None;
+        }
+        let modified = file.written_at()?.max(shown.attributes.modified);
+        shown.attributes.modified = modified;
+        shown.since_1970 = modified.duration_since(UNIX_EPOCH).unwrap_or_default();
+        Some(shown)
     }
 
     /// To be called after each change.

@@ -27,7 +27,7 @@ const REMEMBERED: usize = 1 << 16;
 const REMEMBERED_LIVE: usize = 1 << 12;
 /// While a session's disk changes, walking its extents may take one in so many
 /// parts of the time: programs ask for a file's size all the while.
-const PART_OF_TIME: u32 = 20;
+const PART_OF_TIME: u32 = 100;
 
 #[derive(Clone, Copy)]
 pub(super) struct Sizes {
