@@ -18,7 +18,8 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 BUILD_PACKAGES := build-essential pkg-config librocksdb-dev libnbd-dev libclang1-14 \
     libclang-common-14-dev nbdkit nbdkit-plugin-dev
 RUN_PACKAGES := python3 qemu-system-x86 qemu-utils util-linux $(shell cat images/guest/packages.txt)
-TEST_PACKAGES := fuse3 iproute2 libnfs13 mount netbase procps qemu-block-extra python3 python3-pip python3-pytest python3-libnbd libnbd-bin fio \
+NFS_PACKAGES := nfs-ganesha rpcbind netbase iproute2 qemu-block-extra
+TEST_PACKAGES := $(NFS_PACKAGES) fuse3 libnfs13 mount procps python3 python3-pip python3-pytest python3-libnbd libnbd-bin fio \
     python3-libvhdi python3-libvmdk python3-libqcow strace
 BENCH_PACKAGES := $(shell cat bench/packages.txt)
 
@@ -75,8 +76,10 @@ guest: run-deps ## Build the guest image (kept in the user's cache)
 	images/guest/build.sh
 
 .PHONY: demo
-demo: run-deps ## Back up a guest, boot it from the backup, seal what it wrote
-	@$(MAKE) --no-print-directory -j2 build guest
+demo: run-deps ganesha-deps ## Back up a guest, boot it from the backup, seal what it wrote
+	$(call install,$(NFS_PACKAGES))
+	@$(MAKE) --no-print-directory -j2 build guest $(GANESHA_DIR)/configured/include/config.h
+	@$(MAKE) --no-print-directory ganesha-fsal
 	$(PYTHON) demo/run.py --build-dir $(BUILD_DIR)
 
 .PHONY: test
@@ -107,7 +110,7 @@ check: build-deps $(GANESHA_DIR)/configured/include/config.h ## Check format, li
 	$(CC) -fsyntax-only $(GANESHA_CFLAGS) $(GANESHA_SOURCES)
 
 .PHONY: bench
-bench: build bench-deps ## Measure Coldrise beside its peers (long)
+bench: build bench-deps ganesha-fsal ## Measure Coldrise beside its peers (long)
 	$(PYTHON) bench/run.py --build-dir $(BUILD_DIR) --out build/bench
 
 .PHONY: man

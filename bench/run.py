@@ -48,6 +48,9 @@ MEASUREMENTS = [
     "gc",
     "incremental",
     "boot",
+    "nfs_data",
+    "nfs_guest",
+    "listing",
     "memory",
 ]
 

@@ -1,7 +1,9 @@
 """coldrise boot: a machine of one sector, which writes to its disk and powers off."""
 
+import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 
@@ -44,8 +46,10 @@ def second_sector(coldrise, address, tmp_path):
     return target.read_bytes()[512:1024]
 
 
-def test_boot_and_seal(coldrise, machine, tmp_path):
-    done = coldrise.run("--json", "boot", machine, "--name", "trial", "--seal", "--memory", "64M")
+@pytest.mark.parametrize("protocol", ["nbd", "nfs"])
+def test_boot_and_seal(coldrise, machine, tmp_path, protocol):
+    done = coldrise.run("--json", "boot", machine, "--over", protocol, "--name", "trial", "--seal",
+                        "--memory", "64M")
     assert done.returncode == 0, done.stderr
     assert "booted" in done.stdout
     last = json.loads(done.stdout.strip().splitlines()[-1])
@@ -68,9 +72,11 @@ def test_boot_keeps_the_session(coldrise, machine, tmp_path):
     assert len(coldrise.json("list")["machines"][0]["points"]) == 1
 
 
+@pytest.mark.parametrize("protocol", ["nbd", "nfs"])
 @pytest.mark.parametrize("bus", ["virtio", "scsi", "sata", "ide"])
-def test_every_bus_boots(coldrise, machine, bus):
-    done = coldrise.run("boot", machine, "--disk-bus", bus, "--memory", "64M", "--discard")
+def test_every_bus_boots(coldrise, machine, bus, protocol):
+    done = coldrise.run("boot", machine, "--over", protocol, "--disk-bus", bus, "--memory", "64M",
+                        "--discard")
     assert done.returncode == 0, done.stderr
     assert "booted" in done.stdout
 
@@ -116,23 +122,103 @@ def test_nothing_is_published_in_vain(coldrise, machine, tmp_path):
     assert coldrise.json("sessions") == {"sessions": []}
 
 
-def test_an_interrupted_machine_leaves_its_session(coldrise, tmp_path):
+@pytest.fixture
+def idle_machine(coldrise, tmp_path):
+    """The address of a point whose machine does nothing for ever."""
     path = tmp_path / "idle.raw"
     # hlt; jmp to it
     path.write_bytes(b"\xf4\xeb\xfd".ljust(510, b"\0") + b"\x55\xaa" + bytes(MIB - 512))
-    address = coldrise.backup("web01", vda=path)
-    process = coldrise.start("boot", address, "--memory", "64M",
+    return coldrise.backup("web01", vda=path)
+
+
+def start(coldrise, address, protocol):
+    """A machine that runs: the process of its boot."""
+    process = coldrise.start("boot", address, "--over", protocol, "--memory", "64M",
                              stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    tasks = f"/proc/{process.pid}/task/{process.pid}/children"
+    wait_until(lambda: any("qemu" in name for name in descendants(process.pid).values()), "QEMU")
+    return process
 
-    def has_qemu():
-        pids = open(tasks, encoding="utf-8").read().split()
-        return any("qemu" in os.readlink(f"/proc/{pid}/exe") for pid in pids)
 
-    wait_until(has_qemu, "QEMU")
+def descendants(process):
+    """Processes that a process has started, and theirs: what each runs, by its id."""
+    found = {}
+    with contextlib.suppress(FileNotFoundError):
+        with open(f"/proc/{process}/task/{process}/children", encoding="ascii") as file:
+            for child in file.read().split():
+                found[child] = os.readlink(f"/proc/{child}/exe")
+                found |= descendants(child)
+    return found
+
+
+def is_running(process, program):
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return os.readlink(f"/proc/{process}/exe") == program
+    return False
+
+
+@pytest.mark.parametrize("protocol", ["nbd", "nfs"])
+def test_an_interrupted_machine_leaves_its_session(coldrise, idle_machine, protocol):
+    process = start(coldrise, idle_machine, protocol)
+    started = descendants(process.pid)
     process.send_signal(signal.SIGTERM)
     _output, messages = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "session web01-1 is kept" in messages
     (session,) = coldrise.json("sessions")["sessions"]
     assert not session["is_served"]
+    assert not any(is_running(*child) for child in started.items())
+
+
+@pytest.mark.parametrize("protocol, servers", [("nbd", ["nbdkit"]), ("nfs", ["ganesha", "rpcbind"])])
+def test_nothing_outlives_a_killed_boot(coldrise, idle_machine, protocol, servers):
+    process = start(coldrise, idle_machine, protocol)
+    started = descendants(process.pid)
+    for server in servers:
+        assert any(server in program for program in started.values()), started
+    process.kill()
+    process.communicate(timeout=60)
+    wait_until(lambda: not any(is_running(*child) for child in started.items()), "their end")
+
+
+def test_machines_over_nfs_are_not_in_each_others_way(coldrise, idle_machine, nfs):
+    """Each finds its own server, beside one that serves the network that they start in."""
+    server = nfs()
+    inside = server.network.command(PROGRAM, "boot", idle_machine, "--over", "nfs",
+                                    "--memory", "64M")
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    running = [subprocess.Popen(inside, env=coldrise.environment(), **pipes) for _ in range(2)]
+    for process in running:
+        wait_until(lambda: any("qemu" in name for name in descendants(process.pid).values()),
+                   "QEMU")
+    taken = subprocess.run([*inside, "--network", "user"], env=coldrise.environment(),
+                           capture_output=True, timeout=60, check=False)
+    assert taken.returncode == 11, taken.stderr
+    for process in running:
+        process.terminate()
+        process.communicate(timeout=60)
+        assert process.returncode == 130
+    with server.connect() as client:
+        live = client.names(client.lookup(server.root(), "live"))
+    assert live == ["web01-1", "web01-2", "web01-3"]
+
+
+def test_what_boot_over_nfs_needs_is_named(coldrise, machine, tmp_path):
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    packages = {"ip": "iproute2", "ganesha.nfsd": "nfs-ganesha", "rpcbind": "rpcbind",
+                "qemu-system-x86_64": "qemu-system-x86"}
+    for name in ("unshare", "sh", "mount", "cp", "mkdir", "true", *packages):
+        if name in packages:
+            said = failed_boot(coldrise, machine, tools)
+            assert f"apt install {packages[name]})" in said
+        (tools / name).symlink_to(shutil.which(name))
+    assert coldrise.json("sessions") == {"sessions": []}
+
+
+def failed_boot(coldrise, machine, tools):
+    """What is said where only these tools are there."""
+    done = subprocess.run([PROGRAM, "boot", machine, "--over", "nfs"], capture_output=True,
+                          env=coldrise.environment() | {"PATH": str(tools)}, text=True, timeout=60,
+                          check=False)
+    assert done.returncode == 1
+    return done.stderr

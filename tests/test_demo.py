@@ -1,7 +1,7 @@
 """The main job, whole, with a real guest: what `make demo` runs is also a test.
 
 It boots a Debian guest from its restore point over NBD, writes inside, seals,
-boots the synthetic point, reads the file back, and compares the first point with
+boots the synthetic point over NBD and over NFS, reads the file back, and compares the first point with
 the image it was made of.
 """
 
@@ -20,5 +20,7 @@ def test_a_guest_boots_from_its_backup_and_what_it_writes_becomes_a_point():
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     last = done.stdout.strip().splitlines()[-1]
     assert re.fullmatch(
-        r"demo: ok boot_raw_s=[\d.]+ boot_backup_s=[\d.]+ publish_ms=\d+ seal_ms=\d+", last
+        r"demo: ok boot_raw_s=[\d.]+ boot_backup_s=[\d.]+ publish_ms=\d+ seal_ms=\d+"
+        r" boot_nbd_s=[\d.]+ boot_nfs_s=[\d.]+",
+        last,
     ), last

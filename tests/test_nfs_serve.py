@@ -64,11 +64,13 @@ def test_it_ends_and_leaves_nothing(live, nfs, network, nbdkit, number):
         assert nbd.pread(4096, 0) == b"unstable" * 512
 
 
-def test_nfs_ganesha_ends_with_its_parent(live, nfs):
+def test_nfs_ganesha_and_rpcbind_end_with_their_parent(live, nfs):
     server = nfs()
-    process = server.ganesha()
+    started = children(server.process.pid)
+    rpcbind = [child for process in started for child in children(process)]
+    assert len(rpcbind) == 1
     server.kill()
-    wait_until(lambda: not is_running(process), "nfs-ganesha's end")
+    wait_until(lambda: not any(map(is_running, started + rpcbind)), "their end")
 
 
 def is_running(process):

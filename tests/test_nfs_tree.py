@@ -32,6 +32,9 @@ def test_machines_points_and_files_are_listed(point, live, nfs):
         assert 2 * MIB <= shown["used"] < 3 * MIB, "holes take no space"
         for fileid in [entry[1] for entry in client.list(files)]:
             assert fileid > 0
+        for name, (attributes, handle) in client.list_plus(files).items():
+            assert attributes == client.getattr(handle), name
+            assert handle == client.lookup(files, name)
         for missing in ["nothing", "..x", "x" * 200, "\u00fc"]:
             assert nfs3.refused(client.lookup, root, missing) == nfs3.NOENT
 

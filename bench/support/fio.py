@@ -6,6 +6,7 @@ import json
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Sequence
 
 from .commands import run, spell
 from .figures import Failure
@@ -58,6 +59,9 @@ class Load:
     def text(self) -> str:
         return spell(["fio", "--ioengine=nbd", "--uri=URI", *self.options()])
 
+    def over_nfs_text(self) -> str:
+        return spell(["fio", "--ioengine=nfs", "--nfs_url=URI", "--filename=FILE", *self.options()])
+
     def with_extra(self, *extra: str) -> "Load":
         return replace(self, extra=self.extra + extra)
 
@@ -77,15 +81,22 @@ def over_nbd(load: Load, uri: str) -> Outcome:
     return _outcome(["--ioengine=nbd", f"--uri={uri}", *load.options()])
 
 
+def over_nfs(program: Path, load: Load, server, path: str) -> Outcome:
+    """The same load through fio's NFS engine, run inside of the server's network. fio
+    splits file names at colons, of which a path has none."""
+    options = ["--ioengine=nfs", f"--nfs_url={server.uri()}", f"--filename={path}", *load.options()]
+    return _outcome(options, server.network.command(program))
+
+
 def on_file(load: Load, path: Path) -> Outcome:
     """The same load with pwrite and pread on a file."""
     return _outcome(["--ioengine=psync", f"--filename={path}", *load.options()])
 
 
-def _outcome(options: list[str]) -> Outcome:
+def _outcome(options: list[str], program: Sequence[object] = ("fio",)) -> Outcome:
     with tempfile.NamedTemporaryFile(suffix=".json") as report:
         said = run(
-            ["fio", *options, "--output-format=json", f"--output={report.name}"], timeout_s=_PATIENCE_S
+            [*program, *options, "--output-format=json", f"--output={report.name}"], timeout_s=_PATIENCE_S
         )
         text = Path(report.name).read_text()
     # fio prints warnings in front of the JSON.

@@ -24,6 +24,8 @@
 struct coldrise_fsal_module {
 	struct fsal_module fsal;
 	struct fsal_obj_ops handle_ops;
+	uid_t user;		/* as whom nfs-ganesha runs */
+	gid_t group;
 };
 
 extern struct coldrise_fsal_module COLDRISE;

@@ -99,8 +99,8 @@ static void fill(const struct fsal_obj_handle *obj,
 	attrs->fileid = obj->fileid;
 	attrs->mode = found->mode;
 	attrs->numlinks = obj->type == DIRECTORY ? 2 : 1;
-	attrs->owner = geteuid();
-	attrs->group = getegid();
+	attrs->owner = COLDRISE.user;
+	attrs->group = COLDRISE.group;
 	attrs->rawdev.major = 0;
 	attrs->rawdev.minor = 0;
 	attrs->mtime.tv_sec = found->modified_s;

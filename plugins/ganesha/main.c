@@ -92,6 +92,10 @@ MODULE_INIT void coldrise_init(void)
 		return;
 	}
 
+	/* It stays the same, and is shown with every file. */
+	COLDRISE.user = geteuid();
+	COLDRISE.group = getegid();
+
 	myself->m_ops.create_export = coldrise_create_export;
 	myself->m_ops.init_config = coldrise_init_config;
 

@@ -70,6 +70,12 @@ def nbd_disk(uri: str, *, name: str = "disk0", read_only: bool = False) -> list[
     return _disk(name, node, read_only)
 
 
+def nfs_disk(path: str, *, host: str = "127.0.0.1", name: str = "disk0") -> list[str]:
+    """QEMU arguments for a raw file on an NFS server as a virtio disk."""
+    node = f"driver=raw,file.driver=nfs,file.server.type=inet,file.server.host={host}"
+    return _disk(name, f"{node},file.path={_escape(path)}", False)
+
+
 def _disk(name: str, node: str, read_only: bool) -> list[str]:
     """With a thread of its own: QEMU's main loop takes half a millisecond for an
     answer while emulated processors keep it busy."""
@@ -161,8 +167,10 @@ class Guest:
     """One QEMU process and its console. Starts at once; `close` or `with` ends it."""
 
     def __init__(self, disks, *, log, memory_mib: int = 1024, cpus: int = 2,
-                 network: bool = False, extra=()):
-        """`disks` is a list of argument lists, as raw_disk and nbd_disk give them."""
+                 network: bool = False, extra=(), prefix=(), boot=None, environment=None):
+        """`disks` is a list of argument lists, as raw_disk and nbd_disk give them. `prefix`
+        is a command that runs QEMU. `boot` is one that boots the guest instead of it, with
+        the console on its standard input and output."""
         self.log_path = Path(log)
         self._received = bytearray()
         self._changed = threading.Condition()
@@ -173,7 +181,7 @@ class Guest:
         ours, theirs = socket.socketpair()
         with theirs:
             command = [
-                QEMU, *accelerator_arguments(),
+                *prefix, QEMU, *accelerator_arguments(),
                 "-m", str(memory_mib), "-smp", str(cpus),
                 "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
                 "-chardev", f"socket,id=console,fd={theirs.fileno()}",
@@ -185,6 +193,8 @@ class Guest:
             if network:
                 command += ["-netdev", "user,id=net", "-device", "virtio-net-pci,netdev=net,romfile="]
             command += extra
+            if boot is not None:
+                command = [str(word) for word in boot]
             self.command = command
             self._log = open(self.log_path, "ab", buffering=0)
             self._log_start = self._log.tell()
@@ -192,13 +202,15 @@ class Guest:
             self.started = time.monotonic()
             try:
                 self.process = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=self._log,
-                    stderr=self._log, pass_fds=[theirs.fileno()])
+                    command, stdin=subprocess.DEVNULL if boot is None else theirs,
+                    stdout=self._log if boot is None else theirs, stderr=self._log,
+                    pass_fds=[theirs.fileno()], env=environment)
             except OSError as error:
                 ours.close()
                 self._log.close()
                 raise GuestError(
-                    f"cannot start {QEMU}: {error}; install the package qemu-system-x86") from error
+                    f"cannot start {command[0]}: {error}; QEMU is in the package qemu-system-x86"
+                ) from error
         self._console = ours
         self._reader = threading.Thread(target=self._read, name="guest console", daemon=True)
         self._reader.start()

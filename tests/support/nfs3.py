@@ -233,6 +233,25 @@ class Nfs:
             if reply.take("I"):
                 return found
 
+    def list_plus(self, folder, limit=1 << 16):
+        """{name: (attributes, handle)} of what is in a folder, with READDIRPLUS."""
+        found, after, verifier = {}, 0, bytes(8)
+        while True:
+            arguments = opaque(folder) + struct.pack(">Q", after) + verifier
+            reply = self.call("readdirplus", 17, arguments + struct.pack(">2I", limit, limit))
+            reply.attributes()
+            verifier = reply.take("8s")
+            while reply.take("I"):
+                reply.take("Q")
+                name = reply.opaque().decode()
+                after = reply.take("Q")
+                attributes = reply.attributes()
+                handle = reply.opaque() if reply.take("I") else None
+                if name not in (".", ".."):
+                    found[name] = attributes, handle
+            if reply.take("I"):
+                return found
+
     def names(self, folder):
         return sorted(name for name, _, _ in self.list(folder) if name not in (".", ".."))
 

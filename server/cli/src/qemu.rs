@@ -1,10 +1,10 @@
-//! QEMU's arguments for a machine that boots from NBD exports.
+//! QEMU's arguments for a machine whose disks are served.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
-use serde_json::json;
+use serde_json::{json, Value};
 
 use crate::hardware::{DiskBus, Firmware, Hardware, Network};
 
@@ -23,6 +23,9 @@ const UEFI_FILES: [(&str, &str); 5] = [
     ("/usr/share/edk2/x64/OVMF_CODE.4m.fd", "/usr/share/edk2/x64/OVMF_VARS.4m.fd"),
     ("/usr/share/qemu/ovmf-x86_64-code.bin", "/usr/share/qemu/ovmf-x86_64-vars.bin"),
 ];
+
+/// QEMU's NFS driver.
+const NFS_DRIVER: &str = "block-nfs.so";
 
 /// Most disks of a machine with that bus.
 const MAX_IDE_DISKS: usize = 4;
@@ -98,16 +101,31 @@ fn check_bus(bus: DiskBus, disks: usize) -> Result<()> {
     Ok(())
 }
 
-/// All arguments. `disks` are export names on the NBD server at `socket`; `scratch` is
-/// a folder for files that live as long as the machine.
+/// Whether QEMU's NFS driver is installed, a file of its own.
+///
+/// # Errors
+/// `ToolFailed` where it is not.
+pub(crate) fn check_nfs_driver() -> Result<()> {
+    let folders = std::fs::read_dir("/usr/lib").into_iter().flatten().flatten();
+    let mut folders = folders.map(|folder| folder.path()).chain([PathBuf::from("/usr/lib")]);
+    if folders.any(|folder| folder.join("qemu").join(NFS_DRIVER).is_file()) {
+        return Ok(());
+    }
+    Err(Error::new(
+        ErrorKind::ToolFailed,
+        "QEMU's driver for NFS is not installed (Debian: apt install qemu-block-extra)",
+    ))
+}
+
+/// All arguments. `disks` are block nodes that have no name yet; `scratch` is a folder
+/// for files that live as long as the machine.
 ///
 /// # Errors
 /// `Unsupported` where UEFI is not installed.
 pub(crate) fn arguments(
     hardware: &Hardware,
     console: Console,
-    socket: &Path,
-    disks: &[String],
+    disks: Vec<Value>,
     scratch: &Path,
 ) -> Result<Vec<OsString>> {
     let mut words: Vec<OsString> = Vec::new();
@@ -139,14 +157,9 @@ pub(crate) fn arguments(
         DiskBus::Sata => add(&["-device", "ich9-ahci,id=bus"]),
         DiskBus::Virtio | DiskBus::Ide => {}
     }
-    for (i, export) in disks.iter().enumerate() {
-        let node = json!({
-            "driver": "nbd",
-            "node-name": format!("disk{i}"),
-            "server": { "type": "unix", "path": socket },
-            "export": export,
-            "discard": "unmap",
-        });
+    for (i, mut node) in disks.into_iter().enumerate() {
+        node["node-name"] = format!("disk{i}").into();
+        node["discard"] = "unmap".into();
         let device = match hardware.disk_bus {
             DiskBus::Virtio => format!("virtio-blk-pci,drive=disk{i},discard=on,iothread=io"),
             DiskBus::Scsi => {
@@ -227,10 +240,9 @@ mod tests {
     use super::*;
 
     fn words(hardware: Hardware, disks: usize) -> Result<Vec<String>> {
-        let disks: Vec<String> = (0..disks).map(|i| format!("live/t/vd{i}")).collect();
+        let disks = (0..disks).map(|i| json!({ "driver": "nbd", "export": format!("a,vd{i}") }));
         let scratch = tempfile::tempdir().unwrap();
-        let words =
-            arguments(&hardware, Console::Serial, Path::new("/s,x"), &disks, scratch.path())?;
+        let words = arguments(&hardware, Console::Serial, disks.collect(), scratch.path())?;
         Ok(words.into_iter().map(|word| word.into_string().unwrap()).collect())
     }
 
@@ -246,9 +258,9 @@ mod tests {
             assert!(words.iter().any(|word| word.starts_with(device)), "{words:?}");
             let node = words.iter().find(|word| word.contains("\"disk1\"")).unwrap();
             let node: serde_json::Value = serde_json::from_str(node).unwrap();
-            assert_eq!(node["export"], "live/t/vd1");
-            // A comma in a path is no separator.
-            assert_eq!(node["server"]["path"], "/s,x");
+            // A comma in a name is no separator.
+            assert_eq!(node["export"], "a,vd1");
+            assert_eq!(node["discard"], "unmap");
         }
     }
 

@@ -226,6 +226,7 @@ impl Repository {
     /// `Corrupt` where it was changed, truncated, or sealed for another
     /// purpose or repository.
     pub fn open_document(&self, purpose: &str, bytes: &[u8]) -> Result<Vec<u8>> {
+        tracing::trace!(purpose, "opening a document");
         document::open(&self.keys.documents, &self.description.id.0, purpose, bytes)
     }
 

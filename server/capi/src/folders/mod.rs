@@ -94,17 +94,6 @@ impl Shared {
 
     /// The node of these file ids, from below the root down.
     fn resolve(&self, ids: &[u64]) -> Result<Node> {
-        let gone = || Error::new(ErrorKind::NotFound, "what the handle named is gone");
-        let mut node = self.folders.root();
-        for id in ids {
-            let entries = self.folders.entries(&node)?;
-            let entry = entries.iter().find(|entry| entry.file_id == *id).ok_or_else(gone)?;
-            node = self.folders.find(&node, &entry.name)?;
-            // Another one may have got the name meanwhile.
-            if node.file_id() != *id {
-                return Err(gone());
-            }
-        }
-        Ok(node)
+        ids.iter().try_fold(self.folders.root(), |node, id| self.folders.find_id(&node, *id))
     }
 }

@@ -4,7 +4,7 @@ use super::held_files::HeldFiles;
 use super::Shared;
 use crate::message::c_string;
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_export::{Attributes, Node, NodeType, OpenFile};
+use coldrise_export::{Attributes, FolderEntry, Node, NodeType, OpenFile};
 use parking_lot::{Mutex, RwLock};
 use std::ffi::CString;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -26,8 +26,9 @@ const _: () = assert!(2 + MAX_DEPTH * HANDLE_ID_BYTES <= HANDLE_MAX);
 /// That a node is still there is looked up at most once in so many milliseconds.
 const CHECK_INTERVAL_MS: u64 = 250;
 
-/// What a session's file is like is found out at most once in so many milliseconds while
-/// nobody writes it here: nfs-ganesha asks several times for every read.
+/// What a session's file is like is found out at most once in so many milliseconds:
+/// nfs-ganesha asks several times for every read and write. The size and the time that
+/// writes through this node make show at once.
 const LIVE_ATTRIBUTES_MS: u64 = 20;
 
 /// For how long attributes hold, in seconds: points never change, but may be deleted;
@@ -102,10 +103,14 @@ impl OpenNode {
 
     /// What has that name in this folder.
     pub(super) fn find(&self, name: &str) -> Result<Arc<OpenNode>> {
-        let node = self.shared.folders.find(&self.node, name)?;
+        Ok(self.child(self.shared.folders.find(&self.node, name)?))
+    }
+
+    /// What a listing of this folder has found.
+    pub(super) fn child(&self, node: Node) -> Arc<OpenNode> {
         let mut ids = self.ids.clone();
         ids.push(node.file_id());
-        Ok(OpenNode::new(&self.shared, node, ids))
+        OpenNode::new(&self.shared, node, ids)
     }
 
     pub(super) fn parent(&self) -> Result<Arc<OpenNode>> {
@@ -114,15 +119,15 @@ impl OpenNode {
         Ok(OpenNode::new(&self.shared, node, ids))
     }
 
-    /// Names and cookies behind a cookie, in the cookies' order.
-    pub(super) fn entries(&self, after: u64) -> Result<Vec<(u64, String)>> {
+    /// What is behind a cookie, in the cookies' order.
+    pub(super) fn entries(&self, after: u64) -> Result<Vec<(u64, FolderEntry)>> {
         let entries = self.shared.folders.entries(&self.node)?;
         let mut found: Vec<_> = entries
             .into_iter()
-            .map(|entry| (cookie(entry.file_id), entry.name))
+            .map(|entry| (cookie(entry.file_id), entry))
             .filter(|(cookie, _)| *cookie > after)
             .collect();
-        found.sort_unstable();
+        found.sort_unstable_by_key(|(cookie, _)| *cookie);
         Ok(found)
     }
 
@@ -197,14 +202,33 @@ impl OpenNode {
         }
         // Before it is looked at: a change that comes meanwhile makes this one too old.
         let (at_ms, changes) = (self.shared.now_ms(), self.changes.load(Ordering::Acquire));
-        if let Some(known) = *self.remembered.lock() {
-            if known.changes == changes && at_ms.saturating_sub(known.at_ms) < LIVE_ATTRIBUTES_MS {
+        let known = *self.remembered.lock();
+        if let Some(known) =
+            known.filter(|known| at_ms.saturating_sub(known.at_ms) < LIVE_ATTRIBUTES_MS)
+        {
+            if known.changes == changes {
                 return Ok(known.shown);
+            }
+            if let Some(shown) = self.written_since(known.shown) {
+                return Ok(shown);
             }
         }
         let shown = self.look_at()?;
         *self.remembered.lock() = Some(Remembered { at_ms, changes, shown });
         Ok(shown)
+    }
+
+    /// What was seen a moment ago, after writes through this node: another time. `None`
+    /// where more has changed.
+    fn written_since(&self, mut shown: Shown) -> Option<Shown> {
+        let file = self.held.read().get(true)?;
+        if file.size_bytes() != shown.attributes.size_bytes {
+            return None;
+        }
+        let modified = file.written_at()?.max(shown.attributes.modified);
+        shown.attributes.modified = modified;
+        shown.since_1970 = modified.duration_since(UNIX_EPOCH).unwrap_or_default();
+        Some(shown)
     }
 
     /// To be called after each change.

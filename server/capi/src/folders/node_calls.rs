@@ -170,13 +170,9 @@ pub unsafe extern "C" fn coldrise_node_list(
         on_node(folder, |folder| {
             let callback = callback.ok_or_else(|| null("the callback"))?;
             folder.check()?;
-            for (cookie, name) in folder.entries(after)? {
-                let node = match folder.find(&name) {
-                    // It has gone meanwhile.
-                    Err(error) if error.kind() == ErrorKind::NotFound => continue,
-                    node => Arc::into_raw(node?).cast_mut(),
-                };
-                if callback(context, c_string(&name).as_ptr(), node, cookie) != 0 {
+            for (cookie, entry) in folder.entries(after)? {
+                let node = Arc::into_raw(folder.child(entry.node)).cast_mut();
+                if callback(context, c_string(&entry.name).as_ptr(), node, cookie) != 0 {
                     return Ok(0);
                 }
             }

@@ -12,9 +12,10 @@ use serde::Serialize;
 
 use super::serve::DEFAULT_CACHE;
 use crate::child::terminate;
+use crate::disk_server::{self, DiskServer, Protocol};
 use crate::hardware::{DiskBus, Firmware, Hardware, Network};
 use crate::invocation::Invocation;
-use crate::nbdkit::{Endpoint, Nbdkit, ServeOptions};
+use crate::own_network;
 use crate::qemu::{self, Console};
 use crate::report::Report;
 use crate::signals::ChildSignals;
@@ -27,12 +28,20 @@ use crate::units::{parse_size, show_count};
 /// stored with the point, unless options say otherwise. What the machine writes stays in
 /// the session. The machine has no network unless --network user is given.
 ///
+/// The machine's disks are served to it alone. Over NFS it has a network of its own with
+/// the server, where root starts it: with --network user it is the host's, which must
+/// then have no other NFS server.
+///
 /// The console is this terminal: Ctrl-A X ends QEMU, Ctrl-C goes to the machine.
 #[derive(Debug, Args)]
 pub(crate) struct BootArguments {
     /// MACHINE/POINT or live/SESSION.
     #[arg(value_name = "MACHINE/POINT|live/SESSION")]
     address: Address,
+
+    /// How the machine reaches its disks. NFS needs nfs-ganesha and QEMU's driver for it.
+    #[arg(long, value_enum, default_value = "nbd")]
+    over: Protocol,
 
     /// Name of the session that a point is published as.
     #[arg(long, value_name = "SESSION")]
@@ -137,10 +146,14 @@ impl Subject {
 }
 
 pub(crate) fn run(invocation: &Invocation, arguments: BootArguments) -> Result<Report> {
+    let is_alone = arguments.over == Protocol::Nfs
+        && arguments.network != Some(Network::User)
+        && own_network::enter()?;
+    disk_server::check(arguments.over)?;
     let mut signals = ChildSignals::catch()?;
     let repository = invocation.open()?;
     let subject = Subject::find(&repository, &arguments)?;
-    let hardware = hardware(invocation, subject.configuration(), &arguments)?;
+    let hardware = hardware(invocation, subject.configuration(), &arguments, is_alone)?;
     qemu::check(&hardware, subject.disk_count())?;
     let scratch = tempfile::Builder::new()
         .prefix("coldrise-boot-")
@@ -180,19 +193,11 @@ fn boot(
     session: &SessionDocument,
     scratch: &Path,
 ) -> Result<ExitStatus> {
-    let socket = scratch.join("nbd");
     let console = if arguments.display { Console::Window } else { Console::Serial };
-    let disks: Vec<String> =
-        session.disks.iter().map(|disk| format!("live/{}/{}", session.name, disk.name)).collect();
-    let words = qemu::arguments(hardware, console, &socket, &disks, scratch)?;
-    let options = ServeOptions {
-        endpoint: Endpoint::Socket(socket),
-        tls: None,
-        cache_bytes: arguments.cache,
-        is_read_only: false,
-        lists_formats: false,
-    };
-    let mut nbdkit = Nbdkit::start(invocation, &options, signals)?;
+    let mut server =
+        DiskServer::start(arguments.over, invocation, scratch, arguments.cache, signals)?;
+    let disks = session.disks.iter().map(|disk| server.node(&session.name, &disk.name));
+    let words = qemu::arguments(hardware, console, disks.collect(), scratch)?;
     if let Err(why) = qemu::kvm_works() {
         invocation.remark(&format!("without KVM the machine is slow: {why}"));
     }
@@ -204,9 +209,9 @@ fn boot(
         show_count(u64::from(hardware.cpus), "processor"),
         hardware.memory_mib
     ));
-    let ran = run_machine(&words, &mut nbdkit, signals);
+    let ran = run_machine(&words, &mut server, signals);
     // The session is flushed and closed whatever became of the machine.
-    let stopped = nbdkit.stop(None);
+    let stopped = server.stop();
     let status = ran?;
     stopped?;
     Ok(status)
@@ -217,6 +222,7 @@ fn hardware(
     invocation: &Invocation,
     configuration: Option<&Configuration>,
     arguments: &BootArguments,
+    is_alone: bool,
 ) -> Result<Hardware> {
     let mut hardware = Hardware::of(configuration).unwrap_or_else(|error| {
         invocation.remark(&format!("warning: {}; booting without it", error.full_message()));
@@ -229,13 +235,20 @@ fn hardware(
     hardware.firmware = arguments.firmware.unwrap_or(hardware.firmware);
     hardware.disk_bus = arguments.disk_bus.unwrap_or(hardware.disk_bus);
     hardware.network = arguments.network.unwrap_or(hardware.network);
+    if is_alone && hardware.network == Network::User {
+        invocation.remark(
+            "warning: over NFS the machine has no network but its server's; give --network user \
+             for the host's",
+        );
+        hardware.network = Network::None;
+    }
     hardware.check()
 }
 
 /// Starts QEMU on this terminal and waits for its end.
 fn run_machine(
     words: &[std::ffi::OsString],
-    nbdkit: &mut Nbdkit,
+    server: &mut DiskServer,
     signals: &mut ChildSignals,
 ) -> Result<ExitStatus> {
     // Where it is there, setpriv sees to it that QEMU does not outlive this program.
@@ -257,7 +270,7 @@ fn run_machine(
         )
     };
     let mut machine = command.args(words).spawn().map_err(missing)?;
-    let ended = wait(&mut machine, nbdkit, signals);
+    let ended = wait(&mut machine, server, signals);
     if ended.is_err() && matches!(machine.try_wait(), Ok(None)) {
         terminate(&machine)?;
         machine.wait().context(|| "waiting for QEMU")?;
@@ -267,7 +280,7 @@ fn run_machine(
 
 fn wait(
     machine: &mut Child,
-    nbdkit: &mut Nbdkit,
+    server: &mut DiskServer,
     signals: &mut ChildSignals,
 ) -> Result<ExitStatus> {
     loop {
@@ -275,10 +288,7 @@ fn wait(
         if let Some(status) = machine.try_wait().context(|| "looking after QEMU")? {
             return Ok(status);
         }
-        if let Some(status) = nbdkit.ended()? {
-            let text = format!("nbdkit ended ({status}) while the machine was running");
-            return Err(Error::new(ErrorKind::ToolFailed, text));
-        }
+        server.look_after(signals)?;
         if signals.wait() {
             return Err(Error::new(ErrorKind::Interrupted, "interrupted: the machine was ended"));
         }

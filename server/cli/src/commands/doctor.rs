@@ -1,5 +1,7 @@
 //! `coldrise doctor`: what is wrong here, and what to do.
 
+mod nfs;
+
 use std::collections::HashSet;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -74,6 +76,7 @@ pub(crate) fn run(invocation: &Invocation) -> Result<Report> {
     check_tool(&mut found, qemu::PROGRAM, "qemu-system-x86", "coldrise boot");
     check_kvm(&mut found);
     check_tool(&mut found, "fusermount3", "fuse3", "coldrise mount by others than root");
+    nfs::check(&mut found);
     check_shared_memory(&mut found);
     match invocation.repository_path() {
         Err(_) => found.add(

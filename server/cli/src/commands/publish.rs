@@ -7,6 +7,7 @@ use coldrise_store::{Address, SessionName};
 use serde::Serialize;
 
 use super::serve::DEFAULT_ADDRESS;
+use crate::ganesha::PATH as NFS_PATH;
 use crate::hardware::Hardware;
 use crate::invocation::Invocation;
 use crate::report::Report;
@@ -40,6 +41,7 @@ struct Published<'a> {
 struct PublishedDisk<'a> {
     disk: &'a str,
     export: String,
+    nfs_path: String,
     size_bytes: u64,
 }
 
@@ -65,6 +67,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: PublishArguments) -> Resul
             .map(|disk| PublishedDisk {
                 disk: disk.name.as_str(),
                 export: format!("live/{}/{}", session.name, disk.name),
+                nfs_path: format!("{NFS_PATH}/live/{}/{}.raw", session.name, disk.name),
                 size_bytes: disk.size_bytes,
             })
             .collect(),
@@ -96,6 +99,7 @@ fn text(invocation: &Invocation, session: &SessionDocument, published: &Publishe
     let hardware = Hardware::of(session.configuration.as_ref()).unwrap_or_default();
     text.push_str(&format!(
         "\nserve it   coldrise serve nbd\nboot it    coldrise boot live/{name}\nwith QEMU  {}\n\
+         over NFS   coldrise serve nfs    ({NFS_PATH}/live/{name}/{first}.raw, .vmdk, .vhdx and so on)\n\
          as files   coldrise mount DIR    (DIR/live/{name}/{first}.vhdx, .vmdk, .qcow2 and so on)\n\
          end it     coldrise unpublish {name}\n",
         crate::qemu::plain_command(&hardware, &uris)

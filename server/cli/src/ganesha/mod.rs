@@ -9,6 +9,7 @@ mod rpcbind;
 
 pub(crate) use client::Client;
 pub(crate) use configuration::{NfsOptions, PATH};
+pub(crate) use rpcbind::check_there as check_rpcbind;
 
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -48,6 +49,7 @@ pub(crate) struct Ganesha {
     child: Child,
     log: Option<JoinHandle<()>>,
     started: Instant,
+    short_lives: u32,
     options: NfsOptions,
     repository: PathBuf,
     /// Configuration, and what nfs-ganesha remembers of NFSv4 clients.
@@ -68,8 +70,7 @@ impl Ganesha {
         options: &NfsOptions,
         signals: &mut ChildSignals,
     ) -> Result<Ganesha> {
-        check_version()?;
-        let fsal = fsal()?;
+        let fsal = check_installed()?;
         check_ports(options)?;
         let rpcbind = match options.serves_v3 {
             true => Rpcbind::make_sure()?,
@@ -94,6 +95,7 @@ impl Ganesha {
             child,
             log,
             started: Instant::now(),
+            short_lives: 0,
             options: options.clone(),
             repository,
             directory,
@@ -145,41 +147,56 @@ impl Ganesha {
         }
     }
 
-    /// Serves until this program is asked to end. Where nfs-ganesha crashes, or asks for
-    /// it because a sync has failed, it is started again with another write verifier.
+    /// Serves until this program is asked to end.
     ///
     /// # Errors
-    /// `ToolFailed` where it ends with an error, or again and again soon after its start.
+    /// `ToolFailed` where nfs-ganesha ends with an error; see [`Ganesha::keep_up`].
     pub(crate) fn serve(&mut self, signals: &mut ChildSignals) -> Result<()> {
-        let mut short_lives = 0;
         loop {
             if signals.wait() {
                 return self.stop(Some(signals));
             }
-            let Some(status) = self.ended()? else { continue };
-            self.finish_log();
-            short_lives = if self.started.elapsed() < SHORT_LIFE { short_lives + 1 } else { 0 };
-            let is_wanted = status.signal().is_some() || status.code() == Some(START_AGAIN);
-            if !is_wanted || short_lives > MOST_SHORT_LIVES {
+            if let Some(status) = self.keep_up(signals)? {
                 return if status.success() {
                     Ok(())
                 } else {
                     Err(child::ended_error(NAME, status))
                 };
             }
-            tracing::error!(
-                "nfs-ganesha ended ({status}) and is started again. What was flushed is not lost; \
-                 clients connect again by themselves and send again what was not"
-            );
-            (self.child, self.log) = spawn(self.directory.path(), &self.repository)?;
-            self.started = Instant::now();
-            self.await_ready(signals)?;
         }
+    }
+
+    /// To be called when it may have ended: tells how, where that is for good. Where it
+    /// has crashed, or asks for it because a sync has failed, it is started again with
+    /// another write verifier, unless it has ended again and again soon after its start.
+    ///
+    /// # Errors
+    /// As [`Ganesha::start`] where it cannot be started again.
+    pub(crate) fn keep_up(&mut self, signals: &mut ChildSignals) -> Result<Option<ExitStatus>> {
+        let Some(status) = self.ended()? else { return Ok(None) };
+        self.finish_log();
+        let is_short = self.started.elapsed() < SHORT_LIFE;
+        self.short_lives = if is_short { self.short_lives + 1 } else { 0 };
+        let is_wanted = status.signal().is_some() || status.code() == Some(START_AGAIN);
+        if !is_wanted || self.short_lives > MOST_SHORT_LIVES {
+            return Ok(Some(status));
+        }
+        tracing::error!(
+            "nfs-ganesha ended ({status}) and is started again. What was flushed is not lost; \
+             clients connect again by themselves and send again what was not"
+        );
+        (self.child, self.log) = spawn(self.directory.path(), &self.repository)?;
+        self.started = Instant::now();
+        self.await_ready(signals)?;
+        Ok(None)
     }
 
     /// Ends it in good order: sessions are flushed and closed. Where that takes long, or
     /// this program is asked again, it is killed; what was flushed is not lost by that.
-    fn stop(&mut self, signals: Option<&mut ChildSignals>) -> Result<()> {
+    ///
+    /// # Errors
+    /// `ToolFailed` where it ends with an error.
+    pub(crate) fn stop(&mut self, signals: Option<&mut ChildSignals>) -> Result<()> {
         let ended = child::end(&mut self.child, NAME, END_PATIENCE, signals)?;
         if ended.was_killed {
             tracing::warn!("nfs-ganesha did not end by itself");
@@ -217,7 +234,20 @@ fn spawn(directory: &Path, repository: &Path) -> Result<(Child, Option<JoinHandl
     Ok((child, log))
 }
 
-fn check_version() -> Result<()> {
+/// Whether nfs-ganesha and the FSAL are here, and fit; the FSAL's file.
+///
+/// # Errors
+/// `ToolFailed` where one is missing, `Unsupported` for another nfs-ganesha.
+pub(crate) fn check_installed() -> Result<PathBuf> {
+    check_version()?;
+    fsal()
+}
+
+/// Whether the nfs-ganesha here is the one that the FSAL is built for.
+///
+/// # Errors
+/// `ToolFailed` where it is missing, `Unsupported` where it is another.
+pub(crate) fn check_version() -> Result<()> {
     let told = Command::new("ganesha.nfsd").arg("-v").output().map_err(missing)?;
     let told = String::from_utf8_lossy(&told.stdout);
     if told.lines().any(|line| line.trim() == VERSION) {
@@ -242,7 +272,10 @@ fn missing(error: std::io::Error) -> Error {
 }
 
 /// The FSAL beside this program, or where it lies after an installation.
-fn fsal() -> Result<PathBuf> {
+///
+/// # Errors
+/// `ToolFailed` where it is in neither place.
+pub(crate) fn fsal() -> Result<PathBuf> {
     let program = std::env::current_exe().context(|| "finding this program's own file")?;
     let folder = program.parent().unwrap_or(Path::new("."));
     let places = [folder.join(FSAL_FILE), folder.join("../lib/ganesha").join(FSAL_FILE)];

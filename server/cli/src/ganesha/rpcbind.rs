@@ -8,6 +8,11 @@ use coldrise_block::{Context, Error, ErrorKind, Result};
 use super::rpc;
 use crate::child::terminate;
 
+/// The kernel forgets that a process is to end with its parent when that gives up its
+/// rights, as rpcbind does: so it has a shell as its parent, which does not. Ctrl-C is for
+/// this program alone.
+const RUN: &str = "trap '' INT HUP; trap 'kill $!; exit' TERM; rpcbind -f & wait $!";
+
 const PATIENCE: Duration = Duration::from_secs(5);
 const INTERVAL: Duration = Duration::from_millis(5);
 
@@ -20,7 +25,7 @@ impl Rpcbind {
     /// # Errors
     /// `ToolFailed` where it is missing, or cannot be started by this user.
     pub(super) fn make_sure() -> Result<Option<Rpcbind>> {
-        if rpc::has_rpcbind() {
+        if check_there()? {
             return Ok(None);
         }
         if !rustix::process::geteuid().is_root() {
@@ -31,13 +36,10 @@ impl Rpcbind {
             ));
         }
         let mut command = Command::new("setpriv");
-        command.args(["--pdeathsig", "TERM", "rpcbind", "-f"]);
+        command.args(["--pdeathsig", "TERM", "sh", "-c", RUN]);
         command.stdin(Stdio::null()).stdout(Stdio::null());
         tracing::debug!(?command, "starting rpcbind");
-        let child = command.spawn().map_err(|error| {
-            let what = "starting rpcbind (Debian: apt install rpcbind)";
-            Error::with_source(ErrorKind::ToolFailed, what, error)
-        })?;
+        let child = command.spawn().context(|| "starting the parent of rpcbind")?;
         let mut rpcbind = Rpcbind(child);
         let asked = Instant::now();
         while !rpc::has_rpcbind() {
@@ -53,6 +55,23 @@ impl Rpcbind {
         }
         Ok(Some(rpcbind))
     }
+}
+
+/// True where rpcbind runs, false where it is there to be started.
+///
+/// # Errors
+/// `ToolFailed` where it is neither.
+pub(crate) fn check_there() -> Result<bool> {
+    if rpc::has_rpcbind() {
+        return Ok(true);
+    }
+    // It has no option that does nothing; one that it does not know it refuses.
+    let told = Command::new("rpcbind").arg("-?").stdin(Stdio::null()).output();
+    told.map(|_| false).map_err(|error| {
+        let what = "starting rpcbind, by which clients of NFSv3 find the server (Debian: apt \
+                    install rpcbind)";
+        Error::with_source(ErrorKind::ToolFailed, what, error)
+    })
 }
 
 impl Drop for Rpcbind {

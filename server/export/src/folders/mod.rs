@@ -11,10 +11,13 @@
 //! never paths. Everything is looked up when it is asked for: what is stored,
 //! published or sealed meanwhile shows at once.
 //!
+//! A point never changes, so what its folder holds is found once and remembered.
+//!
 //! Locks: the table of open files, then the slot of one file (held while it opens,
 //! so that who wants the same file waits and shares it), then those of the tree.
 
 mod attributes;
+mod known;
 mod node;
 mod open_file;
 mod seek;
@@ -35,6 +38,7 @@ use coldrise_store::{
     Configuration, DiskName, MachineName, PointDocument, PointName, PointSelector, Repository,
     SessionName,
 };
+use known::Known;
 use node::{Content, FolderFile, Kind, LATEST, LIVE};
 use open_file::{Intent, OpenFiles};
 use sizes::Measured;
@@ -42,7 +46,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 /// One name in a folder.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct FolderEntry {
     /// Its name.
     pub name: String,
@@ -50,6 +54,8 @@ pub struct FolderEntry {
     pub node_type: NodeType,
     /// [`Node::file_id`] of it.
     pub file_id: u64,
+    /// The same as [`Folders::find`] gives.
+    pub node: Node,
 }
 
 /// A repository as folders and files. All calls may come from many threads.
@@ -59,6 +65,7 @@ pub struct Folders {
     tree: ExportTree,
     open_files: OpenFiles,
     measured: Measured,
+    known: Known,
     is_read_only: bool,
     started: SystemTime,
 }
@@ -77,6 +84,7 @@ impl Folders {
             tree: ExportTree::new(repository, options)?,
             open_files: OpenFiles::default(),
             measured: Measured::default(),
+            known: Known::default(),
             is_read_only,
             started: SystemTime::now(),
         })
@@ -115,7 +123,8 @@ impl Folders {
                 Ok(self.child(folder, name, Kind::Session(Arc::new(session)), made_at_ms))
             }
             Kind::Point(point) => {
-                let file = self.point_files(point).into_iter().find(|file| file.name == name);
+                let files = self.point_files(folder, point);
+                let file = files.iter().find(|file| file.name == name).cloned();
                 let kind = Kind::PointFile(Arc::clone(point), file.ok_or_else(missing)?);
                 Ok(self.child(folder, name, kind, point.created_at_ms))
             }
@@ -133,7 +142,7 @@ impl Folders {
         let entry = |name: &str, kind: Kind, made_at_ms: u64| {
             let node = self.child(folder, name, kind, made_at_ms);
             let (node_type, file_id) = (node.node_type(), node.file_id());
-            FolderEntry { name: name.to_owned(), node_type, file_id }
+            FolderEntry { name: name.to_owned(), node_type, file_id, node }
         };
         let mut entries: Vec<FolderEntry> = match &folder.kind {
             Kind::Root => {
@@ -162,12 +171,11 @@ impl Folders {
                 })
                 .collect(),
             Kind::Point(point) => self
-                .point_files(point)
-                .into_iter()
+                .point_files(folder, point)
+                .iter()
                 .map(|file| {
-                    let name = file.name.clone();
-                    let kind = Kind::PointFile(Arc::clone(point), file);
-                    entry(&name, kind, point.created_at_ms)
+                    let kind = Kind::PointFile(Arc::clone(point), file.clone());
+                    entry(&file.name, kind, point.created_at_ms)
                 })
                 .collect(),
             Kind::Session(session) => self
@@ -276,13 +284,15 @@ impl Folders {
         self.catalog.point(machine, &PointSelector::Latest(0))
     }
 
-    fn point_files(&self, point: &PointDocument) -> Vec<FolderFile> {
-        let disks: Vec<_> = point
-            .disks
-            .iter()
-            .map(|disk| (&disk.name, image::point_shape(&self.repository, point, disk)))
-            .collect();
-        folder_files(Shown::Point, &point.machine, &disks, point.configuration.as_ref())
+    fn point_files(&self, folder: &Node, point: &PointDocument) -> Arc<[FolderFile]> {
+        self.known.point_files(&folder.key, || {
+            let disks: Vec<_> = point
+                .disks
+                .iter()
+                .map(|disk| (&disk.name, image::point_shape(&self.repository, point, disk)))
+                .collect();
+            folder_files(Shown::Point, &point.machine, &disks, point.configuration.as_ref())
+        })
     }
 
     fn session_files(&self, session: &SessionDocument) -> Vec<FolderFile> {

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// What a file is opened for. Who only reads a session's file does not keep
 /// another process from writing the session, so both are kept apart.
@@ -140,6 +140,12 @@ impl OpenFile {
     pub(super) fn stored_bytes(&self) -> Result<u64> {
         self.export.check()?;
         sum_stored(self.export.disk())
+    }
+
+    /// When something was written last through this file, if ever.
+    pub fn written_at(&self) -> Option<SystemTime> {
+        let at_ms = Some(self.written_at_ms()).filter(|at_ms| *at_ms > 0)?;
+        Some(UNIX_EPOCH + Duration::from_millis(at_ms))
     }
 
     pub(super) fn written_at_ms(&self) -> u64 {

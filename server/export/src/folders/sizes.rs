@@ -12,8 +12,8 @@ use crate::image;
 use crate::image_file::ImageFile;
 use crate::image_name::ImagePart;
 use coldrise_block::{check_range, Disk, Error, ErrorKind, Extent, ExtentKind, Result};
-use coldrise_session::{open_live_side_file, SessionDisk, SessionDocument};
-use coldrise_store::{DiskName, PointDocument};
+use coldrise_session::{open_live_side_file, open_point_disk, SessionDisk, SessionDocument};
+use coldrise_store::{DiskName, PointDocument, PointSelector};
 use parking_lot::Mutex;
 use quick_cache::sync::Cache;
 use std::collections::HashMap;
@@ -27,7 +27,7 @@ const REMEMBERED: usize = 1 << 16;
 const REMEMBERED_LIVE: usize = 1 << 12;
 /// While a session's disk changes, walking its extents may take one in so many
 /// parts of the time: programs ask for a file's size all the while.
-const PART_OF_TIME: u32 = 20;
+const PART_OF_TIME: u32 = 100;
 
 #[derive(Clone, Copy)]
 pub(super) struct Sizes {
@@ -106,33 +106,57 @@ impl Folders {
         part: ImagePart,
     ) -> Result<Sizes> {
         self.measured.files_of_points.get_or_insert_with(&node.key, || {
-            if part.format.is_compact() {
-                let file = self.open(node, false)?;
-                return Ok(Sizes {
-                    size_bytes: file.size_bytes(),
-                    stored_bytes: file.stored_bytes()?,
-                });
-            }
             let document = point.disk(disk).ok_or_else(gone)?;
             let shape = image::point_shape(&self.repository, point, document);
+            if part.format.is_compact() {
+                return self.look_at_point_disk(point, disk, |opened| {
+                    let layout = image::lay_out(part, disk, &shape, &*opened, None)?;
+                    let image = ImageFile::read_only(layout, opened);
+                    let stored_bytes = sum_stored(&image)?;
+                    Ok(Sizes { size_bytes: image.size_bytes(), stored_bytes })
+                });
+            }
             let holes = Arc::new(Holes(document.size_bytes));
             let layout = image::lay_out(part, disk, &shape, &*holes, None)?;
             let shows_disk = layout.place_of(0).is_some();
             let image = ImageFile::read_only(layout, holes);
             let mut stored_bytes = sum_stored(&image)?;
             if shows_disk {
-                let path = format!("{}/{}/{disk}", point.machine, point.point);
-                stored_bytes += self.point_disk_stored(path, point.created_at_ms)?;
+                stored_bytes += self.point_disk_stored(point, disk)?;
             }
             Ok(Sizes { size_bytes: image.size_bytes(), stored_bytes })
         })
     }
 
-    fn point_disk_stored(&self, path: String, made_at_ms: u64) -> Result<u64> {
-        let key = Key { path: Arc::from(path), made_at_ms };
+    fn point_disk_stored(&self, point: &PointDocument, disk: &DiskName) -> Result<u64> {
+        let path = format!("{}/{}/{disk}", point.machine, point.point);
+        let key = Key { path: Arc::from(path), made_at_ms: point.created_at_ms };
         self.measured.disks_of_points.get_or_insert_with(&key, || {
-            let export = self.tree.open(&key.path, true)?;
-            sum_stored(export.disk())
+            self.look_at_point_disk(point, disk, |opened| sum_stored(&*opened))
+        })
+    }
+
+    /// Looks at what is stored of a point's disk, without a lease: a list of points
+    /// would be nothing but leases. Where the point is deleted meanwhile pages or
+    /// layers are missing, never wrong, because no number of theirs is given again.
+    /// Then the point is looked up anew: it may be gone, or its layers may have been
+    /// folded into chunks.
+    fn look_at_point_disk<T>(
+        &self,
+        point: &PointDocument,
+        disk: &DiskName,
+        look: impl Fn(Arc<dyn Disk>) -> Result<T>,
+    ) -> Result<T> {
+        let look_at =
+            |point: &PointDocument| open_point_disk(&self.repository, point, disk).and_then(&look);
+        look_at(point).or_else(|error| {
+            self.repository.catch_up()?;
+            let name = PointSelector::Exact(point.point.clone());
+            let now = self.catalog.point(&point.machine, &name)?;
+            match now.disk(disk) == point.disk(disk) {
+                true => Err(error),
+                false => look_at(&now),
+            }
         })
     }
 

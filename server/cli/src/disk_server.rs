@@ -1,0 +1,153 @@
+//! What serves the disks of a machine that runs here: nbdkit or nfs-ganesha.
+
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::ValueEnum;
+use coldrise_block::{Context, Error, ErrorKind, Result};
+use coldrise_store::{DiskName, SessionName};
+use serde_json::{json, Value};
+
+use crate::ganesha::{self, Client, Ganesha, NfsOptions};
+use crate::invocation::Invocation;
+use crate::nbdkit::{Endpoint, Nbdkit, ServeOptions};
+use crate::qemu;
+use crate::signals::ChildSignals;
+
+/// The machine has its disks for as long as it runs, also while it uses none.
+const NO_IDLE_END: Duration = Duration::from_millis(u32::MAX as u64);
+
+/// How a machine reaches its disks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Protocol {
+    /// NBD, on a Unix socket.
+    Nbd,
+    /// NFSv3, as from a datastore.
+    Nfs,
+}
+
+/// A running server. Dropped, it is ended.
+pub(crate) enum DiskServer {
+    /// nbdkit, and its socket.
+    Nbd(Box<Nbdkit>, PathBuf),
+    Nfs(Box<Ganesha>),
+}
+
+/// Whether what serves that way is installed; nbdkit says so itself when it starts.
+///
+/// # Errors
+/// `ToolFailed`, `Unsupported`: what is missing, and what to install.
+pub(crate) fn check(protocol: Protocol) -> Result<()> {
+    match protocol {
+        Protocol::Nbd => Ok(()),
+        Protocol::Nfs => {
+            ganesha::check_installed()?;
+            ganesha::check_rpcbind()?;
+            qemu::check_nfs_driver()
+        }
+    }
+}
+
+impl DiskServer {
+    /// Starts a server of one machine; `scratch` is a private folder.
+    ///
+    /// # Errors
+    /// As [`Nbdkit::start`] and [`Ganesha::start`].
+    pub(crate) fn start(
+        protocol: Protocol,
+        invocation: &Invocation,
+        scratch: &Path,
+        cache_bytes: u64,
+        signals: &mut ChildSignals,
+    ) -> Result<DiskServer> {
+        match protocol {
+            Protocol::Nbd => {
+                let socket = scratch.join("nbd");
+                let options = ServeOptions {
+                    endpoint: Endpoint::Socket(socket.clone()),
+                    tls: None,
+                    cache_bytes,
+                    is_read_only: false,
+                    lists_formats: false,
+                };
+                Nbdkit::start(invocation, &options, signals)
+                    .map(|nbdkit| DiskServer::Nbd(Box::new(nbdkit), socket))
+            }
+            Protocol::Nfs => {
+                let [listen, mount] = free_addresses()?;
+                let options = NfsOptions {
+                    listen,
+                    mount_port: mount.port(),
+                    allowed: Client::this_machine().to_vec(),
+                    serves_v3: true,
+                    serves_v4: false,
+                    idle: NO_IDLE_END,
+                    cache_bytes,
+                    is_read_only: false,
+                };
+                Ganesha::start(invocation, &options, signals)
+                    .map(|ganesha| DiskServer::Nfs(Box::new(ganesha)))
+            }
+        }
+    }
+
+    /// A session's disk as QEMU opens it: a block node without its name.
+    pub(crate) fn node(&self, session: &SessionName, disk: &DiskName) -> Value {
+        match self {
+            DiskServer::Nbd(_, socket) => json!({
+                "driver": "nbd",
+                "server": { "type": "unix", "path": socket },
+                "export": format!("live/{session}/{disk}"),
+            }),
+            // The driver asks rpcbind for the port.
+            DiskServer::Nfs(_) => json!({
+                "driver": "raw",
+                "file": {
+                    "driver": "nfs",
+                    "server": { "type": "inet", "host": Ipv4Addr::LOCALHOST },
+                    "path": format!("{}/live/{session}/{disk}.raw", ganesha::PATH),
+                },
+            }),
+        }
+    }
+
+    /// To be called when a child may have ended.
+    ///
+    /// # Errors
+    /// `ToolFailed` where the server has ended for good.
+    pub(crate) fn look_after(&mut self, signals: &mut ChildSignals) -> Result<()> {
+        let (name, ended) = match self {
+            DiskServer::Nbd(nbdkit, _) => ("nbdkit", nbdkit.ended()?),
+            DiskServer::Nfs(ganesha) => ("nfs-ganesha", ganesha.keep_up(signals)?),
+        };
+        match ended {
+            None => Ok(()),
+            Some(status) => {
+                let text = format!("{name} ended ({status}) while the machine was running");
+                Err(Error::new(ErrorKind::ToolFailed, text))
+            }
+        }
+    }
+
+    /// Ends it in good order: the session is flushed and closed.
+    ///
+    /// # Errors
+    /// `ToolFailed` where it ends with an error.
+    pub(crate) fn stop(&mut self) -> Result<()> {
+        match self {
+            DiskServer::Nbd(nbdkit, _) => nbdkit.stop(None),
+            DiskServer::Nfs(ganesha) => ganesha.stop(None),
+        }
+    }
+}
+
+/// Two ports of loopback that nobody uses.
+fn free_addresses() -> Result<[SocketAddr; 2]> {
+    let listen = || TcpListener::bind((Ipv4Addr::LOCALHOST, 0));
+    // Both at once, so that they differ.
+    let found = listen().and_then(|one| listen().map(|other| [one, other]));
+    let [one, other] = found.context(|| "looking for free ports")?;
+    let address = |listener: TcpListener| listener.local_addr().context(|| "asking for a port");
+    Ok([address(one)?, address(other)?])
+}

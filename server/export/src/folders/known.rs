@@ -1,0 +1,67 @@
+//! What was found out about folders and stays true: which files a point has, and by
+//! which name something was found under its number.
+
+use super::node::{FolderFile, Key, Node};
+use super::Folders;
+use coldrise_block::{Error, ErrorKind, Result};
+use quick_cache::sync::Cache;
+use std::sync::Arc;
+
+/// Points whose files are remembered; each takes one or two KiB.
+const POINTS: usize = 1 << 12;
+/// Numbers whose names are remembered.
+const NAMES: usize = 1 << 16;
+
+pub(super) struct Known {
+    points: Cache<Key, Arc<[FolderFile]>>,
+    /// By the number of the folder and the number in it. Only a hint: a name may be
+    /// given to something else.
+    names: Cache<(u64, u64), Box<str>>,
+}
+
+impl Default for Known {
+    fn default() -> Known {
+        Known { points: Cache::new(POINTS), names: Cache::new(NAMES) }
+    }
+}
+
+impl Known {
+    pub(super) fn point_files(
+        &self,
+        point: &Key,
+        find: impl FnOnce() -> Vec<FolderFile>,
+    ) -> Arc<[FolderFile]> {
+        if let Some(files) = self.points.get(point) {
+            return files;
+        }
+        let files: Arc<[FolderFile]> = find().into();
+        self.points.insert(point.clone(), Arc::clone(&files));
+        files
+    }
+}
+
+impl Folders {
+    /// What has that [`Node::file_id`] in a folder; `ErrorKind::NotFound` where nothing
+    /// has. The folder is listed only where the number is new or its name has gone.
+    pub fn find_id(&self, folder: &Node, file_id: u64) -> Result<Node> {
+        let name = self.known.names.get(&(folder.file_id(), file_id));
+        if let Some(found) = name.map(|name| self.find(folder, &name)) {
+            match found {
+                Ok(node) if node.file_id() == file_id => return Ok(node),
+                Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
+        let mut wanted = None;
+        for entry in self.entries(folder)? {
+            self.known.names.insert((folder.file_id(), entry.file_id), entry.name.into());
+            if entry.file_id == file_id {
+                wanted = Some(entry.node);
+            }
+        }
+        wanted.ok_or_else(|| {
+            let text = format!("{}: what had number {file_id:016x} is gone", folder.path());
+            Error::new(ErrorKind::NotFound, text)
+        })
+    }
+}
