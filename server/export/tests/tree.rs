@@ -57,6 +57,7 @@ impl Fixture {
                 layers: Vec::new(),
             }],
             configuration: None,
+            files: None,
         };
         writer.put_point(&document).unwrap();
     }

@@ -172,6 +172,7 @@ fn a_document_under_another_key_is_noticed() {
                 layers: Vec::new(),
             }],
             configuration: None,
+            files: None,
         };
         fixture.writer.put_point(&document).unwrap();
     }

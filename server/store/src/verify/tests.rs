@@ -242,6 +242,7 @@ fn a_damaged_document_is_named_by_its_key() {
                 layers: Vec::new(),
             }],
             configuration: None,
+            files: None,
         };
         fixture.writer.put_point(&document).unwrap();
     }

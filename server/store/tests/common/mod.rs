@@ -114,6 +114,7 @@ pub fn point(machine: &str, name: &str, root: MapRoot, size_bytes: u64) -> Point
             layers: Vec::new(),
         }],
         configuration: None,
+        files: None,
     }
 }
 
