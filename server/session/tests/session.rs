@@ -6,7 +6,7 @@ use std::sync::Arc;
 use coldrise_block::{Disk, ErrorKind, Extent, ExtentKind};
 use coldrise_session::{
     enter_sealed_points, open_live_disk, open_live_side_file, open_point_disk, publish, seal,
-    session, sessions, unpublish, Catalog, Session,
+    session, sessions, unpublish, Catalog, Sealed, Session,
 };
 use coldrise_store::{
     Compression, DiskDocument, DiskName, InitOptions, MachineName, OpenOptions, PassphraseSource,
@@ -287,7 +287,7 @@ fn seals_and_an_unpublish_at_the_same_moment_leave_only_whole_points() {
         let mut points = 0;
         for result in sealed {
             match result {
-                Ok(Some(point)) => {
+                Ok(Some(Sealed { point, .. })) => {
                     for (disk, expected) in ["vda", "vdb"].iter().zip(&expected) {
                         let found = point_bytes(&repository, &point, disk);
                         assert!(found == *expected, "{session}: {disk} of {}", point.point);

@@ -115,7 +115,7 @@ fn folders_and_files_have_a_limit() {
     assert_eq!(full.len(), MAX_CLIENT_FILES);
     let more = full.with_new(FileId::ROOT, "one more", FileKind::Small, 0, None, 1);
     assert_eq!(kind_of(more), ErrorKind::NoSpace);
-    let (less, _) = full.without(top, "file 77", Removal::File, 2).unwrap();
+    let (less, _) = full.without(top, "file 77", Removal::Any, 2).unwrap();
     less.with_new(FileId::ROOT, "one more", FileKind::Small, 0, None, 3).unwrap();
 }
 
