@@ -23,6 +23,7 @@
 //! | two front ends starting | the lock of the leases directory |
 #![forbid(unsafe_code)]
 
+mod client_file;
 mod export;
 mod folders;
 mod image;
@@ -36,6 +37,7 @@ mod tree;
 
 pub use export::Export;
 pub use folders::{Attributes, FolderEntry, Folders, Node, NodeType, OpenFile, Space};
+pub use coldrise_session::{Creation, Removal};
 pub use lease::{read_leases, Lease, LeaseDocument, LeaseHold, Served};
 pub use listing::{ExportEntry, Listed};
 pub use tree::{ExportTree, TreeOptions, MAX_EXPORT_NAME_BYTES};

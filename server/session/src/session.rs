@@ -74,7 +74,7 @@ impl Session {
             .collect::<Result<Vec<_>>>()?;
         let files = ClientFiles::open(
             FilesFolder::of(repository, &document),
-            document.files.is_some(),
+            &document,
             poison.clone(),
             Arc::clone(&writing),
         );

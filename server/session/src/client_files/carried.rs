@@ -147,7 +147,7 @@ pub(crate) fn carry(repository: &Repository, files: &ClientFiles) -> Result<Carr
     files.flush()?;
     let tree = files.tree();
     let open = |entry: &FileEntry| files.file(entry.id).map(|file| file as Arc<dyn Disk>);
-    gather(repository, &tree, &open, &|entry| files.looks(entry).map(|(modified, _)| modified))
+    gather(repository, &tree, &open, &|entry| files.modified(entry))
 }
 
 /// Of a session that nobody writes; the caller holds its lock.
@@ -187,8 +187,8 @@ pub(crate) fn begin_files(
         let entry;
         (tree, entry) = tree.with_new(parent, name, kind, file.mode, None, changed_ns)?;
         if let Some(content) = &file.content {
-            folder.write_content(entry.id, content).map_err(Unwritten::into_error)?;
-            folder.set_modified(entry.id, kind, file.modified())?;
+            let written = folder.write_content(entry.id, content, file.modified());
+            written.map_err(Unwritten::into_error)?;
         }
     }
     folder.write_tree(&tree).map_err(Unwritten::into_error)?;

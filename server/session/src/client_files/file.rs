@@ -13,13 +13,14 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use coldrise_block::{check_range, Disk, Error, ErrorKind, Extent, ExtentKind, Result};
 use parking_lot::{Mutex, RwLock, RwLockWriteGuard};
 
 use super::folder::{Unwritten, MAX_SMALL_BYTES};
 use super::tree::{FileEntry, FileId, FileKind};
-use super::writer::Shared;
+use super::writer::{looks, Shared};
 use crate::length::Length;
 use crate::side_file::SideFile;
 
@@ -28,7 +29,8 @@ pub const MAX_LARGE_BYTES: u64 = 1 << 40;
 /// Bytes of small files that are kept in memory.
 const RESIDENT_LIMIT_BYTES: u64 = 64 << 20;
 
-/// A file of a client. Locks: `flushing`, then `content`, then that of the list.
+/// A file of a client. Locks: `flushing`, then `content`, then that of the list;
+/// `modified` is held for an instant.
 pub struct ClientFile {
     id: FileId,
     shared: Arc<Shared>,
@@ -39,6 +41,7 @@ pub struct ClientFile {
     /// Of the content, counted up by every change.
     version: AtomicU64,
     stored_version: AtomicU64,
+    modified: Mutex<SystemTime>,
 }
 
 enum Content {
@@ -75,7 +78,17 @@ impl ClientFile {
             content: RwLock::new(content),
             version: AtomicU64::new(0),
             stored_version: AtomicU64::new(0),
+            modified: Mutex::new(looks(&shared.folder, entry)?.0),
         })
+    }
+
+    /// When its content changed last.
+    pub fn modified(&self) -> SystemTime {
+        *self.modified.lock()
+    }
+
+    pub(super) fn note_modified(&self, modified: SystemTime) {
+        *self.modified.lock() = modified;
     }
 
     fn check(&self) -> Result<()> {
@@ -104,6 +117,7 @@ impl ClientFile {
             self.make_large()?;
         }
         let mut content = self.content.write();
+        self.note_modified(SystemTime::now());
         match &mut *content {
             Content::Large { length, .. } => length.set(size_bytes),
             Content::Small { .. } => self.change(&mut content, |bytes| {
@@ -307,6 +321,7 @@ impl Disk for ClientFile {
             self.make_large()?;
         }
         let mut content = self.content.write();
+        self.note_modified(SystemTime::now());
         if let Content::Large { side, length } = &*content {
             if length.get() >= end {
                 // Others may write at the same time.
@@ -333,6 +348,7 @@ impl Disk for ClientFile {
         self.check()?;
         check_range(self.size_bytes(), offset_bytes, length_bytes)?;
         let mut content = self.content.write();
+        self.note_modified(SystemTime::now());
         if let Content::Large { side, .. } = &*content {
             return side.write_zeroes(offset_bytes, length_bytes);
         }
@@ -362,7 +378,7 @@ impl Disk for ClientFile {
             }
         };
         self.check()?;
-        match self.shared.folder.write_content(self.id, &bytes) {
+        match self.shared.folder.write_content(self.id, &bytes, self.modified()) {
             Ok(()) => {
                 *stored = version;
                 self.stored_version.store(version, Ordering::Release);

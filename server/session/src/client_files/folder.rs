@@ -111,7 +111,7 @@ impl FilesFolder {
     pub(crate) fn write_tree(&self, tree: &FileTree) -> Replaced {
         let purpose = format!("client tree {}", self.purpose);
         let sealed = tree.encode().and_then(|text| self.repository.seal_document(&purpose, &text));
-        replace(&self.tree_path(), &sealed.map_err(Unwritten::Unchanged)?)
+        replace(&self.tree_path(), &sealed.map_err(Unwritten::Unchanged)?, None)
     }
 
     fn content_purpose(&self, id: FileId) -> String {
@@ -132,10 +132,16 @@ impl FilesFolder {
     }
 
     /// Stores the content of a small file, durably; where it fails what was stored
-    /// before stays.
-    pub(crate) fn write_content(&self, id: FileId, content: &[u8]) -> Replaced {
+    /// before stays. `modified` is what [`FilesFolder::looks`] tells of it.
+    pub(crate) fn write_content(
+        &self,
+        id: FileId,
+        content: &[u8],
+        modified: SystemTime,
+    ) -> Replaced {
         let sealed = self.repository.seal_document(&self.content_purpose(id), &pad(content));
-        replace(&self.content_path(id), &sealed.map_err(Unwritten::Unchanged)?)
+        let sealed = sealed.map_err(Unwritten::Unchanged)?;
+        replace(&self.content_path(id), &sealed, Some(modified))
     }
 
     /// Removes what was stored of a file, large or small, that is in no list any more.
@@ -269,7 +275,7 @@ impl Unwritten {
 }
 
 /// As `place::replace_file`, and tells failures apart.
-fn replace(path: &Path, bytes: &[u8]) -> Replaced {
+fn replace(path: &Path, bytes: &[u8], modified: Option<SystemTime>) -> Replaced {
     let what = || format!("writing {}", path.display());
     let temporary = path.with_extension("new");
     let written = std::fs::OpenOptions::new()
@@ -280,6 +286,7 @@ fn replace(path: &Path, bytes: &[u8]) -> Replaced {
         .open(&temporary)
         .and_then(|file| {
             file.write_all_at(bytes, 0)?;
+            modified.map_or(Ok(()), |modified| file.set_modified(modified))?;
             file.sync_all()
         });
     let renamed = written.and_then(|()| std::fs::rename(&temporary, path));

@@ -27,6 +27,11 @@ impl FileId {
     /// Stands for the session's own folder.
     pub const ROOT: FileId = FileId(LayerId([0; 16]));
 
+    /// All of it as a number.
+    pub fn as_u128(&self) -> u128 {
+        u128::from_be_bytes(*self.0.as_bytes())
+    }
+
     /// A number of 64 bits by which front ends know it: no other file of its session
     /// has the same one.
     pub fn number(&self) -> u64 {

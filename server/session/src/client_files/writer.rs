@@ -11,6 +11,7 @@ use parking_lot::{Mutex, RwLock};
 use super::file::ClientFile;
 use super::folder::{FilesFolder, Unwritten};
 use super::tree::{Creation, FileEntry, FileId, FileKind, FileTree, Removal};
+use crate::document::SessionDocument;
 use crate::layer::Poison;
 use crate::lock::FileLock;
 
@@ -28,6 +29,7 @@ pub(super) struct Shared {
 
 /// The files that clients keep in a session. Changes of names are durable on return.
 pub struct ClientFiles {
+    session_created_at_ms: u64,
     shared: Arc<Shared>,
     open: Mutex<HashMap<FileId, Arc<ClientFile>>>,
 }
@@ -35,13 +37,13 @@ pub struct ClientFiles {
 impl ClientFiles {
     pub(crate) fn open(
         folder: FilesFolder,
-        has_files: bool,
+        document: &SessionDocument,
         poison: Poison,
         writing: Arc<FileLock>,
     ) -> Result<ClientFiles> {
         let tree = match folder.read_tree()? {
             Some(tree) => tree,
-            None if has_files => return Err(lost_list()),
+            None if document.files.is_some() => return Err(lost_list()),
             // It was published by a version that kept no files.
             None => {
                 folder.create()?;
@@ -57,7 +59,16 @@ impl ClientFiles {
             changing: Mutex::new(()),
             tree: RwLock::new(Arc::new(tree)),
         };
-        Ok(ClientFiles { shared: Arc::new(shared), open: Mutex::default() })
+        Ok(ClientFiles {
+            session_created_at_ms: document.created_at_ms,
+            shared: Arc::new(shared),
+            open: Mutex::default(),
+        })
+    }
+
+    /// When the session was published: what tells it from others of its name.
+    pub fn session_created_at_ms(&self) -> u64 {
+        self.session_created_at_ms
     }
 
     /// What there is now.
@@ -120,7 +131,7 @@ impl ClientFiles {
         let (tree, entry) =
             tree.with_new(folder, name, FileKind::Small, mode, verifier, now_ns())?;
         // The content first: a file whose content is missing is damaged.
-        self.shared.folder.write_content(entry.id, b"").map_err(Unwritten::into_error)?;
+        self.shared.folder.write_content(entry.id, b"", SystemTime::now()).map_err(Unwritten::into_error)?;
         self.shared.store(tree).inspect_err(|_| {
             let _ = self.shared.folder.remove(entry.id);
         })?;
@@ -211,7 +222,17 @@ impl ClientFiles {
         file.flush()?;
         // It may have become large meanwhile.
         let kind = self.tree().get(id).ok_or_else(removed)?.kind;
-        self.shared.folder.set_modified(id, kind, modified)
+        self.shared.folder.set_modified(id, kind, modified)?;
+        file.note_modified(modified);
+        Ok(())
+    }
+
+    /// When the content of a file changed.
+    ///
+    /// # Errors
+    /// `Corrupt` where it is missing.
+    pub fn modified(&self, entry: &FileEntry) -> Result<SystemTime> {
+        self.file(entry.id).map(|file| file.modified())
     }
 
     /// When the stored content of a file changed, and the bytes it takes.
