@@ -35,9 +35,9 @@ mod listing;
 mod open_sessions;
 mod tree;
 
+pub use coldrise_session::{Creation, Removal};
 pub use export::Export;
 pub use folders::{Attributes, FolderEntry, Folders, Node, NodeType, OpenFile, Space};
-pub use coldrise_session::{Creation, Removal};
 pub use lease::{read_leases, Lease, LeaseDocument, LeaseHold, Served};
 pub use listing::{ExportEntry, Listed};
 pub use tree::{ExportTree, TreeOptions, MAX_EXPORT_NAME_BYTES};

@@ -10,6 +10,7 @@
 //! file waits and shares it), then the list of nodes in use.
 
 mod calls;
+mod client_calls;
 mod file_calls;
 mod held_files;
 mod idle;
@@ -17,6 +18,7 @@ mod node;
 mod node_calls;
 
 pub use calls::*;
+pub use client_calls::*;
 pub use file_calls::*;
 pub use node::OpenNode;
 pub use node_calls::*;
@@ -83,20 +85,15 @@ impl Shared {
         }
     }
 
-    /// The node of that path, as it is now.
-    fn look_up(&self, path: &str) -> Result<Node> {
-        let mut node = self.folders.root();
-        for name in path.split('/').filter(|name| !name.is_empty()) {
-            node = self.folders.find(&node, name)?;
-        }
-        Ok(node)
-    }
-
     /// The node of these file ids, from below the root down.
     fn resolve(&self, ids: &[u64]) -> Result<Node> {
         let gone = || Error::new(ErrorKind::NotFound, "what the handle named is gone");
         let mut node = self.folders.root();
         for id in ids {
+            if let Some(found) = self.folders.find_of_clients_by_id(&node, *id)? {
+                node = found;
+                continue;
+            }
             let entries = self.folders.entries(&node)?;
             let entry = entries.iter().find(|entry| entry.file_id == *id).ok_or_else(gone)?;
             node = self.folders.find(&node, &entry.name)?;

@@ -7,6 +7,7 @@ pub(crate) mod diff;
 mod doctor;
 pub(crate) mod init;
 pub(crate) mod key;
+mod left_out;
 pub(crate) mod list;
 pub(crate) mod man;
 pub(crate) mod mount;

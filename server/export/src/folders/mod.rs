@@ -30,6 +30,7 @@ use crate::image;
 use crate::image_name::{self, Shown};
 use crate::lease::read_leases;
 use crate::{ExportTree, TreeOptions};
+use client_files::ClientFolders;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_formats::{Access, DiskShape};
 use coldrise_session::{Catalog, SessionDocument};
@@ -37,7 +38,6 @@ use coldrise_store::{
     Configuration, DiskName, MachineName, PointDocument, PointName, PointSelector, Repository,
     SessionName,
 };
-use client_files::ClientFolders;
 use node::{Content, FolderFile, Kind, LATEST, LIVE};
 use open_file::{Intent, OpenFiles};
 use sizes::Measured;
@@ -228,9 +228,9 @@ impl Folders {
             Kind::SessionFile(session, FolderFile { content: Content::Configuration, .. }) => {
                 OpenFile::text(file.path(), configuration(&session.configuration)?)
             }
-            Kind::PointFile(..) => self.open_files.open(&file.key, file.path(), intent, || {
-                self.tree.open(file.path(), true)
-            }),
+            Kind::PointFile(..) => self
+                .open_files
+                .open(&file.key, file.path(), intent, || self.tree.open(file.path(), true)),
             Kind::SessionFile(session, _) => {
                 self.open_files.open(&file.key, file.path(), intent, || {
                     self.check_same(session)?;

@@ -131,7 +131,10 @@ impl ClientFiles {
         let (tree, entry) =
             tree.with_new(folder, name, FileKind::Small, mode, verifier, now_ns())?;
         // The content first: a file whose content is missing is damaged.
-        self.shared.folder.write_content(entry.id, b"", SystemTime::now()).map_err(Unwritten::into_error)?;
+        self.shared
+            .folder
+            .write_content(entry.id, b"", SystemTime::now())
+            .map_err(Unwritten::into_error)?;
         self.shared.store(tree).inspect_err(|_| {
             let _ = self.shared.folder.remove(entry.id);
         })?;
