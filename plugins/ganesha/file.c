@@ -210,7 +210,11 @@ static fsal_status_t open2(struct fsal_obj_handle *obj, struct state_t *state,
 		return status;
 
 	*caller_perm_check = createmode == FSAL_NO_CREATE;
-	status = open_here(found, state, flags, attrs_out);
+	if (createmode != FSAL_NO_CREATE && attrs_set != NULL
+	    && (attrs_set->valid_mask & ATTR_SIZE) && attrs_set->filesize > 0)
+		status = set_size(coldrise_handle(found), attrs_set->filesize);
+	if (!FSAL_IS_ERROR(status))
+		status = open_here(found, state, flags, attrs_out);
 	if (FSAL_IS_ERROR(status)) {
 		found->obj_ops->release(found);
 		return status;

@@ -23,6 +23,7 @@ mod qemu;
 mod report;
 mod signals;
 mod units;
+mod vmx;
 
 use std::ffi::OsString;
 use std::process::ExitCode;

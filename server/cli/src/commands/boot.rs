@@ -149,9 +149,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: BootArguments) -> Result<R
         .context(|| "making a private folder for the machine")?;
     let session = match subject {
         Subject::Session(session) => session,
-        Subject::Point(point) => {
-            coldrise_session::publish(&repository, &point, arguments.name.clone())?
-        }
+        Subject::Point(point) => crate::vmx::publish(&repository, &point, arguments.name.clone())?,
     };
     let status = boot(invocation, &mut signals, &arguments, &hardware, &session, scratch.path())
         .and_then(|status| match status.success() {
