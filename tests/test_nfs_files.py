@@ -246,7 +246,7 @@ def test_nothing_of_it_shows_on_the_repositorys_disk(coldrise, folder):
 
 
 def test_a_discarded_session_takes_everything_along(coldrise, live, nfs):
-    server = nfs("--idle", "1")
+    server = nfs("--idle", "4")
     live_folder = coldrise.repository / "live"
     with server.connect() as client:
         session = client.walk(server.root(), "live/trial")
