@@ -359,8 +359,8 @@ impl Disk for ClientFile {
         })
     }
 
+    /// Of a file that was removed there is nothing to store.
     fn flush(&self) -> Result<()> {
-        self.check()?;
         self.shared.poison.check()?;
         let mut stored = self.flushing.lock();
         let (version, bytes) = {
@@ -374,10 +374,12 @@ impl Disk for ClientFile {
                 }
                 _ if version == *stored => return Ok(()),
                 Content::Small { bytes: Some(bytes), .. } => (version, bytes.clone()),
-                Content::Small { bytes: None, .. } => return self.check(),
+                Content::Small { bytes: None, .. } => return Ok(()),
             }
         };
-        self.check()?;
+        if self.is_gone.load(Ordering::Acquire) {
+            return Ok(());
+        }
         match self.shared.folder.write_content(self.id, &bytes, self.modified()) {
             Ok(()) => {
                 *stored = version;

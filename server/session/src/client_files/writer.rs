@@ -254,11 +254,7 @@ impl ClientFiles {
         let files: Vec<_> = self.open.lock().values().map(Arc::clone).collect();
         let mut result = Ok(());
         for file in files.iter().filter(|file| file.is_dirty()) {
-            match file.flush() {
-                // It was removed meanwhile.
-                Err(error) if error.kind() == ErrorKind::NotFound => {}
-                flushed => result = result.and(flushed),
-            }
+            result = result.and(file.flush());
         }
         result
     }
