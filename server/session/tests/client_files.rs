@@ -6,7 +6,8 @@ use std::sync::Arc;
 use coldrise_block::{Disk, ErrorKind};
 use coldrise_session::{
     enter_sealed_points, publish, publish_with_files, seal, unpublish, CarriedFile, CarriedFiles,
-    Catalog, ClientFilesReader, Creation, FileId, FileKind, Removal, Session, SessionDocument,
+    Catalog, ClientFilesReader, Creation, FileId, FileKind, Inventory, Removal, Session,
+    SessionDocument,
 };
 use coldrise_store::{
     Compression, DiskDocument, DiskName, InitOptions, MachineName, MapRoot, OpenOptions,
@@ -362,4 +363,28 @@ fn what_is_missing_or_changed_is_damage() {
     std::fs::remove_file(place.files().join("tree")).unwrap();
     assert_eq!(Session::open(&repository, &name()).err().unwrap().kind(), ErrorKind::Corrupt);
     assert_eq!(reader(&repository).tree().unwrap_err().kind(), ErrorKind::Corrupt);
+}
+
+#[test]
+fn verify_names_what_cannot_be_read() {
+    let place = place();
+    let repository = place.open();
+    publish(&repository, &place.point, Some(name())).unwrap();
+    let session = Session::open(&repository, &name()).unwrap();
+    make(&session, "good", b"1");
+    let bad = make(&session, "bad", b"2");
+    let point = session.seal().unwrap().point;
+    let damaged = || -> Vec<String> {
+        let inventory = Inventory::take(&place.open()).unwrap();
+        inventory.damaged.into_iter().map(|damage| damage.what).collect()
+    };
+    assert_eq!(damaged(), Vec::<String>::new());
+    let path = place.files().join(format!("{:032x}", bad.as_u128()));
+    let mut stored = std::fs::read(&path).unwrap();
+    stored[40] ^= 1;
+    std::fs::write(&path, stored).unwrap();
+    assert_eq!(damaged(), ["live/trial/bad"]);
+    std::fs::remove_dir_all(place.files().with_file_name("sealed")).unwrap();
+    let carried = format!("the files that web01/{} carries", point.point);
+    assert_eq!(damaged(), ["live/trial/bad".to_owned(), carried]);
 }

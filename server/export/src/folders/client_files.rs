@@ -1,13 +1,13 @@
 //! What clients keep in a session, and what of it points carry, as files and folders.
 
 use super::attributes::time;
-use super::node::{CarriedEntry, Content, Kind, Node, NodeType, LIVE};
+use super::client_changes::fixed;
+use super::node::{CarriedEntry, Kind, Node, NodeType, LIVE};
 use super::open_file::{Intent, OpenFile};
 use super::{image_name, Attributes, FolderEntry, Folders};
 use coldrise_block::{Disk, Error, ErrorKind, Result};
 use coldrise_session::{
-    ClientFiles, ClientFilesReader, Creation, FileEntry, FileId, FileKind, FileTree, Removal,
-    SessionDocument,
+    ClientFiles, ClientFilesReader, FileEntry, FileId, FileKind, FileTree, SessionDocument,
 };
 use coldrise_store::PointDocument;
 use parking_lot::Mutex;
@@ -43,132 +43,6 @@ impl Default for ClientFolders {
     }
 }
 
-/// What clients change in folders. All of it is durable on return.
-impl Folders {
-    /// Makes a file in a session's folder, or finds the one that is there.
-    ///
-    /// `ErrorKind::AlreadyExists`; `ErrorKind::ReadOnly` where nothing can be made, and
-    /// for names of the session's own files; `ErrorKind::Busy` where another process
-    /// writes the session; otherwise as [`ClientFiles::create`].
-    pub fn create(&self, folder: &Node, name: &str, how: Creation, mode: u32) -> Result<Node> {
-        let (session, parent, _open, files) = self.change_in(folder)?;
-        if let Some(there) = self.presented(folder, name)? {
-            return match how {
-                Creation::Unchecked => Ok(there),
-                _ => {
-                    let text = format!("{}/{name} is there already", folder.path());
-                    Err(Error::new(ErrorKind::AlreadyExists, text))
-                }
-            };
-        }
-        self.check_free(session, parent, name)?;
-        let (entry, _) = files.create(parent, name, how, mode)?;
-        Ok(folder.client(session, &entry))
-    }
-
-    /// Makes a folder in a session's folder. Errors as of [`Folders::create`], guarded.
-    pub fn make_folder(&self, folder: &Node, name: &str, mode: u32) -> Result<Node> {
-        let (session, parent, _open, files) = self.change_in(folder)?;
-        if self.presented(folder, name)?.is_some() {
-            let text = format!("{}/{name} is there already", folder.path());
-            return Err(Error::new(ErrorKind::AlreadyExists, text));
-        }
-        self.check_free(session, parent, name)?;
-        let entry = files.make_folder(parent, name, mode)?;
-        Ok(folder.client(session, &entry))
-    }
-
-    /// Removes a file or an empty folder. Errors as of [`Folders::create`] and of
-    /// [`ClientFiles::remove`].
-    pub fn remove(&self, folder: &Node, name: &str, what: Removal) -> Result<()> {
-        let (_, parent, _open, files) = self.change_in(folder)?;
-        match self.presented(folder, name)? {
-            Some(there) => Err(fixed(&there)),
-            None => files.remove(parent, name, what),
-        }
-    }
-
-    /// Gives a file or folder another name, within one session. Errors as of
-    /// [`Folders::create`] and of [`ClientFiles::rename`]; `ErrorKind::Unsupported`
-    /// between sessions.
-    pub fn rename(&self, from: &Node, name: &str, to: &Node, new_name: &str) -> Result<()> {
-        let (session, old_parent, _open, files) = self.change_in(from)?;
-        let (other, new_parent) = client_folder(to)?;
-        if (&other.name, other.created_at_ms) != (&session.name, session.created_at_ms) {
-            let text = format!("{} and {} are different sessions", from.path(), to.path());
-            return Err(Error::new(ErrorKind::Unsupported, text));
-        }
-        if let Some(there) = self.presented(from, name)? {
-            return Err(fixed(&there));
-        }
-        if let Some(there) = self.presented(to, new_name)? {
-            return Err(fixed(&there));
-        }
-        self.check_free(session, new_parent, new_name)?;
-        files.rename((old_parent, name), (new_parent, new_name))
-    }
-
-    /// Sets permissions and the time of the last change of what a client made.
-    ///
-    /// `ErrorKind::ReadOnly` for anything else; otherwise as [`ClientFiles::set`].
-    pub fn set(&self, node: &Node, mode: Option<u32>, modified: Option<SystemTime>) -> Result<()> {
-        let Kind::Client(session, entry) = &node.kind else { return Err(fixed(node)) };
-        let (_open, files) = self.files_for_writing(session)?;
-        files.set(entry.id, mode, modified)
-    }
-
-    /// Whether the name in that folder is that of a file of the session itself.
-    fn presented(&self, folder: &Node, name: &str) -> Result<Option<Node>> {
-        let Kind::Session(session) = &folder.kind else { return Ok(None) };
-        let file = self.session_files(session).into_iter().find(|file| file.name == name);
-        let made_at_ms = session.created_at_ms;
-        Ok(file.map(|file| {
-            self.child(folder, name, Kind::SessionFile(Arc::clone(session), file), made_at_ms)
-        }))
-    }
-
-    /// Refuses names that are those of images, shown in a session or only in the points
-    /// that are made of it.
-    fn check_free(&self, session: &SessionDocument, parent: FileId, name: &str) -> Result<()> {
-        let disks: Vec<_> = session.disks.iter().map(|disk| &disk.name).collect();
-        if parent == FileId::ROOT && image_name::find(name, &disks).is_ok() {
-            let text = format!(
-                "{LIVE}/{}/{name}: the name belongs to a disk of the session; use another one",
-                session.name
-            );
-            return Err(Error::new(ErrorKind::ReadOnly, text));
-        }
-        Ok(())
-    }
-
-    /// The session of a folder that is about to change, which folder it is, and the
-    /// session's files, for as long as the open file is held.
-    #[allow(clippy::type_complexity)]
-    fn change_in<'a>(
-        &self,
-        folder: &'a Node,
-    ) -> Result<(&'a Arc<SessionDocument>, FileId, Arc<OpenFile>, Arc<ClientFiles>)> {
-        let (session, parent) = client_folder(folder)?;
-        let (open, files) = self.files_for_writing(session)?;
-        Ok((session, parent, open, files))
-    }
-
-    fn files_for_writing(
-        &self,
-        session: &Arc<SessionDocument>,
-    ) -> Result<(Arc<OpenFile>, Arc<ClientFiles>)> {
-        let node = self.session_node(session);
-        if self.is_read_only {
-            let text = format!("{}: this server changes nothing", node.path());
-            return Err(Error::new(ErrorKind::ReadOnly, text));
-        }
-        let open = self.open(&node, true)?;
-        let closed = || Error::new(ErrorKind::Internal, "a session was opened without its files");
-        let files = open.export().client_files()?.ok_or_else(closed)?;
-        Ok((open, files))
-    }
-}
-
 /// What is there.
 impl Folders {
     /// The node as it is now: `ErrorKind::NotFound` where it is gone. What clients keep
@@ -177,8 +51,8 @@ impl Folders {
         if let Kind::Client(session, entry) = &node.kind {
             return self.client_node(session, entry.id);
         }
-        let names = node.path().split('/').filter(|name| !name.is_empty());
-        let found = names.fold(Ok(self.root()), |folder, name| self.find(&folder?, name))?;
+        let mut names = node.path().split('/').filter(|name| !name.is_empty());
+        let found = names.try_fold(self.root(), |folder, name| self.find(&folder, name))?;
         match found.is_same(node) {
             true => Ok(found),
             false => Err(gone(node.path())),
@@ -196,8 +70,8 @@ impl Folders {
             };
         }
         let (folder, _) = node.path().rsplit_once('/').unwrap_or_default();
-        let names = folder.split('/').filter(|name| !name.is_empty());
-        names.fold(Ok(self.root()), |folder, name| self.find(&folder?, name))
+        let mut names = folder.split('/').filter(|name| !name.is_empty());
+        names.try_fold(self.root(), |folder, name| self.find(&folder, name))
     }
 
     /// What clients keep in that session or point and has that [`Node::file_id`], in
@@ -369,7 +243,7 @@ impl Folders {
         Ok(attributes)
     }
 
-    fn session_node(&self, session: &Arc<SessionDocument>) -> Node {
+    pub(super) fn session_node(&self, session: &Arc<SessionDocument>) -> Node {
         let live = self.child(&self.root(), LIVE, Kind::Live, 0);
         let kind = Kind::Session(Arc::clone(session));
         self.child(&live, session.name.as_str(), kind, session.created_at_ms)
@@ -476,7 +350,7 @@ pub(super) fn carried_attributes(entry: &CarriedEntry) -> Attributes {
 }
 
 /// The session of a folder in which clients keep files, and which of its folders it is.
-fn client_folder(folder: &Node) -> Result<(&Arc<SessionDocument>, FileId)> {
+pub(super) fn client_folder(folder: &Node) -> Result<(&Arc<SessionDocument>, FileId)> {
     match &folder.kind {
         Kind::Session(session) => Ok((session, FileId::ROOT)),
         Kind::Client(session, entry) if entry.kind == FileKind::Folder => Ok((session, entry.id)),
@@ -508,15 +382,4 @@ fn gone(what: &str) -> Error {
 
 fn is_folder(path: &str) -> Error {
     Error::new(ErrorKind::IsAFolder, format!("{path} is a folder"))
-}
-
-fn fixed(node: &Node) -> Error {
-    let what = match &node.kind {
-        Kind::SessionFile(_, file) => match file.content {
-            Content::Image { .. } => "it is the session's disk: it stays, with its name",
-            Content::Configuration => "it is the stored configuration: it stays",
-        },
-        _ => "clients keep files in the folder of a session, and nowhere else",
-    };
-    Error::new(ErrorKind::ReadOnly, format!("{}: {what}", node.path()))
 }

@@ -16,6 +16,7 @@
 //! so that who wants the same file waits and shares it), then those of the tree.
 
 mod attributes;
+mod client_changes;
 mod client_files;
 mod node;
 mod open_file;
