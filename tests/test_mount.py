@@ -43,7 +43,7 @@ def test_the_tree(coldrise, configured, mount):
     assert sorted(os.listdir(root)) == ["live", "web01"]
     assert sorted(os.listdir(root / machine)) == [name, "latest"]
     assert sorted(os.listdir(root / configured)) == sorted([*FILES, "domain.xml"])
-    assert sorted(os.listdir(root / "live/trial")) == sorted([*LIVE, "domain.xml"])
+    assert sorted(os.listdir(root / "live/trial")) == sorted([*LIVE, "domain.xml", "trial.vmx"])
     assert os.readlink(root / machine / "latest") == name
     assert (root / configured / "domain.xml").read_text(encoding="utf-8") == CONFIGURATION
     assert (root / "live/trial/domain.xml").read_text(encoding="utf-8") == CONFIGURATION
@@ -101,7 +101,7 @@ def test_numbers_and_places_of_files_stay(coldrise, configured, mount, tmp_path)
         return found
 
     first = numbers(mounted.folder)
-    assert len(set(first.values())) == len(first) == len(FILES) + len(LIVE) + 7
+    assert len(set(first.values())) == len(first) == len(FILES) + len(LIVE) + 8
     # The kernel forgets what it knew.
     with open("/proc/sys/vm/drop_caches", "w", encoding="ascii") as caches:
         caches.write("2")

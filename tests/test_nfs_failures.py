@@ -75,6 +75,48 @@ def test_a_full_disk_is_told_and_nothing_is_lost(small, tmp_path, serve_on):
         assert client.read_all(disk) == image.content
 
 
+def test_files_of_clients_survive_a_full_disk(small, tmp_path, serve_on):
+    coldrise, _ = repository_on(small, tmp_path)
+    server = serve_on(coldrise)
+    with server.connect() as client:
+        before = server.ganesha()
+        session = client.walk(server.root(), "live/trial")
+        lock = client.create(session, ".lck-1", nfs3.GUARDED)
+        client.write(lock, 0, b"first" * 20, nfs3.FILE_SYNC)
+        kept, names = {}, []
+        with pytest.raises(nfs3.Refused) as failed:
+            while True:
+                name, data = f"file {len(names)}", os.urandom(512 * KIB)
+                handle = client.create(session, name)
+                client.write(handle, 0, data, nfs3.FILE_SYNC)
+                names.append(name)
+                kept[handle] = data
+        assert failed.value.status == nfs3.NOSPC
+        assert len(names) > 4, "there was some room"
+        for handle, data in kept.items():
+            assert client.read_all(handle) == data
+        # Not even a name changes by half.
+        shown = client.names(session)
+        moved = nfs3.refused(client.rename, session, names[0], "moved")
+        assert moved == nfs3.NOSPC and client.names(session) == shown
+        assert nfs3.refused(client.write, lock, 0, b"second" * 20, nfs3.FILE_SYNC) == nfs3.NOSPC
+        assert server.ganesha() == before, "nothing was lost: there is no reason to end"
+        tool("mount", "-o", "remount,size=200m", small)
+        # What was refused is in memory still, and is stored now.
+        client.commit(lock)
+        server.crash()
+        assert client_sees(server, session, ".lck-1") == b"second" * 20
+    server.stop()
+    with serve_on(coldrise).connect() as client:
+        for handle, data in kept.items():
+            assert client.read_all(handle) == data
+
+
+def client_sees(server, folder, name):
+    with server.connect() as client:
+        return client.read_all(client.lookup(folder, name))
+
+
 def test_after_a_failed_sync_the_verifier_is_another(powered, tmp_path):
     coldrise, image = repository_on(powered.mount_point, tmp_path)
     with contextlib.closing(Network()) as network:

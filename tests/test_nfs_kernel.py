@@ -47,6 +47,23 @@ def refused(guest, command):
     return output
 
 
+def check_files(guest, session):
+    """Ordinary files, through the kernel's cache and its own ways of creating."""
+    work = f"{session}/work"
+    guest.check(f"mkdir -p {work}/inner && cp -r /etc/systemd {work}/inner/copy", timeout=120)
+    guest.check("echo 3 > /proc/sys/vm/drop_caches")
+    guest.check(f"diff -r /etc/systemd {work}/inner/copy", timeout=120)
+    # Exclusive: of two only one makes it.
+    guest.check(f"set -C; echo 1 > {work}/lock; ! echo 2 > {work}/lock; grep 1 {work}/lock")
+    guest.check(f"flock -n {session}/trial.vmx true")
+    guest.check(f"echo new > {work}/a~ && mv {work}/a~ {work}/a && grep new {work}/a")
+    guest.check(f"exec 9> {work}/open; rm {work}/open; echo late >&9; exec 9>&-")
+    guest.check(f"dd if=/root/written of={work}/large bs=1M count=3 && truncate -s 5 {work}/large")
+    assert guest.check(f"stat -c %s {work}/large").strip() == "5"
+    guest.check(f"head -c 5 /root/written | cmp - {work}/large && rm -r {work}")
+    assert guest.check(f"ls {session} | grep -v vda").split() == ["trial.vmx"]
+
+
 def test_linux_mounts_every_version_and_survives_crashes(coldrise, nfs, guest, tmp_path):
     image = Image(200 * MIB)
     image.fill(0, MIB, "stored")
@@ -60,7 +77,8 @@ def test_linux_mounts_every_version_and_survives_crashes(coldrise, nfs, guest, t
         assert guest.check("ls /mnt/n").split() == ["live", "web01"]
         stored = guest.check("head -c 1M /mnt/n/web01/latest/vda.raw | sha256sum")
         assert stored == guest.check(f"head -c 1M {disk} | sha256sum")
-        assert "Permission denied" in refused(guest, "touch /mnt/n/live/trial/new 2>&1")
+        check_files(guest, "/mnt/n/live/trial")
+        assert "Permission denied" in refused(guest, "touch /mnt/n/live/new 2>&1")
         point = "/mnt/n/web01/latest/vda.raw"
         write = f"dd if=/root/written of={point} bs=4k count=1 conv=notrunc,fsync 2>&1"
         assert "Read-only" in refused(guest, write)

@@ -56,8 +56,19 @@ fsal_status_t coldrise_flush(struct coldrise_fsal_handle *handle)
 {
 	if (coldrise_node_flush(handle->node) == 0)
 		return fsalstat(ERR_FSAL_NO_ERROR, 0);
-	if (errno == EIO || errno == ENOSPC)
+	if (errno == EIO)
 		end_process(handle);
+	if (errno == ENOSPC) {
+		/* Of a disk what was written may be lost; a client's file is
+		 * still in memory, and can be stored later.
+		 */
+		fsal_status_t status =
+			coldrise_failed(coldrise_node_path(handle->node));
+
+		if (coldrise_node_has_stopped(handle->node))
+			end_process(handle);
+		return status;
+	}
 	return coldrise_failed(coldrise_node_path(handle->node));
 }
 
@@ -114,17 +125,25 @@ static fsal_status_t close2(struct fsal_obj_handle *obj, struct state_t *state)
 	return fsalstat(ERR_FSAL_NO_ERROR, 0);
 }
 
+/* Whether the file was made by this very request, sent before. */
+static bool was_made_by(struct coldrise_fsal_handle *handle,
+			fsal_verifier_t verifier)
+{
+	struct coldrise_attributes found;
+
+	return coldrise_node_attributes(handle->node, &found) == 0
+		&& found.has_verifier
+		&& memcmp(found.verifier, verifier,
+			  sizeof(found.verifier)) == 0;
+}
+
 static fsal_status_t open_here(struct fsal_obj_handle *obj,
 			       struct state_t *state, fsal_openflags_t flags,
-			       enum fsal_create_mode createmode,
 			       struct fsal_attrlist *attrs_out)
 {
 	struct coldrise_fsal_handle *handle = coldrise_handle(obj);
 	fsal_status_t status;
 
-	/* Nothing here was created by a client. */
-	if (createmode >= FSAL_GUARDED)
-		return fsalstat(ERR_FSAL_EXIST, EEXIST);
 	if (obj->type != REGULAR_FILE)
 		return fsalstat(obj->type == DIRECTORY ? ERR_FSAL_ISDIR
 						       : ERR_FSAL_SYMLINK, 0);
@@ -144,6 +163,19 @@ static fsal_status_t open_here(struct fsal_obj_handle *obj,
 	return status;
 }
 
+static int creation_of(enum fsal_create_mode createmode)
+{
+	switch (createmode) {
+	case FSAL_GUARDED:
+		return COLDRISE_CREATE_GUARDED;
+	case FSAL_EXCLUSIVE:
+	case FSAL_EXCLUSIVE_41:
+		return COLDRISE_CREATE_EXCLUSIVE;
+	default:
+		return COLDRISE_CREATE_UNCHECKED;
+	}
+}
+
 static fsal_status_t open2(struct fsal_obj_handle *obj, struct state_t *state,
 			   fsal_openflags_t flags,
 			   enum fsal_create_mode createmode, const char *name,
@@ -153,28 +185,36 @@ static fsal_status_t open2(struct fsal_obj_handle *obj, struct state_t *state,
 			   struct fsal_attrlist *attrs_out,
 			   bool *caller_perm_check)
 {
+	int how = creation_of(createmode);
 	struct fsal_obj_handle *found;
 	fsal_status_t status;
 
-	(void) verifier;
 	if (attrs_set != NULL && (attrs_set->valid_mask & ATTR_SIZE)
 	    && attrs_set->filesize == 0)
 		flags |= FSAL_O_TRUNC;
 
-	if (name == NULL)
-		return open_here(obj, state, flags, createmode, attrs_out);
-
-	status = obj->obj_ops->lookup(obj, name, &found, NULL);
-	if (status.major == ERR_FSAL_NOENT && createmode != FSAL_NO_CREATE) {
-		struct fsal_obj_handle *none;
-
-		return obj->obj_ops->mkdir(obj, name, NULL, &none, NULL);
+	if (name == NULL) {
+		if (how == COLDRISE_CREATE_GUARDED
+		    || (how == COLDRISE_CREATE_EXCLUSIVE
+			&& !was_made_by(coldrise_handle(obj), verifier)))
+			return fsalstat(ERR_FSAL_EXIST, EEXIST);
+		return open_here(obj, state, flags, attrs_out);
 	}
+
+	if (createmode == FSAL_NO_CREATE)
+		status = obj->obj_ops->lookup(obj, name, &found, NULL);
+	else
+		status = coldrise_make(obj, name, how, verifier, attrs_set,
+				       &found);
 	if (FSAL_IS_ERROR(status))
 		return status;
 
-	*caller_perm_check = true;
-	status = open_here(found, state, flags, createmode, attrs_out);
+	*caller_perm_check = createmode == FSAL_NO_CREATE;
+	if (createmode != FSAL_NO_CREATE && attrs_set != NULL
+	    && (attrs_set->valid_mask & ATTR_SIZE) && attrs_set->filesize > 0)
+		status = set_size(coldrise_handle(found), attrs_set->filesize);
+	if (!FSAL_IS_ERROR(status))
+		status = open_here(found, state, flags, attrs_out);
 	if (FSAL_IS_ERROR(status)) {
 		found->obj_ops->release(found);
 		return status;
@@ -312,14 +352,38 @@ static fsal_status_t commit2(struct fsal_obj_handle *obj, off_t offset,
 	return coldrise_flush(coldrise_handle(obj));
 }
 
-/* Times, modes and owners of a session's files are accepted and forgotten: programs
- * that copy insist.
+/* What nfs-ganesha has of times and modes, as the library wants it. */
+static struct coldrise_changes changes_of(const struct fsal_attrlist *attrs)
+{
+	struct coldrise_changes changes = { 0 };
+	struct timespec now;
+
+	if (FSAL_TEST_MASK(attrs->valid_mask, ATTR_MODE)) {
+		changes.what |= COLDRISE_CHANGE_MODE;
+		changes.mode = fsal2unix_mode(attrs->mode);
+	}
+	if (FSAL_TEST_MASK(attrs->valid_mask, ATTR_MTIME_SERVER)) {
+		clock_gettime(CLOCK_REALTIME, &now);
+		changes.what |= COLDRISE_CHANGE_MODIFIED;
+		changes.modified_s = now.tv_sec;
+		changes.modified_ns = now.tv_nsec;
+	} else if (FSAL_TEST_MASK(attrs->valid_mask, ATTR_MTIME)) {
+		changes.what |= COLDRISE_CHANGE_MODIFIED;
+		changes.modified_s = attrs->mtime.tv_sec;
+		changes.modified_ns = attrs->mtime.tv_nsec;
+	}
+	return changes;
+}
+
+/* Owners are accepted and forgotten, and so is everything of a session's disks but a
+ * size: programs that copy insist.
  */
 static fsal_status_t setattr2(struct fsal_obj_handle *obj, bool bypass,
 			      struct state_t *state,
 			      struct fsal_attrlist *attrs)
 {
 	struct coldrise_fsal_handle *handle = coldrise_handle(obj);
+	struct coldrise_changes changes = changes_of(attrs);
 	struct coldrise_attributes found;
 	fsal_status_t status;
 
@@ -327,13 +391,18 @@ static fsal_status_t setattr2(struct fsal_obj_handle *obj, bool bypass,
 		return coldrise_failed(coldrise_node_path(handle->node));
 	if ((found.mode & S_IWUSR) == 0)
 		return fsalstat(ERR_FSAL_ROFS, EROFS);
-	if (!FSAL_TEST_MASK(attrs->valid_mask, ATTR_SIZE))
-		return fsalstat(ERR_FSAL_NO_ERROR, 0);
 
-	status = check_share(handle, bypass, state, FSAL_O_WRITE);
-	if (FSAL_IS_ERROR(status))
-		return status;
-	return set_size(handle, attrs->filesize);
+	if (FSAL_TEST_MASK(attrs->valid_mask, ATTR_SIZE)) {
+		status = check_share(handle, bypass, state, FSAL_O_WRITE);
+		if (!FSAL_IS_ERROR(status))
+			status = set_size(handle, attrs->filesize);
+		if (FSAL_IS_ERROR(status))
+			return status;
+	}
+	if (changes.what != 0
+	    && coldrise_node_change(handle->node, &changes) == -1)
+		return coldrise_failed(coldrise_node_path(handle->node));
+	return fsalstat(ERR_FSAL_NO_ERROR, 0);
 }
 
 void coldrise_file_ops_init(struct fsal_obj_ops *ops)

@@ -79,7 +79,17 @@ fsal_status_t coldrise_give(struct fsal_export *export, coldrise_node *node,
 			    struct fsal_obj_handle **obj,
 			    struct fsal_attrlist *attrs_out);
 
-/* Makes durable what was written to the session; does not return when that fails. */
+/* Makes a file in a folder, or finds the one that is there; `how` is one of enum
+ * coldrise_creation.
+ */
+fsal_status_t coldrise_make(struct fsal_obj_handle *dir, const char *name,
+			    int how, const void *verifier,
+			    const struct fsal_attrlist *attrs_in,
+			    struct fsal_obj_handle **obj);
+
+/* Makes durable what was written; does not return where that fails and what was
+ * written may be lost.
+ */
 fsal_status_t coldrise_flush(struct coldrise_fsal_handle *handle);
 
 /* Fills what was asked for; where that fails, too, as nfs-ganesha wants it. */

@@ -107,8 +107,17 @@ static void fill(const struct fsal_obj_handle *obj,
 	attrs->mtime.tv_nsec = found->modified_ns;
 	attrs->atime = attrs->mtime;
 	attrs->ctime = attrs->mtime;
+	if (found->has_verifier) {
+		/* nfs-ganesha looks for it in the times, 4 bytes in each. */
+		uint32_t half;
+
+		memcpy(&half, found->verifier, sizeof(half));
+		attrs->atime.tv_sec = half;
+		memcpy(&half, found->verifier + sizeof(half), sizeof(half));
+		attrs->mtime.tv_sec = half;
+	}
 	attrs->spaceused = found->stored_bytes;
-	attrs->change = timespec_to_nsecs(&attrs->mtime);
+	attrs->change = timespec_to_nsecs(&attrs->ctime);
 	attrs->expire_time_attr = found->valid_s;
 	attrs->supported = ATTRS_POSIX;
 	attrs->valid_mask = ATTRS_POSIX;
@@ -292,9 +301,67 @@ static void handle_to_key(struct fsal_obj_handle *obj,
 	desc->len = handle->wire_len;
 }
 
-/* What nobody can do in a folder: points are read-only, and a session holds the
- * files of its disks and no others.
- */
+static uint32_t mode_of(const struct fsal_attrlist *attrs, uint32_t otherwise)
+{
+	if (attrs != NULL && FSAL_TEST_MASK(attrs->valid_mask, ATTR_MODE))
+		return fsal2unix_mode(attrs->mode);
+	return otherwise;
+}
+
+fsal_status_t coldrise_make(struct fsal_obj_handle *dir, const char *name,
+			    int how, const void *verifier,
+			    const struct fsal_attrlist *attrs_in,
+			    struct fsal_obj_handle **obj)
+{
+	coldrise_node *node;
+
+	*obj = NULL;
+	if (coldrise_node_create(coldrise_handle(dir)->node, name, how,
+				 verifier, mode_of(attrs_in, 0600),
+				 &node) == -1)
+		return coldrise_failed(name);
+	return coldrise_give(op_ctx->fsal_export, node, obj, NULL);
+}
+
+static fsal_status_t make_dir(struct fsal_obj_handle *dir, const char *name,
+			      struct fsal_attrlist *attrs_in,
+			      struct fsal_obj_handle **obj,
+			      struct fsal_attrlist *attrs_out)
+{
+	coldrise_node *node;
+
+	*obj = NULL;
+	if (coldrise_node_make_folder(coldrise_handle(dir)->node, name,
+				      mode_of(attrs_in, 0700), &node) == -1)
+		return coldrise_failed(name);
+	return coldrise_give(op_ctx->fsal_export, node, obj, attrs_out);
+}
+
+static fsal_status_t remove_entry(struct fsal_obj_handle *dir,
+				  struct fsal_obj_handle *obj,
+				  const char *name)
+{
+	(void) obj;
+	if (coldrise_node_remove(coldrise_handle(dir)->node, name) == -1)
+		return coldrise_failed(name);
+	return fsalstat(ERR_FSAL_NO_ERROR, 0);
+}
+
+static fsal_status_t rename_entry(struct fsal_obj_handle *obj,
+				  struct fsal_obj_handle *old_dir,
+				  const char *old_name,
+				  struct fsal_obj_handle *new_dir,
+				  const char *new_name)
+{
+	(void) obj;
+	if (coldrise_node_rename(coldrise_handle(old_dir)->node, old_name,
+				 coldrise_handle(new_dir)->node,
+				 new_name) == -1)
+		return coldrise_failed(old_name);
+	return fsalstat(ERR_FSAL_NO_ERROR, 0);
+}
+
+/* There are files and folders, no links and no devices. */
 static fsal_status_t refuse(struct fsal_obj_handle *dir)
 {
 	struct coldrise_fsal_handle *folder = coldrise_handle(dir);
@@ -304,19 +371,7 @@ static fsal_status_t refuse(struct fsal_obj_handle *dir)
 		return coldrise_failed(coldrise_node_path(folder->node));
 	if ((found.mode & S_IWUSR) == 0)
 		return fsalstat(ERR_FSAL_ROFS, EROFS);
-	return fsalstat(ERR_FSAL_ACCESS, EACCES);
-}
-
-static fsal_status_t no_mkdir(struct fsal_obj_handle *dir, const char *name,
-			      struct fsal_attrlist *attrs_in,
-			      struct fsal_obj_handle **obj,
-			      struct fsal_attrlist *attrs_out)
-{
-	(void) name;
-	(void) attrs_in;
-	(void) attrs_out;
-	*obj = NULL;
-	return refuse(dir);
+	return fsalstat(ERR_FSAL_NOTSUPP, EOPNOTSUPP);
 }
 
 static fsal_status_t no_mknode(struct fsal_obj_handle *dir, const char *name,
@@ -325,8 +380,12 @@ static fsal_status_t no_mknode(struct fsal_obj_handle *dir, const char *name,
 			       struct fsal_obj_handle **obj,
 			       struct fsal_attrlist *attrs_out)
 {
+	(void) name;
 	(void) type;
-	return no_mkdir(dir, name, attrs_in, obj, attrs_out);
+	(void) attrs_in;
+	(void) attrs_out;
+	*obj = NULL;
+	return refuse(dir);
 }
 
 static fsal_status_t no_symlink(struct fsal_obj_handle *dir, const char *name,
@@ -336,32 +395,11 @@ static fsal_status_t no_symlink(struct fsal_obj_handle *dir, const char *name,
 				struct fsal_attrlist *attrs_out)
 {
 	(void) target;
-	return no_mkdir(dir, name, attrs_in, obj, attrs_out);
+	return no_mknode(dir, name, SYMBOLIC_LINK, attrs_in, obj, attrs_out);
 }
 
 static fsal_status_t no_link(struct fsal_obj_handle *obj,
 			     struct fsal_obj_handle *dir, const char *name)
-{
-	(void) obj;
-	(void) name;
-	return refuse(dir);
-}
-
-static fsal_status_t no_rename(struct fsal_obj_handle *obj,
-			       struct fsal_obj_handle *old_dir,
-			       const char *old_name,
-			       struct fsal_obj_handle *new_dir,
-			       const char *new_name)
-{
-	(void) obj;
-	(void) old_name;
-	(void) new_dir;
-	(void) new_name;
-	return refuse(old_dir);
-}
-
-static fsal_status_t no_unlink(struct fsal_obj_handle *dir,
-			       struct fsal_obj_handle *obj, const char *name)
 {
 	(void) obj;
 	(void) name;
@@ -378,10 +416,10 @@ void coldrise_handle_ops_init(struct fsal_obj_ops *ops)
 	ops->getattrs = getattrs;
 	ops->handle_to_wire = handle_to_wire;
 	ops->handle_to_key = handle_to_key;
-	ops->mkdir = no_mkdir;
+	ops->mkdir = make_dir;
 	ops->mknode = no_mknode;
 	ops->symlink = no_symlink;
 	ops->link = no_link;
-	ops->rename = no_rename;
-	ops->unlink = no_unlink;
+	ops->rename = rename_entry;
+	ops->unlink = remove_entry;
 }

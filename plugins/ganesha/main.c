@@ -41,6 +41,10 @@ fsal_status_t coldrise_failed(const char *what)
 	switch (err) {
 	case ENOENT:
 	case ESTALE:
+	case EEXIST:
+	case ENOTEMPTY:
+	case EISDIR:
+	case ENOTDIR:
 		LogDebug(COMPONENT_FSAL, "%s: %s", what, coldrise_last_error());
 		break;
 	case EIO:

@@ -5,9 +5,11 @@ import struct
 
 MOUNT, NFS = 100005, 100003
 
-OK, PERM, NOENT, IO, ACCES, EXIST, NOTDIR = 0, 1, 2, 5, 13, 17, 20
-FBIG, NOSPC, ROFS, STALE, BADHANDLE, NOTSUPP = 27, 28, 30, 70, 10001, 10004
+OK, PERM, NOENT, IO, ACCES, EXIST, XDEV, NOTDIR, ISDIR = 0, 1, 2, 5, 13, 17, 18, 20, 21
+INVAL, FBIG, NOSPC, ROFS, NAMETOOLONG, NOTEMPTY = 22, 27, 28, 30, 63, 66
+STALE, BADHANDLE, NOTSUPP = 70, 10001, 10004
 FILE, FOLDER, LINK = 1, 2, 5
+UNCHECKED, GUARDED, EXCLUSIVE = 0, 1, 2
 UNSTABLE, DATA_SYNC, FILE_SYNC = 0, 1, 2
 
 
@@ -200,22 +202,54 @@ class Nfs:
         reply.changes()
         return reply.take("8s")
 
-    def create(self, folder, name, how=0):
-        """`how`: 0 unchecked, 1 guarded."""
-        nothing_set = struct.pack(">6I", 0, 0, 0, 0, 0, 0)
-        arguments = opaque(folder) + string(name) + struct.pack(">I", how) + nothing_set
-        self.call("create", 8, arguments)
+    def create(self, folder, name, how=UNCHECKED, verifier=bytes(8), size=None, mode=None):
+        """The handle of the file; `verifier` counts where it is made exclusively."""
+        arguments = opaque(folder) + string(name) + struct.pack(">I", how)
+        if how == EXCLUSIVE:
+            arguments += verifier
+        else:
+            arguments += struct.pack(">I", 0) if mode is None else struct.pack(">2I", 1, mode)
+            arguments += struct.pack(">2I", 0, 0)
+            arguments += struct.pack(">I", 0) if size is None else struct.pack(">IQ", 1, size)
+            arguments += struct.pack(">2I", 0, 0)
+        reply = self.call("create", 8, arguments)
+        assert reply.take("I") == 1, "a file without a handle"
+        return reply.opaque()
 
     def mkdir(self, folder, name):
         arguments = opaque(folder) + string(name) + struct.pack(">6I", 0, 0, 0, 0, 0, 0)
-        self.call("mkdir", 9, arguments)
+        reply = self.call("mkdir", 9, arguments)
+        assert reply.take("I") == 1, "a folder without a handle"
+        return reply.opaque()
+
+    def symlink(self, folder, name, target):
+        nothing_set = struct.pack(">6I", 0, 0, 0, 0, 0, 0)
+        self.call("symlink", 10, opaque(folder) + string(name) + nothing_set + string(target))
 
     def remove(self, folder, name):
         self.call("remove", 12, opaque(folder) + string(name))
 
-    def rename(self, folder, old, new):
-        names = opaque(folder) + string(old) + opaque(folder) + string(new)
-        self.call("rename", 14, names)
+    def rmdir(self, folder, name):
+        self.call("rmdir", 13, opaque(folder) + string(name))
+
+    def rename(self, folder, old, new, to=None):
+        to = folder if to is None else to
+        self.call("rename", 14, opaque(folder) + string(old) + opaque(to) + string(new))
+
+    def fsinfo(self, handle):
+        """Largest read and write, in bytes, and the properties."""
+        reply = self.call("fsinfo", 19, opaque(handle))
+        reply.attributes()
+        rtmax, _, _, wtmax, *_ = reply.take("7I")
+        reply.take("Q2I")
+        return rtmax, wtmax, reply.take("I")
+
+    def pathconf(self, handle):
+        """The longest name, and whether a longer one is refused."""
+        reply = self.call("pathconf", 20, opaque(handle))
+        reply.attributes()
+        _links, longest, refuses_longer, *_ = reply.take("6I")
+        return longest, bool(refuses_longer)
 
     def list(self, folder, limit=1 << 16, after=0, verifier=bytes(8)):
         """[(name, file id, cookie)] with as many calls as it takes."""

@@ -79,7 +79,7 @@ pub(crate) fn not_here(folder: &Node, what: &str) -> Errno {
         return Errno::EROFS;
     }
     tracing::warn!(
-        "{}: {what} is refused: a session holds the files of its disks and no others; publish \
+        "{}: {what} is refused: there are files and folders, in the folders of sessions; publish \
          and end sessions with coldrise publish and coldrise unpublish",
         folder.path()
     );

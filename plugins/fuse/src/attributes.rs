@@ -32,7 +32,13 @@ pub(crate) fn file_type(node_type: NodeType) -> FileType {
 }
 
 pub(crate) fn stat(node: &Node, attributes: &Attributes, owner: Owner) -> FileAttr {
+    let is_kept = node.is_immutable();
     let perm = match (attributes.node_type, node.is_live()) {
+        // At most 0o7777.
+        _ if attributes.mode.is_some() => {
+            let given = attributes.mode.unwrap_or(0) & 0o7777;
+            (if is_kept { given & 0o555 } else { given }) as u16
+        }
         (NodeType::Folder, false) => 0o555,
         (NodeType::Folder, true) => 0o755,
         (NodeType::File, _) if attributes.is_writable => 0o644,

@@ -4,7 +4,7 @@ use crate::answer::Answer;
 use crate::attributes::file_type;
 use crate::requests::Stat;
 use crate::served::Served;
-use coldrise_export::OpenFile;
+use coldrise_export::{OpenFile, Removal};
 use fuser::{
     BsdFileFlags, FileHandle, FileType, FopenFlags, Generation, INodeNo, InitFlags, KernelConfig,
     LockOwner, OpenAccMode, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData,
@@ -59,6 +59,13 @@ fn reply_empty(answer: Answer<()>, reply: ReplyEmpty) {
     }
 }
 
+fn reply_entry(answer: Answer<Stat>, reply: ReplyEntry) {
+    match answer {
+        Ok((attributes, validity)) => reply.entry(&validity, &attributes, GENERATION),
+        Err(errno) => reply.error(errno),
+    }
+}
+
 fn reply_attr(answer: Answer<Stat>, reply: ReplyAttr) {
     match answer {
         Ok((attributes, validity)) => reply.attr(&validity, &attributes),
@@ -87,10 +94,7 @@ impl fuser::Filesystem for Filesystem {
     }
 
     fn lookup(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        match self.served.look_up(parent, name) {
-            Ok((attributes, validity)) => reply.entry(&validity, &attributes, GENERATION),
-            Err(errno) => reply.error(errno),
-        }
+        reply_entry(self.served.look_up(parent, name), reply);
     }
 
     fn forget(&self, _request: &Request, inode: INodeNo, lookups: u64) {
@@ -107,7 +111,7 @@ impl fuser::Filesystem for Filesystem {
         reply_attr(self.served.stat(inode), reply);
     }
 
-    /// Modes and owners do not change.
+    /// Modes change of what programs made, owners of nothing.
     fn setattr(
         &self,
         _request: &Request,
@@ -117,7 +121,7 @@ impl fuser::Filesystem for Filesystem {
         group: Option<u32>,
         size: Option<u64>,
         _atime: Option<TimeOrNow>,
-        _mtime: Option<TimeOrNow>,
+        mtime: Option<TimeOrNow>,
         _ctime: Option<SystemTime>,
         file: Option<FileHandle>,
         _crtime: Option<SystemTime>,
@@ -126,8 +130,18 @@ impl fuser::Filesystem for Filesystem {
         _flags: Option<BsdFileFlags>,
         reply: ReplyAttr,
     ) {
-        if mode.is_some() || user.is_some() || group.is_some() {
+        let is_of_clients = self.served.is_of_clients(inode);
+        if user.is_some() || group.is_some() || (mode.is_some() && !is_of_clients) {
             return reply.error(self.served.refuse(inode, "changing a mode or an owner"));
+        }
+        let modified = mtime.map(|time| match time {
+            TimeOrNow::SpecificTime(time) => time,
+            TimeOrNow::Now => SystemTime::now(),
+        });
+        if mode.is_some() || modified.is_some() {
+            if let Err(errno) = self.served.set(inode, mode, modified) {
+                return reply.error(errno);
+            }
         }
         reply_attr(self.served.change(inode, file.map(|handle| handle.0), size), reply);
     }
@@ -325,38 +339,46 @@ impl fuser::Filesystem for Filesystem {
         &self,
         _request: &Request,
         parent: INodeNo,
-        _name: &OsStr,
-        _mode: u32,
-        _umask: u32,
+        name: &OsStr,
+        mode: u32,
+        umask: u32,
         _device: u32,
         reply: ReplyEntry,
     ) {
-        reply.error(self.served.refuse(parent, "making a file"));
+        if mode & libc::S_IFMT != libc::S_IFREG {
+            return reply.error(self.served.refuse(parent, "making a device"));
+        }
+        reply_entry(self.served.make(parent, name, mode & !umask, true), reply);
     }
 
     fn mkdir(
         &self,
         _request: &Request,
         parent: INodeNo,
-        _name: &OsStr,
-        _mode: u32,
-        _umask: u32,
+        name: &OsStr,
+        mode: u32,
+        umask: u32,
         reply: ReplyEntry,
     ) {
-        reply.error(self.served.refuse(parent, "making a folder"));
+        reply_entry(self.served.make_folder(parent, name, mode & !umask), reply);
     }
 
     fn create(
         &self,
         _request: &Request,
         parent: INodeNo,
-        _name: &OsStr,
-        _mode: u32,
-        _umask: u32,
-        _flags: i32,
+        name: &OsStr,
+        mode: u32,
+        umask: u32,
+        flags: i32,
         reply: ReplyCreate,
     ) {
-        reply.error(self.served.refuse(parent, "making a file"));
+        match self.served.make_and_open(parent, name, mode & !umask, flags) {
+            Ok(((attributes, validity), handle, flags)) => {
+                reply.created(&validity, &attributes, GENERATION, FileHandle(handle), flags);
+            }
+            Err(errno) => reply.error(errno),
+        }
     }
 
     fn symlink(
@@ -381,24 +403,24 @@ impl fuser::Filesystem for Filesystem {
         reply.error(self.served.refuse(parent, "making a link"));
     }
 
-    fn unlink(&self, _request: &Request, parent: INodeNo, _name: &OsStr, reply: ReplyEmpty) {
-        reply.error(self.served.refuse(parent, "removing a file"));
+    fn unlink(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        reply_empty(self.served.remove(parent, name, Removal::File), reply);
     }
 
-    fn rmdir(&self, _request: &Request, parent: INodeNo, _name: &OsStr, reply: ReplyEmpty) {
-        reply.error(self.served.refuse(parent, "removing a folder"));
+    fn rmdir(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        reply_empty(self.served.remove(parent, name, Removal::Folder), reply);
     }
 
     fn rename(
         &self,
         _request: &Request,
         parent: INodeNo,
-        _name: &OsStr,
-        _new_parent: INodeNo,
-        _new_name: &OsStr,
-        _flags: RenameFlags,
+        name: &OsStr,
+        new_parent: INodeNo,
+        new_name: &OsStr,
+        flags: RenameFlags,
         reply: ReplyEmpty,
     ) {
-        reply.error(self.served.refuse(parent, "renaming"));
+        reply_empty(self.served.rename(parent, name, new_parent, new_name, flags), reply);
     }
 }

@@ -17,6 +17,7 @@
 
 mod answer;
 mod attributes;
+mod client_requests;
 mod filesystem;
 mod folder;
 mod handles;

@@ -4,7 +4,7 @@ use crate::answer::{not_here, on_open_file, refused, Answer};
 use crate::attributes::{stat, validity};
 use crate::handles::Listing;
 use crate::served::{Served, Tree};
-use coldrise_block::{Error, ErrorKind};
+use coldrise_block::ErrorKind;
 use coldrise_export::{Node, OpenFile, Space};
 use fuser::{Errno, FileAttr, FopenFlags, INodeNo};
 use std::ffi::OsStr;
@@ -21,12 +21,7 @@ impl Served {
             let name = name.to_str().ok_or(Errno::ENOENT)?;
             let node = tree.folders.find(&folder, name);
             let node = node.map_err(|error| refused(folder.path(), &error))?;
-            let found = tree.stat(&node)?;
-            if !tree.nodes.look_up(node.clone()) {
-                let text = "its inode number is that of another file, which is in use";
-                return Err(refused(node.path(), &Error::new(ErrorKind::Internal, text)));
-            }
-            Ok(found)
+            tree.known(node).map(|(_, stat)| stat)
         })
     }
 
@@ -41,9 +36,7 @@ impl Served {
         self.answer(|tree| tree.stat(&tree.node(inode)?))
     }
 
-    /// Changes a file's size, through a handle where there is one. Without a size
-    /// nothing changes: times are those of the session's writes, and setting them is
-    /// accepted because programs that copy insist.
+    /// Changes a file's size, through a handle where there is one.
     pub(crate) fn change(
         &self,
         inode: INodeNo,
@@ -83,12 +76,7 @@ impl Served {
     pub(crate) fn open(&self, inode: INodeNo, for_writing: bool) -> Answer<(u64, FopenFlags)> {
         self.answer(|tree| {
             let node = tree.node(inode)?;
-            let file = tree.open(&node, for_writing)?;
-            let flags = match node.is_live() {
-                true => FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES,
-                false => FopenFlags::FOPEN_KEEP_CACHE,
-            };
-            Ok((tree.files.add(file), flags))
+            tree.open_handle(&node, for_writing)
         })
     }
 
@@ -198,7 +186,16 @@ impl Served {
 }
 
 impl Tree {
-    fn node(&self, inode: INodeNo) -> Answer<Node> {
+    pub(crate) fn open_handle(&self, node: &Node, for_writing: bool) -> Answer<(u64, FopenFlags)> {
+        let file = self.open(node, for_writing)?;
+        let flags = match node.is_live() {
+            true => FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES,
+            false => FopenFlags::FOPEN_KEEP_CACHE,
+        };
+        Ok((self.files.add(file), flags))
+    }
+
+    pub(crate) fn node(&self, inode: INodeNo) -> Answer<Node> {
         self.nodes.get(inode.0).ok_or(Errno::ESTALE)
     }
 
@@ -206,7 +203,7 @@ impl Tree {
         self.files.get(handle).ok_or(Errno::EBADF)
     }
 
-    fn stat(&self, node: &Node) -> Answer<Stat> {
+    pub(crate) fn stat(&self, node: &Node) -> Answer<Stat> {
         let attributes = self.folders.attributes(node);
         let attributes = attributes.map_err(|error| refused(node.path(), &error))?;
         Ok((stat(node, &attributes, self.owner), validity(node)))

@@ -17,6 +17,14 @@ pub enum ErrorKind {
     NotFound,
     /// The name is taken.
     AlreadyExists,
+    /// A folder that still holds something.
+    NotEmpty,
+    /// A folder is needed, and this is none.
+    NotAFolder,
+    /// This is a folder, and a file is needed.
+    IsAFolder,
+    /// A name is longer than any can be.
+    NameTooLong,
     /// There is no repository at that place.
     NoRepository,
     /// The passphrase does not open the repository, or none was given.
@@ -52,6 +60,10 @@ impl ErrorKind {
             ErrorKind::InvalidInput | ErrorKind::OutOfRange => libc::EINVAL,
             ErrorKind::NotFound | ErrorKind::NoRepository => libc::ENOENT,
             ErrorKind::AlreadyExists => libc::EEXIST,
+            ErrorKind::NotEmpty => libc::ENOTEMPTY,
+            ErrorKind::NotAFolder => libc::ENOTDIR,
+            ErrorKind::IsAFolder => libc::EISDIR,
+            ErrorKind::NameTooLong => libc::ENAMETOOLONG,
             ErrorKind::WrongPassphrase => libc::EACCES,
             ErrorKind::Busy => libc::EBUSY,
             ErrorKind::ReadOnly => libc::EROFS,
@@ -79,6 +91,10 @@ impl ErrorKind {
             ErrorKind::OutOfRange
             | ErrorKind::NotFound
             | ErrorKind::AlreadyExists
+            | ErrorKind::NotEmpty
+            | ErrorKind::NotAFolder
+            | ErrorKind::IsAFolder
+            | ErrorKind::NameTooLong
             | ErrorKind::ReadOnly
             | ErrorKind::Corrupt
             | ErrorKind::NoSpace
@@ -97,6 +113,10 @@ impl ErrorKind {
             ErrorKind::OutOfRange => "out_of_range",
             ErrorKind::NotFound => "not_found",
             ErrorKind::AlreadyExists => "already_exists",
+            ErrorKind::NotEmpty => "not_empty",
+            ErrorKind::NotAFolder => "not_a_folder",
+            ErrorKind::IsAFolder => "is_a_folder",
+            ErrorKind::NameTooLong => "name_too_long",
             ErrorKind::NoRepository => "no_repository",
             ErrorKind::WrongPassphrase => "wrong_passphrase",
             ErrorKind::Busy => "busy",
@@ -232,11 +252,15 @@ impl<T> Context<T> for std::io::Result<T> {
 mod tests {
     use super::*;
 
-    const ALL: [(ErrorKind, i32, u8); 17] = [
+    const ALL: [(ErrorKind, i32, u8); 21] = [
         (ErrorKind::InvalidInput, libc::EINVAL, 2),
         (ErrorKind::OutOfRange, libc::EINVAL, 1),
         (ErrorKind::NotFound, libc::ENOENT, 1),
         (ErrorKind::AlreadyExists, libc::EEXIST, 1),
+        (ErrorKind::NotEmpty, libc::ENOTEMPTY, 1),
+        (ErrorKind::NotAFolder, libc::ENOTDIR, 1),
+        (ErrorKind::IsAFolder, libc::EISDIR, 1),
+        (ErrorKind::NameTooLong, libc::ENAMETOOLONG, 1),
         (ErrorKind::NoRepository, libc::ENOENT, 10),
         (ErrorKind::WrongPassphrase, libc::EACCES, 12),
         (ErrorKind::Busy, libc::EBUSY, 11),

@@ -122,6 +122,9 @@ struct coldrise_attributes {
   uint32_t modified_ns; /* a folder's differs whenever its entries do */
   uint32_t mode;        /* permissions */
   uint32_t valid_s;     /* for so long it may be remembered; 0: not at all */
+  uint32_t has_verifier;
+  uint8_t verifier[8];  /* of a file made exclusively, until something was written to it
+                           or its mode or time was set */
 };
 
 int coldrise_node_attributes (const coldrise_node *node,
@@ -156,15 +159,68 @@ int coldrise_node_read (const coldrise_node *file, void *buffer, size_t length,
 int coldrise_node_write (const coldrise_node *file, const void *buffer,
                          size_t length, uint64_t offset);
 
-/* Makes durable every write that completed before the call, through whichever file
- * of the session it came; calls at the same time share the work. After a failure the
- * process has to end: what was written and not flushed may be lost, and only another
- * process with another write verifier makes clients send it again.
+/* Makes durable every write to the file that completed before the call, of an image
+ * also those through every other image of its disk; calls at the same time share the
+ * work. After a failure with EIO, or where the session has stopped, the process has to
+ * end: what was written and not flushed may be lost, and only another process with
+ * another write verifier makes clients send it again.
  */
 int coldrise_node_flush (const coldrise_node *file);
 
+/* 1 when a failure has stopped the session of a file that is open for writing, else 0. */
+int coldrise_node_has_stopped (const coldrise_node *file);
+
 /* Makes a file longer or shorter. EOPNOTSUPP where the size follows from the disk's. */
 int coldrise_node_set_size (const coldrise_node *file, uint64_t size);
+
+/* What clients keep in the folder of a session, beside its disks. What these calls do is
+ * durable when they return, and keeps the session open until it was idle for a while.
+ * errno, besides EROFS, EACCES (also for the names of the session's own files) and
+ * EBUSY as above: EINVAL and ENAMETOOLONG for what is no name, ENOTDIR, ENOSPC (also
+ * where the session holds as many files as it can).
+ */
+
+enum coldrise_creation {
+  COLDRISE_CREATE_UNCHECKED = 1, /* one that is there is as good */
+  COLDRISE_CREATE_GUARDED = 2,   /* it must not be there */
+  COLDRISE_CREATE_EXCLUSIVE = 3, /* nor, but for one made with the same verifier */
+};
+
+/* Makes an empty file; `verifier` holds 8 bytes where it is made exclusively. errno:
+ * EEXIST, EISDIR.
+ */
+int coldrise_node_create (const coldrise_node *folder, const char *name,
+                          int how, const void *verifier, uint32_t mode,
+                          coldrise_node **node);
+
+/* Makes a folder. errno: EEXIST. */
+int coldrise_node_make_folder (const coldrise_node *folder, const char *name,
+                               uint32_t mode, coldrise_node **node);
+
+/* Removes a file, whoever has it open, or an empty folder. errno: ENOENT, ENOTEMPTY. */
+int coldrise_node_remove (const coldrise_node *folder, const char *name);
+
+/* Gives a file or folder another name; a file or empty folder that had it goes, at the
+ * same moment. errno: ENOENT, EISDIR, ENOTDIR, ENOTEMPTY, EXDEV between sessions.
+ */
+int coldrise_node_rename (const coldrise_node *folder, const char *name,
+                          const coldrise_node *new_folder, const char *new_name);
+
+#define COLDRISE_CHANGE_MODE     (1u << 0)
+#define COLDRISE_CHANGE_MODIFIED (1u << 1)
+
+struct coldrise_changes {
+  uint32_t what; /* which of these are to be set */
+  uint32_t mode;
+  int64_t modified_s;
+  uint32_t modified_ns;
+};
+
+/* Sets permissions, which are told to clients and not enforced, and the time of the last
+ * change. Of other files than clients' it is accepted and forgotten.
+ */
+int coldrise_node_change (const coldrise_node *node,
+                          const struct coldrise_changes *changes);
 
 #ifdef __cplusplus
 }

@@ -239,6 +239,7 @@ fn header_and_library_have_the_same_functions() {
     let sources = [
         include_str!("data.rs"),
         include_str!("folders/calls.rs"),
+        include_str!("folders/client_calls.rs"),
         include_str!("folders/file_calls.rs"),
         include_str!("folders/node_calls.rs"),
         include_str!("lib.rs"),

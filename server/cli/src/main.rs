@@ -27,6 +27,7 @@ mod report;
 mod signals;
 mod targets;
 mod units;
+mod vmx;
 
 use std::ffi::OsString;
 use std::process::ExitCode;

@@ -3,12 +3,12 @@
 use crate::image_file::ImageFile;
 use crate::open_sessions::SessionHold;
 use coldrise_block::{Disk, Error, ErrorKind, Result};
-use coldrise_session::LeaseHold;
+use coldrise_session::{ClientFile, ClientFiles, LeaseHold};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 
-/// A disk, or a file of an image of it, under one name, open until it is dropped.
+/// A disk, a file of an image of it, or a file of a client, under one name, open until it is dropped.
 ///
 /// Dropping the last export of a session closes the session, which makes its
 /// captured writes durable and lets another process open it.
@@ -18,6 +18,8 @@ pub struct Export {
     pub(crate) disk: Arc<dyn Disk>,
     /// Where `disk` is no disk but a file of an image: the same once more.
     pub(crate) image: Option<Arc<ImageFile>>,
+    /// Where `disk` is a client's file: the same once more.
+    pub(crate) file: Option<Arc<ClientFile>>,
     pub(crate) session: Option<SessionHold>,
     pub(crate) _lease: Option<LeaseHold>,
     pub(crate) name: String,
@@ -34,6 +36,7 @@ impl Export {
         Export {
             disk,
             image: None,
+            file: None,
             session: None,
             _lease: None,
             name: name.to_owned(),
@@ -64,16 +67,28 @@ impl Export {
     /// there are zeroes.
     ///
     /// `ErrorKind::ReadOnly`; `ErrorKind::Unsupported` where the size follows from
-    /// the disk's: only the text of a flat VMDK changes, up to 64 KiB.
+    /// the disk's: of images only the text of a flat VMDK changes, up to 64 KiB.
     pub fn set_size_bytes(&self, size_bytes: u64) -> Result<()> {
-        match &self.image {
-            Some(image) => image.set_size_bytes(size_bytes),
-            None if size_bytes == self.disk.size_bytes() => Ok(()),
-            None => Err(Error::new(
+        match (&self.image, &self.file) {
+            (Some(image), _) => image.set_size_bytes(size_bytes),
+            (None, Some(file)) => file.set_size_bytes(size_bytes),
+            (None, None) if size_bytes == self.disk.size_bytes() => Ok(()),
+            (None, None) => Err(Error::new(
                 ErrorKind::Unsupported,
                 format!("{}: a disk does not change its size", self.name),
             )),
         }
+    }
+
+    /// The files of clients in its session; `None` where it holds none for writing.
+    pub(crate) fn client_files(&self) -> Result<Option<Arc<ClientFiles>>> {
+        self.session.as_ref().map(SessionHold::files).transpose()
+    }
+
+    /// True once its session refuses writes after a failure: what was written and not
+    /// flushed may be lost.
+    pub fn has_stopped(&self) -> bool {
+        self.session.as_ref().is_some_and(SessionHold::has_stopped)
     }
 
     /// Fails with `ErrorKind::Internal` when a call on this export, or on

@@ -16,11 +16,12 @@
 //! that wants an order between its metadata and its data flushes in between,
 //! and a flush covers every write that completed before it.
 
-use crate::length::Length;
+use crate::length::{length_of, side_file_bytes};
 use coldrise_block::{
     check_range, push_extent, Disk, Error, ErrorKind, Extent, ExtentKind, Result,
 };
 use coldrise_formats::{Layout, Segment, Source, Writes};
+use coldrise_session::Length;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -53,10 +54,10 @@ impl ImageFile {
         open_side: impl FnOnce(u64, Arc<dyn Disk>) -> Result<Arc<dyn Disk>>,
     ) -> Result<ImageFile> {
         let layout = Arc::new(layout);
-        let size_bytes = Length::side_file_bytes(&layout);
+        let size_bytes = side_file_bytes(&layout);
         let around = Around { layout: Arc::clone(&layout), size_bytes };
         let side = open_side(size_bytes, Arc::new(around))?;
-        let length = Length::of(&layout, &side);
+        let length = length_of(&layout, &side);
         Ok(ImageFile { layout, disk, side: Some(side), length })
     }
 

@@ -204,7 +204,7 @@ proptest! {
             prop_assert_eq!(file.size_bytes(), model.len() as u64);
             prop_assert!(whole(&file) == model);
             // Whoever opens it next finds it so.
-            let length = Length::of(&file.layout, &(side.clone() as Arc<dyn Disk>)).unwrap();
+            let length = length_of(&file.layout, &(side.clone() as Arc<dyn Disk>)).unwrap();
             prop_assert_eq!(length.get(), model.len() as u64);
         }
     }

@@ -23,6 +23,7 @@
 //! | two front ends starting | the lock of the leases directory |
 #![forbid(unsafe_code)]
 
+mod client_file;
 mod export;
 mod folders;
 mod image;
@@ -33,7 +34,9 @@ mod listing;
 mod open_sessions;
 mod tree;
 
-pub use coldrise_session::{read_leases, Lease, LeaseDocument, LeaseHold, Served};
+pub use coldrise_session::{
+    read_leases, Creation, Lease, LeaseDocument, LeaseHold, Removal, Served,
+};
 pub use export::Export;
 pub use folders::{Attributes, FolderEntry, Folders, Node, NodeType, OpenFile, Space};
 pub use listing::{ExportEntry, Listed};

@@ -2,7 +2,7 @@
 //! its exports.
 
 use coldrise_block::{Disk, Error, ErrorKind, Result};
-use coldrise_session::Session;
+use coldrise_session::{ClientFiles, Session};
 use coldrise_store::{DiskName, Repository, SessionName};
 use parking_lot::{Condvar, Mutex};
 use std::collections::HashMap;
@@ -77,6 +77,14 @@ impl OpenSessions {
             poisoned,
             table: Arc::clone(self),
         })
+    }
+
+    /// The files of clients in a session that this process writes now.
+    pub(crate) fn files(&self, name: &SessionName) -> Option<Arc<ClientFiles>> {
+        match self.slots.lock().get(name) {
+            Some(Slot::Open { session, .. }) => Some(Arc::clone(session.files())),
+            _ => None,
+        }
     }
 
     fn release(&self, name: &SessionName) {
@@ -166,6 +174,19 @@ impl SessionHold {
             Some(session) => session.side_file(name, size_bytes, below),
             None => Err(stopped(&self.name)),
         }
+    }
+
+    /// The files of clients. They have to be dropped before the hold is.
+    pub(crate) fn files(&self) -> Result<Arc<ClientFiles>> {
+        match &self.session {
+            Some(session) => Ok(Arc::clone(session.files())),
+            None => Err(stopped(&self.name)),
+        }
+    }
+
+    /// True once the session refuses writes: what was not flushed may be lost.
+    pub(crate) fn has_stopped(&self) -> bool {
+        self.session.as_ref().is_none_or(|session| session.has_stopped())
     }
 
     /// Lets the session take no more writes and no more seals.

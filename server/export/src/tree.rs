@@ -1,5 +1,6 @@
 //! Names to disks and to image files.
 
+use crate::client_file::{NoContent, ReadClientFile};
 use crate::export::Export;
 use crate::image;
 use crate::image_file::ImageFile;
@@ -9,10 +10,11 @@ use crate::listing::{
     session_export_name, ExportEntry, Listed,
 };
 use crate::open_sessions::OpenSessions;
-use coldrise_block::{Context, Error, ErrorKind, Result};
+use coldrise_block::{Context, Disk, Error, ErrorKind, Result};
 use coldrise_formats::{Access, Format};
 use coldrise_session::{
-    open_live_disk, open_live_side_file, open_point_disk, Catalog, Lease, LeaseHold, Served,
+    open_live_disk, open_live_side_file, open_point_disk, Catalog, ClientFiles, ClientFilesReader,
+    FileId, Lease, LeaseHold, Served, SessionDocument,
 };
 use coldrise_store::{
     Address, DiskName, MachineName, PointDocument, PointSelector, Repository, SessionName,
@@ -172,6 +174,7 @@ impl ExportTree {
         Ok(Export {
             disk: opened,
             image,
+            file: None,
             session: None,
             _lease: Some(lease),
             description: point_description(&point, disk, file),
@@ -256,6 +259,7 @@ impl ExportTree {
         Ok(Export {
             disk: opened,
             image,
+            file: None,
             poisoned: match &hold {
                 Some(hold) => Arc::clone(hold.poisoned()),
                 None => Arc::new(AtomicBool::new(false)),
@@ -267,6 +271,53 @@ impl ExportTree {
             chunk_size_bytes: self.repository.chunk_size_bytes(),
             cache_bytes: self.cache_bytes,
         })
+    }
+
+    /// The files of clients in a session that this process writes now.
+    pub(crate) fn client_files(&self, session: &SessionName) -> Option<Arc<ClientFiles>> {
+        self.sessions.files(session)
+    }
+
+    /// Opens a session for writing, and of it a file of a client, or none; `path` is for
+    /// people. Errors as of [`ExportTree::open`].
+    pub(crate) fn open_client_file(
+        &self,
+        session: &SessionName,
+        path: &str,
+        id: Option<FileId>,
+    ) -> Result<Export> {
+        let lease = self.lease.hold(Served { name: path.to_owned(), disk: None })?;
+        let hold = self.sessions.hold(session)?;
+        let file = id.map(|id| hold.files()?.file(id)).transpose()?;
+        let disk: Arc<dyn Disk> = match &file {
+            Some(file) => Arc::clone(file) as Arc<dyn Disk>,
+            None => Arc::new(NoContent),
+        };
+        Ok(Export {
+            disk,
+            image: None,
+            file,
+            poisoned: Arc::clone(hold.poisoned()),
+            session: Some(hold),
+            _lease: Some(lease),
+            description: String::new(),
+            name: path.to_owned(),
+            chunk_size_bytes: self.repository.chunk_size_bytes(),
+            cache_bytes: self.cache_bytes,
+        })
+    }
+
+    /// Opens a file of a client for reading: what this process has written shows at once,
+    /// what another one writes when it is stable.
+    pub(crate) fn read_client_file(
+        &self,
+        session: &SessionDocument,
+        path: &str,
+        id: FileId,
+        reader: Arc<ClientFilesReader>,
+    ) -> Result<Export> {
+        let file = ReadClientFile::open(&self.sessions, session, id, reader)?;
+        Ok(Export::of_disk(path, "", Arc::new(file)))
     }
 
     /// Where clients see the folder that a file is in.

@@ -58,6 +58,7 @@ impl Fixture {
             }],
             configuration: None,
             is_protected: false,
+            files: None,
         };
         writer.put_point(&document).unwrap();
     }

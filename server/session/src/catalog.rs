@@ -5,12 +5,15 @@ use std::sync::Arc;
 
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_store::{
-    MachineName, PointDocument, PointName, PointSelector, Repository, RepositoryWriter,
+    MachineName, PointDocument, PointName, PointOrigin, PointSelector, Repository, RepositoryWriter,
 };
 
+use crate::client_files::CarriedFiles;
 use crate::document::SessionDocument;
 use crate::lock::FileLock;
+use crate::place::Place;
 use crate::reclaim::remove_layers;
+use crate::sealed_files;
 use crate::unpublish::tidy;
 
 /// Every restore point of a repository.
@@ -68,6 +71,34 @@ impl Catalog {
         match self.find(machine, selector)? {
             Some(point) => Ok(point),
             None => Err(self.missing(machine, selector)?),
+        }
+    }
+
+    /// The files that a point carries; none for one that carries none.
+    ///
+    /// # Errors
+    /// `Corrupt` where they are missing or are not its own.
+    pub fn files(&self, point: &PointDocument) -> Result<CarriedFiles> {
+        if point.files.is_none() {
+            return Ok(CarriedFiles::default());
+        }
+        let repository = &self.repository;
+        let cataloged = || repository.point_files(&point.machine, &point.point);
+        let mut found = cataloged()?;
+        if let (None, PointOrigin::Synthetic { session, .. }) = (&found, &point.origin) {
+            found = sealed_files::read(repository, &Place::of(repository, session), point)?;
+            if found.is_none() {
+                // It may have gone into the catalog just now.
+                repository.catch_up()?;
+                found = cataloged()?;
+            }
+        }
+        match found {
+            Some(bytes) => sealed_files::decode(repository, point, &bytes),
+            None => Err(Error::new(
+                ErrorKind::Corrupt,
+                format!("{}/{}: the files that it carries are missing", point.machine, point.point),
+            )),
         }
     }
 
@@ -173,7 +204,11 @@ pub fn enter_sealed_points(writer: &RepositoryWriter) -> Result<usize> {
     for (place, mut document) in SessionDocument::all(repository)? {
         if !document.sealed.is_empty() {
             for point in &document.sealed {
-                match writer.put_point(point) {
+                let files = match &point.files {
+                    Some(_) => sealed_files::read(repository, &place, point)?,
+                    None => None,
+                };
+                match writer.put_point_with_files(point, files.as_deref()) {
                     Ok(()) => entered += 1,
                     // A crash came between entering it and taking it off the list.
                     Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
@@ -183,6 +218,7 @@ pub fn enter_sealed_points(writer: &RepositoryWriter) -> Result<usize> {
             document.sealed.clear();
             document.write(repository, &place)?;
         }
+        sealed_files::tidy(repository, &place, &document.sealed)?;
         tidy(repository, &place, &document)?;
     }
     match remove_layers(repository, &documents) {

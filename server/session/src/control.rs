@@ -13,10 +13,10 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
-use coldrise_store::PointDocument;
 use serde::{Deserialize, Serialize};
 
 use crate::place::{remove_file, Place};
+use crate::seal::Sealed;
 use crate::session::Session;
 
 /// Longest answer that is read, in bytes.
@@ -33,7 +33,7 @@ enum Request {
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Answer {
-    Sealed(Box<PointDocument>),
+    Sealed(Box<Sealed>),
     Failed {
         message: String,
     },
@@ -130,7 +130,7 @@ fn answer(stream: UnixStream, session: &Weak<Session>) -> Result<()> {
     // Held only from here on: whoever asks nothing must not keep it open.
     let answer = match (serde_json::from_str::<Request>(&line), session.upgrade()) {
         (Ok(Request::Seal), Some(session)) => match session.seal() {
-            Ok(point) => Answer::Sealed(Box::new(point)),
+            Ok(sealed) => Answer::Sealed(Box::new(sealed)),
             Err(error) => Answer::Failed { message: error.full_message() },
         },
         (Ok(Request::Seal), None) => Answer::Closing,
@@ -147,7 +147,7 @@ fn send(mut stream: UnixStream, answer: &Answer) -> std::io::Result<()> {
 
 /// Asks the process that serves the session to seal it; `None` where none does,
 /// or where it is about to stop.
-pub(crate) fn ask_for_seal(place: &Place) -> Result<Option<PointDocument>> {
+pub(crate) fn ask_for_seal(place: &Place) -> Result<Option<Sealed>> {
     let (_folder, path) = short_path(place)?;
     let mut stream = match UnixStream::connect(path) {
         Ok(stream) => stream,
@@ -169,7 +169,7 @@ pub(crate) fn ask_for_seal(place: &Place) -> Result<Option<PointDocument>> {
     }
     match serde_json::from_str(&line) {
         Ok(Answer::Closing) => Ok(None),
-        Ok(Answer::Sealed(point)) => Ok(Some(*point)),
+        Ok(Answer::Sealed(sealed)) => Ok(Some(*sealed)),
         Ok(Answer::Failed { message }) => Err(Error::new(ErrorKind::Io, message)),
         Err(error) => Err(Error::with_source(
             ErrorKind::Io,

@@ -29,12 +29,24 @@ pub struct SessionDocument {
     /// The machine's configuration, as the point has it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub configuration: Option<Configuration>,
+    /// Of the files of clients; absent in a session of a version that kept none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) files: Option<SessionFiles>,
     /// Points sealed from this session that no writer has yet entered into the catalog.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) sealed: Vec<PointDocument>,
     /// The session was ended; it stays only until its points are in the catalog.
     #[serde(default)]
     pub(crate) is_ended: bool,
+}
+
+/// What a session's document says of the files of clients.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SessionFiles {
+    /// The hash of those that the newest point has, or that the session began with: as
+    /// long as a seal would carry the same, nothing changed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) hash: Option<String>,
 }
 
 /// One disk of a session.

@@ -72,13 +72,13 @@ impl Published {
 
 /// Points on their way out of the catalog. While it lives nothing is published,
 /// sealed or unpublished.
-pub struct Removal<'a> {
+pub struct PointRemoval<'a> {
     writer: &'a RepositoryWriter,
     published: Published,
     _documents: FileLock,
 }
 
-impl<'a> Removal<'a> {
+impl<'a> PointRemoval<'a> {
     /// Enters what waits in sessions' documents into the catalog, and has publishers
     /// wait from here on.
     ///
@@ -88,7 +88,7 @@ impl<'a> Removal<'a> {
         enter_sealed_points(writer)?;
         let documents = FileLock::documents(writer.repository())?;
         let published = Published::read(writer.repository())?;
-        Ok(Removal { writer, published, _documents: documents })
+        Ok(PointRemoval { writer, published, _documents: documents })
     }
 
     /// Which points sessions are published from.

@@ -19,15 +19,19 @@
 //! `live/DIRECTORY/control` is its socket for seals. `layers/ID` are the layers,
 //! `live/DIRECTORY/side/ID` those of its image files.
 //! DIRECTORY is a keyed hash of the session's name, and `session.json` is
-//! sealed: without the key the folder tells no names.
+//! sealed: without the key the folder tells no names. `live/DIRECTORY/files` holds what
+//! clients keep beside the disks, `live/DIRECTORY/sealed` what of it sealed points carry
+//! until they are in the catalog.
 //!
 //! # Locks, in order
 //!
 //! the session's `lock`, the table of its side files, the session's own mutex for seals, the
-//! disks' stacks, `live/lock`, a lease's own lock, the lock of the leases directory.
+//! table of clients' files, the locks of one (see `client_files`), the disks' stacks,
+//! `live/lock`, a lease's own lock, the lock of the leases directory.
 #![deny(unsafe_code)]
 
 mod catalog;
+mod client_files;
 mod control;
 mod disk;
 mod document;
@@ -36,6 +40,7 @@ mod forget;
 mod held;
 mod layer;
 mod lease;
+mod length;
 mod live;
 mod lock;
 #[allow(unsafe_code)]
@@ -45,6 +50,7 @@ mod prune;
 mod publish;
 mod reclaim;
 mod seal;
+mod sealed_files;
 mod session;
 mod shares;
 mod side_file;
@@ -52,16 +58,22 @@ mod unpublish;
 mod verify;
 
 pub use catalog::{enter_sealed_points, Catalog};
+pub use client_files::{
+    CarriedFile, CarriedFiles, ClientFile, ClientFiles, ClientFilesReader, Creation, FileEntry,
+    FileId, FileKind, FileTree, LeftOut, Removal, MAX_CLIENT_FILES, MAX_LARGE_BYTES,
+    MAX_NAME_BYTES, MAX_SMALL_BYTES,
+};
 pub use document::{SessionDisk, SessionDocument};
 pub use fold::{fold, Folded};
-pub use forget::{Published, Removal};
+pub use forget::{PointRemoval, Published};
 pub use held::Held;
 pub use lease::{read_leases, Lease, LeaseDocument, LeaseHold, Served};
+pub use length::Length;
 pub use live::{open_live_disk, open_live_side_file, open_point_disk};
 pub use prune::{judge, Judged};
-pub use publish::publish;
+pub use publish::{publish, publish_with_files};
 pub use reclaim::{reclaim_layers, InUse};
-pub use seal::seal;
+pub use seal::{seal, Sealed};
 pub use session::{session, sessions, Session, SessionState};
 pub use shares::{shares, MachineShares, PointShares, StoredBytes};
 pub use unpublish::unpublish;

@@ -103,6 +103,16 @@ pub fn open_live_side_file(
     open_live(repository, session, Shown::SideFile { key, below })
 }
 
+/// The same for a layer of the session that is no image's.
+pub(crate) fn open_live_layer(
+    repository: &Arc<Repository>,
+    session: &SessionName,
+    key: SideFileKey,
+    below: Arc<dyn Disk>,
+) -> Result<Arc<dyn Disk>> {
+    open_live(repository, session, Shown::SideFile { key, below })
+}
+
 /// Has `check` look at the layer that takes a session's writes. It looks again
 /// where a writer came, went or sealed meanwhile: what it then found wrong may
 /// only have been on its way.

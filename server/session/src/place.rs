@@ -65,6 +65,16 @@ impl Place {
         self.directory.join("side")
     }
 
+    /// Files that clients made; see `client_files`.
+    pub(crate) fn client_files(&self) -> PathBuf {
+        self.directory.join("files")
+    }
+
+    /// The files that sealed points carry until those are in the catalog.
+    pub(crate) fn sealed_files(&self) -> PathBuf {
+        self.directory.join("sealed")
+    }
+
     /// Makes the folder, if it is not there.
     pub(crate) fn create(&self) -> Result<()> {
         Place::make_folder(&self.directory)
@@ -76,15 +86,10 @@ impl Place {
         made.context(|| format!("creating {}", path.display()))
     }
 
-    /// Removes the side files of a session that has ended.
-    pub(crate) fn remove_side_files(&self) -> Result<()> {
-        let folder = self.side_files();
-        match std::fs::remove_dir_all(&folder) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                Err(error).context(|| format!("removing {}", folder.display()))
-            }
-            _ => Ok(()),
-        }
+    /// Removes what clients left in a session that has ended.
+    pub(crate) fn remove_files(&self) -> Result<()> {
+        remove_folder(&self.side_files())?;
+        remove_folder(&self.client_files())
     }
 
     /// Removes the folder; the document first, so that a half-removed session is none.
@@ -114,6 +119,16 @@ pub(crate) fn layer_keys(repository: &Repository, id: &LayerId) -> LayerKeys {
 /// Removes a file that may be gone already.
 pub(crate) fn remove_file(path: &Path) -> Result<()> {
     match std::fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error).context(|| format!("removing {}", path.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Removes a folder with all that is in it, if it is there.
+pub(crate) fn remove_folder(path: &Path) -> Result<()> {
+    match std::fs::remove_dir_all(path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
             Err(error).context(|| format!("removing {}", path.display()))
         }

@@ -1,8 +1,10 @@
 //! Publish: a restore point becomes a writable session.
 //!
-//! Order of writes: the empty layers (synced), their folder (synced), then
-//! `session.json` (synced, renamed, synced). A crash before the last leaves empty
-//! layers that nothing refers to; the next writer removes them.
+//! Order of writes: the empty layers (synced), their folder (synced), the files that
+//! the session begins with (synced), then `session.json` (synced, renamed, synced). A
+//! crash before the last leaves empty layers that nothing refers to; the next writer
+//! removes them. It may leave files, too: without a document they are no session's, and
+//! the next publish of that name replaces them.
 
 use std::sync::Arc;
 
@@ -10,7 +12,8 @@ use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_store::{LayerId, PointDocument, Repository, SessionName};
 
 use crate::catalog::Catalog;
-use crate::document::{now_ms, SessionDisk, SessionDocument};
+use crate::client_files::{begin_files, CarriedFiles};
+use crate::document::{now_ms, SessionDisk, SessionDocument, SessionFiles};
 use crate::layer::Layer;
 use crate::lock::FileLock;
 use crate::place::{layer_keys, layer_path, sync_directory, Place};
@@ -27,6 +30,21 @@ pub fn publish(
     point: &PointDocument,
     name: Option<SessionName>,
 ) -> Result<SessionDocument> {
+    publish_with_files(repository, point, name, |_, files| Ok(files))
+}
+
+/// The same; `arrange` says with which files the session begins, from those that the
+/// point carries.
+///
+/// # Errors
+/// As of [`publish`], and those of `arrange`.
+pub fn publish_with_files(
+    repository: &Arc<Repository>,
+    point: &PointDocument,
+    name: Option<SessionName>,
+    arrange: impl FnOnce(&SessionDocument, CarriedFiles) -> Result<CarriedFiles>,
+) -> Result<SessionDocument> {
+    let carried = Catalog::new(repository).files(point)?;
     let _documents = FileLock::documents(repository)?;
     // Who deletes reads the sessions under the lock, after the point is gone.
     let point = &Catalog::new(repository).confirm(point)?;
@@ -60,16 +78,21 @@ pub fn publish(
     }
     create_tops(repository, disks.iter())?;
     place.create()?;
-    let document = SessionDocument {
+    let mut document = SessionDocument {
         name,
         machine: point.machine.clone(),
         point: point.point.clone(),
         created_at_ms: now_ms(),
         disks,
         configuration: point.configuration.clone(),
+        files: Some(SessionFiles::default()),
         sealed,
         is_ended: false,
     };
+    place.remove_files()?;
+    let files = arrange(&document, carried)?;
+    let hash = begin_files(repository, &document, &files)?;
+    document.files = Some(SessionFiles { hash });
     document.write(repository, &place)?;
     sync_directory(&repository.live_dir())?;
     Ok(document)

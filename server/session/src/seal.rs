@@ -1,10 +1,11 @@
 //! Seal: what a session captured becomes a restore point.
 //!
-//! Order of writes: flush the layers; make the new, empty layers (synced); then
-//! one atomic, synced replacement of `session.json`, which names the new point
-//! with all its disks and the new layers. Before that rename nothing has
-//! happened; after it the point is there, whole. A crash before it leaves empty
-//! layers that nothing refers to; the next writer removes them.
+//! Order of writes: flush the layers; make the new, empty layers (synced); store the
+//! files that the point carries (synced); then one atomic, synced replacement of
+//! `session.json`, which names the new point with all its disks and the new layers.
+//! Before that rename nothing has happened; after it the point is there, whole. A
+//! crash before it leaves empty layers and files that nothing refers to; the next
+//! writer removes them.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -13,28 +14,41 @@ use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_store::{
     LayerId, LayerReference, PointDocument, PointName, PointOrigin, Repository, SessionName,
 };
+use serde::{Deserialize, Serialize};
 
+use crate::client_files::{carry_idle, Carried, LeftOut};
 use crate::control;
 use crate::document::{now_ms, SessionDisk, SessionDocument};
 use crate::layer::{Layer, Poison, SealFacts};
 use crate::lock::{FileLock, PASSING_PATIENCE};
 use crate::place::{layer_keys, layer_path, map_path, remove_file, Place};
 use crate::publish::create_tops;
+use crate::sealed_files;
+
+/// What a seal has made.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sealed {
+    /// The restore point.
+    pub point: PointDocument,
+    /// Files of clients that are not in it because they are too large.
+    #[serde(default)]
+    pub left_out: Vec<LeftOut>,
+}
 
 /// Seals a session: through the process that serves it, or right here where
 /// none does. Costs the same whatever was captured, once it is flushed.
 ///
 /// # Errors
 /// `NotFound`; `Busy` when a process that does not answer holds the session.
-pub fn seal(repository: &Arc<Repository>, name: &SessionName) -> Result<PointDocument> {
+pub fn seal(repository: &Arc<Repository>, name: &SessionName) -> Result<Sealed> {
     SessionDocument::of(repository, name)?;
     let place = Place::of(repository, name);
     let start = Instant::now();
     // Clients that come and go open and close it: then it is served at one moment
     // and idle at the next. Asking comes first, because a held lock is waited for.
     let writing = loop {
-        if let Some(point) = ask_for_seal(&place, name)? {
-            return Ok(point);
+        if let Some(sealed) = ask_for_seal(&place, name)? {
+            return Ok(sealed);
         }
         if let Some(writing) = FileLock::take(&place)? {
             break writing;
@@ -53,9 +67,10 @@ pub fn seal(repository: &Arc<Repository>, name: &SessionName) -> Result<PointDoc
     let document = SessionDocument::of(repository, name)?;
     let writing = Arc::new(writing);
     let facts = idle_facts(repository, &document, &writing)?;
+    let carried = carry_idle(repository, &document)?;
     let tops = new_tops(&document)?;
     create_tops(repository, tops.iter())?;
-    let (point, _) = commit(repository, &place, &facts, Some(&tops))?;
+    let (point, _) = commit(repository, &place, &facts, &carried, Some(&tops))?;
     for (disk, facts) in document.disks.iter().zip(&facts) {
         Layer::announce_change(&layer_path(repository, &disk.top));
         if facts.sequence == 0 {
@@ -63,10 +78,10 @@ pub fn seal(repository: &Arc<Repository>, name: &SessionName) -> Result<PointDoc
             remove_file(&layer_path(repository, &disk.top))?;
         }
     }
-    Ok(point)
+    Ok(Sealed { point, left_out: carried.left_out })
 }
 
-fn ask_for_seal(place: &Place, name: &SessionName) -> Result<Option<PointDocument>> {
+fn ask_for_seal(place: &Place, name: &SessionName) -> Result<Option<Sealed>> {
     control::ask_for_seal(place)
         .context(|| format!("session {name} is served by another process, which did not seal it"))
 }
@@ -110,6 +125,7 @@ pub(crate) fn commit(
     repository: &Repository,
     place: &Place,
     facts: &[SealFacts],
+    carried: &Carried,
     tops: Option<&[SessionDisk]>,
 ) -> Result<(PointDocument, SessionDocument)> {
     let _documents = FileLock::documents(repository)?;
@@ -150,8 +166,15 @@ pub(crate) fn commit(
         disks: document.disks.iter().map(SessionDisk::sealed).collect(),
         configuration: document.configuration.clone(),
         is_protected: false,
+        files: carried.set.as_ref().map(|(facts, _)| facts.clone()),
     };
     point.check()?;
+    if let Some((_, files)) = &carried.set {
+        sealed_files::write(repository, place, &point, files)?;
+    }
+    if let Some(files) = &mut document.files {
+        files.hash = carried.hash();
+    }
     document.sealed.push(point.clone());
     document.is_ended = tops.is_none();
     document.write(repository, place)?;

@@ -28,6 +28,7 @@ fn a_seal_whose_new_layer_was_tidied_away_changes_nothing() {
         }],
         configuration: None,
         is_protected: false,
+        files: None,
     };
     writer.put_point(&point).unwrap();
     let name = SessionName::parse("trial").unwrap();
@@ -40,7 +41,8 @@ fn a_seal_whose_new_layer_was_tidied_away_changes_nothing() {
     create_tops(repository, tops.iter()).unwrap();
     // A writer comes in between: nothing names the new layer yet.
     assert_eq!(crate::reclaim_layers(&writer).unwrap(), 1);
-    let error = commit(repository, &place, &facts, Some(&tops)).unwrap_err();
+    let carried = carry_idle(repository, &before).unwrap();
+    let error = commit(repository, &place, &facts, &carried, Some(&tops)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Busy);
     assert_eq!(SessionDocument::of(repository, &name).unwrap(), before);
     drop(writing);

@@ -5,9 +5,10 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
 use coldrise_block::{Context, Disk, Error, ErrorKind, Result};
-use coldrise_store::{DiskName, PointDocument, Repository, SessionName};
+use coldrise_store::{DiskName, Repository, SessionName};
 use parking_lot::Mutex;
 
+use crate::client_files::{carry, ClientFiles, FilesFolder, LeftOut};
 use crate::control::ControlSocket;
 use crate::disk::{LayeredDisk, Stack};
 use crate::document::{SessionDisk, SessionDocument};
@@ -16,7 +17,7 @@ use crate::live::{base_disk, sealed_layers};
 use crate::lock::FileLock;
 use crate::place::{layer_keys, layer_path, map_path, remove_file, Place};
 use crate::publish::create_tops;
-use crate::seal::{commit, new_tops};
+use crate::seal::{commit, new_tops, Sealed};
 use crate::side_file::{forget_old_maps, SideFile, SideFileKey};
 
 /// A session open for writing, by this process alone. Dropping it, and every
@@ -29,6 +30,8 @@ pub struct Session {
     disks: Vec<Arc<LayeredDisk>>,
     /// Of the image files that were opened, by name.
     side_files: Mutex<HashMap<String, Arc<SideFile>>>,
+    /// Of clients.
+    files: Arc<ClientFiles>,
     poison: Poison,
     repository: Arc<Repository>,
     place: Place,
@@ -69,11 +72,19 @@ impl Session {
                 opened.context(|| format!("session {name}, disk {}", disk.name)).map(Arc::new)
             })
             .collect::<Result<Vec<_>>>()?;
+        let files = ClientFiles::open(
+            FilesFolder::of(repository, &document),
+            &document,
+            poison.clone(),
+            Arc::clone(&writing),
+        );
+        let files = Arc::new(files.context(|| format!("session {name}"))?);
         let session = Arc::new(Session {
             control: Mutex::new(None),
             document: Mutex::new(document),
             disks,
             side_files: Mutex::new(HashMap::new()),
+            files,
             poison,
             repository: Arc::clone(repository),
             place: place.clone(),
@@ -126,6 +137,16 @@ impl Session {
         Ok(file)
     }
 
+    /// The files that clients keep in it.
+    pub fn files(&self) -> &Arc<ClientFiles> {
+        &self.files
+    }
+
+    /// True once it refuses writes: what was not flushed may be lost.
+    pub fn has_stopped(&self) -> bool {
+        self.poison.check().is_err()
+    }
+
     /// Refuses writes, flushes and seals from now on: for whoever caught a defect
     /// and cannot trust what is in memory. What was flushed stays readable, and
     /// the next opening, by another process, recovers it.
@@ -146,7 +167,7 @@ impl Session {
     ///
     /// # Errors
     /// `Poisoned` after a failed sync. Where it fails nothing has changed.
-    pub fn seal(&self) -> Result<PointDocument> {
+    pub fn seal(&self) -> Result<Sealed> {
         let mut document = self.document.lock();
         self.poison.check()?;
         let tops = new_tops(&document)?;
@@ -168,11 +189,7 @@ impl Session {
         }
     }
 
-    fn seal_onto(
-        &self,
-        document: &mut SessionDocument,
-        tops: &[SessionDisk],
-    ) -> Result<PointDocument> {
+    fn seal_onto(&self, document: &mut SessionDocument, tops: &[SessionDisk]) -> Result<Sealed> {
         let fresh = tops
             .iter()
             .map(|disk| open_top(&self.repository, disk, &self.poison, &self.writing))
@@ -181,13 +198,14 @@ impl Session {
         for disk in &self.disks {
             disk.flush()?;
         }
+        let carried = carry(&self.repository, &self.files)?;
         let mut stacks: Vec<_> = self.disks.iter().map(|disk| disk.pause()).collect();
         let mut facts = Vec::with_capacity(stacks.len());
         for stack in &stacks {
             let top = stack.layers.last().ok_or_else(no_top)?;
             facts.push(top.seal_facts()?);
         }
-        let committed = commit(&self.repository, &self.place, &facts, Some(tops));
+        let committed = commit(&self.repository, &self.place, &facts, &carried, Some(tops));
         let (point, next) = committed.inspect_err(|_| self.stop_unless_unchanged(document))?;
         let emptied: Vec<_> = document.disks.iter().map(|disk| disk.top).collect();
         *document = next;
@@ -202,12 +220,30 @@ impl Session {
             }
             stack.layers.push(top);
         }
-        Ok(point)
+        for file in &carried.left_out {
+            tell_left_out(document, file);
+        }
+        Ok(Sealed { point, left_out: carried.left_out })
+    }
+}
+
+fn tell_left_out(document: &SessionDocument, file: &LeftOut) {
+    let LeftOut { path, size_bytes, is_snapshot } = file;
+    let name = &document.name;
+    match is_snapshot {
+        false => tracing::warn!("session {name}: {path} ({size_bytes} bytes) is not in the sealed point: it is too large"),
+        true => tracing::error!(
+            "session {name}: {path} ({size_bytes} bytes) is not in the sealed point. It looks like a snapshot of the hypervisor: the point lacks what the machine wrote there"
+        ),
     }
 }
 
 impl Drop for Session {
     fn drop(&mut self) {
+        if let Err(error) = self.files.flush() {
+            tracing::error!(error = %error.full_message(), "files of a session were not stored when it was closed");
+        }
+        self.files.stop_ahead();
         // A layer's own thread may be syncing it: it must let go before the lock
         // does, or the next opening finds the session busy.
         for disk in &self.disks {

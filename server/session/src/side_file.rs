@@ -56,6 +56,16 @@ impl SideFileKey {
         SideFileKey { path, id, size_bytes, repository: Arc::clone(repository) }
     }
 
+    /// A layer of that id at `path`.
+    pub(crate) fn at(
+        repository: &Arc<Repository>,
+        path: PathBuf,
+        id: LayerId,
+        size_bytes: u64,
+    ) -> SideFileKey {
+        SideFileKey { path, id, size_bytes, repository: Arc::clone(repository) }
+    }
+
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }

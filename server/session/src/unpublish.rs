@@ -3,17 +3,19 @@
 use std::sync::Arc;
 
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_store::{PointDocument, Repository, SessionName};
+use coldrise_store::{Repository, SessionName};
 
+use crate::client_files::carry_idle;
 use crate::document::SessionDocument;
 use crate::lock::FileLock;
 use crate::place::{layer_path, map_path, remove_file, Place};
-use crate::seal::{commit, idle_facts};
+use crate::seal::{commit, idle_facts, Sealed};
 use crate::side_file::forget_old_maps;
 
 /// Ends a session. What it captured since its last seal becomes a restore point,
-/// which is returned, or is thrown away with `discard`; where nothing was captured
-/// there is no new point. Points sealed earlier stay.
+/// which is returned, or is thrown away with `discard`; where nothing was captured, and
+/// no file of a client changed that it would carry, there is no new point. Points
+/// sealed earlier stay.
 ///
 /// # Errors
 /// `NotFound`; `Busy` while a process has the session open.
@@ -21,7 +23,7 @@ pub fn unpublish(
     repository: &Arc<Repository>,
     name: &SessionName,
     discard: bool,
-) -> Result<Option<PointDocument>> {
+) -> Result<Option<Sealed>> {
     SessionDocument::of(repository, name)?;
     let place = Place::of(repository, name);
     let Some(writing) = FileLock::take(&place)? else {
@@ -36,14 +38,18 @@ pub fn unpublish(
     // It may have been sealed or ended until the lock was ours.
     let document = SessionDocument::of(repository, name)?;
     let writing = Arc::new(writing);
-    let mut point = None;
+    let mut sealed = None;
     if !discard {
         let facts = idle_facts(repository, &document, &writing)?;
-        if facts.iter().any(|facts| facts.sequence > 0) {
-            point = Some(commit(repository, &place, &facts, None)?.0);
+        let carried = carry_idle(repository, &document)?;
+        let before = document.files.as_ref().and_then(|files| files.hash.clone());
+        let has_changed = carried.hash() != before && document.files.is_some();
+        if has_changed || facts.iter().any(|facts| facts.sequence > 0) {
+            let (point, _) = commit(repository, &place, &facts, &carried, None)?;
+            sealed = Some(Sealed { point, left_out: carried.left_out });
         }
     }
-    if point.is_none() {
+    if sealed.is_none() {
         let _documents = FileLock::documents(repository)?;
         let mut ended = SessionDocument::of(repository, name)?;
         ended.is_ended = true;
@@ -55,11 +61,11 @@ pub fn unpublish(
     if let Some(ended) = SessionDocument::read(repository, &place)? {
         tidy(repository, &place, &ended)?;
     }
-    Ok(point)
+    Ok(sealed)
 }
 
 /// Removes what an ended session no longer needs: top layers that are in no
-/// point, side files, and the folder once every point is in the catalog. The
+/// point, what clients wrote beside the disks, and the folder once every point is in the catalog. The
 /// documents' lock is held.
 pub(crate) fn tidy(
     repository: &Repository,
@@ -80,5 +86,5 @@ pub(crate) fn tidy(
     if document.sealed.is_empty() {
         return place.remove();
     }
-    place.remove_side_files()
+    place.remove_files()
 }

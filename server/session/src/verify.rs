@@ -13,6 +13,8 @@ use coldrise_store::{
     Affected, CatalogDamage, LayerId, LayerReference, PointDocument, Repository, VerifiedDisk,
 };
 
+use crate::catalog::Catalog;
+use crate::client_files::{ClientFilesReader, FileKind};
 use crate::document::{SessionDisk, SessionDocument};
 use crate::layer::Layer;
 use crate::live::{check_top, sealed_layers};
@@ -34,7 +36,7 @@ impl Inventory {
     ///
     /// # Errors
     /// `Corrupt` where the catalog cannot be walked; what the operating system says.
-    pub fn take(repository: &Repository) -> Result<Inventory> {
+    pub fn take(repository: &Arc<Repository>) -> Result<Inventory> {
         let mut inventory = Inventory::default();
         let mut sealed = Vec::new();
         for place in Place::all(repository)? {
@@ -53,6 +55,9 @@ impl Inventory {
                 Err(error) => return Err(error),
             }
         }
+        for session in &inventory.sessions {
+            inventory.damaged.extend(damaged_files(repository, session)?);
+        }
         let (points, damaged) = repository.verify_catalog()?;
         inventory.points = points;
         inventory.damaged.extend(damaged);
@@ -63,6 +68,13 @@ impl Inventory {
             };
             if !inventory.points.iter().any(is_same) {
                 inventory.points.push(point);
+            }
+        }
+        let catalog = Catalog::new(repository);
+        for point in inventory.points.iter().filter(|point| point.files.is_some()) {
+            if let Err(error) = catalog.files(point) {
+                let what = format!("the files that {}/{} carries", point.machine, point.point);
+                inventory.damaged.extend(damage(what, error)?);
             }
         }
         inventory.points.sort_by(|a, b| (&a.machine, &a.point).cmp(&(&b.machine, &b.point)));
@@ -161,6 +173,43 @@ impl Inventory {
             }
         }
         Ok(report)
+    }
+}
+
+/// What clients keep in a session and cannot be read. What changes meanwhile is looked
+/// at again, so that nothing is taken for damaged that is only being removed.
+fn damaged_files(
+    repository: &Arc<Repository>,
+    session: &SessionDocument,
+) -> Result<Vec<CatalogDamage>> {
+    let files = Arc::new(ClientFilesReader::new(repository, session));
+    let mut damaged = Vec::new();
+    let tree = match files.tree() {
+        Ok(tree) => tree,
+        Err(_) if has_ended(repository, session)? => return Ok(damaged),
+        Err(error) => {
+            let what = format!("the list of files in live/{}", session.name);
+            return Ok(damage(what, error)?.into_iter().collect());
+        }
+    };
+    for entry in tree.all().filter(|entry| entry.kind != FileKind::Folder) {
+        let Err(error) = files.file(entry.id) else { continue };
+        let is_there = files.tree().is_ok_and(|tree| tree.get(entry.id).is_some());
+        if is_there && !has_ended(repository, session)? {
+            let what = format!("live/{}/{}", session.name, tree.path(entry));
+            damaged.extend(damage(what, error)?);
+        }
+    }
+    Ok(damaged)
+}
+
+/// Damage is reported; any other failure ends the work.
+fn damage(what: String, error: Error) -> Result<Option<CatalogDamage>> {
+    match error.kind() {
+        ErrorKind::Corrupt | ErrorKind::NotFound => {
+            Ok(Some(CatalogDamage { what, reason: error.full_message() }))
+        }
+        _ => Err(error),
     }
 }
 

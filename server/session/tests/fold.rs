@@ -44,7 +44,7 @@ fn points_and_sessions_read_as_before_and_the_layers_are_gone() {
         let zeroed = (1 << 20) + usize::from(round) * 100_000..(1 << 20) + 90_000 * 3;
         vda.write_zeroes(zeroed.start as u64, zeroed.len() as u64).unwrap();
         expected[zeroed].fill(0);
-        points.push((open.seal().unwrap(), expected.clone()));
+        points.push((open.seal().unwrap().point, expected.clone()));
     }
     let live = open_live_disk(&repository, &name("trial"), &disk_name("vda")).unwrap();
     assert_eq!(read_all(&*live), expected);
@@ -75,7 +75,7 @@ fn points_and_sessions_read_as_before_and_the_layers_are_gone() {
     open.disk(&disk_name("vda")).unwrap().write_at(&[99; 512], 0).unwrap();
     expected[..512].fill(99);
     assert_eq!(read_all(&*live), expected);
-    assert_eq!(point_bytes(&repository, &open.seal().unwrap(), "vda"), expected);
+    assert_eq!(point_bytes(&repository, &open.seal().unwrap().point, "vda"), expected);
 }
 
 #[test]
@@ -87,7 +87,7 @@ fn what_is_stored_is_shared_with_what_was_there() {
     // What the other disk holds, chunk by chunk.
     let vda = open.disk(&disk_name("vda")).unwrap();
     vda.write_at(&content(2)[..8 * CHUNK as usize], 0).unwrap();
-    let point = open.seal().unwrap();
+    let point = open.seal().unwrap().point;
     let writer = writer(&place.path);
     let folded = fold_point(&writer, &point);
     assert_eq!(folded.read_bytes, 8 * CHUNK);
@@ -104,7 +104,7 @@ fn a_served_session_keeps_its_layers_until_it_is_closed() {
     let open = Session::open(&repository, &name("trial")).unwrap();
     let vda = open.disk(&disk_name("vda")).unwrap();
     vda.write_at(&[7; 4096], 0).unwrap();
-    let first = open.seal().unwrap();
+    let first = open.seal().unwrap().point;
     let writer = writer(&place.path);
     let folded = fold_point(&writer, &first);
     assert_eq!((folded.sessions, folded.served_sessions, folded.removed_layers), (0, 1, 0));
@@ -114,7 +114,7 @@ fn a_served_session_keeps_its_layers_until_it_is_closed() {
     assert_eq!(point_bytes(&repository, &stored(&repository, &first), "vda"), expected);
     expected[4096..8192].fill(8);
     assert_eq!(read_all(&*vda), expected);
-    let second = open.seal().unwrap();
+    let second = open.seal().unwrap().point;
     assert_eq!(second.disk(&disk_name("vda")).unwrap().layers.len(), 2);
     drop((vda, open));
     let folded = fold_point(&writer, &second);
@@ -129,7 +129,7 @@ fn a_cancelled_fold_changes_nothing() {
     publish(&repository, &place.point, Some(name("trial"))).unwrap();
     let open = Session::open(&repository, &name("trial")).unwrap();
     open.disk(&disk_name("vda")).unwrap().write_at(&[7; 4096], 0).unwrap();
-    let point = open.seal().unwrap();
+    let point = open.seal().unwrap().point;
     drop(open);
     let writer = writer(&place.path);
     let cancel = AtomicBool::new(true);
@@ -206,7 +206,7 @@ proptest! {
                     vda.write_zeroes(at, length).unwrap();
                     expected[at as usize..(at + length) as usize].fill(0);
                 }
-                Step::Seal => points.push((session.seal().unwrap(), expected.clone())),
+                Step::Seal => points.push((session.seal().unwrap().point, expected.clone())),
                 Step::Fold { which } => {
                     open = is_served.then_some(session);
                     drop(vda);

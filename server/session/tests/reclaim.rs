@@ -78,6 +78,7 @@ impl Place {
             }],
             configuration: None,
             is_protected: false,
+            files: None,
         };
         writer.put_point(&point).unwrap();
         point
@@ -123,7 +124,7 @@ fn a_session_keeps_what_its_forgotten_point_held_until_it_ends() {
     drop(open);
     let mut expected = content(1);
     expected[..4096].fill(9);
-    let sealed = unpublish(&repository, &trial(), false).unwrap().unwrap();
+    let sealed = unpublish(&repository, &trial(), false).unwrap().unwrap().point;
     // Its point waits in the session's document, and then stands in the catalog.
     for _ in 0..2 {
         assert_eq!(place.gc().unwrap(), (Reclaimed::default(), 0));
@@ -144,7 +145,7 @@ fn a_lease_keeps_chunks_and_layers_of_what_is_forgotten_and_of_what_has_ended() 
     publish(&repository, &point, Some(trial())).unwrap();
     let open = Session::open(&repository, &trial()).unwrap();
     open.disk(&vda()).unwrap().write_at(&[9; 4096], 0).unwrap();
-    let mut sealed = open.seal().unwrap();
+    let mut sealed = open.seal().unwrap().point;
     drop(open);
     let mut expected = content(1);
     expected[..4096].fill(9);

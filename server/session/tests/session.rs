@@ -8,7 +8,7 @@ use std::sync::Arc;
 use coldrise_block::{Disk, ErrorKind, Extent, ExtentKind};
 use coldrise_session::{
     enter_sealed_points, open_live_disk, open_live_side_file, publish, seal, session, sessions,
-    unpublish, Catalog, Session,
+    unpublish, Catalog, Sealed, Session,
 };
 use coldrise_store::PointSelector;
 use support::{content, disk_name, name, place, point_bytes, read_all, writer};
@@ -28,7 +28,7 @@ fn a_sealed_session_is_a_point_and_the_original_never_changes() {
     expected[1 << 20..2 << 20].fill(0);
 
     // Sealed while it is in use, and written on.
-    let first = open.seal().unwrap();
+    let first = open.seal().unwrap().point;
     assert_eq!(first.point.as_str(), "20261120T100000Z+1");
     vda.write_at(&[8; 4096], 0).unwrap();
     assert_eq!(point_bytes(&repository, &first, "vda"), expected);
@@ -39,7 +39,7 @@ fn a_sealed_session_is_a_point_and_the_original_never_changes() {
     drop(open);
 
     // Sealed while nobody uses it.
-    let second = seal(&repository, &name("trial")).unwrap();
+    let second = seal(&repository, &name("trial")).unwrap().point;
     assert_eq!(second.point.as_str(), "20261120T100000Z+2");
     assert_eq!(point_bytes(&repository, &second, "vda"), expected);
     assert_eq!(point_bytes(&repository, &place.point, "vda"), content(1));
@@ -63,7 +63,7 @@ fn a_sealed_point_can_be_published_and_sealed_again() {
         open.disk(&disk_name("vdb")).unwrap().write_at(&[round; 4096], offset).unwrap();
         expected[offset as usize..offset as usize + 4096].fill(round);
         drop(open);
-        point = unpublish(&repository, &session.name, false).unwrap().unwrap();
+        point = unpublish(&repository, &session.name, false).unwrap().unwrap().point;
         assert_eq!(point.point.lineage(), ("20261120T100000Z", u32::from(round)));
         // Ended sessions wait for a writer, which takes their points over.
         assert_eq!(enter_sealed_points(&writer(&place.path)).unwrap(), 1);
@@ -81,7 +81,7 @@ fn a_seal_needs_no_writer_and_the_next_writer_enters_the_point() {
     let open = Session::open(&repository, &name("trial")).unwrap();
     open.disk(&disk_name("vda")).unwrap().write_at(&[1; 512], 512).unwrap();
     drop(open);
-    let sealed = seal(&repository, &name("trial")).unwrap();
+    let sealed = seal(&repository, &name("trial")).unwrap().point;
 
     let catalog = Catalog::new(&repository);
     let selector = PointSelector::Latest(0);
@@ -159,7 +159,7 @@ fn the_serving_process_seals_when_it_is_asked() {
     vda.write_at(&[3; 4096], 0).unwrap();
 
     let asking = place.open();
-    let point = seal(&asking, &name("trial")).unwrap();
+    let point = seal(&asking, &name("trial")).unwrap().point;
     vda.write_at(&[4; 4096], 0).unwrap();
     let mut expected = content(1);
     expected[..4096].fill(3);
@@ -200,7 +200,7 @@ fn seals_and_an_unpublish_at_the_same_moment_leave_only_whole_points() {
         let mut points = 0;
         for result in sealed {
             match result {
-                Ok(Some(point)) => {
+                Ok(Some(Sealed { point, .. })) => {
                     for (disk, expected) in ["vda", "vdb"].iter().zip(&expected) {
                         let found = point_bytes(&repository, &point, disk);
                         assert!(found == *expected, "{session}: {disk} of {}", point.point);
@@ -227,7 +227,7 @@ fn discard_leaves_no_trace_and_sealed_points_stay() {
     let open = Session::open(&repository, &name("trial")).unwrap();
     let vda = open.disk(&disk_name("vda")).unwrap();
     vda.write_at(&[5; 4096], 0).unwrap();
-    let kept = open.seal().unwrap();
+    let kept = open.seal().unwrap().point;
     vda.write_at(&[6; 4096], 4096).unwrap();
     drop(vda);
     drop(open);
@@ -262,7 +262,7 @@ fn the_name_of_an_ended_session_is_free_and_its_points_stay() {
         let session = Session::open(&repository, &name("trial")).unwrap();
         session.disk(&disk_name("vda")).unwrap().write_at(&[number; 512], 0).unwrap();
         drop(session);
-        sealed.push(unpublish(&repository, &name("trial"), false).unwrap().unwrap());
+        sealed.push(unpublish(&repository, &name("trial"), false).unwrap().unwrap().point);
     }
     publish(&repository, &place.point, Some(name("trial"))).unwrap();
     enter_sealed_points(&writer(&place.path)).unwrap();

@@ -7,6 +7,7 @@
 //! "m" H                          the machine
 //! "p" H seconds(8) number(4)     a point; both big endian, so that the points
 //!                                of a machine lie together in their order
+//! "q" H seconds(8) number(4)     the files that a point carries, where it does
 //! ```
 //!
 //! Values are sealed documents (JSON) whose purpose holds the key: a document
@@ -22,6 +23,7 @@ use crate::{hex, MachineName, PointDocument, PointName, PointOrigin};
 
 const MACHINE: u8 = b'm';
 const POINT: u8 = b'p';
+const FILES: u8 = b'q';
 
 #[derive(Clone, PartialEq, Serialize, Deserialize)]
 struct MachineDocument {
@@ -70,6 +72,12 @@ fn point_key(repository: &Repository, machine: &MachineName, point: &PointName) 
     key
 }
 
+fn files_key(repository: &Repository, machine: &MachineName, point: &PointName) -> Vec<u8> {
+    let mut key = prefix(repository, FILES, machine);
+    key.extend_from_slice(&point.sort_key());
+    key
+}
+
 fn purpose(key: &[u8]) -> String {
     format!("catalog {}", hex::encode(key))
 }
@@ -106,6 +114,7 @@ fn for_each_with_prefix(
 pub(crate) enum CatalogEntry {
     Machine,
     Point(Box<PointDocument>),
+    Files,
 }
 
 /// Calls `each` with every entry, or what is wrong with it, and what it is as far
@@ -114,7 +123,7 @@ pub(crate) fn for_each_entry(
     repository: &Repository,
     mut each: impl FnMut(String, Result<CatalogEntry>) -> Result<()>,
 ) -> Result<()> {
-    // Machines come before points.
+    // Machines come before points and their files.
     let mut names: HashMap<Vec<u8>, MachineName> = HashMap::new();
     for_each_with_prefix(repository, &[], |key, value| match key.split_first() {
         Some((&MACHINE, hash)) => {
@@ -129,6 +138,11 @@ pub(crate) fn for_each_entry(
             let point = open::<PointDocument>(repository, key, value);
             let entry = point.map(|point| CatalogEntry::Point(Box::new(point)));
             each(point_of_key(rest, &names), entry)
+        }
+        Some((&FILES, rest)) => {
+            let opened = repository.open_document(&purpose(key), value);
+            let what = format!("the files of {}", point_of_key(rest, &names));
+            each(what, opened.map(|_| CatalogEntry::Files))
         }
         _ => {
             let unknown = Error::new(ErrorKind::Corrupt, "nothing of the catalog has such a key");
@@ -229,6 +243,19 @@ impl Repository {
             None => Err(no_point(machine, point)),
         }
     }
+
+    /// The files that a point of the catalog carries, as they were given with it; `None`
+    /// where there are none.
+    ///
+    /// # Errors
+    /// `Corrupt` where the document does not authenticate.
+    pub fn point_files(&self, machine: &MachineName, point: &PointName) -> Result<Option<Vec<u8>>> {
+        let key = files_key(self, machine, point);
+        match self.database().get(Family::Catalog, &key, ReadMode::Cached)? {
+            Some(value) => self.open_document(&purpose(&key), &value).map(Some),
+            None => Ok(None),
+        }
+    }
 }
 
 /// Replaces a point that is there, in `batch`.
@@ -246,7 +273,7 @@ pub(crate) fn replace_point(
     batch.put(Family::Catalog, &key, &seal(repository, &key, document)?)
 }
 
-/// Adds a point, and its machine where that is new, to `batch`.
+/// Adds a point with the files it carries, and its machine where that is new, to `batch`.
 ///
 /// # Errors
 /// `AlreadyExists` where the name is taken, `InvalidInput` for a document out
@@ -255,8 +282,13 @@ pub(crate) fn add_point(
     repository: &Repository,
     batch: &mut Batch<'_>,
     document: &PointDocument,
+    files: Option<&[u8]>,
 ) -> Result<()> {
     document.check()?;
+    if document.files.is_some() != files.is_some() {
+        let text = "a point is stored with the files that it carries, and with no others";
+        return Err(Error::new(ErrorKind::InvalidInput, text));
+    }
     let database = repository.database();
     let key = point_key(repository, &document.machine, &document.point);
     if database.get(Family::Catalog, &key, ReadMode::Cached)?.is_some() {
@@ -272,6 +304,10 @@ pub(crate) fn add_point(
         let retired = known.map(|known| known.retired).unwrap_or_default();
         let machine = MachineDocument { machine: document.machine.clone(), last_backup, retired };
         machine.put(repository, batch)?;
+    }
+    if let Some(files) = files {
+        let key = files_key(repository, &document.machine, &document.point);
+        batch.put(Family::Catalog, &key, &repository.seal_document(&purpose(&key), files)?)?;
     }
     batch.put(Family::Catalog, &key, &seal(repository, &key, document)?)
 }
@@ -310,6 +346,7 @@ pub(crate) fn remove_points(
             return Err(no_point(machine, point));
         }
         batch.delete(Family::Catalog, &key)?;
+        batch.delete(Family::Catalog, &files_key(repository, machine, point))?;
         gone.entry(machine).or_default().insert(point);
     }
     for (machine, gone) in gone {

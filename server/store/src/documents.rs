@@ -36,6 +36,20 @@ pub struct PointDocument {
     /// It is neither forgotten nor pruned until this is taken back.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_protected: bool,
+    /// The files of clients that were sealed with it, where there are any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub files: Option<PointFiles>,
+}
+
+/// Of the files that a point carries, which are a document of their own.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PointFiles {
+    /// How many files and folders.
+    pub count: u32,
+    /// The sum of their sizes.
+    pub size_bytes: u64,
+    /// A keyed hash of the document, 64 hexadecimal digits: another one is not theirs.
+    pub hash: String,
 }
 
 /// What made a restore point.

@@ -54,7 +54,7 @@ pub use chunked_disk::{diff, ChunkedDisk};
 pub use compression::Compression;
 pub use description::{RepositoryId, MAX_CHUNK_SIZE_BYTES, MIN_CHUNK_SIZE_BYTES};
 pub use documents::{
-    Configuration, DiskDocument, LayerId, LayerReference, PointDocument, PointOrigin,
+    Configuration, DiskDocument, LayerId, LayerReference, PointDocument, PointFiles, PointOrigin,
     MAX_CONFIGURATION_BYTES, MAX_DISKS, MAX_LAYERS,
 };
 pub use map::MapRoot;

@@ -116,6 +116,16 @@ pub unsafe extern "C" fn coldrise_node_flush(file: *const OpenNode) -> c_int {
     unsafe { on_node(file, |file| file.flush().map(|()| 0)) }
 }
 
+/// `coldrise_node_has_stopped` of the header.
+///
+/// # Safety
+/// `file` is not released during the call.
+#[no_mangle]
+pub unsafe extern "C" fn coldrise_node_has_stopped(file: *const OpenNode) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { on_node(file, |file| Ok(c_int::from(file.has_stopped()))) }
+}
+
 /// `coldrise_node_set_size` of the header.
 ///
 /// # Safety

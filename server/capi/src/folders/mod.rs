@@ -10,6 +10,7 @@
 //! file waits and shares it), then the list of nodes in use.
 
 mod calls;
+mod client_calls;
 mod file_calls;
 mod held_files;
 mod idle;
@@ -17,6 +18,7 @@ mod node;
 mod node_calls;
 
 pub use calls::*;
+pub use client_calls::*;
 pub use file_calls::*;
 pub use node::OpenNode;
 pub use node_calls::*;
@@ -83,17 +85,15 @@ impl Shared {
         }
     }
 
-    /// The node of that path, as it is now.
-    fn look_up(&self, path: &str) -> Result<Node> {
-        let mut node = self.folders.root();
-        for name in path.split('/').filter(|name| !name.is_empty()) {
-            node = self.folders.find(&node, name)?;
-        }
-        Ok(node)
-    }
-
     /// The node of these file ids, from below the root down.
     fn resolve(&self, ids: &[u64]) -> Result<Node> {
-        ids.iter().try_fold(self.folders.root(), |node, id| self.folders.find_id(&node, *id))
+        let mut node = self.folders.root();
+        for id in ids {
+            node = match self.folders.find_of_clients_by_id(&node, *id)? {
+                Some(found) => found,
+                None => self.folders.find_id(&node, *id)?,
+            };
+        }
+        Ok(node)
     }
 }

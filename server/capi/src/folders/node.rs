@@ -4,7 +4,7 @@ use super::held_files::HeldFiles;
 use super::Shared;
 use crate::message::c_string;
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_export::{Attributes, FolderEntry, Node, NodeType, OpenFile};
+use coldrise_export::{Attributes, FolderEntry, Folders, Node, NodeType, OpenFile};
 use parking_lot::{Mutex, RwLock};
 use std::ffi::CString;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -14,6 +14,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Levels below the root: machine, point, file.
 const MAX_DEPTH: usize = 3;
+/// Those of a session or point. What clients keep there has its file id behind theirs,
+/// in whichever folder it is: a handle is the same after a rename.
+const CLIENT_FOLDER_DEPTH: usize = 2;
 /// Version of the handles' form. They are in the hands of clients for long, so
 /// another form needs another number, and this one goes on being understood.
 const HANDLE_VERSION: u8 = 1;
@@ -106,17 +109,32 @@ impl OpenNode {
         Ok(self.child(self.shared.folders.find(&self.node, name)?))
     }
 
-    /// What a listing of this folder has found.
+    /// What was found, made or listed in this folder.
     pub(super) fn child(&self, node: Node) -> Arc<OpenNode> {
         let mut ids = self.ids.clone();
+        if node.is_of_clients() {
+            ids.truncate(CLIENT_FOLDER_DEPTH);
+        }
         ids.push(node.file_id());
         OpenNode::new(&self.shared, node, ids)
     }
 
     pub(super) fn parent(&self) -> Result<Arc<OpenNode>> {
-        let ids = self.ids[..self.ids.len().saturating_sub(1)].to_vec();
-        let node = self.shared.resolve(&ids)?;
+        let node = self.shared.folders.parent(&self.node)?;
+        let mut ids = self.ids.clone();
+        ids.pop();
+        if node.is_of_clients() {
+            ids.push(node.file_id());
+        }
         Ok(OpenNode::new(&self.shared, node, ids))
+    }
+
+    pub(super) fn folders(&self) -> &Folders {
+        &self.shared.folders
+    }
+
+    pub(super) fn node(&self) -> &Node {
+        &self.node
     }
 
     /// What is behind a cookie, in the cookies' order.
@@ -179,8 +197,8 @@ impl OpenNode {
     }
 
     fn check_now(&self) -> Result<()> {
-        let is_there = match self.shared.look_up(self.node.path()) {
-            Ok(node) => node.is_same(&self.node),
+        let is_there = match self.shared.folders.again(&self.node) {
+            Ok(_) => true,
             Err(error) if error.kind() == ErrorKind::NotFound => false,
             Err(error) => return Err(error),
         };
@@ -240,7 +258,7 @@ impl OpenNode {
         let attributes = self.shared.folders.attributes(&self.node)?;
         let mut since_1970 = attributes.modified.duration_since(UNIX_EPOCH).unwrap_or_default();
         let node_type = self.node.node_type();
-        if node_type == NodeType::Folder && !self.node.is_immutable() {
+        if node_type == NodeType::Folder && !self.node.is_immutable() && !self.node.takes_files() {
             since_1970 = self.folder_time(attributes.modified)?;
         }
         let valid_s = match (self.node.is_live(), self.node.is_immutable()) {
@@ -250,13 +268,19 @@ impl OpenNode {
         };
         // Who may connect at all is a matter of the allow list: the users of a client
         // are its own matter.
-        let mode = match (node_type, attributes.is_writable) {
+        let least = match (node_type, attributes.is_writable) {
+            (NodeType::Folder, _) if self.node.takes_files() => 0o777,
             (NodeType::Folder, _) if self.node.is_live() => 0o755,
             (NodeType::Folder, _) => 0o555,
             (NodeType::Link, _) => 0o777,
             (NodeType::File, true) => 0o666,
             (NodeType::File, false) => 0o444,
         };
+        let given = match self.node.is_immutable() {
+            true => attributes.mode.unwrap_or(0) & !0o222,
+            false => attributes.mode.unwrap_or(0),
+        };
+        let mode = least | given & 0o777;
         Ok(Shown { attributes, since_1970, mode, valid_s })
     }
 
@@ -318,9 +342,7 @@ impl OpenNode {
         }
         let file = self.shared.folders.open(&self.node, for_writing)?;
         // It was opened by its path: was it this one? From here on it cannot end.
-        if !self.shared.look_up(self.node.path())?.is_same(&self.node) {
-            return Err(self.gone());
-        }
+        self.shared.folders.again(&self.node)?;
         held.put(&file, for_writing);
         Ok(file)
     }
@@ -328,6 +350,11 @@ impl OpenNode {
     fn is_now_in_use(self: &Arc<Self>) {
         let key = Arc::as_ptr(self) as usize;
         self.shared.in_use.lock().entry(key).or_insert_with(|| Arc::clone(self));
+    }
+
+    /// Whether what was written and not flushed may be lost, after a failure.
+    pub(super) fn has_stopped(&self) -> bool {
+        self.held.read().get(true).is_some_and(|file| file.has_stopped())
     }
 
     /// Flushes what was written to the session; nothing was where nothing is open,

@@ -26,6 +26,10 @@ pub struct NodeAttributes {
     pub mode: u32,
     /// For so many seconds it may be remembered.
     pub valid_s: u32,
+    /// Whether there is a verifier.
+    pub has_verifier: u32,
+    /// Of a file that was made exclusively.
+    pub verifier: [u8; 8],
 }
 
 /// `coldrise_entry_callback` of the header.
@@ -239,6 +243,8 @@ pub unsafe extern "C" fn coldrise_node_attributes(
                 modified_ns: shown.since_1970.subsec_nanos(),
                 mode: shown.mode,
                 valid_s: shown.valid_s,
+                has_verifier: u32::from(shown.attributes.verifier.is_some()),
+                verifier: shown.attributes.verifier.unwrap_or(0).to_le_bytes(),
             });
             Ok(0)
         })

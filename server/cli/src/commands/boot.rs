@@ -10,6 +10,7 @@ use coldrise_session::{Catalog, SessionDocument};
 use coldrise_store::{Address, Configuration, PointDocument, Repository, SessionName};
 use serde::Serialize;
 
+use super::left_out;
 use super::serve::DEFAULT_CACHE;
 use crate::child::terminate;
 use crate::disk_server::{self, DiskServer, Protocol};
@@ -161,9 +162,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: BootArguments) -> Result<R
         .context(|| "making a private folder for the machine")?;
     let session = match subject {
         Subject::Session(session) => session,
-        Subject::Point(point) => {
-            coldrise_session::publish(&repository, &point, arguments.name.clone())?
-        }
+        Subject::Point(point) => crate::vmx::publish(&repository, &point, arguments.name.clone())?,
     };
     let status = boot(invocation, &mut signals, &arguments, &hardware, &session, scratch.path())
         .and_then(|status| match status.success() {
@@ -301,13 +300,16 @@ fn finish(
     session: &SessionName,
     arguments: &BootArguments,
 ) -> Result<Report> {
-    let point = match arguments.seal || arguments.discard {
+    let sealed = match arguments.seal || arguments.discard {
         true => coldrise_session::unpublish(repository, session, arguments.discard)?,
         false => None,
     };
+    if let Some(sealed) = &sealed {
+        left_out::tell(&sealed.left_out);
+    }
     let booted = Booted {
         session: session.to_string(),
-        address: point.map(|point| format!("{}/{}", point.machine, point.point)),
+        address: sealed.map(|s| format!("{}/{}", s.point.machine, s.point.point)),
         discarded: arguments.discard,
         elapsed_ms: invocation.elapsed_ms(),
     };

@@ -2,7 +2,7 @@
 
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_session::{Published, Removal};
+use coldrise_session::{PointRemoval, Published};
 use coldrise_store::PointDocument;
 use serde::Serialize;
 
@@ -79,7 +79,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: &ForgetArguments) -> Resul
 fn forget(invocation: &Invocation, arguments: &ForgetArguments) -> Result<Report> {
     let writer = invocation.open_for_writing()?;
     let points = find(writer.repository(), &arguments.targets)?;
-    Removal::begin(&writer)?.commit(&names(&points))?;
+    PointRemoval::begin(&writer)?.commit(&names(&points))?;
     let text = format!(
         "forgot {}; coldrise gc returns the space",
         show_count(points.len() as u64, "restore point")

@@ -10,6 +10,7 @@ pub(crate) mod forget;
 pub(crate) mod gc;
 pub(crate) mod init;
 pub(crate) mod key;
+mod left_out;
 pub(crate) mod list;
 pub(crate) mod man;
 pub(crate) mod mount;

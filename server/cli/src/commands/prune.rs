@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use clap::{ArgGroup, Args};
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_session::{judge, Catalog, Judged, Published, Removal};
+use coldrise_session::{judge, Catalog, Judged, PointRemoval, Published};
 use coldrise_store::{
     MachineName, Period, PointName, PointSelector, Repository, RetentionRules, RetentionSpan,
 };
@@ -209,7 +209,7 @@ fn forget(
     let repository = Arc::clone(writer.repository());
     let rules = arguments.rules();
     let machines = arguments.machines(&repository)?;
-    let removal = Removal::begin(&writer)?;
+    let removal = PointRemoval::begin(&writer)?;
     let mut judged = Vec::new();
     for machine in machines {
         // What is sealed from here on waits in its session, and is left to the next prune.

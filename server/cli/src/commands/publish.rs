@@ -57,7 +57,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: PublishArguments) -> Resul
     };
     let repository = invocation.open()?;
     let point = Catalog::new(&repository).point(machine, selector)?;
-    let session = coldrise_session::publish(&repository, &point, arguments.name)?;
+    let session = crate::vmx::publish(&repository, &point, arguments.name)?;
     let published = Published {
         session: session.name.as_str(),
         address: format!("{}/{}", session.machine, session.point),

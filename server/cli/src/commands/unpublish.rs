@@ -2,15 +2,18 @@
 
 use clap::Args;
 use coldrise_block::Result;
+use coldrise_session::LeftOut;
 use coldrise_store::SessionName;
 use serde::Serialize;
 
+use super::left_out;
 use crate::invocation::Invocation;
 use crate::report::Report;
 
 /// End a session. What it captured becomes a restore point, unless it is discarded.
 ///
-/// Where nothing was captured since the last seal there is no new point. Points sealed
+/// Where nothing was captured since the last seal, and no file in the session's folder
+/// changed that a point carries, there is no new point. Points sealed
 /// earlier stay in any case. A session that is in use is not ended.
 #[derive(Debug, Args)]
 pub(crate) struct UnpublishArguments {
@@ -27,16 +30,23 @@ pub(crate) struct UnpublishArguments {
 struct Ended {
     session: String,
     address: Option<String>,
+    left_out: Vec<LeftOut>,
     discarded: bool,
     elapsed_ms: u64,
 }
 
 pub(crate) fn run(invocation: &Invocation, arguments: &UnpublishArguments) -> Result<Report> {
     let UnpublishArguments { session, discard } = arguments;
-    let point = coldrise_session::unpublish(&invocation.open()?, session, *discard)?;
+    let sealed = coldrise_session::unpublish(&invocation.open()?, session, *discard)?;
+    let (point, left_out) = match sealed {
+        Some(sealed) => (Some(sealed.point), sealed.left_out),
+        None => (None, Vec::new()),
+    };
+    left_out::tell(&left_out);
     let ended = Ended {
         session: session.to_string(),
         address: point.map(|point| format!("{}/{}", point.machine, point.point)),
+        left_out,
         discarded: *discard,
         elapsed_ms: invocation.elapsed_ms(),
     };

@@ -1,5 +1,6 @@
 //! Sizes and times of what is in the tree.
 
+use super::client_files::carried_attributes;
 use super::node::{Content, FolderFile, Kind, Node, NodeType};
 use super::sizes::Sizes;
 use super::Folders;
@@ -22,6 +23,11 @@ pub struct Attributes {
     pub modified: SystemTime,
     /// Whether it can be opened for writing, if no other process writes it.
     pub is_writable: bool,
+    /// Permissions that a client gave it, of what clients keep in sessions.
+    pub mode: Option<u32>,
+    /// What it was made with exclusively, as long as nothing was written to it and its
+    /// time was not set.
+    pub verifier: Option<u64>,
 }
 
 /// Space on the file system that the repository lies on, in bytes.
@@ -47,6 +53,8 @@ impl Folders {
             stored_bytes: 0,
             modified,
             is_writable: false,
+            mode: None,
+            verifier: None,
         };
         match &node.kind {
             Kind::Root => Ok(of_folder(self.started)),
@@ -57,7 +65,9 @@ impl Folders {
             }
             Kind::Machine(machine) => Ok(of_folder(time(self.newest(machine)?.created_at_ms))),
             Kind::Point(point) => Ok(of_folder(time(point.created_at_ms))),
-            Kind::Session(session) => Ok(of_folder(time(session.created_at_ms))),
+            Kind::Session(session) => self.session_folder_time(session).map(of_folder),
+            Kind::Client(session, entry) => self.client_attributes(session, entry),
+            Kind::Carried(_, entry) => Ok(carried_attributes(entry)),
             Kind::Latest(machine) => {
                 let newest = self.newest(machine)?;
                 let size_bytes = newest.point.to_string().len() as u64;
@@ -113,7 +123,15 @@ impl Folders {
 
 fn of_file(sizes: Sizes, modified: SystemTime, is_writable: bool) -> Attributes {
     let Sizes { size_bytes, stored_bytes } = sizes;
-    Attributes { node_type: NodeType::File, size_bytes, stored_bytes, modified, is_writable }
+    Attributes {
+        node_type: NodeType::File,
+        size_bytes,
+        stored_bytes,
+        modified,
+        is_writable,
+        mode: None,
+        verifier: None,
+    }
 }
 
 fn text_sizes(configuration: &Option<Configuration>) -> Sizes {
@@ -121,6 +139,6 @@ fn text_sizes(configuration: &Option<Configuration>) -> Sizes {
     Sizes { size_bytes: bytes, stored_bytes: bytes }
 }
 
-fn time(unix_ms: u64) -> SystemTime {
+pub(super) fn time(unix_ms: u64) -> SystemTime {
     UNIX_EPOCH + Duration::from_millis(unix_ms)
 }

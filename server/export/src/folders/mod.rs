@@ -4,6 +4,7 @@
 //!   /web01/20261120T100000Z/vda.raw, vda.vhdx, …, domain.xml     never changes
 //!   /web01/latest ─▶ 20261120T100000Z                            a link
 //!   /live/trial/vda.raw, vda.vhdx, …                             a session
+//!   /live/trial/trial.vmx, .lck-…, vmware.log, …                 what clients keep there
 //! ```
 //!
 //! A front end starts at [`Folders::root`], steps down with [`Folders::find`] and
@@ -17,6 +18,8 @@
 //! so that who wants the same file waits and shares it), then those of the tree.
 
 mod attributes;
+mod client_changes;
+mod client_files;
 mod known;
 mod node;
 mod open_file;
@@ -30,6 +33,7 @@ pub use open_file::OpenFile;
 use crate::image;
 use crate::image_name::{self, Shown};
 use crate::{ExportTree, TreeOptions};
+use client_files::ClientFolders;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_formats::{Access, DiskShape};
 use coldrise_session::read_leases;
@@ -66,6 +70,7 @@ pub struct Folders {
     open_files: OpenFiles,
     measured: Measured,
     known: Known,
+    clients: ClientFolders,
     is_read_only: bool,
     started: SystemTime,
 }
@@ -85,6 +90,7 @@ impl Folders {
             open_files: OpenFiles::default(),
             measured: Measured::default(),
             known: Known::default(),
+            clients: ClientFolders::default(),
             is_read_only,
             started: SystemTime::now(),
         })
@@ -98,7 +104,13 @@ impl Folders {
     /// What has that name in a folder; `ErrorKind::NotFound` where nothing has.
     pub fn find(&self, folder: &Node, name: &str) -> Result<Node> {
         let missing = || Error::new(ErrorKind::NotFound, format!("{}/{name}", folder.path()));
+        if let Some(node) = self.find_of_clients(folder, name)? {
+            return Ok(node);
+        }
         match &folder.kind {
+            Kind::Client(..) | Kind::Carried(..) if folder.node_type() == NodeType::Folder => {
+                Err(missing())
+            }
             Kind::Root if name == LIVE => Ok(self.child(folder, name, Kind::Live, 0)),
             Kind::Root => {
                 let machine = MachineName::parse(name).map_err(|_| missing())?;
@@ -187,8 +199,10 @@ impl Folders {
                     entry(&name, kind, session.created_at_ms)
                 })
                 .collect(),
+            _ if folder.is_of_clients() && folder.node_type() == NodeType::Folder => Vec::new(),
             _ => return Err(no_folder(folder)),
         };
+        self.add_of_clients(folder, &mut entries)?;
         entries.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(entries)
     }
@@ -221,14 +235,19 @@ impl Folders {
             Kind::SessionFile(session, FolderFile { content: Content::Configuration, .. }) => {
                 OpenFile::text(file.path(), configuration(&session.configuration)?)
             }
-            Kind::PointFile(..) => {
-                self.open_files.open(&file.key, intent, || self.tree.open(file.path(), true))
+            Kind::PointFile(..) => self
+                .open_files
+                .open(&file.key, file.path(), intent, || self.tree.open(file.path(), true)),
+            Kind::SessionFile(session, _) => {
+                self.open_files.open(&file.key, file.path(), intent, || {
+                    self.check_same(session)?;
+                    let opened = self.tree.open(file.path(), !for_writing);
+                    opened.map_err(|error| self.tell_who(error, &session.name))
+                })
             }
-            Kind::SessionFile(session, _) => self.open_files.open(&file.key, intent, || {
-                self.check_same(session)?;
-                let opened = self.tree.open(file.path(), !for_writing);
-                opened.map_err(|error| self.tell_who(error, &session.name))
-            }),
+            Kind::Client(..) | Kind::Carried(..) | Kind::Session(_) => {
+                self.open_of_clients(file, intent)
+            }
             _ => Err(Error::new(ErrorKind::InvalidInput, format!("{}: no file", file.path()))),
         }
     }
@@ -248,6 +267,9 @@ impl Folders {
     }
 
     fn is_writable(&self, file: &Node) -> bool {
+        if file.takes_files() || matches!(file.kind, Kind::Client(..)) {
+            return !self.is_read_only;
+        }
         let Kind::SessionFile(_, file) = &file.kind else { return false };
         let Content::Image { part, .. } = file.content else { return false };
         !self.is_read_only && part.format.access() == Access::Writable
@@ -301,7 +323,9 @@ impl Folders {
             .iter()
             .map(|disk| (&disk.name, image::session_shape(&self.repository, session, disk)))
             .collect();
-        folder_files(Shown::Session, &session.machine, &disks, session.configuration.as_ref())
+        // A .vmx is a file of clients in a session: they change it.
+        let configuration = session.configuration.as_ref().filter(|c| c.format != VMX);
+        folder_files(Shown::Session, &session.machine, &disks, configuration)
     }
 
     /// Adds to a refusal who has the session open.
@@ -351,11 +375,14 @@ fn folder_files(
     files
 }
 
+/// The format of a configuration that VMware's programs read and write.
+const VMX: &str = "vmx";
+
 /// As the programs that the configuration is for call it.
 fn configuration_name(machine: &MachineName, configuration: &Configuration) -> String {
     match configuration.format.as_str() {
         "libvirt-xml" => "domain.xml".to_owned(),
-        "vmx" => format!("{machine}.vmx"),
+        VMX => format!("{machine}.vmx"),
         "coldrise-json" => "machine.json".to_owned(),
         _ => "configuration.txt".to_owned(),
     }
@@ -367,5 +394,5 @@ fn configuration(configuration: &Option<Configuration>) -> Result<&Configuration
 }
 
 fn no_folder(node: &Node) -> Error {
-    Error::new(ErrorKind::InvalidInput, format!("{}: no folder", node.path()))
+    Error::new(ErrorKind::NotAFolder, format!("{}: no folder", node.path()))
 }

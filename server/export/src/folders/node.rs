@@ -1,7 +1,7 @@
 //! What the tree of folders consists of.
 
 use crate::image_name::ImagePart;
-use coldrise_session::SessionDocument;
+use coldrise_session::{FileEntry, FileKind, SessionDocument};
 use coldrise_store::{DiskName, MachineName, PointDocument, Repository};
 use std::sync::Arc;
 
@@ -32,6 +32,8 @@ pub enum NodeType {
 pub struct Node {
     pub(super) kind: Kind,
     pub(super) key: Key,
+    /// Where it was when it was looked up.
+    path: Arc<str>,
     file_id: u64,
     parent_id: u64,
 }
@@ -55,6 +57,21 @@ pub(super) enum Kind {
     Session(Arc<SessionDocument>),
     PointFile(Arc<PointDocument>, FolderFile),
     SessionFile(Arc<SessionDocument>, FolderFile),
+    /// A file or folder that clients keep in a session.
+    Client(Arc<SessionDocument>, Arc<FileEntry>),
+    /// One that a point carries.
+    Carried(Arc<PointDocument>, Arc<CarriedEntry>),
+}
+
+/// A file or folder that a point carries, without its content.
+#[derive(Debug)]
+pub(super) struct CarriedEntry {
+    /// Below the point's folder.
+    pub(super) path: String,
+    /// `None` for a folder.
+    pub(super) size_bytes: Option<u64>,
+    pub(super) mode: u32,
+    pub(super) modified_ms: u64,
 }
 
 /// A file in the folder of a point or a session.
@@ -74,8 +91,21 @@ pub(super) enum Content {
 
 impl Node {
     pub(super) fn root() -> Node {
-        let key = Key { path: Arc::from(""), made_at_ms: 0 };
-        Node { kind: Kind::Root, key, file_id: ROOT_ID, parent_id: ROOT_ID }
+        let path: Arc<str> = Arc::from("");
+        let key = Key { path: Arc::clone(&path), made_at_ms: 0 };
+        Node { kind: Kind::Root, key, path, file_id: ROOT_ID, parent_id: ROOT_ID }
+    }
+
+    /// A file or folder of a client in this folder. It is the same by whatever name.
+    pub(super) fn client(&self, session: &Arc<SessionDocument>, entry: &Arc<FileEntry>) -> Node {
+        let key = format!("{LIVE}/{}//{:032x}", session.name, entry.id.as_u128());
+        Node {
+            key: Key { path: Arc::from(key), made_at_ms: session.created_at_ms },
+            path: Arc::from(format!("{}/{}", self.path, entry.name)),
+            file_id: entry.id.number(),
+            parent_id: self.file_id,
+            kind: Kind::Client(Arc::clone(session), Arc::clone(entry)),
+        }
     }
 
     /// A node of that name in this folder.
@@ -92,7 +122,8 @@ impl Node {
         };
         let key = Key { path: Arc::from(path), made_at_ms };
         let file_id = file_id(repository, &key);
-        Node { kind, key, file_id, parent_id: self.file_id }
+        let path = Arc::clone(&key.path);
+        Node { kind, key, path, file_id, parent_id: self.file_id }
     }
 
     /// The number by which front ends know it: the same at every look, in every
@@ -115,13 +146,15 @@ impl Node {
 
     /// Its address: `web01/20261120T100000Z/vda.vhdx`; empty for the root.
     pub fn path(&self) -> &str {
-        &self.key.path
+        &self.path
     }
 
     /// What it is.
     pub fn node_type(&self) -> NodeType {
         match self.kind {
             Kind::PointFile(..) | Kind::SessionFile(..) => NodeType::File,
+            Kind::Client(_, ref entry) if entry.kind != FileKind::Folder => NodeType::File,
+            Kind::Carried(_, ref entry) if entry.size_bytes.is_some() => NodeType::File,
             Kind::Latest(_) => NodeType::Link,
             _ => NodeType::Folder,
         }
@@ -130,13 +163,32 @@ impl Node {
     /// True for a point and everything in it: it never changes, and its content
     /// can be kept for as long as it is there.
     pub fn is_immutable(&self) -> bool {
-        matches!(self.kind, Kind::Point(_) | Kind::PointFile(..))
+        matches!(self.kind, Kind::Point(_) | Kind::PointFile(..) | Kind::Carried(..))
     }
 
     /// True for the folder of the sessions and everything below: it may change at
     /// any moment, through any front end.
     pub fn is_live(&self) -> bool {
-        matches!(self.kind, Kind::Live | Kind::Session(_) | Kind::SessionFile(..))
+        matches!(
+            self.kind,
+            Kind::Live | Kind::Session(_) | Kind::SessionFile(..) | Kind::Client(..)
+        )
+    }
+
+    /// True for what clients keep in a session, and for what of it a point carries. Its
+    /// number is unique in the whole session or point, in whichever folder it is.
+    pub fn is_of_clients(&self) -> bool {
+        matches!(self.kind, Kind::Client(..) | Kind::Carried(..))
+    }
+
+    /// True for a session's folder and every folder in it: what is in it can be changed,
+    /// and its time tells of every change.
+    pub fn takes_files(&self) -> bool {
+        match &self.kind {
+            Kind::Session(_) => true,
+            Kind::Client(_, entry) => entry.kind == FileKind::Folder,
+            _ => false,
+        }
     }
 }
 

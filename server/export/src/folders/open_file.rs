@@ -43,7 +43,12 @@ impl OpenFile {
     }
 
     pub(super) fn text(path: &str, configuration: &Configuration) -> Result<Arc<OpenFile>> {
-        let text = Arc::new(Text(configuration.text.clone().into_bytes()));
+        OpenFile::bytes(path, configuration.text.clone().into_bytes())
+    }
+
+    /// A file of these bytes, read-only.
+    pub(super) fn bytes(path: &str, bytes: Vec<u8>) -> Result<Arc<OpenFile>> {
+        let text = Arc::new(Text(bytes));
         Ok(Arc::new(OpenFile::new(path, Export::of_disk(path, "", text))))
     }
 
@@ -52,7 +57,7 @@ impl OpenFile {
         &self.path
     }
 
-    /// Its size; only that of a session's VMDK descriptor changes.
+    /// Its size; those of a session's VMDK descriptor and of clients' files change.
     pub fn size_bytes(&self) -> u64 {
         self.export.disk().size_bytes()
     }
@@ -130,6 +135,16 @@ impl OpenFile {
         seek::next_hole(self.export.disk(), offset_bytes)
     }
 
+    /// True once a failure has stopped its session: what was written and not flushed
+    /// may be lost.
+    pub fn has_stopped(&self) -> bool {
+        self.export.has_stopped()
+    }
+
+    pub(super) fn export(&self) -> &Export {
+        &self.export
+    }
+
     /// Stops the file for good, after a defect; see [`Export::poison`].
     pub fn poison(&self) {
         self.export.poison();
@@ -195,6 +210,7 @@ impl OpenFiles {
     pub(super) fn open(
         &self,
         key: &Key,
+        path: &str,
         intent: Intent,
         open: impl FnOnce() -> Result<Export>,
     ) -> Result<Arc<OpenFile>> {
@@ -204,7 +220,7 @@ impl OpenFiles {
         if let Some(open) = file.upgrade().filter(|file| file.export.check().is_ok()) {
             return Ok(open);
         }
-        let opened = Arc::new(OpenFile::new(&key.path, open()?));
+        let opened = Arc::new(OpenFile::new(path, open()?));
         *file = Arc::downgrade(&opened);
         Ok(opened)
     }

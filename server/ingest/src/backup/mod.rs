@@ -142,6 +142,7 @@ pub fn backup(
         disks: documents,
         configuration: request.configuration.clone(),
         is_protected: false,
+        files: None,
     };
     let last_disk = disks.last().map_or("", |summary| summary.disk.as_str());
     Watch { disk: last_disk, progress, cancel }.check_cancel()?;

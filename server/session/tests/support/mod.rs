@@ -66,6 +66,7 @@ pub fn place() -> Place {
         disks,
         configuration: None,
         is_protected: false,
+        files: None,
     };
     writer.put_point(&point).unwrap();
     Place { _folder: folder, path, point }

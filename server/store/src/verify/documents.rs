@@ -31,7 +31,7 @@ impl Repository {
         }
         catalog::for_each_entry(self, |what, entry| {
             match entry {
-                Ok(CatalogEntry::Machine) => {}
+                Ok(CatalogEntry::Machine | CatalogEntry::Files) => {}
                 Ok(CatalogEntry::Point(point)) => points.push(*point),
                 Err(error) => damaged.push(CatalogDamage { what, reason: reason(error)? }),
             }

@@ -103,10 +103,23 @@ impl RepositoryWriter {
     /// `AlreadyExists` where the name is taken, `InvalidInput` for a document
     /// out of its bounds, `NoSpace`.
     pub fn put_point(&self, document: &PointDocument) -> Result<()> {
+        self.put_point_with_files(document, None)
+    }
+
+    /// The same for a point that carries files: `files` is what
+    /// [`Repository::point_files`] gives back, in at most 16 MiB.
+    ///
+    /// # Errors
+    /// As of [`RepositoryWriter::put_point`].
+    pub fn put_point_with_files(
+        &self,
+        document: &PointDocument,
+        files: Option<&[u8]>,
+    ) -> Result<()> {
         let repository = self.repository();
         let mut progress = self.shared.progress.lock();
         let mut batch = repository.database().batch();
-        catalog::add_point(repository, &mut batch, document)?;
+        catalog::add_point(repository, &mut batch, document, files)?;
         progress.log_bytes += batch.bytes() as u64;
         repository.database().write(batch, true)
     }

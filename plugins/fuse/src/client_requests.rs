@@ -1,0 +1,149 @@
+//! What programs keep in a session's folder: making, renaming and removing it.
+
+use crate::answer::{refused, Answer};
+use crate::requests::Stat;
+use crate::served::{Served, Tree};
+use coldrise_block::{Error, ErrorKind};
+use coldrise_export::{Creation, Node, Removal};
+use fuser::{Errno, FopenFlags, INodeNo, RenameFlags};
+use std::ffi::OsStr;
+use std::time::SystemTime;
+
+/// Of a new file, what an open gives.
+pub(crate) type Created = (Stat, u64, FopenFlags);
+
+impl Served {
+    /// Makes a file, or finds the one that is there unless `is_exclusive`.
+    pub(crate) fn make(
+        &self,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        is_exclusive: bool,
+    ) -> Answer<Stat> {
+        self.answer(|tree| tree.make(parent, name, mode, is_exclusive).map(|(_, stat)| stat))
+    }
+
+    /// The same, and opens it.
+    pub(crate) fn make_and_open(
+        &self,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        flags: i32,
+    ) -> Answer<Created> {
+        self.answer(|tree| {
+            let (node, stat) = tree.make(parent, name, mode, flags & libc::O_EXCL != 0)?;
+            let for_writing = flags & libc::O_ACCMODE != libc::O_RDONLY;
+            let (handle, flags) = tree.open_handle(&node, for_writing)?;
+            Ok((stat, handle, flags))
+        })
+    }
+
+    pub(crate) fn make_folder(&self, parent: INodeNo, name: &OsStr, mode: u32) -> Answer<Stat> {
+        self.answer(|tree| {
+            let folder = tree.node(parent)?;
+            let made = tree.folders.make_folder(&folder, text(name)?, mode & 0o7777);
+            tree.known(made.map_err(|error| denied(&folder, &error))?).map(|(_, stat)| stat)
+        })
+    }
+
+    pub(crate) fn remove(&self, parent: INodeNo, name: &OsStr, what: Removal) -> Answer<()> {
+        self.answer(|tree| {
+            let folder = tree.node(parent)?;
+            let removed = tree.folders.remove(&folder, text(name)?, what);
+            removed.map_err(|error| denied(&folder, &error))
+        })
+    }
+
+    pub(crate) fn rename(
+        &self,
+        parent: INodeNo,
+        name: &OsStr,
+        new_parent: INodeNo,
+        new_name: &OsStr,
+        flags: RenameFlags,
+    ) -> Answer<()> {
+        self.answer(|tree| {
+            let (from, to) = (tree.node(parent)?, tree.node(new_parent)?);
+            let (name, new_name) = (text(name)?, text(new_name)?);
+            if flags == RenameFlags::RENAME_NOREPLACE {
+                // Between here and the rename another one may take the name, as on
+                // other file systems of several hosts.
+                if tree.folders.find(&to, new_name).is_ok() {
+                    return Err(Errno::EEXIST);
+                }
+            } else if !flags.is_empty() {
+                return Err(Errno::EINVAL);
+            }
+            tree.folders.rename(&from, name, &to, new_name).map_err(|error| match error.kind() {
+                ErrorKind::Unsupported => Errno::EXDEV,
+                _ => denied(&from, &error),
+            })
+        })
+    }
+
+    /// Sets permissions and the time of the last change.
+    pub(crate) fn set(
+        &self,
+        inode: INodeNo,
+        mode: Option<u32>,
+        modified: Option<SystemTime>,
+    ) -> Answer<()> {
+        self.answer(|tree| {
+            let node = tree.node(inode)?;
+            if !node.is_of_clients() {
+                // Times are those of the session's writes; setting them is accepted,
+                // because programs that copy insist.
+                return Ok(());
+            }
+            let set = tree.folders.set(&node, mode.map(|mode| mode & 0o7777), modified);
+            set.map_err(|error| denied(&node, &error))
+        })
+    }
+
+    /// Whether it was made by a program, and not by the session.
+    pub(crate) fn is_of_clients(&self, inode: INodeNo) -> bool {
+        self.answer(|tree| Ok(tree.node(inode)?.is_of_clients())).unwrap_or(false)
+    }
+}
+
+impl Tree {
+    fn make(
+        &self,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        is_exclusive: bool,
+    ) -> Answer<(Node, Stat)> {
+        let folder = self.node(parent)?;
+        let how = if is_exclusive { Creation::Guarded } else { Creation::Unchecked };
+        let made = self.folders.create(&folder, text(name)?, how, mode & 0o7777);
+        self.known(made.map_err(|error| denied(&folder, &error))?)
+    }
+
+    /// Counts the look-up that the kernel takes an answer for.
+    pub(crate) fn known(&self, node: Node) -> Answer<(Node, Stat)> {
+        let stat = self.stat(&node)?;
+        if !self.nodes.look_up(node.clone()) {
+            let text = "its inode number is that of another file, which is in use";
+            return Err(refused(node.path(), &Error::new(ErrorKind::Internal, text)));
+        }
+        Ok((node, stat))
+    }
+}
+
+fn text(name: &OsStr) -> Answer<&str> {
+    // Names are UTF-8, and there is none that is not.
+    name.to_str().ok_or(Errno::EINVAL)
+}
+
+/// What cannot be done to a session's own files is a matter of permissions; a point is
+/// read-only as a whole.
+fn denied(node: &Node, error: &Error) -> Errno {
+    let errno = refused(node.path(), error);
+    match error.kind() {
+        ErrorKind::ReadOnly if node.is_live() => Errno::EPERM,
+        _ => errno,
+    }
+}

@@ -1,0 +1,321 @@
+//! Which files a restore point carries, and how they are written down.
+//!
+//! A point that is sealed from a session has the session's small files: a machine's
+//! configuration, its nvram, logs. Locks and swap are nothing without the machine that
+//! runs. What is too large is left out, and whoever seals is told.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use coldrise_block::{Context, Disk, Error, ErrorKind, Result};
+use coldrise_store::{PointFiles, Repository};
+use serde::{Deserialize, Serialize};
+
+use super::folder::{FilesFolder, Unwritten, MAX_SMALL_BYTES};
+use super::reader::ClientFilesReader;
+use super::tree::{check_name, FileEntry, FileId, FileKind, FileTree, MAX_CLIENT_FILES};
+use super::writer::ClientFiles;
+use crate::document::SessionDocument;
+
+/// Most bytes of files in one restore point.
+const MAX_CARRIED_BYTES: u64 = 4 << 20;
+
+/// A file or folder that a restore point carries.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CarriedFile {
+    /// Where it is in the machine's folder, with slashes.
+    pub path: String,
+    /// Its content; `None` for a folder.
+    pub content: Option<Vec<u8>>,
+    /// Permissions, as a client gave them.
+    pub mode: u32,
+    /// When it changed last, in milliseconds since 1970-01-01T00:00:00Z.
+    pub modified_ms: u64,
+}
+
+impl CarriedFile {
+    /// When it changed last.
+    pub fn modified(&self) -> SystemTime {
+        UNIX_EPOCH + Duration::from_millis(self.modified_ms)
+    }
+}
+
+/// The files of a restore point, folders before what is in them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CarriedFiles {
+    /// By path.
+    pub files: Vec<CarriedFile>,
+}
+
+/// A file that a seal left out because it is too large.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LeftOut {
+    /// Where it is in the session's folder.
+    pub path: String,
+    /// Its size in bytes.
+    pub size_bytes: u64,
+    /// It looks like a hypervisor's own snapshot: then the machine wrote there, and
+    /// not to the disk, and the restore point lacks that.
+    pub is_snapshot: bool,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Described {
+    path: String,
+    /// Length of the content; absent for a folder.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    size_bytes: Option<u64>,
+    mode: u32,
+    modified_ms: u64,
+}
+
+const COUNT_BYTES: usize = size_of::<u32>();
+
+impl CarriedFiles {
+    /// The file of that path.
+    pub fn find(&self, path: &str) -> Option<&CarriedFile> {
+        self.files.iter().find(|file| file.path == path)
+    }
+
+    /// The bytes of the set: the length of a description, the description, contents.
+    pub(crate) fn encode(&self) -> Result<Vec<u8>> {
+        let described: Vec<_> = self
+            .files
+            .iter()
+            .map(|file| Described {
+                path: file.path.clone(),
+                size_bytes: file.content.as_ref().map(|content| content.len() as u64),
+                mode: file.mode,
+                modified_ms: file.modified_ms,
+            })
+            .collect();
+        let text = serde_json::to_vec(&described).map_err(|error| {
+            Error::with_source(ErrorKind::Internal, "describing a point's files", error)
+        })?;
+        let too_large = |_| Error::new(ErrorKind::Internal, "a point's files are too many");
+        let mut bytes = u32::try_from(text.len()).map_err(too_large)?.to_le_bytes().to_vec();
+        bytes.extend_from_slice(&text);
+        self.files.iter().flat_map(|file| &file.content).for_each(|c| bytes.extend_from_slice(c));
+        Ok(bytes)
+    }
+
+    /// The set of these bytes.
+    ///
+    /// # Errors
+    /// `Corrupt`.
+    pub(crate) fn decode(bytes: &[u8]) -> Result<CarriedFiles> {
+        let damaged = || Error::new(ErrorKind::Corrupt, "the point's files have an unknown form");
+        let (length, rest) = bytes.split_first_chunk::<COUNT_BYTES>().ok_or_else(damaged)?;
+        let (text, mut contents) =
+            rest.split_at_checked(u32::from_le_bytes(*length) as usize).ok_or_else(damaged)?;
+        let described: Vec<Described> = serde_json::from_slice(text).map_err(|_| damaged())?;
+        let mut files = Vec::with_capacity(described.len().min(MAX_CLIENT_FILES));
+        for Described { path, size_bytes, mode, modified_ms } in described {
+            path.split('/').try_for_each(check_name).map_err(|_| damaged())?;
+            let mut content = None;
+            if let Some(size_bytes) = size_bytes {
+                let length = usize::try_from(size_bytes).map_err(|_| damaged())?;
+                let (first, after) = contents.split_at_checked(length).ok_or_else(damaged)?;
+                (content, contents) = (Some(first.to_vec()), after);
+            }
+            files.push(CarriedFile { path, content, mode, modified_ms });
+        }
+        match contents.is_empty() {
+            true => Ok(CarriedFiles { files }),
+            false => Err(damaged()),
+        }
+    }
+}
+
+/// What a seal takes along, ready to be stored.
+#[derive(Debug, Default)]
+pub(crate) struct Carried {
+    /// Nothing where there are no files.
+    pub(crate) set: Option<(PointFiles, Vec<u8>)>,
+    pub(crate) left_out: Vec<LeftOut>,
+}
+
+impl Carried {
+    /// What tells this set from others; `None` for none.
+    pub(crate) fn hash(&self) -> Option<String> {
+        self.set.as_ref().map(|(facts, _)| facts.hash.clone())
+    }
+}
+
+/// Of the session that this process writes. What was written is made durable first.
+pub(crate) fn carry(repository: &Repository, files: &ClientFiles) -> Result<Carried> {
+    files.flush()?;
+    let tree = files.tree();
+    let open = |entry: &FileEntry| files.file(entry.id).map(|file| file as Arc<dyn Disk>);
+    gather(repository, &tree, &open, &|entry| files.modified(entry))
+}
+
+/// Of a session that nobody writes; the caller holds its lock.
+pub(crate) fn carry_idle(
+    repository: &Arc<Repository>,
+    document: &SessionDocument,
+) -> Result<Carried> {
+    let files = Arc::new(ClientFilesReader::new(repository, document));
+    let tree = files.tree()?;
+    // Block maps of a writer that was killed would be taken for a living one's.
+    FilesFolder::of(repository, document).tidy(&tree)?;
+    let open = |entry: &FileEntry| files.file(entry.id);
+    gather(repository, &tree, &open, &|entry| files.looks(entry).map(|(modified, _)| modified))
+}
+
+/// Makes the files with which a session begins, durably but for the session's own
+/// folder; returns what [`Carried::hash`] says of them.
+pub(crate) fn begin_files(
+    repository: &Arc<Repository>,
+    document: &SessionDocument,
+    set: &CarriedFiles,
+) -> Result<Option<String>> {
+    let folder = FilesFolder::of(repository, document);
+    folder.create()?;
+    let mut tree = FileTree::default();
+    for file in &set.files {
+        let (parent, name) = match file.path.rsplit_once('/') {
+            Some((folder, name)) => (tree.of_path(folder), name),
+            None => (Some(FileId::ROOT), file.path.as_str()),
+        };
+        let parent = parent.ok_or_else(|| {
+            let text = format!("{}: the folder that it is in comes later or never", file.path);
+            Error::new(ErrorKind::Corrupt, text)
+        })?;
+        let kind = if file.content.is_some() { FileKind::Small } else { FileKind::Folder };
+        let changed_ns = file.modified_ms.saturating_mul(1_000_000);
+        let entry;
+        (tree, entry) = tree.with_new(parent, name, kind, file.mode, None, changed_ns)?;
+        if let Some(content) = &file.content {
+            let written = folder.write_content(entry.id, content, file.modified());
+            written.map_err(Unwritten::into_error)?;
+        }
+    }
+    folder.write_tree(&tree).map_err(Unwritten::into_error)?;
+    carry_idle(repository, document).map(|carried| carried.hash())
+}
+
+/// Small files come first where not all of them go in.
+fn gather(
+    repository: &Repository,
+    tree: &FileTree,
+    open: &dyn Fn(&FileEntry) -> Result<Arc<dyn Disk>>,
+    modified: &dyn Fn(&FileEntry) -> Result<SystemTime>,
+) -> Result<Carried> {
+    let mut carried = Vec::new();
+    let mut by_size = Vec::new();
+    let mut left_out = Vec::new();
+    for entry in tree.all() {
+        let path = tree.path(entry);
+        if path.split('/').any(is_transient) {
+            continue;
+        }
+        if entry.kind == FileKind::Folder {
+            let modified_ms = entry.changed_ns / 1_000_000;
+            carried.push(CarriedFile { path, content: None, mode: entry.mode, modified_ms });
+            continue;
+        }
+        let disk = open(entry).context(|| path.clone())?;
+        by_size.push((disk.size_bytes(), path, Arc::clone(entry), disk));
+    }
+    by_size.sort_unstable_by(|a, b| (a.0, &a.1).cmp(&(b.0, &b.1)));
+    let mut sum_bytes = 0;
+    for (size_bytes, path, entry, disk) in by_size {
+        if size_bytes > MAX_SMALL_BYTES || sum_bytes + size_bytes > MAX_CARRIED_BYTES {
+            let is_snapshot = is_snapshot(&entry.name);
+            left_out.push(LeftOut { path, size_bytes, is_snapshot });
+            continue;
+        }
+        sum_bytes += size_bytes;
+        // At most MAX_SMALL_BYTES.
+        let mut content = vec![0; size_bytes as usize];
+        disk.read_at(&mut content, 0).context(|| path.clone())?;
+        let since_1970 = modified(&entry)?.duration_since(UNIX_EPOCH).unwrap_or_default();
+        let modified_ms = u64::try_from(since_1970.as_millis()).unwrap_or(u64::MAX);
+        let (content, mode) = (Some(content), entry.mode);
+        carried.push(CarriedFile { path, content, mode, modified_ms });
+    }
+    carried.sort_unstable_by(|a, b| a.path.cmp(&b.path));
+    let set = CarriedFiles { files: carried };
+    if set.files.is_empty() {
+        return Ok(Carried { set: None, left_out });
+    }
+    let bytes = set.encode()?;
+    let facts = PointFiles {
+        count: u32::try_from(set.files.len()).unwrap_or(u32::MAX),
+        size_bytes: sum_bytes,
+        hash: hash(repository, &bytes),
+    };
+    Ok(Carried { set: Some((facts, bytes)), left_out })
+}
+
+/// By which a point's files are told to be those that it was sealed with.
+pub(crate) fn hash(repository: &Repository, encoded: &[u8]) -> String {
+    let hash = repository.derive_key("point files", encoded);
+    hash.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Whether a name is that of something that only concerns the machine that runs.
+fn is_transient(name: &str) -> bool {
+    let name = name.to_ascii_lowercase();
+    name.starts_with(".lck-")
+        || name.starts_with(".nfs")
+        || [".lck", ".vswp", ".swp"].iter().any(|end| name.ends_with(end))
+}
+
+/// Whether a name is that of the data of a hypervisor's own snapshot.
+fn is_snapshot(name: &str) -> bool {
+    let name = name.to_ascii_lowercase();
+    let Some(stem) = name.strip_suffix(".vmdk") else { return false };
+    let is_numbered = stem.rsplit_once('-').is_some_and(|(_, number)| {
+        number.len() == 6 && number.bytes().all(|digit| digit.is_ascii_digit())
+    });
+    is_numbered || stem.ends_with("-delta") || stem.ends_with("-sesparse")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(path: &str, content: Option<&[u8]>) -> CarriedFile {
+        let content = content.map(<[u8]>::to_vec);
+        CarriedFile { path: path.to_owned(), content, mode: 0o600, modified_ms: 1234 }
+    }
+
+    #[test]
+    fn a_set_survives_its_encoding() {
+        let files = vec![file("a", Some(b"first")), file("b", None), file("b/c", Some(b""))];
+        let set = CarriedFiles { files };
+        let bytes = set.encode().unwrap();
+        assert_eq!(CarriedFiles::decode(&bytes).unwrap(), set);
+        assert_eq!(set.find("b/c").unwrap().content.as_deref(), Some(&b""[..]));
+        for length in 0..bytes.len() {
+            assert!(CarriedFiles::decode(&bytes[..length]).is_err(), "{length} bytes");
+        }
+        let mut longer = bytes.clone();
+        longer.push(0);
+        assert!(CarriedFiles::decode(&longer).is_err());
+        let outside = CarriedFiles { files: vec![file("a/../b", Some(b""))] };
+        assert!(CarriedFiles::decode(&outside.encode().unwrap()).is_err());
+    }
+
+    #[test]
+    fn locks_and_swap_are_transient() {
+        for name in [".lck-0123456789abcdef", "vm.vmx.lck", "a.VSWP", "x.swp", ".nfs80001"] {
+            assert!(is_transient(name), "{name}");
+        }
+        for name in ["vm.vmx", "vm.vmx~", "vm.nvram", "vmware.log", "lck-1", "swp"] {
+            assert!(!is_transient(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn snapshots_are_known_by_their_names() {
+        for name in ["vda-000001.vmdk", "vda-000012-delta.vmdk", "vda-000001-sesparse.vmdk"] {
+            assert!(is_snapshot(name), "{name}");
+        }
+        for name in ["vda.vmdk", "vda-flat.vmdk", "vda-00001.vmdk", "vda-000001.vmsn", "delta"] {
+            assert!(!is_snapshot(name), "{name}");
+        }
+    }
+}

@@ -1,0 +1,452 @@
+//! One file of a client, open in the process that writes the session.
+//!
+//! Up to 1 MiB its content is in memory while it is used and stored as one document,
+//! whole, by each flush. What grows beyond becomes a layer. What is stored is always
+//! one content that the file had, never parts of two.
+//!
+//! # From a document to a layer
+//!
+//! The content is written into a new layer and flushed; then the list of files says
+//! so; then the document is removed. A crash before the list is replaced leaves the
+//! document in use and a layer that the next opening removes; a crash after it the
+//! reverse. A file never becomes a document again.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use coldrise_block::{check_range, Disk, Error, ErrorKind, Extent, ExtentKind, Result};
+use parking_lot::{Mutex, RwLock, RwLockWriteGuard};
+
+use super::folder::{Unwritten, MAX_SMALL_BYTES};
+use super::tree::{FileEntry, FileId, FileKind};
+use super::writer::{looks, Shared};
+use crate::length::Length;
+use crate::side_file::SideFile;
+
+/// Longest that a file may become, in bytes.
+pub const MAX_LARGE_BYTES: u64 = 1 << 40;
+/// Bytes of small files that are kept in memory.
+const RESIDENT_LIMIT_BYTES: u64 = 64 << 20;
+
+/// A file of a client. Locks: `flushing`, then `content`, then that of the list;
+/// `modified` is held for an instant.
+pub struct ClientFile {
+    id: FileId,
+    shared: Arc<Shared>,
+    is_gone: AtomicBool,
+    /// The version of the content that is stored. Held while it is stored.
+    flushing: Mutex<u64>,
+    content: RwLock<Content>,
+    /// Of the content, counted up by every change.
+    version: AtomicU64,
+    stored_version: AtomicU64,
+    modified: Mutex<SystemTime>,
+}
+
+enum Content {
+    Small { length_bytes: u64, bytes: Option<Vec<u8>> },
+    Large { side: Arc<SideFile>, length: Length },
+}
+
+impl ClientFile {
+    pub(super) fn open(shared: &Arc<Shared>, entry: &FileEntry) -> Result<ClientFile> {
+        let content = match entry.kind {
+            FileKind::Folder => {
+                let text = format!("{:?} is a folder", entry.name);
+                return Err(Error::new(ErrorKind::IsAFolder, text));
+            }
+            FileKind::Small => {
+                let bytes = shared.load(entry.id)?;
+                let length_bytes = bytes.len() as u64;
+                let bytes = shared.keep(bytes);
+                Content::Small { length_bytes, bytes }
+            }
+            FileKind::Large { capacity_bytes } => {
+                if !shared.folder.layer_path(entry.id).exists() {
+                    let text = format!("the content of {:?} is missing", entry.name);
+                    return Err(Error::new(ErrorKind::Corrupt, text));
+                }
+                large(shared, entry.id, capacity_bytes)?
+            }
+        };
+        Ok(ClientFile {
+            id: entry.id,
+            shared: Arc::clone(shared),
+            is_gone: AtomicBool::new(false),
+            flushing: Mutex::new(0),
+            content: RwLock::new(content),
+            version: AtomicU64::new(0),
+            stored_version: AtomicU64::new(0),
+            modified: Mutex::new(looks(&shared.folder, entry)?.0),
+        })
+    }
+
+    /// When its content changed last.
+    pub fn modified(&self) -> SystemTime {
+        *self.modified.lock()
+    }
+
+    pub(super) fn note_modified(&self, modified: SystemTime) {
+        *self.modified.lock() = modified;
+    }
+
+    fn check(&self) -> Result<()> {
+        match self.is_gone.load(Ordering::Acquire) {
+            false => Ok(()),
+            true => Err(Error::new(ErrorKind::NotFound, "the file was removed")),
+        }
+    }
+
+    /// Whether what was written is not stored yet.
+    pub(super) fn is_dirty(&self) -> bool {
+        self.version.load(Ordering::Acquire) != self.stored_version.load(Ordering::Acquire)
+    }
+
+    /// Makes the file longer, with zeroes, or shorter.
+    ///
+    /// # Errors
+    /// `OutOfRange` above 1 TiB; `NoSpace`.
+    pub fn set_size_bytes(&self, size_bytes: u64) -> Result<()> {
+        self.check()?;
+        self.shared.poison.check()?;
+        if size_bytes > MAX_LARGE_BYTES {
+            return Err(too_large(size_bytes));
+        }
+        if size_bytes > MAX_SMALL_BYTES {
+            self.make_large()?;
+        }
+        let mut content = self.content.write();
+        self.note_modified(SystemTime::now());
+        match &mut *content {
+            Content::Large { length, .. } => length.set(size_bytes),
+            Content::Small { .. } => self.change(&mut content, |bytes| {
+                // At most MAX_SMALL_BYTES.
+                bytes.resize(size_bytes as usize, 0);
+            }),
+        }
+    }
+
+    /// Changes a small content, which is loaded if need be.
+    fn change(
+        &self,
+        content: &mut RwLockWriteGuard<'_, Content>,
+        change: impl FnOnce(&mut Vec<u8>),
+    ) -> Result<()> {
+        let Content::Small { length_bytes, bytes } = &mut **content else {
+            return Err(Error::new(ErrorKind::Internal, "a layer taken for a document"));
+        };
+        let mut now = match bytes.take() {
+            Some(bytes) => bytes,
+            None => {
+                let loaded = self.shared.load(self.id)?;
+                self.shared.resident_bytes.fetch_add(loaded.len() as u64, Ordering::Relaxed);
+                loaded
+            }
+        };
+        self.shared.resident_bytes.fetch_sub(now.len() as u64, Ordering::Relaxed);
+        change(&mut now);
+        self.shared.resident_bytes.fetch_add(now.len() as u64, Ordering::Relaxed);
+        *length_bytes = now.len() as u64;
+        *bytes = Some(now);
+        self.version.fetch_add(1, Ordering::Release);
+        Ok(())
+    }
+
+    /// Turns the document into a layer; nothing where it is one.
+    fn make_large(&self) -> Result<()> {
+        let mut stored = self.flushing.lock();
+        let mut content = self.content.write();
+        let Content::Small { bytes, .. } = &*content else { return Ok(()) };
+        let loaded;
+        let bytes = match bytes {
+            Some(bytes) => bytes,
+            None => {
+                loaded = self.shared.load(self.id)?;
+                &loaded
+            }
+        };
+        // An earlier attempt may have left one.
+        self.shared.folder.remove_layer(self.id)?;
+        let capacity_bytes = Length::disk_bytes(MAX_LARGE_BYTES);
+        let made = self.copied(bytes, capacity_bytes);
+        let changed = made.and_then(|large| {
+            self.check()?;
+            self.shared.change_entry(self.id, |entry| {
+                entry.kind = FileKind::Large { capacity_bytes };
+            })?;
+            Ok(large)
+        });
+        let large = match changed {
+            Ok(large) => large,
+            Err(error) => {
+                let _ = self.shared.folder.remove_layer(self.id);
+                return Err(error);
+            }
+        };
+        self.shared.forget(&content);
+        *content = large;
+        *stored = self.version.load(Ordering::Acquire);
+        self.stored_version.store(*stored, Ordering::Release);
+        // Where this fails the next opening does it.
+        let _ = self.shared.folder.remove_content(self.id);
+        Ok(())
+    }
+
+    fn copied(&self, bytes: &[u8], capacity_bytes: u64) -> Result<Content> {
+        let large = large(&self.shared, self.id, capacity_bytes)?;
+        let Content::Large { side, length } = &large else { return Ok(large) };
+        let copied = side
+            .write_at(bytes, 0)
+            .and_then(|()| length.set(bytes.len() as u64))
+            .and_then(|()| side.flush());
+        if let Err(error) = copied {
+            side.stop_ahead();
+            return Err(error);
+        }
+        Ok(large)
+    }
+
+    /// Drops a small content from memory, if it is stored.
+    fn unload(&self) {
+        let mut content = self.content.write();
+        if self.is_dirty() {
+            return;
+        }
+        self.shared.forget(&content);
+        if let Content::Small { bytes, .. } = &mut *content {
+            *bytes = None;
+        }
+    }
+
+    fn make_room(&self) -> Result<()> {
+        if self.shared.resident_bytes.load(Ordering::Relaxed) > RESIDENT_LIMIT_BYTES {
+            self.flush()?;
+            self.unload();
+        }
+        Ok(())
+    }
+
+    /// It was removed: its memory is given back, and every later call fails.
+    pub(super) fn end(&self) {
+        self.is_gone.store(true, Ordering::Release);
+        let _flushing = self.flushing.lock();
+        let mut content = self.content.write();
+        self.shared.forget(&content);
+        if let Content::Large { side, .. } = &*content {
+            side.stop_ahead();
+        }
+        *content = Content::Small { length_bytes: 0, bytes: None };
+    }
+
+    /// Ends the layer's thread and waits for it.
+    pub(super) fn stop_ahead(&self) {
+        if let Content::Large { side, .. } = &*self.content.read() {
+            side.stop_ahead();
+        }
+    }
+}
+
+fn large(shared: &Arc<Shared>, id: FileId, capacity_bytes: u64) -> Result<Content> {
+    let key = shared.folder.layer(id, capacity_bytes);
+    let below = Arc::new(Nothing(capacity_bytes));
+    let (poison, writing) = (shared.poison.clone(), Arc::clone(&shared.writing));
+    let side = Arc::new(SideFile::open(key, below, poison, writing)?);
+    Ok(Content::Large { length: length_over(&(Arc::clone(&side) as Arc<dyn Disk>)), side })
+}
+
+/// The length of a large file over its layer.
+pub(super) fn length_over(disk: &Arc<dyn Disk>) -> Length {
+    Length::new(disk, MAX_LARGE_BYTES, 0)
+}
+
+fn too_large(size_bytes: u64) -> Error {
+    let text = format!("{size_bytes} bytes: a file becomes no larger than {MAX_LARGE_BYTES}");
+    Error::new(ErrorKind::OutOfRange, text)
+}
+
+/// The part of `buffer` that a file of that length fills from an offset on; the rest
+/// is zeroed, for who asked for more has seen a longer file.
+pub(super) fn inside(buffer: &mut [u8], offset_bytes: u64, length_bytes: u64) -> &mut [u8] {
+    let left = length_bytes.saturating_sub(offset_bytes);
+    let filled = usize::try_from(left).map_or(buffer.len(), |left| left.min(buffer.len()));
+    let (part, rest) = buffer.split_at_mut(filled);
+    rest.fill(0);
+    part
+}
+
+impl Disk for ClientFile {
+    fn size_bytes(&self) -> u64 {
+        match &*self.content.read() {
+            Content::Small { length_bytes, .. } => *length_bytes,
+            Content::Large { length, .. } => length.get(),
+        }
+    }
+
+    fn is_read_only(&self) -> bool {
+        false
+    }
+
+    fn read_at(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
+        self.check()?;
+        let content = self.content.read();
+        let loaded;
+        let bytes = match &*content {
+            Content::Large { side, length } => {
+                return side.read_at(inside(buffer, offset_bytes, length.get()), offset_bytes);
+            }
+            Content::Small { bytes: Some(bytes), .. } => bytes,
+            Content::Small { bytes: None, .. } => {
+                loaded = self.shared.load(self.id)?;
+                &loaded
+            }
+        };
+        let part = inside(buffer, offset_bytes, bytes.len() as u64);
+        if !part.is_empty() {
+            let start = offset_bytes as usize;
+            part.copy_from_slice(&bytes[start..start + part.len()]);
+        }
+        Ok(())
+    }
+
+    /// Behind the end the file becomes longer.
+    fn write_at(&self, bytes: &[u8], offset_bytes: u64) -> Result<()> {
+        self.check()?;
+        self.shared.poison.check()?;
+        let end = offset_bytes.saturating_add(bytes.len() as u64);
+        if end > MAX_LARGE_BYTES {
+            return Err(too_large(end));
+        }
+        if end > MAX_SMALL_BYTES {
+            self.make_large()?;
+        }
+        let mut content = self.content.write();
+        self.note_modified(SystemTime::now());
+        if let Content::Large { side, length } = &*content {
+            if length.get() >= end {
+                // Others may write at the same time.
+                let side = Arc::clone(side);
+                drop(content);
+                return side.write_at(bytes, offset_bytes);
+            }
+            side.write_at(bytes, offset_bytes)?;
+            return length.reach(end);
+        }
+        self.change(&mut content, |now| {
+            // At most MAX_SMALL_BYTES.
+            let (start, end) = (offset_bytes as usize, end as usize);
+            if now.len() < end {
+                now.resize(end, 0);
+            }
+            now[start..end].copy_from_slice(bytes);
+        })?;
+        drop(content);
+        self.make_room()
+    }
+
+    fn write_zeroes(&self, offset_bytes: u64, length_bytes: u64) -> Result<()> {
+        self.check()?;
+        check_range(self.size_bytes(), offset_bytes, length_bytes)?;
+        let mut content = self.content.write();
+        self.note_modified(SystemTime::now());
+        if let Content::Large { side, .. } = &*content {
+            return side.write_zeroes(offset_bytes, length_bytes);
+        }
+        self.change(&mut content, |now| {
+            let end = (offset_bytes + length_bytes).min(now.len() as u64) as usize;
+            let start = (offset_bytes as usize).min(end);
+            now[start..end].fill(0);
+        })
+    }
+
+    /// Of a file that was removed there is nothing to store.
+    fn flush(&self) -> Result<()> {
+        self.shared.poison.check()?;
+        let mut stored = self.flushing.lock();
+        let (version, bytes) = {
+            let content = self.content.read();
+            let version = self.version.load(Ordering::Acquire);
+            match &*content {
+                Content::Large { side, .. } => {
+                    let side = Arc::clone(side);
+                    drop((content, stored));
+                    return side.flush();
+                }
+                _ if version == *stored => return Ok(()),
+                Content::Small { bytes: Some(bytes), .. } => (version, bytes.clone()),
+                Content::Small { bytes: None, .. } => return Ok(()),
+            }
+        };
+        if self.is_gone.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        match self.shared.folder.write_content(self.id, &bytes, self.modified()) {
+            Ok(()) => {
+                *stored = version;
+                self.stored_version.store(version, Ordering::Release);
+                Ok(())
+            }
+            Err(Unwritten::Unchanged(error)) => Err(error),
+            Err(Unwritten::Unknown(error)) => {
+                self.shared.poison.set();
+                Err(error)
+            }
+        }
+    }
+
+    fn extents(&self, offset_bytes: u64, length_bytes: u64, limit: usize) -> Result<Vec<Extent>> {
+        self.check()?;
+        check_range(self.size_bytes(), offset_bytes, length_bytes)?;
+        match &*self.content.read() {
+            Content::Large { side, .. } => side.extents(offset_bytes, length_bytes, limit),
+            Content::Small { .. } => {
+                Ok(vec![Extent { offset_bytes, length_bytes, kind: ExtentKind::Stored }])
+            }
+        }
+    }
+}
+
+impl Shared {
+    /// The content of a small file as it is stored.
+    fn load(&self, id: FileId) -> Result<Vec<u8>> {
+        self.folder.read_content(id)?.ok_or_else(|| {
+            Error::new(ErrorKind::Corrupt, format!("the content of file {} is missing", id.0))
+        })
+    }
+
+    /// Keeps what was loaded, if there is room.
+    fn keep(&self, bytes: Vec<u8>) -> Option<Vec<u8>> {
+        let length = bytes.len() as u64;
+        if self.resident_bytes.load(Ordering::Relaxed) + length > RESIDENT_LIMIT_BYTES {
+            return None;
+        }
+        self.resident_bytes.fetch_add(length, Ordering::Relaxed);
+        Some(bytes)
+    }
+
+    fn forget(&self, content: &Content) {
+        if let Content::Small { bytes: Some(bytes), .. } = content {
+            self.resident_bytes.fetch_sub(bytes.len() as u64, Ordering::Relaxed);
+        }
+    }
+}
+
+/// A disk that holds nothing.
+pub(super) struct Nothing(pub(super) u64);
+
+impl Disk for Nothing {
+    fn size_bytes(&self) -> u64 {
+        self.0
+    }
+
+    fn read_at(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
+        check_range(self.0, offset_bytes, buffer.len() as u64)?;
+        buffer.fill(0);
+        Ok(())
+    }
+
+    fn extents(&self, offset_bytes: u64, length_bytes: u64, _limit: usize) -> Result<Vec<Extent>> {
+        check_range(self.0, offset_bytes, length_bytes)?;
+        Ok(vec![Extent { offset_bytes, length_bytes, kind: ExtentKind::Hole }])
+    }
+}

@@ -1,0 +1,182 @@
+//! The files of a session as other processes than its writer see them: the names as
+//! they are stored, contents as clients last made them stable.
+
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use coldrise_block::{check_range, Disk, Error, ErrorKind, Extent, ExtentKind, Result};
+use coldrise_store::{Repository, SessionName};
+use parking_lot::Mutex;
+
+use super::file::{inside, length_over, Nothing};
+use super::folder::{FilesFolder, Mark};
+use super::tree::{FileEntry, FileId, FileKind, FileTree};
+use super::writer::{looks, lost_list, removed};
+use crate::document::SessionDocument;
+use crate::length::Length;
+use crate::live::open_live_layer;
+
+/// The files of one session, for reading.
+pub struct ClientFilesReader {
+    folder: FilesFolder,
+    session: SessionName,
+    has_files: bool,
+    tree: Mutex<Option<(Mark, Arc<FileTree>)>>,
+}
+
+impl ClientFilesReader {
+    /// The files of that session; nothing is read yet.
+    pub fn new(repository: &Arc<Repository>, document: &SessionDocument) -> ClientFilesReader {
+        ClientFilesReader {
+            folder: FilesFolder::of(repository, document),
+            session: document.name.clone(),
+            has_files: document.files.is_some(),
+            tree: Mutex::new(None),
+        }
+    }
+
+    /// What there is now.
+    ///
+    /// # Errors
+    /// `Corrupt` where the list is damaged, or missing in a session that is there.
+    pub fn tree(&self) -> Result<Arc<FileTree>> {
+        let mut known = self.tree.lock();
+        loop {
+            // Before it is read: a change that comes meanwhile makes this one too old.
+            let Some(mark) = self.folder.tree_mark()? else { return self.no_tree() };
+            if let Some((_, tree)) = known.as_ref().filter(|(read, _)| *read == mark) {
+                return Ok(Arc::clone(tree));
+            }
+            let Some(tree) = self.folder.read_tree()? else { continue };
+            *known = Some((mark, Arc::new(tree)));
+        }
+    }
+
+    fn no_tree(&self) -> Result<Arc<FileTree>> {
+        if self.has_files {
+            // Where the session has ended, that is what there is to say.
+            SessionDocument::of(self.folder.repository(), &self.session)?;
+            return Err(lost_list());
+        }
+        Ok(Arc::default())
+    }
+
+    fn entry(&self, id: FileId) -> Result<Arc<FileEntry>> {
+        self.tree()?.get(id).map(Arc::clone).ok_or_else(removed)
+    }
+
+    /// When the content of a file changed, and the bytes it takes.
+    ///
+    /// # Errors
+    /// `Corrupt` where it is missing.
+    pub fn looks(&self, entry: &FileEntry) -> Result<(SystemTime, u64)> {
+        looks(&self.folder, entry)
+    }
+
+    /// The content of a file, as it is at each moment.
+    ///
+    /// # Errors
+    /// `NotFound`, `IsAFolder`, `Corrupt`.
+    pub fn file(self: &Arc<Self>, id: FileId) -> Result<Arc<dyn Disk>> {
+        let entry = self.entry(id)?;
+        if entry.kind == FileKind::Folder {
+            return Err(Error::new(ErrorKind::IsAFolder, format!("{:?} is a folder", entry.name)));
+        }
+        let file = ReadFile { files: Arc::clone(self), id, seen: Mutex::new(None) };
+        file.seen()?;
+        Ok(Arc::new(file))
+    }
+}
+
+struct ReadFile {
+    files: Arc<ClientFilesReader>,
+    id: FileId,
+    /// What was read last.
+    seen: Mutex<Option<Seen>>,
+}
+
+#[derive(Clone)]
+enum Seen {
+    Small(Mark, Arc<Vec<u8>>),
+    Large(Arc<dyn Disk>, Arc<Length>),
+}
+
+impl ReadFile {
+    fn seen(&self) -> Result<Seen> {
+        let folder = &self.files.folder;
+        let mut seen = self.seen.lock();
+        // A file that has become large stays so.
+        if let Some(Seen::Large(..)) = &*seen {
+            self.files.entry(self.id)?;
+        } else {
+            loop {
+                let kind = self.files.entry(self.id)?.kind;
+                if let FileKind::Large { capacity_bytes } = kind {
+                    let key = folder.layer(self.id, capacity_bytes);
+                    let below = Arc::new(Nothing(capacity_bytes));
+                    let session = &self.files.session;
+                    let disk = open_live_layer(folder.repository(), session, key, below)?;
+                    let length = Arc::new(length_over(&disk));
+                    *seen = Some(Seen::Large(disk, length));
+                    break;
+                }
+                let mark = folder.content_mark(self.id)?;
+                if let (Some(Seen::Small(known, _)), Some(mark)) = (&*seen, mark) {
+                    if *known == mark {
+                        break;
+                    }
+                }
+                match (mark, folder.read_content(self.id)?) {
+                    (Some(mark), Some(bytes)) => {
+                        *seen = Some(Seen::Small(mark, Arc::new(bytes)));
+                        break;
+                    }
+                    // It may have been removed, or become large, just now.
+                    _ if self.files.entry(self.id)?.kind != kind => {}
+                    _ => {
+                        let text = format!("the content of file {} is missing", self.id.0);
+                        return Err(Error::new(ErrorKind::Corrupt, text));
+                    }
+                }
+            }
+        }
+        seen.clone().ok_or_else(removed)
+    }
+}
+
+impl Disk for ReadFile {
+    fn size_bytes(&self) -> u64 {
+        match self.seen() {
+            Ok(Seen::Small(_, bytes)) => bytes.len() as u64,
+            Ok(Seen::Large(_, length)) => length.get(),
+            // Whoever then reads it gets the error.
+            Err(_) => 1,
+        }
+    }
+
+    fn read_at(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
+        match self.seen()? {
+            Seen::Small(_, bytes) => {
+                let part = inside(buffer, offset_bytes, bytes.len() as u64);
+                if !part.is_empty() {
+                    let start = offset_bytes as usize;
+                    part.copy_from_slice(&bytes[start..start + part.len()]);
+                }
+                Ok(())
+            }
+            Seen::Large(disk, length) => {
+                disk.read_at(inside(buffer, offset_bytes, length.get()), offset_bytes)
+            }
+        }
+    }
+
+    fn extents(&self, offset_bytes: u64, length_bytes: u64, limit: usize) -> Result<Vec<Extent>> {
+        check_range(self.size_bytes(), offset_bytes, length_bytes)?;
+        match self.seen()? {
+            Seen::Small(..) => {
+                Ok(vec![Extent { offset_bytes, length_bytes, kind: ExtentKind::Stored }])
+            }
+            Seen::Large(disk, _) => disk.extents(offset_bytes, length_bytes, limit),
+        }
+    }
+}

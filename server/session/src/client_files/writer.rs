@@ -1,0 +1,325 @@
+//! The files of a session in the process that writes it.
+
+use std::collections::HashMap;
+use std::sync::atomic::AtomicU64;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use coldrise_block::{Disk, Error, ErrorKind, Result};
+use parking_lot::{Mutex, RwLock};
+
+use super::file::ClientFile;
+use super::folder::{FilesFolder, Unwritten};
+use super::tree::{Creation, FileEntry, FileId, FileKind, FileTree, Removal};
+use crate::document::SessionDocument;
+use crate::layer::Poison;
+use crate::lock::FileLock;
+
+/// What the files of a session share.
+pub(super) struct Shared {
+    pub(super) folder: FilesFolder,
+    pub(super) poison: Poison,
+    pub(super) writing: Arc<FileLock>,
+    /// Bytes of small files in memory.
+    pub(super) resident_bytes: AtomicU64,
+    /// Held by whoever changes the list.
+    changing: Mutex<()>,
+    tree: RwLock<Arc<FileTree>>,
+}
+
+/// The files that clients keep in a session. Changes of names are durable on return.
+pub struct ClientFiles {
+    session_created_at_ms: u64,
+    shared: Arc<Shared>,
+    open: Mutex<HashMap<FileId, Arc<ClientFile>>>,
+}
+
+impl ClientFiles {
+    pub(crate) fn open(
+        folder: FilesFolder,
+        document: &SessionDocument,
+        poison: Poison,
+        writing: Arc<FileLock>,
+    ) -> Result<ClientFiles> {
+        let tree = match folder.read_tree()? {
+            Some(tree) => tree,
+            None if document.files.is_some() => return Err(lost_list()),
+            // It was published by a version that kept no files.
+            None => {
+                folder.create()?;
+                FileTree::default()
+            }
+        };
+        folder.tidy(&tree)?;
+        let shared = Shared {
+            folder,
+            poison,
+            writing,
+            resident_bytes: AtomicU64::new(0),
+            changing: Mutex::new(()),
+            tree: RwLock::new(Arc::new(tree)),
+        };
+        Ok(ClientFiles {
+            session_created_at_ms: document.created_at_ms,
+            shared: Arc::new(shared),
+            open: Mutex::default(),
+        })
+    }
+
+    /// When the session was published: what tells it from others of its name.
+    pub fn session_created_at_ms(&self) -> u64 {
+        self.session_created_at_ms
+    }
+
+    /// What there is now.
+    pub fn tree(&self) -> Arc<FileTree> {
+        self.shared.tree()
+    }
+
+    /// The file of that id, open: everyone who asks for it gets the same one.
+    ///
+    /// # Errors
+    /// `NotFound` where it was removed, `IsAFolder`, `Corrupt` where its content is
+    /// missing or damaged.
+    pub fn file(&self, id: FileId) -> Result<Arc<ClientFile>> {
+        let mut open = self.open.lock();
+        if let Some(file) = open.get(&id) {
+            return Ok(Arc::clone(file));
+        }
+        let tree = self.tree();
+        let file = Arc::new(ClientFile::open(&self.shared, tree.get(id).ok_or_else(removed)?)?);
+        open.insert(id, Arc::clone(&file));
+        Ok(file)
+    }
+
+    /// The same if somebody has opened it already.
+    pub fn opened(&self, id: FileId) -> Option<Arc<ClientFile>> {
+        self.open.lock().get(&id).map(Arc::clone)
+    }
+
+    /// Makes an empty file, or finds the one that is there; tells which.
+    ///
+    /// # Errors
+    /// `AlreadyExists`; `IsAFolder`; `NotFound` where the folder is gone; `NotAFolder`;
+    /// `InvalidInput` or `NameTooLong` for what is no name; `NoSpace`, also where the
+    /// session has [`MAX_CLIENT_FILES`](super::MAX_CLIENT_FILES).
+    pub fn create(
+        &self,
+        folder: FileId,
+        name: &str,
+        how: Creation,
+        mode: u32,
+    ) -> Result<(Arc<FileEntry>, bool)> {
+        let _changing = self.shared.changing.lock();
+        let tree = self.tree();
+        if let Some(there) = tree.find(folder, name) {
+            return match how {
+                _ if there.kind == FileKind::Folder && how == Creation::Unchecked => {
+                    Err(Error::new(ErrorKind::IsAFolder, format!("{name:?} is a folder")))
+                }
+                Creation::Unchecked => Ok((Arc::clone(there), false)),
+                Creation::Exclusive(by) if there.verifier == Some(by) => {
+                    Ok((Arc::clone(there), false))
+                }
+                _ => Err(taken(name)),
+            };
+        }
+        let verifier = match how {
+            Creation::Exclusive(by) => Some(by),
+            _ => None,
+        };
+        let (tree, entry) =
+            tree.with_new(folder, name, FileKind::Small, mode, verifier, now_ns())?;
+        // The content first: a file whose content is missing is damaged.
+        self.shared
+            .folder
+            .write_content(entry.id, b"", SystemTime::now())
+            .map_err(Unwritten::into_error)?;
+        self.shared.store(tree).inspect_err(|_| {
+            let _ = self.shared.folder.remove(entry.id);
+        })?;
+        Ok((entry, true))
+    }
+
+    /// Makes a folder.
+    ///
+    /// # Errors
+    /// As of [`ClientFiles::create`], guarded.
+    pub fn make_folder(&self, folder: FileId, name: &str, mode: u32) -> Result<Arc<FileEntry>> {
+        let _changing = self.shared.changing.lock();
+        let tree = self.tree();
+        if tree.find(folder, name).is_some() {
+            return Err(taken(name));
+        }
+        let (tree, entry) = tree.with_new(folder, name, FileKind::Folder, mode, None, now_ns())?;
+        self.shared.store(tree)?;
+        Ok(entry)
+    }
+
+    /// Removes a file or an empty folder. Who has the file open finds it gone.
+    ///
+    /// # Errors
+    /// `NotFound`, `NotEmpty`, `IsAFolder`, `NotAFolder`, `NoSpace`.
+    pub fn remove(&self, folder: FileId, name: &str, what: Removal) -> Result<()> {
+        let gone = {
+            let _changing = self.shared.changing.lock();
+            let (tree, gone) = self.tree().without(folder, name, what, now_ns())?;
+            self.shared.store(tree)?;
+            gone
+        };
+        self.forget(&gone);
+        Ok(())
+    }
+
+    /// Gives something another name; what had that name goes, at the same moment.
+    ///
+    /// # Errors
+    /// `NotFound`, `NotEmpty`, `IsAFolder`, `NotAFolder`, `InvalidInput`,
+    /// `NameTooLong`, `NoSpace`.
+    pub fn rename(&self, from: (FileId, &str), to: (FileId, &str)) -> Result<()> {
+        let replaced = {
+            let _changing = self.shared.changing.lock();
+            let Some((tree, replaced)) = self.tree().renamed(from, to, now_ns())? else {
+                return Ok(());
+            };
+            self.shared.store(tree)?;
+            replaced
+        };
+        if let Some(gone) = replaced {
+            self.forget(&gone);
+        }
+        Ok(())
+    }
+
+    /// Ends what is in no list any more. Where its removal fails the next opening of
+    /// the session does it.
+    fn forget(&self, gone: &FileEntry) {
+        // Under the lock, so that nobody opens it in between.
+        let open = self.open.lock().remove(&gone.id);
+        if let Some(file) = open {
+            file.end();
+        }
+        if let Err(error) = self.shared.folder.remove(gone.id) {
+            tracing::warn!(error = %error.full_message(), "a removed file's content stays for now");
+        }
+    }
+
+    /// Sets permissions and the time of the last change of the content, durably.
+    ///
+    /// # Errors
+    /// `NotFound` where it was removed; `NoSpace`.
+    pub fn set(&self, id: FileId, mode: Option<u32>, modified: Option<SystemTime>) -> Result<()> {
+        let entry = self.tree().get(id).map(Arc::clone).ok_or_else(removed)?;
+        let is_other = |mode: u32| mode != entry.mode;
+        if mode.is_some_and(is_other) || entry.verifier.is_some() {
+            self.shared.change_entry(id, |entry| {
+                entry.mode = mode.unwrap_or(entry.mode);
+                entry.verifier = None;
+            })?;
+        }
+        let Some(modified) = modified else { return Ok(()) };
+        if entry.kind == FileKind::Folder {
+            return self.shared.change_entry(id, |_| {});
+        }
+        let file = self.file(id)?;
+        file.flush()?;
+        // It may have become large meanwhile.
+        let kind = self.tree().get(id).ok_or_else(removed)?.kind;
+        self.shared.folder.set_modified(id, kind, modified)?;
+        file.note_modified(modified);
+        Ok(())
+    }
+
+    /// When the content of a file changed.
+    ///
+    /// # Errors
+    /// `Corrupt` where it is missing.
+    pub fn modified(&self, entry: &FileEntry) -> Result<SystemTime> {
+        self.file(entry.id).map(|file| file.modified())
+    }
+
+    /// When the stored content of a file changed, and the bytes it takes.
+    ///
+    /// # Errors
+    /// `Corrupt` where it is missing.
+    pub fn looks(&self, entry: &FileEntry) -> Result<(SystemTime, u64)> {
+        looks(&self.shared.folder, entry)
+    }
+
+    /// Makes everything durable that was written.
+    ///
+    /// # Errors
+    /// Of the first file where it fails; the others are tried all the same.
+    pub fn flush(&self) -> Result<()> {
+        let files: Vec<_> = self.open.lock().values().map(Arc::clone).collect();
+        let mut result = Ok(());
+        for file in files.iter().filter(|file| file.is_dirty()) {
+            result = result.and(file.flush());
+        }
+        result
+    }
+
+    /// Ends the threads of the layers and waits for them.
+    pub(crate) fn stop_ahead(&self) {
+        self.open.lock().values().for_each(|file| file.stop_ahead());
+    }
+}
+
+impl Shared {
+    fn tree(&self) -> Arc<FileTree> {
+        Arc::clone(&self.tree.read())
+    }
+
+    /// Makes another list the one that counts. The caller holds `changing`.
+    fn store(&self, tree: FileTree) -> Result<()> {
+        self.poison.check()?;
+        match self.folder.write_tree(&tree) {
+            Ok(()) => {
+                *self.tree.write() = Arc::new(tree);
+                Ok(())
+            }
+            Err(Unwritten::Unchanged(error)) => Err(error),
+            Err(Unwritten::Unknown(error)) => {
+                self.poison.set();
+                Err(error)
+            }
+        }
+    }
+
+    /// Changes what the list says of one file, but neither its name nor its folder.
+    pub(super) fn change_entry(
+        &self,
+        id: FileId,
+        change: impl FnOnce(&mut FileEntry),
+    ) -> Result<()> {
+        let _changing = self.changing.lock();
+        let tree = self.tree();
+        let mut entry = FileEntry::clone(tree.get(id).ok_or_else(removed)?);
+        entry.changed_ns = now_ns().max(entry.changed_ns + 1);
+        change(&mut entry);
+        self.store(tree.with_changed(entry))
+    }
+}
+
+pub(super) fn looks(folder: &FilesFolder, entry: &FileEntry) -> Result<(SystemTime, u64)> {
+    folder.looks(entry.id, entry.kind)?.ok_or_else(|| {
+        Error::new(ErrorKind::Corrupt, format!("the content of {:?} is missing", entry.name))
+    })
+}
+
+pub(super) fn lost_list() -> Error {
+    Error::new(ErrorKind::Corrupt, "the list of the session's files is missing")
+}
+
+pub(super) fn removed() -> Error {
+    Error::new(ErrorKind::NotFound, "the file was removed")
+}
+
+fn taken(name: &str) -> Error {
+    Error::new(ErrorKind::AlreadyExists, format!("there is already a file {name:?}"))
+}
+
+pub(super) fn now_ns() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,391 @@
+//! The files that clients keep in a session: made, written, sealed, recovered.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use coldrise_block::{Disk, ErrorKind};
+use coldrise_session::{
+    enter_sealed_points, publish, publish_with_files, seal, unpublish, CarriedFile, CarriedFiles,
+    Catalog, ClientFilesReader, Creation, FileId, FileKind, Inventory, Removal, Session,
+    SessionDocument,
+};
+use coldrise_store::{
+    Compression, DiskDocument, DiskName, InitOptions, MachineName, MapRoot, OpenOptions,
+    PassphraseSource, PointDocument, PointName, PointOrigin, Repository, RepositoryWriter,
+    SessionName,
+};
+
+const ROOT: FileId = FileId::ROOT;
+const MIB: u64 = 1 << 20;
+
+struct Place {
+    _folder: tempfile::TempDir,
+    path: PathBuf,
+    point: PointDocument,
+}
+
+fn name() -> SessionName {
+    SessionName::parse("trial").unwrap()
+}
+
+fn passphrase(repository: &Path) -> PassphraseSource {
+    PassphraseSource::File(repository.with_file_name("passphrase"))
+}
+
+/// An encrypted repository with one point of one empty disk.
+fn place() -> Place {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("repo");
+    std::fs::write(folder.path().join("passphrase"), "correct horse").unwrap();
+    let secret = passphrase(&path).read().unwrap();
+    let options = InitOptions {
+        chunk_size_bytes: 16 << 10,
+        compression: Compression::None,
+        passphrase: secret.as_ref(),
+    };
+    Repository::init(&path, &options).unwrap();
+    let point = PointDocument {
+        machine: MachineName::parse("web01").unwrap(),
+        point: PointName::parse("20261120T100000Z").unwrap(),
+        created_at_ms: 1,
+        origin: PointOrigin::Backup { sources: vec![] },
+        disks: vec![DiskDocument {
+            name: DiskName::parse("vda").unwrap(),
+            size_bytes: MIB,
+            root: MapRoot::EMPTY,
+            layers: Vec::new(),
+        }],
+        configuration: None,
+        is_protected: false,
+        files: None,
+    };
+    writer(&path).put_point(&point).unwrap();
+    Place { _folder: folder, path, point }
+}
+
+fn writer(path: &Path) -> RepositoryWriter {
+    RepositoryWriter::open(path, &passphrase(path), &OpenOptions::default()).unwrap()
+}
+
+impl Place {
+    fn open(&self) -> Arc<Repository> {
+        Repository::open(&self.path, &passphrase(&self.path), &OpenOptions::default()).unwrap()
+    }
+
+    /// `live/HASH/files` of the only session.
+    fn files(&self) -> PathBuf {
+        let live = std::fs::read_dir(self.path.join("live")).unwrap();
+        let folders = live.map(|entry| entry.unwrap().path()).filter(|path| path.is_dir());
+        folders.last().unwrap().join("files")
+    }
+
+    fn stored(&self) -> usize {
+        std::fs::read_dir(self.files()).unwrap().count()
+    }
+}
+
+fn read_all(disk: &dyn Disk) -> Vec<u8> {
+    let mut bytes = vec![0; disk.size_bytes() as usize];
+    disk.read_at(&mut bytes, 0).unwrap();
+    bytes
+}
+
+fn make(session: &Session, name: &str, content: &[u8]) -> FileId {
+    let (entry, is_new) = session.files().create(ROOT, name, Creation::Guarded, 0o644).unwrap();
+    assert!(is_new);
+    let file = session.files().file(entry.id).unwrap();
+    file.write_at(content, 0).unwrap();
+    file.flush().unwrap();
+    entry.id
+}
+
+fn names(session: &Session) -> Vec<String> {
+    session.files().tree().entries(ROOT).map(|entry| entry.name.clone()).collect()
+}
+
+fn reader(repository: &Arc<Repository>) -> Arc<ClientFilesReader> {
+    let document = coldrise_session::session(repository, &name()).unwrap().document;
+    Arc::new(ClientFilesReader::new(repository, &document))
+}
+
+/// As a kill of the process leaves it: nothing is closed.
+fn kill(session: Arc<Session>) {
+    session.stop_listening();
+    session.stop();
+    drop(session);
+}
+
+#[test]
+fn what_was_flushed_is_there_after_a_kill() {
+    let place = place();
+    let repository = place.open();
+    publish(&repository, &place.point, Some(name())).unwrap();
+    let session = Session::open(&repository, &name()).unwrap();
+    let small = make(&session, "small", b"flushed");
+    let large = make(&session, "large", b"");
+    let large_file = session.files().file(large).unwrap();
+    large_file.write_at(b"far", 3 * MIB).unwrap();
+    large_file.flush().unwrap();
+    session.files().file(small).unwrap().write_at(b"not stored", 0).unwrap();
+    assert_eq!(read_all(&*session.files().file(small).unwrap()), b"not stored");
+    session.files().make_folder(ROOT, "folder", 0o755).unwrap();
+    session.files().rename((ROOT, "small"), (ROOT, "moved")).unwrap();
+    drop(large_file);
+    kill(session);
+    // What a crash leaves of the next content, and of one without a name.
+    std::fs::write(place.files().join(format!("{}.new", "0".repeat(32))), b"half").unwrap();
+    std::fs::write(place.files().join("7".repeat(32)), b"no name").unwrap();
+
+    let session = Session::open(&repository, &name()).unwrap();
+    assert_eq!(names(&session), ["folder", "large", "moved"]);
+    assert_eq!(read_all(&*session.files().file(small).unwrap()), b"flushed");
+    let large = session.files().file(large).unwrap();
+    assert_eq!(large.size_bytes(), 3 * MIB + 3);
+    let content = read_all(&*large);
+    assert!(content.ends_with(b"far") && content[..3 << 20].iter().all(|byte| *byte == 0));
+    assert_eq!(place.stored(), 3, "the list, a content, a layer: the rest is tidied away");
+}
+
+#[test]
+fn a_file_grows_into_a_layer_and_shrinks_in_it() {
+    let place = place();
+    let repository = place.open();
+    publish(&repository, &place.point, Some(name())).unwrap();
+    let session = Session::open(&repository, &name()).unwrap();
+    let id = make(&session, "log", b"first");
+    let file = session.files().file(id).unwrap();
+    let kind = || session.files().tree().get(id).unwrap().kind;
+    file.set_size_bytes(MIB).unwrap();
+    assert_eq!(kind(), FileKind::Small);
+    file.write_at(b"beyond", MIB - 2).unwrap();
+    assert!(matches!(kind(), FileKind::Large { .. }));
+    assert_eq!(file.size_bytes(), MIB + 4);
+    let mut content = read_all(&*file);
+    assert!(content.starts_with(b"first") && content.ends_with(b"beyond"));
+    // Another process sees it, and what follows.
+    let files = reader(&place.open());
+    let seen = files.file(id).unwrap();
+    assert_eq!(read_all(&*seen), content);
+    file.set_size_bytes(3).unwrap();
+    file.set_size_bytes(6).unwrap();
+    content = b"fir\0\0\0".to_vec();
+    assert_eq!(read_all(&*file), content);
+    assert_eq!(read_all(&*seen), content);
+    assert_eq!(file.set_size_bytes(1 << 41).unwrap_err().kind(), ErrorKind::OutOfRange);
+    assert_eq!(file.write_at(b"x", 1 << 40).unwrap_err().kind(), ErrorKind::OutOfRange);
+
+    session.files().remove(ROOT, "log", Removal::Any).unwrap();
+    assert_eq!(file.read_at(&mut [0], 0).unwrap_err().kind(), ErrorKind::NotFound);
+    assert_eq!(file.write_at(b"x", 0).unwrap_err().kind(), ErrorKind::NotFound);
+    assert_eq!(seen.read_at(&mut [0], 0).unwrap_err().kind(), ErrorKind::NotFound);
+    assert_eq!(place.stored(), 1, "only the list is left");
+}
+
+#[test]
+fn readers_see_what_is_stable() {
+    let place = place();
+    let repository = place.open();
+    publish(&repository, &place.point, Some(name())).unwrap();
+    let files = reader(&place.open());
+    assert!(files.tree().unwrap().is_empty());
+    let session = Session::open(&repository, &name()).unwrap();
+    let id = make(&session, "lock", b"beat 1");
+    let seen = files.file(id).unwrap();
+    assert_eq!(files.tree().unwrap().find(ROOT, "lock").unwrap().id, id);
+    let file = session.files().file(id).unwrap();
+    for beat in 2..40 {
+        let content = format!("beat {beat}");
+        file.write_at(content.as_bytes(), 0).unwrap();
+        file.flush().unwrap();
+        assert_eq!(read_all(&*seen), content.as_bytes());
+    }
+    session.files().rename((ROOT, "lock"), (ROOT, "other")).unwrap();
+    assert!(files.tree().unwrap().find(ROOT, "lock").is_none());
+    assert_eq!(read_all(&*seen), b"beat 39", "a file is not its name");
+}
+
+#[test]
+fn an_exclusive_creation_can_be_repeated_by_who_made_it() {
+    let place = place();
+    let repository = place.open();
+    publish(&repository, &place.point, Some(name())).unwrap();
+    let session = Session::open(&repository, &name()).unwrap();
+    let create = |how| session.files().create(ROOT, "lock", how, 0o600);
+    let (made, is_new) = create(Creation::Exclusive(7)).unwrap();
+    assert!(is_new);
+    assert_eq!(create(Creation::Exclusive(7)).unwrap(), (Arc::clone(&made), false));
+    assert_eq!(create(Creation::Exclusive(8)).unwrap_err().kind(), ErrorKind::AlreadyExists);
+    assert_eq!(create(Creation::Guarded).unwrap_err().kind(), ErrorKind::AlreadyExists);
+    assert_eq!(create(Creation::Unchecked).unwrap().0.id, made.id);
+    session.files().set(made.id, Some(0o640), None).unwrap();
+    assert_eq!(create(Creation::Exclusive(7)).unwrap_err().kind(), ErrorKind::AlreadyExists);
+}
+
+#[test]
+fn a_sealed_point_carries_what_it_can() {
+    let place = place();
+    let repository = place.open();
+    publish(&repository, &place.point, Some(name())).unwrap();
+    let session = Session::open(&repository, &name()).unwrap();
+    make(&session, "vm.vmx", b"memsize = \"96\"");
+    make(&session, ".lck-0123456789abcdef", &[1; 84]);
+    make(&session, "vm.vswp", b"swap");
+    let delta = session.files().file(make(&session, "vda-000001-delta.vmdk", b"")).unwrap();
+    delta.set_size_bytes(2 * MIB).unwrap();
+    let folder = session.files().make_folder(ROOT, "sub", 0o750).unwrap();
+    session.files().create(folder.id, "empty", Creation::Guarded, 0o600).unwrap();
+    // Written and not flushed: a seal takes it along.
+    let (log, _) = session.files().create(ROOT, "vm.log", Creation::Guarded, 0o644).unwrap();
+    session.files().file(log.id).unwrap().write_at(b"unflushed", 0).unwrap();
+
+    let sealed = session.seal().unwrap();
+    let left: Vec<_> =
+        sealed.left_out.iter().map(|f| (&*f.path, f.size_bytes, f.is_snapshot)).collect();
+    assert_eq!(left, [("vda-000001-delta.vmdk", 2 * MIB, true)]);
+    let of = |point: &PointDocument| Catalog::new(&place.open()).files(point).unwrap();
+    let check = |point: &PointDocument| {
+        let files = of(point);
+        let paths: Vec<_> = files.files.iter().map(|file| &*file.path).collect();
+        assert_eq!(paths, ["sub", "sub/empty", "vm.log", "vm.vmx"]);
+        assert_eq!(files.find("vm.log").unwrap().content.as_deref(), Some(&b"unflushed"[..]));
+        assert_eq!(files.find("sub").unwrap().mode, 0o750);
+    };
+    check(&sealed.point);
+    make(&session, "later", b"x");
+    drop(delta);
+    drop(session);
+    let again = seal(&repository, &name()).unwrap().point;
+    assert!(of(&again).find("later").is_some());
+    check(&sealed.point);
+    // In the catalog they are the same, and nothing stays beside it.
+    assert_eq!(enter_sealed_points(&writer(&place.path)).unwrap(), 2);
+    check(&sealed.point);
+    let beside = place.files().with_file_name("sealed");
+    assert_eq!(std::fs::read_dir(beside).unwrap().count(), 0);
+
+    // A session of it begins with them.
+    let next = SessionName::parse("next").unwrap();
+    publish(&repository, &again, Some(next.clone())).unwrap();
+    let session = Session::open(&repository, &next).unwrap();
+    assert_eq!(names(&session), ["later", "sub", "vm.log", "vm.vmx"]);
+    let tree = session.files().tree();
+    let log = tree.find(ROOT, "vm.log").unwrap();
+    assert_eq!(read_all(&*session.files().file(log.id).unwrap()), b"unflushed");
+    drop(session);
+    assert_eq!(unpublish(&repository, &next, false).unwrap(), None, "nothing has changed");
+}
+
+#[test]
+fn a_change_of_files_alone_is_worth_a_point() {
+    let place = place();
+    let repository = place.open();
+    let first = |_: &SessionDocument, mut files: CarriedFiles| {
+        files.files.push(CarriedFile {
+            path: "trial.vmx".into(),
+            content: Some(b"made at publish".to_vec()),
+            mode: 0o644,
+            modified_ms: 5000,
+        });
+        Ok(files)
+    };
+    publish_with_files(&repository, &place.point, Some(name()), first).unwrap();
+    let session = Session::open(&repository, &name()).unwrap();
+    let tree = session.files().tree();
+    let vmx = tree.find(ROOT, "trial.vmx").unwrap();
+    let file = session.files().file(vmx.id).unwrap();
+    assert_eq!(read_all(&*file), b"made at publish");
+    file.write_at(b"MADE", 0).unwrap();
+    drop(file);
+    // Closing stores it.
+    drop(session);
+    let point = unpublish(&repository, &name(), false).unwrap().unwrap().point;
+    let files = Catalog::new(&repository).files(&point).unwrap();
+    assert_eq!(files.find("trial.vmx").unwrap().content.as_deref(), Some(&b"MADE at publish"[..]));
+}
+
+#[test]
+fn nothing_of_a_file_shows_on_the_disk() {
+    let place = place();
+    let repository = place.open();
+    publish(&repository, &place.point, Some(name())).unwrap();
+    let session = Session::open(&repository, &name()).unwrap();
+    make(&session, "revealing-name", b"revealing-content");
+    session.seal().unwrap();
+    drop(session);
+    let mut folders = vec![place.path.clone()];
+    let mut seen = 0;
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            assert!(!path.to_string_lossy().contains("revealing"), "{}", path.display());
+            if path.is_dir() {
+                folders.push(path);
+            } else {
+                let bytes = std::fs::read(&path).unwrap();
+                assert!(!bytes.windows(9).any(|part| part == b"revealing"), "{}", path.display());
+                seen += 1;
+            }
+        }
+    }
+    assert!(seen > 5);
+    unpublish(&repository, &name(), true).unwrap();
+    enter_sealed_points(&writer(&place.path)).unwrap();
+    let left = std::fs::read_dir(place.path.join("live")).unwrap();
+    assert_eq!(left.filter(|entry| entry.as_ref().unwrap().path().is_dir()).count(), 0);
+}
+
+#[test]
+fn what_is_missing_or_changed_is_damage() {
+    let place = place();
+    let repository = place.open();
+    publish(&repository, &place.point, Some(name())).unwrap();
+    let session = Session::open(&repository, &name()).unwrap();
+    let (first, second) = (make(&session, "first", b"1"), make(&session, "second", b"2"));
+    drop(session);
+    let files: Vec<_> = std::fs::read_dir(place.files())
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| !path.ends_with("tree"))
+        .collect();
+    let (one, other) = (std::fs::read(&files[0]).unwrap(), std::fs::read(&files[1]).unwrap());
+    std::fs::write(&files[0], other).unwrap();
+    std::fs::write(&files[1], one).unwrap();
+    let session = Session::open(&repository, &name()).unwrap();
+    for id in [first, second] {
+        let opened = session.files().file(id).err().expect("contents were swapped");
+        assert_eq!(opened.kind(), ErrorKind::Corrupt);
+    }
+    drop(session);
+    std::fs::remove_file(&files[0]).unwrap();
+    std::fs::remove_file(&files[1]).unwrap();
+    let opened = reader(&repository).file(first).err().expect("it is missing");
+    assert_eq!(opened.kind(), ErrorKind::Corrupt);
+    assert_eq!(seal(&repository, &name()).unwrap_err().kind(), ErrorKind::Corrupt);
+    std::fs::remove_file(place.files().join("tree")).unwrap();
+    assert_eq!(Session::open(&repository, &name()).err().unwrap().kind(), ErrorKind::Corrupt);
+    assert_eq!(reader(&repository).tree().unwrap_err().kind(), ErrorKind::Corrupt);
+}
+
+#[test]
+fn verify_names_what_cannot_be_read() {
+    let place = place();
+    let repository = place.open();
+    publish(&repository, &place.point, Some(name())).unwrap();
+    let session = Session::open(&repository, &name()).unwrap();
+    make(&session, "good", b"1");
+    let bad = make(&session, "bad", b"2");
+    let point = session.seal().unwrap().point;
+    let damaged = || -> Vec<String> {
+        let inventory = Inventory::take(&place.open()).unwrap();
+        inventory.damaged.into_iter().map(|damage| damage.what).collect()
+    };
+    assert_eq!(damaged(), Vec::<String>::new());
+    let path = place.files().join(format!("{:032x}", bad.as_u128()));
+    let mut stored = std::fs::read(&path).unwrap();
+    stored[40] ^= 1;
+    std::fs::write(&path, stored).unwrap();
+    assert_eq!(damaged(), ["live/trial/bad"]);
+    std::fs::remove_dir_all(place.files().with_file_name("sealed")).unwrap();
+    let carried = format!("the files that web01/{} carries", point.point);
+    assert_eq!(damaged(), ["live/trial/bad".to_owned(), carried]);
+}
