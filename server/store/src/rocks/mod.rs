@@ -60,7 +60,7 @@ const FAMILIES: [(Family, &CStr); 5] = [
 ];
 const READER_FAMILIES: usize = 4;
 /// Of which a gc rewrites files without what nothing refers to.
-const FILTERED: [Family; 2] = [Family::Chunks, Family::Maps];
+const FILTERED: [Family; 3] = [Family::Chunks, Family::Maps, Family::Dedup];
 
 /// How a read treats what it reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
