@@ -1,9 +1,11 @@
 """coldrise prune: the rules keep what they say, and nothing else goes."""
 
+import contextlib
 import datetime
 import fcntl
 import json
 import random
+import subprocess
 
 import pytest
 
@@ -186,6 +188,29 @@ def test_without_a_rule_nothing_is_pruned(coldrise, week):
     assert "forget MACHINE --all" in coldrise.run("prune", "--keep-last", "0").stderr
     assert "db01" in coldrise.run("prune", "web02", "--keep-last", "1").stderr
     assert len(coldrise.json("list", "web01")["machines"][0]["points"]) == 7
+
+
+def test_a_prune_that_is_killed_did_all_or_nothing(plain, tmp_path):
+    seed = random.randrange(1 << 32)
+    chooser = random.Random(seed)
+    path = Image(64 << 10).save(tmp_path / "vda.raw")
+    times = [f"202611{day:02}T100000Z" for day in range(1, 5)]
+    for number in range(12):
+        machine = f"m{number}"
+        back_up(plain, path, machine, times)
+        process = plain.start("prune", machine, "--keep-last", "1", stdout=subprocess.DEVNULL)
+        # Longer than a prune takes, now and then.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(chooser.uniform(0, 0.15))
+        process.kill()
+        process.wait()
+        (listed,) = plain.json("list", machine)["machines"]
+        left = [point["point"] for point in listed["points"]]
+        assert left in (times, times[-1:]), (seed, number)
+        again = plain.json("prune", machine, "--keep-last", "1")
+        assert again["forgotten"] == len(left) - 1, (seed, number)
+    assert plain.json("verify")["is_clean"]
+    assert len(plain.json("list")["machines"]) == 12
 
 
 def test_a_dry_run_works_beside_a_backup_and_a_prune_waits_its_turn(coldrise, week, nbdkit):

@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from support.cli import Coldrise
 from support.image import Image
 
 MIB = 1 << 20
@@ -143,3 +144,34 @@ def test_the_whole_of_an_empty_and_of_a_full_repository(coldrise, contents):
     for word in ("2 machines, 8 restore points, 0 sessions", "recoverable", "after deduplication",
                  "occupied on disk", "reclaimable", "index in a reader", "UNIQUE"):  # fmt: skip
         assert word in text
+
+
+def planned(coldrise, *arguments):
+    return coldrise.json("plan", "--protect", *arguments)
+
+
+def test_a_plan_follows_from_what_is_assumed(tmp_path):
+    """Without a repository; the shares are those of docs/decisions/0005."""
+    coldrise = Coldrise(tmp_path / "nowhere")
+    plan = planned(coldrise, "10T", "--change", "2%", "--keep", "11")
+    assert plan["recoverable_bytes"] == 11 * 10 << 40
+    assert plan["different_bytes"] == 12 << 40
+    sizes = {entry["chunk_size_bytes"]: entry for entry in plan["chunk_sizes"]}
+    assert list(sizes) == [4096 << step for step in range(7)]
+    chunks = (12 << 40) // CHUNK
+    found = sizes[CHUNK]
+    assert found["index_bytes"] == chunks * 120
+    assert found["occupied_bytes"] == pytest.approx((12 << 40) * 0.367 + chunks * 120, rel=1e-6)
+    assert found["writer_memory_bytes"] == pytest.approx(chunks * 1.64, rel=1e-6)
+    saved = 100 * (1 - found["occupied_bytes"] / plan["recoverable_bytes"])
+    assert found["reduction_percent"] == pytest.approx(saved, abs=0.01)
+    # The decision says so, too: 0.374 with what belongs to the index.
+    one = planned(coldrise, "1T", "--keep", "1", "--chunk-size", "16K")["chunk_sizes"]
+    assert [entry["occupied_bytes"] / (1 << 40) for entry in one] == [pytest.approx(0.374, abs=0.001)]
+    best = planned(coldrise, "1T", "--keep", "1", "--compression", "zstd:9")["chunk_sizes"]
+    assert best[-1]["occupied_bytes"] < one[0]["occupied_bytes"]
+    text = coldrise.run("plan", "--protect", "1T").stdout
+    assert "assumed: 30 restore points of 1.0 TiB, each 5 % different" in text
+    for wrong in (["--chunk-size", "12K"], ["--change", "101"], ["--keep", "0"], ["--compression", "zstd:2"]):
+        assert coldrise.run("plan", "--protect", "1T", *wrong).returncode == 2, wrong
+    assert coldrise.run("plan").returncode == 2

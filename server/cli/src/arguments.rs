@@ -82,6 +82,7 @@ pub(crate) enum Command {
     List(commands::list::ListArguments),
     Show(commands::show::ShowArguments),
     Stats(commands::stats::StatsArguments),
+    Plan(commands::plan::PlanArguments),
     Diff(commands::diff::DiffArguments),
     Publish(commands::publish::PublishArguments),
     /// List the published sessions.

@@ -14,6 +14,7 @@ mod left_out;
 pub(crate) mod list;
 pub(crate) mod man;
 pub(crate) mod mount;
+pub(crate) mod plan;
 pub(crate) mod protect;
 pub(crate) mod prune;
 pub(crate) mod publish;
@@ -44,6 +45,7 @@ pub(crate) fn run(invocation: &Invocation, command: Command) -> Result<Report> {
         Command::List(arguments) => list::run(invocation, &arguments),
         Command::Show(arguments) => show::run(invocation, &arguments),
         Command::Stats(arguments) => stats::run(invocation, &arguments),
+        Command::Plan(arguments) => plan::run(invocation, &arguments),
         Command::Diff(arguments) => diff::run(invocation, &arguments),
         Command::Publish(arguments) => publish::run(invocation, arguments),
         Command::Sessions => sessions::run(invocation),

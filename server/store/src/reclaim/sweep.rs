@@ -3,14 +3,14 @@
 //! 1. The memtables are written to files; the units are found and judged anew. What
 //!    is to be rewritten is read once, so that a damaged file is left alone and not
 //!    met half way.
-//! 2. The dedup entries of all chunks that are to go are deleted, and synced.
+//! 2. The dedup entries of all chunks that are to go are deleted, durably.
 //!    *Left by a kill:* chunks that nobody finds any more. They lie where so much is
 //!    dead that the next gc comes to them again.
 //! 3. Files with nothing in use are dropped (their manifest entry, synced).
 //! 4. Files with little in use are rewritten without the rest, some at a time; each
 //!    such step is one synced entry of the manifest. *Left by a kill:* new files that
 //!    RocksDB removes when it is opened next.
-//! 5. The same for the maps, then the dedup index is rewritten if it shrank much.
+//! 5. The same for the maps.
 //! 6. The counters of the store are made exact, synced. *Left by a kill before:*
 //!    counters that count what is gone, until the next gc.
 //!
@@ -21,7 +21,7 @@ use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
-use coldrise_block::Result;
+use coldrise_block::{Error, ErrorKind, Result};
 
 use crate::repository::Repository;
 use crate::rocks::{Family, LiveFile, Rule};
@@ -32,8 +32,9 @@ use super::check::{check, ReclaimOptions, Work};
 use super::units::{self, Fate, Unit};
 use super::{dedup_index, id_of_key, Reachable};
 
-/// What is copied in one step, about: on a full disk that much has to be free.
-const STEP_LIVE_BYTES: u64 = 1 << 30;
+/// What one thread copies in one step, about: on a full disk that much has to be free.
+const STEP_LIVE_BYTES: u64 = 512 << 20;
+const REWRITING_THREADS: usize = 2;
 
 /// What went.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -60,7 +61,6 @@ pub(super) enum Step {
     Forgotten,
     Dropped(Family),
     Rewritten(Family),
-    Indexed,
 }
 
 impl RepositoryWriter {
@@ -82,6 +82,11 @@ impl RepositoryWriter {
         options: &ReclaimOptions<'_>,
         after: &dyn Fn(Step) -> Result<()>,
     ) -> Result<Reclaimed> {
+        let started = std::time::Instant::now();
+        let after = &|step: Step| {
+            tracing::debug!(?step, elapsed_ms = started.elapsed().as_millis() as u64, "gc");
+            after(step)
+        };
         self.exclusively(|repository, state| {
             let mut sweep = Sweep {
                 repository,
@@ -118,15 +123,17 @@ impl Sweep<'_> {
         (self.after)(Step::Judged)?;
 
         let gone = Arc::new(Gone::new(&chunks, &self.reachable, state.next_chunk));
-        let forgotten = dedup_index::forget(self.repository, &|id| gone.has(id))?;
+        let stored = chunks.iter().map(|unit| unit.entries).sum();
+        let has = {
+            let gone = Arc::clone(&gone);
+            move |id| gone.has(id)
+        };
+        let deleted = chunks.iter().filter(|unit| unit.fate != Fate::Kept).map(Unit::dead).sum();
+        dedup_index::forget(self.repository, has, deleted, stored)?;
         (self.after)(Step::Forgotten)?;
         self.done.chunks = self.delete(&chunks, &gone)?;
         let gone = Arc::new(Gone::new(&maps, &self.reachable, state.next_page));
         self.done.pages = self.delete(&maps, &gone)?;
-        if forgotten.is_much() {
-            database.compact(Family::Dedup, None, None)?;
-        }
-        (self.after)(Step::Indexed)?;
 
         let files = database.live_files(Family::Chunks)?;
         state.chunks = files.iter().map(LiveFile::values).sum();
@@ -155,15 +162,36 @@ impl Sweep<'_> {
             self.done.dropped_files += dropped.count() as u64;
             (self.after)(Step::Dropped(first.family))?;
         }
-        for group in groups(units) {
-            let bounds = (group.ids.start().to_be_bytes(), group.ids.end().to_be_bytes());
-            let rule = gone.rule();
-            database.compact(group.family, Some((&bounds.0, &bounds.1)), Some(rule))?;
-            self.done.rewritten_files += group.files;
-            self.work.advance(group.bytes);
-            (self.after)(Step::Rewritten(group.family))?;
-        }
+        self.rewrite(&groups(units), gone)?;
         Ok(deleted + gone.deleted.load(Ordering::Relaxed))
+    }
+
+    fn rewrite(&mut self, groups: &[Group], gone: &Arc<Gone>) -> Result<()> {
+        let Some(first) = groups.first() else { return Ok(()) };
+        let database = self.repository.database();
+        let _filtering = database.filter(first.family, gone.rule())?;
+        let work = &self.work;
+        for some in groups.chunks(REWRITING_THREADS) {
+            std::thread::scope(|scope| {
+                let rewrite = |group: &Group| {
+                    let (from, to) =
+                        (group.ids.start().to_be_bytes(), group.ids.end().to_be_bytes());
+                    database.compact(group.family, Some((&from, &to)))?;
+                    work.advance(group.bytes);
+                    Ok(())
+                };
+                let threads: Vec<_> =
+                    some.iter().map(|group| scope.spawn(move || rewrite(group))).collect();
+                threads.into_iter().try_for_each(|thread| {
+                    let panicked =
+                        || Error::new(ErrorKind::Internal, "a rewriting thread panicked");
+                    thread.join().unwrap_or_else(|_| Err(panicked()))
+                })
+            })?;
+            self.done.rewritten_files += some.iter().map(|group| group.files).sum::<u64>();
+            (self.after)(Step::Rewritten(first.family))?;
+        }
+        Ok(())
     }
 }
 
@@ -199,7 +227,7 @@ impl Gone {
 
     fn rule(self: &Arc<Self>) -> Rule {
         let gone = Arc::clone(self);
-        Arc::new(move |key, _value_bytes| {
+        Arc::new(move |key, _value| {
             let goes = id_of_key(key).is_some_and(|id| gone.has(id));
             gone.deleted.fetch_add(u64::from(goes), Ordering::Relaxed);
             goes

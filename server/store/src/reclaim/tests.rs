@@ -185,7 +185,7 @@ fn a_gc_that_ends_after_any_step_loses_nothing_and_the_next_one_does_the_rest() 
         let writer = fixture.writer();
         (count(writer.repository(), Family::Chunks), count(writer.repository(), Family::Maps))
     };
-    assert!(steps.get() >= 6, "{}", steps.get());
+    assert!(steps.get() >= 5, "{}", steps.get());
     for end in 0..steps.get() {
         let mut fixture = fixture();
         let done = Cell::new(0);

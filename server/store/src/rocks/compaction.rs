@@ -17,8 +17,8 @@ use parking_lot::RwLock;
 
 use super::{lent_bytes, Database, Family};
 
-/// Whether an entry goes: its key, and the length of its value in bytes.
-pub(crate) type Rule = Arc<dyn Fn(&[u8], usize) -> bool + Send + Sync>;
+/// Whether an entry goes: its key and its value.
+pub(crate) type Rule = Arc<dyn Fn(&[u8], &[u8]) -> bool + Send + Sync>;
 
 /// The filter of one family.
 pub(super) struct Filter {
@@ -74,52 +74,64 @@ unsafe extern "C" fn name(_state: *mut c_void) -> *const c_char {
 }
 
 /// # Safety
-/// `state` is live; `key` points to `key_bytes` bytes that stay unchanged meanwhile.
+/// `state` is live; `key` and `value` point to as many bytes as is said, which stay
+/// unchanged meanwhile.
 unsafe extern "C" fn is_dropped(
     state: *mut c_void,
     _level: c_int,
     key: *const c_char,
     key_bytes: usize,
-    _value: *const c_char,
+    value: *const c_char,
     value_bytes: usize,
     _new_value: *mut *mut c_char,
     _new_value_bytes: *mut usize,
     _is_changed: *mut c_uchar,
 ) -> c_uchar {
     // SAFETY: as the caller promises.
-    let (shared, key) =
-        unsafe { (&*state.cast_const().cast::<Shared>(), lent_bytes(key, key_bytes)) };
+    let (shared, key, value) = unsafe {
+        let shared = &*state.cast_const().cast::<Shared>();
+        (shared, lent_bytes(key, key_bytes), lent_bytes(value, value_bytes))
+    };
     // A panic must not cross into RocksDB; an entry too many does no harm.
     let goes = catch_unwind(AssertUnwindSafe(|| {
-        shared.read().as_ref().is_some_and(|rule| rule(key, value_bytes))
+        shared.read().as_ref().is_some_and(|rule| rule(key, value))
     }));
     c_uchar::from(goes.unwrap_or(false))
 }
 
+/// While it lives, what its rule lets go is left out of every compaction.
+pub(crate) struct Filtering<'db> {
+    filter: &'db Filter,
+}
+
+impl Drop for Filtering<'_> {
+    fn drop(&mut self) {
+        *self.filter.rule.write() = None;
+    }
+}
+
 impl Database {
+    /// Sets the rule of a family. One at a time.
+    pub(crate) fn filter(&self, family: Family, rule: Rule) -> Result<Filtering<'_>> {
+        let found = self.filters.iter().find(|(filtered, _)| *filtered == family);
+        let Some((_, filter)) = found else {
+            return Err(Error::new(ErrorKind::ReadOnly, "a reader filters nothing"));
+        };
+        *filter.rule.write() = Some(rule);
+        Ok(Filtering { filter })
+    }
+
     /// Rewrites the files of a family that hold keys from `from` to `to`, both
-    /// included, without what `rule` lets go, without deleted entries and
-    /// deletions. Durable on return. Without bounds all files are rewritten.
+    /// included: without what its rule lets go, without deleted entries and
+    /// deletions. Durable on return. Without bounds all files are rewritten. Other
+    /// files may be rewritten from other threads at the same time.
     ///
     /// # Errors
     /// `Io` where RocksDB gave up: it takes no more writes then until it is opened
     /// again. What it was rewriting is as it was.
-    pub(crate) fn compact(
-        &self,
-        family: Family,
-        bounds: Option<(&[u8], &[u8])>,
-        rule: Option<Rule>,
-    ) -> Result<()> {
+    pub(crate) fn compact(&self, family: Family, bounds: Option<(&[u8], &[u8])>) -> Result<()> {
         let handle = self.family(family)?;
         let failed_before = self.background_errors()?;
-        let filter = self.filters.iter().find(|(filtered, _)| *filtered == family);
-        match (filter, rule) {
-            (Some((_, filter)), rule) => *filter.rule.write() = rule,
-            (None, None) => {}
-            (None, Some(_)) => {
-                return Err(Error::new(ErrorKind::Internal, "this family has no filter"));
-            }
-        }
         let pointers = |key: Option<&[u8]>| match key {
             Some(key) => (key.as_ptr().cast(), key.len()),
             None => (ptr::null(), 0),
@@ -131,13 +143,11 @@ impl Database {
         unsafe {
             let options = sys::rocksdb_compactoptions_create();
             sys::rocksdb_compactoptions_set_bottommost_level_compaction(options, FORCE_BOTTOMMOST);
+            sys::rocksdb_compactoptions_set_exclusive_manual_compaction(options, 0);
             sys::rocksdb_compact_range_cf_opt(
                 self.db, handle, options, from, from_bytes, to, to_bytes,
             );
             sys::rocksdb_compactoptions_destroy(options);
-        }
-        if let Some((_, filter)) = filter {
-            *filter.rule.write() = None;
         }
         // The C interface does not tell how a compaction ended.
         match self.background_errors()? > failed_before {

@@ -13,7 +13,9 @@
 //! No lock of this crate is taken here.
 #![allow(unsafe_code)]
 
+mod batch;
 mod compaction;
+mod cursor;
 mod files;
 mod options;
 mod sst;
@@ -28,8 +30,10 @@ use std::ptr;
 use coldrise_block::{Error, ErrorKind, Result};
 use librocksdb_sys as sys;
 
+pub(crate) use batch::Batch;
 use compaction::Filter;
 pub(crate) use compaction::Rule;
+pub(crate) use cursor::{Cursor, Pinned};
 pub(crate) use files::LiveFile;
 use options::{BlockCache, Options};
 pub(crate) use options::{READER_BLOCK_CACHE_BYTES, WRITER_BLOCK_CACHE_BYTES};
@@ -60,7 +64,7 @@ const FAMILIES: [(Family, &CStr); 5] = [
 ];
 const READER_FAMILIES: usize = 4;
 /// Of which a gc rewrites files without what nothing refers to.
-const FILTERED: [Family; 2] = [Family::Chunks, Family::Maps];
+const FILTERED: [Family; 3] = [Family::Chunks, Family::Maps, Family::Dedup];
 
 /// How a read treats what it reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -443,31 +447,6 @@ impl Drop for Database {
     }
 }
 
-/// A value that RocksDB lends.
-pub(crate) struct Pinned<'db> {
-    slice: *mut sys::rocksdb_pinnableslice_t,
-    database: PhantomData<&'db Database>,
-}
-
-impl std::ops::Deref for Pinned<'_> {
-    type Target = [u8];
-    fn deref(&self) -> &[u8] {
-        let mut length = 0;
-        // SAFETY: the slice is live and unchanged until it is destroyed.
-        unsafe {
-            let bytes = sys::rocksdb_pinnableslice_value(self.slice, &mut length);
-            lent_bytes(bytes, length)
-        }
-    }
-}
-
-impl Drop for Pinned<'_> {
-    fn drop(&mut self) {
-        // SAFETY: destroyed once.
-        unsafe { sys::rocksdb_pinnableslice_destroy(self.slice) }
-    }
-}
-
 /// # Safety
 /// `bytes` points to `length` bytes that stay unchanged for `'a`, or is null.
 unsafe fn lent_bytes<'a>(bytes: *const c_char, length: usize) -> &'a [u8] {
@@ -476,131 +455,4 @@ unsafe fn lent_bytes<'a>(bytes: *const c_char, length: usize) -> &'a [u8] {
     }
     // SAFETY: as the caller promises.
     unsafe { std::slice::from_raw_parts(bytes.cast(), length) }
-}
-
-/// Writes that are applied together.
-pub(crate) struct Batch<'db> {
-    batch: *mut sys::rocksdb_writebatch_t,
-    database: &'db Database,
-    bytes: usize,
-}
-
-impl Batch<'_> {
-    pub(crate) fn put(&mut self, family: Family, key: &[u8], value: &[u8]) -> Result<()> {
-        let handle = self.database.family(family)?;
-        self.bytes += key.len() + value.len();
-        // SAFETY: all objects are live; key and value are copied.
-        unsafe {
-            sys::rocksdb_writebatch_put_cf(
-                self.batch,
-                handle,
-                key.as_ptr().cast(),
-                key.len(),
-                value.as_ptr().cast(),
-                value.len(),
-            );
-        }
-        Ok(())
-    }
-
-    /// Deletes a key, which may be absent.
-    pub(crate) fn delete(&mut self, family: Family, key: &[u8]) -> Result<()> {
-        let handle = self.database.family(family)?;
-        self.bytes += key.len();
-        // SAFETY: all objects are live; the key is copied.
-        unsafe {
-            sys::rocksdb_writebatch_delete_cf(self.batch, handle, key.as_ptr().cast(), key.len());
-        }
-        Ok(())
-    }
-
-    /// Deletes the keys of `from..to`.
-    pub(crate) fn delete_range(&mut self, family: Family, from: &[u8], to: &[u8]) -> Result<()> {
-        let handle = self.database.family(family)?;
-        // SAFETY: all objects are live; the keys are copied.
-        unsafe {
-            sys::rocksdb_writebatch_delete_range_cf(
-                self.batch,
-                handle,
-                from.as_ptr().cast(),
-                from.len(),
-                to.as_ptr().cast(),
-                to.len(),
-            );
-        }
-        Ok(())
-    }
-
-    /// Bytes of keys and values so far.
-    pub(crate) fn bytes(&self) -> usize {
-        self.bytes
-    }
-}
-
-impl Drop for Batch<'_> {
-    fn drop(&mut self) {
-        // SAFETY: destroyed once.
-        unsafe { sys::rocksdb_writebatch_destroy(self.batch) }
-    }
-}
-
-/// A position in one family.
-pub(crate) struct Cursor<'db> {
-    iterator: *mut sys::rocksdb_iterator_t,
-    database: PhantomData<&'db Database>,
-}
-
-impl Cursor<'_> {
-    /// Goes to the first key that is `key` or greater.
-    pub(crate) fn seek(&mut self, key: &[u8]) -> Result<()> {
-        // SAFETY: the iterator is live; the key is read within the call.
-        unsafe { sys::rocksdb_iter_seek(self.iterator, key.as_ptr().cast(), key.len()) };
-        self.check()
-    }
-
-    /// Goes to the last key.
-    pub(crate) fn seek_to_last(&mut self) -> Result<()> {
-        // SAFETY: the iterator is live.
-        unsafe { sys::rocksdb_iter_seek_to_last(self.iterator) };
-        self.check()
-    }
-
-    /// Goes to the next key; the cursor must be on one.
-    pub(crate) fn next(&mut self) -> Result<()> {
-        if self.entry().is_none() {
-            return Err(Error::new(ErrorKind::Internal, "a cursor was moved past its end"));
-        }
-        // SAFETY: the iterator is live and valid, as RocksDB asks.
-        unsafe { sys::rocksdb_iter_next(self.iterator) };
-        self.check()
-    }
-
-    /// Key and value where the cursor is; none past the end.
-    pub(crate) fn entry(&self) -> Option<(&[u8], &[u8])> {
-        let (mut key_bytes, mut value_bytes) = (0, 0);
-        // SAFETY: the iterator is live; key and value are asked for only where
-        // it is valid, and stay unchanged until it moves, which needs `&mut`.
-        unsafe {
-            if sys::rocksdb_iter_valid(self.iterator) == 0 {
-                return None;
-            }
-            let key = sys::rocksdb_iter_key(self.iterator, &mut key_bytes);
-            let value = sys::rocksdb_iter_value(self.iterator, &mut value_bytes);
-            Some((lent_bytes(key, key_bytes), lent_bytes(value, value_bytes)))
-        }
-    }
-
-    fn check(&self) -> Result<()> {
-        checked("walking the database", |error| {
-            // SAFETY: the iterator is live.
-            unsafe { sys::rocksdb_iter_get_error(self.iterator, error) }
-        })
-    }
-}
-
-impl Drop for Cursor<'_> {
-    fn drop(&mut self) {
-        // SAFETY: destroyed once, before the database that it borrows.
-        unsafe { sys::rocksdb_iter_destroy(self.iterator) }
-    }
 }

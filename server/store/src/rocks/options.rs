@@ -75,9 +75,8 @@ impl Options {
             sys::rocksdb_options_set_max_log_file_size(raw, INFO_LOG_BYTES);
             sys::rocksdb_options_set_keep_log_file_num(raw, INFO_LOG_FILES);
             sys::rocksdb_options_set_bytes_per_sync(raw, BYTES_PER_SYNC);
-            sys::rocksdb_options_set_max_background_jobs(raw, 2);
-            // A compaction is split between as many threads, and reads ahead.
-            sys::rocksdb_options_set_max_subcompactions(raw, 2);
+            // One flush and three compactions at once: a gc has two.
+            sys::rocksdb_options_set_max_background_jobs(raw, 4);
             sys::rocksdb_options_compaction_readahead_size(raw, COMPACTION_READAHEAD_BYTES);
         }
         options

@@ -1,0 +1,72 @@
+//! Writes that are applied together.
+
+use coldrise_block::Result;
+use librocksdb_sys as sys;
+
+use super::{Database, Family};
+
+/// Writes that are applied together.
+pub(crate) struct Batch<'db> {
+    pub(super) batch: *mut sys::rocksdb_writebatch_t,
+    pub(super) database: &'db Database,
+    pub(super) bytes: usize,
+}
+
+impl Batch<'_> {
+    pub(crate) fn put(&mut self, family: Family, key: &[u8], value: &[u8]) -> Result<()> {
+        let handle = self.database.family(family)?;
+        self.bytes += key.len() + value.len();
+        // SAFETY: all objects are live; key and value are copied.
+        unsafe {
+            sys::rocksdb_writebatch_put_cf(
+                self.batch,
+                handle,
+                key.as_ptr().cast(),
+                key.len(),
+                value.as_ptr().cast(),
+                value.len(),
+            );
+        }
+        Ok(())
+    }
+
+    /// Deletes a key, which may be absent.
+    pub(crate) fn delete(&mut self, family: Family, key: &[u8]) -> Result<()> {
+        let handle = self.database.family(family)?;
+        self.bytes += key.len();
+        // SAFETY: all objects are live; the key is copied.
+        unsafe {
+            sys::rocksdb_writebatch_delete_cf(self.batch, handle, key.as_ptr().cast(), key.len());
+        }
+        Ok(())
+    }
+
+    /// Deletes the keys of `from..to`.
+    pub(crate) fn delete_range(&mut self, family: Family, from: &[u8], to: &[u8]) -> Result<()> {
+        let handle = self.database.family(family)?;
+        // SAFETY: all objects are live; the keys are copied.
+        unsafe {
+            sys::rocksdb_writebatch_delete_range_cf(
+                self.batch,
+                handle,
+                from.as_ptr().cast(),
+                from.len(),
+                to.as_ptr().cast(),
+                to.len(),
+            );
+        }
+        Ok(())
+    }
+
+    /// Bytes of keys and values so far.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+impl Drop for Batch<'_> {
+    fn drop(&mut self) {
+        // SAFETY: destroyed once.
+        unsafe { sys::rocksdb_writebatch_destroy(self.batch) }
+    }
+}
