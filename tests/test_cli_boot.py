@@ -180,6 +180,21 @@ def test_nothing_outlives_a_killed_boot(coldrise, idle_machine, protocol, server
     wait_until(lambda: not any(is_running(*child) for child in started.items()), "their end")
 
 
+def test_a_crash_of_the_nfs_server_does_not_end_the_machine(coldrise, idle_machine):
+    process = start(coldrise, idle_machine, "nfs")
+
+    def running(program):
+        return {child for child, path in descendants(process.pid).items() if program in path}
+
+    machine, server = running("qemu"), running("ganesha")
+    os.kill(int(*server), signal.SIGKILL)
+    wait_until(lambda: running("ganesha") - server, "another nfs-ganesha")
+    assert running("qemu") == machine
+    process.terminate()
+    _output, messages = process.communicate(timeout=60)
+    assert process.returncode == 130 and "is started again" in messages
+
+
 def test_machines_over_nfs_are_not_in_each_others_way(coldrise, idle_machine, nfs):
     """Each finds its own server, beside one that serves the network that they start in."""
     server = nfs()
