@@ -1,10 +1,12 @@
 """list, show, stats, diff, doctor, completion, man and help."""
 
 import json
+import os
+import subprocess
 
 import pytest
 
-from support.cli import Coldrise
+from support.cli import PROGRAM, Coldrise
 from support.image import Image
 
 MIB = 1 << 20
@@ -143,6 +145,31 @@ def test_doctor(coldrise, point, live):
         assert found[check]["status"] == "ok", found[check]
     text = coldrise.run("doctor").stdout
     assert text.startswith("ok    nbdkit") and "FAIL" not in text
+
+
+def test_doctor_tells_what_nfs_needs(tmp_path):
+    nowhere = Coldrise(tmp_path)
+    checks = {"nfs-ganesha": "nfs-ganesha", "rpcbind": "rpcbind", "ip": "iproute2"}
+
+    def findings(path):
+        done = subprocess.run([PROGRAM, "--json", "doctor"], capture_output=True, text=True,
+                              env=nowhere.environment() | {"PATH": path}, timeout=60, check=False)
+        answer = json.loads(done.stdout.splitlines()[-1])
+        return {finding["check"]: finding for finding in answer["findings"]}
+
+    there = findings(os.environ["PATH"])
+    for check in (*checks, "nfs-ganesha FSAL", "QEMU's NFS driver"):
+        assert there[check]["status"] == "ok", there[check]
+    missing = findings(str(tmp_path))
+    for check, package in checks.items():
+        assert missing[check]["status"] == "warn", missing[check]
+        assert f"apt install {package})" in missing[check]["message"]
+    # Another version than the FSAL is built for.
+    other = tmp_path / "ganesha.nfsd"
+    other.write_text("#!/bin/sh\necho NFS-Ganesha Release = V5.1\n", encoding="utf-8")
+    other.chmod(0o755)
+    other = findings(f"{tmp_path}:{os.environ['PATH']}")["nfs-ganesha"]
+    assert other["status"] == "warn" and "V5.1" in other["message"], other
 
 
 def test_doctor_without_a_repository(tmp_path):

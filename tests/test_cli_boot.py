@@ -124,10 +124,11 @@ def test_nothing_is_published_in_vain(coldrise, machine, tmp_path):
 
 @pytest.fixture
 def idle_machine(coldrise, tmp_path):
-    """The address of a point whose machine does nothing for ever."""
+    """The address of a point whose machine says "!" and does nothing for ever."""
     path = tmp_path / "idle.raw"
-    # hlt; jmp to it
-    path.write_bytes(b"\xf4\xeb\xfd".ljust(510, b"\0") + b"\x55\xaa" + bytes(MIB - 512))
+    # mov dx,0x3f8; mov al,'!'; out dx,al; hlt; jmp to it
+    code = bytes.fromhex("baf803b021eef4ebfd")
+    path.write_bytes(code.ljust(510, b"\0") + b"\x55\xaa" + bytes(MIB - 512))
     return coldrise.backup("web01", vda=path)
 
 
@@ -135,7 +136,7 @@ def start(coldrise, address, protocol):
     """A machine that runs: the process of its boot."""
     process = coldrise.start("boot", address, "--over", protocol, "--memory", "64M",
                              stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    wait_until(lambda: any("qemu" in name for name in descendants(process.pid).values()), "QEMU")
+    assert process.stdout.read(1) == "!", process.communicate()
     return process
 
 
@@ -178,6 +179,21 @@ def test_nothing_outlives_a_killed_boot(coldrise, idle_machine, protocol, server
     process.kill()
     process.communicate(timeout=60)
     wait_until(lambda: not any(is_running(*child) for child in started.items()), "their end")
+
+
+def test_a_crash_of_the_nfs_server_does_not_end_the_machine(coldrise, idle_machine):
+    process = start(coldrise, idle_machine, "nfs")
+
+    def running(program):
+        return {child for child, path in descendants(process.pid).items() if program in path}
+
+    machine, server = running("qemu"), running("ganesha")
+    os.kill(int(*server), signal.SIGKILL)
+    wait_until(lambda: running("ganesha") - server, "another nfs-ganesha")
+    assert running("qemu") == machine
+    process.terminate()
+    _output, messages = process.communicate(timeout=60)
+    assert process.returncode == 130 and "is started again" in messages
 
 
 def test_machines_over_nfs_are_not_in_each_others_way(coldrise, idle_machine, nfs):

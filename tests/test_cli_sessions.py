@@ -75,7 +75,8 @@ def test_publish_and_what_sessions_tell(coldrise, image, point):
     published = coldrise.json("publish", point, "--name", "trial")
     assert published["session"] == "trial" and published["address"] == point
     assert published["disks"] == [
-        {"disk": "vda", "export": "live/trial/vda", "size_bytes": len(image)}]
+        {"disk": "vda", "export": "live/trial/vda", "nfs_path": "/coldrise/live/trial/vda.raw",
+         "size_bytes": len(image)}]
     assert published["elapsed_ms"] < 5000
     second = coldrise.json("publish", "web01/latest")
     assert second["session"] == "web01-1"
@@ -93,6 +94,7 @@ def test_publish_tells_people_how_to_go_on(coldrise, point):
     text = coldrise.run("publish", point, "--name", "trial").stdout
     assert "nbd://127.0.0.1:10809/live/trial/vda" in text
     assert "qemu-system-x86_64" in text and "coldrise boot live/trial" in text
+    assert "coldrise serve nfs    (/coldrise/live/trial/vda.raw" in text
     assert "\x1b" not in text
 
 

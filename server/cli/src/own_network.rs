@@ -18,7 +18,7 @@ const UNSHARE: [&str; 2] = ["--net", "--mount"];
 
 /// To nfs-ganesha a network with no address but loopback's is none. rpcbind has its socket
 /// and its lock in /run: everything else of that stays, bound from the old one, in which
-/// the shell still stands when the new one is there.
+/// the shell still stands when the new one is there. What goes meanwhile is left out.
 const SET_UP: &str = "\
 set -e
 ip link set lo up
@@ -38,7 +38,7 @@ for entry in * .[!.]*; do
     else
         continue
     fi
-    mount --no-canonicalize --rbind \"./$entry\" \"/run/$entry\"
+    mount --no-canonicalize --rbind \"./$entry\" \"/run/$entry\" || :
 done
 cd \"$here\"
 exec \"$@\"

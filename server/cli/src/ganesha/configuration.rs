@@ -74,6 +74,8 @@ NFS_CORE_PARAM {{
     # ESXi locks with files of its own; Linux mounts NFSv3 with nolock.
     Enable_NLM = false;
     Enable_RQUOTA = false;
+    # Read over DBus alone, and counted at every request.
+    Enable_NFS_Stats = false;
     Plugins_Dir = {plugins};
 }}
 NFSV4 {{

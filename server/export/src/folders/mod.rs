@@ -25,6 +25,7 @@ mod node;
 mod open_file;
 mod seek;
 mod sizes;
+mod stored_map;
 
 pub use attributes::{Attributes, Space};
 pub use node::{Node, NodeType};

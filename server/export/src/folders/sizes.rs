@@ -7,6 +7,7 @@
 
 use super::node::{Key, Node, LIVE};
 use super::open_file::{sum_stored, OpenFile};
+use super::stored_map::StoredMap;
 use super::Folders;
 use crate::image;
 use crate::image_file::ImageFile;
@@ -23,6 +24,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 /// Points' files and disks that are remembered. They never change.
 const REMEMBERED: usize = 1 << 16;
+/// Disks of points of which it is remembered where something is stored.
+const REMEMBERED_MAPS: usize = 16;
 /// Sessions' files and disks that are remembered.
 const REMEMBERED_LIVE: usize = 1 << 12;
 /// While a session's disk changes, walking its extents may take one in so many
@@ -39,6 +42,8 @@ pub(super) struct Sizes {
 pub(super) struct Measured {
     files_of_points: Cache<Key, Sizes>,
     disks_of_points: Cache<Key, u64>,
+    /// Of the last few: each file of a disk is asked for after the other.
+    maps_of_points: Cache<Key, Arc<StoredMap>>,
     of_sessions: Mutex<HashMap<Key, LiveStored>>,
 }
 
@@ -65,6 +70,7 @@ impl Default for Measured {
         Measured {
             files_of_points: Cache::new(REMEMBERED),
             disks_of_points: Cache::new(REMEMBERED),
+            maps_of_points: Cache::new(REMEMBERED_MAPS),
             of_sessions: Mutex::default(),
         }
     }
@@ -109,9 +115,9 @@ impl Folders {
             let document = point.disk(disk).ok_or_else(gone)?;
             let shape = image::point_shape(&self.repository, point, document);
             if part.format.is_compact() {
-                return self.look_at_point_disk(point, disk, |opened| {
-                    let layout = image::lay_out(part, disk, &shape, &*opened, None)?;
-                    let image = ImageFile::read_only(layout, opened);
+                return self.look_at_point_disk(point, disk, |seen| {
+                    let layout = image::lay_out(part, disk, &shape, &*seen, None)?;
+                    let image = ImageFile::read_only(layout, seen);
                     let stored_bytes = sum_stored(&image)?;
                     Ok(Sizes { size_bytes: image.size_bytes(), stored_bytes })
                 });
@@ -132,7 +138,7 @@ impl Folders {
         let path = format!("{}/{}/{disk}", point.machine, point.point);
         let key = Key { path: Arc::from(path), made_at_ms: point.created_at_ms };
         self.measured.disks_of_points.get_or_insert_with(&key, || {
-            self.look_at_point_disk(point, disk, |opened| sum_stored(&*opened))
+            self.look_at_point_disk(point, disk, |seen| sum_stored(&*seen))
         })
     }
 
@@ -147,8 +153,22 @@ impl Folders {
         disk: &DiskName,
         look: impl Fn(Arc<dyn Disk>) -> Result<T>,
     ) -> Result<T> {
-        let look_at =
-            |point: &PointDocument| open_point_disk(&self.repository, point, disk).and_then(&look);
+        let path = format!("{}/{}/{disk}", point.machine, point.point);
+        let key = Key { path: Arc::from(path), made_at_ms: point.created_at_ms };
+        if let Some(map) = self.measured.maps_of_points.get(&key) {
+            return look(map);
+        }
+        let look_at = |point: &PointDocument| {
+            let opened = open_point_disk(&self.repository, point, disk)?;
+            match StoredMap::of(&*opened)? {
+                None => look(opened),
+                Some(map) => {
+                    let map = Arc::new(map);
+                    self.measured.maps_of_points.insert(key.clone(), Arc::clone(&map));
+                    look(map)
+                }
+            }
+        };
         look_at(point).or_else(|error| {
             self.repository.catch_up()?;
             let name = PointSelector::Exact(point.point.clone());
