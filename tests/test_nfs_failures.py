@@ -95,6 +95,9 @@ def test_files_of_clients_survive_a_full_disk(small, tmp_path, serve_on):
         assert len(names) > 4, "there was some room"
         for handle, data in kept.items():
             assert client.read_all(handle) == data
+        with pytest.raises(OSError), open(small / "filler", "wb", buffering=0) as filler:
+            while True:
+                filler.write(bytes(4 * KIB))
         # Not even a name changes by half.
         shown = client.names(session)
         moved = nfs3.refused(client.rename, session, names[0], "moved")

@@ -156,7 +156,7 @@ def test_what_belongs_to_the_session_stays(folder):
     for name in ["vda", "vda.dynamic.vhd"]:
         assert refused(client.create, session, name) == nfs3.ACCES, name
     assert refused(client.create, session, "vda.raw", GUARDED) == nfs3.EXIST
-    assert refused(client.symlink, session, "link", "file") == nfs3.NOTSUPP
+    assert refused(client.symlink, session, "link", "file") == nfs3.PERM
     live, machine = (client.walk(server.root(), name) for name in ("live", "web01"))
     assert refused(client.create, live, "file") == nfs3.ACCES
     assert refused(client.mkdir, machine, "folder") == nfs3.ROFS
@@ -309,3 +309,46 @@ def test_a_sealed_point_carries_small_files(coldrise, folder):
         changed = after.lookup(begun, "vm.vmx")
         after.write(changed, 0, b"CHANGED", FILE_SYNC)
         assert after.read_all(carried) == b'memsize = "96"\n'
+
+
+def test_a_folder_begins_with_a_vmx(coldrise, image, nfs, tmp_path):
+    raw = image.save(tmp_path / "vda.raw")
+    stored = 'displayName = "Web"\nscsi0:0.present = "TRUE"\nscsi0:0.fileName = "web_3.vmdk"\n'
+    (tmp_path / "web.vmx").write_text(stored, encoding="utf-8")
+    disk, config = f"vda=raw:{raw}", tmp_path / "web.vmx"
+    known = coldrise.json("backup", "web01", disk, "--config", config)["address"]
+    (tmp_path / "b.json").write_text('{"cpus": 3, "firmware": "uefi"}', encoding="utf-8")
+    described = coldrise.json("backup", "db01", disk, "--config", tmp_path / "b.json")["address"]
+    coldrise.publish(known, "first")
+    coldrise.publish(described, "second")
+    server = nfs()
+    with server.connect() as client:
+        root = server.root()
+
+        def text(path):
+            return client.read_all(client.walk(root, path)).decode()
+
+        assert text("live/first/first.vmx") == stored.replace("web_3.vmdk", "vda.vmdk")
+        made = text("live/second/second.vmx").splitlines()
+        assert {'numvcpus = "3"', 'firmware = "efi"', 'sata0:0.fileName = "vda.vmdk"'} <= set(made)
+        assert "web01.vmx" not in client.names(client.walk(root, "live/first"))
+        assert text(f"{known}/web01.vmx") == stored
+
+        # What a hypervisor made of it goes along, under the next session's name.
+        session = client.walk(root, "live/first")
+        put(client, session, "first.vmx~", b'displayName = "changed"\n')
+        client.rename(session, "first.vmx~", "first.vmx")
+        sealed = coldrise.json("seal", "first")["address"]
+        coldrise.publish(sealed, "third")
+        assert text("live/third/third.vmx") == 'displayName = "changed"\n'
+        assert "first.vmx" not in client.names(client.walk(root, "live/third"))
+    server.stop()
+    # Nothing was written to a disk, and still there is something to keep.
+    server = nfs()
+    with server.connect() as client:
+        session = client.walk(server.root(), "live/third")
+        client.write(client.lookup(session, "third.vmx"), 0, b"DISPLAY", nfs3.FILE_SYNC)
+    server.stop()
+    ended = coldrise.json("unpublish", "third")
+    assert ended["address"] and ended["left_out"] == []
+    assert coldrise.json("unpublish", "second")["address"] is None, "nothing has changed"

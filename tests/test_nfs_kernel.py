@@ -50,9 +50,9 @@ def refused(guest, command):
 def check_files(guest, session):
     """Ordinary files, through the kernel's cache and its own ways of creating."""
     work = f"{session}/work"
-    guest.check(f"mkdir -p {work}/inner && cp -r /etc/systemd {work}/inner/copy", timeout=120)
+    guest.check(f"mkdir -p {work}/inner && cp -r /etc/pam.d {work}/inner/copy", timeout=120)
     guest.check("echo 3 > /proc/sys/vm/drop_caches")
-    guest.check(f"diff -r /etc/systemd {work}/inner/copy", timeout=120)
+    guest.check(f"diff -r /etc/pam.d {work}/inner/copy", timeout=120)
     # Exclusive: of two only one makes it.
     guest.check(f"set -C; echo 1 > {work}/lock; ! echo 2 > {work}/lock; grep 1 {work}/lock")
     guest.check(f"flock -n {session}/trial.vmx true")

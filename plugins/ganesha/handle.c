@@ -361,7 +361,9 @@ static fsal_status_t rename_entry(struct fsal_obj_handle *obj,
 	return fsalstat(ERR_FSAL_NO_ERROR, 0);
 }
 
-/* There are files and folders, no links and no devices. */
+/* There are files and folders, no links and no devices. EPERM is what programs know
+ * of a file system without them; Linux makes nothing of NFS's own status for it.
+ */
 static fsal_status_t refuse(struct fsal_obj_handle *dir)
 {
 	struct coldrise_fsal_handle *folder = coldrise_handle(dir);
@@ -371,7 +373,7 @@ static fsal_status_t refuse(struct fsal_obj_handle *dir)
 		return coldrise_failed(coldrise_node_path(folder->node));
 	if ((found.mode & S_IWUSR) == 0)
 		return fsalstat(ERR_FSAL_ROFS, EROFS);
-	return fsalstat(ERR_FSAL_NOTSUPP, EOPNOTSUPP);
+	return fsalstat(ERR_FSAL_PERM, EPERM);
 }
 
 static fsal_status_t no_mknode(struct fsal_obj_handle *dir, const char *name,

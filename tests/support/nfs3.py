@@ -70,8 +70,8 @@ def string(text):
 class Rpc:
     """One connection to one program. Calls come from one thread."""
 
-    def __init__(self, connection, program, user=0):
-        self.connection, self.program = connection, program
+    def __init__(self, connection, program, user=0, version=3):
+        self.connection, self.program, self.version = connection, program, version
         self.ids = itertools.count(1)
         # AUTH_SYS: stamp, machine, user, group, no further groups.
         credentials = struct.pack(">I", 0) + string("client") + struct.pack(">3I", user, user, 0)
@@ -79,7 +79,7 @@ class Rpc:
 
     def call(self, procedure, arguments=b""):
         number = next(self.ids)
-        header = struct.pack(">6I", number, 0, 2, self.program, 3, procedure)
+        header = struct.pack(">6I", number, 0, 2, self.program, self.version, procedure)
         message = header + self.credentials + arguments
         self.connection.sendall(struct.pack(">I", 1 << 31 | len(message)) + message)
         reply = Reader(self.receive())

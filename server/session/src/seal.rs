@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::client_files::{carry_idle, Carried, LeftOut};
 use crate::control;
-use crate::document::{now_ms, SessionDisk, SessionDocument};
+use crate::document::{now_ms, SessionDisk, SessionDocument, SessionFiles};
 use crate::layer::{Layer, Poison, SealFacts};
 use crate::lock::{FileLock, PASSING_PATIENCE};
 use crate::place::{layer_keys, layer_path, map_path, remove_file, Place};
@@ -172,8 +172,8 @@ pub(crate) fn commit(
     if let Some((_, files)) = &carried.set {
         sealed_files::write(repository, place, &point, files)?;
     }
-    if let Some(files) = &mut document.files {
-        files.hash = carried.hash();
+    if document.files.is_some() || carried.set.is_some() {
+        document.files = Some(SessionFiles { hash: carried.hash() });
     }
     document.sealed.push(point.clone());
     document.is_ended = tops.is_none();

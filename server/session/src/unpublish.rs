@@ -43,7 +43,7 @@ pub fn unpublish(
         let facts = idle_facts(repository, &document, &writing)?;
         let carried = carry_idle(repository, &document)?;
         let before = document.files.as_ref().and_then(|files| files.hash.clone());
-        let has_changed = carried.hash() != before && document.files.is_some();
+        let has_changed = carried.hash() != before;
         if has_changed || facts.iter().any(|facts| facts.sequence > 0) {
             let (point, _) = commit(repository, &place, &facts, &carried, None)?;
             sealed = Some(Sealed { point, left_out: carried.left_out });
