@@ -60,7 +60,7 @@ impl ForgetArguments {
 
 #[derive(Serialize)]
 struct Forgotten {
-    dry_run: bool,
+    is_dry_run: bool,
     points: Vec<String>,
     /// What a gc gives back then, about; absent unless it was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -108,9 +108,9 @@ fn say(invocation: &Invocation, arguments: &ForgetArguments) -> Result<Report> {
 fn forgotten(
     invocation: &Invocation,
     points: &[PointDocument],
-    dry_run: bool,
+    is_dry_run: bool,
     reclaimable_bytes: Option<u64>,
 ) -> Forgotten {
     let elapsed_ms = invocation.elapsed_ms();
-    Forgotten { dry_run, points: addresses(points), reclaimable_bytes, elapsed_ms }
+    Forgotten { is_dry_run, points: addresses(points), reclaimable_bytes, elapsed_ms }
 }

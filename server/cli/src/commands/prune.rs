@@ -29,6 +29,9 @@ use crate::units::{show_age, show_count, show_size};
 /// docs/retention.md has examples.
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("rules").required(true).multiple(true))]
+#[command(
+    override_usage = "coldrise prune [OPTIONS] --keep-last <N>|--keep-daily <N>|… [MACHINE]..."
+)]
 pub(crate) struct PruneArguments {
     /// Only these machines. Default: all of them, each by itself.
     #[arg(value_name = "MACHINE")]
@@ -118,7 +121,7 @@ impl PruneArguments {
 
 #[derive(Serialize)]
 struct Pruned {
-    dry_run: bool,
+    is_dry_run: bool,
     kept: u64,
     forgotten: u64,
     machines: Vec<PrunedMachine>,
@@ -168,7 +171,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: &PruneArguments) -> Result
     let machines: Vec<PrunedMachine> =
         judged.iter().map(|points| PrunedMachine::new(points, now_seconds)).collect();
     let pruned = Pruned {
-        dry_run: arguments.dry_run,
+        is_dry_run: arguments.dry_run,
         kept: machines.iter().map(|machine| machine.kept).sum(),
         forgotten: machines.iter().map(|machine| machine.forgotten).sum(),
         machines,
@@ -308,7 +311,7 @@ fn text(pruned: &Pruned) -> String {
     }
     let space = pruned.reclaimable_bytes.map(|bytes| format!(" about {}", show_size(bytes)));
     let space = space.unwrap_or_else(|| " the space".to_owned());
-    text.push_str(&match pruned.dry_run {
+    text.push_str(&match pruned.is_dry_run {
         true => format!("would forget {points}; coldrise gc would then return{space}\n"),
         false => format!("forgot {points}; coldrise gc returns{space}\n"),
     });
