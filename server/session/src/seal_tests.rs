@@ -27,6 +27,7 @@ fn a_seal_whose_new_layer_was_tidied_away_changes_nothing() {
             layers: Vec::new(),
         }],
         configuration: None,
+        is_protected: false,
     };
     writer.put_point(&point).unwrap();
     let name = SessionName::parse("trial").unwrap();

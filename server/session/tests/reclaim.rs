@@ -77,6 +77,7 @@ impl Place {
                 layers: Vec::new(),
             }],
             configuration: None,
+            is_protected: false,
         };
         writer.put_point(&point).unwrap();
         point
