@@ -1,7 +1,6 @@
 //! `coldrise prune`: the rules of retention, applied.
 
 use std::num::NonZeroU32;
-use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
 
 use clap::{ArgGroup, Args};
@@ -162,7 +161,15 @@ pub(crate) fn run(invocation: &Invocation, arguments: &PruneArguments) -> Result
     };
     let reclaimable_bytes = match arguments.gc {
         true => None,
-        false => reclaimable(invocation, &repository, &judged, &cancel)?,
+        false => match reclaimable_bytes(invocation, &repository, &going(&judged), &cancel) {
+            // What had to be forgotten is.
+            Err(error) if !arguments.dry_run => {
+                invocation
+                    .remark(&format!("what gc returns is not known: {}", error.full_message()));
+                None
+            }
+            told => told?,
+        },
     };
     // It is the writer's, where there was one, and a gc is a writer of its own.
     drop(repository);
@@ -229,24 +236,6 @@ fn going<'a, T: FromIterator<(MachineName, PointName)>>(
 ) -> T {
     let points = judged.into_iter().flatten();
     points.filter(|point| !point.is_kept()).map(Judged::address).collect()
-}
-
-/// That this is not known is no reason to fail: what had to be forgotten is.
-fn reclaimable(
-    invocation: &Invocation,
-    repository: &Repository,
-    judged: &[Vec<Judged>],
-    cancel: &AtomicBool,
-) -> Result<Option<u64>> {
-    match reclaimable_bytes(repository, &going(judged), cancel) {
-        Ok(bytes) => Ok(Some(bytes)),
-        Err(error) if error.kind() == ErrorKind::Interrupted => Err(error),
-        Err(error) => {
-            let why = error.full_message();
-            invocation.remark(&format!("what space returns is not known: {why}"));
-            Ok(None)
-        }
-    }
 }
 
 impl PrunedMachine {
