@@ -45,7 +45,7 @@ def failure(coldrise, code, *arguments):
 def test_a_forgotten_point_is_gone_and_the_others_are_as_they_were(coldrise, history, tmp_path):
     first, second, third = history
     done = coldrise.json("forget", second)
-    assert done["points"] == [second] and not done["dry_run"]
+    assert done["points"] == [second] and not done["is_dry_run"]
     assert points(coldrise) == [f"db01/{TIMES[0]}", first, third]
     for command in (["show", second], ["publish", second], ["restore", f"{second}/vda", tmp_path / "no.raw"],
                     ["diff", first, second], ["forget", second]):  # fmt: skip
@@ -147,7 +147,7 @@ def test_a_dry_run_changes_nothing_and_tells_the_space(coldrise, history):
     before = points(coldrise)
     first, second, third = history
     said = coldrise.json("forget", "--dry-run", first, second, third)
-    assert said["dry_run"] and said["points"] == [first, second, third]
+    assert said["is_dry_run"] and said["points"] == [first, second, third]
     # All of web01 but what it has in common with db01.
     assert said["reclaimable_bytes"] < 4 * MIB
     whole = coldrise.json("forget", "-n", "--all", "web01", "db01")

@@ -3,16 +3,36 @@
 use std::collections::HashSet;
 use std::sync::atomic::AtomicBool;
 
-use coldrise_block::Result;
+use coldrise_block::{ErrorKind, Result};
 use coldrise_session::InUse;
 use coldrise_store::{MachineName, PointName, Repository};
 
+use crate::invocation::Invocation;
+
 /// About how many bytes a gc would give back if the points in `gone` were forgotten:
-/// with what nothing refers to already.
+/// with what nothing refers to already. `None`, and a remark, where damage lets nobody
+/// tell: that is no reason to fail.
 ///
 /// # Errors
-/// `Corrupt` where a document or a page is damaged; `Interrupted` once `cancel` is set.
+/// `Interrupted` once `cancel` is set; what the operating system says.
 pub(crate) fn reclaimable_bytes(
+    invocation: &Invocation,
+    repository: &Repository,
+    gone: &HashSet<(MachineName, PointName)>,
+    cancel: &AtomicBool,
+) -> Result<Option<u64>> {
+    match estimate(repository, gone, cancel) {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(error) if error.kind() == ErrorKind::Corrupt => {
+            let why = error.full_message();
+            invocation.remark(&format!("what space a gc returns is not known: {why}"));
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+fn estimate(
     repository: &Repository,
     gone: &HashSet<(MachineName, PointName)>,
     cancel: &AtomicBool,

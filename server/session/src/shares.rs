@@ -2,13 +2,15 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
 
-use coldrise_block::{Context, Result};
+use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_store::{
     Holdings, LayerId, MachineAttribution, MachineName, PointDocument, Repository, Share,
 };
 
-use crate::document::{SessionDisk, SessionDocument};
+use crate::document::SessionDisk;
+use crate::held::Held;
 use crate::place::layer_path;
 
 /// What one machine holds.
@@ -82,34 +84,29 @@ fn occupied_bytes(repository: &Repository, layer: &LayerId) -> Result<u64> {
 }
 
 /// What every machine holds, sorted by their names. Reads every page of every chunk
-/// map, three times at most.
+/// map, a few times at most. `program` is told to people: what is read is leased.
 ///
 /// # Errors
 /// `Corrupt` where a document or a page does not authenticate.
-pub fn shares(repository: &Repository) -> Result<Vec<MachineShares>> {
-    let documents = SessionDocument::all(repository)?;
-    repository.catch_up()?;
-    let mut machines: BTreeMap<MachineName, (BTreeMap<_, PointDocument>, Vec<_>)> = BTreeMap::new();
-    for (_, session) in documents {
-        for point in session.sealed {
-            let points = &mut machines.entry(point.machine.clone()).or_default().0;
-            points.insert(point.point.clone(), point);
-        }
-        if !session.is_ended {
-            let disks = session.disks.iter().map(SessionDisk::sealed);
-            machines.entry(session.machine).or_default().1.extend(disks);
-        }
+pub fn shares(repository: &Arc<Repository>, program: &str) -> Result<Vec<MachineShares>> {
+    let (inventory, _held) = Held::everything(repository, program)?;
+    if let Some(damaged) = inventory.damaged.first() {
+        let message =
+            format!("{}: {}; coldrise verify says what it affects", damaged.what, damaged.reason);
+        return Err(Error::new(ErrorKind::Corrupt, message));
     }
-    for machine in repository.machines()? {
-        for point in repository.points(&machine)? {
-            let points = &mut machines.entry(machine.clone()).or_default().0;
-            points.insert(point.point.clone(), point);
-        }
+    let mut machines: BTreeMap<MachineName, (Vec<PointDocument>, Vec<_>)> = BTreeMap::new();
+    for point in inventory.points {
+        machines.entry(point.machine.clone()).or_default().0.push(point);
+    }
+    for session in inventory.sessions {
+        let disks = session.disks.iter().map(SessionDisk::sealed);
+        machines.entry(session.machine).or_default().1.extend(disks);
     }
     let holdings: Vec<Holdings> = machines
         .values()
         .map(|(points, sessions)| Holdings {
-            points: points.values().map(|point| point.disks.clone()).collect(),
+            points: points.iter().map(|point| point.disks.clone()).collect(),
             sessions: sessions.clone(),
         })
         .collect();
@@ -120,7 +117,7 @@ pub fn shares(repository: &Repository) -> Result<Vec<MachineShares>> {
         machines.into_iter().zip(attributed)
     {
         let mut shared = Vec::with_capacity(points.len());
-        for (document, point) in points.into_values().zip(of_points) {
+        for (document, point) in points.into_iter().zip(of_points) {
             shared.push(PointShares {
                 document,
                 recoverable_bytes: point.recoverable_bytes,

@@ -25,7 +25,7 @@ struct Place {
 
 /// No two chunks are the same.
 fn content(seed: u8) -> Vec<u8> {
-    let words = (0..DISK_BYTES / 4).map(|i| u32::from(seed) << 16 | (i / 4096) as u32 + 1);
+    let words = (0..DISK_BYTES / 4).map(|i| (u32::from(seed) << 16) | ((i / 4096) as u32 + 1));
     words.flat_map(u32::to_le_bytes).collect()
 }
 

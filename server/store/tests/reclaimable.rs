@@ -8,7 +8,7 @@ use coldrise_block::ErrorKind;
 use coldrise_store::*;
 use common::*;
 
-const NEVER: AtomicBool = AtomicBool::new(false);
+static NEVER: AtomicBool = AtomicBool::new(false);
 
 #[test]
 fn what_is_reachable_is_counted_once_and_the_rest_is_reclaimable() {

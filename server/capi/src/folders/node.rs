@@ -215,7 +215,8 @@ impl OpenNode {
     }
 
     pub(super) fn attributes(&self) -> Result<Shown> {
-        if !self.node.is_live() || self.node_type() != NodeType::File {
+        let is_image = self.node_type() == NodeType::File && !self.node.is_of_clients();
+        if !self.node.is_live() || !is_image {
             return self.look_at();
         }
         // Before it is looked at: a change that comes meanwhile makes this one too old.

@@ -60,9 +60,10 @@ impl ForgetArguments {
 
 #[derive(Serialize)]
 struct Forgotten {
-    dry_run: bool,
+    is_dry_run: bool,
     points: Vec<String>,
-    /// What a gc gives back then, about; absent unless it was asked for.
+    /// What a gc gives back then, about; absent unless it was asked for, and where it is
+    /// not known.
     #[serde(skip_serializing_if = "Option::is_none")]
     reclaimable_bytes: Option<u64>,
     elapsed_ms: u64,
@@ -94,13 +95,14 @@ fn say(invocation: &Invocation, arguments: &ForgetArguments) -> Result<Report> {
     let published = Published::read(&repository)?;
     points.iter().try_for_each(|point| published.check_free(point))?;
     let gone = names(&points).into_iter().collect();
-    let bytes = reclaimable_bytes(&repository, &gone, &cancel)?;
-    let said = forgotten(invocation, &points, true, Some(bytes));
+    let bytes = reclaimable_bytes(invocation, &repository, &gone, &cancel)?;
+    let said = forgotten(invocation, &points, true, bytes);
+    let space = bytes.map(|bytes| format!("about {}", show_size(bytes)));
     let text = format!(
-        "would forget:\n  {}\n{}; coldrise gc would return about {}",
+        "would forget:\n  {}\n{}; coldrise gc would return {}",
         said.points.join("\n  "),
         show_count(points.len() as u64, "restore point"),
-        show_size(bytes)
+        space.unwrap_or_else(|| "the space".to_owned())
     );
     Ok(Report::answer(&said, text))
 }
@@ -108,9 +110,9 @@ fn say(invocation: &Invocation, arguments: &ForgetArguments) -> Result<Report> {
 fn forgotten(
     invocation: &Invocation,
     points: &[PointDocument],
-    dry_run: bool,
+    is_dry_run: bool,
     reclaimable_bytes: Option<u64>,
 ) -> Forgotten {
     let elapsed_ms = invocation.elapsed_ms();
-    Forgotten { dry_run, points: addresses(points), reclaimable_bytes, elapsed_ms }
+    Forgotten { is_dry_run, points: addresses(points), reclaimable_bytes, elapsed_ms }
 }

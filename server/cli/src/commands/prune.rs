@@ -1,7 +1,6 @@
 //! `coldrise prune`: the rules of retention, applied.
 
 use std::num::NonZeroU32;
-use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
 
 use clap::{ArgGroup, Args};
@@ -29,6 +28,9 @@ use crate::units::{show_age, show_count, show_size};
 /// docs/retention.md has examples.
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("rules").required(true).multiple(true))]
+#[command(
+    override_usage = "coldrise prune [OPTIONS] --keep-last <N>|--keep-daily <N>|… [MACHINE]..."
+)]
 pub(crate) struct PruneArguments {
     /// Only these machines. Default: all of them, each by itself.
     #[arg(value_name = "MACHINE")]
@@ -118,7 +120,7 @@ impl PruneArguments {
 
 #[derive(Serialize)]
 struct Pruned {
-    dry_run: bool,
+    is_dry_run: bool,
     kept: u64,
     forgotten: u64,
     machines: Vec<PrunedMachine>,
@@ -159,7 +161,15 @@ pub(crate) fn run(invocation: &Invocation, arguments: &PruneArguments) -> Result
     };
     let reclaimable_bytes = match arguments.gc {
         true => None,
-        false => reclaimable(invocation, &repository, &judged, &cancel)?,
+        false => match reclaimable_bytes(invocation, &repository, &going(&judged), &cancel) {
+            // What had to be forgotten is.
+            Err(error) if !arguments.dry_run => {
+                invocation
+                    .remark(&format!("what gc returns is not known: {}", error.full_message()));
+                None
+            }
+            told => told?,
+        },
     };
     // It is the writer's, where there was one, and a gc is a writer of its own.
     drop(repository);
@@ -168,7 +178,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: &PruneArguments) -> Result
     let machines: Vec<PrunedMachine> =
         judged.iter().map(|points| PrunedMachine::new(points, now_seconds)).collect();
     let pruned = Pruned {
-        dry_run: arguments.dry_run,
+        is_dry_run: arguments.dry_run,
         kept: machines.iter().map(|machine| machine.kept).sum(),
         forgotten: machines.iter().map(|machine| machine.forgotten).sum(),
         machines,
@@ -226,24 +236,6 @@ fn going<'a, T: FromIterator<(MachineName, PointName)>>(
 ) -> T {
     let points = judged.into_iter().flatten();
     points.filter(|point| !point.is_kept()).map(Judged::address).collect()
-}
-
-/// That this is not known is no reason to fail: what had to be forgotten is.
-fn reclaimable(
-    invocation: &Invocation,
-    repository: &Repository,
-    judged: &[Vec<Judged>],
-    cancel: &AtomicBool,
-) -> Result<Option<u64>> {
-    match reclaimable_bytes(repository, &going(judged), cancel) {
-        Ok(bytes) => Ok(Some(bytes)),
-        Err(error) if error.kind() == ErrorKind::Interrupted => Err(error),
-        Err(error) => {
-            let why = error.full_message();
-            invocation.remark(&format!("what space returns is not known: {why}"));
-            Ok(None)
-        }
-    }
 }
 
 impl PrunedMachine {
@@ -308,7 +300,7 @@ fn text(pruned: &Pruned) -> String {
     }
     let space = pruned.reclaimable_bytes.map(|bytes| format!(" about {}", show_size(bytes)));
     let space = space.unwrap_or_else(|| " the space".to_owned());
-    text.push_str(&match pruned.dry_run {
+    text.push_str(&match pruned.is_dry_run {
         true => format!("would forget {points}; coldrise gc would then return{space}\n"),
         false => format!("forgot {points}; coldrise gc returns{space}\n"),
     });

@@ -181,7 +181,11 @@ fn a_gc_that_ends_after_any_step_loses_nothing_and_the_next_one_does_the_rest() 
     let steps = Cell::new(0);
     let expected = {
         let fixture = fixture();
-        fixture.reclaim_until(&|_step| Ok(steps.set(steps.get() + 1))).unwrap();
+        let counted = fixture.reclaim_until(&|_step| {
+            steps.set(steps.get() + 1);
+            Ok(())
+        });
+        counted.unwrap();
         let writer = fixture.writer();
         (count(writer.repository(), Family::Chunks), count(writer.repository(), Family::Maps))
     };

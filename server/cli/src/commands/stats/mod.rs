@@ -141,7 +141,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: &StatsArguments) -> Result
         Catalog::new(&repository).point(machine, &PointSelector::Latest(0))?;
     }
     let by_machine: Vec<MachineStats> =
-        shares(&repository)?.iter().map(MachineStats::new).collect();
+        shares(&repository, "stats")?.iter().map(MachineStats::new).collect();
     let Some(machine) = &arguments.machine else {
         let stats = of_repository(invocation, &repository, by_machine)?;
         let text = text::of_repository(&stats);
@@ -179,22 +179,14 @@ fn of_repository(
         database_bytes: occupied.database_bytes,
         captured_bytes: occupied.captured_bytes,
         other_bytes: occupied.other_bytes,
-        reclaimable_bytes: reclaimable(invocation, repository)?,
+        reclaimable_bytes: reclaimable_bytes(
+            invocation,
+            repository,
+            &HashSet::new(),
+            &*cancel_flag()?,
+        )?,
         index_memory: repository.index_memory()?,
         by_machine,
         elapsed_ms: invocation.elapsed_ms(),
     })
-}
-
-/// Damage that only gc minds is no reason to tell nothing.
-fn reclaimable(invocation: &Invocation, repository: &Repository) -> Result<Option<u64>> {
-    match reclaimable_bytes(repository, &HashSet::new(), &*cancel_flag()?) {
-        Ok(bytes) => Ok(Some(bytes)),
-        Err(error) if error.kind() == ErrorKind::Corrupt => {
-            let why = error.full_message();
-            invocation.remark(&format!("what gc would return is not known: {why}"));
-            Ok(None)
-        }
-        Err(error) => Err(error),
-    }
 }
