@@ -69,8 +69,8 @@ impl RepositoryWriter {
     ///
     /// # Errors
     /// `Busy` while a disk is being written; `Interrupted` when it was cancelled:
-    /// what is done stays done. `Io` where rewriting failed; this writer takes no
-    /// more writes then. Damage is no error: it is left alone and reported.
+    /// what is done stays done. `NoSpace`, `Corrupt` or `Io` where rewriting failed;
+    /// this writer takes no more writes then. Damage is no error: it is left alone and reported.
     pub fn reclaim(&self, reachable: Reachable, options: &ReclaimOptions<'_>) -> Result<Reclaimed> {
         self.reclaim_until(reachable, options, &|_step| options.go_on())
     }

@@ -297,7 +297,7 @@ fn a_file_that_is_damaged_meanwhile_ends_the_gc_and_nothing_else() {
         Ok(())
     });
     let error = ended.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Io);
+    assert_eq!(error.kind(), ErrorKind::Corrupt);
     assert!(error.full_message().contains("coldrise verify"), "{error:?}");
     fixture.assert_goes_on();
     let next = fixture.reclaim();

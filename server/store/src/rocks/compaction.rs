@@ -127,8 +127,8 @@ impl Database {
     /// files may be rewritten from other threads at the same time.
     ///
     /// # Errors
-    /// `Io` where RocksDB gave up: it takes no more writes then until it is opened
-    /// again. What it was rewriting is as it was.
+    /// `NoSpace`, `Corrupt` or `Io` where RocksDB gave up: it may take no more writes
+    /// then until it is opened again. What it was rewriting is as it was.
     pub(crate) fn compact(&self, family: Family, bounds: Option<(&[u8], &[u8])>) -> Result<()> {
         let handle = self.family(family)?;
         let failed_before = self.background_errors()?;
@@ -149,17 +149,23 @@ impl Database {
             );
             sys::rocksdb_compactoptions_destroy(options);
         }
-        // The C interface does not tell how a compaction ended.
         match self.background_errors()? > failed_before {
             false => Ok(()),
-            true => Err(Error::new(
-                ErrorKind::Io,
-                format!(
-                    "{}: rewriting files failed: the disk is full or damaged; nothing that is in \
-                     use is lost, coldrise verify tells whether it is damage",
-                    self.path.display()
-                ),
-            )),
+            true => Err(self.why_compacting_failed()),
+        }
+    }
+
+    /// The C interface does not tell how a compaction ended. Where RocksDB takes no
+    /// more writes because of it, the next write tells.
+    fn why_compacting_failed(&self) -> Error {
+        let what = format!(
+            "{}: rewriting files failed, and nothing that is in use is lost; make room on the \
+             disk if it is full, else run coldrise verify",
+            self.path.display()
+        );
+        match self.write(self.batch(), false) {
+            Err(error) => error.context(what),
+            Ok(()) => Error::new(ErrorKind::Io, what),
         }
     }
 
