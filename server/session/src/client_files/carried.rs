@@ -142,9 +142,8 @@ impl Carried {
     }
 }
 
-/// Of the session that this process writes. What was written is made durable first.
+/// Of the session that this process writes, as its files are now, durable or not.
 pub(crate) fn carry(repository: &Repository, files: &ClientFiles) -> Result<Carried> {
-    files.flush()?;
     let tree = files.tree();
     let open = |entry: &FileEntry| files.file(entry.id).map(|file| file as Arc<dyn Disk>);
     gather(repository, &tree, &open, &|entry| files.modified(entry))
