@@ -12,8 +12,9 @@ use coldrise_store::{PointFiles, Repository};
 use serde::{Deserialize, Serialize};
 
 use super::folder::{FilesFolder, Unwritten, MAX_SMALL_BYTES};
+use super::names::check_name;
 use super::reader::ClientFilesReader;
-use super::tree::{check_name, FileEntry, FileId, FileKind, FileTree, MAX_CLIENT_FILES};
+use super::tree::{FileEntry, FileId, FileKind, FileTree, MAX_CLIENT_FILES};
 use super::writer::ClientFiles;
 use crate::document::SessionDocument;
 
