@@ -129,6 +129,15 @@ def test_after_a_failed_sync_the_verifier_is_another(powered, tmp_path):
             before = client.write(disk, 2 * MIB, b"flushed!" * KIB, nfs3.FILE_SYNC)[1]
             image.write(2 * MIB, b"flushed!" * KIB)
             client.write(disk, 4 * MIB, b"unstable" * KIB)
+            session = client.walk(server.root(), "live/trial")
+            small, large, growing = (client.create(session, name) for name in "slg")
+            client.write(small, 0, b"s" * 84, nfs3.FILE_SYNC)
+            client.rename(session, "s", "moved")
+            client.write(large, 2 * MIB, b"l" * KIB, nfs3.FILE_SYNC)
+            # It becomes a layer with a write that nobody makes stable.
+            client.write(growing, 0, b"g" * KIB, nfs3.FILE_SYNC)
+            client.write(growing, 2 * MIB, b"G" * KIB)
+            client.remove(session, "trial.vmx")
             powered.cut_power()
             # No answer, rather than one that is not true.
             with pytest.raises(OSError):
@@ -148,4 +157,10 @@ def test_after_a_failed_sync_the_verifier_is_another(powered, tmp_path):
             client.write(disk, 4 * MIB, b"unstable" * KIB, nfs3.FILE_SYNC)
             image.write(4 * MIB, b"unstable" * KIB)
             assert client.read_all(disk) == image.content
+            names = [name for name in client.names(session) if not name.startswith("vda")]
+            assert names == ["g", "l", "moved"]
+            assert client.read_all(small) == b"s" * 84
+            assert client.read_all(large) == bytes(2 * MIB) + b"l" * KIB
+            grown = client.read_all(growing)
+            assert grown[:KIB] == b"g" * KIB and set(grown[KIB:]) <= {0, ord("G")}
         server.stop()

@@ -1,7 +1,9 @@
 """coldrise serve nfs: what a hypervisor keeps in a session's folder beside the disks."""
 
+import concurrent.futures
 import os
 import random
+import threading
 
 import pytest
 
@@ -352,3 +354,32 @@ def test_a_folder_begins_with_a_vmx(coldrise, image, nfs, tmp_path):
     ended = coldrise.json("unpublish", "third")
     assert ended["address"] and ended["left_out"] == []
     assert coldrise.json("unpublish", "second")["address"] is None, "nothing has changed"
+
+
+def test_of_many_hosts_one_makes_a_lock(folder):
+    server, _, session = folder
+    hosts, rounds = 6, 12
+    start = threading.Barrier(hosts)
+
+    def try_to_lock(number):
+        won = []
+        with server.connect() as client:
+            for turn in range(rounds):
+                start.wait()
+                try:
+                    handle = client.create(session, f".lck-{turn}", GUARDED)
+                except nfs3.Refused as error:
+                    assert error.status == nfs3.EXIST
+                    continue
+                client.write(handle, 0, bytes([number]) * 84, FILE_SYNC)
+                won.append(turn)
+        return won
+
+    with concurrent.futures.ThreadPoolExecutor(hosts) as pool:
+        won = list(pool.map(try_to_lock, range(hosts)))
+    assert sorted(turn for turns in won for turn in turns) == list(range(rounds))
+    with server.connect() as client:
+        for number, turns in enumerate(won):
+            for turn in turns:
+                lock = client.lookup(session, f".lck-{turn}")
+                assert client.read(lock, 0, 0x200) == (bytes([number]) * 84, True)

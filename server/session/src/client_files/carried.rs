@@ -12,8 +12,9 @@ use coldrise_store::{PointFiles, Repository};
 use serde::{Deserialize, Serialize};
 
 use super::folder::{FilesFolder, Unwritten, MAX_SMALL_BYTES};
+use super::names::check_name;
 use super::reader::ClientFilesReader;
-use super::tree::{check_name, FileEntry, FileId, FileKind, FileTree, MAX_CLIENT_FILES};
+use super::tree::{FileEntry, FileId, FileKind, FileTree, MAX_CLIENT_FILES};
 use super::writer::ClientFiles;
 use crate::document::SessionDocument;
 
@@ -142,9 +143,8 @@ impl Carried {
     }
 }
 
-/// Of the session that this process writes. What was written is made durable first.
+/// Of the session that this process writes, as its files are now, durable or not.
 pub(crate) fn carry(repository: &Repository, files: &ClientFiles) -> Result<Carried> {
-    files.flush()?;
     let tree = files.tree();
     let open = |entry: &FileEntry| files.file(entry.id).map(|file| file as Arc<dyn Disk>);
     gather(repository, &tree, &open, &|entry| files.modified(entry))

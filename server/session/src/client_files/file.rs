@@ -19,6 +19,7 @@ use coldrise_block::{check_range, Disk, Error, ErrorKind, Extent, ExtentKind, Re
 use parking_lot::{Mutex, RwLock, RwLockWriteGuard};
 
 use super::folder::{Unwritten, MAX_SMALL_BYTES};
+use super::nothing::{inside, Nothing};
 use super::tree::{FileEntry, FileId, FileKind};
 use super::writer::{looks, Shared};
 use crate::length::Length;
@@ -265,16 +266,6 @@ fn too_large(size_bytes: u64) -> Error {
     Error::new(ErrorKind::OutOfRange, text)
 }
 
-/// The part of `buffer` that a file of that length fills from an offset on; the rest
-/// is zeroed, for who asked for more has seen a longer file.
-pub(super) fn inside(buffer: &mut [u8], offset_bytes: u64, length_bytes: u64) -> &mut [u8] {
-    let left = length_bytes.saturating_sub(offset_bytes);
-    let filled = usize::try_from(left).map_or(buffer.len(), |left| left.min(buffer.len()));
-    let (part, rest) = buffer.split_at_mut(filled);
-    rest.fill(0);
-    part
-}
-
 impl Disk for ClientFile {
     fn size_bytes(&self) -> u64 {
         match &*self.content.read() {
@@ -320,15 +311,15 @@ impl Disk for ClientFile {
         if end > MAX_SMALL_BYTES {
             self.make_large()?;
         }
-        let mut content = self.content.write();
         self.note_modified(SystemTime::now());
-        if let Content::Large { side, length } = &*content {
+        // Within a large file others may write at the same time.
+        if let Content::Large { side, length } = &*self.content.read() {
             if length.get() >= end {
-                // Others may write at the same time.
-                let side = Arc::clone(side);
-                drop(content);
                 return side.write_at(bytes, offset_bytes);
             }
+        }
+        let mut content = self.content.write();
+        if let Content::Large { side, length } = &*content {
             side.write_at(bytes, offset_bytes)?;
             return length.reach(end);
         }
@@ -428,25 +419,5 @@ impl Shared {
         if let Content::Small { bytes: Some(bytes), .. } = content {
             self.resident_bytes.fetch_sub(bytes.len() as u64, Ordering::Relaxed);
         }
-    }
-}
-
-/// A disk that holds nothing.
-pub(super) struct Nothing(pub(super) u64);
-
-impl Disk for Nothing {
-    fn size_bytes(&self) -> u64 {
-        self.0
-    }
-
-    fn read_at(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
-        check_range(self.0, offset_bytes, buffer.len() as u64)?;
-        buffer.fill(0);
-        Ok(())
-    }
-
-    fn extents(&self, offset_bytes: u64, length_bytes: u64, _limit: usize) -> Result<Vec<Extent>> {
-        check_range(self.0, offset_bytes, length_bytes)?;
-        Ok(vec![Extent { offset_bytes, length_bytes, kind: ExtentKind::Hole }])
     }
 }

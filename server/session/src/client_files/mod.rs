@@ -27,6 +27,8 @@
 mod carried;
 mod file;
 mod folder;
+mod names;
+mod nothing;
 mod reader;
 mod tree;
 mod writer;
@@ -36,8 +38,7 @@ pub use carried::{CarriedFile, CarriedFiles, LeftOut};
 pub use file::{ClientFile, MAX_LARGE_BYTES};
 pub(crate) use folder::FilesFolder;
 pub use folder::MAX_SMALL_BYTES;
+pub use names::MAX_NAME_BYTES;
 pub use reader::ClientFilesReader;
-pub use tree::{
-    Creation, FileEntry, FileId, FileKind, FileTree, Removal, MAX_CLIENT_FILES, MAX_NAME_BYTES,
-};
+pub use tree::{Creation, FileEntry, FileId, FileKind, FileTree, Removal, MAX_CLIENT_FILES};
 pub use writer::ClientFiles;

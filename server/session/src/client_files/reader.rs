@@ -8,8 +8,9 @@ use coldrise_block::{check_range, Disk, Error, ErrorKind, Extent, ExtentKind, Re
 use coldrise_store::{Repository, SessionName};
 use parking_lot::Mutex;
 
-use super::file::{inside, length_over, Nothing};
+use super::file::length_over;
 use super::folder::{FilesFolder, Mark};
+use super::nothing::{inside, Nothing};
 use super::tree::{FileEntry, FileId, FileKind, FileTree};
 use super::writer::{looks, lost_list, removed};
 use crate::document::SessionDocument;

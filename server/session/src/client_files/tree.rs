@@ -10,12 +10,10 @@ use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_store::LayerId;
 use serde::{Deserialize, Serialize};
 
+use super::names::{check_name, is_folder, missing, no_folder, not_empty, too_deep, MAX_DEPTH};
+
 /// Most files and folders of clients in one session.
 pub const MAX_CLIENT_FILES: usize = 10_000;
-/// Longest name, in bytes.
-pub const MAX_NAME_BYTES: usize = 255;
-/// Folders within folders at most.
-const MAX_DEPTH: usize = 32;
 
 /// Names a file or folder of a client for as long as it exists, whatever it is
 /// called; random.
@@ -387,41 +385,6 @@ impl FileTree {
         }
         false
     }
-}
-
-/// Refuses what is no name of a file.
-pub(crate) fn check_name(name: &str) -> Result<()> {
-    if name.len() > MAX_NAME_BYTES {
-        return Err(Error::new(
-            ErrorKind::NameTooLong,
-            format!("a name of {} bytes: at most {MAX_NAME_BYTES} are possible", name.len()),
-        ));
-    }
-    if name.is_empty() || name == "." || name == ".." || name.contains(['/', '\0']) {
-        return Err(Error::new(ErrorKind::InvalidInput, format!("{name:?} is no name of a file")));
-    }
-    Ok(())
-}
-
-fn missing(name: &str) -> Error {
-    Error::new(ErrorKind::NotFound, format!("there is no file {name:?}"))
-}
-
-fn is_folder(name: &str) -> Error {
-    Error::new(ErrorKind::IsAFolder, format!("{name:?} is a folder"))
-}
-
-fn no_folder(name: &str) -> Error {
-    Error::new(ErrorKind::NotAFolder, format!("{name:?} is no folder"))
-}
-
-fn not_empty(name: &str) -> Error {
-    Error::new(ErrorKind::NotEmpty, format!("the folder {name:?} is not empty"))
-}
-
-fn too_deep() -> Error {
-    let text = format!("folders lie within each other at most {MAX_DEPTH} deep");
-    Error::new(ErrorKind::NameTooLong, text)
 }
 
 #[cfg(test)]

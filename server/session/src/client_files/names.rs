@@ -1,0 +1,43 @@
+//! What can be a name, and what is said of one that is refused.
+
+use coldrise_block::{Error, ErrorKind, Result};
+
+/// Longest name, in bytes.
+pub const MAX_NAME_BYTES: usize = 255;
+/// Folders within folders at most.
+pub(super) const MAX_DEPTH: usize = 32;
+
+/// Refuses what is no name of a file.
+pub(super) fn check_name(name: &str) -> Result<()> {
+    if name.len() > MAX_NAME_BYTES {
+        return Err(Error::new(
+            ErrorKind::NameTooLong,
+            format!("a name of {} bytes: at most {MAX_NAME_BYTES} are possible", name.len()),
+        ));
+    }
+    if name.is_empty() || name == "." || name == ".." || name.contains(['/', '\0']) {
+        return Err(Error::new(ErrorKind::InvalidInput, format!("{name:?} is no name of a file")));
+    }
+    Ok(())
+}
+
+pub(super) fn missing(name: &str) -> Error {
+    Error::new(ErrorKind::NotFound, format!("there is no file {name:?}"))
+}
+
+pub(super) fn is_folder(name: &str) -> Error {
+    Error::new(ErrorKind::IsAFolder, format!("{name:?} is a folder"))
+}
+
+pub(super) fn no_folder(name: &str) -> Error {
+    Error::new(ErrorKind::NotAFolder, format!("{name:?} is no folder"))
+}
+
+pub(super) fn not_empty(name: &str) -> Error {
+    Error::new(ErrorKind::NotEmpty, format!("the folder {name:?} is not empty"))
+}
+
+pub(super) fn too_deep() -> Error {
+    let text = format!("folders lie within each other at most {MAX_DEPTH} deep");
+    Error::new(ErrorKind::NameTooLong, text)
+}
