@@ -77,7 +77,8 @@ impl Catalog {
     /// The files that a point carries; none for one that carries none.
     ///
     /// # Errors
-    /// `Corrupt` where they are missing or are not its own.
+    /// `Corrupt` where they are missing or are not its own; `NotFound` where the point
+    /// itself is gone.
     pub fn files(&self, point: &PointDocument) -> Result<CarriedFiles> {
         if point.files.is_none() {
             return Ok(CarriedFiles::default());
@@ -95,10 +96,14 @@ impl Catalog {
         }
         match found {
             Some(bytes) => sealed_files::decode(repository, point, &bytes),
-            None => Err(Error::new(
-                ErrorKind::Corrupt,
-                format!("{}/{}: the files that it carries are missing", point.machine, point.point),
-            )),
+            None => {
+                let name = PointSelector::Exact(point.point.clone());
+                let (kind, what) = match self.find(&point.machine, &name)? {
+                    Some(_) => (ErrorKind::Corrupt, "the files that it carries are missing"),
+                    None => (ErrorKind::NotFound, "it is gone"),
+                };
+                Err(Error::new(kind, format!("{}/{}: {what}", point.machine, point.point)))
+            }
         }
     }
 

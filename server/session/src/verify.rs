@@ -72,9 +72,12 @@ impl Inventory {
         }
         let catalog = Catalog::new(repository);
         for point in inventory.points.iter().filter(|point| point.files.is_some()) {
-            if let Err(error) = catalog.files(point) {
-                let what = format!("the files that {}/{} carries", point.machine, point.point);
-                inventory.damaged.extend(damage(what, error)?);
+            let what = || format!("the files that {}/{} carries", point.machine, point.point);
+            match catalog.files(point) {
+                // The point is gone by now.
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
+                Err(error) => inventory.damaged.extend(damage(what(), error)?),
+                Ok(_) => {}
             }
         }
         inventory.points.sort_by(|a, b| (&a.machine, &a.point).cmp(&(&b.machine, &b.point)));
