@@ -28,9 +28,9 @@ const PROGRAM: &str = "verify";
 
 /// What to do about damage.
 const ADVICE: &str = "\
-what to do: everything else is as it was backed up. Restore from a point that is not affected, or \
-back the machine up into a new repository. Another backup into this one does not mend it: its \
-deduplication finds the damaged chunk and stores nothing in its place.";
+what to do: everything else is as it was backed up; restore from a point that is not affected. \
+coldrise repair heals damaged chunks from an image that still holds them (--from), and has the next \
+backup of a machine that does heal them. Without it a backup trusts what it finds and heals nothing.";
 
 /// Read and authenticate what is stored, and name what each damage affects.
 ///
