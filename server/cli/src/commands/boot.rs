@@ -283,11 +283,15 @@ fn wait(
     signals: &mut ChildSignals,
 ) -> Result<ExitStatus> {
     loop {
-        // Looked at first: the machine may have ended before the first wait.
+        // Looked at first: the machine may have ended before the first wait. And again
+        // behind the server, whose new start takes the signals that come meanwhile.
         if let Some(status) = machine.try_wait().context(|| "looking after QEMU")? {
             return Ok(status);
         }
         server.look_after(signals)?;
+        if let Some(status) = machine.try_wait().context(|| "looking after QEMU")? {
+            return Ok(status);
+        }
         if signals.wait() {
             return Err(Error::new(ErrorKind::Interrupted, "interrupted: the machine was ended"));
         }
