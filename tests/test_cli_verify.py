@@ -103,9 +103,10 @@ def test_every_flipped_byte_of_a_chunk_file_is_found_and_named(coldrise, full, n
     # What to do about it stands beside what was found, and only there.
     flip(path, offset)
     text = coldrise.run("verify").stdout
-    assert "Restore from a point that is not affected" in text and "damage found in" in text
+    assert "restore from a point that is not affected" in text and "coldrise repair" in text
+    assert "damage found in" in text
     flip(path, offset)
-    assert "Restore from" not in coldrise.run("verify").stdout
+    assert "restore from" not in coldrise.run("verify").stdout
     assert verify(coldrise)["is_clean"]
 
 

@@ -78,6 +78,8 @@ pub fn publish_with_files(
     }
     create_tops(repository, disks.iter())?;
     place.create()?;
+    // Durable with the document: a seal need not sync the folder once more.
+    Place::make_folder(&place.sealed_files())?;
     let mut document = SessionDocument {
         name,
         machine: point.machine.clone(),
