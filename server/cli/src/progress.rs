@@ -5,6 +5,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use coldrise_ingest::{Phase, Progress, ProgressState};
+use coldrise_store::VerifyProgress;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 
@@ -90,6 +91,18 @@ impl ProgressView {
             started: Instant::now(),
             current: Mutex::new(Current { next: first, ..Current::default() }),
         }
+    }
+
+    /// Shows how far a verify has come, in chunks of that many bytes.
+    pub(crate) fn verifying(&self, now: VerifyProgress, chunk_bytes: u64) {
+        self.update(&ProgressState {
+            phase: Phase::Verifying,
+            disk: "chunks",
+            done_bytes: now.done_chunks * chunk_bytes,
+            total_bytes: now.total_chunks * chunk_bytes,
+            read_bytes: now.read_bytes,
+            stored_bytes: 0,
+        });
     }
 
     fn interval(&self) -> Duration {

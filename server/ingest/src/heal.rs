@@ -65,9 +65,7 @@ pub fn heal(
                 summary.read_bytes += length;
                 // The end of the disk: the rest of its last chunk is zeroes.
                 buffer.resize(round_up(length, chunk_size) as usize, 0);
-                for chunk in buffer.chunks(chunk_size as usize) {
-                    summary.healed_chunks += u64::from(writer.heal(chunk)?);
-                }
+                summary.healed_chunks += writer.heal(&buffer)?;
                 at += length;
                 progress.update(&ProgressState {
                     phase: Phase::Storing,

@@ -95,10 +95,10 @@ fn a_chunk_heals_from_its_content_alone() {
     damage(&store, &content, &[17]);
     let writer = store.writer();
     find_damage(&writer, &disks(root, &content));
-    assert!(!writer.heal(&content[..CHUNK]).unwrap(), "that one is not damaged");
+    assert_eq!(writer.heal(&content[..CHUNK]).unwrap(), 0, "that one is not damaged");
     assert_eq!(writer.heal(&content[..100]).unwrap_err().kind(), ErrorKind::InvalidInput);
-    assert!(writer.heal(&content[17 * CHUNK..18 * CHUNK]).unwrap());
-    assert!(!writer.heal(&content[17 * CHUNK..18 * CHUNK]).unwrap());
+    assert_eq!(writer.heal(&content[16 * CHUNK..20 * CHUNK]).unwrap(), 1);
+    assert_eq!(writer.heal(&content[16 * CHUNK..20 * CHUNK]).unwrap(), 0);
     drop(writer);
     assert!(read_all(&store.reader().disk(root, content.len() as u64)) == content);
 }
@@ -115,7 +115,7 @@ fn damage_anywhere_in_the_chunks_keeps_no_writer_out() {
         assert!(read_all(&writer.repository().disk(new, more.len() as u64)) == more);
         let found = find_damage(&writer, &disks(root, &content));
         assert_eq!(found.found.damaged_chunk_count, 1);
-        assert!(writer.heal(&content[number * CHUNK..(number + 1) * CHUNK]).unwrap());
+        assert_eq!(writer.heal(&content[number * CHUNK..(number + 1) * CHUNK]).unwrap(), 1);
         drop(writer);
         assert!(read_all(&store.reader().disk(root, content.len() as u64)) == content);
     }

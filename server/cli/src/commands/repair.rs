@@ -4,9 +4,9 @@
 use clap::Args;
 use coldrise_block::{ErrorKind, Result};
 use coldrise_ingest::source::SourceOptions;
-use coldrise_ingest::{heal, Phase, Progress, ProgressState, SourceSpec};
+use coldrise_ingest::{heal, SourceSpec};
 use coldrise_session::Inventory;
-use coldrise_store::{Affected, CatalogDamage, Coverage, VerifyOptions, VerifyProgress};
+use coldrise_store::{Affected, CatalogDamage, Coverage, VerifyOptions};
 use serde::Serialize;
 
 use crate::invocation::Invocation;
@@ -63,16 +63,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: &RepairArguments) -> Resul
     let inventory = Inventory::take(writer.repository())?;
     let view = ProgressView::new(invocation);
     let chunk_bytes = u64::from(writer.repository().chunk_size_bytes());
-    let progress = |now: VerifyProgress| {
-        view.update(&ProgressState {
-            phase: Phase::Verifying,
-            disk: "chunks",
-            done_bytes: now.done_chunks * chunk_bytes,
-            total_bytes: now.total_chunks * chunk_bytes,
-            read_bytes: now.read_bytes,
-            stored_bytes: 0,
-        });
-    };
+    let progress = |now| view.verifying(now, chunk_bytes);
     let coverage = Coverage::Everything;
     let options = VerifyOptions { coverage, threads: 0, cancel: &cancel, progress: &progress };
     let report = writer.find_damage(&inventory.disks(), &options)?;

@@ -6,11 +6,9 @@ use std::sync::Arc;
 
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_ingest::{Phase, Progress, ProgressState};
 use coldrise_session::{Catalog, Held, Inventory};
 use coldrise_store::{
     Address, Affected, CatalogDamage, Coverage, Damaged, DiskName, Repository, VerifyOptions,
-    VerifyProgress,
 };
 use serde::Serialize;
 
@@ -89,16 +87,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: &VerifyArguments) -> Resul
     };
     let view = ProgressView::new(invocation);
     let chunk_bytes = u64::from(repository.chunk_size_bytes());
-    let progress = |now: VerifyProgress| {
-        view.update(&ProgressState {
-            phase: Phase::Verifying,
-            disk: "chunks",
-            done_bytes: now.done_chunks * chunk_bytes,
-            total_bytes: now.total_chunks * chunk_bytes,
-            read_bytes: now.read_bytes,
-            stored_bytes: 0,
-        });
-    };
+    let progress = |now| view.verifying(now, chunk_bytes);
     let options = VerifyOptions { coverage, threads: 0, cancel: &cancel, progress: &progress };
     let mut chunks = repository.verify(&inventory.disks(), &options)?;
     let layers = inventory.verify_layers(&repository, &cancel, &|_bytes| {})?;

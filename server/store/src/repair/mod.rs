@@ -95,29 +95,36 @@ impl RepositoryWriter {
         self.shared.damaged.len() as u64
     }
 
-    /// Heals the chunk that holds exactly these bytes, if it is known to be damaged:
-    /// `content` has the chunk size, the last one of a disk filled up with zeroes. True
-    /// where it was healed, durably.
+    /// Heals the chunks that hold exactly these bytes, as far as they are known to be
+    /// damaged: `content` is a number of whole chunks, the last one of a disk filled up
+    /// with zeroes. Returns how many were healed, all in one batch, durably.
     ///
     /// # Errors
     /// `InvalidInput` for another length, `NoSpace`.
-    pub fn heal(&self, content: &[u8]) -> Result<bool> {
+    pub fn heal(&self, content: &[u8]) -> Result<u64> {
         let repository = self.repository();
-        if content.len() != repository.chunk_size_bytes() as usize {
-            let message = format!("{} bytes are not one chunk", content.len());
+        let chunk_size = repository.chunk_size_bytes() as usize;
+        if content.len() % chunk_size != 0 {
+            let message = format!("{} bytes are not whole chunks", content.len());
             return Err(Error::new(ErrorKind::InvalidInput, message));
         }
-        let hash = dedup::hash_chunk(repository, content);
-        let Some(id) = self.shared.damaged.find(&hash) else { return Ok(false) };
-        let mut value = Vec::new();
         let mut encoder = repository.codec().encoder()?;
-        let sealer = &repository.keys().chunks;
-        repository.codec().encode(&mut encoder, sealer, id, content, &mut value)?;
+        let mut healed = Vec::new();
+        for chunk in content.chunks(chunk_size) {
+            let hash = dedup::hash_chunk(repository, chunk);
+            let Some(id) = self.shared.damaged.find(&hash) else { continue };
+            let mut value = Vec::new();
+            let sealer = &repository.keys().chunks;
+            repository.codec().encode(&mut encoder, sealer, id, chunk, &mut value)?;
+            healed.push(HealedChunk { id, hash, value });
+        }
+        let before = self.damaged_chunks();
         let mut batch = repository.database().batch();
-        let still = heal(&self.shared, &mut batch, &[HealedChunk { id, hash, value }])?;
-        repository.database().write(batch, true)?;
-        self.shared.damaged.set(still.unwrap_or_default());
-        Ok(true)
+        if let Some(still) = heal(&self.shared, &mut batch, &healed)? {
+            repository.database().write(batch, true)?;
+            self.shared.damaged.set(still);
+        }
+        Ok(before - self.damaged_chunks())
     }
 }
 
