@@ -3,7 +3,7 @@
 use coldrise_block::{Error, ErrorKind, Result};
 
 use crate::repository::Repository;
-use crate::rocks::{Batch, Family, ReadMode};
+use crate::rocks::{Batch, Family, LiveFile, ReadMode};
 
 const KEY: &[u8] = b"state";
 const PURPOSE: &str = "store state";
@@ -57,6 +57,20 @@ impl StoreState {
             return Err(corrupt());
         }
         Ok(state)
+    }
+
+    /// Makes the counters of chunks what the files say, durably. Leaves no log that
+    /// whoever opens the database next would have to replay.
+    pub(crate) fn count_anew(&mut self, repository: &Repository) -> Result<()> {
+        let database = repository.database();
+        database.flush()?;
+        let files = database.live_files(Family::Chunks)?;
+        self.chunks = files.iter().map(LiveFile::values).sum();
+        self.stored_bytes = files.iter().map(|file| file.properties.value_bytes).sum();
+        let mut batch = database.batch();
+        self.put(repository, &mut batch)?;
+        database.write(batch, true)?;
+        database.flush()
     }
 
     /// Adds the state to `batch`.

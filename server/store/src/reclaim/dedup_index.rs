@@ -4,58 +4,66 @@ use std::sync::Arc;
 
 use coldrise_block::{Error, ErrorKind, Result};
 
-use crate::repository::Repository;
 use crate::rocks::{Family, ReadMode};
+use crate::writer::{Condemned, Shared};
 
 /// Entries that are deleted in one batch.
-const BATCH_ENTRIES: u64 = 32 << 10;
+const BATCH_ENTRIES: usize = 32 << 10;
 /// The index is rewritten, and not written to, when one entry of so many goes.
 const REWRITTEN_SHARE: u64 = 4;
 
 /// Deletes the entries of the chunks that go, about `deleted` of `stored`. Durable
 /// on return: only then may the chunks go, and a backup that is made after a crash
-/// stores them anew.
-pub(super) fn forget(
-    repository: &Repository,
-    goes: impl Fn(u64) -> bool + Send + Sync + 'static,
-    deleted: u64,
-    stored: u64,
-) -> Result<()> {
+/// stores them anew. Entries that a backup writes meanwhile stay.
+pub(super) fn forget(writer: &Shared, goes: &Condemned, deleted: u64, stored: u64) -> Result<()> {
     if deleted == 0 {
         return Ok(());
     }
     if deleted.saturating_mul(REWRITTEN_SHARE) < stored {
-        return delete_one_by_one(repository, goes);
+        return delete_one_by_one(writer, goes);
     }
-    let database = repository.database();
-    let rule = move |_hash: &[u8], value: &[u8]| chunk_of(value).is_some_and(&goes);
+    let database = writer.repository.database();
+    let goes = Arc::clone(goes);
+    let rule = move |_hash: &[u8], value: &[u8]| chunk_of(value).is_some_and(|id| goes(id));
     let _filtering = database.filter(Family::Dedup, Arc::new(rule))?;
     database.compact(Family::Dedup, None)
 }
 
-fn delete_one_by_one(repository: &Repository, goes: impl Fn(u64) -> bool) -> Result<()> {
-    let database = repository.database();
+fn delete_one_by_one(writer: &Shared, goes: &Condemned) -> Result<()> {
+    let database = writer.repository.database();
     // It sees the index as it is now, whatever is deleted meanwhile.
     let mut cursor = database.cursor(Family::Dedup, ReadMode::Scan)?;
     cursor.seek(&[])?;
-    let mut batch = database.batch();
-    let mut deleted: u64 = 0;
+    let mut hashes: Vec<Vec<u8>> = Vec::new();
     while let Some((hash, value)) = cursor.entry() {
         let Some(id) = chunk_of(value) else {
             let message = "an entry of the dedup index is damaged; nothing was deleted";
             return Err(Error::new(ErrorKind::Corrupt, message));
         };
         if goes(id) {
-            batch.delete(Family::Dedup, hash)?;
-            deleted += 1;
-            if deleted % BATCH_ENTRIES == 0 {
-                database.write(std::mem::replace(&mut batch, database.batch()), false)?;
+            hashes.push(hash.to_vec());
+            if hashes.len() >= BATCH_ENTRIES {
+                delete(writer, goes, &std::mem::take(&mut hashes), false)?;
             }
         }
         cursor.next()?;
     }
     // The sync of the last batch covers those before it.
-    database.write(batch, true)
+    delete(writer, goes, &hashes, true)
+}
+
+/// Deletes entries, but those that a backup has meanwhile made to name a new chunk.
+fn delete(writer: &Shared, goes: &Condemned, hashes: &[Vec<u8>], is_synced: bool) -> Result<()> {
+    let database = writer.repository.database();
+    let _changing = writer.referred.changing_index();
+    let mut batch = database.batch();
+    for hash in hashes {
+        let entry = database.get(Family::Dedup, hash, ReadMode::Scan)?;
+        if entry.is_some_and(|value| chunk_of(&value).is_some_and(|id| goes(id))) {
+            batch.delete(Family::Dedup, hash)?;
+        }
+    }
+    database.write(batch, is_synced)
 }
 
 fn chunk_of(value: &[u8]) -> Option<u64> {

@@ -102,4 +102,6 @@ fn id_of_key(key: &[u8]) -> Option<u64> {
 }
 
 #[cfg(test)]
+mod beside_tests;
+#[cfg(test)]
 mod tests;

@@ -8,14 +8,25 @@ use roaring::RoaringTreemap;
 
 use crate::map::{PageId, PageSource};
 use crate::rocks::Family;
+use crate::writer::Referred;
 use crate::{MapRoot, Repository};
 
 /// The pages and chunks that chunk maps lead to. Ids lie in long runs, which the
 /// bitmaps keep small: some bytes per thousand chunks.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Reachable {
     pages: RoaringTreemap,
     chunks: RoaringTreemap,
+    /// All pages and chunks from these on, too.
+    pages_from: u64,
+    chunks_from: u64,
+}
+
+impl Default for Reachable {
+    fn default() -> Self {
+        let (pages, chunks) = Default::default();
+        Reachable { pages, chunks, pages_from: u64::MAX, chunks_from: u64::MAX }
+    }
 }
 
 impl Reachable {
@@ -29,23 +40,41 @@ impl Reachable {
         self.pages.len()
     }
 
-    fn ids(&self, family: Family) -> &RoaringTreemap {
+    fn ids(&self, family: Family) -> (&RoaringTreemap, u64) {
         match family {
-            Family::Maps => &self.pages,
-            _ => &self.chunks,
+            Family::Maps => (&self.pages, self.pages_from),
+            _ => (&self.chunks, self.chunks_from),
         }
+    }
+
+    /// Adds everything that a writer has stored itself.
+    pub(super) fn add_all_of(&mut self, writer: &Referred) {
+        self.pages_from = writer.first_page();
+        self.chunks_from = writer.first_chunk();
+    }
+
+    /// Adds chunks.
+    pub(super) fn add_chunks(&mut self, chunks: &RoaringTreemap) {
+        self.chunks |= chunks;
     }
 
     /// Whether a chunk or a page is among them.
     pub(crate) fn has(&self, family: Family, id: u64) -> bool {
-        self.ids(family).contains(id)
+        let (ids, from) = self.ids(family);
+        id >= from || ids.contains(id)
     }
 
-    /// How many of the chunks or pages lie in a range of ids.
+    /// How many of the chunks or pages lie in a range of ids. Of those that a writer
+    /// has stored itself every id counts, whether it is used or not.
     pub(crate) fn count_in(&self, family: Family, range: RangeInclusive<u64>) -> u64 {
-        let ids = self.ids(family);
+        let (ids, from) = self.ids(family);
+        let all = (range.end().saturating_add(1)).saturating_sub(from.max(*range.start()));
+        let Some(last) = (*range.end()).min(from.saturating_sub(1)).checked_sub(*range.start())
+        else {
+            return all;
+        };
         let before = range.start().checked_sub(1).map_or(0, |id| ids.rank(id));
-        ids.rank(*range.end()).saturating_sub(before)
+        ids.rank(range.start() + last).saturating_sub(before) + all
     }
 }
 

@@ -3,7 +3,9 @@
 //! 1. The memtables are written to files; the units are found and judged anew. What
 //!    is to be rewritten is read once, so that a damaged file is left alone and not
 //!    met half way.
-//! 2. The dedup entries of all chunks that are to go are deleted, durably.
+//! 2. What goes is condemned: a backup in the same process does not refer to it from
+//!    here on, and what it had referred to stays (see `writer::referred`). The dedup
+//!    entries of all chunks that are to go are deleted, durably.
 //!    *Left by a kill:* chunks that nobody finds any more. They lie where so much is
 //!    dead that the next gc comes to them again.
 //! 3. Files with nothing in use are dropped (their manifest entry, synced).
@@ -25,8 +27,7 @@ use coldrise_block::{Error, ErrorKind, Result};
 
 use crate::repository::Repository;
 use crate::rocks::{Family, LiveFile, Rule};
-use crate::state::StoreState;
-use crate::writer::RepositoryWriter;
+use crate::writer::{Condemned, RepositoryWriter, Shared};
 
 use super::check::{check, ReclaimOptions, Work};
 use super::units::{self, Fate, Unit};
@@ -65,12 +66,13 @@ pub(super) enum Step {
 
 impl RepositoryWriter {
     /// Deletes what is not reachable, and gives its space back to the file system.
-    /// Chunks and pages that are stored later are not touched.
+    /// What this writer has stored since it was opened is not touched, nor is what a
+    /// disk refers to that it is writing meanwhile, from another thread.
     ///
     /// # Errors
-    /// `Busy` while a disk is being written; `Interrupted` when it was cancelled:
-    /// what is done stays done. `NoSpace`, `Corrupt` or `Io` where rewriting failed;
-    /// this writer takes no more writes then. Damage is no error: it is left alone and reported.
+    /// `Busy` beside another gc; `Interrupted` when it was cancelled: what is done
+    /// stays done. `NoSpace`, `Corrupt` or `Io` where rewriting failed; this writer may
+    /// take no more writes then. Damage is no error: it is left alone and reported.
     pub fn reclaim(&self, reachable: Reachable, options: &ReclaimOptions<'_>) -> Result<Reclaimed> {
         self.reclaim_until(reachable, options, &|_step| options.go_on())
     }
@@ -87,62 +89,58 @@ impl RepositoryWriter {
             tracing::debug!(?step, elapsed_ms = started.elapsed().as_millis() as u64, "gc");
             after(step)
         };
-        self.exclusively(|repository, state| {
-            let mut sweep = Sweep {
-                repository,
-                reachable: Arc::new(reachable),
-                work: Work::new(options),
-                after,
-                done: Reclaimed::default(),
-            };
-            sweep.run(state)?;
-            Ok(sweep.done)
-        })
+        let Some(_alone) = self.shared.reclaiming.try_lock() else {
+            return Err(Error::new(ErrorKind::Busy, "another gc is running"));
+        };
+        let mut reachable = reachable;
+        reachable.add_all_of(&self.shared.referred);
+        let mut sweep = Sweep {
+            writer: &self.shared,
+            repository: self.repository(),
+            work: Work::new(options),
+            after,
+            done: Reclaimed::default(),
+        };
+        sweep.run(reachable)?;
+        self.count_anew()?;
+        Ok(sweep.done)
     }
 }
 
 struct Sweep<'a> {
+    writer: &'a Shared,
     repository: &'a Repository,
-    reachable: Arc<Reachable>,
     work: Work<'a>,
     after: &'a dyn Fn(Step) -> Result<()>,
     done: Reclaimed,
 }
 
 impl Sweep<'_> {
-    fn run(&mut self, state: &mut StoreState) -> Result<()> {
-        let database = self.repository.database();
-        database.flush()?;
-        let mut chunks = units::of_family(self.repository, Family::Chunks, &self.reachable)?;
-        let mut maps = units::of_family(self.repository, Family::Maps, &self.reachable)?;
+    fn run(&mut self, mut reachable: Reachable) -> Result<()> {
+        self.repository.database().flush()?;
+        let mut chunks = units::of_family(self.repository, Family::Chunks, &reachable)?;
+        let mut maps = units::of_family(self.repository, Family::Maps, &reachable)?;
         self.work.plan(chunks.iter().chain(&maps));
         self.done.damaged_files = check(self.repository, &mut chunks, &self.work)?;
         self.done.damaged_files.extend(check(self.repository, &mut maps, &self.work)?);
-        let kept = chunks.iter().filter(|unit| unit.fate == Fate::Kept);
-        self.done.kept_chunks = kept.map(Unit::dead).sum();
         (self.after)(Step::Judged)?;
 
-        let gone = Arc::new(Gone::new(&chunks, &self.reachable, state.next_chunk));
+        let gone = self.writer.referred.condemn(|claimed| {
+            reachable.add_chunks(claimed);
+            units::spare(&mut chunks, &reachable);
+            let gone = Arc::new(Gone::new(&chunks, Arc::new(reachable)));
+            (gone.condemned(), gone)
+        });
+        let kept = chunks.iter().filter(|unit| unit.fate == Fate::Kept);
+        self.done.kept_chunks = kept.map(Unit::dead).sum();
         let stored = chunks.iter().map(|unit| unit.entries).sum();
-        let has = {
-            let gone = Arc::clone(&gone);
-            move |id| gone.has(id)
-        };
         let deleted = chunks.iter().filter(|unit| unit.fate != Fate::Kept).map(Unit::dead).sum();
-        dedup_index::forget(self.repository, has, deleted, stored)?;
+        dedup_index::forget(self.writer, &gone.condemned(), deleted, stored)?;
         (self.after)(Step::Forgotten)?;
         self.done.chunks = self.delete(&chunks, &gone)?;
-        let gone = Arc::new(Gone::new(&maps, &self.reachable, state.next_page));
+        let gone = Arc::new(Gone::new(&maps, Arc::clone(&gone.reachable)));
         self.done.pages = self.delete(&maps, &gone)?;
-
-        let files = database.live_files(Family::Chunks)?;
-        state.chunks = files.iter().map(LiveFile::values).sum();
-        state.stored_bytes = files.iter().map(|file| file.properties.value_bytes).sum();
-        let mut batch = database.batch();
-        state.put(self.repository, &mut batch)?;
-        database.write(batch, true)?;
-        // Whoever opens the database next has no log to replay.
-        database.flush()
+        Ok(())
     }
 
     /// Drops and rewrites the files of one family. Returns how many entries went.
@@ -201,20 +199,17 @@ struct Gone {
     /// Of the units that are dropped or rewritten; ascending.
     ranges: Vec<RangeInclusive<u64>>,
     reachable: Arc<Reachable>,
-    /// From here on nothing is committed, and nothing is known.
-    end: u64,
     /// Entries that compactions left out.
     deleted: AtomicU64,
 }
 
 impl Gone {
-    fn new(units: &[Unit], reachable: &Arc<Reachable>, end: u64) -> Gone {
+    fn new(units: &[Unit], reachable: Arc<Reachable>) -> Gone {
         let chosen = units.iter().filter(|unit| unit.fate != Fate::Kept);
         Gone {
             family: units.first().map_or(Family::Chunks, |unit| unit.family),
             ranges: chosen.map(|unit| unit.ids.clone()).collect(),
-            reachable: Arc::clone(reachable),
-            end,
+            reachable,
             deleted: AtomicU64::new(0),
         }
     }
@@ -222,7 +217,12 @@ impl Gone {
     fn has(&self, id: u64) -> bool {
         let at = self.ranges.partition_point(|range| *range.end() < id);
         let is_chosen = self.ranges.get(at).is_some_and(|range| range.contains(&id));
-        is_chosen && id < self.end && !self.reachable.has(self.family, id)
+        is_chosen && !self.reachable.has(self.family, id)
+    }
+
+    fn condemned(self: &Arc<Self>) -> Condemned {
+        let gone = Arc::clone(self);
+        Arc::new(move |id| gone.has(id))
     }
 
     fn rule(self: &Arc<Self>) -> Rule {

@@ -80,6 +80,17 @@ impl Unit {
     }
 }
 
+/// Keeps the units of which nothing was in use when they were judged, and now
+/// something is. Nobody has looked whether they read.
+pub(super) fn spare(units: &mut [Unit], reachable: &Reachable) {
+    for unit in units {
+        unit.live = reachable.count_in(unit.family, unit.ids.clone());
+        if unit.fate == Fate::Dropped && unit.live > 0 {
+            unit.fate = Fate::Kept;
+        }
+    }
+}
+
 /// A unit of these is rewritten when at least one entry of so many is dead. Of
 /// chunks at most as much is copied as is given back. Pages are small, and every
 /// reader goes through them.

@@ -239,6 +239,7 @@ impl<'run> Committer<'run> {
         }
         // In the order of the keys the index takes them faster.
         self.new.sort_unstable();
+        let changing_index = self.run.shared.referred.changing_index();
         for (hash, id) in &self.new {
             dedup::put(repository, &mut batch, hash, *id)?;
         }
@@ -253,6 +254,7 @@ impl<'run> Committer<'run> {
         self.state.put(repository, &mut batch)?;
         self.pages.log_bytes += batch.bytes() as u64;
         database.write(batch, true)?;
+        drop(changing_index);
         if let Some(chunks) = still_damaged {
             self.run.shared.damaged.set(chunks);
         }

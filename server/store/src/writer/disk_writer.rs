@@ -252,6 +252,12 @@ impl DiskWriter {
         };
         // Ids that were handed out stay used.
         progress.state.next_chunk = progress.state.next_chunk.max(next_chunk);
+        if std::mem::take(&mut progress.is_to_be_counted) && !progress.failed {
+            // Counters that count too much do no harm until the next gc.
+            if let Err(error) = progress.state.count_anew(&self.run.shared.repository) {
+                tracing::warn!(error = %error.full_message(), "chunks were not counted anew");
+            }
+        }
         root
     }
 }

@@ -7,11 +7,13 @@
 //!                               └─▶ committer: files of chunks, map, commits
 //! ```
 //!
-//! Locks: `Numbering` (inside a run, for short) and `Shared::progress`; none is
-//! taken while the other is held.
+//! Locks: `Numbering` (inside a run, for short), inside of it the claims of `Referred`;
+//! the dedup index (for one batch); `Shared::progress`. None else is taken while
+//! another is held.
 
 mod commit;
 mod disk_writer;
+mod referred;
 pub(crate) mod run;
 mod worker;
 
@@ -32,6 +34,7 @@ use crate::state::StoreState;
 use crate::{catalog, MachineName, OpenOptions, PassphraseSource, PointDocument, PointName};
 
 pub use disk_writer::{DiskWriter, WriteOptions};
+pub(crate) use referred::{Condemned, Referred};
 pub use run::WriteCounts;
 
 const LOCK_NAME: &str = "writer.lock";
@@ -51,6 +54,9 @@ pub(crate) struct Shared {
     pub(crate) repository: Arc<Repository>,
     pub(crate) progress: Mutex<Progress>,
     pub(crate) damaged: DamagedChunks,
+    pub(crate) referred: Referred,
+    /// Held by a gc: one at a time.
+    pub(crate) reclaiming: Mutex<()>,
 }
 
 /// Where the writer is.
@@ -63,6 +69,8 @@ pub(crate) struct Progress {
     pub(crate) failed: bool,
     /// Bytes in RocksDB's log since it was last written to files.
     pub(crate) log_bytes: u64,
+    /// A gc ran beside a disk: its counters count what is gone.
+    pub(crate) is_to_be_counted: bool,
 }
 
 impl RepositoryWriter {
@@ -85,11 +93,14 @@ impl RepositoryWriter {
         })?;
         let repository = Arc::new(repository);
         let state = recover(&repository)?;
-        let progress = Progress { state, busy: false, failed: false, log_bytes: 0 };
+        let progress =
+            Progress { state, busy: false, failed: false, log_bytes: 0, is_to_be_counted: false };
         let damaged = DamagedChunks::read(&repository)?;
-        Ok(RepositoryWriter {
-            shared: Arc::new(Shared { repository, progress: Mutex::new(progress), damaged }),
-        })
+        let referred = Referred::new(&state);
+        let progress = Mutex::new(progress);
+        let reclaiming = Mutex::default();
+        let shared = Shared { repository, progress, damaged, referred, reclaiming };
+        Ok(RepositoryWriter { shared: Arc::new(shared) })
     }
 
     /// The repository; it reads what this writer has committed.
@@ -174,35 +185,21 @@ impl RepositoryWriter {
         repository.database().write(batch, true)
     }
 
-    /// Has the store to itself for as long as `work` runs, which may change what is
-    /// committed.
+    /// Makes the counters of the store exact, durably: now, or when the disk that is
+    /// being written is done.
     ///
-    /// Errors: `Busy` while a disk is being written, `Poisoned` after a failed write.
-    /// Where `work` fails, this writer writes no more.
-    pub(crate) fn exclusively<T>(
-        &self,
-        work: impl FnOnce(&Repository, &mut StoreState) -> Result<T>,
-    ) -> Result<T> {
+    /// Errors: as of reading and writing the database.
+    pub(crate) fn count_anew(&self) -> Result<()> {
         let mut progress = self.shared.progress.lock();
-        if progress.failed {
-            return Err(Error::new(
-                ErrorKind::Poisoned,
-                "an earlier write has failed: open the repository again",
-            ));
+        match progress.busy {
+            true => progress.is_to_be_counted = true,
+            false => progress.state.count_anew(self.repository())?,
         }
-        if progress.busy {
-            return Err(Error::new(ErrorKind::Busy, "a disk is being written"));
-        }
-        let mut state = progress.state;
-        let done = work(self.repository(), &mut state);
-        progress.failed = done.is_err();
-        progress.state = state;
-        progress.log_bytes = 0;
-        done
+        Ok(())
     }
 
-    /// Starts one disk of a backup: `base` with what will be written. Beyond
-    /// the end of `base`, and everywhere without one, the disk starts as a
+    /// Starts one disk of a backup: `base` with what will be written; a point or a
+    /// session names it for as long as this writer is open. Beyond the end of `base`, and everywhere without one, the disk starts as a
     /// hole.
     ///
     /// # Errors

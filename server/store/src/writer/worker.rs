@@ -146,6 +146,7 @@ fn number(run: &Run, turn: u64, seen_commits: u64, contents: &mut [Option<Conten
     if run.commits.load(Ordering::Acquire) >= seen_commits + 2 {
         look_up(run, contents)?;
     }
+    run.shared.referred.claim(contents.iter_mut().flatten().map(|content| &mut content.id));
     for content in contents.iter_mut().flatten().filter(|content| content.id == 0) {
         let next = numbering.next_chunk;
         content.id = *numbering.fresh.entry(content.hash).or_insert(next);
