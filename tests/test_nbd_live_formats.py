@@ -270,7 +270,7 @@ def test_a_killed_writer_leaves_nothing_in_memory_when_its_session_ends(coldrise
         disk.pwrite(b"disk", 0)
         handle.pwrite(b"kept", handle.get_size() - 60)
         layers = [*coldrise.repository.glob("layers/*"), *coldrise.repository.glob("live/*/side/*")]
-        maps = [pathlib.Path(f"/dev/shm/coldrise-{layer.name}.map") for layer in layers]
+        maps = [pathlib.Path(f"/dev/shm/coldrise-map-{layer.name}") for layer in layers]
         assert len(maps) == 2 and all(path.exists() for path in maps)
         server.kill()
     coldrise.json("unpublish", "trial", "--discard")

@@ -15,6 +15,7 @@
 //!
 //! `live/lock` is held for the moment in which a document or a name is settled.
 //! `leases/` says what running programs read, so that nothing of it is deleted.
+//! `writer.control` is the socket of a backup, which does gcs for others.
 //! `live/DIRECTORY/lock` is held by the process that writes the session;
 //! `live/DIRECTORY/control` is its socket for seals. `layers/ID` are the layers,
 //! `live/DIRECTORY/side/ID` those of its image files.
@@ -37,11 +38,13 @@ mod disk;
 mod document;
 mod fold;
 mod forget;
+mod gc;
 mod held;
 mod layer;
 mod lease;
 mod length;
 mod live;
+mod local_socket;
 mod lock;
 #[allow(unsafe_code)]
 mod mapping;
@@ -66,6 +69,7 @@ pub use client_files::{
 pub use document::{SessionDisk, SessionDocument};
 pub use fold::{fold, Folded};
 pub use forget::{PointRemoval, Published};
+pub use gc::{ask_for_gc, collect_garbage, Asked, Collected, GcService};
 pub use held::Held;
 pub use lease::{read_leases, Lease, LeaseDocument, LeaseHold, Served};
 pub use length::Length;

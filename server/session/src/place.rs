@@ -10,6 +10,12 @@ use coldrise_store::{LayerId, Repository, SessionName};
 
 use crate::layer::LayerKeys;
 
+/// The name of the socket of the process that writes a session.
+pub(crate) const CONTROL: &str = "control";
+
+/// What the names of block maps in shared memory begin with.
+pub(crate) const MAP_PREFIX: &str = "coldrise-map-";
+
 /// The folder of one session.
 #[derive(Clone, Debug)]
 pub(crate) struct Place {
@@ -57,7 +63,7 @@ impl Place {
     }
 
     pub(crate) fn control(&self) -> PathBuf {
-        self.directory.join("control")
+        self.directory.join(CONTROL)
     }
 
     /// What clients wrote into image files around the disks; see `side_file`.
@@ -108,7 +114,7 @@ pub(crate) fn layer_path(repository: &Repository, id: &LayerId) -> PathBuf {
 /// Where the writer of a layer publishes its block map: in memory, not on the
 /// repository's disk.
 pub(crate) fn map_path(id: &LayerId) -> PathBuf {
-    PathBuf::from(format!("/dev/shm/coldrise-{id}.map"))
+    PathBuf::from(format!("/dev/shm/{MAP_PREFIX}{id}"))
 }
 
 /// The keys of a layer.

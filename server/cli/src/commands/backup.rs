@@ -1,12 +1,14 @@
 //! `coldrise backup`: a new restore point.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_ingest::{
     backup, read_configuration, BackupRequest, BackupSummary, DiskSummary, SourceSpec,
 };
+use coldrise_session::GcService;
 use coldrise_store::{MachineName, PointName};
 use serde::Serialize;
 
@@ -99,7 +101,11 @@ impl<'a> MadeDisk<'a> {
 pub(crate) fn run(invocation: &Invocation, arguments: BackupArguments) -> Result<Report> {
     let configuration = arguments.config.as_deref().map(read_configuration).transpose()?;
     let cancel = cancel_flag()?;
-    let writer = invocation.open_for_writing()?;
+    let writer = Arc::new(invocation.open_for_writing()?);
+    // Without it a gc waits, no more.
+    let gcs = GcService::listen(&writer).inspect_err(|error| {
+        invocation.remark(&format!("warning: no gc can run meanwhile: {}", error.full_message()));
+    });
     let request = BackupRequest {
         machine: arguments.machine,
         disks: arguments.disks,
@@ -112,6 +118,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: BackupArguments) -> Result
     let view = ProgressView::new(invocation);
     let made = backup(&writer, &request, &view, &cancel);
     drop(view);
+    drop(gcs);
     let summary = made.map_err(|error| match error.kind() {
         ErrorKind::Interrupted => Error::new(
             ErrorKind::Interrupted,

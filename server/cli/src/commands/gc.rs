@@ -2,12 +2,13 @@
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::time::Duration;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_ingest::{Phase, Progress, ProgressState};
-use coldrise_session::{enter_sealed_points, reclaim_layers, InUse};
+use coldrise_session::{ask_for_gc, collect_garbage, Asked, InUse};
 use coldrise_store::{ReclaimOptions, ReclaimProgress};
 use serde::Serialize;
 
@@ -20,16 +21,24 @@ use crate::units::{show_count, show_duration, show_size};
 /// Give back the space of what nothing refers to any more.
 ///
 /// Deletes chunks, pages of chunk maps and layers that no restore point, no session and
-/// no running program needs. Machines run on, and front ends go on serving what they
-/// have open, forgotten points included; a backup has to wait. It can be interrupted at
-/// any time, and the next gc goes on. Files of which more than half is in use are left
-/// alone: what nothing refers to in them stays, and backups use it again.
+/// no running program needs. Machines run on, a backup goes on (its process does the gc
+/// then), and front ends go on serving what they have open, forgotten points included.
+/// It can be interrupted at any time, and the next gc goes on. Files of which more than
+/// half is in use are left alone: what nothing refers to in them stays, and backups use
+/// it again.
 #[derive(Debug, Args)]
 pub(crate) struct GcArguments {
     /// Delete nothing; say about how much space would return.
     #[arg(long)]
     dry_run: bool,
 }
+
+/// A backup that has begun listens after this long.
+const BEGINNING_PATIENCE: Duration = Duration::from_secs(2);
+/// A backup that is about to end is gone after this long.
+const ENDING_PATIENCE: Duration = Duration::from_secs(60);
+/// How often it is looked whether it is.
+const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// What a gc did.
 #[derive(Serialize)]
@@ -38,7 +47,7 @@ pub(super) struct Collected {
     pages_deleted: u64,
     layers_deleted: u64,
     /// Of the file system: what database and layers took before, less what they take
-    /// now.
+    /// now; beside a backup an estimate.
     bytes_returned: u64,
     chunks_kept_unreferenced: u64,
     seconds: f64,
@@ -64,18 +73,14 @@ pub(crate) fn run(invocation: &Invocation, arguments: &GcArguments) -> Result<Re
     Ok(Report::done(&collected, text))
 }
 
-/// Does the work.
+/// Does the work, or has it done by the backup that is running.
 ///
 /// # Errors
-/// `Busy` where another process writes the repository; `Corrupt`; `Interrupted`.
+/// `Busy` where another process writes the repository that is no backup; `Corrupt`;
+/// `Interrupted`.
 pub(super) fn collect(invocation: &Invocation) -> Result<Collected> {
     let started = invocation.elapsed();
     let cancel = cancel_flag()?;
-    let before = space(invocation.repository_path()?)?;
-    let writer = invocation.open_alone()?;
-    // First: entering sealed points removes them, too, and does not tell how many.
-    let layers_deleted = reclaim_layers(&writer)?;
-    enter_sealed_points(&writer)?;
     let view = ProgressView::new(invocation);
     let progress = |now: ReclaimProgress| {
         view.update(&ProgressState {
@@ -87,26 +92,17 @@ pub(super) fn collect(invocation: &Invocation) -> Result<Collected> {
             stored_bytes: 0,
         });
     };
-    let in_use = InUse::collect(writer.repository())?;
-    let collected = writer
-        .repository()
-        .reachable(in_use.roots, &cancel)
-        .context(|| "not all that is in use can be told, so nothing was deleted")
-        .and_then(|reachable| {
-            let options = ReclaimOptions { cancel: &cancel, progress: &progress };
-            writer.reclaim(reachable, &options)
-        });
+    let options = ReclaimOptions { cancel: &cancel, progress: &progress };
+    let collected = collect_somewhere(invocation, &options);
     drop(view);
-    let reclaimed = collected.map_err(|error| match error.kind() {
+    let (collected, bytes_returned) = collected.map_err(|error| match error.kind() {
         ErrorKind::Interrupted => Error::new(
             ErrorKind::Interrupted,
             "cancelled: what is deleted already stays deleted, and the next gc goes on",
         ),
         _ => error,
     })?;
-    // The database deletes its last files when it is closed.
-    drop(writer);
-    let after = space(invocation.repository_path()?)?;
+    let reclaimed = collected.reclaimed;
     if let Some(first) = reclaimed.damaged_files.first() {
         return Err(Error::new(
             ErrorKind::Corrupt,
@@ -123,11 +119,51 @@ pub(super) fn collect(invocation: &Invocation) -> Result<Collected> {
     Ok(Collected {
         chunks_deleted: reclaimed.chunks,
         pages_deleted: reclaimed.pages,
-        layers_deleted,
-        bytes_returned: before.saturating_sub(after),
+        layers_deleted: collected.layers,
+        bytes_returned,
         chunks_kept_unreferenced: reclaimed.kept_chunks,
         seconds: invocation.elapsed().saturating_sub(started).as_secs_f64(),
     })
+}
+
+/// Returns what was done, and the bytes that the file system got back.
+fn collect_somewhere(
+    invocation: &Invocation,
+    options: &ReclaimOptions<'_>,
+) -> Result<(coldrise_session::Collected, u64)> {
+    let path = invocation.repository_path()?;
+    let mut patience = BEGINNING_PATIENCE;
+    let asked_at = Instant::now();
+    loop {
+        let busy = match invocation.open_alone() {
+            Ok(writer) => {
+                let before = space(path)?;
+                let collected = collect_garbage(&writer, options)?;
+                // The database deletes its last files when it is closed.
+                drop(writer);
+                return Ok((collected, before.saturating_sub(space(path)?)));
+            }
+            Err(error) if error.kind() == ErrorKind::Busy => error,
+            Err(error) => return Err(error),
+        };
+        match ask_for_gc(path, options)? {
+            // A backup beside it takes space: the difference would tell nothing.
+            Asked::Done(collected) => {
+                let bytes = collected.reclaimed.bytes;
+                return Ok((collected, bytes));
+            }
+            // A backup that has just begun does not listen yet.
+            Asked::Nobody => {}
+            Asked::Ending => patience = ENDING_PATIENCE,
+        }
+        if options.cancel.load(Ordering::Relaxed) {
+            return Err(Error::new(ErrorKind::Interrupted, "cancelled"));
+        }
+        if asked_at.elapsed() > patience {
+            return Err(busy);
+        }
+        std::thread::sleep(LOOK_INTERVAL);
+    }
 }
 
 impl Collected {

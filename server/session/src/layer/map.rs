@@ -6,12 +6,15 @@
 //! it would tell which blocks were written), so that other processes can read it.
 
 use std::fs::{File, OpenOptions};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
 
+use rustix::fs::{flock, FlockOperation};
+
 use crate::mapping::SharedWords;
+use crate::place::MAP_PREFIX;
 
 /// Blocks that share one group word.
 pub(crate) const GROUP_BLOCKS: u64 = 1024;
@@ -44,6 +47,8 @@ pub(crate) struct BlockMap {
     published: Option<PathBuf>,
     /// The name it has until then.
     hidden: Option<PathBuf>,
+    /// Open for its lock: nobody takes the map for abandoned.
+    _locked: Option<File>,
     is_attached: bool,
 }
 
@@ -65,25 +70,22 @@ impl BlockMap {
             group_start,
             published: None,
             hidden: None,
+            _locked: None,
             is_attached: false,
         })
     }
 
     /// An empty map in shared memory. It appears at `path` when it is revealed; a
-    /// stale one there is removed now. Falls back to private memory where the
+    /// stale one there is removed now, and so are all that lie beside it and whose
+    /// writers were killed. Falls back to private memory where the
     /// machine has no shared memory.
     pub(crate) fn shared(blocks: u64, path: &Path) -> Result<Self> {
         let (group_start, bytes) = length_bytes(blocks)?;
         let hidden = path.with_extension("new");
         let _ = std::fs::remove_file(path);
-        let _ = std::fs::remove_file(&hidden);
-        let created = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create_new(true)
-            .mode(0o600)
-            .open(&hidden)
-            .and_then(|file: File| file.set_len(bytes as u64).map(|()| file));
+        path.parent().into_iter().for_each(remove_abandoned);
+        let created =
+            create_locked(&hidden).and_then(|file: File| file.set_len(bytes as u64).map(|()| file));
         let file = match created {
             Ok(file) => file,
             Err(error) => {
@@ -99,6 +101,7 @@ impl BlockMap {
             group_start,
             published: Some(path.to_owned()),
             hidden,
+            _locked: Some(file),
             is_attached: false,
         })
     }
@@ -129,6 +132,7 @@ impl BlockMap {
             group_start,
             published: None,
             hidden: None,
+            _locked: None,
             is_attached: true,
         })
     }
@@ -154,9 +158,18 @@ impl BlockMap {
     /// What the layer knows of `block`.
     #[inline]
     pub(crate) fn lookup(&self, block: u64) -> Lookup {
+        let group = self.group(block);
+        let inherited = match group & GROUP_ZERO {
+            0 => Lookup::Below,
+            _ => Lookup::Zero,
+        };
+        // To read an entry of shared memory takes a page of it, written or not: who
+        // reads a whole disk would fill the memory with a map of nothing.
+        if group & GROUP_HAS_ENTRIES == 0 {
+            return inherited;
+        }
         match self.words.load32(block as usize) {
-            ENTRY_INHERIT if self.group(block) & GROUP_ZERO != 0 => Lookup::Zero,
-            ENTRY_INHERIT => Lookup::Below,
+            ENTRY_INHERIT => inherited,
             ENTRY_ZERO => Lookup::Zero,
             slot => Lookup::Slot(slot - ENTRY_FIRST_SLOT),
         }
@@ -220,10 +233,96 @@ impl BlockMap {
     }
 }
 
+/// Makes the file and locks it before anybody can take it for abandoned for good: one
+/// that went before it was locked is made again.
+fn create_locked(path: &Path) -> std::io::Result<File> {
+    loop {
+        let _ = std::fs::remove_file(path);
+        let mut options = OpenOptions::new();
+        let file = options.read(true).write(true).create_new(true).mode(0o600).open(path)?;
+        flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+        if file.metadata()?.nlink() > 0 {
+            return Ok(file);
+        }
+    }
+}
+
+/// Removes maps that nobody has locked: what killed writers left. The file of a layer
+/// that nobody opens again would take memory until the machine is started anew.
+fn remove_abandoned(folder: &Path) {
+    let Ok(entries) = std::fs::read_dir(folder) else { return };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        if !name.to_string_lossy().starts_with(MAP_PREFIX) {
+            continue;
+        }
+        // Those of other users stay theirs.
+        let Ok(file) = File::open(entry.path()) else { continue };
+        if flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok() {
+            let _ = std::fs::remove_file(entry.path());
+        }
+    }
+}
+
 impl Drop for BlockMap {
     fn drop(&mut self) {
         for path in self.published.iter().chain(&self.hidden) {
             let _ = std::fs::remove_file(path);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TIB_BLOCKS: u64 = 1 << 28;
+
+    fn used_bytes(path: &Path) -> u64 {
+        path.metadata().unwrap().blocks() * 512
+    }
+
+    #[test]
+    fn looking_at_a_whole_disk_takes_no_memory() {
+        let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+        let path = folder.path().join("coldrise-map-test");
+        let mut map = BlockMap::shared(TIB_BLOCKS, &path).unwrap();
+        map.reveal();
+        map.set_slot(5000, 7);
+        map.set_zero(1 << 20, 1 << 20, |_| {});
+        let (mut block, mut zeroes) = (0, 0);
+        while block < TIB_BLOCKS {
+            let count = map.uniform_blocks(block, TIB_BLOCKS - block);
+            match map.lookup(block) {
+                Lookup::Slot(slot) => assert_eq!((block, slot), (5000, 7)),
+                Lookup::Zero => zeroes += count,
+                Lookup::Below => {}
+            }
+            block += count;
+        }
+        assert_eq!(zeroes, 1 << 20);
+        assert!(map.is_zero(1 << 20, 1 << 20) && !map.is_zero(0, TIB_BLOCKS));
+        // A page of entries, and the words of the groups.
+        assert!(used_bytes(&path) <= (2 << 20), "{}", used_bytes(&path));
+    }
+
+    #[test]
+    fn maps_of_killed_writers_go_and_others_stay() {
+        let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+        let at = |name: &str| folder.path().join(name);
+        for name in ["coldrise-map-killed", "coldrise-map-killed.new", "other"] {
+            std::fs::write(at(name), "x").unwrap();
+        }
+        let mut first = BlockMap::shared(100, &at("coldrise-map-first")).unwrap();
+        first.reveal();
+        let hidden = BlockMap::shared(100, &at("coldrise-map-second")).unwrap();
+        let mut names: Vec<_> = std::fs::read_dir(folder.path())
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        assert_eq!(names, ["coldrise-map-first", "coldrise-map-second.new", "other"]);
+        drop((first, hidden));
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
     }
 }

@@ -24,6 +24,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
 use coldrise_block::{Error, ErrorKind, Result};
+use serde::{Deserialize, Serialize};
 
 use crate::repository::Repository;
 use crate::rocks::{Family, LiveFile, Rule};
@@ -38,12 +39,14 @@ const STEP_LIVE_BYTES: u64 = 512 << 20;
 const REWRITING_THREADS: usize = 2;
 
 /// What went.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reclaimed {
     /// Chunks that were deleted.
     pub chunks: u64,
     /// Pages of chunk maps that were deleted.
     pub pages: u64,
+    /// About what those took, in bytes: from the average size of what lies in a file.
+    pub bytes: u64,
     /// Files that were dropped whole.
     pub dropped_files: u64,
     /// Files that were rewritten.
@@ -137,6 +140,8 @@ impl Sweep<'_> {
         let deleted = chunks.iter().filter(|unit| unit.fate != Fate::Kept).map(Unit::dead).sum();
         dedup_index::forget(self.writer, &gone.condemned(), deleted, stored)?;
         (self.after)(Step::Forgotten)?;
+        let going = chunks.iter().chain(&maps).filter(|unit| unit.fate != Fate::Kept);
+        self.done.bytes = going.map(Unit::dead_bytes).sum();
         self.done.chunks = self.delete(&chunks, &gone)?;
         let gone = Arc::new(Gone::new(&maps, Arc::clone(&gone.reachable)));
         self.done.pages = self.delete(&maps, &gone)?;

@@ -1,0 +1,198 @@
+//! One gc: by whoever writes the repository.
+//!
+//! Who finds a backup writing asks that process to do it, beside the backup, through
+//! `REPO/writer.control`: only it knows what it refers to (the store settles that, see
+//! `RepositoryWriter::reclaim`). Where the backup ends before the gc does, the gc is
+//! interrupted after the step under way, and who asked does the rest itself.
+
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::time::Duration;
+
+use coldrise_block::{Context, Error, ErrorKind, Result};
+use coldrise_store::{ReclaimOptions, ReclaimProgress, Reclaimed, RepositoryWriter};
+use serde::{Deserialize, Serialize};
+
+use crate::catalog::enter_sealed_points;
+use crate::local_socket::{ask, send, Answers, LocalSocket};
+use crate::reclaim::{reclaim_layers, InUse};
+
+/// The socket's name in the repository's folder.
+const NAME: &str = "writer.control";
+
+/// How often who has asked looks whether it was cancelled.
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+
+/// What a gc did.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Collected {
+    /// Of the database.
+    pub reclaimed: Reclaimed,
+    /// Layers that were removed.
+    pub layers: u64,
+}
+
+/// Deletes what no point, no session and no running program needs, and gives its space
+/// back to the file system. A disk may be written meanwhile, from another thread.
+///
+/// # Errors
+/// `Corrupt` where not all that is in use can be told: then nothing was deleted.
+/// Otherwise as of [`RepositoryWriter::reclaim`].
+pub fn collect_garbage(
+    writer: &RepositoryWriter,
+    options: &ReclaimOptions<'_>,
+) -> Result<Collected> {
+    // First: entering sealed points removes them, too, and does not tell how many.
+    let layers = reclaim_layers(writer)?;
+    enter_sealed_points(writer)?;
+    let in_use = InUse::collect(writer.repository())?;
+    let reachable = writer
+        .repository()
+        .reachable(in_use.roots, options.cancel)
+        .context(|| "not all that is in use can be told, so nothing was deleted")?;
+    Ok(Collected { reclaimed: writer.reclaim(reachable, options)?, layers })
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Request {
+    Gc,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Answer {
+    Progress {
+        done_bytes: u64,
+        total_bytes: u64,
+    },
+    Done(Box<Collected>),
+    Failed {
+        is_damage: bool,
+        message: String,
+    },
+    /// The writer is about to end.
+    Closing,
+}
+
+/// Does gcs for others while it lives; a gc that goes on is interrupted when it is
+/// dropped.
+pub struct GcService {
+    cancel: Arc<AtomicBool>,
+    is_ending: Arc<AtomicBool>,
+    socket: Option<LocalSocket>,
+}
+
+impl GcService {
+    /// Listens in the folder of the writer's repository.
+    ///
+    /// # Errors
+    /// What the operating system says.
+    pub fn listen(writer: &Arc<RepositoryWriter>) -> Result<GcService> {
+        let (cancel, is_ending) = Default::default();
+        let service = Gcs {
+            writer: Arc::clone(writer),
+            cancel: Arc::clone(&cancel),
+            is_ending: Arc::clone(&is_ending),
+        };
+        let socket = LocalSocket::listen(writer.repository().path(), NAME, service)?;
+        Ok(GcService { cancel, is_ending, socket: Some(socket) })
+    }
+}
+
+impl Drop for GcService {
+    fn drop(&mut self) {
+        // In this order; see `Gcs::answer`.
+        self.is_ending.store(true, Ordering::SeqCst);
+        self.cancel.store(true, Ordering::SeqCst);
+        self.socket = None;
+    }
+}
+
+struct Gcs {
+    writer: Arc<RepositoryWriter>,
+    cancel: Arc<AtomicBool>,
+    is_ending: Arc<AtomicBool>,
+}
+
+impl Answers for Gcs {
+    fn answer(&self, request: &str, stream: &UnixStream) -> Result<()> {
+        let request = serde_json::from_str::<Request>(request);
+        self.cancel.store(false, Ordering::SeqCst);
+        if self.is_ending.load(Ordering::SeqCst) {
+            return self.decline(stream);
+        }
+        let progress = |now: ReclaimProgress| {
+            let ReclaimProgress { done_bytes, total_bytes } = now;
+            if send(stream, &Answer::Progress { done_bytes, total_bytes }).is_err() {
+                // Who asked has gone away.
+                self.cancel.store(true, Ordering::SeqCst);
+            }
+        };
+        let options = ReclaimOptions { cancel: &self.cancel, progress: &progress };
+        let done = match request {
+            Ok(Request::Gc) => collect_garbage(&self.writer, &options),
+            Err(error) => {
+                Err(Error::with_source(ErrorKind::InvalidInput, "an unknown request", error))
+            }
+        };
+        match done {
+            Ok(collected) => send(stream, &Answer::Done(Box::new(collected))),
+            Err(error) if error.kind() == ErrorKind::Interrupted => self.decline(stream),
+            Err(error) => send(
+                stream,
+                &Answer::Failed {
+                    is_damage: error.kind() == ErrorKind::Corrupt,
+                    message: error.full_message(),
+                },
+            ),
+        }
+    }
+
+    fn decline(&self, stream: &UnixStream) -> Result<()> {
+        send(stream, &Answer::Closing)
+    }
+}
+
+/// What came of asking the process that writes a repository for a gc.
+#[derive(Debug)]
+pub enum Asked {
+    /// It was done.
+    Done(Collected),
+    /// The writer does no gcs for others, or there is none.
+    Nobody,
+    /// The writer is about to end: the rest is to be done by who asked.
+    Ending,
+}
+
+/// Asks the process that writes the repository at `path` for a gc.
+///
+/// # Errors
+/// `Interrupted` once `options.cancel` is set; the writer notices it when it has
+/// progress to tell. What the writer says: `Corrupt` or `Io`.
+pub fn ask_for_gc(path: &Path, options: &ReclaimOptions<'_>) -> Result<Asked> {
+    let Some(mut asked) = ask(path, NAME, &Request::Gc, LOOK_INTERVAL)? else {
+        return Ok(Asked::Nobody);
+    };
+    loop {
+        match asked.next() {
+            Ok(None) => {}
+            Ok(Some(Answer::Progress { done_bytes, total_bytes })) => {
+                (options.progress)(ReclaimProgress { done_bytes, total_bytes });
+            }
+            Ok(Some(Answer::Done(collected))) => return Ok(Asked::Done(*collected)),
+            Ok(Some(Answer::Closing)) => return Ok(Asked::Ending),
+            Ok(Some(Answer::Failed { is_damage, message })) => {
+                let kind = if is_damage { ErrorKind::Corrupt } else { ErrorKind::Io };
+                return Err(Error::new(kind, message));
+            }
+            // It was killed: the lock is free, and the rest is to be done.
+            Err(_) => return Ok(Asked::Ending),
+        }
+        if options.cancel.load(Ordering::Relaxed) {
+            return Err(Error::new(ErrorKind::Interrupted, "cancelled"));
+        }
+    }
+}
