@@ -1,0 +1,109 @@
+"""coldrise gc beside a backup: the backup's process does it, nothing that the backup
+refers to goes, and the gc is done whatever becomes of the backup."""
+
+import pathlib
+import signal
+import subprocess
+
+import pytest
+
+from support.image import Image
+from support.nbdserver import wait_until
+from support.sources import RunningBackup, slow_server
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def save(coldrise, tmp_path):
+    """Backs a disk up; returns the point's address."""
+    return lambda machine, disk: coldrise.backup(machine, vda=disk.save(tmp_path / "saved.raw"))
+
+
+@pytest.fixture
+def forgotten(coldrise, save):
+    """A machine that stays, and what a forgotten one has left: the content of a disk of
+    14 MiB, and 8 MiB more."""
+    kept = Image(4 * MIB)
+    kept.fill(0, 4 * MIB, "kept")
+    address = save("web01", kept)
+    disk, more = Image(14 * MIB), Image(8 * MIB)
+    disk.fill(0, 14 * MIB, "forgotten")
+    more.fill(0, 8 * MIB, "more")
+    gone = [save("web02", disk), save("web03", more)]
+    coldrise.json("forget", *gone)
+    return address, kept, disk
+
+
+def assert_restores(coldrise, contents, tmp_path):
+    target = tmp_path / "restored.raw"
+    for address, disk in contents.items():
+        coldrise.json("restore", f"{address}/vda", target, "--force")
+        assert target.read_bytes() == bytes(disk.content), address
+
+
+def chunks(coldrise):
+    return coldrise.json("stats")["chunks"]
+
+
+def test_a_gc_beside_a_backup_takes_nothing_that_it_found(coldrise, forgotten, save, tmp_path):
+    address, kept, disk = forgotten
+    # The first half is what nothing refers to: the backup finds it, and needs it.
+    disk.fill(7 * MIB, 7 * MIB, "new")
+    with slow_server(disk.save(tmp_path / "source.raw")) as (uri, server):
+        running = RunningBackup(coldrise, "web04", f"vda={uri}")
+        done = coldrise.json("gc")
+        assert running.process.poll() is None, "the gc ran beside it"
+        # Those that the backup had not come to: at least of the other machine.
+        assert done["chunks_deleted"] >= 8 * MIB // (16 << 10)
+        code, made, messages = running.end()
+        assert code == 0, messages
+    assert_restores(coldrise, {address: kept, made["address"]: disk}, tmp_path)
+    assert coldrise.json("verify")["is_clean"]
+    assert not list(coldrise.repository.glob("writer.*ing"))
+
+    # What neither of them needs goes with the next gc, and the counters are exact.
+    coldrise.json("gc")
+    nothing = coldrise.json("gc", "--dry-run")
+    assert nothing["chunks_to_delete"] == 0
+    expected = (4 + 14) * MIB // (16 << 10) + nothing["chunks_kept_unreferenced"]
+    assert chunks(coldrise) == expected
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_gc_outlives_the_backup_that_did_it(coldrise, forgotten, save, tmp_path, number):
+    address, kept, disk = forgotten
+    with slow_server(disk.save(tmp_path / "source.raw")) as (uri, server):
+        running = RunningBackup(coldrise, "web04", f"vda={uri}")
+        # Stopped, the backup cannot answer: the gc has asked, and waits.
+        running.process.send_signal(signal.SIGSTOP)
+        gc = coldrise.start("--json", "gc", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        socket = str(coldrise.repository / "writer.control")
+        wait_until(lambda: is_connected(gc.pid), f"a connection to {socket}")
+        running.process.send_signal(number)
+        running.process.send_signal(signal.SIGCONT)
+        running.process.communicate(timeout=60)
+        output, messages = gc.communicate(timeout=60)
+    assert gc.returncode == 0, messages
+    assert_restores(coldrise, {address: kept}, tmp_path)
+    coldrise.json("gc")
+    assert coldrise.json("gc", "--dry-run")["chunks_to_delete"] == 0
+    assert chunks(coldrise) == 4 * MIB // (16 << 10)
+    assert_restores(coldrise, {address: kept, save("web02", disk): disk}, tmp_path)
+    assert coldrise.json("verify")["is_clean"]
+
+
+def is_connected(pid):
+    """Whether the process has a connection that somebody listens for: a Unix socket
+    that it has open stands in the kernel's list in the state of a connected one."""
+    inodes = set()
+    for link in pathlib.Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            name = link.readlink().name
+        except FileNotFoundError:
+            continue
+        if name.startswith("socket:["):
+            inodes.add(name[8:-1])
+    with open("/proc/net/unix") as listing:
+        lines = [line.split() for line in listing][1:]
+    return any(line[6] in inodes and line[5] == "03" for line in lines)
