@@ -45,6 +45,7 @@ MEASUREMENTS = [
     "restore_formats",
     "mount_formats",
     "verify",
+    "space",
     "gc",
     "incremental",
     "boot",
