@@ -72,7 +72,7 @@ pub use retention::{retained, KeepReason, Period, RetentionPoint, RetentionRules
 pub use seal::random;
 pub use stats::{IndexMemory, StoreStats};
 pub use verify::{
-    Affected, CatalogDamage, Coverage, Damaged, VerifiedDisk, VerifyOptions, VerifyProgress,
-    VerifyReport,
+    Affected, CatalogDamage, Coverage, Damaged, RecentDisks, VerifiedDisk, VerifyOptions,
+    VerifyProgress, VerifyReport,
 };
 pub use writer::{DiskWriter, RepositoryWriter, WriteCounts, WriteOptions};

@@ -1,5 +1,6 @@
 //! Reading every chunk, in the order of storing.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use coldrise_block::{Error, ErrorKind, Result};
@@ -57,18 +58,20 @@ fn id_of(key: &[u8]) -> Option<ChunkId> {
     key.try_into().ok().map(u64::from_be_bytes)
 }
 
-/// Reads the chunks below `end` that the options ask for (and of these only the
+/// Reads the chunks of `ids` that the options ask for (and of these only the
 /// `wanted`). Returns the ids that are damaged or not there.
 pub(super) fn verify(
     repository: &Repository,
-    end: ChunkId,
+    ids: Range<ChunkId>,
     wanted: Option<&IdSet>,
     options: &VerifyOptions<'_>,
     report: &mut VerifyReport,
 ) -> Result<IdSet> {
     let run = Run {
         repository,
-        end,
+        // Ids begin at 1.
+        first: ids.start.max(1),
+        end: ids.end,
         wanted,
         options,
         piece_ids: match options.coverage {
@@ -76,7 +79,7 @@ pub(super) fn verify(
             Coverage::Everything | Coverage::Referenced => PIECE_IDS,
         },
         next_piece: AtomicU64::new(0),
-        unusable: IdSet::new(end),
+        unusable: IdSet::new(ids.end),
         done_ids: AtomicU64::new(0),
         chunks: AtomicU64::new(0),
         read_bytes: AtomicU64::new(0),
@@ -103,6 +106,7 @@ pub(super) fn verify(
 
 struct Run<'a> {
     repository: &'a Repository,
+    first: ChunkId,
     end: ChunkId,
     wanted: Option<&'a IdSet>,
     options: &'a VerifyOptions<'a>,
@@ -117,7 +121,7 @@ struct Run<'a> {
 
 impl Run<'_> {
     fn work(&self) -> Result<()> {
-        let pieces = self.end.div_ceil(self.piece_ids);
+        let pieces = self.end.saturating_sub(self.first).div_ceil(self.piece_ids);
         let mut scratch = Vec::new();
         loop {
             if self.options.cancel.load(Ordering::Relaxed) {
@@ -127,9 +131,8 @@ impl Run<'_> {
             if piece >= pieces {
                 return Ok(());
             }
-            // Ids begin at 1.
-            let first = (piece * self.piece_ids).max(1);
-            let end = ((piece + 1) * self.piece_ids).min(self.end);
+            let first = self.first + piece * self.piece_ids;
+            let end = (first + self.piece_ids).min(self.end);
             if self.is_chosen()? && first < end {
                 self.read_piece(first, end, &mut scratch)?;
             }
@@ -137,7 +140,7 @@ impl Run<'_> {
                 + end.saturating_sub(first);
             (self.options.progress)(VerifyProgress {
                 done_chunks,
-                total_chunks: self.end.saturating_sub(1),
+                total_chunks: self.end.saturating_sub(self.first),
                 read_bytes: self.read_bytes.load(Ordering::Relaxed),
             });
         }

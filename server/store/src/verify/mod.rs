@@ -14,9 +14,11 @@
 mod chunks;
 mod documents;
 mod maps;
+mod recent;
 
 pub(crate) use chunks::IdSet;
 pub use documents::CatalogDamage;
+pub use recent::RecentDisks;
 
 use std::ops::Range;
 use std::sync::atomic::AtomicBool;
@@ -152,7 +154,7 @@ impl Repository {
             Coverage::Referenced => Some(maps::referenced(self, disks, end)?),
             Coverage::Everything | Coverage::Sample(_) => None,
         };
-        let unusable = chunks::verify(self, end, wanted.as_ref(), options, &mut report)?;
+        let unusable = chunks::verify(self, 1..end, wanted.as_ref(), options, &mut report)?;
         maps::find_affected(self, disks, &unusable, &mut report)?;
         Ok((report, unusable))
     }
