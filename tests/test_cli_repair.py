@@ -5,6 +5,7 @@ import random
 
 import pytest
 
+from support.cli import Coldrise
 from support.image import Image
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -95,3 +96,64 @@ def test_a_missing_source_is_told_and_what_was_found_is_remembered(coldrise, dis
     assert refused.returncode == 1 and "absent.raw" in refused.stderr
     coldrise.backup("web01", vda=path)
     assert restored(coldrise, address, tmp_path) == bytes(image.content)
+
+
+@pytest.fixture
+def other(tmp_path):
+    """Another repository, with a passphrase of its own and chunks of a given size."""
+
+    def make(chunk_size):
+        passphrase = tmp_path / "other-passphrase"
+        passphrase.write_text("battery staple\n", encoding="utf-8")
+        program = Coldrise(tmp_path / f"other-{chunk_size}", passphrase)
+        program.init("--chunk-size", chunk_size)
+        return program
+
+    return make
+
+
+@pytest.mark.parametrize("chunk_size", ["4K", "16K", "64K"])
+def test_another_repository_heals(coldrise, disk, other, tmp_path, chunk_size):
+    """Its newest point holds half of it in the same places; the rest is an older one's."""
+    address, image, path = disk
+    second = other(chunk_size)
+    second.backup("web01", vda=path)
+    later = Image(24 * MIB)
+    later.write(0, image.content[: 20 * MIB])
+    later.fill(0, 10 * MIB, "later")
+    second.backup("web01", vda=later.save(tmp_path / "later.raw"))
+    damage(coldrise, 8)
+    refused = coldrise.run("repair", "--from-repo", second.repository)
+    assert refused.returncode == 12 and "--from-passphrase-file" in refused.stderr
+    found = answer(
+        coldrise, "repair", "--from-repo", second.repository,
+        "--from-passphrase-file", second.passphrase_file, code=0,
+    )  # fmt: skip
+    assert found["damaged_chunks"] == found["healed_chunks"] == 8
+    assert restored(coldrise, address, tmp_path) == bytes(image.content)
+    assert second.json("verify")["is_clean"]
+
+
+@pytest.mark.parametrize("chunk_size", ["4K", "16K", "64K"])
+def test_another_repository_heals_wherever_it_holds_the_content(
+    coldrise, disk, other, tmp_path, chunk_size
+):
+    """On another machine's disk, elsewhere; and with damage of its own."""
+    address, image, _ = disk
+    second = other(chunk_size)
+    moved = Image(32 * MIB)
+    moved.write(4 * MIB, image.content[: 20 * MIB])
+    second.backup("db01", sda=moved.save(tmp_path / "moved.raw"))
+    damage(coldrise, 40)
+    damage(second, 3)
+    done = coldrise.run(
+        "--json", "repair", "--from-repo", second.repository,
+        "--from-passphrase-file", second.passphrase_file,
+    )  # fmt: skip
+    found = json.loads(done.stdout.strip().splitlines()[-1])
+    # What is damaged in both stays, at most four chunks of ours for each of theirs.
+    assert found["damaged_chunks"] - 12 <= found["healed_chunks"] > 0
+    is_healed = found["healed_chunks"] == found["damaged_chunks"]
+    assert done.returncode == (0 if is_healed else 1)
+    expected = bytes(image.content) if is_healed else None
+    assert restored(coldrise, address, tmp_path) == expected

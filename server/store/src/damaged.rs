@@ -74,6 +74,10 @@ impl DamagedChunks {
         self.by_content.read().get(hash).copied()
     }
 
+    pub(crate) fn ids(&self) -> Vec<ChunkId> {
+        self.by_content.read().values().copied().collect()
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.by_content.read().len()
     }

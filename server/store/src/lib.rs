@@ -55,7 +55,7 @@ pub use compression::Compression;
 pub use description::{RepositoryId, MAX_CHUNK_SIZE_BYTES, MIN_CHUNK_SIZE_BYTES};
 pub use documents::{
     Configuration, DiskDocument, LayerId, LayerReference, PointDocument, PointFiles, PointOrigin,
-    MAX_CONFIGURATION_BYTES, MAX_DISKS, MAX_LAYERS,
+    Quarantine, MAX_CONFIGURATION_BYTES, MAX_DISKS, MAX_LAYERS,
 };
 pub use map::MapRoot;
 pub use name::{DiskName, KeyLabel, MachineName, SessionName, MAX_NAME_BYTES};

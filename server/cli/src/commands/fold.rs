@@ -125,6 +125,10 @@ fn chosen(writer: &RepositoryWriter, addresses: &[Address]) -> Result<Vec<PointD
         points.push(point);
     }
     points.retain(|point| point.disks.iter().any(|disk| !disk.layers.is_empty()));
+    if addresses.is_empty() {
+        // What cannot be read whole cannot be folded.
+        points.retain(|point| point.quarantine.is_none());
+    }
     points.sort_by(|a, b| (&a.machine, &a.point).cmp(&(&b.machine, &b.point)));
     points.dedup_by(|a, b| (&a.machine, &a.point) == (&b.machine, &b.point));
     Ok(points)

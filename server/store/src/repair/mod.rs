@@ -10,6 +10,7 @@
 //!    without it. The value before could not be read; a crash leaves both as they were.
 
 mod files;
+mod from;
 
 use std::collections::HashMap;
 

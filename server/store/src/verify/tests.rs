@@ -245,6 +245,7 @@ fn a_damaged_document_is_named_by_its_key() {
             configuration: None,
             is_protected: false,
             files: None,
+            quarantine: None,
         };
         fixture.writer.put_point(&document).unwrap();
     }

@@ -1,12 +1,18 @@
 //! `coldrise repair`: damaged chunks are found, and healed from sources that still hold
 //! what they held.
 
+mod other;
+
+use std::sync::atomic::AtomicBool;
+
 use clap::Args;
 use coldrise_block::{ErrorKind, Result};
 use coldrise_ingest::source::SourceOptions;
 use coldrise_ingest::{heal, SourceSpec};
-use coldrise_session::Inventory;
-use coldrise_store::{Affected, CatalogDamage, Coverage, VerifyOptions};
+use coldrise_session::{settle_quarantine, Inventory, Settled};
+use coldrise_store::{
+    Affected, CatalogDamage, Coverage, PointDocument, Quarantine, RepositoryWriter, VerifyOptions,
+};
 use serde::Serialize;
 
 use crate::invocation::Invocation;
@@ -32,6 +38,17 @@ pub(crate) struct RepairArguments {
     /// Let images given by --from open their backing files.
     #[arg(long)]
     follow_backing: bool,
+
+    #[command(flatten)]
+    other: other::OtherArguments,
+
+    /// Set every restore point aside that stays damaged: it is not served, is no machine's
+    /// latest, no backup is built upon it, and prune keeps it without counting it.
+    ///
+    /// Reads captured blocks, too. Every repair, with this option or without, releases such
+    /// points once they are whole again. See coldrise quarantine.
+    #[arg(long)]
+    quarantine: bool,
 }
 
 /// What progress and errors call a source.
@@ -53,12 +70,16 @@ struct Repaired {
     /// What nothing can heal.
     lost: Vec<Affected>,
     damaged_documents: Vec<CatalogDamage>,
+    /// Points that were set aside, and that are whole again.
+    quarantined: Vec<String>,
+    released: Vec<String>,
     is_clean: bool,
     elapsed_ms: u64,
 }
 
 pub(crate) fn run(invocation: &Invocation, arguments: &RepairArguments) -> Result<Report> {
     let cancel = cancel_flag()?;
+    let other = arguments.other.open(invocation)?;
     let writer = invocation.open_for_writing()?;
     let inventory = Inventory::take(writer.repository())?;
     let view = ProgressView::new(invocation);
@@ -72,6 +93,11 @@ pub(crate) fn run(invocation: &Invocation, arguments: &RepairArguments) -> Resul
     for source in &arguments.from {
         healed_chunks += heal(&writer, source, &sources, &view, &cancel)?.healed_chunks;
     }
+    if let Some(other) = &other {
+        let affected = &report.found.affected;
+        healed_chunks += other::heal(&writer, other, affected, &view, &cancel)?;
+    }
+    let settled = settle(&writer, &inventory, &report.lost, arguments.quarantine, &cancel)?;
     drop(view);
     let healable_chunks = writer.damaged_chunks();
     let is_clean = healable_chunks == 0 && report.lost.is_empty() && inventory.damaged.is_empty();
@@ -84,6 +110,8 @@ pub(crate) fn run(invocation: &Invocation, arguments: &RepairArguments) -> Resul
         removed_entries: report.removed_entries,
         lost: report.lost,
         damaged_documents: inventory.damaged,
+        quarantined: settled.quarantined,
+        released: settled.released,
         is_clean,
         elapsed_ms: invocation.elapsed_ms(),
     };
@@ -94,6 +122,25 @@ pub(crate) fn run(invocation: &Invocation, arguments: &RepairArguments) -> Resul
         answer.exit_code = ErrorKind::Corrupt.exit_code();
     }
     Ok(answer)
+}
+
+/// Which points are set aside from now on, and which no longer.
+fn settle(
+    writer: &RepositoryWriter,
+    inventory: &Inventory,
+    lost: &[Affected],
+    is_marking: bool,
+    cancel: &AtomicBool,
+) -> Result<Settled> {
+    let is_damaged = |point: &PointDocument| matches!(point.quarantine, Some(Quarantine::Damaged));
+    if !is_marking && !inventory.points.iter().any(is_damaged) {
+        return Ok(Settled::default());
+    }
+    let mut affected = writer.unhealed(&inventory.disks())?;
+    affected.extend_from_slice(lost);
+    let layers = inventory.verify_layers(writer.repository(), cancel, &|_bytes| {})?;
+    affected.extend(layers.affected);
+    settle_quarantine(writer, &affected, is_marking)
 }
 
 fn text(repaired: &Repaired, read: &str, invocation: &Invocation) -> String {
@@ -121,7 +168,8 @@ fn text(repaired: &Repaired, read: &str, invocation: &Invocation) -> String {
     if repaired.healable_chunks > 0 {
         lines.push(format!(
             "still damaged: {}. They heal with the next backup of a machine that holds the same \
-             content, or now with --from and an image or export that does. Until then coldrise \
+             content, or now from an image or export that does (--from) or from another repository (--from-repo). \
+             Until then coldrise \
              verify names the restore points that need them",
             show_count(repaired.healable_chunks, "chunk")
         ));
@@ -135,6 +183,12 @@ fn text(repaired: &Repaired, read: &str, invocation: &Invocation) -> String {
     }
     if !repaired.lost.is_empty() || !repaired.damaged_documents.is_empty() {
         lines.push("restore what these points still hold, and forget them".to_owned());
+    }
+    for point in &repaired.quarantined {
+        lines.push(format!("quarantined: {point}"));
+    }
+    for point in &repaired.released {
+        lines.push(format!("released from quarantine: {point}"));
     }
     if lines.is_empty() {
         lines.push(format!("nothing to repair in {read}"));
