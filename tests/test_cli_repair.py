@@ -157,3 +157,107 @@ def test_another_repository_heals_wherever_it_holds_the_content(
     assert done.returncode == (0 if is_healed else 1)
     expected = bytes(image.content) if is_healed else None
     assert restored(coldrise, address, tmp_path) == expected
+
+
+def family(path):
+    """Of a file of the database: the family stands in its properties, at the end."""
+    end = path.read_bytes()[-4000:]
+    names = (b"dedup", b"maps", b"catalog", b"default")
+    return next((name.decode() for name in names if name in end), "chunks")
+
+
+def files_of(coldrise, name):
+    """The largest first. A writer that opens the database writes its log to files."""
+    coldrise.json("fold")
+    files = [path for path in (coldrise.repository / "db").glob("*.sst") if family(path) == name]
+    return sorted(files, key=lambda file: -file.stat().st_size)
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 3] ^= 0x10
+    path.write_bytes(content)
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-60])
+
+
+def remove(path):
+    path.unlink()
+
+
+@pytest.mark.parametrize("how", [flip, remove, cut])
+def test_an_index_that_cannot_be_read_is_made_anew(coldrise, disk, how):
+    _, _, path = disk
+    stored = coldrise.json("stats")["chunks"]
+    (index,) = files_of(coldrise, "dedup")
+    how(index)
+    refused = coldrise.run("backup", "web01", f"vda=raw:{path}")
+    assert refused.returncode == 1 and "run coldrise repair" in refused.stderr
+    done = answer(coldrise, "repair", code=0)
+    assert done["is_index_rebuilt"] and done["added_entries"] > 0
+    coldrise.backup("web01", vda=path)
+    assert coldrise.json("stats")["chunks"] == stored, "all of it is known again"
+    done = answer(coldrise, "repair", code=0)
+    assert not done["is_index_rebuilt"] and done["added_entries"] == 0
+
+
+@pytest.mark.parametrize("how", [remove, cut])
+def test_a_lost_file_of_chunks_is_given_up_and_its_content_heals(coldrise, disk, tmp_path, how):
+    address, image, path = disk
+    other = Image(4 * MIB)
+    other.fill(0, 3 * MIB, "other")
+    sound = coldrise.backup("db01", sda=other.save(tmp_path / "sda.raw"))
+    how(files_of(coldrise, "chunks")[0])
+    refused = coldrise.run("backup", "web01", f"vda=raw:{path}")
+    assert refused.returncode == 1 and "run coldrise repair" in refused.stderr
+    done = answer(coldrise, "repair", code=1)
+    assert (done["dropped_files"], done["damaged_chunks"], done["lost"]) == (1, 1280, [])
+    affected = json.loads(coldrise.run("--json", "verify").stdout.splitlines()[-1])["affected"]
+    assert [disk["disk"] for disk in affected] == [f"{address}/vda"]
+    assert coldrise.run("restore", f"{sound}/sda", tmp_path / "sda-out.raw").returncode == 0
+    second = coldrise.backup("web01", vda=path)
+    for point in (address, second):
+        assert restored(coldrise, point, tmp_path) == bytes(image.content)
+    assert answer(coldrise, "verify", code=0)["is_clean"]
+
+
+def test_a_repair_that_is_refused_changes_nothing(coldrise, disk, tmp_path):
+    _, _, path = disk
+    other = Image(4 * MIB)
+    other.fill(0, 4 * MIB, "other")
+    coldrise.backup("db01", sda=other.save(tmp_path / "sda.raw"))
+    # What was written last lies above the rest: the database does not give it up alone.
+    last = files_of(coldrise, "chunks")[1]
+    content = last.read_bytes()
+    last.unlink()
+
+    def there():
+        names = {entry.name for entry in (coldrise.repository / "db").iterdir()}
+        affected = answer(coldrise, "verify", code=1)["affected"]
+        return {name for name in names if not name.startswith("LOG")}, affected
+
+    before = there()
+    refused = coldrise.run("repair")
+    assert refused.returncode == 1 and last.name in refused.stderr, refused.stderr
+    assert there()[1] == before[1] and before[0] <= there()[0]
+    last.write_bytes(content)
+    assert answer(coldrise, "repair", code=0)["is_clean"]
+    assert answer(coldrise, "verify", code=0)["is_clean"]
+
+
+def test_a_damaged_map_page_hurts_no_further_backup(coldrise, disk, tmp_path):
+    address, image, path = disk
+    pages = files_of(coldrise, "maps")[0]
+    content = bytearray(pages.read_bytes())
+    content[200] ^= 0x10
+    pages.write_bytes(content)
+    assert coldrise.run("backup", "web01", f"vda=raw:{path}").returncode == 1
+    done = answer(coldrise, "repair", "--quarantine", code=1)
+    assert done["quarantined"] == [address]
+    assert [lost["disk"] for lost in done["lost"]] == [f"{address}/vda"]
+    second = coldrise.backup("web01", vda=path)
+    assert restored(coldrise, second, tmp_path) == bytes(image.content)
+    coldrise.json("forget", address)
+    assert answer(coldrise, "verify", code=0)["is_clean"]

@@ -56,6 +56,7 @@ mod sealed_files;
 mod session;
 mod shares;
 mod side_file;
+mod turn;
 mod unpublish;
 mod verify;
 
@@ -80,5 +81,6 @@ pub use reclaim::{reclaim_layers, InUse};
 pub use seal::{seal, Sealed};
 pub use session::{session, sessions, Session, SessionState};
 pub use shares::{shares, MachineShares, PointShares, StoredBytes};
+pub use turn::{write_before_background, BackgroundTurn};
 pub use unpublish::unpublish;
 pub use verify::{Inventory, LayerReport};

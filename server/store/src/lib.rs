@@ -66,7 +66,7 @@ pub use passphrases::{
 };
 pub use point_name::PointName;
 pub use reclaim::{Reachable, ReclaimOptions, ReclaimProgress, Reclaimable, Reclaimed};
-pub use repair::RepairReport;
+pub use repair::{Reopened, RepairReport};
 pub use repository::{InitOptions, OpenOptions, Repository};
 pub use retention::{retained, KeepReason, Period, RetentionPoint, RetentionRules, RetentionSpan};
 pub use seal::random;

@@ -11,8 +11,12 @@ use crate::chunk::ChunkId;
 use crate::rocks::{Cursor, Family, ReadMode};
 use crate::Repository;
 
-/// Neighbouring ids that one thread reads in one go: 16 MiB of the default chunks.
-const PIECE_IDS: u64 = 1024;
+/// Neighbouring ids that one thread reads in one go, at most: what is read ahead at the
+/// end of one is lost. At least: so that all threads have some.
+const MAX_PIECE_IDS: u64 = 16_384;
+const MIN_PIECE_IDS: u64 = 1024;
+/// Pieces that each thread has, where there are enough ids.
+const PIECES_PER_THREAD: u64 = 16;
 /// The same for a sample: small, so that it is spread over the repository.
 const SAMPLED_PIECE_IDS: u64 = 32;
 
@@ -32,6 +36,12 @@ impl IdSet {
         if let Some(word) = self.words.get((id / 64) as usize) {
             word.fetch_or(1 << (id % 64), Ordering::Relaxed);
         }
+    }
+
+    /// The same ids, from now on by themselves.
+    pub(crate) fn snapshot(&self) -> IdSet {
+        let word = |word: &AtomicU64| AtomicU64::new(word.load(Ordering::Relaxed));
+        IdSet { words: self.words.iter().map(word).collect() }
     }
 
     pub(crate) fn remove(&self, id: ChunkId) {
@@ -67,6 +77,11 @@ pub(super) fn verify(
     options: &VerifyOptions<'_>,
     report: &mut VerifyReport,
 ) -> Result<IdSet> {
+    let threads = match options.threads {
+        0 => std::thread::available_parallelism().map_or(1, usize::from),
+        threads => threads,
+    };
+    let shared_out = (ids.end - ids.start.min(ids.end)) / (threads as u64 * PIECES_PER_THREAD);
     let run = Run {
         repository,
         // Ids begin at 1.
@@ -76,7 +91,9 @@ pub(super) fn verify(
         options,
         piece_ids: match options.coverage {
             Coverage::Sample(_) => SAMPLED_PIECE_IDS,
-            Coverage::Everything | Coverage::Referenced => PIECE_IDS,
+            Coverage::Everything | Coverage::Referenced => {
+                shared_out.clamp(MIN_PIECE_IDS, MAX_PIECE_IDS)
+            }
         },
         next_piece: AtomicU64::new(0),
         unusable: IdSet::new(ids.end),
@@ -84,10 +101,6 @@ pub(super) fn verify(
         chunks: AtomicU64::new(0),
         read_bytes: AtomicU64::new(0),
         damaged: Mutex::new((Vec::new(), 0)),
-    };
-    let threads = match options.threads {
-        0 => std::thread::available_parallelism().map_or(1, usize::from),
-        threads => threads,
     };
     std::thread::scope(|scope| {
         let workers: Vec<_> = (0..threads).map(|_| scope.spawn(|| run.work())).collect();

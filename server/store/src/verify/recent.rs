@@ -8,7 +8,6 @@
 use coldrise_block::Result;
 
 use super::{chunks, maps, Coverage, VerifiedDisk, VerifyOptions, VerifyReport};
-use crate::state::StoreState;
 use crate::Repository;
 
 /// Which disks are what to a verify of what is new.
@@ -37,11 +36,7 @@ impl Repository {
         options: &VerifyOptions<'_>,
     ) -> Result<VerifyReport> {
         self.catch_up()?;
-        let end = match StoreState::read(self) {
-            Ok(state) => state.next_chunk,
-            // Its damage is told with the documents.
-            Err(_) => chunks::last_id(self)?.saturating_add(1),
-        };
+        let end = self.next_chunk()?;
         let first = maps::highest(self, disks.before)?.saturating_add(1).min(end);
         let options = VerifyOptions { coverage: Coverage::Everything, ..*options };
         let mut report = VerifyReport::default();

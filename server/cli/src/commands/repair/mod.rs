@@ -25,8 +25,10 @@ use crate::units::{show_count, show_duration, show_size};
 ///
 /// Reads all chunks, as verify does, and remembers the damaged ones. From then on they
 /// heal when their content comes by: in the next backup of a machine that still holds
-/// it, or now, from what --from names. Files of the database with damage inside are
-/// written anew without it. Nothing that can be read is lost. The exit code is 1 where
+/// it, or now, from what --from and --from-repo name. Files of the database with damage
+/// inside are written anew without it, and those that are missing or cut short are given
+/// up, so that backups can go on. The deduplication index, which backups need and verify
+/// does not read, is made anew where it cannot be read. Nothing that can be read is lost. The exit code is 1 where
 /// something stays damaged.
 #[derive(Debug, Args)]
 pub(crate) struct RepairArguments {
@@ -66,7 +68,12 @@ struct Repaired {
     healable_chunks: u64,
     replaced_files: u64,
     kept_files: u64,
+    /// Of the database, that were missing or cut short.
+    dropped_files: u64,
+    is_index_rebuilt: bool,
+    /// Of the deduplication index.
     removed_entries: u64,
+    added_entries: u64,
     /// What nothing can heal.
     lost: Vec<Affected>,
     damaged_documents: Vec<CatalogDamage>,
@@ -80,7 +87,7 @@ struct Repaired {
 pub(crate) fn run(invocation: &Invocation, arguments: &RepairArguments) -> Result<Report> {
     let cancel = cancel_flag()?;
     let other = arguments.other.open(invocation)?;
-    let writer = invocation.open_for_writing()?;
+    let (writer, reopened) = invocation.open_for_repair()?;
     let inventory = Inventory::take(writer.repository())?;
     let view = ProgressView::new(invocation);
     let chunk_bytes = u64::from(writer.repository().chunk_size_bytes());
@@ -107,7 +114,10 @@ pub(crate) fn run(invocation: &Invocation, arguments: &RepairArguments) -> Resul
         healable_chunks,
         replaced_files: report.replaced_files,
         kept_files: report.kept_files,
+        dropped_files: reopened.dropped_files,
+        is_index_rebuilt: reopened.is_index_rebuilt,
         removed_entries: report.removed_entries,
+        added_entries: report.added_entries,
         lost: report.lost,
         damaged_documents: inventory.damaged,
         quarantined: settled.quarantined,
@@ -164,6 +174,17 @@ fn text(repaired: &Repaired, read: &str, invocation: &Invocation) -> String {
     if repaired.removed_entries > 0 {
         let entries = repaired.removed_entries;
         lines.push(format!("{entries} damaged entries of the deduplication index removed"));
+    }
+    if repaired.is_index_rebuilt {
+        lines.push("the deduplication index could not be read and was made anew".to_owned());
+    }
+    if repaired.added_entries > 0 {
+        let entries = repaired.added_entries;
+        lines.push(format!("{entries} missing entries of the deduplication index added"));
+    }
+    if repaired.dropped_files > 0 {
+        let files = show_count(repaired.dropped_files, "file");
+        lines.push(format!("{files} of the database, missing or cut short, given up"));
     }
     if repaired.healable_chunks > 0 {
         lines.push(format!(
