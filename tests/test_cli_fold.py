@@ -1,8 +1,10 @@
 """fold: sealed layers become chunks, and nobody sees a difference."""
 
+import fcntl
 import os
 import random
 import signal
+import subprocess
 import time
 
 import pytest
@@ -135,3 +137,86 @@ def test_a_kill_at_any_moment_loses_nothing(coldrise, nbdkit, tmp_path):
     assert coldrise.json("verify")["is_clean"]
     for address, content in points:
         assert restored(coldrise, f"{address}/vda", tmp_path) == content
+
+
+@pytest.fixture
+def watching(coldrise):
+    """Starts a fold in the background; each has to end well when it is asked to."""
+    started = []
+
+    def start():
+        started.append(coldrise.start("fold", "--watch", "--interval", "1", stdout=subprocess.DEVNULL))
+        return started[-1]
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(timeout=30) == 0
+
+
+def layers_of(coldrise, address):
+    return sum(disk["layers"] for disk in coldrise.json("show", address)["disks"])
+
+
+def until(condition, timeout_s=60):
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.05)
+
+
+def is_being_written(coldrise):
+    with open(coldrise.repository / "writer.lock", "rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        return False
+
+
+@pytest.fixture
+def captured(coldrise, nbdkit, tmp_path):
+    """A point sealed over another one: what was captured takes a while to fold."""
+    disk = Image(320 * MIB)
+    disk.fill(0, 1 * MIB, "disk")
+    coldrise.publish(coldrise.backup("web01", vda=disk.save(tmp_path / "vda.raw")), "trial")
+    with nbdkit() as server, server.connect("live/trial/vda") as handle:
+        for at in range(0, 256 * MIB, 16 * MIB):
+            content = random.Random(at).randbytes(16 * MIB)
+            disk.write(at, content)
+            handle.pwrite(content, at)
+    return coldrise.json("seal", "trial")["address"], disk
+
+
+def test_a_fold_in_the_background_gives_way_and_gets_done(coldrise, captured, watching, tmp_path):
+    address, disk = captured
+    small = Image(1 * MIB)
+    small.fill(0, 1 * MIB, "small")
+    small.save(tmp_path / "small.raw")
+    watching()
+    for _ in range(3):
+        until(lambda: is_being_written(coldrise) or layers_of(coldrise, address) == 0)
+        # Never refused with 11, though somebody else writes.
+        coldrise.backup("db01", sda=tmp_path / "small.raw")
+    until(lambda: layers_of(coldrise, address) == 0)
+    assert restored(coldrise, f"{address}/vda", tmp_path) == bytes(disk.content)
+    # What is sealed later is folded as well.
+    coldrise.publish("db01/latest", "second")
+    sealed = coldrise.json("seal", "second")["address"]
+    until(lambda: layers_of(coldrise, sealed) == 0)
+
+
+def test_a_fold_in_the_background_may_be_killed(coldrise, captured, watching, tmp_path):
+    address, disk = captured
+    for seed in range(4):
+        process = watching()
+        until(lambda: is_being_written(coldrise) or layers_of(coldrise, address) == 0)
+        time.sleep(random.Random(seed).random() / 2)
+        process.kill()
+        process.wait()
+        assert restored(coldrise, f"{address}/vda", tmp_path) == bytes(disk.content)
+        assert coldrise.json("verify")["is_clean"]
+    watching()
+    until(lambda: layers_of(coldrise, address) == 0)
+    assert restored(coldrise, f"{address}/vda", tmp_path) == bytes(disk.content)

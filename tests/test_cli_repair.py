@@ -5,6 +5,7 @@ import random
 
 import pytest
 
+from support.cli import Coldrise
 from support.image import Image
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -95,3 +96,168 @@ def test_a_missing_source_is_told_and_what_was_found_is_remembered(coldrise, dis
     assert refused.returncode == 1 and "absent.raw" in refused.stderr
     coldrise.backup("web01", vda=path)
     assert restored(coldrise, address, tmp_path) == bytes(image.content)
+
+
+@pytest.fixture
+def other(tmp_path):
+    """Another repository, with a passphrase of its own and chunks of a given size."""
+
+    def make(chunk_size):
+        passphrase = tmp_path / "other-passphrase"
+        passphrase.write_text("battery staple\n", encoding="utf-8")
+        program = Coldrise(tmp_path / f"other-{chunk_size}", passphrase)
+        program.init("--chunk-size", chunk_size)
+        return program
+
+    return make
+
+
+@pytest.mark.parametrize("chunk_size", ["4K", "16K", "64K"])
+def test_another_repository_heals(coldrise, disk, other, tmp_path, chunk_size):
+    """Its newest point holds half of it in the same places; the rest is an older one's."""
+    address, image, path = disk
+    second = other(chunk_size)
+    second.backup("web01", vda=path)
+    later = Image(24 * MIB)
+    later.write(0, image.content[: 20 * MIB])
+    later.fill(0, 10 * MIB, "later")
+    second.backup("web01", vda=later.save(tmp_path / "later.raw"))
+    damage(coldrise, 8)
+    refused = coldrise.run("repair", "--from-repo", second.repository)
+    assert refused.returncode == 12 and "--from-passphrase-file" in refused.stderr
+    found = answer(
+        coldrise, "repair", "--from-repo", second.repository,
+        "--from-passphrase-file", second.passphrase_file, code=0,
+    )  # fmt: skip
+    assert found["damaged_chunks"] == found["healed_chunks"] == 8
+    assert restored(coldrise, address, tmp_path) == bytes(image.content)
+    assert second.json("verify")["is_clean"]
+
+
+@pytest.mark.parametrize("chunk_size", ["4K", "16K", "64K"])
+def test_another_repository_heals_wherever_it_holds_the_content(
+    coldrise, disk, other, tmp_path, chunk_size
+):
+    """On another machine's disk, elsewhere; and with damage of its own."""
+    address, image, _ = disk
+    second = other(chunk_size)
+    moved = Image(32 * MIB)
+    moved.write(4 * MIB, image.content[: 20 * MIB])
+    second.backup("db01", sda=moved.save(tmp_path / "moved.raw"))
+    damage(coldrise, 40)
+    damage(second, 3)
+    done = coldrise.run(
+        "--json", "repair", "--from-repo", second.repository,
+        "--from-passphrase-file", second.passphrase_file,
+    )  # fmt: skip
+    found = json.loads(done.stdout.strip().splitlines()[-1])
+    # What is damaged in both stays, at most four chunks of ours for each of theirs.
+    assert found["damaged_chunks"] - 12 <= found["healed_chunks"] > 0
+    is_healed = found["healed_chunks"] == found["damaged_chunks"]
+    assert done.returncode == (0 if is_healed else 1)
+    expected = bytes(image.content) if is_healed else None
+    assert restored(coldrise, address, tmp_path) == expected
+
+
+def family(path):
+    """Of a file of the database: the family stands in its properties, at the end."""
+    end = path.read_bytes()[-4000:]
+    names = (b"dedup", b"maps", b"catalog", b"default")
+    return next((name.decode() for name in names if name in end), "chunks")
+
+
+def files_of(coldrise, name):
+    """The largest first. A writer that opens the database writes its log to files."""
+    coldrise.json("fold")
+    files = [path for path in (coldrise.repository / "db").glob("*.sst") if family(path) == name]
+    return sorted(files, key=lambda file: -file.stat().st_size)
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 3] ^= 0x10
+    path.write_bytes(content)
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-60])
+
+
+def remove(path):
+    path.unlink()
+
+
+@pytest.mark.parametrize("how", [flip, remove, cut])
+def test_an_index_that_cannot_be_read_is_made_anew(coldrise, disk, how):
+    _, _, path = disk
+    stored = coldrise.json("stats")["chunks"]
+    (index,) = files_of(coldrise, "dedup")
+    how(index)
+    refused = coldrise.run("backup", "web01", f"vda=raw:{path}")
+    assert refused.returncode == 1 and "run coldrise repair" in refused.stderr
+    done = answer(coldrise, "repair", code=0)
+    assert done["is_index_rebuilt"] and done["added_entries"] > 0
+    coldrise.backup("web01", vda=path)
+    assert coldrise.json("stats")["chunks"] == stored, "all of it is known again"
+    done = answer(coldrise, "repair", code=0)
+    assert not done["is_index_rebuilt"] and done["added_entries"] == 0
+
+
+@pytest.mark.parametrize("how", [remove, cut])
+def test_a_lost_file_of_chunks_is_given_up_and_its_content_heals(coldrise, disk, tmp_path, how):
+    address, image, path = disk
+    other = Image(4 * MIB)
+    other.fill(0, 3 * MIB, "other")
+    sound = coldrise.backup("db01", sda=other.save(tmp_path / "sda.raw"))
+    how(files_of(coldrise, "chunks")[0])
+    refused = coldrise.run("backup", "web01", f"vda=raw:{path}")
+    assert refused.returncode == 1 and "run coldrise repair" in refused.stderr
+    done = answer(coldrise, "repair", code=1)
+    assert (done["dropped_files"], done["damaged_chunks"], done["lost"]) == (1, 1280, [])
+    affected = json.loads(coldrise.run("--json", "verify").stdout.splitlines()[-1])["affected"]
+    assert [disk["disk"] for disk in affected] == [f"{address}/vda"]
+    assert coldrise.run("restore", f"{sound}/sda", tmp_path / "sda-out.raw").returncode == 0
+    second = coldrise.backup("web01", vda=path)
+    for point in (address, second):
+        assert restored(coldrise, point, tmp_path) == bytes(image.content)
+    assert answer(coldrise, "verify", code=0)["is_clean"]
+
+
+def test_a_repair_that_is_refused_changes_nothing(coldrise, disk, tmp_path):
+    _, _, path = disk
+    other = Image(4 * MIB)
+    other.fill(0, 4 * MIB, "other")
+    coldrise.backup("db01", sda=other.save(tmp_path / "sda.raw"))
+    # What was written last lies above the rest: the database does not give it up alone.
+    last = files_of(coldrise, "chunks")[1]
+    content = last.read_bytes()
+    last.unlink()
+
+    def there():
+        names = {entry.name for entry in (coldrise.repository / "db").iterdir()}
+        affected = answer(coldrise, "verify", code=1)["affected"]
+        return {name for name in names if not name.startswith("LOG")}, affected
+
+    before = there()
+    refused = coldrise.run("repair")
+    assert refused.returncode == 1 and last.name in refused.stderr, refused.stderr
+    assert there()[1] == before[1] and before[0] <= there()[0]
+    last.write_bytes(content)
+    assert answer(coldrise, "repair", code=0)["is_clean"]
+    assert answer(coldrise, "verify", code=0)["is_clean"]
+
+
+def test_a_damaged_map_page_hurts_no_further_backup(coldrise, disk, tmp_path):
+    address, image, path = disk
+    pages = files_of(coldrise, "maps")[0]
+    content = bytearray(pages.read_bytes())
+    content[200] ^= 0x10
+    pages.write_bytes(content)
+    assert coldrise.run("backup", "web01", f"vda=raw:{path}").returncode == 1
+    done = answer(coldrise, "repair", "--quarantine", code=1)
+    assert done["quarantined"] == [address]
+    assert [lost["disk"] for lost in done["lost"]] == [f"{address}/vda"]
+    second = coldrise.backup("web01", vda=path)
+    assert restored(coldrise, second, tmp_path) == bytes(image.content)
+    coldrise.json("forget", address)
+    assert answer(coldrise, "verify", code=0)["is_clean"]

@@ -2,6 +2,8 @@
 
 import json
 import random
+import time
+from unittest.mock import ANY
 
 import nbd
 import pytest
@@ -151,3 +153,42 @@ def test_a_damaged_session_document_hides_no_other(coldrise, full):
     found = verify(coldrise, code=1)
     assert found["sessions"] == 1 and found["points"] == 2
     assert str(document.parent) in found["damaged_documents"][0]["what"]
+
+
+def moment_after(coldrise, address):
+    """The first full second after a point was stored, once it has come."""
+    (point,) = [point for machine in coldrise.json("list")["machines"]
+                for point in machine["points"] if point["address"] == address]  # fmt: skip
+    second = point["created_at_ms"] // 1000 + 1
+    while time.time() < second:
+        time.sleep(0.02)
+    return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(second))
+
+
+def test_only_what_is_new_is_read(coldrise, full, nbdkit, tmp_path):
+    coldrise.publish(full[0], "old")
+    with nbdkit() as server, server.connect("live/old/vda") as handle:
+        handle.pwrite(random.Random(2).randbytes(64 * KIB), 7 * MIB)
+    old = coldrise.json("seal", "old")["address"]
+    coldrise.json("unpublish", "old", "--discard")
+    since = moment_after(coldrise, old)
+    found = verify(coldrise, "--since", since)
+    assert (found["is_clean"], found["points"], found["chunks"], found["layers"]) == (True, 0, 0, 0)
+    disk = Image(8 * MIB)
+    disk.fill(0, 6 * MIB, "first")
+    disk.fill(3 * MIB, 32 * KIB, "third")
+    new = coldrise.backup("web01", vda=disk.save(tmp_path / "vda.raw"))
+    found = verify(coldrise, "--since", since)
+    assert (found["is_clean"], found["points"], found["chunks"], found["layers"]) == (True, 1, 2, 0)
+    assert verify(coldrise, "--since", "1d") == verify(coldrise) | {"elapsed_ms": ANY}
+    # A fold of the old point stores chunks now.
+    coldrise.json("fold")
+    assert verify(coldrise, "--since", since)["chunks"] == 2 + 64 * KIB // (16 * KIB)
+    # Of old chunks nothing is read, whoever shares them.
+    path = max(chunk_files(coldrise), key=lambda file: file.stat().st_size)
+    flip(path, 1 * MIB)
+    assert verify(coldrise, "--since", since)["is_clean"]
+    everything = verify(coldrise, code=1)["affected"]
+    assert {disk["disk"] for disk in everything} >= {f"{full[0]}/vda", f"{new}/vda"}
+    assert coldrise.run("verify", "--since", "yesterday").returncode == 2
+    assert coldrise.run("verify", "--since", "1d", "--sample", "5").returncode == 2

@@ -95,6 +95,8 @@ pub(crate) enum Command {
     Restore(commands::restore::RestoreArguments),
     Protect(commands::protect::ProtectArguments),
     Unprotect(commands::protect::UnprotectArguments),
+    Quarantine(commands::quarantine::QuarantineArguments),
+    Release(commands::quarantine::ReleaseArguments),
     Forget(commands::forget::ForgetArguments),
     Prune(commands::prune::PruneArguments),
     Verify(commands::verify::VerifyArguments),

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_store::{OpenOptions, PassphraseSource, Repository, RepositoryWriter};
+use coldrise_session::write_before_background;
+use coldrise_store::{OpenOptions, PassphraseSource, Reopened, Repository, RepositoryWriter};
 
 use crate::arguments::GlobalOptions;
 use crate::report::print_remark;
@@ -152,8 +153,31 @@ impl Invocation {
     /// # Errors
     /// As of [`Invocation::open_for_writing`].
     pub(crate) fn open_alone(&self) -> Result<RepositoryWriter> {
+        write_before_background(self.repository_path()?, || self.open_in_background())
+    }
+
+    /// The same for who has a turn in the background: nobody is asked to give way.
+    ///
+    /// # Errors
+    /// As of [`Invocation::open_for_writing`].
+    pub(crate) fn open_in_background(&self) -> Result<RepositoryWriter> {
         let options = OpenOptions { cache_bytes: 0 };
         RepositoryWriter::open(self.repository_path()?, &self.passphrase()?, &options)
+    }
+
+    /// Opens the repository for writing, also where parts of its database are lost, and
+    /// says what had to be given up.
+    ///
+    /// # Errors
+    /// As of `RepositoryWriter::open_for_repair`.
+    pub(crate) fn open_for_repair(&self) -> Result<(RepositoryWriter, Reopened)> {
+        let options = OpenOptions { cache_bytes: 0 };
+        let (path, passphrase) = (self.repository_path()?, self.passphrase()?);
+        let opened = write_before_background(path, || {
+            RepositoryWriter::open_for_repair(path, &passphrase, &options)
+        })?;
+        coldrise_session::enter_sealed_points(&opened.0)?;
+        Ok(opened)
     }
 
     /// Opens the repository for writing, and enters what sessions have sealed

@@ -25,6 +25,7 @@ mod qemu;
 mod reclaimable;
 mod report;
 mod signals;
+mod since;
 mod targets;
 mod units;
 mod vmx;

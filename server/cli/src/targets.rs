@@ -54,7 +54,7 @@ pub(crate) fn find(repository: &Arc<Repository>, targets: &[Target]) -> Result<V
             Target::Point(machine, selector) => add(catalog.point(machine, selector)?),
             Target::Machine(machine) => {
                 // Says which machines there are where this one is not.
-                catalog.point(machine, &PointSelector::Latest(0))?;
+                catalog.check_machine(machine)?;
                 catalog.points(machine)?.into_iter().for_each(&mut add);
             }
         }

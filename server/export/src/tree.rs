@@ -13,8 +13,8 @@ use crate::open_sessions::OpenSessions;
 use coldrise_block::{Context, Disk, Error, ErrorKind, Result};
 use coldrise_formats::{Access, Format};
 use coldrise_session::{
-    open_live_disk, open_live_side_file, open_point_disk, Catalog, ClientFiles, ClientFilesReader,
-    FileId, Lease, LeaseHold, Served, SessionDocument,
+    check_offered, open_live_disk, open_live_side_file, open_point_disk, Catalog, ClientFiles,
+    ClientFilesReader, FileId, Lease, LeaseHold, Served, SessionDocument,
 };
 use coldrise_store::{
     Address, DiskName, MachineName, PointDocument, PointSelector, Repository, SessionName,
@@ -78,7 +78,7 @@ impl ExportTree {
 
         let mut points = Vec::new();
         for machine in self.catalog.machines()? {
-            points.extend(self.catalog.points(&machine)?);
+            points.extend(self.catalog.offered(&machine)?);
         }
         points.sort_by(|a, b| (&b.point, &a.machine).cmp(&(&a.point, &b.machine)));
         let entries = points.iter().flat_map(|p| point_entries(&self.repository, p, listed));
@@ -218,11 +218,11 @@ impl ExportTree {
         if let PointSelector::Exact(_) = selector {
             match self.catalog.point(machine, selector) {
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
-                result => return result,
+                result => return result.and_then(check_offered),
             }
         }
         self.repository.catch_up()?;
-        self.catalog.point(machine, selector)
+        check_offered(self.catalog.point(machine, selector)?)
     }
 
     fn open_session(&self, session: &SessionName, file: &str, read_only: bool) -> Result<Export> {

@@ -59,6 +59,7 @@ impl Fixture {
             configuration: None,
             is_protected: false,
             files: None,
+            quarantine: None,
         };
         writer.put_point(&document).unwrap();
     }

@@ -63,7 +63,30 @@ impl Catalog {
         Ok(points)
     }
 
-    /// One point of a machine.
+    /// The same without those that are set aside.
+    ///
+    /// # Errors
+    /// As of [`Catalog::points`].
+    pub fn offered(&self, machine: &MachineName) -> Result<Vec<PointDocument>> {
+        let mut points = self.points(machine)?;
+        points.retain(|point| point.quarantine.is_none());
+        Ok(points)
+    }
+
+    /// Says whether a machine has any point, set aside or not.
+    ///
+    /// # Errors
+    /// `NotFound`, telling which machines there are.
+    pub fn check_machine(&self, machine: &MachineName) -> Result<()> {
+        let is_known = !self.repository.newest_points(machine, 1)?.is_empty()
+            || self.sealed()?.iter().any(|point| point.machine == *machine);
+        match is_known {
+            true => Ok(()),
+            false => Err(self.missing(machine, &PointSelector::Latest(0))?),
+        }
+    }
+
+    /// One point of a machine. `latest` means no point that is set aside.
     ///
     /// # Errors
     /// `NotFound`, telling which machines or points there are.
@@ -127,14 +150,28 @@ impl Catalog {
             }
             PointSelector::Latest(back) => {
                 let sealed = self.sealed()?;
-                let count = (*back as usize).saturating_add(1);
-                let mut points = self.repository.newest_points(machine, count)?;
+                let mut points =
+                    self.newest_offered(machine, (*back as usize).saturating_add(1))?;
                 points.extend(sealed.into_iter().filter(|point| point.machine == *machine));
                 points.sort_by(|a, b| b.point.cmp(&a.point));
                 // A point on its way into the catalog stands in both.
                 points.dedup_by(|a, b| a.point == b.point);
                 Ok(points.into_iter().nth(*back as usize))
             }
+        }
+    }
+
+    /// Of the catalog's points that are not set aside the newest `count`, or all.
+    fn newest_offered(&self, machine: &MachineName, count: usize) -> Result<Vec<PointDocument>> {
+        let mut looked = count;
+        loop {
+            let mut points = self.repository.newest_points(machine, looked)?;
+            let is_all = points.len() < looked;
+            points.retain(|point| point.quarantine.is_none());
+            if is_all || points.len() >= count {
+                return Ok(points);
+            }
+            looked = looked.saturating_mul(2);
         }
     }
 
@@ -180,7 +217,11 @@ impl Catalog {
                 format!("there is no machine {machine}; {there}"),
             ));
         }
-        let names: Vec<_> = points.iter().rev().map(|p| p.point.to_string()).collect();
+        let name = |p: &PointDocument| match p.quarantine {
+            Some(_) => format!("{} (quarantined)", p.point),
+            None => p.point.to_string(),
+        };
+        let names: Vec<_> = points.iter().rev().map(name).collect();
         Ok(Error::new(
             ErrorKind::NotFound,
             format!("machine {machine} has no point {selector}; it has: {}", shorten(&names)),

@@ -23,7 +23,7 @@ const PROBE_PATIENCE: Duration = Duration::from_millis(100);
 pub(crate) const PASSING_PATIENCE: Duration = Duration::from_secs(10);
 const PROBE_PAUSE: Duration = Duration::from_millis(2);
 
-fn open(path: &Path) -> Result<File> {
+pub(crate) fn open(path: &Path) -> Result<File> {
     OpenOptions::new()
         .create(true)
         .truncate(false)

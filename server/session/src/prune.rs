@@ -40,6 +40,7 @@ pub fn judge(
         .map(|point| RetentionPoint {
             name: point.point.clone(),
             is_protected: point.is_protected,
+            is_quarantined: point.quarantine.is_some(),
             sessions: published.from(&point.machine, &point.point).to_vec(),
         })
         .collect();

@@ -166,6 +166,7 @@ pub(crate) fn commit(
         disks: document.disks.iter().map(SessionDisk::sealed).collect(),
         configuration: document.configuration.clone(),
         is_protected: false,
+        quarantine: None,
         files: carried.set.as_ref().map(|(facts, _)| facts.clone()),
     };
     point.check()?;

@@ -29,6 +29,7 @@ fn a_seal_whose_new_layer_was_tidied_away_changes_nothing() {
         configuration: None,
         is_protected: false,
         files: None,
+        quarantine: None,
     };
     writer.put_point(&point).unwrap();
     let name = SessionName::parse("trial").unwrap();

@@ -87,13 +87,7 @@ impl Inventory {
 
     /// The chunk map of every disk.
     pub fn disks(&self) -> Vec<VerifiedDisk> {
-        let of_points = self.points.iter().flat_map(|point| {
-            point.disks.iter().map(|disk| VerifiedDisk {
-                name: point_disk(point, disk.name.as_str()),
-                root: disk.root,
-                size_bytes: disk.size_bytes,
-            })
-        });
+        let of_points = self.points.iter().flat_map(disks_of_point);
         let of_sessions = self.sessions.iter().flat_map(|session| {
             session.disks.iter().map(|disk| VerifiedDisk {
                 name: session_disk(session, disk),
@@ -214,6 +208,15 @@ fn damage(what: String, error: Error) -> Result<Option<CatalogDamage>> {
         }
         _ => Err(error),
     }
+}
+
+/// The chunk map of every disk of a point.
+pub(crate) fn disks_of_point(point: &PointDocument) -> impl Iterator<Item = VerifiedDisk> + '_ {
+    point.disks.iter().map(|disk| VerifiedDisk {
+        name: point_disk(point, disk.name.as_str()),
+        root: disk.root,
+        size_bytes: disk.size_bytes,
+    })
 }
 
 /// A sealed layer, and who refers to it.

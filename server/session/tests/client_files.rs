@@ -58,6 +58,7 @@ fn place() -> Place {
         configuration: None,
         is_protected: false,
         files: None,
+        quarantine: None,
     };
     writer(&path).put_point(&point).unwrap();
     Place { _folder: folder, path, point }

@@ -79,6 +79,7 @@ impl Place {
             configuration: None,
             is_protected: false,
             files: None,
+            quarantine: None,
         };
         writer.put_point(&point).unwrap();
         point

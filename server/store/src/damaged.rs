@@ -74,6 +74,17 @@ impl DamagedChunks {
         self.by_content.read().get(hash).copied()
     }
 
+    /// Those of the remembered chunks that are among `unusable`.
+    pub(crate) fn still(&self, unusable: impl Fn(ChunkId) -> bool) -> HashMap<ChunkHash, ChunkId> {
+        let mut chunks = self.by_content.read().clone();
+        chunks.retain(|_, id| unusable(*id));
+        chunks
+    }
+
+    pub(crate) fn ids(&self) -> Vec<ChunkId> {
+        self.by_content.read().values().copied().collect()
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.by_content.read().len()
     }

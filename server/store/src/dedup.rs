@@ -5,7 +5,7 @@
 //! a tag (16): the keyed BLAKE3 of key and id, so that an entry that was made
 //! to point elsewhere is found before a disk is built from it.
 
-use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_block::{Context, Error, ErrorKind, Result};
 
 use crate::chunk::ChunkId;
 use crate::repository::Repository;
@@ -34,12 +34,15 @@ fn tag(repository: &Repository, hash: &ChunkHash, id: ChunkId) -> [u8; TAG_BYTES
 /// # Errors
 /// `Corrupt` for an entry that was changed.
 pub(crate) fn find(repository: &Repository, hash: &ChunkHash) -> Result<Option<ChunkId>> {
-    let Some(value) = repository.database().get(Family::Dedup, hash, ReadMode::Cached)? else {
-        return Ok(None);
-    };
+    let value = repository.database().get(Family::Dedup, hash, ReadMode::Cached);
+    let value = value.context(|| "the dedup index cannot be read: run coldrise repair")?;
+    let Some(value) = value else { return Ok(None) };
     match parse(repository, hash, &value) {
         Some(id) => Ok(Some(id)),
-        None => Err(Error::new(ErrorKind::Corrupt, "an entry of the dedup index is damaged")),
+        None => Err(Error::new(
+            ErrorKind::Corrupt,
+            "an entry of the dedup index is damaged: run coldrise repair",
+        )),
     }
 }
 

@@ -17,7 +17,8 @@ pub const MAX_CONFIGURATION_BYTES: usize = 1 << 20;
 const MAX_SOURCE_BYTES: usize = 4096;
 
 /// A restore point: the state of all disks of a machine at one time, and its
-/// configuration. It never changes once it is stored, except that it can be protected.
+/// configuration. It never changes once it is stored, except that it can be protected
+/// and set aside.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PointDocument {
     /// The machine.
@@ -39,6 +40,29 @@ pub struct PointDocument {
     /// The files of clients that were sealed with it, where there are any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub files: Option<PointFiles>,
+    /// It is set aside: not served, not published, not counted; `None` for a point that
+    /// is as good as any other.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quarantine: Option<Quarantine>,
+}
+
+/// Why a restore point is set aside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Quarantine {
+    /// A repair found a part of it damaged; one that finds it healed releases it.
+    Damaged,
+    /// Somebody has chosen so: only somebody takes it back.
+    Chosen,
+}
+
+impl fmt::Display for Quarantine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Quarantine::Damaged => "damaged",
+            Quarantine::Chosen => "chosen",
+        })
+    }
 }
 
 /// Of the files that a point carries, which are a document of their own.

@@ -55,7 +55,7 @@ pub use compression::Compression;
 pub use description::{RepositoryId, MAX_CHUNK_SIZE_BYTES, MIN_CHUNK_SIZE_BYTES};
 pub use documents::{
     Configuration, DiskDocument, LayerId, LayerReference, PointDocument, PointFiles, PointOrigin,
-    MAX_CONFIGURATION_BYTES, MAX_DISKS, MAX_LAYERS,
+    Quarantine, MAX_CONFIGURATION_BYTES, MAX_DISKS, MAX_LAYERS,
 };
 pub use map::MapRoot;
 pub use name::{DiskName, KeyLabel, MachineName, SessionName, MAX_NAME_BYTES};
@@ -66,13 +66,13 @@ pub use passphrases::{
 };
 pub use point_name::PointName;
 pub use reclaim::{Reachable, ReclaimOptions, ReclaimProgress, Reclaimable, Reclaimed};
-pub use repair::RepairReport;
+pub use repair::{Reopened, RepairReport};
 pub use repository::{InitOptions, OpenOptions, Repository};
 pub use retention::{retained, KeepReason, Period, RetentionPoint, RetentionRules, RetentionSpan};
 pub use seal::random;
 pub use stats::{IndexMemory, StoreStats};
 pub use verify::{
-    Affected, CatalogDamage, Coverage, Damaged, VerifiedDisk, VerifyOptions, VerifyProgress,
-    VerifyReport,
+    Affected, CatalogDamage, Coverage, Damaged, RecentDisks, VerifiedDisk, VerifyOptions,
+    VerifyProgress, VerifyReport,
 };
 pub use writer::{DiskWriter, RepositoryWriter, WriteCounts, WriteOptions};

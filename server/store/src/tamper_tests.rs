@@ -174,6 +174,7 @@ fn a_document_under_another_key_is_noticed() {
             configuration: None,
             is_protected: false,
             files: None,
+            quarantine: None,
         };
         fixture.writer.put_point(&document).unwrap();
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use clap::Args;
 use coldrise_block::{Context, Error, ErrorKind, Result};
-use coldrise_session::{Catalog, SessionDocument};
+use coldrise_session::{check_offered, Catalog, SessionDocument};
 use coldrise_store::{Address, Configuration, PointDocument, Repository, SessionName};
 use serde::Serialize;
 
@@ -103,7 +103,8 @@ impl Subject {
     fn find(repository: &Arc<Repository>, arguments: &BootArguments) -> Result<Subject> {
         match &arguments.address {
             Address::Point { machine, selector, disk: None } => {
-                Catalog::new(repository).point(machine, selector).map(Subject::Point)
+                let point = Catalog::new(repository).point(machine, selector)?;
+                check_offered(point).map(Subject::Point)
             }
             Address::Live { session, disk: None } => {
                 if arguments.name.is_some() {

@@ -3,7 +3,7 @@
 use clap::Args;
 use coldrise_block::Result;
 use coldrise_session::Catalog;
-use coldrise_store::{MachineName, PointDocument, PointOrigin, PointSelector};
+use coldrise_store::{MachineName, PointDocument, PointOrigin, Quarantine};
 use serde::Serialize;
 
 use crate::invocation::Invocation;
@@ -37,6 +37,8 @@ struct ListedPoint {
     created_at_ms: u64,
     size_bytes: u64,
     is_protected: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    quarantine: Option<Quarantine>,
     disks: Vec<ListedDisk>,
 }
 
@@ -56,6 +58,7 @@ impl ListedPoint {
             created_at_ms: point.created_at_ms,
             size_bytes: sizes.fold(0, u64::saturating_add),
             is_protected: point.is_protected,
+            quarantine: point.quarantine,
             disks: point
                 .disks
                 .iter()
@@ -78,7 +81,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: &ListArguments) -> Result<
     let machines = match &arguments.machine {
         Some(machine) => {
             // Says which machines there are where this one is not.
-            catalog.point(machine, &PointSelector::Latest(0))?;
+            catalog.check_machine(machine)?;
             vec![machine.clone()]
         }
         None => catalog.machines()?,
@@ -95,9 +98,18 @@ pub(crate) fn run(invocation: &Invocation, arguments: &ListArguments) -> Result<
         listing.machines.iter().flat_map(|machine| &machine.points).map(row).collect();
     let text = match rows.len() {
         0 => "no restore points yet: make one with coldrise backup".to_owned(),
-        _ => table(&["ADDRESS", "KIND", "STORED AT", "DISKS", ">SIZE", "PROTECTED"], &rows),
+        _ => table(shown_headings(&rows), &rows),
     };
     Ok(Report::answer(&listing, text))
+}
+
+const HEADINGS: [&str; 7] =
+    ["ADDRESS", "KIND", "STORED AT", "DISKS", ">SIZE", "PROTECTED", "QUARANTINED"];
+
+/// The last column shows where it says anything.
+fn shown_headings(rows: &[Vec<String>]) -> &'static [&'static str] {
+    let is_any = rows.iter().any(|row| row.last().is_some_and(|cell| !cell.is_empty()));
+    &HEADINGS[..HEADINGS.len() - usize::from(!is_any)]
 }
 
 fn row(point: &ListedPoint) -> Vec<String> {
@@ -109,5 +121,6 @@ fn row(point: &ListedPoint) -> Vec<String> {
         disks.join(" "),
         show_size(point.size_bytes),
         if point.is_protected { "yes" } else { "" }.to_owned(),
+        point.quarantine.map_or_else(String::new, |quarantine| quarantine.to_string()),
     ]
 }

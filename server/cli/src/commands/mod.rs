@@ -18,6 +18,7 @@ pub(crate) mod plan;
 pub(crate) mod protect;
 pub(crate) mod prune;
 pub(crate) mod publish;
+pub(crate) mod quarantine;
 pub(crate) mod repair;
 pub(crate) mod restore;
 pub(crate) mod seal;
@@ -57,6 +58,8 @@ pub(crate) fn run(invocation: &Invocation, command: Command) -> Result<Report> {
         Command::Restore(arguments) => restore::run(invocation, &arguments),
         Command::Protect(arguments) => protect::protect(invocation, &arguments),
         Command::Unprotect(arguments) => protect::unprotect(invocation, &arguments),
+        Command::Quarantine(arguments) => quarantine::quarantine(invocation, &arguments),
+        Command::Release(arguments) => quarantine::release(invocation, &arguments),
         Command::Forget(arguments) => forget::run(invocation, &arguments),
         Command::Prune(arguments) => prune::run(invocation, &arguments),
         Command::Verify(arguments) => verify::run(invocation, &arguments),

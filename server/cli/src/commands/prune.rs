@@ -6,9 +6,7 @@ use std::sync::Arc;
 use clap::{ArgGroup, Args};
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_session::{judge, Catalog, Judged, PointRemoval, Published};
-use coldrise_store::{
-    MachineName, Period, PointName, PointSelector, Repository, RetentionRules, RetentionSpan,
-};
+use coldrise_store::{MachineName, Period, PointName, Repository, RetentionRules, RetentionSpan};
 use serde::Serialize;
 
 use super::gc::{self, Collected};
@@ -109,7 +107,7 @@ impl PruneArguments {
         }
         for machine in &self.machines {
             // Says which machines there are where this one is not.
-            catalog.point(machine, &PointSelector::Latest(0))?;
+            catalog.check_machine(machine)?;
         }
         let mut machines = self.machines.clone();
         machines.sort_unstable();

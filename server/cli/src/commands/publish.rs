@@ -2,7 +2,7 @@
 
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_session::{Catalog, SessionDocument};
+use coldrise_session::{check_offered, Catalog, SessionDocument};
 use coldrise_store::{Address, SessionName};
 use serde::Serialize;
 
@@ -27,6 +27,10 @@ pub(crate) struct PublishArguments {
     /// Name of the session. Default: the machine's name and the first free number.
     #[arg(long, value_name = "SESSION")]
     name: Option<SessionName>,
+
+    /// Also a point that is quarantined: what of it is damaged cannot be read.
+    #[arg(long)]
+    force: bool,
 }
 
 #[derive(Serialize)]
@@ -57,6 +61,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: PublishArguments) -> Resul
     };
     let repository = invocation.open()?;
     let point = Catalog::new(&repository).point(machine, selector)?;
+    let point = if arguments.force { point } else { check_offered(point)? };
     let session = crate::vmx::publish(&repository, &point, arguments.name)?;
     let published = Published {
         session: session.name.as_str(),

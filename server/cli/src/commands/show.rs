@@ -3,7 +3,9 @@
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_session::Catalog;
-use coldrise_store::{Address, Configuration, DiskDocument, DiskName, PointDocument, PointOrigin};
+use coldrise_store::{
+    Address, Configuration, DiskDocument, DiskName, PointDocument, PointOrigin, Quarantine,
+};
 use serde::Serialize;
 
 use super::list::kind_word;
@@ -28,6 +30,8 @@ struct ShownPoint<'a> {
     kind: &'static str,
     created_at_ms: u64,
     is_protected: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    quarantine: Option<Quarantine>,
     #[serde(skip_serializing_if = "Option::is_none")]
     base: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -105,6 +109,7 @@ fn show_point(point: &PointDocument, only: Option<&DiskName>) -> Result<Report> 
         kind: kind_word(&point.origin),
         created_at_ms: point.created_at_ms,
         is_protected: point.is_protected,
+        quarantine: point.quarantine,
         base,
         session,
         sources,
@@ -131,6 +136,10 @@ fn text(shown: &ShownPoint<'_>) -> String {
     }
     if shown.is_protected {
         text.push_str("protected    neither forget nor prune removes it\n");
+    }
+    if let Some(quarantine) = shown.quarantine {
+        let why = format!("{quarantine}: not served, and no rule of prune counts it");
+        text.push_str(&format!("quarantined  {why}\n"));
     }
     for source in shown.sources {
         text.push_str(&format!("source       {source}\n"));

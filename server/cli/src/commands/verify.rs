@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_session::{Catalog, Held, Inventory};
+use coldrise_session::{Catalog, Held, Inventory, Recent};
 use coldrise_store::{
     Address, Affected, CatalogDamage, Coverage, Damaged, DiskName, Repository, VerifyOptions,
 };
@@ -16,6 +16,7 @@ use crate::invocation::Invocation;
 use crate::progress::ProgressView;
 use crate::report::Report;
 use crate::signals::cancel_flag;
+use crate::since::Since;
 use crate::units::{show_count, show_duration, show_size};
 
 /// Ranges of one disk, and damaged values, that are listed for people; --json has
@@ -27,8 +28,9 @@ const PROGRAM: &str = "verify";
 /// What to do about damage.
 const ADVICE: &str = "\
 what to do: everything else is as it was backed up; restore from a point that is not affected. \
-coldrise repair heals damaged chunks from an image that still holds them (--from), and has the next \
-backup of a machine that does heal them. Without it a backup trusts what it finds and heals nothing.";
+coldrise repair heals damaged chunks from an image or a repository that still holds them (--from, \
+--from-repo), and has the next backup of a machine that does heal them. Without it a backup trusts what \
+it finds and heals nothing. With --quarantine it sets the points aside that stay damaged.";
 
 /// Read and authenticate what is stored, and name what each damage affects.
 ///
@@ -45,6 +47,17 @@ pub(crate) struct VerifyArguments {
     #[arg(long, value_name = "PERCENT", value_parser = parse_percent)]
     #[arg(conflicts_with = "address")]
     sample: Option<f64>,
+
+    /// Only what was stored since: a time as 20261120T100000Z, or so long ago as 36h, 7d,
+    /// 2w, 3m (months) or 1y.
+    ///
+    /// Reads every chunk that was stored after the last backups before then, the maps and
+    /// captured blocks of the points that were stored or sealed since, every session and
+    /// every document. Older chunks that new points share are left to the verify that read
+    /// them when they were new. The time is that of the clock when a point was stored, as
+    /// coldrise list shows it, and not the one in its name.
+    #[arg(long, value_name = "TIME", conflicts_with_all = ["address", "sample"])]
+    since: Option<Since>,
 }
 
 /// `5` or `5%` or `0.5`.
@@ -89,7 +102,18 @@ pub(crate) fn run(invocation: &Invocation, arguments: &VerifyArguments) -> Resul
     let chunk_bytes = u64::from(repository.chunk_size_bytes());
     let progress = |now| view.verifying(now, chunk_bytes);
     let options = VerifyOptions { coverage, threads: 0, cancel: &cancel, progress: &progress };
-    let mut chunks = repository.verify(&inventory.disks(), &options)?;
+    let mut chunks;
+    let inventory = match &arguments.since {
+        Some(since) => {
+            let recent = Recent::new(inventory, since.unix_ms(jiff::Timestamp::now()));
+            chunks = repository.verify_recent(&recent.disks(), &options)?;
+            recent.inventory
+        }
+        None => {
+            chunks = repository.verify(&inventory.disks(), &options)?;
+            inventory
+        }
+    };
     let layers = inventory.verify_layers(&repository, &cancel, &|_bytes| {})?;
     drop(view);
 

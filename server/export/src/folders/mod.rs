@@ -37,8 +37,7 @@ use crate::{ExportTree, TreeOptions};
 use client_files::ClientFolders;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_formats::{Access, DiskShape};
-use coldrise_session::read_leases;
-use coldrise_session::{Catalog, SessionDocument};
+use coldrise_session::{check_offered, read_leases, Catalog, SessionDocument};
 use coldrise_store::{
     Configuration, DiskName, MachineName, PointDocument, PointName, PointSelector, Repository,
     SessionName,
@@ -166,7 +165,7 @@ impl Folders {
                 entries
             }
             Kind::Machine(machine) => {
-                let points = self.catalog.points(machine)?;
+                let points = self.catalog.offered(machine)?;
                 let latest = points.last().map(|_| Kind::Latest(machine.clone()));
                 let latest = latest.map(|kind| entry(LATEST, kind, 0));
                 let points = points.into_iter().map(|point| {
@@ -297,9 +296,9 @@ impl Folders {
     fn point(&self, machine: &MachineName, point: &PointName) -> Result<PointDocument> {
         match self.repository.point(machine, point) {
             Err(error) if error.kind() == ErrorKind::NotFound => {
-                self.catalog.point(machine, &PointSelector::Exact(point.clone()))
+                check_offered(self.catalog.point(machine, &PointSelector::Exact(point.clone()))?)
             }
-            found => found,
+            found => found.and_then(check_offered),
         }
     }
 

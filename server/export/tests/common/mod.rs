@@ -36,6 +36,7 @@ pub fn repository(folder: &tempfile::TempDir, points: i64) -> Arc<Repository> {
             configuration: Some(Configuration { format: "vmx".into(), text: "a = \"b\"\n".into() }),
             is_protected: false,
             files: None,
+            quarantine: None,
         };
         writer.put_point(&document).unwrap();
     }

@@ -99,6 +99,9 @@ pub fn backup(
     let point = choose_name(request, &points, cancel)?;
     let base = points.iter().rev().find(|point| matches!(point.origin, PointOrigin::Backup { .. }));
     check_bitmap(writer, request, base)?;
+    // Nothing is taken over from a point that is not trusted: its chunks are read from
+    // the source, which heals them, and its chunk maps are not built upon.
+    let quarantined = base.filter(|point| point.quarantine.is_some());
     let options =
         SourceOptions { bitmap: request.bitmap.clone(), follow_backing: request.follow_backing };
     // All sources are opened before the first is read: a mistake in the last shows at once.
@@ -117,12 +120,21 @@ pub fn backup(
         let watch = Watch { disk, progress, cancel };
         watch.check_cancel()?;
         let source = open_source(spec, &options, cancel)?;
-        let base = Base::choose(&spec.disk, base, source.size_bytes(), &options)?;
+        let base = match quarantined {
+            Some(_) => Base { point: None, disk: None, bitmap_size_bytes: None },
+            None => Base::choose(&spec.disk, base, source.size_bytes(), &options)?,
+        };
         sources.push((spec, source, base));
     }
     let mut disks = Vec::with_capacity(sources.len());
     let mut documents = Vec::with_capacity(sources.len());
     let mut warnings = Vec::new();
+    if let (Some(point), Some(bitmap)) = (quarantined, &request.bitmap) {
+        warnings.push(format!(
+            "{}/{}, which bitmap '{bitmap}' counts from, is quarantined: everything was read",
+            point.machine, point.point
+        ));
+    }
     for (spec, source, base) in sources {
         let watch = Watch { disk: spec.disk.as_str(), progress, cancel };
         let stored = store_one(writer, spec, source.as_ref(), &base, request.threads, &watch);
@@ -143,6 +155,7 @@ pub fn backup(
         configuration: request.configuration.clone(),
         is_protected: false,
         files: None,
+        quarantine: None,
     };
     let last_disk = disks.last().map_or("", |summary| summary.disk.as_str());
     Watch { disk: last_disk, progress, cancel }.check_cancel()?;

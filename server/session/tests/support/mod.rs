@@ -67,6 +67,7 @@ pub fn place() -> Place {
         configuration: None,
         is_protected: false,
         files: None,
+        quarantine: None,
     };
     writer.put_point(&point).unwrap();
     Place { _folder: folder, path, point }

@@ -12,9 +12,9 @@
 //!
 //! So a page is read three times at most, however many points share it, and the work
 //! is proportional to the number of different pages, not to points times size. Memory:
-//! 14 bytes per page, and 4 per chunk of a window of 64 Mi chunk numbers (256 MiB; 1 TiB
-//! of chunks of 16 KiB). A repository of more is walked once per window, each time only
-//! down the pages that lead to chunks of it.
+//! 14 bytes per page, and 4 per chunk of a window of chunk numbers, which is as large as
+//! the free memory allows (`window`). A repository of more is walked once per window, each
+//! time only down the pages that lead to chunks of it.
 //!
 //! What a chunk takes is not stored with the maps, and reading them for it would
 //! read the repository: it is the average of the file that the chunk lies in.
@@ -22,6 +22,7 @@
 mod owner;
 mod sizes;
 mod walk;
+mod window;
 
 use coldrise_block::{ErrorKind, Result};
 
@@ -30,9 +31,6 @@ use crate::{DiskDocument, LayerId, Repository};
 
 use sizes::ChunkSizes;
 use walk::Walk;
-
-/// Chunk numbers that are looked at in one go.
-const WINDOW_CHUNKS: u64 = 64 << 20;
 
 /// What one machine holds on to.
 #[derive(Clone, Debug, Default)]
@@ -84,11 +82,12 @@ impl Repository {
         let state = StoreState::read(self)?;
         let sizes = self.chunk_sizes(&state)?;
         let chunk_size = u64::from(self.chunk_size_bytes());
-        let mut walk = Walk::new(self, machines, state.next_page, chunk_size, WINDOW_CHUNKS);
+        let window_chunks = window::chunks();
+        let mut walk = Walk::new(self, machines, state.next_page, chunk_size, window_chunks);
         walk.count_recoverable()?;
         let mut start = 0;
         while start < state.next_chunk {
-            let end = state.next_chunk.min(start + WINDOW_CHUNKS);
+            let end = state.next_chunk.min(start + window_chunks);
             walk.own_chunks(start..end, &sizes)?;
             start = end;
         }

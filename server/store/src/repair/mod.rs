@@ -3,6 +3,8 @@
 //!
 //! # Order of writes, and why a crash is safe after each
 //!
+//! 0. Where the dedup index cannot be read it is made anew, see `open`: what is readable
+//!    of it is kept, the rest is added from the chunks, see `index`.
 //! 1. One synced batch: the list of damaged chunks, and entries of the dedup index
 //!    that are damaged themselves go. Nothing that is readable changes.
 //! 2. Files with damage inside are replaced: see `files`.
@@ -10,6 +12,11 @@
 //!    without it. The value before could not be read; a crash leaves both as they were.
 
 mod files;
+mod from;
+mod index;
+mod open;
+
+pub use open::Reopened;
 
 use std::collections::HashMap;
 
@@ -19,7 +26,7 @@ use crate::chunk::ChunkId;
 use crate::damaged::{self, MAX_DAMAGED};
 use crate::dedup::{self, ChunkHash};
 use crate::rocks::{Batch, Family};
-use crate::verify::{Affected, VerifiedDisk, VerifyOptions, VerifyReport};
+use crate::verify::{Affected, IdSet, VerifiedDisk, VerifyOptions, VerifyReport};
 use crate::writer::run::HealedChunk;
 use crate::writer::Shared;
 use crate::RepositoryWriter;
@@ -40,6 +47,8 @@ pub struct RepairReport {
     /// Entries of the dedup index that were damaged and are gone: what they stood for
     /// is stored once more when it comes by.
     pub removed_entries: u64,
+    /// Entries that were missing from the dedup index and were made anew.
+    pub added_entries: u64,
 }
 
 impl RepositoryWriter {
@@ -56,14 +65,19 @@ impl RepositoryWriter {
         let repository = self.repository();
         let (found, unusable) = repository.verify_chunks(disks, options)?;
         let mut report = RepairReport { found, ..RepairReport::default() };
-        let mut chunks = HashMap::new();
+        // By entries that the index may have lost since.
+        let mut chunks = self.shared.damaged.still(|id| unusable.contains(id));
+        let end = repository.next_chunk()?;
+        let indexed = IdSet::new(end);
         let mut batch = repository.database().batch();
         dedup::for_each(repository, |key, entry| {
             match entry {
-                Some((hash, id)) if unusable.contains(id) => {
-                    chunks.insert(hash, id);
+                Some((hash, id)) => {
+                    indexed.insert(id);
+                    if unusable.contains(id) {
+                        chunks.insert(hash, id);
+                    }
                 }
-                Some(_) => {}
                 None => {
                     batch.delete(Family::Dedup, key)?;
                     report.removed_entries += 1;
@@ -78,14 +92,22 @@ impl RepositoryWriter {
             chunks = entries.into_iter().collect();
         }
         report.healable_chunks = chunks.len() as u64;
+        let unreadable = unusable.snapshot();
         chunks.values().for_each(|id| unusable.remove(*id));
         report.lost = repository.affected(disks, &unusable)?;
         damaged::put(repository, &mut batch, &chunks)?;
         repository.database().write(batch, true)?;
+        report.added_entries = index::add_damaged(repository, &chunks, &indexed)?;
+        let cancel = options.cancel;
+        report.added_entries += index::add_missing(repository, end, &indexed, &unreadable, cancel)?;
         self.shared.damaged.set(chunks);
-        if !report.found.damaged_chunks.is_empty() {
-            let replaced = files::replace(&self.shared, &report.found.damaged_chunks)?;
-            (report.replaced_files, report.kept_files) = replaced;
+        for (family, damaged) in [
+            (Family::Chunks, &report.found.damaged_chunks),
+            (Family::Maps, &report.found.damaged_pages),
+        ] {
+            let (replaced, kept) = files::replace(&self.shared, family, damaged)?;
+            report.replaced_files += replaced;
+            report.kept_files += kept;
         }
         Ok(report)
     }

@@ -14,7 +14,7 @@
 //! machine that makes no backups for a month, or a clock that jumps ahead, deletes
 //! nothing by itself. Points that are dated later than the clock says, left by a clock
 //! that was wrong, stay, and no rule counts them: otherwise one of them would be the
-//! newest for years.
+//! newest for years. The same goes for points that are set aside (quarantine).
 
 mod period;
 mod span;
@@ -53,6 +53,8 @@ pub struct RetentionPoint {
     pub name: PointName,
     /// It was protected by its owner.
     pub is_protected: bool,
+    /// It is set aside: it stays, and no rule counts it.
+    pub is_quarantined: bool,
     /// The sessions that are published from it.
     pub sessions: Vec<SessionName>,
 }
@@ -72,6 +74,8 @@ pub enum KeepReason {
     Future,
     /// It is protected.
     Protected,
+    /// It is set aside.
+    Quarantined,
     /// A session is published from it.
     Published(SessionName),
     /// There is no rule.
@@ -87,6 +91,7 @@ impl fmt::Display for KeepReason {
             KeepReason::NewestBackup => f.write_str("newest backup"),
             KeepReason::Future => f.write_str("dated in the future"),
             KeepReason::Protected => f.write_str("protected"),
+            KeepReason::Quarantined => f.write_str("quarantined"),
             KeepReason::Published(session) => write!(f, "published as {session}"),
             KeepReason::NoRule => f.write_str("no rule"),
         }
@@ -97,7 +102,8 @@ impl fmt::Display for KeepReason {
 /// where it does not. No name may be there twice. `now_seconds` is the clock, in
 /// seconds since 1970-01-01T00:00:00Z: it only tells which points are not counted.
 ///
-/// The newest backup always stays, so a machine never loses its last one.
+/// The newest backup that is not set aside always stays, so a machine never loses its
+/// last good one.
 pub fn retained(
     rules: &RetentionRules,
     points: &[RetentionPoint],
@@ -106,6 +112,8 @@ pub fn retained(
     let mut reasons: Vec<Vec<KeepReason>> = points.iter().map(beside_the_rules).collect();
     let mut order: Vec<usize> = (0..points.len()).collect();
     order.sort_by(|a, b| points[*b].name.cmp(&points[*a].name));
+    // What cannot be relied on must not push out what can.
+    order.retain(|at| !points[*at].is_quarantined);
     let (future, counted): (Vec<usize>, Vec<usize>) =
         order.iter().partition(|at| points[**at].name.unix_seconds() > now_seconds);
     for at in future {
@@ -148,8 +156,13 @@ pub fn retained(
 
 /// What no rule has to say.
 fn beside_the_rules(point: &RetentionPoint) -> Vec<KeepReason> {
+    let quarantined = point.is_quarantined.then_some(KeepReason::Quarantined);
     let protected = point.is_protected.then_some(KeepReason::Protected);
-    protected.into_iter().chain(point.sessions.iter().cloned().map(KeepReason::Published)).collect()
+    quarantined
+        .into_iter()
+        .chain(protected)
+        .chain(point.sessions.iter().cloned().map(KeepReason::Published))
+        .collect()
 }
 
 #[cfg(test)]

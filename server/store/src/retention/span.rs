@@ -57,7 +57,7 @@ impl RetentionSpan {
 
     /// The moment that lies so long before another one, both in seconds since
     /// 1970-01-01T00:00:00Z; `None` where it lies before that.
-    pub(super) fn before(self, unix_seconds: u64) -> Option<u64> {
+    pub fn before(self, unix_seconds: u64) -> Option<u64> {
         let count = i64::from(self.count.get());
         let empty = Span::new();
         let span = match self.unit {

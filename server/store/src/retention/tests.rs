@@ -12,7 +12,7 @@ use super::*;
 
 fn point(name: &str) -> RetentionPoint {
     let name = PointName::parse(name).unwrap();
-    RetentionPoint { name, is_protected: false, sessions: Vec::new() }
+    RetentionPoint { name, is_protected: false, is_quarantined: false, sessions: Vec::new() }
 }
 
 fn count(number: u32) -> NonZeroU32 {

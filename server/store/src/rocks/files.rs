@@ -38,6 +38,18 @@ impl Database {
     /// `NotFound` where the writer deleted one just now; `Corrupt` where one does not
     /// end as it has to.
     pub(crate) fn live_files(&self, family: Family) -> Result<Vec<LiveFile>> {
+        let mut files = self.listed_files(family)?;
+        for file in &mut files {
+            let path = self.path.join(file.name.trim_start_matches('/'));
+            file.properties = TableProperties::read(&path)?;
+        }
+        files.sort_by(|a, b| a.smallest.cmp(&b.smallest));
+        Ok(files)
+    }
+
+    /// The same as the database lists them, in no order and without their properties:
+    /// no file is looked at.
+    pub(super) fn listed_files(&self, family: Family) -> Result<Vec<LiveFile>> {
         let Some((_, wanted)) = FAMILIES.iter().find(|(candidate, _)| *candidate == family) else {
             return Err(Error::new(ErrorKind::Internal, "an unknown family"));
         };
@@ -66,11 +78,6 @@ impl Database {
             }
             sys::rocksdb_livefiles_destroy(list);
         }
-        for file in &mut files {
-            let path = self.path.join(file.name.trim_start_matches('/'));
-            file.properties = TableProperties::read(&path)?;
-        }
-        files.sort_by(|a, b| a.smallest.cmp(&b.smallest));
         Ok(files)
     }
 }

@@ -18,6 +18,7 @@ mod compaction;
 mod cursor;
 mod files;
 mod options;
+mod rebuild;
 mod sst;
 mod table;
 
@@ -83,7 +84,7 @@ pub(crate) enum ReadMode {
 }
 
 /// How far a scan reads ahead, in bytes.
-const SCAN_READAHEAD_BYTES: usize = 1 << 20;
+const SCAN_READAHEAD_BYTES: usize = 256 << 10;
 
 /// An open RocksDB.
 pub(crate) struct Database {
@@ -93,8 +94,9 @@ pub(crate) struct Database {
     payload_read: *mut sys::rocksdb_readoptions_t,
     scan_read: *mut sys::rocksdb_readoptions_t,
     cached_read: *mut sys::rocksdb_readoptions_t,
-    /// Options that files made for ingestion are written with.
-    chunk_options: Options,
+    /// Options of the families, in their order: also those that files made for
+    /// ingestion are written with.
+    options: Vec<Options>,
     /// Of a writer, for the families that a gc rewrites. Dropped after the database
     /// is closed, like all fields.
     filters: Vec<(Family, Filter)>,
@@ -152,8 +154,21 @@ impl Database {
         log_directory: &Path,
         create: bool,
     ) -> Result<Database> {
+        Self::open_writing(path, log_directory, Options::database(create))
+    }
+
+    /// Opens the database for writing although files of it are missing or cut short.
+    /// What is only in those cannot be read; where the family of the index is missing it
+    /// is made, and the answer is true.
+    pub(crate) fn open_damaged(path: &Path, log_directory: &Path) -> Result<(Database, bool)> {
+        let is_index_new = rebuild::lacks_index_only(path)?;
+        let options = Options::damaged_database(is_index_new);
+        Self::open_writing(path, log_directory, options).map(|database| (database, is_index_new))
+    }
+
+    fn open_writing(path: &Path, log_directory: &Path, database: Options) -> Result<Database> {
         let (c_path, c_log) = (c_path(path)?, c_path(log_directory)?);
-        let database = Options::database(create).with_log_directory(&c_log);
+        let database = database.with_log_directory(&c_log);
         Self::open_with(path, true, |names, options, handles| {
             checked("opening the database", |error| {
                 // SAFETY: the arrays have `names.len()` entries each and live
@@ -242,7 +257,7 @@ impl Database {
             payload_read,
             scan_read,
             cached_read,
-            chunk_options: Options::family(Family::Chunks, &cache, None),
+            options: owned,
             filters,
         })
     }
@@ -252,6 +267,13 @@ impl Database {
         position
             .and_then(|p| self.families.get(p))
             .copied()
+            .ok_or_else(|| Error::new(ErrorKind::ReadOnly, "this family is open only in a writer"))
+    }
+
+    fn family_options(&self, family: Family) -> Result<&Options> {
+        let position = FAMILIES.iter().position(|(candidate, _)| *candidate == family);
+        position
+            .and_then(|p| self.options.get(p))
             .ok_or_else(|| Error::new(ErrorKind::ReadOnly, "this family is open only in a writer"))
     }
 
@@ -320,10 +342,15 @@ impl Database {
     /// Takes a finished file of chunks over, moving it where possible. Durable
     /// on return.
     pub(crate) fn ingest_chunks(&self, file: &Path) -> Result<()> {
+        self.ingest(Family::Chunks, file)
+    }
+
+    /// The same for any family.
+    pub(crate) fn ingest(&self, family: Family, file: &Path) -> Result<()> {
         let file = c_path(file)?;
-        let handle = self.family(Family::Chunks)?;
+        let handle = self.family(family)?;
         let files = [file.as_ptr()];
-        checked("taking over a file of chunks", |error| {
+        checked("taking over a file", |error| {
             // SAFETY: one path in an array of one; options destroyed once.
             unsafe {
                 let options = sys::rocksdb_ingestexternalfileoptions_create();

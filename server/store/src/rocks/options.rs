@@ -82,6 +82,20 @@ impl Options {
         options
     }
 
+    /// Options of a database that has lost files: it is opened past them.
+    pub(super) fn damaged_database(create_missing_families: bool) -> Options {
+        let options = Options::database(false);
+        // SAFETY: a live options object; the calls only set fields.
+        unsafe {
+            sys::rocksdb_options_set_paranoid_checks(options.0, 0);
+            sys::rocksdb_options_set_create_missing_column_families(
+                options.0,
+                u8::from(create_missing_families),
+            );
+        }
+        options
+    }
+
     /// The same, with RocksDB's own log in `directory`.
     pub(super) fn with_log_directory(self, directory: &CStr) -> Options {
         // SAFETY: the options are live; RocksDB copies the path.

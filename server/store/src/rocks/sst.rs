@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use coldrise_block::Result;
 use librocksdb_sys as sys;
 
-use super::{c_path, checked, Database};
+use super::{c_path, checked, Database, Family};
 
 /// A sorted file of chunks in the making.
 pub(crate) struct SstWriter<'db> {
@@ -19,15 +19,18 @@ pub(crate) struct SstWriter<'db> {
 impl<'db> SstWriter<'db> {
     /// Starts a file for the chunks family.
     pub(crate) fn create(database: &'db Database, path: &Path) -> Result<Self> {
+        Self::create_for(database, Family::Chunks, path)
+    }
+
+    /// Starts a file for any family.
+    pub(crate) fn create_for(database: &'db Database, family: Family, path: &Path) -> Result<Self> {
         let name = c_path(path)?;
+        let options = database.family_options(family)?.as_ptr();
         // SAFETY: the options outlive the writer, which borrows the database.
         let writer = unsafe {
             let environment = sys::rocksdb_envoptions_create();
             SstWriter {
-                writer: sys::rocksdb_sstfilewriter_create(
-                    environment,
-                    database.chunk_options.as_ptr(),
-                ),
+                writer: sys::rocksdb_sstfilewriter_create(environment, options),
                 environment,
                 path: path.to_owned(),
                 _database: database,

@@ -1,5 +1,6 @@
 //! Reading every chunk, in the order of storing.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use coldrise_block::{Error, ErrorKind, Result};
@@ -10,8 +11,12 @@ use crate::chunk::ChunkId;
 use crate::rocks::{Cursor, Family, ReadMode};
 use crate::Repository;
 
-/// Neighbouring ids that one thread reads in one go: 16 MiB of the default chunks.
-const PIECE_IDS: u64 = 1024;
+/// Neighbouring ids that one thread reads in one go, at most: what is read ahead at the
+/// end of one is lost. At least: so that all threads have some.
+const MAX_PIECE_IDS: u64 = 16_384;
+const MIN_PIECE_IDS: u64 = 1024;
+/// Pieces that each thread has, where there are enough ids.
+const PIECES_PER_THREAD: u64 = 16;
 /// The same for a sample: small, so that it is spread over the repository.
 const SAMPLED_PIECE_IDS: u64 = 32;
 
@@ -31,6 +36,12 @@ impl IdSet {
         if let Some(word) = self.words.get((id / 64) as usize) {
             word.fetch_or(1 << (id % 64), Ordering::Relaxed);
         }
+    }
+
+    /// The same ids, from now on by themselves.
+    pub(crate) fn snapshot(&self) -> IdSet {
+        let word = |word: &AtomicU64| AtomicU64::new(word.load(Ordering::Relaxed));
+        IdSet { words: self.words.iter().map(word).collect() }
     }
 
     pub(crate) fn remove(&self, id: ChunkId) {
@@ -57,34 +68,39 @@ fn id_of(key: &[u8]) -> Option<ChunkId> {
     key.try_into().ok().map(u64::from_be_bytes)
 }
 
-/// Reads the chunks below `end` that the options ask for (and of these only the
+/// Reads the chunks of `ids` that the options ask for (and of these only the
 /// `wanted`). Returns the ids that are damaged or not there.
 pub(super) fn verify(
     repository: &Repository,
-    end: ChunkId,
+    ids: Range<ChunkId>,
     wanted: Option<&IdSet>,
     options: &VerifyOptions<'_>,
     report: &mut VerifyReport,
 ) -> Result<IdSet> {
+    let threads = match options.threads {
+        0 => std::thread::available_parallelism().map_or(1, usize::from),
+        threads => threads,
+    };
+    let shared_out = (ids.end - ids.start.min(ids.end)) / (threads as u64 * PIECES_PER_THREAD);
     let run = Run {
         repository,
-        end,
+        // Ids begin at 1.
+        first: ids.start.max(1),
+        end: ids.end,
         wanted,
         options,
         piece_ids: match options.coverage {
             Coverage::Sample(_) => SAMPLED_PIECE_IDS,
-            Coverage::Everything | Coverage::Referenced => PIECE_IDS,
+            Coverage::Everything | Coverage::Referenced => {
+                shared_out.clamp(MIN_PIECE_IDS, MAX_PIECE_IDS)
+            }
         },
         next_piece: AtomicU64::new(0),
-        unusable: IdSet::new(end),
+        unusable: IdSet::new(ids.end),
         done_ids: AtomicU64::new(0),
         chunks: AtomicU64::new(0),
         read_bytes: AtomicU64::new(0),
         damaged: Mutex::new((Vec::new(), 0)),
-    };
-    let threads = match options.threads {
-        0 => std::thread::available_parallelism().map_or(1, usize::from),
-        threads => threads,
     };
     std::thread::scope(|scope| {
         let workers: Vec<_> = (0..threads).map(|_| scope.spawn(|| run.work())).collect();
@@ -103,6 +119,7 @@ pub(super) fn verify(
 
 struct Run<'a> {
     repository: &'a Repository,
+    first: ChunkId,
     end: ChunkId,
     wanted: Option<&'a IdSet>,
     options: &'a VerifyOptions<'a>,
@@ -117,7 +134,7 @@ struct Run<'a> {
 
 impl Run<'_> {
     fn work(&self) -> Result<()> {
-        let pieces = self.end.div_ceil(self.piece_ids);
+        let pieces = self.end.saturating_sub(self.first).div_ceil(self.piece_ids);
         let mut scratch = Vec::new();
         loop {
             if self.options.cancel.load(Ordering::Relaxed) {
@@ -127,9 +144,8 @@ impl Run<'_> {
             if piece >= pieces {
                 return Ok(());
             }
-            // Ids begin at 1.
-            let first = (piece * self.piece_ids).max(1);
-            let end = ((piece + 1) * self.piece_ids).min(self.end);
+            let first = self.first + piece * self.piece_ids;
+            let end = (first + self.piece_ids).min(self.end);
             if self.is_chosen()? && first < end {
                 self.read_piece(first, end, &mut scratch)?;
             }
@@ -137,7 +153,7 @@ impl Run<'_> {
                 + end.saturating_sub(first);
             (self.options.progress)(VerifyProgress {
                 done_chunks,
-                total_chunks: self.end.saturating_sub(1),
+                total_chunks: self.end.saturating_sub(self.first),
                 read_bytes: self.read_bytes.load(Ordering::Relaxed),
             });
         }

@@ -1,6 +1,6 @@
 //! From unusable chunks and pages to the disks that need them.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
 use coldrise_block::{ErrorKind, Result};
@@ -48,6 +48,37 @@ fn collect(
         }
     }
     Ok(())
+}
+
+/// The highest chunk id that the disks refer to; 0 where there is none. Pages that
+/// cannot be read count as holes: the answer is then too low, which makes more new.
+pub(super) fn highest(repository: &Repository, disks: &[VerifiedDisk]) -> Result<ChunkId> {
+    fn look(
+        repository: &Repository,
+        page: PageId,
+        levels: u8,
+        seen: &mut HashSet<(PageId, u8)>,
+        highest: &mut ChunkId,
+    ) -> Result<()> {
+        if page == 0 || !seen.insert((page, levels)) {
+            return Ok(());
+        }
+        let slots = match repository.page(page, levels - 1) {
+            Ok(slots) => slots,
+            Err(error) if is_damage(error.kind()) => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        if levels == 1 {
+            *highest = slots.iter().copied().max().unwrap_or(0).max(*highest);
+            return Ok(());
+        }
+        slots.iter().try_for_each(|slot| look(repository, *slot, levels - 1, seen, highest))
+    }
+    let (mut seen, mut highest) = (HashSet::new(), 0);
+    for disk in disks {
+        look(repository, disk.root.page(), disk.root.levels(), &mut seen, &mut highest)?;
+    }
+    Ok(highest)
 }
 
 /// Damage to a page, or to the files that hold it; everything else stops a verify.

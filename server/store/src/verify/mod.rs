@@ -14,15 +14,18 @@
 mod chunks;
 mod documents;
 mod maps;
+mod recent;
 
 pub(crate) use chunks::IdSet;
 pub use documents::CatalogDamage;
+pub use recent::RecentDisks;
 
 use std::ops::Range;
 use std::sync::atomic::AtomicBool;
 
 use coldrise_block::Result;
 
+use crate::chunk::ChunkId;
 use crate::state::StoreState;
 use crate::{MapRoot, Repository};
 
@@ -143,18 +146,23 @@ impl Repository {
     ) -> Result<(VerifyReport, IdSet)> {
         self.catch_up()?;
         let mut report = VerifyReport::default();
-        let end = match StoreState::read(self) {
-            Ok(state) => state.next_chunk,
-            // Its damage is told with the documents.
-            Err(_) => chunks::last_id(self)?.saturating_add(1),
-        };
+        let end = self.next_chunk()?;
         let wanted = match options.coverage {
             Coverage::Referenced => Some(maps::referenced(self, disks, end)?),
             Coverage::Everything | Coverage::Sample(_) => None,
         };
-        let unusable = chunks::verify(self, end, wanted.as_ref(), options, &mut report)?;
+        let unusable = chunks::verify(self, 1..end, wanted.as_ref(), options, &mut report)?;
         maps::find_affected(self, disks, &unusable, &mut report)?;
         Ok((report, unusable))
+    }
+
+    /// The id that the next chunk gets, and no chunk has yet.
+    pub(crate) fn next_chunk(&self) -> Result<ChunkId> {
+        match StoreState::read(self) {
+            Ok(state) => Ok(state.next_chunk),
+            // Its damage is told with the documents.
+            Err(_) => Ok(chunks::last_id(self)?.saturating_add(1)),
+        }
     }
 
     /// What `disks` cannot read where these chunks are unusable.

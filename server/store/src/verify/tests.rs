@@ -1,4 +1,5 @@
 use super::*;
+use crate::map::PageSource;
 use crate::rocks::{Family, ReadMode};
 use crate::*;
 
@@ -244,6 +245,7 @@ fn a_damaged_document_is_named_by_its_key() {
             configuration: None,
             is_protected: false,
             files: None,
+            quarantine: None,
         };
         fixture.writer.put_point(&document).unwrap();
     }
@@ -283,4 +285,50 @@ fn a_damaged_document_is_named_by_its_key() {
     let (_, found) = repository.verify_catalog().unwrap();
     assert_eq!(found.len(), 3);
     assert!(fixture.verify(Coverage::Everything).is_clean());
+}
+
+#[test]
+fn what_is_new_is_read_and_damage_in_it_is_named_everywhere() {
+    let fixture = fixture();
+    let repository = fixture.writer.repository();
+    let (old, new) = fixture.disks.split_at(1);
+    let verify = |before: &[VerifiedDisk]| {
+        let cancel = AtomicBool::new(false);
+        let coverage = Coverage::Everything;
+        let options = VerifyOptions { coverage, threads: 2, cancel: &cancel, progress: &|_| {} };
+        let disks = RecentDisks { before, recent: new, all: &fixture.disks };
+        repository.verify_recent(&disks, &options).unwrap()
+    };
+    let report = verify(old);
+    assert!(report.is_clean());
+    // Two chunks are new, and a map is read: an inner page and three leaves.
+    assert_eq!((report.chunks, report.pages), (2, 4));
+    assert_eq!(verify(&[]).chunks, CHUNKS as u64 + 2);
+
+    // An old chunk is left to the verify before.
+    fixture.change(Family::Chunks, 20, |value| value[30] ^= 1);
+    assert!(verify(old).is_clean());
+    assert_eq!(verify(&[]).affected.len(), 2);
+    fixture.change(Family::Chunks, 20, |value| value[30] ^= 1);
+    // A new one is found, whoever has it, damaged or missing.
+    let id = CHUNKS as u64 + 1;
+    fixture.change(Family::Chunks, id, |value| value[30] ^= 1);
+    let report = verify(old);
+    assert_eq!(report.damaged_chunk_count, 1);
+    assert_eq!(report.affected, [affected("web01/1/vda", &[chunk_range(10, 1)])]);
+    fixture.remove(Family::Chunks, id);
+    assert_eq!(verify(old).affected, [affected("web01/1/vda", &[chunk_range(10, 1)])]);
+    // A page that the new point shares with the old one is read with it.
+    let page = repository.page(old[0].root.page(), old[0].root.levels() - 1).unwrap()[2];
+    fixture.change(Family::Maps, page, |value| value[30] ^= 1);
+    let cold = Repository::open(repository.path(), &passphrase(), &OpenOptions::default()).unwrap();
+    let cancel = AtomicBool::new(false);
+    let coverage = Coverage::Everything;
+    let options = VerifyOptions { coverage, threads: 2, cancel: &cancel, progress: &|_| {} };
+    let disks = RecentDisks { before: old, recent: new, all: &fixture.disks };
+    let report = cold.verify_recent(&disks, &options).unwrap();
+    let ids: Vec<_> = report.damaged_pages.iter().map(|damaged| damaged.id).collect();
+    assert_eq!(ids, [page]);
+    let names: Vec<_> = report.affected.iter().map(|affected| &affected.disk[..]).collect();
+    assert_eq!(names, ["web01/0/vda", "web01/1/vda"]);
 }

@@ -39,7 +39,7 @@ pub use run::WriteCounts;
 
 const LOCK_NAME: &str = "writer.lock";
 /// Inside of `db`, so that files can be moved and not copied.
-const STAGING_NAME: &str = "coldrise-staging";
+pub(crate) const STAGING_NAME: &str = "coldrise-staging";
 /// More than this in RocksDB's log is written to files at once: whoever opens
 /// the database replays what is left in the log.
 const MAX_LOG_BYTES: u64 = 2 << 20;
@@ -85,10 +85,23 @@ impl RepositoryWriter {
         passphrase: &PassphraseSource,
         options: &OpenOptions,
     ) -> Result<RepositoryWriter> {
+        RepositoryWriter::open_with(path, passphrase, options, |log| {
+            Database::open_primary(&database_path(path), log, false).map_err(advise_repair)
+        })
+    }
+
+    /// The same with another way to open the database; `open_database` is given the
+    /// directory for RocksDB's log.
+    pub(crate) fn open_with(
+        path: &Path,
+        passphrase: &PassphraseSource,
+        options: &OpenOptions,
+        open_database: impl FnOnce(&Path) -> Result<Database>,
+    ) -> Result<RepositoryWriter> {
         let repository = Repository::open_with(path, passphrase, options, |_| {
             let lock = lock_for_writing(path)?;
             let log = LogDirectory::create()?;
-            let database = Database::open_primary(&database_path(path), log.path(), false)?;
+            let database = open_database(log.path())?;
             Ok((database, Access { writer_lock: Some(lock), _log: log }))
         })?;
         let repository = Arc::new(repository);
@@ -223,6 +236,14 @@ impl Shared {
 
 fn staging_path(repository: &Repository) -> PathBuf {
     database_path(repository.path()).join(STAGING_NAME)
+}
+
+/// What is lost may be given up, and the rest go on.
+fn advise_repair(error: Error) -> Error {
+    match error.kind() {
+        ErrorKind::Corrupt => error.context("the database is damaged: run coldrise repair"),
+        _ => error,
+    }
 }
 
 fn lock_for_writing(path: &Path) -> Result<std::fs::File> {

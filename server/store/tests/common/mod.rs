@@ -116,6 +116,7 @@ pub fn point(machine: &str, name: &str, root: MapRoot, size_bytes: u64) -> Point
         configuration: None,
         is_protected: false,
         files: None,
+        quarantine: None,
     }
 }
 

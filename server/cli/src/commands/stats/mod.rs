@@ -9,7 +9,7 @@ use std::sync::Arc;
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_session::{shares, Catalog, MachineShares, PointShares, StoredBytes};
-use coldrise_store::{IndexMemory, MachineName, PointSelector, Repository};
+use coldrise_store::{IndexMemory, MachineName, Quarantine, Repository};
 use serde::Serialize;
 
 use crate::invocation::Invocation;
@@ -83,6 +83,8 @@ struct PointStats {
     virtual_bytes: u64,
     recoverable_bytes: u64,
     is_protected: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    quarantine: Option<Quarantine>,
     /// What goes with the point: no other point and no session refers to it.
     #[serde(flatten)]
     unique: Unique,
@@ -112,6 +114,7 @@ impl PointStats {
             virtual_bytes: sizes.fold(0, u64::saturating_add),
             recoverable_bytes: point.recoverable_bytes,
             is_protected: document.is_protected,
+            quarantine: document.quarantine,
             unique: Unique::new(point.unique),
         }
     }
@@ -138,7 +141,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: &StatsArguments) -> Result
     let repository = invocation.open()?;
     if let Some(machine) = &arguments.machine {
         // Says which machines there are where this one is not.
-        Catalog::new(&repository).point(machine, &PointSelector::Latest(0))?;
+        Catalog::new(&repository).check_machine(machine)?;
     }
     let by_machine: Vec<MachineStats> =
         shares(&repository, "stats")?.iter().map(MachineStats::new).collect();

@@ -81,11 +81,15 @@ pub(super) fn of_machine(stats: &MachineStats) -> String {
                 show_size(point.recoverable_bytes),
                 show_unique(&point.unique),
                 if point.is_protected { "yes" } else { "" }.to_owned(),
+                point.quarantine.map_or_else(String::new, |quarantine| quarantine.to_string()),
             ]
         })
         .collect();
-    let mut text =
-        table(&["ADDRESS", ">SUM OF DISKS", ">RECOVERABLE", ">UNIQUE", "PROTECTED"], &rows);
+    // The last column shows where it says anything.
+    let is_any = stats.points.iter().any(|point| point.quarantine.is_some());
+    let headings =
+        ["ADDRESS", ">SUM OF DISKS", ">RECOVERABLE", ">UNIQUE", "PROTECTED", "QUARANTINED"];
+    let mut text = table(&headings[..headings.len() - usize::from(!is_any)], &rows);
     text.push_str(&format!(
         "\nunique: about what returns when this point alone is forgotten. All points of {} \
          together: {}\n",

@@ -1,12 +1,15 @@
 //! `coldrise fold`: sealed layers become deduplicated chunks.
 
+mod watch;
+
+use std::sync::Arc;
+use std::time::Duration;
+
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_ingest::{Phase, Progress, ProgressState};
 use coldrise_session::{Catalog, Folded};
-use coldrise_store::{
-    Address, DiskDocument, PointDocument, PointOrigin, RepositoryWriter, WriteOptions,
-};
+use coldrise_store::{Address, DiskDocument, PointDocument, PointOrigin, Repository, WriteOptions};
 use serde::Serialize;
 
 use crate::invocation::Invocation;
@@ -27,9 +30,21 @@ pub(crate) struct FoldArguments {
     /// Only these: MACHINE/POINT. Without one, every synthetic restore point.
     #[arg(value_name = "ADDRESS")]
     addresses: Vec<Address>,
+
+    /// Go on, and fold what is sealed from now on, in the background: at the lowest
+    /// priority, one restore point after the other. A backup or another command that
+    /// writes the repository makes it give way within a second or so, and is never
+    /// refused because of it. Ends on Ctrl-C or SIGTERM; it may be killed at any moment.
+    #[arg(long, conflicts_with = "addresses")]
+    watch: bool,
+
+    /// With --watch: seconds between two looks at what there is to fold.
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, requires = "watch")]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    interval: u64,
 }
 
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 struct Done {
     points: Vec<FoldedPoint>,
     removed_layers: u64,
@@ -52,17 +67,15 @@ struct FoldedPoint {
 
 pub(crate) fn run(invocation: &Invocation, arguments: &FoldArguments) -> Result<Report> {
     let cancel = cancel_flag()?;
+    let mut done = Done::default();
+    if arguments.watch {
+        let interval = Duration::from_secs(arguments.interval);
+        watch::watch(invocation, interval, &cancel, &mut done)?;
+        return Ok(report(invocation, done));
+    }
     let writer = invocation.open_for_writing()?;
-    let points = chosen(&writer, &arguments.addresses)?;
+    let points = chosen(writer.repository(), &arguments.addresses)?;
     let view = ProgressView::new(invocation);
-    let mut done = Done {
-        points: Vec::new(),
-        removed_layers: 0,
-        removed_bytes: 0,
-        stored_bytes: 0,
-        served_sessions: 0,
-        elapsed_ms: 0,
-    };
     for point in &points {
         let address = format!("{}/{}", point.machine, point.point);
         let progress = |disk: &DiskDocument, done_bytes: u64| {
@@ -80,9 +93,13 @@ pub(crate) fn run(invocation: &Invocation, arguments: &FoldArguments) -> Result<
         done.add(address, &folded);
     }
     drop(view);
+    Ok(report(invocation, done))
+}
+
+fn report(invocation: &Invocation, mut done: Done) -> Report {
     done.elapsed_ms = invocation.elapsed_ms();
     let text = text(&done, invocation);
-    Ok(Report::done(&done, text))
+    Report::done(&done, text)
 }
 
 impl Done {
@@ -104,8 +121,8 @@ impl Done {
 
 /// The points that have layers, the oldest first: what lies below several is folded
 /// once.
-fn chosen(writer: &RepositoryWriter, addresses: &[Address]) -> Result<Vec<PointDocument>> {
-    let catalog = Catalog::new(writer.repository());
+fn chosen(repository: &Arc<Repository>, addresses: &[Address]) -> Result<Vec<PointDocument>> {
+    let catalog = Catalog::new(repository);
     let mut points = Vec::new();
     if addresses.is_empty() {
         for machine in catalog.machines()? {
@@ -125,6 +142,10 @@ fn chosen(writer: &RepositoryWriter, addresses: &[Address]) -> Result<Vec<PointD
         points.push(point);
     }
     points.retain(|point| point.disks.iter().any(|disk| !disk.layers.is_empty()));
+    if addresses.is_empty() {
+        // What cannot be read whole cannot be folded.
+        points.retain(|point| point.quarantine.is_none());
+    }
     points.sort_by(|a, b| (&a.machine, &a.point).cmp(&(&b.machine, &b.point)));
     points.dedup_by(|a, b| (&a.machine, &a.point) == (&b.machine, &b.point));
     Ok(points)

@@ -1,12 +1,18 @@
 //! `coldrise repair`: damaged chunks are found, and healed from sources that still hold
 //! what they held.
 
+mod other;
+
+use std::sync::atomic::AtomicBool;
+
 use clap::Args;
 use coldrise_block::{ErrorKind, Result};
 use coldrise_ingest::source::SourceOptions;
 use coldrise_ingest::{heal, SourceSpec};
-use coldrise_session::Inventory;
-use coldrise_store::{Affected, CatalogDamage, Coverage, VerifyOptions};
+use coldrise_session::{settle_quarantine, Inventory, Settled};
+use coldrise_store::{
+    Affected, CatalogDamage, Coverage, PointDocument, Quarantine, RepositoryWriter, VerifyOptions,
+};
 use serde::Serialize;
 
 use crate::invocation::Invocation;
@@ -19,8 +25,10 @@ use crate::units::{show_count, show_duration, show_size};
 ///
 /// Reads all chunks, as verify does, and remembers the damaged ones. From then on they
 /// heal when their content comes by: in the next backup of a machine that still holds
-/// it, or now, from what --from names. Files of the database with damage inside are
-/// written anew without it. Nothing that can be read is lost. The exit code is 1 where
+/// it, or now, from what --from and --from-repo name. Files of the database with damage
+/// inside are written anew without it, and those that are missing or cut short are given
+/// up, so that backups can go on. The deduplication index, which backups need and verify
+/// does not read, is made anew where it cannot be read. Nothing that can be read is lost. The exit code is 1 where
 /// something stays damaged.
 #[derive(Debug, Args)]
 pub(crate) struct RepairArguments {
@@ -32,6 +40,17 @@ pub(crate) struct RepairArguments {
     /// Let images given by --from open their backing files.
     #[arg(long)]
     follow_backing: bool,
+
+    #[command(flatten)]
+    other: other::OtherArguments,
+
+    /// Set every restore point aside that stays damaged: it is not served, is no machine's
+    /// latest, no backup is built upon it, and prune keeps it without counting it.
+    ///
+    /// Reads captured blocks, too. Every repair, with this option or without, releases such
+    /// points once they are whole again. See coldrise quarantine.
+    #[arg(long)]
+    quarantine: bool,
 }
 
 /// What progress and errors call a source.
@@ -49,17 +68,26 @@ struct Repaired {
     healable_chunks: u64,
     replaced_files: u64,
     kept_files: u64,
+    /// Of the database, that were missing or cut short.
+    dropped_files: u64,
+    is_index_rebuilt: bool,
+    /// Of the deduplication index.
     removed_entries: u64,
+    added_entries: u64,
     /// What nothing can heal.
     lost: Vec<Affected>,
     damaged_documents: Vec<CatalogDamage>,
+    /// Points that were set aside, and that are whole again.
+    quarantined: Vec<String>,
+    released: Vec<String>,
     is_clean: bool,
     elapsed_ms: u64,
 }
 
 pub(crate) fn run(invocation: &Invocation, arguments: &RepairArguments) -> Result<Report> {
     let cancel = cancel_flag()?;
-    let writer = invocation.open_for_writing()?;
+    let other = arguments.other.open(invocation)?;
+    let (writer, reopened) = invocation.open_for_repair()?;
     let inventory = Inventory::take(writer.repository())?;
     let view = ProgressView::new(invocation);
     let chunk_bytes = u64::from(writer.repository().chunk_size_bytes());
@@ -72,6 +100,11 @@ pub(crate) fn run(invocation: &Invocation, arguments: &RepairArguments) -> Resul
     for source in &arguments.from {
         healed_chunks += heal(&writer, source, &sources, &view, &cancel)?.healed_chunks;
     }
+    if let Some(other) = &other {
+        let affected = &report.found.affected;
+        healed_chunks += other::heal(&writer, other, affected, &view, &cancel)?;
+    }
+    let settled = settle(&writer, &inventory, &report.lost, arguments.quarantine, &cancel)?;
     drop(view);
     let healable_chunks = writer.damaged_chunks();
     let is_clean = healable_chunks == 0 && report.lost.is_empty() && inventory.damaged.is_empty();
@@ -81,9 +114,14 @@ pub(crate) fn run(invocation: &Invocation, arguments: &RepairArguments) -> Resul
         healable_chunks,
         replaced_files: report.replaced_files,
         kept_files: report.kept_files,
+        dropped_files: reopened.dropped_files,
+        is_index_rebuilt: reopened.is_index_rebuilt,
         removed_entries: report.removed_entries,
+        added_entries: report.added_entries,
         lost: report.lost,
         damaged_documents: inventory.damaged,
+        quarantined: settled.quarantined,
+        released: settled.released,
         is_clean,
         elapsed_ms: invocation.elapsed_ms(),
     };
@@ -94,6 +132,25 @@ pub(crate) fn run(invocation: &Invocation, arguments: &RepairArguments) -> Resul
         answer.exit_code = ErrorKind::Corrupt.exit_code();
     }
     Ok(answer)
+}
+
+/// Which points are set aside from now on, and which no longer.
+fn settle(
+    writer: &RepositoryWriter,
+    inventory: &Inventory,
+    lost: &[Affected],
+    is_marking: bool,
+    cancel: &AtomicBool,
+) -> Result<Settled> {
+    let is_damaged = |point: &PointDocument| matches!(point.quarantine, Some(Quarantine::Damaged));
+    if !is_marking && !inventory.points.iter().any(is_damaged) {
+        return Ok(Settled::default());
+    }
+    let mut affected = writer.unhealed(&inventory.disks())?;
+    affected.extend_from_slice(lost);
+    let layers = inventory.verify_layers(writer.repository(), cancel, &|_bytes| {})?;
+    affected.extend(layers.affected);
+    settle_quarantine(writer, &affected, is_marking)
 }
 
 fn text(repaired: &Repaired, read: &str, invocation: &Invocation) -> String {
@@ -118,10 +175,22 @@ fn text(repaired: &Repaired, read: &str, invocation: &Invocation) -> String {
         let entries = repaired.removed_entries;
         lines.push(format!("{entries} damaged entries of the deduplication index removed"));
     }
+    if repaired.is_index_rebuilt {
+        lines.push("the deduplication index could not be read and was made anew".to_owned());
+    }
+    if repaired.added_entries > 0 {
+        let entries = repaired.added_entries;
+        lines.push(format!("{entries} missing entries of the deduplication index added"));
+    }
+    if repaired.dropped_files > 0 {
+        let files = show_count(repaired.dropped_files, "file");
+        lines.push(format!("{files} of the database, missing or cut short, given up"));
+    }
     if repaired.healable_chunks > 0 {
         lines.push(format!(
             "still damaged: {}. They heal with the next backup of a machine that holds the same \
-             content, or now with --from and an image or export that does. Until then coldrise \
+             content, or now from an image or export that does (--from) or from another repository (--from-repo). \
+             Until then coldrise \
              verify names the restore points that need them",
             show_count(repaired.healable_chunks, "chunk")
         ));
@@ -135,6 +204,12 @@ fn text(repaired: &Repaired, read: &str, invocation: &Invocation) -> String {
     }
     if !repaired.lost.is_empty() || !repaired.damaged_documents.is_empty() {
         lines.push("restore what these points still hold, and forget them".to_owned());
+    }
+    for point in &repaired.quarantined {
+        lines.push(format!("quarantined: {point}"));
+    }
+    for point in &repaired.released {
+        lines.push(format!("released from quarantine: {point}"));
     }
     if lines.is_empty() {
         lines.push(format!("nothing to repair in {read}"));

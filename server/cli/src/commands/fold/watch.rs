@@ -1,0 +1,112 @@
+//! Folding in the background, whenever something was sealed.
+
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use coldrise_block::{ErrorKind, Result};
+use coldrise_session::BackgroundTurn;
+use coldrise_store::{MachineName, PointName, Repository, WriteOptions};
+
+use super::{chosen, Done};
+use crate::invocation::Invocation;
+
+/// How often it is looked whether somebody wants to write, or this is to end.
+const LOOK: Duration = Duration::from_millis(50);
+
+type Name = (MachineName, PointName);
+
+/// How a turn has ended.
+enum Turn {
+    /// There may be more to do.
+    Folded,
+    /// There is nothing to do.
+    Idle,
+    /// Somebody else has the repository, or wants it.
+    GaveWay,
+}
+
+/// Folds what is there, then what comes, until it is asked to end.
+pub(super) fn watch(
+    invocation: &Invocation,
+    interval: Duration,
+    end: &Arc<AtomicBool>,
+    done: &mut Done,
+) -> Result<()> {
+    // Whoever needs the processor goes first.
+    if let Err(error) = rustix::process::nice(19) {
+        tracing::debug!(%error, "the priority stays");
+    }
+    let repository = invocation.open()?;
+    let mut failed = HashSet::new();
+    while !end.load(Ordering::Relaxed) {
+        let pause = match turn(invocation, &repository, end, &mut failed, done)? {
+            Turn::Folded => continue,
+            Turn::GaveWay => interval.min(Duration::from_secs(1)),
+            Turn::Idle => interval,
+        };
+        let started = Instant::now();
+        while started.elapsed() < pause && !end.load(Ordering::Relaxed) {
+            std::thread::sleep(LOOK.min(pause));
+        }
+    }
+    Ok(())
+}
+
+/// Folds one point, if there is one and nobody else writes.
+fn turn(
+    invocation: &Invocation,
+    repository: &Arc<Repository>,
+    end: &AtomicBool,
+    failed: &mut HashSet<Name>,
+    done: &mut Done,
+) -> Result<Turn> {
+    let mut points = match chosen(repository, &[]) {
+        // Damage is told by verify, and does not end this.
+        Err(error) if error.kind() == ErrorKind::Corrupt => {
+            tracing::warn!(error = %error.full_message(), "nothing can be folded now");
+            return Ok(Turn::Idle);
+        }
+        points => points?,
+    };
+    points.retain(|point| !failed.contains(&(point.machine.clone(), point.point.clone())));
+    let Some(point) = points.first() else { return Ok(Turn::Idle) };
+    let Some(turn) = BackgroundTurn::begin(repository.path())? else { return Ok(Turn::GaveWay) };
+    let writer = match invocation.open_in_background() {
+        Err(error) if error.kind() == ErrorKind::Busy => return Ok(Turn::GaveWay),
+        writer => writer?,
+    };
+    let (cancel, is_over) = (AtomicBool::new(false), AtomicBool::new(false));
+    let folded = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                if end.load(Ordering::Relaxed) || turn.is_wanted().unwrap_or(true) {
+                    cancel.store(true, Ordering::Relaxed);
+                }
+                std::thread::sleep(LOOK);
+            }
+        });
+        let options = WriteOptions { threads: 1 };
+        let folded = coldrise_session::fold(&writer, point, options, &|_, _| {}, &cancel);
+        is_over.store(true, Ordering::Relaxed);
+        folded
+    });
+    let address = format!("{}/{}", point.machine, point.point);
+    match folded {
+        Ok(folded) => {
+            tracing::info!(%address, stored_bytes = folded.stored_bytes, "folded");
+            done.add(address, &folded);
+            Ok(Turn::Folded)
+        }
+        Err(error) if error.kind() == ErrorKind::Interrupted => Ok(Turn::GaveWay),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(Turn::Folded),
+        Err(error) => {
+            tracing::warn!(%address, error = %error.full_message(), "was not folded");
+            if error.kind() != ErrorKind::NoSpace {
+                failed.insert((point.machine.clone(), point.point.clone()));
+            }
+            Ok(Turn::Idle)
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! Another repository as a source to heal from.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
+use std::sync::Arc;
+
+use clap::Args;
+use coldrise_block::{ErrorKind, Result};
+use coldrise_ingest::{heal_from_disk, Phase, Progress, ProgressState};
+use coldrise_session::{open_point_disk, Held, Inventory};
+use coldrise_store::{
+    Affected, OpenOptions, PassphraseSource, PointDocument, Repository, RepositoryWriter,
+};
+
+use crate::invocation::Invocation;
+use crate::progress::ProgressView;
+
+/// Who holds what is read there, for people.
+const PROGRAM: &str = "repair";
+
+/// The repository that --from-repo names.
+#[derive(Debug, Args)]
+pub(super) struct OtherArguments {
+    /// Another repository that may hold the content: of the same machines, or a copy.
+    ///
+    /// What is damaged is looked for in the same places of its restore points of the same
+    /// machines first, the newest before the older ones, then in everything that it holds.
+    /// Nothing there is changed.
+    #[arg(long, value_name = "DIR")]
+    from_repo: Option<PathBuf>,
+
+    /// File that holds the passphrase of that repository. Without it and
+    /// --from-passphrase-command its passphrase is that of --repo, or it has none.
+    #[arg(long, value_name = "FILE", requires = "from_repo")]
+    from_passphrase_file: Option<PathBuf>,
+
+    /// Shell command that prints it.
+    #[arg(long, value_name = "COMMAND", requires = "from_repo")]
+    #[arg(conflicts_with = "from_passphrase_file")]
+    from_passphrase_command: Option<String>,
+}
+
+impl OtherArguments {
+    /// Opens it, where one is named.
+    pub(super) fn open(&self, invocation: &Invocation) -> Result<Option<Arc<Repository>>> {
+        let Some(path) = &self.from_repo else { return Ok(None) };
+        let options = OpenOptions { cache_bytes: 0 };
+        let own = match (&self.from_passphrase_file, &self.from_passphrase_command) {
+            (Some(file), _) => Some(PassphraseSource::File(file.clone())),
+            (None, Some(command)) => Some(PassphraseSource::Command(command.clone())),
+            (None, None) => None,
+        };
+        if let Some(own) = own {
+            return Repository::open(path, &own, &options).map(Some);
+        }
+        match Repository::open(path, &invocation.passphrase()?, &options) {
+            // Whoever put a repository there cannot make us take a wrong content.
+            Err(error) if error.kind() == ErrorKind::WrongPassphrase => {
+                Repository::open(path, &PassphraseSource::None, &options)
+                    .map_err(|_| error.context("--from-passphrase-file gives its own passphrase"))
+                    .map(Some)
+            }
+            opened => opened.map(Some),
+        }
+    }
+}
+
+/// Heals what is `affected`, and whatever else is known to be damaged, from another
+/// repository. How many chunks were healed.
+pub(super) fn heal(
+    writer: &RepositoryWriter,
+    other: &Arc<Repository>,
+    affected: &[Affected],
+    view: &ProgressView,
+    cancel: &AtomicBool,
+) -> Result<u64> {
+    if writer.damaged_chunks() == 0 {
+        return Ok(0);
+    }
+    let (mut inventory, _held) = Held::everything(other, PROGRAM)?;
+    inventory.points.sort_by(|a, b| b.point.cmp(&a.point));
+    let mut healed = same_places(writer, other, &inventory, affected, view, cancel)?;
+    if writer.damaged_chunks() > 0 && writer.can_heal_from(other) {
+        let chunk_bytes = u64::from(other.chunk_size_bytes());
+        let progress = |now| view.verifying(now, chunk_bytes);
+        healed += writer.heal_from(other, cancel, &progress)?;
+    } else {
+        for point in &inventory.points {
+            let sizes = point.disks.iter().map(|disk| (disk.name.as_str(), 0..disk.size_bytes));
+            for (disk, whole) in sizes {
+                healed += from_disk(writer, other, point, disk, &[whole], view, cancel)?;
+            }
+        }
+    }
+    Ok(healed)
+}
+
+/// What is damaged lies most likely where it lies here.
+fn same_places(
+    writer: &RepositoryWriter,
+    other: &Arc<Repository>,
+    inventory: &Inventory,
+    affected: &[Affected],
+    view: &ProgressView,
+    cancel: &AtomicBool,
+) -> Result<u64> {
+    let mut places: BTreeMap<(&str, &str), Vec<Range<u64>>> = BTreeMap::new();
+    for part in affected {
+        let mut names = part.disk.split('/');
+        if let (Some(machine), Some(_), Some(disk)) = (names.next(), names.next(), names.next()) {
+            places.entry((machine, disk)).or_default().extend(part.ranges.iter().cloned());
+        }
+    }
+    let mut healed = 0;
+    for ((machine, disk), mut ranges) in places {
+        ranges.sort_by_key(|range| range.start);
+        ranges.dedup();
+        for point in inventory.points.iter().filter(|point| point.machine.as_str() == machine) {
+            healed += from_disk(writer, other, point, disk, &ranges, view, cancel)?;
+        }
+    }
+    Ok(healed)
+}
+
+fn from_disk(
+    writer: &RepositoryWriter,
+    other: &Arc<Repository>,
+    point: &PointDocument,
+    disk: &str,
+    ranges: &[Range<u64>],
+    view: &ProgressView,
+    cancel: &AtomicBool,
+) -> Result<u64> {
+    let Some(found) = point.disks.iter().find(|there| there.name.as_str() == disk) else {
+        return Ok(0);
+    };
+    if writer.damaged_chunks() == 0 {
+        return Ok(0);
+    }
+    let opened = match open_point_disk(other, point, &found.name) {
+        // Damaged there as well, or gone by now.
+        Err(error) if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::NotFound) => {
+            return Ok(0)
+        }
+        opened => opened?,
+    };
+    let name = format!("{}/{}/{disk}", point.machine, point.point);
+    let progress = |done_bytes| {
+        view.update(&ProgressState {
+            phase: Phase::Storing,
+            disk: &name,
+            done_bytes,
+            total_bytes: found.size_bytes,
+            read_bytes: 0,
+            stored_bytes: 0,
+        });
+    };
+    Ok(heal_from_disk(writer, &*opened, ranges, &progress, cancel)?.healed_chunks)
+}

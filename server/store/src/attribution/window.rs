@@ -1,0 +1,43 @@
+//! How many chunk numbers are looked at in one go.
+//!
+//! Maps of points that changed a little every time refer to chunks of all ages, so every
+//! window reads nearly every page again: one large window is several times as fast as
+//! ten small ones. It takes no more memory than there are chunks, and no more than an
+//! eighth of what is free.
+
+use super::owner::Owner;
+
+/// The smallest window: 256 MiB, 1 TiB of chunks of 16 KiB.
+const MIN_CHUNKS: u64 = 64 << 20;
+/// The share of the free memory that it may take.
+const SHARE: u64 = 8;
+
+/// The size of a window on this machine, now.
+pub(super) fn chunks() -> u64 {
+    let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    of_available_bytes(available_bytes(&meminfo).unwrap_or(0))
+}
+
+fn of_available_bytes(available: u64) -> u64 {
+    (available / SHARE / std::mem::size_of::<Owner>() as u64).max(MIN_CHUNKS)
+}
+
+fn available_bytes(meminfo: &str) -> Option<u64> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.trim().strip_suffix(" kB")?.parse::<u64>().ok()?.checked_mul(1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_takes_an_eighth_of_what_is_free_and_never_less_than_it_needs() {
+        let meminfo = "MemTotal:       24683524 kB\nMemAvailable:   16777216 kB\n";
+        assert_eq!(available_bytes(meminfo), Some(16 << 30));
+        assert_eq!(of_available_bytes(16 << 30), 512 << 20);
+        assert_eq!(of_available_bytes(0), 64 << 20);
+        assert_eq!(available_bytes("MemTotal: 1 kB\n"), None);
+        assert_eq!(available_bytes("MemAvailable: many kB\n"), None);
+    }
+}

@@ -1,0 +1,110 @@
+//! Healing from another repository.
+//!
+//! Its hashes are keyed with another key, so what is damaged here cannot be looked up
+//! there: its chunks are read, in the order of storing, each once however many points
+//! share it. What there is damaged too is passed over.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use coldrise_block::{Error, ErrorKind, Result};
+
+use crate::chunk::ChunkId;
+use crate::rocks::{Family, ReadMode};
+use crate::state::StoreState;
+use crate::verify::{Affected, IdSet, VerifiedDisk, VerifyProgress};
+use crate::{Repository, RepositoryWriter};
+
+/// Content that is compared in one go, in bytes.
+const PIECE_BYTES: usize = 1 << 20;
+
+impl RepositoryWriter {
+    /// What these disks miss for as long as the chunks that are known to be damaged
+    /// are not healed.
+    ///
+    /// # Errors
+    /// What the operating system says.
+    pub fn unhealed(&self, disks: &[VerifiedDisk]) -> Result<Vec<Affected>> {
+        if self.damaged_chunks() == 0 {
+            return Ok(Vec::new());
+        }
+        let ids = self.shared.damaged.ids();
+        let end = ids.iter().max().map_or(0, |last| last + 1);
+        let unusable = IdSet::new(end);
+        ids.into_iter().for_each(|id| unusable.insert(id));
+        self.repository().affected(disks, &unusable)
+    }
+
+    /// Reads all chunks of another repository and stores again what is known to be
+    /// damaged here; ends as soon as nothing is. Returns how many chunks were healed.
+    /// `progress` hears how far it is.
+    ///
+    /// # Errors
+    /// `InvalidInput` where chunks there are smaller than here, or of a size that is no
+    /// multiple; `Interrupted` once `cancel` is set: what was healed stays healed.
+    pub fn heal_from(
+        &self,
+        other: &Repository,
+        cancel: &AtomicBool,
+        progress: &dyn Fn(VerifyProgress),
+    ) -> Result<u64> {
+        let chunk_size = other.chunk_size_bytes() as usize;
+        if !self.can_heal_from(other) {
+            let message = format!("chunks of {chunk_size} bytes do not hold whole chunks of ours");
+            return Err(Error::new(ErrorKind::InvalidInput, message));
+        }
+        other.catch_up()?;
+        let end = StoreState::read(other)?.next_chunk;
+        let (mut healed, mut next, mut read_bytes) = (0, 1, 0);
+        let mut content = Vec::with_capacity(PIECE_BYTES + chunk_size);
+        while next < end && self.damaged_chunks() > 0 {
+            if cancel.load(Ordering::Relaxed) {
+                return Err(Error::new(ErrorKind::Interrupted, "cancelled"));
+            }
+            content.clear();
+            if read_piece(other, &mut next, end, &mut content, &mut read_bytes).is_err() {
+                // A file with damage inside: what it does not hold, one by one.
+                next += 1;
+            }
+            healed += self.heal(&content)?;
+            progress(VerifyProgress { done_chunks: next.min(end), total_chunks: end, read_bytes });
+        }
+        Ok(healed)
+    }
+
+    /// Whether chunks there hold whole chunks of this repository.
+    pub fn can_heal_from(&self, other: &Repository) -> bool {
+        other.chunk_size_bytes() % self.repository().chunk_size_bytes() == 0
+    }
+}
+
+/// Decodes chunks from `next` on, which moves behind what was dealt with.
+fn read_piece(
+    other: &Repository,
+    next: &mut ChunkId,
+    end: ChunkId,
+    content: &mut Vec<u8>,
+    read_bytes: &mut u64,
+) -> Result<()> {
+    let chunk_size = other.chunk_size_bytes() as usize;
+    let mut cursor = other.database().cursor(Family::Chunks, ReadMode::Scan)?;
+    cursor.seek(&next.to_be_bytes())?;
+    while content.len() < PIECE_BYTES {
+        let entry = cursor
+            .entry()
+            .and_then(|(key, value)| Some((ChunkId::from_be_bytes(key.try_into().ok()?), value)));
+        let Some((id, value)) = entry.filter(|(id, _)| *id < end) else {
+            *next = end;
+            return Ok(());
+        };
+        *read_bytes += value.len() as u64;
+        let start = content.len();
+        content.resize(start + chunk_size, 0);
+        let sealer = &other.keys().chunks;
+        if other.codec().decode(sealer, id, value, &mut content[start..]).is_err() {
+            content.truncate(start);
+        }
+        *next = id + 1;
+        cursor.next()?;
+    }
+    Ok(())
+}
