@@ -52,9 +52,11 @@ static void end_process(struct coldrise_fsal_handle *handle)
 	_exit(EX_TEMPFAIL);
 }
 
-fsal_status_t coldrise_flush(struct coldrise_fsal_handle *handle)
+/* What a flush came to. */
+static fsal_status_t flush_status(struct coldrise_fsal_handle *handle,
+				  int result)
 {
-	if (coldrise_node_flush(handle->node) == 0)
+	if (result == 0)
 		return fsalstat(ERR_FSAL_NO_ERROR, 0);
 	if (errno == EIO)
 		end_process(handle);
@@ -70,6 +72,11 @@ fsal_status_t coldrise_flush(struct coldrise_fsal_handle *handle)
 		return status;
 	}
 	return coldrise_failed(coldrise_node_path(handle->node));
+}
+
+fsal_status_t coldrise_flush(struct coldrise_fsal_handle *handle)
+{
+	return flush_status(handle, coldrise_node_flush(handle->node));
 }
 
 /* What was set is stable when the answer leaves. */
@@ -279,15 +286,95 @@ static fsal_status_t check_share(struct coldrise_fsal_handle *handle,
 	return status;
 }
 
+/* A request that waits on a thread of the library. What it was called with stays valid
+ * until done_cb, references to the object and the export included.
+ */
+struct waiting {
+	struct fsal_obj_handle *obj;
+	fsal_async_cb done_cb;
+	struct fsal_io_arg *arg;
+	void *caller_arg;
+	struct gsh_export *ctx_export;
+	struct fsal_export *fsal_export;
+};
+
+static struct waiting *new_waiting(struct fsal_obj_handle *obj,
+				   fsal_async_cb done_cb,
+				   struct fsal_io_arg *arg, void *caller_arg)
+{
+	struct waiting *waiting = gsh_malloc(sizeof(*waiting));
+
+	waiting->obj = obj;
+	waiting->done_cb = done_cb;
+	waiting->arg = arg;
+	waiting->caller_arg = caller_arg;
+	waiting->ctx_export = op_ctx->ctx_export;
+	waiting->fsal_export = op_ctx->fsal_export;
+	return waiting;
+}
+
+/* Answers, in a context of its own: the request's is still its thread's, or waits with
+ * the request.
+ */
+static void answer(struct waiting *waiting, fsal_status_t status)
+{
+	struct req_op_context context;
+
+	get_gsh_export_ref(waiting->ctx_export);
+	init_op_context_simple(&context, waiting->ctx_export,
+			       waiting->fsal_export);
+	waiting->done_cb(waiting->obj, status, waiting->arg,
+			 waiting->caller_arg);
+	release_op_context();
+	gsh_free(waiting);
+}
+
+/* False where with COLDRISE_READ_IN_MEMORY it would have to wait. */
+static bool read_all(struct coldrise_fsal_handle *handle,
+		     struct fsal_io_arg *arg, int flags, fsal_status_t *status)
+{
+	uint64_t offset = arg->offset;
+	int is_end = 0;
+	int i;
+
+	arg->io_amount = 0;
+	*status = fsalstat(ERR_FSAL_NO_ERROR, 0);
+	for (i = 0; i < arg->iov_count && !is_end; i++) {
+		size_t filled = 0;
+
+		if (coldrise_node_read(handle->node, arg->iov[i].iov_base,
+				       arg->iov[i].iov_len, offset, flags,
+				       &filled, &is_end) == -1) {
+			if (flags != 0 && errno == EAGAIN)
+				return false;
+			*status =
+			     coldrise_failed(coldrise_node_path(handle->node));
+			break;
+		}
+		arg->io_amount += filled;
+		offset += filled;
+	}
+	arg->end_of_file = is_end;
+	return true;
+}
+
+static void read_waiting(void *context)
+{
+	struct waiting *waiting = context;
+	fsal_status_t status;
+
+	read_all(coldrise_handle(waiting->obj), waiting->arg, 0, &status);
+	answer(waiting, status);
+}
+
+/* What is in memory is answered at once: another thread costs more than a read. */
 static void read2(struct fsal_obj_handle *obj, bool bypass,
 		  fsal_async_cb done_cb, struct fsal_io_arg *arg,
 		  void *caller_arg)
 {
 	struct coldrise_fsal_handle *handle = coldrise_handle(obj);
-	uint64_t offset = arg->offset;
+	struct waiting *waiting;
 	fsal_status_t status;
-	int is_end = 0;
-	int i;
 
 	/* READ_PLUS and SEEK are of NFSv4.2. */
 	if (arg->info != NULL) {
@@ -296,54 +383,103 @@ static void read2(struct fsal_obj_handle *obj, bool bypass,
 	}
 
 	status = check_share(handle, bypass, arg->state, FSAL_O_READ);
-	arg->io_amount = 0;
-	for (i = 0; i < arg->iov_count && !is_end; i++) {
-		size_t filled = 0;
-
-		if (FSAL_IS_ERROR(status))
-			break;
-		if (coldrise_node_read(handle->node, arg->iov[i].iov_base,
-				       arg->iov[i].iov_len, offset, &filled,
-				       &is_end) == -1) {
-			status =
-			     coldrise_failed(coldrise_node_path(handle->node));
-			break;
-		}
-		arg->io_amount += filled;
-		offset += filled;
+	if (!FSAL_IS_ERROR(status)
+	    && !read_all(handle, arg, COLDRISE_READ_IN_MEMORY, &status)) {
+		waiting = new_waiting(obj, done_cb, arg, caller_arg);
+		if (coldrise_node_run_later(handle->node, read_waiting,
+					    waiting) == 0)
+			return;
+		/* There is no room. */
+		gsh_free(waiting);
+		read_all(handle, arg, 0, &status);
 	}
-	arg->end_of_file = is_end;
 	done_cb(obj, status, arg, caller_arg);
 }
 
+static fsal_status_t write_all(struct coldrise_fsal_handle *handle,
+			       struct fsal_io_arg *arg)
+{
+	uint64_t offset = arg->offset;
+	int i;
+
+	arg->io_amount = 0;
+	for (i = 0; i < arg->iov_count; i++) {
+		if (coldrise_node_write(handle->node, arg->iov[i].iov_base,
+					arg->iov[i].iov_len, offset) == -1)
+			return coldrise_failed(
+					coldrise_node_path(handle->node));
+		arg->io_amount += arg->iov[i].iov_len;
+		offset += arg->iov[i].iov_len;
+	}
+	return fsalstat(ERR_FSAL_NO_ERROR, 0);
+}
+
+static void flushed(void *context, int result)
+{
+	struct waiting *waiting = context;
+
+	answer(waiting, flush_status(coldrise_handle(waiting->obj), result));
+}
+
+static void write_waiting(void *context)
+{
+	struct waiting *waiting = context;
+	struct coldrise_fsal_handle *handle = coldrise_handle(waiting->obj);
+	fsal_status_t status = write_all(handle, waiting->arg);
+
+	if (!FSAL_IS_ERROR(status) && waiting->arg->fsal_stable) {
+		if (coldrise_node_flush_later(handle->node, flushed,
+					      waiting) == 0)
+			return;
+		status = coldrise_flush(handle);
+	}
+	answer(waiting, status);
+}
+
+/* A write goes to the page cache at once. What waits is one that has to read the rest of
+ * a block, and a stable one for its sync, which it shares with all others that come in
+ * time.
+ */
 static void write2(struct fsal_obj_handle *obj, bool bypass,
 		   fsal_async_cb done_cb, struct fsal_io_arg *arg,
 		   void *caller_arg)
 {
 	struct coldrise_fsal_handle *handle = coldrise_handle(obj);
-	uint64_t offset = arg->offset;
+	struct waiting *waiting;
 	fsal_status_t status;
+	size_t length = 0;
 	int i;
 
 	status = check_share(handle, bypass, arg->state, FSAL_O_WRITE);
-	arg->io_amount = 0;
-	for (i = 0; i < arg->iov_count && !FSAL_IS_ERROR(status); i++) {
-		if (coldrise_node_write(handle->node, arg->iov[i].iov_base,
-					arg->iov[i].iov_len, offset) == -1) {
-			status =
-			     coldrise_failed(coldrise_node_path(handle->node));
-			break;
-		}
-		arg->io_amount += arg->iov[i].iov_len;
-		offset += arg->iov[i].iov_len;
+	if (FSAL_IS_ERROR(status))
+		goto out;
+
+	for (i = 0; i < arg->iov_count; i++)
+		length += arg->iov[i].iov_len;
+	if (coldrise_node_write_waits(handle->node, length, arg->offset) == 1) {
+		waiting = new_waiting(obj, done_cb, arg, caller_arg);
+		if (coldrise_node_run_later(handle->node, write_waiting,
+					    waiting) == 0)
+			return;
+		gsh_free(waiting);
 	}
 
-	/* Many clients' flushes at the same time are one. */
-	if (!FSAL_IS_ERROR(status) && arg->fsal_stable)
+	status = write_all(handle, arg);
+	if (!FSAL_IS_ERROR(status) && arg->fsal_stable) {
+		waiting = new_waiting(obj, done_cb, arg, caller_arg);
+		if (coldrise_node_flush_later(handle->node, flushed,
+					      waiting) == 0)
+			return;
+		gsh_free(waiting);
 		status = coldrise_flush(handle);
+	}
+out:
 	done_cb(obj, status, arg, caller_arg);
 }
 
+/* nfs-ganesha 4.3 knows no commit that is answered later. Those of many clients share
+ * syncs all the same.
+ */
 static fsal_status_t commit2(struct fsal_obj_handle *obj, off_t offset,
 			     size_t len)
 {

@@ -8,7 +8,7 @@ mod disk;
 mod error;
 mod extent;
 
-pub use disk::{check_range, Disk};
+pub use disk::{check_range, would_wait, Disk, Waiting};
 pub use error::{defect, Context, Error, ErrorKind, Result};
 pub use extent::{push_extent, Extent, ExtentKind, StoredRanges};
 

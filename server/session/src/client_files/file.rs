@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use coldrise_block::{check_range, Disk, Error, ErrorKind, Extent, ExtentKind, Result};
+use coldrise_block::{check_range, would_wait, Disk, Error, ErrorKind, Extent, ExtentKind, Result};
 use parking_lot::{Mutex, RwLock, RwLockWriteGuard};
 
 use super::folder::{Unwritten, MAX_SMALL_BYTES};
@@ -298,6 +298,20 @@ impl Disk for ClientFile {
             part.copy_from_slice(&bytes[start..start + part.len()]);
         }
         Ok(())
+    }
+
+    fn read_in_memory(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
+        let is_in_memory = match &*self.content.try_read().ok_or_else(would_wait)? {
+            Content::Large { side, length } => {
+                let part = inside(buffer, offset_bytes, length.get());
+                return self.check().and_then(|()| side.read_in_memory(part, offset_bytes));
+            }
+            Content::Small { bytes, .. } => bytes.is_some(),
+        };
+        match is_in_memory {
+            true => self.read_at(buffer, offset_bytes),
+            false => Err(would_wait()),
+        }
     }
 
     /// Behind the end the file becomes longer.

@@ -26,6 +26,10 @@ impl Disk for Nothing {
         Ok(())
     }
 
+    fn read_in_memory(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
+        self.read_at(buffer, offset_bytes)
+    }
+
     fn extents(&self, offset_bytes: u64, length_bytes: u64, _limit: usize) -> Result<Vec<Extent>> {
         check_range(self.0, offset_bytes, length_bytes)?;
         Ok(vec![Extent { offset_bytes, length_bytes, kind: ExtentKind::Hole }])
