@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use coldrise_block::{
-    check_range, push_extent, would_wait, Disk, Error, ErrorKind, Extent, ExtentKind, Result, Waiting,
-    BLOCK_SIZE_BYTES,
+    check_range, push_extent, would_wait, Disk, Error, ErrorKind, Extent, ExtentKind, Result,
+    Waiting, BLOCK_SIZE_BYTES,
 };
 use parking_lot::{RwLock, RwLockWriteGuard};
 

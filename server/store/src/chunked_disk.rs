@@ -258,12 +258,7 @@ impl ChunkedDisk {
 
     /// Looks a chunk up. `leaf` keeps the last leaf for the next look-up.
     #[inline]
-    fn place(
-        &self,
-        index: u64,
-        leaf: &mut Option<(u64, Page)>,
-        waiting: Waiting,
-    ) -> Result<Place> {
+    fn place(&self, index: u64, leaf: &mut Option<(u64, Page)>, waiting: Waiting) -> Result<Place> {
         let leaf_number = index / subtree_chunks(1);
         if let Some((number, page)) = leaf {
             if *number == leaf_number {

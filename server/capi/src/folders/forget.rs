@@ -67,8 +67,7 @@ impl Remembering {
     /// Sets who is told; returns when nobody else is being told any more.
     pub(super) fn watch(&self, watcher: Option<(ForgetCallback, *mut c_void)>) {
         self.is_watched.store(watcher.is_some(), Ordering::SeqCst);
-        *self.watcher.write() =
-            watcher.map(|(callback, context)| Watcher { callback, context });
+        *self.watcher.write() = watcher.map(|(callback, context)| Watcher { callback, context });
     }
 
     /// Notes a node of which the host gets attributes. For so many seconds it may

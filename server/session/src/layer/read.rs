@@ -5,9 +5,7 @@ use std::io::IoSliceMut;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-use coldrise_block::{
-    would_wait, Context, Error, ErrorKind, Result, Waiting, BLOCK_SIZE_BYTES,
-};
+use coldrise_block::{would_wait, Context, Error, ErrorKind, Result, Waiting, BLOCK_SIZE_BYTES};
 use rustix::io::{preadv2, Errno, ReadWriteFlags};
 
 use super::format::{slot_offset_bytes, RecordKind, SLOTS_PER_SEGMENT};
