@@ -97,7 +97,7 @@ def check_nested(guest, disk, start_mib):
     )
     guest.check("echo 3 > /proc/sys/vm/drop_caches")
     guest.check(
-        f"{attach} && fsck.ext4 -f -n $d && mount -o ro $d /mnt/d && diff -r /etc /mnt/d/copy"
+        f"{attach} && fsck.ext4 -f -n $d && mount -o ro $d /mnt/d && diff -r --no-dereference /etc /mnt/d/copy"
         " && umount /mnt/d && losetup -d $d",
         timeout=300,
     )

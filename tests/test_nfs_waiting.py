@@ -4,12 +4,13 @@ import concurrent.futures
 import os
 import pathlib
 import shutil
+import signal
 
 import pytest
 
 from support import nfs3
 from support.crash.syncs import Syncs
-from support.nbdserver import wait_until
+from support.nbdserver import read_all, wait_until
 
 KIB = 1 << 10
 
@@ -109,3 +110,21 @@ def test_a_failed_sync_answers_none_of_those_that_wait(server, syncs, image):
         image.write(number * 4 * KIB, b"%4d" % number * KIB)
     with server.connect() as client:
         assert client.read_all(disk) == image.content
+
+
+def test_it_ends_in_good_order_while_writes_wait(server, syncs, live, image, nbdkit):
+    with server.connect() as client, concurrent.futures.ThreadPoolExecutor(WRITERS) as pool:
+        disk = client.walk(server.root(), "live/trial/vda.raw")
+        write_stable(server, disk, 0)
+        with syncs.held_back():
+            writes = [pool.submit(write_stable, server, disk, n) for n in range(WRITERS)]
+            for number in range(WRITERS):
+                at, data = number * 4 * KIB, b"%4d" % number * KIB
+                wait_until(lambda: client.read(disk, at, 4 * KIB)[0] == data, "a write to be done")
+                image.write(at, data)
+            server.process.send_signal(signal.SIGTERM)
+        server.stop()
+        # Answered or not.
+        concurrent.futures.wait(writes)
+    with nbdkit().connect(live) as nbd:
+        assert read_all(nbd) == image.content
