@@ -34,46 +34,6 @@ def put(client, folder, name, data, how=UNCHECKED):
     return handle
 
 
-def test_a_hypervisor_locks_writes_and_renames(folder):
-    """As ESXi does it over NFSv3."""
-    server, client, session = folder
-    read_most, write_most, _ = client.fsinfo(session)
-    assert read_most >= 64 * KIB and write_most >= 64 * KIB
-    assert client.pathconf(session) == (255, True)
-    assert client.space(session)[2] > 0
-    flat = client.lookup(session, "vda-flat.vmdk")
-    fileid = client.getattr(flat)["fileid"]
-    name = f".lck-{fileid:016x}"
-
-    lock = client.create(session, name, GUARDED)
-    client.write(lock, 0, b"host1" + bytes(79), FILE_SYNC)
-    with server.connect() as other:
-        # Another host finds it, and reads who holds it.
-        assert refused(other.create, session, name, GUARDED) == nfs3.EXIST
-        there = other.lookup(session, name)
-        assert there == lock and other.getattr(there)["size"] == 84
-        assert other.read(there, 0, 0x200) == (b"host1" + bytes(79), True)
-        for beat in range(20):
-            client.write(lock, 5, beat.to_bytes(4, "little"), FILE_SYNC)
-            found, is_end = other.read(there, 0, 0x200)
-            assert (found[5:9], len(found), is_end) == (beat.to_bytes(4, "little"), 84, True)
-
-    old = put(client, session, "vm.vmx", b'memsize = "96"\n')
-    new = put(client, session, "vm.vmx~", b'memsize = "128"\nnumvcpus = "2"\n', GUARDED)
-    client.rename(session, "vm.vmx~", "vm.vmx")
-    assert client.lookup(session, "vm.vmx") == new, "the handle stays"
-    assert client.read_all(new) == b'memsize = "128"\nnumvcpus = "2"\n'
-    assert refused(client.getattr, old) == nfs3.STALE
-    assert refused(client.lookup, session, "vm.vmx~") == nfs3.NOENT
-
-    client.write(flat, 4 * KIB, b"guest" * 100, FILE_SYNC)
-    assert client.getattr(flat)["fileid"] == fileid, "locks are named by it"
-    client.remove(session, name)
-    assert refused(client.getattr, lock) == nfs3.STALE
-    assert refused(client.write, lock, 0, b"x", FILE_SYNC) == nfs3.STALE
-    assert own(client, session) == ["trial.vmx", "vm.vmx"]
-
-
 def test_a_file_is_what_was_written_to_it(folder):
     """In documents and, from 1 MiB on, in layers."""
     _, client, session = folder

@@ -20,6 +20,10 @@ HOST = "10.0.2.2"
 VERSIONS = ["vers=3,nolock,proto=tcp,port=2049,mountport=20048", "vers=4.0", "vers=4.1"]
 
 
+# Where in the disk each version writes what fio verifies, and where a file system.
+FIRST_RANDOM_MIB, FIRST_NESTED_MIB, DISK_MIB = 200, 224, 300
+
+
 @pytest.fixture
 def guest(network, tmp_path, monkeypatch):
     """A guest, booted from a file of its own, in the server's network."""
@@ -64,8 +68,43 @@ def check_files(guest, session):
     assert guest.check(f"ls {session} | grep -v vda").split() == ["trial.vmx"]
 
 
+def check_random_writes(guest, disk, start_mib):
+    """fio writes, and finds all of it after its cache was dropped."""
+    job = (
+        f"fio --name=verified --filename={disk} --offset={start_mib}M --size=8M --rw=randwrite"
+        " --bsrange=4k-64k --ioengine=psync --fsync=4 --verify=crc32c --verify_fatal=1"
+    )
+    guest.check(f"{job} --do_verify=0 >/dev/null", timeout=200)
+    guest.check("echo 3 > /proc/sys/vm/drop_caches")
+    guest.check(f"{job} --verify_only=1 >/dev/null", timeout=200)
+    # It can fail: one byte of it is another one.
+    damage = f"printf X | dd of={disk} bs=1 seek={start_mib}M conv=notrunc,fsync"
+    guest.check(f"cp {disk} /dev/null; dd if={disk} bs=1 count=1 skip={start_mib}M of=/root/byte")
+    guest.check(damage)
+    code, _ = guest.run(f"{job} --verify_only=1 >/dev/null 2>&1", timeout=200)
+    assert code != 0, "fio has verified nothing"
+    guest.check(f"dd if=/root/byte of={disk} bs=1 seek={start_mib}M conv=notrunc,fsync")
+
+
+def check_nested(guest, disk, start_mib):
+    """A file system in the disk, mounted where the disk is mounted."""
+    attach = f"d=$(losetup -f --show -o $(({start_mib} << 20)) --sizelimit $((24 << 20)) {disk})"
+    guest.check("mkdir -p /mnt/d; modprobe loop")
+    guest.check(
+        f"{attach} && mkfs.ext4 -q $d && mount $d /mnt/d && cp -r /etc /mnt/d/copy && umount /mnt/d"
+        " && fsck.ext4 -f -n $d && losetup -d $d",
+        timeout=300,
+    )
+    guest.check("echo 3 > /proc/sys/vm/drop_caches")
+    guest.check(
+        f"{attach} && fsck.ext4 -f -n $d && mount -o ro $d /mnt/d && diff -r --no-dereference /etc /mnt/d/copy"
+        " && umount /mnt/d && losetup -d $d",
+        timeout=300,
+    )
+
+
 def test_linux_mounts_every_version_and_survives_crashes(coldrise, nfs, guest, tmp_path):
-    image = Image(200 * MIB)
+    image = Image(DISK_MIB * MIB)
     image.fill(0, MIB, "stored")
     address = coldrise.backup("web01", vda=image.save(tmp_path / "vda.raw"))
     coldrise.publish(address, "trial")
@@ -99,6 +138,8 @@ def test_linux_mounts_every_version_and_survives_crashes(coldrise, nfs, guest, t
             f"dd if={disk} bs=1M skip={start} count=40 status=none | cmp - /root/written",
             timeout=200,
         )
+        check_random_writes(guest, disk, FIRST_RANDOM_MIB + 8 * number)
+        check_nested(guest, "/mnt/n/live/trial/vda-flat.vmdk", FIRST_NESTED_MIB + 24 * number)
         guest.check("umount /mnt/n", timeout=120)
     sums = guest.check("sha256sum < /root/written").split()[0]
     sealed = coldrise.json("seal", "trial")["address"]
@@ -112,3 +153,6 @@ def test_linux_mounts_every_version_and_survives_crashes(coldrise, nfs, guest, t
             part.write_bytes(file.read(40 * MIB))
         found = subprocess.run(["sha256sum", part], capture_output=True, text=True, check=True)
         assert found.stdout.split()[0] == sums, VERSIONS[number]
+        nested = (FIRST_NESTED_MIB + 24 * number) * MIB
+        fsck = ["fsck.ext4", "-f", "-n", f"{target}?offset={nested}"]
+        assert subprocess.run(fsck, check=False).returncode == 0, VERSIONS[number]

@@ -1,7 +1,8 @@
 """coldrise serve nfs: opens of NFSv4.1 that keep others out, as ESXi locks there."""
 
 from support import nfs41
-from support.nfs41 import BOTH, DENY_BOTH, DENY_WRITE, EXCLUSIVE4_1, GUARDED, READ, refused
+from support.nfs3 import refused
+from support.nfs41 import BOTH, DENY_BOTH, DENY_WRITE, EXCLUSIVE4_1, GUARDED, READ
 
 FOLDER = "coldrise/live/trial"
 DENIED = nfs41.SHARE_DENIED

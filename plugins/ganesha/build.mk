@@ -16,7 +16,7 @@ GANESHA_SOURCE := $(GANESHA_DIR)/nfs-ganesha-$(GANESHA_VERSION)/src
 GANESHA_BUILD_PACKAGES := nfs-ganesha libntirpc-dev liburcu-dev cmake bison flex
 
 GANESHA_FSAL := $(BUILD_DIR)/libfsalcoldrise.so
-GANESHA_SOURCES := $(addprefix plugins/ganesha/, main.c export.c handle.c file.c)
+GANESHA_SOURCES := $(addprefix plugins/ganesha/, main.c export.c handle.c file.c io.c)
 
 # The headers are the system's in the eyes of the compiler: their warnings are not ours.
 GANESHA_CFLAGS = -std=gnu11 -D_GNU_SOURCE -D_LARGEFILE64_SOURCE -D_FILE_OFFSET_BITS=64 \

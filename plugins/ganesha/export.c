@@ -62,6 +62,43 @@ static void free_export(struct coldrise_fsal_export *myself)
 	gsh_free(myself);
 }
 
+/* FSAL_MDCACHE asks for attributes under a lock, and stores them before it gives that
+ * back: so who is about to store older ones has done it when a call of ours returns.
+ */
+static void forget_attributes(void *context, const void *wire, size_t length)
+{
+	struct coldrise_fsal_export *myself = context;
+	const struct fsal_up_vector *up = myself->export.up_ops;
+	uint8_t key[COLDRISE_HANDLE_MAX];
+	struct gsh_buffdesc desc = { .addr = key, .len = length };
+	struct req_op_context context_here;
+	struct fsal_obj_handle *obj;
+	struct fsal_attrlist attrs;
+
+	if (length > sizeof(key))
+		return;
+	memcpy(key, wire, length);
+
+	get_gsh_export_ref(up->up_gsh_export);
+	init_op_context_simple(&context_here, up->up_gsh_export,
+			       up->up_fsal_export);
+	if (!FSAL_IS_ERROR(up->up_fsal_export->exp_ops.create_handle(
+				up->up_fsal_export, &desc, &obj, NULL))) {
+		fsal_prepare_attrs(&attrs, ATTR_SIZE);
+		(void) obj->obj_ops->getattrs(obj, &attrs);
+		fsal_release_attrs(&attrs);
+		(void) up->invalidate(up, &desc, FSAL_UP_INVALIDATE_ATTRS);
+		obj->obj_ops->put_ref(obj);
+	}
+	release_op_context();
+}
+
+/* From here on nobody can be told: the cache goes. */
+static void prepare_unexport(struct fsal_export *export)
+{
+	coldrise_folders_watch(coldrise_export_of(export)->folders, NULL, NULL);
+}
+
 fsal_status_t coldrise_create_export(struct fsal_module *module,
 				     void *parse_node,
 				     struct config_error_type *err_type,
@@ -109,6 +146,7 @@ fsal_status_t coldrise_create_export(struct fsal_module *module,
 	myself->export.up_ops = up_ops;
 	myself->path = gsh_strdup(CTX_FULLPATH(op_ctx));
 	op_ctx->fsal_export = &myself->export;
+	coldrise_folders_watch(myself->folders, forget_attributes, myself);
 	return fsalstat(ERR_FSAL_NO_ERROR, 0);
 
 fail:
@@ -204,6 +242,7 @@ static struct state_t *alloc_state(struct fsal_export *export,
 void coldrise_export_ops_init(struct export_ops *ops)
 {
 	ops->release = release;
+	ops->prepare_unexport = prepare_unexport;
 	ops->lookup_path = lookup_path;
 	ops->wire_to_host = wire_to_host;
 	ops->create_handle = create_handle;

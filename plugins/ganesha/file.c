@@ -1,4 +1,4 @@
-/* FSAL_COLDRISE: opening, reading, writing, committing.
+/* FSAL_COLDRISE: opening, sizes, modes and times.
  *
  * An open keeps its node open; what belongs to no open (all of NFSv3) needs none, and
  * the library closes what was not used for a while. So a state holds its open flags
@@ -6,8 +6,6 @@
  */
 
 #include "fsal_coldrise.h"
-
-#include <sysexits.h>
 
 static struct fsal_fd *state_fd(struct state_t *state)
 {
@@ -38,38 +36,6 @@ static void let_go(struct coldrise_fsal_handle *handle, fsal_openflags_t flags)
 	else
 		handle->readers--;
 	coldrise_node_close(handle->node, (flags & FSAL_O_WRITE) != 0);
-}
-
-/* After a sync has failed what was written and not flushed may be lost. Clients still
- * have it and send it again when they meet another write verifier; NFSv3's is that of
- * the process. So this one ends, and whoever started it starts another.
- */
-static void end_process(struct coldrise_fsal_handle *handle)
-{
-	LogCrit(COMPONENT_FSAL,
-		"%s: %s; nfs-ganesha ends, so that clients learn by the new write verifier of the next one to send again what was not flushed",
-		coldrise_node_path(handle->node), coldrise_last_error());
-	_exit(EX_TEMPFAIL);
-}
-
-fsal_status_t coldrise_flush(struct coldrise_fsal_handle *handle)
-{
-	if (coldrise_node_flush(handle->node) == 0)
-		return fsalstat(ERR_FSAL_NO_ERROR, 0);
-	if (errno == EIO)
-		end_process(handle);
-	if (errno == ENOSPC) {
-		/* Of a disk what was written may be lost; a client's file is
-		 * still in memory, and can be stored later.
-		 */
-		fsal_status_t status =
-			coldrise_failed(coldrise_node_path(handle->node));
-
-		if (coldrise_node_has_stopped(handle->node))
-			end_process(handle);
-		return status;
-	}
-	return coldrise_failed(coldrise_node_path(handle->node));
 }
 
 /* What was set is stable when the answer leaves. */
@@ -262,96 +228,6 @@ static fsal_status_t close_global(struct fsal_obj_handle *obj)
 	return fsalstat(ERR_FSAL_NOT_OPENED, 0);
 }
 
-/* What comes without an open must not be denied by one. */
-static fsal_status_t check_share(struct coldrise_fsal_handle *handle,
-				 bool bypass, struct state_t *state,
-				 fsal_openflags_t flags)
-{
-	fsal_status_t status;
-
-	if (handle->obj.type != REGULAR_FILE)
-		return fsalstat(ERR_FSAL_INVAL, EINVAL);
-	if (state != NULL)
-		return fsalstat(ERR_FSAL_NO_ERROR, 0);
-	PTHREAD_RWLOCK_rdlock(&handle->obj.obj_lock);
-	status = check_share_conflict(&handle->share, flags, bypass);
-	PTHREAD_RWLOCK_unlock(&handle->obj.obj_lock);
-	return status;
-}
-
-static void read2(struct fsal_obj_handle *obj, bool bypass,
-		  fsal_async_cb done_cb, struct fsal_io_arg *arg,
-		  void *caller_arg)
-{
-	struct coldrise_fsal_handle *handle = coldrise_handle(obj);
-	uint64_t offset = arg->offset;
-	fsal_status_t status;
-	int is_end = 0;
-	int i;
-
-	/* READ_PLUS and SEEK are of NFSv4.2. */
-	if (arg->info != NULL) {
-		done_cb(obj, fsalstat(ERR_FSAL_NOTSUPP, 0), arg, caller_arg);
-		return;
-	}
-
-	status = check_share(handle, bypass, arg->state, FSAL_O_READ);
-	arg->io_amount = 0;
-	for (i = 0; i < arg->iov_count && !is_end; i++) {
-		size_t filled = 0;
-
-		if (FSAL_IS_ERROR(status))
-			break;
-		if (coldrise_node_read(handle->node, arg->iov[i].iov_base,
-				       arg->iov[i].iov_len, offset, &filled,
-				       &is_end) == -1) {
-			status =
-			     coldrise_failed(coldrise_node_path(handle->node));
-			break;
-		}
-		arg->io_amount += filled;
-		offset += filled;
-	}
-	arg->end_of_file = is_end;
-	done_cb(obj, status, arg, caller_arg);
-}
-
-static void write2(struct fsal_obj_handle *obj, bool bypass,
-		   fsal_async_cb done_cb, struct fsal_io_arg *arg,
-		   void *caller_arg)
-{
-	struct coldrise_fsal_handle *handle = coldrise_handle(obj);
-	uint64_t offset = arg->offset;
-	fsal_status_t status;
-	int i;
-
-	status = check_share(handle, bypass, arg->state, FSAL_O_WRITE);
-	arg->io_amount = 0;
-	for (i = 0; i < arg->iov_count && !FSAL_IS_ERROR(status); i++) {
-		if (coldrise_node_write(handle->node, arg->iov[i].iov_base,
-					arg->iov[i].iov_len, offset) == -1) {
-			status =
-			     coldrise_failed(coldrise_node_path(handle->node));
-			break;
-		}
-		arg->io_amount += arg->iov[i].iov_len;
-		offset += arg->iov[i].iov_len;
-	}
-
-	/* Many clients' flushes at the same time are one. */
-	if (!FSAL_IS_ERROR(status) && arg->fsal_stable)
-		status = coldrise_flush(handle);
-	done_cb(obj, status, arg, caller_arg);
-}
-
-static fsal_status_t commit2(struct fsal_obj_handle *obj, off_t offset,
-			     size_t len)
-{
-	(void) offset;
-	(void) len;
-	return coldrise_flush(coldrise_handle(obj));
-}
-
 /* What nfs-ganesha has of times and modes, as the library wants it. */
 static struct coldrise_changes changes_of(const struct fsal_attrlist *attrs)
 {
@@ -393,7 +269,7 @@ static fsal_status_t setattr2(struct fsal_obj_handle *obj, bool bypass,
 		return fsalstat(ERR_FSAL_ROFS, EROFS);
 
 	if (FSAL_TEST_MASK(attrs->valid_mask, ATTR_SIZE)) {
-		status = check_share(handle, bypass, state, FSAL_O_WRITE);
+		status = coldrise_check_share(handle, bypass, state, FSAL_O_WRITE);
 		if (!FSAL_IS_ERROR(status))
 			status = set_size(handle, attrs->filesize);
 		if (FSAL_IS_ERROR(status))
@@ -412,8 +288,5 @@ void coldrise_file_ops_init(struct fsal_obj_ops *ops)
 	ops->reopen2 = reopen2;
 	ops->close = close_global;
 	ops->close2 = close2;
-	ops->read2 = read2;
-	ops->write2 = write2;
-	ops->commit2 = commit2;
 	ops->setattr2 = setattr2;
 }

@@ -3,7 +3,8 @@
  *   main.c     the module: registered when nfs-ganesha loads it
  *   export.c   an EXPORT: the repository and its settings
  *   handle.c   folders, links, attributes, handles on the wire
- *   file.c     opening, reading, writing, committing
+ *   file.c     opening, sizes, modes and times
+ *   io.c       reading, writing, committing
  *
  * They convert between nfs-ganesha's calls and coldrise-folders.h and decide
  * nothing. FSAL_MDCACHE lies above: it caches names and attributes, counts
@@ -92,12 +93,18 @@ fsal_status_t coldrise_make(struct fsal_obj_handle *dir, const char *name,
  */
 fsal_status_t coldrise_flush(struct coldrise_fsal_handle *handle);
 
+/* What comes without an open must not be denied by one. */
+fsal_status_t coldrise_check_share(struct coldrise_fsal_handle *handle,
+				   bool bypass, struct state_t *state,
+				   fsal_openflags_t flags);
+
 /* Fills what was asked for; where that fails, too, as nfs-ganesha wants it. */
 fsal_status_t coldrise_get_attrs(struct fsal_obj_handle *obj,
 				 struct fsal_attrlist *attrs);
 
 void coldrise_handle_ops_init(struct fsal_obj_ops *ops);
 void coldrise_file_ops_init(struct fsal_obj_ops *ops);
+void coldrise_io_ops_init(struct fsal_obj_ops *ops);
 void coldrise_export_ops_init(struct export_ops *ops);
 
 fsal_status_t coldrise_create_export(struct fsal_module *module,

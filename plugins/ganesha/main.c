@@ -106,6 +106,7 @@ MODULE_INIT void coldrise_init(void)
 	fsal_default_obj_ops_init(&COLDRISE.handle_ops);
 	coldrise_handle_ops_init(&COLDRISE.handle_ops);
 	coldrise_file_ops_init(&COLDRISE.handle_ops);
+	coldrise_io_ops_init(&COLDRISE.handle_ops);
 }
 
 MODULE_FINI void coldrise_finish(void)

@@ -5,7 +5,7 @@ import os
 import struct
 import time
 
-from support.nfs3 import NFS, Rpc, opaque, string
+from support.nfs3 import NFS, Refused, Rpc, opaque, string
 
 OK, EXIST, GRACE, SHARE_DENIED, LOCKED = 0, 17, 10013, 10015, 10012
 READ, WRITE, BOTH = 1, 2, 3
@@ -17,14 +17,6 @@ DEADLINE_S = 60
 # Operations
 (ACCESS_CLOSE, GETFH, LOOKUP, OPEN, PUTROOTFH, READ_OP, WRITE_OP, EXCHANGE_ID, CREATE_SESSION,
  SEQUENCE, RECLAIM_COMPLETE, PUTFH) = 4, 10, 15, 18, 24, 25, 38, 42, 43, 53, 58, 22  # fmt: skip
-
-
-class Refused(Exception):
-    """An operation ended with another status than OK."""
-
-    def __init__(self, operation, status):
-        super().__init__(f"operation {operation}: status {status}")
-        self.status = status
 
 
 class Client:
@@ -62,7 +54,7 @@ class Client:
             assert reply.take("I") == number
             status = reply.take("I")
             if status != OK:
-                raise Refused(number, status)
+                raise Refused(f"operation {number}", status)
             if number == operations[-1][0]:
                 return reply
             skip(reply, number)
@@ -130,14 +122,3 @@ def skip(reply, number):
     """What an operation answers that is not the last one."""
     if number == SEQUENCE:
         reply.take("16s5I")
-
-
-def refused(call, *arguments, **keywords):
-    """The status with which a call fails."""
-    try:
-        call(*arguments, **keywords)
-    except Refused as error:
-        return error.status
-    raise AssertionError(f"{call.__name__}{arguments} was allowed")
-
-

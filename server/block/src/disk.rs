@@ -20,6 +20,12 @@ pub trait Disk: Send + Sync {
     /// Fills `buffer` from `offset_bytes` on.
     fn read_at(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()>;
 
+    /// The same, from what is in memory: `ErrorKind::WouldWait` where that is not all of
+    /// it, and where a disk cannot tell. Then `buffer` holds nothing that may be used.
+    fn read_in_memory(&self, _buffer: &mut [u8], _offset_bytes: u64) -> Result<()> {
+        Err(would_wait())
+    }
+
     /// Writes `bytes` at `offset_bytes`. Durable after the next [`Disk::flush`].
     fn write_at(&self, _bytes: &[u8], _offset_bytes: u64) -> Result<()> {
         Err(read_only())
@@ -46,6 +52,21 @@ pub trait Disk: Send + Sync {
     /// neighbours are of one kind. At most about `limit` extents are returned;
     /// where there are more, the answer ends early.
     fn extents(&self, offset_bytes: u64, length_bytes: u64, limit: usize) -> Result<Vec<Extent>>;
+}
+
+/// What [`Disk::read_in_memory`] fails with.
+#[cold]
+pub fn would_wait() -> Error {
+    Error::new(ErrorKind::WouldWait, "it is not in memory")
+}
+
+/// Whether a read may wait for a drive or a lock, or decode anything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Waiting {
+    /// It may.
+    Allowed,
+    /// It fails with `ErrorKind::WouldWait` instead.
+    Refused,
 }
 
 fn read_only() -> Error {

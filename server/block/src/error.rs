@@ -31,6 +31,8 @@ pub enum ErrorKind {
     WrongPassphrase,
     /// Somebody else holds the repository or the session for writing.
     Busy,
+    /// What was asked for without waiting takes waiting.
+    WouldWait,
     /// A write to a restore point or another read-only disk.
     ReadOnly,
     /// Stored bytes are missing or fail authentication.
@@ -66,6 +68,7 @@ impl ErrorKind {
             ErrorKind::NameTooLong => libc::ENAMETOOLONG,
             ErrorKind::WrongPassphrase => libc::EACCES,
             ErrorKind::Busy => libc::EBUSY,
+            ErrorKind::WouldWait => libc::EAGAIN,
             ErrorKind::ReadOnly => libc::EROFS,
             ErrorKind::NoSpace => libc::ENOSPC,
             ErrorKind::Unsupported => libc::EOPNOTSUPP,
@@ -95,6 +98,7 @@ impl ErrorKind {
             | ErrorKind::NotAFolder
             | ErrorKind::IsAFolder
             | ErrorKind::NameTooLong
+            | ErrorKind::WouldWait
             | ErrorKind::ReadOnly
             | ErrorKind::Corrupt
             | ErrorKind::NoSpace
@@ -120,6 +124,7 @@ impl ErrorKind {
             ErrorKind::NoRepository => "no_repository",
             ErrorKind::WrongPassphrase => "wrong_passphrase",
             ErrorKind::Busy => "busy",
+            ErrorKind::WouldWait => "would_wait",
             ErrorKind::ReadOnly => "read_only",
             ErrorKind::Corrupt => "corrupt",
             ErrorKind::NoSpace => "no_space",

@@ -7,10 +7,12 @@
 mod disk;
 mod error;
 mod extent;
+mod holes;
 
-pub use disk::{check_range, Disk};
+pub use disk::{check_range, would_wait, Disk, Waiting};
 pub use error::{defect, Context, Error, ErrorKind, Result};
 pub use extent::{push_extent, Extent, ExtentKind, StoredRanges};
+pub use holes::Holes;
 
 /// Bytes in one block: the unit in which writes are captured and never torn.
 pub const BLOCK_SIZE_BYTES: u64 = 4096;

@@ -46,6 +46,20 @@ int coldrise_folders_open (const char *path,
  */
 void coldrise_folders_close (coldrise_folders *folders);
 
+/* Receives the handle of a session's file: what is remembered of its attributes has to be
+ * forgotten when this returns. It comes from a thread of the library, some moments after
+ * they were asked for, and may call whatever it wants but coldrise_folders_watch.
+ */
+typedef void coldrise_forget_callback (void *context, const void *handle,
+                                       size_t length);
+
+/* Sets who is told to forget attributes, which may be remembered then; NULL: nobody. When
+ * it returns no call of the one before is under way any more.
+ */
+void coldrise_folders_watch (const coldrise_folders *folders,
+                             coldrise_forget_callback *callback,
+                             void *context);
+
 /* Space on the file system that the repository lies on, in bytes. */
 struct coldrise_space {
   uint64_t total_bytes;
@@ -121,7 +135,8 @@ struct coldrise_attributes {
   int64_t modified_s;   /* since 1970 */
   uint32_t modified_ns; /* a folder's differs whenever its entries do */
   uint32_t mode;        /* permissions */
-  uint32_t valid_s;     /* for so long it may be remembered; 0: not at all */
+  uint32_t valid_s;     /* for so long they may be remembered, of a session's file until
+                           coldrise_forget_callback comes; 0: not at all */
   uint32_t has_verifier;
   uint8_t verifier[8];  /* of a file made exclusively, until something was written to it
                            or its mode or time was set */
@@ -153,11 +168,38 @@ int coldrise_node_check_writable (const coldrise_node *file);
  * was read.
  */
 int coldrise_node_read (const coldrise_node *file, void *buffer, size_t length,
-                        uint64_t offset, size_t *filled, int *is_end);
+                        uint64_t offset, int flags, size_t *filled,
+                        int *is_end);
+
+/* A flag: what would have to be opened, decoded, or read from a drive fails with EAGAIN. */
+#define COLDRISE_READ_IN_MEMORY (1 << 0)
 
 /* Writes; durable after the next flush. EFBIG: behind the end of what cannot grow. */
 int coldrise_node_write (const coldrise_node *file, const void *buffer,
                          size_t length, uint64_t offset);
+
+/* 1 where a write would have to read what it leaves unchanged from a drive, or to open the
+ * file; else 0.
+ */
+int coldrise_node_write_waits (const coldrise_node *file, size_t length,
+                               uint64_t offset);
+
+/* What has to wait, on threads of the library: bounded in number, as is what waits for
+ * them. errno: EAGAIN where there is no room; then the caller does it himself. The file may
+ * not be released before the call back.
+ */
+typedef void coldrise_task (void *context);
+typedef void coldrise_done_callback (void *context, int result);
+
+/* Runs `task`. */
+int coldrise_node_run_later (const coldrise_node *file, coldrise_task *task,
+                             void *context);
+
+/* coldrise_node_flush, together with all others of this file that come in time; `result` is
+ * what it returned, with its errno and its message.
+ */
+int coldrise_node_flush_later (const coldrise_node *file,
+                               coldrise_done_callback *done, void *context);
 
 /* Makes durable every write to the file that completed before the call, of an image
  * also those through every other image of its disk; calls at the same time share the

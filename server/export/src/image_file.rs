@@ -107,6 +107,31 @@ impl ImageFile {
         self.layout.segments(range).chain(tail)
     }
 
+    /// Nearly every read lies in one segment: it costs finding that, and nothing
+    /// is allocated.
+    #[inline]
+    fn read(
+        &self,
+        buffer: &mut [u8],
+        offset_bytes: u64,
+        read: impl Fn(&dyn Disk, &mut [u8], u64) -> Result<()>,
+    ) -> Result<()> {
+        let length_bytes = buffer.len() as u64;
+        check_range(self.size_bytes(), offset_bytes, length_bytes)?;
+        let mut rest = buffer;
+        for segment in self.segments(offset_bytes..offset_bytes + length_bytes) {
+            let (part, after) = rest.split_at_mut(segment.length_bytes as usize);
+            match (segment.source, self.side_of(&segment)) {
+                (Source::Disk { offset_bytes }, _) => read(&*self.disk, part, offset_bytes)?,
+                (_, Some(side)) => read(side, part, segment.offset_bytes)?,
+                (Source::Metadata, None) => self.layout.read_metadata(segment.offset_bytes, part),
+                (Source::Zero, None) => part.fill(0),
+            }
+            rest = after;
+        }
+        Ok(())
+    }
+
     fn side_of(&self, segment: &Segment) -> Option<&dyn Disk> {
         self.side.as_deref().filter(|_| segment.writes == Writes::Kept)
     }
@@ -193,24 +218,14 @@ impl Disk for ImageFile {
         self.disk.is_read_only() || self.side.as_ref().is_none_or(|side| side.is_read_only())
     }
 
-    /// Nearly every read lies in one segment: it costs finding that, and nothing
-    /// is allocated.
     #[inline]
     fn read_at(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
-        let length_bytes = buffer.len() as u64;
-        check_range(self.size_bytes(), offset_bytes, length_bytes)?;
-        let mut rest = buffer;
-        for segment in self.segments(offset_bytes..offset_bytes + length_bytes) {
-            let (part, after) = rest.split_at_mut(segment.length_bytes as usize);
-            match (segment.source, self.side_of(&segment)) {
-                (Source::Disk { offset_bytes }, _) => self.disk.read_at(part, offset_bytes)?,
-                (_, Some(side)) => side.read_at(part, segment.offset_bytes)?,
-                (Source::Metadata, None) => self.layout.read_metadata(segment.offset_bytes, part),
-                (Source::Zero, None) => part.fill(0),
-            }
-            rest = after;
-        }
-        Ok(())
+        self.read(buffer, offset_bytes, |disk, part, offset| disk.read_at(part, offset))
+    }
+
+    #[inline]
+    fn read_in_memory(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
+        self.read(buffer, offset_bytes, |disk, part, offset| disk.read_in_memory(part, offset))
     }
 
     /// A write behind the end of a file that may grow makes it longer.
@@ -317,6 +332,10 @@ impl Disk for Around {
         check_range(self.size_bytes, offset_bytes, buffer.len() as u64)?;
         self.layout.read_metadata(offset_bytes, buffer);
         Ok(())
+    }
+
+    fn read_in_memory(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
+        self.read_at(buffer, offset_bytes)
     }
 
     fn extents(&self, offset_bytes: u64, length_bytes: u64, limit: usize) -> Result<Vec<Extent>> {

@@ -3,13 +3,17 @@
 use std::sync::Arc;
 
 use coldrise_block::{
-    check_range, push_extent, Disk, Error, ErrorKind, Extent, ExtentKind, Result, BLOCK_SIZE_BYTES,
+    check_range, push_extent, would_wait, Disk, Error, ErrorKind, Extent, ExtentKind, Result,
+    Waiting, BLOCK_SIZE_BYTES,
 };
 use parking_lot::{RwLock, RwLockWriteGuard};
 
-use crate::layer::{Layer, Lookup, Stripe, STRIPE_BLOCKS};
+use crate::layer::{How, Layer, Lookup, Stripe, STRIPE_BLOCKS};
 
 const BLOCK: usize = BLOCK_SIZE_BYTES as usize;
+/// For who holds the stripe of the block, and for who holds none.
+const HELD: How = How { stripe: Stripe::Held, waiting: Waiting::Allowed };
+const FREE: How = How { stripe: Stripe::Free, waiting: Waiting::Allowed };
 const STRIPE_BYTES: u64 = STRIPE_BLOCKS * BLOCK_SIZE_BYTES;
 
 /// What a disk view is made of. The last layer takes the writes, if any does.
@@ -104,7 +108,7 @@ impl LayeredDisk {
         let offset_bytes = block * BLOCK_SIZE_BYTES;
         let inside = (self.size_bytes - offset_bytes).min(BLOCK_SIZE_BYTES) as usize;
         out[inside..].fill(0);
-        read_through(stack, stack.layers.len(), &mut out[..inside], offset_bytes, Stripe::Held)
+        read_through(stack, stack.layers.len(), &mut out[..inside], offset_bytes, HELD)
     }
 }
 
@@ -117,17 +121,20 @@ fn top(stack: &Stack) -> Result<&Layer> {
     stack.layers.last().map(|layer| &**layer).ok_or_else(missing)
 }
 
-/// Reads through the lowest `level` layers and the base. `stripe` is that of the
+/// Reads through the lowest `level` layers and the base. The stripe is that of the
 /// highest of them.
 fn read_through(
     stack: &Stack,
     level: usize,
     out: &mut [u8],
     offset_bytes: u64,
-    stripe: Stripe,
+    how: How,
 ) -> Result<()> {
     let Some(layer) = level.checked_sub(1).and_then(|i| stack.layers.get(i)) else {
-        return stack.base.read_at(out, offset_bytes);
+        return match how.waiting {
+            Waiting::Allowed => stack.base.read_at(out, offset_bytes),
+            Waiting::Refused => stack.base.read_in_memory(out, offset_bytes),
+        };
     };
     let mut done = 0;
     while done < out.len() {
@@ -138,7 +145,7 @@ fn read_through(
         let blocks_left = ((head + rest) as u64).div_ceil(BLOCK_SIZE_BYTES);
         let found = layer.lookup(block);
         if let Lookup::Slot(slot) = found {
-            done += read_captured(layer, block, slot, head, &mut out[done..], stripe)?;
+            done += read_captured(layer, block, slot, head, &mut out[done..], how)?;
             continue;
         }
         let mut blocks = layer.uniform_blocks(block, blocks_left);
@@ -149,7 +156,7 @@ fn read_through(
         let piece = &mut out[done..done + length];
         match found {
             Lookup::Zero => piece.fill(0),
-            _ => read_through(stack, level - 1, piece, at, Stripe::Free)?,
+            _ => read_through(stack, level - 1, piece, at, How { stripe: Stripe::Free, ..how })?,
         }
         done += length;
     }
@@ -163,15 +170,15 @@ fn read_captured(
     slot: u32,
     head: usize,
     out: &mut [u8],
-    stripe: Stripe,
+    how: How,
 ) -> Result<usize> {
     let whole_blocks = out.len() / BLOCK;
     if head == 0 && whole_blocks > 0 {
         let run = layer.slot_run(block, slot, whole_blocks as u64) as usize;
-        return Ok(layer.read_slots(block, slot, &mut out[..run * BLOCK], stripe)? * BLOCK);
+        return Ok(layer.read_slots(block, slot, &mut out[..run * BLOCK], how)? * BLOCK);
     }
     let mut whole = [0; BLOCK];
-    if layer.read_slots(block, slot, &mut whole, stripe)? == 0 {
+    if layer.read_slots(block, slot, &mut whole, how)? == 0 {
         return Ok(0);
     }
     let length = (BLOCK - head).min(out.len());
@@ -236,7 +243,15 @@ impl Disk for LayeredDisk {
     fn read_at(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
         check_range(self.size_bytes, offset_bytes, buffer.len() as u64)?;
         let stack = self.stack.read();
-        read_through(&stack, stack.layers.len(), buffer, offset_bytes, Stripe::Free)
+        read_through(&stack, stack.layers.len(), buffer, offset_bytes, FREE)
+    }
+
+    fn read_in_memory(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
+        check_range(self.size_bytes, offset_bytes, buffer.len() as u64)?;
+        // A seal has it for moments.
+        let stack = self.stack.try_read().ok_or_else(would_wait)?;
+        let how = How { waiting: Waiting::Refused, ..FREE };
+        read_through(&stack, stack.layers.len(), buffer, offset_bytes, how)
     }
 
     fn write_at(&self, bytes: &[u8], offset_bytes: u64) -> Result<()> {

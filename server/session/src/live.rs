@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use coldrise_block::{Context, Disk, Error, ErrorKind, Extent, Result};
+use coldrise_block::{would_wait, Context, Disk, Error, ErrorKind, Extent, Result};
 use coldrise_store::{DiskName, LayerReference, MapRoot, PointDocument, Repository, SessionName};
 use parking_lot::RwLock;
 
@@ -181,6 +181,16 @@ impl Disk for LiveDisk {
 
     fn read_at(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
         self.with_current(|view| view.read_at(buffer, offset_bytes))
+    }
+
+    /// What needs another view needs waiting.
+    fn read_in_memory(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
+        let view = Arc::clone(&*self.view.try_read().ok_or_else(would_wait)?);
+        let result = view.read_in_memory(buffer, offset_bytes);
+        match self.shown.is_current(&view) {
+            true if !matches!(&result, Err(e) if e.kind() == ErrorKind::Corrupt) => result,
+            _ => Err(would_wait()),
+        }
     }
 
     fn extents(&self, offset_bytes: u64, length_bytes: u64, limit: usize) -> Result<Vec<Extent>> {

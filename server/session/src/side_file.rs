@@ -206,6 +206,10 @@ impl Disk for SideFile {
         self.shown().read_at(buffer, offset_bytes)
     }
 
+    fn read_in_memory(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
+        self.shown().read_in_memory(buffer, offset_bytes)
+    }
+
     fn write_at(&self, bytes: &[u8], offset_bytes: u64) -> Result<()> {
         check_range(self.key.size_bytes, offset_bytes, bytes.len() as u64)?;
         self.written()?.write_at(bytes, offset_bytes)

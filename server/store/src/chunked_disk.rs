@@ -5,7 +5,8 @@ use std::cell::RefCell;
 use std::sync::{Arc, OnceLock};
 
 use coldrise_block::{
-    check_range, push_extent, Disk, Error, ErrorKind, Extent, ExtentKind, Result,
+    check_range, push_extent, would_wait, Disk, Error, ErrorKind, Extent, ExtentKind, Result,
+    Waiting,
 };
 
 use crate::cache::DecodedChunk;
@@ -70,6 +71,10 @@ impl ChunkedDisk {
     /// stored bytes are missing or do not authenticate. `buffer` then holds
     /// nothing that may be used.
     pub fn read_at(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
+        self.read(buffer, offset_bytes, Waiting::Allowed)
+    }
+
+    fn read(&self, buffer: &mut [u8], offset_bytes: u64, waiting: Waiting) -> Result<()> {
         check_range(self.size_bytes, offset_bytes, buffer.len() as u64)?;
         let chunk_size = self.chunk_size as usize;
         let keep = buffer.len() < STREAMING_BYTES;
@@ -81,9 +86,11 @@ impl ChunkedDisk {
         while !rest.is_empty() {
             let length = rest.len().min(chunk_size - skip);
             let (part, after) = rest.split_at_mut(length);
-            let id = self.place(index, &mut leaf)?.id;
+            let id = self.place(index, &mut leaf, waiting)?.id;
             if id == 0 {
                 part.fill(0);
+            } else if waiting == Waiting::Refused {
+                self.read_decoded(id, part, skip)?;
             } else if keep {
                 self.read_kept(id, part, skip)?;
             } else {
@@ -94,6 +101,15 @@ impl ChunkedDisk {
             skip = 0;
         }
         Ok(())
+    }
+
+    /// A part of a chunk, if it is in the cache.
+    #[inline]
+    fn read_decoded(&self, id: ChunkId, part: &mut [u8], skip: usize) -> Result<()> {
+        match self.repository.chunk_cache().and_then(|cache| cache.get(id)) {
+            Some(chunk) => copy_part(&chunk, part, skip),
+            None => Err(would_wait()),
+        }
     }
 
     /// A part of a chunk, by way of the cache where there is one.
@@ -226,7 +242,7 @@ impl ChunkedDisk {
         let mut leaf = None;
         while at < end {
             let index = at / self.chunk_size;
-            let place = self.place(index, &mut leaf)?;
+            let place = self.place(index, &mut leaf, Waiting::Allowed)?;
             let known_end = (index + place.known_chunks).saturating_mul(self.chunk_size).min(end);
             let kind = if place.id == 0 { ExtentKind::Hole } else { ExtentKind::Stored };
             let full = extents.len() >= limit.max(1);
@@ -242,17 +258,27 @@ impl ChunkedDisk {
 
     /// Looks a chunk up. `leaf` keeps the last leaf for the next look-up.
     #[inline]
-    fn place(&self, index: u64, leaf: &mut Option<(u64, Page)>) -> Result<Place> {
+    fn place(&self, index: u64, leaf: &mut Option<(u64, Page)>, waiting: Waiting) -> Result<Place> {
         let leaf_number = index / subtree_chunks(1);
         if let Some((number, page)) = leaf {
             if *number == leaf_number {
                 return Ok(Place { id: slot(page, index, 0), known_chunks: 1 });
             }
         }
-        self.walk(index, leaf_number, leaf)
+        self.walk(index, leaf_number, leaf, waiting)
     }
 
-    fn walk(&self, index: u64, leaf_number: u64, leaf: &mut Option<(u64, Page)>) -> Result<Place> {
+    fn walk(
+        &self,
+        index: u64,
+        leaf_number: u64,
+        leaf: &mut Option<(u64, Page)>,
+        waiting: Waiting,
+    ) -> Result<Place> {
+        let page_of = |id, level| match waiting {
+            Waiting::Allowed => self.repository.page(id, level),
+            Waiting::Refused => self.repository.decoded_page(id, level).ok_or_else(would_wait),
+        };
         let absent = |level: u8| {
             let span = subtree_chunks(level);
             Ok(Place { id: 0, known_chunks: span - index % span })
@@ -264,7 +290,7 @@ impl ChunkedDisk {
         let root_page = match self.root_page.get() {
             Some(page) => page,
             None => {
-                let page = self.repository.page(self.root.page(), top)?;
+                let page = page_of(self.root.page(), top)?;
                 self.root_page.get_or_init(|| page)
             }
         };
@@ -275,7 +301,7 @@ impl ChunkedDisk {
             if child == 0 {
                 return absent(level);
             }
-            below = Some(self.repository.page(child, level - 1)?);
+            below = Some(page_of(child, level - 1)?);
         }
         let page = below.unwrap_or_else(|| root_page.clone());
         let id = slot(&page, index, 0);
@@ -292,6 +318,10 @@ impl Disk for ChunkedDisk {
 
     fn read_at(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
         ChunkedDisk::read_at(self, buffer, offset_bytes)
+    }
+
+    fn read_in_memory(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
+        self.read(buffer, offset_bytes, Waiting::Refused)
     }
 
     fn extents(&self, offset_bytes: u64, length_bytes: u64, limit: usize) -> Result<Vec<Extent>> {

@@ -295,6 +295,13 @@ pub(crate) fn missing_chunk(id: ChunkId) -> Error {
     )
 }
 
+impl Repository {
+    /// A page, if it is kept decoded.
+    pub(crate) fn decoded_page(&self, id: PageId, level: u8) -> Option<Page> {
+        self.pages.get(id, level)
+    }
+}
+
 impl PageSource for Repository {
     fn page(&self, id: PageId, level: u8) -> Result<Page> {
         if let Some(page) = self.pages.get(id, level) {

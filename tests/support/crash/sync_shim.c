@@ -2,8 +2,10 @@
  *
  * The first letter of the file that COLDRISE_TEST_SYNC names says what happens:
  * 'f': fdatasync syncs nothing and returns EIO; 'l': it syncs nothing and returns
- * success; 'p': fsync of the file or folder whose path follows the letter syncs
- * nothing and returns EIO; anything else: as always.
+ * success; 'w': it waits until the letter is another one, and then syncs; 'p': fsync
+ * of the file or folder whose path follows the letter syncs nothing and returns EIO;
+ * anything else: as always. Every fdatasync that returns adds a byte to the file of
+ * that name with ".count".
  */
 
 #define _GNU_SOURCE
@@ -50,13 +52,35 @@ is_at (int fd, const char *path)
   return strcmp (found, path) == 0;
 }
 
+static void
+count (void)
+{
+  const char *path = getenv ("COLDRISE_TEST_SYNC");
+  char counted[PATH_MAX];
+  int fd;
+
+  if (path == NULL)
+    return;
+  snprintf (counted, sizeof counted, "%s.count", path);
+  fd = open (counted, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+  if (fd == -1)
+    return;
+  if (write (fd, ".", 1) != 1)
+    perror (counted);
+  close (fd);
+}
+
 int
 fdatasync (int fd)
 {
   static int (*real) (int);
   char rest[PATH_MAX];
+  char letter;
+  int result;
 
-  switch (order (rest)) {
+  while ((letter = order (rest)) == 'w')
+    usleep (1000);
+  switch (letter) {
   case 'f':
     errno = EIO;
     return -1;
@@ -65,7 +89,9 @@ fdatasync (int fd)
   default:
     if (real == NULL)
       real = (int (*) (int)) dlsym (RTLD_NEXT, "fdatasync");
-    return real (fd);
+    result = real (fd);
+    count ();
+    return result;
   }
 }
 
@@ -82,4 +108,15 @@ fsync (int fd)
   if (real == NULL)
     real = (int (*) (int)) dlsym (RTLD_NEXT, "fsync");
   return real (fd);
+}
+
+/* nfs-ganesha has its plugins look for functions in the C library first. */
+void *
+dlopen (const char *path, int flags)
+{
+  static void *(*real) (const char *, int);
+
+  if (real == NULL)
+    real = (void *(*) (const char *, int)) dlsym (RTLD_NEXT, "dlopen");
+  return real (path, flags & ~RTLD_DEEPBIND);
 }

@@ -20,18 +20,38 @@ class Syncs:
             check=True,
         )
 
+    def _say(self, order):
+        """At once: a sync that met half of it would do as always."""
+        new = self.order.with_name(f"{self.order.name}.new")
+        new.write_text(order, encoding="utf-8")
+        os.replace(new, self.order)
+
     def work(self):
-        self.order.write_text("o", encoding="ascii")
+        self._say("o")
 
     def fail(self):
-        self.order.write_text("f", encoding="ascii")
+        self._say("f")
 
     def lie(self):
-        self.order.write_text("l", encoding="ascii")
+        self._say("l")
+
+    @contextlib.contextmanager
+    def held_back(self):
+        """No fdatasync returns in here; they go on behind it."""
+        self._say("w")
+        try:
+            yield
+        finally:
+            self.work()
+
+    def count(self):
+        """How many fdatasyncs have returned."""
+        counted = self.order.with_name(f"{self.order.name}.count")
+        return counted.stat().st_size if counted.exists() else 0
 
     def fail_at(self, path):
         """Only the fsync of this file or folder fails."""
-        self.order.write_text(f"p{path.resolve()}", encoding="utf-8")
+        self._say(f"p{path.resolve()}")
 
     @contextlib.contextmanager
     def preloaded(self):

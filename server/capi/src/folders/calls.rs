@@ -1,5 +1,6 @@
 //! Opening the repository, and how every call on a node is run.
 
+use super::forget::ForgetCallback;
 use super::node::OpenNode;
 use super::{FoldersHandle, Shared};
 use crate::guard::{c_str, defect, guarded, null};
@@ -7,7 +8,7 @@ use crate::message::{fail, fail_with};
 use crate::repository::{open_repository, Given, Options};
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_export::{Folders, TreeOptions};
-use std::ffi::{c_char, c_int, OsStr};
+use std::ffi::{c_char, c_int, c_void, OsStr};
 use std::mem::ManuallyDrop;
 use std::os::unix::ffi::OsStrExt;
 use std::panic::{catch_unwind, AssertUnwindSafe};
@@ -152,6 +153,23 @@ pub unsafe extern "C" fn coldrise_folders_close(folders: *mut FoldersHandle) {
     let handle = unsafe { Box::from_raw(folders) };
     if let Err(panic) = catch_unwind(AssertUnwindSafe(|| handle.end())) {
         fail_with(libc::EIO, &defect(panic));
+    }
+}
+
+/// `coldrise_folders_watch` of the header.
+///
+/// # Safety
+/// `folders` is open during the call; `callback` takes `context` from any thread until it
+/// is replaced.
+#[no_mangle]
+pub unsafe extern "C" fn coldrise_folders_watch(
+    folders: *const FoldersHandle,
+    callback: Option<ForgetCallback>,
+    context: *mut c_void,
+) {
+    // SAFETY: the caller's promise.
+    if let Some(handle) = unsafe { folders.as_ref() } {
+        handle.shared.remembering.watch(callback.map(|callback| (callback, context)));
     }
 }
 

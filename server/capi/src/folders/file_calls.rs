@@ -1,10 +1,11 @@
 //! Files: what is read and written.
 
 use super::calls::on_node;
+use super::later::{self, DoneCallback, Task};
 use super::node::OpenNode;
 use crate::guard::{bytes, bytes_mut, null};
 use crate::message::fail_with;
-use coldrise_block::ErrorKind;
+use coldrise_block::{would_wait, ErrorKind};
 use std::ffi::{c_int, c_void};
 use std::mem::ManuallyDrop;
 use std::panic::{catch_unwind, AssertUnwindSafe};
@@ -47,6 +48,11 @@ pub unsafe extern "C" fn coldrise_node_check_writable(file: *const OpenNode) -> 
     unsafe { on_node(file, |file| file.file(true).map(|_| 0)) }
 }
 
+/// Only what is in memory: a flag of `coldrise_node_read`.
+const READ_IN_MEMORY: c_int = 1 << 0;
+/// What a layer captures in one piece.
+const BLOCK_BYTES: u64 = coldrise_block::BLOCK_SIZE_BYTES;
+
 /// `coldrise_node_read` of the header.
 ///
 /// # Safety
@@ -58,6 +64,7 @@ pub unsafe extern "C" fn coldrise_node_read(
     buffer: *mut c_void,
     length: usize,
     offset: u64,
+    flags: c_int,
     filled: *mut usize,
     is_end: *mut c_int,
 ) -> c_int {
@@ -67,12 +74,87 @@ pub unsafe extern "C" fn coldrise_node_read(
             if filled.is_null() || is_end.is_null() {
                 return Err(null("the place for what was read"));
             }
-            let open = file.file(false)?;
-            let read = open.read(bytes_mut(buffer.cast(), length)?, offset)?;
+            let buffer = bytes_mut(buffer.cast(), length)?;
+            let (open, read) = if flags & READ_IN_MEMORY == 0 {
+                let open = file.file(false)?;
+                let read = open.read(buffer, offset)?;
+                (open, read)
+            } else {
+                // An open reads the repository.
+                let open = file.opened(false)?.ok_or_else(would_wait)?;
+                let read = open.read_in_memory(buffer, offset)?;
+                (open, read)
+            };
             filled.write(read);
             let end = offset.saturating_add(read as u64);
             is_end.write(c_int::from(end >= open.size_bytes()));
             Ok(0)
+        })
+    }
+}
+
+/// `coldrise_node_write_waits` of the header.
+///
+/// # Safety
+/// `file` is not released during the call.
+#[no_mangle]
+pub unsafe extern "C" fn coldrise_node_write_waits(
+    file: *const OpenNode,
+    length: usize,
+    offset: u64,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe {
+        on_node(file, |file| {
+            let Some(open) = file.opened(true)? else { return Ok(1) };
+            let end = offset.saturating_add(length as u64).min(open.size_bytes());
+            // Of blocks that are written in part the rest is read.
+            let edges = [offset, end].into_iter().filter(|edge| edge % BLOCK_BYTES != 0);
+            for edge in edges {
+                let read = open.read_in_memory(&mut [0], edge - edge % BLOCK_BYTES);
+                if matches!(&read, Err(error) if error.kind() == ErrorKind::WouldWait) {
+                    return Ok(1);
+                }
+            }
+            Ok(0)
+        })
+    }
+}
+
+/// `coldrise_node_flush_later` of the header.
+///
+/// # Safety
+/// `file` is not released during the call; `done` takes `context` from any thread.
+#[no_mangle]
+pub unsafe extern "C" fn coldrise_node_flush_later(
+    file: *const OpenNode,
+    done: Option<DoneCallback>,
+    context: *mut c_void,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe {
+        on_node(file, |file| {
+            let done = done.ok_or_else(|| null("the callback"))?;
+            later::flush(file, &file.shared().later.syncing, done, context).map(|()| 0)
+        })
+    }
+}
+
+/// `coldrise_node_run_later` of the header.
+///
+/// # Safety
+/// `file` is not released before the task has run, which takes `context` from any thread.
+#[no_mangle]
+pub unsafe extern "C" fn coldrise_node_run_later(
+    file: *const OpenNode,
+    task: Option<Task>,
+    context: *mut c_void,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe {
+        on_node(file, |file| {
+            let task = task.ok_or_else(|| null("the task"))?;
+            later::run(&file.shared().later.reading, task, context).map(|()| 0)
         })
     }
 }

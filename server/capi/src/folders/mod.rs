@@ -7,25 +7,32 @@
 //! ```
 //!
 //! Locks: the files of one node (held while they are opened, so that who wants the same
-//! file waits and shares it), then the list of nodes in use.
+//! file waits and shares it), then the list of nodes in use. None of them is held while the
+//! host is told to forget attributes (`forget`): it asks for new ones.
 
 mod calls;
 mod client_calls;
 mod file_calls;
+mod forget;
 mod held_files;
 mod idle;
+mod later;
 mod node;
 mod node_calls;
 
 pub use calls::*;
 pub use client_calls::*;
 pub use file_calls::*;
+pub use forget::ForgetCallback;
+pub use later::{DoneCallback, Task};
 pub use node::OpenNode;
 pub use node_calls::*;
 
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_export::{Folders, Node};
+use forget::{Remembering, Rounds};
 use idle::Idle;
+use later::Later;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -37,6 +44,8 @@ pub struct FoldersHandle {
     shared: Arc<Shared>,
     /// Ends its thread when dropped.
     _idle: Idle,
+    /// The same.
+    _rounds: Rounds,
 }
 
 /// What all nodes share.
@@ -47,6 +56,8 @@ pub(crate) struct Shared {
     has_ended: AtomicBool,
     /// Nodes that have files open, by their address in memory.
     in_use: Mutex<HashMap<usize, Arc<OpenNode>>>,
+    remembering: Remembering,
+    later: Later,
 }
 
 impl FoldersHandle {
@@ -56,14 +67,18 @@ impl FoldersHandle {
             started: Instant::now(),
             has_ended: AtomicBool::new(false),
             in_use: Mutex::default(),
+            remembering: Remembering::default(),
+            later: Later::default(),
         });
         let idle = Idle::start(&shared, idle_limit)?;
-        Ok(FoldersHandle { shared, _idle: idle })
+        let rounds = Rounds::start(&shared)?;
+        Ok(FoldersHandle { shared, _idle: idle, _rounds: rounds })
     }
 
     /// Flushes and closes every file; nodes are of no use afterwards.
     pub(crate) fn end(&self) {
         self.shared.has_ended.store(true, Ordering::SeqCst);
+        self.shared.later.end();
         if let Err(error) = self.shared.folders.flush_all() {
             eprintln!("coldrise: {}", error.full_message());
         }

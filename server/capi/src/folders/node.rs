@@ -1,6 +1,7 @@
 //! A node that C holds.
 
 use super::held_files::HeldFiles;
+use super::later::Flushes;
 use super::Shared;
 use crate::message::c_string;
 use coldrise_block::{Error, ErrorKind, Result};
@@ -30,12 +31,13 @@ const _: () = assert!(2 + MAX_DEPTH * HANDLE_ID_BYTES <= HANDLE_MAX);
 const CHECK_INTERVAL_MS: u64 = 250;
 
 /// What a session's file is like is found out at most once in so many milliseconds:
-/// nfs-ganesha asks several times for every read and write. The size and the time that
-/// writes through this node make show at once.
-const LIVE_ATTRIBUTES_MS: u64 = 20;
+/// nfs-ganesha asks for it after every write. The size and the time that writes through
+/// this node make show at once.
+pub(super) const LIVE_ATTRIBUTES_MS: u64 = 10;
 
 /// For how long attributes hold, in seconds: points never change, but may be deleted;
-/// machines get points. Sessions change at any moment, through any front end.
+/// machines get points. Sessions change at any moment, through any front end; for their
+/// images see [`forget`](super::forget).
 const VALID_POINT_S: u32 = 60;
 const VALID_MACHINE_S: u32 = 1;
 
@@ -53,6 +55,10 @@ pub struct OpenNode {
     /// Counts what was changed through this node.
     changes: AtomicU64,
     remembered: Mutex<Option<Remembered>>,
+    /// The host will be told to forget its attributes.
+    is_noted: AtomicBool,
+    is_released: AtomicBool,
+    flushes: Flushes,
 }
 
 /// Attributes of a session's file, from that moment, with so many changes.
@@ -89,6 +95,9 @@ impl OpenNode {
             is_gone: AtomicBool::new(false),
             changes: AtomicU64::new(0),
             remembered: Mutex::new(None),
+            is_noted: AtomicBool::new(false),
+            is_released: AtomicBool::new(false),
+            flushes: Flushes::default(),
         })
     }
 
@@ -214,11 +223,16 @@ impl OpenNode {
         Error::new(ErrorKind::NotFound, format!("{} is gone", self.node.path()))
     }
 
-    pub(super) fn attributes(&self) -> Result<Shown> {
+    pub(super) fn attributes(self: &Arc<Self>) -> Result<Shown> {
         let is_image = self.node_type() == NodeType::File && !self.node.is_of_clients();
         if !self.node.is_live() || !is_image {
             return self.look_at();
         }
+        let valid_s = self.shared.remembering.note(self);
+        Ok(Shown { valid_s, ..self.live_attributes()? })
+    }
+
+    fn live_attributes(&self) -> Result<Shown> {
         // Before it is looked at: a change that comes meanwhile makes this one too old.
         let (at_ms, changes) = (self.shared.now_ms(), self.changes.load(Ordering::Acquire));
         let known = *self.remembered.lock();
@@ -310,6 +324,13 @@ impl OpenNode {
         Ok(opened)
     }
 
+    /// The same, if it is open already and was looked at a moment ago.
+    pub(super) fn opened(&self, for_writing: bool) -> Result<Option<Arc<OpenFile>>> {
+        self.check()?;
+        self.used_at_ms.store(self.shared.now_ms(), Ordering::Relaxed);
+        Ok(self.held.try_read().and_then(|held| held.get(for_writing)))
+    }
+
     /// Keeps it open until [`OpenNode::unpin`].
     pub(super) fn pin(self: &Arc<Self>, for_writing: bool) -> Result<()> {
         self.check()?;
@@ -385,6 +406,28 @@ impl OpenNode {
     pub(super) fn close_all(&self) {
         self.held.write().clear();
         self.shared.in_use.lock().remove(&(std::ptr::from_ref(self) as usize));
+    }
+
+    /// The host gives it up.
+    pub(super) fn release(&self) {
+        self.is_released.store(true, Ordering::SeqCst);
+        self.close_all();
+    }
+
+    pub(super) fn is_released(&self) -> bool {
+        self.is_released.load(Ordering::SeqCst)
+    }
+
+    pub(super) fn flushes(&self) -> &Flushes {
+        &self.flushes
+    }
+
+    pub(super) fn shared(&self) -> &Shared {
+        &self.shared
+    }
+
+    pub(super) fn is_noted(&self) -> &AtomicBool {
+        &self.is_noted
     }
 
     /// Stops what is open of it for good, after a defect.

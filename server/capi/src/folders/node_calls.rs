@@ -105,7 +105,7 @@ pub unsafe extern "C" fn coldrise_node_release(node: *mut OpenNode) {
     // SAFETY: made by Arc::into_raw, and given back once.
     let node = unsafe { Arc::from_raw(node) };
     if let Err(panic) = catch_unwind(AssertUnwindSafe(|| {
-        node.close_all();
+        node.release();
         drop(node);
     })) {
         fail_with(libc::EIO, &defect(panic));

@@ -31,7 +31,7 @@ const NAME: &str = "nfs-ganesha";
 const FSAL_FILE: &str = "libfsalcoldrise.so";
 /// The version that the FSAL is built for, as the program tells it.
 const VERSION: &str = "NFS-Ganesha Release = V4.3";
-/// By this exit code the FSAL asks for another process; see plugins/ganesha/file.c.
+/// By this exit code the FSAL asks for another process; see plugins/ganesha/io.c.
 const START_AGAIN: i32 = 75;
 /// A process that ends sooner than this after its start may do so again, and is given
 /// up after so many of them in a row.

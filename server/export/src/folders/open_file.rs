@@ -65,12 +65,26 @@ impl OpenFile {
     /// Fills `buffer` from `offset_bytes` on, up to the file's end; returns how many
     /// bytes it has filled.
     pub fn read(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<usize> {
+        self.read_by(buffer, offset_bytes, |disk, part| disk.read_at(part, offset_bytes))
+    }
+
+    /// The same from what is in memory; `ErrorKind::WouldWait` where that is not all of it.
+    pub fn read_in_memory(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<usize> {
+        self.read_by(buffer, offset_bytes, |disk, part| disk.read_in_memory(part, offset_bytes))
+    }
+
+    fn read_by(
+        &self,
+        buffer: &mut [u8],
+        offset_bytes: u64,
+        read: impl FnOnce(&dyn Disk, &mut [u8]) -> Result<()>,
+    ) -> Result<usize> {
         self.export.check()?;
         let disk = self.export.disk();
         let left = disk.size_bytes().saturating_sub(offset_bytes);
         let length = usize::try_from(left).map_or(buffer.len(), |left| left.min(buffer.len()));
         if length > 0 {
-            disk.read_at(&mut buffer[..length], offset_bytes)?;
+            read(disk, &mut buffer[..length])?;
         }
         Ok(length)
     }
@@ -282,6 +296,10 @@ impl Disk for Text {
         let start = usize::try_from(offset_bytes).map_err(|_| too_far())?;
         buffer.copy_from_slice(&self.0[start..start + buffer.len()]);
         Ok(())
+    }
+
+    fn read_in_memory(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
+        self.read_at(buffer, offset_bytes)
     }
 
     fn extents(&self, offset_bytes: u64, length_bytes: u64, _limit: usize) -> Result<Vec<Extent>> {

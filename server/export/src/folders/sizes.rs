@@ -12,7 +12,7 @@ use super::Folders;
 use crate::image;
 use crate::image_file::ImageFile;
 use crate::image_name::ImagePart;
-use coldrise_block::{check_range, Disk, Error, ErrorKind, Extent, ExtentKind, Result};
+use coldrise_block::{Disk, Error, ErrorKind, Holes, Result};
 use coldrise_session::{open_live_side_file, open_point_disk, SessionDisk, SessionDocument};
 use coldrise_store::{DiskName, PointDocument, PointSelector};
 use parking_lot::Mutex;
@@ -229,24 +229,4 @@ impl Folders {
 
 fn gone() -> Error {
     Error::new(ErrorKind::NotFound, "there is no such disk any more")
-}
-
-/// A disk of nothing, in the place of one that is not opened.
-struct Holes(u64);
-
-impl Disk for Holes {
-    fn size_bytes(&self) -> u64 {
-        self.0
-    }
-
-    fn read_at(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
-        check_range(self.0, offset_bytes, buffer.len() as u64)?;
-        buffer.fill(0);
-        Ok(())
-    }
-
-    fn extents(&self, offset_bytes: u64, length_bytes: u64, _limit: usize) -> Result<Vec<Extent>> {
-        check_range(self.0, offset_bytes, length_bytes)?;
-        Ok(vec![Extent { offset_bytes, length_bytes, kind: ExtentKind::Hole }])
-    }
 }

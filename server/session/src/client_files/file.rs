@@ -15,11 +15,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use coldrise_block::{check_range, Disk, Error, ErrorKind, Extent, ExtentKind, Result};
+use coldrise_block::{
+    check_range, would_wait, Disk, Error, ErrorKind, Extent, ExtentKind, Holes, Result,
+};
 use parking_lot::{Mutex, RwLock, RwLockWriteGuard};
 
 use super::folder::{Unwritten, MAX_SMALL_BYTES};
-use super::nothing::{inside, Nothing};
+use super::inside::inside;
 use super::tree::{FileEntry, FileId, FileKind};
 use super::writer::{looks, Shared};
 use crate::length::Length;
@@ -250,7 +252,7 @@ impl ClientFile {
 
 fn large(shared: &Arc<Shared>, id: FileId, capacity_bytes: u64) -> Result<Content> {
     let key = shared.folder.layer(id, capacity_bytes);
-    let below = Arc::new(Nothing(capacity_bytes));
+    let below = Arc::new(Holes(capacity_bytes));
     let (poison, writing) = (shared.poison.clone(), Arc::clone(&shared.writing));
     let side = Arc::new(SideFile::open(key, below, poison, writing)?);
     Ok(Content::Large { length: length_over(&(Arc::clone(&side) as Arc<dyn Disk>)), side })
@@ -298,6 +300,20 @@ impl Disk for ClientFile {
             part.copy_from_slice(&bytes[start..start + part.len()]);
         }
         Ok(())
+    }
+
+    fn read_in_memory(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
+        let is_in_memory = match &*self.content.try_read().ok_or_else(would_wait)? {
+            Content::Large { side, length } => {
+                let part = inside(buffer, offset_bytes, length.get());
+                return self.check().and_then(|()| side.read_in_memory(part, offset_bytes));
+            }
+            Content::Small { bytes, .. } => bytes.is_some(),
+        };
+        match is_in_memory {
+            true => self.read_at(buffer, offset_bytes),
+            false => Err(would_wait()),
+        }
     }
 
     /// Behind the end the file becomes longer.

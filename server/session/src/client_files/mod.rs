@@ -27,8 +27,8 @@
 mod carried;
 mod file;
 mod folder;
+mod inside;
 mod names;
-mod nothing;
 mod reader;
 mod tree;
 mod writer;

@@ -4,13 +4,13 @@
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use coldrise_block::{check_range, Disk, Error, ErrorKind, Extent, ExtentKind, Result};
+use coldrise_block::{check_range, Disk, Error, ErrorKind, Extent, ExtentKind, Holes, Result};
 use coldrise_store::{Repository, SessionName};
 use parking_lot::Mutex;
 
 use super::file::length_over;
 use super::folder::{FilesFolder, Mark};
-use super::nothing::{inside, Nothing};
+use super::inside::inside;
 use super::tree::{FileEntry, FileId, FileKind, FileTree};
 use super::writer::{looks, lost_list, removed};
 use crate::document::SessionDocument;
@@ -114,7 +114,7 @@ impl ReadFile {
                 let kind = self.files.entry(self.id)?.kind;
                 if let FileKind::Large { capacity_bytes } = kind {
                     let key = folder.layer(self.id, capacity_bytes);
-                    let below = Arc::new(Nothing(capacity_bytes));
+                    let below = Arc::new(Holes(capacity_bytes));
                     let session = &self.files.session;
                     let disk = open_live_layer(folder.repository(), session, key, below)?;
                     let length = Arc::new(length_over(&disk));

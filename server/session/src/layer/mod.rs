@@ -65,7 +65,7 @@ pub(crate) use format::Superblock;
 pub(crate) use keys::LayerKeys;
 pub(crate) use map::Lookup;
 pub(crate) use open::{ReadMode, SealFacts};
-pub(crate) use read::Stripe;
+pub(crate) use read::{How, Stripe};
 
 use crate::lock::FileLock;
 use keys::NoncePrefix;

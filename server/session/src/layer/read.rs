@@ -1,10 +1,12 @@
 //! Reading captured blocks.
 
 use std::cell::RefCell;
+use std::io::IoSliceMut;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-use coldrise_block::{Context, Error, ErrorKind, Result, BLOCK_SIZE_BYTES};
+use coldrise_block::{would_wait, Context, Error, ErrorKind, Result, Waiting, BLOCK_SIZE_BYTES};
+use rustix::io::{preadv2, Errno, ReadWriteFlags};
 
 use super::format::{slot_offset_bytes, RecordKind, SLOTS_PER_SEGMENT};
 use super::keys::RecordPlace;
@@ -24,6 +26,13 @@ pub(crate) enum Stripe {
     Held,
     /// It does not.
     Free,
+}
+
+/// How captured blocks are read.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct How {
+    pub(crate) stripe: Stripe,
+    pub(crate) waiting: Waiting,
 }
 
 /// Most blocks read with one call.
@@ -51,21 +60,18 @@ impl Layer {
     /// tags tell. Returns how many blocks were read; where fewer than asked for,
     /// the caller looks up again.
     ///
-    /// `stripe` tells whether the caller already holds the block's stripe.
-    ///
-    /// Errors: `Corrupt` when a block is damaged although the map still names its slot.
+    /// Errors: `Corrupt` when a block is damaged although the map still names its slot;
+    /// `WouldWait`, where waiting is refused, also for one that has to be read again.
     pub(crate) fn read_slots(
         &self,
         block: u64,
         slot: u32,
         out: &mut [u8],
-        stripe: Stripe,
+        how: How,
     ) -> Result<usize> {
         STORED.with_borrow_mut(|stored| {
             let stored = &mut stored[..out.len()];
-            self.file
-                .read_exact_at(stored, slot_offset_bytes(slot))
-                .context(|| format!("reading {}", self.path.display()))?;
+            self.read_stored(stored, slot, how.waiting)?;
             let pieces = stored.chunks_exact(BLOCK).zip(out.chunks_exact_mut(BLOCK));
             for (i, (piece, out)) in pieces.enumerate() {
                 let (block, slot) = (block + i as u64, slot + i as u32);
@@ -73,12 +79,35 @@ impl Layer {
                     continue;
                 }
                 if i == 0 && self.lookup(block) == Lookup::Slot(slot) {
-                    return self.read_again(block, slot, out, stripe).map(usize::from);
+                    return match how.waiting {
+                        Waiting::Allowed => self.read_again(block, slot, out, how.stripe),
+                        Waiting::Refused => Err(would_wait()),
+                    }
+                    .map(usize::from);
                 }
                 return Ok(i);
             }
             Ok(out.len() / BLOCK)
         })
+    }
+
+    /// Reads slots as they are stored. (A record is read through its mapping: it lies in
+    /// the same file and was written with its slot, and nobody can ask for it.)
+    fn read_stored(&self, stored: &mut [u8], slot: u32, waiting: Waiting) -> Result<()> {
+        let offset_bytes = slot_offset_bytes(slot);
+        if waiting == Waiting::Refused {
+            let length = stored.len();
+            let parts = &mut [IoSliceMut::new(stored)];
+            match preadv2(&self.file, parts, offset_bytes, ReadWriteFlags::NOWAIT) {
+                Ok(read) if read == length => return Ok(()),
+                // There are file systems that cannot tell.
+                Err(Errno::OPNOTSUPP) => {}
+                _ => return Err(would_wait()),
+            }
+        }
+        self.file
+            .read_exact_at(stored, offset_bytes)
+            .context(|| format!("reading {}", self.path.display()))
     }
 
     /// Authenticates what is captured from `block` on, as far as one call reads.
@@ -93,8 +122,9 @@ impl Layer {
         };
         let run = self.slot_run(block, slot, left) as usize;
         let mut content = vec![0; run * BLOCK];
+        let how = How { stripe: Stripe::Free, waiting: Waiting::Allowed };
         // Where fewer were read, blocks moved meanwhile: they are looked up again.
-        let blocks = self.read_slots(block, slot, &mut content, Stripe::Free)? as u64;
+        let blocks = self.read_slots(block, slot, &mut content, how)? as u64;
         Ok((blocks, blocks * BLOCK_SIZE_BYTES))
     }
 

@@ -1,0 +1,29 @@
+//! A disk of nothing but a hole.
+
+use crate::{check_range, Disk, Extent, ExtentKind, Result};
+
+/// Shows zeroes where nothing was written, or in the place of a disk that is not opened.
+/// Its size in bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Holes(pub u64);
+
+impl Disk for Holes {
+    fn size_bytes(&self) -> u64 {
+        self.0
+    }
+
+    fn read_at(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
+        check_range(self.0, offset_bytes, buffer.len() as u64)?;
+        buffer.fill(0);
+        Ok(())
+    }
+
+    fn read_in_memory(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
+        self.read_at(buffer, offset_bytes)
+    }
+
+    fn extents(&self, offset_bytes: u64, length_bytes: u64, _limit: usize) -> Result<Vec<Extent>> {
+        check_range(self.0, offset_bytes, length_bytes)?;
+        Ok(vec![Extent { offset_bytes, length_bytes, kind: ExtentKind::Hole }])
+    }
+}

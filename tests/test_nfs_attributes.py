@@ -1,0 +1,127 @@
+"""coldrise serve nfs: attributes that it remembers are never older than what they tell of.
+
+Of a disk that this server alone writes it remembers them for seconds. So a change that it
+does not see itself would stay hidden for as long, but for what these tests check.
+"""
+
+import time
+
+import nbd
+import pytest
+
+from support import nfs3, nfs41
+from support.nbdserver import wait_until
+
+KIB, MIB = 1 << 10, 1 << 20
+
+# As old as anything shown may be. It is remembered for ten times as long.
+AT_ONCE_S = 0.5
+
+
+@pytest.fixture
+def client(live, nfs):
+    server = nfs("--idle", "1")
+    with server.connect() as client:
+        client.server = server
+        client.folder = client.walk(server.root(), "live/trial")
+        yield client
+
+
+def time_of(client, file):
+    """The time of the last change, in seconds."""
+    seconds, nanoseconds = client.getattr(file)["mtime"]
+    return seconds + nanoseconds / 1e9
+
+
+def shows(client, file, after):
+    """Whether a change that was made after that moment shows."""
+    deadline = time.monotonic() + AT_ONCE_S
+    while time.monotonic() < deadline:
+        # Of the kernel's clock for files, which ticks 250 times a second.
+        if time_of(client, file) > after - 0.005:
+            return True
+    return False
+
+
+def write_over_nfs(client, file, offset=0):
+    start = time.time()
+    client.write(file, offset, b"nfs" * KIB, nfs3.FILE_SYNC)
+    return start
+
+
+def write_over_nbd(client, disk, connect):
+    """Writes through another server once the session is no longer written here. All the
+    while attributes are asked for, so that there are young ones to be remembered."""
+
+    def written():
+        time_of(client, disk)
+        try:
+            with connect() as other:
+                start = time.time()
+                other.pwrite(b"nbd" * KIB, 0)
+                return start
+        except (nbd.Error, OSError):
+            return None
+
+    return wait_until(written, "the session to be given back")
+
+
+def test_a_write_through_another_server_shows_at_once(client, live, nbdkit):
+    disk = client.lookup(client.folder, "vda.raw")
+    with nbdkit().connect(live) as other:
+        for number in range(3):
+            client.read(disk, 0, KIB)
+            before = time_of(client, disk)
+            time.sleep(0.05)
+            start = time.time()
+            other.pwrite(b"nbd" * KIB, number * MIB)
+            assert before < start and shows(client, disk, start)
+            assert client.read(disk, number * MIB, 3 * KIB)[0] == b"nbd" * KIB
+
+
+def test_a_write_through_another_file_of_the_disk_shows_at_once(client):
+    files = [client.lookup(client.folder, name) for name in ("vda.raw", "vda-flat.vmdk", "vda.vhd")]
+    for _ in range(2):
+        for writer in files:
+            for file in files:
+                time_of(client, file)
+            time.sleep(0.05)
+            start = write_over_nfs(client, writer)
+            for file in files:
+                assert shows(client, file, start), (files.index(writer), files.index(file), time_of(client, file) - start)
+
+
+def test_the_writer_may_change_while_the_disk_is_read(client, live, nbdkit):
+    disk = client.lookup(client.folder, "vda.raw")
+    for _ in range(2):
+        assert shows(client, disk, write_over_nfs(client, disk))
+        other = nbdkit()
+        assert shows(client, disk, write_over_nbd(client, disk, lambda: other.connect(live)))
+        assert client.read(disk, 0, 3 * KIB)[0] == b"nbd" * KIB
+        other.stop()
+
+
+def test_after_a_close_another_server_may_write_at_once(client, live, nbdkit):
+    disk = client.lookup(client.folder, "vda.raw")
+    with nfs41.Client(client.server.network, "one") as one:
+        opened = one.open("coldrise/live/trial/vda.raw")
+        opened.write(b"nfs" * KIB)
+        for _ in range(10):
+            time_of(client, disk)
+        opened.close()
+        with nbdkit().connect(live) as other:
+            start = time.time()
+            other.pwrite(b"nbd" * KIB, 0)
+            assert shows(client, disk, start)
+
+
+def test_a_seal_changes_nothing_that_is_shown(client, coldrise):
+    disk = client.lookup(client.folder, "vda.raw")
+    start = write_over_nfs(client, disk)
+    before = client.getattr(disk)
+    coldrise.json("seal", "trial")
+    time.sleep(0.05)
+    after = client.getattr(disk)
+    assert after["size"] == before["size"] and time_of(client, disk) >= start - 0.005
+    start = write_over_nfs(client, disk, MIB)
+    assert shows(client, disk, start)
