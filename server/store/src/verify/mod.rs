@@ -26,6 +26,10 @@ use coldrise_block::Result;
 use crate::state::StoreState;
 use crate::{MapRoot, Repository};
 
+/// Where the store's counters are lost, keys that anybody can make up tell how many ids
+/// there are: no more are believed than take half a gibibyte of memory.
+const MAX_UNCOUNTED_IDS: u64 = 1 << 32;
+
 /// Damaged chunks that are described one by one; more are only counted.
 const MAX_DESCRIBED: usize = 1000;
 
@@ -146,7 +150,7 @@ impl Repository {
         let end = match StoreState::read(self) {
             Ok(state) => state.next_chunk,
             // Its damage is told with the documents.
-            Err(_) => chunks::last_id(self)?.saturating_add(1),
+            Err(_) => chunks::last_id(self)?.saturating_add(1).min(MAX_UNCOUNTED_IDS),
         };
         let wanted = match options.coverage {
             Coverage::Referenced => Some(maps::referenced(self, disks, end)?),
