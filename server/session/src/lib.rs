@@ -37,6 +37,8 @@ mod disk;
 mod document;
 mod fold;
 mod forget;
+#[cfg(test)]
+mod fuzz_tests;
 mod held;
 mod layer;
 mod lease;
@@ -46,6 +48,7 @@ mod lock;
 #[allow(unsafe_code)]
 mod mapping;
 mod place;
+mod progress_mark;
 mod prune;
 mod publish;
 mod reclaim;

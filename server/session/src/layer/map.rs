@@ -154,8 +154,15 @@ impl BlockMap {
     /// What the layer knows of `block`.
     #[inline]
     pub(crate) fn lookup(&self, block: u64) -> Lookup {
-        match self.words.load32(block as usize) {
-            ENTRY_INHERIT if self.group(block) & GROUP_ZERO != 0 => Lookup::Zero,
+        let group = self.group(block);
+        // Looking at an entry takes its page of memory, whatever it says: not where there
+        // is none.
+        let entry = match group & GROUP_HAS_ENTRIES {
+            0 => ENTRY_INHERIT,
+            _ => self.words.load32(block as usize),
+        };
+        match entry {
+            ENTRY_INHERIT if group & GROUP_ZERO != 0 => Lookup::Zero,
             ENTRY_INHERIT => Lookup::Below,
             ENTRY_ZERO => Lookup::Zero,
             slot => Lookup::Slot(slot - ENTRY_FIRST_SLOT),
