@@ -92,14 +92,27 @@ test-crash: build test-deps ## Run the long crash test: 1,000 kills, 200 power c
 	$(PYTHON) -m pytest -q -s tests/test_crash.py --crash-kills 1000 --crash-cuts 200 \
 	    --crash-reopenings 3000
 
+.PHONY: test-mutations
+test-mutations: build test-deps ## Damage every file of a repository in every way: about 2,500 mutations
+	$(PYTHON) -m pytest -q -s tests/test_mutations.py --mutations 0
+
+# As many of each kind: file operations that fail, and kills at file operations.
+FAULTS ?= 2000
+
+.PHONY: test-faults
+test-faults: build test-deps ## Fail FAULTS file operations, and kill at as many
+	$(PYTHON) -m pytest -q -s tests/test_faults.py --faults $(FAULTS) --kills $(FAULTS)
+
 # The tests try some dozens of cases of each; this tries as many as one likes.
 FUZZ_CASES ?= 5000
 
 .PHONY: fuzz
-fuzz: build-deps ## Try FUZZ_CASES random layouts, and writes into every byte of image files
+fuzz: build-deps ## Try FUZZ_CASES random layouts, writes into every byte of image files, and made-up stored bytes
 	PROPTEST_CASES=$(FUZZ_CASES) $(CARGO) test --release --locked \
 	    -p coldrise-formats --test layouts --test stream
 	PROPTEST_CASES=$(FUZZ_CASES) $(CARGO) test --release --locked -p coldrise-export --lib image_file
+	PROPTEST_CASES=$(FUZZ_CASES) $(CARGO) test --release --locked -p coldrise-store --lib -- fuzz page chunk description
+	PROPTEST_CASES=$(FUZZ_CASES) $(CARGO) test --release --locked -p coldrise-session --lib -- fuzz
 
 .PHONY: check
 check: build-deps $(GANESHA_DIR)/configured/include/config.h ## Check format, lints, dependency direction and the C shims

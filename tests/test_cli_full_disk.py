@@ -2,24 +2,28 @@
 
 import json
 import os
+import random
 
+import nbd
 import pytest
 
 from support.cli import Coldrise
 from support.image import Image
+from support.nbdserver import Nbdkit
 from support.sources import tool
 
 MIB = 1 << 20
 
 
 @pytest.fixture
-def small(tmp_path):
-    """A repository on a file system of 24 MiB."""
+def small(tmp_path, request):
+    """A repository on a file system of 24 MiB, or of as many as the test asks for."""
     passphrase = tmp_path / "passphrase"
     passphrase.write_text("correct horse\n", encoding="utf-8")
     folder = tmp_path / "small"
     folder.mkdir()
-    tool("mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", folder)
+    megabytes = getattr(request, "param", 24)
+    tool("mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", folder)
     try:
         coldrise = Coldrise(folder / "repository", passphrase)
         coldrise.init()
@@ -98,3 +102,79 @@ def test_sessions_on_a_full_disk(small, tmp_path):
     target = tmp_path / "out.raw"
     small.json("restore", f"{again}/vda", target)
     assert target.read_bytes() == content.read_bytes()
+
+
+def write_until_full(small, directory, model, numbers, piece=256 << 10):
+    """Writes to the session's disk until it is refused; `model` has what was flushed."""
+    offset = 0
+    with Nbdkit(small, directory) as server, server.connect("live/trial/vda") as handle:
+        while True:
+            pieces = []
+            try:
+                for _ in range(16):
+                    content = numbers.randbytes(piece)
+                    handle.pwrite(content, offset)
+                    pieces.append((offset, content))
+                    offset += piece
+                handle.flush()
+            except nbd.Error as error:
+                assert error.errno == "ENOSPC", error
+                # What was taken before is flushed all the same.
+                handle.flush()
+                for offset, content in pieces:
+                    model.write(offset, content)
+                return offset
+            for offset, content in pieces:
+                model.write(offset, content)
+
+
+@pytest.mark.parametrize("small", [256], indirect=True)
+def test_filled_to_the_brim_and_freed_it_works_on(small, tmp_path):
+    """Backups and a session fill it; forget, prune and gc give the space back."""
+    numbers, target = random.Random(8), tmp_path / "out.raw"
+    model = Image(128 * MIB)
+    model.fill(0, 4 * MIB, "base")
+    base = small.backup("web01", vda=model.save(tmp_path / "base.raw"))
+    small.json("protect", base)
+    for round_ in range(2):
+        made = {}
+        while True:
+            name = f"{round_}-{len(made)}"
+            image = disk(tmp_path, name, 30)
+            done = small.run("--json", "backup", f"db{len(made)}", f"vda=raw:{image}")
+            if done.returncode:
+                assert error_kind(done) == "no_space", done.stderr
+                break
+            made[json.loads(done.stdout.splitlines()[-1])["address"]] = image
+        assert len(made) >= 5, made
+        # The rest goes to a session, once a point has made room for one.
+        address, image = made.popitem()
+        small.json("forget", address)
+        small.json("gc")
+        session = Image(128 * MIB)
+        session.write(0, model.read(0, 4 * MIB))
+        small.publish(base, "trial")
+        uncertain = write_until_full(small, tmp_path / "server", session, numbers)
+
+        assert small.run("verify").returncode == 0
+        for address, image in made.items():
+            small.json("restore", f"{address}/vda", target, "--force")
+            assert target.read_bytes() == image.read_bytes()
+        small.json("restore", "live/trial/vda", target, "--force")
+        restored = bytearray(target.read_bytes())
+        restored[uncertain : uncertain + (256 << 10)] = session.read(uncertain, 256 << 10)
+        assert restored == session.content
+
+        small.json("forget", next(iter(made)))
+        small.json("prune", "--keep-last", "1", "web01")
+        small.json("unpublish", "trial", "--discard")
+        for machine in small.json("list")["machines"]:
+            if machine["machine"] != "web01":
+                small.json("forget", "--all", machine["machine"])
+        for _ in range(2):
+            small.json("gc")
+        free = os.statvfs(small.repository.parent)
+        assert free.f_bavail * free.f_frsize > 200 * MIB
+    assert small.run("verify").returncode == 0
+    small.json("restore", f"{base}/vda", target, "--force")
+    assert target.read_bytes() == model.content

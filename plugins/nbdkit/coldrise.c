@@ -103,7 +103,9 @@ plugin_config (const char *key, const char *value)
 #define plugin_config_help                                                  \
   "[repo=]DIR                (required) The Coldrise repository.\n"           \
   "passphrase-file=FILE      File that holds its passphrase.\n"               \
-  "passphrase-command=CMD    Shell command that prints its passphrase.\n"     \
+  "passphrase-command=CMD    Shell command that prints its passphrase; the\n" \
+  "                          environment's COLDRISE_PASSPHRASE_COMMAND where\n" \
+  "                          neither is given: everybody can read arguments.\n" \
   "chunk-cache=SIZE          Memory for decoded chunks (default: 64M).\n"     \
   "list-formats=BOOL         List image files, too (default: false).\n"        \
   "Exports are MACHINE/POINT/DISK (read-only; POINT may be latest) and\n"     \
@@ -131,6 +133,17 @@ plugin_config_complete (void)
   if (passphrase_file != NULL && passphrase_command != NULL) {
     nbdkit_error ("passphrase-file= and passphrase-command= exclude each other");
     return -1;
+  }
+  if (passphrase_file == NULL && passphrase_command == NULL) {
+    const char *given = getenv ("COLDRISE_PASSPHRASE_COMMAND");
+
+    if (given != NULL && *given != '\0') {
+      passphrase_command = strdup (given);
+      if (passphrase_command == NULL) {
+        nbdkit_error ("strdup: %m");
+        return -1;
+      }
+    }
   }
   return 0;
 }

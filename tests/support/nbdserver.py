@@ -27,7 +27,8 @@ def wait_until(condition, what):
 class Nbdkit:
     """One nbdkit process in the foreground on a Unix socket."""
 
-    def __init__(self, coldrise, directory, *parameters, filters=(), options=()):
+    def __init__(self, coldrise, directory, *parameters, filters=(), options=(),
+                 environment=None):
         directory.mkdir(parents=True, exist_ok=True)
         self.socket = directory / "socket"
         self.log_path = directory / "log"
@@ -43,6 +44,7 @@ class Nbdkit:
             stdin=subprocess.DEVNULL,
             stdout=self.log,
             stderr=subprocess.STDOUT,
+            env=environment,
         )
         try:
             wait_until(lambda: self.process.poll() is not None or self.answers(), "nbdkit")

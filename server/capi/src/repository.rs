@@ -6,7 +6,7 @@ use crate::RepositoryHandle;
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_export::{ExportTree, TreeOptions};
 use coldrise_store::{OpenOptions, PassphraseSource, Repository};
-use rustix::process::{set_dumpable_behavior, DumpableBehavior};
+use rustix::process::{set_dumpable_behavior, setrlimit, DumpableBehavior, Resource, Rlimit};
 use std::ffi::{c_char, c_int, OsStr};
 use std::os::unix::ffi::OsStrExt;
 use std::panic::{catch_unwind, AssertUnwindSafe};
@@ -116,6 +116,8 @@ fn check(path: &Path, passphrase: &PassphraseSource) -> Result<()> {
 /// into it.
 pub(crate) fn open_repository(path: &Path, given: &Given) -> Result<Arc<Repository>> {
     // A host that forbids this is no reason to stop.
+    let _ = setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) });
+    // A core pattern that is a program does not mind the limit.
     let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
     let options = OpenOptions { cache_bytes: given.cache_bytes };
     Repository::open(path, &given.passphrase, &options)

@@ -14,7 +14,7 @@ use crate::arguments::GlobalOptions;
 use crate::report::print_remark;
 
 const PASSPHRASE_FILE: &str = "COLDRISE_PASSPHRASE_FILE";
-const PASSPHRASE_COMMAND: &str = "COLDRISE_PASSPHRASE_COMMAND";
+pub(crate) const PASSPHRASE_COMMAND: &str = "COLDRISE_PASSPHRASE_COMMAND";
 
 /// Decoded chunks kept by commands that read whole disks, in bytes: such reads
 /// pass by the cache anyway.

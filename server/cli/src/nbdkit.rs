@@ -14,7 +14,7 @@ use coldrise_store::PassphraseSource;
 use tempfile::TempDir;
 
 use crate::child;
-use crate::invocation::Invocation;
+use crate::invocation::{Invocation, PASSPHRASE_COMMAND};
 use crate::signals::ChildSignals;
 
 const NAME: &str = "nbdkit";
@@ -137,20 +137,23 @@ impl Nbdkit {
         }
         command.arg(plugin());
         command.arg(option_with("repo=", &absolute(invocation.repository_path()?)?));
+        // A command is no argument, which everybody can read.
+        command.env_remove(PASSPHRASE_COMMAND);
+        let mut passphrase_command = None;
         match invocation.passphrase()? {
             PassphraseSource::None => {}
             PassphraseSource::File(path) => {
                 command.arg(option_with("passphrase-file=", &absolute(&path)?));
             }
-            PassphraseSource::Command(text) => {
-                command.arg(format!("passphrase-command={text}"));
-            }
+            PassphraseSource::Command(text) => passphrase_command = Some(text),
         }
         command.arg(format!("chunk-cache={}", options.cache_bytes));
         if options.lists_formats {
             command.arg("list-formats=true");
         }
         tracing::debug!(?command, "starting nbdkit");
+        // From here on the command shows it: it is told to nobody.
+        command.envs(passphrase_command.map(|text| (PASSPHRASE_COMMAND, text)));
         command.stdin(Stdio::null()).stdout(Stdio::null());
         let mut nbdkit = Nbdkit {
             child: command.spawn().map_err(missing)?,

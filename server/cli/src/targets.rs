@@ -62,6 +62,35 @@ pub(crate) fn find(repository: &Arc<Repository>, targets: &[Target]) -> Result<V
     Ok(found.into_values().collect())
 }
 
+/// Takes points out of `targets` that are lost: a marker says that they have to be there,
+/// and they are not. Returns their names.
+///
+/// # Errors
+/// `Corrupt` where a document does not authenticate.
+pub(crate) fn take_lost(
+    repository: &Arc<Repository>,
+    targets: &mut Vec<Target>,
+) -> Result<Vec<String>> {
+    let mut lost = Vec::new();
+    let mut kept = Vec::with_capacity(targets.len());
+    for target in targets.drain(..) {
+        if let Target::Point(machine, selector @ PointSelector::Exact(point)) = &target {
+            let name = format!("{machine}/{point}");
+            let is_there = match Catalog::new(repository).point(machine, selector) {
+                Err(error) if error.kind() == ErrorKind::NotFound => false,
+                found => found.map(|_| true)?,
+            };
+            if !is_there && repository.is_marked(&name) {
+                lost.push(name);
+                continue;
+            }
+        }
+        kept.push(target);
+    }
+    *targets = kept;
+    Ok(lost)
+}
+
 /// How points are addressed.
 pub(crate) fn addresses(points: &[PointDocument]) -> Vec<String> {
     points.iter().map(|point| format!("{}/{}", point.machine, point.point)).collect()

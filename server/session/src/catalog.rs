@@ -15,6 +15,7 @@ use crate::place::Place;
 use crate::reclaim::remove_layers;
 use crate::sealed_files;
 use crate::unpublish::tidy;
+use crate::verify::session_name;
 
 /// Every restore point of a repository.
 pub struct Catalog {
@@ -30,7 +31,7 @@ impl Catalog {
     /// Points that stand in sessions' documents. Read before the repository's
     /// catalog: a point on its way from one to the other is then in the second.
     fn sealed(&self) -> Result<Vec<PointDocument>> {
-        let documents = SessionDocument::all(&self.repository)?;
+        let documents = SessionDocument::readable(&self.repository)?;
         self.repository.catch_up()?;
         Ok(documents.into_iter().flat_map(|(_, document)| document.sealed).collect())
     }
@@ -247,7 +248,7 @@ pub fn enter_sealed_points(writer: &RepositoryWriter) -> Result<usize> {
     let repository = writer.repository();
     let documents = FileLock::documents(repository)?;
     let mut entered = 0;
-    for (place, mut document) in SessionDocument::all(repository)? {
+    for (place, mut document) in SessionDocument::readable(repository)? {
         if !document.sealed.is_empty() {
             for point in &document.sealed {
                 let files = match &point.files {
@@ -266,7 +267,11 @@ pub fn enter_sealed_points(writer: &RepositoryWriter) -> Result<usize> {
         }
         sealed_files::tidy(repository, &place, &document.sealed)?;
         tidy(repository, &place, &document)?;
+        if !document.is_ended {
+            repository.mark(&session_name(&document))?;
+        }
     }
+    repository.mark_points()?;
     match remove_layers(repository, &documents) {
         Ok(_) => {}
         // What is damaged is told by whoever needs it, and by verify.

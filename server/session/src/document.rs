@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::layer::Superblock;
 use crate::place::{replace_file, Place};
+use crate::progress_mark::SessionProgress;
 
 /// Largest document that is read, in bytes.
 const MAX_DOCUMENT_BYTES: u64 = 16 << 20;
@@ -38,6 +39,9 @@ pub struct SessionDocument {
     /// The session was ended; it stays only until its points are in the catalog.
     #[serde(default)]
     pub(crate) is_ended: bool,
+    /// Each document that is written has a higher number than the one before.
+    #[serde(default)]
+    pub(crate) revision: u64,
 }
 
 /// What a session's document says of the files of clients.
@@ -62,6 +66,9 @@ pub struct SessionDisk {
     pub layers: Vec<LayerReference>,
     /// The layer that takes the writes.
     pub top: LayerId,
+    /// What the top layer's last sequence number is at least.
+    #[serde(skip)]
+    pub(crate) least_sequence: u64,
 }
 
 impl SessionDisk {
@@ -84,6 +91,8 @@ impl SessionDisk {
 impl SessionDocument {
     /// Reads the document in `place`; `None` where there is none.
     pub(crate) fn read(repository: &Repository, place: &Place) -> Result<Option<Self>> {
+        // Before the document, which is replaced first.
+        let progress = SessionProgress::read(repository, place);
         let path = place.document();
         let what = || format!("reading {}", path.display());
         let length = match std::fs::metadata(&path) {
@@ -100,10 +109,12 @@ impl SessionDocument {
             Err(error) => return Err(error).context(what),
         };
         let text = repository.open_document(&place.purpose(), &stored).context(what)?;
-        serde_json::from_slice(&text).map(Some).map_err(|error| {
+        let mut document: SessionDocument = serde_json::from_slice(&text).map_err(|error| {
             let message = format!("{} has an unknown form", path.display());
             Error::with_source(ErrorKind::Corrupt, message, error)
-        })
+        })?;
+        progress.apply(&mut document, place)?;
+        Ok(Some(document))
     }
 
     /// The document of a session that is to be there.
@@ -114,7 +125,7 @@ impl SessionDocument {
         match found.filter(|document| !document.is_ended) {
             Some(document) => Ok(document),
             None => {
-                let mut names: Vec<String> = Self::all(repository)?
+                let mut names: Vec<String> = Self::readable(repository)?
                     .into_iter()
                     .filter(|(_, document)| !document.is_ended)
                     .map(|(_, document)| document.name.to_string())
@@ -129,6 +140,22 @@ impl SessionDocument {
         }
     }
 
+    /// Every document that can be read, ended sessions included. What is damaged hides
+    /// no other; verify tells of it.
+    pub(crate) fn readable(repository: &Repository) -> Result<Vec<(Place, Self)>> {
+        let mut documents = Vec::new();
+        for place in Place::all(repository)? {
+            match Self::read(repository, &place) {
+                Ok(document) => documents.extend(document.map(|document| (place, document))),
+                Err(error) if error.kind() == ErrorKind::Corrupt => {
+                    tracing::warn!(error = %error.full_message(), "a damaged session is passed over");
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(documents)
+    }
+
     /// Every document, ended sessions included.
     pub(crate) fn all(repository: &Repository) -> Result<Vec<(Place, Self)>> {
         let mut documents = Vec::new();
@@ -141,12 +168,21 @@ impl SessionDocument {
     }
 
     /// Writes the document durably; the caller holds the documents' lock.
-    pub(crate) fn write(&self, repository: &Repository, place: &Place) -> Result<()> {
+    pub(crate) fn write(&mut self, repository: &Repository, place: &Place) -> Result<()> {
+        let known = SessionProgress::read(repository, place).revision;
+        let revision = self.revision.max(known) + 1;
+        self.revision = revision;
         let text = serde_json::to_vec(self).map_err(|error| {
             Error::with_source(ErrorKind::Internal, "describing a session", error)
         })?;
         let stored = repository.seal_document(&place.purpose(), &text)?;
-        replace_file(&place.document(), &stored)
+        replace_file(&place.document(), &stored)?;
+        // The document counts from here on: what is missing now only means that less
+        // is noticed.
+        if let Err(error) = SessionProgress::note(repository, place, revision, &[], self) {
+            tracing::warn!(error = %error.full_message(), "an older document of the session would not be noticed");
+        }
+        Ok(())
     }
 
     /// Points sealed from this session that wait for a writer to enter them into

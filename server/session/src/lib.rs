@@ -38,6 +38,8 @@ mod disk;
 mod document;
 mod fold;
 mod forget;
+#[cfg(test)]
+mod fuzz_tests;
 mod gc;
 mod held;
 mod layer;
@@ -49,6 +51,7 @@ mod lock;
 #[allow(unsafe_code)]
 mod mapping;
 mod place;
+mod progress_mark;
 mod prune;
 mod publish;
 mod quarantine;

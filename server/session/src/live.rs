@@ -36,6 +36,7 @@ pub(crate) fn sealed_layers(
             ReadMode::Sealed(SealFacts {
                 sequence: reference.sealed_sequence,
                 slots: reference.sealed_slots,
+                records: reference.sealed_records,
             }),
         )
     };
@@ -248,7 +249,7 @@ enum Failed {
 impl Failed {
     fn of_layer(error: Error) -> Failed {
         match error.kind() {
-            ErrorKind::NotFound => Failed::Passing(error),
+            ErrorKind::NotFound | ErrorKind::Busy => Failed::Passing(error),
             _ => Failed::Settled(error),
         }
     }
@@ -267,7 +268,7 @@ fn open_disk_view(
         &layer_path(repository, &disk.top),
         &disk.top_superblock(),
         layer_keys(repository, &disk.top),
-        if is_served { ReadMode::Attached(&map) } else { ReadMode::Idle },
+        if is_served { ReadMode::Attached(&map) } else { ReadMode::Idle(disk.least_sequence) },
     );
     let top = top.map_err(Failed::of_layer)?;
     // From here on a change is announced by the layer; what changed before it was

@@ -58,6 +58,11 @@ impl Place {
         self.directory.join("session.json")
     }
 
+    /// How far the session had come; see `progress_mark`.
+    pub(crate) fn progress(&self) -> PathBuf {
+        self.directory.join("progress")
+    }
+
     pub(crate) fn lock(&self) -> PathBuf {
         self.directory.join("lock")
     }
@@ -122,6 +127,13 @@ pub(crate) fn layer_keys(repository: &Repository, id: &LayerId) -> LayerKeys {
     LayerKeys::derive(|purpose| repository.derive_key(purpose, id.as_bytes()))
 }
 
+/// Makes the marker of what is stored by now; a failure leaves it to the next writer.
+pub(crate) fn mark(repository: &Repository, name: &str) {
+    if let Err(error) = repository.mark(name) {
+        tracing::warn!(error = %error.full_message(), "a marker is left to the next writer");
+    }
+}
+
 /// Removes a file that may be gone already.
 pub(crate) fn remove_file(path: &Path) -> Result<()> {
     match std::fs::remove_file(path) {
@@ -160,7 +172,12 @@ pub(crate) fn replace_file(path: &Path, bytes: &[u8]) -> Result<()> {
         .mode(0o600)
         .open(&temporary)
         .context(what)?;
-    file.write_all(bytes).and_then(|()| file.sync_all()).context(what)?;
-    std::fs::rename(&temporary, path).context(what)?;
+    let written = file.write_all(bytes).and_then(|()| file.sync_all());
+    let renamed = written.and_then(|()| std::fs::rename(&temporary, path));
+    if renamed.is_err() {
+        // It may take space that is needed.
+        let _ = std::fs::remove_file(&temporary);
+    }
+    renamed.context(what)?;
     path.parent().map_or(Ok(()), sync_directory)
 }

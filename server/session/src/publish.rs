@@ -16,8 +16,9 @@ use crate::client_files::{begin_files, CarriedFiles};
 use crate::document::{now_ms, SessionDisk, SessionDocument, SessionFiles};
 use crate::layer::Layer;
 use crate::lock::FileLock;
-use crate::place::{layer_keys, layer_path, sync_directory, Place};
+use crate::place::{layer_keys, layer_path, mark, sync_directory, Place};
 use crate::unpublish::tidy;
+use crate::verify::session_name;
 
 /// Publishes a point under a name; without one the machine's name and the
 /// first free number are taken. Costs the same whatever the point holds.
@@ -74,6 +75,7 @@ pub fn publish_with_files(
             root: disk.root,
             layers: disk.layers.clone(),
             top: LayerId::random()?,
+            least_sequence: 0,
         });
     }
     create_tops(repository, disks.iter())?;
@@ -90,6 +92,7 @@ pub fn publish_with_files(
         files: Some(SessionFiles::default()),
         sealed,
         is_ended: false,
+        revision: 0,
     };
     place.remove_files()?;
     let files = arrange(&document, carried)?;
@@ -97,6 +100,7 @@ pub fn publish_with_files(
     document.files = Some(SessionFiles { hash });
     document.write(repository, &place)?;
     sync_directory(&repository.live_dir())?;
+    mark(repository, &session_name(&document));
     Ok(document)
 }
 

@@ -19,6 +19,7 @@ use crate::document::SessionDocument;
 use crate::lease::read_leases;
 use crate::lock::FileLock;
 use crate::place::{layer_path, remove_file};
+use crate::verify::{point_name, session_name};
 
 /// The chunk maps and layers that somebody needs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -27,6 +28,8 @@ pub struct InUse {
     pub roots: HashSet<MapRoot>,
     /// Layers, those that take a session's writes included.
     pub layers: HashSet<LayerId>,
+    /// The points and sessions that need them, by the names of their markers.
+    found: HashSet<String>,
 }
 
 impl InUse {
@@ -48,10 +51,11 @@ impl InUse {
         repository: &Repository,
         is_gone: impl Fn(&MachineName, &PointName) -> bool,
     ) -> Result<InUse> {
+        let marked = repository.marked()?;
         let documents = FileLock::documents(repository)?;
         let sessions = of_sessions(repository, &documents, &is_gone)?;
         drop(documents);
-        sessions.with_the_rest(repository, &is_gone)
+        sessions.with_the_rest(repository, &marked, &is_gone)
     }
 
     /// The layers that are there and not among these: how many, and the space that
@@ -80,10 +84,13 @@ impl InUse {
     fn with_the_rest(
         mut self,
         repository: &Repository,
+        marked: &[String],
         is_gone: &dyn Fn(&MachineName, &PointName) -> bool,
     ) -> Result<InUse> {
         // Entry by entry: a point counts even where its machine's entry is lost.
-        let (points, damaged) = repository.verify_catalog()?;
+        let (points, mut damaged) = repository.verify_catalog()?;
+        self.found.extend(points.iter().map(point_name));
+        damaged.extend(repository.missing(marked, &self.found));
         if let Some(damaged) = damaged.first() {
             let message = format!("{}: {}", damaged.what, damaged.reason);
             return Err(Error::new(ErrorKind::Corrupt, message)).context(unknown);
@@ -116,10 +123,14 @@ fn of_sessions(
 ) -> Result<InUse> {
     let mut found = InUse::default();
     for (_, session) in SessionDocument::all(repository).context(unknown)? {
+        if !session.is_ended {
+            found.found.insert(session_name(&session));
+        }
         for disk in &session.disks {
             found.add(&disk.sealed());
             found.layers.insert(disk.top);
         }
+        found.found.extend(session.sealed.iter().map(point_name));
         for point in session.sealed.iter().filter(|p| !is_gone(&p.machine, &p.point)) {
             point.disks.iter().for_each(|disk| found.add(disk));
         }
@@ -140,11 +151,12 @@ pub fn reclaim_layers(writer: &RepositoryWriter) -> Result<u64> {
 /// The same for who holds the documents' lock, under which layers get their owners:
 /// a layer that is there when a document is written is there afterwards.
 pub(crate) fn remove_layers(repository: &Repository, documents: &FileLock) -> Result<u64> {
+    let marked = repository.marked()?;
     let mut needed = of_sessions(repository, documents, &|_, _| false)?;
     if unneeded(repository, &needed)?.is_empty() {
         return Ok(0);
     }
-    needed = needed.with_the_rest(repository, &|_, _| false)?;
+    needed = needed.with_the_rest(repository, &marked, &|_, _| false)?;
     let mut removed = 0;
     for id in unneeded(repository, &needed)? {
         remove_file(&layer_path(repository, &id))?;

@@ -21,9 +21,10 @@ use crate::control;
 use crate::document::{now_ms, SessionDisk, SessionDocument, SessionFiles};
 use crate::layer::{Layer, Poison, SealFacts};
 use crate::lock::{FileLock, PASSING_PATIENCE};
-use crate::place::{layer_keys, layer_path, map_path, remove_file, Place};
+use crate::place::{layer_keys, layer_path, map_path, mark, remove_file, Place};
 use crate::publish::create_tops;
 use crate::sealed_files;
+use crate::verify::point_name;
 
 /// What a seal has made.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -71,6 +72,7 @@ pub fn seal(repository: &Arc<Repository>, name: &SessionName) -> Result<Sealed> 
     let tops = new_tops(&document)?;
     create_tops(repository, tops.iter())?;
     let (point, _) = commit(repository, &place, &facts, &carried, Some(&tops))?;
+    mark(repository, &point_name(&point));
     for (disk, facts) in document.disks.iter().zip(&facts) {
         Layer::announce_change(&layer_path(repository, &disk.top));
         if facts.sequence == 0 {
@@ -96,12 +98,13 @@ pub(crate) fn idle_facts(
         let path = layer_path(repository, &disk.top);
         let superblock = disk.top_superblock();
         let keys = layer_keys(repository, &disk.top);
-        if let Some(facts) = Layer::clean_facts(&path, &superblock, &keys)? {
+        if let Some(facts) = Layer::clean_facts(&path, &superblock, &keys, disk.least_sequence)? {
             return Ok(facts);
         }
         let (map, poison) = (map_path(&disk.top), Poison::default());
         let writing = Some(Arc::clone(writing));
         let layer = Layer::open_for_writing(&path, &superblock, keys, &map, poison, writing)?;
+        layer.check_not_older(disk.least_sequence)?;
         let facts = layer.seal_facts();
         layer.stop_ahead();
         facts
@@ -114,6 +117,7 @@ pub(crate) fn new_tops(document: &SessionDocument) -> Result<Vec<SessionDisk>> {
     let mut tops = document.disks.clone();
     for disk in &mut tops {
         disk.top = LayerId::random()?;
+        disk.least_sequence = 0;
     }
     Ok(tops)
 }
@@ -149,6 +153,7 @@ pub(crate) fn commit(
                 id: disk.top,
                 sealed_sequence: sealed.sequence,
                 sealed_slots: sealed.slots,
+                sealed_records: sealed.records,
             });
         }
         if let Some(tops) = tops {

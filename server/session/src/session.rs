@@ -15,10 +15,12 @@ use crate::document::{SessionDisk, SessionDocument};
 use crate::layer::{Layer, Poison};
 use crate::live::{base_disk, sealed_layers};
 use crate::lock::FileLock;
-use crate::place::{layer_keys, layer_path, map_path, remove_file, Place};
+use crate::place::{layer_keys, layer_path, map_path, mark, remove_file, Place};
+use crate::progress_mark::SessionProgress;
 use crate::publish::create_tops;
 use crate::seal::{commit, new_tops, Sealed};
 use crate::side_file::{forget_old_maps, SideFile, SideFileKey};
+use crate::verify::point_name;
 
 /// A session open for writing, by this process alone. Dropping it, and every
 /// disk taken from it, flushes, closes the layers cleanly and lets others in.
@@ -177,6 +179,20 @@ impl Session {
         self.seal_onto(&mut document, &tops)
     }
 
+    /// Remembers how far the layers have come, for whoever opens them next.
+    fn note_progress(&self) -> Result<()> {
+        self.poison.check()?;
+        let document = self.document.lock();
+        let mut reached = Vec::with_capacity(self.disks.len());
+        for (disk, described) in self.disks.iter().zip(&document.disks) {
+            let stack = disk.pause();
+            let top = stack.layers.last().ok_or_else(no_top)?;
+            reached.push((described.top, top.seal_facts()?.sequence));
+        }
+        let _documents = FileLock::documents(&self.repository)?;
+        SessionProgress::note(&self.repository, &self.place, 0, &reached, &document)
+    }
+
     /// A commit can fail after its rename, when the folder is synced: then the old
     /// tops belong to a restore point and must take no more writes.
     fn stop_unless_unchanged(&self, before: &SessionDocument) {
@@ -220,6 +236,8 @@ impl Session {
             }
             stack.layers.push(top);
         }
+        drop(stacks);
+        mark(&self.repository, &point_name(&point));
         for file in &carried.left_out {
             tell_left_out(document, file);
         }
@@ -244,6 +262,9 @@ impl Drop for Session {
             tracing::error!(error = %error.full_message(), "files of a session were not stored when it was closed");
         }
         self.files.stop_ahead();
+        if let Err(error) = self.note_progress() {
+            tracing::warn!(error = %error.full_message(), "an older layer of the session would not be noticed");
+        }
         // A layer's own thread may be syncing it: it must let go before the lock
         // does, or the next opening finds the session busy.
         for disk in &self.disks {
@@ -265,14 +286,16 @@ fn open_top(
     poison: &Poison,
     writing: &Arc<FileLock>,
 ) -> Result<Arc<Layer>> {
-    Layer::open_for_writing(
+    let layer = Layer::open_for_writing(
         &layer_path(repository, &disk.top),
         &disk.top_superblock(),
         layer_keys(repository, &disk.top),
         &map_path(&disk.top),
         poison.clone(),
         Some(Arc::clone(writing)),
-    )
+    )?;
+    layer.check_not_older(disk.least_sequence)?;
+    Ok(layer)
 }
 
 fn open_disk(
@@ -304,7 +327,7 @@ pub struct SessionState {
 /// `Corrupt` when a document does not authenticate.
 pub fn sessions(repository: &Arc<Repository>) -> Result<Vec<SessionState>> {
     let mut states = Vec::new();
-    for (place, document) in SessionDocument::all(repository)? {
+    for (place, document) in SessionDocument::readable(repository)? {
         if !document.is_ended {
             states.extend(state(repository, &place, document)?);
         }

@@ -88,7 +88,7 @@ impl SideFileKey {
         let map = map_path(&self.id);
         // The writer opens a side file only when it is asked for the image.
         let is_attached = is_served && map.exists();
-        let mode = if is_attached { ReadMode::Attached(&map) } else { ReadMode::Idle };
+        let mode = if is_attached { ReadMode::Attached(&map) } else { ReadMode::Idle(0) };
         Layer::open_for_reading(&self.path, &self.superblock(), self.keys(), mode)
     }
 }

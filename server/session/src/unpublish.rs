@@ -8,9 +8,10 @@ use coldrise_store::{Repository, SessionName};
 use crate::client_files::carry_idle;
 use crate::document::SessionDocument;
 use crate::lock::FileLock;
-use crate::place::{layer_path, map_path, remove_file, Place};
+use crate::place::{layer_path, map_path, mark, remove_file, Place};
 use crate::seal::{commit, idle_facts, Sealed};
 use crate::side_file::forget_old_maps;
+use crate::verify::{point_name, session_name};
 
 /// Ends a session. What it captured since its last seal becomes a restore point,
 /// which is returned, or is thrown away with `discard`; where nothing was captured, and
@@ -24,7 +25,17 @@ pub fn unpublish(
     name: &SessionName,
     discard: bool,
 ) -> Result<Option<Sealed>> {
-    SessionDocument::of(repository, name)?;
+    match SessionDocument::of(repository, name) {
+        // It is lost, and nobody is to look for it any more.
+        Err(error)
+            if error.kind() == ErrorKind::NotFound
+                && discard
+                && repository.unmark(&format!("live/{name}"))? =>
+        {
+            return Ok(None);
+        }
+        found => found.map(|_| ())?,
+    }
     let place = Place::of(repository, name);
     let Some(writing) = FileLock::take(&place)? else {
         return Err(Error::new(
@@ -38,6 +49,7 @@ pub fn unpublish(
     // It may have been sealed or ended until the lock was ours.
     let document = SessionDocument::of(repository, name)?;
     let writing = Arc::new(writing);
+    repository.unmark(&session_name(&document))?;
     let mut sealed = None;
     if !discard {
         let facts = idle_facts(repository, &document, &writing)?;
@@ -46,6 +58,7 @@ pub fn unpublish(
         let has_changed = carried.hash() != before;
         if has_changed || facts.iter().any(|facts| facts.sequence > 0) {
             let (point, _) = commit(repository, &place, &facts, &carried, None)?;
+            mark(repository, &point_name(&point));
             sealed = Some(Sealed { point, left_out: carried.left_out });
         }
     }

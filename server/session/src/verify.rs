@@ -3,12 +3,12 @@
 //! Documents are read one by one, so that a damaged one hides no other. Every
 //! captured block of every layer is read and authenticated.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 
-use coldrise_block::{Error, ErrorKind, Result, BLOCK_SIZE_BYTES};
+use coldrise_block::{Disk, Error, ErrorKind, ExtentKind, Result, BLOCK_SIZE_BYTES};
 use coldrise_store::{
     Affected, CatalogDamage, LayerId, LayerReference, PointDocument, Repository, VerifiedDisk,
 };
@@ -19,6 +19,9 @@ use crate::document::{SessionDisk, SessionDocument};
 use crate::layer::Layer;
 use crate::live::{check_top, sealed_layers};
 use crate::place::Place;
+
+/// Files of clients are read in pieces of this size.
+const PIECE_BYTES: usize = 1 << 20;
 
 /// Everything that is there to be verified.
 #[derive(Debug, Default)]
@@ -37,6 +40,8 @@ impl Inventory {
     /// # Errors
     /// `Corrupt` where the catalog cannot be walked; what the operating system says.
     pub fn take(repository: &Arc<Repository>) -> Result<Inventory> {
+        // Before all that they stand for.
+        let marked = repository.marked()?;
         let mut inventory = Inventory::default();
         let mut sealed = Vec::new();
         for place in Place::all(repository)? {
@@ -70,6 +75,10 @@ impl Inventory {
                 inventory.points.push(point);
             }
         }
+        let mut found: HashSet<String> = inventory.points.iter().map(point_name).collect();
+        found.extend(inventory.sessions.iter().map(session_name));
+        found.extend(inventory.damaged.iter().map(|damaged| damaged.what.clone()));
+        inventory.damaged.extend(repository.missing(&marked, &found));
         let catalog = Catalog::new(repository);
         for point in inventory.points.iter().filter(|point| point.files.is_some()) {
             let what = || format!("the files that {}/{} carries", point.machine, point.point);
@@ -190,7 +199,8 @@ fn damaged_files(
         }
     };
     for entry in tree.all().filter(|entry| entry.kind != FileKind::Folder) {
-        let Err(error) = files.file(entry.id) else { continue };
+        let read = files.file(entry.id).and_then(|file| read_through(&*file));
+        let Err(error) = read else { continue };
         let is_there = files.tree().is_ok_and(|tree| tree.get(entry.id).is_some());
         if is_there && !has_ended(repository, session)? {
             let what = format!("live/{}/{}", session.name, tree.path(entry));
@@ -198,6 +208,24 @@ fn damaged_files(
         }
     }
     Ok(damaged)
+}
+
+/// Reads all that is stored of a file.
+fn read_through(file: &dyn Disk) -> Result<()> {
+    let (mut at, size_bytes) = (0, file.size_bytes());
+    let mut piece = vec![0; PIECE_BYTES];
+    while at < size_bytes {
+        let extents = file.extents(at, size_bytes - at, 1)?;
+        let Some(extent) = extents.first() else { return Ok(()) };
+        let end = extent.offset_bytes + extent.length_bytes;
+        while extent.kind == ExtentKind::Stored && at < end {
+            let length = (end - at).min(PIECE_BYTES as u64);
+            file.read_at(&mut piece[..length as usize], at)?;
+            at += length;
+        }
+        at = end;
+    }
+    Ok(())
 }
 
 /// Damage is reported; any other failure ends the work.
@@ -224,6 +252,16 @@ struct Sealed {
     reference: LayerReference,
     size_bytes: u64,
     disks: Vec<String>,
+}
+
+/// What its marker says.
+pub(crate) fn point_name(point: &PointDocument) -> String {
+    format!("{}/{}", point.machine, point.point)
+}
+
+/// What its marker says.
+pub(crate) fn session_name(session: &SessionDocument) -> String {
+    format!("live/{}", session.name)
 }
 
 fn point_disk(point: &PointDocument, disk: &str) -> String {

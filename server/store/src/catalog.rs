@@ -151,6 +151,24 @@ pub(crate) fn for_each_entry(
     })
 }
 
+/// The names of all points, which their keys and their machines' documents tell.
+pub(crate) fn point_names(repository: &Repository) -> Result<Vec<(MachineName, PointName)>> {
+    let mut machines: HashMap<Vec<u8>, MachineName> = HashMap::new();
+    for_each_with_prefix(repository, &[MACHINE], |key, value| {
+        let machine = open::<MachineDocument>(repository, key, value)?.machine;
+        machines.insert(key[1..].to_vec(), machine);
+        Ok(())
+    })?;
+    let mut names = Vec::new();
+    for_each_with_prefix(repository, &[POINT], |key, _| {
+        let (hash, key) = key[1..].split_last_chunk::<12>().unwrap_or((&[], &[0; 12]));
+        let point = PointName::from_sort_key(key);
+        names.extend(machines.get(hash).cloned().zip(point));
+        Ok(())
+    })?;
+    Ok(names)
+}
+
 fn point_of_key(rest: &[u8], names: &HashMap<Vec<u8>, MachineName>) -> String {
     let Some((hash, key)) = rest.split_last_chunk::<12>() else {
         return "a point of the catalog".to_owned();

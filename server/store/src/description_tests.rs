@@ -1,3 +1,5 @@
+use proptest::prelude::*;
+
 use super::*;
 
 fn passphrase(text: &str) -> Passphrase {
@@ -108,4 +110,35 @@ fn damage_is_told_from_another_version_and_from_a_wrong_passphrase() {
     let flipped = text.replacen("\"chunk_size_bytes\": 16384", "\"chunk_size_bytes\": 32768", 1);
     assert_ne!(text, flipped);
     assert_eq!(kind(flipped.as_bytes()), ErrorKind::Corrupt);
+}
+
+proptest! {
+    #[test]
+    fn arbitrary_files_are_refused(text: Vec<u8>) {
+        prop_assert_eq!(Description::parse(&text).unwrap_err().kind(), ErrorKind::Corrupt);
+    }
+
+    #[test]
+    fn a_changed_file_is_refused_or_means_the_same(
+        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
+        cut in prop::option::of(any::<prop::sample::Index>()),
+    ) {
+        let description = encrypted();
+        let mut text = serde_json::to_vec_pretty(&description).unwrap();
+        for (at, byte) in changes {
+            let at = at.index(text.len());
+            text[at] = byte;
+        }
+        if let Some(cut) = cut {
+            text.truncate(cut.index(text.len()));
+        }
+        match Description::parse(&text) {
+            // White space between the fields, or the same byte again.
+            Ok(parsed) => prop_assert_eq!(written(&parsed), written(&description)),
+            Err(error) => {
+                let kind = error.kind();
+                prop_assert!(matches!(kind, ErrorKind::Corrupt | ErrorKind::Unsupported));
+            }
+        }
+    }
 }

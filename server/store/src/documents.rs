@@ -117,6 +117,14 @@ pub struct LayerReference {
     pub sealed_sequence: u64,
     /// Slots in use when it was sealed: the file reaches at least that far.
     pub sealed_slots: u32,
+    /// Records in it when it was sealed, zero cells included, modulo 2^32: none may be
+    /// missing. 0 where it is not known.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub sealed_records: u32,
+}
+
+fn is_zero(number: &u32) -> bool {
+    *number == 0
 }
 
 /// The random 16 bytes that name a layer.

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use aws_lc_rs::aead::{Aad, LessSafeKey, Nonce, UnboundKey, AES_256_GCM};
 use coldrise_block::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
-use zeroize::Zeroizing;
+use zeroize::{Zeroize, Zeroizing};
 
 use crate::seal::{random, Sealer, NONCE_BYTES, TAG_BYTES};
 use crate::{hex, KeyLabel, Passphrase, RepositoryId};
@@ -242,7 +242,9 @@ pub(crate) fn derive_from(root: &Key, purpose: &str, material: &[u8]) -> Zeroizi
     hasher.update(&(purpose.len() as u64).to_le_bytes());
     hasher.update(purpose.as_bytes());
     hasher.update(material);
-    Zeroizing::new(*hasher.finalize().as_bytes())
+    let key = Zeroizing::new(*hasher.finalize().as_bytes());
+    hasher.zeroize();
+    key
 }
 
 /// Every key of an open repository.

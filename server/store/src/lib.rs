@@ -30,6 +30,7 @@ mod hex;
 mod keys;
 mod log_directory;
 mod map;
+mod markers;
 mod name;
 mod passphrase;
 mod passphrases;
@@ -45,6 +46,8 @@ mod stats;
 mod verify;
 mod writer;
 
+#[cfg(test)]
+mod fuzz_tests;
 #[cfg(test)]
 mod tamper_tests;
 

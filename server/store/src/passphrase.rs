@@ -88,8 +88,10 @@ impl PassphraseSource {
             }
             PassphraseSource::Command(command) => {
                 let what = || "running the passphrase command";
+                // Not as an argument: everybody can read those.
                 let mut child = Command::new("sh")
-                    .args(["-c", command])
+                    .args(["-c", "eval \"$COLDRISE_PASSPHRASE_COMMAND\""])
+                    .env("COLDRISE_PASSPHRASE_COMMAND", command)
                     .stdin(Stdio::null())
                     .stdout(Stdio::piped())
                     .spawn()

@@ -326,7 +326,7 @@ impl PageSource for Repository {
 }
 
 /// The directories of a repository.
-const PARTS: [&str; 4] = ["db", "live", "leases", "layers"];
+const PARTS: [&str; 5] = ["db", "live", "leases", "layers", "markers"];
 
 fn make_directory(path: &Path) -> Result<()> {
     let made = std::fs::DirBuilder::new().mode(0o700).create(path);

@@ -61,7 +61,7 @@ impl Fixture {
     fn remove(&self, family: Family, id: u64) {
         let database = self.writer.repository().database();
         let mut batch = database.batch();
-        batch.delete_range(family, &id.to_be_bytes(), &(id + 1).to_be_bytes()).unwrap();
+        batch.delete(family, &id.to_be_bytes()).unwrap();
         database.write(batch, true).unwrap();
     }
 

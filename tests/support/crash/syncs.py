@@ -5,14 +5,14 @@ import os
 import pathlib
 import subprocess
 
-_SOURCE = pathlib.Path(__file__).with_name("sync_shim.c")
+_SOURCE = pathlib.Path(__file__).resolve().parents[1] / "storage_shim.c"
 
 
 class Syncs:
     """A library to preload into a server, and the file that steers it."""
 
     def __init__(self, directory):
-        self.library = directory / "sync_shim.so"
+        self.library = directory / "storage_shim.so"
         self.order = directory / "sync_order"
         self.work()
         subprocess.run(

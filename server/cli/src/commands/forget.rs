@@ -10,7 +10,7 @@ use crate::invocation::Invocation;
 use crate::reclaimable::reclaimable_bytes;
 use crate::report::Report;
 use crate::signals::cancel_flag;
-use crate::targets::{addresses, find, names, parse_target, Target};
+use crate::targets::{addresses, find, names, parse_target, take_lost, Target};
 use crate::units::{show_count, show_size};
 
 /// Forget restore points: remove them for good.
@@ -79,13 +79,19 @@ pub(crate) fn run(invocation: &Invocation, arguments: &ForgetArguments) -> Resul
 
 fn forget(invocation: &Invocation, arguments: &ForgetArguments) -> Result<Report> {
     let writer = invocation.open_for_writing()?;
-    let points = find(writer.repository(), &arguments.targets)?;
+    let mut targets = arguments.targets.clone();
+    let lost = take_lost(writer.repository(), &mut targets)?;
+    let points = find(writer.repository(), &targets)?;
     PointRemoval::begin(&writer)?.commit(&names(&points))?;
-    let text = format!(
-        "forgot {}; coldrise gc returns the space",
-        show_count(points.len() as u64, "restore point")
-    );
-    Ok(Report::done(&forgotten(invocation, &points, false, None), text))
+    for name in &lost {
+        writer.repository().unmark(name)?;
+    }
+    let count = (points.len() + lost.len()) as u64;
+    let text =
+        format!("forgot {}; coldrise gc returns the space", show_count(count, "restore point"));
+    let mut forgotten = forgotten(invocation, &points, false, None);
+    forgotten.points.extend(lost);
+    Ok(Report::done(&forgotten, text))
 }
 
 fn say(invocation: &Invocation, arguments: &ForgetArguments) -> Result<Report> {

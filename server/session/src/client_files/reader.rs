@@ -114,6 +114,11 @@ impl ReadFile {
                 let kind = self.files.entry(self.id)?.kind;
                 if let FileKind::Large { capacity_bytes } = kind {
                     let key = folder.layer(self.id, capacity_bytes);
+                    // It is made before the list names it.
+                    if !key.path().exists() && self.files.entry(self.id)?.kind == kind {
+                        let text = format!("the content of file {} is missing", self.id.0);
+                        return Err(Error::new(ErrorKind::Corrupt, text));
+                    }
                     let below = Arc::new(Holes(capacity_bytes));
                     let session = &self.files.session;
                     let disk = open_live_layer(folder.repository(), session, key, below)?;

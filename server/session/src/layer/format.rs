@@ -141,10 +141,14 @@ const VERSION: u32 = 1;
 /// Bytes of the fixed part of the superblock, at offset 0.
 pub(crate) const SUPERBLOCK_BYTES: usize = 64;
 /// Where the mark of the last clean close stands: sequence (8), slots (4),
-/// zero (4), tag (16).
+/// records (4), tag (16).
 pub(crate) const CLOSE_MARK_OFFSET_BYTES: usize = 512;
 /// Bytes of the close mark.
 pub(crate) const CLOSE_MARK_BYTES: usize = 32;
+/// Where the durable mark stands: sequence (8), segments (4), zero (4), tag (16).
+pub(crate) const DURABLE_MARK_OFFSET_BYTES: usize = 544;
+/// Bytes of the durable mark.
+pub(crate) const DURABLE_MARK_BYTES: usize = 32;
 /// Word (64 bits) that changes whenever a writer opens, seals or closes the
 /// layer: a reader in another process looks at it and opens the layer anew.
 pub(crate) const GENERATION_WORD: usize = 1024 / 8;
@@ -194,12 +198,15 @@ impl Superblock {
     }
 }
 
-/// What a clean close leaves: everything up to `sequence` is durable, and no
-/// slot from `slots` on is in use. A torn mark reads as absent, which only costs time.
+/// What a clean close leaves: `sequence` is the last write and durable, no slot from
+/// `slots` on is in use, and so many records are there. A torn mark reads as absent,
+/// which only costs time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub(crate) struct CloseMark {
     pub(crate) sequence: u64,
     pub(crate) slots: u32,
+    /// See [`super::open::SealFacts`].
+    pub(crate) records: u32,
 }
 
 impl CloseMark {
@@ -207,6 +214,7 @@ impl CloseMark {
         let mut bytes = [0; CLOSE_MARK_BYTES];
         bytes[0..8].copy_from_slice(&self.sequence.to_le_bytes());
         bytes[8..12].copy_from_slice(&self.slots.to_le_bytes());
+        bytes[12..16].copy_from_slice(&self.records.to_le_bytes());
         let tag = short_hash(key, &bytes[..16]);
         bytes[16..32].copy_from_slice(&tag);
         bytes
@@ -219,7 +227,43 @@ impl CloseMark {
         Some(CloseMark {
             sequence: u64::from_le_bytes(array(&bytes[0..8])),
             slots: u32::from_le_bytes(array(&bytes[8..12])),
+            records: u32::from_le_bytes(array(&bytes[12..16])),
         })
+    }
+}
+
+/// What was durable at some moment: every write up to `sequence`, and that the file has
+/// `segments` whole segments. Written after a sync, now and then, and never synced
+/// itself: an old mark, or none, only says less.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub(crate) struct DurableMark {
+    pub(crate) sequence: u64,
+    pub(crate) segments: u32,
+}
+
+impl DurableMark {
+    pub(crate) fn encode(&self, key: &[u8; 32]) -> [u8; DURABLE_MARK_BYTES] {
+        let mut bytes = [0; DURABLE_MARK_BYTES];
+        bytes[0..8].copy_from_slice(&self.sequence.to_le_bytes());
+        bytes[8..12].copy_from_slice(&self.segments.to_le_bytes());
+        let tag = Self::tag(key, &bytes[..16]);
+        bytes[16..32].copy_from_slice(&tag);
+        bytes
+    }
+
+    pub(crate) fn decode(bytes: &[u8; DURABLE_MARK_BYTES], key: &[u8; 32]) -> Option<DurableMark> {
+        if Self::tag(key, &bytes[..16]) != bytes[16..32] {
+            return None;
+        }
+        Some(DurableMark {
+            sequence: u64::from_le_bytes(array(&bytes[0..8])),
+            segments: u32::from_le_bytes(array(&bytes[8..12])),
+        })
+    }
+
+    /// Not that of a close mark of the same bytes.
+    fn tag(key: &[u8; 32], bytes: &[u8]) -> [u8; 16] {
+        short_hash(key, &[b"durable", bytes].concat())
     }
 }
 

@@ -120,6 +120,20 @@ impl LayerKeys {
         stored
     }
 
+    /// The record of which one bit was flipped since it was stored; `None` where that is
+    /// not what happened.
+    pub(crate) fn mend_record(
+        &self,
+        place: RecordPlace,
+        stored: &[u8; RECORD_BYTES],
+    ) -> Option<[u8; RECORD_BYTES]> {
+        (0..RECORD_BYTES * 8).find_map(|bit| {
+            let mut mended = *stored;
+            mended[bit / 8] ^= 1 << (bit % 8);
+            self.open_record(place, &mended).map(|_| mended)
+        })
+    }
+
     /// The record and its nonce, if the bytes are a whole record of that place.
     pub(crate) fn open_record(
         &self,

@@ -54,7 +54,7 @@ mod tests;
 
 use std::fs::File;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard, RwLock};
@@ -102,6 +102,8 @@ struct Writer {
     covered_sequence: AtomicU64,
     /// Of the records that were stored; a failed write leaves a gap above it.
     highest_recorded: AtomicU64,
+    /// See [`SealFacts::records`].
+    records: AtomicU32,
     nonces: NoncePrefix,
     zero_cells: Mutex<ZeroCells>,
     sync: SyncState,

@@ -3,16 +3,16 @@
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::Arc;
 
 use coldrise_block::{Context, Error, ErrorKind, Result, BLOCK_SIZE_BYTES, MAX_DISK_SIZE_BYTES};
 use parking_lot::{Mutex, RwLock};
 
 use super::format::{
-    segment_offset_bytes, segments_in, CloseMark, Superblock, CLOSE_MARK_BYTES,
-    CLOSE_MARK_OFFSET_BYTES, GENERATION_WORD, MAX_SLOTS, SLOTS_PER_SEGMENT, SUPERBLOCK_AREA_BYTES,
-    SUPERBLOCK_BYTES,
+    segment_offset_bytes, segments_in, CloseMark, DurableMark, Superblock, CLOSE_MARK_BYTES,
+    CLOSE_MARK_OFFSET_BYTES, DURABLE_MARK_BYTES, DURABLE_MARK_OFFSET_BYTES, GENERATION_WORD,
+    MAX_SLOTS, SLOTS_PER_SEGMENT, SUPERBLOCK_AREA_BYTES, SUPERBLOCK_BYTES,
 };
 use super::keys::{LayerKeys, NoncePrefix};
 use super::map::BlockMap;
@@ -31,14 +31,17 @@ pub(crate) struct SealFacts {
     pub(crate) sequence: u64,
     /// Slots in use: the file must reach to the last of them.
     pub(crate) slots: u32,
+    /// Records there are, those in zero cells included, modulo 2^32; 0: not known.
+    pub(crate) records: u32,
 }
 
 /// How a layer is opened for reading.
 pub(crate) enum ReadMode<'a> {
     /// It was sealed: it never changes and must be complete.
     Sealed(SealFacts),
-    /// It belongs to a session that nobody writes now.
-    Idle,
+    /// It belongs to a session that nobody writes now. The last sequence number is at
+    /// least this.
+    Idle(u64),
     /// Another process writes it and publishes its block map here.
     Attached(&'a Path),
 }
@@ -79,14 +82,12 @@ impl Layer {
     ) -> Result<Arc<Layer>> {
         let opened = OpenOptions::new().read(true).write(true).open(path);
         let file = opened.context(|| missing(path))?;
-        let mark = check(&file, path, expected, &keys)?;
-        // The mark must be gone, durably, before a record can make it wrong.
-        file.write_all_at(&[0; CLOSE_MARK_BYTES], CLOSE_MARK_OFFSET_BYTES as u64)
-            .and_then(|()| file.sync_data())
-            .context(|| format!("opening the layer {}", path.display()))?;
+        check(&file, path, expected, &keys)?;
         let blocks = expected.disk_size_bytes.div_ceil(BLOCK_SIZE_BYTES);
         let length_bytes = file.metadata().context(|| "reading a layer's size")?.len();
         let segments = segments_in(length_bytes);
+        let marks = Marks::read(&file, path, &keys)?;
+        marks.check_length(path, segments)?;
         // A crash may have left a part of a segment behind the last whole one.
         file.set_len(segment_offset_bytes(segments)).context(|| "trimming a layer file")?;
         reserve_existing(&file, segments)?;
@@ -103,8 +104,14 @@ impl Layer {
             writer: None,
             generation,
         };
-        let floor = mark.unwrap_or_default().sequence;
-        let found = recovery::scan(&layer, segments * SLOTS_PER_SEGMENT, Verify::After(floor))
+        let slots = segments * SLOTS_PER_SEGMENT;
+        let found = recovery::scan(&layer, slots, Verify::After(marks.floor()))
+            .and_then(|found| marks.check_found(&layer, &found).map(|()| found))
+            .context(|| format!("opening the layer {}", path.display()))?;
+        // The mark must be gone, durably, before a record can make it wrong.
+        let file = &layer.file;
+        file.write_all_at(&[0; CLOSE_MARK_BYTES], CLOSE_MARK_OFFSET_BYTES as u64)
+            .and_then(|()| file.sync_data())
             .context(|| format!("opening the layer {}", path.display()))?;
         recovery::settle(&layer, &found)?;
         let next_sequence = found.highest_sequence + 1;
@@ -121,6 +128,7 @@ impl Layer {
             durable_sequence: AtomicU64::new(found.highest_sequence),
             covered_sequence: AtomicU64::new(found.highest_sequence),
             highest_recorded: AtomicU64::new(found.highest_believed),
+            records: AtomicU32::new(found.records),
             nonces: NoncePrefix::random()?,
             zero_cells: Mutex::new(ZeroCells::none()),
             sync: SyncState::new(),
@@ -145,7 +153,7 @@ impl Layer {
         mode: ReadMode<'_>,
     ) -> Result<Arc<Layer>> {
         let file = File::open(path).context(|| missing(path))?;
-        let mark = check(&file, path, expected, &keys)?;
+        check(&file, path, expected, &keys)?;
         let blocks = expected.disk_size_bytes.div_ceil(BLOCK_SIZE_BYTES);
         let length_bytes = file.metadata().context(|| "reading a layer's size")?.len();
         let slots = segments_in(length_bytes) * SLOTS_PER_SEGMENT;
@@ -159,9 +167,21 @@ impl Layer {
         let layer = Layer { file, path, keys, map, windows, writer: None, generation };
         match mode {
             ReadMode::Attached(_) => {}
-            ReadMode::Idle => {
-                let floor = mark.unwrap_or_default().sequence;
-                recovery::scan(&layer, slots, Verify::After(floor))?;
+            ReadMode::Idle(least_sequence) => {
+                // Read after the generation: a writer that comes now shows in that.
+                let marks = Marks::read(&layer.file, &layer.path, &layer.keys)?;
+                let looked = marks
+                    .check_length(&layer.path, slots / SLOTS_PER_SEGMENT)
+                    .and_then(|()| recovery::scan(&layer, slots, Verify::After(marks.floor())))
+                    .and_then(|found| {
+                        marks.check_found(&layer, &found)?;
+                        layer.check_reaches(found.highest_sequence, least_sequence)
+                    });
+                if !layer.is_current() {
+                    let message = "a writer is opening the layer; try again in a moment";
+                    return Err(Error::new(ErrorKind::Busy, message));
+                }
+                looked?;
             }
             ReadMode::Sealed(facts) => {
                 let damaged = |why: &str| {
@@ -174,11 +194,7 @@ impl Layer {
                     return Err(damaged("is shorter than its restore point says"));
                 }
                 let found = recovery::scan(&layer, slots.min(facts.slots), Verify::Nothing)?;
-                if found.highest_believed != facts.sequence {
-                    return Err(damaged(
-                        "is not the file that was sealed: its last write is missing",
-                    ));
-                }
+                found.check_complete(&layer, facts.sequence, facts.records)?;
             }
         }
         Ok(Arc::new(layer))
@@ -190,14 +206,36 @@ impl Layer {
         path: &Path,
         expected: &Superblock,
         keys: &LayerKeys,
+        least_sequence: u64,
     ) -> Result<Option<SealFacts>> {
         let file = File::open(path).context(|| missing(path))?;
-        let mark = check(&file, path, expected, keys)?;
+        check(&file, path, expected, keys)?;
         let length_bytes = file.metadata().context(|| "reading a layer's size")?.len();
-        if length_bytes == SUPERBLOCK_AREA_BYTES {
-            return Ok(Some(SealFacts { sequence: 0, slots: 0 }));
+        let marks = Marks::read(&file, path, keys)?;
+        marks.check_length(path, segments_in(length_bytes))?;
+        if marks.close.is_some_and(|close| close.sequence < least_sequence) {
+            return Err(older(path));
         }
-        Ok(mark.map(|mark| SealFacts { sequence: mark.sequence, slots: mark.slots }))
+        if length_bytes == SUPERBLOCK_AREA_BYTES && least_sequence == 0 {
+            return Ok(Some(SealFacts { sequence: 0, slots: 0, records: 0 }));
+        }
+        let facts = |CloseMark { sequence, slots, records }| SealFacts { sequence, slots, records };
+        Ok(marks.close.map(facts))
+    }
+
+    /// Checks that a layer open for writing has come as far as it had when it was closed.
+    ///
+    /// Errors: `Corrupt` where it is an older version of itself.
+    pub(crate) fn check_not_older(&self, least_sequence: u64) -> Result<()> {
+        let reached = self.writer()?.highest_recorded.load(Ordering::SeqCst);
+        self.check_reaches(reached, least_sequence)
+    }
+
+    fn check_reaches(&self, reached: u64, least_sequence: u64) -> Result<()> {
+        match reached < least_sequence {
+            true => Err(older(&self.path)),
+            false => Ok(()),
+        }
     }
 
     /// Flushes and tells what a seal must remember. The caller lets no write in.
@@ -205,7 +243,8 @@ impl Layer {
         self.flush()?;
         let writer = self.writer()?;
         let sequence = writer.highest_recorded.load(Ordering::SeqCst);
-        Ok(SealFacts { sequence, slots: writer.slots.end() })
+        let records = writer.records.load(Ordering::SeqCst);
+        Ok(SealFacts { sequence, slots: writer.slots.end(), records })
     }
 
     /// After a seal: no more writes come, and readers in other processes look again.
@@ -236,7 +275,14 @@ impl Layer {
     fn close(&self) -> Result<()> {
         let facts = self.seal_facts()?;
         let segments = facts.slots.div_ceil(SLOTS_PER_SEGMENT);
-        let mark = CloseMark { sequence: facts.sequence, slots: facts.slots };
+        let SealFacts { sequence, slots, records } = facts;
+        let mark = CloseMark { sequence, slots, records };
+        // No longer than the file will be, before it is shortened.
+        let durable = DurableMark { sequence, segments };
+        self.file
+            .write_all_at(&durable.encode(self.keys.marks()), DURABLE_MARK_OFFSET_BYTES as u64)
+            .and_then(|()| self.file.sync_data())
+            .context(|| format!("closing the layer {}", self.path.display()))?;
         self.file
             .set_len(segment_offset_bytes(segments))
             .context(|| "giving back a layer's unused space")?;
@@ -263,21 +309,71 @@ fn missing(path: &Path) -> String {
     format!("the layer file {} cannot be opened", path.display())
 }
 
-/// Checks the superblock against what the session says, and returns the close mark.
-fn check(
-    file: &File,
-    path: &Path,
-    expected: &Superblock,
-    keys: &LayerKeys,
-) -> Result<Option<CloseMark>> {
+/// What a layer's last writer left beside the superblock.
+struct Marks {
+    /// Only of a writer that closed the layer.
+    close: Option<CloseMark>,
+    durable: DurableMark,
+}
+
+impl Marks {
+    fn read(file: &File, path: &Path, keys: &LayerKeys) -> Result<Marks> {
+        let (mut close, mut durable) = ([0; CLOSE_MARK_BYTES], [0; DURABLE_MARK_BYTES]);
+        file.read_exact_at(&mut close, CLOSE_MARK_OFFSET_BYTES as u64)
+            .and_then(|()| file.read_exact_at(&mut durable, DURABLE_MARK_OFFSET_BYTES as u64))
+            .map_err(|error| truncated(path, error))?;
+        Ok(Marks {
+            close: CloseMark::decode(&close, keys.marks()),
+            durable: DurableMark::decode(&durable, keys.marks()).unwrap_or_default(),
+        })
+    }
+
+    /// The last sequence number that is known to be durable.
+    fn floor(&self) -> u64 {
+        self.close.map_or(self.durable.sequence, |close| close.sequence)
+    }
+
+    fn check_length(&self, path: &Path, segments: u32) -> Result<()> {
+        let wanted = match self.close {
+            Some(close) => close.slots.div_ceil(SLOTS_PER_SEGMENT),
+            None => self.durable.segments,
+        };
+        match segments < wanted {
+            false => Ok(()),
+            true => Err(Error::new(
+                ErrorKind::Corrupt,
+                format!("the layer {} is shorter than it was", path.display()),
+            )),
+        }
+    }
+
+    fn check_found(&self, layer: &Layer, found: &recovery::Found) -> Result<()> {
+        match self.close {
+            Some(close) => found.check_complete(layer, close.sequence, close.records),
+            None => Ok(()),
+        }
+    }
+}
+
+fn older(path: &Path) -> Error {
+    let message = format!("the layer {} is an older version of itself", path.display());
+    Error::new(ErrorKind::Corrupt, message)
+}
+
+fn truncated(path: &Path, error: std::io::Error) -> Error {
+    let message = format!("the layer {} is truncated", path.display());
+    Error::with_source(ErrorKind::Corrupt, message, error)
+}
+
+/// Checks the superblock against what the session says.
+fn check(file: &File, path: &Path, expected: &Superblock, keys: &LayerKeys) -> Result<()> {
     let mut head = [0; SUPERBLOCK_BYTES];
-    let mut mark = [0; CLOSE_MARK_BYTES];
-    file.read_exact_at(&mut head, 0)
-        .and_then(|()| file.read_exact_at(&mut mark, CLOSE_MARK_OFFSET_BYTES as u64))
-        .map_err(|error| {
-            let message = format!("the layer {} is truncated", path.display());
-            Error::with_source(ErrorKind::Corrupt, message, error)
-        })?;
+    file.read_exact_at(&mut head, 0).map_err(|error| truncated(path, error))?;
+    let length_bytes = file.metadata().context(|| "reading a layer's size")?.len();
+    if length_bytes < SUPERBLOCK_AREA_BYTES {
+        let message = format!("the layer {} is truncated", path.display());
+        return Err(Error::new(ErrorKind::Corrupt, message));
+    }
     let found = Superblock::decode(&head, keys.marks())
         .context(|| format!("reading the layer {}", path.display()))?;
     if found != *expected || found.disk_size_bytes > MAX_DISK_SIZE_BYTES {
@@ -286,7 +382,7 @@ fn check(
             format!("{} is the layer of another disk", path.display()),
         ));
     }
-    Ok(CloseMark::decode(&mark, keys.marks()))
+    Ok(())
 }
 
 fn bump_generation(windows: &Windows) {

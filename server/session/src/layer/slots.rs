@@ -165,6 +165,11 @@ impl Slots {
         }
     }
 
+    /// Slots below this have their space in the file.
+    pub(crate) fn ready(&self) -> u32 {
+        self.state.lock().ready
+    }
+
     /// First slot that was never used.
     pub(crate) fn end(&self) -> u32 {
         self.state.lock().next

@@ -1,5 +1,6 @@
 //! Flush: one fdatasync for all who wait, and the thread that looks ahead.
 
+use std::os::unix::fs::FileExt;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
@@ -8,12 +9,15 @@ use std::time::{Duration, Instant};
 use coldrise_block::{Context, Result};
 use parking_lot::{Condvar, Mutex};
 
+use super::format::{DurableMark, DURABLE_MARK_OFFSET_BYTES, SLOTS_PER_SEGMENT};
 use super::{Layer, Writer};
 
 /// Syncs are numbered; a flush waits for the first sync that starts after it.
 pub(crate) struct SyncState {
     turn: Mutex<Turn>,
     finished: Condvar,
+    /// When the durable mark was last written, and for how many segments.
+    marked: Mutex<Option<(Instant, u32)>>,
     pub(crate) ahead: Arc<Ahead>,
 }
 
@@ -45,11 +49,15 @@ struct AheadState {
 /// in pages that have to be made dirty again, so more often is dearer.
 const UNFLUSHED_AGE_LIMIT: Duration = Duration::from_secs(30);
 
+/// The durable mark is at most so old while a layer is being flushed.
+const DURABLE_MARK_INTERVAL: Duration = Duration::from_secs(1);
+
 impl SyncState {
     pub(crate) fn new() -> Self {
         SyncState {
             turn: Mutex::new(Turn::default()),
             finished: Condvar::new(),
+            marked: Mutex::new(None),
             ahead: Arc::new(Ahead::default()),
         }
     }
@@ -93,11 +101,11 @@ impl Layer {
     fn sync_now(&self, writer: &Writer) -> Result<()> {
         // Alone for an instant: no write is half done, so everything up to
         // `covered` is in the page cache, slot and record.
-        let (covered, superseded) = {
+        let (covered, superseded, ready) = {
             let _alone = writer.gate.write();
             let covered = writer.next_sequence.load(Ordering::SeqCst) - 1;
             writer.covered_sequence.store(covered, Ordering::SeqCst);
-            (covered, writer.slots.begin_sync())
+            (covered, writer.slots.begin_sync(), writer.slots.ready())
         };
         if covered == writer.durable_sequence.load(Ordering::SeqCst) {
             return Ok(());
@@ -105,7 +113,29 @@ impl Layer {
         self.file.sync_data().context(|| format!("syncing {}", self.path.display()))?;
         writer.durable_sequence.store(covered, Ordering::SeqCst);
         writer.slots.release(superseded);
+        self.mark_durable(writer, ready, covered);
         Ok(())
+    }
+
+    /// Writes down what is durable, so that damage to it is told from writes that a
+    /// crash interrupted. Not at each sync: the mark lies in a page of its own, which
+    /// the next sync has to write.
+    fn mark_durable(&self, writer: &Writer, ready_slots: u32, sequence: u64) {
+        let mut last = writer.sync.marked.lock();
+        let segments = ready_slots / SLOTS_PER_SEGMENT;
+        let is_recent = last
+            .is_some_and(|(at, marked)| marked == segments && at.elapsed() < DURABLE_MARK_INTERVAL);
+        if is_recent {
+            return;
+        }
+        let mark = DurableMark { sequence, segments }.encode(self.keys.marks());
+        // Without it less damage is found; a failing file system fails the next write.
+        match self.file.write_all_at(&mark, DURABLE_MARK_OFFSET_BYTES as u64) {
+            Ok(()) => *last = Some((Instant::now(), segments)),
+            Err(error) => {
+                tracing::warn!(layer = %self.path.display(), %error, "the durable mark was not written");
+            }
+        }
     }
 
     /// Starts the thread that grows the file and bounds unflushed writes, once.

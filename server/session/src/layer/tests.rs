@@ -223,7 +223,7 @@ proptest! {
         let facts = open.as_ref().unwrap().0.seal_facts().unwrap();
         drop(open.take());
         prop_assert!(!live.is_current());
-        assert_same(&place.open_for_reading(ReadMode::Idle).unwrap(), &model);
+        assert_same(&place.open_for_reading(ReadMode::Idle(0)).unwrap(), &model);
         assert_same(&place.open_for_reading(ReadMode::Sealed(facts)).unwrap(), &model);
         let later = SealFacts { sequence: facts.sequence + 1, ..facts };
         let refused = place.open_for_reading(ReadMode::Sealed(later)).err().unwrap();

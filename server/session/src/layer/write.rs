@@ -13,7 +13,7 @@ use coldrise_block::{Context, Error, ErrorKind, Result, BLOCK_SIZE_BYTES};
 use super::format::{
     slot_offset_bytes, Record, RecordKind, CELLS_PER_SLOT, MAX_SEQUENCE, RECORD_BYTES,
 };
-use super::keys::RecordPlace;
+use super::keys::{RecordPlace, NONCE_BYTES};
 use super::map::Lookup;
 use super::slots::runs;
 use super::{Layer, StripeGuard, Writer, STRIPE_BLOCKS};
@@ -74,8 +74,9 @@ impl Layer {
             writer.slots.give_back(&scratch.fresh);
             self.poison_unless_full(writer, error);
         })?;
-        let Scratch { slots, records, superseded, .. } = scratch;
+        let Scratch { slots, fresh, records, superseded, .. } = scratch;
         superseded.clear();
+        self.count_new_records(writer, fresh)?;
         for ((&slot, record), block) in slots.iter().zip(records.iter()).zip(first..) {
             // Fails only where the address space is used up.
             self.windows
@@ -88,6 +89,17 @@ impl Layer {
         }
         writer.highest_recorded.fetch_max(newest, Ordering::Relaxed);
         writer.slots.supersede(superseded);
+        Ok(())
+    }
+
+    /// Counts those of these slots, about to get a record, that have none yet.
+    fn count_new_records(&self, writer: &Writer, slots: &[u32]) -> Result<()> {
+        let mut new = 0;
+        for &slot in slots {
+            let start = self.windows.load_record_start(&self.file, slot)?;
+            new += u32::from(start[..NONCE_BYTES] == [0; NONCE_BYTES]);
+        }
+        writer.records.fetch_add(new, Ordering::Relaxed);
         Ok(())
     }
 
@@ -209,6 +221,7 @@ impl Layer {
         let offset_bytes = slot_offset_bytes(cells.slot) + (cells.used * RECORD_BYTES) as u64;
         self.write_or_poison(writer, &stored, offset_bytes)?;
         writer.highest_recorded.fetch_max(sequence, Ordering::Relaxed);
+        writer.records.fetch_add(1, Ordering::Relaxed);
         cells.used += 1;
         drop(cells);
         let mut superseded = Vec::new();
@@ -234,6 +247,7 @@ impl Layer {
             Record { sequence, unflushed, block: 0, kind: RecordKind::ZeroCells, payload: [0; 16] };
         let nonce = writer.nonces.nonce(sequence);
         let stored = self.keys.seal_record(RecordPlace::of_slot(slot), nonce, &record);
+        self.count_new_records(writer, &[slot])?;
         self.windows.store_record(&self.file, slot, &stored)?;
         writer.highest_recorded.fetch_max(sequence, Ordering::Relaxed);
         Ok(slot)

@@ -59,7 +59,12 @@ fn disk(page: PageId, size_chunks: u64, layers: &[u8]) -> DiskDocument {
         root: MapRoot::new(page, levels).unwrap(),
         layers: layers
             .iter()
-            .map(|id| LayerReference { id: layer(*id), sealed_sequence: 1, sealed_slots: 1 })
+            .map(|id| LayerReference {
+                id: layer(*id),
+                sealed_sequence: 1,
+                sealed_slots: 1,
+                sealed_records: 0,
+            })
             .collect(),
     }
 }

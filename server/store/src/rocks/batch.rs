@@ -41,23 +41,6 @@ impl Batch<'_> {
         Ok(())
     }
 
-    /// Deletes the keys of `from..to`.
-    pub(crate) fn delete_range(&mut self, family: Family, from: &[u8], to: &[u8]) -> Result<()> {
-        let handle = self.database.family(family)?;
-        // SAFETY: all objects are live; the keys are copied.
-        unsafe {
-            sys::rocksdb_writebatch_delete_range_cf(
-                self.batch,
-                handle,
-                from.as_ptr().cast(),
-                from.len(),
-                to.as_ptr().cast(),
-                to.len(),
-            );
-        }
-        Ok(())
-    }
-
     /// Bytes of keys and values so far.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes

@@ -20,7 +20,7 @@ mod files;
 mod options;
 mod rebuild;
 mod sst;
-mod table;
+pub(crate) mod table;
 
 use std::ffi::{c_char, CStr, CString};
 use std::marker::PhantomData;
@@ -248,7 +248,13 @@ impl Database {
             let scan = sys::rocksdb_readoptions_create();
             sys::rocksdb_readoptions_set_fill_cache(scan, 0);
             sys::rocksdb_readoptions_set_readahead_size(scan, SCAN_READAHEAD_BYTES);
-            (payload, scan, sys::rocksdb_readoptions_create())
+            let cached = sys::rocksdb_readoptions_create();
+            // There are none. Where it looks for them, RocksDB 7.8 ends a walk at a
+            // damaged file as if there were nothing behind it, and reports no error.
+            for options in [payload, scan, cached] {
+                sys::rocksdb_readoptions_set_ignore_range_deletions(options, 1);
+            }
+            (payload, scan, cached)
         };
         Ok(Database {
             path: path.to_owned(),

@@ -29,6 +29,10 @@ use crate::chunk::ChunkId;
 use crate::state::StoreState;
 use crate::{MapRoot, Repository};
 
+/// Where the store's counters are lost, keys that anybody can make up tell how many ids
+/// there are: no more are believed than take half a gibibyte of memory.
+const MAX_UNCOUNTED_IDS: u64 = 1 << 32;
+
 /// Damaged chunks that are described one by one; more are only counted.
 const MAX_DESCRIBED: usize = 1000;
 
@@ -161,7 +165,7 @@ impl Repository {
         match StoreState::read(self) {
             Ok(state) => Ok(state.next_chunk),
             // Its damage is told with the documents.
-            Err(_) => Ok(chunks::last_id(self)?.saturating_add(1)),
+            Err(_) => Ok(chunks::last_id(self)?.saturating_add(1).min(MAX_UNCOUNTED_IDS)),
         }
     }
 

@@ -292,8 +292,9 @@ impl<'run> Committer<'run> {
                 return Ok(());
             }
             let mut batch = database.batch();
-            let (from, to) = (first_page.to_be_bytes(), self.pages.next_page.to_be_bytes());
-            batch.delete_range(Family::Maps, &from, &to)?;
+            for page in first_page..self.pages.next_page {
+                batch.delete(Family::Maps, &page.to_be_bytes())?;
+            }
             database.write(batch, false)
         });
         if let Err(error) = removed {

@@ -145,7 +145,11 @@ impl RepositoryWriter {
         let mut batch = repository.database().batch();
         catalog::add_point(repository, &mut batch, document, files)?;
         progress.log_bytes += batch.bytes() as u64;
-        repository.database().write(batch, true)
+        let name = format!("{}/{}", document.machine, document.point);
+        let marker = repository.prepare_marker(&name)?;
+        repository.database().write(batch, true)?;
+        marker.commit();
+        Ok(())
     }
 
     /// Replaces documents of points by others that stand for the same contents.
@@ -195,6 +199,7 @@ impl RepositoryWriter {
         let mut batch = repository.database().batch();
         catalog::remove_points(repository, &mut batch, points)?;
         progress.log_bytes += batch.bytes() as u64;
+        repository.unmark_points(points)?;
         repository.database().write(batch, true)
     }
 
@@ -302,7 +307,13 @@ fn recover(repository: &Repository) -> Result<StoreState> {
         tracing::info!(?family, from = *next, to = last, "removing what was not committed");
         let from = next.to_be_bytes();
         database.delete_files_in_range(family, &from, &last.to_be_bytes())?;
-        batch.delete_range(family, &from, &after.to_be_bytes())?;
+        // One by one: see the read options of `Database`.
+        let mut cursor = database.cursor(family, ReadMode::Payload)?;
+        cursor.seek(&from)?;
+        while let Some((key, _)) = cursor.entry() {
+            batch.delete(family, key)?;
+            cursor.next()?;
+        }
         *next = after;
         found = true;
     }

@@ -1,0 +1,185 @@
+"""A small repository with everything in it, its versions, and what it has to serve."""
+
+import os
+import random
+import shutil
+import stat
+
+from support.cli import Coldrise
+from support.image import Image
+from support.mounted import Mounted
+from support.nbdserver import Nbdkit, read_all
+
+KIB, MIB = 1 << 10, 1 << 20
+
+
+class Fixture:
+    """`repository` is what is mutated; `versions` are what it was after each step.
+
+    `expected` maps export names to contents; `files` maps paths in the mount to the
+    contents of files of clients, those that sealed points carry among them.
+    """
+
+    def __init__(self, directory):
+        self.directory = directory
+        passphrase = directory / "passphrase"
+        passphrase.write_text("correct horse\n", encoding="utf-8")
+        self.coldrise = Coldrise(directory / "repository", passphrase)
+        self.versions = []
+        self.numbers = random.Random(5)
+        self._build()
+        self.expected, self.files = self._serve_all()
+
+    @property
+    def repository(self):
+        return self.coldrise.repository
+
+    def names(self):
+        """Points and sessions: `web01/20261120T100000Z`, `live/trial`."""
+        return sorted({export.rpartition("/")[0] for export in self.expected})
+
+    def _keep(self):
+        version = self.directory / f"version{len(self.versions)}"
+        copy_repository(self.repository, version)
+        self.versions.append(version)
+
+    def _build(self):
+        coldrise, numbers = self.coldrise, self.numbers
+        coldrise.init("--chunk-size", "64K")
+        web, small = Image(12 * MIB + 512), Image(1 * MIB)
+        # Over 8 MiB: a file of chunks that is taken over whole.
+        web.fill(0, 9 * MIB, "web")
+        small.fill(64 * KIB, 512 * KIB, "small")
+        self._backup("web01", vda=web, vdb=small)
+        database = Image(2 * MIB)
+        database.fill(0, 1 * MIB, "database")
+        first = self._backup("db01", vda=database)
+        web.fill(2 * MIB, 300 * KIB, "more")
+        second = self._backup("web01", vda=web, vdb=small)
+
+        # One that is folded, and two that stay over layers: in the catalog and waiting.
+        coldrise.publish(first, "folded")
+        self._write("folded", "vda", 2 * MIB)
+        coldrise.json("unpublish", "folded")
+        coldrise.json("fold")
+        self._keep()
+        coldrise.publish(second, "trial")
+        for disk, size in (("vda", 12 * MIB), ("vdb", MIB)):
+            self._write("trial", disk, size)
+        self._change_files("first")
+        self._keep()
+        coldrise.json("seal", "trial")
+        self._keep()
+        database.fill(512 * KIB, 64 * KIB, "again")
+        self._backup("db01", vda=database)
+        self._write("trial", "vda", 12 * MIB)
+        self._change_files("second")
+        coldrise.json("seal", "trial")
+        self._keep()
+        self._write("trial", "vda", 12 * MIB)
+        self._change_files("third")
+        self._keep()
+        self._write("trial", "vda", 12 * MIB)
+        self._change_files("fourth")
+        # A session that a crash left, everything flushed.
+        coldrise.publish(first, "crashed")
+        self._write("crashed", "vda", 2 * MIB, is_killed=True)
+
+    def _backup(self, machine, **disks):
+        paths = {name: image.save(self.directory / f"{name}.raw") for name, image in disks.items()}
+        address = self.coldrise.backup(machine, **paths)
+        self._keep()
+        return address
+
+    def _write(self, session, disk, size, is_killed=False):
+        server = Nbdkit(self.coldrise, self.directory / "server")
+        numbers = self.numbers
+        try:
+            with server.connect(f"live/{session}/{disk}") as handle:
+                for _ in range(12):
+                    length = numbers.randrange(1, 64 * KIB)
+                    offset = numbers.randrange(size - length)
+                    if numbers.random() < 0.25:
+                        handle.zero(length, offset)
+                    else:
+                        handle.pwrite(numbers.randbytes(length), offset)
+                handle.flush()
+                if is_killed:
+                    server.kill()
+        finally:
+            if not is_killed:
+                server.stop()
+
+    def _change_files(self, text):
+        mounted = Mounted(self.coldrise, self.directory / "mount")
+        try:
+            folder = mounted / "live/trial"
+            (folder / "inner").mkdir(exist_ok=True)
+            (folder / "inner/notes.txt").write_text(text * 50, encoding="utf-8")
+            (folder / f"{text}.log").write_bytes(self.numbers.randbytes(3000))
+            with open(folder / "large.bin", "ab") as file:
+                file.write(self.numbers.randbytes(2 * MIB))
+        finally:
+            mounted.stop()
+
+    def _serve_all(self):
+        """From a copy: serving a session writes to it."""
+        copy = self.directory / "served"
+        copy_repository(self.repository, copy)
+        coldrise = Coldrise(copy, self.coldrise.passphrase_file)
+        exports = []
+        for machine in coldrise.json("list")["machines"]:
+            for point in machine["points"]:
+                exports += [f"{point['address']}/{disk['disk']}" for disk in point["disks"]]
+        for session in coldrise.json("sessions")["sessions"]:
+            exports += [f"live/{session['session']}/{disk['disk']}" for disk in session["disks"]]
+        with Nbdkit(coldrise, self.directory / "server") as server:
+            expected = {}
+            for export in exports:
+                with server.connect(export) as handle:
+                    expected[export] = read_all(handle)
+        files = {}
+        mounted = Mounted(coldrise, self.directory / "mount")
+        try:
+            for path in client_files(mounted.folder):
+                files[path] = (mounted / path).read_bytes()
+        finally:
+            mounted.stop()
+        shutil.rmtree(copy)
+        assert len(expected) == 14 and len(files) >= 10, (sorted(expected), sorted(files))
+        return expected, files
+
+
+def client_files(folder):
+    """The files that are no disks, by their paths in the mount."""
+    found = []
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            path = os.path.relpath(os.path.join(parent, name), folder)
+            # What shows a disk begins with the disk's name.
+            if not name.startswith(("vda", "vdb")):
+                found.append(path)
+    return sorted(found)
+
+
+def copy_repository(source, target):
+    """Holes stay holes, which most of a layer is. Files of the database are never written
+    again, so they are shared."""
+    shutil.copytree(source, target, copy_function=_copy, ignore=_sockets)
+
+
+def _sockets(folder, names):
+    return [name for name in names if stat.S_ISSOCK(os.lstat(os.path.join(folder, name)).st_mode)]
+
+
+def _copy(source, target):
+    if source.endswith(".sst"):
+        os.link(source, target)
+        return
+    with open(source, "rb") as file, open(target, "wb") as copy:
+        while piece := file.read(64 * KIB):
+            if any(piece):
+                copy.write(piece)
+            else:
+                copy.seek(len(piece), os.SEEK_CUR)
+        copy.truncate()

@@ -1,0 +1,177 @@
+"""What a mutated repository serves, and what verify says of it."""
+
+import json
+import os
+import re
+import shutil
+
+import nbd
+
+from support.cli import Coldrise
+from support.mounted import Mounted, MountFailed
+from support.nbdserver import Nbdkit, NbdkitFailed
+
+from .fixture import client_files, copy_repository
+
+PIECE = 64 << 10
+# Those that damage may lead to: docs and server/block/src/error.rs have all.
+EXIT_CODES = {0, 1, 10, 12}
+
+
+class Verdict:
+    """`broken` lists the promises that were not kept."""
+
+    def __init__(self):
+        self.broken = []
+        self.outcome = None
+
+
+class Judge:
+    """Judges one mutation after the other, each on a copy of the repository."""
+
+    def __init__(self, fixture, directory):
+        self.fixture = fixture
+        self.directory = directory
+        directory.mkdir()
+
+    def judge(self, mutation, with_files):
+        verdict = Verdict()
+        # What clients keep in a session may be an older version of itself: see "Limits"
+        # in docs/on-disk-format.md.
+        self.may_be_old = mutation.kind == "roll back to" and "/files/" in mutation.path
+        copy = self.directory / "repository"
+        copy_repository(self.fixture.repository, copy)
+        try:
+            mutation.apply(copy)
+            coldrise = Coldrise(copy, self.fixture.coldrise.passphrase_file)
+            self._judge(coldrise, verdict, with_files)
+        finally:
+            shutil.rmtree(copy)
+        return verdict
+
+    def _judge(self, coldrise, verdict, with_files):
+        named, is_clean, is_open = self._verify(coldrise, verdict)
+        unreadable, was_served = self._read_disks(coldrise, verdict)
+        if with_files and not self.may_be_old:
+            unreadable |= self._read_files(coldrise, verdict)
+        if not is_open and was_served:
+            verdict.broken.append("verify gave up, and points are served")
+        if is_open:
+            for name in sorted(unreadable - named):
+                verdict.broken.append(f"verify does not name {name}, which cannot be read")
+            for name in sorted(named - unreadable):
+                looked = with_files and not self.may_be_old
+                if looked or not self._has_files(name):
+                    verdict.broken.append(f"verify names {name}, which is read")
+        if not is_open:
+            verdict.outcome = "found at open"
+        elif not is_clean:
+            verdict.outcome = "found by verify"
+        else:
+            verdict.outcome = "harmless"
+
+    def _has_files(self, name):
+        return any(path.startswith(f"{name}/") for path in self.fixture.files)
+
+    def _verify(self, coldrise, verdict):
+        done = coldrise.run("--json", "verify")
+        what = f"verify: exit code {done.returncode}: {done.stderr[-2000:]}"
+        if done.returncode not in EXIT_CODES or "panicked" in done.stderr or not done.stdout:
+            verdict.broken.append(what)
+            return set(), False, False
+        answer = json.loads(done.stdout.strip().splitlines()[-1])
+        if "error" in answer:
+            if answer["error"]["kind"] == "internal":
+                verdict.broken.append(what)
+            return set(), False, False
+        texts = [disk["disk"] for disk in answer["affected"]]
+        for part in ("damaged_documents", "damaged_layers"):
+            texts += [damage["what"] for damage in answer[part]]
+        named = {name for name in self.fixture.names() if is_named(name, texts)}
+        return named, answer["is_clean"], True
+
+    def _read_disks(self, coldrise, verdict):
+        """The names of what cannot be read whole; whether anything was served."""
+        unreadable, was_served = set(), False
+        try:
+            server = Nbdkit(coldrise, self.directory / "server")
+        except NbdkitFailed as failed:
+            if failed.code != 1 or "panicked" in failed.messages:
+                verdict.broken.append(f"nbdkit ended with {failed.code}: {failed.messages[-2000:]}")
+            return set(self.fixture.names()), False
+        for export, content in self.fixture.expected.items():
+            found = self._read(server, export, content, verdict)
+            was_served |= found > 0
+            if found < len(content):
+                unreadable.add(export.rpartition("/")[0])
+        code = server.process.poll()
+        messages = server.messages()
+        if code is not None or "defect" in messages:
+            verdict.broken.append(f"nbdkit: {code}: {messages[-2000:]}")
+            server.kill()
+        else:
+            server.stop()
+        return unreadable, was_served
+
+    def _read(self, server, export, content, verdict):
+        """Bytes that were read right."""
+        right = 0
+        try:
+            with server.connect(export) as handle:
+                if handle.get_size() != len(content):
+                    verdict.broken.append(f"{export} has another size")
+                    return right
+                for at in range(0, len(content), PIECE):
+                    length = min(PIECE, len(content) - at)
+                    try:
+                        read = handle.pread(length, at)
+                    except nbd.Error:
+                        continue
+                    if read != content[at : at + length]:
+                        verdict.broken.append(f"WRONG BYTES: {export} at {at}")
+                        return right
+                    right += length
+        except nbd.Error:
+            pass
+        return right
+
+    def _read_files(self, coldrise, verdict):
+        """The names of points and sessions of which a client's file cannot be read."""
+        unreadable = set()
+        try:
+            mounted = Mounted(coldrise, self.directory / "mount")
+        except MountFailed as failed:
+            if "panicked" in str(failed) or failed.args and "defect" in str(failed):
+                verdict.broken.append(f"the mount ended: {failed}")
+            return set()
+        try:
+            for path, content in self.fixture.files.items():
+                try:
+                    read = (mounted / path).read_bytes()
+                except OSError:
+                    unreadable.add(owner(path))
+                    continue
+                if read != content:
+                    verdict.broken.append(f"WRONG BYTES: {path} in the mount")
+            extra = set(client_files(mounted.folder)) - set(self.fixture.files)
+            for path in sorted(extra):
+                verdict.broken.append(f"MADE UP: {path} in the mount")
+        finally:
+            if mounted.process.poll() is not None:
+                verdict.broken.append(f"the mount died: {mounted.messages()[-2000:]}")
+                mounted.clear()
+            else:
+                mounted.stop()
+            if "defect" in mounted.messages():
+                verdict.broken.append(f"the mount: {mounted.messages()[-2000:]}")
+        return unreadable
+
+
+def owner(path):
+    return "/".join(path.split("/")[:2])
+
+
+def is_named(name, texts):
+    """As a whole word: `web01/T` is not named by `web01/T+1`."""
+    pattern = re.compile(rf"(?<![\w/]){re.escape(name)}(?![\w+.-])")
+    return any(pattern.search(text) for text in texts)

@@ -1,0 +1,115 @@
+"""What can happen to a file: every mutation of every file of a repository."""
+
+import dataclasses
+import fnmatch
+import os
+import pathlib
+import shutil
+
+# Files whose loss or change nothing can suffer from, and why nothing is mutated there.
+EXCEPTED = {
+    "writer.lock": "empty; only locked",
+    "live/lock": "empty; only locked",
+    "live/*/lock": "empty; only locked",
+    "live/*/control": "a socket",
+    "leases/*": "of processes that have ended; gc takes what it cannot read as a reason to keep all",
+    "db/LOCK": "empty; only locked",
+    "db/LOG*": "what RocksDB told people",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutation:
+    """One change of one file; `path` is relative to the repository."""
+
+    path: str
+    kind: str
+    # Byte offset of a flip or truncation; the other file of a swap or rollback.
+    where: object = None
+    bit: int = 0
+
+    def __str__(self):
+        where = "" if self.where is None else f" {self.where}"
+        return f"{self.kind}{where} {self.path}" + (f" bit {self.bit}" if self.kind == "flip" else "")
+
+    def apply(self, repository):
+        path = repository / self.path
+        # It may be shared with the repository that this one was copied from.
+        shutil.copyfile(path, repository / "aside")
+        (repository / "aside").rename(path)
+        if self.kind == "flip":
+            with open(path, "r+b") as file:
+                file.seek(self.where)
+                byte = file.read(1)[0]
+                file.seek(self.where)
+                file.write(bytes([byte ^ (1 << self.bit)]))
+        elif self.kind == "truncate":
+            os.truncate(path, self.where)
+        elif self.kind == "delete":
+            path.unlink()
+        elif self.kind == "swap":
+            other, aside = repository / self.where, repository / "aside"
+            path.rename(aside)
+            other.rename(path)
+            aside.rename(other)
+        else:
+            shutil.copyfile(self.where, path)
+
+
+def kind_of(path):
+    """Files of the same kind may be swapped."""
+    name = pathlib.PurePath(path)
+    if path.startswith("db/"):
+        return "db " + (name.suffix or name.name.partition("-")[0])
+    if path.startswith("live/"):
+        return f"live {len(name.parts)} {name.parts[2] if len(name.parts) > 2 else ''} {name.suffix}"
+    return str(name.parent)
+
+
+def files_of(repository):
+    """Relative paths of all files that are mutated."""
+    found = []
+    for path in sorted(repository.rglob("*")):
+        relative = str(path.relative_to(repository))
+        if path.is_file() and not any(fnmatch.fnmatch(relative, pattern) for pattern in EXCEPTED):
+            found.append(relative)
+    return found
+
+
+def positions(numbers, size, count):
+    """The ends, and as many more as wanted at random."""
+    if size <= count:
+        return list(range(size))
+    chosen = {0, 1, size // 2, size - 2, size - 1}
+    while len(chosen) < count:
+        chosen.add(numbers.randrange(size))
+    return sorted(chosen)
+
+
+def mutations(fixture, numbers, count):
+    """All of them, with `count` positions in each file."""
+    repository = fixture.repository
+    paths = files_of(repository)
+    found = []
+    for path in paths:
+        size = (repository / path).stat().st_size
+        content = (repository / path).read_bytes()
+        places = positions(numbers, size, count)
+        if path.startswith("layers/") or path.endswith(".layer"):
+            # Nearly all of a layer is space ahead: also what is used of it.
+            used = [at for at in range(0, size, 64) if any(content[at : at + 64])]
+            places = sorted({*places, *numbers.sample(used, min(count, len(used)))})
+        found += [Mutation(path, "flip", at, numbers.randrange(8)) for at in places]
+        found += [Mutation(path, "truncate", at) for at in places]
+        found.append(Mutation(path, "delete"))
+        others = [other for other in paths if other > path and kind_of(other) == kind_of(path)]
+        others = [other for other in others if (repository / other).read_bytes() != content]
+        for other in numbers.sample(others, min(len(others), max(2, count // 4))):
+            found.append(Mutation(path, "swap", other))
+        known = {content}
+        for version in reversed(fixture.versions):
+            older = version / path
+            if older.is_file() and older.read_bytes() not in known:
+                known.add(older.read_bytes())
+                found.append(Mutation(path, "roll back to", older))
+    return found

@@ -1,0 +1,199 @@
+"""What is done to a repository, so that each of its file operations can be made to fail."""
+
+import os
+import random
+import shutil
+
+import nbd
+
+from support.cli import Coldrise
+from support.nbdserver import Nbdkit, NbdkitFailed
+
+KIB, MIB = 1 << 10, 1 << 20
+
+
+class SteeredColdrise(Coldrise):
+    """The program, with failing file operations."""
+
+    def __init__(self, coldrise, faults):
+        super().__init__(coldrise.repository, coldrise.passphrase_file)
+        self.faults = faults
+
+    def environment(self):
+        return super().environment() | self.faults.environment()
+
+
+class Command:
+    """One command line; `again` says with which exit codes it may end when it is run
+    again after it was done or half done."""
+
+    def __init__(self, name, *arguments, again=(0,)):
+        self.name = name
+        self.arguments = arguments
+        self.again = again
+
+    def prepare(self, coldrise, scene):
+        """Before the file operations count."""
+
+    def settle(self, coldrise, scene):
+        """After the operation, before anything else."""
+
+    def words(self, scene):
+        return [argument(scene) if callable(argument) else argument for argument in self.arguments]
+
+    def run(self, coldrise, faults, scene):
+        """Exit code, messages."""
+        done = SteeredColdrise(coldrise, faults).run("--json", *self.words(scene))
+        return done.returncode, done.stderr + done.stdout
+
+    def repeat(self, coldrise, scene):
+        done = coldrise.run("--json", *self.words(scene))
+        assert done.returncode in self.again, f"again: {done.returncode}: {done.stderr}{done.stdout}"
+
+
+class Fold(Command):
+    """A session whose layers could not be moved gives them up when it ends."""
+
+    def repeat(self, coldrise, scene):
+        super().repeat(coldrise, scene)
+        for session in ("trial", "crashed"):
+            coldrise.json("unpublish", session)
+        coldrise.json("fold")
+
+
+class Init(Command):
+    """On a folder that is not there."""
+
+    def prepare(self, coldrise, scene):
+        shutil.rmtree(coldrise.repository)
+
+    def repeat(self, coldrise, scene):
+        is_there = (coldrise.repository / "repository.json").exists()
+        assert coldrise.run("list").returncode == (0 if is_there else 10)
+        done = coldrise.run("--json", *self.words(scene))
+        assert done.returncode == int(is_there), f"again: {done.stderr}{done.stdout}"
+
+
+class Damaged(Command):
+    """A flipped byte in the largest file of chunks, which the image in the scene heals."""
+
+    def prepare(self, coldrise, scene):
+        files = (coldrise.repository / "db").glob("*.sst")
+        path = max(files, key=lambda file: file.stat().st_size)
+        content = bytearray(path.read_bytes())
+        content[1 * MIB] ^= 1
+        # It is shared with the fixture.
+        path.unlink()
+        path.write_bytes(content)
+
+
+class Rekeying(Command):
+    """Afterwards one of two passphrases opens the repository."""
+
+    def prepare(self, coldrise, scene):
+        if self.name == "key remove":
+            coldrise.json("key", "add", "night", "--new-passphrase-file", scene.passphrase)
+
+    def settle(self, coldrise, scene):
+        if coldrise.run("list").returncode == 12:
+            coldrise.passphrase_file = scene.passphrase
+
+
+class Writes(Command):
+    """Writes and flushes over NBD. What was flushed has to be there afterwards."""
+
+    def run(self, coldrise, faults, scene):
+        scene.flushed = {}
+        environment = os.environ | faults.environment()
+        try:
+            server = Nbdkit(coldrise, scene.directory / "steered", environment=environment)
+        except NbdkitFailed as failed:
+            return failed.code, failed.messages
+        numbers, has_failed = random.Random(3), None
+        try:
+            with server.connect("live/trial/vda") as handle:
+                for _ in range(6):
+                    offset = numbers.randrange(3 * MIB) // 4096 * 4096
+                    content = numbers.randbytes(8 * KIB)
+                    try:
+                        handle.pwrite(content, offset)
+                        handle.flush()
+                    except nbd.Error as error:
+                        if handle.aio_is_dead():
+                            raise
+                        if "flush" in str(error):
+                            has_failed = str(error)
+                        scene.uncertain[offset] = content
+                        continue
+                    assert has_failed is None, f"a flush succeeded after one that failed: {has_failed}"
+                    scene.flushed[offset] = content
+        except nbd.Error:
+            pass  # refused, or killed
+        try:
+            server.stop()
+        except AssertionError:
+            pass  # the exit code tells
+        return server.process.returncode, server.messages()
+
+    def repeat(self, coldrise, scene):
+        with Nbdkit(coldrise, scene.directory / "again") as server:
+            with server.connect("live/trial/vda") as handle:
+                for offset, content in scene.flushed.items():
+                    newer = any(abs(offset - other) < 8 * KIB for other in scene.uncertain)
+                    read = handle.pread(len(content), offset)
+                    overwritten = [o for o in scene.flushed if o != offset and abs(o - offset) < 8 * KIB]
+                    assert newer or overwritten or read == content, f"a flushed write is gone at {offset}"
+                handle.pwrite(b"again", 0)
+                handle.flush()
+
+
+class Scene:
+    """The images that the operations read, and what one run of an operation leaves."""
+
+    def __init__(self, fixture, directory):
+        self.directory = directory
+        self.fixture = fixture
+        directory.mkdir(parents=True, exist_ok=True)
+        latest = max(e for e in fixture.expected if e.startswith("web01/") and e.endswith("/vda")
+                     and "+" not in e)  # fmt: skip
+        self.latest, _, _ = latest.rpartition("/")
+        web = bytearray(fixture.expected[latest])
+        self.known = self._save("known", web)
+        web[3 * MIB : 3 * MIB + 200 * KIB] = random.Random("next").randbytes(200 * KIB)
+        self.changed = self._save("changed", web)
+        self.large = self._save("large", random.Random("large").randbytes(9 * MIB))
+        self.passphrase = directory / "another"
+        self.passphrase.write_text("battery staple\n", encoding="utf-8")
+        self.flushed, self.uncertain = {}, {}
+
+    def _save(self, name, content):
+        path = self.directory / f"{name}.raw"
+        path.write_bytes(content)
+        return path
+
+    def db_point(self):
+        """One that nothing is published from."""
+        points = {e.rpartition("/")[0] for e in self.fixture.expected if e.startswith("db01/")}
+        return max(point for point in points if "+" not in point)
+
+
+OPERATIONS = [
+    Init("init", "init"),
+    Command("backup", "backup", "mail01", lambda scene: f"vda=raw:{scene.large}"),
+    Command("incremental", "backup", "web01", lambda scene: f"vda=raw:{scene.changed}"),
+    Command("publish", "publish", lambda scene: scene.latest, "--name", "other", again=(0, 1)),
+    Writes("writes"),
+    Command("seal", "seal", "trial"),
+    Command("unpublish", "unpublish", "trial", again=(0, 1)),
+    Fold("fold", "fold"),
+    Command("forget", "forget", lambda scene: scene.db_point(), again=(0, 1)),
+    Command("prune", "prune", "--keep-last", "1"),
+    Command("gc", "gc"),
+    Command("key add", "key", "add", "night", "--new-passphrase-file",
+            lambda scene: scene.passphrase, again=(0, 1)),
+    Rekeying("key rotate", "key", "rotate", "--new-passphrase-file",
+             lambda scene: scene.passphrase),
+    Rekeying("key remove", "key", "remove", "initial", again=(0, 1)),
+    Damaged("repair", "repair", "--from", lambda scene: f"raw:{scene.known}"),
+    Command("verify", "verify"),
+]  # fmt: skip

@@ -1,0 +1,76 @@
+"""Every file of a repository damaged in every way: nothing wrong is served, and verify
+names what cannot be read.
+
+The short form takes a sample; `make test-mutations` takes everything.
+"""
+
+import collections
+import concurrent.futures
+import random
+import threading
+import time
+
+import pytest
+
+from support.mutation.fixture import Fixture
+from support.mutation.judge import Judge
+from support.mutation.mutate import mutations
+
+WORKERS = 2
+
+
+@pytest.fixture(scope="module")
+def damaged(tmp_path_factory):
+    return Fixture(tmp_path_factory.mktemp("mutations"))
+
+
+def spread(numbers, found, limit):
+    """A sample in which every file has its share, and every kind of mutation."""
+    groups = collections.defaultdict(list)
+    for mutation in found:
+        groups[mutation.path, mutation.kind].append(mutation)
+    for group in groups.values():
+        numbers.shuffle(group)
+    chosen = []
+    while len(chosen) < min(limit, len(found)):
+        for group in groups.values():
+            if group:
+                chosen.append(group.pop())
+    numbers.shuffle(chosen)
+    return chosen[:limit]
+
+
+def test_nothing_wrong_is_served_and_all_damage_is_named(request, damaged, tmp_path):
+    option = request.config.getoption
+    seed = option("--mutation-seed")
+    numbers = random.Random(seed)
+    found = mutations(damaged, numbers, option("--mutation-positions"))
+    total = len(found)
+    if option("--mutations"):
+        found = spread(numbers, found, option("--mutations"))
+    began, done, broken = time.monotonic(), collections.Counter(), []
+    local, lock = threading.local(), threading.Lock()
+    made = iter(range(WORKERS))
+
+    def judge(number, mutation):
+        if not hasattr(local, "judge"):
+            with lock:
+                local.judge = Judge(damaged, tmp_path / f"judge{next(made)}")
+        # A mount takes as long as everything else; where clients' files lie it always looks.
+        with_files = mutation.path.startswith(("live/", "layers/")) or number % 8 == 0
+        verdict = local.judge.judge(mutation, with_files)
+        with lock:
+            done[verdict.outcome] += 1
+            done[f"{mutation.kind}: {verdict.outcome}"] += 1
+            for text in verdict.broken:
+                broken.append(f"{mutation}: {text}")
+                print(broken[-1], flush=True)
+            if sum(done.values()) % 400 == 0:
+                print(f"{sum(done.values()) // 2} of {len(found)}", flush=True)
+
+    with concurrent.futures.ThreadPoolExecutor(WORKERS) as pool:
+        for task in [pool.submit(judge, *pair) for pair in enumerate(found)]:
+            task.result()
+    told = ", ".join(f"{name} {count}" for name, count in sorted(done.items(), key=str))
+    print(f"{len(found)} of {total} mutations: {told}; {time.monotonic() - began:.0f} s", flush=True)
+    assert not broken, f"{len(broken)} promises broken, first: {broken[0]}"
