@@ -1,6 +1,8 @@
 """coldrise gc beside a backup: the backup's process does it, nothing that the backup
 refers to goes, and the gc is done whatever becomes of the backup."""
 
+import fcntl
+import json
 import pathlib
 import signal
 import subprocess
@@ -107,3 +109,47 @@ def is_connected(pid):
     with open("/proc/net/unix") as listing:
         lines = [line.split() for line in listing][1:]
     return any(line[6] in inodes and line[5] == "03" for line in lines)
+
+
+def is_locked(path):
+    if not path.exists():
+        return False
+    with open(path, "rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def test_a_backup_that_begins_beside_a_gc_is_not_refused(coldrise, forgotten, tmp_path):
+    address, kept, disk = forgotten
+    gc = coldrise.start("--json", "gc", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    wait_until(lambda: is_locked(coldrise.repository / "writer.lock") or gc.poll() is not None, "the gc")
+    gc.send_signal(signal.SIGSTOP)
+    path = disk.save(tmp_path / "source.raw")
+    backup = coldrise.start("--json", "backup", "web02", f"vda=raw:{path}",
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    # Where the gc has ended before it was stopped there is nobody to wait for.
+    wait_until(lambda: is_locked(coldrise.repository / "background.wanted") or backup.poll() is not None,
+               "the backup that waits")
+    gc.send_signal(signal.SIGCONT)
+    made, messages = backup.communicate(timeout=60)
+    assert backup.returncode == 0, messages
+    made = json.loads(made.splitlines()[-1])["address"]
+    _, messages = gc.communicate(timeout=60)
+    assert gc.returncode == 0, messages
+    assert_restores(coldrise, {address: kept, made: disk}, tmp_path)
+    assert coldrise.json("verify")["is_clean"]
+
+
+def test_gcs_take_turns(coldrise, forgotten, tmp_path):
+    address, kept, _ = forgotten
+    gcs = [coldrise.start("--json", "gc", stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(4)]
+    deleted = 0
+    for gc in gcs:
+        done, messages = gc.communicate(timeout=120)
+        assert gc.returncode == 0, messages
+        deleted += json.loads(done.splitlines()[-1])["chunks_deleted"]
+    assert deleted == (14 + 8) * MIB // (16 << 10)
+    assert_restores(coldrise, {address: kept}, tmp_path)

@@ -1,15 +1,22 @@
 //! Work in the background that gives way.
 //!
 //! One process at a time writes the database. Who does so in the background holds
-//! `background.turn` as well (flock, exclusive), taken first. Who finds the database
-//! taken, and that lock too, holds `background.wanted` (shared) and waits; the one in the
-//! background sees that and ends its turn. Like all locks they go with their process.
+//! `background.turn` as well (flock, exclusive), taken first, and writes there what it
+//! does. Who finds the database taken, and that lock too, holds `background.wanted`
+//! (shared) and waits; the one in the background sees that and ends its turn. Like all
+//! locks they go with their process.
+//!
+//! A gc makes a fold give way, and nobody in the background a gc: two gcs would else
+//! make each other give way for ever.
 
 use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::Thread;
 use std::time::{Duration, Instant};
 
-use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_block::{Context, Error, ErrorKind, Result};
 use rustix::fs::{flock, FlockOperation};
 
 use crate::lock::open;
@@ -18,7 +25,27 @@ const TURN: &str = "background.turn";
 const WANTED: &str = "background.wanted";
 /// Who works in the background ends its turn within a second or so.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// How often it looks whether somebody waits.
+const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 const PAUSE: Duration = Duration::from_millis(20);
+
+/// What is done in the background.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BackgroundWork {
+    /// `fold --watch`.
+    Fold,
+    /// `gc`.
+    Gc,
+}
+
+impl BackgroundWork {
+    fn name(self) -> &'static [u8] {
+        match self {
+            BackgroundWork::Fold => b"fold",
+            BackgroundWork::Gc => b"gc",
+        }
+    }
+}
 
 /// A turn of writing in the background, or the wish for one.
 pub struct BackgroundTurn {
@@ -32,14 +59,68 @@ impl BackgroundTurn {
     ///
     /// # Errors
     /// What the operating system says.
-    pub fn begin(repository: &Path) -> Result<Option<BackgroundTurn>> {
+    pub fn begin(repository: &Path, work: BackgroundWork) -> Result<Option<BackgroundTurn>> {
         let path = repository.join(TURN);
         let turn = open(&path)?;
         if !lock(&turn, &path, FlockOperation::NonBlockingLockExclusive)? {
             return Ok(None);
         }
+        turn.set_len(0)
+            .and_then(|()| turn.write_all_at(work.name(), 0))
+            .context(|| format!("writing {}", path.display()))?;
         let turn = BackgroundTurn { repository: repository.to_owned(), _turn: turn };
         Ok((!turn.is_wanted()?).then_some(turn))
+    }
+
+    /// The same for a gc: it makes a fold give way, and waits for whatever else has a
+    /// turn or wants to write.
+    ///
+    /// # Errors
+    /// `Busy` where it waited in vain, for a minute; `Interrupted` once `cancel` is set.
+    pub fn begin_gc(repository: &Path, cancel: &AtomicBool) -> Result<BackgroundTurn> {
+        let started = Instant::now();
+        loop {
+            if let Some(turn) = BackgroundTurn::begin(repository, BackgroundWork::Gc)? {
+                return Ok(turn);
+            }
+            let wish = match std::fs::read(repository.join(TURN)) {
+                Ok(work) if work == BackgroundWork::Fold.name() => Some(want(repository)?),
+                _ => None,
+            };
+            loop {
+                if cancel.load(Ordering::Relaxed) {
+                    return Err(Error::new(ErrorKind::Interrupted, "cancelled"));
+                }
+                if started.elapsed() >= PATIENCE {
+                    let message = "another process works on the repository in the background: \
+                                   wait for it to end, or stop it";
+                    return Err(Error::new(ErrorKind::Busy, message));
+                }
+                std::thread::sleep(PAUSE);
+                if !is_background(repository)? {
+                    break;
+                }
+            }
+            drop(wish);
+        }
+    }
+
+    /// Does `work`; the flag that it is given is set as soon as somebody waits for this
+    /// turn to end, or `end` is set.
+    pub fn run<T>(&self, end: &AtomicBool, work: impl FnOnce(&AtomicBool) -> T) -> T {
+        let (cancel, is_over) = (AtomicBool::new(false), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            let watch = scope.spawn(|| {
+                while !is_over.load(Ordering::SeqCst) {
+                    if end.load(Ordering::Relaxed) || self.is_wanted().unwrap_or(true) {
+                        cancel.store(true, Ordering::Relaxed);
+                    }
+                    std::thread::park_timeout(LOOK_INTERVAL);
+                }
+            });
+            let _over = Over(&is_over, watch.thread());
+            work(&cancel)
+        })
     }
 
     /// Whether somebody waits for this turn to end.
@@ -50,6 +131,16 @@ impl BackgroundTurn {
         let path = self.repository.join(WANTED);
         let file = open(&path)?;
         Ok(!lock(&file, &path, FlockOperation::NonBlockingLockExclusive)?)
+    }
+}
+
+/// Ends the watch over a turn, also where its work panics.
+struct Over<'a>(&'a AtomicBool, &'a Thread);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+        self.1.unpark();
     }
 }
 
@@ -72,9 +163,7 @@ pub fn write_before_background<T>(
             // The turn may have ended just now.
             return open_writer();
         }
-        let path = repository.join(WANTED);
-        let wanted = open(&path)?;
-        lock(&wanted, &path, FlockOperation::LockShared)?;
+        let _wish = want(repository)?;
         while is_background(repository)? && started.elapsed() < PATIENCE {
             std::thread::sleep(PAUSE);
         }
@@ -84,6 +173,14 @@ pub fn write_before_background<T>(
             opened => return opened,
         }
     }
+}
+
+/// Says that somebody wants to write, as long as what it returns lives.
+fn want(repository: &Path) -> Result<File> {
+    let path = repository.join(WANTED);
+    let wanted = open(&path)?;
+    lock(&wanted, &path, FlockOperation::LockShared)?;
+    Ok(wanted)
 }
 
 fn is_background(repository: &Path) -> Result<bool> {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_ingest::{Phase, Progress, ProgressState};
-use coldrise_session::{ask_for_gc, collect_garbage, Asked, InUse};
+use coldrise_session::{ask_for_gc, collect_garbage, Asked, BackgroundTurn, InUse};
 use coldrise_store::{ReclaimOptions, ReclaimProgress};
 use serde::Serialize;
 
@@ -22,7 +22,7 @@ use crate::units::{show_count, show_duration, show_size};
 ///
 /// Deletes chunks, pages of chunk maps and layers that no restore point, no session and
 /// no running program needs. Machines run on, a backup goes on (its process does the gc
-/// then), and front ends go on serving what they have open, forgotten points included.
+/// then, also where it begins later), and front ends go on serving what they have open, forgotten points included.
 /// It can be interrupted at any time, and the next gc goes on. Files of which more than
 /// half is in use are left alone: what nothing refers to in them stays, and backups use
 /// it again.
@@ -133,18 +133,19 @@ fn collect_somewhere(
 ) -> Result<(coldrise_session::Collected, u64)> {
     let path = invocation.repository_path()?;
     let mut patience = BEGINNING_PATIENCE;
-    let asked_at = Instant::now();
+    let mut asked_at = Instant::now();
     loop {
-        let busy = match invocation.open_alone() {
-            Ok(writer) => {
-                let before = space(path)?;
-                let collected = collect_garbage(&writer, options)?;
-                // The database deletes its last files when it is closed.
-                drop(writer);
-                return Ok((collected, before.saturating_sub(space(path)?)));
-            }
+        let busy = match collect_alone(invocation, options) {
             Err(error) if error.kind() == ErrorKind::Busy => error,
-            Err(error) => return Err(error),
+            // A backup wanted to begin, and does the rest.
+            Err(error)
+                if error.kind() == ErrorKind::Interrupted
+                    && !options.cancel.load(Ordering::Relaxed) =>
+            {
+                asked_at = Instant::now();
+                continue;
+            }
+            collected => return collected,
         };
         match ask_for_gc(path, options)? {
             // A backup beside it takes space: the difference would tell nothing.
@@ -164,6 +165,24 @@ fn collect_somewhere(
         }
         std::thread::sleep(LOOK_INTERVAL);
     }
+}
+
+/// Does it in this process, and gives way to whoever wants to write meanwhile: a backup
+/// that begins goes on with it.
+fn collect_alone(
+    invocation: &Invocation,
+    options: &ReclaimOptions<'_>,
+) -> Result<(coldrise_session::Collected, u64)> {
+    let path = invocation.repository_path()?;
+    let turn = BackgroundTurn::begin_gc(path, options.cancel)?;
+    let writer = invocation.open_in_background()?;
+    let before = space(path)?;
+    let collected = turn.run(options.cancel, |cancel| {
+        collect_garbage(&writer, &ReclaimOptions { cancel, progress: options.progress })
+    })?;
+    // The database deletes its last files when it is closed.
+    drop(writer);
+    Ok((collected, before.saturating_sub(space(path)?)))
 }
 
 impl Collected {

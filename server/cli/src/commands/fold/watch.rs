@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use coldrise_block::{ErrorKind, Result};
-use coldrise_session::BackgroundTurn;
+use coldrise_session::{BackgroundTurn, BackgroundWork};
 use coldrise_store::{MachineName, PointName, Repository, WriteOptions};
 
 use super::{chosen, Done};
@@ -72,25 +72,16 @@ fn turn(
     };
     points.retain(|point| !failed.contains(&(point.machine.clone(), point.point.clone())));
     let Some(point) = points.first() else { return Ok(Turn::Idle) };
-    let Some(turn) = BackgroundTurn::begin(repository.path())? else { return Ok(Turn::GaveWay) };
+    let Some(turn) = BackgroundTurn::begin(repository.path(), BackgroundWork::Fold)? else {
+        return Ok(Turn::GaveWay);
+    };
     let writer = match invocation.open_in_background() {
         Err(error) if error.kind() == ErrorKind::Busy => return Ok(Turn::GaveWay),
         writer => writer?,
     };
-    let (cancel, is_over) = (AtomicBool::new(false), AtomicBool::new(false));
-    let folded = std::thread::scope(|scope| {
-        scope.spawn(|| {
-            while !is_over.load(Ordering::Relaxed) {
-                if end.load(Ordering::Relaxed) || turn.is_wanted().unwrap_or(true) {
-                    cancel.store(true, Ordering::Relaxed);
-                }
-                std::thread::sleep(LOOK);
-            }
-        });
+    let folded = turn.run(end, |cancel| {
         let options = WriteOptions { threads: 1 };
-        let folded = coldrise_session::fold(&writer, point, options, &|_, _| {}, &cancel);
-        is_over.store(true, Ordering::Relaxed);
-        folded
+        coldrise_session::fold(&writer, point, options, &|_, _| {}, cancel)
     });
     let address = format!("{}/{}", point.machine, point.point);
     match folded {
