@@ -188,12 +188,12 @@ int coldrise_node_write_waits (const coldrise_node *file, size_t length,
  * them. errno: EAGAIN where there is no room; then the caller does it himself. The file may
  * not be released before the call back.
  */
-typedef void coldrise_task (void *context);
+typedef void coldrise_task_callback (void *context);
 typedef void coldrise_done_callback (void *context, int result);
 
 /* Runs `task`. */
-int coldrise_node_run_later (const coldrise_node *file, coldrise_task *task,
-                             void *context);
+int coldrise_node_run_later (const coldrise_node *file,
+                             coldrise_task_callback *task, void *context);
 
 /* coldrise_node_flush, together with all others of this file that come in time; `result` is
  * what it returned, with its errno and its message.

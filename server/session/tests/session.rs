@@ -50,6 +50,28 @@ fn a_sealed_session_is_a_point_and_the_original_never_changes() {
 }
 
 #[test]
+fn what_was_captured_is_read_without_waiting() {
+    let place = place();
+    let repository = place.open();
+    publish(&repository, &place.point, Some(name("trial"))).unwrap();
+    let open = Session::open(&repository, &name("trial")).unwrap();
+    let vda = open.disk(&disk_name("vda")).unwrap();
+    let reader = open_live_disk(&repository, &name("trial"), &disk_name("vda")).unwrap();
+    vda.write_at(&[7; 8192], 4096).unwrap();
+    vda.write_zeroes(64 << 10, 4096).unwrap();
+    for disk in [&vda, &reader] {
+        let mut part = vec![0; 6000];
+        disk.read_in_memory(&mut part, 5000).unwrap();
+        assert_eq!(part, [7; 6000]);
+        disk.read_in_memory(&mut part[..4096], 64 << 10).unwrap();
+        assert_eq!(part[..4096], [0; 4096]);
+        // Half of it is below, and was never decoded.
+        let failed = disk.read_in_memory(&mut part, 10_000).unwrap_err();
+        assert_eq!(failed.kind(), ErrorKind::WouldWait);
+    }
+}
+
+#[test]
 fn a_sealed_point_can_be_published_and_sealed_again() {
     let place = place();
     let repository = place.open();

@@ -3,7 +3,7 @@
 
 mod common;
 
-use coldrise_block::{ErrorKind, ExtentKind};
+use coldrise_block::{Disk, ErrorKind, ExtentKind};
 use coldrise_store::*;
 use common::*;
 
@@ -46,6 +46,30 @@ fn every_chunk_size_compression_and_encryption_gives_the_bytes_back() {
             }
         }
     }
+}
+
+#[test]
+fn what_is_in_memory_is_read_without_waiting() {
+    let store = Store::new();
+    let content = noise(3, 400_000);
+    let (root, _) = write_all(&store.writer(), None, &content);
+    let reader = store.reader_with(64 << 20);
+    let disk = reader.disk(root, content.len() as u64);
+    let mut part = vec![0; 20_000];
+    let kind = |part: &mut [u8], at| Disk::read_in_memory(&disk, part, at).map_err(|e| e.kind());
+    assert_eq!(kind(&mut part, 100_000), Err(ErrorKind::WouldWait));
+    disk.read_at(&mut part, 100_000).unwrap();
+    part.fill(0);
+    assert_eq!(kind(&mut part, 100_000), Ok(()));
+    assert_eq!(part, content[100_000..120_000]);
+    // One chunk of it is not decoded.
+    assert_eq!(kind(&mut vec![0; 80_000], 100_000), Err(ErrorKind::WouldWait));
+    assert_eq!(kind(&mut part, 390_000), Err(ErrorKind::OutOfRange));
+    // Where nothing is kept decoded everything waits.
+    let disk = store.reader_with(0).disk(root, content.len() as u64);
+    disk.read_at(&mut part, 100_000).unwrap();
+    let failed = Disk::read_in_memory(&disk, &mut part, 100_000).unwrap_err();
+    assert_eq!(failed.kind(), ErrorKind::WouldWait);
 }
 
 #[test]

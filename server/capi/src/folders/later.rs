@@ -26,7 +26,7 @@ const SYNCING_THREADS: usize = 32;
 /// Requests that may wait for either.
 const MOST_WAITING: usize = 1024;
 
-/// `coldrise_task` of the header.
+/// `coldrise_task_callback` of the header.
 pub type Task = unsafe extern "C" fn(*mut c_void);
 /// `coldrise_done_callback` of the header.
 pub type DoneCallback = unsafe extern "C" fn(*mut c_void, c_int);
