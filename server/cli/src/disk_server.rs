@@ -116,10 +116,10 @@ impl DiskServer {
     ///
     /// # Errors
     /// `ToolFailed` where the server has ended for good.
-    pub(crate) fn look_after(&mut self, signals: &mut ChildSignals) -> Result<()> {
+    pub(crate) fn look_after(&mut self) -> Result<()> {
         let (name, ended) = match self {
             DiskServer::Nbd(nbdkit, _) => ("nbdkit", nbdkit.ended()?),
-            DiskServer::Nfs(ganesha) => ("nfs-ganesha", ganesha.keep_up(signals)?),
+            DiskServer::Nfs(ganesha) => ("nfs-ganesha", ganesha.keep_up()?),
         };
         match ended {
             None => Ok(()),

@@ -289,7 +289,7 @@ fn wait(
         if let Some(status) = machine.try_wait().context(|| "looking after QEMU")? {
             return Ok(status);
         }
-        server.look_after(signals)?;
+        server.look_after()?;
         if let Some(status) = machine.try_wait().context(|| "looking after QEMU")? {
             return Ok(status);
         }

@@ -156,7 +156,7 @@ impl Ganesha {
             if signals.wait() {
                 return self.stop(Some(signals));
             }
-            if let Some(status) = self.keep_up(signals)? {
+            if let Some(status) = self.keep_up()? {
                 return if status.success() {
                     Ok(())
                 } else {
@@ -171,8 +171,8 @@ impl Ganesha {
     /// another write verifier, unless it has ended again and again soon after its start.
     ///
     /// # Errors
-    /// As [`Ganesha::start`] where it cannot be started again.
-    pub(crate) fn keep_up(&mut self, signals: &mut ChildSignals) -> Result<Option<ExitStatus>> {
+    /// As starting a process.
+    pub(crate) fn keep_up(&mut self) -> Result<Option<ExitStatus>> {
         let Some(status) = self.ended()? else { return Ok(None) };
         self.finish_log();
         let is_short = self.started.elapsed() < SHORT_LIFE;
@@ -187,7 +187,8 @@ impl Ganesha {
         );
         (self.child, self.log) = spawn(self.directory.path(), &self.repository)?;
         self.started = Instant::now();
-        self.await_ready(signals)?;
+        // Nobody waits for it to answer: should it end at once, or this program be asked to
+        // end meanwhile, the next look at it finds out.
         Ok(None)
     }
 
