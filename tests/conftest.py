@@ -23,7 +23,7 @@ def pytest_addoption(parser):
     group.addoption("--crash-kills", type=int, default=25, help="kills of the server (25)")
     group.addoption("--crash-cuts", type=int, default=6, help="power cuts (6)")
     group.addoption("--crash-reopenings", type=int, default=25, help="openings of a session (25)")
-    group.addoption("--mutations", type=int, default=350, help="mutations of files (350; 0: all)")
+    group.addoption("--mutations", type=int, default=240, help="mutations of files (240; 0: all)")
     group.addoption("--mutation-positions", type=int, default=20, help="positions in each file (20)")
     group.addoption("--mutation-seed", type=int, default=7, help="which positions (7)")
     group.addoption("--faults", type=int, default=40, help="file operations that fail (40; 0: all)")

@@ -14,6 +14,9 @@ from support.nbdserver import Nbdkit, NbdkitFailed
 from .fixture import client_files, copy_repository
 
 PIECE = 64 << 10
+# Debian's RocksDB is built with assertions, and reads a file's properties without their
+# checksum: one bit there ends the process. See "Limits" in docs/on-disk-format.md.
+ROCKSDB_ASSERTION = "data_block_hash_index.cc"
 # Those that damage may lead to: docs and server/block/src/error.rs have all.
 EXIT_CODES = {0, 1, 10, 12}
 
@@ -33,12 +36,15 @@ class Judge:
         self.fixture = fixture
         self.directory = directory
         directory.mkdir()
+        # Of the mutation that is being judged.
+        self.may_be_old = self.is_unlisted = self.is_layer = False
 
     def judge(self, mutation, with_files):
         verdict = Verdict()
         # What clients keep in a session may be an older version of itself: see "Limits"
         # in docs/on-disk-format.md.
         self.may_be_old = mutation.kind == "roll back to" and "/files/" in mutation.path
+        self.is_layer = mutation.path.startswith("layers/")
         copy = self.directory / "repository"
         copy_repository(self.fixture.repository, copy)
         try:
@@ -50,17 +56,22 @@ class Judge:
         return verdict
 
     def _judge(self, coldrise, verdict, with_files):
+        self.is_unlisted = False
         named, is_clean, is_open = self._verify(coldrise, verdict)
         unreadable, was_served = self._read_disks(coldrise, verdict)
         if with_files and not self.may_be_old:
-            unreadable |= self._read_files(coldrise, verdict)
+            files = self._read_files(coldrise, verdict)
+            # A catalog that cannot be walked is not listed, and points are found by name.
+            unreadable |= set() if self.is_unlisted else files
         if not is_open and was_served:
             verdict.broken.append("verify gave up, and points are served")
         if is_open:
             for name in sorted(unreadable - named):
                 verdict.broken.append(f"verify does not name {name}, which cannot be read")
             for name in sorted(named - unreadable):
-                looked = with_files and not self.may_be_old
+                if self.is_layer:
+                    continue  # a layer above may hide the damaged block from this disk
+                looked = with_files and not self.may_be_old and not self.is_unlisted
                 if looked or not self._has_files(name):
                     verdict.broken.append(f"verify names {name}, which is read")
         if not is_open:
@@ -76,6 +87,8 @@ class Judge:
     def _verify(self, coldrise, verdict):
         done = coldrise.run("--json", "verify")
         what = f"verify: exit code {done.returncode}: {done.stderr[-2000:]}"
+        if ROCKSDB_ASSERTION in done.stderr:
+            return set(), False, False
         if done.returncode not in EXIT_CODES or "panicked" in done.stderr or not done.stdout:
             verdict.broken.append(what)
             return set(), False, False
@@ -87,6 +100,7 @@ class Judge:
         texts = [disk["disk"] for disk in answer["affected"]]
         for part in ("damaged_documents", "damaged_layers"):
             texts += [damage["what"] for damage in answer[part]]
+        self.is_unlisted = "the catalog" in texts
         named = {name for name in self.fixture.names() if is_named(name, texts)}
         return named, answer["is_clean"], True
 
@@ -96,7 +110,8 @@ class Judge:
         try:
             server = Nbdkit(coldrise, self.directory / "server")
         except NbdkitFailed as failed:
-            if failed.code != 1 or "panicked" in failed.messages:
+            is_known = ROCKSDB_ASSERTION in failed.messages
+            if not is_known and (failed.code != 1 or "panicked" in failed.messages):
                 verdict.broken.append(f"nbdkit ended with {failed.code}: {failed.messages[-2000:]}")
             return set(self.fixture.names()), False
         for export, content in self.fixture.expected.items():

@@ -149,7 +149,8 @@ impl Layer {
             (Some(writer), Stripe::Free) => Some(writer.stripe(block).lock()),
             _ => None,
         };
-        let patience = if self.writer.is_some() { Duration::ZERO } else { WRITER_PATIENCE };
+        // A writer that comes to an idle layer shows in its generation.
+        let patience = if self.is_attached() { WRITER_PATIENCE } else { Duration::ZERO };
         let start = Instant::now();
         let mut stored = [0; BLOCK];
         loop {
