@@ -5,7 +5,7 @@ use std::path::Path;
 use coldrise_block::{Context, ErrorKind, Result};
 
 use crate::description::database_path;
-use crate::rocks::{Database, Family};
+use crate::rocks::{mend_fatal, Database, Family};
 use crate::writer::STAGING_NAME;
 use crate::{OpenOptions, PassphraseSource, RepositoryWriter};
 
@@ -34,6 +34,7 @@ impl RepositoryWriter {
         let mut reopened = Reopened::default();
         let writer = RepositoryWriter::open_with(path, passphrase, options, |log| {
             let path = database_path(path);
+            mend_fatal(&path)?;
             let mut database = match Database::open_primary(&path, log, false) {
                 Err(error) if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Io) => {
                     tracing::debug!(error = %error.full_message(), "opening past what is lost");

@@ -16,6 +16,7 @@
 mod batch;
 mod compaction;
 mod cursor;
+mod fatal;
 mod files;
 mod options;
 mod rebuild;
@@ -35,6 +36,8 @@ pub(crate) use batch::Batch;
 use compaction::Filter;
 pub(crate) use compaction::Rule;
 pub(crate) use cursor::{Cursor, Pinned};
+pub(crate) use fatal::mend_fatal;
+use fatal::refuse_fatal;
 pub(crate) use files::LiveFile;
 use options::{BlockCache, Options};
 pub(crate) use options::{READER_BLOCK_CACHE_BYTES, WRITER_BLOCK_CACHE_BYTES};
@@ -154,6 +157,7 @@ impl Database {
         log_directory: &Path,
         create: bool,
     ) -> Result<Database> {
+        refuse_fatal(path)?;
         Self::open_writing(path, log_directory, Options::database(create))
     }
 
@@ -191,6 +195,7 @@ impl Database {
     /// Opens the database beside whoever writes it. `own_directory` is a
     /// directory for this reader alone; RocksDB puts its log there.
     pub(crate) fn open_secondary(path: &Path, own_directory: &Path) -> Result<Database> {
+        refuse_fatal(path)?;
         let (c_path, c_own) = (c_path(path)?, c_path(own_directory)?);
         let database = Options::database(false);
         Self::open_with(path, false, |names, options, handles| {

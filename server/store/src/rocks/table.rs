@@ -30,6 +30,9 @@ const MAGIC: u64 = 0x88e2_41b7_85f4_cff7;
 /// Both blocks are a few hundred bytes.
 const MAX_BLOCK_BYTES: u64 = 1 << 20;
 
+/// Of the last byte of a block, the number of its restart points.
+pub(crate) const HASH_INDEX_BIT: u8 = 0x80;
+
 /// Numbers of one file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct TableProperties {
@@ -46,27 +49,49 @@ impl TableProperties {
     /// # Errors
     /// `NotFound` where the file was deleted meanwhile; `Corrupt`.
     pub(crate) fn read(path: &Path) -> Result<TableProperties> {
-        let what = || format!("reading {}", path.display());
-        let file = File::open(path).context(what)?;
-        let length = file.metadata().context(what)?.len();
-        let read = |offset: u64, bytes: u64| -> Result<Vec<u8>> {
-            let end = offset.checked_add(bytes);
-            if bytes > MAX_BLOCK_BYTES || end.is_none_or(|end| end > length) {
-                return Err(damaged(path));
-            }
-            let mut block = vec![0; bytes as usize];
-            file.read_exact_at(&mut block, offset).context(what)?;
-            Ok(block)
-        };
-        let footer = read(length.saturating_sub(FOOTER_BYTES as u64), FOOTER_BYTES as u64)?;
-        let (metaindex, bytes) = metaindex_handle(&footer).ok_or_else(|| damaged(path))?;
-        let metaindex = read(metaindex, bytes)?;
-        let (properties, bytes) = entries(&metaindex)
-            .and_then(|entries| value(&entries, b"rocksdb.properties").and_then(handle))
-            .ok_or_else(|| damaged(path))?;
-        let properties = read(properties, bytes)?;
+        let (properties, _) = properties_block(path)?;
         parse(&properties).ok_or_else(|| damaged(path))
     }
+}
+
+/// The block of the properties and where it lies in the file.
+fn properties_block(path: &Path) -> Result<(Vec<u8>, u64)> {
+    let what = || format!("reading {}", path.display());
+    let file = File::open(path).context(what)?;
+    let length = file.metadata().context(what)?.len();
+    let read = |offset: u64, bytes: u64| -> Result<Vec<u8>> {
+        let end = offset.checked_add(bytes);
+        if bytes > MAX_BLOCK_BYTES || end.is_none_or(|end| end > length) {
+            return Err(damaged(path));
+        }
+        let mut block = vec![0; bytes as usize];
+        file.read_exact_at(&mut block, offset).context(what)?;
+        Ok(block)
+    };
+    let footer = read(length.saturating_sub(FOOTER_BYTES as u64), FOOTER_BYTES as u64)?;
+    let (metaindex, bytes) = metaindex_handle(&footer).ok_or_else(|| damaged(path))?;
+    let metaindex = read(metaindex, bytes)?;
+    let (properties, bytes) = entries(&metaindex)
+        .and_then(|entries| value(&entries, b"rocksdb.properties").and_then(handle))
+        .ok_or_else(|| damaged(path))?;
+    Ok((read(properties, bytes)?, properties))
+}
+
+/// Where in a file the byte lies that says that the block of its properties has a hash
+/// index, if it says so. No such block has one, and RocksDB, which reads this block
+/// without its checksum, ends the process when it finds none there (Debian builds it
+/// with assertions). What else is wrong with the file RocksDB says itself.
+pub(crate) fn fatal_flip(path: &Path) -> Option<u64> {
+    let (block, offset) = properties_block(path).ok()?;
+    let is_set = block.last().is_some_and(|byte| byte & HASH_INDEX_BIT != 0);
+    is_set.then(|| offset + block.len() as u64 - 1)
+}
+
+/// Where the last byte of that block lies.
+#[cfg(test)]
+pub(crate) fn properties_end(path: &Path) -> Option<u64> {
+    let (block, offset) = properties_block(path).ok()?;
+    Some(offset + block.len() as u64 - 1)
 }
 
 fn damaged(path: &Path) -> Error {
