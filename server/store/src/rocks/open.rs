@@ -1,0 +1,140 @@
+//! Opening the database.
+
+use std::ffi::c_char;
+use std::path::Path;
+use std::ptr;
+
+use coldrise_block::Result;
+use librocksdb_sys as sys;
+
+use super::compaction::Filter;
+use super::fatal::refuse_fatal;
+use super::options::{BlockCache, Options};
+use super::{
+    c_path, checked, rebuild, Database, Family, FAMILIES, FILTERED, READER_FAMILIES,
+    SCAN_READAHEAD_BYTES,
+};
+
+impl Database {
+    /// Opens the database for writing; `create` makes it where there is none.
+    pub(crate) fn open_primary(
+        path: &Path,
+        log_directory: &Path,
+        create: bool,
+    ) -> Result<Database> {
+        refuse_fatal(path)?;
+        Self::open_writing(path, log_directory, Options::database(create))
+    }
+
+    /// Opens the database for writing although files of it are missing or cut short.
+    /// What is only in those cannot be read; where the family of the index is missing it
+    /// is made, and the answer is true.
+    pub(crate) fn open_damaged(path: &Path, log_directory: &Path) -> Result<(Database, bool)> {
+        let is_index_new = rebuild::lacks_index_only(path)?;
+        let options = Options::damaged_database(is_index_new);
+        Self::open_writing(path, log_directory, options).map(|database| (database, is_index_new))
+    }
+
+    fn open_writing(path: &Path, log_directory: &Path, database: Options) -> Result<Database> {
+        let (c_path, c_log) = (c_path(path)?, c_path(log_directory)?);
+        let database = database.with_log_directory(&c_log);
+        Self::open_with(path, true, |names, options, handles| {
+            checked("opening the database", |error| {
+                // SAFETY: the arrays have `names.len()` entries each and live
+                // through the call; `handles` is written before a success.
+                unsafe {
+                    sys::rocksdb_open_column_families(
+                        database.as_ptr(),
+                        c_path.as_ptr(),
+                        names.len() as i32,
+                        names.as_ptr(),
+                        options.as_ptr(),
+                        handles.as_mut_ptr(),
+                        error,
+                    )
+                }
+            })
+        })
+    }
+
+    /// Opens the database beside whoever writes it. `own_directory` is a
+    /// directory for this reader alone; RocksDB puts its log there.
+    pub(crate) fn open_secondary(path: &Path, own_directory: &Path) -> Result<Database> {
+        refuse_fatal(path)?;
+        let (c_path, c_own) = (c_path(path)?, c_path(own_directory)?);
+        let database = Options::database(false);
+        Self::open_with(path, false, |names, options, handles| {
+            checked("opening the database beside its writer", |error| {
+                // SAFETY: as in `open_primary`.
+                unsafe {
+                    sys::rocksdb_open_as_secondary_column_families(
+                        database.as_ptr(),
+                        c_path.as_ptr(),
+                        c_own.as_ptr(),
+                        names.len() as i32,
+                        names.as_ptr(),
+                        options.as_ptr(),
+                        handles.as_mut_ptr(),
+                        error,
+                    )
+                }
+            })
+        })
+    }
+
+    fn open_with(
+        path: &Path,
+        writer: bool,
+        open: impl FnOnce(
+            &[*const c_char],
+            &[*const sys::rocksdb_options_t],
+            &mut [*mut sys::rocksdb_column_family_handle_t],
+        ) -> Result<*mut sys::rocksdb_t>,
+    ) -> Result<Database> {
+        let count = if writer { FAMILIES.len() } else { READER_FAMILIES };
+        let names: Vec<*const c_char> =
+            FAMILIES.iter().take(count).map(|(_, name)| name.as_ptr()).collect();
+        let cache = BlockCache::new(writer);
+        let filters: Vec<(Family, Filter)> = match writer {
+            true => FILTERED.iter().map(|family| (*family, Filter::new())).collect(),
+            false => Vec::new(),
+        };
+        let filter_of = |family| {
+            filters.iter().find(|(filtered, _)| *filtered == family).map(|(_, filter)| filter)
+        };
+        let owned: Vec<Options> = FAMILIES
+            .iter()
+            .take(count)
+            .map(|(family, _)| Options::family(*family, &cache, filter_of(*family)))
+            .collect();
+        let options: Vec<_> = owned.iter().map(Options::as_ptr).collect();
+        let mut families = vec![ptr::null_mut(); count];
+        let db = open(&names, &options, &mut families)
+            .map_err(|error| error.context(path.display().to_string()))?;
+        // SAFETY: no preconditions; the objects are owned by the database.
+        let (payload_read, scan_read, cached_read) = unsafe {
+            let payload = sys::rocksdb_readoptions_create();
+            sys::rocksdb_readoptions_set_fill_cache(payload, 0);
+            let scan = sys::rocksdb_readoptions_create();
+            sys::rocksdb_readoptions_set_fill_cache(scan, 0);
+            sys::rocksdb_readoptions_set_readahead_size(scan, SCAN_READAHEAD_BYTES);
+            let cached = sys::rocksdb_readoptions_create();
+            // There are none. Where it looks for them, RocksDB 7.8 ends a walk at a
+            // damaged file as if there were nothing behind it, and reports no error.
+            for options in [payload, scan, cached] {
+                sys::rocksdb_readoptions_set_ignore_range_deletions(options, 1);
+            }
+            (payload, scan, cached)
+        };
+        Ok(Database {
+            path: path.to_owned(),
+            db,
+            families,
+            payload_read,
+            scan_read,
+            cached_read,
+            options: owned,
+            filters,
+        })
+    }
+}
