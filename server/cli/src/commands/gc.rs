@@ -175,8 +175,9 @@ fn collect_alone(
 ) -> Result<(coldrise_session::Collected, u64)> {
     let path = invocation.repository_path()?;
     let turn = BackgroundTurn::begin_gc(path, options.cancel)?;
-    let writer = invocation.open_in_background()?;
+    // An open database takes space of its own.
     let before = space(path)?;
+    let writer = invocation.open_in_background()?;
     let collected = turn.run(options.cancel, |cancel| {
         collect_garbage(&writer, &ReclaimOptions { cancel, progress: options.progress })
     })?;
