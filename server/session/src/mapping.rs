@@ -113,13 +113,28 @@ impl SharedWords {
         bytes
     }
 
-    /// Copies `N` bytes (a multiple of 8) in, from a multiple of 8 bytes on.
+    /// Copies `N` bytes (a multiple of 8) in, from a multiple of 8 bytes on, in the order
+    /// of [`publishing`].
     #[inline]
-    pub(crate) fn store_bytes<const N: usize>(&self, offset_bytes: usize, bytes: &[u8; N]) {
-        for (i, piece) in bytes.chunks_exact(8).enumerate() {
-            let mut word = [0; 8];
-            word.copy_from_slice(piece);
-            self.word64(offset_bytes / 8 + i).store(u64::from_ne_bytes(word), Ordering::Relaxed);
+    pub(crate) fn publish_bytes<const N: usize>(&self, offset_bytes: usize, bytes: &[u8; N]) {
+        for (i, word) in publishing(bytes) {
+            self.word64(offset_bytes / 8 + i).store(word, Ordering::Release);
         }
     }
+}
+
+/// The stores, index and word, that bring `bytes` to their place.
+///
+/// The first word is zero from the first store to the last, so that a process killed
+/// between two of them leaves what is told from damage: no record begins with zeroes.
+pub(crate) fn publishing<const N: usize>(
+    bytes: &[u8; N],
+) -> impl Iterator<Item = (usize, u64)> + '_ {
+    let word = |i: usize| {
+        let mut word = [0; 8];
+        word.copy_from_slice(&bytes[i * 8..i * 8 + 8]);
+        u64::from_ne_bytes(word)
+    };
+    let rest = (1..N / 8).map(move |i| (i, word(i)));
+    std::iter::once((0, 0)).chain(rest).chain(std::iter::once_with(move || (0, word(0))))
 }

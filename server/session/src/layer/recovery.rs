@@ -67,6 +67,10 @@ pub(crate) fn scan(layer: &Layer, slots: u32, verify: Verify) -> Result<Found> {
             continue;
         }
         found.end = slot + 1;
+        if is_interrupted(&stored) {
+            found.rejected.push(slot);
+            continue;
+        }
         let place = RecordPlace::of_slot(slot);
         let mut opened = layer.keys.open_record(place, &stored);
         if opened.is_none() && unreadable.len() < MAX_MENDED {
@@ -86,7 +90,10 @@ pub(crate) fn scan(layer: &Layer, slots: u32, verify: Verify) -> Result<Found> {
         if record.kind == RecordKind::ZeroCells {
             let mut newest = record.sequence;
             let (cells, torn) = read_cells(layer, slot)?;
-            unreadable.extend(torn.into_iter().map(|sequence| (u32::MAX, sequence)));
+            // Where not even the slot's own record is durable, these are whatever the
+            // slot held before, and no damage.
+            let age = |sequence: u64| sequence.max(record.sequence);
+            unreadable.extend(torn.into_iter().map(|sequence| (u32::MAX, age(sequence))));
             found.records = found.records.wrapping_add(cells.len() as u32);
             for cell in cells {
                 newest = newest.max(cell.sequence);
@@ -223,6 +230,12 @@ impl Found {
 fn damaged(layer: &Layer, why: &str) -> Error {
     let message = format!("the layer {} {why}", layer.path.display());
     Error::new(ErrorKind::Corrupt, message)
+}
+
+/// Whether a process was killed while it stored this record: see
+/// [`publishing`](crate::mapping::publishing).
+fn is_interrupted(stored: &[u8; RECORD_BYTES]) -> bool {
+    stored[..8] == [0; 8]
 }
 
 fn sequence_in_nonce(stored: &[u8; RECORD_BYTES]) -> u64 {

@@ -394,6 +394,53 @@ fn damage_is_reported_and_never_returned() {
     drop((layer, disk));
 }
 
+/// Of a slot that is used again: its old record is durable, and damage to it would be
+/// damage to the layer.
+#[test]
+fn a_kill_in_the_midst_of_a_record_loses_no_more_than_that_write() {
+    let place = Place::new();
+    let copy = place.layer.with_extension("copy");
+    let (layer, disk) = place.open();
+    // The last write's number is 521, those of the round before the last end with 480: a
+    // mixture of both, the high byte of one and the low byte of the other, is 265.
+    const ROUNDS: u8 = 13;
+    for byte in 1..=ROUNDS {
+        disk.write_at(&[byte; 40 * 4096], 0).unwrap();
+        disk.flush().unwrap();
+    }
+    let before = std::fs::read(&place.layer).unwrap();
+    disk.write_at(&[99; 4096], 50 * 4096).unwrap();
+    let after = std::fs::read(&place.layer).unwrap();
+    drop((layer, disk));
+    let record = |slot: u32| {
+        let start = super::format::record_offset_bytes(slot) as usize;
+        start..start + super::format::RECORD_BYTES
+    };
+    let changed: Vec<_> =
+        (0..100).filter(|slot| before[record(*slot)] != after[record(*slot)]).collect();
+    let [slot] = changed[..] else { panic!("{changed:?}") };
+    assert_ne!(before[record(slot)], [0; super::format::RECORD_BYTES], "a slot used again");
+
+    let mut kill_after = after.clone();
+    kill_after[record(slot)].copy_from_slice(&before[record(slot)]);
+    let mut new = [0; super::format::RECORD_BYTES];
+    new.copy_from_slice(&after[record(slot)]);
+    let mut expected = base_bytes();
+    expected[..40 * 4096].fill(ROUNDS);
+    let mut steps = 0;
+    for (word, value) in crate::mapping::publishing(&new) {
+        std::fs::write(&copy, &kill_after).unwrap();
+        let (layer, disk) = place.open_copy(&copy);
+        assert_same(&disk, &expected);
+        drop((disk, layer));
+        let start = record(slot).start + word * 8;
+        kill_after[start..start + 8].copy_from_slice(&value.to_ne_bytes());
+        steps += 1;
+    }
+    assert!(steps >= 8);
+    assert!(kill_after == after);
+}
+
 #[test]
 fn readers_see_a_block_that_is_rewritten_all_the_time() {
     let place = Place::new();

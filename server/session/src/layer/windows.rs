@@ -83,7 +83,7 @@ impl Windows {
         stored: &[u8; RECORD_BYTES],
     ) -> Result<()> {
         let (words, offset) = self.window(file, slot)?;
-        words.store_bytes(offset, stored);
+        words.publish_bytes(offset, stored);
         Ok(())
     }
 }
