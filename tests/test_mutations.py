@@ -58,7 +58,14 @@ def test_nothing_wrong_is_served_and_all_damage_is_named(request, damaged, tmp_p
                 local.judge = Judge(damaged, tmp_path / f"judge{next(made)}")
         # A mount takes as long as everything else; where clients' files lie it always looks.
         with_files = mutation.path.startswith(("live/", "layers/")) or number % 8 == 0
-        verdict = local.judge.judge(mutation, with_files)
+        try:
+            verdict = local.judge.judge(mutation, with_files)
+        except Exception as error:  # pylint: disable=broad-except
+            with lock:
+                done["could not be judged"] += 1
+                broken.append(f"{mutation}: {type(error).__name__}: {error}")
+                print(broken[-1], flush=True)
+            return
         with lock:
             done[verdict.outcome] += 1
             done[f"{mutation.kind}: {verdict.outcome}"] += 1

@@ -13,7 +13,15 @@ use crate::place::Place;
 
 /// A held lock.
 pub(crate) struct FileLock {
-    _file: File,
+    file: File,
+}
+
+impl Drop for FileLock {
+    /// To close the file is not enough: a child that another thread starts at this moment
+    /// has it, too, until it runs its own program.
+    fn drop(&mut self) {
+        let _ = flock(&self.file, FlockOperation::Unlock);
+    }
 }
 
 /// Whoever looks whether a session is served holds its lock for an instant; a
@@ -39,7 +47,7 @@ impl FileLock {
         let file = open(path)?;
         loop {
             match flock(&file, FlockOperation::LockExclusive) {
-                Ok(()) => return Ok(FileLock { _file: file }),
+                Ok(()) => return Ok(FileLock { file }),
                 Err(rustix::io::Errno::INTR) => {}
                 Err(errno) => {
                     let context = format!("locking {}", path.display());
@@ -57,7 +65,7 @@ impl FileLock {
         let start = Instant::now();
         loop {
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => return Ok(Some(FileLock { _file: file })),
+                Ok(()) => return Ok(Some(FileLock { file })),
                 Err(rustix::io::Errno::INTR) => {}
                 Err(rustix::io::Errno::WOULDBLOCK) => {
                     // Whoever serves it listens there; who does not is opening,

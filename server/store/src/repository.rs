@@ -10,7 +10,6 @@
 //! No lock is held while the store is read; the caches lock a shard for the
 //! time of a look-up.
 
-use std::fs::File;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -27,6 +26,7 @@ use crate::log_directory::LogDirectory;
 use crate::map::{parse_page_value, MapRoot, Page, PageId, PageSource};
 use crate::rocks::{Database, Family, Pinned, ReadMode};
 use crate::seal::document;
+use crate::writer::WriterLock;
 use crate::{Compression, Passphrase, PassphraseSource, RepositoryId};
 
 /// Decoded pages of chunk maps that are kept, in bytes.
@@ -73,7 +73,7 @@ pub struct Repository {
 /// What holding the database open takes.
 pub(crate) struct Access {
     /// Held by the one writer; `None` in a reader, which has to catch up.
-    pub(crate) writer_lock: Option<File>,
+    pub(crate) writer_lock: Option<WriterLock>,
     /// The directory for RocksDB's own log.
     pub(crate) _log: LogDirectory,
 }

@@ -14,6 +14,7 @@
 #![allow(unsafe_code)]
 
 mod batch;
+mod blocks;
 mod compaction;
 mod cursor;
 mod fatal;
@@ -21,10 +22,11 @@ mod files;
 mod open;
 mod options;
 mod rebuild;
+mod scan;
 mod sst;
 pub(crate) mod table;
 
-use std::ffi::{c_char, CStr, CString};
+use std::ffi::{c_char, c_int, CStr, CString};
 use std::marker::PhantomData;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -34,6 +36,7 @@ use coldrise_block::{Error, ErrorKind, Result};
 use librocksdb_sys as sys;
 
 pub(crate) use batch::Batch;
+pub(crate) use blocks::BlockBuffers;
 use compaction::Filter;
 pub(crate) use compaction::Rule;
 pub(crate) use cursor::{Cursor, Pinned};
@@ -41,6 +44,7 @@ pub(crate) use fatal::mend_fatal;
 pub(crate) use files::LiveFile;
 use options::Options;
 pub(crate) use options::{READER_BLOCK_CACHE_BYTES, WRITER_BLOCK_CACHE_BYTES};
+pub(crate) use scan::ChunkFiles;
 pub(crate) use sst::SstWriter;
 
 /// A column family.
@@ -84,8 +88,12 @@ pub(crate) enum ReadMode {
     Scan,
     /// Everything else.
     Cached,
+    /// Of a walk: only what is in no file yet. Deletions do not show.
+    Memory,
 }
 
+/// `ReadTier::kMemtableTier`.
+const READ_TIER_MEMTABLES: c_int = 3;
 /// How far a scan reads ahead, in bytes.
 const SCAN_READAHEAD_BYTES: usize = 256 << 10;
 
@@ -97,6 +105,7 @@ pub(crate) struct Database {
     payload_read: *mut sys::rocksdb_readoptions_t,
     scan_read: *mut sys::rocksdb_readoptions_t,
     cached_read: *mut sys::rocksdb_readoptions_t,
+    memory_read: *mut sys::rocksdb_readoptions_t,
     /// Options of the families, in their order: also those that files made for
     /// ingestion are written with.
     options: Vec<Options>,
@@ -171,6 +180,7 @@ impl Database {
             ReadMode::Payload => self.payload_read,
             ReadMode::Scan => self.scan_read,
             ReadMode::Cached => self.cached_read,
+            ReadMode::Memory => self.memory_read,
         }
     }
 
@@ -359,6 +369,7 @@ impl Drop for Database {
             sys::rocksdb_readoptions_destroy(self.payload_read);
             sys::rocksdb_readoptions_destroy(self.scan_read);
             sys::rocksdb_readoptions_destroy(self.cached_read);
+            sys::rocksdb_readoptions_destroy(self.memory_read);
         }
     }
 }

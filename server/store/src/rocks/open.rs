@@ -12,7 +12,7 @@ use super::fatal::refuse_fatal;
 use super::options::{BlockCache, Options};
 use super::{
     c_path, checked, rebuild, Database, Family, FAMILIES, FILTERED, READER_FAMILIES,
-    SCAN_READAHEAD_BYTES,
+    READ_TIER_MEMTABLES, SCAN_READAHEAD_BYTES,
 };
 
 impl Database {
@@ -112,7 +112,7 @@ impl Database {
         let db = open(&names, &options, &mut families)
             .map_err(|error| error.context(path.display().to_string()))?;
         // SAFETY: no preconditions; the objects are owned by the database.
-        let (payload_read, scan_read, cached_read) = unsafe {
+        let (payload_read, scan_read, cached_read, memory_read) = unsafe {
             let payload = sys::rocksdb_readoptions_create();
             sys::rocksdb_readoptions_set_fill_cache(payload, 0);
             let scan = sys::rocksdb_readoptions_create();
@@ -121,10 +121,12 @@ impl Database {
             let cached = sys::rocksdb_readoptions_create();
             // There are none. Where it looks for them, RocksDB 7.8 ends a walk at a
             // damaged file as if there were nothing behind it, and reports no error.
-            for options in [payload, scan, cached] {
+            let memory = sys::rocksdb_readoptions_create();
+            sys::rocksdb_readoptions_set_read_tier(memory, READ_TIER_MEMTABLES);
+            for options in [payload, scan, cached, memory] {
                 sys::rocksdb_readoptions_set_ignore_range_deletions(options, 1);
             }
-            (payload, scan, cached)
+            (payload, scan, cached, memory)
         };
         Ok(Database {
             path: path.to_owned(),
@@ -133,6 +135,7 @@ impl Database {
             payload_read,
             scan_read,
             cached_read,
+            memory_read,
             options: owned,
             filters,
         })

@@ -16,8 +16,9 @@
 //! properties block:  names to varints, or to text
 //! ```
 //!
-//! The blocks' checksums are not looked at: what is learned here decides which files
-//! are worth rewriting, and never which entries go.
+//! The blocks' checksums are not looked at here: what is learned decides which files
+//! are worth rewriting, and never which entries go. The rest of a file, with its
+//! checksums, is read in [`super::blocks`].
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -41,6 +42,18 @@ pub(crate) struct TableProperties {
     pub(crate) deletions: u64,
     /// Bytes of all values.
     pub(crate) value_bytes: u64,
+    /// How the blocks are found.
+    pub(super) index: IndexKind,
+}
+
+/// How the index of a file is written, as its properties tell.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum IndexKind {
+    /// An index of parts of the index, with the keys of users and with handles in full:
+    /// how the chunks' files are written.
+    TwoLevel,
+    #[default]
+    Other,
 }
 
 impl TableProperties {
@@ -58,8 +71,8 @@ impl TableProperties {
 fn properties_block(path: &Path) -> Result<(Vec<u8>, u64)> {
     let what = || format!("reading {}", path.display());
     let file = File::open(path).context(what)?;
-    let length = file.metadata().context(what)?.len();
-    let read = |offset: u64, bytes: u64| -> Result<Vec<u8>> {
+    let (footer, length) = Footer::read(&file, path)?;
+    let read = |(offset, bytes): (u64, u64)| -> Result<Vec<u8>> {
         let end = offset.checked_add(bytes);
         if bytes > MAX_BLOCK_BYTES || end.is_none_or(|end| end > length) {
             return Err(damaged(path));
@@ -68,13 +81,11 @@ fn properties_block(path: &Path) -> Result<(Vec<u8>, u64)> {
         file.read_exact_at(&mut block, offset).context(what)?;
         Ok(block)
     };
-    let footer = read(length.saturating_sub(FOOTER_BYTES as u64), FOOTER_BYTES as u64)?;
-    let (metaindex, bytes) = metaindex_handle(&footer).ok_or_else(|| damaged(path))?;
-    let metaindex = read(metaindex, bytes)?;
-    let (properties, bytes) = entries(&metaindex)
-        .and_then(|entries| value(&entries, b"rocksdb.properties").and_then(handle))
+    let metaindex = read(footer.metaindex)?;
+    let properties = entries(&metaindex)
+        .and_then(|entries| next_handle(&mut value(&entries, b"rocksdb.properties")?))
         .ok_or_else(|| damaged(path))?;
-    Ok((read(properties, bytes)?, properties))
+    Ok((read(properties)?, properties.0))
 }
 
 /// Where in a file the byte lies that says that the block of its properties has a hash
@@ -94,7 +105,7 @@ pub(crate) fn properties_end(path: &Path) -> Option<u64> {
     Some(offset + block.len() as u64 - 1)
 }
 
-fn damaged(path: &Path) -> Error {
+pub(super) fn damaged(path: &Path) -> Error {
     Error::new(
         ErrorKind::Corrupt,
         format!(
@@ -105,12 +116,42 @@ fn damaged(path: &Path) -> Error {
     )
 }
 
-fn metaindex_handle(footer: &[u8]) -> Option<(u64, u64)> {
-    let (_, magic) = footer.split_last_chunk::<8>()?;
-    if u64::from_le_bytes(*magic) != MAGIC {
-        return None;
+/// What stands in a footer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Footer {
+    /// Kind of the blocks' checksums.
+    pub(super) checksum: u8,
+    /// Offset and bytes of two blocks.
+    pub(super) metaindex: (u64, u64),
+    pub(super) index: (u64, u64),
+    pub(super) version: u32,
+}
+
+impl Footer {
+    fn parse(bytes: &[u8]) -> Option<Footer> {
+        let (rest, magic) = bytes.split_last_chunk::<8>()?;
+        if u64::from_le_bytes(*magic) != MAGIC {
+            return None;
+        }
+        let (rest, version) = rest.split_last_chunk::<4>()?;
+        let (checksum, mut handles) = rest.split_first()?;
+        Some(Footer {
+            checksum: *checksum,
+            metaindex: next_handle(&mut handles)?,
+            index: next_handle(&mut handles)?,
+            version: u32::from_le_bytes(*version),
+        })
     }
-    handle(footer.get(1..)?)
+
+    /// The footer of an open file and the file's length.
+    pub(super) fn read(file: &File, path: &Path) -> Result<(Footer, u64)> {
+        let what = || format!("reading {}", path.display());
+        let length = file.metadata().context(what)?.len();
+        let offset = length.checked_sub(FOOTER_BYTES as u64).ok_or_else(|| damaged(path))?;
+        let mut bytes = [0; FOOTER_BYTES];
+        file.read_exact_at(&mut bytes, offset).context(what)?;
+        Ok((Footer::parse(&bytes).ok_or_else(|| damaged(path))?, length))
+    }
 }
 
 fn parse(block: &[u8]) -> Option<TableProperties> {
@@ -121,6 +162,14 @@ fn parse(block: &[u8]) -> Option<TableProperties> {
         // Written by every version that wrote such a file; none without deletions.
         deletions: number(b"rocksdb.deleted.keys").unwrap_or(0),
         value_bytes: number(b"rocksdb.raw.value.size")?,
+        index: match (
+            value(&entries, b"rocksdb.block.based.table.index.type"),
+            number(b"rocksdb.index.key.is.user.key"),
+            number(b"rocksdb.index.value.is.delta.encoded"),
+        ) {
+            (Some([2, 0, 0, 0]), Some(1), Some(1)) => IndexKind::TwoLevel,
+            _ => IndexKind::Other,
+        },
     })
 }
 
@@ -130,8 +179,9 @@ fn value<'a>(entries: &[Entry<'a>], name: &[u8]) -> Option<&'a [u8]> {
     entries.iter().find(|(key, _)| key == name).map(|(_, value)| *value)
 }
 
-fn handle(mut bytes: &[u8]) -> Option<(u64, u64)> {
-    Some((varint(&mut bytes)?, varint(&mut bytes)?))
+/// Takes a handle off the front.
+pub(super) fn next_handle(bytes: &mut &[u8]) -> Option<(u64, u64)> {
+    Some((varint(bytes)?, varint(bytes)?))
 }
 
 /// The entries of a block.
@@ -153,7 +203,8 @@ fn entries(block: &[u8]) -> Option<Vec<Entry<'_>>> {
     Some(entries)
 }
 
-fn varint(bytes: &mut &[u8]) -> Option<u64> {
+/// Takes a number off the front.
+pub(super) fn varint(bytes: &mut &[u8]) -> Option<u64> {
     let mut number = 0;
     for shift in (0..64).step_by(7) {
         let (byte, rest) = bytes.split_first()?;

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 use super::{Coverage, Damaged, VerifyOptions, VerifyProgress, VerifyReport, MAX_DESCRIBED};
 use crate::chunk::ChunkId;
-use crate::rocks::{Cursor, Family, ReadMode};
+use crate::rocks::{BlockBuffers, ChunkFiles, Cursor, Family, ReadMode};
 use crate::Repository;
 
 /// Neighbouring ids that one thread reads in one go, at most: what is read ahead at the
@@ -84,6 +84,8 @@ pub(super) fn verify(
     let shared_out = (ids.end - ids.start.min(ids.end)) / (threads as u64 * PIECES_PER_THREAD);
     let run = Run {
         repository,
+        // Where it cannot be told what is where, RocksDB reads all.
+        files: repository.database().chunk_files().ok(),
         // Ids begin at 1.
         first: ids.start.max(1),
         end: ids.end,
@@ -119,6 +121,7 @@ pub(super) fn verify(
 
 struct Run<'a> {
     repository: &'a Repository,
+    files: Option<ChunkFiles>,
     first: ChunkId,
     end: ChunkId,
     wanted: Option<&'a IdSet>,
@@ -132,10 +135,26 @@ struct Run<'a> {
     damaged: Mutex<(Vec<Damaged>, u64)>,
 }
 
+/// Memory of one thread.
+#[derive(Default)]
+struct Scratch {
+    plain: Vec<u8>,
+    blocks: BlockBuffers,
+    /// Chunks of the piece under way, and their bytes.
+    read: (u64, u64),
+}
+
+impl Scratch {
+    fn count(&mut self, value: &[u8]) {
+        self.read.0 += 1;
+        self.read.1 += value.len() as u64;
+    }
+}
+
 impl Run<'_> {
     fn work(&self) -> Result<()> {
         let pieces = self.end.saturating_sub(self.first).div_ceil(self.piece_ids);
-        let mut scratch = Vec::new();
+        let mut scratch = Scratch::default();
         loop {
             if self.options.cancel.load(Ordering::Relaxed) {
                 return Err(Error::new(ErrorKind::Interrupted, "cancelled"));
@@ -148,6 +167,9 @@ impl Run<'_> {
             let end = (first + self.piece_ids).min(self.end);
             if self.is_chosen()? && first < end {
                 self.read_piece(first, end, &mut scratch)?;
+                let (chunks, bytes) = std::mem::take(&mut scratch.read);
+                self.chunks.fetch_add(chunks, Ordering::Relaxed);
+                self.read_bytes.fetch_add(bytes, Ordering::Relaxed);
             }
             let done_chunks = self.done_ids.fetch_add(end.saturating_sub(first), Ordering::Relaxed)
                 + end.saturating_sub(first);
@@ -172,13 +194,17 @@ impl Run<'_> {
         self.wanted.is_none_or(|wanted| wanted.contains(id))
     }
 
-    /// Walks along the stored chunks; where the files themselves are damaged, the
-    /// rest of the piece is asked for one by one.
-    fn read_piece(&self, first: ChunkId, end: ChunkId, scratch: &mut Vec<u8>) -> Result<()> {
+    /// Goes along the stored chunks: in their files, where that is possible; from the
+    /// first thing on that cannot be read there, as RocksDB does; where the files
+    /// themselves are damaged, the rest of the piece is asked for one by one.
+    fn read_piece(&self, first: ChunkId, end: ChunkId, scratch: &mut Scratch) -> Result<()> {
         if self.wanted.is_some() && !(first..end).any(|id| self.is_wanted(id)) {
             return Ok(());
         }
         let mut next = first;
+        if self.read_files(&mut next, end, scratch) {
+            return Ok(());
+        }
         if self.walk(&mut next, end, scratch).is_err() {
             for id in next..end {
                 self.read_one(id, scratch);
@@ -187,19 +213,57 @@ impl Run<'_> {
         Ok(())
     }
 
+    /// Moves `next` behind what it has dealt with; true where that is all.
+    fn read_files(&self, next: &mut ChunkId, end: ChunkId, scratch: &mut Scratch) -> bool {
+        let (from, to) = (next.to_be_bytes(), end.to_be_bytes());
+        let Some(files) = self.files.as_ref().filter(|files| files.cover(&from, &to)) else {
+            return false;
+        };
+        let mut blocks = std::mem::take(&mut scratch.blocks);
+        let is_wanted = |before: &[u8], last: &[u8]| {
+            // A key may be cut short: then more are taken for wanted.
+            let (first, last) = (id_of(before).unwrap_or(0), id_of(last).unwrap_or(end));
+            self.wanted.is_none() || (first..=last.min(end)).any(|id| self.is_wanted(id))
+        };
+        let done = files.read((&from, &to), &mut blocks, is_wanted, |key, value| {
+            let id = id_of(key).ok_or_else(|| Error::new(ErrorKind::Corrupt, "a key is no id"))?;
+            self.skip(next, id);
+            if self.is_wanted(id) {
+                match self.authenticate(id, value, scratch) {
+                    Ok(()) => scratch.count(value),
+                    Err(_) => self.read_one(id, scratch),
+                }
+            }
+            *next = id + 1;
+            Ok(())
+        });
+        scratch.blocks = blocks;
+        if done.is_ok() {
+            self.skip(next, end);
+        }
+        done.is_ok()
+    }
+
+    /// Those from `next` to before `id` are not there.
+    fn skip(&self, next: &mut ChunkId, id: ChunkId) {
+        for missing in *next..id {
+            if self.is_wanted(missing) {
+                self.unusable.insert(missing);
+            }
+        }
+        *next = id.max(*next);
+    }
+
     /// Moves `next` behind what it has dealt with.
-    fn walk(&self, next: &mut ChunkId, end: ChunkId, scratch: &mut Vec<u8>) -> Result<()> {
+    fn walk(&self, next: &mut ChunkId, end: ChunkId, scratch: &mut Scratch) -> Result<()> {
         let mut cursor: Cursor<'_> =
             self.repository.database().cursor(Family::Chunks, ReadMode::Scan)?;
         cursor.seek(&next.to_be_bytes())?;
         while *next < end {
             let found = cursor.entry().and_then(|(key, value)| Some((id_of(key)?, value)));
-            let id = found.map_or(end, |(id, _)| id.min(end));
-            while *next < id {
-                self.unusable.insert(*next);
-                *next += 1;
-            }
-            let Some((_, value)) = found.filter(|(id, _)| *id < end) else { return Ok(()) };
+            let found = found.filter(|(id, _)| *id < end);
+            self.skip(next, found.map_or(end, |(id, _)| id));
+            let Some((id, value)) = found else { return Ok(()) };
             if self.is_wanted(id) {
                 self.check(id, value, scratch);
             }
@@ -209,7 +273,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn read_one(&self, id: ChunkId, scratch: &mut Vec<u8>) {
+    fn read_one(&self, id: ChunkId, scratch: &mut Scratch) {
         if !self.is_wanted(id) {
             return;
         }
@@ -221,13 +285,21 @@ impl Run<'_> {
         }
     }
 
-    fn check(&self, id: ChunkId, value: &[u8], scratch: &mut Vec<u8>) {
-        self.chunks.fetch_add(1, Ordering::Relaxed);
-        self.read_bytes.fetch_add(value.len() as u64, Ordering::Relaxed);
-        let (codec, sealer) = (self.repository.codec(), &self.repository.keys().chunks);
-        if let Err(reason) = codec.authenticate(sealer, id, value, scratch) {
+    fn check(&self, id: ChunkId, value: &[u8], scratch: &mut Scratch) {
+        scratch.count(value);
+        if let Err(reason) = self.authenticate(id, value, scratch) {
             self.damage(id, reason.to_owned());
         }
+    }
+
+    fn authenticate(
+        &self,
+        id: ChunkId,
+        value: &[u8],
+        scratch: &mut Scratch,
+    ) -> std::result::Result<(), &'static str> {
+        let (codec, sealer) = (self.repository.codec(), &self.repository.keys().chunks);
+        codec.authenticate(sealer, id, value, &mut scratch.plain)
     }
 
     fn damage(&self, id: ChunkId, reason: String) {

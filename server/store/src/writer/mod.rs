@@ -17,6 +17,7 @@ mod referred;
 pub(crate) mod run;
 mod worker;
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -251,7 +252,18 @@ fn advise_repair(error: Error) -> Error {
     }
 }
 
-fn lock_for_writing(path: &Path) -> Result<std::fs::File> {
+/// The lock of the only writer.
+pub(crate) struct WriterLock(File);
+
+impl Drop for WriterLock {
+    /// To close the file is not enough: a child that another thread starts at this moment
+    /// has it, too, until it runs its own program.
+    fn drop(&mut self) {
+        let _ = flock(&self.0, FlockOperation::Unlock);
+    }
+}
+
+fn lock_for_writing(path: &Path) -> Result<WriterLock> {
     use std::os::unix::fs::OpenOptionsExt;
     let name = path.join(LOCK_NAME);
     let what = || format!("locking {}", name.display());
@@ -263,7 +275,7 @@ fn lock_for_writing(path: &Path) -> Result<std::fs::File> {
         .open(&name)
         .context(what)?;
     match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(file),
+        Ok(()) => Ok(WriterLock(file)),
         Err(rustix::io::Errno::WOULDBLOCK) => Err(Error::new(
             ErrorKind::Busy,
             format!(

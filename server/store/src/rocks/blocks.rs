@@ -1,0 +1,253 @@
+//! The entries of one file of chunks, read past RocksDB: in long reads, without its copies
+//! of every block.
+//!
+//! For whoever reads everything. All that RocksDB would read on the way to an entry is
+//! read and checked here, too, so a file that reads without an error reads with RocksDB.
+//! What is not as this crate has its files written is an error, and RocksDB's to judge.
+//!
+//! Of the format, beside what [`super::table`] says:
+//!
+//! ```text
+//! after a block:     compression (1, here 0 for none), XXH3 of block and that byte (4)
+//! index block:       as any block, without the lengths of values: key (where the index is
+//!                    cut after: not before the last key of what it leads to, and before all
+//!                    that follow), handle
+//! data block:        keys end with 8 bytes: kind (1 for a value), sequence number (7)
+//! ```
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use coldrise_block::{Context, Result};
+use twox_hash::XxHash3_64;
+
+use super::table::{damaged, next_handle, varint, Footer};
+
+const CHECKSUM_XXH3: u8 = 4;
+/// Later versions mix the place of a block into its checksum.
+const VERSION: u32 = 5;
+const TRAILER_BYTES: usize = 5;
+/// Of the end of a key: kind and sequence number.
+const KEY_END_BYTES: usize = 8;
+const KIND_VALUE: u8 = 1;
+/// One read, unless a single block is longer.
+const RUN_BYTES: usize = 512 << 10;
+/// No block is longer: a chunk is 1 MiB at most.
+const MAX_BLOCK_BYTES: u64 = 16 << 20;
+
+/// A file of chunks, its top-level index in memory: about 25 bytes for 200 blocks.
+pub(super) struct BlockFile {
+    file: File,
+    path: PathBuf,
+    parts: Vec<Place>,
+}
+
+/// Where a block lies, and where the index is cut after it.
+struct Place {
+    cut: Vec<u8>,
+    offset: u64,
+    bytes: u64,
+}
+
+/// Memory for reading, kept from one call to the next.
+#[derive(Default)]
+pub(crate) struct BlockBuffers {
+    run: Vec<u8>,
+    index: Vec<u8>,
+    key: Vec<u8>,
+}
+
+impl BlockFile {
+    /// # Errors
+    /// `NotFound` where the file was deleted meanwhile; `Corrupt` where it is not one that
+    /// this can read.
+    pub(super) fn open(path: &Path) -> Result<BlockFile> {
+        let file = File::open(path).context(|| format!("reading {}", path.display()))?;
+        let (footer, _) = Footer::read(&file, path)?;
+        if (footer.checksum, footer.version) != (CHECKSUM_XXH3, VERSION) {
+            return Err(damaged(path));
+        }
+        let mut opened = BlockFile { file, path: path.to_owned(), parts: Vec::new() };
+        let mut top = Vec::new();
+        opened.read_block(footer.index, &mut top)?;
+        opened.parts = places(&top).ok_or_else(|| damaged(path))?;
+        Ok(opened)
+    }
+
+    /// Calls `entry` with the keys from `from` on and before `end`, ascending, and their
+    /// values. Blocks of which `is_wanted` says no are left out: it is asked with the cut
+    /// before and the cut after them.
+    ///
+    /// # Errors
+    /// `Corrupt` at the first thing that is not as it was written; what the operating
+    /// system says; what `entry` says.
+    pub(super) fn read(
+        &self,
+        (from, end): (&[u8], &[u8]),
+        buffers: &mut BlockBuffers,
+        is_wanted: impl Fn(&[u8], &[u8]) -> bool,
+        mut entry: impl FnMut(&[u8], &[u8]) -> Result<()>,
+    ) -> Result<()> {
+        let BlockBuffers { run, index, key } = buffers;
+        key.clear();
+        let mut wanted = Run { start: 0, bytes: 0, blocks: Vec::new() };
+        let mut hear = |key: &[u8], value: &[u8]| match (from..end).contains(&key) {
+            true => entry(key, value),
+            false => Ok(()),
+        };
+        let first = self.parts.partition_point(|part| part.cut.as_slice() < from);
+        let mut before = from.to_vec();
+        'parts: for part in self.parts.get(first..).unwrap_or_default() {
+            self.read_block((part.offset, part.bytes), index)?;
+            for place in places(index).ok_or_else(|| damaged(&self.path))? {
+                if place.cut.as_slice() < from {
+                    continue;
+                }
+                if before.as_slice() >= end {
+                    break 'parts;
+                }
+                if is_wanted(&before, &place.cut) {
+                    if !wanted.takes(&place) {
+                        self.read_run(&mut wanted, run, key, &mut hear)?;
+                    }
+                    wanted.push(&place).ok_or_else(|| damaged(&self.path))?;
+                }
+                before = place.cut;
+            }
+        }
+        self.read_run(&mut wanted, run, key, &mut hear)
+    }
+
+    fn read_block(&self, (offset, bytes): (u64, u64), block: &mut Vec<u8>) -> Result<()> {
+        if bytes > MAX_BLOCK_BYTES {
+            return Err(damaged(&self.path));
+        }
+        block.resize(bytes as usize + TRAILER_BYTES, 0);
+        self.read_at(block, offset)?;
+        let length = checked(block).ok_or_else(|| damaged(&self.path))?.len();
+        block.truncate(length);
+        Ok(())
+    }
+
+    fn read_at(&self, bytes: &mut [u8], offset: u64) -> Result<()> {
+        self.file
+            .read_exact_at(bytes, offset)
+            .context(|| format!("reading {}", self.path.display()))
+    }
+
+    /// Reads the blocks of a run and empties it.
+    fn read_run(
+        &self,
+        run: &mut Run,
+        buffer: &mut Vec<u8>,
+        key: &mut Vec<u8>,
+        hear: &mut impl FnMut(&[u8], &[u8]) -> Result<()>,
+    ) -> Result<()> {
+        if buffer.len() < run.bytes {
+            buffer.resize(run.bytes, 0);
+        }
+        let mut rest = &mut buffer[..run.bytes];
+        self.read_at(rest, run.start)?;
+        for bytes in run.blocks.drain(..) {
+            let (block, after) = rest.split_at_mut(bytes);
+            let entries = checked(block).ok_or_else(|| damaged(&self.path))?;
+            walk(entries, key, hear).ok_or_else(|| damaged(&self.path))??;
+            rest = after;
+        }
+        run.bytes = 0;
+        Ok(())
+    }
+}
+
+/// Neighbouring blocks that are read in one go.
+struct Run {
+    start: u64,
+    bytes: usize,
+    /// Of each block, with what follows it.
+    blocks: Vec<usize>,
+}
+
+impl Run {
+    /// Whether the block at this place may follow.
+    fn takes(&self, place: &Place) -> bool {
+        self.bytes == 0
+            || (self.bytes < RUN_BYTES && self.start + self.bytes as u64 == place.offset)
+    }
+
+    fn push(&mut self, place: &Place) -> Option<()> {
+        if place.bytes > MAX_BLOCK_BYTES {
+            return None;
+        }
+        if self.bytes == 0 {
+            self.start = place.offset;
+        }
+        let bytes = place.bytes as usize + TRAILER_BYTES;
+        self.bytes += bytes;
+        self.blocks.push(bytes);
+        Some(())
+    }
+}
+
+/// A block without what follows it, if that is as it has to be.
+fn checked(stored: &[u8]) -> Option<&[u8]> {
+    let (block, trailer) = stored.split_last_chunk::<TRAILER_BYTES>()?;
+    let [compression, checksum @ ..] = trailer;
+    let is_sound =
+        *compression == 0 && u32::from_le_bytes(*checksum) == XxHash3_64::oneshot(block) as u32;
+    is_sound.then_some(block)
+}
+
+/// The entries of a block, without its restart points.
+fn entries(block: &[u8]) -> Option<&[u8]> {
+    let (rest, restarts) = block.split_last_chunk::<4>()?;
+    let restarts = u32::from_le_bytes(*restarts) as usize;
+    rest.get(..rest.len().checked_sub(restarts.checked_mul(4)?)?)
+}
+
+/// What an index block leads to.
+fn places(block: &[u8]) -> Option<Vec<Place>> {
+    let mut rest = entries(block)?;
+    let mut places = Vec::new();
+    while !rest.is_empty() {
+        // With a restart point at each entry none shares bytes with the one before.
+        let (0, unshared) = (varint(&mut rest)?, varint(&mut rest)?) else { return None };
+        let (cut, after) = rest.split_at_checked(usize::try_from(unshared).ok()?)?;
+        rest = after;
+        let (offset, bytes) = next_handle(&mut rest)?;
+        places.push(Place { cut: cut.to_vec(), offset, bytes });
+    }
+    Some(places)
+}
+
+/// Goes through a data block; keys have to ascend from the one in `key` on.
+fn walk(
+    block: &[u8],
+    key: &mut Vec<u8>,
+    hear: &mut impl FnMut(&[u8], &[u8]) -> Result<()>,
+) -> Option<Result<()>> {
+    let mut rest = entries(block)?;
+    let mut stored_key = Vec::new();
+    while !rest.is_empty() {
+        let mut length = || usize::try_from(varint(&mut rest)?).ok();
+        let (shared, unshared, value_bytes) = (length()?, length()?, length()?);
+        let (own, after) = rest.split_at_checked(unshared)?;
+        let (value, after) = after.split_at_checked(value_bytes)?;
+        rest = after;
+        if shared > stored_key.len() {
+            return None;
+        }
+        stored_key.truncate(shared);
+        stored_key.extend_from_slice(own);
+        let (user_key, end) = stored_key.split_last_chunk::<KEY_END_BYTES>()?;
+        if end[0] != KIND_VALUE || (!key.is_empty() && user_key <= key.as_slice()) {
+            return None;
+        }
+        key.clear();
+        key.extend_from_slice(user_key);
+        if let Err(error) = hear(user_key, value) {
+            return Some(Err(error));
+        }
+    }
+    Some(Ok(()))
+}

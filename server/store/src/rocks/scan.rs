@@ -1,0 +1,337 @@
+//! All chunks one after the other, read past RocksDB where one file alone holds them.
+//!
+//! RocksDB reads a block at a time and copies each; that made a verify half as fast as the
+//! files could be read and authenticated. Where files overlap, where there are deletions,
+//! and for what is only in memory, RocksDB alone knows what counts: there it is asked.
+
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
+use coldrise_block::Result;
+
+use super::blocks::{BlockBuffers, BlockFile};
+use super::table::IndexKind;
+use super::{Database, Family, LiveFile, ReadMode};
+
+/// The files of chunks as they were when it was made. One that was deleted since is an
+/// error where it is read.
+pub(crate) struct ChunkFiles {
+    /// By their first keys; no two overlap.
+    files: Vec<ChunkFile>,
+    /// First and last keys of what has to be asked for, in no order.
+    asked: Vec<(Vec<u8>, Vec<u8>)>,
+}
+
+struct ChunkFile {
+    smallest: Vec<u8>,
+    largest: Vec<u8>,
+    path: PathBuf,
+    opened: OnceLock<Option<BlockFile>>,
+}
+
+impl Database {
+    /// What there is to read past RocksDB.
+    ///
+    /// # Errors
+    /// Those of [`Database::live_files`]; then there is nothing.
+    pub(crate) fn chunk_files(&self) -> Result<ChunkFiles> {
+        let mut asked = Vec::new();
+        let deleted = self.property(Family::Chunks, c"rocksdb.num-deletes-active-mem-table")?
+            + self.property(Family::Chunks, c"rocksdb.num-deletes-imm-mem-tables")?;
+        let mut files: Vec<ChunkFile> = Vec::new();
+        for file in self.live_files(Family::Chunks)? {
+            let is_plain = deleted == 0
+                && file.properties.deletions == 0
+                && file.properties.index == IndexKind::TwoLevel;
+            if !is_plain {
+                asked.push((file.smallest.clone(), file.largest.clone()));
+            }
+            let path = self.path.join(file.name.trim_start_matches('/'));
+            match files.last_mut() {
+                Some(last) if last.largest >= file.smallest => {
+                    asked.push((last.smallest.clone(), file.largest.clone()));
+                    last.largest = file.largest.max(std::mem::take(&mut last.largest));
+                }
+                _ => files.push(ChunkFile {
+                    smallest: file.smallest,
+                    largest: file.largest,
+                    path,
+                    opened: OnceLock::new(),
+                }),
+            }
+        }
+        let mut cursor = self.cursor(Family::Chunks, ReadMode::Memory)?;
+        cursor.seek(&[])?;
+        while let Some((key, _)) = cursor.entry() {
+            asked.push((key.to_vec(), key.to_vec()));
+            cursor.next()?;
+        }
+        drop(cursor);
+        Ok(ChunkFiles { files, asked: joined(asked) })
+    }
+}
+
+impl Database {
+    /// Whether all blocks of a file of chunks read and are as they were written. False also
+    /// where only RocksDB can tell.
+    pub(crate) fn has_sound_blocks(&self, file: &LiveFile, buffers: &mut BlockBuffers) -> bool {
+        let path = self.path.join(file.name.trim_start_matches('/'));
+        let read = BlockFile::open(&path).and_then(|opened| {
+            // From before the first key to behind the last one.
+            let end = [&file.largest, &[0][..]].concat();
+            opened.read((&file.smallest, &end), buffers, |_, _| true, |_, _| Ok(()))
+        });
+        read.is_ok()
+    }
+}
+
+impl ChunkFiles {
+    /// Whether all keys from `from` on and before `end` can be read here.
+    pub(crate) fn cover(&self, from: &[u8], end: &[u8]) -> bool {
+        let at = self.asked.partition_point(|(_, last)| last.as_slice() < from);
+        self.asked.get(at).is_none_or(|(first, _)| first.as_slice() >= end)
+    }
+
+    /// Calls `entry` with the keys from `from` on and before `end`, ascending, and their
+    /// values; may leave out those in blocks of which `is_wanted` says no: it is asked with
+    /// a key before their first, or that, and one that is not before their last.
+    ///
+    /// # Errors
+    /// At the first thing that cannot be read; RocksDB says what it is. What `entry` says.
+    pub(crate) fn read(
+        &self,
+        (from, end): (&[u8], &[u8]),
+        buffers: &mut BlockBuffers,
+        is_wanted: impl Fn(&[u8], &[u8]) -> bool,
+        mut entry: impl FnMut(&[u8], &[u8]) -> Result<()>,
+    ) -> Result<()> {
+        let first = self.files.partition_point(|file| file.largest.as_slice() < from);
+        for file in self.files.get(first..).unwrap_or_default() {
+            if file.smallest.as_slice() >= end {
+                break;
+            }
+            let opened = file.opened.get_or_init(|| BlockFile::open(&file.path).ok());
+            let Some(opened) = opened else { return Err(super::table::damaged(&file.path)) };
+            opened.read((from, end), buffers, &is_wanted, &mut entry)?;
+        }
+        Ok(())
+    }
+}
+
+/// The same ranges, ascending, joined where they overlap.
+fn joined(mut ranges: Vec<(Vec<u8>, Vec<u8>)>) -> Vec<(Vec<u8>, Vec<u8>)> {
+    ranges.sort();
+    let mut joined: Vec<(Vec<u8>, Vec<u8>)> = Vec::new();
+    for (first, last) in ranges {
+        match joined.last_mut() {
+            Some(before) if first <= before.1 => before.1 = last.max(std::mem::take(&mut before.1)),
+            _ => joined.push((first, last)),
+        }
+    }
+    joined
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rocks::SstWriter;
+
+    type Entries = Vec<(Vec<u8>, Vec<u8>)>;
+
+    fn key(number: u64) -> [u8; 8] {
+        number.to_be_bytes()
+    }
+
+    /// Values of many lengths, none and one of several blocks among them.
+    fn value(number: u64, round: u8) -> Vec<u8> {
+        let length = match number % 97 {
+            0 => 0,
+            1 => 70_000,
+            other => other * 40,
+        };
+        (0..length).map(|at| (at * 7 + number) as u8 ^ round).collect()
+    }
+
+    struct Fixture {
+        folder: tempfile::TempDir,
+        database: Option<Database>,
+    }
+
+    impl Fixture {
+        fn new() -> Fixture {
+            let folder = tempfile::tempdir().unwrap();
+            let mut fixture = Fixture { folder, database: None };
+            fixture.reopen(true);
+            fixture
+        }
+
+        fn reopen(&mut self, create: bool) {
+            self.database = None;
+            let path = self.folder.path().join("db");
+            let opened = Database::open_primary(&path, self.folder.path(), create);
+            self.database = Some(opened.unwrap());
+        }
+
+        fn database(&self) -> &Database {
+            self.database.as_ref().unwrap()
+        }
+
+        fn ingest(&self, numbers: impl Iterator<Item = u64>) {
+            let path = self.folder.path().join("staging.sst");
+            let mut file = SstWriter::create(self.database(), &path).unwrap();
+            for number in numbers {
+                file.put(&key(number), &value(number, 0)).unwrap();
+            }
+            self.database().ingest_chunks(&file.finish().unwrap()).unwrap();
+        }
+
+        fn put(&self, numbers: &[u64], round: u8) {
+            let mut batch = self.database().batch();
+            for &number in numbers {
+                batch.put(Family::Chunks, &key(number), &value(number, round)).unwrap();
+            }
+            self.database().write(batch, true).unwrap();
+        }
+
+        /// What RocksDB says is there.
+        fn walked(&self, from: u64, end: u64) -> Result<Entries> {
+            let mut cursor = self.database().cursor(Family::Chunks, ReadMode::Scan)?;
+            let mut walked = Vec::new();
+            cursor.seek(&key(from))?;
+            while let Some((found, value)) =
+                cursor.entry().filter(|(found, _)| **found < key(end)[..])
+            {
+                walked.push((found.to_vec(), value.to_vec()));
+                cursor.next()?;
+            }
+            Ok(walked)
+        }
+
+        fn read(&self, files: &ChunkFiles, from: u64, end: u64) -> Result<Entries> {
+            let mut read = Vec::new();
+            let mut buffers = BlockBuffers::default();
+            files.read(
+                (&key(from), &key(end)),
+                &mut buffers,
+                |_, _| true,
+                |found, value| {
+                    read.push((found.to_vec(), value.to_vec()));
+                    Ok(())
+                },
+            )?;
+            Ok(read)
+        }
+    }
+
+    #[test]
+    fn every_range_reads_as_rocksdb_reads_it() {
+        let fixture = Fixture::new();
+        fixture.ingest((1..2000).filter(|number| number % 3 != 0));
+        fixture.ingest(2500..2600);
+        let files = fixture.database().chunk_files().unwrap();
+        for (from, end) in [
+            (0, 5000),
+            (1, 2),
+            (2, 2),
+            (3, 4),
+            (500, 1500),
+            (1999, 2501),
+            (2599, 2600),
+            (2600, 9000),
+        ] {
+            assert!(files.cover(&key(from), &key(end)));
+            assert!(fixture.read(&files, from, end).unwrap() == fixture.walked(from, end).unwrap());
+        }
+        for from in (0..2700).step_by(13) {
+            assert!(
+                fixture.read(&files, from, from + 40).unwrap()
+                    == fixture.walked(from, from + 40).unwrap()
+            );
+        }
+    }
+
+    #[test]
+    fn what_nobody_wants_is_not_read() {
+        let fixture = Fixture::new();
+        fixture.ingest(1..2000);
+        let files = fixture.database().chunk_files().unwrap();
+        let mut read = 0;
+        let is_wanted =
+            |before: &[u8], last: &[u8]| *before <= key(700)[..] && *last >= key(600)[..];
+        let mut buffers = BlockBuffers::default();
+        let mut has = Vec::new();
+        files
+            .read((&key(1), &key(2000)), &mut buffers, is_wanted, |found, _| {
+                read += 1;
+                has.push(found.to_vec());
+                Ok(())
+            })
+            .unwrap();
+        assert!((600..=700).all(|number| has.contains(&key(number).to_vec())));
+        assert!(read < 300, "{read}");
+    }
+
+    #[test]
+    fn what_only_rocksdb_can_tell_is_left_to_it() {
+        let mut fixture = Fixture::new();
+        fixture.ingest(1..1000);
+        fixture.ingest(2000..3000);
+        // In memory; then in a file over the first one.
+        fixture.put(&[100, 900], 1);
+        for _ in 0..2 {
+            let files = fixture.database().chunk_files().unwrap();
+            assert!(!files.cover(&key(50), &key(101)));
+            assert!(files.cover(&key(2000), &key(4000)));
+            for from in (0..6000).step_by(50) {
+                if files.cover(&key(from), &key(from + 50)) {
+                    assert!(
+                        fixture.read(&files, from, from + 50).unwrap()
+                            == fixture.walked(from, from + 50).unwrap()
+                    );
+                }
+            }
+            fixture.database().flush().unwrap();
+        }
+        let mut batch = fixture.database().batch();
+        batch.delete(Family::Chunks, &key(2500)).unwrap();
+        fixture.database().write(batch, true).unwrap();
+        assert!(!fixture.database().chunk_files().unwrap().cover(&key(2500), &key(2501)));
+        fixture.reopen(false);
+        assert!(!fixture.database().chunk_files().unwrap().cover(&key(2500), &key(2501)));
+    }
+
+    /// Of a file that was deleted meanwhile, too.
+    #[test]
+    fn a_flipped_byte_is_an_error_or_changes_nothing() {
+        let mut fixture = Fixture::new();
+        fixture.ingest((2..90).chain(200..260));
+        let sound = fixture.walked(0, 1000).unwrap();
+        let name = fixture.database().live_files(Family::Chunks).unwrap()[0].name.clone();
+        let path = fixture.folder.path().join("db").join(name.trim_start_matches('/'));
+        let bytes = std::fs::read(&path).unwrap();
+        let (mut errors, mut told) = (0, 0);
+        for at in (0..bytes.len()).step_by(53) {
+            let mut flipped = bytes.clone();
+            flipped[at] ^= 1 << (at % 8);
+            std::fs::write(&path, &flipped).unwrap();
+            let Ok(files) = fixture.database().chunk_files() else {
+                errors += 1;
+                continue;
+            };
+            match fixture.read(&files, 0, 1000) {
+                Ok(read) => assert!(read == sound, "a flipped bit in byte {at} of {}", bytes.len()),
+                Err(_) => errors += 1,
+            }
+            told += 1;
+        }
+        // All but those in what only describes the file.
+        assert!(told > 1000 && errors > told * 95 / 100, "{errors} of {told}");
+        std::fs::write(&path, &bytes).unwrap();
+        let files = fixture.database().chunk_files().unwrap();
+        std::fs::rename(&path, path.with_extension("away")).unwrap();
+        assert!(fixture.read(&files, 0, 1000).is_err());
+        std::fs::rename(path.with_extension("away"), &path).unwrap();
+        fixture.reopen(false);
+        assert!(fixture.walked(0, 1000).unwrap() == sound);
+    }
+}
