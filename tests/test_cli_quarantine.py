@@ -26,7 +26,7 @@ def points(coldrise, tmp_path):
     new = set((coldrise.repository / "db").glob("*.sst")) - before
     (path,) = [file for file in new if 4 * MIB < file.stat().st_size < 5 * MIB]
     content = bytearray(path.read_bytes())
-    content[100 * KIB] ^= 0x20
+    content[100 * KIB] ^= 0x30
     path.write_bytes(content)
     return made
 

@@ -22,13 +22,13 @@ def disk(coldrise, tmp_path):
 
 
 def damage(coldrise, count):
-    """Flips bytes all over the largest file of the database, not in its index."""
+    """Flips pairs of bits all over the largest file of the database, not in its index."""
     files = (coldrise.repository / "db").glob("*.sst")
     path = max(files, key=lambda file: file.stat().st_size)
     content = bytearray(path.read_bytes())
     numbers = random.Random(3)
     for _ in range(count):
-        content[numbers.randrange(len(content) // 10 * 9)] ^= 0x20
+        content[numbers.randrange(len(content) // 10 * 9)] ^= 0x30
     path.write_bytes(content)
 
 
@@ -55,7 +55,7 @@ def test_the_next_backup_heals(coldrise, disk, nbdkit, tmp_path):
     with nbdkit() as server, server.connect(f"{address}/vda") as reader:
         found = answer(coldrise, "repair", code=1)
         assert found["damaged_chunks"] == found["healable_chunks"] == 5
-        assert (found["replaced_files"], found["kept_files"]) == (1, 0)
+        assert (found["mended_files"], found["lost_blocks"], found["corrected_chunks"]) == (1, 5, 0)
         assert restored(coldrise, address, tmp_path) is None
         text = coldrise.run("repair").stdout
         assert "still damaged: 5 chunks. They heal with the next backup" in text
@@ -173,10 +173,14 @@ def files_of(coldrise, name):
     return sorted(files, key=lambda file: -file.stat().st_size)
 
 
-def flip(path):
+def flip(path, bits=0x10):
     content = bytearray(path.read_bytes())
-    content[len(content) // 3] ^= 0x10
+    content[len(content) // 3] ^= bits
     path.write_bytes(content)
+
+
+def garble(path):
+    flip(path, 0x99)
 
 
 def cut(path):
@@ -187,8 +191,8 @@ def remove(path):
     path.unlink()
 
 
-@pytest.mark.parametrize("how", [flip, remove, cut])
-def test_an_index_that_cannot_be_read_is_made_anew(coldrise, disk, how):
+@pytest.mark.parametrize("how", [garble, remove, cut])
+def test_what_the_index_has_lost_is_made_anew(coldrise, disk, how):
     _, _, path = disk
     stored = coldrise.json("stats")["chunks"]
     (index,) = files_of(coldrise, "dedup")
@@ -196,11 +200,12 @@ def test_an_index_that_cannot_be_read_is_made_anew(coldrise, disk, how):
     refused = coldrise.run("backup", "web01", f"vda=raw:{path}")
     assert refused.returncode == 1 and "run coldrise repair" in refused.stderr
     done = answer(coldrise, "repair", code=0)
-    assert done["is_index_rebuilt"] and done["added_entries"] > 0
+    assert (done["dropped_files"], done["lost_blocks"]) == ((0, 1) if how is garble else (1, 0))
+    assert done["added_entries"] > 0
     coldrise.backup("web01", vda=path)
     assert coldrise.json("stats")["chunks"] == stored, "all of it is known again"
     done = answer(coldrise, "repair", code=0)
-    assert not done["is_index_rebuilt"] and done["added_entries"] == 0
+    assert done["dropped_files"] == done["lost_blocks"] == done["added_entries"] == 0
 
 
 @pytest.mark.parametrize("how", [remove, cut])
@@ -223,36 +228,9 @@ def test_a_lost_file_of_chunks_is_given_up_and_its_content_heals(coldrise, disk,
     assert answer(coldrise, "verify", code=0)["is_clean"]
 
 
-def test_a_repair_that_is_refused_changes_nothing(coldrise, disk, tmp_path):
-    _, _, path = disk
-    other = Image(4 * MIB)
-    other.fill(0, 4 * MIB, "other")
-    coldrise.backup("db01", sda=other.save(tmp_path / "sda.raw"))
-    # What was written last lies above the rest: the database does not give it up alone.
-    last = files_of(coldrise, "chunks")[1]
-    content = last.read_bytes()
-    last.unlink()
-
-    def there():
-        names = {entry.name for entry in (coldrise.repository / "db").iterdir()}
-        affected = answer(coldrise, "verify", code=1)["affected"]
-        return {name for name in names if not name.startswith("LOG")}, affected
-
-    before = there()
-    refused = coldrise.run("repair")
-    assert refused.returncode == 1 and last.name in refused.stderr, refused.stderr
-    assert there()[1] == before[1] and before[0] <= there()[0]
-    last.write_bytes(content)
-    assert answer(coldrise, "repair", code=0)["is_clean"]
-    assert answer(coldrise, "verify", code=0)["is_clean"]
-
-
 def test_a_damaged_map_page_hurts_no_further_backup(coldrise, disk, tmp_path):
     address, image, path = disk
-    pages = files_of(coldrise, "maps")[0]
-    content = bytearray(pages.read_bytes())
-    content[200] ^= 0x10
-    pages.write_bytes(content)
+    garble(files_of(coldrise, "maps")[0])
     assert coldrise.run("backup", "web01", f"vda=raw:{path}").returncode == 1
     done = answer(coldrise, "repair", "--quarantine", code=1)
     assert done["quarantined"] == [address]
@@ -261,3 +239,79 @@ def test_a_damaged_map_page_hurts_no_further_backup(coldrise, disk, tmp_path):
     assert restored(coldrise, second, tmp_path) == bytes(image.content)
     coldrise.json("forget", address)
     assert answer(coldrise, "verify", code=0)["is_clean"]
+
+
+FAMILIES = ["chunks", "maps", "catalog", "default", "dedup"]
+
+
+def verify_names(coldrise, path):
+    found = answer(coldrise, "verify", code=1)
+    return path.name in json.dumps(found)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_flipped_bit_is_put_right_without_any_source(coldrise, disk, tmp_path, name):
+    address, image, path = disk
+    damaged = files_of(coldrise, name)[0]
+    sound = damaged.read_bytes()
+    flip(damaged)
+    assert verify_names(coldrise, damaged)
+    done = answer(coldrise, "repair", code=0)
+    assert (done["mended_files"], done["lost_blocks"], done["is_clean"]) == (1, 0, True)
+    assert done["corrected_chunks"] == int(name == "chunks")
+    assert not damaged.exists() or damaged.read_bytes() == sound
+    assert answer(coldrise, "verify", code=0)["is_clean"]
+    assert restored(coldrise, address, tmp_path) == bytes(image.content)
+    assert not coldrise.run("repair").stdout.startswith("1 file")
+
+
+def wipe(path):
+    """Nothing of it is left but its name."""
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+@pytest.mark.parametrize("how", [garble, wipe, remove])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_damage_in_no_file_of_the_database_stops_backups_for_good(coldrise, disk, tmp_path, name, how):
+    address, _, path = disk
+    other = Image(4 * MIB)
+    other.fill(0, 3 * MIB, "other")
+    source = other.save(tmp_path / "sda.raw")
+    points = [coldrise.backup("db01", sda=source)]
+    # The newest one.
+    damaged = max(files_of(coldrise, name), key=lambda file: file.name)
+    how(damaged)
+    assert verify_names(coldrise, damaged) or how is remove
+    done = json.loads(coldrise.run("--json", "repair", "--quarantine").stdout.splitlines()[-1])
+    assert done["mended_files"] + done["dropped_files"] == 1, done
+    # As many as let the database merge its files more than once.
+    for number in range(10):
+        other.fill(number * 64 * KIB, 64 * KIB, f"day {number}")
+        other.save(source)
+        points.append(coldrise.backup("db01", sda=source))
+        last = bytes(other.content)
+    target = tmp_path / "sda-out.raw"
+    assert coldrise.run("restore", f"{points[-1]}/sda", target).returncode == 0
+    assert target.read_bytes() == last
+    second = coldrise.backup("web01", vda=path)
+    found = json.loads(coldrise.run("--json", "verify").stdout.splitlines()[-1])
+    lost = {entry["disk"].rpartition("/")[0] for entry in found["affected"]}
+    lost |= {entry["what"] for entry in found["damaged_documents"]}
+    assert not found["damaged_files"] and lost <= {address, points[0]}, found
+    assert second not in lost
+    if lost:
+        coldrise.json("forget", *sorted(lost))
+    assert answer(coldrise, "verify", code=0)["is_clean"]
+    coldrise.json("gc")
+
+
+def test_a_repair_that_was_interrupted_has_to_be_finished(coldrise, disk, tmp_path):
+    address, image, path = disk
+    garble(files_of(coldrise, "default")[0])
+    # As a kill leaves it between mending the counters and making them anew.
+    (coldrise.repository / "repair-unfinished").touch()
+    refused = coldrise.run("backup", "web01", f"vda=raw:{path}")
+    assert refused.returncode == 1 and "run coldrise repair again" in refused.stderr
+    assert answer(coldrise, "repair", code=0)["is_clean"]
+    coldrise.backup("web01", vda=path)
+    assert restored(coldrise, address, tmp_path) == bytes(image.content)

@@ -75,13 +75,13 @@ class Init(Command):
 
 
 class Damaged(Command):
-    """A flipped byte in the largest file of chunks, which the image in the scene heals."""
+    """Two flipped bits in the largest file of chunks, which the image in the scene heals."""
 
     def prepare(self, coldrise, scene):
         files = (coldrise.repository / "db").glob("*.sst")
         path = max(files, key=lambda file: file.stat().st_size)
         content = bytearray(path.read_bytes())
-        content[1 * MIB] ^= 1
+        content[1 * MIB] ^= 3
         # It is shared with the fixture.
         path.unlink()
         path.write_bytes(content)

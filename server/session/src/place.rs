@@ -161,10 +161,15 @@ pub(crate) fn sync_directory(path: &Path) -> Result<()> {
         .context(|| format!("syncing {}", path.display()))
 }
 
+/// What a file is called while it is written.
+pub(crate) fn unfinished(path: &Path) -> PathBuf {
+    path.with_extension("new")
+}
+
 /// Replaces a file so that a crash leaves the old one or the new one.
 pub(crate) fn replace_file(path: &Path, bytes: &[u8]) -> Result<()> {
     let what = || format!("writing {}", path.display());
-    let temporary = path.with_extension("new");
+    let temporary = unfinished(path);
     let mut file = std::fs::OpenOptions::new()
         .write(true)
         .create(true)

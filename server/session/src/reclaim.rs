@@ -18,7 +18,7 @@ use coldrise_store::{
 use crate::document::SessionDocument;
 use crate::lease::read_leases;
 use crate::lock::FileLock;
-use crate::place::{layer_path, remove_file};
+use crate::place::{layer_path, remove_file, unfinished, Place};
 use crate::verify::{point_name, session_name};
 
 /// The chunk maps and layers that somebody needs.
@@ -151,6 +151,7 @@ pub fn reclaim_layers(writer: &RepositoryWriter) -> Result<u64> {
 /// The same for who holds the documents' lock, under which layers get their owners:
 /// a layer that is there when a document is written is there afterwards.
 pub(crate) fn remove_layers(repository: &Repository, documents: &FileLock) -> Result<u64> {
+    remove_unfinished(repository, documents)?;
     let marked = repository.marked()?;
     let mut needed = of_sessions(repository, documents, &|_, _| false)?;
     if unneeded(repository, &needed)?.is_empty() {
@@ -163,6 +164,17 @@ pub(crate) fn remove_layers(repository: &Repository, documents: &FileLock) -> Re
         removed += 1;
     }
     Ok(removed)
+}
+
+/// Removes what a killed process left of documents of sessions: they are written under the
+/// documents' lock, which is held.
+fn remove_unfinished(repository: &Repository, _documents: &FileLock) -> Result<()> {
+    for place in Place::all(repository)? {
+        for path in [place.document(), place.progress()] {
+            remove_file(&unfinished(&path))?;
+        }
+    }
+    Ok(())
 }
 
 fn unneeded(repository: &Repository, needed: &InUse) -> Result<Vec<LayerId>> {

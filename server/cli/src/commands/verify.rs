@@ -83,6 +83,8 @@ struct Verified {
     damaged_pages: Vec<Damaged>,
     damaged_documents: Vec<CatalogDamage>,
     damaged_layers: Vec<CatalogDamage>,
+    /// Of the database, those of chunks left out.
+    damaged_files: Vec<CatalogDamage>,
     affected: Vec<Affected>,
     is_clean: bool,
     elapsed_ms: u64,
@@ -98,6 +100,12 @@ pub(crate) fn run(invocation: &Invocation, arguments: &VerifyArguments) -> Resul
             (Held::everything(&repository, PROGRAM)?, coverage)
         }
     };
+    // Beside the chunks: opening the list of the files takes as long as a hundred of those.
+    let files = arguments.address.is_none().then(|| {
+        let repository = Arc::clone(&repository);
+        std::thread::spawn(move || repository.damaged_files())
+    });
+    let panicked = || Error::new(ErrorKind::Internal, "the thread that looks at files panicked");
     let view = ProgressView::new(invocation);
     let chunk_bytes = u64::from(repository.chunk_size_bytes());
     let progress = |now| view.verifying(now, chunk_bytes);
@@ -115,6 +123,10 @@ pub(crate) fn run(invocation: &Invocation, arguments: &VerifyArguments) -> Resul
         }
     };
     let layers = inventory.verify_layers(&repository, &cancel, &|_bytes| {})?;
+    let damaged_files = match files {
+        Some(files) => files.join().map_err(|_| panicked())??,
+        None => Vec::new(),
+    };
     drop(view);
 
     let mut affected = std::mem::take(&mut chunks.affected);
@@ -122,7 +134,8 @@ pub(crate) fn run(invocation: &Invocation, arguments: &VerifyArguments) -> Resul
     let is_clean = chunks.is_clean()
         && affected.is_empty()
         && inventory.damaged.is_empty()
-        && layers.damaged.is_empty();
+        && layers.damaged.is_empty()
+        && damaged_files.is_empty();
     let verified = Verified {
         points: inventory.points.len() as u64,
         sessions: inventory.sessions.len() as u64,
@@ -135,6 +148,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: &VerifyArguments) -> Resul
         damaged_pages: chunks.damaged_pages,
         damaged_documents: inventory.damaged,
         damaged_layers: layers.damaged,
+        damaged_files,
         affected: joined(affected),
         is_clean,
         elapsed_ms: invocation.elapsed_ms(),
@@ -208,7 +222,8 @@ fn joined(affected: Vec<Affected>) -> Vec<Affected> {
 
 fn text(verified: &Verified) -> String {
     let mut lines = Vec::new();
-    for document in verified.damaged_documents.iter().chain(&verified.damaged_layers) {
+    let documents = verified.damaged_documents.iter().chain(&verified.damaged_layers);
+    for document in documents.chain(&verified.damaged_files) {
         lines.push(format!("damaged: {}: {}", document.what, document.reason));
     }
     for page in &verified.damaged_pages {

@@ -1,119 +1,202 @@
-//! Files of chunks and of map pages with damage inside are written anew, without what is
-//! damaged.
+//! Files of the database with damage inside are mended: see `rocks::mend`.
 //!
-//! A damaged value hurts nobody but who reads it, until RocksDB compacts its file: that
-//! fails, and with it everything that is written afterwards. So the file goes: what is
-//! readable of it is written to a new one, which the database takes over (durable, and
-//! newer than the old one, so that it is read first), and then the old one is deleted.
-//! A crash in between leaves both, and reads find the new one.
+//! Before the database is opened: all that is not chunks, and what leads to chunks; files
+//! that are lost are given up, see `rocks::manifest`. Where something is left out the counters of the store may be lost, or older ones may show,
+//! and a writer removes what is beyond them. So [`FLAG_NAME`] is made, durably, before the
+//! first file changes; as long as it is there only a repair opens the repository for
+//! writing; and it goes when the counters are right again.
+//!
+//! Once it is known which chunks are damaged: their files. A chunk that is sound again is
+//! stored once more under its id, so that whoever has the file open as it was reads it.
 
-use coldrise_block::{Context, ErrorKind, Result};
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
 
-use crate::map::parse_page_value;
+use coldrise_block::{Context, Error, ErrorKind, Result};
+
+use super::Reopened;
+use crate::chunk::ChunkId;
+use crate::description::{database_path, sync_directory};
 use crate::repository::Repository;
-use crate::rocks::{Family, LiveFile, ReadMode, SstWriter};
+use crate::rocks::{give_up_lost, mend, table_files, BlockBuffers, Extent, Family, Mended};
+use crate::state::StoreState;
 use crate::verify::Damaged;
-use crate::writer::Shared;
+use crate::{damaged, dedup};
 
-/// Replaces the files that hold damaged chunks or pages; how many, and how many stay
-/// because RocksDB deletes only what has nothing below it.
-pub(super) fn replace(shared: &Shared, family: Family, damaged: &[Damaged]) -> Result<(u64, u64)> {
-    let repository = &*shared.repository;
-    let database = repository.database();
-    // What is not there at all is in no file.
-    let is_there =
-        |id: &u64| !matches!(database.get(family, &id.to_be_bytes(), ReadMode::Payload), Ok(None));
-    let damaged: Vec<u64> = damaged.iter().map(|damaged| damaged.id).filter(is_there).collect();
-    if damaged.is_empty() {
-        return Ok((0, 0));
+/// In the repository's directory while a repair may have lost the counters.
+const FLAG_NAME: &str = "repair-unfinished";
+/// Ids that are left unused where nobody knows which were the last.
+const SKIPPED_IDS: u64 = 1 << 20;
+
+/// Refuses a repository whose repair was interrupted.
+///
+/// # Errors
+/// `Corrupt`.
+pub(crate) fn refuse_unfinished(repository: &Path) -> Result<()> {
+    match flag(repository).exists() {
+        false => Ok(()),
+        true => Err(Error::new(
+            ErrorKind::Corrupt,
+            format!(
+                "a repair of {} was interrupted: run coldrise repair again",
+                repository.display()
+            ),
+        )),
     }
+}
+
+fn flag(repository: &Path) -> PathBuf {
+    repository.join(FLAG_NAME)
+}
+
+/// Mends what is damaged in files that a database is opened with, and gives up those that
+/// cannot be mended or are not there. The caller holds the writer's lock; `log` is a
+/// directory for RocksDB's log.
+pub(super) fn mend_all(repository: &Path, log: &Path) -> Result<Reopened> {
+    let database = database_path(repository);
+    let before = || raise_flag(repository);
+    let mut reopened = Reopened::default();
+    let mut unreadable = HashSet::new();
+    for path in table_files(&database)? {
+        match give_up(mend(&path, Extent::NoChunks, before), &path)? {
+            None => {
+                unreadable.insert(path);
+            }
+            Some(done) => {
+                reopened.mended_files += u64::from(!done.is_sound());
+                reopened.lost_blocks += done.lost;
+            }
+        }
+    }
+    reopened.dropped_files =
+        give_up_lost(&database, log, |path| unreadable.contains(path), before)?;
+    Ok(reopened)
+}
+
+/// None for a file that cannot be mended.
+fn give_up(done: Result<Mended>, path: &Path) -> Result<Option<Mended>> {
+    match done {
+        Err(error) if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::NotFound) => Ok(None),
+        // The drive may come to its senses: nothing is given up because of it.
+        Err(error) if error.kind() == ErrorKind::Io => Err(error).context(|| {
+            let path = path.display();
+            format!("{path}: copy the repository to another drive before it is repaired")
+        }),
+        done => done.map(Some),
+    }
+}
+
+/// Makes the flag, durably.
+fn raise_flag(repository: &Path) -> Result<()> {
+    let path = flag(repository);
+    let what = || format!("making {}", path.display());
+    std::fs::File::create(&path).and_then(|file| file.sync_all()).context(what)?;
+    sync_directory(repository)
+}
+
+/// Makes the counters right where they may not be, and removes the flag.
+pub(super) fn settle_state(repository: &Repository) -> Result<()> {
+    let path = flag(repository.path());
+    let stored = StoreState::read(repository);
+    if !path.exists() && stored.is_ok() {
+        return Ok(());
+    }
+    let mut state = stored.unwrap_or(StoreState::NEW);
+    let mut next_chunk = last_id(repository, Family::Chunks)?;
+    dedup::for_each(repository, |_key, entry| {
+        next_chunk = entry.map_or(next_chunk, |(_, id)| next_chunk.max(id));
+        Ok(())
+    })?;
+    let used_up = || Error::new(ErrorKind::Corrupt, "the ids of the store are used up");
+    for (next, last) in [
+        (&mut state.next_chunk, next_chunk),
+        (&mut state.next_page, last_id(repository, Family::Maps)?),
+    ] {
+        let beyond = (*next).max(last).checked_add(SKIPPED_IDS).ok_or_else(used_up)?;
+        *next = beyond;
+    }
+    if damaged::DamagedChunks::read(repository).is_err() {
+        // They are found again.
+        let mut batch = repository.database().batch();
+        damaged::put(repository, &mut batch, &Default::default())?;
+        repository.database().write(batch, true)?;
+    }
+    state.count_anew(repository)?;
+    match std::fs::remove_file(&path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error).context(|| format!("removing {}", path.display()))
+        }
+        _ => sync_directory(repository.path()),
+    }
+}
+
+/// The last id that is stored; 0 where there is none.
+fn last_id(repository: &Repository, family: Family) -> Result<u64> {
+    let database = repository.database();
+    database.flush_family(family)?;
+    let files = database.live_files(family)?;
+    let ids = files.iter().filter_map(|file| file.largest.as_slice().try_into().ok());
+    Ok(ids.map(u64::from_be_bytes).max().unwrap_or(0))
+}
+
+/// What mending the files of damaged chunks did.
+#[derive(Default)]
+pub(super) struct MendedChunks {
+    pub(super) files: u64,
+    /// Blocks that are left out.
+    pub(super) lost: u64,
+    /// Chunks that are sound again.
+    pub(super) corrected: Vec<ChunkId>,
+}
+
+/// Mends the files of damaged chunks.
+pub(super) fn mend_chunks(repository: &Repository, damaged: &[Damaged]) -> Result<MendedChunks> {
+    let mut done = MendedChunks::default();
+    if damaged.is_empty() {
+        return Ok(done);
+    }
+    let database = repository.database();
     // What is only in the log or a memtable is in none of the files.
     database.flush()?;
-    let (mut replaced, mut kept) = (0, 0);
-    for file in database.live_files(family)? {
-        let Some((first, last)) = ids(&file) else { continue };
-        if !damaged.iter().any(|id| (first..=last).contains(id)) {
-            continue;
-        }
-        if file.level == 0 {
-            kept += 1;
-            continue;
-        }
-        match replace_one(shared, family, &file, first, last)? {
-            true => replaced += 1,
-            false => kept += 1,
-        }
-    }
-    Ok((replaced, kept))
-}
-
-fn ids(file: &LiveFile) -> Option<(u64, u64)> {
-    let id = |key: &[u8]| key.try_into().ok().map(u64::from_be_bytes);
-    Some((id(&file.smallest)?, id(&file.largest)?))
-}
-
-fn replace_one(
-    shared: &Shared,
-    family: Family,
-    file: &LiveFile,
-    first: u64,
-    last: u64,
-) -> Result<bool> {
-    let repository = &*shared.repository;
-    let database = repository.database();
-    let staging = shared.staging();
-    std::fs::create_dir_all(&staging).context(|| format!("making {}", staging.display()))?;
-    let path = staging.join(format!("repair-{first}.sst"));
-    let mut new: Option<SstWriter<'_>> = None;
-    let mut scratch = Vec::new();
-    for id in first..=last {
-        let key = id.to_be_bytes();
-        let value = match database.get(family, &key, ReadMode::Payload) {
-            Ok(Some(value)) => value,
-            Ok(None) => continue,
-            Err(error) if error.kind() == ErrorKind::Corrupt => continue,
-            // The drive may come to its senses: nothing is given up because of it.
-            Err(error) => return Err(error).context(|| drive_fails(repository)),
+    for file in database.live_files(Family::Chunks)? {
+        let is_in = |damaged: &Damaged| {
+            let key = damaged.id.to_be_bytes();
+            *file.smallest <= key[..] && key[..] <= *file.largest
         };
-        if !is_sound(repository, family, id, &value, &mut scratch) {
+        if damaged.iter().any(is_in) {
+            let path = database.path_of(&file);
+            let mended = mend(&path, Extent::Everything, || Ok(()));
+            let mended = give_up(mended, &path)?.unwrap_or_default();
+            done.files += u64::from(!mended.is_sound());
+            done.lost += mended.lost;
+        }
+    }
+    let files = database.chunk_files()?;
+    let (codec, sealer) = (repository.codec(), &repository.keys().chunks);
+    let (mut buffers, mut plain) = (BlockBuffers::default(), Vec::new());
+    let mut batch = database.batch();
+    for id in damaged.iter().map(|damaged| damaged.id) {
+        let (key, end) = (id.to_be_bytes(), id.saturating_add(1).to_be_bytes());
+        if !files.cover(&key, &end) {
             continue;
         }
-        if new.is_none() {
-            new = Some(SstWriter::create_for(database, family, &path)?);
+        let mut sound = None;
+        let read = files.read(
+            (&key, &end),
+            &mut buffers,
+            |_, _| true,
+            |_, value| {
+                if codec.authenticate(sealer, id, value, &mut plain).is_ok() {
+                    sound = Some(value.to_vec());
+                }
+                Ok(())
+            },
+        );
+        if let (Ok(()), Some(value)) = (read, sound) {
+            batch.put(Family::Chunks, &key, &value)?;
+            done.corrected.push(id);
         }
-        if let Some(new) = &mut new {
-            new.put(&key, &value)?;
-        }
     }
-    if let Some(new) = new {
-        let path = new.finish()?;
-        database.ingest(family, &path)?;
-        let _ = std::fs::remove_file(&path);
-    }
-    database.delete_file(&file.name)?;
-    let files = database.live_files(family)?;
-    Ok(files.iter().all(|there| there.name != file.name))
-}
-
-fn is_sound(
-    repository: &Repository,
-    family: Family,
-    id: u64,
-    value: &[u8],
-    scratch: &mut Vec<u8>,
-) -> bool {
-    if family == Family::Maps {
-        let Some(level) = value.get(1).copied() else { return false };
-        let sealer = &repository.keys().pages;
-        return parse_page_value(repository.id(), sealer, id, level, value).is_ok();
-    }
-    let (codec, sealer) = (repository.codec(), &repository.keys().chunks);
-    codec.authenticate(sealer, id, value, scratch).is_ok()
-}
-
-fn drive_fails(repository: &Repository) -> String {
-    format!(
-        "the drive of {} fails to read: copy the repository to another one before it is repaired",
-        repository.path().display()
-    )
+    database.write(batch, true)?;
+    Ok(done)
 }

@@ -1,8 +1,8 @@
 //! Entries of the dedup index that are missing are made anew from the chunks.
 //!
 //! Without its entry a chunk is read as ever, but stored once more when its content comes
-//! by. An index that had to be made anew lacks some; so does one of which a damaged
-//! entry was removed.
+//! by. An index that lost a file, or a part of one, lacks some; so does one of which a
+//! damaged entry was removed.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -3,11 +3,11 @@
 //!
 //! # Order of writes, and why a crash is safe after each
 //!
-//! 0. Where the dedup index cannot be read it is made anew, see `open`: what is readable
-//!    of it is kept, the rest is added from the chunks, see `index`.
-//! 1. One synced batch: the list of damaged chunks, and entries of the dedup index
+//! 0. Files with damage inside are mended, and lost ones given up, see `files`. What the
+//!    dedup index lacks then is added from the chunks, see `index`.
+//! 1. The chunks are verified, and files with damaged ones mended.
+//! 2. One synced batch: the list of damaged chunks, and entries of the dedup index
 //!    that are damaged themselves go. Nothing that is readable changes.
-//! 2. Files with damage inside are replaced: see `files`.
 //! 3. A healed chunk is put under its id again, in one synced batch with the list
 //!    without it. The value before could not be read; a crash leaves both as they were.
 
@@ -16,6 +16,7 @@ mod from;
 mod index;
 mod open;
 
+pub(crate) use files::refuse_unfinished;
 pub use open::Reopened;
 
 use std::collections::HashMap;
@@ -40,10 +41,12 @@ pub struct RepairReport {
     pub healable_chunks: u64,
     /// What the disks miss and nothing can heal: nobody knows what it was.
     pub lost: Vec<Affected>,
-    /// Files of the database that held damage, and were written anew without it.
-    pub replaced_files: u64,
-    /// Such files that had to stay.
-    pub kept_files: u64,
+    /// Files of chunks that held damage and were mended.
+    pub mended_files: u64,
+    /// Blocks in those that could not be put right.
+    pub lost_blocks: u64,
+    /// Damaged chunks that are sound again: a flipped bit was put right.
+    pub corrected_chunks: u64,
     /// Entries of the dedup index that were damaged and are gone: what they stood for
     /// is stored once more when it comes by.
     pub removed_entries: u64,
@@ -65,6 +68,13 @@ impl RepositoryWriter {
         let repository = self.repository();
         let (found, unusable) = repository.verify_chunks(disks, options)?;
         let mut report = RepairReport { found, ..RepairReport::default() };
+        let mended = files::mend_chunks(repository, &report.found.damaged_chunks)?;
+        (report.mended_files, report.lost_blocks) = (mended.files, mended.lost);
+        report.corrected_chunks = mended.corrected.len() as u64;
+        if !mended.corrected.is_empty() {
+            mended.corrected.iter().for_each(|id| unusable.remove(*id));
+            report.found.affected = repository.affected(disks, &unusable)?;
+        }
         // By entries that the index may have lost since.
         let mut chunks = self.shared.damaged.still(|id| unusable.contains(id));
         let end = repository.next_chunk()?;
@@ -101,14 +111,6 @@ impl RepositoryWriter {
         let cancel = options.cancel;
         report.added_entries += index::add_missing(repository, end, &indexed, &unreadable, cancel)?;
         self.shared.damaged.set(chunks);
-        for (family, damaged) in [
-            (Family::Chunks, &report.found.damaged_chunks),
-            (Family::Maps, &report.found.damaged_pages),
-        ] {
-            let (replaced, kept) = files::replace(&self.shared, family, damaged)?;
-            report.replaced_files += replaced;
-            report.kept_files += kept;
-        }
         Ok(report)
     }
 

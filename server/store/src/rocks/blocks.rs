@@ -22,19 +22,19 @@ use std::path::{Path, PathBuf};
 use coldrise_block::{Context, Result};
 use twox_hash::XxHash3_64;
 
-use super::table::{damaged, next_handle, varint, Footer};
+use super::table::{damaged, next_handle, varint, Footer, Handle};
 
-const CHECKSUM_XXH3: u8 = 4;
+pub(super) const CHECKSUM_XXH3: u8 = 4;
 /// Later versions mix the place of a block into its checksum.
-const VERSION: u32 = 5;
-const TRAILER_BYTES: usize = 5;
+pub(super) const VERSION: u32 = 5;
+pub(super) const TRAILER_BYTES: usize = 5;
 /// Of the end of a key: kind and sequence number.
 const KEY_END_BYTES: usize = 8;
 const KIND_VALUE: u8 = 1;
 /// One read, unless a single block is longer.
 const RUN_BYTES: usize = 512 << 10;
 /// No block is longer: a chunk is 1 MiB at most.
-const MAX_BLOCK_BYTES: u64 = 16 << 20;
+pub(super) const MAX_BLOCK_BYTES: u64 = 16 << 20;
 
 /// A file of chunks, its top-level index in memory: about 25 bytes for 200 blocks.
 pub(super) struct BlockFile {
@@ -119,7 +119,7 @@ impl BlockFile {
         self.read_run(&mut wanted, run, key, &mut hear)
     }
 
-    fn read_block(&self, (offset, bytes): (u64, u64), block: &mut Vec<u8>) -> Result<()> {
+    fn read_block(&self, (offset, bytes): Handle, block: &mut Vec<u8>) -> Result<()> {
         if bytes > MAX_BLOCK_BYTES {
             return Err(damaged(&self.path));
         }
@@ -190,7 +190,7 @@ impl Run {
 }
 
 /// A block without what follows it, if that is as it has to be.
-fn checked(stored: &[u8]) -> Option<&[u8]> {
+pub(super) fn checked(stored: &[u8]) -> Option<&[u8]> {
     let (block, trailer) = stored.split_last_chunk::<TRAILER_BYTES>()?;
     let [compression, checksum @ ..] = trailer;
     let is_sound =
@@ -205,19 +205,23 @@ fn entries(block: &[u8]) -> Option<&[u8]> {
     rest.get(..rest.len().checked_sub(restarts.checked_mul(4)?)?)
 }
 
-/// What an index block leads to.
-fn places(block: &[u8]) -> Option<Vec<Place>> {
+/// What an index block leads to: cuts and handles.
+pub(super) fn raw_entries(block: &[u8]) -> Option<Vec<(&[u8], Handle)>> {
     let mut rest = entries(block)?;
-    let mut places = Vec::new();
+    let mut found = Vec::new();
     while !rest.is_empty() {
         // With a restart point at each entry none shares bytes with the one before.
         let (0, unshared) = (varint(&mut rest)?, varint(&mut rest)?) else { return None };
         let (cut, after) = rest.split_at_checked(usize::try_from(unshared).ok()?)?;
         rest = after;
-        let (offset, bytes) = next_handle(&mut rest)?;
-        places.push(Place { cut: cut.to_vec(), offset, bytes });
+        found.push((cut, next_handle(&mut rest)?));
     }
-    Some(places)
+    Some(found)
+}
+
+fn places(block: &[u8]) -> Option<Vec<Place>> {
+    let found = raw_entries(block)?.into_iter();
+    Some(found.map(|(cut, (offset, bytes))| Place { cut: cut.to_vec(), offset, bytes }).collect())
 }
 
 /// Goes through a data block; keys have to ascend from the one in `key` on.

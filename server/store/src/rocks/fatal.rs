@@ -1,11 +1,10 @@
 //! Damage at which RocksDB ends the process, found before it is opened.
 
-use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
 
-use super::table::{fatal_flip, HASH_INDEX_BIT};
+use super::table::fatal_flip;
 
 /// The files of a database that must not be opened as they are, and where in each the
 /// byte lies that says so. One that goes meanwhile is none of them.
@@ -42,36 +41,10 @@ pub(super) fn refuse_fatal(database: &Path) -> Result<()> {
     }
 }
 
-/// Puts such damage right, in a copy that takes the file's place: the bit is known. The
-/// caller holds the writer's lock.
-///
-/// # Errors
-/// What the operating system says.
-pub(crate) fn mend_fatal(database: &Path) -> Result<()> {
-    for (path, place) in fatal_files(database)? {
-        let what = || format!("putting byte {place} of {} right", path.display());
-        let mut bytes = Vec::new();
-        std::fs::File::open(&path)
-            .and_then(|mut file| file.read_to_end(&mut bytes))
-            .context(what)?;
-        if let Some(byte) = usize::try_from(place).ok().and_then(|place| bytes.get_mut(place)) {
-            *byte &= !HASH_INDEX_BIT;
-        }
-        let copy = path.with_extension("mended");
-        std::fs::File::create(&copy)
-            .and_then(|mut file| file.write_all(&bytes).and_then(|()| file.sync_all()))
-            .and_then(|()| std::fs::rename(&copy, &path))
-            .and_then(|()| std::fs::File::open(database)?.sync_all())
-            .context(what)?;
-        tracing::warn!(path = %path.display(), place, "a flipped bit was put right");
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rocks::table::{fatal_flip, properties_end};
+    use crate::rocks::table::{fatal_flip, properties_end, HASH_INDEX_BIT};
     use crate::*;
 
     #[test]
@@ -117,7 +90,7 @@ mod tests {
             let repaired =
                 RepositoryWriter::open_for_repair(&path, &PassphraseSource::None, &options);
             let (writer, reopened) = repaired.unwrap();
-            assert_eq!(reopened, Reopened::default());
+            assert_eq!(reopened, Reopened { mended_files: 1, ..Reopened::default() });
             let mut read = vec![0; content.len()];
             writer.repository().disk(root, size).read_at(&mut read, 0).unwrap();
             assert!(read == content);

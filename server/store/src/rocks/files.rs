@@ -1,6 +1,7 @@
 //! Which files a family consists of.
 
 use std::ffi::CStr;
+use std::path::PathBuf;
 
 use coldrise_block::{Error, ErrorKind, Result};
 use librocksdb_sys as sys;
@@ -31,6 +32,11 @@ impl LiveFile {
 }
 
 impl Database {
+    /// Where a file of the database lies.
+    pub(crate) fn path_of(&self, file: &LiveFile) -> PathBuf {
+        self.path.join(file.name.trim_start_matches('/'))
+    }
+
     /// The files of a family, by their first key. What is only in a memtable is in
     /// none of them.
     ///
@@ -40,8 +46,7 @@ impl Database {
     pub(crate) fn live_files(&self, family: Family) -> Result<Vec<LiveFile>> {
         let mut files = self.listed_files(family)?;
         for file in &mut files {
-            let path = self.path.join(file.name.trim_start_matches('/'));
-            file.properties = TableProperties::read(&path)?;
+            file.properties = TableProperties::read(&self.path_of(file))?;
         }
         files.sort_by(|a, b| a.smallest.cmp(&b.smallest));
         Ok(files)
@@ -49,7 +54,7 @@ impl Database {
 
     /// The same as the database lists them, in no order and without their properties:
     /// no file is looked at.
-    pub(super) fn listed_files(&self, family: Family) -> Result<Vec<LiveFile>> {
+    pub(crate) fn listed_files(&self, family: Family) -> Result<Vec<LiveFile>> {
         let Some((_, wanted)) = FAMILIES.iter().find(|(candidate, _)| *candidate == family) else {
             return Err(Error::new(ErrorKind::Internal, "an unknown family"));
         };

@@ -19,9 +19,10 @@ mod compaction;
 mod cursor;
 mod fatal;
 mod files;
+mod manifest;
+mod mend;
 mod open;
 mod options;
-mod rebuild;
 mod scan;
 mod sst;
 pub(crate) mod table;
@@ -40,8 +41,9 @@ pub(crate) use blocks::BlockBuffers;
 use compaction::Filter;
 pub(crate) use compaction::Rule;
 pub(crate) use cursor::{Cursor, Pinned};
-pub(crate) use fatal::mend_fatal;
 pub(crate) use files::LiveFile;
+pub(crate) use manifest::{all_files, give_up_lost};
+pub(crate) use mend::{is_sound, mend, remove_copies, table_files, Extent, Mended};
 use options::Options;
 pub(crate) use options::{READER_BLOCK_CACHE_BYTES, WRITER_BLOCK_CACHE_BYTES};
 pub(crate) use scan::ChunkFiles;
@@ -312,16 +314,6 @@ impl Database {
                 );
             }
         })
-    }
-
-    /// Deletes a file with all that is in it, by its name in [`LiveFile`]. RocksDB
-    /// refuses silently where a deeper level is not empty.
-    pub(crate) fn delete_file(&self, name: &str) -> Result<()> {
-        let name = CString::new(name)
-            .map_err(|_| Error::new(ErrorKind::Internal, "a file's name holds a NUL byte"))?;
-        // SAFETY: the database is live; the name is read within the call.
-        unsafe { sys::rocksdb_delete_file(self.db, name.as_ptr()) };
-        Ok(())
     }
 
     /// Lets a reader see what the writer has committed since.

@@ -11,8 +11,8 @@ use super::compaction::Filter;
 use super::fatal::refuse_fatal;
 use super::options::{BlockCache, Options};
 use super::{
-    c_path, checked, rebuild, Database, Family, FAMILIES, FILTERED, READER_FAMILIES,
-    READ_TIER_MEMTABLES, SCAN_READAHEAD_BYTES,
+    c_path, checked, Database, Family, FAMILIES, FILTERED, READER_FAMILIES, READ_TIER_MEMTABLES,
+    SCAN_READAHEAD_BYTES,
 };
 
 impl Database {
@@ -23,21 +23,8 @@ impl Database {
         create: bool,
     ) -> Result<Database> {
         refuse_fatal(path)?;
-        Self::open_writing(path, log_directory, Options::database(create))
-    }
-
-    /// Opens the database for writing although files of it are missing or cut short.
-    /// What is only in those cannot be read; where the family of the index is missing it
-    /// is made, and the answer is true.
-    pub(crate) fn open_damaged(path: &Path, log_directory: &Path) -> Result<(Database, bool)> {
-        let is_index_new = rebuild::lacks_index_only(path)?;
-        let options = Options::damaged_database(is_index_new);
-        Self::open_writing(path, log_directory, options).map(|database| (database, is_index_new))
-    }
-
-    fn open_writing(path: &Path, log_directory: &Path, database: Options) -> Result<Database> {
         let (c_path, c_log) = (c_path(path)?, c_path(log_directory)?);
-        let database = database.with_log_directory(&c_log);
+        let database = Options::database(create).with_log_directory(&c_log);
         Self::open_with(path, true, |names, options, handles| {
             checked("opening the database", |error| {
                 // SAFETY: the arrays have `names.len()` entries each and live
@@ -75,6 +62,30 @@ impl Database {
                         names.as_ptr(),
                         options.as_ptr(),
                         handles.as_mut_ptr(),
+                        error,
+                    )
+                }
+            })
+        })
+    }
+
+    /// Opens the database for nothing but to list the files of all families, beside whoever
+    /// writes it: also where files are missing.
+    pub(super) fn open_listing(path: &Path, log_directory: &Path) -> Result<Database> {
+        let (c_path, c_log) = (c_path(path)?, c_path(log_directory)?);
+        let database = Options::listing().with_log_directory(&c_log);
+        Self::open_with(path, true, |names, options, handles| {
+            checked("listing the files of the database", |error| {
+                // SAFETY: as in `open_primary`.
+                unsafe {
+                    sys::rocksdb_open_for_read_only_column_families(
+                        database.as_ptr(),
+                        c_path.as_ptr(),
+                        names.len() as i32,
+                        names.as_ptr(),
+                        options.as_ptr(),
+                        handles.as_mut_ptr(),
+                        0,
                         error,
                     )
                 }

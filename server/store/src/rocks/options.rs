@@ -82,16 +82,14 @@ impl Options {
         options
     }
 
-    /// Options of a database that has lost files: it is opened past them.
-    pub(super) fn damaged_database(create_missing_families: bool) -> Options {
+    /// Options of a database of which only the list of its files is wanted: none has to be
+    /// there.
+    pub(super) fn listing() -> Options {
         let options = Options::database(false);
         // SAFETY: a live options object; the calls only set fields.
         unsafe {
             sys::rocksdb_options_set_paranoid_checks(options.0, 0);
-            sys::rocksdb_options_set_create_missing_column_families(
-                options.0,
-                u8::from(create_missing_families),
-            );
+            sys::rocksdb_options_set_max_open_files(options.0, 16);
         }
         options
     }

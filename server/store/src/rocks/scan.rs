@@ -46,7 +46,7 @@ impl Database {
             if !is_plain {
                 asked.push((file.smallest.clone(), file.largest.clone()));
             }
-            let path = self.path.join(file.name.trim_start_matches('/'));
+            let path = self.path_of(&file);
             match files.last_mut() {
                 Some(last) if last.largest >= file.smallest => {
                     asked.push((last.smallest.clone(), file.largest.clone()));
@@ -75,8 +75,7 @@ impl Database {
     /// Whether all blocks of a file of chunks read and are as they were written. False also
     /// where only RocksDB can tell.
     pub(crate) fn has_sound_blocks(&self, file: &LiveFile, buffers: &mut BlockBuffers) -> bool {
-        let path = self.path.join(file.name.trim_start_matches('/'));
-        let read = BlockFile::open(&path).and_then(|opened| {
+        let read = BlockFile::open(&self.path_of(file)).and_then(|opened| {
             // From before the first key to behind the last one.
             let end = [&file.largest, &[0][..]].concat();
             opened.read((&file.smallest, &end), buffers, |_, _| true, |_, _| Ok(()))

@@ -26,10 +26,12 @@ use std::path::Path;
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
 
-const FOOTER_BYTES: usize = 53;
+pub(super) const FOOTER_BYTES: usize = 53;
 const MAGIC: u64 = 0x88e2_41b7_85f4_cff7;
 /// Both blocks are a few hundred bytes.
 const MAX_BLOCK_BYTES: u64 = 1 << 20;
+/// Of the metaindex.
+pub(super) const PROPERTIES: &[u8] = b"rocksdb.properties";
 
 /// Of the last byte of a block, the number of its restart points.
 pub(crate) const HASH_INDEX_BIT: u8 = 0x80;
@@ -63,7 +65,26 @@ impl TableProperties {
     /// `NotFound` where the file was deleted meanwhile; `Corrupt`.
     pub(crate) fn read(path: &Path) -> Result<TableProperties> {
         let (properties, _) = properties_block(path)?;
-        parse(&properties).ok_or_else(|| damaged(path))
+        TableProperties::parse(&properties).ok_or_else(|| damaged(path))
+    }
+
+    pub(super) fn parse(block: &[u8]) -> Option<TableProperties> {
+        let entries = entries(block)?;
+        let number = |name: &[u8]| value(&entries, name).and_then(|mut bytes| varint(&mut bytes));
+        Some(TableProperties {
+            entries: number(b"rocksdb.num.entries")?,
+            // Written by every version that wrote such a file; none without deletions.
+            deletions: number(b"rocksdb.deleted.keys").unwrap_or(0),
+            value_bytes: number(b"rocksdb.raw.value.size")?,
+            index: match (
+                value(&entries, b"rocksdb.block.based.table.index.type"),
+                number(b"rocksdb.index.key.is.user.key"),
+                number(b"rocksdb.index.value.is.delta.encoded"),
+            ) {
+                (Some([2, 0, 0, 0]), Some(1), Some(1)) => IndexKind::TwoLevel,
+                _ => IndexKind::Other,
+            },
+        })
     }
 }
 
@@ -72,7 +93,7 @@ fn properties_block(path: &Path) -> Result<(Vec<u8>, u64)> {
     let what = || format!("reading {}", path.display());
     let file = File::open(path).context(what)?;
     let (footer, length) = Footer::read(&file, path)?;
-    let read = |(offset, bytes): (u64, u64)| -> Result<Vec<u8>> {
+    let read = |(offset, bytes): Handle| -> Result<Vec<u8>> {
         let end = offset.checked_add(bytes);
         if bytes > MAX_BLOCK_BYTES || end.is_none_or(|end| end > length) {
             return Err(damaged(path));
@@ -83,7 +104,7 @@ fn properties_block(path: &Path) -> Result<(Vec<u8>, u64)> {
     };
     let metaindex = read(footer.metaindex)?;
     let properties = entries(&metaindex)
-        .and_then(|entries| next_handle(&mut value(&entries, b"rocksdb.properties")?))
+        .and_then(|entries| next_handle(&mut value(&entries, PROPERTIES)?))
         .ok_or_else(|| damaged(path))?;
     Ok((read(properties)?, properties.0))
 }
@@ -116,19 +137,21 @@ pub(super) fn damaged(path: &Path) -> Error {
     )
 }
 
+/// Where a block lies: offset, and bytes without what follows it.
+pub(super) type Handle = (u64, u64);
+
 /// What stands in a footer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Footer {
     /// Kind of the blocks' checksums.
     pub(super) checksum: u8,
-    /// Offset and bytes of two blocks.
-    pub(super) metaindex: (u64, u64),
-    pub(super) index: (u64, u64),
+    pub(super) metaindex: Handle,
+    pub(super) index: Handle,
     pub(super) version: u32,
 }
 
 impl Footer {
-    fn parse(bytes: &[u8]) -> Option<Footer> {
+    pub(super) fn parse(bytes: &[u8]) -> Option<Footer> {
         let (rest, magic) = bytes.split_last_chunk::<8>()?;
         if u64::from_le_bytes(*magic) != MAGIC {
             return None;
@@ -143,6 +166,19 @@ impl Footer {
         })
     }
 
+    /// As it stands in a file.
+    pub(super) fn bytes(&self) -> Vec<u8> {
+        let mut bytes = vec![self.checksum];
+        for (offset, length) in [self.metaindex, self.index] {
+            put_varint(&mut bytes, offset);
+            put_varint(&mut bytes, length);
+        }
+        bytes.resize(FOOTER_BYTES - 12, 0);
+        bytes.extend_from_slice(&self.version.to_le_bytes());
+        bytes.extend_from_slice(&MAGIC.to_le_bytes());
+        bytes
+    }
+
     /// The footer of an open file and the file's length.
     pub(super) fn read(file: &File, path: &Path) -> Result<(Footer, u64)> {
         let what = || format!("reading {}", path.display());
@@ -154,38 +190,20 @@ impl Footer {
     }
 }
 
-fn parse(block: &[u8]) -> Option<TableProperties> {
-    let entries = entries(block)?;
-    let number = |name: &[u8]| value(&entries, name).and_then(|mut bytes| varint(&mut bytes));
-    Some(TableProperties {
-        entries: number(b"rocksdb.num.entries")?,
-        // Written by every version that wrote such a file; none without deletions.
-        deletions: number(b"rocksdb.deleted.keys").unwrap_or(0),
-        value_bytes: number(b"rocksdb.raw.value.size")?,
-        index: match (
-            value(&entries, b"rocksdb.block.based.table.index.type"),
-            number(b"rocksdb.index.key.is.user.key"),
-            number(b"rocksdb.index.value.is.delta.encoded"),
-        ) {
-            (Some([2, 0, 0, 0]), Some(1), Some(1)) => IndexKind::TwoLevel,
-            _ => IndexKind::Other,
-        },
-    })
-}
-
-type Entry<'a> = (Vec<u8>, &'a [u8]);
+/// Key and value.
+pub(super) type Entry<'a> = (Vec<u8>, &'a [u8]);
 
 fn value<'a>(entries: &[Entry<'a>], name: &[u8]) -> Option<&'a [u8]> {
     entries.iter().find(|(key, _)| key == name).map(|(_, value)| *value)
 }
 
 /// Takes a handle off the front.
-pub(super) fn next_handle(bytes: &mut &[u8]) -> Option<(u64, u64)> {
+pub(super) fn next_handle(bytes: &mut &[u8]) -> Option<Handle> {
     Some((varint(bytes)?, varint(bytes)?))
 }
 
 /// The entries of a block.
-fn entries(block: &[u8]) -> Option<Vec<Entry<'_>>> {
+pub(super) fn entries(block: &[u8]) -> Option<Vec<Entry<'_>>> {
     let (rest, restarts) = block.split_last_chunk::<4>()?;
     let restarts = u32::from_le_bytes(*restarts) as usize;
     let mut rest = rest.get(..rest.len().checked_sub(restarts.checked_mul(4)?)?)?;
@@ -215,4 +233,13 @@ pub(super) fn varint(bytes: &mut &[u8]) -> Option<u64> {
         }
     }
     None
+}
+
+/// Appends a number.
+pub(super) fn put_varint(bytes: &mut Vec<u8>, mut number: u64) {
+    while number >= 0x80 {
+        bytes.push(number as u8 | 0x80);
+        number >>= 7;
+    }
+    bytes.push(number as u8);
 }

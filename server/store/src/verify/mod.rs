@@ -13,6 +13,7 @@
 
 mod chunks;
 mod documents;
+mod files;
 mod maps;
 mod recent;
 

@@ -29,8 +29,9 @@ use crate::damaged::DamagedChunks;
 use crate::description::database_path;
 use crate::log_directory::LogDirectory;
 use crate::map::MapRoot;
+use crate::repair::refuse_unfinished;
 use crate::repository::{Access, Repository};
-use crate::rocks::{Database, Family, ReadMode};
+use crate::rocks::{remove_copies, Database, Family, ReadMode};
 use crate::state::StoreState;
 use crate::{catalog, MachineName, OpenOptions, PassphraseSource, PointDocument, PointName};
 
@@ -86,18 +87,22 @@ impl RepositoryWriter {
         passphrase: &PassphraseSource,
         options: &OpenOptions,
     ) -> Result<RepositoryWriter> {
-        RepositoryWriter::open_with(path, passphrase, options, |log| {
+        let open = |log: &Path| {
+            refuse_unfinished(path)?;
             Database::open_primary(&database_path(path), log, false).map_err(advise_repair)
-        })
+        };
+        RepositoryWriter::open_with(path, passphrase, options, open, |_repository| Ok(()))
     }
 
     /// The same with another way to open the database; `open_database` is given the
-    /// directory for RocksDB's log.
+    /// directory for RocksDB's log. `settle` is called before anything is believed that
+    /// is stored.
     pub(crate) fn open_with(
         path: &Path,
         passphrase: &PassphraseSource,
         options: &OpenOptions,
         open_database: impl FnOnce(&Path) -> Result<Database>,
+        settle: impl FnOnce(&Repository) -> Result<()>,
     ) -> Result<RepositoryWriter> {
         let repository = Repository::open_with(path, passphrase, options, |_| {
             let lock = lock_for_writing(path)?;
@@ -106,6 +111,7 @@ impl RepositoryWriter {
             Ok((database, Access { writer_lock: Some(lock), _log: log }))
         })?;
         let repository = Arc::new(repository);
+        settle(&repository)?;
         let state = recover(&repository)?;
         let progress =
             Progress { state, busy: false, failed: false, log_bytes: 0, is_to_be_counted: false };
@@ -296,6 +302,7 @@ fn lock_for_writing(path: &Path) -> Result<WriterLock> {
 /// not committed the next writer does it all again.
 fn recover(repository: &Repository) -> Result<StoreState> {
     remove_staging(&staging_path(repository))?;
+    remove_copies(&database_path(repository.path()))?;
     let mut state = StoreState::read(repository)?;
     let database = repository.database();
     let mut batch = database.batch();

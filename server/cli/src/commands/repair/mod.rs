@@ -66,11 +66,13 @@ struct Repaired {
     healed_chunks: u64,
     /// Damaged still, and healed when their content comes by.
     healable_chunks: u64,
-    replaced_files: u64,
-    kept_files: u64,
-    /// Of the database, that were missing or cut short.
+    /// Of the database, with damage inside; and what could not be put right in them.
+    mended_files: u64,
+    lost_blocks: u64,
+    /// In which a flipped bit was put right.
+    corrected_chunks: u64,
+    /// Of the database, that were missing or beyond mending.
     dropped_files: u64,
-    is_index_rebuilt: bool,
     /// Of the deduplication index.
     removed_entries: u64,
     added_entries: u64,
@@ -112,10 +114,10 @@ pub(crate) fn run(invocation: &Invocation, arguments: &RepairArguments) -> Resul
         damaged_chunks: report.healable_chunks,
         healed_chunks,
         healable_chunks,
-        replaced_files: report.replaced_files,
-        kept_files: report.kept_files,
+        mended_files: reopened.mended_files + report.mended_files,
+        lost_blocks: reopened.lost_blocks + report.lost_blocks,
+        corrected_chunks: report.corrected_chunks,
         dropped_files: reopened.dropped_files,
-        is_index_rebuilt: reopened.is_index_rebuilt,
         removed_entries: report.removed_entries,
         added_entries: report.added_entries,
         lost: report.lost,
@@ -163,20 +165,21 @@ fn text(repaired: &Repaired, read: &str, invocation: &Invocation) -> String {
             repaired.healed_chunks
         ));
     }
-    if repaired.replaced_files > 0 {
-        let files = show_count(repaired.replaced_files, "file");
-        lines.push(format!("{files} of the database written anew without the damage"));
+    if repaired.mended_files > 0 {
+        let files = show_count(repaired.mended_files, "file");
+        let how = match repaired.lost_blocks {
+            0 => "every flipped bit was put right".to_owned(),
+            lost => format!("without {} that cannot be read", show_count(lost, "block")),
+        };
+        lines.push(format!("{files} of the database mended: {how}"));
     }
-    if repaired.kept_files > 0 {
-        let files = show_count(repaired.kept_files, "file");
-        lines.push(format!("{files} with damage inside could not be replaced yet"));
+    if repaired.corrected_chunks > 0 {
+        let chunks = show_count(repaired.corrected_chunks, "damaged chunk");
+        lines.push(format!("{chunks} sound again"));
     }
     if repaired.removed_entries > 0 {
         let entries = repaired.removed_entries;
         lines.push(format!("{entries} damaged entries of the deduplication index removed"));
-    }
-    if repaired.is_index_rebuilt {
-        lines.push("the deduplication index could not be read and was made anew".to_owned());
     }
     if repaired.added_entries > 0 {
         let entries = repaired.added_entries;
@@ -184,7 +187,7 @@ fn text(repaired: &Repaired, read: &str, invocation: &Invocation) -> String {
     }
     if repaired.dropped_files > 0 {
         let files = show_count(repaired.dropped_files, "file");
-        lines.push(format!("{files} of the database, missing or cut short, given up"));
+        lines.push(format!("{files} of the database, missing or beyond mending, given up"));
     }
     if repaired.healable_chunks > 0 {
         lines.push(format!(

@@ -1,0 +1,490 @@
+//! Damage inside of files of the database: found without opening it, and put right, or
+//! left out, in a copy that takes the file's place.
+//!
+//! RocksDB can neither skip a damaged block when it compacts a file (that fails, and with
+//! it everything that is written afterwards) nor give up a file of level 0. So the file
+//! is made readable for it:
+//!
+//! - One bit that flipped is found by its block's checksum, tried bit by bit. That it was
+//!   the right one is certain only where what is in the block authenticates, as all values
+//!   do.
+//! - What cannot be put right goes from the index: the file has no such block any more.
+//!   Its keys are missing then, or what an older file says of them shows: whoever mends
+//!   has to look for what is missing.
+//! - The properties stay, and the length, which the database knows. What is not used any
+//!   more is zeroes.
+//!
+//! A crash leaves the copy beside the file, which the next writer removes.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use coldrise_block::{Context, ErrorKind, Result};
+use twox_hash::XxHash3_64;
+
+use super::blocks::{checked, raw_entries, TRAILER_BYTES};
+use super::blocks::{CHECKSUM_XXH3, MAX_BLOCK_BYTES, VERSION};
+use super::table::{damaged, next_handle, put_varint, Footer, Handle, IndexKind, FOOTER_BYTES};
+use super::table::{entries, TableProperties, PROPERTIES};
+
+/// The copy on its way.
+const COPY_ENDING: &str = "mended";
+/// Longer blocks are not tried bit by bit: chunks of 32 KiB take half a second.
+const MAX_TRIED_BYTES: usize = 36 << 10;
+/// In a file with more damaged blocks than this it is no bit that flipped.
+const MAX_TRIED_BLOCKS: u64 = 64;
+
+/// What of a file is looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Extent {
+    /// All of it.
+    Everything,
+    /// Of a file of chunks only what leads to them.
+    NoChunks,
+}
+
+/// What became of the damage in one file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Mended {
+    /// Blocks in which a flipped bit was put right.
+    pub(crate) corrected: u64,
+    /// Blocks that are left out.
+    pub(crate) lost: u64,
+}
+
+impl Mended {
+    pub(crate) fn is_sound(&self) -> bool {
+        *self == Mended::default()
+    }
+}
+
+/// Whether a file can be read: all of it, as its checksums say. The answer is false also
+/// where only RocksDB can tell.
+///
+/// # Errors
+/// `NotFound` where it was deleted meanwhile; what the operating system says.
+pub(crate) fn is_sound(path: &Path) -> Result<bool> {
+    match Mending::new(path, false).and_then(|mut mending| {
+        mending.whole(Extent::Everything)?;
+        Ok(mending.done.is_sound())
+    }) {
+        Err(error) if error.kind() == ErrorKind::Corrupt => Ok(false),
+        done => done,
+    }
+}
+
+/// Puts right or leaves out what is damaged in a file. Durable on return. `before_loss` is
+/// called before anything changes where something is left out.
+///
+/// # Errors
+/// `Corrupt` where its end is lost, and with it where everything is; what the operating
+/// system says, which may be that the drive fails: then nothing has changed.
+pub(crate) fn mend(
+    path: &Path,
+    extent: Extent,
+    before_loss: impl FnOnce() -> Result<()>,
+) -> Result<Mended> {
+    let mut mending = Mending::new(path, true)?;
+    mending.whole(extent)?;
+    if mending.done.lost > 0 {
+        before_loss()?;
+    }
+    if !mending.done.is_sound() {
+        mending.write()?;
+        tracing::info!(path = %path.display(), done = ?mending.done, "damage was mended");
+    }
+    Ok(mending.done)
+}
+
+/// Removes copies that an interrupted mending left.
+pub(crate) fn remove_copies(database: &Path) -> Result<()> {
+    for path in files_ending(database, COPY_ENDING)? {
+        std::fs::remove_file(&path).context(|| format!("removing {}", path.display()))?;
+    }
+    Ok(())
+}
+
+/// The files of a database, those included that nothing refers to any more.
+pub(crate) fn table_files(database: &Path) -> Result<Vec<PathBuf>> {
+    files_ending(database, "sst")
+}
+
+fn files_ending(folder: &Path, ending: &str) -> Result<Vec<PathBuf>> {
+    let what = || format!("reading {}", folder.display());
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(folder).context(what)? {
+        let path = entry.context(what)?.path();
+        if path.extension().is_some_and(|extension| extension == ending) {
+            found.push(path);
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+struct Mending<'a> {
+    path: &'a Path,
+    file: File,
+    length: u64,
+    /// Whether flipped bits are looked for.
+    is_correcting: bool,
+    done: Mended,
+    /// What stands in the copy instead.
+    patches: Vec<(u64, Vec<u8>)>,
+}
+
+impl<'a> Mending<'a> {
+    fn new(path: &'a Path, is_correcting: bool) -> Result<Self> {
+        let what = || format!("reading {}", path.display());
+        let file = File::open(path).context(what)?;
+        let length = file.metadata().context(what)?.len();
+        let (done, patches) = (Mended::default(), Vec::new());
+        Ok(Mending { path, file, length, is_correcting, done, patches })
+    }
+
+    fn whole(&mut self, extent: Extent) -> Result<()> {
+        let mut footer = self.footer()?;
+        let metaindex = self.block(footer.metaindex)?.ok_or_else(|| damaged(self.path))?;
+        let metaindex = entries(&metaindex).ok_or_else(|| damaged(self.path))?;
+        let mut properties = None;
+        for (key, value) in &metaindex {
+            let handle = next_handle(&mut &value[..]).ok_or_else(|| damaged(self.path))?;
+            // Without its properties a file is refused; of a filter nobody knows what it held.
+            let block = self.block(handle)?.ok_or_else(|| damaged(self.path))?;
+            if key == PROPERTIES {
+                properties = TableProperties::parse(&block);
+            }
+        }
+        let properties = properties.ok_or_else(|| damaged(self.path))?;
+        let is_of_chunks = properties.index == IndexKind::TwoLevel;
+        let has_data = extent == Extent::Everything || !is_of_chunks;
+        if let Some(index) = self.index(footer.index, is_of_chunks, has_data)? {
+            footer.index = index;
+            self.patches.push((self.length - FOOTER_BYTES as u64, footer.bytes()));
+        }
+        Ok(())
+    }
+
+    /// The footer, which has no checksum: right is what leads to a sound metaindex.
+    fn footer(&mut self) -> Result<Footer> {
+        let offset =
+            self.length.checked_sub(FOOTER_BYTES as u64).ok_or_else(|| damaged(self.path))?;
+        let mut bytes = [0; FOOTER_BYTES];
+        let what = || format!("reading {}", self.path.display());
+        self.file.read_exact_at(&mut bytes, offset).context(what)?;
+        let stored = Footer::parse(&bytes).filter(Footer::is_ours);
+        if let Some(footer) = stored {
+            if self.sound(footer.metaindex)?.is_some() && self.sound(footer.index)?.is_some() {
+                return Ok(footer);
+            }
+        }
+        if self.is_correcting {
+            for bit in 0..FOOTER_BYTES * 8 {
+                bytes[bit / 8] ^= 1 << (bit % 8);
+                let tried = Footer::parse(&bytes).filter(Footer::is_ours);
+                if let Some(footer) = tried {
+                    if self.sound(footer.metaindex)?.is_some()
+                        && self.sound(footer.index)?.is_some()
+                    {
+                        self.done.corrected += 1;
+                        self.patches.push((offset, bytes.to_vec()));
+                        return Ok(footer);
+                    }
+                }
+                bytes[bit / 8] ^= 1 << (bit % 8);
+            }
+        }
+        stored.ok_or_else(|| damaged(self.path))
+    }
+
+    /// Looks at the index and what it leads to. Where it has to be another one, where that
+    /// is.
+    fn index(
+        &mut self,
+        place: Handle,
+        is_of_parts: bool,
+        has_data: bool,
+    ) -> Result<Option<Handle>> {
+        let Some(block) = self.block(place)? else {
+            self.done.lost += 1;
+            return Ok(Some(self.put_index(place, &[])));
+        };
+        let found = raw_entries(&block).ok_or_else(|| damaged(self.path))?;
+        let mut kept = Vec::with_capacity(found.len());
+        let mut is_changed = false;
+        for (cut, handle) in found {
+            let is_there = if is_of_parts {
+                let changed = self.index(handle, false, has_data)?;
+                is_changed |= changed.is_some();
+                let handle = changed.unwrap_or(handle);
+                // An index that leads nowhere stays at the top alone.
+                (handle.1 > EMPTY_INDEX_BYTES).then_some(handle)
+            } else if !has_data || self.block(handle)?.is_some() {
+                Some(handle)
+            } else {
+                self.done.lost += 1;
+                None
+            };
+            is_changed |= is_there.is_none();
+            kept.extend(is_there.map(|handle| (cut, handle)));
+        }
+        Ok(is_changed.then(|| self.put_index(place, &kept)))
+    }
+
+    /// Puts another index where one was; it is not longer.
+    fn put_index(&mut self, (offset, bytes): Handle, kept: &[(&[u8], Handle)]) -> Handle {
+        let (mut block, mut restarts) = (Vec::new(), Vec::new());
+        for (cut, (offset, bytes)) in kept {
+            restarts.extend_from_slice(&(block.len() as u32).to_le_bytes());
+            put_varint(&mut block, 0);
+            put_varint(&mut block, cut.len() as u64);
+            block.extend_from_slice(cut);
+            put_varint(&mut block, *offset);
+            put_varint(&mut block, *bytes);
+        }
+        if kept.is_empty() {
+            restarts.extend_from_slice(&[0; 4]);
+        }
+        let count = restarts.len() as u32 / 4;
+        block.extend_from_slice(&restarts);
+        block.extend_from_slice(&count.to_le_bytes());
+        let new = (offset, block.len() as u64);
+        let trailer = trailer(&block);
+        block.extend_from_slice(&trailer);
+        block.resize(block.len().max(bytes as usize + TRAILER_BYTES), 0);
+        self.patches.push((offset, block));
+        new
+    }
+
+    /// A block, without what follows it, as it is or as it was before a bit flipped; none
+    /// where it cannot be read.
+    fn block(&mut self, handle: Handle) -> Result<Option<Vec<u8>>> {
+        let Some(mut stored) = self.read(handle)? else { return Ok(None) };
+        if checked(&stored).is_none() {
+            if !self.is_correcting
+                || self.done.lost > MAX_TRIED_BLOCKS
+                || !has_corrected(&mut stored)
+            {
+                return Ok(None);
+            }
+            self.done.corrected += 1;
+            self.patches.push((handle.0, stored.clone()));
+        }
+        stored.truncate(stored.len() - TRAILER_BYTES);
+        Ok(Some(stored))
+    }
+
+    fn sound(&self, handle: Handle) -> Result<Option<Vec<u8>>> {
+        Ok(self.read(handle)?.filter(|stored| checked(stored).is_some()))
+    }
+
+    fn read(&self, (offset, bytes): Handle) -> Result<Option<Vec<u8>>> {
+        let end = offset.checked_add(bytes).and_then(|end| end.checked_add(TRAILER_BYTES as u64));
+        if bytes > MAX_BLOCK_BYTES || end.is_none_or(|end| end > self.length) {
+            return Ok(None);
+        }
+        let mut stored = vec![0; bytes as usize + TRAILER_BYTES];
+        let what = || format!("reading {}", self.path.display());
+        self.file.read_exact_at(&mut stored, offset).context(what)?;
+        Ok(Some(stored))
+    }
+
+    fn write(&self) -> Result<()> {
+        let copy = self.path.with_extension(COPY_ENDING);
+        let what = || format!("mending {}", self.path.display());
+        std::fs::copy(self.path, &copy).context(what)?;
+        let file = File::options().write(true).open(&copy).context(what)?;
+        for (offset, bytes) in &self.patches {
+            file.write_all_at(bytes, *offset).context(what)?;
+        }
+        file.sync_all().context(what)?;
+        std::fs::rename(&copy, self.path).context(what)?;
+        let folder = self.path.parent().unwrap_or(Path::new("."));
+        File::open(folder).and_then(|folder| folder.sync_all()).context(what)
+    }
+}
+
+/// An index without entries: one restart point and their number.
+const EMPTY_INDEX_BYTES: u64 = 8;
+
+impl Footer {
+    fn is_ours(&self) -> bool {
+        (self.checksum, self.version) == (CHECKSUM_XXH3, VERSION)
+    }
+}
+
+fn trailer(block: &[u8]) -> [u8; TRAILER_BYTES] {
+    let mut trailer = [0; TRAILER_BYTES];
+    trailer[1..].copy_from_slice(&(XxHash3_64::oneshot(block) as u32).to_le_bytes());
+    trailer
+}
+
+/// Looks for the one bit that flipped in a block or in what follows it, and puts it right.
+fn has_corrected(stored: &mut [u8]) -> bool {
+    let Some((block, stored_trailer)) = stored.split_last_chunk_mut::<TRAILER_BYTES>() else {
+        return false;
+    };
+    let right = trailer(block);
+    let differing = |trailer: &[u8; TRAILER_BYTES]| -> u32 {
+        let pairs = right.iter().zip(trailer);
+        pairs.map(|(right, stored)| (right ^ stored).count_ones()).sum()
+    };
+    if differing(stored_trailer) == 1 {
+        *stored_trailer = right;
+        return true;
+    }
+    if block.len() > MAX_TRIED_BYTES || stored_trailer[0] != 0 {
+        return false;
+    }
+    for bit in 0..block.len() * 8 {
+        block[bit / 8] ^= 1 << (bit % 8);
+        if trailer(block) == *stored_trailer {
+            return true;
+        }
+        block[bit / 8] ^= 1 << (bit % 8);
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rocks::{Database, Family, ReadMode, SstWriter};
+
+    const FAMILIES: [Family; 4] = [Family::Chunks, Family::Maps, Family::Catalog, Family::Dedup];
+
+    struct Fixture {
+        folder: tempfile::TempDir,
+    }
+
+    fn value(number: u64) -> Vec<u8> {
+        (0..number * 37 % 1900).map(|at| (at * 7 + number) as u8).collect()
+    }
+
+    impl Fixture {
+        fn new() -> Fixture {
+            let fixture = Fixture { folder: tempfile::tempdir().unwrap() };
+            let database = fixture.open(true).unwrap();
+            let staging = fixture.folder.path().join("staging.sst");
+            let mut file = SstWriter::create(&database, &staging).unwrap();
+            for number in 1..500u64 {
+                file.put(&number.to_be_bytes(), &value(number)).unwrap();
+            }
+            database.ingest_chunks(&file.finish().unwrap()).unwrap();
+            let mut batch = database.batch();
+            for family in [Family::Maps, Family::Catalog, Family::Dedup] {
+                for number in 1..300u64 {
+                    batch.put(family, &number.to_be_bytes(), &value(number)).unwrap();
+                }
+            }
+            database.write(batch, true).unwrap();
+            database.flush().unwrap();
+            fixture
+        }
+
+        fn open(&self, create: bool) -> Result<Database> {
+            Database::open_primary(&self.folder.path().join("db"), self.folder.path(), create)
+        }
+    }
+
+    /// How many entries there are; each is what was stored.
+    fn count(database: &Database, family: Family) -> usize {
+        let mut cursor = database.cursor(family, ReadMode::Scan).unwrap();
+        cursor.seek(&[]).unwrap();
+        let mut count = 0;
+        while let Some((key, found)) = cursor.entry() {
+            assert!(found == value(u64::from_be_bytes(key.try_into().unwrap())));
+            cursor.next().unwrap();
+            count += 1;
+        }
+        count
+    }
+
+    #[test]
+    fn one_flipped_bit_is_put_right_wherever_it_is() {
+        let fixture = Fixture::new();
+        for path in table_files(&fixture.folder.path().join("db")).unwrap() {
+            let sound = std::fs::read(&path).unwrap();
+            assert!(is_sound(&path).unwrap());
+            let end = sound.len() - FOOTER_BYTES;
+            let stride = sound.len() / 50 + 1;
+            let tail = (end - 1200..sound.len()).step_by(3);
+            for at in (0..end).step_by(stride).chain(tail) {
+                let mut flipped = sound.clone();
+                flipped[at] ^= 1 << (at % 8);
+                std::fs::write(&path, &flipped).unwrap();
+                let was_sound = is_sound(&path).unwrap();
+                let done = mend(&path, Extent::Everything, || panic!("nothing is lost")).unwrap();
+                assert_eq!(was_sound, done.is_sound(), "{at} of {}", sound.len());
+                match was_sound {
+                    // Between the footer's handles and its end nothing is looked at.
+                    true => assert!(at > end, "{at} of {}", sound.len()),
+                    false => {
+                        assert_eq!(done, Mended { corrected: 1, lost: 0 });
+                        assert!(std::fs::read(&path).unwrap() == sound, "{at}");
+                    }
+                }
+            }
+            std::fs::write(&path, &sound).unwrap();
+        }
+        let database = fixture.open(false).unwrap();
+        assert_eq!(FAMILIES.map(|family| count(&database, family)), [499, 299, 299, 299]);
+    }
+
+    #[test]
+    fn what_cannot_be_put_right_is_left_out_and_the_database_goes_on() {
+        let fixture = Fixture::new();
+        for path in table_files(&fixture.folder.path().join("db")).unwrap() {
+            let sound = std::fs::read(&path).unwrap();
+            let (mut mended, mut refused) = (0, 0);
+            for part in 0..40 {
+                let at = sound.len() / 40 * part;
+                let mut damaged = sound.clone();
+                damaged[at..at + 20].iter_mut().for_each(|byte| *byte ^= 0x5a);
+                std::fs::write(&path, &damaged).unwrap();
+                let mut is_told = false;
+                let done = mend(&path, Extent::Everything, || {
+                    is_told = true;
+                    Ok(())
+                });
+                let done = match done {
+                    Ok(done) => done,
+                    Err(error) => {
+                        // Its properties are at its end.
+                        assert_eq!(error.kind(), ErrorKind::Corrupt);
+                        assert!(at + 3000 > sound.len());
+                        assert!(std::fs::read(&path).unwrap() == damaged);
+                        refused += 1;
+                        continue;
+                    }
+                };
+                assert!(done.lost >= 1 && is_told && is_sound(&path).unwrap(), "{at}: {done:?}");
+                assert_eq!(std::fs::metadata(&path).unwrap().len(), sound.len() as u64);
+                mended += 1;
+                if mended % 8 != 1 {
+                    continue;
+                }
+                let database = fixture.open(false).unwrap();
+                let left: usize = FAMILIES.iter().map(|family| count(&database, *family)).sum();
+                assert!(left < 499 + 3 * 299, "{left}");
+                // What it could not do with the damage inside.
+                let copy = tempfile::tempdir().unwrap();
+                drop(database);
+                for file in std::fs::read_dir(fixture.folder.path().join("db")).unwrap() {
+                    let file = file.unwrap();
+                    std::fs::copy(file.path(), copy.path().join(file.file_name())).unwrap();
+                }
+                let database =
+                    Database::open_primary(copy.path(), fixture.folder.path(), false).unwrap();
+                for family in FAMILIES {
+                    database.compact(family, None).unwrap();
+                }
+                let after: usize = FAMILIES.iter().map(|family| count(&database, *family)).sum();
+                assert_eq!(after, left);
+            }
+            assert!(mended >= 25 && refused <= 5, "{mended} mended, {refused} refused");
+            std::fs::write(&path, &sound).unwrap();
+        }
+    }
+}

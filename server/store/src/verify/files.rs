@@ -1,0 +1,59 @@
+//! Files of the database that nothing else reads whole: the counters and the index.
+//!
+//! A damaged block of a file may hold nothing that a restore point needs, and yet stop
+//! every backup: RocksDB cannot compact it. So the checksums of all files are compared,
+//! but of those of chunks, which are read anyway. And a reader sees a database that has lost a
+//! file as it was before that came.
+
+use std::collections::HashSet;
+
+use coldrise_block::{Context, ErrorKind, Result};
+
+use super::CatalogDamage;
+use crate::description::database_path;
+use crate::log_directory::LogDirectory;
+use crate::rocks::{all_files, is_sound, Family};
+use crate::Repository;
+
+impl Repository {
+    /// Files of the database that are missing or, other than those of chunks, do not match
+    /// their checksums.
+    ///
+    /// # Errors
+    /// What the operating system says.
+    pub fn damaged_files(&self) -> Result<Vec<CatalogDamage>> {
+        let chunks = self.database().listed_files(Family::Chunks)?;
+        let chunks: HashSet<_> = chunks.iter().map(|file| self.database().path_of(file)).collect();
+        let folder = database_path(self.path());
+        let log = LogDirectory::create()?;
+        let mut damaged = Vec::new();
+        for path in all_files(&folder, log.path())? {
+            // Of those only whether they are there.
+            let found = match chunks.contains(&path) {
+                true => path.symlink_metadata().map(|_| true).context(|| "looking for a file"),
+                false => is_sound(&path),
+            };
+            match found {
+                Ok(true) => {}
+                Ok(false) => damaged.push((path, "does not match its checksums")),
+                Err(error) if error.kind() == ErrorKind::NotFound => {
+                    damaged.push((path, "is missing"))
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        if !damaged.is_empty() {
+            // A writer gives up files all the time.
+            let live = all_files(&folder, log.path())?;
+            damaged.retain(|(path, _)| live.contains(path));
+        }
+        damaged.sort();
+        let describe = |(path, why): (std::path::PathBuf, &str)| {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            let what = format!("the file db/{name} of the database");
+            let reason = format!("{why}, which may stop backups: run coldrise repair");
+            CatalogDamage { what, reason }
+        };
+        Ok(damaged.into_iter().map(describe).collect())
+    }
+}
