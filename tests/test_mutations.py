@@ -1,5 +1,5 @@
 """Every file of a repository damaged in every way: nothing wrong is served, and verify
-names what cannot be read.
+names what cannot be read; and after a repair backups go on.
 
 The short form takes a sample; `make test-mutations` takes everything.
 """
@@ -58,8 +58,10 @@ def test_nothing_wrong_is_served_and_all_damage_is_named(request, damaged, tmp_p
                 local.judge = Judge(damaged, tmp_path / f"judge{next(made)}")
         # A mount takes as long as everything else; where clients' files lie it always looks.
         with_files = mutation.path.startswith(("live/", "layers/")) or number % 8 == 0
+        # A file in another one's place, or an older one, the database does not open.
+        with_repair = mutation.path.endswith(".sst") and mutation.kind in ("flip", "truncate", "delete")
         try:
-            verdict = local.judge.judge(mutation, with_files)
+            verdict = local.judge.judge(mutation, with_files, with_repair)
         except Exception as error:  # pylint: disable=broad-except
             with lock:
                 done["could not be judged"] += 1

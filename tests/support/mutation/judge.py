@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import re
 import shutil
 
@@ -33,10 +34,12 @@ class Judge:
         self.fixture = fixture
         self.directory = directory
         directory.mkdir()
+        self.source = directory / "new.raw"
+        self.content = random.Random(9).randbytes(1 << 20)
         # Of the mutation that is being judged.
         self.may_be_old = self.is_unlisted = self.is_layer = False
 
-    def judge(self, mutation, with_files):
+    def judge(self, mutation, with_files, with_repair):
         verdict = Verdict()
         # What clients keep in a session may be an older version of itself: see "Limits"
         # in docs/on-disk-format.md.
@@ -48,6 +51,8 @@ class Judge:
             mutation.apply(copy)
             coldrise = Coldrise(copy, self.fixture.coldrise.passphrase_file)
             self._judge(coldrise, verdict, with_files)
+            if with_repair:
+                self._go_on(coldrise, verdict)
         finally:
             shutil.rmtree(copy)
         return verdict
@@ -77,6 +82,22 @@ class Judge:
             verdict.outcome = "found by verify"
         else:
             verdict.outcome = "harmless"
+
+    def _go_on(self, coldrise, verdict):
+        """After a repair a new machine is backed up, and restored."""
+        self.source.write_bytes(self.content)
+        target = self.directory / "restored.raw"
+        for arguments in (("repair", "--quarantine"), ("backup", "new", f"vda=raw:{self.source}"),
+                          ("restore", "new/latest/vda", target)):  # fmt: skip
+            done = coldrise.run("--json", *arguments)
+            allowed = {0, 1} if arguments[0] == "repair" else {0}
+            failed = '"error"' in done.stdout or "panicked" in done.stderr
+            if done.returncode not in allowed or failed:
+                verdict.broken.append(f"{arguments[0]} after a repair: {done.returncode}: {done.stderr}")
+                return
+        if target.read_bytes() != self.content:
+            verdict.broken.append("WRONG BYTES: a machine that was backed up after a repair")
+        target.unlink()
 
     def _has_files(self, name):
         return any(path.startswith(f"{name}/") for path in self.fixture.files)

@@ -37,6 +37,8 @@ const MIDDLE: u8 = 3;
 const LAST: u8 = 4;
 const TAG_FAMILY: u64 = 200;
 const TAG_DELETED_FILE: u64 = 6;
+/// Openings of a database that is being written.
+const MAX_TRIES: u32 = 5;
 const MASK_DELTA: u32 = 0xa282_ead8;
 
 /// A file as the manifest knows it.
@@ -93,7 +95,14 @@ pub(crate) fn give_up_lost(
 }
 
 fn listed(path: &Path, log_directory: &Path) -> Result<Vec<Listed>> {
-    let database = Database::open_listing(path, log_directory)?;
+    // A writer may replace its log and its manifest just then.
+    let mut tries = 0;
+    let database = loop {
+        match Database::open_listing(path, log_directory) {
+            Err(_) if tries < MAX_TRIES => tries += 1,
+            opened => break opened?,
+        }
+    };
     let mut found = Vec::new();
     for (family, _) in FAMILIES {
         // SAFETY: the handle is live.

@@ -6,6 +6,7 @@
 //! file as it was before that came.
 
 use std::collections::HashSet;
+use std::path::PathBuf;
 
 use coldrise_block::{Context, ErrorKind, Result};
 
@@ -16,11 +17,11 @@ use crate::rocks::{all_files, is_sound, Family};
 use crate::Repository;
 
 impl Repository {
-    /// Files of the database that are missing or, other than those of chunks, do not match
-    /// their checksums.
+    /// Files of the database that are missing or, other than those of chunks, cannot be read
+    /// or do not match their checksums.
     ///
     /// # Errors
-    /// What the operating system says.
+    /// `Corrupt` where the list of the files cannot be read.
     pub fn damaged_files(&self) -> Result<Vec<CatalogDamage>> {
         let chunks = self.database().listed_files(Family::Chunks)?;
         let chunks: HashSet<_> = chunks.iter().map(|file| self.database().path_of(file)).collect();
@@ -35,11 +36,11 @@ impl Repository {
             };
             match found {
                 Ok(true) => {}
-                Ok(false) => damaged.push((path, "does not match its checksums")),
+                Ok(false) => damaged.push((path, "does not match its checksums".to_owned())),
                 Err(error) if error.kind() == ErrorKind::NotFound => {
-                    damaged.push((path, "is missing"))
+                    damaged.push((path, "is missing".to_owned()));
                 }
-                Err(error) => return Err(error),
+                Err(error) => damaged.push((path, error.full_message())),
             }
         }
         if !damaged.is_empty() {
@@ -48,7 +49,7 @@ impl Repository {
             damaged.retain(|(path, _)| live.contains(path));
         }
         damaged.sort();
-        let describe = |(path, why): (std::path::PathBuf, &str)| {
+        let describe = |(path, why): (PathBuf, String)| {
             let name = path.file_name().unwrap_or_default().to_string_lossy();
             let what = format!("the file db/{name} of the database");
             let reason = format!("{why}, which may stop backups: run coldrise repair");

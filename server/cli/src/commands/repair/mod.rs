@@ -25,11 +25,11 @@ use crate::units::{show_count, show_duration, show_size};
 ///
 /// Reads all chunks, as verify does, and remembers the damaged ones. From then on they
 /// heal when their content comes by: in the next backup of a machine that still holds
-/// it, or now, from what --from and --from-repo name. Files of the database with damage
-/// inside are written anew without it, and those that are missing or cut short are given
-/// up, so that backups can go on. The deduplication index, which backups need and verify
-/// does not read, is made anew where it cannot be read. Nothing that can be read is lost. The exit code is 1 where
-/// something stays damaged.
+/// it, or now, from what --from and --from-repo name. In all files of the database a
+/// flipped bit is put right; other damage inside is left out, and files that are missing
+/// or cut short are given up, so that backups can go on. What the deduplication index lacks
+/// is added. Nothing that can be read is lost. The exit code is 1 where something stays
+/// damaged.
 #[derive(Debug, Args)]
 pub(crate) struct RepairArguments {
     /// Where the content may still be: [FORMAT:]FILE or an NBD URI, as for backup. A
