@@ -292,16 +292,25 @@ impl<'a> Mending<'a> {
 
     fn write(&self) -> Result<()> {
         let copy = self.path.with_extension(COPY_ENDING);
-        let what = || format!("mending {}", self.path.display());
-        std::fs::copy(self.path, &copy).context(what)?;
-        let file = File::options().write(true).open(&copy).context(what)?;
-        for (offset, bytes) in &self.patches {
-            file.write_all_at(bytes, *offset).context(what)?;
+        let written = self.write_copy(&copy);
+        let renamed = written.and_then(|()| std::fs::rename(&copy, self.path));
+        if renamed.is_err() {
+            // It may take space that is needed.
+            let _ = std::fs::remove_file(&copy);
         }
-        file.sync_all().context(what)?;
-        std::fs::rename(&copy, self.path).context(what)?;
         let folder = self.path.parent().unwrap_or(Path::new("."));
-        File::open(folder).and_then(|folder| folder.sync_all()).context(what)
+        renamed
+            .and_then(|()| File::open(folder)?.sync_all())
+            .context(|| format!("mending {}", self.path.display()))
+    }
+
+    fn write_copy(&self, copy: &Path) -> std::io::Result<()> {
+        std::fs::copy(self.path, copy)?;
+        let file = File::options().write(true).open(copy)?;
+        for (offset, bytes) in &self.patches {
+            file.write_all_at(bytes, *offset)?;
+        }
+        file.sync_all()
     }
 }
 
