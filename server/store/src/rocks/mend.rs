@@ -496,4 +496,48 @@ mod tests {
             std::fs::write(&path, &sound).unwrap();
         }
     }
+
+    proptest::proptest! {
+        // A case is five files.
+        #![proptest_config(proptest::prelude::ProptestConfig {
+            cases: proptest::prelude::ProptestConfig::default().cases / 8,
+            ..Default::default()
+        })]
+        #[test]
+        fn fuzzed_files_are_mended_or_refused(
+            changes in proptest::collection::vec((0.0..1.0f64, proptest::prelude::any::<[u8; 3]>()), 1..12),
+            is_at_the_end in proptest::prelude::any::<bool>(),
+            cut in proptest::option::weighted(0.1, 0.0..1.0f64),
+        ) {
+            static SOUND: std::sync::OnceLock<Vec<Vec<u8>>> = std::sync::OnceLock::new();
+            let files = SOUND.get_or_init(|| {
+                let fixture = Fixture::new();
+                let files = table_files(&fixture.folder.path().join("db")).unwrap();
+                files.iter().map(|path| std::fs::read(path).unwrap()).collect()
+            });
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("000001.sst");
+            for sound in files {
+                let mut bytes = sound.clone();
+                let from = if is_at_the_end { bytes.len() - 2000 } else { 0 };
+                for (place, new) in &changes {
+                    let at = from + ((bytes.len() - from - 3) as f64 * place) as usize;
+                    bytes[at..at + 3].copy_from_slice(new);
+                }
+                bytes.truncate(cut.map_or(bytes.len(), |cut| (bytes.len() as f64 * cut) as usize));
+                std::fs::write(&path, &bytes).unwrap();
+                let was_sound = is_sound(&path).unwrap();
+                match mend(&path, Extent::Everything, || Ok(())) {
+                    Ok(done) => {
+                        proptest::prop_assert_eq!(done.is_sound(), was_sound);
+                        proptest::prop_assert!(is_sound(&path).unwrap());
+                    }
+                    Err(error) => {
+                        proptest::prop_assert_eq!(error.kind(), ErrorKind::Corrupt);
+                        proptest::prop_assert!(!was_sound && std::fs::read(&path).unwrap() == bytes);
+                    }
+                }
+            }
+        }
+    }
 }
