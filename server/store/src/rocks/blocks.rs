@@ -100,20 +100,21 @@ impl BlockFile {
         let mut before = from.to_vec();
         'parts: for part in self.parts.get(first..).unwrap_or_default() {
             self.read_block((part.offset, part.bytes), index)?;
-            for place in places(index).ok_or_else(|| damaged(&self.path))? {
-                if place.cut.as_slice() < from {
+            for (cut, handle) in raw_entries(index).ok_or_else(|| damaged(&self.path))? {
+                if cut < from {
                     continue;
                 }
                 if before.as_slice() >= end {
                     break 'parts;
                 }
-                if is_wanted(&before, &place.cut) {
-                    if !wanted.takes(&place) {
+                if is_wanted(&before, cut) {
+                    if !wanted.takes(handle) {
                         self.read_run(&mut wanted, run, key, &mut hear)?;
                     }
-                    wanted.push(&place).ok_or_else(|| damaged(&self.path))?;
+                    wanted.push(handle).ok_or_else(|| damaged(&self.path))?;
                 }
-                before = place.cut;
+                before.clear();
+                before.extend_from_slice(cut);
             }
         }
         self.read_run(&mut wanted, run, key, &mut hear)
@@ -170,19 +171,18 @@ struct Run {
 
 impl Run {
     /// Whether the block at this place may follow.
-    fn takes(&self, place: &Place) -> bool {
-        self.bytes == 0
-            || (self.bytes < RUN_BYTES && self.start + self.bytes as u64 == place.offset)
+    fn takes(&self, (offset, _): Handle) -> bool {
+        self.bytes == 0 || (self.bytes < RUN_BYTES && self.start + self.bytes as u64 == offset)
     }
 
-    fn push(&mut self, place: &Place) -> Option<()> {
-        if place.bytes > MAX_BLOCK_BYTES {
+    fn push(&mut self, (offset, bytes): Handle) -> Option<()> {
+        if bytes > MAX_BLOCK_BYTES {
             return None;
         }
         if self.bytes == 0 {
-            self.start = place.offset;
+            self.start = offset;
         }
-        let bytes = place.bytes as usize + TRAILER_BYTES;
+        let bytes = bytes as usize + TRAILER_BYTES;
         self.bytes += bytes;
         self.blocks.push(bytes);
         Some(())
