@@ -87,6 +87,22 @@ class Damaged(Command):
         path.write_bytes(content)
 
 
+class DamagedCounters(Command):
+    """The newest file with the counters of the store cannot be read but for its end."""
+
+    def prepare(self, coldrise, scene):
+        def is_of_counters(path):
+            return b"default" in path.read_bytes()[-4000:]
+
+        files = (coldrise.repository / "db").glob("*.sst")
+        path = max(filter(is_of_counters, files), key=lambda file: file.name)
+        content = bytearray(path.read_bytes())
+        content[10:30] = bytes(byte ^ 0x5A for byte in content[10:30])
+        # It is shared with the fixture.
+        path.unlink()
+        path.write_bytes(content)
+
+
 class Rekeying(Command):
     """Afterwards one of two passphrases opens the repository."""
 
@@ -195,5 +211,6 @@ OPERATIONS = [
              lambda scene: scene.passphrase),
     Rekeying("key remove", "key", "remove", "initial", again=(0, 1)),
     Damaged("repair", "repair", "--from", lambda scene: f"raw:{scene.known}"),
+    DamagedCounters("repair counters", "repair"),
     Command("verify", "verify"),
 ]  # fmt: skip
