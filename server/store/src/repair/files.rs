@@ -1,10 +1,11 @@
 //! Files of the database with damage inside are mended: see `rocks::mend`.
 //!
 //! Before the database is opened: all that is not chunks, and what leads to chunks; files
-//! that are lost are given up, see `rocks::manifest`. Where something is left out the counters of the store may be lost, or older ones may show,
-//! and a writer removes what is beyond them. So [`FLAG_NAME`] is made, durably, before the
-//! first file changes; as long as it is there only a repair opens the repository for
-//! writing; and it goes when the counters are right again.
+//! that are lost are given up, see `rocks::manifest`. Where something is left out the
+//! counters of the store may be lost, or older ones may show, and a writer removes what is
+//! beyond them. So [`FLAG_NAME`] is made, durably, before the first file changes; as long
+//! as it is there only a repair opens the repository for writing; and it goes when the
+//! counters are right again.
 //!
 //! Once it is known which chunks are damaged: their files. A chunk that is sound again is
 //! stored once more under its id, so that whoever has the file open as it was reads it.
