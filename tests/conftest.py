@@ -23,7 +23,7 @@ def pytest_addoption(parser):
     group.addoption("--crash-kills", type=int, default=25, help="kills of the server (25)")
     group.addoption("--crash-cuts", type=int, default=6, help="power cuts (6)")
     group.addoption("--crash-reopenings", type=int, default=25, help="openings of a session (25)")
-    group.addoption("--mutations", type=int, default=140, help="mutations of files (140; 0: all)")
+    group.addoption("--mutations", type=int, default=110, help="mutations of files (110; 0: all)")
     group.addoption("--mutation-positions", type=int, default=20, help="positions in each file (20)")
     group.addoption("--mutation-seed", type=int, default=7, help="which positions (7)")
     group.addoption("--faults", type=int, default=24, help="file operations that fail (24; 0: all)")

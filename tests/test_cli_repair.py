@@ -270,8 +270,10 @@ def wipe(path):
     path.write_bytes(bytes(path.stat().st_size))
 
 
-@pytest.mark.parametrize("how", [garble, wipe, remove])
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name, how", [
+    ("chunks", garble), ("maps", garble), ("catalog", garble), ("default", garble), ("dedup", garble),
+    ("chunks", wipe), ("maps", remove), ("catalog", wipe), ("default", remove), ("dedup", wipe),
+])  # fmt: skip
 def test_damage_in_no_file_of_the_database_stops_backups_for_good(coldrise, disk, tmp_path, name, how):
     address, _, path = disk
     other = Image(4 * MIB)
@@ -284,8 +286,8 @@ def test_damage_in_no_file_of_the_database_stops_backups_for_good(coldrise, disk
     assert verify_names(coldrise, damaged) or how is remove
     done = json.loads(coldrise.run("--json", "repair", "--quarantine").stdout.splitlines()[-1])
     assert done["mended_files"] + done["dropped_files"] == 1, done
-    # As many as let the database merge its files more than once.
-    for number in range(10):
+    # As many as let the database merge its files.
+    for number in range(5):
         other.fill(number * 64 * KIB, 64 * KIB, f"day {number}")
         other.save(source)
         points.append(coldrise.backup("db01", sda=source))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 from bench.support import images
@@ -24,12 +25,19 @@ def measure(setting: Setting) -> None:
     for disk in setting.disks():
         shared = setting.coldrise(disk)
     _measure(setting, shared, " and ".join(disk.name for disk in setting.disks()), "as it is by default")
-    # Large enough for the start of a process, and the passphrase, to weigh little.
+    # Large enough for the start of a process, and the passphrase, to weigh little: twice the
+    # same bytes, and no two chunks alike.
     folder = setting.folder("verify")
     disk = images.many_chunks(setting.store / "images", setting.sizes.many_chunks_bytes, 4096)
+    shifted = folder / "shifted.raw"
+    with open(shifted, "wb") as target:
+        subprocess.run(["tail", "-c", "+513", disk.path], stdout=target, check=True)
+        target.truncate(disk.size_bytes)
     large = setting.new_coldrise(folder / "repository")
     large.init(compression="none")
-    large.call("backup", "large", f"vda=raw:{disk.path}")
+    for machine, path in (("large", disk.path), ("shifted", shifted)):
+        large.call("backup", machine, f"vda=raw:{path}")
+    shifted.unlink()
     _measure(setting, large, disk.name, "no compression")
     images.removed(folder)
 
