@@ -30,8 +30,8 @@ _CHANGED_SHARE = 0.20
 _DATABASE_BYTES = 120 * MIB
 _SIZES = ("4K", "8K", "16K", "32K", "64K")
 _STANDARD, _MAXIMUM = "zstd:1", "zstd:19"
-# Of the repository that is held against other programs.
-_PEERS_SIZE = "16K"
+# Of the repositories that are held against other programs.
+_PEERS_SIZES = ("8K", "16K")
 _STORED = "seven points, stored"
 _RESTORE = "restore of the seventh"
 
@@ -69,12 +69,12 @@ class _BorgMax(Borg):
 def measure(setting: Setting) -> None:
     """In a quick run two days, two sizes, and no compression that takes long."""
     days_count = 2 if setting.is_quick else DAYS
-    sizes = ("8K", _PEERS_SIZE) if setting.is_quick else _SIZES
+    sizes = _PEERS_SIZES if setting.is_quick else _SIZES
     maximum = "zstd:3" if setting.is_quick else _MAXIMUM
     for churn in _CHURNS:
         folder = setting.folder("space")
         days = _days(setting, folder, churn, days_count)
-        stored_mib = None
+        stored_mib: dict[str, float] = {}
         if churn is _CHURNS[-1]:
             stored_mib = _by_chunk_size(setting, folder, churn, days, sizes, maximum)
         _against_peers(setting, folder, churn, days, maximum, stored_mib)
@@ -111,8 +111,10 @@ def _store_all(tool: Tool, folder: Path, days: list[Path]) -> None:
 
 
 def _against_peers(
-    setting: Setting, folder: Path, churn: Churn, days: list[Path], maximum: str, stored_mib: float | None
+    setting: Setting, folder: Path, churn: Churn, days: list[Path], maximum: str, stored_mib: dict[str, float]
 ) -> None:
+    """`stored_mib` is what was stored already, by chunk size."""
+
     def lane(make: Callable[[Path], Tool]):
         def contestant() -> dict[str, float]:
             place = setting.folder("space/store")
@@ -125,25 +127,27 @@ def _against_peers(
 
         return contestant
 
-    ours = lane(lambda place: ColdriseTool(place, setting.program, _PEERS_SIZE, maximum))
-    if stored_mib is not None:
-        # It was stored for the table already.
-        ours = lambda: {_STORED: stored_mib}  # noqa: E731
-    contestants = {
-        COLDRISE: ours,
-        "restic": lane(_ResticMax),
-        "borg": lane(_BorgMax),
-    }
-    results = setting.race(f"space, {churn.name}", contestants, 1)
-    targets = [Target(name, at_most=0.6) for name in contestants if name != COLDRISE]
-    note = f"a fifth changed six times: {churn.text}; {_PEERS_SIZE}, {maximum}, restic --compression max, borg -C zstd,22"
-    setting.add(Row("space", _STORED, f"guest, {churn.name}", "MiB", column(results, _STORED), targets, "", note))
+    def known(value: float):
+        return lambda: {_STORED: value}
+
+    peers = {"restic": lane(_ResticMax), "borg": lane(_BorgMax)}
+    for size in _PEERS_SIZES:
+        ours = lane(lambda place: ColdriseTool(place, setting.program, size, maximum))  # noqa: B023
+        if size in stored_mib:
+            ours = known(stored_mib[size])
+        results = setting.race(f"space, {churn.name}, {size}", {COLDRISE: ours, **peers}, 1)
+        columns = column(results, _STORED)
+        # Their size does not depend on ours.
+        peers = {name: known(columns[name][0]) for name in peers if columns[name][0] is not None}
+        note = f"a fifth changed six times: {churn.text}; {size}, {maximum}, restic --compression max, borg -C zstd,22"
+        targets = [Target(name, at_most=0.6) for name in peers]
+        setting.add(Row("space", _STORED, f"guest, {churn.name}, chunks of {size}", "MiB", columns, targets, "", note))
 
 
 def _by_chunk_size(
     setting: Setting, folder: Path, churn: Churn, days: list[Path], sizes: tuple[str, ...], maximum: str
-) -> float:
-    """The table and its picture; returns what the repository for the peers takes, in MiB."""
+) -> dict[str, float]:
+    """The table and its picture; returns what was stored with the maximum, in MiB, by chunk size."""
     logical = sum(day.stat().st_blocks * 512 for day in days)
     kept: dict[str, ColdriseTool] = {}
     stored: dict[str, float] = {}
@@ -190,4 +194,4 @@ def _by_chunk_size(
             for label, compression in (("standard", _STANDARD), ("maximum", maximum))
         },
     )
-    return stored[f"{_PEERS_SIZE} {maximum}"]
+    return {size: stored[f"{size} {maximum}"] for size in sizes}

@@ -109,3 +109,20 @@ impl FileLock {
         FileLock::wait(&repository.live_dir().join("lock"))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_is_given_back_although_a_child_has_its_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("lock");
+        let lock = FileLock::wait(&path).unwrap();
+        let of_a_child = lock.file.try_clone().unwrap();
+        assert!(FileLock::is_held(&path).unwrap());
+        drop(lock);
+        assert!(!FileLock::is_held(&path).unwrap());
+        drop(of_a_child);
+    }
+}

@@ -112,6 +112,20 @@ fn read(disk: &dyn coldrise_block::Disk) -> Vec<u8> {
 }
 
 #[test]
+fn what_a_kill_left_of_a_sessions_documents_goes() {
+    let place = Place::new();
+    let folder = place.path.join("live").join("0123456789abcdef0123456789abcdef");
+    std::fs::create_dir_all(&folder).unwrap();
+    for name in ["session.new", "progress.new"] {
+        std::fs::write(folder.join(name), b"half").unwrap();
+    }
+    std::fs::write(place.path.join("db/000001.mended"), b"half").unwrap();
+    reclaim_layers(&place.writer()).unwrap();
+    assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0);
+    assert!(!place.path.join("db/000001.mended").exists());
+}
+
+#[test]
 fn a_session_keeps_what_its_forgotten_point_held_until_it_ends() {
     let place = Place::new();
     let point = place.backup("20261120T100000Z", 1);

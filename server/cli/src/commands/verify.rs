@@ -35,7 +35,8 @@ it finds and heals nothing. With --quarantine it sets the points aside that stay
 /// Read and authenticate what is stored, and name what each damage affects.
 ///
 /// Reads chunks in the order of storing, every page of every chunk map once, every
-/// document and every captured block. Changes nothing, and works beside backups and
+/// document and every captured block, and compares every file of the database with its
+/// checksums unless only a part is wanted. Changes nothing, and works beside backups and
 /// running machines. The exit code is 1 where something is damaged.
 #[derive(Debug, Args)]
 pub(crate) struct VerifyArguments {
@@ -101,7 +102,9 @@ pub(crate) fn run(invocation: &Invocation, arguments: &VerifyArguments) -> Resul
         }
     };
     // Beside the chunks: opening the list of the files takes as long as a hundred of those.
-    let files = arguments.address.is_none().then(|| {
+    let is_whole =
+        arguments.address.is_none() && arguments.sample.is_none() && arguments.since.is_none();
+    let files = is_whole.then(|| {
         let repository = Arc::clone(&repository);
         std::thread::spawn(move || repository.damaged_files())
     });

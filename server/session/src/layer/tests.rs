@@ -441,6 +441,37 @@ fn a_kill_in_the_midst_of_a_record_loses_no_more_than_that_write() {
     assert!(kill_after == after);
 }
 
+/// Of a slot of zero cells that is used again: a power cut may keep its record, and lose
+/// that its bytes were cleared.
+#[test]
+fn what_a_slot_of_zeroes_held_before_is_no_damage_until_its_record_is_durable() {
+    let place = Place::new();
+    let copy = place.layer.with_extension("copy");
+    let (layer, disk) = place.open();
+    for byte in 1..=3 {
+        disk.write_at(&[byte; 4096], 0).unwrap();
+        disk.flush().unwrap();
+    }
+    // Its record says that the three before it are durable.
+    disk.write_at(&[4; 4096], 8 * 4096).unwrap();
+    let before = std::fs::read(&place.layer).unwrap();
+    disk.write_zeroes(0, 4096).unwrap();
+    let mut after = std::fs::read(&place.layer).unwrap();
+    let mut expected = base_bytes();
+    expected[..4096].fill(0);
+    expected[8 * 4096..9 * 4096].fill(4);
+    let slots = super::format::slot_offset_bytes(0) as usize;
+    let cell = (slots..after.len()).find(|at| before[*at] != after[*at]).unwrap() / 64 * 64;
+    // A cell of something else, as old as the first write.
+    after[cell + 64..cell + 128].fill(0x5a);
+    after[cell + 71..cell + 76].copy_from_slice(&[1, 0, 0, 0, 0]);
+    std::fs::write(&copy, &after).unwrap();
+    let (opened, read) = place.open_copy(&copy);
+    assert_same(&read, &expected);
+    drop((read, opened));
+    drop((layer, disk));
+}
+
 #[test]
 fn readers_see_a_block_that_is_rewritten_all_the_time() {
     let place = Place::new();

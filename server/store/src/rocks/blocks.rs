@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 use coldrise_block::{Context, Result};
 use twox_hash::XxHash3_64;
 
-use super::table::{damaged, next_handle, varint, Footer, Handle};
+use super::table::{damaged, next_handle, varint, without_restarts, Footer, Handle};
 
 pub(super) const CHECKSUM_XXH3: u8 = 4;
 /// Later versions mix the place of a block into its checksum.
@@ -33,10 +33,10 @@ const KEY_END_BYTES: usize = 8;
 const KIND_VALUE: u8 = 1;
 /// One read, unless a single block is longer.
 const RUN_BYTES: usize = 512 << 10;
-/// No block is longer: a chunk is 1 MiB at most.
+/// No block is longer: a chunk has 256 KiB at most.
 pub(super) const MAX_BLOCK_BYTES: u64 = 16 << 20;
 
-/// A file of chunks, its top-level index in memory: about 25 bytes for 200 blocks.
+/// A file of chunks, its top-level index in memory: some 60 bytes for 200 blocks.
 pub(super) struct BlockFile {
     file: File,
     path: PathBuf,
@@ -198,16 +198,9 @@ pub(super) fn checked(stored: &[u8]) -> Option<&[u8]> {
     is_sound.then_some(block)
 }
 
-/// The entries of a block, without its restart points.
-fn entries(block: &[u8]) -> Option<&[u8]> {
-    let (rest, restarts) = block.split_last_chunk::<4>()?;
-    let restarts = u32::from_le_bytes(*restarts) as usize;
-    rest.get(..rest.len().checked_sub(restarts.checked_mul(4)?)?)
-}
-
 /// What an index block leads to: cuts and handles.
 pub(super) fn raw_entries(block: &[u8]) -> Option<Vec<(&[u8], Handle)>> {
-    let mut rest = entries(block)?;
+    let mut rest = without_restarts(block)?;
     let mut found = Vec::new();
     while !rest.is_empty() {
         // With a restart point at each entry none shares bytes with the one before.
@@ -230,7 +223,7 @@ fn walk(
     key: &mut Vec<u8>,
     hear: &mut impl FnMut(&[u8], &[u8]) -> Result<()>,
 ) -> Option<Result<()>> {
-    let mut rest = entries(block)?;
+    let mut rest = without_restarts(block)?;
     let mut stored_key = Vec::new();
     while !rest.is_empty() {
         let mut length = || usize::try_from(varint(&mut rest)?).ok();

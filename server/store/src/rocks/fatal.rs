@@ -1,44 +1,27 @@
 //! Damage at which RocksDB ends the process, found before it is opened.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use coldrise_block::{Context, Error, ErrorKind, Result};
+use coldrise_block::{Error, ErrorKind, Result};
 
+use super::mend::table_files;
 use super::table::fatal_flip;
 
-/// The files of a database that must not be opened as they are, and where in each the
-/// byte lies that says so. One that goes meanwhile is none of them.
-fn fatal_files(database: &Path) -> Result<Vec<(PathBuf, u64)>> {
-    let what = || format!("reading {}", database.display());
-    let entries = match std::fs::read_dir(database) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-        entries => entries.context(what)?,
-    };
-    let mut found = Vec::new();
-    for entry in entries {
-        let path = entry.context(what)?.path();
-        if path.extension().is_some_and(|extension| extension == "sst") {
-            found.extend(fatal_flip(&path).map(|place| (path, place)));
-        }
-    }
-    Ok(found)
-}
-
-/// Looks for such damage.
+/// Looks for such damage. A file that goes meanwhile has none.
 ///
 /// # Errors
 /// `Corrupt`, naming the first file.
 pub(super) fn refuse_fatal(database: &Path) -> Result<()> {
-    match fatal_files(database)?.first() {
-        None => Ok(()),
-        Some((path, place)) => Err(Error::new(
-            ErrorKind::Corrupt,
-            format!(
-                "{} is damaged at byte {place} and cannot be opened like that: run coldrise repair",
-                path.display()
-            ),
-        )),
+    for path in table_files(database)? {
+        if let Some(place) = fatal_flip(&path) {
+            let path = path.display();
+            return Err(Error::new(
+                ErrorKind::Corrupt,
+                format!("{path} is damaged at byte {place} and cannot be opened like that: run coldrise repair"),
+            ));
+        }
     }
+    Ok(())
 }
 
 #[cfg(test)]

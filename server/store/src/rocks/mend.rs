@@ -11,8 +11,7 @@
 //! - What cannot be put right goes from the index: the file has no such block any more.
 //!   Its keys are missing then, or what an older file says of them shows: whoever mends
 //!   has to look for what is missing.
-//! - The properties stay, and the length, which the database knows. What is not used any
-//!   more is zeroes.
+//! - The properties stay, and the length, which the database knows.
 //!
 //! A crash leaves the copy beside the file, which the next writer removes.
 
@@ -113,7 +112,12 @@ pub(crate) fn table_files(database: &Path) -> Result<Vec<PathBuf>> {
 fn files_ending(folder: &Path, ending: &str) -> Result<Vec<PathBuf>> {
     let what = || format!("reading {}", folder.display());
     let mut found = Vec::new();
-    for entry in std::fs::read_dir(folder).context(what)? {
+    let entries = match std::fs::read_dir(folder) {
+        // Of a database that is being made.
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(found),
+        entries => entries.context(what)?,
+    };
+    for entry in entries {
         let path = entry.context(what)?.path();
         if path.extension().is_some_and(|extension| extension == ending) {
             found.push(path);

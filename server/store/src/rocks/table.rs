@@ -204,9 +204,7 @@ pub(super) fn next_handle(bytes: &mut &[u8]) -> Option<Handle> {
 
 /// The entries of a block.
 pub(super) fn entries(block: &[u8]) -> Option<Vec<Entry<'_>>> {
-    let (rest, restarts) = block.split_last_chunk::<4>()?;
-    let restarts = u32::from_le_bytes(*restarts) as usize;
-    let mut rest = rest.get(..rest.len().checked_sub(restarts.checked_mul(4)?)?)?;
+    let mut rest = without_restarts(block)?;
     let mut entries: Vec<Entry<'_>> = Vec::new();
     while !rest.is_empty() {
         let mut length = || -> Option<usize> { varint(&mut rest)?.try_into().ok() };
@@ -242,4 +240,11 @@ pub(super) fn put_varint(bytes: &mut Vec<u8>, mut number: u64) {
         number >>= 7;
     }
     bytes.push(number as u8);
+}
+
+/// The entries of a block as they are stored, without its restart points.
+pub(super) fn without_restarts(block: &[u8]) -> Option<&[u8]> {
+    let (rest, restarts) = block.split_last_chunk::<4>()?;
+    let restarts = u32::from_le_bytes(*restarts) as usize;
+    rest.get(..rest.len().checked_sub(restarts.checked_mul(4)?)?)
 }

@@ -68,6 +68,13 @@ fn id_of(key: &[u8]) -> Option<ChunkId> {
     key.try_into().ok().map(u64::from_be_bytes)
 }
 
+/// The first id from a key on that may be cut short, as those in an index are.
+fn id_at(key: &[u8]) -> ChunkId {
+    let mut bytes = [0; 8];
+    bytes.iter_mut().zip(key).for_each(|(byte, stored)| *byte = *stored);
+    u64::from_be_bytes(bytes)
+}
+
 /// Reads the chunks of `ids` that the options ask for (and of these only the
 /// `wanted`). Returns the ids that are damaged or not there.
 pub(super) fn verify(
@@ -221,9 +228,8 @@ impl Run<'_> {
         };
         let mut blocks = std::mem::take(&mut scratch.blocks);
         let is_wanted = |before: &[u8], last: &[u8]| {
-            // A key may be cut short: then more are taken for wanted.
-            let (first, last) = (id_of(before).unwrap_or(0), id_of(last).unwrap_or(end));
-            self.wanted.is_none() || (first..=last.min(end)).any(|id| self.is_wanted(id))
+            let ids = id_at(before)..=id_at(last).min(end);
+            self.wanted.is_none() || ids.into_iter().any(|id| self.is_wanted(id))
         };
         let done = files.read((&from, &to), &mut blocks, is_wanted, |key, value| {
             let id = id_of(key).ok_or_else(|| Error::new(ErrorKind::Corrupt, "a key is no id"))?;

@@ -18,17 +18,26 @@ use crate::Repository;
 
 impl Repository {
     /// Files of the database that are missing or, other than those of chunks, cannot be read
-    /// or do not match their checksums.
+    /// or do not match their checksums. The list of them where that cannot be read.
     ///
     /// # Errors
-    /// `Corrupt` where the list of the files cannot be read.
+    /// `NoSpace` or `Io` where there is no room for RocksDB's log.
     pub fn damaged_files(&self) -> Result<Vec<CatalogDamage>> {
         let chunks = self.database().listed_files(Family::Chunks)?;
         let chunks: HashSet<_> = chunks.iter().map(|file| self.database().path_of(file)).collect();
         let folder = database_path(self.path());
         let log = LogDirectory::create()?;
         let mut damaged = Vec::new();
-        for path in all_files(&folder, log.path())? {
+        let listed = match all_files(&folder, log.path()) {
+            Ok(listed) => listed,
+            Err(error) => {
+                return Ok(vec![damage(
+                    "the list of the database's files".to_owned(),
+                    &error.full_message(),
+                )])
+            }
+        };
+        for path in listed {
             // Of those only whether they are there.
             let found = match chunks.contains(&path) {
                 true => path.symlink_metadata().map(|_| true).context(|| "looking for a file"),
@@ -45,16 +54,20 @@ impl Repository {
         }
         if !damaged.is_empty() {
             // A writer gives up files all the time.
-            let live = all_files(&folder, log.path())?;
-            damaged.retain(|(path, _)| live.contains(path));
+            if let Ok(live) = all_files(&folder, log.path()) {
+                damaged.retain(|(path, _)| live.contains(path));
+            }
         }
         damaged.sort();
         let describe = |(path, why): (PathBuf, String)| {
             let name = path.file_name().unwrap_or_default().to_string_lossy();
-            let what = format!("the file db/{name} of the database");
-            let reason = format!("{why}, which may stop backups: run coldrise repair");
-            CatalogDamage { what, reason }
+            damage(format!("the file db/{name} of the database"), &why)
         };
         Ok(damaged.into_iter().map(describe).collect())
     }
+}
+
+fn damage(what: String, why: &str) -> CatalogDamage {
+    let reason = format!("{why}, which may stop backups: run coldrise repair");
+    CatalogDamage { what, reason }
 }

@@ -358,3 +358,19 @@ fn remove_staging(path: &Path) -> Result<()> {
         _ => Ok(()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_is_given_back_although_a_child_has_its_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let lock = lock_for_writing(folder.path()).unwrap();
+        let of_a_child = lock.0.try_clone().unwrap();
+        assert_eq!(lock_for_writing(folder.path()).err().unwrap().kind(), ErrorKind::Busy);
+        drop(lock);
+        lock_for_writing(folder.path()).unwrap();
+        drop(of_a_child);
+    }
+}
