@@ -133,8 +133,12 @@ def test_a_damaged_layer_is_named_with_its_point(coldrise, full, nbdkit):
     assert set(names) == {f"{sealed}/vda", "live/trial/vda"}
     for (part,) in names.values():
         assert part["end"] - part["start"] == 4 * KIB and part["start"] >= 2 * MIB
+    (block,) = damaged["damaged_layers"]
+    assert block["what"].startswith("1 captured block in a layer of ")
+    assert str(layer) in block["reason"]
     text = coldrise.run("verify").stdout
     assert f"affected: {sealed}/vda: 4.0 KiB" in text and "damage found" in text
+    assert "damaged: 1 captured block in a layer of" in text and str(layer) in text
     # What does not refer to it is sound.
     assert verify(coldrise, full[0])["is_clean"]
     # A layer that is gone: everything of the disk may be wrong.

@@ -148,9 +148,9 @@ impl Inventory {
         for layer in sealed.into_values() {
             let opened = sealed_layers(repository, &[layer.reference], layer.size_bytes);
             let found = opened.and_then(|layers| {
-                let mut damaged = Vec::new();
+                let mut damaged = DamagedBlocks::default();
                 for layer in &layers {
-                    damaged.extend(damaged_blocks(layer, cancel, &mut report, on_bytes)?);
+                    damaged.look_through(layer, cancel, &mut report, on_bytes)?;
                 }
                 Ok(damaged)
             });
@@ -158,16 +158,17 @@ impl Inventory {
         }
         for session in &self.sessions {
             for disk in &session.disks {
-                let mut damaged = Vec::new();
+                let mut damaged = DamagedBlocks::default();
                 let checked = check_top(repository, &session.name, &disk.name, |layer| {
-                    damaged = damaged_blocks(layer, cancel, &mut report, on_bytes)?;
-                    match damaged.is_empty() {
+                    damaged = DamagedBlocks::default();
+                    damaged.look_through(layer, cancel, &mut report, on_bytes)?;
+                    match damaged.ranges.is_empty() {
                         true => Ok(()),
                         false => Err(Error::new(ErrorKind::Corrupt, "captured blocks are damaged")),
                     }
                 });
                 let found = match checked {
-                    Err(error) if damaged.is_empty() => {
+                    Err(error) if damaged.ranges.is_empty() => {
                         if has_ended(repository, session)? {
                             continue;
                         }
@@ -284,7 +285,7 @@ pub struct LayerReport {
     pub layers: u64,
     /// Bytes of captured blocks that were read.
     pub read_bytes: u64,
-    /// What is wrong with layers that cannot be read at all.
+    /// What is wrong with layers, or with captured blocks in them.
     pub damaged: Vec<CatalogDamage>,
     /// The disks that refer to damaged blocks.
     pub affected: Vec<Affected>,
@@ -293,63 +294,81 @@ pub struct LayerReport {
 impl LayerReport {
     fn add(
         &mut self,
-        found: Result<Vec<Range<u64>>>,
+        found: Result<DamagedBlocks>,
         size_bytes: u64,
         disks: &[String],
     ) -> Result<()> {
-        let ranges = match found {
-            Ok(ranges) => ranges,
+        let layer = format!("a layer of {}", disks.join(", "));
+        let found = match found {
+            Ok(damaged) => damaged,
             Err(error) if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::NotFound) => {
-                let what = format!("a layer of {}", disks.join(", "));
-                self.damaged.push(CatalogDamage { what, reason: error.full_message() });
+                self.damaged.push(CatalogDamage { what: layer, reason: error.full_message() });
                 let whole = 0..size_bytes.div_ceil(BLOCK_SIZE_BYTES);
-                Vec::from([whole])
+                self.affect(&[whole], size_bytes, disks);
+                return Ok(());
             }
             Err(error) => return Err(error),
         };
-        if ranges.is_empty() {
-            return Ok(());
-        }
-        let in_bytes = |blocks: &Range<u64>| {
-            blocks.start * BLOCK_SIZE_BYTES..(blocks.end * BLOCK_SIZE_BYTES).min(size_bytes)
-        };
-        let ranges: Vec<_> = ranges.iter().map(in_bytes).collect();
-        for disk in disks {
-            self.affected.push(Affected { disk: disk.clone(), ranges: ranges.clone() });
+        if let Some(reason) = found.first_reason {
+            let blocks: u64 = found.ranges.iter().map(|range| range.end - range.start).sum();
+            let plural = if blocks == 1 { "" } else { "s" };
+            let what = format!("{blocks} captured block{plural} in {layer}");
+            self.damaged.push(CatalogDamage { what, reason });
+            self.affect(&found.ranges, size_bytes, disks);
         }
         Ok(())
     }
-}
 
-/// The captured blocks of a layer that do not authenticate, in blocks.
-fn damaged_blocks(
-    layer: &Layer,
-    cancel: &AtomicBool,
-    report: &mut LayerReport,
-    on_bytes: &dyn Fn(u64),
-) -> Result<Vec<Range<u64>>> {
-    report.layers += 1;
-    let mut damaged: Vec<Range<u64>> = Vec::new();
-    let mut block = 0;
-    while block < layer.blocks() {
-        if cancel.load(Ordering::Relaxed) {
-            return Err(Error::new(ErrorKind::Interrupted, "cancelled"));
-        }
-        match layer.check_captured(block) {
-            Ok((blocks, bytes)) => {
-                report.read_bytes += bytes;
-                on_bytes(bytes);
-                block += blocks;
-            }
-            Err(error) if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Io) => {
-                match damaged.last_mut() {
-                    Some(last) if last.end == block => last.end += 1,
-                    _ => damaged.push(block..block + 1),
-                }
-                block += 1;
-            }
-            Err(error) => return Err(error),
+    fn affect(&mut self, blocks: &[Range<u64>], size_bytes: u64, disks: &[String]) {
+        let in_bytes = |blocks: &Range<u64>| {
+            blocks.start * BLOCK_SIZE_BYTES..(blocks.end * BLOCK_SIZE_BYTES).min(size_bytes)
+        };
+        let ranges: Vec<_> = blocks.iter().map(in_bytes).collect();
+        for disk in disks {
+            self.affected.push(Affected { disk: disk.clone(), ranges: ranges.clone() });
         }
     }
-    Ok(damaged)
+}
+
+/// The captured blocks of a layer that cannot be read or do not authenticate.
+#[derive(Default)]
+struct DamagedBlocks {
+    ranges: Vec<Range<u64>>,
+    /// What is wrong with the first of them, and in which file.
+    first_reason: Option<String>,
+}
+
+impl DamagedBlocks {
+    fn look_through(
+        &mut self,
+        layer: &Layer,
+        cancel: &AtomicBool,
+        report: &mut LayerReport,
+        on_bytes: &dyn Fn(u64),
+    ) -> Result<()> {
+        report.layers += 1;
+        let mut block = 0;
+        while block < layer.blocks() {
+            if cancel.load(Ordering::Relaxed) {
+                return Err(Error::new(ErrorKind::Interrupted, "cancelled"));
+            }
+            match layer.check_captured(block) {
+                Ok((blocks, bytes)) => {
+                    report.read_bytes += bytes;
+                    on_bytes(bytes);
+                    block += blocks;
+                }
+                Err(error) if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Io) => {
+                    match self.ranges.last_mut() {
+                        Some(last) if last.end == block => last.end += 1,
+                        _ => self.ranges.push(block..block + 1),
+                    }
+                    self.first_reason.get_or_insert_with(|| error.full_message());
+                    block += 1;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
 }
