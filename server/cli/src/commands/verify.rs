@@ -2,13 +2,15 @@
 //! affects.
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_session::{Catalog, Held, Inventory, Recent};
+use coldrise_session::{Catalog, Held, Inventory, LayerReport, Recent};
 use coldrise_store::{
     Address, Affected, CatalogDamage, Coverage, Damaged, DiskName, Repository, VerifyOptions,
+    VerifyReport,
 };
 use serde::Serialize;
 
@@ -101,36 +103,10 @@ pub(crate) fn run(invocation: &Invocation, arguments: &VerifyArguments) -> Resul
             (Held::everything(&repository, PROGRAM)?, coverage)
         }
     };
-    // Beside the chunks: opening the list of the files takes as long as a hundred of those.
-    let is_whole =
-        arguments.address.is_none() && arguments.sample.is_none() && arguments.since.is_none();
-    let files = is_whole.then(|| {
-        let repository = Arc::clone(&repository);
-        std::thread::spawn(move || repository.damaged_files())
-    });
-    let panicked = || Error::new(ErrorKind::Internal, "the thread that looks at files panicked");
     let view = ProgressView::new(invocation);
-    let chunk_bytes = u64::from(repository.chunk_size_bytes());
-    let progress = |now| view.verifying(now, chunk_bytes);
-    let options = VerifyOptions { coverage, threads: 0, cancel: &cancel, progress: &progress };
-    let mut chunks;
-    let inventory = match &arguments.since {
-        Some(since) => {
-            let recent = Recent::new(inventory, since.unix_ms(jiff::Timestamp::now()));
-            chunks = repository.verify_recent(&recent.disks(), &options)?;
-            recent.inventory
-        }
-        None => {
-            chunks = repository.verify(&inventory.disks(), &options)?;
-            inventory
-        }
-    };
-    let layers = inventory.verify_layers(&repository, &cancel, &|_bytes| {})?;
-    let damaged_files = match files {
-        Some(files) => files.join().map_err(|_| panicked())??,
-        None => Vec::new(),
-    };
+    let found = look(&repository, inventory, coverage, arguments, &cancel, &view)?;
     drop(view);
+    let Found { inventory, mut chunks, layers, damaged_files } = found;
 
     let mut affected = std::mem::take(&mut chunks.affected);
     affected.extend(layers.affected);
@@ -163,6 +139,59 @@ pub(crate) fn run(invocation: &Invocation, arguments: &VerifyArguments) -> Resul
         report.exit_code = ErrorKind::Corrupt.exit_code();
     }
     Ok(report)
+}
+
+/// What was looked at, and what is wrong with it.
+struct Found {
+    inventory: Inventory,
+    chunks: VerifyReport,
+    layers: LayerReport,
+    damaged_files: Vec<CatalogDamage>,
+}
+
+fn look(
+    repository: &Arc<Repository>,
+    inventory: Inventory,
+    coverage: Coverage,
+    arguments: &VerifyArguments,
+    cancel: &AtomicBool,
+    view: &ProgressView,
+) -> Result<Found> {
+    let is_whole =
+        arguments.address.is_none() && arguments.sample.is_none() && arguments.since.is_none();
+    let chunk_bytes = u64::from(repository.chunk_size_bytes());
+    let progress = |now| view.verifying(now, chunk_bytes);
+    let options = VerifyOptions { coverage, threads: 0, cancel, progress: &progress };
+    // The thread is joined whatever fails: a process that exits while one is in the database
+    // crashes.
+    std::thread::scope(|scope| {
+        // Beside the chunks: opening the list of the files takes as long as a hundred of those.
+        let files = is_whole.then(|| scope.spawn(|| repository.damaged_files(cancel)));
+        let read = || {
+            let (inventory, chunks) = match &arguments.since {
+                Some(since) => {
+                    let recent = Recent::new(inventory, since.unix_ms(jiff::Timestamp::now()));
+                    let chunks = repository.verify_recent(&recent.disks(), &options)?;
+                    (recent.inventory, chunks)
+                }
+                None => {
+                    let chunks = repository.verify(&inventory.disks(), &options)?;
+                    (inventory, chunks)
+                }
+            };
+            let layers = inventory.verify_layers(repository, cancel, &|_bytes| {})?;
+            Ok((inventory, chunks, layers))
+        };
+        let (inventory, chunks, layers) =
+            read().inspect_err(|_| cancel.store(true, Ordering::Relaxed))?;
+        let panicked =
+            |_| Error::new(ErrorKind::Internal, "the thread that looks at files panicked");
+        let damaged_files = match files {
+            Some(files) => files.join().map_err(panicked)??,
+            None => Vec::new(),
+        };
+        Ok(Found { inventory, chunks, layers, damaged_files })
+    })
 }
 
 /// What one address needs, and what keeps it.

@@ -7,8 +7,9 @@
 
 use std::collections::HashSet;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use coldrise_block::{Context, ErrorKind, Result};
+use coldrise_block::{Context, Error, ErrorKind, Result};
 
 use super::CatalogDamage;
 use crate::description::database_path;
@@ -21,8 +22,9 @@ impl Repository {
     /// or do not match their checksums. The list of them where that cannot be read.
     ///
     /// # Errors
-    /// `NoSpace` or `Io` where there is no room for RocksDB's log.
-    pub fn damaged_files(&self) -> Result<Vec<CatalogDamage>> {
+    /// `NoSpace` or `Io` where there is no room for RocksDB's log; `Interrupted` when it was
+    /// cancelled, which is looked at after each file.
+    pub fn damaged_files(&self, cancel: &AtomicBool) -> Result<Vec<CatalogDamage>> {
         let chunks = self.database().listed_files(Family::Chunks)?;
         let chunks: HashSet<_> = chunks.iter().map(|file| self.database().path_of(file)).collect();
         let folder = database_path(self.path());
@@ -38,6 +40,9 @@ impl Repository {
             }
         };
         for path in listed {
+            if cancel.load(Ordering::Relaxed) {
+                return Err(Error::new(ErrorKind::Interrupted, "cancelled"));
+            }
             // Of those only whether they are there.
             let found = match chunks.contains(&path) {
                 true => path.symlink_metadata().map(|_| true).context(|| "looking for a file"),
