@@ -19,7 +19,7 @@ BUILD_PACKAGES := build-essential pkg-config librocksdb-dev libnbd-dev libclang1
     libclang-common-14-dev nbdkit nbdkit-plugin-dev
 RUN_PACKAGES := python3 qemu-system-x86 qemu-utils util-linux $(shell cat images/guest/packages.txt)
 NFS_PACKAGES := nfs-ganesha rpcbind netbase iproute2 qemu-block-extra
-TEST_PACKAGES := $(NFS_PACKAGES) fuse3 libnfs-dev libnfs13 mount procps python3 python3-pip python3-pytest python3-libnbd libnbd-bin fio \
+TEST_PACKAGES := $(NFS_PACKAGES) fuse3 libnfs-dev libnfs13 mount procps python3 python3-pip python3-pytest python3-pytest-xdist python3-libnbd libnbd-bin fio \
     python3-libvhdi python3-libvmdk python3-libqcow strace
 BENCH_PACKAGES := $(shell cat bench/packages.txt)
 
@@ -85,7 +85,7 @@ demo: run-deps ganesha-deps ## Back up a guest, boot it from the backup, seal wh
 .PHONY: test
 test: build test-deps ganesha-fsal ## Run all tests
 	$(CARGO) test --release --locked --workspace --no-fail-fast
-	$(PYTHON) -m pytest -q tests
+	$(PYTHON) -m pytest -q -n 2 --dist loadfile tests
 
 .PHONY: test-crash
 test-crash: build test-deps ## Run the long crash test: 1,000 kills, 200 power cuts, 3,000 reopenings

@@ -254,9 +254,9 @@ def test_extents_beside_a_description_that_is_a_link_away(coldrise, disk, tmp_pa
 def test_whoever_may_read_the_file_may_import_it(disk, tmp_path):
     """Root reads what only its owner may read; anybody reads what is theirs."""
     image, raw = disk
-    tmp_path.chmod(0o755)
-    for parent in list(tmp_path.parents)[:2]:
-        parent.chmod(0o755)
+    for parent in (tmp_path, *tmp_path.parents):
+        if parent.stat().st_mode & 0o077 == 0:
+            parent.chmod(0o755)
     folder = tmp_path / "theirs"
     folder.mkdir()
     path = convert(raw, folder / "disk.qcow2", "qcow2", "cluster_size=64k")
