@@ -212,3 +212,36 @@ def test_a_bitmap_does_not_count_from_an_older_backup(coldrise, tmp_path):
     coldrise.json("restore", f"{made['address']}/vda", tmp_path / "restored.raw")
     expected = b"".join(bytes([fill]) * MIB for fill in (1, 2, 3)) + bytes(5 * MIB)
     assert (tmp_path / "restored.raw").read_bytes() == expected
+
+
+def test_a_bitmap_does_not_count_from_a_backup_before_one_that_is_lost(coldrise, tmp_path):
+    """A log that lost its end has lost the last backup, and that it was the last."""
+    image = tmp_path / "vda.qcow2"
+    tool("qemu-img", "create", "-f", "qcow2", image, "8M")
+    tool("qemu-img", "bitmap", "--add", "-g", "65536", image, "daily")
+    write = ["qemu-io", "-f", "qcow2", "-c"]
+    coldrise.json("backup", "web01", f"vda=qcow2:{image}")
+
+    def change(fill, at):
+        tool("qemu-img", "bitmap", "--clear", image, "daily")
+        tool(*write, f"write -P {fill} {at}M 64k", image)
+
+    change(1, 1)
+    lost = coldrise.json("backup", "web01", f"vda=qcow2:{image}", "--bitmap", "daily")["address"]
+    (log,) = [path for path in (coldrise.repository / "db").glob("*.log") if path.stat().st_size]
+    log.write_bytes(log.read_bytes()[:-5])
+    change(2, 2)
+    backup = ("backup", "web01", f"vda=qcow2:{image}")
+    message = failure(coldrise, FAILED, *backup, "--bitmap", "daily")
+    assert lost.split("/")[1] in message and "without --bitmap" in message
+    # That it is struck off makes no older backup the last one.
+    coldrise.json("forget", lost)
+    message = failure(coldrise, FAILED, *backup, "--bitmap", "daily")
+    assert lost.split("/")[1] in message and "without --bitmap" in message
+    coldrise.json(*backup)
+    change(3, 3)
+    made = coldrise.json(*backup, "--bitmap", "daily")
+    assert made["disks"][0]["is_incremental"]
+    coldrise.json("restore", f"{made['address']}/vda", tmp_path / "restored.raw")
+    restored = (tmp_path / "restored.raw").read_bytes()
+    assert [restored[at * MIB] for at in range(4)] == [0, 1, 2, 3]

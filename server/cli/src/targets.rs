@@ -70,7 +70,7 @@ pub(crate) fn find(repository: &Arc<Repository>, targets: &[Target]) -> Result<V
 pub(crate) fn take_lost(
     repository: &Arc<Repository>,
     targets: &mut Vec<Target>,
-) -> Result<Vec<String>> {
+) -> Result<Vec<(MachineName, PointName)>> {
     let mut lost = Vec::new();
     let mut kept = Vec::with_capacity(targets.len());
     for target in targets.drain(..) {
@@ -81,7 +81,7 @@ pub(crate) fn take_lost(
                 found => found.map(|_| true)?,
             };
             if !is_there && repository.is_marked(&name) {
-                lost.push(name);
+                lost.push((machine.clone(), point.clone()));
                 continue;
             }
         }

@@ -347,6 +347,28 @@ pub(crate) fn set_protected(
     replace_point(repository, batch, &document)
 }
 
+/// Adds to `batch` that a point that the catalog has lost was a machine's last backup, for
+/// all that is known: a bitmap may count from it.
+///
+/// # Errors
+/// `Corrupt` where the machine's document does not authenticate.
+pub(crate) fn retire_lost(
+    repository: &Repository,
+    batch: &mut Batch<'_>,
+    machine: &MachineName,
+    point: &PointName,
+) -> Result<()> {
+    let Some(mut document) = MachineDocument::readable(repository, machine)? else { return Ok(()) };
+    match point.is_synthetic() {
+        true => {
+            let highest = document.retired.entry(point.unix_seconds()).or_default();
+            *highest = (*highest).max(point.lineage().1);
+        }
+        false => document.last_backup = Some(point.clone()),
+    }
+    document.put(repository, batch)
+}
+
 /// Adds to `batch` that points go, and with the last point of a machine the machine.
 ///
 /// # Errors

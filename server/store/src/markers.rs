@@ -170,6 +170,20 @@ impl Repository {
         marked.iter().filter(is_missing).map(damage).collect()
     }
 
+    /// The points of a machine that have to be there and are not in the catalog.
+    ///
+    /// # Errors
+    /// `Corrupt` where a document does not authenticate; what the operating system says.
+    pub fn lost_points(&self, machine: &MachineName) -> Result<Vec<PointName>> {
+        let marked = self.marked()?;
+        let there: HashSet<_> = self.points(machine)?.into_iter().map(|it| it.point).collect();
+        let of_machine = marked.iter().filter_map(|name| Some((name, point_of(name)?)));
+        let lost = of_machine.filter(|(name, (of, point))| {
+            of == machine && !there.contains(point) && self.is_marked(name)
+        });
+        Ok(lost.map(|(_, (_, point))| point).collect())
+    }
+
     /// Makes the markers of the catalog's points that have none: a crash came between,
     /// or they were lost. A catalog that cannot be read is left as it is.
     ///

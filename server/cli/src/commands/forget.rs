@@ -83,14 +83,12 @@ fn forget(invocation: &Invocation, arguments: &ForgetArguments) -> Result<Report
     let lost = take_lost(writer.repository(), &mut targets)?;
     let points = find(writer.repository(), &targets)?;
     PointRemoval::begin(&writer)?.commit(&names(&points))?;
-    for name in &lost {
-        writer.repository().unmark(name)?;
-    }
+    writer.forget_lost(&lost)?;
     let count = (points.len() + lost.len()) as u64;
     let text =
         format!("forgot {}; coldrise gc returns the space", show_count(count, "restore point"));
     let mut forgotten = forgotten(invocation, &points, false, None);
-    forgotten.points.extend(lost);
+    forgotten.points.extend(lost.iter().map(|(machine, point)| format!("{machine}/{point}")));
     Ok(Report::done(&forgotten, text))
 }
 

@@ -180,24 +180,30 @@ fn check_disks(disks: &[SourceSpec]) -> Result<()> {
     }
 }
 
-/// A bitmap counts from the backup that was made last. Where that was forgotten, an
-/// older one would miss what changed between the two.
+/// A bitmap counts from the backup that was made last. Where that was forgotten, or the
+/// repository has lost it, an older one would miss what changed between the two.
 fn check_bitmap(
     writer: &RepositoryWriter,
     request: &BackupRequest,
     base: Option<&PointDocument>,
 ) -> Result<()> {
     let (Some(bitmap), Some(base)) = (&request.bitmap, base) else { return Ok(()) };
-    match writer.repository().last_backup(&request.machine)? {
-        Some(last) if last != base.point => Err(Error::new(
-            ErrorKind::NotFound,
-            format!(
-                "bitmap '{bitmap}' tells what has changed since the last backup of {}, {last}, \
-                 but that was forgotten or is not the newest: run once without --bitmap",
-                request.machine
-            ),
-        )),
-        _ => Ok(()),
+    let machine = &request.machine;
+    let refuse = |last: String| {
+        let text = format!(
+            "bitmap '{bitmap}' tells what has changed since the last backup of {machine}, \
+             {last}: run once without --bitmap"
+        );
+        Err(Error::new(ErrorKind::NotFound, text))
+    };
+    let repository = writer.repository();
+    if let Some(lost) = repository.lost_points(machine)?.last() {
+        return refuse(format!("and {lost} is lost (see coldrise verify)"));
+    }
+    match repository.last_backup(machine)? {
+        Some(last) if last == base.point => Ok(()),
+        Some(last) => refuse(format!("{last}, but that was forgotten or is not the newest")),
+        None => refuse("and it is not known which that was".to_owned()),
     }
 }
 

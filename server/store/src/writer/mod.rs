@@ -210,6 +210,24 @@ impl RepositoryWriter {
         repository.database().write(batch, true)
     }
 
+    /// Strikes off points that the catalog has lost: nothing says any more that they have
+    /// to be there. Durable on return. A bitmap that may count from one of them is refused
+    /// from then on.
+    ///
+    /// # Errors
+    /// `Corrupt` where a machine's document does not authenticate; `NoSpace`.
+    pub fn forget_lost(&self, points: &[(MachineName, PointName)]) -> Result<()> {
+        let repository = self.repository();
+        let mut progress = self.shared.progress.lock();
+        for (machine, point) in points {
+            let mut batch = repository.database().batch();
+            catalog::retire_lost(repository, &mut batch, machine, point)?;
+            progress.log_bytes += batch.bytes() as u64;
+            repository.database().write(batch, true)?;
+        }
+        repository.unmark_points(points)
+    }
+
     /// Makes the counters of the store exact, durably: now, or when the disk that is
     /// being written is done.
     ///
