@@ -26,6 +26,7 @@ use crate::log_directory::LogDirectory;
 use crate::map::{parse_page_value, MapRoot, Page, PageId, PageSource};
 use crate::rocks::{Database, Family, Pinned, ReadMode};
 use crate::seal::document;
+use crate::writer::advise_repair;
 use crate::writer::WriterLock;
 use crate::{Compression, Passphrase, PassphraseSource, RepositoryId};
 
@@ -111,7 +112,8 @@ impl Repository {
     ) -> Result<Arc<Repository>> {
         Self::open_with(path, passphrase, options, |_| {
             let directory = LogDirectory::create()?;
-            let database = Database::open_secondary(&database_path(path), directory.path())?;
+            let database = Database::open_secondary(&database_path(path), directory.path())
+                .map_err(advise_repair)?;
             Ok((database, Access { writer_lock: None, _log: directory }))
         })
         .map(Arc::new)

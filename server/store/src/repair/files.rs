@@ -19,7 +19,9 @@ use super::Reopened;
 use crate::chunk::ChunkId;
 use crate::description::{database_path, sync_directory};
 use crate::repository::Repository;
-use crate::rocks::{give_up_lost, mend, table_files, BlockBuffers, Extent, Family, Mended};
+use crate::rocks::{
+    give_up_lost, mend, mend_records, table_files, BlockBuffers, Extent, Family, Mended,
+};
 use crate::state::StoreState;
 use crate::verify::Damaged;
 use crate::{damaged, dedup};
@@ -56,7 +58,7 @@ fn flag(repository: &Path) -> PathBuf {
 pub(super) fn mend_all(repository: &Path, log: &Path) -> Result<Reopened> {
     let database = database_path(repository);
     let before = || raise_flag(repository);
-    let mut reopened = Reopened::default();
+    let mut reopened = Reopened { mended_files: mend_records(&database)?, ..Reopened::default() };
     let mut unreadable = HashSet::new();
     for path in table_files(&database)? {
         match give_up(mend(&path, Extent::NoChunks, before), &path)? {
@@ -69,8 +71,7 @@ pub(super) fn mend_all(repository: &Path, log: &Path) -> Result<Reopened> {
             }
         }
     }
-    reopened.dropped_files =
-        give_up_lost(&database, log, |path| unreadable.contains(path), before)?;
+    reopened.dropped_files = give_up_lost(&database, log, &unreadable, before)?;
     Ok(reopened)
 }
 

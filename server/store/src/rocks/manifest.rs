@@ -5,41 +5,37 @@
 //! where what was written last is. Its own tool for this (`ldb unsafe_remove_sst_file`)
 //! appends an edit to the manifest, and so does this.
 //!
-//! Of the format (RocksDB's wiki: *Write Ahead Log File Format*, *MANIFEST*; numbers are
-//! little endian, varints are LEB128):
+//! A manifest is a file of records, see [`super::record_log`]; each is an edit (RocksDB's
+//! wiki: *MANIFEST*), here of varints as LEB128 has them: 200, family; 6, level, number of
+//! the file that is deleted.
 //!
-//! ```text
-//! CURRENT:   the manifest's name, a line break
-//! manifest:  blocks of 32 KiB; records do not begin in the last 6 bytes of one
-//! record:    CRC-32C of what follows the length, masked (4), length (2), kind (1: 1 for a
-//!            whole edit, 2 for its beginning, 3 for a piece of it, 4 for its end), bytes
-//! edit:      200, family; 6, level, number of the file that is deleted: all varints
-//! ```
-//!
-//! A crash leaves edits that are there or not; each is whole by its checksum.
+//! Order: a file that is there and that nobody can read gets another name, so that neither
+//! RocksDB, which deletes files that are struck off, nor the next opening finds it. Then what
+//! a crash left half written at the manifest's end goes, because nothing behind it counts and
+//! RocksDB ends its silence about it once something follows. Then the edits are appended. A crash
+//! leaves files that are missing, which the next repair strikes off, and edits that are there,
+//! or half there at the end.
 
 use std::collections::HashSet;
 use std::fs::File;
-use std::io::{Seek, SeekFrom, Write};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use librocksdb_sys as sys;
 
+use super::record_log::{
+    checksum, manifest, sound_end, BLOCK_BYTES, FIRST, HEADER_BYTES, LAST, MIDDLE, WHOLE,
+};
 use super::table::put_varint;
 use super::{Database, FAMILIES};
 
-const BLOCK_BYTES: u64 = 32 << 10;
-const HEADER_BYTES: u64 = 7;
-const WHOLE: u8 = 1;
-const FIRST: u8 = 2;
-const MIDDLE: u8 = 3;
-const LAST: u8 = 4;
 const TAG_FAMILY: u64 = 200;
 const TAG_DELETED_FILE: u64 = 6;
 /// Openings of a database that is being written.
 const MAX_TRIES: u32 = 5;
-const MASK_DELTA: u32 = 0xa282_ead8;
+/// Of files that were given up and are kept, in case that somebody can read them.
+const GIVEN_UP_ENDING: &str = "lost";
 
 /// A file as the manifest knows it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -58,8 +54,8 @@ pub(crate) fn all_files(database: &Path, log_directory: &Path) -> Result<HashSet
     Ok(listed(database, log_directory)?.into_iter().map(|file| file.path).collect())
 }
 
-/// Strikes off the files of a database that are not there, and those of which
-/// `is_unreadable` says so. `before` is called before anything changes. Durable on return;
+/// Strikes off the files of a database that are not there, and `unreadable` ones, which are
+/// kept under another name. `before` is called before anything changes. Durable on return;
 /// how many there were. The caller holds the writer's lock, and nobody else has the
 /// database open for writing.
 ///
@@ -68,30 +64,47 @@ pub(crate) fn all_files(database: &Path, log_directory: &Path) -> Result<HashSet
 pub(crate) fn give_up_lost(
     database: &Path,
     log_directory: &Path,
-    is_unreadable: impl Fn(&Path) -> bool,
-    before: impl FnOnce() -> Result<()>,
+    unreadable: &HashSet<PathBuf>,
+    before: impl Fn() -> Result<()>,
 ) -> Result<u64> {
-    let is_lost = |file: &Listed| !file.path.exists() || is_unreadable(&file.path);
-    let lost: Vec<_> =
-        listed(database, log_directory)?.into_iter().filter(|file| is_lost(file)).collect();
+    if !unreadable.is_empty() {
+        before()?;
+        for path in unreadable {
+            std::fs::rename(path, path.with_extension(GIVEN_UP_ENDING))
+                .context(|| format!("giving up {}", path.display()))?;
+        }
+        File::open(database)
+            .and_then(|folder| folder.sync_all())
+            .context(|| format!("syncing {}", database.display()))?;
+    }
+    let mut lost = Vec::new();
+    for file in listed(database, log_directory)? {
+        // A drive that fails is no file that is lost.
+        let what = || format!("looking for {}", file.path.display());
+        if !file.path.try_exists().context(what)? {
+            lost.push(file);
+        }
+    }
     if lost.is_empty() {
         return Ok(0);
     }
     before()?;
-    append(database, &lost).context(|| format!("giving up files of {}", database.display()))?;
-    let left: HashSet<_> = listed(database, log_directory)?.into_iter().collect();
-    match lost.iter().find(|file| left.contains(*file)) {
-        None => Ok(lost.len() as u64),
-        Some(file) => Err(Error::new(
-            ErrorKind::Corrupt,
-            format!(
-                "{} is missing, cut short or unreadable, and the database cannot go on without \
-                 it: put a copy of it in its place, or restore what can be read and begin a new \
-                 repository",
-                file.path.display()
-            ),
-        )),
-    }
+    append(database, &lost, || {
+        let left: HashSet<_> = listed(database, log_directory)?.into_iter().collect();
+        match lost.iter().find(|file| left.contains(*file)) {
+            None => Ok(()),
+            Some(file) => Err(Error::new(
+                ErrorKind::Corrupt,
+                format!(
+                    "{} is missing, cut short or unreadable, and the database cannot go on \
+                     without it: put a copy of it in its place, or restore what can be read and \
+                     begin a new repository",
+                    file.path.display()
+                ),
+            )),
+        }
+    })?;
+    Ok(lost.len() as u64)
 }
 
 fn listed(path: &Path, log_directory: &Path) -> Result<Vec<Listed>> {
@@ -117,11 +130,13 @@ fn listed(path: &Path, log_directory: &Path) -> Result<Vec<Listed>> {
     Ok(found)
 }
 
-fn append(database: &Path, lost: &[Listed]) -> std::io::Result<()> {
-    let current = std::fs::read_to_string(database.join("CURRENT"))?;
-    let mut manifest =
-        File::options().write(true).open(database.join(current.trim_end_matches('\n')))?;
-    let mut end = manifest.seek(SeekFrom::End(0))?;
+/// Appends edits, which stay where `check` is content with them.
+fn append(database: &Path, lost: &[Listed], check: impl FnOnce() -> Result<()>) -> Result<()> {
+    let path = manifest(database)?;
+    let what = || format!("giving up files in {}", path.display());
+    let end = sound_end(&std::fs::read(&path).context(what)?);
+    let manifest = File::options().write(true).open(&path).context(what)?;
+    let mut edits = Vec::new();
     for file in lost {
         let mut edit = Vec::new();
         put_varint(&mut edit, TAG_FAMILY);
@@ -129,32 +144,38 @@ fn append(database: &Path, lost: &[Listed]) -> std::io::Result<()> {
         put_varint(&mut edit, TAG_DELETED_FILE);
         put_varint(&mut edit, u64::from(file.level));
         put_varint(&mut edit, file.number);
-        let bytes = record(end, &edit);
-        manifest.write_all(&bytes)?;
-        end += bytes.len() as u64;
+        edits.extend(record(end + edits.len(), &edit));
     }
-    manifest.sync_all()
+    let cut = || manifest.set_len(end as u64).and_then(|()| manifest.sync_all());
+    let done = cut()
+        .and_then(|()| manifest.write_all_at(&edits, end as u64))
+        .and_then(|()| manifest.sync_all())
+        .context(what)
+        .and_then(|()| check());
+    if done.is_err() {
+        // As it was; where that fails, too, the next repair finds it half written.
+        let _ = cut();
+    }
+    done
 }
 
 /// An edit as it is written at `offset`: in two pieces where a block ends within it.
-fn record(offset: u64, edit: &[u8]) -> Vec<u8> {
+fn record(offset: usize, edit: &[u8]) -> Vec<u8> {
     let (mut bytes, mut rest, mut is_first) = (Vec::new(), edit, true);
     loop {
-        let left = BLOCK_BYTES - (offset + bytes.len() as u64) % BLOCK_BYTES;
+        let left = BLOCK_BYTES - (offset + bytes.len()) % BLOCK_BYTES;
         if left < HEADER_BYTES {
-            bytes.resize(bytes.len() + left as usize, 0);
+            bytes.resize(bytes.len() + left, 0);
             continue;
         }
-        let (piece, after) = rest.split_at(rest.len().min((left - HEADER_BYTES) as usize));
+        let (piece, after) = rest.split_at(rest.len().min(left - HEADER_BYTES));
         let kind = match (is_first, after.is_empty()) {
             (true, true) => WHOLE,
             (true, false) => FIRST,
             (false, true) => LAST,
             (false, false) => MIDDLE,
         };
-        let checksum = crc32c::crc32c_append(crc32c::crc32c(&[kind]), piece);
-        let masked = checksum.rotate_right(15).wrapping_add(MASK_DELTA);
-        bytes.extend_from_slice(&masked.to_le_bytes());
+        bytes.extend_from_slice(&checksum(kind, piece).to_le_bytes());
         bytes.extend_from_slice(&(piece.len() as u16).to_le_bytes());
         bytes.push(kind);
         bytes.extend_from_slice(piece);
@@ -167,6 +188,8 @@ fn record(offset: u64, edit: &[u8]) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+
     use super::*;
     use crate::rocks::{Family, ReadMode};
 
@@ -204,16 +227,19 @@ mod tests {
         std::fs::remove_file(new[0]).unwrap();
         assert!(open(folder.path(), false).is_err());
         let calls = std::cell::Cell::new(0);
-        let give_up = |is_unreadable: &dyn Fn(&Path) -> bool| {
+        let give_up = |unreadable: &HashSet<PathBuf>| {
             let before = || {
                 calls.set(calls.get() + 1);
                 Ok(())
             };
-            give_up_lost(&folder.path().join("db"), folder.path(), is_unreadable, before).unwrap()
+            give_up_lost(&folder.path().join("db"), folder.path(), unreadable, before).unwrap()
         };
-        assert_eq!(give_up(&|path| new.iter().any(|lost| *lost == path)), 5);
-        assert_eq!(give_up(&|_| false), 0);
-        assert_eq!(calls.get(), 1);
+        let unreadable: HashSet<PathBuf> = new[1..].iter().map(|path| (*path).clone()).collect();
+        assert_eq!(give_up(&unreadable), 5);
+        assert!(calls.get() > 0);
+        calls.set(0);
+        assert_eq!(give_up(&HashSet::new()), 0);
+        assert_eq!(calls.get(), 0);
         let database = open(folder.path(), false).unwrap();
         for (family, _) in FAMILIES {
             let value = database.get(family, b"key", ReadMode::Cached).unwrap().unwrap();
@@ -221,6 +247,9 @@ mod tests {
         }
         drop(database);
         fill(folder.path(), false, 3);
+        // What was given up is kept.
+        let is_kept = |path: &PathBuf| path.with_extension(GIVEN_UP_ENDING).exists();
+        assert!(unreadable.iter().all(is_kept));
         let database = open(folder.path(), false).unwrap();
         assert_eq!(*database.get(Family::State, b"key", ReadMode::Cached).unwrap().unwrap(), [3]);
     }
@@ -231,7 +260,7 @@ mod tests {
         fill(folder.path(), true, 1);
         let path = manifest(folder.path());
         let mut file = File::options().append(true).open(&path).unwrap();
-        let mut end = file.metadata().unwrap().len();
+        let mut end = file.metadata().unwrap().len() as usize;
         // Edits that change nothing, of lengths that meet the end of a block everywhere.
         let mut edit = Vec::new();
         put_varint(&mut edit, TAG_FAMILY);
@@ -239,42 +268,58 @@ mod tests {
         for blocks in 1..40 {
             while end < blocks * BLOCK_BYTES - 40 {
                 let bytes = record(end, &edit.repeat(200));
-                let bytes = match end + (bytes.len() as u64) < blocks * BLOCK_BYTES - 40 {
+                let bytes = match end + bytes.len() < blocks * BLOCK_BYTES - 40 {
                     true => bytes,
                     false => record(end, &edit),
                 };
                 file.write_all(&bytes).unwrap();
-                end += bytes.len() as u64;
+                end += bytes.len();
             }
             while end < blocks * BLOCK_BYTES - blocks % 20 {
                 let bytes = record(end, &edit[..0]);
                 file.write_all(&bytes).unwrap();
-                end += bytes.len() as u64;
+                end += bytes.len();
             }
             let bytes = record(end, &edit.repeat(4));
             file.write_all(&bytes).unwrap();
-            end += bytes.len() as u64;
+            end += bytes.len();
         }
         drop(file);
         let files = all_files(&folder.path().join("db"), folder.path()).unwrap();
         assert_eq!(files.len(), FAMILIES.len());
-        let lost = files.iter().min().unwrap();
-        let is_lost = |path: &Path| path == lost;
-        let give_up = || give_up_lost(&folder.path().join("db"), folder.path(), is_lost, || Ok(()));
-        assert_eq!(give_up().unwrap(), 1);
+        std::fs::remove_file(files.iter().min().unwrap()).unwrap();
+        assert_eq!(give_up(&folder), 1);
         assert_eq!(manifest(folder.path()), path, "nobody has opened it for writing");
         open(folder.path(), false).unwrap();
-        // Behind what is torn no edit counts.
-        fill(folder.path(), false, 2);
-        let path = manifest(folder.path());
-        let mut bytes = std::fs::read(&path).unwrap();
-        let torn = bytes.len() - 3;
-        bytes.truncate(torn);
-        std::fs::write(&path, &bytes).unwrap();
-        let lost = all_files(&folder.path().join("db"), folder.path()).unwrap();
-        let lost = lost.iter().max().unwrap();
-        let done =
-            give_up_lost(&folder.path().join("db"), folder.path(), |path| path == lost, || Ok(()));
-        assert_eq!(done.unwrap_err().kind(), ErrorKind::Corrupt);
+    }
+
+    fn give_up(folder: &tempfile::TempDir) -> u64 {
+        let none = HashSet::new();
+        give_up_lost(&folder.path().join("db"), folder.path(), &none, || Ok(())).unwrap()
+    }
+
+    #[test]
+    fn what_is_half_written_at_the_end_goes_before_an_edit() {
+        let folder = tempfile::tempdir().unwrap();
+        for (round, half) in [&[][..], &[0x17; 9], &[0; 40]].into_iter().enumerate() {
+            fill(folder.path(), round == 0, round as u8 + 1);
+            let path = manifest(folder.path());
+            let mut bytes = std::fs::read(&path).unwrap();
+            let before = all_files(&folder.path().join("db"), folder.path()).unwrap();
+            match half.is_empty() {
+                // The last edit: that of a file that came last.
+                true => bytes.truncate(bytes.len() - 3),
+                false => bytes.extend_from_slice(half),
+            }
+            std::fs::write(&path, &bytes).unwrap();
+            let listed = all_files(&folder.path().join("db"), folder.path()).unwrap();
+            assert!(half.is_empty() || listed == before);
+            std::fs::remove_file(listed.iter().min().unwrap()).unwrap();
+            assert_eq!(give_up(&folder), 1);
+            assert_eq!(give_up(&folder), 0);
+            let left = all_files(&folder.path().join("db"), folder.path()).unwrap();
+            assert_eq!(left.len(), listed.len() - 1);
+            open(folder.path(), false).unwrap();
+        }
     }
 }

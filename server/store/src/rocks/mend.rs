@@ -28,7 +28,7 @@ use super::table::{damaged, next_handle, put_varint, Footer, Handle, IndexKind, 
 use super::table::{entries, TableProperties, PROPERTIES};
 
 /// The copy on its way.
-const COPY_ENDING: &str = "mended";
+pub(super) const COPY_ENDING: &str = "mended";
 /// Longer blocks are not tried bit by bit: chunks of 32 KiB take half a second.
 const MAX_TRIED_BYTES: usize = 36 << 10;
 /// In a file with more damaged blocks than this it is no bit that flipped.
@@ -109,7 +109,7 @@ pub(crate) fn table_files(database: &Path) -> Result<Vec<PathBuf>> {
     files_ending(database, "sst")
 }
 
-fn files_ending(folder: &Path, ending: &str) -> Result<Vec<PathBuf>> {
+pub(super) fn files_ending(folder: &Path, ending: &str) -> Result<Vec<PathBuf>> {
     let what = || format!("reading {}", folder.display());
     let mut found = Vec::new();
     let entries = match std::fs::read_dir(folder) {

@@ -23,6 +23,7 @@ mod manifest;
 mod mend;
 mod open;
 mod options;
+mod record_log;
 mod scan;
 mod sst;
 pub(crate) mod table;
@@ -46,6 +47,7 @@ pub(crate) use manifest::{all_files, give_up_lost};
 pub(crate) use mend::{is_sound, mend, remove_copies, table_files, Extent, Mended};
 use options::Options;
 pub(crate) use options::{READER_BLOCK_CACHE_BYTES, WRITER_BLOCK_CACHE_BYTES};
+pub(crate) use record_log::mend_records;
 pub(crate) use scan::ChunkFiles;
 pub(crate) use sst::SstWriter;
 

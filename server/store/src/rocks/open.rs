@@ -10,6 +10,7 @@ use librocksdb_sys as sys;
 use super::compaction::Filter;
 use super::fatal::refuse_fatal;
 use super::options::{BlockCache, Options};
+use super::record_log::manifest;
 use super::{
     c_path, checked, Database, Family, FAMILIES, FILTERED, READER_FAMILIES, READ_TIER_MEMTABLES,
     SCAN_READAHEAD_BYTES,
@@ -48,6 +49,7 @@ impl Database {
     /// directory for this reader alone; RocksDB puts its log there.
     pub(crate) fn open_secondary(path: &Path, own_directory: &Path) -> Result<Database> {
         refuse_fatal(path)?;
+        manifest(path)?;
         let (c_path, c_own) = (c_path(path)?, c_path(own_directory)?);
         let database = Options::database(false);
         Self::open_with(path, false, |names, options, handles| {

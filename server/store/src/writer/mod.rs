@@ -31,7 +31,7 @@ use crate::log_directory::LogDirectory;
 use crate::map::MapRoot;
 use crate::repair::refuse_unfinished;
 use crate::repository::{Access, Repository};
-use crate::rocks::{remove_copies, Database, Family, ReadMode};
+use crate::rocks::{mend_records, remove_copies, Database, Family, ReadMode};
 use crate::state::StoreState;
 use crate::{catalog, MachineName, OpenOptions, PassphraseSource, PointDocument, PointName};
 
@@ -89,6 +89,8 @@ impl RepositoryWriter {
     ) -> Result<RepositoryWriter> {
         let open = |log: &Path| {
             refuse_unfinished(path)?;
+            // Opening drops from the log what is behind damage.
+            mend_records(&database_path(path))?;
             Database::open_primary(&database_path(path), log, false).map_err(advise_repair)
         };
         RepositoryWriter::open_with(path, passphrase, options, open, |_repository| Ok(()))
@@ -269,7 +271,7 @@ fn staging_path(repository: &Repository) -> PathBuf {
 }
 
 /// What is lost may be given up, and the rest go on.
-fn advise_repair(error: Error) -> Error {
+pub(crate) fn advise_repair(error: Error) -> Error {
     match error.kind() {
         ErrorKind::Corrupt => error.context("the database is damaged: run coldrise repair"),
         _ => error,
