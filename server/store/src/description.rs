@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use zeroize::Zeroizing;
 
 use crate::keys::{GuessCost, Key, KeySlot, Keys};
-use crate::{hex, Compression, Passphrase};
+use crate::{hex, markers, Compression, Passphrase};
 
 /// Smallest chunk, in bytes.
 pub const MIN_CHUNK_SIZE_BYTES: u32 = 4 << 10;
@@ -199,6 +199,12 @@ impl Description {
     pub(crate) fn read(repository: &Path) -> Result<Self> {
         let path = repository.join(FILE_NAME);
         let file = std::fs::File::open(&path).map_err(|error| match error.kind() {
+            // An interrupted init leaves a database, and nothing that stands for a point.
+            std::io::ErrorKind::NotFound if markers::are_there(repository) => Error::with_source(
+                ErrorKind::Corrupt,
+                format!("{} is missing: put a copy of it back", path.display()),
+                error,
+            ),
             std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory => Error::with_source(
                 ErrorKind::NoRepository,
                 format!(
@@ -216,11 +222,36 @@ impl Description {
         Self::parse(&text).context(|| path.display().to_string())
     }
 
+    /// Puts a flipped bit of the file right, durably; whether there was one.
+    ///
+    /// # Errors
+    /// What the operating system says.
+    pub(crate) fn mend(repository: &Path) -> Result<bool> {
+        if !matches!(Self::read(repository), Err(error) if error.kind() == ErrorKind::Corrupt) {
+            return Ok(false);
+        }
+        let path = repository.join(FILE_NAME);
+        let Ok(mut text) = std::fs::read(&path) else { return Ok(false) };
+        if text.len() as u64 > MAX_FILE_BYTES {
+            return Ok(false);
+        }
+        for bit in 0..text.len() * 8 {
+            text[bit / 8] ^= 1 << (bit % 8);
+            if let Ok(description) = Self::parse(&text) {
+                description.write_synced(repository)?;
+                tracing::warn!(path = %path.display(), "a flipped bit was put right");
+                return Ok(true);
+            }
+            text[bit / 8] ^= 1 << (bit % 8);
+        }
+        Ok(false)
+    }
+
     fn parse(text: &[u8]) -> Result<Self> {
         let corrupt = |why: String| {
             Error::new(
                 ErrorKind::Corrupt,
-                format!("the file is damaged or foreign ({why}): restore it from a copy"),
+                format!("the file is damaged or foreign ({why}): run coldrise repair, or put a copy of it back"),
             )
         };
         if text.len() as u64 > MAX_FILE_BYTES {

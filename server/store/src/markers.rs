@@ -13,7 +13,7 @@
 use std::collections::HashSet;
 use std::io::Write;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use coldrise_block::{Context, ErrorKind, Result};
 
@@ -218,8 +218,13 @@ impl Repository {
     }
 }
 
-fn purpose(path: &std::path::Path) -> String {
+fn purpose(path: &Path) -> String {
     format!("marker {}", path.file_name().unwrap_or_default().to_string_lossy())
+}
+
+/// Whether a repository that cannot be opened has ever held anything.
+pub(crate) fn are_there(repository: &Path) -> bool {
+    repository.join(DIRECTORY).is_dir()
 }
 
 /// The point of a marker's name; `None` for a session.

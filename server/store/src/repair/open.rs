@@ -5,7 +5,7 @@ use std::path::Path;
 use coldrise_block::Result;
 
 use super::files;
-use crate::description::database_path;
+use crate::description::{database_path, Description};
 use crate::rocks::Database;
 use crate::{OpenOptions, PassphraseSource, RepositoryWriter};
 
@@ -33,9 +33,11 @@ impl RepositoryWriter {
         passphrase: &PassphraseSource,
         options: &OpenOptions,
     ) -> Result<(RepositoryWriter, Reopened)> {
+        let is_mended = Description::mend(path)?;
         let mut reopened = Reopened::default();
         let open = |log: &Path| {
             reopened = files::mend_all(path, log)?;
+            reopened.mended_files += u64::from(is_mended);
             Database::open_primary(&database_path(path), log, false)
         };
         let settle = files::settle_state;

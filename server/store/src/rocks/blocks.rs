@@ -176,7 +176,7 @@ impl Run {
     }
 
     fn push(&mut self, (offset, bytes): Handle) -> Option<()> {
-        if bytes > MAX_BLOCK_BYTES {
+        if bytes > MAX_BLOCK_BYTES || i64::try_from(offset).is_err() {
             return None;
         }
         if self.bytes == 0 {

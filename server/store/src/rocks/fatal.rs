@@ -5,7 +5,7 @@ use std::path::Path;
 use coldrise_block::{Error, ErrorKind, Result};
 
 use super::mend::table_files;
-use super::table::fatal_flip;
+use super::table::fatal_damage;
 
 /// Looks for such damage. A file that goes meanwhile has none.
 ///
@@ -13,7 +13,7 @@ use super::table::fatal_flip;
 /// `Corrupt`, naming the first file.
 pub(super) fn refuse_fatal(database: &Path) -> Result<()> {
     for path in table_files(database)? {
-        if let Some(place) = fatal_flip(&path) {
+        if let Some(place) = fatal_damage(&path) {
             let path = path.display();
             return Err(Error::new(
                 ErrorKind::Corrupt,
@@ -27,7 +27,7 @@ pub(super) fn refuse_fatal(database: &Path) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rocks::table::{fatal_flip, properties_end, HASH_INDEX_BIT};
+    use crate::rocks::table::{fatal_damage, properties_end, HASH_INDEX_BIT};
     use crate::*;
 
     #[test]
@@ -59,7 +59,7 @@ mod tests {
             .collect();
         assert!(files.len() >= 3, "{files:?}");
         for file in &files {
-            assert_eq!(fatal_flip(file), None);
+            assert_eq!(fatal_damage(file), None);
             let sound = std::fs::read(file).unwrap();
             let place = properties_end(file).unwrap();
             let mut flipped = sound.clone();

@@ -11,6 +11,7 @@
 //! - What cannot be put right goes from the index: the file has no such block any more.
 //!   Its keys are missing then, or what an older file says of them shows: whoever mends
 //!   has to look for what is missing.
+//! - A filter that cannot be put right goes: it only saves reading.
 //! - The properties stay, and the length, which the database knows.
 //!
 //! A crash leaves the copy beside the file, which the next writer removes.
@@ -31,6 +32,8 @@ use super::table::{entries, TableProperties, PROPERTIES};
 pub(super) const COPY_ENDING: &str = "mended";
 /// Longer blocks are not tried bit by bit: chunks of 32 KiB take half a second.
 const MAX_TRIED_BYTES: usize = 36 << 10;
+/// What the names of filters begin with.
+const FILTER: &[u8] = b"fullfilter.";
 /// In a file with more damaged blocks than this it is no bit that flipped.
 const MAX_TRIED_BLOCKS: u64 = 64;
 
@@ -148,23 +151,43 @@ impl<'a> Mending<'a> {
     }
 
     fn whole(&mut self, extent: Extent) -> Result<()> {
-        let mut footer = self.footer()?;
-        let metaindex = self.block(footer.metaindex)?.ok_or_else(|| damaged(self.path))?;
-        let metaindex = entries(&metaindex).ok_or_else(|| damaged(self.path))?;
-        let mut properties = None;
-        for (key, value) in &metaindex {
-            let handle = next_handle(&mut &value[..]).ok_or_else(|| damaged(self.path))?;
-            // Without its properties a file is refused; of a filter nobody knows what it held.
-            let block = self.block(handle)?.ok_or_else(|| damaged(self.path))?;
-            if key == PROPERTIES {
-                properties = TableProperties::parse(&block);
+        let damaged = || damaged(self.path);
+        let stored = self.footer()?;
+        let metaindex = self.block(stored.metaindex)?.ok_or_else(damaged)?;
+        let metaindex = entries(&metaindex).ok_or_else(damaged)?;
+        let (mut properties, mut kept) = (None, Vec::with_capacity(metaindex.len()));
+        let mut taken = vec![stored.metaindex];
+        for (name, value) in &metaindex {
+            let handle = next_handle(&mut &value[..]).ok_or_else(damaged)?;
+            taken.push(handle);
+            match self.block(handle)? {
+                Some(block) if name == PROPERTIES => properties = TableProperties::parse(&block),
+                Some(_) => {}
+                // A file can be read without its filter.
+                None if name.starts_with(FILTER) => {
+                    self.done.corrected += 1;
+                    continue;
+                }
+                // Without its properties it is refused.
+                None => return Err(damaged()),
             }
+            kept.push((&name[..], *value));
         }
-        let properties = properties.ok_or_else(|| damaged(self.path))?;
+        let properties = properties.ok_or_else(damaged)?;
+        // Nothing else tells where the index is, which may have to be written there.
+        if !self.fits(stored.index) || taken.iter().any(|other| overlap(stored.index, *other)) {
+            return Err(damaged());
+        }
+        let mut footer = stored;
+        if kept.len() < metaindex.len() {
+            footer.metaindex = self.put_block(stored.metaindex, kept.iter().map(name_row));
+        }
         let is_of_chunks = properties.index == IndexKind::TwoLevel;
         let has_data = extent == Extent::Everything || !is_of_chunks;
-        if let Some(index) = self.index(footer.index, is_of_chunks, has_data)? {
+        if let Some(index) = self.index(stored.index, is_of_chunks, has_data)? {
             footer.index = index;
+        }
+        if footer != stored {
             self.patches.push((self.length - FOOTER_BYTES as u64, footer.bytes()));
         }
         Ok(())
@@ -212,13 +235,16 @@ impl<'a> Mending<'a> {
     ) -> Result<Option<Handle>> {
         let Some(block) = self.block(place)? else {
             self.done.lost += 1;
-            return Ok(Some(self.put_index(place, &[])));
+            return Ok(Some(self.put_block(place, std::iter::empty())));
         };
         let found = raw_entries(&block).ok_or_else(|| damaged(self.path))?;
         let mut kept = Vec::with_capacity(found.len());
         let mut is_changed = false;
         for (cut, handle) in found {
-            let is_there = if is_of_parts {
+            let is_there = if is_of_parts && !self.fits(handle) {
+                self.done.lost += 1;
+                None
+            } else if is_of_parts {
                 let changed = self.index(handle, false, has_data)?;
                 is_changed |= changed.is_some();
                 let handle = changed.unwrap_or(handle);
@@ -233,21 +259,21 @@ impl<'a> Mending<'a> {
             is_changed |= is_there.is_none();
             kept.extend(is_there.map(|handle| (cut, handle)));
         }
-        Ok(is_changed.then(|| self.put_index(place, &kept)))
+        Ok(is_changed.then(|| self.put_block(place, kept.iter().map(index_row))))
     }
 
-    /// Puts another index where one was; it is not longer.
-    fn put_index(&mut self, (offset, bytes): Handle, kept: &[(&[u8], Handle)]) -> Handle {
+    /// Puts another block of names or of an index where one was; it is not longer.
+    fn put_block(
+        &mut self,
+        (offset, bytes): Handle,
+        rows: impl Iterator<Item = Vec<u8>>,
+    ) -> Handle {
         let (mut block, mut restarts) = (Vec::new(), Vec::new());
-        for (cut, (offset, bytes)) in kept {
+        for row in rows {
             restarts.extend_from_slice(&(block.len() as u32).to_le_bytes());
-            put_varint(&mut block, 0);
-            put_varint(&mut block, cut.len() as u64);
-            block.extend_from_slice(cut);
-            put_varint(&mut block, *offset);
-            put_varint(&mut block, *bytes);
+            block.extend_from_slice(&row);
         }
-        if kept.is_empty() {
+        if restarts.is_empty() {
             restarts.extend_from_slice(&[0; 4]);
         }
         let count = restarts.len() as u32 / 4;
@@ -283,11 +309,18 @@ impl<'a> Mending<'a> {
         Ok(self.read(handle)?.filter(|stored| checked(stored).is_some()))
     }
 
-    fn read(&self, (offset, bytes): Handle) -> Result<Option<Vec<u8>>> {
-        let end = offset.checked_add(bytes).and_then(|end| end.checked_add(TRAILER_BYTES as u64));
-        if bytes > MAX_BLOCK_BYTES || end.is_none_or(|end| end > self.length) {
+    /// Whether a block can be there.
+    fn fits(&self, (offset, bytes): Handle) -> bool {
+        let tail = (TRAILER_BYTES + FOOTER_BYTES) as u64;
+        let end = offset.checked_add(bytes).and_then(|end| end.checked_add(tail));
+        bytes <= MAX_BLOCK_BYTES && end.is_some_and(|end| end <= self.length)
+    }
+
+    fn read(&self, handle: Handle) -> Result<Option<Vec<u8>>> {
+        if !self.fits(handle) {
             return Ok(None);
         }
+        let (offset, bytes) = handle;
         let mut stored = vec![0; bytes as usize + TRAILER_BYTES];
         let what = || format!("reading {}", self.path.display());
         self.file.read_exact_at(&mut stored, offset).context(what)?;
@@ -320,6 +353,34 @@ impl<'a> Mending<'a> {
 
 /// An index without entries: one restart point and their number.
 const EMPTY_INDEX_BYTES: u64 = 8;
+
+fn overlap((start, bytes): Handle, (other, other_bytes): Handle) -> bool {
+    let end =
+        |start: u64, bytes: u64| start.saturating_add(bytes).saturating_add(TRAILER_BYTES as u64);
+    start < end(other, other_bytes) && other < end(start, bytes)
+}
+
+/// An entry of an index block.
+fn index_row((cut, (offset, bytes)): &(&[u8], Handle)) -> Vec<u8> {
+    let mut row = Vec::new();
+    put_varint(&mut row, 0);
+    put_varint(&mut row, cut.len() as u64);
+    row.extend_from_slice(cut);
+    put_varint(&mut row, *offset);
+    put_varint(&mut row, *bytes);
+    row
+}
+
+/// An entry of a block of names.
+fn name_row((name, value): &(&[u8], &[u8])) -> Vec<u8> {
+    let mut row = Vec::new();
+    put_varint(&mut row, 0);
+    put_varint(&mut row, name.len() as u64);
+    put_varint(&mut row, value.len() as u64);
+    row.extend_from_slice(name);
+    row.extend_from_slice(value);
+    row
+}
 
 impl Footer {
     fn is_ours(&self) -> bool {
@@ -497,6 +558,65 @@ mod tests {
                 assert_eq!(after, left);
             }
             assert!(mended >= 25 && refused <= 5, "{mended} mended, {refused} refused");
+            std::fs::write(&path, &sound).unwrap();
+        }
+    }
+
+    #[test]
+    fn of_a_damaged_filter_nothing_else_is_lost() {
+        let fixture = Fixture::new();
+        let mut filters = 0;
+        for path in table_files(&fixture.folder.path().join("db")).unwrap() {
+            let sound = std::fs::read(&path).unwrap();
+            let mending = Mending::new(&path, false).unwrap();
+            let footer = Footer::parse(&sound[sound.len() - FOOTER_BYTES..]).unwrap();
+            let metaindex = mending.sound(footer.metaindex).unwrap().unwrap();
+            let metaindex = entries(&metaindex[..metaindex.len() - TRAILER_BYTES]).unwrap();
+            let filter = metaindex.iter().find(|(name, _)| name.starts_with(FILTER));
+            let Some((_, mut handle)) = filter else { continue };
+            let (offset, _) = next_handle(&mut handle).unwrap();
+            let mut bytes = sound.clone();
+            bytes[offset as usize + 3] ^= 0x5a;
+            std::fs::write(&path, &bytes).unwrap();
+            assert!(!is_sound(&path).unwrap());
+            let done = mend(&path, Extent::Everything, || panic!("nothing is lost")).unwrap();
+            assert_eq!(done, Mended { corrected: 1, lost: 0 });
+            assert!(is_sound(&path).unwrap());
+            filters += 1;
+        }
+        assert!(filters > 0);
+        let database = fixture.open(false).unwrap();
+        assert_eq!(FAMILIES.map(|family| count(&database, family)), [499, 299, 299, 299]);
+        let key = b"no such key".as_slice();
+        assert!(database.get(Family::Dedup, key, ReadMode::Cached).unwrap().is_none());
+        for family in FAMILIES {
+            database.compact(family, None).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_footer_that_leads_anywhere_is_refused() {
+        let fixture = Fixture::new();
+        for path in table_files(&fixture.folder.path().join("db")).unwrap() {
+            let sound = std::fs::read(&path).unwrap();
+            let end = sound.len() - FOOTER_BYTES;
+            let footer = Footer::parse(&sound[end..]).unwrap();
+            let (metaindex, length) = (footer.metaindex, sound.len() as u64);
+            let made_up = [
+                (footer.index.0, 1 << 49),
+                (u64::MAX, 8),
+                (length - 100, 95),
+                (metaindex.0 - 20, 40),
+                (0, MAX_BLOCK_BYTES),
+            ];
+            for index in made_up {
+                let bytes = [&sound[..end], &Footer { index, ..footer }.bytes()].concat();
+                std::fs::write(&path, &bytes).unwrap();
+                let error = mend(&path, Extent::Everything, || Ok(())).unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::Corrupt, "{index:?}");
+                assert!(std::fs::read(&path).unwrap() == bytes);
+                assert!(fixture.open(false).is_err(), "{index:?}");
+            }
             std::fs::write(&path, &sound).unwrap();
         }
     }

@@ -30,6 +30,8 @@ pub(super) const FOOTER_BYTES: usize = 53;
 const MAGIC: u64 = 0x88e2_41b7_85f4_cff7;
 /// Both blocks are a few hundred bytes.
 const MAX_BLOCK_BYTES: u64 = 1 << 20;
+/// Names are shorter. What shares them with the one before would else take any memory.
+const MAX_NAME_BYTES: usize = 256;
 /// Of the metaindex.
 pub(super) const PROPERTIES: &[u8] = b"rocksdb.properties";
 
@@ -109,11 +111,21 @@ fn properties_block(path: &Path) -> Result<(Vec<u8>, u64)> {
     Ok((read(properties)?, properties.0))
 }
 
-/// Where in a file the byte lies that says that the block of its properties has a hash
-/// index, if it says so. No such block has one, and RocksDB, which reads this block
-/// without its checksum, ends the process when it finds none there (Debian builds it
-/// with assertions). What else is wrong with the file RocksDB says itself.
-pub(crate) fn fatal_flip(path: &Path) -> Option<u64> {
+/// Where in a file damage lies at which RocksDB ends the process:
+///
+/// - A footer that leads to a block of any size: it takes that much memory.
+/// - The byte that says that the block of the file's properties has a hash index. No such
+///   block has one, and RocksDB, which reads this block without its checksum, asserts that
+///   there is one (Debian builds it with assertions).
+///
+/// What else is wrong with the file RocksDB says itself.
+pub(crate) fn fatal_damage(path: &Path) -> Option<u64> {
+    let (footer, length) = Footer::read(&File::open(path).ok()?, path).ok()?;
+    let end = length - FOOTER_BYTES as u64;
+    let leads_out = |(offset, bytes): &Handle| offset.checked_add(*bytes).is_none_or(|at| at > end);
+    if [footer.metaindex, footer.index].iter().any(leads_out) {
+        return Some(end);
+    }
     let (block, offset) = properties_block(path).ok()?;
     let is_set = block.last().is_some_and(|byte| byte & HASH_INDEX_BIT != 0);
     is_set.then(|| offset + block.len() as u64 - 1)
@@ -202,7 +214,7 @@ pub(super) fn next_handle(bytes: &mut &[u8]) -> Option<Handle> {
     Some((varint(bytes)?, varint(bytes)?))
 }
 
-/// The entries of a block.
+/// The entries of a block of names.
 pub(super) fn entries(block: &[u8]) -> Option<Vec<Entry<'_>>> {
     let mut rest = without_restarts(block)?;
     let mut entries: Vec<Entry<'_>> = Vec::new();
@@ -210,6 +222,9 @@ pub(super) fn entries(block: &[u8]) -> Option<Vec<Entry<'_>>> {
         let mut length = || -> Option<usize> { varint(&mut rest)?.try_into().ok() };
         let (shared, unshared, value) = (length()?, length()?, length()?);
         let before = entries.last().map_or(&[][..], |(key, _)| &key[..]);
+        if shared.checked_add(unshared)? > MAX_NAME_BYTES {
+            return None;
+        }
         let mut key = before.get(..shared)?.to_vec();
         key.extend_from_slice(rest.get(..unshared)?);
         let value_end = unshared.checked_add(value)?;

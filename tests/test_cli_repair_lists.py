@@ -1,0 +1,76 @@
+"""coldrise repair of what has to be read before anything else: one bit of it flipped."""
+
+import json
+import random
+
+import pytest
+
+KIB, MIB = 1 << 10, 1 << 20
+
+
+@pytest.fixture
+def filled(coldrise, image, tmp_path):
+    """Two points; what came last is in the log."""
+    path = image.save(tmp_path / "vda.raw")
+    points = [coldrise.backup("web01", vda=path)]
+    with path.open("r+b") as file:
+        file.seek(MIB)
+        file.write(random.Random(3).randbytes(300 * KIB))
+    points.append(coldrise.backup("web01", vda=path))
+    return points, path.read_bytes()
+
+
+def one_of(folder, pattern):
+    (path,) = [path for path in folder.glob(pattern) if path.stat().st_size]
+    return path
+
+
+@pytest.mark.parametrize("pattern", ["repository.json", "db/CURRENT", "db/MANIFEST-*", "db/*.log"])
+def test_a_flipped_bit_is_put_right(coldrise, filled, tmp_path, pattern):
+    points, content = filled
+    numbers = random.Random(pattern)
+    for round_number in range(4):
+        path = one_of(coldrise.repository, pattern)
+        damaged = bytearray(path.read_bytes())
+        # The first bytes, and any.
+        at = numbers.randrange(len(damaged)) if round_number else 0
+        damaged[at] ^= 1 << numbers.randrange(8)
+        path.write_bytes(damaged)
+        done = coldrise.run("list")
+        assert done.returncode == 0 or "coldrise repair" in done.stderr, (at, done.stderr)
+        done = coldrise.run("--json", "repair")
+        assert done.returncode == 0, (at, done.stdout, done.stderr)
+        (machine,) = coldrise.json("list")["machines"]
+        assert [point["address"] for point in machine["points"]] == points, at
+        assert coldrise.json("verify")["is_clean"]
+    coldrise.json("restore", f"{points[1]}/vda", tmp_path / "restored.raw")
+    assert (tmp_path / "restored.raw").read_bytes() == content
+
+
+def test_a_writer_drops_nothing_for_a_flipped_bit_of_the_log(coldrise, filled, tmp_path):
+    points, _ = filled
+    path = one_of(coldrise.repository, "db/*.log")
+    damaged = bytearray(path.read_bytes())
+    damaged[20] ^= 4
+    path.write_bytes(damaged)
+    later = coldrise.backup("web01", vda=tmp_path / "vda.raw")
+    (machine,) = coldrise.json("list")["machines"]
+    assert [point["address"] for point in machine["points"]] == [*points, later]
+
+
+def test_the_name_of_the_list_of_files_is_made_anew(coldrise, filled):
+    points, _ = filled
+    (coldrise.repository / "db/CURRENT").unlink()
+    done = coldrise.run("list")
+    assert done.returncode == 1 and "CURRENT" in done.stderr and "coldrise repair" in done.stderr
+    assert json.loads(coldrise.run("--json", "repair").stdout.splitlines()[-1])["mended_files"] == 1
+    (machine,) = coldrise.json("list")["machines"]
+    assert [point["address"] for point in machine["points"]] == points
+
+
+def test_a_lost_description_is_told_from_no_repository(coldrise, filled):
+    assert filled
+    (coldrise.repository / "repository.json").unlink()
+    done = coldrise.run("list")
+    assert done.returncode == 1 and "put a copy of it back" in done.stderr
+    assert "coldrise init" not in done.stderr
