@@ -55,7 +55,7 @@ def test_bad_requests_are_refused_and_change_nothing(coldrise, tmp_path):
         (("add", "vault", "--new-passphrase-file", tmp_path / "empty"), 2, "empty"),
         (("add", "vault", "--new-passphrase-file", coldrise.passphrase_file), 1, "already"),
         (("remove", "initial"), 2, "only passphrase"),
-        (("remove", "vault"), 1, "there is no passphrase vault"),
+        (("remove", "vault"), 1, "there is no passphrase vault, only initial"),
     ]:
         done = coldrise.run("key", *arguments)
         assert done.returncode == code, (arguments, done.stderr)
@@ -66,3 +66,29 @@ def test_bad_requests_are_refused_and_change_nothing(coldrise, tmp_path):
     assert [path.name for path in coldrise.repository.glob("repository.json*")] == [
         "repository.json"
     ]
+
+
+def test_rotating_and_adding_keep_what_a_guess_costs(tmp_path):
+    passphrase = tmp_path / "first"
+    passphrase.write_text("first\n", encoding="utf-8")
+    first = Coldrise(tmp_path / "costly", passphrase)
+    refused = first.run("init", "--no-encryption", "--guess-ms", 400)
+    assert refused.returncode == 2 and "--guess-ms" in refused.stderr
+    first.init("--guess-ms", 400)
+
+    def costs(answer):
+        return [(entry["memory_kib"], entry["passes"]) for entry in answer["passphrases"]]
+
+    (cost,) = costs(first.json("key", "list"))
+    assert cost[0] > 19456
+    second = with_passphrase(first, tmp_path / "second", "second")
+    rotated = first.json("key", "rotate", "--new-passphrase-file", second.passphrase_file)
+    assert costs(rotated) == [cost]
+    third = with_passphrase(first, tmp_path / "third", "third")
+    added = second.json("key", "add", "vault", "--new-passphrase-file", third.passphrase_file)
+    assert costs(added) == [cost, cost]
+    # Lower only by a choice that is made.
+    lowered = third.json(
+        "key", "rotate", "--new-passphrase-file", third.passphrase_file, "--guess-ms", 25
+    )
+    assert costs(lowered)[1] < cost

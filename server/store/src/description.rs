@@ -8,6 +8,7 @@ use std::fmt;
 use std::io::{Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
@@ -90,11 +91,13 @@ struct Version {
 }
 
 impl Description {
-    /// A new description with its id, and the master key that goes with it.
+    /// A new description with its id, and the master key that goes with it. A guess at
+    /// the passphrase takes about `guess_time`; without it, as little as there is.
     pub(crate) fn create(
         chunk_size_bytes: u32,
         compression: Compression,
         passphrase: Option<&Passphrase>,
+        guess_time: Option<Duration>,
     ) -> Result<Self> {
         check_chunk_size(chunk_size_bytes)?;
         compression.check()?;
@@ -112,7 +115,11 @@ impl Description {
         if let Some(passphrase) = passphrase {
             let master = Keys::new_master()?;
             let bound = description.bound();
-            let slot = KeySlot::wrap(&master, passphrase, &bound, GuessCost::DEFAULT, None, None)?;
+            let cost = match guess_time {
+                Some(time) => GuessCost::for_this_machine(time)?,
+                None => GuessCost::DEFAULT,
+            };
+            let slot = KeySlot::wrap(&master, passphrase, &bound, cost, None, None)?;
             description.key_slots.push(slot);
         }
         description.set_checksum()?;

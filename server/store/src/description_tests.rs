@@ -7,7 +7,7 @@ fn passphrase(text: &str) -> Passphrase {
 }
 
 fn encrypted() -> Description {
-    Description::create(16_384, Compression::Zstd(3), Some(&passphrase("right"))).unwrap()
+    Description::create(16_384, Compression::Zstd(3), Some(&passphrase("right")), None).unwrap()
 }
 
 fn written(description: &Description) -> serde_json::Value {
@@ -37,7 +37,7 @@ fn the_right_passphrase_gives_the_same_key_every_time() {
 
 #[test]
 fn a_wrong_missing_or_surplus_passphrase_is_said_to_be_so() {
-    let plain = Description::create(16_384, Compression::None, None).unwrap();
+    let plain = Description::create(16_384, Compression::None, None, None).unwrap();
     assert!(!plain.is_encrypted() && plain.master(None).is_ok());
     for error in [
         encrypted().master(Some(&passphrase("wrong"))).unwrap_err(),

@@ -73,6 +73,11 @@ impl GuessCost {
         }
     }
 
+    /// How much a guess takes, to compare costs by.
+    pub(crate) fn work(self) -> u64 {
+        u64::from(self.memory_kib) * u64::from(self.passes)
+    }
+
     fn check(self) -> Result<()> {
         let floor = GuessCost::DEFAULT;
         let within = |value: u32, low: u32, high: u32| (low..=high).contains(&value);

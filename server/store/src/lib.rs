@@ -65,7 +65,7 @@ pub use name::{DiskName, KeyLabel, MachineName, SessionName, MAX_NAME_BYTES};
 pub use passphrase::{Passphrase, PassphraseSource, MAX_PASSPHRASE_BYTES};
 pub use passphrases::{
     add_passphrase, passphrases, remove_passphrase, replace_passphrase, NewPassphrase,
-    PassphraseEntry, PassphraseSelector,
+    PassphraseEntry, PassphraseSelector, INITIAL_PASSPHRASE,
 };
 pub use point_name::PointName;
 pub use reclaim::{Reachable, ReclaimOptions, ReclaimProgress, Reclaimable, Reclaimed};

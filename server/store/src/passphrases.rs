@@ -21,6 +21,9 @@ use crate::description::{Description, MAX_KEY_SLOTS};
 use crate::keys::{GuessCost, Key, KeySlot};
 use crate::{KeyLabel, Passphrase, PassphraseSource};
 
+/// What the passphrase of `init` is called, which has no name.
+pub const INITIAL_PASSPHRASE: &str = "initial";
+
 /// How long to wait for another change to end.
 const PATIENCE: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(5);
@@ -59,7 +62,8 @@ pub struct NewPassphrase<'a> {
     /// What it is to be called.
     pub label: Option<KeyLabel>,
     /// How long a guess shall take on this machine. Opening the repository takes
-    /// as long. Without it the cost is the lowest that there is, about 25 ms.
+    /// as long. Without it a guess costs as much as it did: at the passphrase that is
+    /// replaced, or at the costliest one beside a passphrase that is added.
     pub guess_time: Option<Duration>,
 }
 
@@ -91,7 +95,10 @@ pub fn add_passphrase(
             ));
         }
         check_new(description, new, None)?;
-        let slot = wrap(description, master, new)?;
+        // The cheapest to guess decides how well the data is kept.
+        let costs = description.key_slots.iter().map(|slot| slot.cost);
+        let highest = costs.max_by_key(|cost| cost.work()).unwrap_or(GuessCost::DEFAULT);
+        let slot = wrap(description, master, new, highest)?;
         description.key_slots.push(slot);
         Ok(opened)
     })
@@ -110,7 +117,8 @@ pub fn replace_passphrase(
     change(repository, given, |description, master, opened| {
         check_new(description, new, Some(opened))?;
         let label = new.label.clone().or_else(|| description.key_slots[opened].label.clone());
-        let slot = wrap(description, master, &NewPassphrase { label, ..*new })?;
+        let cost = description.key_slots[opened].cost;
+        let slot = wrap(description, master, &NewPassphrase { label, ..*new }, cost)?;
         description.key_slots[opened] = slot;
         Ok(opened)
     })
@@ -239,9 +247,15 @@ fn check_new(
     Ok(())
 }
 
-fn wrap(description: &Description, master: &Key, new: &NewPassphrase<'_>) -> Result<KeySlot> {
+/// A slot for `new`, at `cost` where it asks for none.
+fn wrap(
+    description: &Description,
+    master: &Key,
+    new: &NewPassphrase<'_>,
+    cost: GuessCost,
+) -> Result<KeySlot> {
     let cost = match new.guess_time {
-        None => GuessCost::DEFAULT,
+        None => cost,
         Some(time) => GuessCost::for_this_machine(time)?,
     };
     let now = u64::try_from(jiff::Timestamp::now().as_millisecond()).ok();
@@ -252,9 +266,9 @@ fn not_found(description: &Description, label: Option<&KeyLabel>) -> Error {
     let names: Vec<&str> = description
         .key_slots
         .iter()
-        .map(|slot| slot.label.as_ref().map_or("(that of init)", KeyLabel::as_str))
+        .map(|slot| slot.label.as_ref().map_or(INITIAL_PASSPHRASE, KeyLabel::as_str))
         .collect();
-    let wanted = label.map_or("without a name", KeyLabel::as_str);
+    let wanted = label.map_or(INITIAL_PASSPHRASE, KeyLabel::as_str);
     Error::new(
         ErrorKind::NotFound,
         format!("there is no passphrase {wanted}, only {}", names.join(", ")),

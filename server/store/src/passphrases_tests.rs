@@ -88,6 +88,39 @@ fn a_passphrase_is_replaced_in_one_step() {
 }
 
 #[test]
+fn a_guess_gets_cheaper_only_where_that_is_asked_for() {
+    let (_folder, path) = repository();
+    let costs = |entries: &[PassphraseEntry]| -> Vec<(u32, u32)> {
+        entries.iter().map(|entry| (entry.memory_kib, entry.passes)).collect()
+    };
+    // As --guess-ms makes it on a machine that is twice as fast.
+    let mut description = Description::read(&path).unwrap();
+    let master = description.master(Some(&secret("first"))).unwrap();
+    let costly = GuessCost { memory_kib: GuessCost::DEFAULT.memory_kib * 2, ..GuessCost::DEFAULT };
+    let bound = description.bound();
+    description.key_slots[0] =
+        KeySlot::wrap(&master, &secret("first"), &bound, costly, None, None).unwrap();
+    description.set_checksum().unwrap();
+    description.write_synced(&path).unwrap();
+    let [high, low] = [costly, GuessCost::DEFAULT].map(|cost| (cost.memory_kib, cost.passes));
+
+    let second = secret("second");
+    let nameless = NewPassphrase { passphrase: &second, label: None, guess_time: None };
+    let entries = replace_passphrase(&path, &source("first"), &nameless).unwrap();
+    assert_eq!(costs(&entries), [high], "rotated as it was");
+    let third = secret("third");
+    let cheap = NewPassphrase { guess_time: Some(Duration::ZERO), ..new(&third, "cheap") };
+    let entries = add_passphrase(&path, &source("second"), &cheap).unwrap();
+    assert_eq!(costs(&entries), [high, low], "lower by a choice");
+    let fourth = secret("fourth");
+    let entries = add_passphrase(&path, &source("third"), &new(&fourth, "vault")).unwrap();
+    assert_eq!(costs(&entries), [high, low, high], "added as the costliest one");
+    let own = NewPassphrase { passphrase: &third, label: None, guess_time: None };
+    let entries = replace_passphrase(&path, &source("third"), &own).unwrap();
+    assert_eq!(costs(&entries), [high, low, high], "that one's own");
+}
+
+#[test]
 fn what_cannot_be_changes_nothing() {
     let (_folder, path) = repository();
     let before = std::fs::read(path.join("repository.json")).unwrap();

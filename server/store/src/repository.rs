@@ -13,6 +13,7 @@
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use zeroize::Zeroizing;
@@ -87,8 +88,25 @@ impl Repository {
     /// `AlreadyExists` where there is a repository or anything foreign,
     /// `InvalidInput` for a chunk size or compression that is not possible.
     pub fn init(path: &Path, options: &InitOptions<'_>) -> Result<()> {
-        let description =
-            Description::create(options.chunk_size_bytes, options.compression, options.passphrase)?;
+        Self::init_with_guess_time(path, options, None)
+    }
+
+    /// The same, with a choice of how long a guess at the passphrase, and with it every
+    /// opening of the repository, shall take on this machine. Without one about 25 ms.
+    ///
+    /// # Errors
+    /// As of [`Repository::init`].
+    pub fn init_with_guess_time(
+        path: &Path,
+        options: &InitOptions<'_>,
+        guess_time: Option<Duration>,
+    ) -> Result<()> {
+        let description = Description::create(
+            options.chunk_size_bytes,
+            options.compression,
+            options.passphrase,
+            guess_time,
+        )?;
         make_directory(path)?;
         clear_half_made(path)?;
         for part in PARTS {

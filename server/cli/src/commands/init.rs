@@ -1,5 +1,7 @@
 //! `coldrise init`: a new repository.
 
+use std::time::Duration;
+
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_store::{
@@ -32,6 +34,13 @@ pub(crate) struct InitArguments {
     /// Make a repository that anybody who gets hold of it can read.
     #[arg(long)]
     no_encryption: bool,
+
+    /// How many milliseconds a guess at the passphrase shall take on this machine, and
+    /// with it every opening of the repository. Without it about 25: enough for a
+    /// passphrase that was made by a program, little for one that was made up.
+    #[arg(long, value_name = "MS", conflicts_with = "no_encryption")]
+    #[arg(value_parser = clap::value_parser!(u64).range(25..=60_000))]
+    guess_ms: Option<u64>,
 }
 
 #[derive(Serialize)]
@@ -78,7 +87,8 @@ pub(crate) fn run(invocation: &Invocation, arguments: &InitArguments) -> Result<
         compression: arguments.compression,
         passphrase: passphrase.as_ref(),
     };
-    Repository::init(path, &options)?;
+    let guess_time = arguments.guess_ms.map(Duration::from_millis);
+    Repository::init_with_guess_time(path, &options, guess_time)?;
     let repository = invocation.open()?;
     let made = Made {
         repository: path.display().to_string(),

@@ -8,15 +8,13 @@ use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_store::{
     add_passphrase, passphrases, remove_passphrase, replace_passphrase, KeyLabel, NewPassphrase,
     Passphrase, PassphraseEntry, PassphraseSelector, PassphraseSource,
+    INITIAL_PASSPHRASE as INITIAL,
 };
 use serde::Serialize;
 
 use crate::invocation::Invocation;
 use crate::report::Report;
 use crate::units::show_moment;
-
-/// How the passphrase of init is called, which has no name.
-const INITIAL: &str = "initial";
 
 /// Add, list, change and remove the passphrases that open the repository.
 ///
@@ -65,8 +63,8 @@ struct NewArguments {
     new_passphrase_command: Option<String>,
 
     /// How many milliseconds a guess shall take on this machine, and with it every
-    /// opening of the repository. Without it about 25: enough for a passphrase that
-    /// was made by a program, little for one that was made up.
+    /// opening of the repository. Without it a guess costs as much as before: at the
+    /// passphrase that is replaced, or at the costliest one beside which one is added.
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(25..=60_000))]
     guess_ms: Option<u64>,
 }
