@@ -89,13 +89,45 @@ def test_an_image_heals_what_it_still_holds(coldrise, disk, tmp_path):
     assert coldrise.json("stats")["chunks"] == stored, "nothing but the healed chunks is stored"
 
 
-def test_a_missing_source_is_told_and_what_was_found_is_remembered(coldrise, disk, tmp_path):
+def test_a_missing_source_is_told_before_anything_is_read_or_mended(coldrise, disk, tmp_path):
     address, image, path = disk
     damage(coldrise, 2)
-    refused = coldrise.run("repair", "--from", tmp_path / "absent.raw")
+    before = database(coldrise)
+    refused = coldrise.run("repair", "--from", f"raw:{path}", "--from", tmp_path / "absent.raw")
     assert refused.returncode == 1 and "absent.raw" in refused.stderr
+    assert database(coldrise) == before
+    answer(coldrise, "repair", code=1)
     coldrise.backup("web01", vda=path)
     assert restored(coldrise, address, tmp_path) == bytes(image.content)
+
+
+def database(coldrise):
+    """Its files of data, as they are."""
+    return {path.name: path.read_bytes() for path in (coldrise.repository / "db").glob("*.sst")}
+
+
+def test_damage_that_nothing_refers_to_is_given_up(coldrise, disk, tmp_path):
+    """No later backup trusts it."""
+    address, image, path = disk
+    small = Image(4 * MIB)
+    small.fill(0, 3 * MIB, "small")
+    kept = coldrise.backup("db01", sda=small.save(tmp_path / "sda.raw"))
+    coldrise.json("forget", address)
+    # In one chunk or two.
+    damaged = max((coldrise.repository / "db").glob("*.sst"), key=lambda f: f.stat().st_size)
+    content = bytearray(damaged.read_bytes())
+    content[len(content) // 2] ^= 0x99
+    content[len(content) // 2 + 7] ^= 0x99
+    damaged.write_bytes(content)
+    found = answer(coldrise, "repair", code=0)
+    assert found["is_clean"] and found["damaged_chunks"] == found["healable_chunks"] == 0
+    assert 1 <= found["unreferenced_chunks"] <= 2
+    assert coldrise.run("repair").stdout.startswith("nothing to repair")
+    assert answer(coldrise, "verify", code=0)["is_clean"]
+    again = coldrise.backup("web01", vda=path)
+    assert restored(coldrise, again, tmp_path) == bytes(image.content)
+    assert coldrise.run("restore", f"{kept}/sda", tmp_path / "sda-out.raw").returncode == 0
+    assert answer(coldrise, "verify", code=0)["is_clean"]
 
 
 @pytest.fixture

@@ -22,6 +22,18 @@ pub struct HealSummary {
     pub healed_chunks: u64,
 }
 
+/// Opens `source` and closes it again: what cannot be opened is told before any work.
+///
+/// # Errors
+/// What the source says.
+pub fn check_source(
+    source: &SourceSpec,
+    options: &SourceOptions,
+    cancel: &AtomicBool,
+) -> Result<()> {
+    open_source(source, options, cancel).map(|_| ())
+}
+
 /// Reads `source` and stores again what is known to be damaged of it, chunk by chunk.
 /// Ends as soon as nothing is damaged any more. Nothing else is stored.
 ///

@@ -20,7 +20,7 @@ pub mod source;
 
 pub use backup::{backup, BackupRequest, BackupSummary, DiskSummary};
 pub use configuration::{read_configuration, COLDRISE_JSON, LIBVIRT_XML, VMX};
-pub use heal::{heal, HealSummary};
+pub use heal::{check_source, heal, HealSummary};
 pub use heal_disk::heal_from_disk;
 pub use progress::{NoProgress, Phase, Progress, ProgressState};
 pub use qemu::{import_confinement, Confinement};

@@ -40,7 +40,7 @@ fn find_damage(writer: &RepositoryWriter, disks: &[VerifiedDisk]) -> RepairRepor
     let cancel = AtomicBool::new(false);
     let coverage = Coverage::Everything;
     let options = VerifyOptions { coverage, threads: 2, cancel: &cancel, progress: &|_| {} };
-    writer.find_damage(disks, &options).unwrap()
+    writer.find_damage(disks, None, &options).unwrap()
 }
 
 fn store() -> (Store, Vec<u8>, MapRoot) {

@@ -6,8 +6,9 @@
 //! 0. Files with damage inside are mended, and lost ones given up, see `files`. What the
 //!    dedup index lacks then is added from the chunks, see `index`.
 //! 1. The chunks are verified, and files with damaged ones mended.
-//! 2. One synced batch: the list of damaged chunks, and entries of the dedup index
-//!    that are damaged themselves go. Nothing that is readable changes.
+//! 2. One synced batch: the list of damaged chunks; entries of the dedup index go that
+//!    are damaged themselves, or lead to a damaged chunk that nothing refers to. Nothing
+//!    that is readable changes.
 //! 3. A healed chunk is put under its id again, in one synced batch with the list
 //!    without it. The value before could not be read; a crash leaves both as they were.
 
@@ -26,11 +27,12 @@ use coldrise_block::{Error, ErrorKind, Result};
 use crate::chunk::ChunkId;
 use crate::damaged::{self, MAX_DAMAGED};
 use crate::dedup::{self, ChunkHash};
+use crate::reclaim::Reachable;
 use crate::rocks::{Batch, Family};
 use crate::verify::{Affected, IdSet, VerifiedDisk, VerifyOptions, VerifyReport};
 use crate::writer::run::HealedChunk;
 use crate::writer::Shared;
-use crate::RepositoryWriter;
+use crate::{Repository, RepositoryWriter};
 
 /// What was found and remembered.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -39,6 +41,9 @@ pub struct RepairReport {
     pub found: VerifyReport,
     /// Damaged and missing chunks that heal when their content comes by.
     pub healable_chunks: u64,
+    /// Damaged and missing chunks that nothing refers to: no damage any more, since no
+    /// later backup comes to refer to them.
+    pub unreferenced_chunks: u64,
     /// What the disks miss and nothing can heal: nobody knows what it was.
     pub lost: Vec<Affected>,
     /// Files of chunks that held damage and were mended.
@@ -56,13 +61,16 @@ pub struct RepairReport {
 
 impl RepositoryWriter {
     /// Verifies all chunks and the chunk maps of `disks`, and remembers the damaged
-    /// ones: from then on whatever writes their content heals them.
+    /// ones: from then on whatever writes their content heals them. Of those that are not
+    /// among `in_use` nothing is left but what later backups cannot find; without it, where
+    /// not all that is in use can be told, every one is remembered.
     ///
     /// # Errors
     /// As [`Repository::verify`]; `Corrupt` where the dedup index cannot be walked.
     pub fn find_damage(
         &self,
         disks: &[VerifiedDisk],
+        in_use: Option<&Reachable>,
         options: &VerifyOptions<'_>,
     ) -> Result<RepairReport> {
         let repository = self.repository();
@@ -95,6 +103,10 @@ impl RepositoryWriter {
             }
             Ok(())
         })?;
+        if let Some(in_use) = in_use {
+            report.unreferenced_chunks =
+                give_up_unreferenced(repository, &mut batch, &mut chunks, in_use)?;
+        }
         if chunks.len() > MAX_DAMAGED {
             let mut entries: Vec<_> = chunks.into_iter().collect();
             entries.sort_unstable_by_key(|(_, id)| *id);
@@ -150,6 +162,30 @@ impl RepositoryWriter {
         }
         Ok(before - self.damaged_chunks())
     }
+}
+
+/// Takes chunks out that are not in use, and their entries from the dedup index, so that
+/// their content is stored anew when it comes by. Returns how many there were.
+fn give_up_unreferenced(
+    repository: &Repository,
+    batch: &mut Batch<'_>,
+    chunks: &mut HashMap<ChunkHash, ChunkId>,
+    in_use: &Reachable,
+) -> Result<u64> {
+    let unreferenced = |(_, id): &(&ChunkHash, &ChunkId)| !in_use.has(Family::Chunks, **id);
+    let gone: Vec<_> = chunks.iter().filter(unreferenced).map(|(hash, id)| (*hash, *id)).collect();
+    for (hash, id) in &gone {
+        chunks.remove(hash);
+        match dedup::find(repository, hash) {
+            // By now another chunk may hold that content, and is found by the entry.
+            Ok(found) if found != Some(*id) => {}
+            Ok(_) => batch.delete(Family::Dedup, hash)?,
+            // It goes with the damaged ones.
+            Err(error) if error.kind() == ErrorKind::Corrupt => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(gone.len() as u64)
 }
 
 /// Adds healed chunks to `batch`, and the list without them; what is still damaged

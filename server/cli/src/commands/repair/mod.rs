@@ -4,14 +4,16 @@
 mod other;
 
 use std::sync::atomic::AtomicBool;
+use std::sync::Arc;
 
 use clap::Args;
 use coldrise_block::{ErrorKind, Result};
 use coldrise_ingest::source::SourceOptions;
-use coldrise_ingest::{heal, SourceSpec};
-use coldrise_session::{settle_quarantine, Inventory, Settled};
+use coldrise_ingest::{check_source, heal, SourceSpec};
+use coldrise_session::{settle_quarantine, InUse, Inventory, Settled};
 use coldrise_store::{
-    Affected, CatalogDamage, Coverage, PointDocument, Quarantine, RepositoryWriter, VerifyOptions,
+    Affected, CatalogDamage, Coverage, PointDocument, Quarantine, Reachable, Reopened,
+    RepairReport, Repository, RepositoryWriter, VerifyOptions,
 };
 use serde::Serialize;
 
@@ -28,8 +30,8 @@ use crate::units::{show_count, show_duration, show_size};
 /// it, or now, from what --from and --from-repo name. In all files of the database a
 /// flipped bit is put right; other damage inside is left out, and files that are missing
 /// or cut short are given up, so that backups can go on. What the deduplication index lacks
-/// is added. Nothing that can be read is lost. The exit code is 1 where something stays
-/// damaged.
+/// is added, and what in it leads to damaged chunks that nothing refers to is removed.
+/// Nothing that can be read is lost. The exit code is 1 where something stays damaged.
 #[derive(Debug, Args)]
 pub(crate) struct RepairArguments {
     /// Where the content may still be: [FORMAT:]FILE or an NBD URI, as for backup. A
@@ -64,6 +66,8 @@ fn parse_source(text: &str) -> std::result::Result<SourceSpec, String> {
 struct Repaired {
     damaged_chunks: u64,
     healed_chunks: u64,
+    /// That nothing refers to, and no later backup will: they are not counted above.
+    unreferenced_chunks: u64,
     /// Damaged still, and healed when their content comes by.
     healable_chunks: u64,
     /// Of the database, with damage inside; and what could not be put right in them.
@@ -88,39 +92,73 @@ struct Repaired {
 
 pub(crate) fn run(invocation: &Invocation, arguments: &RepairArguments) -> Result<Report> {
     let cancel = cancel_flag()?;
+    // What is asked for and not there is told before hours of reading.
+    let sources = SourceOptions { bitmap: None, follow_backing: arguments.follow_backing };
+    for source in &arguments.from {
+        check_source(source, &sources, &cancel)?;
+    }
     let other = arguments.other.open(invocation)?;
     let (writer, reopened) = invocation.open_for_repair()?;
+    let mut done = Done { reopened, ..Done::default() };
+    match repair(invocation, arguments, &writer, other.as_ref(), &mut done, &cancel) {
+        Ok(report) => Ok(report),
+        Err(error) => {
+            // That stays done.
+            done.lines().iter().for_each(|line| invocation.remark(line));
+            Err(error)
+        }
+    }
+}
+
+/// What is put right before anything is healed.
+#[derive(Default)]
+struct Done {
+    reopened: Reopened,
+    report: RepairReport,
+}
+
+fn repair(
+    invocation: &Invocation,
+    arguments: &RepairArguments,
+    writer: &RepositoryWriter,
+    other: Option<&Arc<Repository>>,
+    done: &mut Done,
+    cancel: &AtomicBool,
+) -> Result<Report> {
     let inventory = Inventory::take(writer.repository())?;
+    let in_use = in_use(writer, cancel)?;
     let view = ProgressView::new(invocation);
     let chunk_bytes = u64::from(writer.repository().chunk_size_bytes());
     let progress = |now| view.verifying(now, chunk_bytes);
     let coverage = Coverage::Everything;
-    let options = VerifyOptions { coverage, threads: 0, cancel: &cancel, progress: &progress };
-    let report = writer.find_damage(&inventory.disks(), &options)?;
+    let options = VerifyOptions { coverage, threads: 0, cancel, progress: &progress };
+    done.report = writer.find_damage(&inventory.disks(), in_use.as_ref(), &options)?;
+    let report = &done.report;
     let mut healed_chunks = 0;
     let sources = SourceOptions { bitmap: None, follow_backing: arguments.follow_backing };
     for source in &arguments.from {
-        healed_chunks += heal(&writer, source, &sources, &view, &cancel)?.healed_chunks;
+        healed_chunks += heal(writer, source, &sources, &view, cancel)?.healed_chunks;
     }
-    if let Some(other) = &other {
+    if let Some(other) = other {
         let affected = &report.found.affected;
-        healed_chunks += other::heal(&writer, other, affected, &view, &cancel)?;
+        healed_chunks += other::heal(writer, other, affected, &view, cancel)?;
     }
-    let settled = settle(&writer, &inventory, &report.lost, arguments.quarantine, &cancel)?;
+    let settled = settle(writer, &inventory, &report.lost, arguments.quarantine, cancel)?;
     drop(view);
     let healable_chunks = writer.damaged_chunks();
     let is_clean = healable_chunks == 0 && report.lost.is_empty() && inventory.damaged.is_empty();
     let repaired = Repaired {
         damaged_chunks: report.healable_chunks,
         healed_chunks,
+        unreferenced_chunks: report.unreferenced_chunks,
         healable_chunks,
-        mended_files: reopened.mended_files + report.mended_files,
-        lost_blocks: reopened.lost_blocks + report.lost_blocks,
+        mended_files: done.mended_files(),
+        lost_blocks: done.lost_blocks(),
         corrected_chunks: report.corrected_chunks,
-        dropped_files: reopened.dropped_files,
+        dropped_files: done.reopened.dropped_files,
         removed_entries: report.removed_entries,
         added_entries: report.added_entries,
-        lost: report.lost,
+        lost: report.lost.clone(),
         damaged_documents: inventory.damaged,
         quarantined: settled.quarantined,
         released: settled.released,
@@ -128,12 +166,68 @@ pub(crate) fn run(invocation: &Invocation, arguments: &RepairArguments) -> Resul
         elapsed_ms: invocation.elapsed_ms(),
     };
     let sound = show_count(report.found.chunks, "chunk");
-    let text = text(&repaired, &sound, invocation);
+    let text = text(&repaired, done, &sound, invocation);
     let mut answer = Report::answer(&repaired, text);
     if !repaired.is_clean {
         answer.exit_code = ErrorKind::Corrupt.exit_code();
     }
     Ok(answer)
+}
+
+impl Done {
+    fn mended_files(&self) -> u64 {
+        self.reopened.mended_files + self.report.mended_files
+    }
+
+    fn lost_blocks(&self) -> u64 {
+        self.reopened.lost_blocks + self.report.lost_blocks
+    }
+
+    fn lines(&self) -> Vec<String> {
+        let mut lines = Vec::new();
+        let report = &self.report;
+        if self.mended_files() > 0 {
+            let files = show_count(self.mended_files(), "file");
+            let how = match self.lost_blocks() {
+                0 => "every flipped bit was put right".to_owned(),
+                lost => format!("without {} that cannot be read", show_count(lost, "block")),
+            };
+            lines.push(format!("{files} of the database mended: {how}"));
+        }
+        if report.corrected_chunks > 0 {
+            let chunks = show_count(report.corrected_chunks, "damaged chunk");
+            lines.push(format!("{chunks} sound again"));
+        }
+        if report.unreferenced_chunks > 0 {
+            let chunks = show_count(report.unreferenced_chunks, "damaged chunk");
+            lines.push(format!("{chunks} given up that nothing refers to"));
+        }
+        if report.removed_entries > 0 {
+            let entries = report.removed_entries;
+            lines.push(format!("{entries} damaged entries of the deduplication index removed"));
+        }
+        if report.added_entries > 0 {
+            let entries = report.added_entries;
+            lines.push(format!("{entries} missing entries of the deduplication index added"));
+        }
+        if self.reopened.dropped_files > 0 {
+            let files = show_count(self.reopened.dropped_files, "file");
+            lines.push(format!("{files} of the database, missing or beyond mending, given up"));
+        }
+        lines
+    }
+}
+
+/// Everything that a point, a session or a running program leads to; `None` where damage
+/// lets nobody tell.
+fn in_use(writer: &RepositoryWriter, cancel: &AtomicBool) -> Result<Option<Reachable>> {
+    let repository = writer.repository();
+    let found = InUse::collect(repository);
+    match found.and_then(|in_use| repository.reachable(in_use.roots, cancel)) {
+        Ok(reachable) => Ok(Some(reachable)),
+        Err(error) if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Io) => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 /// Which points are set aside from now on, and which no longer.
@@ -155,7 +249,7 @@ fn settle(
     settle_quarantine(writer, &affected, is_marking)
 }
 
-fn text(repaired: &Repaired, read: &str, invocation: &Invocation) -> String {
+fn text(repaired: &Repaired, done: &Done, read: &str, invocation: &Invocation) -> String {
     let took = show_duration(invocation.elapsed());
     let mut lines = Vec::new();
     if repaired.damaged_chunks > 0 {
@@ -165,30 +259,7 @@ fn text(repaired: &Repaired, read: &str, invocation: &Invocation) -> String {
             repaired.healed_chunks
         ));
     }
-    if repaired.mended_files > 0 {
-        let files = show_count(repaired.mended_files, "file");
-        let how = match repaired.lost_blocks {
-            0 => "every flipped bit was put right".to_owned(),
-            lost => format!("without {} that cannot be read", show_count(lost, "block")),
-        };
-        lines.push(format!("{files} of the database mended: {how}"));
-    }
-    if repaired.corrected_chunks > 0 {
-        let chunks = show_count(repaired.corrected_chunks, "damaged chunk");
-        lines.push(format!("{chunks} sound again"));
-    }
-    if repaired.removed_entries > 0 {
-        let entries = repaired.removed_entries;
-        lines.push(format!("{entries} damaged entries of the deduplication index removed"));
-    }
-    if repaired.added_entries > 0 {
-        let entries = repaired.added_entries;
-        lines.push(format!("{entries} missing entries of the deduplication index added"));
-    }
-    if repaired.dropped_files > 0 {
-        let files = show_count(repaired.dropped_files, "file");
-        lines.push(format!("{files} of the database, missing or beyond mending, given up"));
-    }
+    lines.extend(done.lines());
     if repaired.healable_chunks > 0 {
         lines.push(format!(
             "still damaged: {}. They heal with the next backup of a machine that holds the same \
