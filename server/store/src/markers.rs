@@ -21,6 +21,8 @@ use crate::description::sync_directory;
 use crate::verify::CatalogDamage;
 use crate::{catalog, hex, MachineName, PointName, Repository};
 
+const MISSING: &str =
+    "it is missing: the repository was told to keep it, and has lost its document";
 const DIRECTORY: &str = "markers";
 const TEMPORARY_EXTENSION: &str = "new";
 /// A name is filled up to so many bytes, so that its length does not show.
@@ -46,6 +48,18 @@ impl PendingMarker {
         if let Err(error) = made {
             tracing::warn!(error = %error.full_message(), "a marker is left to the next writer");
         }
+    }
+}
+
+impl CatalogDamage {
+    /// The command by which the repository goes on without a point or session that it
+    /// has lost; none for what is there and damaged.
+    pub fn way_out(&self) -> Option<String> {
+        let what = &self.what;
+        (self.reason == MISSING).then(|| match what.strip_prefix("live/") {
+            Some(session) => format!("coldrise unpublish {session} --discard"),
+            None => format!("coldrise forget {what}"),
+        })
     }
 }
 
@@ -162,11 +176,8 @@ impl Repository {
     /// gave before it was looked for. What went meanwhile is left out.
     pub fn missing<'a>(&self, marked: &'a [String], found: &HashSet<String>) -> Vec<CatalogDamage> {
         let is_missing = |name: &&'a String| !found.contains(*name) && self.is_marked(name);
-        let damage = |name: &String| CatalogDamage {
-            what: name.clone(),
-            reason: "it is missing: the repository was told to keep it, and has lost its document"
-                .to_owned(),
-        };
+        let damage =
+            |name: &String| CatalogDamage { what: name.clone(), reason: MISSING.to_owned() };
         marked.iter().filter(is_missing).map(damage).collect()
     }
 

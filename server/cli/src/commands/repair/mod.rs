@@ -276,8 +276,17 @@ fn text(repaired: &Repaired, done: &Done, read: &str, invocation: &Invocation) -
     for document in &repaired.damaged_documents {
         lines.push(format!("lost: {}: {}", document.what, document.reason));
     }
-    if !repaired.lost.is_empty() || !repaired.damaged_documents.is_empty() {
+    let documents = &repaired.damaged_documents;
+    if !repaired.lost.is_empty() || documents.iter().any(|d| d.way_out().is_none()) {
         lines.push("restore what these points still hold, and forget them".to_owned());
+    }
+    let ways_out: Vec<String> = documents.iter().filter_map(CatalogDamage::way_out).collect();
+    if !ways_out.is_empty() {
+        lines.push(format!(
+            "what is missing cannot be restored from here. If no copy of the repository still \
+             has it, strike it off, or gc returns no space:\n  {}",
+            ways_out.join("\n  ")
+        ));
     }
     for point in &repaired.quarantined {
         lines.push(format!("quarantined: {point}"));
