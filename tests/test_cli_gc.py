@@ -3,6 +3,7 @@
 import fcntl
 import json
 import random
+import shutil
 import signal
 import subprocess
 import threading
@@ -94,6 +95,77 @@ def test_what_lies_among_chunks_in_use_stays_and_is_used_again(coldrise, disk, s
     again = coldrise.json("backup", "web01", f"vda=raw:{disk.save(tmp_path / 'vda.raw')}")
     assert again["disks"][0]["new_chunks"] == 0
     assert_restores(coldrise, {second: content, again["address"]: forgotten}, tmp_path)
+
+
+@pytest.fixture
+def scattered(coldrise, tmp_path):
+    """A file of chunks of which less than half is of no use: 10 MiB of 24. Returns the point
+    that is left, and its content."""
+    disk = Image(24 * MIB)
+    disk.fill(0, 24 * MIB, "first")
+    path = disk.save(tmp_path / "vda.raw")
+    first = coldrise.backup("web01", vda=path)
+    disk.fill(0, 10 * MIB, "second")
+    kept = coldrise.backup("web01", vda=disk.save(path))
+    coldrise.json("forget", first)
+    assert coldrise.json("gc")["bytes_returned"] < MIB
+    return kept, bytes(disk.content)
+
+
+@pytest.mark.parametrize("command", [("gc",), ("prune", "--keep-last", "1", "--gc")])
+def test_how_much_may_stay_is_a_choice(coldrise, scattered, tmp_path, command):
+    kept, content = scattered
+    waiting = coldrise.json("stats")
+    assert waiting["reclaimable_bytes"] == 0
+    assert 10 * MIB <= waiting["kept_unreferenced_bytes"] < 10.5 * MIB
+    # It is no failure of deduplication.
+    assert waiting["unique_bytes"] == waiting["recoverable_bytes"] == 24 * MIB
+    assert waiting["deduplication_percent"] == 0
+    told = coldrise.json("gc", "--dry-run", "--max-unused", 0)
+    assert (told["chunks_to_delete"], told["chunks_kept_unreferenced"]) == (640, 0)
+    assert coldrise.json("gc", "--max-unused", 60)["chunks_deleted"] == 0
+    done = coldrise.json(*command, "--max-unused", 0)
+    done = done.get("gc", done)
+    assert (done["chunks_deleted"], done["chunks_kept_unreferenced"]) == (640, 0)
+    assert 9 * MIB < done["bytes_returned"] < 11 * MIB
+    after = coldrise.json("stats")
+    assert (after["kept_unreferenced_bytes"], after["chunks"]) == (0, 24 * MIB // (16 * KIB))
+    assert_restores(coldrise, {kept: content}, tmp_path)
+    assert coldrise.json("verify")["is_clean"]
+    for wrong in ("-1", "101", "half"):
+        assert coldrise.run("gc", f"--max-unused={wrong}").returncode == 2
+    assert coldrise.run("prune", "--keep-last", "1", "--max-unused", "0").returncode == 2
+
+
+def test_a_lost_point_stops_a_gc_until_it_is_struck_off(coldrise, disk, save, tmp_path):
+    kept = save("web01", disk)
+    content = bytes(disk.content)
+    database, older = coldrise.repository / "db", tmp_path / "older"
+    shutil.copytree(database, older)
+    disk.fill(0, MIB, "second")
+    lost = save("web01", disk)
+    shutil.rmtree(database)
+    shutil.copytree(older, database)
+
+    refused = coldrise.run("gc")
+    assert refused.returncode == FAILED and f"coldrise forget {lost} " in refused.stderr
+    done = coldrise.run("repair")
+    assert done.returncode == FAILED and f"coldrise forget {lost}\n" in done.stdout + "\n"
+    assert "still hold" not in done.stdout
+    # The rest is counted all the same.
+    done = coldrise.run("--json", "stats")
+    stats = json.loads(done.stdout.splitlines()[-1])
+    assert done.returncode == FAILED
+    assert [damaged["what"] for damaged in stats["damaged_documents"]] == [lost]
+    assert stats["points"] == 1 and stats["recoverable_bytes"] == 24 * MIB
+    assert f"coldrise forget {lost}" in coldrise.run("stats").stdout
+    one = coldrise.run("stats", "web01")
+    assert one.returncode == FAILED and kept in one.stdout and lost in one.stderr
+
+    coldrise.json("forget", lost)
+    coldrise.json("gc")
+    assert coldrise.json("stats")["damaged_documents"] == []
+    assert_restores(coldrise, {kept: content}, tmp_path)
 
 
 def test_layers_go_with_their_points(coldrise, disk, save, nbdkit):

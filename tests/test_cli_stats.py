@@ -142,7 +142,7 @@ def test_the_whole_of_an_empty_and_of_a_full_repository(coldrise, contents):
     assert memory["reader_cache_bytes"] == 24 * MIB
     text = coldrise.run("stats").stdout
     for word in ("2 machines, 8 restore points, 0 sessions", "recoverable", "after deduplication",
-                 "occupied on disk", "reclaimable", "index in a reader", "UNIQUE"):  # fmt: skip
+                 "occupied on disk", "reclaimable", "kept unreferenced", "index in a reader", "UNIQUE"):  # fmt: skip
         assert word in text
 
 
@@ -175,3 +175,5 @@ def test_a_plan_follows_from_what_is_assumed(tmp_path):
     for wrong in (["--chunk-size", "12K"], ["--change", "101"], ["--keep", "0"], ["--compression", "zstd:2"]):
         assert coldrise.run("plan", "--protect", "1T", *wrong).returncode == 2, wrong
     assert coldrise.run("plan").returncode == 2
+    nothing = coldrise.run("plan", "--protect", "0")
+    assert nothing.returncode == 2 and "nothing to protect" in nothing.stderr

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
-use coldrise_store::{ReclaimOptions, ReclaimProgress, Reclaimed, RepositoryWriter};
+use coldrise_store::{MaxUnused, ReclaimOptions, ReclaimProgress, Reclaimed, RepositoryWriter};
 use serde::{Deserialize, Serialize};
 
 use crate::catalog::enter_sealed_points;
@@ -58,7 +58,7 @@ pub fn collect_garbage(
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Request {
-    Gc,
+    Gc { max_unused: MaxUnused },
 }
 
 #[derive(Serialize, Deserialize)]
@@ -131,9 +131,12 @@ impl Answers for Gcs {
                 self.cancel.store(true, Ordering::SeqCst);
             }
         };
-        let options = ReclaimOptions { cancel: &self.cancel, progress: &progress };
         let done = match request {
-            Ok(Request::Gc) => collect_garbage(&self.writer, &options),
+            Ok(Request::Gc { max_unused }) => {
+                let cancel = &*self.cancel;
+                let options = ReclaimOptions { max_unused, cancel, progress: &progress };
+                collect_garbage(&self.writer, &options)
+            }
             Err(error) => {
                 Err(Error::with_source(ErrorKind::InvalidInput, "an unknown request", error))
             }
@@ -173,7 +176,8 @@ pub enum Asked {
 /// `Interrupted` once `options.cancel` is set; the writer notices it when it has
 /// progress to tell. What the writer says: `Corrupt` or `Io`.
 pub fn ask_for_gc(path: &Path, options: &ReclaimOptions<'_>) -> Result<Asked> {
-    let Some(mut asked) = ask(path, NAME, &Request::Gc, LOOK_INTERVAL)? else {
+    let request = Request::Gc { max_unused: options.max_unused };
+    let Some(mut asked) = ask(path, NAME, &request, LOOK_INTERVAL)? else {
         return Ok(Asked::Nobody);
     };
     loop {

@@ -87,7 +87,7 @@ pub use recent::Recent;
 pub use reclaim::{reclaim_layers, InUse};
 pub use seal::{seal, Sealed};
 pub use session::{session, sessions, Session, SessionState};
-pub use shares::{shares, MachineShares, PointShares, StoredBytes};
+pub use shares::{shares, MachineShares, PointShares, Shares, StoredBytes};
 pub use turn::{write_before_background, BackgroundTurn, BackgroundWork};
 pub use unpublish::unpublish;
 pub use verify::{Inventory, LayerReport};

@@ -4,14 +4,26 @@ use std::collections::{BTreeMap, HashMap};
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
-use coldrise_block::{Context, Error, ErrorKind, Result};
+use coldrise_block::{Context, Result};
 use coldrise_store::{
-    Holdings, LayerId, MachineAttribution, MachineName, PointDocument, Repository, Share,
+    CatalogDamage, Holdings, LayerId, MachineAttribution, MachineName, PointDocument, Repository,
+    Share,
 };
 
 use crate::document::SessionDisk;
 use crate::held::Held;
 use crate::place::layer_path;
+
+/// What the repository holds, and for whom.
+#[derive(Clone, Debug, Default)]
+pub struct Shares {
+    /// The machines, sorted by their names.
+    pub machines: Vec<MachineShares>,
+    /// How many sessions there are.
+    pub sessions: u64,
+    /// Documents that are lost or damaged: what they stood for is not counted.
+    pub damaged: Vec<CatalogDamage>,
+}
 
 /// What one machine holds.
 #[derive(Clone, Debug)]
@@ -83,18 +95,14 @@ fn occupied_bytes(repository: &Repository, layer: &LayerId) -> Result<u64> {
     }
 }
 
-/// What every machine holds, sorted by their names. Reads every page of every chunk
+/// What every machine holds. Reads every page of every chunk
 /// map, a few times at most. `program` is told to people: what is read is leased.
 ///
 /// # Errors
-/// `Corrupt` where a document or a page does not authenticate.
-pub fn shares(repository: &Arc<Repository>, program: &str) -> Result<Vec<MachineShares>> {
+/// `Corrupt` where a page does not authenticate.
+pub fn shares(repository: &Arc<Repository>, program: &str) -> Result<Shares> {
     let (inventory, _held) = Held::everything(repository, program)?;
-    if let Some(damaged) = inventory.damaged.first() {
-        let message =
-            format!("{}: {}; coldrise verify says what it affects", damaged.what, damaged.reason);
-        return Err(Error::new(ErrorKind::Corrupt, message));
-    }
+    let sessions = inventory.sessions.len() as u64;
     let mut machines: BTreeMap<MachineName, (Vec<PointDocument>, Vec<_>)> = BTreeMap::new();
     for point in inventory.points {
         machines.entry(point.machine.clone()).or_default().0.push(point);
@@ -129,5 +137,5 @@ pub fn shares(repository: &Arc<Repository>, program: &str) -> Result<Vec<Machine
     }
     // A session outlives its machine's last point: it is no machine of its own.
     shares.retain(|machine| !machine.points.is_empty());
-    Ok(shares)
+    Ok(Shares { machines: shares, sessions, damaged: inventory.damaged })
 }

@@ -10,9 +10,9 @@ use coldrise_session::{
     Catalog, Held, InUse, Session,
 };
 use coldrise_store::{
-    Compression, DiskDocument, DiskName, InitOptions, MachineName, OpenOptions, PassphraseSource,
-    PointDocument, PointName, PointOrigin, ReclaimOptions, Reclaimed, Repository, RepositoryWriter,
-    SessionName, WriteOptions,
+    Compression, DiskDocument, DiskName, InitOptions, MachineName, MaxUnused, OpenOptions,
+    PassphraseSource, PointDocument, PointName, PointOrigin, ReclaimOptions, Reclaimed, Repository,
+    RepositoryWriter, SessionName, WriteOptions,
 };
 
 const DISK_BYTES: u64 = 4 << 20;
@@ -96,7 +96,11 @@ impl Place {
         enter_sealed_points(&writer)?;
         let in_use = InUse::collect(writer.repository())?;
         let reachable = writer.repository().reachable(in_use.roots, &NEVER)?;
-        let options = ReclaimOptions { cancel: &NEVER, progress: &|_progress| {} };
+        let options = ReclaimOptions {
+            max_unused: MaxUnused::default(),
+            cancel: &NEVER,
+            progress: &|_progress| {},
+        };
         Ok((writer.reclaim(reachable, &options)?, layers))
     }
 

@@ -68,12 +68,12 @@ pub use passphrases::{
     PassphraseEntry, PassphraseSelector, INITIAL_PASSPHRASE,
 };
 pub use point_name::PointName;
-pub use reclaim::{Reachable, ReclaimOptions, ReclaimProgress, Reclaimable, Reclaimed};
+pub use reclaim::{MaxUnused, Reachable, ReclaimOptions, ReclaimProgress, Reclaimable, Reclaimed};
 pub use repair::{Reopened, RepairReport};
 pub use repository::{InitOptions, OpenOptions, Repository};
 pub use retention::{retained, KeepReason, Period, RetentionPoint, RetentionRules, RetentionSpan};
 pub use seal::random;
-pub use stats::{IndexMemory, StoreStats};
+pub use stats::{IndexMemory, StoreStats, StoredChunks};
 pub use verify::{
     Affected, CatalogDamage, Coverage, Damaged, RecentDisks, VerifiedDisk, VerifyOptions,
     VerifyProgress, VerifyReport,

@@ -47,7 +47,25 @@ pub struct IndexMemory {
 /// per key, and one of about 60 keys is in its index (measured: 1.498 bytes a key).
 const DEDUP_MEMORY_PER_MILLION: u64 = 1_500_000;
 
+/// How many chunks a repository has stored, and what they take.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StoredChunks {
+    /// Chunks, those included that nothing refers to any more.
+    pub chunks: u64,
+    /// What they take after compression, encryption and padding.
+    pub stored_bytes: u64,
+}
+
 impl Repository {
+    /// How many chunks are stored; reads nothing but the store's counters.
+    ///
+    /// # Errors
+    /// `Corrupt` where those do not authenticate.
+    pub fn stored_chunks(&self) -> Result<StoredChunks> {
+        let StoreState { chunks, stored_bytes, .. } = StoreState::read(self)?;
+        Ok(StoredChunks { chunks, stored_bytes })
+    }
+
     /// What the indexes take in memory.
     ///
     /// # Errors

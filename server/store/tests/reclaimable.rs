@@ -33,18 +33,19 @@ fn what_is_reachable_is_counted_once_and_the_rest_is_reclaimable() {
     assert_eq!(marked(&[]).chunks(), 0);
 
     let all = marked(&[first_root, second_root, other_root]);
-    assert_eq!(reader.reclaimable(&all).unwrap(), Reclaimable::default());
-    let without_other = reader.reclaimable(&both).unwrap();
+    assert_eq!(reader.reclaimable(&all, MaxUnused::default()).unwrap(), Reclaimable::default());
+    let without_other = reader.reclaimable(&both, MaxUnused::default()).unwrap();
     assert_eq!((without_other.chunks, without_other.kept_chunks), (4096, 0));
     assert!(without_other.dropped_files > 0 && without_other.rewritten_files == 0);
     let payload = (4096 * CHUNK) as u64;
     assert!((payload..payload * 11 / 10).contains(&without_other.bytes), "{without_other:?}");
 
     // A fifth of the first disk's file is of no use then: it stays.
-    let without_first = reader.reclaimable(&marked(&[second_root, other_root])).unwrap();
+    let without_first =
+        reader.reclaimable(&marked(&[second_root, other_root]), MaxUnused::default()).unwrap();
     assert_eq!((without_first.chunks, without_first.kept_chunks), (0, 512));
     assert!(without_first.kept_bytes >= (512 * CHUNK) as u64);
-    let nothing = reader.reclaimable(&marked(&[])).unwrap();
+    let nothing = reader.reclaimable(&marked(&[]), MaxUnused::default()).unwrap();
     assert_eq!(nothing.chunks, 2560 + 512 + 4096);
     // The pages of the last disk are still in the log.
     assert!((4 + 2..=4 + 2 + 5).contains(&nothing.pages), "{nothing:?}");

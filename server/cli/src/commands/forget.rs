@@ -7,7 +7,7 @@ use coldrise_store::PointDocument;
 use serde::Serialize;
 
 use crate::invocation::Invocation;
-use crate::reclaimable::reclaimable_bytes;
+use crate::reclaimable::reclaimable;
 use crate::report::Report;
 use crate::signals::cancel_flag;
 use crate::targets::{addresses, find, names, parse_target, take_lost, Target};
@@ -99,7 +99,8 @@ fn say(invocation: &Invocation, arguments: &ForgetArguments) -> Result<Report> {
     let published = Published::read(&repository)?;
     points.iter().try_for_each(|point| published.check_free(point))?;
     let gone = names(&points).into_iter().collect();
-    let bytes = reclaimable_bytes(invocation, &repository, &gone, &cancel)?;
+    let space = reclaimable(invocation, &repository, &gone, &cancel)?;
+    let bytes = space.map(|space| space.reclaimable_bytes);
     let said = forgotten(invocation, &points, true, bytes);
     let space = bytes.map(|bytes| format!("about {}", show_size(bytes)));
     let text = format!(

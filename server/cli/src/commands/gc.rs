@@ -9,7 +9,7 @@ use clap::Args;
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_ingest::{Phase, Progress, ProgressState};
 use coldrise_session::{ask_for_gc, collect_garbage, Asked, BackgroundTurn, InUse};
-use coldrise_store::{ReclaimOptions, ReclaimProgress};
+use coldrise_store::{MaxUnused, ReclaimOptions, ReclaimProgress};
 use serde::Serialize;
 
 use crate::invocation::Invocation;
@@ -25,12 +25,18 @@ use crate::units::{show_count, show_duration, show_size};
 /// then, also where it begins later), and front ends go on serving what they have open, forgotten points included.
 /// It can be interrupted at any time, and the next gc goes on. Files of which more than
 /// half is in use are left alone: what nothing refers to in them stays, and backups use
-/// it again.
+/// it again; coldrise stats says how much it is.
 #[derive(Debug, Args)]
 pub(crate) struct GcArguments {
     /// Delete nothing; say about how much space would return.
     #[arg(long)]
     dry_run: bool,
+
+    /// Rewrite every file of which so much or more is of no use. 0 returns all that there
+    /// is to return, and may rewrite the whole repository; 100 rewrites nothing, and only
+    /// deletes files that nothing in use lies in.
+    #[arg(long, value_name = "PERCENT", default_value = "50")]
+    max_unused: MaxUnused,
 }
 
 /// A backup that has begun listens after this long.
@@ -66,9 +72,9 @@ struct Estimate {
 
 pub(crate) fn run(invocation: &Invocation, arguments: &GcArguments) -> Result<Report> {
     if arguments.dry_run {
-        return estimate(invocation);
+        return estimate(invocation, arguments.max_unused);
     }
-    let collected = collect(invocation)?;
+    let collected = collect(invocation, arguments.max_unused)?;
     let text = collected.text();
     Ok(Report::done(&collected, text))
 }
@@ -78,7 +84,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: &GcArguments) -> Result<Re
 /// # Errors
 /// `Busy` where another process writes the repository that is no backup; `Corrupt`;
 /// `Interrupted`.
-pub(super) fn collect(invocation: &Invocation) -> Result<Collected> {
+pub(super) fn collect(invocation: &Invocation, max_unused: MaxUnused) -> Result<Collected> {
     let started = invocation.elapsed();
     let cancel = cancel_flag()?;
     let view = ProgressView::new(invocation);
@@ -92,7 +98,7 @@ pub(super) fn collect(invocation: &Invocation) -> Result<Collected> {
             stored_bytes: 0,
         });
     };
-    let options = ReclaimOptions { cancel: &cancel, progress: &progress };
+    let options = ReclaimOptions { max_unused, cancel: &cancel, progress: &progress };
     let collected = collect_somewhere(invocation, &options);
     drop(view);
     let (collected, bytes_returned) = collected.map_err(|error| match error.kind() {
@@ -179,7 +185,7 @@ fn collect_alone(
     let before = space(path)?;
     let writer = invocation.open_in_background()?;
     let collected = turn.run(options.cancel, |cancel| {
-        collect_garbage(&writer, &ReclaimOptions { cancel, progress: options.progress })
+        collect_garbage(&writer, &ReclaimOptions { cancel, ..*options })
     })?;
     // The database deletes its last files when it is closed.
     drop(writer);
@@ -202,13 +208,13 @@ impl Collected {
 }
 
 /// Beside a writer, too.
-fn estimate(invocation: &Invocation) -> Result<Report> {
+fn estimate(invocation: &Invocation, max_unused: MaxUnused) -> Result<Report> {
     let cancel = cancel_flag()?;
     let repository = invocation.open()?;
     let in_use = InUse::collect(&repository)?;
     let (layers, layer_bytes) = in_use.unneeded_layers(&repository)?;
     let reachable = repository.reachable(in_use.roots, &cancel)?;
-    let told = repository.reclaimable(&reachable)?;
+    let told = repository.reclaimable(&reachable, max_unused)?;
     let estimate = Estimate {
         is_dry_run: true,
         chunks_to_delete: told.chunks,
@@ -232,7 +238,10 @@ fn estimate(invocation: &Invocation) -> Result<Report> {
 fn kept(chunks: u64) -> String {
     match chunks {
         0 => String::new(),
-        _ => format!("; {} that nothing refers to stay among others", show_count(chunks, "chunk")),
+        _ => format!(
+            "; {} that nothing refers to stay among others (see --max-unused)",
+            show_count(chunks, "chunk")
+        ),
     }
 }
 

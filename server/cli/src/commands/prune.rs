@@ -6,12 +6,14 @@ use std::sync::Arc;
 use clap::{ArgGroup, Args};
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_session::{judge, Catalog, Judged, PointRemoval, Published};
-use coldrise_store::{MachineName, Period, PointName, Repository, RetentionRules, RetentionSpan};
+use coldrise_store::{
+    MachineName, MaxUnused, Period, PointName, Repository, RetentionRules, RetentionSpan,
+};
 use serde::Serialize;
 
 use super::gc::{self, Collected};
 use crate::invocation::Invocation;
-use crate::reclaimable::reclaimable_bytes;
+use crate::reclaimable::reclaimable;
 use crate::report::{table, Report};
 use crate::signals::cancel_flag;
 use crate::units::{show_age, show_count, show_size};
@@ -71,6 +73,10 @@ pub(crate) struct PruneArguments {
     /// Give the space back at once, as coldrise gc does.
     #[arg(long, conflicts_with = "dry_run")]
     gc: bool,
+
+    /// With --gc: as for coldrise gc.
+    #[arg(long, value_name = "PERCENT", requires = "gc")]
+    max_unused: Option<MaxUnused>,
 }
 
 /// Nothing is pruned down to nothing.
@@ -159,19 +165,20 @@ pub(crate) fn run(invocation: &Invocation, arguments: &PruneArguments) -> Result
     };
     let reclaimable_bytes = match arguments.gc {
         true => None,
-        false => match reclaimable_bytes(invocation, &repository, &going(&judged), &cancel) {
+        false => match reclaimable(invocation, &repository, &going(&judged), &cancel) {
             // What had to be forgotten is.
             Err(error) if !arguments.dry_run => {
                 invocation
                     .remark(&format!("what gc returns is not known: {}", error.full_message()));
                 None
             }
-            told => told?,
+            told => told?.map(|space| space.reclaimable_bytes),
         },
     };
     // It is the writer's, where there was one, and a gc is a writer of its own.
     drop(repository);
-    let gc = arguments.gc.then(|| gc::collect(invocation)).transpose();
+    let max_unused = arguments.max_unused.unwrap_or_default();
+    let gc = arguments.gc.then(|| gc::collect(invocation, max_unused)).transpose();
     let gc = gc.map_err(|error| error.context("the points are forgotten, but not their space"))?;
     let machines: Vec<PrunedMachine> =
         judged.iter().map(|points| PrunedMachine::new(points, now_seconds)).collect();

@@ -44,7 +44,11 @@ fn a_backup_finds_what_a_gc_is_taking_away_and_nothing_is_lost() {
     };
     write_more();
     let write_more = RefCell::new(write_more);
-    let options = ReclaimOptions { cancel: &NEVER, progress: &|_progress| {} };
+    let options = ReclaimOptions {
+        max_unused: MaxUnused::default(),
+        cancel: &NEVER,
+        progress: &|_progress| {},
+    };
     let steps = Cell::new(0);
     let done = writer.reclaim_until(reachable, &options, &|_step| {
         steps.set(steps.get() + 1);
@@ -80,7 +84,11 @@ fn a_backup_that_ends_without_a_point_beside_a_gc_leaves_nothing() {
     let mut disk = writer.disk_writer(None, 64 << 20, WriteOptions { threads: 2 }).unwrap();
     disk.write(0, noise(77, 3000)).unwrap();
     wait_for(&disk, 3000);
-    let options = ReclaimOptions { cancel: &NEVER, progress: &|_progress| {} };
+    let options = ReclaimOptions {
+        max_unused: MaxUnused::default(),
+        cancel: &NEVER,
+        progress: &|_progress| {},
+    };
     writer.reclaim(reachable, &options).unwrap();
     drop(disk);
     drop(writer);
@@ -96,7 +104,11 @@ fn a_backup_that_ends_without_a_point_beside_a_gc_leaves_nothing() {
 fn one_gc_at_a_time() {
     let fixture = fixture();
     let writer = fixture.writer();
-    let options = ReclaimOptions { cancel: &NEVER, progress: &|_progress| {} };
+    let options = ReclaimOptions {
+        max_unused: MaxUnused::default(),
+        cancel: &NEVER,
+        progress: &|_progress| {},
+    };
     let outer = writer.reclaim_until(fixture.reachable(writer.repository()), &options, &|_step| {
         let inner = writer.reclaim(fixture.reachable(writer.repository()), &options);
         assert_eq!(inner.unwrap_err().kind(), ErrorKind::Busy);

@@ -1,9 +1,11 @@
 //! What is to be rewritten is read before, and how far it all has come.
 
+use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use coldrise_block::{Error, ErrorKind, Result};
 use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
 
 use crate::repository::Repository;
 use crate::rocks::{BlockBuffers, Family, ReadMode};
@@ -13,9 +15,52 @@ use super::units::{Fate, Unit};
 /// Threads that read.
 const THREADS: usize = 2;
 
+/// How much of a file may be of no use before it is rewritten, in percent of what lies in
+/// it. At 0 every file is in which anything is of no use, at 100 none.
+///
+/// Chunks that stay are not lost space alone: a backup of the same content uses them again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "u8")]
+pub struct MaxUnused(u8);
+
+impl MaxUnused {
+    pub(super) fn percent(self) -> u64 {
+        u64::from(self.0)
+    }
+}
+
+/// At most as much is copied as is given back.
+impl Default for MaxUnused {
+    fn default() -> Self {
+        MaxUnused(50)
+    }
+}
+
+impl TryFrom<u8> for MaxUnused {
+    type Error = Error;
+
+    fn try_from(percent: u8) -> Result<Self> {
+        match percent {
+            0..=100 => Ok(MaxUnused(percent)),
+            _ => Err(Error::new(ErrorKind::InvalidInput, "a percentage from 0 to 100 is needed")),
+        }
+    }
+}
+
+impl FromStr for MaxUnused {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        // What is no such number is out of the range, too.
+        text.strip_suffix('%').unwrap_or(text).parse().unwrap_or(u8::MAX).try_into()
+    }
+}
+
 /// How to give space back.
 #[derive(Clone, Copy)]
 pub struct ReclaimOptions<'a> {
+    /// Which files are rewritten.
+    pub max_unused: MaxUnused,
     /// Set by whoever wants to end it. It ends after the step under way.
     pub cancel: &'a AtomicBool,
     /// Hears how far it has come, from several threads.
@@ -48,6 +93,10 @@ pub(super) struct Work<'a> {
 }
 
 impl<'a> Work<'a> {
+    pub(super) fn max_unused(&self) -> MaxUnused {
+        self.options.max_unused
+    }
+
     pub(super) fn new(options: &'a ReclaimOptions<'a>) -> Work<'a> {
         Work { options, progress: Mutex::default() }
     }

@@ -11,7 +11,8 @@
 //! ```
 //!
 //! Payload is read only where at least as much of it is given back, so the work
-//! follows what was deleted and the live maps, not what is stored.
+//! follows what was deleted and the live maps, not what is stored. Whoever wants more back
+//! says so: see [`MaxUnused`].
 
 mod check;
 mod dedup_index;
@@ -19,7 +20,7 @@ mod reachable;
 mod sweep;
 mod units;
 
-pub use check::{ReclaimOptions, ReclaimProgress};
+pub use check::{MaxUnused, ReclaimOptions, ReclaimProgress};
 pub use reachable::Reachable;
 pub use sweep::Reclaimed;
 
@@ -55,25 +56,25 @@ pub struct Reclaimable {
 }
 
 impl Repository {
-    /// What a gc would give back if nothing but `reachable` were in use. Reads no
-    /// payload. What is only in RocksDB's log is not looked at.
+    /// What a gc would give back if nothing but `reachable` were in use, and it rewrote the
+    /// files that `max_unused` says. Reads no payload. What is only in RocksDB's log is not looked at.
     ///
     /// # Errors
     /// As reading the database.
-    pub fn reclaimable(&self, reachable: &Reachable) -> Result<Reclaimable> {
+    pub fn reclaimable(&self, reachable: &Reachable, max_unused: MaxUnused) -> Result<Reclaimable> {
         for _ in 0..LISTING_ATTEMPTS {
-            match self.try_reclaimable(reachable) {
+            match self.try_reclaimable(reachable, max_unused) {
                 // The writer deleted a file between its listing and its reading.
                 Err(error) if error.kind() == ErrorKind::NotFound => self.catch_up()?,
                 told => return told,
             }
         }
-        self.try_reclaimable(reachable)
+        self.try_reclaimable(reachable, max_unused)
     }
 
-    fn try_reclaimable(&self, reachable: &Reachable) -> Result<Reclaimable> {
+    fn try_reclaimable(&self, reachable: &Reachable, max_unused: MaxUnused) -> Result<Reclaimable> {
         let mut sum = Reclaimable::default();
-        for unit in units::of_family(self, Family::Chunks, reachable)? {
+        for unit in units::of_family(self, Family::Chunks, reachable, max_unused)? {
             match unit.fate {
                 Fate::Kept => {
                     sum.kept_chunks += unit.dead();
@@ -86,7 +87,7 @@ impl Repository {
             sum.chunks += unit.dead();
             sum.bytes += unit.dead_bytes();
         }
-        for unit in units::of_family(self, Family::Maps, reachable)? {
+        for unit in units::of_family(self, Family::Maps, reachable, max_unused)? {
             if unit.fate != Fate::Kept {
                 sum.pages += unit.dead();
                 sum.bytes += unit.dead_bytes();

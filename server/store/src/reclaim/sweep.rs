@@ -7,7 +7,7 @@
 //!    here on, and what it had referred to stays (see `writer::referred`). The dedup
 //!    entries of all chunks that are to go are deleted, durably.
 //!    *Left by a kill:* chunks that nobody finds any more. They lie where so much is
-//!    dead that the next gc comes to them again.
+//!    dead that the next gc that rewrites as many files comes to them again.
 //! 3. Files with nothing in use are dropped (their manifest entry, synced).
 //! 4. Files with little in use are rewritten without the rest, some at a time; each
 //!    such step is one synced entry of the manifest. *Left by a kill:* new files that
@@ -121,8 +121,9 @@ struct Sweep<'a> {
 impl Sweep<'_> {
     fn run(&mut self, mut reachable: Reachable) -> Result<()> {
         self.repository.database().flush()?;
-        let mut chunks = units::of_family(self.repository, Family::Chunks, &reachable)?;
-        let mut maps = units::of_family(self.repository, Family::Maps, &reachable)?;
+        let max_unused = self.work.max_unused();
+        let mut chunks = units::of_family(self.repository, Family::Chunks, &reachable, max_unused)?;
+        let mut maps = units::of_family(self.repository, Family::Maps, &reachable, max_unused)?;
         self.work.plan(chunks.iter().chain(&maps));
         self.done.damaged_files = check(self.repository, &mut chunks, &self.work)?;
         self.done.damaged_files.extend(check(self.repository, &mut maps, &self.work)?);

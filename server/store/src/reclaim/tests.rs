@@ -99,7 +99,11 @@ impl Fixture {
     fn reclaim_until(&self, after: &dyn Fn(Step) -> Result<()>) -> Result<Reclaimed> {
         let writer = self.writer();
         let reachable = self.reachable(writer.repository());
-        let options = ReclaimOptions { cancel: &NEVER, progress: &|_progress| {} };
+        let options = ReclaimOptions {
+            max_unused: MaxUnused::default(),
+            cancel: &NEVER,
+            progress: &|_progress| {},
+        };
         writer.reclaim_until(reachable, &options, after)
     }
 
@@ -159,7 +163,7 @@ fn count(repository: &Repository, family: Family) -> u64 {
 fn what_is_of_no_use_goes_and_the_rest_stays() {
     let fixture = fixture();
     let reader = fixture.reader();
-    let told = reader.reclaimable(&fixture.reachable(&reader)).unwrap();
+    let told = reader.reclaimable(&fixture.reachable(&reader), MaxUnused::default()).unwrap();
     let before = std::fs::read_dir(fixture.path().join("db")).unwrap().count();
     let done = fixture.reclaim();
     assert_eq!((done.chunks, done.kept_chunks), (3000 + 100 + 2500, 100));
@@ -234,7 +238,11 @@ fn a_writer_goes_on_after_a_gc_and_a_reader_beside_it() {
     let fixture = fixture();
     let reader = fixture.reader();
     let writer = fixture.writer();
-    let options = ReclaimOptions { cancel: &NEVER, progress: &|_progress| {} };
+    let options = ReclaimOptions {
+        max_unused: MaxUnused::default(),
+        cancel: &NEVER,
+        progress: &|_progress| {},
+    };
     writer.reclaim(fixture.reachable(writer.repository()), &options).unwrap();
     let root = write(&writer, None, &fixture.first);
     for (root, content) in fixture.live.iter().chain([&(root, fixture.first.clone())]) {
@@ -249,7 +257,13 @@ impl Fixture {
     /// has it open sees it.
     fn damage(&self, fate: Fate) -> String {
         let reader = self.reader();
-        let units = units::of_family(&reader, Family::Chunks, &self.reachable(&reader)).unwrap();
+        let units = units::of_family(
+            &reader,
+            Family::Chunks,
+            &self.reachable(&reader),
+            MaxUnused::default(),
+        )
+        .unwrap();
         let files = units.iter().filter(|unit| unit.fate == fate).flat_map(|unit| &unit.files);
         let file = files.max_by_key(|file| file.bytes).unwrap();
         let path = self.path().join("db").join(file.name.trim_start_matches('/'));
@@ -333,8 +347,13 @@ fn files_whose_ids_overlap_are_one_unit() {
         database.write(batch, false).unwrap();
         database.flush_family(Family::Chunks).unwrap();
     }
-    let units =
-        units::of_family(writer.repository(), Family::Chunks, &Reachable::default()).unwrap();
+    let units = units::of_family(
+        writer.repository(),
+        Family::Chunks,
+        &Reachable::default(),
+        MaxUnused::default(),
+    )
+    .unwrap();
     let told: Vec<_> =
         units.iter().map(|unit| (unit.ids.clone(), unit.entries, unit.files.len())).collect();
     assert_eq!(told, [(1..=9, 5, 2), (12..=13, 2, 1)]);

@@ -13,7 +13,7 @@ use coldrise_block::{Error, ErrorKind, Result};
 use crate::repository::Repository;
 use crate::rocks::{Family, LiveFile};
 
-use super::Reachable;
+use super::{MaxUnused, Reachable};
 
 /// Files whose ranges of ids overlap.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -91,13 +91,14 @@ pub(super) fn spare(units: &mut [Unit], reachable: &Reachable) {
     }
 }
 
-/// A unit of these is rewritten when at least one entry of so many is dead. Of
-/// chunks at most as much is copied as is given back. Pages are small, and every
-/// reader goes through them.
-fn rewritten_share(family: Family) -> u64 {
+/// Of pages: they are small, and every reader goes through them.
+const MAX_UNUSED_PAGES_PERCENT: u64 = 25;
+
+/// A unit of these is rewritten when at least so many percent of its entries are dead.
+fn rewritten_percent(family: Family, max_unused: MaxUnused) -> u64 {
     match family {
-        Family::Chunks => 2,
-        _ => 4,
+        Family::Chunks => max_unused.percent(),
+        _ => max_unused.percent().min(MAX_UNUSED_PAGES_PERCENT),
     }
 }
 
@@ -106,6 +107,7 @@ pub(crate) fn of_family(
     repository: &Repository,
     family: Family,
     reachable: &Reachable,
+    max_unused: MaxUnused,
 ) -> Result<Vec<Unit>> {
     let mut units: Vec<Unit> = Vec::new();
     for file in repository.database().live_files(family)? {
@@ -117,8 +119,8 @@ pub(crate) fn of_family(
     }
     for unit in &mut units {
         unit.live = reachable.count_in(family, unit.ids.clone());
-        let is_worth_it =
-            unit.dead() > 0 && unit.dead().saturating_mul(rewritten_share(family)) >= unit.entries;
+        let wanted = unit.entries.saturating_mul(rewritten_percent(family, max_unused));
+        let is_worth_it = unit.dead() > 0 && unit.dead().saturating_mul(100) >= wanted;
         unit.fate = match (unit.live, is_worth_it) {
             (0, _) => Fate::Dropped,
             (_, true) => Fate::Rewritten,

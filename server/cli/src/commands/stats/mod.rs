@@ -8,12 +8,12 @@ use std::sync::Arc;
 
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_session::{shares, Catalog, MachineShares, PointShares, StoredBytes};
-use coldrise_store::{IndexMemory, MachineName, Quarantine, Repository};
+use coldrise_session::{shares, Catalog, MachineShares, PointShares, Shares, StoredBytes};
+use coldrise_store::{CatalogDamage, IndexMemory, MachineName, Quarantine, Repository};
 use serde::Serialize;
 
 use crate::invocation::Invocation;
-use crate::reclaimable::reclaimable_bytes;
+use crate::reclaimable::reclaimable;
 use crate::report::Report;
 use crate::signals::cancel_flag;
 use crate::units::saved_percent;
@@ -23,7 +23,8 @@ use occupied::Occupied;
 ///
 /// Sizes of chunks are estimates where they say about: the average of the file that a
 /// chunk lies in. The rest is counted. Every page of every chunk map is read, and no
-/// chunk.
+/// chunk. Restore points and sessions that are lost or damaged are named and not counted;
+/// the exit code is 1 then.
 #[derive(Debug, Args)]
 pub(crate) struct StatsArguments {
     /// The restore points of this machine, one by one.
@@ -42,10 +43,11 @@ struct Stats {
     /// What the chunk maps of all points refer to: what a restore of every one of
     /// them would read, holes left out, captured writes not counted.
     recoverable_bytes: u64,
-    /// Plaintext of the stored chunks: what deduplication left of it.
+    /// Plaintext of the chunks that are referred to: what deduplication left of it.
     unique_bytes: u64,
     /// What those chunks take, compressed, encrypted and padded.
     stored_bytes: u64,
+    /// All that are stored, those included that nothing refers to.
     chunks: u64,
     deduplication_percent: f64,
     compression_percent: f64,
@@ -61,8 +63,14 @@ struct Stats {
     /// What a gc would give back, about; absent where it cannot be told.
     #[serde(skip_serializing_if = "Option::is_none")]
     reclaimable_bytes: Option<u64>,
+    /// What nothing refers to and a gc leaves, about: it lies in files that are mostly in
+    /// use. Absent where it cannot be told.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kept_unreferenced_bytes: Option<u64>,
     index_memory: IndexMemory,
     by_machine: Vec<MachineStats>,
+    /// What is lost or damaged, and not counted.
+    damaged_documents: Vec<CatalogDamage>,
     elapsed_ms: u64,
 }
 
@@ -143,53 +151,69 @@ pub(crate) fn run(invocation: &Invocation, arguments: &StatsArguments) -> Result
         // Says which machines there are where this one is not.
         Catalog::new(&repository).check_machine(machine)?;
     }
-    let by_machine: Vec<MachineStats> =
-        shares(&repository, "stats")?.iter().map(MachineStats::new).collect();
+    let shares = shares(&repository, "stats")?;
+    let by_machine: Vec<MachineStats> = shares.machines.iter().map(MachineStats::new).collect();
+    let exit_code = match shares.damaged.is_empty() {
+        true => 0,
+        false => ErrorKind::Corrupt.exit_code(),
+    };
     let Some(machine) = &arguments.machine else {
-        let stats = of_repository(invocation, &repository, by_machine)?;
+        let stats = of_repository(invocation, &repository, by_machine, shares)?;
         let text = text::of_repository(&stats);
-        return Ok(Report::answer(&stats, text));
+        let mut answer = Report::answer(&stats, text);
+        answer.exit_code = exit_code;
+        return Ok(answer);
     };
     let mut by_machine = by_machine.into_iter();
     let Some(stats) = by_machine.find(|stats| stats.machine == machine.as_str()) else {
         let text = format!("the last restore point of {machine} was forgotten just now");
         return Err(Error::new(ErrorKind::NotFound, text));
     };
-    Ok(Report::answer(&stats, text::of_machine(&stats)))
+    for damaged in &shares.damaged {
+        invocation.remark(&text::damage(damaged));
+    }
+    let mut answer = Report::answer(&stats, text::of_machine(&stats));
+    answer.exit_code = exit_code;
+    Ok(answer)
 }
 
 fn of_repository(
     invocation: &Invocation,
     repository: &Arc<Repository>,
     by_machine: Vec<MachineStats>,
+    shares: Shares,
 ) -> Result<Stats> {
-    let store = repository.stats()?;
+    let store = repository.stored_chunks()?;
+    let nothing = HashSet::new();
+    let space = reclaimable(invocation, repository, &nothing, &*cancel_flag()?)?;
+    // What waits for a gc is no failure of deduplication.
+    let chunks = space.as_ref().map_or(store.chunks, |space| space.chunks_in_use.min(store.chunks));
+    let unique_bytes = chunks.saturating_mul(u64::from(repository.chunk_size_bytes()));
+    let stored_bytes = u128::from(store.stored_bytes) * u128::from(chunks);
+    let stored_bytes = (stored_bytes / u128::from(store.chunks.max(1))) as u64;
     let occupied = Occupied::measure(repository)?;
     let recoverable_bytes = sum(by_machine.iter().map(|machine| machine.recoverable_bytes));
     Ok(Stats {
         machines: by_machine.len() as u64,
         points: sum(by_machine.iter().map(|machine| machine.points.len() as u64)),
-        sessions: coldrise_session::sessions(repository)?.len() as u64,
+        sessions: shares.sessions,
         virtual_bytes: sum(by_machine.iter().map(|machine| machine.virtual_bytes)),
         recoverable_bytes,
-        unique_bytes: store.unique_bytes,
-        stored_bytes: store.stored_bytes,
+        unique_bytes,
+        stored_bytes,
         chunks: store.chunks,
-        deduplication_percent: saved_percent(store.unique_bytes, recoverable_bytes),
-        compression_percent: saved_percent(store.stored_bytes, store.unique_bytes),
-        reduction_percent: saved_percent(store.stored_bytes, recoverable_bytes),
+        deduplication_percent: saved_percent(unique_bytes, recoverable_bytes),
+        compression_percent: saved_percent(stored_bytes, unique_bytes),
+        reduction_percent: saved_percent(stored_bytes, recoverable_bytes),
         occupied_bytes: occupied.sum(),
         database_bytes: occupied.database_bytes,
         captured_bytes: occupied.captured_bytes,
         other_bytes: occupied.other_bytes,
-        reclaimable_bytes: reclaimable_bytes(
-            invocation,
-            repository,
-            &HashSet::new(),
-            &*cancel_flag()?,
-        )?,
+        reclaimable_bytes: space.as_ref().map(|space| space.reclaimable_bytes),
+        kept_unreferenced_bytes: space.as_ref().map(|space| space.kept_bytes),
         index_memory: repository.index_memory()?,
         by_machine,
+        damaged_documents: shares.damaged,
         elapsed_ms: invocation.elapsed_ms(),
     })
 }

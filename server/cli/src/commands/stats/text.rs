@@ -1,5 +1,7 @@
 //! The numbers, for people.
 
+use coldrise_store::CatalogDamage;
+
 use super::{MachineStats, Stats, Unique};
 use crate::report::table;
 use crate::units::{show_count, show_size};
@@ -34,12 +36,20 @@ pub(super) fn of_repository(stats: &Stats) -> String {
     if let Some(bytes) = stats.reclaimable_bytes {
         line(&mut text, "reclaimable", bytes, "about: coldrise gc returns it");
     }
+    if let Some(bytes) = stats.kept_unreferenced_bytes {
+        let remark = "about: unused, in files that are mostly in use; see gc --max-unused";
+        line(&mut text, "kept unreferenced", bytes, remark);
+    }
     let memory = &stats.index_memory;
     let caches = format!("and up to {} of caches", show_size(memory.reader_cache_bytes));
     line(&mut text, "index in a reader", memory.reader_bytes, &caches);
     let caches = format!("and up to {} of caches", show_size(memory.writer_cache_bytes));
     let writer = memory.reader_bytes.saturating_add(memory.writer_bytes);
     line(&mut text, "index in a writer", writer, &caches);
+    if !stats.damaged_documents.is_empty() {
+        let lines: Vec<String> = stats.damaged_documents.iter().map(damage).collect();
+        text.push_str(&format!("\nnot counted:\n  {}\n", lines.join("\n  ")));
+    }
     if stats.by_machine.is_empty() {
         return text;
     }
@@ -50,10 +60,20 @@ pub(super) fn of_repository(stats: &Stats) -> String {
         &rows,
     ));
     text.push_str(
-        "\nunique: about what returns when all points of the machine are forgotten; \
-         coldrise stats MACHINE tells it of each point\n",
+        "\nunique: about what nothing else refers to: with all points of the machine forgotten \
+         coldrise gc returns it, but for what lies in files that are mostly in use (kept \
+         unreferenced); coldrise stats MACHINE tells it of each point\n",
     );
     text
+}
+
+/// What is wrong, and what to do.
+pub(super) fn damage(damaged: &CatalogDamage) -> String {
+    let next = match damaged.way_out() {
+        Some(command) => format!("{command} strikes it off"),
+        None => "coldrise verify says what it affects".to_owned(),
+    };
+    format!("{}: {}; {next}", damaged.what, damaged.reason)
 }
 
 fn row_of_machine(machine: &MachineStats) -> Vec<String> {
@@ -91,7 +111,8 @@ pub(super) fn of_machine(stats: &MachineStats) -> String {
         ["ADDRESS", ">SUM OF DISKS", ">RECOVERABLE", ">UNIQUE", "PROTECTED", "QUARANTINED"];
     let mut text = table(&headings[..headings.len() - usize::from(!is_any)], &rows);
     text.push_str(&format!(
-        "\nunique: about what returns when this point alone is forgotten. All points of {} \
+        "\nunique: about what nothing but this point refers to: when it is forgotten coldrise gc \
+         returns it, but for what lies in files that are mostly in use. All points of {} \
          together: {}\n",
         stats.machine,
         show_unique(&stats.unique)
