@@ -56,7 +56,7 @@ pub(super) struct Collected {
     /// now; beside a backup an estimate.
     bytes_returned: u64,
     chunks_kept_unreferenced: u64,
-    seconds: f64,
+    elapsed_ms: u64,
 }
 
 #[derive(Serialize)]
@@ -67,7 +67,7 @@ struct Estimate {
     layers_to_delete: u64,
     bytes_to_return: u64,
     chunks_kept_unreferenced: u64,
-    seconds: f64,
+    elapsed_ms: u64,
 }
 
 pub(crate) fn run(invocation: &Invocation, arguments: &GcArguments) -> Result<Report> {
@@ -85,7 +85,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: &GcArguments) -> Result<Re
 /// `Busy` where another process writes the repository that is no backup; `Corrupt`;
 /// `Interrupted`.
 pub(super) fn collect(invocation: &Invocation, max_unused: MaxUnused) -> Result<Collected> {
-    let started = invocation.elapsed();
+    let started = invocation.elapsed_ms();
     let cancel = cancel_flag()?;
     let view = ProgressView::new(invocation);
     let progress = |now: ReclaimProgress| {
@@ -128,7 +128,7 @@ pub(super) fn collect(invocation: &Invocation, max_unused: MaxUnused) -> Result<
         layers_deleted: collected.layers,
         bytes_returned,
         chunks_kept_unreferenced: reclaimed.kept_chunks,
-        seconds: invocation.elapsed().saturating_sub(started).as_secs_f64(),
+        elapsed_ms: invocation.elapsed_ms().saturating_sub(started),
     })
 }
 
@@ -200,7 +200,7 @@ impl Collected {
             show_count(self.chunks_deleted, "chunk"),
             show_count(self.pages_deleted, "page"),
             show_count(self.layers_deleted, "layer"),
-            show_duration(Duration::from_secs_f64(self.seconds)),
+            show_duration(Duration::from_millis(self.elapsed_ms)),
             show_size(self.bytes_returned),
             kept(self.chunks_kept_unreferenced),
         )
@@ -222,7 +222,7 @@ fn estimate(invocation: &Invocation, max_unused: MaxUnused) -> Result<Report> {
         layers_to_delete: layers,
         bytes_to_return: told.bytes.saturating_add(layer_bytes),
         chunks_kept_unreferenced: told.kept_chunks,
-        seconds: invocation.elapsed().as_secs_f64(),
+        elapsed_ms: invocation.elapsed_ms(),
     };
     let text = format!(
         "a gc would delete {}, {} and {}: about {} would return{}",

@@ -44,7 +44,7 @@ const WRITER_MEMORY_BYTES: f64 = 1.64;
 #[derive(Debug, Args)]
 pub(crate) struct PlanArguments {
     /// Data on all disks together, without holes: 500G, 10T.
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    #[arg(long, value_name = "SIZE", value_parser = parse_protect)]
     protect: u64,
 
     /// How much of it changes from one restore point to the next.
@@ -82,6 +82,13 @@ enum PlannedCompression {
     #[value(name = "zstd:9")]
     #[serde(rename = "zstd:9")]
     Zstd9,
+}
+
+fn parse_protect(text: &str) -> std::result::Result<u64, String> {
+    match parse_size(text) {
+        Ok(0) => Err("there is nothing to protect: give the size of the data".to_owned()),
+        size => size.map_err(|error| error.to_string()),
+    }
 }
 
 /// `5` or `5%` or `0.5`; 0 is allowed.
