@@ -69,6 +69,11 @@ def test_unique_is_what_no_other_point_has(coldrise, contents):
     for machine in stats["by_machine"]:
         name = machine["machine"]
         its = [address for address in contents if address.startswith(name)]
+        different = len(set().union(*(chunks(contents[address]) for address in its))) * CHUNK
+        saved = 100 * (1 - different / machine["recoverable_bytes"])
+        assert machine["deduplication_percent"] == pytest.approx(saved, abs=0.01)
+        # Noise does not compress.
+        assert 0 <= machine["compression_percent"] <= 0.1
         expected = len(without(contents, its)) * CHUNK
         assert expected <= machine["unique_stored_bytes"] <= expected * 1.1 + CHUNK, name
         assert machine["unique_stored_bytes"] > sum(

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::unix::fs::MetadataExt;
+use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
 
 use coldrise_block::{Context, Result};
@@ -33,6 +34,10 @@ pub struct MachineShares {
     /// What no other machine refers to, and would go with all its points: bytes of
     /// chunks, estimated, and of captured writes.
     pub unique: StoredBytes,
+    /// How many chunks those are.
+    pub unique_chunks: u64,
+    /// Different chunks that its points refer to, shared ones included.
+    pub chunks: u64,
     /// Its points, oldest first.
     pub points: Vec<PointShares>,
 }
@@ -124,6 +129,8 @@ pub fn shares(repository: &Arc<Repository>, program: &str) -> Result<Shares> {
     for ((machine, (points, _)), MachineAttribution { alone, points: of_points }) in
         machines.into_iter().zip(attributed)
     {
+        let disks = points.iter().flat_map(|point| point.disks.iter().map(|disk| disk.root));
+        let chunks = repository.reachable(disks, &AtomicBool::new(false))?.chunks();
         let mut shared = Vec::with_capacity(points.len());
         for (document, point) in points.into_iter().zip(of_points) {
             shared.push(PointShares {
@@ -133,7 +140,8 @@ pub fn shares(repository: &Arc<Repository>, program: &str) -> Result<Shares> {
             });
         }
         let unique = StoredBytes::new(repository, &alone, &mut known)?;
-        shares.push(MachineShares { machine, unique, points: shared });
+        let unique_chunks = alone.chunks;
+        shares.push(MachineShares { machine, unique, unique_chunks, chunks, points: shared });
     }
     // A session outlives its machine's last point: it is no machine of its own.
     shares.retain(|machine| !machine.points.is_empty());

@@ -79,6 +79,11 @@ struct MachineStats {
     machine: String,
     virtual_bytes: u64,
     recoverable_bytes: u64,
+    /// What is saved because its points hold the same more than once.
+    deduplication_percent: f64,
+    /// Of the chunks that no other machine refers to; absent where there are none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    compression_percent: Option<f64>,
     /// What goes with all points of the machine: no other machine refers to it.
     #[serde(flatten)]
     unique: Unique,
@@ -129,12 +134,19 @@ impl PointStats {
 }
 
 impl MachineStats {
-    fn new(shares: &MachineShares) -> MachineStats {
+    fn new(shares: &MachineShares, chunk_size_bytes: u64) -> MachineStats {
         let points: Vec<PointStats> = shares.points.iter().map(PointStats::new).collect();
+        let recoverable_bytes = sum(points.iter().map(|point| point.recoverable_bytes));
+        let different_bytes = shares.chunks.saturating_mul(chunk_size_bytes);
+        let own_bytes = shares.unique_chunks.saturating_mul(chunk_size_bytes);
+        let compression_percent =
+            (own_bytes > 0).then(|| saved_percent(shares.unique.chunks_bytes, own_bytes));
         MachineStats {
             machine: shares.machine.to_string(),
             virtual_bytes: sum(points.iter().map(|point| point.virtual_bytes)),
-            recoverable_bytes: sum(points.iter().map(|point| point.recoverable_bytes)),
+            recoverable_bytes,
+            deduplication_percent: saved_percent(different_bytes, recoverable_bytes),
+            compression_percent,
             unique: Unique::new(shares.unique),
             points,
         }
@@ -152,7 +164,10 @@ pub(crate) fn run(invocation: &Invocation, arguments: &StatsArguments) -> Result
         Catalog::new(&repository).check_machine(machine)?;
     }
     let shares = shares(&repository, "stats")?;
-    let by_machine: Vec<MachineStats> = shares.machines.iter().map(MachineStats::new).collect();
+    let chunk_size_bytes = u64::from(repository.chunk_size_bytes());
+    let machines = shares.machines.iter();
+    let by_machine: Vec<MachineStats> =
+        machines.map(|machine| MachineStats::new(machine, chunk_size_bytes)).collect();
     let exit_code = match shares.damaged.is_empty() {
         true => 0,
         false => ErrorKind::Corrupt.exit_code(),

@@ -56,11 +56,12 @@ pub(super) fn of_repository(stats: &Stats) -> String {
     let rows: Vec<Vec<String>> = stats.by_machine.iter().map(row_of_machine).collect();
     text.push('\n');
     text.push_str(&table(
-        &["MACHINE", ">POINTS", ">SUM OF DISKS", ">RECOVERABLE", ">UNIQUE"],
+        &["MACHINE", ">POINTS", ">SUM OF DISKS", ">RECOVERABLE", ">DEDUP", ">COMPR", ">UNIQUE"],
         &rows,
     ));
     text.push_str(
-        "\nunique: about what nothing else refers to: with all points of the machine forgotten \
+        "\ndedup, compr: saved by deduplication among the machine's own points, and by compression \
+         of what is its alone\nunique: about what nothing else refers to: with all points of the machine forgotten \
          coldrise gc returns it, but for what lies in files that are mostly in use (kept \
          unreferenced); coldrise stats MACHINE tells it of each point\n",
     );
@@ -82,6 +83,8 @@ fn row_of_machine(machine: &MachineStats) -> Vec<String> {
         machine.points.len().to_string(),
         show_size(machine.virtual_bytes),
         show_size(machine.recoverable_bytes),
+        format!("{:.1} %", machine.deduplication_percent),
+        machine.compression_percent.map_or_else(String::new, |saved| format!("{saved:.1} %")),
         show_unique(&machine.unique),
     ]
 }
