@@ -1,7 +1,16 @@
 """coldrise verify: damage is found, named, and never served."""
 
+import concurrent.futures
+import contextlib
 import json
+import os
+import pathlib
+import platform
 import random
+import re
+import signal
+import subprocess
+import threading
 import time
 from unittest.mock import ANY
 
@@ -196,3 +205,162 @@ def test_only_what_is_new_is_read(coldrise, full, nbdkit, tmp_path):
     assert {disk["disk"] for disk in everything} >= {f"{full[0]}/vda", f"{new}/vda"}
     assert coldrise.run("verify", "--since", "yesterday").returncode == 2
     assert coldrise.run("verify", "--since", "1d", "--sample", "5").returncode == 2
+
+
+class Stuck:
+    """A command whose first line about its progress nobody reads yet: it waits there."""
+
+    def __init__(self, coldrise, *arguments):
+        reading, writing = os.pipe()
+        os.set_blocking(writing, False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(writing, b"\n" * 4096)
+        os.set_blocking(writing, True)
+        self.process = coldrise.start(
+            "--json", *arguments, stdout=writing, stderr=subprocess.PIPE)  # fmt: skip
+        os.close(writing)
+        self.output = os.fdopen(reading)
+        self.wait(lambda: any(self.is_writing(task) for task in self.tasks()))
+
+    def wait(self, has_come):
+        deadline = time.monotonic() + 60
+        while not has_come():
+            assert self.process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.005)
+
+    def tasks(self):
+        return pathlib.Path(f"/proc/{self.process.pid}/task").iterdir()
+
+    @staticmethod
+    def is_writing(task):
+        # Its number, and as the first argument the standard output.
+        try:
+            call = (task / "syscall").read_text().split()
+        except (FileNotFoundError, ProcessLookupError):
+            # A thread that has ended.
+            return False
+        return call[:2] == [str(WRITE), "0x1"]
+
+    def has_pending_signals(self):
+        status = pathlib.Path(f"/proc/{self.process.pid}/status").read_text()
+        masks = re.findall(r"^(?:Shd|Sig)Pnd:\t(\w+)", status, re.MULTILINE)
+        return any(int(mask, 16) for mask in masks)
+
+    def interrupt(self):
+        """Sends SIGINT, lets the command go on once it has it, and returns its end."""
+        self.process.send_signal(signal.SIGINT)
+        self.wait(lambda: not self.has_pending_signals())
+        lines = self.output.read().strip().splitlines()
+        messages = self.process.communicate(timeout=60)[1]
+        return self.process.returncode, json.loads(lines[-1]), messages
+
+
+WRITE = {"x86_64": 1, "aarch64": 64}[platform.machine()]
+
+
+@pytest.mark.parametrize("arguments", [["verify"], ["verify", "--since", "1d"],
+                                       ["repair", "--quarantine"]])  # fmt: skip
+def test_ctrl_c_ends_it_at_once(coldrise, full, arguments):
+    code, last, messages = Stuck(coldrise, *arguments).interrupt()
+    assert (code, last["error"]["kind"]) == (130, "interrupted"), messages
+    assert verify(coldrise)["is_clean"]
+
+
+def progress_of(coldrise, *arguments):
+    lines = coldrise.run("--json", *arguments).stdout.splitlines()
+    told = [json.loads(line) for line in lines]
+    return [line for line in told if line.get("event") == "progress"]
+
+
+def test_captured_blocks_count_in_the_progress(coldrise, full, nbdkit):
+    coldrise.publish(full[0], "trial")
+    with nbdkit() as server, server.connect("live/trial/vda") as handle:
+        handle.pwrite(random.Random(4).randbytes(1 * MIB), 2 * MIB)
+    first = progress_of(coldrise, "verify")[0]
+    assert first["done_bytes"] == 0
+    assert first["total_bytes"] >= 388 * 16 * KIB + 1 * MIB
+    # Layers that a repair does not read do not count.
+    assert progress_of(coldrise, "repair")[0]["total_bytes"] == 388 * 16 * KIB
+    quarantine = progress_of(coldrise, "repair", "--quarantine")
+    assert quarantine[0]["total_bytes"] == first["total_bytes"]
+
+
+def test_the_smallest_sample_reads_something(coldrise, full):
+    for percent in ("0.0001", "5%"):
+        found = verify(coldrise, "--sample", percent)
+        assert 0 < found["chunks"] <= 32, percent
+
+
+def test_since_a_time_to_come_is_refused(coldrise, full):
+    later = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(time.time() + 3600))
+    done = coldrise.run("verify", "--since", later)
+    assert done.returncode == 2 and "is in the future" in done.stderr
+
+
+def markers(coldrise):
+    return sorted((coldrise.repository / "markers").iterdir())
+
+
+@pytest.mark.parametrize("how", ["missing", "garbled", "empty"])
+def test_a_marker_that_is_lost_is_named_and_made_anew(coldrise, full, how):
+    coldrise.publish(full[0], "trial")
+    there = markers(coldrise)
+    assert len(there) == 3
+    for path in there:
+        match how:
+            case "missing":
+                path.unlink()
+            case "garbled":
+                flip(path, 60)
+            case "empty":
+                path.write_bytes(b"")
+    found = verify(coldrise, code=1)
+    named = {damaged["what"] for damaged in found["damaged_markers"]}
+    assert named == {f"the marker of {name}" for name in [*full, "live/trial"]}
+    assert found["damaged_documents"] == [] and found["affected"] == []
+    text = coldrise.run("verify").stdout
+    assert f"damaged: the marker of {full[0]}: it " in text and "coldrise repair makes it anew" in text
+    # What reads the points goes on.
+    assert coldrise.run("stats").returncode == 0
+    repaired = coldrise.json("repair")
+    assert repaired["made_markers"] == 3 and repaired["is_clean"]
+    assert markers(coldrise) == there
+    assert verify(coldrise)["is_clean"]
+    assert coldrise.json("repair")["made_markers"] == 0
+
+
+def test_markers_that_a_crash_left_on_their_way_are_no_damage(coldrise, full):
+    there = markers(coldrise)
+    for path in there:
+        path.rename(path.with_suffix(".new"))
+    assert verify(coldrise)["is_clean"]
+    # The next writer makes them, and tidies away what belongs to nothing.
+    (coldrise.repository / "markers" / ("0" * 32 + ".new")).write_bytes(b"")
+    coldrise.json("repair")
+    assert markers(coldrise) == there
+
+
+def test_verifies_beside_what_comes_and_goes_find_no_damage(coldrise, full, tmp_path):
+    """Points and sessions have their markers at every moment that a verify may see them."""
+    disk = tmp_path / "vda.raw"
+    done = threading.Event()
+    found = []
+
+    def keep_verifying():
+        while not done.is_set():
+            found.append(coldrise.run("--json", "verify", "--sample", "1"))
+
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        verifying = pool.submit(keep_verifying)
+        for _ in range(6):
+            address = coldrise.backup("web03", vda=disk)
+            coldrise.publish(address, "passing")
+            sealed = coldrise.json("seal", "passing")["address"]
+            coldrise.json("unpublish", "passing")
+            coldrise.json("forget", address, sealed)
+        done.set()
+        verifying.result()
+    assert found
+    for one in found:
+        assert one.returncode == 0, one.stdout + one.stderr

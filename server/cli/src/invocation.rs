@@ -166,18 +166,18 @@ impl Invocation {
     }
 
     /// Opens the repository for writing, also where parts of its database are lost, and
-    /// says what had to be given up.
+    /// says what had to be given up, and how many markers were made anew.
     ///
     /// # Errors
     /// As of `RepositoryWriter::open_for_repair`.
-    pub(crate) fn open_for_repair(&self) -> Result<(RepositoryWriter, Reopened)> {
+    pub(crate) fn open_for_repair(&self) -> Result<(RepositoryWriter, Reopened, u64)> {
         let options = OpenOptions { cache_bytes: 0 };
         let (path, passphrase) = (self.repository_path()?, self.passphrase()?);
-        let opened = write_before_background(path, || {
+        let (writer, reopened) = write_before_background(path, || {
             RepositoryWriter::open_for_repair(path, &passphrase, &options)
         })?;
-        coldrise_session::enter_sealed_points(&opened.0)?;
-        Ok(opened)
+        let entered = coldrise_session::enter_sealed_points(&writer)?;
+        Ok((writer, reopened, entered.markers))
     }
 
     /// Opens the repository for writing, and enters what sessions have sealed
@@ -188,7 +188,7 @@ impl Invocation {
     pub(crate) fn open_for_writing(&self) -> Result<RepositoryWriter> {
         let writer = self.open_alone()?;
         let entered = coldrise_session::enter_sealed_points(&writer)?;
-        tracing::debug!(entered, "sealed points were entered into the catalog");
+        tracing::debug!(entered = entered.points, "sealed points were entered into the catalog");
         Ok(writer)
     }
 }

@@ -1,6 +1,7 @@
 //! Progress of long work: a bar on a terminal, lines elsewhere, objects for programs.
 
 use std::io::Write;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
@@ -57,6 +58,49 @@ struct Event<'a> {
     elapsed_ms: u64,
 }
 
+/// Shows a verify as one work: the chunks, then the captured blocks.
+pub(crate) struct VerifyView<'a> {
+    view: &'a ProgressView,
+    /// Of captured blocks, all there are to read.
+    captured_bytes: u64,
+    /// All of the chunks, and what was read of them.
+    chunk_bytes: AtomicU64,
+    read_bytes: AtomicU64,
+}
+
+impl VerifyView<'_> {
+    /// With so many bytes of captured blocks to read after the chunks.
+    pub(crate) fn new(view: &ProgressView, captured_bytes: u64) -> VerifyView<'_> {
+        let (chunk_bytes, read_bytes) = (AtomicU64::new(0), AtomicU64::new(0));
+        VerifyView { view, captured_bytes, chunk_bytes, read_bytes }
+    }
+
+    /// Shows how far the chunks have come.
+    pub(crate) fn chunks(&self, now: VerifyProgress) {
+        self.chunk_bytes.store(now.total_bytes, Ordering::Relaxed);
+        self.read_bytes.fetch_max(now.read_bytes, Ordering::Relaxed);
+        let total_bytes = now.total_bytes + self.captured_bytes;
+        self.view.verifying("chunks", VerifyProgress { total_bytes, ..now });
+    }
+
+    /// Shows how far the captured blocks have come, once the chunks are done.
+    pub(crate) fn captured(&self, now: VerifyProgress) {
+        // Nothing to tell: the chunks were all.
+        if now.total_bytes == 0 {
+            return;
+        }
+        let before = self.chunk_bytes.load(Ordering::Relaxed);
+        self.view.verifying(
+            "captured blocks",
+            VerifyProgress {
+                done_bytes: before + now.done_bytes,
+                total_bytes: before + now.total_bytes,
+                read_bytes: self.read_bytes.load(Ordering::Relaxed) + now.read_bytes,
+            },
+        );
+    }
+}
+
 fn milliseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
@@ -93,13 +137,13 @@ impl ProgressView {
         }
     }
 
-    /// Shows how far a verify has come, in chunks of that many bytes.
-    pub(crate) fn verifying(&self, now: VerifyProgress, chunk_bytes: u64) {
+    /// Shows how far a verify has come with what `disk` says.
+    pub(crate) fn verifying(&self, disk: &str, now: VerifyProgress) {
         self.update(&ProgressState {
             phase: Phase::Verifying,
-            disk: "chunks",
-            done_bytes: now.done_chunks * chunk_bytes,
-            total_bytes: now.total_chunks * chunk_bytes,
+            disk,
+            done_bytes: now.done_bytes,
+            total_bytes: now.total_bytes,
             read_bytes: now.read_bytes,
             stored_bytes: 0,
         });
@@ -123,8 +167,9 @@ impl ProgressView {
                     Phase::Finishing => "finishing",
                     Phase::Storing | Phase::Restoring | Phase::Verifying | Phase::Reclaiming => "",
                 };
-                bar.set_prefix(state.disk.to_owned());
-                bar.set_message(what);
+                let rate = show_rate(state, rate);
+                let separator = if what.is_empty() || rate.is_empty() { "" } else { " " };
+                bar.set_message(format!("{rate}{separator}{what}"));
                 bar.set_position(state.done_bytes);
             }
             Shown::Lines if state.phase == Phase::Opening => {}
@@ -152,24 +197,36 @@ impl ProgressView {
 fn line(state: &ProgressState<'_>, rate: u64) -> String {
     let percent = state.done_bytes.saturating_mul(100) / state.total_bytes.max(1);
     let mut text = format!(
-        "{}: {} of {} ({percent} %), {}/s",
+        "{}: {} of {} ({percent} %)",
         state.disk,
         show_size(state.done_bytes),
         show_size(state.total_bytes),
-        show_size(rate)
     );
-    let left = state.total_bytes.saturating_sub(state.done_bytes);
-    if left > 0 && rate > 0 {
-        let left = show_duration(Duration::from_secs((left / rate).max(1)));
-        text.push_str(&format!(", about {left} left"));
+    let rate = show_rate(state, rate);
+    if !rate.is_empty() {
+        text.push_str(&format!(", {rate}"));
     }
     text
 }
 
+/// The rate and the time left; nothing where it is not known.
+fn show_rate(state: &ProgressState<'_>, rate: u64) -> String {
+    let left = state.total_bytes.saturating_sub(state.done_bytes);
+    match (rate, left) {
+        (0, _) => String::new(),
+        (_, 0) => format!("{}/s", show_size(rate)),
+        _ => {
+            let time = show_duration(Duration::from_secs((left / rate).max(1)));
+            format!("{}/s, about {time} left", show_size(rate))
+        }
+    }
+}
+
+/// Hidden, until it is known how long it is. Its rate is ours: its own counts what was done
+/// before it was shown as done in no time.
 fn new_bar() -> ProgressBar {
-    let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
-    let template = "{prefix} {wide_bar} {binary_bytes}/{binary_total_bytes} \
-                    {binary_bytes_per_sec}, {eta} left {msg}";
+    let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden());
+    let template = "{prefix} {wide_bar} {binary_bytes}/{binary_total_bytes} {msg}";
     // The template is fixed; a bar without it is still a bar.
     if let Ok(style) = ProgressStyle::with_template(template) {
         bar.set_style(style.progress_chars("=> "));
@@ -191,8 +248,15 @@ impl Progress for ProgressView {
             current.since = Some(Instant::now());
             current.from_bytes = state.done_bytes;
             if let Shown::Bar(bar) = &self.shown {
-                bar.reset();
+                // In this order: each of them draws.
                 bar.set_length(state.total_bytes);
+                bar.reset();
+                bar.set_message("");
+                bar.set_prefix(state.disk.to_owned());
+                bar.set_position(state.done_bytes);
+                if bar.is_hidden() {
+                    bar.set_draw_target(ProgressDrawTarget::stderr());
+                }
             }
         }
         let is_new_phase = current.phase != Some(state.phase);
@@ -246,6 +310,6 @@ mod tests {
             "vda: 10.0 GiB of 40.0 GiB (25 %), 256.0 MiB/s, about 2 min 0 s left"
         );
         let empty = ProgressState { done_bytes: 0, total_bytes: 0, ..state };
-        assert_eq!(line(&empty, 0), "vda: 0 B of 0 B (0 %), 0 B/s");
+        assert_eq!(line(&empty, 0), "vda: 0 B of 0 B (0 %)");
     }
 }

@@ -238,16 +238,25 @@ fn shorten(names: &[String]) -> String {
     }
 }
 
+/// What [`enter_sealed_points`] has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Entered {
+    /// Sealed points that are in the catalog from now on.
+    pub points: usize,
+    /// Markers of other points, and of sessions, that were missing or could not be read.
+    pub markers: u64,
+}
+
 /// Enters sealed points into the catalog, removes what ended sessions left
 /// behind, and layers that a crash left without an owner. Every command that
-/// writes the repository calls it first. Returns how many points were entered.
+/// writes the repository calls it first. Makes the markers that are missing as well.
 ///
 /// # Errors
 /// As writing to the catalog; what was not entered stays where it is.
-pub fn enter_sealed_points(writer: &RepositoryWriter) -> Result<usize> {
+pub fn enter_sealed_points(writer: &RepositoryWriter) -> Result<Entered> {
     let repository = writer.repository();
     let documents = FileLock::documents(repository)?;
-    let mut entered = 0;
+    let mut entered = Entered::default();
     for (place, mut document) in SessionDocument::readable(repository)? {
         if !document.sealed.is_empty() {
             for point in &document.sealed {
@@ -256,7 +265,7 @@ pub fn enter_sealed_points(writer: &RepositoryWriter) -> Result<usize> {
                     None => None,
                 };
                 match writer.put_point_with_files(point, files.as_deref()) {
-                    Ok(()) => entered += 1,
+                    Ok(()) => entered.points += 1,
                     // A crash came between entering it and taking it off the list.
                     Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
                     Err(error) => return Err(error),
@@ -268,10 +277,10 @@ pub fn enter_sealed_points(writer: &RepositoryWriter) -> Result<usize> {
         sealed_files::tidy(repository, &place, &document.sealed)?;
         tidy(repository, &place, &document)?;
         if !document.is_ended {
-            repository.mark(&session_name(&document))?;
+            entered.markers += u64::from(repository.mark(&session_name(&document))?);
         }
     }
-    repository.mark_points()?;
+    entered.markers += repository.mark_points()?;
     match remove_layers(repository, &documents) {
         Ok(_) => {}
         // What is damaged is told by whoever needs it, and by verify.

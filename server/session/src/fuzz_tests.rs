@@ -1,6 +1,7 @@
 //! What lies beside the database, as somebody may have made it up or changed it.
 
 use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, LazyLock};
 
 use coldrise_block::ErrorKind;
@@ -188,7 +189,7 @@ proptest! {
         let (read, listed, inventory) = fixture.with(&place.document(), &stored, || (
             SessionDocument::read(&fixture.repository, &place),
             sessions(&fixture.repository),
-            Inventory::take(&fixture.repository),
+            Inventory::take(&fixture.repository, &AtomicBool::new(false)),
         ));
         prop_assert!(is_damage(read));
         prop_assert!(listed.unwrap().is_empty());

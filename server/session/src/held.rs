@@ -1,6 +1,7 @@
 //! What a command reads is held: a lease keeps it until the command ends.
 
 use std::collections::HashMap;
+use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
 
 use coldrise_block::{ErrorKind, Result};
@@ -57,9 +58,13 @@ impl Held {
     ///
     /// # Errors
     /// As of [`Inventory::take`].
-    pub fn everything(repository: &Arc<Repository>, program: &str) -> Result<(Inventory, Held)> {
+    pub fn everything(
+        repository: &Arc<Repository>,
+        program: &str,
+        cancel: &AtomicBool,
+    ) -> Result<(Inventory, Held)> {
         loop {
-            let (inventory, held, is_all) = Held::try_everything(repository, program)?;
+            let (inventory, held, is_all) = Held::try_everything(repository, program, cancel)?;
             if is_all {
                 return Ok((inventory, held));
             }
@@ -70,12 +75,13 @@ impl Held {
     fn try_everything(
         repository: &Arc<Repository>,
         program: &str,
+        cancel: &AtomicBool,
     ) -> Result<(Inventory, Held, bool)> {
-        let first = Inventory::take(repository)?;
+        let first = Inventory::take(repository, cancel)?;
         let points = first.points.iter().flat_map(of_point);
         let served = points.chain(first.sessions.iter().flat_map(of_session)).collect();
         let held = hold(repository, program, served)?;
-        let mut now = Inventory::take(repository)?;
+        let mut now = Inventory::take(repository, cancel)?;
         let name = |point: &PointDocument| (point.machine.clone(), point.point.clone());
         let known: HashMap<_, _> = first.points.iter().map(|p| (name(p), &p.disks)).collect();
         now.points.retain(|point| known.contains_key(&name(point)));

@@ -65,8 +65,9 @@ mod side_file;
 mod turn;
 mod unpublish;
 mod verify;
+mod verify_layers;
 
-pub use catalog::{enter_sealed_points, Catalog};
+pub use catalog::{enter_sealed_points, Catalog, Entered};
 pub use client_files::{
     CarriedFile, CarriedFiles, ClientFile, ClientFiles, ClientFilesReader, Creation, FileEntry,
     FileId, FileKind, FileTree, LeftOut, Removal, MAX_CLIENT_FILES, MAX_LARGE_BYTES,
@@ -90,4 +91,5 @@ pub use session::{session, sessions, Session, SessionState};
 pub use shares::{shares, MachineShares, PointShares, Shares, StoredBytes};
 pub use turn::{write_before_background, BackgroundTurn, BackgroundWork};
 pub use unpublish::unpublish;
-pub use verify::{Inventory, LayerReport};
+pub use verify::Inventory;
+pub use verify_layers::LayerReport;

@@ -6,7 +6,7 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use coldrise_block::{Context, Result};
-use coldrise_store::{LayerId, Repository, SessionName};
+use coldrise_store::{LayerId, PendingMarker, Repository, SessionName};
 
 use crate::layer::LayerKeys;
 
@@ -132,6 +132,15 @@ pub(crate) fn mark(repository: &Repository, name: &str) {
     if let Err(error) = repository.mark(name) {
         tracing::warn!(error = %error.full_message(), "a marker is left to the next writer");
     }
+}
+
+/// The same in two steps, for what is to be stored between them.
+pub(crate) fn prepare_mark(repository: &Repository, name: &str) -> Option<PendingMarker> {
+    let prepared = repository.prepare_marker(name);
+    if let Err(error) = &prepared {
+        tracing::warn!(error = %error.full_message(), "a marker is left to the next writer");
+    }
+    prepared.ok()
 }
 
 /// Removes a file that may be gone already.

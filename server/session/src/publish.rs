@@ -16,7 +16,7 @@ use crate::client_files::{begin_files, CarriedFiles};
 use crate::document::{now_ms, SessionDisk, SessionDocument, SessionFiles};
 use crate::layer::Layer;
 use crate::lock::FileLock;
-use crate::place::{layer_keys, layer_path, mark, sync_directory, Place};
+use crate::place::{layer_keys, layer_path, prepare_mark, sync_directory, Place};
 use crate::unpublish::tidy;
 use crate::verify::session_name;
 
@@ -98,9 +98,12 @@ pub fn publish_with_files(
     let files = arrange(&document, carried)?;
     let hash = begin_files(repository, &document, &files)?;
     document.files = Some(SessionFiles { hash });
+    let marker = prepare_mark(repository, &session_name(&document));
     document.write(repository, &place)?;
     sync_directory(&repository.live_dir())?;
-    mark(repository, &session_name(&document));
+    if let Some(marker) = marker {
+        marker.commit();
+    }
     Ok(document)
 }
 

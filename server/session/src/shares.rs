@@ -106,7 +106,7 @@ fn occupied_bytes(repository: &Repository, layer: &LayerId) -> Result<u64> {
 /// # Errors
 /// `Corrupt` where a page does not authenticate.
 pub fn shares(repository: &Arc<Repository>, program: &str) -> Result<Shares> {
-    let (inventory, _held) = Held::everything(repository, program)?;
+    let (inventory, _held) = Held::everything(repository, program, &AtomicBool::new(false))?;
     let sessions = inventory.sessions.len() as u64;
     let mut machines: BTreeMap<MachineName, (Vec<PointDocument>, Vec<_>)> = BTreeMap::new();
     for point in inventory.points {

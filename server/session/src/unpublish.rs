@@ -49,7 +49,8 @@ pub fn unpublish(
     // It may have been sealed or ended until the lock was ours.
     let document = SessionDocument::of(repository, name)?;
     let writing = Arc::new(writing);
-    repository.unmark(&session_name(&document))?;
+    let marker = session_name(&document);
+    repository.suspend_markers(std::slice::from_ref(&marker))?;
     let mut sealed = None;
     if !discard {
         let facts = idle_facts(repository, &document, &writing)?;
@@ -71,7 +72,12 @@ pub fn unpublish(
     // From here on the session is gone; the rest is tidying that the next
     // writer would do as well.
     let _documents = FileLock::documents(repository)?;
-    if let Some(ended) = SessionDocument::read(repository, &place)? {
+    let ended = SessionDocument::read(repository, &place)?;
+    if ended.as_ref().is_none_or(|ended| ended.is_ended) {
+        // A writer may have made it anew before the session had ended.
+        repository.unmark(&marker)?;
+    }
+    if let Some(ended) = ended {
         tidy(repository, &place, &ended)?;
     }
     Ok(sealed)

@@ -1,6 +1,7 @@
 //! The files that clients keep in a session: made, written, sealed, recovered.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
 
 use coldrise_block::{Disk, ErrorKind};
@@ -259,7 +260,7 @@ fn a_sealed_point_carries_what_it_can() {
     assert!(of(&again).find("later").is_some());
     check(&sealed.point);
     // In the catalog they are the same, and nothing stays beside it.
-    assert_eq!(enter_sealed_points(&writer(&place.path)).unwrap(), 2);
+    assert_eq!(enter_sealed_points(&writer(&place.path)).unwrap().points, 2);
     check(&sealed.point);
     let beside = place.files().with_file_name("sealed");
     assert_eq!(std::fs::read_dir(beside).unwrap().count(), 0);
@@ -377,7 +378,7 @@ fn verify_names_what_cannot_be_read() {
     let bad = make(&session, "bad", b"2");
     let point = session.seal().unwrap().point;
     let damaged = || -> Vec<String> {
-        let inventory = Inventory::take(&place.open()).unwrap();
+        let inventory = Inventory::take(&place.open(), &AtomicBool::new(false)).unwrap();
         inventory.damaged.into_iter().map(|damage| damage.what).collect()
     };
     assert_eq!(damaged(), Vec::<String>::new());

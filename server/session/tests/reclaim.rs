@@ -242,7 +242,7 @@ fn nothing_is_deleted_where_not_all_that_is_in_use_can_be_told() {
     // Other writers go on, and remove no layer.
     let layers = || std::fs::read_dir(repository.layers_dir()).unwrap().count();
     let before = layers();
-    assert_eq!(enter_sealed_points(&place.writer()).unwrap(), 0);
+    assert_eq!(enter_sealed_points(&place.writer()).unwrap().points, 0);
     assert_eq!(layers(), before);
     std::fs::write(&file, sound).unwrap();
 

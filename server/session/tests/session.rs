@@ -88,7 +88,7 @@ fn a_sealed_point_can_be_published_and_sealed_again() {
         point = unpublish(&repository, &session.name, false).unwrap().unwrap().point;
         assert_eq!(point.point.lineage(), ("20261120T100000Z", u32::from(round)));
         // Ended sessions wait for a writer, which takes their points over.
-        assert_eq!(enter_sealed_points(&writer(&place.path)).unwrap(), 1);
+        assert_eq!(enter_sealed_points(&writer(&place.path)).unwrap().points, 1);
         assert!(sessions(&repository).unwrap().is_empty());
     }
     assert_eq!(point_bytes(&repository, &point, "vdb"), expected);
@@ -109,8 +109,8 @@ fn a_seal_needs_no_writer_and_the_next_writer_enters_the_point() {
     let selector = PointSelector::Latest(0);
     assert_eq!(catalog.point(&place.point.machine, &selector).unwrap(), sealed);
     assert_eq!(catalog.points(&place.point.machine).unwrap().len(), 2);
-    assert_eq!(enter_sealed_points(&busy).unwrap(), 1);
-    assert_eq!(enter_sealed_points(&busy).unwrap(), 0);
+    assert_eq!(enter_sealed_points(&busy).unwrap().points, 1);
+    assert_eq!(enter_sealed_points(&busy).unwrap().points, 0);
     assert_eq!(catalog.points(&place.point.machine).unwrap().len(), 2);
     repository.catch_up().unwrap();
     assert_eq!(repository.point(&sealed.machine, &sealed.point).unwrap(), sealed);

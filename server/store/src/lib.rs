@@ -61,6 +61,7 @@ pub use documents::{
     Quarantine, MAX_CONFIGURATION_BYTES, MAX_DISKS, MAX_LAYERS,
 };
 pub use map::MapRoot;
+pub use markers::PendingMarker;
 pub use name::{DiskName, KeyLabel, MachineName, SessionName, MAX_NAME_BYTES};
 pub use passphrase::{Passphrase, PassphraseSource, MAX_PASSPHRASE_BYTES};
 pub use passphrases::{

@@ -5,10 +5,15 @@
 //! before that file. A session may lose its document. A marker lies beside both, in
 //! `markers/`, one file for each point and session, and says that it has to be there.
 //!
-//! Order: what it stands for is made durable, then the marker; the marker is removed,
-//! durably, before what it stands for. So a crash leaves a point or session without a
-//! marker, which the next writer adds, and never a marker without what it stands for.
-//! A marker never changes, so it cannot be old.
+//! Order: the marker is written under another name (`.new`), durably; what it stands for is
+//! made durable; the marker is renamed, durably. Back: the marker is renamed to `.new`,
+//! durably; what it stands for goes; then the rest of the marker. So a crash leaves a
+//! point or session with a `.new`, which the next writer makes a marker, and never a
+//! marker without what it stands for. And what has neither has lost it. A marker never
+//! changes, so it cannot be old.
+//!
+//! A point that a session has sealed and no writer has entered into the catalog may have
+//! neither: its marker is made when it is there.
 
 use std::collections::HashSet;
 use std::io::Write;
@@ -31,7 +36,7 @@ const PLAINTEXT_BYTES: usize = 192;
 const MAX_STORED_BYTES: u64 = 1024;
 
 /// A marker on its way: it appears with [`PendingMarker::commit`].
-pub(crate) struct PendingMarker {
+pub struct PendingMarker {
     /// Where it lies, and where it will; `None` where it is there already.
     paths: Option<(PathBuf, PathBuf)>,
 }
@@ -39,7 +44,7 @@ pub(crate) struct PendingMarker {
 impl PendingMarker {
     /// Makes the marker visible, durably. What it stands for is stored by now, so a
     /// failure is only told: the next writer makes the marker.
-    pub(crate) fn commit(self) {
+    pub fn commit(self) {
         let Some((temporary, path)) = self.paths else { return };
         let what = || format!("making {}", path.display());
         let made = std::fs::rename(&temporary, &path)
@@ -65,20 +70,26 @@ impl CatalogDamage {
 
 impl Repository {
     /// Says, durably, that a session or point is there. `name` is `live/SESSION` or
-    /// `MACHINE/POINT`.
+    /// `MACHINE/POINT`. Returns whether its marker had to be made.
     ///
     /// # Errors
     /// `NoSpace`, and what else the operating system says.
-    pub fn mark(&self, name: &str) -> Result<()> {
-        self.prepare_marker(name)?.commit();
-        Ok(())
+    pub fn mark(&self, name: &str) -> Result<bool> {
+        let marker = self.prepare_marker(name)?;
+        let is_new = marker.paths.is_some();
+        marker.commit();
+        Ok(is_new)
     }
 
     /// The same in two steps, so that all that takes space comes before what the marker
-    /// stands for.
-    pub(crate) fn prepare_marker(&self, name: &str) -> Result<PendingMarker> {
+    /// stands for, and a crash between them shows.
+    ///
+    /// # Errors
+    /// `NoSpace`, and what else the operating system says.
+    pub fn prepare_marker(&self, name: &str) -> Result<PendingMarker> {
         let path = self.marker_path(name);
-        if path.exists() {
+        // One that cannot be read is replaced.
+        if self.read_marker(path.clone()).is_some() {
             return Ok(PendingMarker { paths: None });
         }
         let directory = self.path().join(DIRECTORY);
@@ -96,6 +107,7 @@ impl Repository {
         options.write(true).create(true).truncate(true).mode(0o600);
         let mut file = options.open(&temporary).context(what)?;
         file.write_all(&stored).and_then(|()| file.sync_all()).context(what)?;
+        sync_directory(&directory)?;
         Ok(PendingMarker { paths: Some((temporary, path)) })
     }
 
@@ -112,25 +124,63 @@ impl Repository {
         Ok(removed)
     }
 
-    /// The same for several, with one sync.
-    pub(crate) fn unmark_points(&self, points: &[(MachineName, PointName)]) -> Result<()> {
-        let mut removed = false;
-        for (machine, point) in points {
-            removed |= self.remove_marker(&format!("{machine}/{point}"))?;
+    fn remove_marker(&self, name: &str) -> Result<bool> {
+        let path = self.marker_path(name);
+        let removed = remove(&path)?;
+        let _ = remove(&path.with_extension(TEMPORARY_EXTENSION));
+        Ok(removed)
+    }
+
+    /// Takes back, durably, that these sessions or points are there, and that they are
+    /// about to go. Afterwards comes [`Repository::forget_markers`].
+    ///
+    /// # Errors
+    /// What the operating system says.
+    pub fn suspend_markers(&self, names: &[String]) -> Result<()> {
+        let mut renamed = false;
+        for path in names.iter().map(|name| self.marker_path(name)) {
+            match std::fs::rename(&path, path.with_extension(TEMPORARY_EXTENSION)) {
+                Ok(()) => renamed = true,
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error).context(|| format!("removing {}", path.display())),
+            }
         }
-        match removed {
+        match renamed {
             true => sync_directory(&self.path().join(DIRECTORY)),
             false => Ok(()),
         }
     }
 
-    fn remove_marker(&self, name: &str) -> Result<bool> {
-        let path = self.marker_path(name);
-        match std::fs::remove_file(&path) {
-            Ok(()) => Ok(true),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
-            Err(error) => Err(error).context(|| format!("removing {}", path.display())),
+    /// Removes what [`Repository::suspend_markers`] has left of these, once they are gone.
+    /// A failure leaves it to the next writer.
+    pub fn forget_markers(&self, names: &[String]) {
+        for path in names.iter().map(|name| self.marker_path(name)) {
+            let _ = remove(&path.with_extension(TEMPORARY_EXTENSION));
         }
+    }
+
+    /// What is wrong with the marker of a session or point that is there; `None` for a
+    /// sound one, and for one that is being made or taken back at this moment, or was
+    /// when a process was killed.
+    pub fn marker_damage(&self, name: &str) -> Option<CatalogDamage> {
+        let path = self.marker_path(name);
+        // In the order in which it comes; and it may go the other way, so looked at twice.
+        let is_sound = || self.read_marker(path.clone()).is_some();
+        let is_pending = || path.with_extension(TEMPORARY_EXTENSION).exists();
+        if is_sound() || is_pending() || is_sound() || is_pending() {
+            return None;
+        }
+        let why = match path.exists() {
+            true => "it cannot be read",
+            false => "it is missing",
+        };
+        Some(CatalogDamage {
+            what: format!("the marker of {name}"),
+            reason: format!(
+                "{why}: should the database lose {name}, nothing would tell; coldrise repair \
+                 makes it anew, and so does the next backup"
+            ),
+        })
     }
 
     /// True where something says that this session or point is there.
@@ -195,25 +245,28 @@ impl Repository {
         Ok(lost.map(|(_, (_, point))| point).collect())
     }
 
-    /// Makes the markers of the catalog's points that have none: a crash came between,
-    /// or they were lost. A catalog that cannot be read is left as it is.
+    /// Makes the markers of the catalog's points that have none or one that cannot be
+    /// read: a crash came between, or they were lost. A catalog that cannot be read is
+    /// left as it is. Returns how many were made.
     ///
     /// # Errors
     /// `NoSpace`, and what else the operating system says.
-    pub fn mark_points(&self) -> Result<()> {
-        self.remove_unfinished_markers();
+    pub fn mark_points(&self) -> Result<u64> {
         let names = match catalog::point_names(self) {
-            Err(error) if error.kind() == ErrorKind::Corrupt => return Ok(()),
+            Err(error) if error.kind() == ErrorKind::Corrupt => return Ok(0),
             names => names?,
         };
+        let mut made = 0;
         for (machine, point) in names {
-            self.mark(&format!("{machine}/{point}"))?;
+            made += u64::from(self.mark(&format!("{machine}/{point}"))?);
         }
-        Ok(())
+        // Last: until then they tell that a crash came between.
+        self.remove_unfinished_markers();
+        Ok(made)
     }
 
-    /// What a crash left. One that is being made at this moment goes as well, and is left
-    /// to the next writer.
+    /// What a crash left of what is not there. That of a point which is being sealed at
+    /// this moment goes as well, and is left to the writer who enters the point.
     fn remove_unfinished_markers(&self) {
         let Ok(entries) = std::fs::read_dir(self.path().join(DIRECTORY)) else { return };
         for path in entries.flatten().map(|entry| entry.path()) {
@@ -226,6 +279,15 @@ impl Repository {
     fn marker_path(&self, name: &str) -> PathBuf {
         let hash = self.derive_key("marker", name.as_bytes());
         self.path().join(DIRECTORY).join(hex::encode(&hash[..16]))
+    }
+}
+
+/// Whether it was there.
+fn remove(path: &Path) -> Result<bool> {
+    match std::fs::remove_file(path) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error).context(|| format!("removing {}", path.display())),
     }
 }
 

@@ -15,7 +15,7 @@ use coldrise_store::{
 use serde::Serialize;
 
 use crate::invocation::Invocation;
-use crate::progress::ProgressView;
+use crate::progress::{ProgressView, VerifyView};
 use crate::report::Report;
 use crate::signals::cancel_flag;
 use crate::since::Since;
@@ -46,7 +46,9 @@ pub(crate) struct VerifyArguments {
     #[arg(value_name = "ADDRESS")]
     address: Option<Address>,
 
-    /// Read only about so many percent of the chunks, chosen at random.
+    /// Read only about so many percent of the chunks, chosen at random; at least a few.
+    ///
+    /// Captured blocks, chunk maps and documents are read whole.
     #[arg(long, value_name = "PERCENT", value_parser = parse_percent)]
     #[arg(conflicts_with = "address")]
     sample: Option<f64>,
@@ -60,6 +62,7 @@ pub(crate) struct VerifyArguments {
     /// them when they were new. The time is that of the clock when a point was stored, as
     /// coldrise list shows it, and not the one in its name.
     #[arg(long, value_name = "TIME", conflicts_with_all = ["address", "sample"])]
+    #[arg(value_parser = parse_since)]
     since: Option<Since>,
 }
 
@@ -70,6 +73,15 @@ fn parse_percent(text: &str) -> std::result::Result<f64, String> {
         .ok()
         .filter(|percent| *percent > 0.0 && *percent <= 100.0)
         .ok_or_else(|| "a percentage above 0 and up to 100, for example 5%".to_owned())
+}
+
+fn parse_since(text: &str) -> std::result::Result<Since, String> {
+    let since = text.parse::<Since>().map_err(|error| error.to_string())?;
+    let now = jiff::Timestamp::now();
+    match u128::from(since.unix_ms(now)) > u128::try_from(now.as_millisecond()).unwrap_or(0) {
+        true => Err(format!("{text} is in the future: nothing was stored since")),
+        false => Ok(since),
+    }
 }
 
 #[derive(Serialize)]
@@ -86,6 +98,7 @@ struct Verified {
     damaged_pages: Vec<Damaged>,
     damaged_documents: Vec<CatalogDamage>,
     damaged_layers: Vec<CatalogDamage>,
+    damaged_markers: Vec<CatalogDamage>,
     /// Of the database, those of chunks left out.
     damaged_files: Vec<CatalogDamage>,
     affected: Vec<Affected>,
@@ -100,7 +113,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: &VerifyArguments) -> Resul
         Some(address) => (only(&repository, address)?, Coverage::Referenced),
         None => {
             let coverage = arguments.sample.map_or(Coverage::Everything, Coverage::Sample);
-            (Held::everything(&repository, PROGRAM)?, coverage)
+            (Held::everything(&repository, PROGRAM, &cancel)?, coverage)
         }
     };
     let view = ProgressView::new(invocation);
@@ -113,6 +126,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: &VerifyArguments) -> Resul
     let is_clean = chunks.is_clean()
         && affected.is_empty()
         && inventory.damaged.is_empty()
+        && inventory.damaged_markers.is_empty()
         && layers.damaged.is_empty()
         && damaged_files.is_empty();
     let verified = Verified {
@@ -127,6 +141,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: &VerifyArguments) -> Resul
         damaged_pages: chunks.damaged_pages,
         damaged_documents: inventory.damaged,
         damaged_layers: layers.damaged,
+        damaged_markers: inventory.damaged_markers,
         damaged_files,
         affected: joined(affected),
         is_clean,
@@ -159,27 +174,29 @@ fn look(
 ) -> Result<Found> {
     let is_whole =
         arguments.address.is_none() && arguments.sample.is_none() && arguments.since.is_none();
-    let chunk_bytes = u64::from(repository.chunk_size_bytes());
-    let progress = |now| view.verifying(now, chunk_bytes);
-    let options = VerifyOptions { coverage, threads: 0, cancel, progress: &progress };
     // The thread is joined whatever fails: a process that exits while one is in the database
     // crashes.
     std::thread::scope(|scope| {
         // Beside the chunks: opening the list of the files takes as long as a hundred of those.
         let files = is_whole.then(|| scope.spawn(|| repository.damaged_files(cancel)));
         let read = || {
-            let (inventory, chunks) = match &arguments.since {
-                Some(since) => {
-                    let recent = Recent::new(inventory, since.unix_ms(jiff::Timestamp::now()));
-                    let chunks = repository.verify_recent(&recent.disks(), &options)?;
-                    (recent.inventory, chunks)
-                }
-                None => {
-                    let chunks = repository.verify(&inventory.disks(), &options)?;
-                    (inventory, chunks)
-                }
+            let mut inventory = inventory;
+            let recent = arguments.since.as_ref().map(|since| {
+                let since_ms = since.unix_ms(jiff::Timestamp::now());
+                Recent::new(std::mem::take(&mut inventory), since_ms)
+            });
+            let wanted = recent.as_ref().map_or(&inventory, |recent| &recent.inventory);
+            let view = VerifyView::new(view, wanted.captured_bytes(repository));
+            let progress = |now| view.chunks(now);
+            let options = VerifyOptions { coverage, threads: 0, cancel, progress: &progress };
+            let chunks = match &recent {
+                Some(recent) => repository.verify_recent(&recent.disks(), &options)?,
+                None => repository.verify(&inventory.disks(), &options)?,
             };
-            let layers = inventory.verify_layers(repository, cancel, &|_bytes| {})?;
+            let progress = |now| view.captured(now);
+            let options = VerifyOptions { progress: &progress, ..options };
+            let layers = wanted.verify_layers(repository, &options)?;
+            let inventory = recent.map_or(inventory, |recent| recent.inventory);
             Ok((inventory, chunks, layers))
         };
         let (inventory, chunks, layers) =
@@ -255,7 +272,7 @@ fn joined(affected: Vec<Affected>) -> Vec<Affected> {
 fn text(verified: &Verified) -> String {
     let mut lines = Vec::new();
     let documents = verified.damaged_documents.iter().chain(&verified.damaged_layers);
-    for document in documents.chain(&verified.damaged_files) {
+    for document in documents.chain(&verified.damaged_files).chain(&verified.damaged_markers) {
         lines.push(format!("damaged: {}: {}", document.what, document.reason));
     }
     for page in &verified.damaged_pages {

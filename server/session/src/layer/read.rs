@@ -110,13 +110,14 @@ impl Layer {
             .context(|| format!("reading {}", self.path.display()))
     }
 
-    /// Authenticates what is captured from `block` on, as far as one call reads.
+    /// Authenticates what is captured from `block` on, as far as one call reads and before
+    /// `end`.
     /// Returns how many blocks were dealt with and how many bytes were read: none
     /// where nothing is captured.
     ///
     /// Errors: `Corrupt` when that one block is damaged.
-    pub(crate) fn check_captured(&self, block: u64) -> Result<(u64, u64)> {
-        let left = self.blocks() - block;
+    pub(crate) fn check_captured(&self, block: u64, end: u64) -> Result<(u64, u64)> {
+        let left = end - block;
         let Lookup::Slot(slot) = self.lookup(block) else {
             return Ok((self.uniform_blocks(block, left).max(1), 0));
         };

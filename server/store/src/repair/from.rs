@@ -22,8 +22,8 @@ impl RepositoryWriter {
     /// are not healed.
     ///
     /// # Errors
-    /// What the operating system says.
-    pub fn unhealed(&self, disks: &[VerifiedDisk]) -> Result<Vec<Affected>> {
+    /// `Interrupted` once `cancel` is set; what the operating system says.
+    pub fn unhealed(&self, disks: &[VerifiedDisk], cancel: &AtomicBool) -> Result<Vec<Affected>> {
         if self.damaged_chunks() == 0 {
             return Ok(Vec::new());
         }
@@ -31,7 +31,7 @@ impl RepositoryWriter {
         let end = ids.iter().max().map_or(0, |last| last + 1);
         let unusable = IdSet::new(end);
         ids.into_iter().for_each(|id| unusable.insert(id));
-        self.repository().affected(disks, &unusable)
+        self.repository().affected(disks, &unusable, cancel)
     }
 
     /// Reads all chunks of another repository and stores again what is known to be
@@ -66,7 +66,9 @@ impl RepositoryWriter {
                 next += 1;
             }
             healed += self.heal(&content)?;
-            progress(VerifyProgress { done_chunks: next.min(end), total_chunks: end, read_bytes });
+            let in_bytes = |ids: u64| ids * chunk_size as u64;
+            let done_bytes = in_bytes(next.min(end));
+            progress(VerifyProgress { done_bytes, total_bytes: in_bytes(end), read_bytes });
         }
         Ok(healed)
     }

@@ -81,7 +81,7 @@ impl RepositoryWriter {
         report.corrected_chunks = mended.corrected.len() as u64;
         if !mended.corrected.is_empty() {
             mended.corrected.iter().for_each(|id| unusable.remove(*id));
-            report.found.affected = repository.affected(disks, &unusable)?;
+            report.found.affected = repository.affected(disks, &unusable, options.cancel)?;
         }
         // By entries that the index may have lost since.
         let mut chunks = self.shared.damaged.still(|id| unusable.contains(id));
@@ -116,7 +116,7 @@ impl RepositoryWriter {
         report.healable_chunks = chunks.len() as u64;
         let unreadable = unusable.snapshot();
         chunks.values().for_each(|id| unusable.remove(*id));
-        report.lost = repository.affected(disks, &unusable)?;
+        report.lost = repository.affected(disks, &unusable, options.cancel)?;
         damaged::put(repository, &mut batch, &chunks)?;
         repository.database().write(batch, true)?;
         report.added_entries = index::add_damaged(repository, &chunks, &indexed)?;

@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use coldrise_block::{Error, ErrorKind, Result};
 use parking_lot::Mutex;
 
-use super::{Coverage, Damaged, VerifyOptions, VerifyProgress, VerifyReport, MAX_DESCRIBED};
+use super::{
+    check_cancel, Coverage, Damaged, VerifyOptions, VerifyProgress, VerifyReport, MAX_DESCRIBED,
+};
 use crate::chunk::ChunkId;
 use crate::rocks::{BlockBuffers, ChunkFiles, Cursor, Family, ReadMode};
 use crate::Repository;
@@ -50,6 +52,12 @@ impl IdSet {
         }
     }
 
+    /// How many there are.
+    fn len(&self) -> u64 {
+        let ones = |word: &AtomicU64| u64::from(word.load(Ordering::Relaxed).count_ones());
+        self.words.iter().map(ones).sum()
+    }
+
     /// True for what was inserted. An id at `end` or above is newer than the set.
     pub(crate) fn contains(&self, id: ChunkId) -> bool {
         let word = self.words.get((id / 64) as usize);
@@ -88,29 +96,23 @@ pub(super) fn verify(
         0 => std::thread::available_parallelism().map_or(1, usize::from),
         threads => threads,
     };
-    let shared_out = (ids.end - ids.start.min(ids.end)) / (threads as u64 * PIECES_PER_THREAD);
     let run = Run {
         repository,
         // Where it cannot be told what is where, RocksDB reads all.
         files: repository.database().chunk_files().ok(),
-        // Ids begin at 1.
-        first: ids.start.max(1),
-        end: ids.end,
         wanted,
+        wanted_count: wanted.map_or(0, IdSet::len),
         options,
-        piece_ids: match options.coverage {
-            Coverage::Sample(_) => SAMPLED_PIECE_IDS,
-            Coverage::Everything | Coverage::Referenced => {
-                shared_out.clamp(MIN_PIECE_IDS, MAX_PIECE_IDS)
-            }
-        },
+        // Ids begin at 1.
+        pieces: Pieces::new(ids.start.max(1)..ids.end, options.coverage, threads),
         next_piece: AtomicU64::new(0),
         unusable: IdSet::new(ids.end),
-        done_ids: AtomicU64::new(0),
+        done_bytes: AtomicU64::new(0),
         chunks: AtomicU64::new(0),
         read_bytes: AtomicU64::new(0),
         damaged: Mutex::new((Vec::new(), 0)),
     };
+    run.tell();
     std::thread::scope(|scope| {
         let workers: Vec<_> = (0..threads).map(|_| scope.spawn(|| run.work())).collect();
         workers.into_iter().try_for_each(|worker| {
@@ -126,17 +128,69 @@ pub(super) fn verify(
     Ok(run.unusable)
 }
 
+/// Which ids are read in one go, and by whom they are chosen.
+struct Pieces {
+    ids: Range<ChunkId>,
+    piece_ids: u64,
+    /// How many are read, and of how many.
+    count: u64,
+    all: u64,
+}
+
+impl Pieces {
+    fn new(ids: Range<ChunkId>, coverage: Coverage, threads: usize) -> Pieces {
+        let id_count = ids.end.saturating_sub(ids.start);
+        let shared_out = id_count / (threads as u64 * PIECES_PER_THREAD);
+        let piece_ids = match coverage {
+            Coverage::Sample(_) => SAMPLED_PIECE_IDS,
+            Coverage::Everything | Coverage::Referenced => {
+                shared_out.clamp(MIN_PIECE_IDS, MAX_PIECE_IDS)
+            }
+        };
+        let all = id_count.div_ceil(piece_ids);
+        let count = match coverage {
+            Coverage::Sample(percent) => {
+                ((all as f64 * percent / 100.0).ceil() as u64).clamp(all.min(1), all)
+            }
+            Coverage::Everything | Coverage::Referenced => all,
+        };
+        Pieces { ids, piece_ids, count, all }
+    }
+
+    /// The ids of one of the pieces that are read: all are divided into as many equal
+    /// parts, and of each part one is taken at random.
+    fn piece(&self, number: u64) -> Result<Range<ChunkId>> {
+        // Below `all`, as `number` is at most `count`.
+        let start =
+            |part: u64| (u128::from(part) * u128::from(self.all) / u128::from(self.count)) as u64;
+        let part = start(number)..start(number + 1);
+        let mut bytes = [0; 8];
+        if part.end - part.start > 1 {
+            crate::random(&mut bytes)?;
+        }
+        let chosen = part.start + u64::from_le_bytes(bytes) % (part.end - part.start);
+        let first = self.ids.start + chosen * self.piece_ids;
+        Ok(first..(first + self.piece_ids).min(self.ids.end))
+    }
+
+    /// All that is read; of a sample about, as the last piece may be a short one.
+    fn ids_to_read(&self) -> u64 {
+        let id_count = self.ids.end.saturating_sub(self.ids.start);
+        id_count.min(self.count * self.piece_ids)
+    }
+}
+
 struct Run<'a> {
     repository: &'a Repository,
     files: Option<ChunkFiles>,
-    first: ChunkId,
-    end: ChunkId,
     wanted: Option<&'a IdSet>,
+    /// How many those are.
+    wanted_count: u64,
     options: &'a VerifyOptions<'a>,
-    piece_ids: u64,
+    pieces: Pieces,
     next_piece: AtomicU64,
     unusable: IdSet,
-    done_ids: AtomicU64,
+    done_bytes: AtomicU64,
     chunks: AtomicU64,
     read_bytes: AtomicU64,
     damaged: Mutex<(Vec<Damaged>, u64)>,
@@ -160,41 +214,45 @@ impl Scratch {
 
 impl Run<'_> {
     fn work(&self) -> Result<()> {
-        let pieces = self.end.saturating_sub(self.first).div_ceil(self.piece_ids);
         let mut scratch = Scratch::default();
         loop {
-            if self.options.cancel.load(Ordering::Relaxed) {
-                return Err(Error::new(ErrorKind::Interrupted, "cancelled"));
-            }
-            let piece = self.next_piece.fetch_add(1, Ordering::Relaxed);
-            if piece >= pieces {
+            check_cancel(self.options.cancel)?;
+            let number = self.next_piece.fetch_add(1, Ordering::Relaxed);
+            if number >= self.pieces.count {
                 return Ok(());
             }
-            let first = self.first + piece * self.piece_ids;
-            let end = (first + self.piece_ids).min(self.end);
-            if self.is_chosen()? && first < end {
-                self.read_piece(first, end, &mut scratch)?;
-                let (chunks, bytes) = std::mem::take(&mut scratch.read);
-                self.chunks.fetch_add(chunks, Ordering::Relaxed);
-                self.read_bytes.fetch_add(bytes, Ordering::Relaxed);
-            }
-            let done_chunks = self.done_ids.fetch_add(end.saturating_sub(first), Ordering::Relaxed)
-                + end.saturating_sub(first);
-            (self.options.progress)(VerifyProgress {
-                done_chunks,
-                total_chunks: self.end.saturating_sub(self.first),
-                read_bytes: self.read_bytes.load(Ordering::Relaxed),
-            });
+            let piece = self.pieces.piece(number)?;
+            self.read_piece(piece.start, piece.end, &mut scratch)?;
+            let (chunks, bytes) = std::mem::take(&mut scratch.read);
+            self.chunks.fetch_add(chunks, Ordering::Relaxed);
+            self.read_bytes.fetch_add(bytes, Ordering::Relaxed);
+            self.done_bytes.fetch_add(self.in_bytes(self.wanted_ids(piece)), Ordering::Relaxed);
+            self.tell();
         }
     }
 
-    fn is_chosen(&self) -> Result<bool> {
-        let Coverage::Sample(percent) = self.options.coverage else { return Ok(true) };
-        let mut bytes = [0; 8];
-        crate::random(&mut bytes)?;
-        // 53 bits: a number from 0 to 1, exactly.
-        let number = (u64::from_le_bytes(bytes) >> 11) as f64 / (1u64 << 53) as f64;
-        Ok(number * 100.0 < percent)
+    fn tell(&self) {
+        let total_ids = match self.wanted {
+            Some(_) => self.wanted_count,
+            None => self.pieces.ids_to_read(),
+        };
+        (self.options.progress)(VerifyProgress {
+            done_bytes: self.done_bytes.load(Ordering::Relaxed),
+            total_bytes: self.in_bytes(total_ids),
+            read_bytes: self.read_bytes.load(Ordering::Relaxed),
+        });
+    }
+
+    fn in_bytes(&self, ids: u64) -> u64 {
+        ids * u64::from(self.repository.chunk_size_bytes())
+    }
+
+    /// How many ids of a piece there are to read.
+    fn wanted_ids(&self, piece: Range<ChunkId>) -> u64 {
+        match self.wanted {
+            Some(wanted) => piece.filter(|id| wanted.contains(*id)).count() as u64,
+            None => piece.end - piece.start,
+        }
     }
 
     fn is_wanted(&self, id: ChunkId) -> bool {

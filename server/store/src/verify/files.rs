@@ -7,11 +7,11 @@
 
 use std::collections::HashSet;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 
-use coldrise_block::{Context, Error, ErrorKind, Result};
+use coldrise_block::{Context, ErrorKind, Result};
 
-use super::CatalogDamage;
+use super::{check_cancel, CatalogDamage};
 use crate::description::database_path;
 use crate::log_directory::LogDirectory;
 use crate::rocks::{all_files, is_sound, Family};
@@ -40,9 +40,7 @@ impl Repository {
             }
         };
         for path in listed {
-            if cancel.load(Ordering::Relaxed) {
-                return Err(Error::new(ErrorKind::Interrupted, "cancelled"));
-            }
+            check_cancel(cancel)?;
             // Of those only whether they are there.
             let found = match chunks.contains(&path) {
                 true => path.symlink_metadata().map(|_| true).context(|| "looking for a file"),

@@ -2,11 +2,12 @@
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
+use std::sync::atomic::AtomicBool;
 
 use coldrise_block::{ErrorKind, Result};
 
 use super::chunks::IdSet;
-use super::{Affected, Damaged, VerifiedDisk, VerifyReport};
+use super::{check_cancel, Affected, Damaged, VerifiedDisk, VerifyReport};
 use crate::chunk::ChunkId;
 use crate::map::{subtree_chunks, PageId, PageSource};
 use crate::Repository;
@@ -17,11 +18,12 @@ pub(super) fn referenced(
     repository: &Repository,
     disks: &[VerifiedDisk],
     end: ChunkId,
+    cancel: &AtomicBool,
 ) -> Result<IdSet> {
     let ids = IdSet::new(end);
     let mut seen = HashMap::new();
     for disk in disks {
-        collect(repository, disk.root.page(), disk.root.levels(), &ids, &mut seen)?;
+        collect(repository, disk.root.page(), disk.root.levels(), cancel, &ids, &mut seen)?;
     }
     Ok(ids)
 }
@@ -30,12 +32,14 @@ fn collect(
     repository: &Repository,
     page: PageId,
     levels: u8,
+    cancel: &AtomicBool,
     ids: &IdSet,
     seen: &mut HashMap<(PageId, u8), ()>,
 ) -> Result<()> {
     if page == 0 || seen.insert((page, levels), ()).is_some() {
         return Ok(());
     }
+    check_cancel(cancel)?;
     let slots = match repository.page(page, levels - 1) {
         Ok(slots) => slots,
         Err(error) if is_damage(error.kind()) => return Ok(()),
@@ -44,7 +48,7 @@ fn collect(
     for slot in slots.iter().copied().filter(|slot| *slot != 0) {
         match levels {
             1 => ids.insert(slot),
-            _ => collect(repository, slot, levels - 1, ids, seen)?,
+            _ => collect(repository, slot, levels - 1, cancel, ids, seen)?,
         }
     }
     Ok(())
@@ -52,17 +56,23 @@ fn collect(
 
 /// The highest chunk id that the disks refer to; 0 where there is none. Pages that
 /// cannot be read count as holes: the answer is then too low, which makes more new.
-pub(super) fn highest(repository: &Repository, disks: &[VerifiedDisk]) -> Result<ChunkId> {
+pub(super) fn highest(
+    repository: &Repository,
+    disks: &[VerifiedDisk],
+    cancel: &AtomicBool,
+) -> Result<ChunkId> {
     fn look(
         repository: &Repository,
         page: PageId,
         levels: u8,
+        cancel: &AtomicBool,
         seen: &mut HashSet<(PageId, u8)>,
         highest: &mut ChunkId,
     ) -> Result<()> {
         if page == 0 || !seen.insert((page, levels)) {
             return Ok(());
         }
+        check_cancel(cancel)?;
         let slots = match repository.page(page, levels - 1) {
             Ok(slots) => slots,
             Err(error) if is_damage(error.kind()) => return Ok(()),
@@ -72,11 +82,13 @@ pub(super) fn highest(repository: &Repository, disks: &[VerifiedDisk]) -> Result
             *highest = slots.iter().copied().max().unwrap_or(0).max(*highest);
             return Ok(());
         }
-        slots.iter().try_for_each(|slot| look(repository, *slot, levels - 1, seen, highest))
+        let mut slots = slots.iter();
+        slots.try_for_each(|slot| look(repository, *slot, levels - 1, cancel, seen, highest))
     }
     let (mut seen, mut highest) = (HashSet::new(), 0);
     for disk in disks {
-        look(repository, disk.root.page(), disk.root.levels(), &mut seen, &mut highest)?;
+        let (page, levels) = (disk.root.page(), disk.root.levels());
+        look(repository, page, levels, cancel, &mut seen, &mut highest)?;
     }
     Ok(highest)
 }
@@ -92,9 +104,10 @@ pub(super) fn find_affected(
     repository: &Repository,
     disks: &[VerifiedDisk],
     unusable: &IdSet,
+    cancel: &AtomicBool,
     report: &mut VerifyReport,
 ) -> Result<()> {
-    let mut walk = Walk { repository, unusable, is_affected: HashMap::new(), report };
+    let mut walk = Walk { repository, unusable, cancel, is_affected: HashMap::new(), report };
     for disk in disks {
         walk.judge(disk.root.page(), disk.root.levels())?;
     }
@@ -103,6 +116,7 @@ pub(super) fn find_affected(
     report.damaged_pages.sort_by_key(|damaged| damaged.id);
     let chunk_size = u64::from(repository.chunk_size_bytes());
     for disk in disks {
+        check_cancel(cancel)?;
         let mut found =
             Ranges { repository, unusable, is_affected: &is_affected, chunks: Vec::new() };
         found.descend(disk.root.page(), disk.root.levels(), 0)?;
@@ -121,6 +135,7 @@ pub(super) fn find_affected(
 struct Walk<'a> {
     repository: &'a Repository,
     unusable: &'a IdSet,
+    cancel: &'a AtomicBool,
     is_affected: HashMap<(PageId, u8), bool>,
     report: &'a mut VerifyReport,
 }
@@ -134,6 +149,7 @@ impl Walk<'_> {
         if let Some(known) = self.is_affected.get(&(page, levels)) {
             return Ok(*known);
         }
+        check_cancel(self.cancel)?;
         let affected = match self.repository.page(page, levels - 1) {
             Ok(slots) if levels == 1 => slots.iter().any(|id| self.unusable.contains(*id)),
             Ok(slots) => {

@@ -22,9 +22,9 @@ pub use documents::CatalogDamage;
 pub use recent::RecentDisks;
 
 use std::ops::Range;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use coldrise_block::Result;
+use coldrise_block::{Error, ErrorKind, Result};
 
 use crate::chunk::ChunkId;
 use crate::state::StoreState;
@@ -56,8 +56,8 @@ pub enum Coverage {
     Everything,
     /// Chunks that the given disks refer to.
     Referenced,
-    /// About so many percent of all stored chunks, chosen at random, in pieces of
-    /// neighbours.
+    /// So many percent of all stored chunks, in pieces of neighbours: of as many equal
+    /// parts of the ids one piece each, chosen at random. At least one.
     Sample(f64),
 }
 
@@ -70,18 +70,19 @@ pub struct VerifyOptions<'a> {
     pub threads: usize,
     /// Set by whoever wants to end it.
     pub cancel: &'a AtomicBool,
-    /// Hears how far the chunks have come, from several threads.
+    /// Hears how far it has come, from several threads; first that nothing is done.
     pub progress: &'a (dyn Fn(VerifyProgress) + Sync),
 }
 
-/// How far a verify has come.
+/// How far a verify has come, in bytes that disks have: a chunk counts whole, however small
+/// it is stored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VerifyProgress {
-    /// Chunk ids dealt with, and all there are to deal with.
-    pub done_chunks: u64,
-    /// All there are to deal with.
-    pub total_chunks: u64,
-    /// Bytes read: chunks as they are stored.
+    /// What was dealt with.
+    pub done_bytes: u64,
+    /// All there is to deal with.
+    pub total_bytes: u64,
+    /// Bytes read, as they are stored.
     pub read_bytes: u64,
 }
 
@@ -153,11 +154,11 @@ impl Repository {
         let mut report = VerifyReport::default();
         let end = self.next_chunk()?;
         let wanted = match options.coverage {
-            Coverage::Referenced => Some(maps::referenced(self, disks, end)?),
+            Coverage::Referenced => Some(maps::referenced(self, disks, end, options.cancel)?),
             Coverage::Everything | Coverage::Sample(_) => None,
         };
         let unusable = chunks::verify(self, 1..end, wanted.as_ref(), options, &mut report)?;
-        maps::find_affected(self, disks, &unusable, &mut report)?;
+        maps::find_affected(self, disks, &unusable, options.cancel, &mut report)?;
         Ok((report, unusable))
     }
 
@@ -175,10 +176,18 @@ impl Repository {
         &self,
         disks: &[VerifiedDisk],
         unusable: &IdSet,
+        cancel: &AtomicBool,
     ) -> Result<Vec<Affected>> {
         let mut report = VerifyReport::default();
-        maps::find_affected(self, disks, unusable, &mut report)?;
+        maps::find_affected(self, disks, unusable, cancel, &mut report)?;
         Ok(report.affected)
+    }
+}
+
+fn check_cancel(cancel: &AtomicBool) -> Result<()> {
+    match cancel.load(Ordering::Relaxed) {
+        true => Err(Error::new(ErrorKind::Interrupted, "cancelled")),
+        false => Ok(()),
     }
 }
 

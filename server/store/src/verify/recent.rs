@@ -37,15 +37,15 @@ impl Repository {
     ) -> Result<VerifyReport> {
         self.catch_up()?;
         let end = self.next_chunk()?;
-        let first = maps::highest(self, disks.before)?.saturating_add(1).min(end);
+        let first = maps::highest(self, disks.before, options.cancel)?.saturating_add(1).min(end);
         let options = VerifyOptions { coverage: Coverage::Everything, ..*options };
         let mut report = VerifyReport::default();
         let unusable = chunks::verify(self, first..end, None, &options, &mut report)?;
-        maps::find_affected(self, disks.recent, &unusable, &mut report)?;
+        maps::find_affected(self, disks.recent, &unusable, options.cancel, &mut report)?;
         if !report.is_clean() {
             report.damaged_pages.clear();
             report.affected.clear();
-            maps::find_affected(self, disks.all, &unusable, &mut report)?;
+            maps::find_affected(self, disks.all, &unusable, options.cancel, &mut report)?;
         }
         Ok(report)
     }

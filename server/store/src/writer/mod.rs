@@ -208,8 +208,12 @@ impl RepositoryWriter {
         let mut batch = repository.database().batch();
         catalog::remove_points(repository, &mut batch, points)?;
         progress.log_bytes += batch.bytes() as u64;
-        repository.unmark_points(points)?;
-        repository.database().write(batch, true)
+        let name = |(machine, point): &(MachineName, PointName)| format!("{machine}/{point}");
+        let names: Vec<_> = points.iter().map(name).collect();
+        repository.suspend_markers(&names)?;
+        repository.database().write(batch, true)?;
+        repository.forget_markers(&names);
+        Ok(())
     }
 
     /// Strikes off points that the catalog has lost: nothing says any more that they have
@@ -226,8 +230,9 @@ impl RepositoryWriter {
             catalog::retire_lost(repository, &mut batch, machine, point)?;
             progress.log_bytes += batch.bytes() as u64;
             repository.database().write(batch, true)?;
+            repository.unmark(&format!("{machine}/{point}"))?;
         }
-        repository.unmark_points(points)
+        Ok(())
     }
 
     /// Makes the counters of the store exact, durably: now, or when the disk that is

@@ -18,7 +18,7 @@ use coldrise_store::{
 use serde::Serialize;
 
 use crate::invocation::Invocation;
-use crate::progress::ProgressView;
+use crate::progress::{ProgressView, VerifyView};
 use crate::report::Report;
 use crate::signals::cancel_flag;
 use crate::units::{show_count, show_duration, show_size};
@@ -31,7 +31,8 @@ use crate::units::{show_count, show_duration, show_size};
 /// flipped bit is put right; other damage inside is left out, and files that are missing
 /// or cut short are given up, so that backups can go on. What the deduplication index lacks
 /// is added, and what in it leads to damaged chunks that nothing refers to is removed.
-/// Nothing that can be read is lost. The exit code is 1 where something stays damaged.
+/// Nothing that can be read is lost. Markers that restore points or sessions lack are made
+/// anew. The exit code is 1 where something stays damaged.
 #[derive(Debug, Args)]
 pub(crate) struct RepairArguments {
     /// Where the content may still be: [FORMAT:]FILE or an NBD URI, as for backup. A
@@ -80,6 +81,8 @@ struct Repaired {
     /// Of the deduplication index.
     removed_entries: u64,
     added_entries: u64,
+    /// Of points and sessions: those were missing or could not be read.
+    made_markers: u64,
     /// What nothing can heal.
     lost: Vec<Affected>,
     damaged_documents: Vec<CatalogDamage>,
@@ -98,8 +101,8 @@ pub(crate) fn run(invocation: &Invocation, arguments: &RepairArguments) -> Resul
         check_source(source, &sources, &cancel)?;
     }
     let other = arguments.other.open(invocation)?;
-    let (writer, reopened) = invocation.open_for_repair()?;
-    let mut done = Done { reopened, ..Done::default() };
+    let (writer, reopened, made_markers) = invocation.open_for_repair()?;
+    let mut done = Done { reopened, made_markers, ..Done::default() };
     match repair(invocation, arguments, &writer, other.as_ref(), &mut done, &cancel) {
         Ok(report) => Ok(report),
         Err(error) => {
@@ -114,6 +117,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: &RepairArguments) -> Resul
 #[derive(Default)]
 struct Done {
     reopened: Reopened,
+    made_markers: u64,
     report: RepairReport,
 }
 
@@ -125,11 +129,18 @@ fn repair(
     done: &mut Done,
     cancel: &AtomicBool,
 ) -> Result<Report> {
-    let inventory = Inventory::take(writer.repository())?;
+    let inventory = Inventory::take(writer.repository(), cancel)?;
     let in_use = in_use(writer, cancel)?;
     let view = ProgressView::new(invocation);
-    let chunk_bytes = u64::from(writer.repository().chunk_size_bytes());
-    let progress = |now| view.verifying(now, chunk_bytes);
+    let is_damaged = |point: &PointDocument| matches!(point.quarantine, Some(Quarantine::Damaged));
+    // To set points aside, or to release them.
+    let reads_layers = arguments.quarantine || inventory.points.iter().any(is_damaged);
+    let captured_bytes = match reads_layers {
+        true => inventory.captured_bytes(writer.repository()),
+        false => 0,
+    };
+    let verify_view = VerifyView::new(&view, captured_bytes);
+    let progress = |now| verify_view.chunks(now);
     let coverage = Coverage::Everything;
     let options = VerifyOptions { coverage, threads: 0, cancel, progress: &progress };
     done.report = writer.find_damage(&inventory.disks(), in_use.as_ref(), &options)?;
@@ -143,7 +154,12 @@ fn repair(
         let affected = &report.found.affected;
         healed_chunks += other::heal(writer, other, affected, &view, cancel)?;
     }
-    let settled = settle(writer, &inventory, &report.lost, arguments.quarantine, cancel)?;
+    let progress = |now| verify_view.captured(now);
+    let options = VerifyOptions { progress: &progress, ..options };
+    let settled = match reads_layers {
+        true => settle(writer, &inventory, &report.lost, arguments.quarantine, &options)?,
+        false => Settled::default(),
+    };
     drop(view);
     let healable_chunks = writer.damaged_chunks();
     let is_clean = healable_chunks == 0 && report.lost.is_empty() && inventory.damaged.is_empty();
@@ -158,6 +174,7 @@ fn repair(
         dropped_files: done.reopened.dropped_files,
         removed_entries: report.removed_entries,
         added_entries: report.added_entries,
+        made_markers: done.made_markers,
         lost: report.lost.clone(),
         damaged_documents: inventory.damaged,
         quarantined: settled.quarantined,
@@ -210,6 +227,10 @@ impl Done {
             let entries = report.added_entries;
             lines.push(format!("{entries} missing entries of the deduplication index added"));
         }
+        if self.made_markers > 0 {
+            let markers = show_count(self.made_markers, "marker");
+            lines.push(format!("{markers} of restore points and sessions made anew"));
+        }
         if self.reopened.dropped_files > 0 {
             let files = show_count(self.reopened.dropped_files, "file");
             lines.push(format!("{files} of the database, missing or beyond mending, given up"));
@@ -236,15 +257,11 @@ fn settle(
     inventory: &Inventory,
     lost: &[Affected],
     is_marking: bool,
-    cancel: &AtomicBool,
+    options: &VerifyOptions<'_>,
 ) -> Result<Settled> {
-    let is_damaged = |point: &PointDocument| matches!(point.quarantine, Some(Quarantine::Damaged));
-    if !is_marking && !inventory.points.iter().any(is_damaged) {
-        return Ok(Settled::default());
-    }
-    let mut affected = writer.unhealed(&inventory.disks())?;
+    let mut affected = writer.unhealed(&inventory.disks(), options.cancel)?;
     affected.extend_from_slice(lost);
-    let layers = inventory.verify_layers(writer.repository(), cancel, &|_bytes| {})?;
+    let layers = inventory.verify_layers(writer.repository(), options)?;
     affected.extend(layers.affected);
     settle_quarantine(writer, &affected, is_marking)
 }

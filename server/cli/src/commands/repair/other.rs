@@ -79,12 +79,11 @@ pub(super) fn heal(
     if writer.damaged_chunks() == 0 {
         return Ok(0);
     }
-    let (mut inventory, _held) = Held::everything(other, PROGRAM)?;
+    let (mut inventory, _held) = Held::everything(other, PROGRAM, cancel)?;
     inventory.points.sort_by(|a, b| b.point.cmp(&a.point));
     let mut healed = same_places(writer, other, &inventory, affected, view, cancel)?;
     if writer.damaged_chunks() > 0 && writer.can_heal_from(other) {
-        let chunk_bytes = u64::from(other.chunk_size_bytes());
-        let progress = |now| view.verifying(now, chunk_bytes);
+        let progress = |now| view.verifying("chunks", now);
         healed += writer.heal_from(other, cancel, &progress)?;
     } else {
         for point in &inventory.points {
