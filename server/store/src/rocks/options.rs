@@ -5,10 +5,9 @@ use std::ffi::{c_char, c_int, CStr};
 use librocksdb_sys as sys;
 
 use super::compaction::Filter;
-use super::Family;
+use super::{checked, Family};
 
-/// Bytes of memory that one memtable may take before it is written out. RocksDB
-/// reserves as much, and a little more, of the drive for its log.
+/// Bytes of memory that one memtable may take before it is written out.
 const WRITE_BUFFER_BYTES: usize = 16 << 20;
 /// Large files keep their number small, and with it the time to open all of
 /// them, at tens of TB.
@@ -28,6 +27,13 @@ const BLOOM_BITS_PER_KEY: f64 = 10.0;
 const BYTES_PER_SYNC: u64 = 8 << 20;
 /// By default a compaction reads block by block.
 const COMPACTION_READAHEAD_BYTES: usize = 2 << 20;
+
+/// RocksDB would reserve 18 MiB of the drive for its log, 4 MiB for its list of files and a
+/// whole file's length for each that a compaction writes, however little is written. On a
+/// drive that is nearly full ext4 gives it the rest, says that it is too little, and keeps
+/// it taken: a small backup finds no space, and no gc can make any. The option has no
+/// function of its own in the C interface.
+const NO_RESERVATIONS: &CStr = c"allow_fallocate=false";
 
 /// Memory for blocks, one for all families of a database.
 pub(super) struct BlockCache(*mut sys::rocksdb_cache_t);
@@ -58,7 +64,7 @@ impl Options {
 
     /// Options of the database as a whole.
     pub(super) fn database(create: bool) -> Options {
-        let options = Options::new();
+        let options = Options::without_reservations();
         let raw = options.0;
         // SAFETY: `raw` is a live options object; the calls only set fields.
         unsafe {
@@ -155,6 +161,26 @@ impl Options {
             sys::rocksdb_block_based_options_set_block_cache(table, cache.0);
             sys::rocksdb_options_set_block_based_table_factory(raw, table);
             sys::rocksdb_block_based_options_destroy(table);
+        }
+        options
+    }
+
+    fn without_reservations() -> Options {
+        let (base, options) = (Options::new(), Options::new());
+        let set = checked("setting an option of the database", |error| {
+            // SAFETY: both are live options objects, and the text ends with a zero.
+            unsafe {
+                sys::rocksdb_get_options_from_string(
+                    base.0,
+                    NO_RESERVATIONS.as_ptr(),
+                    options.0,
+                    error,
+                );
+            }
+        });
+        // A RocksDB that does not know it takes more space than it needs, no more.
+        if let Err(error) = set {
+            tracing::warn!(%error, "the database reserves space that it may not need");
         }
         options
     }
