@@ -30,6 +30,7 @@ def pytest_addoption(parser):
     group.addoption("--kills", type=int, default=24, help="kills at file operations (24)")
     group.addoption("--fault-seed", type=int, default=11, help="which ones (11)")
     group.addoption("--fault-operation", help="of this operation only")
+    group.addoption("--fault-family", help="at calls of this kind only: see support/faults.py")
     group.addoption("--gc-kills", type=int, default=30, help="kills of a gc (30)")
     group.addoption("--gc-seed", type=int, help="repeat the gcs of this seed")
     group.addoption("--crash-seed", type=int, help="repeat the run of this seed")

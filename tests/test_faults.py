@@ -100,16 +100,18 @@ class Place:
         answer = json.loads(done.stdout.splitlines()[-1])
         assert done.returncode == 0 or operation.name.startswith("repair"), done.stdout + done.stderr
         assert answer["damaged_documents"] == [], answer
-        listed = {point["address"] for machine in coldrise.json("list")["machines"]
-                  for point in machine["points"]}  # fmt: skip
+        points_now = [point for machine in coldrise.json("list")["machines"]
+                      for point in machine["points"]]  # fmt: skip
+        listed = {point["address"] for point in points_now}
+        served = {point["address"] for point in points_now if not point.get("quarantine")}
         known = {export.rpartition("/")[0] for export in self.fixture.expected}
         points = {name for name in known if not name.startswith("live/")}
-        assert points <= listed or operation.name in ("forget", "prune"), points - listed
+        assert points <= listed or operation.name in ("forget", "prune", "prune gc"), points - listed
         if not is_thorough or operation.name.startswith("repair"):
             return
         with Nbdkit(coldrise, self.directory / "check") as server:
             for export, content in self.fixture.expected.items():
-                if export.rpartition("/")[0] in listed:
+                if export.rpartition("/")[0] in served:
                     with server.connect(export) as handle:
                         assert read_all(handle) == content, f"{export} reads wrong"
 
@@ -144,31 +146,36 @@ class _Copy:
         shutil.rmtree(self.repository, ignore_errors=True)
 
 
+def sample(found, wanted, numbers):
+    """As many of each operation, at least one, and of each the kinds of call that the
+    others have least of."""
+    chosen, taken = [], collections.Counter()
+    shares = [wanted // len(found) + (n < wanted % len(found)) for n in range(len(found))]
+    numbers.shuffle(shares)
+    for group, share in zip(found, shares):
+        by_family = collections.defaultdict(list)
+        for pair in numbers.sample(group, len(group)):
+            by_family[pair[1].family].append(pair)
+        for _ in range(min(len(group), max(1, share))):
+            family = min(filter(by_family.get, by_family), key=lambda family: taken[family])
+            taken[family] += 1
+            chosen.append(by_family[family].pop())
+    return chosen
+
+
 def run(request, fixture, shim, tmp_path, wanted, actions):
     numbers = random.Random(request.config.getoption("--fault-seed"))
     only = request.config.getoption("--fault-operation")
+    family = request.config.getoption("--fault-family")
     operations = [o for o in OPERATIONS if only is None or o.name == only]
     places = [Place(fixture, shim, tmp_path / f"place{n}") for n in range(WORKERS)]
     found = []
     for operation in operations:
         faults = faults_of(places[0].counts(operation), actions)
-        found.append([(operation, fault) for fault in faults])
+        found.append([(operation, fault) for fault in faults if family in (None, fault.family)])
     total = sum(map(len, found))
     if wanted:
-        # As many of each operation, and as many of each kind of call.
-        chosen = []
-        for group in found:
-            by_family = collections.defaultdict(list)
-            for pair in numbers.sample(group, len(group)):
-                by_family[pair[1].family].append(pair)
-            turns = [list(pairs) for pairs in by_family.values()]
-            share = []
-            while len(share) < min(len(group), -(-wanted // len(found))):
-                for pairs in turns:
-                    if pairs:
-                        share.append(pairs.pop())
-            numbers.shuffle(share)
-            chosen += share[: -(-wanted // len(found))]
+        chosen = sample(found, wanted, numbers)
         numbers.shuffle(chosen)
     else:
         chosen = [pair for group in found for pair in group]

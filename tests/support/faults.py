@@ -9,7 +9,10 @@ import subprocess
 
 _SOURCE = pathlib.Path(__file__).with_name("storage_shim.c")
 # As in the shim.
-FAMILIES = ("open", "read", "write", "sync", "rename", "unlink", "truncate", "mkdir", "link")
+FAMILIES = ("open", "read", "write", "sync", "rename", "unlink", "truncate", "mkdir", "link",
+            "allocate", "lock", "map", "list", "stat", "close")  # fmt: skip
+# They take no space.
+_NEVER_FULL = ("read", "unlink", "lock", "map", "list", "stat")
 _ACTIONS = {"short": -1, "kill before": -2, "kill after": -3,
             "EIO": errno.EIO, "ENOSPC": errno.ENOSPC}  # fmt: skip
 _HEAD = struct.Struct("=iiQ")
@@ -58,7 +61,7 @@ def faults_of(counts, actions):
         for action in actions:
             if action == "short" and family not in ("read", "write"):
                 continue
-            if action == "ENOSPC" and family in ("read", "unlink"):
+            if action == "ENOSPC" and family in _NEVER_FULL:
                 continue
             found += [Fault(family, action, number) for number in range(1, count + 1)]
     return found

@@ -8,6 +8,7 @@ import nbd
 
 from support.cli import Coldrise
 from support.nbdserver import Nbdkit, NbdkitFailed
+from support.sources import convert, tool
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -115,6 +116,31 @@ class Rekeying(Command):
             coldrise.passphrase_file = scene.passphrase
 
 
+class WithBitmap(Command):
+    """Of an image that knows what was written since the newest backup of a machine."""
+
+    def prepare(self, coldrise, scene):
+        coldrise.json("backup", "mail01", f"vda=qcow2:{scene.before}")
+
+    def repeat(self, coldrise, scene):
+        super().repeat(coldrise, scene)
+        restored = scene.directory / "restored.raw"
+        coldrise.json("restore", "mail01/latest/vda", restored, "--force")
+        assert restored.read_bytes() == scene.written, "a backup with a bitmap lacks something"
+
+
+class Marks(Command):
+    """A point, which then says so."""
+
+    def __init__(self, name, mark):
+        super().__init__(name, name, lambda scene: scene.db_point())
+        self.mark = mark
+
+    def repeat(self, coldrise, scene):
+        super().repeat(coldrise, scene)
+        assert coldrise.json("show", scene.db_point())[self.mark]
+
+
 class Writes(Command):
     """Writes and flushes over NBD. What was flushed has to be there afterwards."""
 
@@ -126,11 +152,14 @@ class Writes(Command):
         except NbdkitFailed as failed:
             return failed.code, failed.messages
         numbers, has_failed = random.Random(3), None
+        offsets = [numbers.randrange(3 * MIB) // 4096 * 4096 for _ in range(6)]
+        places = [(offset, 8 * KIB) for offset in offsets]
+        # More than the layer has space for: it has to grow.
+        places += [(offset * MIB, 2 * MIB) for offset in (4, 6, 8)]
         try:
             with server.connect("live/trial/vda") as handle:
-                for _ in range(6):
-                    offset = numbers.randrange(3 * MIB) // 4096 * 4096
-                    content = numbers.randbytes(8 * KIB)
+                for offset, length in places:
+                    content = numbers.randbytes(length)
                     try:
                         handle.pwrite(content, offset)
                         handle.flush()
@@ -178,6 +207,7 @@ class Scene:
         web[3 * MIB : 3 * MIB + 200 * KIB] = random.Random("next").randbytes(200 * KIB)
         self.changed = self._save("changed", web)
         self.large = self._save("large", random.Random("large").randbytes(9 * MIB))
+        self.before, self.tracked, self.written = self._tracked(bytes(web[: 2 * MIB]))
         self.passphrase = directory / "another"
         self.passphrase.write_text("battery staple\n", encoding="utf-8")
         self.flushed, self.uncertain = {}, {}
@@ -186,6 +216,17 @@ class Scene:
         path = self.directory / f"{name}.raw"
         path.write_bytes(content)
         return path
+
+    def _tracked(self, content):
+        """A qcow2 image, one with a bitmap of what was written to it since, and what that holds."""
+        raw = self._save("tracked", content)
+        before, after = self.directory / "before.qcow2", self.directory / "tracked.qcow2"
+        convert(raw, before, "qcow2")
+        shutil.copyfile(before, after)
+        tool("qemu-img", "bitmap", "--add", "-g", "65536", after, "since")
+        tool("qemu-io", "-f", "qcow2", "-c", f"write -P 7 {MIB} {300 * KIB}", after)
+        changed = bytes([7]) * (300 * KIB)
+        return before, after, content[:MIB] + changed + content[MIB + len(changed) :]
 
     def db_point(self):
         """One that nothing is published from."""
@@ -197,6 +238,8 @@ OPERATIONS = [
     Init("init", "init"),
     Command("backup", "backup", "mail01", lambda scene: f"vda=raw:{scene.large}"),
     Command("incremental", "backup", "web01", lambda scene: f"vda=raw:{scene.changed}"),
+    WithBitmap("bitmap", "backup", "mail01", lambda scene: f"vda=qcow2:{scene.tracked}",
+               "--bitmap", "since"),
     Command("publish", "publish", lambda scene: scene.latest, "--name", "other", again=(0, 1)),
     Writes("writes"),
     Command("seal", "seal", "trial"),
@@ -204,6 +247,9 @@ OPERATIONS = [
     Fold("fold", "fold"),
     Command("forget", "forget", lambda scene: scene.db_point(), again=(0, 1)),
     Command("prune", "prune", "--keep-last", "1"),
+    Command("prune gc", "prune", "--keep-last", "1", "--gc"),
+    Marks("protect", "is_protected"),
+    Marks("quarantine", "quarantine"),
     Command("gc", "gc"),
     Command("key add", "key", "add", "night", "--new-passphrase-file",
             lambda scene: scene.passphrase, again=(0, 1)),

@@ -23,12 +23,17 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mman.h>
+#include <sys/sendfile.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
-enum family { OPEN, READ, WRITE, SYNC, RENAME, UNLINK, TRUNCATE, MKDIR, LINK, FAMILIES };
+enum family {
+  OPEN, READ, WRITE, SYNC, RENAME, UNLINK, TRUNCATE, MKDIR, LINK,
+  ALLOCATE, LOCK, MAP, LIST, STAT, CLOSE, FAMILIES
+};
 
 /* What becomes of the call; a positive number is an errno. */
 enum { SHORT = -1, KILL_BEFORE = -2, KILL_AFTER = -3 };
@@ -119,8 +124,16 @@ at_fd (enum family family, int fd)
 }
 
 static int
-at_entry (enum family family, int fd, const char *name)
+at_entry (enum family family, int fd, const char *volatile given)
 {
+  const char *name = given;
+
+  /* Rust's library asks for a call with no name whether the kernel has it; the headers
+   * promise the compiler that there is one. */
+  if (name == NULL)
+    return 0;
+  if (name[0] == '\0')
+    return at_fd (family, fd);
   return name[0] == '/' || fd == AT_FDCWD ? at_path (family, name) : at_fd (family, fd);
 }
 
@@ -137,7 +150,7 @@ after (int action)
     __typeof__ (call) result;                                   \
     if ((action) > 0) {                                         \
       errno = (action);                                         \
-      return -1;                                                \
+      return (__typeof__ (call)) -1;                            \
     }                                                           \
     result = (call);                                            \
     after (action);                                             \
@@ -171,48 +184,115 @@ mode_of (int flags, va_list rest)
 OPEN_CALL (open)
 OPEN_CALL (open64)
 
-int
-openat64 (int folder, const char *path, int flags, ...)
-{
-  va_list rest;
-  mode_t mode;
-  int action;
-  REAL (int, openat64, int, const char *, int, ...);
-
-  va_start (rest, flags);
-  mode = mode_of (flags, rest);
-  va_end (rest);
-  action = at_entry (OPEN, folder, path);
-  CALL (action, real (folder, path, flags, mode));
-}
-
-FILE *
-fopen (const char *path, const char *mode)
-{
-  REAL (FILE *, fopen, const char *, const char *);
-  int action = at_path (OPEN, path);
-  FILE *file;
-
-  if (action > 0) {
-    errno = action;
-    return NULL;
+#define OPENAT_CALL(name)                                       \
+  int                                                           \
+  name (int folder, const char *path, int flags, ...)           \
+  {                                                             \
+    va_list rest;                                               \
+    mode_t mode;                                                \
+    int action;                                                 \
+    REAL (int, name, int, const char *, int, ...);              \
+                                                                \
+    va_start (rest, flags);                                     \
+    mode = mode_of (flags, rest);                               \
+    va_end (rest);                                              \
+    action = at_entry (OPEN, folder, path);                     \
+    CALL (action, real (folder, path, flags, mode));            \
   }
-  file = real (path, mode);
-  after (action);
-  return file;
-}
+
+OPENAT_CALL (openat)
+OPENAT_CALL (openat64)
+
+#define FOPEN_CALL(name)                                        \
+  FILE *                                                        \
+  name (const char *path, const char *mode)                     \
+  {                                                             \
+    REAL (FILE *, name, const char *, const char *);            \
+    int action = at_path (OPEN, path);                          \
+    FILE *file;                                                 \
+                                                                \
+    if (action > 0) {                                           \
+      errno = action;                                           \
+      return NULL;                                              \
+    }                                                           \
+    file = real (path, mode);                                   \
+    after (action);                                             \
+    return file;                                                \
+  }
+
+FOPEN_CALL (fopen)
+FOPEN_CALL (fopen64)
 
 DIR *
 opendir (const char *path)
 {
   REAL (DIR *, opendir, const char *);
   int action = at_path (OPEN, path);
+  DIR *folder;
 
   if (action > 0) {
     errno = action;
     return NULL;
   }
-  return real (path);
+  folder = real (path);
+  after (action);
+  return folder;
+}
+
+DIR *
+fdopendir (int fd)
+{
+  REAL (DIR *, fdopendir, int);
+  int action = at_fd (OPEN, fd);
+  DIR *folder;
+
+  if (action > 0) {
+    errno = action;
+    return NULL;
+  }
+  folder = real (fd);
+  after (action);
+  return folder;
+}
+
+#define READDIR_CALL(name, entry)                               \
+  struct entry *                                                \
+  name (DIR *folder)                                            \
+  {                                                             \
+    REAL (struct entry *, name, DIR *);                         \
+    int action = at_fd (LIST, dirfd (folder));                  \
+    struct entry *found;                                        \
+                                                                \
+    if (action > 0) {                                           \
+      errno = action;                                           \
+      return NULL;                                              \
+    }                                                           \
+    found = real (folder);                                      \
+    after (action);                                             \
+    return found;                                               \
+  }
+
+READDIR_CALL (readdir, dirent)
+READDIR_CALL (readdir64, dirent64)
+
+/* What a failed close leaves is closed. Only of files that were written does it say
+ * anything. */
+int
+close (int fd)
+{
+  REAL (int, close, int);
+  int saved = errno, action = 0, flags, result;
+
+  if (plan != NULL && (flags = fcntl (fd, F_GETFL)) != -1 && (flags & O_ACCMODE) != O_RDONLY)
+    action = at_fd (CLOSE, fd);
+  errno = saved;
+  result = real (fd);
+  after (action);
+  if (action > 0) {
+    errno = action;
+    return -1;
+  }
+  return result;
 }
 
 /* ---------------------------------------------------------------- bytes */
@@ -285,14 +365,124 @@ write (int fd, const void *buffer, size_t count)
 PWRITE_CALL (pwrite)
 PWRITE_CALL (pwrite64)
 
-ssize_t
-writev (int fd, const struct iovec *parts, int count)
+/* Half of the parts, or half of the only one, which `half` then holds. */
+static const struct iovec *
+shortened_parts (int action, const struct iovec *parts, int *count, struct iovec *half)
 {
-  REAL (ssize_t, writev, int, const struct iovec *, int);
-  int action = at_fd (WRITE, fd);
-
-  CALL (action, real (fd, parts, (int) shortened (action, count)));
+  if (action != SHORT || *count < 1)
+    return parts;
+  if (*count > 1) {
+    *count /= 2;
+    return parts;
+  }
+  *half = parts[0];
+  half->iov_len = shortened (action, half->iov_len);
+  return half;
 }
+
+#define VECTOR_CALL(family, name)                                       \
+  ssize_t                                                               \
+  name (int fd, const struct iovec *parts, int count)                   \
+  {                                                                     \
+    REAL (ssize_t, name, int, const struct iovec *, int);               \
+    int action = at_fd (family, fd);                                    \
+    struct iovec half;                                                  \
+                                                                        \
+    parts = shortened_parts (action, parts, &count, &half);             \
+    CALL (action, real (fd, parts, count));                             \
+  }
+
+VECTOR_CALL (READ, readv)
+VECTOR_CALL (WRITE, writev)
+
+#define VECTOR_AT_CALL(family, name)                                    \
+  ssize_t                                                               \
+  name (int fd, const struct iovec *parts, int count, off_t offset)     \
+  {                                                                     \
+    REAL (ssize_t, name, int, const struct iovec *, int, off_t);        \
+    int action = at_fd (family, fd);                                    \
+    struct iovec half;                                                  \
+                                                                        \
+    parts = shortened_parts (action, parts, &count, &half);             \
+    CALL (action, real (fd, parts, count, offset));                     \
+  }
+
+VECTOR_AT_CALL (READ, preadv)
+VECTOR_AT_CALL (READ, preadv64)
+VECTOR_AT_CALL (WRITE, pwritev)
+VECTOR_AT_CALL (WRITE, pwritev64)
+
+#define VECTOR_FLAGS_CALL(family, name)                                 \
+  ssize_t                                                               \
+  name (int fd, const struct iovec *parts, int count, off_t offset, int flags) \
+  {                                                                     \
+    REAL (ssize_t, name, int, const struct iovec *, int, off_t, int);   \
+    int action = at_fd (family, fd);                                    \
+    struct iovec half;                                                  \
+                                                                        \
+    parts = shortened_parts (action, parts, &count, &half);             \
+    CALL (action, real (fd, parts, count, offset, flags));              \
+  }
+
+VECTOR_FLAGS_CALL (READ, preadv2)
+VECTOR_FLAGS_CALL (READ, preadv64v2)
+VECTOR_FLAGS_CALL (WRITE, pwritev2)
+VECTOR_FLAGS_CALL (WRITE, pwritev64v2)
+
+/* Copies that the kernel makes count where they write, and else where they read. */
+static int
+at_copy (int from, int to)
+{
+  int action = at_fd (WRITE, to);
+
+  return action != 0 ? action : at_fd (READ, from);
+}
+
+ssize_t
+copy_file_range (int from, off64_t *from_offset, int to, off64_t *to_offset, size_t count,
+                 unsigned int flags)
+{
+  REAL (ssize_t, copy_file_range, int, off64_t *, int, off64_t *, size_t, unsigned int);
+  int action = at_copy (from, to);
+
+  CALL (action, real (from, from_offset, to, to_offset, shortened (action, count), flags));
+}
+
+#define SENDFILE_CALL(name)                                             \
+  ssize_t                                                               \
+  name (int to, int from, off_t *offset, size_t count)                  \
+  {                                                                     \
+    REAL (ssize_t, name, int, int, off_t *, size_t);                    \
+    int action = at_copy (from, to);                                    \
+                                                                        \
+    CALL (action, real (to, from, offset, shortened (action, count)));  \
+  }
+
+SENDFILE_CALL (sendfile)
+SENDFILE_CALL (sendfile64)
+
+ssize_t
+splice (int from, off64_t *from_offset, int to, off64_t *to_offset, size_t count,
+        unsigned int flags)
+{
+  REAL (ssize_t, splice, int, off64_t *, int, off64_t *, size_t, unsigned int);
+  int action = at_copy (from, to);
+
+  CALL (action, real (from, from_offset, to, to_offset, shortened (action, count), flags));
+}
+
+#define MMAP_CALL(name)                                                 \
+  void *                                                                \
+  name (void *place, size_t length, int protection, int flags, int fd, off_t offset) \
+  {                                                                     \
+    REAL (void *, name, void *, size_t, int, int, int, off_t);          \
+    int action = fd == -1 ? 0 : at_fd (MAP, fd);                        \
+                                                                        \
+    CALL (action, real (place, length, protection, flags, fd, offset)); \
+  }
+
+MMAP_CALL (mmap)
+MMAP_CALL (mmap64)
 
 /* ---------------------------------------------------------------- syncs */
 
@@ -410,6 +600,24 @@ rename (const char *from, const char *to)
 }
 
 int
+renameat (int from_folder, const char *from, int to_folder, const char *to)
+{
+  REAL (int, renameat, int, const char *, int, const char *);
+  int action = at_entry (RENAME, to_folder, to);
+
+  CALL (action, real (from_folder, from, to_folder, to));
+}
+
+int
+renameat2 (int from_folder, const char *from, int to_folder, const char *to, unsigned int flags)
+{
+  REAL (int, renameat2, int, const char *, int, const char *, unsigned int);
+  int action = at_entry (RENAME, to_folder, to);
+
+  CALL (action, real (from_folder, from, to_folder, to, flags));
+}
+
+int
 unlink (const char *path)
 {
   REAL (int, unlink, const char *);
@@ -449,14 +657,34 @@ rmdir (const char *path)
 TRUNCATE_CALL (ftruncate)
 TRUNCATE_CALL (ftruncate64)
 
-int
-fallocate (int fd, int mode, off_t offset, off_t length)
-{
-  REAL (int, fallocate, int, int, off_t, off_t);
-  int action = at_fd (TRUNCATE, fd);
+#define FALLOCATE_CALL(name)                                    \
+  int                                                           \
+  name (int fd, int mode, off_t offset, off_t length)           \
+  {                                                             \
+    REAL (int, name, int, int, off_t, off_t);                   \
+    int action = at_fd (ALLOCATE, fd);                          \
+                                                                \
+    CALL (action, real (fd, mode, offset, length));             \
+  }
 
-  CALL (action, real (fd, mode, offset, length));
-}
+FALLOCATE_CALL (fallocate)
+FALLOCATE_CALL (fallocate64)
+
+/* These return the errno. */
+#define POSIX_FALLOCATE_CALL(name)                              \
+  int                                                           \
+  name (int fd, off_t offset, off_t length)                     \
+  {                                                             \
+    REAL (int, name, int, off_t, off_t);                        \
+    int action = at_fd (ALLOCATE, fd);                          \
+    int result = action > 0 ? action : real (fd, offset, length); \
+                                                                \
+    after (action);                                             \
+    return result;                                              \
+  }
+
+POSIX_FALLOCATE_CALL (posix_fallocate)
+POSIX_FALLOCATE_CALL (posix_fallocate64)
 
 int
 mkdir (const char *path, mode_t mode)
@@ -468,12 +696,128 @@ mkdir (const char *path, mode_t mode)
 }
 
 int
+mkdirat (int folder, const char *path, mode_t mode)
+{
+  REAL (int, mkdirat, int, const char *, mode_t);
+  int action = at_entry (MKDIR, folder, path);
+
+  CALL (action, real (folder, path, mode));
+}
+
+int
 link (const char *from, const char *to)
 {
   REAL (int, link, const char *, const char *);
   int action = at_path (LINK, to);
 
   CALL (action, real (from, to));
+}
+
+int
+linkat (int from_folder, const char *from, int to_folder, const char *to, int flags)
+{
+  REAL (int, linkat, int, const char *, int, const char *, int);
+  int action = at_entry (LINK, to_folder, to);
+
+  CALL (action, real (from_folder, from, to_folder, to, flags));
+}
+
+/* ---------------------------------------------------------------- locks */
+
+int
+flock (int fd, int operation)
+{
+  REAL (int, flock, int, int);
+  int action = at_fd (LOCK, fd);
+
+  CALL (action, real (fd, operation));
+}
+
+/* What follows is a number or an address: both come in the same register. */
+#define FCNTL_CALL(name)                                        \
+  int                                                           \
+  name (int fd, int command, ...)                               \
+  {                                                             \
+    va_list rest;                                               \
+    void *argument;                                             \
+    int action = 0;                                             \
+    REAL (int, name, int, int, ...);                            \
+                                                                \
+    va_start (rest, command);                                   \
+    argument = va_arg (rest, void *);                           \
+    va_end (rest);                                              \
+    switch (command) {                                          \
+    case F_SETLK:                                               \
+    case F_SETLKW:                                              \
+    case F_OFD_SETLK:                                           \
+    case F_OFD_SETLKW:                                          \
+      action = at_fd (LOCK, fd);                                \
+    }                                                           \
+    CALL (action, real (fd, command, argument));                \
+  }
+
+FCNTL_CALL (fcntl)
+FCNTL_CALL (fcntl64)
+
+/* ---------------------------------------------------------------- questions */
+
+#define STAT_CALL(name, answer)                                 \
+  int                                                           \
+  name (const char *path, struct answer *found)                 \
+  {                                                             \
+    REAL (int, name, const char *, struct answer *);            \
+    int action = at_path (STAT, path);                          \
+                                                                \
+    CALL (action, real (path, found));                          \
+  }
+
+STAT_CALL (stat, stat)
+STAT_CALL (stat64, stat64)
+STAT_CALL (lstat, stat)
+STAT_CALL (lstat64, stat64)
+
+#define FSTAT_CALL(name, answer)                                \
+  int                                                           \
+  name (int fd, struct answer *found)                           \
+  {                                                             \
+    REAL (int, name, int, struct answer *);                     \
+    int action = at_fd (STAT, fd);                              \
+                                                                \
+    CALL (action, real (fd, found));                            \
+  }
+
+FSTAT_CALL (fstat, stat)
+FSTAT_CALL (fstat64, stat64)
+
+#define FSTATAT_CALL(name, answer)                              \
+  int                                                           \
+  name (int folder, const char *path, struct answer *found, int flags) \
+  {                                                             \
+    REAL (int, name, int, const char *, struct answer *, int);  \
+    int action = at_entry (STAT, folder, path);                 \
+                                                                \
+    CALL (action, real (folder, path, found, flags));           \
+  }
+
+FSTATAT_CALL (fstatat, stat)
+FSTATAT_CALL (fstatat64, stat64)
+
+int
+statx (int folder, const char *path, int flags, unsigned int mask, struct statx *found)
+{
+  REAL (int, statx, int, const char *, int, unsigned int, struct statx *);
+  int action = at_entry (STAT, folder, path);
+
+  CALL (action, real (folder, path, flags, mask, found));
+}
+
+int
+access (const char *path, int mode)
+{
+  REAL (int, access, const char *, int);
+  int action = at_path (STAT, path);
+
+  CALL (action, real (path, mode));
 }
 
 /* nfs-ganesha has its plugins look for functions in the C library first. */
