@@ -245,3 +245,30 @@ def test_a_bitmap_does_not_count_from_a_backup_before_one_that_is_lost(coldrise,
     coldrise.json("restore", f"{made['address']}/vda", tmp_path / "restored.raw")
     restored = (tmp_path / "restored.raw").read_bytes()
     assert [restored[at * MIB] for at in range(4)] == [0, 1, 2, 3]
+
+
+def cut_log(coldrise):
+    (log,) = [path for path in (coldrise.repository / "db").glob("*.log") if path.stat().st_size]
+    log.write_bytes(log.read_bytes()[:-5])
+
+
+def test_protection_outlives_a_log_that_lost_its_end(coldrise, point):
+    coldrise.json("protect", point)
+    cut_log(coldrise)
+    (machine,) = coldrise.json("list")["machines"]
+    assert machine["points"][0]["is_protected"]
+    assert "is protected" in failure(coldrise, BUSY, "forget", point)
+    coldrise.json("unprotect", point)
+    (machine,) = coldrise.json("list")["machines"]
+    assert not machine["points"][0]["is_protected"]
+    coldrise.json("forget", point)
+
+
+def test_a_point_that_was_set_aside_stays_aside(coldrise, point):
+    coldrise.json("quarantine", point)
+    cut_log(coldrise)
+    (machine,) = coldrise.json("list")["machines"]
+    assert machine["points"][0]["quarantine"] == "chosen"
+    coldrise.json("release", point)
+    (machine,) = coldrise.json("list")["machines"]
+    assert machine["points"][0].get("quarantine") is None

@@ -441,7 +441,8 @@ mod tests {
         let mut damaged = DamagedBlocks::default();
         damaged.append(found(PIECE_BLOCKS - 1..PIECE_BLOCKS, "first"));
         damaged.append(found(PIECE_BLOCKS..PIECE_BLOCKS + 2, "second"));
-        assert_eq!(damaged.ranges, [PIECE_BLOCKS - 1..PIECE_BLOCKS + 2]);
+        let [range] = &damaged.ranges[..] else { panic!("{:?}", damaged.ranges) };
+        assert_eq!(*range, PIECE_BLOCKS - 1..PIECE_BLOCKS + 2);
         assert_eq!(damaged.first_reason.as_deref(), Some("first"));
     }
 }

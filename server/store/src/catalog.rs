@@ -17,9 +17,10 @@ use coldrise_block::{Error, ErrorKind, Result};
 use serde::{de::DeserializeOwned, Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
+use crate::markers::Flag;
 use crate::repository::Repository;
 use crate::rocks::{Batch, Family, ReadMode};
-use crate::{hex, MachineName, PointDocument, PointName, PointOrigin};
+use crate::{hex, MachineName, PointDocument, PointName, PointOrigin, Quarantine};
 
 const MACHINE: u8 = b'm';
 const POINT: u8 = b'p';
@@ -180,6 +181,18 @@ fn point_of_key(rest: &[u8], names: &HashMap<Vec<u8>, MachineName>) -> String {
     }
 }
 
+/// A point's document, with what is said of it beside its marker.
+fn open_point(repository: &Repository, key: &[u8], value: &[u8]) -> Result<PointDocument> {
+    let mut document = open::<PointDocument>(repository, key, value)?;
+    let has = |flag| repository.has_flag(&document.machine, &document.point, flag);
+    let is_protected = document.is_protected || has(Flag::Protected);
+    if document.quarantine.is_none() && has(Flag::Quarantined) {
+        document.quarantine = Some(Quarantine::Chosen);
+    }
+    document.is_protected = is_protected;
+    Ok(document)
+}
+
 impl Repository {
     /// The machines of the catalog, sorted.
     ///
@@ -227,7 +240,7 @@ impl Repository {
     pub fn points(&self, machine: &MachineName) -> Result<Vec<PointDocument>> {
         let mut points = Vec::new();
         for_each_with_prefix(self, &prefix(self, POINT, machine), |key, value| {
-            points.push(open::<PointDocument>(self, key, value)?);
+            points.push(open_point(self, key, value)?);
             Ok(())
         })?;
         Ok(points)
@@ -247,7 +260,7 @@ impl Repository {
             }
             Ok(())
         })?;
-        newest.iter().map(|(key, value)| open(self, key, value)).collect()
+        newest.iter().map(|(key, value)| open_point(self, key, value)).collect()
     }
 
     /// One point of a machine.
@@ -257,7 +270,7 @@ impl Repository {
     pub fn point(&self, machine: &MachineName, point: &PointName) -> Result<PointDocument> {
         let key = point_key(self, machine, point);
         match self.database().get(Family::Catalog, &key, ReadMode::Cached)? {
-            Some(value) => open(self, &key, &value),
+            Some(value) => open_point(self, &key, &value),
             None => Err(no_point(machine, point)),
         }
     }

@@ -30,10 +30,28 @@ const MISSING: &str =
     "it is missing: the repository was told to keep it, and has lost its document";
 const DIRECTORY: &str = "markers";
 const TEMPORARY_EXTENSION: &str = "new";
+const PROTECTED_EXTENSION: &str = "protected";
+const QUARANTINED_EXTENSION: &str = "quarantined";
 /// A name is filled up to so many bytes, so that its length does not show.
 const PLAINTEXT_BYTES: usize = 192;
 /// Largest file that is read.
 const MAX_STORED_BYTES: u64 = 1024;
+
+/// What is said of a point beside its marker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Flag {
+    Protected,
+    Quarantined,
+}
+
+impl Flag {
+    fn extension(self) -> &'static str {
+        match self {
+            Flag::Protected => PROTECTED_EXTENSION,
+            Flag::Quarantined => QUARANTINED_EXTENSION,
+        }
+    }
+}
 
 /// A marker on its way: it appears with [`PendingMarker::commit`].
 pub struct PendingMarker {
@@ -155,8 +173,44 @@ impl Repository {
     /// A failure leaves it to the next writer.
     pub fn forget_markers(&self, names: &[String]) {
         for path in names.iter().map(|name| self.marker_path(name)) {
-            let _ = remove(&path.with_extension(TEMPORARY_EXTENSION));
+            for extension in [PROTECTED_EXTENSION, QUARANTINED_EXTENSION, TEMPORARY_EXTENSION] {
+                let _ = remove(&path.with_extension(extension));
+            }
         }
+    }
+
+    /// Whether this is said of a point.
+    pub(crate) fn has_flag(&self, machine: &MachineName, point: &PointName, flag: Flag) -> bool {
+        self.flag_path(machine, point, flag).exists()
+    }
+
+    /// Says this of a point, or takes it back, durably; whether that changed anything.
+    pub(crate) fn set_flag(
+        &self,
+        (machine, point): (&MachineName, &PointName),
+        flag: Flag,
+        is_set: bool,
+    ) -> Result<bool> {
+        let path = self.flag_path(machine, point, flag);
+        let changed = match is_set {
+            false => remove(&path)?,
+            true if path.exists() => false,
+            true => {
+                let what = || format!("making {}", path.display());
+                let mut options = std::fs::OpenOptions::new();
+                options.write(true).create(true).truncate(false).mode(0o600);
+                options.open(&path).context(what)?.sync_all().context(what)?;
+                true
+            }
+        };
+        if changed {
+            sync_directory(&self.path().join(DIRECTORY))?;
+        }
+        Ok(changed)
+    }
+
+    fn flag_path(&self, machine: &MachineName, point: &PointName, flag: Flag) -> PathBuf {
+        self.marker_path(&format!("{machine}/{point}")).with_extension(flag.extension())
     }
 
     /// What is wrong with the marker of a session or point that is there; `None` for a

@@ -29,11 +29,14 @@ use crate::damaged::DamagedChunks;
 use crate::description::database_path;
 use crate::log_directory::LogDirectory;
 use crate::map::MapRoot;
+use crate::markers::Flag;
 use crate::repair::refuse_unfinished;
 use crate::repository::{Access, Repository};
 use crate::rocks::{mend_records, remove_copies, Database, Family, ReadMode};
 use crate::state::StoreState;
-use crate::{catalog, MachineName, OpenOptions, PassphraseSource, PointDocument, PointName};
+use crate::{
+    catalog, MachineName, OpenOptions, PassphraseSource, PointDocument, PointName, Quarantine,
+};
 
 pub use disk_writer::{DiskWriter, WriteOptions};
 pub(crate) use referred::{Condemned, Referred};
@@ -175,7 +178,42 @@ impl RepositoryWriter {
             catalog::replace_point(repository, &mut batch, document)?;
         }
         progress.log_bytes += batch.bytes() as u64;
-        repository.database().write(batch, true)
+        let is_chosen = |document: &PointDocument| document.quarantine == Some(Quarantine::Chosen);
+        let names = |is_set: bool| {
+            let of = documents.iter().filter(move |document| is_chosen(document) == is_set);
+            of.map(|document| (document.machine.clone(), document.point.clone()))
+        };
+        self.flagged(Flag::Quarantined, names(true).collect(), names(false).collect(), || {
+            repository.database().write(batch, true)
+        })
+    }
+
+    /// Sets a flag of some points before `write`, and takes it back of others afterwards.
+    fn flagged(
+        &self,
+        flag: Flag,
+        set: Vec<(MachineName, PointName)>,
+        unset: Vec<(MachineName, PointName)>,
+        write: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        let repository = self.repository();
+        let mut new = Vec::new();
+        let mut done = set.iter().try_for_each(|(machine, point)| {
+            if repository.set_flag((machine, point), flag, true)? {
+                new.push((machine, point));
+            }
+            Ok(())
+        });
+        done = done.and_then(|()| write());
+        if done.is_err() {
+            for name in new {
+                let _ = repository.set_flag(name, flag, false);
+            }
+        }
+        done?;
+        unset.iter().try_for_each(|(machine, point)| {
+            repository.set_flag((machine, point), flag, false).map(|_| ())
+        })
     }
 
     /// Protects points, or takes that back; all or none. Durable on return.
@@ -194,7 +232,12 @@ impl RepositoryWriter {
             catalog::set_protected(repository, &mut batch, machine, point, is_protected)?;
         }
         progress.log_bytes += batch.bytes() as u64;
-        repository.database().write(batch, true)
+        let (set, unset) = match is_protected {
+            true => (points.to_vec(), Vec::new()),
+            false => (Vec::new(), points.to_vec()),
+        };
+        let write = || repository.database().write(batch, true);
+        self.flagged(Flag::Protected, set, unset, write)
     }
 
     /// Removes points from the catalog, all of them or none, and with its last point
@@ -230,7 +273,9 @@ impl RepositoryWriter {
             catalog::retire_lost(repository, &mut batch, machine, point)?;
             progress.log_bytes += batch.bytes() as u64;
             repository.database().write(batch, true)?;
-            repository.unmark(&format!("{machine}/{point}"))?;
+            let name = format!("{machine}/{point}");
+            repository.unmark(&name)?;
+            repository.forget_markers(&[name]);
         }
         Ok(())
     }
