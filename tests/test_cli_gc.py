@@ -366,3 +366,15 @@ def test_a_gc_that_is_killed_loses_nothing(coldrise, disk, tmp_path, request):
     assert database_bytes(coldrise) < 2 * needed * 16.5 * KIB + MIB
     assert_restores(coldrise, {newest: contents[newest]}, tmp_path)
     assert coldrise.json("verify")["is_clean"]
+
+
+def test_leases_that_cannot_be_looked_for_hold_a_gc_back(coldrise, point):
+    """What a front end serves may be named there."""
+    leases = coldrise.repository / "leases"
+    shutil.rmtree(leases)
+    # To ask whether this is there fails, as it does on a failing drive.
+    leases.symlink_to(leases.name)
+    done = coldrise.run("gc")
+    assert done.returncode == FAILED and str(leases) in done.stderr, done.stderr
+    leases.unlink()
+    assert coldrise.json("show", point)["address"] == point

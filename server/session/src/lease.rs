@@ -30,6 +30,8 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::place::is_there;
+
 const PREFIX: &str = "lease-";
 const NEW_SUFFIX: &str = ".new";
 const PURPOSE: &str = "lease";
@@ -211,7 +213,7 @@ impl Drop for LeaseHold {
 /// error: nothing may be deleted then.
 pub fn read_leases(repository: &Repository) -> Result<Vec<LeaseDocument>> {
     let directory = repository.leases_dir();
-    if !directory.exists() {
+    if !is_there(&directory)? {
         return Ok(Vec::new());
     }
     let _locked = lock_directory(&directory)?;

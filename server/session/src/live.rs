@@ -11,7 +11,7 @@ use crate::disk::{LayeredDisk, Stack};
 use crate::document::SessionDocument;
 use crate::layer::{Layer, ReadMode, SealFacts, Superblock};
 use crate::lock::{FileLock, PASSING_PATIENCE};
-use crate::place::{layer_keys, layer_path, map_path, Place};
+use crate::place::{is_there, layer_keys, layer_path, map_path, Place};
 use crate::side_file::SideFileKey;
 
 /// The chunk map of a disk, as the bottom of a disk view.
@@ -211,7 +211,10 @@ impl Shown {
     fn is_current(&self, view: &LayeredDisk) -> bool {
         let has_appeared = match self {
             Shown::Disk(_) => false,
-            Shown::SideFile { key, .. } => view.is_bare() && key.path().exists(),
+            Shown::SideFile { key, .. } => {
+                // Where the drive cannot say, opening it again says why.
+                view.is_bare() && key.path().try_exists().unwrap_or(true)
+            }
         };
         view.is_current() && !has_appeared
     }
@@ -291,7 +294,7 @@ fn open_side_view(
     is_served: bool,
 ) -> std::result::Result<LayeredDisk, Failed> {
     let mut layers = Vec::new();
-    if key.path().exists() {
+    if is_there(key.path()).map_err(Failed::Settled)? {
         layers.push(key.open_for_reading(is_served).map_err(Failed::of_layer)?);
     }
     let stack = Stack { base: Arc::clone(below), layers };

@@ -153,6 +153,12 @@ pub(crate) fn remove_file(path: &Path) -> Result<()> {
     }
 }
 
+/// Whether something is there. A drive that cannot say is an error: what lies there would
+/// be passed over, or replaced.
+pub(crate) fn is_there(path: &Path) -> Result<bool> {
+    path.try_exists().context(|| format!("looking for {}", path.display()))
+}
+
 /// Removes a folder with all that is in it, if it is there.
 pub(crate) fn remove_folder(path: &Path) -> Result<()> {
     match std::fs::remove_dir_all(path) {

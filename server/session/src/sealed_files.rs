@@ -10,7 +10,7 @@ use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_store::{PointDocument, Repository};
 
 use crate::client_files::{hash, CarriedFiles};
-use crate::place::{remove_file, replace_file, sync_directory, Place};
+use crate::place::{is_there, remove_file, replace_file, sync_directory, Place};
 
 /// Largest set that is read, in bytes.
 const MAX_STORED_BYTES: u64 = 17 << 20;
@@ -37,7 +37,7 @@ pub(crate) fn write(
     files: &[u8],
 ) -> Result<()> {
     let folder = place.sealed_files();
-    if !folder.exists() {
+    if !is_there(&folder)? {
         Place::make_folder(&folder)?;
         sync_directory(place.directory())?;
     }

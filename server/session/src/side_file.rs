@@ -26,7 +26,7 @@ use crate::disk::{LayeredDisk, Stack};
 use crate::document::SessionDocument;
 use crate::layer::{Layer, LayerKeys, Poison, ReadMode, Superblock};
 use crate::lock::FileLock;
-use crate::place::{layer_keys, map_path, remove_file, sync_directory, Place};
+use crate::place::{is_there, layer_keys, map_path, remove_file, sync_directory, Place};
 
 /// Which side file: its place, and what its layer's superblock has to say.
 #[derive(Clone)]
@@ -131,7 +131,7 @@ impl SideFile {
         poison: Poison,
         writing: Arc<FileLock>,
     ) -> Result<SideFile> {
-        let is_there = key.path.exists();
+        let is_there = is_there(&key.path)?;
         let (making, written) = (Mutex::new(()), OnceLock::new());
         let file = SideFile { key, below, poison, writing, making, written };
         if is_there {
@@ -157,7 +157,7 @@ impl SideFile {
         }
         self.poison.check()?;
         let key = &self.key;
-        if !key.path.exists() {
+        if !is_there(&key.path)? {
             self.create()?;
         }
         let layer = Layer::open_for_writing(
@@ -175,7 +175,7 @@ impl SideFile {
 
     fn create(&self) -> Result<()> {
         let Some(folder) = self.key.path.parent() else { return Ok(()) };
-        if !folder.exists() {
+        if !is_there(folder)? {
             Place::make_folder(folder)?;
             folder.parent().map_or(Ok(()), sync_directory)?;
         }

@@ -179,9 +179,9 @@ impl Repository {
         }
     }
 
-    /// Whether this is said of a point.
+    /// Whether this is said of a point; also where the drive cannot tell.
     pub(crate) fn has_flag(&self, machine: &MachineName, point: &PointName, flag: Flag) -> bool {
-        self.flag_path(machine, point, flag).exists()
+        self.flag_path(machine, point, flag).try_exists().unwrap_or(true)
     }
 
     /// Says this of a point, or takes it back, durably; whether that changed anything.
@@ -237,9 +237,10 @@ impl Repository {
         })
     }
 
-    /// True where something says that this session or point is there.
+    /// True where something says that this session or point is there, and where the drive
+    /// cannot tell: nothing may be deleted then.
     pub fn is_marked(&self, name: &str) -> bool {
-        self.marker_path(name).exists()
+        self.marker_path(name).try_exists().unwrap_or(true)
     }
 
     /// The names that say so; markers that do not open are passed over, because they

@@ -25,6 +25,7 @@ use super::inside::inside;
 use super::tree::{FileEntry, FileId, FileKind};
 use super::writer::{looks, Shared};
 use crate::length::Length;
+use crate::place::is_there;
 use crate::side_file::SideFile;
 
 /// Longest that a file may become, in bytes.
@@ -66,7 +67,7 @@ impl ClientFile {
                 Content::Small { length_bytes, bytes }
             }
             FileKind::Large { capacity_bytes } => {
-                if !shared.folder.layer_path(entry.id).exists() {
+                if !is_there(&shared.folder.layer_path(entry.id))? {
                     let text = format!("the content of {:?} is missing", entry.name);
                     return Err(Error::new(ErrorKind::Corrupt, text));
                 }

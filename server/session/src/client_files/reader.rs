@@ -16,6 +16,7 @@ use super::writer::{looks, lost_list, removed};
 use crate::document::SessionDocument;
 use crate::length::Length;
 use crate::live::open_live_layer;
+use crate::place::is_there;
 
 /// The files of one session, for reading.
 pub struct ClientFilesReader {
@@ -115,7 +116,7 @@ impl ReadFile {
                 if let FileKind::Large { capacity_bytes } = kind {
                     let key = folder.layer(self.id, capacity_bytes);
                     // It is made before the list names it.
-                    if !key.path().exists() && self.files.entry(self.id)?.kind == kind {
+                    if !is_there(key.path())? && self.files.entry(self.id)?.kind == kind {
                         let text = format!("the content of file {} is missing", self.id.0);
                         return Err(Error::new(ErrorKind::Corrupt, text));
                     }

@@ -84,7 +84,7 @@ impl Layer {
         let file = opened.context(|| missing(path))?;
         check(&file, path, expected, &keys)?;
         let blocks = expected.disk_size_bytes.div_ceil(BLOCK_SIZE_BYTES);
-        let length_bytes = file.metadata().context(|| "reading a layer's size")?.len();
+        let length_bytes = length_of(&file, path)?;
         let segments = segments_in(length_bytes);
         let marks = Marks::read(&file, path, &keys)?;
         marks.check_length(path, segments)?;
@@ -155,7 +155,7 @@ impl Layer {
         let file = File::open(path).context(|| missing(path))?;
         check(&file, path, expected, &keys)?;
         let blocks = expected.disk_size_bytes.div_ceil(BLOCK_SIZE_BYTES);
-        let length_bytes = file.metadata().context(|| "reading a layer's size")?.len();
+        let length_bytes = length_of(&file, path)?;
         let slots = segments_in(length_bytes) * SLOTS_PER_SEGMENT;
         let windows = Windows::new(&file, max_slots(blocks).max(slots), false)?;
         let generation = windows.head().load64(GENERATION_WORD);
@@ -210,7 +210,7 @@ impl Layer {
     ) -> Result<Option<SealFacts>> {
         let file = File::open(path).context(|| missing(path))?;
         check(&file, path, expected, keys)?;
-        let length_bytes = file.metadata().context(|| "reading a layer's size")?.len();
+        let length_bytes = length_of(&file, path)?;
         let marks = Marks::read(&file, path, keys)?;
         marks.check_length(path, segments_in(length_bytes))?;
         if marks.close.is_some_and(|close| close.sequence < least_sequence) {
@@ -360,7 +360,15 @@ fn older(path: &Path) -> Error {
     Error::new(ErrorKind::Corrupt, message)
 }
 
+fn length_of(file: &File, path: &Path) -> Result<u64> {
+    Ok(file.metadata().context(|| format!("reading the size of {}", path.display()))?.len())
+}
+
+/// What a read that ends too early says of a layer; one that the drive fails says nothing.
 fn truncated(path: &Path, error: std::io::Error) -> Error {
+    if error.kind() != std::io::ErrorKind::UnexpectedEof {
+        return Error::io(format!("reading {}", path.display()), error);
+    }
     let message = format!("the layer {} is truncated", path.display());
     Error::with_source(ErrorKind::Corrupt, message, error)
 }
@@ -369,7 +377,7 @@ fn truncated(path: &Path, error: std::io::Error) -> Error {
 fn check(file: &File, path: &Path, expected: &Superblock, keys: &LayerKeys) -> Result<()> {
     let mut head = [0; SUPERBLOCK_BYTES];
     file.read_exact_at(&mut head, 0).map_err(|error| truncated(path, error))?;
-    let length_bytes = file.metadata().context(|| "reading a layer's size")?.len();
+    let length_bytes = length_of(file, path)?;
     if length_bytes < SUPERBLOCK_AREA_BYTES {
         let message = format!("the layer {} is truncated", path.display());
         return Err(Error::new(ErrorKind::Corrupt, message));

@@ -36,7 +36,8 @@ const SKIPPED_IDS: u64 = 1 << 20;
 /// # Errors
 /// `Corrupt`.
 pub(crate) fn refuse_unfinished(repository: &Path) -> Result<()> {
-    match flag(repository).exists() {
+    let path = flag(repository);
+    match path.try_exists().context(|| format!("looking for {}", path.display()))? {
         false => Ok(()),
         true => Err(Error::new(
             ErrorKind::Corrupt,
@@ -100,7 +101,8 @@ fn raise_flag(repository: &Path) -> Result<()> {
 pub(super) fn settle_state(repository: &Repository) -> Result<()> {
     let path = flag(repository.path());
     let stored = StoreState::read(repository);
-    if !path.exists() && stored.is_ok() {
+    let is_raised = path.try_exists().context(|| format!("looking for {}", path.display()))?;
+    if !is_raised && stored.is_ok() {
         return Ok(());
     }
     let mut state = stored.unwrap_or(StoreState::NEW);
