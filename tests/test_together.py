@@ -1,13 +1,18 @@
 """What may run beside a writer, what may not, and a repository that was copied."""
 
 import fcntl
+import json
+import os
 import shutil
+import signal
+import subprocess
 import time
 
 import pytest
 
 from support.cli import Coldrise
 from support.image import Image
+from support.nbdserver import wait_until
 
 MIB = 1 << 20
 
@@ -57,6 +62,96 @@ def test_everything_else_goes_on_beside_a_writer(coldrise, writer, point, image,
     coldrise.publish(sealed, "second")
     coldrise.json("unpublish", "second", "--discard")
     coldrise.json("unpublish", "trial")
+
+
+def is_locked(path):
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return False
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+
+
+def stopped_verify(coldrise):
+    """A verify that has noted what it is about to read, and stands still; None where it was
+    too quick."""
+    leases = coldrise.repository / "leases"
+    before = set(leases.iterdir())
+    verify = coldrise.start("--json", "verify", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+    def has_begun():
+        try:
+            # Empty until it says what is read.
+            sizes = [path.stat().st_size for path in set(leases.iterdir()) - before]
+        except FileNotFoundError:
+            return False
+        return any(sizes) or verify.poll() is not None
+
+    wait_until(has_begun, "its lease")
+    verify.send_signal(signal.SIGSTOP)
+    if verify.poll() is None:
+        os.waitid(os.P_PID, verify.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+    # Not in the moment in which everybody else has to wait for it.
+    if verify.poll() is None and not is_locked(leases):
+        return verify
+    assert_clean(verify)
+    return None
+
+
+def assert_clean(verify):
+    verify.send_signal(signal.SIGCONT)
+    output, messages = verify.communicate(timeout=60)
+    assert verify.returncode == 0, output + messages
+    assert json.loads(output.splitlines()[-1])["is_clean"]
+
+
+def test_verify_finds_no_damage_in_what_changes_beside_it(coldrise, live, image, nbdkit, tmp_path):
+    """What it has set out to read is deleted, moved and added to before it is read."""
+    with nbdkit() as server, server.connect(live) as handle:
+        handle.pwrite(b"x" * MIB, 2 * MIB)
+        handle.flush()
+        image.write(2 * MIB, b"x" * MIB)
+        sealed = coldrise.json("seal", "trial")["address"]
+    coldrise.json("unpublish", "trial", "--discard")
+    other = Image(32 * MIB)
+    saved = {}
+    for day in ("gone", "forgotten", "kept"):
+        other.fill(0, 12 * MIB, day)
+        saved[day] = coldrise.backup("db01", sda=other.save(tmp_path / "sda.raw"))
+    content = bytes(other.content)
+    coldrise.json("forget", saved["gone"])
+
+    def gc():
+        assert coldrise.json("gc")["chunks_deleted"] == 12 * MIB // (16 << 10)
+
+    def forget_and_gc():
+        coldrise.json("forget", saved["forgotten"])
+        # The verify holds it; what it has read goes with the next one.
+        assert coldrise.json("gc")["chunks_deleted"] == 0
+
+    def fold():
+        assert [point["address"] for point in coldrise.json("fold")["points"]] == [sealed]
+
+    def backup():
+        other.fill(0, 8 * MIB, "later")
+        coldrise.backup("db01", sda=other.save(tmp_path / "sda.raw"))
+
+    for change in (gc, forget_and_gc, fold, backup):
+        verifies = (stopped_verify(coldrise) for _ in range(50))
+        verify = next((verify for verify in verifies if verify), None)
+        assert verify, "every verify was too quick"
+        change()
+        assert_clean(verify)
+    assert coldrise.json("gc")["chunks_deleted"] == 12 * MIB // (16 << 10)
+    for address, wanted in ((f"{sealed}/vda", bytes(image.content)), (f"{saved['kept']}/sda", content)):
+        target = tmp_path / "restored.raw"
+        target.unlink(missing_ok=True)
+        coldrise.json("restore", address, target)
+        assert target.read_bytes() == wanted
+    assert coldrise.json("verify")["is_clean"]
 
 
 def test_a_copied_repository_goes_on_by_itself(coldrise, point, image, tmp_path):

@@ -81,7 +81,7 @@ fn a_passphrase_is_replaced_in_one_step() {
     assert!(!opens(&path, "second") && opens(&path, "first"));
     assert_eq!(key_of(&path, "third"), key);
     // Itself, at a higher cost.
-    let costly = NewPassphrase { guess_time: Some(Duration::from_millis(120)), ..nameless };
+    let costly = NewPassphrase { guess_time: Some(Duration::from_millis(500)), ..nameless };
     let entries = replace_passphrase(&path, &source("third"), &costly).unwrap();
     assert!(entries[1].memory_kib > GuessCost::DEFAULT.memory_kib);
     assert_eq!(key_of(&path, "third"), key);

@@ -301,7 +301,7 @@ fn text(repaired: &Repaired, done: &Done, read: &str, invocation: &Invocation) -
     if !ways_out.is_empty() {
         lines.push(format!(
             "what is missing cannot be restored from here. If no copy of the repository still \
-             has it, strike it off, or gc returns no space:\n  {}",
+             has it, strike it off:\n  {}\nUntil then gc returns no space",
             ways_out.join("\n  ")
         ));
     }
