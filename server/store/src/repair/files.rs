@@ -3,9 +3,10 @@
 //! Before the database is opened: all that is not chunks, and what leads to chunks; files
 //! that are lost are given up, see `rocks::manifest`. Where something is left out the
 //! counters of the store may be lost, or older ones may show, and a writer removes what is
-//! beyond them. So [`FLAG_NAME`] is made, durably, before the first file changes; as long
-//! as it is there only a repair opens the repository for writing; and it goes when the
-//! counters are right again.
+//! beyond them. Chunks may be missing that the index knows: a backup would refer to them.
+//! So [`FLAG_NAME`] is made, durably, before the first file changes; as long as it is there
+//! only a repair opens the repository for writing; and it goes when the counters are right
+//! again and the missing chunks are listed.
 //!
 //! Once it is known which chunks are damaged: their files. A chunk that is sound again is
 //! stored once more under its id, so that whoever has the file open as it was reads it.
@@ -22,22 +23,18 @@ use crate::repository::Repository;
 use crate::rocks::{
     give_up_lost, mend, mend_records, table_files, BlockBuffers, Extent, Family, Mended,
 };
-use crate::state::StoreState;
 use crate::verify::Damaged;
-use crate::{damaged, dedup};
 
-/// In the repository's directory while a repair may have lost the counters.
+/// In the repository's directory while a repair may have lost the counters, or chunks that
+/// are in no list.
 const FLAG_NAME: &str = "repair-unfinished";
-/// Ids that are left unused where nobody knows which were the last.
-const SKIPPED_IDS: u64 = 1 << 20;
 
 /// Refuses a repository whose repair was interrupted.
 ///
 /// # Errors
 /// `Corrupt`.
 pub(crate) fn refuse_unfinished(repository: &Path) -> Result<()> {
-    let path = flag(repository);
-    match path.try_exists().context(|| format!("looking for {}", path.display()))? {
+    match is_flagged(repository)? {
         false => Ok(()),
         true => Err(Error::new(
             ErrorKind::Corrupt,
@@ -51,6 +48,11 @@ pub(crate) fn refuse_unfinished(repository: &Path) -> Result<()> {
 
 fn flag(repository: &Path) -> PathBuf {
     repository.join(FLAG_NAME)
+}
+
+pub(super) fn is_flagged(repository: &Path) -> Result<bool> {
+    let path = flag(repository);
+    path.try_exists().context(|| format!("looking for {}", path.display()))
 }
 
 /// Mends what is damaged in files that a database is opened with, and gives up those that
@@ -90,57 +92,21 @@ fn give_up(done: Result<Mended>, path: &Path) -> Result<Option<Mended>> {
 }
 
 /// Makes the flag, durably.
-fn raise_flag(repository: &Path) -> Result<()> {
+pub(super) fn raise_flag(repository: &Path) -> Result<()> {
     let path = flag(repository);
     let what = || format!("making {}", path.display());
     std::fs::File::create(&path).and_then(|file| file.sync_all()).context(what)?;
     sync_directory(repository)
 }
 
-/// Makes the counters right where they may not be, and removes the flag.
-pub(super) fn settle_state(repository: &Repository) -> Result<()> {
-    let path = flag(repository.path());
-    let stored = StoreState::read(repository);
-    let is_raised = path.try_exists().context(|| format!("looking for {}", path.display()))?;
-    if !is_raised && stored.is_ok() {
-        return Ok(());
-    }
-    let mut state = stored.unwrap_or(StoreState::NEW);
-    let mut next_chunk = last_id(repository, Family::Chunks)?;
-    dedup::for_each(repository, |_key, entry| {
-        next_chunk = entry.map_or(next_chunk, |(_, id)| next_chunk.max(id));
-        Ok(())
-    })?;
-    let used_up = || Error::new(ErrorKind::Corrupt, "the ids of the store are used up");
-    for (next, last) in [
-        (&mut state.next_chunk, next_chunk),
-        (&mut state.next_page, last_id(repository, Family::Maps)?),
-    ] {
-        let beyond = (*next).max(last).checked_add(SKIPPED_IDS).ok_or_else(used_up)?;
-        *next = beyond;
-    }
-    if damaged::DamagedChunks::read(repository).is_err() {
-        // They are found again.
-        let mut batch = repository.database().batch();
-        damaged::put(repository, &mut batch, &Default::default())?;
-        repository.database().write(batch, true)?;
-    }
-    state.count_anew(repository)?;
+/// Removes the flag: the counters are right, and what is missing is listed.
+pub(super) fn lower_flag(repository: &Path) -> Result<()> {
+    let path = flag(repository);
     match std::fs::remove_file(&path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(error).context(|| format!("removing {}", path.display()))
-        }
-        _ => sync_directory(repository.path()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error).context(|| format!("removing {}", path.display())),
+        Ok(()) => sync_directory(repository),
     }
-}
-
-/// The last id that is stored; 0 where there is none.
-fn last_id(repository: &Repository, family: Family) -> Result<u64> {
-    let database = repository.database();
-    database.flush_family(family)?;
-    let files = database.live_files(family)?;
-    let ids = files.iter().filter_map(|file| file.largest.as_slice().try_into().ok());
-    Ok(ids.map(u64::from_be_bytes).max().unwrap_or(0))
 }
 
 /// What mending the files of damaged chunks did.

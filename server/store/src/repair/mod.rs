@@ -3,15 +3,20 @@
 //!
 //! # Order of writes, and why a crash is safe after each
 //!
-//! 0. Files with damage inside are mended, and lost ones given up, see `files`. What the
-//!    dedup index lacks then is added from the chunks, see `index`.
+//! 0. Files with damage inside are mended, and lost ones given up, see `files`; where that
+//!    loses something a flag is raised before, which keeps all other writers out. Counters
+//!    that may be lost are made anew, see `counters`.
 //! 1. The chunks are verified, and files with damaged ones mended.
 //! 2. One synced batch: the list of damaged chunks; entries of the dedup index go that
 //!    are damaged themselves, or lead to a damaged chunk that nothing refers to. Nothing
 //!    that is readable changes.
-//! 3. A healed chunk is put under its id again, in one synced batch with the list
+//! 3. What the dedup index lacks is added from the chunks, see `index`, durably. Then the
+//!    flag goes: a backup no longer refers to what is missing. As long as it is there the
+//!    next repair does all of this again.
+//! 4. A healed chunk is put under its id again, in one synced batch with the list
 //!    without it. The value before could not be read; a crash leaves both as they were.
 
+mod counters;
 mod files;
 mod from;
 mod index;
@@ -74,6 +79,7 @@ impl RepositoryWriter {
         options: &VerifyOptions<'_>,
     ) -> Result<RepairReport> {
         let repository = self.repository();
+        counters::skip_named(self, disks)?;
         let (found, unusable) = repository.verify_chunks(disks, options)?;
         let mut report = RepairReport { found, ..RepairReport::default() };
         let mended = files::mend_chunks(repository, &report.found.damaged_chunks)?;
@@ -123,6 +129,7 @@ impl RepositoryWriter {
         let cancel = options.cancel;
         report.added_entries += index::add_missing(repository, end, &indexed, &unreadable, cancel)?;
         self.shared.damaged.set(chunks);
+        files::lower_flag(repository.path())?;
         Ok(report)
     }
 
@@ -206,3 +213,6 @@ pub(crate) fn heal(
     damaged::put(&shared.repository, batch, &still)?;
     Ok(Some(still))
 }
+
+#[cfg(test)]
+mod tests;

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use coldrise_block::Result;
 
-use super::files;
+use super::{counters, files};
 use crate::description::{database_path, Description};
 use crate::rocks::Database;
 use crate::{OpenOptions, PassphraseSource, RepositoryWriter};
@@ -24,7 +24,8 @@ pub struct Reopened {
 impl RepositoryWriter {
     /// Opens a repository for writing, also where files of its database are damaged,
     /// missing or cut short: what is damaged is put right or left out, what is lost is
-    /// given up.
+    /// given up. Where anything was lost, only a repair opens the repository again before
+    /// [`RepositoryWriter::find_damage`] has ended.
     ///
     /// # Errors
     /// As of [`RepositoryWriter::open`]; `Corrupt` where the list of the files is lost.
@@ -40,7 +41,7 @@ impl RepositoryWriter {
             reopened.mended_files += u64::from(is_mended);
             Database::open_primary(&database_path(path), log, false)
         };
-        let settle = files::settle_state;
+        let settle = counters::settle_state;
         let writer = RepositoryWriter::open_with(path, passphrase, options, open, settle)?;
         Ok((writer, reopened))
     }

@@ -1,0 +1,230 @@
+use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
+
+use super::*;
+use crate::rocks::LiveFile;
+use crate::state::StoreState;
+use crate::verify::Coverage;
+use crate::*;
+
+const CHUNK: usize = 4096;
+static NO_CANCEL: AtomicBool = AtomicBool::new(false);
+
+struct Fixture {
+    _folder: tempfile::TempDir,
+    path: PathBuf,
+}
+
+/// Chunks that are all different, and others for another seed.
+fn content(seed: u64, chunks: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut bytes = vec![0; chunks * CHUNK];
+    for piece in bytes.chunks_mut(8) {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        piece.copy_from_slice(&state.to_le_bytes());
+    }
+    bytes
+}
+
+fn write(writer: &RepositoryWriter, content: &[u8]) -> MapRoot {
+    let options = WriteOptions { threads: 1 };
+    let mut disk = writer.disk_writer(None, content.len() as u64, options).unwrap();
+    disk.write(0, content.to_vec()).unwrap();
+    disk.finish().unwrap().0
+}
+
+/// Chunks read as they were written; how many cannot be read.
+fn assert_never_wrong(writer: &RepositoryWriter, root: MapRoot, content: &[u8]) -> usize {
+    let disk = writer.repository().disk(root, content.len() as u64);
+    let mut lost = 0;
+    for (number, wanted) in content.chunks(CHUNK).enumerate() {
+        let mut chunk = vec![0; CHUNK];
+        match disk.read_at(&mut chunk, (number * CHUNK) as u64) {
+            Ok(()) => assert!(chunk == wanted, "chunk {number} holds something else"),
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::Corrupt);
+                lost += 1;
+            }
+        }
+    }
+    lost
+}
+
+fn verified(root: MapRoot, content: &[u8]) -> VerifiedDisk {
+    VerifiedDisk { name: "web01/point/vda".to_owned(), root, size_bytes: content.len() as u64 }
+}
+
+fn find_damage(writer: &RepositoryWriter, disks: &[VerifiedDisk]) -> RepairReport {
+    let coverage = Coverage::Everything;
+    let options = VerifyOptions { coverage, threads: 1, cancel: &NO_CANCEL, progress: &|_| {} };
+    writer.find_damage(disks, &options).unwrap()
+}
+
+impl Fixture {
+    fn new() -> Fixture {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("repo");
+        let (chunk_size_bytes, compression) = (CHUNK as u32, Compression::None);
+        let options = InitOptions { chunk_size_bytes, compression, passphrase: None };
+        Repository::init(&path, &options).unwrap();
+        Fixture { _folder: folder, path }
+    }
+
+    fn open(&self) -> Result<RepositoryWriter> {
+        let options = OpenOptions { cache_bytes: 0 };
+        RepositoryWriter::open(&self.path, &PassphraseSource::None, &options)
+    }
+
+    fn open_for_repair(&self) -> RepositoryWriter {
+        let options = OpenOptions { cache_bytes: 0 };
+        let source = PassphraseSource::None;
+        RepositoryWriter::open_for_repair(&self.path, &source, &options).unwrap().0
+    }
+
+    fn is_flagged(&self) -> bool {
+        self.path.join("repair-unfinished").symlink_metadata().is_ok()
+    }
+
+    /// Closes the writer and removes the files of these families that `is_lost` names.
+    fn lose(
+        &self,
+        writer: RepositoryWriter,
+        families: &[Family],
+        is_lost: impl Fn(&LiveFile) -> bool,
+    ) {
+        let database = writer.repository().database();
+        database.flush().unwrap();
+        let files = families.iter().flat_map(|family| database.listed_files(*family).unwrap());
+        let lost: Vec<_> = files.filter(is_lost).map(|file| database.path_of(&file)).collect();
+        assert!(!lost.is_empty());
+        drop(writer);
+        lost.iter().for_each(|path| std::fs::remove_file(path).unwrap());
+    }
+}
+
+/// As a writer that was opened again after a repair would go on from these ids.
+fn go_on_from(fixture: &Fixture, change: impl Fn(&mut StoreState)) {
+    let writer = fixture.open().unwrap();
+    let repository = writer.repository();
+    let mut state = StoreState::read(repository).unwrap();
+    change(&mut state);
+    let mut batch = repository.database().batch();
+    state.put(repository, &mut batch).unwrap();
+    repository.database().write(batch, true).unwrap();
+    repository.database().flush().unwrap();
+}
+
+/// What is missing is in no list yet: a backup would refer to it.
+#[test]
+fn until_the_damage_is_listed_an_interrupted_repair_keeps_other_writers_out() {
+    let fixture = Fixture::new();
+    let (a, b) = (content(1, 300), content(2, 40));
+    let writer = fixture.open().unwrap();
+    let root = write(&writer, &a);
+    writer.repository().database().flush().unwrap();
+    let end = writer.repository().next_chunk().unwrap().to_be_bytes();
+    let other = write(&writer, &b);
+    fixture.lose(writer, &[Family::State, Family::Chunks], |file| *file.smallest >= end[..]);
+
+    for _ in 0..2 {
+        drop(fixture.open_for_repair());
+        let refused = fixture.open().err().expect("a repair was interrupted");
+        assert_eq!(refused.kind(), ErrorKind::Corrupt);
+        assert!(refused.full_message().contains("run coldrise repair again"), "{refused:?}");
+    }
+    let writer = fixture.open_for_repair();
+    let found = find_damage(&writer, &[verified(root, &a), verified(other, &b)]);
+    assert_eq!(found.healable_chunks, 40);
+    drop(writer);
+    assert!(!fixture.is_flagged());
+    let writer = fixture.open().unwrap();
+    write(&writer, &b);
+    assert_eq!(assert_never_wrong(&writer, other, &b), 0, "a backup has healed it");
+    assert_eq!(assert_never_wrong(&writer, root, &a), 0);
+}
+
+/// The newest chunks are lost, and what the index knew; the map knows their ids.
+#[test]
+fn a_chunk_id_that_a_page_names_is_not_given_again() {
+    let fixture = Fixture::new();
+    let (a, b, c) = (content(1, 100), content(2, 50), content(3, 60));
+    let writer = fixture.open().unwrap();
+    write(&writer, &a);
+    let end = writer.repository().next_chunk().unwrap();
+    drop(writer);
+    go_on_from(&fixture, |state| state.next_chunk = end - 1 + (1 << 20));
+    let writer = fixture.open().unwrap();
+    let root = write(&writer, &b);
+    fixture.lose(writer, &[Family::State, Family::Dedup, Family::Chunks], |file| {
+        *file.smallest >= end.to_be_bytes()[..]
+    });
+    let writer = fixture.open_for_repair();
+    find_damage(&writer, &[verified(root, &b)]);
+    let third = write(&writer, &c);
+    assert_eq!(assert_never_wrong(&writer, third, &c), 0);
+    assert_eq!(assert_never_wrong(&writer, root, &b), 50);
+}
+
+/// The newest pages are lost; documents name them.
+#[test]
+fn a_page_id_that_a_document_names_is_not_given_again() {
+    for is_in_catalog in [true, false] {
+        let fixture = Fixture::new();
+        let (a, b, c) = (content(1, 100), content(2, 50), content(3, 60));
+        let writer = fixture.open().unwrap();
+        write(&writer, &a);
+        let end = StoreState::read(writer.repository()).unwrap().next_page;
+        writer.repository().database().flush().unwrap();
+        drop(writer);
+        go_on_from(&fixture, |state| state.next_page = end - 1 + (1 << 20));
+        let writer = fixture.open().unwrap();
+        let root = write(&writer, &b);
+        let disk = DiskDocument {
+            name: DiskName::parse("vda").unwrap(),
+            size_bytes: b.len() as u64,
+            root,
+            layers: Vec::new(),
+        };
+        let point = PointDocument {
+            machine: MachineName::parse("web01").unwrap(),
+            point: PointName::parse("20261120T100000Z").unwrap(),
+            created_at_ms: 1_795_168_800_000,
+            origin: PointOrigin::Backup { sources: vec!["raw:/images/disk".into()] },
+            disks: vec![disk],
+            configuration: None,
+            is_protected: false,
+            files: None,
+            quarantine: None,
+        };
+        if is_in_catalog {
+            writer.put_point(&point).unwrap();
+        }
+        fixture.lose(writer, &[Family::State, Family::Maps], |file| {
+            *file.smallest >= end.to_be_bytes()[..]
+        });
+        let writer = fixture.open_for_repair();
+        // A session's disk stands in no document of the store.
+        let disks = [verified(root, &b)];
+        find_damage(&writer, if is_in_catalog { &[] } else { &disks });
+        let third = write(&writer, &c);
+        assert_eq!(assert_never_wrong(&writer, third, &c), 0);
+        assert_eq!(assert_never_wrong(&writer, root, &b), 50);
+    }
+}
+
+/// A drive that fails does not say that there is none.
+#[test]
+fn a_flag_that_cannot_be_looked_for_is_an_error() {
+    let fixture = Fixture::new();
+    std::os::unix::fs::symlink("repair-unfinished", fixture.path.join("repair-unfinished"))
+        .unwrap();
+    let loops = "repair-unfinished";
+    let error = fixture.open().err().expect("nobody knows whether there is one");
+    assert!(error.full_message().contains(loops), "{error:?}");
+    let options = OpenOptions { cache_bytes: 0 };
+    let source = PassphraseSource::None;
+    let error = RepositoryWriter::open_for_repair(&fixture.path, &source, &options).err().unwrap();
+    assert!(error.full_message().contains(loops), "{error:?}");
+}
