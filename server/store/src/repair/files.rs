@@ -8,8 +8,9 @@
 //! only a repair opens the repository for writing; and it goes when the counters are right
 //! again and the missing chunks are listed.
 //!
-//! Once it is known which chunks are damaged: their files. A chunk that is sound again is
-//! stored once more under its id, so that whoever has the file open as it was reads it.
+//! Once it is known which chunks are damaged: their files, and files of chunks that not
+//! everything is read of. A chunk that is sound again is stored once more under its id, so
+//! that whoever has the file open as it was reads it.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -23,11 +24,13 @@ use crate::repository::Repository;
 use crate::rocks::{
     give_up_lost, mend, mend_records, table_files, BlockBuffers, Extent, Family, Mended,
 };
-use crate::verify::Damaged;
+use crate::verify::IdSet;
 
 /// In the repository's directory while a repair may have lost the counters, or chunks that
 /// are in no list.
 const FLAG_NAME: &str = "repair-unfinished";
+/// Chunks that are sound again are stored in batches of about so many bytes.
+const MAX_BATCH_BYTES: usize = 4 << 20;
 
 /// Refuses a repository whose repair was interrupted.
 ///
@@ -119,22 +122,19 @@ pub(super) struct MendedChunks {
     pub(super) corrected: Vec<ChunkId>,
 }
 
-/// Mends the files of damaged chunks.
-pub(super) fn mend_chunks(repository: &Repository, damaged: &[Damaged]) -> Result<MendedChunks> {
+/// Mends the files of damaged chunks, and those of which RocksDB reads more than anybody
+/// else: damage in a value that was stored anew shows when they are compacted.
+pub(super) fn mend_chunks(repository: &Repository, damaged: &IdSet) -> Result<MendedChunks> {
     let mut done = MendedChunks::default();
-    if damaged.is_empty() {
-        return Ok(done);
-    }
     let database = repository.database();
     // What is only in the log or a memtable is in none of the files.
     database.flush()?;
-    for file in database.live_files(Family::Chunks)? {
-        let is_in = |damaged: &Damaged| {
-            let key = damaged.id.to_be_bytes();
-            *file.smallest <= key[..] && key[..] <= *file.largest
-        };
-        if damaged.iter().any(is_in) {
-            let path = database.path_of(&file);
+    let superseded = database.superseded_chunk_files()?;
+    for file in database.listed_files(Family::Chunks)? {
+        let path = database.path_of(&file);
+        if superseded.contains(&path)
+            || damaged.any_in(id_of(&file.smallest)..=id_of(&file.largest))
+        {
             let mended = mend(&path, Extent::Everything, || Ok(()));
             let mended = give_up(mended, &path)?.unwrap_or_default();
             done.files += u64::from(!mended.is_sound());
@@ -145,7 +145,7 @@ pub(super) fn mend_chunks(repository: &Repository, damaged: &[Damaged]) -> Resul
     let (codec, sealer) = (repository.codec(), &repository.keys().chunks);
     let (mut buffers, mut plain) = (BlockBuffers::default(), Vec::new());
     let mut batch = database.batch();
-    for id in damaged.iter().map(|damaged| damaged.id) {
+    for id in damaged.ids() {
         let (key, end) = (id.to_be_bytes(), id.saturating_add(1).to_be_bytes());
         if !files.cover(&key, &end) {
             continue;
@@ -166,7 +166,17 @@ pub(super) fn mend_chunks(repository: &Repository, damaged: &[Damaged]) -> Resul
             batch.put(Family::Chunks, &key, &value)?;
             done.corrected.push(id);
         }
+        if batch.bytes() > MAX_BATCH_BYTES {
+            database.write(std::mem::replace(&mut batch, database.batch()), true)?;
+        }
     }
     database.write(batch, true)?;
     Ok(done)
+}
+
+/// Of a key that is too short or too long, as far as it goes.
+fn id_of(key: &[u8]) -> ChunkId {
+    let mut bytes = [0; 8];
+    bytes.iter_mut().zip(key).for_each(|(byte, stored)| *byte = *stored);
+    ChunkId::from_be_bytes(bytes)
 }

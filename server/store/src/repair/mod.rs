@@ -80,9 +80,9 @@ impl RepositoryWriter {
     ) -> Result<RepairReport> {
         let repository = self.repository();
         counters::skip_named(self, disks)?;
-        let (found, unusable) = repository.verify_chunks(disks, options)?;
+        let (found, unusable, damaged) = repository.verify_chunks(disks, options)?;
         let mut report = RepairReport { found, ..RepairReport::default() };
-        let mended = files::mend_chunks(repository, &report.found.damaged_chunks)?;
+        let mended = files::mend_chunks(repository, &damaged)?;
         (report.mended_files, report.lost_blocks) = (mended.files, mended.lost);
         report.corrected_chunks = mended.corrected.len() as u64;
         if !mended.corrected.is_empty() {

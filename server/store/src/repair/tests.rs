@@ -1,8 +1,8 @@
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
 use super::*;
-use crate::rocks::LiveFile;
+use crate::rocks::{is_sound, LiveFile, ReadMode};
 use crate::state::StoreState;
 use crate::verify::Coverage;
 use crate::*;
@@ -62,6 +62,36 @@ fn find_damage(writer: &RepositoryWriter, disks: &[VerifiedDisk]) -> RepairRepor
     writer.find_damage(disks, &options).unwrap()
 }
 
+/// Stores the chunks of these ids once more, in a file of level 0.
+fn store_again(writer: &RepositoryWriter, ids: &[ChunkId]) {
+    put_again(writer, ids);
+    writer.repository().database().flush().unwrap();
+}
+
+fn put_again(writer: &RepositoryWriter, ids: &[ChunkId]) {
+    let database = writer.repository().database();
+    let mut batch = database.batch();
+    for id in ids {
+        let key = id.to_be_bytes();
+        let value = database.get(Family::Chunks, &key, ReadMode::Payload).unwrap().unwrap();
+        batch.put(Family::Chunks, &key, &value).unwrap();
+    }
+    database.write(batch, true).unwrap();
+}
+
+/// Flips two bits of each of these chunks in one file: one alone would be put right.
+fn damage(file: &Path, content: &[u8], chunks: impl Iterator<Item = usize>) {
+    let mut bytes = std::fs::read(file).unwrap();
+    let mut from = 0;
+    for number in chunks {
+        let wanted = &content[number * CHUNK + 100..number * CHUNK + 200];
+        let found = bytes[from..].windows(100).position(|found| found == wanted).unwrap();
+        bytes[from + found + 50] ^= 0x11;
+        from += found;
+    }
+    std::fs::write(file, bytes).unwrap();
+}
+
 impl Fixture {
     fn new() -> Fixture {
         let folder = tempfile::tempdir().unwrap();
@@ -81,6 +111,12 @@ impl Fixture {
         let options = OpenOptions { cache_bytes: 0 };
         let source = PassphraseSource::None;
         RepositoryWriter::open_for_repair(&self.path, &source, &options).unwrap().0
+    }
+
+    fn damaged_files(&self) -> Vec<CatalogDamage> {
+        let options = OpenOptions { cache_bytes: 0 };
+        let reader = Repository::open(&self.path, &PassphraseSource::None, &options).unwrap();
+        reader.damaged_files(&NO_CANCEL).unwrap()
     }
 
     fn is_flagged(&self) -> bool {
@@ -214,6 +250,61 @@ fn a_page_id_that_a_document_names_is_not_given_again() {
     }
 }
 
+/// Nothing reads it, but a compaction does.
+#[test]
+fn damage_in_a_value_that_was_stored_anew_is_found_and_mended() {
+    let fixture = Fixture::new();
+    let a = content(1, 3000);
+    let writer = fixture.open().unwrap();
+    let root = write(&writer, &a);
+    let file = writer.repository().database().listed_files(Family::Chunks).unwrap().remove(0);
+    let path = writer.repository().database().path_of(&file);
+    store_again(&writer, &[1501]);
+    drop(writer);
+    assert_eq!(fixture.damaged_files(), []);
+    damage(&path, &a, [1500].into_iter());
+    let damaged = fixture.damaged_files();
+    let name = path.file_name().unwrap().to_str().unwrap();
+    assert!(damaged.len() == 1 && damaged[0].what.contains(name), "{damaged:?}");
+    let writer = fixture.open_for_repair();
+    let found = find_damage(&writer, &[verified(root, &a)]);
+    assert_eq!((found.mended_files, found.lost_blocks), (1, 1));
+    assert!(found.found.is_clean());
+    drop(writer);
+    assert_eq!(fixture.damaged_files(), []);
+    let writer = fixture.open().unwrap();
+    writer.repository().database().compact(Family::Chunks, None).unwrap();
+    assert_eq!(assert_never_wrong(&writer, root, &a), 0);
+}
+
+#[test]
+fn the_files_of_all_damaged_chunks_are_mended_however_many_there_are() {
+    let fixture = Fixture::new();
+    let (a, b) = (content(1, 1100), content(2, 50));
+    let writer = fixture.open().unwrap();
+    let database = writer.repository().database();
+    let disks = [&a, &b].map(|content| {
+        let root = write(&writer, content);
+        database.flush().unwrap();
+        verified(root, content)
+    });
+    let mut files = database.listed_files(Family::Chunks).unwrap();
+    files.sort_by(|a, b| a.smallest.cmp(&b.smallest));
+    assert_eq!(files.len(), 2);
+    let paths: Vec<_> = files.iter().map(|file| database.path_of(file)).collect();
+    drop(writer);
+    damage(&paths[0], &a, 0..1100);
+    damage(&paths[1], &b, [7].into_iter());
+    let writer = fixture.open_for_repair();
+    let found = find_damage(&writer, &disks);
+    assert_eq!((found.mended_files, found.healable_chunks), (2, 1101));
+    assert_eq!((found.found.damaged_chunks.len(), found.found.damaged_chunk_count), (1000, 1101));
+    drop(writer);
+    for path in paths {
+        assert!(is_sound(&path).unwrap());
+    }
+}
+
 /// A drive that fails does not say that there is none.
 #[test]
 fn a_flag_that_cannot_be_looked_for_is_an_error() {
@@ -227,4 +318,19 @@ fn a_flag_that_cannot_be_looked_for_is_an_error() {
     let source = PassphraseSource::None;
     let error = RepositoryWriter::open_for_repair(&fixture.path, &source, &options).err().unwrap();
     assert!(error.full_message().contains(loops), "{error:?}");
+}
+
+#[test]
+fn a_set_of_ids_tells_them_in_order_and_by_range() {
+    let set = IdSet::new(1000);
+    let ids = [1, 63, 64, 500, 999];
+    ids.into_iter().for_each(|id| set.insert(id));
+    assert!(set.ids().eq(ids));
+    for first in 0..1100 {
+        for last in [first, first + 1, first + 62, first + 64, first + 300, u64::MAX] {
+            let is_any = ids.iter().any(|id| (first..=last).contains(id));
+            assert_eq!(set.any_in(first..=last), is_any, "{first}..={last}");
+        }
+    }
+    assert!(!set.any_in(u64::MAX..=u64::MAX) && !set.any_in(70..=3));
 }

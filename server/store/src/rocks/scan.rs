@@ -4,13 +4,14 @@
 //! files could be read and authenticated. Where files overlap, where there are deletions,
 //! and for what is only in memory, RocksDB alone knows what counts: there it is asked.
 
+use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
-use coldrise_block::Result;
+use coldrise_block::{ErrorKind, Result};
 
 use super::blocks::{BlockBuffers, BlockFile};
-use super::table::IndexKind;
+use super::table::{IndexKind, TableProperties};
 use super::{Database, Family, LiveFile, ReadMode};
 
 /// The files of chunks as they were when it was made. One that was deleted since is an
@@ -72,6 +73,37 @@ impl Database {
 }
 
 impl Database {
+    /// The files of chunks of which perhaps not every value counts: they overlap another one,
+    /// or hold deletions. Who reads all chunks does not read all of these; a compaction does.
+    /// Those, too, that cannot be looked at.
+    pub(crate) fn superseded_chunk_files(&self) -> Result<HashSet<PathBuf>> {
+        let mut files = self.listed_files(Family::Chunks)?;
+        files.sort_by(|a, b| a.smallest.cmp(&b.smallest));
+        let mut superseded = HashSet::new();
+        // Of the files so far the one that reaches furthest.
+        let mut furthest: Option<&LiveFile> = None;
+        for file in &files {
+            if let Some(before) = furthest.filter(|before| before.largest >= file.smallest) {
+                superseded.insert(self.path_of(before));
+                superseded.insert(self.path_of(file));
+            }
+            if furthest.is_none_or(|before| before.largest < file.largest) {
+                furthest = Some(file);
+            }
+        }
+        for path in files.iter().map(|file| self.path_of(file)) {
+            match TableProperties::read(&path) {
+                Ok(properties) if properties.deletions == 0 => {}
+                // A writer has deleted it just now, or it is lost: that is looked for elsewhere.
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
+                Ok(_) | Err(_) => {
+                    superseded.insert(path);
+                }
+            }
+        }
+        Ok(superseded)
+    }
+
     /// Whether all blocks of a file of chunks read and are as they were written. False also
     /// where only RocksDB can tell.
     pub(crate) fn has_sound_blocks(&self, file: &LiveFile, buffers: &mut BlockBuffers) -> bool {

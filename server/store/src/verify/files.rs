@@ -1,8 +1,8 @@
 //! Files of the database that nothing else reads whole: the counters and the index.
 //!
 //! A damaged block of a file may hold nothing that a restore point needs, and yet stop
-//! every backup: RocksDB cannot compact it. So the checksums of all files are compared,
-//! but of those of chunks, which are read anyway. And a reader sees a database that has lost a
+//! every backup: RocksDB cannot compact it. So the checksums of all files are compared, but
+//! of those of chunks of which everything is read anyway. And a reader sees a database that has lost a
 //! file as it was before that came.
 
 use std::collections::HashSet;
@@ -18,15 +18,18 @@ use crate::rocks::{all_files, is_sound, Family};
 use crate::Repository;
 
 impl Repository {
-    /// Files of the database that are missing or, other than those of chunks, cannot be read
-    /// or do not match their checksums. The list of them where that cannot be read.
+    /// Files of the database that are missing, cannot be read or do not match their checksums;
+    /// of chunks only where reading all chunks does not tell. The list of them where that cannot be read.
     ///
     /// # Errors
     /// `NoSpace` or `Io` where there is no room for RocksDB's log; `Interrupted` when it was
     /// cancelled, which is looked at after each file.
     pub fn damaged_files(&self, cancel: &AtomicBool) -> Result<Vec<CatalogDamage>> {
         let chunks = self.database().listed_files(Family::Chunks)?;
-        let chunks: HashSet<_> = chunks.iter().map(|file| self.database().path_of(file)).collect();
+        let mut read: HashSet<_> =
+            chunks.iter().map(|file| self.database().path_of(file)).collect();
+        let superseded = self.database().superseded_chunk_files()?;
+        read.retain(|path| !superseded.contains(path));
         let folder = database_path(self.path());
         let log = LogDirectory::create()?;
         let mut damaged = Vec::new();
@@ -42,7 +45,7 @@ impl Repository {
         for path in listed {
             check_cancel(cancel)?;
             // Of those only whether they are there.
-            let found = match chunks.contains(&path) {
+            let found = match read.contains(&path) {
                 true => path.symlink_metadata().map(|_| true).context(|| "looking for a file"),
                 false => is_sound(&path),
             };
