@@ -10,7 +10,8 @@
 //!
 //! Once it is known which chunks are damaged: their files, and files of chunks that not
 //! everything is read of. A chunk that is sound again is stored once more under its id, so
-//! that whoever has the file open as it was reads it.
+//! that whoever has the file open as it was reads it. This process has, too: it compacts no
+//! files of chunks.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};

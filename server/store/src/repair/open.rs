@@ -39,7 +39,7 @@ impl RepositoryWriter {
         let open = |log: &Path| {
             reopened = files::mend_all(path, log)?;
             reopened.mended_files += u64::from(is_mended);
-            Database::open_primary(&database_path(path), log, false)
+            Database::open_for_repair(&database_path(path), log)
         };
         let settle = counters::settle_state;
         let writer = RepositoryWriter::open_with(path, passphrase, options, open, settle)?;

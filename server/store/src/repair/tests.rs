@@ -250,6 +250,32 @@ fn a_page_id_that_a_document_names_is_not_given_again() {
     }
 }
 
+/// RocksDB would begin to compact such files as soon as it is opened, and stop writing.
+#[test]
+fn damage_that_a_compaction_is_about_to_meet_is_mended() {
+    let fixture = Fixture::new();
+    let a = content(1, 3000);
+    let writer = fixture.open().unwrap();
+    let root = write(&writer, &a);
+    let file = writer.repository().database().listed_files(Family::Chunks).unwrap().remove(0);
+    let path = writer.repository().database().path_of(&file);
+    for _ in 0..3 {
+        store_again(&writer, &[1, 3000]);
+    }
+    // The fourth is written as soon as the database is opened.
+    put_again(&writer, &[1, 3000]);
+    drop(writer);
+    damage(&path, &a, [1500].into_iter());
+    let writer = fixture.open_for_repair();
+    let found = find_damage(&writer, &[verified(root, &a)]);
+    assert_eq!((found.mended_files, found.healable_chunks), (1, 1));
+    assert_eq!(writer.heal(&a[1500 * CHUNK..1501 * CHUNK]).unwrap(), 1);
+    drop(writer);
+    let writer = fixture.open().unwrap();
+    writer.repository().database().compact(Family::Chunks, None).unwrap();
+    assert_eq!(assert_never_wrong(&writer, root, &a), 0);
+}
+
 /// Nothing reads it, but a compaction does.
 #[test]
 fn damage_in_a_value_that_was_stored_anew_is_found_and_mended() {

@@ -16,6 +16,14 @@ use super::{
     SCAN_READAHEAD_BYTES,
 };
 
+/// What a database is opened for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Role {
+    Writer,
+    Repair,
+    Reader,
+}
+
 impl Database {
     /// Opens the database for writing; `create` makes it where there is none.
     pub(crate) fn open_primary(
@@ -23,10 +31,25 @@ impl Database {
         log_directory: &Path,
         create: bool,
     ) -> Result<Database> {
+        Self::open_writable(path, log_directory, create, Role::Writer)
+    }
+
+    /// Opens the database for writing where files of chunks may be damaged: RocksDB does not
+    /// compact them. It would meet the damage, and take no more writes.
+    pub(crate) fn open_for_repair(path: &Path, log_directory: &Path) -> Result<Database> {
+        Self::open_writable(path, log_directory, false, Role::Repair)
+    }
+
+    fn open_writable(
+        path: &Path,
+        log_directory: &Path,
+        create: bool,
+        role: Role,
+    ) -> Result<Database> {
         refuse_fatal(path)?;
         let (c_path, c_log) = (c_path(path)?, c_path(log_directory)?);
         let database = Options::database(create).with_log_directory(&c_log);
-        Self::open_with(path, true, |names, options, handles| {
+        Self::open_with(path, role, |names, options, handles| {
             checked("opening the database", |error| {
                 // SAFETY: the arrays have `names.len()` entries each and live
                 // through the call; `handles` is written before a success.
@@ -52,9 +75,9 @@ impl Database {
         manifest(path)?;
         let (c_path, c_own) = (c_path(path)?, c_path(own_directory)?);
         let database = Options::database(false);
-        Self::open_with(path, false, |names, options, handles| {
+        Self::open_with(path, Role::Reader, |names, options, handles| {
             checked("opening the database beside its writer", |error| {
-                // SAFETY: as in `open_primary`.
+                // SAFETY: as in `open_writable`.
                 unsafe {
                     sys::rocksdb_open_as_secondary_column_families(
                         database.as_ptr(),
@@ -76,9 +99,9 @@ impl Database {
     pub(super) fn open_listing(path: &Path, log_directory: &Path) -> Result<Database> {
         let (c_path, c_log) = (c_path(path)?, c_path(log_directory)?);
         let database = Options::listing().with_log_directory(&c_log);
-        Self::open_with(path, true, |names, options, handles| {
+        Self::open_with(path, Role::Writer, |names, options, handles| {
             checked("listing the files of the database", |error| {
-                // SAFETY: as in `open_primary`.
+                // SAFETY: as in `open_writable`.
                 unsafe {
                     sys::rocksdb_open_for_read_only_column_families(
                         database.as_ptr(),
@@ -97,13 +120,14 @@ impl Database {
 
     fn open_with(
         path: &Path,
-        writer: bool,
+        role: Role,
         open: impl FnOnce(
             &[*const c_char],
             &[*const sys::rocksdb_options_t],
             &mut [*mut sys::rocksdb_column_family_handle_t],
         ) -> Result<*mut sys::rocksdb_t>,
     ) -> Result<Database> {
+        let writer = role != Role::Reader;
         let count = if writer { FAMILIES.len() } else { READER_FAMILIES };
         let names: Vec<*const c_char> =
             FAMILIES.iter().take(count).map(|(_, name)| name.as_ptr()).collect();
@@ -118,7 +142,14 @@ impl Database {
         let owned: Vec<Options> = FAMILIES
             .iter()
             .take(count)
-            .map(|(family, _)| Options::family(*family, &cache, filter_of(*family)))
+            .map(|(family, _)| match (role, *family) {
+                // All files of other families were mended before, and a large index that is
+                // made anew is slow without.
+                (Role::Repair, Family::Chunks) => {
+                    Options::family(*family, &cache, filter_of(*family)).without_compactions()
+                }
+                _ => Options::family(*family, &cache, filter_of(*family)),
+            })
             .collect();
         let options: Vec<_> = owned.iter().map(Options::as_ptr).collect();
         let mut families = vec![ptr::null_mut(); count];

@@ -185,6 +185,13 @@ impl Options {
         options
     }
 
+    /// The same for a family that RocksDB does not compact by itself.
+    pub(super) fn without_compactions(self) -> Options {
+        // SAFETY: a live options object; the call only sets a field.
+        unsafe { sys::rocksdb_options_set_disable_auto_compactions(self.0, 1) };
+        self
+    }
+
     fn new() -> Options {
         // SAFETY: no preconditions; RocksDB aborts rather than return null.
         Options(unsafe { sys::rocksdb_options_create() })
