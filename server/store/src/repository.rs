@@ -72,6 +72,15 @@ pub struct Repository {
     access: Access,
 }
 
+/// When the passphrase is known to be right.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum KeyCheck {
+    /// Beside opening the database: it takes some 25 ms and the database a few.
+    Beside,
+    /// Before: opening the database changes it.
+    First,
+}
+
 /// What holding the database open takes.
 pub(crate) struct Access {
     /// Held by the one writer; `None` in a reader, which has to catch up.
@@ -128,7 +137,7 @@ impl Repository {
         passphrase: &PassphraseSource,
         options: &OpenOptions,
     ) -> Result<Arc<Repository>> {
-        Self::open_with(path, passphrase, options, |_| {
+        Self::open_with(path, passphrase, options, KeyCheck::Beside, |_| {
             let directory = LogDirectory::create()?;
             let database = Database::open_secondary(&database_path(path), directory.path())
                 .map_err(advise_repair)?;
@@ -141,20 +150,25 @@ impl Repository {
         path: &Path,
         passphrase: &PassphraseSource,
         options: &OpenOptions,
+        check: KeyCheck,
         open_database: impl FnOnce(&Description) -> Result<(Database, Access)>,
     ) -> Result<Repository> {
         let description = Description::read(path)?;
         let passphrase = passphrase.read()?;
-        // The passphrase takes some 25 ms and the database a few: side by side.
-        let (master, opened) = std::thread::scope(|scope| {
-            let master = scope.spawn(|| description.master(passphrase.as_ref()));
-            let opened = open_database(&description);
-            let master = master.join().unwrap_or_else(|_| {
-                Err(Error::new(ErrorKind::Internal, "deriving the key panicked"))
-            });
-            (master, opened)
-        });
-        let master = master.context(|| path.display().to_string())?;
+        let derive = || {
+            let master = description.master(passphrase.as_ref());
+            master.context(|| path.display().to_string())
+        };
+        let (master, opened) = match check {
+            KeyCheck::First => (derive()?, open_database(&description)),
+            KeyCheck::Beside => std::thread::scope(|scope| {
+                let master = scope.spawn(derive);
+                let opened = open_database(&description);
+                let panicked = || Error::new(ErrorKind::Internal, "deriving the key panicked");
+                let master = master.join().unwrap_or_else(|_| Err(panicked()))?;
+                Ok::<_, Error>((master, opened))
+            })?,
+        };
         let (database, access) = opened?;
         let keys = Keys::new(&master, description.is_encrypted())?;
         let codec =

@@ -6,6 +6,7 @@ use coldrise_block::Result;
 
 use super::{counters, files};
 use crate::description::{database_path, Description};
+use crate::repository::KeyCheck;
 use crate::rocks::Database;
 use crate::{OpenOptions, PassphraseSource, RepositoryWriter};
 
@@ -24,7 +25,8 @@ pub struct Reopened {
 impl RepositoryWriter {
     /// Opens a repository for writing, also where files of its database are damaged,
     /// missing or cut short: what is damaged is put right or left out, what is lost is
-    /// given up. Where anything was lost, only a repair opens the repository again before
+    /// given up. That begins when the passphrase is known to be right. Where anything was
+    /// lost, only a repair opens the repository again before
     /// [`RepositoryWriter::find_damage`] has ended.
     ///
     /// # Errors
@@ -41,8 +43,8 @@ impl RepositoryWriter {
             reopened.mended_files += u64::from(is_mended);
             Database::open_for_repair(&database_path(path), log)
         };
-        let settle = counters::settle_state;
-        let writer = RepositoryWriter::open_with(path, passphrase, options, open, settle)?;
+        let (check, settle) = (KeyCheck::First, counters::settle_state);
+        let writer = RepositoryWriter::open_with(path, passphrase, options, check, open, settle)?;
         Ok((writer, reopened))
     }
 }

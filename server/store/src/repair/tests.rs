@@ -2,6 +2,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
 use super::*;
+use crate::description::database_path;
 use crate::rocks::{is_sound, LiveFile, ReadMode};
 use crate::state::StoreState;
 use crate::verify::Coverage;
@@ -94,10 +95,14 @@ fn damage(file: &Path, content: &[u8], chunks: impl Iterator<Item = usize>) {
 
 impl Fixture {
     fn new() -> Fixture {
+        Fixture::with(None)
+    }
+
+    fn with(passphrase: Option<&Passphrase>) -> Fixture {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("repo");
         let (chunk_size_bytes, compression) = (CHUNK as u32, Compression::None);
-        let options = InitOptions { chunk_size_bytes, compression, passphrase: None };
+        let options = InitOptions { chunk_size_bytes, compression, passphrase };
         Repository::init(&path, &options).unwrap();
         Fixture { _folder: folder, path }
     }
@@ -329,6 +334,32 @@ fn the_files_of_all_damaged_chunks_are_mended_however_many_there_are() {
     for path in paths {
         assert!(is_sound(&path).unwrap());
     }
+}
+
+/// Whoever has mistaken one repository for another changes nothing of it.
+#[test]
+fn nothing_is_mended_with_a_wrong_passphrase() {
+    let fixture = Fixture::with(Some(&Passphrase::new(b"secret".to_vec()).unwrap()));
+    let options = OpenOptions { cache_bytes: 0 };
+    let right = PassphraseSource::Command("printf secret".into());
+    let writer = RepositoryWriter::open(&fixture.path, &right, &options).unwrap();
+    write(&writer, &content(1, 100));
+    fixture.lose(writer, &[Family::State, Family::Dedup], |_| true);
+    let files = || {
+        let entries = std::fs::read_dir(database_path(&fixture.path)).unwrap();
+        let paths = entries.map(|entry| entry.unwrap().path());
+        let mut files: Vec<_> =
+            paths.map(|path| (path.clone(), std::fs::read(path).unwrap_or_default())).collect();
+        files.sort();
+        files
+    };
+    let before = files();
+    let wrong = PassphraseSource::Command("printf wrong".into());
+    let refused = RepositoryWriter::open_for_repair(&fixture.path, &wrong, &options);
+    assert_eq!(refused.err().unwrap().kind(), ErrorKind::WrongPassphrase);
+    assert!(files() == before && !fixture.is_flagged());
+    assert!(RepositoryWriter::open_for_repair(&fixture.path, &right, &options).is_ok());
+    assert!(fixture.is_flagged());
 }
 
 /// A drive that fails does not say that there is none.

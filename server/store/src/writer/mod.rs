@@ -31,7 +31,7 @@ use crate::log_directory::LogDirectory;
 use crate::map::MapRoot;
 use crate::markers::Flag;
 use crate::repair::refuse_unfinished;
-use crate::repository::{Access, Repository};
+use crate::repository::{Access, KeyCheck, Repository};
 use crate::rocks::{mend_records, remove_copies, Database, Family, ReadMode};
 use crate::state::StoreState;
 use crate::{
@@ -96,7 +96,8 @@ impl RepositoryWriter {
             mend_records(&database_path(path))?;
             Database::open_primary(&database_path(path), log, false).map_err(advise_repair)
         };
-        RepositoryWriter::open_with(path, passphrase, options, open, |_repository| Ok(()))
+        let (check, settle) = (KeyCheck::Beside, |_: &Repository| Ok(()));
+        RepositoryWriter::open_with(path, passphrase, options, check, open, settle)
     }
 
     /// The same with another way to open the database; `open_database` is given the
@@ -106,10 +107,11 @@ impl RepositoryWriter {
         path: &Path,
         passphrase: &PassphraseSource,
         options: &OpenOptions,
+        check: KeyCheck,
         open_database: impl FnOnce(&Path) -> Result<Database>,
         settle: impl FnOnce(&Repository) -> Result<()>,
     ) -> Result<RepositoryWriter> {
-        let repository = Repository::open_with(path, passphrase, options, |_| {
+        let repository = Repository::open_with(path, passphrase, options, check, |_| {
             let lock = lock_for_writing(path)?;
             let log = LogDirectory::create()?;
             let database = open_database(log.path())?;
