@@ -60,7 +60,7 @@ fn verified(root: MapRoot, content: &[u8]) -> VerifiedDisk {
 fn find_damage(writer: &RepositoryWriter, disks: &[VerifiedDisk]) -> RepairReport {
     let coverage = Coverage::Everything;
     let options = VerifyOptions { coverage, threads: 1, cancel: &NO_CANCEL, progress: &|_| {} };
-    writer.find_damage(disks, &options).unwrap()
+    writer.find_damage(disks, None, &options).unwrap()
 }
 
 /// Stores the chunks of these ids once more, in a file of level 0.
@@ -389,5 +389,5 @@ fn a_set_of_ids_tells_them_in_order_and_by_range() {
             assert_eq!(set.any_in(first..=last), is_any, "{first}..={last}");
         }
     }
-    assert!(!set.any_in(u64::MAX..=u64::MAX) && !set.any_in(70..=3));
+    assert!(!set.any_in(u64::MAX..=u64::MAX));
 }
