@@ -352,7 +352,7 @@ fn purpose(path: &Path) -> String {
 
 /// Whether a repository that cannot be opened has ever held anything.
 pub(crate) fn are_there(repository: &Path) -> bool {
-    repository.join(DIRECTORY).is_dir()
+    std::fs::read_dir(repository.join(DIRECTORY)).is_ok_and(|mut entries| entries.next().is_some())
 }
 
 /// The point of a marker's name; `None` for a session.

@@ -4,7 +4,7 @@ use std::ffi::c_char;
 use std::path::Path;
 use std::ptr;
 
-use coldrise_block::Result;
+use coldrise_block::{ErrorKind, Result};
 use librocksdb_sys as sys;
 
 use super::compaction::Filter;
@@ -47,8 +47,22 @@ impl Database {
         role: Role,
     ) -> Result<Database> {
         refuse_fatal(path)?;
+        let open = |options| Self::open_writable_with(path, log_directory, role, options);
+        match open(Options::database(create)) {
+            // So that a gc can make some.
+            Err(error) if error.kind() == ErrorKind::NoSpace => open(Options::on_full_drive()),
+            opened => opened,
+        }
+    }
+
+    fn open_writable_with(
+        path: &Path,
+        log_directory: &Path,
+        role: Role,
+        options: Options,
+    ) -> Result<Database> {
         let (c_path, c_log) = (c_path(path)?, c_path(log_directory)?);
-        let database = Options::database(create).with_log_directory(&c_log);
+        let database = options.with_log_directory(&c_log);
         Self::open_with(path, role, |names, options, handles| {
             checked("opening the database", |error| {
                 // SAFETY: the arrays have `names.len()` entries each and live

@@ -34,6 +34,9 @@ const COMPACTION_READAHEAD_BYTES: usize = 2 << 20;
 /// it taken: a small backup finds no space, and no gc can make any. The option has no
 /// function of its own in the C interface.
 const NO_RESERVATIONS: &CStr = c"allow_fallocate=false";
+/// The same, and what is in the log stays there at opening, instead of taking the same space
+/// once more in files before the log's is free.
+const FULL_DRIVE: &CStr = c"allow_fallocate=false;avoid_flush_during_recovery=true";
 
 /// Memory for blocks, one for all families of a database.
 pub(super) struct BlockCache(*mut sys::rocksdb_cache_t);
@@ -64,7 +67,16 @@ impl Options {
 
     /// Options of the database as a whole.
     pub(super) fn database(create: bool) -> Options {
-        let options = Options::without_reservations();
+        Options::database_with(create, NO_RESERVATIONS)
+    }
+
+    /// The same, for opening on a drive without space.
+    pub(super) fn on_full_drive() -> Options {
+        Options::database_with(false, FULL_DRIVE)
+    }
+
+    fn database_with(create: bool, settings: &CStr) -> Options {
+        let options = Options::parsed(settings);
         let raw = options.0;
         // SAFETY: `raw` is a live options object; the calls only set fields.
         unsafe {
@@ -165,17 +177,12 @@ impl Options {
         options
     }
 
-    fn without_reservations() -> Options {
+    fn parsed(settings: &CStr) -> Options {
         let (base, options) = (Options::new(), Options::new());
         let set = checked("setting an option of the database", |error| {
             // SAFETY: both are live options objects, and the text ends with a zero.
             unsafe {
-                sys::rocksdb_get_options_from_string(
-                    base.0,
-                    NO_RESERVATIONS.as_ptr(),
-                    options.0,
-                    error,
-                );
+                sys::rocksdb_get_options_from_string(base.0, settings.as_ptr(), options.0, error);
             }
         });
         // A RocksDB that does not know it takes more space than it needs, no more.

@@ -20,6 +20,7 @@
 
 use std::collections::BTreeMap;
 use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::path::Path;
 use std::sync::mpsc::Receiver;
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
@@ -42,6 +43,10 @@ const SMALL_BYTES: u64 = 8 << 20;
 /// Entries of the dedup index in one commit, which bounds what is kept of them
 /// in memory.
 const COMMIT_ENTRIES: usize = 256 << 10;
+
+/// Bytes of the drive that a backup leaves free: whoever forgets points and runs a gc to make
+/// space needs some to open the database.
+const HEADROOM_BYTES: u64 = 1 << 20;
 
 /// What a run ends with.
 pub(super) struct Outcome {
@@ -217,6 +222,7 @@ impl<'run> Committer<'run> {
     fn commit(&mut self, last: bool) -> Result<()> {
         let repository = &*self.run.shared.repository;
         let database = repository.database();
+        keep_headroom(repository.path())?;
         if let Some(file) = self.file.take() {
             let path = file.finish()?;
             // Small commits before it become a file of their own now. With those after
@@ -340,4 +346,19 @@ impl PageSink for PageWriter<'_> {
             .ok_or_else(|| Error::new(ErrorKind::Internal, "the page ids are used up"))?;
         Ok(id)
     }
+}
+
+/// Refuses to take the last space of the drive.
+fn keep_headroom(repository: &Path) -> Result<()> {
+    let what = || format!("asking for the free space of {}", repository.display());
+    let found = rustix::fs::statvfs(repository).map_err(std::io::Error::from).context(what)?;
+    if found.f_bavail.saturating_mul(found.f_frsize) >= HEADROOM_BYTES {
+        return Ok(());
+    }
+    let text = format!(
+        "less than {} MiB are free on the drive of {}, which forgetting points and a gc may need",
+        HEADROOM_BYTES >> 20,
+        repository.display()
+    );
+    Err(Error::new(ErrorKind::NoSpace, text))
 }

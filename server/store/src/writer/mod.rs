@@ -114,6 +114,9 @@ impl RepositoryWriter {
         let repository = Repository::open_with(path, passphrase, options, check, |_| {
             let lock = lock_for_writing(path)?;
             let log = LogDirectory::create()?;
+            // Before: opening may need their space.
+            remove_staging(&database_path(path).join(STAGING_NAME))?;
+            remove_copies(&database_path(path))?;
             let database = open_database(log.path())?;
             Ok((database, Access { writer_lock: Some(lock), _log: log }))
         })?;
@@ -314,12 +317,8 @@ impl RepositoryWriter {
 
 impl Shared {
     pub(crate) fn staging(&self) -> PathBuf {
-        staging_path(&self.repository)
+        database_path(self.repository.path()).join(STAGING_NAME)
     }
-}
-
-fn staging_path(repository: &Repository) -> PathBuf {
-    database_path(repository.path()).join(STAGING_NAME)
 }
 
 /// What is lost may be given up, and the rest go on.
@@ -373,8 +372,6 @@ fn lock_for_writing(path: &Path) -> Result<WriterLock> {
 /// where a crash interrupts this: files first go, and as long as the state is
 /// not committed the next writer does it all again.
 fn recover(repository: &Repository) -> Result<StoreState> {
-    remove_staging(&staging_path(repository))?;
-    remove_copies(&database_path(repository.path()))?;
     let mut state = StoreState::read(repository)?;
     let database = repository.database();
     let mut batch = database.batch();
