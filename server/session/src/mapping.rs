@@ -9,6 +9,7 @@
 //! flushed is lost by that; payload is read and written with ordinary calls.
 
 use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use coldrise_block::{Context, Result};
@@ -28,14 +29,14 @@ impl SharedWords {
             .offset(offset_bytes)
             .len(length_bytes)
             .map_raw(file)
-            .context(|| "mapping a layer file")?;
-        Self::without_read_ahead(map)
+            .context(|| format!("mapping {}", name_of(file)))?;
+        Self::without_read_ahead(map, file)
     }
 
     /// What lies behind a page of records is payload, which is never read through
     /// the mapping: reading ahead on a fault made a first sequential write a fifth slower.
-    fn without_read_ahead(map: MmapRaw) -> Result<Self> {
-        map.advise(Advice::Random).context(|| "mapping a layer file")?;
+    fn without_read_ahead(map: MmapRaw, file: &File) -> Result<Self> {
+        map.advise(Advice::Random).context(|| format!("mapping {}", name_of(file)))?;
         Ok(SharedWords { map })
     }
 
@@ -49,8 +50,8 @@ impl SharedWords {
             .offset(offset_bytes)
             .len(length_bytes)
             .map_raw_read_only(file)
-            .context(|| "mapping a layer file")?;
-        Self::without_read_ahead(map)
+            .context(|| format!("mapping {}", name_of(file)))?;
+        Self::without_read_ahead(map, file)
     }
 
     /// Zeroed private memory, given by the kernel page by page as it is touched.
@@ -137,4 +138,10 @@ pub(crate) fn publishing<const N: usize>(
     };
     let rest = (1..N / 8).map(move |i| (i, word(i)));
     std::iter::once((0, 0)).chain(rest).chain(std::iter::once_with(move || (0, word(0))))
+}
+
+/// The name of an open file, for messages.
+fn name_of(file: &File) -> String {
+    let link = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()));
+    link.map_or_else(|_| "a file of a layer".to_owned(), |path| path.display().to_string())
 }

@@ -55,19 +55,25 @@ impl Flag {
 
 /// A marker on its way: it appears with [`PendingMarker::commit`].
 pub struct PendingMarker {
-    /// Where it lies, and where it will; `None` where it is there already.
-    paths: Option<(PathBuf, PathBuf)>,
+    /// Where it lies, where it will, and what it is; `None` where it is there already.
+    file: Option<(PathBuf, PathBuf, Vec<u8>)>,
 }
 
 impl PendingMarker {
     /// Makes the marker visible, durably. What it stands for is stored by now, so a
     /// failure is only told: the next writer makes the marker.
     pub fn commit(self) {
-        let Some((temporary, path)) = self.paths else { return };
+        let Some((temporary, path, stored)) = self.file else { return };
         let what = || format!("making {}", path.display());
-        let made = std::fs::rename(&temporary, &path)
-            .context(what)
-            .and_then(|()| path.parent().map_or(Ok(()), sync_directory));
+        let renamed = match std::fs::rename(&temporary, &path) {
+            // A writer took it for what a crash had left.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                write_synced(&temporary, &stored).and_then(|()| std::fs::rename(&temporary, &path))
+            }
+            renamed => renamed,
+        };
+        let made =
+            renamed.context(what).and_then(|()| path.parent().map_or(Ok(()), sync_directory));
         if let Err(error) = made {
             tracing::warn!(error = %error.full_message(), "a marker is left to the next writer");
         }
@@ -94,7 +100,7 @@ impl Repository {
     /// `NoSpace`, and what else the operating system says.
     pub fn mark(&self, name: &str) -> Result<bool> {
         let marker = self.prepare_marker(name)?;
-        let is_new = marker.paths.is_some();
+        let is_new = marker.file.is_some();
         marker.commit();
         Ok(is_new)
     }
@@ -108,7 +114,7 @@ impl Repository {
         let path = self.marker_path(name);
         // One that cannot be read is replaced.
         if self.read_marker(path.clone()).is_some() {
-            return Ok(PendingMarker { paths: None });
+            return Ok(PendingMarker { file: None });
         }
         let directory = self.path().join(DIRECTORY);
         std::fs::DirBuilder::new()
@@ -117,16 +123,12 @@ impl Repository {
             .create(&directory)
             .context(|| format!("making the directory {}", directory.display()))?;
         let temporary = path.with_extension(TEMPORARY_EXTENSION);
-        let what = || format!("writing {}", temporary.display());
         let mut plaintext = name.as_bytes().to_vec();
         plaintext.resize(plaintext.len().max(PLAINTEXT_BYTES), 0);
         let stored = self.seal_document(&purpose(&path), &plaintext)?;
-        let mut options = std::fs::OpenOptions::new();
-        options.write(true).create(true).truncate(true).mode(0o600);
-        let mut file = options.open(&temporary).context(what)?;
-        file.write_all(&stored).and_then(|()| file.sync_all()).context(what)?;
+        write_synced(&temporary, &stored).context(|| format!("writing {}", temporary.display()))?;
         sync_directory(&directory)?;
-        Ok(PendingMarker { paths: Some((temporary, path)) })
+        Ok(PendingMarker { file: Some((temporary, path, stored)) })
     }
 
     /// Takes back, durably, that a session or point is there. Returns whether it was
@@ -337,6 +339,13 @@ impl Repository {
     }
 }
 
+fn write_synced(path: &Path, content: &[u8]) -> std::io::Result<()> {
+    let mut options = std::fs::OpenOptions::new();
+    options.write(true).create(true).truncate(true).mode(0o600);
+    let mut file = options.open(path)?;
+    file.write_all(content).and_then(|()| file.sync_all())
+}
+
 /// Whether it was there.
 fn remove(path: &Path) -> Result<bool> {
     match std::fs::remove_file(path) {
@@ -361,5 +370,31 @@ pub(crate) fn point_of(name: &str) -> Option<(MachineName, PointName)> {
     match machine {
         "live" => None,
         machine => Some((MachineName::parse(machine).ok()?, PointName::parse(point).ok()?)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Compression, InitOptions, OpenOptions, PassphraseSource};
+
+    #[test]
+    fn a_marker_on_its_way_comes_though_a_writer_took_it_for_a_crashs() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("repo");
+        let options = InitOptions {
+            chunk_size_bytes: 4096,
+            compression: Compression::None,
+            passphrase: None,
+        };
+        Repository::init(&path, &options).unwrap();
+        let options = OpenOptions { cache_bytes: 0 };
+        let repository = Repository::open(&path, &PassphraseSource::None, &options).unwrap();
+        let pending = repository.prepare_marker("live/trial").unwrap();
+        assert!(!repository.is_marked("live/trial"));
+        repository.remove_unfinished_markers();
+        pending.commit();
+        assert_eq!(repository.marked().unwrap(), ["live/trial"]);
+        assert!(repository.marker_damage("live/trial").is_none());
     }
 }
