@@ -4,10 +4,12 @@ import json
 import os
 import subprocess
 
+import nbd
 import pytest
 
 from support.cli import PROGRAM, Coldrise
 from support.image import Image
+from support.nbdserver import read_all
 
 MIB = 1 << 20
 
@@ -172,7 +174,7 @@ def test_no_repository_named(coldrise):
     assert "--repo" in done.stderr and "COLDRISE_REPO" in done.stderr
 
 
-def test_damage_is_told_and_never_returned(coldrise, tmp_path):
+def test_damage_is_told_and_never_returned(coldrise, nbdkit, tmp_path):
     image = Image(4 * MIB)
     image.fill(0, 4 * MIB, "content")
     point = coldrise.backup("web01", vda=image.save(tmp_path / "vda.raw"))
@@ -187,8 +189,13 @@ def test_damage_is_told_and_never_returned(coldrise, tmp_path):
         file.write(bytes([byte[0] ^ 1]))
     target = tmp_path / "out.raw"
     message = refused(coldrise, 1, "corrupt", "restore", f"{point}/vda", target)
-    assert "chunk" in message or "offset" in message or "db/" in message
+    assert "chunk" in message and "offset" in message and "coldrise verify" in message
     assert not target.exists()
+    with nbdkit() as server, server.connect(f"{point}/vda") as client:
+        with pytest.raises(nbd.Error):
+            read_all(client)
+    told = [line for line in server.messages().splitlines() if "chunk" in line]
+    assert told and all(f"{point}/vda: chunk " in line for line in told), told
 
 
 def test_a_missing_layer_is_told(coldrise, point, live, nbdkit):

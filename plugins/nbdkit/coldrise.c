@@ -51,6 +51,21 @@ check (int r)
   return r;
 }
 
+/* The same of a client's call, with the name of what it reads or writes. */
+static int
+check_call (int r)
+{
+  int err = errno;
+  const char *name;
+
+  if (r == -1) {
+    name = nbdkit_export_name ();
+    nbdkit_error ("%s: %s", name != NULL ? name : "", coldrise_last_error ());
+    nbdkit_set_error (err);
+  }
+  return r;
+}
+
 /* Configuration */
 
 /* Takes over `value`, which is NULL when nbdkit has already said why. */
@@ -302,14 +317,14 @@ plugin_pread (void *handle, void *buf, uint32_t count, uint64_t offset,
               uint32_t flags)
 {
   (void) flags;
-  return check (coldrise_export_read (handle, buf, count, offset));
+  return check_call (coldrise_export_read (handle, buf, count, offset));
 }
 
 static int
 plugin_pwrite (void *handle, const void *buf, uint32_t count,
                uint64_t offset, uint32_t flags)
 {
-  return check (coldrise_export_write (handle, buf, count, offset,
+  return check_call (coldrise_export_write (handle, buf, count, offset,
                                        fua (flags)));
 }
 
@@ -317,13 +332,13 @@ static int
 plugin_flush (void *handle, uint32_t flags)
 {
   (void) flags;
-  return check (coldrise_export_flush (handle));
+  return check_call (coldrise_export_flush (handle));
 }
 
 static int
 plugin_trim (void *handle, uint32_t count, uint64_t offset, uint32_t flags)
 {
-  return check (coldrise_export_trim (handle, count, offset, fua (flags)));
+  return check_call (coldrise_export_trim (handle, count, offset, fua (flags)));
 }
 
 /* Zeroes are a record, never bytes: always fast, and FAST_ZERO and MAY_TRIM
@@ -332,7 +347,7 @@ plugin_trim (void *handle, uint32_t count, uint64_t offset, uint32_t flags)
 static int
 plugin_zero (void *handle, uint32_t count, uint64_t offset, uint32_t flags)
 {
-  return check (coldrise_export_zero (handle, count, offset, fua (flags)));
+  return check_call (coldrise_export_zero (handle, count, offset, fua (flags)));
 }
 
 static int
@@ -353,7 +368,7 @@ plugin_extents (void *handle, uint32_t count, uint64_t offset,
 {
   size_t limit = flags & NBDKIT_FLAG_REQ_ONE ? 1 : EXTENTS_LIMIT;
 
-  return check (coldrise_export_extents (handle, count, offset, limit,
+  return check_call (coldrise_export_extents (handle, count, offset, limit,
                                          add_extent, extents));
 }
 
@@ -361,7 +376,7 @@ static int
 plugin_cache (void *handle, uint32_t count, uint64_t offset, uint32_t flags)
 {
   (void) flags;
-  return check (coldrise_export_prefetch (handle, count, offset));
+  return check_call (coldrise_export_prefetch (handle, count, offset));
 }
 
 static struct nbdkit_plugin plugin = {

@@ -368,6 +368,26 @@ fn what_is_missing_or_changed_is_damage() {
     assert_eq!(reader(&repository).tree().unwrap_err().kind(), ErrorKind::Corrupt);
 }
 
+/// A drive that fails once must not make a file short for who reads it.
+#[test]
+fn what_cannot_be_looked_at_keeps_its_size() {
+    let place = place();
+    let repository = place.open();
+    publish(&repository, &place.point, Some(name())).unwrap();
+    let session = Session::open(&repository, &name()).unwrap();
+    let id = make(&session, "small", b"settings");
+    session.seal().unwrap();
+    drop(session);
+    let (list, away) = (place.files().join("tree"), place.files().join("away"));
+    let file = reader(&repository).file(id).unwrap();
+    std::fs::rename(&list, &away).unwrap();
+    assert_eq!(file.size_bytes(), 8);
+    assert_eq!(file.extents(0, 8, 1).unwrap_err().kind(), ErrorKind::Corrupt);
+    assert_eq!(file.read_at(&mut [0; 8], 0).unwrap_err().kind(), ErrorKind::Corrupt);
+    std::fs::rename(&away, &list).unwrap();
+    assert_eq!(read_all(&*file), b"settings");
+}
+
 #[test]
 fn verify_names_what_cannot_be_read() {
     let place = place();

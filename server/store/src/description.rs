@@ -234,8 +234,10 @@ impl Description {
     /// # Errors
     /// What the operating system says.
     pub(crate) fn mend(repository: &Path) -> Result<bool> {
-        if !matches!(Self::read(repository), Err(error) if error.kind() == ErrorKind::Corrupt) {
-            return Ok(false);
+        match Self::read(repository) {
+            // A bit of the version may have flipped, too; of a later one no bit makes ours.
+            Err(error) if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Unsupported) => {}
+            _ => return Ok(false),
         }
         let path = repository.join(FILE_NAME);
         let Ok(mut text) = std::fs::read(&path) else { return Ok(false) };

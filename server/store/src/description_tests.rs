@@ -142,3 +142,31 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_flipped_bit_is_put_right_and_nothing_else_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let description = encrypted();
+    description.write_synced(folder.path()).unwrap();
+    let path = folder.path().join(FILE_NAME);
+    let sound = std::fs::read(&path).unwrap();
+    assert!(!Description::mend(folder.path()).unwrap());
+    let text = String::from_utf8(sound.clone()).unwrap();
+    let version = text.find("\"format_version\": 1").unwrap() + 18;
+    for place in (0..sound.len()).step_by(61).chain([version]) {
+        let mut damaged = sound.clone();
+        damaged[place] ^= 2;
+        std::fs::write(&path, &damaged).unwrap();
+        if Description::read(folder.path()).is_ok() {
+            continue; // a blank is as good as another
+        }
+        assert!(Description::mend(folder.path()).unwrap(), "byte {place}");
+        assert!(std::fs::read(&path).unwrap() == sound, "byte {place}");
+        damaged[place + 1] ^= 2;
+        std::fs::write(&path, &damaged).unwrap();
+        if Description::read(folder.path()).is_err() {
+            assert!(!Description::mend(folder.path()).unwrap(), "byte {place}");
+            assert!(std::fs::read(&path).unwrap() == damaged);
+        }
+    }
+}

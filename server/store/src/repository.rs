@@ -316,17 +316,18 @@ impl Repository {
 
     fn try_read_chunk(&self, id: ChunkId, chunk: &mut [u8]) -> Result<()> {
         let value = self
-            .get_caught_up(Family::Chunks, &id.to_be_bytes(), ReadMode::Payload)?
+            .get_caught_up(Family::Chunks, &id.to_be_bytes(), ReadMode::Payload)
+            .map_err(|error| error.context(format_args!("chunk {id}; {ADVICE}")))?
             .ok_or_else(|| missing_chunk(id))?;
         self.codec.decode(&self.keys.chunks, id, &value, chunk)
     }
 }
 
+/// What to do about a damaged chunk.
+const ADVICE: &str = "run coldrise verify to see what it affects";
+
 pub(crate) fn missing_chunk(id: ChunkId) -> Error {
-    Error::new(
-        ErrorKind::Corrupt,
-        format!("chunk {id} is missing; run coldrise verify to see what it affects"),
-    )
+    Error::new(ErrorKind::Corrupt, format!("chunk {id} is missing; {ADVICE}"))
 }
 
 impl Repository {

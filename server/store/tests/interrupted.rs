@@ -175,6 +175,10 @@ fn a_full_drive_is_said_to_be_full_and_the_repository_stays_usable() {
         assert_eq!(failure.kind(), ErrorKind::NoSpace, "{failure:?}");
         let next = current.disk_writer(None, 4096, WriteOptions { threads: 1 });
         assert_eq!(next.err().unwrap().kind(), ErrorKind::Poisoned);
+        drop(current);
+        let left = rustix::fs::statvfs(&path).unwrap();
+        let left_bytes = left.f_bavail * left.f_frsize;
+        assert!(left_bytes >= 512 << 10, "{left_bytes} bytes are left to make room with");
     }
     for _ in 0..2 {
         let writer = open();

@@ -103,6 +103,15 @@ enum Seen {
     Large(Arc<dyn Disk>, Arc<Length>),
 }
 
+impl Seen {
+    fn size_bytes(&self) -> u64 {
+        match self {
+            Seen::Small(_, bytes) => bytes.len() as u64,
+            Seen::Large(_, length) => length.get(),
+        }
+    }
+}
+
 impl ReadFile {
     fn seen(&self) -> Result<Seen> {
         let folder = &self.files.folder;
@@ -152,13 +161,11 @@ impl ReadFile {
 }
 
 impl Disk for ReadFile {
+    /// As it was seen last where it cannot be looked at: a size that is made up would
+    /// cut off what a reading that succeeds again takes for the whole file.
     fn size_bytes(&self) -> u64 {
-        match self.seen() {
-            Ok(Seen::Small(_, bytes)) => bytes.len() as u64,
-            Ok(Seen::Large(_, length)) => length.get(),
-            // Whoever then reads it gets the error.
-            Err(_) => 1,
-        }
+        let seen = self.seen().ok().or_else(|| self.seen.lock().clone());
+        seen.map_or(0, |seen| seen.size_bytes())
     }
 
     fn read_at(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
@@ -178,8 +185,9 @@ impl Disk for ReadFile {
     }
 
     fn extents(&self, offset_bytes: u64, length_bytes: u64, limit: usize) -> Result<Vec<Extent>> {
-        check_range(self.size_bytes(), offset_bytes, length_bytes)?;
-        match self.seen()? {
+        let seen = self.seen()?;
+        check_range(seen.size_bytes(), offset_bytes, length_bytes)?;
+        match seen {
             Seen::Small(..) => {
                 Ok(vec![Extent { offset_bytes, length_bytes, kind: ExtentKind::Stored }])
             }

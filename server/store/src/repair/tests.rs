@@ -255,6 +255,11 @@ fn a_page_id_that_a_document_names_is_not_given_again() {
     }
 }
 
+fn first_file(writer: &RepositoryWriter) -> PathBuf {
+    let database = writer.repository().database();
+    database.path_of(&database.listed_files(Family::Chunks).unwrap().remove(0))
+}
+
 /// RocksDB would begin to compact such files as soon as it is opened, and stop writing.
 #[test]
 fn damage_that_a_compaction_is_about_to_meet_is_mended() {
@@ -262,8 +267,7 @@ fn damage_that_a_compaction_is_about_to_meet_is_mended() {
     let a = content(1, 3000);
     let writer = fixture.open().unwrap();
     let root = write(&writer, &a);
-    let file = writer.repository().database().listed_files(Family::Chunks).unwrap().remove(0);
-    let path = writer.repository().database().path_of(&file);
+    let path = first_file(&writer);
     for _ in 0..3 {
         store_again(&writer, &[1, 3000]);
     }
@@ -288,8 +292,7 @@ fn damage_in_a_value_that_was_stored_anew_is_found_and_mended() {
     let a = content(1, 3000);
     let writer = fixture.open().unwrap();
     let root = write(&writer, &a);
-    let file = writer.repository().database().listed_files(Family::Chunks).unwrap().remove(0);
-    let path = writer.repository().database().path_of(&file);
+    let path = first_file(&writer);
     store_again(&writer, &[1501]);
     drop(writer);
     assert_eq!(fixture.damaged_files(), []);

@@ -50,7 +50,9 @@ impl Database {
         let open = |options| Self::open_writable_with(path, log_directory, role, options);
         match open(Options::database(create)) {
             // So that a gc can make some.
-            Err(error) if error.kind() == ErrorKind::NoSpace => open(Options::on_full_drive()),
+            Err(error) if error.kind() == ErrorKind::NoSpace && !create => {
+                open(Options::on_full_drive())
+            }
             opened => opened,
         }
     }

@@ -66,7 +66,9 @@ impl TableProperties {
     /// # Errors
     /// `NotFound` where the file was deleted meanwhile; `Corrupt`.
     pub(crate) fn read(path: &Path) -> Result<TableProperties> {
-        let (properties, _) = properties_block(path)?;
+        let file = File::open(path).context(|| format!("reading {}", path.display()))?;
+        let (footer, length) = Footer::read(&file, path)?;
+        let (properties, _) = properties_block(&file, path, &footer, length)?;
         TableProperties::parse(&properties).ok_or_else(|| damaged(path))
     }
 
@@ -91,10 +93,13 @@ impl TableProperties {
 }
 
 /// The block of the properties and where it lies in the file.
-fn properties_block(path: &Path) -> Result<(Vec<u8>, u64)> {
+fn properties_block(
+    file: &File,
+    path: &Path,
+    footer: &Footer,
+    length: u64,
+) -> Result<(Vec<u8>, u64)> {
     let what = || format!("reading {}", path.display());
-    let file = File::open(path).context(what)?;
-    let (footer, length) = Footer::read(&file, path)?;
     let read = |(offset, bytes): Handle| -> Result<Vec<u8>> {
         let end = offset.checked_add(bytes);
         if bytes > MAX_BLOCK_BYTES || end.is_none_or(|end| end > length) {
@@ -120,13 +125,14 @@ fn properties_block(path: &Path) -> Result<(Vec<u8>, u64)> {
 ///
 /// What else is wrong with the file RocksDB says itself.
 pub(crate) fn fatal_damage(path: &Path) -> Option<u64> {
-    let (footer, length) = Footer::read(&File::open(path).ok()?, path).ok()?;
+    let file = File::open(path).ok()?;
+    let (footer, length) = Footer::read(&file, path).ok()?;
     let end = length - FOOTER_BYTES as u64;
     let leads_out = |(offset, bytes): &Handle| offset.checked_add(*bytes).is_none_or(|at| at > end);
     if [footer.metaindex, footer.index].iter().any(leads_out) {
         return Some(end);
     }
-    let (block, offset) = properties_block(path).ok()?;
+    let (block, offset) = properties_block(&file, path, &footer, length).ok()?;
     let is_set = block.last().is_some_and(|byte| byte & HASH_INDEX_BIT != 0);
     is_set.then(|| offset + block.len() as u64 - 1)
 }
@@ -134,7 +140,9 @@ pub(crate) fn fatal_damage(path: &Path) -> Option<u64> {
 /// Where the last byte of that block lies.
 #[cfg(test)]
 pub(crate) fn properties_end(path: &Path) -> Option<u64> {
-    let (block, offset) = properties_block(path).ok()?;
+    let file = File::open(path).ok()?;
+    let (footer, length) = Footer::read(&file, path).ok()?;
+    let (block, offset) = properties_block(&file, path, &footer, length).ok()?;
     Some(offset + block.len() as u64 - 1)
 }
 

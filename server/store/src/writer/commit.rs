@@ -222,7 +222,8 @@ impl<'run> Committer<'run> {
     fn commit(&mut self, last: bool) -> Result<()> {
         let repository = &*self.run.shared.repository;
         let database = repository.database();
-        keep_headroom(repository.path())?;
+        let small = self.small.iter().map(|(_, values)| values.len() as u64);
+        keep_headroom(repository.path(), small.sum())?;
         if let Some(file) = self.file.take() {
             let path = file.finish()?;
             // Small commits before it become a file of their own now. With those after
@@ -348,17 +349,18 @@ impl PageSink for PageWriter<'_> {
     }
 }
 
-/// Refuses to take the last space of the drive.
-fn keep_headroom(repository: &Path) -> Result<()> {
+/// Refuses to take the last space of the drive for so many bytes.
+fn keep_headroom(repository: &Path, bytes: u64) -> Result<()> {
     let what = || format!("asking for the free space of {}", repository.display());
     let found = rustix::fs::statvfs(repository).map_err(std::io::Error::from).context(what)?;
-    if found.f_bavail.saturating_mul(found.f_frsize) >= HEADROOM_BYTES {
+    if found.f_bavail.saturating_mul(found.f_frsize) >= HEADROOM_BYTES + bytes {
         return Ok(());
     }
     let text = format!(
-        "less than {} MiB are free on the drive of {}, which forgetting points and a gc may need",
-        HEADROOM_BYTES >> 20,
-        repository.display()
+        "the drive of {} is full but for the last {} MiB, which making room needs: free some, or \
+         forget points and run coldrise gc",
+        repository.display(),
+        HEADROOM_BYTES >> 20
     );
     Err(Error::new(ErrorKind::NoSpace, text))
 }
