@@ -235,7 +235,8 @@ def test_a_bitmap_does_not_count_from_a_backup_before_one_that_is_lost(coldrise,
     message = failure(coldrise, FAILED, *backup, "--bitmap", "daily")
     assert lost.split("/")[1] in message and "without --bitmap" in message
     # That it is struck off makes no older backup the last one.
-    coldrise.json("forget", lost)
+    assert coldrise.json("forget", "-n", lost)["points"] == [lost]
+    assert coldrise.json("forget", lost)["points"] == [lost]
     message = failure(coldrise, FAILED, *backup, "--bitmap", "daily")
     assert lost.split("/")[1] in message and "without --bitmap" in message
     coldrise.json(*backup)
@@ -272,3 +273,20 @@ def test_a_point_that_was_set_aside_stays_aside(coldrise, point):
     coldrise.json("release", point)
     (machine,) = coldrise.json("list")["machines"]
     assert machine["points"][0].get("quarantine") is None
+
+
+def test_lost_points_are_told_where_points_are_chosen(coldrise, image, point, tmp_path):
+    """Who boots an older point because the newest is lost has to know it."""
+    lost = coldrise.backup("web01", vda=image.save(tmp_path / "vda.raw"))
+    cut_log(coldrise)
+    assert coldrise.json("list")["lost"] == [lost]
+    assert f"coldrise forget {lost}" in coldrise.run("list").stderr
+    for command in (("publish", "web01/latest"), ("restore", "web01/latest/vda", tmp_path / "out.raw")):
+        done = coldrise.run(*command)
+        assert done.returncode == 0 and f"{point.split('/')[1]} is older" in done.stderr
+        assert lost in done.stderr
+    message = failure(coldrise, FAILED, "show", lost)
+    assert "lost" in message and f"coldrise forget {lost}" in message
+    coldrise.json("forget", lost)
+    assert coldrise.json("list")["lost"] == []
+    assert coldrise.run("publish", "web01/latest").stderr == ""

@@ -5,7 +5,11 @@ use std::sync::Arc;
 
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_session::Catalog;
-use coldrise_store::{Address, MachineName, PointDocument, PointName, PointSelector, Repository};
+use coldrise_store::{
+    Address, CatalogDamage, MachineName, PointDocument, PointName, PointSelector, Repository,
+};
+
+use crate::invocation::Invocation;
 
 /// What was named: a point, or all points of a machine.
 #[derive(Clone, Debug)]
@@ -71,24 +75,40 @@ pub(crate) fn take_lost(
     repository: &Arc<Repository>,
     targets: &mut Vec<Target>,
 ) -> Result<Vec<(MachineName, PointName)>> {
-    let mut lost = Vec::new();
-    let mut kept = Vec::with_capacity(targets.len());
-    for target in targets.drain(..) {
-        if let Target::Point(machine, selector @ PointSelector::Exact(point)) = &target {
-            let name = format!("{machine}/{point}");
-            let is_there = match Catalog::new(repository).point(machine, selector) {
-                Err(error) if error.kind() == ErrorKind::NotFound => false,
-                found => found.map(|_| true)?,
-            };
-            if !is_there && repository.is_marked(&name) {
-                lost.push((machine.clone(), point.clone()));
-                continue;
-            }
-        }
-        kept.push(target);
+    let lost = repository.lost_points(None)?;
+    let mut taken = Vec::new();
+    targets.retain(|target| {
+        let Target::Point(machine, PointSelector::Exact(point)) = target else { return true };
+        let name = (machine.clone(), point.clone());
+        let is_lost = lost.contains(&name);
+        taken.extend(is_lost.then_some(name));
+        !is_lost
+    });
+    Ok(taken)
+}
+
+/// Says which newer points of the machine are lost where the latest was asked for: who
+/// goes on with an older one should know it.
+///
+/// # Errors
+/// `Corrupt` where a document does not authenticate.
+pub(crate) fn tell_lost(
+    invocation: &Invocation,
+    repository: &Repository,
+    selector: &PointSelector,
+    point: &PointDocument,
+) -> Result<()> {
+    let PointSelector::Latest(_) = selector else { return Ok(()) };
+    let lost = repository.lost_points(Some(&point.machine))?;
+    for (machine, name) in lost.into_iter().filter(|(_, name)| *name > point.point) {
+        let lost = CatalogDamage::lost(format!("{machine}/{name}"));
+        invocation.remark(&format!(
+            "{} is older than what is lost: {}",
+            point.point,
+            lost.message()
+        ));
     }
-    *targets = kept;
-    Ok(lost)
+    Ok(())
 }
 
 /// How points are addressed.

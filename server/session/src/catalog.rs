@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_store::{
-    MachineName, PointDocument, PointName, PointOrigin, PointSelector, Repository, RepositoryWriter,
+    CatalogDamage, MachineName, PointDocument, PointName, PointOrigin, PointSelector, Repository,
+    RepositoryWriter,
 };
 
 use crate::client_files::CarriedFiles;
@@ -77,7 +78,8 @@ impl Catalog {
     /// Says whether a machine has any point, set aside or not.
     ///
     /// # Errors
-    /// `NotFound`, telling which machines there are.
+    /// `NotFound`, telling which machines there are; `Corrupt` where all of its points are
+    /// lost.
     pub fn check_machine(&self, machine: &MachineName) -> Result<()> {
         let is_known = !self.repository.newest_points(machine, 1)?.is_empty()
             || self.sealed()?.iter().any(|point| point.machine == *machine);
@@ -90,7 +92,8 @@ impl Catalog {
     /// One point of a machine. `latest` means no point that is set aside.
     ///
     /// # Errors
-    /// `NotFound`, telling which machines or points there are.
+    /// `NotFound`, telling which machines or points there are; `Corrupt` for one that has
+    /// to be there and is lost.
     pub fn point(&self, machine: &MachineName, selector: &PointSelector) -> Result<PointDocument> {
         match self.find(machine, selector)? {
             Some(point) => Ok(point),
@@ -207,6 +210,16 @@ impl Catalog {
 
     fn missing(&self, machine: &MachineName, selector: &PointSelector) -> Result<Error> {
         let points = self.points(machine)?;
+        let mut lost = self.repository.lost_points(Some(machine))?.into_iter().rev();
+        let lost = match selector {
+            PointSelector::Exact(name) => lost.find(|(_, point)| point == name),
+            PointSelector::Latest(_) if points.is_empty() => lost.next(),
+            PointSelector::Latest(_) => None,
+        };
+        if let Some((_, point)) = lost {
+            let lost = CatalogDamage::lost(format!("{machine}/{point}"));
+            return Ok(Error::new(ErrorKind::Corrupt, lost.message()));
+        }
         if points.is_empty() {
             let names: Vec<_> = self.machines()?.iter().map(ToString::to_string).collect();
             let there = match names.len() {

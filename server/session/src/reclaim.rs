@@ -92,12 +92,7 @@ impl InUse {
         self.found.extend(points.iter().map(point_name));
         damaged.extend(repository.missing(marked, &self.found));
         if let Some(damaged) = damaged.first() {
-            let way_out = damaged.way_out().map(|command| {
-                format!(". If no copy of the repository still has it, {command} strikes it off")
-            });
-            let way_out = way_out.unwrap_or_default();
-            let message = format!("{}: {}{way_out}", damaged.what, damaged.reason);
-            return Err(Error::new(ErrorKind::Corrupt, message)).context(unknown);
+            return Err(Error::new(ErrorKind::Corrupt, damaged.message())).context(unknown);
         }
         for point in points.iter().filter(|point| !is_gone(&point.machine, &point.point)) {
             point.disks.iter().for_each(|disk| self.add(disk));

@@ -184,12 +184,12 @@ fn point_of_key(rest: &[u8], names: &HashMap<Vec<u8>, MachineName>) -> String {
 /// A point's document, with what is said of it beside its marker.
 fn open_point(repository: &Repository, key: &[u8], value: &[u8]) -> Result<PointDocument> {
     let mut document = open::<PointDocument>(repository, key, value)?;
-    let has = |flag| repository.has_flag(&document.machine, &document.point, flag);
-    let is_protected = document.is_protected || has(Flag::Protected);
-    if document.quarantine.is_none() && has(Flag::Quarantined) {
+    let (machine, point) = (document.machine.clone(), document.point.clone());
+    let has = |flag| repository.has_flag(&machine, &point, flag);
+    document.is_protected = document.is_protected || has(Flag::Protected)?;
+    if document.quarantine.is_none() && has(Flag::Quarantined)? {
         document.quarantine = Some(Quarantine::Chosen);
     }
-    document.is_protected = is_protected;
     Ok(document)
 }
 

@@ -15,7 +15,7 @@
 //! A point that a session has sealed and no writer has entered into the catalog may have
 //! neither: its marker is made when it is there.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::io::Write;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -81,6 +81,11 @@ impl PendingMarker {
 }
 
 impl CatalogDamage {
+    /// A session or point that is lost: its marker is there and nothing else.
+    pub fn lost(name: String) -> CatalogDamage {
+        CatalogDamage { what: name, reason: MISSING.to_owned() }
+    }
+
     /// The command by which the repository goes on without a point or session that it
     /// has lost; none for what is there and damaged.
     pub fn way_out(&self) -> Option<String> {
@@ -89,6 +94,14 @@ impl CatalogDamage {
             Some(session) => format!("coldrise unpublish {session} --discard"),
             None => format!("coldrise forget {what}"),
         })
+    }
+
+    /// What is wrong with what, and the way out where there is one.
+    pub fn message(&self) -> String {
+        let way_out = self.way_out().map(|command| {
+            format!("; if no copy of the repository still has it, {command} strikes it off")
+        });
+        format!("{}: {}{}", self.what, self.reason, way_out.unwrap_or_default())
     }
 }
 
@@ -181,9 +194,15 @@ impl Repository {
         }
     }
 
-    /// Whether this is said of a point; also where the drive cannot tell.
-    pub(crate) fn has_flag(&self, machine: &MachineName, point: &PointName, flag: Flag) -> bool {
-        self.flag_path(machine, point, flag).try_exists().unwrap_or(true)
+    /// Whether this is said of a point.
+    pub(crate) fn has_flag(
+        &self,
+        machine: &MachineName,
+        point: &PointName,
+        flag: Flag,
+    ) -> Result<bool> {
+        let path = self.flag_path(machine, point, flag);
+        path.try_exists().context(|| format!("looking for {}", path.display()))
     }
 
     /// Says this of a point, or takes it back, durably; whether that changed anything.
@@ -196,7 +215,7 @@ impl Repository {
         let path = self.flag_path(machine, point, flag);
         let changed = match is_set {
             false => remove(&path)?,
-            true if path.exists() => false,
+            true if self.has_flag(machine, point, flag)? => false,
             true => {
                 let what = || format!("making {}", path.display());
                 let mut options = std::fs::OpenOptions::new();
@@ -283,23 +302,34 @@ impl Repository {
     /// gave before it was looked for. What went meanwhile is left out.
     pub fn missing<'a>(&self, marked: &'a [String], found: &HashSet<String>) -> Vec<CatalogDamage> {
         let is_missing = |name: &&'a String| !found.contains(*name) && self.is_marked(name);
-        let damage =
-            |name: &String| CatalogDamage { what: name.clone(), reason: MISSING.to_owned() };
-        marked.iter().filter(is_missing).map(damage).collect()
+        marked.iter().filter(is_missing).cloned().map(CatalogDamage::lost).collect()
     }
 
-    /// The points of a machine that have to be there and are not in the catalog.
+    /// The points that have to be there and are not in the catalog, of one machine or of
+    /// all, the oldest of a machine first. Opens every marker, and reads the points of
+    /// the machines that they name.
     ///
     /// # Errors
     /// `Corrupt` where a document does not authenticate; what the operating system says.
-    pub fn lost_points(&self, machine: &MachineName) -> Result<Vec<PointName>> {
-        let marked = self.marked()?;
-        let there: HashSet<_> = self.points(machine)?.into_iter().map(|it| it.point).collect();
-        let of_machine = marked.iter().filter_map(|name| Some((name, point_of(name)?)));
-        let lost = of_machine.filter(|(name, (of, point))| {
-            of == machine && !there.contains(point) && self.is_marked(name)
+    pub fn lost_points(&self, only: Option<&MachineName>) -> Result<Vec<(MachineName, PointName)>> {
+        let mut lost = BTreeMap::<_, BTreeSet<_>>::new();
+        for (machine, point) in self.marked()?.iter().filter_map(|name| point_of(name)) {
+            if only.is_none_or(|only| *only == machine) {
+                lost.entry(machine).or_default().insert(point);
+            }
+        }
+        // A point is in the catalog before its marker appears.
+        self.catch_up()?;
+        for (machine, points) in &mut lost {
+            for there in self.points(machine)? {
+                points.remove(&there.point);
+            }
+        }
+        let lost = lost.into_iter().flat_map(|(machine, points)| {
+            points.into_iter().map(move |point| (machine.clone(), point))
         });
-        Ok(lost.map(|(_, (_, point))| point).collect())
+        // What was forgotten meanwhile has no marker any more.
+        Ok(lost.filter(|(machine, point)| self.is_marked(&format!("{machine}/{point}"))).collect())
     }
 
     /// Makes the markers of the catalog's points that have none or one that cannot be

@@ -20,6 +20,7 @@ use crate::own_network;
 use crate::qemu::{self, Console};
 use crate::report::Report;
 use crate::signals::ChildSignals;
+use crate::targets::tell_lost;
 use crate::units::{parse_size, show_count};
 
 /// Boot a machine from its backup, in QEMU on this host.
@@ -100,10 +101,15 @@ enum Subject {
 }
 
 impl Subject {
-    fn find(repository: &Arc<Repository>, arguments: &BootArguments) -> Result<Subject> {
+    fn find(
+        invocation: &Invocation,
+        repository: &Arc<Repository>,
+        arguments: &BootArguments,
+    ) -> Result<Subject> {
         match &arguments.address {
             Address::Point { machine, selector, disk: None } => {
                 let point = Catalog::new(repository).point(machine, selector)?;
+                tell_lost(invocation, repository, selector, &point)?;
                 check_offered(point).map(Subject::Point)
             }
             Address::Live { session, disk: None } => {
@@ -154,7 +160,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: BootArguments) -> Result<R
     disk_server::check(arguments.over)?;
     let mut signals = ChildSignals::catch()?;
     let repository = invocation.open()?;
-    let subject = Subject::find(&repository, &arguments)?;
+    let subject = Subject::find(invocation, &repository, &arguments)?;
     let hardware = hardware(invocation, subject.configuration(), &arguments, is_alone)?;
     qemu::check(&hardware, subject.disk_count())?;
     let scratch = tempfile::Builder::new()

@@ -3,7 +3,7 @@
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_session::{PointRemoval, Published};
-use coldrise_store::PointDocument;
+use coldrise_store::{MachineName, PointDocument, PointName};
 use serde::Serialize;
 
 use crate::invocation::Invocation;
@@ -69,6 +69,13 @@ struct Forgotten {
     elapsed_ms: u64,
 }
 
+impl Forgotten {
+    /// Of those nothing but the name was left.
+    fn add_lost(&mut self, lost: &[(MachineName, PointName)]) {
+        self.points.extend(lost.iter().map(|(machine, point)| format!("{machine}/{point}")));
+    }
+}
+
 pub(crate) fn run(invocation: &Invocation, arguments: &ForgetArguments) -> Result<Report> {
     arguments.check()?;
     match arguments.dry_run {
@@ -88,25 +95,28 @@ fn forget(invocation: &Invocation, arguments: &ForgetArguments) -> Result<Report
     let text =
         format!("forgot {}; coldrise gc returns the space", show_count(count, "restore point"));
     let mut forgotten = forgotten(invocation, &points, false, None);
-    forgotten.points.extend(lost.iter().map(|(machine, point)| format!("{machine}/{point}")));
+    forgotten.add_lost(&lost);
     Ok(Report::done(&forgotten, text))
 }
 
 fn say(invocation: &Invocation, arguments: &ForgetArguments) -> Result<Report> {
     let cancel = cancel_flag()?;
     let repository = invocation.open()?;
-    let points = find(&repository, &arguments.targets)?;
+    let mut targets = arguments.targets.clone();
+    let lost = take_lost(&repository, &mut targets)?;
+    let points = find(&repository, &targets)?;
     let published = Published::read(&repository)?;
     points.iter().try_for_each(|point| published.check_free(point))?;
     let gone = names(&points).into_iter().collect();
     let space = reclaimable(invocation, &repository, &gone, &cancel)?;
     let bytes = space.map(|space| space.reclaimable_bytes);
-    let said = forgotten(invocation, &points, true, bytes);
+    let mut said = forgotten(invocation, &points, true, bytes);
+    said.add_lost(&lost);
     let space = bytes.map(|bytes| format!("about {}", show_size(bytes)));
     let text = format!(
         "would forget:\n  {}\n{}; coldrise gc would return {}",
         said.points.join("\n  "),
-        show_count(points.len() as u64, "restore point"),
+        show_count(said.points.len() as u64, "restore point"),
         space.unwrap_or_else(|| "the space".to_owned())
     );
     Ok(Report::answer(&said, text))

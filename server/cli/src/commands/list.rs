@@ -3,7 +3,7 @@
 use clap::Args;
 use coldrise_block::Result;
 use coldrise_session::Catalog;
-use coldrise_store::{MachineName, PointDocument, PointOrigin, Quarantine};
+use coldrise_store::{CatalogDamage, MachineName, PointDocument, PointOrigin, Quarantine};
 use serde::Serialize;
 
 use crate::invocation::Invocation;
@@ -21,6 +21,8 @@ pub(crate) struct ListArguments {
 #[derive(Serialize)]
 struct Listing {
     machines: Vec<ListedMachine>,
+    /// Addresses of points that have to be there and are lost.
+    lost: Vec<String>,
 }
 
 #[derive(Serialize)]
@@ -77,7 +79,8 @@ pub(super) fn kind_word(origin: &PointOrigin) -> &'static str {
 }
 
 pub(crate) fn run(invocation: &Invocation, arguments: &ListArguments) -> Result<Report> {
-    let catalog = Catalog::new(&invocation.open()?);
+    let repository = invocation.open()?;
+    let catalog = Catalog::new(&repository);
     let machines = match &arguments.machine {
         Some(machine) => {
             // Says which machines there are where this one is not.
@@ -86,7 +89,9 @@ pub(crate) fn run(invocation: &Invocation, arguments: &ListArguments) -> Result<
         }
         None => catalog.machines()?,
     };
-    let mut listing = Listing { machines: Vec::with_capacity(machines.len()) };
+    let lost = repository.lost_points(arguments.machine.as_ref())?;
+    let lost = lost.iter().map(|(machine, point)| format!("{machine}/{point}")).collect();
+    let mut listing = Listing { machines: Vec::with_capacity(machines.len()), lost };
     for machine in machines {
         let points = catalog.points(&machine)?;
         listing.machines.push(ListedMachine {
@@ -94,10 +99,16 @@ pub(crate) fn run(invocation: &Invocation, arguments: &ListArguments) -> Result<
             points: points.iter().map(ListedPoint::new).collect(),
         });
     }
+    for name in &listing.lost {
+        invocation.remark(&CatalogDamage::lost(name.clone()).message());
+    }
     let rows: Vec<Vec<String>> =
         listing.machines.iter().flat_map(|machine| &machine.points).map(row).collect();
     let text = match rows.len() {
-        0 => "no restore points yet: make one with coldrise backup".to_owned(),
+        0 if listing.lost.is_empty() => {
+            "no restore points yet: make one with coldrise backup".to_owned()
+        }
+        0 => String::new(),
         _ => table(shown_headings(&rows), &rows),
     };
     Ok(Report::answer(&listing, text))

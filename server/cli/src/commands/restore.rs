@@ -16,6 +16,7 @@ use crate::invocation::Invocation;
 use crate::progress::ProgressView;
 use crate::report::Report;
 use crate::signals::cancel_flag;
+use crate::targets::tell_lost;
 use crate::units::{show_duration, show_size};
 
 /// Who holds what is read, for people.
@@ -65,7 +66,7 @@ struct Restored {
 pub(crate) fn run(invocation: &Invocation, arguments: &RestoreArguments) -> Result<Report> {
     let cancel = cancel_flag()?;
     let repository = invocation.open_for_disks()?;
-    let (address, disk, _held) = open_disk(&repository, &arguments.address)?;
+    let (address, disk, _held) = open_disk(invocation, &repository, &arguments.address)?;
     let options = RestoreOptions { format: arguments.format, threads: 0, force: arguments.force };
     let view = ProgressView::new(invocation);
     let done = restore(disk.as_ref(), &arguments.target, &options, &view, &cancel);
@@ -102,12 +103,14 @@ pub(crate) fn run(invocation: &Invocation, arguments: &RestoreArguments) -> Resu
 
 /// The disk of an address, its exact address, and what keeps it.
 fn open_disk(
+    invocation: &Invocation,
     repository: &Arc<Repository>,
     address: &Address,
 ) -> Result<(String, Arc<dyn Disk>, Held)> {
     match address {
         Address::Point { machine, selector, disk } => {
             let mut point = Catalog::new(repository).point(machine, selector)?;
+            tell_lost(invocation, repository, selector, &point)?;
             let names = point.disks.iter().map(|disk| &disk.name);
             let name = choose_disk(address, disk.as_ref(), names)?;
             find_disk(&point, &name)?;

@@ -273,9 +273,7 @@ fn text(verified: &Verified) -> String {
     let mut lines = Vec::new();
     let documents = verified.damaged_documents.iter().chain(&verified.damaged_layers);
     for document in documents.chain(&verified.damaged_files).chain(&verified.damaged_markers) {
-        let way_out = document.way_out().map(|command| format!("; {command} strikes it off"));
-        let way_out = way_out.unwrap_or_default();
-        lines.push(format!("damaged: {}: {}{way_out}", document.what, document.reason));
+        lines.push(format!("damaged: {}", document.message()));
     }
     for page in &verified.damaged_pages {
         lines.push(format!("damaged: {}", page.reason));

@@ -197,7 +197,7 @@ fn check_bitmap(
         Err(Error::new(ErrorKind::NotFound, text))
     };
     let repository = writer.repository();
-    if let Some(lost) = repository.lost_points(machine)?.last() {
+    if let Some((_, lost)) = repository.lost_points(Some(machine))?.last() {
         return refuse(format!("and {lost} is lost (see coldrise verify)"));
     }
     match repository.last_backup(machine)? {

@@ -71,10 +71,10 @@ pub(super) fn of_repository(stats: &Stats) -> String {
 /// What is wrong, and what to do.
 pub(super) fn damage(damaged: &CatalogDamage) -> String {
     let next = match damaged.way_out() {
-        Some(command) => format!("{command} strikes it off"),
-        None => "coldrise verify says what it affects".to_owned(),
+        Some(_) => "",
+        None => "; coldrise verify says what it affects",
     };
-    format!("{}: {}; {next}", damaged.what, damaged.reason)
+    format!("{}{next}", damaged.message())
 }
 
 fn row_of_machine(machine: &MachineStats) -> Vec<String> {
