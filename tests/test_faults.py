@@ -79,7 +79,7 @@ class Place:
             if code == 1:
                 assert str(coldrise.repository) in messages or "database" in messages, messages
             operation.settle(coldrise, scene)
-            self._check(operation, coldrise, is_thorough)
+            self._check(operation, coldrise, messages, is_thorough)
             operation.repeat(coldrise, scene)
             operation.settle(coldrise, scene)
             assert coldrise.run("verify").returncode == 0
@@ -91,14 +91,19 @@ class Place:
     def _prepared(self, operation):
         return _Copy(self, operation)
 
-    def _check(self, operation, coldrise, is_thorough):
+    def _check(self, operation, coldrise, messages, is_thorough):
         """All points are what they were."""
         if operation.name == "init":
             assert coldrise.run("list").returncode in (0, 10)
             return
         done = coldrise.run("--json", "verify")
         answer = json.loads(done.stdout.splitlines()[-1])
-        assert done.returncode == 0 or operation.name.startswith("repair"), done.stdout + done.stderr
+        # One that could not be made was told of, and the next writer makes it.
+        is_unmarked = answer["damaged_markers"] and "a marker is left to the next writer" in messages
+        others = [name for name, found in answer.items()
+                  if found and name.startswith("damaged") and name != "damaged_markers"]  # fmt: skip
+        is_sound = done.returncode == 0 or is_unmarked and not others and not answer["affected"]
+        assert is_sound or operation.name.startswith("repair"), done.stdout + done.stderr
         assert answer["damaged_documents"] == [], answer
         points_now = [point for machine in coldrise.json("list")["machines"]
                       for point in machine["points"]]  # fmt: skip

@@ -1,8 +1,9 @@
 //! Publish: a restore point becomes a writable session.
 //!
-//! Order of writes: the empty layers (synced), their folder (synced), the files that
-//! the session begins with (synced), then `session.json` (synced, renamed, synced). A
-//! crash before the last leaves empty layers that nothing refers to; the next writer
+//! Order of writes: the empty layers and their folder, the marker on its way, the session's
+//! folder and the files that it begins with (all synced, and side by side: none refers to
+//! another), then `session.json` (synced, renamed, synced), then the marker appears. A
+//! crash before the document leaves empty layers that nothing refers to; the next writer
 //! removes them. It may leave files, too: without a document they are no session's, and
 //! the next publish of that name replaces them.
 
@@ -78,10 +79,6 @@ pub fn publish_with_files(
             least_sequence: 0,
         });
     }
-    create_tops(repository, disks.iter())?;
-    place.create()?;
-    // Durable with the document: a seal need not sync the folder once more.
-    Place::make_folder(&place.sealed_files())?;
     let mut document = SessionDocument {
         name,
         machine: point.machine.clone(),
@@ -94,17 +91,31 @@ pub fn publish_with_files(
         is_ended: false,
         revision: 0,
     };
-    place.remove_files()?;
-    let files = arrange(&document, carried)?;
-    let hash = begin_files(repository, &document, &files)?;
-    document.files = Some(SessionFiles { hash });
-    let marker = prepare_mark(repository, &session_name(&document));
+    let marker_name = session_name(&document);
+    let tops = document.disks.clone();
+    let marker = std::thread::scope(|scope| {
+        let marker = scope.spawn(|| prepare_mark(repository, &marker_name));
+        let layers = scope.spawn(|| create_tops(repository, tops.iter()));
+        place.create()?;
+        sync_directory(&repository.live_dir())?;
+        // Durable with the document: a seal need not sync the folder once more.
+        Place::make_folder(&place.sealed_files())?;
+        place.remove_files()?;
+        let files = arrange(&document, carried)?;
+        let hash = begin_files(repository, &document, &files)?;
+        document.files = Some(SessionFiles { hash });
+        layers.join().unwrap_or_else(|_| Err(panicked()))?;
+        marker.join().map_err(|_| panicked())
+    })?;
     document.write(repository, &place)?;
-    sync_directory(&repository.live_dir())?;
     if let Some(marker) = marker {
         marker.commit();
     }
     Ok(document)
+}
+
+fn panicked() -> Error {
+    Error::new(ErrorKind::Internal, "a thread of publish panicked")
 }
 
 /// Makes the empty top layers of these disks, durably.

@@ -114,9 +114,6 @@ fn beyond(id: u64) -> Result<u64> {
 
 /// The last id that is stored; 0 where there is none.
 fn last_id(repository: &Repository, family: Family) -> Result<u64> {
-    let database = repository.database();
-    database.flush_family(family)?;
-    let files = database.live_files(family)?;
-    let ids = files.iter().filter_map(|file| file.largest.as_slice().try_into().ok());
-    Ok(ids.map(u64::from_be_bytes).max().unwrap_or(0))
+    let last = repository.database().last_key(family)?;
+    Ok(last.and_then(|key| key.as_slice().try_into().ok()).map_or(0, u64::from_be_bytes))
 }

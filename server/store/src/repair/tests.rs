@@ -285,6 +285,40 @@ fn damage_that_a_compaction_is_about_to_meet_is_mended() {
     assert_eq!(assert_never_wrong(&writer, root, &a), 0);
 }
 
+/// A backup was killed, and then the drive failed where its chunks lie.
+#[test]
+fn damage_in_what_was_not_committed_goes_with_it() {
+    for is_in_one_file in [false, true] {
+        let fixture = Fixture::new();
+        let (a, b) = (content(1, 1000), content(2, 1000));
+        let writer = fixture.open().unwrap();
+        let root = write(&writer, &a);
+        let end = writer.repository().next_chunk().unwrap();
+        write(&writer, &b);
+        let database = writer.repository().database();
+        database.flush().unwrap();
+        if is_in_one_file {
+            database.compact(Family::Chunks, None).unwrap();
+        }
+        let mut files = database.listed_files(Family::Chunks).unwrap();
+        files.sort_by(|a, b| a.smallest.cmp(&b.smallest));
+        assert_eq!(files.len(), if is_in_one_file { 1 } else { 2 });
+        let path = database.path_of(&files[files.len() - 1]);
+        drop(writer);
+        go_on_from(&fixture, |state| state.next_chunk = end);
+        damage(&path, &b, [500].into_iter());
+        let writer = fixture.open().unwrap();
+        assert_eq!(assert_never_wrong(&writer, root, &a), 0);
+        assert!(writer.repository().next_chunk().unwrap() >= end + 1000);
+        assert!(find_damage(&writer, &[verified(root, &a)]).found.is_clean());
+        drop(writer);
+        assert_eq!(fixture.damaged_files(), []);
+        let writer = fixture.open().unwrap();
+        let other = write(&writer, &content(3, 50));
+        assert_eq!(assert_never_wrong(&writer, other, &content(3, 50)), 0);
+    }
+}
+
 /// Nothing reads it, but a compaction does.
 #[test]
 fn damage_in_a_value_that_was_stored_anew_is_found_and_mended() {

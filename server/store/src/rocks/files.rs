@@ -52,6 +52,13 @@ impl Database {
         Ok(files)
     }
 
+    /// The last key of a family, as its files are listed: no file is looked at. It may
+    /// have been deleted.
+    pub(crate) fn last_key(&self, family: Family) -> Result<Option<Vec<u8>>> {
+        self.flush_family(family)?;
+        Ok(self.listed_files(family)?.into_iter().map(|file| file.largest).max())
+    }
+
     /// The same as the database lists them, in no order and without their properties:
     /// no file is looked at.
     pub(crate) fn listed_files(&self, family: Family) -> Result<Vec<LiveFile>> {

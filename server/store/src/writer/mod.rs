@@ -18,6 +18,7 @@ pub(crate) mod run;
 mod worker;
 
 use std::fs::File;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -374,42 +375,82 @@ fn lock_for_writing(path: &Path) -> Result<WriterLock> {
 fn recover(repository: &Repository) -> Result<StoreState> {
     let mut state = StoreState::read(repository)?;
     let database = repository.database();
-    let mut batch = database.batch();
     let mut found = false;
     for (family, next) in
         [(Family::Chunks, &mut state.next_chunk), (Family::Maps, &mut state.next_page)]
     {
-        let mut cursor = database.cursor(family, ReadMode::Payload)?;
-        // Not from the end: the last committed value may be damaged.
-        cursor.seek(&next.to_be_bytes())?;
-        let mut last = None;
-        while let Some((key, _)) = cursor.entry() {
-            last = Some(id_of_key(key)?);
-            cursor.next()?;
-        }
-        let Some(last) = last else { continue };
-        drop(cursor);
+        let Some(last) = last_from(database, family, *next)? else { continue };
         let after = last
             .checked_add(1)
             .ok_or_else(|| Error::new(ErrorKind::Corrupt, "the ids of the store are used up"))?;
         tracing::info!(?family, from = *next, to = last, "removing what was not committed");
-        let from = next.to_be_bytes();
-        database.delete_files_in_range(family, &from, &last.to_be_bytes())?;
-        // One by one: see the read options of `Database`.
-        let mut cursor = database.cursor(family, ReadMode::Payload)?;
-        cursor.seek(&from)?;
-        while let Some((key, _)) = cursor.entry() {
-            batch.delete(family, key)?;
-            cursor.next()?;
-        }
+        database.delete_files_in_range(family, &next.to_be_bytes(), &last.to_be_bytes())?;
+        delete_from(database, family, *next..=last)?;
         *next = after;
         found = true;
     }
     if found {
+        let mut batch = database.batch();
         state.put(repository, &mut batch)?;
         database.write(batch, true)?;
     }
     Ok(state)
+}
+
+/// The last id that is stored from `next` on. What cannot be read there is damaged, and is
+/// to go all the same: then the files tell.
+fn last_from(database: &Database, family: Family, next: u64) -> Result<Option<u64>> {
+    let mut last = None;
+    let seen = each_from(database, family, next, |id| {
+        last = Some(id);
+        Ok(())
+    });
+    match seen {
+        Err(error) if error.kind() == ErrorKind::Corrupt => {
+            let last = database.last_key(family)?.map(|key| id_of_key(&key)).transpose()?;
+            Ok(last.filter(|last| *last >= next))
+        }
+        seen => seen.map(|()| last),
+    }
+}
+
+/// Deletes what is left of these ids, one by one: see the read options of `Database`.
+fn delete_from(database: &Database, family: Family, ids: RangeInclusive<u64>) -> Result<()> {
+    const IDS_PER_BATCH: usize = 100_000;
+    let mut batch = database.batch();
+    let mut waiting = 0;
+    let mut delete = |id: u64| {
+        batch.delete(family, &id.to_be_bytes())?;
+        waiting += 1;
+        if waiting == IDS_PER_BATCH {
+            let full = std::mem::replace(&mut batch, database.batch());
+            database.write(full, false)?;
+            waiting = 0;
+        }
+        Ok(())
+    };
+    match each_from(database, family, *ids.start(), &mut delete) {
+        // Whether it is there or not: nothing reads it any more.
+        Err(error) if error.kind() == ErrorKind::Corrupt => ids.into_iter().try_for_each(delete)?,
+        seen => seen?,
+    }
+    database.write(batch, false)
+}
+
+/// Not from the end: the last committed value may be damaged.
+fn each_from(
+    database: &Database,
+    family: Family,
+    next: u64,
+    mut each: impl FnMut(u64) -> Result<()>,
+) -> Result<()> {
+    let mut cursor = database.cursor(family, ReadMode::Payload)?;
+    cursor.seek(&next.to_be_bytes())?;
+    while let Some((key, _)) = cursor.entry() {
+        each(id_of_key(key)?)?;
+        cursor.next()?;
+    }
+    Ok(())
 }
 
 fn id_of_key(key: &[u8]) -> Result<u64> {
