@@ -52,7 +52,7 @@ def measure(setting: Setting) -> None:
     results = setting.race("gc", {COLDRISE: sample}, setting.sizes.few_rounds)
     note = (
         f"coldrise gc; {disk.size_bytes // _CHUNK_BYTES:,} chunks of 4 KiB, {disk.size_bytes / MIB:,.0f} MiB, "
-        "no compression; in the page cache"
+        "no compression; a backup leaves its files outside the page cache"
     )
     for title in (_APART, _SCATTERED):
         setting.add(

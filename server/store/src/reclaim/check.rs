@@ -1,7 +1,7 @@
 //! What is to be rewritten is read before, and how far it all has come.
 
 use std::str::FromStr;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use coldrise_block::{Error, ErrorKind, Result};
 use parking_lot::Mutex;
@@ -10,10 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::repository::Repository;
 use crate::rocks::{BlockBuffers, Family, ReadMode};
 
-use super::units::{Fate, Unit};
-
-/// Threads that read.
-const THREADS: usize = 2;
+use super::units::Unit;
 
 /// How much of a file may be of no use before it is rewritten, in percent of what lies in
 /// it. At 0 every file is in which anything is of no use, at 100 none.
@@ -101,6 +98,10 @@ impl<'a> Work<'a> {
         Work { options, progress: Mutex::default() }
     }
 
+    pub(super) fn go_on(&self) -> Result<()> {
+        self.options.go_on()
+    }
+
     /// Says what there is to do.
     pub(super) fn plan<'u>(&self, units: impl Iterator<Item = &'u Unit>) {
         let copied = units.filter(|unit| unit.is_copied());
@@ -118,47 +119,9 @@ impl<'a> Work<'a> {
     }
 }
 
-/// Reads what is to be copied. A unit with damage is kept as it is: a compaction
-/// that meets damage fails, and with it every later write to the database. Returns
-/// the files and what is wrong.
-pub(super) fn check(
-    repository: &Repository,
-    units: &mut [Unit],
-    work: &Work<'_>,
-) -> Result<Vec<String>> {
-    let (next, damaged) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
-    let read_all = || -> Result<()> {
-        loop {
-            let number = next.fetch_add(1, Ordering::Relaxed);
-            let Some(unit) = units.get(number) else { return Ok(()) };
-            if unit.is_copied() {
-                work.options.go_on()?;
-                if let Err(error) = read(repository, unit) {
-                    damaged.lock().push((number, error));
-                }
-                work.advance(unit.bytes);
-            }
-        }
-    };
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(read_all)).collect();
-        threads.into_iter().try_for_each(|thread| {
-            let panicked = || Error::new(ErrorKind::Internal, "a checking thread panicked");
-            thread.join().unwrap_or_else(|_| Err(panicked()))
-        })
-    })?;
-    let mut told = Vec::new();
-    for (number, error) in damaged.into_inner() {
-        let Some(unit) = units.get_mut(number) else { continue };
-        unit.fate = Fate::Kept;
-        let names: Vec<_> = unit.files.iter().map(|file| format!("db{}", file.name)).collect();
-        told.push(format!("{}: {}", names.join(", "), error.full_message()));
-    }
-    Ok(told)
-}
-
-/// Reads every block and compares it with its checksum.
-fn read(repository: &Repository, unit: &Unit) -> Result<()> {
+/// Reads every block of what is to be copied and compares it with its checksum: a
+/// compaction that meets damage fails, and with it every later write to the database.
+pub(super) fn check(repository: &Repository, unit: &Unit) -> Result<()> {
     if unit.family == Family::Chunks {
         let mut buffers = BlockBuffers::default();
         let database = repository.database();

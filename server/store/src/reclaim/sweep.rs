@@ -1,29 +1,32 @@
 //! Sweep: what is not reachable goes, in an order that a kill may interrupt anywhere.
 //!
-//! 1. The memtables are written to files; the units are found and judged anew. What
-//!    is to be rewritten is read once, so that a damaged file is left alone and not
-//!    met half way.
+//! 1. The memtables are written to files; the units are found and judged anew.
 //! 2. What goes is condemned: a backup in the same process does not refer to it from
 //!    here on, and what it had referred to stays (see `writer::referred`). The dedup
 //!    entries of all chunks that are to go are deleted, durably.
 //!    *Left by a kill:* chunks that nobody finds any more. They lie where so much is
 //!    dead that the next gc that rewrites as many files comes to them again.
 //! 3. Files with nothing in use are dropped (their manifest entry, synced).
-//! 4. Files with little in use are rewritten without the rest, some at a time; each
+//! 4. Files with little in use are rewritten without the rest, some at a time. They are
+//!    read just before, so that a damaged file is left alone and not met half way. Each
 //!    such step is one synced entry of the manifest. *Left by a kill:* new files that
 //!    RocksDB removes when it is opened next.
 //! 5. The same for the maps.
 //! 6. The counters of the store are made exact, synced. *Left by a kill before:*
 //!    counters that count what is gone, until the next gc.
 //!
+//! Chunks of a damaged file that were to go stay in it, and nobody finds them any more, as
+//! after a kill.
+//!
 //! So a dedup entry never names a chunk that is not there, and whatever is reachable
 //! is never touched: a [`Rule`] lets nothing go that is in use.
 
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::Arc;
+use std::sync::{mpsc, Arc};
 
 use coldrise_block::{Error, ErrorKind, Result};
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::repository::Repository;
@@ -58,12 +61,29 @@ pub struct Reclaimed {
     pub damaged_files: Vec<String>,
 }
 
+impl Reclaimed {
+    fn add(&mut self, rewritten: Checked) {
+        self.rewritten_files += rewritten.sound_files;
+        for (unit, error) in rewritten.damaged {
+            self.bytes = self.bytes.saturating_sub(unit.dead_bytes());
+            if unit.family == Family::Chunks {
+                self.kept_chunks += unit.dead();
+            }
+            let names: Vec<_> = unit.files.iter().map(|file| format!("db{}", file.name)).collect();
+            let told = format!("{}: {}", names.join(", "), error.full_message());
+            self.damaged_files.push(told);
+        }
+    }
+}
+
 /// Where a gc is: what it has just done, durably.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     Judged,
     Forgotten,
     Dropped(Family),
+    /// Nothing has changed: it is known what is damaged.
+    Checked(Family),
     Rewritten(Family),
 }
 
@@ -123,10 +143,8 @@ impl Sweep<'_> {
         self.repository.database().flush()?;
         let max_unused = self.work.max_unused();
         let mut chunks = units::of_family(self.repository, Family::Chunks, &reachable, max_unused)?;
-        let mut maps = units::of_family(self.repository, Family::Maps, &reachable, max_unused)?;
+        let maps = units::of_family(self.repository, Family::Maps, &reachable, max_unused)?;
         self.work.plan(chunks.iter().chain(&maps));
-        self.done.damaged_files = check(self.repository, &mut chunks, &self.work)?;
-        self.done.damaged_files.extend(check(self.repository, &mut maps, &self.work)?);
         (self.after)(Step::Judged)?;
 
         let gone = self.writer.referred.condemn(|claimed| {
@@ -170,33 +188,94 @@ impl Sweep<'_> {
         Ok(deleted + gone.deleted.load(Ordering::Relaxed))
     }
 
-    fn rewrite(&mut self, groups: &[Group], gone: &Arc<Gone>) -> Result<()> {
-        let Some(first) = groups.first() else { return Ok(()) };
-        let database = self.repository.database();
-        let _filtering = database.filter(first.family, gone.rule())?;
-        let work = &self.work;
-        for some in groups.chunks(REWRITING_THREADS) {
-            std::thread::scope(|scope| {
-                let rewrite = |group: &Group| {
-                    let (from, to) =
-                        (group.ids.start().to_be_bytes(), group.ids.end().to_be_bytes());
-                    database.compact(group.family, Some((&from, &to)))?;
-                    work.advance(group.bytes);
-                    Ok(())
-                };
-                let threads: Vec<_> =
-                    some.iter().map(|group| scope.spawn(move || rewrite(group))).collect();
-                threads.into_iter().try_for_each(|thread| {
-                    let panicked =
-                        || Error::new(ErrorKind::Internal, "a rewriting thread panicked");
-                    thread.join().unwrap_or_else(|_| Err(panicked()))
+    /// Checks one group after the other. What is checked is rewritten by other threads
+    /// meanwhile: the one waits for the drive to read, the others compute and write.
+    fn rewrite(&mut self, groups: &[Group<'_>], gone: &Arc<Gone>) -> Result<()> {
+        let Some(family) = groups.first().map(Group::family) else { return Ok(()) };
+        let _filtering = self.repository.database().filter(family, gone.rule())?;
+        let (repository, work, after) = (self.repository, &self.work, self.after);
+        let done = &mut self.done;
+        let mut settle = |rewritten: Result<Checked>| {
+            done.add(rewritten?);
+            after(Step::Rewritten(family))
+        };
+        std::thread::scope(|scope| {
+            let (checked, to_rewrite) = mpsc::sync_channel(0);
+            let to_rewrite = Arc::new(Mutex::new(to_rewrite));
+            let (rewritten, results) = mpsc::channel();
+            let spawn = |_| {
+                let (to_rewrite, rewritten) = (Arc::clone(&to_rewrite), rewritten.clone());
+                let next = move || to_rewrite.lock().recv().ok();
+                scope.spawn(move || {
+                    while let Some(group) = next() {
+                        let _ = rewritten.send(rewrite_checked(repository, group, work));
+                    }
                 })
-            })?;
-            self.done.rewritten_files += some.iter().map(|group| group.files).sum::<u64>();
-            (self.after)(Step::Rewritten(first.family))?;
-        }
-        Ok(())
+            };
+            let threads: Vec<_> = (0..REWRITING_THREADS).map(spawn).collect();
+            // It ends with the threads.
+            drop((to_rewrite, rewritten));
+            let panicked = || Error::new(ErrorKind::Internal, "a rewriting thread panicked");
+            let mut all = groups.iter().try_for_each(|group| {
+                let group = check_group(repository, group, work)?;
+                after(Step::Checked(family))?;
+                checked.send(group).map_err(|_| panicked())?;
+                results.try_iter().try_for_each(&mut settle)
+            });
+            drop(checked);
+            for result in results {
+                all = all.and(settle(result));
+            }
+            threads.into_iter().try_for_each(|thread| thread.join().map_err(|_| panicked()))?;
+            all
+        })
     }
+}
+
+/// A group of which is known what is sound.
+struct Checked {
+    family: Family,
+    bytes: u64,
+    /// Neighbouring sound units.
+    sound: Vec<RangeInclusive<u64>>,
+    sound_files: u64,
+    /// Units that are damaged and are left alone, and why.
+    damaged: Vec<(Unit, Error)>,
+}
+
+fn check_group(repository: &Repository, group: &Group, work: &Work<'_>) -> Result<Checked> {
+    let (family, bytes) = (group.family(), group.bytes);
+    let (sound, damaged) = (Vec::<RangeInclusive<u64>>::new(), Vec::new());
+    let mut checked = Checked { family, bytes, sound, sound_files: 0, damaged };
+    let mut is_open = false;
+    for unit in group.units.iter().filter(|unit| unit.is_copied()) {
+        work.go_on()?;
+        let found = check(repository, unit);
+        work.advance(unit.bytes);
+        if let Err(error) = found {
+            checked.damaged.push((unit.clone(), error));
+            is_open = false;
+            continue;
+        }
+        checked.sound_files += unit.files.len() as u64;
+        match checked.sound.last_mut() {
+            Some(last) if is_open => *last = *last.start()..=*unit.ids.end(),
+            _ => checked.sound.push(unit.ids.clone()),
+        }
+        is_open = true;
+    }
+    Ok(checked)
+}
+
+/// Writes the sound files of a group anew, without what goes.
+fn rewrite_checked(repository: &Repository, group: Checked, work: &Work<'_>) -> Result<Checked> {
+    work.go_on()?;
+    for ids in &group.sound {
+        let (from, to) = (ids.start().to_be_bytes(), ids.end().to_be_bytes());
+        repository.database().compact(group.family, Some((&from, &to)))?;
+    }
+    work.advance(group.bytes);
+    Ok(group)
 }
 
 /// The entries of one family that go.
@@ -241,40 +320,42 @@ impl Gone {
     }
 }
 
-/// Neighbouring units that are rewritten in one step.
-#[derive(Debug, PartialEq, Eq)]
-struct Group {
-    family: Family,
-    ids: RangeInclusive<u64>,
+/// Neighbouring units that are rewritten in one step, and dropped ones between them.
+struct Group<'u> {
+    units: &'u [Unit],
+    /// Of those that are copied.
     bytes: u64,
     live_bytes: u64,
-    files: u64,
+}
+
+impl Group<'_> {
+    fn family(&self) -> Family {
+        self.units.first().map_or(Family::Chunks, |unit| unit.family)
+    }
 }
 
 /// Small files become larger ones where their neighbours are rewritten as well.
-fn groups(units: &[Unit]) -> Vec<Group> {
-    let mut groups: Vec<Group> = Vec::new();
+fn groups(units: &[Unit]) -> Vec<Group<'_>> {
+    let mut groups: Vec<Group<'_>> = Vec::new();
+    let mut start = 0;
     // Dropped units leave nothing between their neighbours.
     let mut is_open = false;
-    for unit in units {
+    for (number, unit) in units.iter().enumerate() {
         is_open &= unit.fate != Fate::Kept;
         if !unit.is_copied() {
             continue;
         }
         match groups.last_mut() {
             Some(last) if is_open && last.live_bytes + unit.live_bytes() <= STEP_LIVE_BYTES => {
-                last.ids = *last.ids.start()..=*unit.ids.end();
+                last.units = &units[start..=number];
                 last.bytes += unit.bytes;
                 last.live_bytes += unit.live_bytes();
-                last.files += unit.files.len() as u64;
             }
-            _ => groups.push(Group {
-                family: unit.family,
-                ids: unit.ids.clone(),
-                bytes: unit.bytes,
-                live_bytes: unit.live_bytes(),
-                files: unit.files.len() as u64,
-            }),
+            _ => {
+                start = number;
+                let (bytes, live_bytes) = (unit.bytes, unit.live_bytes());
+                groups.push(Group { units: &units[number..=number], bytes, live_bytes });
+            }
         }
         is_open = true;
     }

@@ -312,7 +312,7 @@ fn a_file_that_is_damaged_meanwhile_ends_the_gc_and_nothing_else() {
     let mut fixture = fixture();
     let name = std::cell::RefCell::new(String::new());
     let ended = fixture.reclaim_until(&|step| {
-        if step == Step::Judged {
+        if step == Step::Checked(Family::Chunks) {
             name.replace(fixture.damage(Fate::Rewritten));
         }
         Ok(())
