@@ -14,7 +14,7 @@ CHUNK = 16 << 10
 
 
 def test_an_empty_repository(coldrise):
-    assert coldrise.json("list") == {"machines": []}
+    assert coldrise.json("list") == {"machines": [], "lost": []}
     assert coldrise.json("sessions") == {"sessions": []}
     stats = coldrise.json("stats")
     assert stats["by_machine"] == []

@@ -43,7 +43,7 @@ def test_no_passphrase(coldrise):
 def test_passphrase_of_an_open_repository(tmp_path):
     plain = Coldrise(tmp_path / "plain")
     plain.init("--no-encryption")
-    assert plain.json("list") == {"machines": []}
+    assert plain.json("list") == {"machines": [], "lost": []}
     secret = tmp_path / "secret"
     secret.write_text("x\n", encoding="utf-8")
     refused(Coldrise(plain.repository, secret), 12, "wrong_passphrase", "list")
@@ -86,7 +86,7 @@ def test_foreign_repository(coldrise):
         assert json.loads(done.stdout)["error"]["kind"] in ("corrupt", "unsupported")
         assert "repository.json" in done.stderr
     description.write_text(original, encoding="utf-8")
-    assert coldrise.json("list") == {"machines": []}
+    assert coldrise.json("list") == {"machines": [], "lost": []}
 
 
 def test_init_leaves_what_is_there_alone(coldrise, tmp_path):
