@@ -369,7 +369,7 @@ plugin_extents (void *handle, uint32_t count, uint64_t offset,
   size_t limit = flags & NBDKIT_FLAG_REQ_ONE ? 1 : EXTENTS_LIMIT;
 
   return check_call (coldrise_export_extents (handle, count, offset, limit,
-                                         add_extent, extents));
+                                              add_extent, extents));
 }
 
 static int

@@ -75,40 +75,43 @@ pub(crate) fn take_lost(
     repository: &Arc<Repository>,
     targets: &mut Vec<Target>,
 ) -> Result<Vec<(MachineName, PointName)>> {
-    let lost = repository.lost_points(None)?;
-    let mut taken = Vec::new();
-    targets.retain(|target| {
-        let Target::Point(machine, PointSelector::Exact(point)) = target else { return true };
-        let name = (machine.clone(), point.clone());
-        let is_lost = lost.contains(&name);
-        taken.extend(is_lost.then_some(name));
-        !is_lost
-    });
-    Ok(taken)
+    let (mut lost, mut kept) = (Vec::new(), Vec::new());
+    for target in targets.drain(..) {
+        match target {
+            Target::Point(machine, PointSelector::Exact(point))
+                if repository.is_lost(&machine, &point)? =>
+            {
+                lost.push((machine, point));
+            }
+            target => kept.push(target),
+        }
+    }
+    *targets = kept;
+    Ok(lost)
 }
 
 /// Says which newer points of the machine are lost where the latest was asked for: who
-/// goes on with an older one should know it.
-///
-/// # Errors
-/// `Corrupt` where a document does not authenticate.
+/// goes on with an older one should know it. Goes on where that cannot be told: a point
+/// that is sound can be used all the same.
 pub(crate) fn tell_lost(
     invocation: &Invocation,
     repository: &Repository,
     selector: &PointSelector,
     point: &PointDocument,
-) -> Result<()> {
-    let PointSelector::Latest(_) = selector else { return Ok(()) };
-    let lost = repository.lost_points(Some(&point.machine))?;
+) {
+    let PointSelector::Latest(_) = selector else { return };
+    let lost = match repository.lost_points(Some(&point.machine)) {
+        Ok(lost) => lost,
+        Err(error) => {
+            let why = error.full_message();
+            invocation.remark(&format!("whether a newer point is lost cannot be told: {why}"));
+            return;
+        }
+    };
     for (machine, name) in lost.into_iter().filter(|(_, name)| *name > point.point) {
-        let lost = CatalogDamage::lost(format!("{machine}/{name}"));
-        invocation.remark(&format!(
-            "{} is older than what is lost: {}",
-            point.point,
-            lost.message()
-        ));
+        let lost = CatalogDamage::lost(format!("{machine}/{name}")).message();
+        invocation.remark(&format!("{} is older than what is lost: {lost}", point.point));
     }
-    Ok(())
 }
 
 /// How points are addressed.

@@ -210,13 +210,16 @@ impl Catalog {
 
     fn missing(&self, machine: &MachineName, selector: &PointSelector) -> Result<Error> {
         let points = self.points(machine)?;
-        let mut lost = self.repository.lost_points(Some(machine))?.into_iter().rev();
         let lost = match selector {
-            PointSelector::Exact(name) => lost.find(|(_, point)| point == name),
-            PointSelector::Latest(_) if points.is_empty() => lost.next(),
+            PointSelector::Exact(name) => {
+                self.repository.is_lost(machine, name)?.then(|| name.clone())
+            }
+            PointSelector::Latest(_) if points.is_empty() => {
+                self.repository.lost_points(Some(machine))?.pop().map(|(_, point)| point)
+            }
             PointSelector::Latest(_) => None,
         };
-        if let Some((_, point)) = lost {
+        if let Some(point) = lost {
             let lost = CatalogDamage::lost(format!("{machine}/{point}"));
             return Ok(Error::new(ErrorKind::Corrupt, lost.message()));
         }

@@ -93,9 +93,7 @@ pub fn publish_with_files(
     };
     let marker_name = session_name(&document);
     let tops = document.disks.clone();
-    let marker = std::thread::scope(|scope| {
-        let marker = scope.spawn(|| prepare_mark(repository, &marker_name));
-        let layers = scope.spawn(|| create_tops(repository, tops.iter()));
+    let prepare_files = || {
         place.create()?;
         sync_directory(&repository.live_dir())?;
         // Durable with the document: a seal need not sync the folder once more.
@@ -104,9 +102,22 @@ pub fn publish_with_files(
         let files = arrange(&document, carried)?;
         let hash = begin_files(repository, &document, &files)?;
         document.files = Some(SessionFiles { hash });
-        layers.join().unwrap_or_else(|_| Err(panicked()))?;
-        marker.join().map_err(|_| panicked())
-    })?;
+        Ok(())
+    };
+    let (prepared, marker) = std::thread::scope(|scope| {
+        let marker = scope.spawn(|| prepare_mark(repository, &marker_name));
+        let layers = scope.spawn(|| create_tops(repository, tops.iter()));
+        let prepared = prepare_files();
+        let made = layers.join().unwrap_or_else(|_| Err(panicked()));
+        (prepared.and(made), marker.join().map_err(|_| panicked()))
+    });
+    let marker = marker?;
+    if let Err(error) = prepared {
+        if let Some(marker) = marker {
+            marker.discard();
+        }
+        return Err(error);
+    }
     document.write(repository, &place)?;
     if let Some(marker) = marker {
         marker.commit();

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
 
-use coldrise_block::{Disk, ErrorKind};
+use coldrise_block::{Disk, Error, ErrorKind};
 use coldrise_session::{
     enter_sealed_points, publish, publish_with_files, seal, unpublish, CarriedFile, CarriedFiles,
     Catalog, ClientFilesReader, Creation, FileId, FileKind, Inventory, Removal, Session,
@@ -303,6 +303,20 @@ fn a_change_of_files_alone_is_worth_a_point() {
     let point = unpublish(&repository, &name(), false).unwrap().unwrap().point;
     let files = Catalog::new(&repository).files(&point).unwrap();
     assert_eq!(files.find("trial.vmx").unwrap().content.as_deref(), Some(&b"MADE at publish"[..]));
+}
+
+#[test]
+fn a_publish_that_fails_leaves_no_marker() {
+    let place = place();
+    let repository = place.open();
+    let markers = || std::fs::read_dir(repository.path().join("markers")).unwrap().count();
+    let before = markers();
+    let refused = |_: &SessionDocument, _| Err(Error::new(ErrorKind::Interrupted, "by the test"));
+    let error = publish_with_files(&repository, &place.point, Some(name()), refused).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Interrupted);
+    assert_eq!(markers(), before);
+    publish(&repository, &place.point, Some(name())).unwrap();
+    assert_eq!(markers(), before + 1);
 }
 
 #[test]

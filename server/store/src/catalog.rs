@@ -184,12 +184,12 @@ fn point_of_key(rest: &[u8], names: &HashMap<Vec<u8>, MachineName>) -> String {
 /// A point's document, with what is said of it beside its marker.
 fn open_point(repository: &Repository, key: &[u8], value: &[u8]) -> Result<PointDocument> {
     let mut document = open::<PointDocument>(repository, key, value)?;
-    let (machine, point) = (document.machine.clone(), document.point.clone());
-    let has = |flag| repository.has_flag(&machine, &point, flag);
-    document.is_protected = document.is_protected || has(Flag::Protected)?;
+    let has = |flag| repository.has_flag(&document.machine, &document.point, flag);
+    let is_protected = document.is_protected || has(Flag::Protected)?;
     if document.quarantine.is_none() && has(Flag::Quarantined)? {
         document.quarantine = Some(Quarantine::Chosen);
     }
+    document.is_protected = is_protected;
     Ok(document)
 }
 
@@ -275,6 +275,12 @@ impl Repository {
         }
     }
 
+    /// Whether the catalog has a document of this point, sound or not.
+    pub(crate) fn has_point(&self, machine: &MachineName, point: &PointName) -> Result<bool> {
+        let key = point_key(self, machine, point);
+        Ok(self.database().get(Family::Catalog, &key, ReadMode::Cached)?.is_some())
+    }
+
     /// The files that a point of the catalog carries, as they were given with it; `None`
     /// where there are none.
     ///
@@ -287,6 +293,18 @@ impl Repository {
             None => Ok(None),
         }
     }
+}
+
+/// As a drive leaves it that failed.
+#[cfg(test)]
+pub(crate) fn put_damaged_point(
+    repository: &Repository,
+    batch: &mut Batch<'_>,
+    machine: &MachineName,
+    point: &PointName,
+) {
+    let key = point_key(repository, machine, point);
+    batch.put(Family::Catalog, &key, b"damaged").unwrap();
 }
 
 /// Replaces a point that is there, in `batch`.

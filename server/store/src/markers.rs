@@ -15,7 +15,7 @@
 //! A point that a session has sealed and no writer has entered into the catalog may have
 //! neither: its marker is made when it is there.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::HashSet;
 use std::io::Write;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -76,6 +76,16 @@ impl PendingMarker {
             renamed.context(what).and_then(|()| path.parent().map_or(Ok(()), sync_directory));
         if let Err(error) = made {
             tracing::warn!(error = %error.full_message(), "a marker is left to the next writer");
+        }
+    }
+}
+
+impl PendingMarker {
+    /// Removes it: what it was to stand for has not come about. A failure leaves it to the
+    /// next writer.
+    pub fn discard(self) {
+        if let Some((temporary, ..)) = self.file {
+            let _ = remove(&temporary);
         }
     }
 }
@@ -306,30 +316,42 @@ impl Repository {
     }
 
     /// The points that have to be there and are not in the catalog, of one machine or of
-    /// all, the oldest of a machine first. Opens every marker, and reads the points of
-    /// the machines that they name.
+    /// all, the oldest of a machine first. Opens every marker, and no point's document.
     ///
     /// # Errors
-    /// `Corrupt` where a document does not authenticate; what the operating system says.
+    /// `Corrupt` where the catalog cannot be read; what the operating system says.
     pub fn lost_points(&self, only: Option<&MachineName>) -> Result<Vec<(MachineName, PointName)>> {
-        let mut lost = BTreeMap::<_, BTreeSet<_>>::new();
-        for (machine, point) in self.marked()?.iter().filter_map(|name| point_of(name)) {
-            if only.is_none_or(|only| *only == machine) {
-                lost.entry(machine).or_default().insert(point);
-            }
-        }
+        let marked = self.marked()?;
+        let points = marked.iter().filter_map(|name| point_of(name));
+        self.lost_of(points.filter(|(machine, _)| only.is_none_or(|only| only == machine)))
+    }
+
+    /// Whether this point has to be there and is not in the catalog. Looks at no other one.
+    ///
+    /// # Errors
+    /// As of [`Repository::lost_points`].
+    pub fn is_lost(&self, machine: &MachineName, point: &PointName) -> Result<bool> {
+        let is_marked = self.is_marked(&format!("{machine}/{point}"));
+        let marked = is_marked.then(|| (machine.clone(), point.clone()));
+        Ok(!self.lost_of(marked.into_iter())?.is_empty())
+    }
+
+    /// Of these, which were marked, those that are not in the catalog.
+    fn lost_of(
+        &self,
+        marked: impl Iterator<Item = (MachineName, PointName)>,
+    ) -> Result<Vec<(MachineName, PointName)>> {
         // A point is in the catalog before its marker appears.
         self.catch_up()?;
-        for (machine, points) in &mut lost {
-            for there in self.points(machine)? {
-                points.remove(&there.point);
+        let mut lost = Vec::new();
+        for (machine, point) in marked {
+            // What was forgotten meanwhile has no marker any more.
+            if !self.has_point(&machine, &point)? && self.is_marked(&format!("{machine}/{point}")) {
+                lost.push((machine, point));
             }
         }
-        let lost = lost.into_iter().flat_map(|(machine, points)| {
-            points.into_iter().map(move |point| (machine.clone(), point))
-        });
-        // What was forgotten meanwhile has no marker any more.
-        Ok(lost.filter(|(machine, point)| self.is_marked(&format!("{machine}/{point}"))).collect())
+        lost.sort_unstable();
+        Ok(lost)
     }
 
     /// Makes the markers of the catalog's points that have none or one that cannot be
@@ -406,10 +428,9 @@ pub(crate) fn point_of(name: &str) -> Option<(MachineName, PointName)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Compression, InitOptions, OpenOptions, PassphraseSource};
+    use crate::{Compression, InitOptions, OpenOptions, PassphraseSource, RepositoryWriter};
 
-    #[test]
-    fn a_marker_on_its_way_comes_though_a_writer_took_it_for_a_crashs() {
+    fn made() -> (tempfile::TempDir, PathBuf) {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("repo");
         let options = InitOptions {
@@ -418,13 +439,46 @@ mod tests {
             passphrase: None,
         };
         Repository::init(&path, &options).unwrap();
-        let options = OpenOptions { cache_bytes: 0 };
-        let repository = Repository::open(&path, &PassphraseSource::None, &options).unwrap();
+        (directory, path)
+    }
+
+    const OPTIONS: OpenOptions = OpenOptions { cache_bytes: 0 };
+
+    #[test]
+    fn a_marker_on_its_way_comes_though_a_writer_took_it_for_a_crashs() {
+        let (_directory, path) = made();
+        let repository = Repository::open(&path, &PassphraseSource::None, &OPTIONS).unwrap();
         let pending = repository.prepare_marker("live/trial").unwrap();
         assert!(!repository.is_marked("live/trial"));
         repository.remove_unfinished_markers();
         pending.commit();
         assert_eq!(repository.marked().unwrap(), ["live/trial"]);
         assert!(repository.marker_damage("live/trial").is_none());
+    }
+
+    /// What is damaged is there: neither does it count as lost, nor does it hide what is.
+    #[test]
+    fn a_lost_point_is_told_from_a_damaged_one() {
+        let (_directory, path) = made();
+        let writer = RepositoryWriter::open(&path, &PassphraseSource::None, &OPTIONS).unwrap();
+        let machine = MachineName::parse("web01").unwrap();
+        let point = |text: &str| PointName::parse(text).unwrap();
+        let (damaged, lost) = (point("20261120T100000Z"), point("20261121T100000Z"));
+        let repository = writer.repository();
+        repository.mark(&format!("{machine}/{damaged}")).unwrap();
+        repository.mark(&format!("{machine}/{lost}")).unwrap();
+        let mut batch = repository.database().batch();
+        catalog::put_damaged_point(repository, &mut batch, &machine, &damaged);
+        repository.database().write(batch, true).unwrap();
+        assert_eq!(repository.points(&machine).unwrap_err().kind(), ErrorKind::Corrupt);
+        for only in [None, Some(&machine)] {
+            let told = repository.lost_points(only).unwrap();
+            assert_eq!(told, [(machine.clone(), lost.clone())]);
+        }
+        assert!(repository.is_lost(&machine, &lost).unwrap());
+        assert!(!repository.is_lost(&machine, &damaged).unwrap());
+        assert!(!repository.is_lost(&machine, &point("20261122T100000Z")).unwrap());
+        let other = MachineName::parse("web02").unwrap();
+        assert_eq!(repository.lost_points(Some(&other)).unwrap(), []);
     }
 }

@@ -38,6 +38,17 @@ pub(super) fn write(writer: &RepositoryWriter, base: Option<MapRoot>, content: &
     disk.finish().unwrap().0
 }
 
+fn empty() -> Fixture {
+    let directory = tempfile::tempdir().unwrap();
+    let options = InitOptions {
+        chunk_size_bytes: CHUNK as u32,
+        compression: Compression::None,
+        passphrase: None,
+    };
+    Repository::init(&directory.path().join("repo"), &options).unwrap();
+    Fixture { directory, first: noise(1, 3000), live: Vec::new() }
+}
+
 /// Chunks in the order of storing, and what is left of them:
 ///
 /// ```text
@@ -50,14 +61,7 @@ pub(super) fn write(writer: &RepositoryWriter, base: Option<MapRoot>, content: &
 /// 2500, a file      all
 /// ```
 pub(super) fn fixture() -> Fixture {
-    let directory = tempfile::tempdir().unwrap();
-    let options = InitOptions {
-        chunk_size_bytes: CHUNK as u32,
-        compression: Compression::None,
-        passphrase: None,
-    };
-    Repository::init(&directory.path().join("repo"), &options).unwrap();
-    let fixture = Fixture { directory, first: noise(1, 3000), live: Vec::new() };
+    let fixture = empty();
     let writer = fixture.writer();
     write(&writer, None, &fixture.first);
     write(&writer, None, &noise(2, 100));
@@ -294,6 +298,27 @@ fn a_damaged_file_is_left_alone_and_named() {
     let done = fixture.reclaim();
     assert_eq!((done.chunks, done.kept_chunks), (3000 + 100, 100 + 2500));
     assert_eq!(done.damaged_files.len(), 1);
+    assert!(done.damaged_files[0].contains(&name), "{done:?}");
+    fixture.assert_goes_on();
+}
+
+/// They are rewritten in one step, but for the one in the middle.
+#[test]
+fn the_neighbours_of_a_damaged_file_are_rewritten() {
+    let mut fixture = empty();
+    let writer = fixture.writer();
+    for (seed, chunks) in [(1, 3000), (2, 3200), (3, 3000)] {
+        let mut content = noise(seed, chunks);
+        let root = write(&writer, None, &content);
+        content[..2000 * CHUNK].fill(0);
+        fixture.live.push((write(&writer, Some(root), &content), content));
+    }
+    drop(writer);
+    let name = fixture.damage(Fate::Rewritten);
+    let done = fixture.reclaim();
+    assert_eq!((done.chunks, done.kept_chunks), (2000 + 2000, 2000));
+    // Two of chunks, and the one of the maps.
+    assert_eq!((done.rewritten_files, done.damaged_files.len()), (2 + 1, 1));
     assert!(done.damaged_files[0].contains(&name), "{done:?}");
     fixture.assert_goes_on();
 }

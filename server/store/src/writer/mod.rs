@@ -397,21 +397,21 @@ fn recover(repository: &Repository) -> Result<StoreState> {
     Ok(state)
 }
 
-/// The last id that is stored from `next` on. What cannot be read there is damaged, and is
-/// to go all the same: then the files tell.
+/// The last id that is stored from `next` on, as the files are listed: nobody reads what a
+/// killed backup has left, and what is damaged of it is to go all the same.
 fn last_from(database: &Database, family: Family, next: u64) -> Result<Option<u64>> {
-    let mut last = None;
-    let seen = each_from(database, family, next, |id| {
-        last = Some(id);
-        Ok(())
-    });
-    match seen {
-        Err(error) if error.kind() == ErrorKind::Corrupt => {
-            let last = database.last_key(family)?.map(|key| id_of_key(&key)).transpose()?;
-            Ok(last.filter(|last| *last >= next))
-        }
-        seen => seen.map(|()| last),
+    let mut cursor = database.cursor(family, ReadMode::Payload)?;
+    // Not from the end: the last committed value may be damaged.
+    let is_any = match cursor.seek(&next.to_be_bytes()) {
+        Err(error) if error.kind() == ErrorKind::Corrupt => true,
+        sought => sought.map(|()| cursor.entry().is_some())?,
+    };
+    drop(cursor);
+    if !is_any {
+        return Ok(None);
     }
+    let last = database.last_key(family)?.map(|key| id_of_key(&key)).transpose()?;
+    Ok(last.filter(|last| *last >= next))
 }
 
 /// Deletes what is left of these ids, one by one: see the read options of `Database`.
@@ -429,28 +429,21 @@ fn delete_from(database: &Database, family: Family, ids: RangeInclusive<u64>) ->
         }
         Ok(())
     };
-    match each_from(database, family, *ids.start(), &mut delete) {
+    let mut delete_stored = || -> Result<()> {
+        let mut cursor = database.cursor(family, ReadMode::Payload)?;
+        cursor.seek(&ids.start().to_be_bytes())?;
+        while let Some((key, _)) = cursor.entry() {
+            delete(id_of_key(key)?)?;
+            cursor.next()?;
+        }
+        Ok(())
+    };
+    match delete_stored() {
         // Whether it is there or not: nothing reads it any more.
         Err(error) if error.kind() == ErrorKind::Corrupt => ids.into_iter().try_for_each(delete)?,
-        seen => seen?,
+        done => done?,
     }
     database.write(batch, false)
-}
-
-/// Not from the end: the last committed value may be damaged.
-fn each_from(
-    database: &Database,
-    family: Family,
-    next: u64,
-    mut each: impl FnMut(u64) -> Result<()>,
-) -> Result<()> {
-    let mut cursor = database.cursor(family, ReadMode::Payload)?;
-    cursor.seek(&next.to_be_bytes())?;
-    while let Some((key, _)) = cursor.entry() {
-        each(id_of_key(key)?)?;
-        cursor.next()?;
-    }
-    Ok(())
 }
 
 fn id_of_key(key: &[u8]) -> Result<u64> {
