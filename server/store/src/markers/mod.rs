@@ -15,7 +15,11 @@
 //! A point that a session has sealed and no writer has entered into the catalog may have
 //! neither: its marker is made when it is there.
 
-use std::collections::HashSet;
+mod flags;
+mod lost;
+#[cfg(test)]
+mod tests;
+
 use std::io::Write;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -24,34 +28,18 @@ use coldrise_block::{Context, ErrorKind, Result};
 
 use crate::description::sync_directory;
 use crate::verify::CatalogDamage;
-use crate::{catalog, hex, MachineName, PointName, Repository};
+use crate::{catalog, hex, Repository};
 
-const MISSING: &str =
-    "it is missing: the repository was told to keep it, and has lost its document";
+pub(crate) use flags::Flag;
+use flags::{PROTECTED_EXTENSION, QUARANTINED_EXTENSION};
+pub(crate) use lost::point_of;
+
 const DIRECTORY: &str = "markers";
 const TEMPORARY_EXTENSION: &str = "new";
-const PROTECTED_EXTENSION: &str = "protected";
-const QUARANTINED_EXTENSION: &str = "quarantined";
 /// A name is filled up to so many bytes, so that its length does not show.
 const PLAINTEXT_BYTES: usize = 192;
 /// Largest file that is read.
 const MAX_STORED_BYTES: u64 = 1024;
-
-/// What is said of a point beside its marker.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Flag {
-    Protected,
-    Quarantined,
-}
-
-impl Flag {
-    fn extension(self) -> &'static str {
-        match self {
-            Flag::Protected => PROTECTED_EXTENSION,
-            Flag::Quarantined => QUARANTINED_EXTENSION,
-        }
-    }
-}
 
 /// A marker on its way: it appears with [`PendingMarker::commit`].
 pub struct PendingMarker {
@@ -78,40 +66,13 @@ impl PendingMarker {
             tracing::warn!(error = %error.full_message(), "a marker is left to the next writer");
         }
     }
-}
 
-impl PendingMarker {
     /// Removes it: what it was to stand for has not come about. A failure leaves it to the
     /// next writer.
     pub fn discard(self) {
         if let Some((temporary, ..)) = self.file {
             let _ = remove(&temporary);
         }
-    }
-}
-
-impl CatalogDamage {
-    /// A session or point that is lost: its marker is there and nothing else.
-    pub fn lost(name: String) -> CatalogDamage {
-        CatalogDamage { what: name, reason: MISSING.to_owned() }
-    }
-
-    /// The command by which the repository goes on without a point or session that it
-    /// has lost; none for what is there and damaged.
-    pub fn way_out(&self) -> Option<String> {
-        let what = &self.what;
-        (self.reason == MISSING).then(|| match what.strip_prefix("live/") {
-            Some(session) => format!("coldrise unpublish {session} --discard"),
-            None => format!("coldrise forget {what}"),
-        })
-    }
-
-    /// What is wrong with what, and the way out where there is one.
-    pub fn message(&self) -> String {
-        let way_out = self.way_out().map(|command| {
-            format!("; if no copy of the repository still has it, {command} strikes it off")
-        });
-        format!("{}: {}{}", self.what, self.reason, way_out.unwrap_or_default())
     }
 }
 
@@ -204,46 +165,6 @@ impl Repository {
         }
     }
 
-    /// Whether this is said of a point.
-    pub(crate) fn has_flag(
-        &self,
-        machine: &MachineName,
-        point: &PointName,
-        flag: Flag,
-    ) -> Result<bool> {
-        let path = self.flag_path(machine, point, flag);
-        path.try_exists().context(|| format!("looking for {}", path.display()))
-    }
-
-    /// Says this of a point, or takes it back, durably; whether that changed anything.
-    pub(crate) fn set_flag(
-        &self,
-        (machine, point): (&MachineName, &PointName),
-        flag: Flag,
-        is_set: bool,
-    ) -> Result<bool> {
-        let path = self.flag_path(machine, point, flag);
-        let changed = match is_set {
-            false => remove(&path)?,
-            true if self.has_flag(machine, point, flag)? => false,
-            true => {
-                let what = || format!("making {}", path.display());
-                let mut options = std::fs::OpenOptions::new();
-                options.write(true).create(true).truncate(false).mode(0o600);
-                options.open(&path).context(what)?.sync_all().context(what)?;
-                true
-            }
-        };
-        if changed {
-            sync_directory(&self.path().join(DIRECTORY))?;
-        }
-        Ok(changed)
-    }
-
-    fn flag_path(&self, machine: &MachineName, point: &PointName, flag: Flag) -> PathBuf {
-        self.marker_path(&format!("{machine}/{point}")).with_extension(flag.extension())
-    }
-
     /// What is wrong with the marker of a session or point that is there; `None` for a
     /// sound one, and for one that is being made or taken back at this moment, or was
     /// when a process was killed.
@@ -308,52 +229,6 @@ impl Repository {
         (self.marker_path(&name) == path).then_some(name)
     }
 
-    /// What has to be there and was not `found`: of the names that [`Repository::marked`]
-    /// gave before it was looked for. What went meanwhile is left out.
-    pub fn missing<'a>(&self, marked: &'a [String], found: &HashSet<String>) -> Vec<CatalogDamage> {
-        let is_missing = |name: &&'a String| !found.contains(*name) && self.is_marked(name);
-        marked.iter().filter(is_missing).cloned().map(CatalogDamage::lost).collect()
-    }
-
-    /// The points that have to be there and are not in the catalog, of one machine or of
-    /// all, the oldest of a machine first. Opens every marker, and no point's document.
-    ///
-    /// # Errors
-    /// `Corrupt` where the catalog cannot be read; what the operating system says.
-    pub fn lost_points(&self, only: Option<&MachineName>) -> Result<Vec<(MachineName, PointName)>> {
-        let marked = self.marked()?;
-        let points = marked.iter().filter_map(|name| point_of(name));
-        self.lost_of(points.filter(|(machine, _)| only.is_none_or(|only| only == machine)))
-    }
-
-    /// Whether this point has to be there and is not in the catalog. Looks at no other one.
-    ///
-    /// # Errors
-    /// As of [`Repository::lost_points`].
-    pub fn is_lost(&self, machine: &MachineName, point: &PointName) -> Result<bool> {
-        let is_marked = self.is_marked(&format!("{machine}/{point}"));
-        let marked = is_marked.then(|| (machine.clone(), point.clone()));
-        Ok(!self.lost_of(marked.into_iter())?.is_empty())
-    }
-
-    /// Of these, which were marked, those that are not in the catalog.
-    fn lost_of(
-        &self,
-        marked: impl Iterator<Item = (MachineName, PointName)>,
-    ) -> Result<Vec<(MachineName, PointName)>> {
-        // A point is in the catalog before its marker appears.
-        self.catch_up()?;
-        let mut lost = Vec::new();
-        for (machine, point) in marked {
-            // What was forgotten meanwhile has no marker any more.
-            if !self.has_point(&machine, &point)? && self.is_marked(&format!("{machine}/{point}")) {
-                lost.push((machine, point));
-            }
-        }
-        lost.sort_unstable();
-        Ok(lost)
-    }
-
     /// Makes the markers of the catalog's points that have none or one that cannot be
     /// read: a crash came between, or they were lost. A catalog that cannot be read is
     /// left as it is. Returns how many were made.
@@ -414,71 +289,4 @@ fn purpose(path: &Path) -> String {
 /// Whether a repository that cannot be opened has ever held anything.
 pub(crate) fn are_there(repository: &Path) -> bool {
     std::fs::read_dir(repository.join(DIRECTORY)).is_ok_and(|mut entries| entries.next().is_some())
-}
-
-/// The point of a marker's name; `None` for a session.
-pub(crate) fn point_of(name: &str) -> Option<(MachineName, PointName)> {
-    let (machine, point) = name.split_once('/')?;
-    match machine {
-        "live" => None,
-        machine => Some((MachineName::parse(machine).ok()?, PointName::parse(point).ok()?)),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::{Compression, InitOptions, OpenOptions, PassphraseSource, RepositoryWriter};
-
-    fn made() -> (tempfile::TempDir, PathBuf) {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("repo");
-        let options = InitOptions {
-            chunk_size_bytes: 4096,
-            compression: Compression::None,
-            passphrase: None,
-        };
-        Repository::init(&path, &options).unwrap();
-        (directory, path)
-    }
-
-    const OPTIONS: OpenOptions = OpenOptions { cache_bytes: 0 };
-
-    #[test]
-    fn a_marker_on_its_way_comes_though_a_writer_took_it_for_a_crashs() {
-        let (_directory, path) = made();
-        let repository = Repository::open(&path, &PassphraseSource::None, &OPTIONS).unwrap();
-        let pending = repository.prepare_marker("live/trial").unwrap();
-        assert!(!repository.is_marked("live/trial"));
-        repository.remove_unfinished_markers();
-        pending.commit();
-        assert_eq!(repository.marked().unwrap(), ["live/trial"]);
-        assert!(repository.marker_damage("live/trial").is_none());
-    }
-
-    /// What is damaged is there: neither does it count as lost, nor does it hide what is.
-    #[test]
-    fn a_lost_point_is_told_from_a_damaged_one() {
-        let (_directory, path) = made();
-        let writer = RepositoryWriter::open(&path, &PassphraseSource::None, &OPTIONS).unwrap();
-        let machine = MachineName::parse("web01").unwrap();
-        let point = |text: &str| PointName::parse(text).unwrap();
-        let (damaged, lost) = (point("20261120T100000Z"), point("20261121T100000Z"));
-        let repository = writer.repository();
-        repository.mark(&format!("{machine}/{damaged}")).unwrap();
-        repository.mark(&format!("{machine}/{lost}")).unwrap();
-        let mut batch = repository.database().batch();
-        catalog::put_damaged_point(repository, &mut batch, &machine, &damaged);
-        repository.database().write(batch, true).unwrap();
-        assert_eq!(repository.points(&machine).unwrap_err().kind(), ErrorKind::Corrupt);
-        for only in [None, Some(&machine)] {
-            let told = repository.lost_points(only).unwrap();
-            assert_eq!(told, [(machine.clone(), lost.clone())]);
-        }
-        assert!(repository.is_lost(&machine, &lost).unwrap());
-        assert!(!repository.is_lost(&machine, &damaged).unwrap());
-        assert!(!repository.is_lost(&machine, &point("20261122T100000Z")).unwrap());
-        let other = MachineName::parse("web02").unwrap();
-        assert_eq!(repository.lost_points(Some(&other)).unwrap(), []);
-    }
 }
