@@ -155,14 +155,13 @@ class _Copy:
 
 def sample(found, wanted, numbers):
     """As many of each operation, at least one, and of each the kinds of call that the
-    others have least of."""
+    others have least of. What an operation has too few calls for, the larger ones get."""
     chosen, taken = [], collections.Counter()
-    shares = [wanted // len(found) + (n < wanted % len(found)) for n in range(len(found))]
-    numbers.shuffle(shares)
-    for group, share in zip(found, shares):
+    for following, group in zip(range(len(found), 0, -1), sorted(found, key=len)):
         by_family = collections.defaultdict(list)
         for pair in numbers.sample(group, len(group)):
             by_family[pair[1].family].append(pair)
+        share = (wanted - len(chosen)) // following
         for _ in range(min(len(group), max(1, share))):
             family = min(filter(by_family.get, by_family), key=lambda family: taken[family])
             taken[family] += 1

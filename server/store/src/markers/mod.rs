@@ -201,21 +201,27 @@ impl Repository {
     /// # Errors
     /// What the operating system says of the directory.
     pub fn marked(&self) -> Result<Vec<String>> {
+        let paths = self.marker_paths()?.into_iter();
+        let mut names: Vec<_> = paths.filter_map(|path| self.read_marker(path)).collect();
+        names.sort_unstable();
+        Ok(names)
+    }
+
+    fn marker_paths(&self) -> Result<Vec<PathBuf>> {
         let directory = self.path().join(DIRECTORY);
         let what = || format!("reading {}", directory.display());
-        let mut names = Vec::new();
+        let mut paths = Vec::new();
         let entries = match std::fs::read_dir(&directory) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(names),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(paths),
             entries => entries.context(what)?,
         };
         for entry in entries {
             let path = entry.context(what)?.path();
             if path.extension().is_none() {
-                names.extend(self.read_marker(path));
+                paths.push(path);
             }
         }
-        names.sort_unstable();
-        Ok(names)
+        Ok(paths)
     }
 
     fn read_marker(&self, path: PathBuf) -> Option<String> {
