@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 
 import pytest
 
@@ -66,6 +67,71 @@ def test_the_name_of_the_list_of_files_is_made_anew(coldrise, filled):
     assert json.loads(coldrise.run("--json", "repair").stdout.splitlines()[-1])["mended_files"] == 1
     (machine,) = coldrise.json("list")["machines"]
     assert [point["address"] for point in machine["points"]] == points
+
+
+def lose(how, path):
+    """The manifest, or most of it."""
+    content = path.read_bytes()
+    match how:
+        case "removed":
+            path.unlink()
+        case "with its name":
+            path.unlink()
+            path.with_name("CURRENT").unlink()
+        case "empty":
+            path.write_bytes(b"")
+        case "garbled":
+            path.write_bytes(random.Random(5).randbytes(len(content)))
+        case "garbled in the middle":
+            middle = len(content) // 2
+            path.write_bytes(content[:middle] + bytes(40) + content[middle + 40 :])
+
+
+LOSSES = ["removed", "with its name", "empty", "garbled", "garbled in the middle"]
+
+
+@pytest.mark.parametrize("how", LOSSES)
+def test_the_list_of_files_is_made_anew(coldrise, filled, tmp_path, how):
+    points, content = filled
+    lose(how, one_of(coldrise.repository, "db/MANIFEST-*"))
+    for command in (["list"], ["backup", "web01", f"vda=raw:{tmp_path / 'vda.raw'}"]):
+        done = coldrise.run(*command)
+        assert done.returncode == 1, (command, done.stdout, done.stderr)
+    done = coldrise.run("repair")
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    assert "the list of the database's files was made anew" in done.stdout
+    check(coldrise, points, content, tmp_path)
+    assert not json.loads(coldrise.run("--json", "repair").stdout.splitlines()[-1])["is_list_new"]
+
+
+def check(coldrise, points, content, tmp_path):
+    (machine,) = coldrise.json("list")["machines"]
+    assert [point["address"] for point in machine["points"]] == points
+    assert coldrise.json("verify")["is_clean"]
+    coldrise.json("restore", "--force", f"{points[1]}/vda", tmp_path / "restored.raw")
+    assert (tmp_path / "restored.raw").read_bytes() == content
+
+
+def test_a_list_that_is_cut_short_anywhere_is_made_anew(coldrise, filled, tmp_path):
+    points, content = filled
+    # What is in the log gets into files, some of which replace others.
+    coldrise.json("gc")
+    points.append(coldrise.backup("web01", vda=tmp_path / "vda.raw"))
+    coldrise.json("gc")
+    sound = tmp_path / "sound"
+    shutil.copytree(coldrise.repository, sound)
+    manifest = one_of(coldrise.repository, "db/MANIFEST-*")
+    length, made_anew = manifest.stat().st_size, 0
+    for cut in range(0, length, max(1, length // 12)):
+        shutil.rmtree(coldrise.repository)
+        shutil.copytree(sound, coldrise.repository)
+        with manifest.open("r+b") as file:
+            file.truncate(cut)
+        done = coldrise.run("--json", "repair")
+        assert done.returncode == 0, (cut, done.stdout, done.stderr)
+        made_anew += json.loads(done.stdout.splitlines()[-1])["is_list_new"]
+        check(coldrise, points, content, tmp_path)
+    assert made_anew
 
 
 def test_a_lost_description_is_told_from_no_repository(coldrise, filled):

@@ -104,6 +104,18 @@ class DamagedCounters(Command):
         path.write_bytes(content)
 
 
+class LostList(Command):
+    """The list of the database's files is gone."""
+
+    def prepare(self, coldrise, scene):
+        for path in (coldrise.repository / "db").glob("MANIFEST-*"):
+            path.unlink()
+
+    def settle(self, coldrise, scene):
+        done = coldrise.run("repair")
+        assert done.returncode == 0, f"repaired: {done.stderr}{done.stdout}"
+
+
 class Rekeying(Command):
     """Afterwards one of two passphrases opens the repository."""
 
@@ -258,5 +270,6 @@ OPERATIONS = [
     Rekeying("key remove", "key", "remove", "initial", again=(0, 1)),
     Damaged("repair", "repair", "--from", lambda scene: f"raw:{scene.known}"),
     DamagedCounters("repair counters", "repair"),
+    LostList("repair list", "repair"),
     Command("verify", "verify"),
 ]  # fmt: skip

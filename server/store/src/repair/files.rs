@@ -78,7 +78,8 @@ pub(super) fn mend_all(repository: &Path, log: &Path) -> Result<Reopened> {
             }
         }
     }
-    reopened.dropped_files = give_up_lost(&database, log, &unreadable, before)?;
+    let given_up = give_up_lost(&database, log, &unreadable, before)?;
+    (reopened.dropped_files, reopened.is_list_new) = (given_up.files, given_up.is_list_new);
     Ok(reopened)
 }
 

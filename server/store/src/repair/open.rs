@@ -20,6 +20,9 @@ pub struct Reopened {
     /// Files of the database that were missing, cut short or beyond mending, and were given
     /// up: what they held is missing.
     pub dropped_files: u64,
+    /// The list of the database's files could not be read, or was cut short, and was made
+    /// anew from the files.
+    pub is_list_new: bool,
 }
 
 impl RepositoryWriter {
@@ -30,7 +33,8 @@ impl RepositoryWriter {
     /// [`RepositoryWriter::find_damage`] has ended.
     ///
     /// # Errors
-    /// As of [`RepositoryWriter::open`]; `Corrupt` where the list of the files is lost.
+    /// As of [`RepositoryWriter::open`]; `Corrupt` where a file is none of this
+    /// database.
     pub fn open_for_repair(
         path: &Path,
         passphrase: &PassphraseSource,

@@ -24,9 +24,9 @@ use std::path::{Path, PathBuf};
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use librocksdb_sys as sys;
 
-use super::record_log::{
-    checksum, manifest, sound_end, BLOCK_BYTES, FIRST, HEADER_BYTES, LAST, MIDDLE, WHOLE,
-};
+use super::mend::table_files;
+use super::rebuild::rebuild;
+use super::record_log::{manifest, record, sound_end};
 use super::table::put_varint;
 use super::{Database, FAMILIES};
 use crate::description::sync_directory;
@@ -55,19 +55,28 @@ pub(crate) fn all_files(database: &Path, log_directory: &Path) -> Result<HashSet
     Ok(listed(database, log_directory)?.into_iter().map(|file| file.path).collect())
 }
 
+/// What was done so that a database opens again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct GivenUp {
+    /// Files that were struck off.
+    pub(crate) files: u64,
+    /// The list of the files could not be read, or was cut short, and was made anew.
+    pub(crate) is_list_new: bool,
+}
+
 /// Strikes off the files of a database that are not there, and `unreadable` ones, which are
-/// kept under another name. `before` is called before any is struck off. Durable on return;
-/// how many there were. The caller holds the writer's lock, and nobody else has the
-/// database open for writing.
+/// kept under another name. Where the manifest cannot be read, or is cut short, it is made
+/// anew: all others have been mended. `before` is called before any of it. Durable on return. The caller
+/// holds the writer's lock, and nobody else has the database open for writing.
 ///
 /// # Errors
-/// `Corrupt` where the manifest cannot be read, or takes no edits.
+/// `Corrupt` where the manifest takes no edits, or a file is none of ours.
 pub(crate) fn give_up_lost(
     database: &Path,
     log_directory: &Path,
     unreadable: &HashSet<PathBuf>,
-    before: impl FnOnce() -> Result<()>,
-) -> Result<u64> {
+    before: impl Fn() -> Result<()>,
+) -> Result<GivenUp> {
     // Listed they would end the process; without them nobody opens it for writing.
     for path in unreadable {
         std::fs::rename(path, path.with_extension(GIVEN_UP_ENDING))
@@ -76,9 +85,23 @@ pub(crate) fn give_up_lost(
     if !unreadable.is_empty() {
         sync_directory(database)?;
     }
-    let listed_files = listed(database, log_directory)?;
+    let mut given_up = GivenUp::default();
+    let is_lost = |listed: &Result<Vec<Listed>>| match listed {
+        Ok(listed) => Ok(is_cut_short(listed, &table_files(database)?)),
+        Err(error) => Ok(error.kind() == ErrorKind::Corrupt),
+    };
+    let mut listed_files = listed(database, log_directory);
+    if is_lost(&listed_files)? {
+        before()?;
+        rebuild(database, log_directory)?;
+        given_up.is_list_new = true;
+        // Nobody knows whether they were in it.
+        given_up.files = unreadable.len() as u64;
+        listed_files = listed(database, log_directory);
+    }
+    let listed_files = listed_files?;
     // What a killed compaction left is in no list. RocksDB would have deleted it.
-    for path in unreadable {
+    for path in unreadable.iter().filter(|_| !given_up.is_list_new) {
         if !listed_files.iter().any(|file| file.path == *path) {
             std::fs::remove_file(path.with_extension(GIVEN_UP_ENDING))
                 .context(|| format!("removing {}", path.display()))?;
@@ -93,7 +116,7 @@ pub(crate) fn give_up_lost(
         }
     }
     if lost.is_empty() {
-        return Ok(0);
+        return Ok(given_up);
     }
     before()?;
     append(database, &lost, || {
@@ -111,10 +134,29 @@ pub(crate) fn give_up_lost(
             )),
         }
     })?;
-    Ok(lost.len() as u64)
+    given_up.files += lost.len() as u64;
+    Ok(given_up)
+}
+
+/// Whether a manifest looks as if edits were missing at its end: there is a file that came
+/// after all it knows, or one in place of others that it knows and that are gone. What a
+/// killed compaction has left may look the same, and is no reason to trust the manifest.
+fn is_cut_short(listed: &[Listed], there: &[PathBuf]) -> bool {
+    let known: HashSet<&PathBuf> = listed.iter().map(|file| &file.path).collect();
+    let there: HashSet<&PathBuf> = there.iter().collect();
+    let last = listed.iter().map(|file| file.number).max();
+    let mut unknown = there.difference(&known).peekable();
+    let is_gone = unknown.peek().is_some() && known.difference(&there).next().is_some();
+    is_gone || unknown.any(|path| number(path) > last)
+}
+
+fn number(path: &Path) -> Option<u64> {
+    path.file_stem().and_then(|stem| stem.to_str()?.parse().ok())
 }
 
 fn listed(path: &Path, log_directory: &Path) -> Result<Vec<Listed>> {
+    // To RocksDB one that is not there is a drive that fails.
+    manifest(path)?;
     // A writer may replace its log and its manifest just then.
     let mut tries = 0;
     let database = loop {
@@ -129,8 +171,7 @@ fn listed(path: &Path, log_directory: &Path) -> Result<Vec<Listed>> {
         let id = unsafe { sys::rocksdb_column_family_handle_get_id(database.family(family)?) };
         for file in database.listed_files(family)? {
             let path = database.path_of(&file);
-            let number = path.file_stem().and_then(|stem| stem.to_str()?.parse().ok());
-            let Some(number) = number else { continue };
+            let Some(number) = number(&path) else { continue };
             found.push(Listed { family: id, level: file.level, number, path });
         }
     }
@@ -166,38 +207,12 @@ fn append(database: &Path, lost: &[Listed], check: impl FnOnce() -> Result<()>) 
     done
 }
 
-/// An edit as it is written at `offset`: in two pieces where a block ends within it.
-fn record(offset: usize, edit: &[u8]) -> Vec<u8> {
-    let (mut bytes, mut rest, mut is_first) = (Vec::new(), edit, true);
-    loop {
-        let left = BLOCK_BYTES - (offset + bytes.len()) % BLOCK_BYTES;
-        if left < HEADER_BYTES {
-            bytes.resize(bytes.len() + left, 0);
-            continue;
-        }
-        let (piece, after) = rest.split_at(rest.len().min(left - HEADER_BYTES));
-        let kind = match (is_first, after.is_empty()) {
-            (true, true) => WHOLE,
-            (true, false) => FIRST,
-            (false, true) => LAST,
-            (false, false) => MIDDLE,
-        };
-        bytes.extend_from_slice(&checksum(kind, piece).to_le_bytes());
-        bytes.extend_from_slice(&(piece.len() as u16).to_le_bytes());
-        bytes.push(kind);
-        bytes.extend_from_slice(piece);
-        (rest, is_first) = (after, false);
-        if rest.is_empty() {
-            return bytes;
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::io::Write;
 
     use super::*;
+    use crate::rocks::record_log::BLOCK_BYTES;
     use crate::rocks::{Family, ReadMode};
 
     fn open(folder: &Path, create: bool) -> Result<Database> {
@@ -242,12 +257,12 @@ mod tests {
             give_up_lost(&folder.path().join("db"), folder.path(), unreadable, before).unwrap()
         };
         let unreadable: HashSet<PathBuf> = new[1..].iter().map(|path| (*path).clone()).collect();
-        assert_eq!(give_up(&unreadable), 5);
-        assert_eq!(give_up(&HashSet::new()), 0);
+        assert_eq!(give_up(&unreadable).files, 5);
+        assert_eq!(give_up(&HashSet::new()).files, 0);
         // What a killed compaction left is no loss.
         let torn = folder.path().join("db/999999.sst");
         std::fs::write(&torn, b"half").unwrap();
-        assert_eq!(give_up(&HashSet::from([torn.clone()])), 0);
+        assert_eq!(give_up(&HashSet::from([torn.clone()])).files, 0);
         assert!(!torn.exists() && !torn.with_extension(GIVEN_UP_ENDING).exists());
         assert_eq!(calls.get(), 1);
         let database = open(folder.path(), false).unwrap();
@@ -305,7 +320,7 @@ mod tests {
 
     fn give_up(folder: &tempfile::TempDir) -> u64 {
         let none = HashSet::new();
-        give_up_lost(&folder.path().join("db"), folder.path(), &none, || Ok(())).unwrap()
+        give_up_lost(&folder.path().join("db"), folder.path(), &none, || Ok(())).unwrap().files
     }
 
     #[test]

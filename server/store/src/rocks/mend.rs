@@ -25,6 +25,7 @@ use twox_hash::XxHash3_64;
 
 use super::blocks::{checked, raw_entries, TRAILER_BYTES};
 use super::blocks::{CHECKSUM_XXH3, MAX_BLOCK_BYTES, VERSION};
+use super::rebuild::remove_beside;
 use super::table::{damaged, next_handle, put_varint, Footer, Handle, IndexKind, FOOTER_BYTES};
 use super::table::{entries, TableProperties, PROPERTIES};
 
@@ -99,8 +100,9 @@ pub(crate) fn mend(
     Ok(mending.done)
 }
 
-/// Removes copies that an interrupted mending left.
-pub(crate) fn remove_copies(database: &Path) -> Result<()> {
+/// Removes copies that an interrupted mending left, and a database beside.
+pub(crate) fn remove_unfinished(database: &Path) -> Result<()> {
+    remove_beside(database)?;
     for path in files_ending(database, COPY_ENDING)? {
         std::fs::remove_file(&path).context(|| format!("removing {}", path.display()))?;
     }

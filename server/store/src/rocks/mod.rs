@@ -23,6 +23,7 @@ mod manifest;
 mod mend;
 mod open;
 mod options;
+mod rebuild;
 mod record_log;
 mod scan;
 mod sst;
@@ -44,7 +45,7 @@ pub(crate) use compaction::Rule;
 pub(crate) use cursor::{Cursor, Pinned};
 pub(crate) use files::LiveFile;
 pub(crate) use manifest::{all_files, give_up_lost};
-pub(crate) use mend::{is_sound, mend, remove_copies, table_files, Extent, Mended};
+pub(crate) use mend::{is_sound, mend, remove_unfinished, table_files, Extent, Mended};
 use options::Options;
 pub(crate) use options::{READER_BLOCK_CACHE_BYTES, WRITER_BLOCK_CACHE_BYTES};
 pub(crate) use record_log::mend_records;
@@ -245,13 +246,8 @@ impl Database {
     /// Takes a finished file of chunks over, moving it where possible. Durable
     /// on return.
     pub(crate) fn ingest_chunks(&self, file: &Path) -> Result<()> {
-        self.ingest(Family::Chunks, file)
-    }
-
-    /// The same for any family.
-    pub(crate) fn ingest(&self, family: Family, file: &Path) -> Result<()> {
         let file = c_path(file)?;
-        let handle = self.family(family)?;
+        let handle = self.family(Family::Chunks)?;
         let files = [file.as_ptr()];
         checked("taking over a file", |error| {
             // SAFETY: one path in an array of one; options destroyed once.

@@ -21,6 +21,7 @@ use super::{
 enum Role {
     Writer,
     Repair,
+    Rebuild,
     Reader,
 }
 
@@ -38,6 +39,12 @@ impl Database {
     /// compact them. It would meet the damage, and take no more writes.
     pub(crate) fn open_for_repair(path: &Path, log_directory: &Path) -> Result<Database> {
         Self::open_writable(path, log_directory, false, Role::Repair)
+    }
+
+    /// Opens a database that is to keep what is written in it as it is written: RocksDB
+    /// compacts nothing.
+    pub(super) fn open_for_rebuild(path: &Path, log_directory: &Path) -> Result<Database> {
+        Self::open_writable(path, log_directory, false, Role::Rebuild)
     }
 
     fn open_writable(
@@ -161,7 +168,7 @@ impl Database {
             .map(|(family, _)| match (role, *family) {
                 // All files of other families were mended before, and a large index that is
                 // made anew is slow without.
-                (Role::Repair, Family::Chunks) => {
+                (Role::Repair, Family::Chunks) | (Role::Rebuild, _) => {
                     Options::family(*family, &cache, filter_of(*family)).without_compactions()
                 }
                 _ => Options::family(*family, &cache, filter_of(*family)),

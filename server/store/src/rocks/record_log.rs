@@ -25,11 +25,11 @@ use coldrise_block::{Context, Error, ErrorKind, Result};
 use super::mend::{files_ending, COPY_ENDING};
 
 pub(super) const BLOCK_BYTES: usize = 32 << 10;
-pub(super) const HEADER_BYTES: usize = 7;
-pub(super) const WHOLE: u8 = 1;
-pub(super) const FIRST: u8 = 2;
-pub(super) const MIDDLE: u8 = 3;
-pub(super) const LAST: u8 = 4;
+const HEADER_BYTES: usize = 7;
+const WHOLE: u8 = 1;
+const FIRST: u8 = 2;
+const MIDDLE: u8 = 3;
+const LAST: u8 = 4;
 const MASK_DELTA: u32 = 0xa282_ead8;
 /// CRC-32C's polynomial, its bits reversed.
 const POLYNOMIAL: u32 = 0x82f6_3b78;
@@ -85,21 +85,30 @@ pub(super) fn manifest(database: &Path) -> Result<PathBuf> {
         }
         tries += 1;
         if tries == MAX_TRIES {
-            let why = if text.is_empty() { "missing or empty" } else { "damaged" };
+            let why = match line_name(&text) {
+                Some(name) => format!("names {name}, which is missing"),
+                None if text.is_empty() => "is missing or empty".to_owned(),
+                None => "is damaged".to_owned(),
+            };
             return Err(Error::new(
                 ErrorKind::Corrupt,
-                format!("{} is {why}: run coldrise repair", path.display()),
+                format!("{} {why}: run coldrise repair", path.display()),
             ));
         }
     }
 }
 
 fn named(database: &Path, text: &[u8]) -> Result<Option<PathBuf>> {
-    let name = text.strip_suffix(b"\n").and_then(|name| std::str::from_utf8(name).ok());
-    let Some(name) = name.filter(|name| number(name).is_some()) else { return Ok(None) };
+    let Some(name) = line_name(text) else { return Ok(None) };
     let path = database.join(name);
     let is_there = path.try_exists().context(|| format!("looking for {}", path.display()))?;
     Ok(is_there.then_some(path))
+}
+
+/// The name of a manifest in a line.
+fn line_name(text: &[u8]) -> Option<&str> {
+    let name = text.strip_suffix(b"\n").and_then(|name| std::str::from_utf8(name).ok());
+    name.filter(|name| number(name).is_some())
 }
 
 fn number(name: &str) -> Option<u64> {
@@ -130,14 +139,39 @@ fn mend_current(database: &Path) -> Result<u64> {
     found.sort();
     let nearest = found.iter().find(|(_, line)| distance(line) == 1);
     let Some((_, line)) = nearest.or(found.last()) else { return Ok(0) };
-    let copy = database.join(CURRENT).with_extension(COPY_ENDING);
-    std::fs::write(&copy, line)
-        .and_then(|()| File::open(&copy)?.sync_all())
-        .and_then(|()| std::fs::rename(&copy, database.join(CURRENT)))
-        .and_then(|()| File::open(database)?.sync_all())
-        .context(what)?;
+    put_current(database, line)?;
     tracing::warn!(names = line.trim_end(), "CURRENT was made anew");
     Ok(1)
+}
+
+fn put_current(database: &Path, line: &str) -> Result<()> {
+    let path = database.join(CURRENT);
+    let copy = path.with_extension(COPY_ENDING);
+    std::fs::write(&copy, line)
+        .and_then(|()| File::open(&copy)?.sync_all())
+        .and_then(|()| std::fs::rename(&copy, &path))
+        .and_then(|()| File::open(database)?.sync_all())
+        .context(|| format!("writing {}", path.display()))
+}
+
+/// Makes a manifest of these edits and lets `CURRENT` name it, durably: until then the
+/// database is as it was.
+pub(super) fn put_manifest(
+    database: &Path,
+    number: u64,
+    edits: impl Iterator<Item = Vec<u8>>,
+) -> Result<()> {
+    let name = format!("{MANIFEST_PREFIX}{number:06}");
+    let path = database.join(&name);
+    let mut bytes = Vec::new();
+    for edit in edits {
+        bytes.extend(record(bytes.len(), &edit));
+    }
+    std::fs::write(&path, &bytes)
+        .and_then(|()| File::open(&path)?.sync_all())
+        .and_then(|()| File::open(database)?.sync_all())
+        .context(|| format!("writing {}", path.display()))?;
+    put_current(database, &format!("{name}\n"))
 }
 
 /// What is at a place.
@@ -184,7 +218,7 @@ fn piece(bytes: &[u8], at: usize, length: u16) -> Option<&[u8]> {
 }
 
 /// Of a kind and the bytes after it, as it is stored.
-pub(super) fn checksum(kind: u8, piece: &[u8]) -> u32 {
+fn checksum(kind: u8, piece: &[u8]) -> u32 {
     masked(crc32c::crc32c_append(crc32c::crc32c(&[kind]), piece))
 }
 
@@ -209,6 +243,56 @@ pub(super) fn sound_end(bytes: &[u8]) -> usize {
             }
             Found::Rest(next) => next,
             Found::Damaged | Found::End => return end,
+        }
+    }
+}
+
+/// The records of a file up to the first piece that is damaged, or was never finished; and
+/// whether that is all of it.
+pub(super) fn records(bytes: &[u8]) -> (Vec<Vec<u8>>, bool) {
+    let (mut at, mut found, mut begun) = (0, Vec::new(), Vec::new());
+    loop {
+        at = match look(bytes, at) {
+            Found::Piece(kind, next) => {
+                if matches!(kind, WHOLE | FIRST) {
+                    begun.clear();
+                }
+                begun.extend_from_slice(&bytes[at + HEADER_BYTES..next]);
+                if matches!(kind, WHOLE | LAST) {
+                    found.push(std::mem::take(&mut begun));
+                }
+                next
+            }
+            Found::Rest(next) => next,
+            Found::End => return (found, begun.is_empty()),
+            Found::Damaged => return (found, false),
+        }
+    }
+}
+
+/// A record as it is written at `offset`: in several pieces where a block ends within it.
+pub(super) fn record(offset: usize, content: &[u8]) -> Vec<u8> {
+    let (mut bytes, mut rest, mut is_first) = (Vec::new(), content, true);
+    loop {
+        let left = BLOCK_BYTES - (offset + bytes.len()) % BLOCK_BYTES;
+        if left < HEADER_BYTES {
+            bytes.resize(bytes.len() + left, 0);
+            continue;
+        }
+        let (piece, after) = rest.split_at(rest.len().min(left - HEADER_BYTES));
+        let kind = match (is_first, after.is_empty()) {
+            (true, true) => WHOLE,
+            (true, false) => FIRST,
+            (false, true) => LAST,
+            (false, false) => MIDDLE,
+        };
+        bytes.extend_from_slice(&checksum(kind, piece).to_le_bytes());
+        bytes.extend_from_slice(&(piece.len() as u16).to_le_bytes());
+        bytes.push(kind);
+        bytes.extend_from_slice(piece);
+        (rest, is_first) = (after, false);
+        if rest.is_empty() {
+            return bytes;
         }
     }
 }

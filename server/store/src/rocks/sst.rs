@@ -19,13 +19,8 @@ pub(crate) struct SstWriter<'db> {
 impl<'db> SstWriter<'db> {
     /// Starts a file for the chunks family.
     pub(crate) fn create(database: &'db Database, path: &Path) -> Result<Self> {
-        Self::create_for(database, Family::Chunks, path)
-    }
-
-    /// Starts a file for any family.
-    pub(crate) fn create_for(database: &'db Database, family: Family, path: &Path) -> Result<Self> {
         let name = c_path(path)?;
-        let options = database.family_options(family)?.as_ptr();
+        let options = database.family_options(Family::Chunks)?.as_ptr();
         // SAFETY: the options outlive the writer, which borrows the database.
         let writer = unsafe {
             let environment = sys::rocksdb_envoptions_create();

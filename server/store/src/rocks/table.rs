@@ -92,6 +92,40 @@ impl TableProperties {
     }
 }
 
+/// What a file says of where it belongs. Nothing of it is in the list of the files alone.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Origin {
+    /// Name of the family; of a file that was made beside the database none.
+    pub(super) family: Option<Vec<u8>>,
+    /// Of all entries of a file that was made beside the database and handed over.
+    pub(super) sequence: Option<u64>,
+}
+
+impl Origin {
+    /// Reads it, and how the file's blocks are found.
+    ///
+    /// # Errors
+    /// As of [`TableProperties::read`].
+    pub(super) fn read(path: &Path) -> Result<(Origin, TableProperties)> {
+        let file = File::open(path).context(|| format!("reading {}", path.display()))?;
+        let (footer, length) = Footer::read(&file, path)?;
+        let (block, _) = properties_block(&file, path, &footer, length)?;
+        let parsed = TableProperties::parse(&block).zip(Origin::parse(&block));
+        parsed.map(|(properties, origin)| (origin, properties)).ok_or_else(|| damaged(path))
+    }
+
+    fn parse(block: &[u8]) -> Option<Origin> {
+        let entries = entries(block)?;
+        if value(&entries, b"rocksdb.external_sst_file.version").is_some() {
+            let sequence = value(&entries, b"rocksdb.external_sst_file.global_seqno")?;
+            let sequence = Some(u64::from_le_bytes(sequence.try_into().ok()?));
+            return Some(Origin { family: None, sequence });
+        }
+        let family = value(&entries, b"rocksdb.column.family.name")?;
+        Some(Origin { family: Some(family.to_vec()), sequence: None })
+    }
+}
+
 /// The block of the properties and where it lies in the file.
 fn properties_block(
     file: &File,

@@ -33,7 +33,7 @@ use crate::map::MapRoot;
 use crate::markers::Flag;
 use crate::repair::refuse_unfinished;
 use crate::repository::{Access, KeyCheck, Repository};
-use crate::rocks::{mend_records, remove_copies, Database, Family, ReadMode};
+use crate::rocks::{mend_records, remove_unfinished, Database, Family, ReadMode};
 use crate::state::StoreState;
 use crate::{
     catalog, MachineName, OpenOptions, PassphraseSource, PointDocument, PointName, Quarantine,
@@ -117,7 +117,7 @@ impl RepositoryWriter {
             let log = LogDirectory::create()?;
             // Before: opening may need their space.
             remove_staging(&database_path(path).join(STAGING_NAME))?;
-            remove_copies(&database_path(path))?;
+            remove_unfinished(&database_path(path))?;
             let database = open_database(log.path())?;
             Ok((database, Access { writer_lock: Some(lock), _log: log }))
         })?;
@@ -300,8 +300,8 @@ impl RepositoryWriter {
     }
 
     /// Starts one disk of a backup: `base` with what will be written; a point or a
-    /// session names it for as long as this writer is open. Beyond the end of `base`, and everywhere without one, the disk starts as a
-    /// hole.
+    /// session names it for as long as this writer is open. Beyond the end of `base`, and
+    /// everywhere without one, the disk starts as a hole.
     ///
     /// # Errors
     /// `Busy` while another disk is being written, `Poisoned` after a failed
@@ -324,8 +324,12 @@ impl Shared {
 
 /// What is lost may be given up, and the rest go on.
 pub(crate) fn advise_repair(error: Error) -> Error {
+    // Some damage is told with its way out already.
+    let is_advised = error.full_message().contains("coldrise repair");
     match error.kind() {
-        ErrorKind::Corrupt => error.context("the database is damaged: run coldrise repair"),
+        ErrorKind::Corrupt if !is_advised => {
+            error.context("the database is damaged: run coldrise repair")
+        }
         _ => error,
     }
 }

@@ -78,6 +78,8 @@ struct Repaired {
     corrected_chunks: u64,
     /// Of the database, that were missing or beyond mending.
     dropped_files: u64,
+    /// Of the database's files.
+    is_list_new: bool,
     /// Of the deduplication index.
     removed_entries: u64,
     added_entries: u64,
@@ -172,6 +174,7 @@ fn repair(
         lost_blocks: done.lost_blocks(),
         corrected_chunks: report.corrected_chunks,
         dropped_files: done.reopened.dropped_files,
+        is_list_new: done.reopened.is_list_new,
         removed_entries: report.removed_entries,
         added_entries: report.added_entries,
         made_markers: done.made_markers,
@@ -230,6 +233,9 @@ impl Done {
         if self.made_markers > 0 {
             let markers = show_count(self.made_markers, "marker");
             lines.push(format!("{markers} of restore points and sessions made anew"));
+        }
+        if self.reopened.is_list_new {
+            lines.push("the list of the database's files was made anew from the files".to_owned());
         }
         if self.reopened.dropped_files > 0 {
             let files = show_count(self.reopened.dropped_files, "file");
