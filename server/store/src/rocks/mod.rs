@@ -249,7 +249,7 @@ impl Database {
         let file = c_path(file)?;
         let handle = self.family(Family::Chunks)?;
         let files = [file.as_ptr()];
-        checked("taking over a file", |error| {
+        checked("handing a file over to the database", |error| {
             // SAFETY: one path in an array of one; options destroyed once.
             unsafe {
                 let options = sys::rocksdb_ingestexternalfileoptions_create();
@@ -265,6 +265,8 @@ impl Database {
                 sys::rocksdb_ingestexternalfileoptions_destroy(options);
             }
         })
+        // A folder that cannot be synced RocksDB does not name.
+        .map_err(|error| error.context(self.path.display().to_string()))
     }
 
     /// Writes the memtables of every family to files, so that whoever opens

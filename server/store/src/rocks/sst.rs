@@ -31,7 +31,7 @@ impl<'db> SstWriter<'db> {
                 _database: database,
             }
         };
-        checked("starting a file of chunks", |error| {
+        checked("starting a file of chunks for the database", |error| {
             // SAFETY: the writer is live; the name is read within the call.
             unsafe { sys::rocksdb_sstfilewriter_open(writer.writer, name.as_ptr(), error) }
         })?;
@@ -40,7 +40,7 @@ impl<'db> SstWriter<'db> {
 
     /// Appends; keys must ascend.
     pub(crate) fn put(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
-        checked("writing a file of chunks", |error| {
+        checked("writing a file of chunks for the database", |error| {
             // SAFETY: the writer is live; key and value are copied.
             unsafe {
                 sys::rocksdb_sstfilewriter_put(
@@ -57,7 +57,7 @@ impl<'db> SstWriter<'db> {
 
     /// Completes and syncs the file; it holds at least one key.
     pub(crate) fn finish(self) -> Result<PathBuf> {
-        checked("completing a file of chunks", |error| {
+        checked("completing a file of chunks for the database", |error| {
             // SAFETY: the writer is live and open.
             unsafe { sys::rocksdb_sstfilewriter_finish(self.writer, error) }
         })?;
