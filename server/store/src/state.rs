@@ -3,7 +3,7 @@
 use coldrise_block::{Error, ErrorKind, Result};
 
 use crate::repository::Repository;
-use crate::rocks::{Batch, Family, LiveFile, ReadMode};
+use crate::rocks::{Batch, Database, Family, LiveFile, ReadMode};
 
 const KEY: &[u8] = b"state";
 const PURPOSE: &str = "store state";
@@ -32,7 +32,12 @@ impl StoreState {
 
     /// The committed state; that of a new store where none is.
     pub(crate) fn read(repository: &Repository) -> Result<Self> {
-        let Some(value) = repository.database().get(Family::State, KEY, ReadMode::Cached)? else {
+        Self::read_in(repository, repository.database())
+    }
+
+    /// The same of the repository's database as it was opened another way.
+    pub(crate) fn read_in(repository: &Repository, database: &Database) -> Result<Self> {
+        let Some(value) = database.get(Family::State, KEY, ReadMode::Cached)? else {
             return Ok(Self::NEW);
         };
         let corrupt =

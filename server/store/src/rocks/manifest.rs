@@ -28,7 +28,7 @@ use super::mend::table_files;
 use super::rebuild::rebuild;
 use super::record_log::{manifest, record, sound_end};
 use super::table::put_varint;
-use super::{Database, FAMILIES};
+use super::{Database, Family, FAMILIES};
 use crate::description::sync_directory;
 
 const TAG_FAMILY: u64 = 200;
@@ -40,11 +40,14 @@ const GIVEN_UP_ENDING: &str = "lost";
 
 /// A file as the manifest knows it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Listed {
-    family: u32,
+pub(crate) struct Listed {
+    pub(crate) family: Family,
+    family_id: u32,
     level: u32,
     number: u64,
-    path: PathBuf,
+    pub(crate) path: PathBuf,
+    /// Its first key.
+    pub(crate) first: Vec<u8>,
 }
 
 /// The files of all families, beside whoever writes the database.
@@ -107,19 +110,38 @@ pub(crate) fn give_up_lost(
                 .context(|| format!("removing {}", path.display()))?;
         }
     }
-    let mut lost = Vec::new();
-    for file in listed_files {
-        // A drive that fails is no file that is lost.
-        let what = || format!("looking for {}", file.path.display());
-        if !file.path.try_exists().context(what)? {
-            lost.push(file);
-        }
-    }
+    let lost = missing(listed_files)?;
     if lost.is_empty() {
         return Ok(given_up);
     }
     before()?;
-    append(database, &lost, || {
+    strike_off(database, log_directory, &lost)?;
+    given_up.files += lost.len() as u64;
+    Ok(given_up)
+}
+
+/// Those of these files that are not there.
+///
+/// # Errors
+/// What the operating system says: a drive that fails is no file that is lost.
+pub(crate) fn missing(listed: Vec<Listed>) -> Result<Vec<Listed>> {
+    let mut missing = Vec::new();
+    for file in listed {
+        let what = || format!("looking for {}", file.path.display());
+        if !file.path.try_exists().context(what)? {
+            missing.push(file);
+        }
+    }
+    Ok(missing)
+}
+
+/// Strikes off files that are not there. Durable on return. The caller holds the writer's
+/// lock, and nobody else has the database open for writing.
+///
+/// # Errors
+/// `Corrupt` where the manifest takes no edits. Then it is as it was.
+pub(crate) fn strike_off(database: &Path, log_directory: &Path, lost: &[Listed]) -> Result<()> {
+    append(database, lost, || {
         let left: HashSet<_> = listed(database, log_directory)?.into_iter().collect();
         match lost.iter().find(|file| left.contains(*file)) {
             None => Ok(()),
@@ -133,9 +155,7 @@ pub(crate) fn give_up_lost(
                 ),
             )),
         }
-    })?;
-    given_up.files += lost.len() as u64;
-    Ok(given_up)
+    })
 }
 
 /// Whether a manifest looks as if edits were missing at its end: there is a file that came
@@ -155,24 +175,39 @@ fn number(path: &Path) -> Option<u64> {
 }
 
 fn listed(path: &Path, log_directory: &Path) -> Result<Vec<Listed>> {
+    listed_in(&open_as_listed(path, log_directory)?)
+}
+
+/// Opens the database for nothing but to read it, beside whoever writes it, with all that its
+/// manifest lists and its log holds: also where files are missing, of which nothing reads.
+///
+/// # Errors
+/// `Corrupt` where the manifest itself cannot be read.
+pub(crate) fn open_as_listed(path: &Path, log_directory: &Path) -> Result<Database> {
     // To RocksDB one that is not there is a drive that fails.
     manifest(path)?;
     // A writer may replace its log and its manifest just then.
     let mut tries = 0;
-    let database = loop {
+    loop {
         match Database::open_listing(path, log_directory) {
             Err(_) if tries < MAX_TRIES => tries += 1,
-            opened => break opened?,
+            opened => return opened,
         }
-    };
+    }
+}
+
+/// The files of all families of an open database.
+pub(crate) fn listed_in(database: &Database) -> Result<Vec<Listed>> {
     let mut found = Vec::new();
     for (family, _) in FAMILIES {
+        let handle = database.family(family)?;
         // SAFETY: the handle is live.
-        let id = unsafe { sys::rocksdb_column_family_handle_get_id(database.family(family)?) };
+        let family_id = unsafe { sys::rocksdb_column_family_handle_get_id(handle) };
         for file in database.listed_files(family)? {
             let path = database.path_of(&file);
             let Some(number) = number(&path) else { continue };
-            found.push(Listed { family: id, level: file.level, number, path });
+            let (level, first) = (file.level, file.smallest);
+            found.push(Listed { family, family_id, level, number, path, first });
         }
     }
     Ok(found)
@@ -188,7 +223,7 @@ fn append(database: &Path, lost: &[Listed], check: impl FnOnce() -> Result<()>) 
     for file in lost {
         let mut edit = Vec::new();
         put_varint(&mut edit, TAG_FAMILY);
-        put_varint(&mut edit, u64::from(file.family));
+        put_varint(&mut edit, u64::from(file.family_id));
         put_varint(&mut edit, TAG_DELETED_FILE);
         put_varint(&mut edit, u64::from(file.level));
         put_varint(&mut edit, file.number);

@@ -44,16 +44,19 @@ use compaction::Filter;
 pub(crate) use compaction::Rule;
 pub(crate) use cursor::{Cursor, Pinned};
 pub(crate) use files::LiveFile;
-pub(crate) use manifest::{all_files, give_up_lost};
+pub(crate) use manifest::{
+    all_files, give_up_lost, listed_in, missing, open_as_listed, strike_off, Listed,
+};
 pub(crate) use mend::{is_sound, mend, remove_unfinished, table_files, Extent, Mended};
 use options::Options;
 pub(crate) use options::{READER_BLOCK_CACHE_BYTES, WRITER_BLOCK_CACHE_BYTES};
+pub(crate) use rebuild::family_and_last_key;
 pub(crate) use record_log::mend_records;
 pub(crate) use scan::ChunkFiles;
 pub(crate) use sst::SstWriter;
 
 /// A column family.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Family {
     /// Counters of the store, in RocksDB's default family.
     State,
@@ -226,6 +229,11 @@ impl Database {
                 sys::rocksdb_writeoptions_destroy(options);
             }
         })
+    }
+
+    /// The folder it lies in.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
     }
 
     /// An empty batch.

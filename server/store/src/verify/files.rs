@@ -14,7 +14,8 @@ use coldrise_block::{Context, ErrorKind, Result};
 use super::{check_cancel, CatalogDamage};
 use crate::description::database_path;
 use crate::log_directory::LogDirectory;
-use crate::rocks::{all_files, is_sound, Family};
+use crate::rocks::{all_files, is_sound, listed_in, open_as_listed, Family};
+use crate::writer::missing_uncommitted;
 use crate::Repository;
 
 impl Repository {
@@ -59,9 +60,15 @@ impl Repository {
             }
         }
         if !damaged.is_empty() {
-            // A writer gives up files all the time.
-            if let Ok(live) = all_files(&folder, log.path()) {
+            let database = open_as_listed(&folder, log.path());
+            if let Ok((database, live)) = database.and_then(|d| listed_in(&d).map(|l| (d, l))) {
+                // A writer gives up files all the time.
+                let live: HashSet<_> = live.into_iter().map(|file| file.path).collect();
                 damaged.retain(|(path, _)| live.contains(path));
+                // The next one strikes these off: nothing refers to them.
+                for file in missing_uncommitted(self, &database).unwrap_or_default() {
+                    damaged.retain(|(path, _)| *path != file.path);
+                }
             }
         }
         damaged.sort();

@@ -15,6 +15,7 @@ mod commit;
 mod disk_writer;
 mod referred;
 pub(crate) mod run;
+mod uncommitted;
 mod worker;
 
 use std::fs::File;
@@ -42,6 +43,8 @@ use crate::{
 pub use disk_writer::{DiskWriter, WriteOptions};
 pub(crate) use referred::{Condemned, Referred};
 pub use run::WriteCounts;
+pub(crate) use uncommitted::missing_uncommitted;
+use uncommitted::strike_off_uncommitted;
 
 const LOCK_NAME: &str = "writer.lock";
 /// Inside of `db`, so that files can be moved and not copied.
@@ -98,7 +101,20 @@ impl RepositoryWriter {
             Database::open_primary(&database_path(path), log, false).map_err(advise_repair)
         };
         let (check, settle) = (KeyCheck::Beside, |_: &Repository| Ok(()));
-        RepositoryWriter::open_with(path, passphrase, options, check, open, settle)
+        match RepositoryWriter::open_with(path, passphrase, options, check, open, settle) {
+            Err(error) if error.kind() == ErrorKind::Corrupt => {
+                match strike_off_uncommitted(path, passphrase) {
+                    Ok(true) => {
+                        RepositoryWriter::open_with(path, passphrase, options, check, open, settle)
+                    }
+                    // What opening said tells more.
+                    Ok(false) => Err(error),
+                    Err(other) if other.kind() == ErrorKind::Corrupt => Err(error),
+                    Err(other) => Err(other),
+                }
+            }
+            opened => opened,
+        }
     }
 
     /// The same with another way to open the database; `open_database` is given the

@@ -126,6 +126,16 @@ pub(super) fn rebuild(database: &Path, log_directory: &Path) -> Result<()> {
     Ok(())
 }
 
+/// Of which family a file is, and its last key, whether it is listed or not; `None` for one
+/// without entries.
+///
+/// # Errors
+/// `Corrupt` where it is not one of ours or not whole; what the operating system says.
+pub(crate) fn family_and_last_key(path: &Path) -> Result<Option<(Family, Vec<u8>)>> {
+    let table = Table::open(path)?;
+    Ok(table.map(|table| (FAMILIES[table.family].0, table.last_key().to_vec())))
+}
+
 /// Removes the database beside, if a crash has left it.
 ///
 /// # Errors
