@@ -26,6 +26,7 @@ mod damaged;
 mod dedup;
 mod description;
 mod documents;
+mod file_list;
 mod hex;
 mod keys;
 mod log_directory;

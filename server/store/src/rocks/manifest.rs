@@ -28,6 +28,7 @@ use super::mend::table_files;
 use super::rebuild::rebuild;
 use super::record_log::{manifest, record, sound_end};
 use super::table::put_varint;
+use super::unlisted::unlisted_that_counts;
 use super::{Database, Family, FAMILIES};
 use crate::description::sync_directory;
 
@@ -48,14 +49,6 @@ pub(crate) struct Listed {
     pub(crate) path: PathBuf,
     /// Its first key.
     pub(crate) first: Vec<u8>,
-}
-
-/// The files of all families, beside whoever writes the database.
-///
-/// # Errors
-/// `Corrupt` where the manifest itself cannot be read.
-pub(crate) fn all_files(database: &Path, log_directory: &Path) -> Result<HashSet<PathBuf>> {
-    Ok(listed(database, log_directory)?.into_iter().map(|file| file.path).collect())
 }
 
 /// What was done so that a database opens again.
@@ -89,12 +82,12 @@ pub(crate) fn give_up_lost(
         sync_directory(database)?;
     }
     let mut given_up = GivenUp::default();
-    let is_lost = |listed: &Result<Vec<Listed>>| match listed {
-        Ok(listed) => Ok(is_cut_short(listed, &table_files(database)?)),
-        Err(error) => Ok(error.kind() == ErrorKind::Corrupt),
-    };
     let mut listed_files = listed(database, log_directory);
-    if is_lost(&listed_files)? {
+    let is_lost = match &listed_files {
+        Ok(listed) => is_cut_short(database, log_directory, listed)?,
+        Err(error) => error.kind() == ErrorKind::Corrupt,
+    };
+    if is_lost {
         before()?;
         rebuild(database, log_directory)?;
         given_up.is_list_new = true;
@@ -110,7 +103,7 @@ pub(crate) fn give_up_lost(
                 .context(|| format!("removing {}", path.display()))?;
         }
     }
-    let lost = missing(listed_files)?;
+    let lost = missing(&listed_files)?;
     if lost.is_empty() {
         return Ok(given_up);
     }
@@ -124,12 +117,12 @@ pub(crate) fn give_up_lost(
 ///
 /// # Errors
 /// What the operating system says: a drive that fails is no file that is lost.
-pub(crate) fn missing(listed: Vec<Listed>) -> Result<Vec<Listed>> {
+pub(crate) fn missing(listed: &[Listed]) -> Result<Vec<Listed>> {
     let mut missing = Vec::new();
     for file in listed {
         let what = || format!("looking for {}", file.path.display());
         if !file.path.try_exists().context(what)? {
-            missing.push(file);
+            missing.push(file.clone());
         }
     }
     Ok(missing)
@@ -159,18 +152,26 @@ pub(crate) fn strike_off(database: &Path, log_directory: &Path, lost: &[Listed])
 }
 
 /// Whether a manifest looks as if edits were missing at its end: there is a file that came
-/// after all it knows, or one in place of others that it knows and that are gone. What a
-/// killed compaction has left may look the same, and is no reason to trust the manifest.
-fn is_cut_short(listed: &[Listed], there: &[PathBuf]) -> bool {
-    let known: HashSet<&PathBuf> = listed.iter().map(|file| &file.path).collect();
-    let there: HashSet<&PathBuf> = there.iter().collect();
+/// after all it knows, or one in place of others that it knows and that are gone, or one that
+/// holds what is newer. What a killed compaction has left may look the same, and is no reason
+/// to trust the manifest.
+fn is_cut_short(database: &Path, log_directory: &Path, listed: &[Listed]) -> Result<bool> {
+    let known: HashSet<&Path> = listed.iter().map(|file| file.path.as_path()).collect();
+    let mut unlisted = table_files(database)?;
+    unlisted.retain(|path| !known.contains(path.as_path()));
+    if unlisted.is_empty() {
+        return Ok(false);
+    }
     let last = listed.iter().map(|file| file.number).max();
-    let mut unknown = there.difference(&known).peekable();
-    let is_gone = unknown.peek().is_some() && known.difference(&there).next().is_some();
-    is_gone || unknown.any(|path| number(path) > last)
+    if unlisted.iter().any(|path| number(path) > last) || !missing(listed)?.is_empty() {
+        return Ok(true);
+    }
+    // Without the keys nobody knows which ids were committed: such files come after all others.
+    let database = open_as_listed(database, log_directory)?;
+    Ok(unlisted_that_counts(&database, &unlisted, (0, 0))?.is_some())
 }
 
-fn number(path: &Path) -> Option<u64> {
+pub(super) fn number(path: &Path) -> Option<u64> {
     path.file_stem().and_then(|stem| stem.to_str()?.parse().ok())
 }
 
@@ -249,6 +250,10 @@ mod tests {
     use super::*;
     use crate::rocks::record_log::BLOCK_BYTES;
     use crate::rocks::{Family, ReadMode};
+
+    fn all_files(database: &Path, log_directory: &Path) -> Result<HashSet<PathBuf>> {
+        Ok(listed(database, log_directory)?.into_iter().map(|file| file.path).collect())
+    }
 
     fn open(folder: &Path, create: bool) -> Result<Database> {
         Database::open_primary(&folder.join("db"), folder, create)

@@ -28,6 +28,7 @@ mod record_log;
 mod scan;
 mod sst;
 pub(crate) mod table;
+mod unlisted;
 
 use std::ffi::{c_char, c_int, CStr, CString};
 use std::marker::PhantomData;
@@ -44,16 +45,14 @@ use compaction::Filter;
 pub(crate) use compaction::Rule;
 pub(crate) use cursor::{Cursor, Pinned};
 pub(crate) use files::LiveFile;
-pub(crate) use manifest::{
-    all_files, give_up_lost, listed_in, missing, open_as_listed, strike_off, Listed,
-};
+pub(crate) use manifest::{give_up_lost, listed_in, missing, open_as_listed, strike_off, Listed};
 pub(crate) use mend::{is_sound, mend, remove_unfinished, table_files, Extent, Mended};
 use options::Options;
 pub(crate) use options::{READER_BLOCK_CACHE_BYTES, WRITER_BLOCK_CACHE_BYTES};
-pub(crate) use rebuild::family_and_last_key;
 pub(crate) use record_log::mend_records;
 pub(crate) use scan::ChunkFiles;
 pub(crate) use sst::SstWriter;
+pub(crate) use unlisted::unlisted_that_counts;
 
 /// A column family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -32,12 +32,20 @@ impl Database {
         log_directory: &Path,
         create: bool,
     ) -> Result<Database> {
+        refuse_fatal(path)?;
         Self::open_writable(path, log_directory, create, Role::Writer)
+    }
+
+    /// The same of one that was opened as it is listed just now: what would end the process
+    /// was looked for.
+    pub(crate) fn open_listed(path: &Path, log_directory: &Path) -> Result<Database> {
+        Self::open_writable(path, log_directory, false, Role::Writer)
     }
 
     /// Opens the database for writing where files of chunks may be damaged: RocksDB does not
     /// compact them. It would meet the damage, and take no more writes.
     pub(crate) fn open_for_repair(path: &Path, log_directory: &Path) -> Result<Database> {
+        refuse_fatal(path)?;
         Self::open_writable(path, log_directory, false, Role::Repair)
     }
 
@@ -53,7 +61,6 @@ impl Database {
         create: bool,
         role: Role,
     ) -> Result<Database> {
-        refuse_fatal(path)?;
         let open = |options| Self::open_writable_with(path, log_directory, role, options);
         match open(Options::database(create)) {
             // So that a gc can make some.
@@ -120,6 +127,7 @@ impl Database {
     /// Opens the database for nothing but to list the files of all families, beside whoever
     /// writes it: also where files are missing.
     pub(super) fn open_listing(path: &Path, log_directory: &Path) -> Result<Database> {
+        refuse_fatal(path)?;
         let (c_path, c_log) = (c_path(path)?, c_path(log_directory)?);
         let database = Options::listing().with_log_directory(&c_log);
         Self::open_with(path, Role::Writer, |names, options, handles| {

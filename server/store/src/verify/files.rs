@@ -13,10 +13,12 @@ use coldrise_block::{Context, ErrorKind, Result};
 
 use super::{check_cancel, CatalogDamage};
 use crate::description::database_path;
+use crate::file_list::{cut_short, FileList};
 use crate::log_directory::LogDirectory;
-use crate::rocks::{all_files, is_sound, listed_in, open_as_listed, Family};
-use crate::writer::missing_uncommitted;
+use crate::rocks::{is_sound, Family};
 use crate::Repository;
+
+const LIST: &str = "the list of the database's files";
 
 impl Repository {
     /// Files of the database that are missing, cannot be read or do not match their checksums;
@@ -34,39 +36,45 @@ impl Repository {
         let folder = database_path(self.path());
         let log = LogDirectory::create()?;
         let mut damaged = Vec::new();
-        let listed = match all_files(&folder, log.path()) {
-            Ok(listed) => listed,
-            Err(error) => {
-                return Ok(vec![damage(
-                    "the list of the database's files".to_owned(),
-                    &error.full_message(),
-                )])
-            }
+        let list = match FileList::read(&folder, log.path()) {
+            Ok(list) => list,
+            Err(error) => return Ok(vec![damage(LIST.to_owned(), &error.full_message())]),
         };
-        for path in listed {
+        match list.unlisted_that_counts(self) {
+            // The state: its file is among those that are looked at now.
+            Err(error) if error.kind() == ErrorKind::Corrupt => {}
+            found => {
+                if let Some(file) = found? {
+                    let reason = format!("{}: run coldrise repair", cut_short(&file));
+                    return Ok(vec![CatalogDamage { what: LIST.to_owned(), reason }]);
+                }
+            }
+        }
+        for path in list.listed() {
             check_cancel(cancel)?;
             // Of those only whether they are there.
-            let found = match read.contains(&path) {
+            let found = match read.contains(path) {
                 true => path.symlink_metadata().map(|_| true).context(|| "looking for a file"),
-                false => is_sound(&path),
+                false => is_sound(path),
             };
             match found {
                 Ok(true) => {}
-                Ok(false) => damaged.push((path, "does not match its checksums".to_owned())),
-                Err(error) if error.kind() == ErrorKind::NotFound => {
-                    damaged.push((path, "is missing".to_owned()));
+                Ok(false) => {
+                    damaged.push((path.to_owned(), "does not match its checksums".to_owned()))
                 }
-                Err(error) => damaged.push((path, error.full_message())),
+                Err(error) if error.kind() == ErrorKind::NotFound => {
+                    damaged.push((path.to_owned(), "is missing".to_owned()));
+                }
+                Err(error) => damaged.push((path.to_owned(), error.full_message())),
             }
         }
         if !damaged.is_empty() {
-            let database = open_as_listed(&folder, log.path());
-            if let Ok((database, live)) = database.and_then(|d| listed_in(&d).map(|l| (d, l))) {
+            if let Ok(list) = FileList::read(&folder, log.path()) {
                 // A writer gives up files all the time.
-                let live: HashSet<_> = live.into_iter().map(|file| file.path).collect();
-                damaged.retain(|(path, _)| live.contains(path));
+                let live: HashSet<_> = list.listed().collect();
+                damaged.retain(|(path, _)| live.contains(path.as_path()));
                 // The next one strikes these off: nothing refers to them.
-                for file in missing_uncommitted(self, &database).unwrap_or_default() {
+                for file in list.missing_uncommitted(self).unwrap_or_default() {
                     damaged.retain(|(path, _)| *path != file.path);
                 }
             }

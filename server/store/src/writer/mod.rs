@@ -15,7 +15,7 @@ mod commit;
 mod disk_writer;
 mod referred;
 pub(crate) mod run;
-mod uncommitted;
+mod settle;
 mod worker;
 
 use std::fs::File;
@@ -43,8 +43,6 @@ use crate::{
 pub use disk_writer::{DiskWriter, WriteOptions};
 pub(crate) use referred::{Condemned, Referred};
 pub use run::WriteCounts;
-pub(crate) use uncommitted::missing_uncommitted;
-use uncommitted::strike_off_uncommitted;
 
 const LOCK_NAME: &str = "writer.lock";
 /// Inside of `db`, so that files can be moved and not copied.
@@ -94,26 +92,30 @@ impl RepositoryWriter {
         passphrase: &PassphraseSource,
         options: &OpenOptions,
     ) -> Result<RepositoryWriter> {
-        let open = |log: &Path| {
-            refuse_unfinished(path)?;
-            // Opening drops from the log what is behind damage.
-            mend_records(&database_path(path))?;
-            Database::open_primary(&database_path(path), log, false).map_err(advise_repair)
-        };
-        let (check, settle) = (KeyCheck::Beside, |_: &Repository| Ok(()));
-        match RepositoryWriter::open_with(path, passphrase, options, check, open, settle) {
-            Err(error) if error.kind() == ErrorKind::Corrupt => {
-                match strike_off_uncommitted(path, passphrase) {
-                    Ok(true) => {
-                        RepositoryWriter::open_with(path, passphrase, options, check, open, settle)
-                    }
-                    // What opening said tells more.
-                    Ok(false) => Err(error),
-                    Err(other) if other.kind() == ErrorKind::Corrupt => Err(error),
-                    Err(other) => Err(other),
+        let mut is_settled = false;
+        loop {
+            let mut is_in_doubt = false;
+            let open = |log: &Path| {
+                refuse_unfinished(path)?;
+                // Opening drops from the log what is behind damage.
+                mend_records(&database_path(path))?;
+                is_in_doubt =
+                    !is_settled && settle::is_in_doubt(path, log).map_err(advise_repair)?;
+                if is_in_doubt {
+                    return Err(Error::new(
+                        ErrorKind::Internal,
+                        "the list of the files is in doubt",
+                    ));
                 }
+                Database::open_listed(&database_path(path), log).map_err(advise_repair)
+            };
+            let (check, settled) = (KeyCheck::Beside, |_: &Repository| Ok(()));
+            match RepositoryWriter::open_with(path, passphrase, options, check, open, settled) {
+                // Of the files that is looked at when the keys are known: that is seldom.
+                Err(_) if is_in_doubt => settle::settle(path, passphrase)?,
+                opened => return opened,
             }
-            opened => opened,
+            is_settled = true;
         }
     }
 

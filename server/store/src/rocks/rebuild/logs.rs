@@ -8,6 +8,7 @@
 //! key, value: varint length, bytes
 //! ```
 
+use std::io::ErrorKind::NotFound;
 use std::path::Path;
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
@@ -27,11 +28,11 @@ const FAMILY_VALUE: u8 = 5;
 const MAX_SEQUENCE: u64 = (1 << 56) - 1;
 
 /// One change.
-pub(super) struct Change<'a> {
+pub(in crate::rocks) struct Change<'a> {
     /// In the order of [`FAMILIES`].
     pub(super) family: usize,
     pub(super) key: &'a [u8],
-    pub(super) sequence: u64,
+    pub(in crate::rocks) sequence: u64,
     /// None for a deletion.
     pub(super) value: Option<&'a [u8]>,
 }
@@ -41,7 +42,7 @@ pub(super) struct Change<'a> {
 ///
 /// # Errors
 /// `Corrupt` for a batch that is none of ours; what the operating system says.
-pub(super) fn read(
+pub(in crate::rocks) fn read(
     database: &Path,
     mut change: impl FnMut(Change<'_>) -> Result<()>,
 ) -> Result<()> {
@@ -49,7 +50,11 @@ pub(super) fn read(
     let mut logs = files_ending(database, "log")?;
     logs.sort_by_key(|path| number(path));
     for path in logs {
-        let bytes = std::fs::read(&path).context(|| format!("reading {}", path.display()))?;
+        let bytes = match std::fs::read(&path) {
+            // Whoever writes the database needs it no more.
+            Err(error) if error.kind() == NotFound => continue,
+            bytes => bytes.context(|| format!("reading {}", path.display()))?,
+        };
         let (batches, is_whole) = records(&bytes);
         for batch in batches {
             read_batch(&batch, &mut change).ok_or_else(|| {

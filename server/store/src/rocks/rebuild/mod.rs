@@ -50,7 +50,8 @@ use super::mend::table_files;
 use super::record_log::put_manifest;
 use super::table::{put_varint, Handle};
 use super::{Database, Family, FAMILIES};
-use tables::Table;
+pub(super) use logs::read as read_logs;
+pub(super) use tables::Table;
 
 /// In the database's folder, for the database beside.
 const FOLDER: &str = "rebuild";
@@ -124,16 +125,6 @@ pub(super) fn rebuild(database: &Path, log_directory: &Path) -> Result<()> {
         "the list of the database's files was made anew"
     );
     Ok(())
-}
-
-/// Of which family a file is, and its last key, whether it is listed or not; `None` for one
-/// without entries.
-///
-/// # Errors
-/// `Corrupt` where it is not one of ours or not whole; what the operating system says.
-pub(crate) fn family_and_last_key(path: &Path) -> Result<Option<(Family, Vec<u8>)>> {
-    let table = Table::open(path)?;
-    Ok(table.map(|table| (FAMILIES[table.family].0, table.last_key().to_vec())))
 }
 
 /// Removes the database beside, if a crash has left it.

@@ -22,12 +22,12 @@ const KIND_DELETION: u8 = 0;
 const KIND_VALUE: u8 = 1;
 
 /// A file of the database.
-pub(super) struct Table {
+pub(in crate::rocks) struct Table {
     pub(super) path: PathBuf,
     pub(super) number: u64,
     pub(super) bytes: u64,
     /// In the order of [`FAMILIES`].
-    pub(super) family: usize,
+    pub(in crate::rocks) family: usize,
     /// First and last key, each with what follows it.
     pub(super) smallest: Vec<u8>,
     pub(super) largest: Vec<u8>,
@@ -38,9 +38,9 @@ pub(super) struct Table {
 }
 
 /// One version of a key.
-pub(super) struct Entry<'a> {
+pub(in crate::rocks) struct Entry<'a> {
     pub(super) key: &'a [u8],
-    pub(super) sequence: u64,
+    pub(in crate::rocks) sequence: u64,
     /// Where the value lies in the file, and its bytes; none for a deletion.
     pub(super) value: Option<Handle>,
 }
@@ -50,7 +50,7 @@ impl Table {
     ///
     /// # Errors
     /// `Corrupt` where it is not one of ours; what the operating system says.
-    pub(super) fn open(path: &Path) -> Result<Option<Table>> {
+    pub(in crate::rocks) fn open(path: &Path) -> Result<Option<Table>> {
         let file = File::open(path).context(|| format!("reading {}", path.display()))?;
         let (footer, bytes) = Footer::read(&file, path)?;
         let (origin, properties) = Origin::read(path)?;
@@ -82,6 +82,12 @@ impl Table {
         user_key(&self.largest)
     }
 
+    /// The first and the last key, where they have a value and are not deleted.
+    pub(in crate::rocks) fn values_at_ends(&self) -> Vec<&[u8]> {
+        let ends = [&self.smallest, &self.largest].into_iter().filter_map(|end| split(end));
+        ends.filter(|(_, _, kind)| *kind == KIND_VALUE).map(|(key, _, _)| key).collect()
+    }
+
     pub(super) fn overlaps(&self, other: &Table) -> bool {
         self.family == other.family
             && self.first_key() <= other.last_key()
@@ -101,7 +107,7 @@ impl Table {
     /// # Errors
     /// `Corrupt` at the first thing that is not as it was written; what the operating
     /// system says; what `entry` says.
-    pub(super) fn read(
+    pub(in crate::rocks) fn read(
         &self,
         is_wanted: impl Fn(&[u8], &[u8]) -> bool,
         mut entry: impl FnMut(Entry<'_>) -> Result<()>,

@@ -1,15 +1,18 @@
+mod file_list;
+
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
 
 use super::*;
 use crate::description::database_path;
-use crate::rocks::{is_sound, LiveFile, ReadMode, SstWriter};
+use crate::rocks::{is_sound, LiveFile, ReadMode};
 use crate::state::StoreState;
 use crate::verify::Coverage;
 use crate::*;
 
 const CHUNK: usize = 4096;
+const NO_CACHE: OpenOptions = OpenOptions { cache_bytes: 0 };
 static NO_CANCEL: AtomicBool = AtomicBool::new(false);
 
 struct Fixture {
@@ -109,23 +112,34 @@ impl Fixture {
     }
 
     fn open(&self) -> Result<RepositoryWriter> {
-        let options = OpenOptions { cache_bytes: 0 };
-        RepositoryWriter::open(&self.path, &PassphraseSource::None, &options)
+        RepositoryWriter::open(&self.path, &PassphraseSource::None, &NO_CACHE)
     }
 
     fn open_for_repair(&self) -> RepositoryWriter {
-        let options = OpenOptions { cache_bytes: 0 };
         let source = PassphraseSource::None;
-        RepositoryWriter::open_for_repair(&self.path, &source, &options).unwrap().0
+        RepositoryWriter::open_for_repair(&self.path, &source, &NO_CACHE).unwrap().0
     }
 
     fn open_to_read(&self) -> Arc<Repository> {
-        let options = OpenOptions { cache_bytes: 0 };
-        Repository::open(&self.path, &PassphraseSource::None, &options).unwrap()
+        Repository::open(&self.path, &PassphraseSource::None, &NO_CACHE).unwrap()
     }
 
     fn damaged_files(&self) -> Vec<CatalogDamage> {
         self.open_to_read().damaged_files(&NO_CANCEL).unwrap()
+    }
+
+    fn copy(&self) -> Fixture {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("repo");
+        let copied = std::process::Command::new("cp").arg("-r").args([&self.path, &path]).status();
+        assert!(copied.unwrap().success());
+        Fixture { _folder: folder, path }
+    }
+
+    fn manifest(&self) -> PathBuf {
+        let database = database_path(&self.path);
+        let current = std::fs::read_to_string(database.join("CURRENT")).unwrap();
+        database.join(current.trim_end())
     }
 
     fn is_flagged(&self) -> bool {
@@ -320,89 +334,6 @@ fn damage_in_what_was_not_committed_goes_with_it() {
         let writer = fixture.open().unwrap();
         let other = write(&writer, &content(3, 50));
         assert_eq!(assert_never_wrong(&writer, other, &content(3, 50)), 0);
-    }
-}
-
-/// The database takes a file of chunks over that no commit names; its path.
-fn hand_over(writer: &RepositoryWriter, first: ChunkId) -> PathBuf {
-    let database = writer.repository().database();
-    let path = database.path().join("handed-over.sst");
-    let mut file = SstWriter::create(database, &path).unwrap();
-    (first..first + 10).for_each(|id| file.put(&id.to_be_bytes(), b"chunk").unwrap());
-    database.ingest_chunks(&file.finish().unwrap()).unwrap();
-    let files = database.listed_files(Family::Chunks).unwrap();
-    let is_it = |file: &&LiveFile| *file.smallest == first.to_be_bytes()[..];
-    database.path_of(files.iter().find(is_it).unwrap())
-}
-
-/// The drive failed when the list of the files was synced: RocksDB deletes what it has listed.
-#[test]
-fn a_file_that_is_missing_and_was_never_committed_stops_nobody() {
-    let fixture = Fixture::new();
-    let a = content(1, 1000);
-    let writer = fixture.open().unwrap();
-    let root = write(&writer, &a);
-    let next = writer.repository().next_chunk().unwrap();
-    let path = hand_over(&writer, next);
-    drop(writer);
-    std::fs::remove_file(&path).unwrap();
-    // What a compaction left that was killed has nothing new.
-    let index = path.with_file_name("999999.sst");
-    let reader = fixture.open_to_read();
-    let of_index =
-        reader.database().path_of(&reader.database().listed_files(Family::Maps).unwrap()[0]);
-    std::fs::copy(of_index, &index).unwrap();
-    std::fs::write(path.with_file_name("999998.sst"), b"half").unwrap();
-    assert_eq!(fixture.damaged_files(), [], "nothing refers to it");
-    for _ in 0..2 {
-        let writer = fixture.open().unwrap();
-        assert_eq!(assert_never_wrong(&writer, root, &a), 0);
-        let b = content(2, 1000);
-        let other = write(&writer, &b);
-        assert_eq!(assert_never_wrong(&writer, other, &b), 0);
-        assert!(find_damage(&writer, &[verified(root, &a), verified(other, &b)]).found.is_clean());
-        drop(writer);
-        assert_eq!(fixture.damaged_files(), []);
-    }
-}
-
-#[test]
-fn a_file_that_may_have_been_committed_is_left_to_a_repair() {
-    type Harm = fn(&Fixture, &Path);
-    let cases: [(&str, Harm); 3] = [
-        ("a committed chunk was in it", |_, _| {}),
-        ("another file is missing", |fixture, _| {
-            let reader = fixture.open_to_read();
-            let files = reader.database().listed_files(Family::Maps).unwrap();
-            std::fs::remove_file(reader.database().path_of(&files[0])).unwrap();
-        }),
-        ("the list does not know what came last", |fixture, path| {
-            let reader = fixture.open_to_read();
-            let files = reader.database().listed_files(Family::State).unwrap();
-            let state = reader.database().path_of(&files[0]);
-            std::fs::copy(state, path.with_file_name("999999.sst")).unwrap();
-        }),
-    ];
-    for (number, (why, harm)) in cases.into_iter().enumerate() {
-        let fixture = Fixture::new();
-        let writer = fixture.open().unwrap();
-        let root = write(&writer, &content(1, 1000));
-        writer.repository().database().flush().unwrap();
-        let next = writer.repository().next_chunk().unwrap();
-        let path = hand_over(&writer, if number == 0 { next - 1 } else { next });
-        drop(writer);
-        harm(&fixture, &path);
-        std::fs::remove_file(&path).unwrap();
-        let damage = fixture.damaged_files();
-        assert!(!damage.is_empty(), "{why}");
-        for _ in 0..2 {
-            let refused = fixture.open().err().expect(why);
-            assert_eq!(refused.kind(), ErrorKind::Corrupt);
-            assert!(refused.full_message().contains("run coldrise repair"), "{why}: {refused:?}");
-        }
-        assert_eq!(fixture.damaged_files(), damage, "{why}");
-        let writer = fixture.open_for_repair();
-        find_damage(&writer, &[verified(root, &content(1, 1000))]);
     }
 }
 

@@ -1,0 +1,204 @@
+//! Files that are there and not listed, or the other way round.
+
+use super::*;
+use crate::rocks::SstWriter;
+
+/// The database takes a file of chunks over that no commit names; its path.
+fn hand_over(writer: &RepositoryWriter, first: ChunkId) -> PathBuf {
+    let database = writer.repository().database();
+    let path = database.path().join("handed-over.sst");
+    let mut file = SstWriter::create(database, &path).unwrap();
+    (first..first + 10).for_each(|id| file.put(&id.to_be_bytes(), b"chunk").unwrap());
+    database.ingest_chunks(&file.finish().unwrap()).unwrap();
+    let files = database.listed_files(Family::Chunks).unwrap();
+    let is_it = |file: &&LiveFile| *file.smallest == first.to_be_bytes()[..];
+    database.path_of(files.iter().find(is_it).unwrap())
+}
+
+/// The drive failed when the list of the files was synced: RocksDB deletes what it has listed.
+#[test]
+fn a_file_that_is_missing_and_was_never_committed_stops_nobody() {
+    let fixture = Fixture::new();
+    let a = content(1, 1000);
+    let writer = fixture.open().unwrap();
+    let root = write(&writer, &a);
+    let next = writer.repository().next_chunk().unwrap();
+    let path = hand_over(&writer, next);
+    drop(writer);
+    std::fs::remove_file(&path).unwrap();
+    // What a compaction left that was killed has nothing new.
+    let reader = fixture.open_to_read();
+    let database = reader.database();
+    for (number, family) in [(999_997, Family::Maps), (999_999, Family::State)] {
+        let file = database.path_of(&database.listed_files(family).unwrap()[0]);
+        std::fs::copy(file, path.with_file_name(format!("{number}.sst"))).unwrap();
+    }
+    std::fs::write(path.with_file_name("999998.sst"), b"half").unwrap();
+    assert_eq!(fixture.damaged_files(), [], "nothing refers to it");
+    for _ in 0..2 {
+        let writer = fixture.open().unwrap();
+        assert_eq!(assert_never_wrong(&writer, root, &a), 0);
+        let b = content(2, 1000);
+        let other = write(&writer, &b);
+        assert_eq!(assert_never_wrong(&writer, other, &b), 0);
+        assert!(find_damage(&writer, &[verified(root, &a), verified(other, &b)]).found.is_clean());
+        drop(writer);
+        assert_eq!(fixture.damaged_files(), []);
+    }
+}
+
+/// Killed while the log was written to files: they are there, and the list is as before.
+#[test]
+fn files_that_hold_what_the_log_still_holds_stop_nobody() {
+    let fixture = Fixture::new();
+    let writer = fixture.open().unwrap();
+    let root = write(&writer, &content(1, 300));
+    let killed = fixture.copy();
+    writer.repository().database().flush().unwrap();
+    drop(writer);
+    let new = fixture.open_to_read();
+    for family in [Family::State, Family::Maps, Family::Chunks] {
+        for file in new.database().listed_files(family).unwrap() {
+            let path = new.database().path_of(&file);
+            std::fs::copy(&path, database_path(&killed.path).join(&file.name[1..])).unwrap();
+        }
+    }
+    assert_eq!(killed.damaged_files(), []);
+    let writer = killed.open().unwrap();
+    assert_eq!(assert_never_wrong(&writer, root, &content(1, 300)), 0);
+}
+
+#[test]
+fn a_file_that_may_have_been_committed_is_left_to_a_repair() {
+    type Harm = fn(&Fixture, RepositoryWriter);
+    let cases: [(&str, Harm); 3] = [
+        ("a committed chunk was in it", |_, _| {}),
+        ("another file is missing", |fixture, writer| {
+            fixture.lose(writer, &[Family::Maps], |_| true);
+        }),
+        ("the list has lost its end", |fixture, writer| {
+            let manifest = fixture.manifest();
+            let end = manifest.metadata().unwrap().len();
+            write(&writer, &content(2, 10));
+            writer.repository().database().flush().unwrap();
+            drop(writer);
+            let manifest = std::fs::File::options().write(true).open(&manifest).unwrap();
+            manifest.set_len(end).unwrap();
+        }),
+    ];
+    for (number, (why, harm)) in cases.into_iter().enumerate() {
+        let fixture = Fixture::new();
+        let writer = fixture.open().unwrap();
+        let root = write(&writer, &content(1, 1000));
+        writer.repository().database().flush().unwrap();
+        let next = writer.repository().next_chunk().unwrap();
+        let path = hand_over(&writer, if number == 0 { next - 1 } else { next });
+        harm(&fixture, writer);
+        std::fs::remove_file(&path).unwrap();
+        let damage = fixture.damaged_files();
+        assert!(!damage.is_empty(), "{why}");
+        for _ in 0..2 {
+            let refused = fixture.open().err().expect(why);
+            assert_eq!(refused.kind(), ErrorKind::Corrupt);
+            assert!(refused.full_message().contains("run coldrise repair"), "{why}: {refused:?}");
+        }
+        assert_eq!(fixture.damaged_files(), damage, "{why}");
+        let writer = fixture.open_for_repair();
+        find_damage(&writer, &[verified(root, &content(1, 1000))]);
+    }
+}
+
+/// Where the list of the files ends too early RocksDB deletes what comes after: a writer goes
+/// on where that is of no use, and leaves all else to a repair.
+#[test]
+fn a_writer_deletes_nothing_that_a_list_cut_short_does_not_name() {
+    let fixture = Fixture::new();
+    let writer = fixture.open().unwrap();
+    let mut contents = Vec::new();
+    // Small ones go through the log, a large one is handed over.
+    for (seed, chunks) in [(1, 300), (2, 3000), (3, 10), (4, 200)] {
+        let content = content(seed, chunks);
+        contents.push((write(&writer, &content), content));
+        let name = format!("point {seed}");
+        let document = writer.repository().seal_document("test", name.as_bytes()).unwrap();
+        let database = writer.repository().database();
+        let mut batch = database.batch();
+        batch.put(Family::Catalog, name.as_bytes(), &document).unwrap();
+        database.write(batch, true).unwrap();
+        match seed {
+            2 => {}
+            4 => database.compact(Family::Chunks, None).unwrap(),
+            _ => database.flush().unwrap(),
+        }
+    }
+    drop(writer);
+    let manifest = std::fs::read(fixture.manifest()).unwrap();
+    let (mut cuts, mut opened, mut refused) = (Vec::new(), 0, 0);
+    while cuts.last() != Some(&manifest.len()) {
+        let at = *cuts.last().unwrap_or(&0);
+        let length = u16::from_le_bytes([manifest[at + 4], manifest[at + 5]]);
+        cuts.push(at + 7 + usize::from(length));
+    }
+    let is_whole = |writer: &RepositoryWriter| {
+        let mut roots = contents.iter();
+        let database = writer.repository().database();
+        (1..=4).all(|seed| {
+            let name = format!("point {seed}");
+            database.get(Family::Catalog, name.as_bytes(), ReadMode::Cached).unwrap().is_some()
+        }) && roots.all(|(root, content)| assert_never_wrong(writer, *root, content) == 0)
+    };
+    for cut in cuts {
+        let copy = fixture.copy();
+        let file = std::fs::File::options().write(true).open(copy.manifest()).unwrap();
+        file.set_len(cut as u64).unwrap();
+        let damage = match Repository::open(&copy.path, &PassphraseSource::None, &NO_CACHE) {
+            Ok(reader) => reader.damaged_files(&NO_CANCEL).unwrap(),
+            Err(error) => vec![CatalogDamage { what: String::new(), reason: error.full_message() }],
+        };
+        match copy.open() {
+            Ok(writer) => {
+                opened += 1;
+                assert!(is_whole(&writer), "cut at {cut}");
+                assert_eq!(damage, [], "cut at {cut}");
+            }
+            Err(error) => {
+                refused += 1;
+                assert_eq!(error.kind(), ErrorKind::Corrupt, "{error:?}");
+                assert!(error.full_message().contains("run coldrise repair"), "{error:?}");
+                assert!(!damage.is_empty(), "cut at {cut}: {error:?}");
+                let writer = copy.open_for_repair();
+                find_damage(&writer, &[]);
+                assert!(is_whole(&writer), "cut at {cut}");
+                drop(writer);
+                assert!(is_whole(&copy.open().unwrap()), "cut at {cut}");
+            }
+        }
+    }
+    assert!(opened >= 1 && refused >= 8, "{opened} opened, {refused} refused");
+}
+
+/// Chunks are handed over past the log, which tells that they were committed.
+#[test]
+fn a_file_of_chunks_that_the_list_has_lost_is_not_deleted() {
+    let fixture = Fixture::new();
+    let writer = fixture.open().unwrap();
+    let before = fixture.manifest().metadata().unwrap().len();
+    let a = content(1, 3000);
+    let root = write(&writer, &a);
+    let cut = fixture.copy();
+    drop(writer);
+    let manifest = std::fs::File::options().write(true).open(cut.manifest()).unwrap();
+    assert!(manifest.metadata().unwrap().len() > before);
+    manifest.set_len(before).unwrap();
+    let damage = cut.damaged_files();
+    assert!(damage.iter().any(|damage| damage.reason.contains("has lost its end")), "{damage:?}");
+    for _ in 0..2 {
+        let refused = cut.open().err().expect("the list has lost its end");
+        assert_eq!(refused.kind(), ErrorKind::Corrupt);
+        assert!(refused.full_message().contains("has lost its end"), "{refused:?}");
+    }
+    drop(cut.open_for_repair());
+    let writer = cut.open_for_repair();
+    assert!(find_damage(&writer, &[verified(root, &a)]).found.is_clean());
+    assert_eq!(assert_never_wrong(&writer, root, &a), 0);
+}
