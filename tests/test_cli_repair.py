@@ -232,21 +232,47 @@ def test_what_the_index_has_lost_is_made_anew(coldrise, disk, how):
     refused = coldrise.run("backup", "web01", f"vda=raw:{path}")
     assert refused.returncode == 1 and "run coldrise repair" in refused.stderr
     done = answer(coldrise, "repair", code=0)
-    assert (done["dropped_files"], done["lost_blocks"]) == ((0, 1) if how is garble else (1, 0))
-    assert done["added_entries"] > 0
+    assert (done["dropped_files"], done["lost_blocks"]) == (int(how is remove), int(how is garble))
+    assert (done["added_entries"] > 0) == (how is not cut), "of one cut short all is there"
     coldrise.backup("web01", vda=path)
     assert coldrise.json("stats")["chunks"] == stored, "all of it is known again"
     done = answer(coldrise, "repair", code=0)
     assert done["dropped_files"] == done["lost_blocks"] == done["added_entries"] == 0
 
 
-@pytest.mark.parametrize("how", [remove, cut])
-def test_a_lost_file_of_chunks_is_given_up_and_its_content_heals(coldrise, disk, tmp_path, how):
+def wipe_end(path):
+    """A bad sector: all that leads to what the file holds."""
+    content = path.read_bytes()
+    path.write_bytes(content[:-700] + bytes(range(7)) * 100)
+
+
+@pytest.mark.parametrize("name", ["chunks", "maps", "catalog", "default", "dedup"])
+@pytest.mark.parametrize("how", [cut, wipe_end])
+def test_of_a_file_that_has_lost_its_end_nothing_else_is_lost(
+    coldrise, disk, tmp_path, name, how
+):
+    address, image, path = disk
+    damaged = files_of(coldrise, name)[0]
+    how(damaged)
+    assert verify_names(coldrise, damaged)
+    done = answer(coldrise, "repair", code=0)
+    assert (done["mended_files"], done["dropped_files"], done["lost_blocks"]) == (1, 0, 0)
+    assert answer(coldrise, "verify", code=0)["is_clean"]
+    assert not list((coldrise.repository / "db").glob("*.lost"))
+    stored = coldrise.json("stats")["chunks"]
+    second = coldrise.backup("web01", vda=path)
+    assert coldrise.json("stats")["chunks"] == stored, "all of it is still known"
+    for point in (address, second):
+        assert restored(coldrise, point, tmp_path) == bytes(image.content)
+    assert answer(coldrise, "repair", code=0)["mended_files"] == 0
+
+
+def test_a_lost_file_of_chunks_is_given_up_and_its_content_heals(coldrise, disk, tmp_path):
     address, image, path = disk
     other = Image(4 * MIB)
     other.fill(0, 3 * MIB, "other")
     sound = coldrise.backup("db01", sda=other.save(tmp_path / "sda.raw"))
-    how(files_of(coldrise, "chunks")[0])
+    remove(files_of(coldrise, "chunks")[0])
     refused = coldrise.run("backup", "web01", f"vda=raw:{path}")
     assert refused.returncode == 1 and "run coldrise repair" in refused.stderr
     done = answer(coldrise, "repair", code=1)
@@ -262,7 +288,10 @@ def test_a_lost_file_of_chunks_is_given_up_and_its_content_heals(coldrise, disk,
 
 def test_a_damaged_map_page_hurts_no_further_backup(coldrise, disk, tmp_path):
     address, image, path = disk
-    garble(files_of(coldrise, "maps")[0])
+    # A page, which stands at the beginning.
+    damaged = files_of(coldrise, "maps")[0]
+    content = damaged.read_bytes()
+    damaged.write_bytes(content[:100] + b"damage" + content[106:])
     assert coldrise.run("backup", "web01", f"vda=raw:{path}").returncode == 1
     done = answer(coldrise, "repair", "--quarantine", code=1)
     assert done["quarantined"] == [address]

@@ -116,6 +116,19 @@ class LostList(Command):
         assert done.returncode == 0, f"repaired: {done.stderr}{done.stdout}"
 
 
+class LostEnds(LostList):
+    """The largest file of chunks, and one with documents, are cut short."""
+
+    def prepare(self, coldrise, scene):
+        files = list((coldrise.repository / "db").glob("*.sst"))
+        of_documents = (path for path in files if b"catalog" in path.read_bytes()[-4000:])
+        for path in (max(files, key=lambda file: file.stat().st_size), next(of_documents)):
+            content = path.read_bytes()
+            # It is shared with the fixture.
+            path.unlink()
+            path.write_bytes(content[:-60])
+
+
 class Rekeying(Command):
     """Afterwards one of two passphrases opens the repository."""
 
@@ -271,5 +284,6 @@ OPERATIONS = [
     Damaged("repair", "repair", "--from", lambda scene: f"raw:{scene.known}"),
     DamagedCounters("repair counters", "repair"),
     LostList("repair list", "repair"),
+    LostEnds("repair ends", "repair"),
     Command("verify", "verify"),
 ]  # fmt: skip

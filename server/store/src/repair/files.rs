@@ -80,6 +80,8 @@ pub(super) fn mend_all(repository: &Path, log: &Path) -> Result<Reopened> {
     }
     let given_up = give_up_lost(&database, log, &unreadable, before)?;
     (reopened.dropped_files, reopened.is_list_new) = (given_up.files, given_up.is_list_new);
+    reopened.mended_files += given_up.mended;
+    reopened.lost_blocks += given_up.lost_blocks;
     Ok(reopened)
 }
 

@@ -8,11 +8,13 @@
 //! - One bit that flipped is found by its block's checksum, tried bit by bit. That it was
 //!   the right one is certain only where what is in the block authenticates, as all values
 //!   do.
+//! - Where a part of the index cannot be put right, or the end of the file, the blocks are
+//!   looked for and both are made anew: see [`super::salvage`].
 //! - What cannot be put right goes from the index: the file has no such block any more.
 //!   Its keys are missing then, or what an older file says of them shows: whoever mends
 //!   has to look for what is missing.
 //! - A filter that cannot be put right goes: it only saves reading.
-//! - The properties stay, and the length, which the database knows.
+//! - The length stays, which the database knows.
 //!
 //! A crash leaves the copy beside the file, which the next writer removes.
 
@@ -26,8 +28,10 @@ use twox_hash::XxHash3_64;
 use super::blocks::{checked, raw_entries, TRAILER_BYTES};
 use super::blocks::{CHECKSUM_XXH3, MAX_BLOCK_BYTES, VERSION};
 use super::rebuild::remove_beside;
+use super::salvage::salvage;
 use super::table::{damaged, next_handle, put_varint, Footer, Handle, IndexKind, FOOTER_BYTES};
-use super::table::{entries, TableProperties, PROPERTIES};
+use super::table::{entries, Origin, TableProperties, PROPERTIES};
+use super::Family;
 
 /// The copy on its way.
 pub(super) const COPY_ENDING: &str = "mended";
@@ -90,6 +94,9 @@ pub(crate) fn mend(
 ) -> Result<Mended> {
     let mut mending = Mending::new(path, true)?;
     mending.whole(extent)?;
+    if mending.is_index_lost {
+        mending.find_blocks()?;
+    }
     if mending.done.lost > 0 {
         before_loss()?;
     }
@@ -98,6 +105,37 @@ pub(crate) fn mend(
         tracing::info!(path = %path.display(), done = ?mending.done, "damage was mended");
     }
     Ok(mending.done)
+}
+
+/// Makes a file in `path` of what is left of one that has lost its end, if anything of it can
+/// be read: of which family and with which last key that was, and its new sequence numbers.
+/// Durable on return.
+///
+/// # Errors
+/// What the operating system says.
+pub(super) fn mend_end(
+    remains: &Path,
+    path: &Path,
+    family: Family,
+    last: &[u8],
+) -> Result<Option<(Mended, (u64, u64))>> {
+    let mut content =
+        std::fs::read(remains).context(|| format!("reading {}", remains.display()))?;
+    let Some(found) = salvage(&content, family, Some(last)) else { return Ok(None) };
+    let Some(properties) = found.properties(family) else { return Ok(None) };
+    content.truncate(found.end);
+    for (offset, bytes) in &found.patches {
+        let offset = *offset as usize;
+        content[offset..offset + bytes.len()].copy_from_slice(bytes);
+    }
+    content.extend(found.new_end(family, &properties).whole());
+    put_in_place(path, |copy| {
+        std::fs::write(copy, &content)?;
+        File::open(copy)?.sync_all()
+    })?;
+    let remains = remains.display();
+    tracing::info!(%remains, path = %path.display(), done = ?found.done, "a file got a new end");
+    Ok(Some((found.done, found.sequences())))
 }
 
 /// Removes copies that an interrupted mending left, and a database beside.
@@ -138,6 +176,10 @@ struct Mending<'a> {
     length: u64,
     /// Whether flipped bits are looked for.
     is_correcting: bool,
+    /// The block of them.
+    properties: Vec<u8>,
+    /// Not all of it leads anywhere.
+    is_index_lost: bool,
     done: Mended,
     /// What stands in the copy instead.
     patches: Vec<(u64, Vec<u8>)>,
@@ -149,7 +191,8 @@ impl<'a> Mending<'a> {
         let file = File::open(path).context(what)?;
         let length = file.metadata().context(what)?.len();
         let (done, patches) = (Mended::default(), Vec::new());
-        Ok(Mending { path, file, length, is_correcting, done, patches })
+        let (properties, is_index_lost) = (Vec::new(), false);
+        Ok(Mending { path, file, length, is_correcting, properties, is_index_lost, done, patches })
     }
 
     fn whole(&mut self, extent: Extent) -> Result<()> {
@@ -163,7 +206,10 @@ impl<'a> Mending<'a> {
             let handle = next_handle(&mut &value[..]).ok_or_else(damaged)?;
             taken.push(handle);
             match self.block(handle)? {
-                Some(block) if name == PROPERTIES => properties = TableProperties::parse(&block),
+                Some(block) if name == PROPERTIES => {
+                    properties = TableProperties::parse(&block);
+                    self.properties = block;
+                }
                 Some(_) => {}
                 // A file can be read without its filter.
                 None if name.starts_with(FILTER) => {
@@ -237,6 +283,7 @@ impl<'a> Mending<'a> {
     ) -> Result<Option<Handle>> {
         let Some(block) = self.block(place)? else {
             self.done.lost += 1;
+            self.is_index_lost = true;
             return Ok(Some(self.put_block(place, std::iter::empty())));
         };
         let found = raw_entries(&block).ok_or_else(|| damaged(self.path))?;
@@ -245,6 +292,7 @@ impl<'a> Mending<'a> {
         for (cut, handle) in found {
             let is_there = if is_of_parts && !self.fits(handle) {
                 self.done.lost += 1;
+                self.is_index_lost = true;
                 None
             } else if is_of_parts {
                 let changed = self.index(handle, false, has_data)?;
@@ -264,23 +312,34 @@ impl<'a> Mending<'a> {
         Ok(is_changed.then(|| self.put_block(place, kept.iter().map(index_row))))
     }
 
+    /// Instead of leaving out what the index has lost. Where the blocks are not found it stays
+    /// at that.
+    fn find_blocks(&mut self) -> Result<()> {
+        let what = || format!("reading {}", self.path.display());
+        let family = Origin::parse(&self.properties).and_then(|origin| origin.family_of_file());
+        let Some(family) = family else { return Ok(()) };
+        let content = std::fs::read(self.path).context(what)?;
+        let Some(mut found) = salvage(&content, family, None) else { return Ok(()) };
+        let had = TableProperties::parse(&self.properties).map_or(0, |had| had.entries);
+        if found.entries() < had && found.done.lost == 0 {
+            // The last block, where nothing tells that there was one.
+            found.done.lost = 1;
+        }
+        let end = found.new_end(family, &self.properties).filling(content.len() - found.end);
+        if let Some(end) = end {
+            found.patches.push((found.end as u64, end));
+            (self.done, self.patches) = (found.done, found.patches);
+        }
+        Ok(())
+    }
+
     /// Puts another block of names or of an index where one was; it is not longer.
     fn put_block(
         &mut self,
         (offset, bytes): Handle,
         rows: impl Iterator<Item = Vec<u8>>,
     ) -> Handle {
-        let (mut block, mut restarts) = (Vec::new(), Vec::new());
-        for row in rows {
-            restarts.extend_from_slice(&(block.len() as u32).to_le_bytes());
-            block.extend_from_slice(&row);
-        }
-        if restarts.is_empty() {
-            restarts.extend_from_slice(&[0; 4]);
-        }
-        let count = restarts.len() as u32 / 4;
-        block.extend_from_slice(&restarts);
-        block.extend_from_slice(&count.to_le_bytes());
+        let mut block = block_of(rows);
         let new = (offset, block.len() as u64);
         let trailer = trailer(&block);
         block.extend_from_slice(&trailer);
@@ -330,17 +389,7 @@ impl<'a> Mending<'a> {
     }
 
     fn write(&self) -> Result<()> {
-        let copy = self.path.with_extension(COPY_ENDING);
-        let written = self.write_copy(&copy);
-        let renamed = written.and_then(|()| std::fs::rename(&copy, self.path));
-        if renamed.is_err() {
-            // It may take space that is needed.
-            let _ = std::fs::remove_file(&copy);
-        }
-        let folder = self.path.parent().unwrap_or(Path::new("."));
-        renamed
-            .and_then(|()| File::open(folder)?.sync_all())
-            .context(|| format!("mending {}", self.path.display()))
+        put_in_place(self.path, |copy| self.write_copy(copy))
     }
 
     fn write_copy(&self, copy: &Path) -> std::io::Result<()> {
@@ -353,8 +402,38 @@ impl<'a> Mending<'a> {
     }
 }
 
+/// Puts what `write` makes, and syncs, in the place of a file. Durable on return.
+fn put_in_place(path: &Path, write: impl FnOnce(&Path) -> std::io::Result<()>) -> Result<()> {
+    let copy = path.with_extension(COPY_ENDING);
+    let renamed = write(&copy).and_then(|()| std::fs::rename(&copy, path));
+    if renamed.is_err() {
+        // It may take space that is needed.
+        let _ = std::fs::remove_file(&copy);
+    }
+    let folder = path.parent().unwrap_or(Path::new("."));
+    renamed
+        .and_then(|()| File::open(folder)?.sync_all())
+        .context(|| format!("mending {}", path.display()))
+}
+
 /// An index without entries: one restart point and their number.
 const EMPTY_INDEX_BYTES: u64 = 8;
+
+/// A block with a restart point at each entry.
+pub(super) fn block_of(rows: impl Iterator<Item = Vec<u8>>) -> Vec<u8> {
+    let (mut block, mut restarts) = (Vec::new(), Vec::new());
+    for row in rows {
+        restarts.extend_from_slice(&(block.len() as u32).to_le_bytes());
+        block.extend_from_slice(&row);
+    }
+    if restarts.is_empty() {
+        restarts.extend_from_slice(&[0; 4]);
+    }
+    let count = restarts.len() as u32 / 4;
+    block.extend_from_slice(&restarts);
+    block.extend_from_slice(&count.to_le_bytes());
+    block
+}
 
 fn overlap((start, bytes): Handle, (other, other_bytes): Handle) -> bool {
     let end =
@@ -363,7 +442,7 @@ fn overlap((start, bytes): Handle, (other, other_bytes): Handle) -> bool {
 }
 
 /// An entry of an index block.
-fn index_row((cut, (offset, bytes)): &(&[u8], Handle)) -> Vec<u8> {
+pub(super) fn index_row((cut, (offset, bytes)): &(&[u8], Handle)) -> Vec<u8> {
     let mut row = Vec::new();
     put_varint(&mut row, 0);
     put_varint(&mut row, cut.len() as u64);
@@ -374,7 +453,7 @@ fn index_row((cut, (offset, bytes)): &(&[u8], Handle)) -> Vec<u8> {
 }
 
 /// An entry of a block of names.
-fn name_row((name, value): &(&[u8], &[u8])) -> Vec<u8> {
+pub(super) fn name_row((name, value): &(&[u8], &[u8])) -> Vec<u8> {
     let mut row = Vec::new();
     put_varint(&mut row, 0);
     put_varint(&mut row, name.len() as u64);
@@ -385,19 +464,24 @@ fn name_row((name, value): &(&[u8], &[u8])) -> Vec<u8> {
 }
 
 impl Footer {
+    /// Of a file of ours.
+    pub(super) fn new(metaindex: Handle, index: Handle) -> Footer {
+        Footer { checksum: CHECKSUM_XXH3, metaindex, index, version: VERSION }
+    }
+
     fn is_ours(&self) -> bool {
         (self.checksum, self.version) == (CHECKSUM_XXH3, VERSION)
     }
 }
 
-fn trailer(block: &[u8]) -> [u8; TRAILER_BYTES] {
+pub(super) fn trailer(block: &[u8]) -> [u8; TRAILER_BYTES] {
     let mut trailer = [0; TRAILER_BYTES];
     trailer[1..].copy_from_slice(&(XxHash3_64::oneshot(block) as u32).to_le_bytes());
     trailer
 }
 
 /// Looks for the one bit that flipped in a block or in what follows it, and puts it right.
-fn has_corrected(stored: &mut [u8]) -> bool {
+pub(super) fn has_corrected(stored: &mut [u8]) -> bool {
     let Some((block, stored_trailer)) = stored.split_last_chunk_mut::<TRAILER_BYTES>() else {
         return false;
     };

@@ -1,5 +1,6 @@
 use super::*;
-use crate::rocks::{Database, Family, ReadMode, SstWriter};
+use crate::rocks::table::varint;
+use crate::rocks::{give_up_lost, Database, Family, ReadMode, SstWriter};
 
 const FAMILIES: [Family; 4] = [Family::Chunks, Family::Maps, Family::Catalog, Family::Dedup];
 
@@ -108,7 +109,8 @@ fn what_cannot_be_put_right_is_left_out_and_the_database_goes_on() {
                     continue;
                 }
             };
-            assert!(done.lost >= 1 && is_told && is_sound(&path).unwrap(), "{at}: {done:?}");
+            assert!(!done.is_sound() && is_sound(&path).unwrap(), "{at}: {done:?}");
+            assert_eq!(is_told, done.lost > 0);
             assert_eq!(std::fs::metadata(&path).unwrap().len(), sound.len() as u64);
             mended += 1;
             if mended % 8 != 1 {
@@ -116,7 +118,7 @@ fn what_cannot_be_put_right_is_left_out_and_the_database_goes_on() {
             }
             let database = fixture.open(false).unwrap();
             let left: usize = FAMILIES.iter().map(|family| count(&database, *family)).sum();
-            assert!(left < 499 + 3 * 299, "{left}");
+            assert_eq!(left < 499 + 3 * 299, done.lost > 0, "{left}");
             // What it could not do with the damage inside.
             let copy = tempfile::tempdir().unwrap();
             drop(database);
@@ -134,6 +136,84 @@ fn what_cannot_be_put_right_is_left_out_and_the_database_goes_on() {
         }
         assert!(mended >= 25 && refused <= 5, "{mended} mended, {refused} refused");
         std::fs::write(&path, &sound).unwrap();
+    }
+}
+
+/// Where the blocks of data end: they lie at the beginning.
+fn data_end(sound: &[u8]) -> usize {
+    let block = |(offset, bytes): Handle| &sound[offset as usize..(offset + bytes) as usize];
+    let find = |block: &[u8], wanted: &[u8]| -> Vec<u8> {
+        let found = entries(block).unwrap();
+        found.into_iter().find(|(name, _)| name == wanted).unwrap().1.to_vec()
+    };
+    let footer = Footer::parse(&sound[sound.len() - FOOTER_BYTES..]).unwrap();
+    let properties = next_handle(&mut &find(block(footer.metaindex), PROPERTIES)[..]).unwrap();
+    varint(&mut &find(block(properties), b"rocksdb.data.size")[..]).unwrap() as usize
+}
+
+/// As a repair does it.
+fn repair(folder: &Path) -> (u64, u64) {
+    let database = folder.join("db");
+    let (mut lost, mut unreadable) = (0, std::collections::HashSet::new());
+    for path in table_files(&database).unwrap() {
+        match mend(&path, Extent::NoChunks, || Ok(())) {
+            Ok(done) => lost += done.lost,
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::Corrupt);
+                unreadable.insert(path);
+            }
+        }
+    }
+    let given_up = give_up_lost(&database, folder, &unreadable, || Ok(())).unwrap();
+    (lost + given_up.lost_blocks, given_up.files)
+}
+
+#[test]
+fn what_lies_before_a_lost_end_is_there_again() {
+    let fixture = Fixture::new();
+    let all = [499, 299, 299, 299];
+    for path in table_files(&fixture.folder.path().join("db")).unwrap() {
+        let sound = std::fs::read(&path).unwrap();
+        let (end, length) = (data_end(&sound), sound.len());
+        assert!(end > length / 2 && end < length, "{end} of {length}");
+        // A bad sector, zeroes, files that are cut short, damage anywhere behind the data.
+        let steps = (0..7).map(|step| end + (length - end - 64) / 7 * step);
+        let harms = steps
+            .flat_map(|at| [(at, at + 64, false), (at, length, false), (at, length, true)])
+            .chain([(end - 1, length, true), (end / 2, length, true), (end / 2, length, false)])
+            .chain([(0, length, true), (1, length, true)]);
+        for (number, (from, to, is_cut)) in harms.enumerate() {
+            let mut damaged = sound.clone();
+            let noise =
+                (from..to).map(|at| if number % 2 == 0 { 0 } else { (at * 37 % 253) as u8 });
+            damaged.splice(from..to, noise);
+            damaged.truncate(if is_cut { from } else { length });
+            let copy = Fixture { folder: tempfile::tempdir().unwrap() };
+            let database = copy.folder.path().join("db");
+            let folder = fixture.folder.path().join("db");
+            let mut copying = std::process::Command::new("cp");
+            assert!(copying.arg("-r").args([&folder, &database]).status().unwrap().success());
+            std::fs::write(database.join(path.file_name().unwrap()), &damaged).unwrap();
+            let what = format!("{} {from}..{to} of {length}, data to {end}", path.display());
+
+            let (lost, files) = repair(copy.folder.path());
+            assert_eq!(files, u64::from(from < 2), "{what}");
+            assert_eq!(lost > 0, from < end && files == 0, "{what}: {lost}");
+            for path in table_files(&database).unwrap() {
+                assert!(is_sound(&path).unwrap(), "{what}");
+            }
+            let opened = copy.open(false).unwrap();
+            let left = FAMILIES.map(|family| count(&opened, family));
+            assert_eq!(left == all, from >= end, "{what}: {left:?}");
+            if from > end / 3 {
+                let missing: usize = all.iter().zip(left).map(|(all, left)| all - left).sum();
+                assert!(missing < 499 * 2 / 3, "{what}: {left:?}");
+            }
+            for family in FAMILIES {
+                opened.compact(family, None).unwrap();
+            }
+            assert_eq!(FAMILIES.map(|family| count(&opened, family)), left, "{what}");
+        }
     }
 }
 

@@ -26,6 +26,8 @@ use std::path::Path;
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
 
+use super::{Family, FAMILIES};
+
 pub(super) const FOOTER_BYTES: usize = 53;
 const MAGIC: u64 = 0x88e2_41b7_85f4_cff7;
 /// Both blocks are a few hundred bytes.
@@ -114,7 +116,14 @@ impl Origin {
         parsed.map(|(properties, origin)| (origin, properties)).ok_or_else(|| damaged(path))
     }
 
-    fn parse(block: &[u8]) -> Option<Origin> {
+    /// Only chunks are made beside the database and handed over.
+    pub(super) fn family_of_file(&self) -> Option<Family> {
+        let Some(name) = &self.family else { return Some(Family::Chunks) };
+        let found = FAMILIES.iter().find(|(_, known)| known.to_bytes() == name.as_slice());
+        found.map(|(family, _)| *family)
+    }
+
+    pub(super) fn parse(block: &[u8]) -> Option<Origin> {
         let entries = entries(block)?;
         if value(&entries, b"rocksdb.external_sst_file.version").is_some() {
             let sequence = value(&entries, b"rocksdb.external_sst_file.global_seqno")?;

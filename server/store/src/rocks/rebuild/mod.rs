@@ -65,12 +65,12 @@ const KEY_ORDER: &[u8] = b"leveldb.BytewiseComparator";
 
 const TAG_KEY_ORDER: u64 = 1;
 const TAG_LOG_NUMBER: u64 = 2;
-const TAG_NEXT_FILE: u64 = 3;
+pub(super) const TAG_NEXT_FILE: u64 = 3;
 const TAG_LAST_SEQUENCE: u64 = 4;
 const TAG_PREVIOUS_LOG: u64 = 9;
 const TAG_FIRST_KEPT_LOG: u64 = 10;
 const TAG_FILE: u64 = 100;
-const TAG_FAMILY: u64 = 200;
+pub(super) const TAG_FAMILY: u64 = 200;
 const TAG_FAMILY_NAME: u64 = 201;
 const TAG_HIGHEST_FAMILY: u64 = 203;
 
@@ -316,7 +316,7 @@ fn read_value(path: &Path, (offset, bytes): Handle) -> Result<Vec<u8>> {
 }
 
 /// The highest number that a file of the database has in its name.
-fn highest_number(database: &Path) -> Result<u64> {
+pub(super) fn highest_number(database: &Path) -> Result<u64> {
     let what = || format!("reading {}", database.display());
     let mut highest = 0;
     for entry in std::fs::read_dir(database).context(what)? {
@@ -356,7 +356,7 @@ fn put_list(database: &Path, number: u64, files: &[(usize, Vec<u8>)], last: u64)
     put_manifest(database, number, families.chain(files).chain([end]))
 }
 
-fn file_edit(table: &Table, level: u64, (lowest, highest): (u64, u64)) -> Vec<u8> {
+pub(super) fn file_edit(table: &Table, level: u64, (lowest, highest): (u64, u64)) -> Vec<u8> {
     let mut edit = Vec::new();
     put_numbers(&mut edit, &[TAG_FILE, level, table.number, table.bytes]);
     put_text(&mut edit, &table.smallest);
@@ -365,7 +365,7 @@ fn file_edit(table: &Table, level: u64, (lowest, highest): (u64, u64)) -> Vec<u8
     edit
 }
 
-fn put_numbers(edit: &mut Vec<u8>, numbers: &[u64]) {
+pub(super) fn put_numbers(edit: &mut Vec<u8>, numbers: &[u64]) {
     numbers.iter().for_each(|number| put_varint(edit, *number));
 }
 

@@ -188,14 +188,11 @@ impl Table {
     }
 }
 
-/// Only chunks are made beside the database and handed over.
 fn family_of(origin: &Origin, properties: &TableProperties) -> Option<usize> {
-    let wanted = match &origin.family {
-        Some(name) => FAMILIES.iter().position(|(_, known)| known.to_bytes() == name.as_slice()),
-        None => FAMILIES.iter().position(|(family, _)| *family == Family::Chunks),
-    };
-    let is_of_chunks = |family: &usize| FAMILIES[*family].0 == Family::Chunks;
-    wanted.filter(|family| is_of_chunks(family) == (properties.index == IndexKind::TwoLevel))
+    let wanted = origin.family_of_file()?;
+    let is_of_chunks = properties.index == IndexKind::TwoLevel;
+    let position = FAMILIES.iter().position(|(family, _)| *family == wanted);
+    position.filter(|_| is_of_chunks == (wanted == Family::Chunks))
 }
 
 fn user_key(key: &[u8]) -> &[u8] {
