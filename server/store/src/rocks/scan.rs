@@ -117,6 +117,12 @@ impl Database {
 }
 
 impl ChunkFiles {
+    /// First and last keys of where there may be chunks, ascending: elsewhere there is none.
+    pub(crate) fn ranges(&self) -> Vec<(Vec<u8>, Vec<u8>)> {
+        let files = self.files.iter().map(|file| (file.smallest.clone(), file.largest.clone()));
+        joined(files.chain(self.asked.iter().cloned()).collect())
+    }
+
     /// Whether all keys from `from` on and before `end` can be read here.
     pub(crate) fn cover(&self, from: &[u8], end: &[u8]) -> bool {
         let at = self.asked.partition_point(|(_, last)| last.as_slice() < from);

@@ -116,15 +116,18 @@ pub(super) fn verify(
         0 => std::thread::available_parallelism().map_or(1, usize::from),
         threads => threads,
     };
+    // Ids begin at 1.
+    let ids = ids.start.max(1)..ids.end;
+    // Where it cannot be told what is where, RocksDB reads all.
+    let files = repository.database().chunk_files().ok();
+    let ranges = files.as_ref().and_then(|files| stored_ranges(files, &ids));
     let run = Run {
         repository,
-        // Where it cannot be told what is where, RocksDB reads all.
-        files: repository.database().chunk_files().ok(),
+        files,
         wanted,
         wanted_count: wanted.map_or(0, IdSet::len),
         options,
-        // Ids begin at 1.
-        pieces: Pieces::new(ids.start.max(1)..ids.end, options.coverage, threads),
+        pieces: Pieces::new(ranges.unwrap_or(vec![ids.clone()]), options.coverage, threads),
         next_piece: AtomicU64::new(0),
         unusable: IdSet::new(ids.end),
         done_bytes: AtomicU64::new(0),
@@ -133,6 +136,7 @@ pub(super) fn verify(
         damaged: Mutex::new((Vec::new(), 0)),
         damaged_ids: IdSet::new(ids.end),
     };
+    run.skip_between(ids);
     run.tell();
     std::thread::scope(|scope| {
         let workers: Vec<_> = (0..threads).map(|_| scope.spawn(|| run.work())).collect();
@@ -149,9 +153,23 @@ pub(super) fn verify(
     Ok((run.unusable, run.damaged_ids))
 }
 
+/// Of these ids those that may be stored: what a gc has removed may be most of them.
+fn stored_ranges(files: &ChunkFiles, ids: &Range<ChunkId>) -> Option<Vec<Range<ChunkId>>> {
+    let of_keys = |(first, last): (Vec<u8>, Vec<u8>)| {
+        let first = id_of(&first)?.max(ids.start);
+        Some(first..id_of(&last)?.saturating_add(1).min(ids.end))
+    };
+    let ranges: Option<Vec<_>> = files.ranges().into_iter().map(of_keys).collect();
+    Some(ranges?.into_iter().filter(|range| !range.is_empty()).collect())
+}
+
 /// Which ids are read in one go, and by whom they are chosen.
 struct Pieces {
-    ids: Range<ChunkId>,
+    /// Ascending, none of them empty.
+    ranges: Vec<Range<ChunkId>>,
+    /// Of each range how many ids are in those before it.
+    before: Vec<u64>,
+    ids: u64,
     piece_ids: u64,
     /// How many are read, and of how many.
     count: u64,
@@ -159,28 +177,33 @@ struct Pieces {
 }
 
 impl Pieces {
-    fn new(ids: Range<ChunkId>, coverage: Coverage, threads: usize) -> Pieces {
-        let id_count = ids.end.saturating_sub(ids.start);
-        let shared_out = id_count / (threads as u64 * PIECES_PER_THREAD);
+    fn new(ranges: Vec<Range<ChunkId>>, coverage: Coverage, threads: usize) -> Pieces {
+        let mut ids = 0;
+        let mut before = Vec::with_capacity(ranges.len());
+        for range in &ranges {
+            before.push(ids);
+            ids += range.end.saturating_sub(range.start);
+        }
+        let shared_out = ids / (threads as u64 * PIECES_PER_THREAD);
         let piece_ids = match coverage {
             Coverage::Sample(_) => SAMPLED_PIECE_IDS,
             Coverage::Everything | Coverage::Referenced => {
                 shared_out.clamp(MIN_PIECE_IDS, MAX_PIECE_IDS)
             }
         };
-        let all = id_count.div_ceil(piece_ids);
+        let all = ids.div_ceil(piece_ids);
         let count = match coverage {
             Coverage::Sample(percent) => {
                 ((all as f64 * percent / 100.0).ceil() as u64).clamp(all.min(1), all)
             }
             Coverage::Everything | Coverage::Referenced => all,
         };
-        Pieces { ids, piece_ids, count, all }
+        Pieces { ranges, before, ids, piece_ids, count, all }
     }
 
     /// The ids of one of the pieces that are read: all are divided into as many equal
     /// parts, and of each part one is taken at random.
-    fn piece(&self, number: u64) -> Result<Range<ChunkId>> {
+    fn piece(&self, number: u64) -> Result<impl Iterator<Item = Range<ChunkId>> + '_> {
         // Below `all`, as `number` is at most `count`.
         let start =
             |part: u64| (u128::from(part) * u128::from(self.all) / u128::from(self.count)) as u64;
@@ -190,14 +213,19 @@ impl Pieces {
             crate::random(&mut bytes)?;
         }
         let chosen = part.start + u64::from_le_bytes(bytes) % (part.end - part.start);
-        let first = self.ids.start + chosen * self.piece_ids;
-        Ok(first..(first + self.piece_ids).min(self.ids.end))
+        let first = chosen * self.piece_ids;
+        let end = first + self.piece_ids;
+        let at = self.before.partition_point(|before| *before <= first).saturating_sub(1);
+        let ranges = self.ranges.iter().zip(&self.before).skip(at);
+        Ok(ranges.take_while(move |(_, before)| **before < end).map(move |(range, before)| {
+            let from = range.start + first.saturating_sub(*before);
+            from..range.end.min(range.start + (end - before))
+        }))
     }
 
     /// All that is read; of a sample about, as the last piece may be a short one.
     fn ids_to_read(&self) -> u64 {
-        let id_count = self.ids.end.saturating_sub(self.ids.start);
-        id_count.min(self.count * self.piece_ids)
+        self.ids.min(self.count * self.piece_ids)
     }
 }
 
@@ -243,13 +271,29 @@ impl Run<'_> {
             if number >= self.pieces.count {
                 return Ok(());
             }
-            let piece = self.pieces.piece(number)?;
-            self.read_piece(piece.start, piece.end, &mut scratch)?;
-            let (chunks, bytes) = std::mem::take(&mut scratch.read);
-            self.chunks.fetch_add(chunks, Ordering::Relaxed);
-            self.read_bytes.fetch_add(bytes, Ordering::Relaxed);
-            self.done_bytes.fetch_add(self.in_bytes(self.wanted_ids(piece)), Ordering::Relaxed);
+            for piece in self.pieces.piece(number)? {
+                self.read_piece(piece.start, piece.end, &mut scratch)?;
+                let (chunks, bytes) = std::mem::take(&mut scratch.read);
+                self.chunks.fetch_add(chunks, Ordering::Relaxed);
+                self.read_bytes.fetch_add(bytes, Ordering::Relaxed);
+                let done = self.in_bytes(self.wanted_ids(piece));
+                self.done_bytes.fetch_add(done, Ordering::Relaxed);
+            }
             self.tell();
+        }
+    }
+
+    /// Of what is not stored nothing has to be read.
+    fn skip_between(&self, ids: Range<ChunkId>) {
+        let mut next = ids.start;
+        let end = std::iter::once(ids.end..ids.end);
+        for range in self.pieces.ranges.iter().cloned().chain(end) {
+            if self.wanted.is_some() {
+                let missing = self.in_bytes(self.wanted_ids(next..range.start));
+                self.done_bytes.fetch_add(missing, Ordering::Relaxed);
+            }
+            self.skip(&mut next, range.start);
+            next = range.end;
         }
     }
 

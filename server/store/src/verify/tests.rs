@@ -203,6 +203,47 @@ fn a_sample_reads_its_share_and_at_least_a_piece() {
     assert_eq!((all.chunks, all.is_clean()), (CHUNKS as u64 + 2, true));
 }
 
+/// After years most ids there ever were are gone, and a repair leaves many out at once.
+#[test]
+fn what_is_not_stored_is_neither_sampled_nor_counted() {
+    let fixture = fixture();
+    let database = fixture.writer.repository().database();
+    // Files that were just written cannot be dropped.
+    database.compact(Family::Chunks, None).unwrap();
+    let content: Vec<u8> =
+        (0..40 * CHUNK as u32).map(|at| (at / 4096 * 7 + at % 251) as u8).collect();
+    let mut disk = fixture
+        .writer
+        .disk_writer(None, content.len() as u64, WriteOptions { threads: 1 })
+        .unwrap();
+    disk.write(0, content.clone()).unwrap();
+    let (root, _) = disk.finish().unwrap();
+    let new = VerifiedDisk { name: "new".to_owned(), root, size_bytes: content.len() as u64 };
+    database.flush().unwrap();
+    let first_new = CHUNKS as u64 + 3;
+    let stored = fixture.writer.repository().next_chunk().unwrap() - first_new;
+    let last_old = (first_new - 1).to_be_bytes();
+    database.delete_files_in_range(Family::Chunks, &[0; 8], &last_old).unwrap();
+    let cancel = AtomicBool::new(false);
+    let last = parking_lot::Mutex::new(VerifyProgress::default());
+    let progress = |now| *last.lock() = now;
+    let repository = fixture.writer.repository();
+    for coverage in [Coverage::Sample(0.001), Coverage::Everything, Coverage::Referenced] {
+        let options = VerifyOptions { coverage, threads: 1, cancel: &cancel, progress: &progress };
+        let report = repository.verify(std::slice::from_ref(&new), &options).unwrap();
+        let read = if coverage == Coverage::Sample(0.001) { stored.min(32) } else { stored };
+        assert!(report.is_clean() && [read, stored % 32].contains(&report.chunks), "{report:?}");
+        let (told, bytes) = (*last.lock(), read * CHUNK as u64);
+        assert_eq!(told.total_bytes, bytes, "{coverage:?}");
+        assert!(told.done_bytes <= bytes, "{coverage:?}");
+    }
+    // What the others have lost is named all the same.
+    let report = fixture.verify(Coverage::Sample(0.001));
+    let whole = [chunk_range(0, CHUNKS as u64 - 1).start..CHUNKS as u64 * CHUNK as u64 - 100];
+    let names = fixture.disks.iter().map(|disk| affected(&disk.name, &whole));
+    assert_eq!(report.affected, names.collect::<Vec<_>>());
+}
+
 #[test]
 fn a_verify_can_be_cancelled_and_tells_how_far_it_has_come() {
     let fixture = fixture();

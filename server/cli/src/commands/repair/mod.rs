@@ -209,7 +209,7 @@ impl Done {
         if self.mended_files() > 0 {
             let files = show_count(self.mended_files(), "file");
             let how = match self.lost_blocks() {
-                0 => "every flipped bit was put right".to_owned(),
+                0 => "nothing in them is lost".to_owned(),
                 lost => format!("without {} that cannot be read", show_count(lost, "block")),
             };
             lines.push(format!("{files} of the database mended: {how}"));
