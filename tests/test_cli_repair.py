@@ -344,7 +344,7 @@ def test_damage_in_no_file_of_the_database_stops_backups_for_good(coldrise, disk
     # The newest one.
     damaged = max(files_of(coldrise, name), key=lambda file: file.name)
     how(damaged)
-    assert verify_names(coldrise, damaged) or how is remove
+    assert verify_names(coldrise, damaged)
     done = json.loads(coldrise.run("--json", "repair", "--quarantine").stdout.splitlines()[-1])
     assert done["mended_files"] + done["dropped_files"] == 1, done
     # As many as let the database merge its files.

@@ -18,7 +18,7 @@
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
-use coldrise_block::Result;
+use coldrise_block::{ErrorKind, Result};
 
 use crate::rocks::{
     listed_in, missing, open_as_listed, table_files, unlisted_that_counts, Database, Family, Listed,
@@ -65,10 +65,23 @@ impl FileList {
     /// nothing else does.
     ///
     /// # Errors
-    /// `Corrupt` where the state cannot be read; what the operating system says.
+    /// What the operating system says; `Corrupt` where the list cannot be read any more.
     pub(crate) fn unlisted_that_counts(&self, repository: &Repository) -> Result<Option<PathBuf>> {
-        let state = StoreState::read_in(repository, &self.database)?;
-        unlisted_that_counts(&self.database, &self.unlisted, (state.next_chunk, state.next_page))
+        if self.unlisted.is_empty() {
+            return Ok(None);
+        }
+        // Where nobody knows what was committed only a repair goes on anyway.
+        let state = self.state(repository)?;
+        let next = state.map_or((u64::MAX, u64::MAX), |state| (state.next_chunk, state.next_page));
+        unlisted_that_counts(&self.database, &self.unlisted, next)
+    }
+
+    /// None where it is damaged, or in a file that is missing.
+    fn state(&self, repository: &Repository) -> Result<Option<StoreState>> {
+        match StoreState::read_in(repository, &self.database) {
+            Err(error) if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Io) => Ok(None),
+            state => state.map(Some),
+        }
     }
 
     /// The files of chunks that are missing and that no commit names, of a list that has not
@@ -77,7 +90,8 @@ impl FileList {
     /// # Errors
     /// As of [`FileList::unlisted_that_counts`].
     pub(crate) fn missing_uncommitted(&self, repository: &Repository) -> Result<&[Listed]> {
-        let next = StoreState::read_in(repository, &self.database)?.next_chunk.to_be_bytes();
+        let Some(state) = self.state(repository)? else { return Ok(&[]) };
+        let next = state.next_chunk.to_be_bytes();
         let is_uncommitted =
             |file: &Listed| file.family == Family::Chunks && file.first[..] >= next[..];
         Ok(if self.missing.iter().all(is_uncommitted) { &self.missing } else { &[] })

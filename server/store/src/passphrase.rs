@@ -60,6 +60,26 @@ impl fmt::Debug for Passphrase {
     }
 }
 
+/// A passphrase that several steps need: its source may be a pipe, or ask somebody.
+pub(crate) struct ReadOnce<'a> {
+    source: &'a PassphraseSource,
+    read: std::cell::OnceCell<Option<Passphrase>>,
+}
+
+impl<'a> ReadOnce<'a> {
+    pub(crate) fn new(source: &'a PassphraseSource) -> ReadOnce<'a> {
+        ReadOnce { source, read: std::cell::OnceCell::new() }
+    }
+
+    /// Errors: as of [`PassphraseSource::read`].
+    pub(crate) fn get(&self) -> Result<Option<&Passphrase>> {
+        if self.read.get().is_none() {
+            let _ = self.read.set(self.source.read()?);
+        }
+        Ok(self.read.get().and_then(Option::as_ref))
+    }
+}
+
 /// Where the passphrase is to be read from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PassphraseSource {

@@ -25,6 +25,7 @@ use crate::description::{database_path, sync_directory, Description, FILE_NAME, 
 use crate::keys::{Key, Keys};
 use crate::log_directory::LogDirectory;
 use crate::map::{parse_page_value, MapRoot, Page, PageId, PageSource};
+use crate::passphrase::ReadOnce;
 use crate::rocks::{Database, Family, Pinned, ReadMode};
 use crate::seal::document;
 use crate::writer::advise_repair;
@@ -137,7 +138,8 @@ impl Repository {
         passphrase: &PassphraseSource,
         options: &OpenOptions,
     ) -> Result<Arc<Repository>> {
-        Self::open_with(path, passphrase, options, KeyCheck::Beside, |_| {
+        let passphrase = ReadOnce::new(passphrase);
+        Self::open_with(path, &passphrase, options, KeyCheck::Beside, |_| {
             let directory = LogDirectory::create()?;
             let database = Database::open_secondary(&database_path(path), directory.path())
                 .map_err(advise_repair)?;
@@ -148,15 +150,15 @@ impl Repository {
 
     pub(crate) fn open_with(
         path: &Path,
-        passphrase: &PassphraseSource,
+        passphrase: &ReadOnce<'_>,
         options: &OpenOptions,
         check: KeyCheck,
         open_database: impl FnOnce(&Description) -> Result<(Database, Access)>,
     ) -> Result<Repository> {
         let description = Description::read(path)?;
-        let passphrase = passphrase.read()?;
+        let passphrase = passphrase.get()?;
         let derive = || {
-            let master = description.master(passphrase.as_ref());
+            let master = description.master(passphrase);
             master.context(|| path.display().to_string())
         };
         let (master, opened) = match check {

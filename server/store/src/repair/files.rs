@@ -1,7 +1,7 @@
 //! Files of the database with damage inside are mended: see `rocks::mend`.
 //!
 //! Before the database is opened: all that is not chunks, and what leads to chunks; files
-//! that are lost are given up, see `rocks::manifest`. Where something is left out the
+//! that are lost are given up, see `rocks::give_up`. Where something is left out the
 //! counters of the store may be lost, or older ones may show, and a writer removes what is
 //! beyond them. Chunks may be missing that the index knows: a backup would refer to them.
 //! So [`FLAG_NAME`] is made, durably, before the first file changes; as long as it is there

@@ -6,6 +6,7 @@ use coldrise_block::Result;
 
 use super::{counters, files};
 use crate::description::{database_path, Description};
+use crate::passphrase::ReadOnce;
 use crate::repository::KeyCheck;
 use crate::rocks::Database;
 use crate::{OpenOptions, PassphraseSource, RepositoryWriter};
@@ -48,7 +49,8 @@ impl RepositoryWriter {
             Database::open_for_repair(&database_path(path), log)
         };
         let (check, settle) = (KeyCheck::First, counters::settle_state);
-        let writer = RepositoryWriter::open_with(path, passphrase, options, check, open, settle)?;
+        let passphrase = ReadOnce::new(passphrase);
+        let writer = RepositoryWriter::open_with(path, &passphrase, options, check, open, settle)?;
         Ok((writer, reopened))
     }
 }

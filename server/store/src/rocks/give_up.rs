@@ -10,26 +10,31 @@
 //! 1. A file that nobody can read gets another name, `NUMBER.remains`, so that neither RocksDB
 //!    nor the next opening finds it: it may end the process. *A crash leaves* a file that is
 //!    listed and missing, and what remains of it: the next repair goes on from there.
-//! 2. Of what remains a new file is made, `NEW.anew`; where there is nothing it is kept as
-//!    `NUMBER.lost`, in case that somebody can read it. *A crash leaves* files that are not
-//!    listed, and go.
+//! 2. Of what remains of a listed file a new one is made, `NEW.anew`. *A crash leaves* files
+//!    that are not listed, and go.
 //! 3. The edits: the file goes, the new one comes, in one record. *A crash leaves* a listed
 //!    file that is missing, and the new one under its first name, which the next repair
 //!    changes; or edits that are half there at the end, which do not count.
 //! 4. The new file gets its name. What remained of the old one goes, which is not listed any
-//!    more.
+//!    more; where nothing of it could be read it is kept as `NUMBER.lost`, in case that
+//!    somebody can. *A crash leaves* remains that are not listed, and go: also such ones.
+//! 5. With all that can be read at hand the list is looked at: where it has lost its end it is
+//!    made anew, see [`super::rebuild`]. If not, files that are not there are struck off.
 //!
-//! Until 4. only a repair opens the database for writing, as files are missing.
+//! A listed file is missing from 1. to 4., and a writer then opens no database, unless it is one
+//! of chunks that were never committed: then nothing is lost with it.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 use coldrise_block::{Context, ErrorKind, Result};
 
-use super::manifest::{listed, missing, number, open_as_listed, strike_off_with, Listed};
+use super::manifest::{
+    listed, missing, open_as_listed, strike_off, strike_off_with, told_by, Listed,
+};
 use super::mend::{files_ending, mend_end, table_files};
 use super::rebuild::{file_edit, highest_number, put_numbers, rebuild, Table, TAG_NEXT_FILE};
-use super::unlisted::unlisted_that_counts;
+use super::unlisted::{has_late, unlisted_that_counts};
 use crate::description::sync_directory;
 
 /// Of files that were given up and are kept, in case that somebody can read them.
@@ -75,25 +80,44 @@ pub(crate) fn give_up_lost(
     sync_directory(database)?;
     let mut given_up = GivenUp::default();
     let mut files = listed(database, log_directory);
-    let is_lost = match &files {
-        Ok(listed) => is_cut_short(database, log_directory, listed)?,
+    if let Ok(listed_now) = &files {
+        finish(database, listed_now)?;
+        let (cut, _) = lost_files(listed_now)?;
+        if !cut.is_empty() {
+            before()?;
+            replace(database, log_directory, listed_now, &cut, &mut given_up)?;
+            files = listed(database, log_directory);
+        }
+    }
+    let is_list_lost = match &files {
+        Ok(listed) => has_lost_its_end(database, log_directory, listed)?,
         Err(error) => error.kind() == ErrorKind::Corrupt,
     };
-    if is_lost {
+    if is_list_lost {
         before()?;
-        given_up.files = rebuild_without_remains(database, log_directory)?;
+        given_up.files += rebuild_without_remains(database, log_directory)?;
         given_up.is_list_new = true;
         files = listed(database, log_directory);
     }
     let files = files?;
-    finish(database, &files)?;
+    remove_remains(database, &files)?;
     let lost = missing(&files)?;
-    if lost.is_empty() {
-        return Ok(given_up);
+    if !lost.is_empty() {
+        before()?;
+        strike_off(database, log_directory, &lost)?;
+        given_up.files += lost.len() as u64;
     }
-    before()?;
-    replace(database, log_directory, &lost, &mut given_up)?;
     Ok(given_up)
+}
+
+/// The files that are listed and not there: of which something remains, and the others.
+fn lost_files(listed: &[Listed]) -> Result<(Vec<Listed>, Vec<Listed>)> {
+    let (mut cut, mut gone) = (Vec::new(), Vec::new());
+    for file in missing(listed)? {
+        let remains = exists(&file.path.with_extension(REMAINS_ENDING))?;
+        if remains { &mut cut } else { &mut gone }.push(file);
+    }
+    Ok((cut, gone))
 }
 
 /// Makes the list anew, from all that can be read; how many files are given up.
@@ -112,76 +136,90 @@ fn rebuild_without_remains(database: &Path, log_directory: &Path) -> Result<u64>
     Ok(remains.len() as u64)
 }
 
-/// Finishes what an interrupted repair began, and removes what is of no use: what a killed
-/// compaction has left is in no list, and RocksDB would have deleted it.
+/// Finishes what an interrupted repair began after its edits, and removes what it had made
+/// before them.
 fn finish(database: &Path, listed: &[Listed]) -> Result<()> {
-    let is_listed = |path: &Path| {
-        let path = path.with_extension(TABLE_ENDING);
-        listed.iter().any(|file| file.path == path)
-    };
     for path in files_ending(database, ANEW_ENDING)? {
-        match is_listed(&path) {
+        match is_listed(&path, listed) {
             true => rename(&path, TABLE_ENDING)?,
             false => remove(&path)?,
         }
     }
+    sync_directory(database)
+}
+
+/// Removes what remains of files that are in no list: a killed compaction has left them, and
+/// RocksDB would have deleted them.
+fn remove_remains(database: &Path, listed: &[Listed]) -> Result<()> {
     for path in files_ending(database, REMAINS_ENDING)? {
-        if !is_listed(&path) {
+        if !is_listed(&path, listed) {
             remove(&path)?;
         }
     }
     sync_directory(database)
 }
 
-/// Steps 2 to 4.
+fn is_listed(path: &Path, listed: &[Listed]) -> bool {
+    let path = path.with_extension(TABLE_ENDING);
+    listed.iter().any(|file| file.path == path)
+}
+
+/// Steps 2 to 4, for files of which something remains.
 fn replace(
     database: &Path,
     log_directory: &Path,
-    lost: &[Listed],
+    listed: &[Listed],
+    cut: &[Listed],
     given_up: &mut GivenUp,
 ) -> Result<()> {
-    let (mut edits, mut remaining, mut made) = (Vec::new(), Vec::new(), Vec::new());
-    let mut number = highest_number(database)? + 1;
-    for file in lost {
+    let told = told_by(database)?;
+    let highest = listed.iter().map(|file| file.number).fold(highest_number(database)?, u64::max);
+    let mut next = told.next_file.max(highest + 1);
+    let (mut edits, mut made) = (Vec::new(), Vec::new());
+    for file in cut {
         let remains = file.path.with_extension(REMAINS_ENDING);
-        let path = database.join(format!("{number:06}.{ANEW_ENDING}"));
+        let path = database.join(format!("{next:06}.{ANEW_ENDING}"));
         let mut edit = file.deletion();
-        let is_there = exists(&remains)?;
-        let done = match is_there {
-            true => mend_end(&remains, &path, file.family, &file.last)?,
-            false => None,
-        };
-        match done {
-            Some((done, sequences)) => {
-                if let Some(table) = Table::open(&path)? {
-                    edit.extend(file_edit(&table, u64::from(file.level), sequences));
-                }
-                number += 1;
-                put_numbers(&mut edit, &[TAG_NEXT_FILE, number]);
-                remaining.push(remains);
-                made.push(path);
-                given_up.mended += 1;
-                given_up.lost_blocks += done.lost;
+        let found = mend_end(&remains, &path, file.family, (&file.first, &file.last))?;
+        if let Some((mended, sequences)) = found {
+            if let Some(table) = Table::open(&path)? {
+                edit.extend(file_edit(&table, u64::from(file.level), sequences));
             }
-            None => {
-                if is_there {
-                    rename(&remains, LOST_ENDING)?;
-                }
-                given_up.files += 1;
-            }
+            next += 1;
+            put_numbers(&mut edit, &[TAG_NEXT_FILE, next]);
+            made.push((file, path, mended));
         }
         edits.push(edit);
     }
     sync_directory(database)?;
-    strike_off_with(database, log_directory, lost, &edits)?;
-    for path in made {
-        rename(&path, TABLE_ENDING)?;
+    match strike_off_with(database, log_directory, cut, &edits) {
+        // RocksDB takes one of the new files for none of its own.
+        Err(error) if error.kind() == ErrorKind::Corrupt && !made.is_empty() => {
+            tracing::warn!(%error, "files that were made of what remains are left out");
+            for (_, path, _) in made.drain(..) {
+                remove(&path)?;
+            }
+            strike_off(database, log_directory, cut)?;
+        }
+        done => done?,
+    }
+    for (_, path, mended) in &made {
+        rename(path, TABLE_ENDING)?;
+        given_up.mended += 1;
+        given_up.lost_blocks += mended.lost;
     }
     sync_directory(database)?;
-    for path in remaining {
-        remove(&path)?;
+    for file in cut {
+        let remains = file.path.with_extension(REMAINS_ENDING);
+        match made.iter().any(|(of, ..)| of.path == file.path) {
+            true => remove(&remains)?,
+            false => {
+                rename(&remains, LOST_ENDING)?;
+                given_up.files += 1;
+            }
+        }
     }
-    Ok(())
+    sync_directory(database)
 }
 
 fn rename(path: &Path, ending: &str) -> Result<()> {
@@ -198,31 +236,23 @@ fn exists(path: &Path) -> Result<bool> {
     path.try_exists().context(|| format!("looking for {}", path.display()))
 }
 
-/// Whether a manifest looks as if edits were missing at its end: there is a file that came
-/// after all it knows, or one in place of others that it knows and that are gone, or one that
-/// holds what is newer. What a killed compaction has left may look the same, and is no reason
-/// to trust the manifest.
-fn is_cut_short(database: &Path, log_directory: &Path, listed: &[Listed]) -> Result<bool> {
+/// Whether edits are missing at the manifest's end: there is a file that it does not know, and
+/// that holds what nothing else does, or may have come in place of one that it knows and that
+/// is gone.
+fn has_lost_its_end(database: &Path, log_directory: &Path, listed: &[Listed]) -> Result<bool> {
     let known: HashSet<&Path> = listed.iter().map(|file| file.path.as_path()).collect();
     let mut unlisted = table_files(database)?;
     unlisted.retain(|path| !known.contains(path.as_path()));
     if unlisted.is_empty() {
         return Ok(false);
     }
-    let last = listed.iter().map(|file| file.number).max();
-    if unlisted.iter().any(|path| number(path) > last) {
+    if !lost_files(listed)?.1.is_empty() && has_late(database, &unlisted)? {
         return Ok(true);
     }
-    for file in missing(listed)? {
-        if !exists(&file.path.with_extension(REMAINS_ENDING))?
-            && !exists(&file.path.with_extension(ANEW_ENDING))?
-        {
-            return Ok(true);
-        }
-    }
-    // Without the keys nobody knows which ids were committed: such files come after all others.
+    // Without the keys nobody knows which ids were committed. A file of chunks that a killed
+    // backup had just handed over counts here: to list it does no harm.
     let database = open_as_listed(database, log_directory)?;
-    Ok(unlisted_that_counts(&database, &unlisted, (0, 0))?.is_some())
+    Ok(unlisted_that_counts(&database, &unlisted, (u64::MAX, u64::MAX))?.is_some())
 }
 
 #[cfg(test)]
@@ -286,13 +316,14 @@ mod tests {
             std::fs::write(path, vec![0x5a; 2000]).unwrap();
         }
         assert_eq!(give_up(&unreadable).files, 5);
+        let calls_with_losses = calls.replace(0);
         assert_eq!(give_up(&HashSet::new()).files, 0);
         // What a killed compaction left is no loss.
         let torn = folder.path().join("db/999999.sst");
         std::fs::write(&torn, b"half").unwrap();
         assert_eq!(give_up(&HashSet::from([torn.clone()])).files, 0);
         assert!(!torn.exists() && !torn.with_extension(LOST_ENDING).exists());
-        assert_eq!(calls.get(), 1);
+        assert!(calls_with_losses > 0 && calls.get() == 0);
         let database = open(folder.path(), false).unwrap();
         for (family, _) in FAMILIES {
             let value = database.get(family, b"key", ReadMode::Cached).unwrap().unwrap();

@@ -15,11 +15,17 @@ use coldrise_block::{Context, Error, ErrorKind, Result};
 use librocksdb_sys as sys;
 
 use super::files::LiveFile;
-use super::rebuild::{put_numbers, TAG_FAMILY};
-use super::record_log::{manifest, record, sound_end};
+use super::rebuild::{
+    put_numbers, TAG_FAMILY, TAG_FIRST_KEPT_LOG, TAG_HIGHEST_FAMILY, TAG_KEY_ORDER,
+    TAG_LAST_SEQUENCE, TAG_LOG_NUMBER, TAG_NEXT_FILE, TAG_PREVIOUS_LOG,
+};
+use super::record_log::{manifest, record, records, sound_end};
+use super::table::varint;
 use super::{Database, Family, FAMILIES};
 
+const TAG_COMPACT_POINTER: u64 = 5;
 const TAG_DELETED_FILE: u64 = 6;
+const TAG_DATABASE_ID: u64 = (1 << 13) + 1;
 /// Openings of a database that is being written.
 const MAX_TRIES: u32 = 5;
 
@@ -140,6 +146,65 @@ pub(crate) fn listed_in(database: &Database) -> Result<Vec<Listed>> {
         }
     }
     Ok(found)
+}
+
+/// What a manifest tells beside the files that it lists.
+#[derive(Debug, Default)]
+pub(super) struct Told {
+    /// The manifest's own: what has a lower one was there when it was begun.
+    pub(super) own_number: u64,
+    /// Files that it has struck off.
+    pub(super) deleted: HashSet<u64>,
+    /// The number that the next file gets.
+    pub(super) next_file: u64,
+}
+
+/// Reads it, as far as the manifest goes.
+///
+/// # Errors
+/// `Corrupt` where there is none; what the operating system says.
+pub(super) fn told_by(database: &Path) -> Result<Told> {
+    let path = manifest(database)?;
+    let bytes = std::fs::read(&path).context(|| format!("reading {}", path.display()))?;
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let own_number = name.rsplit('-').next().and_then(|number| number.parse().ok()).unwrap_or(0);
+    let mut told = Told { own_number, ..Told::default() };
+    for edit in records(&bytes).0 {
+        told.hear(&edit);
+    }
+    Ok(told)
+}
+
+impl Told {
+    /// RocksDB writes the deleted files of an edit before those that come, and before them
+    /// nothing but what is named here.
+    fn hear(&mut self, mut edit: &[u8]) -> Option<()> {
+        loop {
+            match varint(&mut edit)? {
+                TAG_DELETED_FILE => {
+                    varint(&mut edit)?;
+                    self.deleted.insert(varint(&mut edit)?);
+                }
+                TAG_NEXT_FILE => self.next_file = self.next_file.max(varint(&mut edit)?),
+                tag => {
+                    let (numbers, texts) = match tag {
+                        TAG_KEY_ORDER | TAG_DATABASE_ID => (0, 1),
+                        TAG_COMPACT_POINTER => (1, 1),
+                        TAG_LOG_NUMBER | TAG_LAST_SEQUENCE | TAG_PREVIOUS_LOG
+                        | TAG_FIRST_KEPT_LOG | TAG_FAMILY | TAG_HIGHEST_FAMILY => (1, 0),
+                        _ => return None,
+                    };
+                    for _ in 0..numbers {
+                        varint(&mut edit)?;
+                    }
+                    for _ in 0..texts {
+                        let length = usize::try_from(varint(&mut edit)?).ok()?;
+                        edit = edit.get(length..)?;
+                    }
+                }
+            }
+        }
+    }
 }
 
 /// Appends edits, which stay where `check` is content with them.

@@ -108,7 +108,7 @@ pub(crate) fn mend(
 }
 
 /// Makes a file in `path` of what is left of one that has lost its end, if anything of it can
-/// be read: of which family and with which last key that was, and its new sequence numbers.
+/// be read: of which family and with which keys at its ends that was; and its sequence numbers.
 /// Durable on return.
 ///
 /// # Errors
@@ -117,11 +117,11 @@ pub(super) fn mend_end(
     remains: &Path,
     path: &Path,
     family: Family,
-    last: &[u8],
+    ends: (&[u8], &[u8]),
 ) -> Result<Option<(Mended, (u64, u64))>> {
     let mut content =
         std::fs::read(remains).context(|| format!("reading {}", remains.display()))?;
-    let Some(found) = salvage(&content, family, Some(last)) else { return Ok(None) };
+    let Some(found) = salvage(&content, family, Some(ends)) else { return Ok(None) };
     let Some(properties) = found.properties(family) else { return Ok(None) };
     content.truncate(found.end);
     for (offset, bytes) in &found.patches {
@@ -321,6 +321,10 @@ impl<'a> Mending<'a> {
         let content = std::fs::read(self.path).context(what)?;
         let Some(mut found) = salvage(&content, family, None) else { return Ok(()) };
         let had = TableProperties::parse(&self.properties).map_or(0, |had| had.entries);
+        if found.entries() > had {
+            // Not all of them are this file's.
+            return Ok(());
+        }
         if found.entries() < had && found.done.lost == 0 {
             // The last block, where nothing tells that there was one.
             found.done.lost = 1;

@@ -60,9 +60,16 @@ struct Counts {
     highest_sequence: u64,
 }
 
-/// Finds the blocks in what is left of a file. `last` is its last key, if that is known. None
-/// where there is no block.
-pub(super) fn salvage(content: &[u8], family: Family, last: Option<&[u8]>) -> Option<Salvaged> {
+/// Finds the blocks in what is left of a file. `ends` are its first and its last key, if they
+/// are known: what lies outside is of another file. None where there is no block.
+pub(super) fn salvage(
+    content: &[u8],
+    family: Family,
+    ends: Option<(&[u8], &[u8])>,
+) -> Option<Salvaged> {
+    let is_inside = |block: &Block| {
+        ends.is_none_or(|(first, last)| *block.first >= *first && *block.last <= *last)
+    };
     let interval = if family == Family::Chunks { 1 } else { 16 };
     let mut done = Mended { corrected: 1, lost: 0 };
     let (mut patches, mut blocks, mut at) = (Vec::new(), Vec::<Block>::new(), 0);
@@ -70,14 +77,16 @@ pub(super) fn salvage(content: &[u8], family: Family, last: Option<&[u8]>) -> Op
         let before = blocks.last().map_or(&[][..], |block| &block.last);
         let found = (at..content.len()).find_map(|from| {
             let block = block_at(content, from, interval)?;
-            (block.first.as_slice() > before).then_some((from, block))
+            (block.first.as_slice() > before && is_inside(&block)).then_some((from, block))
         });
         let Some((from, block)) = found else { break };
         if from > at {
             let mut between = content[at..from].to_vec();
             let tried = done.lost < MAX_TRIED && has_corrected(&mut between);
             let whole = tried.then(|| block_at(&between, 0, interval)).flatten();
-            let fits = |found: &Block| *found.first > *before && found.last < block.first;
+            let fits = |found: &Block| {
+                *found.first > *before && found.last < block.first && is_inside(found)
+            };
             match whole.filter(fits) {
                 Some(found) => {
                     done.corrected += 1;
@@ -91,7 +100,7 @@ pub(super) fn salvage(content: &[u8], family: Family, last: Option<&[u8]>) -> Op
         blocks.push(block);
     }
     let found_last = blocks.last().map(|block| block.last.as_slice())?;
-    if last.is_some_and(|last| last != found_last) {
+    if ends.is_some_and(|(_, last)| last != found_last) {
         done.lost += 1;
     }
     Some(Salvaged { done, patches, blocks, end: at })

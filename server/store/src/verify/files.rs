@@ -40,14 +40,12 @@ impl Repository {
             Ok(list) => list,
             Err(error) => return Ok(vec![damage(LIST.to_owned(), &error.full_message())]),
         };
-        match list.unlisted_that_counts(self) {
-            // The state: its file is among those that are looked at now.
-            Err(error) if error.kind() == ErrorKind::Corrupt => {}
-            found => {
-                if let Some(file) = found? {
-                    let reason = format!("{}: run coldrise repair", cut_short(&file));
-                    return Ok(vec![CatalogDamage { what: LIST.to_owned(), reason }]);
-                }
+        if let Some(file) = list.unlisted_that_counts(self)? {
+            // A writer may just have listed it.
+            let again = FileList::read(&folder, log.path())?.unlisted_that_counts(self)?;
+            if again.is_some_and(|again| again == file) {
+                let reason = format!("{}: run coldrise repair", cut_short(&file));
+                return Ok(vec![CatalogDamage { what: LIST.to_owned(), reason }]);
             }
         }
         for path in list.listed() {

@@ -32,6 +32,7 @@ use crate::description::database_path;
 use crate::log_directory::LogDirectory;
 use crate::map::MapRoot;
 use crate::markers::Flag;
+use crate::passphrase::ReadOnce;
 use crate::repair::refuse_unfinished;
 use crate::repository::{Access, KeyCheck, Repository};
 use crate::rocks::{mend_records, remove_unfinished, Database, Family, ReadMode};
@@ -92,6 +93,7 @@ impl RepositoryWriter {
         passphrase: &PassphraseSource,
         options: &OpenOptions,
     ) -> Result<RepositoryWriter> {
+        let passphrase = ReadOnce::new(passphrase);
         let mut is_settled = false;
         loop {
             let mut is_in_doubt = false;
@@ -110,9 +112,11 @@ impl RepositoryWriter {
                 Database::open_listed(&database_path(path), log).map_err(advise_repair)
             };
             let (check, settled) = (KeyCheck::Beside, |_: &Repository| Ok(()));
-            match RepositoryWriter::open_with(path, passphrase, options, check, open, settled) {
+            match RepositoryWriter::open_with(path, &passphrase, options, check, open, settled) {
                 // Of the files that is looked at when the keys are known: that is seldom.
-                Err(_) if is_in_doubt => settle::settle(path, passphrase)?,
+                Err(_) if is_in_doubt => {
+                    settle::settle(path, &passphrase).map_err(advise_repair)?
+                }
                 opened => return opened,
             }
             is_settled = true;
@@ -124,7 +128,7 @@ impl RepositoryWriter {
     /// is stored.
     pub(crate) fn open_with(
         path: &Path,
-        passphrase: &PassphraseSource,
+        passphrase: &ReadOnce<'_>,
         options: &OpenOptions,
         check: KeyCheck,
         open_database: impl FnOnce(&Path) -> Result<Database>,

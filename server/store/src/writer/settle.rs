@@ -13,10 +13,11 @@ use super::lock_for_writing;
 use crate::description::database_path;
 use crate::file_list::{cut_short, FileList};
 use crate::log_directory::LogDirectory;
+use crate::passphrase::ReadOnce;
 use crate::repair::refuse_unfinished;
 use crate::repository::{Access, KeyCheck};
 use crate::rocks::{open_as_listed, strike_off};
-use crate::{OpenOptions, PassphraseSource, Repository};
+use crate::{OpenOptions, Repository};
 
 /// Whether a repository has to be settled before a writer opens its database.
 ///
@@ -31,7 +32,7 @@ pub(super) fn is_in_doubt(repository: &Path, log_directory: &Path) -> Result<boo
 ///
 /// # Errors
 /// `Corrupt` where the list has lost its end; as of opening the repository for writing.
-pub(super) fn settle(path: &Path, passphrase: &PassphraseSource) -> Result<()> {
+pub(super) fn settle(path: &Path, passphrase: &ReadOnce<'_>) -> Result<()> {
     let options = OpenOptions { cache_bytes: 0 };
     let folder = database_path(path);
     let repository = Repository::open_with(path, passphrase, &options, KeyCheck::Beside, |_| {
@@ -43,13 +44,8 @@ pub(super) fn settle(path: &Path, passphrase: &PassphraseSource) -> Result<()> {
     })?;
     let log = LogDirectory::create()?;
     let list = FileList::read(&folder, log.path())?;
-    let found = list
-        .unlisted_that_counts(&repository)
-        .and_then(|file| Ok((file, list.missing_uncommitted(&repository)?)));
-    let (file, lost) = match found {
-        Err(error) if error.kind() == ErrorKind::Corrupt => return Ok(()),
-        found => found?,
-    };
+    let (file, lost) =
+        (list.unlisted_that_counts(&repository)?, list.missing_uncommitted(&repository)?);
     if let Some(file) = file {
         let message = format!(
             "the list of the files of {} {}: run coldrise repair, which makes it anew",

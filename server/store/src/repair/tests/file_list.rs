@@ -202,3 +202,119 @@ fn a_file_of_chunks_that_the_list_has_lost_is_not_deleted() {
     assert!(find_damage(&writer, &[verified(root, &a)]).found.is_clean());
     assert_eq!(assert_never_wrong(&writer, root, &a), 0);
 }
+
+/// Killed after a compaction was listed, before its inputs were deleted. What a compaction
+/// writes may have no sequence numbers any more: its inputs look newer.
+#[test]
+fn what_a_killed_compaction_has_read_is_of_no_use() {
+    let families = [Family::State, Family::Catalog, Family::Chunks, Family::Maps];
+    let fixture = Fixture::new();
+    let writer = fixture.open().unwrap();
+    let database = writer.repository().database();
+    let mut contents = Vec::new();
+    for (seed, chunks) in [(1, 100), (2, 200), (3, 100)] {
+        let content = content(seed, chunks);
+        contents.push((write(&writer, &content), content));
+        let document = writer.repository().seal_document("test", b"document").unwrap();
+        let mut batch = database.batch();
+        batch.put(Family::Catalog, b"document", &document).unwrap();
+        database.write(batch, true).unwrap();
+        database.flush().unwrap();
+    }
+    let paths = || -> Vec<_> {
+        let files = families.iter().flat_map(|family| database.listed_files(*family).unwrap());
+        files.map(|file| database.path_of(&file)).collect()
+    };
+    let aside = tempfile::tempdir().unwrap();
+    let inputs = paths();
+    for path in &inputs {
+        std::fs::copy(path, aside.path().join(path.file_name().unwrap())).unwrap();
+    }
+    families.iter().for_each(|family| database.compact(*family, None).unwrap());
+    let left = paths();
+    drop(writer);
+    let put_back: Vec<_> = inputs.iter().filter(|path| !left.contains(path)).collect();
+    assert!(put_back.len() >= 6, "{put_back:?}");
+    // The second time the list is one that never knew them.
+    for round in 0..3 {
+        for path in &put_back {
+            std::fs::copy(aside.path().join(path.file_name().unwrap()), path).unwrap();
+        }
+        assert_eq!(fixture.damaged_files(), [], "round {round}");
+        let writer = match round {
+            2 => {
+                let source = PassphraseSource::None;
+                let opened = RepositoryWriter::open_for_repair(&fixture.path, &source, &NO_CACHE);
+                let (writer, reopened) = opened.unwrap();
+                assert_eq!(reopened, Reopened::default());
+                writer
+            }
+            _ => fixture.open().unwrap(),
+        };
+        for (root, content) in &contents {
+            assert_eq!(assert_never_wrong(&writer, *root, content), 0);
+        }
+        drop(writer);
+        assert!(put_back.iter().all(|path| !path.exists()));
+    }
+}
+
+/// The counters are in none that is left: the file that holds them is not deleted.
+#[test]
+fn a_list_that_has_lost_its_end_and_the_counters_is_left_to_a_repair() {
+    let fixture = Fixture::new();
+    let writer = fixture.open().unwrap();
+    write(&writer, &content(2, 300));
+    writer.repository().database().flush().unwrap();
+    let end = fixture.manifest().metadata().unwrap().len();
+    let a = content(1, 300);
+    let root = write(&writer, &a);
+    writer.repository().database().flush().unwrap();
+    let database = writer.repository().database();
+    let counters: Vec<_> = database.listed_files(Family::State).unwrap();
+    let oldest = counters.iter().map(|file| database.path_of(file)).min().unwrap();
+    assert!(counters.len() > 1);
+    drop(writer);
+    let manifest = std::fs::File::options().write(true).open(fixture.manifest()).unwrap();
+    manifest.set_len(end).unwrap();
+    std::fs::remove_file(oldest).unwrap();
+    for _ in 0..2 {
+        let refused = fixture.open().err().expect("the list has lost its end");
+        assert_eq!(refused.kind(), ErrorKind::Corrupt);
+        assert!(refused.full_message().contains("run coldrise repair"), "{refused:?}");
+    }
+    let writer = fixture.open_for_repair();
+    assert!(find_damage(&writer, &[verified(root, &a)]).found.is_clean());
+    assert_eq!(assert_never_wrong(&writer, root, &a), 0);
+}
+
+/// Two damages at once: what is left of a file counts when its list is made anew.
+#[test]
+fn a_file_cut_short_in_a_list_cut_short_is_mended() {
+    let fixture = Fixture::new();
+    let writer = fixture.open().unwrap();
+    let a = content(1, 3000);
+    let first = write(&writer, &a);
+    let files = writer.repository().database().listed_files(Family::Chunks).unwrap();
+    let cut = writer.repository().database().path_of(&files[0]);
+    let end = fixture.manifest().metadata().unwrap().len();
+    let b = content(2, 3000);
+    let second = write(&writer, &b);
+    drop(writer);
+    let truncate = |path: &Path, end: u64| {
+        let file = std::fs::File::options().write(true).open(path).unwrap();
+        file.set_len(end).unwrap();
+    };
+    truncate(&fixture.manifest(), end);
+    // All that leads to the blocks, and no more.
+    truncate(&cut, cut.metadata().unwrap().len() - 60);
+    let source = PassphraseSource::None;
+    let opened = RepositoryWriter::open_for_repair(&fixture.path, &source, &NO_CACHE);
+    let (writer, reopened) = opened.unwrap();
+    assert!(reopened.is_list_new, "{reopened:?}");
+    assert_eq!((reopened.mended_files, reopened.lost_blocks, reopened.dropped_files), (1, 0, 0));
+    let disks = [verified(first, &a), verified(second, &b)];
+    assert!(find_damage(&writer, &disks).found.is_clean());
+    assert_eq!(assert_never_wrong(&writer, first, &a), 0);
+    assert_eq!(assert_never_wrong(&writer, second, &b), 0);
+}

@@ -38,7 +38,8 @@ pub(in crate::rocks) struct Change<'a> {
 }
 
 /// Calls `change` with all that the logs hold, the oldest first, up to what was never
-/// finished, or is damaged: as far as RocksDB reads them.
+/// finished, or is damaged: as far as RocksDB reads them. It goes on with the next log where
+/// that begins with the change that would have come.
 ///
 /// # Errors
 /// `Corrupt` for a batch that is none of ours; what the operating system says.
@@ -49,6 +50,8 @@ pub(in crate::rocks) fn read(
     let number = |path: &Path| path.file_stem().and_then(|stem| stem.to_str()?.parse::<u64>().ok());
     let mut logs = files_ending(database, "log")?;
     logs.sort_by_key(|path| number(path));
+    // The change that comes next, behind a log that has no end.
+    let mut expected = None;
     for path in logs {
         let bytes = match std::fs::read(&path) {
             // Whoever writes the database needs it no more.
@@ -56,18 +59,36 @@ pub(in crate::rocks) fn read(
             bytes => bytes.context(|| format!("reading {}", path.display()))?,
         };
         let (batches, is_whole) = records(&bytes);
-        for batch in batches {
-            read_batch(&batch, &mut change).ok_or_else(|| {
+        if let (Some(expected), Some(first)) =
+            (expected, batches.first().and_then(|batch| first_sequence(batch)))
+        {
+            if first != expected {
+                break;
+            }
+        }
+        let mut next = expected.unwrap_or(0);
+        for batch in &batches {
+            let mut hear = |heard: Change<'_>| {
+                next = heard.sequence + 1;
+                change(heard)
+            };
+            read_batch(batch, &mut hear).ok_or_else(|| {
                 let message = format!("{} holds a change of an unknown kind", path.display());
                 Error::new(ErrorKind::Corrupt, message)
             })??;
         }
         if !is_whole {
             tracing::warn!(path = %path.display(), "a log ends before its end");
-            break;
+            expected = Some(next);
+        } else if !batches.is_empty() {
+            expected = None;
         }
     }
     Ok(())
+}
+
+fn first_sequence(batch: &[u8]) -> Option<u64> {
+    batch.first_chunk::<8>().map(|bytes| u64::from_le_bytes(*bytes))
 }
 
 pub(super) fn read_batch(

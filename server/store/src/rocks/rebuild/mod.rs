@@ -63,16 +63,16 @@ const MAX_BATCH_BYTES: usize = 4 << 20;
 const SEQUENCE_STEP: u64 = 1 << 40;
 const KEY_ORDER: &[u8] = b"leveldb.BytewiseComparator";
 
-const TAG_KEY_ORDER: u64 = 1;
-const TAG_LOG_NUMBER: u64 = 2;
+pub(super) const TAG_KEY_ORDER: u64 = 1;
+pub(super) const TAG_LOG_NUMBER: u64 = 2;
 pub(super) const TAG_NEXT_FILE: u64 = 3;
-const TAG_LAST_SEQUENCE: u64 = 4;
-const TAG_PREVIOUS_LOG: u64 = 9;
-const TAG_FIRST_KEPT_LOG: u64 = 10;
+pub(super) const TAG_LAST_SEQUENCE: u64 = 4;
+pub(super) const TAG_PREVIOUS_LOG: u64 = 9;
+pub(super) const TAG_FIRST_KEPT_LOG: u64 = 10;
 const TAG_FILE: u64 = 100;
 pub(super) const TAG_FAMILY: u64 = 200;
 const TAG_FAMILY_NAME: u64 = 201;
-const TAG_HIGHEST_FAMILY: u64 = 203;
+pub(super) const TAG_HIGHEST_FAMILY: u64 = 203;
 
 /// Makes the list of the files anew. Files that cannot be read are no longer among them, and
 /// the others have been mended. The caller holds the writer's lock, nobody else has the
