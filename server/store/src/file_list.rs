@@ -79,7 +79,8 @@ impl FileList {
     /// None where it is damaged, or in a file that is missing.
     fn state(&self, repository: &Repository) -> Result<Option<StoreState>> {
         match StoreState::read_in(repository, &self.database) {
-            Err(error) if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Io) => Ok(None),
+            Err(error) if error.kind() == ErrorKind::Corrupt => Ok(None),
+            Err(error) if error.kind() == ErrorKind::Io && !self.missing.is_empty() => Ok(None),
             state => state.map(Some),
         }
     }

@@ -34,7 +34,7 @@ use super::manifest::{
 };
 use super::mend::{files_ending, mend_end, table_files};
 use super::rebuild::{file_edit, highest_number, put_numbers, rebuild, Table, TAG_NEXT_FILE};
-use super::unlisted::{has_late, unlisted_that_counts};
+use super::unlisted::{readable, unlisted_that_counts};
 use crate::description::sync_directory;
 
 /// Of files that were given up and are kept, in case that somebody can read them.
@@ -89,14 +89,15 @@ pub(crate) fn give_up_lost(
             files = listed(database, log_directory);
         }
     }
-    let is_list_lost = match &files {
-        Ok(listed) => has_lost_its_end(database, log_directory, listed)?,
-        Err(error) => error.kind() == ErrorKind::Corrupt,
+    let end = match &files {
+        Ok(listed) => end_of_list(database, log_directory, listed)?,
+        Err(error) => {
+            EndOfList { is_lost: error.kind() == ErrorKind::Corrupt, ..Default::default() }
+        }
     };
-    if is_list_lost {
+    if end.is_lost {
         before()?;
-        given_up.files += rebuild_without_remains(database, log_directory)?;
-        given_up.is_list_new = true;
+        rebuild_without_remains(database, log_directory, &end.leftovers, &mut given_up)?;
         files = listed(database, log_directory);
     }
     let files = files?;
@@ -120,20 +121,29 @@ fn lost_files(listed: &[Listed]) -> Result<(Vec<Listed>, Vec<Listed>)> {
     Ok((cut, gone))
 }
 
-/// Makes the list anew, from all that can be read; how many files are given up.
-fn rebuild_without_remains(database: &Path, log_directory: &Path) -> Result<u64> {
+/// Makes the list anew, from all that can be read but `leftovers`.
+fn rebuild_without_remains(
+    database: &Path,
+    log_directory: &Path,
+    leftovers: &HashSet<PathBuf>,
+    given_up: &mut GivenUp,
+) -> Result<()> {
     // Each is whole, and holds what remains of another.
     for path in files_ending(database, ANEW_ENDING)? {
         rename(&path, TABLE_ENDING)?;
     }
     // Nobody knows of which family they were, or whether they were in the list.
-    let remains = files_ending(database, REMAINS_ENDING)?;
-    for path in &remains {
-        rename(path, LOST_ENDING)?;
+    for path in files_ending(database, REMAINS_ENDING)? {
+        set_aside(&path)?;
+        given_up.files += 1;
     }
     sync_directory(database)?;
-    rebuild(database, log_directory)?;
-    Ok(remains.len() as u64)
+    let rebuilt = rebuild(database, log_directory, leftovers)?;
+    given_up.is_list_new = true;
+    given_up.mended += rebuilt.mended;
+    given_up.lost_blocks += rebuilt.lost_blocks;
+    given_up.files += rebuilt.unreadable;
+    Ok(())
 }
 
 /// Finishes what an interrupted repair began after its edits, and removes what it had made
@@ -182,12 +192,15 @@ fn replace(
         let mut edit = file.deletion();
         let found = mend_end(&remains, &path, file.family, (&file.first, &file.last))?;
         if let Some((mended, sequences)) = found {
-            if let Some(table) = Table::open(&path)? {
-                edit.extend(file_edit(&table, u64::from(file.level), sequences));
+            match Table::open(&path)? {
+                Some(table) => {
+                    edit.extend(file_edit(&table, u64::from(file.level), sequences));
+                    next += 1;
+                    put_numbers(&mut edit, &[TAG_NEXT_FILE, next]);
+                    made.push((file, path, mended));
+                }
+                None => remove(&path)?,
             }
-            next += 1;
-            put_numbers(&mut edit, &[TAG_NEXT_FILE, next]);
-            made.push((file, path, mended));
         }
         edits.push(edit);
     }
@@ -214,12 +227,17 @@ fn replace(
         match made.iter().any(|(of, ..)| of.path == file.path) {
             true => remove(&remains)?,
             false => {
-                rename(&remains, LOST_ENDING)?;
+                set_aside(&remains)?;
                 given_up.files += 1;
             }
         }
     }
     sync_directory(database)
+}
+
+/// Keeps a file that nobody can read where nobody looks for it.
+pub(super) fn set_aside(path: &Path) -> Result<()> {
+    rename(path, LOST_ENDING)
 }
 
 fn rename(path: &Path, ending: &str) -> Result<()> {
@@ -236,23 +254,33 @@ fn exists(path: &Path) -> Result<bool> {
     path.try_exists().context(|| format!("looking for {}", path.display()))
 }
 
+#[derive(Default)]
+struct EndOfList {
+    is_lost: bool,
+    /// Files that are to be deleted, as what is left of the list says.
+    leftovers: HashSet<PathBuf>,
+}
+
 /// Whether edits are missing at the manifest's end: there is a file that it does not know, and
 /// that holds what nothing else does, or may have come in place of one that it knows and that
 /// is gone.
-fn has_lost_its_end(database: &Path, log_directory: &Path, listed: &[Listed]) -> Result<bool> {
-    let known: HashSet<&Path> = listed.iter().map(|file| file.path.as_path()).collect();
+fn end_of_list(database: &Path, log_directory: &Path, listed: &[Listed]) -> Result<EndOfList> {
     let mut unlisted = table_files(database)?;
-    unlisted.retain(|path| !known.contains(path.as_path()));
+    unlisted.extend(files_ending(database, REMAINS_ENDING)?);
+    unlisted.retain(|path| !is_listed(path, listed));
     if unlisted.is_empty() {
-        return Ok(false);
+        return Ok(EndOfList::default());
     }
-    if !lost_files(listed)?.1.is_empty() && has_late(database, &unlisted)? {
-        return Ok(true);
-    }
-    // Without the keys nobody knows which ids were committed. A file of chunks that a killed
-    // backup had just handed over counts here: to list it does no harm.
-    let database = open_as_listed(database, log_directory)?;
-    Ok(unlisted_that_counts(&database, &unlisted, (u64::MAX, u64::MAX))?.is_some())
+    let readable = readable(database, &unlisted)?;
+    let has_come = readable.iter().any(|(_, is_leftover)| !is_leftover);
+    let is_lost = has_come && !lost_files(listed)?.1.is_empty() || {
+        // Without the keys nobody knows which ids were committed. A file of chunks that a killed
+        // backup had just handed over counts here: to list it does no harm.
+        let database = open_as_listed(database, log_directory)?;
+        unlisted_that_counts(&database, &unlisted, (u64::MAX, u64::MAX))?.is_some()
+    };
+    let leftovers = readable.into_iter().filter(|(_, is_leftover)| *is_leftover);
+    Ok(EndOfList { is_lost, leftovers: leftovers.map(|(path, _)| path).collect() })
 }
 
 #[cfg(test)]

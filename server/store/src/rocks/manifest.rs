@@ -152,11 +152,14 @@ pub(crate) fn listed_in(database: &Database) -> Result<Vec<Listed>> {
 #[derive(Debug, Default)]
 pub(super) struct Told {
     /// The manifest's own: what has a lower one was there when it was begun.
-    pub(super) own_number: u64,
+    own_number: u64,
     /// Files that it has struck off.
-    pub(super) deleted: HashSet<u64>,
+    deleted: HashSet<u64>,
     /// The number that the next file gets.
     pub(super) next_file: u64,
+    /// How often it tells up to where a family needs the logs no more: of each family where
+    /// it begins, and once more when the logs that were there then had been read.
+    log_numbers: usize,
 }
 
 /// Reads it, as far as the manifest goes.
@@ -176,6 +179,14 @@ pub(super) fn told_by(database: &Path) -> Result<Told> {
 }
 
 impl Told {
+    /// Whether a file with this number may have come after all that is told: not those that were
+    /// struck off, nor those that were there when the manifest was begun. What the logs held
+    /// then was written to files before, which are listed next.
+    pub(super) fn may_miss(&self, number: u64) -> bool {
+        let is_begun = self.log_numbers >= 2 * FAMILIES.len();
+        !self.deleted.contains(&number) && (number >= self.own_number || !is_begun)
+    }
+
     /// RocksDB writes the deleted files of an edit before those that come, and before them
     /// nothing but what is named here.
     fn hear(&mut self, mut edit: &[u8]) -> Option<()> {
@@ -186,12 +197,16 @@ impl Told {
                     self.deleted.insert(varint(&mut edit)?);
                 }
                 TAG_NEXT_FILE => self.next_file = self.next_file.max(varint(&mut edit)?),
+                TAG_LOG_NUMBER => {
+                    varint(&mut edit)?;
+                    self.log_numbers += 1;
+                }
                 tag => {
                     let (numbers, texts) = match tag {
                         TAG_KEY_ORDER | TAG_DATABASE_ID => (0, 1),
                         TAG_COMPACT_POINTER => (1, 1),
-                        TAG_LOG_NUMBER | TAG_LAST_SEQUENCE | TAG_PREVIOUS_LOG
-                        | TAG_FIRST_KEPT_LOG | TAG_FAMILY | TAG_HIGHEST_FAMILY => (1, 0),
+                        TAG_LAST_SEQUENCE | TAG_PREVIOUS_LOG | TAG_FIRST_KEPT_LOG | TAG_FAMILY
+                        | TAG_HIGHEST_FAMILY => (1, 0),
                         _ => return None,
                     };
                     for _ in 0..numbers {

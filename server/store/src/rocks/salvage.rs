@@ -70,7 +70,7 @@ pub(super) fn salvage(
     let is_inside = |block: &Block| {
         ends.is_none_or(|(first, last)| *block.first >= *first && *block.last <= *last)
     };
-    let interval = if family == Family::Chunks { 1 } else { 16 };
+    let interval = restart_interval(family);
     let mut done = Mended { corrected: 1, lost: 0 };
     let (mut patches, mut blocks, mut at) = (Vec::new(), Vec::<Block>::new(), 0);
     while at < content.len() {
@@ -106,7 +106,30 @@ pub(super) fn salvage(
     Some(Salvaged { done, patches, blocks, end: at })
 }
 
+/// Whether the first block is one of this family.
+pub(super) fn starts_as(content: &[u8], family: Family) -> bool {
+    block_at(content, 0, restart_interval(family)).is_some()
+}
+
+/// Entries from one restart point to the next.
+fn restart_interval(family: Family) -> usize {
+    if family == Family::Chunks {
+        1
+    } else {
+        16
+    }
+}
+
 impl Salvaged {
+    /// The blocks, without what follows each; those that were put right are left out.
+    pub(super) fn data<'a>(&'a self, content: &'a [u8]) -> impl Iterator<Item = &'a [u8]> {
+        let blocks = self.blocks.iter().filter_map(|block| {
+            let (offset, bytes) = block.place;
+            content.get(offset as usize..(offset + bytes) as usize + TRAILER_BYTES)
+        });
+        blocks.filter_map(checked)
+    }
+
     pub(super) fn entries(&self) -> u64 {
         self.blocks.iter().map(|block| block.counts.entries).sum()
     }

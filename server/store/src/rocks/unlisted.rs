@@ -2,24 +2,29 @@
 //!
 //! RocksDB deletes them when the database is opened for writing. Mostly that is right: a writer
 //! that was killed left them, and what they hold is in listed files or in the log, too. Files
-//! that the manifest says were deleted, and those with a lower number than its own, which were
-//! there when it was begun, are what was not deleted yet. But where the manifest has lost its
-//! end others hold what nothing else does:
+//! that the manifest strikes off are leftovers for sure, and so are those with a lower number
+//! than its own, which were there when it was begun, if it goes beyond its beginning. But where
+//! the manifest has lost its end others hold what nothing else does:
 //!
-//! - documents and counters that are newer than all in the listed files, and are not in the
-//!   log: there they are until their file is listed;
-//! - chunks and pages that were committed and are not in the database. Chunks are handed over
-//!   past the log, but are committed only when their file is listed.
+//! - documents and counters that are newer than all that is known under their keys, in the
+//!   listed files or in the log: there they are until their file is listed;
+//! - chunks and pages that were committed and that the database does not know, nor that they
+//!   were deleted. Chunks are handed over past the log, but are committed only when their file
+//!   is listed.
 //!
-//! What cannot be read was left half written. The index is derived.
+//! Of a file without its end, as a killed writer leaves it half written, its blocks tell. One
+//! that has an end and cannot be read was damaged: nobody was killed while writing it. The
+//! index is derived.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-use coldrise_block::{ErrorKind, Result};
+use coldrise_block::{Context, ErrorKind, Result};
 
-use super::manifest::{number, told_by};
-use super::rebuild::{read_logs, Table};
+use super::manifest::{number, told_by, Told};
+use super::rebuild::{read_logs, rows, split_key, Table};
+use super::salvage::{salvage, starts_as};
+use super::table::Origin;
 use super::{Database, Family, ReadMode, FAMILIES};
 
 /// The first of these `unlisted` files that holds what the database does not. They were there
@@ -31,16 +36,18 @@ use super::{Database, Family, ReadMode, FAMILIES};
 pub(crate) fn unlisted_that_counts(
     database: &Database,
     unlisted: &[PathBuf],
-    (next_chunk, next_page): (u64, u64),
+    next: (u64, u64),
 ) -> Result<Option<PathBuf>> {
-    for (path, table) in late_tables(database.path(), unlisted)? {
-        let counts = match FAMILIES[table.family].0 {
-            Family::Dedup => false,
-            family @ (Family::State | Family::Catalog) => is_newer(database, family, &table)?,
-            Family::Chunks => {
-                is_lacking(database, Family::Chunks, &table, &next_chunk.to_be_bytes())?
-            }
-            Family::Maps => is_lacking(database, Family::Maps, &table, &next_page.to_be_bytes())?,
+    if unlisted.is_empty() {
+        return Ok(None);
+    }
+    let told = told_by(database.path())?;
+    for path in unlisted {
+        let counts = match look(path, &told)? {
+            Look::Leftover => false,
+            Look::Table(table) => table_counts(database, &table, next)?,
+            Look::Damaged => true,
+            Look::Torn => torn_counts(database, path, next)?,
         };
         if counts {
             return Ok(Some(path.clone()));
@@ -49,30 +56,171 @@ pub(crate) fn unlisted_that_counts(
     Ok(None)
 }
 
-/// Whether one of these files can be read and may have come after all that the manifest tells.
+/// Those of these files that can be read, and whether the manifest says that they are to be
+/// deleted.
 ///
 /// # Errors
 /// As of [`unlisted_that_counts`].
-pub(super) fn has_late(database: &Path, unlisted: &[PathBuf]) -> Result<bool> {
-    Ok(!late_tables(database, unlisted)?.is_empty())
-}
-
-/// Those of which the manifest does not say that they are to be deleted.
-fn late_tables<'a>(database: &Path, unlisted: &'a [PathBuf]) -> Result<Vec<(&'a PathBuf, Table)>> {
-    let mut late = Vec::new();
+pub(super) fn readable(database: &Path, unlisted: &[PathBuf]) -> Result<Vec<(PathBuf, bool)>> {
+    let mut found = Vec::new();
     if unlisted.is_empty() {
-        return Ok(late);
+        return Ok(found);
     }
     let told = told_by(database)?;
     for path in unlisted {
-        let is_late = |number: u64| number >= told.own_number && !told.deleted.contains(&number);
-        if number(path).is_some_and(is_late) {
-            if let Some(table) = unless_unreadable(Table::open(path))?.flatten() {
-                late.push((path, table));
+        match look(path, &told)? {
+            Look::Leftover => found.push((path.clone(), true)),
+            Look::Table(_) => found.push((path.clone(), false)),
+            Look::Damaged | Look::Torn => {}
+        }
+    }
+    Ok(found)
+}
+
+enum Look {
+    /// It is to be deleted, holds nothing, or is gone.
+    Leftover,
+    Table(Table),
+    /// It has an end, and cannot be read.
+    Damaged,
+    /// It has none.
+    Torn,
+}
+
+fn look(path: &Path, told: &Told) -> Result<Look> {
+    if !number(path).is_some_and(|number| told.may_miss(number)) {
+        return Ok(Look::Leftover);
+    }
+    match Table::open(path) {
+        Ok(table) => Ok(table.map_or(Look::Leftover, Look::Table)),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(Look::Leftover),
+        Err(error) if error.kind() == ErrorKind::Corrupt => {
+            Ok(if Origin::read(path).is_ok() { Look::Damaged } else { Look::Torn })
+        }
+        Err(error) => Err(error),
+    }
+}
+
+struct Version {
+    key: Vec<u8>,
+    sequence: u64,
+    has_value: bool,
+}
+
+fn table_counts(database: &Database, table: &Table, next: (u64, u64)) -> Result<bool> {
+    match FAMILIES[table.family].0 {
+        Family::Dedup => Ok(false),
+        Family::State | Family::Catalog => is_newer(database, &entries_of(table)?),
+        family @ (Family::Chunks | Family::Maps) => {
+            for key in table.values_at_ends() {
+                if is_committed(family, key, next) && !knows(database, family, key)? {
+                    return Ok(true);
+                }
+            }
+            Ok(false)
+        }
+    }
+}
+
+/// Of a file of which nobody knows the family.
+fn torn_counts(database: &Database, path: &Path, next: (u64, u64)) -> Result<bool> {
+    let content = match std::fs::read(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(false),
+        content => content.context(|| format!("reading {}", path.display()))?,
+    };
+    let family = if starts_as(&content, Family::Maps) { Family::Maps } else { Family::Chunks };
+    let Some(found) = salvage(&content, family, None) else { return Ok(false) };
+    let mut versions = Vec::new();
+    for (key, _) in found.data(&content).filter_map(rows).flatten() {
+        if let Some((key, sequence, has_value)) = split_key(&key) {
+            versions.push(Version { key: key.to_vec(), sequence, has_value });
+        }
+    }
+    let (ids, mut others): (Vec<_>, Vec<_>) =
+        versions.into_iter().partition(|version| version.key.len() == 8 && version.key[0] == 0);
+    for version in ids.iter().take(1).chain(ids.last()).filter(|version| version.has_value) {
+        let families = [Family::Chunks, Family::Maps];
+        let mut is_lacking = families.iter().any(|f| is_committed(*f, &version.key, next));
+        for family in families {
+            is_lacking = is_lacking && !knows(database, family, &version.key)?;
+        }
+        if is_lacking {
+            return Ok(true);
+        }
+    }
+    // Those of the index are hashes.
+    others.retain(|version| version.key.len() != 32 || version.key.is_ascii());
+    Ok(!others.is_empty() && is_newer(database, &others)?)
+}
+
+fn is_committed(family: Family, key: &[u8], (next_chunk, next_page): (u64, u64)) -> bool {
+    let next = if family == Family::Chunks { next_chunk } else { next_page };
+    *key < next.to_be_bytes()[..]
+}
+
+/// Whether one of these documents and counters is newer than all that is known under its key.
+fn is_newer(database: &Database, versions: &[Version]) -> Result<bool> {
+    let families = [Family::State, Family::Catalog];
+    let mut known: HashMap<Vec<u8>, u64> = HashMap::new();
+    let mut learn = |key: &[u8], sequence| {
+        let newest = known.entry(key.to_vec()).or_insert(sequence);
+        *newest = sequence.max(*newest);
+    };
+    for family in families {
+        for file in database.listed_files(family)? {
+            if let Some(table) = unless_unreadable(Table::open(&database.path_of(&file)))?.flatten()
+            {
+                entries_of(&table)?.iter().for_each(|entry| learn(&entry.key, entry.sequence));
             }
         }
     }
-    Ok(late)
+    read_logs(database.path(), |change| {
+        if families.contains(&FAMILIES[change.family].0) {
+            learn(change.key, change.sequence);
+        }
+        Ok(())
+    })?;
+    Ok(versions.iter().any(|version| match known.get(&version.key) {
+        Some(newest) => version.sequence > *newest,
+        None => version.has_value,
+    }))
+}
+
+/// Whether the database has this chunk or page, or had it in what is lost, or knows that it was
+/// deleted.
+fn knows(database: &Database, family: Family, key: &[u8]) -> Result<bool> {
+    let mut files = database.listed_files(family)?;
+    files.retain(|file| *file.smallest <= *key && *key <= *file.largest);
+    for file in &files {
+        let path = database.path_of(file);
+        if !path.try_exists().context(|| format!("looking for {}", path.display()))? {
+            return Ok(true);
+        }
+    }
+    match database.get(family, key, ReadMode::Payload) {
+        Err(error) if error.kind() == ErrorKind::Corrupt => return Ok(true),
+        value => {
+            if value?.is_some() {
+                return Ok(true);
+            }
+        }
+    }
+    let mut is_known = false;
+    for file in &files {
+        if let Some(table) = unless_unreadable(Table::open(&database.path_of(file)))?.flatten() {
+            let around = |before: &[u8], cut: &[u8]| *before <= *key && *key <= *cut;
+            let read = table.read(around, |entry| {
+                is_known |= entry.key == key;
+                Ok(())
+            });
+            unless_unreadable(read)?;
+        }
+    }
+    read_logs(database.path(), |change| {
+        is_known |= FAMILIES[change.family].0 == family && change.key == key;
+        Ok(())
+    })?;
+    Ok(is_known)
 }
 
 /// What could be read; of a file that is damaged or gone nothing.
@@ -83,50 +231,17 @@ fn unless_unreadable<T>(read: Result<T>) -> Result<Option<T>> {
     }
 }
 
-/// Whether a file holds what is newer than all in the listed files of its family, and not in
-/// the log.
-fn is_newer(database: &Database, family: Family, table: &Table) -> Result<bool> {
-    let mut known = 0;
-    for file in database.listed_files(family)? {
-        if let Some(listed) = unless_unreadable(Table::open(&database.path_of(&file)))?.flatten() {
-            known = sequences(&listed)?.into_iter().fold(known, u64::max);
-        }
-    }
-    let mut newer = sequences(table)?;
-    newer.retain(|sequence| *sequence > known);
-    read_logs(database.path(), |change| {
-        newer.remove(&change.sequence);
-        Ok(())
-    })?;
-    Ok(!newer.is_empty())
-}
-
 /// Of what can be read.
-fn sequences(table: &Table) -> Result<HashSet<u64>> {
-    let mut found = HashSet::new();
+fn entries_of(table: &Table) -> Result<Vec<Version>> {
+    let mut found = Vec::new();
     let read = table.read(
         |_, _| true,
         |entry| {
-            found.insert(entry.sequence);
+            let (key, has_value) = (entry.key.to_vec(), entry.value.is_some());
+            found.push(Version { key, sequence: entry.sequence, has_value });
             Ok(())
         },
     );
     unless_unreadable(read)?;
     Ok(found)
-}
-
-/// Whether the database lacks a committed value that is at the beginning or the end of a file.
-fn is_lacking(database: &Database, family: Family, table: &Table, next: &[u8]) -> Result<bool> {
-    for key in table.values_at_ends().into_iter().filter(|key| *key < next) {
-        match database.get(family, key, ReadMode::Payload) {
-            // It has one, in a file that is damaged or missing.
-            Err(error) if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Io) => {}
-            value => {
-                if value?.is_none() {
-                    return Ok(true);
-                }
-            }
-        }
-    }
-    Ok(false)
 }

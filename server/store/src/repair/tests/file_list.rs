@@ -109,29 +109,12 @@ fn a_file_that_may_have_been_committed_is_left_to_a_repair() {
 }
 
 /// Where the list of the files ends too early RocksDB deletes what comes after: a writer goes
-/// on where that is of no use, and leaves all else to a repair.
-#[test]
-fn a_writer_deletes_nothing_that_a_list_cut_short_does_not_name() {
-    let fixture = Fixture::new();
-    let writer = fixture.open().unwrap();
-    let mut contents = Vec::new();
-    // Small ones go through the log, a large one is handed over.
-    for (seed, chunks) in [(1, 300), (2, 3000), (3, 10), (4, 200)] {
-        let content = content(seed, chunks);
-        contents.push((write(&writer, &content), content));
-        let name = format!("point {seed}");
-        let document = writer.repository().seal_document("test", name.as_bytes()).unwrap();
-        let database = writer.repository().database();
-        let mut batch = database.batch();
-        batch.put(Family::Catalog, name.as_bytes(), &document).unwrap();
-        database.write(batch, true).unwrap();
-        match seed {
-            2 => {}
-            4 => database.compact(Family::Chunks, None).unwrap(),
-            _ => database.flush().unwrap(),
-        }
-    }
-    drop(writer);
+/// on where that is of no use, and leaves all else to a repair. How often it did the one and the
+/// other, of a list cut behind each of its edits; `is_whole` tells whether all is there.
+fn cut_list_everywhere(
+    fixture: &Fixture,
+    is_whole: impl Fn(&RepositoryWriter) -> bool,
+) -> [u32; 2] {
     let manifest = std::fs::read(fixture.manifest()).unwrap();
     let (mut cuts, mut opened, mut refused) = (Vec::new(), 0, 0);
     while cuts.last() != Some(&manifest.len()) {
@@ -139,18 +122,9 @@ fn a_writer_deletes_nothing_that_a_list_cut_short_does_not_name() {
         let length = u16::from_le_bytes([manifest[at + 4], manifest[at + 5]]);
         cuts.push(at + 7 + usize::from(length));
     }
-    let is_whole = |writer: &RepositoryWriter| {
-        let mut roots = contents.iter();
-        let database = writer.repository().database();
-        (1..=4).all(|seed| {
-            let name = format!("point {seed}");
-            database.get(Family::Catalog, name.as_bytes(), ReadMode::Cached).unwrap().is_some()
-        }) && roots.all(|(root, content)| assert_never_wrong(writer, *root, content) == 0)
-    };
     for cut in cuts {
         let copy = fixture.copy();
-        let file = std::fs::File::options().write(true).open(copy.manifest()).unwrap();
-        file.set_len(cut as u64).unwrap();
+        truncate(&copy.manifest(), cut as u64);
         let damage = match Repository::open(&copy.path, &PassphraseSource::None, &NO_CACHE) {
             Ok(reader) => reader.damaged_files(&NO_CANCEL).unwrap(),
             Err(error) => vec![CatalogDamage { what: String::new(), reason: error.full_message() }],
@@ -174,6 +148,100 @@ fn a_writer_deletes_nothing_that_a_list_cut_short_does_not_name() {
             }
         }
     }
+    [opened, refused]
+}
+
+fn truncate(path: &Path, end: u64) {
+    let file = std::fs::File::options().write(true).open(path).unwrap();
+    file.set_len(end).unwrap();
+}
+
+fn put_document(writer: &RepositoryWriter, name: &str, content: &str) {
+    let document = writer.repository().seal_document("test", content.as_bytes()).unwrap();
+    let database = writer.repository().database();
+    let mut batch = database.batch();
+    batch.put(Family::Catalog, name.as_bytes(), &document).unwrap();
+    database.write(batch, true).unwrap();
+}
+
+fn document(writer: &RepositoryWriter, name: &str) -> Option<String> {
+    let database = writer.repository().database();
+    let stored = database.get(Family::Catalog, name.as_bytes(), ReadMode::Cached).unwrap()?;
+    let content = writer.repository().open_document("test", &stored).unwrap();
+    Some(String::from_utf8(content.to_vec()).unwrap())
+}
+
+#[test]
+fn a_writer_deletes_nothing_that_a_list_cut_short_does_not_name() {
+    let fixture = Fixture::new();
+    let writer = fixture.open().unwrap();
+    let mut contents = Vec::new();
+    // Small ones go through the log, a large one is handed over.
+    for (seed, chunks) in [(1, 300), (2, 3000), (3, 10), (4, 200)] {
+        let content = content(seed, chunks);
+        contents.push((write(&writer, &content), content));
+        put_document(&writer, &format!("point {seed}"), "");
+        let database = writer.repository().database();
+        match seed {
+            2 => {}
+            4 => database.compact(Family::Chunks, None).unwrap(),
+            _ => database.flush().unwrap(),
+        }
+    }
+    drop(writer);
+    let is_whole = |writer: &RepositoryWriter| {
+        let mut roots = contents.iter();
+        (1..=4).all(|seed| document(writer, &format!("point {seed}")).is_some())
+            && roots.all(|(root, content)| assert_never_wrong(writer, *root, content) == 0)
+    };
+    let [opened, refused] = cut_list_everywhere(&fixture, is_whole);
+    assert!(opened >= 1 && refused >= 8, "{opened} opened, {refused} refused");
+}
+
+/// The list was begun anew with each opening, and what the log held became files meanwhile,
+/// which have lower numbers than the list.
+#[test]
+fn nor_one_of_a_database_that_was_opened_again() {
+    let fixture = Fixture::new();
+    let mut contents = Vec::new();
+    for (seed, chunks) in [(1, 300), (2, 3000), (3, 200)] {
+        let writer = fixture.open().unwrap();
+        let content = content(seed, chunks);
+        contents.push((write(&writer, &content), content));
+        put_document(&writer, "point", &seed.to_string());
+    }
+    drop(fixture.open().unwrap());
+    let is_whole = |writer: &RepositoryWriter| {
+        let mut roots = contents.iter();
+        document(writer, "point").as_deref() == Some("3")
+            && roots.all(|(root, content)| assert_never_wrong(writer, *root, content) == 0)
+    };
+    let [opened, refused] = cut_list_everywhere(&fixture, is_whole);
+    assert!(opened >= 1 && refused >= 5, "{opened} opened, {refused} refused");
+}
+
+/// What a compaction writes has no sequence numbers.
+#[test]
+fn nor_counters_and_documents_that_were_compacted() {
+    let fixture = Fixture::new();
+    let writer = fixture.open().unwrap();
+    let mut contents = Vec::new();
+    for seed in 1..=6 {
+        let content = content(seed, if seed == 2 { 3000 } else { 300 });
+        contents.push((write(&writer, &content), content));
+        put_document(&writer, "point", &seed.to_string());
+        writer.repository().database().flush().unwrap();
+    }
+    for family in [Family::State, Family::Catalog] {
+        writer.repository().database().compact(family, None).unwrap();
+    }
+    drop(writer);
+    let is_whole = |writer: &RepositoryWriter| {
+        let mut roots = contents.iter();
+        document(writer, "point").as_deref() == Some("6")
+            && roots.all(|(root, content)| assert_never_wrong(writer, *root, content) == 0)
+    };
+    let [opened, refused] = cut_list_everywhere(&fixture, is_whole);
     assert!(opened >= 1 && refused >= 8, "{opened} opened, {refused} refused");
 }
 
@@ -301,10 +369,6 @@ fn a_file_cut_short_in_a_list_cut_short_is_mended() {
     let b = content(2, 3000);
     let second = write(&writer, &b);
     drop(writer);
-    let truncate = |path: &Path, end: u64| {
-        let file = std::fs::File::options().write(true).open(path).unwrap();
-        file.set_len(end).unwrap();
-    };
     truncate(&fixture.manifest(), end);
     // All that leads to the blocks, and no more.
     truncate(&cut, cut.metadata().unwrap().len() - 60);
@@ -317,4 +381,188 @@ fn a_file_cut_short_in_a_list_cut_short_is_mended() {
     assert!(find_damage(&writer, &disks).found.is_clean());
     assert_eq!(assert_never_wrong(&writer, first, &a), 0);
     assert_eq!(assert_never_wrong(&writer, second, &b), 0);
+}
+
+fn chunk_files(writer: &RepositoryWriter) -> Vec<PathBuf> {
+    let database = writer.repository().database();
+    let files = database.listed_files(Family::Chunks).unwrap();
+    files.iter().map(|file| database.path_of(file)).collect()
+}
+
+/// A chunk is damaged and the list of the files has to be made anew, for whatever reason: the
+/// one must not keep the other from being repaired.
+#[test]
+fn damaged_chunks_do_not_keep_a_list_from_being_made_anew() {
+    type Harm = fn(&Fixture, RepositoryWriter) -> PathBuf;
+    let unreadable: Harm = |fixture, writer| {
+        let file = first_file(&writer);
+        drop(writer);
+        std::fs::write(fixture.manifest(), b"garbage").unwrap();
+        file
+    };
+    let cases: [(&str, usize, Harm); 5] = [
+        ("the first chunk", 0, unreadable),
+        ("one in the midst", 1500, unreadable),
+        ("the last chunk", 2999, unreadable),
+        ("the list has lost its end", 2999, |fixture, writer| {
+            let end = fixture.manifest().metadata().unwrap().len();
+            let file = first_file(&writer);
+            write(&writer, &content(2, 3000));
+            drop(writer);
+            truncate(&fixture.manifest(), end);
+            file
+        }),
+        ("a backup was killed that had handed a file over", 2999, |fixture, writer| {
+            let next = writer.repository().next_chunk().unwrap();
+            let file = first_file(&writer);
+            writer.repository().database().flush().unwrap();
+            let manifest = std::fs::read(fixture.manifest()).unwrap();
+            let name = fixture.manifest();
+            let (path, aside) = (hand_over(&writer, next), tempfile::tempdir().unwrap());
+            std::fs::copy(&path, aside.path().join("handed-over")).unwrap();
+            drop(writer);
+            std::fs::write(name, manifest).unwrap();
+            std::fs::copy(aside.path().join("handed-over"), path).unwrap();
+            file
+        }),
+    ];
+    for (what, number, harm) in cases {
+        let fixture = Fixture::new();
+        let writer = fixture.open().unwrap();
+        let a = content(1, 3000);
+        let root = write(&writer, &a);
+        let file = harm(&fixture, writer);
+        damage(&file, &a, [number].into_iter());
+        for _ in 0..2 {
+            let writer = fixture.open_for_repair();
+            let report = find_damage(&writer, &[verified(root, &a)]);
+            assert_eq!(report.healable_chunks, 1, "{what}");
+            assert_eq!(assert_never_wrong(&writer, root, &a), 1, "{what}");
+        }
+        let writer = fixture.open().expect(what);
+        assert_eq!(writer.heal(&a).unwrap(), 1, "{what}");
+        assert_eq!(assert_never_wrong(&writer, root, &a), 0, "{what}");
+    }
+}
+
+/// Of files that overlap all is read.
+#[test]
+fn nor_does_one_in_a_file_that_overlaps_another() {
+    let fixture = Fixture::new();
+    let writer = fixture.open().unwrap();
+    let a = content(1, 300);
+    let root = write(&writer, &a);
+    writer.repository().database().flush().unwrap();
+    let before = chunk_files(&writer);
+    store_again(&writer, &(100..150).collect::<Vec<_>>());
+    let mut files = chunk_files(&writer);
+    files.retain(|path| !before.contains(path));
+    drop(writer);
+    damage(&files[0], &a, [120].into_iter());
+    std::fs::write(fixture.manifest(), b"garbage").unwrap();
+    let writer = fixture.open_for_repair();
+    // The same chunk is in the other file, too.
+    assert!(find_damage(&writer, &[verified(root, &a)]).found.is_clean());
+    assert_eq!(assert_never_wrong(&writer, root, &a), 0);
+    drop(writer);
+    assert_eq!(assert_never_wrong(&fixture.open().unwrap(), root, &a), 0);
+}
+
+/// Two damages at once: RocksDB would delete the file, and backups would go on to refer to what
+/// was in there.
+#[test]
+fn a_damaged_file_that_the_list_has_lost_is_not_deleted() {
+    type Harm = fn(&Path, &[u8]);
+    let harms: [(&str, Harm); 2] = [
+        ("its end is lost", |file, _| truncate(file, file.metadata().unwrap().len() - 60)),
+        ("its last chunk is damaged", |file, b| damage(file, b, [2999].into_iter())),
+    ];
+    for (what, harm) in harms {
+        let fixture = Fixture::new();
+        let writer = fixture.open().unwrap();
+        let a = content(1, 3000);
+        let first = write(&writer, &a);
+        let (before, end) = (chunk_files(&writer), fixture.manifest().metadata().unwrap().len());
+        let b = content(2, 3000);
+        let second = write(&writer, &b);
+        let new = chunk_files(&writer).into_iter().find(|path| !before.contains(path)).unwrap();
+        drop(writer);
+        truncate(&fixture.manifest(), end);
+        harm(&new, &b);
+        assert!(!fixture.damaged_files().is_empty(), "{what}");
+        for _ in 0..2 {
+            let refused = fixture.open().err().expect(what);
+            assert!(refused.full_message().contains("has lost its end"), "{what}: {refused:?}");
+        }
+        let writer = fixture.open_for_repair();
+        let lost = assert_never_wrong(&writer, second, &b);
+        assert!(lost == 1 || lost == 3000 && new.with_extension("lost").exists(), "{what}: {lost}");
+        let disks = [verified(first, &a), verified(second, &b)];
+        assert!(!find_damage(&writer, &disks).found.is_clean(), "{what}");
+        drop(writer);
+        let writer = fixture.open().unwrap();
+        let again = write(&writer, &b);
+        assert_eq!(assert_never_wrong(&writer, again, &b), 0, "{what}: a backup refers to it");
+        assert_eq!(assert_never_wrong(&writer, first, &a), 0, "{what}");
+    }
+}
+
+/// What a killed backup left is deleted by the next writer, which may be killed while the
+/// database compacts it.
+#[test]
+fn a_compaction_of_what_was_never_committed_stops_nobody() {
+    let fixture = Fixture::new();
+    let writer = fixture.open().unwrap();
+    let root = write(&writer, &content(1, 300));
+    let state = StoreState::read(writer.repository()).unwrap();
+    let database = writer.repository().database();
+    let mut batch = database.batch();
+    for page in state.next_page..state.next_page + 3 {
+        batch.put(Family::Maps, &page.to_be_bytes(), b"page").unwrap();
+    }
+    database.write(batch, true).unwrap();
+    drop(writer);
+    let writer = fixture.open().unwrap();
+    let files = writer.repository().database().listed_files(Family::Maps).unwrap();
+    let newest = files.iter().max_by_key(|file| file.largest.clone()).unwrap();
+    assert!(newest.largest[..] >= state.next_page.to_be_bytes()[..]);
+    let copy = fixture.copy();
+    let output = database_path(&copy.path).join("999990.sst");
+    std::fs::copy(database_path(&copy.path).join(&newest.name[1..]), output).unwrap();
+    assert_eq!(copy.damaged_files(), []);
+    let writer = copy.open().unwrap();
+    assert_eq!(assert_never_wrong(&writer, root, &content(1, 300)), 0);
+}
+
+/// The list says which files are to be deleted, if it can be read.
+#[test]
+fn a_list_made_anew_brings_no_older_document_back() {
+    let fixture = Fixture::new();
+    let writer = fixture.open().unwrap();
+    let end = |writer: &RepositoryWriter| {
+        writer.repository().database().flush().unwrap();
+        fixture.manifest().metadata().unwrap().len()
+    };
+    put_document(&writer, "point", "older");
+    end(&writer);
+    let database = writer.repository().database();
+    let files = database.listed_files(Family::Catalog).unwrap();
+    let old: Vec<_> = files.iter().map(|file| database.path_of(file)).collect();
+    let aside = tempfile::tempdir().unwrap();
+    let kept = |path: &Path| aside.path().join(path.file_name().unwrap());
+    old.iter().for_each(|path| std::fs::copy(path, kept(path)).map(drop).unwrap());
+    put_document(&writer, "point", "newer");
+    end(&writer);
+    writer.repository().database().compact(Family::Catalog, None).unwrap();
+    let end = end(&writer);
+    write(&writer, &content(1, 3000));
+    drop(writer);
+    // The list has lost its end, and files are there that it had struck off before.
+    truncate(&fixture.manifest(), end);
+    old.iter().for_each(|path| std::fs::copy(kept(path), path).map(drop).unwrap());
+    let source = PassphraseSource::None;
+    let opened = RepositoryWriter::open_for_repair(&fixture.path, &source, &NO_CACHE);
+    let (writer, reopened) = opened.unwrap();
+    assert!(reopened.is_list_new);
+    assert_eq!(document(&writer, "point").as_deref(), Some("newer"));
 }

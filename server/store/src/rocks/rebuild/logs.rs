@@ -30,8 +30,8 @@ const MAX_SEQUENCE: u64 = (1 << 56) - 1;
 /// One change.
 pub(in crate::rocks) struct Change<'a> {
     /// In the order of [`FAMILIES`].
-    pub(super) family: usize,
-    pub(super) key: &'a [u8],
+    pub(in crate::rocks) family: usize,
+    pub(in crate::rocks) key: &'a [u8],
     pub(in crate::rocks) sequence: u64,
     /// None for a deletion.
     pub(super) value: Option<&'a [u8]>,

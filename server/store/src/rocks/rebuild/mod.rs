@@ -20,8 +20,12 @@
 //! - The index is derived: of the files that overlap the others are left out, and a
 //!   repair adds what is missing.
 //!
-//! Files that were replaced, and that a crash has kept from being deleted, count like the
+//! Files that were replaced, and that a crash has kept from being deleted, are left out as far
+//! as the list that was there tells them. Where nothing can be read of it they count like the
 //! others: a document may come back that was deleted.
+//!
+//! Damaged chunks in the first or the last block of a file, and in files that are read whole,
+//! leave the index of their file here, as in every repair.
 //!
 //! Order: 1. the files of the level above are written, and get numbers that nobody has;
 //! 2. the manifest is written; 3. `CURRENT` names it. All durable. A crash before the end
@@ -40,18 +44,20 @@ mod tables;
 mod tests;
 
 use std::collections::btree_map::{BTreeMap, Entry as Slot};
+use std::collections::HashSet;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
 
-use super::mend::table_files;
+use super::give_up::set_aside;
+use super::mend::{mend, table_files, Extent};
 use super::record_log::put_manifest;
 use super::table::{put_varint, Handle};
 use super::{Database, Family, FAMILIES};
 pub(super) use logs::read as read_logs;
-pub(super) use tables::Table;
+pub(super) use tables::{rows, split_key, Table};
 
 /// In the database's folder, for the database beside.
 const FOLDER: &str = "rebuild";
@@ -74,23 +80,42 @@ pub(super) const TAG_FAMILY: u64 = 200;
 const TAG_FAMILY_NAME: u64 = 201;
 pub(super) const TAG_HIGHEST_FAMILY: u64 = 203;
 
-/// Makes the list of the files anew. Files that cannot be read are no longer among them, and
-/// the others have been mended. The caller holds the writer's lock, nobody else has the
+/// What became of files that were found damaged on the way.
+#[derive(Default)]
+pub(super) struct Rebuilt {
+    pub(super) mended: u64,
+    pub(super) lost_blocks: u64,
+    /// Nothing of them can be read.
+    pub(super) unreadable: u64,
+}
+
+/// Makes the list of the files anew, of all but `left_out`. What leads to the data has been
+/// mended in all of them. The caller holds the writer's lock, nobody else has the
 /// database open for writing, and whoever opens it next takes nothing for granted that the
 /// index or the counters say.
 ///
 /// # Errors
-/// `Corrupt` where a file is none of ours; `NoSpace`; what the operating system says. Then
-/// the database is as it was.
-pub(super) fn rebuild(database: &Path, log_directory: &Path) -> Result<()> {
+/// `Corrupt` where a file changes meanwhile; `NoSpace`; what the operating system says. Then
+/// the list is as it was.
+pub(super) fn rebuild(
+    database: &Path,
+    log_directory: &Path,
+    left_out: &HashSet<PathBuf>,
+) -> Result<Rebuilt> {
     let folder = database.join(FOLDER);
     remove_beside(database)?;
+    let mut rebuilt = Rebuilt::default();
     let mut tables = Vec::new();
-    for path in table_files(database)? {
-        tables.extend(Table::open(&path)?);
+    for path in table_files(database)?.iter().filter(|path| !left_out.contains(*path)) {
+        match Table::open(path) {
+            Err(error) if error.kind() == ErrorKind::Corrupt => tables.extend(rebuilt.mend(path)?),
+            opened => tables.extend(opened?),
+        }
     }
     let (kept, others) = divide(tables);
+    let others = rebuilt.mend_chunks(others, |_| true)?;
     let mut newest = Newest::gather(database, &others)?;
+    let kept = rebuilt.mend_chunks(kept, |table| newest.is_in_range_of(table))?;
     newest.drop_older_than(&kept)?;
     let highest = kept.iter().map(Table::sequence_at_ends).fold(newest.highest, u64::max);
     let base = (highest / SEQUENCE_STEP + 2) * SEQUENCE_STEP;
@@ -124,7 +149,55 @@ pub(super) fn rebuild(database: &Path, log_directory: &Path) -> Result<()> {
         entries = newest.len(),
         "the list of the database's files was made anew"
     );
-    Ok(())
+    Ok(rebuilt)
+}
+
+impl Rebuilt {
+    /// Leaves out of a file what cannot be read, and opens it. Where nothing is left it is set
+    /// aside.
+    fn mend(&mut self, path: &Path) -> Result<Option<Table>> {
+        match self.try_mend(path) {
+            Err(error) if error.kind() != ErrorKind::Corrupt => Err(error),
+            Ok(Some(table)) => Ok(Some(table)),
+            _ => {
+                set_aside(path)?;
+                self.unreadable += 1;
+                Ok(None)
+            }
+        }
+    }
+
+    fn try_mend(&mut self, path: &Path) -> Result<Option<Table>> {
+        let done = mend(path, Extent::Everything, || Ok(()))?;
+        self.mended += u64::from(!done.is_sound());
+        self.lost_blocks += done.lost;
+        Table::open(path)
+    }
+
+    /// The same for files of chunks that are about to be read.
+    fn mend_chunks(
+        &mut self,
+        tables: Vec<Table>,
+        is_read: impl Fn(&Table) -> bool,
+    ) -> Result<Vec<Table>> {
+        let mut sound = Vec::new();
+        for table in tables {
+            if FAMILIES[table.family].0 != Family::Chunks || !is_read(&table) {
+                sound.push(table);
+                continue;
+            }
+            match self.try_mend(&table.path) {
+                // Its blocks may be sound: reading it tells.
+                Err(error) if error.kind() == ErrorKind::Corrupt => sound.push(table),
+                Ok(None) => {
+                    set_aside(&table.path)?;
+                    self.unreadable += 1;
+                }
+                mended => sound.extend(mended?),
+            }
+        }
+        Ok(sound)
+    }
 }
 
 /// Removes the database beside, if a crash has left it.
@@ -233,14 +306,19 @@ impl Newest {
         }
     }
 
+    /// Whether a file may hold a version of a key that is here.
+    fn is_in_range_of(&self, table: &Table) -> bool {
+        let range = table.first_key().to_vec()..=table.last_key().to_vec();
+        self.families[table.family].range(range).next().is_some()
+    }
+
     /// Leaves out what is not newer than what the files that stay hold.
     fn drop_older_than(&mut self, kept: &[Table]) -> Result<()> {
         for table in kept {
-            let versions = &mut self.families[table.family];
-            let range = table.first_key().to_vec()..=table.last_key().to_vec();
-            if versions.range(range).next().is_none() {
+            if !self.is_in_range_of(table) {
                 continue;
             }
+            let versions = &mut self.families[table.family];
             let mut older = Vec::new();
             let is_wanted = |before: &[u8], cut: &[u8]| {
                 before > cut || versions.range(before.to_vec()..=cut.to_vec()).next().is_some()

@@ -39,10 +39,10 @@ pub(in crate::rocks) struct Table {
 
 /// One version of a key.
 pub(in crate::rocks) struct Entry<'a> {
-    pub(super) key: &'a [u8],
+    pub(in crate::rocks) key: &'a [u8],
     pub(in crate::rocks) sequence: u64,
     /// Where the value lies in the file, and its bytes; none for a deletion.
-    pub(super) value: Option<Handle>,
+    pub(in crate::rocks) value: Option<Handle>,
 }
 
 impl Table {
@@ -199,6 +199,12 @@ fn user_key(key: &[u8]) -> &[u8] {
     key.split_last_chunk::<KEY_END_BYTES>().map_or(key, |(user_key, _)| user_key)
 }
 
+/// The user's key, the sequence number, and whether there is a value.
+pub(in crate::rocks) fn split_key(key: &[u8]) -> Option<(&[u8], u64, bool)> {
+    let (key, sequence, kind) = split(key)?;
+    Some((key, sequence, kind == KIND_VALUE))
+}
+
 /// The user's key, the sequence number, and the kind.
 fn split(key: &[u8]) -> Option<(&[u8], u64, u8)> {
     let (user_key, end) = key.split_last_chunk::<KEY_END_BYTES>()?;
@@ -207,7 +213,7 @@ fn split(key: &[u8]) -> Option<(&[u8], u64, u8)> {
 }
 
 /// Keys of a block of data, and where in it the values lie.
-pub(super) fn rows(block: &[u8]) -> Option<Vec<(Vec<u8>, Handle)>> {
+pub(in crate::rocks) fn rows(block: &[u8]) -> Option<Vec<(Vec<u8>, Handle)>> {
     let whole = without_restarts(block)?;
     let (mut rest, mut key, mut rows) = (whole, Vec::new(), Vec::new());
     while !rest.is_empty() {
