@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -318,6 +319,26 @@ def test_published_while_served(coldrise, point, served):
     client.pwrite(b"y" * 4096, 0)
     client.flush()
     client.shutdown()
+
+
+def test_a_point_that_was_sealed_just_now_is_not_called_lost(coldrise, point, served, tmp_path):
+    """It is on its way into the catalog until the next backup."""
+    machine = point.split("/")[0]
+    served()
+    coldrise.publish(point, "trial")
+    sealed = [coldrise.json("seal", "trial")["address"]]
+    coldrise.json("unpublish", "trial")
+    listed = coldrise.run("--json", "list")
+    assert json.loads(listed.stdout)["lost"] == []
+    assert all(address in listed.stdout for address in sealed)
+    older = coldrise.run("restore", f"{machine}/latest~1/vda", tmp_path / "older.raw")
+    for done in (listed, older):
+        assert done.returncode == 0 and "lost" not in done.stderr, done.stderr
+    # It is noticed all the same where it is gone.
+    for session in (coldrise.repository / "live").iterdir():
+        if session.is_dir():
+            shutil.rmtree(session)
+    assert json.loads(coldrise.run("--json", "list").stdout)["lost"] == sealed
 
 
 def test_seals_at_once_make_different_points(coldrise, point, served):

@@ -75,11 +75,12 @@ pub(crate) fn take_lost(
     repository: &Arc<Repository>,
     targets: &mut Vec<Target>,
 ) -> Result<Vec<(MachineName, PointName)>> {
+    let catalog = Catalog::new(repository);
     let (mut lost, mut kept) = (Vec::new(), Vec::new());
     for target in targets.drain(..) {
         match target {
             Target::Point(machine, PointSelector::Exact(point))
-                if repository.is_lost(&machine, &point)? =>
+                if catalog.is_lost(&machine, &point)? =>
             {
                 lost.push((machine, point));
             }
@@ -95,12 +96,12 @@ pub(crate) fn take_lost(
 /// that is sound can be used all the same.
 pub(crate) fn tell_lost(
     invocation: &Invocation,
-    repository: &Repository,
+    catalog: &Catalog,
     selector: &PointSelector,
     point: &PointDocument,
 ) {
     let PointSelector::Latest(_) = selector else { return };
-    let lost = match repository.lost_points(Some(&point.machine)) {
+    let lost = match catalog.lost_points(Some(&point.machine)) {
         Ok(lost) => lost,
         Err(error) => {
             let why = error.full_message();

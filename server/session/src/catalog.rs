@@ -201,6 +201,36 @@ impl Catalog {
         }
     }
 
+    /// The points that have to be there and are nowhere, of one machine or of all, the oldest of
+    /// a machine first.
+    ///
+    /// # Errors
+    /// `Corrupt` where the catalog cannot be read; what the operating system says.
+    pub fn lost_points(&self, only: Option<&MachineName>) -> Result<Vec<(MachineName, PointName)>> {
+        let mut lost = Vec::new();
+        for (machine, point) in self.repository.lost_points(only)? {
+            if self.is_lost(&machine, &point)? {
+                lost.push((machine, point));
+            }
+        }
+        Ok(lost)
+    }
+
+    /// Whether this point has to be there and is nowhere: neither in the catalog, nor sealed and
+    /// on its way there.
+    ///
+    /// # Errors
+    /// As of [`Catalog::lost_points`].
+    pub fn is_lost(&self, machine: &MachineName, point: &PointName) -> Result<bool> {
+        let is_sealed = |sealed: Vec<PointDocument>| {
+            sealed.iter().any(|known| known.machine == *machine && known.point == *point)
+        };
+        // Last: it may go into the catalog meanwhile.
+        Ok(self.repository.is_lost(machine, point)?
+            && !is_sealed(self.sealed()?)
+            && self.repository.is_lost(machine, point)?)
+    }
+
     fn cataloged(&self, machine: &MachineName, name: &PointName) -> Result<Option<PointDocument>> {
         match self.repository.point(machine, name) {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
@@ -212,10 +242,10 @@ impl Catalog {
         let points = self.points(machine)?;
         let lost = match selector {
             PointSelector::Exact(name) => {
-                self.repository.is_lost(machine, name)?.then(|| name.clone())
+                self.is_lost(machine, name)?.then(|| name.clone())
             }
             PointSelector::Latest(_) if points.is_empty() => {
-                self.repository.lost_points(Some(machine))?.pop().map(|(_, point)| point)
+                self.lost_points(Some(machine))?.pop().map(|(_, point)| point)
             }
             PointSelector::Latest(_) => None,
         };

@@ -109,7 +109,7 @@ impl Subject {
         match &arguments.address {
             Address::Point { machine, selector, disk: None } => {
                 let point = Catalog::new(repository).point(machine, selector)?;
-                tell_lost(invocation, repository, selector, &point);
+                tell_lost(invocation, &Catalog::new(repository), selector, &point);
                 check_offered(point).map(Subject::Point)
             }
             Address::Live { session, disk: None } => {

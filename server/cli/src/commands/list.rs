@@ -89,7 +89,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: &ListArguments) -> Result<
         }
         None => catalog.machines()?,
     };
-    let lost = repository.lost_points(arguments.machine.as_ref())?;
+    let lost = catalog.lost_points(arguments.machine.as_ref())?;
     let lost = lost.iter().map(|(machine, point)| format!("{machine}/{point}")).collect();
     let mut listing = Listing { machines: Vec::with_capacity(machines.len()), lost };
     for machine in machines {

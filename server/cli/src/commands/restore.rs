@@ -110,7 +110,7 @@ fn open_disk(
     match address {
         Address::Point { machine, selector, disk } => {
             let mut point = Catalog::new(repository).point(machine, selector)?;
-            tell_lost(invocation, repository, selector, &point);
+            tell_lost(invocation, &Catalog::new(repository), selector, &point);
             let names = point.disks.iter().map(|disk| &disk.name);
             let name = choose_disk(address, disk.as_ref(), names)?;
             find_disk(&point, &name)?;
