@@ -1,7 +1,9 @@
 """coldrise gc: the space of what nothing refers to comes back, and nothing else goes."""
 
+import contextlib
 import fcntl
 import json
+import pathlib
 import random
 import shutil
 import signal
@@ -12,7 +14,7 @@ import time
 import pytest
 
 from support.image import Image
-from support.nbdserver import read_all
+from support.nbdserver import read_all, wait_until
 
 KIB, MIB = 1 << 10, 1 << 20
 FAILED, BUSY, INTERRUPTED = 1, 11, 130
@@ -80,6 +82,33 @@ def test_the_space_of_a_forgotten_machine_comes_back(coldrise, disk, save, tmp_p
     text = coldrise.run("gc").stdout
     assert text.startswith("deleted 0 chunks, 0 pages and 0 layers in "), text
     assert "would return" in coldrise.run("gc", "--dry-run").stdout
+
+
+def deleted_files(process):
+    """Files of the database that a process holds though they are deleted: they take space."""
+    held = []
+    for entry in pathlib.Path(f"/proc/{process.pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            held.append(str(entry.readlink()))
+    return [name for name in held if name.endswith(".sst (deleted)")]
+
+
+def test_a_server_holds_no_space_that_a_gc_gave_back(coldrise, nbdkit, disk, save):
+    kept = save("web01", disk)
+    content = bytes(disk.content)
+    disk.fill(0, 24 * MIB, "second")
+    gone = save("web02", disk)
+    export = coldrise.publish(kept, "trial")["vda"]
+    server = nbdkit()
+    with server.connect(f"{gone}/vda") as handle:
+        handle.pread(MIB, 0)
+    with server.connect(export) as handle:
+        assert handle.pread(MIB, 4 * MIB) == content[4 * MIB:5 * MIB]
+        coldrise.json("forget", gone)
+        assert coldrise.json("gc")["chunks_deleted"] == 24 * MIB // (16 * KIB)
+        # Nobody asks it for anything meanwhile.
+        wait_until(lambda: not deleted_files(server.process), "files are let go of")
+        assert handle.pread(len(content), 0) == content
 
 
 def test_what_lies_among_chunks_in_use_stays_and_is_used_again(coldrise, disk, save, tmp_path):

@@ -17,7 +17,7 @@ use coldrise_session::{
     ClientFilesReader, FileId, Lease, LeaseHold, Served, SessionDocument,
 };
 use coldrise_store::{
-    Address, DiskName, MachineName, PointDocument, PointSelector, Repository, SessionName,
+    Address, DiskName, KeepUp, MachineName, PointDocument, PointSelector, Repository, SessionName,
 };
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
@@ -49,6 +49,7 @@ pub struct ExportTree {
     lease: Arc<Lease>,
     cache_bytes: u64,
     folder: Option<PathBuf>,
+    _keep_up: KeepUp,
 }
 
 impl ExportTree {
@@ -61,6 +62,7 @@ impl ExportTree {
             lease: Lease::take(repository, options.program)?,
             cache_bytes: options.cache_bytes,
             folder: options.folder.map(Path::to_owned),
+            _keep_up: repository.keep_up(),
         })
     }
 

@@ -241,9 +241,7 @@ impl Catalog {
     fn missing(&self, machine: &MachineName, selector: &PointSelector) -> Result<Error> {
         let points = self.points(machine)?;
         let lost = match selector {
-            PointSelector::Exact(name) => {
-                self.is_lost(machine, name)?.then(|| name.clone())
-            }
+            PointSelector::Exact(name) => self.is_lost(machine, name)?.then(|| name.clone()),
             PointSelector::Latest(_) if points.is_empty() => {
                 self.lost_points(Some(machine))?.pop().map(|(_, point)| point)
             }

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use coldrise_block::{Error, ErrorKind, Result};
 use librocksdb_sys as sys;
 
+use super::record_log::manifest;
 use super::table::TableProperties;
 use super::{Database, Family, FAMILIES};
 
@@ -14,7 +15,7 @@ use super::{Database, Family, FAMILIES};
 pub(crate) struct LiveFile {
     /// Its name in the directory of the database, with a slash in front.
     pub(crate) name: String,
-    /// 0 for what a memtable was written to; files of one other level do not overlap.
+    /// 0 for what a memtable was written to.
     pub(crate) level: u32,
     pub(crate) bytes: u64,
     /// The first key, of an entry or of a deletion.
@@ -35,6 +36,14 @@ impl Database {
     /// Where a file of the database lies.
     pub(crate) fn path_of(&self, file: &LiveFile) -> PathBuf {
         self.path.join(file.name.trim_start_matches('/'))
+    }
+
+    /// What changes with every file that comes or goes: the name of the list, and its length.
+    /// None while it is being replaced.
+    pub(crate) fn list_stamp(&self) -> Option<(PathBuf, u64)> {
+        let path = manifest(&self.path).ok()?;
+        let length = path.metadata().ok()?.len();
+        Some((path, length))
     }
 
     /// The files of a family, by their first key. What is only in a memtable is in
