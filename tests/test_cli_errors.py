@@ -35,6 +35,38 @@ def test_wrong_passphrase(coldrise, tmp_path):
         assert str(coldrise.repository) in message
 
 
+def everything_in(folder):
+    """Name and content of all files; sockets have none."""
+    return {path: path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+
+
+def test_a_wrong_passphrase_changes_nothing(coldrise, tmp_path):
+    image = Image(MIB)
+    image.fill(0, MIB // 2, "content")
+    source = image.save(tmp_path / "vda.raw")
+    point = coldrise.backup("web01", vda=source)
+    coldrise.publish(point, "trial")
+    wrong, other = tmp_path / "wrong", tmp_path / "other"
+    for path in (wrong, other):
+        path.write_text(f"{path.name} staple\n", encoding="utf-8")
+    before = everything_in(coldrise.repository)
+    commands = [
+        ["backup", "web01", f"vda=raw:{source}"], ["list"], ["show", point], ["stats"],
+        ["publish", point, "--name", "second"], ["sessions"], ["seal", "trial"],
+        ["unpublish", "trial", "--discard"], ["restore", f"{point}/vda", tmp_path / "out.raw"],
+        ["protect", point], ["unprotect", point], ["quarantine", point],
+        ["release", point], ["forget", point], ["prune", "--keep-last", "1"], ["verify"],
+        ["repair"], ["fold"], ["gc"], ["gc", "--dry-run"],
+        ["key", "add", "second", "--new-passphrase-file", other],
+        ["key", "rotate", "--new-passphrase-file", other], ["key", "remove", "second"],
+    ]  # fmt: skip
+    for user in (Coldrise(coldrise.repository, wrong), Coldrise(coldrise.repository)):
+        for command in commands:
+            refused(user, 12, "wrong_passphrase", *command)
+            assert everything_in(coldrise.repository) == before, command
+    assert not (tmp_path / "out.raw").exists()
+
+
 def test_no_passphrase(coldrise):
     message = refused(Coldrise(coldrise.repository), 12, "wrong_passphrase", "list")
     assert "--passphrase-file" in message

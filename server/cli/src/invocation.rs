@@ -153,16 +153,22 @@ impl Invocation {
     /// # Errors
     /// As of [`Invocation::open_for_writing`].
     pub(crate) fn open_alone(&self) -> Result<RepositoryWriter> {
-        write_before_background(self.repository_path()?, || self.open_in_background())
+        let open = || self.open_in_background(|| Ok(()));
+        write_before_background(self.repository_path()?, open).map(|((), writer)| writer)
     }
 
-    /// The same for who has a turn in the background: nobody is asked to give way.
+    /// The same for who has a turn in the background, or begins one with `first`, and gets it
+    /// back: nobody is asked to give way.
     ///
     /// # Errors
     /// As of [`Invocation::open_for_writing`].
-    pub(crate) fn open_in_background(&self) -> Result<RepositoryWriter> {
+    pub(crate) fn open_in_background<T>(
+        &self,
+        first: impl FnOnce() -> Result<T>,
+    ) -> Result<(T, RepositoryWriter)> {
         let options = OpenOptions { cache_bytes: 0 };
-        RepositoryWriter::open(self.repository_path()?, &self.passphrase()?, &options)
+        let (path, passphrase) = (self.repository_path()?, self.passphrase()?);
+        RepositoryWriter::open_after(path, &passphrase, &options, first)
     }
 
     /// Opens the repository for writing, also where parts of its database are lost, and

@@ -180,10 +180,11 @@ fn collect_alone(
     options: &ReclaimOptions<'_>,
 ) -> Result<(coldrise_session::Collected, u64)> {
     let path = invocation.repository_path()?;
-    let turn = BackgroundTurn::begin_gc(path, options.cancel)?;
-    // An open database takes space of its own.
-    let before = space(path)?;
-    let writer = invocation.open_in_background()?;
+    let ((turn, before), writer) = invocation.open_in_background(|| {
+        let turn = BackgroundTurn::begin_gc(path, options.cancel)?;
+        // An open database takes space of its own.
+        Ok((turn, space(path)?))
+    })?;
     let collected = turn.run(options.cancel, |cancel| {
         collect_garbage(&writer, &ReclaimOptions { cancel, ..*options })
     })?;

@@ -7,7 +7,6 @@ use coldrise_block::Result;
 use super::{counters, files};
 use crate::description::{database_path, Description};
 use crate::passphrase::ReadOnce;
-use crate::repository::KeyCheck;
 use crate::rocks::Database;
 use crate::{OpenOptions, PassphraseSource, RepositoryWriter};
 
@@ -48,9 +47,9 @@ impl RepositoryWriter {
             reopened.mended_files += u64::from(is_mended);
             Database::open_for_repair(&database_path(path), log)
         };
-        let (check, settle) = (KeyCheck::First, counters::settle_state);
-        let passphrase = ReadOnce::new(passphrase);
-        let writer = RepositoryWriter::open_with(path, &passphrase, options, check, open, settle)?;
+        let (passphrase, settle) = (ReadOnce::new(passphrase), counters::settle_state);
+        let writer =
+            RepositoryWriter::open_with(path, &passphrase, options, || Ok(()), open, settle)?;
         Ok((writer, reopened))
     }
 }

@@ -93,10 +93,33 @@ impl RepositoryWriter {
         passphrase: &PassphraseSource,
         options: &OpenOptions,
     ) -> Result<RepositoryWriter> {
+        RepositoryWriter::open_after(path, passphrase, options, || Ok(()))
+            .map(|((), writer)| writer)
+    }
+
+    /// The same with something to do first, when the passphrase is known to be right and nothing
+    /// has changed yet; what that gave is to be let go of after the writer, as it is where both
+    /// are taken as they come.
+    ///
+    /// # Errors
+    /// Those of `first`; as of [`RepositoryWriter::open`].
+    pub fn open_after<T>(
+        path: &Path,
+        passphrase: &PassphraseSource,
+        options: &OpenOptions,
+        first: impl FnOnce() -> Result<T>,
+    ) -> Result<(T, RepositoryWriter)> {
         let passphrase = ReadOnce::new(passphrase);
+        let (mut first, mut done) = (Some(first), None);
         let mut is_settled = false;
         loop {
             let mut is_in_doubt = false;
+            let mut first = || {
+                if let Some(first) = first.take() {
+                    done = Some(first()?);
+                }
+                Ok(())
+            };
             let open = |log: &Path| {
                 refuse_unfinished(path)?;
                 // Opening drops from the log what is behind damage.
@@ -111,30 +134,38 @@ impl RepositoryWriter {
                 }
                 Database::open_listed(&database_path(path), log).map_err(advise_repair)
             };
-            let (check, settled) = (KeyCheck::Beside, |_: &Repository| Ok(()));
-            match RepositoryWriter::open_with(path, &passphrase, options, check, open, settled) {
+            let settled = |_: &Repository| Ok(());
+            match RepositoryWriter::open_with(path, &passphrase, options, &mut first, open, settled)
+            {
                 // Of the files that is looked at when the keys are known: that is seldom.
                 Err(_) if is_in_doubt => {
                     settle::settle(path, &passphrase).map_err(advise_repair)?
                 }
-                opened => return opened,
+                Err(error) => return Err(error),
+                Ok(writer) => {
+                    let never = || Error::new(ErrorKind::Internal, "opened without its beginning");
+                    return Ok((done.ok_or_else(never)?, writer));
+                }
             }
             is_settled = true;
         }
     }
 
-    /// The same with another way to open the database; `open_database` is given the
+    /// The same with another way to open the database. Nothing changes before the passphrase is
+    /// known to be right: opening it for writing does change it. `open_database` is given the
     /// directory for RocksDB's log. `settle` is called before anything is believed that
     /// is stored.
     pub(crate) fn open_with(
         path: &Path,
         passphrase: &ReadOnce<'_>,
         options: &OpenOptions,
-        check: KeyCheck,
+        first: impl FnOnce() -> Result<()>,
         open_database: impl FnOnce(&Path) -> Result<Database>,
         settle: impl FnOnce(&Repository) -> Result<()>,
     ) -> Result<RepositoryWriter> {
+        let check = KeyCheck::First;
         let repository = Repository::open_with(path, passphrase, options, check, |_| {
+            first()?;
             let lock = lock_for_writing(path)?;
             let log = LogDirectory::create()?;
             // Before: opening may need their space.

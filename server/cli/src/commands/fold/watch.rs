@@ -75,7 +75,7 @@ fn turn(
     let Some(turn) = BackgroundTurn::begin(repository.path(), BackgroundWork::Fold)? else {
         return Ok(Turn::GaveWay);
     };
-    let writer = match invocation.open_in_background() {
+    let ((), writer) = match invocation.open_in_background(|| Ok(())) {
         Err(error) if error.kind() == ErrorKind::Busy => return Ok(Turn::GaveWay),
         writer => writer?,
     };
