@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 
 import nbd
@@ -65,6 +66,42 @@ def test_a_wrong_passphrase_changes_nothing(coldrise, tmp_path):
             refused(user, 12, "wrong_passphrase", *command)
             assert everything_in(coldrise.repository) == before, command
     assert not (tmp_path / "out.raw").exists()
+
+
+def test_of_two_inits_at_once_one_makes_the_repository(tmp_path):
+    source = Image(MIB).save(tmp_path / "vda.raw")
+    for number in range(8):
+        repository = Coldrise(tmp_path / f"repository{number}")
+        both = [repository.start("init", "--no-encryption", stdout=subprocess.PIPE,
+                                 stderr=subprocess.PIPE) for _ in range(2)]  # fmt: skip
+        ended = [(process.communicate(timeout=60)[1], process.returncode) for process in both]
+        (message, code) = max(ended, key=lambda end: end[1])
+        assert sorted(end[1] for end in ended) == [0, code] and code != 0, ended
+        assert "already holds a repository" in message
+        repository.backup("web01", vda=source)
+        assert repository.json("verify")["is_clean"]
+
+
+def test_directories_that_a_copy_left_out_are_made_again(coldrise, tmp_path):
+    image = Image(MIB)
+    image.fill(0, MIB // 2, "content")
+    source = image.save(tmp_path / "vda.raw")
+    point = coldrise.backup("web01", vda=source)
+    for name in ("layers", "live", "leases"):
+        shutil.rmtree(coldrise.repository / name)
+    assert coldrise.json("verify")["is_clean"]
+    for name in ("layers", "live", "leases"):
+        shutil.rmtree(coldrise.repository / name)
+    coldrise.publish(point, "trial")
+    for name in ("layers", "live"):
+        shutil.rmtree(coldrise.repository / name)
+    # What was in there is missed.
+    assert coldrise.run("verify").returncode == 1
+    assert coldrise.run("gc").returncode == 1
+    coldrise.json("unpublish", "trial", "--discard")
+    coldrise.json("gc")
+    coldrise.backup("web01", vda=source)
+    assert coldrise.json("verify")["is_clean"]
 
 
 def test_no_passphrase(coldrise):

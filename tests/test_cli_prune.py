@@ -171,7 +171,21 @@ def test_the_space_returns_at_once_if_asked_for(coldrise, week):
     # Only the first day's 2 MiB are left of 14.
     assert occupied() < 4 * MIB < 12 * MIB < before
     assert coldrise.json("verify")["is_clean"]
-    assert coldrise.run("prune", "-n", "--gc", "--keep-last", "1").returncode == USAGE
+
+
+def test_what_returns_is_told_as_it_is_asked_for(coldrise, tmp_path):
+    """Of a file that is mostly in use nothing returns, unless somebody wants all of it."""
+    disk = Image(24 * MIB)
+    for time, name in (("20261101T100000Z", "first"), ("20261102T100000Z", "second")):
+        disk.fill(0, 24 * MIB if name == "first" else 4 * MIB, name)
+        back_up(coldrise, disk.save(tmp_path / "vda.raw"), "web01", [time])
+    asked = ["prune", "--keep-last", "1", "--gc"]
+    some = coldrise.json(*asked, "--dry-run")
+    everything = coldrise.json(*asked, "--dry-run", "--max-unused", "0")["reclaimable_bytes"]
+    assert some["reclaimable_bytes"] < MIB < 3 * MIB < everything
+    assert "gc" not in some and len(coldrise.json("list")["machines"][0]["points"]) == 2
+    returned = coldrise.json(*asked, "--max-unused", "0")["gc"]["bytes_returned"]
+    assert 0.9 * everything < returned < 1.1 * everything
 
 
 def test_without_a_rule_nothing_is_pruned(coldrise, week):

@@ -148,6 +148,10 @@ def test_a_damaged_layer_is_named_with_its_point(coldrise, full, nbdkit):
     text = coldrise.run("verify").stdout
     assert f"affected: {sealed}/vda: 4.0 KiB" in text and "damage found" in text
     assert "damaged: 1 captured block in a layer of" in text and str(layer) in text
+    repaired = coldrise.run("--json", "repair")
+    assert repaired.returncode == 1
+    lost = {disk["disk"] for disk in json.loads(repaired.stdout.splitlines()[-1])["lost"]}
+    assert lost == {f"{sealed}/vda", "live/trial/vda"}
     # What does not refer to it is sound.
     assert verify(coldrise, full[0])["is_clean"]
     # A layer that is gone: everything of the disk may be wrong.
@@ -156,6 +160,9 @@ def test_a_damaged_layer_is_named_with_its_point(coldrise, full, nbdkit):
     assert gone["damaged_layers"] and gone["damaged_layers"][0]["what"].startswith("a layer of ")
     names = {disk["disk"]: disk["ranges"] for disk in gone["affected"]}
     assert names[f"{sealed}/vda"] == [{"start": 0, "end": 8 * MIB}]
+    for _ in range(2):
+        repaired = coldrise.run("repair", "--quarantine")
+        assert repaired.returncode == 1 and f"lost: {sealed}/vda" in repaired.stdout
 
 
 def test_a_damaged_session_document_hides_no_other(coldrise, full):
@@ -280,8 +287,8 @@ def test_captured_blocks_count_in_the_progress(coldrise, full, nbdkit):
     first = progress_of(coldrise, "verify")[0]
     assert first["done_bytes"] == 0
     assert first["total_bytes"] >= 388 * 16 * KIB + 1 * MIB
-    # Layers that a repair does not read do not count.
-    assert progress_of(coldrise, "repair")[0]["total_bytes"] == 388 * 16 * KIB
+    # A repair reads them as well.
+    assert progress_of(coldrise, "repair")[0]["total_bytes"] == first["total_bytes"]
     quarantine = progress_of(coldrise, "repair", "--quarantine")
     assert quarantine[0]["total_bytes"] == first["total_bytes"]
 

@@ -20,7 +20,7 @@ pub(crate) struct Space {
     pub(crate) chunks_in_use: u64,
 }
 
-/// What a gc would give back if the points in `gone` were forgotten, with what nothing
+/// What a gc with `max_unused` would give back if the points in `gone` were forgotten, with what nothing
 /// refers to already, and what it would leave. `None`, and a remark, where damage lets
 /// nobody tell: that is no reason to fail.
 ///
@@ -30,9 +30,10 @@ pub(crate) fn reclaimable(
     invocation: &Invocation,
     repository: &Repository,
     gone: &HashSet<(MachineName, PointName)>,
+    max_unused: MaxUnused,
     cancel: &AtomicBool,
 ) -> Result<Option<Space>> {
-    match estimate(repository, gone, cancel) {
+    match estimate(repository, gone, max_unused, cancel) {
         Ok(space) => Ok(Some(space)),
         Err(error) if error.kind() == ErrorKind::Corrupt => {
             let why = error.full_message();
@@ -46,6 +47,7 @@ pub(crate) fn reclaimable(
 fn estimate(
     repository: &Repository,
     gone: &HashSet<(MachineName, PointName)>,
+    max_unused: MaxUnused,
     cancel: &AtomicBool,
 ) -> Result<Space> {
     let in_use = InUse::without(repository, |machine, point| {
@@ -53,7 +55,7 @@ fn estimate(
     })?;
     let (_, layer_bytes) = in_use.unneeded_layers(repository)?;
     let reachable = repository.reachable(in_use.roots, cancel)?;
-    let told = repository.reclaimable(&reachable, MaxUnused::default())?;
+    let told = repository.reclaimable(&reachable, max_unused)?;
     Ok(Space {
         reclaimable_bytes: told.bytes.saturating_add(layer_bytes),
         kept_bytes: told.kept_bytes,

@@ -5,12 +5,15 @@
 //! and the directory is synced: a crash leaves the old file or the new one.
 
 use std::fmt;
+use std::fs::File;
 use std::io::{Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
+use rustix::fs::{flock, FlockOperation};
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use zeroize::Zeroizing;
 
@@ -27,6 +30,9 @@ pub(crate) const TEMPORARY_NAME: &str = "repository.json.new";
 const FORMAT: &str = "coldrise repository";
 const FORMAT_VERSION: u32 = 1;
 const MAX_FILE_BYTES: u64 = 64 << 10;
+/// How long to wait for another process that changes the repository's directory.
+const PATIENCE: Duration = Duration::from_secs(10);
+const PAUSE: Duration = Duration::from_millis(5);
 /// Passphrases of one repository.
 pub(crate) const MAX_KEY_SLOTS: usize = 8;
 
@@ -319,6 +325,30 @@ impl Description {
 fn to_json<T: Serialize>(value: &T) -> Result<Vec<u8>> {
     serde_json::to_vec(value)
         .map_err(|e| Error::with_source(ErrorKind::Internal, "describing the repository", e))
+}
+
+/// Locks a repository's directory against others that change what stands beside its parts.
+///
+/// # Errors
+/// `Busy` where another process keeps it locked for too long: it `does` that.
+pub(crate) fn lock_directory(repository: &Path, does: &str) -> Result<File> {
+    let what = || format!("locking {}", repository.display());
+    let directory = File::open(repository).context(what)?;
+    let start = Instant::now();
+    loop {
+        match flock(&directory, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(directory),
+            Err(Errno::WOULDBLOCK | Errno::INTR) => {
+                if start.elapsed() >= PATIENCE {
+                    let message =
+                        format!("{}: {does}; try again in a moment", repository.display());
+                    return Err(Error::new(ErrorKind::Busy, message));
+                }
+                std::thread::sleep(PAUSE);
+            }
+            Err(errno) => return Err(Error::io(what(), errno.into())),
+        }
+    }
 }
 
 /// Makes entries of a directory durable.

@@ -11,22 +11,17 @@
 //! they have copied, and a copy made later.
 
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use coldrise_block::{Context, Error, ErrorKind, Result};
-use rustix::fs::{flock, FlockOperation};
+use coldrise_block::{Error, ErrorKind, Result};
 use zeroize::Zeroizing;
 
-use crate::description::{Description, MAX_KEY_SLOTS};
+use crate::description::{lock_directory, Description, MAX_KEY_SLOTS};
 use crate::keys::{GuessCost, Key, KeySlot};
 use crate::{KeyLabel, Passphrase, PassphraseSource};
 
 /// What the passphrase of `init` is called, which has no name.
 pub const INITIAL_PASSPHRASE: &str = "initial";
-
-/// How long to wait for another change to end.
-const PATIENCE: Duration = Duration::from_secs(10);
-const PAUSE: Duration = Duration::from_millis(5);
 
 /// One passphrase, without the passphrase.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
@@ -165,37 +160,13 @@ fn change(
 ) -> Result<Vec<PassphraseEntry>> {
     // Without a repository there is nothing to lock.
     Description::read(repository)?;
-    let _lock = lock(repository)?;
+    let _lock = lock_directory(repository, "another process changes its passphrases")?;
     let mut description = Description::read(repository)?;
     let (master, opened) = open(&description, given)?;
     let opened = edit(&mut description, &master, opened)?;
     description.set_checksum()?;
     description.write_synced(repository)?;
     Ok(entries(&description, opened))
-}
-
-fn lock(repository: &Path) -> Result<std::fs::File> {
-    let what = || format!("locking {}", repository.display());
-    let directory = std::fs::File::open(repository).context(what)?;
-    let start = Instant::now();
-    loop {
-        match flock(&directory, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => return Ok(directory),
-            Err(rustix::io::Errno::WOULDBLOCK | rustix::io::Errno::INTR) => {
-                if start.elapsed() >= PATIENCE {
-                    return Err(Error::new(
-                        ErrorKind::Busy,
-                        format!(
-                            "{}: another process changes its passphrases; try again in a moment",
-                            repository.display()
-                        ),
-                    ));
-                }
-                std::thread::sleep(PAUSE);
-            }
-            Err(errno) => return Err(Error::io(what(), errno.into())),
-        }
-    }
 }
 
 /// The master key, and the slot that the given passphrase opens.

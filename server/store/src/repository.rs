@@ -21,7 +21,9 @@ use zeroize::Zeroizing;
 use crate::cache::{ChunkCache, PageCache};
 use crate::chunk::{ChunkCodec, ChunkId};
 use crate::chunked_disk::ChunkedDisk;
-use crate::description::{database_path, sync_directory, Description, FILE_NAME, TEMPORARY_NAME};
+use crate::description::{
+    database_path, lock_directory, sync_directory, Description, FILE_NAME, TEMPORARY_NAME,
+};
 use crate::keys::{Key, Keys};
 use crate::log_directory::LogDirectory;
 use crate::map::{parse_page_value, MapRoot, Page, PageId, PageSource};
@@ -95,7 +97,8 @@ impl Repository {
     /// holds what an `init` that was killed left behind.
     ///
     /// # Errors
-    /// `AlreadyExists` where there is a repository or anything foreign,
+    /// `AlreadyExists` where there is a repository or anything foreign, `Busy` where another
+    /// process is about to make one, for too long,
     /// `InvalidInput` for a chunk size or compression that is not possible.
     pub fn init(path: &Path, options: &InitOptions<'_>) -> Result<()> {
         Self::init_with_guess_time(path, options, None)
@@ -118,6 +121,8 @@ impl Repository {
             guess_time,
         )?;
         make_directory(path)?;
+        // Another init would take what this one has made for what a killed one left.
+        let _lock = lock_directory(path, "another process makes it into a repository")?;
         clear_half_made(path)?;
         for part in PARTS {
             make_directory(&path.join(part))?;
@@ -172,6 +177,7 @@ impl Repository {
             })?,
         };
         let (database, access) = opened?;
+        make_missing_parts(path);
         let keys = Keys::new(&master, description.is_encrypted())?;
         let codec =
             ChunkCodec::new(description.id, description.compression, description.chunk_size_bytes);
@@ -364,6 +370,22 @@ impl PageSource for Repository {
 
 /// The directories of a repository.
 const PARTS: [&str; 5] = ["db", "live", "leases", "layers", "markers"];
+
+/// Whoever copies a repository may leave empty directories out. What has to be in them and is
+/// missing verify tells.
+fn make_missing_parts(path: &Path) {
+    for part in PARTS.iter().map(|part| path.join(part)) {
+        match part.try_exists() {
+            Ok(false) => match make_directory(&part) {
+                Ok(()) => tracing::warn!(path = %part.display(), "a directory was missing"),
+                // Nobody writes there then, and who reads says so.
+                Err(error) => tracing::debug!(%error, "a directory is missing"),
+            },
+            // What is wrong with it shows when it is used.
+            _ => {}
+        }
+    }
+}
 
 fn make_directory(path: &Path) -> Result<()> {
     let made = std::fs::DirBuilder::new().mode(0o700).create(path);

@@ -3,7 +3,7 @@
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_session::{PointRemoval, Published};
-use coldrise_store::{MachineName, PointDocument, PointName};
+use coldrise_store::{MachineName, MaxUnused, PointDocument, PointName};
 use serde::Serialize;
 
 use crate::invocation::Invocation;
@@ -108,7 +108,7 @@ fn say(invocation: &Invocation, arguments: &ForgetArguments) -> Result<Report> {
     let published = Published::read(&repository)?;
     points.iter().try_for_each(|point| published.check_free(point))?;
     let gone = names(&points).into_iter().collect();
-    let space = reclaimable(invocation, &repository, &gone, &cancel)?;
+    let space = reclaimable(invocation, &repository, &gone, MaxUnused::default(), &cancel)?;
     let bytes = space.map(|space| space.reclaimable_bytes);
     let mut said = forgotten(invocation, &points, true, bytes);
     said.add_lost(&lost);

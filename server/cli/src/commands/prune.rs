@@ -71,12 +71,12 @@ pub(crate) struct PruneArguments {
     dry_run: bool,
 
     /// Give the space back at once, as coldrise gc does.
-    #[arg(long, conflicts_with = "dry_run")]
+    #[arg(long)]
     gc: bool,
 
-    /// With --gc: as for coldrise gc.
-    #[arg(long, value_name = "PERCENT", requires = "gc")]
-    max_unused: Option<MaxUnused>,
+    /// As for coldrise gc: with --gc, and for what is said of the space that would return.
+    #[arg(long, value_name = "PERCENT", default_value = "50")]
+    max_unused: MaxUnused,
 }
 
 /// Nothing is pruned down to nothing.
@@ -163,9 +163,11 @@ pub(crate) fn run(invocation: &Invocation, arguments: &PruneArguments) -> Result
         true => plan(invocation, arguments, now_seconds)?,
         false => forget(invocation, arguments, now_seconds)?,
     };
-    let reclaimable_bytes = match arguments.gc {
+    let is_collecting = arguments.gc && !arguments.dry_run;
+    let max_unused = arguments.max_unused;
+    let reclaimable_bytes = match is_collecting {
         true => None,
-        false => match reclaimable(invocation, &repository, &going(&judged), &cancel) {
+        false => match reclaimable(invocation, &repository, &going(&judged), max_unused, &cancel) {
             // What had to be forgotten is.
             Err(error) if !arguments.dry_run => {
                 invocation
@@ -177,8 +179,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: &PruneArguments) -> Result
     };
     // It is the writer's, where there was one, and a gc is a writer of its own.
     drop(repository);
-    let max_unused = arguments.max_unused.unwrap_or_default();
-    let gc = arguments.gc.then(|| gc::collect(invocation, max_unused)).transpose();
+    let gc = is_collecting.then(|| gc::collect(invocation, max_unused)).transpose();
     let gc = gc.map_err(|error| error.context("the points are forgotten, but not their space"))?;
     let machines: Vec<PrunedMachine> =
         judged.iter().map(|points| PrunedMachine::new(points, now_seconds)).collect();

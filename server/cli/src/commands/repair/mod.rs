@@ -12,8 +12,8 @@ use coldrise_ingest::source::SourceOptions;
 use coldrise_ingest::{check_source, heal, SourceSpec};
 use coldrise_session::{settle_quarantine, InUse, Inventory, Settled};
 use coldrise_store::{
-    Affected, CatalogDamage, Coverage, PointDocument, Quarantine, Reachable, Reopened,
-    RepairReport, Repository, RepositoryWriter, VerifyOptions,
+    Affected, CatalogDamage, Coverage, Reachable, Reopened, RepairReport, Repository,
+    RepositoryWriter, VerifyOptions,
 };
 use serde::Serialize;
 
@@ -25,8 +25,8 @@ use crate::units::{show_count, show_duration, show_size};
 
 /// Find damaged chunks, and heal them where their content is still to be had.
 ///
-/// Reads all chunks, as verify does, and remembers the damaged ones. From then on they
-/// heal when their content comes by: in the next backup of a machine that still holds
+/// Reads all chunks and captured blocks, as verify does, and remembers the damaged chunks.
+/// From then on they heal when their content comes by: in the next backup of a machine that still holds
 /// it, or now, from what --from and --from-repo name. In all files of the database a
 /// flipped bit is put right; other damage inside is left out, and files that are missing
 /// or cut short are given up, so that backups can go on. What the deduplication index lacks
@@ -50,8 +50,8 @@ pub(crate) struct RepairArguments {
     /// Set every restore point aside that stays damaged: it is not served, is no machine's
     /// latest, no backup is built upon it, and prune keeps it without counting it.
     ///
-    /// Reads captured blocks, too. Every repair, with this option or without, releases such
-    /// points once they are whole again. See coldrise quarantine.
+    /// Every repair, with this option or without, releases such points once they are whole
+    /// again. See coldrise quarantine.
     #[arg(long)]
     quarantine: bool,
 }
@@ -85,7 +85,7 @@ struct Repaired {
     added_entries: u64,
     /// Of points and sessions: those were missing or could not be read.
     made_markers: u64,
-    /// What nothing can heal.
+    /// What nothing can heal, of chunks and of captured blocks.
     lost: Vec<Affected>,
     damaged_documents: Vec<CatalogDamage>,
     /// Points that were set aside, and that are whole again.
@@ -134,14 +134,7 @@ fn repair(
     let inventory = Inventory::take(writer.repository(), cancel)?;
     let in_use = in_use(writer, cancel)?;
     let view = ProgressView::new(invocation);
-    let is_damaged = |point: &PointDocument| matches!(point.quarantine, Some(Quarantine::Damaged));
-    // To set points aside, or to release them.
-    let reads_layers = arguments.quarantine || inventory.points.iter().any(is_damaged);
-    let captured_bytes = match reads_layers {
-        true => inventory.captured_bytes(writer.repository()),
-        false => 0,
-    };
-    let verify_view = VerifyView::new(&view, captured_bytes);
+    let verify_view = VerifyView::new(&view, inventory.captured_bytes(writer.repository()));
     let progress = |now| verify_view.chunks(now);
     let coverage = Coverage::Everything;
     let options = VerifyOptions { coverage, threads: 0, cancel, progress: &progress };
@@ -158,13 +151,13 @@ fn repair(
     }
     let progress = |now| verify_view.captured(now);
     let options = VerifyOptions { progress: &progress, ..options };
-    let settled = match reads_layers {
-        true => settle(writer, &inventory, &report.lost, arguments.quarantine, &options)?,
-        false => Settled::default(),
-    };
+    let layers = inventory.verify_layers(writer.repository(), &options)?;
+    let lost = [&report.lost[..], &layers.affected].concat();
+    let settled = settle(writer, &inventory, &lost, arguments.quarantine, cancel)?;
     drop(view);
     let healable_chunks = writer.damaged_chunks();
-    let is_clean = healable_chunks == 0 && report.lost.is_empty() && inventory.damaged.is_empty();
+    let damaged_documents = [inventory.damaged, layers.damaged].concat();
+    let is_clean = healable_chunks == 0 && lost.is_empty() && damaged_documents.is_empty();
     let repaired = Repaired {
         damaged_chunks: report.healable_chunks,
         healed_chunks,
@@ -178,8 +171,8 @@ fn repair(
         removed_entries: report.removed_entries,
         added_entries: report.added_entries,
         made_markers: done.made_markers,
-        lost: report.lost.clone(),
-        damaged_documents: inventory.damaged,
+        lost,
+        damaged_documents,
         quarantined: settled.quarantined,
         released: settled.released,
         is_clean,
@@ -263,12 +256,10 @@ fn settle(
     inventory: &Inventory,
     lost: &[Affected],
     is_marking: bool,
-    options: &VerifyOptions<'_>,
+    cancel: &AtomicBool,
 ) -> Result<Settled> {
-    let mut affected = writer.unhealed(&inventory.disks(), options.cancel)?;
+    let mut affected = writer.unhealed(&inventory.disks(), cancel)?;
     affected.extend_from_slice(lost);
-    let layers = inventory.verify_layers(writer.repository(), options)?;
-    affected.extend(layers.affected);
     settle_quarantine(writer, &affected, is_marking)
 }
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_session::{shares, Catalog, MachineShares, PointShares, Shares, StoredBytes};
-use coldrise_store::{CatalogDamage, IndexMemory, MachineName, Quarantine, Repository};
+use coldrise_store::{CatalogDamage, IndexMemory, MachineName, MaxUnused, Quarantine, Repository};
 use serde::Serialize;
 
 use crate::invocation::Invocation;
@@ -200,7 +200,8 @@ fn of_repository(
 ) -> Result<Stats> {
     let store = repository.stored_chunks()?;
     let nothing = HashSet::new();
-    let space = reclaimable(invocation, repository, &nothing, &*cancel_flag()?)?;
+    let (max_unused, cancel) = (MaxUnused::default(), cancel_flag()?);
+    let space = reclaimable(invocation, repository, &nothing, max_unused, &cancel)?;
     // What waits for a gc is no failure of deduplication.
     let chunks = space.as_ref().map_or(store.chunks, |space| space.chunks_in_use.min(store.chunks));
     let unique_bytes = chunks.saturating_mul(u64::from(repository.chunk_size_bytes()));
