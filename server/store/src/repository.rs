@@ -375,14 +375,13 @@ const PARTS: [&str; 5] = ["db", "live", "leases", "layers", "markers"];
 /// missing verify tells.
 fn make_missing_parts(path: &Path) {
     for part in PARTS.iter().map(|part| path.join(part)) {
-        match part.try_exists() {
-            Ok(false) => match make_directory(&part) {
+        // Anything else that is wrong with it shows when it is used.
+        if matches!(part.try_exists(), Ok(false)) {
+            match make_directory(&part) {
                 Ok(()) => tracing::warn!(path = %part.display(), "a directory was missing"),
                 // Nobody writes there then, and who reads says so.
                 Err(error) => tracing::debug!(%error, "a directory is missing"),
-            },
-            // What is wrong with it shows when it is used.
-            _ => {}
+            }
         }
     }
 }
