@@ -104,6 +104,14 @@ def test_directories_that_a_copy_left_out_are_made_again(coldrise, tmp_path):
     assert coldrise.json("verify")["is_clean"]
 
 
+def test_an_answer_that_cannot_be_written_is_no_success(coldrise):
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        for arguments in (["list"], ["--json", "verify"], ["gc"]):
+            process = coldrise.start(*arguments, stdout=full, stderr=subprocess.PIPE)
+            message = process.communicate(timeout=60)[1]
+            assert process.returncode == 1 and "No space left on device" in message, arguments
+
+
 def test_no_passphrase(coldrise):
     message = refused(Coldrise(coldrise.repository), 12, "wrong_passphrase", "list")
     assert "--passphrase-file" in message

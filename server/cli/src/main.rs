@@ -50,11 +50,10 @@ fn main() -> ExitCode {
     keep_secrets_out_of_core_dumps();
     let is_json = arguments.global.json;
     let invocation = Invocation::new(arguments.global);
-    match commands::run(&invocation, arguments.command) {
-        Ok(report) => {
-            report.print(&invocation);
-            ExitCode::from(report.exit_code)
-        }
+    let run = commands::run(&invocation, arguments.command)
+        .and_then(|report| report.print(&invocation).map(|()| report.exit_code));
+    match run {
+        Ok(code) => ExitCode::from(code),
         Err(error) => {
             print_error(is_json, error.kind(), &error.full_message());
             ExitCode::from(error.kind().exit_code())

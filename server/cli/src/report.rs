@@ -1,8 +1,9 @@
 //! What a command says at its end, and how errors are said.
 
+use std::io::ErrorKind::BrokenPipe;
 use std::io::Write;
 
-use coldrise_block::ErrorKind;
+use coldrise_block::{Context, ErrorKind, Result};
 use serde::Serialize;
 use serde_json::json;
 
@@ -32,23 +33,35 @@ impl Report {
         Report { is_answer: true, ..Report::done(object, text) }
     }
 
-    /// Prints it as the invocation asks.
-    pub(crate) fn print(&self, invocation: &Invocation) {
-        if invocation.is_json() {
-            print_line(&self.object);
-        } else if self.is_answer || !invocation.is_quiet() {
-            let text = self.text.trim_end();
-            if !text.is_empty() {
-                print_line(text);
-            }
+    /// Prints it as the invocation asks. A reader that went away is no error.
+    ///
+    /// # Errors
+    /// What the operating system says of stdout.
+    pub(crate) fn print(&self, invocation: &Invocation) -> Result<()> {
+        let text = match invocation.is_json() {
+            true => &self.object,
+            false if self.is_answer || !invocation.is_quiet() => self.text.trim_end(),
+            false => "",
+        };
+        match write_line(text) {
+            Err(error) if error.kind() != BrokenPipe => Err(error).context(|| "writing to stdout"),
+            _ => Ok(()),
         }
     }
 }
 
-/// One line on stdout. A reader that went away is no error: there is nobody to tell.
+/// One line on stdout, beside what a command is asked for. A reader that went away is no
+/// error: there is nobody to tell.
 pub(crate) fn print_line(text: &str) {
+    let _ = write_line(text);
+}
+
+fn write_line(text: &str) -> std::io::Result<()> {
+    if text.is_empty() {
+        return Ok(());
+    }
     let mut stdout = std::io::stdout().lock();
-    let _ = writeln!(stdout, "{text}").and_then(|()| stdout.flush());
+    writeln!(stdout, "{text}").and_then(|()| stdout.flush())
 }
 
 /// One line on stderr.

@@ -29,7 +29,7 @@ use crate::units::{show_count, show_duration, show_size};
 #[derive(Debug, Args)]
 pub(crate) struct GcArguments {
     /// Delete nothing; say about how much space would return.
-    #[arg(long)]
+    #[arg(long, short = 'n')]
     dry_run: bool,
 
     /// Rewrite every file of which so much or more is of no use. 0 returns all that there

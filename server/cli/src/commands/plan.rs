@@ -1,14 +1,12 @@
 //! `coldrise plan`: what a repository would need.
 
-use std::num::NonZeroU32;
-
-use clap::{Args, ValueEnum};
+use clap::{value_parser, Args, ValueEnum};
 use coldrise_block::Result;
 use serde::Serialize;
 
 use crate::invocation::Invocation;
 use crate::report::{table, Report};
-use crate::units::{parse_size, saved_percent, show_size};
+use crate::units::{parse_size, saved_percent, show_count, show_size};
 
 /// What was measured of one chunk size, as shares of the input: what the chunks take with
 /// each compression. docs/decisions/0005-chunk-size-and-compression.md.
@@ -36,6 +34,9 @@ const READER_MEMORY_BYTES: f64 = 0.14;
 /// In the memory of a writer, with the reader's: filter and index of known chunks.
 const WRITER_MEMORY_BYTES: f64 = 1.64;
 
+/// Nobody keeps more.
+const MAX_KEEP: i64 = 100_000;
+
 /// Estimate space, index and memory for a repository, by chunk size.
 ///
 /// Needs no repository. What is assumed stands below the table: above all that the data
@@ -52,8 +53,8 @@ pub(crate) struct PlanArguments {
     change: f64,
 
     /// Restore points that are kept of every machine.
-    #[arg(long, value_name = "N", default_value = "30")]
-    keep: NonZeroU32,
+    #[arg(long, value_name = "N", default_value = "30", value_parser = value_parser!(u32).range(1..=MAX_KEEP))]
+    keep: u32,
 
     /// Only this chunk size.
     #[arg(long, value_name = "SIZE", value_parser = parse_chunk_size)]
@@ -149,7 +150,7 @@ impl Planned {
 }
 
 pub(crate) fn run(_invocation: &Invocation, arguments: &PlanArguments) -> Result<Report> {
-    let keep = f64::from(arguments.keep.get());
+    let keep = f64::from(arguments.keep);
     let protect = arguments.protect as f64;
     let different = protect * (1.0 + arguments.change / 100.0 * (keep - 1.0));
     let recoverable_bytes = (protect * keep) as u64;
@@ -159,7 +160,7 @@ pub(crate) fn run(_invocation: &Invocation, arguments: &PlanArguments) -> Result
     let plan = Plan {
         protect_bytes: arguments.protect,
         change_percent: arguments.change,
-        keep: arguments.keep.get(),
+        keep: arguments.keep,
         compression: arguments.compression,
         recoverable_bytes,
         different_bytes: different as u64,
@@ -195,11 +196,11 @@ fn text(plan: &Plan) -> String {
         "\nindex: the part of it on the disk that finds chunks. Reader and writer: memory of each \
          process for it; up to 24 MiB and 80 MiB of caches come on top, and a reader's cache of \
          chunks.\n\
-         assumed: {} restore points of {}, each {} % different from the one before, so {} to \
+         assumed: {} of {}, each {} % different from the one before, so {} to \
          restore and {} to store; compressed by {compression} as much as the Debian guest of \
          docs/decisions/0005 was; no two machines alike; changes of at least one chunk; \
          captured writes of sessions not counted.\n",
-        plan.keep,
+        show_count(u64::from(plan.keep), "restore point"),
         show_size(plan.protect_bytes),
         plan.change_percent,
         show_size(plan.recoverable_bytes),
