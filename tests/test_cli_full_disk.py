@@ -122,6 +122,24 @@ def fill(folder):
     return filler
 
 
+def test_with_one_mib_a_gc_makes_room_on_a_full_disk(small, tmp_path):
+    kept = disk(tmp_path, "kept", 4)
+    point = small.backup("web01", vda=kept)
+    small.backup("db01", vda=disk(tmp_path, "gone", 12))
+    filler = fill(small.repository.parent)
+    for command in (["forget", "--all", "db01"], ["gc"]):
+        done = small.run("--json", *command)
+        assert done.returncode == 1 and error_kind(done) == "no_space", done.stderr
+        assert "make room" in done.stderr, done.stderr
+    os.truncate(filler, filler.stat().st_size - MIB)
+    small.json("forget", "--all", "db01")
+    assert small.json("gc")["bytes_returned"] > 11 * MIB
+    assert available(small.repository.parent) > 11 * MIB
+    target = tmp_path / "out.raw"
+    small.json("restore", f"{point}/vda", target)
+    assert target.read_bytes() == kept.read_bytes()
+
+
 def test_sessions_on_a_full_disk(small, tmp_path):
     content = disk(tmp_path, "first", 4)
     point = small.backup("web01", vda=content)

@@ -65,9 +65,12 @@ impl BackgroundTurn {
         if !lock(&turn, &path, FlockOperation::NonBlockingLockExclusive)? {
             return Ok(None);
         }
-        turn.set_len(0)
-            .and_then(|()| turn.write_all_at(work.name(), 0))
-            .context(|| format!("writing {}", path.display()))?;
+        let named = turn.set_len(0).and_then(|()| turn.write_all_at(work.name(), 0));
+        match named {
+            // It only tells others what is done: on a full drive that is what makes room.
+            Err(error) if error.kind() == std::io::ErrorKind::StorageFull => {}
+            named => named.context(|| format!("writing {}", path.display()))?,
+        }
         let turn = BackgroundTurn { repository: repository.to_owned(), _turn: turn };
         Ok((!turn.is_wanted()?).then_some(turn))
     }

@@ -383,6 +383,10 @@ pub(crate) fn advise_repair(error: Error) -> Error {
         ErrorKind::Corrupt if !is_advised => {
             error.context("the database is damaged: run coldrise repair")
         }
+        ErrorKind::NoSpace => error.context(
+            "the drive is full, and to open the repository for writing takes up to 1 MiB: make \
+             room for that; then coldrise gc gives back what nothing refers to",
+        ),
         _ => error,
     }
 }
