@@ -18,7 +18,8 @@
 //! 4. The new file gets its name. What remained of the old one goes, which is not listed any
 //!    more; where nothing of it could be read it is kept as `NUMBER.lost`, in case that
 //!    somebody can. *A crash leaves* remains that are not listed, and go: also such ones.
-//! 5. With all that can be read at hand the list is looked at: where it has lost its end it is
+//! 5. Files go that the list says are to be deleted. With all others that can be read at hand it
+//!    is looked at: where it has lost its end it is
 //!    made anew, see [`super::rebuild`]. If not, files that are not there are struck off.
 //!
 //! A listed file is missing from 1. to 4., and a writer then opens no database, unless it is one
@@ -30,11 +31,11 @@ use std::path::{Path, PathBuf};
 use coldrise_block::{Context, ErrorKind, Result};
 
 use super::manifest::{
-    listed, missing, open_as_listed, strike_off, strike_off_with, told_by, Listed,
+    listed, missing, number, open_as_listed, strike_off, strike_off_with, told_by, Listed,
 };
 use super::mend::{files_ending, mend_end, table_files};
 use super::rebuild::{file_edit, highest_number, put_numbers, rebuild, Table, TAG_NEXT_FILE};
-use super::unlisted::{readable, unlisted_that_counts};
+use super::unlisted::{is_any_late, unlisted_that_counts};
 use crate::description::sync_directory;
 
 /// Of files that were given up and are kept, in case that somebody can read them.
@@ -82,6 +83,7 @@ pub(crate) fn give_up_lost(
     let mut files = listed(database, log_directory);
     if let Ok(listed_now) = &files {
         finish(database, listed_now)?;
+        remove_struck_off(database, listed_now)?;
         let (cut, _) = lost_files(listed_now)?;
         if !cut.is_empty() {
             before()?;
@@ -89,15 +91,13 @@ pub(crate) fn give_up_lost(
             files = listed(database, log_directory);
         }
     }
-    let end = match &files {
-        Ok(listed) => end_of_list(database, log_directory, listed)?,
-        Err(error) => {
-            EndOfList { is_lost: error.kind() == ErrorKind::Corrupt, ..Default::default() }
-        }
+    let is_list_lost = match &files {
+        Ok(listed) => has_lost_its_end(database, log_directory, listed)?,
+        Err(error) => error.kind() == ErrorKind::Corrupt,
     };
-    if end.is_lost {
+    if is_list_lost {
         before()?;
-        rebuild_without_remains(database, log_directory, &end.leftovers, &mut given_up)?;
+        rebuild_without_remains(database, log_directory, &mut given_up)?;
         files = listed(database, log_directory);
     }
     let files = files?;
@@ -121,11 +121,10 @@ fn lost_files(listed: &[Listed]) -> Result<(Vec<Listed>, Vec<Listed>)> {
     Ok((cut, gone))
 }
 
-/// Makes the list anew, from all that can be read but `leftovers`.
+/// Makes the list anew, from all that can be read.
 fn rebuild_without_remains(
     database: &Path,
     log_directory: &Path,
-    leftovers: &HashSet<PathBuf>,
     given_up: &mut GivenUp,
 ) -> Result<()> {
     // Each is whole, and holds what remains of another.
@@ -138,7 +137,7 @@ fn rebuild_without_remains(
         given_up.files += 1;
     }
     sync_directory(database)?;
-    let rebuilt = rebuild(database, log_directory, leftovers)?;
+    let rebuilt = rebuild(database, log_directory)?;
     given_up.is_list_new = true;
     given_up.mended += rebuilt.mended;
     given_up.lost_blocks += rebuilt.lost_blocks;
@@ -153,6 +152,19 @@ fn finish(database: &Path, listed: &[Listed]) -> Result<()> {
         match is_listed(&path, listed) {
             true => rename(&path, TABLE_ENDING)?,
             false => remove(&path)?,
+        }
+    }
+    sync_directory(database)
+}
+
+/// Removes the files that the manifest says are to be deleted, as RocksDB would: a killed
+/// compaction has left them. A list that is made anew would bring back what was in there.
+fn remove_struck_off(database: &Path, listed: &[Listed]) -> Result<()> {
+    let told = told_by(database)?;
+    for path in table_files(database)? {
+        let is_told = number(&path).is_some_and(|number| !told.may_miss(number));
+        if is_told && !is_listed(&path, listed) {
+            remove(&path)?;
         }
     }
     sync_directory(database)
@@ -254,33 +266,23 @@ fn exists(path: &Path) -> Result<bool> {
     path.try_exists().context(|| format!("looking for {}", path.display()))
 }
 
-#[derive(Default)]
-struct EndOfList {
-    is_lost: bool,
-    /// Files that are to be deleted, as what is left of the list says.
-    leftovers: HashSet<PathBuf>,
-}
-
 /// Whether edits are missing at the manifest's end: there is a file that it does not know, and
 /// that holds what nothing else does, or may have come in place of one that it knows and that
 /// is gone.
-fn end_of_list(database: &Path, log_directory: &Path, listed: &[Listed]) -> Result<EndOfList> {
+fn has_lost_its_end(database: &Path, log_directory: &Path, listed: &[Listed]) -> Result<bool> {
     let mut unlisted = table_files(database)?;
     unlisted.extend(files_ending(database, REMAINS_ENDING)?);
     unlisted.retain(|path| !is_listed(path, listed));
     if unlisted.is_empty() {
-        return Ok(EndOfList::default());
+        return Ok(false);
     }
-    let readable = readable(database, &unlisted)?;
-    let has_come = readable.iter().any(|(_, is_leftover)| !is_leftover);
-    let is_lost = has_come && !lost_files(listed)?.1.is_empty() || {
-        // Without the keys nobody knows which ids were committed. A file of chunks that a killed
-        // backup had just handed over counts here: to list it does no harm.
-        let database = open_as_listed(database, log_directory)?;
-        unlisted_that_counts(&database, &unlisted, (u64::MAX, u64::MAX))?.is_some()
-    };
-    let leftovers = readable.into_iter().filter(|(_, is_leftover)| *is_leftover);
-    Ok(EndOfList { is_lost, leftovers: leftovers.map(|(path, _)| path).collect() })
+    if !lost_files(listed)?.1.is_empty() && is_any_late(database, &unlisted)? {
+        return Ok(true);
+    }
+    // Without the keys nobody knows which ids were committed. A file of chunks that a killed
+    // backup had just handed over counts here: to list it does no harm.
+    let database = open_as_listed(database, log_directory)?;
+    Ok(unlisted_that_counts(&database, &unlisted, (u64::MAX, u64::MAX))?.is_some())
 }
 
 #[cfg(test)]

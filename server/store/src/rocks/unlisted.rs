@@ -56,25 +56,18 @@ pub(crate) fn unlisted_that_counts(
     Ok(None)
 }
 
-/// Those of these files that can be read, and whether the manifest says that they are to be
-/// deleted.
+/// Whether one of these files can be read and may have come after all that the manifest tells.
 ///
 /// # Errors
 /// As of [`unlisted_that_counts`].
-pub(super) fn readable(database: &Path, unlisted: &[PathBuf]) -> Result<Vec<(PathBuf, bool)>> {
-    let mut found = Vec::new();
-    if unlisted.is_empty() {
-        return Ok(found);
-    }
+pub(super) fn is_any_late(database: &Path, unlisted: &[PathBuf]) -> Result<bool> {
     let told = told_by(database)?;
     for path in unlisted {
-        match look(path, &told)? {
-            Look::Leftover => found.push((path.clone(), true)),
-            Look::Table(_) => found.push((path.clone(), false)),
-            Look::Damaged | Look::Torn => {}
+        if matches!(look(path, &told)?, Look::Table(_)) {
+            return Ok(true);
         }
     }
-    Ok(found)
+    Ok(false)
 }
 
 enum Look {

@@ -20,9 +20,9 @@
 //! - The index is derived: of the files that overlap the others are left out, and a
 //!   repair adds what is missing.
 //!
-//! Files that were replaced, and that a crash has kept from being deleted, are left out as far
-//! as the list that was there tells them. Where nothing can be read of it they count like the
-//! others: a document may come back that was deleted.
+//! Files that were replaced, and that a crash has kept from being deleted, are gone as far as the
+//! list that was there tells them. Where nothing can be read of it they count like the others: a
+//! document may come back that was deleted.
 //!
 //! Damaged chunks in the first or the last block of a file, and in files that are read whole,
 //! leave the index of their file here, as in every repair.
@@ -44,10 +44,9 @@ mod tables;
 mod tests;
 
 use std::collections::btree_map::{BTreeMap, Entry as Slot};
-use std::collections::HashSet;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
 
@@ -89,26 +88,22 @@ pub(super) struct Rebuilt {
     pub(super) unreadable: u64,
 }
 
-/// Makes the list of the files anew, of all but `left_out`. What leads to the data has been
-/// mended in all of them. The caller holds the writer's lock, nobody else has the
+/// Makes the list of the files anew. What leads to the data has been mended in all of them. The
+/// caller holds the writer's lock, nobody else has the
 /// database open for writing, and whoever opens it next takes nothing for granted that the
 /// index or the counters say.
 ///
 /// # Errors
 /// `Corrupt` where a file changes meanwhile; `NoSpace`; what the operating system says. Then
 /// the list is as it was.
-pub(super) fn rebuild(
-    database: &Path,
-    log_directory: &Path,
-    left_out: &HashSet<PathBuf>,
-) -> Result<Rebuilt> {
+pub(super) fn rebuild(database: &Path, log_directory: &Path) -> Result<Rebuilt> {
     let folder = database.join(FOLDER);
     remove_beside(database)?;
     let mut rebuilt = Rebuilt::default();
     let mut tables = Vec::new();
-    for path in table_files(database)?.iter().filter(|path| !left_out.contains(*path)) {
-        match Table::open(path) {
-            Err(error) if error.kind() == ErrorKind::Corrupt => tables.extend(rebuilt.mend(path)?),
+    for path in table_files(database)? {
+        match Table::open(&path) {
+            Err(error) if error.kind() == ErrorKind::Corrupt => tables.extend(rebuilt.mend(&path)?),
             opened => tables.extend(opened?),
         }
     }

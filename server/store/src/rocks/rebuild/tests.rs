@@ -101,7 +101,7 @@ impl Fixture {
     }
 
     fn rebuild(&mut self) {
-        rebuild(&self.path(), self.folder.path(), &HashSet::new()).unwrap();
+        rebuild(&self.path(), self.folder.path()).unwrap();
         self.open(false);
     }
 
@@ -193,7 +193,7 @@ fn a_crash_before_the_end_changes_nothing() {
     fixture.change(150..400, true);
     fixture.lose_list();
     for _ in 0..3 {
-        rebuild(&fixture.path(), fixture.folder.path(), &HashSet::new()).unwrap();
+        rebuild(&fixture.path(), fixture.folder.path()).unwrap();
         // The files it made are there, and in no list.
         fixture.remove_list();
         std::fs::create_dir(fixture.path().join(FOLDER)).unwrap();
