@@ -28,6 +28,7 @@ use crate::units::{show_age, show_count, show_size};
 /// docs/retention.md has examples.
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("rules").required(true).multiple(true))]
+#[command(group = ArgGroup::new("space").multiple(true))]
 #[command(
     override_usage = "coldrise prune [OPTIONS] --keep-last <N>|--keep-daily <N>|… [MACHINE]..."
 )]
@@ -67,16 +68,16 @@ pub(crate) struct PruneArguments {
 
     /// Only say what would be forgotten, and what space would return. Works beside a
     /// backup.
-    #[arg(long, short = 'n')]
+    #[arg(long, short = 'n', group = "space")]
     dry_run: bool,
 
     /// Give the space back at once, as coldrise gc does.
-    #[arg(long)]
+    #[arg(long, group = "space")]
     gc: bool,
 
-    /// As for coldrise gc: with --gc, and for what is said of the space that would return.
-    #[arg(long, value_name = "PERCENT", default_value = "50")]
-    max_unused: MaxUnused,
+    /// As for coldrise gc: with --gc, or for what --dry-run says of the space.
+    #[arg(long, value_name = "PERCENT", requires = "space")]
+    max_unused: Option<MaxUnused>,
 }
 
 /// Nothing is pruned down to nothing.
@@ -164,7 +165,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: &PruneArguments) -> Result
         false => forget(invocation, arguments, now_seconds)?,
     };
     let is_collecting = arguments.gc && !arguments.dry_run;
-    let max_unused = arguments.max_unused;
+    let max_unused = arguments.max_unused.unwrap_or_default();
     let reclaimable_bytes = match is_collecting {
         true => None,
         false => match reclaimable(invocation, &repository, &going(&judged), max_unused, &cancel) {
