@@ -207,12 +207,16 @@ impl Catalog {
     /// # Errors
     /// `Corrupt` where the catalog cannot be read; what the operating system says.
     pub fn lost_points(&self, only: Option<&MachineName>) -> Result<Vec<(MachineName, PointName)>> {
-        let mut lost = Vec::new();
-        for (machine, point) in self.repository.lost_points(only)? {
-            if self.is_lost(&machine, &point)? {
-                lost.push((machine, point));
-            }
+        if self.repository.lost_points(only)?.is_empty() {
+            return Ok(Vec::new());
         }
+        // As of `is_lost`.
+        let sealed = self.sealed()?;
+        let mut lost = self.repository.lost_points(only)?;
+        let is_sealed = |machine: &MachineName, point: &PointName| {
+            sealed.iter().any(|known| known.machine == *machine && known.point == *point)
+        };
+        lost.retain(|(machine, point)| !is_sealed(machine, point));
         Ok(lost)
     }
 

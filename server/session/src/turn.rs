@@ -10,6 +10,7 @@
 //! make each other give way for ever.
 
 use std::fs::File;
+use std::io::ErrorKind::{QuotaExceeded, StorageFull};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -68,7 +69,7 @@ impl BackgroundTurn {
         let named = turn.set_len(0).and_then(|()| turn.write_all_at(work.name(), 0));
         match named {
             // It only tells others what is done: on a full drive that is what makes room.
-            Err(error) if error.kind() == std::io::ErrorKind::StorageFull => {}
+            Err(error) if matches!(error.kind(), StorageFull | QuotaExceeded) => {}
             named => named.context(|| format!("writing {}", path.display()))?,
         }
         let turn = BackgroundTurn { repository: repository.to_owned(), _turn: turn };

@@ -101,8 +101,8 @@ pub(crate) fn give_up_lost(
         files = listed(database, log_directory);
     }
     let files = files?;
-    remove_remains(database, &files)?;
     let lost = missing(&files)?;
+    remove_remains(database, &files, !lost.is_empty())?;
     if !lost.is_empty() {
         before()?;
         strike_off(database, log_directory, &lost)?;
@@ -171,11 +171,13 @@ fn remove_struck_off(database: &Path, listed: &[Listed]) -> Result<()> {
 }
 
 /// Removes what remains of files that are in no list: a killed compaction has left them, and
-/// RocksDB would have deleted them.
-fn remove_remains(database: &Path, listed: &[Listed]) -> Result<()> {
+/// RocksDB would have deleted them. Where a file is gone they are kept: they may hold what it did.
+fn remove_remains(database: &Path, listed: &[Listed], is_any_gone: bool) -> Result<()> {
     for path in files_ending(database, REMAINS_ENDING)? {
-        if !is_listed(&path, listed) {
-            remove(&path)?;
+        match is_listed(&path, listed) {
+            true => {}
+            false if is_any_gone => set_aside(&path)?,
+            false => remove(&path)?,
         }
     }
     sync_directory(database)

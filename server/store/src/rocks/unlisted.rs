@@ -126,10 +126,13 @@ fn torn_counts(database: &Database, path: &Path, next: (u64, u64)) -> Result<boo
     let mut versions = Vec::new();
     for (key, _) in found.data(&content).filter_map(rows).flatten() {
         if let Some((key, sequence, has_value)) = split_key(&key) {
-            versions.push(Version { key: key.to_vec(), sequence, has_value });
+            // Those of the index are hashes.
+            if key.len() != 32 || key.is_ascii() {
+                versions.push(Version { key: key.to_vec(), sequence, has_value });
+            }
         }
     }
-    let (ids, mut others): (Vec<_>, Vec<_>) =
+    let (ids, others): (Vec<_>, Vec<_>) =
         versions.into_iter().partition(|version| version.key.len() == 8 && version.key[0] == 0);
     for version in ids.iter().take(1).chain(ids.last()).filter(|version| version.has_value) {
         let families = [Family::Chunks, Family::Maps];
@@ -141,8 +144,6 @@ fn torn_counts(database: &Database, path: &Path, next: (u64, u64)) -> Result<boo
             return Ok(true);
         }
     }
-    // Those of the index are hashes.
-    others.retain(|version| version.key.len() != 32 || version.key.is_ascii());
     Ok(!others.is_empty() && is_newer(database, &others)?)
 }
 

@@ -566,3 +566,50 @@ fn a_list_made_anew_brings_no_older_document_back() {
     assert!(reopened.is_list_new);
     assert_eq!(document(&writer, "point").as_deref(), Some("newer"));
 }
+
+/// What a compaction writes has no sequence numbers, and of what it has read a crash leaves the
+/// oldest.
+#[test]
+fn a_list_made_anew_takes_what_was_compacted_for_newer() {
+    let harms: [fn(&Path, u64); 2] =
+        [truncate, |manifest, _| std::fs::write(manifest, b"garbage").unwrap()];
+    for harm in harms {
+        let fixture = Fixture::new();
+        let writer = fixture.open().unwrap();
+        let database = writer.repository().database();
+        put_document(&writer, "point", "older");
+        database.flush().unwrap();
+        let files = database.listed_files(Family::Catalog).unwrap();
+        let old: Vec<_> = files.iter().map(|file| database.path_of(file)).collect();
+        let aside = tempfile::tempdir().unwrap();
+        let kept = |path: &Path| aside.path().join(path.file_name().unwrap());
+        old.iter().for_each(|path| std::fs::copy(path, kept(path)).map(drop).unwrap());
+        put_document(&writer, "point", "newer");
+        database.flush().unwrap();
+        let end = fixture.manifest().metadata().unwrap().len();
+        database.compact(Family::Catalog, None).unwrap();
+        drop(writer);
+        harm(&fixture.manifest(), end);
+        old.iter().for_each(|path| std::fs::copy(kept(path), path).map(drop).unwrap());
+        let writer = fixture.open_for_repair();
+        assert_eq!(document(&writer, "point").as_deref(), Some("newer"));
+    }
+}
+
+/// Killed in a compaction of chunks, and a file that it read is lost.
+#[test]
+fn what_a_killed_compaction_has_written_is_kept_where_its_source_is_lost() {
+    let fixture = Fixture::new();
+    let writer = fixture.open().unwrap();
+    let root = write(&writer, &content(1, 300));
+    let database = writer.repository().database();
+    database.flush().unwrap();
+    let source = chunk_files(&writer).pop().unwrap();
+    drop(writer);
+    let half = source.with_file_name("999990.sst");
+    std::fs::rename(&source, &half).unwrap();
+    truncate(&half, half.metadata().unwrap().len() / 2);
+    let writer = fixture.open_for_repair();
+    assert!(!find_damage(&writer, &[verified(root, &content(1, 300))]).found.is_clean());
+    assert!(half.with_extension("lost").exists());
+}

@@ -3,7 +3,8 @@
 //! RocksDB's list, the manifest, is one small file. It tells which files count, on which
 //! level each is, and how far the log has been taken over; without it no file is found,
 //! though all are there. Of two entries of one key the one with the higher sequence number
-//! counts, so the files tell that themselves:
+//! counts, or, where a compaction has left one without, that in the file with the higher number:
+//! so the files tell that themselves.
 //!
 //! - Files that overlap no other one of their family stay as they are, on the lowest level.
 //!   Of those that overlap the largest stay.
@@ -247,9 +248,27 @@ struct Newest {
 }
 
 struct Version {
-    /// Sequence number, and number of the file; of the log more than any.
-    age: (u64, u64),
+    age: Age,
     value: Value,
+}
+
+/// When an entry was written.
+#[derive(Clone, Copy)]
+struct Age {
+    /// 0 where a compaction has put it on the lowest level: nobody tells any more.
+    sequence: u64,
+    /// Of the file that it is in; of a log more than any. What a compaction writes has a higher
+    /// one than what it has read, which a crash may have left.
+    number: u64,
+}
+
+impl Age {
+    fn is_newer_than(self, other: Age) -> bool {
+        match self.sequence == 0 || other.sequence == 0 {
+            true => self.number > other.number,
+            false => self.sequence > other.sequence,
+        }
+    }
 }
 
 enum Value {
@@ -271,27 +290,29 @@ impl Newest {
                 |entry| {
                     let value =
                         entry.value.map_or(Value::Deleted, |place| Value::InTable(at, place));
-                    newest.add(table.family, entry.key, (entry.sequence, table.number), value);
+                    let age = Age { sequence: entry.sequence, number: table.number };
+                    newest.add(table.family, entry.key, age, value);
                     Ok(())
                 },
             )?;
         }
         logs::read(database, |change| {
             let value = change.value.map_or(Value::Deleted, |value| Value::InLog(value.to_vec()));
-            newest.add(change.family, change.key, (change.sequence, u64::MAX), value);
+            let age = Age { sequence: change.sequence, number: u64::MAX };
+            newest.add(change.family, change.key, age, value);
             Ok(())
         })?;
         Ok(newest)
     }
 
-    fn add(&mut self, family: usize, key: &[u8], age: (u64, u64), value: Value) {
-        self.highest = self.highest.max(age.0);
+    fn add(&mut self, family: usize, key: &[u8], age: Age, value: Value) {
+        self.highest = self.highest.max(age.sequence);
         if is_for_ever(family) && matches!(value, Value::Deleted) {
             return;
         }
         let version = Version { age, value };
         match self.families[family].entry(key.to_vec()) {
-            Slot::Occupied(mut known) if known.get().age < age => {
+            Slot::Occupied(mut known) if age.is_newer_than(known.get().age) => {
                 known.insert(version);
             }
             Slot::Occupied(_) => {}
@@ -322,12 +343,8 @@ impl Newest {
                 self.highest = self.highest.max(entry.sequence);
                 let counts = entry.value.is_some() || !is_for_ever(table.family);
                 if let Some(version) = versions.get(entry.key).filter(|_| counts) {
-                    // One write has one number, but 0: what is on the lowest level has that.
-                    let age = match entry.sequence {
-                        0 => (0, table.number),
-                        sequence => (sequence, u64::MAX),
-                    };
-                    if age >= version.age {
+                    let age = Age { sequence: entry.sequence, number: table.number };
+                    if !version.age.is_newer_than(age) {
                         older.push(entry.key.to_vec());
                     }
                 }
