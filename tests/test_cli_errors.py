@@ -142,12 +142,16 @@ def test_passphrase_sources(coldrise, tmp_path):
 def test_missing_repository(tmp_path):
     absent = Coldrise(tmp_path / "absent")
     for command in (["list"], ["publish", "web01/latest"], ["seal", "trial"],
-                    ["backup", "web01", "vda=raw:/dev/null"], ["doctor"]):
+                    ["backup", "web01", "vda=raw:/dev/null"], ["gc"], ["doctor"]):
         if command == ["doctor"]:
             assert absent.run(*command).returncode == 1
             continue
         message = refused(absent, 10, "no_repository", *command)
         assert str(tmp_path / "absent") in message and "coldrise init" in message
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    refused(Coldrise(empty), 10, "no_repository", "gc")
+    assert list(empty.iterdir()) == []
 
 
 def test_foreign_repository(coldrise):
