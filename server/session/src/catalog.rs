@@ -213,10 +213,7 @@ impl Catalog {
         // As of `is_lost`.
         let sealed = self.sealed()?;
         let mut lost = self.repository.lost_points(only)?;
-        let is_sealed = |machine: &MachineName, point: &PointName| {
-            sealed.iter().any(|known| known.machine == *machine && known.point == *point)
-        };
-        lost.retain(|(machine, point)| !is_sealed(machine, point));
+        lost.retain(|(machine, point)| !holds(&sealed, machine, point));
         Ok(lost)
     }
 
@@ -226,12 +223,9 @@ impl Catalog {
     /// # Errors
     /// As of [`Catalog::lost_points`].
     pub fn is_lost(&self, machine: &MachineName, point: &PointName) -> Result<bool> {
-        let is_sealed = |sealed: Vec<PointDocument>| {
-            sealed.iter().any(|known| known.machine == *machine && known.point == *point)
-        };
         // Last: it may go into the catalog meanwhile.
         Ok(self.repository.is_lost(machine, point)?
-            && !is_sealed(self.sealed()?)
+            && !holds(&self.sealed()?, machine, point)
             && self.repository.is_lost(machine, point)?)
     }
 
@@ -276,6 +270,10 @@ impl Catalog {
             format!("machine {machine} has no point {selector}; it has: {}", shorten(&names)),
         ))
     }
+}
+
+fn holds(points: &[PointDocument], machine: &MachineName, point: &PointName) -> bool {
+    points.iter().any(|known| known.machine == *machine && known.point == *point)
 }
 
 fn shorten(names: &[String]) -> String {

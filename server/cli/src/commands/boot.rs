@@ -108,8 +108,9 @@ impl Subject {
     ) -> Result<Subject> {
         match &arguments.address {
             Address::Point { machine, selector, disk: None } => {
-                let point = Catalog::new(repository).point(machine, selector)?;
-                tell_lost(invocation, &Catalog::new(repository), selector, &point);
+                let catalog = Catalog::new(repository);
+                let point = catalog.point(machine, selector)?;
+                tell_lost(invocation, &catalog, selector, &point);
                 check_offered(point).map(Subject::Point)
             }
             Address::Live { session, disk: None } => {

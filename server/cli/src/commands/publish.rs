@@ -61,9 +61,10 @@ pub(crate) fn run(invocation: &Invocation, arguments: PublishArguments) -> Resul
         ));
     };
     let repository = invocation.open()?;
-    let point = Catalog::new(&repository).point(machine, selector)?;
+    let catalog = Catalog::new(&repository);
+    let point = catalog.point(machine, selector)?;
     let point = if arguments.force { point } else { check_offered(point)? };
-    tell_lost(invocation, &Catalog::new(&repository), selector, &point);
+    tell_lost(invocation, &catalog, selector, &point);
     let session = crate::vmx::publish(&repository, &point, arguments.name)?;
     let published = Published {
         session: session.name.as_str(),

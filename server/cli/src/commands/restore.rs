@@ -109,8 +109,9 @@ fn open_disk(
 ) -> Result<(String, Arc<dyn Disk>, Held)> {
     match address {
         Address::Point { machine, selector, disk } => {
-            let mut point = Catalog::new(repository).point(machine, selector)?;
-            tell_lost(invocation, &Catalog::new(repository), selector, &point);
+            let catalog = Catalog::new(repository);
+            let mut point = catalog.point(machine, selector)?;
+            tell_lost(invocation, &catalog, selector, &point);
             let names = point.disks.iter().map(|disk| &disk.name);
             let name = choose_disk(address, disk.as_ref(), names)?;
             find_disk(&point, &name)?;

@@ -22,15 +22,13 @@ use std::path::{Path, PathBuf};
 use coldrise_block::{Context, Result};
 use twox_hash::XxHash3_64;
 
+use super::internal_key::{split, KIND_VALUE};
 use super::table::{damaged, next_handle, varint, without_restarts, Footer, Handle};
 
 pub(super) const CHECKSUM_XXH3: u8 = 4;
 /// Later versions mix the place of a block into its checksum.
 pub(super) const VERSION: u32 = 5;
 pub(super) const TRAILER_BYTES: usize = 5;
-/// Of the end of a key: kind and sequence number.
-const KEY_END_BYTES: usize = 8;
-const KIND_VALUE: u8 = 1;
 /// One read, unless a single block is longer.
 const RUN_BYTES: usize = 512 << 10;
 /// No block is longer: a chunk has 256 KiB at most.
@@ -236,8 +234,8 @@ fn walk(
         }
         stored_key.truncate(shared);
         stored_key.extend_from_slice(own);
-        let (user_key, end) = stored_key.split_last_chunk::<KEY_END_BYTES>()?;
-        if end[0] != KIND_VALUE || (!key.is_empty() && user_key <= key.as_slice()) {
+        let (user_key, _, kind) = split(&stored_key)?;
+        if kind != KIND_VALUE || (!key.is_empty() && user_key <= key.as_slice()) {
             return None;
         }
         key.clear();

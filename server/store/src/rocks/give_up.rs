@@ -18,9 +18,10 @@
 //! 4. The new file gets its name. What remained of the old one goes, which is not listed any
 //!    more; where nothing of it could be read it is kept as `NUMBER.lost`, in case that
 //!    somebody can. *A crash leaves* remains that are not listed, and go: also such ones.
-//! 5. Files go that the list says are to be deleted. With all others that can be read at hand it
-//!    is looked at: where it has lost its end it is
+//! 5. With all that can be read at hand the list is looked at: where it has lost its end it is
 //!    made anew, see [`super::rebuild`]. If not, files that are not there are struck off.
+//!
+//! Before 2. files go that the list strikes off, as RocksDB would delete them.
 //!
 //! A listed file is missing from 1. to 4., and a writer then opens no database, unless it is one
 //! of chunks that were never committed: then nothing is lost with it.
@@ -84,7 +85,7 @@ pub(crate) fn give_up_lost(
     if let Ok(listed_now) = &files {
         finish(database, listed_now)?;
         remove_struck_off(database, listed_now)?;
-        let (cut, _) = lost_files(listed_now)?;
+        let cut = with_remains(listed_now)?;
         if !cut.is_empty() {
             before()?;
             replace(database, log_directory, listed_now, &cut, &mut given_up)?;
@@ -111,14 +112,17 @@ pub(crate) fn give_up_lost(
     Ok(given_up)
 }
 
-/// The files that are listed and not there: of which something remains, and the others.
-fn lost_files(listed: &[Listed]) -> Result<(Vec<Listed>, Vec<Listed>)> {
-    let (mut cut, mut gone) = (Vec::new(), Vec::new());
+/// The files that are listed and not there, and of which something remains.
+fn with_remains(listed: &[Listed]) -> Result<Vec<Listed>> {
+    let mut found = Vec::new();
     for file in missing(listed)? {
-        let remains = exists(&file.path.with_extension(REMAINS_ENDING))?;
-        if remains { &mut cut } else { &mut gone }.push(file);
+        let remains = file.path.with_extension(REMAINS_ENDING);
+        // A drive that fails is no file that is lost.
+        if remains.try_exists().context(|| format!("looking for {}", remains.display()))? {
+            found.push(file);
+        }
     }
-    Ok((cut, gone))
+    Ok(found)
 }
 
 /// Makes the list anew, from all that can be read.
@@ -263,12 +267,8 @@ fn remove(path: &Path) -> Result<()> {
     std::fs::remove_file(path).context(|| format!("removing {}", path.display()))
 }
 
-/// A drive that fails is no file that is lost.
-fn exists(path: &Path) -> Result<bool> {
-    path.try_exists().context(|| format!("looking for {}", path.display()))
-}
-
-/// Whether edits are missing at the manifest's end: there is a file that it does not know, and
+/// Whether edits are missing at the manifest's end, when nothing remains of a listed file any
+/// more: there is a file that it does not know, and
 /// that holds what nothing else does, or may have come in place of one that it knows and that
 /// is gone.
 fn has_lost_its_end(database: &Path, log_directory: &Path, listed: &[Listed]) -> Result<bool> {
@@ -278,7 +278,7 @@ fn has_lost_its_end(database: &Path, log_directory: &Path, listed: &[Listed]) ->
     if unlisted.is_empty() {
         return Ok(false);
     }
-    if !lost_files(listed)?.1.is_empty() && is_any_late(database, &unlisted)? {
+    if !missing(listed)?.is_empty() && is_any_late(database, &unlisted)? {
         return Ok(true);
     }
     // Without the keys nobody knows which ids were committed. A file of chunks that a killed

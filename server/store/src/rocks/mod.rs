@@ -20,6 +20,7 @@ mod cursor;
 mod fatal;
 mod files;
 mod give_up;
+mod internal_key;
 mod manifest;
 mod mend;
 mod open;

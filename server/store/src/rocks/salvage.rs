@@ -17,20 +17,17 @@
 //! others with the same id: those have the same content.
 
 use super::blocks::{checked, TRAILER_BYTES};
+use super::internal_key::{
+    split, user_key, END_BYTES, KIND_DELETION, KIND_VALUE, MAX_BYTES, ORDER,
+};
 use super::mend::{block_of, has_corrected, index_row, name_row, trailer, Mended};
 use super::table::{put_varint, varint, Footer, Handle, PROPERTIES};
 use super::{Family, FAMILIES};
 
-const KEY_END_BYTES: usize = 8;
-const KIND_DELETION: u8 = 0;
-const KIND_VALUE: u8 = 1;
-/// The longest key there is, a document's, has far less.
-const MAX_KEY_BYTES: usize = 1 << 10;
 /// Blocks to which one part of an index leads, as many as RocksDB puts there.
 const PART_ROWS: usize = 200;
 /// Stretches between sound blocks that are tried bit by bit.
 const MAX_TRIED: u64 = 64;
-const KEY_ORDER: &[u8] = b"leveldb.BytewiseComparator";
 
 /// The blocks that were found in a file.
 pub(super) struct Salvaged {
@@ -152,8 +149,8 @@ fn block_at(content: &[u8], from: usize, interval: usize) -> Option<Block> {
         let is_restart = count % interval == 0;
         let mut length = || usize::try_from(varint(&mut rest)?).ok();
         let (shared, unshared, value_bytes) = (length()?, length()?, length()?);
-        let is_key = shared <= key.len() && unshared <= MAX_KEY_BYTES;
-        if !is_key || is_restart && shared != 0 || shared + unshared <= KEY_END_BYTES {
+        let is_key = shared <= key.len() && unshared <= MAX_BYTES;
+        if !is_key || is_restart && shared != 0 || shared + unshared <= END_BYTES {
             return None;
         }
         let (own, after) = rest.split_at_checked(unshared)?;
@@ -161,13 +158,12 @@ fn block_at(content: &[u8], from: usize, interval: usize) -> Option<Block> {
         let before = user_key(&key).to_vec();
         key.truncate(shared);
         key.extend_from_slice(own);
-        let (_, end) = key.split_last_chunk::<KEY_END_BYTES>()?;
-        match end[0] {
+        let (_, sequence, kind) = split(&key)?;
+        match kind {
             KIND_VALUE => {}
             KIND_DELETION => counts.deletions += 1,
             _ => return None,
         }
-        let sequence = u64::from_le_bytes(*end) >> 8;
         counts.lowest_sequence = counts.lowest_sequence.min(sequence);
         counts.highest_sequence = counts.highest_sequence.max(sequence);
         match count {
@@ -190,10 +186,6 @@ fn block_at(content: &[u8], from: usize, interval: usize) -> Option<Block> {
             }
         }
     }
-}
-
-fn user_key(key: &[u8]) -> &[u8] {
-    &key[..key.len().saturating_sub(KEY_END_BYTES)]
 }
 
 /// A key that is not before the last one of a block, and before the first of the next; as
@@ -260,7 +252,7 @@ impl Salvaged {
             (b"rocksdb.block.based.table.index.type", index_type.to_le_bytes().to_vec()),
             (b"rocksdb.column.family.id", number(position as u64)),
             (b"rocksdb.column.family.name", FAMILIES[position].1.to_bytes().to_vec()),
-            (b"rocksdb.comparator", KEY_ORDER.to_vec()),
+            (b"rocksdb.comparator", ORDER.to_vec()),
             (b"rocksdb.data.size", number(data)),
             (b"rocksdb.deleted.keys", number(sum(|counts| counts.deletions))),
             (b"rocksdb.index.key.is.user.key", number(1)),

@@ -21,8 +21,9 @@ use std::path::{Path, PathBuf};
 
 use coldrise_block::{Context, ErrorKind, Result};
 
+use super::internal_key::{split, KIND_VALUE};
 use super::manifest::{number, told_by, Told};
-use super::rebuild::{read_logs, rows, split_key, Table};
+use super::rebuild::{read_logs, rows, Table};
 use super::salvage::{salvage, starts_as};
 use super::table::Origin;
 use super::{Database, Family, ReadMode, FAMILIES};
@@ -38,9 +39,6 @@ pub(crate) fn unlisted_that_counts(
     unlisted: &[PathBuf],
     next: (u64, u64),
 ) -> Result<Option<PathBuf>> {
-    if unlisted.is_empty() {
-        return Ok(None);
-    }
     let told = told_by(database.path())?;
     for path in unlisted {
         let counts = match look(path, &told)? {
@@ -125,7 +123,8 @@ fn torn_counts(database: &Database, path: &Path, next: (u64, u64)) -> Result<boo
     let Some(found) = salvage(&content, family, None) else { return Ok(false) };
     let mut versions = Vec::new();
     for (key, _) in found.data(&content).filter_map(rows).flatten() {
-        if let Some((key, sequence, has_value)) = split_key(&key) {
+        if let Some((key, sequence, kind)) = split(&key) {
+            let has_value = kind == KIND_VALUE;
             // Those of the index are hashes.
             if key.len() != 32 || key.is_ascii() {
                 versions.push(Version { key: key.to_vec(), sequence, has_value });

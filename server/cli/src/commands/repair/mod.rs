@@ -26,8 +26,8 @@ use crate::units::{show_count, show_duration, show_size};
 /// Find damaged chunks, and heal them where their content is still to be had.
 ///
 /// Reads all chunks and captured blocks, as verify does, and remembers the damaged chunks.
-/// From then on they heal when their content comes by: in the next backup of a machine that still holds
-/// it, or now, from what --from and --from-repo name. In all files of the database a
+/// From then on they heal when their content comes by: in the next backup of a machine that
+/// still holds it, or now, from what --from and --from-repo name. In all files of the database a
 /// flipped bit is put right; other damage inside is left out, and files that are missing
 /// or cut short are given up, so that backups can go on. What the deduplication index lacks
 /// is added, and what in it leads to damaged chunks that nothing refers to is removed.

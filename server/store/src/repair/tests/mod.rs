@@ -1,4 +1,6 @@
 mod file_list;
+mod list_made_anew;
+mod lost_end;
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
@@ -6,7 +8,7 @@ use std::sync::Arc;
 
 use super::*;
 use crate::description::database_path;
-use crate::rocks::{is_sound, LiveFile, ReadMode};
+use crate::rocks::{is_sound, LiveFile, ReadMode, SstWriter};
 use crate::state::StoreState;
 use crate::verify::Coverage;
 use crate::*;
@@ -95,6 +97,80 @@ fn damage(file: &Path, content: &[u8], chunks: impl Iterator<Item = usize>) {
         from += found;
     }
     std::fs::write(file, bytes).unwrap();
+}
+
+/// The database takes a file of chunks over that no commit names; its path.
+fn hand_over(writer: &RepositoryWriter, first: ChunkId) -> PathBuf {
+    let database = writer.repository().database();
+    let path = database.path().join("handed-over.sst");
+    let mut file = SstWriter::create(database, &path).unwrap();
+    (first..first + 10).for_each(|id| file.put(&id.to_be_bytes(), b"chunk").unwrap());
+    database.ingest_chunks(&file.finish().unwrap()).unwrap();
+    let files = database.listed_files(Family::Chunks).unwrap();
+    let is_it = |file: &&LiveFile| *file.smallest == first.to_be_bytes()[..];
+    database.path_of(files.iter().find(is_it).unwrap())
+}
+
+fn truncate(path: &Path, end: u64) {
+    let file = std::fs::File::options().write(true).open(path).unwrap();
+    file.set_len(end).unwrap();
+}
+
+fn put_document(writer: &RepositoryWriter, name: &str, content: &str) {
+    let document = writer.repository().seal_document("test", content.as_bytes()).unwrap();
+    let database = writer.repository().database();
+    let mut batch = database.batch();
+    batch.put(Family::Catalog, name.as_bytes(), &document).unwrap();
+    database.write(batch, true).unwrap();
+}
+
+fn document(writer: &RepositoryWriter, name: &str) -> Option<String> {
+    let database = writer.repository().database();
+    let stored = database.get(Family::Catalog, name.as_bytes(), ReadMode::Cached).unwrap()?;
+    let content = writer.repository().open_document("test", &stored).unwrap();
+    Some(String::from_utf8(content.to_vec()).unwrap())
+}
+
+fn chunk_files(writer: &RepositoryWriter) -> Vec<PathBuf> {
+    let database = writer.repository().database();
+    let files = database.listed_files(Family::Chunks).unwrap();
+    files.iter().map(|file| database.path_of(file)).collect()
+}
+
+/// Whether all of these disks and documents are there.
+fn is_whole(
+    writer: &RepositoryWriter,
+    disks: &[(MapRoot, Vec<u8>)],
+    documents: &[(&str, &str)],
+) -> bool {
+    documents.iter().all(|(name, content)| document(writer, name).as_deref() == Some(*content))
+        && disks.iter().all(|(root, content)| assert_never_wrong(writer, *root, content) == 0)
+}
+
+/// Copies of files, to be put back when they are gone.
+struct Aside {
+    folder: tempfile::TempDir,
+    paths: Vec<PathBuf>,
+}
+
+impl Aside {
+    fn keep(paths: Vec<PathBuf>) -> Aside {
+        let aside = Aside { folder: tempfile::tempdir().unwrap(), paths };
+        for path in &aside.paths {
+            std::fs::copy(path, aside.copy_of(path)).unwrap();
+        }
+        aside
+    }
+
+    fn copy_of(&self, path: &Path) -> PathBuf {
+        self.folder.path().join(path.file_name().unwrap())
+    }
+
+    fn put_back(&self) {
+        for path in &self.paths {
+            std::fs::copy(self.copy_of(path), path).unwrap();
+        }
+    }
 }
 
 impl Fixture {

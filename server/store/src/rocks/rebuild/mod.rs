@@ -55,9 +55,9 @@ use super::give_up::set_aside;
 use super::mend::{mend, table_files, Extent};
 use super::record_log::put_manifest;
 use super::table::{put_varint, Handle};
-use super::{Database, Family, FAMILIES};
+use super::{internal_key, Database, Family, FAMILIES};
 pub(super) use logs::read as read_logs;
-pub(super) use tables::{rows, split_key, Table};
+pub(super) use tables::{rows, Table};
 
 /// In the database's folder, for the database beside.
 const FOLDER: &str = "rebuild";
@@ -67,7 +67,6 @@ const MAX_BATCH_BYTES: usize = 4 << 20;
 /// Sequence numbers from which the new ones begin are a multiple of it. So many changes
 /// nobody makes between two times, and there are 2^56 sequence numbers.
 const SEQUENCE_STEP: u64 = 1 << 40;
-const KEY_ORDER: &[u8] = b"leveldb.BytewiseComparator";
 
 pub(super) const TAG_KEY_ORDER: u64 = 1;
 pub(super) const TAG_LOG_NUMBER: u64 = 2;
@@ -427,7 +426,7 @@ fn put_list(database: &Path, number: u64, files: &[(usize, Vec<u8>)], last: u64)
             put_text(&mut edit, name.to_bytes());
         }
         put_numbers(&mut edit, &[TAG_KEY_ORDER]);
-        put_text(&mut edit, KEY_ORDER);
+        put_text(&mut edit, internal_key::ORDER);
         // All logs there are count no more.
         put_numbers(&mut edit, &[TAG_LOG_NUMBER, number]);
         edit

@@ -1,6 +1,6 @@
 //! What a file of the database holds, read past RocksDB: every entry, with its sequence
-//! number. Of the format see [`super::super::table`] and [`super::super::blocks`]; a key is
-//! followed by 8 bytes, `sequence << 8 | kind`, little endian.
+//! number. Of the format see [`super::super::table`], [`super::super::blocks`] and
+//! [`super::super::internal_key`].
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -9,17 +9,12 @@ use std::path::{Path, PathBuf};
 use coldrise_block::{Context, Result};
 
 use super::super::blocks::{checked, raw_entries, MAX_BLOCK_BYTES, TRAILER_BYTES};
+use super::super::internal_key::{split, user_key, KIND_DELETION, KIND_VALUE, MAX_BYTES};
 use super::super::table::{
     damaged, varint, without_restarts, Footer, Handle, IndexKind, Origin, TableProperties,
 };
 use super::super::{Family, FAMILIES};
 use super::unknown_family;
-
-const KEY_END_BYTES: usize = 8;
-/// Keys are shorter. What shares them with the one before would else take any memory.
-const MAX_KEY_BYTES: usize = 1 << 10;
-const KIND_DELETION: u8 = 0;
-const KIND_VALUE: u8 = 1;
 
 /// A file of the database.
 pub(in crate::rocks) struct Table {
@@ -195,23 +190,6 @@ fn family_of(origin: &Origin, properties: &TableProperties) -> Option<usize> {
     position.filter(|_| is_of_chunks == (wanted == Family::Chunks))
 }
 
-fn user_key(key: &[u8]) -> &[u8] {
-    key.split_last_chunk::<KEY_END_BYTES>().map_or(key, |(user_key, _)| user_key)
-}
-
-/// The user's key, the sequence number, and whether there is a value.
-pub(in crate::rocks) fn split_key(key: &[u8]) -> Option<(&[u8], u64, bool)> {
-    let (key, sequence, kind) = split(key)?;
-    Some((key, sequence, kind == KIND_VALUE))
-}
-
-/// The user's key, the sequence number, and the kind.
-fn split(key: &[u8]) -> Option<(&[u8], u64, u8)> {
-    let (user_key, end) = key.split_last_chunk::<KEY_END_BYTES>()?;
-    let end = u64::from_le_bytes(*end);
-    Some((user_key, end >> 8, end as u8))
-}
-
 /// Keys of a block of data, and where in it the values lie.
 pub(in crate::rocks) fn rows(block: &[u8]) -> Option<Vec<(Vec<u8>, Handle)>> {
     let whole = without_restarts(block)?;
@@ -219,7 +197,7 @@ pub(in crate::rocks) fn rows(block: &[u8]) -> Option<Vec<(Vec<u8>, Handle)>> {
     while !rest.is_empty() {
         let mut length = || usize::try_from(varint(&mut rest)?).ok();
         let (shared, unshared, value_bytes) = (length()?, length()?, length()?);
-        if shared > key.len() || shared.saturating_add(unshared) > MAX_KEY_BYTES {
+        if shared > key.len() || shared.saturating_add(unshared) > MAX_BYTES {
             return None;
         }
         let (own, after) = rest.split_at_checked(unshared)?;

@@ -3,6 +3,7 @@ use std::path::PathBuf;
 
 use proptest::prelude::*;
 
+use super::super::record_log::record;
 use super::super::{ReadMode, SstWriter};
 use super::*;
 
@@ -202,6 +203,41 @@ fn a_crash_before_the_end_changes_nothing() {
     fixture.rebuild();
     fixture.check();
     assert!(!fixture.path().join(FOLDER).exists());
+}
+
+/// As RocksDB does: a log that a crash left without its end is followed by one that goes on
+/// where it ends, or by one that does not count.
+#[test]
+fn behind_a_torn_log_counts_what_goes_on_where_it_ends() {
+    let batch = |sequence: u64, key: &[u8]| {
+        let mut batch = sequence.to_le_bytes().to_vec();
+        batch.extend(1_u32.to_le_bytes());
+        batch.extend([1, key.len() as u8]);
+        batch.extend(key);
+        batch.extend([1, b'v']);
+        record(0, &batch)
+    };
+    let read = |logs: &[(u64, &[u8], bool)]| {
+        let folder = tempfile::tempdir().unwrap();
+        for (number, (sequence, key, is_torn)) in logs.iter().enumerate() {
+            let mut bytes = batch(*sequence, key);
+            bytes.extend(if *is_torn { &[0x17; 9][..] } else { &[] });
+            std::fs::write(folder.path().join(format!("{number:06}.log")), bytes).unwrap();
+        }
+        let mut keys = Vec::new();
+        logs::read(folder.path(), |change| {
+            keys.extend_from_slice(change.key);
+            Ok(())
+        })
+        .unwrap();
+        String::from_utf8(keys).unwrap()
+    };
+    assert_eq!(read(&[(5, b"a", true), (6, b"b", false), (9, b"c", false)]), "abc");
+    assert_eq!(read(&[(5, b"a", true), (7, b"b", false), (8, b"c", false)]), "a");
+    assert_eq!(
+        read(&[(5, b"a", false), (7, b"b", true), (8, b"c", true), (8, b"d", false)]),
+        "abc"
+    );
 }
 
 #[derive(Clone, Debug)]
