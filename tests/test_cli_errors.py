@@ -158,7 +158,8 @@ def test_foreign_repository(coldrise):
     description = coldrise.repository / "repository.json"
     original = description.read_text(encoding="utf-8")
     for content in ("", "[]", "hello", original[: len(original) // 2],
-                    original.replace('"format_version": 1', '"format_version": 99'),
+                    original.replace('"format_version": 2', '"format_version": 1'),
+                    original.replace('"format_version": 2', '"format_version": 99'),
                     original.replace('"chunk_size_bytes": 16384', '"chunk_size_bytes": 65536')):
         assert content != original
         description.write_text(content, encoding="utf-8")

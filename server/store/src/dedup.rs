@@ -1,7 +1,8 @@
 //! The dedup family: which chunk holds a given content.
 //!
-//! Key: the keyed BLAKE3 of the plaintext (32 bytes), which without the key
-//! tells nothing about a guessed content. Value: chunk id (8, big endian), and
+//! Key: the keyed BLAKE3 of the plaintext's BLAKE3 (32 bytes). Without the key it
+//! reveals nothing about a guessed content. The inner hash has no key, so that two
+//! repositories with different keys can name the same content to each other. Value: chunk id (8, big endian), and
 //! a tag (16): the keyed BLAKE3 of key and id, so that an entry that was made
 //! to point elsewhere is found before a disk is built from it.
 
@@ -11,13 +12,14 @@ use crate::chunk::ChunkId;
 use crate::repository::Repository;
 use crate::rocks::{Batch, Family, ReadMode};
 
-/// The keyed hash of a chunk's plaintext.
+/// The keyed hash of the BLAKE3 of a chunk's plaintext.
 pub(crate) type ChunkHash = [u8; 32];
 
 const TAG_BYTES: usize = 16;
 
 pub(crate) fn hash_chunk(repository: &Repository, chunk: &[u8]) -> ChunkHash {
-    *blake3::keyed_hash(&repository.keys().chunk_hash, chunk).as_bytes()
+    let content = blake3::hash(chunk);
+    *blake3::keyed_hash(&repository.keys().chunk_hash, content.as_bytes()).as_bytes()
 }
 
 fn tag(repository: &Repository, hash: &ChunkHash, id: ChunkId) -> [u8; TAG_BYTES] {

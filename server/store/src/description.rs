@@ -4,6 +4,7 @@
 //! needs or is none. It is written under a temporary name, synced, renamed,
 //! and the directory is synced: a crash leaves the old file or the new one.
 
+use std::cmp::Ordering;
 use std::fmt;
 use std::fs::File;
 use std::io::{Read, Write};
@@ -28,7 +29,7 @@ pub const MAX_CHUNK_SIZE_BYTES: u32 = 256 << 10;
 pub(crate) const FILE_NAME: &str = "repository.json";
 pub(crate) const TEMPORARY_NAME: &str = "repository.json.new";
 const FORMAT: &str = "coldrise repository";
-const FORMAT_VERSION: u32 = 1;
+const FORMAT_VERSION: u32 = 2;
 const MAX_FILE_BYTES: u64 = 64 << 10;
 /// How long to wait for another process that changes the repository's directory.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -277,16 +278,7 @@ impl Description {
         if version.format != FORMAT {
             return Err(corrupt("another format".to_owned()));
         }
-        if version.format_version != FORMAT_VERSION {
-            return Err(Error::new(
-                ErrorKind::Unsupported,
-                format!(
-                    "the repository has format version {}, this Coldrise knows version \
-                     {FORMAT_VERSION}: use a newer Coldrise",
-                    version.format_version
-                ),
-            ));
-        }
+        check_version(version.format_version)?;
         let description: Description =
             serde_json::from_slice(text).map_err(|error| corrupt(error.to_string()))?;
         if description.key_slots.len() > MAX_KEY_SLOTS {
@@ -355,6 +347,24 @@ pub(crate) fn lock_directory(repository: &Path, does: &str) -> Result<File> {
 pub(crate) fn sync_directory(path: &Path) -> Result<()> {
     let what = || format!("syncing {}", path.display());
     std::fs::File::open(path).context(what)?.sync_all().context(what)
+}
+
+/// # Errors
+/// `Unsupported` for any version but this program's.
+fn check_version(found: u32) -> Result<()> {
+    let advice = match found.cmp(&FORMAT_VERSION) {
+        Ordering::Equal => return Ok(()),
+        Ordering::Greater => "use a newer Coldrise",
+        Ordering::Less => {
+            "make a new repository with coldrise init and back the machines up again; the \
+             older Coldrise still restores from this one"
+        }
+    };
+    let message = format!(
+        "the repository has format version {found}, and this Coldrise reads version \
+         {FORMAT_VERSION} only: {advice}"
+    );
+    Err(Error::new(ErrorKind::Unsupported, message))
 }
 
 fn check_chunk_size(bytes: u32) -> Result<()> {

@@ -104,8 +104,12 @@ fn damage_is_told_from_another_version_and_from_a_wrong_passphrase() {
     assert_eq!(kind(b"{}"), ErrorKind::Corrupt);
     assert_eq!(kind(br#"{"format":"borg","format_version":1}"#), ErrorKind::Corrupt);
     assert_eq!(kind(&vec![b' '; 1 << 20]), ErrorKind::Corrupt);
-    let newer = br#"{"format":"coldrise repository","format_version":2,"new":true}"#;
+    let newer = br#"{"format":"coldrise repository","format_version":3,"new":true}"#;
     assert_eq!(kind(newer), ErrorKind::Unsupported);
+    let older = Description::parse(br#"{"format":"coldrise repository","format_version":1}"#);
+    let older = older.unwrap_err();
+    assert_eq!(older.kind(), ErrorKind::Unsupported);
+    assert!(older.to_string().contains("make a new repository"), "{older}");
     let text = String::from_utf8(text).unwrap();
     let flipped = text.replacen("\"chunk_size_bytes\": 16384", "\"chunk_size_bytes\": 32768", 1);
     assert_ne!(text, flipped);
@@ -152,7 +156,7 @@ fn a_flipped_bit_is_put_right_and_nothing_else_is() {
     let sound = std::fs::read(&path).unwrap();
     assert!(!Description::mend(folder.path()).unwrap());
     let text = String::from_utf8(sound.clone()).unwrap();
-    let version = text.find("\"format_version\": 1").unwrap() + 18;
+    let version = text.find("\"format_version\": 2").unwrap() + 18;
     for place in (0..sound.len()).step_by(61).chain([version]) {
         let mut damaged = sound.clone();
         damaged[place] ^= 2;

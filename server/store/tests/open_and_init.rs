@@ -48,7 +48,7 @@ fn passphrases_are_checked_and_versions_and_damage_told_apart() {
     let text = std::fs::read_to_string(&file).unwrap();
     std::fs::write(&file, &text[..text.len() / 2]).unwrap();
     assert_eq!(open_kind(&store.path(), &store.source), ErrorKind::Corrupt);
-    let newer = text.replace("\"format_version\": 1", "\"format_version\": 2");
+    let newer = text.replace("\"format_version\": 2", "\"format_version\": 3");
     std::fs::write(&file, newer).unwrap();
     assert_eq!(open_kind(&store.path(), &store.source), ErrorKind::Unsupported);
     std::fs::write(&file, text).unwrap();
