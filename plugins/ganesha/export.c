@@ -24,8 +24,10 @@ static struct config_item export_params[] = {
 		      coldrise_fsal_export, passphrase_file),
 	CONF_ITEM_STR("Passphrase_Command", 1, MAXPATHLEN, NULL,
 		      coldrise_fsal_export, passphrase_command),
-	/* Memory for decoded chunks, in bytes */
-	CONF_ITEM_UI64("Chunk_Cache", 0, UINT64_MAX, 64 << 20,
+	/* Memory for decoded chunks, in bytes; by default an eighth of the
+	 * machine's memory
+	 */
+	CONF_ITEM_UI64("Chunk_Cache", 0, UINT64_MAX, COLDRISE_CACHE_DEFAULT,
 		       coldrise_fsal_export, chunk_cache),
 	/* After so many milliseconds a file that no client has open (those of
 	 * NFSv3 never do) and nobody uses is closed

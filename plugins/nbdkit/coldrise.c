@@ -6,7 +6,6 @@
  */
 
 #include <errno.h>
-#include <inttypes.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,7 +27,7 @@
 static char *repository_path;
 static char *passphrase_file;
 static char *passphrase_command;
-static uint64_t cache_bytes = 64 << 20;
+static uint64_t cache_bytes = COLDRISE_CACHE_DEFAULT;
 static uint32_t list_flags;
 
 static coldrise_repository *repository;
@@ -121,7 +120,8 @@ plugin_config (const char *key, const char *value)
   "passphrase-command=CMD    Shell command that prints its passphrase; the\n" \
   "                          environment's COLDRISE_PASSPHRASE_COMMAND where\n" \
   "                          neither is given: everybody can read arguments.\n" \
-  "chunk-cache=SIZE          Memory for decoded chunks (default: 64M).\n"     \
+  "chunk-cache=SIZE          Memory for decoded chunks (default: an eighth\n"    \
+  "                          of the memory).\n"                               \
   "list-formats=BOOL         List image files, too (default: false).\n"        \
   "Exports are MACHINE/POINT/DISK (read-only; POINT may be latest) and\n"     \
   "live/SESSION/DISK (writable), and MACHINE/POINT/DISK.FORMAT for the disk\n" \
@@ -199,7 +199,6 @@ static void
 plugin_dump_plugin (void)
 {
   printf ("coldrise_version=%s\n", coldrise_version ());
-  printf ("coldrise_default_chunk_cache=%" PRIu64 "\n", cache_bytes);
 }
 
 /* Names */

@@ -38,12 +38,15 @@ typedef struct coldrise_repository coldrise_repository;
 /* One disk of it, or one file of an image of a disk, under one name. */
 typedef struct coldrise_export coldrise_export;
 
+/* For `cache_bytes`: an eighth of the memory that this process may use. */
+#define COLDRISE_CACHE_DEFAULT UINT64_MAX
+
 /* How to open a repository. Zero-initialise it, then set what is needed. */
 struct coldrise_options {
   const char *program;            /* who serves, for the lease; NULL: "unknown" */
   const char *passphrase_file;    /* NULL: none. Not together with the next. */
   const char *passphrase_command; /* run with `sh -c`; NULL: none */
-  uint64_t cache_bytes;           /* cache of decoded chunks; 0: off */
+  uint64_t cache_bytes;           /* cache of decoded chunks at most; 0: off */
 };
 
 /* Version of Coldrise, for example "0.1.0". Static. */

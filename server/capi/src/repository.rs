@@ -5,13 +5,16 @@ use crate::message::fail_with;
 use crate::RepositoryHandle;
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_export::{ExportTree, TreeOptions};
-use coldrise_store::{OpenOptions, PassphraseSource, Repository};
+use coldrise_store::{default_cache_bytes, OpenOptions, PassphraseSource, Repository};
 use rustix::process::{set_dumpable_behavior, setrlimit, DumpableBehavior, Resource, Rlimit};
 use std::ffi::{c_char, c_int, OsStr};
 use std::os::unix::ffi::OsStrExt;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+
+/// `COLDRISE_CACHE_DEFAULT` of the header.
+const CACHE_DEFAULT: u64 = u64::MAX;
 
 /// `struct coldrise_options` of the header.
 #[repr(C)]
@@ -22,7 +25,7 @@ pub struct Options {
     pub passphrase_file: *const c_char,
     /// NULL: none.
     pub passphrase_command: *const c_char,
-    /// Cache of decoded chunks, in bytes; 0: off.
+    /// Cache of decoded chunks, in bytes at most; 0: off.
     pub cache_bytes: u64,
 }
 
@@ -67,7 +70,11 @@ impl Given {
                     ));
                 }
             };
-        Ok(Given { program: program.to_owned(), passphrase, cache_bytes: options.cache_bytes })
+        let cache_bytes = match options.cache_bytes {
+            CACHE_DEFAULT => default_cache_bytes(),
+            bytes => bytes,
+        };
+        Ok(Given { program: program.to_owned(), passphrase, cache_bytes })
     }
 }
 

@@ -13,6 +13,8 @@ use crate::map::{Page, PageId, LEAF_SLOTS};
 /// A decoded chunk.
 pub(crate) type DecodedChunk = Arc<[u8]>;
 
+const MOST_CHUNKS_AT_ONCE: u64 = 64 << 10;
+
 #[derive(Clone)]
 struct Bytes;
 
@@ -37,7 +39,8 @@ impl ChunkCache {
     pub(crate) fn new(bytes: u64, chunk_size: u32) -> Option<Self> {
         let chunks = bytes / u64::from(chunk_size);
         (chunks > 0).then(|| {
-            let chunks = usize::try_from(chunks).unwrap_or(usize::MAX);
+            // Room in the table is made for these at once, for more when they come.
+            let chunks = chunks.min(MOST_CHUNKS_AT_ONCE) as usize;
             ChunkCache(Cache::with_weighter(chunks, bytes, Bytes))
         })
     }
@@ -45,6 +48,21 @@ impl ChunkCache {
     #[inline]
     pub(crate) fn get(&self, id: ChunkId) -> Option<DecodedChunk> {
         self.0.get(&id)
+    }
+
+    /// Changes how much it may hold, in bytes. What is too much goes at once.
+    pub(crate) fn resize(&self, bytes: u64) {
+        self.0.set_capacity(bytes);
+    }
+
+    /// What it holds, in bytes.
+    pub(crate) fn used_bytes(&self) -> u64 {
+        self.0.weight()
+    }
+
+    /// What it may hold, in bytes.
+    pub(crate) fn capacity_bytes(&self) -> u64 {
+        self.0.capacity()
     }
 
     pub(crate) fn insert(&self, id: ChunkId, chunk: DecodedChunk) {

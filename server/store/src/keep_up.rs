@@ -1,7 +1,8 @@
-//! What a process that reads for long does so that space comes back meanwhile.
+//! What a process that reads for long does so that space and memory come back meanwhile.
 //!
 //! A reader has the files of the database open as it saw them last. What a gc deletes stays
 //! on the drive until it looks again: a server that nobody connects to would hold it for good.
+//! Its cache of decoded chunks shrinks while the machine is short of memory.
 
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
@@ -9,9 +10,12 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
+use crate::allocator::return_free_memory;
+use crate::cache::ChunkCache;
+use crate::memory::{CacheSizer, Memory};
 use crate::Repository;
 
-/// Between two looks at the length of one file.
+/// Between two looks at the length of one file, and at the memory that is available.
 const INTERVAL: Duration = Duration::from_secs(1);
 
 /// As long as it lives a reader sees within seconds what the writer has committed, and has
@@ -45,6 +49,10 @@ impl Repository {
 
 fn run(repository: &Weak<Repository>, stop: &Stop) {
     let mut seen = None;
+    let mut sizer = repository.upgrade().and_then(|repository| {
+        let cache = repository.chunk_cache()?;
+        Some(CacheSizer::new(Memory::of_this_process(), cache.capacity_bytes()))
+    });
     loop {
         let mut is_asked = stop.is_asked.lock();
         if !*is_asked {
@@ -55,6 +63,9 @@ fn run(repository: &Weak<Repository>, stop: &Stop) {
         }
         drop(is_asked);
         let Some(repository) = repository.upgrade() else { return };
+        if let (Some(cache), Some(sizer)) = (repository.chunk_cache(), &mut sizer) {
+            fit(cache, sizer);
+        }
         let found = repository.database().list_stamp();
         if found.is_some() && found != seen {
             match repository.catch_up() {
@@ -63,6 +74,20 @@ fn run(repository: &Weak<Repository>, stop: &Stop) {
                 Err(error) => tracing::debug!(%error, "not caught up with the writer"),
             }
         }
+    }
+}
+
+fn fit(cache: &ChunkCache, sizer: &mut CacheSizer) {
+    let used = cache.used_bytes();
+    let Some(allowed) = sizer.look(used) else { return };
+    cache.resize(allowed);
+    if allowed < used {
+        return_free_memory();
+        tracing::info!(
+            used,
+            allowed,
+            "little memory is available: the cache of decoded chunks shrinks"
+        );
     }
 }
 

@@ -6,7 +6,7 @@
 //!               │
 //!  catalog · chunk maps · chunks · dedup     (sealed values)
 //!               │
-//!            RocksDB                         (`rocks`, the only unsafe code)
+//!            RocksDB                         (`rocks`; unsafe code is there and in `allocator`)
 //!               │
 //!          Repository ── ChunkedDisk         (any number of processes: secondaries)
 //! ```
@@ -16,6 +16,7 @@
 #![deny(unsafe_code)]
 
 mod address;
+mod allocator;
 mod attribution;
 mod cache;
 mod catalog;
@@ -33,6 +34,7 @@ mod keys;
 mod log_directory;
 mod map;
 mod markers;
+mod memory;
 mod name;
 mod passphrase;
 mod passphrases;
@@ -65,6 +67,7 @@ pub use documents::{
 pub use keep_up::KeepUp;
 pub use map::MapRoot;
 pub use markers::PendingMarker;
+pub use memory::default_cache_bytes;
 pub use name::{DiskName, KeyLabel, MachineName, SessionName, MAX_NAME_BYTES};
 pub use passphrase::{Passphrase, PassphraseSource, MAX_PASSPHRASE_BYTES};
 pub use passphrases::{

@@ -27,6 +27,7 @@ use crate::description::{
 use crate::keys::{Key, Keys};
 use crate::log_directory::LogDirectory;
 use crate::map::{parse_page_value, MapRoot, Page, PageId, PageSource};
+use crate::memory::default_cache_bytes;
 use crate::passphrase::ReadOnce;
 use crate::rocks::{Database, Family, Pinned, ReadMode};
 use crate::seal::document;
@@ -52,13 +53,13 @@ pub struct InitOptions<'a> {
 /// How a repository is to be opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpenOptions {
-    /// Decoded chunks that are kept in memory, in bytes; 0 keeps none.
+    /// Decoded chunks that are kept in memory, in bytes at most; 0 keeps none.
     pub cache_bytes: u64,
 }
 
 impl Default for OpenOptions {
     fn default() -> Self {
-        OpenOptions { cache_bytes: 64 << 20 }
+        OpenOptions { cache_bytes: default_cache_bytes() }
     }
 }
 

@@ -7,11 +7,12 @@ use std::sync::Arc;
 use clap::Args;
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_session::{check_offered, Catalog, SessionDocument};
-use coldrise_store::{Address, Configuration, PointDocument, Repository, SessionName};
+use coldrise_store::{
+    default_cache_bytes, Address, Configuration, PointDocument, Repository, SessionName,
+};
 use serde::Serialize;
 
 use super::left_out;
-use super::serve::DEFAULT_CACHE;
 use crate::child::terminate;
 use crate::disk_server::{self, DiskServer, Protocol};
 use crate::hardware::{DiskBus, Firmware, Hardware, Network};
@@ -73,9 +74,9 @@ pub(crate) struct BootArguments {
     #[arg(long)]
     display: bool,
 
-    /// Memory for decoded chunks; 0 keeps none.
-    #[arg(long, value_name = "SIZE", default_value = DEFAULT_CACHE, value_parser = parse_size)]
-    cache: u64,
+    /// Memory for decoded chunks; 0 keeps none. By default an eighth of the memory.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    cache: Option<u64>,
 
     /// When the machine is off, end the session and make a restore point of it.
     #[arg(long, conflicts_with = "discard")]
@@ -201,8 +202,8 @@ fn boot(
     scratch: &Path,
 ) -> Result<ExitStatus> {
     let console = if arguments.display { Console::Window } else { Console::Serial };
-    let mut server =
-        DiskServer::start(arguments.over, invocation, scratch, arguments.cache, signals)?;
+    let cache_bytes = arguments.cache.unwrap_or_else(default_cache_bytes);
+    let mut server = DiskServer::start(arguments.over, invocation, scratch, cache_bytes, signals)?;
     let disks = session.disks.iter().map(|disk| server.node(&session.name, &disk.name));
     let words = qemu::arguments(hardware, console, disks.collect(), scratch)?;
     if let Err(why) = qemu::kvm_works() {

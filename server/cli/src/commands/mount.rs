@@ -7,9 +7,9 @@ use std::time::Duration;
 use clap::Args;
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_fuse::{Mount, MountOptions, Unmounted};
+use coldrise_store::default_cache_bytes;
 use serde_json::json;
 
-use super::serve::DEFAULT_CACHE;
 use crate::invocation::Invocation;
 use crate::report::{print_line, Report};
 use crate::signals::ChildSignals;
@@ -37,9 +37,10 @@ pub(crate) struct MountArguments {
     #[arg(long)]
     allow_other: bool,
 
-    /// Memory for decoded chunks, such as 64M or 2G; 0 keeps none.
-    #[arg(long, value_name = "SIZE", default_value = DEFAULT_CACHE, value_parser = parse_size)]
-    cache: u64,
+    /// Memory for decoded chunks, such as 64M or 2G; 0 keeps none. By default an eighth
+    /// of the memory. The cache shrinks while little memory is available.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    cache: Option<u64>,
 
     /// Show sessions read-only, too.
     #[arg(long)]
@@ -56,12 +57,13 @@ enum Event {
 
 pub(crate) fn run(invocation: &Invocation, arguments: MountArguments) -> Result<Report> {
     let signals = ChildSignals::catch()?;
-    let repository = invocation.open_for_serving(arguments.cache)?;
+    let cache_bytes = arguments.cache.unwrap_or_else(default_cache_bytes);
+    let repository = invocation.open_for_serving(cache_bytes)?;
     let options = MountOptions {
         folder: arguments.directory,
         is_read_only: arguments.read_only,
         allows_others: arguments.allow_other,
-        cache_bytes: arguments.cache,
+        cache_bytes,
     };
     let (tell, events) = channel();
     let asked = tell.clone();

@@ -11,9 +11,6 @@ use crate::report::Report;
 
 pub(crate) use nbd::DEFAULT_ADDRESS;
 
-/// Memory for decoded chunks when nothing else is said.
-pub(crate) const DEFAULT_CACHE: &str = "64M";
-
 /// Serve restore points and sessions.
 #[derive(Debug, Args)]
 pub(crate) struct ServeArguments {

@@ -5,9 +5,9 @@ use std::path::PathBuf;
 
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_store::default_cache_bytes;
 use serde_json::json;
 
-use super::DEFAULT_CACHE;
 use crate::invocation::Invocation;
 use crate::nbdkit::{Endpoint, Nbdkit, ServeOptions, Tls};
 use crate::report::{print_line, Report};
@@ -35,9 +35,10 @@ pub(super) struct NbdArguments {
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
 
-    /// Memory for decoded chunks, such as 64M or 2G; 0 keeps none.
-    #[arg(long, value_name = "SIZE", default_value = DEFAULT_CACHE, value_parser = parse_size)]
-    cache: u64,
+    /// Memory for decoded chunks, such as 64M or 2G; 0 keeps none. By default an eighth
+    /// of the memory. The cache shrinks while little memory is available.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    cache: Option<u64>,
 
     /// Serve sessions read-only too.
     #[arg(long)]
@@ -71,7 +72,7 @@ pub(super) fn run(invocation: &Invocation, arguments: NbdArguments) -> Result<Re
     let options = ServeOptions {
         endpoint,
         tls,
-        cache_bytes: arguments.cache,
+        cache_bytes: arguments.cache.unwrap_or_else(default_cache_bytes),
         is_read_only: arguments.read_only,
         lists_formats: arguments.list_formats,
     };

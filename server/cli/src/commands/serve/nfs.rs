@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_store::default_cache_bytes;
 use serde_json::json;
 
-use super::DEFAULT_CACHE;
 use crate::ganesha::{Client, Ganesha, NfsOptions, PATH};
 use crate::invocation::Invocation;
 use crate::report::{print_line, Report};
@@ -48,9 +48,10 @@ pub(super) struct NfsArguments {
     #[arg(value_parser = clap::value_parser!(u32).range(1..=86400))]
     idle: u32,
 
-    /// Memory for decoded chunks, such as 64M or 2G; 0 keeps none.
-    #[arg(long, value_name = "SIZE", default_value = DEFAULT_CACHE, value_parser = parse_size)]
-    cache: u64,
+    /// Memory for decoded chunks, such as 64M or 2G; 0 keeps none. By default an eighth
+    /// of the memory. The cache shrinks while little memory is available.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    cache: Option<u64>,
 
     /// Serve sessions read-only too.
     #[arg(long)]
@@ -84,7 +85,7 @@ pub(super) fn run(invocation: &Invocation, arguments: NfsArguments) -> Result<Re
         serves_v3: arguments.versions.contains(&NfsVersion::Three),
         serves_v4: arguments.versions.contains(&NfsVersion::Four),
         idle: Duration::from_secs(u64::from(arguments.idle)),
-        cache_bytes: arguments.cache,
+        cache_bytes: arguments.cache.unwrap_or_else(default_cache_bytes),
         is_read_only: arguments.read_only,
     };
     let mut signals = ChildSignals::catch()?;
