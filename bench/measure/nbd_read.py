@@ -63,7 +63,7 @@ def _warm(setting: Setting, disk: Disk) -> None:
         def served(name: str) -> Server:
             if name not in started:
                 if name == COLDRISE:
-                    server = setting.coldrise(disk).serve(setting.socket("coldrise"), cache="2G")
+                    server = setting.coldrise(disk).serve(setting.socket("coldrise"))
                 else:
                     server = nbdkit_file(disk.path, setting.socket("nbdkit"), read_only=True)
                 started[name] = servers.enter_context(server)
@@ -83,7 +83,7 @@ def _warm(setting: Setting, disk: Disk) -> None:
         targets = [Target(_NBDKIT, at_least=0.95)] if load.depth == 16 else []
         setting.add(
             Row("nbd_read", title, disk.name, "IO/s", column(results, title), targets, load.text(),
-                "coldrise serve nbd --cache 2G, everything read once before")
+                "coldrise serve nbd without options, everything read once before")
         )
 
 

@@ -1,5 +1,6 @@
 """Writes into a session over NBD, and reads of what they captured, against
-`nbdkit file` on a raw file of which every block is allocated and written."""
+`nbdkit file` on a raw file of which every block is allocated and written, and against
+two servers that encrypt as Coldrise does: nbdkit's luks filter, and qemu-nbd on LUKS."""
 
 from __future__ import annotations
 
@@ -12,12 +13,15 @@ from bench.support.commands import settle
 from bench.support.figures import COLDRISE, Row, Target, column
 from bench.support.fio import Load
 from bench.support.images import Disk
-from bench.support.servers import Server, nbdkit_file
+from bench.support.servers import Server, nbdkit_file, nbdkit_luks, qemu_nbd_luks
 from bench.support.setting import Setting
 
 SUMMARY = "random and sequential writes into a session over NBD"
 
 _NBDKIT = "nbdkit file"
+_NBDKIT_LUKS = "nbdkit file, luks filter"
+_QEMU_LUKS = "qemu-nbd, LUKS"
+_PASSPHRASE = "bench"
 _numbers = itertools.count(1)
 
 
@@ -27,6 +31,7 @@ class _Step:
     load: Load
     unit: str
     at_least: float
+    """Of nbdkit file, which does not encrypt."""
 
 
 def measure(setting: Setting) -> None:
@@ -66,16 +71,24 @@ def _scenarios(setting: Setting, disk: Disk) -> list[list[_Step]]:
 def _measure_disk(setting: Setting, disk: Disk) -> None:
     folder = setting.folder("raw")
     raw = images.full_copy(disk, folder / "disk.raw")
+    luks = images.luks_copy(raw, folder / "disk.luks", _PASSPHRASE)
     for steps in _scenarios(setting, disk):
         contestants = {
             COLDRISE: lambda: _in_session(setting, disk, steps),
-            _NBDKIT: lambda: _on_raw(setting, raw, steps),
+            _NBDKIT: lambda: _on(nbdkit_file(raw, setting.socket("nbdkit")), setting, steps),
+            _NBDKIT_LUKS: lambda: _on(
+                nbdkit_luks(luks, setting.socket("nbdkit"), _PASSPHRASE), setting, steps),
+            _QEMU_LUKS: lambda: _on(
+                qemu_nbd_luks(luks, setting.socket("qemu"), _PASSPHRASE), setting, steps),
         }
         results = setting.race(f"write, {disk.name}", contestants, setting.sizes.rounds)
         for step in steps:
+            targets = [Target(_NBDKIT, at_least=step.at_least)]
+            if step.load.pattern.endswith("write"):
+                targets += [Target(peer, at_least=1.5) for peer in (_NBDKIT_LUKS, _QEMU_LUKS)]
             setting.add(
                 Row("nbd_write", step.title, disk.name, step.unit, column(results, step.title),
-                    [Target(_NBDKIT, at_least=step.at_least)], step.load.text())
+                    targets, step.load.text())
             )
     images.removed(folder)
 
@@ -101,6 +114,6 @@ def _in_session(setting: Setting, disk: Disk, steps: list[_Step]) -> dict[str, f
     return figures
 
 
-def _on_raw(setting: Setting, raw: Path, steps: list[_Step]) -> dict[str, float]:
-    with nbdkit_file(raw, setting.socket("nbdkit")) as server:
+def _on(peer: Server, setting: Setting, steps: list[_Step]) -> dict[str, float]:
+    with peer as server:
         return _run(setting, server, "", steps)

@@ -82,7 +82,7 @@ def measure(setting: Setting) -> None:
         setting.add(
             Row("nfs_data", title, disk.name, unit, column(results, title),
                 [Target(nfs.PEER, at_least=0.95)], load.over_nfs_text(),
-                "coldrise serve nfs --versions 3 --cache 2G, every chunk decoded before")
+                "coldrise serve nfs --versions 3, every chunk decoded before")
         )
     images.removed(folder)
 

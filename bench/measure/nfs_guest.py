@@ -58,7 +58,7 @@ def measure(setting: Setting) -> None:
 
     def over_nfs() -> dict[str, float]:
         name, coldrise = session()
-        with nfs.coldrise_nfs(setting, coldrise, cache="64M") as server:
+        with nfs.coldrise_nfs(setting, coldrise) as server:
             path = f"{server.export}/live/{name}/vda.raw"
             sample = _run(setting, nfs_disk(path), server.network.command())
         coldrise.discard(name)

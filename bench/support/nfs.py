@@ -68,8 +68,8 @@ class NfsServer(Server):
         self.network.close()
 
 
-def coldrise_nfs(setting: Setting, coldrise: Coldrise, cache: str = "2G") -> NfsServer:
-    argv = [setting.program, "serve", "nfs", "--versions", "3", "--cache", cache]
+def coldrise_nfs(setting: Setting, coldrise: Coldrise) -> NfsServer:
+    argv = [setting.program, "serve", "nfs", "--versions", "3"]
     return NfsServer(Network(), argv, "/coldrise", setting.socket("nfs"), env=coldrise.env)
 
 

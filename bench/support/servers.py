@@ -144,6 +144,25 @@ def nbdkit_file(image: Path, socket_path: Path, *, read_only: bool = False) -> S
     )
 
 
+def nbdkit_luks(image: Path, socket_path: Path, passphrase: str) -> Server:
+    """nbdkit's file plugin on a LUKS image, with the luks filter."""
+    return Server(
+        ["nbdkit", "--foreground", "--exit-with-parent", "--unix", socket_path, "--filter=luks",
+         "file", image, f"passphrase={passphrase}"],
+        socket_path,
+    )
+
+
+def qemu_nbd_luks(image: Path, socket_path: Path, passphrase: str) -> Server:
+    """qemu-nbd on a LUKS image."""
+    return Server(
+        ["qemu-nbd", "--persistent", "--shared", "0", "--socket", socket_path,
+         "--object", f"secret,id=key,data={passphrase}",
+         "--image-opts", f"driver=luks,key-secret=key,file.filename={image}"],
+        socket_path,
+    )
+
+
 def qemu_nbd(
     image: Path,
     socket_path: Path,
