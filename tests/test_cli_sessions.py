@@ -126,6 +126,79 @@ def test_seal_while_served_and_while_idle(coldrise, image, point, served, tmp_pa
         (point, "backup"), (f"{point}+1", "synthetic"), (f"{point}+2", "synthetic")]
 
 
+def stopped(server):
+    """The nbdkit that serves, while it does not run."""
+    (pid,) = server.children()
+
+    @contextlib.contextmanager
+    def stop():
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            yield pid
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+    return stop()
+
+
+def test_a_seal_that_was_given_up_never_appears(coldrise, point, served):
+    coldrise.publish(point, "trial")
+    server = served()
+    client = server.connect("live/trial/vda")
+    client.pwrite(b"z" * 4096, 0)
+    with stopped(server) as pid:
+        began = time.monotonic()
+        seal = coldrise.start("--json", "seal", "trial", "--wait", "3",
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        waits = seal.stderr.readline()
+        assert time.monotonic() - began < 2.9
+        assert str(pid) in waits and "trial" in waits
+        output, _ = seal.communicate(timeout=30)
+        assert 2.9 < time.monotonic() - began < 10
+        assert seal.returncode == 11 and json.loads(output)["error"]["kind"] == "busy"
+        # One that nobody waits for because it was killed is withdrawn like that, too.
+        killed = coldrise.start("seal", "trial", stderr=subprocess.PIPE)
+        assert str(pid) in killed.stderr.readline()
+        killed.kill()
+        killed.communicate(timeout=30)
+    # Requests are answered in turn: the two before this one are settled.
+    assert coldrise.json("seal", "trial")["address"] == f"{point}+1"
+    client.pwrite(b"y" * 4096, 0)
+    assert coldrise.json("seal", "trial")["address"] == f"{point}+2"
+    client.shutdown()
+    assert len(coldrise.json("list", "web01")["machines"][0]["points"]) == 3
+
+
+def test_a_seal_of_a_server_that_goes_on_in_time(coldrise, point, served):
+    coldrise.publish(point, "trial")
+    server = served()
+    client = server.connect("live/trial/vda")
+    with stopped(server) as pid:
+        seal = coldrise.start("--json", "seal", "trial", stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE)
+        assert str(pid) in seal.stderr.readline()
+    output, _ = seal.communicate(timeout=30)
+    assert seal.returncode == 0 and json.loads(output)["address"] == f"{point}+1"
+    client.shutdown()
+
+
+def test_a_seal_goes_on_where_the_server_is_killed(coldrise, point, served):
+    coldrise.publish(point, "trial")
+    server = served()
+    client = server.connect("live/trial/vda")
+    client.pwrite(b"z" * 4096, 0)
+    client.flush()
+    with stopped(server) as pid:
+        seal = coldrise.start("--json", "seal", "trial", stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE)
+        assert str(pid) in seal.stderr.readline()
+        server.crash()
+    output, messages = seal.communicate(timeout=30)
+    assert seal.returncode == 0, messages
+    assert json.loads(output)["address"] == f"{point}+1"
+
+
 def test_resume_after_a_kill(coldrise, image, point, served, tmp_path):
     coldrise.publish(point, "trial")
     server = served()

@@ -56,6 +56,31 @@ pub enum ErrorKind {
 }
 
 impl ErrorKind {
+    const ALL: [ErrorKind; 22] = [
+        ErrorKind::InvalidInput,
+        ErrorKind::OutOfRange,
+        ErrorKind::NotFound,
+        ErrorKind::AlreadyExists,
+        ErrorKind::NotEmpty,
+        ErrorKind::NotAFolder,
+        ErrorKind::IsAFolder,
+        ErrorKind::NameTooLong,
+        ErrorKind::NoRepository,
+        ErrorKind::WrongPassphrase,
+        ErrorKind::Busy,
+        ErrorKind::WouldWait,
+        ErrorKind::ReadOnly,
+        ErrorKind::Corrupt,
+        ErrorKind::NoSpace,
+        ErrorKind::Io,
+        ErrorKind::Poisoned,
+        ErrorKind::Unsupported,
+        ErrorKind::ToolFailed,
+        ErrorKind::Interrupted,
+        ErrorKind::Incomplete,
+        ErrorKind::Internal,
+    ];
+
     /// The errno that a client of a front end gets. The whole table is here.
     pub fn errno(self) -> i32 {
         match self {
@@ -108,6 +133,11 @@ impl ErrorKind {
             | ErrorKind::ToolFailed
             | ErrorKind::Internal => 1,
         }
+    }
+
+    /// The kind that [`ErrorKind::word`] names, for errors that cross a socket.
+    pub fn from_word(word: &str) -> Option<ErrorKind> {
+        ErrorKind::ALL.into_iter().find(|kind| kind.word() == word)
     }
 
     /// A short, stable word for `--json`.
@@ -257,7 +287,7 @@ impl<T> Context<T> for std::io::Result<T> {
 mod tests {
     use super::*;
 
-    const ALL: [(ErrorKind, i32, u8); 21] = [
+    const TABLE: [(ErrorKind, i32, u8); 22] = [
         (ErrorKind::InvalidInput, libc::EINVAL, 2),
         (ErrorKind::OutOfRange, libc::EINVAL, 1),
         (ErrorKind::NotFound, libc::ENOENT, 1),
@@ -269,6 +299,7 @@ mod tests {
         (ErrorKind::NoRepository, libc::ENOENT, 10),
         (ErrorKind::WrongPassphrase, libc::EACCES, 12),
         (ErrorKind::Busy, libc::EBUSY, 11),
+        (ErrorKind::WouldWait, libc::EAGAIN, 1),
         (ErrorKind::ReadOnly, libc::EROFS, 1),
         (ErrorKind::Corrupt, libc::EIO, 1),
         (ErrorKind::NoSpace, libc::ENOSPC, 1),
@@ -283,18 +314,19 @@ mod tests {
 
     #[test]
     fn every_kind_has_its_errno_and_exit_code() {
-        for (kind, errno, exit) in ALL {
+        for (kind, errno, exit) in TABLE {
             assert_eq!(kind.errno(), errno, "{kind:?}");
             assert_eq!(kind.exit_code(), exit, "{kind:?}");
         }
     }
 
     #[test]
-    fn words_are_unique() {
-        let mut words: Vec<_> = ALL.iter().map(|(kind, ..)| kind.word()).collect();
-        words.sort_unstable();
-        words.dedup();
-        assert_eq!(words.len(), ALL.len());
+    fn every_word_names_its_kind() {
+        for (kind, ..) in TABLE {
+            assert_eq!(ErrorKind::from_word(kind.word()), Some(kind));
+        }
+        assert_eq!(ErrorKind::from_word("no kind"), None);
+        assert_eq!(ErrorKind::ALL.len(), TABLE.len());
     }
 
     #[test]

@@ -10,6 +10,7 @@ use crate::commands;
 const EXIT_CODES: &str = "\
 Addresses:
   MACHINE/POINT[/DISK]  a restore point; POINT is 20261120T100000Z, latest or latest~1
+                        (latest: no point in quarantine, or from a clock that was wrong)
   live/SESSION[/DISK]   a published session
 
 Exit codes:

@@ -91,16 +91,19 @@ pub(crate) fn take_lost(
     Ok(lost)
 }
 
-/// Says which newer points of the machine are lost where the latest was asked for: who
-/// goes on with an older one should know it. Goes on where that cannot be told: a point
-/// that is sound can be used all the same.
-pub(crate) fn tell_lost(
+/// Says which newer points of the machine are lost or dated in the future where the latest
+/// was asked for: the user should know what else there is. Goes on where that cannot be
+/// told: a point that is sound can be used all the same.
+pub(crate) fn tell_newer(
     invocation: &Invocation,
     catalog: &Catalog,
     selector: &PointSelector,
     point: &PointDocument,
 ) {
     let PointSelector::Latest(_) = selector else { return };
+    if let Ok(Some(warning)) = catalog.future_warning(&point.machine) {
+        invocation.remark(&format!("warning: {warning}"));
+    }
     let lost = match catalog.lost_points(Some(&point.machine)) {
         Ok(lost) => lost,
         Err(error) => {

@@ -89,7 +89,8 @@ impl Catalog {
         }
     }
 
-    /// One point of a machine. `latest` means no point that is set aside.
+    /// One point of a machine. `latest` means no point that is set aside, and passes over
+    /// points dated in the future: see [`Horizon`](coldrise_store::Horizon).
     ///
     /// # Errors
     /// `NotFound`, telling which machines or points there are; `Corrupt` for one that has
@@ -153,30 +154,45 @@ impl Catalog {
                 }
             }
             PointSelector::Latest(back) => {
-                let sealed = self.sealed()?;
-                let mut points =
-                    self.newest_offered(machine, (*back as usize).saturating_add(1))?;
-                points.extend(sealed.into_iter().filter(|point| point.machine == *machine));
-                points.sort_by(|a, b| b.point.cmp(&a.point));
-                // A point on its way into the catalog stands in both.
-                points.dedup_by(|a, b| a.point == b.point);
-                Ok(points.into_iter().nth(*back as usize))
+                let horizon = self.repository.horizon(machine)?;
+                let counts = |point: &PointName| !horizon.is_passed_over(point);
+                match self.newest(machine, *back as usize, &counts)? {
+                    // All of them are dated in the future: that tells nothing of the clock.
+                    None if self.newest(machine, 0, &counts)?.is_none() => {
+                        self.newest(machine, *back as usize, &|_| true)
+                    }
+                    found => Ok(found),
+                }
             }
         }
     }
 
-    /// Of the catalog's points that are not set aside the newest `count`, or all.
-    fn newest_offered(&self, machine: &MachineName, count: usize) -> Result<Vec<PointDocument>> {
+    /// The point that has `back` newer ones beside it, of those that are not set aside and
+    /// whose name `counts`.
+    fn newest(
+        &self,
+        machine: &MachineName,
+        back: usize,
+        counts: &dyn Fn(&PointName) -> bool,
+    ) -> Result<Option<PointDocument>> {
+        let is_meant = |point: &PointDocument| point.quarantine.is_none() && counts(&point.point);
+        let sealed = self.sealed()?;
+        let count = back.saturating_add(1);
         let mut looked = count;
-        loop {
+        let mut points = loop {
             let mut points = self.repository.newest_points(machine, looked)?;
             let is_all = points.len() < looked;
-            points.retain(|point| point.quarantine.is_none());
+            points.retain(is_meant);
             if is_all || points.len() >= count {
-                return Ok(points);
+                break points;
             }
             looked = looked.saturating_mul(2);
-        }
+        };
+        points.extend(sealed.into_iter().filter(|p| p.machine == *machine && is_meant(p)));
+        points.sort_by(|a, b| b.point.cmp(&a.point));
+        // A point on its way into the catalog stands in both.
+        points.dedup_by(|a, b| a.point == b.point);
+        Ok(points.into_iter().nth(back))
     }
 
     /// A point that was found before, as it is now: to be asked once it is written down
@@ -199,6 +215,17 @@ impl Catalog {
                 ),
             )),
         }
+    }
+
+    /// What a user should know of a machine's points that are dated in the future; `None`
+    /// where there are none.
+    ///
+    /// # Errors
+    /// As of [`Catalog::points`].
+    pub fn future_warning(&self, machine: &MachineName) -> Result<Option<String>> {
+        let points = self.points(machine)?;
+        let horizon = self.repository.horizon(machine)?;
+        Ok(horizon.warning(machine, points.iter().map(|point| &point.point)))
     }
 
     /// The points that have to be there and are nowhere, of one machine or of all, the oldest of

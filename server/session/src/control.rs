@@ -1,19 +1,46 @@
 //! The socket by which the command line asks the serving process for a seal.
+//!
+//! A seal that was given up must never appear later. The lock of the documents decides:
+//!
+//! ```text
+//! asker                                 server
+//! Seal                    ─▶            prepares: new layers, flush
+//!                                       takes live/lock
+//!                                       has the asker left? then it ends here, nothing was sealed
+//!                         ◀─            Committing
+//!                                       replaces session.json
+//!                                       frees live/lock
+//!                         ◀─            Sealed, Failed
+//! ```
+//!
+//! An asker that gives up takes live/lock first, reads what has come, and closes the
+//! connection before it frees the lock. Either the server had the lock before: then
+//! `Committing` has come, and the asker waits for the outcome. Or it gets the lock later:
+//! then it sees that the asker has left. An asker that was killed has left, too.
+//!
+//! One window remains: the server stops while it holds the lock. Then the asker can neither
+//! give up nor learn the outcome, and says so.
 
 use std::os::unix::net::UnixStream;
-use std::sync::Weak;
-use std::time::Duration;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
 use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_store::{Repository, SessionName};
 use serde::{Deserialize, Serialize};
 
-use crate::local_socket::{ask, send, Answers, LocalSocket};
+use crate::local_socket::{ask, has_left, send, Answers, LocalSocket};
+use crate::lock::FileLock;
 use crate::place::{Place, CONTROL};
 use crate::seal::Sealed;
 use crate::session::Session;
 
-/// A flush of much unflushed data may take a while; an answer later than this is none.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
+/// How often the asker looks at the clock.
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+/// After this long the user is told what is waited for.
+const NOTICE: Duration = Duration::from_secs(2);
+/// A commit that has begun takes moments.
+const COMMIT_PATIENCE: Duration = Duration::from_secs(10);
 
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -24,8 +51,11 @@ enum Request {
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Answer {
+    /// The point appears now, unless the commit fails. Sent under the documents' lock.
+    Committing,
     Sealed(Box<Sealed>),
     Failed {
+        kind: String,
         message: String,
     },
     /// The session is being closed: nothing was done.
@@ -51,14 +81,20 @@ struct Seals {
 
 impl Answers for Seals {
     fn answer(&self, request: &str, stream: &UnixStream) -> Result<()> {
-        // Held only from here on: whoever asks nothing must not keep it open.
-        let answer = match (serde_json::from_str::<Request>(request), self.session.upgrade()) {
-            (Ok(Request::Seal), Some(session)) => match session.seal() {
-                Ok(sealed) => Answer::Sealed(Box::new(sealed)),
-                Err(error) => Answer::Failed { message: error.full_message() },
-            },
-            (Ok(Request::Seal), None) => Answer::Closing,
-            (Err(error), _) => Answer::Failed { message: format!("unknown request: {error}") },
+        if let Err(error) = serde_json::from_str::<Request>(request) {
+            let message = format!("unknown request: {error}");
+            return send(stream, &failed(&Error::new(ErrorKind::Unsupported, message)));
+        }
+        // The session is held from here on only: a silent asker must not keep it open.
+        let Some(session) = self.session.upgrade() else { return self.decline(stream) };
+        check_asker(stream)?;
+        let may_commit = || {
+            check_asker(stream)?;
+            send(stream, &Answer::Committing)
+        };
+        let answer = match session.seal_if(&may_commit) {
+            Ok(sealed) => Answer::Sealed(Box::new(sealed)),
+            Err(error) => failed(&error),
         };
         send(stream, &answer)
     }
@@ -68,17 +104,92 @@ impl Answers for Seals {
     }
 }
 
-/// Asks the process that serves the session to seal it; `None` where none does,
-/// or where it is about to stop.
-pub(crate) fn ask_for_seal(place: &Place) -> Result<Option<Sealed>> {
-    let asked = ask(place.directory(), CONTROL, &Request::Seal, ANSWER_TIMEOUT)?;
-    let Some(mut asked) = asked else { return Ok(None) };
-    let what = "the process that serves the session did not answer; look with `coldrise sessions` \
-                and `coldrise list` whether the point is there";
-    match asked.next().map_err(|error| error.context(what))? {
-        Some(Answer::Closing) => Ok(None),
-        Some(Answer::Sealed(sealed)) => Ok(Some(*sealed)),
-        Some(Answer::Failed { message }) => Err(Error::new(ErrorKind::Io, message)),
-        None => Err(Error::new(ErrorKind::Io, what)),
+fn failed(error: &Error) -> Answer {
+    Answer::Failed { kind: error.kind().word().to_owned(), message: error.full_message() }
+}
+
+/// # Errors
+/// `Interrupted` where the asker has left.
+fn check_asker(stream: &UnixStream) -> Result<()> {
+    match has_left(stream)? {
+        true => Err(Error::new(ErrorKind::Interrupted, "a seal was given up: nothing was sealed")),
+        false => Ok(()),
+    }
+}
+
+/// Asks the process that serves the session to seal it, and gives up after `patience`;
+/// `None` where no process serves it, or that process ends before it sealed.
+///
+/// # Errors
+/// `Busy` where it was given up: that seal never happens. `Io` where the server was
+/// stopped during the commit: the message says where to look for the outcome. Otherwise the
+/// server's error.
+pub(crate) fn ask_for_seal(
+    repository: &Arc<Repository>,
+    place: &Place,
+    name: &SessionName,
+    patience: Duration,
+) -> Result<Option<Sealed>> {
+    let Some(mut asked) = ask(place.directory(), CONTROL, &Request::Seal, LOOK_INTERVAL)? else {
+        return Ok(None);
+    };
+    let server = || match FileLock::holder(&place.lock()) {
+        Some(process) => format!("process {process}, which serves it,"),
+        None => "the process that serves it".to_owned(),
+    };
+    let unknown = || {
+        let message = format!(
+            "session {name}: {} stopped during the commit; coldrise list shows whether the point \
+             is there",
+            server()
+        );
+        Err(Error::new(ErrorKind::Io, message))
+    };
+    let (start, mut is_committing, mut is_noticed) = (Instant::now(), false, false);
+    loop {
+        if !is_noticed && start.elapsed() >= NOTICE {
+            is_noticed = true;
+            let seconds = patience.as_secs();
+            tracing::warn!(
+                "session {name}: {} has not answered yet; waiting for up to {seconds} s",
+                server()
+            );
+        }
+        let is_late = start.elapsed() >= patience;
+        let given_up = match is_late && !is_committing {
+            true => match FileLock::documents_within(repository, COMMIT_PATIENCE)? {
+                Some(lock) => Some(lock),
+                None => return unknown(),
+            },
+            false => None,
+        };
+        match asked.next() {
+            Ok(Some(Answer::Committing)) => is_committing = true,
+            Ok(Some(Answer::Sealed(sealed))) => return Ok(Some(*sealed)),
+            Ok(Some(Answer::Closing)) => return Ok(None),
+            Ok(Some(Answer::Failed { kind, message })) => {
+                let kind = ErrorKind::from_word(&kind).unwrap_or(ErrorKind::Io);
+                let what = format!("session {name}: {} did not seal it: {message}", server());
+                return Err(Error::new(kind, what));
+            }
+            Ok(None) if given_up.is_some() => {
+                let message = format!(
+                    "session {name}: {} did not answer within {} s, so the seal was given up and \
+                     will not happen: look whether that process is stopped or its disk is slow, \
+                     and try again, with --wait SECONDS for longer",
+                    server(),
+                    patience.as_secs()
+                );
+                drop((asked, given_up));
+                return Err(Error::new(ErrorKind::Busy, message));
+            }
+            Ok(None) if start.elapsed() >= patience.saturating_add(COMMIT_PATIENCE) => {
+                return unknown();
+            }
+            Ok(None) => {}
+            // It was killed before it could seal.
+            Err(_) if !is_committing => return Ok(None),
+            Err(_) => return unknown(),
+        }
     }
 }

@@ -82,7 +82,7 @@ static FIXTURE: LazyLock<parking_lot::Mutex<Fixture>> = LazyLock::new(|| {
         view.flush().unwrap();
         drop((view, session));
         if round == 1 {
-            seal(&repository, &name()).unwrap();
+            seal(&repository, &name(), std::time::Duration::ZERO).unwrap();
         }
     }
     let document = SessionDocument::of(&repository, &name()).unwrap();

@@ -4,7 +4,7 @@
 //! One request per connection, a line of JSON, and lines of JSON as its answer. Only
 //! the repository's owner can enter the folder.
 
-use std::io::ErrorKind::{ConnectionRefused, NotFound, TimedOut, WouldBlock};
+use std::io::ErrorKind::{TimedOut, WouldBlock};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -14,6 +14,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
+use rustix::io::Errno;
+use rustix::net::{connect, socket_with, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde::de::DeserializeOwned;
 use serde::Serialize;
 
@@ -140,6 +142,21 @@ pub(crate) fn send(mut stream: &UnixStream, line: &impl Serialize) -> Result<()>
     stream.write_all(&text).context(what)
 }
 
+/// Whether the other side has closed its end. Between requests it has nothing to say.
+///
+/// # Errors
+/// What the operating system says of the socket itself.
+pub(crate) fn has_left(mut stream: &UnixStream) -> Result<bool> {
+    let what = || "looking at a request's sender";
+    stream.set_nonblocking(true).context(what)?;
+    let read = stream.read(&mut [0]);
+    stream.set_nonblocking(false).context(what)?;
+    Ok(match read {
+        Ok(count) => count == 0,
+        Err(error) => error.kind() != WouldBlock,
+    })
+}
+
 /// The asking side.
 pub(crate) struct Asked {
     answers: BufReader<UnixStream>,
@@ -148,11 +165,11 @@ pub(crate) struct Asked {
     line: Vec<u8>,
 }
 
-/// Asks whoever listens at `folder/name`; `None` where nobody does. `patience` is for
-/// [`Asked::next`].
+/// Asks the process that listens at `folder/name`; `None` where none does. `patience` is
+/// the longest wait of [`Asked::next`].
 ///
 /// # Errors
-/// `Io`.
+/// `Busy` where that process lets so many requests wait that it can take no more; `Io`.
 pub(crate) fn ask(
     folder: &Path,
     name: &str,
@@ -161,13 +178,22 @@ pub(crate) fn ask(
 ) -> Result<Option<Asked>> {
     let what = || format!("asking at {}", folder.join(name).display());
     let (_folder, path) = short_path(folder, name)?;
-    let stream = match UnixStream::connect(path) {
-        Ok(stream) => stream,
-        // Nobody made the socket, or who made it was killed.
-        Err(error) if matches!(error.kind(), NotFound | ConnectionRefused) => return Ok(None),
-        Err(error) => return Err(error).context(what),
-    };
+    let failed = |errno: Errno| Error::io(what(), errno.into());
+    let stream = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None);
+    let stream = UnixStream::from(stream.map_err(failed)?);
     stream.set_read_timeout(Some(patience)).context(what)?;
+    // Connecting waits, too, while the queue of a process that does not run is full.
+    stream.set_write_timeout(Some(patience)).context(what)?;
+    match connect(&stream, &SocketAddrUnix::new(path).map_err(failed)?) {
+        Ok(()) => {}
+        // Nobody made the socket, or its process was killed.
+        Err(Errno::NOENT | Errno::CONNREFUSED) => return Ok(None),
+        Err(Errno::AGAIN) => {
+            let message = format!("{}: its process takes no more requests", what());
+            return Err(Error::new(ErrorKind::Busy, message));
+        }
+        Err(errno) => return Err(failed(errno)),
+    }
     // Whoever is about to stop answers without having read the request.
     let sent = send(&stream, request);
     Ok(Some(Asked { answers: BufReader::new(stream), sent, line: Vec::new() }))

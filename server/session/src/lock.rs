@@ -1,7 +1,7 @@
 //! Advisory locks on files: they vanish with the process that held them.
 
 use std::fs::{File, OpenOptions};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -108,6 +108,44 @@ impl FileLock {
     pub(crate) fn documents(repository: &Repository) -> Result<FileLock> {
         FileLock::wait(&repository.live_dir().join("lock"))
     }
+
+    /// The same lock; `None` where another process holds it for longer than `patience`.
+    pub(crate) fn documents_within(
+        repository: &Repository,
+        patience: Duration,
+    ) -> Result<Option<FileLock>> {
+        let path = repository.live_dir().join("lock");
+        let file = open(&path)?;
+        let start = Instant::now();
+        loop {
+            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => return Ok(Some(FileLock { file })),
+                Err(rustix::io::Errno::WOULDBLOCK | rustix::io::Errno::INTR) => {}
+                Err(errno) => {
+                    return Err(Error::io(format!("locking {}", path.display()), errno.into()))
+                }
+            }
+            if start.elapsed() >= patience {
+                return Ok(None);
+            }
+            std::thread::sleep(PROBE_PAUSE);
+        }
+    }
+
+    /// The id of the process that holds the lock, for messages; `None` where the kernel
+    /// does not tell, as for a process of another container.
+    pub(crate) fn holder(path: &Path) -> Option<u32> {
+        let inode = std::fs::metadata(path).ok()?.ino().to_string();
+        let locks = std::fs::read_to_string("/proc/locks").ok()?;
+        // `1: FLOCK  ADVISORY  WRITE 4242 fd:00:131 0 EOF`
+        locks.lines().find_map(|line| {
+            let mut words = line.split_whitespace().skip(1);
+            let is_held = words.next()? == "FLOCK" && words.nth(1)? == "WRITE";
+            let process = words.next()?.parse().ok().filter(|process| *process > 0);
+            let is_this = words.next()?.rsplit(':').next() == Some(inode.as_str());
+            process.filter(|_| is_held && is_this)
+        })
+    }
 }
 
 #[cfg(test)]
@@ -121,8 +159,10 @@ mod tests {
         let lock = FileLock::wait(&path).unwrap();
         let of_a_child = lock.file.try_clone().unwrap();
         assert!(FileLock::is_held(&path).unwrap());
+        assert_eq!(FileLock::holder(&path), Some(std::process::id()));
         drop(lock);
         assert!(!FileLock::is_held(&path).unwrap());
+        assert_eq!(FileLock::holder(&path), None);
         drop(of_a_child);
     }
 }

@@ -8,9 +8,9 @@
 //! writer removes them.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use coldrise_block::{Context, Error, ErrorKind, Result};
+use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_store::{
     LayerId, LayerReference, PointDocument, PointName, PointOrigin, Repository, SessionName,
 };
@@ -37,18 +37,24 @@ pub struct Sealed {
 }
 
 /// Seals a session: through the process that serves it, or right here where
-/// none does. Costs the same whatever was captured, once it is flushed.
+/// none does. Costs the same whatever was captured, once it is flushed. Waits at most
+/// `patience` for the process that serves it, and logs after two seconds that it waits.
 ///
 /// # Errors
-/// `NotFound`; `Busy` when a process that does not answer holds the session.
-pub fn seal(repository: &Arc<Repository>, name: &SessionName) -> Result<Sealed> {
+/// `NotFound`; `Busy` when the process that holds the session did not begin the commit
+/// within `patience`: then this seal never happens.
+pub fn seal(
+    repository: &Arc<Repository>,
+    name: &SessionName,
+    patience: Duration,
+) -> Result<Sealed> {
     SessionDocument::of(repository, name)?;
     let place = Place::of(repository, name);
     let start = Instant::now();
     // Clients that come and go open and close it: then it is served at one moment
     // and idle at the next. Asking comes first, because a held lock is waited for.
     let writing = loop {
-        if let Some(sealed) = ask_for_seal(&place, name)? {
+        if let Some(sealed) = control::ask_for_seal(repository, &place, name, patience)? {
             return Ok(sealed);
         }
         if let Some(writing) = FileLock::take(&place)? {
@@ -71,7 +77,7 @@ pub fn seal(repository: &Arc<Repository>, name: &SessionName) -> Result<Sealed> 
     let carried = carry_idle(repository, &document)?;
     let tops = new_tops(&document)?;
     create_tops(repository, tops.iter())?;
-    let (point, _) = commit(repository, &place, &facts, &carried, Some(&tops))?;
+    let (point, _) = commit(repository, &place, &facts, &carried, Some(&tops), &|| Ok(()))?;
     mark(repository, &point_name(&point));
     for (disk, facts) in document.disks.iter().zip(&facts) {
         Layer::announce_change(&layer_path(repository, &disk.top));
@@ -81,11 +87,6 @@ pub fn seal(repository: &Arc<Repository>, name: &SessionName) -> Result<Sealed> 
         }
     }
     Ok(Sealed { point, left_out: carried.left_out })
-}
-
-fn ask_for_seal(place: &Place, name: &SessionName) -> Result<Option<Sealed>> {
-    control::ask_for_seal(place)
-        .context(|| format!("session {name} is served by another process, which did not seal it"))
 }
 
 /// What the closed top layers hold; a layer that a crash left is put in order first.
@@ -124,13 +125,15 @@ pub(crate) fn new_tops(document: &SessionDocument) -> Result<Vec<SessionDisk>> {
 
 /// The commit: names the point and replaces the document. `tops` are the new
 /// top layers in the disks' order; without them the session ends. The caller
-/// holds the session and lets no write in.
+/// holds the session and lets no write in. `may_commit` has the last word, under the
+/// documents' lock; where it fails nothing was sealed.
 pub(crate) fn commit(
     repository: &Repository,
     place: &Place,
     facts: &[SealFacts],
     carried: &Carried,
     tops: Option<&[SessionDisk]>,
+    may_commit: &dyn Fn() -> Result<()>,
 ) -> Result<(PointDocument, SessionDocument)> {
     let _documents = FileLock::documents(repository)?;
     // Another process may have entered sealed points since the caller read it.
@@ -175,6 +178,7 @@ pub(crate) fn commit(
         files: carried.set.as_ref().map(|(facts, _)| facts.clone()),
     };
     point.check()?;
+    may_commit()?;
     if let Some((_, files)) = &carried.set {
         sealed_files::write(repository, place, &point, files)?;
     }

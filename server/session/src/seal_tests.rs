@@ -1,12 +1,13 @@
 use super::*;
 use crate::publish::publish;
+use crate::session::Session;
 use coldrise_store::{
     Compression, DiskDocument, DiskName, InitOptions, MachineName, MapRoot, OpenOptions,
     PassphraseSource, RepositoryWriter,
 };
 
-#[test]
-fn a_seal_whose_new_layer_was_tidied_away_changes_nothing() {
+/// A repository with session `trial` of a disk of 1 MiB.
+fn published() -> (tempfile::TempDir, RepositoryWriter, SessionDocument) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("repo");
     let options =
@@ -33,8 +34,15 @@ fn a_seal_whose_new_layer_was_tidied_away_changes_nothing() {
     };
     writer.put_point(&point).unwrap();
     let name = SessionName::parse("trial").unwrap();
-    let before = publish(repository, &point, Some(name.clone())).unwrap();
+    let document = publish(repository, &point, Some(name)).unwrap();
+    (folder, writer, document)
+}
 
+#[test]
+fn a_seal_whose_new_layer_was_tidied_away_changes_nothing() {
+    let (_folder, writer, before) = published();
+    let repository = writer.repository();
+    let name = before.name.clone();
     let place = Place::of(repository, &name);
     let writing = Arc::new(FileLock::take(&place).unwrap().unwrap());
     let facts = idle_facts(repository, &before, &writing).unwrap();
@@ -43,9 +51,35 @@ fn a_seal_whose_new_layer_was_tidied_away_changes_nothing() {
     // A writer comes in between: nothing names the new layer yet.
     assert_eq!(crate::reclaim_layers(&writer).unwrap(), 1);
     let carried = carry_idle(repository, &before).unwrap();
-    let error = commit(repository, &place, &facts, &carried, Some(&tops)).unwrap_err();
+    let error = commit(repository, &place, &facts, &carried, Some(&tops), &|| Ok(())).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Busy);
     assert_eq!(SessionDocument::of(repository, &name).unwrap(), before);
     drop(writing);
-    seal(repository, &name).unwrap();
+    seal(repository, &name, Duration::ZERO).unwrap();
+}
+
+#[test]
+fn a_seal_that_is_given_up_at_any_moment_does_not_happen() {
+    let (_folder, writer, document) = published();
+    let repository = writer.repository();
+    let session = Session::open(repository, &document.name).unwrap();
+    let disk = session.disk(&document.disks[0].name).unwrap();
+    let (mut sealed, mut given_up) = (0, 0);
+    for round in 0.. {
+        disk.write_at(&[round as u8; 4096], 0).unwrap();
+        // From at once to about twice as long as a seal takes here.
+        let patience = Duration::from_micros(500 * (round % 40));
+        match seal(repository, &document.name, patience) {
+            Ok(_) => sealed += 1,
+            Err(error) if error.kind() == ErrorKind::Busy => given_up += 1,
+            Err(error) => panic!("{error:?}"),
+        }
+        if round >= 60 && sealed > 5 && given_up > 5 {
+            break;
+        }
+    }
+    // Requests are answered in turn: after this one those before it are settled.
+    seal(repository, &document.name, Duration::from_secs(30)).unwrap();
+    assert_eq!(SessionDocument::of(repository, &document.name).unwrap().sealed.len(), sealed + 1);
+    assert_eq!(session.document().sealed.len(), sealed + 1);
 }

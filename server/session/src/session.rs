@@ -170,13 +170,18 @@ impl Session {
     /// # Errors
     /// `Poisoned` after a failed sync. Where it fails nothing has changed.
     pub fn seal(&self) -> Result<Sealed> {
+        self.seal_if(&|| Ok(()))
+    }
+
+    /// The same, unless `may_commit` fails: see [`commit`].
+    pub(crate) fn seal_if(&self, may_commit: &dyn Fn() -> Result<()>) -> Result<Sealed> {
         let mut document = self.document.lock();
         self.poison.check()?;
         let tops = new_tops(&document)?;
         create_tops(&self.repository, tops.iter())?;
         // Where it fails the new layers stay: the document may already name them.
         // What nothing names is removed by the next writer.
-        self.seal_onto(&mut document, &tops)
+        self.seal_onto(&mut document, &tops, may_commit)
     }
 
     /// Remembers how far the layers have come, for whoever opens them next.
@@ -205,7 +210,12 @@ impl Session {
         }
     }
 
-    fn seal_onto(&self, document: &mut SessionDocument, tops: &[SessionDisk]) -> Result<Sealed> {
+    fn seal_onto(
+        &self,
+        document: &mut SessionDocument,
+        tops: &[SessionDisk],
+        may_commit: &dyn Fn() -> Result<()>,
+    ) -> Result<Sealed> {
         let fresh = tops
             .iter()
             .map(|disk| open_top(&self.repository, disk, &self.poison, &self.writing))
@@ -221,7 +231,8 @@ impl Session {
             let top = stack.layers.last().ok_or_else(no_top)?;
             facts.push(top.seal_facts()?);
         }
-        let committed = commit(&self.repository, &self.place, &facts, &carried, Some(tops));
+        let repository = &self.repository;
+        let committed = commit(repository, &self.place, &facts, &carried, Some(tops), may_commit);
         let (point, next) = committed.inspect_err(|_| self.stop_unless_unchanged(document))?;
         let emptied: Vec<_> = document.disks.iter().map(|disk| disk.top).collect();
         *document = next;

@@ -58,7 +58,7 @@ pub fn unpublish(
         let before = document.files.as_ref().and_then(|files| files.hash.clone());
         let has_changed = carried.hash() != before;
         if has_changed || facts.iter().any(|facts| facts.sequence > 0) {
-            let (point, _) = commit(repository, &place, &facts, &carried, None)?;
+            let (point, _) = commit(repository, &place, &facts, &carried, None, &|| Ok(()))?;
             mark(repository, &point_name(&point));
             sealed = Some(Sealed { point, left_out: carried.left_out });
         }

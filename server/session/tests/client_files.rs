@@ -256,7 +256,7 @@ fn a_sealed_point_carries_what_it_can() {
     make(&session, "later", b"x");
     drop(delta);
     drop(session);
-    let again = seal(&repository, &name()).unwrap().point;
+    let again = seal(&repository, &name(), std::time::Duration::ZERO).unwrap().point;
     assert!(of(&again).find("later").is_some());
     check(&sealed.point);
     // In the catalog they are the same, and nothing stays beside it.
@@ -376,7 +376,10 @@ fn what_is_missing_or_changed_is_damage() {
     std::fs::remove_file(&files[1]).unwrap();
     let opened = reader(&repository).file(first).err().expect("it is missing");
     assert_eq!(opened.kind(), ErrorKind::Corrupt);
-    assert_eq!(seal(&repository, &name()).unwrap_err().kind(), ErrorKind::Corrupt);
+    assert_eq!(
+        seal(&repository, &name(), std::time::Duration::ZERO).unwrap_err().kind(),
+        ErrorKind::Corrupt
+    );
     std::fs::remove_file(place.files().join("tree")).unwrap();
     assert_eq!(Session::open(&repository, &name()).err().unwrap().kind(), ErrorKind::Corrupt);
     assert_eq!(reader(&repository).tree().unwrap_err().kind(), ErrorKind::Corrupt);

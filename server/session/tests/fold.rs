@@ -11,7 +11,9 @@ use coldrise_session::{
 };
 use coldrise_store::{PointDocument, PointSelector, Repository, RepositoryWriter, WriteOptions};
 use proptest::prelude::*;
-use support::{content, disk_name, name, place, point_bytes, read_all, writer, CHUNK, DISK_BYTES};
+use support::{
+    content, disk_name, name, place, point_bytes, read_all, writer, CHUNK, DISK_BYTES, PATIENCE,
+};
 
 fn fold_point(writer: &RepositoryWriter, point: &PointDocument) -> Folded {
     let options = WriteOptions { threads: 2 };
@@ -151,7 +153,7 @@ fn whoever_reads_an_idle_session_sees_what_comes_after_a_seal() {
     };
     write(1, 0);
     let live = open_live_disk(&repository, &name("trial"), &disk_name("vda")).unwrap();
-    seal(&repository, &name("trial")).unwrap();
+    seal(&repository, &name("trial"), PATIENCE).unwrap();
     write(2, 512);
     let mut found = [0; 1024];
     live.read_at(&mut found, 0).unwrap();

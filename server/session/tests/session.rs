@@ -11,7 +11,7 @@ use coldrise_session::{
     unpublish, Catalog, Sealed, Session,
 };
 use coldrise_store::PointSelector;
-use support::{content, disk_name, name, place, point_bytes, read_all, writer};
+use support::{content, disk_name, name, place, point_bytes, read_all, writer, PATIENCE};
 
 #[test]
 fn a_sealed_session_is_a_point_and_the_original_never_changes() {
@@ -39,7 +39,7 @@ fn a_sealed_session_is_a_point_and_the_original_never_changes() {
     drop(open);
 
     // Sealed while nobody uses it.
-    let second = seal(&repository, &name("trial")).unwrap().point;
+    let second = seal(&repository, &name("trial"), PATIENCE).unwrap().point;
     assert_eq!(second.point.as_str(), "20261120T100000Z+2");
     assert_eq!(point_bytes(&repository, &second, "vda"), expected);
     assert_eq!(point_bytes(&repository, &place.point, "vda"), content(1));
@@ -103,7 +103,7 @@ fn a_seal_needs_no_writer_and_the_next_writer_enters_the_point() {
     let open = Session::open(&repository, &name("trial")).unwrap();
     open.disk(&disk_name("vda")).unwrap().write_at(&[1; 512], 512).unwrap();
     drop(open);
-    let sealed = seal(&repository, &name("trial")).unwrap().point;
+    let sealed = seal(&repository, &name("trial"), PATIENCE).unwrap().point;
 
     let catalog = Catalog::new(&repository);
     let selector = PointSelector::Latest(0);
@@ -211,7 +211,7 @@ fn seals_and_an_unpublish_at_the_same_moment_leave_only_whole_points() {
                 scope.spawn(move || {
                     start.wait();
                     match ends {
-                        false => seal(repository, &name).map(Some),
+                        false => seal(repository, &name, PATIENCE).map(Some),
                         true => unpublish(repository, &name, false),
                     }
                 })

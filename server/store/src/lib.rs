@@ -29,6 +29,7 @@ mod description;
 mod documents;
 mod file_list;
 mod hex;
+mod horizon;
 mod keep_up;
 mod keys;
 mod log_directory;
@@ -64,6 +65,7 @@ pub use documents::{
     Configuration, DiskDocument, LayerId, LayerReference, PointDocument, PointFiles, PointOrigin,
     Quarantine, MAX_CONFIGURATION_BYTES, MAX_DISKS, MAX_LAYERS,
 };
+pub use horizon::Horizon;
 pub use keep_up::KeepUp;
 pub use map::MapRoot;
 pub use markers::PendingMarker;

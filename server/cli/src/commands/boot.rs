@@ -21,7 +21,7 @@ use crate::own_network;
 use crate::qemu::{self, Console};
 use crate::report::Report;
 use crate::signals::ChildSignals;
-use crate::targets::tell_lost;
+use crate::targets::tell_newer;
 use crate::units::{parse_size, show_count};
 
 /// Boot a machine from its backup, in QEMU on this host.
@@ -111,7 +111,7 @@ impl Subject {
             Address::Point { machine, selector, disk: None } => {
                 let catalog = Catalog::new(repository);
                 let point = catalog.point(machine, selector)?;
-                tell_lost(invocation, &catalog, selector, &point);
+                tell_newer(invocation, &catalog, selector, &point);
                 check_offered(point).map(Subject::Point)
             }
             Address::Live { session, disk: None } => {

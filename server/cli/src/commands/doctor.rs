@@ -281,6 +281,16 @@ fn check_points(found: &mut Findings, repository: &Arc<Repository>) {
                 continue;
             }
         };
+        match catalog.future_warning(machine) {
+            Err(error) => found.error(CHECK, &error),
+            Ok(None) => {}
+            Ok(Some(warning)) => found.add(
+                "clock",
+                Status::Warn,
+                warning,
+                "set the clock; a point with a wrong date goes with coldrise forget",
+            ),
+        }
         for point in points {
             count += 1;
             for disk in &point.disks {

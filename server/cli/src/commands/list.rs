@@ -3,7 +3,7 @@
 use clap::Args;
 use coldrise_block::Result;
 use coldrise_session::Catalog;
-use coldrise_store::{CatalogDamage, MachineName, PointDocument, PointOrigin, Quarantine};
+use coldrise_store::{CatalogDamage, Horizon, MachineName, PointDocument, PointOrigin, Quarantine};
 use serde::Serialize;
 
 use crate::invocation::Invocation;
@@ -39,6 +39,10 @@ struct ListedPoint {
     created_at_ms: u64,
     size_bytes: u64,
     is_protected: bool,
+    /// Dated later than the clock.
+    is_in_future: bool,
+    /// `latest` passes over it: dated in the future, and a later backup was stored.
+    is_passed_over: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     quarantine: Option<Quarantine>,
     disks: Vec<ListedDisk>,
@@ -51,7 +55,7 @@ struct ListedDisk {
 }
 
 impl ListedPoint {
-    fn new(point: &PointDocument) -> ListedPoint {
+    fn new(point: &PointDocument, horizon: &Horizon) -> ListedPoint {
         let sizes = point.disks.iter().map(|disk| disk.size_bytes);
         ListedPoint {
             address: format!("{}/{}", point.machine, point.point),
@@ -60,6 +64,8 @@ impl ListedPoint {
             created_at_ms: point.created_at_ms,
             size_bytes: sizes.fold(0, u64::saturating_add),
             is_protected: point.is_protected,
+            is_in_future: horizon.is_in_future(&point.point),
+            is_passed_over: horizon.is_passed_over(&point.point),
             quarantine: point.quarantine,
             disks: point
                 .disks
@@ -94,9 +100,13 @@ pub(crate) fn run(invocation: &Invocation, arguments: &ListArguments) -> Result<
     let mut listing = Listing { machines: Vec::with_capacity(machines.len()), lost };
     for machine in machines {
         let points = catalog.points(&machine)?;
+        let horizon = repository.horizon(&machine)?;
+        if let Some(warning) = horizon.warning(&machine, points.iter().map(|point| &point.point)) {
+            invocation.remark(&format!("warning: {warning}"));
+        }
         listing.machines.push(ListedMachine {
             machine: machine.to_string(),
-            points: points.iter().map(ListedPoint::new).collect(),
+            points: points.iter().map(|point| ListedPoint::new(point, &horizon)).collect(),
         });
     }
     for name in &listing.lost {

@@ -11,7 +11,7 @@ use crate::ganesha::PATH as NFS_PATH;
 use crate::hardware::Hardware;
 use crate::invocation::Invocation;
 use crate::report::Report;
-use crate::targets::tell_lost;
+use crate::targets::tell_newer;
 use crate::units::{show_duration, show_size};
 
 /// Publish a restore point for writing, as a session.
@@ -64,7 +64,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: PublishArguments) -> Resul
     let catalog = Catalog::new(&repository);
     let point = catalog.point(machine, selector)?;
     let point = if arguments.force { point } else { check_offered(point)? };
-    tell_lost(invocation, &catalog, selector, &point);
+    tell_newer(invocation, &catalog, selector, &point);
     let session = crate::vmx::publish(&repository, &point, arguments.name)?;
     let published = Published {
         session: session.name.as_str(),

@@ -16,7 +16,7 @@ use crate::invocation::Invocation;
 use crate::progress::ProgressView;
 use crate::report::Report;
 use crate::signals::cancel_flag;
-use crate::targets::tell_lost;
+use crate::targets::tell_newer;
 use crate::units::{show_duration, show_size};
 
 /// Who holds what is read, for people.
@@ -111,7 +111,7 @@ fn open_disk(
         Address::Point { machine, selector, disk } => {
             let catalog = Catalog::new(repository);
             let mut point = catalog.point(machine, selector)?;
-            tell_lost(invocation, &catalog, selector, &point);
+            tell_newer(invocation, &catalog, selector, &point);
             let names = point.disks.iter().map(|disk| &disk.name);
             let name = choose_disk(address, disk.as_ref(), names)?;
             find_disk(&point, &name)?;

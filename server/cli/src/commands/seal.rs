@@ -1,5 +1,7 @@
 //! `coldrise seal`: what a session captured becomes a restore point.
 
+use std::time::Duration;
+
 use clap::Args;
 use coldrise_block::Result;
 use coldrise_session::{LeftOut, Sealed};
@@ -23,6 +25,12 @@ pub(crate) struct SealArguments {
     /// The session.
     #[arg(value_name = "SESSION")]
     session: SessionName,
+
+    /// Give up when the process that serves the session has not begun the commit after
+    /// so many seconds (exit code 11). A seal that was given up or cancelled never happens.
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=86_400))]
+    wait: u32,
 }
 
 #[derive(Serialize)]
@@ -41,7 +49,9 @@ const MANY_WAITING: usize = 64;
 
 pub(crate) fn run(invocation: &Invocation, arguments: &SealArguments) -> Result<Report> {
     let repository = invocation.open()?;
-    let Sealed { point, left_out } = coldrise_session::seal(&repository, &arguments.session)?;
+    let patience = Duration::from_secs(u64::from(arguments.wait));
+    let sealed = coldrise_session::seal(&repository, &arguments.session, patience)?;
+    let Sealed { point, left_out } = sealed;
     left_out::tell(&left_out);
     let session = coldrise_session::session(&repository, &arguments.session);
     if session.is_ok_and(|session| session.document.waiting_points() >= MANY_WAITING) {

@@ -14,10 +14,10 @@ use std::time::Duration;
 
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_store::{
-    Configuration, DiskDocument, DiskName, MachineName, PointDocument, PointName, PointOrigin,
-    RepositoryWriter, WriteCounts, WriteOptions, MAX_DISKS,
+    Configuration, DiskDocument, DiskName, Horizon, MachineName, PointDocument, PointName,
+    PointOrigin, RepositoryWriter, WriteCounts, WriteOptions, MAX_DISKS,
 };
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 
 use crate::progress::{Phase, Progress, ProgressState};
 use crate::source::{open_source, round_down, Source, SourceOptions, SourceSpec};
@@ -96,8 +96,11 @@ pub fn backup(
 ) -> Result<BackupSummary> {
     check_disks(&request.disks)?;
     let points = writer.repository().points(&request.machine)?;
-    let point = choose_name(request, &points, cancel)?;
-    let base = points.iter().rev().find(|point| matches!(point.origin, PointOrigin::Backup { .. }));
+    let repository = writer.repository();
+    let horizon = repository.horizon(&request.machine)?;
+    let point = choose_name(request, &points, &horizon, cancel)?;
+    let backups = points.iter().filter(|point| matches!(point.origin, PointOrigin::Backup { .. }));
+    let base = backups.rev().find(|point| !horizon.is_passed_over(&point.point));
     check_bitmap(writer, request, base)?;
     // Nothing is taken over from a point that is not trusted: its chunks are read from
     // the source, which heals them, and its chunk maps are not built upon.
@@ -160,6 +163,10 @@ pub fn backup(
     let last_disk = disks.last().map_or("", |summary| summary.disk.as_str());
     Watch { disk: last_disk, progress, cancel }.check_cancel()?;
     writer.put_point(&document)?;
+    let horizon = repository.horizon(&request.machine)?;
+    let names = points.iter().map(|point| &point.point).chain([&point]);
+    warnings.extend(horizon.warning(&request.machine, names));
+    warnings.extend(ahead_of_clock(request, &point, &horizon));
     Ok(BackupSummary { machine: request.machine.clone(), point, disks, warnings })
 }
 
@@ -209,9 +216,14 @@ fn check_bitmap(
 
 /// The name asked for, or the time now. Names have a resolution of a second: where
 /// this second's is taken the next one is waited for, so that no name lies.
+///
+/// A point that is later than now by less than a wrong clock would make it was named by a
+/// host whose clock is a little ahead. The new name is the second after it: a new backup
+/// comes after the older ones.
 fn choose_name(
     request: &BackupRequest,
     points: &[PointDocument],
+    horizon: &Horizon,
     cancel: &AtomicBool,
 ) -> Result<PointName> {
     let is_taken = |name: &PointName| points.iter().any(|point| point.point == *name);
@@ -231,14 +243,37 @@ fn choose_name(
         return Ok(name.clone());
     }
     let watch = Watch { disk: "", progress: &crate::NoProgress, cancel };
+    let newest = points.iter().map(|point| &point.point).rfind(|name| !horizon.is_in_future(name));
+    let newest_seconds = newest.map_or(0, PointName::unix_seconds);
     loop {
-        let name = PointName::from_time(Timestamp::now())?;
+        let now = Timestamp::now();
+        let ahead_seconds = newest_seconds.saturating_sub(seconds(now));
+        let name = match ahead_seconds {
+            0 => PointName::from_time(now)?,
+            ahead => PointName::from_time(now + SignedDuration::from_secs(ahead as i64 + 1))?,
+        };
         if !is_taken(&name) {
             return Ok(name);
         }
         watch.check_cancel()?;
         std::thread::sleep(NAME_INTERVAL);
     }
+}
+
+/// A warning where a name that was not asked for is later than the clock.
+fn ahead_of_clock(request: &BackupRequest, point: &PointName, horizon: &Horizon) -> Option<String> {
+    let ahead = point.unix_seconds().saturating_sub(seconds(Timestamp::now()));
+    (request.point.is_none() && ahead > 1 && !horizon.is_in_future(point)).then(|| {
+        format!(
+            "{}/{point} is named {ahead} s ahead of the clock, to come after the point before it: \
+             set the clocks of all hosts",
+            request.machine
+        )
+    })
+}
+
+fn seconds(time: Timestamp) -> u64 {
+    u64::try_from(time.as_second()).unwrap_or(0)
 }
 
 /// What a disk is written over.

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use coldrise_block::Disk;
 use coldrise_session::open_point_disk;
@@ -12,6 +13,8 @@ use coldrise_store::{
 
 pub const CHUNK: u64 = 16 << 10;
 pub const DISK_BYTES: u64 = 4 << 20;
+/// How long a seal waits for the server.
+pub const PATIENCE: Duration = Duration::from_secs(30);
 
 pub struct Place {
     _folder: tempfile::TempDir,

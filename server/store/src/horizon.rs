@@ -1,0 +1,82 @@
+//! Points dated in the future, and what `latest` means beside them.
+//!
+//! A clock that was wrong once must not decide for years which point is `latest`, and a
+//! clock that is wrong now must not hide the newest backup. So two things count: the clock,
+//! and which backup was stored last. `latest` passes over a point that is later than both.
+
+use coldrise_block::{ErrorKind, Result};
+
+use crate::{MachineName, PointName, Repository};
+
+/// Clocks of two hosts may differ by this many seconds and count as right.
+const TOLERANCE_SECONDS: u64 = 300;
+
+/// Up to which time the points of one machine count for `latest`.
+#[derive(Clone, Copy, Debug)]
+pub struct Horizon {
+    /// The clock with its tolerance, in seconds since 1970-01-01T00:00:00Z.
+    clock_seconds: u64,
+    /// That, or the time of the backup that was stored last where that is later.
+    latest_seconds: u64,
+}
+
+impl Horizon {
+    /// Whether the point is dated in the future, as the clock tells.
+    pub fn is_in_future(&self, point: &PointName) -> bool {
+        point.unix_seconds() > self.clock_seconds
+    }
+
+    /// Whether `latest` passes over the point: it is dated in the future, and a backup with
+    /// an earlier name was stored after it.
+    pub fn is_passed_over(&self, point: &PointName) -> bool {
+        point.unix_seconds() > self.latest_seconds
+    }
+
+    /// What a user should know of the points of a machine that are dated in the future;
+    /// `None` where there are none.
+    pub fn warning<'a>(
+        &self,
+        machine: &MachineName,
+        points: impl IntoIterator<Item = &'a PointName>,
+    ) -> Option<String> {
+        let future: Vec<_> = points.into_iter().filter(|point| self.is_in_future(point)).collect();
+        let newest = future.iter().max()?;
+        let latest = future.iter().filter(|point| !self.is_passed_over(point)).max();
+        let clock = PointName::from_time(jiff::Timestamp::now()).ok()?;
+        let (what, them) = match future.len() {
+            1 => ("is".to_owned(), "it"),
+            count => (format!("and {} more points are", count - 1), "them"),
+        };
+        let consequence = match latest {
+            Some(latest) => format!("latest means {latest} until the next backup"),
+            None => format!("latest passes over {them}"),
+        };
+        Some(format!(
+            "{machine}/{newest} {what} dated in the future (it is {clock} here): a clock was \
+             wrong then, or is wrong now; {consequence}"
+        ))
+    }
+}
+
+impl Repository {
+    /// The horizon of a machine, by the clock of this moment.
+    ///
+    /// # Errors
+    /// What reading the catalog says. A damaged document of the machine is none: then only
+    /// the clock counts.
+    pub fn horizon(&self, machine: &MachineName) -> Result<Horizon> {
+        let now = u64::try_from(jiff::Timestamp::now().as_second()).unwrap_or(0);
+        let clock_seconds = now.saturating_add(TOLERANCE_SECONDS);
+        let last = match self.last_backup(machine) {
+            Err(error) if error.kind() == ErrorKind::Corrupt => None,
+            last => last?,
+        };
+        let is_offered = |last: &PointName| match self.point(machine, last) {
+            Ok(point) => point.quarantine.is_none(),
+            Err(_) => false,
+        };
+        let last = last.filter(|last| last.unix_seconds() > clock_seconds && is_offered(last));
+        let latest_seconds = last.map_or(clock_seconds, |last| last.unix_seconds());
+        Ok(Horizon { clock_seconds, latest_seconds })
+    }
+}
