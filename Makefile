@@ -19,7 +19,7 @@ BUILD_PACKAGES := build-essential pkg-config librocksdb-dev libnbd-dev libclang1
     libclang-common-14-dev nbdkit nbdkit-plugin-dev
 RUN_PACKAGES := python3 qemu-system-x86 qemu-utils util-linux $(shell cat images/guest/packages.txt)
 NFS_PACKAGES := nfs-ganesha rpcbind netbase iproute2 qemu-block-extra
-TEST_PACKAGES := $(NFS_PACKAGES) fuse3 libnfs-dev libnfs13 mount procps python3 python3-pip python3-pytest python3-pytest-xdist python3-libnbd libnbd-bin fio \
+TEST_PACKAGES := $(NFS_PACKAGES) fuse3 libnfs-dev libnfs13 mount procps python3 python3-pip python3-pytest python3-pytest-xdist python3-libnbd libnbd-bin fio openssl \
     python3-libvhdi python3-libvmdk python3-libqcow strace
 BENCH_PACKAGES := $(shell cat bench/packages.txt)
 
@@ -120,6 +120,7 @@ check: build-deps $(GANESHA_DIR)/configured/include/config.h ## Check format, li
 	$(CARGO) clippy --release --locked --workspace --all-targets --quiet -- -D warnings
 	$(PYTHON) tools/check_dependencies.py
 	$(CC) -fsyntax-only $(NBDKIT_CFLAGS) plugins/nbdkit/coldrise.c
+	$(CC) -fsyntax-only $(NBDKIT_CFLAGS) plugins/nbdkit/preload.c
 	$(CC) -fsyntax-only $(GANESHA_CFLAGS) $(GANESHA_SOURCES)
 
 .PHONY: bench
@@ -134,6 +135,7 @@ man: build ## Write the man pages to build/man
 install: build man ## Install below PREFIX (/usr/local)
 	install -D -m 755 $(BUILD_DIR)/coldrise $(DESTDIR)$(PREFIX)/bin/coldrise
 	install -D -m 644 $(NBDKIT_PLUGIN) $(DESTDIR)$(PREFIX)/lib/nbdkit/plugins/nbdkit-coldrise-plugin.so
+	install -D -m 644 $(NBDKIT_PRELOAD) $(DESTDIR)$(PREFIX)/lib/nbdkit/plugins/nbdkit-coldrise-preload.so
 	test ! -e $(GANESHA_FSAL) || install -D -m 644 $(GANESHA_FSAL) $(DESTDIR)$(PREFIX)/lib/ganesha/$(notdir $(GANESHA_FSAL))
 	install -d $(DESTDIR)$(PREFIX)/share/man/man1
 	install -m 644 build/man/*.1 $(DESTDIR)$(PREFIX)/share/man/man1

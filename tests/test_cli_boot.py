@@ -181,15 +181,16 @@ def test_nothing_outlives_a_killed_boot(coldrise, idle_machine, protocol, server
     wait_until(lambda: not any(is_running(*child) for child in started.items()), "their end")
 
 
-def test_a_crash_of_the_nfs_server_does_not_end_the_machine(coldrise, idle_machine):
-    process = start(coldrise, idle_machine, "nfs")
+@pytest.mark.parametrize("protocol, server", [("nbd", "nbdkit"), ("nfs", "ganesha")])
+def test_a_crash_of_the_server_does_not_end_the_machine(coldrise, idle_machine, protocol, server):
+    process = start(coldrise, idle_machine, protocol)
 
     def running(program):
         return {child for child, path in descendants(process.pid).items() if program in path}
 
-    machine, server = running("qemu"), running("ganesha")
-    os.kill(int(*server), signal.SIGKILL)
-    wait_until(lambda: running("ganesha") - server, "another nfs-ganesha")
+    machine, before = running("qemu"), running(server)
+    os.kill(int(*before), signal.SIGKILL)
+    wait_until(lambda: running(server) - before, "another server")
     assert running("qemu") == machine
     process.terminate()
     _output, messages = process.communicate(timeout=60)

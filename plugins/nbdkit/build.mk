@@ -8,6 +8,7 @@ CARGO ?= cargo
 BUILD_DIR ?= target/release
 
 NBDKIT_PLUGIN := $(BUILD_DIR)/nbdkit-coldrise-plugin.so
+NBDKIT_PRELOAD := $(BUILD_DIR)/nbdkit-coldrise-preload.so
 
 # pkg-config knows nbdkit's flags; Debian puts the header where no flag is needed.
 NBDKIT_CFLAGS = -std=c11 -D_GNU_SOURCE -O2 -g -fPIC -fvisibility=hidden \
@@ -21,7 +22,12 @@ NBDKIT_LDFLAGS = -shared -Wl,--version-script=plugins/nbdkit/plugin.syms \
     -Wl,-z,nodelete -Wl,-z,relro,-z,now -Wl,--gc-sections -Wl,--no-undefined-version
 
 .PHONY: nbdkit-plugin
-nbdkit-plugin: $(NBDKIT_PLUGIN) ## Build the nbdkit plugin
+nbdkit-plugin: $(NBDKIT_PLUGIN) $(NBDKIT_PRELOAD) ## Build the nbdkit plugin
+
+$(NBDKIT_PRELOAD): plugins/nbdkit/preload.c
+	$(CC) $(NBDKIT_CFLAGS) -fasynchronous-unwind-tables $(CFLAGS) -o $@.new $< \
+	    -shared -Wl,-z,relro,-z,now $(LDFLAGS) -ldl
+	mv $@.new $@
 
 # What cargo builds at once shares its choice of features: the same packages as in
 # the top Makefile's build, so that nothing is compiled twice.

@@ -99,6 +99,7 @@ impl DiskServer {
                 "driver": "nbd",
                 "server": { "type": "unix", "path": socket },
                 "export": format!("live/{session}/{disk}"),
+                "reconnect-delay": qemu::RECONNECT_DELAY_S,
             }),
             // The driver asks rpcbind for the port.
             DiskServer::Nfs(_) => json!({
@@ -115,10 +116,15 @@ impl DiskServer {
     /// To be called when a child may have ended.
     ///
     /// # Errors
-    /// `ToolFailed` where the server has ended for good.
-    pub(crate) fn look_after(&mut self) -> Result<()> {
+    /// `ToolFailed` where the server has ended for good; `Interrupted` where this program is
+    /// asked to end while the server is to be started again.
+    pub(crate) fn look_after(
+        &mut self,
+        invocation: &Invocation,
+        signals: &mut ChildSignals,
+    ) -> Result<()> {
         let (name, ended) = match self {
-            DiskServer::Nbd(nbdkit, _) => ("nbdkit", nbdkit.ended()?),
+            DiskServer::Nbd(nbdkit, _) => ("nbdkit", nbdkit.keep_up(invocation, signals)?),
             DiskServer::Nfs(ganesha) => ("nfs-ganesha", ganesha.keep_up()?),
         };
         match ended {

@@ -23,11 +23,18 @@ const NAME: &str = "nbdkit";
 pub(crate) const PLUGIN_FILE: &str = "nbdkit-coldrise-plugin.so";
 /// nbdkit's own name for it, where it lies in nbdkit's folder of plugins.
 const PLUGIN_NAME: &str = "coldrise";
+/// Beside the plugin: the library that keeps clients from ending nbdkit.
+const PRELOAD_FILE: &str = "nbdkit-coldrise-preload.so";
+/// Where the loader looks for such libraries.
+const PRELOAD: &str = "LD_PRELOAD";
 
 /// The file by which nbdkit tells that it accepts connections.
 const READY_FILE: &str = "ready";
-/// An nbdkit that a signal ends sooner than this after its start would do so again.
-const LIFE_WORTH_REPEATING: Duration = Duration::from_millis(500);
+/// An nbdkit that crashes is started again at once, and after this pause if it crashes
+/// again within [`STEADY_LIFE`]. Each further pause is twice as long.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+const STEADY_LIFE: Duration = Duration::from_secs(30);
 /// How often a starting nbdkit is looked at.
 const START_INTERVAL: Duration = Duration::from_millis(2);
 /// How long clients have time to leave.
@@ -70,6 +77,8 @@ pub(crate) struct Nbdkit {
     /// What started it, to start it again.
     command: Command,
     started: Instant,
+    /// Before the next start; `None` until it was started again.
+    pause: Option<Duration>,
     endpoint: Endpoint,
     has_tls: bool,
     directory: TempDir,
@@ -82,6 +91,27 @@ pub(crate) fn plugin() -> PathBuf {
     let folder = program.parent().unwrap_or(Path::new("."));
     let places = [folder.join(PLUGIN_FILE), folder.join("../lib/nbdkit/plugins").join(PLUGIN_FILE)];
     places.into_iter().find(|place| place.is_file()).unwrap_or_else(|| PLUGIN_NAME.into())
+}
+
+/// What the loader has to load with nbdkit, beside what it loads anyway.
+fn preloaded(plugin: &Path) -> Option<OsString> {
+    let library = plugin.with_file_name(PRELOAD_FILE);
+    // The loader takes a blank or a colon for the end of a name.
+    let is_loadable = library.is_file() && !library.to_string_lossy().contains([' ', ':']);
+    if !is_loadable {
+        tracing::warn!(
+            "{} cannot be loaded with nbdkit: with Debian 12's nbdkit a client that breaks off \
+             disconnects all others; put it beside the plugin",
+            library.display()
+        );
+        return None;
+    }
+    let mut libraries = std::env::var_os(PRELOAD).unwrap_or_default();
+    if !libraries.is_empty() {
+        libraries.push(":");
+    }
+    libraries.push(library);
+    Some(libraries)
 }
 
 /// The error for an nbdkit that cannot be started.
@@ -135,7 +165,9 @@ impl Nbdkit {
         if options.is_read_only {
             command.arg("--readonly");
         }
-        command.arg(plugin());
+        let plugin = plugin();
+        command.envs(preloaded(&plugin).map(|libraries| (PRELOAD, libraries)));
+        command.arg(plugin);
         command.arg(option_with("repo=", &absolute(invocation.repository_path()?)?));
         // A command is no argument, which everybody can read.
         command.env_remove(PASSPHRASE_COMMAND);
@@ -159,6 +191,7 @@ impl Nbdkit {
             child: command.spawn().map_err(missing)?,
             command,
             started: Instant::now(),
+            pause: None,
             endpoint: options.endpoint.clone(),
             has_tls: options.tls.is_some(),
             directory,
@@ -185,22 +218,6 @@ impl Nbdkit {
         self.directory.path().join(READY_FILE)
     }
 
-    /// Starts it once more after it was ended by a signal.
-    fn start_again(&mut self, status: ExitStatus, signals: &mut ChildSignals) -> Result<()> {
-        tracing::error!(
-            "nbdkit ended ({status}) and is started again. What was written is not lost; clients \
-             have to connect again, which QEMU does by itself with reconnect-delay"
-        );
-        if let Endpoint::Socket(path) = &self.endpoint {
-            clear_stale_socket(path)?;
-        }
-        let ready = self.ready_file();
-        std::fs::remove_file(&ready).context(|| format!("removing {}", ready.display()))?;
-        self.child = self.command.spawn().map_err(missing)?;
-        self.started = Instant::now();
-        self.await_ready(signals)
-    }
-
     /// The URI of an export; an empty name for the server as a whole.
     pub(crate) fn uri(&self, export: &str) -> String {
         let tls = if self.has_tls { "s" } else { "" };
@@ -212,38 +229,109 @@ impl Nbdkit {
         }
     }
 
-    /// Whether it has ended, and how.
-    ///
-    /// # Errors
-    /// `Io` where the system does not say.
-    pub(crate) fn ended(&mut self) -> Result<Option<ExitStatus>> {
+    fn ended(&mut self) -> Result<Option<ExitStatus>> {
         self.child.try_wait().context(|| "looking after nbdkit")
     }
 
-    /// Serves until nbdkit ends by itself or this program is asked to end. Where a
-    /// signal ends nbdkit it is started again: it serves many machines, and the
-    /// nbdkit of Debian 12 aborts when one client goes away with requests under way.
+    /// Serves until this program is asked to end, or somebody asks nbdkit itself to.
     ///
     /// # Errors
-    /// `ToolFailed` where nbdkit ends with an error, or by a signal soon after its start.
-    pub(crate) fn serve(&mut self, signals: &mut ChildSignals) -> Result<()> {
+    /// As [`Nbdkit::keep_up`].
+    pub(crate) fn serve(
+        &mut self,
+        invocation: &Invocation,
+        signals: &mut ChildSignals,
+    ) -> Result<()> {
         loop {
             if signals.wait() {
                 return self.stop(Some(signals));
             }
-            if let Some(status) = self.ended()? {
-                if status.signal().is_some() && self.started.elapsed() > LIFE_WORTH_REPEATING {
-                    self.start_again(status, signals)?;
-                    continue;
+            match self.keep_up(invocation, signals) {
+                Ok(None) => {}
+                Ok(Some(_)) => break,
+                Err(error) if error.kind() == ErrorKind::Interrupted => break,
+                Err(error) => {
+                    self.clear();
+                    return Err(error);
                 }
-                self.clear();
-                return if status.success() {
-                    Ok(())
-                } else {
-                    Err(child::ended_error(NAME, status))
-                };
             }
         }
+        self.clear();
+        Ok(())
+    }
+
+    /// To be called when it may have ended: tells how, where it was asked to. Otherwise it
+    /// is started again, however often that takes: machines run on it.
+    ///
+    /// # Errors
+    /// `ToolFailed` where the first one ends with an error by itself. Later ones fail for
+    /// good only where another try cannot help: the repository is gone, it has another
+    /// passphrase, another server has taken the socket. `Interrupted` where this program
+    /// is asked to end meanwhile.
+    pub(crate) fn keep_up(
+        &mut self,
+        invocation: &Invocation,
+        signals: &mut ChildSignals,
+    ) -> Result<Option<ExitStatus>> {
+        while let Some(status) = self.ended()? {
+            if status.success() {
+                return Ok(Some(status));
+            }
+            if status.signal().is_none() {
+                self.check_that_it_can_serve(invocation, status)?;
+            }
+            tracing::error!(
+                "nbdkit ended ({status}) and is started again. What was flushed is not lost; \
+                 clients have to connect again, which QEMU does by itself with reconnect-delay"
+            );
+            self.wait_before_start(signals)?;
+            if let Endpoint::Socket(path) = &self.endpoint {
+                clear_stale_socket(path)?;
+            }
+            match self.command.spawn() {
+                Ok(child) => self.child = child,
+                // It has ended still: that is found at once, and tried again.
+                Err(error) => tracing::error!("{}", missing(error).full_message()),
+            }
+            self.started = Instant::now();
+        }
+        Ok(None)
+    }
+
+    /// After an end with an error, which nbdkit has said itself.
+    fn check_that_it_can_serve(&self, invocation: &Invocation, status: ExitStatus) -> Result<()> {
+        if self.pause.is_none() {
+            return Err(child::ended_error(NAME, status));
+        }
+        match invocation.open() {
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    ErrorKind::NoRepository
+                        | ErrorKind::WrongPassphrase
+                        | ErrorKind::InvalidInput
+                        | ErrorKind::Unsupported
+                ) =>
+            {
+                Err(error)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn wait_before_start(&mut self, signals: &mut ChildSignals) -> Result<()> {
+        let is_steady = self.started.elapsed() >= STEADY_LIFE;
+        let pause = self.pause.filter(|_| !is_steady).unwrap_or_default();
+        self.pause = Some((pause * 2).clamp(FIRST_PAUSE, LONGEST_PAUSE));
+        let began = Instant::now();
+        while began.elapsed() < pause {
+            if signals.was_asked_to_end() {
+                let what = "interrupted while nbdkit was to be started again";
+                return Err(Error::new(ErrorKind::Interrupted, what));
+            }
+            std::thread::sleep(START_INTERVAL);
+        }
+        Ok(())
     }
 
     /// Ends nbdkit in good order: sessions are flushed and closed. It waits for its

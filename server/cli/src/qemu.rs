@@ -27,6 +27,9 @@ const UEFI_FILES: [(&str, &str); 5] = [
 /// QEMU's NFS driver.
 const NFS_DRIVER: &str = "block-nfs.so";
 
+/// How long a machine's requests wait for a server that is started again, in seconds.
+pub(crate) const RECONNECT_DELAY_S: u32 = 60;
+
 /// Most disks of a machine with that bus.
 const MAX_IDE_DISKS: usize = 4;
 const MAX_SATA_DISKS: usize = 6;
@@ -222,8 +225,9 @@ pub(crate) fn plain_command(hardware: &Hardware, uris: &[String]) -> String {
         DiskBus::Sata | DiskBus::Ide => String::new(),
     });
     for (i, uri) in uris.iter().enumerate() {
-        // The server may be started again under the running machine.
-        text.push_str(&format!(" -drive file={uri},format=raw,file.reconnect-delay=60,"));
+        text.push_str(&format!(
+            " -drive file={uri},format=raw,file.reconnect-delay={RECONNECT_DELAY_S},"
+        ));
         text.push_str(&match hardware.disk_bus {
             DiskBus::Virtio => {
                 format!("if=none,id=disk{i} -device virtio-blk-pci,drive=disk{i},iothread=io")

@@ -217,7 +217,7 @@ fn boot(
         show_count(u64::from(hardware.cpus), "processor"),
         hardware.memory_mib
     ));
-    let ran = run_machine(&words, &mut server, signals);
+    let ran = run_machine(invocation, &words, &mut server, signals);
     // The session is flushed and closed whatever became of the machine.
     let stopped = server.stop();
     let status = ran?;
@@ -255,6 +255,7 @@ fn hardware(
 
 /// Starts QEMU on this terminal and waits for its end.
 fn run_machine(
+    invocation: &Invocation,
     words: &[std::ffi::OsString],
     server: &mut DiskServer,
     signals: &mut ChildSignals,
@@ -278,7 +279,7 @@ fn run_machine(
         )
     };
     let mut machine = command.args(words).spawn().map_err(missing)?;
-    let ended = wait(&mut machine, server, signals);
+    let ended = wait(invocation, &mut machine, server, signals);
     if ended.is_err() && matches!(machine.try_wait(), Ok(None)) {
         terminate(&machine)?;
         machine.wait().context(|| "waiting for QEMU")?;
@@ -287,6 +288,7 @@ fn run_machine(
 }
 
 fn wait(
+    invocation: &Invocation,
     machine: &mut Child,
     server: &mut DiskServer,
     signals: &mut ChildSignals,
@@ -297,7 +299,7 @@ fn wait(
         if let Some(status) = machine.try_wait().context(|| "looking after QEMU")? {
             return Ok(status);
         }
-        server.look_after()?;
+        server.look_after(invocation, signals)?;
         if let Some(status) = machine.try_wait().context(|| "looking after QEMU")? {
             return Ok(status);
         }

@@ -86,7 +86,7 @@ pub(super) fn run(invocation: &Invocation, arguments: NbdArguments) -> Result<Re
     } else {
         print_line(&format!("ready: {uri} (Ctrl-C ends it)"));
     }
-    nbdkit.serve(&mut signals)?;
+    nbdkit.serve(invocation, &mut signals)?;
     let object = json!({ "uri": uri, "elapsed_ms": invocation.elapsed_ms() });
     Ok(Report::done(&object, "ended"))
 }
