@@ -106,9 +106,7 @@ pub(crate) fn idle_facts(
         let writing = Some(Arc::clone(writing));
         let layer = Layer::open_for_writing(&path, &superblock, keys, &map, poison, writing)?;
         layer.check_not_older(disk.least_sequence)?;
-        let facts = layer.seal_facts();
-        layer.stop_ahead();
-        facts
+        layer.seal_facts()
     });
     facts.collect()
 }
@@ -156,7 +154,7 @@ pub(crate) fn commit(
                 id: disk.top,
                 sealed_sequence: sealed.sequence,
                 sealed_slots: sealed.slots,
-                sealed_records: sealed.records,
+                sealed_cells: sealed.cells,
             });
         }
         if let Some(tops) = tops {

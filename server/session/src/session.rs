@@ -272,17 +272,8 @@ impl Drop for Session {
         if let Err(error) = self.files.flush() {
             tracing::error!(error = %error.full_message(), "files of a session were not stored when it was closed");
         }
-        self.files.stop_ahead();
         if let Err(error) = self.note_progress() {
             tracing::warn!(error = %error.full_message(), "an older layer of the session would not be noticed");
-        }
-        // A layer's own thread may be syncing it: it must let go before the lock
-        // does, or the next opening finds the session busy.
-        for disk in &self.disks {
-            disk.stop_ahead();
-        }
-        for file in self.side_files.get_mut().values() {
-            file.stop_ahead();
         }
     }
 }

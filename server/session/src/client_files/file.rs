@@ -204,11 +204,7 @@ impl ClientFile {
             .write_at(bytes, 0)
             .and_then(|()| length.set(bytes.len() as u64))
             .and_then(|()| side.flush());
-        if let Err(error) = copied {
-            side.stop_ahead();
-            return Err(error);
-        }
-        Ok(large)
+        copied.map(|()| large)
     }
 
     /// Drops a small content from memory, if it is stored.
@@ -237,17 +233,7 @@ impl ClientFile {
         let _flushing = self.flushing.lock();
         let mut content = self.content.write();
         self.shared.forget(&content);
-        if let Content::Large { side, .. } = &*content {
-            side.stop_ahead();
-        }
         *content = Content::Small { length_bytes: 0, bytes: None };
-    }
-
-    /// Ends the layer's thread and waits for it.
-    pub(super) fn stop_ahead(&self) {
-        if let Content::Large { side, .. } = &*self.content.read() {
-            side.stop_ahead();
-        }
     }
 }
 

@@ -258,11 +258,6 @@ impl ClientFiles {
         }
         result
     }
-
-    /// Ends the threads of the layers and waits for them.
-    pub(crate) fn stop_ahead(&self) {
-        self.open.lock().values().for_each(|file| file.stop_ahead());
-    }
 }
 
 impl Shared {
