@@ -2,23 +2,85 @@
 
 use super::calls::on_node;
 use super::later::{self, DoneCallback, Task};
-use super::node::OpenNode;
+use super::node::{OpenError, OpenNode, Opened};
+use super::share_reservations::{Share, ShareDenied};
 use crate::guard::{bytes, bytes_mut, null};
 use crate::message::fail_with;
-use coldrise_block::{would_wait, ErrorKind};
+use coldrise_block::{would_wait, ErrorKind, Result};
 use std::ffi::{c_int, c_void};
 use std::mem::ManuallyDrop;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::Arc;
+
+/// What an open that was refused leaves behind.
+fn opened(file: &OpenNode, result: Opened) -> Result<c_int> {
+    match result {
+        Ok(()) => Ok(0),
+        Err(OpenError::Failed(error)) => Err(error),
+        Err(OpenError::Denied(denied)) => Ok(refuse_share(file, denied)),
+    }
+}
+
+fn refuse_share(file: &OpenNode, denied: ShareDenied) -> c_int {
+    fail_with(libc::ETXTBSY, &format!("{}: {denied}", file.path().to_string_lossy()))
+}
 
 /// `coldrise_node_open` of the header.
 ///
 /// # Safety
 /// `file` is not released during the call.
 #[no_mangle]
-pub unsafe extern "C" fn coldrise_node_open(file: *const OpenNode, for_writing: c_int) -> c_int {
+pub unsafe extern "C" fn coldrise_node_open(file: *const OpenNode, share: u32) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { on_node(file, |file| file.pin(for_writing != 0).map(|()| 0)) }
+    unsafe { on_node(file, |file| opened(file, file.open(Share::of_bits(share)))) }
+}
+
+/// `coldrise_node_reopen` of the header.
+///
+/// # Safety
+/// `file` is not released during the call.
+#[no_mangle]
+pub unsafe extern "C" fn coldrise_node_reopen(
+    file: *const OpenNode,
+    held: u32,
+    share: u32,
+) -> c_int {
+    let (held, share) = (Share::of_bits(held), Share::of_bits(share));
+    // SAFETY: the caller's promise.
+    unsafe { on_node(file, |file| opened(file, file.reopen(held, share))) }
+}
+
+/// `coldrise_node_check_share` of the header.
+///
+/// # Safety
+/// `file` is not released during the call.
+#[no_mangle]
+pub unsafe extern "C" fn coldrise_node_check_share(file: *const OpenNode, share: u32) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe {
+        on_node(file, |file| match file.check_share(Share::of_bits(share)) {
+            Ok(()) => Ok(0),
+            Err(denied) => Ok(refuse_share(file, denied)),
+        })
+    }
+}
+
+/// `coldrise_node_take_over` of the header.
+///
+/// # Safety
+/// `file` and `other` are not released during the call.
+#[no_mangle]
+pub unsafe extern "C" fn coldrise_node_take_over(
+    file: *const OpenNode,
+    other: *const OpenNode,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe {
+        on_node(file, |file| {
+            let other = other.as_ref().ok_or_else(|| null("the other node"))?;
+            file.take_over(other).map(|()| 0)
+        })
+    }
 }
 
 /// `coldrise_node_close` of the header.
@@ -26,14 +88,14 @@ pub unsafe extern "C" fn coldrise_node_open(file: *const OpenNode, for_writing: 
 /// # Safety
 /// `file` is NULL or not released during the call.
 #[no_mangle]
-pub unsafe extern "C" fn coldrise_node_close(file: *const OpenNode, for_writing: c_int) {
+pub unsafe extern "C" fn coldrise_node_close(file: *const OpenNode, share: u32) {
     if file.is_null() {
         return;
     }
     // SAFETY: made by Arc::into_raw, and C's share of it is not given back here.
     let file = ManuallyDrop::new(unsafe { Arc::from_raw(file) });
     // Unwind safe: after a panic the open files refuse every call.
-    if catch_unwind(AssertUnwindSafe(|| file.unpin(for_writing != 0))).is_err() {
+    if catch_unwind(AssertUnwindSafe(|| file.close(Share::of_bits(share)))).is_err() {
         file.poison();
     }
 }

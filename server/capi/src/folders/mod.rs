@@ -19,6 +19,7 @@ mod idle;
 mod later;
 mod node;
 mod node_calls;
+mod share_reservations;
 
 pub use calls::*;
 pub use client_calls::*;
@@ -34,6 +35,7 @@ use forget::{Remembering, Rounds};
 use idle::Idle;
 use later::Later;
 use parking_lot::Mutex;
+use share_reservations::ShareReservations;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
@@ -57,6 +59,7 @@ pub(crate) struct Shared {
     /// Nodes that have files open, by their address in memory.
     in_use: Mutex<HashMap<usize, Arc<OpenNode>>>,
     remembering: Remembering,
+    shares: ShareReservations,
     later: Later,
 }
 
@@ -68,6 +71,7 @@ impl FoldersHandle {
             has_ended: AtomicBool::new(false),
             in_use: Mutex::default(),
             remembering: Remembering::default(),
+            shares: ShareReservations::default(),
             later: Later::default(),
         });
         let idle = Idle::start(&shared, idle_limit)?;

@@ -2,6 +2,7 @@
 
 use super::held_files::HeldFiles;
 use super::later::Flushes;
+use super::share_reservations::{Checked, Share, ShareDenied};
 use super::Shared;
 use crate::message::c_string;
 use coldrise_block::{Error, ErrorKind, Result};
@@ -73,9 +74,39 @@ struct Remembered {
 #[derive(Clone, Copy)]
 pub(super) struct Shown {
     pub(super) attributes: Attributes,
-    pub(super) since_1970: Duration,
+    pub(super) modified: Duration,
+    pub(super) changed: Duration,
     pub(super) mode: u32,
     pub(super) valid_s: u32,
+}
+
+impl Shown {
+    /// Another number after every change. Of a file whose time a client has set neither time
+    /// alone tells: the one may be far ahead of the other.
+    pub(super) fn change(&self) -> u64 {
+        let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        nanoseconds(self.modified).wrapping_add(nanoseconds(self.changed))
+    }
+}
+
+/// Why a file was not opened.
+pub(super) enum OpenError {
+    Denied(ShareDenied),
+    Failed(Error),
+}
+
+pub(super) type Opened = std::result::Result<(), OpenError>;
+
+impl From<ShareDenied> for OpenError {
+    fn from(denied: ShareDenied) -> OpenError {
+        OpenError::Denied(denied)
+    }
+}
+
+impl From<Error> for OpenError {
+    fn from(error: Error) -> OpenError {
+        OpenError::Failed(error)
+    }
 }
 
 impl OpenNode {
@@ -260,7 +291,8 @@ impl OpenNode {
         }
         let modified = file.written_at()?.max(shown.attributes.modified);
         shown.attributes.modified = modified;
-        shown.since_1970 = modified.duration_since(UNIX_EPOCH).unwrap_or_default();
+        shown.modified = since_1970(modified);
+        shown.changed = shown.changed.max(shown.modified);
         Some(shown)
     }
 
@@ -271,10 +303,12 @@ impl OpenNode {
 
     fn look_at(&self) -> Result<Shown> {
         let attributes = self.shared.folders.attributes(&self.node)?;
-        let mut since_1970 = attributes.modified.duration_since(UNIX_EPOCH).unwrap_or_default();
+        let (mut modified, mut changed) =
+            (since_1970(attributes.modified), since_1970(attributes.changed));
         let node_type = self.node.node_type();
         if node_type == NodeType::Folder && !self.node.is_immutable() && !self.node.takes_files() {
-            since_1970 = self.folder_time(attributes.modified)?;
+            modified = self.folder_time(attributes.modified)?;
+            changed = modified;
         }
         let valid_s = match (self.node.is_live(), self.node.is_immutable()) {
             (true, _) => 0,
@@ -296,7 +330,7 @@ impl OpenNode {
             false => attributes.mode.unwrap_or(0),
         };
         let mode = least | given & 0o777;
-        Ok(Shown { attributes, since_1970, mode, valid_s })
+        Ok(Shown { attributes, modified, changed, mode, valid_s })
     }
 
     /// A folder's time, whose fraction of a second tells its entries apart: by the time
@@ -307,7 +341,7 @@ impl OpenNode {
         for entry in self.shared.folders.entries(&self.node)? {
             entry.file_id.hash(&mut hasher);
         }
-        let seconds = modified.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        let seconds = since_1970(modified).as_secs();
         // Below a billion, so it fits.
         Ok(Duration::new(seconds, (hasher.finish() % 1_000_000_000) as u32))
     }
@@ -331,15 +365,57 @@ impl OpenNode {
         Ok(self.held.try_read().and_then(|held| held.get(for_writing)))
     }
 
-    /// Keeps it open until [`OpenNode::unpin`].
-    pub(super) fn pin(self: &Arc<Self>, for_writing: bool) -> Result<()> {
+    /// Opens it for a client, until [`OpenNode::close`].
+    pub(super) fn open(self: &Arc<Self>, share: Share) -> Opened {
+        self.reopen(Share::default(), share)
+    }
+
+    /// Makes another one of a client's open; `held` is empty where there is none yet.
+    pub(super) fn reopen(self: &Arc<Self>, held: Share, wanted: Share) -> Opened {
         self.check()?;
+        let content = self.node.content_key();
+        self.shared.shares.change(&content, held, wanted)?;
+        if let Err(error) = self.pin(wanted.is_for_writing()) {
+            self.shared.shares.put_back(&content, wanted, held);
+            return Err(OpenError::Failed(error));
+        }
+        if held != Share::default() {
+            self.unpin(held.is_for_writing());
+        }
+        Ok(())
+    }
+
+    /// Takes a client's open back. Where that was the last one, everything is closed at once:
+    /// the client says that it has finished.
+    pub(super) fn close(&self, held: Share) {
+        self.shared.shares.put_back(&self.node.content_key(), held, Share::default());
+        self.unpin(held.is_for_writing());
+    }
+
+    /// Whether a read or write that belongs to no open may be done.
+    pub(super) fn check_share(&self, wanted: Share) -> Checked {
+        self.shared.shares.check(|| self.node.content_key(), wanted)
+    }
+
+    /// Keeps open what clients have opened through another node of the same file, which is
+    /// about to be released; their closes come through this one.
+    pub(super) fn take_over(self: &Arc<Self>, other: &OpenNode) -> Result<()> {
+        let (readers, writers) = {
+            let held = other.held.read();
+            (held.readers, held.writers)
+        };
+        (0..writers).try_for_each(|_| self.pin(true))?;
+        (0..readers).try_for_each(|_| self.pin(false))
+    }
+
+    fn pin(self: &Arc<Self>, for_writing: bool) -> Result<()> {
         {
             let mut held = self.held.write();
             self.open_file(&mut held, for_writing)?;
-            match for_writing {
-                true => held.writers += 1,
-                false => held.readers += 1,
+            if for_writing {
+                held.writers += 1;
+            } else {
+                held.readers += 1;
             }
         }
         self.used_at_ms.store(self.shared.now_ms(), Ordering::Relaxed);
@@ -347,13 +423,12 @@ impl OpenNode {
         Ok(())
     }
 
-    /// Where that was the last one, everything is closed at once: the client says that
-    /// it has finished.
-    pub(super) fn unpin(&self, for_writing: bool) {
+    fn unpin(&self, for_writing: bool) {
         let mut held = self.held.write();
-        match for_writing {
-            true => held.writers = held.writers.saturating_sub(1),
-            false => held.readers = held.readers.saturating_sub(1),
+        if for_writing {
+            held.writers = held.writers.saturating_sub(1);
+        } else {
+            held.readers = held.readers.saturating_sub(1);
         }
         self.close_unopened(&mut held);
     }
@@ -438,6 +513,10 @@ impl OpenNode {
     pub(super) fn is_live(&self) -> bool {
         self.node.is_live()
     }
+}
+
+fn since_1970(time: SystemTime) -> Duration {
+    time.duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
 /// Below 2^63, because some clients count with a sign; from 3 on, because NFS has uses

@@ -10,6 +10,7 @@ use coldrise_export::NodeType;
 use std::ffi::{c_char, c_int, c_void};
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// `struct coldrise_attributes` of the header.
 #[repr(C)]
@@ -20,8 +21,14 @@ pub struct NodeAttributes {
     pub stored_bytes: u64,
     /// Seconds since 1970.
     pub modified_s: i64,
-    /// The rest, in nanoseconds.
+    /// When anything of it changed, in seconds since 1970.
+    pub changed_s: i64,
+    /// Another number after every change.
+    pub change: u64,
+    /// The rest of `modified_s`, in nanoseconds.
     pub modified_ns: u32,
+    /// The rest of `changed_s`, in nanoseconds.
+    pub changed_ns: u32,
     /// Permissions.
     pub mode: u32,
     /// For so many seconds it may be remembered.
@@ -219,6 +226,10 @@ pub unsafe extern "C" fn coldrise_node_path(node: *const OpenNode) -> *const c_c
     unsafe { node.as_ref() }.map_or(c"".as_ptr(), |node| node.path().as_ptr())
 }
 
+fn seconds(since_1970: Duration) -> i64 {
+    i64::try_from(since_1970.as_secs()).unwrap_or(i64::MAX)
+}
+
 /// `coldrise_node_attributes` of the header.
 ///
 /// # Safety
@@ -239,8 +250,11 @@ pub unsafe extern "C" fn coldrise_node_attributes(
             attributes.write(NodeAttributes {
                 size_bytes: shown.attributes.size_bytes,
                 stored_bytes: shown.attributes.stored_bytes,
-                modified_s: i64::try_from(shown.since_1970.as_secs()).unwrap_or(i64::MAX),
-                modified_ns: shown.since_1970.subsec_nanos(),
+                modified_s: seconds(shown.modified),
+                changed_s: seconds(shown.changed),
+                change: shown.change(),
+                modified_ns: shown.modified.subsec_nanos(),
+                changed_ns: shown.changed.subsec_nanos(),
                 mode: shown.mode,
                 valid_s: shown.valid_s,
                 has_verifier: u32::from(shown.attributes.verifier.is_some()),
