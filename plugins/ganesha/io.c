@@ -1,7 +1,7 @@
 /* FSAL_COLDRISE: reading, writing, committing.
  *
  * What is in memory is answered at once: another thread costs more than a read. What has
- * to wait is answered from a thread of the library (docs/decisions/0013).
+ * to wait is answered from a thread of the library (docs/decisions/0016).
  */
 
 #include "fsal_coldrise.h"

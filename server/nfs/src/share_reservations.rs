@@ -10,27 +10,31 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// What an open is for, and what it denies to others: bits of `COLDRISE_SHARE_*`.
+/// What an open is for, and what it denies to others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Share(u32);
+pub struct Share(u32);
 
 impl Share {
-    pub(super) const READ: Share = Share(1 << 0);
-    pub(super) const WRITE: Share = Share(1 << 1);
-    pub(super) const DENY_READ: Share = Share(1 << 2);
-    pub(super) const DENY_WRITE: Share = Share(1 << 3);
+    /// To read.
+    pub const READ: Share = Share(1 << 0);
+    /// To write.
+    pub const WRITE: Share = Share(1 << 1);
+    /// Nobody else may read.
+    pub const DENY_READ: Share = Share(1 << 2);
+    /// Nobody else may write.
+    pub const DENY_WRITE: Share = Share(1 << 3);
     const ALL: [Share; 4] = [Share::READ, Share::WRITE, Share::DENY_READ, Share::DENY_WRITE];
 
     /// The share of these bits; unknown ones are left out.
-    pub(super) fn of_bits(bits: u32) -> Share {
+    pub const fn of_bits(bits: u32) -> Share {
         Share(bits & 0b1111)
     }
 
-    pub(super) fn has(self, other: Share) -> bool {
+    pub(crate) fn has(self, other: Share) -> bool {
         self.0 & other.0 == other.0
     }
 
-    pub(super) fn is_for_writing(self) -> bool {
+    pub(crate) fn is_for_writing(self) -> bool {
         self.has(Share::WRITE)
     }
 
@@ -41,9 +45,10 @@ impl Share {
 
 /// Another open, or an earlier one of the same owner, is in the way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct ShareDenied;
+pub struct ShareDenied;
 
-pub(super) type Checked = Result<(), ShareDenied>;
+/// Whether something may be done.
+pub type Checked = Result<(), ShareDenied>;
 
 impl fmt::Display for ShareDenied {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -89,7 +94,7 @@ impl Counts {
 
 /// The reservations of all opens.
 #[derive(Default)]
-pub(super) struct ShareReservations {
+pub(crate) struct ShareReservations {
     of_content: Mutex<HashMap<NodeKey, Counts>>,
     /// Opens that deny something: reads and writes without an open look no further where
     /// there are none.
@@ -99,7 +104,7 @@ pub(super) struct ShareReservations {
 impl ShareReservations {
     /// Makes another one of an open; `held` is empty where there is none yet. Less than it had
     /// is always given.
-    pub(super) fn change(&self, content: &NodeKey, held: Share, wanted: Share) -> Checked {
+    pub(crate) fn change(&self, content: &NodeKey, held: Share, wanted: Share) -> Checked {
         let mut of_content = self.of_content.lock();
         let is_less = held.has(wanted) && held != wanted;
         if let Some(counts) = of_content.get(content).filter(|_| !is_less) {
@@ -110,7 +115,7 @@ impl ShareReservations {
     }
 
     /// Puts an open in the place of another one, whatever others there are.
-    pub(super) fn put_back(&self, content: &NodeKey, held: Share, wanted: Share) {
+    pub(crate) fn put_back(&self, content: &NodeKey, held: Share, wanted: Share) {
         self.exchange(&mut self.of_content.lock(), content, held, wanted);
     }
 
@@ -132,7 +137,7 @@ impl ShareReservations {
     }
 
     /// Whether a read or write that belongs to no open may be done.
-    pub(super) fn check(&self, content: impl FnOnce() -> NodeKey, wanted: Share) -> Checked {
+    pub(crate) fn check(&self, content: impl FnOnce() -> NodeKey, wanted: Share) -> Checked {
         if self.denying.load(Ordering::Acquire) == 0 {
             return Ok(());
         }
