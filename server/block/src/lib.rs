@@ -8,11 +8,13 @@ mod disk;
 mod error;
 mod extent;
 mod holes;
+mod periodic_thread;
 
 pub use disk::{check_range, would_wait, Disk, Waiting};
 pub use error::{defect, Context, Error, ErrorKind, Result};
 pub use extent::{push_extent, Extent, ExtentKind, StoredRanges};
 pub use holes::Holes;
+pub use periodic_thread::PeriodicThread;
 
 /// Bytes in one block: the unit in which writes are captured and never torn.
 pub const BLOCK_SIZE_BYTES: u64 = 4096;
