@@ -31,6 +31,7 @@ mod hex;
 mod keep_up;
 mod keys;
 mod log_directory;
+mod machine_claim;
 mod map;
 mod markers;
 mod name;
@@ -63,6 +64,7 @@ pub use documents::{
     Quarantine, MAX_CONFIGURATION_BYTES, MAX_DISKS, MAX_LAYERS,
 };
 pub use keep_up::KeepUp;
+pub use machine_claim::MachineClaim;
 pub use map::MapRoot;
 pub use markers::PendingMarker;
 pub use name::{DiskName, KeyLabel, MachineName, SessionName, MAX_NAME_BYTES};
@@ -82,4 +84,6 @@ pub use verify::{
     Affected, CatalogDamage, Coverage, Damaged, RecentDisks, VerifiedDisk, VerifyOptions,
     VerifyProgress, VerifyReport,
 };
-pub use writer::{DiskWriter, RepositoryWriter, WriteCounts, WriteOptions};
+pub use writer::{
+    BackupTarget, DiskTarget, DiskWriter, RepositoryWriter, WriteCounts, WriteOptions,
+};
