@@ -50,7 +50,7 @@ struct Seals {
 }
 
 impl Answers for Seals {
-    fn answer(&self, request: &str, stream: &UnixStream) -> Result<()> {
+    fn answer(&self, request: &str, stream: UnixStream) -> Result<()> {
         // Held only from here on: whoever asks nothing must not keep it open.
         let answer = match (serde_json::from_str::<Request>(request), self.session.upgrade()) {
             (Ok(Request::Seal), Some(session)) => match session.seal() {
@@ -60,7 +60,7 @@ impl Answers for Seals {
             (Ok(Request::Seal), None) => Answer::Closing,
             (Err(error), _) => Answer::Failed { message: format!("unknown request: {error}") },
         };
-        send(stream, &answer)
+        send(&stream, &answer)
     }
 
     fn decline(&self, stream: &UnixStream) -> Result<()> {

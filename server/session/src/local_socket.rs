@@ -4,9 +4,11 @@
 //! One request per connection, a line of JSON, and lines of JSON as its answer. Only
 //! the repository's owner can enter the folder.
 
+use std::fs::Permissions;
 use std::io::ErrorKind::{ConnectionRefused, NotFound, TimedOut, WouldBlock};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -36,8 +38,9 @@ pub(crate) struct LocalSocket {
 
 /// What is said to who asks.
 pub(crate) trait Answers: Send + 'static {
-    /// Answers one request. An error is logged.
-    fn answer(&self, request: &str, stream: &UnixStream) -> Result<()>;
+    /// Answers one request, here or in a thread of its own: the next one waits until this
+    /// returns. An error is logged.
+    fn answer(&self, request: &str, stream: UnixStream) -> Result<()>;
     /// Says that the holder is about to end and has done nothing.
     fn decline(&self, stream: &UnixStream) -> Result<()>;
 }
@@ -52,7 +55,8 @@ fn short_path(folder: &Path, name: &str) -> Result<(std::fs::File, PathBuf)> {
 
 impl LocalSocket {
     /// Listens at `folder/name`, in the place of whoever was killed while it listened
-    /// there. The caller holds what makes it the only one.
+    /// there. The caller holds what makes it the only one. Its mode is 0600: connecting takes
+    /// the right to write.
     pub(crate) fn listen(
         folder: &Path,
         name: &'static str,
@@ -62,6 +66,7 @@ impl LocalSocket {
         remove_file(&folder.join(name))?;
         let (_folder, path) = short_path(folder, name)?;
         let listener = UnixListener::bind(&path).context(what)?;
+        std::fs::set_permissions(&path, Permissions::from_mode(0o600)).context(what)?;
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         let thread = std::thread::Builder::new()
@@ -102,7 +107,7 @@ fn serve(listener: &UnixListener, answers: &impl Answers, stop: &AtomicBool) {
         if stop.load(Ordering::SeqCst) {
             return dismiss(&stream, listener, answers);
         }
-        let answered = read_request(&stream).and_then(|line| answers.answer(&line, &stream));
+        let answered = read_request(&stream).and_then(|line| answers.answer(&line, stream));
         if let Err(error) = answered {
             tracing::warn!(error = %error.full_message(), "a request was not answered");
         }
@@ -126,6 +131,20 @@ fn read_request(stream: &UnixStream) -> Result<String> {
     let mut line = String::new();
     BufReader::new(stream.take(MAX_REQUEST_BYTES)).read_line(&mut line).context(what)?;
     Ok(line)
+}
+
+/// Connects to whoever listens at `folder/name`; `None` where nobody does.
+///
+/// # Errors
+/// `Io`.
+pub(crate) fn connect(folder: &Path, name: &str) -> Result<Option<UnixStream>> {
+    let (_folder, path) = short_path(folder, name)?;
+    match UnixStream::connect(path) {
+        Ok(stream) => Ok(Some(stream)),
+        // Nobody made the socket, or who made it was killed.
+        Err(error) if matches!(error.kind(), NotFound | ConnectionRefused) => Ok(None),
+        Err(error) => Err(error).context(|| format!("asking at {}", folder.join(name).display())),
+    }
 }
 
 /// Sends one line.
@@ -160,13 +179,7 @@ pub(crate) fn ask(
     patience: Duration,
 ) -> Result<Option<Asked>> {
     let what = || format!("asking at {}", folder.join(name).display());
-    let (_folder, path) = short_path(folder, name)?;
-    let stream = match UnixStream::connect(path) {
-        Ok(stream) => stream,
-        // Nobody made the socket, or who made it was killed.
-        Err(error) if matches!(error.kind(), NotFound | ConnectionRefused) => return Ok(None),
-        Err(error) => return Err(error).context(what),
-    };
+    let Some(stream) = connect(folder, name)? else { return Ok(None) };
     stream.set_read_timeout(Some(patience)).context(what)?;
     // Whoever is about to stop answers without having read the request.
     let sent = send(&stream, request);
