@@ -57,6 +57,21 @@ impl FileLock {
         }
     }
 
+    /// Takes the lock; `None` while another process holds it.
+    pub(crate) fn try_take(path: &Path) -> Result<Option<FileLock>> {
+        let file = open(path)?;
+        loop {
+            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => return Ok(Some(FileLock { file })),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
+                Err(errno) => {
+                    return Err(Error::io(format!("locking {}", path.display()), errno.into()))
+                }
+            }
+        }
+    }
+
     /// Takes the lock of a session for writing it, or `None` when another process
     /// serves it, or does not finish what it does with it.
     pub(crate) fn take(place: &Place) -> Result<Option<FileLock>> {

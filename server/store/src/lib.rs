@@ -33,6 +33,7 @@ mod horizon;
 mod keep_up;
 mod keys;
 mod log_directory;
+mod machine_claim;
 mod map;
 mod markers;
 mod memory;
@@ -67,6 +68,7 @@ pub use documents::{
 };
 pub use horizon::Horizon;
 pub use keep_up::KeepUp;
+pub use machine_claim::MachineClaim;
 pub use map::MapRoot;
 pub use markers::PendingMarker;
 pub use memory::default_cache_bytes;
@@ -87,4 +89,6 @@ pub use verify::{
     Affected, CatalogDamage, Coverage, Damaged, RecentDisks, VerifiedDisk, VerifyOptions,
     VerifyProgress, VerifyReport,
 };
-pub use writer::{DiskWriter, RepositoryWriter, WriteCounts, WriteOptions};
+pub use writer::{
+    BackupTarget, DiskTarget, DiskWriter, RepositoryWriter, WriteCounts, WriteOptions,
+};
