@@ -28,9 +28,9 @@ impl Repository {
     /// Starts a thread that catches up whenever the list of the database's files has changed.
     /// Where it cannot be started a warning says so.
     pub fn keep_up(self: &Arc<Self>) -> KeepUp {
-        let mut sizer = self.chunk_cache().map(|cache| {
-            CacheSizer::new(Memory::of_this_process(), cache.capacity_bytes())
-        });
+        let mut sizer = self
+            .chunk_cache()
+            .map(|cache| CacheSizer::new(Memory::of_this_process(), cache.capacity_bytes()));
         let repository = Arc::downgrade(self);
         let mut seen = None;
         let thread = PeriodicThread::start("keep-up", INTERVAL, move || {

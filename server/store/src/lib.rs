@@ -28,6 +28,7 @@ mod dedup;
 mod description;
 mod documents;
 mod file_list;
+mod file_system;
 mod hex;
 mod horizon;
 mod keep_up;
@@ -61,7 +62,7 @@ pub use address::{Address, PointSelector, MAX_LATEST};
 pub use attribution::{Holdings, MachineAttribution, PointAttribution, Share};
 pub use chunked_disk::{diff, ChunkedDisk};
 pub use compression::Compression;
-pub use description::{RepositoryId, MAX_CHUNK_SIZE_BYTES, MIN_CHUNK_SIZE_BYTES};
+pub use description::{lock_repository, RepositoryId, MAX_CHUNK_SIZE_BYTES, MIN_CHUNK_SIZE_BYTES};
 pub use documents::{
     Configuration, DiskDocument, LayerId, LayerReference, PointDocument, PointFiles, PointOrigin,
     Quarantine, MAX_CONFIGURATION_BYTES, MAX_DISKS, MAX_LAYERS,
