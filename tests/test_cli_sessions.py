@@ -85,6 +85,7 @@ def test_publish_and_what_sessions_tell(coldrise, image, point):
     sessions = coldrise.json("sessions")["sessions"]
     assert [session["session"] for session in sessions] == ["trial", "web01-1", "web01-2"]
     assert sessions[0]["address"] == point and not sessions[0]["is_served"]
+    assert [session["captured_bytes"] for session in sessions] == [0, 0, 0]
     assert coldrise.json("show", "live/trial") == sessions[0]
     taken = coldrise.run("--json", "publish", point, "--name", "trial")
     assert taken.returncode == 1
@@ -104,8 +105,10 @@ def test_seal_while_served_and_while_idle(coldrise, image, point, served, tmp_pa
     server = served()
     client = server.connect("live/trial/vda")
     image.fill(MIB, 4096, "one")
+    served_session = coldrise.json("show", "live/trial")
+    assert served_session["is_served"] and served_session["captured_bytes"] == 0
     client.pwrite(image.read(MIB, 4096), MIB)
-    assert coldrise.json("show", "live/trial")["is_served"]
+    assert coldrise.json("show", "live/trial")["captured_bytes"] >= 4096
     first = coldrise.json("seal", "trial")
     assert first["session"] == "trial" and first["address"] == f"{point}+1"
     one = bytes(image.content)
@@ -373,6 +376,15 @@ def test_a_server_without_its_repository_ends(coldrise, point, served, tmp_path)
     _output, messages = server.process.communicate(timeout=30)
     assert server.process.returncode == 10 and str(coldrise.repository) in messages
     assert not server.socket.exists()
+
+
+def test_serve_that_cannot_serve_is_never_ready(coldrise, point, tmp_path):
+    leases = coldrise.repository / "leases"
+    shutil.rmtree(leases)
+    # As on a failing drive: only the plugin, in nbdkit, comes upon it.
+    leases.symlink_to(leases.name)
+    done = coldrise.run("serve", "nbd", "--socket", tmp_path / "socket", timeout_s=30)
+    assert (done.returncode, done.stdout) == (1, "") and str(leases) in done.stderr, done
 
 
 def test_serve_without_nbdkit(coldrise, tmp_path):

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from support import nfs3
+from support import nfs3, nfs41
 from support.nbdserver import wait_until
 from support.nfs3 import EXCLUSIVE, FILE_SYNC, GUARDED, UNCHECKED, refused
 
@@ -176,6 +176,18 @@ def test_times_and_modes_are_kept(folder):
     assert client.getattr(handle)["mtime"] > first
     put(client, session, "other", b"")
     assert client.getattr(session)["mtime"] > before
+
+
+def test_another_mode_is_a_change(live, nfs):
+    server = nfs("--versions", "4")
+    with nfs41.Client(server.network, "one") as client:
+        file = client.open("coldrise/live/trial/file", create=nfs41.GUARDED)
+        file.write(b"x")
+        seen = [file.change()]
+        for mode in (0o740, 0o741, 0o742, 0o742):
+            file.set_mode(mode)
+            seen.append(file.change())
+        assert seen == sorted(set(seen)), "each is later than the one before"
 
 
 def revealed(coldrise, words):

@@ -95,7 +95,7 @@ def stopped_verify(coldrise):
     if verify.poll() is None:
         os.waitid(os.P_PID, verify.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
     # Not in the moment in which everybody else has to wait for it.
-    if verify.poll() is None and not is_locked(leases):
+    if verify.poll() is None and not is_locked(leases / "lock"):
         return verify
     assert_clean(verify)
     return None

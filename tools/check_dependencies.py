@@ -16,9 +16,10 @@ LAYERS = {
     "coldrise-session": 2,
     "coldrise-ingest": 2,
     "coldrise-export": 3,
-    "coldrise-capi": 4,
+    "coldrise-nfs": 4,
     "coldrise-fuse": 4,
-    "coldrise-cli": 5,
+    "coldrise-capi": 5,
+    "coldrise-cli": 6,
 }
 
 

@@ -12,30 +12,19 @@ static struct fsal_fd *state_fd(struct state_t *state)
 	return (struct fsal_fd *)(state + 1);
 }
 
-/* Keeps the node open for what `flags` say. The caller holds the lock. */
-static fsal_status_t keep_open(struct coldrise_fsal_handle *handle,
-			       fsal_openflags_t flags)
+static uint32_t share_of(fsal_openflags_t flags)
 {
-	bool for_writing = (flags & FSAL_O_WRITE) != 0;
+	uint32_t share = 0;
 
-	if (coldrise_node_open(handle->node, for_writing) == -1)
-		return coldrise_failed(coldrise_node_path(handle->node));
-	if (for_writing)
-		handle->writers++;
-	else
-		handle->readers++;
-	return fsalstat(ERR_FSAL_NO_ERROR, 0);
-}
-
-static void let_go(struct coldrise_fsal_handle *handle, fsal_openflags_t flags)
-{
-	if (flags == FSAL_O_CLOSED)
-		return;
+	if (flags & FSAL_O_READ)
+		share |= COLDRISE_SHARE_READ;
 	if (flags & FSAL_O_WRITE)
-		handle->writers--;
-	else
-		handle->readers--;
-	coldrise_node_close(handle->node, (flags & FSAL_O_WRITE) != 0);
+		share |= COLDRISE_SHARE_WRITE;
+	if (flags & FSAL_O_DENY_READ)
+		share |= COLDRISE_SHARE_DENY_READ;
+	if (flags & (FSAL_O_DENY_WRITE | FSAL_O_DENY_WRITE_MAND))
+		share |= COLDRISE_SHARE_DENY_WRITE;
+	return share;
 }
 
 /* What was set is stable when the answer leaves. */
@@ -60,19 +49,12 @@ static fsal_status_t open_locked(struct coldrise_fsal_handle *handle,
 				 struct state_t *state,
 				 fsal_openflags_t flags)
 {
-	fsal_status_t status = fsalstat(ERR_FSAL_NO_ERROR, 0);
-
 	if (state == NULL)
-		return status;
-	status = check_share_conflict(&handle->share, flags, false);
-	if (FSAL_IS_ERROR(status))
-		return status;
-	status = keep_open(handle, flags);
-	if (FSAL_IS_ERROR(status))
-		return status;
-	update_share_counters(&handle->share, FSAL_O_CLOSED, flags);
+		return fsalstat(ERR_FSAL_NO_ERROR, 0);
+	if (coldrise_node_open(handle->node, share_of(flags)) == -1)
+		return coldrise_failed(coldrise_node_path(handle->node));
 	state_fd(state)->openflags = FSAL_O_NFS_FLAGS(flags);
-	return status;
+	return fsalstat(ERR_FSAL_NO_ERROR, 0);
 }
 
 static fsal_status_t close2(struct fsal_obj_handle *obj, struct state_t *state)
@@ -82,9 +64,7 @@ static fsal_status_t close2(struct fsal_obj_handle *obj, struct state_t *state)
 
 	PTHREAD_RWLOCK_wrlock(&obj->obj_lock);
 	if (fd->openflags != FSAL_O_CLOSED) {
-		update_share_counters(&handle->share, fd->openflags,
-				      FSAL_O_CLOSED);
-		let_go(handle, fd->openflags);
+		coldrise_node_close(handle->node, share_of(fd->openflags));
 		fd->openflags = FSAL_O_CLOSED;
 	}
 	PTHREAD_RWLOCK_unlock(&obj->obj_lock);
@@ -194,22 +174,14 @@ static fsal_status_t reopen2(struct fsal_obj_handle *obj,
 {
 	struct coldrise_fsal_handle *handle = coldrise_handle(obj);
 	struct fsal_fd *fd = state_fd(state);
-	fsal_openflags_t old = fd->openflags;
-	fsal_status_t status;
+	fsal_status_t status = fsalstat(ERR_FSAL_NO_ERROR, 0);
 
 	PTHREAD_RWLOCK_wrlock(&obj->obj_lock);
-	/* Its own old share must not be in its way. */
-	update_share_counters(&handle->share, old, FSAL_O_CLOSED);
-	status = check_share_conflict(&handle->share, flags, false);
-	if (!FSAL_IS_ERROR(status))
-		status = keep_open(handle, flags);
-	if (FSAL_IS_ERROR(status)) {
-		update_share_counters(&handle->share, FSAL_O_CLOSED, old);
-	} else {
-		update_share_counters(&handle->share, FSAL_O_CLOSED, flags);
-		let_go(handle, old);
+	if (coldrise_node_reopen(handle->node, share_of(fd->openflags),
+				 share_of(flags)) == -1)
+		status = coldrise_failed(coldrise_node_path(handle->node));
+	else
 		fd->openflags = FSAL_O_NFS_FLAGS(flags);
-	}
 	PTHREAD_RWLOCK_unlock(&obj->obj_lock);
 	return status;
 }

@@ -51,11 +51,6 @@ struct coldrise_fsal_handle {
 	coldrise_node *node;
 	uint8_t wire[COLDRISE_HANDLE_MAX];
 	size_t wire_len;
-
-	/* Under obj.obj_lock */
-	struct fsal_share share;
-	uint32_t readers;	/* opens that keep the node open */
-	uint32_t writers;
 };
 
 static inline struct coldrise_fsal_handle *

@@ -59,34 +59,17 @@ static void release(struct fsal_obj_handle *obj)
 	free_handle(coldrise_handle(obj));
 }
 
-/* Two look-ups made two handles of the same node; `obj` stays. What `new_obj` has
- * open has to stay open.
- */
+/* Two look-ups made two handles of the same node; `obj` stays. */
 static fsal_status_t merge(struct fsal_obj_handle *obj,
 			   struct fsal_obj_handle *new_obj)
 {
 	struct coldrise_fsal_handle *old = coldrise_handle(obj);
 	struct coldrise_fsal_handle *new = coldrise_handle(new_obj);
-	fsal_status_t status;
-	uint32_t i;
 
-	if (obj == new_obj || obj->type != REGULAR_FILE)
-		return fsalstat(ERR_FSAL_NO_ERROR, 0);
-
-	/* This takes the lock of `obj`. */
-	status = merge_share(obj, &old->share, &new->share);
-	if (FSAL_IS_ERROR(status))
-		return status;
-
-	PTHREAD_RWLOCK_wrlock(&obj->obj_lock);
-	for (i = 0; i < new->writers; i++)
-		if (coldrise_node_open(old->node, true) == 0)
-			old->writers++;
-	for (i = 0; i < new->readers; i++)
-		if (coldrise_node_open(old->node, false) == 0)
-			old->readers++;
-	PTHREAD_RWLOCK_unlock(&obj->obj_lock);
-	return status;
+	if (obj != new_obj && obj->type == REGULAR_FILE
+	    && coldrise_node_take_over(old->node, new->node) == -1)
+		return coldrise_failed(coldrise_node_path(old->node));
+	return fsalstat(ERR_FSAL_NO_ERROR, 0);
 }
 
 static void fill(const struct fsal_obj_handle *obj,
@@ -106,7 +89,8 @@ static void fill(const struct fsal_obj_handle *obj,
 	attrs->mtime.tv_sec = found->modified_s;
 	attrs->mtime.tv_nsec = found->modified_ns;
 	attrs->atime = attrs->mtime;
-	attrs->ctime = attrs->mtime;
+	attrs->ctime.tv_sec = found->changed_s;
+	attrs->ctime.tv_nsec = found->changed_ns;
 	if (found->has_verifier) {
 		/* nfs-ganesha looks for it in the times, 4 bytes in each. */
 		uint32_t half;
@@ -117,7 +101,7 @@ static void fill(const struct fsal_obj_handle *obj,
 		attrs->mtime.tv_sec = half;
 	}
 	attrs->spaceused = found->stored_bytes;
-	attrs->change = timespec_to_nsecs(&attrs->ctime);
+	attrs->change = found->change;
 	attrs->expire_time_attr = found->valid_s;
 	attrs->supported = ATTRS_POSIX;
 	attrs->valid_mask = ATTRS_POSIX;

@@ -1,7 +1,7 @@
 /* FSAL_COLDRISE: reading, writing, committing.
  *
  * What is in memory is answered at once: another thread costs more than a read. What has
- * to wait is answered from a thread of the library (docs/decisions/0013).
+ * to wait is answered from a thread of the library (docs/decisions/0016).
  */
 
 #include "fsal_coldrise.h"
@@ -51,16 +51,16 @@ fsal_status_t coldrise_check_share(struct coldrise_fsal_handle *handle,
 				   bool bypass, struct state_t *state,
 				   fsal_openflags_t flags)
 {
-	fsal_status_t status;
+	bool for_writing = (flags & FSAL_O_WRITE) != 0;
 
 	if (handle->obj.type != REGULAR_FILE)
 		return fsalstat(ERR_FSAL_INVAL, EINVAL);
-	if (state != NULL)
-		return fsalstat(ERR_FSAL_NO_ERROR, 0);
-	PTHREAD_RWLOCK_rdlock(&handle->obj.obj_lock);
-	status = check_share_conflict(&handle->share, flags, bypass);
-	PTHREAD_RWLOCK_unlock(&handle->obj.obj_lock);
-	return status;
+	if (state == NULL && (for_writing || !bypass)
+	    && coldrise_node_check_share(handle->node, for_writing
+				? COLDRISE_SHARE_WRITE
+				: COLDRISE_SHARE_READ) == -1)
+		return coldrise_failed(coldrise_node_path(handle->node));
+	return fsalstat(ERR_FSAL_NO_ERROR, 0);
 }
 
 /* A request that waits on a thread of the library. What it was called with stays valid

@@ -45,6 +45,7 @@ fsal_status_t coldrise_failed(const char *what)
 	case ENOTEMPTY:
 	case EISDIR:
 	case ENOTDIR:
+	case ETXTBSY:
 		LogDebug(COMPONENT_FSAL, "%s: %s", what, coldrise_last_error());
 		break;
 	case EIO:

@@ -28,13 +28,13 @@ class Nbdkit:
     """One nbdkit process in the foreground on a Unix socket."""
 
     def __init__(self, coldrise, directory, *parameters, filters=(), options=(),
-                 environment=None):
+                 environment=None, wrapper=()):
         directory.mkdir(parents=True, exist_ok=True)
         self.socket = directory / "socket"
         self.log_path = directory / "log"
         self.log = open(self.log_path, "w", encoding="utf-8")
         self.socket.unlink(missing_ok=True)
-        command = ["nbdkit", "-f", "--exit-with-parent", "-U", self.socket]
+        command = [*wrapper, "nbdkit", "-f", "--exit-with-parent", "-U", self.socket]
         command += [f"--filter={name}" for name in filters]
         command += [*options, NBDKIT_PLUGIN, f"repo={coldrise.repository}"]
         if coldrise.passphrase_file is not None:

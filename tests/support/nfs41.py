@@ -9,14 +9,18 @@ from support.nfs3 import NFS, Refused, Rpc, opaque, string
 
 OK, EXIST, GRACE, SHARE_DENIED, LOCKED = 0, 17, 10013, 10015, 10012
 READ, WRITE, BOTH = 1, 2, 3
-DENY_NONE, DENY_WRITE, DENY_BOTH = 0, 2, 3
+DENY_NONE, DENY_READ, DENY_WRITE, DENY_BOTH = 0, 1, 2, 3
 UNCHECKED, GUARDED, EXCLUSIVE4_1 = 0, 1, 3
 NO_DELEGATION = 0x0400
 DEADLINE_S = 60
 
 # Operations
-(ACCESS_CLOSE, GETFH, LOOKUP, OPEN, PUTROOTFH, READ_OP, WRITE_OP, EXCHANGE_ID, CREATE_SESSION,
- SEQUENCE, RECLAIM_COMPLETE, PUTFH) = 4, 10, 15, 18, 24, 25, 38, 42, 43, 53, 58, 22  # fmt: skip
+(ACCESS_CLOSE, GETATTR, GETFH, LOOKUP, OPEN, OPEN_DOWNGRADE, PUTFH, PUTROOTFH, READ_OP, SETATTR, WRITE_OP,
+ EXCHANGE_ID, CREATE_SESSION, SEQUENCE, RECLAIM_COMPLETE) = (
+    4, 9, 10, 15, 18, 21, 22, 24, 25, 34, 38, 42, 43, 53, 58)  # fmt: skip
+
+# Attributes, as bitmaps of words.
+CHANGE, MODE = (1 << 3,), (0, 1 << 1)
 
 
 class Client:
@@ -64,12 +68,14 @@ class Client:
         sequence = self.session + struct.pack(">4I", next(self.numbers), 0, 0, 0)
         return self.compound((SEQUENCE, sequence), *operations)
 
-    def open(self, path, access=BOTH, deny=DENY_NONE, create=None, verifier=bytes(8)):
-        """An open file: its state. `create`: how it is made, if it is to be made."""
+    def open(self, path, access=BOTH, deny=DENY_NONE, create=None, verifier=bytes(8), owner=None):
+        """An open file: its state. `create`: how it is made, if it is to be made. Each open has
+        an owner of its own unless it is given one."""
+        owner = owner or b"owner %d" % next(self.numbers_of_owners)
         *folders, name = path.split("/")
         lookups = [(LOOKUP, string(folder)) for folder in folders]
         arguments = struct.pack(">III", 0, access | NO_DELEGATION, deny)
-        arguments += struct.pack(">Q", self.id) + opaque(b"owner %d" % next(self.numbers_of_owners))
+        arguments += struct.pack(">Q", self.id) + opaque(owner)
         if create is None:
             arguments += struct.pack(">I", 0)
         else:
@@ -113,9 +119,29 @@ class Opened:
         is_end = bool(reply.take("I"))
         return reply.opaque(), is_end
 
+    def downgrade(self, access, deny=DENY_NONE):
+        arguments = self.state + struct.pack(">3I", 0, access, deny)
+        reply = self.client.in_session((PUTFH, opaque(self.handle)), (OPEN_DOWNGRADE, arguments))
+        self.state = reply.data[reply.at : reply.at + 16]
+
+    def change(self):
+        """The change attribute."""
+        arguments = bitmap(CHANGE)
+        reply = self.client.in_session((PUTFH, opaque(self.handle)), (GETATTR, arguments))
+        assert reply.take("I") == 1 and reply.take("I") == CHANGE[0]
+        return struct.unpack(">Q", reply.opaque())[0]
+
+    def set_mode(self, mode):
+        arguments = bytes(16) + bitmap(MODE) + opaque(struct.pack(">I", mode))
+        self.client.in_session((PUTFH, opaque(self.handle)), (SETATTR, arguments))
+
     def close(self):
         arguments = struct.pack(">I", 0) + self.state
         self.client.in_session((PUTFH, opaque(self.handle)), (ACCESS_CLOSE, arguments))
+
+
+def bitmap(words):
+    return struct.pack(f">{1 + len(words)}I", len(words), *words)
 
 
 def skip(reply, number):

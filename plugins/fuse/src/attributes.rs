@@ -51,7 +51,7 @@ pub(crate) fn stat(node: &Node, attributes: &Attributes, owner: Owner) -> FileAt
         blocks: attributes.stored_bytes.div_ceil(512),
         atime: attributes.modified,
         mtime: attributes.modified,
-        ctime: attributes.modified,
+        ctime: attributes.changed,
         crtime: attributes.modified,
         kind: file_type(attributes.node_type),
         perm,

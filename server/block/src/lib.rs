@@ -9,11 +9,13 @@ mod disk;
 mod error;
 mod extent;
 mod holes;
+mod periodic_thread;
 
 pub use disk::{check_range, would_wait, Disk, Waiting};
 pub use error::{defect, Context, Error, ErrorKind, Result};
 pub use extent::{push_extent, Extent, ExtentKind, StoredRanges};
 pub use holes::Holes;
+pub use periodic_thread::PeriodicThread;
 
 /// Bytes in one block. Writes are captured in blocks, and a block is never
 /// torn.

@@ -132,8 +132,11 @@ const char *coldrise_node_path (const coldrise_node *node);
 struct coldrise_attributes {
   uint64_t size_bytes;
   uint64_t stored_bytes;
-  int64_t modified_s;   /* since 1970 */
+  int64_t modified_s;   /* of the content, since 1970 */
+  int64_t changed_s;    /* of anything: content, mode, name */
+  uint64_t change;      /* another number after every change */
   uint32_t modified_ns; /* a folder's differs whenever its entries do */
+  uint32_t changed_ns;
   uint32_t mode;        /* permissions */
   uint32_t valid_s;     /* for so long they may be remembered, of a session's file until
                            coldrise_forget_callback comes; 0: not at all */
@@ -155,11 +158,34 @@ int coldrise_node_target (const coldrise_node *link, char *target);
  * says which.
  */
 
-/* Keeps the file open, so that nobody else can write the session (with
- * `for_writing`) or end it. Each is to be closed as it was opened.
+/* What an open is for, and what it denies to every other one. A deny holds for content:
+ * all images of a session's disk are one disk.
  */
-int coldrise_node_open (const coldrise_node *file, int for_writing);
-void coldrise_node_close (const coldrise_node *file, int for_writing);
+#define COLDRISE_SHARE_READ       (1u << 0)
+#define COLDRISE_SHARE_WRITE      (1u << 1)
+#define COLDRISE_SHARE_DENY_READ  (1u << 2)
+#define COLDRISE_SHARE_DENY_WRITE (1u << 3)
+
+/* Keeps the file open, so that nobody else can write the session (to write) or end it.
+ * Each is to be closed as it was opened. errno: ETXTBSY, another open denies it.
+ */
+int coldrise_node_open (const coldrise_node *file, uint32_t share);
+void coldrise_node_close (const coldrise_node *file, uint32_t share);
+
+/* Makes another one of an open. Its own deny counts, too: only less than it had is always
+ * given. After a failure it is what it was. errno: ETXTBSY.
+ */
+int coldrise_node_reopen (const coldrise_node *file, uint32_t held,
+                          uint32_t share);
+
+/* Whether a read or write without an open may be done. errno: ETXTBSY. */
+int coldrise_node_check_share (const coldrise_node *file, uint32_t share);
+
+/* Keeps open what is open of `other`, another node of the same file: it is about to be
+ * released, and what it has opened is closed through `file`.
+ */
+int coldrise_node_take_over (const coldrise_node *file,
+                             const coldrise_node *other);
 
 /* Fails as a write would, and changes nothing. */
 int coldrise_node_check_writable (const coldrise_node *file);

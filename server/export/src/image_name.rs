@@ -27,6 +27,14 @@ pub(crate) struct ImagePart {
     pub(crate) index: usize,
 }
 
+impl ImagePart {
+    /// Whether the disk's bytes lie in this file, and not in the one beside it.
+    pub(crate) fn shows_disk(&self, disk: &DiskName) -> bool {
+        self.index > 0
+            || names(self.format, disk).is_ok_and(|names| names.companion() == names.image())
+    }
+}
+
 /// Refuses what can name no disk and no image, whatever disks there are.
 pub(crate) fn check(file: &str) -> Result<()> {
     let checked = DiskName::parse(file);

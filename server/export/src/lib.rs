@@ -38,6 +38,6 @@ pub use coldrise_session::{
     read_leases, Creation, Lease, LeaseDocument, LeaseHold, Removal, Served,
 };
 pub use export::Export;
-pub use folders::{Attributes, FolderEntry, Folders, Node, NodeType, OpenFile, Space};
+pub use folders::{Attributes, FolderEntry, Folders, Node, NodeKey, NodeType, OpenFile, Space};
 pub use listing::{ExportEntry, Listed};
 pub use tree::{ExportTree, TreeOptions, MAX_EXPORT_NAME_BYTES};

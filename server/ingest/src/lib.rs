@@ -18,7 +18,9 @@ mod qemu;
 mod restore;
 pub mod source;
 
-pub use backup::{backup, BackupRequest, BackupSummary, DiskSummary};
+pub use backup::{
+    backup, read_disks, BackupRequest, BackupStart, BackupSummary, DiskSummary, StoredDisks,
+};
 pub use configuration::{read_configuration, COLDRISE_JSON, LIBVIRT_XML, VMX};
 pub use heal::{check_source, heal, HealSummary};
 pub use heal_disk::heal_from_disk;

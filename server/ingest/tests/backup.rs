@@ -309,6 +309,33 @@ fn a_cancelled_backup_leaves_nothing_and_runs_again() {
     assert_eq!(store.chunks(), 48 * 16, "no chunk is stored twice");
 }
 
+/// While the first backup reads, a whole one of another machine is made, and a second one of
+/// the same machine is refused.
+#[test]
+fn machines_are_backed_up_at_once_and_each_by_one_backup() {
+    let store = Store::new();
+    let (first, second) = (noise(62, 24 * MIB), noise(63, 4 * MIB));
+    let second = [&first[..8 * MIB], &second].concat();
+    let (a, b) = (store.path("a.raw"), store.path("b.raw"));
+    let (first_request, again) = (request(&[write_raw(&a, &first)]), request(&["vda=raw:/x"]));
+    let mut other = request(&[write_raw(&b, &second)]);
+    other.machine = MachineName::parse("db01").unwrap();
+    let made = Mutex::new(None);
+    let meanwhile = || {
+        let refused = store.backup(&again).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Busy, "{refused:?}");
+        *made.lock().unwrap() = Some(store.backup(&other).unwrap());
+    };
+    let progress = At::new(16 << 20, &meanwhile);
+    let cancel = AtomicBool::new(false);
+    let summary = backup(&store.writer, &first_request, &progress, &cancel).unwrap();
+    assert_same(&store.content(&summary.point, "vda"), &first);
+    let counts = made.lock().unwrap().as_ref().unwrap().disks[0].counts;
+    assert_eq!((counts.known_chunks, counts.stored_chunks), (8 * 16, 4 * 16));
+    // The machine is free again.
+    store.backup(&first_request).unwrap();
+}
+
 #[test]
 fn a_file_that_shrinks_midway_leaves_nothing_visible() {
     let store = Store::new();

@@ -80,23 +80,23 @@ struct Seals {
 }
 
 impl Answers for Seals {
-    fn answer(&self, request: &str, stream: &UnixStream) -> Result<()> {
+    fn answer(&self, request: &str, stream: UnixStream) -> Result<()> {
         if let Err(error) = serde_json::from_str::<Request>(request) {
             let message = format!("unknown request: {error}");
-            return send(stream, &failed(&Error::new(ErrorKind::Unsupported, message)));
+            return send(&stream, &failed(&Error::new(ErrorKind::Unsupported, message)));
         }
         // The session is held from here on only: a silent asker must not keep it open.
-        let Some(session) = self.session.upgrade() else { return self.decline(stream) };
-        check_asker(stream)?;
+        let Some(session) = self.session.upgrade() else { return self.decline(&stream) };
+        check_asker(&stream)?;
         let may_commit = || {
-            check_asker(stream)?;
-            send(stream, &Answer::Committing)
+            check_asker(&stream)?;
+            send(&stream, &Answer::Committing)
         };
         let answer = match session.seal_if(&may_commit) {
             Ok(sealed) => Answer::Sealed(Box::new(sealed)),
             Err(error) => failed(&error),
         };
-        send(stream, &answer)
+        send(&stream, &answer)
     }
 
     fn decline(&self, stream: &UnixStream) -> Result<()> {

@@ -48,13 +48,6 @@ impl LayeredDisk {
         self.stack.read().layers.iter().all(|layer| layer.is_current())
     }
 
-    /// Ends the threads of the layers and waits for them.
-    pub(crate) fn stop_ahead(&self) {
-        for layer in &self.stack.read().layers {
-            layer.stop_ahead();
-        }
-    }
-
     /// True where only the base is read.
     pub(crate) fn is_bare(&self) -> bool {
         self.stack.read().layers.is_empty()

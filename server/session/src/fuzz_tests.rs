@@ -209,13 +209,15 @@ proptest! {
              "name":"inner","kind":"folder","mode":493,"changed_ns":1},
             {"id":"22222222222222222222222222222222","parent":"11111111111111111111111111111111",
              "name":"a","kind":"small","mode":420,"changed_ns":2},
+            {"id":"44444444444444444444444444444444","parent":"11111111111111111111111111111111",
+             "name":"c","kind":{"listed":{"modified_ns":4}},"mode":420,"changed_ns":4,"content":"00ff"},
             {"id":"33333333333333333333333333333333","parent":"11111111111111111111111111111111",
              "name":"b","kind":{"large":{"capacity_bytes":4096}},"mode":420,"changed_ns":3}]}"#;
-        prop_assert_eq!(FileTree::decode(text).unwrap().len(), 3);
+        prop_assert_eq!(FileTree::decode(text).unwrap().len(), 4);
         let mut text = text.to_vec();
         change(&mut text, &changed, |at| at);
         match FileTree::decode(&text) {
-            Ok(tree) => prop_assert!(tree.len() <= 3),
+            Ok(tree) => prop_assert!(tree.len() <= 4),
             Err(error) => prop_assert!(
                 matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::InvalidInput | ErrorKind::NameTooLong)
             ),

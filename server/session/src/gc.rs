@@ -8,7 +8,6 @@
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::Arc;
 use std::time::Duration;
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
@@ -16,11 +15,9 @@ use coldrise_store::{MaxUnused, ReclaimOptions, ReclaimProgress, Reclaimed, Repo
 use serde::{Deserialize, Serialize};
 
 use crate::catalog::enter_sealed_points;
-use crate::local_socket::{ask, send, Answers, LocalSocket};
+use crate::local_socket::{ask, send};
 use crate::reclaim::{reclaim_layers, InUse};
-
-/// The socket's name in the repository's folder.
-const NAME: &str = "writer.control";
+use crate::shared_writer::{Request, SOCKET};
 
 /// How often who has asked looks whether it was cancelled.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
@@ -57,12 +54,6 @@ pub fn collect_garbage(
 
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Request {
-    Gc { max_unused: MaxUnused },
-}
-
-#[derive(Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
 enum Answer {
     Progress {
         done_bytes: u64,
@@ -77,85 +68,34 @@ enum Answer {
     Closing,
 }
 
-/// Does gcs for others while it lives; a gc that goes on is interrupted when it is
-/// dropped.
-pub struct GcService {
-    cancel: Arc<AtomicBool>,
-    is_ending: Arc<AtomicBool>,
-    socket: Option<LocalSocket>,
-}
-
-impl GcService {
-    /// Listens in the folder of the writer's repository.
-    ///
-    /// # Errors
-    /// What the operating system says.
-    pub fn listen(writer: &Arc<RepositoryWriter>) -> Result<GcService> {
-        let (cancel, is_ending) = Default::default();
-        let service = Gcs {
-            writer: Arc::clone(writer),
-            cancel: Arc::clone(&cancel),
-            is_ending: Arc::clone(&is_ending),
-        };
-        let socket = LocalSocket::listen(writer.repository().path(), NAME, service)?;
-        Ok(GcService { cancel, is_ending, socket: Some(socket) })
-    }
-}
-
-impl Drop for GcService {
-    fn drop(&mut self) {
-        // In this order; see `Gcs::answer`.
-        self.is_ending.store(true, Ordering::SeqCst);
-        self.cancel.store(true, Ordering::SeqCst);
-        self.socket = None;
-    }
-}
-
-struct Gcs {
-    writer: Arc<RepositoryWriter>,
-    cancel: Arc<AtomicBool>,
-    is_ending: Arc<AtomicBool>,
-}
-
-impl Answers for Gcs {
-    fn answer(&self, request: &str, stream: &UnixStream) -> Result<()> {
-        let request = serde_json::from_str::<Request>(request);
-        self.cancel.store(false, Ordering::SeqCst);
-        if self.is_ending.load(Ordering::SeqCst) {
-            return self.decline(stream);
+/// Does a gc for another process; `cancel` ends it after the step under way.
+///
+/// # Errors
+/// `Io` where who asked has gone away.
+pub(crate) fn answer_gc(
+    writer: &RepositoryWriter,
+    max_unused: MaxUnused,
+    cancel: &AtomicBool,
+    stream: &UnixStream,
+) -> Result<()> {
+    let progress = |now: ReclaimProgress| {
+        let ReclaimProgress { done_bytes, total_bytes } = now;
+        if send(stream, &Answer::Progress { done_bytes, total_bytes }).is_err() {
+            // Who asked has gone away.
+            cancel.store(true, Ordering::SeqCst);
         }
-        let progress = |now: ReclaimProgress| {
-            let ReclaimProgress { done_bytes, total_bytes } = now;
-            if send(stream, &Answer::Progress { done_bytes, total_bytes }).is_err() {
-                // Who asked has gone away.
-                self.cancel.store(true, Ordering::SeqCst);
-            }
-        };
-        let done = match request {
-            Ok(Request::Gc { max_unused }) => {
-                let cancel = &*self.cancel;
-                let options = ReclaimOptions { max_unused, cancel, progress: &progress };
-                collect_garbage(&self.writer, &options)
-            }
-            Err(error) => {
-                Err(Error::with_source(ErrorKind::InvalidInput, "an unknown request", error))
-            }
-        };
-        match done {
-            Ok(collected) => send(stream, &Answer::Done(Box::new(collected))),
-            Err(error) if error.kind() == ErrorKind::Interrupted => self.decline(stream),
-            Err(error) => send(
-                stream,
-                &Answer::Failed {
-                    is_damage: error.kind() == ErrorKind::Corrupt,
-                    message: error.full_message(),
-                },
-            ),
-        }
-    }
-
-    fn decline(&self, stream: &UnixStream) -> Result<()> {
-        send(stream, &Answer::Closing)
+    };
+    let options = ReclaimOptions { max_unused, cancel, progress: &progress };
+    match collect_garbage(writer, &options) {
+        Ok(collected) => send(stream, &Answer::Done(Box::new(collected))),
+        Err(error) if error.kind() == ErrorKind::Interrupted => send(stream, &Answer::Closing),
+        Err(error) => send(
+            stream,
+            &Answer::Failed {
+                is_damage: error.kind() == ErrorKind::Corrupt,
+                message: error.full_message(),
+            },
+        ),
     }
 }
 
@@ -177,7 +117,7 @@ pub enum Asked {
 /// progress to tell. What the writer says: `Corrupt` or `Io`.
 pub fn ask_for_gc(path: &Path, options: &ReclaimOptions<'_>) -> Result<Asked> {
     let request = Request::Gc { max_unused: options.max_unused };
-    let Some(mut asked) = ask(path, NAME, &request, LOOK_INTERVAL)? else {
+    let Some(mut asked) = ask(path, SOCKET, &request, LOOK_INTERVAL)? else {
         return Ok(Asked::Nobody);
     };
     loop {

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
 
-use coldrise_block::{ErrorKind, Result};
+use coldrise_block::Result;
 use coldrise_store::{PointDocument, Repository};
 
 use crate::catalog::Catalog;
@@ -15,7 +15,7 @@ use crate::verify::Inventory;
 /// Restore points or sessions whose chunks and layers stay for as long as this
 /// lives, also when they are forgotten or ended meanwhile.
 pub struct Held {
-    _hold: Option<LeaseHold>,
+    _hold: LeaseHold,
 }
 
 impl Held {
@@ -107,18 +107,6 @@ fn of_session(session: &SessionDocument) -> impl Iterator<Item = Served> + '_ {
 }
 
 fn hold(repository: &Arc<Repository>, program: &str, served: Vec<Served>) -> Result<Held> {
-    let held = Lease::take(repository, program).and_then(|lease| lease.hold_all(served));
-    match held {
-        Ok(hold) => Ok(Held { _hold: Some(hold) }),
-        // A full disk or one that cannot be written is no reason not to restore from
-        // it. Whoever deletes beside that makes it fail, and no byte wrong.
-        Err(error) if matches!(error.kind(), ErrorKind::NoSpace | ErrorKind::ReadOnly) => {
-            tracing::warn!(
-                error = %error.full_message(),
-                "no lease could be written: a gc at the same time may delete what is being read"
-            );
-            Ok(Held { _hold: None })
-        }
-        Err(error) => Err(error),
-    }
+    let hold = Lease::take(repository, program)?.hold_all(served)?;
+    Ok(Held { _hold: hold })
 }

@@ -9,7 +9,7 @@
 //! Changing a lease writes a second file, locks it, and renames it over the
 //! first. On a full disk, and where a document cannot hold it all, the lease becomes
 //! an empty file: one that cannot be read says that nothing may be deleted. All
-//! changes and all reading happen under a lock of the directory itself: nobody
+//! changes and all reading happen under the lock of `leases/lock`: nobody
 //! sees a lease in the moment when it is not yet locked. Nothing is synced: no
 //! front end outlives a power cut.
 //!
@@ -30,9 +30,12 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::lock::FileLock;
 use crate::place::is_there;
 
 const PREFIX: &str = "lease-";
+/// Taken for every change and every reading of leases.
+const LOCK: &str = "lock";
 const NEW_SUFFIX: &str = ".new";
 const PURPOSE: &str = "lease";
 const FORMAT_VERSION: u32 = 1;
@@ -78,8 +81,8 @@ pub struct Lease {
 }
 
 struct State {
-    /// Held for its lock.
-    _file: File,
+    /// Held for its lock. `None` where none could be written: see [`go_without`].
+    file: Option<File>,
     served: Vec<Entry>,
 }
 
@@ -91,22 +94,21 @@ struct Entry {
 }
 
 impl Lease {
-    /// Takes an empty lease, and removes those that dead processes left behind.
+    /// Takes an empty lease, and removes those that dead processes left behind. Where none
+    /// can be written it goes without, with a warning: see [`go_without`].
     pub fn take(repository: &Arc<Repository>, program: &str) -> Result<Arc<Lease>> {
         let directory = repository.leases_dir();
-        make_directory(&directory)?;
         let path = directory.join(format!("{PREFIX}{}", random_name()?));
-        let locked = lock_directory(&directory)?;
-        remove_stale(&directory)?;
-        let document = document(program, &[]);
-        let file = write(repository, &path, &document)?;
-        drop(locked);
+        let file = match write_first(repository, program, &path) {
+            Err(error) => go_without(error).map(|()| None)?,
+            Ok(file) => Some(file),
+        };
         Ok(Arc::new(Lease {
             repository: Arc::clone(repository),
             program: program.to_owned(),
             directory,
             path,
-            state: Mutex::new(State { _file: file, served: Vec::new() }),
+            state: Mutex::new(State { file, served: Vec::new() }),
         }))
     }
 
@@ -139,8 +141,18 @@ impl Lease {
     }
 
     fn rewrite(&self, state: &mut State) -> Result<()> {
-        let _locked = lock_directory(&self.directory)?;
-        state._file = write(&self.repository, &self.path, &document(&self.program, &state.served))?;
+        if state.file.is_none() {
+            return Ok(());
+        }
+        let _locked = lock_leases(&self.directory)?;
+        match write(&self.repository, &self.path, &document(&self.program, &state.served)) {
+            Ok(file) => state.file = Some(file),
+            Err(error) => {
+                go_without(error)?;
+                // An empty lease takes no space and keeps everything.
+                let _ = state.file.as_ref().map(|file| file.set_len(0));
+            }
+        }
         Ok(())
     }
 
@@ -173,7 +185,7 @@ impl Drop for Lease {
     fn drop(&mut self) {
         // Whatever fails here, the lock goes with the file and the lease with
         // the next front end's start.
-        let locked = lock_directory(&self.directory);
+        let locked = lock_leases(&self.directory);
         let _ = std::fs::remove_file(&self.path);
         drop(locked);
     }
@@ -209,6 +221,27 @@ impl Drop for LeaseHold {
     }
 }
 
+fn write_first(repository: &Repository, program: &str, path: &Path) -> Result<File> {
+    let directory = repository.leases_dir();
+    make_directory(&directory)?;
+    let _locked = lock_leases(&directory)?;
+    remove_stale(&directory)?;
+    write(repository, path, &document(program, &[]))
+}
+
+/// A full disk, or one that cannot be written, is no reason not to read from it. Where
+/// somebody deletes beside that, reading fails, and no byte is wrong.
+fn go_without(error: Error) -> Result<()> {
+    if !matches!(error.kind(), ErrorKind::NoSpace | ErrorKind::ReadOnly) {
+        return Err(error);
+    }
+    tracing::warn!(
+        error = %error.full_message(),
+        "no lease could be written: a gc at the same time may delete what is being read"
+    );
+    Ok(())
+}
+
 /// The leases of all running front ends. A lease that cannot be read is an
 /// error: nothing may be deleted then.
 pub fn read_leases(repository: &Repository) -> Result<Vec<LeaseDocument>> {
@@ -216,7 +249,7 @@ pub fn read_leases(repository: &Repository) -> Result<Vec<LeaseDocument>> {
     if !is_there(&directory)? {
         return Ok(Vec::new());
     }
-    let _locked = lock_directory(&directory)?;
+    let _locked = lock_leases(&directory)?;
     let mut leases = Vec::new();
     for path in lease_files(&directory)? {
         let mut file = File::open(&path).context(|| format!("opening {}", path.display()))?;
@@ -263,7 +296,7 @@ fn document(program: &str, served: &[Entry]) -> LeaseDocument {
 }
 
 /// Writes a lease at `path`, locked before anybody can see it. The caller holds
-/// the directory's lock.
+/// the lock of the leases.
 fn write(repository: &Repository, path: &Path, document: &LeaseDocument) -> Result<File> {
     let json = serde_json::to_vec(document).map_err(|error| {
         Error::with_source(ErrorKind::Internal, "encoding a lease".to_owned(), error)
@@ -308,7 +341,7 @@ fn write(repository: &Repository, path: &Path, document: &LeaseDocument) -> Resu
     written
 }
 
-/// Removes what dead processes left. The caller holds the directory's lock.
+/// Removes what dead processes left. The caller holds the lock of the leases.
 fn remove_stale(directory: &Path) -> Result<()> {
     for path in lease_files(directory)? {
         let Ok(file) = File::open(&path) else { continue };
@@ -355,19 +388,10 @@ fn try_lock(file: &File, path: &Path) -> Result<bool> {
     }
 }
 
-/// Locks the directory until the file is dropped. It is held for a few small
-/// file operations only, so waiting is short.
-fn lock_directory(directory: &Path) -> Result<File> {
-    let file = File::open(directory).context(|| format!("opening {}", directory.display()))?;
-    loop {
-        match flock(&file, FlockOperation::LockExclusive) {
-            Ok(()) => return Ok(file),
-            Err(Errno::INTR) => continue,
-            Err(error) => {
-                return Err(Error::io(format!("locking {}", directory.display()), error.into()));
-            }
-        }
-    }
+/// Locks all leases until it is dropped. It is held for a few small file operations only,
+/// so waiting is short. A file, because the lock of a directory may end at this host.
+fn lock_leases(directory: &Path) -> Result<FileLock> {
+    FileLock::wait(&directory.join(LOCK))
 }
 
 fn make_directory(directory: &Path) -> Result<()> {

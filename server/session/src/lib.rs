@@ -15,7 +15,8 @@
 //!
 //! `live/lock` is held for the moment in which a document or a name is settled.
 //! `leases/` says what running programs read, so that nothing of it is deleted.
-//! `writer.control` is the socket of a backup, which does gcs for others.
+//! `writer.control` is the socket of the backup that holds the writer: it stores the disks of
+//! other backups and does gcs. `backups.lock` belongs to it (see `shared_writer`).
 //! `live/DIRECTORY/lock` is held by the process that writes the session;
 //! `live/DIRECTORY/control` is its socket for seals. `layers/ID` are the layers,
 //! `live/DIRECTORY/side/ID` those of its image files.
@@ -60,6 +61,7 @@ mod reclaim;
 mod seal;
 mod sealed_files;
 mod session;
+mod shared_writer;
 mod shares;
 mod side_file;
 mod turn;
@@ -76,7 +78,7 @@ pub use client_files::{
 pub use document::{SessionDisk, SessionDocument};
 pub use fold::{fold, Folded};
 pub use forget::{PointRemoval, Published};
-pub use gc::{ask_for_gc, collect_garbage, Asked, Collected, GcService};
+pub use gc::{ask_for_gc, collect_garbage, Asked, Collected};
 pub use held::Held;
 pub use lease::{read_leases, Lease, LeaseDocument, LeaseHold, Served};
 pub use length::Length;
@@ -88,6 +90,7 @@ pub use recent::Recent;
 pub use reclaim::{reclaim_layers, InUse};
 pub use seal::{seal, Sealed};
 pub use session::{session, sessions, Session, SessionState};
+pub use shared_writer::{Openers, SharedWriter};
 pub use shares::{shares, MachineShares, PointShares, Shares, StoredBytes};
 pub use turn::{write_before_background, BackgroundTurn, BackgroundWork};
 pub use unpublish::unpublish;

@@ -36,7 +36,7 @@ pub(crate) fn sealed_layers(
             ReadMode::Sealed(SealFacts {
                 sequence: reference.sealed_sequence,
                 slots: reference.sealed_slots,
-                records: reference.sealed_records,
+                cells: reference.sealed_cells,
             }),
         )
     };

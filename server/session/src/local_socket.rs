@@ -4,9 +4,11 @@
 //! One request per connection, a line of JSON, and lines of JSON as its answer. Only
 //! the repository's owner can enter the folder.
 
+use std::fs::Permissions;
 use std::io::ErrorKind::{TimedOut, WouldBlock};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -38,8 +40,9 @@ pub(crate) struct LocalSocket {
 
 /// What is said to who asks.
 pub(crate) trait Answers: Send + 'static {
-    /// Answers one request. An error is logged.
-    fn answer(&self, request: &str, stream: &UnixStream) -> Result<()>;
+    /// Answers one request, here or in a thread of its own: the next one waits until this
+    /// returns. An error is logged.
+    fn answer(&self, request: &str, stream: UnixStream) -> Result<()>;
     /// Says that the holder is about to end and has done nothing.
     fn decline(&self, stream: &UnixStream) -> Result<()>;
 }
@@ -54,7 +57,8 @@ fn short_path(folder: &Path, name: &str) -> Result<(std::fs::File, PathBuf)> {
 
 impl LocalSocket {
     /// Listens at `folder/name`, in the place of whoever was killed while it listened
-    /// there. The caller holds what makes it the only one.
+    /// there. The caller holds what makes it the only one. Its mode is 0600: connecting takes
+    /// the right to write.
     pub(crate) fn listen(
         folder: &Path,
         name: &'static str,
@@ -64,6 +68,7 @@ impl LocalSocket {
         remove_file(&folder.join(name))?;
         let (_folder, path) = short_path(folder, name)?;
         let listener = UnixListener::bind(&path).context(what)?;
+        std::fs::set_permissions(&path, Permissions::from_mode(0o600)).context(what)?;
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         let thread = std::thread::Builder::new()
@@ -104,7 +109,7 @@ fn serve(listener: &UnixListener, answers: &impl Answers, stop: &AtomicBool) {
         if stop.load(Ordering::SeqCst) {
             return dismiss(&stream, listener, answers);
         }
-        let answered = read_request(&stream).and_then(|line| answers.answer(&line, &stream));
+        let answered = read_request(&stream).and_then(|line| answers.answer(&line, stream));
         if let Err(error) = answered {
             tracing::warn!(error = %error.full_message(), "a request was not answered");
         }
@@ -128,6 +133,35 @@ fn read_request(stream: &UnixStream) -> Result<String> {
     let mut line = String::new();
     BufReader::new(stream.take(MAX_REQUEST_BYTES)).read_line(&mut line).context(what)?;
     Ok(line)
+}
+
+/// Connects to the process that listens at `folder/name`; `None` where none does. Waits at
+/// most `patience` for one that does not run.
+///
+/// # Errors
+/// `Busy` where that process lets so many requests wait that it can take no more; `Io`.
+pub(crate) fn connect_within(
+    folder: &Path,
+    name: &str,
+    patience: Duration,
+) -> Result<Option<UnixStream>> {
+    let what = || format!("asking at {}", folder.join(name).display());
+    let (_folder, path) = short_path(folder, name)?;
+    let failed = |errno: Errno| Error::io(what(), errno.into());
+    let stream = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None);
+    let stream = UnixStream::from(stream.map_err(failed)?);
+    // Connecting waits while the queue of a process that does not run is full.
+    stream.set_write_timeout(Some(patience)).context(what)?;
+    match connect(&stream, &SocketAddrUnix::new(path).map_err(failed)?) {
+        Ok(()) => Ok(Some(stream)),
+        // Nobody made the socket, or its process was killed.
+        Err(Errno::NOENT | Errno::CONNREFUSED) => Ok(None),
+        Err(Errno::AGAIN) => {
+            let message = format!("{}: its process takes no more requests", what());
+            Err(Error::new(ErrorKind::Busy, message))
+        }
+        Err(errno) => Err(failed(errno)),
+    }
 }
 
 /// Sends one line.
@@ -177,23 +211,8 @@ pub(crate) fn ask(
     patience: Duration,
 ) -> Result<Option<Asked>> {
     let what = || format!("asking at {}", folder.join(name).display());
-    let (_folder, path) = short_path(folder, name)?;
-    let failed = |errno: Errno| Error::io(what(), errno.into());
-    let stream = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None);
-    let stream = UnixStream::from(stream.map_err(failed)?);
+    let Some(stream) = connect_within(folder, name, patience)? else { return Ok(None) };
     stream.set_read_timeout(Some(patience)).context(what)?;
-    // Connecting waits, too, while the queue of a process that does not run is full.
-    stream.set_write_timeout(Some(patience)).context(what)?;
-    match connect(&stream, &SocketAddrUnix::new(path).map_err(failed)?) {
-        Ok(()) => {}
-        // Nobody made the socket, or its process was killed.
-        Err(Errno::NOENT | Errno::CONNREFUSED) => return Ok(None),
-        Err(Errno::AGAIN) => {
-            let message = format!("{}: its process takes no more requests", what());
-            return Err(Error::new(ErrorKind::Busy, message));
-        }
-        Err(errno) => return Err(failed(errno)),
-    }
     // Whoever is about to stop answers without having read the request.
     let sent = send(&stream, request);
     Ok(Some(Asked { answers: BufReader::new(stream), sent, line: Vec::new() }))

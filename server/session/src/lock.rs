@@ -13,14 +13,18 @@ use crate::place::Place;
 
 /// A held lock.
 pub(crate) struct FileLock {
-    file: File,
+    /// `None` where the file is not there and the file system is read-only: then nobody
+    /// has the lock, and nothing can be changed under it.
+    file: Option<File>,
 }
 
 impl Drop for FileLock {
     /// To close the file is not enough: a child that another thread starts at this moment
     /// has it, too, until it runs its own program.
     fn drop(&mut self) {
-        let _ = flock(&self.file, FlockOperation::Unlock);
+        if let Some(file) = &self.file {
+            let _ = flock(file, FlockOperation::Unlock);
+        }
     }
 }
 
@@ -31,23 +35,46 @@ const PROBE_PATIENCE: Duration = Duration::from_millis(100);
 pub(crate) const PASSING_PATIENCE: Duration = Duration::from_secs(10);
 const PROBE_PAUSE: Duration = Duration::from_millis(2);
 
+/// Opens the file of a lock, and makes it where it is not there.
+///
+/// # Errors
+/// `ReadOnly` where it cannot be made; where it is there, reading it is enough.
 pub(crate) fn open(path: &Path) -> Result<File> {
-    OpenOptions::new()
-        .create(true)
-        .truncate(false)
-        .write(true)
-        .mode(0o600)
-        .open(path)
-        .context(|| format!("opening {}", path.display()))
+    let mut options = OpenOptions::new();
+    let opened = options.create(true).truncate(false).write(true).mode(0o600).open(path);
+    let opened = opened.context(|| format!("opening {}", path.display()));
+    match opened {
+        Err(error) if error.kind() == ErrorKind::ReadOnly => File::open(path).map_err(|_| error),
+        opened => opened,
+    }
+}
+
+/// False while another process holds the lock.
+fn try_lock(file: &File, path: &Path) -> Result<bool> {
+    loop {
+        match flock(file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(true),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(rustix::io::Errno::WOULDBLOCK) => return Ok(false),
+            Err(errno) => {
+                return Err(Error::io(format!("locking {}", path.display()), errno.into()))
+            }
+        }
+    }
 }
 
 impl FileLock {
     /// Waits for the lock. Only for locks that are held for moments.
     pub(crate) fn wait(path: &Path) -> Result<FileLock> {
-        let file = open(path)?;
+        let file = match open(path) {
+            Err(error) if error.kind() == ErrorKind::ReadOnly => {
+                return Ok(FileLock { file: None });
+            }
+            opened => opened?,
+        };
         loop {
             match flock(&file, FlockOperation::LockExclusive) {
-                Ok(()) => return Ok(FileLock { file }),
+                Ok(()) => return Ok(FileLock { file: Some(file) }),
                 Err(rustix::io::Errno::INTR) => {}
                 Err(errno) => {
                     let context = format!("locking {}", path.display());
@@ -57,34 +84,32 @@ impl FileLock {
         }
     }
 
+    /// Takes the lock; `None` while another process holds it.
+    pub(crate) fn try_take(path: &Path) -> Result<Option<FileLock>> {
+        let file = open(path)?;
+        Ok(try_lock(&file, path)?.then_some(FileLock { file: Some(file) }))
+    }
+
     /// Takes the lock of a session for writing it, or `None` when another process
     /// serves it, or does not finish what it does with it.
     pub(crate) fn take(place: &Place) -> Result<Option<FileLock>> {
-        let path = place.lock();
-        let file = open(&path)?;
+        // Whoever serves it listens there; who does not is opening, closing or sealing it.
+        FileLock::take_within(&place.lock(), || match place.control().exists() {
+            true => PROBE_PATIENCE,
+            false => PASSING_PATIENCE,
+        })
+    }
+
+    fn take_within(path: &Path, patience: impl Fn() -> Duration) -> Result<Option<FileLock>> {
+        let file = open(path)?;
         let start = Instant::now();
-        loop {
-            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => return Ok(Some(FileLock { file })),
-                Err(rustix::io::Errno::INTR) => {}
-                Err(rustix::io::Errno::WOULDBLOCK) => {
-                    // Whoever serves it listens there; who does not is opening,
-                    // closing or sealing it.
-                    let patience = match place.control().exists() {
-                        true => PROBE_PATIENCE,
-                        false => PASSING_PATIENCE,
-                    };
-                    if start.elapsed() >= patience {
-                        return Ok(None);
-                    }
-                    std::thread::sleep(PROBE_PAUSE);
-                }
-                Err(errno) => {
-                    let context = format!("locking {}", path.display());
-                    return Err(Error::io(context, errno.into()));
-                }
+        while !try_lock(&file, path)? {
+            if start.elapsed() >= patience() {
+                return Ok(None);
             }
+            std::thread::sleep(PROBE_PAUSE);
         }
+        Ok(Some(FileLock { file: Some(file) }))
     }
 
     /// True while another process holds the lock.
@@ -114,22 +139,7 @@ impl FileLock {
         repository: &Repository,
         patience: Duration,
     ) -> Result<Option<FileLock>> {
-        let path = repository.live_dir().join("lock");
-        let file = open(&path)?;
-        let start = Instant::now();
-        loop {
-            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => return Ok(Some(FileLock { file })),
-                Err(rustix::io::Errno::WOULDBLOCK | rustix::io::Errno::INTR) => {}
-                Err(errno) => {
-                    return Err(Error::io(format!("locking {}", path.display()), errno.into()))
-                }
-            }
-            if start.elapsed() >= patience {
-                return Ok(None);
-            }
-            std::thread::sleep(PROBE_PAUSE);
-        }
+        FileLock::take_within(&repository.live_dir().join("lock"), || patience)
     }
 
     /// The id of the process that holds the lock, for messages; `None` where the kernel
@@ -157,7 +167,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("lock");
         let lock = FileLock::wait(&path).unwrap();
-        let of_a_child = lock.file.try_clone().unwrap();
+        let of_a_child = lock.file.as_ref().unwrap().try_clone().unwrap();
         assert!(FileLock::is_held(&path).unwrap());
         assert_eq!(FileLock::holder(&path), Some(std::process::id()));
         drop(lock);

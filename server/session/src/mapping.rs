@@ -117,8 +117,13 @@ impl SharedWords {
     /// Copies `N` bytes (a multiple of 8) in, from a multiple of 8 bytes on, in the order
     /// of [`publishing`].
     #[inline]
-    pub(crate) fn publish_bytes<const N: usize>(&self, offset_bytes: usize, bytes: &[u8; N]) {
-        for (i, word) in publishing(bytes) {
+    pub(crate) fn publish_bytes<const N: usize>(
+        &self,
+        offset_bytes: usize,
+        bytes: &[u8; N],
+        unfinished: u64,
+    ) {
+        for (i, word) in publishing(bytes, unfinished) {
             self.word64(offset_bytes / 8 + i).store(word, Ordering::Release);
         }
     }
@@ -126,10 +131,11 @@ impl SharedWords {
 
 /// The stores, index and word, that bring `bytes` to their place.
 ///
-/// The first word is zero from the first store to the last, so that a process killed
-/// between two of them leaves what is told from damage: no record begins with zeroes.
+/// The first word is `unfinished` from the first store to the last, so that a process killed
+/// between two of them leaves what is told from damage.
 pub(crate) fn publishing<const N: usize>(
     bytes: &[u8; N],
+    unfinished: u64,
 ) -> impl Iterator<Item = (usize, u64)> + '_ {
     let word = |i: usize| {
         let mut word = [0; 8];
@@ -137,7 +143,7 @@ pub(crate) fn publishing<const N: usize>(
         u64::from_ne_bytes(word)
     };
     let rest = (1..N / 8).map(move |i| (i, word(i)));
-    std::iter::once((0, 0)).chain(rest).chain(std::iter::once_with(move || (0, word(0))))
+    std::iter::once((0, unfinished)).chain(rest).chain(std::iter::once_with(move || (0, word(0))))
 }
 
 /// The name of an open file, for messages.

@@ -61,13 +61,12 @@ pub fn seal(
             break writing;
         }
         if start.elapsed() >= PASSING_PATIENCE {
-            return Err(Error::new(
-                ErrorKind::Busy,
-                format!(
-                    "session {name} is being opened or closed by another process; try again in \
-                     a moment"
-                ),
-            ));
+            let process = FileLock::holder(&place.lock());
+            let process = process.map_or("another process".to_owned(), |p| format!("process {p}"));
+            let message = format!(
+                "session {name} is being opened or closed by {process}; try again in a moment"
+            );
+            return Err(Error::new(ErrorKind::Busy, message));
         }
     };
     // It may have been sealed or ended until the lock was ours.
@@ -106,9 +105,7 @@ pub(crate) fn idle_facts(
         let writing = Some(Arc::clone(writing));
         let layer = Layer::open_for_writing(&path, &superblock, keys, &map, poison, writing)?;
         layer.check_not_older(disk.least_sequence)?;
-        let facts = layer.seal_facts();
-        layer.stop_ahead();
-        facts
+        layer.seal_facts()
     });
     facts.collect()
 }
@@ -156,7 +153,7 @@ pub(crate) fn commit(
                 id: disk.top,
                 sealed_sequence: sealed.sequence,
                 sealed_slots: sealed.slots,
-                sealed_records: sealed.records,
+                sealed_cells: sealed.cells,
             });
         }
         if let Some(tops) = tops {

@@ -12,7 +12,7 @@ use crate::client_files::{carry, ClientFiles, FilesFolder, LeftOut};
 use crate::control::ControlSocket;
 use crate::disk::{LayeredDisk, Stack};
 use crate::document::{SessionDisk, SessionDocument};
-use crate::layer::{Layer, Poison};
+use crate::layer::{Layer, Poison, SUPERBLOCK_AREA_BYTES};
 use crate::live::{base_disk, sealed_layers};
 use crate::lock::FileLock;
 use crate::place::{layer_keys, layer_path, map_path, mark, remove_file, Place};
@@ -272,17 +272,8 @@ impl Drop for Session {
         if let Err(error) = self.files.flush() {
             tracing::error!(error = %error.full_message(), "files of a session were not stored when it was closed");
         }
-        self.files.stop_ahead();
         if let Err(error) = self.note_progress() {
             tracing::warn!(error = %error.full_message(), "an older layer of the session would not be noticed");
-        }
-        // A layer's own thread may be syncing it: it must let go before the lock
-        // does, or the next opening finds the session busy.
-        for disk in &self.disks {
-            disk.stop_ahead();
-        }
-        for file in self.side_files.get_mut().values() {
-            file.stop_ahead();
         }
     }
 }
@@ -392,7 +383,10 @@ fn captured_bytes(repository: &Repository, document: &SessionDocument) -> Result
         let path = layer_path(repository, &disk.top);
         let metadata = std::fs::metadata(&path)
             .context(|| format!("session {}: the layer {}", document.name, path.display()))?;
-        bytes += metadata.blocks() * 512;
+        // Without a segment it holds no captured block.
+        if metadata.len() > SUPERBLOCK_AREA_BYTES {
+            bytes += metadata.blocks() * 512;
+        }
     }
     Ok(bytes)
 }

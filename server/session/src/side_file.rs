@@ -86,9 +86,7 @@ impl SideFileKey {
     /// of the session has the file open, `is_served`.
     pub(crate) fn open_for_reading(&self, is_served: bool) -> Result<Arc<Layer>> {
         let map = map_path(&self.id);
-        // The writer opens a side file only when it is asked for the image.
-        let is_attached = is_served && map.exists();
-        let mode = if is_attached { ReadMode::Attached(&map) } else { ReadMode::Idle(0) };
+        let mode = if is_served { ReadMode::PerhapsAttached(&map) } else { ReadMode::Idle(0) };
         Layer::open_for_reading(&self.path, &self.superblock(), self.keys(), mode)
     }
 }
@@ -96,16 +94,21 @@ impl SideFileKey {
 /// Removes block maps that a killed writer left in shared memory: a reader would
 /// take them for those of the writer that comes now. The session's lock is held.
 pub(crate) fn forget_old_maps(place: &Place) -> Result<()> {
-    let folder = place.side_files();
-    let what = || format!("reading {}", folder.display());
-    let entries = match std::fs::read_dir(&folder) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
-        entries => entries.context(what)?,
-    };
-    for entry in entries {
-        let name = entry.context(what)?.file_name();
-        if let Some(Ok(id)) = name.to_str().map(LayerId::parse) {
-            remove_file(&map_path(&id))?;
+    for folder in [place.side_files(), place.client_files()] {
+        let what = || format!("reading {}", folder.display());
+        let entries = match std::fs::read_dir(&folder) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
+            entries => entries.context(what)?,
+        };
+        for entry in entries {
+            let path = entry.context(what)?.path();
+            // Layers are called ID in the one folder and ID.layer in the other.
+            let is_layer = path.extension().is_none_or(|extension| extension == "layer");
+            let id = path.file_stem().and_then(|name| name.to_str()).map(LayerId::parse);
+            if let (true, Some(Ok(id))) = (is_layer, id) {
+                remove_file(&map_path(&id))?;
+                Layer::forget_private_map(&path);
+            }
         }
     }
     Ok(())
@@ -138,13 +141,6 @@ impl SideFile {
             file.written()?;
         }
         Ok(file)
-    }
-
-    /// Ends the layer's thread and waits for it.
-    pub(crate) fn stop_ahead(&self) {
-        if let Some(written) = self.written.get() {
-            written.stop_ahead();
-        }
     }
 
     fn written(&self) -> Result<&LayeredDisk> {

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
+use std::time::{Duration, UNIX_EPOCH};
 
 use coldrise_block::{Disk, Error, ErrorKind};
 use coldrise_session::{
@@ -145,7 +146,41 @@ fn what_was_flushed_is_there_after_a_kill() {
     assert_eq!(large.size_bytes(), 3 * MIB + 3);
     let content = read_all(&*large);
     assert!(content.ends_with(b"far") && content[..3 << 20].iter().all(|byte| *byte == 0));
-    assert_eq!(place.stored(), 3, "the list, a content, a layer: the rest is tidied away");
+    assert_eq!(place.stored(), 2, "the list and a layer: the rest is tidied away");
+}
+
+#[test]
+fn a_short_content_stands_in_the_list() {
+    let place = place();
+    let repository = place.open();
+    publish(&repository, &place.point, Some(name())).unwrap();
+    let session = Session::open(&repository, &name()).unwrap();
+    let lock = make(&session, "lock", &[7; 84]);
+    assert_eq!(place.stored(), 1, "nothing but the list");
+    let log = make(&session, "log", &[8; 84]);
+    let files = reader(&place.open());
+    let seen = files.file(log).unwrap();
+    assert_eq!(read_all(&*seen), [8; 84]);
+    let file = session.files().file(log).unwrap();
+    file.write_at(&[9; 300], 0).unwrap();
+    file.flush().unwrap();
+    assert_eq!(place.stored(), 2, "it has become too long");
+    assert_eq!(read_all(&*seen), [9; 300]);
+    let long_ago = UNIX_EPOCH + Duration::from_secs(1_000_000);
+    session.files().set(lock, None, Some(long_ago)).unwrap();
+    // A document that the list does not name yet is no content.
+    let unnamed = place.files().join(format!("{:032x}", lock.as_u128()));
+    std::fs::write(&unnamed, b"half").unwrap();
+    drop(file);
+    kill(session);
+
+    let session = Session::open(&repository, &name()).unwrap();
+    assert!(!unnamed.exists());
+    let file = session.files().file(lock).unwrap();
+    assert_eq!((read_all(&*file), file.modified()), (vec![7; 84], long_ago));
+    assert_eq!(read_all(&*session.files().file(log).unwrap()), [9; 300]);
+    session.files().remove(ROOT, "lock", Removal::Any).unwrap();
+    assert_eq!(file.read_at(&mut [0], 0).unwrap_err().kind(), ErrorKind::NotFound);
 }
 
 #[test]
@@ -158,6 +193,8 @@ fn a_file_grows_into_a_layer_and_shrinks_in_it() {
     let file = session.files().file(id).unwrap();
     let kind = || session.files().tree().get(id).unwrap().kind;
     file.set_size_bytes(MIB).unwrap();
+    assert!(matches!(kind(), FileKind::Listed { .. }));
+    file.flush().unwrap();
     assert_eq!(kind(), FileKind::Small);
     file.write_at(b"beyond", MIB - 2).unwrap();
     assert!(matches!(kind(), FileKind::Large { .. }));
@@ -356,7 +393,7 @@ fn what_is_missing_or_changed_is_damage() {
     let repository = place.open();
     publish(&repository, &place.point, Some(name())).unwrap();
     let session = Session::open(&repository, &name()).unwrap();
-    let (first, second) = (make(&session, "first", b"1"), make(&session, "second", b"2"));
+    let (first, second) = (make(&session, "first", &[1; 300]), make(&session, "second", &[2; 300]));
     drop(session);
     let files: Vec<_> = std::fs::read_dir(place.files())
         .unwrap()
@@ -412,7 +449,7 @@ fn verify_names_what_cannot_be_read() {
     publish(&repository, &place.point, Some(name())).unwrap();
     let session = Session::open(&repository, &name()).unwrap();
     make(&session, "good", b"1");
-    let bad = make(&session, "bad", b"2");
+    let bad = make(&session, "bad", &[2; 300]);
     let point = session.seal().unwrap().point;
     let damaged = || -> Vec<String> {
         let inventory = Inventory::take(&place.open(), &AtomicBool::new(false)).unwrap();

@@ -247,13 +247,15 @@ fn nothing_is_deleted_where_not_all_that_is_in_use_can_be_told() {
     std::fs::write(&file, sound).unwrap();
 
     let held = Held::session(&repository, "test", &session).unwrap();
-    let lease = std::fs::read_dir(repository.leases_dir()).unwrap().next().unwrap().unwrap();
-    let sound = std::fs::read(lease.path()).unwrap();
-    std::fs::write(lease.path(), b"").unwrap();
+    let leases = std::fs::read_dir(repository.leases_dir()).unwrap();
+    let lease = leases.map(|entry| entry.unwrap().path()).find(|path| !path.ends_with("lock"));
+    let lease = lease.unwrap();
+    let sound = std::fs::read(&lease).unwrap();
+    std::fs::write(&lease, b"").unwrap();
     let error = place.gc().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Corrupt);
     assert!(error.full_message().contains("lease-"), "{error:?}");
-    std::fs::write(lease.path(), sound).unwrap();
+    std::fs::write(&lease, sound).unwrap();
     drop(held);
     assert_eq!(place.gc().unwrap().0.chunks, 256);
 }

@@ -181,7 +181,7 @@ fn the_serving_process_seals_when_it_is_asked() {
     vda.write_at(&[3; 4096], 0).unwrap();
 
     let asking = place.open();
-    let point = seal(&asking, &name("trial")).unwrap().point;
+    let point = seal(&asking, &name("trial"), PATIENCE).unwrap().point;
     vda.write_at(&[4; 4096], 0).unwrap();
     let mut expected = content(1);
     expected[..4096].fill(3);

@@ -18,6 +18,7 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use zeroize::Zeroizing;
 
+use crate::file_system::refuse_shared;
 use crate::keys::{GuessCost, Key, KeySlot, Keys};
 use crate::{hex, markers, Compression, Passphrase};
 
@@ -28,10 +29,11 @@ pub const MAX_CHUNK_SIZE_BYTES: u32 = 256 << 10;
 
 pub(crate) const FILE_NAME: &str = "repository.json";
 pub(crate) const TEMPORARY_NAME: &str = "repository.json.new";
+pub(crate) const LOCK_NAME: &str = "repository.lock";
 const FORMAT: &str = "coldrise repository";
 const FORMAT_VERSION: u32 = 2;
 const MAX_FILE_BYTES: u64 = 64 << 10;
-/// How long to wait for another process that changes the repository's directory.
+/// How long to wait for another process that changes what stands beside the parts.
 const PATIENCE: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(5);
 /// Passphrases of one repository.
@@ -208,9 +210,12 @@ impl Description {
     /// Reads and checks `repository.json`.
     ///
     /// # Errors
-    /// `NoRepository`, `Unsupported` for another version, `Corrupt` for
-    /// anything that Coldrise did not write.
+    /// `NoRepository`, `Unsupported` for another version and on a file system of several
+    /// hosts, `Corrupt` for anything that Coldrise did not write.
     pub(crate) fn read(repository: &Path) -> Result<Self> {
+        for place in std::iter::once(repository.to_owned()).chain(parts(repository)) {
+            refuse_shared(&place)?;
+        }
         let path = repository.join(FILE_NAME);
         let file = std::fs::File::open(&path).map_err(|error| match error.kind() {
             // An interrupted init leaves a database, and nothing that stands for a point.
@@ -319,17 +324,21 @@ fn to_json<T: Serialize>(value: &T) -> Result<Vec<u8>> {
         .map_err(|e| Error::with_source(ErrorKind::Internal, "describing the repository", e))
 }
 
-/// Locks a repository's directory against others that change what stands beside its parts.
+/// Locks what stands beside the parts of a repository: its description, the passphrases, the
+/// number of the NFS server. The lock is a file: that of a directory may end at this host.
 ///
 /// # Errors
 /// `Busy` where another process keeps it locked for too long: it `does` that.
-pub(crate) fn lock_directory(repository: &Path, does: &str) -> Result<File> {
-    let what = || format!("locking {}", repository.display());
-    let directory = File::open(repository).context(what)?;
+pub fn lock_repository(repository: &Path, does: &str) -> Result<File> {
+    let path = repository.join(LOCK_NAME);
+    let what = || format!("locking {}", path.display());
+    let mut options = std::fs::OpenOptions::new();
+    let file = options.write(true).create(true).truncate(false).mode(0o600).open(&path);
+    let file = file.context(what)?;
     let start = Instant::now();
     loop {
-        match flock(&directory, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => return Ok(directory),
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(file),
             Err(Errno::WOULDBLOCK | Errno::INTR) => {
                 if start.elapsed() >= PATIENCE {
                     let message =
@@ -380,7 +389,15 @@ fn check_chunk_size(bytes: u32) -> Result<()> {
     ))
 }
 
-/// Where the parts of a repository lie.
+/// The directories of a repository.
+pub(crate) const PARTS: [&str; 5] = ["db", "live", "leases", "layers", "markers"];
+
+/// Where they lie.
+pub(crate) fn parts(repository: &Path) -> impl Iterator<Item = PathBuf> + '_ {
+    PARTS.iter().map(|part| repository.join(part))
+}
+
+/// Where the database lies.
 pub(crate) fn database_path(repository: &Path) -> PathBuf {
     repository.join("db")
 }

@@ -115,12 +115,11 @@ pub struct LayerReference {
     pub id: LayerId,
     /// Sequence number of the last write that was sealed into the point.
     pub sealed_sequence: u64,
-    /// Slots in use when it was sealed: the file reaches at least that far.
+    /// Slots in use when it was sealed: each of them holds a record.
     pub sealed_slots: u32,
-    /// Records in it when it was sealed, zero cells included, modulo 2^32: none may be
-    /// missing. 0 where it is not known.
+    /// Cells in it when it was sealed: none may be missing.
     #[serde(default, skip_serializing_if = "is_zero")]
-    pub sealed_records: u32,
+    pub sealed_cells: u32,
 }
 
 fn is_zero(number: &u32) -> bool {

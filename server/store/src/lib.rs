@@ -28,11 +28,13 @@ mod dedup;
 mod description;
 mod documents;
 mod file_list;
+mod file_system;
 mod hex;
 mod horizon;
 mod keep_up;
 mod keys;
 mod log_directory;
+mod machine_claim;
 mod map;
 mod markers;
 mod memory;
@@ -60,13 +62,14 @@ pub use address::{Address, PointSelector, MAX_LATEST};
 pub use attribution::{Holdings, MachineAttribution, PointAttribution, Share};
 pub use chunked_disk::{diff, ChunkedDisk};
 pub use compression::Compression;
-pub use description::{RepositoryId, MAX_CHUNK_SIZE_BYTES, MIN_CHUNK_SIZE_BYTES};
+pub use description::{lock_repository, RepositoryId, MAX_CHUNK_SIZE_BYTES, MIN_CHUNK_SIZE_BYTES};
 pub use documents::{
     Configuration, DiskDocument, LayerId, LayerReference, PointDocument, PointFiles, PointOrigin,
     Quarantine, MAX_CONFIGURATION_BYTES, MAX_DISKS, MAX_LAYERS,
 };
 pub use horizon::Horizon;
 pub use keep_up::KeepUp;
+pub use machine_claim::MachineClaim;
 pub use map::MapRoot;
 pub use markers::PendingMarker;
 pub use memory::default_cache_bytes;
@@ -87,4 +90,6 @@ pub use verify::{
     Affected, CatalogDamage, Coverage, Damaged, RecentDisks, VerifiedDisk, VerifyOptions,
     VerifyProgress, VerifyReport,
 };
-pub use writer::{DiskWriter, RepositoryWriter, WriteCounts, WriteOptions};
+pub use writer::{
+    BackupTarget, DiskTarget, DiskWriter, RepositoryWriter, WriteCounts, WriteOptions,
+};

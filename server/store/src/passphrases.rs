@@ -3,7 +3,7 @@
 //!
 //! A change replaces `repository.json` whole (synced, renamed, synced), so a crash
 //! leaves the old passphrases or the new ones. Changes exclude each other by a
-//! lock on the repository's directory; nothing else is locked out, because what
+//! lock on a file of the repository; nothing else is locked out, because what
 //! is open has the master key already.
 //!
 //! To remove or change a passphrase does not change the master key: whoever had
@@ -16,7 +16,7 @@ use std::time::Duration;
 use coldrise_block::{Error, ErrorKind, Result};
 use zeroize::Zeroizing;
 
-use crate::description::{lock_directory, Description, MAX_KEY_SLOTS};
+use crate::description::{lock_repository, Description, MAX_KEY_SLOTS};
 use crate::keys::{GuessCost, Key, KeySlot};
 use crate::{KeyLabel, Passphrase, PassphraseSource};
 
@@ -160,7 +160,7 @@ fn change(
 ) -> Result<Vec<PassphraseEntry>> {
     // Without a repository there is nothing to lock.
     Description::read(repository)?;
-    let _lock = lock_directory(repository, "another process changes its passphrases")?;
+    let _lock = lock_repository(repository, "another process changes its passphrases")?;
     let mut description = Description::read(repository)?;
     let (master, opened) = open(&description, given)?;
     let opened = edit(&mut description, &master, opened)?;

@@ -22,8 +22,10 @@ use crate::cache::{ChunkCache, PageCache};
 use crate::chunk::{ChunkCodec, ChunkId};
 use crate::chunked_disk::ChunkedDisk;
 use crate::description::{
-    database_path, lock_directory, sync_directory, Description, FILE_NAME, TEMPORARY_NAME,
+    database_path, lock_repository, parts, sync_directory, Description, FILE_NAME, LOCK_NAME,
+    PARTS, TEMPORARY_NAME,
 };
+use crate::file_system::refuse_shared;
 use crate::keys::{Key, Keys};
 use crate::log_directory::LogDirectory;
 use crate::map::{parse_page_value, MapRoot, Page, PageId, PageSource};
@@ -99,7 +101,8 @@ impl Repository {
     ///
     /// # Errors
     /// `AlreadyExists` where there is a repository or anything foreign, `Busy` where another
-    /// process is about to make one, for too long,
+    /// process is about to make one, for too long, `Unsupported` on a file system that
+    /// several hosts can mount,
     /// `InvalidInput` for a chunk size or compression that is not possible.
     pub fn init(path: &Path, options: &InitOptions<'_>) -> Result<()> {
         Self::init_with_guess_time(path, options, None)
@@ -115,6 +118,10 @@ impl Repository {
         options: &InitOptions<'_>,
         guess_time: Option<Duration>,
     ) -> Result<()> {
+        // Where it is going to be made: what is there of the way to it tells the type.
+        let absolute = std::path::absolute(path).context(|| path.display().to_string())?;
+        let there = absolute.ancestors().find(|place| place.exists());
+        there.map(refuse_shared).transpose()?;
         let description = Description::create(
             options.chunk_size_bytes,
             options.compression,
@@ -123,10 +130,17 @@ impl Repository {
         )?;
         make_directory(path)?;
         // Another init would take what this one has made for what a killed one left.
-        let _lock = lock_directory(path, "another process makes it into a repository")?;
-        clear_half_made(path)?;
-        for part in PARTS {
-            make_directory(&path.join(part))?;
+        half_made(path)?;
+        let _lock = lock_repository(path, "another process makes it into a repository")?;
+        for (part, is_dir) in half_made(path)? {
+            let removed = match is_dir {
+                true => std::fs::remove_dir_all(&part),
+                false => std::fs::remove_file(&part),
+            };
+            removed.context(|| format!("removing the half-made {}", part.display()))?;
+        }
+        for part in parts(path) {
+            make_directory(&part)?;
         }
         let log = LogDirectory::create()?;
         drop(Database::open_primary(&database_path(path), log.path(), true)?);
@@ -369,13 +383,10 @@ impl PageSource for Repository {
     }
 }
 
-/// The directories of a repository.
-const PARTS: [&str; 5] = ["db", "live", "leases", "layers", "markers"];
-
 /// Whoever copies a repository may leave empty directories out. What has to be in them and is
 /// missing verify tells.
 fn make_missing_parts(path: &Path) {
-    for part in PARTS.iter().map(|part| path.join(part)) {
+    for part in parts(path) {
         // Anything else that is wrong with it shows when it is used.
         if matches!(part.try_exists(), Ok(false)) {
             match make_directory(&part) {
@@ -395,8 +406,8 @@ fn make_directory(path: &Path) -> Result<()> {
     }
 }
 
-/// Removes what a killed `init` left; refuses everything else.
-fn clear_half_made(path: &Path) -> Result<()> {
+/// What a killed `init` left, and whether that is a directory. Anything else is refused.
+fn half_made(path: &Path) -> Result<Vec<(PathBuf, bool)>> {
     let taken = |what: &str| {
         Err(Error::new(
             ErrorKind::AlreadyExists,
@@ -413,6 +424,9 @@ fn clear_half_made(path: &Path) -> Result<()> {
         let name = entry.file_name();
         let is_part = PARTS.iter().any(|part| name == **part);
         let kind = entry.file_type().context(reading)?;
+        if name == LOCK_NAME && kind.is_file() {
+            continue;
+        }
         if !(is_part && kind.is_dir() || name == TEMPORARY_NAME && kind.is_file()) {
             return taken("holds other files");
         }
@@ -428,12 +442,7 @@ fn clear_half_made(path: &Path) -> Result<()> {
             return taken("holds other files");
         }
     }
-    for (part, is_dir) in half_made {
-        let removed =
-            if is_dir { std::fs::remove_dir_all(&part) } else { std::fs::remove_file(&part) };
-        removed.context(|| format!("removing the half-made {}", part.display()))?;
-    }
-    Ok(())
+    Ok(half_made)
 }
 
 /// True where a directory holds nothing but what RocksDB puts into an empty

@@ -79,6 +79,14 @@ impl StoreState {
         database.flush()
     }
 
+    /// The same for what a gc beside a disk has left to be counted.
+    pub(crate) fn count_after_gc(&mut self, repository: &Repository) {
+        // Counters that count too much do no harm until the next gc.
+        if let Err(error) = self.count_anew(repository) {
+            tracing::warn!(error = %error.full_message(), "chunks were not counted anew");
+        }
+    }
+
     /// Adds the state to `batch`.
     pub(crate) fn put(&self, repository: &Repository, batch: &mut Batch<'_>) -> Result<()> {
         let fields = [

@@ -107,13 +107,6 @@ fn there_is_one_writer_and_any_number_of_readers() {
     let second = RepositoryWriter::open(&store.path(), &store.source, &OpenOptions::default());
     assert_eq!(second.err().unwrap().kind(), ErrorKind::Busy);
 
-    let options = WriteOptions { threads: 1 };
-    let disk = writer.disk_writer(None, 4096, options).unwrap();
-    let second = writer.disk_writer(None, 4096, options).err().unwrap();
-    assert_eq!(second.kind(), ErrorKind::Busy);
-    drop(disk);
-    drop(writer.disk_writer(None, 4096, options).unwrap());
-
     // The repository of a writer keeps the lock as long as it lives.
     let repository = writer.repository().clone();
     drop(writer);

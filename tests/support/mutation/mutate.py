@@ -8,6 +8,7 @@ import shutil
 
 # Files whose loss or change nothing can suffer from, and why nothing is mutated there.
 EXCEPTED = {
+    "repository.lock": "empty; only locked",
     "writer.lock": "empty; only locked",
     "live/lock": "empty; only locked",
     "live/*/lock": "empty; only locked",

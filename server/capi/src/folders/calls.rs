@@ -1,15 +1,13 @@
 //! Opening the repository, and how every call on a node is run.
 
-use super::forget::ForgetCallback;
-use super::node::OpenNode;
-use super::{FoldersHandle, Shared};
+use super::{FoldersHandle, NodeHandle};
 use crate::guard::{c_str, defect, guarded, null};
-use crate::message::{fail, fail_with};
+use crate::message::{c_string, fail, fail_with};
 use crate::repository::{open_repository, Given, Options};
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_export::{Folders, TreeOptions};
+use coldrise_nfs::{AttributeWatcher, Datastore, MissingName, OpenNode};
 use std::ffi::{c_char, c_int, c_void, OsStr};
-use std::mem::ManuallyDrop;
 use std::os::unix::ffi::OsStrExt;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::path::Path;
@@ -18,6 +16,9 @@ use std::time::Duration;
 
 /// `COLDRISE_FOLDERS_READ_ONLY` of the header.
 pub const FOLDERS_READ_ONLY: u32 = 1 << 0;
+
+/// `coldrise_forget_callback` of the header.
+pub type ForgetCallback = unsafe extern "C" fn(*mut c_void, *const c_void, usize);
 
 /// `struct coldrise_space` of the header.
 #[repr(C)]
@@ -30,28 +31,46 @@ pub struct SpaceOfFolders {
     pub available_bytes: u64,
 }
 
+/// A host's context, which it keeps valid as long as it may be used, from any thread.
+#[derive(Clone, Copy)]
+pub(super) struct Context(*mut c_void);
+
+// SAFETY: the host promises that it may be used from any thread.
+unsafe impl Send for Context {}
+// SAFETY: as before.
+unsafe impl Sync for Context {}
+
+impl Context {
+    /// # Safety
+    /// `context` may be used from any thread as long as whatever takes this needs it.
+    pub(super) unsafe fn new(context: *mut c_void) -> Context {
+        Context(context)
+    }
+
+    pub(super) fn get(self) -> *mut c_void {
+        self.0
+    }
+}
+
 /// Runs an entry on a node; a panic stops what is open of it for good.
 ///
 /// # Safety
 /// `node` is NULL or came from this library and is not released before this returns.
 #[inline]
 pub(super) unsafe fn on_node(
-    node: *const OpenNode,
+    node: *const NodeHandle,
     call: impl FnOnce(&Arc<OpenNode>) -> Result<c_int>,
 ) -> c_int {
-    if node.is_null() {
-        return fail(&null("the node"));
-    }
-    // SAFETY: made by Arc::into_raw, and C's share of it is not given back here.
-    let node = ManuallyDrop::new(unsafe { Arc::from_raw(node) });
+    // SAFETY: the caller's promise.
+    let Some(handle) = (unsafe { node.as_ref() }) else { return fail(&null("the node")) };
+    let node = &handle.node;
     // Unwind safe: after a panic the open files refuse every call.
-    match catch_unwind(AssertUnwindSafe(|| call(&node))) {
+    match catch_unwind(AssertUnwindSafe(|| call(node))) {
         Ok(Ok(value)) => value,
-        Ok(Err(error)) => refuse(&node, &error),
+        Ok(Err(error)) => refuse(node, &error),
         Err(panic) => {
             node.poison();
-            let path = node.path().to_string_lossy();
-            fail_with(libc::EIO, &format!("{path}: {}", defect(panic)))
+            fail_with(libc::EIO, &format!("{}: {}", node.path(), defect(panic)))
         }
     }
 }
@@ -59,7 +78,7 @@ pub(super) unsafe fn on_node(
 /// What is not there any more is stale, and what cannot be written among a session's
 /// files is a matter of permissions.
 #[cold]
-fn refuse(node: &OpenNode, error: &Error) -> c_int {
+pub(super) fn refuse(node: &OpenNode, error: &Error) -> c_int {
     match error.kind() {
         ErrorKind::NotFound => fail_with(libc::ESTALE, &error.full_message()),
         ErrorKind::ReadOnly if node.is_live() => fail_with(libc::EACCES, &error.full_message()),
@@ -67,23 +86,34 @@ fn refuse(node: &OpenNode, error: &Error) -> c_int {
     }
 }
 
+/// The folder is there: what is missing is a name in it.
+#[cold]
+pub(super) fn refuse_name(missing: &MissingName) -> c_int {
+    fail_with(libc::ENOENT, &missing.0.full_message())
+}
+
 /// # Safety
 /// `folders` is NULL or open during the lifetime that the caller picks.
-pub(super) unsafe fn shared<'a>(folders: *const FoldersHandle) -> Result<&'a Arc<Shared>> {
+pub(super) unsafe fn datastore<'a>(folders: *const FoldersHandle) -> Result<&'a Datastore> {
     // SAFETY: the caller's promise.
     let handle = unsafe { folders.as_ref() }.ok_or_else(|| null("the folders"))?;
-    handle.shared.check()?;
-    Ok(&handle.shared)
+    Ok(&handle.datastore)
+}
+
+/// A node for C, which has to be released.
+pub(super) fn into_raw(node: Arc<OpenNode>) -> *mut NodeHandle {
+    let path = c_string(node.path());
+    Box::into_raw(Box::new(NodeHandle { node, path }))
 }
 
 /// # Safety
 /// `place` is NULL or can be written.
-pub(super) unsafe fn give(node: Arc<OpenNode>, place: *mut *mut OpenNode) -> Result<c_int> {
+pub(super) unsafe fn give(node: Arc<OpenNode>, place: *mut *mut NodeHandle) -> Result<c_int> {
     if place.is_null() {
         return Err(null("the place for the node"));
     }
     // SAFETY: not NULL, and writable as the caller promises.
-    unsafe { place.write(Arc::into_raw(node).cast_mut()) };
+    unsafe { place.write(into_raw(node)) };
     Ok(0)
 }
 
@@ -113,10 +143,11 @@ pub unsafe extern "C" fn coldrise_folders_open(
         // SAFETY: the caller's promise, and the path is used during the call only.
         let repository =
             open_repository(unsafe { file_path("the repository's path", path) }?, &given)?;
-        let mounted_at = match mounted_at.is_null() {
-            true => None,
+        let mounted_at = if mounted_at.is_null() {
+            None
+        } else {
             // SAFETY: as before.
-            false => Some(unsafe { file_path("the root's path", mounted_at) }?),
+            Some(unsafe { file_path("the root's path", mounted_at) }?)
         };
         let options = TreeOptions {
             program: &given.program,
@@ -124,7 +155,8 @@ pub unsafe extern "C" fn coldrise_folders_open(
             folder: mounted_at,
         };
         let opened = Folders::new(&repository, &options, flags & FOLDERS_READ_ONLY != 0)?;
-        let handle = FoldersHandle::new(opened, Duration::from_millis(u64::from(idle_ms)))?;
+        let datastore = Datastore::new(opened, Duration::from_millis(u64::from(idle_ms)))?;
+        let handle = FoldersHandle { datastore };
         // SAFETY: not NULL, and writable as the caller promises.
         unsafe { folders.write(Box::into_raw(Box::new(handle))) };
         Ok(0)
@@ -151,7 +183,7 @@ pub unsafe extern "C" fn coldrise_folders_close(folders: *mut FoldersHandle) {
     }
     // SAFETY: made by Box::into_raw, and given back once.
     let handle = unsafe { Box::from_raw(folders) };
-    if let Err(panic) = catch_unwind(AssertUnwindSafe(|| handle.end())) {
+    if let Err(panic) = catch_unwind(AssertUnwindSafe(|| handle.datastore.end())) {
         fail_with(libc::EIO, &defect(panic));
     }
 }
@@ -169,7 +201,14 @@ pub unsafe extern "C" fn coldrise_folders_watch(
 ) {
     // SAFETY: the caller's promise.
     if let Some(handle) = unsafe { folders.as_ref() } {
-        handle.shared.remembering.watch(callback.map(|callback| (callback, context)));
+        // SAFETY: the caller's promise.
+        let context = unsafe { Context::new(context) };
+        handle.datastore.watch(callback.map(|callback| -> AttributeWatcher {
+            Box::new(move |handle| {
+                // SAFETY: the caller's promise; taking the callback back waits for this call.
+                unsafe { callback(context.get(), handle.as_ptr().cast(), handle.len()) }
+            })
+        }));
     }
 }
 
@@ -184,7 +223,7 @@ pub unsafe extern "C" fn coldrise_folders_space(
 ) -> c_int {
     guarded(|| {
         // SAFETY: the caller's promise.
-        let found = unsafe { shared(folders) }?.folders.space()?;
+        let found = unsafe { datastore(folders) }?.space()?;
         if space.is_null() {
             return Err(null("the place for the space"));
         }

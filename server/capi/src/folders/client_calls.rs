@@ -1,14 +1,13 @@
 //! Making, removing and renaming what clients keep in sessions.
 
-use super::calls::{give, on_node};
-use super::node::OpenNode;
+use super::calls::{give, on_node, refuse_name};
+use super::NodeHandle;
 use crate::guard::{bytes, c_str, null};
 use crate::message::fail_with;
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_export::{Creation, NodeType, Removal};
+use coldrise_export::Creation;
+use coldrise_nfs::Named;
 use std::ffi::{c_char, c_int, c_void};
-use std::mem::ManuallyDrop;
-use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
 /// `COLDRISE_VERIFIER_BYTES` of the header.
@@ -31,7 +30,6 @@ pub struct NodeChanges {
 const CHANGE_MODE: u32 = 1 << 0;
 /// `COLDRISE_CHANGE_MODIFIED` of the header.
 const CHANGE_MODIFIED: u32 = 1 << 1;
-const PERMISSIONS: u32 = 0o7777;
 
 /// # Safety
 /// As for [`c_str`].
@@ -42,36 +40,8 @@ unsafe fn name_of<'a>(name: *const c_char) -> Result<&'a str> {
     name.to_str().map_err(|_| Error::new(ErrorKind::InvalidInput, text))
 }
 
-/// Runs a call that changes a folder, which keeps its session open for a while.
-///
-/// # Safety
-/// As for [`on_node`].
-unsafe fn in_folder(
-    folder: *const OpenNode,
-    call: impl FnOnce(&Arc<OpenNode>) -> Result<c_int>,
-) -> c_int {
-    // SAFETY: passed on to the caller.
-    unsafe {
-        on_node(folder, |folder| {
-            if folder.node_type() != NodeType::Folder {
-                return Ok(fail_with(libc::ENOTDIR, "no folder"));
-            }
-            if folder.node().takes_files() {
-                folder.file(true)?;
-            }
-            call(folder)
-        })
-    }
-}
-
-/// The folder is there, as was seen: what is missing is a name in it.
-fn named(done: Result<()>) -> Result<c_int> {
-    match done {
-        Err(error) if error.kind() == ErrorKind::NotFound => {
-            Ok(fail_with(libc::ENOENT, &error.full_message()))
-        }
-        done => done.map(|()| 0),
-    }
+fn named(done: Named<()>) -> c_int {
+    done.map_or_else(|missing| refuse_name(&missing), |()| 0)
 }
 
 /// `coldrise_node_create` of the header.
@@ -81,16 +51,16 @@ fn named(done: Result<()>) -> Result<c_int> {
 /// 8 bytes; `node` can be written.
 #[no_mangle]
 pub unsafe extern "C" fn coldrise_node_create(
-    folder: *const OpenNode,
+    folder: *const NodeHandle,
     name: *const c_char,
     how: c_int,
     verifier: *const c_void,
     mode: u32,
-    node: *mut *mut OpenNode,
+    node: *mut *mut NodeHandle,
 ) -> c_int {
     // SAFETY: the caller's promise.
     unsafe {
-        in_folder(folder, |folder| {
+        on_node(folder, |folder| {
             let how = match how {
                 1 => Creation::Unchecked,
                 2 => Creation::Guarded,
@@ -104,9 +74,7 @@ pub unsafe extern "C" fn coldrise_node_create(
                     return Err(Error::new(ErrorKind::InvalidInput, text));
                 }
             };
-            let name = name_of(name)?;
-            let made = folder.folders().create(folder.node(), name, how, mode & PERMISSIONS)?;
-            give(folder.child(made), node)
+            give(folder.create(name_of(name)?, how, mode)?, node)
         })
     }
 }
@@ -117,19 +85,13 @@ pub unsafe extern "C" fn coldrise_node_create(
 /// `folder` is not released and `name` valid during the call; `node` can be written.
 #[no_mangle]
 pub unsafe extern "C" fn coldrise_node_make_folder(
-    folder: *const OpenNode,
+    folder: *const NodeHandle,
     name: *const c_char,
     mode: u32,
-    node: *mut *mut OpenNode,
+    node: *mut *mut NodeHandle,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe {
-        in_folder(folder, |folder| {
-            let name = name_of(name)?;
-            let made = folder.folders().make_folder(folder.node(), name, mode & PERMISSIONS)?;
-            give(folder.child(made), node)
-        })
-    }
+    unsafe { on_node(folder, |folder| give(folder.make_folder(name_of(name)?, mode)?, node)) }
 }
 
 /// `coldrise_node_remove` of the header.
@@ -138,15 +100,11 @@ pub unsafe extern "C" fn coldrise_node_make_folder(
 /// `folder` is not released and `name` valid during the call.
 #[no_mangle]
 pub unsafe extern "C" fn coldrise_node_remove(
-    folder: *const OpenNode,
+    folder: *const NodeHandle,
     name: *const c_char,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe {
-        in_folder(folder, |folder| {
-            named(folder.folders().remove(folder.node(), name_of(name)?, Removal::Any))
-        })
-    }
+    unsafe { on_node(folder, |folder| folder.remove(name_of(name)?).map(named)) }
 }
 
 /// `coldrise_node_rename` of the header.
@@ -155,26 +113,20 @@ pub unsafe extern "C" fn coldrise_node_remove(
 /// The folders are not released and the names valid during the call.
 #[no_mangle]
 pub unsafe extern "C" fn coldrise_node_rename(
-    folder: *const OpenNode,
+    folder: *const NodeHandle,
     name: *const c_char,
-    new_folder: *const OpenNode,
+    new_folder: *const NodeHandle,
     new_name: *const c_char,
 ) -> c_int {
     // SAFETY: the caller's promise.
     unsafe {
-        in_folder(folder, |folder| {
-            if new_folder.is_null() {
-                return Err(null("the new folder"));
-            }
-            // Made by Arc::into_raw, and C's share of it is not given back here.
-            let other = ManuallyDrop::new(Arc::from_raw(new_folder));
-            other.check()?;
-            let (name, new_name) = (name_of(name)?, name_of(new_name)?);
-            match folder.folders().rename(folder.node(), name, other.node(), new_name) {
+        on_node(folder, |folder| {
+            let new_folder = new_folder.as_ref().ok_or_else(|| null("the new folder"))?;
+            match folder.rename(name_of(name)?, &new_folder.node, name_of(new_name)?) {
                 Err(error) if error.kind() == ErrorKind::Unsupported => {
                     Ok(fail_with(libc::EXDEV, &error.full_message()))
                 }
-                done => named(done),
+                done => done.map(named),
             }
         })
     }
@@ -186,30 +138,20 @@ pub unsafe extern "C" fn coldrise_node_rename(
 /// `node` is not released and `changes` valid during the call.
 #[no_mangle]
 pub unsafe extern "C" fn coldrise_node_change(
-    node: *const OpenNode,
+    node: *const NodeHandle,
     changes: *const NodeChanges,
 ) -> c_int {
     // SAFETY: the caller's promise.
     unsafe {
         on_node(node, |node| {
             let changes = changes.as_ref().ok_or_else(|| null("the changes"))?;
-            node.check()?;
-            let mode = (changes.what & CHANGE_MODE != 0).then_some(changes.mode & PERMISSIONS);
+            let mode = (changes.what & CHANGE_MODE != 0).then_some(changes.mode);
             let modified = (changes.what & CHANGE_MODIFIED != 0).then(|| {
                 // What was before 1970 is shown as from then.
                 let seconds = u64::try_from(changes.modified_s).unwrap_or(0);
                 UNIX_EPOCH + Duration::new(seconds, changes.modified_ns.min(999_999_999))
             });
-            if !node.node().is_of_clients() {
-                // Programs that copy insist, and it is no use to them to be refused.
-                return Ok(0);
-            }
-            if node.node_type() == NodeType::File {
-                node.file(true)?;
-            }
-            let changed = node.folders().set(node.node(), mode, modified);
-            node.has_changed();
-            changed.map(|()| 0)
+            node.change(mode, modified).map(|()| 0)
         })
     }
 }

@@ -1,24 +1,89 @@
 //! Files: what is read and written.
 
-use super::calls::on_node;
-use super::later::{self, DoneCallback, Task};
-use super::node::OpenNode;
+use super::calls::{on_node, refuse, Context};
+use super::NodeHandle;
 use crate::guard::{bytes, bytes_mut, null};
 use crate::message::fail_with;
-use coldrise_block::{would_wait, ErrorKind};
+use coldrise_block::{ErrorKind, Result};
+use coldrise_nfs::{OpenError, OpenNode, OpenResult, Share, ShareDenied};
 use std::ffi::{c_int, c_void};
-use std::mem::ManuallyDrop;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::Arc;
+
+/// `coldrise_task_callback` of the header.
+pub type Task = unsafe extern "C" fn(*mut c_void);
+/// `coldrise_done_callback` of the header.
+pub type DoneCallback = unsafe extern "C" fn(*mut c_void, c_int);
+
+/// What an open that was refused leaves behind.
+fn opened(file: &OpenNode, result: OpenResult) -> Result<c_int> {
+    match result {
+        Ok(()) => Ok(0),
+        Err(OpenError::Failed(error)) => Err(error),
+        Err(OpenError::Denied(denied)) => Ok(refuse_share(file, denied)),
+    }
+}
+
+fn refuse_share(file: &OpenNode, denied: ShareDenied) -> c_int {
+    fail_with(libc::ETXTBSY, &format!("{}: {denied}", file.path()))
+}
 
 /// `coldrise_node_open` of the header.
 ///
 /// # Safety
 /// `file` is not released during the call.
 #[no_mangle]
-pub unsafe extern "C" fn coldrise_node_open(file: *const OpenNode, for_writing: c_int) -> c_int {
+pub unsafe extern "C" fn coldrise_node_open(file: *const NodeHandle, share: u32) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { on_node(file, |file| file.pin(for_writing != 0).map(|()| 0)) }
+    unsafe { on_node(file, |file| opened(file, file.open(Share::of_bits(share)))) }
+}
+
+/// `coldrise_node_reopen` of the header.
+///
+/// # Safety
+/// `file` is not released during the call.
+#[no_mangle]
+pub unsafe extern "C" fn coldrise_node_reopen(
+    file: *const NodeHandle,
+    held: u32,
+    share: u32,
+) -> c_int {
+    let (held, share) = (Share::of_bits(held), Share::of_bits(share));
+    // SAFETY: the caller's promise.
+    unsafe { on_node(file, |file| opened(file, file.reopen(held, share))) }
+}
+
+/// `coldrise_node_check_share` of the header.
+///
+/// # Safety
+/// `file` is not released during the call.
+#[no_mangle]
+pub unsafe extern "C" fn coldrise_node_check_share(file: *const NodeHandle, share: u32) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe {
+        on_node(file, |file| match file.check_share(Share::of_bits(share)) {
+            Ok(()) => Ok(0),
+            Err(denied) => Ok(refuse_share(file, denied)),
+        })
+    }
+}
+
+/// `coldrise_node_take_over` of the header.
+///
+/// # Safety
+/// `file` and `other` are not released during the call.
+#[no_mangle]
+pub unsafe extern "C" fn coldrise_node_take_over(
+    file: *const NodeHandle,
+    other: *const NodeHandle,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe {
+        on_node(file, |file| {
+            let other = other.as_ref().ok_or_else(|| null("the other node"))?;
+            file.take_over(&other.node).map(|()| 0)
+        })
+    }
 }
 
 /// `coldrise_node_close` of the header.
@@ -26,15 +91,12 @@ pub unsafe extern "C" fn coldrise_node_open(file: *const OpenNode, for_writing: 
 /// # Safety
 /// `file` is NULL or not released during the call.
 #[no_mangle]
-pub unsafe extern "C" fn coldrise_node_close(file: *const OpenNode, for_writing: c_int) {
-    if file.is_null() {
-        return;
-    }
-    // SAFETY: made by Arc::into_raw, and C's share of it is not given back here.
-    let file = ManuallyDrop::new(unsafe { Arc::from_raw(file) });
+pub unsafe extern "C" fn coldrise_node_close(file: *const NodeHandle, share: u32) {
+    // SAFETY: the caller's promise.
+    let Some(handle) = (unsafe { file.as_ref() }) else { return };
     // Unwind safe: after a panic the open files refuse every call.
-    if catch_unwind(AssertUnwindSafe(|| file.unpin(for_writing != 0))).is_err() {
-        file.poison();
+    if catch_unwind(AssertUnwindSafe(|| handle.node.close(Share::of_bits(share)))).is_err() {
+        handle.node.poison();
     }
 }
 
@@ -43,15 +105,13 @@ pub unsafe extern "C" fn coldrise_node_close(file: *const OpenNode, for_writing:
 /// # Safety
 /// `file` is not released during the call.
 #[no_mangle]
-pub unsafe extern "C" fn coldrise_node_check_writable(file: *const OpenNode) -> c_int {
+pub unsafe extern "C" fn coldrise_node_check_writable(file: *const NodeHandle) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { on_node(file, |file| file.file(true).map(|_| 0)) }
+    unsafe { on_node(file, |file| file.check_writable().map(|()| 0)) }
 }
 
 /// Only what is in memory: a flag of `coldrise_node_read`.
 const READ_IN_MEMORY: c_int = 1 << 0;
-/// What a layer captures in one piece.
-const BLOCK_BYTES: u64 = coldrise_block::BLOCK_SIZE_BYTES;
 
 /// `coldrise_node_read` of the header.
 ///
@@ -60,7 +120,7 @@ const BLOCK_BYTES: u64 = coldrise_block::BLOCK_SIZE_BYTES;
 /// by this call alone, `filled` and `is_end` can be written.
 #[no_mangle]
 pub unsafe extern "C" fn coldrise_node_read(
-    file: *const OpenNode,
+    file: *const NodeHandle,
     buffer: *mut c_void,
     length: usize,
     offset: u64,
@@ -75,19 +135,13 @@ pub unsafe extern "C" fn coldrise_node_read(
                 return Err(null("the place for what was read"));
             }
             let buffer = bytes_mut(buffer.cast(), length)?;
-            let (open, read) = if flags & READ_IN_MEMORY == 0 {
-                let open = file.file(false)?;
-                let read = open.read(buffer, offset)?;
-                (open, read)
+            let read = if flags & READ_IN_MEMORY == 0 {
+                file.read(buffer, offset)?
             } else {
-                // An open reads the repository.
-                let open = file.opened(false)?.ok_or_else(would_wait)?;
-                let read = open.read_in_memory(buffer, offset)?;
-                (open, read)
+                file.read_in_memory(buffer, offset)?
             };
-            filled.write(read);
-            let end = offset.saturating_add(read as u64);
-            is_end.write(c_int::from(end >= open.size_bytes()));
+            filled.write(read.length);
+            is_end.write(c_int::from(read.is_end));
             Ok(0)
         })
     }
@@ -99,26 +153,12 @@ pub unsafe extern "C" fn coldrise_node_read(
 /// `file` is not released during the call.
 #[no_mangle]
 pub unsafe extern "C" fn coldrise_node_write_waits(
-    file: *const OpenNode,
+    file: *const NodeHandle,
     length: usize,
     offset: u64,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe {
-        on_node(file, |file| {
-            let Some(open) = file.opened(true)? else { return Ok(1) };
-            let end = offset.saturating_add(length as u64).min(open.size_bytes());
-            // Of blocks that are written in part the rest is read.
-            let edges = [offset, end].into_iter().filter(|edge| edge % BLOCK_BYTES != 0);
-            for edge in edges {
-                let read = open.read_in_memory(&mut [0], edge - edge % BLOCK_BYTES);
-                if matches!(&read, Err(error) if error.kind() == ErrorKind::WouldWait) {
-                    return Ok(1);
-                }
-            }
-            Ok(0)
-        })
-    }
+    unsafe { on_node(file, |file| Ok(c_int::from(file.write_waits(offset, length)?))) }
 }
 
 /// `coldrise_node_flush_later` of the header.
@@ -127,7 +167,7 @@ pub unsafe extern "C" fn coldrise_node_write_waits(
 /// `file` is not released during the call; `done` takes `context` from any thread.
 #[no_mangle]
 pub unsafe extern "C" fn coldrise_node_flush_later(
-    file: *const OpenNode,
+    file: *const NodeHandle,
     done: Option<DoneCallback>,
     context: *mut c_void,
 ) -> c_int {
@@ -135,7 +175,14 @@ pub unsafe extern "C" fn coldrise_node_flush_later(
     unsafe {
         on_node(file, |file| {
             let done = done.ok_or_else(|| null("the callback"))?;
-            later::flush(file, &file.shared().later.syncing, done, context).map(|()| 0)
+            let (node, context) = (Arc::clone(file), Context::new(context));
+            let call = move |flushed: &Result<()>| {
+                // Each time: the one before may have made other calls.
+                let result = flushed.as_ref().map_or_else(|error| refuse(&node, error), |()| 0);
+                // SAFETY: the caller's promise.
+                done(context.get(), result)
+            };
+            file.flush_later(call).map(|()| 0)
         })
     }
 }
@@ -146,7 +193,7 @@ pub unsafe extern "C" fn coldrise_node_flush_later(
 /// `file` is not released before the task has run, which takes `context` from any thread.
 #[no_mangle]
 pub unsafe extern "C" fn coldrise_node_run_later(
-    file: *const OpenNode,
+    file: *const NodeHandle,
     task: Option<Task>,
     context: *mut c_void,
 ) -> c_int {
@@ -154,7 +201,12 @@ pub unsafe extern "C" fn coldrise_node_run_later(
     unsafe {
         on_node(file, |file| {
             let task = task.ok_or_else(|| null("the task"))?;
-            later::run(&file.shared().later.reading, task, context).map(|()| 0)
+            let context = Context::new(context);
+            let call = move || {
+                // SAFETY: the caller's promise.
+                task(context.get())
+            };
+            file.run_later(call).map(|()| 0)
         })
     }
 }
@@ -166,7 +218,7 @@ pub unsafe extern "C" fn coldrise_node_run_later(
 /// changes meanwhile.
 #[no_mangle]
 pub unsafe extern "C" fn coldrise_node_write(
-    file: *const OpenNode,
+    file: *const NodeHandle,
     buffer: *const c_void,
     length: usize,
     offset: u64,
@@ -174,10 +226,7 @@ pub unsafe extern "C" fn coldrise_node_write(
     // SAFETY: the caller's promise.
     unsafe {
         on_node(file, |file| {
-            let open = file.file(true)?;
-            let written = open.write(bytes(buffer.cast(), length)?, offset);
-            file.has_changed();
-            match written {
+            match file.write(bytes(buffer.cast(), length)?, offset) {
                 // As a file system tells that a file cannot become so large.
                 Err(error) if error.kind() == ErrorKind::OutOfRange => {
                     Ok(fail_with(libc::EFBIG, &error.full_message()))
@@ -193,7 +242,7 @@ pub unsafe extern "C" fn coldrise_node_write(
 /// # Safety
 /// `file` is not released during the call.
 #[no_mangle]
-pub unsafe extern "C" fn coldrise_node_flush(file: *const OpenNode) -> c_int {
+pub unsafe extern "C" fn coldrise_node_flush(file: *const NodeHandle) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { on_node(file, |file| file.flush().map(|()| 0)) }
 }
@@ -203,7 +252,7 @@ pub unsafe extern "C" fn coldrise_node_flush(file: *const OpenNode) -> c_int {
 /// # Safety
 /// `file` is not released during the call.
 #[no_mangle]
-pub unsafe extern "C" fn coldrise_node_has_stopped(file: *const OpenNode) -> c_int {
+pub unsafe extern "C" fn coldrise_node_has_stopped(file: *const NodeHandle) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { on_node(file, |file| Ok(c_int::from(file.has_stopped()))) }
 }
@@ -213,13 +262,7 @@ pub unsafe extern "C" fn coldrise_node_has_stopped(file: *const OpenNode) -> c_i
 /// # Safety
 /// `file` is not released during the call.
 #[no_mangle]
-pub unsafe extern "C" fn coldrise_node_set_size(file: *const OpenNode, size: u64) -> c_int {
+pub unsafe extern "C" fn coldrise_node_set_size(file: *const NodeHandle, size: u64) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe {
-        on_node(file, |file| {
-            let set = file.file(true)?.set_size_bytes(size);
-            file.has_changed();
-            set.map(|()| 0)
-        })
-    }
+    unsafe { on_node(file, |file| file.set_size_bytes(size).map(|()| 0)) }
 }

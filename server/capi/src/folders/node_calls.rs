@@ -1,15 +1,19 @@
 //! Walking the tree.
 
-use super::calls::{give, on_node, shared};
-use super::node::{OpenNode, HANDLE_MAX};
-use super::FoldersHandle;
+use super::calls::{datastore, give, into_raw, on_node, refuse_name};
+use super::{FoldersHandle, NodeHandle};
 use crate::guard::{bytes, c_str, defect, guarded, null};
 use crate::message::{c_string, fail_with};
 use coldrise_block::ErrorKind;
 use coldrise_export::NodeType;
+use coldrise_nfs::MAX_HANDLE_BYTES;
 use std::ffi::{c_char, c_int, c_void};
 use std::panic::{catch_unwind, AssertUnwindSafe};
-use std::sync::Arc;
+use std::time::Duration;
+
+/// `COLDRISE_HANDLE_MAX` of the header.
+const HANDLE_MAX: usize = 32;
+const _: () = assert!(MAX_HANDLE_BYTES <= HANDLE_MAX);
 
 /// `struct coldrise_attributes` of the header.
 #[repr(C)]
@@ -20,8 +24,14 @@ pub struct NodeAttributes {
     pub stored_bytes: u64,
     /// Seconds since 1970.
     pub modified_s: i64,
-    /// The rest, in nanoseconds.
+    /// When anything of it changed, in seconds since 1970.
+    pub changed_s: i64,
+    /// Another number after every change.
+    pub change: u64,
+    /// The rest of `modified_s`, in nanoseconds.
     pub modified_ns: u32,
+    /// The rest of `changed_s`, in nanoseconds.
+    pub changed_ns: u32,
     /// Permissions.
     pub mode: u32,
     /// For so many seconds it may be remembered.
@@ -34,7 +44,7 @@ pub struct NodeAttributes {
 
 /// `coldrise_entry_callback` of the header.
 pub type EntryCallback =
-    unsafe extern "C" fn(*mut c_void, *const c_char, *mut OpenNode, u64) -> c_int;
+    unsafe extern "C" fn(*mut c_void, *const c_char, *mut NodeHandle, u64) -> c_int;
 
 /// `coldrise_node_root` of the header.
 ///
@@ -43,10 +53,10 @@ pub type EntryCallback =
 #[no_mangle]
 pub unsafe extern "C" fn coldrise_node_root(
     folders: *const FoldersHandle,
-    node: *mut *mut OpenNode,
+    node: *mut *mut NodeHandle,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    guarded(|| unsafe { give(OpenNode::root(shared(folders)?), node) })
+    guarded(|| unsafe { give(datastore(folders)?.root()?, node) })
 }
 
 /// `coldrise_node_find` of the header.
@@ -55,26 +65,20 @@ pub unsafe extern "C" fn coldrise_node_root(
 /// `folder` is not released and `name` valid during the call; `node` can be written.
 #[no_mangle]
 pub unsafe extern "C" fn coldrise_node_find(
-    folder: *const OpenNode,
+    folder: *const NodeHandle,
     name: *const c_char,
-    node: *mut *mut OpenNode,
+    node: *mut *mut NodeHandle,
 ) -> c_int {
     // SAFETY: the caller's promise.
     unsafe {
         on_node(folder, |folder| {
-            if folder.node_type() != NodeType::Folder {
-                return Ok(fail_with(libc::ENOTDIR, "no folder"));
-            }
-            folder.check()?;
             // No name that is not UTF-8 exists.
             let Ok(name) = c_str("the name", name)?.to_str() else {
                 return Ok(fail_with(libc::ENOENT, "a name that is not UTF-8"));
             };
-            match folder.find(name) {
-                Err(error) if error.kind() == ErrorKind::NotFound => {
-                    Ok(fail_with(libc::ENOENT, &error.full_message()))
-                }
-                found => give(found?, node),
+            match folder.find(name)? {
+                Ok(found) => give(found, node),
+                Err(missing) => Ok(refuse_name(&missing)),
             }
         })
     }
@@ -86,8 +90,8 @@ pub unsafe extern "C" fn coldrise_node_find(
 /// `node` is not released during the call; `parent` can be written.
 #[no_mangle]
 pub unsafe extern "C" fn coldrise_node_parent(
-    node: *const OpenNode,
-    parent: *mut *mut OpenNode,
+    node: *const NodeHandle,
+    parent: *mut *mut NodeHandle,
 ) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { on_node(node, |node| give(node.parent()?, parent)) }
@@ -98,15 +102,15 @@ pub unsafe extern "C" fn coldrise_node_parent(
 /// # Safety
 /// `node` is NULL or came from this library, and is used by no call now or later.
 #[no_mangle]
-pub unsafe extern "C" fn coldrise_node_release(node: *mut OpenNode) {
+pub unsafe extern "C" fn coldrise_node_release(node: *mut NodeHandle) {
     if node.is_null() {
         return;
     }
-    // SAFETY: made by Arc::into_raw, and given back once.
-    let node = unsafe { Arc::from_raw(node) };
+    // SAFETY: made by Box::into_raw, and given back once.
+    let handle = unsafe { Box::from_raw(node) };
     if let Err(panic) = catch_unwind(AssertUnwindSafe(|| {
-        node.release();
-        drop(node);
+        handle.node.release();
+        drop(handle);
     })) {
         fail_with(libc::EIO, &defect(panic));
     }
@@ -117,7 +121,10 @@ pub unsafe extern "C" fn coldrise_node_release(node: *mut OpenNode) {
 /// # Safety
 /// `node` is not released during the call; `handle` holds `COLDRISE_HANDLE_MAX` bytes.
 #[no_mangle]
-pub unsafe extern "C" fn coldrise_node_handle(node: *const OpenNode, handle: *mut c_void) -> c_int {
+pub unsafe extern "C" fn coldrise_node_handle(
+    node: *const NodeHandle,
+    handle: *mut c_void,
+) -> c_int {
     // SAFETY: the caller's promise.
     unsafe {
         on_node(node, |node| {
@@ -142,12 +149,12 @@ pub unsafe extern "C" fn coldrise_node_of_handle(
     folders: *const FoldersHandle,
     handle: *const c_void,
     length: usize,
-    node: *mut *mut OpenNode,
+    node: *mut *mut NodeHandle,
 ) -> c_int {
     guarded(|| {
         // SAFETY: the caller's promise.
-        let (shared, bytes) = unsafe { (shared(folders)?, bytes(handle.cast(), length)?) };
-        match OpenNode::of_handle(shared, bytes) {
+        let (datastore, bytes) = unsafe { (datastore(folders)?, bytes(handle.cast(), length)?) };
+        match datastore.node_of_handle(bytes) {
             // SAFETY: the caller's promise.
             Ok(found) => unsafe { give(found, node) },
             Err(error) if error.kind() == ErrorKind::NotFound => {
@@ -164,7 +171,7 @@ pub unsafe extern "C" fn coldrise_node_of_handle(
 /// `folder` is not released during the call; `callback` takes `context`.
 #[no_mangle]
 pub unsafe extern "C" fn coldrise_node_list(
-    folder: *const OpenNode,
+    folder: *const NodeHandle,
     after: u64,
     callback: Option<EntryCallback>,
     context: *mut c_void,
@@ -173,10 +180,10 @@ pub unsafe extern "C" fn coldrise_node_list(
     unsafe {
         on_node(folder, |folder| {
             let callback = callback.ok_or_else(|| null("the callback"))?;
-            folder.check()?;
-            for (cookie, entry) in folder.entries(after)? {
-                let node = Arc::into_raw(folder.child(entry.node)).cast_mut();
-                if callback(context, c_string(&entry.name).as_ptr(), node, cookie) != 0 {
+            for listed in folder.entries(after)? {
+                let (name, cookie) = (c_string(&listed.entry.name), listed.cookie);
+                let node = into_raw(folder.listed(listed));
+                if callback(context, name.as_ptr(), node, cookie) != 0 {
                     return Ok(0);
                 }
             }
@@ -190,9 +197,9 @@ pub unsafe extern "C" fn coldrise_node_list(
 /// # Safety
 /// `node` is NULL or not released during the call.
 #[no_mangle]
-pub unsafe extern "C" fn coldrise_node_type(node: *const OpenNode) -> c_int {
+pub unsafe extern "C" fn coldrise_node_type(node: *const NodeHandle) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { node.as_ref() }.map_or(0, |node| match node.node_type() {
+    unsafe { node.as_ref() }.map_or(0, |handle| match handle.node.node_type() {
         NodeType::Folder => 1,
         NodeType::File => 2,
         NodeType::Link => 3,
@@ -204,9 +211,9 @@ pub unsafe extern "C" fn coldrise_node_type(node: *const OpenNode) -> c_int {
 /// # Safety
 /// `node` is NULL or not released during the call.
 #[no_mangle]
-pub unsafe extern "C" fn coldrise_node_id(node: *const OpenNode) -> u64 {
+pub unsafe extern "C" fn coldrise_node_id(node: *const NodeHandle) -> u64 {
     // SAFETY: the caller's promise.
-    unsafe { node.as_ref() }.map_or(0, OpenNode::id)
+    unsafe { node.as_ref() }.map_or(0, |handle| handle.node.id())
 }
 
 /// `coldrise_node_path` of the header; empty for NULL.
@@ -214,9 +221,13 @@ pub unsafe extern "C" fn coldrise_node_id(node: *const OpenNode) -> u64 {
 /// # Safety
 /// `node` is NULL or not released as long as the string is used.
 #[no_mangle]
-pub unsafe extern "C" fn coldrise_node_path(node: *const OpenNode) -> *const c_char {
+pub unsafe extern "C" fn coldrise_node_path(node: *const NodeHandle) -> *const c_char {
     // SAFETY: the caller's promise.
-    unsafe { node.as_ref() }.map_or(c"".as_ptr(), |node| node.path().as_ptr())
+    unsafe { node.as_ref() }.map_or(c"".as_ptr(), |handle| handle.path.as_ptr())
+}
+
+fn seconds(since_1970: Duration) -> i64 {
+    i64::try_from(since_1970.as_secs()).unwrap_or(i64::MAX)
 }
 
 /// `coldrise_node_attributes` of the header.
@@ -225,7 +236,7 @@ pub unsafe extern "C" fn coldrise_node_path(node: *const OpenNode) -> *const c_c
 /// `node` is not released during the call; `attributes` can be written.
 #[no_mangle]
 pub unsafe extern "C" fn coldrise_node_attributes(
-    node: *const OpenNode,
+    node: *const NodeHandle,
     attributes: *mut NodeAttributes,
 ) -> c_int {
     // SAFETY: the caller's promise.
@@ -234,17 +245,19 @@ pub unsafe extern "C" fn coldrise_node_attributes(
             if attributes.is_null() {
                 return Err(null("the place for the attributes"));
             }
-            node.check()?;
-            let shown = node.attributes()?;
+            let found = node.attributes()?;
             attributes.write(NodeAttributes {
-                size_bytes: shown.attributes.size_bytes,
-                stored_bytes: shown.attributes.stored_bytes,
-                modified_s: i64::try_from(shown.since_1970.as_secs()).unwrap_or(i64::MAX),
-                modified_ns: shown.since_1970.subsec_nanos(),
-                mode: shown.mode,
-                valid_s: shown.valid_s,
-                has_verifier: u32::from(shown.attributes.verifier.is_some()),
-                verifier: shown.attributes.verifier.unwrap_or(0).to_le_bytes(),
+                size_bytes: found.size_bytes,
+                stored_bytes: found.stored_bytes,
+                modified_s: seconds(found.modified),
+                changed_s: seconds(found.changed),
+                change: found.change(),
+                modified_ns: found.modified.subsec_nanos(),
+                changed_ns: found.changed.subsec_nanos(),
+                mode: found.mode,
+                valid_s: found.valid_s,
+                has_verifier: u32::from(found.verifier.is_some()),
+                verifier: found.verifier.unwrap_or(0).to_le_bytes(),
             });
             Ok(0)
         })
@@ -256,7 +269,10 @@ pub unsafe extern "C" fn coldrise_node_attributes(
 /// # Safety
 /// `link` is not released during the call; `target` holds `COLDRISE_NAME_MAX` bytes.
 #[no_mangle]
-pub unsafe extern "C" fn coldrise_node_target(link: *const OpenNode, target: *mut c_char) -> c_int {
+pub unsafe extern "C" fn coldrise_node_target(
+    link: *const NodeHandle,
+    target: *mut c_char,
+) -> c_int {
     // SAFETY: the caller's promise.
     unsafe {
         on_node(link, |link| {

@@ -1,15 +1,16 @@
 //! `coldrise backup`: a new restore point.
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_ingest::{
-    backup, read_configuration, BackupRequest, BackupSummary, DiskSummary, SourceSpec,
+    read_configuration, read_disks, BackupRequest, BackupStart, BackupSummary, DiskSummary,
+    SourceSpec, StoredDisks,
 };
-use coldrise_session::GcService;
-use coldrise_store::{MachineName, PointName};
+use coldrise_session::{Openers, SharedWriter};
+use coldrise_store::{BackupTarget, MachineName, PointName};
 use serde::Serialize;
 
 use crate::invocation::Invocation;
@@ -101,11 +102,6 @@ impl<'a> MadeDisk<'a> {
 pub(crate) fn run(invocation: &Invocation, arguments: BackupArguments) -> Result<Report> {
     let configuration = arguments.config.as_deref().map(read_configuration).transpose()?;
     let cancel = cancel_flag()?;
-    let writer = Arc::new(invocation.open_for_writing()?);
-    // Without it a gc waits, no more.
-    let gcs = GcService::listen(&writer).inspect_err(|error| {
-        invocation.remark(&format!("warning: no gc can run meanwhile: {}", error.full_message()));
-    });
     let request = BackupRequest {
         machine: arguments.machine,
         disks: arguments.disks,
@@ -115,11 +111,8 @@ pub(crate) fn run(invocation: &Invocation, arguments: BackupArguments) -> Result
         point: arguments.time,
         threads: 0,
     };
-    let view = ProgressView::new(invocation);
-    let made = backup(&writer, &request, &view, &cancel);
-    drop(view);
-    drop(gcs);
-    let summary = made.map_err(|error| match error.kind() {
+    let made = store(invocation, &request, &cancel);
+    let (summary, chunk_size_bytes) = made.map_err(|error| match error.kind() {
         ErrorKind::Interrupted => Error::new(
             ErrorKind::Interrupted,
             "cancelled: no restore point was made; what is stored already is used when the \
@@ -130,8 +123,59 @@ pub(crate) fn run(invocation: &Invocation, arguments: BackupArguments) -> Result
     for warning in &summary.warnings {
         invocation.remark(&format!("warning: {warning}"));
     }
-    let chunk_size_bytes = u64::from(writer.repository().chunk_size_bytes());
     Ok(report(invocation, &summary, chunk_size_bytes))
+}
+
+/// Stores everything, beside other backups of the repository; again from the start when the
+/// process that writes it was killed. Returns the size of a chunk as well.
+fn store(
+    invocation: &Invocation,
+    request: &BackupRequest,
+    cancel: &AtomicBool,
+) -> Result<(BackupSummary, u64)> {
+    let openers =
+        Openers { writer: &|| invocation.open_for_writing(), reader: &|| invocation.open() };
+    let writer = SharedWriter::join(invocation.repository_path()?, openers, cancel)?;
+    let _claim = writer.repository()?.claim_machine(&request.machine)?;
+    let chunk_size_bytes = u64::from(writer.chunk_size_bytes());
+    let mut unanswered: Option<StoredDisks> = None;
+    loop {
+        // Whoever was killed may have added the point before.
+        if let Some(stored) = unanswered.take() {
+            let points = writer.repository()?.points(&request.machine)?;
+            if points.contains(&stored.document) {
+                return Ok((stored.summary, chunk_size_bytes));
+            }
+        }
+        let start = BackupStart::choose(&*writer.repository()?, request, cancel)?;
+        if let Some(base) = start.base() {
+            writer.keep(base);
+        }
+        let view = ProgressView::new(invocation);
+        let stored = read_disks(&writer, request, &start, &view, cancel);
+        drop(view);
+        let stored = stored.and_then(|stored| {
+            let added = writer.put_point(&stored.document);
+            let summary = stored.summary.clone();
+            unanswered = Some(stored);
+            added.map(|()| summary)
+        });
+        match stored {
+            Err(_) if writer.is_lost() && !cancel.load(Ordering::Relaxed) => {
+                invocation.remark(
+                    "the process that wrote the repository has ended unexpectedly: starting \
+                     again, with what is stored already",
+                );
+                writer.join_again()?;
+            }
+            stored => {
+                let mut summary = stored?;
+                let warnings = start.clock_warnings(&*writer.repository()?, request)?;
+                summary.warnings.extend(warnings);
+                return Ok((summary, chunk_size_bytes));
+            }
+        }
+    }
 }
 
 fn report(invocation: &Invocation, summary: &BackupSummary, chunk_size_bytes: u64) -> Report {

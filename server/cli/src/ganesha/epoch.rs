@@ -13,7 +13,7 @@ use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
-use rustix::fs::{flock, FlockOperation};
+use coldrise_store::lock_repository;
 
 /// Name of the file in the repository's directory: the last number, in decimal.
 const FILE: &str = "nfs-epoch";
@@ -30,11 +30,13 @@ pub(super) fn next(repository: &Path) -> Result<u64> {
 }
 
 fn next_at(repository: &Path, now_s: u64) -> Result<u64> {
+    // Two servers that start at once get two numbers.
+    let _lock = match lock_repository(repository, "another NFS server takes its number") {
+        // Nothing can be written there, so no client depends on what a server has written.
+        Err(error) if error.kind() == ErrorKind::ReadOnly => return Ok(now_s),
+        locked => locked?,
+    };
     let folder = File::open(repository).context(|| format!("opening {}", repository.display()))?;
-    // Until the folder is closed. Two servers that start at once get two numbers.
-    flock(&folder, FlockOperation::LockExclusive)
-        .map_err(std::io::Error::from)
-        .context(|| format!("locking {}", repository.display()))?;
     let path = repository.join(FILE);
     let last = match std::fs::read_to_string(&path) {
         Ok(text) => text.trim().parse::<u64>().map_err(|error| {

@@ -19,8 +19,10 @@ pub struct Attributes {
     /// Bytes of it that are stored; the rest is known to be zero without a look.
     /// A session's may be from a moment ago.
     pub stored_bytes: u64,
-    /// When it changed last.
+    /// When its content changed last.
     pub modified: SystemTime,
+    /// When anything of it changed last: content, mode or name.
+    pub changed: SystemTime,
     /// Whether it can be opened for writing, if no other process writes it.
     pub is_writable: bool,
     /// Permissions that a client gave it, of what clients keep in sessions.
@@ -52,6 +54,7 @@ impl Folders {
             size_bytes: 0,
             stored_bytes: 0,
             modified,
+            changed: modified,
             is_writable: false,
             mode: None,
             verifier: None,
@@ -128,6 +131,7 @@ fn of_file(sizes: Sizes, modified: SystemTime, is_writable: bool) -> Attributes 
         size_bytes,
         stored_bytes,
         modified,
+        changed: modified,
         is_writable,
         mode: None,
         verifier: None,

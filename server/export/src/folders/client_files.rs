@@ -214,6 +214,7 @@ impl Folders {
             size_bytes: 0,
             stored_bytes: 0,
             modified: since_1970(entry.changed_ns),
+            changed: since_1970(entry.changed_ns),
             is_writable: !self.is_read_only,
             mode: Some(entry.mode),
             verifier: None,
@@ -238,6 +239,7 @@ impl Folders {
             }
         };
         (attributes.modified, attributes.size_bytes) = (modified, size_bytes);
+        attributes.changed = attributes.changed.max(modified);
         attributes.stored_bytes = stored_bytes;
         attributes.verifier = entry.verifier.filter(|_| size_bytes == 0);
         Ok(attributes)
@@ -343,6 +345,7 @@ pub(super) fn carried_attributes(entry: &CarriedEntry) -> Attributes {
         size_bytes,
         stored_bytes: size_bytes,
         modified: time(entry.modified_ms),
+        changed: time(entry.modified_ms),
         is_writable: false,
         mode: Some(entry.mode),
         verifier: None,

@@ -1,7 +1,7 @@
 //! What was found out about folders and stays true: which files a point has, and by
 //! which name something was found under its number.
 
-use super::node::{FolderFile, Key, Node};
+use super::node::{FolderFile, Node, NodeKey};
 use super::Folders;
 use coldrise_block::{Error, ErrorKind, Result};
 use quick_cache::sync::Cache;
@@ -13,7 +13,7 @@ const POINTS: usize = 1 << 12;
 const NAMES: usize = 1 << 16;
 
 pub(super) struct Known {
-    points: Cache<Key, Arc<[FolderFile]>>,
+    points: Cache<NodeKey, Arc<[FolderFile]>>,
     /// By the number of the folder and the number in it. Only a hint: a name may be
     /// given to something else.
     names: Cache<(u64, u64), Box<str>>,
@@ -28,7 +28,7 @@ impl Default for Known {
 impl Known {
     pub(super) fn point_files(
         &self,
-        point: &Key,
+        point: &NodeKey,
         find: impl FnOnce() -> Vec<FolderFile>,
     ) -> Arc<[FolderFile]> {
         if let Some(files) = self.points.get(point) {

@@ -28,7 +28,7 @@ mod sizes;
 mod stored_map;
 
 pub use attributes::{Attributes, Space};
-pub use node::{Node, NodeType};
+pub use node::{Node, NodeKey, NodeType};
 pub use open_file::OpenFile;
 
 use crate::image;

@@ -31,7 +31,7 @@ pub enum NodeType {
 #[derive(Clone, Debug)]
 pub struct Node {
     pub(super) kind: Kind,
-    pub(super) key: Key,
+    pub(super) key: NodeKey,
     /// Where it was when it was looked up.
     path: Arc<str>,
     file_id: u64,
@@ -41,10 +41,18 @@ pub struct Node {
 /// Tells one node from every other, also from an earlier one of the same path: a
 /// session's name can be given again.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Key {
+pub struct NodeKey {
     pub(super) path: Arc<str>,
     /// When the point or session was made; 0 outside of both.
     pub(super) made_at_ms: u64,
+}
+
+impl NodeKey {
+    /// That of a session's disk, whatever file shows it.
+    pub(super) fn of_disk(session: &SessionDocument, disk: &DiskName) -> NodeKey {
+        let path = Arc::from(format!("{LIVE}/{}/{disk}", session.name));
+        NodeKey { path, made_at_ms: session.created_at_ms }
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -92,7 +100,7 @@ pub(super) enum Content {
 impl Node {
     pub(super) fn root() -> Node {
         let path: Arc<str> = Arc::from("");
-        let key = Key { path: Arc::clone(&path), made_at_ms: 0 };
+        let key = NodeKey { path: Arc::clone(&path), made_at_ms: 0 };
         Node { kind: Kind::Root, key, path, file_id: ROOT_ID, parent_id: ROOT_ID }
     }
 
@@ -100,7 +108,7 @@ impl Node {
     pub(super) fn client(&self, session: &Arc<SessionDocument>, entry: &Arc<FileEntry>) -> Node {
         let key = format!("{LIVE}/{}//{:032x}", session.name, entry.id.as_u128());
         Node {
-            key: Key { path: Arc::from(key), made_at_ms: session.created_at_ms },
+            key: NodeKey { path: Arc::from(key), made_at_ms: session.created_at_ms },
             path: Arc::from(format!("{}/{}", self.path, entry.name)),
             file_id: entry.id.number(),
             parent_id: self.file_id,
@@ -120,7 +128,7 @@ impl Node {
             true => name.to_owned(),
             false => format!("{}/{name}", self.key.path),
         };
-        let key = Key { path: Arc::from(path), made_at_ms };
+        let key = NodeKey { path: Arc::from(path), made_at_ms };
         let file_id = file_id(repository, &key);
         let path = Arc::clone(&key.path);
         Node { kind, key, path, file_id, parent_id: self.file_id }
@@ -142,6 +150,18 @@ impl Node {
     /// Whether both are the same thing, and not only of the same number.
     pub fn is_same(&self, other: &Node) -> bool {
         self.key == other.key
+    }
+
+    /// What tells its content from every other: that of the disk where it is a session's
+    /// image, of which many files show the same disk; else the node's own.
+    pub fn content_key(&self) -> NodeKey {
+        let Kind::SessionFile(session, file) = &self.kind else { return self.key.clone() };
+        match &file.content {
+            Content::Image { disk, part } if part.shows_disk(disk) => {
+                NodeKey::of_disk(session, disk)
+            }
+            _ => self.key.clone(),
+        }
     }
 
     /// Its address: `web01/20261120T100000Z/vda.vhdx`; empty for the root.
@@ -192,7 +212,7 @@ impl Node {
     }
 }
 
-fn file_id(repository: &Repository, key: &Key) -> u64 {
+fn file_id(repository: &Repository, key: &NodeKey) -> u64 {
     let material = format!("{}@{}", key.path, key.made_at_ms);
     let hash = repository.derive_key(FILE_ID, material.as_bytes());
     let mut bytes = [0; 8];

@@ -1,6 +1,6 @@
 //! Files that are open: one export for all who have the same file open.
 
-use super::node::Key;
+use super::node::NodeKey;
 use super::seek;
 use crate::Export;
 use coldrise_block::{check_range, Disk, Error, ErrorKind, Extent, ExtentKind, Result};
@@ -210,7 +210,7 @@ type Slot = Arc<Mutex<Weak<OpenFile>>>;
 
 #[derive(Default)]
 struct Slots {
-    by_key: HashMap<(Key, Intent), Slot>,
+    by_key: HashMap<(NodeKey, Intent), Slot>,
     /// Slots that are tolerated before those nobody uses are removed.
     tolerated: usize,
 }
@@ -223,7 +223,7 @@ impl OpenFiles {
     /// waits; other files are opened at the same time.
     pub(super) fn open(
         &self,
-        key: &Key,
+        key: &NodeKey,
         path: &str,
         intent: Intent,
         open: impl FnOnce() -> Result<Export>,
@@ -240,7 +240,7 @@ impl OpenFiles {
     }
 
     /// The file, if anybody has it open; for writing rather than for reading.
-    pub(super) fn find(&self, key: &Key) -> Option<Arc<OpenFile>> {
+    pub(super) fn find(&self, key: &NodeKey) -> Option<Arc<OpenFile>> {
         [Intent::Write, Intent::Read].into_iter().find_map(|intent| {
             let slot = self.slots.lock().by_key.get(&(key.clone(), intent)).map(Arc::clone)?;
             // Who opens it now holds the slot, perhaps for long.
@@ -272,7 +272,7 @@ impl OpenFiles {
 }
 
 impl Slots {
-    fn slot(&mut self, key: &Key, intent: Intent) -> Slot {
+    fn slot(&mut self, key: &NodeKey, intent: Intent) -> Slot {
         if self.by_key.len() > self.tolerated.max(FEW_SLOTS) {
             // Who holds a slot's Arc is about to use it.
             self.by_key

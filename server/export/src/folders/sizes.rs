@@ -5,7 +5,7 @@
 //! walking its extents; the second follows from the layout. Only the size of a
 //! point's compact image depends on what the disk holds: it has to be opened.
 
-use super::node::{Key, Node, LIVE};
+use super::node::{Node, NodeKey};
 use super::open_file::{sum_stored, OpenFile};
 use super::stored_map::StoredMap;
 use super::Folders;
@@ -40,11 +40,11 @@ pub(super) struct Sizes {
 
 /// What was found out.
 pub(super) struct Measured {
-    files_of_points: Cache<Key, Sizes>,
-    disks_of_points: Cache<Key, u64>,
+    files_of_points: Cache<NodeKey, Sizes>,
+    disks_of_points: Cache<NodeKey, u64>,
     /// Of the last few: each file of a disk is asked for after the other.
-    maps_of_points: Cache<Key, Arc<StoredMap>>,
-    of_sessions: Mutex<HashMap<Key, LiveStored>>,
+    maps_of_points: Cache<NodeKey, Arc<StoredMap>>,
+    of_sessions: Mutex<HashMap<NodeKey, LiveStored>>,
 }
 
 /// What was stored of a session's file or disk when it was looked at.
@@ -79,7 +79,7 @@ impl Default for Measured {
 impl Measured {
     fn live(
         &self,
-        key: &Key,
+        key: &NodeKey,
         layer: Option<LayerLooks>,
         measure: impl FnOnce() -> Result<u64>,
     ) -> Result<u64> {
@@ -136,7 +136,7 @@ impl Folders {
 
     fn point_disk_stored(&self, point: &PointDocument, disk: &DiskName) -> Result<u64> {
         let path = format!("{}/{}/{disk}", point.machine, point.point);
-        let key = Key { path: Arc::from(path), made_at_ms: point.created_at_ms };
+        let key = NodeKey { path: Arc::from(path), made_at_ms: point.created_at_ms };
         self.measured.disks_of_points.get_or_insert_with(&key, || {
             self.look_at_point_disk(point, disk, |seen| sum_stored(&*seen))
         })
@@ -154,7 +154,7 @@ impl Folders {
         look: impl Fn(Arc<dyn Disk>) -> Result<T>,
     ) -> Result<T> {
         let path = format!("{}/{}/{disk}", point.machine, point.point);
-        let key = Key { path: Arc::from(path), made_at_ms: point.created_at_ms };
+        let key = NodeKey { path: Arc::from(path), made_at_ms: point.created_at_ms };
         if let Some(map) = self.measured.maps_of_points.get(&key) {
             return look(map);
         }
@@ -205,8 +205,7 @@ impl Folders {
         })?;
         let mut stored_bytes = sum_stored(&image)?;
         if shows_disk {
-            let path = format!("{LIVE}/{}/{}", session.name, disk.name);
-            let key = Key { path: Arc::from(path), made_at_ms: session.created_at_ms };
+            let key = NodeKey::of_disk(session, &disk.name);
             // Before the walk: what is written meanwhile changes it.
             let layer = self.layer_looks(disk);
             stored_bytes += self.measured.live(&key, layer, || {

@@ -14,8 +14,8 @@ use std::time::Duration;
 
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_store::{
-    Configuration, DiskDocument, DiskName, Horizon, MachineName, PointDocument, PointName,
-    PointOrigin, RepositoryWriter, WriteCounts, WriteOptions, MAX_DISKS,
+    BackupTarget, Configuration, DiskDocument, DiskName, Horizon, MachineName, PointDocument,
+    PointName, PointOrigin, Repository, RepositoryWriter, WriteCounts, WriteOptions, MAX_DISKS,
 };
 use jiff::{SignedDuration, Timestamp};
 
@@ -84,24 +84,104 @@ pub struct BackupSummary {
 ///
 /// A set `cancel` ends the work within about 50 ms of work with `Interrupted`. After
 /// any error nothing of the point is visible, and the repository is as usable as before.
+/// Backups of other machines may run at the same time, from other threads.
 ///
 /// Errors: `InvalidInput` for a request that makes no sense, `AlreadyExists` for a
-/// point's name that is taken, whatever a source says (it is named, with the offset),
-/// and whatever the store says.
+/// point's name that is taken, `Busy` beside another backup of the machine, whatever a source
+/// says (it is named, with the offset), and whatever the store says.
 pub fn backup(
     writer: &RepositoryWriter,
     request: &BackupRequest,
     progress: &dyn Progress,
     cancel: &AtomicBool,
 ) -> Result<BackupSummary> {
-    check_disks(&request.disks)?;
-    let points = writer.repository().points(&request.machine)?;
-    let repository = writer.repository();
-    let horizon = repository.horizon(&request.machine)?;
-    let point = choose_name(request, &points, &horizon, cancel)?;
-    let backups = points.iter().filter(|point| matches!(point.origin, PointOrigin::Backup { .. }));
-    let base = backups.rev().find(|point| !horizon.is_passed_over(&point.point));
-    check_bitmap(writer, request, base)?;
+    let _claim = writer.repository().claim_machine(&request.machine)?;
+    let start = BackupStart::choose(writer.repository(), request, cancel)?;
+    let StoredDisks { document, mut summary } =
+        read_disks(writer, request, &start, progress, cancel)?;
+    writer.put_point(&document)?;
+    summary.warnings.extend(start.clock_warnings(writer.repository(), request)?);
+    Ok(summary)
+}
+
+/// How a backup begins, by what the repository holds of its machine. It holds for as long as
+/// the machine is claimed.
+pub struct BackupStart {
+    point: PointName,
+    /// The machine's latest backup.
+    latest: Option<PointDocument>,
+    /// All points of the machine.
+    names: Vec<PointName>,
+}
+
+impl BackupStart {
+    /// Chooses the point's name and what the disks are written over.
+    ///
+    /// # Errors
+    /// As of [`backup`], for a request that makes no sense.
+    pub fn choose(
+        repository: &Repository,
+        request: &BackupRequest,
+        cancel: &AtomicBool,
+    ) -> Result<BackupStart> {
+        check_disks(&request.disks)?;
+        let points = repository.points(&request.machine)?;
+        let horizon = repository.horizon(&request.machine)?;
+        let point = choose_name(request, &points, &horizon, cancel)?;
+        let names = points.iter().map(|point| point.point.clone()).collect();
+        let is_base = |point: &PointDocument| {
+            matches!(point.origin, PointOrigin::Backup { .. })
+                && !horizon.is_passed_over(&point.point)
+        };
+        let latest = points.into_iter().rev().find(is_base);
+        check_bitmap(repository, request, latest.as_ref())?;
+        Ok(BackupStart { point, latest, names })
+    }
+
+    /// What the user should know of clocks that are or were wrong, once the point is stored.
+    ///
+    /// # Errors
+    /// What reading the catalog says.
+    pub fn clock_warnings(
+        &self,
+        repository: &Repository,
+        request: &BackupRequest,
+    ) -> Result<Vec<String>> {
+        let horizon = repository.horizon(&request.machine)?;
+        let names = self.names.iter().chain([&self.point]);
+        let mut warnings = Vec::from_iter(horizon.warning(&request.machine, names));
+        warnings.extend(ahead_of_clock(request, &self.point, &horizon));
+        Ok(warnings)
+    }
+
+    /// The point whose maps the new one builds upon.
+    pub fn base(&self) -> Option<&PointDocument> {
+        self.latest.as_ref()
+    }
+}
+
+/// A backup of which everything is stored but the point.
+pub struct StoredDisks {
+    /// The point that is to be added.
+    pub document: PointDocument,
+    /// What was done.
+    pub summary: BackupSummary,
+}
+
+/// Reads all disks of `request` and stores them at `target`: [`backup`] without its beginning
+/// and its end, for a target in another process.
+///
+/// # Errors
+/// As of [`backup`].
+pub fn read_disks(
+    target: &dyn BackupTarget,
+    request: &BackupRequest,
+    start: &BackupStart,
+    progress: &dyn Progress,
+    cancel: &AtomicBool,
+) -> Result<StoredDisks> {
+    let BackupStart { point, latest: base, .. } = start;
+    let base = base.as_ref();
     // Nothing is taken over from a point that is not trusted: its chunks are read from
     // the source, which heals them, and its chunk maps are not built upon.
     let quarantined = base.filter(|point| point.quarantine.is_some());
@@ -140,7 +220,7 @@ pub fn backup(
     }
     for (spec, source, base) in sources {
         let watch = Watch { disk: spec.disk.as_str(), progress, cancel };
-        let stored = store_one(writer, spec, source.as_ref(), &base, request.threads, &watch);
+        let stored = store_one(target, spec, source.as_ref(), &base, request.threads, &watch);
         let (document, summary, warning) = stored.map_err(|error| error.context(&spec.disk))?;
         documents.push(document);
         disks.push(summary);
@@ -162,12 +242,9 @@ pub fn backup(
     };
     let last_disk = disks.last().map_or("", |summary| summary.disk.as_str());
     Watch { disk: last_disk, progress, cancel }.check_cancel()?;
-    writer.put_point(&document)?;
-    let horizon = repository.horizon(&request.machine)?;
-    let names = points.iter().map(|point| &point.point).chain([&point]);
-    warnings.extend(horizon.warning(&request.machine, names));
-    warnings.extend(ahead_of_clock(request, &point, &horizon));
-    Ok(BackupSummary { machine: request.machine.clone(), point, disks, warnings })
+    let point = point.clone();
+    let summary = BackupSummary { machine: request.machine.clone(), point, disks, warnings };
+    Ok(StoredDisks { document, summary })
 }
 
 fn check_disks(disks: &[SourceSpec]) -> Result<()> {
@@ -190,7 +267,7 @@ fn check_disks(disks: &[SourceSpec]) -> Result<()> {
 /// A bitmap counts from the backup that was made last. Where that was forgotten, or the
 /// repository has lost it, an older one would miss what changed between the two.
 fn check_bitmap(
-    writer: &RepositoryWriter,
+    repository: &Repository,
     request: &BackupRequest,
     base: Option<&PointDocument>,
 ) -> Result<()> {
@@ -203,7 +280,6 @@ fn check_bitmap(
         );
         Err(Error::new(ErrorKind::NotFound, text))
     };
-    let repository = writer.repository();
     if let Some((_, lost)) = repository.lost_points(Some(machine))?.last() {
         return refuse(format!("and {lost} is lost (see coldrise verify)"));
     }
@@ -323,7 +399,7 @@ impl Base {
 
 /// Reads and stores one disk.
 fn store_one(
-    writer: &RepositoryWriter,
+    target: &dyn BackupTarget,
     spec: &SourceSpec,
     source: &dyn Source,
     base: &Base,
@@ -331,7 +407,7 @@ fn store_one(
     watch: &Watch<'_>,
 ) -> Result<(DiskDocument, DiskSummary, Option<String>)> {
     let size_bytes = source.size_bytes();
-    let chunk_bytes = u64::from(writer.repository().chunk_size_bytes());
+    let chunk_bytes = u64::from(target.chunk_size_bytes());
     let unit_bytes = chunk_bytes.max(source.alignment_bytes());
     // What the disk has grown by is read whole, with the unit that the old end lies in.
     let bitmap_end = base.bitmap_size_bytes.map_or(0, |old_bytes| {
@@ -347,8 +423,8 @@ fn store_one(
         0 => WriteOptions::default(),
         threads => WriteOptions { threads: threads.min(MAX_THREADS) },
     };
-    let mut disk_writer = writer.disk_writer(root, size_bytes, options)?;
-    let read_bytes = store_disk(source, &mut plan, &mut disk_writer, watch)?;
+    let mut disk_writer = target.start_disk(root, size_bytes, options)?;
+    let read_bytes = store_disk(source, &mut plan, disk_writer.as_mut(), watch)?;
     let warning = source.check_after_reading()?;
     watch.progress.update(&ProgressState {
         phase: Phase::Finishing,

@@ -1,7 +1,7 @@
 //! Reading ahead of the store.
 //!
 //! ```text
-//!   plan ─▶ requests ─▶ readers (threads) ─▶ answers ─▶ in order ─▶ DiskWriter
+//!   plan ─▶ requests ─▶ readers (threads) ─▶ answers ─▶ in order ─▶ DiskTarget
 //!      ◀──────────── at most IN_FLIGHT at a time ──────────────┘
 //! ```
 //!
@@ -16,7 +16,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_store::DiskWriter;
+use coldrise_store::DiskTarget;
 
 use super::plan::{Action, Plan, Span};
 use crate::progress::{Phase, Progress, ProgressState};
@@ -63,7 +63,7 @@ impl Watch<'_> {
 pub(super) fn store_disk(
     source: &dyn Source,
     plan: &mut Plan<'_>,
-    writer: &mut DiskWriter,
+    writer: &mut dyn DiskTarget,
     watch: &Watch<'_>,
 ) -> Result<u64> {
     let (requests, to_readers) = channel();
@@ -143,7 +143,7 @@ impl Pipeline {
         mut self,
         size_bytes: u64,
         plan: &mut Plan<'_>,
-        writer: &mut DiskWriter,
+        writer: &mut dyn DiskTarget,
         watch: &Watch<'_>,
     ) -> Result<u64> {
         let mut is_planned = false;
@@ -184,7 +184,7 @@ impl Pipeline {
         Ok(self.read_bytes)
     }
 
-    fn start(&mut self, span: Span, writer: &mut DiskWriter) -> Result<()> {
+    fn start(&mut self, span: Span, writer: &mut dyn DiskTarget) -> Result<()> {
         if span.action != Action::Read {
             self.queue.push_back(Step::Hole(span));
             return Ok(());

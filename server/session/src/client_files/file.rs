@@ -1,10 +1,13 @@
 //! One file of a client, open in the process that writes the session.
 //!
-//! Up to 1 MiB its content is in memory while it is used and stored as one document,
-//! whole, by each flush. What grows beyond becomes a layer. What is stored is always
+//! Up to 1 MiB its content is in memory while it is used and stored whole by each flush:
+//! up to 256 bytes in the list of files, beyond as one document. What grows beyond becomes a layer. What is stored is always
 //! one content that the file had, never parts of two.
 //!
-//! # From a document to a layer
+//! # From the list to a document, and to a layer
+//!
+//! The document is stored, then the list says so and loses the content. A crash before leaves a
+//! document that the next opening removes.
 //!
 //! The content is written into a new layer and flushed; then the list of files says
 //! so; then the document is removed. A crash before the list is replaced leaves the
@@ -23,7 +26,7 @@ use parking_lot::{Mutex, RwLock, RwLockWriteGuard};
 use super::folder::{Unwritten, MAX_SMALL_BYTES};
 use super::inside::inside;
 use super::tree::{FileEntry, FileId, FileKind};
-use super::writer::{looks, Shared};
+use super::writer::{looks, ns_since_1970, removed, Shared};
 use crate::length::Length;
 use crate::place::is_there;
 use crate::side_file::SideFile;
@@ -60,7 +63,7 @@ impl ClientFile {
                 let text = format!("{:?} is a folder", entry.name);
                 return Err(Error::new(ErrorKind::IsAFolder, text));
             }
-            FileKind::Small => {
+            FileKind::Listed { .. } | FileKind::Small => {
                 let bytes = shared.load(entry.id)?;
                 let length_bytes = bytes.len() as u64;
                 let bytes = shared.keep(bytes);
@@ -178,6 +181,7 @@ impl ClientFile {
             self.check()?;
             self.shared.change_entry(self.id, |entry| {
                 entry.kind = FileKind::Large { capacity_bytes };
+                entry.content = Vec::new();
             })?;
             Ok(large)
         });
@@ -204,11 +208,39 @@ impl ClientFile {
             .write_at(bytes, 0)
             .and_then(|()| length.set(bytes.len() as u64))
             .and_then(|()| side.flush());
-        if let Err(error) = copied {
-            side.stop_ahead();
-            return Err(error);
+        copied.map(|()| large)
+    }
+
+    /// Stores a small content, in the list or as a document. The caller holds `flushing`.
+    fn store(&self, bytes: Vec<u8>) -> Result<()> {
+        let modified = self.modified();
+        let tree = self.shared.tree();
+        let is_listed =
+            matches!(tree.get(self.id).ok_or_else(removed)?.kind, FileKind::Listed { .. });
+        if is_listed && tree.takes(&bytes) {
+            return self.shared.change_entry(self.id, |entry| {
+                entry.kind = FileKind::Listed { modified_ns: ns_since_1970(modified) };
+                entry.content = bytes;
+            });
         }
-        Ok(large)
+        match self.shared.folder.write_content(self.id, &bytes, modified) {
+            Ok(()) => {}
+            Err(Unwritten::Unchanged(error)) => return Err(error),
+            Err(Unwritten::Unknown(error)) => {
+                self.shared.poison.set();
+                return Err(error);
+            }
+        }
+        if !is_listed {
+            return Ok(());
+        }
+        let named = self.shared.change_entry(self.id, |entry| {
+            entry.kind = FileKind::Small;
+            entry.content = Vec::new();
+        });
+        named.inspect_err(|_| {
+            let _ = self.shared.folder.remove_content(self.id);
+        })
     }
 
     /// Drops a small content from memory, if it is stored.
@@ -237,17 +269,7 @@ impl ClientFile {
         let _flushing = self.flushing.lock();
         let mut content = self.content.write();
         self.shared.forget(&content);
-        if let Content::Large { side, .. } = &*content {
-            side.stop_ahead();
-        }
         *content = Content::Small { length_bytes: 0, bytes: None };
-    }
-
-    /// Ends the layer's thread and waits for it.
-    pub(super) fn stop_ahead(&self) {
-        if let Content::Large { side, .. } = &*self.content.read() {
-            side.stop_ahead();
-        }
     }
 }
 
@@ -388,18 +410,14 @@ impl Disk for ClientFile {
         if self.is_gone.load(Ordering::Acquire) {
             return Ok(());
         }
-        match self.shared.folder.write_content(self.id, &bytes, self.modified()) {
-            Ok(()) => {
-                *stored = version;
-                self.stored_version.store(version, Ordering::Release);
-                Ok(())
-            }
-            Err(Unwritten::Unchanged(error)) => Err(error),
-            Err(Unwritten::Unknown(error)) => {
-                self.shared.poison.set();
-                Err(error)
-            }
+        match self.store(bytes) {
+            // It was removed meanwhile.
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+            stored => stored?,
         }
+        *stored = version;
+        self.stored_version.store(version, Ordering::Release);
+        Ok(())
     }
 
     fn extents(&self, offset_bytes: u64, length_bytes: u64, limit: usize) -> Result<Vec<Extent>> {
@@ -417,6 +435,11 @@ impl Disk for ClientFile {
 impl Shared {
     /// The content of a small file as it is stored.
     fn load(&self, id: FileId) -> Result<Vec<u8>> {
+        let tree = self.tree();
+        let entry = tree.get(id).ok_or_else(removed)?;
+        if matches!(entry.kind, FileKind::Listed { .. }) {
+            return Ok(entry.content.clone());
+        }
         self.folder.read_content(id)?.ok_or_else(|| {
             Error::new(ErrorKind::Corrupt, format!("the content of file {} is missing", id.0))
         })

@@ -16,7 +16,7 @@ use crate::side_file::SideFileKey;
 /// Largest content that is kept in a document, in bytes; what grows beyond becomes a
 /// layer.
 pub const MAX_SMALL_BYTES: u64 = 1 << 20;
-/// Contents are padded to a multiple of this, so that the exact length does not show.
+/// Contents and the list are padded to a multiple of this, so that lengths do not show.
 const QUANTUM_BYTES: usize = 1024;
 const LENGTH_BYTES: usize = size_of::<u64>();
 /// Largest file that is read here: a sealed content.
@@ -110,7 +110,11 @@ impl FilesFolder {
     /// Puts another list in the place of the one that is there, durably.
     pub(crate) fn write_tree(&self, tree: &FileTree) -> Replaced {
         let purpose = format!("client tree {}", self.purpose);
-        let sealed = tree.encode().and_then(|text| self.repository.seal_document(&purpose, &text));
+        let sealed = tree.encode().and_then(|mut text| {
+            // Lengths of contents do not show.
+            text.resize(text.len().next_multiple_of(QUANTUM_BYTES), b' ');
+            self.repository.seal_document(&purpose, &text)
+        });
         replace(&self.tree_path(), &sealed.map_err(Unwritten::Unchanged)?, None)
     }
 
@@ -166,7 +170,7 @@ impl FilesFolder {
         }
     }
 
-    /// When the stored content changed, and the bytes that it takes; `None` where it
+    /// When the content that is no part of the list changed, and the bytes it takes; `None` where it
     /// is not there.
     pub(crate) fn looks(&self, id: FileId, kind: FileKind) -> Result<Option<(SystemTime, u64)>> {
         let path = self.stored_path(id, kind);

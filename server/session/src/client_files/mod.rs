@@ -4,6 +4,7 @@
 //!
 //! ```text
 //!   names, ids          FileTree      live/HASH/files/tree       replaced whole
+//!   up to 256 bytes     ClientFile    the same
 //!   up to 1 MiB         ClientFile    live/HASH/files/ID         replaced whole
 //!   what grew beyond    ClientFile    live/HASH/files/ID.layer   a layer over nothing
 //!   seal                CarriedFiles  small files go along into the restore point
@@ -14,9 +15,8 @@
 //!
 //! # Order of writes
 //!
-//! A file's empty content is stored before the list names it, and its content is
-//! removed after the list has forgotten it; so every name has its content at any
-//! moment. The list and each content are replaced by a synced file, a rename and a
+//! A new file is empty, and the list says so. A content is stored before the list says where,
+//! and removed after the list has forgotten it; so every name has its content at any moment. The list and each content are replaced by a synced file, a rename and a
 //! sync of the folder. What a crash leaves without a name is removed when the session
 //! is opened next.
 //!
@@ -27,6 +27,7 @@
 mod carried;
 mod file;
 mod folder;
+mod hexadecimal;
 mod inside;
 mod names;
 mod reader;

@@ -99,6 +99,7 @@ struct ReadFile {
 
 #[derive(Clone)]
 enum Seen {
+    Listed(Arc<FileEntry>),
     Small(Mark, Arc<Vec<u8>>),
     Large(Arc<dyn Disk>, Arc<Length>),
 }
@@ -106,6 +107,7 @@ enum Seen {
 impl Seen {
     fn size_bytes(&self) -> u64 {
         match self {
+            Seen::Listed(entry) => entry.content.len() as u64,
             Seen::Small(_, bytes) => bytes.len() as u64,
             Seen::Large(_, length) => length.get(),
         }
@@ -121,7 +123,12 @@ impl ReadFile {
             self.files.entry(self.id)?;
         } else {
             loop {
-                let kind = self.files.entry(self.id)?.kind;
+                let entry = self.files.entry(self.id)?;
+                let kind = entry.kind;
+                if let FileKind::Listed { .. } = kind {
+                    *seen = Some(Seen::Listed(entry));
+                    break;
+                }
                 if let FileKind::Large { capacity_bytes } = kind {
                     let key = folder.layer(self.id, capacity_bytes);
                     // It is made before the list names it.
@@ -169,26 +176,27 @@ impl Disk for ReadFile {
     }
 
     fn read_at(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
-        match self.seen()? {
-            Seen::Small(_, bytes) => {
-                let part = inside(buffer, offset_bytes, bytes.len() as u64);
-                if !part.is_empty() {
-                    let start = offset_bytes as usize;
-                    part.copy_from_slice(&bytes[start..start + part.len()]);
-                }
-                Ok(())
-            }
+        let seen = self.seen()?;
+        let bytes = match &seen {
+            Seen::Listed(entry) => &entry.content,
+            Seen::Small(_, bytes) => &**bytes,
             Seen::Large(disk, length) => {
-                disk.read_at(inside(buffer, offset_bytes, length.get()), offset_bytes)
+                return disk.read_at(inside(buffer, offset_bytes, length.get()), offset_bytes);
             }
+        };
+        let part = inside(buffer, offset_bytes, bytes.len() as u64);
+        if !part.is_empty() {
+            let start = offset_bytes as usize;
+            part.copy_from_slice(&bytes[start..start + part.len()]);
         }
+        Ok(())
     }
 
     fn extents(&self, offset_bytes: u64, length_bytes: u64, limit: usize) -> Result<Vec<Extent>> {
         let seen = self.seen()?;
         check_range(seen.size_bytes(), offset_bytes, length_bytes)?;
         match seen {
-            Seen::Small(..) => {
+            Seen::Listed(_) | Seen::Small(..) => {
                 Ok(vec![Extent { offset_bytes, length_bytes, kind: ExtentKind::Stored }])
             }
             Seen::Large(disk, _) => disk.extents(offset_bytes, length_bytes, limit),

@@ -10,6 +10,7 @@ use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_store::LayerId;
 use serde::{Deserialize, Serialize};
 
+use super::hexadecimal;
 use super::names::{check_name, is_folder, missing, no_folder, not_empty, too_deep, MAX_DEPTH};
 
 /// Most files and folders of clients in one session.
@@ -39,6 +40,12 @@ impl FileId {
     }
 }
 
+/// Longest content that stands in the list, in bytes: locks and empty files are most of what
+/// clients make, and a list is one sync less than a list and a document.
+pub(crate) const MAX_LISTED_BYTES: usize = 256;
+/// Most files with which a list takes contents: it is replaced whole by each change of them.
+const MOST_LISTED: usize = 256;
+
 /// Numbers below this one are not given: front ends have uses for them.
 const FIRST_NUMBER: u64 = 16;
 
@@ -48,6 +55,11 @@ const FIRST_NUMBER: u64 = 16;
 pub enum FileKind {
     /// A folder.
     Folder,
+    /// A file whose content stands in the list.
+    Listed {
+        /// When the content changed last: nanoseconds since 1970-01-01T00:00:00Z.
+        modified_ns: u64,
+    },
     /// A file whose content is one document.
     Small,
     /// A file whose content is a layer.
@@ -77,6 +89,18 @@ pub struct FileEntry {
     /// one who made it; until it sets the file's times.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub verifier: Option<u64>,
+    /// The content of a listed file; at most [`MAX_LISTED_BYTES`], else empty.
+    #[serde(default, skip_serializing_if = "Vec::is_empty", with = "hexadecimal")]
+    pub content: Vec<u8>,
+}
+
+impl FileEntry {
+    fn is_whole(&self) -> bool {
+        match self.kind {
+            FileKind::Listed { .. } => self.content.len() <= MAX_LISTED_BYTES,
+            _ => self.content.is_empty(),
+        }
+    }
 }
 
 /// How a file is made.
@@ -129,7 +153,7 @@ impl FileTree {
         }
         let is_whole = tree.by_id.len() == tree.by_name.len()
             && tree.by_id.len() == tree.by_number.len()
-            && tree.by_id.values().all(|entry| tree.depth(entry).is_some());
+            && tree.by_id.values().all(|entry| entry.is_whole() && tree.depth(entry).is_some());
         match is_whole {
             true => Ok(tree),
             false => Err(Error::new(ErrorKind::Corrupt, "the list of files contradicts itself")),
@@ -143,6 +167,11 @@ impl FileTree {
         serde_json::to_vec(&document).map_err(|error| {
             Error::with_source(ErrorKind::Internal, "describing a session's files", error)
         })
+    }
+
+    /// Whether a content stands in the list rather than in a document of its own.
+    pub(crate) fn takes(&self, content: &[u8]) -> bool {
+        content.len() <= MAX_LISTED_BYTES && self.len() <= MOST_LISTED
     }
 
     /// How many files and folders there are.
@@ -273,7 +302,9 @@ impl FileTree {
         }
         let id = self.free_id()?;
         let name = name.to_owned();
-        let entry = FileEntry { id, parent, name, kind, mode, changed_ns: now_ns, verifier };
+        let content = Vec::new();
+        let entry =
+            FileEntry { id, parent, name, kind, mode, changed_ns: now_ns, verifier, content };
         if self.depth(&entry).is_none_or(|depth| depth >= MAX_DEPTH) {
             return Err(too_deep());
         }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::AtomicU64;
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use coldrise_block::{Disk, Error, ErrorKind, Result};
 use parking_lot::{Mutex, RwLock};
@@ -128,16 +128,10 @@ impl ClientFiles {
             Creation::Exclusive(by) => Some(by),
             _ => None,
         };
-        let (tree, entry) =
-            tree.with_new(folder, name, FileKind::Small, mode, verifier, now_ns())?;
-        // The content first: a file whose content is missing is damaged.
-        self.shared
-            .folder
-            .write_content(entry.id, b"", SystemTime::now())
-            .map_err(Unwritten::into_error)?;
-        self.shared.store(tree).inspect_err(|_| {
-            let _ = self.shared.folder.remove(entry.id);
-        })?;
+        let modified_ns = now_ns();
+        let kind = FileKind::Listed { modified_ns };
+        let (tree, entry) = tree.with_new(folder, name, kind, mode, verifier, modified_ns)?;
+        self.shared.store(tree)?;
         Ok((entry, true))
     }
 
@@ -204,29 +198,38 @@ impl ClientFiles {
         }
     }
 
-    /// Sets permissions and the time of the last change of the content, durably.
+    /// Sets permissions and the time of the last change of the content, durably. Whatever is
+    /// set, it counts as a change of the entry.
     ///
     /// # Errors
     /// `NotFound` where it was removed; `NoSpace`.
     pub fn set(&self, id: FileId, mode: Option<u32>, modified: Option<SystemTime>) -> Result<()> {
+        self.shared.change_entry(id, |entry| {
+            entry.mode = mode.unwrap_or(entry.mode);
+            entry.verifier = None;
+            if let (FileKind::Listed { modified_ns }, Some(to)) = (&mut entry.kind, modified) {
+                *modified_ns = ns_since_1970(to);
+            }
+        })?;
         let entry = self.tree().get(id).map(Arc::clone).ok_or_else(removed)?;
-        let is_other = |mode: u32| mode != entry.mode;
-        if mode.is_some_and(is_other) || entry.verifier.is_some() {
-            self.shared.change_entry(id, |entry| {
-                entry.mode = mode.unwrap_or(entry.mode);
-                entry.verifier = None;
-            })?;
-        }
-        let Some(modified) = modified else { return Ok(()) };
-        if entry.kind == FileKind::Folder {
-            return self.shared.change_entry(id, |_| {});
-        }
+        let Some(modified) = modified.filter(|_| entry.kind != FileKind::Folder) else {
+            return Ok(());
+        };
         let file = self.file(id)?;
         file.flush()?;
         // It may have become large meanwhile.
         let kind = self.tree().get(id).ok_or_else(removed)?.kind;
-        self.shared.folder.set_modified(id, kind, modified)?;
         file.note_modified(modified);
+        if let FileKind::Listed { modified_ns } = kind {
+            // A flush may have stored another one in between.
+            if modified_ns == ns_since_1970(modified) {
+                return Ok(());
+            }
+            return self.shared.change_entry(id, |entry| {
+                entry.kind = FileKind::Listed { modified_ns: ns_since_1970(modified) };
+            });
+        }
+        self.shared.folder.set_modified(id, kind, modified)?;
         Ok(())
     }
 
@@ -258,15 +261,10 @@ impl ClientFiles {
         }
         result
     }
-
-    /// Ends the threads of the layers and waits for them.
-    pub(crate) fn stop_ahead(&self) {
-        self.open.lock().values().for_each(|file| file.stop_ahead());
-    }
 }
 
 impl Shared {
-    fn tree(&self) -> Arc<FileTree> {
+    pub(super) fn tree(&self) -> Arc<FileTree> {
         Arc::clone(&self.tree.read())
     }
 
@@ -302,6 +300,9 @@ impl Shared {
 }
 
 pub(super) fn looks(folder: &FilesFolder, entry: &FileEntry) -> Result<(SystemTime, u64)> {
+    if let FileKind::Listed { modified_ns } = entry.kind {
+        return Ok((UNIX_EPOCH + Duration::from_nanos(modified_ns), entry.content.len() as u64));
+    }
     folder.looks(entry.id, entry.kind)?.ok_or_else(|| {
         Error::new(ErrorKind::Corrupt, format!("the content of {:?} is missing", entry.name))
     })
@@ -319,7 +320,11 @@ fn taken(name: &str) -> Error {
     Error::new(ErrorKind::AlreadyExists, format!("there is already a file {name:?}"))
 }
 
-pub(super) fn now_ns() -> u64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
+fn now_ns() -> u64 {
+    ns_since_1970(SystemTime::now())
+}
+
+pub(super) fn ns_since_1970(time: SystemTime) -> u64 {
+    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Slot `n` is described by record `n`. A record of zeroes is a slot never
-//! used. Everything is little endian.
+//! used. Everything is little endian. The marks in the superblock area are in `mark`.
 
 use coldrise_block::{Error, ErrorKind, Result, BLOCK_SIZE_BYTES};
 
@@ -26,7 +26,7 @@ pub(crate) const SEGMENT_BYTES: u64 =
 pub(crate) const MAX_SLOTS: u32 = u32::MAX - 1024;
 /// The largest sequence number: it fills the counter part of a nonce.
 pub(crate) const MAX_SEQUENCE: u64 = (1 << 40) - 1;
-/// Bytes of a zero cell; the slot of a `ZeroCells` record holds 64 of them.
+/// Cells in the slot of a `Cells` record, each as long as a record.
 pub(crate) const CELLS_PER_SLOT: usize = BLOCK_SIZE_BYTES as usize / RECORD_BYTES;
 
 const _: () = assert!(SEGMENT_INDEX_BYTES == 65536);
@@ -61,10 +61,16 @@ pub(crate) fn segments_in(file_bytes: u64) -> u32 {
 pub(crate) enum RecordKind {
     /// The slot holds the captured block; `payload` is the tag of the stored bytes.
     Block,
-    /// The slot holds zero cells.
-    ZeroCells,
+    /// The slot holds cells. It is never used for anything else again.
+    Cells,
     /// In a cell only: `payload` starts with the number of blocks that read as zeroes.
     ZeroRange,
+    /// The slot holds nothing: the write that took it failed, or a crash lost it.
+    Vacant,
+    /// In a cell only, for continuous protection: the writes before it are what the source
+    /// had at one moment. `payload` is the source's sequence number (8) and the time in
+    /// nanoseconds since 1970 (8). Reads and recovery ignore it.
+    SourceMark,
 }
 
 /// An index record, decoded.
@@ -102,8 +108,10 @@ impl Record {
         plain[12..18].copy_from_slice(&self.block.to_le_bytes()[..6]);
         plain[18] = match self.kind {
             RecordKind::Block => 1,
-            RecordKind::ZeroCells => 2,
+            RecordKind::Cells => 2,
             RecordKind::ZeroRange => 3,
+            RecordKind::Vacant => 4,
+            RecordKind::SourceMark => 5,
         };
         plain[20..36].copy_from_slice(&self.payload);
         plain
@@ -113,8 +121,10 @@ impl Record {
     pub(crate) fn decode(plain: &[u8; RECORD_PLAIN_BYTES]) -> Option<Record> {
         let kind = match plain[18] {
             1 => RecordKind::Block,
-            2 => RecordKind::ZeroCells,
+            2 => RecordKind::Cells,
             3 => RecordKind::ZeroRange,
+            4 => RecordKind::Vacant,
+            5 => RecordKind::SourceMark,
             _ => return None,
         };
         let mut block = [0; 8];
@@ -129,29 +139,22 @@ impl Record {
     }
 }
 
-fn array<const N: usize>(bytes: &[u8]) -> [u8; N] {
+pub(super) fn array<const N: usize>(bytes: &[u8]) -> [u8; N] {
     let mut out = [0; N];
     out.copy_from_slice(bytes);
     out
 }
 
 const MAGIC: &[u8; 8] = b"COLDLAYR";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// Bytes of the fixed part of the superblock, at offset 0.
 pub(crate) const SUPERBLOCK_BYTES: usize = 64;
-/// Where the mark of the last clean close stands: sequence (8), slots (4),
-/// records (4), tag (16).
-pub(crate) const CLOSE_MARK_OFFSET_BYTES: usize = 512;
-/// Bytes of the close mark.
-pub(crate) const CLOSE_MARK_BYTES: usize = 32;
-/// Where the durable mark stands: sequence (8), segments (4), zero (4), tag (16).
-pub(crate) const DURABLE_MARK_OFFSET_BYTES: usize = 544;
-/// Bytes of the durable mark.
-pub(crate) const DURABLE_MARK_BYTES: usize = 32;
 /// Word (64 bits) that changes whenever a writer opens, seals or closes the
 /// layer: a reader in another process looks at it and opens the layer anew.
 pub(crate) const GENERATION_WORD: usize = 1024 / 8;
+/// Word that is 1 while the writer keeps its block map in private memory, else 0.
+pub(crate) const PRIVATE_MAP_WORD: usize = 1032 / 8;
 
 /// The fixed part of a superblock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -185,7 +188,10 @@ impl Superblock {
         if version != VERSION {
             return Err(Error::new(
                 ErrorKind::Unsupported,
-                format!("layer format version {version}; this program knows version {VERSION}"),
+                format!(
+                    "the layer has format version {version}, this program reads version {VERSION}: \
+                     use the version of Coldrise that wrote it"
+                ),
             ));
         }
         if short_hash(key, &bytes[..48]) != bytes[48..64] {
@@ -198,76 +204,7 @@ impl Superblock {
     }
 }
 
-/// What a clean close leaves: `sequence` is the last write and durable, no slot from
-/// `slots` on is in use, and so many records are there. A torn mark reads as absent,
-/// which only costs time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub(crate) struct CloseMark {
-    pub(crate) sequence: u64,
-    pub(crate) slots: u32,
-    /// See [`super::open::SealFacts`].
-    pub(crate) records: u32,
-}
-
-impl CloseMark {
-    pub(crate) fn encode(&self, key: &[u8; 32]) -> [u8; CLOSE_MARK_BYTES] {
-        let mut bytes = [0; CLOSE_MARK_BYTES];
-        bytes[0..8].copy_from_slice(&self.sequence.to_le_bytes());
-        bytes[8..12].copy_from_slice(&self.slots.to_le_bytes());
-        bytes[12..16].copy_from_slice(&self.records.to_le_bytes());
-        let tag = short_hash(key, &bytes[..16]);
-        bytes[16..32].copy_from_slice(&tag);
-        bytes
-    }
-
-    pub(crate) fn decode(bytes: &[u8; CLOSE_MARK_BYTES], key: &[u8; 32]) -> Option<CloseMark> {
-        if short_hash(key, &bytes[..16]) != bytes[16..32] {
-            return None;
-        }
-        Some(CloseMark {
-            sequence: u64::from_le_bytes(array(&bytes[0..8])),
-            slots: u32::from_le_bytes(array(&bytes[8..12])),
-            records: u32::from_le_bytes(array(&bytes[12..16])),
-        })
-    }
-}
-
-/// What was durable at some moment: every write up to `sequence`, and that the file has
-/// `segments` whole segments. Written after a sync, now and then, and never synced
-/// itself: an old mark, or none, only says less.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub(crate) struct DurableMark {
-    pub(crate) sequence: u64,
-    pub(crate) segments: u32,
-}
-
-impl DurableMark {
-    pub(crate) fn encode(&self, key: &[u8; 32]) -> [u8; DURABLE_MARK_BYTES] {
-        let mut bytes = [0; DURABLE_MARK_BYTES];
-        bytes[0..8].copy_from_slice(&self.sequence.to_le_bytes());
-        bytes[8..12].copy_from_slice(&self.segments.to_le_bytes());
-        let tag = Self::tag(key, &bytes[..16]);
-        bytes[16..32].copy_from_slice(&tag);
-        bytes
-    }
-
-    pub(crate) fn decode(bytes: &[u8; DURABLE_MARK_BYTES], key: &[u8; 32]) -> Option<DurableMark> {
-        if Self::tag(key, &bytes[..16]) != bytes[16..32] {
-            return None;
-        }
-        Some(DurableMark {
-            sequence: u64::from_le_bytes(array(&bytes[0..8])),
-            segments: u32::from_le_bytes(array(&bytes[8..12])),
-        })
-    }
-
-    /// Not that of a close mark of the same bytes.
-    fn tag(key: &[u8; 32], bytes: &[u8]) -> [u8; 16] {
-        short_hash(key, &[b"durable", bytes].concat())
-    }
-}
-
-fn short_hash(key: &[u8; 32], bytes: &[u8]) -> [u8; 16] {
+pub(super) fn short_hash(key: &[u8; 32], bytes: &[u8]) -> [u8; 16] {
     array(&blake3::keyed_hash(key, bytes).as_bytes()[..16])
 }
 
@@ -286,6 +223,48 @@ mod tests {
         };
         assert_eq!(Record::decode(&record.encode()), Some(record));
         assert_eq!(record.durable_sequence(), 0x01_0203_0405 - 77);
+    }
+
+    #[test]
+    fn the_bytes_of_records_are_pinned() {
+        let mut payload = [0; 16];
+        payload[..8].copy_from_slice(&0x1122_3344_5566_7788u64.to_le_bytes());
+        payload[8..].copy_from_slice(&1_780_000_000_123_456_789u64.to_le_bytes());
+        let mark = Record {
+            sequence: 0x01_0203_0405,
+            unflushed: 7,
+            block: 0,
+            kind: RecordKind::SourceMark,
+            payload,
+        };
+        let bytes = [
+            5, 4, 3, 2, 1, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 5, 0, 0x88, 0x77, 0x66, 0x55,
+            0x44, 0x33, 0x22, 0x11, 0x15, 0xcd, 0x8d, 0xbb, 0x91, 0xd4, 0xb3, 0x18,
+        ];
+        assert_eq!(mark.encode(), bytes);
+        assert_eq!(Record::decode(&bytes), Some(mark));
+        for (number, kind) in [
+            (1, RecordKind::Block),
+            (2, RecordKind::Cells),
+            (3, RecordKind::ZeroRange),
+            (4, RecordKind::Vacant),
+        ] {
+            assert_eq!(Record { kind, ..mark }.encode()[18], number);
+        }
+        let mut later = bytes;
+        later[18] = 6;
+        assert_eq!(Record::decode(&later), None);
+    }
+
+    #[test]
+    fn a_layer_of_another_version_is_refused_with_both_numbers() {
+        let key = [3; 32];
+        let superblock = Superblock { id: [5; 16], disk_size_bytes: 1 << 30 };
+        let mut old = superblock.encode(&key);
+        old[8] = 1;
+        let error = Superblock::decode(&old, &key).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert!(error.to_string().contains("version 1, this program reads version 2"), "{error}");
     }
 
     #[test]

@@ -12,7 +12,7 @@ use aws_lc_rs::aead::{Aad, LessSafeKey, Nonce, UnboundKey, AES_256_GCM};
 use coldrise_block::{Result, BLOCK_SIZE_BYTES};
 use zeroize::Zeroizing;
 
-use super::format::{Record, RECORD_BYTES, RECORD_PLAIN_BYTES};
+use super::format::{Record, RecordKind, RECORD_BYTES, RECORD_PLAIN_BYTES};
 
 /// Bytes of a nonce.
 pub(crate) const NONCE_BYTES: usize = 12;
@@ -22,6 +22,7 @@ pub(crate) struct LayerKeys {
     blocks: LessSafeKey,
     records: LessSafeKey,
     marks: Zeroizing<[u8; 32]>,
+    unfinished: u64,
 }
 
 /// The part of the nonces that one open draws at random.
@@ -61,14 +62,24 @@ fn aead_key(key: &[u8; 32]) -> LessSafeKey {
 impl LayerKeys {
     /// Derives the keys; `derive` turns a purpose into a key of this layer.
     pub(crate) fn derive(derive: impl Fn(&str) -> Zeroizing<[u8; 32]>) -> Self {
+        let marks = derive("layer marks");
+        let hash = blake3::keyed_hash(&marks, b"unfinished record");
+        let mut unfinished = [0; 8];
+        unfinished.copy_from_slice(&hash.as_bytes()[..8]);
         LayerKeys {
             blocks: aead_key(&derive("layer blocks")),
             records: aead_key(&derive("layer records")),
-            marks: derive("layer marks"),
+            marks,
+            unfinished: u64::from_ne_bytes(unfinished),
         }
     }
 
-    /// The key that authenticates the superblock and the close mark.
+    /// The first word of a record while it is being stored: no damage makes it.
+    pub(crate) fn unfinished(&self) -> u64 {
+        self.unfinished
+    }
+
+    /// The key that authenticates the superblock and the marks.
     pub(crate) fn marks(&self) -> &[u8; 32] {
         &self.marks
     }
@@ -120,6 +131,18 @@ impl LayerKeys {
         stored
     }
 
+    /// The record of a slot that holds nothing. It proves nothing durable.
+    pub(crate) fn seal_vacant(
+        &self,
+        slot: u32,
+        nonces: &NoncePrefix,
+        sequence: u64,
+    ) -> [u8; RECORD_BYTES] {
+        let (unflushed, kind) = (u32::MAX, RecordKind::Vacant);
+        let record = Record { sequence, unflushed, block: 0, kind, payload: [0; 16] };
+        self.seal_record(RecordPlace::of_slot(slot), nonces.nonce(sequence), &record)
+    }
+
     /// The record of which one bit was flipped since it was stored; `None` where that is
     /// not what happened.
     pub(crate) fn mend_record(
@@ -162,8 +185,9 @@ impl LayerKeys {
 pub(crate) struct RecordPlace {
     /// The slot.
     pub(crate) slot: u32,
-    /// The cell within the slot, for a zero cell.
-    pub(crate) cell: Option<u8>,
+    /// For a cell: its number within the slot, and the nonce of the slot's own record. A
+    /// cell that was written in an earlier use of the slot is therefore none.
+    pub(crate) cell: Option<(u8, [u8; NONCE_BYTES])>,
 }
 
 impl RecordPlace {
@@ -171,8 +195,12 @@ impl RecordPlace {
         RecordPlace { slot, cell: None }
     }
 
-    fn bytes(self) -> [u8; 5] {
-        let slot = self.slot.to_le_bytes();
-        [slot[0], slot[1], slot[2], slot[3], self.cell.unwrap_or(0xff)]
+    fn bytes(self) -> [u8; 5 + NONCE_BYTES] {
+        let mut bytes = [0; 5 + NONCE_BYTES];
+        bytes[..4].copy_from_slice(&self.slot.to_le_bytes());
+        let (cell, nonce) = self.cell.unwrap_or((0xff, [0; NONCE_BYTES]));
+        bytes[4] = cell;
+        bytes[5..].copy_from_slice(&nonce);
+        bytes
     }
 }

@@ -8,11 +8,16 @@
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
 
-use rustix::fs::{flock, FlockOperation};
+use parking_lot::Mutex;
+use rustix::fs::{fallocate, flock, FallocateFlags, FlockOperation};
+use rustix::io::Errno;
 
+use super::format::PRIVATE_MAP_WORD;
+use super::open::bump_generation;
 use crate::mapping::SharedWords;
 use crate::place::MAP_PREFIX;
 
@@ -25,6 +30,12 @@ const ENTRY_FIRST_SLOT: u32 = 2;
 
 const GROUP_ZERO: u32 = 1;
 const GROUP_HAS_ENTRIES: u32 = 2;
+/// The entries are in the writer's private memory.
+const GROUP_IS_PRIVATE: u32 = 4;
+
+const ENTRY_BYTES: u64 = 4;
+// The entries of a group are a page, which is reserved when the group gets entries.
+const _: () = assert!(GROUP_BLOCKS * ENTRY_BYTES == 4096);
 
 /// What a layer knows of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,9 +58,21 @@ pub(crate) struct BlockMap {
     published: Option<PathBuf>,
     /// The name it has until then.
     hidden: Option<PathBuf>,
-    /// Open for its lock: nobody takes the map for abandoned.
-    _locked: Option<File>,
+    /// Of a shared map.
+    sharing: Option<Sharing>,
     is_attached: bool,
+}
+
+/// What a map in shared memory needs beside its words.
+struct Sharing {
+    /// Open, and locked: nobody takes the map for abandoned.
+    file: File,
+    /// Takes the entries for which there is no room in shared memory.
+    spill: SharedWords,
+    /// Held while a group gets entries: whether its page could be had is decided once.
+    reserving: Mutex<()>,
+    /// The layer's, to tell readers in other processes that the map is not theirs any more.
+    head: Arc<SharedWords>,
 }
 
 fn length_bytes(blocks: u64) -> Result<(usize, usize)> {
@@ -70,38 +93,44 @@ impl BlockMap {
             group_start,
             published: None,
             hidden: None,
-            _locked: None,
+            sharing: None,
             is_attached: false,
         })
     }
 
     /// An empty map in shared memory. It appears at `path` when it is revealed; a
     /// stale one there is removed now, and so are all that lie beside it and whose
-    /// writers were killed. Falls back to private memory where the
-    /// machine has no shared memory.
-    pub(crate) fn shared(blocks: u64, path: &Path) -> Result<Self> {
+    /// writers were killed. Where shared memory has no room, or there is none, the map is in
+    /// private memory as a whole or in part, and the layer's `head` says so: other
+    /// processes cannot read it then.
+    pub(crate) fn shared(blocks: u64, path: &Path, head: Arc<SharedWords>) -> Result<Self> {
         let (group_start, bytes) = length_bytes(blocks)?;
         let hidden = path.with_extension("new");
         let _ = std::fs::remove_file(path);
         path.parent().into_iter().for_each(remove_abandoned);
-        let created =
-            create_locked(&hidden).and_then(|file: File| file.set_len(bytes as u64).map(|()| file));
+        let groups = (group_start as u64 * ENTRY_BYTES, (bytes - group_start * 4) as u64);
+        let created = create_locked(&hidden).and_then(|file| {
+            file.set_len(bytes as u64)?;
+            reserve(&file, groups.0, groups.1)?;
+            Ok(file)
+        });
         let file = match created {
             Ok(file) => file,
             Err(error) => {
-                tracing::warn!(path = %path.display(), %error, "no shared memory: other processes cannot read this session while it is written");
+                let _ = std::fs::remove_file(&hidden);
+                tell_private(&head, path, &error);
                 return BlockMap::private(blocks);
             }
         };
         let words = SharedWords::of_file(&file, 0, bytes)?;
-        let hidden = Some(hidden);
+        let spill = SharedWords::private(group_start * 4)?;
         Ok(BlockMap {
             words,
             blocks,
             group_start,
             published: Some(path.to_owned()),
-            hidden,
-            _locked: Some(file),
+            hidden: Some(hidden),
+            sharing: Some(Sharing { file, spill, reserving: Mutex::new(()), head }),
             is_attached: false,
         })
     }
@@ -109,6 +138,10 @@ impl BlockMap {
     /// Lets other processes find the map, now that it is complete.
     pub(crate) fn reveal(&mut self) {
         let (Some(path), Some(hidden)) = (&self.published, self.hidden.take()) else { return };
+        if self.is_private() {
+            let _ = std::fs::remove_file(hidden);
+            return;
+        }
         if let Err(error) = std::fs::rename(&hidden, path) {
             tracing::warn!(path = %path.display(), %error, "other processes cannot read this session while it is written");
             let _ = std::fs::remove_file(hidden);
@@ -132,7 +165,7 @@ impl BlockMap {
             group_start,
             published: None,
             hidden: None,
-            _locked: None,
+            sharing: None,
             is_attached: true,
         })
     }
@@ -145,6 +178,55 @@ impl BlockMap {
     /// Number of blocks of the disk.
     pub(crate) fn blocks(&self) -> u64 {
         self.blocks
+    }
+
+    /// True once a part of it is in private memory.
+    fn is_private(&self) -> bool {
+        self.sharing.as_ref().is_some_and(|s| s.head.load64(PRIVATE_MAP_WORD) != 0)
+    }
+
+    /// Has room for the entries of the group of `block`, and returns its word.
+    fn with_entries(&self, block: u64) -> u32 {
+        let group = self.group(block);
+        if group & GROUP_HAS_ENTRIES != 0 {
+            return group;
+        }
+        let mut flags = GROUP_HAS_ENTRIES;
+        let _reserving = self.sharing.as_ref().map(|sharing| sharing.reserving.lock());
+        let group = self.group(block);
+        if group & GROUP_HAS_ENTRIES != 0 {
+            return group;
+        }
+        if let Some(sharing) = &self.sharing {
+            let first = block / GROUP_BLOCKS * GROUP_BLOCKS;
+            let count = GROUP_BLOCKS.min(self.blocks - first);
+            let reserved = reserve(&sharing.file, first * ENTRY_BYTES, count * ENTRY_BYTES);
+            if let Err(error) = reserved {
+                flags |= GROUP_IS_PRIVATE;
+                self.give_up_sharing(sharing, &error);
+            }
+        }
+        self.set_group(block, group | flags);
+        group | flags
+    }
+
+    /// From here on readers in other processes would see a part of the map only. They are
+    /// told before the first entry goes elsewhere.
+    fn give_up_sharing(&self, sharing: &Sharing, error: &std::io::Error) {
+        if self.is_private() {
+            return;
+        }
+        for path in self.published.iter().chain(&self.hidden) {
+            tell_private(&sharing.head, path, error);
+            let _ = std::fs::remove_file(path);
+        }
+    }
+
+    fn entries(&self, group: u32) -> &SharedWords {
+        match &self.sharing {
+            Some(sharing) if group & GROUP_IS_PRIVATE != 0 => &sharing.spill,
+            _ => &self.words,
+        }
     }
 
     fn group(&self, block: u64) -> u32 {
@@ -168,7 +250,7 @@ impl BlockMap {
         if group & GROUP_HAS_ENTRIES == 0 {
             return inherited;
         }
-        match self.words.load32(block as usize) {
+        match self.entries(group).load32(block as usize) {
             ENTRY_INHERIT => inherited,
             ENTRY_ZERO => Lookup::Zero,
             slot => Lookup::Slot(slot - ENTRY_FIRST_SLOT),
@@ -187,11 +269,8 @@ impl BlockMap {
     /// Points `block` at `slot` and returns what it was before.
     pub(crate) fn set_slot(&self, block: u64, slot: u32) -> Lookup {
         let before = self.lookup(block);
-        let group = self.group(block);
-        if group & GROUP_HAS_ENTRIES == 0 {
-            self.set_group(block, group | GROUP_HAS_ENTRIES);
-        }
-        self.words.store32(block as usize, slot + ENTRY_FIRST_SLOT);
+        let group = self.with_entries(block);
+        self.entries(group).store32(block as usize, slot + ENTRY_FIRST_SLOT);
         before
     }
 
@@ -209,12 +288,12 @@ impl BlockMap {
                 continue;
             }
             let stop = group_end.min(end);
-            self.set_group(block, group | GROUP_HAS_ENTRIES);
+            let group = self.with_entries(block);
             for entry in block..stop {
                 if let Lookup::Slot(slot) = self.lookup(entry) {
                     superseded(slot);
                 }
-                self.words.store32(entry as usize, ENTRY_ZERO);
+                self.entries(group).store32(entry as usize, ENTRY_ZERO);
             }
             block = stop;
         }
@@ -231,6 +310,22 @@ impl BlockMap {
         }
         true
     }
+}
+
+/// Takes the memory now: a store into a page that cannot be had would end the process.
+fn reserve(file: &File, offset_bytes: u64, length_bytes: u64) -> std::io::Result<()> {
+    loop {
+        match fallocate(file, FallocateFlags::empty(), offset_bytes, length_bytes) {
+            Err(Errno::INTR) => {}
+            reserved => return Ok(reserved?),
+        }
+    }
+}
+
+fn tell_private(head: &SharedWords, path: &Path, error: &std::io::Error) {
+    head.store64(PRIVATE_MAP_WORD, 1);
+    bump_generation(head);
+    tracing::warn!(path = %path.display(), %error, "no room for a block map in shared memory: other processes cannot read this session while it is written. Make /dev/shm larger, then restart this process");
 }
 
 /// Makes the file and locks it before anybody can take it for abandoned for good: one
@@ -278,6 +373,10 @@ mod tests {
 
     const TIB_BLOCKS: u64 = 1 << 28;
 
+    fn head() -> Arc<SharedWords> {
+        Arc::new(SharedWords::private(4096).unwrap())
+    }
+
     fn used_bytes(path: &Path) -> u64 {
         path.metadata().unwrap().blocks() * 512
     }
@@ -286,7 +385,7 @@ mod tests {
     fn looking_at_a_whole_disk_takes_no_memory() {
         let folder = tempfile::tempdir_in("/dev/shm").unwrap();
         let path = folder.path().join("coldrise-map-test");
-        let mut map = BlockMap::shared(TIB_BLOCKS, &path).unwrap();
+        let mut map = BlockMap::shared(TIB_BLOCKS, &path, head()).unwrap();
         map.reveal();
         map.set_slot(5000, 7);
         map.set_zero(1 << 20, 1 << 20, |_| {});
@@ -313,9 +412,9 @@ mod tests {
         for name in ["coldrise-map-killed", "coldrise-map-killed.new", "other"] {
             std::fs::write(at(name), "x").unwrap();
         }
-        let mut first = BlockMap::shared(100, &at("coldrise-map-first")).unwrap();
+        let mut first = BlockMap::shared(100, &at("coldrise-map-first"), head()).unwrap();
         first.reveal();
-        let hidden = BlockMap::shared(100, &at("coldrise-map-second")).unwrap();
+        let hidden = BlockMap::shared(100, &at("coldrise-map-second"), head()).unwrap();
         let mut names: Vec<_> = std::fs::read_dir(folder.path())
             .unwrap()
             .map(|entry| entry.unwrap().file_name().into_string().unwrap())

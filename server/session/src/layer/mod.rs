@@ -8,6 +8,9 @@
 //!
 //! # Invariants
 //!
+//! 0. While no write is half done, every slot below the first that was never used holds a
+//!    record that authenticates: a slot whose write failed, or that a crash left without,
+//!    gets a vacant one. So a record that is missing there is damage (see `mark`).
 //! 1. A slot is written only while nothing durable needs it: it was never used, or
 //!    the record that superseded it has been synced, or no sync that has started
 //!    covers what it holds (then the block is overwritten in place: a guest that
@@ -20,13 +23,15 @@
 //! 4. A record claims only what a finished sync made durable (`unflushed`).
 //! 5. After a failed sync nothing is written and nothing is freed until the
 //!    layer is opened again; opening rewrites and syncs what no record proves durable.
+//! 6. A slot of cells is used for nothing else, a cell is written once, and counts only
+//!    under the very record of its slot.
 //!
 //! # Why a crash is safe at each step of a write
 //!
 //! Slot written, record not: the record there is absent, damaged, or an old one
 //! that a durable record supersedes; the block reads as before. Record written,
 //! slot not (the disk may reorder): the tag does not match, the record is
-//! rejected and erased at the next open; the older record of the block is
+//! rejected, and the slot vacant from the next open on; the older record of the block is
 //! intact by invariant 1. Both written: the new content. Either torn: as absent.
 //! In place it is the same: what was there before was never flushed, and the
 //! block's flushed record, if it has one, is elsewhere and intact. After the sync both are there, and only then does FLUSH return.
@@ -35,12 +40,13 @@
 //!
 //! `gate` (writers share it; a sync takes it alone for an instant to learn which
 //! writes it covers; so does a large zeroing), one `stripe` (64 neighbouring
-//! blocks), `zero_cells`, `Slots`' own. Readers take none, but for a stripe where
+//! blocks), `open_cells`, `Slots`' own. Readers take none, but for a stripe where
 //! a block does not match its record: then its writer may be half way.
 
 mod format;
 mod keys;
 mod map;
+mod mark;
 mod open;
 mod read;
 mod recovery;
@@ -50,37 +56,57 @@ mod windows;
 mod write;
 
 #[cfg(test)]
+mod damage_tests;
+#[cfg(test)]
 mod tests;
 
 use std::fs::File;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::Arc;
+use std::thread::JoinHandle;
 
 use parking_lot::{Mutex, MutexGuard, RwLock};
 
 use coldrise_block::{Error, ErrorKind, Result};
 
-pub(crate) use format::Superblock;
+pub(crate) use format::{Superblock, SUPERBLOCK_AREA_BYTES};
 pub(crate) use keys::LayerKeys;
 pub(crate) use map::Lookup;
-pub(crate) use open::{ReadMode, SealFacts};
+pub(crate) use mark::SealFacts;
+pub(crate) use open::ReadMode;
 pub(crate) use read::{How, Stripe};
 
 use crate::lock::FileLock;
+use format::RECORD_BYTES;
 use keys::NoncePrefix;
 use map::BlockMap;
 use slots::Slots;
 use sync::SyncState;
 use windows::Windows;
-use write::ZeroCells;
+use write::OpenCells;
 
 /// Blocks under one stripe lock: 256 KiB of the disk.
 pub(crate) const STRIPE_BLOCKS: u64 = 64;
 const STRIPES: usize = 1024;
 
-/// One layer, open for reading or for writing.
+/// One layer, open for reading or for writing. Dropped, it ends the layer's own thread,
+/// waits for it, and closes the file: no other holder of the file does.
 pub(crate) struct Layer {
+    file: Arc<LayerFile>,
+    ahead: Option<JoinHandle<()>>,
+}
+
+impl std::ops::Deref for Layer {
+    type Target = LayerFile;
+
+    fn deref(&self) -> &LayerFile {
+        &self.file
+    }
+}
+
+/// The file of a layer: what its owner and the layer's own thread share.
+pub(crate) struct LayerFile {
     file: File,
     path: PathBuf,
     keys: LayerKeys,
@@ -102,10 +128,10 @@ struct Writer {
     covered_sequence: AtomicU64,
     /// Of the records that were stored; a failed write leaves a gap above it.
     highest_recorded: AtomicU64,
-    /// See [`SealFacts::records`].
-    records: AtomicU32,
+    /// See [`SealFacts::cells`].
+    cells: AtomicU32,
     nonces: NoncePrefix,
-    zero_cells: Mutex<ZeroCells>,
+    open_cells: Mutex<OpenCells>,
     sync: SyncState,
     poison: Poison,
     /// The session's lock: whoever still holds this layer, and will close the
@@ -146,7 +172,7 @@ pub(crate) struct StripeGuard<'a> {
     _stripe: MutexGuard<'a, ()>,
 }
 
-impl Layer {
+impl LayerFile {
     /// Number of blocks of the disk; the last may be short on the disk, never here.
     pub(crate) fn blocks(&self) -> u64 {
         self.map.blocks()
@@ -191,6 +217,10 @@ impl Layer {
     /// True where another process keeps the block map.
     pub(crate) fn is_attached(&self) -> bool {
         self.map.is_attached()
+    }
+
+    fn store_record(&self, slot: u32, stored: &[u8; RECORD_BYTES]) -> Result<()> {
+        self.windows.store_record(&self.file, slot, stored, self.keys.unfinished())
     }
 
     fn writer(&self) -> Result<&Writer> {

@@ -10,30 +10,20 @@ use coldrise_block::{Context, Error, ErrorKind, Result, BLOCK_SIZE_BYTES, MAX_DI
 use parking_lot::{Mutex, RwLock};
 
 use super::format::{
-    segment_offset_bytes, segments_in, CloseMark, DurableMark, Superblock, CLOSE_MARK_BYTES,
-    CLOSE_MARK_OFFSET_BYTES, DURABLE_MARK_BYTES, DURABLE_MARK_OFFSET_BYTES, GENERATION_WORD,
-    MAX_SLOTS, SLOTS_PER_SEGMENT, SUPERBLOCK_AREA_BYTES, SUPERBLOCK_BYTES,
+    segment_offset_bytes, segments_in, Superblock, GENERATION_WORD, MAX_SLOTS, PRIVATE_MAP_WORD,
+    SLOTS_PER_SEGMENT, SUPERBLOCK_AREA_BYTES, SUPERBLOCK_BYTES,
 };
 use super::keys::{LayerKeys, NoncePrefix};
 use super::map::BlockMap;
-use super::recovery::{self, Verify};
+use super::mark::{empty_head, Mark, SealFacts};
+use super::recovery::{self, Known};
 use super::slots::{reserve_existing, Slots};
-use super::sync::SyncState;
+use super::sync::{Marking, SyncState};
 use super::windows::Windows;
-use super::write::ZeroCells;
-use super::{Layer, Poison, Writer, STRIPES};
+use super::write::OpenCells;
+use super::{Layer, LayerFile, Poison, Writer, STRIPES};
 use crate::lock::FileLock;
-
-/// What a restore point remembers of a layer that was sealed into it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct SealFacts {
-    /// The last sequence number of the layer; 0 when nothing was captured.
-    pub(crate) sequence: u64,
-    /// Slots in use: the file must reach to the last of them.
-    pub(crate) slots: u32,
-    /// Records there are, those in zero cells included, modulo 2^32; 0: not known.
-    pub(crate) records: u32,
-}
+use crate::mapping::SharedWords;
 
 /// How a layer is opened for reading.
 pub(crate) enum ReadMode<'a> {
@@ -44,6 +34,8 @@ pub(crate) enum ReadMode<'a> {
     Idle(u64),
     /// Another process writes it and publishes its block map here.
     Attached(&'a Path),
+    /// Another process writes the session, and perhaps this layer.
+    PerhapsAttached(&'a Path),
 }
 
 /// Slots a layer may come to use: twice the disk (live and superseded), and
@@ -64,7 +56,7 @@ impl Layer {
             .context(|| format!("creating the layer {}", path.display()))?;
         let written = file
             .set_len(SUPERBLOCK_AREA_BYTES)
-            .and_then(|()| file.write_all_at(&superblock.encode(keys.marks()), 0))
+            .and_then(|()| file.write_all_at(&empty_head(superblock, keys.marks()), 0))
             .and_then(|()| file.sync_all());
         written.context(|| format!("creating the layer {}", path.display()))
     }
@@ -86,61 +78,52 @@ impl Layer {
         let blocks = expected.disk_size_bytes.div_ceil(BLOCK_SIZE_BYTES);
         let length_bytes = length_of(&file, path)?;
         let segments = segments_in(length_bytes);
-        let marks = Marks::read(&file, path, &keys)?;
-        marks.check_length(path, segments)?;
+        let mut mark = Mark::read(&file, path, keys.marks())?;
+        check_length(path, segments, &mark.facts)?;
         // A crash may have left a part of a segment behind the last whole one.
         file.set_len(segment_offset_bytes(segments)).context(|| "trimming a layer file")?;
         reserve_existing(&file, segments)?;
         let max_slots = max_slots(blocks);
         let windows = Windows::new(&file, max_slots, true)?;
-        bump_generation(&windows);
+        windows.head().store64(PRIVATE_MAP_WORD, 0);
+        bump_generation(windows.head());
         let generation = windows.head().load64(GENERATION_WORD);
-        let mut layer = Layer {
-            file,
-            path: path.to_owned(),
-            keys,
-            map: BlockMap::shared(blocks, map_path)?,
-            windows,
-            writer: None,
-            generation,
-        };
+        let map = BlockMap::shared(blocks, map_path, Arc::clone(windows.head()))?;
+        let path = path.to_owned();
+        let mut layer = LayerFile { file, path, keys, map, windows, writer: None, generation };
         let slots = segments * SLOTS_PER_SEGMENT;
-        let found = recovery::scan(&layer, slots, Verify::After(marks.floor()))
-            .and_then(|found| marks.check_found(&layer, &found).map(|()| found))
-            .context(|| format!("opening the layer {}", path.display()))?;
-        // The mark must be gone, durably, before a record can make it wrong.
-        let file = &layer.file;
-        file.write_all_at(&[0; CLOSE_MARK_BYTES], CLOSE_MARK_OFFSET_BYTES as u64)
-            .and_then(|()| file.sync_data())
-            .context(|| format!("opening the layer {}", path.display()))?;
-        recovery::settle(&layer, &found)?;
-        let next_sequence = found.highest_sequence + 1;
+        let what = |layer: &LayerFile| format!("opening the layer {}", layer.path.display());
+        let known = Known { facts: mark.facts, is_whole: mark.is_closed };
+        let found = recovery::scan(&layer, slots, &known).context(|| what(&layer))?;
+        let nonces = NoncePrefix::random()?;
+        let facts = recovery::settle(&layer, &found, &nonces)?;
+        // The closed mark must be gone, durably, before a write can make it wrong. The other
+        // one goes, too; the next sync makes that durable.
+        let key = layer.keys.marks();
+        mark.write_next(&layer.file, key, facts, false)
+            .and_then(|()| layer.file.sync_data())
+            .and_then(|()| mark.write_next(&layer.file, key, facts, false))
+            .context(|| what(&layer))?;
         layer.writer = Some(Writer {
             gate: RwLock::new(()),
             stripes: (0..STRIPES).map(|_| Mutex::new(())).collect(),
-            slots: Slots::new(
-                found.free_slots(&layer),
-                found.end,
-                segments * SLOTS_PER_SEGMENT,
-                max_slots,
-            ),
-            next_sequence: AtomicU64::new(next_sequence),
-            durable_sequence: AtomicU64::new(found.highest_sequence),
-            covered_sequence: AtomicU64::new(found.highest_sequence),
-            highest_recorded: AtomicU64::new(found.highest_believed),
-            records: AtomicU32::new(found.records),
-            nonces: NoncePrefix::random()?,
-            zero_cells: Mutex::new(ZeroCells::none()),
-            sync: SyncState::new(),
+            slots: Slots::new(found.free_slots(&layer), facts.slots, slots, max_slots),
+            next_sequence: AtomicU64::new(facts.sequence + 1),
+            durable_sequence: AtomicU64::new(facts.sequence),
+            covered_sequence: AtomicU64::new(facts.sequence),
+            highest_recorded: AtomicU64::new(facts.sequence),
+            cells: AtomicU32::new(facts.cells),
+            nonces,
+            open_cells: Mutex::new(OpenCells::none()),
+            sync: SyncState::new(Marking::new(mark)),
             poison,
             _writing: writing,
         });
         layer.map.reveal();
         // Readers that came in between look again.
-        bump_generation(&layer.windows);
-        let layer = Arc::new(layer);
-        layer.start_ahead();
-        Ok(layer)
+        bump_generation(layer.windows.head());
+        let file = Arc::new(layer);
+        Ok(Arc::new(Layer { ahead: LayerFile::start_ahead(&file), file }))
     }
 
     /// Opens the layer for reading.
@@ -159,24 +142,32 @@ impl Layer {
         let slots = segments_in(length_bytes) * SLOTS_PER_SEGMENT;
         let windows = Windows::new(&file, max_slots(blocks).max(slots), false)?;
         let generation = windows.head().load64(GENERATION_WORD);
+        let mode = match mode {
+            ReadMode::PerhapsAttached(map_path) if map_path.exists() => {
+                ReadMode::Attached(map_path)
+            }
+            ReadMode::PerhapsAttached(_) => {
+                check_shared_map(&windows, path)?;
+                ReadMode::Idle(0)
+            }
+            mode => mode,
+        };
         let map = match mode {
-            ReadMode::Attached(map_path) => BlockMap::attach(blocks, map_path)?,
+            ReadMode::Attached(map_path) => {
+                // Looked at first: a writer that gives its map up says so before the map goes.
+                let attached = BlockMap::attach(blocks, map_path);
+                check_shared_map(&windows, path)?;
+                attached?
+            }
             _ => BlockMap::private(blocks)?,
         };
         let path = path.to_owned();
-        let layer = Layer { file, path, keys, map, windows, writer: None, generation };
+        let layer = LayerFile { file, path, keys, map, windows, writer: None, generation };
         match mode {
-            ReadMode::Attached(_) => {}
+            ReadMode::Attached(_) | ReadMode::PerhapsAttached(_) => {}
             ReadMode::Idle(least_sequence) => {
                 // Read after the generation: a writer that comes now shows in that.
-                let marks = Marks::read(&layer.file, &layer.path, &layer.keys)?;
-                let looked = marks
-                    .check_length(&layer.path, slots / SLOTS_PER_SEGMENT)
-                    .and_then(|()| recovery::scan(&layer, slots, Verify::After(marks.floor())))
-                    .and_then(|found| {
-                        marks.check_found(&layer, &found)?;
-                        layer.check_reaches(found.highest_sequence, least_sequence)
-                    });
+                let looked = layer.look(slots, least_sequence);
                 if !layer.is_current() {
                     let message = "a writer is opening the layer; try again in a moment";
                     return Err(Error::new(ErrorKind::Busy, message));
@@ -184,20 +175,12 @@ impl Layer {
                 looked?;
             }
             ReadMode::Sealed(facts) => {
-                let damaged = |why: &str| {
-                    Error::new(
-                        ErrorKind::Corrupt,
-                        format!("the sealed layer {} {why}", layer.path.display()),
-                    )
-                };
-                if slots < facts.slots {
-                    return Err(damaged("is shorter than its restore point says"));
-                }
-                let found = recovery::scan(&layer, slots.min(facts.slots), Verify::Nothing)?;
-                found.check_complete(&layer, facts.sequence, facts.records)?;
+                check_length(&layer.path, slots / SLOTS_PER_SEGMENT, &facts)?;
+                let known = Known { facts, is_whole: true };
+                recovery::scan(&layer, facts.slots, &known)?;
             }
         }
-        Ok(Arc::new(layer))
+        Ok(Arc::new(Layer { file: Arc::new(layer), ahead: None }))
     }
 
     /// What a seal must remember, of a layer that was closed cleanly; `None`
@@ -210,17 +193,33 @@ impl Layer {
     ) -> Result<Option<SealFacts>> {
         let file = File::open(path).context(|| missing(path))?;
         check(&file, path, expected, keys)?;
-        let length_bytes = length_of(&file, path)?;
-        let marks = Marks::read(&file, path, keys)?;
-        marks.check_length(path, segments_in(length_bytes))?;
-        if marks.close.is_some_and(|close| close.sequence < least_sequence) {
+        let mark = Mark::read(&file, path, keys.marks())?;
+        check_length(path, segments_in(length_of(&file, path)?), &mark.facts)?;
+        if mark.is_closed && mark.facts.sequence < least_sequence {
             return Err(older(path));
         }
-        if length_bytes == SUPERBLOCK_AREA_BYTES && least_sequence == 0 {
-            return Ok(Some(SealFacts { sequence: 0, slots: 0, records: 0 }));
-        }
-        let facts = |CloseMark { sequence, slots, records }| SealFacts { sequence, slots, records };
-        Ok(marks.close.map(facts))
+        Ok(mark.is_closed.then_some(mark.facts))
+    }
+
+    /// Has readers of a layer that nobody writes look again at what its session is.
+    pub(crate) fn announce_change(path: &Path) {
+        change_head(path, bump_generation);
+    }
+
+    /// A writer was killed that had the layer's block map to itself.
+    pub(crate) fn forget_private_map(path: &Path) {
+        change_head(path, |head| head.store64(PRIVATE_MAP_WORD, 0));
+    }
+}
+
+impl LayerFile {
+    /// Fills the map of a layer that nobody writes.
+    fn look(&self, slots: u32, least_sequence: u64) -> Result<()> {
+        let mark = Mark::read(&self.file, &self.path, self.keys.marks())?;
+        check_length(&self.path, slots / SLOTS_PER_SEGMENT, &mark.facts)?;
+        let known = Known { facts: mark.facts, is_whole: mark.is_closed };
+        let found = recovery::scan(self, slots, &known)?;
+        self.check_reaches(found.highest_sequence, least_sequence)
     }
 
     /// Checks that a layer open for writing has come as far as it had when it was closed.
@@ -232,19 +231,16 @@ impl Layer {
     }
 
     fn check_reaches(&self, reached: u64, least_sequence: u64) -> Result<()> {
-        match reached < least_sequence {
-            true => Err(older(&self.path)),
-            false => Ok(()),
+        if reached < least_sequence {
+            return Err(older(&self.path));
         }
+        Ok(())
     }
 
     /// Flushes and tells what a seal must remember. The caller lets no write in.
     pub(crate) fn seal_facts(&self) -> Result<SealFacts> {
         self.flush()?;
-        let writer = self.writer()?;
-        let sequence = writer.highest_recorded.load(Ordering::SeqCst);
-        let records = writer.records.load(Ordering::SeqCst);
-        Ok(SealFacts { sequence, slots: writer.slots.end(), records })
+        Ok(self.writer()?.facts())
     }
 
     /// After a seal: no more writes come, and readers in other processes look again.
@@ -252,56 +248,45 @@ impl Layer {
         if let Some(writer) = &self.writer {
             writer.sync.ahead.stop();
         }
-        bump_generation(&self.windows);
+        bump_generation(self.windows.head());
     }
 
-    /// Has readers of a layer that nobody writes look again at what its session is.
-    pub(crate) fn announce_change(path: &Path) {
-        let announced = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .open(path)
-            .context(|| missing(path))
-            .and_then(|file| Windows::new(&file, 1, true));
-        match announced {
-            Ok(windows) => bump_generation(&windows),
-            Err(error) => {
-                tracing::warn!(layer = %path.display(), error = %error.full_message(), "readers of the session may go on with what it was");
-            }
-        }
-    }
-
-    /// Flushes, gives unused space back and marks the file as cleanly closed.
+    /// Flushes, gives unused space back and marks the file as closed.
     fn close(&self) -> Result<()> {
         let facts = self.seal_facts()?;
-        let segments = facts.slots.div_ceil(SLOTS_PER_SEGMENT);
-        let SealFacts { sequence, slots, records } = facts;
-        let mark = CloseMark { sequence, slots, records };
-        // No longer than the file will be, before it is shortened.
-        let durable = DurableMark { sequence, segments };
+        // Never below what a mark says: readers look no further.
         self.file
-            .write_all_at(&durable.encode(self.keys.marks()), DURABLE_MARK_OFFSET_BYTES as u64)
-            .and_then(|()| self.file.sync_data())
-            .context(|| format!("closing the layer {}", self.path.display()))?;
-        self.file
-            .set_len(segment_offset_bytes(segments))
+            .set_len(segment_offset_bytes(facts.slots.div_ceil(SLOTS_PER_SEGMENT)))
             .context(|| "giving back a layer's unused space")?;
-        self.file
-            .write_all_at(&mark.encode(self.keys.marks()), CLOSE_MARK_OFFSET_BYTES as u64)
-            .and_then(|()| self.file.sync_data())
-            .context(|| format!("closing the layer {}", self.path.display()))
+        self.mark_closed(facts).context(|| format!("closing the layer {}", self.path.display()))
+    }
+}
+
+impl Writer {
+    /// Holds while no write is half done.
+    pub(super) fn facts(&self) -> SealFacts {
+        SealFacts {
+            sequence: self.highest_recorded.load(Ordering::SeqCst),
+            slots: self.slots.end(),
+            cells: self.cells.load(Ordering::SeqCst),
+        }
     }
 }
 
 impl Drop for Layer {
     fn drop(&mut self) {
-        let Some(writer) = &self.writer else { return };
+        let Some(writer) = &self.file.writer else { return };
         writer.sync.ahead.stop();
-        if let Err(error) = self.close() {
+        // It holds the file, and with it the session's lock and the block map.
+        if let Some(thread) = self.ahead.take() {
+            let _ = thread.join();
+        }
+        if let Err(error) = self.file.close() {
             // Nothing is lost: the next open recovers what was flushed.
             tracing::warn!(layer = %self.path.display(), error = %error.full_message(), "the layer was not closed cleanly");
         }
-        bump_generation(&self.windows);
+        self.windows.head().store64(PRIVATE_MAP_WORD, 0);
+        bump_generation(self.windows.head());
     }
 }
 
@@ -309,48 +294,35 @@ fn missing(path: &Path) -> String {
     format!("the layer file {} cannot be opened", path.display())
 }
 
-/// What a layer's last writer left beside the superblock.
-struct Marks {
-    /// Only of a writer that closed the layer.
-    close: Option<CloseMark>,
-    durable: DurableMark,
+fn check_length(path: &Path, segments: u32, facts: &SealFacts) -> Result<()> {
+    if segments < facts.slots.div_ceil(SLOTS_PER_SEGMENT) {
+        let message = format!("the layer {} is shorter than it was", path.display());
+        return Err(Error::new(ErrorKind::Corrupt, message));
+    }
+    Ok(())
 }
 
-impl Marks {
-    fn read(file: &File, path: &Path, keys: &LayerKeys) -> Result<Marks> {
-        let (mut close, mut durable) = ([0; CLOSE_MARK_BYTES], [0; DURABLE_MARK_BYTES]);
-        file.read_exact_at(&mut close, CLOSE_MARK_OFFSET_BYTES as u64)
-            .and_then(|()| file.read_exact_at(&mut durable, DURABLE_MARK_OFFSET_BYTES as u64))
-            .map_err(|error| truncated(path, error))?;
-        Ok(Marks {
-            close: CloseMark::decode(&close, keys.marks()),
-            durable: DurableMark::decode(&durable, keys.marks()).unwrap_or_default(),
-        })
+/// Checks that the process that writes the layer lets others see its block map.
+///
+/// Errors: `NoSpace` where it could not.
+pub(super) fn check_shared_map(windows: &Windows, path: &Path) -> Result<()> {
+    if windows.head().load64(PRIVATE_MAP_WORD) == 0 {
+        return Ok(());
     }
+    let message = format!(
+        "the layer {} can be read only through the process that writes it: there was no room in \
+         /dev/shm for its block map. Make /dev/shm larger, then restart that process",
+        path.display()
+    );
+    Err(Error::new(ErrorKind::NoSpace, message))
+}
 
-    /// The last sequence number that is known to be durable.
-    fn floor(&self) -> u64 {
-        self.close.map_or(self.durable.sequence, |close| close.sequence)
-    }
-
-    fn check_length(&self, path: &Path, segments: u32) -> Result<()> {
-        let wanted = match self.close {
-            Some(close) => close.slots.div_ceil(SLOTS_PER_SEGMENT),
-            None => self.durable.segments,
-        };
-        match segments < wanted {
-            false => Ok(()),
-            true => Err(Error::new(
-                ErrorKind::Corrupt,
-                format!("the layer {} is shorter than it was", path.display()),
-            )),
-        }
-    }
-
-    fn check_found(&self, layer: &Layer, found: &recovery::Found) -> Result<()> {
-        match self.close {
-            Some(close) => found.check_complete(layer, close.sequence, close.records),
-            None => Ok(()),
+fn change_head(path: &Path, change: impl FnOnce(&SharedWords)) {
+    let opened = OpenOptions::new().read(true).write(true).open(path);
+    match opened.context(|| missing(path)).and_then(|file| Windows::new(&file, 1, true)) {
+        Ok(windows) => change(windows.head()),
+        Err(error) => {
+            tracing::warn!(layer = %path.display(), error = %error.full_message(), "readers of the session may go on with what it was");
         }
     }
 }
@@ -365,7 +337,7 @@ fn length_of(file: &File, path: &Path) -> Result<u64> {
 }
 
 /// What a read that ends too early says of a layer; one that the drive fails says nothing.
-fn truncated(path: &Path, error: std::io::Error) -> Error {
+pub(super) fn truncated(path: &Path, error: std::io::Error) -> Error {
     if error.kind() != std::io::ErrorKind::UnexpectedEof {
         return Error::io(format!("reading {}", path.display()), error);
     }
@@ -393,7 +365,8 @@ fn check(file: &File, path: &Path, expected: &Superblock, keys: &LayerKeys) -> R
     Ok(())
 }
 
-fn bump_generation(windows: &Windows) {
-    let next = windows.head().load64(GENERATION_WORD).wrapping_add(1);
-    windows.head().store64(GENERATION_WORD, next);
+/// Has readers in other processes open the layer again.
+pub(super) fn bump_generation(head: &SharedWords) {
+    let next = head.load64(GENERATION_WORD).wrapping_add(1);
+    head.store64(GENERATION_WORD, next);
 }

@@ -11,7 +11,7 @@ use rustix::io::{preadv2, Errno, ReadWriteFlags};
 use super::format::{slot_offset_bytes, RecordKind, SLOTS_PER_SEGMENT};
 use super::keys::RecordPlace;
 use super::map::Lookup;
-use super::Layer;
+use super::LayerFile;
 
 const BLOCK: usize = BLOCK_SIZE_BYTES as usize;
 
@@ -42,7 +42,7 @@ thread_local! {
     static STORED: RefCell<Vec<u8>> = RefCell::new(vec![0; MAX_RUN_BLOCKS * BLOCK]);
 }
 
-impl Layer {
+impl LayerFile {
     /// How many blocks from `block` on, at most `limit`, are captured in
     /// neighbouring slots that one call can read, if `block` is in `slot`.
     pub(crate) fn slot_run(&self, block: u64, slot: u32, limit: u64) -> u64 {

@@ -5,44 +5,51 @@ use std::os::unix::fs::FileExt;
 
 use coldrise_block::{Context, Error, ErrorKind, Result, BLOCK_SIZE_BYTES};
 
-use super::format::{slot_offset_bytes, Record, RecordKind, CELLS_PER_SLOT, RECORD_BYTES};
-use super::keys::{RecordPlace, NONCE_BYTES};
+use super::format::{
+    record_offset_bytes, slot_offset_bytes, Record, RecordKind, CELLS_PER_SLOT, RECORD_BYTES,
+    SEGMENT_INDEX_BYTES, SLOTS_PER_SEGMENT,
+};
+use super::keys::{NoncePrefix, RecordPlace, NONCE_BYTES};
 use super::map::Lookup;
-use super::Layer;
+use super::mark::SealFacts;
+use super::LayerFile;
 
 const BLOCK: usize = BLOCK_SIZE_BYTES as usize;
 
 /// What is damaged beyond one bit is looked at so often before the layer is given up.
 const MAX_MENDED: usize = 1000;
 
-/// Which slots are compared with their records' tags.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Verify {
-    /// Those written after this sequence number, unless a later record proves them durable.
-    After(u64),
-    /// None: the layer was sealed after a sync. (Every read authenticates anyway.)
-    Nothing,
+/// What is known of a layer before its records are read.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Known {
+    /// Records below `facts.slots` and the cells are durable: one that is missing is damage.
+    pub(crate) facts: SealFacts,
+    /// It was closed or sealed: it holds exactly that, and all of it is durable.
+    pub(crate) is_whole: bool,
 }
 
 /// What a scan found.
 #[derive(Debug, Default)]
 pub(crate) struct Found {
-    /// The highest sequence number in any record, believed or not.
+    /// The highest sequence number in any record that authenticates.
     pub(crate) highest_sequence: u64,
-    /// The highest sequence number in a believed record.
-    pub(crate) highest_believed: u64,
-    /// First slot without a record.
+    /// First slot from which on there is no record.
     pub(crate) end: u32,
+    /// Cells that authenticate.
+    pub(crate) cells: u32,
     /// Believed slots that no record proves durable.
-    pub(crate) unproven: Vec<u32>,
-    /// Slots whose record did not match their bytes, or was torn.
-    pub(crate) rejected: Vec<u32>,
-    /// Records, zero cells included, that authenticate: modulo 2^32.
-    pub(crate) records: u32,
-    /// Of these, records of slots in which a bit had flipped, as they were.
+    unproven: Vec<u32>,
+    /// Slots below the end without a record that counts: it does not match its slot's
+    /// bytes, or a crash interrupted its store, or it was never stored.
+    vacant: Vec<u32>,
+    /// Records in which a bit had flipped, as they were.
     mended: HashMap<u32, [u8; RECORD_BYTES]>,
-    /// Slots of zero cells, with the highest sequence number in each.
-    zero_slots: HashMap<u32, u64>,
+    /// Cells that are none: what their slot held before, or a store that a crash interrupted.
+    torn_cells: Vec<(u32, usize)>,
+    /// Slots of cells, with the highest sequence number in each.
+    cell_slots: HashMap<u32, u64>,
+    /// The last sequence number that is known to be durable.
+    durable: u64,
 }
 
 struct ZeroRange {
@@ -52,85 +59,33 @@ struct ZeroRange {
 }
 
 /// Reads all records of the first `slots` slots and fills the layer's map.
-pub(crate) fn scan(layer: &Layer, slots: u32, verify: Verify) -> Result<Found> {
-    let mut found = Found::default();
-    let mut zeroes = Vec::new();
-    let mut durable = match verify {
-        Verify::After(sequence) => sequence,
-        Verify::Nothing => u64::MAX,
-    };
-    let mut unreadable = Vec::new();
-    // First pass: how far the records reach, and what they prove durable.
-    for slot in 0..slots {
-        let mut stored = layer.windows.load_record(&layer.file, slot)?;
-        if stored == [0; RECORD_BYTES] {
-            continue;
-        }
-        found.end = slot + 1;
-        if is_interrupted(&stored) {
-            found.rejected.push(slot);
-            continue;
-        }
-        let place = RecordPlace::of_slot(slot);
-        let mut opened = layer.keys.open_record(place, &stored);
-        if opened.is_none() && unreadable.len() < MAX_MENDED {
-            if let Some(mended) = layer.keys.mend_record(place, &stored) {
-                stored = mended;
-                found.mended.insert(slot, mended);
-                opened = layer.keys.open_record(place, &stored);
-            }
-        }
-        let Some((record, _)) = opened else {
-            unreadable.push((slot, sequence_in_nonce(&stored)));
-            continue;
-        };
-        found.records = found.records.wrapping_add(1);
-        found.highest_sequence = found.highest_sequence.max(record.sequence);
-        durable = durable.max(record.durable_sequence());
-        if record.kind == RecordKind::ZeroCells {
-            let mut newest = record.sequence;
-            let (cells, torn) = read_cells(layer, slot)?;
-            // Where not even the slot's own record is durable, these are whatever the
-            // slot held before, and no damage.
-            let age = |sequence: u64| sequence.max(record.sequence);
-            unreadable.extend(torn.into_iter().map(|sequence| (u32::MAX, age(sequence))));
-            found.records = found.records.wrapping_add(cells.len() as u32);
-            for cell in cells {
-                newest = newest.max(cell.sequence);
-                durable = durable.max(cell.durable_sequence());
-                zeroes.extend(zero_range(&cell, layer.blocks()));
-            }
-            found.zero_slots.insert(slot, newest);
-            found.highest_sequence = found.highest_sequence.max(newest);
-            found.highest_believed = found.highest_believed.max(newest);
-        }
-    }
+///
+/// Errors: `Corrupt` where something that was durable is missing or damaged.
+pub(crate) fn scan(layer: &LayerFile, slots: u32, known: &Known) -> Result<Found> {
+    let durable = if known.is_whole { u64::MAX } else { known.facts.sequence };
+    let mut found = Found { durable, ..Found::default() };
+    let (mut zeroes, mut unreadable) = (Vec::new(), Vec::new());
+    read_records(layer, slots, known, &mut found, &mut zeroes, &mut unreadable)?;
     // A write that a crash interrupted was not durable, and no sequence number is older.
-    for (slot, sequence) in unreadable {
-        if sequence <= durable {
-            return Err(damaged(layer, "has damaged records of captured blocks"));
-        }
-        if slot != u32::MAX {
-            found.rejected.push(slot);
-        }
+    if unreadable.iter().any(|sequence| *sequence <= found.durable) {
+        return Err(damaged(layer, "has damaged records of captured blocks"));
     }
-    let unproven_cells = found.zero_slots.iter().filter(|(_, newest)| **newest > durable);
-    found.unproven.extend(unproven_cells.map(|(slot, _)| *slot));
-    // Second pass: the newest believed record of each block.
+    let unproven = found.cell_slots.iter().filter(|(_, newest)| **newest > found.durable);
+    let unproven: Vec<u32> = unproven.map(|(slot, _)| *slot).collect();
+    found.unproven.extend(unproven);
+    // The newest believed record of each block.
     for slot in 0..found.end {
         let Some((record, nonce)) = found.load(layer, slot)? else { continue };
         if record.kind != RecordKind::Block || record.block >= layer.blocks() {
             continue;
         }
-        if record.sequence > durable {
+        if record.sequence > found.durable {
             if !slot_matches(layer, slot, &record, nonce)? {
-                found.rejected.push(slot);
-                found.records = found.records.wrapping_sub(1);
+                found.vacant.push(slot);
                 continue;
             }
             found.unproven.push(slot);
         }
-        found.highest_believed = found.highest_believed.max(record.sequence);
         if let Lookup::Slot(other) = layer.lookup(record.block) {
             if found.sequence_of(layer, other)? > record.sequence {
                 continue;
@@ -141,32 +96,138 @@ pub(crate) fn scan(layer: &Layer, slots: u32, verify: Verify) -> Result<Found> {
     for zero in &zeroes {
         apply_zeroes(layer, &found, zero)?;
     }
-    if !found.rejected.is_empty() {
-        tracing::info!(
-            layer = %layer.path.display(),
-            rejected = found.rejected.len(),
-            "writes that a crash interrupted before they were flushed were dropped"
-        );
+    let SealFacts { sequence, slots, .. } = known.facts;
+    let is_less = found.highest_sequence < sequence;
+    if is_less || (known.is_whole && (found.highest_sequence, found.end) != (sequence, slots)) {
+        return Err(damaged(layer, "is not as it was stored: its last write is missing"));
     }
     Ok(found)
 }
 
-/// Makes the found state durable before the first new write: erases rejected
-/// records (a later sync would make them look proven), and writes unproven
-/// slots again (after a failed sync the page cache may show bytes that the disk
-/// never got). A crash in here leaves everything as it was, to be done again.
-pub(crate) fn settle(layer: &Layer, found: &Found) -> Result<()> {
-    if found.rejected.is_empty() && found.unproven.is_empty() && found.mended.is_empty() {
-        return Ok(());
+/// The first pass: how far the records reach, and what they prove durable. What does not
+/// authenticate, and may be an interrupted write, is left to the caller by its sequence number.
+fn read_records(
+    layer: &LayerFile,
+    slots: u32,
+    known: &Known,
+    found: &mut Found,
+    zeroes: &mut Vec<ZeroRange>,
+    unreadable: &mut Vec<u64>,
+) -> Result<()> {
+    let (mut index, mut tries, mut old_cells) = (vec![0; SEGMENT_INDEX_BYTES as usize], 0, 0u32);
+    for slot in 0..slots {
+        let at = slot as usize % SLOTS_PER_SEGMENT as usize * RECORD_BYTES;
+        if at == 0 {
+            read_index(layer, slot, &mut index)?;
+        }
+        let mut stored = [0; RECORD_BYTES];
+        stored.copy_from_slice(&index[at..at + RECORD_BYTES]);
+        if stored == [0; RECORD_BYTES] {
+            if slot < known.facts.slots {
+                return Err(damaged(layer, "has lost records of captured blocks"));
+            }
+            continue;
+        }
+        // What a crash lost in between.
+        found.vacant.extend(found.end..slot);
+        found.end = slot + 1;
+        let place = RecordPlace::of_slot(slot);
+        let mut opened = layer.keys.open_record(place, &stored);
+        let is_unfinished = stored[..8] == layer.keys.unfinished().to_ne_bytes();
+        if opened.is_none() && !is_unfinished && tries < MAX_MENDED {
+            tries += 1;
+            if let Some(mended) = layer.keys.mend_record(place, &stored) {
+                found.mended.insert(slot, mended);
+                opened = layer.keys.open_record(place, &mended);
+            }
+        }
+        let Some((record, nonce)) = opened else {
+            if known.is_whole || (slot < known.facts.slots && !is_unfinished) {
+                return Err(damaged(layer, "has damaged records of captured blocks"));
+            }
+            if !is_unfinished {
+                unreadable.push(sequence_in_nonce(&stored));
+            }
+            found.vacant.push(slot);
+            continue;
+        };
+        found.note(&record);
+        if record.kind == RecordKind::Cells {
+            let mut newest = record.sequence;
+            let (cells, torn) = read_cells(layer, slot, nonce)?;
+            // Where not even the slot's own record is durable, these are whatever the
+            // slot held before, and no damage.
+            for (cell, sequence) in torn {
+                unreadable.push(sequence.max(record.sequence));
+                found.torn_cells.push((slot, cell));
+            }
+            for cell in cells {
+                newest = newest.max(cell.sequence);
+                found.note(&cell);
+                found.cells = found.cells.wrapping_add(1);
+                old_cells =
+                    old_cells.wrapping_add(u32::from(cell.sequence <= known.facts.sequence));
+                zeroes.extend(zero_range(&cell, layer.blocks()));
+            }
+            found.cell_slots.insert(slot, newest);
+        }
     }
-    for (&slot, record) in &found.mended {
-        layer.windows.store_record(&layer.file, slot, record)?;
+    if old_cells != known.facts.cells {
+        return Err(damaged(layer, "has lost records of zeroed ranges"));
     }
-    for &slot in &found.rejected {
-        layer.windows.store_record(&layer.file, slot, &[0; RECORD_BYTES])?;
+    Ok(())
+}
+
+/// Reads the records of the segment that begins with `slot`. Not through the mapping: a
+/// writer that closes the layer gives space back that it never used, and what is read
+/// beyond the file's end is no record.
+fn read_index(layer: &LayerFile, slot: u32, index: &mut [u8]) -> Result<()> {
+    let mut done = 0;
+    while done < index.len() {
+        let offset_bytes = record_offset_bytes(slot) + done as u64;
+        match layer.file.read_at(&mut index[done..], offset_bytes) {
+            Ok(0) => break,
+            Ok(read) => done += read,
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(error) => {
+                return Err(error).context(|| format!("reading {}", layer.path.display()))
+            }
+        }
+    }
+    index[done..].fill(0);
+    Ok(())
+}
+
+/// Makes the found state durable before the first new write: slots without a record that
+/// counts get a vacant one (a rejected record would look proven after a later sync), and
+/// unproven slots are written again (after a failed sync the page cache may show bytes that
+/// the disk never got), and what is no cell is cleared. A crash in here leaves everything as it was, to be done again.
+/// Returns what the layer holds then.
+pub(crate) fn settle(layer: &LayerFile, found: &Found, nonces: &NoncePrefix) -> Result<SealFacts> {
+    let facts =
+        SealFacts { sequence: found.highest_sequence, slots: found.end, cells: found.cells };
+    let Found { vacant, unproven, mended, torn_cells, .. } = found;
+    if vacant.is_empty() && unproven.is_empty() && mended.is_empty() && torn_cells.is_empty() {
+        return Ok(facts);
+    }
+    // Once the slot is durable they would count as damage.
+    for &(slot, cell) in torn_cells {
+        let offset_bytes = slot_offset_bytes(slot) + (cell * RECORD_BYTES) as u64;
+        layer
+            .file
+            .write_all_at(&[0; RECORD_BYTES], offset_bytes)
+            .context(|| format!("recovering {}", layer.path.display()))?;
+    }
+    for (&slot, record) in mended {
+        layer.store_record(slot, record)?;
+    }
+    let mut sequence = found.highest_sequence;
+    for &slot in vacant {
+        sequence += 1;
+        layer.store_record(slot, &layer.keys.seal_vacant(slot, nonces, sequence))?;
     }
     let mut bytes = [0; BLOCK];
-    for &slot in &found.unproven {
+    for &slot in unproven {
         let record = layer.windows.load_record(&layer.file, slot)?;
         let offset_bytes = slot_offset_bytes(slot);
         layer
@@ -174,14 +235,27 @@ pub(crate) fn settle(layer: &Layer, found: &Found) -> Result<()> {
             .read_exact_at(&mut bytes, offset_bytes)
             .and_then(|()| layer.file.write_all_at(&bytes, offset_bytes))
             .context(|| format!("recovering {}", layer.path.display()))?;
-        layer.windows.store_record(&layer.file, slot, &record)?;
+        layer.store_record(slot, &record)?;
     }
-    layer.file.sync_data().context(|| format!("recovering {}", layer.path.display()))
+    layer.file.sync_data().context(|| format!("recovering {}", layer.path.display()))?;
+    if !vacant.is_empty() {
+        tracing::info!(
+            layer = %layer.path.display(),
+            slots = vacant.len(),
+            "writes that a crash interrupted before they were flushed were dropped"
+        );
+    }
+    Ok(SealFacts { sequence, ..facts })
 }
 
 impl Found {
+    fn note(&mut self, record: &Record) {
+        self.highest_sequence = self.highest_sequence.max(record.sequence);
+        self.durable = self.durable.max(record.durable_sequence());
+    }
+
     /// The record of a slot, as the first pass has it.
-    fn load(&self, layer: &Layer, slot: u32) -> Result<Option<(Record, [u8; NONCE_BYTES])>> {
+    fn load(&self, layer: &LayerFile, slot: u32) -> Result<Option<(Record, [u8; NONCE_BYTES])>> {
         let stored = match self.mended.get(&slot) {
             Some(mended) => *mended,
             None => layer.windows.load_record(&layer.file, slot)?,
@@ -192,26 +266,12 @@ impl Found {
         Ok(layer.keys.open_record(RecordPlace::of_slot(slot), &stored))
     }
 
-    fn sequence_of(&self, layer: &Layer, slot: u32) -> Result<u64> {
+    fn sequence_of(&self, layer: &LayerFile, slot: u32) -> Result<u64> {
         Ok(self.load(layer, slot)?.map_or(0, |(record, _)| record.sequence))
     }
 
-    /// Checks that the layer is as it was closed or sealed.
-    ///
-    /// Errors: `Corrupt` where writes are missing.
-    pub(crate) fn check_complete(&self, layer: &Layer, sequence: u64, records: u32) -> Result<()> {
-        if self.highest_believed != sequence {
-            return Err(damaged(layer, "is not as it was stored: its last write is missing"));
-        }
-        // 0: from before records were counted.
-        if records != 0 && self.records != records {
-            return Err(damaged(layer, "is not as it was stored: captured blocks are missing"));
-        }
-        Ok(())
-    }
-
     /// Slots below the end that nothing refers to, once the scan is settled.
-    pub(crate) fn free_slots(&self, layer: &Layer) -> Vec<u32> {
+    pub(crate) fn free_slots(&self, layer: &LayerFile) -> Vec<u32> {
         let mut used = vec![0u64; (self.end as usize).div_ceil(64)];
         let mut block = 0;
         while block < layer.blocks() {
@@ -220,22 +280,16 @@ impl Found {
             }
             block += layer.uniform_blocks(block, layer.blocks() - block);
         }
-        for &slot in self.zero_slots.keys() {
+        for &slot in self.cell_slots.keys() {
             used[slot as usize / 64] |= 1 << (slot % 64);
         }
         (0..self.end).filter(|slot| used[*slot as usize / 64] & (1 << (slot % 64)) == 0).collect()
     }
 }
 
-fn damaged(layer: &Layer, why: &str) -> Error {
+fn damaged(layer: &LayerFile, why: &str) -> Error {
     let message = format!("the layer {} {why}", layer.path.display());
     Error::new(ErrorKind::Corrupt, message)
-}
-
-/// Whether a process was killed while it stored this record: see
-/// [`publishing`](crate::mapping::publishing).
-fn is_interrupted(stored: &[u8; RECORD_BYTES]) -> bool {
-    stored[..8] == [0; 8]
 }
 
 fn sequence_in_nonce(stored: &[u8; RECORD_BYTES]) -> u64 {
@@ -245,7 +299,7 @@ fn sequence_in_nonce(stored: &[u8; RECORD_BYTES]) -> u64 {
 }
 
 fn slot_matches(
-    layer: &Layer,
+    layer: &LayerFile,
     slot: u32,
     record: &Record,
     nonce: [u8; NONCE_BYTES],
@@ -259,8 +313,12 @@ fn slot_matches(
     Ok(layer.keys.open_block(nonce, &record.payload, &stored, &mut plain))
 }
 
-/// The zero cells of a slot, and the sequence numbers of those that do not authenticate.
-fn read_cells(layer: &Layer, slot: u32) -> Result<(Vec<Record>, Vec<u64>)> {
+/// The cells of a slot; the numbers and sequence numbers of those that do not authenticate.
+fn read_cells(
+    layer: &LayerFile,
+    slot: u32,
+    nonce: [u8; NONCE_BYTES],
+) -> Result<(Vec<Record>, Vec<(usize, u64)>)> {
     let mut stored = [0; BLOCK];
     layer
         .file
@@ -270,7 +328,7 @@ fn read_cells(layer: &Layer, slot: u32) -> Result<(Vec<Record>, Vec<u64>)> {
     for (i, piece) in stored.chunks_exact(RECORD_BYTES).enumerate() {
         let mut bytes = [0; RECORD_BYTES];
         bytes.copy_from_slice(piece);
-        let place = RecordPlace { slot, cell: Some(i as u8) };
+        let place = RecordPlace { slot, cell: Some((i as u8, nonce)) };
         if bytes == [0; RECORD_BYTES] {
             continue;
         }
@@ -280,7 +338,7 @@ fn read_cells(layer: &Layer, slot: u32) -> Result<(Vec<Record>, Vec<u64>)> {
             .or_else(|| layer.keys.open_record(place, &layer.keys.mend_record(place, &bytes)?));
         match opened {
             Some((record, _)) => cells.push(record),
-            None => torn.push(sequence_in_nonce(&bytes)),
+            None => torn.push((i, sequence_in_nonce(&bytes))),
         }
     }
     Ok((cells, torn))
@@ -295,7 +353,7 @@ fn zero_range(cell: &Record, blocks: u64) -> Option<ZeroRange> {
 }
 
 /// Zeroes every block of the range that was not captured later.
-fn apply_zeroes(layer: &Layer, found: &Found, zero: &ZeroRange) -> Result<()> {
+fn apply_zeroes(layer: &LayerFile, found: &Found, zero: &ZeroRange) -> Result<()> {
     let end = zero.first + zero.count;
     let mut block = zero.first;
     while block < end {

@@ -79,10 +79,9 @@ impl Slots {
     }
 
     /// Takes `count` slots and appends them, in as few runs as the free slots
-    /// allow. Returns true when the layer's own thread should look: the space
+    /// allow. Where it fails the caller gives back what was appended. Returns true when the layer's own thread should look: the space
     /// ahead is getting short, or too much is unsynced.
     pub(crate) fn take(&self, file: &File, count: u32, taken: &mut Vec<u32>) -> Result<bool> {
-        let before = taken.len();
         let mut missing = count;
         while missing > 0 {
             let mut state = self.state.lock();
@@ -116,16 +115,13 @@ impl Slots {
                     take_free(&mut state.free, missing, taken);
                     return Ok(false);
                 }
-                drop(state);
-                self.give_back(&taken[before..]);
-                taken.truncate(before);
                 return Err(error);
             }
         }
         Ok(false)
     }
 
-    /// Slots that were taken but never described by a record.
+    /// Slots that were taken and not used; each has a record that nothing needs.
     pub(crate) fn give_back(&self, slots: &[u32]) {
         self.state.lock().free.extend_from_slice(slots);
     }
@@ -163,11 +159,6 @@ impl Slots {
         } else {
             state.free.extend_from_slice(&slots);
         }
-    }
-
-    /// Slots below this have their space in the file.
-    pub(crate) fn ready(&self) -> u32 {
-        self.state.lock().ready
     }
 
     /// First slot that was never used.

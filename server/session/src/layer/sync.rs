@@ -1,24 +1,22 @@
 //! Flush: one fdatasync for all who wait, and the thread that looks ahead.
 
-use std::os::unix::fs::FileExt;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use coldrise_block::{Context, Result};
+use coldrise_block::{Context, Error, Result};
 use parking_lot::{Condvar, Mutex};
 
-use super::format::{DurableMark, DURABLE_MARK_OFFSET_BYTES, SLOTS_PER_SEGMENT};
-use super::{Layer, Writer};
+use super::mark::{Mark, SealFacts};
+use super::{LayerFile, Writer};
 
 /// Syncs are numbered; a flush waits for the first sync that starts after it.
 pub(crate) struct SyncState {
     turn: Mutex<Turn>,
     finished: Condvar,
-    /// When the durable mark was last written, and for how many segments.
-    marked: Mutex<Option<(Instant, u32)>>,
-    pub(crate) ahead: Arc<Ahead>,
+    marking: Mutex<Marking>,
+    pub(crate) ahead: Ahead,
 }
 
 #[derive(Default)]
@@ -39,8 +37,6 @@ pub(crate) struct Ahead {
 struct AheadState {
     grow: bool,
     stop: bool,
-    is_started: bool,
-    thread: Option<JoinHandle<()>>,
 }
 
 /// Unflushed writes are synced on the layer's own account after this long: when
@@ -49,21 +45,36 @@ struct AheadState {
 /// in pages that have to be made dirty again, so more often is dearer.
 const UNFLUSHED_AGE_LIMIT: Duration = Duration::from_secs(30);
 
-/// The durable mark is at most so old while a layer is being flushed.
-const DURABLE_MARK_INTERVAL: Duration = Duration::from_secs(1);
+/// A mark is written so long after the last at the earliest. It lies in a page of its own,
+/// which the next sync has to write.
+const MARK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// What was last written down of what is durable.
+pub(crate) struct Marking {
+    mark: Mark,
+    at: Instant,
+    /// Durable, and not yet written down.
+    waiting: Option<SealFacts>,
+}
+
+impl Marking {
+    pub(crate) fn new(mark: Mark) -> Self {
+        Marking { mark, at: Instant::now(), waiting: None }
+    }
+}
 
 impl SyncState {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(marking: Marking) -> Self {
         SyncState {
             turn: Mutex::new(Turn::default()),
             finished: Condvar::new(),
-            marked: Mutex::new(None),
-            ahead: Arc::new(Ahead::default()),
+            marking: Mutex::new(marking),
+            ahead: Ahead::default(),
         }
     }
 }
 
-impl Layer {
+impl LayerFile {
     /// Makes durable every write that completed before the call. Concurrent
     /// callers share one sync.
     pub(crate) fn flush(&self) -> Result<()> {
@@ -88,24 +99,26 @@ impl Layer {
             turn.is_running = false;
             match &result {
                 Ok(()) => turn.completed = number,
-                Err(error) => {
-                    writer.poison.set();
-                    tracing::error!(layer = %self.path.display(), error = %error.full_message(), "a sync failed: the session takes no more writes");
-                }
+                Err(error) => self.stop_after_failed_sync(writer, error),
             }
             writer.sync.finished.notify_all();
             result?;
         }
     }
 
+    fn stop_after_failed_sync(&self, writer: &Writer, error: &Error) {
+        writer.poison.set();
+        tracing::error!(layer = %self.path.display(), error = %error.full_message(), "a sync failed: the session takes no more writes");
+    }
+
     fn sync_now(&self, writer: &Writer) -> Result<()> {
         // Alone for an instant: no write is half done, so everything up to
         // `covered` is in the page cache, slot and record.
-        let (covered, superseded, ready) = {
+        let (covered, superseded, facts) = {
             let _alone = writer.gate.write();
             let covered = writer.next_sequence.load(Ordering::SeqCst) - 1;
             writer.covered_sequence.store(covered, Ordering::SeqCst);
-            (covered, writer.slots.begin_sync(), writer.slots.ready())
+            (covered, writer.slots.begin_sync(), writer.facts())
         };
         if covered == writer.durable_sequence.load(Ordering::SeqCst) {
             return Ok(());
@@ -113,62 +126,51 @@ impl Layer {
         self.file.sync_data().context(|| format!("syncing {}", self.path.display()))?;
         writer.durable_sequence.store(covered, Ordering::SeqCst);
         writer.slots.release(superseded);
-        self.mark_durable(writer, ready, covered);
+        writer.sync.marking.lock().waiting = Some(facts);
+        self.write_mark(writer);
         Ok(())
     }
 
-    /// Writes down what is durable, so that damage to it is told from writes that a
-    /// crash interrupted. Not at each sync: the mark lies in a page of its own, which
-    /// the next sync has to write.
-    fn mark_durable(&self, writer: &Writer, ready_slots: u32, sequence: u64) {
-        let mut last = writer.sync.marked.lock();
-        let segments = ready_slots / SLOTS_PER_SEGMENT;
-        let is_recent = last
-            .is_some_and(|(at, marked)| marked == segments && at.elapsed() < DURABLE_MARK_INTERVAL);
-        if is_recent {
-            return;
+    /// Writes down what is durable, if that has waited long enough: damage to it is then told
+    /// from writes that a crash interrupted. True where it did.
+    fn write_mark(&self, writer: &Writer) -> bool {
+        let mut marking = writer.sync.marking.lock();
+        if marking.at.elapsed() < MARK_INTERVAL {
+            return false;
         }
-        let mark = DurableMark { sequence, segments }.encode(self.keys.marks());
+        let Some(facts) = marking.waiting.take() else { return false };
+        marking.at = Instant::now();
         // Without it less damage is found; a failing file system fails the next write.
-        match self.file.write_all_at(&mark, DURABLE_MARK_OFFSET_BYTES as u64) {
-            Ok(()) => *last = Some((Instant::now(), segments)),
+        match marking.mark.write_next(&self.file, self.keys.marks(), facts, false) {
+            Ok(()) => true,
             Err(error) => {
-                tracing::warn!(layer = %self.path.display(), %error, "the durable mark was not written");
+                tracing::warn!(layer = %self.path.display(), %error, "a layer's mark was not written");
+                false
             }
         }
     }
 
-    /// Starts the thread that grows the file and bounds unflushed writes, once.
-    pub(crate) fn start_ahead(self: &Arc<Self>) {
-        let Some(writer) = &self.writer else { return };
-        let ahead = Arc::clone(&writer.sync.ahead);
-        {
-            let mut state = ahead.state.lock();
-            if std::mem::replace(&mut state.is_started, true) {
-                return;
-            }
-        }
-        let layer = Arc::downgrade(self);
+    /// Marks the file as closed, in both places. Nothing is written any more.
+    pub(super) fn mark_closed(&self, facts: SealFacts) -> std::io::Result<()> {
+        let Some(writer) = &self.writer else { return Ok(()) };
+        let mark = &mut writer.sync.marking.lock().mark;
+        mark.write_next(&self.file, self.keys.marks(), facts, true)?;
+        self.file.sync_data()?;
+        mark.write_next(&self.file, self.keys.marks(), facts, true)
+    }
+
+    /// Starts the thread that grows the file, bounds unflushed writes and keeps the mark.
+    pub(super) fn start_ahead(layer: &Arc<Self>) -> Option<JoinHandle<()>> {
+        let layer = Arc::clone(layer);
         let started = std::thread::Builder::new()
             .name("layer-ahead".into())
-            .spawn(move || look_ahead(&layer, &ahead));
-        match started {
-            Ok(thread) => writer.sync.ahead.state.lock().thread = Some(thread),
-            // Without the thread growth happens in the writers, only slower.
-            Err(error) => {
+            .spawn(move || look_ahead(&layer));
+        // Without the thread growth happens in the writers, only slower.
+        started
+            .inspect_err(|error| {
                 tracing::warn!(%error, "cannot start the thread that prepares space for writes");
-            }
-        }
-    }
-
-    /// Ends the layer's own thread and waits until it has let go of the layer.
-    pub(crate) fn stop_ahead(&self) {
-        let Some(writer) = &self.writer else { return };
-        writer.sync.ahead.stop();
-        let thread = writer.sync.ahead.state.lock().thread.take();
-        if let Some(thread) = thread.filter(|t| t.thread().id() != std::thread::current().id()) {
-            let _ = thread.join();
-        }
+            })
+            .ok()
     }
 
     fn has_unflushed(&self, writer: &Writer) -> bool {
@@ -189,28 +191,28 @@ impl Layer {
 }
 
 impl Ahead {
-    /// Ends the thread; it does not have to be waited for.
+    /// Ends the thread soon.
     pub(crate) fn stop(&self) {
         self.state.lock().stop = true;
         self.wake.notify_all();
     }
 }
 
-fn look_ahead(layer: &Weak<Layer>, ahead: &Ahead) {
+fn look_ahead(layer: &LayerFile) {
+    let Ok(writer) = layer.writer() else { return };
+    let ahead = &writer.sync.ahead;
     let mut last_flush = Instant::now();
     loop {
         let grow = {
             let mut state = ahead.state.lock();
             if !state.grow && !state.stop {
-                ahead.wake.wait_for(&mut state, Duration::from_secs(1));
+                ahead.wake.wait_for(&mut state, MARK_INTERVAL);
             }
             if state.stop {
                 return;
             }
             std::mem::take(&mut state.grow)
         };
-        let Some(layer) = layer.upgrade() else { return };
-        let Ok(writer) = layer.writer() else { return };
         if writer.poison.check().is_err() {
             return;
         }
@@ -226,6 +228,12 @@ fn look_ahead(layer: &Weak<Layer>, ahead: &Ahead) {
             last_flush = Instant::now();
         } else if !is_unflushed {
             last_flush = Instant::now();
+        }
+        // Nobody flushes now: no later sync makes the mark durable.
+        if layer.write_mark(writer) {
+            if let Err(error) = layer.file.sync_data() {
+                layer.stop_after_failed_sync(writer, &Error::io("syncing a layer's mark", error));
+            }
         }
     }
 }

@@ -16,7 +16,7 @@ use super::format::Superblock;
 use super::{Layer, LayerKeys, Poison, ReadMode, SealFacts};
 use crate::disk::{LayeredDisk, Stack};
 
-const PAGE: usize = 4096;
+pub(super) const PAGE: usize = 4096;
 /// Not a multiple of a block, and larger than two groups of the block map.
 const DISK_BYTES: u64 = 9 * 1024 * 1024 + 512;
 
@@ -58,7 +58,7 @@ impl Disk for Pattern {
     }
 }
 
-fn keys() -> LayerKeys {
+pub(super) fn keys() -> LayerKeys {
     LayerKeys::derive(|purpose| Zeroizing::new(*blake3::hash(purpose.as_bytes()).as_bytes()))
 }
 
@@ -66,14 +66,14 @@ fn superblock() -> Superblock {
     Superblock { id: [7; 16], disk_size_bytes: DISK_BYTES }
 }
 
-struct Place {
+pub(super) struct Place {
     _folder: tempfile::TempDir,
-    layer: PathBuf,
-    map: PathBuf,
+    pub(super) layer: PathBuf,
+    pub(super) map: PathBuf,
 }
 
 impl Place {
-    fn new() -> Place {
+    pub(super) fn new() -> Place {
         let folder = tempfile::tempdir().unwrap();
         let layer = folder.path().join("layer");
         let map = folder.path().join("map");
@@ -81,24 +81,27 @@ impl Place {
         Place { _folder: folder, layer, map }
     }
 
-    fn open(&self) -> (Arc<Layer>, LayeredDisk) {
+    pub(super) fn open(&self) -> (Arc<Layer>, LayeredDisk) {
         self.open_copy(&self.layer)
     }
 
     fn open_copy(&self, path: &Path) -> (Arc<Layer>, LayeredDisk) {
-        let opened = Layer::open_for_writing(
+        self.try_open_copy(path).unwrap()
+    }
+
+    pub(super) fn try_open_copy(&self, path: &Path) -> Result<(Arc<Layer>, LayeredDisk)> {
+        let layer = Layer::open_for_writing(
             path,
             &superblock(),
             keys(),
             &self.map,
             Poison::default(),
             None,
-        );
-        let layer = opened.unwrap();
-        (Arc::clone(&layer), view(layer, false))
+        )?;
+        Ok((Arc::clone(&layer), view(layer, false)))
     }
 
-    fn open_for_reading(&self, mode: ReadMode<'_>) -> Result<LayeredDisk> {
+    pub(super) fn open_for_reading(&self, mode: ReadMode<'_>) -> Result<LayeredDisk> {
         let layer = Layer::open_for_reading(&self.layer, &superblock(), keys(), mode)?;
         Ok(view(layer, true))
     }
@@ -109,7 +112,7 @@ fn view(layer: Arc<Layer>, is_read_only: bool) -> LayeredDisk {
     LayeredDisk::new(DISK_BYTES, is_read_only, Stack { base, layers: vec![layer] })
 }
 
-fn base_bytes() -> Vec<u8> {
+pub(super) fn base_bytes() -> Vec<u8> {
     (0..DISK_BYTES).map(base_byte).collect()
 }
 
@@ -428,7 +431,7 @@ fn a_kill_in_the_midst_of_a_record_loses_no_more_than_that_write() {
     let mut expected = base_bytes();
     expected[..40 * 4096].fill(ROUNDS);
     let mut steps = 0;
-    for (word, value) in crate::mapping::publishing(&new) {
+    for (word, value) in crate::mapping::publishing(&new, keys().unfinished()) {
         std::fs::write(&copy, &kill_after).unwrap();
         let (layer, disk) = place.open_copy(&copy);
         assert_same(&disk, &expected);

@@ -1,7 +1,7 @@
 //! The layer file seen through mappings: records, and the mutable words of the superblock.
 
 use std::fs::File;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use coldrise_block::{Error, ErrorKind, Result};
 
@@ -17,7 +17,7 @@ const WINDOW_BYTES: u64 = WINDOW_SEGMENTS as u64 * SEGMENT_BYTES;
 
 /// Mappings of one layer file, made as they are needed.
 pub(crate) struct Windows {
-    head: SharedWords,
+    head: Arc<SharedWords>,
     windows: Box<[OnceLock<SharedWords>]>,
     is_writable: bool,
 }
@@ -33,11 +33,11 @@ impl Windows {
         };
         let count = max_slots.div_ceil(WINDOW_SLOTS);
         let windows = (0..count).map(|_| OnceLock::new()).collect();
-        Ok(Windows { head, windows, is_writable })
+        Ok(Windows { head: Arc::new(head), windows, is_writable })
     }
 
     /// The superblock area.
-    pub(crate) fn head(&self) -> &SharedWords {
+    pub(crate) fn head(&self) -> &Arc<SharedWords> {
         &self.head
     }
 
@@ -75,15 +75,17 @@ impl Windows {
         Ok(words.load_bytes(offset))
     }
 
-    /// Stores a record. The slot must lie within the file.
+    /// Stores a record, in the order of [`publishing`](crate::mapping::publishing). The slot
+    /// must lie within the file.
     pub(crate) fn store_record(
         &self,
         file: &File,
         slot: u32,
         stored: &[u8; RECORD_BYTES],
+        unfinished: u64,
     ) -> Result<()> {
         let (words, offset) = self.window(file, slot)?;
-        words.publish_bytes(offset, stored);
+        words.publish_bytes(offset, stored, unfinished);
         Ok(())
     }
 }

@@ -16,7 +16,7 @@ use super::format::{
 use super::keys::{RecordPlace, NONCE_BYTES};
 use super::map::Lookup;
 use super::slots::runs;
-use super::{Layer, StripeGuard, Writer, STRIPE_BLOCKS};
+use super::{LayerFile, StripeGuard, Writer, STRIPE_BLOCKS};
 
 const BLOCK: usize = BLOCK_SIZE_BYTES as usize;
 
@@ -34,20 +34,22 @@ thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
-/// The slot whose cells take the next zero records.
-pub(crate) struct ZeroCells {
+/// The slot whose cells are written next.
+pub(crate) struct OpenCells {
     slot: u32,
+    /// Of the slot's record.
+    nonce: [u8; NONCE_BYTES],
     used: usize,
 }
 
-impl ZeroCells {
-    /// None open: the first zeroing takes a slot.
+impl OpenCells {
+    /// None open: the first cell takes a slot.
     pub(crate) fn none() -> Self {
-        ZeroCells { slot: 0, used: CELLS_PER_SLOT }
+        OpenCells { slot: 0, nonce: [0; NONCE_BYTES], used: CELLS_PER_SLOT }
     }
 }
 
-impl Layer {
+impl LayerFile {
     /// Captures whole blocks from `first` on; all of them within the stripe that
     /// `_guard` holds. Durable after the next flush.
     pub(crate) fn capture(&self, _guard: &StripeGuard<'_>, first: u64, bytes: &[u8]) -> Result<()> {
@@ -69,38 +71,48 @@ impl Layer {
         bytes: &[u8],
     ) -> Result<()> {
         let count = (bytes.len() / BLOCK) as u64;
-        self.choose_slots(writer, scratch, first, count)?;
-        let newest = self.store_blocks(writer, scratch, first, bytes).inspect_err(|error| {
-            writer.slots.give_back(&scratch.fresh);
-            self.poison_unless_full(writer, error);
-        })?;
-        let Scratch { slots, fresh, records, superseded, .. } = scratch;
+        let sequences = self.take_sequences(writer, count)?;
+        scratch.fresh.clear();
+        let stored = self
+            .choose_slots(writer, scratch, first, count)
+            .and_then(|()| self.store_blocks(writer, scratch, first, bytes, sequences));
+        if let Err(error) = stored {
+            self.poison_unless_full(writer, &error);
+            self.give_back(writer, &scratch.fresh);
+            return Err(error);
+        }
+        let Scratch { slots, records, superseded, .. } = scratch;
         superseded.clear();
-        self.count_new_records(writer, fresh)?;
         for ((&slot, record), block) in slots.iter().zip(records.iter()).zip(first..) {
             // Fails only where the address space is used up.
-            self.windows
-                .store_record(&self.file, slot, record)
-                .inspect_err(|_| writer.poison.set())?;
+            self.store_record(slot, record).inspect_err(|_| writer.poison.set())?;
             match self.map.set_slot(block, slot) {
                 Lookup::Slot(old) if old != slot => superseded.push(old),
                 _ => {}
             }
         }
-        writer.highest_recorded.fetch_max(newest, Ordering::Relaxed);
+        writer.highest_recorded.fetch_max(sequences.first + count - 1, Ordering::Relaxed);
         writer.slots.supersede(superseded);
         Ok(())
     }
 
-    /// Counts those of these slots, about to get a record, that have none yet.
-    fn count_new_records(&self, writer: &Writer, slots: &[u32]) -> Result<()> {
-        let mut new = 0;
+    /// Gives slots back whose write failed. Those that never had a record get a vacant one.
+    fn give_back(&self, writer: &Writer, slots: &[u32]) {
         for &slot in slots {
-            let start = self.windows.load_record_start(&self.file, slot)?;
-            new += u32::from(start[..NONCE_BYTES] == [0; NONCE_BYTES]);
+            let given_back = self.windows.load_record(&self.file, slot).and_then(|stored| {
+                if stored != [0; RECORD_BYTES] {
+                    return Ok(());
+                }
+                let sequence = writer.next_sequence.fetch_add(1, Ordering::Relaxed);
+                let stored = self.keys.seal_vacant(slot, &writer.nonces, sequence);
+                writer.highest_recorded.fetch_max(sequence, Ordering::Relaxed);
+                self.store_record(slot, &stored)
+            });
+            if given_back.is_err() {
+                writer.poison.set();
+            }
         }
-        writer.records.fetch_add(new, Ordering::Relaxed);
-        Ok(())
+        writer.slots.give_back(slots);
     }
 
     /// One slot per block: its own, where what that holds is covered by no
@@ -115,7 +127,6 @@ impl Layer {
         const NONE: u32 = u32::MAX;
         let Scratch { slots, fresh, .. } = scratch;
         slots.clear();
-        fresh.clear();
         let covered = writer.covered_sequence.load(Ordering::Relaxed);
         let mut missing = 0;
         for block in first..first + count {
@@ -144,29 +155,28 @@ impl Layer {
     }
 
     /// Encrypts, writes run by run, and makes the records; publishes nothing.
-    /// Returns the last sequence number used.
     fn store_blocks(
         &self,
         writer: &Writer,
         scratch: &mut Scratch,
         first: u64,
         bytes: &[u8],
-    ) -> Result<u64> {
+        sequences: Sequences,
+    ) -> Result<()> {
         let Scratch { stored, slots, records, .. } = scratch;
         records.clear();
         stored.resize(stored.len().max(bytes.len()), 0);
         let stored = &mut stored[..bytes.len()];
-        let (first_sequence, durable) = self.take_sequences(writer, slots.len() as u64)?;
         let pieces = bytes.chunks_exact(BLOCK).zip(stored.chunks_exact_mut(BLOCK));
         for (i, (plain, piece)) in pieces.enumerate() {
             // Block by block, so that the copy is still in the first cache.
             piece.copy_from_slice(plain);
-            let sequence = first_sequence + i as u64;
+            let sequence = sequences.first + i as u64;
             let nonce = writer.nonces.nonce(sequence);
             let payload = self.keys.seal_block(nonce, piece);
             let record = Record {
                 sequence,
-                unflushed: unflushed(sequence, durable),
+                unflushed: sequences.unflushed(sequence),
                 block: first + i as u64,
                 kind: RecordKind::Block,
                 payload,
@@ -181,7 +191,7 @@ impl Layer {
                 .context(|| format!("writing to {}", self.path.display()))?;
             rest = after;
         }
-        Ok(first_sequence + slots.len() as u64 - 1)
+        Ok(())
     }
 
     /// Makes `count` blocks from `first` on read as zeroes: one 64-byte record,
@@ -206,51 +216,62 @@ impl Layer {
         if self.map.is_zero(first, count) {
             return Ok(());
         }
-        let mut cells = writer.zero_cells.lock();
-        if cells.used == CELLS_PER_SLOT {
-            *cells = ZeroCells { slot: self.open_zero_cells(writer)?, used: 0 };
-        }
-        let (sequence, durable) = self.take_sequences(writer, 1)?;
-        let unflushed = unflushed(sequence, durable);
         let mut payload = [0; 16];
         payload[..8].copy_from_slice(&count.to_le_bytes());
-        let record =
-            Record { sequence, unflushed, block: first, kind: RecordKind::ZeroRange, payload };
-        let place = RecordPlace { slot: cells.slot, cell: Some(cells.used as u8) };
-        let stored = self.keys.seal_record(place, writer.nonces.nonce(sequence), &record);
-        let offset_bytes = slot_offset_bytes(cells.slot) + (cells.used * RECORD_BYTES) as u64;
-        self.write_or_poison(writer, &stored, offset_bytes)?;
-        writer.highest_recorded.fetch_max(sequence, Ordering::Relaxed);
-        writer.records.fetch_add(1, Ordering::Relaxed);
-        cells.used += 1;
-        drop(cells);
+        self.store_cell(writer, RecordKind::ZeroRange, first, payload)?;
         let mut superseded = Vec::new();
         self.map.set_zero(first, count, |slot| superseded.push(slot));
         writer.slots.supersede(&superseded);
         Ok(())
     }
 
-    /// Takes a slot for zero cells. Its bytes are cleared before its record is
-    /// stored. Should a crash keep the record and lose the clearing, cells of an
-    /// earlier use may come back; they do no harm, because for every block they
-    /// name a record with a higher sequence number exists.
-    fn open_zero_cells(&self, writer: &Writer) -> Result<u32> {
+    fn store_cell(
+        &self,
+        writer: &Writer,
+        kind: RecordKind,
+        block: u64,
+        payload: [u8; 16],
+    ) -> Result<()> {
+        let mut cells = writer.open_cells.lock();
+        if cells.used == CELLS_PER_SLOT {
+            *cells = self.open_cells(writer)?;
+        }
+        let sequences = self.take_sequences(writer, 1)?;
+        let sequence = sequences.first;
+        let unflushed = sequences.unflushed(sequence);
+        let record = Record { sequence, unflushed, block, kind, payload };
+        let place = RecordPlace { slot: cells.slot, cell: Some((cells.used as u8, cells.nonce)) };
+        let stored = self.keys.seal_record(place, writer.nonces.nonce(sequence), &record);
+        let offset_bytes = slot_offset_bytes(cells.slot) + (cells.used * RECORD_BYTES) as u64;
+        self.write_or_poison(writer, &stored, offset_bytes)?;
+        writer.highest_recorded.fetch_max(sequence, Ordering::Relaxed);
+        writer.cells.fetch_add(1, Ordering::Relaxed);
+        cells.used += 1;
+        Ok(())
+    }
+
+    /// Takes a slot for cells. Its bytes are cleared before its record is stored. Should a
+    /// crash keep the record and lose the clearing, what the slot held before is no cell:
+    /// cells are bound to the record's nonce.
+    fn open_cells(&self, writer: &Writer) -> Result<OpenCells> {
+        let sequences = self.take_sequences(writer, 1)?;
         let mut slots = Vec::with_capacity(1);
-        if writer.slots.take(&self.file, 1, &mut slots)? {
+        let taken = writer.slots.take(&self.file, 1, &mut slots);
+        if taken.inspect_err(|_| self.give_back(writer, &slots))? {
             self.want_ahead();
         }
         let slot = slots[0];
-        self.write_or_poison(writer, &[0; BLOCK], slot_offset_bytes(slot))?;
-        let (sequence, durable) = self.take_sequences(writer, 1)?;
-        let unflushed = unflushed(sequence, durable);
+        self.write_or_poison(writer, &[0; BLOCK], slot_offset_bytes(slot))
+            .inspect_err(|_| self.give_back(writer, &slots))?;
+        let sequence = sequences.first;
+        let unflushed = sequences.unflushed(sequence);
         let record =
-            Record { sequence, unflushed, block: 0, kind: RecordKind::ZeroCells, payload: [0; 16] };
+            Record { sequence, unflushed, block: 0, kind: RecordKind::Cells, payload: [0; 16] };
         let nonce = writer.nonces.nonce(sequence);
         let stored = self.keys.seal_record(RecordPlace::of_slot(slot), nonce, &record);
-        self.count_new_records(writer, &[slot])?;
-        self.windows.store_record(&self.file, slot, &stored)?;
+        self.store_record(slot, &stored).inspect_err(|_| writer.poison.set())?;
         writer.highest_recorded.fetch_max(sequence, Ordering::Relaxed);
-        Ok(slot)
+        Ok(OpenCells { slot, nonce, used: 0 })
     }
 
     fn write_or_poison(&self, writer: &Writer, bytes: &[u8], offset_bytes: u64) -> Result<()> {
@@ -269,20 +290,33 @@ impl Layer {
         }
     }
 
-    /// Takes `count` sequence numbers; returns the first, and the last durable one.
-    fn take_sequences(&self, writer: &Writer, count: u64) -> Result<(u64, u64)> {
+    /// Takes `count` sequence numbers.
+    fn take_sequences(&self, writer: &Writer, count: u64) -> Result<Sequences> {
         let first = writer.next_sequence.fetch_add(count, Ordering::Relaxed);
-        if first + count > MAX_SEQUENCE {
+        if first + count > MAX_SEQUENCE - KEPT_SEQUENCES {
             return Err(Error::new(
                 ErrorKind::NoSpace,
                 "the session's layer has taken its largest number of writes; seal the session to go on",
             ));
         }
-        Ok((first, writer.durable_sequence.load(Ordering::Relaxed)))
+        Ok(Sequences { first, durable: writer.durable_sequence.load(Ordering::Relaxed) })
     }
 }
 
-/// What a record says of the writes that were not yet durable.
-fn unflushed(sequence: u64, durable: u64) -> u32 {
-    u32::try_from(sequence - durable).unwrap_or(u32::MAX)
+/// Sequence numbers that only slots given back may take.
+const KEPT_SEQUENCES: u64 = 1 << 32;
+
+/// Sequence numbers for one write.
+#[derive(Clone, Copy)]
+struct Sequences {
+    first: u64,
+    /// The last one that is durable.
+    durable: u64,
+}
+
+impl Sequences {
+    /// What a record says of the writes that were not yet durable.
+    fn unflushed(self, sequence: u64) -> u32 {
+        u32::try_from(sequence - self.durable).unwrap_or(u32::MAX)
+    }
 }

@@ -63,7 +63,7 @@ fn disk(page: PageId, size_chunks: u64, layers: &[u8]) -> DiskDocument {
                 id: layer(*id),
                 sealed_sequence: 1,
                 sealed_slots: 1,
-                sealed_records: 0,
+                sealed_cells: 0,
             })
             .collect(),
     }

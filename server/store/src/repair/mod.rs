@@ -35,7 +35,7 @@ use crate::dedup::{self, ChunkHash};
 use crate::reclaim::Reachable;
 use crate::rocks::{Batch, Family};
 use crate::verify::{Affected, IdSet, VerifiedDisk, VerifyOptions, VerifyReport};
-use crate::writer::run::HealedChunk;
+use crate::writer::pipeline::HealedChunk;
 use crate::writer::Shared;
 use crate::{Repository, RepositoryWriter};
 

@@ -14,16 +14,23 @@
 //! A commit of few bytes has no file: its chunks are part of the batch, which
 //! is atomic by itself.
 //!
-//! Pages of the map are written as they are done, without a sync: the log keeps
-//! their order before the batch that commits them (the last one, which sets
-//! `next_page`). A root is returned, and can get into a point, only after that.
+//! Pages of a map are written as they are done, without a sync: the log keeps their order
+//! before the batch that commits them (the one that ends a disk, which sets `next_page`). A root
+//! is returned, and can get into a point, only after that.
+//!
+//! All disks that are written at once share the chunks, the commits and both counters; each has
+//! a map of its own. The end of one disk therefore commits what the others have stored so far,
+//! and `next_page` passes the pages of disks that are not complete. Nothing names those: a disk
+//! that is cancelled deletes them, and after a kill they stay until a gc.
 
 use std::collections::BTreeMap;
+use std::mem::take;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::path::Path;
 use std::sync::mpsc::Receiver;
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
+use roaring::RoaringTreemap;
 
 use crate::dedup::{self, ChunkHash};
 use crate::map::{page_value, MapBuilder, MapRoot, PageId, PageSink};
@@ -32,7 +39,8 @@ use crate::repository::Repository;
 use crate::rocks::{Family, SstWriter};
 use crate::state::StoreState;
 
-use super::run::{HealedChunk, NewChunk, Run, Step};
+use super::disk_run::{DiskMap, DiskRun};
+use super::pipeline::{Chunks, HealedChunk, NewChunk, Pipeline, Step};
 use super::MAX_LOG_BYTES;
 
 /// Bytes of values in one file of chunks.
@@ -48,73 +56,50 @@ const COMMIT_ENTRIES: usize = 256 << 10;
 /// space needs some to open the database.
 const HEADROOM_BYTES: u64 = 1 << 20;
 
-/// What a run ends with.
-pub(super) struct Outcome {
-    /// The map; none where the run has failed or was cancelled.
-    pub(super) root: Option<MapRoot>,
-    /// As committed, but with every page id that was handed out gone: decoded
-    /// pages are cached by id.
-    pub(super) state: StoreState,
-}
-
-/// Commits what the workers send, until they are done.
+/// Commits what the workers send, until there is no disk and no worker any more. Returns the
+/// state as committed, but with every page id that was handed out gone: decoded pages are cached
+/// by id.
 pub(super) fn commit_all(
-    run: &Run,
+    pipeline: &Pipeline,
     steps: &Receiver<(u64, Step)>,
-    base: MapRoot,
     state: StoreState,
-) -> Outcome {
-    let mut committer = match Committer::new(run, base, state) {
-        Ok(committer) => Some(committer),
-        Err(error) => {
-            run.fail(error);
-            None
-        }
-    };
+) -> StoreState {
+    let mut committer = Committer::new(pipeline, state);
     let mut early = BTreeMap::new();
     let mut next = 0;
     while let Ok((order, step)) = steps.recv() {
         early.insert(order, step);
         while let Some(step) = early.remove(&next) {
             next += 1;
-            let bytes = match &step {
-                Step::Chunks { bytes, .. } | Step::Nothing { bytes } => *bytes,
-                Step::Holes { .. } => 0,
-            };
-            if let Some(committer) = committer.as_mut().filter(|_| !run.is_stopped()) {
-                attempt(run, || committer.take(step));
-            }
-            run.leave(bytes);
+            let bytes = step.bytes();
+            committer.take(step);
+            pipeline.leave(bytes);
         }
     }
-    let Some(mut committer) = committer else {
-        return Outcome { root: None, state };
-    };
-    let root = match run.is_stopped() {
-        true => None,
-        false => attempt(run, || committer.finish()),
-    };
-    if root.is_none() {
-        committer.abandon(state.next_page);
-    }
-    Outcome { root, state: StoreState { next_page: committer.pages.next_page, ..committer.state } }
+    committer.end()
 }
 
-/// A panic must not leave the caller waiting for room.
-fn attempt<T>(run: &Run, step: impl FnOnce() -> Result<T>) -> Option<T> {
-    let result = catch_unwind(AssertUnwindSafe(step))
-        .unwrap_or_else(|_| Err(Error::new(ErrorKind::Internal, "the committer panicked")));
-    result.map_err(|error| run.fail(error)).ok()
+/// A panic must not leave others waiting.
+fn caught<T>(step: impl FnOnce() -> Result<T>) -> Result<T> {
+    catch_unwind(AssertUnwindSafe(step))
+        .unwrap_or_else(|_| Err(Error::new(ErrorKind::Internal, "the committer panicked")))
 }
 
-struct Committer<'run> {
-    run: &'run Run,
-    builder: Option<MapBuilder>,
-    pages: PageWriter<'run>,
+fn begun(builder: &mut Option<MapBuilder>) -> Result<&mut MapBuilder> {
+    builder.as_mut().ok_or_else(never_begun)
+}
+
+fn never_begun() -> Error {
+    Error::new(ErrorKind::Internal, "a map was changed that was never begun")
+}
+
+struct Committer<'a> {
+    pipeline: &'a Pipeline,
     state: StoreState,
+    pages: Pages<'a>,
     /// Values that may end up in a batch.
     small: Vec<(Vec<NewChunk>, Vec<u8>)>,
-    file: Option<SstWriter<'run>>,
+    file: Option<SstWriter<'a>>,
     /// Bytes of values since the last commit.
     value_bytes: u64,
     /// Chunks since the last commit.
@@ -125,17 +110,13 @@ struct Committer<'run> {
     healed_bytes: u64,
 }
 
-impl<'run> Committer<'run> {
-    fn new(run: &'run Run, base: MapRoot, state: StoreState) -> Result<Self> {
-        let repository = &*run.shared.repository;
-        let mut pages = PageWriter { repository, next_page: state.next_page, log_bytes: 0 };
-        let chunks = run.size_bytes.div_ceil(run.chunk_size as u64);
-        let builder = MapBuilder::new(base, chunks, repository, &mut pages)?;
-        Ok(Committer {
-            run,
-            builder: Some(builder),
-            pages,
+impl<'a> Committer<'a> {
+    fn new(pipeline: &'a Pipeline, state: StoreState) -> Self {
+        let repository = &*pipeline.shared.repository;
+        Committer {
+            pipeline,
             state,
+            pages: Pages { repository, next_page: state.next_page, log_bytes: 0 },
             small: Vec::new(),
             file: None,
             value_bytes: 0,
@@ -143,38 +124,92 @@ impl<'run> Committer<'run> {
             files: 0,
             healed: Vec::new(),
             healed_bytes: 0,
-        })
+        }
     }
 
-    fn take(&mut self, step: Step) -> Result<()> {
-        let source = &*self.run.shared.repository;
-        let Some(builder) = &mut self.builder else {
-            return Err(Error::new(ErrorKind::Internal, "a finished disk was written"));
-        };
-        match step {
+    /// Does one step. What fails of a disk's map fails that disk, anything else all of them.
+    fn take(&mut self, step: Step) {
+        if self.pipeline.is_failed() {
+            return;
+        }
+        let done = match step {
             Step::Nothing { .. } => Ok(()),
-            Step::Holes { first_chunk, count } => {
-                builder.set_holes(first_chunk, count, source, &mut self.pages)
+            Step::Holes { disk, first_chunk, count } => {
+                self.change_map(&disk, |builder, source, pages| {
+                    begun(builder)?.set_holes(first_chunk, count, source, pages)
+                });
+                Ok(())
             }
-            Step::Chunks { first_chunk, ids, new, values, healed, .. } => {
-                for (index, id) in (first_chunk..).zip(ids) {
-                    builder.set(index, id, source, &mut self.pages)?;
-                }
-                self.healed_bytes +=
-                    healed.iter().map(|chunk| chunk.value.len() as u64).sum::<u64>();
-                self.healed.extend(healed);
-                self.take_values(new, values)?;
-                match self.healed_bytes >= SMALL_BYTES {
-                    true => self.commit(false),
-                    false => Ok(()),
-                }
+            Step::Chunks(chunks) => {
+                let Chunks { disk, first_chunk, ids, new, values, healed, .. } = chunks;
+                self.change_map(&disk, |builder, source, pages| {
+                    let (builder, mut chunks) = (begun(builder)?, (first_chunk..).zip(ids));
+                    chunks.try_for_each(|(index, id)| builder.set(index, id, source, pages))
+                });
+                caught(|| self.store(new, values, healed))
             }
+            Step::Finish { disk, answer } => self.finish(&disk).map(|root| {
+                // Whoever was to hear it may be gone.
+                root.map(|root| answer.send(root));
+            }),
+            Step::Abandon { disk, .. } => {
+                self.abandon(&disk);
+                Ok(())
+            }
+        };
+        if let Err(error) = done {
+            self.pipeline.fail(&error);
+        }
+    }
+
+    /// Does something to the map of a disk that is still wanted.
+    fn change_map<T>(
+        &mut self,
+        disk: &DiskRun,
+        change: impl FnOnce(&mut Option<MapBuilder>, &Repository, &mut PageWriter<'_, '_>) -> Result<T>,
+    ) -> Option<T> {
+        if disk.is_stopped() {
+            return None;
+        }
+        let mut map = disk.map.lock();
+        let DiskMap { builder, pages: stored } = &mut *map;
+        let source = self.pages.repository;
+        let mut writer = PageWriter { pages: &mut self.pages, stored, has_failed: false };
+        let changed = caught(|| {
+            if builder.is_none() {
+                let chunks = disk.size_bytes.div_ceil(self.pipeline.chunk_size as u64);
+                *builder = Some(MapBuilder::new(disk.base, chunks, source, &mut writer)?);
+            }
+            change(builder, source, &mut writer)
+        });
+        let has_failed = writer.has_failed;
+        match changed {
+            Ok(changed) => return Some(changed),
+            Err(error) if has_failed => self.pipeline.fail(&error),
+            Err(error) => disk.fail(error),
+        }
+        None
+    }
+
+    /// Takes chunks that have their numbers, whatever becomes of their disk.
+    fn store(
+        &mut self,
+        new: Vec<NewChunk>,
+        values: Vec<u8>,
+        healed: Vec<HealedChunk>,
+    ) -> Result<()> {
+        self.healed_bytes += healed.iter().map(|chunk| chunk.value.len() as u64).sum::<u64>();
+        self.healed.extend(healed);
+        self.take_values(new, values)?;
+        match self.healed_bytes >= SMALL_BYTES {
+            true => self.commit(false),
+            false => Ok(()),
         }
     }
 
     fn take_values(&mut self, new: Vec<NewChunk>, values: Vec<u8>) -> Result<()> {
         if new.is_empty() {
-            self.run.recycle_values(values);
+            self.pipeline.recycle_values(values);
             return Ok(());
         }
         self.value_bytes += values.len() as u64;
@@ -185,7 +220,7 @@ impl<'run> Committer<'run> {
                 return Ok(());
             }
             self.file = Some(self.start_file()?);
-            for (new, values) in std::mem::take(&mut self.small) {
+            for (new, values) in take(&mut self.small) {
                 self.write_to_file(&new, values)?;
             }
         } else {
@@ -197,8 +232,8 @@ impl<'run> Committer<'run> {
         Ok(())
     }
 
-    fn start_file(&mut self) -> Result<SstWriter<'run>> {
-        let staging = self.run.shared.staging();
+    fn start_file(&mut self) -> Result<SstWriter<'a>> {
+        let staging = self.pipeline.shared.staging();
         match std::fs::create_dir(&staging) {
             Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
                 return Err(error).context(|| format!("making {}", staging.display()));
@@ -207,20 +242,20 @@ impl<'run> Committer<'run> {
         }
         self.files += 1;
         let path = staging.join(format!("{}-{}.sst", self.state.next_chunk, self.files));
-        SstWriter::create(self.run.shared.repository.database(), &path)
+        SstWriter::create(self.pipeline.shared.repository.database(), &path)
     }
 
     fn write_to_file(&mut self, new: &[NewChunk], values: Vec<u8>) -> Result<()> {
         if let Some(file) = &mut self.file {
             for_each_value(new, &values, |id, value| file.put(&id.to_be_bytes(), value))?;
         }
-        self.run.recycle_values(values);
+        self.pipeline.recycle_values(values);
         Ok(())
     }
 
     /// See the head of this file.
     fn commit(&mut self, last: bool) -> Result<()> {
-        let repository = &*self.run.shared.repository;
+        let repository = &*self.pipeline.shared.repository;
         let database = repository.database();
         let small = self.small.iter().map(|(_, values)| values.len() as u64);
         keep_headroom(repository.path(), small.sum())?;
@@ -235,18 +270,18 @@ impl<'run> Committer<'run> {
             let _ = std::fs::remove_file(&path);
         }
         let mut batch = database.batch();
-        for (new, values) in std::mem::take(&mut self.small) {
+        for (new, values) in take(&mut self.small) {
             for_each_value(&new, &values, |id, value| {
                 batch.put(Family::Chunks, &id.to_be_bytes(), value)
             })?;
-            self.run.recycle_values(values);
+            self.pipeline.recycle_values(values);
         }
         if let Some((_, id)) = self.new.last() {
             self.state.next_chunk = id + 1;
         }
         // In the order of the keys the index takes them faster.
         self.new.sort_unstable();
-        let changing_index = self.run.shared.referred.changing_index();
+        let changing_index = self.pipeline.shared.referred.changing_index();
         for (hash, id) in &self.new {
             dedup::put(repository, &mut batch, hash, *id)?;
         }
@@ -255,18 +290,18 @@ impl<'run> Committer<'run> {
         if last {
             self.state.next_page = self.pages.next_page;
         }
-        let healed = std::mem::take(&mut self.healed);
+        let healed = take(&mut self.healed);
         self.healed_bytes = 0;
-        let still_damaged = repair::heal(&self.run.shared, &mut batch, &healed)?;
+        let still_damaged = repair::heal(&self.pipeline.shared, &mut batch, &healed)?;
         self.state.put(repository, &mut batch)?;
         self.pages.log_bytes += batch.bytes() as u64;
         database.write(batch, true)?;
         drop(changing_index);
         if let Some(chunks) = still_damaged {
-            self.run.shared.damaged.set(chunks);
+            self.pipeline.shared.damaged.set(chunks);
         }
-        let mut progress = self.run.shared.progress.lock();
-        progress.log_bytes += std::mem::take(&mut self.pages.log_bytes);
+        let mut progress = self.pipeline.shared.progress.lock();
+        progress.log_bytes += take(&mut self.pages.log_bytes);
         let flush = last && progress.log_bytes > MAX_LOG_BYTES;
         if flush {
             progress.log_bytes = 0;
@@ -276,37 +311,51 @@ impl<'run> Committer<'run> {
             database.flush()?;
         }
         self.value_bytes = 0;
-        let committed = std::mem::take(&mut self.new).into_iter().map(|(hash, _)| hash).collect();
-        self.run.forget_committed(committed);
+        let committed = take(&mut self.new).into_iter().map(|(hash, _)| hash).collect();
+        self.pipeline.forget_committed(committed);
         Ok(())
     }
 
-    fn finish(&mut self) -> Result<MapRoot> {
-        let root = match self.builder.take() {
-            Some(builder) => builder.finish(&*self.run.shared.repository, &mut self.pages)?,
-            None => return Err(Error::new(ErrorKind::Internal, "a disk was finished twice")),
-        };
-        self.commit(true)?;
+    /// The map of a disk, once it is durable; none where the disk has failed or was cancelled.
+    fn finish(&mut self, disk: &DiskRun) -> Result<Option<MapRoot>> {
+        let root = self.change_map(disk, |builder, source, pages| {
+            builder.take().ok_or_else(never_begun)?.finish(source, pages)
+        });
+        if root.is_some() {
+            caught(|| self.commit(true))?;
+            if take(&mut self.pipeline.shared.progress.lock().is_to_be_counted) {
+                self.state.count_after_gc(self.pages.repository);
+            }
+        }
         Ok(root)
     }
 
-    /// Drops what was not committed.
-    fn abandon(&mut self, first_page: PageId) {
-        drop(self.file.take());
-        let database = self.run.shared.repository.database();
-        let removed = super::remove_staging(&self.run.shared.staging()).and_then(|()| {
-            if self.pages.next_page == first_page {
+    /// Deletes the pages of a disk that will not be complete.
+    fn abandon(&mut self, disk: &DiskRun) {
+        let pages = take(&mut disk.map.lock().pages);
+        let database = self.pipeline.shared.repository.database();
+        let mut batch = database.batch();
+        let deleted = caught(|| {
+            if pages.is_empty() {
                 return Ok(());
             }
-            let mut batch = database.batch();
-            for page in first_page..self.pages.next_page {
+            for page in &pages {
                 batch.delete(Family::Maps, &page.to_be_bytes())?;
             }
             database.write(batch, false)
         });
-        if let Err(error) = removed {
+        if let Err(error) = deleted {
+            tracing::warn!(error = %error.full_message(), "pages stay until the next gc");
+        }
+    }
+
+    /// Drops what was not committed.
+    fn end(mut self) -> StoreState {
+        drop(self.file.take());
+        if let Err(error) = super::remove_staging(&self.pipeline.shared.staging()) {
             tracing::warn!(error = %error.full_message(), "leftovers stay for the next writer");
         }
+        StoreState { next_page: self.pages.next_page, ..self.state }
     }
 }
 
@@ -326,13 +375,35 @@ fn for_each_value(
     Ok(())
 }
 
-struct PageWriter<'run> {
-    repository: &'run Repository,
+/// Where pages of all maps go.
+struct Pages<'a> {
+    repository: &'a Repository,
     next_page: PageId,
     log_bytes: u64,
 }
 
-impl PageSink for PageWriter<'_> {
+/// The same for the map of one disk.
+struct PageWriter<'p, 'a> {
+    pages: &'p mut Pages<'a>,
+    stored: &'p mut RoaringTreemap,
+    /// The store took a page no more: that is the failure of all disks.
+    has_failed: bool,
+}
+
+impl PageSink for PageWriter<'_, '_> {
+    fn store(&mut self, level: u8, slots: &[u64]) -> Result<PageId> {
+        let stored = self.pages.store(level, slots);
+        match &stored {
+            Ok(id) => {
+                self.stored.insert(*id);
+            }
+            Err(_) => self.has_failed = true,
+        }
+        stored
+    }
+}
+
+impl Pages<'_> {
     fn store(&mut self, level: u8, slots: &[u64]) -> Result<PageId> {
         let id = self.next_page;
         let keys = self.repository.keys();

@@ -2,20 +2,22 @@
 //!
 //! ```text
 //! RepositoryWriter ── one per repository, by a lock on REPO/writer.lock
-//!     └─ DiskWriter ── one at a time
-//!          caller ─▶ jobs ─▶ workers: hash, look up, number, compress, encrypt
-//!                               └─▶ committer: files of chunks, map, commits
+//!     └─ DiskWriter ── any number at a time, through one pipeline
+//!          callers ─▶ jobs ─▶ workers: hash, look up, number, compress, encrypt
+//!                                └─▶ committer: files of chunks, maps, commits
 //! ```
 //!
-//! Locks: `Numbering` (inside a run, for short), inside of it the claims of `Referred`;
-//! the dedup index (for one batch); `Shared::progress`. None else is taken while
-//! another is held.
+//! Locks: `Shared::running` first, while a disk begins or ends; `Numbering` (for short), inside
+//! of it the claims of `Referred`; the map of a disk (by the committer alone); the dedup index
+//! (for one batch); `Shared::progress` last.
 
 mod commit;
+mod disk_run;
 mod disk_writer;
+pub(crate) mod pipeline;
 mod referred;
-pub(crate) mod run;
 mod settle;
+mod target;
 mod worker;
 
 use std::fs::File;
@@ -41,9 +43,11 @@ use crate::{
     catalog, MachineName, OpenOptions, PassphraseSource, PointDocument, PointName, Quarantine,
 };
 
+pub use disk_run::WriteCounts;
 pub use disk_writer::{DiskWriter, WriteOptions};
+use pipeline::Running;
 pub(crate) use referred::{Condemned, Referred};
-pub use run::WriteCounts;
+pub use target::{BackupTarget, DiskTarget};
 
 const LOCK_NAME: &str = "writer.lock";
 /// Inside of `db`, so that files can be moved and not copied.
@@ -57,9 +61,10 @@ pub struct RepositoryWriter {
     pub(crate) shared: Arc<Shared>,
 }
 
-/// What the writer and the disk that it writes share.
+/// What the writer and the disks that it writes share.
 pub(crate) struct Shared {
     pub(crate) repository: Arc<Repository>,
+    running: Mutex<Running>,
     pub(crate) progress: Mutex<Progress>,
     pub(crate) damaged: DamagedChunks,
     pub(crate) referred: Referred,
@@ -69,10 +74,9 @@ pub(crate) struct Shared {
 
 /// Where the writer is.
 pub(crate) struct Progress {
-    /// As last committed, except that ids that were handed out are gone.
+    /// As committed when no disk was being written, except that ids that were handed out are
+    /// gone.
     pub(crate) state: StoreState,
-    /// A disk is being written.
-    pub(crate) busy: bool,
     /// A commit failed: what is on disk is only known again after reopening.
     pub(crate) failed: bool,
     /// Bytes in RocksDB's log since it was last written to files.
@@ -177,13 +181,13 @@ impl RepositoryWriter {
         let repository = Arc::new(repository);
         settle(&repository)?;
         let state = recover(&repository)?;
-        let progress =
-            Progress { state, busy: false, failed: false, log_bytes: 0, is_to_be_counted: false };
+        let progress = Progress { state, failed: false, log_bytes: 0, is_to_be_counted: false };
         let damaged = DamagedChunks::read(&repository)?;
         let referred = Referred::new(&state);
         let progress = Mutex::new(progress);
         let reclaiming = Mutex::default();
-        let shared = Shared { repository, progress, damaged, referred, reclaiming };
+        let running = Mutex::default();
+        let shared = Shared { repository, running, progress, damaged, referred, reclaiming };
         Ok(RepositoryWriter { shared: Arc::new(shared) })
     }
 
@@ -339,13 +343,14 @@ impl RepositoryWriter {
         Ok(())
     }
 
-    /// Makes the counters of the store exact, durably: now, or when the disk that is
-    /// being written is done.
+    /// Makes the counters of the store exact, durably: now, or, where disks are being
+    /// written, when one of them ends.
     ///
     /// Errors: as of reading and writing the database.
     pub(crate) fn count_anew(&self) -> Result<()> {
+        let running = self.shared.running.lock();
         let mut progress = self.shared.progress.lock();
-        match progress.busy {
+        match running.is_any() {
             true => progress.is_to_be_counted = true,
             false => progress.state.count_anew(self.repository())?,
         }
@@ -354,11 +359,11 @@ impl RepositoryWriter {
 
     /// Starts one disk of a backup: `base` with what will be written; a point or a
     /// session names it for as long as this writer is open. Beyond the end of `base`, and
-    /// everywhere without one, the disk starts as a hole.
+    /// everywhere without one, the disk starts as a hole. Other disks may be written at the
+    /// same time, from other threads or the same one.
     ///
     /// # Errors
-    /// `Busy` while another disk is being written, `Poisoned` after a failed
-    /// write, `InvalidInput` for a size that is not possible.
+    /// `Poisoned` after a failed write, `InvalidInput` for a size that is not possible.
     pub fn disk_writer(
         &self,
         base: Option<MapRoot>,

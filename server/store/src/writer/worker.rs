@@ -10,53 +10,59 @@ use coldrise_block::{Error, ErrorKind, Result};
 use crate::chunk::{is_zero, ChunkId, EncoderState};
 use crate::dedup::{self, ChunkHash};
 
-use super::run::{HealedChunk, Job, NewChunk, Run, Step, WriteCounts};
+use super::disk_run::WriteCounts;
+use super::pipeline::{Chunks, HealedChunk, Job, NewChunk, Pipeline, Step};
 
 /// Takes jobs until there are no more.
-pub(super) fn work(run: &Run, steps: &Sender<(u64, Step)>) {
-    let mut encoder = match run.shared.repository.codec().encoder() {
+pub(super) fn work(pipeline: &Pipeline, steps: &Sender<(u64, Step)>) {
+    let mut encoder = match pipeline.shared.repository.codec().encoder() {
         Ok(encoder) => Some(encoder),
         Err(error) => {
-            run.fail(error);
+            pipeline.fail(&error);
             None
         }
     };
-    while let Some(job) = run.next_job() {
-        let (turn, order) = (job.turn, job.order);
+    while let Some(job) = pipeline.next_job() {
         let bytes = job.range.len() as u64;
+        let is_wanted = !job.disk.is_stopped() && !pipeline.is_failed();
         // A panic must not leave the others waiting for this job's turn.
-        let step = match &mut encoder {
-            Some(encoder) if !run.is_stopped() => {
-                catch_unwind(AssertUnwindSafe(|| encode_job(run, encoder, &job)))
+        let encoded = match &mut encoder {
+            Some(encoder) if is_wanted => {
+                catch_unwind(AssertUnwindSafe(|| encode_job(pipeline, encoder, &job)))
                     .unwrap_or_else(|_| Err(Error::new(ErrorKind::Internal, "a worker panicked")))
+                    .map(Step::Chunks)
             }
             _ => Ok(Step::Nothing { bytes }),
         };
-        let step = step.unwrap_or_else(|error| {
-            run.fail(error);
+        let was_numbered = pass_turn(pipeline, job.turn);
+        let step = encoded.unwrap_or_else(|error| {
+            match was_numbered {
+                true => pipeline.fail(&error),
+                false => job.disk.fail(error),
+            }
             Step::Nothing { bytes }
         });
-        pass_turn(run, turn);
         if let Some(buffer) = Arc::into_inner(job.bytes) {
-            run.recycle_buffer(buffer);
+            pipeline.recycle_buffer(buffer);
         }
         // The committer ends only after all workers.
-        let _ = steps.send((order, step));
+        let _ = steps.send((job.order, step));
     }
 }
 
-/// Ends the turn of a job, if that has not happened yet.
-fn pass_turn(run: &Run, turn: u64) {
-    let mut numbering = run.numbering.lock();
+/// Ends the turn of a job, if that has not happened yet; true where it had.
+fn pass_turn(pipeline: &Pipeline, turn: u64) -> bool {
+    let mut numbering = pipeline.numbering.lock();
     while numbering.turn < turn {
-        run.turn_changed.wait(&mut numbering);
+        pipeline.turn_changed.wait(&mut numbering);
     }
-    if numbering.turn == turn {
+    let was_numbered = numbering.turn > turn;
+    if !was_numbered {
         numbering.turn += 1;
-        run.turn_changed.notify_all();
+        pipeline.turn_changed.notify_all();
     }
+    was_numbered
 }
-
 struct Content {
     hash: ChunkHash,
     /// 0: not found in the dedup family.
@@ -64,23 +70,23 @@ struct Content {
     is_new: bool,
 }
 
-fn encode_job(run: &Run, encoder: &mut EncoderState, job: &Job) -> Result<Step> {
-    let repository = &*run.shared.repository;
+fn encode_job(pipeline: &Pipeline, encoder: &mut EncoderState, job: &Job) -> Result<Chunks> {
+    let repository = &*pipeline.shared.repository;
     let bytes = &job.bytes[job.range.clone()];
     let mut counts = WriteCounts::default();
 
     let mut tail = Vec::new();
-    let mut contents = Vec::with_capacity(bytes.len() / run.chunk_size + 1);
-    let mut chunks = Vec::with_capacity(bytes.len() / run.chunk_size + 1);
-    for chunk in bytes.chunks(run.chunk_size) {
-        if chunk.len() < run.chunk_size {
+    let mut contents = Vec::with_capacity(bytes.len() / pipeline.chunk_size + 1);
+    let mut chunks = Vec::with_capacity(bytes.len() / pipeline.chunk_size + 1);
+    for chunk in bytes.chunks(pipeline.chunk_size) {
+        if chunk.len() < pipeline.chunk_size {
             // The end of the disk: the rest of its last chunk is zeroes.
             tail = chunk.to_vec();
-            tail.resize(run.chunk_size, 0);
+            tail.resize(pipeline.chunk_size, 0);
         }
     }
-    for chunk in bytes.chunks(run.chunk_size) {
-        let chunk = if chunk.len() < run.chunk_size { &tail[..] } else { chunk };
+    for chunk in bytes.chunks(pipeline.chunk_size) {
+        let chunk = if chunk.len() < pipeline.chunk_size { &tail[..] } else { chunk };
         chunks.push(chunk);
         contents.push(if is_zero(chunk) {
             counts.zero_chunks += 1;
@@ -90,11 +96,11 @@ fn encode_job(run: &Run, encoder: &mut EncoderState, job: &Job) -> Result<Step> 
         });
     }
 
-    let seen_commits = run.commits.load(Ordering::Acquire);
-    look_up(run, &mut contents)?;
-    number(run, job.turn, seen_commits, &mut contents)?;
+    let seen_commits = pipeline.commits.load(Ordering::Acquire);
+    look_up(pipeline, &mut contents)?;
+    number(pipeline, job.turn, seen_commits, &mut contents)?;
 
-    let mut values = run.take_values();
+    let mut values = pipeline.take_values();
     let mut ids = Vec::with_capacity(contents.len());
     let mut new = Vec::new();
     let mut healed = Vec::new();
@@ -111,7 +117,7 @@ fn encode_job(run: &Run, encoder: &mut EncoderState, job: &Job) -> Result<Step> 
             new.push(NewChunk { id: content.id, hash: content.hash, value_end });
         } else {
             counts.known_chunks += 1;
-            if run.shared.damaged.holds(&content.hash, content.id) {
+            if pipeline.shared.damaged.holds(&content.hash, content.id) {
                 let mut value = Vec::new();
                 let sealer = &repository.keys().chunks;
                 repository.codec().encode(encoder, sealer, content.id, chunk, &mut value)?;
@@ -122,42 +128,49 @@ fn encode_job(run: &Run, encoder: &mut EncoderState, job: &Job) -> Result<Step> 
     counts.healed_chunks = healed.len() as u64;
     counts.stored_chunks = new.len() as u64;
     counts.stored_bytes = values.len() as u64;
-    run.count(&counts);
+    job.disk.count(&counts);
     let bytes = bytes.len() as u64;
-    Ok(Step::Chunks { first_chunk: job.first_chunk, ids, new, values, healed, bytes })
+    let (disk, first_chunk) = (Arc::clone(&job.disk), job.first_chunk);
+    Ok(Chunks { disk, first_chunk, ids, new, values, healed, bytes })
 }
 
-fn look_up(run: &Run, contents: &mut [Option<Content>]) -> Result<()> {
+fn look_up(pipeline: &Pipeline, contents: &mut [Option<Content>]) -> Result<()> {
     for content in contents.iter_mut().flatten().filter(|content| content.id == 0) {
-        content.id = dedup::find(&run.shared.repository, &content.hash)?.unwrap_or(0);
+        content.id = dedup::find(&pipeline.shared.repository, &content.hash)?.unwrap_or(0);
     }
     Ok(())
 }
 
 /// Waits for the job's turn, so that ids ascend along the disk, and gives an
-/// id to every content that has none.
-fn number(run: &Run, turn: u64, seen_commits: u64, contents: &mut [Option<Content>]) -> Result<()> {
-    let mut numbering = run.numbering.lock();
+/// id to every content that has none. An error leaves the turn as it is.
+fn number(
+    pipeline: &Pipeline,
+    turn: u64,
+    seen_commits: u64,
+    contents: &mut [Option<Content>],
+) -> Result<()> {
+    let mut numbering = pipeline.numbering.lock();
     while numbering.turn < turn {
-        run.turn_changed.wait(&mut numbering);
+        pipeline.turn_changed.wait(&mut numbering);
     }
     // After two commits `fresh` may have forgotten what was committed after
     // the look-up. No commit ends while the lock is held.
-    if run.commits.load(Ordering::Acquire) >= seen_commits + 2 {
-        look_up(run, contents)?;
+    if pipeline.commits.load(Ordering::Acquire) >= seen_commits + 2 {
+        look_up(pipeline, contents)?;
     }
-    run.shared.referred.claim(contents.iter_mut().flatten().map(|content| &mut content.id));
+    if numbering.next_chunk.checked_add(contents.len() as u64).is_none() {
+        return Err(Error::new(ErrorKind::Internal, "the chunk ids are used up"));
+    }
+    pipeline.shared.referred.claim(contents.iter_mut().flatten().map(|content| &mut content.id));
     for content in contents.iter_mut().flatten().filter(|content| content.id == 0) {
         let next = numbering.next_chunk;
         content.id = *numbering.fresh.entry(content.hash).or_insert(next);
         if content.id == next {
             content.is_new = true;
-            numbering.next_chunk = next
-                .checked_add(1)
-                .ok_or_else(|| Error::new(ErrorKind::Internal, "the chunk ids are used up"))?;
+            numbering.next_chunk = next + 1;
         }
     }
     numbering.turn += 1;
-    run.turn_changed.notify_all();
+    pipeline.turn_changed.notify_all();
     Ok(())
 }

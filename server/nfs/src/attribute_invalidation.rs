@@ -15,12 +15,11 @@
 //! A node is noted before its attributes are looked at, and forgets that it is noted before
 //! the host is told: so whoever gets attributes meanwhile notes it again.
 //!
-//! [`LIVE_ATTRIBUTES_MS`]: super::node::LIVE_ATTRIBUTES_MS
+//! [`LIVE_ATTRIBUTES_MS`]: crate::node_attributes::LIVE_ATTRIBUTES_MS
 
-use super::{OpenNode, Shared};
+use crate::{OpenNode, Shared};
 use coldrise_block::{Context, Result};
 use parking_lot::{Condvar, Mutex, RwLock};
-use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
@@ -31,27 +30,16 @@ const ROUND: Duration = Duration::from_millis(10);
 
 /// For how long the host may remember attributes that nobody tells it to forget, in
 /// seconds; nfs-ganesha makes nearly two of one.
-pub(super) const VALID_LIVE_S: u32 = 1;
+const VALID_LIVE_S: u32 = 1;
 
-/// `coldrise_forget_callback` of the header.
-pub type ForgetCallback = unsafe extern "C" fn(*mut c_void, *const c_void, usize);
-
-/// Who remembers attributes.
-pub(super) struct Watcher {
-    callback: ForgetCallback,
-    context: *mut c_void,
-}
-
-// SAFETY: the host promises that the callback may come from any thread.
-unsafe impl Send for Watcher {}
-// SAFETY: as before.
-unsafe impl Sync for Watcher {}
+/// Has the host forget the attributes of the file with this handle before it returns.
+pub type AttributeWatcher = Box<dyn Fn(&[u8]) + Send + Sync>;
 
 /// What the host remembers now.
 #[derive(Default)]
-pub(super) struct Remembering {
+pub(crate) struct AttributeInvalidation {
     /// Held while it is told to forget.
-    watcher: RwLock<Option<Watcher>>,
+    watcher: RwLock<Option<AttributeWatcher>>,
     is_watched: AtomicBool,
     noted: Mutex<Noted>,
     wake: Condvar,
@@ -63,20 +51,20 @@ struct Noted {
     has_ended: bool,
 }
 
-impl Remembering {
+impl AttributeInvalidation {
     /// Sets who is told; returns when nobody else is being told any more.
-    pub(super) fn watch(&self, watcher: Option<(ForgetCallback, *mut c_void)>) {
+    pub(crate) fn watch(&self, watcher: Option<AttributeWatcher>) {
         self.is_watched.store(watcher.is_some(), Ordering::SeqCst);
-        *self.watcher.write() = watcher.map(|(callback, context)| Watcher { callback, context });
+        *self.watcher.write() = watcher;
     }
 
     /// Notes a node of which the host gets attributes. For so many seconds it may
     /// remember them.
-    pub(super) fn note(&self, node: &Arc<OpenNode>) -> u32 {
+    pub(crate) fn note(&self, node: &Arc<OpenNode>) -> u32 {
         if !self.is_watched.load(Ordering::Relaxed) {
             return 0;
         }
-        if !node.is_noted().swap(true, Ordering::SeqCst) {
+        if !node.is_noted.swap(true, Ordering::SeqCst) {
             let mut noted = self.noted.lock();
             noted.nodes.push(Arc::clone(node));
             if noted.nodes.len() == 1 {
@@ -87,44 +75,41 @@ impl Remembering {
     }
 
     fn tell(&self, node: &OpenNode) {
-        node.is_noted().store(false, Ordering::SeqCst);
+        node.is_noted.store(false, Ordering::SeqCst);
         if node.is_released() {
             return;
         }
         if let Some(watcher) = &*self.watcher.read() {
-            let handle = node.handle();
-            // SAFETY: the host keeps the callback and its context valid until it takes
-            // them back, which waits for this lock.
-            unsafe { (watcher.callback)(watcher.context, handle.as_ptr().cast(), handle.len()) };
+            watcher(&node.handle());
         }
     }
 }
 
 /// The thread that tells, until it is dropped.
-pub(super) struct Rounds {
+pub(crate) struct InvalidationThread {
     shared: Weak<Shared>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Rounds {
-    pub(super) fn start(shared: &Arc<Shared>) -> Result<Rounds> {
+impl InvalidationThread {
+    pub(crate) fn start(shared: &Arc<Shared>) -> Result<InvalidationThread> {
         let weak = Arc::downgrade(shared);
         let thread = std::thread::Builder::new()
             .name("coldrise-forget".to_owned())
             .spawn({
                 let shared = Arc::clone(shared);
-                move || run(&shared.remembering)
+                move || run(&shared.invalidation)
             })
             .context(|| "starting the thread that has attributes forgotten")?;
-        Ok(Rounds { shared: weak, thread: Some(thread) })
+        Ok(InvalidationThread { shared: weak, thread: Some(thread) })
     }
 }
 
-impl Drop for Rounds {
+impl Drop for InvalidationThread {
     fn drop(&mut self) {
         if let Some(shared) = self.shared.upgrade() {
-            shared.remembering.noted.lock().has_ended = true;
-            shared.remembering.wake.notify_all();
+            shared.invalidation.noted.lock().has_ended = true;
+            shared.invalidation.wake.notify_all();
         }
         if let Some(thread) = self.thread.take() {
             // It catches nothing; a panic in it was reported on stderr.
@@ -133,15 +118,15 @@ impl Drop for Rounds {
     }
 }
 
-fn run(remembering: &Remembering) {
+fn run(invalidation: &AttributeInvalidation) {
     loop {
         let nodes = {
-            let mut noted = remembering.noted.lock();
+            let mut noted = invalidation.noted.lock();
             while noted.nodes.is_empty() && !noted.has_ended {
-                remembering.wake.wait(&mut noted);
+                invalidation.wake.wait(&mut noted);
             }
             if !noted.has_ended {
-                remembering.wake.wait_for(&mut noted, ROUND);
+                invalidation.wake.wait_for(&mut noted, ROUND);
             }
             if noted.has_ended {
                 noted.nodes.clear();
@@ -149,6 +134,6 @@ fn run(remembering: &Remembering) {
             }
             std::mem::take(&mut noted.nodes)
         };
-        nodes.iter().for_each(|node| remembering.tell(node));
+        nodes.iter().for_each(|node| invalidation.tell(node));
     }
 }

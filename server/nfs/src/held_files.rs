@@ -6,17 +6,17 @@ use std::sync::Arc;
 
 /// Files of a node, and for how many they have to stay open.
 #[derive(Default)]
-pub(super) struct HeldFiles {
+pub(crate) struct HeldFiles {
     reader: Option<Arc<OpenFile>>,
     writer: Option<Arc<OpenFile>>,
     /// Who has opened it to read, and who to write.
-    pub(super) readers: u32,
-    pub(super) writers: u32,
+    pub(crate) readers: u32,
+    pub(crate) writers: u32,
 }
 
 impl HeldFiles {
     /// A file that can serve: what was opened for writing also reads.
-    pub(super) fn get(&self, for_writing: bool) -> Option<Arc<OpenFile>> {
+    pub(crate) fn get(&self, for_writing: bool) -> Option<Arc<OpenFile>> {
         match (&self.writer, &self.reader) {
             (Some(writer), _) => Some(Arc::clone(writer)),
             (None, Some(reader)) if !for_writing => Some(Arc::clone(reader)),
@@ -24,27 +24,26 @@ impl HeldFiles {
         }
     }
 
-    pub(super) fn put(&mut self, file: &Arc<OpenFile>, for_writing: bool) {
-        match for_writing {
-            true => {
-                self.writer = Some(Arc::clone(file));
-                self.reader = None;
-            }
-            false => self.reader = Some(Arc::clone(file)),
+    pub(crate) fn put(&mut self, file: &Arc<OpenFile>, for_writing: bool) {
+        if for_writing {
+            self.writer = Some(Arc::clone(file));
+            self.reader = None;
+        } else {
+            self.reader = Some(Arc::clone(file));
         }
     }
 
-    pub(super) fn is_held_for_writing(&self) -> bool {
+    pub(crate) fn is_held_for_writing(&self) -> bool {
         self.writer.is_some()
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.reader.is_none() && self.writer.is_none() && self.readers == 0 && self.writers == 0
     }
 
     /// Lets go of everything unless somebody has opened it. What was written is
     /// flushed first; where that fails it stays, for the next flush to fail, too.
-    pub(super) fn close_unopened(&mut self) -> Result<()> {
+    pub(crate) fn close_unopened(&mut self) -> Result<()> {
         if self.readers == 0 && self.writers == 0 {
             if let Some(writer) = &self.writer {
                 writer.flush_if_written()?;
@@ -55,13 +54,13 @@ impl HeldFiles {
     }
 
     /// Lets go of everything.
-    pub(super) fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.reader = None;
         self.writer = None;
     }
 
     /// Stops what is open for good, after a defect.
-    pub(super) fn poison(&self) {
+    pub(crate) fn poison(&self) {
         for file in self.reader.iter().chain(&self.writer) {
             file.poison();
         }

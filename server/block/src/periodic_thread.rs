@@ -1,0 +1,87 @@
+//! A thread that does the same from time to time.
+
+use std::io;
+use std::ops::ControlFlow;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// Runs until it is dropped, which waits for its end.
+pub struct PeriodicThread {
+    stop: Arc<Stop>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Default)]
+struct Stop {
+    is_asked: Mutex<bool>,
+    wake: Condvar,
+}
+
+impl PeriodicThread {
+    /// Starts a thread of that name that calls `turn` after each `interval`, until it breaks.
+    pub fn start(
+        name: &str,
+        interval: Duration,
+        mut turn: impl FnMut() -> ControlFlow<()> + Send + 'static,
+    ) -> io::Result<PeriodicThread> {
+        let stop = Arc::new(Stop::default());
+        let asked = Arc::clone(&stop);
+        let run = move || while !asked.waits(interval) && turn().is_continue() {};
+        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(run)?;
+        Ok(PeriodicThread { stop, thread: Some(thread) })
+    }
+}
+
+impl Stop {
+    /// Waits; returns whether the thread is to end.
+    fn waits(&self, interval: Duration) -> bool {
+        let is_asked = self.is_asked.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.wake.wait_timeout_while(is_asked, interval, |is_asked| !*is_asked);
+        *waited.unwrap_or_else(PoisonError::into_inner).0
+    }
+}
+
+impl Drop for PeriodicThread {
+    fn drop(&mut self) {
+        *self.stop.is_asked.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.stop.wake.notify_all();
+        // The thread itself may have held the last reference to whoever holds this.
+        if let Some(thread) = self.thread.take() {
+            if thread.thread().id() != std::thread::current().id() {
+                // A panic in it was reported on stderr.
+                let _ = thread.join();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::channel;
+    use std::time::Instant;
+
+    #[test]
+    fn it_turns_until_it_breaks_or_is_dropped() {
+        let (told, turns) = channel();
+        let mut left = 3;
+        let breaking = PeriodicThread::start("test", Duration::from_millis(1), move || {
+            left -= 1;
+            let _ = told.send(left);
+            if left > 0 {
+                ControlFlow::Continue(())
+            } else {
+                ControlFlow::Break(())
+            }
+        });
+        // The sender goes with the thread.
+        assert_eq!(turns.iter().collect::<Vec<_>>(), [2, 1, 0]);
+        drop(breaking);
+
+        let start = Instant::now();
+        let turn = || panic!("an hour has not passed");
+        drop(PeriodicThread::start("test", Duration::from_secs(3600), turn).unwrap());
+        assert!(start.elapsed() < Duration::from_secs(60), "a drop wakes it");
+    }
+}

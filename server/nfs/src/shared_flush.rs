@@ -1,0 +1,77 @@
+//! One flush of a file for all who wait for one.
+
+use crate::thread_pool::{no_room, MOST_WAITING};
+use crate::OpenNode;
+use coldrise_block::{defect, Error, ErrorKind, Result};
+use parking_lot::Mutex;
+use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::sync::Arc;
+
+/// Is told what a flush came to, on the thread that did it.
+pub(crate) type FlushDone = Box<dyn FnOnce(&Result<()>) + Send>;
+
+/// Who waits for a node's next flush.
+#[derive(Default)]
+pub(crate) struct FlushQueue(Mutex<Waiting>);
+
+#[derive(Default)]
+struct Waiting {
+    calls: Vec<FlushDone>,
+    /// A thread will see to them.
+    is_started: bool,
+}
+
+impl OpenNode {
+    /// Flushes on a thread of our own, and tells everybody who asked for it before the flush
+    /// began. One thread at a time is at it for each node: who comes meanwhile shares the next
+    /// flush. `ErrorKind::WouldWait` where there is no room.
+    pub fn flush_later(
+        self: &Arc<Self>,
+        done: impl FnOnce(&Result<()>) + Send + 'static,
+    ) -> Result<()> {
+        let mut waiting = self.flush_queue().0.lock();
+        if waiting.calls.len() >= MOST_WAITING {
+            return Err(no_room());
+        }
+        if !waiting.is_started {
+            self.start_flush()?;
+            waiting.is_started = true;
+        }
+        waiting.calls.push(Box::new(done));
+        Ok(())
+    }
+
+    fn start_flush(self: &Arc<Self>) -> Result<()> {
+        let node = Arc::clone(self);
+        self.shared().pools.syncing.start(Box::new(move || node.flush_for_all()))
+    }
+
+    fn flush_for_all(self: &Arc<Self>) {
+        loop {
+            let calls = {
+                let mut waiting = self.flush_queue().0.lock();
+                waiting.is_started = !waiting.calls.is_empty();
+                std::mem::take(&mut waiting.calls)
+            };
+            if calls.is_empty() {
+                return;
+            }
+            // Unwind safe: after a panic the open files refuse every call.
+            let flushed = catch_unwind(AssertUnwindSafe(|| self.flush()));
+            let flushed = flushed.unwrap_or_else(|panic| {
+                self.poison();
+                Err(Error::new(ErrorKind::Internal, defect(panic)))
+            });
+            calls.into_iter().for_each(|done| done(&flushed));
+            // Others may wait for a thread.
+            let mut waiting = self.flush_queue().0.lock();
+            if waiting.calls.is_empty() {
+                waiting.is_started = false;
+                return;
+            }
+            if self.start_flush().is_ok() {
+                return;
+            }
+        }
+    }
+}

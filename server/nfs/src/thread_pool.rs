@@ -1,0 +1,173 @@
+//! Work that has to wait, on threads of our own, so that it holds none of the host's.
+//!
+//! ```text
+//!   reading   what decodes chunks or reads a drive
+//!   syncing   one node's flushes, as many as came together: they share one sync (shared_flush)
+//! ```
+//!
+//! Both are bounded, in threads and in what waits. What finds no room is done by its
+//! caller, who so has to wait himself: a client that asks for more than the machine can do
+//! is held up.
+
+use coldrise_block::{defect, Context, Error, ErrorKind, Result};
+use parking_lot::{Condvar, Mutex};
+use std::collections::VecDeque;
+use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+const READING_THREADS: usize = 16;
+const SYNCING_THREADS: usize = 32;
+/// Requests that may wait for either.
+pub(crate) const MOST_WAITING: usize = 1024;
+
+/// Both kinds of threads.
+pub(crate) struct ThreadPools {
+    pub(crate) reading: ThreadPool,
+    pub(crate) syncing: ThreadPool,
+}
+
+impl Default for ThreadPools {
+    fn default() -> ThreadPools {
+        ThreadPools {
+            reading: ThreadPool::new("coldrise-read", READING_THREADS),
+            syncing: ThreadPool::new("coldrise-sync", SYNCING_THREADS),
+        }
+    }
+}
+
+impl ThreadPools {
+    /// Waits until everything is done; nothing is started any more.
+    pub(crate) fn end(&self) {
+        self.reading.end();
+        self.syncing.end();
+    }
+}
+
+pub(crate) type Job = Box<dyn FnOnce() + Send>;
+
+/// Threads that are started when they are needed.
+pub(crate) struct ThreadPool {
+    name: &'static str,
+    most: usize,
+    queue: Arc<Queue>,
+}
+
+#[derive(Default)]
+struct Queue {
+    state: Mutex<State>,
+    wake: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    jobs: VecDeque<Job>,
+    threads: Vec<JoinHandle<()>>,
+    idle: usize,
+    has_ended: bool,
+}
+
+impl ThreadPool {
+    fn new(name: &'static str, most: usize) -> ThreadPool {
+        ThreadPool { name, most, queue: Arc::default() }
+    }
+
+    /// Has a thread do it. `ErrorKind::WouldWait` where there is no room.
+    pub(crate) fn start(&self, job: Job) -> Result<()> {
+        let mut state = self.queue.state.lock();
+        if state.has_ended || state.jobs.len() >= MOST_WAITING {
+            return Err(no_room());
+        }
+        if state.jobs.len() >= state.idle && state.threads.len() < self.most {
+            let queue = Arc::clone(&self.queue);
+            let started = std::thread::Builder::new()
+                .name(self.name.to_owned())
+                .spawn(move || queue.work())
+                .context(|| format!("starting a thread {}", self.name));
+            match started {
+                Ok(thread) => state.threads.push(thread),
+                // Those that run do it.
+                Err(_) if !state.threads.is_empty() => {}
+                Err(error) => return Err(error),
+            }
+        }
+        state.jobs.push_back(job);
+        self.queue.wake.notify_one();
+        Ok(())
+    }
+
+    /// Waits until everything is done; nothing is started any more.
+    fn end(&self) {
+        let threads = {
+            let mut state = self.queue.state.lock();
+            state.has_ended = true;
+            std::mem::take(&mut state.threads)
+        };
+        self.queue.wake.notify_all();
+        let here = std::thread::current().id();
+        for thread in threads {
+            // What it did last may be what closes the repository.
+            if thread.thread().id() != here {
+                let _ = thread.join();
+            }
+        }
+    }
+}
+
+impl Queue {
+    fn work(&self) {
+        let mut state = self.state.lock();
+        loop {
+            if let Some(job) = state.jobs.pop_front() {
+                drop(state);
+                if let Err(panic) = catch_unwind(AssertUnwindSafe(job)) {
+                    eprintln!("coldrise: {}", defect(panic));
+                }
+                state = self.state.lock();
+                continue;
+            }
+            if state.has_ended {
+                return;
+            }
+            state.idle += 1;
+            self.wake.wait(&mut state);
+            state.idle -= 1;
+        }
+    }
+}
+
+pub(crate) fn no_room() -> Error {
+    Error::new(ErrorKind::WouldWait, "too much is waiting already")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::channel;
+
+    #[test]
+    fn what_finds_no_room_is_refused_and_the_rest_is_done() {
+        let pool = ThreadPool::new("test", 1);
+        let (go, wait) = channel::<()>();
+        let (done, finished) = channel();
+        let (begun, first) = channel();
+        pool.start(Box::new(move || {
+            begun.send(()).unwrap();
+            wait.recv().unwrap();
+            panic!("a job's panic ends no thread");
+        }))
+        .unwrap();
+        first.recv().unwrap();
+        for _ in 0..MOST_WAITING {
+            let done = done.clone();
+            pool.start(Box::new(move || done.send(()).unwrap())).unwrap();
+        }
+        let refused = pool.start(Box::new(|| {})).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::WouldWait);
+        go.send(()).unwrap();
+        pool.end();
+        drop(done);
+        assert_eq!(finished.iter().count(), MOST_WAITING);
+        assert_eq!(pool.start(Box::new(|| {})).unwrap_err().kind(), ErrorKind::WouldWait);
+    }
+}

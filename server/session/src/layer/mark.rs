@@ -1,0 +1,169 @@
+//! The mark: what a layer's writer last wrote down of what is durable.
+//!
+//! # Why a crash or a damaged sector does not make it wrong
+//!
+//! A mark is written after the sync that made true what it says, and what it says stays
+//! true: slots below `slots` keep a record (a slot that is free again keeps its last one,
+//! one whose write failed gets a vacant one), cells are never overwritten, and the highest
+//! sequence number only grows. So an older mark says less, and nothing wrong. There are two
+//! places, each in a sector and a page of its own, written in turn: a torn or damaged mark
+//! leaves the one before. A closed mark, which says that there is nothing else, is replaced
+//! durably before the first write; both places are written then, and at the close.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use coldrise_block::{Error, ErrorKind, Result};
+
+use super::format::{array, short_hash, Superblock, SUPERBLOCK_BYTES};
+
+/// Where the two marks stand; number `n` is at `n % 2`.
+pub(crate) const MARK_OFFSETS_BYTES: [u64; 2] = [4096, 8192];
+/// Bytes of a mark.
+pub(crate) const MARK_BYTES: usize = 64;
+/// Superblock and marks of an empty layer, written whole so that no part of them is a hole.
+pub(super) const HEAD_BYTES: usize = 12 << 10;
+
+const _: () = assert!(SUPERBLOCK_BYTES <= 512 && MARK_BYTES <= 512);
+
+/// What a layer holds at an instant in which no write is half done; what a restore point
+/// remembers of a layer that was sealed into it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct SealFacts {
+    /// The highest sequence number of a record or cell; 0 when nothing was captured.
+    pub(crate) sequence: u64,
+    /// Every slot below this one holds a record, and none from here on.
+    pub(crate) slots: u32,
+    /// Cells there are.
+    pub(crate) cells: u32,
+}
+
+/// What was durable, and whether there is anything else.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Mark {
+    /// Counts the marks of the layer; the higher of two readable ones counts.
+    pub(crate) number: u64,
+    pub(crate) facts: SealFacts,
+    /// The writer closed the layer: it holds exactly this.
+    pub(crate) is_closed: bool,
+}
+
+impl Mark {
+    /// Layout: number (8), sequence (8), slots (4), cells (4), 1 if closed (1), zero (23),
+    /// keyed hash of all before it (16).
+    pub(crate) fn encode(&self, key: &[u8; 32]) -> [u8; MARK_BYTES] {
+        let mut bytes = [0; MARK_BYTES];
+        bytes[0..8].copy_from_slice(&self.number.to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.facts.sequence.to_le_bytes());
+        bytes[16..20].copy_from_slice(&self.facts.slots.to_le_bytes());
+        bytes[20..24].copy_from_slice(&self.facts.cells.to_le_bytes());
+        bytes[24] = u8::from(self.is_closed);
+        let tag = Mark::tag(key, &bytes[..48]);
+        bytes[48..].copy_from_slice(&tag);
+        bytes
+    }
+
+    pub(crate) fn decode(bytes: &[u8; MARK_BYTES], key: &[u8; 32]) -> Option<Mark> {
+        if Mark::tag(key, &bytes[..48]) != bytes[48..] {
+            return None;
+        }
+        Some(Mark {
+            number: u64::from_le_bytes(array(&bytes[0..8])),
+            facts: SealFacts {
+                sequence: u64::from_le_bytes(array(&bytes[8..16])),
+                slots: u32::from_le_bytes(array(&bytes[16..20])),
+                cells: u32::from_le_bytes(array(&bytes[20..24])),
+            },
+            is_closed: bytes[24] == 1,
+        })
+    }
+
+    /// Not that of a superblock of the same bytes.
+    fn tag(key: &[u8; 32], bytes: &[u8]) -> [u8; 16] {
+        short_hash(key, &[b"mark", bytes].concat())
+    }
+
+    /// Writes the next mark, in the place of the one before the last.
+    pub(crate) fn write_next(
+        &mut self,
+        file: &File,
+        key: &[u8; 32],
+        facts: SealFacts,
+        is_closed: bool,
+    ) -> std::io::Result<()> {
+        *self = Mark { number: self.number + 1, facts, is_closed };
+        file.write_all_at(&self.encode(key), MARK_OFFSETS_BYTES[(self.number % 2) as usize])
+    }
+
+    /// The newest mark that can be read.
+    ///
+    /// Errors: `Corrupt` where neither can.
+    pub(crate) fn read(file: &File, path: &Path, key: &[u8; 32]) -> Result<Mark> {
+        let mut newest: Option<Mark> = None;
+        for offset_bytes in MARK_OFFSETS_BYTES {
+            let mut bytes = [0; MARK_BYTES];
+            file.read_exact_at(&mut bytes, offset_bytes)
+                .map_err(|error| super::open::truncated(path, error))?;
+            newest = newest.into_iter().chain(Mark::decode(&bytes, key)).max_by_key(|m| m.number);
+        }
+        newest.ok_or_else(|| {
+            let message = format!("both marks of the layer {} are damaged", path.display());
+            Error::new(ErrorKind::Corrupt, message)
+        })
+    }
+}
+
+/// The first bytes of an empty layer.
+pub(super) fn empty_head(superblock: &Superblock, key: &[u8; 32]) -> Vec<u8> {
+    let mut head = vec![0; HEAD_BYTES];
+    head[..SUPERBLOCK_BYTES].copy_from_slice(&superblock.encode(key));
+    for number in [1, 2] {
+        let at = MARK_OFFSETS_BYTES[number % 2] as usize;
+        let mark = Mark { number: number as u64, is_closed: true, ..Mark::default() };
+        head[at..at + MARK_BYTES].copy_from_slice(&mark.encode(key));
+    }
+    head
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_bytes_of_a_mark_are_pinned_and_authenticated() {
+        let key = [3; 32];
+        let facts = SealFacts { sequence: 0x0102_0304_0506, slots: 0x0a0b_0c0d, cells: 77 };
+        let mark = Mark { number: 9, facts, is_closed: true };
+        let bytes = mark.encode(&key);
+        let fields = [
+            9, 0, 0, 0, 0, 0, 0, 0, 6, 5, 4, 3, 2, 1, 0, 0, 0x0d, 0x0c, 0x0b, 0x0a, 77, 0, 0, 0, 1,
+        ];
+        assert_eq!(bytes[..25], fields);
+        assert_eq!(bytes[25..48], [0; 23]);
+        assert_eq!(Mark::decode(&bytes, &key), Some(mark));
+        for position in 0..MARK_BYTES {
+            let mut bad = bytes;
+            bad[position] ^= 1;
+            assert_eq!(Mark::decode(&bad, &key), None, "byte {position}");
+        }
+    }
+
+    #[test]
+    fn the_newest_readable_mark_counts_and_none_is_damage() {
+        let key = [3; 32];
+        let file = tempfile::tempfile().unwrap();
+        let superblock = Superblock { id: [5; 16], disk_size_bytes: 1 << 30 };
+        file.write_all_at(&empty_head(&superblock, &key), 0).unwrap();
+        let read = || Mark::read(&file, Path::new("layer"), &key);
+        let mut mark = read().unwrap();
+        assert_eq!(mark, Mark { number: 2, facts: SealFacts::default(), is_closed: true });
+        let facts = SealFacts { sequence: 8, slots: 5, cells: 2 };
+        mark.write_next(&file, &key, facts, false).unwrap();
+        assert_eq!(read().unwrap(), Mark { number: 3, facts, is_closed: false });
+        file.write_all_at(&[1], MARK_OFFSETS_BYTES[1] + 60).unwrap();
+        assert_eq!(read().unwrap().number, 2);
+        file.write_all_at(&[0; 512], MARK_OFFSETS_BYTES[0]).unwrap();
+        assert_eq!(read().unwrap_err().kind(), ErrorKind::Corrupt);
+    }
+}

@@ -1,0 +1,170 @@
+//! One disk on its way to whoever holds the writer, from one to the next.
+
+use std::cell::Cell;
+use std::sync::atomic::AtomicBool;
+use std::sync::Arc;
+
+use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_store::{DiskTarget, DiskWriter, MapRoot, WriteCounts, WriteOptions};
+
+use super::link::{Broken, Link};
+use super::messages::MAX_WRITE_BYTES;
+use super::{Role, SharedWriter};
+
+/// Buffers that are kept for another use.
+const KEPT_BUFFERS: usize = 8;
+
+pub(super) struct SharedDisk<'a> {
+    pub(super) shared: &'a SharedWriter<'a>,
+    pub(super) size_bytes: u64,
+    pub(super) options: WriteOptions,
+    /// What it is written over: at later places the map that the one before has ended with.
+    pub(super) base: Option<MapRoot>,
+    /// What was done at the places before.
+    pub(super) before: WriteCounts,
+    pub(super) place: Option<Place>,
+    pub(super) buffers: Vec<Vec<u8>>,
+}
+
+/// Where it is stored.
+pub(super) enum Place {
+    Here(DiskWriter),
+    There(Arc<Link>),
+}
+
+impl SharedDisk<'_> {
+    /// Does something where the disk is stored; where that moves, once more at the next place.
+    pub(super) fn store<T>(
+        &mut self,
+        mut here: impl FnMut(&mut DiskWriter) -> Result<T>,
+        mut there: impl FnMut(&Link, &AtomicBool) -> std::result::Result<T, Broken>,
+    ) -> Result<T> {
+        loop {
+            if self.place.is_none() {
+                self.start()?;
+            }
+            match &mut self.place {
+                Some(Place::Here(disk)) => return here(disk),
+                Some(Place::There(link)) => match there(link, self.shared.cancel) {
+                    Ok(done) => return Ok(done),
+                    Err(broken) => self.go_on(broken).map(|_| ())?,
+                },
+                None => {}
+            }
+        }
+    }
+
+    fn start(&mut self) -> Result<()> {
+        match self.shared.role()? {
+            Role::Host(hosting) => {
+                let disk = hosting.writer.disk_writer(self.base, self.size_bytes, self.options)?;
+                self.place = Some(Place::Here(disk));
+            }
+            Role::Guest(link) => {
+                let (threads, cancel) = (self.options.threads, self.shared.cancel);
+                match link.start(self.base, self.size_bytes, threads, cancel) {
+                    Ok(()) => self.place = Some(Place::There(link)),
+                    Err(broken) => self.go_on(broken).map(|_| ())?,
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes what the place before has come to; true where that was anything.
+    fn go_on(&mut self, broken: Broken) -> Result<bool> {
+        let finished = self.shared.moved(broken)?;
+        self.place = None;
+        let Some((root, counts)) = finished else { return Ok(false) };
+        self.base = Some(root);
+        self.before = sum(self.before, counts);
+        Ok(true)
+    }
+}
+
+fn sum(a: WriteCounts, b: WriteCounts) -> WriteCounts {
+    WriteCounts {
+        stored_chunks: a.stored_chunks + b.stored_chunks,
+        stored_bytes: a.stored_bytes + b.stored_bytes,
+        known_chunks: a.known_chunks + b.known_chunks,
+        zero_chunks: a.zero_chunks + b.zero_chunks,
+        healed_chunks: a.healed_chunks + b.healed_chunks,
+    }
+}
+
+impl DiskTarget for SharedDisk<'_> {
+    fn buffer(&mut self) -> Vec<u8> {
+        match &mut self.place {
+            Some(Place::Here(disk)) => disk.buffer(),
+            _ => self.buffers.pop().unwrap_or_default(),
+        }
+    }
+
+    fn write(&mut self, offset_bytes: u64, bytes: Vec<u8>) -> Result<()> {
+        if bytes.len() as u64 > MAX_WRITE_BYTES {
+            return Err(Error::new(ErrorKind::Internal, "a write is too long to be sent"));
+        }
+        // Given away here, and borrowed there.
+        let bytes = Cell::new(bytes);
+        self.store(
+            |disk| disk.write(offset_bytes, bytes.take()),
+            |link, cancel| {
+                let sent = bytes.take();
+                let done = link.write(offset_bytes, &sent, cancel);
+                bytes.set(sent);
+                done
+            },
+        )?;
+        let mut buffer = bytes.into_inner();
+        if buffer.capacity() > 0 && self.buffers.len() < KEPT_BUFFERS {
+            buffer.clear();
+            self.buffers.push(buffer);
+        }
+        Ok(())
+    }
+
+    fn write_hole(&mut self, offset_bytes: u64, length_bytes: u64) -> Result<()> {
+        self.store(
+            |disk| disk.write_hole(offset_bytes, length_bytes),
+            |link, cancel| link.write_hole(offset_bytes, length_bytes, cancel),
+        )
+    }
+
+    fn counts(&self) -> WriteCounts {
+        match &self.place {
+            Some(Place::Here(disk)) => sum(self.before, disk.counts()),
+            Some(Place::There(link)) => sum(self.before, link.counts()),
+            None => self.before,
+        }
+    }
+
+    fn finish(mut self: Box<Self>) -> Result<(MapRoot, WriteCounts)> {
+        loop {
+            let finished = match self.place.take() {
+                None => {
+                    self.start()?;
+                    continue;
+                }
+                Some(Place::Here(disk)) => disk.finish()?,
+                Some(Place::There(link)) => match link.finish(self.shared.cancel) {
+                    Ok(finished) => finished,
+                    // All was sent: what that place has ended with is the whole disk.
+                    Err(broken) => match self.go_on(broken)? {
+                        true => (self.base.unwrap_or(MapRoot::EMPTY), WriteCounts::default()),
+                        false => continue,
+                    },
+                },
+            };
+            return Ok((finished.0, sum(self.before, finished.1)));
+        }
+    }
+}
+
+impl Drop for SharedDisk<'_> {
+    fn drop(&mut self) {
+        // A host cancels a disk when its guest goes away.
+        if let Some(Place::There(_)) = self.place.take() {
+            *self.shared.role.lock() = None;
+        }
+    }
+}

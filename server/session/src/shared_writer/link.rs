@@ -1,0 +1,377 @@
+//! The side of a guest: a backup whose disks are stored by the process that holds the writer.
+//!
+//! The backup's own thread sends. A second thread reads what the host says, so that it is
+//! heard at once, also while the source keeps the first one waiting. When the host is about to
+//! end, that thread ends the disk that is open, keeps what was stored from gcs, and goes away:
+//! the next write finds out and goes on elsewhere.
+//!
+//! Locks, in order: `sending` (for one message), `state`.
+
+use std::io::{
+    BufReader, ErrorKind::Interrupted, ErrorKind::TimedOut, ErrorKind::WouldBlock, Write,
+};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use coldrise_block::{Context, Error, ErrorKind, Result};
+use coldrise_store::{MapRoot, PointDocument, Repository, WriteCounts};
+use parking_lot::{Condvar, Mutex, MutexGuard};
+
+use super::kept::Kept;
+use super::messages::{
+    is_proof, nonce, proof, read_line, told_error, Answer, Ask, Request, Side, MAX_WRITE_BYTES,
+};
+use super::SOCKET;
+use crate::local_socket::{connect_within, send};
+
+/// How often it is looked whether the backup was cancelled.
+const LOOK_INTERVAL: Duration = Duration::from_millis(50);
+/// The host answers the first message within this long: it may be writing to a slow drive.
+const WELCOME_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Why a host takes nothing more.
+pub(super) enum Broken {
+    /// It ends; the disk that was open ends with this map, which holds all that was sent.
+    Moved(Option<(MapRoot, WriteCounts)>),
+    /// It was killed: what was not finished is gone.
+    Lost,
+    /// Anything else.
+    Failed(Error),
+}
+
+/// A connection to the host.
+pub(super) struct Link {
+    inner: Arc<Inner>,
+    listener: Option<JoinHandle<()>>,
+}
+
+struct Inner {
+    stream: UnixStream,
+    sending: Mutex<()>,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    counts: WriteCounts,
+    is_disk_open: bool,
+    /// An answer is awaited.
+    is_asked: bool,
+    answer: Option<Answer>,
+    is_moving: bool,
+    broken: Option<Broken>,
+}
+
+impl Link {
+    /// Connects to the host; `None` where nobody listens, or who does is about to end.
+    ///
+    /// # Errors
+    /// `Io`; what the host says; `WrongPassphrase` where it has not the repository's key.
+    pub(super) fn connect(
+        folder: &Path,
+        repository: &Repository,
+        kept: &Arc<Kept>,
+    ) -> Result<Option<Link>> {
+        let Some(stream) = connect_within(folder, SOCKET, WELCOME_TIMEOUT)? else {
+            return Ok(None);
+        };
+        let what = || "asking the process that writes the repository";
+        // The host takes data at its own pace.
+        stream.set_write_timeout(None).context(what)?;
+        stream.set_read_timeout(Some(WELCOME_TIMEOUT)).context(what)?;
+        let own = nonce()?;
+        // Whoever is about to end may have gone without reading it.
+        if send(&stream, &Request::Backup { nonce: own }).is_err() {
+            return Ok(None);
+        }
+        let mut answers = BufReader::new(&stream);
+        let (of_host, told) = match read_line(&mut answers) {
+            Ok(Some(Answer::Welcome { nonce, proof })) => (nonce, proof),
+            Ok(Some(Answer::Failed { kind, message })) => return Err(told_error(&kind, message)),
+            Err(error) => return Err(error.context(what())),
+            // It ends or has ended.
+            Ok(_) => return Ok(None),
+        };
+        if !is_proof(told, proof(repository, Side::Host, &own, &of_host)) {
+            return Err(Error::new(
+                ErrorKind::WrongPassphrase,
+                format!(
+                    "who listens at {} does not know the key of the repository",
+                    folder.join(SOCKET).display()
+                ),
+            ));
+        }
+        let proof = Ask::Proof(proof(repository, Side::Guest, &own, &of_host));
+        match send(&stream, &proof).and_then(|()| read_line(&mut answers)) {
+            Ok(Some(Answer::Accepted)) => {}
+            Ok(Some(Answer::Failed { kind, message })) => return Err(told_error(&kind, message)),
+            _ => return Ok(None),
+        }
+        stream.set_read_timeout(None).context(what)?;
+        stream.set_write_timeout(Some(LOOK_INTERVAL)).context(what)?;
+        // Nothing comes unasked before the first disk but that the host ends.
+        let early = answers.buffer().to_vec();
+        let inner = Arc::new(Inner {
+            stream,
+            sending: Mutex::default(),
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        });
+        if !early.is_empty() {
+            return Ok(None);
+        }
+        let (of_thread, kept) = (Arc::clone(&inner), Arc::clone(kept));
+        let listener = std::thread::Builder::new()
+            .name("host-answers".into())
+            .spawn(move || of_thread.listen(&kept))
+            .context(what)?;
+        Ok(Some(Link { inner, listener: Some(listener) }))
+    }
+
+    pub(super) fn counts(&self) -> WriteCounts {
+        self.inner.state.lock().counts
+    }
+
+    pub(super) fn start(
+        &self,
+        base: Option<MapRoot>,
+        size_bytes: u64,
+        threads: usize,
+        cancel: &AtomicBool,
+    ) -> std::result::Result<(), Broken> {
+        self.inner.send(&Ask::Start { base, size_bytes, threads }, &[], cancel, |state| {
+            state.counts = WriteCounts::default();
+            state.is_disk_open = true;
+        })
+    }
+
+    pub(super) fn write(
+        &self,
+        offset_bytes: u64,
+        bytes: &[u8],
+        cancel: &AtomicBool,
+    ) -> std::result::Result<(), Broken> {
+        debug_assert!(bytes.len() as u64 <= MAX_WRITE_BYTES);
+        let ask = Ask::Write { offset_bytes, length_bytes: bytes.len() as u64 };
+        self.inner.send(&ask, bytes, cancel, |_| {})
+    }
+
+    pub(super) fn write_hole(
+        &self,
+        offset_bytes: u64,
+        length_bytes: u64,
+        cancel: &AtomicBool,
+    ) -> std::result::Result<(), Broken> {
+        self.inner.send(&Ask::Hole { offset_bytes, length_bytes }, &[], cancel, |_| {})
+    }
+
+    pub(super) fn finish(
+        &self,
+        cancel: &AtomicBool,
+    ) -> std::result::Result<(MapRoot, WriteCounts), Broken> {
+        match self.inner.ask(&Ask::Finish, cancel)? {
+            Answer::Finished { root, counts } => Ok((root, counts)),
+            _ => Err(Broken::Failed(out_of_turn())),
+        }
+    }
+
+    pub(super) fn put_point(
+        &self,
+        document: &PointDocument,
+        cancel: &AtomicBool,
+    ) -> std::result::Result<(), Broken> {
+        match self.inner.ask(&Ask::PutPoint(Box::new(document.clone())), cancel)? {
+            Answer::Added => Ok(()),
+            _ => Err(Broken::Failed(out_of_turn())),
+        }
+    }
+}
+
+impl Drop for Link {
+    /// What was not finished is cancelled.
+    fn drop(&mut self) {
+        let _ = self.inner.stream.shutdown(Shutdown::Both);
+        if let Some(listener) = self.listener.take() {
+            let _ = listener.join();
+        }
+    }
+}
+
+impl Inner {
+    /// Sends one message, and changes the state with it.
+    fn send(
+        &self,
+        ask: &Ask,
+        bytes: &[u8],
+        cancel: &AtomicBool,
+        change: impl FnOnce(&mut State),
+    ) -> std::result::Result<(), Broken> {
+        let sending = self.sending.lock();
+        let mut state = self.state.lock();
+        let is_open = !state.is_moving && state.broken.is_none();
+        if is_open {
+            change(&mut state);
+        }
+        drop(state);
+        if is_open {
+            match self.transmit(ask, bytes, cancel) {
+                Ok(()) => return Ok(()),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {
+                    return Err(Broken::Failed(error))
+                }
+                // The other thread hears why.
+                Err(_) => {}
+            }
+        }
+        drop(sending);
+        Err(self.why(cancel))
+    }
+
+    /// Sends a message and waits for its answer.
+    fn ask(&self, ask: &Ask, cancel: &AtomicBool) -> std::result::Result<Answer, Broken> {
+        self.send(ask, &[], cancel, |state| {
+            state.is_disk_open = false;
+            state.is_asked = true;
+        })?;
+        let mut state = self.state.lock();
+        loop {
+            if let Some(answer) = state.answer.take() {
+                return Ok(answer);
+            }
+            if state.broken.is_some() {
+                drop(state);
+                return Err(self.why(cancel));
+            }
+            self.wait(&mut state, cancel)?;
+        }
+    }
+
+    fn wait(
+        &self,
+        state: &mut MutexGuard<'_, State>,
+        cancel: &AtomicBool,
+    ) -> std::result::Result<(), Broken> {
+        self.changed.wait_for(state, LOOK_INTERVAL);
+        match cancel.load(Ordering::Relaxed) {
+            true => Err(Broken::Failed(Error::new(ErrorKind::Interrupted, "cancelled"))),
+            false => Ok(()),
+        }
+    }
+
+    /// Waits until it is known why nothing can be sent.
+    fn why(&self, cancel: &AtomicBool) -> Broken {
+        let mut state = self.state.lock();
+        loop {
+            match state.broken.take() {
+                Some(Broken::Moved(finished)) => {
+                    state.broken = Some(Broken::Moved(None));
+                    return Broken::Moved(finished);
+                }
+                Some(broken) => {
+                    state.broken = Some(Broken::Lost);
+                    return broken;
+                }
+                None => {}
+            }
+            if let Err(cancelled) = self.wait(&mut state, cancel) {
+                return cancelled;
+            }
+        }
+    }
+
+    fn transmit(&self, ask: &Ask, bytes: &[u8], cancel: &AtomicBool) -> Result<()> {
+        let mut line = serde_json::to_vec(ask)
+            .map_err(|error| Error::with_source(ErrorKind::Internal, "asking", error))?;
+        line.push(b'\n');
+        for mut left in [&line[..], bytes] {
+            while !left.is_empty() {
+                match (&self.stream).write(left) {
+                    Ok(sent) => left = &left[sent..],
+                    Err(error) if matches!(error.kind(), WouldBlock | TimedOut | Interrupted) => {}
+                    Err(error) => return Err(Error::io("sending", error)),
+                }
+                if cancel.load(Ordering::Relaxed) {
+                    return Err(Error::new(ErrorKind::Interrupted, "cancelled"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Hears what the host says, until it goes away.
+    fn listen(&self, kept: &Kept) {
+        let mut answers = BufReader::new(&self.stream);
+        // The disk that this thread has ended.
+        let mut is_ended = false;
+        let broken = loop {
+            let answer = match read_line(&mut answers) {
+                Ok(Some(answer)) => answer,
+                Ok(None) | Err(_) => break Broken::Lost,
+            };
+            match answer {
+                Answer::Counts(counts) => self.state.lock().counts = counts,
+                Answer::Failed { kind, message } => {
+                    break Broken::Failed(told_error(&kind, message));
+                }
+                Answer::Moving => {
+                    // Not in the middle of a message.
+                    let _sending = self.sending.lock();
+                    let mut state = self.state.lock();
+                    state.is_moving = true;
+                    let is_asked = state.is_asked;
+                    is_ended = std::mem::take(&mut state.is_disk_open);
+                    drop(state);
+                    let never = AtomicBool::new(false);
+                    if is_ended && self.transmit(&Ask::Finish, &[], &never).is_err() {
+                        break Broken::Lost;
+                    }
+                    if !is_ended && !is_asked {
+                        break leave(kept, None);
+                    }
+                }
+                Answer::Finished { root, counts } if is_ended => {
+                    break leave(kept, Some((root, counts)));
+                }
+                answer => {
+                    let mut state = self.state.lock();
+                    if let Answer::Finished { root, counts } = &answer {
+                        state.counts = *counts;
+                        kept.add(*root);
+                    }
+                    state.is_asked = false;
+                    state.answer = Some(answer);
+                    let is_moving = state.is_moving;
+                    self.changed.notify_all();
+                    drop(state);
+                    if is_moving {
+                        break leave(kept, None);
+                    }
+                }
+            }
+        };
+        self.state.lock().broken = Some(broken);
+        self.changed.notify_all();
+        let _ = self.stream.shutdown(Shutdown::Both);
+    }
+}
+
+/// Keeps what is stored from gcs while no process holds the writer.
+fn leave(kept: &Kept, finished: Option<(MapRoot, WriteCounts)>) -> Broken {
+    if let Some((root, _)) = finished {
+        kept.add(root);
+    }
+    match kept.lease() {
+        Ok(()) => Broken::Moved(finished),
+        Err(error) => Broken::Failed(error),
+    }
+}
+
+fn out_of_turn() -> Error {
+    Error::new(ErrorKind::Io, "the process that writes the repository gave an unknown answer")
+}
