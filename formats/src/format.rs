@@ -128,7 +128,7 @@ impl Format {
         fits.max_by_key(|format| format.suffix().len())
     }
 
-    /// How an image of this format can be used.
+    /// What can be done with an image of this format.
     pub const fn access(self) -> Access {
         match self {
             Format::Raw

@@ -66,7 +66,7 @@ pub(crate) fn for_each(
     Ok(())
 }
 
-/// The chunk id of an entry; `None` if the entry was changed.
+/// The chunk that an entry names; none where it was changed.
 fn parse(repository: &Repository, hash: &ChunkHash, value: &[u8]) -> Option<ChunkId> {
     value.split_first_chunk::<8>().and_then(|(id, found)| {
         let id = ChunkId::from_be_bytes(*id);
