@@ -111,7 +111,7 @@ impl VhdxMap {
         }
         if size_bytes > MAX_DISK_SIZE_BYTES {
             return Err(tables.unsupported(&format!(
-                "is a disk of {size_bytes} bytes; the maximum is {MAX_DISK_SIZE_BYTES}"
+                "is a disk of {size_bytes} bytes; {MAX_DISK_SIZE_BYTES} is the most"
             )));
         }
         let blocks_per_bitmap = SECTORS_PER_BITMAP * sector_bytes / block_bytes;
@@ -205,7 +205,7 @@ impl Tables<'_> {
     fn damaged(&self, why: &str) -> Error {
         Error::new(
             ErrorKind::Io,
-            format!("{} is damaged, truncated, or not a VHDX: {why}", self.path.display()),
+            format!("{} is damaged, truncated, or no VHDX: {why}", self.path.display()),
         )
     }
 

@@ -66,7 +66,7 @@ pub(super) fn vmdk_extents(path: &Path) -> Result<Vec<PathBuf>> {
         let Ok(word) = std::str::from_utf8(word) else {
             return Err(refused(
                 path,
-                "it is not a VMDK, or names an extent in another encoding than UTF-8".to_string(),
+                "it is no VMDK, or names an extent in another encoding than UTF-8".to_string(),
             ));
         };
         if word.contains(['/', ':', '\0']) {
@@ -148,7 +148,7 @@ fn check_sparse(image: &Path, start: &[u8], length: u64) -> Result<()> {
         return Err(Error::new(
             ErrorKind::Unsupported,
             format!(
-                "{}: QEMU does not support the compression of its grains (method \
+                "{}: its grains are compressed in a way that QEMU does not support (method \
                  {compression}): convert it with the program that wrote it",
                 image.display()
             ),
