@@ -19,7 +19,7 @@ from bench.support.setting import Setting
 SUMMARY = "random and sequential reads and random writes of a session over NFSv3"
 
 _FILE = "disk.raw"
-# Of a repository that is not told otherwise.
+# The default of a repository.
 _CHUNK_BYTES = 16 << 10
 
 

@@ -101,7 +101,7 @@ impl Mount {
     }
 
     /// Unmounts. If a file or a folder is in use, the tree is detached from the
-    /// directory and its users are served on.
+    /// directory, and its open files are still served.
     ///
     /// # Errors
     /// `ToolFailed` or `Io` if the system refuses.

@@ -1,4 +1,4 @@
-//! A thread that does the same from time to time.
+//! A thread that repeats a task at an interval.
 
 use std::io;
 use std::ops::ControlFlow;
@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Runs until it is dropped, which waits for its end.
+/// A running thread. Dropping it waits for the thread's end.
 pub struct PeriodicThread {
     stop: Arc<Stop>,
     thread: Option<JoinHandle<()>>,
@@ -19,7 +19,8 @@ struct Stop {
 }
 
 impl PeriodicThread {
-    /// Starts a thread of that name that calls `turn` after each `interval`, until it breaks.
+    /// Starts a thread with this name. It calls `turn` after each `interval`, until `turn`
+    /// breaks.
     pub fn start(
         name: &str,
         interval: Duration,
@@ -34,7 +35,7 @@ impl PeriodicThread {
 }
 
 impl Stop {
-    /// Waits; returns whether the thread is to end.
+    /// Waits for the interval; returns whether the thread must end.
     fn waits(&self, interval: Duration) -> bool {
         let is_asked = self.is_asked.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = self.wake.wait_timeout_while(is_asked, interval, |is_asked| !*is_asked);
@@ -46,10 +47,10 @@ impl Drop for PeriodicThread {
     fn drop(&mut self) {
         *self.stop.is_asked.lock().unwrap_or_else(PoisonError::into_inner) = true;
         self.stop.wake.notify_all();
-        // The thread itself may have held the last reference to whoever holds this.
+        // The thread itself may drop this, if it held the last reference to the owner.
         if let Some(thread) = self.thread.take() {
             if thread.thread().id() != std::thread::current().id() {
-                // A panic in it was reported on stderr.
+                // A panic of the thread was reported on stderr.
                 let _ = thread.join();
             }
         }
@@ -75,7 +76,7 @@ mod tests {
                 ControlFlow::Break(())
             }
         });
-        // The sender goes with the thread.
+        // The sender is dropped with the thread.
         assert_eq!(turns.iter().collect::<Vec<_>>(), [2, 1, 0]);
         drop(breaking);
 

@@ -45,7 +45,7 @@ impl Side {
     /// A disk of a point.
     ///
     /// # Errors
-    /// Those of `open_point_disk`.
+    /// The errors of `open_point_disk`.
     pub(crate) fn of_point(
         repository: &Arc<Repository>,
         point: &PointDocument,
@@ -65,7 +65,7 @@ impl Side {
     /// A disk of a session.
     ///
     /// # Errors
-    /// Those of `open_live_disk`.
+    /// The errors of `open_live_disk`.
     pub(crate) fn of_session(
         repository: &Arc<Repository>,
         session: &SessionName,

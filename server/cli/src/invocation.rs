@@ -121,7 +121,7 @@ impl Invocation {
     /// Opens the repository for documents: lists, publishing, sealing.
     ///
     /// # Errors
-    /// Those of `Repository::open`.
+    /// The errors of `Repository::open`.
     pub(crate) fn open(&self) -> Result<Arc<Repository>> {
         self.open_with(0)
     }
@@ -129,7 +129,7 @@ impl Invocation {
     /// Opens the repository for reading disks.
     ///
     /// # Errors
-    /// Those of `Repository::open`.
+    /// The errors of `Repository::open`.
     pub(crate) fn open_for_disks(&self) -> Result<Arc<Repository>> {
         self.open_with(READING_CACHE_BYTES)
     }
@@ -137,7 +137,7 @@ impl Invocation {
     /// Opens the repository for serving disks, with a cache of decoded chunks.
     ///
     /// # Errors
-    /// Those of `Repository::open`.
+    /// The errors of `Repository::open`.
     pub(crate) fn open_for_serving(&self, cache_bytes: u64) -> Result<Arc<Repository>> {
         self.open_with(cache_bytes)
     }
@@ -150,7 +150,7 @@ impl Invocation {
     /// Opens the repository for writing, without any other step.
     ///
     /// # Errors
-    /// Those of [`Invocation::open_for_writing`].
+    /// The errors of [`Invocation::open_for_writing`].
     pub(crate) fn open_alone(&self) -> Result<RepositoryWriter> {
         let open = || self.open_in_background(|| Ok(()));
         write_before_background(self.repository_path()?, open).map(|((), writer)| writer)
@@ -161,7 +161,7 @@ impl Invocation {
     /// returned.
     ///
     /// # Errors
-    /// Those of [`Invocation::open_for_writing`].
+    /// The errors of [`Invocation::open_for_writing`].
     pub(crate) fn open_in_background<T>(
         &self,
         first: impl FnOnce() -> Result<T>,
@@ -175,7 +175,7 @@ impl Invocation {
     /// lost parts and the number of recreated markers.
     ///
     /// # Errors
-    /// Those of `RepositoryWriter::open_for_repair`.
+    /// The errors of `RepositoryWriter::open_for_repair`.
     pub(crate) fn open_for_repair(&self) -> Result<(RepositoryWriter, Reopened, u64)> {
         let options = OpenOptions { cache_bytes: 0 };
         let (path, passphrase) = (self.repository_path()?, self.passphrase()?);
@@ -190,7 +190,7 @@ impl Invocation {
     /// catalog, as every writer does.
     ///
     /// # Errors
-    /// `Busy` if another process is writing; otherwise those of `Repository::open`.
+    /// `Busy` if another process is writing; otherwise the errors of `Repository::open`.
     pub(crate) fn open_for_writing(&self) -> Result<RepositoryWriter> {
         let writer = self.open_alone()?;
         let entered = coldrise_session::enter_sealed_points(&writer)?;

@@ -138,7 +138,7 @@ fn other_processes_are_out_of_reach() {
     files.is_denied(&format!("kill -0 {}", std::process::id()));
     files.is_denied("unshare --user true");
     files.is_denied("unshare --net true");
-    // Not a capability of root, whoever runs this.
+    // The child has no such capability, even if root runs this test.
     files.is_denied("/usr/bin/python3 -c 'import os; os.nice(-1)'");
 }
 

@@ -13,7 +13,7 @@ use super::child::{read_bounded, ConfinedChild};
 use super::limits::Limits;
 use super::{plain_message, refused, QemuImage};
 
-/// Bytes kept of a child's output; extents take the most of it.
+/// Bytes kept of a child's output.
 const MAX_OUTPUT_BYTES: u64 = 1 << 20;
 const OUTPUT_BYTES_PER_FILE: u64 = 1 << 10;
 /// How often the cancel flag is checked while `qemu-img` works.

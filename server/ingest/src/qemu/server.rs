@@ -37,9 +37,9 @@ const START_SCRIPT: &str = "exec 3<&0 </dev/null; export LISTEN_PID=$$ LISTEN_FD
                             exec setpriv --pdeathsig KILL -- prlimit \"$@\"";
 
 impl ImageServer {
-    /// Starts the child for up to `clients` clients; `bitmap` is a persistent dirty
-    /// bitmap of the image to export. The first connection shows whether it accepts the
-    /// image.
+    /// Starts the child for up to `max_clients` clients; `bitmap` is a persistent dirty
+    /// bitmap of the image to export. The first connection shows whether the child
+    /// accepts the image.
     pub(crate) fn start(
         image: &QemuImage,
         bitmap: Option<&str>,

@@ -27,7 +27,7 @@ pub(crate) struct RawSource {
     remark: Option<String>,
 }
 
-/// Detects that a file was written, truncated or removed.
+/// Detects that a file was written or removed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Stamp {
     modified: (i64, i64),

@@ -19,7 +19,7 @@ pub(super) struct ChunkSizes {
 
 impl ChunkSizes {
     /// # Errors
-    /// Those of listing the database files.
+    /// The errors of listing the database files.
     pub(super) fn read(repository: &Repository, state: &StoreState) -> Result<ChunkSizes> {
         let average = |bytes: u64, chunks: u64| bytes.checked_div(chunks).unwrap_or(0);
         // Files with overlapping id ranges are combined.

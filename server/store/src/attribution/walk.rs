@@ -52,7 +52,7 @@ impl Pages {
 
 impl<'a> Walk<'a> {
     /// Pages from `next_page` on do not exist. The chunks are walked in windows of
-    /// `window` numbers.
+    /// `window_chunks` numbers.
     pub(super) fn new(
         source: &'a dyn PageSource,
         machines: &'a [Holdings],
