@@ -7,7 +7,7 @@ use std::time::Duration;
 use coldrise_block::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 
-use crate::local_socket::{ask, send, Answers, LocalSocket};
+use crate::local_socket::{ask, send, Answers, Asked, LocalSocket};
 use crate::place::{Place, CONTROL};
 use crate::seal::Sealed;
 use crate::session::Session;
@@ -19,12 +19,15 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
 #[serde(rename_all = "snake_case")]
 enum Request {
     Seal,
+    /// Whether somebody is there to answer.
+    Greet,
 }
 
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Answer {
     Sealed(Box<Sealed>),
+    Greeted,
     Failed {
         message: String,
     },
@@ -57,7 +60,8 @@ impl Answers for Seals {
                 Ok(sealed) => Answer::Sealed(Box::new(sealed)),
                 Err(error) => Answer::Failed { message: error.full_message() },
             },
-            (Ok(Request::Seal), None) => Answer::Closing,
+            (Ok(Request::Greet), Some(_)) => Answer::Greeted,
+            (Ok(Request::Seal | Request::Greet), None) => Answer::Closing,
             (Err(error), _) => Answer::Failed { message: format!("unknown request: {error}") },
         };
         send(stream, &answer)
@@ -79,6 +83,29 @@ pub(crate) fn ask_for_seal(place: &Place) -> Result<Option<Sealed>> {
         Some(Answer::Closing) => Ok(None),
         Some(Answer::Sealed(sealed)) => Ok(Some(*sealed)),
         Some(Answer::Failed { message }) => Err(Error::new(ErrorKind::Io, message)),
-        None => Err(Error::new(ErrorKind::Io, what)),
+        None | Some(Answer::Greeted) => Err(Error::new(ErrorKind::Io, what)),
+    }
+}
+
+/// A question to the process that serves a session: is it alive?
+pub(crate) struct Greeting(Asked);
+
+impl Greeting {
+    /// Asks; `None` where nobody listens. Each look at the answer takes up to `patience`.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub(crate) fn send(place: &Place, patience: Duration) -> Result<Option<Greeting>> {
+        Ok(ask(place.directory(), CONTROL, &Request::Greet, patience)?.map(Greeting))
+    }
+
+    /// True where it goes on serving, false where it is about to end, `None` where it has
+    /// not answered yet: it is busy, stopped, or was killed and has not ended.
+    pub(crate) fn is_answered(&mut self) -> Option<bool> {
+        match self.0.next() {
+            Ok(None) => None,
+            Ok(Some(Answer::Closing)) | Err(_) => Some(false),
+            Ok(Some(_)) => Some(true),
+        }
     }
 }
