@@ -377,13 +377,9 @@ plugin_zero (void *handle, uint32_t count, uint64_t offset, uint32_t flags)
 static int
 add_extent (void *context, uint64_t offset, uint64_t length, uint32_t flags)
 {
-  uint32_t type = 0;
-
-  if (flags & COLDRISE_EXTENT_ZERO)
-    type |= NBDKIT_EXTENT_ZERO;
-  if (flags & COLDRISE_EXTENT_HOLE)
-    type |= NBDKIT_EXTENT_HOLE;
-  return nbdkit_add_extent (context, offset, length, type);
+  return nbdkit_add_extent (context, offset, length,
+                            flags & COLDRISE_EXTENT_HOLE
+                            ? NBDKIT_EXTENT_ZERO | NBDKIT_EXTENT_HOLE : 0);
 }
 
 static int
