@@ -5,6 +5,7 @@ import subprocess
 import pytest
 
 from support import hostile_nbd
+from support.image import Image
 
 POLICY, UNKNOWN = 0x8000_0002, 0x8000_0006
 
@@ -32,8 +33,9 @@ def asked(path, name):
     """What a client that asks for an export is answered."""
     with hostile_nbd.connect(path) as stream:
         kind, text = hostile_nbd.go(stream, name)
-        # The connection goes on: another name may be asked for.
-        assert hostile_nbd.go(stream, name)[0] == kind
+        if kind != 1:
+            # The connection goes on: another name may be asked for.
+            assert hostile_nbd.go(stream, name)[0] == kind
         return kind, text.decode()
 
 
@@ -63,3 +65,24 @@ def test_a_damaged_session_is_no_unknown_export(coldrise, live, served):
     layer.write_bytes(b"damaged" * 1000)
     kind, text = asked(served(), live)
     assert kind == POLICY and str(layer) in text
+
+
+def test_a_disk_that_qemu_would_misread_is_no_fixed_vhd(coldrise, served, tmp_path):
+    """QEMU looks for a dynamic VHD's header where a fixed one has the disk's first bytes."""
+    disk = Image(1 << 20)
+    disk.write(0, b"conectix")
+    point = coldrise.backup("nested", vda=disk.save(tmp_path / "vda.raw"))
+    live = coldrise.publish(point, "trial")["vda"]
+    path = served()
+    for name in (f"{point}/vda", live):
+        kind, text = asked(path, f"{name}.vhd")
+        assert kind == POLICY and "conectix" in text and "dynamic" in text
+        assert asked(path, f"{name}.vhdx")[0] == 1
+    assert asked(path, f"{point}/vda.dynamic.vhd")[0] == 1
+    target = tmp_path / "out.vhd"
+    refused = coldrise.run("restore", f"{point}/vda", target, "--format", "vhd-fixed")
+    assert refused.returncode == 1 and "conectix" in refused.stderr and not target.exists()
+    coldrise.json("restore", f"{point}/vda", target, "--format", "vhd")
+    compared = subprocess.run(["qemu-img", "compare", "-f", "vpc", "-F", "raw", target, tmp_path / "vda.raw"],
+                              capture_output=True, text=True, timeout=60, check=False)
+    assert compared.returncode == 0, compared.stdout + compared.stderr

@@ -16,6 +16,7 @@ use tempfile::TempDir;
 use crate::child;
 use crate::invocation::{Invocation, PASSPHRASE_COMMAND};
 use crate::signals::ChildSignals;
+use crate::socket_access::SocketAccess;
 
 const NAME: &str = "nbdkit";
 
@@ -45,8 +46,8 @@ const CLIENTS_PATIENCE: Duration = Duration::from_secs(5);
 pub(crate) enum Endpoint {
     /// A TCP port.
     Tcp(SocketAddr),
-    /// A Unix socket that only this user can connect to (nbdkit sees to its mode).
-    Socket(PathBuf),
+    /// A Unix socket, and who can connect to it.
+    Socket(PathBuf, SocketAccess),
 }
 
 /// TLS, with certificates on both sides or a shared key.
@@ -146,7 +147,7 @@ impl Nbdkit {
                 command.arg("--ipaddr").arg(address.ip().to_string());
                 command.arg("--port").arg(address.port().to_string());
             }
-            Endpoint::Socket(path) => {
+            Endpoint::Socket(path, _) => {
                 clear_stale_socket(path)?;
                 command.arg("--unix").arg(absolute(path)?);
             }
@@ -196,22 +197,28 @@ impl Nbdkit {
             has_tls: options.tls.is_some(),
             directory,
         };
-        nbdkit.await_ready(signals)?;
-        Ok(nbdkit)
+        match nbdkit.await_ready(signals)? {
+            None => Ok(nbdkit),
+            Some(status) => Err(child::ended_error(NAME, status)),
+        }
     }
 
-    /// nbdkit writes its process id when it accepts connections.
-    fn await_ready(&mut self, signals: &mut ChildSignals) -> Result<()> {
+    /// nbdkit writes its process id when it accepts connections. Tells how it ended where it
+    /// does not come to that.
+    fn await_ready(&mut self, signals: &mut ChildSignals) -> Result<Option<ExitStatus>> {
         while !self.ready_file().exists() {
             if let Some(status) = self.ended()? {
-                return Err(child::ended_error(NAME, status));
+                return Ok(Some(status));
             }
             if signals.was_asked_to_end() {
                 return Err(Error::new(ErrorKind::Interrupted, "interrupted while nbdkit started"));
             }
             std::thread::sleep(START_INTERVAL);
         }
-        Ok(())
+        if let Endpoint::Socket(path, access) = &self.endpoint {
+            access.apply(path)?;
+        }
+        Ok(None)
     }
 
     fn ready_file(&self) -> PathBuf {
@@ -223,7 +230,7 @@ impl Nbdkit {
         let tls = if self.has_tls { "s" } else { "" };
         match &self.endpoint {
             Endpoint::Tcp(address) => format!("nbd{tls}://{address}/{export}"),
-            Endpoint::Socket(path) => {
+            Endpoint::Socket(path, _) => {
                 format!("nbd{tls}+unix:///{export}?socket={}", path.display())
             }
         }
@@ -285,15 +292,17 @@ impl Nbdkit {
                  clients have to connect again, which QEMU does by itself with reconnect-delay"
             );
             self.wait_before_start(signals)?;
-            if let Endpoint::Socket(path) = &self.endpoint {
+            if let Endpoint::Socket(path, _) = &self.endpoint {
                 clear_stale_socket(path)?;
             }
+            let _ = std::fs::remove_file(self.ready_file());
             match self.command.spawn() {
                 Ok(child) => self.child = child,
                 // It has ended still: that is found at once, and tried again.
                 Err(error) => tracing::error!("{}", missing(error).full_message()),
             }
             self.started = Instant::now();
+            self.await_ready(signals)?;
         }
         Ok(None)
     }
@@ -355,7 +364,7 @@ impl Nbdkit {
 
     /// Removes the socket.
     fn clear(&self) {
-        if let Endpoint::Socket(path) = &self.endpoint {
+        if let Endpoint::Socket(path, _) = &self.endpoint {
             let _ = std::fs::remove_file(path);
         }
     }
