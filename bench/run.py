@@ -5,11 +5,10 @@
     bench/run.py --list
     bench/run.py --quick --only nbd_read,nbd_write
 
-Every contestant of a row runs in turn (A B A B …), several rounds; a ratio is taken
-inside a round, and median, lowest and highest are reported. Results go to
+The contestants of a row run in turn (A B A B …) for several rounds. A ratio is computed
+within a round; median, lowest and highest are reported. Results go to
 OUT/results.json and OUT/results.md; the table is printed too. The exit code is 0
-whatever the ratios are; 1 where something could not be measured; 2 for a wrong
-command line.
+whatever the ratios are, 1 if a measurement failed, 2 for a wrong command line.
 """
 
 from __future__ import annotations
@@ -96,8 +95,8 @@ def find_program(options: argparse.Namespace, failures: list[str]) -> Path | Non
 
 
 def take(out: Path) -> int | None:
-    """Makes this the only run in `out` and removes what a killed one left there; the
-    lock's file descriptor, None where another run holds it."""
+    """Makes this the only run in `out` and removes the remains of a killed one. Returns
+    the lock's file descriptor, or None if another run holds the lock."""
     out.mkdir(parents=True, exist_ok=True)
     lock = os.open(out / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
@@ -120,7 +119,7 @@ def measure(setting: Setting, names: list[str]) -> None:
             setting.failures.append(f"{name}: {error}")
             setting.say(f"  {name} FAILED: {error}")
         except Exception:
-            # A mistake in one measurement must not cost the figures of the others.
+            # A defect in one measurement must not lose the figures of the others.
             setting.failures.append(f"{name}: {traceback.format_exc(limit=-3)}")
             setting.say(traceback.format_exc())
         setting.say(f"== {name}: {time.monotonic() - began:.0f} s")
@@ -132,7 +131,7 @@ def main(arguments: list[str]) -> int:
         for name in MEASUREMENTS:
             print(f"{name:16} {importlib.import_module(f'bench.measure.{name}').SUMMARY}")
         return 0
-    # Ending by a signal unwinds like Ctrl-C, so every server is ended too.
+    # SIGTERM unwinds like Ctrl-C, so every server ends too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 
     out = options.out.resolve()

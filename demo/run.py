@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""The whole story once, on a real guest, in about two minutes.
+"""Demonstrates the whole cycle on a real guest, in about two minutes.
 
-A Debian guest is backed up twice; the first restore point is published and booted
-over NBD; what the guest writes is sealed into a synthetic restore point, which is
-booted in its turn, over NBD and over NFS; and the first point is shown to be what it was.
+It backs up a Debian guest twice, publishes the first restore point and boots it over
+NBD. It seals the guest's writes into a synthetic restore point and boots that over NBD
+and over NFS. Finally it shows that the first point is unchanged.
 
     demo/run.py --build-dir target/release
 
@@ -12,7 +12,7 @@ The last line of standard output is either
     demo: ok boot_raw_s=… boot_backup_s=… publish_ms=… seal_ms=… boot_nbd_s=… boot_nfs_s=…
 
 or says which step failed, why, and where its logs are (exit status 1). All times
-are wall-clock times of whole commands and whole boots, taken outside of them.
+are wall-clock times of whole commands and whole boots, measured from outside.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ GUEST_BUILD_SECONDS = 900
 COMMAND_SECONDS = 300
 BOOT_SECONDS = 240
 SERVE_SECONDS = 30
-# In the guest: what the demo writes there while it runs from its backup.
+# In the guest: the file that the demo writes while the guest runs from its backup.
 GUEST_FILE = "/root/written-in-the-session"
 GUEST_FILE_BYTES = 16 * 1024
-# In the image: what changes between the first backup and the second.
+# In the image: the change between the first and the second backup.
 CHANGED_FILE_BYTES = 4 * MIB
 
 
 class DemoError(Exception):
-    """A step did not work out; the message says what happened and what to do."""
+    """A step failed; the message says what happened and what to do."""
 
 
 @dataclasses.dataclass
 class Demo:
-    """Where things are, and what the steps have found out so far."""
+    """Paths, and the results of the steps so far."""
 
     coldrise: Path
     work: Path
@@ -104,7 +104,7 @@ class Demo:
         try:
             return json.loads(lines[-1]), elapsed_ms
         except (IndexError, json.JSONDecodeError):
-            raise DemoError(f"`{_shown(arguments)}` ended well but without a JSON object on its "
+            raise DemoError(f"`{_shown(arguments)}` succeeded without a JSON object on its "
                             f"last line: see {log}") from None
 
     def guest(self, disk, name: str) -> Guest:
@@ -119,7 +119,7 @@ def _shown(arguments) -> str:
 
 
 # --------------------------------------------------------------------- steps
-# Each takes the Demo, returns the few words to print, and raises on any failure.
+# Each step takes the Demo, returns a short text to print, and raises on failure.
 
 
 def build_guest(demo: Demo) -> str:
@@ -138,7 +138,7 @@ def build_guest(demo: Demo) -> str:
 def boot_raw(demo: Demo) -> str:
     seconds = _boot(demo, raw_disk(demo.first_image), "raw")
     demo.figures["boot_raw_s"] = seconds
-    # The boot wrote to the image, so what counts is its size from here on.
+    # The boot wrote to the image, so its size counts from here on.
     demo.figures["used_bytes"] = _used_bytes(demo.first_image)
     return f"{seconds:.1f} s to the login prompt, {'KVM' if kvm_works() else 'no KVM here: emulated CPU'}"
 
@@ -157,11 +157,11 @@ def backup_first(demo: Demo) -> str:
 
 
 def change_image(demo: Demo) -> str:
-    """Writes a file into the image's file system, as a day's work would."""
+    """Writes a file into the image's file system, like a day's work."""
     _copy_sparse(demo.first_image, demo.second_image)
     content = demo.work / "changed"
     content.write_bytes(secrets.token_bytes(CHANGED_FILE_BYTES))
-    # debugfs writes into its current folder, and from a name without blanks.
+    # debugfs writes into its working directory and accepts no blanks in names.
     _debugfs(demo.second_image, "cd /root", f"write {content.name} changed", cwd=demo.work, write=True)
     found = _debugfs(demo.second_image, "stat /root/changed", cwd=demo.work)
     if f"Size: {CHANGED_FILE_BYTES}" not in found:
@@ -197,7 +197,7 @@ def serve(demo: Demo) -> str:
         ready.set()
 
     reader = threading.Thread(target=read_lines, daemon=True)
-    # Undone last to first: the process stops, and then its reader comes to an end.
+    # The stack unwinds in reverse: the process stops first, then its reader ends.
     demo.cleanup.callback(reader.join)
     demo.cleanup.callback(_stop, process)
     reader.start()
@@ -278,7 +278,7 @@ STEPS = [
 
 
 def _boot(demo: Demo, disk, name: str, inside=None) -> float:
-    """Boots to the login prompt, does what is to be done inside, powers off."""
+    """Boots to the login prompt, calls `inside`, powers off."""
     with demo.guest(disk, name) as guest:
         seconds = guest.wait_for_login(BOOT_SECONDS)
         guest.login()
@@ -289,7 +289,7 @@ def _boot(demo: Demo, disk, name: str, inside=None) -> float:
 
 
 def _boot_command(demo: Demo, protocol: str) -> float:
-    """Boots the synthetic point as a user would: the server comes and goes with it."""
+    """Boots the synthetic point as a user would: the command starts and ends the server."""
     command = [demo.coldrise, "boot", demo.figures["sealed_address"], "--over", protocol, "--discard",
                "--memory", "1G", "--cpus", "2"]
     with Guest([], log=demo.logs / f"console-boot-{protocol}.log", boot=command,
@@ -297,7 +297,7 @@ def _boot_command(demo: Demo, protocol: str) -> float:
         seconds = guest.wait_for_login(BOOT_SECONDS)
         guest.login()
         digest = guest.check(f"sha256sum < {GUEST_FILE}").split()[0]
-        _expect_content(demo, digest, "the synthetic point holds another content of the file")
+        _expect_content(demo, digest, "the synthetic point has other content in the file")
         guest.poweroff()
     return seconds
 
@@ -313,7 +313,7 @@ def _copy_sparse(source: Path, target: Path) -> None:
 
 
 def _debugfs(image: Path, *requests: str, cwd: Path, write: bool = False) -> str:
-    """Lets debugfs carry out requests on the image's first partition."""
+    """Runs debugfs requests on the image's first partition."""
     with open(image, "rb") as file:
         table = file.read(512)
     start_sector = struct.unpack_from("<I", table, 446 + 8)[0]
@@ -323,7 +323,7 @@ def _debugfs(image: Path, *requests: str, cwd: Path, write: bool = False) -> str
     command = [tool, *(["-w"] if write else []), "-f", "-", f"{image}?offset={start_sector * 512}"]
     done = subprocess.run(command, cwd=cwd, input="\n".join(requests) + "\n", text=True,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    # debugfs ends with 0 even when it could do nothing with the image.
+    # debugfs exits with 0 even if it could not open the image.
     if done.returncode != 0 or "Filesystem not open" in done.stdout:
         raise DemoError(f"debugfs cannot use the file system in {image}:\n{done.stdout.strip()}")
     return done.stdout
@@ -418,7 +418,7 @@ def main() -> int:
     if not os.access(coldrise, os.X_OK):
         print(f"demo: failed: no program at {coldrise}; build it (make build) or name its folder with --build-dir")
         return 1
-    # A terminated demo stops its guest and its server as an interrupted one does.
+    # On SIGTERM the demo stops its guest and its server, as on Ctrl-C.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 
     work = Path(tempfile.mkdtemp(prefix="coldrise-demo-", dir=arguments.work_dir))
@@ -458,7 +458,7 @@ def main() -> int:
 
 
 def clean_up(work: Path, *, keep: bool, keep_logs: bool) -> None:
-    """Removes the temporary folder; after a failure all of it but the logs."""
+    """Removes the temporary folder; after a failure, everything except the logs."""
     if keep:
         return
     if not keep_logs:

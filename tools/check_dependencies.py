@@ -1,14 +1,14 @@
-"""Checks that dependencies between the crates point one way: down.
+"""Checks that dependencies between the crates only point down.
 
-Each crate may use only crates of a lower layer; docs/architecture.md draws the
-same picture. Exit code 1 and a line per violation where one does not.
+Each crate may use only crates of a lower layer; docs/architecture.md has the same
+diagram. On a violation it prints one line each and exits with 1.
 """
 
 import json
 import subprocess
 import sys
 
-# Lower number, lower layer. A crate that is not named here has to be added.
+# A lower number is a lower layer. Every crate must be listed.
 LAYERS = {
     "coldrise-formats": 0,
     "coldrise-block": 0,
@@ -37,7 +37,7 @@ def main() -> int:
             if not other.startswith("coldrise-") or dependency["kind"] == "dev":
                 continue
             if LAYERS.get(other, 99) >= LAYERS[name]:
-                problems.append(f"{name} must not use {other}: it is not below it")
+                problems.append(f"{name} must not use {other}: it is not in a lower layer")
     for problem in problems:
         print(problem, file=sys.stderr)
     print(f"dependency direction: {len(problems)} violations")

@@ -1,5 +1,5 @@
 """Backup and restore of one disk, against plain compression, a plain copy, and the
-backup programs that people use. Every restored image is compared with its source."""
+common backup programs. Every restored image is compared with its source."""
 
 from __future__ import annotations
 

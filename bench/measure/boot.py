@@ -1,5 +1,5 @@
-"""Booting the guest to its login prompt from its backup, against booting its raw
-image: the same machine, the same image, only the disk differs."""
+"""Boots the guest to its login prompt from its backup and from its raw image. The
+machine and the image are the same; only the disk differs."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""How long a 4 KiB write takes until it is durable: write and flush through NBD into
-a session, against pwrite and fdatasync on a raw file of the same file system."""
+"""The time until a 4 KiB write is durable: write and flush through NBD into a
+session, against pwrite and fdatasync on a raw file of the same file system."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TITLE = "4K write + flush QD1"
 
 
 def _latency_us(outcome: Outcome) -> float:
-    """A write and the flush behind it together; fio's own mean covers only the write."""
+    """The time of a write and its flush; fio's own mean covers only the write."""
     return 1e6 / outcome.operations_per_s
 
 
@@ -53,7 +53,7 @@ def measure(setting: Setting) -> None:
             settle(setting.work)
             return {_TITLE: _latency_us(fio.over_nbd(over_nbd, server.uri()))}
 
-    # A disk's sync times wander more than anything else here: one round more.
+    # A disk's sync times vary more than any other figure here: one more round.
     results = setting.race(
         _TITLE, {COLDRISE: session, _FILE: file, _NBDKIT: nbdkit}, setting.sizes.rounds + 1
     )

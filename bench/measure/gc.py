@@ -1,5 +1,5 @@
-"""Giving space back, with a repository of a million chunks of which half is forgotten.
-Wall times of the command, process start included."""
+"""Garbage collection in a repository of a million chunks after half of them was
+forgotten. Wall times of the command, including process start."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _copy(source: Path, target: Path, offset: int, length: int) -> None:
 
 
 def _stripe(source: Path, target: Path) -> None:
-    """Every second piece; holes between."""
+    """Every second piece, with holes between them."""
     size = source.stat().st_size
     with open(source, "rb") as reading, open(target, "wb") as writing:
         writing.truncate(size)

@@ -1,8 +1,8 @@
 """An incremental backup by dirty bitmap, as a share of the full one.
 
-The disk is a qcow2 of which every second 64 MiB hold data. A persistent bitmap
-records writes of 64 KiB all over its data, 1 % of the disk's size; both backups read
-the disk through qemu-nbd.
+Every second 64 MiB of the qcow2 disk hold data. A persistent bitmap records writes of
+64 KiB scattered over the data, 1 % of the disk's size. Both backups read the disk
+through qemu-nbd.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ def _build(setting: Setting, folder: Path, size: int) -> Path:
 
 
 def _change(setting: Setting, image: Path, size: int, turn: int) -> int:
-    """Writes new content to scattered places of the disk's data; the bitmap, emptied
-    before, records them. Returns the bytes written."""
+    """Clears the bitmap, then writes new content to scattered places of the disk's
+    data, which the bitmap records. Returns the bytes written."""
     run(["qemu-img", "bitmap", "--clear", image, _BITMAP])
     places = images.scattered(size // 2, _UNIT_BYTES, 2 * _CHANGED_SHARE, seed=turn)
     rng = random.Random(1000 + turn)
@@ -90,8 +90,7 @@ def _change(setting: Setting, image: Path, size: int, turn: int) -> int:
 
 
 def _check_bitmap(setting: Setting, image: Path, size: int) -> None:
-    """The measurement stands on what the bitmap says: it must name the changes, and
-    them alone."""
+    """The measurement relies on the bitmap: it must contain exactly the changes."""
     changed = _change(setting, image, size, 0)
     with qemu_nbd(image, setting.socket("source"), bitmap=_BITMAP) as server:
         listing = run(["nbdinfo", f"--map=qemu:dirty-bitmap:{_BITMAP}", "--totals", server.uri()])

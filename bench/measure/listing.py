@@ -1,5 +1,5 @@
-"""Listing a machine of very many restore points with all attributes, from a server or a
-mount that has just started."""
+"""Lists a machine with very many restore points with all attributes, from a server or
+a mount that has just started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory of the serving process under and after every kind of load, against the
+"""Memory of the serving process during and after every kind of load, against the
 configured cache and 64 MiB."""
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _FILE_PAGES = "of these, pages of files (RssFile)"
 
 
 def _tree(pid: int) -> list[int]:
-    """A process and everything below it."""
+    """A process and all its descendants."""
     pids = [pid]
     for parent in pids:
         for children in Path(f"/proc/{parent}/task").glob("*/children"):
             try:
                 pids += [int(word) for word in children.read_text().split()]
             except OSError:
-                # Threads end while we look.
+                # Threads may end meanwhile.
                 continue
     return pids
 
@@ -59,7 +59,7 @@ def memory_mib(pid: int) -> dict[str, float]:
 
 
 class _PeakWatch(threading.Thread):
-    """The highest private memory seen while the loads run."""
+    """Records the highest private memory while the loads run."""
 
     def __init__(self, pid: int) -> None:
         super().__init__(daemon=True)
@@ -145,7 +145,7 @@ def measure(setting: Setting) -> None:
         with nbdkit_file(raw, setting.socket("nbdkit")) as server:
             return under_load(server, "", "")
 
-    # nbdkit file caches nothing: it shows what nbdkit's own threads take.
+    # nbdkit file caches nothing: it shows the memory of nbdkit's own threads.
     results = setting.race("memory", {COLDRISE: in_session, _NBDKIT: on_raw}, sizes.few_rounds)
     images.removed(folder)
     limit_mib = sizes.memory_cache_bytes / MIB + _ALLOWANCE_MIB

@@ -1,8 +1,8 @@
 """Reads of a restore point's disk through its image files, mounted and over NBD.
 
-Each writable format beside the raw file of the same disk: where the layout sends a
-read costs next to nothing. Every chunk is decoded in the cache, and the mount is read
-past the kernel's page cache, so that nothing but the path of a read is measured.
+Each writable format is compared with the raw file of the same disk; the cost of the
+layout must be close to zero. Every chunk is decoded in the cache, and reads of the
+mount bypass the kernel's page cache, so that only the path of a read is measured.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def measure(setting: Setting) -> None:
         point = folder / disk.name / "latest"
         starts = {file: _start(point / file, disk) for file in [_RAW, *_FILES]}
         for file in starts:
-            # Decodes everything, in both servers.
+            # Decodes every chunk, in both servers.
             run(["cp", "--sparse=never", point / file, "/dev/null"])
             run(["nbdcopy", nbd.uri(f"{disk.name}/latest/{file}"), "null:"])
 
@@ -58,7 +58,7 @@ def measure(setting: Setting) -> None:
 
 
 def _start(path: Path, disk: Disk) -> int:
-    """Where the disk's first byte is in an image file that shows all of it."""
+    """The offset of the disk's first byte in an image file with all of its bytes."""
     with open(disk.path, "rb") as raw, open(path, "rb") as image:
         raw.seek(disk.window_offset_bytes)
         probe = raw.read(_PROBE_BYTES)
@@ -71,7 +71,7 @@ def _start(path: Path, disk: Disk) -> int:
 
 
 def _loads(disk: Disk, start: int) -> dict[str, tuple[str, Load]]:
-    """What is measured, with its unit, of a file whose disk begins at `start`."""
+    """The loads, with their units, for a file whose disk begins at `start`."""
     window = (disk.window_bytes, disk.window_offset_bytes + start)
     return {
         "random read 4K QD16": ("IO/s", Load("randread", "4k", 16, *window, seconds=_SECONDS)),

@@ -1,7 +1,7 @@
 """Reads of a restore point over NBD.
 
-Against `nbdkit file` on the raw image while every chunk is decoded in the cache, and
-against qemu-nbd on a zstd qcow2 with an overlay while none is.
+With every chunk decoded in the cache, the peer is `nbdkit file` on the raw image.
+With an empty cache, it is qemu-nbd on a zstd qcow2 with an overlay.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _CHAIN = "qemu-nbd zstd qcow2 chain"
 
 
 def _export(disk: Disk, contestant: str) -> str:
-    """The peers serve one image, under the empty name."""
+    """The export name; peers serve one image under the empty name."""
     return f"{disk.name}/latest/vda" if contestant == COLDRISE else ""
 
 
 def _warm_up(server: Server, export: str, disk: Disk) -> None:
-    """Reads everything once: fills a cache, and the page cache under it. What comes is
-    compared with the image, for wrong bytes would have no speed worth knowing."""
+    """Reads the whole disk once, which fills the cache and the page cache below it.
+    Compares the bytes with the image, because the speed of wrong bytes is meaningless."""
     script = 'nbdcopy "$1" - | cmp - "$2"'
     run(["bash", "-o", "pipefail", "-c", script, "warm-up", server.uri(export), disk.path])
 
@@ -52,7 +52,7 @@ def _random(setting: Setting, disk: Disk, depth: int) -> Load:
 
 
 def _warm(setting: Setting, disk: Disk) -> None:
-    """Servers stay up for all rounds, so that the decoded cache stays warm."""
+    """Servers run through all rounds, so that the decoded cache stays warm."""
     loads = {
         "random read 4K QD16, decoded cache warm": _random(setting, disk, 16),
         "random read 4K QD1, decoded cache warm": _random(setting, disk, 1),
@@ -98,7 +98,7 @@ def _uncached(setting: Setting, disk: Disk) -> None:
     )
 
     def sample(name: str, fresh_server, uncached_server) -> dict[str, float]:
-        # One pass through a server that has just started: every chunk is decoded
+        # One pass through a server that has just started decodes every chunk
         # exactly once.
         with fresh_server() as server:
             sequential = fio.over_nbd(sequential_load, server.uri(_export(disk, name)))

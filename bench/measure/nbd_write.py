@@ -1,6 +1,6 @@
-"""Writes into a session over NBD, and reads of what they captured, against
-`nbdkit file` on a raw file of which every block is allocated and written, and against
-two servers that encrypt as Coldrise does: nbdkit's luks filter, and qemu-nbd on LUKS."""
+"""Writes into a session over NBD, and reads of the captured blocks. The peers are
+`nbdkit file` on a fully allocated and written raw file, and two servers that encrypt
+as Coldrise does: nbdkit's luks filter, and qemu-nbd on LUKS."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def measure(setting: Setting) -> None:
 
 
 def _scenarios(setting: Setting, disk: Disk) -> list[list[_Step]]:
-    """Each scenario begins with a new session; its steps follow one another in it."""
+    """Each scenario begins with a new session and runs its steps in it in order."""
     window = {"size_bytes": disk.window_bytes, "offset_bytes": disk.window_offset_bytes}
     seconds = setting.sizes.seconds
     return [

@@ -1,8 +1,8 @@
 """Reads and writes of a session's disk over NFSv3, against nfs-ganesha's own FSAL_VFS
-on a raw file of which every block is allocated and written.
+on a fully allocated and written raw file.
 
-fio's engine opens all it reads for writing, so what is read is a session, of which
-nothing is captured. It has no sync: writes are unstable, and committed at the end.
+fio's engine opens every file for writing, so the reads use a session without captured
+blocks. The engine has no sync: writes are unstable and committed at the end.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def measure(setting: Setting) -> None:
         "random read 4K QD1, over NFS": ("IO/s", Load("randread", "4k", 1, **window, seconds=seconds)),
         "random read 4K QD16, over NFS": ("IO/s", Load("randread", "4k", 16, **window, seconds=seconds)),
         "sequential read 256K QD4, over NFS": ("MiB/s", Load("read", "256k", 4, **window, seconds=seconds)),
-        # Of a session of its own: the reads are of what is stored.
+        # In a session of its own, because the reads need one without captured blocks.
         "random write 4K QD16, over NFS": ("IO/s", Load("randwrite", "4k", 16, **window, seconds=seconds)),
     }
     with ExitStack() as servers:
@@ -52,7 +52,7 @@ def measure(setting: Setting) -> None:
                 server = nfs.ganesha_vfs(setting, folder)
             started[name] = servers.enter_context(server)
             if name == COLDRISE:
-                # A part of each chunk: whole ones are decoded and not kept.
+                # Only a part of each chunk: chunks that are read whole are not cached.
                 with server.connect() as client:
                     handle = client.walk(server.root(), _path(name, "read"))
                     for at in range(0, disk.size_bytes, _CHUNK_BYTES):

@@ -1,5 +1,5 @@
-"""The guest over NFS and over NBD, and from its raw image: its boot, and a load of
-small transactions in it. The same machine every time; only the disk differs."""
+"""Boots the guest over NFS, over NBD and from its raw image, and runs a load of small
+transactions in it. The machine is the same every time; only the disk differs."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Publish, first byte and seal, with a repository of a million chunks and sessions
-that captured gigabytes. Wall times of the commands, process start included."""
+that captured gigabytes. Wall times of the commands, including process start."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def measure(setting: Setting) -> None:
         _publish(setting, coldrise, f"{chunks:,} chunks of 4 KiB in the repository")
         _seal(setting, coldrise)
     else:
-        # There is no peer here: this only notes that Coldrise was left out.
+        # There is no peer here: this only records that Coldrise was omitted.
         setting.race(_PUBLISH, {COLDRISE: dict}, 0)
     images.removed(folder)
 

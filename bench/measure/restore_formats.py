@@ -25,7 +25,7 @@ class _Format:
     word: str
     driver: str
     options: str
-    # Of qemu-img's speed; qemu-img does not wait for the disk, coldrise does.
+    # Relative to qemu-img, which does not wait for the disk; coldrise does.
     at_least: float
 
 

@@ -1,10 +1,10 @@
-"""What seven points of a working guest take, and how fast the last one comes back: by
-chunk size and compression, and against the programs that people use at their best
+"""The stored size of seven points of a working guest, and the time to restore the last
+one: by chunk size and compression, and against common programs at their best
 compression.
 
-A full backup and six more, a fifth of the guest's data changed between them (see
-`bench.support.churn`). The classic comparison of deduplicating stores: the smaller the
-piece, the more is found twice, and the more a restore and the index cost.
+There are a full backup and six more; a fifth of the guest's data changes between them
+(see `bench.support.churn`). This is the classic comparison of deduplicating stores:
+smaller pieces find more duplicates, but restores and the index cost more.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _CHANGED_SHARE = 0.20
 _DATABASE_BYTES = 120 * MIB
 _SIZES = ("4K", "8K", "16K", "32K", "64K")
 _STANDARD, _MAXIMUM = "zstd:1", "zstd:19"
-# Of the repositories that are held against other programs.
+# For the repositories that are compared with other programs.
 _PEERS_SIZES = ("8K", "16K")
 _STORED = "seven points, stored"
 _RESTORE = "restore of the seventh"
@@ -67,7 +67,7 @@ class _BorgMax(Borg):
 
 
 def measure(setting: Setting) -> None:
-    """In a quick run two days, two sizes, and no compression that takes long."""
+    """A quick run has two days, two sizes, and no slow compression."""
     days_count = 2 if setting.is_quick else DAYS
     sizes = _PEERS_SIZES if setting.is_quick else _SIZES
     maximum = "zstd:3" if setting.is_quick else _MAXIMUM
@@ -82,7 +82,7 @@ def measure(setting: Setting) -> None:
 
 
 def _days(setting: Setting, folder: Path, churn: Churn, count: int) -> list[Path]:
-    """The guest's disk as it was at each backup."""
+    """The guest's disk at each backup."""
     disk = folder / "disk.raw"
     run(["cp", "--sparse=always", setting.guest().path, disk])
     guest = WorkingGuest(disk, folder / "mounted")
@@ -100,7 +100,7 @@ def _days(setting: Setting, folder: Path, churn: Churn, count: int) -> list[Path
 
 
 def _store_all(tool: Tool, folder: Path, days: list[Path]) -> None:
-    """Every day under the same path, as a disk has it."""
+    """Stores every day under the same path, like a real disk."""
     tool.prepare()
     disk = folder / "disk.raw"
     for day in days:
@@ -113,7 +113,7 @@ def _store_all(tool: Tool, folder: Path, days: list[Path]) -> None:
 def _against_peers(
     setting: Setting, folder: Path, churn: Churn, days: list[Path], maximum: str, stored_mib: dict[str, float]
 ) -> None:
-    """`stored_mib` is what was stored already, by chunk size."""
+    """`stored_mib` is the size stored already, by chunk size."""
 
     def lane(make: Callable[[Path], Tool]):
         def contestant() -> dict[str, float]:
@@ -147,7 +147,7 @@ def _against_peers(
 def _by_chunk_size(
     setting: Setting, folder: Path, churn: Churn, days: list[Path], sizes: tuple[str, ...], maximum: str
 ) -> dict[str, float]:
-    """The table and its picture; returns what was stored with the maximum, in MiB, by chunk size."""
+    """Writes the table and its plot. Returns the MiB stored with maximum compression, by chunk size."""
     logical = sum(day.stat().st_blocks * 512 for day in days)
     kept: dict[str, ColdriseTool] = {}
     stored: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""Verifying a repository, against reading the same files through the cipher alone."""
+"""Verifies a repository, against decrypting the same files without other work."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def measure(setting: Setting) -> None:
     for disk in setting.disks():
         shared = setting.coldrise(disk)
     _measure(setting, shared, " and ".join(disk.name for disk in setting.disks()), "as it is by default")
-    # Large enough for the start of a process, and the passphrase, to weigh little: twice the
-    # same bytes, and no two chunks alike.
+    # Large enough that process start and key derivation matter little: the same bytes twice,
+    # with no two equal chunks.
     folder = setting.folder("verify")
     disk = images.many_chunks(setting.store / "images", setting.sizes.many_chunks_bytes, 4096)
     shifted = folder / "shifted.raw"

@@ -1,10 +1,10 @@
-"""A guest that goes on working between backups: a real disk of which a part changes,
-through its own file system, with real content.
+"""A guest that works between backups: a part of a real disk changes through its own
+file system, with real content.
 
-Half of what changes is files that are replaced by others, as upgrades and users do it.
-The other half is pages of 8 KiB rewritten in place inside one large file, as a database
-does it. What is written comes from this machine's own installation, files that the
-guest does not have, in an order that depends on their names alone.
+Half of the changes replace files by others, as upgrades and users do. The other half
+rewrites pages of 8 KiB in place inside one large file, as a database does. The new
+content comes from files of this machine's own installation that the guest does not
+have, in an order that depends only on their names.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ PAGE_BYTES = 8 << 10
 _PIECE_BYTES = MIB
 _POOL_FOLDERS = ("/usr/lib", "/usr/share", "/usr/bin")
 _BLOCK_BYTES = 4 << 10
-# One larger file would be most of a day's change.
+# A larger file would dominate a day's changes.
 _LARGEST_BYTES = 4 * MIB
 
 
 class Pool:
-    """Real content that no guest holds yet; each byte is given out once."""
+    """Real content that the guest does not have yet; each byte is used once."""
 
     def __init__(self, guest_names: set[str]) -> None:
         found: list[tuple[bytes, Path]] = []
@@ -43,14 +43,14 @@ class Pool:
         self._rest = bytearray()
 
     def file(self) -> tuple[str, bytes]:
-        """A whole file: its name and what it holds."""
+        """A whole file: its name and content."""
         if not self._paths:
             raise Failure(f"{', '.join(_POOL_FOLDERS)} hold too little to change a guest with")
         path = self._paths.pop()
         return path.name, path.read_bytes()
 
     def take(self, length_bytes: int) -> bytes:
-        """So many bytes of files, one after the other."""
+        """The next bytes of the pool, across files."""
         while len(self._rest) < length_bytes:
             self._rest += self.file()[1]
         taken = bytes(self._rest[:length_bytes])
@@ -59,7 +59,7 @@ class Pool:
 
 
 class WorkingGuest:
-    """A raw image whose file system is changed day by day. Needs root: it is mounted."""
+    """A raw image whose file system changes day by day. Mounting it needs root."""
 
     def __init__(self, image: Path, mount_point: Path) -> None:
         if os.geteuid() != 0:
@@ -78,7 +78,7 @@ class WorkingGuest:
         run(["mount", "-o", options, self.image, self._mount_point])
         try:
             yield self._mount_point
-            # What was freed becomes a hole again, as on a disk of a hypervisor.
+            # Freed blocks become holes again, as on a hypervisor's disk.
             run(["fstrim", self._mount_point])
         finally:
             run(["umount", self._mount_point])
@@ -92,8 +92,8 @@ class WorkingGuest:
             self.data_bytes = _data_bytes(root)
 
     def work(self, share: float, pages_share: float) -> int:
-        """Changes `share` of the data, of that `pages_share` as pages of the database.
-        Returns how many bytes were written."""
+        """Changes `share` of the data; `pages_share` of that are pages of the database.
+        Returns the number of bytes written."""
         self._day += 1
         changed = share * self.data_bytes
         with self._mounted() as root:
@@ -129,7 +129,7 @@ class WorkingGuest:
         written = 0
         while written < removed:
             name, content = self._pool.file()
-            # Ever the same folder would be none that a guest has.
+            # Always using the same folder would be unrealistic.
             folder = folders[written % len(folders)]
             (folder / f"{self._day}-{name}").write_bytes(content)
             written += len(content)

@@ -43,7 +43,7 @@ class Coldrise:
         return answer if isinstance(answer, dict) else {"answer": answer}
 
     def call_timed(self, *words: object) -> float:
-        """Wall time of a command, start of the process to its end, in seconds."""
+        """Wall time of a command from process start to end, in seconds."""
         return timed(self.command(*words), env=self.env)
 
     def init(self, *, chunk_size: str | None = None, compression: str | None = None) -> None:
@@ -67,5 +67,5 @@ class Coldrise:
         return Server(words, socket_path, env=self.env, wait_for_line="ready")
 
     def preread(self) -> None:
-        """The repository's files into the page cache."""
+        """Reads the repository's files into the page cache."""
         preread(self.repository)

@@ -1,4 +1,4 @@
-"""Running other programs: timed, checked, and never left behind."""
+"""Runs other programs: timed, checked, and always ended."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .figures import Failure
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
-# How much of a failed program's output goes into the message.
+# Bytes of a failed program's output in the message.
 _ERROR_TAIL_CHARS = 1500
 
 
@@ -30,8 +30,8 @@ def run(
     stdin: bytes | None = None,
     timeout_s: float = 3600,
 ) -> str:
-    """Runs a program to its end and returns its standard output; Failure with the
-    tail of its errors when it fails or takes longer than `timeout_s`."""
+    """Runs a program to its end and returns its standard output. Raises Failure with the
+    tail of its errors if it fails or takes longer than `timeout_s`."""
     words = [str(word) for word in argv]
     try:
         done = subprocess.run(
@@ -61,8 +61,8 @@ def timed(argv: Sequence[object], **options) -> float:
 
 
 def settle(path: Path) -> float:
-    """Writes back what is dirty on the file system of `path`, so that one contestant
-    does not pay for the writeback of the one before; seconds it took."""
+    """Writes back dirty pages of the file system of `path`, so that a contestant does
+    not pay for the writeback of the previous one. Returns the seconds it took."""
     began = time.monotonic()
     fd = os.open(path, os.O_RDONLY)
     try:
@@ -74,7 +74,7 @@ def settle(path: Path) -> float:
 
 
 def preread(path: Path) -> None:
-    """Brings a file, or every file under a folder, into the page cache."""
+    """Reads a file, or every file under a folder, into the page cache."""
     files = [path] if path.is_file() else [p for p in sorted(path.rglob("*")) if p.is_file()]
     window = bytearray(4 << 20)
     for file in files:

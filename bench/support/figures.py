@@ -1,8 +1,8 @@
 """Samples, interleaved runs, ratios and targets.
 
-A row of the result is one thing measured for several contestants. Each contestant
-has one sample per round; a ratio is always taken inside a round, so that slow drift
-of the machine (heat, neighbours, page cache) cancels out.
+A row of the result is one measurement of several contestants. Each contestant has one
+sample per round; a ratio is always computed within a round, so that slow drift of the
+machine (heat, neighbours, page cache) cancels out.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ COLDRISE = "coldrise"
 
 
 class Failure(Exception):
-    """A sample could not be taken; the message says what, where and why."""
+    """A sample failed; the message says what, where and why."""
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,10 @@ class Spread:
 
 @dataclass(frozen=True)
 class Target:
-    """What a row has to reach.
+    """The target of a row.
 
-    `at_least` or `at_most` is a ratio against the contestant `against`, or, where
-    `against` is None, a limit in the row's own unit. Exactly one of the two is set.
+    `at_least` or `at_most` is a ratio to the contestant `against` or, if `against`
+    is None, a limit in the row's own unit. Exactly one of the two is set.
     """
 
     against: str | None = None
@@ -59,8 +59,8 @@ class Target:
 
 @dataclass
 class Row:
-    """One measured thing: `samples` holds one list per contestant, one entry per
-    round, None where that round failed for that contestant."""
+    """One measurement: `samples` holds one list per contestant with one entry per round,
+    which is None if the contestant failed in that round."""
 
     measurement: str
     title: str
@@ -85,13 +85,13 @@ class Row:
         return Spread.of(ratios) if ratios else None
 
     def verdict(self, target: Target) -> tuple[Spread | None, bool | None]:
-        """What the target is compared with, and whether its median reaches it; None
-        where either side was not measured."""
+        """The ratio or value for the target, and whether its median reaches it; None if
+        either side was not measured."""
         spread = self.spread(COLDRISE) if target.against is None else self.ratio(target.against)
         return spread, None if spread is None else target.is_met(spread.median)
 
 
-# What one run of a contestant yields: one number per row title.
+# The result of one run of a contestant: one number per row title.
 Sample = Mapping[str, float]
 Contestant = Callable[[], Sample]
 
@@ -104,7 +104,7 @@ def interleave(
 ) -> dict[str, list[Sample | None]]:
     """Runs A B C, A B C, … and returns the samples of each contestant by round.
 
-    A contestant that fails is reported once and leaves the race; the others go on.
+    A contestant that fails is reported once and removed; the others continue.
     """
     results: dict[str, list[Sample | None]] = {name: [] for name in contestants}
     failed: set[str] = set()
@@ -126,8 +126,8 @@ def interleave(
 
 
 def column(results: Mapping[str, list[Sample | None]], title: str) -> dict[str, list[float | None]]:
-    """The samples of one row out of what `interleave` returned; a contestant that
-    never produced this row is left out."""
+    """The samples of one row from the result of `interleave`, without contestants that
+    never produced this row."""
     columns = {
         name: [None if sample is None else sample.get(title) for sample in samples]
         for name, samples in results.items()

@@ -1,4 +1,4 @@
-"""fio: one job, its command line spelled out, its JSON read."""
+"""fio: builds the command line of one job and parses its JSON."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Sequence
 from .commands import run, spell
 from .figures import Failure
 
-# A run may be slower than its nominal time; past this it is stuck.
+# A run may exceed its nominal time; beyond this limit it is stuck.
 _PATIENCE_S = 600
 
 
 @dataclass(frozen=True)
 class Load:
-    """One fio job, without the place it runs against.
+    """One fio job, without its target.
 
     `size_bytes` counts from `offset_bytes`. With `seconds` and `is_pass` unset the
-    load runs that long, over and over; with `is_pass` it touches every block once
-    and ends, after `seconds` at the latest where that is not 0.
+    load repeats for that long. With `is_pass` it touches every block once and ends,
+    after `seconds` at the latest if that is not 0.
     """
 
     pattern: str
@@ -42,7 +42,7 @@ class Load:
             f"--iodepth={self.depth}",
             f"--offset={self.offset_bytes}",
             f"--size={self.size_bytes}",
-            # No sync of fio's own: where one belongs to a measurement it is asked for.
+            # fio adds no sync by itself: a measurement that includes one asks for it.
             "--end_fsync=0",
         ]
         if self.seconds:
@@ -68,8 +68,8 @@ class Load:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What fio measured: operations and bytes per second, operations done, and the
-    mean time of one of them, microseconds."""
+    """fio's results: operations and bytes per second, the number of operations, and
+    the mean time of one of them in microseconds."""
 
     operations_per_s: float
     bytes_per_s: float
@@ -82,8 +82,8 @@ def over_nbd(load: Load, uri: str) -> Outcome:
 
 
 def over_nfs(program: Path, load: Load, server, path: str) -> Outcome:
-    """The same load through fio's NFS engine, run inside of the server's network. fio
-    splits file names at colons, of which a path has none."""
+    """The same load through fio's NFS engine, inside the server's network. fio splits
+    file names at colons, so the path must not contain any."""
     options = ["--ioengine=nfs", f"--nfs_url={server.uri()}", f"--filename={path}", *load.options()]
     return _outcome(options, server.network.command(program))
 

@@ -1,4 +1,4 @@
-"""The disks that are measured: a real guest, and generated ones with known content.
+"""The measured disks: a real guest, and generated ones with known content.
 
 Generated content comes from a seeded generator, so every run and every machine
 measures the same bytes.
@@ -27,9 +27,9 @@ _WORD_TABLE = 1 << 16
 
 @dataclass(frozen=True)
 class Disk:
-    """A raw image. `window_offset_bytes` and `window_bytes` are where random and
-    sequential loads run: the part of it that holds the most data, since a hole
-    costs a raw file and a backup very different things."""
+    """A raw image. `window_offset_bytes` and `window_bytes` give the part for random and
+    sequential loads: the one with the most data, because the cost of a hole differs
+    between a raw file and a backup."""
 
     name: str
     path: Path
@@ -52,7 +52,7 @@ def _whole(name: str, path: Path) -> Disk:
 
 class TextSource:
     """Text-like content: words with the uneven frequencies of a language. zstd -3
-    brings it to about a third."""
+    compresses it to about a third."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -69,7 +69,7 @@ class TextSource:
 
 
 def half_random_extents(size_bytes: int, seed: int) -> Iterator[bytes]:
-    """Extents of 64 KiB, every second one random, the others text."""
+    """Extents of 64 KiB, alternately random and text."""
     rng = random.Random(seed)
     text = TextSource(rng)
     for index in range(size_bytes // EXTENT_BYTES):
@@ -77,8 +77,8 @@ def half_random_extents(size_bytes: int, seed: int) -> Iterator[bytes]:
 
 
 def _written(path: Path, extents: Iterator[bytes]) -> Path:
-    """Writes a file under another name first: a broken-off run leaves no half image
-    that the next one would take for whole."""
+    """Writes a file under another name first, so that the next run does not use an
+    incomplete image of an interrupted one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(".unfinished")
     with open(unfinished, "wb") as stream:
@@ -97,8 +97,8 @@ def half_random(folder: Path, size_bytes: int) -> Disk:
 
 
 def many_chunks(folder: Path, size_bytes: int, chunk_bytes: int) -> Disk:
-    """An image of which no two chunks are equal, and each of which compresses to
-    about a quarter: many chunks on little disk space."""
+    """An image without equal chunks. Each chunk compresses to about a quarter, so many
+    chunks take little disk space."""
     path = folder / f"many-chunks-{size_bytes // MIB}M-{chunk_bytes}.raw"
     if not path.exists():
         rng = random.Random(2)
@@ -131,7 +131,7 @@ def _data_map(path: Path, unit_bytes: int) -> list[int]:
 
 
 def guest(folder: Path, source: Path, window_bytes: int) -> Disk:
-    """A copy of a guest's raw image, holes kept, with its densest window."""
+    """A copy of a guest's raw image with its holes, and its densest window."""
     if not source.is_file():
         raise Failure(f"{source}: no guest image there")
     path = folder / "guest.raw"
@@ -161,7 +161,7 @@ def build_guest(project: Path) -> Path:
 
 
 def full_copy(disk: Disk, target: Path) -> Path:
-    """A raw copy of which every block is allocated and written."""
+    """A raw copy with every block allocated and written."""
     run(["cp", "--sparse=never", disk.path, target])
     preread(target)
     return target
@@ -182,8 +182,8 @@ def luks_copy(raw: Path, target: Path, passphrase: str) -> Path:
 
 
 def zstd_chain(disk: Disk, folder: Path) -> Path:
-    """A zstd qcow2 of the disk with an empty overlay on it: how a qcow2 backup is
-    served for writing. Returns the overlay."""
+    """A zstd qcow2 of the disk with an empty overlay, the usual way to serve a qcow2
+    backup for writing. Returns the overlay."""
     base = folder / f"{disk.name}-zstd.qcow2"
     overlay = folder / f"{disk.name}-overlay.qcow2"
     run(["qemu-img", "convert", "-c", "-f", "raw", "-O", "qcow2", "-o", "compression_type=zstd", disk.path, base])
@@ -193,14 +193,14 @@ def zstd_chain(disk: Disk, folder: Path) -> Path:
 
 
 def scattered(size_bytes: int, unit_bytes: int, share: float, seed: int) -> list[int]:
-    """Distinct unit-aligned offsets that make up a share of a disk, ascending."""
+    """Distinct unit-aligned offsets that cover a share of a disk, ascending."""
     units = size_bytes // unit_bytes
     picked = random.Random(seed).sample(range(units), max(1, round(units * share)))
     return [unit * unit_bytes for unit in sorted(picked)]
 
 
 def stamped(rng: random.Random, length_bytes: int) -> bytes:
-    """Content that no other call returned before: half random, half constant."""
+    """Content that no earlier call returned: half random, half constant."""
     return struct.pack("<Q", rng.getrandbits(64)) + rng.randbytes(length_bytes // 2 - 8) + bytes(length_bytes // 2)
 
 

@@ -1,5 +1,5 @@
-"""A small NBD client: enough to time a first byte without the start-up time of a
-client program, and to write a list of ranges. One request at a time."""
+"""A small NBD client. It times a first byte without the start-up time of a client
+program, and writes a list of ranges. It sends one request at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NFS servers under measurement, each in a network of its own: rpcbind knows one."""
+"""NFS servers under measurement, each in its own network, because rpcbind registers one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .servers import Server
 from .setting import Setting
 
 PEER = "Ganesha FSAL_VFS"
-# The standard ones, by which fio's engine and QEMU find a server.
+# The standard ports, where fio's engine and QEMU find a server.
 NFS_PORT = 2049
 
 _VFS_CONFIGURATION = """
@@ -40,7 +40,7 @@ EXPORT {{
 
 
 class NfsServer(Server):
-    """A server that mounts say is ready. Its network ends with it."""
+    """A server that is ready once it can be mounted. Its network ends with it."""
 
     def __init__(self, network: Network, argv: list, export: str, socket: Path, **options) -> None:
         super().__init__(network.command(*argv), socket, **options)
@@ -74,7 +74,7 @@ def coldrise_nfs(setting: Setting, coldrise: Coldrise) -> NfsServer:
 
 
 def ganesha_vfs(setting: Setting, folder: Path) -> NfsServer:
-    """nfs-ganesha's own FSAL for files, on a folder; otherwise configured as ours."""
+    """nfs-ganesha's own FSAL for files, on a folder; otherwise configured like ours."""
     configuration = setting.folder("vfs") / "ganesha.conf"
     configuration.write_text(_VFS_CONFIGURATION.format(folder=folder))
     start = (
@@ -86,6 +86,6 @@ def ganesha_vfs(setting: Setting, folder: Path) -> NfsServer:
 
 
 def fio_program(setting: Setting) -> Path:
-    """fio with its NFS engine, which Debian's lacks; built once."""
+    """fio with its NFS engine, which Debian's package lacks; built once."""
     lines = run([setting.project / "bench/build-fio.sh", setting.store / "fio"]).strip().splitlines()
     return Path(lines[-1])

@@ -1,7 +1,7 @@
-"""The programs that a backup and a restore are compared with.
+"""The peers of a backup and a restore.
 
-Compression is zstd at level 3 everywhere; a program that can encrypt does. Each works
-in a folder of its own, on one file, and is asked for a new, empty store every round.
+Compression is zstd at level 3 everywhere; every program that can encrypt does so. Each
+works in its own folder, on one file, and creates a new, empty store every round.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from .figures import Failure
 
 
 class Tool(ABC):
-    """A way to store an image and to get it back. `store` and `restore` return the
-    wall time of what has to be timed, in seconds."""
+    """A way to store an image and to restore it. `store` and `restore` return the wall
+    time of the timed part, in seconds."""
 
     name: str
-    # Shown with the results.
+    # Printed with the results.
     store_text: str
     restore_text: str
 
@@ -31,18 +31,18 @@ class Tool(ABC):
         self.folder = folder
 
     def prepare(self) -> None:
-        """Makes the empty store; not timed."""
+        """Creates the empty store; not timed."""
 
     @abstractmethod
     def store(self, image: Path) -> float: ...
 
     @abstractmethod
     def restore(self, image: Path, target: Path) -> float:
-        """Writes what `store` kept of `image` to `target`, which does not exist."""
+        """Restores `image` from the store to `target`, which does not exist."""
 
     @property
     def stored(self) -> Path:
-        """What counts as stored."""
+        """The path that counts as stored."""
         return self.folder / "store"
 
     def stored_mib(self) -> float:
@@ -85,7 +85,7 @@ class Zstd(Tool):
 
 
 class Cp(Tool):
-    """The yardstick of a restore; as a store it is none."""
+    """The reference for a restore; it has no store."""
 
     name = "cp"
     store_text = ""
@@ -134,7 +134,7 @@ class Restic(Tool):
 
     def restore(self, image: Path, target: Path) -> float:
         took_s = timed(["restic", "-q", "restore", "latest", "--target", self.folder / "out"], env=self._env)
-        # It recreates the whole path of the source.
+        # restic recreates the whole path of the source.
         (self.folder / "out" / image.relative_to("/")).rename(target)
         return took_s
 
@@ -224,8 +224,8 @@ BENJI_VERSION = "0.17.0"
 
 
 def install_benji(environment: Path, requirements: Path) -> Path:
-    """Benji's program in a virtual environment, installed from PyPI where it is not
-    there yet. Failure, with pip's own words, where that does not work."""
+    """Benji's program in a virtual environment, installed from PyPI if it is missing.
+    Raises Failure with pip's message if the installation fails."""
     program = environment / "bin" / "benji"
     stamp = environment / "installed"
     if stamp.exists() and stamp.read_text() == BENJI_VERSION and program.exists():

@@ -1,4 +1,4 @@
-"""Pictures of results, for docs/."""
+"""Plots of results, for docs/."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Mapping, Sequence
 def space_plot(
     target: Path, sizes: Sequence[str], series: Mapping[str, tuple[Sequence[float], Sequence[float]]]
 ) -> None:
-    """Reduction and time of a restore over the chunk size: for each name its
+    """Plots reduction and restore time over the chunk size: for each name its
     reductions (n : 1) and its restore times in seconds."""
     import matplotlib
 
     matplotlib.use("svg")
-    # The same figures make the same file.
+    # The same figures give the same file.
     matplotlib.rcParams["svg.hashsalt"] = "coldrise"
     from matplotlib import pyplot
 

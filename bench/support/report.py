@@ -1,4 +1,4 @@
-"""Results as JSON and as the Markdown that goes into docs/benchmarks.md."""
+"""Results as JSON and as Markdown for docs/benchmarks.md."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NOT_MEASURED = "not measured"
 
 
 def number(value: float) -> str:
-    """Three or four figures that matter, thousands separated."""
+    """Three or four significant digits, with thousands separators."""
     if abs(value) >= 1000:
         return f"{value:,.0f}"
     if abs(value) >= 100:

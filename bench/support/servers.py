@@ -1,7 +1,7 @@
-"""Servers under measurement: started, waited for, and always ended again.
+"""Servers under measurement: started, awaited, and always ended.
 
-Each runs in the foreground in a process group of its own; it is ended by its own
-pid, and only where that does not help by its own group.
+Each runs in the foreground in its own process group. It is ended by its pid and, only
+if that fails, by its group.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ STOP_LIMIT_S = 60.0
 
 
 def nbd_uri(socket_path: Path, export: str = "") -> str:
-    """NBD URI of an export behind a Unix socket. Slashes of an export name stay as
-    they are: libnbd takes everything behind the first one as the name."""
+    """NBD URI of an export on a Unix socket. Slashes in an export name stay unescaped:
+    libnbd takes everything after the first one as the name."""
     return f"nbd+unix:///{quote(export, safe='/~+')}?socket={quote(str(socket_path), safe='/')}"
 
 
@@ -35,15 +35,15 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def _own_group() -> None:
-    """Run in the child before exec. The kernel ends it when this process dies, so that
-    even a killed benchmark leaves no server behind."""
+    """Runs in the child before exec. The kernel ends the child when this process dies, so
+    that even a killed benchmark leaves no server."""
     os.setsid()
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 class Server:
-    """A server on a Unix socket, as a context manager: inside the `with` it accepts
-    connections; behind it the process is gone and the socket removed."""
+    """A server on a Unix socket, as a context manager. Inside the `with` it accepts
+    connections; after it the process has ended and the socket is removed."""
 
     def __init__(
         self,
@@ -93,8 +93,8 @@ class Server:
         self._stop()
 
     def said(self) -> str:
-        """The last of what the server printed. Read without moving the offset that
-        the server shares with us."""
+        """The last lines of the server's output. Reads them without moving the file offset,
+        which the server shares."""
         length = os.fstat(self._output.fileno()).st_size
         start = max(0, length - 4000)
         return os.pread(self._output.fileno(), 4000, start).decode(errors="replace").strip()
@@ -118,7 +118,7 @@ class Server:
                 )
             if time.monotonic() > deadline:
                 raise Failure(f"{spell(self.argv)}: not ready after {START_LIMIT_S:g} s: {self.said()}")
-            # Short enough not to blur the time to the first byte.
+            # Short, so that it does not distort the time to the first byte.
             time.sleep(0.001)
 
     def _stop(self) -> None:

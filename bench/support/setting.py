@@ -1,4 +1,4 @@
-"""The setting that all measurements share: sizes, folders, disks, the repository."""
+"""The setting of all measurements: sizes, folders, disks, the repository."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .images import GIB, MIB, Disk
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is measured. Times in seconds, sizes in bytes."""
+    """The extent of the measurements. Times in seconds, sizes in bytes."""
 
     rounds: int
     few_rounds: int
@@ -65,7 +65,7 @@ class Setting:
     project: Path
     # Kept between runs: generated images, the virtual environment of Benji.
     store: Path
-    # Of this run; removed at its end.
+    # For this run only; removed at its end.
     work: Path
     # Sockets: their paths must stay below 108 bytes.
     sockets: Path
@@ -95,7 +95,7 @@ class Setting:
         return path
 
     def guest(self) -> Disk:
-        """The real guest: the image that was named, or the project's own, built now."""
+        """The real guest: the named image, or the project's own, built on demand."""
         if self._guest is None:
             source = self.guest_source or images.build_guest(self.project)
             self._guest = images.guest(self.store / "images", source, self.sizes.window_bytes)
@@ -103,8 +103,8 @@ class Setting:
         return self._guest
 
     def disks(self) -> list[Disk]:
-        """The disks that every data-path measurement runs on. A quick run takes the
-        guest only where its image was named."""
+        """The disks of every data-path measurement. A quick run includes the guest only if
+        its image was named."""
         if self._disks is None:
             disks = [images.half_random(self.store / "images", self.sizes.disk_bytes)]
             self.say(f"  disk {disks[0].text()}")
@@ -123,8 +123,8 @@ class Setting:
         return Coldrise(self.program, folder)
 
     def coldrise(self, disk: Disk) -> Coldrise:
-        """The shared repository: encrypted, holding every disk as MACHINE/latest/vda,
-        this one among them."""
+        """The shared repository: encrypted, with every disk as MACHINE/latest/vda,
+        including this one."""
         if self._coldrise is None:
             coldrise = self.new_coldrise(self.folder("shared") / "repository")
             coldrise.init(chunk_size=self.chunk_size, compression=self.compression)
@@ -142,8 +142,8 @@ class Setting:
     def race(
         self, what: str, contestants: Mapping[str, Contestant], rounds: int
     ) -> dict[str, list[Sample | None]]:
-        """`interleave` with progress and failures reported. Without a program
-        Coldrise's lane stays empty."""
+        """Runs `interleave` and reports progress and failures. Without a program
+        Coldrise's column stays empty."""
         running = dict(contestants)
         if self.program is None and running.pop(COLDRISE, None) is not None:
             self.left_out[COLDRISE] = "no program in the build folder; only peers were measured"

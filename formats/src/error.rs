@@ -1,10 +1,11 @@
-//! What is refused, and why.
+//! Errors of this crate, with their messages.
 
 use std::fmt;
 
 use crate::{Format, SectorSize};
 
-/// Why there is no such image. `Display` says what, why and what to do.
+/// Why an image cannot be built. `Display` says what happened, why, and what to
+/// do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Error {
@@ -27,8 +28,8 @@ pub enum Error {
         /// The format.
         format: Format,
     },
-    /// The format cannot say that a disk has sectors of this size; a guest
-    /// would not find its partitions.
+    /// The format cannot store this sector size, so a guest would not find its
+    /// partitions.
     SectorSize {
         /// The format.
         format: Format,
@@ -44,11 +45,11 @@ pub enum Error {
         /// The largest image, in bytes.
         limit_bytes: u64,
     },
-    /// The name cannot stand in an image that refers to it.
+    /// The name cannot be stored in an image that refers to it.
     FileName {
         /// The name that was given.
         name: String,
-        /// What is wrong with it.
+        /// The fault in the name.
         reason: &'static str,
     },
     /// The format is compressed: it can be written, but not served as a file.
@@ -70,23 +71,23 @@ pub enum Error {
         /// The disk's size in bytes.
         size_bytes: u64,
     },
-    /// Grains have to come in ascending order, within the disk.
+    /// Grains must be appended in ascending order, within the disk.
     GrainOrder {
-        /// The grain that came.
+        /// The grain that was appended.
         grain: u64,
-        /// The least one that may come.
+        /// The lowest grain that may come next.
         expected: u64,
         /// Grains in the disk.
         grains: u64,
     },
-    /// A grain has to be whole; only the disk's last one may be shorter.
+    /// A grain must be whole; only the disk's last one may be shorter.
     GrainLength {
         /// Bytes that were given.
         length_bytes: usize,
     },
 }
 
-/// The result of everything that can be refused.
+/// The result of operations that can fail with [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl fmt::Display for Error {

@@ -1,18 +1,19 @@
-//! The formats by name, and what each can do.
+//! The formats by name, and the operations that each supports.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::{DiskShape, Error, Result, SectorSize, MAX_DISK_SIZE_BYTES};
 
-/// What can be done with an image of a format.
+/// How an image of a format can be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Served as a file that clients write; it is as large as the disk.
+    /// Served as a file that clients can write; the file is as large as the
+    /// disk.
     Writable,
-    /// Served as a file that clients read; what holds nothing is left out.
+    /// Served as a file that clients can read; it omits empty blocks.
     ReadOnly,
-    /// Written from front to back, compressed; never served.
+    /// Written sequentially and compressed; never served.
     Streamed,
 }
 
@@ -66,8 +67,8 @@ impl Format {
         Format::Qcow2External,
     ];
 
-    /// The name that a user types. The plain word is the compact form: one file,
-    /// as small as its content, which is what other tools write under that word.
+    /// The name that a user types. The plain word means the compact form: one
+    /// file without empty blocks, as other tools write under that word.
     pub const fn word(self) -> &'static str {
         match self {
             Format::Raw => "raw",
@@ -85,7 +86,7 @@ impl Format {
         }
     }
 
-    /// What it is, in a few words.
+    /// A short description for help texts.
     pub const fn summary(self) -> &'static str {
         match self {
             Format::Raw => "the disk's bytes",
@@ -105,8 +106,8 @@ impl Format {
         }
     }
 
-    /// How the name of an image ends in the served tree, with the leading dot.
-    /// No two formats share one.
+    /// The suffix of an image's name in the served tree, with the leading dot.
+    /// Each format has its own.
     pub const fn suffix(self) -> &'static str {
         match self {
             Format::Raw => ".raw",
@@ -124,8 +125,7 @@ impl Format {
         }
     }
 
-    /// The format that a file's name asks for: the one with the longest suffix
-    /// that fits.
+    /// The format for a file name: the one with the longest matching suffix.
     pub fn of_file_name(name: &str) -> Option<Format> {
         let fits = Format::ALL.into_iter().filter(|format| name.ends_with(format.suffix()));
         fits.max_by_key(|format| format.suffix().len())
@@ -165,13 +165,13 @@ impl Format {
         }
     }
 
-    /// True where what holds nothing takes no room.
+    /// True when empty blocks take no space in the image.
     pub fn is_compact(self) -> bool {
         self.access() != Access::Writable
     }
 
-    /// The largest disk that the format holds, in bytes. The compact VMDKs
-    /// also end where the stored part of the disk reaches 2 TiB.
+    /// The largest disk that the format holds, in bytes. Compact VMDKs also end
+    /// where the stored part of the disk reaches 2 TiB.
     pub const fn largest_disk_bytes(self) -> u64 {
         match self {
             // Microsoft VHD specification, "Current size": 2040 GiB.
@@ -190,9 +190,9 @@ impl Format {
         }
     }
 
-    /// Whether an image of this format works for a disk of such sectors. VHD
-    /// and VMDK count in sectors of 512 bytes; raw and qcow2 leave the sector
-    /// size to the machine's configuration.
+    /// Whether an image of this format supports this sector size. VHD and VMDK
+    /// count in sectors of 512 bytes; raw and qcow2 leave the sector size to the
+    /// machine's configuration.
     pub const fn holds(self, sector_size: SectorSize) -> bool {
         match sector_size {
             SectorSize::B512 => true,
@@ -208,13 +208,13 @@ impl Format {
         }
     }
 
-    /// Whether the format can hold a disk of no bytes.
+    /// Whether the format can hold a disk of 0 bytes.
     pub(crate) const fn holds_nothing(self) -> bool {
         matches!(self, Format::Raw | Format::Qcow2 | Format::Qcow2Sparse | Format::Qcow2External)
     }
 
-    /// Checks size and sector size: what [`Presentation::new`] would refuse for
-    /// them, without building anything.
+    /// Checks the size and the sector size as [`Presentation::new`] does,
+    /// without building an image.
     ///
     /// [`Presentation::new`]: crate::Presentation::new
     pub fn check(self, disk: &DiskShape) -> Result<()> {
@@ -231,7 +231,7 @@ impl Format {
         Ok(())
     }
 
-    /// What holds more.
+    /// Formats that hold larger disks.
     pub(crate) const fn larger_alternative(self) -> &'static str {
         match self {
             Format::Vhd => Format::Vhdx.word(),

@@ -1,18 +1,18 @@
 //! Ids that stay the same from one mount to the next.
 
-/// What every id in an image is derived from. The same seed gives the same
-/// bytes, everywhere and always; a session passes a seed of its own, so that a
-/// hypervisor never takes two writable disks for one.
+/// The source of every id in an image. The same seed always gives the same
+/// bytes. A session uses its own seed, so that a hypervisor never takes two
+/// writable disks for the same one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Identity {
-    /// 32 bytes that no two different disks or points share; they need not be
-    /// secret, and cannot be found from the ids.
+    /// 32 bytes, unique per disk and point. They need not be secret, and the
+    /// ids do not reveal them.
     pub seed: [u8; 32],
-    /// When the point was made, in seconds since 1970; VHD stores it.
+    /// Creation time of the point, in seconds since 1970; VHD stores it.
     pub created_unix_seconds: u64,
 }
 
-/// Which id: the context of the derivation. A context never changes.
+/// The id to derive: the context of the derivation. A context never changes.
 #[derive(Clone, Copy)]
 pub(crate) enum Purpose {
     VhdUnique,
@@ -45,8 +45,8 @@ impl Identity {
         bytes
     }
 
-    /// A UUID in the order in which it is printed: version 8 (RFC 9562, derived
-    /// by an algorithm of one's own) and the variant of RFC 4122.
+    /// A UUID in printed order: version 8 (RFC 9562, derived by a custom
+    /// algorithm) and the variant of RFC 4122.
     pub(crate) fn uuid(&self, purpose: Purpose) -> [u8; 16] {
         let mut uuid = self.bytes(purpose);
         uuid[6] = uuid[6] & 0x0f | 0x80;
@@ -54,14 +54,14 @@ impl Identity {
         uuid
     }
 
-    /// The same as Microsoft stores a GUID (MS-DTYP 2.3.4.2).
+    /// The same UUID as a stored Microsoft GUID (MS-DTYP 2.3.4.2).
     pub(crate) fn guid(&self, purpose: Purpose) -> [u8; 16] {
         stored_guid(self.uuid(purpose))
     }
 }
 
-/// A GUID's printed bytes in stored order: its first three fields are little
-/// endian.
+/// Converts a GUID's printed bytes to stored order: its first three fields are
+/// little endian.
 pub(crate) const fn stored_guid(printed: [u8; 16]) -> [u8; 16] {
     let [a, b, c, d, e, f, g, h, rest @ ..] = printed;
     let [i, j, k, l, m, n, o, p] = rest;

@@ -1,10 +1,9 @@
-//! Disks as image files, without converting anything.
+//! Presents disks as image files, without conversion.
 //!
-//! A *layout* says of every byte of an image file whether it belongs to the
-//! disk (and to which of its bytes), is metadata (computed when it is asked
-//! for) or is zero. Whoever has the disk can so serve or write the file; this
-//! crate itself does no I/O, and holds nothing whose size follows the disk's
-//! but one bit per block of a compact image.
+//! A *layout* maps each byte of an image file to a byte of the disk, to
+//! metadata (computed on read) or to zero. With a layout and the disk, a caller
+//! can serve or write the file. This crate does no I/O. Its only structure that
+//! grows with the disk is one bit per block of a compact image.
 //!
 //! ```text
 //!  vda.vhdx   ┌────────┬─────┬────────┬───────┬─────────────────────────┬──┐
@@ -14,17 +13,17 @@
 //! ```
 //!
 //! [`Presentation::new`] turns a [`Format`], a [`DiskShape`] and [`Names`] into
-//! the files of an image: one, or a small one that names the one with the data.
-//! Three kinds of format:
+//! the files of an image: one file, or a small file that names the file with
+//! the data. There are three kinds of format:
 //!
-//! - *Writable*: the disk lies in the file in one piece and everything is
-//!   allocated. What a client writes goes to the disk, so all these
-//!   presentations show one and the same disk; see [`Writes`] for the rest.
-//! - *Read-only*: compact; blocks that hold nothing are left out.
-//! - *Streamed*: compressed, so there is no layout: [`StreamVmdk`] writes it
-//!   from front to back.
+//! - *Writable*: the disk lies in the file in one piece and every block is
+//!   allocated. Client writes go to the disk, so all these presentations show
+//!   the same disk; see [`Writes`] for the other bytes.
+//! - *Read-only*: compact; empty blocks are omitted.
+//! - *Streamed*: compressed, so there is no layout: [`StreamVmdk`] writes the
+//!   file sequentially.
 //!
-//! docs/formats.md tells what is served, what is refused, and why.
+//! docs/formats.md says which formats are served or refused, and why.
 #![forbid(unsafe_code)]
 
 mod disk;
@@ -50,6 +49,6 @@ pub use names::Names;
 pub use presentation::{File, Presentation};
 pub use vmdk::{CompressedGrain, GrainCompressor, StreamVmdk, GRAIN_SIZE_BYTES};
 
-/// Largest disk that any format here holds, in bytes: 64 TiB, the limit of VHDX
-/// (MS-VHDX 2.6.2.3). All sums of offsets stay far below 2^63 under it.
+/// Largest disk that any format holds, in bytes: 64 TiB, the limit of VHDX
+/// (MS-VHDX 2.6.2.3). Under it, all sums of offsets stay far below 2^63.
 pub const MAX_DISK_SIZE_BYTES: u64 = 64 << 40;

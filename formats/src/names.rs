@@ -2,14 +2,14 @@
 
 use crate::{Error, Format, Result};
 
-/// Longest file name, in bytes, that file systems take.
+/// Longest file name that file systems accept, in bytes.
 const MAX_NAME_BYTES: usize = 255;
-/// Longest name of a data file that QEMU takes from a qcow2 header.
+/// Longest data file name that QEMU accepts in a qcow2 header, in bytes.
 const MAX_REFERENCE_BYTES: usize = 1023;
 
-/// The names of an image's files: the one that is opened and, where the format
-/// has one, the one beside it that holds the data. They are names, not paths:
-/// both lie in one folder.
+/// The names of an image's files: the image itself and, in some formats, a
+/// companion that holds the data. They are names, not paths: both files lie in
+/// one folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Names {
     format: Format,
@@ -19,19 +19,19 @@ pub struct Names {
 }
 
 impl Names {
-    /// The names that `disk` has in the served tree: `vda.vhdx`; `vda.vmdk` with
+    /// The names of `disk` in the served tree: `vda.vhdx`; `vda.vmdk` with
     /// `vda-flat.vmdk`; `vda.external.qcow2` with `vda.raw`.
     pub fn in_tree(format: Format, disk: &str) -> Result<Self> {
         Names::new(format, format!("{disk}{}", format.suffix()), companion(format, disk))
     }
 
-    /// For an image that is named `image`: the companion takes its name without
-    /// the format's suffix or its last extension.
+    /// The names for the image file `image`: the companion takes its name
+    /// without the format's suffix or its last extension.
     pub fn beside(format: Format, image: &str) -> Result<Self> {
         let stem = image.strip_suffix(format.suffix());
         let stem = stem.or_else(|| Some(image.rsplit_once('.')?.0)).unwrap_or(image);
         let mut beside = companion(format, stem);
-        // An image that is called like its companion would meet itself.
+        // The image and its companion must not share a name.
         if let Some(beside) = beside.as_mut().filter(|beside| *beside == image) {
             beside.push_str(".data");
         }
@@ -47,20 +47,20 @@ impl Names {
         Ok(Names { format, image, companion, reference: None })
     }
 
-    /// Makes a qcow2 image call its data file by this path. QEMU looks for a
-    /// name without a folder in its own working folder, not in the image's, so
-    /// that whoever knows where the files will lie gives the whole path. VMDK
-    /// readers look beside the descriptor; other formats take no notice.
+    /// Stores this path as the data file's name in a qcow2 image. QEMU looks for
+    /// a bare name in its own working directory, not in the image's, so a caller
+    /// that knows the final location passes the whole path. VMDK readers look
+    /// beside the descriptor; other formats ignore the path.
     ///
     /// # Errors
-    /// `Error::FileName` where QEMU would not take it for a path.
+    /// `Error::FileName` where QEMU would not accept it as a path.
     pub fn with_reference(mut self, path: &str) -> Result<Self> {
         let fault = if path.len() > MAX_REFERENCE_BYTES {
             Some("it is longer than 1023 bytes")
         } else if path.chars().any(char::is_control) {
             Some("it has a control character")
         } else {
-            // A colon behind the first slash is part of a path.
+            // A colon after the first slash is part of a path.
             path.split('/').next().filter(|first| first.contains(':')).map(|_| PROTOCOL)
         };
         if let Some(reason) = fault {
@@ -70,22 +70,22 @@ impl Names {
         Ok(self)
     }
 
-    /// The format that the files have.
+    /// The format of the files.
     pub fn format(&self) -> Format {
         self.format
     }
 
-    /// The file that is opened.
+    /// The image: the file that a reader opens.
     pub fn image(&self) -> &str {
         &self.image
     }
 
-    /// The file with the data, where the format keeps it apart; else the image.
+    /// The file with the data, if it is a separate file; else the image.
     pub fn companion(&self) -> &str {
         self.companion.as_deref().unwrap_or(&self.image)
     }
 
-    /// What a qcow2 header calls the companion.
+    /// The companion's name in a qcow2 header.
     pub(crate) fn reference(&self) -> &str {
         self.reference.as_deref().unwrap_or(self.companion())
     }
@@ -99,13 +99,13 @@ fn companion(format: Format, stem: &str) -> Option<String> {
     }
 }
 
-const PROTOCOL: &str = "QEMU takes what stands before a colon for a protocol";
+const PROTOCOL: &str = "QEMU reads the part before a colon as a protocol";
 
-/// What keeps a name from being written into a descriptor or a qcow2 header,
-/// where a reader takes it for a path, a protocol or the end of a string.
+/// Why a name must not appear in a descriptor or a qcow2 header: a reader would
+/// take it for a path, a protocol or the end of a string.
 fn fault(name: &str) -> Option<&'static str> {
     if name.is_empty() || name == "." || name == ".." {
-        Some("it is no file's name")
+        Some("it is not a file name")
     } else if name.len() > MAX_NAME_BYTES {
         Some("it is longer than 255 bytes")
     } else if name.contains(['/', '\\']) {

@@ -1,4 +1,4 @@
-//! A disk as the files of an image.
+//! Presents a disk as the files of an image.
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ use crate::{DiskShape, Error, Format, Layout, Names, Result};
 pub struct File {
     /// Its name.
     pub name: String,
-    /// What it holds.
+    /// Its content.
     pub layout: Layout,
 }
 
@@ -21,17 +21,16 @@ pub struct Presentation {
 }
 
 impl Presentation {
-    /// The files of `disk` under `names`, in the format that `names` were made
-    /// for.
+    /// The files of `disk` under `names`, in the format of `names`.
     ///
-    /// `stored` are the ranges of the disk, in bytes and in any order, outside
-    /// of which everything reads as zeroes. Compact formats leave the rest out;
-    /// the others show every byte and do not look at it, so that pieces of a
-    /// disk which are written later have their place.
+    /// `stored` lists the ranges of the disk that hold data, in bytes and in any
+    /// order; all other bytes read as zeroes. Compact formats omit those. The
+    /// other formats ignore `stored` and show every byte, so that later writes
+    /// anywhere on the disk have a place.
     ///
     /// # Errors
-    /// What [`Format::check`] refuses; a compact image that outgrows its format;
-    /// a range outside of the disk; a format that can only be streamed.
+    /// The errors of [`Format::check`]; a compact image that outgrows its
+    /// format; a range outside the disk; a format that can only be streamed.
     pub fn new(
         names: &Names,
         disk: &DiskShape,
@@ -65,13 +64,13 @@ impl Presentation {
         Ok(Presentation { files })
     }
 
-    /// The files: the one that is opened first, then the one with the data,
-    /// where the format keeps it apart.
+    /// The files: first the image, then the file with the data, if it is a
+    /// separate file.
     pub fn files(&self) -> &[File] {
         &self.files
     }
 
-    /// Gives the files away.
+    /// Returns the files by value.
     pub fn into_files(self) -> Vec<File> {
         self.files
     }

@@ -1,12 +1,12 @@
 #!/usr/bin/python3
-"""Writes what every layout puts around a disk, for people to read and for tests to compare.
+"""Writes the metadata of every layout, for people to read and for tests to compare.
 
-    images/golden/generate.py [FOLDER]        (default: where this file is)
+    images/golden/generate.py [FOLDER]        (default: this file's folder)
 
-FORMAT.hex is everything but zeroes around a small disk, as text. digests.txt has
-one line per format, disk and file: the digest of all its metadata. They change
-only when a layout or the derivation of ids is changed on purpose: then run this
-and look at the difference. Layouts come from formats/examples/lay_out.rs
+FORMAT.hex is the metadata of a small disk as text, without zeroes. digests.txt has one
+line per format, disk and file: the digest of all its metadata. They change only with a
+deliberate change of a layout or of the derivation of ids: then run this script and
+check the difference. Layouts come from formats/examples/lay_out.rs
 (`cargo build --release -p coldrise-formats --example lay_out`).
 """
 
@@ -24,7 +24,7 @@ from support.layouts import COMPACT, WRITABLE, Refused, lay_out  # noqa: E402
 
 KIB, MIB, GIB, TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
 
-# Compressed data depends on the version of the library that compresses.
+# Compressed data depends on the version of the compression library.
 FORMATS = [name for name in [*WRITABLE, *COMPACT] if name != "vmdk-stream"]
 SMALL = MIB + 512
 # With sector sizes: odd, whole, beyond what VHD holds, and disks of 4 KiB sectors.
@@ -33,7 +33,7 @@ PIECE = 1 << 20
 
 
 def disk(folder, size):
-    """A sparse disk with something at its start, in its middle and at its end."""
+    """A sparse disk with data at its start, in its middle and at its end."""
     path = folder / "disk.raw"
     path.unlink(missing_ok=True)
     with open(path, "wb") as file:
@@ -45,7 +45,7 @@ def disk(folder, size):
 
 
 def metadata(part):
-    """What is around the disk: (offset, bytes), in order."""
+    """The metadata around the disk: (offset, bytes), in order."""
     with open(part.path, "rb") as file:
         for segment in part.segments:
             if segment["source"] != "metadata":
@@ -58,7 +58,7 @@ def metadata(part):
 
 
 def dump(part):
-    """Lines of 16 bytes; `*` for those that repeat the one before, zeroes left out."""
+    """Lines of 16 bytes; `*` stands for repeated lines, zeroes are omitted."""
     last, repeated = None, False
     for offset, content in metadata(part):
         for start in range(0, len(content), 16):
@@ -78,7 +78,7 @@ def dump(part):
 def generate(target):
     sums = []
     with tempfile.TemporaryDirectory(prefix="golden-") as scratch, contextlib.chdir(scratch):
-        # Relative: the path of an external data file is in its image.
+        # Relative, because the path of an external data file is part of its image.
         folder = pathlib.Path("image")
         for size, sector_bytes in DISKS:
             raw = disk(pathlib.Path(), size)

@@ -1,9 +1,9 @@
-"""Images that are made to harm whoever imports them, written by `CASES[n].write`.
+"""Images that attack the program which imports them, written by `CASES[n].write`.
 
     python3 -m hostile list             the table, in the folder images/
     python3 -m hostile FOLDER           writes them all
 
-Standard library only; nothing binary is kept in the repository.
+They need only the standard library; the source tree contains no binary images.
 """
 
 from . import qcow2, raw, vhd, vhdx, vmdk

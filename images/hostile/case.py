@@ -1,4 +1,4 @@
-"""One hostile image, and what has to become of it."""
+"""One hostile image, and the expected result of its import."""
 
 import dataclasses
 import pathlib
@@ -9,14 +9,14 @@ SECRET = b"THE SECRET THAT NOBODY NAMED "
 
 @dataclasses.dataclass(frozen=True)
 class Refused:
-    """It is not imported; the message holds one of the words, whatever their case."""
+    """The import fails; the message contains one of the words, in any case."""
 
     words: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class Harmless:
-    """It is imported as a disk of that size, zero but for these bytes."""
+    """The import gives a disk of that size, zero except for these bytes."""
 
     size_bytes: int
     stored: dict[int, bytes] = dataclasses.field(default_factory=dict)
@@ -24,13 +24,13 @@ class Harmless:
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where a case is written: a folder of its own, beside a file that nobody names."""
+    """The folder of a case, beside a file that no command names."""
 
     folder: pathlib.Path
     secret: pathlib.Path
 
     def write(self, name: str, *parts: tuple[int, bytes], length: int = 0) -> pathlib.Path:
-        """A sparse file of these parts, of that length at least."""
+        """Writes a sparse file of these parts, of at least that length."""
         path = self.folder / name
         with open(path, "wb") as file:
             for offset, part in parts:
@@ -47,9 +47,9 @@ class Case:
 
     name: str
     word: str  # the format, as `coldrise backup` takes it
-    attack: str  # what it tries
+    attack: str  # the attack
     expected: Refused | Harmless
-    make: Callable[[Place], pathlib.Path]  # writes it; the file to name
+    make: Callable[[Place], pathlib.Path]  # writes it and returns the file to name
     arguments: tuple[str, ...] = ()
 
     def write(self, base: pathlib.Path) -> pathlib.Path:

@@ -12,7 +12,7 @@ TIB = 1 << 40
 COPIED = 1 << 63
 COMPRESSED = 1 << 62
 PATTERN = bytes(range(256)) * 256
-# Where a cluster of 64 KiB has what.
+# The use of each cluster of 64 KiB.
 TABLE, BLOCK, L1, L2, DATA = (n * 64 * KIB for n in range(1, 6))
 
 
@@ -101,8 +101,8 @@ def empty_of(size, **changed):
 
 
 def shared_table(place):
-    """63 TiB of content: every L1 entry is the same L2 table, every entry of that the same
-    cluster, and the reference counts of 64 bits are right."""
+    """63 TiB of content: every L1 entry refers to the same L2 table, every L2 entry to the
+    same cluster, and the 64-bit reference counts are correct."""
     entries = 63 * TIB // (512 * MIB)
     clusters = -(-entries * 8 // (64 * KIB))
     l2, data = L1 + clusters * 64 * KIB, L1 + (clusters + 1) * 64 * KIB
@@ -114,13 +114,13 @@ def shared_table(place):
 
 
 def compressed_bomb(place):
-    """1 GiB of content from one compressed cluster, the reference counts right."""
+    """1 GiB of content from one compressed cluster, with correct reference counts."""
     size, cluster = 1 << 30, 4 * KIB
     at = {name: n * cluster
           for n, name in enumerate(("head", "table", "block", "l1", "l2", "data"))}
     packed = zlib.compressobj(9, zlib.DEFLATED, -12)
     stream = packed.compress(b"Z" * cluster) + packed.flush()
-    # Of clusters of 2^12 the descriptor has 62 - 4 bits of offset; 0 further sectors.
+    # With clusters of 2^12 the descriptor has 62 - 4 bits of offset; 0 further sectors.
     entry = COMPRESSED | at["data"]
     counts = table(1, 1, 1, 1, 512, 512 * 512)
     return place.write(
@@ -137,7 +137,7 @@ def oversized_stream(place):
     packed = zlib.compressobj(9, zlib.DEFLATED, -12)
     stream = packed.compress(PATTERN + bytes(256 * MIB)) + packed.flush()
     sectors = (len(stream) - 1) // 512
-    # The offset of a cluster of 2^16 has 54 bits, so that 8 are left for sectors.
+    # The offset of a cluster of 2^16 has 54 bits, so 8 remain for sectors.
     parts = image(l2=(COMPRESSED | min(sectors, 255) << 54 | DATA,), refcounts=(1,) * 8)
     parts[-1] = (DATA, stream[: 192 * KIB])
     return place.write("disk.qcow2", *parts, length=8 * 64 * KIB)

@@ -1,4 +1,4 @@
-"""Raw disks that pretend to be something else."""
+"""Raw disks that look like other formats."""
 
 import os
 import struct
@@ -10,7 +10,7 @@ MIB = 1 << 20
 
 
 def disguised(start):
-    """A raw disk of 1 MiB that begins so."""
+    """A raw disk of 1 MiB that begins with these bytes."""
     return lambda place: place.write("disk.raw", (0, start), length=MIB)
 
 

@@ -12,8 +12,8 @@ UNMAPPED, ZERO, STORED = 1 << 60, 2 << 60, 3 << 60
 
 
 def extent(size_bytes, grains, states=None, replay=False):
-    """The bytes of an extent: `grains` are what is stored, by number; `states` the entries
-    of others (UNMAPPED, ZERO)."""
+    """The bytes of an extent: `grains` are the stored grains by number, `states` the entries
+    of other grains (UNMAPPED, ZERO)."""
     count = -(-size_bytes // GRAIN)
     tables = -(-count // TABLE_ENTRIES)
     directory_sectors = -(-tables * 8 // SECTOR)
@@ -23,7 +23,7 @@ def extent(size_bytes, grains, states=None, replay=False):
     content = b""
     for number, (index, grain) in enumerate(sorted(grains.items())):
         assert len(grain) == GRAIN
-        # The number's upper bits come first in the entry, its low 12 bits above them.
+        # The entry has the number's upper bits below its low 12 bits.
         entries[index] = STORED | (number & 0xFFF) << 48 | number >> 12
         content += grain
     for index, state in (states or {}).items():

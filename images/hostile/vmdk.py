@@ -12,7 +12,7 @@ SECTOR = 512
 GRAIN = 64 * KIB
 DISK = 4 * MIB
 PATTERN = bytes(range(256)) * 256
-# Sectors at which a sparse extent has what.
+# The sectors of the parts of a sparse extent.
 TEXT, DIRECTORY, TABLE, DATA = 1, 20, 24, 128
 TEXT_OF_SPARSE = (
     b"# Disk DescriptorFile\nversion=1\nCID=12345678\nparentCID=%s\n"
@@ -66,8 +66,8 @@ def flat(place):
 
 
 def shared_table(place):
-    """2 TiB of content: every entry of the directory is the same table, every entry of
-    that the same grain."""
+    """2 TiB of content: every directory entry refers to the same table, every table entry to
+    the same grain."""
     tables = 2 * TIB // (512 * GRAIN)
     first = DIRECTORY + tables * 4 // SECTOR
     return place.write(
@@ -97,7 +97,7 @@ def se_sparse(**changed):
 
 
 def own_directory():
-    """What the first grain is where the directory, taken for a table, leads to itself."""
+    """The first grain if the directory is also its own table."""
     start = struct.pack("<I", DIRECTORY).ljust((TABLE - DIRECTORY) * SECTOR, b"\0")
     start = (start + struct.pack("<I", DATA)).ljust((DATA - DIRECTORY) * SECTOR, b"\0")
     return (start + PATTERN)[:GRAIN]

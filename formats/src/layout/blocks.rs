@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use super::{Place, Present, Source};
 
-/// Neighbouring blocks that one segment joins, at about most: it bounds what
-/// finding a segment costs.
+/// Approximate maximum of neighbouring blocks in one segment. It bounds the cost
+/// of finding a segment.
 const MAX_JOINED_BLOCKS: u64 = 16 << 10;
 
-/// Present blocks in the order of the disk, each behind the same `lead` bytes
+/// Present blocks in the order of the disk, each after the same `lead` bytes
 /// (VHD's sector bitmap).
 #[derive(Debug)]
 pub(crate) struct Blocks {
@@ -25,12 +25,13 @@ impl Blocks {
         self.lead.len() as u64 + self.block_bytes
     }
 
-    /// All present blocks.
+    /// Length of all present blocks with their leads.
     pub(crate) fn length_bytes(&self) -> u64 {
         self.present.present_count() * self.stride_bytes()
     }
 
-    /// What lies `within` bytes from the region's start, and for how long.
+    /// The source of the byte at `within` from the region's start, and how many
+    /// bytes share it.
     pub(super) fn source_at(&self, within: u64) -> (Source, u64) {
         let (stride, lead) = (self.stride_bytes(), self.lead.len() as u64);
         let in_stride = within % stride;
@@ -48,8 +49,8 @@ impl Blocks {
         }
     }
 
-    /// Where the disk's bytes from `disk_offset_bytes` on lie in a file in which
-    /// the blocks begin at `start_bytes`.
+    /// Where the disk's bytes from `disk_offset_bytes` on lie in a file whose
+    /// blocks begin at `start_bytes`.
     pub(super) fn place_of(&self, disk_offset_bytes: u64, start_bytes: u64) -> Option<Place> {
         if disk_offset_bytes >= self.disk_bytes {
             return None;
@@ -68,7 +69,7 @@ impl Blocks {
         Some(Place { offset_bytes, length_bytes: end - disk_offset_bytes })
     }
 
-    /// Copies what of `buffer` are leads; the rest is left as it is.
+    /// Copies the lead bytes into `buffer` and leaves its other bytes unchanged.
     pub(super) fn read_leads(&self, within: u64, buffer: &mut [u8]) {
         let (stride, lead) = (self.stride_bytes(), self.lead.len() as u64);
         if lead == 0 {

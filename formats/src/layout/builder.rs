@@ -1,8 +1,8 @@
-//! Building a layout from front to back.
+//! Builds a layout from its first byte to its last.
 
 use super::{Blocks, Content, Layout, Region, Table, Writes};
 
-/// Collects regions; each begins where the one before it ended.
+/// Collects regions; each begins at the end of the previous one.
 pub(crate) struct Builder {
     regions: Vec<Region>,
     at: u64,
@@ -10,12 +10,12 @@ pub(crate) struct Builder {
 }
 
 impl Builder {
-    /// For a file that clients write.
+    /// For a file that clients can write.
     pub(crate) fn writable() -> Self {
         Builder { regions: Vec::new(), at: 0, read_only: false }
     }
 
-    /// For a file in which every write is refused.
+    /// For a file that refuses every write.
     pub(crate) fn read_only() -> Self {
         Builder { read_only: true, ..Builder::writable() }
     }
@@ -31,8 +31,8 @@ impl Builder {
         self.push(length_bytes, Content::Table(table), writes)
     }
 
-    /// Zeroes up to `offset_bytes` of the file, which is not behind what there
-    /// is already.
+    /// Zeroes up to `offset_bytes` of the file, which must not lie before
+    /// [`Builder::at`].
     pub(crate) fn zeroes_to(self, offset_bytes: u64) -> Self {
         let length = offset_bytes - self.at;
         self.push(length, Content::Zero, Writes::Kept)
@@ -49,7 +49,7 @@ impl Builder {
         self.push(length, Content::Blocks(blocks), Writes::Refused)
     }
 
-    /// The end of what there is, in bytes.
+    /// The current end, in bytes.
     pub(crate) fn at(&self) -> u64 {
         self.at
     }
@@ -59,7 +59,7 @@ impl Builder {
         Layout { regions: self.regions, size_bytes: self.at, growth_limit_bytes: self.at }
     }
 
-    /// The layout of a small file that clients may make longer.
+    /// The layout of a small file that clients can extend up to the limit.
     pub(crate) fn finish_growable(self, limit_bytes: u64) -> Layout {
         Layout { growth_limit_bytes: limit_bytes.max(self.at), ..self.finish() }
     }

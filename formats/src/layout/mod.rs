@@ -1,10 +1,10 @@
-//! The one mechanism behind all formats: a file as a sorted list of regions.
+//! A file as a sorted list of regions: the one mechanism behind all formats.
 //!
 //! A region is a range of the file with one kind of content. Tables (BATs, L2
-//! tables, refcounts, grain tables) are formulas: an entry is computed when it
-//! is read, so a 64 TiB disk costs no more memory than a small one. The content
-//! of a compact image is interleaved with its blocks' bitmaps; which blocks
-//! there are is one bit each ([`present`]).
+//! tables, refcounts, grain tables) are formulas: an entry is computed on read,
+//! so a 64 TiB disk needs no more memory than a small one. In a compact image
+//! the blocks are interleaved with their bitmaps; one bit per block records
+//! which blocks are present ([`present`]).
 
 mod blocks;
 mod builder;
@@ -18,34 +18,34 @@ pub(crate) use builder::Builder;
 pub(crate) use present::Present;
 pub(crate) use table::{Table, Width};
 
-/// What becomes of the bytes that a client writes into a range of the file.
+/// What happens to the bytes that a client writes into a range of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Writes {
-    /// They are the disk's.
+    /// They go to the disk.
     ToDisk,
-    /// They are kept beside the disk, for this file alone, and read back from
-    /// then on: a changed CID, a header's sequence number, a log.
+    /// They are stored beside the disk, for this file alone, and later reads
+    /// return them: a changed CID, a header's sequence number, a log.
     Kept,
-    /// They are accepted and forgotten: an allocation table that only says where
-    /// the disk lies, which is where it is, whatever a client makes of it.
+    /// They are accepted and discarded: an allocation table only says where the
+    /// disk lies, and clients cannot change that.
     Dropped,
-    /// They are refused, because keeping them would move the disk's data away
-    /// from its place, so that the other presentations would no longer show
-    /// it; or because the file is read-only.
+    /// They are refused, either because the file is read-only, or because
+    /// keeping them would move the disk's data, so that the other presentations
+    /// would no longer show it.
     Refused,
 }
 
-/// Where the bytes of a range of the file come from.
+/// The source of a range of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// From the disk.
+    /// The disk.
     Disk {
         /// The disk's byte at which the range begins.
         offset_bytes: u64,
     },
-    /// From [`Layout::read_metadata`].
+    /// [`Layout::read_metadata`].
     Metadata,
-    /// There are only zeroes.
+    /// Zeroes.
     Zero,
 }
 
@@ -56,17 +56,17 @@ pub struct Segment {
     pub offset_bytes: u64,
     /// Length; never 0.
     pub length_bytes: u64,
-    /// Where its bytes come from.
+    /// The source of its bytes.
     pub source: Source,
-    /// What becomes of a client's writes to it.
+    /// What happens to a client's writes to it.
     pub writes: Writes,
 }
 
 /// Where a range of the disk lies in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// First byte in the file; `None` where the file leaves the range out, so
-    /// that it reads as zeroes.
+    /// First byte in the file; `None` where the file omits the range, which then
+    /// reads as zeroes.
     pub offset_bytes: Option<u64>,
     /// Length; never 0.
     pub length_bytes: u64,
@@ -89,8 +89,7 @@ struct Region {
     writes: Writes,
 }
 
-/// One image file. Regions cover it from the first byte to the last, without
-/// gaps.
+/// One image file. Regions cover the file without gaps.
 #[derive(Debug)]
 pub struct Layout {
     regions: Vec<Region>,
@@ -105,15 +104,15 @@ impl Layout {
     }
 
     /// The size in bytes up to which a client's writes and truncates may change
-    /// the file's. It equals [`Layout::size_bytes`] unless the file is a small
-    /// text that clients write anew as a whole; bytes past the layout's size
+    /// the file's size. It equals [`Layout::size_bytes`] unless the file is a
+    /// small text that clients rewrite as a whole. Bytes past the layout's size
     /// are treated as [`Writes::Kept`].
     pub fn growth_limit_bytes(&self) -> u64 {
         self.growth_limit_bytes
     }
 
-    /// The segment from `offset_bytes` on; `None` at the end of the file and
-    /// behind it. It ends where its kind does, or earlier.
+    /// The segment from `offset_bytes` on; `None` at or past the end of the
+    /// file. It ends where its kind ends, or earlier.
     pub fn segment_at(&self, offset_bytes: u64) -> Option<Segment> {
         if offset_bytes >= self.size_bytes {
             return None;
@@ -130,14 +129,14 @@ impl Layout {
         Some(Segment { offset_bytes, length_bytes, source, writes: region.writes })
     }
 
-    /// The segments of a range of the file, in order and without gaps. What is
-    /// behind the file's end is left out.
+    /// The segments of a range of the file, in order and without gaps, up to the
+    /// file's end.
     pub fn segments(&self, range: Range<u64>) -> Segments<'_> {
         Segments { layout: self, at: range.start, end: range.end.min(self.size_bytes) }
     }
 
     /// Fills `buffer` with the file's metadata and zeroes from `offset_bytes`
-    /// on. Bytes that are the disk's, or behind the file's end, come out as 0.
+    /// on. Bytes of the disk or past the file's end are set to 0.
     pub fn read_metadata(&self, offset_bytes: u64, buffer: &mut [u8]) {
         buffer.fill(0);
         let end = offset_bytes.saturating_add(buffer.len() as u64).min(self.size_bytes);
@@ -159,10 +158,10 @@ impl Layout {
         }
     }
 
-    /// Where the disk's bytes from `disk_offset_bytes` on lie; `None` where the
-    /// disk has ended or the file holds nothing of it.
+    /// Where the disk's bytes from `disk_offset_bytes` on lie; `None` past the
+    /// disk's end or where the file holds no part of the disk.
     pub fn place_of(&self, disk_offset_bytes: u64) -> Option<Place> {
-        // A layout has a dozen regions at most, and one of them is the disk's.
+        // A layout has a dozen regions at most; only one of them holds the disk.
         self.regions.iter().find_map(|region| match &region.content {
             Content::Disk if disk_offset_bytes < region.length_bytes => Some(Place {
                 offset_bytes: Some(region.start_bytes + disk_offset_bytes),

@@ -1,8 +1,9 @@
-//! Which blocks of a disk an image holds, and where among them each one is.
+//! Which blocks of a disk are present in an image, and their positions.
 //!
-//! One bit per block, and a count per 512 of them: 1.07 bits per block. Per TiB
-//! of disk that is 68 KiB with blocks of 2 MiB and 2.1 MiB with VMDK's grains of
-//! 64 KiB, however the stored parts lie. Nothing is kept where all are present.
+//! The structure takes one bit per block and a count per 512 of them: 1.07 bits
+//! per block. Per TiB of disk that is 68 KiB with blocks of 2 MiB and 2.1 MiB
+//! with VMDK's grains of 64 KiB, regardless of fragmentation. If all blocks are
+//! present, no bitmap is kept.
 
 use std::ops::Range;
 
@@ -15,20 +16,20 @@ const GROUP_WORDS: usize = 8;
 /// The present blocks among all blocks of a disk.
 #[derive(Debug)]
 pub(crate) enum Present {
-    /// Every block, of so many.
+    /// All blocks; the value is their number.
     All(u64),
-    /// Those whose bit is set.
+    /// The blocks whose bit is set.
     Some(Bits),
 }
 
-/// A bitmap that counts.
+/// A bitmap with running counts.
 #[derive(Debug)]
 pub(crate) struct Bits {
     block_count: u64,
     present_count: u64,
     words: Vec<u64>,
-    /// Blocks present before each group. 2^30 blocks at most (64 TiB in grains
-    /// of 64 KiB), so 32 bits are enough.
+    /// Present blocks before each group. There are 2^30 blocks at most (64 TiB
+    /// in grains of 64 KiB), so 32 bits are enough.
     before: Vec<u32>,
 }
 
@@ -39,7 +40,7 @@ impl Present {
     /// disk of `size_bytes`. The ranges are in bytes, in any order.
     ///
     /// # Errors
-    /// `Error::RangeOutside` where a range leaves the disk.
+    /// `Error::RangeOutside` if a range leaves the disk.
     pub(crate) fn from_stored(
         size_bytes: u64,
         block_bytes: u64,
@@ -65,7 +66,7 @@ impl Present {
         Ok(Present::Some(Bits { block_count, present_count, words, before }))
     }
 
-    /// Blocks of the disk.
+    /// Number of blocks on the disk.
     pub(crate) fn block_count(&self) -> u64 {
         match self {
             Present::All(count) => *count,
@@ -73,7 +74,7 @@ impl Present {
         }
     }
 
-    /// Blocks that are present.
+    /// Number of present blocks.
     pub(crate) fn present_count(&self) -> u64 {
         match self {
             Present::All(count) => *count,
@@ -81,7 +82,8 @@ impl Present {
         }
     }
 
-    /// How many blocks are present before `block`, if it is present itself.
+    /// The number of present blocks before `block`, or `None` if `block` is
+    /// absent.
     pub(crate) fn rank(&self, block: u64) -> Option<u64> {
         match self {
             Present::All(count) => (block < *count).then_some(block),
@@ -89,8 +91,8 @@ impl Present {
         }
     }
 
-    /// The block that is the `rank`th present one, counted from 0; `rank` is
-    /// less than [`Present::present_count`].
+    /// The present block with this rank, counted from 0; `rank` must be less
+    /// than [`Present::present_count`].
     pub(crate) fn select(&self, rank: u64) -> u64 {
         match self {
             Present::All(_) => rank,
@@ -98,8 +100,8 @@ impl Present {
         }
     }
 
-    /// How many blocks from `block` on, which is present, are present without a
-    /// gap. At most about `limit` are counted.
+    /// The length of the run of present blocks that begins at `block`, which
+    /// must be present. Counting stops at about `limit`.
     pub(crate) fn run(&self, block: u64, limit: u64) -> u64 {
         match self {
             Present::All(count) => count - block,
@@ -154,7 +156,7 @@ fn ones(words: &[u64]) -> u64 {
     words.iter().map(|word| u64::from(word.count_ones())).sum()
 }
 
-/// Sets a range of bits that is not empty.
+/// Sets a non-empty range of bits.
 fn set(words: &mut [u64], range: Range<u64>) {
     let (first, last) = (range.start / WORD_BITS, (range.end - 1) / WORD_BITS);
     let head = u64::MAX << (range.start % WORD_BITS);

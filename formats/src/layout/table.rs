@@ -1,4 +1,4 @@
-//! A table of a format, as a formula.
+//! A format's table, computed from a formula.
 
 use std::sync::Arc;
 
@@ -23,8 +23,8 @@ impl Width {
         }
     }
 
-    /// The entry as stored, in the first [`Width::bytes`] bytes. A value is
-    /// within its width: the format's limits are checked before a table is made.
+    /// The stored entry, in the first [`Width::bytes`] bytes. A value fits its
+    /// width: the format's limits are checked before a table is created.
     fn store(self, value: u64) -> [u8; 8] {
         let mut stored = [0; 8];
         match self {
@@ -38,9 +38,9 @@ impl Width {
     }
 }
 
-/// Entry `i` is `first + rank(i) * step` where block `i` is present, with
-/// `rank(i)` the number of present blocks before it; it is `absent` elsewhere
-/// and behind the last block.
+/// Entry `i` is `first + rank(i) * step` if block `i` is present, where
+/// `rank(i)` is the number of present blocks before it. All other entries, also
+/// those after the last block, are `absent`.
 #[derive(Debug)]
 pub(crate) struct Table {
     pub(crate) width: Width,
@@ -48,12 +48,12 @@ pub(crate) struct Table {
     pub(crate) first: u64,
     pub(crate) step: u64,
     pub(crate) absent: u64,
-    /// After every so many entries stands one more that is `absent`.
+    /// An extra `absent` entry follows each group of this many entries.
     pub(crate) spacer_after: Option<u64>,
 }
 
 impl Table {
-    /// A table in which every one of `count` entries is present.
+    /// A table in which all `count` entries are present.
     pub(crate) fn full(width: Width, count: u64, first: u64, step: u64) -> Self {
         let present = Arc::new(Present::All(count));
         Table { width, present, first, step, absent: 0, spacer_after: None }

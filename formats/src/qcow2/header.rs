@@ -15,10 +15,10 @@ const DATA_FILE_NAME: u32 = 0x4441_5441;
 /// The refcounts' width is 2 to this power in bits.
 const REFCOUNT_ORDER: u32 = 4;
 
-/// What a header says that differs from disk to disk.
+/// The header fields that differ from disk to disk.
 pub(super) struct Header<'a> {
     pub(super) cluster: ClusterSize,
-    /// The raw file with the disk, if it is not in this one.
+    /// The raw file with the disk, if it is a separate file.
     pub(super) data_file: Option<&'a str>,
     pub(super) size_bytes: u64,
     pub(super) l1_entries: u32,
@@ -26,7 +26,7 @@ pub(super) struct Header<'a> {
     pub(super) refcount_table_clusters: u32,
 }
 
-/// The header with its extensions, less than a cluster.
+/// The header with its extensions; shorter than a cluster.
 pub(super) fn header(of: &Header) -> Vec<u8> {
     let mut header = vec![0; HEADER_BYTES];
     put(&mut header, 0, MAGIC);

@@ -1,9 +1,9 @@
-//! qcow2: with every cluster allocated, with those that hold something, or over
-//! an external raw file.
+//! qcow2 with all clusters allocated, with only the stored clusters, or over an
+//! external raw file.
 //!
-//! Source: QEMU, docs/interop/qcow2.rst. All numbers are big endian; everything
-//! begins at a cluster: of 2 MiB, the largest that there is, or of 64 KiB, QEMU's
-//! default, where absent clusters shall be as small as the holes.
+//! Source: QEMU, docs/interop/qcow2.rst. All numbers are big endian; every part
+//! begins at a cluster boundary. Clusters have 2 MiB, the maximum, or 64 KiB, QEMU's
+//! default, for sparse images, where small clusters omit smaller holes.
 //!
 //! ```text
 //! allocated   header | refcount table | refcount blocks | L1 | L2 tables | disk
@@ -13,23 +13,23 @@
 //!
 //! # What a writer does to the tables
 //!
-//! With every cluster allocated and its refcount 1, writes go to where the data
-//! is. Two requests do not. For "write zeroes" over whole clusters QEMU sets a
-//! flag in the L2 table and leaves the old bytes where they are, for `discard`
-//! it frees clusters and later puts other data into them (in version 2 it does
-//! so for both). Raw, VHDX and all other presentations would go on showing the
-//! old bytes, or show new ones at the wrong place.
+//! With every cluster allocated and its refcount 1, writes go to the existing data.
+//! Two requests do not. For "write zeroes" over whole clusters QEMU sets a flag in
+//! the L2 table and leaves the old bytes in place. For `discard` it frees clusters
+//! and later stores other data in them. (In version 2 it frees them for both
+//! requests.) Raw, VHDX and all other presentations would then show the old bytes,
+//! or new bytes at the wrong place.
 //!
-//! So the tables of an image with the disk inside refuse to be written: such a
-//! client gets an error from its next flush, at which nothing that was flushed
-//! before is lost. Clusters are as large as can be, because smaller requests
-//! are written as data.
+//! Therefore the tables of an image that contains the disk refuse writes. Such a
+//! client gets an error from its next flush; data that was flushed before is not
+//! lost. Clusters have the maximum size, because QEMU writes smaller zero requests
+//! as data.
 //!
-//! Over a raw file QEMU keeps the file itself right whatever the tables say
-//! (`data_file_raw`), zeroes and discards included. What it writes to the L2
-//! tables is dropped: they keep saying that every cluster is at its place, and
-//! no flag hides what another presentation writes there later. This is the
-//! qcow2 for machines that discard.
+//! Over a raw file QEMU updates the file itself whatever the tables say
+//! (`data_file_raw`), also for zeroes and discards. Its writes to the L2 tables are
+//! discarded: the tables always say that every cluster is at its place, and no flag
+//! hides later writes through another presentation. Use this qcow2 for machines that
+//! discard.
 
 mod header;
 
@@ -44,7 +44,7 @@ use header::Header;
 /// change the cluster in place.
 const COPIED: u64 = 1 << 63;
 
-/// How large the clusters of an image are.
+/// The cluster size of an image.
 #[derive(Clone, Copy)]
 struct ClusterSize {
     bits: u32,
@@ -58,7 +58,7 @@ impl ClusterSize {
         1 << self.bits
     }
 
-    /// Refcounts have 16 bits, the width that every reader knows.
+    /// Refcounts have 16 bits, the width that every reader supports.
     const fn refcounts(self) -> u64 {
         self.bytes() / 2
     }
@@ -69,7 +69,7 @@ impl ClusterSize {
     }
 }
 
-/// The numbers of clusters of everything, and by that its place.
+/// The number of clusters of each part; the places follow from it.
 struct Shape {
     cluster: ClusterSize,
     refcount_table: u64,
@@ -80,15 +80,15 @@ struct Shape {
 }
 
 impl Shape {
-    /// For a disk of so many clusters, of which `data` are in the file.
+    /// For a disk of `disk_clusters`, of which `data` are in the file.
     fn of(cluster: ClusterSize, disk_clusters: u64, data: u64) -> Self {
-        // Every L2 table is there; of one without a cluster nothing is written.
+        // Every L2 table has a place, but tables without clusters are not stored.
         let l2_tables = disk_clusters.div_ceil(cluster.entries());
-        // Even without entries L1 has a place: QEMU gives an empty disk one entry.
+        // L1 has a place even if it is empty: QEMU gives an empty disk one entry.
         let l1 = l2_tables.div_ceil(cluster.entries()).max(1);
         let mut shape =
             Shape { cluster, refcount_table: 1, refcount_blocks: 1, l1, l2_tables, data };
-        // Refcounts count themselves; each round only grows them, and soon
+        // Refcounts count themselves. Each round only adds blocks and the loop soon
         // stops: a block counts 32,768 clusters or more.
         loop {
             let blocks = shape.all().div_ceil(cluster.refcounts());
@@ -136,7 +136,7 @@ pub(crate) fn allocated(disk: &DiskShape) -> Layout {
         .finish()
 }
 
-/// qcow2 with the clusters of the disk that hold something.
+/// qcow2 with only the stored clusters of the disk.
 pub(crate) fn sparse(
     disk: &DiskShape,
     stored: impl IntoIterator<Item = Range<u64>>,
@@ -154,7 +154,7 @@ pub(crate) fn sparse(
     Ok(tables.blocks(blocks).finish())
 }
 
-/// qcow2 over the raw file that its header calls `data_file`.
+/// qcow2 over the raw file that its header names `data_file`.
 pub(crate) fn over_raw_file(disk: &DiskShape, data_file: &str) -> Layout {
     let clusters = disk.shown_bytes().div_ceil(LARGE.bytes());
     let shape = Shape::of(LARGE, clusters, 0);
@@ -163,8 +163,8 @@ pub(crate) fn over_raw_file(disk: &DiskShape, data_file: &str) -> Layout {
     tables(builder, disk, &shape, Some(data_file), places, Writes::Dropped).finish()
 }
 
-/// Where the disk's clusters are: the first one that is present at byte `first`
-/// of the file that holds them, the others behind it.
+/// The places of the disk's clusters: the first present one is at byte `first` of
+/// the file that holds them, and the others follow it.
 struct Places {
     first: u64,
     present: Arc<Present>,
@@ -184,12 +184,13 @@ fn tables(
         cluster: shape.cluster,
         data_file,
         size_bytes: disk.shown_bytes(),
-        // 64 TiB have 131,072 L2 tables and 4 clusters of refcount table.
+        // 64 TiB need 131,072 L2 tables and 4 clusters of refcount table.
         l1_entries: shape.l2_tables.max(1) as u32,
         l1_offset_bytes: shape.l1_at() * cluster_bytes,
         refcount_table_clusters: shape.refcount_table as u32,
     });
-    // A table of one entry per table, from `first` of the file on.
+    // A table with one entry per table; the first of those is at `first` of the
+    // file.
     let tables_at = |count, first| Table::full(Width::U64Be, count, first, cluster_bytes);
     let refcount_table =
         tables_at(shape.refcount_blocks, shape.refcount_blocks_at() * cluster_bytes);

@@ -13,17 +13,18 @@ use crate::{DiskShape, Layout, Result};
 const HEADER_BYTES: usize = 1024;
 const TABLE_OFFSET_BYTES: u64 = (FOOTER_BYTES + HEADER_BYTES) as u64;
 const VERSION: u32 = 0x0001_0000;
-/// The specification's default, and the only one that every reader takes.
+/// The specification's default, and the only size that every reader accepts.
 const BLOCK_BYTES: u64 = 2 << 20;
 const ABSENT: u64 = 0xffff_ffff;
 
-/// A block's bitmap of 4096 sectors fills one sector. It is put at the end of
-/// 4 KiB, so that every block's data begins at a multiple of 4 KiB.
+/// A block's bitmap of 4096 sectors fills one sector. It is stored at the end
+/// of 4 KiB, so that every block's data begins at a multiple of 4 KiB.
 const LEAD_BYTES: usize = 4096;
 const BITMAP_BYTES: usize = (BLOCK_BYTES / SECTOR_BYTES / 8) as usize;
 
 const _: () = assert!(BITMAP_BYTES as u64 == SECTOR_BYTES);
-/// Sector numbers of the largest VHD stay below the mark for an absent block.
+/// Sector numbers of the largest VHD stay below the value that marks an absent
+/// block.
 const _: () = assert!(
     ((2040 << 30) / BLOCK_BYTES + 4) * (BLOCK_BYTES + LEAD_BYTES as u64) / SECTOR_BYTES < ABSENT
 );

@@ -19,8 +19,8 @@ pub(super) enum DiskType {
 /// Seconds from 1970 to 2000, where VHD's time begins.
 const VHD_EPOCH_UNIX_SECONDS: u64 = 946_684_800;
 
-/// `win ` and not a name of our own: for an unknown creator QEMU takes the size
-/// from the geometry, which is smaller than the disk.
+/// `win `, not our own name: for an unknown creator QEMU computes the size from
+/// the geometry, which is smaller than the disk.
 const CREATOR_APPLICATION: &[u8; 4] = b"win ";
 /// Windows 10.0, as Hyper-V writes it.
 const CREATOR_VERSION: u32 = 0x000a_0000;

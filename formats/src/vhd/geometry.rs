@@ -1,6 +1,6 @@
 //! Cylinders, heads and sectors of a VHD.
 
-/// What a footer says for BIOSes that still ask.
+/// The geometry that a footer stores for BIOSes that still use it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Geometry {
     pub(super) cylinders: u16,
@@ -8,9 +8,9 @@ pub(super) struct Geometry {
     pub(super) sectors_per_track: u8,
 }
 
-/// The geometry of a disk of so many sectors ("Appendix: CHS Calculation").
-/// It covers at most as many sectors as there are; readers that go by the
-/// footer's size, as they should, do not use it.
+/// The geometry of a disk of `total_sectors` ("Appendix: CHS Calculation"). It
+/// may cover fewer sectors than the disk has; correct readers use the footer's
+/// size instead.
 pub(super) fn geometry(total_sectors: u64) -> Geometry {
     let total = total_sectors.min(65535 * 16 * 255);
     let (sectors, heads);

@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! fixed     disk | rest of the last sector | footer
-//! dynamic   footer | header | BAT | per present block: 7 sectors of nothing,
+//! dynamic   footer | header | BAT | per present block: 7 empty sectors,
 //!           sector bitmap, 2 MiB of the disk | footer
 //! ```
 

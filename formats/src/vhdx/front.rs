@@ -7,7 +7,7 @@ use crate::identity::{stored_guid, Purpose};
 use crate::layout::Builder;
 use crate::DiskShape;
 
-/// 2.2: where the pieces are. The checksum of a piece is at its byte 4.
+/// 2.2: the offsets of the parts. The checksum of a part is at its byte 4.
 const HEADER_OFFSETS_BYTES: [u64; 2] = [64 << 10, 128 << 10];
 const REGION_TABLE_OFFSETS_BYTES: [u64; 2] = [192 << 10, 256 << 10];
 const HEADER_BYTES: usize = 4 << 10;
@@ -15,10 +15,10 @@ const REGION_TABLE_BYTES: usize = 64 << 10;
 const CHECKSUM_OFFSET: usize = 4;
 
 const CREATOR: &str = "Coldrise";
-/// 2.2.2: LogVersion has to be 0, Version 1.
+/// 2.2.2: LogVersion must be 0, Version 1.
 const VERSION: u16 = 1;
 
-/// 2.2.3.2: the known regions, as printed.
+/// 2.2.3.2: the known regions, in printed order.
 const BAT_REGION: [u8; 16] = 0x2DC27766_F623_4200_9D64_115E9BFD4A08_u128.to_be_bytes();
 const METADATA_REGION: [u8; 16] = 0x8B7CA206_4790_4B9A_B8FE_575F050F886E_u128.to_be_bytes();
 const REQUIRED: u32 = 1;
@@ -41,8 +41,8 @@ fn file_identifier() -> Vec<u8> {
     identifier
 }
 
-/// Of two valid headers the one with the higher number is current. The log's
-/// GUID is 0: there is nothing to replay.
+/// Of two valid headers the one with the higher sequence number is current. The
+/// log's GUID is 0: there is nothing to replay.
 fn header(disk: &DiskShape, sequence_number: u64) -> Vec<u8> {
     let mut header = vec![0; HEADER_BYTES];
     put(&mut header, 0, b"head");
@@ -76,7 +76,7 @@ fn region_table(bat_bytes: u64) -> Vec<u8> {
     }
     let sum = crc32c::crc32c(&table);
     put(&mut table, CHECKSUM_OFFSET, sum.to_le_bytes());
-    // The checksum covers 64 KiB; behind the entries they are zeroes.
+    // The checksum covers 64 KiB; the bytes after the entries are zeroes.
     table.truncate(at);
     table
 }

@@ -10,7 +10,7 @@ use crate::DiskShape;
 const TABLE_BYTES: usize = 64 << 10;
 const ENTRY_BYTES: usize = 32;
 
-/// 2.6.2: the items, as printed.
+/// 2.6.2: the items, in printed order.
 const FILE_PARAMETERS: u128 = 0xCAA16737_FA36_4D43_B3B6_33F0AA44E76B;
 const VIRTUAL_DISK_SIZE: u128 = 0x2FA54224_CD1B_4876_B211_5DBED83BF4B8;
 const PAGE_83_DATA: u128 = 0xBECA12AB_B2E6_4523_93EF_C309E000C746;
@@ -21,14 +21,14 @@ const PHYSICAL_SECTOR_SIZE: u128 = 0xCDA348C7_445D_4471_9CC9_E9885251C556;
 const IS_VIRTUAL_DISK: u32 = 2;
 const IS_REQUIRED: u32 = 4;
 
-/// Whether a writer may give blocks back (2.6.2.1, LeaveBlockAllocated).
+/// Whether a writer may free blocks (2.6.2.1, LeaveBlockAllocated).
 #[derive(Clone, Copy)]
 pub(super) enum Allocation {
     Dynamic = 0,
     Fixed = 1,
 }
 
-/// What a disk of 512-byte sectors says of its physical ones: 512e.
+/// The physical sector size that a disk of 512-byte sectors reports: 512e.
 const PHYSICAL_SECTOR_BYTES: u32 = 4096;
 
 pub(super) fn metadata(

@@ -1,7 +1,7 @@
-//! VHDX, with all blocks present or with the stored ones.
+//! VHDX with all blocks present, or with only the stored blocks.
 //!
 //! Source: [MS-VHDX], "Virtual Hard Disk v2 (VHDX) File Format". All numbers are
-//! little endian; everything but the front is placed in whole MiB.
+//! little endian; every part after the front begins at a whole MiB.
 //!
 //! ```text
 //! 0        file identifier, two headers, two region tables    (front)
@@ -11,7 +11,7 @@
 //! then     payload blocks, in the order of the disk
 //! ```
 //!
-//! With every block present the payload is the disk in one piece.
+//! With every block present, the payload is the disk in one piece.
 
 mod front;
 mod metadata;
@@ -29,24 +29,24 @@ const METADATA_OFFSET_BYTES: u64 = 2 * MIB;
 const METADATA_BYTES: u64 = MIB;
 const BAT_OFFSET_BYTES: u64 = 3 * MIB;
 
-/// 2.5.1.1: PAYLOAD_BLOCK_FULLY_PRESENT. An entry is this and the block's place
-/// in the file, whose low 20 bits are 0.
+/// 2.5.1.1: PAYLOAD_BLOCK_FULLY_PRESENT. An entry combines it with the block's
+/// offset in the file, whose low 20 bits are 0.
 const FULLY_PRESENT: u64 = 6;
 /// PAYLOAD_BLOCK_NOT_PRESENT and SB_BLOCK_NOT_PRESENT.
 const NOT_PRESENT: u64 = 0;
 
-/// More blocks than this are avoided by making them larger: readers hold the
-/// whole BAT in memory (8 MiB then).
+/// Maximum number of blocks. Larger disks get larger blocks, because readers
+/// hold the whole BAT in memory (8 MiB at this limit).
 const MAX_BLOCKS: u64 = 1 << 20;
-/// 2.6.2.1: from 1 MiB to 256 MiB, a power of two. This one is what VHD has.
+/// 2.6.2.1: from 1 MiB to 256 MiB, a power of two. VHD uses this size, too.
 const LEAST_BLOCK_BYTES: u64 = 2 * MIB;
 
 const _: () = assert!(crate::MAX_DISK_SIZE_BYTES / MAX_BLOCKS <= 256 * MIB);
 
-/// The numbers that follow from a disk's size.
+/// The values that follow from a disk's size.
 struct Shape {
     block_bytes: u64,
-    /// Payload blocks per sector bitmap block (2.5): after so many entries the
+    /// Payload blocks per sector bitmap block (2.5): after this many entries the
     /// BAT has one for a bitmap, which only differencing disks use.
     chunk_ratio: u64,
     bat_bytes: u64,
@@ -80,7 +80,7 @@ impl Shape {
     }
 }
 
-/// A VHDX in which every block is present. A client may change headers, log and
+/// A VHDX in which every block is present. Clients may change headers, log and
 /// metadata; a changed BAT would move the disk's data.
 pub(crate) fn fixed(disk: &DiskShape) -> Layout {
     let shape = Shape::of(disk);

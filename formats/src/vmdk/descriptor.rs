@@ -1,4 +1,4 @@
-//! The text in which a VMDK says what it is ("The Descriptor File").
+//! The text that describes a VMDK ("The Descriptor File").
 
 use std::fmt::Write;
 
@@ -6,24 +6,24 @@ use super::sectors;
 use crate::identity::Purpose;
 use crate::{Adapter, DiskShape, Identity};
 
-/// What the descriptor leads to: the type of the image and of its one extent.
+/// The type of the image and of its one extent.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Extent {
-    /// A raw file on a datastore of ESXi, which boots nothing else.
+    /// A raw file on an ESXi datastore; ESXi boots no other type.
     Vmfs,
-    /// A raw file, for everything but ESXi.
+    /// A raw file, for all products but ESXi.
     MonolithicFlat,
-    /// The file that the descriptor lies in.
+    /// The file that contains the descriptor.
     MonolithicSparse,
     /// The same, compressed.
     StreamOptimized,
 }
 
-/// Hardware version 13, ESXi 6.5: old enough to be taken by every product that
-/// is still supported.
+/// Hardware version 13, ESXi 6.5: every product that is still supported accepts
+/// it.
 const VIRTUAL_HARDWARE_VERSION: &str = "13";
 
-/// The descriptor of a disk whose one extent is in the file of this name.
+/// The descriptor of a disk whose one extent is in the file `file_name`.
 pub(super) fn text(extent: Extent, file_name: &str, disk: &DiskShape) -> String {
     let (create_type, kind, offset) = match extent {
         Extent::Vmfs => ("vmfs", "VMFS", ""),
@@ -68,16 +68,16 @@ pub(super) fn text(extent: Extent, file_name: &str, disk: &DiskShape) -> String 
     text
 }
 
-/// The long content id, 32 digits. Its last eight are the CID, and never one of
-/// the two with a meaning: "no parent" and its neighbour.
+/// The long content id, 32 digits. Its last eight are the CID, which avoids the
+/// two reserved values: "no parent" and the value next to it.
 fn content_id(identity: &Identity) -> String {
     let mut bytes = identity.bytes(Purpose::VmdkContent);
     bytes[12] &= 0x7f;
     hex(&bytes, "", "")
 }
 
-/// 16 bytes as VMware writes them: `60 00 C2 9…-…`, an NAA identifier of its
-/// own making that becomes the disk's serial number.
+/// 16 bytes as VMware writes them: `60 00 C2 9…-…`, VMware's own NAA identifier,
+/// which becomes the disk's serial number.
 fn uuid(identity: &Identity) -> String {
     let mut bytes = identity.bytes(Purpose::VmdkUuid);
     bytes[..3].copy_from_slice(&[0x60, 0x00, 0xc2]);
@@ -105,8 +105,8 @@ struct Geometry {
     sectors_per_track: u64,
 }
 
-/// IDE's geometry ends at 16383 cylinders; a SCSI adapter's depends on the size,
-/// so that there are enough cylinders and not too many.
+/// IDE's geometry ends at 16383 cylinders. A SCSI adapter's depends on the size,
+/// to keep the number of cylinders in range.
 fn geometry(adapter: Adapter, total_sectors: u64) -> Geometry {
     const GIB_SECTORS: u64 = 1 << 21;
     let (heads, sectors_per_track) = match adapter {

@@ -6,8 +6,8 @@ use crate::fields::put;
 /// Bytes in a header.
 pub(super) const HEADER_BYTES: usize = SECTOR_BYTES as usize;
 
-/// The embedded descriptor follows the header's sector; products leave it 20
-/// sectors.
+/// The embedded descriptor follows the header's sector; products reserve 20
+/// sectors for it.
 pub(super) const DESCRIPTOR_OFFSET_SECTORS: u64 = 1;
 pub(super) const DESCRIPTOR_SECTORS: u64 = 20;
 
@@ -19,14 +19,14 @@ pub(super) mod flags {
     pub(in super::super) const REDUNDANT: u32 = 1 << 1;
     /// Grains are compressed.
     pub(in super::super) const COMPRESSED: u32 = 1 << 16;
-    /// Markers say what follows.
+    /// Markers announce the parts of the file.
     pub(in super::super) const MARKERS: u32 = 1 << 17;
 }
 
 /// "compressAlgorithm": deflate, in zlib's framing.
 pub(super) const DEFLATE: u16 = 1;
 
-/// What differs between sparse extents. Numbers are of sectors.
+/// The fields that differ between sparse extents, in sectors.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Header {
     pub(super) version: u32,
@@ -52,8 +52,8 @@ impl Header {
         put(&mut header, 48, self.redundant_directory.to_le_bytes());
         put(&mut header, 56, self.directory.to_le_bytes());
         put(&mut header, 64, self.overhead.to_le_bytes());
-        // Byte 72: not closed uncleanly. Then what a transfer as text would
-        // have changed.
+        // Byte 72: not closed uncleanly. The next bytes are those that a
+        // transfer as text would have changed.
         put(&mut header, 73, b"\n \r\n");
         put(&mut header, 77, self.compression.to_le_bytes());
         header

@@ -2,12 +2,12 @@
 //! stream of an OVA.
 //!
 //! Source: VMware, "Virtual Disk Format 5.0" (technical note). Binary numbers are
-//! little endian; everything counts in sectors of 512 bytes.
+//! little endian; offsets and lengths count sectors of 512 bytes.
 //!
 //! ```text
 //! flat      NAME.vmdk: a text    NAME-flat.vmdk: the disk, in whole sectors
 //! sparse    header | text | directory, tables | directory, tables | grains
-//! stream    header | text | compressed grains and, behind each 512, their table |
+//! stream    header | text | compressed grains, a table after each 512 of them |
 //!           directory | footer | end
 //! ```
 
@@ -26,20 +26,20 @@ use descriptor::Extent;
 /// Bytes in a sector.
 const SECTOR_BYTES: u64 = 512;
 
-/// Bytes in a grain, the block of sparse and stream: 128 sectors, what every
-/// VMware product writes.
+/// Bytes in a grain, the block of sparse and stream: 128 sectors, as every VMware
+/// product writes.
 pub const GRAIN_SIZE_BYTES: u64 = 64 << 10;
 const GRAIN_SECTORS: u64 = GRAIN_SIZE_BYTES / SECTOR_BYTES;
 
-/// Entries of a grain table (numGTEsPerGT), and the table's sectors.
+/// Entries of a grain table (numGTEsPerGT), and the table's length in sectors.
 const TABLE_ENTRIES: u64 = 512;
 const TABLE_SECTORS: u64 = TABLE_ENTRIES * 4 / SECTOR_BYTES;
 
 /// Sector numbers in directories and tables have 32 bits.
 const MAX_IMAGE_SECTORS: u64 = 1 << 32;
 
-/// Room for a client that rewrites a descriptor: VMware's are below 10 KiB, and
-/// QEMU writes it anew as a whole.
+/// Space for a client that rewrites a descriptor: VMware's are below 10 KiB, and
+/// QEMU rewrites it as a whole.
 const DESCRIPTOR_LIMIT_BYTES: u64 = 64 << 10;
 
 /// The text of a flat VMDK; it names the companion, which holds the disk.

@@ -1,5 +1,4 @@
-//! monolithicSparse: grains of 64 KiB, and two copies of the tables that find
-//! them.
+//! monolithicSparse: grains of 64 KiB, and two copies of the grain tables.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -19,8 +18,8 @@ pub(crate) fn sparse(
     stored: impl IntoIterator<Item = Range<u64>>,
 ) -> Result<Layout> {
     let present = Arc::new(Present::from_stored(disk.size_bytes, GRAIN_SIZE_BYTES, stored)?);
-    // Every table is there, also one without a grain: VMware allocates all of
-    // them when it makes an extent, and its tools expect them.
+    // Every table is present, even without a grain: VMware allocates all of
+    // them when it creates an extent, and its tools expect them.
     let tables = present.block_count().div_ceil(TABLE_ENTRIES);
     let directory_sectors = sectors(tables * Width::U32Le.bytes() as u64);
     let redundant = DESCRIPTOR_OFFSET_SECTORS + DESCRIPTOR_SECTORS;

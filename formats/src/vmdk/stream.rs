@@ -1,8 +1,8 @@
-//! streamOptimized: the VMDK of an OVA, written from front to back.
+//! streamOptimized: the VMDK of an OVA, written sequentially.
 //!
-//! Compressing takes nearly all of the time and needs nothing of what came
-//! before: any number of threads compress grains, each with a
-//! [`GrainCompressor`] of its own, and one appends them in order.
+//! Compression takes nearly all of the time, and each grain is independent: any
+//! number of threads compress grains, each with its own [`GrainCompressor`], and
+//! one thread appends them in order.
 
 use flate2::{Compress, Compression, FlushCompress, Status};
 
@@ -14,17 +14,17 @@ use crate::fields::put;
 use crate::{DiskShape, Error, Format, Names, Result};
 
 const VERSION: u32 = 3;
-/// "gdOffset" of a stream's header: GD_AT_END, the footer knows.
+/// "gdOffset" of a stream's header: GD_AT_END, the footer has the offset.
 const DIRECTORY_AT_END: u64 = u64::MAX;
-/// Sectors before the first grain, as VMware's tools write it.
+/// Sectors before the first grain, as in VMware's tools.
 const OVERHEAD_SECTORS: u64 = GRAIN_SECTORS;
 /// Bytes of a grain's marker before the compressed bytes: its first sector on
 /// the disk (8), their length (4).
 const GRAIN_MARKER_BYTES: usize = 12;
-/// What zlib may add to bytes that do not compress, with room to spare.
+/// Upper bound of the bytes that zlib adds to incompressible data.
 const INCOMPRESSIBLE_EXTRA_BYTES: usize = 1024;
 
-/// "Markers": what follows one that is no grain's.
+/// "Markers": the part that follows a marker, other than a grain.
 #[derive(Clone, Copy)]
 enum Marker {
     EndOfStream = 0,
@@ -33,7 +33,7 @@ enum Marker {
     Footer = 3,
 }
 
-/// A grain as it stands in the stream, with its marker.
+/// A grain with its marker, as stored in the stream.
 #[derive(Clone, Debug)]
 pub struct CompressedGrain {
     grain: u64,
@@ -41,8 +41,8 @@ pub struct CompressedGrain {
     marked: Vec<u8>,
 }
 
-/// Compresses grains; it keeps its working memory (about 256 KiB) from one to
-/// the next.
+/// Compresses grains. It keeps its working memory (about 256 KiB) between
+/// grains.
 #[derive(Debug)]
 pub struct GrainCompressor {
     zlib: Compress,
@@ -50,18 +50,18 @@ pub struct GrainCompressor {
 }
 
 impl GrainCompressor {
-    /// `level` is zlib's: 1 is fast, 9 is small, more is taken for 9.
+    /// `level` is zlib's: 1 is fast, 9 is small; higher values mean 9.
     pub fn new(level: u32) -> Self {
         let zlib = Compress::new(Compression::new(level.min(9)), true);
         GrainCompressor { zlib, whole: Vec::new() }
     }
 
     /// Compresses the disk's bytes from `grain * GRAIN_SIZE_BYTES` on: a whole
-    /// grain, or less where the disk ends. `None` if they are all 0: such a
-    /// grain is left out of the stream.
+    /// grain, or less at the disk's end. Returns `None` if all bytes are 0: the
+    /// stream omits such a grain.
     ///
     /// # Errors
-    /// `Error::GrainLength` for no bytes or more than a grain.
+    /// `Error::GrainLength` for 0 bytes or more than a grain.
     pub fn compress(&mut self, grain: u64, bytes: &[u8]) -> Result<Option<CompressedGrain>> {
         let disk_bytes = bytes.len();
         if disk_bytes == 0 || disk_bytes > GRAIN_SIZE_BYTES as usize {
@@ -70,7 +70,7 @@ impl GrainCompressor {
         if bytes.iter().all(|byte| *byte == 0) {
             return Ok(None);
         }
-        // A reader expects every grain to be whole.
+        // Readers expect every grain to be whole.
         let bytes = if disk_bytes < GRAIN_SIZE_BYTES as usize {
             self.whole.clear();
             self.whole.extend_from_slice(bytes);
@@ -86,8 +86,8 @@ impl GrainCompressor {
         self.zlib.reset();
         loop {
             let done = self.zlib.total_in() as usize;
-            // Compressing into memory fails only for a stream in disorder, and
-            // this one was reset.
+            // Compressing into memory fails only if the zlib state is invalid,
+            // and it was just reset.
             match self.zlib.compress_vec(&bytes[done..], &mut marked, FlushCompress::Finish) {
                 Ok(Status::StreamEnd) => break,
                 _ => marked.reserve(INCOMPRESSIBLE_EXTRA_BYTES),
@@ -110,9 +110,9 @@ pub struct StreamVmdk {
     header: Header,
     disk_bytes: u64,
     next_grain: u64,
-    /// Sectors that were written.
+    /// Sectors written so far.
     at: u64,
-    /// The table of the grains that come now, and which one it is.
+    /// The index and entries of the current grain table.
     table: Option<(u64, Vec<u32>)>,
     directory: Vec<u32>,
 }
@@ -121,7 +121,7 @@ impl StreamVmdk {
     /// Begins a stream and appends its first bytes to `out`.
     ///
     /// # Errors
-    /// What [`Format::check`] refuses.
+    /// The errors of [`Format::check`].
     pub fn start(names: &Names, disk: &DiskShape, out: &mut Vec<u8>) -> Result<Self> {
         Format::VmdkStream.check(disk)?;
         let header = Header {
@@ -148,13 +148,13 @@ impl StreamVmdk {
         })
     }
 
-    /// Appends a grain to `out`, which is everything that was not yet written
+    /// Appends a grain to `out`. `out` holds all bytes that were not yet written
     /// to the file.
     ///
     /// # Errors
-    /// `Error::GrainOrder` for a grain behind one that came already or outside
-    /// of the disk; `Error::GrainLength` for one that is short but not the last;
-    /// `Error::ImageTooLarge` at 2 TiB. Nothing is appended then.
+    /// `Error::GrainOrder` for a grain that is out of order or outside the disk;
+    /// `Error::GrainLength` for a short grain that is not the last;
+    /// `Error::ImageTooLarge` at 2 TiB. On an error nothing is appended.
     pub fn append(&mut self, grain: &CompressedGrain, out: &mut Vec<u8>) -> Result<()> {
         let grains = self.disk_bytes.div_ceil(GRAIN_SIZE_BYTES);
         if grain.grain < self.next_grain || grain.grain >= grains {
@@ -165,7 +165,7 @@ impl StreamVmdk {
         if (grain.disk_bytes as u64) < left.min(GRAIN_SIZE_BYTES) {
             return Err(Error::GrainLength { length_bytes: grain.disk_bytes });
         }
-        // What follows the last grain has to be found by sector, too.
+        // The parts after the last grain are addressed by sector, too.
         let added = sectors(grain.marked.len() as u64);
         let rest = 2 * (1 + TABLE_SECTORS) + 1 + sectors(self.directory.len() as u64 * 4);
         if self.at + added + rest > MAX_IMAGE_SECTORS {
@@ -198,7 +198,7 @@ impl StreamVmdk {
         self.put_marked(Marker::EndOfStream, &[], out);
     }
 
-    /// Writes the table of the grains that came, if any did.
+    /// Writes the current grain table, if it has a grain.
     fn end_table(&mut self, out: &mut Vec<u8>) {
         if let Some((index, table)) = self.table.take() {
             let at = self.put_marked(Marker::GrainTable, &entries(&table), out);
@@ -206,7 +206,8 @@ impl StreamVmdk {
         }
     }
 
-    /// Appends a marker and what it announces; returns the sector of the latter.
+    /// Appends a marker and the part it announces; returns the sector of that
+    /// part.
     fn put_marked(&mut self, marker: Marker, bytes: &[u8], out: &mut Vec<u8>) -> u64 {
         let length = sectors(bytes.len() as u64);
         let mut sector = [0; SECTOR_BYTES as usize];

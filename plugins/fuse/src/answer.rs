@@ -1,4 +1,4 @@
-//! The border to the kernel: errors become errno, panics stay inside.
+//! The boundary to the kernel: errors become errnos, and panics do not cross it.
 
 use crate::served::{Served, Tree};
 use coldrise_block::{defect, Error, ErrorKind};
@@ -7,14 +7,14 @@ use fuser::Errno;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::Arc;
 
-/// What a request is answered with.
+/// The answer to a request.
 pub(crate) type Answer<T> = std::result::Result<T, Errno>;
 
 impl Served {
     /// Answers a request that belongs to no open file.
     pub(crate) fn answer<T>(&self, call: impl FnOnce(&Tree) -> Answer<T>) -> Answer<T> {
-        // Unwind safe: what a panic leaves behind is dropped with the call, or lies
-        // behind locks and atomics whose tables settle on unwinding.
+        // Unwind safe: state of the panicked call is dropped with it, or lies
+        // behind locks and atomics whose tables stay valid on unwinding.
         let answered = self.with(|tree| catch_unwind(AssertUnwindSafe(|| call(tree))));
         match answered {
             Some(Ok(answer)) => answer,
@@ -26,8 +26,8 @@ impl Served {
         }
     }
 
-    /// Answers a request on an open file; a panic stops the file for good, and with
-    /// it every file of its session.
+    /// Answers a request on an open file. A panic stops the file permanently, and
+    /// with it every file of its session.
     #[inline]
     pub(crate) fn on_file<T>(
         &self,
@@ -41,7 +41,7 @@ impl Served {
     }
 }
 
-/// The same for a file at hand.
+/// Like `on_file`, for a file that the caller already has.
 pub(crate) fn on_open_file<T>(
     file: &Arc<OpenFile>,
     call: impl FnOnce(&OpenFile) -> coldrise_block::Result<T>,
@@ -58,8 +58,8 @@ pub(crate) fn on_open_file<T>(
     }
 }
 
-/// The errno for an error, which is told in the log: whoever asked sees a number
-/// only. That there is nothing of some name is no news.
+/// The errno for an error. The message goes to the log, because the client sees
+/// only a number. `NotFound` is not logged.
 pub(crate) fn refused(what: &str, error: &Error) -> Errno {
     let message = error.full_message();
     match error.kind() {
@@ -72,15 +72,15 @@ pub(crate) fn refused(what: &str, error: &Error) -> Errno {
     Errno::from_i32(error.kind().errno())
 }
 
-/// The errno for what nobody can do in a folder. Points are read-only, as a
-/// file system can be; sessions are published and ended by other means.
+/// The errno for requests that a folder never allows. Points are a read-only file
+/// system; sessions are published and ended by commands.
 pub(crate) fn not_here(folder: &Node, what: &str) -> Errno {
     if !folder.is_live() {
         return Errno::EROFS;
     }
     tracing::warn!(
-        "{}: {what} is refused: there are files and folders, in the folders of sessions; publish \
-         and end sessions with coldrise publish and coldrise unpublish",
+        "{}: {what} is refused: only files and folders can be made, in folders of sessions; \
+         publish and end sessions with coldrise publish and coldrise unpublish",
         folder.path()
     );
     Errno::EPERM
@@ -92,7 +92,7 @@ mod tests {
     use coldrise_block::{Disk, Extent, Result};
     use coldrise_export::Export;
 
-    /// A disk whose second half is broken code.
+    /// A disk whose second half panics.
     struct Broken;
 
     impl Disk for Broken {

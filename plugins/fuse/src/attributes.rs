@@ -1,18 +1,18 @@
-//! What stat(2) tells, and for how long the kernel may believe it.
+//! The attributes that stat(2) returns, and how long the kernel may cache them.
 
 use crate::served::Owner;
 use coldrise_export::{Attributes, Node, NodeType};
 use fuser::{FileAttr, FileType, INodeNo};
 use std::time::Duration;
 
-/// A point and its files never change; but a point may be deleted.
+/// A point and its files never change, but a point may be deleted.
 const OF_POINTS: Duration = Duration::from_secs(3600);
-/// Machines come and go, and get points.
+/// Machines are added and removed, and get new points.
 const OF_MACHINES: Duration = Duration::from_secs(1);
 
-/// For how long a node's name and attributes hold. Those of a session do not hold
-/// at all: the same disk changes through NBD, through another mount, and through
-/// its other files in this one.
+/// How long the kernel may cache a node's name and attributes. Those of a session
+/// are not cached: the same disk changes through NBD, another mount, and its
+/// other files in this mount.
 pub(crate) fn validity(node: &Node) -> Duration {
     if node.is_live() {
         Duration::ZERO
@@ -55,8 +55,8 @@ pub(crate) fn stat(node: &Node, attributes: &Attributes, owner: Owner) -> FileAt
         crtime: attributes.modified,
         kind: file_type(attributes.node_type),
         perm,
-        // For a folder 1 says that its folders are not counted, as on other file
-        // systems: to count them would be to list them.
+        // For a folder, 1 means that its subfolders are not counted, as on other
+        // file systems: counting them would require a listing.
         nlink: 1,
         uid: owner.user,
         gid: owner.group,

@@ -1,4 +1,4 @@
-//! What programs keep in a session's folder: making, renaming and removing it.
+//! Files that programs keep in a session's folder: create, rename and remove.
 
 use crate::answer::{refused, Answer};
 use crate::requests::Stat;
@@ -9,11 +9,11 @@ use fuser::{Errno, FopenFlags, INodeNo, RenameFlags};
 use std::ffi::OsStr;
 use std::time::SystemTime;
 
-/// Of a new file, what an open gives.
+/// Attributes and open file of a new file.
 pub(crate) type Created = (Stat, u64, FopenFlags);
 
 impl Served {
-    /// Makes a file, or finds the one that is there unless `is_exclusive`.
+    /// Creates a file. An existing file is returned, or is an error if `is_exclusive`.
     pub(crate) fn make(
         &self,
         parent: INodeNo,
@@ -24,7 +24,7 @@ impl Served {
         self.answer(|tree| tree.make(parent, name, mode, is_exclusive).map(|(_, stat)| stat))
     }
 
-    /// The same, and opens it.
+    /// Creates a file as `make` does, and opens it.
     pub(crate) fn make_and_open(
         &self,
         parent: INodeNo,
@@ -68,8 +68,8 @@ impl Served {
             let (from, to) = (tree.node(parent)?, tree.node(new_parent)?);
             let (name, new_name) = (text(name)?, text(new_name)?);
             if flags == RenameFlags::RENAME_NOREPLACE {
-                // Between here and the rename another one may take the name, as on
-                // other file systems of several hosts.
+                // Another client may take the name between this check and the rename,
+                // as on other file systems of several hosts.
                 if tree.folders.find(&to, new_name).is_ok() {
                     return Err(Errno::EEXIST);
                 }
@@ -83,7 +83,7 @@ impl Served {
         })
     }
 
-    /// Sets permissions and the time of the last change.
+    /// Sets permissions and the modification time.
     pub(crate) fn set(
         &self,
         inode: INodeNo,
@@ -93,8 +93,8 @@ impl Served {
         self.answer(|tree| {
             let node = tree.node(inode)?;
             if !node.is_of_clients() {
-                // Times are those of the session's writes; setting them is accepted,
-                // because programs that copy insist.
+                // Times are those of the session's writes. Setting them succeeds
+                // without effect, because copy programs fail otherwise.
                 return Ok(());
             }
             let set = tree.folders.set(&node, mode.map(|mode| mode & 0o7777), modified);
@@ -102,7 +102,7 @@ impl Served {
         })
     }
 
-    /// Whether it was made by a program, and not by the session.
+    /// Whether a program created the file; false for the session's own files.
     pub(crate) fn is_of_clients(&self, inode: INodeNo) -> bool {
         self.answer(|tree| Ok(tree.node(inode)?.is_of_clients())).unwrap_or(false)
     }
@@ -122,11 +122,11 @@ impl Tree {
         self.known(made.map_err(|error| denied(&folder, &error))?)
     }
 
-    /// Counts the look-up that the kernel takes an answer for.
+    /// Counts the look-up that the kernel derives from this answer.
     pub(crate) fn known(&self, node: Node) -> Answer<(Node, Stat)> {
         let stat = self.stat(&node)?;
         if !self.nodes.look_up(node.clone()) {
-            let text = "its inode number is that of another file, which is in use";
+            let text = "another file that is in use has the same inode number";
             return Err(refused(node.path(), &Error::new(ErrorKind::Internal, text)));
         }
         Ok((node, stat))
@@ -134,12 +134,12 @@ impl Tree {
 }
 
 fn text(name: &OsStr) -> Answer<&str> {
-    // Names are UTF-8, and there is none that is not.
+    // All names are valid UTF-8, so no file has this name.
     name.to_str().ok_or(Errno::EINVAL)
 }
 
-/// What cannot be done to a session's own files is a matter of permissions; a point is
-/// read-only as a whole.
+/// The errno for a refused change: EPERM among a session's own files, EROFS in a
+/// point.
 fn denied(node: &Node, error: &Error) -> Errno {
     let errno = refused(node.path(), error);
     match error.kind() {

@@ -1,4 +1,4 @@
-//! The kernel's requests, as fuser hands them over.
+//! The kernel's requests, as fuser passes them on.
 
 use crate::answer::Answer;
 use crate::attributes::file_type;
@@ -17,33 +17,33 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-/// Largest read and write that the kernel sends, in bytes: its own limit, unless
-/// somebody changed that.
+/// Largest read and write that the kernel sends, in bytes: the kernel's own
+/// limit, unless an administrator changed it.
 const REQUEST_BYTES: u32 = 1 << 20;
-/// Requests of read-ahead and the like that the kernel keeps under way.
+/// Background requests (such as read-ahead) that the kernel keeps in flight.
 const BACKGROUND_REQUESTS: u16 = 64;
-/// Unit in which statfs(2) counts, in bytes.
+/// Unit of the sizes in statfs(2), in bytes.
 const SPACE_UNIT_BYTES: u32 = 4096;
-/// Longest name that statfs(2) tells, in bytes.
+/// Longest name that statfs(2) reports, in bytes.
 const NAME_BYTES: u32 = 255;
-/// A number is never given to another node.
+/// Inode numbers are never reused for another node.
 const GENERATION: Generation = Generation(0);
 
 thread_local! {
-    /// What a read fills; kept, because asking for a large buffer costs more than
-    /// filling it.
+    /// The read buffer. It is kept, because allocating a large buffer costs more
+    /// than filling it.
     static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-/// fuser's side of a mount. What is not here is answered with ENOSYS, after which
-/// the kernel asks no more: extended attributes are not supported, locks are its
-/// own, ranges are copied by reading and writing.
+/// fuser's side of a mount. Requests without a method here get ENOSYS, and the
+/// kernel stops sending them: extended attributes are not supported, the kernel
+/// handles locks itself, and it copies ranges by reading and writing.
 pub(crate) struct Filesystem {
     served: Arc<Served>,
     on_end: Option<OnEnd>,
 }
 
-/// What is called when the kernel asks no more.
+/// Called when the kernel sends no more requests.
 pub(crate) type OnEnd = Box<dyn FnOnce() + Send + Sync>;
 
 impl Filesystem {
@@ -75,7 +75,7 @@ fn reply_attr(answer: Answer<Stat>, reply: ReplyAttr) {
 
 impl fuser::Filesystem for Filesystem {
     fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
-        // Each is as good as the kernel lets it be.
+        // The kernel may lower each value.
         let _ = config.set_max_write(REQUEST_BYTES);
         if let Err(most) = config.set_max_readahead(REQUEST_BYTES) {
             let _ = config.set_max_readahead(most);
@@ -111,7 +111,7 @@ impl fuser::Filesystem for Filesystem {
         reply_attr(self.served.stat(inode), reply);
     }
 
-    /// Modes change of what programs made, owners of nothing.
+    /// Modes can change on files that programs created; owners never change.
     fn setattr(
         &self,
         _request: &Request,
@@ -172,7 +172,7 @@ impl fuser::Filesystem for Filesystem {
         reply: ReplyData,
     ) {
         BUFFER.with_borrow_mut(|buffer| {
-            // The kernel asks for no more than was settled at the start.
+            // The kernel never asks for more than the negotiated size.
             let size = size.min(REQUEST_BYTES) as usize;
             if buffer.len() < size {
                 buffer.resize(size, 0);
@@ -197,17 +197,17 @@ impl fuser::Filesystem for Filesystem {
         _lock_owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        // O_SYNC is O_DSYNC and more; the kernel leaves both to us.
+        // O_SYNC includes O_DSYNC; the kernel leaves both to the file system.
         let is_synced = flags.0 & libc::O_DSYNC != 0;
         match self.served.write(file.0, bytes, offset, is_synced) {
-            // A request holds no more.
+            // The length of a request fits 32 bits.
             Ok(()) => reply.written(bytes.len() as u32),
             Err(errno) => reply.error(errno),
         }
     }
 
-    /// A program closes the file: what it wrote becomes durable, and it learns
-    /// whether it did.
+    /// Called when a program closes the file: makes its writes durable and
+    /// reports a failure.
     fn flush(
         &self,
         _request: &Request,
@@ -267,7 +267,7 @@ impl fuser::Filesystem for Filesystem {
         let entries = listing
             .iter()
             .map(|entry| (entry.file_id, file_type(entry.node_type), entry.name.as_str()));
-        // The place of an entry is that of its successor.
+        // The offset of an entry is that of its successor.
         let all = dots.chain(entries).zip(1..);
         for ((inode, kind, name), next) in all.skip(usize::try_from(offset).unwrap_or(usize::MAX)) {
             if reply.add(INodeNo(inode), next, kind, name) {

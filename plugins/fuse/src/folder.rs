@@ -8,14 +8,14 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// What stands as the device in the list of mounts.
+/// The device name in the list of mounts.
 pub(crate) const SOURCE: &str = "coldrise";
 const MOUNTS: &str = "/proc/self/mountinfo";
-/// What mounts and unmounts for users other than root.
+/// The program that mounts and unmounts for users other than root.
 pub(crate) const FUSERMOUNT: &str = "fusermount3";
 
-/// The whole path of a folder that can be mounted on: an empty one. A mount whose
-/// process was killed is ended first.
+/// The absolute path of an empty folder to mount on. First ends a mount whose
+/// process was killed.
 pub(crate) fn prepare(folder: &Path) -> Result<PathBuf> {
     let path = resolve(folder)?;
     match std::fs::read_dir(&path) {
@@ -35,19 +35,19 @@ pub(crate) fn prepare(folder: &Path) -> Result<PathBuf> {
             clear(&path)?;
             Ok(path)
         }
-        // Another user's mount refuses even root.
+        // Another user's mount rejects even root.
         Err(_) if is_ours(&path)? => Err(mounted_already(&path)),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err(Error::with_source(
             ErrorKind::NotFound,
             format!("{} is not there: make the directory first", path.display()),
             error,
         )),
-        Err(error) => Err(error).context(|| format!("looking into {}", path.display())),
+        Err(error) => Err(error).context(|| format!("reading the directory {}", path.display())),
     }
 }
 
-/// The whole path without links. What a killed mount left at its end cannot be
-/// looked at; the folder above can.
+/// The absolute path without links. The folder itself may be a killed mount,
+/// which cannot be examined; its parent can.
 fn resolve(folder: &Path) -> Result<PathBuf> {
     let what = || format!("finding {}", folder.display());
     match folder.canonicalize() {
@@ -74,14 +74,14 @@ fn mounted_already(path: &Path) -> Error {
     )
 }
 
-/// Ends what a killed process of ours has left mounted.
+/// Unmounts the remains of a killed process of ours.
 fn clear(path: &Path) -> Result<()> {
     if !is_ours(path)? {
         let path = path.display();
         return Err(Error::new(
             ErrorKind::Busy,
             format!(
-                "{path} is what another program's mount has left; end it first (umount -l {path})"
+                "{path} holds a dead mount of another program; end it first (umount -l {path})"
             ),
         ));
     }
@@ -89,18 +89,18 @@ fn clear(path: &Path) -> Result<()> {
     detach(path)
 }
 
-/// Takes a mount away that nobody uses; false where somebody does.
+/// Unmounts an unused mount; returns false if it is in use.
 pub(crate) fn unmount(path: &Path) -> Result<bool> {
     match rustix::mount::unmount(path, UnmountFlags::empty()) {
         Ok(()) => Ok(true),
         Err(Errno::BUSY) => Ok(false),
-        // Only root may; for others there is a program.
+        // Only root may unmount; other users need a program.
         Err(Errno::PERM) => Ok(ask_fusermount(&["-u"], path).is_ok()),
         Err(error) => Err(std::io::Error::from(error)).context(|| unmounting(path)),
     }
 }
 
-/// Takes a mount away, though files of it may still be open.
+/// Detaches a mount even if its files are open.
 pub(crate) fn detach(path: &Path) -> Result<()> {
     match rustix::mount::unmount(path, UnmountFlags::DETACH) {
         Err(Errno::PERM) => ask_fusermount(&["-u", "-z"], path),
@@ -123,13 +123,13 @@ fn unmounting(path: &Path) -> String {
     format!("unmounting {}", path.display())
 }
 
-/// Whether a tree of ours is mounted there.
+/// Whether a Coldrise tree is mounted there.
 fn is_ours(path: &Path) -> Result<bool> {
     Ok(mounted_at(path)?.is_some_and(|mounted| mounted.is_ours))
 }
 
-/// The device number of what is mounted at that path, as `0:39`; `None` where
-/// nothing is.
+/// The device number of the mount at that path, such as `0:39`; `None` if there
+/// is no mount.
 pub(crate) fn device_at(path: &Path) -> Result<Option<String>> {
     Ok(mounted_at(path)?.map(|mounted| mounted.device))
 }
@@ -144,8 +144,8 @@ fn mounted_at(path: &Path) -> Result<Option<Mounted>> {
     Ok(look_up(&mounts, path))
 }
 
-/// Looks a mount up in a `mountinfo`, see proc(5). Where several lie over each
-/// other the last one counts.
+/// Finds a mount in a `mountinfo` file, see proc(5). If mounts are stacked, the
+/// last one counts.
 fn look_up(mounts: &[u8], path: &Path) -> Option<Mounted> {
     mounts.split(|byte| *byte == b'\n').rev().find_map(|line| {
         let mut fields = line.split(|byte| *byte == b' ');
@@ -161,7 +161,7 @@ fn look_up(mounts: &[u8], path: &Path) -> Option<Mounted> {
     })
 }
 
-/// Blanks and the like stand as `\040`.
+/// Decodes escapes such as `\040` for a blank.
 fn unescaped(field: &[u8]) -> OsString {
     let mut bytes = Vec::with_capacity(field.len());
     let mut rest = field;

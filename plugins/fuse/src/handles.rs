@@ -1,4 +1,4 @@
-//! What is open: files and listings by the number that the kernel keeps.
+//! Open files and listings, by the handle that the kernel keeps.
 
 use coldrise_export::{FolderEntry, OpenFile};
 use parking_lot::RwLock;
@@ -12,7 +12,8 @@ pub(crate) struct Handles<T> {
     open: RwLock<HashMap<u64, T>>,
 }
 
-/// A listing as it was when it was begun, so that every entry keeps its place.
+/// A listing as it was when it was opened, so that every entry keeps its
+/// offset.
 pub(crate) type Listing = Arc<Vec<FolderEntry>>;
 pub(crate) type Files = Handles<Arc<OpenFile>>;
 pub(crate) type Listings = Handles<Listing>;
@@ -32,7 +33,7 @@ impl<T: Clone> Handles<T> {
         self.open.read().get(&handle).cloned()
     }
 
-    /// Puts something else behind a handle.
+    /// Replaces the object of a handle.
     pub(crate) fn replace(&self, handle: u64, opened: T) {
         self.open.write().insert(handle, opened);
     }

@@ -6,13 +6,12 @@
 //!                                                       └─  handles: open files and listings
 //! ```
 //!
-//! This crate converts: requests to calls, errors to errno, a panic to EIO. What
-//! there is, and what becomes of a write, is decided by [`coldrise_export::Folders`].
+//! This crate converts: requests to calls, errors to errnos, a panic to EIO.
+//! [`coldrise_export::Folders`] decides which files exist and where writes go.
 //!
-//! Several threads serve requests side by side, so that a chunk which is being
-//! decoded or a flush holds up nobody else. Locks: the served tree (shared by
-//! every request, alone only to the end), then the nodes or the handles for the
-//! time of one look-up.
+//! Several threads serve requests in parallel, so that decoding a chunk or a flush does not
+//! delay other requests. Lock order: the served tree (shared by requests, exclusive only at
+//! the end), then the nodes or the handles, each for one look-up.
 #![forbid(unsafe_code)]
 
 mod answer;

@@ -1,4 +1,4 @@
-//! A mount from its beginning to its end.
+//! A mount from start to end.
 
 use crate::filesystem::Filesystem;
 use crate::folder::{self, FUSERMOUNT, SOURCE};
@@ -13,55 +13,53 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Requests served side by side, at least and at most. Most of their time goes to
-/// decoding, so more than processors are of use only while some wait for the disk.
+/// Minimum and maximum of requests served in parallel. Decoding takes most of
+/// their time, so more threads than processors help only while some wait for the
+/// disk.
 const THREADS: (usize, usize) = (8, 32);
-/// What the kernel reads ahead, where it can be told, in KiB.
+/// Read-ahead of the kernel in KiB, where we may set it.
 const READ_AHEAD_KIB: u32 = 1024;
 const FUSE_DEVICE: &str = "/dev/fuse";
 
-/// What to mount, and for whom.
+/// The options of a mount.
 #[derive(Clone, Debug)]
 pub struct MountOptions {
     /// An empty directory.
     pub folder: PathBuf,
-    /// Sessions cannot be written either.
+    /// Sessions are read-only, too.
     pub is_read_only: bool,
-    /// Other users than the one who mounts see the files, too: read-only, unless
-    /// they are root.
+    /// Other users see the files, too: read-only, except root.
     pub allows_others: bool,
-    /// Size of the cache of decoded chunks that the repository was opened with,
-    /// in bytes.
+    /// Size in bytes of the repository's cache of decoded chunks.
     pub cache_bytes: u64,
 }
 
 /// A mounted repository. Dropping it does not unmount: see [`Mount::finish`].
 pub struct Mount {
     folder: PathBuf,
-    /// Its number in the list of mounts.
+    /// Its device number in the list of mounts.
     device: Option<String>,
     connection: OwnedFd,
     served: Arc<Served>,
 }
 
-/// Whether a mount has gone.
+/// The result of an unmount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unmounted {
-    /// It has: nobody used it.
+    /// The mount was unused and is gone.
     Done,
-    /// Somebody uses a file or a folder of it.
+    /// A file or a folder of it is in use.
     Busy,
 }
 
 impl Mount {
-    /// Mounts a repository and serves it with threads of its own. `on_end` is
-    /// called when it was unmounted and nobody uses it any more, and where serving
-    /// it fails.
+    /// Mounts a repository and serves it with its own threads. Calls `on_end` when
+    /// the mount is gone and unused, and when serving it fails.
     ///
     /// # Errors
-    /// `NotFound` where the directory is missing, `AlreadyExists` where it is not
-    /// empty, `Busy` where a repository is mounted there, `ToolFailed` where the
-    /// system does not let us mount, saying what is missing.
+    /// `NotFound` if the directory is missing, `AlreadyExists` if it is not empty,
+    /// `Busy` if a repository is mounted there, `ToolFailed` if the system refuses
+    /// the mount; the message names what is missing.
     pub fn start(
         repository: &Arc<Repository>,
         options: &MountOptions,
@@ -82,8 +80,9 @@ impl Mount {
         let what = || format!("serving {}", folder.display());
         let connection = session.as_fd().try_clone_to_owned().context(what)?;
         let device = folder::device_at(&folder)?;
-        // Kept for ever: dropped, it would unmount what lies there then, and that
-        // may be somebody else's (fuser 0.18 does not see that ours has gone).
+        // Leaked on purpose: on drop it would unmount whatever is mounted there by
+        // then, perhaps another program's mount (fuser 0.18 does not notice that
+        // ours is gone).
         std::mem::forget(session.spawn().context(what)?);
         if let Some(device) = &device {
             read_further_ahead(device);
@@ -91,24 +90,24 @@ impl Mount {
         Ok(Mount { folder, device, connection, served })
     }
 
-    /// The whole path of the folder.
+    /// The absolute path of the folder.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// Files that somebody has open, by path in the tree.
+    /// Open files, by path in the tree.
     pub fn open_paths(&self) -> Vec<String> {
         self.served.open_paths()
     }
 
-    /// Unmounts. Where somebody uses a file or a folder, the tree is taken out of
-    /// everybody's sight all the same, and those go on being served.
+    /// Unmounts. If a file or a folder is in use, the tree is detached from the
+    /// directory and its users are served on.
     ///
     /// # Errors
-    /// `ToolFailed` or `Io` where the system refuses.
+    /// `ToolFailed` or `Io` if the system refuses.
     pub fn unmount(&self) -> Result<Unmounted> {
         if !self.is_there()? {
-            // Somebody took it away, and it is used nevertheless.
+            // It is detached already and still in use.
             return Ok(Unmounted::Busy);
         }
         if folder::unmount(&self.folder)? {
@@ -118,11 +117,11 @@ impl Mount {
         Ok(Unmounted::Busy)
     }
 
-    /// Flushes and closes everything, whoever still has it open: their requests
-    /// fail from now on. To be called when the mount has ended or is to end.
+    /// Flushes and closes all files, also those in use: their later requests fail.
+    /// Call it when the mount has ended or must end.
     ///
     /// # Errors
-    /// What a flush or the unmounting ended with.
+    /// The error of a flush or of the unmount.
     pub fn finish(self) -> Result<()> {
         self.served.end()?;
         if !self.is_there()? {
@@ -132,14 +131,14 @@ impl Mount {
         Err(Error::new(
             ErrorKind::Internal,
             format!(
-                "{} was still mounted when nobody served it any more; mount it again",
+                "{} was still mounted although its server had ended; mount it again",
                 self.folder.display()
             ),
         ))
     }
 
-    /// Whether our mount is what lies on the folder. As long as the kernel has our
-    /// connection nobody else has our device's number.
+    /// Whether our mount is the one on the folder. While the kernel has our
+    /// connection, no other mount gets our device number.
     fn is_there(&self) -> Result<bool> {
         let mut polled = [PollFd::new(&self.connection, PollFlags::IN)];
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -158,7 +157,7 @@ fn config(options: &MountOptions) -> Config {
     config.mount_options = vec![
         MountOption::FSName(SOURCE.to_owned()),
         MountOption::Subtype(SOURCE.to_owned()),
-        // The kernel checks modes, which it knows, and asks us less.
+        // The kernel knows the modes and checks them, which saves requests.
         MountOption::DefaultPermissions,
         MountOption::NoDev,
         MountOption::NoSuid,
@@ -173,7 +172,7 @@ fn config(options: &MountOptions) -> Config {
     config
 }
 
-/// What is missing, as far as it can be told.
+/// Names the missing prerequisite, as far as it is known.
 fn refused(error: std::io::Error, folder: &Path) -> Error {
     let text = error.to_string();
     let what_to_do = if !Path::new(FUSE_DEVICE).exists() {
@@ -187,19 +186,19 @@ fn refused(error: std::io::Error, folder: &Path) -> Error {
                  apt install fuse3)"
             ),
             std::io::ErrorKind::PermissionDenied => format!(
-                "no permission: the directory has to belong to this user, and {FUSE_DEVICE} has \
+                "no permission: the directory must belong to this user, and {FUSE_DEVICE} has \
                  to be readable and writable for all (mode 666), as it mostly is"
             ),
-            _ => "the directory has to belong to this user".to_owned(),
+            _ => "the directory must belong to this user".to_owned(),
         }
     };
     let what = format!("mounting on {}: {what_to_do}", folder.display());
     Error::with_source(ErrorKind::ToolFailed, what, error)
 }
 
-/// The kernel reads 128 KiB ahead of a program that reads on and on, which here is
-/// little more than one request. Only root may change that; without, reading is
-/// slower and otherwise the same.
+/// Raises the kernel's read-ahead for sequential readers from 128 KiB, which is
+/// little more than one request. Only root may change it; otherwise reads are
+/// slower but correct.
 fn read_further_ahead(device: &str) {
     let setting = format!("/sys/class/bdi/{device}/read_ahead_kb");
     if let Err(error) = std::fs::write(&setting, READ_AHEAD_KIB.to_string()) {

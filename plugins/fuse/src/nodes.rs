@@ -1,4 +1,4 @@
-//! Inode numbers: those that the kernel knows, and what they stand for.
+//! The inode numbers that the kernel knows, and their nodes.
 
 use coldrise_export::Node;
 use parking_lot::Mutex;
@@ -6,8 +6,8 @@ use std::collections::HashMap;
 
 /// The nodes that the kernel has looked up and not forgotten.
 ///
-/// An inode number is the node's own file id, so it is the same whenever the
-/// kernel looks again, and a listing can tell it without remembering anything.
+/// An inode number is the node's own file id. It is the same on every look-up,
+/// and a listing can report it without storing anything.
 pub(crate) struct Nodes {
     root: Node,
     known: Mutex<HashMap<u64, Known>>,
@@ -15,7 +15,7 @@ pub(crate) struct Nodes {
 
 struct Known {
     node: Node,
-    /// How often the kernel was told of it, and will forget it.
+    /// Look-ups that the kernel was told of and will forget.
     lookups: u64,
 }
 
@@ -24,7 +24,7 @@ impl Nodes {
         Nodes { root, known: Mutex::default() }
     }
 
-    /// The node of that number, as it was when it was looked up last.
+    /// The node of that number, as of its last look-up.
     pub(crate) fn get(&self, inode: u64) -> Option<Node> {
         if inode == self.root.file_id() {
             return Some(self.root.clone());
@@ -32,7 +32,7 @@ impl Nodes {
         self.known.lock().get(&inode).map(|known| known.node.clone())
     }
 
-    /// Counts a look-up of the node; false where another one has the same number.
+    /// Counts a look-up of the node; false if another node has the same number.
     pub(crate) fn look_up(&self, node: Node) -> bool {
         let mut known = self.known.lock();
         match known.get_mut(&node.file_id()) {
@@ -49,7 +49,7 @@ impl Nodes {
         }
     }
 
-    /// The kernel has forgotten so many look-ups.
+    /// The kernel has forgotten `lookups` look-ups.
     pub(crate) fn forget(&self, inode: u64, lookups: u64) {
         let mut known = self.known.lock();
         let Some(there) = known.get_mut(&inode) else { return };

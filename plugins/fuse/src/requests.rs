@@ -1,4 +1,4 @@
-//! What becomes of each request: calls on the tree, with an errno where they fail.
+//! Carries out each request: calls on the tree, and an errno if they fail.
 
 use crate::answer::{not_here, on_open_file, refused, Answer};
 use crate::attributes::{stat, validity};
@@ -11,7 +11,7 @@ use std::ffi::OsStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Attributes, and for how long they hold.
+/// Attributes, and how long the kernel may cache them.
 pub(crate) type Stat = (FileAttr, Duration);
 
 impl Served {
@@ -36,7 +36,7 @@ impl Served {
         self.answer(|tree| tree.stat(&tree.node(inode)?))
     }
 
-    /// Changes a file's size, through a handle where there is one.
+    /// Changes a file's size, through a handle if there is one.
     pub(crate) fn change(
         &self,
         inode: INodeNo,
@@ -55,7 +55,8 @@ impl Served {
                 };
                 on_open_file(&file, |file| {
                     file.set_size_bytes(size)?;
-                    // Nobody else will, where it is open for this moment only.
+                    // This file is open only for this call, so no later call would
+                    // flush it.
                     handle.map_or_else(|| file.flush_if_written(), |_| Ok(()))
                 })?;
             }
@@ -70,9 +71,9 @@ impl Served {
         })
     }
 
-    /// The kernel keeps what it has read of a point: it never changes. Of a session
-    /// it keeps nothing, because the same disk is written through NBD and through
-    /// the session's other files, of which its cache for this one knows nothing.
+    /// The kernel caches data of a point, which never changes. It caches no data of
+    /// a session: the same disk is written through NBD and through the session's
+    /// other files, and this file's cache would miss those writes.
     pub(crate) fn open(&self, inode: INodeNo, for_writing: bool) -> Answer<(u64, FopenFlags)> {
         self.answer(|tree| {
             let node = tree.node(inode)?;
@@ -95,15 +96,15 @@ impl Served {
         is_synced: bool,
     ) -> Answer<()> {
         self.on_file(handle, |file| match file.write(bytes, offset) {
-            // As a file system tells that a file cannot become so large.
+            // EFBIG: the file cannot become so large, as on other file systems.
             Err(error) if error.kind() == ErrorKind::OutOfRange => Ok(Err(Errno::EFBIG)),
             Ok(()) if is_synced => file.flush().map(Ok),
             written => written.map(Ok),
         })?
     }
 
-    /// Punching a hole and zeroing a range are the same here; reserving space does
-    /// nothing, for all of a disk can be written as long as there is space.
+    /// Punching a hole and zeroing a range are the same operation. Reserving space
+    /// does nothing, because the whole disk is writable while there is space.
     pub(crate) fn allocate(&self, handle: u64, offset: u64, length: u64, mode: i32) -> Answer<()> {
         self.answer(|tree| {
             let file = tree.file(handle)?;
@@ -121,7 +122,7 @@ impl Served {
         })
     }
 
-    /// SEEK_DATA and SEEK_HOLE; the kernel does the rest of lseek(2) itself.
+    /// SEEK_DATA and SEEK_HOLE; the kernel handles the other modes of lseek(2).
     pub(crate) fn seek(&self, handle: u64, offset: i64, whence: i32) -> Answer<i64> {
         self.answer(|tree| {
             let file = tree.file(handle)?;
@@ -138,7 +139,7 @@ impl Served {
         })
     }
 
-    /// A listing is made when it is read from its start, again where it is rewound.
+    /// A listing is made when it is read from its start, and again after a rewind.
     pub(crate) fn open_listing(&self, inode: INodeNo) -> Answer<u64> {
         self.answer(|tree| {
             tree.node(inode)?;
@@ -146,7 +147,7 @@ impl Served {
         })
     }
 
-    /// The folder and what is in it.
+    /// The folder and its entries.
     pub(crate) fn listing(
         &self,
         inode: INodeNo,
@@ -178,7 +179,7 @@ impl Served {
         self.answer(|tree| tree.folders.space().map_err(|error| refused("free space", &error)))
     }
 
-    /// Answers what nobody can do with a name or a file.
+    /// Refuses a request that a name or a file never allows.
     pub(crate) fn refuse(&self, inode: INodeNo, what: &str) -> Errno {
         let answered = self.answer(|tree| Err::<(), _>(not_here(&tree.node(inode)?, what)));
         answered.err().unwrap_or(Errno::EROFS)
@@ -209,8 +210,8 @@ impl Tree {
         Ok((stat(node, &attributes, self.owner), validity(node)))
     }
 
-    /// What cannot be written among a session's files is a matter of permissions;
-    /// a point is read-only as a whole.
+    /// Opens a file. Opening a session's own read-only files for writing is a
+    /// permission error (EACCES); in a point it is EROFS.
     fn open(&self, node: &Node, for_writing: bool) -> Answer<Arc<OpenFile>> {
         self.folders.open(node, for_writing).map_err(|error| {
             let errno = refused(node.path(), &error);

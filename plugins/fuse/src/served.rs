@@ -1,4 +1,4 @@
-//! What all requests share, from the mount to its end.
+//! The state that all requests share until the end of the mount.
 
 use crate::handles::{Files, Handles, Listings};
 use crate::nodes::Nodes;
@@ -6,14 +6,14 @@ use coldrise_block::Result;
 use coldrise_export::Folders;
 use parking_lot::RwLock;
 
-/// The user whose files they are: who mounted.
+/// The owner of all files: the user who mounts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Owner {
     pub(crate) user: u32,
     pub(crate) group: u32,
 }
 
-/// The tree, with what the kernel knows and has open of it.
+/// The tree, with the kernel's nodes and open files.
 pub(crate) struct Tree {
     pub(crate) folders: Folders,
     pub(crate) nodes: Nodes,
@@ -30,7 +30,7 @@ impl Tree {
 }
 
 /// A tree until its end. fuser's threads may outlive the mount, blocked on files
-/// that somebody still has open; what they held is gone then.
+/// that are still open; the tree behind them is gone then.
 pub(crate) struct Served {
     tree: RwLock<Option<Tree>>,
 }
@@ -40,21 +40,21 @@ impl Served {
         Served { tree: RwLock::new(Some(tree)) }
     }
 
-    /// Calls with the tree, or not at all once it has ended.
+    /// Calls with the tree, or does nothing once the tree has ended.
     pub(crate) fn with<T>(&self, call: impl FnOnce(&Tree) -> T) -> Option<T> {
         self.tree.read().as_ref().map(call)
     }
 
-    /// Files that somebody has open, by path.
+    /// Open files, by path.
     pub(crate) fn open_paths(&self) -> Vec<String> {
         self.with(|tree| tree.folders.open_paths()).unwrap_or_default()
     }
 
-    /// Flushes, closes every file and session, and gives the lease back, when the
-    /// requests under way have been answered. All later ones are refused.
+    /// Waits for the requests in flight, then flushes, closes every file and
+    /// session, and returns the lease. All later requests are refused.
     ///
     /// # Errors
-    /// What a flush ended with; everything is closed all the same.
+    /// The error of a flush; everything is closed nevertheless.
     pub(crate) fn end(&self) -> Result<()> {
         let Some(tree) = self.tree.write().take() else { return Ok(()) };
         let flushed = tree.folders.flush_all();

@@ -4,15 +4,14 @@ use crate::{Error, ErrorKind, Extent, Result};
 
 /// A byte-addressable virtual disk. All calls may come from many threads at once.
 ///
-/// A range that leaves the disk is refused with `ErrorKind::OutOfRange` and
-/// changes nothing.
+/// A range that leaves the disk fails with `ErrorKind::OutOfRange` and changes nothing.
 pub trait Disk: Send + Sync {
-    /// Size in bytes. It never changes while the disk is open, unless what is
-    /// shown as a disk is a file that clients may make longer.
+    /// Size in bytes. It never changes while the disk is open, except for a disk that is
+    /// a file which clients can extend.
     fn size_bytes(&self) -> u64;
 
-    /// True when every write is refused with `ErrorKind::ReadOnly`, as it is where
-    /// a disk provides nothing of what changes it.
+    /// True when every write fails with `ErrorKind::ReadOnly`. This is the default for a
+    /// disk that implements no write methods.
     fn is_read_only(&self) -> bool {
         true
     }
@@ -20,8 +19,9 @@ pub trait Disk: Send + Sync {
     /// Fills `buffer` from `offset_bytes` on.
     fn read_at(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()>;
 
-    /// The same, from what is in memory: `ErrorKind::WouldWait` where that is not all of
-    /// it, and where a disk cannot tell. Then `buffer` holds nothing that may be used.
+    /// Like [`Disk::read_at`], but only from memory. Fails with `ErrorKind::WouldWait`
+    /// if the bytes are not all in memory or the disk cannot tell; the content of
+    /// `buffer` is then undefined.
     fn read_in_memory(&self, _buffer: &mut [u8], _offset_bytes: u64) -> Result<()> {
         Err(would_wait())
     }
@@ -36,36 +36,35 @@ pub trait Disk: Send + Sync {
         Err(read_only())
     }
 
-    /// Tells that a range is no longer needed: it reads as zeroes afterwards
-    /// where whole blocks are covered, and is unchanged elsewhere.
+    /// Declares that a range is no longer needed. Whole blocks in it then read as
+    /// zeroes; the rest is unchanged.
     fn trim(&self, _offset_bytes: u64, _length_bytes: u64) -> Result<()> {
         Err(read_only())
     }
 
-    /// Makes durable every write of this session, by any connection, that
-    /// completed before the call.
+    /// Makes every completed write of this session durable, on any connection.
     fn flush(&self) -> Result<()> {
         Ok(())
     }
 
-    /// What the range holds, in order and without gaps, joined where
-    /// neighbours are of one kind. At most about `limit` extents are returned;
-    /// where there are more, the answer ends early.
+    /// The content of the range, in order and without gaps; neighbours of one kind are
+    /// joined. Returns about `limit` extents at most; if there are more, the answer ends
+    /// early.
     fn extents(&self, offset_bytes: u64, length_bytes: u64, limit: usize) -> Result<Vec<Extent>>;
 }
 
-/// What [`Disk::read_in_memory`] fails with.
+/// The error of [`Disk::read_in_memory`].
 #[cold]
 pub fn would_wait() -> Error {
-    Error::new(ErrorKind::WouldWait, "it is not in memory")
+    Error::new(ErrorKind::WouldWait, "the bytes are not in memory")
 }
 
-/// Whether a read may wait for a drive or a lock, or decode anything.
+/// Whether a read may wait for a drive or a lock, or decode chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Waiting {
-    /// It may.
+    /// The read may wait.
     Allowed,
-    /// It fails with `ErrorKind::WouldWait` instead.
+    /// The read fails with `ErrorKind::WouldWait` instead.
     Refused,
 }
 

@@ -1,12 +1,12 @@
 //! The one public error type: a small kind, a context for people, a source.
 //!
-//! The kind decides what a machine sees (errno in the data path, exit code on
-//! the command line); the context decides what a person reads.
+//! The kind decides the machine's answer (errno in the data path, exit code on
+//! the command line); the context is the text for people.
 
 use std::any::Any;
 use std::fmt;
 
-/// What went wrong, as far as a caller may want to act on it.
+/// The class of an error, as far as a caller may act on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorKind {
     /// The caller asked for something malformed: a bad name, size or flag.
@@ -17,27 +17,27 @@ pub enum ErrorKind {
     NotFound,
     /// The name is taken.
     AlreadyExists,
-    /// A folder that still holds something.
+    /// The folder is not empty.
     NotEmpty,
-    /// A folder is needed, and this is none.
+    /// The address is not a folder, and a folder is required.
     NotAFolder,
-    /// This is a folder, and a file is needed.
+    /// The address is a folder, and a file is required.
     IsAFolder,
-    /// A name is longer than any can be.
+    /// A name exceeds the maximum length.
     NameTooLong,
-    /// There is no repository at that place.
+    /// There is no repository at this path.
     NoRepository,
     /// The passphrase does not open the repository, or none was given.
     WrongPassphrase,
-    /// Somebody else holds the repository or the session for writing.
+    /// Another process holds the repository or the session for writing.
     Busy,
-    /// What was asked for without waiting takes waiting.
+    /// A request that must not wait would have to wait.
     WouldWait,
     /// A write to a restore point or another read-only disk.
     ReadOnly,
     /// Stored bytes are missing or fail authentication.
     Corrupt,
-    /// No space is left where bytes have to be stored.
+    /// There is no space left to store bytes.
     NoSpace,
     /// The operating system refused a read, write or sync.
     Io,
@@ -45,11 +45,11 @@ pub enum ErrorKind {
     Poisoned,
     /// The feature, format or version is not supported.
     Unsupported,
-    /// A program that is needed is missing or failed.
+    /// A required program is missing or failed.
     ToolFailed,
     /// The user cancelled.
     Interrupted,
-    /// The work ended early; running it again goes on.
+    /// The work ended early; running it again continues it.
     Incomplete,
     /// A defect in Coldrise itself.
     Internal,
@@ -81,7 +81,7 @@ impl ErrorKind {
         ErrorKind::Internal,
     ];
 
-    /// The errno that a client of a front end gets. The whole table is here.
+    /// The errno for a client of a front end. The whole table is here.
     pub fn errno(self) -> i32 {
         match self {
             ErrorKind::InvalidInput | ErrorKind::OutOfRange => libc::EINVAL,
@@ -135,7 +135,8 @@ impl ErrorKind {
         }
     }
 
-    /// The kind that [`ErrorKind::word`] names, for errors that cross a socket.
+    /// The kind for a word of [`ErrorKind::word`], for errors that cross a
+    /// socket.
     pub fn from_word(word: &str) -> Option<ErrorKind> {
         ErrorKind::ALL.into_iter().find(|kind| kind.word() == word)
     }
@@ -169,24 +170,24 @@ impl ErrorKind {
     }
 }
 
-/// An error: its kind, what a person needs to know (what, where, what to do),
-/// and the error below it, which `Display` does not repeat.
+/// An error: its kind, a context for people (what, where, what to do), and its
+/// source, which `Display` does not repeat.
 pub struct Error {
     kind: ErrorKind,
     context: String,
     source: Option<Box<dyn std::error::Error + Send + Sync>>,
 }
 
-/// The result of everything that can fail in Coldrise.
+/// The result of operations that can fail with [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
-    /// An error that starts here.
+    /// An error without a source.
     pub fn new(kind: ErrorKind, context: impl Into<String>) -> Self {
         Error { kind, context: context.into(), source: None }
     }
 
-    /// An error with another error below it.
+    /// An error with a source.
     pub fn with_source(
         kind: ErrorKind,
         context: impl Into<String>,
@@ -195,8 +196,8 @@ impl Error {
         Error { kind, context: context.into(), source: Some(source.into()) }
     }
 
-    /// An error of the operating system; the kind follows from its errno
-    /// (full disk, missing file, anything else).
+    /// An error of the operating system; its errno determines the kind (full
+    /// disk, missing file, other).
     pub fn io(context: impl Into<String>, source: std::io::Error) -> Self {
         let kind = match source.raw_os_error() {
             Some(libc::ENOSPC) | Some(libc::EDQUOT) => ErrorKind::NoSpace,
@@ -208,18 +209,18 @@ impl Error {
         Error::with_source(kind, context, source)
     }
 
-    /// What went wrong.
+    /// The kind of this error.
     pub fn kind(&self) -> ErrorKind {
         self.kind
     }
 
-    /// Puts what the caller knows in front: `outer: inner`. The kind stays.
+    /// Prepends the caller's context: `outer: inner`. The kind stays.
     pub fn context(mut self, outer: impl fmt::Display) -> Self {
         self.context = format!("{outer}: {}", self.context);
         self
     }
 
-    /// The message with every source below it, for a log or a terminal.
+    /// The message with every source, for a log or a terminal.
     pub fn full_message(&self) -> String {
         let mut text = self.context.clone();
         let mut below = std::error::Error::source(self);
@@ -250,8 +251,8 @@ impl std::error::Error for Error {
     }
 }
 
-/// The message of a panic that was caught where Coldrise is called by others: a
-/// kernel, a server.
+/// The message of a panic caught at a border where a kernel or a server calls
+/// Coldrise.
 #[cold]
 pub fn defect(panic: Box<dyn Any + Send>) -> String {
     let what = match (panic.downcast_ref::<&str>(), panic.downcast_ref::<String>()) {
@@ -260,14 +261,14 @@ pub fn defect(panic: Box<dyn Any + Send>) -> String {
         _ => "no message",
     };
     let message = format!("a defect inside Coldrise: {what}");
-    // Dropping a payload may panic again, outside of any guard.
+    // Dropping a payload may panic again, outside any guard.
     std::mem::forget(panic);
     message
 }
 
-/// Adds what the caller knows to an error that passes through.
+/// Adds the caller's context to an error.
 pub trait Context<T> {
-    /// Puts `outer` in front of the message.
+    /// Prepends `outer` to the message.
     fn context<C: fmt::Display>(self, outer: impl FnOnce() -> C) -> Result<T>;
 }
 

@@ -1,43 +1,44 @@
-//! What is known about a range of a disk without reading it.
+//! The content of a disk's ranges, as known without reading them.
 
 use std::ops::Range;
 
 use crate::{Disk, Error, ErrorKind, Result};
 
-/// What a range of a disk holds.
+/// The content of a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExtentKind {
-    /// Stored bytes: they have to be read.
+    /// Stored bytes: the content is known only by reading.
     Stored,
-    /// Reads as zeroes because something wrote zeroes there.
+    /// Reads as zeroes because zeroes were written.
     Zero,
-    /// Reads as zeroes because nothing was ever stored there.
+    /// Reads as zeroes because nothing was ever stored.
     Hole,
 }
 
 impl ExtentKind {
-    /// True where a read is known to return zeroes.
+    /// True when a read is known to return zeroes.
     pub fn reads_zero(self) -> bool {
         self != ExtentKind::Stored
     }
 }
 
-/// A range of a disk of one kind.
+/// A range of a disk with one kind of content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
     /// First byte of the range.
     pub offset_bytes: u64,
     /// Length of the range; never 0.
     pub length_bytes: u64,
-    /// What the range holds.
+    /// Its kind of content.
     pub kind: ExtentKind,
 }
 
 impl Extent {
-    /// Where the extent ends, for a walk that has come to `at`.
+    /// The end of the extent, for a walk that has reached `at`.
     ///
     /// # Errors
-    /// `Internal` where that is not behind `at`: a broken disk would be asked for ever.
+    /// `Internal` if the end is not after `at`: a defective disk would keep the walk
+    /// running forever.
     pub fn end_behind(&self, at: u64) -> Result<u64> {
         match self.offset_bytes.checked_add(self.length_bytes) {
             Some(end) if end > at => Ok(end),
@@ -48,15 +49,15 @@ impl Extent {
 
 #[cold]
 fn no_progress() -> Error {
-    Error::new(ErrorKind::Internal, "extents without progress")
+    Error::new(ErrorKind::Internal, "the disk's extents do not advance")
 }
 
-/// Extents that are asked for at once while a disk is walked.
+/// Extents per request while a disk is walked.
 const WALK_LIMIT: usize = 1024;
 
-/// The ranges of a disk outside of which it is known to read as zeroes, in
-/// order. They are found as they are asked for, some at a time, without reading
-/// any data. It ends where the disk cannot say; see [`StoredRanges::end`].
+/// The ranges of a disk that may hold data, in order; all other bytes are known to read
+/// as zeroes. The ranges are found on demand, without reading data. The iterator ends
+/// early on an error; see [`StoredRanges::end`].
 pub struct StoredRanges<'a> {
     disk: &'a dyn Disk,
     at: u64,
@@ -65,15 +66,15 @@ pub struct StoredRanges<'a> {
 }
 
 impl<'a> StoredRanges<'a> {
-    /// Those of the whole disk.
+    /// The stored ranges of the whole disk.
     pub fn of(disk: &'a dyn Disk) -> StoredRanges<'a> {
         StoredRanges { disk, at: 0, found: Vec::new().into_iter(), failed: None }
     }
 
-    /// To be called at the end.
+    /// Call this at the end.
     ///
     /// # Errors
-    /// What ended the walk early.
+    /// The error that ended the walk early.
     pub fn end(self) -> Result<()> {
         self.failed.map_or(Ok(()), Err)
     }
@@ -103,8 +104,8 @@ impl Iterator for StoredRanges<'_> {
     }
 }
 
-/// Appends `next` to `extents`, joining it with the last one where they touch
-/// and are of one kind. An empty `next` is dropped.
+/// Appends `next` to `extents`, joined with the last extent if they touch and are of
+/// one kind. Drops an empty `next`.
 pub fn push_extent(extents: &mut Vec<Extent>, next: Extent) {
     if next.length_bytes == 0 {
         return;

@@ -1,9 +1,9 @@
-//! A disk of nothing but a hole.
+//! A disk that is one hole.
 
 use crate::{check_range, Disk, Extent, ExtentKind, Result};
 
-/// Shows zeroes where nothing was written, or in the place of a disk that is not opened.
-/// Its size in bytes.
+/// A disk of zeroes, for a layer without a base or in place of a disk that is not
+/// opened. The field is its size in bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Holes(pub u64);
 

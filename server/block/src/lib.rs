@@ -1,7 +1,8 @@
-//! The bottom of Coldrise: what every other part says about bytes on a disk.
+//! The base crate of Coldrise: the common types for bytes on a disk.
 //!
-//! Offsets, extents, the [`Disk`] trait that front ends serve, and the one
-//! public [`Error`] type with its errno and exit code. Nothing here does I/O.
+//! It defines offsets, extents, the [`Disk`] trait that front ends serve, and
+//! the public [`Error`] type with its errno and exit code. Nothing here does
+//! I/O.
 #![forbid(unsafe_code)]
 
 mod disk;
@@ -16,9 +17,10 @@ pub use extent::{push_extent, Extent, ExtentKind, StoredRanges};
 pub use holes::Holes;
 pub use periodic_thread::PeriodicThread;
 
-/// Bytes in one block: the unit in which writes are captured and never torn.
+/// Bytes in one block. Writes are captured in blocks, and a block is never
+/// torn.
 pub const BLOCK_SIZE_BYTES: u64 = 4096;
 
-/// Largest disk that is accepted, in bytes: 64 TiB, the largest that any of the
-/// served formats (VHDX) can hold.
+/// Largest accepted disk, in bytes: 64 TiB, the limit of VHDX, which holds the
+/// most of the served formats.
 pub const MAX_DISK_SIZE_BYTES: u64 = 64 << 40;

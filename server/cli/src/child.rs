@@ -1,4 +1,4 @@
-//! Servers that run as children of ours, and how they end.
+//! Child processes that serve, and how they end.
 
 use std::process::{Child, ExitStatus};
 use std::time::{Duration, Instant};
@@ -8,20 +8,20 @@ use rustix::process::{kill_process, Pid, Signal};
 
 use crate::signals::ChildSignals;
 
-/// How often an ending child is looked at.
+/// How often an ending child is polled.
 const INTERVAL: Duration = Duration::from_millis(5);
 
-/// How a child ended.
+/// The end of a child.
 pub(crate) struct Ended {
     pub(crate) status: ExitStatus,
-    /// It did not end by itself.
+    /// It had to be killed.
     pub(crate) was_killed: bool,
 }
 
 /// Asks a child to end.
 ///
 /// # Errors
-/// `Io` where the system refuses.
+/// `Io` if the system refuses.
 pub(crate) fn terminate(child: &Child) -> Result<()> {
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
     let Some(pid) = pid else { return Ok(()) };
@@ -31,11 +31,11 @@ pub(crate) fn terminate(child: &Child) -> Result<()> {
     }
 }
 
-/// Asks the child called `name` to end and waits for it. It is killed when that takes
-/// longer than `patience`, or this program is asked to end once more.
+/// Asks the child called `name` to end and waits for it. Kills it if that takes
+/// longer than `patience`, or if this program is asked to end again.
 ///
 /// # Errors
-/// `Io` where the system refuses.
+/// `Io` if the system refuses.
 pub(crate) fn end(
     child: &mut Child,
     name: &str,
@@ -61,7 +61,7 @@ pub(crate) fn end(
     }
 }
 
-/// What to say of a server that ended by itself.
+/// The error for a server that ended by itself.
 pub(crate) fn ended_error(name: &str, status: ExitStatus) -> Error {
     Error::new(ErrorKind::ToolFailed, format!("{name} ended ({status}); the lines above say why"))
 }

@@ -1,8 +1,8 @@
-//! Where two disks differ.
+//! Finds the differences of two disks.
 //!
-//! Only what can differ is looked at: what the two chunk maps do not share, and what
-//! was captured in layers that only one of the disks has. Chunks are told apart by
-//! their identity; as soon as layers lie over them, bytes are compared.
+//! Only ranges that can differ are examined: those that the two chunk maps do not
+//! share, and those captured in layers that only one of the disks has. Chunks are
+//! compared by id; where layers lie over them, bytes are compared.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
@@ -13,9 +13,9 @@ use coldrise_store::{
     diff, DiskName, LayerReference, MapRoot, PointDocument, Repository, SessionName,
 };
 
-/// Bytes that are compared at once.
+/// Bytes per comparison.
 const STEP_BYTES: u64 = 1 << 20;
-/// Extents that are asked for at once.
+/// Extents per request.
 const EXTENTS: usize = 4096;
 
 /// A range of bytes.
@@ -35,7 +35,7 @@ impl Range {
 pub(crate) struct Side {
     repository: Arc<Repository>,
     size_bytes: u64,
-    /// What a point's disk consists of; `None` for a session, which may change.
+    /// The parts of a point's disk; `None` for a session, which may change.
     point: Option<(PointDocument, MapRoot, Vec<LayerReference>)>,
     name: DiskName,
     disk: Arc<dyn Disk>,
@@ -45,7 +45,7 @@ impl Side {
     /// A disk of a point.
     ///
     /// # Errors
-    /// As `open_point_disk`.
+    /// Those of `open_point_disk`.
     pub(crate) fn of_point(
         repository: &Arc<Repository>,
         point: &PointDocument,
@@ -65,7 +65,7 @@ impl Side {
     /// A disk of a session.
     ///
     /// # Errors
-    /// As `open_live_disk`.
+    /// Those of `open_live_disk`.
     pub(crate) fn of_session(
         repository: &Arc<Repository>,
         session: &SessionName,
@@ -86,11 +86,12 @@ impl Side {
         self.size_bytes
     }
 
-    /// What the layers above the lowest `shared` captured, zeroes included.
+    /// The ranges that the layers above the lowest `shared` captured, zeroes included.
     fn captured(&self, shared: usize, ranges: &mut Vec<Range>) -> Result<()> {
         let Some((point, _, layers)) = &self.point else { return Ok(()) };
         let Some(own) = layers.get(shared..).filter(|own| !own.is_empty()) else { return Ok(()) };
-        // The same disk with these layers over nothing: a hole is what they left alone.
+        // The same disk with only these layers, without a base: a hole is an uncaptured
+        // range.
         let mut bare = point.clone();
         for disk in bare.disks.iter_mut().filter(|disk| disk.name == self.name) {
             disk.root = MapRoot::EMPTY;
@@ -107,7 +108,7 @@ impl Side {
         })
     }
 
-    /// Whether all of the range is known to be zeroes; what is beyond the end is.
+    /// Whether the whole range is known to be zero. Bytes beyond the end count as zero.
     fn reads_zero(&self, range: Range) -> Result<bool> {
         let end = range.end().min(self.size_bytes);
         let mut is_zero = true;
@@ -117,7 +118,7 @@ impl Side {
         Ok(is_zero)
     }
 
-    /// Reads a range; zeroes beyond the end.
+    /// Reads a range; bytes beyond the end are zero.
     fn read(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
         let inside = self.size_bytes.saturating_sub(offset_bytes).min(buffer.len() as u64);
         // At most the buffer's length.
@@ -150,8 +151,8 @@ pub(crate) fn for_each_extent(
     Ok(())
 }
 
-/// Reports, ascending and joined, the ranges in which the disks differ. Where one is
-/// larger, what it has there counts as compared with zeroes.
+/// Reports the ranges in which the disks differ, ascending and joined. If one disk is
+/// larger, its excess is compared with zeroes.
 ///
 /// # Errors
 /// `Corrupt` for damage, `Interrupted` when `cancel` is set.
@@ -166,7 +167,7 @@ pub(crate) fn differences(
     let (Some((_, from_root, from_layers)), Some((_, to_root, to_layers))) =
         (&from.point, &to.point)
     else {
-        // A session may change at any moment: everything is compared.
+        // A session may change at any moment, so everything is compared.
         let everything = Range { offset_bytes: 0, length_bytes: end };
         compare(from, to, everything, cancel, &mut joined)?;
         joined.end();
@@ -206,7 +207,7 @@ fn check(cancel: &AtomicBool) -> Result<()> {
     Ok(())
 }
 
-/// Sorted, and joined where they touch or overlap.
+/// Sorts the ranges and joins those that touch or overlap.
 fn union(mut ranges: Vec<Range>) -> Vec<Range> {
     ranges.sort_unstable_by_key(|range| range.offset_bytes);
     let mut united: Vec<Range> = Vec::new();
@@ -260,7 +261,7 @@ fn compare(
     Ok(())
 }
 
-/// Joins ranges that touch before they are reported.
+/// Joins adjacent ranges before they are reported.
 struct Joined<'a> {
     pending: Option<Range>,
     report: &'a mut dyn FnMut(Range),

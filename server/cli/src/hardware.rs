@@ -1,7 +1,7 @@
-//! What a machine needs to boot, taken from its stored configuration.
+//! The virtual hardware to boot a machine, from its stored configuration.
 //!
 //! Of a foreign configuration only memory, processors, firmware and the disks' bus
-//! are looked at. No file that it names is ever opened.
+//! are read. Files that it names are never opened.
 
 use clap::ValueEnum;
 use coldrise_block::{Error, ErrorKind, Result};
@@ -9,16 +9,16 @@ use coldrise_ingest::{COLDRISE_JSON, LIBVIRT_XML, VMX};
 use coldrise_store::Configuration;
 use serde::Deserialize;
 
-/// Most processors that are given to a machine.
+/// Maximum number of processors.
 pub(crate) const MAX_CPUS: u32 = 255;
-/// Least memory, in MiB.
+/// Minimum memory, in MiB.
 const MIN_MEMORY_MIB: u64 = 16;
-/// Most memory, in MiB: 16 TiB.
+/// Maximum memory, in MiB: 16 TiB.
 const MAX_MEMORY_MIB: u64 = 16 << 20;
-/// Most elements and attributes of a configuration in XML.
+/// Maximum number of elements and attributes in an XML configuration.
 const MAX_XML_NODES: u32 = 100_000;
 
-/// How the machine starts.
+/// The machine's firmware.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Firmware {
@@ -28,7 +28,7 @@ pub(crate) enum Firmware {
     Uefi,
 }
 
-/// How the machine sees its disks.
+/// The bus of the machine's disks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum DiskBus {
@@ -36,23 +36,24 @@ pub(crate) enum DiskBus {
     Virtio,
     /// A virtio SCSI controller.
     Scsi,
-    /// An AHCI controller: every system knows it.
+    /// An AHCI controller: every system supports it.
     Sata,
     /// An IDE controller: at most 4 disks.
     Ide,
 }
 
-/// What the machine is connected to.
+/// The machine's network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Network {
-    /// The outside, by way of this host's own connections; nobody can connect to it.
+    /// Access to the outside through this host's connections; no incoming
+    /// connections.
     User,
-    /// Nothing.
+    /// No network.
     None,
 }
 
-/// A machine as it is booted.
+/// The hardware of a booted machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Hardware {
     pub(crate) cpus: u32,
@@ -63,8 +64,8 @@ pub(crate) struct Hardware {
 }
 
 impl Default for Hardware {
-    /// What most systems boot with. Without a network: a machine that wakes up in the
-    /// past should not talk to the present unasked.
+    /// Hardware that most systems boot with. There is no network: a machine restored
+    /// to the past must not talk to the present without being asked.
     fn default() -> Self {
         Hardware {
             cpus: 2,
@@ -76,8 +77,8 @@ impl Default for Hardware {
     }
 }
 
-/// Coldrise's own description; what is left out is as in [`Hardware::default`], and
-/// what is unknown is left alone.
+/// Coldrise's own description. Missing fields are as in [`Hardware::default`];
+/// unknown fields are ignored.
 #[derive(Deserialize)]
 struct Description {
     cpus: Option<u32>,
@@ -88,11 +89,11 @@ struct Description {
 }
 
 impl Hardware {
-    /// What a stored configuration asks for; the default without one, and where it is
-    /// of an unknown kind.
+    /// The hardware of a stored configuration; the default if there is none or its
+    /// kind is unknown.
     ///
     /// # Errors
-    /// `InvalidInput` where it cannot be understood or asks for the impossible.
+    /// `InvalidInput` if it cannot be parsed or exceeds the limits.
     pub(crate) fn of(configuration: Option<&Configuration>) -> Result<Hardware> {
         let Some(configuration) = configuration else { return Ok(Hardware::default()) };
         let text = &configuration.text;
@@ -110,7 +111,7 @@ impl Hardware {
     /// Checks the bounds.
     ///
     /// # Errors
-    /// `InvalidInput`, saying which.
+    /// `InvalidInput`; the message names the limit.
     pub(crate) fn check(self) -> Result<Hardware> {
         if !(1..=MAX_CPUS).contains(&self.cpus) {
             return Err(invalid(format!("{} processors: use 1 to {MAX_CPUS}", self.cpus)));
@@ -131,7 +132,7 @@ fn invalid(text: impl Into<String>) -> Error {
 
 fn from_json(text: &str) -> Result<Hardware> {
     let described: Description = serde_json::from_str(text).map_err(|error| {
-        Error::with_source(ErrorKind::InvalidInput, "it describes no machine", error)
+        Error::with_source(ErrorKind::InvalidInput, "it does not describe a machine", error)
     })?;
     let default = Hardware::default();
     Ok(Hardware {
@@ -144,10 +145,10 @@ fn from_json(text: &str) -> Result<Hardware> {
 }
 
 fn from_libvirt(text: &str) -> Result<Hardware> {
-    // A document type is refused, and with it every entity but the five of XML.
+    // A document type is refused, and with it all entities but the five of XML.
     let options = roxmltree::ParsingOptions { nodes_limit: MAX_XML_NODES, ..Default::default() };
     let document = roxmltree::Document::parse_with_options(text, options).map_err(|error| {
-        Error::with_source(ErrorKind::InvalidInput, "it is no well-formed XML", error)
+        Error::with_source(ErrorKind::InvalidInput, "it is not well-formed XML", error)
     })?;
     let domain = document.root_element();
     if !domain.has_tag_name("domain") {
@@ -160,7 +161,7 @@ fn from_libvirt(text: &str) -> Result<Hardware> {
     let mut hardware = Hardware::default();
     if let Some(vcpu) = find(domain, "vcpu") {
         let text = vcpu.text().unwrap_or_default().trim();
-        hardware.cpus = text.parse().map_err(|_| invalid("its <vcpu> is no number"))?;
+        hardware.cpus = text.parse().map_err(|_| invalid("its <vcpu> is not a number"))?;
     }
     if let Some(memory) = find(domain, "memory") {
         hardware.memory_mib = libvirt_memory_mib(
@@ -204,15 +205,15 @@ fn libvirt_memory_mib(text: &str, unit: &str) -> Result<u64> {
         "T" | "TiB" => 1 << 40,
         _ => return Err(invalid("its <memory> has an unknown unit")),
     };
-    let number: u64 = text.parse().map_err(|_| invalid("its <memory> is no number"))?;
+    let number: u64 = text.parse().map_err(|_| invalid("its <memory> is not a number"))?;
     let bytes =
         number.checked_mul(unit_bytes).ok_or_else(|| invalid("its <memory> is too large"))?;
     Ok(bytes.div_ceil(1 << 20))
 }
 
-/// Reads a .vmx: lines `name = "value"`, names in any case.
+/// Parses a .vmx: lines `name = "value"`, names in any case.
 fn from_vmx(text: &str) -> Result<Hardware> {
-    // VMware takes one processor where the file says nothing.
+    // VMware's default is one processor.
     let mut hardware = Hardware { cpus: 1, ..Hardware::default() };
     let mut present = Vec::new();
     let mut without_disk = Vec::new();
@@ -222,11 +223,12 @@ fn from_vmx(text: &str) -> Result<Hardware> {
         let value = value.trim().trim_matches('"').trim();
         match name.as_str() {
             "numvcpus" => {
-                hardware.cpus = value.parse().map_err(|_| invalid("its numvcpus is no number"))?;
+                hardware.cpus =
+                    value.parse().map_err(|_| invalid("its numvcpus is not a number"))?;
             }
             "memsize" => {
                 hardware.memory_mib =
-                    value.parse().map_err(|_| invalid("its memsize is no number"))?;
+                    value.parse().map_err(|_| invalid("its memsize is not a number"))?;
             }
             "firmware" if value.eq_ignore_ascii_case("efi") => hardware.firmware = Firmware::Uefi,
             _ => {}
@@ -246,7 +248,8 @@ fn from_vmx(text: &str) -> Result<Hardware> {
     }
     let mut disks = present.iter().filter(|device| !without_disk.contains(device));
     let has_only_ide = disks.clone().count() > 0 && disks.all(|device| device.starts_with("ide"));
-    // Drivers for VMware's own controllers are no help here; AHCI all systems have.
+    // The guest may have only drivers for VMware's controllers; all systems support
+    // AHCI.
     hardware.disk_bus = if has_only_ide { DiskBus::Ide } else { DiskBus::Sata };
     Ok(hardware)
 }

@@ -1,5 +1,4 @@
-//! What every command works with: the repository named by the options, and how
-//! to speak.
+//! State that every command uses: the repository from the options, and the output format.
 
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
@@ -16,8 +15,8 @@ use crate::report::print_remark;
 const PASSPHRASE_FILE: &str = "COLDRISE_PASSPHRASE_FILE";
 pub(crate) const PASSPHRASE_COMMAND: &str = "COLDRISE_PASSPHRASE_COMMAND";
 
-/// Decoded chunks kept by commands that read whole disks, in bytes: such reads
-/// pass by the cache anyway.
+/// Cache of decoded chunks, in bytes, for commands that read whole disks: such reads bypass
+/// the cache anyway.
 const READING_CACHE_BYTES: u64 = 16 << 20;
 
 /// One run of the program.
@@ -27,7 +26,7 @@ pub(crate) struct Invocation {
 }
 
 impl Invocation {
-    /// Starts the clock, and the log on stderr.
+    /// Starts the clock and the log on stderr.
     pub(crate) fn new(options: GlobalOptions) -> Invocation {
         let level = match (options.quiet, options.verbose) {
             (true, _) => tracing::Level::ERROR,
@@ -44,22 +43,22 @@ impl Invocation {
         Invocation { options, started: Instant::now() }
     }
 
-    /// Whether programs are to read the output.
+    /// Whether the output is for programs.
     pub(crate) fn is_json(&self) -> bool {
         self.options.json
     }
 
-    /// Whether only answers and errors are wanted.
+    /// Whether only answers and errors are printed.
     pub(crate) fn is_quiet(&self) -> bool {
         self.options.quiet
     }
 
-    /// Whether a person watches.
+    /// Whether a person watches the terminal.
     pub(crate) fn is_watched(&self) -> bool {
         std::io::stderr().is_terminal()
     }
 
-    /// A remark for people, on stderr.
+    /// Prints a remark for people on stderr.
     pub(crate) fn remark(&self, text: &str) {
         if !self.options.quiet {
             print_remark(text);
@@ -71,7 +70,7 @@ impl Invocation {
         self.started.elapsed()
     }
 
-    /// The same in milliseconds.
+    /// Time since the start, in milliseconds.
     pub(crate) fn elapsed_ms(&self) -> u64 {
         u64::try_from(self.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
@@ -79,7 +78,7 @@ impl Invocation {
     /// The directory of the repository.
     ///
     /// # Errors
-    /// `InvalidInput` where none was named.
+    /// `InvalidInput` if none was named.
     pub(crate) fn repository_path(&self) -> Result<&Path> {
         match &self.options.repo {
             Some(path) if !path.as_os_str().is_empty() => Ok(path),
@@ -90,10 +89,10 @@ impl Invocation {
         }
     }
 
-    /// Where the passphrase comes from: an option, else the environment.
+    /// The source of the passphrase: an option, else the environment.
     ///
     /// # Errors
-    /// `InvalidInput` where the environment names two sources.
+    /// `InvalidInput` if the environment names two sources.
     pub(crate) fn passphrase(&self) -> Result<PassphraseSource> {
         if let Some(path) = &self.options.passphrase_file {
             return Ok(PassphraseSource::File(path.clone()));
@@ -122,7 +121,7 @@ impl Invocation {
     /// Opens the repository for documents: lists, publishing, sealing.
     ///
     /// # Errors
-    /// As `Repository::open`.
+    /// Those of `Repository::open`.
     pub(crate) fn open(&self) -> Result<Arc<Repository>> {
         self.open_with(0)
     }
@@ -130,7 +129,7 @@ impl Invocation {
     /// Opens the repository for reading disks.
     ///
     /// # Errors
-    /// As `Repository::open`.
+    /// Those of `Repository::open`.
     pub(crate) fn open_for_disks(&self) -> Result<Arc<Repository>> {
         self.open_with(READING_CACHE_BYTES)
     }
@@ -138,7 +137,7 @@ impl Invocation {
     /// Opens the repository for serving disks, with a cache of decoded chunks.
     ///
     /// # Errors
-    /// As `Repository::open`.
+    /// Those of `Repository::open`.
     pub(crate) fn open_for_serving(&self, cache_bytes: u64) -> Result<Arc<Repository>> {
         self.open_with(cache_bytes)
     }
@@ -148,20 +147,21 @@ impl Invocation {
         Repository::open(self.repository_path()?, &self.passphrase()?, &options)
     }
 
-    /// Opens the repository for writing, and does nothing else.
+    /// Opens the repository for writing, without any other step.
     ///
     /// # Errors
-    /// As of [`Invocation::open_for_writing`].
+    /// Those of [`Invocation::open_for_writing`].
     pub(crate) fn open_alone(&self) -> Result<RepositoryWriter> {
         let open = || self.open_in_background(|| Ok(()));
         write_before_background(self.repository_path()?, open).map(|((), writer)| writer)
     }
 
-    /// The same for who has a turn in the background, or begins one with `first`, and gets it
-    /// back: nobody is asked to give way.
+    /// Like [`Invocation::open_alone`], but asks no other process to yield. It is for a
+    /// caller that holds the background lock or takes it in `first`, whose result is
+    /// returned.
     ///
     /// # Errors
-    /// As of [`Invocation::open_for_writing`].
+    /// Those of [`Invocation::open_for_writing`].
     pub(crate) fn open_in_background<T>(
         &self,
         first: impl FnOnce() -> Result<T>,
@@ -171,11 +171,11 @@ impl Invocation {
         RepositoryWriter::open_after(path, &passphrase, &options, first)
     }
 
-    /// Opens the repository for writing, also where parts of its database are lost, and
-    /// says what had to be given up, and how many markers were made anew.
+    /// Opens the repository for writing even if parts of its database are lost. Reports the
+    /// lost parts and the number of recreated markers.
     ///
     /// # Errors
-    /// As of `RepositoryWriter::open_for_repair`.
+    /// Those of `RepositoryWriter::open_for_repair`.
     pub(crate) fn open_for_repair(&self) -> Result<(RepositoryWriter, Reopened, u64)> {
         let options = OpenOptions { cache_bytes: 0 };
         let (path, passphrase) = (self.repository_path()?, self.passphrase()?);
@@ -186,11 +186,11 @@ impl Invocation {
         Ok((writer, reopened, entered.markers))
     }
 
-    /// Opens the repository for writing, and enters what sessions have sealed
-    /// into the catalog, as every writer does first.
+    /// Opens the repository for writing, and first enters sealed points of sessions into the
+    /// catalog, as every writer does.
     ///
     /// # Errors
-    /// `Busy` where another process writes it; otherwise as `Repository::open`.
+    /// `Busy` if another process is writing; otherwise those of `Repository::open`.
     pub(crate) fn open_for_writing(&self) -> Result<RepositoryWriter> {
         let writer = self.open_alone()?;
         let entered = coldrise_session::enter_sealed_points(&writer)?;

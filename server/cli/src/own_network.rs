@@ -1,9 +1,10 @@
-//! A network of this program's own.
+//! A private network namespace for this program.
 //!
-//! QEMU's NFS driver finds a server by the one rpcbind of its network. So that a machine
-//! can have an NFS server of its own, whatever else this host serves, and so that nobody
-//! else here reaches that server, this program starts itself anew in a network (and with
-//! mounts) that it shares with its children alone. They go with the last of them.
+//! QEMU's NFS driver finds a server through the one rpcbind of its network. This program
+//! restarts itself in a network and mount namespace that it shares only with its children.
+//! So a machine can have its own NFS server, whatever else this host serves, and no other
+//! process on this host can reach that server. The namespaces end with the last of these
+//! processes.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
@@ -11,14 +12,15 @@ use std::process::{Command, Stdio};
 
 use coldrise_block::{Error, ErrorKind, Result};
 
-/// Set to its process id for a program that was started anew.
+/// The environment variable for a restarted program: its process id.
 const INSIDE: &str = "COLDRISE_OWN_NETWORK";
 
 const UNSHARE: [&str; 2] = ["--net", "--mount"];
 
-/// To nfs-ganesha a network with no address but loopback's is none. rpcbind has its socket
-/// and its lock in /run: everything else of that stays, bound from the old one, in which
-/// the shell still stands when the new one is there. What goes meanwhile is left out.
+/// nfs-ganesha ignores a network whose only address is loopback's. rpcbind keeps its
+/// socket and its lock in /run, so /run is replaced: all other entries are bound from the
+/// old /run, which is still the shell's working directory. Entries that disappear
+/// meanwhile are skipped.
 const SET_UP: &str = "\
 set -e
 ip link set lo up
@@ -44,10 +46,10 @@ cd \"$here\"
 exec \"$@\"
 ";
 
-/// Whether a network can be set up.
+/// Checks that a network can be set up.
 ///
 /// # Errors
-/// `ToolFailed` where `ip` is missing.
+/// `ToolFailed` if `ip` is missing.
 pub(crate) fn check_installed() -> Result<()> {
     let told = Command::new("ip").arg("-V").stdin(Stdio::null()).output();
     told.map(drop).map_err(|error| {
@@ -57,12 +59,12 @@ pub(crate) fn check_installed() -> Result<()> {
     })
 }
 
-/// Starts this program anew in a network of its own, with the same arguments, and does
-/// not return; true where it is there already. False where this user may not make
-/// networks: what cannot be served in the host's is told by the server.
+/// Restarts this program in its own network, with the same arguments, and does not return.
+/// Returns true if the program is there already, and false if this user may not create
+/// networks: the server then reports what it cannot serve in the host's network.
 ///
 /// # Errors
-/// `ToolFailed` where `ip` is missing.
+/// `ToolFailed` if `ip` is missing.
 pub(crate) fn enter() -> Result<bool> {
     let own_id = std::process::id().to_string();
     if std::env::var_os(INSIDE).is_some_and(|inside| inside == OsString::from(&own_id)) {
@@ -76,15 +78,15 @@ pub(crate) fn enter() -> Result<bool> {
             .output()
             .is_ok_and(|done| done.status.success());
     if !can_make {
-        tracing::debug!("no network of our own can be made");
+        tracing::debug!("cannot create a network namespace");
         return Ok(false);
     }
     check_installed()?;
     let program = std::env::current_exe()
-        .map_err(|error| Error::io("finding this program's own file", error))?;
+        .map_err(|error| Error::io("finding this program's executable", error))?;
     let mut command = Command::new("unshare");
     command.args(UNSHARE).args(["--", "sh", "-c", SET_UP, "sh"]).arg(program);
     command.args(std::env::args_os().skip(1)).env(INSIDE, own_id);
-    // Returns only where it failed.
-    Err(Error::io("starting anew in a network of its own", command.exec()))
+    // Returns only on failure.
+    Err(Error::io("restarting in a network namespace", command.exec()))
 }

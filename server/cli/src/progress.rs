@@ -1,4 +1,4 @@
-//! Progress of long work: a bar on a terminal, lines elsewhere, objects for programs.
+//! Progress of long commands: a bar on a terminal, lines elsewhere, objects for programs.
 
 use std::io::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -27,21 +27,21 @@ enum Shown {
     Objects,
 }
 
-/// Shows the progress of one command. Dropped, the bar is gone.
+/// Shows the progress of one command. Dropping it removes the bar.
 pub(crate) struct ProgressView {
     shown: Shown,
     started: Instant,
     current: Mutex<Current>,
 }
 
-/// The disk that is being worked on, and since when and from where on.
+/// The current disk, with its start time and start offset.
 #[derive(Default)]
 struct Current {
     disk: String,
     phase: Option<Phase>,
     since: Option<Instant>,
     from_bytes: u64,
-    /// Time since the start before which nothing is shown again.
+    /// Time since the start, before which nothing more is shown.
     next: Duration,
 }
 
@@ -58,24 +58,24 @@ struct Event<'a> {
     elapsed_ms: u64,
 }
 
-/// Shows a verify as one work: the chunks, then the captured blocks.
+/// Shows a verify as one task: first the chunks, then the captured blocks.
 pub(crate) struct VerifyView<'a> {
     view: &'a ProgressView,
-    /// Of captured blocks, all there are to read.
+    /// Total bytes of captured blocks.
     captured_bytes: u64,
-    /// All of the chunks, and what was read of them.
+    /// Total bytes of chunks, and the bytes read so far.
     chunk_bytes: AtomicU64,
     read_bytes: AtomicU64,
 }
 
 impl VerifyView<'_> {
-    /// With so many bytes of captured blocks to read after the chunks.
+    /// A view with `captured_bytes` of captured blocks to read after the chunks.
     pub(crate) fn new(view: &ProgressView, captured_bytes: u64) -> VerifyView<'_> {
         let (chunk_bytes, read_bytes) = (AtomicU64::new(0), AtomicU64::new(0));
         VerifyView { view, captured_bytes, chunk_bytes, read_bytes }
     }
 
-    /// Shows how far the chunks have come.
+    /// Shows the progress in the chunks.
     pub(crate) fn chunks(&self, now: VerifyProgress) {
         self.chunk_bytes.store(now.total_bytes, Ordering::Relaxed);
         self.read_bytes.fetch_max(now.read_bytes, Ordering::Relaxed);
@@ -83,9 +83,9 @@ impl VerifyView<'_> {
         self.view.verifying("chunks", VerifyProgress { total_bytes, ..now });
     }
 
-    /// Shows how far the captured blocks have come, once the chunks are done.
+    /// Shows the progress in the captured blocks, after the chunks.
     pub(crate) fn captured(&self, now: VerifyProgress) {
-        // Nothing to tell: the chunks were all.
+        // There are no captured blocks, so there is nothing more to show.
         if now.total_bytes == 0 {
             return;
         }
@@ -117,7 +117,7 @@ fn word(phase: Phase) -> &'static str {
 }
 
 impl ProgressView {
-    /// Shows it as the invocation asks.
+    /// A view in the form that the invocation asks for.
     pub(crate) fn new(invocation: &Invocation) -> ProgressView {
         let shown = if invocation.is_json() {
             Shown::Objects
@@ -128,7 +128,7 @@ impl ProgressView {
         } else {
             Shown::Lines
         };
-        // Short work is not worth a line.
+        // A short command needs no line.
         let first = if matches!(shown, Shown::Lines) { LINE_INTERVAL } else { Duration::ZERO };
         ProgressView {
             shown,
@@ -137,7 +137,7 @@ impl ProgressView {
         }
     }
 
-    /// Shows how far a verify has come with what `disk` says.
+    /// Shows the progress of a verify, with `disk` as the label.
     pub(crate) fn verifying(&self, disk: &str, now: VerifyProgress) {
         self.update(&ProgressState {
             phase: Phase::Verifying,
@@ -209,7 +209,7 @@ fn line(state: &ProgressState<'_>, rate: u64) -> String {
     text
 }
 
-/// The rate and the time left; nothing where it is not known.
+/// The rate and the remaining time; empty if unknown.
 fn show_rate(state: &ProgressState<'_>, rate: u64) -> String {
     let left = state.total_bytes.saturating_sub(state.done_bytes);
     match (rate, left) {
@@ -222,12 +222,12 @@ fn show_rate(state: &ProgressState<'_>, rate: u64) -> String {
     }
 }
 
-/// Hidden, until it is known how long it is. Its rate is ours: its own counts what was done
-/// before it was shown as done in no time.
+/// A bar that stays hidden until its length is known. We compute the rate: the bar's own
+/// rate counts work from before it was shown.
 fn new_bar() -> ProgressBar {
     let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden());
     let template = "{prefix} {wide_bar} {binary_bytes}/{binary_total_bytes} {msg}";
-    // The template is fixed; a bar without it is still a bar.
+    // The template is fixed; without the style the bar still works.
     if let Ok(style) = ProgressStyle::with_template(template) {
         bar.set_style(style.progress_chars("=> "));
     }
@@ -239,7 +239,7 @@ impl Progress for ProgressView {
         if matches!(self.shown, Shown::Nothing) {
             return;
         }
-        // Somebody else is showing it right now.
+        // Another thread is updating the display right now.
         let Ok(mut current) = self.current.try_lock() else { return };
         let is_new_disk = current.disk != state.disk
             || (current.phase == Some(Phase::Opening) && state.phase != Phase::Opening);
@@ -248,7 +248,7 @@ impl Progress for ProgressView {
             current.since = Some(Instant::now());
             current.from_bytes = state.done_bytes;
             if let Shown::Bar(bar) = &self.shown {
-                // In this order: each of them draws.
+                // The order matters: each call draws.
                 bar.set_length(state.total_bytes);
                 bar.reset();
                 bar.set_message("");
@@ -263,7 +263,7 @@ impl Progress for ProgressView {
         current.phase = Some(state.phase);
         let now = self.started.elapsed();
         let is_due = now >= current.next;
-        // The beginning and the end of a disk are told at once, but not in lines.
+        // The start and end of a disk are shown at once, except as lines.
         let is_told = is_new_phase
             && matches!(state.phase, Phase::Opening | Phase::Finishing)
             && !matches!(self.shown, Shown::Lines);
@@ -273,7 +273,7 @@ impl Progress for ProgressView {
         current.next = now.saturating_add(self.interval());
         let running = current.since.map_or(Duration::ZERO, |since| since.elapsed());
         let done = state.done_bytes.saturating_sub(current.from_bytes);
-        // Of a moment nothing is known.
+        // The time is too short for a rate.
         let rate = match running < SHORTEST_FOR_A_RATE {
             true => 0,
             false => (done as f64 / running.as_secs_f64()) as u64,

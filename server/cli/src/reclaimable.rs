@@ -1,4 +1,4 @@
-//! What coldrise gc would give back.
+//! Estimates the space that coldrise gc would free.
 
 use std::collections::HashSet;
 use std::sync::atomic::AtomicBool;
@@ -9,23 +9,22 @@ use coldrise_store::{MachineName, MaxUnused, PointName, Repository};
 
 use crate::invocation::Invocation;
 
-/// What is in use, and what is not. Bytes are estimates.
+/// Used and unused space. Bytes are estimates.
 pub(crate) struct Space {
-    /// What a gc would give back.
+    /// Bytes that a gc would free.
     pub(crate) reclaimable_bytes: u64,
-    /// What nothing refers to and a gc would leave: it lies in files that are mostly in
-    /// use.
+    /// Unreferenced bytes that a gc would keep, because most of their files is in use.
     pub(crate) kept_bytes: u64,
-    /// Different chunks that points, sessions and running programs refer to.
+    /// Distinct chunks that points, sessions and running programs refer to.
     pub(crate) chunks_in_use: u64,
 }
 
-/// What a gc with `max_unused` would give back if the points in `gone` were forgotten, with what nothing
-/// refers to already, and what it would leave. `None`, and a remark, where damage lets
-/// nobody tell: that is no reason to fail.
+/// The space that a gc with `max_unused` would free if the points in `gone` were forgotten,
+/// including other unreferenced data, and the space that it would keep. Returns `None` with a
+/// remark if damage prevents an estimate, because that must not fail the command.
 ///
 /// # Errors
-/// `Interrupted` once `cancel` is set; what the operating system says.
+/// `Interrupted` once `cancel` is set; errors of the operating system.
 pub(crate) fn reclaimable(
     invocation: &Invocation,
     repository: &Repository,

@@ -1,4 +1,4 @@
-//! What a command says at its end, and how errors are said.
+//! The final output of a command, and the output of errors.
 
 use std::io::ErrorKind::BrokenPipe;
 use std::io::Write;
@@ -13,30 +13,29 @@ use crate::invocation::Invocation;
 pub(crate) struct Report {
     text: String,
     object: String,
-    /// The text is what was asked for, and not only word of what was done: `--quiet`
-    /// does not silence it.
+    /// The text answers a query, so `--quiet` does not suppress it.
     is_answer: bool,
-    /// 0, unless the command's answer is bad news.
+    /// 0, unless the answer itself is a bad result.
     pub(crate) exit_code: u8,
 }
 
 impl Report {
-    /// Word of what was done.
+    /// A report of completed work.
     pub(crate) fn done(object: &impl Serialize, text: impl Into<String>) -> Report {
-        // Only maps with odd keys cannot be written as JSON, and there are none.
+        // Only maps with non-string keys fail to serialize, and there are none.
         let object = serde_json::to_string(object).unwrap_or_else(|_| "{}".to_owned());
         Report { text: text.into(), object, is_answer: false, exit_code: 0 }
     }
 
-    /// What was asked for.
+    /// The answer to a query.
     pub(crate) fn answer(object: &impl Serialize, text: impl Into<String>) -> Report {
         Report { is_answer: true, ..Report::done(object, text) }
     }
 
-    /// Prints it as the invocation asks. A reader that went away is no error.
+    /// Prints the report in the invocation's format. A closed pipe is not an error.
     ///
     /// # Errors
-    /// What the operating system says of stdout.
+    /// The error of writing to stdout.
     pub(crate) fn print(&self, invocation: &Invocation) -> Result<()> {
         let text = match invocation.is_json() {
             true => &self.object,
@@ -50,8 +49,8 @@ impl Report {
     }
 }
 
-/// One line on stdout, beside what a command is asked for. A reader that went away is no
-/// error: there is nobody to tell.
+/// Prints one line on stdout in addition to the command's answer. Ignores a closed pipe,
+/// because there is no reader to inform.
 pub(crate) fn print_line(text: &str) {
     let _ = write_line(text);
 }
@@ -64,12 +63,13 @@ fn write_line(text: &str) -> std::io::Result<()> {
     writeln!(stdout, "{text}").and_then(|()| stdout.flush())
 }
 
-/// One line on stderr.
+/// Prints one line on stderr.
 pub(crate) fn print_remark(text: &str) {
     let _ = writeln!(std::io::stderr().lock(), "coldrise: {text}");
 }
 
-/// An error: on stderr for people, and with `--json` as the last object on stdout.
+/// Prints an error: on stderr for people, and with `--json` also as the last object on
+/// stdout.
 pub(crate) fn print_error(is_json: bool, kind: ErrorKind, message: &str) {
     print_remark(message);
     if is_json {

@@ -1,4 +1,4 @@
-//! Ctrl-C and friends.
+//! Handles Ctrl-C and the other signals that end the program.
 
 use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
@@ -7,19 +7,20 @@ use coldrise_block::{Context, ErrorKind, Result};
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-/// What asks the program to end.
+/// The signals that ask the program to end.
 const ENDINGS: [i32; 3] = [SIGINT, SIGTERM, SIGHUP];
 
-/// A flag that long work looks at: set by the first Ctrl-C, SIGTERM or SIGHUP. The
-/// second ends the program at once, which loses nothing that was committed.
+/// A flag that long work checks. The first Ctrl-C, SIGTERM or SIGHUP sets it. The
+/// second ends the program at once; committed data is not lost.
 ///
 /// # Errors
-/// `Io` where a signal cannot be caught.
+/// `Io` if a handler cannot be installed.
 pub(crate) fn cancel_flag() -> Result<Arc<AtomicBool>> {
     let flag = Arc::new(AtomicBool::new(false));
     let code = i32::from(ErrorKind::Interrupted.exit_code());
     for signal in ENDINGS {
-        // In this order: the second looks at the flag before it is set anew.
+        // The order matters: the conditional shutdown checks the flag before it is
+        // set again.
         signal_hook::flag::register_conditional_shutdown(signal, code, Arc::clone(&flag))
             .context(|| "catching signals")?;
         signal_hook::flag::register(signal, Arc::clone(&flag)).context(|| "catching signals")?;
@@ -27,14 +28,14 @@ pub(crate) fn cancel_flag() -> Result<Arc<AtomicBool>> {
     Ok(flag)
 }
 
-/// Signals that matter to a program which waits for its children.
+/// Signals for a program that waits for its children.
 pub(crate) struct ChildSignals(Signals);
 
 impl ChildSignals {
-    /// Catches them from here on; to be called before the first child starts.
+    /// Catches them from now on. Call this before the first child starts.
     ///
     /// # Errors
-    /// `Io` where a signal cannot be caught.
+    /// `Io` if a handler cannot be installed.
     pub(crate) fn catch() -> Result<ChildSignals> {
         let [int, term, hup] = ENDINGS;
         Signals::new([int, term, hup, SIGCHLD]).map(ChildSignals).context(|| "catching signals")
@@ -45,7 +46,7 @@ impl ChildSignals {
         self.0.pending().any(|signal| signal != SIGCHLD)
     }
 
-    /// Waits for a signal: true where the program is asked to end, false where a
+    /// Waits for a signal. Returns true if the program is asked to end, false if a
     /// child may have ended.
     pub(crate) fn wait(&mut self) -> bool {
         self.0.wait().any(|signal| signal != SIGCHLD)

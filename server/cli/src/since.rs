@@ -1,9 +1,9 @@
-//! A moment, as people give it: `20261120T100000Z`, or so long ago as `7d`.
+//! A time as the user writes it: `20261120T100000Z`, or an age such as `7d`.
 
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_store::{PointName, RetentionSpan};
 
-/// From when on.
+/// The start of a period.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Since {
     Time(PointName),
@@ -11,11 +11,12 @@ pub(crate) enum Since {
 }
 
 impl Since {
-    /// The moment in milliseconds since 1970-01-01T00:00:00Z, where it is `now`.
+    /// The time in milliseconds since 1970-01-01T00:00:00Z; `now` is the current
+    /// time.
     pub(crate) fn unix_ms(&self, now: jiff::Timestamp) -> u64 {
         let seconds = match self {
             Since::Time(time) => time.unix_seconds(),
-            // Longer ago than 1970: everything.
+            // Before 1970: everything.
             Since::Ago(span) => {
                 u64::try_from(now.as_second()).ok().and_then(|now| span.before(now)).unwrap_or(0)
             }
@@ -35,8 +36,8 @@ impl std::str::FromStr for Since {
             _ => {
                 let shown: String = text.chars().take(40).collect();
                 let message = format!(
-                    "{shown:?} is no time: use 20261120T100000Z (UTC), or so long ago as 36h, 7d, \
-                     2w, 3m (months) or 1y"
+                    "{shown:?} is not a time: use 20261120T100000Z (UTC), or an age such as 36h, \
+                     7d, 2w, 3m (months) or 1y"
                 );
                 Err(Error::new(ErrorKind::InvalidInput, message))
             }

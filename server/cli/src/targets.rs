@@ -1,4 +1,4 @@
-//! Restore points as commands that change the catalog are told of them.
+//! The restore points that a user names in commands which change the catalog.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,17 +11,17 @@ use coldrise_store::{
 
 use crate::invocation::Invocation;
 
-/// What was named: a point, or all points of a machine.
+/// A named point, or all points of a machine.
 #[derive(Clone, Debug)]
 pub(crate) enum Target {
     Point(MachineName, PointSelector),
     Machine(MachineName),
 }
 
-/// Reads `MACHINE/POINT` or `MACHINE`.
+/// Parses `MACHINE/POINT` or `MACHINE`.
 ///
 /// # Errors
-/// `InvalidInput`, saying what is allowed.
+/// `InvalidInput`; the message says what is allowed.
 pub(crate) fn parse_target(text: &str) -> Result<Target> {
     if !text.contains('/') {
         return MachineName::parse(text).map(Target::Machine);
@@ -29,10 +29,10 @@ pub(crate) fn parse_target(text: &str) -> Result<Target> {
     parse_point(text)
 }
 
-/// Reads `MACHINE/POINT`.
+/// Parses `MACHINE/POINT`.
 ///
 /// # Errors
-/// `InvalidInput`, saying what is allowed.
+/// `InvalidInput`; the message says what is allowed.
 pub(crate) fn parse_point(text: &str) -> Result<Target> {
     match Address::parse(text)? {
         Address::Point { machine, selector, disk: None } => Ok(Target::Point(machine, selector)),
@@ -43,10 +43,10 @@ pub(crate) fn parse_point(text: &str) -> Result<Target> {
     }
 }
 
-/// The points that are meant, each once, by machine and time.
+/// The named points, each once, by machine and time.
 ///
 /// # Errors
-/// `NotFound`, naming the machines or points that are there.
+/// `NotFound`; the message names the existing machines or points.
 pub(crate) fn find(repository: &Arc<Repository>, targets: &[Target]) -> Result<Vec<PointDocument>> {
     let catalog = Catalog::new(repository);
     let mut found: BTreeMap<(MachineName, PointName), PointDocument> = BTreeMap::new();
@@ -57,7 +57,7 @@ pub(crate) fn find(repository: &Arc<Repository>, targets: &[Target]) -> Result<V
         match target {
             Target::Point(machine, selector) => add(catalog.point(machine, selector)?),
             Target::Machine(machine) => {
-                // Says which machines there are where this one is not.
+                // The error lists the existing machines.
                 catalog.check_machine(machine)?;
                 catalog.points(machine)?.into_iter().for_each(&mut add);
             }
@@ -66,10 +66,11 @@ pub(crate) fn find(repository: &Arc<Repository>, targets: &[Target]) -> Result<V
     Ok(found.into_values().collect())
 }
 
-/// The points that are to be released: `latest` counts those in quarantine, too.
+/// The points to release: `latest` counts those in quarantine, too.
 ///
 /// # Errors
-/// `NotFound` as of [`find`], and where `latest` is not in quarantine, naming those that are.
+/// `NotFound` as from [`find`], and if `latest` is not in quarantine; the message then names
+/// the points in quarantine.
 pub(crate) fn find_quarantined(
     repository: &Arc<Repository>,
     targets: &[Target],
@@ -97,11 +98,11 @@ pub(crate) fn find_quarantined(
     Ok(found.into_values().collect())
 }
 
-/// Takes points out of `targets` that are lost: a marker says that they have to be there,
-/// and they are not. Returns their names.
+/// Removes lost points from `targets`: their marker exists, but the point does not. Returns
+/// their names.
 ///
 /// # Errors
-/// `Corrupt` where a document does not authenticate.
+/// `Corrupt` if a document does not authenticate.
 pub(crate) fn take_lost(
     repository: &Arc<Repository>,
     targets: &mut Vec<Target>,
@@ -122,9 +123,9 @@ pub(crate) fn take_lost(
     Ok(lost)
 }
 
-/// Says which newer points of the machine are lost or dated in the future where the latest
-/// was asked for: the user should know what else there is. Goes on where that cannot be
-/// told: a point that is sound can be used all the same.
+/// If the user asked for the latest point, warns of newer points that are lost or dated in
+/// the future. If that is unknown, it only prints a remark: a sound point is usable
+/// nevertheless.
 pub(crate) fn tell_newer(
     invocation: &Invocation,
     catalog: &Catalog,
@@ -139,7 +140,7 @@ pub(crate) fn tell_newer(
         Ok(lost) => lost,
         Err(error) => {
             let why = error.full_message();
-            invocation.remark(&format!("whether a newer point is lost cannot be told: {why}"));
+            invocation.remark(&format!("cannot determine whether a newer point is lost: {why}"));
             return;
         }
     };
@@ -149,12 +150,12 @@ pub(crate) fn tell_newer(
     }
 }
 
-/// How points are addressed.
+/// The addresses of points.
 pub(crate) fn addresses(points: &[PointDocument]) -> Vec<String> {
     points.iter().map(|point| format!("{}/{}", point.machine, point.point)).collect()
 }
 
-/// The same, for the store.
+/// The names of points, for the store.
 pub(crate) fn names(points: &[PointDocument]) -> Vec<(MachineName, PointName)> {
     points.iter().map(|point| (point.machine.clone(), point.point.clone())).collect()
 }

@@ -1,14 +1,14 @@
-//! Sizes, times and shares as people write and read them.
+//! Parses and formats sizes, times and shares.
 
 use std::time::Duration;
 
 use coldrise_block::{Error, ErrorKind, Result};
 
-/// Reads a size: a whole number of bytes, or a number with K, M, G or T of binary
+/// Parses a size: a whole number of bytes, or a number with K, M, G or T of binary
 /// kilobytes and so on (`64K` is 65,536 bytes; `64KiB` is accepted too, and `1.5T`).
 ///
 /// # Errors
-/// `InvalidInput`, saying what is allowed.
+/// `InvalidInput`; the message says what is allowed.
 pub(crate) fn parse_size(text: &str) -> Result<u64> {
     let refused = || {
         let shown: String = text.chars().take(40).collect();
@@ -29,7 +29,7 @@ pub(crate) fn parse_size(text: &str) -> Result<u64> {
         _ => return Err(refused()),
     };
     let is_fraction = (1..=6).contains(&fraction.len()) && fraction.parse::<u64>().is_ok();
-    // Half a byte is none.
+    // A fraction of a byte is an error.
     if !is_fraction || (shift == 0 && fraction != "0") {
         return Err(refused());
     }
@@ -41,7 +41,7 @@ pub(crate) fn parse_size(text: &str) -> Result<u64> {
     whole.checked_add(part).ok_or_else(refused)
 }
 
-/// A size with a binary unit and at most four digits, such as `40.0 GiB`.
+/// Formats a size with a binary unit and at most four digits, such as `40.0 GiB`.
 pub(crate) fn show_size(bytes: u64) -> String {
     const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     if bytes < 1024 {
@@ -57,7 +57,7 @@ pub(crate) fn show_size(bytes: u64) -> String {
     format!("{value:.1} {}", UNITS[unit])
 }
 
-/// A time as people say it: `41 ms`, `3.2 s`, `4 min 12 s`, `2 h 5 min`.
+/// Formats a duration: `41 ms`, `3.2 s`, `4 min 12 s`, `2 h 5 min`.
 pub(crate) fn show_duration(duration: Duration) -> String {
     let seconds = duration.as_secs();
     match seconds {
@@ -68,7 +68,7 @@ pub(crate) fn show_duration(duration: Duration) -> String {
     }
 }
 
-/// How long ago, in whole units: `5 min`, `36 h`, `400 d`.
+/// Formats an age in whole units: `5 min`, `36 h`, `400 d`.
 pub(crate) fn show_age(seconds: u64) -> String {
     const HOUR: u64 = 3600;
     const DAY: u64 = 24 * HOUR;
@@ -79,13 +79,13 @@ pub(crate) fn show_age(seconds: u64) -> String {
     }
 }
 
-/// A number of things: `1 session`, `2 sessions`.
+/// Formats a count: `1 session`, `2 sessions`.
 pub(crate) fn show_count(count: u64, thing: &str) -> String {
     let plural = if count == 1 { "" } else { "s" };
     format!("{count} {thing}{plural}")
 }
 
-/// A moment in UTC, to the second.
+/// Formats a time in UTC, to the second.
 pub(crate) fn show_moment(unix_ms: u64) -> String {
     let seconds = i64::try_from(unix_ms / 1000).unwrap_or(i64::MAX);
     match jiff::Timestamp::from_second(seconds) {
@@ -94,8 +94,8 @@ pub(crate) fn show_moment(unix_ms: u64) -> String {
     }
 }
 
-/// How much smaller `part` is than `whole`, in percent: 0 where it is not smaller,
-/// and where there is nothing.
+/// By how many percent `part` is smaller than `whole`: 0 if it is not smaller or
+/// `whole` is 0.
 pub(crate) fn saved_percent(part: u64, whole: u64) -> f64 {
     if whole == 0 || part >= whole {
         return 0.0;

@@ -1,8 +1,8 @@
-//! The .vmx that a session's folder begins with, for hypervisors that read one.
+//! The initial .vmx in a session's folder, for hypervisors that read one.
 //!
-//! A stored .vmx is kept as it is, but for the names of its disks. Without one the file
-//! is made from what is known of the machine. From then on it is the clients' file: they
-//! write it anew as they like, and sealed points carry what they made of it.
+//! A stored .vmx is kept, except for the names of its disks. Without one, the file is
+//! made from the known facts about the machine. Afterwards the file belongs to the
+//! clients: they may rewrite it, and sealed points contain their version.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use coldrise_store::{DiskName, PointDocument, PointOrigin, Repository, SessionNa
 
 use crate::hardware::{DiskBus, Firmware, Hardware, Network};
 
-/// Publishes a point as a session whose folder has a .vmx. Errors as of
+/// Publishes a point as a session whose folder has a .vmx. The errors are those of
 /// [`coldrise_session::publish`].
 pub(crate) fn publish(
     repository: &Arc<Repository>,
@@ -26,8 +26,8 @@ pub(crate) fn publish(
     publish_with_files(repository, point, name, |session, files| Ok(arrange(point, session, files)))
 }
 
-/// What the point carries, and a .vmx of the session's own name. Where the point was
-/// sealed from a session its .vmx is the newest there is: it gets the new name.
+/// Adds a .vmx with the session's name to the point's files. If the point was sealed
+/// from a session, that session's .vmx is the newest and gets the new name.
 fn arrange(
     point: &PointDocument,
     session: &SessionDocument,
@@ -59,16 +59,16 @@ fn text(session: &SessionDocument) -> String {
     if let Some(text) = kept.filter(|text| text.len() as u64 <= MAX_SMALL_BYTES) {
         return text;
     }
-    // A configuration that makes no sense keeps nobody from publishing.
+    // An invalid configuration must not prevent publishing.
     let hardware = Hardware::of(session.configuration.as_ref()).unwrap_or_default();
     made(session.name.as_str(), &hardware, &disks)
 }
 
-/// Disks on one controller, and controllers of a kind.
+/// Disks per controller, and controllers of each kind.
 const SATA: (&str, usize, usize) = ("sata", 30, 4);
 const SCSI: (&str, usize, usize) = ("scsi", 15, 4);
 const IDE: (&str, usize, usize) = ("ide", 2, 2);
-/// The unit of a SCSI controller that is the controller itself.
+/// The SCSI unit that the controller itself uses.
 const SCSI_CONTROLLER_UNIT: usize = 7;
 
 /// The places for disks on controllers of a kind, in order.
@@ -81,7 +81,7 @@ fn places((bus, units, controllers): (&'static str, usize, usize)) -> impl Itera
     })
 }
 
-/// Where a disk is attached; told as `scsi0:1`. Ordered as machines count them.
+/// The place of a disk, written as `scsi0:1`, in the machine's order.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Place {
     bus: String,
@@ -107,15 +107,15 @@ impl std::fmt::Display for Place {
     }
 }
 
-/// A line `name = "value"`, with the name as machines compare it.
+/// Parses a line `name = "value"`. The name is normalized for comparison.
 fn parse_line(line: &str) -> Option<(String, &str)> {
     let (name, value) = line.split_once('=')?;
     Some((name.trim().to_ascii_lowercase(), value.trim().trim_matches('"').trim()))
 }
 
-/// The stored text with the names of the session's disks for those that it has, in the
-/// order of the places that they are attached to. A disk too many is not present; one
-/// more than it has gets a place of its own.
+/// The stored text with the names of the session's disks, assigned in the order of their
+/// places. A place without a disk is marked as not present; a disk without a place gets
+/// a new one.
 fn with_disks(stored: &str, disks: &[&DiskName]) -> String {
     let mut attached: Vec<Place> = stored
         .lines()
@@ -166,7 +166,7 @@ fn attach(text: &mut String, place: &Place, disk: &DiskName) {
     let _ = writeln!(text, "{place}.fileName = \"{disk}.vmdk\"");
 }
 
-/// A .vmx for a machine of which only that is known.
+/// A .vmx from the known hardware only.
 fn made(name: &str, hardware: &Hardware, disks: &[&DiskName]) -> String {
     let firmware = match hardware.firmware {
         Firmware::Bios => "bios",
@@ -197,7 +197,7 @@ floppy0.present = \"FALSE\"
              pciBridge{bridge}.functions = \"8\"\n"
         );
     }
-    // There is no virtio; AHCI all systems know.
+    // There is no virtio; all systems support AHCI.
     let kind = match hardware.disk_bus {
         DiskBus::Scsi => SCSI,
         DiskBus::Ide if disks.len() <= IDE.1 * IDE.2 => IDE,

@@ -1,6 +1,5 @@
-//! What is kept decoded: pages of chunk maps, and chunks. Both are bounded in
-//! bytes and split into shards, so that readers on different threads rarely
-//! meet.
+//! Caches of decoded map pages and chunks. Both are bounded in bytes and split into
+//! shards, so that readers on different threads rarely contend.
 
 use std::sync::Arc;
 
@@ -30,16 +29,16 @@ impl Weighter<(PageId, u8), Page> for Bytes {
     }
 }
 
-/// Decoded chunks by id. An id never changes its content, so nothing is ever
+/// Decoded chunks by id. The content of an id never changes, so no entry is ever
 /// invalidated.
 pub(crate) struct ChunkCache(Cache<ChunkId, DecodedChunk, Bytes>);
 
 impl ChunkCache {
-    /// A cache of `bytes`; none where that is less than one chunk.
+    /// A cache of `bytes`; `None` if that is less than one chunk.
     pub(crate) fn new(bytes: u64, chunk_size: u32) -> Option<Self> {
         let chunks = bytes / u64::from(chunk_size);
         (chunks > 0).then(|| {
-            // Room in the table is made for these at once, for more when they come.
+            // The table has space for this many at first, and grows on demand.
             let chunks = chunks.min(MOST_CHUNKS_AT_ONCE) as usize;
             ChunkCache(Cache::with_weighter(chunks, bytes, Bytes))
         })
@@ -50,17 +49,17 @@ impl ChunkCache {
         self.0.get(&id)
     }
 
-    /// Changes how much it may hold, in bytes. What is too much goes at once.
+    /// Changes the capacity in bytes. Evicts the excess at once.
     pub(crate) fn resize(&self, bytes: u64) {
         self.0.set_capacity(bytes);
     }
 
-    /// What it holds, in bytes.
+    /// The size of the content in bytes.
     pub(crate) fn used_bytes(&self) -> u64 {
         self.0.weight()
     }
 
-    /// What it may hold, in bytes.
+    /// The capacity in bytes.
     pub(crate) fn capacity_bytes(&self) -> u64 {
         self.0.capacity()
     }

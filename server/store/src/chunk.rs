@@ -1,4 +1,4 @@
-//! The chunk value: one chunk of a disk as the `chunks` family holds it.
+//! The chunk value: one chunk of a disk as stored in the `chunks` family.
 //!
 //! ```text
 //! offset  size  field                                     (little endian)
@@ -12,14 +12,13 @@
 //! ```
 //!
 //! Associated data: repository id (16), chunk id (8, big endian), offsets 0 to
-//! 8 of the value. So a value that is moved to another id, or to another
-//! repository, does not open.
+//! 8 of the value. So a value that was moved to another id or another
+//! repository does not authenticate.
 //!
-//! The plaintext of the ciphertext is, with codec 0, the chunk; n is then the
-//! chunk size. Otherwise it is the compressed chunk, zeroes up to a multiple of
-//! the quantum (chunk size / 64, at least 64 bytes), of which the last four
-//! bytes are the compressed length: the exact length is not to be seen from
-//! outside.
+//! With codec 0 the plaintext of the ciphertext is the chunk, and n is the
+//! chunk size. Otherwise it is the compressed chunk and zeroes up to a multiple
+//! of the quantum (chunk size / 64, at least 64 bytes). The last four bytes are
+//! the compressed length, so the exact length is hidden.
 
 use std::cell::RefCell;
 
@@ -30,7 +29,7 @@ use crate::seal::{Mismatch, Sealer, NONCE_BYTES, TAG_BYTES};
 use crate::{Compression, RepositoryId};
 
 /// The number of a stored chunk: from 1 on, in the order of storing, never
-/// handed out twice for different visible contents. 0 stands for a hole.
+/// reused for different visible contents. 0 stands for a hole.
 pub(crate) type ChunkId = u64;
 
 const VERSION: u8 = 1;
@@ -47,7 +46,7 @@ const _: () = assert!(HEADER_BYTES == 20 && ASSOCIATED_BYTES == 32);
 
 const MISMATCH: &str = "it does not authenticate";
 
-/// A value, taken apart.
+/// The parsed fields of a value.
 struct Parts<'a> {
     header: &'a [u8; HEADER_BYTES],
     nonce: &'a [u8; NONCE_BYTES],
@@ -62,14 +61,14 @@ pub(crate) struct ChunkCodec {
     chunk_size: usize,
 }
 
-/// What one encoding thread keeps between chunks.
+/// State that one encoding thread keeps between chunks.
 pub(crate) struct EncoderState {
     zstd: Option<Compressor<'static>>,
-    /// LZ4 wants room for its worst case before it starts.
+    /// LZ4 needs space for its worst case in advance.
     lz4: Vec<u8>,
 }
 
-/// What one decoding thread keeps between chunks.
+/// State that one decoding thread keeps between chunks.
 #[derive(Default)]
 struct DecoderState {
     zstd: Option<Decompressor<'static>>,
@@ -85,18 +84,18 @@ impl ChunkCodec {
         ChunkCodec { repository, compression, chunk_size: chunk_size as usize }
     }
 
-    /// Bytes to which compressed chunks are padded.
+    /// Compressed chunks are padded to a multiple of this, in bytes.
     fn quantum(&self) -> usize {
         (self.chunk_size / 64).max(64)
     }
 
-    /// What a thread needs to encode.
+    /// The state that a thread needs to encode.
     pub(crate) fn encoder(&self) -> Result<EncoderState> {
         let failed = |e| Error::with_source(ErrorKind::Internal, "setting up compression", e);
         let zstd = match self.compression {
             Compression::Zstd(level) => {
                 let mut compressor = Compressor::new(level).map_err(failed)?;
-                // The length is known from the header of the value.
+                // The header of the value contains the length.
                 compressor
                     .set_parameter(zstd::zstd_safe::CParameter::ContentSizeFlag(false))
                     .map_err(failed)?;
@@ -111,7 +110,7 @@ impl ChunkCodec {
         Ok(EncoderState { zstd, lz4 })
     }
 
-    /// Appends the value of `chunk` to `out`. `chunk` has the chunk size.
+    /// Appends the value of `chunk` to `out`. `chunk` must have the chunk size.
     pub(crate) fn encode(
         &self,
         state: &mut EncoderState,
@@ -139,9 +138,9 @@ impl ChunkCodec {
         Ok(())
     }
 
-    /// Fills the front of `room` (one chunk size) with what is to be sealed.
-    /// A chunk that does not shrink by 3 % is stored as it is, which makes it
-    /// cheaper to read.
+    /// Fills the front of `room` (one chunk size) with the payload to seal. A
+    /// chunk that shrinks by less than 3 % is stored uncompressed, which makes
+    /// reading cheaper.
     fn fill_payload(&self, state: &mut EncoderState, chunk: &[u8], room: &mut [u8]) -> (u8, usize) {
         let limit = self.chunk_size - self.chunk_size / 32 - LENGTH_BYTES;
         // A failure means that the result does not fit into `limit`.
@@ -165,7 +164,7 @@ impl ChunkCodec {
         };
         let sealed_bytes = (length + LENGTH_BYTES).next_multiple_of(self.quantum());
         let length_at = sealed_bytes - LENGTH_BYTES;
-        // The compressor may have used the room beyond its result.
+        // The compressor may have written past its result.
         room[length..length_at].fill(0);
         room[length_at..sealed_bytes].copy_from_slice(&(length as u32).to_le_bytes());
         (codec, sealed_bytes)
@@ -179,11 +178,12 @@ impl ChunkCodec {
         bytes
     }
 
-    /// Opens the value of chunk `id` into `chunk`, which has the chunk size.
+    /// Decodes the value of chunk `id` into `chunk`, which must have the chunk
+    /// size.
     ///
     /// # Errors
-    /// `ErrorKind::Corrupt`, naming the id; `chunk` then holds nothing that
-    /// may be used.
+    /// `ErrorKind::Corrupt`, naming the id; the content of `chunk` is then
+    /// undefined.
     pub(crate) fn decode(
         &self,
         sealer: &Sealer,
@@ -202,8 +202,8 @@ impl ChunkCodec {
         })
     }
 
-    /// Checks that the value of chunk `id` is what was stored, without
-    /// decompressing it. Says what is wrong.
+    /// Authenticates the value of chunk `id` without decompressing it. The
+    /// error names the fault.
     pub(crate) fn authenticate(
         &self,
         sealer: &Sealer,
@@ -218,7 +218,7 @@ impl ChunkCodec {
         sealer.open(nonce, tag, &associated, sealed, room).map_err(|Mismatch| MISMATCH)
     }
 
-    /// Takes a value apart, as far as that needs no key.
+    /// Parses a value, as far as possible without a key.
     fn parts<'a>(&self, value: &'a [u8]) -> std::result::Result<Parts<'a>, &'static str> {
         let (header, rest) = value.split_first_chunk::<HEADER_BYTES>().ok_or("truncated")?;
         let (sealed, tag) = rest.split_last_chunk::<TAG_BYTES>().ok_or("truncated")?;
@@ -284,10 +284,10 @@ impl ChunkCodec {
     }
 }
 
-/// True where every byte is zero.
+/// True if every byte is zero.
 pub(crate) fn is_zero(bytes: &[u8]) -> bool {
-    // Most chunks that hold something hold it early; the rest is compared in
-    // pieces that the compiler turns into wide instructions.
+    // Most non-zero chunks have a non-zero byte early; the rest is compared in
+    // pieces that the compiler vectorizes.
     let (front, rest) = bytes.split_at(bytes.len().min(64));
     front.iter().all(|b| *b == 0)
         && rest.chunks(256).all(|piece| piece.iter().fold(0, |all, b| all | b) == 0)

@@ -1,5 +1,4 @@
-//! A chunk map seen as a read-only disk: the base of everything that is
-//! served.
+//! A chunk map as a read-only disk: the base of every served disk.
 
 use std::cell::RefCell;
 use std::sync::{Arc, OnceLock};
@@ -15,12 +14,12 @@ use crate::map::{for_each_difference, slot_of, subtree_chunks, MapRoot, Page, Pa
 use crate::repository::Repository;
 use crate::rocks::{Cursor, Family, ReadMode};
 
-/// A read of at least this many bytes streams: what it decodes is not kept,
-/// so that a restore does not push out what a guest works with.
+/// A read of at least this many bytes streams: the chunks it decodes are not cached,
+/// so that a restore does not evict a guest's working set.
 const STREAMING_BYTES: usize = 128 << 10;
 
-/// The chunks of one disk of one point. Immutable; all calls may come from
-/// many threads at once.
+/// The chunks of one disk of one point. Immutable; all calls may come from many
+/// threads at once.
 pub struct ChunkedDisk {
     repository: Arc<Repository>,
     root: MapRoot,
@@ -30,15 +29,15 @@ pub struct ChunkedDisk {
 }
 
 thread_local! {
-    /// Where a chunk is decoded of which only a part is wanted and which is
-    /// not kept.
+    /// Buffer for a chunk that is not cached and of which only a part is needed.
     static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-/// What the map says about one chunk.
+/// The map's answer for one chunk.
 struct Place {
     id: ChunkId,
-    /// The chunks from here on of which the same is known: 1, or where a whole
+    /// The number of chunks from here on with the same answer: 1, or the rest of an
+    /// absent subtree.
     /// subtree is absent as many as are left of it.
     known_chunks: u64,
 }
@@ -54,12 +53,12 @@ impl ChunkedDisk {
         self.size_bytes
     }
 
-    /// The map.
+    /// The map's root.
     pub fn root(&self) -> MapRoot {
         self.root
     }
 
-    /// The repository that it is read from.
+    /// The repository of the disk.
     pub fn repository(&self) -> &Arc<Repository> {
         &self.repository
     }
@@ -67,9 +66,9 @@ impl ChunkedDisk {
     /// Fills `buffer` from `offset_bytes` on.
     ///
     /// # Errors
-    /// `OutOfRange` beyond the end; `Corrupt`, naming the chunk or page, where
-    /// stored bytes are missing or do not authenticate. `buffer` then holds
-    /// nothing that may be used.
+    /// `OutOfRange` beyond the end; `Corrupt`, naming the chunk or page, if stored
+    /// bytes are missing or do not authenticate. The content of `buffer` is then
+    /// undefined.
     pub fn read_at(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
         self.read(buffer, offset_bytes, Waiting::Allowed)
     }
@@ -103,7 +102,7 @@ impl ChunkedDisk {
         Ok(())
     }
 
-    /// A part of a chunk, if it is in the cache.
+    /// A part of a chunk, if the chunk is in the cache.
     #[inline]
     fn read_decoded(&self, id: ChunkId, part: &mut [u8], skip: usize) -> Result<()> {
         match self.repository.chunk_cache().and_then(|cache| cache.get(id)) {
@@ -112,7 +111,7 @@ impl ChunkedDisk {
         }
     }
 
-    /// A part of a chunk, by way of the cache where there is one.
+    /// A part of a chunk, through the cache if there is one.
     #[inline]
     fn read_kept(&self, id: ChunkId, part: &mut [u8], skip: usize) -> Result<()> {
         let Some(cache) = self.repository.chunk_cache() else {
@@ -130,7 +129,7 @@ impl ChunkedDisk {
         Ok(())
     }
 
-    /// A part of a chunk that is not kept; `cursor` goes along with the ids.
+    /// A part of a chunk, without caching it; `cursor` follows the ids.
     fn read_streaming<'a>(
         &'a self,
         id: ChunkId,
@@ -144,7 +143,7 @@ impl ChunkedDisk {
         self.read_passing(part, skip, |chunk| self.read_at_cursor(id, chunk, cursor))
     }
 
-    /// Decodes where the bytes are wanted, if a whole chunk is.
+    /// Decodes directly into the target if a whole chunk is read.
     fn read_passing(
         &self,
         part: &mut [u8],
@@ -174,10 +173,10 @@ impl ChunkedDisk {
         let read = self.try_at_cursor(id, chunk, place);
         match read {
             Ok(true) => Ok(()),
-            // Perhaps newer than what the cursor sees.
+            // The chunk may be newer than the cursor's snapshot.
             Ok(false) => self.repository.read_chunk(id, chunk),
-            // A cursor stops at damage in a file even where the chunk has been healed:
-            // by itself it is found in a newer file first.
+            // A cursor stops at damage in a file even if the chunk was healed. A
+            // single read finds the chunk in a newer file first.
             Err(error) if error.kind() == ErrorKind::Corrupt => {
                 *place = None;
                 self.repository.read_chunk(id, chunk)
@@ -186,7 +185,7 @@ impl ChunkedDisk {
         }
     }
 
-    /// False where the cursor does not see the chunk.
+    /// Returns false if the cursor does not see the chunk.
     fn try_at_cursor<'a>(
         &'a self,
         id: ChunkId,
@@ -197,7 +196,7 @@ impl ChunkedDisk {
         let is_at = |cursor: &Cursor<'_>| cursor.entry().is_some_and(|(found, _)| found == key);
         let cursor = match place {
             Some(cursor) => {
-                // The usual case: the chunk was stored right after the last one.
+                // The usual case: the chunk was stored right after the previous one.
                 let before = id.wrapping_sub(1).to_be_bytes();
                 if cursor.entry().is_some_and(|(found, _)| found == before) {
                     cursor.next()?;
@@ -223,9 +222,9 @@ impl ChunkedDisk {
         }
     }
 
-    /// What is known about a range without reading it, at the granularity of
-    /// chunks and cut to the range: in order, without gaps, neighbours of one
-    /// kind joined. Ends early at about `limit` extents; there is at least one.
+    /// The content of a range, known without reading it, at chunk granularity and cut
+    /// to the range: in order, without gaps, neighbours of one kind joined. Ends early
+    /// at about `limit` extents, but returns at least one.
     ///
     /// # Errors
     /// `OutOfRange` beyond the end, `Corrupt` for a damaged page.
@@ -256,7 +255,7 @@ impl ChunkedDisk {
         Ok(extents)
     }
 
-    /// Looks a chunk up. `leaf` keeps the last leaf for the next look-up.
+    /// Looks up a chunk. `leaf` keeps the last leaf for the next look-up.
     #[inline]
     fn place(&self, index: u64, leaf: &mut Option<(u64, Page)>, waiting: Waiting) -> Result<Place> {
         let leaf_number = index / subtree_chunks(1);
@@ -345,22 +344,21 @@ fn copy_part(chunk: &[u8], part: &mut [u8], skip: usize) -> Result<()> {
     }
 }
 
-/// Reports, ascending, where `to` differs from `from`, at the granularity of
-/// chunks and cut to the larger disk: `Stored` where `to` holds chunks, `Hole`
-/// where it holds none (any more). Chunks are compared by identity, which
-/// deduplication makes the same as comparing contents. Costs in proportion to
-/// the differences, not to the disks.
+/// Reports where `to` differs from `from`, ascending, at chunk granularity and cut to
+/// the larger disk: `Stored` if `to` holds chunks, `Hole` if it does not. Chunks are
+/// compared by id; with deduplication, equal contents have equal ids. The cost is in
+/// proportion to the differences, not to the disks.
 ///
 /// # Errors
-/// `InvalidInput` for disks of two repositories, `Corrupt` for damaged pages,
-/// and whatever `report` returns.
+/// `InvalidInput` for disks of two repositories, `Corrupt` for damaged pages, and the
+/// errors of `report`.
 pub fn diff(
     from: &ChunkedDisk,
     to: &ChunkedDisk,
     mut report: impl FnMut(Extent) -> Result<()>,
 ) -> Result<()> {
     if from.repository.id() != to.repository.id() {
-        return Err(Error::new(ErrorKind::InvalidInput, "the disks lie in two repositories"));
+        return Err(Error::new(ErrorKind::InvalidInput, "the disks are in different repositories"));
     }
     let end = from.size_bytes.max(to.size_bytes);
     for_each_difference(&*to.repository, from.root, to.root, &mut |range| {

@@ -1,4 +1,4 @@
-//! How chunks are compressed.
+//! The compression of chunks.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Compression {
-    /// Chunks are stored as they are.
+    /// Chunks are stored uncompressed.
     None,
     /// The LZ4 block format.
     Lz4,
@@ -24,7 +24,7 @@ impl Compression {
     /// Parses `none`, `lz4`, `zstd` or `zstd:LEVEL`.
     ///
     /// # Errors
-    /// `ErrorKind::InvalidInput`, saying what is allowed.
+    /// `ErrorKind::InvalidInput`; the message says what is allowed.
     pub fn parse(text: &str) -> Result<Self> {
         let parsed = match text {
             "none" => Some(Compression::None),
@@ -40,7 +40,7 @@ impl Compression {
             let shown: String = text.chars().take(40).collect();
             return Err(Error::new(
                 ErrorKind::InvalidInput,
-                format!("{shown:?} is no compression: use none, lz4, zstd or zstd:LEVEL"),
+                format!("{shown:?} is not a compression: use none, lz4, zstd or zstd:LEVEL"),
             ));
         };
         compression.check()?;

@@ -1,10 +1,9 @@
-//! The dedup family: which chunk holds a given content.
+//! The dedup family: finds the chunk with a given content.
 //!
-//! Key: the keyed BLAKE3 of the plaintext's BLAKE3 (32 bytes). Without the key it
-//! reveals nothing about a guessed content. The inner hash has no key, so that two
-//! repositories with different keys can name the same content to each other. Value: chunk id (8, big endian), and
-//! a tag (16): the keyed BLAKE3 of key and id, so that an entry that was made
-//! to point elsewhere is found before a disk is built from it.
+//! Key: the keyed BLAKE3 of the plaintext's BLAKE3 (32 bytes). Without the key it does not confirm
+//! a guessed content. The inner hash has no key, so that two repositories with different keys can
+//! name the same content to each other. Value: chunk id (8, big endian), and a tag (16): the keyed
+//! BLAKE3 of key and id. The tag reveals a redirected entry before a disk is built from it.
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
 
@@ -31,7 +30,7 @@ fn tag(repository: &Repository, hash: &ChunkHash, id: ChunkId) -> [u8; TAG_BYTES
     tag
 }
 
-/// The committed chunk of that content.
+/// The committed chunk with that content.
 ///
 /// # Errors
 /// `Corrupt` for an entry that was changed.
@@ -48,10 +47,10 @@ pub(crate) fn find(repository: &Repository, hash: &ChunkHash) -> Result<Option<C
     }
 }
 
-/// Calls `each` with the key of every entry and, unless it is damaged, what it says.
+/// Calls `each` with the key of every entry and its chunk id, or `None` if the entry is damaged.
 ///
 /// # Errors
-/// `Corrupt` where the files of the index are damaged; those of `each`.
+/// `Corrupt` if the files of the index are damaged; the errors of `each`.
 pub(crate) fn for_each(
     repository: &Repository,
     mut each: impl FnMut(&[u8], Option<(ChunkHash, ChunkId)>) -> Result<()>,

@@ -1,4 +1,4 @@
-//! Lower-case hexadecimal, as JSON documents and file names hold it.
+//! Lower-case hexadecimal, as used in JSON documents and file names.
 
 /// Two digits per byte.
 pub(crate) fn encode(bytes: &[u8]) -> String {

@@ -1,10 +1,10 @@
 //! A directory for RocksDB's own log of one process.
 //!
-//! It lies off the repository's disk, in shared memory or else in the system's
-//! directory for temporary files: Debian's RocksDB is built with assertions, and
-//! one of them ends the process when its log meets a full disk. It is locked
-//! while the process lives and removed when it ends. What a killed process left
-//! is removed by the next one.
+//! It is not on the repository's disk but in shared memory or in the system's
+//! directory for temporary files. The reason: Debian's RocksDB is built with
+//! assertions, and one of them ends the process when its log meets a full disk.
+//! The directory is locked while the process lives and removed when it ends. The
+//! next process removes the remains of a killed one.
 
 use std::fs::File;
 use std::os::unix::fs::DirBuilderExt;
@@ -21,12 +21,12 @@ const SHARED_MEMORY: &str = "/dev/shm";
 /// The directory of one process.
 pub(crate) struct LogDirectory {
     path: PathBuf,
-    /// Open for its lock.
+    /// Open to hold the lock.
     _locked: File,
 }
 
 impl LogDirectory {
-    /// Makes a new one.
+    /// Creates a directory.
     pub(crate) fn create() -> Result<Self> {
         let shared = Path::new(SHARED_MEMORY);
         let temporary = std::env::temp_dir();
@@ -47,7 +47,7 @@ impl LogDirectory {
         flock(&locked, FlockOperation::NonBlockingLockExclusive)
             .map_err(std::io::Error::from)
             .context(what)?;
-        // Another process may have taken it for abandoned before it was locked.
+        // Another process may have removed it as abandoned before it was locked.
         path.symlink_metadata().context(what)?;
         Ok(LogDirectory { path, _locked: locked })
     }
@@ -65,8 +65,8 @@ impl Drop for LogDirectory {
     }
 }
 
-/// Removes directories that nobody has locked. One that was made this moment
-/// and is not locked yet may go too: its maker then takes another place.
+/// Removes unlocked directories. This may include one that was just created and
+/// is not locked yet; its creator then uses another name.
 fn remove_abandoned(parent: &Path) {
     let Ok(entries) = std::fs::read_dir(parent) else { return };
     for entry in entries.flatten() {
@@ -76,7 +76,7 @@ fn remove_abandoned(parent: &Path) {
         }
         let Ok(directory) = File::open(entry.path()) else { continue };
         if flock(&directory, FlockOperation::NonBlockingLockExclusive).is_ok() {
-            // A failure leaves it to the next process.
+            // After a failure the next process tries again.
             let _ = std::fs::remove_dir_all(entry.path());
         }
     }

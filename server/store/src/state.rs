@@ -10,8 +10,8 @@ const PURPOSE: &str = "store state";
 const VERSION: u64 = 1;
 const FIELDS: usize = 5;
 
-/// What the plaintext of the document holds after its version (8 bytes): five
-/// numbers of 8 bytes, little endian, in this order.
+/// The plaintext of the document after its version (8 bytes): five numbers of 8
+/// bytes, little endian, in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct StoreState {
     /// Chunks from this id on are not committed.
@@ -30,12 +30,13 @@ impl StoreState {
     pub(crate) const NEW: StoreState =
         StoreState { next_chunk: 1, next_page: 1, chunks: 0, stored_bytes: 0, reserved: 0 };
 
-    /// The committed state; that of a new store where none is.
+    /// The committed state; the initial state if the store is new.
     pub(crate) fn read(repository: &Repository) -> Result<Self> {
         Self::read_in(repository, repository.database())
     }
 
-    /// The same of the repository's database as it was opened another way.
+    /// Like [`StoreState::read`], but from a database handle that was opened in
+    /// another way.
     pub(crate) fn read_in(repository: &Repository, database: &Database) -> Result<Self> {
         let Some(value) = database.get(Family::State, KEY, ReadMode::Cached)? else {
             return Ok(Self::NEW);
@@ -64,8 +65,8 @@ impl StoreState {
         Ok(state)
     }
 
-    /// Makes the counters of chunks what the files say, durably. Leaves no log that
-    /// whoever opens the database next would have to replay.
+    /// Sets the chunk counters to the totals of the files, durably. Leaves no log
+    /// to replay at the next open.
     pub(crate) fn count_anew(&mut self, repository: &Repository) -> Result<()> {
         let database = repository.database();
         database.flush()?;

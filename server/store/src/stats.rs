@@ -1,4 +1,4 @@
-//! What a repository holds, in numbers.
+//! Statistics of a repository.
 
 use coldrise_block::Result;
 
@@ -6,7 +6,7 @@ use crate::repository::{Repository, PAGE_CACHE_BYTES};
 use crate::rocks::{Family, READER_BLOCK_CACHE_BYTES, WRITER_BLOCK_CACHE_BYTES};
 use crate::state::StoreState;
 
-/// What a repository holds.
+/// The content of a repository, in numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct StoreStats {
     /// Machines of the catalog.
@@ -17,59 +17,59 @@ pub struct StoreStats {
     pub recoverable_bytes: u64,
     /// Stored chunks.
     pub chunks: u64,
-    /// Plaintext of those: what is left after deduplication.
+    /// Their plaintext: the size after deduplication.
     pub unique_bytes: u64,
-    /// What they take after compression, encryption and padding.
+    /// Their size after compression, encryption and padding.
     pub stored_bytes: u64,
-    /// Files of the database, which also hold maps, index and catalog, and
-    /// which lag behind by what is still in RocksDB's log.
+    /// Size of the database files. They also hold maps, index and catalog, and exclude
+    /// the data that is still in RocksDB's log.
     pub database_bytes: u64,
 }
 
-/// Memory that the indexes of a repository take, in bytes.
+/// Memory for the indexes of a repository, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct IndexMemory {
-    /// In every process that reads: indexes of the database's files, as RocksDB
-    /// estimates them. The rest of the index is read where it is needed.
+    /// In every reading process: indexes of the database's files, as estimated by
+    /// RocksDB. Other parts of the index are read on demand.
     pub reader_bytes: u64,
-    /// At most, in every process that reads: blocks of the database and decoded pages
-    /// of chunk maps that are kept. The cache of decoded chunks comes on top, as large as
-    /// a front end was told.
+    /// Maximum in every reading process: cached blocks of the database and decoded pages
+    /// of chunk maps. The cache of decoded chunks comes on top; its size is an option of
+    /// the front end.
     pub reader_cache_bytes: u64,
-    /// In a writer, beside the reader's: the filter and the index that find known
-    /// chunks, from the number of chunks.
+    /// In a writer, in addition to the reader's: the filter and the index that find known
+    /// chunks, computed from the number of chunks.
     pub writer_bytes: u64,
-    /// At most, in a writer: blocks that are kept, in place of the reader's.
+    /// Maximum in a writer: cached blocks, instead of the reader's.
     pub writer_cache_bytes: u64,
 }
 
-/// What a million entries of the dedup index take in memory: its filter has 10 bits
-/// per key, and one of about 60 keys is in its index (measured: 1.498 bytes a key).
+/// Memory for a million entries of the dedup index: its filter has 10 bits per key, and
+/// one of about 60 keys is in its index (measured: 1.498 bytes per key).
 const DEDUP_MEMORY_PER_MILLION: u64 = 1_500_000;
 
-/// How many chunks a repository has stored, and what they take.
+/// The number of stored chunks and their size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StoredChunks {
-    /// Chunks, those included that nothing refers to any more.
+    /// Chunks, including unreferenced ones.
     pub chunks: u64,
-    /// What they take after compression, encryption and padding.
+    /// Their size after compression, encryption and padding.
     pub stored_bytes: u64,
 }
 
 impl Repository {
-    /// How many chunks are stored; reads nothing but the store's counters.
+    /// The number of stored chunks. Reads only the store's counters.
     ///
     /// # Errors
-    /// `Corrupt` where those do not authenticate.
+    /// `Corrupt` if the counters do not authenticate.
     pub fn stored_chunks(&self) -> Result<StoredChunks> {
         let StoreState { chunks, stored_bytes, .. } = StoreState::read(self)?;
         Ok(StoredChunks { chunks, stored_bytes })
     }
 
-    /// What the indexes take in memory.
+    /// The memory for the indexes.
     ///
     /// # Errors
-    /// `Corrupt` where the store's counters do not authenticate.
+    /// `Corrupt` if the store's counters do not authenticate.
     pub fn index_memory(&self) -> Result<IndexMemory> {
         let state = StoreState::read(self)?;
         let mut memory = IndexMemory {
@@ -84,10 +84,10 @@ impl Repository {
         Ok(memory)
     }
 
-    /// Counts what the repository holds; reads the whole catalog.
+    /// Counts the content of the repository. Reads the whole catalog.
     ///
     /// # Errors
-    /// `Corrupt` where a document does not authenticate.
+    /// `Corrupt` if a document does not authenticate.
     pub fn stats(&self) -> Result<StoreStats> {
         let state = StoreState::read(self)?;
         let mut stats = StoreStats {

@@ -1,16 +1,16 @@
-//! The functions of libnbd that are used, declared as `libnbd.h` (1.14) declares them.
+//! The libnbd functions in use, declared as in `libnbd.h` (1.14).
 //!
 //! Only [`super`] calls them.
 
 use std::ffi::{c_char, c_int, c_void};
 
-/// `struct nbd_handle`, known to libnbd alone.
+/// `struct nbd_handle`, opaque outside libnbd.
 #[repr(C)]
 pub(super) struct NbdHandle {
     private: [u8; 0],
 }
 
-/// `nbd_extent_callback`: called while the reply of a block status request is read.
+/// `nbd_extent_callback`: called while libnbd reads a block status reply.
 #[repr(C)]
 pub(super) struct ExtentCallback {
     pub callback: Option<
@@ -27,7 +27,7 @@ pub(super) struct ExtentCallback {
     pub free: Option<unsafe extern "C" fn(user_data: *mut c_void)>,
 }
 
-/// `nbd_completion_callback`; always the null one here: completion is asked for.
+/// `nbd_completion_callback`. Always the null one here: callers poll for completion.
 #[repr(C)]
 pub(super) struct CompletionCallback {
     pub callback: Option<unsafe extern "C" fn(user_data: *mut c_void, error: *mut c_int) -> c_int>,

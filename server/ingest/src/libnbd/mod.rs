@@ -1,17 +1,16 @@
 //! A connection to an NBD server, through libnbd.
 //!
-//! One [`Connection`] belongs to one thread at a time. Every call cuts its range
-//! into requests that the server accepts and keeps several of them in flight, so
-//! one connection alone already fills a link. While a call waits it looks at the
-//! caller's cancel flag every 50 ms.
+//! One [`Connection`] belongs to one thread at a time. Every call splits its range into
+//! requests that the server accepts and keeps several of them in flight, so a single
+//! connection can fill a link. A waiting call checks the caller's cancel flag every 50 ms.
 //!
-//! This is the only place of the crate with `unsafe`: libnbd is a C library.
-//! Two facts carry every block below. First, libnbd starts no thread: it touches
-//! a handle, and the memory of its requests, only inside a call on that handle,
-//! and a `Connection` is the handle's only owner. Second, a request borrows memory
-//! of the caller only for the duration of one method here: the method returns
-//! when all its requests are retired, or after it has closed the handle, which
-//! drops the requests. So no borrowed memory is touched after it was given back.
+//! This is the only module of the crate with `unsafe`: libnbd is a C library. Two facts
+//! justify every block below. First, libnbd starts no thread: it touches a handle, and the
+//! memory of its requests, only inside a call on that handle, and a `Connection` is the
+//! handle's only owner. Second, a request borrows the caller's memory only during one method
+//! here. The method returns when all its requests are retired, or after it has closed the
+//! handle, which drops the requests. So libnbd never touches borrowed memory after the
+//! borrow ends.
 #![allow(unsafe_code)]
 
 mod ffi;
@@ -28,29 +27,29 @@ use coldrise_block::{Error, ErrorKind, Result, MAX_DISK_SIZE_BYTES};
 const MAX_REQUEST_BYTES: u64 = 1 << 20;
 /// Requests that one call keeps in flight.
 const MAX_IN_FLIGHT: usize = 8;
-/// Longest range of one block status request: the protocol's length is 32 bits
-/// wide, and a multiple of every block size keeps it aligned.
+/// Longest range of one block status request: the protocol's length field has 32 bits, and a
+/// multiple of every block size keeps the range aligned.
 const MAX_STATUS_BYTES: u64 = 1 << 30;
 /// Longest range of one zero request, for the same reason.
 const MAX_ZERO_BYTES: u64 = 1 << 30;
-/// How often a waiting call looks at the cancel flag.
+/// How often a waiting call checks the cancel flag.
 const POLL_MS: c_int = 50;
-/// A server that has not moved a byte for so long is taken for gone.
+/// A server that has not moved a byte for this long counts as dead.
 const SILENCE_LIMIT: Duration = Duration::from_secs(300);
-/// How long a goodbye may take.
+/// Time limit of an orderly disconnect.
 const GOODBYE_LIMIT: Duration = Duration::from_secs(1);
-/// Entries kept of one block status reply; the rest is asked for again.
+/// Entries kept of one block status reply; the rest is requested again.
 const MAX_STATUS_ENTRIES: usize = 1 << 16;
 
-/// The metadata context that tells allocated from unallocated ranges.
+/// The metadata context that distinguishes allocated from unallocated ranges.
 pub(crate) const BASE_ALLOCATION: &str = "base:allocation";
 
-/// Where a server listens.
+/// The server's address.
 #[derive(Clone, Debug)]
 pub(crate) enum Endpoint {
     /// An NBD URI, as the user wrote it.
     Uri(String),
-    /// A Unix socket of our own making, its default export.
+    /// A Unix socket created by us, its default export.
     Socket(PathBuf),
 }
 
@@ -63,7 +62,7 @@ pub(crate) struct StatusRun {
     pub flags: u32,
 }
 
-/// What a server said about an export when the connection was made.
+/// The server's properties of an export, from the negotiation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ExportFacts {
     /// Size of the export in bytes.
@@ -82,20 +81,20 @@ pub(crate) struct ExportFacts {
 
 /// A connection, ready for requests.
 pub(crate) struct Connection<'c> {
-    /// `None` once an error or a cancel has closed it.
+    /// `None` after an error or a cancel has closed it.
     handle: Option<NonNull<ffi::NbdHandle>>,
     facts: ExportFacts,
     max_request_bytes: u64,
     cancel: &'c AtomicBool,
 }
 
-// SAFETY: a libnbd handle may be used from any thread (libnbd locks it), and the
-// connection owns its handle alone. `ffi::NbdHandle` is only a type for a pointer.
+// SAFETY: a libnbd handle may be used from any thread (libnbd locks it), and the connection
+// is its only owner. `ffi::NbdHandle` is only an opaque type for a pointer.
 unsafe impl Send for Connection<'_> {}
 
 /// The text and kind of libnbd's last error on this thread.
 fn last_error(what: &str) -> Error {
-    // SAFETY: takes nothing; the errno belongs to this thread.
+    // SAFETY: no arguments; the errno belongs to this thread.
     let errno = unsafe { ffi::nbd_get_errno() };
     // SAFETY: the returned string belongs to this thread and stays valid until the
     // next libnbd call on it; it is copied here at once.
@@ -107,7 +106,7 @@ fn last_error(what: &str) -> Error {
             CStr::from_ptr(text).to_string_lossy().into_owned()
         }
     };
-    // "nbd_aio_pread: …" names a C function: no help for a person.
+    // "nbd_aio_pread: …" names a C function, which does not help the user.
     let text = match text.split_once(": ") {
         Some((call, rest)) if call.starts_with("nbd_") => rest.to_string(),
         _ => text,
@@ -141,8 +140,8 @@ struct Collected<'a> {
 /// The extent callback: keeps the entries of the wanted context.
 ///
 /// # Safety
-/// `user_data` points to a live `Collected` that nobody else uses; `metacontext`
-/// is a C string and `entries` an array of `nr_entries` numbers (libnbd's promise).
+/// `user_data` points to a live `Collected` without other users; `metacontext` is a C string
+/// and `entries` an array of `nr_entries` numbers (libnbd's promise).
 unsafe extern "C" fn collect_runs(
     user_data: *mut c_void,
     metacontext: *const c_char,
@@ -173,17 +172,17 @@ unsafe extern "C" fn collect_runs(
 }
 
 impl<'c> Connection<'c> {
-    /// Connects and negotiates. `contexts` are asked for; whether the server has
-    /// them tells [`Connection::has_context`].
+    /// Connects and negotiates. Requests `contexts`; [`Connection::has_context`] tells
+    /// whether the server has them.
     pub(crate) fn open(
         endpoint: &Endpoint,
         contexts: &[&str],
         cancel: &'c AtomicBool,
     ) -> Result<Connection<'c>> {
-        // SAFETY: takes nothing; a null answer is an error.
+        // SAFETY: no arguments; a null result is an error.
         let handle = NonNull::new(unsafe { ffi::nbd_create() })
             .ok_or_else(|| last_error("preparing an NBD connection"))?;
-        // From here on dropping `connection` closes the handle.
+        // From here on, dropping `connection` closes the handle.
         let mut connection = Connection {
             handle: Some(handle),
             facts: ExportFacts {
@@ -207,8 +206,8 @@ impl<'c> Connection<'c> {
         let started = match endpoint {
             Endpoint::Uri(uri) => {
                 let uri = c_string(uri.as_str(), "the NBD URI")?;
-                // The user wrote the URI: files that it names (TLS credentials) are named by
-                // the user.
+                // The user wrote the URI, so the user named the files in it (TLS
+                // credentials).
                 // SAFETY: a live handle and C strings that libnbd copies.
                 unsafe {
                     ffi::nbd_set_uri_allow_local_file(handle.as_ptr(), true);
@@ -238,7 +237,7 @@ impl<'c> Connection<'c> {
 
     fn learn_facts(&mut self, handle: NonNull<ffi::NbdHandle>) -> Result<()> {
         let h = handle.as_ptr();
-        // SAFETY: a live, connected handle; every call only reads what was negotiated.
+        // SAFETY: a live, connected handle; every call only reads negotiated values.
         let (size, minimum, maximum, read_only, zero, flush, multi) = unsafe {
             (
                 ffi::nbd_get_size(h),
@@ -261,7 +260,7 @@ impl<'c> Connection<'c> {
                 ),
             ));
         }
-        // 0 means that the server did not say.
+        // 0 means that the server did not report it.
         let minimum = u64::try_from(minimum).unwrap_or(0).max(1);
         let maximum = match u64::try_from(maximum).unwrap_or(0) {
             0 => MAX_REQUEST_BYTES,
@@ -285,7 +284,7 @@ impl<'c> Connection<'c> {
         Ok(())
     }
 
-    /// What the server said about the export.
+    /// The server's properties of the export.
     pub(crate) fn facts(&self) -> &ExportFacts {
         &self.facts
     }
@@ -337,7 +336,7 @@ impl<'c> Connection<'c> {
         })
     }
 
-    /// Makes a range read as zeroes. Only where the server can (`can_zero`).
+    /// Makes a range read as zeroes. Requires `can_zero`.
     pub(crate) fn write_zeroes(&mut self, offset_bytes: u64, length_bytes: u64) -> Result<()> {
         self.batch(length_bytes, MAX_ZERO_BYTES, "zeroing", |handle, at, length| {
             // SAFETY: a live handle; no memory is lent.
@@ -353,7 +352,7 @@ impl<'c> Connection<'c> {
         })
     }
 
-    /// Makes every completed write durable. Only where the server can (`can_flush`).
+    /// Makes every completed write durable. Requires `can_flush`.
     pub(crate) fn flush(&mut self) -> Result<()> {
         self.batch(1, 1, "flushing", |handle, _, _| {
             // SAFETY: a live handle; no memory is lent.
@@ -361,8 +360,8 @@ impl<'c> Connection<'c> {
         })
     }
 
-    /// The runs of one context from `offset_bytes` on: at least one, at most up to
-    /// the end of the range. The server may end its answer early.
+    /// The runs of one context from `offset_bytes` on: at least one, at most up to the end
+    /// of the range. The server may end its answer early.
     pub(crate) fn status(
         &mut self,
         context: &str,
@@ -397,16 +396,16 @@ impl<'c> Connection<'c> {
         if runs.is_empty() {
             return Err(Error::new(
                 ErrorKind::Io,
-                format!("the server told nothing of {context} at offset {offset_bytes}"),
+                format!("the server returned no {context} at offset {offset_bytes}"),
             ));
         }
         Ok(runs)
     }
 
     /// Cuts `0..total` into pieces of at most `piece` bytes and keeps up to
-    /// [`MAX_IN_FLIGHT`] of them with the server. `issue(handle, at, length)`
-    /// starts one and returns its cookie. On any failure the handle is closed, so
-    /// that no request outlives the call.
+    /// [`MAX_IN_FLIGHT`] of them in flight. `issue(handle, at, length)` starts one and
+    /// returns its cookie. Any failure closes the handle, so that no request outlives the
+    /// call.
     fn batch(
         &mut self,
         total: u64,
@@ -442,7 +441,7 @@ impl<'c> Connection<'c> {
         Ok(())
     }
 
-    /// Polls until `done` says so. Looks at the cancel flag and at the clock.
+    /// Polls until `done` returns true. Checks the cancel flag and the silence limit.
     fn wait(
         &mut self,
         what: &str,
@@ -478,19 +477,20 @@ impl<'c> Connection<'c> {
 
     fn live(&self) -> Result<*mut ffi::NbdHandle> {
         self.handle.map(NonNull::as_ptr).ok_or_else(|| {
-            Error::new(ErrorKind::Io, "the connection to the NBD server was closed by an error")
+            Error::new(ErrorKind::Io, "an earlier error closed the connection to the NBD server")
         })
     }
 
-    /// Closes without a goodbye; requests in flight are dropped.
+    /// Closes without an orderly disconnect; requests in flight are dropped.
     fn close(&mut self) {
         if let Some(handle) = self.handle.take() {
-            // SAFETY: the handle was live and is forgotten here, so it is closed once.
+            // SAFETY: the handle was live, and it was taken out above, so it is closed only
+            // once.
             unsafe { ffi::nbd_close(handle.as_ptr()) }
         }
     }
 
-    /// Tells the server that this was all, so that it can close in order.
+    /// Disconnects in order, so that the server can close in order.
     fn say_goodbye(&mut self) {
         let Some(handle) = self.handle.map(NonNull::as_ptr) else { return };
         // SAFETY: a live handle; no request is in flight outside of a method.
@@ -513,7 +513,7 @@ impl<'c> Connection<'c> {
     }
 }
 
-/// Retires completed requests; true when at least one was, so that the next can go out.
+/// Retires completed requests; true if there was at least one, so that the next can start.
 fn retire(handle: *mut ffi::NbdHandle, in_flight: &mut Vec<u64>, what: &str) -> Result<bool> {
     let before = in_flight.len();
     let mut failed = None;
@@ -521,7 +521,7 @@ fn retire(handle: *mut ffi::NbdHandle, in_flight: &mut Vec<u64>, what: &str) -> 
         if failed.is_some() {
             return true;
         }
-        // SAFETY: a live handle and a cookie that it gave out and that is not retired.
+        // SAFETY: a live handle and an unretired cookie that the handle gave out.
         match unsafe { ffi::nbd_aio_command_completed(handle, cookie) } {
             0 => true,
             1 => false,

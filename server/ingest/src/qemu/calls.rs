@@ -1,8 +1,8 @@
-//! The system calls that a child is refused.
+//! The system calls that a child may not use.
 //!
-//! QEMU's tools read files that are open to them, and answer on a socket that they
-//! inherit. They have no need to make or reach a socket, to change a file, to look into
-//! or signal another process, or to talk to the kernel's larger parts.
+//! QEMU's tools read files that are open to them and answer on an inherited socket. They
+//! need not create or connect sockets, change files, inspect or signal other processes,
+//! or use the kernel's larger subsystems.
 
 use std::collections::BTreeMap;
 
@@ -11,15 +11,16 @@ use seccompiler::{
     SeccompFilter, SeccompRule,
 };
 
-/// The newest call that the list below was made for (mseal, Linux 6.10). Later ones, and
-/// those of x86-64's second numbering, are answered as by a kernel that lacks them.
+/// The newest call that the list below covers (mseal, Linux 6.10). Later calls, and
+/// those of x86-64's second numbering, fail as on a kernel without them.
 const LAST_KNOWN_CALL: u32 = 462;
 /// The same number on all architectures.
 const CLONE3: u32 = 435;
 
 /// Refused with EPERM.
 const REFUSED: &[i64] = &[
-    // Network. A pair of sockets, which starting a process may take, leads nowhere else.
+    // Network. socketpair stays allowed for starting processes; it connects nowhere
+    // else.
     libc::SYS_socket,
     libc::SYS_connect,
     libc::SYS_bind,
@@ -44,7 +45,7 @@ const REFUSED: &[i64] = &[
     libc::SYS_shmget,
     libc::SYS_mq_open,
     libc::SYS_mq_unlink,
-    // Changes to the file system, most of which Landlock does not know.
+    // Changes to the file system; Landlock does not cover most of them.
     libc::SYS_truncate,
     libc::SYS_ftruncate,
     libc::SYS_fallocate,
@@ -86,7 +87,7 @@ const REFUSED: &[i64] = &[
     libc::SYS_mount_setattr,
     libc::SYS_unshare,
     libc::SYS_setns,
-    // Parts of the kernel with a large surface, and its own workings.
+    // Kernel subsystems with a large attack surface, and administration of the kernel.
     libc::SYS_bpf,
     libc::SYS_perf_event_open,
     libc::SYS_userfaultfd,
@@ -117,7 +118,7 @@ const REFUSED: &[i64] = &[
     libc::SYS_personality,
 ];
 
-/// The older forms of the same, which newer architectures never had.
+/// Older forms of these calls, which newer architectures never had.
 #[cfg(target_arch = "x86_64")]
 const REFUSED_HERE: &[i64] = &[
     libc::SYS_creat,
@@ -143,7 +144,7 @@ const REFUSED_HERE: &[i64] = &[
 #[cfg(not(target_arch = "x86_64"))]
 const REFUSED_HERE: &[i64] = &[38]; // renameat
 
-/// A new process may be made, a new namespace for it not.
+/// A child may create processes, but no namespaces for them.
 const NAMESPACE_FLAGS: [i32; 7] = [
     libc::CLONE_NEWNS,
     libc::CLONE_NEWCGROUP,
@@ -154,7 +155,7 @@ const NAMESPACE_FLAGS: [i32; 7] = [
     libc::CLONE_NEWNET,
 ];
 
-/// The filter for this architecture; an error's text where there is none.
+/// The filter for this architecture, or an error text if there is none.
 pub(super) fn filter() -> Result<BpfProgram, String> {
     let program = known_calls().map_err(|error| error.to_string())?;
     Ok(unknown_calls().into_iter().chain(program).collect())
@@ -182,8 +183,8 @@ fn known_calls() -> Result<BpfProgram, seccompiler::BackendError> {
     filter.try_into()
 }
 
-/// Answers ENOSYS to clone3 and to what is newer than this list. A filter cannot see the
-/// flags of clone3; the C library then uses clone, which it can.
+/// Answers ENOSYS to clone3 and to calls newer than this list. A filter cannot see the
+/// flags of clone3; the C library then falls back to clone, whose flags it can see.
 fn unknown_calls() -> [sock_filter; 4] {
     let instruction = |code: u32, jt, jf, k| sock_filter { code: code as u16, jt, jf, k };
     [

@@ -1,4 +1,4 @@
-//! A confined child, and the thread that keeps it.
+//! A confined child process, and the thread that owns it.
 
 use std::io::Read;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -13,28 +13,28 @@ use super::confinement::confine_this_thread;
 use super::limits::Limits;
 use super::{missing_tool, QemuImage};
 
-/// What is kept of a child's messages, in bytes.
+/// Bytes kept of a child's messages.
 const MAX_MESSAGE_BYTES: u64 = 16 << 10;
-/// How often a child that is about to end is looked at.
+/// How often an ending child is polled.
 const REAP_INTERVAL: Duration = Duration::from_millis(5);
-/// Variables of ours that a child sees: where its programs are.
+/// The one environment variable that a child inherits: where its programs are.
 const SEARCH_PATH: &str = "PATH";
 
-/// A child that can open one image and nothing else. Dropping it ends the child.
+/// A child that can open one image and no other file. Dropping it ends the child.
 pub(super) struct ConfinedChild {
     shared: Arc<Shared>,
-    /// Started the child: the kernel ends the child when this thread ends, and with it
-    /// when our process dies, however it dies.
+    /// The thread that started the child. The kernel ends the child when this thread
+    /// ends, and so also when our process dies in any way.
     keeper: Option<JoinHandle<()>>,
     limits: Limits,
 }
 
-/// How a child ended.
+/// The end of a child.
 #[derive(Clone, Debug)]
 pub(super) struct End {
-    /// `None`: nobody knows.
+    /// `None` if it is unknown.
     pub(super) status: Option<ExitStatus>,
-    /// What it said.
+    /// The child's messages.
     pub(super) messages: Vec<u8>,
 }
 
@@ -56,8 +56,8 @@ impl Shared {
 }
 
 impl ConfinedChild {
-    /// Starts `command`, which runs `tool`, confined to the files of `image`. Where the
-    /// command's output is piped, its end is returned.
+    /// Starts `command`, which runs `tool`, confined to the files of `image`. Returns
+    /// the reading end if the command's output is piped.
     pub(super) fn start(
         tool: &'static str,
         mut command: Command,
@@ -69,7 +69,7 @@ impl ConfinedChild {
         if let Some(path) = std::env::var_os(SEARCH_PATH) {
             command.env(SEARCH_PATH, path);
         }
-        // Ctrl-C on a terminal is for us: we end the child in order.
+        // Ctrl-C on a terminal is for us: we end the child in an orderly way.
         command.process_group(0).stderr(Stdio::piped());
         let shared = Arc::new(Shared::default());
         let kept = Arc::clone(&shared);
@@ -79,15 +79,15 @@ impl ConfinedChild {
             .spawn(move || {
                 let spawned = confine_this_thread(&files)
                     .and_then(|_| command.spawn().map_err(|error| missing_tool(tool, error)));
-                // Our copies of what the child was given go away with the command: who
-                // waits for the child at a socket learns when it ends.
+                // Drops our copies of the child's descriptors with the command, so that
+                // a client that waits on the child's socket notices the child's end.
                 drop(command);
                 let child = match spawned {
                     Ok(mut child) => {
                         let stderr = child.stderr.take();
                         let stdout = child.stdout.take();
                         *kept.child() = Some(child);
-                        // Nobody who waits for this gives up.
+                        // The receiver always waits for this message.
                         let sent = started.send(Ok(stdout));
                         drop(sent);
                         stderr
@@ -114,12 +114,12 @@ impl ConfinedChild {
     /// Ends the child.
     pub(super) fn kill(&self) {
         if let Some(child) = self.shared.child().as_mut() {
-            // Refused only when the child is gone already.
+            // Fails only if the child has ended already.
             let _ = child.kill();
         }
     }
 
-    /// How the child ended, once it has; waits so long for that.
+    /// How the child ended; waits for the end up to `patience`.
     pub(super) fn end_within(&self, patience: Duration) -> Option<End> {
         let waited = self
             .shared
@@ -139,13 +139,13 @@ impl ConfinedChild {
         end.clone().unwrap_or(End { status: None, messages: Vec::new() })
     }
 
-    /// What to say of a child that was ended by its limits; `None`: it was not.
+    /// The message if the child exceeded its limits; `None` if it did not.
     pub(super) fn limit_reached(&self, end: &End) -> Option<String> {
         let signal = end.status?.signal()?;
         (signal == libc::SIGXCPU).then(|| {
             format!(
-                "it was given up after {} s of processor time, more than an image of this size \
-                 can need: it is damaged, or made to keep its reader busy",
+                "it was stopped after {} s of processor time, more than an image of this size \
+                 can need: it is damaged, or crafted to keep its reader busy",
                 self.limits.processor_seconds
             )
         })
@@ -156,25 +156,26 @@ impl Drop for ConfinedChild {
     fn drop(&mut self) {
         self.kill();
         if let Some(keeper) = self.keeper.take() {
-            // It does not panic; had it, there would be nothing left to end.
+            // The keeper does not panic; if it did, there would be no child left to
+            // end.
             let _ = keeper.join();
         }
     }
 }
 
-/// Reads to the end, keeps the first `limit` bytes.
+/// Reads to the end, but keeps only the first `limit` bytes.
 pub(super) fn read_bounded(mut from: impl Read, limit: u64) -> Vec<u8> {
     let mut kept = Vec::new();
     let mut head = from.by_ref().take(limit);
-    // What cannot be read of a child's output is missing from a message, no more.
+    // Output that cannot be read is only missing from a message.
     if head.read_to_end(&mut kept).is_ok() {
         let _ = std::io::copy(&mut from, &mut std::io::sink());
     }
     kept
 }
 
-/// Waits for a child that has closed its messages, without keeping the lock, so that it
-/// can still be killed.
+/// Waits for a child that has closed its messages. Does not hold the lock meanwhile, so
+/// that the child can still be killed.
 fn reap(child: &Mutex<Option<Child>>) -> Option<ExitStatus> {
     loop {
         let state = child.lock().unwrap_or_else(PoisonError::into_inner).as_mut()?.try_wait();

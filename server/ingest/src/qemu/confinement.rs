@@ -1,14 +1,14 @@
-//! Keeps a child away from everything that it was not started for.
+//! Confines a child to the resources that it needs.
 //!
-//! A thread that is about to start a child restricts itself, for good; what it starts
-//! inherits that. Nothing of it needs root, `unsafe`, or a program of our own between us
-//! and the child. The three parts back each other up:
+//! A thread that is about to start a child restricts itself, permanently; the child
+//! inherits the restrictions. This needs no root, no `unsafe`, and no extra program
+//! between us and the child. The three parts back each other up:
 //!
 //! - Landlock: which files can be opened. It works on the files themselves, not on their
-//!   names, so that links and renames change nothing.
-//! - seccomp: no sockets, no change to any file, no look into other processes (see
+//!   names, so links and renames do not matter.
+//! - seccomp: no sockets, no change to any file, no access to other processes (see
 //!   [`super::calls`]).
-//! - Where we are root, the child is root without its powers, except the one to read.
+//! - If we are root, the child is root without capabilities, except the one to read.
 
 use std::os::fd::OwnedFd;
 use std::sync::Once;
@@ -23,16 +23,16 @@ use rustix::thread::CapabilitySet;
 
 use super::{calls, ImageFile};
 
-/// What this was tested with (Linux 6.15); older kernels enforce what they know of it.
+/// The tested version (Linux 6.15); older kernels enforce the part that they know.
 const TESTED_ABI: ABI = ABI::V7;
-/// Programs and libraries, to be read and run.
+/// Programs and libraries: readable and executable.
 const PROGRAMS: [&str; 7] =
     ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache"];
-/// What the C library asks on its way.
+/// Files that the C library reads at start.
 const SYSTEM_FILES: [&str; 2] = ["/sys/devices/system/cpu", "/dev/urandom"];
 const NULL_DEVICE: [&str; 1] = ["/dev/null"];
 
-/// How far this machine lets foreign images be read in a confined process.
+/// How well this machine can confine the process that reads foreign images.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Confinement {
     /// Only the named files can be opened (Landlock).
@@ -41,11 +41,11 @@ pub struct Confinement {
     pub limits_calls: bool,
 }
 
-/// Restricts the calling thread, and whatever it starts from now on, to reading `files`
-/// and the system's programs.
+/// Restricts the calling thread, and every process that it starts from now on, to reading
+/// `files` and the system's programs.
 ///
-/// Where the kernel lacks a part, that part is left out, and a warning says so once.
-/// Fails where one of `files` cannot be opened.
+/// If the kernel lacks a part, that part is omitted with one warning. Fails if one of
+/// `files` cannot be opened.
 pub(super) fn confine_this_thread(files: &[ImageFile]) -> Result<Confinement> {
     let rules = file_rules(files)?;
     drop_powers();
@@ -56,7 +56,7 @@ pub(super) fn confine_this_thread(files: &[ImageFile]) -> Result<Confinement> {
             false
         }
     };
-    // Last: the filter refuses some of what the steps above need.
+    // Last: the filter refuses some calls that the steps above need.
     let limits_calls = match calls::filter()
         .and_then(|filter| seccompiler::apply_filter(&filter).map_err(|error| error.to_string()))
     {
@@ -79,7 +79,7 @@ pub(super) fn confine_this_thread(files: &[ImageFile]) -> Result<Confinement> {
 }
 
 impl Confinement {
-    /// What is missing of the full confinement, in words; `None`: nothing.
+    /// Describes the missing part of the confinement; `None` if it is full.
     pub fn missing(&self) -> Option<&'static str> {
         match (self.limits_files, self.limits_calls) {
             (true, true) => None,
@@ -90,14 +90,14 @@ impl Confinement {
     }
 }
 
-/// Finds out how far children are confined here, by confining a thread that then ends.
+/// Finds out how well children are confined here, by confining a thread that then ends.
 pub fn import_confinement() -> Result<Confinement> {
-    std::thread::spawn(|| confine_this_thread(&[]))
-        .join()
-        .map_err(|_| Error::new(ErrorKind::Internal, "a thread that confined itself ended badly"))?
+    std::thread::spawn(|| confine_this_thread(&[])).join().map_err(|_| {
+        Error::new(ErrorKind::Internal, "a thread panicked while it confined itself")
+    })?
 }
 
-/// Files that are open to be named in rules.
+/// Files that were opened to be named in rules.
 struct FileRules {
     rules: Vec<PathBeneath<OwnedFd>>,
 }
@@ -113,7 +113,7 @@ fn file_rules(files: &[ImageFile]) -> Result<FileRules> {
         let status = rustix::fs::fstat(&opened).map_err(std::io::Error::from).context(what)?;
         let mut access: BitFlags<AccessFs> = AccessFs::ReadFile.into();
         if FileType::from_raw_mode(status.st_mode) == FileType::BlockDevice {
-            // To ask for its size.
+            // For asking the size of a block device.
             access |= AccessFs::IoctlDev;
         }
         rules.push(PathBeneath::new(opened, access));
@@ -122,7 +122,7 @@ fn file_rules(files: &[ImageFile]) -> Result<FileRules> {
 }
 
 impl FileRules {
-    /// True when the kernel enforces them from now on.
+    /// True if the kernel enforces the rules from now on.
     fn enforce(self) -> std::result::Result<bool, RulesetError> {
         let run = AccessFs::ReadFile | AccessFs::ReadDir | AccessFs::Execute;
         let look = AccessFs::ReadFile | AccessFs::ReadDir;
@@ -140,8 +140,9 @@ impl FileRules {
     }
 }
 
-/// What root starts has root's powers but for this; an image that only its owner may read
-/// can be read all the same. Others have no powers to pass on: they are refused here.
+/// A child of root keeps only the capability to read, so that it can read an image that
+/// only its owner may read. Other users have no capabilities to pass on: the call fails
+/// for them.
 fn drop_powers() {
     for power in CapabilitySet::all().iter() {
         if power != CapabilitySet::DAC_READ_SEARCH {

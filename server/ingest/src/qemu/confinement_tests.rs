@@ -1,11 +1,11 @@
-//! What a confined child can do, tried by ordinary programs.
+//! Tries the confinement of a child with ordinary programs.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use super::{confine_this_thread, import_confinement, ImageFile};
 
-/// A folder with a file that is named and one that is not.
+/// A folder with one named and one unnamed file.
 struct Files {
     folder: tempfile::TempDir,
     named: PathBuf,
@@ -21,8 +21,8 @@ fn files() -> Files {
 }
 
 impl Files {
-    /// Runs a shell command in the folder, confined to the named file; whether it succeeded,
-    /// and all that it said. `$1` is the first of `arguments`.
+    /// Runs a shell command in the folder, confined to the named file. Returns whether it
+    /// succeeded, and its output. `$1` is the first of `arguments`.
     fn run(&self, script: &str, arguments: &[&Path], stdin: Stdio) -> (bool, String) {
         let mut command = Command::new("sh");
         command.args(["-c", script, "sh"]).args(arguments).env("LC_ALL", "C");
@@ -45,7 +45,7 @@ impl Files {
         said
     }
 
-    /// Expects the command to fail for want of a right, and the files to be as they were.
+    /// Expects the command to fail for lack of permission, and the files to be unchanged.
     fn is_denied(&self, script: &str) {
         let (success, said) = self.run(script, &[&self.other], Stdio::null());
         let said = said.to_lowercase();
@@ -61,7 +61,7 @@ impl Files {
 fn nothing_is_read_but_what_is_named() {
     let files = files();
     assert_eq!(files.succeeds("cat named"), "named");
-    // By whatever name it is reached.
+    // By any of its names.
     let link = tempfile::tempdir().unwrap().keep().join("link");
     std::os::unix::fs::symlink(&files.named, &link).unwrap();
     assert_eq!(files.succeeds(&format!("cat {}", link.display())), "named");
@@ -116,7 +116,7 @@ fn nothing_is_reached() {
         let script = format!("/usr/bin/python3 -c 'import socket; socket.socket(socket.{family})'");
         files.is_denied(&script);
     }
-    // Not even with a socket that was inherited.
+    // Not even with an inherited socket.
     let place = tempfile::tempdir().unwrap();
     let path = place.path().join("listening");
     let _listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
@@ -138,7 +138,7 @@ fn other_processes_are_out_of_reach() {
     files.is_denied(&format!("kill -0 {}", std::process::id()));
     files.is_denied("unshare --user true");
     files.is_denied("unshare --net true");
-    // Not a power of root's, whoever runs this.
+    // Not a capability of root, whoever runs this.
     files.is_denied("/usr/bin/python3 -c 'import os; os.nice(-1)'");
 }
 
@@ -174,7 +174,7 @@ fn a_missing_file_is_an_error() {
     assert!(outcome.unwrap_err().full_message().contains("missing"));
 }
 
-/// A name out of an image that becomes a link after it was looked at.
+/// A name from an image that becomes a link after it was checked.
 #[test]
 fn a_link_is_followed_only_where_the_user_gave_it() {
     let files = files();

@@ -1,5 +1,5 @@
-//! How much of the machine a child may use: in proportion to what its image really
-//! stores, so that a forged size or count buys nothing.
+//! Resource limits of a child. They are in proportion to the bytes that its image
+//! really stores, so a forged size or count gains nothing.
 
 use rustix::process::{getrlimit, Resource};
 
@@ -7,30 +7,31 @@ use super::QemuImage;
 
 const MIB: u64 = 1 << 20;
 
-/// Memory for tables, caches and requests, whatever the image.
+/// Memory for tables, caches and requests of any image.
 const MEMORY_BYTES: u64 = 512 * MIB;
-/// A check keeps a count of 2 bytes for each cluster, which has 4 KiB or more in nearly
-/// every image; so much of what is allocated may be memory on top.
+/// A check keeps a count of 2 bytes for each cluster, and nearly every image has
+/// clusters of 4 KiB or more. So the limit adds one byte of memory for this many
+/// allocated bytes.
 const ALLOCATED_PER_MEMORY_BYTE: u64 = 1024;
-/// Memory at most.
+/// Upper bound of the memory.
 const MAX_MEMORY_BYTES: u64 = 16 << 30;
-/// Address space on top of the memory: programs, libraries, what is reserved only.
+/// Address space on top of the memory: programs, libraries, and reservations.
 const UNUSED_ADDRESSES_BYTES: u64 = 1 << 30;
-/// The stack of each thread: they do little but wait for the disk.
+/// The stack of each thread: threads mostly wait for the disk.
 const STACK_BYTES: u64 = 2 * MIB;
-/// Processor time for a question, whatever the image.
+/// Processor time for a question about any image.
 const QUESTION_SECONDS: u64 = 8;
-/// A check walks all tables: a second of processor time for so many bytes on top.
+/// A check walks all tables: one more second of processor time for this many bytes.
 const CHECKED_BYTES_PER_SECOND: u64 = 50 * MIB;
-/// Processor time for serving, whatever the image.
+/// Processor time for serving any image.
 const SERVING_SECONDS: u64 = 12;
-/// Deflate expands by up to 1032, to 250 MiB in a second: so many bytes of an image may
-/// cost a second.
+/// Deflate expands by up to 1032, to 250 MiB in a second: one more second for this many
+/// bytes of an image.
 const SERVED_BYTES_PER_SECOND: u64 = MIB / 4;
 /// Open files besides those of the image.
 const OPEN_FILES: u64 = 64;
 
-/// What a child may use at most.
+/// The upper bounds of a child's resources.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Limits {
     pub(super) processor_seconds: u64,
@@ -58,8 +59,8 @@ impl Limits {
         }
     }
 
-    /// The words for `prlimit`. What is limited more strictly already stays so: only
-    /// root could raise it.
+    /// The arguments of `prlimit`. Existing stricter limits stay: only root could raise
+    /// them.
     pub(super) fn arguments(&self) -> Vec<String> {
         [
             ("cpu", Resource::Cpu, self.processor_seconds),
@@ -68,14 +69,14 @@ impl Limits {
             ("stack", Resource::Stack, STACK_BYTES),
             ("nofile", Resource::Nofile, self.open_files),
             ("core", Resource::Core, 0),
-            // Not one byte into a regular file.
+            // No byte may be written to a regular file.
             ("fsize", Resource::Fsize, 0),
         ]
         .into_iter()
         .map(|(word, resource, wanted)| {
             let most = getrlimit(resource).maximum.unwrap_or(u64::MAX);
             let soft = wanted.min(most);
-            // The signal of the lower limit tells what happened; the higher one kills.
+            // The signal of the soft limit identifies the cause; the hard limit kills.
             let hard = if resource == Resource::Cpu { most.min(wanted + 1) } else { soft };
             format!("--{word}={soft}:{hard}")
         })

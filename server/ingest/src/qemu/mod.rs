@@ -1,5 +1,5 @@
-//! QEMU's tools as children: image formats that are not ours are parsed there,
-//! in another process, never here.
+//! QEMU's tools as child processes. They parse foreign image formats; this process never
+//! does.
 //!
 //! ```text
 //!   questions ── qemu-img ──┐
@@ -7,9 +7,9 @@
 //!   server ───── qemu-nbd ──┘        └─ limits: memory, processor time, open files
 //! ```
 //!
-//! `qemu-img` answers questions; `qemu-nbd` serves one image, read-only, on a private
-//! Unix socket. Both are told the format; neither ever probes, and neither can open a
-//! file that is not one of the [`QemuImage`].
+//! `qemu-img` answers questions; `qemu-nbd` serves one image, read-only, on a private Unix
+//! socket. Both are told the format and never probe it. Neither can open a file that is
+//! not listed in the [`QemuImage`].
 
 mod calls;
 mod child;
@@ -33,12 +33,12 @@ pub(crate) use server::ImageServer;
 #[derive(Clone, Debug)]
 struct ImageFile {
     path: PathBuf,
-    /// Whether its path may end in a link: the user's may, a name out of an image may not,
-    /// not even in the moment after it was looked at.
+    /// Whether the last component of its path may be a link: in the user's path it may. In
+    /// a name from an image it may not, not even right after the check.
     may_be_link: bool,
 }
 
-/// An image as QEMU is told to open it, with every file that it may open for it.
+/// The options with which QEMU opens an image, and all files that it may open for it.
 #[derive(Clone, Debug)]
 pub(crate) struct QemuImage {
     options: Value,
@@ -48,10 +48,10 @@ pub(crate) struct QemuImage {
 }
 
 impl QemuImage {
-    /// A local file or block device, format named. Nothing below it is opened but
-    /// `extents`, files of its own, and `backing`, where its format knows such a thing.
+    /// A local file or block device with its format. Only `extents`, its own files, and
+    /// `backing`, if the format supports it, are opened with it.
     ///
-    /// Fails where a file cannot be looked at, or a path cannot be said in JSON.
+    /// Fails if a file cannot be examined, or if a path cannot be written in JSON.
     pub(crate) fn new(
         driver: &str,
         path: &Path,
@@ -81,7 +81,7 @@ impl QemuImage {
         for extent in extents {
             image.add_file(extent, false)?;
         }
-        // Raw and VHD know no backing file and would refuse the word.
+        // Raw and VHD have no backing file and would reject the option.
         if matches!(driver, "qcow2" | "vmdk") {
             options["backing"] = Value::Null;
             if let Some(backing) = backing {
@@ -93,8 +93,8 @@ impl QemuImage {
             }
         }
         if driver == "vpc" {
-            // Otherwise the size follows from the geometry for most creators, which is
-            // smaller than the disk: its end would be lost.
+            // Otherwise QEMU computes the size from the geometry for most creators. That
+            // size is smaller than the disk, so its end would be lost.
             options["force_size_calc"] = json!("current_size");
         }
         image.options = options;
@@ -109,7 +109,7 @@ impl QemuImage {
             let size_bytes = end.context(what)?;
             (size_bytes, size_bytes)
         } else {
-            // Some network file systems do not tell what is allocated.
+            // Some network file systems do not report allocated blocks.
             let allocated = match status.blocks() {
                 0 => status.len(),
                 blocks => blocks.saturating_mul(512),
@@ -141,9 +141,9 @@ fn missing_tool(tool: &str, error: std::io::Error) -> Error {
     )
 }
 
-/// The part of a tool's messages that a person wants: without the tool's own
-/// name and without the long `json:` name of the image. An image may have put words into
-/// it, and so bytes that a terminal would obey: they are replaced.
+/// The useful part of a tool's messages, without the tool's own name and the long `json:`
+/// name of the image. An image may have put text into a message, and with it terminal
+/// escapes: these are replaced.
 fn plain_message(raw: &[u8], image: &str) -> String {
     let text = String::from_utf8_lossy(raw).replace(image, "the image");
     let text = text.replace(|c: char| c.is_control() && c != '\n', "\u{fffd}");
@@ -164,7 +164,7 @@ fn plain_message(raw: &[u8], image: &str) -> String {
     }
 }
 
-/// Makes an error of what a tool said, with what can be done about it.
+/// Converts a tool's message to an error with a suggestion.
 fn refused(what: &str, message: String) -> Error {
     let advice = if message.contains("\" lock") {
         " (the image is in use, most likely by a running VM: back it up through an NBD export \

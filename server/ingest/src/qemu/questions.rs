@@ -1,4 +1,4 @@
-//! Questions to `qemu-img` about one image.
+//! Queries `qemu-img` about one image.
 
 use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
@@ -13,20 +13,20 @@ use super::child::{read_bounded, ConfinedChild};
 use super::limits::Limits;
 use super::{plain_message, refused, QemuImage};
 
-/// What is kept of a child's output, in bytes: a megabyte, and what each extent is told in.
+/// Bytes kept of a child's output; extents take the most of it.
 const MAX_OUTPUT_BYTES: u64 = 1 << 20;
 const OUTPUT_BYTES_PER_FILE: u64 = 1 << 10;
-/// How often the cancel flag is looked at while `qemu-img` works.
+/// How often the cancel flag is checked while `qemu-img` works.
 const CANCEL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// What a question to `qemu-img` brought.
+/// The answer of `qemu-img`.
 struct Answer {
     status: Option<ExitStatus>,
     output: Vec<u8>,
     messages: String,
 }
 
-/// Runs `qemu-img` with `words` and the image's name, which is left out of its messages.
+/// Runs `qemu-img` with `words` and the image's name, which is removed from its messages.
 fn ask(words: &[&str], image: &QemuImage, what: &str, cancel: &AtomicBool) -> Result<Answer> {
     let limits = Limits::of_question(image);
     let name = image.name();
@@ -43,7 +43,7 @@ fn ask(words: &[&str], image: &QemuImage, what: &str, cancel: &AtomicBool) -> Re
     let (ended, end) = std::sync::mpsc::channel::<()>();
     let most = MAX_OUTPUT_BYTES + OUTPUT_BYTES_PER_FILE * image.files.len() as u64;
     let output = std::thread::spawn(move || {
-        // Dropped when the child has closed its output: it has ended or is about to.
+        // Dropped when the child has closed its output: it has ended or is about to end.
         let _ended = ended;
         stdout.map(|stdout| read_bounded(stdout, most)).unwrap_or_default()
     });
@@ -66,8 +66,7 @@ fn ask(words: &[&str], image: &QemuImage, what: &str, cancel: &AtomicBool) -> Re
     })
 }
 
-/// What `qemu-img info` says of an image, as JSON. Nothing but the image itself
-/// is opened.
+/// The answer of `qemu-img info` as JSON. It opens only the image itself.
 pub(crate) fn image_facts(image: &QemuImage, what: &str, cancel: &AtomicBool) -> Result<Value> {
     let answer = ask(&["info", "--output=json"], image, what, cancel)?;
     if !answer.status.is_some_and(|status| status.success()) {
@@ -76,14 +75,14 @@ pub(crate) fn image_facts(image: &QemuImage, what: &str, cancel: &AtomicBool) ->
     serde_json::from_slice(&answer.output).map_err(|error| {
         Error::with_source(
             ErrorKind::ToolFailed,
-            format!("{what}: the answer of qemu-img is no JSON"),
+            format!("{what}: the answer of qemu-img is not JSON"),
             error,
         )
     })
 }
 
-/// Has QEMU check an image's own tables where its format has a check (qcow2, vmdk).
-/// Without it a truncated image would be read as if the missing part were zeroes.
+/// Runs QEMU's check of an image's own tables, if its format has one (qcow2, vmdk). Without
+/// it the missing part of a truncated image would read as zeroes.
 pub(crate) fn check_image(
     driver: &str,
     image: &QemuImage,
@@ -96,10 +95,9 @@ pub(crate) fn check_image(
     let what = format!("checking {}", path.display());
     let answer = ask(&["check", "-q", "--output=json"], image, &what, cancel)?;
     match answer.status.and_then(|status| status.code()) {
-        // 3: clusters are lost, which costs space and nothing else; 63: this kind of
-        // image has no check.
+        // 3: leaked clusters, which only cost space; 63: the format has no check.
         Some(0 | 3 | 63) => Ok(()),
-        // One line per damaged cluster may follow: the first tells enough.
+        // One line per damaged cluster may follow: the first one is enough.
         Some(2) => Err(Error::with_source(
             ErrorKind::Io,
             format!("{} is damaged or truncated; qemu-img check tells more", path.display()),

@@ -13,33 +13,33 @@ use super::limits::Limits;
 use super::{plain_message, refused, QemuImage};
 use crate::libnbd::Endpoint;
 
-/// A child that refused an image ends by itself; so long it has to say why.
+/// A child that refused an image ends by itself; this is the time limit for its message.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// A child that served for a while has said what it had to say when a request fails, and
-/// may be about to end.
+/// The same limit when a request fails on a child that already served: its message, if
+/// any, is already written, and the child may be ending.
 const SHORT_PATIENCE: Duration = Duration::from_millis(200);
 
 /// The child. Dropping it ends it.
 ///
-/// The listening socket is ours and is handed to the child (the systemd way), so
-/// a connection made right after the start simply waits until the child is ready,
-/// and fails when the child refuses the image: there is nothing to poll for.
+/// The listening socket is ours and the child inherits it (systemd socket activation). So
+/// a connection that is made right after the start waits until the child is ready, and
+/// fails if the child refuses the image. No polling is needed.
 pub(crate) struct ImageServer {
     child: ConfinedChild,
     name: String,
     directory: tempfile::TempDir,
 }
 
-/// Turns stdin into the socket that qemu-nbd expects as descriptor 3, limits it, and lets
-/// the kernel end it together with us. The arguments travel as `$@`: the shell never
+/// Makes stdin the socket that qemu-nbd expects as descriptor 3, limits the process, and
+/// lets the kernel end it together with us. The arguments travel as `$@`: the shell never
 /// parses them.
 const START_SCRIPT: &str = "exec 3<&0 </dev/null; export LISTEN_PID=$$ LISTEN_FDS=1; \
                             exec setpriv --pdeathsig KILL -- prlimit \"$@\"";
 
 impl ImageServer {
-    /// Starts the child, for so many clients at once; `bitmap` is a persistent dirty
-    /// bitmap of the image to export. That it accepts the image shows in the first
-    /// connection.
+    /// Starts the child for up to `clients` clients; `bitmap` is a persistent dirty
+    /// bitmap of the image to export. The first connection shows whether it accepts the
+    /// image.
     pub(crate) fn start(
         image: &QemuImage,
         bitmap: Option<&str>,
@@ -66,13 +66,13 @@ impl ImageServer {
         Ok(ImageServer { child, name, directory })
     }
 
-    /// Where it listens.
+    /// The listening address.
     pub(crate) fn endpoint(&self) -> Endpoint {
         Endpoint::Socket(self.directory.path().join("nbd"))
     }
 
-    /// Makes an error of why the child would not serve, `error` being what the client
-    /// saw. Where the child had nothing to say, `error` is all there is.
+    /// Replaces the client's `error` by the reason why the child did not serve, if the
+    /// child gave one.
     pub(crate) fn explain_refusal(&self, what: &str, error: Error) -> Error {
         match self.reason(&error, PATIENCE) {
             Some(reason) => refused(what, reason),
@@ -80,7 +80,7 @@ impl ImageServer {
         }
     }
 
-    /// The same for a request that failed. Ends the child.
+    /// Like [`ImageServer::explain_refusal`], for a request that failed. Ends the child.
     pub(crate) fn explain_failure(&self, error: Error) -> Error {
         match self.reason(&error, SHORT_PATIENCE) {
             Some(reason) => Error::with_source(ErrorKind::ToolFailed, error.to_string(), reason),
@@ -89,7 +89,7 @@ impl ImageServer {
     }
 
     fn reason(&self, error: &Error, patience: Duration) -> Option<String> {
-        // Only a broken connection or a refused request may be the child's doing.
+        // The child can only cause a broken connection or a refused request.
         if error.kind() != ErrorKind::Io {
             return None;
         }

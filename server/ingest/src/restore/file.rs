@@ -10,7 +10,7 @@ use rustix::io::Errno;
 
 use super::{Sink, SinkWriter};
 
-/// Bytes of zeroes that are written at once where nothing better works.
+/// Bytes of one write of zeroes, where no better way works.
 const ZERO_WRITE_BYTES: u64 = 1 << 20;
 /// Threads that write to one file or device.
 const WRITERS: usize = 4;
@@ -22,7 +22,7 @@ pub(super) struct FileSink {
 }
 
 impl FileSink {
-    /// Makes the file; it has its full size and holds nothing.
+    /// Creates the file with its full size and no content.
     pub(super) fn create(path: &Path, size_bytes: u64) -> Result<FileSink> {
         let what = || format!("making {}", path.display());
         let file = std::fs::OpenOptions::new()
@@ -65,7 +65,7 @@ pub(super) struct DeviceSink {
 }
 
 impl DeviceSink {
-    /// Opens the device for this process alone: a mounted one is refused.
+    /// Opens the device exclusively: a mounted one is refused.
     pub(super) fn open(path: &Path, size_bytes: u64) -> Result<DeviceSink> {
         let what = || format!("opening {}", path.display());
         let file = std::fs::OpenOptions::new()
@@ -124,8 +124,8 @@ impl SinkWriter for FileWriter<'_> {
         self.file
             .write_all_at(bytes, offset_bytes)
             .context(|| format!("writing {} at offset {offset_bytes}", self.path.display()))?;
-        // Starts writing the pages back without waiting, so that the sync at the end finds
-        // little left to do. It is only advice: a refusal changes nothing.
+        // Starts writeback without waiting, so that the final sync has little left to
+        // write. It is only advice: an error changes nothing.
         let length = std::num::NonZeroU64::new(bytes.len() as u64);
         let _ = rustix::fs::fadvise(self.file, offset_bytes, length, Advice::DontNeed);
         Ok(())
@@ -135,7 +135,7 @@ impl SinkWriter for FileWriter<'_> {
         let flags = FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE;
         match rustix::fs::fallocate(self.file, flags, offset_bytes, length_bytes) {
             Ok(()) => return Ok(()),
-            // The device cannot, or not at this alignment.
+            // The device does not support it, or not at this alignment.
             Err(Errno::OPNOTSUPP | Errno::INVAL | Errno::NOSYS) => {}
             Err(error) => {
                 let what = format!("zeroing {} at offset {offset_bytes}", self.path.display());

@@ -1,9 +1,9 @@
-//! Image files, written as their layout says: the disk where it has its places, and
-//! what the format puts around it.
+//! Writes image files by their layout: the disk's bytes at their places, and the
+//! format's metadata.
 //!
-//! Which blocks a compact image holds is asked of the disk before the first byte is
-//! written, so that every byte has its place from the start and several threads write
-//! without a word to each other.
+//! The present blocks of a compact image are determined before the first byte is
+//! written. So every byte has its place from the start, and several threads write
+//! without coordination.
 
 use std::ops::Range;
 use std::path::Path;
@@ -17,10 +17,10 @@ use super::file::FileSink;
 use super::run::{write_sparsely, Run};
 use super::{Sink, SinkWriter};
 
-/// Most metadata that is held at once.
+/// Largest piece of metadata in memory.
 const METADATA_PIECE_BYTES: u64 = 1 << 20;
 
-/// An image that is going to be written.
+/// An image to write.
 pub(super) struct Image {
     pub(super) names: Names,
     pub(super) shape: DiskShape,
@@ -28,7 +28,7 @@ pub(super) struct Image {
 }
 
 impl Image {
-    /// The image at `path`; fails where its format cannot hold the disk or the name.
+    /// The image at `path`. Fails if its format cannot hold the disk or the name.
     pub(super) fn new(run: &Run<'_>, path: &Path, format: Format) -> Result<Image> {
         let shape = DiskShape::new(run.disk.size_bytes(), new_identity()?);
         let refused = |error| refused(format, path, error);
@@ -45,7 +45,7 @@ impl Image {
         let name = path.file_name().and_then(|name| name.to_str()).ok_or_else(no_name)?;
         let mut names = Names::beside(format, name).map_err(refused)?;
         if format == Format::Qcow2External {
-            // The data file is found by its whole path from any working folder.
+            // The absolute path of the data file works from any working directory.
             let data = std::path::absolute(path.with_file_name(names.companion()))
                 .context(|| format!("finding the absolute path of {}", path.display()))?;
             names = names.with_reference(data.to_str().ok_or_else(no_name)?).map_err(refused)?;
@@ -53,23 +53,24 @@ impl Image {
         Ok(Image { names, shape, format })
     }
 
-    /// The file beside the image that holds the data, where the format has one.
+    /// The file beside the image that holds the data, if the format has one.
     pub(super) fn companion(&self) -> Option<&str> {
         Some(self.names.companion()).filter(|name| *name != self.names.image())
     }
 
-    /// An error of the crate `formats`, in the terms of a restore.
+    /// Converts an error of the crate `formats` to one of a restore.
     pub(super) fn refused(&self, error: FormatError) -> Error {
         refused(self.format, Path::new(self.names.image()), error)
     }
 
-    /// Writes the files into `folder` and makes them durable; the disk's bytes written.
+    /// Writes the files into `folder` and makes them durable. Returns the bytes written
+    /// of the disk.
     pub(super) fn write(&self, run: &Run<'_>, folder: &Path) -> Result<u64> {
         let mut stored = StoredRanges::of(run.disk);
         let until_cancelled = stored.by_ref().take_while(|_| run.check_cancel().is_ok());
         let presentation = Presentation::new(&self.names, &self.shape, until_cancelled);
         run.check_cancel()?;
-        stored.end().context(|| "asking which ranges of the disk are stored")?;
+        stored.end().context(|| "reading which ranges of the disk are stored")?;
         let mut written = 0;
         for File { name, layout } in presentation.map_err(|e| self.refused(e))?.into_files() {
             let sink = LayoutSink::create(&folder.join(name), layout)?;
@@ -84,11 +85,11 @@ impl Image {
     }
 }
 
-/// A restored image is a disk of its own: random ids, so that no hypervisor takes it
-/// for the one that is served, or for another restore of the same point.
+/// A restored image is a new disk: its ids are random, so that no hypervisor takes it
+/// for the served disk or for another restore of the same point.
 fn new_identity() -> Result<Identity> {
     let mut seed = [0; 32];
-    // Up to 256 bytes come whole or not at all.
+    // The kernel returns up to 256 bytes completely or fails.
     rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::empty())
         .map_err(std::io::Error::from)
         .context(|| "drawing random ids for an image")?;
@@ -120,8 +121,8 @@ impl LayoutSink {
         Ok(LayoutSink { file: FileSink::create(path, layout.size_bytes())?, layout })
     }
 
-    /// Writes what is not the disk's. Zeroes stay holes: the table of an empty part of
-    /// a disk takes no room.
+    /// Writes all bytes that are not the disk's. Zeroes stay holes: the table of an
+    /// empty part of a disk takes no space.
     fn write_metadata(&self, run: &Run<'_>) -> Result<()> {
         let mut writer = self.file.writer()?;
         let mut buffer = Vec::new();
@@ -171,10 +172,10 @@ struct LayoutWriter<'s> {
 }
 
 impl LayoutWriter<'_> {
-    /// Does `act` for every part of a range of the disk that lies in the file in one
-    /// piece: with the part, counted from the range's start, and its place. A session
-    /// may store blocks that were absent when the restore began; those have no place
-    /// and stay as they were.
+    /// Calls `act` for every part of a disk range that lies in one piece in the file,
+    /// with the part (relative to the range's start) and its place. A session may store
+    /// blocks that were absent when the restore began; those have no place and are
+    /// skipped.
     fn for_each_place(
         &mut self,
         range: Range<u64>,

@@ -1,4 +1,4 @@
-//! Writing a disk of the repository to a file, a device or an NBD server.
+//! Restores a disk of the repository to a file, a device or an NBD server.
 //!
 //! ```text
 //!   Disk ─ extents ─▶ pieces ─▶ workers: read_at ─┬▶ Sink ─▶ device, NBD server
@@ -7,9 +7,8 @@
 //!                                                 └▶ compressed grains, in order ─▶ VMDK stream
 //! ```
 //!
-//! Only what is stored is read. A new file appears under its name when it is whole
-//! and durable, not before. What an image of a format looks like is the business of
-//! the crate `formats`; no other program takes part.
+//! Only stored ranges are read. A new file gets its name only when it is complete and durable.
+//! The crate `formats` defines the images; no other program takes part.
 
 mod file;
 mod image;
@@ -35,44 +34,44 @@ use run::Run;
 pub use target::RestoreTarget;
 use target::{is_block_device, target_format};
 
-/// How a disk is restored.
+/// Options of a restore.
 #[derive(Clone, Debug, Default)]
 pub struct RestoreOptions {
-    /// The image's format; `None`: as the file's extension says, raw for a device or NBD.
+    /// The image's format; `None`: from the file's extension, or raw for a device or NBD.
     pub format: Option<Format>,
-    /// Threads that read and write; 0: as many as there are processors.
+    /// Threads that read and write; 0: one per processor.
     pub threads: usize,
     /// Whether an existing file is replaced.
     pub force: bool,
 }
 
-/// What a restore did.
+/// The result of a restore.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RestoreSummary {
-    /// The format that was written.
+    /// The format of the target.
     pub format: Format,
     /// Size of the disk.
     pub size_bytes: u64,
-    /// Bytes of content that were written, as they stand in the target: compressed
-    /// where the format compresses. Zeroes and the format's own tables are not counted.
+    /// Bytes of content written, as stored in the target: compressed if the format compresses.
+    /// Zeroes and the format's own tables do not count.
     pub written_bytes: u64,
 }
 
-/// Something that disks are written to, by several threads.
+/// A target that several threads write to.
 trait Sink: Sync {
-    /// True where zeroes have to be written because the target may hold other bytes.
+    /// True if zeroes must be written because the target may hold other bytes.
     fn needs_zeroes(&self) -> bool;
     /// Offsets of writes are multiples of this; a power of two.
     fn alignment_bytes(&self) -> u64;
-    /// Threads that can write at once.
+    /// The number of threads that can write at once.
     fn useful_writers(&self) -> usize;
-    /// One thread's way in.
+    /// A writer for one thread.
     fn writer(&self) -> Result<Box<dyn SinkWriter + '_>>;
-    /// Makes everything durable. All writers are gone.
+    /// Makes everything durable. All writers must be dropped.
     fn finish(&self) -> Result<()>;
 }
 
-/// One thread's way into a sink. Errors name the target.
+/// One thread's writer into a sink. Errors name the target.
 trait SinkWriter: Send {
     fn write_at(&mut self, bytes: &[u8], offset_bytes: u64) -> Result<()>;
     fn write_zeroes(&mut self, offset_bytes: u64, length_bytes: u64) -> Result<()>;
@@ -80,12 +79,11 @@ trait SinkWriter: Send {
 
 /// Restores `disk` to `target`.
 ///
-/// A file is written in a folder beside its own name and renamed when it is durable:
-/// it is whole or not there. Where an image has two files, `target` names the one that
-/// is opened; it appears last. An existing file is refused with `AlreadyExists` unless
-/// `force`. An image's ids are random: it is a new disk, independent of the point's. A
-/// block device and an NBD export are written in place. A set `cancel` ends the work
-/// with `Interrupted`.
+/// A file is written in a folder beside its own name and renamed when it is durable, so it is
+/// either complete or absent. If an image has two files, `target` names the one that readers
+/// open; it appears last. Fails with `AlreadyExists` if the file exists, unless `force` is set.
+/// An image's ids are random: it is a new disk, independent of the point's. A block device and
+/// an NBD export are written in place. A set `cancel` ends the work with `Interrupted`.
 pub fn restore(
     disk: &dyn Disk,
     target: &RestoreTarget,
@@ -108,7 +106,7 @@ pub fn restore(
     Ok(RestoreSummary { format, size_bytes, written_bytes })
 }
 
-/// Restores to the file `path` and those that belong to it; the bytes written.
+/// Restores to the file `path` and its companion. Returns the bytes written.
 fn restore_file(run: &Run<'_>, path: &Path, format: Format, replaces: bool) -> Result<u64> {
     let (part, written) = if format == Format::Raw {
         let part = PartFiles::create(path, None, replaces)?;

@@ -8,14 +8,14 @@ use coldrise_block::{Context, Error, ErrorKind, Result};
 use super::{Sink, SinkWriter};
 use crate::libnbd::{Connection, Endpoint};
 
-/// Connections that write, where the server lets several work on one export.
+/// Connections that write, if the server supports several per export.
 const WRITERS: usize = 2;
-/// Bytes of zeroes that are written at once where the server cannot zero.
+/// Bytes of one write of zeroes, if the server cannot zero.
 const ZERO_WRITE_BYTES: u64 = 1 << 20;
 
-/// An export that is written to.
+/// An export that is being written.
 pub(super) struct NbdSink<'c> {
-    /// Writes too where the server wants only one connection; flushes.
+    /// The connection for flushes, and for writes if the server supports only one.
     control: Mutex<Connection<'c>>,
     endpoint: Endpoint,
     name: String,
@@ -70,7 +70,7 @@ impl<'c> NbdSink<'c> {
         })
     }
 
-    /// A thread that died while it held the connection left it closed or whole.
+    /// A thread that panicked with the connection left it closed or intact.
     fn control(&self) -> MutexGuard<'_, Connection<'c>> {
         self.control.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -86,7 +86,8 @@ impl Sink for NbdSink<'_> {
     }
 
     fn useful_writers(&self) -> usize {
-        // On one connection a second thread still reads while the first one writes.
+        // With one connection a second thread still reads while the first one
+        // writes.
         WRITERS
     }
 
@@ -101,8 +102,8 @@ impl Sink for NbdSink<'_> {
     }
 
     fn finish(&self) -> Result<()> {
-        // The server announced that a flush covers the writes of all connections, or
-        // there was only this one.
+        // Either the server announced that a flush covers the writes of all
+        // connections, or this was the only connection.
         if self.can_flush {
             self.control().flush().context(|| self.name.clone())?;
         }
@@ -144,7 +145,7 @@ impl SinkWriter for NbdWriter<'_, '_> {
         if tail.is_empty() {
             return Ok(());
         }
-        // Only the disk's end can be no multiple of the server's unit.
+        // Only the last block of the disk can be shorter than the server's unit.
         let mut padded = vec![0; unit];
         padded[..tail.len()].copy_from_slice(tail);
         let offset = offset_bytes + whole as u64;

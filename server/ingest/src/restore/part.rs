@@ -1,8 +1,8 @@
-//! The files of an image that is being written, out of sight until they are whole.
+//! The hidden files of an unfinished image.
 //!
 //! For the target `DIR/NAME` they lie in `DIR/.NAME.coldrise-part/`, each under its final
-//! name. The folder is locked while a restore is at work; what a killed restore left
-//! behind is removed by the next one to the same target.
+//! name. The folder is locked during a restore. The next restore to the same target
+//! removes the remains of a killed one.
 
 use std::ffi::OsString;
 use std::fs::{DirBuilder, File};
@@ -13,7 +13,7 @@ use coldrise_block::{Context, Error, ErrorKind, Result};
 use rustix::fs::{FlockOperation, OFlags, RenameFlags};
 use rustix::io::Errno;
 
-/// Files on their way: the image and, where it has one, the file with its data.
+/// The unfinished files: the image and, in some formats, the file with its data.
 pub(super) struct PartFiles {
     folder_path: PathBuf,
     /// Holds the lock.
@@ -26,13 +26,13 @@ pub(super) struct PartFiles {
 fn taken(target: &Path) -> Error {
     Error::new(
         ErrorKind::AlreadyExists,
-        format!("{} exists: choose another name, or say --force to replace it", target.display()),
+        format!("{} exists: choose another name, or use --force to replace it", target.display()),
     )
 }
 
 impl PartFiles {
-    /// Prepares the way to `target` and, beside it, `companion`. Nothing is in
-    /// [`PartFiles::folder`] yet.
+    /// Prepares `target` and, beside it, `companion`. [`PartFiles::folder`] is still
+    /// empty.
     pub(super) fn create(
         target: &Path,
         companion: Option<&str>,
@@ -42,7 +42,7 @@ impl PartFiles {
         let Some(name) = target.file_name() else {
             return Err(Error::new(
                 ErrorKind::InvalidInput,
-                format!("'{}' names no file", target.display()),
+                format!("'{}' is not a file name", target.display()),
             ));
         };
         let companion = companion.map(OsString::from);
@@ -84,21 +84,21 @@ impl PartFiles {
         Ok(part)
     }
 
-    /// Where the files are to be made.
+    /// The folder for the unfinished files.
     pub(super) fn folder(&self) -> &Path {
         &self.folder_path
     }
 
-    /// Where the file that gets the target's name is to be made.
+    /// The unfinished path of the file that will get the target's name.
     pub(super) fn image(&self) -> PathBuf {
-        // A target without a name was refused.
+        // A target without a name was refused earlier.
         self.folder_path.join(self.target.file_name().unwrap_or_default())
     }
 
-    /// Makes the files durable and moves them to their names, in this order: after a
-    /// crash a name stands for the whole file or for what was there before. The image
-    /// comes after the file that it names, and an old image goes before that file is
-    /// replaced: whatever opens under the target's name is of one restore.
+    /// Makes the files durable and then renames them, so that after a crash a name stands
+    /// for the complete file or for the old one. The image follows the file that it
+    /// names, and an old image is removed before that file is replaced: all files that
+    /// open under the target's name are from one restore.
     pub(super) fn publish(self) -> Result<()> {
         let what = || format!("writing {}", self.target.display());
         let image = (self.image(), self.target.clone());
@@ -118,8 +118,8 @@ impl PartFiles {
         }
         let put = self.put(&image.0, &image.1);
         if let (Err(_), Some((_, data)), false) = (&put, &data, self.replaces) {
-            // It got its name just now and is of no use without the image. The error that
-            // is told is the one that led here.
+            // It was renamed just now and is useless without the image. Report the error
+            // that led here.
             let _ = remove(data);
         }
         put?;
@@ -143,7 +143,8 @@ impl PartFiles {
         match rustix::fs::renameat_with(here, from, here, to, flag) {
             Ok(()) => Ok(()),
             Err(Errno::EXIST) => Err(taken(to)),
-            // A file system without that flag. A hard link refuses a taken name too.
+            // The file system lacks that flag. A hard link also fails if the name is
+            // taken.
             Err(Errno::INVAL | Errno::NOSYS) => match std::fs::hard_link(from, to) {
                 Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Err(taken(to)),
                 result => result.context(what),
@@ -152,7 +153,7 @@ impl PartFiles {
         }
     }
 
-    /// Removes what is in the folder.
+    /// Removes the content of the folder.
     fn empty(&self) -> std::io::Result<()> {
         for entry in std::fs::read_dir(&self.folder_path)? {
             remove(&entry?.path())?;
@@ -161,7 +162,7 @@ impl PartFiles {
     }
 }
 
-/// Removes a file, if it is there.
+/// Removes a file, if it exists.
 fn remove(path: &Path) -> std::io::Result<()> {
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
@@ -171,8 +172,8 @@ fn remove(path: &Path) -> std::io::Result<()> {
 
 impl Drop for PartFiles {
     fn drop(&mut self) {
-        // Whoever waits for the lock finds the folder empty or gone; what cannot be
-        // removed now is removed by the next restore to this target.
+        // A restore that waits for the lock finds the folder empty or gone. If a removal
+        // fails now, the next restore to this target repeats it.
         let _ = self.empty();
         let _ = std::fs::remove_dir(&self.folder_path);
         let _ = rustix::fs::flock(&self.folder, FlockOperation::Unlock);

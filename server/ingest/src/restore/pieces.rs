@@ -1,4 +1,4 @@
-//! Cuts a disk into pieces of work, in order, as they are asked for.
+//! Cuts a disk into pieces of work, in order and on demand.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -6,26 +6,26 @@ use coldrise_block::{Context, Disk, Error, ErrorKind, Extent, Result, BLOCK_SIZE
 
 use crate::source::{round_down, round_up};
 
-/// Most bytes that are read at once.
+/// Maximum length of one read.
 const STORED_BYTES: u64 = 2 << 20;
-/// Most bytes that are zeroed at once: short enough to be cancelled soon.
+/// Maximum length of one zeroing: short enough to cancel soon.
 const ZERO_BYTES: u64 = 256 << 20;
-/// Extents that are asked for at once.
+/// Extents per request.
 const EXTENT_LIMIT: usize = 256;
 
 /// A piece of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Piece {
-    /// To be read and written.
+    /// Must be read and written.
     Stored { offset_bytes: u64, length_bytes: usize },
-    /// To be zeroed.
+    /// Must be zeroed.
     Zeroes { offset_bytes: u64, length_bytes: u64 },
-    /// Reads as zeroes, as the target does: nothing to do.
+    /// Reads as zeroes in the disk and in the target: nothing to do.
     Skipped { length_bytes: u64 },
 }
 
 impl Piece {
-    /// Bytes of the disk that it covers.
+    /// The length of the disk range that it covers.
     pub(super) fn length_bytes(&self) -> u64 {
         match *self {
             Piece::Stored { length_bytes, .. } => length_bytes as u64,
@@ -37,7 +37,7 @@ impl Piece {
 /// The pieces of one disk; several threads take from it.
 pub(super) struct Pieces<'d> {
     disk: &'d dyn Disk,
-    /// Stored pieces are widened to multiples of this.
+    /// Stored pieces are extended to multiples of this.
     alignment_bytes: u64,
     needs_zeroes: bool,
     cursor: Mutex<Cursor>,
@@ -45,7 +45,7 @@ pub(super) struct Pieces<'d> {
 
 struct Cursor {
     next_offset: u64,
-    /// Extents already asked for, the next one last.
+    /// Known extents, the next one last.
     known: Vec<Extent>,
 }
 
@@ -59,7 +59,7 @@ impl<'d> Pieces<'d> {
         }
     }
 
-    /// The next piece; `None` when the disk is dealt with.
+    /// The next piece; `None` at the end of the disk.
     pub(super) fn next(&self) -> Result<Option<Piece>> {
         let size_bytes = self.disk.size_bytes();
         let mut cursor = self.cursor.lock().unwrap_or_else(PoisonError::into_inner);
@@ -72,11 +72,11 @@ impl<'d> Pieces<'d> {
                 let mut known = self
                     .disk
                     .extents(at, size_bytes - at, EXTENT_LIMIT)
-                    .context(|| format!("asking for the extents at offset {at}"))?;
+                    .context(|| format!("reading the extents at offset {at}"))?;
                 if known.is_empty() {
                     return Err(Error::new(
                         ErrorKind::Internal,
-                        format!("the disk told nothing of its extents at offset {at}"),
+                        format!("the disk returned no extents at offset {at}"),
                     ));
                 }
                 known.reverse();
@@ -85,7 +85,7 @@ impl<'d> Pieces<'d> {
             };
             let end = (extent.offset_bytes + extent.length_bytes).min(size_bytes);
             let end = if extent.kind.reads_zero() {
-                // The part that shares a unit with stored bytes goes with them.
+                // Zeroes that share a unit with stored bytes are written with them.
                 if end == size_bytes {
                     end
                 } else {
@@ -95,7 +95,7 @@ impl<'d> Pieces<'d> {
                 round_up(end, self.alignment_bytes).min(size_bytes)
             };
             if end <= at {
-                // Dealt with already.
+                // Completed already.
                 cursor.known.pop();
                 continue;
             }
@@ -106,8 +106,8 @@ impl<'d> Pieces<'d> {
                 }
                 (true, false) => Piece::Skipped { length_bytes: length },
                 (false, _) => {
-                    // Pieces end at multiples of their size, so that two of them never
-                    // share a chunk that both would decode.
+                    // Pieces end at multiples of their size, so that no two of them
+                    // share a chunk, which both would have to decode.
                     let stop = round_down(at, STORED_BYTES) + STORED_BYTES;
                     Piece::Stored { offset_bytes: at, length_bytes: (end.min(stop) - at) as usize }
                 }

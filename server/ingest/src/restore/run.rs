@@ -1,4 +1,4 @@
-//! The work of a restore: threads that take pieces of the disk until none is left.
+//! The worker threads of a restore: they take pieces of the disk until none is left.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -8,29 +8,29 @@ use super::pieces::{Piece, Pieces};
 use super::{Sink, SinkWriter};
 use crate::progress::{Phase, Progress, ProgressState};
 
-/// Threads at most, whatever was asked for.
+/// Upper bound of the threads.
 const MAX_THREADS: usize = 16;
-/// A run of zeroes that is not written where the target is zero already, in bytes.
-/// Smaller ones cost more in file fragments than they save.
+/// The shortest run of zeroes, in bytes, that is skipped on a zeroed target. Skipping
+/// shorter ones costs more in file fragments than it saves.
 const ZERO_RUN_BYTES: usize = 64 << 10;
 
 /// One restore.
 pub(super) struct Run<'a> {
     pub(super) disk: &'a dyn Disk,
-    /// The target's.
+    /// The target's name.
     pub(super) name: &'a str,
-    /// 0: as many as there are processors.
+    /// 0: one per processor.
     pub(super) threads: usize,
     pub(super) progress: &'a dyn Progress,
     pub(super) cancel: &'a AtomicBool,
 }
 
-/// What the workers of one disk share.
+/// State that the workers of one disk share.
 #[derive(Default)]
 pub(super) struct Counters {
     done_bytes: AtomicU64,
     written_bytes: AtomicU64,
-    /// One worker failed: the others stop.
+    /// One worker failed, so the others stop.
     is_over: AtomicBool,
 }
 
@@ -52,14 +52,14 @@ impl Run<'_> {
         });
     }
 
-    /// Counts a piece that is dealt with.
+    /// Counts a completed piece.
     pub(super) fn advance(&self, counters: &Counters, done_bytes: u64, written_bytes: u64) {
         let written = counters.written_bytes.fetch_add(written_bytes, Ordering::Relaxed);
         let done = counters.done_bytes.fetch_add(done_bytes, Ordering::Relaxed);
         self.report(Phase::Restoring, done + done_bytes, written + written_bytes);
     }
 
-    /// Whether a worker is to take another piece; fails where the user cancelled.
+    /// Whether a worker must take another piece; fails if the user cancelled.
     pub(super) fn goes_on(&self, counters: &Counters) -> Result<bool> {
         self.check_cancel()?;
         Ok(!counters.is_over.load(Ordering::Relaxed))
@@ -72,7 +72,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Runs `work` on several threads, `most` of them at most; the first error there is.
+    /// Runs `work` on up to `most` threads. Returns the first error.
     pub(super) fn in_parallel(
         &self,
         most: usize,
@@ -101,7 +101,7 @@ impl Run<'_> {
         })
     }
 
-    /// Copies the disk into `sink` and makes it durable; the bytes written.
+    /// Copies the disk into `sink` and makes it durable. Returns the bytes written.
     pub(super) fn copy(&self, sink: &dyn Sink) -> Result<u64> {
         let counters = Counters::default();
         let pieces = Pieces::new(self.disk, sink.alignment_bytes(), sink.needs_zeroes());
@@ -154,7 +154,7 @@ impl Run<'_> {
     }
 }
 
-/// Writes what is not zero; the bytes written.
+/// Writes all but the zeroes. Returns the bytes written.
 pub(super) fn write_sparsely(
     writer: &mut dyn SinkWriter,
     bytes: &[u8],
@@ -168,7 +168,7 @@ pub(super) fn write_sparsely(
             start = end;
             continue;
         }
-        // Runs that touch go out as one write.
+        // Adjacent runs are written together.
         let mut stop = end;
         while stop < bytes.len() {
             let next = (stop + ZERO_RUN_BYTES).min(bytes.len());
@@ -184,7 +184,7 @@ pub(super) fn write_sparsely(
     Ok(written)
 }
 
-/// True when all bytes are zero; looks at the whole only where the start is.
+/// True when all bytes are zero. Checks the start first.
 fn is_zero(bytes: &[u8]) -> bool {
     let (head, rest) = bytes.split_at(bytes.len().min(16));
     // Comparing a slice with itself, shifted, runs at the speed of memcmp.

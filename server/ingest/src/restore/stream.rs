@@ -1,4 +1,5 @@
-//! The compressed VMDK: many threads compress, the grains go out in the disk's order.
+//! The compressed VMDK: many threads compress, and the grains are written in disk
+//! order.
 //!
 //! ```text
 //!   piece 7 ─ worker ─▶ grains of 7 ┐
@@ -6,10 +7,10 @@
 //!   piece 5 ─ worker ─▶ grains of 5 ┘
 //! ```
 //!
-//! A worker that is ahead leaves its grains and takes the next piece, until so many
-//! pieces wait that it has to wait itself: memory is bounded. Whoever brings the piece
-//! that all wait for appends everything that is ready; the bytes are written outside of
-//! the lock, each run at the offset that it was given under it.
+//! A worker that is ahead leaves its grains and takes the next piece. If too many
+//! pieces wait, the worker waits too, so memory is bounded. The worker that brings the
+//! next piece in order appends all pieces that are ready. It assigns their offsets
+//! under the lock and writes them outside of it.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -25,13 +26,13 @@ use super::run::{Counters, Run};
 use super::Sink;
 use crate::progress::Phase;
 
-/// zlib's level, as qemu-img and VMware's tools have it.
+/// zlib's level, as in qemu-img and VMware's tools.
 const LEVEL: u32 = 6;
-/// Pieces (2 MiB at most) that may be ahead of the one that is to be appended.
+/// How many pieces (of at most 2 MiB) may be ahead of the next one to append.
 const WINDOW: u64 = 32;
 
-/// Writes the image to `path`, which must not exist, and makes it durable; the bytes of
-/// compressed content.
+/// Writes the image to `path`, which must not exist, and makes it durable. Returns the
+/// bytes of compressed content.
 pub(super) fn write(run: &Run<'_>, image: &Image, path: &Path) -> Result<u64> {
     let file = FileSink::create(path, 0)?;
     let mut out = Vec::new();
@@ -60,14 +61,14 @@ pub(super) fn write(run: &Run<'_>, image: &Image, path: &Path) -> Result<u64> {
     Ok(written)
 }
 
-/// What the workers share.
+/// State that the workers share.
 struct Work<'a> {
     run: &'a Run<'a>,
     image: &'a Image,
     file: &'a FileSink,
     pieces: Pieces<'a>,
-    /// Number of the next stored piece; held while the piece is taken, so that numbers
-    /// follow the disk.
+    /// Number of the next stored piece. Locked while the piece is taken, so that
+    /// numbers follow the disk.
     next_number: Mutex<u64>,
     order: Order,
     counters: Counters,
@@ -76,7 +77,7 @@ struct Work<'a> {
 impl Work<'_> {
     /// One worker: takes pieces until none is left.
     fn compress_pieces(&self) -> Result<()> {
-        // However this worker ends, nobody goes on waiting for what it has not brought.
+        // However this worker ends, no other worker waits forever for its pieces.
         let mut leave = Leave { order: &self.order, is_done: false };
         let mut compressor = GrainCompressor::new(LEVEL);
         let mut writer = self.file.writer()?;
@@ -127,25 +128,25 @@ impl Work<'_> {
     }
 }
 
-/// Brings pieces into the disk's order.
+/// Brings pieces into disk order.
 struct Order {
     state: Mutex<State>,
-    /// The piece that all wait for has changed, or the work is over.
+    /// The next piece in order has changed, or the work is over.
     moved: Condvar,
 }
 
 struct State {
     stream: StreamVmdk,
-    /// Number of the piece that is appended next.
+    /// Number of the next piece to append.
     next: u64,
-    /// Pieces that came before their turn.
+    /// Pieces that arrived before their turn.
     waiting: BTreeMap<u64, Vec<CompressedGrain>>,
-    /// Where the stream ends so far.
+    /// The current end of the stream.
     end_bytes: u64,
     is_over: bool,
 }
 
-/// Bytes of the stream and where they belong.
+/// Bytes of the stream and their offset.
 struct Ready {
     bytes: Vec<u8>,
     offset_bytes: u64,
@@ -162,8 +163,8 @@ impl Order {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a piece's grains; returns what is to be written now, which may be nothing
-    /// or pieces of others. `None` when another worker has failed.
+    /// Takes a piece's grains. Returns the bytes to write now: none, or also those of
+    /// other pieces. `None` if another worker has failed.
     fn bring(
         &self,
         number: u64,
@@ -171,7 +172,8 @@ impl Order {
         image: &Image,
     ) -> Result<Option<Ready>> {
         let mut state = self.lock();
-        // The piece whose turn it is never waits here, so somebody always goes on.
+        // The next piece in order never waits here, so one worker always makes
+        // progress.
         while number >= state.next + WINDOW && !state.is_over {
             state = self.moved.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
@@ -199,7 +201,7 @@ impl Order {
     }
 }
 
-/// Ends the work for all when a worker leaves before its end.
+/// Ends the work of all workers when one leaves early.
 struct Leave<'o> {
     order: &'o Order,
     is_done: bool,

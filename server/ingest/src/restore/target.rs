@@ -1,4 +1,4 @@
-//! Where a disk is restored to, and in which format.
+//! The target of a restore and its format.
 
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use coldrise_formats::Format;
 
 use crate::source::{is_nbd_uri, ImageFormat};
 
-/// Where a disk is restored to.
+/// The target of a restore.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RestoreTarget {
     /// A new image file, or an existing block device.
@@ -29,7 +29,7 @@ impl RestoreTarget {
         if text.contains("://") {
             return Err(Error::new(
                 ErrorKind::InvalidInput,
-                format!("'{text}': of URIs only those of NBD can be written to"),
+                format!("'{text}': only NBD URIs can be written to"),
             ));
         }
         Ok(RestoreTarget::Path(PathBuf::from(text)))
@@ -62,8 +62,7 @@ pub(super) fn is_block_device(path: &Path) -> Result<bool> {
     }
 }
 
-/// The format in which `target` is written: the one that was asked for, else the one
-/// that the file's extension stands for.
+/// The format of `target`: the requested one, else the one of the file's extension.
 pub(super) fn target_format(target: &RestoreTarget, asked: Option<Format>) -> Result<Format> {
     let path = match target {
         RestoreTarget::Path(path) if !is_block_device(path)? => path,
@@ -84,15 +83,15 @@ pub(super) fn target_format(target: &RestoreTarget, asked: Option<Format>) -> Re
         Error::new(
             ErrorKind::InvalidInput,
             format!(
-                "'{target}': the file's name does not tell its format: say --format raw, qcow2, \
+                "'{target}': the file's name does not tell its format: use --format raw, qcow2, \
                  vmdk, vhd or vhdx"
             ),
         )
     })
 }
 
-/// The form of a format that other programs write, and people expect, under its name:
-/// one file, as small as its content.
+/// The usual form of a format in other programs, which users expect: one compact
+/// file.
 fn usual_form(format: ImageFormat) -> Format {
     match format {
         ImageFormat::Raw => Format::Raw,

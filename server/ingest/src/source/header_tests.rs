@@ -1,5 +1,5 @@
-//! Whatever bytes an image is made of: what is looked at here ends, with an answer or an
-//! error, and never tells more of a disk than there is.
+//! For arbitrary bytes, the checks of an image end with an answer or an error, and never
+//! report more of a disk than there is.
 
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ use super::vhdx::VhdxMap;
 use super::vmdk::vmdk_extents;
 
 const MIB: u64 = 1 << 20;
-/// Where the tables of a VHDX lie in [`vhdx`].
+/// The offsets of the tables in [`vhdx`].
 const METADATA: u64 = 2 * MIB;
 const BAT: u64 = 3 * MIB;
 
@@ -29,7 +29,7 @@ fn file(parts: &[(u64, Vec<u8>)]) -> (tempfile::TempDir, PathBuf) {
     (folder, path)
 }
 
-/// The part with its checksum at 4.
+/// The part with its checksum at byte 4.
 fn summed(mut part: Vec<u8>, length: usize) -> Vec<u8> {
     part.resize(length, 0);
     part[4..8].fill(0);
@@ -47,8 +47,8 @@ fn guid(text: u128) -> Vec<u8> {
     out.to_vec()
 }
 
-/// A VHDX whose numbers are as given: the disk's, the block's and the sector's size, the
-/// place and length of the BAT, the counts of both tables.
+/// A VHDX with these numbers: the sizes of disk, block and sector, the offset and length
+/// of the BAT, the counts of both tables.
 fn vhdx(sizes: (u64, u32, u32), bat: (u64, u32), counts: (u32, u16)) -> Vec<(u64, Vec<u8>)> {
     let mut head = b"head\0\0\0\0".to_vec();
     head.resize(66, 0);
@@ -169,7 +169,7 @@ proptest! {
             .collect();
         let (folder, path) = file(&[(0, text.concat().into_bytes())]);
         if let Ok(extents) = vmdk_extents(&path) {
-            // Nothing but files of the image's own folder.
+            // Only files of the image's own folder.
             for extent in extents {
                 prop_assert_eq!(extent.parent(), Some(folder.path()));
             }

@@ -1,4 +1,4 @@
-//! Images in formats that are not ours: a confined qemu-nbd child reads them.
+//! Images in foreign formats: a confined qemu-nbd child reads them.
 
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
@@ -11,27 +11,27 @@ use super::vhdx::VhdxMap;
 use super::{DirtyRun, ImageFormat, NbdSource, RawSource, Reader, Source, SourceOptions};
 use crate::qemu::ImageServer;
 
-/// Clients of the child at most: the readers, the questions, one to spare.
+/// Maximum number of the child's clients: the readers, the queries, one to spare.
 const MAX_CLIENTS: u32 = 8;
-/// How far deflate, the better of the methods that images use, can expand.
+/// The maximum expansion of deflate, the strongest compression that images use.
 const MAX_EXPANSION: u64 = 1032;
-/// An image may store less than a block's end suggests.
+/// Tolerance: an image may store less than a block's end suggests.
 const TOLERANCE_BYTES: u64 = 64 << 20;
 
 /// An image file, served by a child of ours.
 pub(crate) struct ImageSource<'c> {
-    // The connection is dropped before the server that it leads to.
+    // The connection must be dropped before its server.
     nbd: NbdSource<'c>,
-    /// The image file itself, to see whether it changes while it is read.
+    /// The image file itself, to detect changes while it is read.
     file: RawSource,
-    /// What QEMU does not tell of a VHDX.
+    /// The block map of a VHDX, which QEMU does not report.
     map: Option<VhdxMap>,
     plausible: PlausibleContent,
     server: ImageServer,
 }
 
 impl<'c> ImageSource<'c> {
-    /// Looks the image over, then starts the child on it.
+    /// Inspects the image, then starts the child on it.
     pub(crate) fn open(
         path: &Path,
         format: ImageFormat,
@@ -127,10 +127,10 @@ impl Reader for ImageReader<'_> {
 
 /// Stops at an image that claims to store more than its files can hold.
 ///
-/// Tables may lead to one place again and again, so that a file of a few KiB is a disk
-/// full of content, terabytes of it, which would be read to the end.
+/// Tables may point to one place repeatedly. Then a file of a few KiB is a disk with
+/// terabytes of content, and all of it would be read.
 struct PlausibleContent {
-    /// The image, for people.
+    /// The image's name for messages.
     name: String,
     most_bytes: u64,
     seen: Mutex<Seen>,
@@ -138,14 +138,14 @@ struct PlausibleContent {
 
 #[derive(Default)]
 struct Seen {
-    /// Up to where the disk was counted.
+    /// The end of the counted part of the disk.
     end: u64,
     stored_bytes: u64,
 }
 
 impl PlausibleContent {
-    /// For an image whose files have `length_bytes` together and whose content may be
-    /// compressed, to so many bytes from one.
+    /// For an image whose files have `length_bytes` together and whose content may
+    /// expand by `expansion` when it is decompressed.
     fn new(path: &Path, length_bytes: u64, expansion: u64) -> PlausibleContent {
         let most_bytes = length_bytes.saturating_mul(expansion).saturating_add(TOLERANCE_BYTES);
         PlausibleContent { name: path.display().to_string(), most_bytes, seen: Mutex::default() }
@@ -156,7 +156,7 @@ impl PlausibleContent {
         for extent in extents {
             let end = extent.offset_bytes.saturating_add(extent.length_bytes);
             if extent.kind == ExtentKind::Stored {
-                // What is asked about again counts once.
+                // Ranges that are queried again count once.
                 seen.stored_bytes += end.saturating_sub(extent.offset_bytes.max(seen.end));
             }
             seen.end = seen.end.max(end);
@@ -168,7 +168,7 @@ impl PlausibleContent {
             ErrorKind::Unsupported,
             format!(
                 "{} claims more content than its files can hold, more than {} bytes: its tables \
-                 lead to the same place again and again. If it is in order nevertheless, convert \
+                 point to the same place repeatedly. If the image is intact nevertheless, convert \
                  it to raw, or name an NBD export of it",
                 self.name, self.most_bytes
             ),

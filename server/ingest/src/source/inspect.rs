@@ -1,8 +1,8 @@
-//! A foreign image is looked over before it is served: which files would be opened
-//! for it, and whether it is whole.
+//! Inspects a foreign image before it is served: which files it opens, and whether it is
+//! complete.
 //!
-//! Only what decides that is read here, a few fixed fields of a header; everything
-//! else is asked of `qemu-img`, in its own process and with the format named.
+//! This module reads only the few fixed header fields that decide this. `qemu-img`, in its
+//! own process and with the format named, answers everything else.
 
 use std::fs::File;
 use std::os::unix::fs::FileTypeExt;
@@ -21,14 +21,14 @@ use super::vmdk::vmdk_extents;
 use super::ImageFormat;
 use crate::qemu::{check_image, image_facts, QemuImage};
 
-/// Images in one backing chain at most.
+/// Maximum number of images in one backing chain.
 const MAX_CHAIN: usize = 64;
-/// VMDK: the parent's content id of an image that has none.
+/// VMDK: the parent's content id in an image without a parent.
 const NO_PARENT: u64 = 0xffff_ffff;
 
-/// What was found out about an image.
+/// The result of an inspection.
 pub(super) struct Inspected {
-    /// How it is opened, its backing files spelled out where they are followed.
+    /// The options to open it; they name the backing files if those are followed.
     pub(super) image: QemuImage,
     /// Whether part of its content may be compressed.
     pub(super) may_be_compressed: bool,
@@ -42,7 +42,8 @@ struct Link {
     may_be_compressed: bool,
 }
 
-/// Looks an image over. Refuses images that lead to files nobody named, and damaged ones.
+/// Inspects an image. Refuses damaged images and those that refer to files the user did
+/// not name.
 pub(super) fn inspect(
     path: &Path,
     format: ImageFormat,
@@ -70,18 +71,18 @@ pub(super) fn inspect(
     }
     match image {
         Some(image) => Ok(Inspected { image, may_be_compressed }),
-        None => Err(Error::new(ErrorKind::Internal, "an image without a file")),
+        None => Err(Error::new(ErrorKind::Internal, "the image has no file")),
     }
 }
 
-/// Looks at one image; its backing file, if it has one and that may be followed.
+/// Inspects one image. Returns its backing file, if it has one that may be followed.
 fn inspect_one(
     path: PathBuf,
     format: ImageFormat,
     follow_backing: bool,
     cancel: &AtomicBool,
 ) -> Result<(Link, Option<(PathBuf, ImageFormat)>)> {
-    // A backing file may be anything that a name can lead to; a pipe would be waited for.
+    // A backing file name may refer to anything; opening a pipe would block.
     let metadata =
         std::fs::metadata(&path).context(|| format!("opening the image {}", path.display()))?;
     if !metadata.is_file() && !metadata.file_type().is_block_device() {
@@ -116,8 +117,8 @@ fn inspect_one(
     Ok((Link { path, format, extents, may_be_compressed }, backing))
 }
 
-/// Refuses what QEMU would follow to another file, or would read wrongly; the files of the
-/// image besides the one that was named.
+/// Refuses images that make QEMU open another file or read wrong content. Returns the
+/// image's additional files.
 fn check_header(path: &Path, format: ImageFormat) -> Result<Vec<PathBuf>> {
     match format {
         ImageFormat::Raw => {
@@ -133,9 +134,9 @@ fn check_header(path: &Path, format: ImageFormat) -> Result<Vec<PathBuf>> {
     Ok(Vec::new())
 }
 
-/// Checks what QEMU says of a VMDK: that its extents lie in the image's own folder, and
-/// that no parent is missing, which QEMU would read as zeroes. Tells whether part of it
-/// is compressed.
+/// Checks QEMU's facts about a VMDK: its extents must lie in the image's own folder, and
+/// its parent must not be missing, because QEMU would read it as zeroes. Returns whether
+/// part of it is compressed.
 fn check_vmdk(path: &Path, facts: &Value) -> Result<bool> {
     let data = &facts["format-specific"]["data"];
     let Some(extents) = data["extents"].as_array() else { return Ok(false) };
@@ -167,7 +168,7 @@ fn check_vmdk(path: &Path, facts: &Value) -> Result<bool> {
     Ok(extents.iter().any(|extent| extent["compressed"] == true))
 }
 
-/// The backing file that the image names, with the format that it states.
+/// The backing file that the image names, and its stated format.
 fn backing_file(
     path: &Path,
     format: ImageFormat,

@@ -1,4 +1,4 @@
-//! Where a disk's content is read from.
+//! The sources of a disk's content.
 //!
 //! ```text
 //!   raw file, block device ── pread, SEEK_HOLE ──────────────┐
@@ -6,7 +6,7 @@
 //!   NBD URI ── libnbd ───────────────────────────────────────┘
 //! ```
 //!
-//! A [`Source`] answers questions (size, extents, dirty runs) from one thread and
+//! A [`Source`] answers queries (size, extents, dirty runs) from one thread and
 //! hands out one [`Reader`] for each thread that reads.
 
 mod image;
@@ -34,10 +34,10 @@ pub(crate) use spec::is_nbd_uri;
 /// Longest name of a dirty bitmap, in bytes: QEMU's own limit.
 const MAX_BITMAP_NAME_BYTES: usize = 1023;
 
-/// How sources are opened.
+/// Options for opening a source.
 #[derive(Clone, Debug, Default)]
 pub struct SourceOptions {
-    /// The dirty bitmap that tells what has changed since the point before.
+    /// The dirty bitmap with the changes since the previous point.
     pub bitmap: Option<String>,
     /// Whether an image's backing files belong to it and may be opened.
     pub follow_backing: bool,
@@ -50,7 +50,7 @@ pub struct DirtyRun {
     pub offset_bytes: u64,
     /// Length of the run; never 0.
     pub length_bytes: u64,
-    /// True where the bitmap says that the run was written.
+    /// True if the run was written, according to the bitmap.
     pub is_dirty: bool,
 }
 
@@ -59,48 +59,47 @@ pub trait Source: Send + Sync {
     /// Size in bytes.
     fn size_bytes(&self) -> u64;
 
-    /// Offsets and lengths of reads are multiples of this many bytes (the last read
-    /// may end at the disk's end); a power of two.
+    /// Offsets and lengths of reads must be multiples of this many bytes (the last
+    /// read may end at the disk's end); a power of two.
     fn alignment_bytes(&self) -> u64;
 
-    /// How many readers at once are worth having; at least 1.
+    /// The useful number of parallel readers; at least 1.
     fn useful_readers(&self) -> usize;
 
-    /// How many bytes one read should bring.
+    /// The useful length of one read, in bytes.
     fn useful_read_bytes(&self) -> u64;
 
     /// A reader for one thread.
     fn reader(&self) -> Result<Box<dyn Reader + '_>>;
 
-    /// What the range holds, in order and without gaps, from `offset_bytes` on. The
-    /// answer may end before the range does, but is never empty. Where nothing is
-    /// known the range is `Stored`.
+    /// The content of the range, in order and without gaps, from `offset_bytes` on.
+    /// The answer may end before the range does, but is never empty. Unknown ranges
+    /// are `Stored`.
     fn extents(&self, offset_bytes: u64, length_bytes: u64) -> Result<Vec<Extent>>;
 
-    /// What the dirty bitmap says of the range; the same rules as for `extents`.
-    /// Fails where the source was opened without a bitmap.
+    /// The dirty bitmap of the range; the same rules as for `extents`. Fails if the
+    /// source was opened without a bitmap.
     fn dirty_runs(&self, offset_bytes: u64, length_bytes: u64) -> Result<Vec<DirtyRun>>;
 
-    /// What the user should know of the source although it can be read.
+    /// A remark for the user about a source that is readable but suspicious.
     fn remark(&self) -> Option<String> {
         None
     }
 
-    /// To be called when all is read: fails where what was read may not be one
-    /// whole disk; otherwise a warning, if there is one.
+    /// Call this after the last read. Fails if the bytes may not be one consistent
+    /// disk; otherwise returns a warning, if there is one.
     fn check_after_reading(&self) -> Result<Option<String>>;
 }
 
-/// One thread's way into a source.
+/// One thread's reader of a source.
 pub trait Reader: Send {
     /// Fills `buffer` from `offset_bytes` on.
     fn read_at(&mut self, buffer: &mut [u8], offset_bytes: u64) -> Result<()>;
 }
 
-/// Opens a source. A set `cancel` ends whatever the source waits for, with
-/// `Interrupted`.
+/// Opens a source. A set `cancel` ends every wait of the source with `Interrupted`.
 ///
-/// Errors name the disk and the place and say what can be done.
+/// Errors name the disk and the location and suggest a remedy.
 pub fn open_source<'c>(
     spec: &SourceSpec,
     options: &SourceOptions,

@@ -1,4 +1,4 @@
-//! Exports of NBD servers, and the local children that serve foreign images.
+//! Exports of NBD servers, including local children that serve foreign images.
 
 use std::sync::atomic::AtomicBool;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -10,7 +10,7 @@ use crate::libnbd::{Connection, Endpoint, StatusRun, BASE_ALLOCATION};
 
 /// Bytes of one read: two requests of the usual limit, both in flight.
 const READ_BYTES: u64 = 2 << 20;
-/// Connections that read, where the server lets several work on one export.
+/// Connections that read, if the server supports several per export.
 const READERS: usize = 2;
 /// `base:allocation`: reads as zeroes.
 const FLAG_ZERO: u32 = 2;
@@ -21,17 +21,17 @@ const FLAG_DIRTY: u32 = 1;
 
 /// An export.
 pub(crate) struct NbdSource<'c> {
-    /// Asks the questions; reads too where the server wants only one connection.
+    /// The connection for queries, and for reads if the server supports only one.
     control: Mutex<Connection<'c>>,
     endpoint: Endpoint,
-    /// The server, for people.
+    /// The server's name for messages.
     name: String,
     size_bytes: u64,
     alignment_bytes: u64,
     has_allocation: bool,
     bitmap_context: Option<String>,
-    /// True when several connections may be made. A server that does not announce it
-    /// may well leave a second client waiting for ever.
+    /// True if several connections are possible. A server that does not announce
+    /// this may leave a second client waiting forever.
     is_shared: bool,
     cancel: &'c AtomicBool,
 }
@@ -46,7 +46,7 @@ impl<'c> NbdSource<'c> {
         NbdSource::open(Endpoint::Uri(uri.to_string()), uri.to_string(), bitmap, cancel)
     }
 
-    /// Connects to `endpoint`, which is called `name` in messages.
+    /// Connects to `endpoint`; messages call it `name`.
     pub(crate) fn open(
         endpoint: Endpoint,
         name: String,
@@ -84,7 +84,7 @@ impl<'c> NbdSource<'c> {
         })
     }
 
-    /// A thread that died while it held the connection left it closed or whole.
+    /// A thread that panicked with the connection left it closed or intact.
     fn control(&self) -> MutexGuard<'_, Connection<'c>> {
         self.control.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -144,7 +144,7 @@ impl Source for NbdSource<'_> {
             let kind = match (run.flags & FLAG_ZERO != 0, run.flags & FLAG_HOLE != 0) {
                 (true, true) => ExtentKind::Hole,
                 (true, false) => ExtentKind::Zero,
-                // A hole that may read as anything has to be read.
+                // A hole that is not known to read as zeroes must be read.
                 (false, _) => ExtentKind::Stored,
             };
             let next = Extent { offset_bytes: at, length_bytes: run.length_bytes, kind };

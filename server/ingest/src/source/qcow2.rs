@@ -1,4 +1,4 @@
-//! What is looked at in a qcow2 before QEMU gets it.
+//! Checks of a qcow2 before QEMU opens it.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -8,21 +8,20 @@ use coldrise_block::{Context, Error, ErrorKind, Result};
 
 use super::raw::file_length;
 
-/// All fields that are looked at lie before this byte; the shortest header, that of
-/// version 2, has 72 bytes.
+/// All checked fields lie before this byte; the shortest header, that of version 2, has 72 bytes.
 const LOOKED_AT_BYTES: usize = 80;
 const MAGIC: &[u8] = b"QFI\xfb";
-/// Incompatible features: the content lies in another file.
+/// Incompatible feature: the content lies in another file.
 const DATA_FILE: u64 = 1 << 2;
 
-/// Refuses what leads QEMU to another file, what it has no key for, and what lacks its end. Features that it
-/// does not know QEMU refuses by itself, naming them.
+/// Refuses an image that refers to another file, is encrypted, or is truncated. QEMU itself refuses
+/// unknown features and names them.
 pub(super) fn check_qcow2(path: &Path) -> Result<()> {
     let file = File::open(path).context(|| format!("reading {}", path.display()))?;
     let mut header = [0; LOOKED_AT_BYTES];
     match file.read_exact_at(&mut header, 0) {
         Ok(()) => {}
-        // QEMU says it in its own words.
+        // QEMU refuses it with its own message.
         Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => return Ok(()),
         Err(error) => return Err(Error::io(format!("reading {}", path.display()), error)),
     }
@@ -35,7 +34,7 @@ pub(super) fn check_qcow2(path: &Path) -> Result<()> {
     let long = |at: usize| header[at..at + 8].try_into().map_or(0, u64::from_be_bytes);
     if number(32) != 0 {
         return refused(
-            "is encrypted by QEMU, and its key cannot be asked for: serve it with qemu-nbd, which \
+            "is encrypted by QEMU, and its key is unknown here: serve it with qemu-nbd, which \
              takes the key (--object secret,…), and back up that NBD export",
         );
     }
@@ -46,7 +45,7 @@ pub(super) fn check_qcow2(path: &Path) -> Result<()> {
              export, or convert it with qemu-img first",
         );
     }
-    // What lies behind the end reads as zeroes: no content at all, if it is the L1 table.
+    // Bytes past the end read as zeroes. A missing L1 table would mean an empty disk.
     let tables_end = long(40).saturating_add(8 * u64::from(number(36)));
     let length = file_length(&file).context(|| format!("reading {}", path.display()))?;
     if tables_end > length {

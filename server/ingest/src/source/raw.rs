@@ -13,7 +13,7 @@ use super::{DirtyRun, Reader, Source};
 
 /// Bytes of one read.
 const READ_BYTES: u64 = 1 << 20;
-/// Extents of one answer.
+/// Maximum number of extents in one answer.
 const MAX_EXTENTS: usize = 1024;
 
 /// A raw image file or a block device.
@@ -21,13 +21,13 @@ pub(crate) struct RawSource {
     file: File,
     path: PathBuf,
     size_bytes: u64,
-    /// What the file looked like when it was opened; `None` for a block device.
+    /// The file's state when it was opened; `None` for a block device.
     opened: Option<Stamp>,
-    /// What seemed odd when it was opened.
+    /// A remark from opening the file.
     remark: Option<String>,
 }
 
-/// What shows that a file was written to, or taken away.
+/// Detects that a file was written, truncated or removed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Stamp {
     modified: (i64, i64),
@@ -43,7 +43,7 @@ impl Stamp {
 impl RawSource {
     pub(crate) fn open(path: &Path) -> Result<RawSource> {
         let what = || format!("opening {}", path.display());
-        // Not to wait for the other end of a pipe, should somebody name one.
+        // Does not block on a pipe, if the user names one.
         let file = std::fs::OpenOptions::new()
             .read(true)
             .custom_flags(OFlags::NONBLOCK.bits() as i32)
@@ -62,8 +62,8 @@ impl RawSource {
         Ok(RawSource { file, path: path.to_path_buf(), size_bytes, opened, remark: None })
     }
 
-    /// The same for a file that was said to be a raw disk. Refuses a fixed VHD; other
-    /// images are remarked upon.
+    /// Opens a file that the user declared a raw disk. Refuses a fixed VHD and
+    /// remarks on other images.
     pub(crate) fn open_disk(path: &Path) -> Result<RawSource> {
         let mut source = RawSource::open(path)?;
         if source.opened.is_some() {
@@ -83,15 +83,16 @@ impl RawSource {
         )
     }
 
-    /// The next data or hole at or after `offset`; `None` where the file says that
-    /// there is none, or knows nothing of holes.
+    /// The next data or hole at or after `offset`; `None` if there is none, or if the
+    /// file system does not report holes.
     fn seek(&self, to: SeekFrom) -> Result<Option<u64>> {
         match rustix::fs::seek(&self.file, to) {
             Ok(offset) => Ok(Some(offset)),
-            // NXIO: no data up to the end. The others: the file system does not tell.
+            // NXIO: no data up to the end. The others: the file system does not
+            // report holes.
             Err(Errno::NXIO | Errno::INVAL | Errno::OPNOTSUPP) => Ok(None),
             Err(error) => Err(Error::io(
-                format!("looking for holes in {}", self.path.display()),
+                format!("searching for holes in {}", self.path.display()),
                 error.into(),
             )),
         }
@@ -129,14 +130,14 @@ impl Source for RawSource {
             extents.len()
         };
         if self.opened.is_none() {
-            // A block device does not tell what it has stored.
+            // A block device does not report its stored ranges.
             push(at, end, ExtentKind::Stored);
             return Ok(extents);
         }
         while at < end {
             let Some(data) = self.seek(SeekFrom::Data(at))? else {
-                // A hole up to the end, unless the file has no end there any more or
-                // knows nothing of holes: one more question tells.
+                // Either a hole up to the end, or the file was truncated or does not
+                // report holes: one more query decides.
                 let kind = match self.seek(SeekFrom::Hole(at))? {
                     Some(hole) if hole == at => ExtentKind::Hole,
                     _ => ExtentKind::Stored,
@@ -146,7 +147,7 @@ impl Source for RawSource {
             };
             let data = data.clamp(at, end);
             let hole = match self.seek(SeekFrom::Hole(data))? {
-                // A hole that does not move on would never end.
+                // A hole that does not advance would never end.
                 Some(hole) if hole > data => hole.min(end),
                 _ => end,
             };
@@ -208,8 +209,8 @@ impl Reader for RawReader<'_> {
                 return source.changed("it became smaller");
             }
             let what = format!("reading {} at offset {offset_bytes}", source.path.display());
-            // Whatever the errno, the source could not be read: a missing file is no
-            // "not found" of a name that the user gave.
+            // The source is unreadable, whatever the errno: a missing file is not a
+            // `NotFound` for a name that the user gave.
             Error::with_source(ErrorKind::Io, what, error)
         })
     }

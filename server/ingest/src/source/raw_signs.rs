@@ -1,9 +1,8 @@
-//! What a raw disk looks like from outside.
+//! Signs that a raw disk is not raw.
 //!
-//! A format is never guessed: a guest can write whatever it likes into its disk, and a
-//! disk that begins as an image does is read as the disk that it was said to be. What can
-//! be told apart with certainty is refused or remarked upon, because it is a slip most of
-//! the time.
+//! Formats are never guessed: a guest can write any content into its disk, so a disk that
+//! begins like an image is still read in its declared format. Certain cases are refused,
+//! likely ones remarked upon, because they are usually mistakes.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -13,7 +12,7 @@ use coldrise_block::{Context, Error, ErrorKind, Result};
 
 use super::vhd::{is_fixed_vhd, COOKIE};
 
-/// How images begin, and the word of their format.
+/// The first bytes of images, with the name of their format.
 const STARTS: [(&[u8], &str); 6] = [
     (b"QFI\xfb", "qcow2"),
     (b"KDMV", "vmdk"),
@@ -24,8 +23,8 @@ const STARTS: [(&[u8], &str); 6] = [
 ];
 const LONGEST_START: usize = 21;
 
-/// Refuses a file that is a fixed VHD to the last byte: read as raw, its footer would
-/// become the end of the disk.
+/// Refuses a file that is exactly a fixed VHD: read as raw, its footer would become the
+/// end of the disk.
 pub(super) fn refuse_fixed_vhd(file: &File, path: &Path, length: u64) -> Result<()> {
     if !is_fixed_vhd(file, length).context(|| format!("reading {}", path.display()))? {
         return Ok(());
@@ -33,7 +32,7 @@ pub(super) fn refuse_fixed_vhd(file: &File, path: &Path, length: u64) -> Result<
     Err(Error::new(
         ErrorKind::Unsupported,
         format!(
-            "{0} is a fixed VHD, not a raw disk: say vhd:{0}. Should it be a raw disk that only \
+            "{0} is a fixed VHD, not a raw disk: use vhd:{0}. If it is a raw disk that only \
              ends like one, name an NBD export of it: qemu-nbd --read-only --format=raw \
              --socket=/run/disk.sock {0}, and nbd+unix:///?socket=/run/disk.sock",
             path.display()
@@ -41,7 +40,7 @@ pub(super) fn refuse_fixed_vhd(file: &File, path: &Path, length: u64) -> Result<
     ))
 }
 
-/// What to say of a raw disk that begins as an image does.
+/// The remark on a raw disk that begins like an image.
 pub(super) fn remark_on_start(file: &File, path: &Path) -> Result<Option<String>> {
     let mut start = [0; LONGEST_START];
     let read = file.read_at(&mut start, 0).context(|| format!("reading {}", path.display()))?;

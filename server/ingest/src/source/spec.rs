@@ -1,4 +1,4 @@
-//! What the user wrote: `DISK=[FORMAT:]SOURCE`.
+//! Parses the user's `DISK=[FORMAT:]SOURCE`.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ const NBD_SCHEMES: [&str; 6] = ["nbd", "nbds", "nbd+unix", "nbds+unix", "nbd+vso
 /// A format of disk images.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ImageFormat {
-    /// The disk's bytes as they are.
+    /// The disk's bytes, unchanged.
     Raw,
     /// QEMU's qcow2.
     Qcow2,
@@ -47,13 +47,13 @@ impl ImageFormat {
         }
     }
 
-    /// The format with that word on the command line.
+    /// The format for a word of the command line.
     pub fn from_word(word: &str) -> Option<ImageFormat> {
         ImageFormat::ALL.into_iter().find(|format| format.word() == word)
     }
 
-    /// The format that a file's extension stands for. The content is never looked at:
-    /// a guest may write into a raw disk whatever would be mistaken for another format.
+    /// The format for a file's extension. The content is never examined: a guest may
+    /// write bytes into a raw disk that look like another format.
     pub fn from_extension(path: &Path) -> Option<ImageFormat> {
         let extension = path.extension()?.to_str()?.to_ascii_lowercase();
         match extension.as_str() {
@@ -66,7 +66,7 @@ impl ImageFormat {
         }
     }
 
-    /// QEMU's name of the driver.
+    /// The name of QEMU's driver.
     pub(crate) fn qemu_driver(self) -> &'static str {
         match self {
             ImageFormat::Vhd => "vpc",
@@ -81,7 +81,7 @@ impl fmt::Display for ImageFormat {
     }
 }
 
-/// Where a disk's content lies.
+/// The location of a disk's content.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Location {
     /// An image file or a block device.
@@ -107,21 +107,21 @@ impl fmt::Display for Location {
     }
 }
 
-/// One disk to back up and where its content lies.
+/// A disk to back up and the location of its content.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SourceSpec {
     /// The disk's name in the repository.
     pub disk: DiskName,
-    /// Where its content lies.
+    /// The location of its content.
     pub location: Location,
 }
 
 impl SourceSpec {
-    /// Reads `DISK=[FORMAT:]SOURCE`. SOURCE is the path of an image file or an NBD URI;
-    /// FORMAT is raw, qcow2, vmdk, vhd or vhdx, and follows from the file's extension
-    /// where it is not given (.raw .img .qcow2 .vmdk .vhd .vpc .vhdx).
+    /// Parses `DISK=[FORMAT:]SOURCE`. SOURCE is the path of an image file or an NBD
+    /// URI. FORMAT is raw, qcow2, vmdk, vhd or vhdx. Without FORMAT, the file's
+    /// extension decides (.raw .img .qcow2 .vmdk .vhd .vpc .vhdx).
     ///
-    /// Fails with `InvalidInput` and what is accepted instead.
+    /// Fails with `InvalidInput`; the message says what is accepted.
     pub fn parse(text: &str) -> Result<SourceSpec> {
         if text.len() > MAX_SPEC_BYTES {
             return Err(invalid(format!("a source longer than {MAX_SPEC_BYTES} bytes")));
@@ -147,13 +147,13 @@ fn invalid(text: String) -> Error {
     Error::new(ErrorKind::InvalidInput, text)
 }
 
-/// True for text that starts as an NBD URI does.
+/// True for text that starts like an NBD URI.
 pub(crate) fn is_nbd_uri(text: &str) -> bool {
     text.split_once("://").is_some_and(|(scheme, _)| NBD_SCHEMES.contains(&scheme))
 }
 
 impl Location {
-    /// Reads `[FORMAT:]SOURCE`.
+    /// Parses `[FORMAT:]SOURCE`.
     fn parse(text: &str) -> Result<Location> {
         if text.contains('\0') {
             return Err(invalid("a source contains a NUL byte".to_string()));
@@ -179,7 +179,7 @@ impl Location {
         }
         if format.is_none() && path.contains("://") {
             return Err(invalid(format!(
-                "'{path}': of URIs only those of NBD can be read: {}",
+                "'{path}': only NBD URIs can be read: {}",
                 NBD_SCHEMES.map(|scheme| format!("{scheme}://")).join(" ")
             )));
         }

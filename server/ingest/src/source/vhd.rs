@@ -1,4 +1,4 @@
-//! What is looked at in a VHD before QEMU gets it.
+//! Checks of a VHD before QEMU opens it.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -8,9 +8,10 @@ use coldrise_block::{Context, Error, ErrorKind, Result};
 
 use super::raw::file_length;
 
-/// Length of the footer that ends the file.
+/// Length of the footer at the end of the file.
 const FOOTER_BYTES: u64 = 512;
-/// How a footer begins, and its copy at the start of a dynamic or differencing disk.
+/// The first bytes of a footer, and of its copy at the start of a dynamic or
+/// differencing disk.
 pub(super) const COOKIE: &[u8] = b"conectix";
 /// Disk types (u32, big endian, at 60 of the footer).
 const FIXED: u32 = 2;
@@ -20,7 +21,7 @@ const DIFFERENCING: u32 = 4;
 pub(super) struct Footer([u8; FOOTER_BYTES as usize]);
 
 impl Footer {
-    /// What lies at `offset`; `None` where that is no footer, or the file ends before.
+    /// The footer at `offset`; `None` if there is no footer, or the file ends before.
     fn read(file: &File, offset: u64) -> std::io::Result<Option<Footer>> {
         let mut footer = Footer([0; FOOTER_BYTES as usize]);
         match file.read_exact_at(&mut footer.0, offset) {
@@ -30,7 +31,7 @@ impl Footer {
         }
     }
 
-    /// The one that ends a file of that length.
+    /// The last footer of a file of that length.
     fn read_last(file: &File, length: u64) -> std::io::Result<Option<Footer>> {
         match length.checked_sub(FOOTER_BYTES) {
             Some(offset) => Footer::read(file, offset),
@@ -52,22 +53,22 @@ impl Footer {
         u32::from_be_bytes(self.number(60))
     }
 
-    /// The complement of the sum of all bytes but its own.
+    /// The complement of the sum of all bytes but the checksum's own.
     fn has_right_checksum(&self) -> bool {
         let sum = |bytes: &[u8]| bytes.iter().map(|&byte| u32::from(byte)).sum::<u32>();
         !(sum(&self.0[..64]) + sum(&self.0[68..])) == u32::from_be_bytes(self.number(64))
     }
 }
 
-/// Refuses what QEMU would read wrongly: a differencing disk (its parent's data as
-/// zeroes) and a file that lacks its end.
+/// Refuses files that QEMU would read wrongly: a differencing disk (the parent's data
+/// would read as zeroes) and a truncated file.
 pub(super) fn check_vhd(path: &Path) -> Result<()> {
     let what = || format!("reading {}", path.display());
     let file = File::open(path).context(what)?;
     let length = file_length(&file).context(what)?;
     let copy = Footer::read(&file, 0).context(what)?;
     let last = Footer::read_last(&file, length).context(what)?;
-    // Either may be damaged; QEMU goes by the copy.
+    // Either may be damaged; QEMU uses the copy.
     if [&copy, &last].into_iter().flatten().any(|footer| footer.disk_type() == DIFFERENCING) {
         return Err(Error::new(
             ErrorKind::Unsupported,
@@ -81,10 +82,7 @@ pub(super) fn check_vhd(path: &Path) -> Result<()> {
     let Some(last) = last else {
         return Err(Error::new(
             ErrorKind::Io,
-            format!(
-                "{} does not end as a VHD does: it is truncated, or no VHD at all",
-                path.display()
-            ),
+            format!("{} does not end like a VHD: it is truncated, or not a VHD", path.display()),
         ));
     };
     if copy.is_none() && last.disk_type() != FIXED {
@@ -111,7 +109,7 @@ pub(super) fn check_vhd(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// True for a file that is, to the last byte, a fixed VHD.
+/// True for a file that is exactly a fixed VHD.
 pub(super) fn is_fixed_vhd(file: &File, length: u64) -> std::io::Result<bool> {
     let last = Footer::read_last(file, length)?;
     Ok(last.is_some_and(|footer| {

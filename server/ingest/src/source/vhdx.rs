@@ -1,9 +1,9 @@
-//! What is looked at in a VHDX before QEMU gets it, and where it stores nothing.
+//! Checks of a VHDX before QEMU opens it, and its absent blocks.
 //!
-//! QEMU reads the content; but it does not tell which blocks are absent, so that an empty
-//! disk of 64 TiB would be read as 64 TiB of zeroes. The block allocation table (BAT)
-//! tells, and is asked here entry by entry: nothing is kept in memory, and an entry can
-//! lead to nothing but the answer "absent".
+//! QEMU reads the content, but it does not report which blocks are absent, so it would
+//! read an empty disk of 64 TiB as 64 TiB of zeroes. The block allocation table (BAT) has
+//! this information and is read entry by entry here: nothing is kept in memory, and an
+//! entry can only lead to the answer "absent".
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -23,8 +23,8 @@ const ENTRY_BYTES: usize = 32;
 const REGION_ENTRIES_AT: usize = 16;
 const METADATA_ENTRIES_AT: usize = 32;
 const MAX_ENTRIES: usize = 2047;
-/// "A reader that does not know this one has to refuse the file": bit of a region's and
-/// of a metadata item's flags.
+/// "A reader that does not know this must refuse the file": bit of the flags of a region
+/// and of a metadata item.
 const REGION_IS_REQUIRED: u32 = 1 << 0;
 const ITEM_IS_REQUIRED: u32 = 1 << 2;
 /// Bit of the file parameters' flags.
@@ -48,16 +48,16 @@ const KNOWN_ITEMS: [u128; 6] = [
 ];
 
 const BLOCK_BYTES: std::ops::RangeInclusive<u64> = 1 << 20..=256 << 20;
-/// Sectors whose state one sector bitmap block tells; after so many bytes' worth of
-/// blocks the BAT holds the entry of a bitmap.
+/// Sectors covered by one sector bitmap block. After the blocks for this many sectors the
+/// BAT has one entry for a bitmap.
 const SECTORS_PER_BITMAP: u64 = 1 << 23;
 /// A BAT entry: its state, and its offset in MiB.
 const STATE_BITS: u64 = 7;
 const OFFSET_SHIFT: u32 = 20;
-/// BAT entries that are read at once.
+/// BAT entries per read.
 const ENTRIES_PER_READ: u64 = 4096;
 
-/// Where the blocks of a VHDX are told.
+/// The block table of a VHDX.
 pub(super) struct VhdxMap {
     file: File,
     path: PathBuf,
@@ -68,7 +68,7 @@ pub(super) struct VhdxMap {
 }
 
 impl VhdxMap {
-    /// Opens a VHDX. Refuses what QEMU cannot read, saying what can be done about it.
+    /// Opens a VHDX. Refuses files that QEMU cannot read, with a suggestion.
     pub(super) fn open(path: &Path) -> Result<VhdxMap> {
         let reading = || format!("reading {}", path.display());
         let file = File::open(path).context(reading)?;
@@ -77,7 +77,7 @@ impl VhdxMap {
         let (bat, metadata) = tables.regions()?;
         let table = tables.read::<TABLE_BYTES>(metadata.offset)?;
         if !table.starts_with(b"metadata") {
-            return Err(tables.damaged("its metadata table is not there"));
+            return Err(tables.damaged("its metadata table is missing"));
         }
         let items = tables.items(table.as_slice())?;
         let item = |id| tables.item(&items, metadata.offset, id);
@@ -104,10 +104,10 @@ impl VhdxMap {
             || !BLOCK_BYTES.contains(&block_bytes)
             || sector_bytes != 512
         {
-            return Err(tables.damaged("its block or sector size is none that there is"));
+            return Err(tables.damaged("its block or sector size is invalid"));
         }
         if size_bytes % sector_bytes != 0 {
-            return Err(tables.damaged("its size is no multiple of its sectors'"));
+            return Err(tables.damaged("its size is not a multiple of its sector size"));
         }
         if size_bytes > MAX_DISK_SIZE_BYTES {
             return Err(tables.unsupported(&format!(
@@ -130,7 +130,7 @@ impl VhdxMap {
         })
     }
 
-    /// What the range holds, as [`super::Source::extents`] tells it.
+    /// The content of the range, as in [`super::Source::extents`].
     pub(super) fn extents(&self, offset_bytes: u64, length_bytes: u64) -> Result<Vec<Extent>> {
         let end = offset_bytes.saturating_add(length_bytes).min(self.size_bytes);
         let first = offset_bytes / self.block_bytes;
@@ -152,12 +152,12 @@ impl VhdxMap {
                 // Not present, undefined, zero, unmapped, and unmapped as of version 0.95:
                 // QEMU reads all of them as zeroes.
                 0..=3 | 5 => ExtentKind::Hole,
-                // QEMU would read the headers, the same ones all over.
+                // QEMU would read the headers as the block's content.
                 _ if entry >> OFFSET_SHIFT == 0 => {
                     return Err(Error::new(
                         ErrorKind::Io,
                         format!(
-                            "{} is damaged: its block {block} lies over its headers",
+                            "{} is damaged: its block {block} overlaps its headers",
                             self.path.display()
                         ),
                     ));
@@ -171,7 +171,7 @@ impl VhdxMap {
         Ok(extents)
     }
 
-    /// The BAT's entry for a block; entries of bitmaps lie in between.
+    /// The index of a block's entry in the BAT; entries of bitmaps lie in between.
     fn entry_index(&self, block: u64) -> u64 {
         block + block / self.blocks_per_bitmap
     }
@@ -189,13 +189,13 @@ struct Region {
     length_bytes: u64,
 }
 
-/// An item of the metadata: where, from the table's start on.
+/// An item of the metadata: its offset from the table's start.
 struct Item {
     id: u128,
     offset: u32,
 }
 
-/// The tables of one file, as they are read.
+/// The tables of one file while they are read.
 struct Tables<'f> {
     file: &'f File,
     path: &'f Path,
@@ -227,10 +227,10 @@ impl Tables<'_> {
         }
     }
 
-    /// Finds the header that counts and looks whether its log is empty.
+    /// Finds the current header and checks that its log is empty.
     fn check_headers(&self) -> Result<()> {
         if *self.read::<8>(0)? != SIGNATURE {
-            return Err(self.damaged("it does not begin as one"));
+            return Err(self.damaged("it does not begin like a VHDX"));
         }
         let mut current: Option<Box<[u8; HEADER_BYTES]>> = None;
         let sequence = |header: &[u8; HEADER_BYTES]| u64::from_le_bytes(number(header, 8));
@@ -323,14 +323,14 @@ impl Tables<'_> {
         }
     }
 
-    /// The first 8 bytes of an item; those of a shorter one are followed by others.
+    /// The first 8 bytes of an item; a shorter item is followed by other items' bytes.
     fn item(&self, items: &[Item], table_offset: u64, id: u128) -> Result<[u8; 8]> {
         let mut found = items.iter().filter(|item| item.id == id);
         match (found.next(), found.next()) {
             (Some(item), None) => {
                 Ok(*self.read::<8>(table_offset.saturating_add(u64::from(item.offset)))?)
             }
-            _ => Err(self.damaged("an item of its metadata is missing or there twice")),
+            _ => Err(self.damaged("an item of its metadata is missing or occurs twice")),
         }
     }
 }
@@ -345,7 +345,7 @@ fn words(bytes: [u8; 8]) -> [[u8; 4]; 2] {
     [number(&bytes, 0), number(&bytes, 4)]
 }
 
-/// A GUID as it is written in text: the first three parts are little endian.
+/// A GUID as written in text: the first three parts are little endian.
 fn guid(entry: &[u8]) -> u128 {
     let first = u128::from(u32::from_le_bytes(number(entry, 0)));
     let second = u128::from(u16::from_le_bytes(number(entry, 4)));
@@ -354,7 +354,7 @@ fn guid(entry: &[u8]) -> u128 {
     first << 96 | second << 80 | third << 64 | rest
 }
 
-/// CRC-32C over the whole, with its own four bytes (at 4) as zeroes.
+/// CRC-32C over all bytes, with its own four bytes (at 4) as zeroes.
 fn has_right_checksum(bytes: &[u8]) -> bool {
     let crc = crc32c::crc32c_append(crc32c::crc32c(&bytes[..4]), &[0; 4]);
     crc32c::crc32c_append(crc, &bytes[8..]) == u32::from_le_bytes(number(bytes, 4))

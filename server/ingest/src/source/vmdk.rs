@@ -1,11 +1,10 @@
-//! Which further files a VMDK makes QEMU open, and what QEMU would pass over in silence.
+//! The files that a VMDK makes QEMU open, and faults that QEMU silently ignores.
 //!
-//! A VMDK may be a text that names its extents, and the names may lead anywhere:
-//! to another folder, a device, a server. QEMU follows them the moment it opens the
-//! text, so they are looked at before. This is no parser of the format; it is
-//! deliberately stricter than every reading of it: any quoted word of the text may
-//! be a name, and a word that could lead out of the image's folder is refused. The files
-//! that are left are those that QEMU's process can open.
+//! A VMDK may be a text that names its extents, and the names may refer to anything:
+//! another folder, a device, a server. QEMU opens them together with the text, so this
+//! module checks them first. It does not parse the format and is deliberately stricter than
+//! any parser: every quoted word of the text may be a name, and a word that could leave the
+//! image's folder is refused. QEMU's process can open only the remaining files.
 
 use std::fs::File;
 use std::io::Read;
@@ -17,21 +16,21 @@ use super::raw::file_length;
 
 /// QEMU reads no more of a text than this.
 const MAX_TEXT_BYTES: u64 = 1 << 20;
-/// Words of one text at most; a 64 TiB disk in 2 GB extents has 32768.
+/// Maximum number of words in a text; a 64 TiB disk in 2 GB extents has 32768.
 const MAX_WORDS: usize = 1 << 17;
 /// First bytes of a sparse extent (version 4 and later).
 const SPARSE_MAGIC: &[u8] = b"KDMV";
 /// First bytes of an ESX or version 3 sparse extent; it names nothing.
 const COW_MAGIC: &[u8] = b"COWD";
-/// How much of a sparse extent is looked at.
+/// Bytes of a sparse extent that are checked.
 const SPARSE_HEADER_BYTES: usize = 79;
-/// Where a sparse extent keeps its capacity (u64, little endian, in sectors), its flags
+/// The offsets of a sparse extent's capacity (u64, little endian, in sectors), its flags
 /// (u32), the place of its grain directory (u64, in sectors) and its compression (u16).
 const CAPACITY: std::ops::Range<usize> = 12..20;
 const FLAGS: std::ops::Range<usize> = 8..12;
 const DIRECTORY: std::ops::Range<usize> = 56..64;
 const COMPRESSION: std::ops::Range<usize> = 77..79;
-/// A grain directory whose place the footer tells.
+/// The footer holds the place of the grain directory.
 const IN_FOOTER: u64 = u64::MAX;
 /// Flag: the grains are compressed.
 const IS_COMPRESSED: u32 = 1 << 16;
@@ -42,14 +41,14 @@ fn refused(path: &Path, why: String) -> Error {
     Error::new(
         ErrorKind::Unsupported,
         format!(
-            "{}: {why}: extents have to be plain files in the folder of the image",
+            "{}: {why}: extents must be plain files in the folder of the image",
             path.display()
         ),
     )
 }
 
-/// The extents' files of an image that can lead QEMU to nothing but files of its own
-/// folder; refuses any other.
+/// The extent files of an image that makes QEMU open only files of its own folder; refuses
+/// any other image.
 pub(super) fn vmdk_extents(path: &Path) -> Result<Vec<PathBuf>> {
     let what = || format!("reading {}", path.display());
     let mut start = Vec::new();
@@ -87,25 +86,26 @@ pub(super) fn vmdk_extents(path: &Path) -> Result<Vec<PathBuf>> {
     Ok(extents)
 }
 
-/// What follows each quotation mark, up to the next one or the end of the line.
+/// The words after each quotation mark, up to the next one or the end of the line.
 fn quoted_words(text: &[u8]) -> impl Iterator<Item = &[u8]> {
     text.split(|&byte| byte == b'\n' || byte == b'\r')
         .flat_map(|line| line.split(|&byte| byte == b'"').skip(1))
         .filter(|word| !word.is_empty())
 }
 
-/// Passes a word that names no file (false), or a regular file that names no others (true).
+/// False for a word that names no file, true for a regular file that names no others; an
+/// error for anything else.
 fn is_extent(image: &Path, extent: &Path, word: &str) -> Result<bool> {
     if word == "." || word == ".." {
         return Err(refused(image, format!("it names '{word}'")));
     }
     let metadata = match std::fs::symlink_metadata(extent) {
         Ok(metadata) => metadata,
-        // Most words are no names. QEMU will say so where one should have been.
+        // Most words are not names. QEMU reports a missing extent.
         Err(_) => return Ok(false),
     };
     if !metadata.is_file() {
-        return Err(refused(image, format!("it names '{word}', which is no regular file")));
+        return Err(refused(image, format!("it names '{word}', which is not a regular file")));
     }
     let what = || format!("reading {}", extent.display());
     let mut start = Vec::new();
@@ -115,10 +115,10 @@ fn is_extent(image: &Path, extent: &Path, word: &str) -> Result<bool> {
     Ok(true)
 }
 
-/// Refuses a sparse extent that QEMU takes for another text (no capacity), one whose
-/// compression it does not know (it would read the compressed bytes as the disk's), and one
-/// that ends before its directory (it would read zeroes). `start` begins a file of so many
-/// bytes.
+/// Refuses a sparse extent that QEMU takes for another text (no capacity), one with unknown
+/// compression (QEMU would read the compressed bytes as the disk's), and one that ends
+/// before its directory (QEMU would read zeroes). `start` is the start of a file of
+/// `length` bytes.
 fn check_sparse(image: &Path, start: &[u8], length: u64) -> Result<()> {
     if !start.starts_with(SPARSE_MAGIC) {
         return Ok(());
@@ -136,22 +136,19 @@ fn check_sparse(image: &Path, start: &[u8], length: u64) -> Result<()> {
     if directory != IN_FOOTER && directory.saturating_mul(SECTOR_BYTES) >= length {
         return Err(Error::new(
             ErrorKind::Io,
-            format!(
-                "{} is truncated or damaged: its grain directory is not there",
-                image.display()
-            ),
+            format!("{} is truncated or damaged: its grain directory is missing", image.display()),
         ));
     }
     let number = |bytes: &[u8]| u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
     let is_compressed = start.get(FLAGS).is_some_and(|flags| number(flags) & IS_COMPRESSED != 0);
-    // A header that ends before has none: QEMU refuses it.
+    // A shorter header has none: QEMU refuses it.
     let compression =
         start.get(COMPRESSION).map_or(0, |word| u16::from_le_bytes([word[0], word[1]]));
     if compression > DEFLATE || (is_compressed && compression != DEFLATE) {
         return Err(Error::new(
             ErrorKind::Unsupported,
             format!(
-                "{}: its grains are compressed in a way that QEMU does not know (method \
+                "{}: its grains are compressed in a way that QEMU does not support (method \
                  {compression}): convert it with the program that wrote it",
                 image.display()
             ),
@@ -160,8 +157,8 @@ fn check_sparse(image: &Path, start: &[u8], length: u64) -> Result<()> {
     Ok(())
 }
 
-/// Refuses lines that QEMU passes over as if they were not there, so that all behind them
-/// would move, and flat extents that end early, whose end it would read as zeroes.
+/// Refuses lines that QEMU silently skips, because all later extents would move, and
+/// truncated flat extents, because QEMU would read the missing end as zeroes.
 fn check_extent_lines(image: &Path, folder: &Path, text: &str) -> Result<()> {
     for line in text.lines() {
         let (head, rest) = line.split_once('"').unwrap_or((line, ""));
@@ -192,7 +189,7 @@ fn check_extent_lines(image: &Path, folder: &Path, text: &str) -> Result<()> {
         let first = offset.trim().parse::<u64>().unwrap_or(0);
         let wanted = sectors.saturating_add(first).saturating_mul(SECTOR_BYTES);
         let extent = folder.join(name);
-        // QEMU will say that it is missing.
+        // QEMU reports the missing file.
         let Ok(metadata) = std::fs::metadata(&extent) else { continue };
         if metadata.len() < wanted {
             return Err(Error::new(

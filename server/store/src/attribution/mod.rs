@@ -1,23 +1,23 @@
-//! Attribution: what of the stored chunks belongs to one point alone, or to one
-//! machine alone, and would go with it.
+//! Attribution: the stored chunks that belong to one point or one machine alone. Deleting
+//! that point or machine frees them.
 //!
-//! Every page and every chunk gets an [`owner::Owner`], which only ever grows: nobody,
-//! one point, one machine, several machines. A map is walked from its root down, and a
-//! page whose owner does not grow by the visit is passed by with all that is below it:
-//! its owner is at most that of everything below.
+//! Every page and every chunk has an [`owner::Owner`], which only grows: none, one point,
+//! one machine, several machines. A map is walked from its root down. If a visit does not
+//! enlarge a page's owner, the walk skips the page and its subtree: every owner in the
+//! subtree is at least as large.
 //!
 //! ```text
-//! nobody ─▶ one point ─▶ one machine ─▶ several
+//! none ─▶ one point ─▶ one machine ─▶ several
 //! ```
 //!
-//! So a page is read three times at most, however many points share it, and the work
-//! is proportional to the number of different pages, not to points times size. Memory:
-//! 14 bytes per page, and 4 per chunk of a window of chunk numbers, which is as large as
-//! the free memory allows (`window`). A repository of more is walked once per window, each
-//! time only down the pages that lead to chunks of it.
+//! So each page is read three times at most, however many points share it, and the work is
+//! proportional to the number of distinct pages, not to points times size. Memory: 14
+//! bytes per page, and 4 per chunk of a window of chunk numbers. The window is as large as
+//! the free memory allows (`window`). A larger repository is walked once per window, each
+//! time only through the pages that lead to chunks of the window.
 //!
-//! What a chunk takes is not stored with the maps, and reading them for it would
-//! read the repository: it is the average of the file that the chunk lies in.
+//! The stored size of a chunk is not in the maps, and reading it would mean reading the
+//! repository. Instead the average of the file with the chunk is used.
 
 mod owner;
 mod sizes;
@@ -32,53 +32,55 @@ use crate::{DiskDocument, LayerId, Repository};
 use sizes::ChunkSizes;
 use walk::Walk;
 
-/// What one machine holds on to.
+/// The disks that one machine refers to.
 #[derive(Clone, Debug, Default)]
 pub struct Holdings {
     /// The disks of each of its points.
     pub points: Vec<Vec<DiskDocument>>,
-    /// The disks of its sessions, as they were last sealed.
+    /// The disks of its sessions, as of their last seal.
     pub sessions: Vec<DiskDocument>,
 }
 
-/// What belongs to one owner alone.
+/// The storage that belongs to one owner alone.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Share {
-    /// Chunks that nobody else refers to.
+    /// Chunks with no other reference.
     pub chunks: u64,
-    /// About what they take, compressed, encrypted and padded.
+    /// Their approximate size, compressed, encrypted and padded.
     pub stored_bytes: u64,
-    /// Layers that nobody else refers to, sorted.
+    /// Layers with no other reference, sorted.
     pub layers: Vec<LayerId>,
 }
 
-/// What belongs to a machine.
+/// The storage of a machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MachineAttribution {
-    /// What no other machine refers to: it goes with all of the machine's points.
+    /// Storage without references from other machines: deleting all points of the machine
+    /// frees it.
     pub alone: Share,
     /// Its points, in the order given.
     pub points: Vec<PointAttribution>,
 }
 
-/// What belongs to a point.
+/// The storage of a point.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PointAttribution {
-    /// What no other point and no session refers to: it goes with the point.
+    /// Storage without references from other points or sessions: deleting the point frees
+    /// it.
     pub alone: Share,
-    /// What its chunk maps refer to: bytes that a restore reads, holes left out,
-    /// captured writes not counted.
+    /// The bytes that its chunk maps refer to: a restore reads them. Holes and captured
+    /// writes are not counted.
     pub recoverable_bytes: u64,
 }
 
 impl Repository {
-    /// Says what belongs to each of `machines`, and to each of their points, alone.
-    /// For a true answer they are all that the repository holds.
+    /// The storage that each of `machines`, and each of their points, holds alone. The
+    /// result is correct only if `machines` is the whole content of the repository.
     ///
     /// # Errors
     /// `Corrupt` for a page that is damaged or missing.
     pub fn attribute(&self, machines: &[Holdings]) -> Result<Vec<MachineAttribution>> {
-        // Read after the points were: it counts at least what they refer to.
+        // Read after the points, so that it includes all their references.
         let state = StoreState::read(self)?;
         let sizes = self.chunk_sizes(&state)?;
         let chunk_size = u64::from(self.chunk_size_bytes());
@@ -95,7 +97,7 @@ impl Repository {
     }
 }
 
-/// How often the files are listed anew beside a writer that deletes some.
+/// How often the files are listed again if a writer deletes some meanwhile.
 const LISTING_ATTEMPTS: u32 = 5;
 
 impl Repository {

@@ -1,14 +1,14 @@
-//! Who refers to a page, a chunk or a layer.
+//! The owner of a page, a chunk or a layer.
 
-/// One of: nobody, one point, several points of one machine, several machines. In
-/// four bytes, since there is one for every chunk.
+/// One of: none, one point, one machine (several of its points), several
+/// machines. It has four bytes, because there is one for every chunk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Owner(u32);
 
-/// Set where it is a whole machine.
+/// Set if the owner is a whole machine.
 const MACHINE: u32 = 1 << 31;
 
-/// What an owner stands for.
+/// The meaning of an owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Whose {
     Nobody,
@@ -31,7 +31,8 @@ impl Owner {
         Owner(MACHINE | number)
     }
 
-    /// Both together. `machine_of_point` says whose each point is.
+    /// The smallest owner that includes both. `machine_of_point` gives the
+    /// machine of each point.
     #[inline]
     pub(super) fn with(self, other: Owner, machine_of_point: &[u32]) -> Owner {
         if self == other || other == Owner::NOBODY {

@@ -1,4 +1,4 @@
-//! About what chunks take, told without reading them.
+//! Estimates the stored size of chunks without reading them.
 
 use std::ops::RangeInclusive;
 
@@ -9,21 +9,20 @@ use crate::rocks::{Family, LiveFile};
 use crate::state::StoreState;
 use crate::Repository;
 
-/// The average of the files that a chunk lies in: a file holds what one backup, or a
-/// part of it, stored.
+/// The average chunk size of each file: a file holds one backup, or a part of one.
 pub(super) struct ChunkSizes {
     /// Ascending.
     ranges: Vec<(RangeInclusive<ChunkId>, u64)>,
-    /// Where a chunk is in no file yet.
+    /// The size for a chunk that is in no file yet.
     elsewhere_bytes: u64,
 }
 
 impl ChunkSizes {
     /// # Errors
-    /// As listing the files of the database.
+    /// Those of listing the database files.
     pub(super) fn read(repository: &Repository, state: &StoreState) -> Result<ChunkSizes> {
         let average = |bytes: u64, chunks: u64| bytes.checked_div(chunks).unwrap_or(0);
-        // Files whose ranges of numbers overlap are taken together.
+        // Files with overlapping id ranges are combined.
         let mut files: Vec<(RangeInclusive<ChunkId>, u64, u64)> = Vec::new();
         for file in repository.database().live_files(Family::Chunks)? {
             let Some(ids) = ids_of(&file) else { continue };
@@ -44,13 +43,13 @@ impl ChunkSizes {
         })
     }
 
-    /// Every chunk takes as much.
+    /// Gives every chunk the same size.
     #[cfg(test)]
     pub(super) fn all(bytes: u64) -> ChunkSizes {
         ChunkSizes { ranges: Vec::new(), elsewhere_bytes: bytes }
     }
 
-    /// What the chunks from `first` on take, one after the other.
+    /// The sizes of the chunks from `first` on, in sequence.
     pub(super) fn from(&self, first: ChunkId) -> impl Iterator<Item = u64> + '_ {
         let mut ranges = self.ranges.iter().peekable();
         (first..).map(move |id| {

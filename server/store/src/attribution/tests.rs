@@ -1,4 +1,4 @@
-//! Attribution against sets: what every point refers to, written out.
+//! Tests attribution against explicit sets of every point's references.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -86,7 +86,7 @@ fn machines() -> impl Strategy<Value = Vec<Holdings>> {
     prop::collection::vec(machine, 1..4)
 }
 
-/// What a map refers to: chunk by index.
+/// The chunks of a map, by index.
 fn content(pages: &Pages, root: MapRoot) -> BTreeMap<u64, u64> {
     fn walk(pages: &Pages, page: PageId, level: u8, first: u64, out: &mut BTreeMap<u64, u64>) {
         for (slot, id) in pages.page(page, level).unwrap().iter().enumerate() {
@@ -105,7 +105,7 @@ fn content(pages: &Pages, root: MapRoot) -> BTreeMap<u64, u64> {
     out
 }
 
-/// Chunks and layers of disks.
+/// The chunks and layers of disks.
 fn referred(pages: &Pages, disks: &[DiskDocument]) -> (BTreeSet<u64>, BTreeSet<LayerId>) {
     let chunks = disks.iter().flat_map(|disk| content(pages, disk.root).into_values()).collect();
     (chunks, disks.iter().flat_map(|disk| disk.layers.iter().map(|layer| layer.id)).collect())
@@ -162,7 +162,7 @@ proptest! {
                 prop_assert_eq!(point.recoverable_bytes, bytes);
             }
         }
-        // In several goes it is the same.
+        // Several windows give the same result.
         prop_assert_eq!(found(&pages, &machines, 7), answer);
     }
 }
@@ -176,8 +176,9 @@ fn shared_pages_are_read_a_few_times_however_many_points_share_them() {
     let machines = vec![Holdings { points: vec![point; 1000], sessions: Vec::new() }; 2];
     let answer = found(&pages, &machines, 60);
     assert!(answer.iter().all(|machine| machine.alone.chunks == 0));
-    // To count, and as owned by one, by a machine and by both. The rest are the
-    // 2,000 looks at a disk's last chunk, one at the root and one at a leaf.
+    // Each page once to count, and once for each of three owners: one point,
+    // one machine, several. The others are the 2,000 visits of a disk's last
+    // chunk, one at the root and one at a leaf.
     assert!(pages.1.get() <= 4 * 7 + 2 * 2000, "{}", pages.1.get());
 }
 

@@ -1,4 +1,4 @@
-//! The walk over all maps.
+//! Walks all maps.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -16,7 +16,7 @@ pub(super) struct Walk<'a> {
     machines: &'a [Holdings],
     chunk_size_bytes: u64,
     window_chunks: u64,
-    /// Of all points, in the order of the machines.
+    /// For all points, in the order of the machines.
     machine_of_point: Vec<u32>,
     pages: Pages,
     /// One per point and one per machine.
@@ -24,19 +24,19 @@ pub(super) struct Walk<'a> {
     of_machines: Vec<Share>,
 }
 
-/// What is known of pages, by their number.
+/// Facts about pages, by page number.
 struct Pages {
     owners: Vec<Owner>,
-    /// Chunks that a leaf refers to, plus one; 0 where it is not known.
+    /// Chunks in a leaf, plus one; 0 if unknown.
     leaves: Vec<u16>,
     /// Chunks below an inner page.
     inner: HashMap<PageId, u64>,
-    /// In which windows of chunk numbers there are chunks below: one bit each.
+    /// The windows of chunk numbers with chunks in the subtree: one bit each.
     windows: Vec<u64>,
 }
 
 impl Pages {
-    /// Where a page's facts lie.
+    /// The index of a page's facts.
     fn place(&self, page: PageId) -> Result<usize> {
         usize::try_from(page).ok().filter(|at| *at < self.owners.len()).ok_or_else(|| {
             Error::new(
@@ -51,8 +51,8 @@ impl Pages {
 }
 
 impl<'a> Walk<'a> {
-    /// Pages from `next_page` on do not exist. The chunks are looked at in windows of
-    /// so many numbers.
+    /// Pages from `next_page` on do not exist. The chunks are walked in windows of
+    /// `window` numbers.
     pub(super) fn new(
         source: &'a dyn PageSource,
         machines: &'a [Holdings],
@@ -82,7 +82,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Calls `each` with every disk that anybody holds on to, and who does.
+    /// Calls `each` with every referenced disk and its owner.
     fn for_each_disk(&self, mut each: impl FnMut(Owner, &'a DiskDocument)) {
         let mut point = 0;
         for (number, machine) in (0u32..).zip(self.machines) {
@@ -94,8 +94,8 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Reads every page once: counts what every point's maps refer to, and learns
-    /// where the chunks below each page are.
+    /// Reads every page once. Counts the chunks of every point's maps, and records
+    /// the windows of the chunks below each page.
     pub(super) fn count_recoverable(&mut self) -> Result<()> {
         for disk in self.machines.iter().flat_map(|machine| &machine.sessions) {
             self.chunks_below(disk.root.page(), disk.root.levels())?;
@@ -114,7 +114,7 @@ impl<'a> Walk<'a> {
     fn recoverable_bytes(&mut self, disk: &DiskDocument) -> Result<u64> {
         let chunks = self.chunks_below(disk.root.page(), disk.root.levels())?;
         let mut bytes = chunks.saturating_mul(self.chunk_size_bytes);
-        // The last chunk may reach beyond the disk's end.
+        // The last chunk may extend past the disk's end.
         let used = disk.size_bytes % self.chunk_size_bytes;
         if used != 0 && self.is_stored(disk.root, disk.size_bytes / self.chunk_size_bytes)? {
             bytes = bytes.saturating_sub(self.chunk_size_bytes - used);
@@ -153,7 +153,7 @@ impl<'a> Walk<'a> {
         Ok(chunks)
     }
 
-    /// The last bit stands for all windows that are left.
+    /// The last bit stands for all remaining windows.
     fn window_bit(&self, id: u64) -> u64 {
         1 << (id / self.window_chunks).min(63)
     }
@@ -173,7 +173,7 @@ impl<'a> Walk<'a> {
         Ok(id != 0)
     }
 
-    /// Finds the owners of the chunks of a window, and counts them.
+    /// Finds the owners of a window's chunks, and counts them.
     pub(super) fn own_chunks(&mut self, range: Range<u64>, sizes: &ChunkSizes) -> Result<()> {
         let length = usize::try_from(range.end - range.start).unwrap_or(usize::MAX);
         let window_bit = self.window_bit(range.start);
@@ -244,7 +244,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// What is one point's is also its machine's.
+    /// The share of one point is also its machine's share.
     fn share_of_machine(&mut self, owner: Owner) -> Option<&mut Share> {
         let number = match owner.whose() {
             Whose::Point(number) => *self.machine_of_point.get(number)? as usize,
@@ -254,7 +254,7 @@ impl<'a> Walk<'a> {
         self.of_machines.get_mut(number)
     }
 
-    /// The result, with the layers.
+    /// The result, including the layers.
     pub(super) fn finish(mut self) -> Vec<MachineAttribution> {
         let mut owners: HashMap<LayerId, Owner> = HashMap::new();
         self.for_each_disk(|owner, disk| {
@@ -284,7 +284,7 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// The owners of the chunks of a window.
+/// The owners of a window's chunks.
 struct Chunks {
     first: u64,
     window_bit: u64,
@@ -292,7 +292,7 @@ struct Chunks {
 }
 
 impl Chunks {
-    /// `None` outside of the range.
+    /// `None` outside the range.
     #[inline]
     fn owner(&mut self, id: u64) -> Option<&mut Owner> {
         let at = usize::try_from(id.checked_sub(self.first)?).ok()?;

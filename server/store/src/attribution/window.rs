@@ -1,18 +1,18 @@
-//! How many chunk numbers are looked at in one go.
+//! The number of chunk numbers in one pass.
 //!
 //! Maps of points that changed a little every time refer to chunks of all ages, so every
 //! window reads nearly every page again: one large window is several times as fast as
-//! ten small ones. It takes no more memory than there are chunks, and no more than an
-//! eighth of what is free.
+//! ten small ones. It takes no more memory than there are chunks, and at most an eighth
+//! of the free memory.
 
 use super::owner::Owner;
 
-/// The smallest window: 256 MiB, 1 TiB of chunks of 16 KiB.
+/// The smallest window: 256 MiB, which covers 1 TiB of chunks of 16 KiB.
 const MIN_CHUNKS: u64 = 64 << 20;
-/// The share of the free memory that it may take.
+/// The window takes at most one SHAREth of the free memory.
 const SHARE: u64 = 8;
 
-/// The size of a window on this machine, now.
+/// The window size for this machine's current free memory.
 pub(super) fn chunks() -> u64 {
     let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     of_available_bytes(available_bytes(&meminfo).unwrap_or(0))

@@ -1,8 +1,8 @@
-//! Building a map from another one, by ascending updates.
+//! Builds a map from another one by ascending updates.
 //!
-//! The pages from the root to the place of the last update are open in memory,
-//! and no others. A page is stored when the updates leave it; the page above
-//! then gets its new id. Pages are stored before those that name them.
+//! Only the pages from the root to the last update are open in memory. A page
+//! is stored when the updates leave it; the page above then gets its new id. So
+//! a page is stored before the pages that refer to it.
 
 use coldrise_block::{Error, ErrorKind, Result};
 
@@ -10,9 +10,9 @@ use super::{
     levels_for, slot_of, slots_of, subtree_chunks, MapRoot, PageId, PageSource, MAX_LEVELS,
 };
 
-/// Where built pages go.
+/// Stores built pages.
 pub(crate) trait PageSink {
-    /// Stores a page and says its id.
+    /// Stores a page and returns its id.
     fn store(&mut self, level: u8, slots: &[u64]) -> Result<PageId>;
 }
 
@@ -24,18 +24,18 @@ struct OpenPage {
     changed: bool,
 }
 
-/// A map in the making.
+/// A map under construction.
 pub(crate) struct MapBuilder {
     base: MapRoot,
-    /// From the root down.
+    /// From the root downwards.
     open: Vec<OpenPage>,
-    /// Updates before this chunk are over.
+    /// Updates before this chunk are complete.
     next_chunk: u64,
     chunks: u64,
 }
 
 impl MapBuilder {
-    /// A map of `chunks` chunks that starts as `base`, cut or grown.
+    /// A map of `chunks` chunks that starts as `base`, truncated or extended.
     pub(crate) fn new(
         base: MapRoot,
         chunks: u64,
@@ -47,7 +47,8 @@ impl MapBuilder {
         }
         let levels = levels_for(chunks);
         let (mut page, mut height) = (base.page(), base.levels());
-        // A lower disk: what is beyond its end goes with the upper pages.
+        // A lower map: chunks beyond the disk's end are dropped with the upper
+        // pages.
         while height > levels {
             page = match page {
                 0 => 0,
@@ -71,7 +72,7 @@ impl MapBuilder {
         })
     }
 
-    /// The chunk that lies at `index` becomes `id`; 0 makes a hole.
+    /// Sets the chunk at `index` to `id`; 0 makes a hole.
     pub(crate) fn set(
         &mut self,
         index: u64,
@@ -85,7 +86,7 @@ impl MapBuilder {
         Ok(())
     }
 
-    /// `count` chunks from `first` on become holes; whole subtrees at once.
+    /// Makes `count` chunks from `first` on holes, whole subtrees at once.
     pub(crate) fn set_holes(
         &mut self,
         first: u64,
@@ -105,7 +106,7 @@ impl MapBuilder {
         sink: &mut dyn PageSink,
     ) -> Result<()> {
         while index < end {
-            // The largest subtree that starts here and ends in time.
+            // The largest subtree that starts here and ends within the range.
             let level = (0..self.base.levels())
                 .rev()
                 .find(|level| {
@@ -120,7 +121,7 @@ impl MapBuilder {
         Ok(())
     }
 
-    /// Ends the map: everything beyond the disk's end becomes holes.
+    /// Completes the map: all chunks beyond the disk's end become holes.
     pub(crate) fn finish(
         mut self,
         source: &dyn PageSource,
@@ -166,8 +167,8 @@ impl MapBuilder {
         }
     }
 
-    /// Opens the pages that lead to chunk `index`, down to one of `level`, and
-    /// closes those that lead elsewhere or further down.
+    /// Opens the pages on the path to chunk `index`, down to one of `level`,
+    /// and closes all other open pages.
     fn open_down_to(
         &mut self,
         index: u64,

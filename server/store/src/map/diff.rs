@@ -1,4 +1,4 @@
-//! The difference of two maps: a walk over both that skips what they share.
+//! The difference of two maps: a walk over both that skips shared pages.
 
 use coldrise_block::Result;
 
@@ -11,7 +11,7 @@ pub(crate) struct ChunkRange {
     pub(crate) first: u64,
     /// Number of chunks.
     pub(crate) count: u64,
-    /// Whether the second map holds chunks there, or holes.
+    /// Whether the second map holds chunks in the range, or holes.
     pub(crate) stored: bool,
 }
 
@@ -21,7 +21,7 @@ struct Walk<'a> {
     report: &'a mut dyn FnMut(ChunkRange) -> Result<()>,
 }
 
-/// Reports, ascending and joined, the ranges in which `to` differs from `from`.
+/// Reports the ranges in which `to` differs from `from`, ascending and joined.
 /// Visits only pages that are not shared.
 pub(crate) fn for_each_difference(
     source: &dyn PageSource,
@@ -38,8 +38,8 @@ pub(crate) fn for_each_difference(
     }
 }
 
-/// One map's part of what is compared: a subtree, or a map that is lower than
-/// the other and therefore lies in the first slots of a taller one.
+/// One map's side of a comparison: a subtree. A map that is lower than the
+/// other one lies in the first slots of the taller one.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Side {
     page: PageId,

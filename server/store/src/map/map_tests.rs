@@ -23,8 +23,8 @@ impl PageSource for Pages {
     }
 }
 
-/// Collects what is built; the builder may read it back through `Pages` only
-/// after `keep`, except for what it makes before it starts.
+/// Collects built pages. Except for pages stored before it starts, the builder
+/// can read them through `Pages` only after `keep`.
 struct Sink<'a> {
     pages: &'a std::cell::RefCell<Pages>,
 }
@@ -153,8 +153,8 @@ fn difference(source: &dyn PageSource, from: MapRoot, to: MapRoot) -> Vec<ChunkR
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// A chain of points, each over the one before, with disks that grow and
-    /// shrink; and every old point stays what it was.
+    /// A chain of points, each based on the previous one, with disks that grow
+    /// and shrink; no old point changes.
     #[test]
     fn maps_are_what_a_plain_map_is(
         steps in prop::collection::vec(
@@ -202,7 +202,7 @@ fn an_update_stores_only_the_pages_on_its_way() {
     );
     assert_eq!(pages.borrow().read.get(), 2 * usize::from(root.levels()));
 
-    // The same ids again change nothing and store nothing.
+    // The same ids change nothing and store nothing.
     let stored = pages.borrow().stored.len();
     assert_eq!(apply(&pages, next, &mut model, chunks, &[(1_500_000, Update::Set(7))]), next);
     assert_eq!(pages.borrow().stored.len(), stored);

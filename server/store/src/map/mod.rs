@@ -1,10 +1,10 @@
-//! The chunk map: which chunk lies where on a disk.
+//! The chunk map: the chunk at each index of a disk.
 //!
-//! A persistent radix tree of immutable pages. A leaf holds [`LEAF_SLOTS`]
-//! chunk ids, an inner page [`INNER_SLOTS`] ids of pages one level below; 0 is
-//! a hole, of one chunk or of all that would be below. An update writes the
-//! pages that it touches anew and shares every other with what it started
-//! from, so the difference of two maps is found by comparing page ids.
+//! It is a persistent radix tree of immutable pages. A leaf holds
+//! [`LEAF_SLOTS`] chunk ids, an inner page [`INNER_SLOTS`] ids of pages one
+//! level below. 0 is a hole: of one chunk, or of the whole subtree. An update
+//! writes new versions of the pages that it touches and shares all other pages
+//! with its base, so the difference of two maps is found by comparing page ids.
 //!
 //! ```text
 //! root (level 1)   [ 17 | 0 | 18 | … ]         page 19
@@ -12,8 +12,8 @@
 //! leaves (level 0) [ 1 2 3 … ]     [ 0 0 900 … ]    pages 17, 18
 //! ```
 //!
-//! A page of level n has only children of level n - 1, and the level is part of
-//! what is authenticated: a walk ends whatever the store says.
+//! A page of level n has only children of level n - 1, and the level is
+//! authenticated. So a walk ends, whatever the store contains.
 
 mod builder;
 mod diff;
@@ -28,15 +28,15 @@ pub(crate) use page::{page_value, parse_page_value};
 use coldrise_block::{Error, ErrorKind, Result};
 use std::sync::Arc;
 
-/// The number of a stored page: from 1 on, in the order of storing. 0: none.
+/// The number of a stored page: from 1 on, in the order of storing. 0: no page.
 pub(crate) type PageId = u64;
 
 /// Chunk ids in a leaf.
 pub(crate) const LEAF_SLOTS: usize = 1024;
 /// Page ids in an inner page.
 pub(crate) const INNER_SLOTS: usize = 512;
-/// Pages on the way from a root to a leaf, at most: enough for 2^37 chunks,
-/// eight times what the largest disk has with the smallest chunks.
+/// Maximum number of pages on the path from a root to a leaf: enough for 2^37
+/// chunks, eight times the number in the largest disk with the smallest chunks.
 pub(crate) const MAX_LEVELS: u8 = 4;
 
 const _: () = assert!(
@@ -44,8 +44,8 @@ const _: () = assert!(
         >= coldrise_block::MAX_DISK_SIZE_BYTES / crate::MIN_CHUNK_SIZE_BYTES as u64
 );
 
-/// A chunk map as a whole: its root page and its height. Immutable; a copy is
-/// the map's copy.
+/// A whole chunk map: its root page and its height. A map is immutable, so
+/// copying this copies the map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "RootFields", into = "RootFields")]
 pub struct MapRoot {
@@ -74,7 +74,7 @@ impl From<MapRoot> for RootFields {
 }
 
 impl MapRoot {
-    /// The map in which everything is a hole.
+    /// A map of holes only.
     pub const EMPTY: MapRoot = MapRoot { page: 0, levels: 1 };
 
     pub(crate) fn new(page: PageId, levels: u8) -> Result<Self> {
@@ -112,7 +112,7 @@ pub(crate) const fn subtree_chunks(levels: u8) -> u64 {
     chunks
 }
 
-/// The least height for a disk of `chunks` chunks.
+/// The minimum height for a disk of `chunks` chunks.
 pub(crate) fn levels_for(chunks: u64) -> u8 {
     (1..MAX_LEVELS).find(|levels| subtree_chunks(*levels) >= chunks).unwrap_or(MAX_LEVELS)
 }
@@ -126,7 +126,7 @@ pub(crate) const fn slots_of(level: u8) -> usize {
     }
 }
 
-/// Which slot of a page of `level` leads to chunk `index`.
+/// The slot in a page of `level` that leads to chunk `index`.
 #[inline]
 pub(crate) fn slot_of(index: u64, level: u8) -> usize {
     let slot = if level == 0 {
@@ -140,9 +140,9 @@ pub(crate) fn slot_of(index: u64, level: u8) -> usize {
 /// A page in memory: all of its slots.
 pub(crate) type Page = Arc<[u64]>;
 
-/// Where pages come from.
+/// Reads pages.
 pub(crate) trait PageSource {
-    /// The page `id`, which has to be of `level`.
+    /// The page `id`, which must be of `level`.
     fn page(&self, id: PageId, level: u8) -> Result<Page>;
 }
 

@@ -1,4 +1,4 @@
-//! The page value: one page of a chunk map as the `maps` family holds it.
+//! The page value: one page of a chunk map as stored in the `maps` family.
 //!
 //! ```text
 //! offset  size  field                                     (little endian)
@@ -10,19 +10,19 @@
 //! 16 + n    16  tag
 //! ```
 //!
-//! Associated data: repository id (16), page id (8, big endian), offsets 0 to
-//! 4 of the value. The plaintext of the ciphertext is the runs, then zeroes:
+//! Associated data: repository id (16), page id (8, big endian), offsets 0 to 4
+//! of the value. The plaintext of the ciphertext is the runs, then zeroes:
 //!
 //! ```text
 //! run:  varint (slots - 1) * 2 + stored
 //!       where stored is 1: varint of the zigzag of (first id - expected)
 //! ```
 //!
-//! A run with stored = 0 is slots that are 0; one with stored = 1 is ids that
-//! count up by one. `expected` is 1 at first, and after a stored run its last
-//! id + 1. The runs cover all slots of the page. Varints are LEB128, as short
-//! as possible and at most ten bytes. A whole leaf of chunks that were stored
-//! one after the other takes four bytes.
+//! A run with stored = 0 stands for slots that are 0; a run with stored = 1
+//! stands for ids that count up by one. `expected` is 1 at first, and after a
+//! stored run its last id + 1. The runs cover all slots of the page. Varints
+//! are LEB128, in the shortest form and of at most ten bytes. A whole leaf of
+//! chunks that were stored in sequence takes four bytes.
 
 use coldrise_block::{Error, ErrorKind, Result};
 
@@ -35,7 +35,7 @@ const FIXED_BYTES: usize = 4;
 const HEADER_BYTES: usize = FIXED_BYTES + NONCE_BYTES;
 const QUANTUM_BYTES: usize = 64;
 const ASSOCIATED_BYTES: usize = 16 + 8 + FIXED_BYTES;
-/// A run is at most 3 + 10 bytes, and a page of 1024 runs is the longest.
+/// A run has at most 3 + 10 bytes; the longest page has 1024 runs.
 const MAX_SEALED_BYTES: usize = 16 << 10;
 
 const _: () = assert!(super::LEAF_SLOTS * 13 <= MAX_SEALED_BYTES);
@@ -69,7 +69,7 @@ pub(crate) fn page_value(
     Ok(value)
 }
 
-/// The slots of page `id`, which has to be of `level`.
+/// The slots of page `id`, which must be of `level`.
 ///
 /// # Errors
 /// `ErrorKind::Corrupt`, naming the page.
@@ -133,7 +133,7 @@ fn take_varint(bytes: &mut &[u8]) -> Option<u64> {
         }
         number |= bits << (7 * position);
         if byte & 0x80 == 0 {
-            // Only the shortest form: no last byte without bits.
+            // Only the shortest form is valid: the last byte must not be zero.
             return (position == 0 || *byte != 0).then_some(number);
         }
     }

@@ -18,7 +18,7 @@ fn parse(id: PageId, level: u8, value: &[u8]) -> Result<Vec<u64>> {
     parse_page_value(&REPOSITORY, &keys().pages, id, level, value)
 }
 
-/// Slots as they occur: runs of holes, of counting ids, and single ids.
+/// Typical slots: runs of holes, of ascending ids, and single ids.
 fn slots(count: usize) -> impl Strategy<Value = Vec<u64>> {
     let id = prop_oneof![0u64..10, 1_000_000..1_000_100u64, any::<u64>()];
     prop::collection::vec((id, 1usize..200, any::<bool>()), 1..40).prop_map(move |runs| {

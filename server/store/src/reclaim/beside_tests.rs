@@ -1,4 +1,4 @@
-//! A gc beside a disk that is being written.
+//! A gc during the backup of a disk.
 
 use std::cell::{Cell, RefCell};
 use std::time::{Duration, Instant};
@@ -7,7 +7,7 @@ use super::tests::{fixture, noise, CHUNK, NEVER};
 use super::*;
 use crate::*;
 
-/// Waits until the workers have seen so many chunks.
+/// Waits until the workers have seen this many chunks.
 fn wait_for(disk: &DiskWriter, chunks: u64) {
     let give_up = Instant::now() + Duration::from_secs(60);
     loop {
@@ -20,8 +20,8 @@ fn wait_for(disk: &DiskWriter, chunks: u64) {
     }
 }
 
-/// At each step of the gc the disk takes 100 chunks more of what is of no use in a file
-/// that is rewritten, and 100 that the store never had.
+/// At each step of the gc the disk takes 100 more unreferenced chunks of a file that is
+/// rewritten, and 100 new chunks.
 #[test]
 fn a_backup_finds_what_a_gc_is_taking_away_and_nothing_is_lost() {
     let mut fixture = fixture();
@@ -57,8 +57,8 @@ fn a_backup_finds_what_a_gc_is_taking_away_and_nothing_is_lost() {
     });
     let done = done.unwrap();
     assert!(steps.get() >= 4, "{steps:?}");
-    // What was found before it was condemned stays: 200 of the file that is rewritten,
-    // and for ten chunks the whole file of which nothing else is of use.
+    // Chunks that the backup found before they were condemned stay: 200 of the file
+    // that is rewritten, and ten that keep a whole file without other references.
     assert_eq!((done.chunks, done.kept_chunks), (100 + 2500 - 200, 100 + 3000 - 10));
     let counts = disk.counts();
     assert_eq!(counts.known_chunks, 10 + 200);
@@ -69,7 +69,7 @@ fn a_backup_finds_what_a_gc_is_taking_away_and_nothing_is_lost() {
     fixture.assert_sound();
     fixture.assert_counted();
 
-    // The next gc finds the rest.
+    // The next gc finds the others.
     let next = fixture.reclaim();
     assert_eq!((next.chunks, next.kept_chunks), (3000 - 10, 100));
     fixture.assert_sound();

@@ -1,4 +1,4 @@
-//! What is to be rewritten is read before, and how far it all has come.
+//! Checks files before they are rewritten, and reports progress.
 
 use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,10 +12,11 @@ use crate::rocks::{BlockBuffers, Family, ReadMode};
 
 use super::units::Unit;
 
-/// How much of a file may be of no use before it is rewritten, in percent of what lies in
-/// it. At 0 every file is in which anything is of no use, at 100 none.
+/// The unreferenced share of a file from which on it is rewritten, in percent. At 0 every
+/// file with unreferenced entries is rewritten, at 100 none.
 ///
-/// Chunks that stay are not lost space alone: a backup of the same content uses them again.
+/// Remaining unreferenced chunks are not only lost space: a later backup of the same
+/// content uses them again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "u8")]
 pub struct MaxUnused(u8);
@@ -26,7 +27,7 @@ impl MaxUnused {
     }
 }
 
-/// At most as much is copied as is given back.
+/// At most as many bytes are copied as are freed.
 impl Default for MaxUnused {
     fn default() -> Self {
         MaxUnused(50)
@@ -48,24 +49,24 @@ impl FromStr for MaxUnused {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        // What is no such number is out of the range, too.
+        // An invalid number is treated as out of range.
         text.strip_suffix('%').unwrap_or(text).parse().unwrap_or(u8::MAX).try_into()
     }
 }
 
-/// How to give space back.
+/// Options of a gc.
 #[derive(Clone, Copy)]
 pub struct ReclaimOptions<'a> {
-    /// Which files are rewritten.
+    /// The files to rewrite.
     pub max_unused: MaxUnused,
-    /// Set by whoever wants to end it. It ends after the step under way.
+    /// Cancels the gc. It ends after the current step.
     pub cancel: &'a AtomicBool,
-    /// Hears how far it has come, from several threads.
+    /// Receives the progress, from several threads.
     pub progress: &'a (dyn Fn(ReclaimProgress) + Sync),
 }
 
 impl ReclaimOptions<'_> {
-    /// Fails with `Interrupted` once it was cancelled.
+    /// Fails with `Interrupted` after a cancel.
     pub(super) fn go_on(&self) -> Result<()> {
         match self.cancel.load(Ordering::Relaxed) {
             true => Err(Error::new(ErrorKind::Interrupted, "cancelled")),
@@ -74,16 +75,16 @@ impl ReclaimOptions<'_> {
     }
 }
 
-/// How far a gc has come with the files that it rewrites.
+/// The progress of a gc in rewriting files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReclaimProgress {
-    /// Bytes that were checked, and bytes that were rewritten.
+    /// Bytes checked, plus bytes rewritten.
     pub done_bytes: u64,
-    /// All there are to check and to rewrite.
+    /// Total bytes to check and to rewrite.
     pub total_bytes: u64,
 }
 
-/// The work of one gc.
+/// The state of one gc.
 pub(super) struct Work<'a> {
     options: &'a ReclaimOptions<'a>,
     progress: Mutex<ReclaimProgress>,
@@ -102,13 +103,13 @@ impl<'a> Work<'a> {
         self.options.go_on()
     }
 
-    /// Says what there is to do.
+    /// Announces the work.
     pub(super) fn plan<'u>(&self, units: impl Iterator<Item = &'u Unit>) {
         let copied = units.filter(|unit| unit.is_copied());
         self.progress.lock().total_bytes = copied.map(|unit| 2 * unit.bytes).sum();
     }
 
-    /// Says that as many more bytes are done.
+    /// Adds completed bytes.
     pub(super) fn advance(&self, bytes: u64) {
         let now = {
             let mut progress = self.progress.lock();
@@ -119,8 +120,8 @@ impl<'a> Work<'a> {
     }
 }
 
-/// Reads every block of what is to be copied and compares it with its checksum: a
-/// compaction that meets damage fails, and with it every later write to the database.
+/// Reads every block to be copied and compares its checksum. This is needed because a
+/// compaction that meets damage fails, and every later write to the database fails with it.
 pub(super) fn check(repository: &Repository, unit: &Unit) -> Result<()> {
     if unit.family == Family::Chunks {
         let mut buffers = BlockBuffers::default();
@@ -129,7 +130,7 @@ pub(super) fn check(repository: &Repository, unit: &Unit) -> Result<()> {
             return Ok(());
         }
     }
-    // RocksDB tells what is wrong, and reads what only it can.
+    // RocksDB names the fault, and reads data that only it can read.
     let mut cursor = repository.database().cursor(unit.family, ReadMode::Scan)?;
     let last = unit.ids.end().to_be_bytes();
     cursor.seek(&unit.ids.start().to_be_bytes())?;

@@ -1,4 +1,4 @@
-//! The dedup index in a gc: entries go before the chunks that they name.
+//! The dedup index in a gc: entries are deleted before their chunks.
 
 use std::sync::Arc;
 
@@ -9,12 +9,13 @@ use crate::writer::{Condemned, Shared};
 
 /// Entries that are deleted in one batch.
 const BATCH_ENTRIES: usize = 32 << 10;
-/// The index is rewritten, and not written to, when one entry of so many goes.
+/// The index is rewritten, instead of written to, if at least one entry of this
+/// many is deleted.
 const REWRITTEN_SHARE: u64 = 4;
 
-/// Deletes the entries of the chunks that go, about `deleted` of `stored`. Durable
-/// on return: only then may the chunks go, and a backup that is made after a crash
-/// stores them anew. Entries that a backup writes meanwhile stay.
+/// Deletes the entries of the condemned chunks, about `deleted` of `stored`.
+/// Durable on return: only then may the chunks be deleted. A backup after a crash
+/// stores those chunks again. Entries that a backup writes meanwhile stay.
 pub(super) fn forget(writer: &Shared, goes: &Condemned, deleted: u64, stored: u64) -> Result<()> {
     if deleted == 0 {
         return Ok(());
@@ -31,7 +32,7 @@ pub(super) fn forget(writer: &Shared, goes: &Condemned, deleted: u64, stored: u6
 
 fn delete_one_by_one(writer: &Shared, goes: &Condemned) -> Result<()> {
     let database = writer.repository.database();
-    // It sees the index as it is now, whatever is deleted meanwhile.
+    // The cursor sees a snapshot of the index, whatever is deleted meanwhile.
     let mut cursor = database.cursor(Family::Dedup, ReadMode::Scan)?;
     cursor.seek(&[])?;
     let mut hashes: Vec<Vec<u8>> = Vec::new();
@@ -48,11 +49,12 @@ fn delete_one_by_one(writer: &Shared, goes: &Condemned) -> Result<()> {
         }
         cursor.next()?;
     }
-    // The sync of the last batch covers those before it.
+    // The sync of the last batch covers the earlier ones.
     delete(writer, goes, &hashes, true)
 }
 
-/// Deletes entries, but those that a backup has meanwhile made to name a new chunk.
+/// Deletes entries, except those that a backup has meanwhile pointed to a new
+/// chunk.
 fn delete(writer: &Shared, goes: &Condemned, hashes: &[Vec<u8>], is_synced: bool) -> Result<()> {
     let database = writer.repository.database();
     let _changing = writer.referred.changing_index();

@@ -1,18 +1,16 @@
-//! Giving space back: what nothing refers to any more is found, and goes.
+//! Garbage collection: finds unreferenced chunks and pages and frees their space.
 //!
 //! ```text
 //!   roots ─▶ mark: every page once ─▶ Reachable: page and chunk ids in use
 //!                                        │
-//!   files of the database ─▶ Unit: so many chunks, so many of them in use
+//!   files of the database ─▶ Unit: number of chunks, number of used chunks
 //!                                        ├─ none in use ──────▶ dropped whole
-//!                                        ├─ half or less ─────▶ rewritten without the rest
-//!                                        └─ more ─────────────▶ left alone, and so is what
-//!                                                               nothing refers to in it
+//!                                        ├─ half or less ─────▶ rewritten without the unused
+//!                                        └─ more ─────────────▶ kept, with its unused chunks
 //! ```
 //!
-//! Payload is read only where at least as much of it is given back, so the work
-//! follows what was deleted and the live maps, not what is stored. Whoever wants more back
-//! says so: see [`MaxUnused`].
+//! Payload is read only if at least as much of it is freed. So the work is in proportion to the
+//! deleted data and the live maps, not to the stored data. [`MaxUnused`] can ask for more.
 
 mod check;
 mod dedup_index;
@@ -31,36 +29,36 @@ use coldrise_block::{ErrorKind, Result};
 use crate::repository::Repository;
 use crate::rocks::Family;
 
-/// How often the files are listed anew beside a writer that deletes some.
+/// How often the files are listed again if a writer deletes some meanwhile.
 const LISTING_ATTEMPTS: u32 = 5;
 
-/// What a gc would do, told without doing it.
+/// The estimated result of a gc that is not run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reclaimable {
     /// Chunks that would be deleted.
     pub chunks: u64,
     /// Pages of chunk maps that would be deleted.
     pub pages: u64,
-    /// Bytes that the file system would get back for both: an estimate, from the
-    /// average size of what lies in a file.
+    /// Bytes freed in the file system by both: an estimate from the average entry size of each
+    /// file.
     pub bytes: u64,
     /// Files of chunks that would be dropped whole.
     pub dropped_files: u64,
     /// Files of chunks that would be rewritten.
     pub rewritten_files: u64,
-    /// Chunks that nothing refers to and that would stay: most of what lies around
-    /// them is in use. A later backup of the same content uses them again.
+    /// Unreferenced chunks that would stay, because most of their file is in use. A later backup of
+    /// the same content uses them again.
     pub kept_chunks: u64,
-    /// An estimate of what those take, in bytes.
+    /// An estimate of their size in bytes.
     pub kept_bytes: u64,
 }
 
 impl Repository {
-    /// What a gc would give back if nothing but `reachable` were in use, and it rewrote the
-    /// files that `max_unused` says. Reads no payload. What is only in RocksDB's log is not looked at.
+    /// The estimated result of a gc if only `reachable` were in use, with files rewritten by
+    /// `max_unused`. Reads no payload. Ignores data that is only in RocksDB's log.
     ///
     /// # Errors
-    /// As reading the database.
+    /// The errors of reading the database.
     pub fn reclaimable(&self, reachable: &Reachable, max_unused: MaxUnused) -> Result<Reclaimable> {
         for _ in 0..LISTING_ATTEMPTS {
             match self.try_reclaimable(reachable, max_unused) {
@@ -97,7 +95,7 @@ impl Repository {
     }
 }
 
-/// The id that is the key of a chunk or of a page.
+/// The id in the key of a chunk or a page.
 fn id_of_key(key: &[u8]) -> Option<u64> {
     key.try_into().ok().map(u64::from_be_bytes)
 }

@@ -1,4 +1,4 @@
-//! Mark: everything that a set of chunk maps leads to.
+//! Mark: finds all pages and chunks that a set of chunk maps refers to.
 
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,13 +11,13 @@ use crate::rocks::Family;
 use crate::writer::Referred;
 use crate::{MapRoot, Repository};
 
-/// The pages and chunks that chunk maps lead to. Ids lie in long runs, which the
-/// bitmaps keep small: some bytes per thousand chunks.
+/// The pages and chunks that chunk maps refer to. Ids come in long runs, which the
+/// bitmaps compress to a few bytes per thousand chunks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Reachable {
     pages: RoaringTreemap,
     chunks: RoaringTreemap,
-    /// All pages and chunks from these on, too.
+    /// All pages and chunks from these ids on are included, too.
     pages_from: u64,
     chunks_from: u64,
 }
@@ -30,12 +30,12 @@ impl Default for Reachable {
 }
 
 impl Reachable {
-    /// How many chunks there are.
+    /// The number of chunks.
     pub fn chunks(&self) -> u64 {
         self.chunks.len()
     }
 
-    /// How many pages there are.
+    /// The number of pages.
     pub fn pages(&self) -> u64 {
         self.pages.len()
     }
@@ -47,7 +47,7 @@ impl Reachable {
         }
     }
 
-    /// Adds everything that a writer has stored itself.
+    /// Adds all pages and chunks that a writer has stored itself.
     pub(super) fn add_all_of(&mut self, writer: &Referred) {
         self.pages_from = writer.first_page();
         self.chunks_from = writer.first_chunk();
@@ -58,14 +58,14 @@ impl Reachable {
         self.chunks |= chunks;
     }
 
-    /// Whether a chunk or a page is among them.
+    /// Whether a chunk or a page is included.
     pub(crate) fn has(&self, family: Family, id: u64) -> bool {
         let (ids, from) = self.ids(family);
         id >= from || ids.contains(id)
     }
 
-    /// How many of the chunks or pages lie in a range of ids. Of those that a writer
-    /// has stored itself every id counts, whether it is used or not.
+    /// The number of chunks or pages in a range of ids. In the range that a writer
+    /// has stored itself every id counts, used or not.
     pub(crate) fn count_in(&self, family: Family, range: RangeInclusive<u64>) -> u64 {
         let (ids, from) = self.ids(family);
         let all = (range.end().saturating_add(1)).saturating_sub(from.max(*range.start()));
@@ -79,12 +79,12 @@ impl Reachable {
 }
 
 impl Repository {
-    /// Everything that the maps of `roots` lead to. Each page is read once, however
-    /// many maps share it.
+    /// Finds all pages and chunks that the maps of `roots` refer to. Each page is
+    /// read once, however many maps share it.
     ///
     /// # Errors
-    /// `Corrupt` where a page is missing or damaged: what it led to is then not
-    /// known. `Interrupted` once `cancel` is set.
+    /// `Corrupt` if a page is missing or damaged: its references are then unknown.
+    /// `Interrupted` once `cancel` is set.
     pub fn reachable(
         &self,
         roots: impl IntoIterator<Item = MapRoot>,
@@ -105,7 +105,7 @@ struct Mark<'a> {
 }
 
 impl Mark<'_> {
-    /// At most as deep as a map is high.
+    /// Recurses at most as deep as a map is high.
     fn descend(&mut self, page: PageId, levels: u8) -> Result<()> {
         if page == 0 || !self.found.pages.insert(page) {
             return Ok(());

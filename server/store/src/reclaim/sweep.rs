@@ -1,25 +1,24 @@
-//! Sweep: what is not reachable goes, in an order that a kill may interrupt anywhere.
+//! Sweep: deletes unreachable data, in an order that a kill may interrupt anywhere.
 //!
-//! 1. The memtables are written to files; the units are found and judged anew.
-//! 2. What goes is condemned: a backup in the same process does not refer to it from
-//!    here on, and what it had referred to stays (see `writer::referred`). The dedup
-//!    entries of all chunks that are to go are deleted, durably.
-//!    *Left by a kill:* chunks that nobody finds any more. They lie where so much is
-//!    dead that the next gc that rewrites as many files comes to them again.
-//! 3. Files with nothing in use are dropped (their manifest entry, synced).
-//! 4. Files with little in use are rewritten without the rest, some at a time. They are
-//!    read just before, so that a damaged file is left alone and not met half way. Each
-//!    such step is one synced entry of the manifest. *Left by a kill:* new files that
-//!    RocksDB removes when it is opened next.
+//! 1. The memtables are written to files; then the units are found and judged again.
+//! 2. The unreachable entries are condemned. From now on, a backup in the same process
+//!    does not refer to them; entries that it already referred to stay (see
+//!    `writer::referred`). The dedup entries of all condemned chunks are deleted, durably.
+//!    *After a kill:* unreferenced chunks without dedup entries. The next gc that rewrites
+//!    as many files finds them in the same files.
+//! 3. Files without any used entry are dropped (their manifest entry, synced).
+//! 4. Files with few used entries are rewritten without the others, some at a time. They
+//!    are read just before, so that a damaged file is skipped and not met half way. Each
+//!    such step is one synced entry of the manifest. *After a kill:* new files that RocksDB
+//!    removes at the next open.
 //! 5. The same for the maps.
-//! 6. The counters of the store are made exact, synced. *Left by a kill before:*
-//!    counters that count what is gone, until the next gc.
+//! 6. The counters of the store are made exact, synced. *After a kill before this step:*
+//!    counters that include deleted entries, until the next gc.
 //!
-//! Chunks of a damaged file that were to go stay in it, and nobody finds them any more, as
-//! after a kill.
+//! Condemned chunks of a damaged file stay in it without dedup entries, as after a kill.
 //!
-//! So a dedup entry never names a chunk that is not there, and whatever is reachable
-//! is never touched: a [`Rule`] lets nothing go that is in use.
+//! So a dedup entry never refers to a missing chunk, and reachable data is never touched:
+//! a [`Rule`] never deletes an entry in use.
 
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -37,27 +36,28 @@ use super::check::{check, ReclaimOptions, Work};
 use super::units::{self, Fate, Unit};
 use super::{dedup_index, id_of_key, Reachable};
 
-/// What one thread copies in one step, about: on a full disk that much has to be free.
+/// Approximate bytes that one thread copies in one step: a full disk needs this much free
+/// space.
 const STEP_LIVE_BYTES: u64 = 512 << 20;
 const REWRITING_THREADS: usize = 2;
 
-/// What went.
+/// The result of a gc.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reclaimed {
     /// Chunks that were deleted.
     pub chunks: u64,
     /// Pages of chunk maps that were deleted.
     pub pages: u64,
-    /// About what those took, in bytes: from the average size of what lies in a file.
+    /// Their approximate size in bytes, from the average entry size of each file.
     pub bytes: u64,
     /// Files that were dropped whole.
     pub dropped_files: u64,
     /// Files that were rewritten.
     pub rewritten_files: u64,
-    /// Chunks that nothing refers to and that stay: most of what lies around them is
-    /// in use, or their file is damaged.
+    /// Unreferenced chunks that stay, because most of their file is in use or their file
+    /// is damaged.
     pub kept_chunks: u64,
-    /// Files that are damaged and were left alone, and why.
+    /// Damaged files that were skipped, with the reason.
     pub damaged_files: Vec<String>,
 }
 
@@ -76,31 +76,31 @@ impl Reclaimed {
     }
 }
 
-/// Where a gc is: what it has just done, durably.
+/// The step that a gc has just completed, durably.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     Judged,
     Forgotten,
     Dropped(Family),
-    /// Nothing has changed: it is known what is damaged.
+    /// Nothing has changed yet: the damaged files are known.
     Checked(Family),
     Rewritten(Family),
 }
 
 impl RepositoryWriter {
-    /// Deletes what is not reachable, and gives its space back to the file system.
-    /// What this writer has stored since it was opened is not touched, nor is what a
-    /// disk refers to that it is writing meanwhile, from another thread.
+    /// Deletes unreachable entries and returns their space to the file system. Does not
+    /// touch entries that this writer has stored since it was opened, or that a disk
+    /// refers to which another thread is writing meanwhile.
     ///
     /// # Errors
-    /// `Busy` beside another gc; `Interrupted` when it was cancelled: what is done
-    /// stays done. `NoSpace`, `Corrupt` or `Io` where rewriting failed; this writer may
-    /// take no more writes then. Damage is no error: it is left alone and reported.
+    /// `Busy` beside another gc; `Interrupted` after a cancel: completed steps stay.
+    /// `NoSpace`, `Corrupt` or `Io` if rewriting failed; this writer may then refuse
+    /// further writes. Damage is not an error: damaged files are skipped and reported.
     pub fn reclaim(&self, reachable: Reachable, options: &ReclaimOptions<'_>) -> Result<Reclaimed> {
         self.reclaim_until(reachable, options, &|_step| options.go_on())
     }
 
-    /// The same; `after` each step says whether to go on.
+    /// Like [`RepositoryWriter::reclaim`]; `after` each step decides whether to continue.
     pub(super) fn reclaim_until(
         &self,
         reachable: Reachable,
@@ -167,7 +167,7 @@ impl Sweep<'_> {
         Ok(())
     }
 
-    /// Drops and rewrites the files of one family. Returns how many entries went.
+    /// Drops and rewrites the files of one family. Returns the number of deleted entries.
     fn delete(&mut self, units: &[Unit], gone: &Arc<Gone>) -> Result<u64> {
         let database = self.repository.database();
         let mut deleted = 0;
@@ -178,7 +178,7 @@ impl Sweep<'_> {
             }
             let bounds = (first.ids.start().to_be_bytes(), last.ids.end().to_be_bytes());
             database.delete_files_in_range(first.family, &bounds.0, &bounds.1)?;
-            // What lies on level 0 stays, and is counted when it is rewritten.
+            // Files on level 0 stay here, and are counted when they are rewritten.
             let dropped = run.iter().flat_map(|unit| &unit.files).filter(|file| file.level > 0);
             deleted += dropped.clone().map(LiveFile::values).sum::<u64>();
             self.done.dropped_files += dropped.count() as u64;
@@ -188,8 +188,8 @@ impl Sweep<'_> {
         Ok(deleted + gone.deleted.load(Ordering::Relaxed))
     }
 
-    /// Checks one group after the other. What is checked is rewritten by other threads
-    /// meanwhile: the one waits for the drive to read, the others compute and write.
+    /// Checks one group after the other. Other threads rewrite the checked groups
+    /// meanwhile: checking waits for the drive, rewriting computes and writes.
     fn rewrite(&mut self, groups: &[Group<'_>], gone: &Arc<Gone>) -> Result<()> {
         let Some(family) = groups.first().map(Group::family) else { return Ok(()) };
         let _filtering = self.repository.database().filter(family, gone.rule())?;
@@ -213,7 +213,7 @@ impl Sweep<'_> {
                 })
             };
             let threads: Vec<_> = (0..REWRITING_THREADS).map(spawn).collect();
-            // It ends with the threads.
+            // Closing the channels ends the threads.
             drop((to_rewrite, rewritten));
             let panicked = || Error::new(ErrorKind::Internal, "a rewriting thread panicked");
             let mut all = groups.iter().try_for_each(|group| {
@@ -232,14 +232,14 @@ impl Sweep<'_> {
     }
 }
 
-/// A group of which is known what is sound.
+/// A group whose damaged units are known.
 struct Checked {
     family: Family,
     bytes: u64,
     /// Neighbouring sound units.
     sound: Vec<RangeInclusive<u64>>,
     sound_files: u64,
-    /// Units that are damaged and are left alone, and why.
+    /// Damaged units that are skipped, with the reason.
     damaged: Vec<(Unit, Error)>,
 }
 
@@ -267,7 +267,7 @@ fn check_group(repository: &Repository, group: &Group, work: &Work<'_>) -> Resul
     Ok(checked)
 }
 
-/// Writes the sound files of a group anew, without what goes.
+/// Rewrites the sound files of a group without the condemned entries.
 fn rewrite_checked(repository: &Repository, group: Checked, work: &Work<'_>) -> Result<Checked> {
     work.go_on()?;
     for ids in &group.sound {
@@ -278,13 +278,13 @@ fn rewrite_checked(repository: &Repository, group: Checked, work: &Work<'_>) -> 
     Ok(group)
 }
 
-/// The entries of one family that go.
+/// The entries of one family to delete.
 struct Gone {
     family: Family,
-    /// Of the units that are dropped or rewritten; ascending.
+    /// The ids of dropped or rewritten units; ascending.
     ranges: Vec<RangeInclusive<u64>>,
     reachable: Arc<Reachable>,
-    /// Entries that compactions left out.
+    /// Entries that compactions dropped.
     deleted: AtomicU64,
 }
 
@@ -320,10 +320,10 @@ impl Gone {
     }
 }
 
-/// Neighbouring units that are rewritten in one step, and dropped ones between them.
+/// Neighbouring units that are rewritten in one step, with dropped units between them.
 struct Group<'u> {
     units: &'u [Unit],
-    /// Of those that are copied.
+    /// Bytes of the copied units.
     bytes: u64,
     live_bytes: u64,
 }
@@ -334,11 +334,12 @@ impl Group<'_> {
     }
 }
 
-/// Small files become larger ones where their neighbours are rewritten as well.
+/// Groups small files, so that they become larger ones if their neighbours are rewritten,
+/// too.
 fn groups(units: &[Unit]) -> Vec<Group<'_>> {
     let mut groups: Vec<Group<'_>> = Vec::new();
     let mut start = 0;
-    // Dropped units leave nothing between their neighbours.
+    // A dropped unit does not separate its neighbours.
     let mut is_open = false;
     for (number, unit) in units.iter().enumerate() {
         is_open &= unit.fate != Fate::Kept;

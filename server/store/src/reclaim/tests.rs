@@ -14,7 +14,7 @@ pub(super) static NEVER: AtomicBool = AtomicBool::new(false);
 
 pub(super) struct Fixture {
     directory: tempfile::TempDir,
-    /// Whole of no use after the points are gone.
+    /// Unreferenced as a whole after its points are deleted.
     pub(super) first: Vec<u8>,
     /// Disks that are still in use.
     pub(super) live: Vec<(MapRoot, Vec<u8>)>,
@@ -49,7 +49,7 @@ fn empty() -> Fixture {
     Fixture { directory, first: noise(1, 3000), live: Vec::new() }
 }
 
-/// Chunks in the order of storing, and what is left of them:
+/// Chunks in the order of storing, and how many of them stay in use:
 ///
 /// ```text
 /// 3000, a file      nothing
@@ -115,7 +115,7 @@ impl Fixture {
         self.reclaim_until(&|_step| Ok(())).unwrap()
     }
 
-    /// Everything in use reads, and the index names nothing that is not there.
+    /// Everything in use is readable, and the index refers to no missing chunk.
     pub(super) fn assert_sound(&self) {
         let writer = self.writer();
         for repository in [writer.repository(), &self.reader()] {
@@ -137,7 +137,7 @@ impl Fixture {
 }
 
 impl Fixture {
-    /// The counters of the store are what there is.
+    /// The counters of the store match its content.
     pub(super) fn assert_counted(&self) {
         let reader = self.reader();
         let state = StoreState::read(&reader).unwrap();
@@ -172,7 +172,7 @@ fn what_is_of_no_use_goes_and_the_rest_stays() {
     let done = fixture.reclaim();
     assert_eq!((done.chunks, done.kept_chunks), (3000 + 100 + 2500, 100));
     assert_eq!((told.chunks, told.kept_chunks), (done.chunks, done.kept_chunks));
-    // Every page of the first disks, and those that the changes replaced.
+    // Every page of the first disks, and the pages that the changes replaced.
     assert_eq!((done.pages, done.damaged_files.len()), (4 + 1 + (3 + 1) + (1 + 1), 0));
     assert!(done.dropped_files >= 1 && done.rewritten_files >= 2, "{done:?}");
     fixture.assert_sound();
@@ -186,7 +186,7 @@ fn what_is_of_no_use_goes_and_the_rest_stays() {
     assert_eq!(count(repository, Family::Dedup), chunks);
     assert_eq!(count(repository, Family::Maps), fixture.reachable(repository).pages());
     drop(writer);
-    // Nothing is left to do.
+    // A second run finds nothing to do.
     let again = fixture.reclaim();
     assert_eq!(again, Reclaimed { kept_chunks: 100, ..Reclaimed::default() });
 }
@@ -220,7 +220,7 @@ fn a_gc_that_ends_after_any_step_loses_nothing_and_the_next_one_does_the_rest() 
         assert_eq!(ended.unwrap_err().kind(), ErrorKind::Interrupted);
         fixture.assert_sound();
 
-        // The same content again, partly gone, becomes a disk like any other.
+        // The same content, partly deleted, is stored again like any other.
         let content = fixture.first.clone();
         let root = write(&fixture.writer(), None, &content);
         fixture.live.push((root, content));
@@ -257,8 +257,8 @@ fn a_writer_goes_on_after_a_gc_and_a_reader_beside_it() {
 }
 
 impl Fixture {
-    /// Flips a bit in what is dead of the largest file with that fate. In place: who
-    /// has it open sees it.
+    /// Flips a bit in an unreferenced entry of the largest file with that fate.
+    /// Writes in place, so that processes with the open file see it.
     fn damage(&self, fate: Fate) -> String {
         let reader = self.reader();
         let units = units::of_family(
@@ -278,7 +278,7 @@ impl Fixture {
         file.name.clone()
     }
 
-    /// Everything in use reads, and a backup is made.
+    /// Everything in use is readable, and a backup succeeds.
     fn assert_goes_on(&mut self) {
         let root = write(&self.writer(), None, &self.first);
         self.live.push((root, self.first.clone()));
@@ -302,7 +302,7 @@ fn a_damaged_file_is_left_alone_and_named() {
     fixture.assert_goes_on();
 }
 
-/// They are rewritten in one step, but for the one in the middle.
+/// All are rewritten in one step, except the damaged one in the middle.
 #[test]
 fn the_neighbours_of_a_damaged_file_are_rewritten() {
     let mut fixture = empty();

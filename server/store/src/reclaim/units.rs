@@ -1,10 +1,9 @@
-//! The files of a family, in units of which is known how much is in use.
+//! Groups the files of a family into units with a known number of used entries.
 //!
-//! A file tells its first id, its last and how many entries it holds, and the bitmap
-//! how many ids of that range are in use. Where the ranges of files overlap, only all
-//! of them together tell how many of the entries in use are theirs, and RocksDB
-//! rewrites them together: they are one unit. As ids are handed out in order, most
-//! units are one file.
+//! A file reports its first id, its last id and its number of entries; the bitmap
+//! gives the number of used ids in that range. If the ranges of files overlap, only
+//! their sum can be compared with the bitmap, and RocksDB rewrites them together: they
+//! form one unit. Ids are assigned in order, so most units are one file.
 
 use std::ops::RangeInclusive;
 
@@ -24,19 +23,19 @@ pub(crate) struct Unit {
     pub(crate) bytes: u64,
     /// Chunks or pages in the files.
     pub(crate) entries: u64,
-    /// Those in use that have an id of the range.
+    /// The ids of the range that are in use.
     pub(crate) live: u64,
     pub(crate) fate: Fate,
 }
 
-/// What becomes of a unit.
+/// The decision about a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
-    /// Nothing in it is in use.
+    /// It has no used entry and is dropped.
     Dropped,
-    /// What is in use is copied.
+    /// Its used entries are copied.
     Rewritten,
-    /// Too little of it is of no use.
+    /// Its unreferenced share is too small.
     Kept,
 }
 
@@ -53,24 +52,24 @@ impl Unit {
         self.files.push(file);
     }
 
-    /// Entries that nothing refers to.
+    /// Unreferenced entries.
     pub(crate) fn dead(&self) -> u64 {
         self.entries.saturating_sub(self.live)
     }
 
-    /// What the dead entries take, in bytes, if they are as long as the others.
+    /// The size of the unreferenced entries in bytes, at the average entry size.
     pub(crate) fn dead_bytes(&self) -> u64 {
         let (dead, entries) = (u128::from(self.dead()), u128::from(self.entries.max(1)));
         (u128::from(self.bytes) * dead / entries) as u64
     }
 
-    /// What the others take.
+    /// The size of the used entries in bytes.
     pub(crate) fn live_bytes(&self) -> u64 {
         self.bytes - self.dead_bytes()
     }
 
-    /// True where files are read and written anew. Of level 0 no file can be dropped:
-    /// one that is of no use is rewritten to nothing.
+    /// True if its files are read and rewritten. Files on level 0 cannot be dropped:
+    /// if all entries are unreferenced, the file is rewritten to nothing.
     pub(crate) fn is_copied(&self) -> bool {
         match self.fate {
             Fate::Kept => false,
@@ -80,8 +79,8 @@ impl Unit {
     }
 }
 
-/// Keeps the units of which nothing was in use when they were judged, and now
-/// something is. Nobody has looked whether they read.
+/// Keeps the units that were unused when they were judged and have a used entry now.
+/// They were not checked for damage.
 pub(super) fn spare(units: &mut [Unit], reachable: &Reachable) {
     for unit in units {
         unit.live = reachable.count_in(unit.family, unit.ids.clone());
@@ -91,10 +90,10 @@ pub(super) fn spare(units: &mut [Unit], reachable: &Reachable) {
     }
 }
 
-/// Of pages: they are small, and every reader goes through them.
+/// The limit for pages: they are small, and every reader reads them.
 const MAX_UNUSED_PAGES_PERCENT: u64 = 25;
 
-/// A unit of these is rewritten when at least so many percent of its entries are dead.
+/// A unit is rewritten if at least this percentage of its entries is unreferenced.
 fn rewritten_percent(family: Family, max_unused: MaxUnused) -> u64 {
     match family {
         Family::Chunks => max_unused.percent(),
@@ -132,7 +131,7 @@ pub(crate) fn of_family(
 
 fn id_of(key: &[u8]) -> Result<u64> {
     super::id_of_key(key).ok_or_else(|| {
-        let message = "a file of the database holds a key that is no id; run coldrise verify";
+        let message = "a file of the database holds a key that is not an id; run coldrise verify";
         Error::new(ErrorKind::Corrupt, message)
     })
 }

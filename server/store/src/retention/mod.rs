@@ -1,8 +1,8 @@
-//! Retention: which of a machine's points the rules keep, and why.
+//! Retention: the points of a machine that the rules keep, with the reasons.
 //!
-//! A pure function: no clock, no store. Rules do not know of each other: a point
-//! stays where at least one keeps it, and the same rules over what stayed keep all
-//! of it again. Everything is UTC, where every day has 24 hours.
+//! It is a pure function, without a clock or a store. Rules are independent: a point
+//! stays if at least one rule keeps it, and applying the same rules to the kept points
+//! keeps all of them. All times are UTC, where every day has 24 hours.
 //!
 //! ```text
 //! --keep-last 2     the 2 newest points
@@ -10,11 +10,11 @@
 //! --keep-within 7d  the points less than 7 days older than the newest
 //! ```
 //!
-//! Time counts back from the machine's newest point and not from the clock: a
-//! machine that makes no backups for a month, or a clock that jumps ahead, deletes
-//! nothing by itself. Points that are dated later than the clock says, left by a clock
-//! that was wrong, stay, and no rule counts them: otherwise one of them would be the
-//! newest for years. The same goes for points that are set aside (quarantine).
+//! Time is measured from the machine's newest point, not from the clock. So nothing is
+//! deleted only because a machine makes no backups for a month, or because the clock
+//! jumps ahead. Points dated later than the clock come from a clock that was wrong.
+//! They stay, and no rule counts them: otherwise one of them would be the newest for
+//! years. The same applies to points in quarantine.
 
 mod period;
 mod span;
@@ -28,53 +28,54 @@ pub use span::RetentionSpan;
 
 use crate::{PointName, SessionName};
 
-/// Which points are to be kept. Without any rule [`retained`] keeps every point.
+/// The retention rules. Without any rule, [`retained`] keeps every point.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RetentionRules {
     /// The newest points.
     pub last: Option<NonZeroU32>,
-    /// Everything that is not older than this, counted from the newest point.
+    /// All points that are not older than this, relative to the newest point.
     pub within: Option<RetentionSpan>,
-    /// The newest point of each of the newest so many periods that have one.
+    /// For each period kind, keep the newest point of each of the newest N periods
+    /// with a point.
     pub periods: Vec<(Period, NonZeroU32)>,
 }
 
 impl RetentionRules {
-    /// True where there is no rule.
+    /// True if there is no rule.
     pub fn is_empty(&self) -> bool {
         self.last.is_none() && self.within.is_none() && self.periods.is_empty()
     }
 }
 
-/// What retention has to know of a point.
+/// The properties of a point that retention needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RetentionPoint {
-    /// Its name, which tells its time.
+    /// Its name, which contains its time.
     pub name: PointName,
-    /// It was protected by its owner.
+    /// Its owner has protected it.
     pub is_protected: bool,
-    /// It is set aside: it stays, and no rule counts it.
+    /// It is in quarantine: it stays, and no rule counts it.
     pub is_quarantined: bool,
-    /// The sessions that are published from it.
+    /// The sessions published from it.
     pub sessions: Vec<SessionName>,
 }
 
-/// Why a point stays.
+/// The reason why a point stays.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KeepReason {
-    /// Of the newest points it is number so and so, from 1 on.
+    /// It is the Nth newest point, counted from 1.
     Last(u32),
     /// It is not older than the rule allows.
     Within(RetentionSpan),
-    /// The newest of its period, which is written out.
+    /// It is the newest point of its period; the text names the period.
     Newest(Period, String),
-    /// The newest backup: what changes since is counted from it.
+    /// It is the newest backup, the base of the next incremental backup.
     NewestBackup,
-    /// It is dated later than the clock says.
+    /// It is dated later than the clock.
     Future,
     /// It is protected.
     Protected,
-    /// It is set aside.
+    /// It is in quarantine.
     Quarantined,
     /// A session is published from it.
     Published(SessionName),
@@ -98,11 +99,12 @@ impl fmt::Display for KeepReason {
     }
 }
 
-/// For every one of a machine's points, in the order given, why it stays; nothing
-/// where it does not. No name may be there twice. `now_seconds` is the clock, in
-/// seconds since 1970-01-01T00:00:00Z: it only tells which points are not counted.
+/// The reasons why each of a machine's points stays, in the order given; no reason
+/// means that it does not stay. Names must be unique. `now_seconds` is the clock, in
+/// seconds since 1970-01-01T00:00:00Z: it only decides which points are in the future
+/// and not counted.
 ///
-/// The newest backup that is not set aside always stays, so a machine never loses its
+/// The newest backup outside quarantine always stays, so a machine never loses its
 /// last good one.
 pub fn retained(
     rules: &RetentionRules,
@@ -112,7 +114,7 @@ pub fn retained(
     let mut reasons: Vec<Vec<KeepReason>> = points.iter().map(beside_the_rules).collect();
     let mut order: Vec<usize> = (0..points.len()).collect();
     order.sort_by(|a, b| points[*b].name.cmp(&points[*a].name));
-    // What cannot be relied on must not push out what can.
+    // Suspect points must not displace good ones.
     order.retain(|at| !points[*at].is_quarantined);
     let (future, counted): (Vec<usize>, Vec<usize>) =
         order.iter().partition(|at| points[**at].name.unix_seconds() > now_seconds);
@@ -154,7 +156,7 @@ pub fn retained(
     reasons
 }
 
-/// What no rule has to say.
+/// The reasons that come from no rule.
 fn beside_the_rules(point: &RetentionPoint) -> Vec<KeepReason> {
     let quarantined = point.is_quarantined.then_some(KeepReason::Quarantined);
     let protected = point.is_protected.then_some(KeepReason::Protected);

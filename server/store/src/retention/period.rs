@@ -1,4 +1,4 @@
-//! Hours, days, weeks, months and years, numbered.
+//! Numbers hours, days, weeks, months and years.
 
 use std::fmt;
 
@@ -8,27 +8,27 @@ use jiff::Timestamp;
 
 const HOUR_SECONDS: u64 = 3600;
 const DAY_SECONDS: u64 = 24 * HOUR_SECONDS;
-/// 1970-01-01 was a Thursday, three days after the Monday that its week began with.
+/// 1970-01-01 was a Thursday, three days after the Monday of its week.
 const DAYS_INTO_FIRST_WEEK: u64 = 3;
 
 /// A kind of calendar period, in UTC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Period {
-    /// From full hour to full hour.
+    /// From one full hour to the next.
     Hourly,
     /// From midnight to midnight.
     Daily,
     /// From Monday to Sunday, as ISO 8601 numbers weeks.
     Weekly,
-    /// A month of the calendar.
+    /// A calendar month.
     Monthly,
-    /// A year of the calendar.
+    /// A calendar year.
     Yearly,
 }
 
 impl Period {
-    /// Which one a moment is in: the same number for two moments of one period, and
-    /// a greater one for a later period.
+    /// The number of the period that contains a moment: equal for two moments of
+    /// one period, and greater for a later period.
     pub(super) fn number(self, unix_seconds: u64) -> u64 {
         let days = unix_seconds / DAY_SECONDS;
         let year = |date: Date| u64::try_from(date.year()).unwrap_or(0);
@@ -42,8 +42,8 @@ impl Period {
         }
     }
 
-    /// The period of a moment as people write it: `2026-11-21T10`, `2026-11-21`,
-    /// `2026-W47`, `2026-11`, `2026`.
+    /// The name of the period that contains a moment: `2026-11-21T10`,
+    /// `2026-11-21`, `2026-W47`, `2026-11`, `2026`.
     pub(super) fn describe(self, unix_seconds: u64) -> String {
         let Some(date) = date_of(unix_seconds) else { return String::new() };
         match self {

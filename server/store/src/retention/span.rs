@@ -1,4 +1,4 @@
-//! How far back: `36h`, `7d`, `2w`, `3m`, `1y`.
+//! Lengths of time: `36h`, `7d`, `2w`, `3m`, `1y`.
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -16,8 +16,8 @@ enum Unit {
     Years,
 }
 
-/// A length of time before a moment. Months and years are the calendar's: three
-/// months before May 31 is the last day of February.
+/// A length of time before a moment. Months and years follow the calendar:
+/// three months before May 31 is the last day of February.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RetentionSpan {
     count: NonZeroU32,
@@ -25,17 +25,17 @@ pub struct RetentionSpan {
 }
 
 impl RetentionSpan {
-    /// Parses a number from 1 on and one of h, d, w, m (months) and y.
+    /// Parses a number of at least 1 and one of h, d, w, m (months) and y.
     ///
     /// # Errors
-    /// `InvalidInput`, saying what is allowed.
+    /// `InvalidInput`; the message says what is allowed.
     pub fn parse(text: &str) -> Result<Self> {
         let refused = || {
             let shown: String = text.chars().take(40).collect();
             Error::new(
                 ErrorKind::InvalidInput,
                 format!(
-                    "{shown:?} is no duration: use a number from 1 on with h, d, w, m (months) \
+                    "{shown:?} is not a duration: use a number from 1 on with h, d, w, m (months) \
                      or y, for example 7d"
                 ),
             )
@@ -55,8 +55,8 @@ impl RetentionSpan {
         Ok(RetentionSpan { count: digits.parse().map_err(|_| refused())?, unit })
     }
 
-    /// The moment that lies so long before another one, both in seconds since
-    /// 1970-01-01T00:00:00Z; `None` where it lies before that.
+    /// The moment this long before `unix_seconds`, both in seconds since
+    /// 1970-01-01T00:00:00Z; `None` if it lies before 1970.
     pub fn before(self, unix_seconds: u64) -> Option<u64> {
         let count = i64::from(self.count.get());
         let empty = Span::new();

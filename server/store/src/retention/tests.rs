@@ -1,5 +1,5 @@
-//! Retention against a model that asks of every point alone, by comparing it with
-//! every other: how many periods that are newer than its own have a point?
+//! Tests retention against a model that decides for every point alone, by counting the
+//! newer periods with a point.
 
 use std::collections::BTreeSet;
 
@@ -24,7 +24,7 @@ fn keeping(periods: &[(Period, u32)]) -> RetentionRules {
     RetentionRules { periods, ..RetentionRules::default() }
 }
 
-/// The names that stay, but for the newest backup's own reason.
+/// The names that stay for any reason but being the newest backup.
 fn kept<'a>(rules: &RetentionRules, names: &[&'a str]) -> Vec<&'a str> {
     let points: Vec<_> = names.iter().map(|name| point(name)).collect();
     let reasons = retained(rules, &points, u64::MAX);
@@ -55,7 +55,7 @@ fn weeks_are_those_of_iso_8601_across_the_ends_of_years() {
     let reasons = retained(&keeping(&[(Period::Weekly, 2)]), &points, u64::MAX);
     assert_eq!(reasons[0], [KeepReason::Newest(Period::Weekly, "2026-W53".into())]);
     assert_eq!(reasons[1][0], KeepReason::Newest(Period::Weekly, "2030-W01".into()));
-    // The first week there is began on a Monday before 1970.
+    // The first week of the range began on a Monday before 1970.
     let first = ["19700101T000000Z", "19700104T235959Z", "19700105T000000Z"];
     assert_eq!(
         kept(&keeping(&[(Period::Weekly, 9)]), &first),
@@ -89,7 +89,7 @@ fn points_of_one_second_are_ordered_by_their_number() {
     assert_eq!(kept(&keeping(&[(Period::Daily, 1)]), &names), [names[2]]);
     let last = RetentionRules { last: Some(count(2)), ..RetentionRules::default() };
     assert_eq!(kept(&last, &names), [names[1], names[2]]);
-    // In whatever order they come.
+    // The order of the input does not matter.
     assert_eq!(kept(&last, &[names[2], names[0], names[1]]), [names[2], names[1]]);
 }
 
@@ -100,7 +100,8 @@ fn spans_count_back_from_the_newest_point() {
         ..RetentionRules::default()
     };
     let names = ["20280229T100000Z", "20280229T100001Z", "20280524T100000Z", "20280531T100000Z"];
-    // Three months before May 31 is the last day of February; exactly so old is too old.
+    // Three months before May 31 is the last day of February; a point of exactly that
+    // age is too old.
     assert_eq!(kept(&within("3m"), &names), names[1..]);
     assert_eq!(kept(&within("7d"), &names), names[3..]);
     assert_eq!(kept(&within("1w"), &names), names[3..]);
@@ -129,7 +130,7 @@ fn what_a_wrong_clock_left_in_the_future_stays_and_is_not_counted() {
     assert_eq!(reasons[0], [KeepReason::Within(span)]);
     assert_eq!(reasons[1], [KeepReason::Within(span)]);
     assert_eq!(reasons[2], [KeepReason::Future, KeepReason::NewestBackup]);
-    // A clock that was set back deletes nothing.
+    // A clock that is set back deletes nothing.
     let last = RetentionRules { last: Some(count(1)), ..RetentionRules::default() };
     assert!(retained(&last, &points, 0).iter().all(|reasons| !reasons.is_empty()));
 }
@@ -157,7 +158,7 @@ fn protected_published_and_the_base_of_increments_stay() {
     assert!(none.iter().all(|reasons| reasons.contains(&KeepReason::NoRule)));
 }
 
-/// What two points of one period have in common.
+/// The value that two points of one period share.
 fn model_period(period: Period, seconds: u64) -> (i32, i32, i32) {
     let moment = Timestamp::from_second(seconds as i64).unwrap().to_zoned(TimeZone::UTC);
     let (year, day) = (i32::from(moment.year()), i32::from(moment.day_of_year()));
@@ -219,7 +220,7 @@ fn histories() -> impl Strategy<Value = BTreeSet<PointName>> {
         for (step, synthetic) in steps {
             at = (at + step).max(0);
             let name = PointName::from_time(Timestamp::from_second(at).unwrap()).unwrap();
-            // 0 and 1: a backup; otherwise only what was sealed is left of it.
+            // 0 and 1: a backup; otherwise only its sealed point is left.
             match synthetic {
                 0 | 1 => names.insert(name),
                 number => names.insert(name.synthetic(number).unwrap()),
@@ -265,7 +266,7 @@ proptest! {
         }
         prop_assert_eq!(&kept, &model(&rules, &names, now));
         prop_assert!(!kept.is_empty());
-        // Again: nothing more goes.
+        // A second run removes nothing more.
         let left: Vec<PointName> = kept.iter().cloned().collect();
         prop_assert_eq!(stays(&left), kept);
     }
