@@ -148,6 +148,8 @@ def test_clients_that_break_off_with_tls_disturb_nobody(live, serve, certificate
             ]
             for client in clients:
                 client.result()
+    with hostile_nbd.connect(path, tls) as stream:
+        assert b"live/other/vda" in hostile_nbd.go(stream, "live/other/vda")[1], "the reason"
     assert "started again" not in log.read_text(encoding="utf-8")
 
 

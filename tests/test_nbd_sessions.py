@@ -1,5 +1,8 @@
 """NBD: who may write a session, and when it is open."""
 
+import concurrent.futures
+import signal
+
 import nbd
 import pytest
 
@@ -32,6 +35,25 @@ def test_two_servers_never_write_one_session(live, point, image, nbdkit):
             return None
 
     assert wait_until(opened, "the session to be free") == b"minestill"
+
+
+def test_the_end_of_a_killed_server_is_waited_for(live, nbdkit):
+    """It holds the session until its memory is gone. A stopped one stands for that: it
+    listens, and answers nothing."""
+    first, second = nbdkit(), nbdkit()
+    with first.connect(live) as writer, concurrent.futures.ThreadPoolExecutor(1) as pool:
+        writer.pwrite(b"flushed", 100, flags=nbd.CMD_FLAG_FUA)
+        first.process.send_signal(signal.SIGSTOP)
+
+        def read():
+            with second.connect(live) as handle:
+                return bytes(handle.pread(7, 100))
+
+        reading = pool.submit(read)
+        early = concurrent.futures.wait([reading], timeout=0.5).done
+        first.kill()
+        assert not early
+        assert reading.result() == b"flushed"
 
 
 def test_a_read_only_server_sees_what_another_writes(live, image, nbdkit):

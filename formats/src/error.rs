@@ -57,6 +57,11 @@ pub enum Error {
         /// The format.
         format: Format,
     },
+    /// Readers would take the image for one of another format.
+    MistakenStart {
+        /// The format.
+        format: Format,
+    },
     /// A stored range leaves the disk or ends before it begins.
     RangeOutside {
         /// First byte of the range.
@@ -119,6 +124,12 @@ impl fmt::Display for Error {
             Error::Streamed { format } => write!(
                 f,
                 "{format} is compressed and cannot be served as a file; restore to it instead"
+            ),
+            Error::MistakenStart { format } => write!(
+                f,
+                "the disk begins with \"conectix\", and QEMU would take the {} for a dynamic one and \
+                 misread it; use a dynamic VHD, or another format",
+                format.summary()
             ),
             Error::RangeOutside { start_bytes, end_bytes, size_bytes } => write!(
                 f,

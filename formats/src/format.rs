@@ -48,6 +48,9 @@ pub enum Format {
 }
 
 impl Format {
+    /// Of the disk, as far as [`Format::check_start`] looks.
+    pub const START_BYTES: usize = 8;
+
     /// Every format.
     pub const ALL: [Format; 12] = [
         Format::Raw,
@@ -126,6 +129,23 @@ impl Format {
     pub fn of_file_name(name: &str) -> Option<Format> {
         let fits = Format::ALL.into_iter().filter(|format| name.ends_with(format.suffix()));
         fits.max_by_key(|format| format.suffix().len())
+    }
+
+    /// Whether readers go by the disk's first [`Format::START_BYTES`] bytes, too.
+    pub fn depends_on_start(self) -> bool {
+        self == Format::Vhd
+    }
+
+    /// Checks those first bytes. QEMU looks for the header of a dynamic VHD there, whatever
+    /// the footer says.
+    ///
+    /// # Errors
+    /// `MistakenStart`.
+    pub fn check_start(self, start: &[u8]) -> Result<()> {
+        match self.depends_on_start() && start.starts_with(b"conectix") {
+            true => Err(Error::MistakenStart { format: self }),
+            false => Ok(()),
+        }
     }
 
     /// What can be done with an image of this format.

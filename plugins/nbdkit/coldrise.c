@@ -5,6 +5,7 @@
  * nbdkit may call everything below `open` from several threads at once.
  */
 
+#include <dlfcn.h>
 #include <errno.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -233,6 +234,26 @@ plugin_default_export (int readonly, int is_tls)
 
 /* Connections */
 
+/* Kinds of answers to a client that wants to open an export. */
+#define NBD_REP_ERR_POLICY UINT32_C (0x80000002)
+#define NBD_REP_ERR_UNKNOWN UINT32_C (0x80000006)
+
+/* Tells the client why: nbdkit itself says "unknown export" to whatever happened. The
+ * preloaded library, where it is there, sends this instead.
+ */
+static void
+refuse (int err)
+{
+  void (*send_refusal) (uint32_t, const char *);
+
+  send_refusal = (void (*) (uint32_t, const char *)) dlsym (RTLD_DEFAULT, "coldrise_nbd_refuse");
+  if (send_refusal != NULL)
+    send_refusal (err == ENOENT || err == EINVAL ? NBD_REP_ERR_UNKNOWN
+                                                 : NBD_REP_ERR_POLICY,
+                  coldrise_last_error ());
+  errno = err;
+}
+
 static void *
 plugin_open (int readonly)
 {
@@ -241,8 +262,11 @@ plugin_open (int readonly)
 
   if (name == NULL)
     return NULL;
-  if (check (coldrise_export_open (repository, name, readonly, &handle)) == -1)
+  if (coldrise_export_open (repository, name, readonly, &handle) == -1) {
+    refuse (errno);
+    report ();
     return NULL;
+  }
   return handle;
 }
 
@@ -352,13 +376,9 @@ plugin_zero (void *handle, uint32_t count, uint64_t offset, uint32_t flags)
 static int
 add_extent (void *context, uint64_t offset, uint64_t length, uint32_t flags)
 {
-  uint32_t type = 0;
-
-  if (flags & COLDRISE_EXTENT_ZERO)
-    type |= NBDKIT_EXTENT_ZERO;
-  if (flags & COLDRISE_EXTENT_HOLE)
-    type |= NBDKIT_EXTENT_HOLE;
-  return nbdkit_add_extent (context, offset, length, type);
+  return nbdkit_add_extent (context, offset, length,
+                            flags & COLDRISE_EXTENT_HOLE
+                            ? NBDKIT_EXTENT_ZERO | NBDKIT_EXTENT_HOLE : 0);
 }
 
 static int

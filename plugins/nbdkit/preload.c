@@ -14,13 +14,19 @@
  * heap is damaged. That step is left out: nbdkit ends the whole session when all
  * threads of the connection are done.
  *
+ * nbdkit also answers every refusal to open an export with "unknown export", without a
+ * text. The plugin leaves the true reason here, and it goes out in that answer's place.
+ *
  * Every other failed assertion ends the server as ever. So does this one on
  * processors other than x86-64: whatever started nbdkit has to start it again.
  */
 
 #include <dlfcn.h>
+#include <endian.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/types.h>
 #include <ucontext.h>
 #include <unwind.h>
 
@@ -104,6 +110,104 @@ gnutls_bye (void *session, int how)
     return 0;
   real = (int (*) (void *, int)) dlsym (RTLD_NEXT, "gnutls_bye");
   return real != NULL ? real (session, how) : 0;
+}
+
+/* Refusals. A connection negotiates in one thread. */
+
+struct option_reply {
+  uint64_t magic;
+  uint32_t option;
+  uint32_t kind;
+  uint32_t length;
+} __attribute__ ((packed));
+
+#define REPLY_MAGIC UINT64_C (0x3e889045565a9)
+#define REPLY_UNKNOWN_EXPORT UINT32_C (0x80000006)
+#define TEXT_MAX 4096
+
+struct refusal {
+  struct option_reply reply;
+  char text[TEXT_MAX];
+};
+
+static __thread uint32_t refusal_kind;
+static __thread char *refusal_text;
+
+/* Called by the plugin when it refuses to open an export: `kind` is an NBD_REP_ERR_*. */
+EXPORT void
+coldrise_nbd_refuse (uint32_t kind, const char *text)
+{
+  free (refusal_text);
+  refusal_kind = kind;
+  refusal_text = strndup (text, TEXT_MAX);
+}
+
+/* The answer for one that nbdkit sends; its length, or 0 where nbdkit's is to be sent. */
+static size_t
+true_answer (const void *sent, size_t sent_length, struct refusal *answer)
+{
+  size_t length;
+
+  if (refusal_text == NULL || sent_length != sizeof answer->reply)
+    return 0;
+  memcpy (&answer->reply, sent, sizeof answer->reply);
+  if (be64toh (answer->reply.magic) != REPLY_MAGIC ||
+      be32toh (answer->reply.kind) != REPLY_UNKNOWN_EXPORT)
+    return 0;
+  length = strlen (refusal_text);
+  memcpy (answer->text, refusal_text, length);
+  answer->reply.kind = htobe32 (refusal_kind);
+  answer->reply.length = htobe32 (length);
+  return sizeof answer->reply + length;
+}
+
+static ssize_t
+answered (size_t sent_length)
+{
+  free (refusal_text);
+  refusal_text = NULL;
+  return sent_length;
+}
+
+EXPORT ssize_t
+send (int socket, const void *sent, size_t length, int flags)
+{
+  static ssize_t (*real) (int, const void *, size_t, int);
+  struct refusal answer;
+  size_t at, end;
+  ssize_t r;
+
+  if (real == NULL)
+    real = (ssize_t (*) (int, const void *, size_t, int)) dlsym (RTLD_NEXT, "send");
+  if (refusal_text == NULL ||
+      (end = true_answer (sent, length, &answer)) == 0)
+    return real (socket, sent, length, flags);
+  for (at = 0; at < end; at += r) {
+    r = real (socket, (const char *) &answer + at, end - at, flags);
+    if (r == -1 && at == 0)
+      return r;
+    if (r == -1)
+      r = 0;
+  }
+  return answered (length);
+}
+
+EXPORT ssize_t
+gnutls_record_send (void *session, const void *sent, size_t length)
+{
+  static ssize_t (*real) (void *, const void *, size_t);
+  struct refusal answer;
+  size_t end;
+  ssize_t r;
+
+  if (real == NULL)
+    real = (ssize_t (*) (void *, const void *, size_t)) dlsym (RTLD_NEXT, "gnutls_record_send");
+  if (refusal_text == NULL ||
+      (end = true_answer (sent, length, &answer)) == 0)
+    return real (session, sent, length);
+  /* It fits one record, which goes as a whole or not at all. */
+  r = real (session, &answer, end);
+  return r < 0 ? r : answered (length);
 }
 
 /* The passphrase command is not nbdkit. */

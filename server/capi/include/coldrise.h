@@ -166,10 +166,10 @@ int coldrise_export_trim (const coldrise_export *export_, uint64_t length,
 int coldrise_export_prefetch (const coldrise_export *export_, uint64_t length,
                               uint64_t offset);
 
-/* The range reads as zeroes. */
-#define COLDRISE_EXTENT_ZERO (1u << 0)
-/* Nothing was ever stored there. */
-#define COLDRISE_EXTENT_HOLE (1u << 1)
+/* The range reads as zeroes and takes no space: nothing was ever stored there, or zeroes
+ * were.
+ */
+#define COLDRISE_EXTENT_HOLE (1u << 0)
 
 /* Receives one extent. A return value other than 0 ends the call, which then
  * fails with ECANCELED.

@@ -3,17 +3,15 @@
 use crate::guard::{bytes, bytes_mut, null, on_export};
 use crate::message::fail_with;
 use crate::ExportHandle;
-use coldrise_block::{Disk, Error, ErrorKind, ExtentKind, Result};
+use coldrise_block::{Disk, Error, ErrorKind, Result};
 use std::ffi::{c_char, c_int, c_void};
 
 /// `COLDRISE_EXPORT_WRITABLE` of the header.
 pub const EXPORT_WRITABLE: u32 = 1 << 0;
 /// `COLDRISE_FUA` of the header.
 pub const FUA: u32 = 1 << 0;
-/// `COLDRISE_EXTENT_ZERO` of the header.
-pub const EXTENT_ZERO: u32 = 1 << 0;
 /// `COLDRISE_EXTENT_HOLE` of the header.
-pub const EXTENT_HOLE: u32 = 1 << 1;
+pub const EXTENT_HOLE: u32 = 1 << 0;
 
 /// `coldrise_export_size` of the header; 0 for NULL.
 ///
@@ -189,11 +187,7 @@ pub unsafe extern "C" fn coldrise_export_extents(
             let callback = callback.ok_or_else(|| null("the callback"))?;
             let limit = limit.max(1);
             for extent in export.disk().extents(offset, length, limit)?.iter().take(limit) {
-                let flags = match extent.kind {
-                    ExtentKind::Stored => 0,
-                    ExtentKind::Zero => EXTENT_ZERO,
-                    ExtentKind::Hole => EXTENT_ZERO | EXTENT_HOLE,
-                };
+                let flags = if extent.kind.reads_zero() { EXTENT_HOLE } else { 0 };
                 if callback(context, extent.offset_bytes, extent.length_bytes, flags) != 0 {
                     stopped = true;
                     break;

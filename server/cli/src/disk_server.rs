@@ -14,6 +14,7 @@ use crate::invocation::Invocation;
 use crate::nbdkit::{Endpoint, Nbdkit, ServeOptions};
 use crate::qemu;
 use crate::signals::ChildSignals;
+use crate::socket_access::SocketAccess;
 
 /// The machine has its disks for as long as it runs, also while it uses none.
 const NO_IDLE_END: Duration = Duration::from_millis(u32::MAX as u64);
@@ -65,7 +66,7 @@ impl DiskServer {
             Protocol::Nbd => {
                 let socket = scratch.join("nbd");
                 let options = ServeOptions {
-                    endpoint: Endpoint::Socket(socket.clone()),
+                    endpoint: Endpoint::Socket(socket.clone(), SocketAccess::default()),
                     tls: None,
                     cache_bytes,
                     is_read_only: false,

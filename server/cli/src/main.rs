@@ -26,6 +26,7 @@ mod reclaimable;
 mod report;
 mod signals;
 mod since;
+mod socket_access;
 mod targets;
 mod units;
 mod vmx;

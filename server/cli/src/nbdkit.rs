@@ -17,6 +17,7 @@ use tempfile::TempDir;
 use crate::child;
 use crate::invocation::{Invocation, PASSPHRASE_COMMAND};
 use crate::signals::ChildSignals;
+use crate::socket_access::SocketAccess;
 
 const NAME: &str = "nbdkit";
 
@@ -46,8 +47,8 @@ const CLIENTS_PATIENCE: Duration = Duration::from_secs(5);
 pub(crate) enum Endpoint {
     /// A TCP port.
     Tcp(SocketAddr),
-    /// A Unix socket that only this user can connect to (nbdkit sees to its mode).
-    Socket(PathBuf),
+    /// A Unix socket, and who can connect to it.
+    Socket(PathBuf, SocketAccess),
 }
 
 impl Endpoint {
@@ -59,7 +60,7 @@ impl Endpoint {
                 stream.set_read_timeout(Some(START_INTERVAL))?;
                 Ok(Box::new(stream))
             }
-            Endpoint::Socket(path) => {
+            Endpoint::Socket(path, _) => {
                 let stream = UnixStream::connect(path)?;
                 stream.set_read_timeout(Some(START_INTERVAL))?;
                 Ok(Box::new(stream))
@@ -170,7 +171,7 @@ impl Nbdkit {
                 command.arg("--ipaddr").arg(address.ip().to_string());
                 command.arg("--port").arg(address.port().to_string());
             }
-            Endpoint::Socket(path) => {
+            Endpoint::Socket(path, _) => {
                 clear_stale_socket(path)?;
                 command.arg("--unix").arg(absolute(path)?);
             }
@@ -220,27 +221,33 @@ impl Nbdkit {
             has_tls: options.tls.is_some(),
             directory,
         };
-        nbdkit.await_ready(signals)?;
-        Ok(nbdkit)
+        match nbdkit.await_ready(signals)? {
+            None => Ok(nbdkit),
+            Some(status) => Err(child::ended_error(NAME, status)),
+        }
     }
 
     /// nbdkit writes its process id, and listens, before the plugin has opened the
-    /// repository; after that it greets clients.
-    fn await_ready(&mut self, signals: &mut ChildSignals) -> Result<()> {
+    /// repository; after that it greets clients. Tells how it ended where it does not come to
+    /// that.
+    fn await_ready(&mut self, signals: &mut ChildSignals) -> Result<Option<ExitStatus>> {
         let mut client = None;
         while !client.as_mut().is_some_and(is_greeted) {
             if client.is_none() && self.ready_file().exists() {
                 client = self.endpoint.connect().ok();
             }
             if let Some(status) = self.ended()? {
-                return Err(child::ended_error(NAME, status));
+                return Ok(Some(status));
             }
             if signals.was_asked_to_end() {
                 return Err(Error::new(ErrorKind::Interrupted, "interrupted while nbdkit started"));
             }
             std::thread::sleep(START_INTERVAL);
         }
-        Ok(())
+        if let Endpoint::Socket(path, access) = &self.endpoint {
+            access.apply(path)?;
+        }
+        Ok(None)
     }
 
     fn ready_file(&self) -> PathBuf {
@@ -252,7 +259,7 @@ impl Nbdkit {
         let tls = if self.has_tls { "s" } else { "" };
         match &self.endpoint {
             Endpoint::Tcp(address) => format!("nbd{tls}://{address}/{export}"),
-            Endpoint::Socket(path) => {
+            Endpoint::Socket(path, _) => {
                 format!("nbd{tls}+unix:///{export}?socket={}", path.display())
             }
         }
@@ -314,15 +321,17 @@ impl Nbdkit {
                  clients have to connect again, which QEMU does by itself with reconnect-delay"
             );
             self.wait_before_start(signals)?;
-            if let Endpoint::Socket(path) = &self.endpoint {
+            if let Endpoint::Socket(path, _) = &self.endpoint {
                 clear_stale_socket(path)?;
             }
+            let _ = std::fs::remove_file(self.ready_file());
             match self.command.spawn() {
                 Ok(child) => self.child = child,
                 // It has ended still: that is found at once, and tried again.
                 Err(error) => tracing::error!("{}", missing(error).full_message()),
             }
             self.started = Instant::now();
+            self.await_ready(signals)?;
         }
         Ok(None)
     }
@@ -384,7 +393,7 @@ impl Nbdkit {
 
     /// Removes the socket.
     fn clear(&self) {
-        if let Endpoint::Socket(path) = &self.endpoint {
+        if let Endpoint::Socket(path, _) = &self.endpoint {
             let _ = std::fs::remove_file(path);
         }
     }

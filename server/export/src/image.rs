@@ -76,6 +76,17 @@ pub(crate) fn lay_out(
     Ok(files.swap_remove(part.index).layout)
 }
 
+/// Refuses an image that readers would take for another one because of what the disk
+/// begins with.
+pub(crate) fn check_start(part: ImagePart, name: &DiskName, disk: &dyn Disk) -> Result<()> {
+    let mut start = [0; Format::START_BYTES];
+    if !part.format.depends_on_start() || disk.size_bytes() < start.len() as u64 {
+        return Ok(());
+    }
+    disk.read_at(&mut start, 0)?;
+    part.format.check_start(&start).map_err(|error| refused(error, name))
+}
+
 /// QEMU looks for a data file that has no folder in its own working folder.
 fn with_path(names: Names, folder: &Path) -> Result<Names> {
     let path = folder.join(names.companion());

@@ -167,6 +167,7 @@ impl ExportTree {
             Some(part) => {
                 let shape = image::point_shape(&self.repository, &point, document);
                 let folder = self.folder_of(&name);
+                image::check_start(part, disk, &*opened)?;
                 let layout = image::lay_out(part, disk, &shape, &*opened, folder.as_deref())?;
                 let file = Arc::new(ImageFile::read_only(layout, opened));
                 opened = file.clone();
@@ -248,6 +249,7 @@ impl ExportTree {
             Some(part) => {
                 let shape = image::session_shape(&self.repository, &document, document.disk(disk)?);
                 let folder = self.folder_of(&name);
+                image::check_start(part, disk, &*opened)?;
                 let layout = image::lay_out(part, disk, &shape, &*opened, folder.as_deref())?;
                 let image = ImageFile::live(layout, opened, |size_bytes, below| match &hold {
                     Some(hold) => hold.side_file(file, size_bytes, below),

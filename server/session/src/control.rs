@@ -29,7 +29,7 @@ use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_store::{Repository, SessionName};
 use serde::{Deserialize, Serialize};
 
-use crate::local_socket::{ask, has_left, send, Answers, LocalSocket};
+use crate::local_socket::{ask, has_left, send, Answers, Asked, LocalSocket};
 use crate::lock::FileLock;
 use crate::place::{Place, CONTROL};
 use crate::seal::Sealed;
@@ -46,6 +46,8 @@ const COMMIT_PATIENCE: Duration = Duration::from_secs(10);
 #[serde(rename_all = "snake_case")]
 enum Request {
     Seal,
+    /// Whether somebody is there to answer.
+    Greet,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -54,6 +56,7 @@ enum Answer {
     /// The point appears now, unless the commit fails. Sent under the documents' lock.
     Committing,
     Sealed(Box<Sealed>),
+    Greeted,
     Failed {
         kind: String,
         message: String,
@@ -81,12 +84,17 @@ struct Seals {
 
 impl Answers for Seals {
     fn answer(&self, request: &str, stream: UnixStream) -> Result<()> {
-        if let Err(error) = serde_json::from_str::<Request>(request) {
-            let message = format!("unknown request: {error}");
-            return send(&stream, &failed(&Error::new(ErrorKind::Unsupported, message)));
-        }
+        let asked = serde_json::from_str::<Request>(request);
         // The session is held from here on only: a silent asker must not keep it open.
         let Some(session) = self.session.upgrade() else { return self.decline(&stream) };
+        match asked {
+            Ok(Request::Seal) => {}
+            Ok(Request::Greet) => return send(&stream, &Answer::Greeted),
+            Err(error) => {
+                let message = format!("unknown request: {error}");
+                return send(&stream, &failed(&Error::new(ErrorKind::Unsupported, message)));
+            }
+        }
         check_asker(&stream)?;
         let may_commit = || {
             check_asker(&stream)?;
@@ -165,6 +173,8 @@ pub(crate) fn ask_for_seal(
         };
         match asked.next() {
             Ok(Some(Answer::Committing)) => is_committing = true,
+            // Of another question.
+            Ok(Some(Answer::Greeted)) => {}
             Ok(Some(Answer::Sealed(sealed))) => return Ok(Some(*sealed)),
             Ok(Some(Answer::Closing)) => return Ok(None),
             Ok(Some(Answer::Failed { kind, message })) => {
@@ -190,6 +200,29 @@ pub(crate) fn ask_for_seal(
             // It was killed before it could seal.
             Err(_) if !is_committing => return Ok(None),
             Err(_) => return unknown(),
+        }
+    }
+}
+
+/// A question to the process that serves a session: is it alive?
+pub(crate) struct Greeting(Asked);
+
+impl Greeting {
+    /// Asks; `None` where nobody listens. Each look at the answer takes up to `patience`.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub(crate) fn send(place: &Place, patience: Duration) -> Result<Option<Greeting>> {
+        Ok(ask(place.directory(), CONTROL, &Request::Greet, patience)?.map(Greeting))
+    }
+
+    /// True where it goes on serving, false where it is about to end, `None` where it has
+    /// not answered yet: it is busy, stopped, or was killed and has not ended.
+    pub(crate) fn is_answered(&mut self) -> Option<bool> {
+        match self.0.next() {
+            Ok(None) => None,
+            Ok(Some(Answer::Closing)) | Err(_) => Some(false),
+            Ok(Some(_)) => Some(true),
         }
     }
 }

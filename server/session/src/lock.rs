@@ -9,6 +9,7 @@ use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_store::Repository;
 use rustix::fs::{flock, FlockOperation};
 
+use crate::control::Greeting;
 use crate::place::Place;
 
 /// A held lock.
@@ -110,6 +111,30 @@ impl FileLock {
             std::thread::sleep(PROBE_PAUSE);
         }
         Ok(Some(FileLock { file: Some(file) }))
+    }
+
+    /// Takes the lock of a session for serving it, or `None` when another process goes on
+    /// serving it. One that was killed is waited for: it holds the lock, and seems to
+    /// listen, until the system has taken its memory apart.
+    pub(crate) fn take_for_serving(place: &Place) -> Result<Option<FileLock>> {
+        let start = Instant::now();
+        let mut greeting = None;
+        loop {
+            if let Some(lock) = FileLock::take(place)? {
+                return Ok(Some(lock));
+            }
+            if greeting.is_none() {
+                greeting = Greeting::send(place, PROBE_PATIENCE)?;
+            }
+            match greeting.as_mut().and_then(Greeting::is_answered) {
+                Some(true) => return Ok(None),
+                Some(false) => greeting = None,
+                None => {}
+            }
+            if start.elapsed() >= PASSING_PATIENCE {
+                return Ok(None);
+            }
+        }
     }
 
     /// True while another process holds the lock.

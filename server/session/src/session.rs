@@ -50,7 +50,7 @@ impl Session {
     pub fn open(repository: &Arc<Repository>, name: &SessionName) -> Result<Arc<Session>> {
         let place = Place::of(repository, name);
         SessionDocument::of(repository, name)?;
-        let Some(writing) = FileLock::take(&place)? else {
+        let Some(writing) = FileLock::take_for_serving(&place)? else {
             return Err(Error::new(
                 ErrorKind::Busy,
                 format!(

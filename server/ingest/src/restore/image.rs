@@ -33,6 +33,11 @@ impl Image {
         let shape = DiskShape::new(run.disk.size_bytes(), new_identity()?);
         let refused = |error| refused(format, path, error);
         format.check(&shape).map_err(refused)?;
+        let mut start = [0; Format::START_BYTES];
+        if format.depends_on_start() && shape.size_bytes >= start.len() as u64 {
+            run.disk.read_at(&mut start, 0)?;
+            format.check_start(&start).map_err(refused)?;
+        }
         let no_name = || {
             let text = format!("'{}' names no file, or not in UTF-8", path.display());
             Error::new(ErrorKind::InvalidInput, text)
@@ -97,7 +102,8 @@ fn refused(format: Format, path: &Path, error: FormatError) -> Error {
     let kind = match error {
         FormatError::DiskTooLarge { .. }
         | FormatError::DiskEmpty { .. }
-        | FormatError::ImageTooLarge { .. } => ErrorKind::Unsupported,
+        | FormatError::ImageTooLarge { .. }
+        | FormatError::MistakenStart { .. } => ErrorKind::Unsupported,
         FormatError::FileName { .. } => ErrorKind::InvalidInput,
         _ => ErrorKind::Internal,
     };

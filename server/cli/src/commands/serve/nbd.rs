@@ -12,6 +12,7 @@ use crate::invocation::Invocation;
 use crate::nbdkit::{Endpoint, Nbdkit, ServeOptions, Tls};
 use crate::report::{print_line, Report};
 use crate::signals::ChildSignals;
+use crate::socket_access::{parse_mode, SocketAccess, SocketOwner};
 use crate::units::parse_size;
 
 /// Where NBD is served when nothing else is said.
@@ -31,9 +32,20 @@ pub(super) struct NbdArguments {
     #[arg(conflicts_with = "socket")]
     listen: SocketAddr,
 
-    /// Listen on a Unix socket instead, which only this user can connect to.
+    /// Listen on a Unix socket instead. Unless the next two options say otherwise, only this
+    /// user can connect to it.
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
+
+    /// Give the socket to this user, such as libvirt-qemu, and group. Takes root.
+    #[arg(long, value_name = "USER[:GROUP]", requires = "socket")]
+    #[arg(conflicts_with = "listen")]
+    socket_owner: Option<SocketOwner>,
+
+    /// Permissions of the socket, octal. Default: 600, or 660 if a group is given.
+    #[arg(long, value_name = "MODE", requires = "socket", value_parser = parse_mode)]
+    #[arg(conflicts_with = "listen")]
+    socket_mode: Option<u32>,
 
     /// Memory for decoded chunks, such as 64M or 2G; 0 keeps none. By default an eighth
     /// of the memory. The cache shrinks while little memory is available.
@@ -66,7 +78,10 @@ pub(super) fn run(invocation: &Invocation, arguments: NbdArguments) -> Result<Re
         (None, None) => None,
     };
     let endpoint = match arguments.socket {
-        Some(path) => Endpoint::Socket(path),
+        Some(path) => Endpoint::Socket(
+            path,
+            SocketAccess { owner: arguments.socket_owner, mode: arguments.socket_mode },
+        ),
         None => Endpoint::Tcp(check_address(arguments.listen, tls.is_some())?),
     };
     let options = ServeOptions {
