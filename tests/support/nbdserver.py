@@ -28,7 +28,7 @@ class Nbdkit:
     """One nbdkit process in the foreground on a Unix socket."""
 
     def __init__(self, coldrise, directory, *parameters, filters=(), options=(),
-                 environment=None):
+                 environment=None, wrap=lambda *command: command):
         directory.mkdir(parents=True, exist_ok=True)
         self.socket = directory / "socket"
         self.log_path = directory / "log"
@@ -40,7 +40,7 @@ class Nbdkit:
         if coldrise.passphrase_file is not None:
             command.append(f"passphrase-file={coldrise.passphrase_file}")
         self.process = subprocess.Popen(
-            [*map(str, command), *map(str, parameters)],
+            [str(word) for word in wrap(*command, *parameters)],
             stdin=subprocess.DEVNULL,
             stdout=self.log,
             stderr=subprocess.STDOUT,
