@@ -106,8 +106,18 @@ test-faults: build test-deps ## Fail FAULTS file operations, and kill at as many
 # The tests try some dozens of cases of each; this tries as many as one likes.
 FUZZ_CASES ?= 5000
 
+LAYER_CASES ?= 10000
+
+# Several processes at once: what one does to a layer must not depend on another's time.
+.PHONY: fuzz-layer
+fuzz-layer: build-deps ## Try LAYER_CASES random histories of a layer, with power cuts, in four processes
+	$(CARGO) test --release --locked -p coldrise-session --lib --no-run
+	for process in 1 2 3 4; do PROPTEST_CASES=$$(($(LAYER_CASES) / 4)) $(CARGO) test --release --locked --quiet \
+	    -p coldrise-session --lib -- layer:: & processes="$$processes $$!"; done; \
+	for process in $$processes; do wait $$process || failed=1; done; exit $${failed:-0}
+
 .PHONY: fuzz
-fuzz: build-deps ## Try FUZZ_CASES random layouts, writes into every byte of image files, and made-up stored bytes
+fuzz: build-deps fuzz-layer ## Try FUZZ_CASES random layouts, writes into every byte of image files, and made-up stored bytes
 	PROPTEST_CASES=$(FUZZ_CASES) $(CARGO) test --release --locked \
 	    -p coldrise-formats --test layouts --test stream
 	PROPTEST_CASES=$(FUZZ_CASES) $(CARGO) test --release --locked -p coldrise-export --lib image_file

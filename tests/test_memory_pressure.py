@@ -35,7 +35,11 @@ def test_the_cache_is_given_back_while_memory_is_scarce(coldrise, disk, nbdkit, 
     kernel = tmp_path / "meminfo"
     kernel.write_text(meminfo(1024), encoding="utf-8")
     see_it = 'mount --bind "$0" /proc/meminfo && exec "$@"'
-    server = nbdkit(wrapper=["unshare", "--mount", "sh", "-c", see_it, str(kernel)])
+
+    def in_own_view(*command):
+        return ["unshare", "--mount", "sh", "-c", see_it, kernel, *command]
+
+    server = nbdkit(wrap=in_own_view)
     with server.connect("web01/latest/vda") as handle:
         shrinks_and_grows(server, handle, disk, kernel)
 

@@ -28,19 +28,19 @@ class Nbdkit:
     """One nbdkit process in the foreground on a Unix socket."""
 
     def __init__(self, coldrise, directory, *parameters, filters=(), options=(),
-                 environment=None, wrapper=()):
+                 environment=None, wrap=lambda *command: command):
         directory.mkdir(parents=True, exist_ok=True)
         self.socket = directory / "socket"
         self.log_path = directory / "log"
         self.log = open(self.log_path, "w", encoding="utf-8")
         self.socket.unlink(missing_ok=True)
-        command = [*wrapper, "nbdkit", "-f", "--exit-with-parent", "-U", self.socket]
+        command = ["nbdkit", "-f", "--exit-with-parent", "-U", self.socket]
         command += [f"--filter={name}" for name in filters]
         command += [*options, NBDKIT_PLUGIN, f"repo={coldrise.repository}"]
         if coldrise.passphrase_file is not None:
             command.append(f"passphrase-file={coldrise.passphrase_file}")
         self.process = subprocess.Popen(
-            [*map(str, command), *map(str, parameters)],
+            [str(word) for word in wrap(*command, *parameters)],
             stdin=subprocess.DEVNULL,
             stdout=self.log,
             stderr=subprocess.STDOUT,

@@ -13,13 +13,9 @@ use std::sync::Arc;
 /// Dropping the last export of a session closes the session, which makes its
 /// captured writes durable and lets another process open it.
 pub struct Export {
-    // Fields are dropped in this order: the disk lets go of its session, then
+    // Fields are dropped in this order: the content lets go of its session, then
     // the session closes, and only then may what it rests on be deleted.
-    pub(crate) disk: Arc<dyn Disk>,
-    /// Where `disk` is no disk but a file of an image: the same once more.
-    pub(crate) image: Option<Arc<ImageFile>>,
-    /// Where `disk` is a client's file: the same once more.
-    pub(crate) file: Option<Arc<ClientFile>>,
+    pub(crate) content: Content,
     pub(crate) session: Option<SessionHold>,
     pub(crate) _lease: Option<LeaseHold>,
     pub(crate) name: String,
@@ -29,14 +25,19 @@ pub struct Export {
     pub(crate) poisoned: Arc<AtomicBool>,
 }
 
+/// What is shown under the name.
+pub(crate) enum Content {
+    Disk(Arc<dyn Disk>),
+    Image(ImageFile),
+    ClientFile(Arc<ClientFile>),
+}
+
 impl Export {
     /// An export of a disk that belongs to no repository: nothing is leased, and
     /// a prefetch does nothing.
     pub fn of_disk(name: &str, description: &str, disk: Arc<dyn Disk>) -> Export {
         Export {
-            disk,
-            image: None,
-            file: None,
+            content: Content::Disk(disk),
             session: None,
             _lease: None,
             name: name.to_owned(),
@@ -60,7 +61,11 @@ impl Export {
     /// The disk, or the image file as if it were one. Call it only after
     /// [`Export::check`] where a defect may have been caught earlier.
     pub fn disk(&self) -> &dyn Disk {
-        &*self.disk
+        match &self.content {
+            Content::Disk(disk) => &**disk,
+            Content::Image(image) => image,
+            Content::ClientFile(file) => &**file,
+        }
     }
 
     /// Changes the length of an image file, as a truncate does; where it grows
@@ -69,11 +74,11 @@ impl Export {
     /// `ErrorKind::ReadOnly`; `ErrorKind::Unsupported` where the size follows from
     /// the disk's: of images only the text of a flat VMDK changes, up to 64 KiB.
     pub fn set_size_bytes(&self, size_bytes: u64) -> Result<()> {
-        match (&self.image, &self.file) {
-            (Some(image), _) => image.set_size_bytes(size_bytes),
-            (None, Some(file)) => file.set_size_bytes(size_bytes),
-            (None, None) if size_bytes == self.disk.size_bytes() => Ok(()),
-            (None, None) => Err(Error::new(
+        match &self.content {
+            Content::Image(image) => image.set_size_bytes(size_bytes),
+            Content::ClientFile(file) => file.set_size_bytes(size_bytes),
+            Content::Disk(disk) if size_bytes == disk.size_bytes() => Ok(()),
+            Content::Disk(_) => Err(Error::new(
                 ErrorKind::Unsupported,
                 format!("{}: a disk does not change its size", self.name),
             )),
@@ -121,7 +126,7 @@ impl Export {
     /// Decodes a range into the cache of decoded chunks, as far as the cache can
     /// hold it. A range that leaves the disk is `ErrorKind::OutOfRange`.
     pub fn prefetch(&self, offset_bytes: u64, length_bytes: u64) -> Result<()> {
-        let end = offset_bytes.checked_add(length_bytes).filter(|&e| e <= self.disk.size_bytes());
+        let end = offset_bytes.checked_add(length_bytes).filter(|&e| e <= self.disk().size_bytes());
         let Some(end) = end else {
             return Err(Error::new(
                 ErrorKind::OutOfRange,
@@ -129,7 +134,9 @@ impl Export {
             ));
         };
         let end = end.min(offset_bytes.saturating_add(self.cache_bytes));
-        let Some(image) = &self.image else { return self.decode(&*self.disk, offset_bytes..end) };
+        let Content::Image(image) = &self.content else {
+            return self.decode(self.disk(), offset_bytes..end);
+        };
         for range in image.disk_ranges(offset_bytes..end) {
             self.decode(image.disk(), range)?;
         }

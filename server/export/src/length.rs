@@ -9,10 +9,10 @@ use std::sync::Arc;
 /// Bytes of the side file of an image file: what the file may hold, and the block
 /// with the length where that can change.
 pub(crate) fn side_file_bytes(layout: &Layout) -> u64 {
-    match layout.growth_limit_bytes() == layout.size_bytes() {
-        true => layout.size_bytes(),
-        false => Length::disk_bytes(layout.growth_limit_bytes()),
+    if layout.growth_limit_bytes() == layout.size_bytes() {
+        return layout.size_bytes();
     }
+    Length::disk_bytes(layout.growth_limit_bytes())
 }
 
 /// The length of a file of that layout; `None` where it never changes.

@@ -1,7 +1,7 @@
 //! Names to disks and to image files.
 
 use crate::client_file::{NoContent, ReadClientFile};
-use crate::export::Export;
+use crate::export::{Content, Export};
 use crate::image;
 use crate::image_file::ImageFile;
 use crate::image_name::{self, ImagePart, Named, Shown};
@@ -10,7 +10,7 @@ use crate::listing::{
     session_export_name, ExportEntry, Listed,
 };
 use crate::open_sessions::OpenSessions;
-use coldrise_block::{Context, Disk, Error, ErrorKind, Result};
+use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_formats::{Access, Format};
 use coldrise_session::{
     check_offered, open_live_disk, open_live_side_file, open_point_disk, Catalog, ClientFiles,
@@ -161,23 +161,19 @@ impl ExportTree {
         let Named { disk, image } = image_name::find(file, &names)?;
         let document = point.disk(disk).ok_or_else(malformed)?;
         let name = point_export_name(&point, file);
-        let mut opened = open_point_disk(&self.repository, &point, disk)?;
-        let image = match image {
-            None => None,
+        let opened = open_point_disk(&self.repository, &point, disk)?;
+        let content = match image {
+            None => Content::Disk(opened),
             Some(part) => {
                 let shape = image::point_shape(&self.repository, &point, document);
                 let folder = self.folder_of(&name);
                 image::check_start(part, disk, &*opened)?;
                 let layout = image::lay_out(part, disk, &shape, &*opened, folder.as_deref())?;
-                let file = Arc::new(ImageFile::read_only(layout, opened));
-                opened = file.clone();
-                Some(file)
+                Content::Image(ImageFile::read_only(layout, opened))
             }
         };
         Ok(Export {
-            disk: opened,
-            image,
-            file: None,
+            content,
             session: None,
             _lease: Some(lease),
             description: point_description(&point, disk, file),
@@ -240,30 +236,25 @@ impl ExportTree {
         let served = Served { name: name.clone(), disk: Some(document.disk(disk)?.sealed()) };
         let lease = self.lease.hold(served)?;
         let hold = if read_only { None } else { Some(self.sessions.hold(session)?) };
-        let mut opened = match &hold {
+        let opened = match &hold {
             Some(hold) => hold.disk(disk)?,
             None => open_live_disk(&self.repository, session, disk)?,
         };
-        let image = match image {
-            None => None,
+        let content = match image {
+            None => Content::Disk(opened),
             Some(part) => {
                 let shape = image::session_shape(&self.repository, &document, document.disk(disk)?);
                 let folder = self.folder_of(&name);
                 image::check_start(part, disk, &*opened)?;
                 let layout = image::lay_out(part, disk, &shape, &*opened, folder.as_deref())?;
-                let image = ImageFile::live(layout, opened, |size_bytes, below| match &hold {
+                Content::Image(ImageFile::live(layout, opened, |size_bytes, below| match &hold {
                     Some(hold) => hold.side_file(file, size_bytes, below),
                     None => open_live_side_file(&self.repository, session, file, size_bytes, below),
-                })?;
-                let image = Arc::new(image);
-                opened = image.clone();
-                Some(image)
+                })?)
             }
         };
         Ok(Export {
-            disk: opened,
-            image,
-            file: None,
+            content,
             poisoned: match &hold {
                 Some(hold) => Arc::clone(hold.poisoned()),
                 None => Arc::new(AtomicBool::new(false)),
@@ -292,15 +283,12 @@ impl ExportTree {
     ) -> Result<Export> {
         let lease = self.lease.hold(Served { name: path.to_owned(), disk: None })?;
         let hold = self.sessions.hold(session)?;
-        let file = id.map(|id| hold.files()?.file(id)).transpose()?;
-        let disk: Arc<dyn Disk> = match &file {
-            Some(file) => Arc::clone(file) as Arc<dyn Disk>,
-            None => Arc::new(NoContent),
+        let content = match id {
+            Some(id) => Content::ClientFile(hold.files()?.file(id)?),
+            None => Content::Disk(Arc::new(NoContent)),
         };
         Ok(Export {
-            disk,
-            image: None,
-            file,
+            content,
             poisoned: Arc::clone(hold.poisoned()),
             session: Some(hold),
             _lease: Some(lease),

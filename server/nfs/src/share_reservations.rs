@@ -144,3 +144,26 @@ impl ShareReservations {
         self.of_content.lock().get(&content()).map_or(Ok(()), |counts| counts.check(wanted))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_conflicts_is_access_with_deny_either_way() {
+        // Read and write as the first two bits, their denies as the next two.
+        for held in 0..16 {
+            let mut counts = Counts::default();
+            counts.add(Share(held));
+            for wanted in 0..16 {
+                let is_denied = (wanted & 3) & (held >> 2) != 0 || (wanted >> 2) & (held & 3) != 0;
+                assert_eq!(counts.check(Share(wanted)).is_err(), is_denied, "{held} {wanted}");
+            }
+            counts.add(Share(held));
+            counts.take(Share(held));
+            assert_eq!(counts.check(Share(15)).is_err(), held != 0, "one of two is left");
+            counts.take(Share(held));
+            assert_eq!(counts, Counts::default());
+        }
+    }
+}

@@ -91,8 +91,20 @@ impl SessionDisk {
 impl SessionDocument {
     /// Reads the document in `place`; `None` where there is none.
     pub(crate) fn read(repository: &Repository, place: &Place) -> Result<Option<Self>> {
-        // Before the document, which is replaced first.
-        let progress = SessionProgress::read(repository, place);
+        loop {
+            // Before the document, which is replaced first.
+            let progress = SessionProgress::read(repository, place);
+            let Some(mut document) = Self::read_alone(repository, place)? else { return Ok(None) };
+            // Both came into being in between.
+            if matches!(progress, Ok(None)) && SessionProgress::is_there(place)? {
+                continue;
+            }
+            SessionProgress::apply(progress?, &mut document, place)?;
+            return Ok(Some(document));
+        }
+    }
+
+    fn read_alone(repository: &Repository, place: &Place) -> Result<Option<Self>> {
         let path = place.document();
         let what = || format!("reading {}", path.display());
         let length = match std::fs::metadata(&path) {
@@ -109,12 +121,10 @@ impl SessionDocument {
             Err(error) => return Err(error).context(what),
         };
         let text = repository.open_document(&place.purpose(), &stored).context(what)?;
-        let mut document: SessionDocument = serde_json::from_slice(&text).map_err(|error| {
+        serde_json::from_slice(&text).map(Some).map_err(|error| {
             let message = format!("{} has an unknown form", path.display());
             Error::with_source(ErrorKind::Corrupt, message, error)
-        })?;
-        progress.apply(&mut document, place)?;
-        Ok(Some(document))
+        })
     }
 
     /// The document of a session that is to be there.
@@ -169,7 +179,11 @@ impl SessionDocument {
 
     /// Writes the document durably; the caller holds the documents' lock.
     pub(crate) fn write(&mut self, repository: &Repository, place: &Place) -> Result<()> {
-        let known = SessionProgress::read(repository, place).revision;
+        let known = SessionProgress::read(repository, place)?.unwrap_or_default().revision;
+        if self.revision > known {
+            // A crash, or a full disk, kept it from being noted; see `SessionProgress::apply`.
+            SessionProgress::note(repository, place, self.revision, &[], self)?;
+        }
         let revision = self.revision.max(known) + 1;
         self.revision = revision;
         let text = serde_json::to_vec(self).map_err(|error| {

@@ -58,9 +58,9 @@ impl Place {
         self.directory.join("session.json")
     }
 
-    /// How far the session had come; see `progress_mark`.
-    pub(crate) fn progress(&self) -> PathBuf {
-        self.directory.join("progress")
+    /// How far the session had come, twice; see `progress_mark`.
+    pub(crate) fn progress(&self) -> [PathBuf; 2] {
+        ["progress", "progress-copy"].map(|name| self.directory.join(name))
     }
 
     pub(crate) fn lock(&self) -> PathBuf {

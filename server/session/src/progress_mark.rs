@@ -1,18 +1,24 @@
-//! `live/HASH/progress`: how far a session had come at least.
+//! `live/HASH/progress` and `progress-copy`: how far a session had come at least.
 //!
 //! A session's document, and the layers that take its writes, are replaced or grow: an
 //! older version of one of them, put back, would read as sound. This file beside them
 //! remembers a lower bound of both. It is written after what it speaks of is durable,
-//! so that a crash leaves it behind, which only means that less is noticed.
+//! so that a crash leaves it behind, which only means that less is noticed. There are two
+//! copies with the same content, the first of them synced: damage to one is healed
+//! by the next write. Without either nothing could be told: that is damage to the session,
+//! but for a session whose first document a crash left without them.
 
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_store::{LayerId, Repository};
 use serde::{Deserialize, Serialize};
 
 use crate::document::SessionDocument;
-use crate::place::{replace_file, Place};
+use crate::place::{is_there, replace_file, unfinished, Place};
 
 const MAX_STORED_BYTES: u64 = 1 << 20;
 
@@ -26,36 +32,72 @@ pub(crate) struct SessionProgress {
 }
 
 impl SessionProgress {
-    /// What is known; nothing where that cannot be told.
-    pub(crate) fn read(repository: &Repository, place: &Place) -> SessionProgress {
-        let path = place.progress();
-        let is_small = path.metadata().is_ok_and(|found| found.len() <= MAX_STORED_BYTES);
-        let stored = is_small.then(|| std::fs::read(&path).ok()).flatten();
-        let opened =
-            stored.and_then(|stored| repository.open_document(&purpose(place), &stored).ok());
-        let progress = opened.and_then(|text| serde_json::from_slice(&text).ok());
-        progress.unwrap_or_default()
+    /// What is known. `None` where neither copy is there.
+    ///
+    /// # Errors
+    /// `Corrupt` where none can be read.
+    pub(crate) fn read(repository: &Repository, place: &Place) -> Result<Option<SessionProgress>> {
+        let (mut known, mut reason) = (None::<SessionProgress>, None);
+        for path in place.progress() {
+            match read_copy(repository, place, &path) {
+                Ok(Some(copy)) => known = Some(known.map_or(copy.clone(), |known| known.or(copy))),
+                Ok(None) => {}
+                Err(error) if error.kind() == ErrorKind::Corrupt => reason = Some(error),
+                Err(error) => return Err(error),
+            }
+        }
+        match (known, reason) {
+            (None, Some(error)) => Err(error).context(|| lost(place)),
+            (known, _) => Ok(known),
+        }
+    }
+
+    /// Whether one of the copies is there.
+    pub(crate) fn is_there(place: &Place) -> Result<bool> {
+        let [first, second] = place.progress();
+        Ok(is_there(&first)? || is_there(&second)?)
+    }
+
+    /// The later of both in everything.
+    fn or(mut self, other: SessionProgress) -> SessionProgress {
+        self.revision = self.revision.max(other.revision);
+        for (layer, sequence) in other.sequences {
+            let known = self.sequences.entry(layer).or_default();
+            *known = sequence.max(*known);
+        }
+        self
     }
 
     /// Fills in what the document's layers have to have, and checks its own number.
-    /// `self` was read before the document.
+    /// `known` was read before the document.
     ///
     /// # Errors
-    /// `Corrupt` where the document is older than one that was there.
-    pub(crate) fn apply(&self, document: &mut SessionDocument, place: &Place) -> Result<()> {
-        if document.revision < self.revision {
+    /// `Corrupt` where the document is older than one that was there, or nothing is known.
+    pub(crate) fn apply(
+        known: Option<SessionProgress>,
+        document: &mut SessionDocument,
+        place: &Place,
+    ) -> Result<()> {
+        let Some(known) = known else {
+            // Each later document is written when the one before is known.
+            if document.revision > 1 {
+                return Err(Error::new(ErrorKind::Corrupt, lost(place)));
+            }
+            return Ok(());
+        };
+        if document.revision < known.revision {
             return Err(Error::new(
                 ErrorKind::Corrupt,
                 format!(
                     "{} is older than it was: version {} and not {}",
                     place.document().display(),
                     document.revision,
-                    self.revision
+                    known.revision
                 ),
             ));
         }
         for disk in &mut document.disks {
-            disk.least_sequence = self.sequences.get(&disk.top.to_string()).copied().unwrap_or(0);
+            disk.least_sequence = known.sequences.get(&disk.top.to_string()).copied().unwrap_or(0);
         }
         Ok(())
     }
@@ -68,7 +110,7 @@ impl SessionProgress {
         reached: &[(LayerId, u64)],
         document: &SessionDocument,
     ) -> Result<()> {
-        let mut progress = SessionProgress::read(repository, place);
+        let mut progress = SessionProgress::read(repository, place)?.unwrap_or_default();
         progress.revision = progress.revision.max(revision);
         for (layer, sequence) in reached {
             progress.sequences.insert(layer.to_string(), *sequence);
@@ -79,8 +121,44 @@ impl SessionProgress {
             Error::with_source(ErrorKind::Internal, "describing a session's progress", error)
         })?;
         let stored = repository.seal_document(&purpose(place), &text)?;
-        replace_file(&place.progress(), &stored).context(|| "noting a session's progress")
+        let [first, second] = place.progress();
+        let what = || "noting a session's progress";
+        replace_file(&first, &stored).context(what)?;
+        // Not synced: where a power cut loses it, the first one is there.
+        let temporary = unfinished(&second);
+        std::fs::write(&temporary, &stored)
+            .and_then(|()| std::fs::rename(&temporary, &second))
+            .context(what)
     }
+}
+
+fn read_copy(
+    repository: &Repository,
+    place: &Place,
+    path: &Path,
+) -> Result<Option<SessionProgress>> {
+    let what = || format!("reading {}", path.display());
+    let stored = match File::open(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        opened => opened.and_then(|file| {
+            let mut stored = Vec::new();
+            file.take(MAX_STORED_BYTES).read_to_end(&mut stored).map(|_| stored)
+        }),
+    };
+    let text = repository.open_document(&purpose(place), &stored.context(what)?).context(what)?;
+    let progress = serde_json::from_slice(&text).map_err(|error| {
+        let message = format!("{} has an unknown form", path.display());
+        Error::with_source(ErrorKind::Corrupt, message, error)
+    });
+    progress.map(Some)
+}
+
+fn lost(place: &Place) -> String {
+    let [first, second] = place.progress().map(|path| path.display().to_string());
+    format!(
+        "neither {first} nor {second} can be read: whether the session is an older version of \
+         itself cannot be told. Put one of them back from a copy of the repository"
+    )
 }
 
 fn purpose(place: &Place) -> String {

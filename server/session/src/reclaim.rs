@@ -169,7 +169,7 @@ pub(crate) fn remove_layers(repository: &Repository, documents: &FileLock) -> Re
 /// documents' lock, which is held.
 fn remove_unfinished(repository: &Repository, _documents: &FileLock) -> Result<()> {
     for place in Place::all(repository)? {
-        for path in [place.document(), place.progress()] {
+        for path in place.progress().into_iter().chain([place.document()]) {
             remove_file(&unfinished(&path))?;
         }
     }

@@ -15,6 +15,7 @@
 //! is the layer's. When the session ends, `session.json` says so before the
 //! files are removed.
 
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
@@ -94,7 +95,8 @@ impl SideFileKey {
 /// Removes block maps that a killed writer left in shared memory: a reader would
 /// take them for those of the writer that comes now. The session's lock is held.
 pub(crate) fn forget_old_maps(place: &Place) -> Result<()> {
-    for folder in [place.side_files(), place.client_files()] {
+    // Layers are called ID in the one folder, and ID.layer beside other files in the other.
+    for (folder, extension) in [(place.side_files(), None), (place.client_files(), Some("layer"))] {
         let what = || format!("reading {}", folder.display());
         let entries = match std::fs::read_dir(&folder) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
@@ -102,10 +104,8 @@ pub(crate) fn forget_old_maps(place: &Place) -> Result<()> {
         };
         for entry in entries {
             let path = entry.context(what)?.path();
-            // Layers are called ID in the one folder and ID.layer in the other.
-            let is_layer = path.extension().is_none_or(|extension| extension == "layer");
             let id = path.file_stem().and_then(|name| name.to_str()).map(LayerId::parse);
-            if let (true, Some(Ok(id))) = (is_layer, id) {
+            if let (true, Some(Ok(id))) = (path.extension() == extension.map(OsStr::new), id) {
                 remove_file(&map_path(&id))?;
                 Layer::forget_private_map(&path);
             }

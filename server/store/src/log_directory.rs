@@ -10,13 +10,15 @@ use std::fs::File;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-use coldrise_block::{Context, Result};
-use rustix::fs::{flock, FlockOperation};
+use coldrise_block::{Context, Error, ErrorKind, Result};
+use rustix::fs::{flock, statvfs, FlockOperation};
 
 use crate::{hex, seal};
 
 const PREFIX: &str = "coldrise-rocksdb-";
 const SHARED_MEMORY: &str = "/dev/shm";
+/// Far more than the log of one opening; later RocksDB logs fatal errors only.
+const ROOM_BYTES: u64 = 1 << 20;
 
 /// The directory of one process.
 pub(crate) struct LogDirectory {
@@ -42,6 +44,11 @@ impl LogDirectory {
         seal::random(&mut suffix)?;
         let path = parent.join(format!("{PREFIX}{}", hex::encode(&suffix)));
         let what = || format!("making {}", path.display());
+        let found = statvfs(parent).map_err(std::io::Error::from).context(what)?;
+        if found.f_bavail.saturating_mul(found.f_frsize) < ROOM_BYTES {
+            let message = format!("no room in {}", parent.display());
+            return Err(Error::new(ErrorKind::NoSpace, message));
+        }
         std::fs::DirBuilder::new().mode(0o700).create(&path).context(what)?;
         let locked = File::open(&path).context(what)?;
         flock(&locked, FlockOperation::NonBlockingLockExclusive)

@@ -8,7 +8,7 @@ import stat
 from support.cli import Coldrise
 from support.image import Image
 from support.mounted import Mounted
-from support.nbdserver import Nbdkit, read_all
+from support.nbdserver import Nbdkit, read_all, wait_until
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -105,6 +105,10 @@ class Fixture:
                         handle.pwrite(numbers.randbytes(length), offset)
                 handle.flush()
                 if is_killed:
+                    layers = (self.repository / "layers").iterdir()
+                    newest = max(layers, key=lambda path: path.stat().st_mtime_ns)
+                    # A new layer has two, its writer makes two: the next says what was flushed.
+                    wait_until(lambda: mark_number(newest) >= 5, "the layer's mark")
                     server.kill()
         finally:
             if not is_killed:
@@ -148,6 +152,12 @@ class Fixture:
         shutil.rmtree(copy)
         assert len(expected) == 14 and len(files) >= 10, (sorted(expected), sorted(files))
         return expected, files
+
+
+def mark_number(layer):
+    """Of the newest mark; see "Layer files" in docs/on-disk-format.md."""
+    with open(layer, "rb") as file:
+        return max(int.from_bytes(os.pread(file.fileno(), 8, at), "little") for at in (4096, 8192))
 
 
 def client_files(folder):

@@ -13,10 +13,12 @@ EXCEPTED = {
     "live/lock": "empty; only locked",
     "live/*/lock": "empty; only locked",
     "live/*/control": "a socket",
-    "leases/*": "of processes that have ended; gc takes what it cannot read as a reason to keep all",
     "db/LOCK": "empty; only locked",
     "db/LOG*": "what RocksDB told people",
 }
+
+
+SECTOR = 512
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,9 +27,10 @@ class Mutation:
 
     path: str
     kind: str
-    # Byte offset of a flip or truncation; the other file of a swap or rollback.
+    # Byte offset of a flip, truncation or zeroing; the other file of a swap or rollback.
     where: object = None
     bit: int = 0
+    length: int = 0
 
     def __str__(self):
         where = "" if self.where is None else f" {self.where}"
@@ -44,6 +47,10 @@ class Mutation:
                 byte = file.read(1)[0]
                 file.seek(self.where)
                 file.write(bytes([byte ^ (1 << self.bit)]))
+        elif self.kind == "zero":
+            with open(path, "r+b") as file:
+                file.seek(self.where)
+                file.write(bytes(self.length))
         elif self.kind == "truncate":
             os.truncate(path, self.where)
         elif self.kind == "delete":
@@ -99,7 +106,10 @@ def mutations(fixture, numbers, count):
         if path.startswith("layers/") or path.endswith(".layer"):
             # Nearly all of a layer is space ahead: also what is used of it.
             used = [at for at in range(0, size, 64) if any(content[at : at + 64])]
-            places = sorted({*places, *numbers.sample(used, min(count, len(used)))})
+            sample = numbers.sample(used, min(count, len(used)))
+            places = sorted({*places, *sample})
+            found += [Mutation(path, "zero", at, length=64) for at in sample]
+            found += [Mutation(path, "zero", at // SECTOR * SECTOR, length=SECTOR) for at in sample]
         found += [Mutation(path, "flip", at, numbers.randrange(8)) for at in places]
         found += [Mutation(path, "truncate", at) for at in places]
         found.append(Mutation(path, "delete"))

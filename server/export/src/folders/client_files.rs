@@ -53,10 +53,10 @@ impl Folders {
         }
         let mut names = node.path().split('/').filter(|name| !name.is_empty());
         let found = names.try_fold(self.root(), |folder, name| self.find(&folder, name))?;
-        match found.is_same(node) {
-            true => Ok(found),
-            false => Err(gone(node.path())),
+        if !found.is_same(node) {
+            return Err(gone(node.path()));
         }
+        Ok(found)
     }
 
     /// The folder that a node is in; the root's is the root.

@@ -14,9 +14,15 @@ const NAMES: usize = 1 << 16;
 
 pub(super) struct Known {
     points: Cache<NodeKey, Arc<[FolderFile]>>,
-    /// By the number of the folder and the number in it. Only a hint: a name may be
-    /// given to something else.
-    names: Cache<(u64, u64), Box<str>>,
+    /// Only a hint: a name may be given to something else.
+    names: Cache<EntryNumbers, Box<str>>,
+}
+
+/// An entry of a folder, by [`Node::file_id`].
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct EntryNumbers {
+    folder_id: u64,
+    file_id: u64,
 }
 
 impl Default for Known {
@@ -44,7 +50,8 @@ impl Folders {
     /// What has that [`Node::file_id`] in a folder; `ErrorKind::NotFound` where nothing
     /// has. The folder is listed only where the number is new or its name has gone.
     pub fn find_id(&self, folder: &Node, file_id: u64) -> Result<Node> {
-        let name = self.known.names.get(&(folder.file_id(), file_id));
+        let numbers = |file_id| EntryNumbers { folder_id: folder.file_id(), file_id };
+        let name = self.known.names.get(&numbers(file_id));
         if let Some(found) = name.map(|name| self.find(folder, &name)) {
             match found {
                 Ok(node) if node.file_id() == file_id => return Ok(node),
@@ -54,7 +61,7 @@ impl Folders {
         }
         let mut wanted = None;
         for entry in self.entries(folder)? {
-            self.known.names.insert((folder.file_id(), entry.file_id), entry.name.into());
+            self.known.names.insert(numbers(entry.file_id), entry.name.into());
             if entry.file_id == file_id {
                 wanted = Some(entry.node);
             }

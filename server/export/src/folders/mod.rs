@@ -341,10 +341,10 @@ impl Folders {
             .filter(|lease| lease.served.iter().any(|served| served.name.starts_with(&folder)))
             .map(|lease| format!("{} (process {})", lease.program, lease.process_id))
             .collect();
-        match holders.is_empty() {
-            true => error,
-            false => error.context(format!("it is open in {}", holders.join(", "))),
+        if holders.is_empty() {
+            return error;
         }
+        error.context(format!("it is open in {}", holders.join(", ")))
     }
 }
 

@@ -124,9 +124,10 @@ impl Node {
         kind: Kind,
         made_at_ms: u64,
     ) -> Node {
-        let path = match self.key.path.is_empty() {
-            true => name.to_owned(),
-            false => format!("{}/{name}", self.key.path),
+        let path = if self.key.path.is_empty() {
+            name.to_owned()
+        } else {
+            format!("{}/{name}", self.key.path)
         };
         let key = NodeKey { path: Arc::from(path), made_at_ms };
         let file_id = file_id(repository, &key);

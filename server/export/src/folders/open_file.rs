@@ -129,10 +129,10 @@ impl OpenFile {
 
     /// Flushes if anything was written since the last flush of this file.
     pub fn flush_if_written(&self) -> Result<()> {
-        match self.is_dirty.load(Ordering::Acquire) {
-            true => self.flush(),
-            false => Ok(()),
+        if self.is_dirty.load(Ordering::Acquire) {
+            self.flush()?;
         }
+        Ok(())
     }
 
     /// The first stored byte from an offset on, as SEEK_DATA finds it; `None` where

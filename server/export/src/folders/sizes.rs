@@ -173,10 +173,10 @@ impl Folders {
             self.repository.catch_up()?;
             let name = PointSelector::Exact(point.point.clone());
             let now = self.catalog.point(&point.machine, &name)?;
-            match now.disk(disk) == point.disk(disk) {
-                true => Err(error),
-                false => look_at(&now),
+            if now.disk(disk) == point.disk(disk) {
+                return Err(error);
             }
+            look_at(&now)
         })
     }
 

@@ -98,8 +98,11 @@ fn what_a_slot_of_cells_held_before_is_no_damage_after_the_recovery_either() {
     }
 }
 
+/// Changes a file at a slot.
+type Damage = fn(&mut [u8], u32);
+
 /// What may happen to the records of a slot and its neighbours.
-const DAMAGES: [(&str, fn(&mut [u8], u32)); 9] = [
+const DAMAGES: [(&str, Damage); 9] = [
     ("a sector of zeroes", |file, slot| file[sector(slot)].fill(0)),
     ("a sector of something else", |file, slot| {
         file[sector(slot)].iter_mut().enumerate().for_each(|(i, byte)| *byte ^= i as u8 | 1);

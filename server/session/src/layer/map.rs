@@ -250,6 +250,11 @@ impl BlockMap {
         if group & GROUP_HAS_ENTRIES == 0 {
             return inherited;
         }
+        if group & GROUP_IS_PRIVATE != 0 && self.sharing.is_none() {
+            // The entry would be a page that nobody has room for. Whoever asks looks then
+            // whether the layer is current, which it is not.
+            return inherited;
+        }
         match self.entries(group).load32(block as usize) {
             ENTRY_INHERIT => inherited,
             ENTRY_ZERO => Lookup::Zero,

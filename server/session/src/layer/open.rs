@@ -208,7 +208,11 @@ impl Layer {
 
     /// A writer was killed that had the layer's block map to itself.
     pub(crate) fn forget_private_map(path: &Path) {
-        change_head(path, |head| head.store64(PRIVATE_MAP_WORD, 0));
+        change_head(path, |head| {
+            if head.load64(PRIVATE_MAP_WORD) != 0 {
+                head.store64(PRIVATE_MAP_WORD, 0);
+            }
+        });
     }
 }
 

@@ -313,12 +313,15 @@ fn slot_matches(
     Ok(layer.keys.open_block(nonce, &record.payload, &stored, &mut plain))
 }
 
+/// The number of a cell that does not authenticate, and the sequence number in its nonce.
+type TornCell = (usize, u64);
+
 /// The cells of a slot; the numbers and sequence numbers of those that do not authenticate.
 fn read_cells(
     layer: &LayerFile,
     slot: u32,
     nonce: [u8; NONCE_BYTES],
-) -> Result<(Vec<Record>, Vec<(usize, u64)>)> {
+) -> Result<(Vec<Record>, Vec<TornCell>)> {
     let mut stored = [0; BLOCK];
     layer
         .file

@@ -19,7 +19,8 @@ pub(crate) const WRITER_BLOCK_CACHE_BYTES: usize = 64 << 20;
 /// RocksDB's own log is kept small.
 const INFO_LOG_BYTES: usize = 256 << 10;
 const INFO_LOG_FILES: usize = 2;
-const INFO_LOG_LEVEL_WARN: c_int = 2;
+/// A line that meets a full disk would end the process, and the log goes with the process.
+const INFO_LOG_LEVEL_FATAL: c_int = 4;
 const NO_COMPRESSION: c_int = 0;
 const CHECKSUM_XXH3: c_char = 4;
 const BLOOM_BITS_PER_KEY: f64 = 10.0;
@@ -89,7 +90,7 @@ impl Options {
             sys::rocksdb_options_set_skip_stats_update_on_db_open(raw, 1);
             sys::rocksdb_options_set_stats_dump_period_sec(raw, 0);
             sys::rocksdb_options_set_stats_persist_period_sec(raw, 0);
-            sys::rocksdb_options_set_info_log_level(raw, INFO_LOG_LEVEL_WARN);
+            sys::rocksdb_options_set_info_log_level(raw, INFO_LOG_LEVEL_FATAL);
             sys::rocksdb_options_set_max_log_file_size(raw, INFO_LOG_BYTES);
             sys::rocksdb_options_set_keep_log_file_num(raw, INFO_LOG_FILES);
             sys::rocksdb_options_set_bytes_per_sync(raw, BYTES_PER_SYNC);
