@@ -57,7 +57,8 @@ pub enum Error {
         /// The format.
         format: Format,
     },
-    /// Readers would take the image for one of another format.
+    /// The disk's first bytes would make readers mistake the image for another
+    /// format.
     MistakenStart {
         /// The format.
         format: Format,

@@ -48,7 +48,7 @@ pub enum Format {
 }
 
 impl Format {
-    /// Of the disk, as far as [`Format::check_start`] looks.
+    /// Length in bytes of the start of the disk that [`Format::check_start`] examines.
     pub const START_BYTES: usize = 8;
 
     /// Every format.
@@ -131,13 +131,13 @@ impl Format {
         fits.max_by_key(|format| format.suffix().len())
     }
 
-    /// Whether readers go by the disk's first [`Format::START_BYTES`] bytes, too.
+    /// Whether readers also examine the disk's first [`Format::START_BYTES`] bytes.
     pub fn depends_on_start(self) -> bool {
         self == Format::Vhd
     }
 
-    /// Checks those first bytes. QEMU looks for the header of a dynamic VHD there, whatever
-    /// the footer says.
+    /// Checks the first bytes of the disk. QEMU looks for the header of a dynamic VHD
+    /// there, whatever the footer says.
     ///
     /// # Errors
     /// `MistakenStart`.
@@ -148,7 +148,7 @@ impl Format {
         }
     }
 
-    /// What can be done with an image of this format.
+    /// How an image of this format can be used.
     pub const fn access(self) -> Access {
         match self {
             Format::Raw

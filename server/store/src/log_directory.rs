@@ -17,7 +17,8 @@ use crate::{hex, seal};
 
 const PREFIX: &str = "coldrise-rocksdb-";
 const SHARED_MEMORY: &str = "/dev/shm";
-/// Far more than the log of one opening; later RocksDB logs fatal errors only.
+/// Reserved space: far more than the log of one open. Later RocksDB logs only
+/// fatal errors.
 const ROOM_BYTES: u64 = 1 << 20;
 
 /// The directory of one process.
