@@ -48,6 +48,7 @@ MEASUREMENTS = [
     "space",
     "gc",
     "incremental",
+    "parallel_backups",
     "boot",
     "nfs_data",
     "nfs_guest",

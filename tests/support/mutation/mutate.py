@@ -9,6 +9,7 @@ import shutil
 # Files whose loss or change nothing can suffer from, and why nothing is mutated there.
 EXCEPTED = {
     "writer.lock": "empty; only locked",
+    "backups.lock": "empty; only locked",
     "live/lock": "empty; only locked",
     "live/*/lock": "empty; only locked",
     "live/*/control": "a socket",
