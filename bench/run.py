@@ -47,6 +47,7 @@ MEASUREMENTS = [
     "space",
     "gc",
     "incremental",
+    "parallel_backups",
     "boot",
     "nfs_data",
     "nfs_guest",

@@ -232,11 +232,11 @@ def test_a_source_that_vanishes(coldrise, tmp_path):
     coldrise.backup("web01", vda=disk)
 
 
-def test_one_writer_at_a_time(coldrise, point, tmp_path):
+def test_what_goes_on_beside_a_backup(coldrise, point, tmp_path):
     disk = random_disk(tmp_path, 24 * MIB)
     with slow_server(disk) as (uri, _server):
         running = RunningBackup(coldrise, "db01", f"vda={uri}")
-        second = coldrise.run("--json", "backup", "web01", f"vda=raw:{disk}")
+        second = coldrise.run("--json", "backup", "db01", f"vda=raw:{disk}")
         assert second.returncode == 11
         assert json.loads(second.stdout.splitlines()[-1])["error"]["kind"] == "busy"
         # All else goes on meanwhile.

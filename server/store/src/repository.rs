@@ -148,6 +148,14 @@ impl Repository {
         description.write_synced(path)
     }
 
+    /// Whether there is a repository in `path`, of a format that can be opened.
+    ///
+    /// # Errors
+    /// `NoRepository`, `Unsupported` for another format version, `Corrupt` for damage.
+    pub fn check(path: &Path) -> Result<()> {
+        Description::read(path).map(|_| ())
+    }
+
     /// Opens a repository for reading, beside a writer where there is one.
     ///
     /// # Errors

@@ -10,6 +10,7 @@ import shutil
 EXCEPTED = {
     "repository.lock": "empty; only locked",
     "writer.lock": "empty; only locked",
+    "backups.lock": "empty; only locked",
     "live/lock": "empty; only locked",
     "live/*/lock": "empty; only locked",
     "live/*/control": "a socket",

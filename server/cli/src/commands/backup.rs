@@ -23,7 +23,9 @@ use crate::units::{show_duration, show_size};
 ///
 /// Everything is read, but only what is new is stored; with --bitmap only what has
 /// changed is read. The point appears when it is whole. A backup that is cancelled or
-/// fails leaves no point behind; run again, it does not store anything twice.
+/// fails leaves no point behind; run again, it does not store anything twice. Backups of
+/// several machines may run at the same time, started as they come: they share what they
+/// store, and none waits for another.
 #[derive(Debug, Args)]
 pub(crate) struct BackupArguments {
     /// The machine: a-z 0-9 . _ - and at most 63 characters.

@@ -175,6 +175,10 @@ impl Service {
     /// Stores what a guest sends, until it goes away: then what it has not finished is
     /// cancelled.
     fn take_backup(&self, of_guest: &Nonce, peer: &Peer) -> Result<()> {
+        if self.writer.has_failed() {
+            // It is about to end; the next host opens the repository again.
+            return peer.send(&Answer::Closing);
+        }
         let mut stream = BufReader::new(&peer.stream);
         let repository = self.writer.repository();
         let of_host = nonce()?;

@@ -31,8 +31,8 @@ use crate::local_socket::{connect_within, send};
 
 /// How often it is looked whether the backup was cancelled.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
-/// The host answers the first message within this long: it may be writing to a slow drive.
-const WELCOME_TIMEOUT: Duration = Duration::from_secs(60);
+/// A host that does not answer for so long is asked once more.
+const WELCOME_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Why a host takes nothing more.
 pub(super) enum Broken {
@@ -94,9 +94,8 @@ impl Link {
         let (of_host, told) = match read_line(&mut answers) {
             Ok(Some(Answer::Welcome { nonce, proof })) => (nonce, proof),
             Ok(Some(Answer::Failed { kind, message })) => return Err(told_error(&kind, message)),
-            Err(error) => return Err(error.context(what())),
-            // It ends or has ended.
-            Ok(_) => return Ok(None),
+            // It ends or has ended, or does not answer.
+            _ => return Ok(None),
         };
         if !is_proof(told, proof(repository, Side::Host, &own, &of_host)) {
             return Err(Error::new(

@@ -75,6 +75,8 @@ pub(crate) const SOCKET: &str = "writer.control";
 const LOCK: &str = "backups.lock";
 /// Between two looks whether the next host listens.
 const PAUSE: Duration = Duration::from_millis(20);
+/// Between two attempts to open the repository while another command writes it.
+const BUSY_PAUSE: Duration = Duration::from_millis(500);
 
 /// How a repository is opened.
 pub struct Openers<'a> {
@@ -118,6 +120,8 @@ impl<'a> SharedWriter<'a> {
         openers: Openers<'a>,
         cancel: &'a AtomicBool,
     ) -> Result<SharedWriter<'a>> {
+        // Nothing is to be made where none is.
+        Repository::check(path)?;
         let (role, kept, is_lost) = Default::default();
         let shared = SharedWriter { path: path.to_owned(), openers, cancel, role, kept, is_lost };
         shared.enter(false)?;
@@ -188,7 +192,10 @@ impl<'a> SharedWriter<'a> {
             match FileLock::try_take(&lock_path)? {
                 Some(lock) => match (self.openers.writer)() {
                     Ok(writer) => break Role::Host(Arc::new(Hosting::start(writer, lock))),
-                    Err(error) if error.kind() == ErrorKind::Busy && is_patient => {}
+                    Err(error) if error.kind() == ErrorKind::Busy && is_patient => {
+                        drop(lock);
+                        std::thread::sleep(BUSY_PAUSE);
+                    }
                     Err(error) => return Err(error),
                 },
                 None => {

@@ -148,10 +148,15 @@ impl<'a> Committer<'a> {
                 });
                 caught(|| self.store(new, values, healed))
             }
-            Step::Finish { disk, answer } => self.finish(&disk).map(|root| {
-                // Whoever was to hear it may be gone.
-                root.map(|root| answer.send(root));
-            }),
+            Step::Finish { disk, answer } => {
+                match self.finish(&disk) {
+                    // Whoever was to hear it may be gone.
+                    Ok(root) => drop(root.map(|root| answer.send(root))),
+                    // Before the answer goes: its end makes the caller look for the failure.
+                    Err(error) => self.pipeline.fail(&error),
+                }
+                Ok(())
+            }
             Step::Abandon { disk, .. } => {
                 self.abandon(&disk);
                 Ok(())

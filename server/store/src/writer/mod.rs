@@ -191,6 +191,11 @@ impl RepositoryWriter {
         Ok(RepositoryWriter { shared: Arc::new(shared) })
     }
 
+    /// Whether a write has failed: this writer takes no more.
+    pub fn has_failed(&self) -> bool {
+        self.shared.progress.lock().failed
+    }
+
     /// The repository; it reads what this writer has committed.
     pub fn repository(&self) -> &Arc<Repository> {
         &self.shared.repository
