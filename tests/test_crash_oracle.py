@@ -1,9 +1,14 @@
 """The crash test's oracle must be able to find fault."""
 
+import contextlib
+import os
+
 import pytest
 
+from support.crash.loopfs import LoopFileSystem
 from support.crash.oracle import Clock, DiskOracle, PointOracle
 from support.crash.stamp import BLOCK, FINE, ZERO, Garbage, read_stamp, stamp
+from support.network import Network
 
 COARSE = 8
 SIZE = COARSE * BLOCK + 2 * BLOCK + 512
@@ -195,3 +200,17 @@ def test_long_histories_are_kept_short_and_right(disk):
     assert len(disk.histories[1]) < 10
     assert disk.judge_crash(content(disk, c1=298)) != []
     assert disk.judge_crash(content(disk, c1=299)) == []
+
+
+def test_power_comes_back_though_another_namespace_still_has_the_mount(tmp_path):
+    system = LoopFileSystem(tmp_path, 32 << 20)
+    with contextlib.closing(system):
+        synced = system.mount_point / "synced"
+        synced.write_text("kept")
+        os.sync()
+        for content in ("first", "second"):
+            with contextlib.closing(Network()):
+                system.cut_power()
+                system.power_up()
+                assert synced.read_text() == "kept"
+                (system.mount_point / content).write_text(content)

@@ -68,6 +68,12 @@ class LoopFileSystem:
     def power_up(self):
         """Nothing may have a file open there any more."""
         self.unmount()
+        if subprocess.check_output(["losetup", "--associated", self.image]):
+            # A mount namespace that began meanwhile, of another test's network, still has the
+            # file system that was shut down, and the same image would show that one again.
+            copy = self.image.with_name(f"{self.image.name}+")
+            _run("cp", "--sparse=always", self.image, copy)
+            self.image = copy
         self.mount()
 
     def unmount(self):
