@@ -48,7 +48,7 @@ pub(crate) struct BlockMap {
     /// The name it has until then.
     hidden: Option<PathBuf>,
     /// Open for its lock: nobody takes the map for abandoned.
-    _locked: Option<File>,
+    locked: Option<File>,
     is_attached: bool,
 }
 
@@ -70,7 +70,7 @@ impl BlockMap {
             group_start,
             published: None,
             hidden: None,
-            _locked: None,
+            locked: None,
             is_attached: false,
         })
     }
@@ -85,7 +85,7 @@ impl BlockMap {
         let _ = std::fs::remove_file(path);
         path.parent().into_iter().for_each(remove_abandoned);
         let created =
-            create_locked(&hidden).and_then(|file: File| file.set_len(bytes as u64).map(|()| file));
+            createlocked(&hidden).and_then(|file: File| file.set_len(bytes as u64).map(|()| file));
         let file = match created {
             Ok(file) => file,
             Err(error) => {
@@ -101,7 +101,7 @@ impl BlockMap {
             group_start,
             published: Some(path.to_owned()),
             hidden,
-            _locked: Some(file),
+            locked: Some(file),
             is_attached: false,
         })
     }
@@ -132,9 +132,17 @@ impl BlockMap {
             group_start,
             published: None,
             hidden: None,
-            _locked: None,
+            locked: None,
             is_attached: true,
         })
+    }
+
+    /// Ends what shows the map to other processes; this one goes on using it.
+    pub(crate) fn withdraw(&mut self) {
+        for path in self.published.take().iter().chain(&self.hidden.take()) {
+            let _ = std::fs::remove_file(path);
+        }
+        self.locked = None;
     }
 
     /// True for a map that another process keeps.
@@ -235,7 +243,7 @@ impl BlockMap {
 
 /// Makes the file and locks it before anybody can take it for abandoned for good: one
 /// that went before it was locked is made again.
-fn create_locked(path: &Path) -> std::io::Result<File> {
+fn createlocked(path: &Path) -> std::io::Result<File> {
     loop {
         let _ = std::fs::remove_file(path);
         let mut options = OpenOptions::new();
@@ -266,9 +274,7 @@ fn remove_abandoned(folder: &Path) {
 
 impl Drop for BlockMap {
     fn drop(&mut self) {
-        for path in self.published.iter().chain(&self.hidden) {
-            let _ = std::fs::remove_file(path);
-        }
+        self.withdraw();
     }
 }
 

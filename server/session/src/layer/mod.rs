@@ -42,6 +42,7 @@ mod format;
 mod keys;
 mod map;
 mod open;
+mod parked;
 mod read;
 mod recovery;
 mod slots;
@@ -70,6 +71,7 @@ pub(crate) use read::{How, Stripe};
 use crate::lock::FileLock;
 use keys::NoncePrefix;
 use map::BlockMap;
+use parked::Parked;
 use slots::Slots;
 use sync::SyncState;
 use windows::Windows;
@@ -81,7 +83,9 @@ const STRIPES: usize = 1024;
 
 /// One layer, open for reading or for writing.
 pub(crate) struct Layer {
-    file: File,
+    /// Of a parked layer one that can be neither read nor written.
+    file: Arc<File>,
+    parked: Option<Parked>,
     path: PathBuf,
     keys: LayerKeys,
     map: BlockMap,

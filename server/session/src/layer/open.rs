@@ -96,7 +96,8 @@ impl Layer {
         bump_generation(&windows);
         let generation = windows.head().load64(GENERATION_WORD);
         let mut layer = Layer {
-            file,
+            file: Arc::new(file),
+            parked: None,
             path: path.to_owned(),
             keys,
             map: BlockMap::shared(blocks, map_path)?,
@@ -164,7 +165,9 @@ impl Layer {
             _ => BlockMap::private(blocks)?,
         };
         let path = path.to_owned();
-        let layer = Layer { file, path, keys, map, windows, writer: None, generation };
+        let file = Arc::new(file);
+        let mut layer =
+            Layer { file, parked: None, path, keys, map, windows, writer: None, generation };
         match mode {
             ReadMode::Attached(_) => {}
             ReadMode::Idle(least_sequence) => {
@@ -195,6 +198,7 @@ impl Layer {
                 }
                 let found = recovery::scan(&layer, slots.min(facts.slots), Verify::Nothing)?;
                 found.check_complete(&layer, facts.sequence, facts.records)?;
+                layer.park()?;
             }
         }
         Ok(Arc::new(layer))
@@ -297,7 +301,7 @@ impl Drop for Layer {
     fn drop(&mut self) {
         let Some(writer) = &self.writer else { return };
         writer.sync.ahead.stop();
-        if let Err(error) = self.close() {
+        if let Err(error) = self.unpark().and_then(|()| self.close()) {
             // Nothing is lost: the next open recovers what was flushed.
             tracing::warn!(layer = %self.path.display(), error = %error.full_message(), "the layer was not closed cleanly");
         }
