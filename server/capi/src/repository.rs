@@ -126,6 +126,7 @@ pub(crate) fn open_repository(path: &Path, given: &Given) -> Result<Arc<Reposito
     let _ = setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) });
     // A core pattern that is a program does not mind the limit.
     let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
+    coldrise_store::raise_descriptor_limit();
     let options = OpenOptions { cache_bytes: given.cache_bytes };
     Repository::open(path, &given.passphrase, &options)
 }

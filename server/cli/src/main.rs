@@ -49,6 +49,7 @@ fn main() -> ExitCode {
         Err(error) => return refuse_arguments(&words, &error),
     };
     keep_secrets_out_of_core_dumps();
+    coldrise_store::raise_descriptor_limit();
     let is_json = arguments.global.json;
     let invocation = Invocation::new(arguments.global);
     let run = commands::run(&invocation, arguments.command)

@@ -245,6 +245,12 @@ impl Session {
                 stack.layers.pop();
                 let _ = remove_file(&layer_path(&self.repository, &emptied[i]));
             }
+            // Whoever still looks at one keeps it from being parked until the next seal.
+            for layer in stack.layers.iter_mut().filter_map(Arc::get_mut) {
+                if let Err(error) = layer.park() {
+                    tracing::warn!(error = %error.full_message(), "a sealed layer stays open");
+                }
+            }
             stack.layers.push(top);
         }
         drop(stacks);

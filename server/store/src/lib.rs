@@ -26,6 +26,7 @@ mod compression;
 mod damaged;
 mod dedup;
 mod description;
+mod descriptors;
 mod documents;
 mod file_list;
 mod file_system;
@@ -63,6 +64,7 @@ pub use attribution::{Holdings, MachineAttribution, PointAttribution, Share};
 pub use chunked_disk::{diff, ChunkedDisk};
 pub use compression::Compression;
 pub use description::{lock_repository, RepositoryId, MAX_CHUNK_SIZE_BYTES, MIN_CHUNK_SIZE_BYTES};
+pub use descriptors::raise_descriptor_limit;
 pub use documents::{
     Configuration, DiskDocument, LayerId, LayerReference, PointDocument, PointFiles, PointOrigin,
     Quarantine, MAX_CONFIGURATION_BYTES, MAX_DISKS, MAX_LAYERS,

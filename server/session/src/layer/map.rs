@@ -65,8 +65,8 @@ pub(crate) struct BlockMap {
 
 /// What a map in shared memory needs beside its words.
 struct Sharing {
-    /// Open, and locked: nobody takes the map for abandoned.
-    file: File,
+    /// Open, and locked: nobody takes the map for abandoned. `None` once it is withdrawn.
+    file: Option<File>,
     /// Takes the entries for which there is no room in shared memory.
     spill: SharedWords,
     /// Held while a group gets entries: whether its page could be had is decided once.
@@ -130,7 +130,7 @@ impl BlockMap {
             group_start,
             published: Some(path.to_owned()),
             hidden: Some(hidden),
-            sharing: Some(Sharing { file, spill, reserving: Mutex::new(()), head }),
+            sharing: Some(Sharing { file: Some(file), spill, reserving: Mutex::new(()), head }),
             is_attached: false,
         })
     }
@@ -170,6 +170,16 @@ impl BlockMap {
         })
     }
 
+    /// Ends what shows the map to other processes; this one goes on using it.
+    pub(crate) fn withdraw(&mut self) {
+        for path in self.published.take().iter().chain(&self.hidden.take()) {
+            let _ = std::fs::remove_file(path);
+        }
+        if let Some(sharing) = &mut self.sharing {
+            sharing.file = None;
+        }
+    }
+
     /// True for a map that another process keeps.
     pub(crate) fn is_attached(&self) -> bool {
         self.is_attached
@@ -200,7 +210,10 @@ impl BlockMap {
         if let Some(sharing) = &self.sharing {
             let first = block / GROUP_BLOCKS * GROUP_BLOCKS;
             let count = GROUP_BLOCKS.min(self.blocks - first);
-            let reserved = reserve(&sharing.file, first * ENTRY_BYTES, count * ENTRY_BYTES);
+            let reserved = match &sharing.file {
+                Some(file) => reserve(file, first * ENTRY_BYTES, count * ENTRY_BYTES),
+                None => Err(std::io::ErrorKind::StorageFull.into()),
+            };
             if let Err(error) = reserved {
                 flags |= GROUP_IS_PRIVATE;
                 self.give_up_sharing(sharing, &error);
@@ -366,9 +379,7 @@ fn remove_abandoned(folder: &Path) {
 
 impl Drop for BlockMap {
     fn drop(&mut self) {
-        for path in self.published.iter().chain(&self.hidden) {
-            let _ = std::fs::remove_file(path);
-        }
+        self.withdraw();
     }
 }
 

@@ -48,6 +48,7 @@ mod keys;
 mod map;
 mod mark;
 mod open;
+mod parked;
 mod read;
 mod recovery;
 mod slots;
@@ -81,6 +82,7 @@ use crate::lock::FileLock;
 use format::RECORD_BYTES;
 use keys::NoncePrefix;
 use map::BlockMap;
+use parked::Parked;
 use slots::Slots;
 use sync::SyncState;
 use windows::Windows;
@@ -107,7 +109,9 @@ impl std::ops::Deref for Layer {
 
 /// The file of a layer: what its owner and the layer's own thread share.
 pub(crate) struct LayerFile {
-    file: File,
+    /// Of a parked layer one that can be neither read nor written.
+    file: Arc<File>,
+    parked: Option<Parked>,
     path: PathBuf,
     keys: LayerKeys,
     map: BlockMap,

@@ -89,8 +89,9 @@ impl Layer {
         bump_generation(windows.head());
         let generation = windows.head().load64(GENERATION_WORD);
         let map = BlockMap::shared(blocks, map_path, Arc::clone(windows.head()))?;
-        let path = path.to_owned();
-        let mut layer = LayerFile { file, path, keys, map, windows, writer: None, generation };
+        let (file, path) = (Arc::new(file), path.to_owned());
+        let mut layer =
+            LayerFile { file, parked: None, path, keys, map, windows, writer: None, generation };
         let slots = segments * SLOTS_PER_SEGMENT;
         let what = |layer: &LayerFile| format!("opening the layer {}", layer.path.display());
         let known = Known { facts: mark.facts, is_whole: mark.is_closed };
@@ -162,7 +163,9 @@ impl Layer {
             _ => BlockMap::private(blocks)?,
         };
         let path = path.to_owned();
-        let layer = LayerFile { file, path, keys, map, windows, writer: None, generation };
+        let file = Arc::new(file);
+        let mut layer =
+            LayerFile { file, parked: None, path, keys, map, windows, writer: None, generation };
         match mode {
             ReadMode::Attached(_) | ReadMode::PerhapsAttached(_) => {}
             ReadMode::Idle(least_sequence) => {
@@ -178,6 +181,7 @@ impl Layer {
                 check_length(&layer.path, slots / SLOTS_PER_SEGMENT, &facts)?;
                 let known = Known { facts, is_whole: true };
                 recovery::scan(&layer, facts.slots, &known)?;
+                layer.park(facts.slots)?;
             }
         }
         Ok(Arc::new(Layer { file: Arc::new(layer), ahead: None }))
@@ -279,13 +283,11 @@ impl Writer {
 
 impl Drop for Layer {
     fn drop(&mut self) {
-        let Some(writer) = &self.file.writer else { return };
-        writer.sync.ahead.stop();
-        // It holds the file, and with it the session's lock and the block map.
-        if let Some(thread) = self.ahead.take() {
-            let _ = thread.join();
+        if self.file.writer.is_none() {
+            return;
         }
-        if let Err(error) = self.file.close() {
+        self.join_ahead();
+        if let Err(error) = self.unpark().and_then(|()| self.file.close()) {
             // Nothing is lost: the next open recovers what was flushed.
             tracing::warn!(layer = %self.path.display(), error = %error.full_message(), "the layer was not closed cleanly");
         }

@@ -98,16 +98,24 @@ impl LayerFile {
         if waiting == Waiting::Refused {
             let length = stored.len();
             let parts = &mut [IoSliceMut::new(stored)];
-            match preadv2(&self.file, parts, offset_bytes, ReadWriteFlags::NOWAIT) {
+            let read = self.with_file(waiting, |file| {
+                Ok(preadv2(file, parts, offset_bytes, ReadWriteFlags::NOWAIT))
+            })?;
+            match read {
                 Ok(read) if read == length => return Ok(()),
                 // There are file systems that cannot tell.
                 Err(Errno::OPNOTSUPP) => {}
                 _ => return Err(would_wait()),
             }
         }
-        self.file
-            .read_exact_at(stored, offset_bytes)
-            .context(|| format!("reading {}", self.path.display()))
+        self.read_file(stored, offset_bytes)
+    }
+
+    fn read_file(&self, stored: &mut [u8], offset_bytes: u64) -> Result<()> {
+        self.with_file(Waiting::Allowed, |file| {
+            let read = file.read_exact_at(stored, offset_bytes);
+            read.context(|| format!("reading {}", self.path.display()))
+        })
     }
 
     /// Authenticates what is captured from `block` on, as far as one call reads and before
@@ -158,9 +166,7 @@ impl LayerFile {
             if self.lookup(block) != Lookup::Slot(slot) {
                 return Ok(false);
             }
-            self.file
-                .read_exact_at(&mut stored, slot_offset_bytes(slot))
-                .context(|| format!("reading {}", self.path.display()))?;
+            self.read_file(&mut stored, slot_offset_bytes(slot))?;
             if self.open_slot(block, slot, &stored, &mut out[..BLOCK])? {
                 return Ok(true);
             }

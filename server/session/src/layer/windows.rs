@@ -41,6 +41,12 @@ impl Windows {
         &self.head
     }
 
+    /// Maps the records of the first `slots` slots: from now on they are read without the file.
+    pub(crate) fn map_all(&self, file: &File, slots: u32) -> Result<()> {
+        let first_slots = (0..slots).step_by(WINDOW_SLOTS as usize);
+        first_slots.map(|slot| self.window(file, slot).map(drop)).collect()
+    }
+
     fn window(&self, file: &File, slot: u32) -> Result<(&SharedWords, usize)> {
         let index = slot / WINDOW_SLOTS;
         let start = SUPERBLOCK_AREA_BYTES + u64::from(index) * WINDOW_BYTES;
