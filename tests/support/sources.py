@@ -57,6 +57,34 @@ def slow_server(image, megabytes_per_second=2):
             server.wait(timeout=30)
 
 
+GATED_READ = """
+if [ $4 -ge {free} ]; then while [ ! -e {gate} ]; do sleep 0.02; done; else sleep 0.1; fi
+exec dd if={image} skip=$4 count=$3 iflag=skip_bytes,count_bytes bs=1M status=none
+"""
+
+
+@contextlib.contextmanager
+def gated_server(image, free):
+    """An NBD server that serves the first `free` bytes of a raw image, slowly enough for
+    progress to be told, and the rest once the gate is open; yields its URI, its process and the
+    gate: a file that is to be made."""
+    with tempfile.TemporaryDirectory(prefix="coldrise-gated-") as folder:
+        socket, ready, gate = (pathlib.Path(folder) / name for name in ("socket", "ready", "gate"))
+        read = GATED_READ.format(free=free, gate=gate, image=image)
+        server = subprocess.Popen(
+            ["nbdkit", "--foreground", "--exit-with-parent", "--unix", socket, "--pidfile", ready,
+             "eval", f"get_size=echo {image.stat().st_size}", f"pread={read}", "thread_model=echo serialize_requests"],
+            stdin=subprocess.DEVNULL)
+        try:
+            wait_until(lambda: ready.exists() or server.poll() is not None, "the gated server")
+            assert server.poll() is None
+            yield f"nbd+unix:///?socket={socket}", server, gate
+        finally:
+            gate.touch()
+            server.terminate()
+            server.wait(timeout=30)
+
+
 class RunningBackup:
     """A backup that has begun to read."""
 
