@@ -1,6 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::keys::check_memory;
 
 fn passphrase(text: &str) -> Passphrase {
     Passphrase::new(text.as_bytes().to_vec()).unwrap()
@@ -66,11 +67,16 @@ fn edited_fields_do_not_open_even_with_a_new_checksum() {
 
 #[test]
 fn impossible_fields_are_refused_before_any_work() {
-    let edits: [fn(&mut serde_json::Value); 10] = [
+    let edits: [fn(&mut serde_json::Value); 11] = [
         |v| v["key_slots"][0]["cost"]["memory_kib"] = 19_455.into(),
         |v| v["key_slots"][0]["cost"]["memory_kib"] = u32::MAX.into(),
         |v| v["key_slots"][0]["cost"]["passes"] = 1.into(),
         |v| v["key_slots"][0]["cost"]["passes"] = 1000.into(),
+        // Each within its bounds, together minutes.
+        |v| {
+            v["key_slots"][0]["cost"] =
+                serde_json::json!({ "memory_kib": 1 << 20, "passes": 64, "lanes": 1 })
+        },
         |v| v["key_slots"][0]["cost"]["lanes"] = 0.into(),
         |v| v["chunk_size_bytes"] = 5000.into(),
         |v| v["chunk_size_bytes"] = (1 << 30).into(),
@@ -169,4 +175,13 @@ fn a_flipped_bit_is_put_right_and_nothing_else_is() {
             assert!(std::fs::read(&path).unwrap() == damaged);
         }
     }
+}
+
+#[test]
+fn a_guess_that_takes_more_memory_than_the_machine_has_is_refused() {
+    let cost = GuessCost { memory_kib: 1 << 20, ..GuessCost::DEFAULT };
+    check_memory(cost, 2 << 20).unwrap();
+    let error = check_memory(cost, 1 << 20).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    assert!(error.to_string().contains("1024 MiB"), "{error}");
 }

@@ -44,6 +44,8 @@ pub(crate) struct GuessCost {
 impl GuessCost {
     pub(crate) const DEFAULT: GuessCost = GuessCost { memory_kib: 19_456, passes: 2, lanes: 1 };
     const CEILING: GuessCost = GuessCost { memory_kib: 1 << 20, passes: 64, lanes: 16 };
+    /// Most KiB × passes: about ten seconds on one processor.
+    const MAX_WORK: u64 = 16 << 20;
 
     /// A cost that takes about `time` on this machine, never less than the lowest:
     /// first more memory, up to the ceiling or a quarter of the machine's, then more
@@ -67,7 +69,9 @@ impl GuessCost {
                 cost.memory_kib = (wanted as u32).clamp(Self::DEFAULT.memory_kib, most_kib);
             } else {
                 let wanted = f64::from(cost.passes) * scale;
-                cost.passes = (wanted as u32).clamp(Self::DEFAULT.passes, Self::CEILING.passes);
+                let most = (Self::MAX_WORK / u64::from(cost.memory_kib)) as u32;
+                let most = most.min(Self::CEILING.passes);
+                cost.passes = (wanted as u32).clamp(Self::DEFAULT.passes, most);
             }
             return Ok(cost);
         }
@@ -78,12 +82,14 @@ impl GuessCost {
         u64::from(self.memory_kib) * u64::from(self.passes)
     }
 
+    /// Refuses a cost that Coldrise never writes, before anything is computed.
     fn check(self) -> Result<()> {
         let floor = GuessCost::DEFAULT;
         let within = |value: u32, low: u32, high: u32| (low..=high).contains(&value);
         if within(self.memory_kib, floor.memory_kib, Self::CEILING.memory_kib)
             && within(self.passes, floor.passes, Self::CEILING.passes)
             && within(self.lanes, floor.lanes, Self::CEILING.lanes)
+            && self.work() <= Self::MAX_WORK
         {
             return Ok(());
         }
@@ -96,6 +102,23 @@ impl GuessCost {
             ),
         ))
     }
+}
+
+/// Refuses what a machine with `there` KiB of memory has no room for.
+pub(crate) fn check_memory(cost: GuessCost, there: u32) -> Result<()> {
+    if cost.memory_kib <= there / 4 * 3 {
+        return Ok(());
+    }
+    Err(Error::new(
+        ErrorKind::Unsupported,
+        format!(
+            "a guess at the passphrase takes {} MiB of memory, and this machine has {} MiB: open \
+             the repository on a larger one, or add a cheaper passphrase there (coldrise key add \
+             --guess-ms)",
+            cost.memory_kib >> 10,
+            there >> 10
+        ),
+    ))
 }
 
 /// Memory of this machine, in KiB; 1 GiB where it does not tell.
@@ -181,6 +204,7 @@ impl KeySlot {
         let nonce = hex::decode::<NONCE_BYTES>(&self.nonce).ok_or_else(malformed)?;
         let mut sealed =
             Zeroizing::new(hex::decode::<WRAPPED_BYTES>(&self.wrapped_key).ok_or_else(malformed)?);
+        check_memory(self.cost, memory_kib())?;
         let key = key_of_passphrase(passphrase, &salt, self.cost)?;
         let opened = cipher(&key)?.open_in_place(
             Nonce::assume_unique_for_key(nonce),

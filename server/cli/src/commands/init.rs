@@ -39,7 +39,7 @@ pub(crate) struct InitArguments {
     /// with it every opening of the repository. Without it about 25: enough for a
     /// passphrase that was made by a program, little for one that was made up.
     #[arg(long, value_name = "MS", conflicts_with = "no_encryption")]
-    #[arg(value_parser = clap::value_parser!(u64).range(25..=60_000))]
+    #[arg(value_parser = clap::value_parser!(u64).range(25..=10_000))]
     guess_ms: Option<u64>,
 }
 

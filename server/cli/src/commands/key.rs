@@ -65,7 +65,7 @@ struct NewArguments {
     /// How many milliseconds a guess shall take on this machine, and with it every
     /// opening of the repository. Without it a guess costs as much as before: at the
     /// passphrase that is replaced, or at the costliest one beside which one is added.
-    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(25..=60_000))]
+    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(25..=10_000))]
     guess_ms: Option<u64>,
 }
 
