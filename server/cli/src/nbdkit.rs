@@ -1,7 +1,8 @@
 //! nbdkit as a child, with the plugin that serves the repository.
 
 use std::ffi::OsString;
-use std::net::SocketAddr;
+use std::io::Read;
+use std::net::{SocketAddr, TcpStream};
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
@@ -40,6 +41,29 @@ pub(crate) enum Endpoint {
     Tcp(SocketAddr),
     /// A Unix socket that only this user can connect to (nbdkit sees to its mode).
     Socket(PathBuf),
+}
+
+impl Endpoint {
+    /// A client that waits [`START_INTERVAL`] at most for what it reads.
+    fn connect(&self) -> std::io::Result<Box<dyn Read>> {
+        match self {
+            Endpoint::Tcp(address) => {
+                let stream = TcpStream::connect(address)?;
+                stream.set_read_timeout(Some(START_INTERVAL))?;
+                Ok(Box::new(stream))
+            }
+            Endpoint::Socket(path) => {
+                let stream = UnixStream::connect(path)?;
+                stream.set_read_timeout(Some(START_INTERVAL))?;
+                Ok(Box::new(stream))
+            }
+        }
+    }
+}
+
+/// True once the server has said anything. Where the connection ends the server ends, too.
+fn is_greeted(client: &mut Box<dyn Read>) -> bool {
+    client.read(&mut [0; 18]).is_ok_and(|count| count > 0)
 }
 
 /// TLS, with certificates on both sides or a shared key.
@@ -167,9 +191,14 @@ impl Nbdkit {
         Ok(nbdkit)
     }
 
-    /// nbdkit writes its process id when it accepts connections.
+    /// nbdkit writes its process id, and listens, before the plugin has opened the
+    /// repository; after that it greets clients.
     fn await_ready(&mut self, signals: &mut ChildSignals) -> Result<()> {
-        while !self.ready_file().exists() {
+        let mut client = None;
+        while !client.as_mut().is_some_and(is_greeted) {
+            if client.is_none() && self.ready_file().exists() {
+                client = self.endpoint.connect().ok();
+            }
             if let Some(status) = self.ended()? {
                 return Err(child::ended_error(NAME, status));
             }
