@@ -210,3 +210,13 @@ def test_help_and_version(coldrise):
         assert word in text
     assert str(coldrise.repository) not in text
     assert coldrise.run("--version").stdout.startswith("coldrise ")
+
+
+def test_words_of_addresses_are_no_machines(coldrise, tmp_path):
+    disk = tmp_path / "vda.raw"
+    disk.write_bytes(b"x" * 4096)
+    for word in ("latest", "live", "latest~1"):
+        refused = coldrise.run("--json", "backup", word, f"vda=raw:{disk}")
+        assert refused.returncode == 2
+        error = json.loads(refused.stdout)["error"]
+        assert error["kind"] == "invalid_input" and word in error["message"]

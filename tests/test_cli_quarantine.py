@@ -117,6 +117,20 @@ def test_what_somebody_has_chosen_only_somebody_takes_back(coldrise, tmp_path):
     coldrise.json("forget", more[2])
 
 
+def test_release_takes_the_address_that_quarantine_took(coldrise, tmp_path):
+    disk = Image(MIB)
+    disk.fill(0, MIB // 2, "disk")
+    path = disk.save(tmp_path / "vda.raw")
+    older, newer = (coldrise.backup("web01", vda=path) for _ in range(2))
+    for address, point in (("web01/latest", newer), ("web01/latest~1", older)):
+        assert coldrise.json("quarantine", address)["points"] == [point]
+        assert coldrise.json("release", address)["points"] == [point]
+        assert states(coldrise) == [None, None]
+    coldrise.json("quarantine", older)
+    refused = coldrise.run("release", "web01/latest")
+    assert refused.returncode == 1 and newer in refused.stderr and older in refused.stderr
+
+
 def test_a_bitmap_does_not_count_from_a_point_that_is_set_aside(coldrise, tmp_path):
     raw, path = Image(4 * MIB), tmp_path / "vda.qcow2"
     raw.fill(0, 3 * MIB, "disk")

@@ -85,6 +85,7 @@ def test_publish_and_what_sessions_tell(coldrise, image, point):
     sessions = coldrise.json("sessions")["sessions"]
     assert [session["session"] for session in sessions] == ["trial", "web01-1", "web01-2"]
     assert sessions[0]["address"] == point and not sessions[0]["is_served"]
+    assert [session["captured_bytes"] for session in sessions] == [0, 0, 0]
     assert coldrise.json("show", "live/trial") == sessions[0]
     taken = coldrise.run("--json", "publish", point, "--name", "trial")
     assert taken.returncode == 1
@@ -104,8 +105,10 @@ def test_seal_while_served_and_while_idle(coldrise, image, point, served, tmp_pa
     server = served()
     client = server.connect("live/trial/vda")
     image.fill(MIB, 4096, "one")
+    served_session = coldrise.json("show", "live/trial")
+    assert served_session["is_served"] and served_session["captured_bytes"] == 0
     client.pwrite(image.read(MIB, 4096), MIB)
-    assert coldrise.json("show", "live/trial")["is_served"]
+    assert coldrise.json("show", "live/trial")["captured_bytes"] >= 4096
     first = coldrise.json("seal", "trial")
     assert first["session"] == "trial" and first["address"] == f"{point}+1"
     one = bytes(image.content)

@@ -151,6 +151,14 @@ def test_the_whole_of_an_empty_and_of_a_full_repository(coldrise, contents):
         assert word in text
 
 
+def test_a_plan_takes_the_size_alone(tmp_path):
+    coldrise = Coldrise(tmp_path / "none")
+    alone, named = (coldrise.json("plan", *size) for size in (["1.5T"], ["--protect", "1.5T"]))
+    assert alone == named and alone["protect_bytes"] == 3 << 39
+    for wrong in ([], ["1T", "--protect", "1T"], ["1.5"], ["0"]):
+        assert coldrise.run("plan", *wrong).returncode == 2
+
+
 def planned(coldrise, *arguments):
     return coldrise.json("plan", "--protect", *arguments)
 

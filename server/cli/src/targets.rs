@@ -66,6 +66,37 @@ pub(crate) fn find(repository: &Arc<Repository>, targets: &[Target]) -> Result<V
     Ok(found.into_values().collect())
 }
 
+/// The points that are to be released: `latest` counts those in quarantine, too.
+///
+/// # Errors
+/// `NotFound` as of [`find`], and where `latest` is not in quarantine, naming those that are.
+pub(crate) fn find_quarantined(
+    repository: &Arc<Repository>,
+    targets: &[Target],
+) -> Result<Vec<PointDocument>> {
+    let catalog = Catalog::new(repository);
+    let mut found = BTreeMap::new();
+    for target in targets {
+        // Release takes single points only.
+        let Target::Point(machine, selector) = target else { continue };
+        let point = catalog.point_or_quarantined(machine, selector)?;
+        if point.quarantine.is_none() && matches!(selector, PointSelector::Latest(_)) {
+            let mut quarantined = catalog.points(machine)?;
+            quarantined.retain(|point| point.quarantine.is_some());
+            let there = match quarantined.len() {
+                0 => "no point of the machine is".to_owned(),
+                _ => format!("in quarantine: {}", addresses(&quarantined).join(", ")),
+            };
+            return Err(Error::new(
+                ErrorKind::NotFound,
+                format!("{machine}/{} ({selector}) is not in quarantine; {there}", point.point),
+            ));
+        }
+        found.insert((point.machine.clone(), point.point.clone()), point);
+    }
+    Ok(found.into_values().collect())
+}
+
 /// Takes points out of `targets` that are lost: a marker says that they have to be there,
 /// and they are not. Returns their names.
 ///

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use coldrise_block::{Error, ErrorKind, Result};
 
-/// Reads a size: a whole number of bytes, or with K, M, G or T of binary
-/// kilobytes and so on (`64K` is 65,536 bytes; `64KiB` is accepted too).
+/// Reads a size: a whole number of bytes, or a number with K, M, G or T of binary
+/// kilobytes and so on (`64K` is 65,536 bytes; `64KiB` is accepted too, and `1.5T`).
 ///
 /// # Errors
 /// `InvalidInput`, saying what is allowed.
@@ -17,8 +17,9 @@ pub(crate) fn parse_size(text: &str) -> Result<u64> {
             format!("{shown:?} is no size: use a number of bytes, or one with K, M, G or T"),
         )
     };
-    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let digits = text.bytes().take_while(|byte| byte.is_ascii_digit() || *byte == b'.').count();
     let (number, unit) = text.split_at(digits);
+    let (number, fraction) = number.split_once('.').unwrap_or((number, "0"));
     let shift = match unit.to_ascii_uppercase().as_str() {
         "" | "B" => 0,
         "K" | "KIB" => 10,
@@ -27,8 +28,17 @@ pub(crate) fn parse_size(text: &str) -> Result<u64> {
         "T" | "TIB" => 40,
         _ => return Err(refused()),
     };
+    let is_fraction = (1..=6).contains(&fraction.len()) && fraction.parse::<u64>().is_ok();
+    // Half a byte is none.
+    if !is_fraction || (shift == 0 && fraction != "0") {
+        return Err(refused());
+    }
+    let unit_bytes = 1_u64 << shift;
+    let millionths: u64 = format!("{fraction:0<6}").parse().map_err(|_| refused())?;
+    let part = (u128::from(unit_bytes) * u128::from(millionths) / 1_000_000) as u64;
     let number: u64 = number.parse().map_err(|_| refused())?;
-    number.checked_mul(1 << shift).ok_or_else(refused)
+    let whole = number.checked_mul(unit_bytes).ok_or_else(refused)?;
+    whole.checked_add(part).ok_or_else(refused)
 }
 
 /// A size with a binary unit and at most four digits, such as `40.0 GiB`.
@@ -108,10 +118,25 @@ mod tests {
             ("1M", 1 << 20),
             ("2G", 2 << 30),
             ("1T", 1 << 40),
+            ("1.5T", 3 << 39),
+            ("0.25G", 256 << 20),
         ] {
             assert_eq!(parse_size(text).unwrap(), bytes, "{text}");
         }
-        for text in ["", "K", "-1", "1.5G", "64 K", "1Q", "99999999999T", "0x10", "\u{666}"] {
+        for text in [
+            "",
+            "K",
+            "-1",
+            "1.5",
+            "1.G",
+            ".5G",
+            "1.2.3G",
+            "64 K",
+            "1Q",
+            "99999999999T",
+            "0x10",
+            "\u{666}",
+        ] {
             assert_eq!(parse_size(text).unwrap_err().kind(), ErrorKind::InvalidInput, "{text}");
         }
     }

@@ -102,6 +102,26 @@ impl Catalog {
         }
     }
 
+    /// One point of a machine by the address that it had before it was set aside: `latest`
+    /// counts points that are set aside, too.
+    ///
+    /// # Errors
+    /// As of [`Catalog::point`].
+    pub fn point_or_quarantined(
+        &self,
+        machine: &MachineName,
+        selector: &PointSelector,
+    ) -> Result<PointDocument> {
+        let PointSelector::Latest(back) = selector else { return self.point(machine, selector) };
+        let horizon = self.repository.horizon(machine)?;
+        let points = self.points(machine)?.into_iter().rev();
+        let mut counted = points.filter(|point| !horizon.is_passed_over(&point.point));
+        match counted.nth(*back as usize) {
+            Some(point) => Ok(point),
+            None => Err(self.missing(machine, selector)?),
+        }
+    }
+
     /// The files that a point carries; none for one that carries none.
     ///
     /// # Errors

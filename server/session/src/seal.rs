@@ -61,13 +61,12 @@ pub fn seal(
             break writing;
         }
         if start.elapsed() >= PASSING_PATIENCE {
-            return Err(Error::new(
-                ErrorKind::Busy,
-                format!(
-                    "session {name} is being opened or closed by another process; try again in \
-                     a moment"
-                ),
-            ));
+            let process = FileLock::holder(&place.lock());
+            let process = process.map_or("another process".to_owned(), |p| format!("process {p}"));
+            let message = format!(
+                "session {name} is being opened or closed by {process}; try again in a moment"
+            );
+            return Err(Error::new(ErrorKind::Busy, message));
         }
     };
     // It may have been sealed or ended until the lock was ours.

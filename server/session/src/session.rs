@@ -12,7 +12,7 @@ use crate::client_files::{carry, ClientFiles, FilesFolder, LeftOut};
 use crate::control::ControlSocket;
 use crate::disk::{LayeredDisk, Stack};
 use crate::document::{SessionDisk, SessionDocument};
-use crate::layer::{Layer, Poison};
+use crate::layer::{Layer, Poison, SUPERBLOCK_AREA_BYTES};
 use crate::live::{base_disk, sealed_layers};
 use crate::lock::FileLock;
 use crate::place::{layer_keys, layer_path, map_path, mark, remove_file, Place};
@@ -392,7 +392,10 @@ fn captured_bytes(repository: &Repository, document: &SessionDocument) -> Result
         let path = layer_path(repository, &disk.top);
         let metadata = std::fs::metadata(&path)
             .context(|| format!("session {}: the layer {}", document.name, path.display()))?;
-        bytes += metadata.blocks() * 512;
+        // Without a segment it holds no captured block.
+        if metadata.len() > SUPERBLOCK_AREA_BYTES {
+            bytes += metadata.blocks() * 512;
+        }
     }
     Ok(bytes)
 }

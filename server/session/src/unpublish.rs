@@ -38,11 +38,13 @@ pub fn unpublish(
     }
     let place = Place::of(repository, name);
     let Some(writing) = FileLock::take(&place)? else {
+        let process = FileLock::holder(&place.lock());
+        let by = process.map(|process| format!(" by process {process}")).unwrap_or_default();
         return Err(Error::new(
             ErrorKind::Busy,
             format!(
-                "session {name} is in use: shut the machine down, or disconnect its disks, and \
-                 try again"
+                "session {name} is in use{by}: shut the machine down, or disconnect its disks, \
+                 and try again"
             ),
         ));
     };

@@ -4,7 +4,7 @@ use std::fmt;
 
 use coldrise_block::{Error, ErrorKind, Result};
 
-use crate::name::LIVE;
+use crate::name::{LATEST, LIVE};
 use crate::{DiskName, MachineName, PointName, SessionName};
 
 /// Largest N of `latest~N`.
@@ -30,7 +30,7 @@ impl PointSelector {
     /// # Errors
     /// `ErrorKind::InvalidInput`, saying what is allowed.
     pub fn parse(text: &str) -> Result<Self> {
-        let Some(rest) = text.strip_prefix("latest") else {
+        let Some(rest) = text.strip_prefix(LATEST) else {
             return PointName::parse(text).map(PointSelector::Exact).map_err(|error| {
                 Error::new(error.kind(), format!("{error}, or latest, or latest~1"))
             });
@@ -60,8 +60,8 @@ impl fmt::Display for PointSelector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             PointSelector::Exact(name) => name.fmt(f),
-            PointSelector::Latest(0) => f.pad("latest"),
-            PointSelector::Latest(n) => f.pad(&format!("latest~{n}")),
+            PointSelector::Latest(0) => f.pad(LATEST),
+            PointSelector::Latest(n) => f.pad(&format!("{LATEST}~{n}")),
         }
     }
 }

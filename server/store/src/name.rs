@@ -16,6 +16,10 @@ pub const MAX_NAME_BYTES: usize = 63;
 /// no machine's name.
 pub const LIVE: &str = "live";
 
+/// The second component of the address of a machine's newest point, and therefore no
+/// machine's name.
+pub const LATEST: &str = "latest";
+
 fn check_name(what: &str, text: &str) -> Result<()> {
     let bytes = text.as_bytes();
     let first_ok = bytes.first().is_some_and(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
@@ -101,17 +105,17 @@ macro_rules! name_type {
 }
 
 name_type!(
-    /// The name of a protected machine; never `live`.
+    /// The name of a protected machine; never `live`, never `latest`.
     MachineName,
     "machine",
     |text| {
-        if text == LIVE {
-            return Err(Error::new(
-                ErrorKind::InvalidInput,
-                "\"live\" is no machine name: it addresses the published sessions",
-            ));
-        }
-        Ok(())
+        let meaning = match text {
+            LIVE => "the published sessions",
+            LATEST => "the newest point of a machine, as in web01/latest",
+            _ => return Ok(()),
+        };
+        let message = format!("{text:?} is no machine name: it addresses {meaning}");
+        Err(Error::new(ErrorKind::InvalidInput, message))
     }
 );
 

@@ -44,9 +44,14 @@ const MAX_KEEP: i64 = 100_000;
 /// chunk. Smaller scattered changes cost large chunks more space than is shown.
 #[derive(Debug, Args)]
 pub(crate) struct PlanArguments {
-    /// Data on all disks together, without holes: 500G, 10T.
-    #[arg(long, value_name = "SIZE", value_parser = parse_protect)]
-    protect: u64,
+    /// Data on all disks together, without holes: 500G, 1.5T, 10T.
+    #[arg(value_name = "SIZE", value_parser = parse_protect)]
+    #[arg(required_unless_present = "protect")]
+    size: Option<u64>,
+
+    /// The same as SIZE.
+    #[arg(long, value_name = "SIZE", value_parser = parse_protect, conflicts_with = "size")]
+    protect: Option<u64>,
 
     /// How much of it changes from one restore point to the next.
     #[arg(long, value_name = "PERCENT", default_value = "5", value_parser = parse_change)]
@@ -151,14 +156,15 @@ impl Planned {
 
 pub(crate) fn run(_invocation: &Invocation, arguments: &PlanArguments) -> Result<Report> {
     let keep = f64::from(arguments.keep);
-    let protect = arguments.protect as f64;
+    let protect_bytes = arguments.size.or(arguments.protect).unwrap_or_default();
+    let protect = protect_bytes as f64;
     let different = protect * (1.0 + arguments.change / 100.0 * (keep - 1.0));
     let recoverable_bytes = (protect * keep) as u64;
     let wanted = |measured: &&Measured| {
         arguments.chunk_size.is_none_or(|size| size == measured.chunk_size_bytes)
     };
     let plan = Plan {
-        protect_bytes: arguments.protect,
+        protect_bytes,
         change_percent: arguments.change,
         keep: arguments.keep,
         compression: arguments.compression,

@@ -3,12 +3,12 @@
 use clap::Args;
 use coldrise_block::Result;
 use coldrise_session::{enter_sealed_points, set_quarantine};
-use coldrise_store::Quarantine;
+use coldrise_store::{PointDocument, Quarantine, RepositoryWriter};
 use serde::Serialize;
 
 use crate::invocation::Invocation;
 use crate::report::Report;
-use crate::targets::{addresses, find, names, parse_point, Target};
+use crate::targets::{addresses, find, find_quarantined, names, parse_point, Target};
 
 /// Set restore points aside that are not to be trusted.
 ///
@@ -26,7 +26,8 @@ pub(crate) struct QuarantineArguments {
 /// Take restore points out of quarantine.
 #[derive(Debug, Args)]
 pub(crate) struct ReleaseArguments {
-    /// The points, by their own names: latest means none in quarantine.
+    /// The points, as they were named to set them aside: latest counts those in
+    /// quarantine, too.
     #[arg(value_name = "MACHINE/POINT", required = true, value_parser = parse_point)]
     points: Vec<Target>,
 }
@@ -42,25 +43,28 @@ pub(crate) fn quarantine(
     invocation: &Invocation,
     arguments: &QuarantineArguments,
 ) -> Result<Report> {
-    change(invocation, &arguments.points, Some(Quarantine::Chosen))
+    let writer = invocation.open_for_writing()?;
+    let points = find(writer.repository(), &arguments.points)?;
+    change(invocation, &writer, &points, Some(Quarantine::Chosen))
 }
 
 pub(crate) fn release(invocation: &Invocation, arguments: &ReleaseArguments) -> Result<Report> {
-    change(invocation, &arguments.points, None)
+    let writer = invocation.open_for_writing()?;
+    let points = find_quarantined(writer.repository(), &arguments.points)?;
+    change(invocation, &writer, &points, None)
 }
 
 fn change(
     invocation: &Invocation,
-    targets: &[Target],
+    writer: &RepositoryWriter,
+    points: &[PointDocument],
     quarantine: Option<Quarantine>,
 ) -> Result<Report> {
-    let writer = invocation.open_for_writing()?;
-    let points = find(writer.repository(), targets)?;
     // One that was sealed just now still stands in its session's document.
-    enter_sealed_points(&writer)?;
-    set_quarantine(&writer, &names(&points), quarantine)?;
+    enter_sealed_points(writer)?;
+    set_quarantine(writer, &names(points), quarantine)?;
     let changed = Changed {
-        points: addresses(&points),
+        points: addresses(points),
         is_quarantined: quarantine.is_some(),
         elapsed_ms: invocation.elapsed_ms(),
     };

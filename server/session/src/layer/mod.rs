@@ -61,7 +61,7 @@ use parking_lot::{Mutex, MutexGuard, RwLock};
 
 use coldrise_block::{Error, ErrorKind, Result};
 
-pub(crate) use format::Superblock;
+pub(crate) use format::{Superblock, SUPERBLOCK_AREA_BYTES};
 pub(crate) use keys::LayerKeys;
 pub(crate) use map::Lookup;
 pub(crate) use open::{ReadMode, SealFacts};
