@@ -1,6 +1,7 @@
 """Restore points that are dated in the future: a clock was wrong once."""
 
 import datetime
+import os
 
 from support.sources import tool
 
@@ -11,7 +12,7 @@ def named(point):
     return datetime.datetime.strptime(point.partition("/")[2], "%Y%m%dT%H%M%SZ")
 
 
-def test_latest_passes_over_a_point_from_the_future(coldrise, point, tmp_path):
+def test_latest_passes_over_a_point_from_the_future(coldrise, point, mount, tmp_path):
     raw = f"vda=raw:{tmp_path / 'vda.raw'}"
     future = coldrise.json("backup", "web01", raw, "--time", FUTURE)
     assert any(FUTURE in warning for warning in future["warnings"])
@@ -20,7 +21,11 @@ def test_latest_passes_over_a_point_from_the_future(coldrise, point, tmp_path):
     published = coldrise.run("publish", "web01/latest", "--name", "early")
     assert f"published web01/{FUTURE}" in published.stdout and FUTURE in published.stderr
 
+    mounted = mount()
+    assert os.readlink(mounted / "web01/latest") == FUTURE
     newest = coldrise.json("backup", "web01", raw)
+    # What is open sees it at once.
+    assert os.readlink(mounted / "web01/latest") == newest["point"]
     assert any(FUTURE in warning for warning in newest["warnings"])
     assert newest["point"] < FUTURE
     for address, meant in (("latest", newest["address"]), ("latest~1", point)):

@@ -113,8 +113,8 @@ impl Catalog {
         selector: &PointSelector,
     ) -> Result<PointDocument> {
         let PointSelector::Latest(back) = selector else { return self.point(machine, selector) };
-        let horizon = self.repository.horizon(machine)?;
         let points = self.points(machine)?.into_iter().rev();
+        let horizon = self.repository.horizon(machine)?;
         let mut counted = points.filter(|point| !horizon.is_passed_over(&point.point));
         match counted.nth(*back as usize) {
             Some(point) => Ok(point),
@@ -174,12 +174,15 @@ impl Catalog {
                 }
             }
             PointSelector::Latest(back) => {
+                let mut sealed = self.sealed()?;
+                sealed.retain(|point| point.machine == *machine);
+                // After the catalog was caught up with.
                 let horizon = self.repository.horizon(machine)?;
                 let counts = |point: &PointName| !horizon.is_passed_over(point);
-                match self.newest(machine, *back as usize, &counts)? {
+                match self.newest(machine, &sealed, *back as usize, &counts)? {
                     // All of them are dated in the future: that tells nothing of the clock.
-                    None if self.newest(machine, 0, &counts)?.is_none() => {
-                        self.newest(machine, *back as usize, &|_| true)
+                    None if self.newest(machine, &sealed, 0, &counts)?.is_none() => {
+                        self.newest(machine, &sealed, *back as usize, &|_| true)
                     }
                     found => Ok(found),
                 }
@@ -192,11 +195,11 @@ impl Catalog {
     fn newest(
         &self,
         machine: &MachineName,
+        sealed: &[PointDocument],
         back: usize,
         counts: &dyn Fn(&PointName) -> bool,
     ) -> Result<Option<PointDocument>> {
         let is_meant = |point: &PointDocument| point.quarantine.is_none() && counts(&point.point);
-        let sealed = self.sealed()?;
         let count = back.saturating_add(1);
         let mut looked = count;
         let mut points = loop {
@@ -208,7 +211,7 @@ impl Catalog {
             }
             looked = looked.saturating_mul(2);
         };
-        points.extend(sealed.into_iter().filter(|p| p.machine == *machine && is_meant(p)));
+        points.extend(sealed.iter().filter(|point| is_meant(point)).cloned());
         points.sort_by(|a, b| b.point.cmp(&a.point));
         // A point on its way into the catalog stands in both.
         points.dedup_by(|a, b| a.point == b.point);
