@@ -45,7 +45,10 @@ class Served:
         (nbdkit,) = children.read_text(encoding="ascii").split()
         return len(os.listdir(f"/proc/{nbdkit}/fd"))
 
-    def stop(self):
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_failed):
         self.process.terminate()
         _output, messages = self.process.communicate(timeout=60)
         assert self.process.returncode == 0, messages
@@ -75,25 +78,23 @@ def test_a_session_is_sealed_more_often_than_files_can_be_open(plain, tmp_path):
     live = plain.publish(point, "trial")["vda"]
     contents = {}
 
-    server = Served(plain, tmp_path / "served")
-    writer = server.connect(live)
-    for turn in range(SEALS):
-        data = turn.to_bytes(4, "big") * 1024
-        # Every second one covers an earlier one.
-        at = (turn // 2) * 4096 * 3
-        writer.pwrite(data, at)
-        disk.write(at, data)
-        sealed = seal(plain)
-        if turn in (0, 70, SEALS - 1):
-            contents[f"web01/{sealed}/vda"] = bytes(disk.content)
-    assert bytes(writer.pread(8 * MIB, 0)) == disk.content
-    assert server.descriptors() < DESCRIPTORS
-    writer.shutdown()
-    server.stop()
+    with Served(plain, tmp_path / "served") as server:
+        writer = server.connect(live)
+        for turn in range(SEALS):
+            data = turn.to_bytes(4, "big") * 1024
+            # Every second one covers an earlier one.
+            at = (turn // 2) * 4096 * 3
+            writer.pwrite(data, at)
+            disk.write(at, data)
+            sealed = seal(plain)
+            if turn in (0, 70, SEALS - 1):
+                contents[f"web01/{sealed}/vda"] = bytes(disk.content)
+        assert bytes(writer.pread(8 * MIB, 0)) == disk.content
+        assert server.descriptors() < DESCRIPTORS
+        writer.shutdown()
 
-    again = Served(plain, tmp_path / "again")
-    for name, content in (contents | {live: bytes(disk.content)}).items():
-        handle = again.connect(name)
-        assert bytes(handle.pread(8 * MIB, 0)) == content, name
-        handle.shutdown()
-    again.stop()
+    with Served(plain, tmp_path / "again") as again:
+        for name, content in (contents | {live: bytes(disk.content)}).items():
+            handle = again.connect(name)
+            assert bytes(handle.pread(8 * MIB, 0)) == content, name
+            handle.shutdown()
