@@ -260,7 +260,7 @@ impl<'run> Committer<'run> {
         let still_damaged = repair::heal(&self.run.shared, &mut batch, &healed)?;
         self.state.put(repository, &mut batch)?;
         self.pages.log_bytes += batch.bytes() as u64;
-        database.write(batch, true)?;
+        repository.commit(batch)?;
         drop(changing_index);
         if let Some(chunks) = still_damaged {
             self.run.shared.damaged.set(chunks);
@@ -294,13 +294,14 @@ impl<'run> Committer<'run> {
     fn abandon(&mut self, first_page: PageId) {
         drop(self.file.take());
         let database = self.run.shared.repository.database();
-        let removed = super::remove_staging(&self.run.shared.staging()).and_then(|()| {
+        let removed = super::remove_folder(&self.run.shared.staging()).and_then(|()| {
             if self.pages.next_page == first_page {
                 return Ok(());
             }
             let mut batch = database.batch();
             for page in first_page..self.pages.next_page {
                 batch.delete(Family::Maps, &page.to_be_bytes())?;
+                batch.delete(Family::MapsCopy, &page.to_be_bytes())?;
             }
             database.write(batch, false)
         });
@@ -342,6 +343,10 @@ impl PageSink for PageWriter<'_> {
         batch.put(Family::Maps, &id.to_be_bytes(), &value)?;
         self.log_bytes += batch.bytes() as u64;
         database.write(batch, false)?;
+        // Not through the log, which already has it: a point waits until this is in a file.
+        let mut copy = database.batch();
+        copy.put(Family::MapsCopy, &id.to_be_bytes(), &value)?;
+        database.write_unlogged(copy)?;
         self.next_page = id
             .checked_add(1)
             .ok_or_else(|| Error::new(ErrorKind::Internal, "the page ids are used up"))?;
