@@ -1,4 +1,4 @@
-"""coldrise repair of what has to be read before anything else: one bit of it flipped."""
+"""coldrise repair of what has to be read before anything else."""
 
 import json
 import random
@@ -27,7 +27,7 @@ def one_of(folder, pattern):
 
 
 @pytest.mark.parametrize("pattern", ["repository.json", "db/CURRENT", "db/MANIFEST-*", "db/*.log"])
-def test_a_flipped_bit_is_put_right(coldrise, filled, tmp_path, pattern):
+def test_a_flipped_bit_loses_nothing(coldrise, filled, tmp_path, pattern):
     points, content = filled
     numbers = random.Random(pattern)
     for round_number in range(4):
@@ -48,25 +48,63 @@ def test_a_flipped_bit_is_put_right(coldrise, filled, tmp_path, pattern):
     assert (tmp_path / "restored.raw").read_bytes() == content
 
 
-def test_a_writer_drops_nothing_for_a_flipped_bit_of_the_log(coldrise, filled, tmp_path):
-    points, _ = filled
+def addresses(coldrise):
+    (machine,) = coldrise.json("list")["machines"]
+    return [point["address"] for point in machine["points"]]
+
+
+@pytest.mark.parametrize("how", ["flipped", "cut", "removed"])
+def test_a_writer_goes_on_with_no_damaged_log(coldrise, filled, tmp_path, how):
+    points, content = filled
     path = one_of(coldrise.repository, "db/*.log")
     damaged = bytearray(path.read_bytes())
-    damaged[20] ^= 4
-    path.write_bytes(damaged)
+    before = {path.name for path in (coldrise.repository / "db").glob("*.sst")}
+    match how:
+        case "flipped":
+            damaged[20] ^= 4
+            path.write_bytes(damaged)
+        case "cut":
+            path.write_bytes(damaged[: len(damaged) // 2])
+        case "removed":
+            path.unlink()
+    for _ in range(2):
+        refused = coldrise.run("backup", "web01", f"vda=raw:{tmp_path / 'vda.raw'}")
+        assert refused.returncode == 1 and "run coldrise repair" in refused.stderr
+        assert {path.name for path in (coldrise.repository / "db").glob("*.sst")} == before
+    damage = json.loads(coldrise.run("--json", "verify").stdout.splitlines()[-1])
+    assert "older than" in str(damage) or "its log has lost its end" in str(damage)
+    assert coldrise.run("repair").returncode == 0
+    assert addresses(coldrise) == points
     later = coldrise.backup("web01", vda=tmp_path / "vda.raw")
-    (machine,) = coldrise.json("list")["machines"]
-    assert [point["address"] for point in machine["points"]] == [*points, later]
+    assert addresses(coldrise) == [*points, later]
+    check(coldrise, [*points, later], content, tmp_path)
 
 
-def test_the_name_of_the_list_of_files_is_made_anew(coldrise, filled):
-    points, _ = filled
+def test_a_lost_name_of_the_list_of_files_is_told(coldrise, filled, tmp_path):
+    points, content = filled
     (coldrise.repository / "db/CURRENT").unlink()
     done = coldrise.run("list")
     assert done.returncode == 1 and "CURRENT" in done.stderr and "coldrise repair" in done.stderr
-    assert json.loads(coldrise.run("--json", "repair").stdout.splitlines()[-1])["mended_files"] == 1
-    (machine,) = coldrise.json("list")["machines"]
-    assert [point["address"] for point in machine["points"]] == points
+    assert json.loads(coldrise.run("--json", "repair").stdout.splitlines()[-1])["is_list_new"]
+    check(coldrise, points, content, tmp_path)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("how", ["removed", "flipped"])
+def test_one_of_both_high_water_marks_is_enough(coldrise, filled, tmp_path, number, how):
+    points, _ = filled
+    path = coldrise.repository / f"high-water.{number}"
+    if how == "removed":
+        path.unlink()
+    else:
+        damaged = bytearray(path.read_bytes())
+        damaged[len(damaged) // 2] ^= 8
+        path.write_bytes(damaged)
+    found = json.loads(coldrise.run("--json", "verify").stdout.splitlines()[-1])
+    assert not found["is_clean"] and path.name in str(found["damaged_files"])
+    later = coldrise.backup("web01", vda=tmp_path / "vda.raw")
+    assert coldrise.json("verify")["is_clean"]
+    assert addresses(coldrise) == [*points, later]
 
 
 def lose(how, path):

@@ -361,6 +361,59 @@ pub(crate) fn add_point(
     batch.put(Family::Catalog, &key, &seal(repository, &key, document)?)
 }
 
+/// Puts a point back that the catalog has lost or has as it was before, with what it carries,
+/// and its machine where that is lost, too.
+pub(crate) fn restore_point(
+    repository: &Repository,
+    batch: &mut Batch<'_>,
+    document: &PointDocument,
+    files: Option<&[u8]>,
+) -> Result<()> {
+    let key = point_key(repository, &document.machine, &document.point);
+    batch.put(Family::Catalog, &key, &seal(repository, &key, document)?)?;
+    if let Some(files) = files {
+        let key = files_key(repository, &document.machine, &document.point);
+        batch.put(Family::Catalog, &key, &repository.seal_document(&purpose(&key), files)?)?;
+    }
+    if MachineDocument::readable(repository, &document.machine)?.is_none() {
+        let machine = document.machine.clone();
+        // Without the last backup the next bitmap is refused: that is safe.
+        MachineDocument { machine, last_backup: None, retired: BTreeMap::new() }
+            .put(repository, batch)?;
+    }
+    Ok(())
+}
+
+/// Whether an entry that an older file of the database holds may count: what it is about is not
+/// known to be gone. Only markers tell of a point; of a machine its points do.
+pub(crate) fn may_count(repository: &Repository, key: &[u8], value: &[u8]) -> bool {
+    match key.first() {
+        Some(&POINT) => open::<PointDocument>(repository, key, value).is_ok_and(|document| {
+            repository.may_be_there(&format!("{}/{}", document.machine, document.point))
+        }),
+        Some(&MACHINE) => open::<MachineDocument>(repository, key, value).is_ok(),
+        Some(&FILES) => repository.open_document(&purpose(key), value).is_ok(),
+        _ => false,
+    }
+}
+
+/// Removes what belongs to no point: machines, and files.
+pub(crate) fn remove_ownerless(repository: &Repository, batch: &mut Batch<'_>) -> Result<()> {
+    let mut owned = BTreeSet::new();
+    for_each_with_prefix(repository, &[POINT], |key, _| {
+        owned.insert(key[1..].to_vec());
+        owned.insert(key[1..].get(..16).unwrap_or_default().to_vec());
+        Ok(())
+    })?;
+    for kind in [MACHINE, FILES] {
+        for_each_with_prefix(repository, &[kind], |key, _| match owned.contains(&key[1..]) {
+            true => Ok(()),
+            false => batch.delete(Family::Catalog, key),
+        })?;
+    }
+    Ok(())
+}
+
 /// Adds to `batch` that a point is protected, or that it no longer is: the one thing
 /// of a point's document that changes.
 ///

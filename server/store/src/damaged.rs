@@ -37,6 +37,10 @@ pub(crate) struct DamagedChunks {
     is_any: AtomicBool,
 }
 
+pub(crate) fn is_key(key: &[u8]) -> bool {
+    key == KEY
+}
+
 impl DamagedChunks {
     /// As the repository remembers them.
     pub(crate) fn read(repository: &Repository) -> Result<DamagedChunks> {

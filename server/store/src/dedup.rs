@@ -66,6 +66,11 @@ pub(crate) fn for_each(
     Ok(())
 }
 
+/// Whether this is an entry of the index as it was written.
+pub(crate) fn is_entry(repository: &Repository, key: &[u8], value: &[u8]) -> bool {
+    key.try_into().is_ok_and(|hash| parse(repository, &hash, value).is_some())
+}
+
 /// The chunk that an entry names; none where it was changed.
 fn parse(repository: &Repository, hash: &ChunkHash, value: &[u8]) -> Option<ChunkId> {
     value.split_first_chunk::<8>().and_then(|(id, found)| {

@@ -26,6 +26,7 @@ use crate::description::{
     PARTS, TEMPORARY_NAME,
 };
 use crate::file_system::refuse_shared;
+use crate::high_water::HighWater;
 use crate::keys::{Key, Keys};
 use crate::log_directory::LogDirectory;
 use crate::map::{parse_page_value, MapRoot, Page, PageId, PageSource};
@@ -83,7 +84,7 @@ pub struct Repository {
 pub(crate) enum KeyCheck {
     /// Beside opening the database: it takes some 25 ms and the database a few.
     Beside,
-    /// Before: opening the database changes it.
+    /// Before: opening the database changes it, and needs them.
     First,
 }
 
@@ -93,6 +94,8 @@ pub(crate) struct Access {
     pub(crate) writer_lock: Option<WriterLock>,
     /// The directory for RocksDB's own log.
     pub(crate) _log: LogDirectory,
+    /// Of a writer: how far the database has come.
+    pub(crate) high_water: HighWater,
 }
 
 impl Repository {
@@ -167,11 +170,12 @@ impl Repository {
         options: &OpenOptions,
     ) -> Result<Arc<Repository>> {
         let passphrase = ReadOnce::new(passphrase);
-        Self::open_with(path, &passphrase, options, KeyCheck::Beside, |_| {
+        Self::open_with(path, &passphrase, options, KeyCheck::Beside, |_, _| {
             let directory = LogDirectory::create()?;
             let database = Database::open_secondary(&database_path(path), directory.path())
                 .map_err(advise_repair)?;
-            Ok((database, Access { writer_lock: None, _log: directory }))
+            let high_water = HighWater::default();
+            Ok((database, Access { writer_lock: None, _log: directory, high_water }))
         })
         .map(Arc::new)
     }
@@ -181,7 +185,7 @@ impl Repository {
         passphrase: &ReadOnce<'_>,
         options: &OpenOptions,
         check: KeyCheck,
-        open_database: impl FnOnce(&Description) -> Result<(Database, Access)>,
+        open_database: impl FnOnce(&Description, Option<&Keys>) -> Result<(Database, Access)>,
     ) -> Result<Repository> {
         let description = Description::read(path)?;
         let passphrase = passphrase.get()?;
@@ -189,19 +193,23 @@ impl Repository {
             let master = description.master(passphrase);
             master.context(|| path.display().to_string())
         };
-        let (master, opened) = match check {
-            KeyCheck::First => (derive()?, open_database(&description)),
+        let new_keys = |master: &Key| Keys::new(master, description.is_encrypted());
+        let (keys, opened) = match check {
+            KeyCheck::First => {
+                let keys = new_keys(&*derive()?)?;
+                let opened = open_database(&description, Some(&keys));
+                (keys, opened)
+            }
             KeyCheck::Beside => std::thread::scope(|scope| {
                 let master = scope.spawn(derive);
-                let opened = open_database(&description);
+                let opened = open_database(&description, None);
                 let panicked = || Error::new(ErrorKind::Internal, "deriving the key panicked");
                 let master = master.join().unwrap_or_else(|_| Err(panicked()))?;
-                Ok::<_, Error>((master, opened))
+                Ok::<_, Error>((new_keys(&master)?, opened))
             })?,
         };
         let (database, access) = opened?;
         make_missing_parts(path);
-        let keys = Keys::new(&master, description.is_encrypted())?;
         let codec =
             ChunkCodec::new(description.id, description.compression, description.chunk_size_bytes);
         Ok(Repository {
@@ -300,6 +308,10 @@ impl Repository {
         ChunkedDisk::new(self.clone(), root, size_bytes)
     }
 
+    pub(crate) fn high_water(&self) -> &HighWater {
+        &self.access.high_water
+    }
+
     pub(crate) fn keys(&self) -> &Keys {
         &self.keys
     }
@@ -368,23 +380,32 @@ impl Repository {
     }
 }
 
+impl Repository {
+    fn stored_page(&self, family: Family, id: PageId, level: u8) -> Result<Vec<u64>> {
+        let value =
+            self.get_caught_up(family, &id.to_be_bytes(), ReadMode::Cached)?.ok_or_else(|| {
+                let message = format!(
+                    "page {id} of a chunk map is missing; run coldrise verify to see what it \
+                     affects"
+                );
+                Error::new(ErrorKind::Corrupt, message)
+            })?;
+        parse_page_value(&self.description.id, &self.keys.pages, id, level, &value)
+    }
+}
+
 impl PageSource for Repository {
     fn page(&self, id: PageId, level: u8) -> Result<Page> {
         if let Some(page) = self.pages.get(id, level) {
             return Ok(page);
         }
-        let value = self
-            .get_caught_up(Family::Maps, &id.to_be_bytes(), ReadMode::Cached)?
-            .ok_or_else(|| {
-                Error::new(
-                    ErrorKind::Corrupt,
-                    format!(
-                        "page {id} of a chunk map is missing; run coldrise verify to see what it \
-                         affects"
-                    ),
-                )
-            })?;
-        let slots = parse_page_value(&self.description.id, &self.keys.pages, id, level, &value)?;
+        let slots = match self.stored_page(Family::Maps, id, level) {
+            // What damage takes from one the other has.
+            Err(error) if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Io) => {
+                self.stored_page(Family::MapsCopy, id, level).map_err(|_| error)?
+            }
+            read => read?,
+        };
         let page: Page = slots.into();
         self.pages.insert(id, level, page.clone());
         Ok(page)

@@ -26,6 +26,10 @@ pub(crate) struct StoreState {
     pub(crate) reserved: u64,
 }
 
+pub(crate) fn is_key(key: &[u8]) -> bool {
+    key == KEY
+}
+
 impl StoreState {
     pub(crate) const NEW: StoreState =
         StoreState { next_chunk: 1, next_page: 1, chunks: 0, stored_bytes: 0, reserved: 0 };
@@ -75,7 +79,7 @@ impl StoreState {
         self.stored_bytes = files.iter().map(|file| file.properties.value_bytes).sum();
         let mut batch = database.batch();
         self.put(repository, &mut batch)?;
-        database.write(batch, true)?;
+        repository.commit(batch)?;
         database.flush()
     }
 
@@ -89,6 +93,7 @@ impl StoreState {
 
     /// Adds the state to `batch`.
     pub(crate) fn put(&self, repository: &Repository, batch: &mut Batch<'_>) -> Result<()> {
+        repository.high_water().reach(self.next_chunk, self.next_page);
         let fields = [
             VERSION,
             self.next_chunk,

@@ -78,7 +78,9 @@ impl Repository {
             writer_cache_bytes: WRITER_BLOCK_CACHE_BYTES as u64 + PAGE_CACHE_BYTES,
             ..IndexMemory::default()
         };
-        for family in [Family::State, Family::Chunks, Family::Maps, Family::Catalog] {
+        for family in
+            [Family::State, Family::Chunks, Family::Maps, Family::MapsCopy, Family::Catalog]
+        {
             memory.reader_bytes += self.database().family_index_memory_bytes(family)?;
         }
         Ok(memory)
@@ -96,7 +98,9 @@ impl Repository {
             stored_bytes: state.stored_bytes,
             ..StoreStats::default()
         };
-        for family in [Family::State, Family::Chunks, Family::Maps, Family::Catalog] {
+        for family in
+            [Family::State, Family::Chunks, Family::Maps, Family::MapsCopy, Family::Catalog]
+        {
             stats.database_bytes += self.database().family_bytes(family)?;
         }
         for machine in self.machines()? {

@@ -123,15 +123,23 @@ fn swapped_and_missing_pages_are_noticed_and_named() {
         // Leaves 1 and 2, the root 3.
         let swapped = fixture(encrypted);
         assert_eq!((swapped.root.page(), swapped.root.levels()), (3, 2));
+        let [right, copied] = [fixture(encrypted), fixture(encrypted)];
+        right.swap(Family::Maps, 1, 2);
+        right.assert_right(10);
+        copied.swap(Family::MapsCopy, 1, 2);
+        copied.assert_right(10);
         swapped.swap(Family::Maps, 1, 2);
+        swapped.swap(Family::MapsCopy, 1, 2);
         swapped.assert_corrupt(10, "page 1 ");
         swapped.assert_corrupt(1500, "page 2 ");
         let looped = fixture(encrypted);
         let root = looped.value(Family::Maps, &3u64.to_be_bytes());
         looped.put(Family::Maps, &1u64.to_be_bytes(), &root);
+        looped.put(Family::MapsCopy, &1u64.to_be_bytes(), &root);
         looped.assert_corrupt(10, "page 1 ");
         let missing = fixture(encrypted);
         missing.remove(Family::Maps, 3);
+        missing.remove(Family::MapsCopy, 3);
         // Still decoded in memory from when it was built is allowed; a page
         // that is asked for anew is not.
         assert!(missing.writer.repository().page(99, 0).is_err());

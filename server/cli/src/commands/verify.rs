@@ -30,7 +30,7 @@ const PROGRAM: &str = "verify";
 /// What to do about damage.
 const ADVICE: &str = "\
 what to do: everything else is as it was backed up; restore from a point that is not affected. \
-coldrise repair puts flipped bits right, heals damaged chunks from an image or a repository that still \
+coldrise repair makes a damaged database anew, heals damaged chunks from an image or a repository that still \
 holds them (--from, --from-repo), and has the next backup of a machine that does heal them. Without it a backup trusts what \
 it finds and heals nothing. With --quarantine it sets the points aside that stay damaged.";
 

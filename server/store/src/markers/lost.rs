@@ -63,7 +63,8 @@ impl Repository {
             }
         }
         let mut lost = Vec::new();
-        for name in markers.into_iter().filter_map(|path| self.read_marker(path)) {
+        for marker in markers.into_iter().filter_map(|path| self.read_marker(path)) {
+            let name = marker.name;
             match point_of(&name) {
                 Some((machine, _)) if only.is_some_and(|only| *only != machine) => {}
                 Some((machine, point)) if self.is_gone(&machine, &point)? => {

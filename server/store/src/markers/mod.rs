@@ -9,8 +9,13 @@
 //! made durable; the marker is renamed, durably. Back: the marker is renamed to `.new`,
 //! durably; what it stands for goes; then the rest of the marker. So a crash leaves a
 //! point or session with a `.new`, which the next writer makes a marker, and never a
-//! marker without what it stands for. And what has neither has lost it. A marker never
-//! changes, so it cannot be old.
+//! marker without what it stands for. And what has neither has lost it. Whether
+//! it is there never changes, so it cannot be old.
+//!
+//! The marker of a point carries its document, and a file `.files` beside it what the point
+//! carries: a catalog that has lost them gets them back from here. They are of the time when the point was
+//! entered, or folded: what changes otherwise has a flag. A document that is replaced stands for
+//! the same content, and the marker follows before anything goes that only the old one named.
 //!
 //! A point that a session has sealed and no writer has entered into the catalog may have
 //! neither: its marker is made when it is there.
@@ -24,11 +29,12 @@ use std::io::Write;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use coldrise_block::{Context, ErrorKind, Result};
+use coldrise_block::{Context, Error, ErrorKind, Result};
 
+use crate::catalog::{self, CatalogEntry};
 use crate::description::sync_directory;
 use crate::verify::CatalogDamage;
-use crate::{catalog, hex, Repository};
+use crate::{hex, PointDocument, Repository};
 
 pub(crate) use flags::Flag;
 use flags::{PROTECTED_EXTENSION, QUARANTINED_EXTENSION};
@@ -38,8 +44,18 @@ const DIRECTORY: &str = "markers";
 const TEMPORARY_EXTENSION: &str = "new";
 /// A name is filled up to so many bytes, so that its length does not show.
 const PLAINTEXT_BYTES: usize = 192;
-/// Largest file that is read.
-const MAX_STORED_BYTES: u64 = 1024;
+const FILES_EXTENSION: &str = "files";
+/// Largest file that is read: a document, and what the point carries, has 16 MiB at most.
+const MAX_STORED_BYTES: u64 = 17 << 20;
+
+/// What a marker says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Content {
+    /// `live/SESSION` or `MACHINE/POINT`.
+    name: String,
+    /// Of a point, as JSON; of a session, and of what no writer has entered yet, none.
+    document: Vec<u8>,
+}
 
 /// A marker on its way: it appears with [`PendingMarker::commit`].
 pub struct PendingMarker {
@@ -95,9 +111,44 @@ impl Repository {
     /// # Errors
     /// `NoSpace`, and what else the operating system says.
     pub fn prepare_marker(&self, name: &str) -> Result<PendingMarker> {
+        self.prepare_marker_with(name, Vec::new())
+    }
+
+    /// The same of a point that is about to be stored with its document and its files.
+    pub(crate) fn prepare_point_marker(
+        &self,
+        document: &PointDocument,
+        files: Option<&[u8]>,
+    ) -> Result<PendingMarker> {
+        let name = format!("{}/{}", document.machine, document.point);
+        if let Some(files) = files {
+            let path = self.marker_path(&name).with_extension(FILES_EXTENSION);
+            let stored = self.seal_document(&purpose(&path), files)?;
+            write_synced(&path, &stored).context(|| format!("writing {}", path.display()))?;
+        }
+        // These two change, and are told by flags.
+        let plain = PointDocument { is_protected: false, quarantine: None, ..document.clone() };
+        let text = serde_json::to_vec(&plain)
+            .map_err(|e| Error::with_source(ErrorKind::Internal, "writing a marker", e))?;
+        self.prepare_marker_with(&name, text)
+    }
+
+    /// Makes the marker of a point that is there say so, with its document: whether it did not.
+    ///
+    /// # Errors
+    /// `NoSpace`, and what else the operating system says.
+    pub(crate) fn mark_point(&self, document: &PointDocument) -> Result<bool> {
+        let marker = self.prepare_point_marker(document, None)?;
+        let is_new = marker.file.is_some();
+        marker.commit();
+        Ok(is_new)
+    }
+
+    fn prepare_marker_with(&self, name: &str, document: Vec<u8>) -> Result<PendingMarker> {
         let path = self.marker_path(name);
         // One that cannot be read is replaced.
-        if self.read_marker(path.clone()).is_some() {
+        let is_there = |found: Content| document.is_empty() || found.document == document;
+        if self.read_marker(path.clone()).is_some_and(is_there) {
             return Ok(PendingMarker { file: None });
         }
         let directory = self.path().join(DIRECTORY);
@@ -109,6 +160,7 @@ impl Repository {
         let temporary = path.with_extension(TEMPORARY_EXTENSION);
         let mut plaintext = name.as_bytes().to_vec();
         plaintext.resize(plaintext.len().max(PLAINTEXT_BYTES), 0);
+        plaintext.extend_from_slice(&document);
         let stored = self.seal_document(&purpose(&path), &plaintext)?;
         write_synced(&temporary, &stored).context(|| format!("writing {}", temporary.display()))?;
         sync_directory(&directory)?;
@@ -159,7 +211,9 @@ impl Repository {
     /// A failure leaves it to the next writer.
     pub fn forget_markers(&self, names: &[String]) {
         for path in names.iter().map(|name| self.marker_path(name)) {
-            for extension in [PROTECTED_EXTENSION, QUARANTINED_EXTENSION, TEMPORARY_EXTENSION] {
+            for extension in
+                [PROTECTED_EXTENSION, QUARANTINED_EXTENSION, FILES_EXTENSION, TEMPORARY_EXTENSION]
+            {
                 let _ = remove(&path.with_extension(extension));
             }
         }
@@ -195,6 +249,12 @@ impl Repository {
         self.marker_path(name).try_exists().unwrap_or(true)
     }
 
+    /// True where something says that it is there, or was about to come or to go.
+    pub(crate) fn may_be_there(&self, name: &str) -> bool {
+        let path = self.marker_path(name);
+        self.is_marked(name) || path.with_extension(TEMPORARY_EXTENSION).exists()
+    }
+
     /// The names that say so; markers that do not open are passed over, because they
     /// say nothing.
     ///
@@ -202,7 +262,8 @@ impl Repository {
     /// What the operating system says of the directory.
     pub fn marked(&self) -> Result<Vec<String>> {
         let paths = self.marker_paths()?.into_iter();
-        let mut names: Vec<_> = paths.filter_map(|path| self.read_marker(path)).collect();
+        let mut names: Vec<_> =
+            paths.filter_map(|path| self.read_marker(path)).map(|content| content.name).collect();
         names.sort_unstable();
         Ok(names)
     }
@@ -224,15 +285,37 @@ impl Repository {
         Ok(paths)
     }
 
-    fn read_marker(&self, path: PathBuf) -> Option<String> {
-        let is_small = path.metadata().is_ok_and(|found| found.len() <= MAX_STORED_BYTES);
-        let stored = is_small.then(|| std::fs::read(&path).ok())??;
-        let mut plaintext = self.open_document(&purpose(&path), &stored).ok()?;
+    fn read_marker(&self, path: PathBuf) -> Option<Content> {
+        let mut plaintext = self.read_sealed(&path)?;
+        let document = plaintext.split_off(plaintext.len().min(PLAINTEXT_BYTES));
         let length = plaintext.iter().position(|byte| *byte == 0).unwrap_or(plaintext.len());
         plaintext.truncate(length);
         let name = String::from_utf8(plaintext).ok()?;
         // A copy under another name says nothing.
-        (self.marker_path(&name) == path).then_some(name)
+        (self.marker_path(&name) == path).then_some(Content { name, document })
+    }
+
+    fn read_sealed(&self, path: &Path) -> Option<Vec<u8>> {
+        let is_small = path.metadata().is_ok_and(|found| found.len() <= MAX_STORED_BYTES);
+        let stored = is_small.then(|| std::fs::read(path).ok())??;
+        self.open_document(&purpose(path), &stored).ok()
+    }
+
+    /// The documents of points that markers carry, with the files of those.
+    ///
+    /// # Errors
+    /// What the operating system says of the directory.
+    pub(crate) fn marked_points(&self) -> Result<Vec<(PointDocument, Option<Vec<u8>>)>> {
+        let mut points = Vec::new();
+        for path in self.marker_paths()? {
+            let Some(content) = self.read_marker(path.clone()) else { continue };
+            let Ok(document) = serde_json::from_slice::<PointDocument>(&content.document) else {
+                continue;
+            };
+            let files = document.files.is_some().then(|| path.with_extension(FILES_EXTENSION));
+            points.push((document, files.and_then(|path| self.read_sealed(&path))));
+        }
+        Ok(points)
     }
 
     /// Makes the markers of the catalog's points that have none or one that cannot be
@@ -242,13 +325,19 @@ impl Repository {
     /// # Errors
     /// `NoSpace`, and what else the operating system says.
     pub fn mark_points(&self) -> Result<u64> {
-        let names = match catalog::point_names(self) {
-            Err(error) if error.kind() == ErrorKind::Corrupt => return Ok(0),
-            names => names?,
-        };
         let mut made = 0;
-        for (machine, point) in names {
-            made += u64::from(self.mark(&format!("{machine}/{point}"))?);
+        let marked = catalog::for_each_entry(self, |name, entry| {
+            made += u64::from(match entry {
+                Ok(CatalogEntry::Point(document)) => self.mark_point(&document)?,
+                // What its key tells.
+                Err(_) if point_of(&name).is_some() => self.mark(&name)?,
+                _ => false,
+            });
+            Ok(())
+        });
+        match marked {
+            Err(error) if error.kind() == ErrorKind::Corrupt => return Ok(made),
+            marked => marked?,
         }
         // Last: until then they tell that a crash came between.
         self.remove_unfinished_markers();

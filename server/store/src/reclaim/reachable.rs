@@ -42,7 +42,7 @@ impl Reachable {
 
     fn ids(&self, family: Family) -> (&RoaringTreemap, u64) {
         match family {
-            Family::Maps => (&self.pages, self.pages_from),
+            Family::Maps | Family::MapsCopy => (&self.pages, self.pages_from),
             _ => (&self.chunks, self.chunks_from),
         }
     }

@@ -144,7 +144,8 @@ impl Sweep<'_> {
         let max_unused = self.work.max_unused();
         let mut chunks = units::of_family(self.repository, Family::Chunks, &reachable, max_unused)?;
         let maps = units::of_family(self.repository, Family::Maps, &reachable, max_unused)?;
-        self.work.plan(chunks.iter().chain(&maps));
+        let copies = units::of_family(self.repository, Family::MapsCopy, &reachable, max_unused)?;
+        self.work.plan(chunks.iter().chain(&maps).chain(&copies));
         (self.after)(Step::Judged)?;
 
         let gone = self.writer.referred.condemn(|claimed| {
@@ -159,11 +160,14 @@ impl Sweep<'_> {
         let deleted = chunks.iter().filter(|unit| unit.fate != Fate::Kept).map(Unit::dead).sum();
         dedup_index::forget(self.writer, &gone.condemned(), deleted, stored)?;
         (self.after)(Step::Forgotten)?;
-        let going = chunks.iter().chain(&maps).filter(|unit| unit.fate != Fate::Kept);
+        let going =
+            chunks.iter().chain(&maps).chain(&copies).filter(|unit| unit.fate != Fate::Kept);
         self.done.bytes = going.map(Unit::dead_bytes).sum();
         self.done.chunks = self.delete(&chunks, &gone)?;
         let gone = Arc::new(Gone::new(&maps, Arc::clone(&gone.reachable)));
         self.done.pages = self.delete(&maps, &gone)?;
+        let gone = Arc::new(Gone::new(&copies, Arc::clone(&gone.reachable)));
+        self.delete(&copies, &gone)?;
         Ok(())
     }
 

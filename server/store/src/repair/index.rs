@@ -32,7 +32,7 @@ pub(super) fn add_damaged(
             added += 1;
         }
     }
-    repository.database().write(batch, true)?;
+    repository.commit(batch)?;
     Ok(added)
 }
 

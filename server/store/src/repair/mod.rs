@@ -3,10 +3,10 @@
 //!
 //! # Order of writes, and why a crash is safe after each
 //!
-//! 0. Files with damage inside are mended, and lost ones given up, see `files`; where that
-//!    loses something a flag is raised before, which keeps all other writers out. Counters
-//!    that may be lost are made anew, see `counters`.
-//! 1. The chunks are verified, and files with damaged ones mended.
+//! 0. If anything of the database is damaged, or older than the high-water mark, a flag is
+//!    raised, which keeps all other writers out, and a new database is made from what can be
+//!    read, see `fresh`. What is stored twice is put back where it is lost, see `redundancy`.
+//! 1. The chunks are verified.
 //! 2. One synced batch: the list of damaged chunks; entries of the dedup index go that
 //!    are damaged themselves, or lead to a damaged chunk that nothing refers to. Nothing
 //!    that is readable changes.
@@ -16,13 +16,15 @@
 //! 4. A healed chunk is put under its id again, in one synced batch with the list
 //!    without it. The value before could not be read; a crash leaves both as they were.
 
-mod counters;
-mod files;
+mod flag;
+mod fresh;
 mod from;
 mod index;
 mod open;
+mod redundancy;
 
-pub(crate) use files::refuse_unfinished;
+pub(crate) use flag::refuse_unfinished;
+pub(crate) use fresh::{leave_out_uncommitted, FRESH_NAME};
 pub use open::Reopened;
 
 use std::collections::HashMap;
@@ -51,12 +53,6 @@ pub struct RepairReport {
     pub unreferenced_chunks: u64,
     /// What the disks miss and nothing can heal: nobody knows what it was.
     pub lost: Vec<Affected>,
-    /// Files of chunks that held damage and were mended.
-    pub mended_files: u64,
-    /// Blocks in those that could not be put right.
-    pub lost_blocks: u64,
-    /// Damaged chunks that are sound again: a flipped bit was put right.
-    pub corrected_chunks: u64,
     /// Entries of the dedup index that were damaged and are gone: what they stood for
     /// is stored once more when it comes by.
     pub removed_entries: u64,
@@ -79,16 +75,8 @@ impl RepositoryWriter {
         options: &VerifyOptions<'_>,
     ) -> Result<RepairReport> {
         let repository = self.repository();
-        counters::skip_named(self, disks)?;
-        let (found, unusable, damaged) = repository.verify_chunks(disks, options)?;
+        let (found, unusable) = repository.verify_chunks(disks, options)?;
         let mut report = RepairReport { found, ..RepairReport::default() };
-        let mended = files::mend_chunks(repository, &damaged)?;
-        (report.mended_files, report.lost_blocks) = (mended.files, mended.lost);
-        report.corrected_chunks = mended.corrected.len() as u64;
-        if !mended.corrected.is_empty() {
-            mended.corrected.iter().for_each(|id| unusable.remove(*id));
-            report.found.affected = repository.affected(disks, &unusable, options.cancel)?;
-        }
         // By entries that the index may have lost since.
         let mut chunks = self.shared.damaged.still(|id| unusable.contains(id));
         let end = repository.next_chunk()?;
@@ -124,12 +112,12 @@ impl RepositoryWriter {
         chunks.values().for_each(|id| unusable.remove(*id));
         report.lost = repository.affected(disks, &unusable, options.cancel)?;
         damaged::put(repository, &mut batch, &chunks)?;
-        repository.database().write(batch, true)?;
+        repository.commit(batch)?;
         report.added_entries = index::add_damaged(repository, &chunks, &indexed)?;
         let cancel = options.cancel;
         report.added_entries += index::add_missing(repository, end, &indexed, &unreadable, cancel)?;
         self.shared.damaged.set(chunks);
-        files::lower_flag(repository.path())?;
+        flag::lower_flag(repository.path())?;
         Ok(report)
     }
 
@@ -164,7 +152,7 @@ impl RepositoryWriter {
         let before = self.damaged_chunks();
         let mut batch = repository.database().batch();
         if let Some(still) = heal(&self.shared, &mut batch, &healed)? {
-            repository.database().write(batch, true)?;
+            repository.commit(batch)?;
             self.shared.damaged.set(still);
         }
         Ok(before - self.damaged_chunks())

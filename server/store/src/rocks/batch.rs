@@ -41,6 +41,12 @@ impl Batch<'_> {
         Ok(())
     }
 
+    /// Changes so far.
+    pub(crate) fn count(&self) -> u64 {
+        // SAFETY: the batch is live.
+        u64::try_from(unsafe { sys::rocksdb_writebatch_count(self.batch) }).unwrap_or(0)
+    }
+
     /// Bytes of keys and values so far.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use coldrise_block::{Error, ErrorKind, Result};
 use librocksdb_sys as sys;
 
-use super::record_log::manifest;
+use super::manifest::manifest;
 use super::table::TableProperties;
 use super::{Database, Family, FAMILIES};
 
@@ -41,7 +41,7 @@ impl Database {
     /// What changes with every file that comes or goes: the name of the list, and its length.
     /// None while it is being replaced.
     pub(crate) fn list_stamp(&self) -> Option<(PathBuf, u64)> {
-        let path = manifest(&self.path).ok()?;
+        let (path, _) = manifest(&self.path).ok()?;
         let length = path.metadata().ok()?.len();
         Some((path, length))
     }

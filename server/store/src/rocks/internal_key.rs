@@ -8,8 +8,6 @@ pub(super) const END_BYTES: usize = 8;
 pub(super) const MAX_BYTES: usize = 1 << 10;
 pub(super) const KIND_DELETION: u8 = 0;
 pub(super) const KIND_VALUE: u8 = 1;
-/// The name of the order that they are in.
-pub(super) const ORDER: &[u8] = b"leveldb.BytewiseComparator";
 
 /// The user's key, the sequence number, and the kind.
 pub(super) fn split(key: &[u8]) -> Option<(&[u8], u64, u8)> {

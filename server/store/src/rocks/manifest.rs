@@ -1,116 +1,60 @@
-//! The list of the database's files, RocksDB's manifest: read through RocksDB, and changed with
-//! edits at its end, which RocksDB's own tool (`ldb unsafe_remove_sst_file`) does as well.
+//! The list of the database's files, RocksDB's manifest: read, and never written.
 //!
-//! A manifest is a file of records, see [`super::record_log`]; each is an edit (RocksDB's
-//! wiki: *MANIFEST*), here of varints as LEB128 has them: 200, family; 6, level, number of
-//! the file that is deleted. What a crash left half written at its end goes before anything
-//! follows: nothing behind it would count, and RocksDB ends its silence about it then.
+//! Which files it lists RocksDB tells. How far it can be read is looked at here, because
+//! RocksDB takes one that was cut short, or ends in zeroes, for one that ends there. A manifest
+//! is written record by record, as the log is (RocksDB's wiki: *Write Ahead Log File Format*;
+//! numbers are little endian):
+//!
+//! ```text
+//! file:      blocks of 32 KiB; pieces do not begin in the last 6 bytes of one
+//! piece:     CRC-32C of what follows the length, masked (4), length (2), kind (1: 1 for a
+//!            whole record, 2 for its beginning, 3 for what is between, 4 for its end), bytes
+//! CURRENT:   the manifest's name, a line break
+//! ```
 
-use std::collections::HashSet;
 use std::fs::File;
-use std::os::unix::fs::FileExt;
+use std::io::ErrorKind::NotFound;
 use std::path::{Path, PathBuf};
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
-use librocksdb_sys as sys;
 
-use super::files::LiveFile;
-use super::rebuild::{
-    put_numbers, TAG_FAMILY, TAG_FIRST_KEPT_LOG, TAG_HIGHEST_FAMILY, TAG_KEY_ORDER,
-    TAG_LAST_SEQUENCE, TAG_LOG_NUMBER, TAG_NEXT_FILE, TAG_PREVIOUS_LOG,
-};
-use super::record_log::{manifest, record, records, sound_end};
-use super::table::varint;
 use super::{Database, Family, FAMILIES};
 
-const TAG_COMPACT_POINTER: u64 = 5;
-const TAG_DELETED_FILE: u64 = 6;
-const TAG_DATABASE_ID: u64 = (1 << 13) + 1;
-/// Openings of a database that is being written.
+const CURRENT: &str = "CURRENT";
+const MANIFEST_PREFIX: &str = "MANIFEST-";
+const BLOCK_BYTES: usize = 32 << 10;
+const HEADER_BYTES: usize = 7;
+const KINDS: std::ops::RangeInclusive<u8> = 1..=4;
+const MASK_DELTA: u32 = 0xa282_ead8;
+/// Of a database that is being written: between reading the name and looking for the file.
 const MAX_TRIES: u32 = 5;
 
 /// A file as the manifest knows it.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Listed {
     pub(crate) family: Family,
-    family_id: u32,
-    pub(super) level: u32,
-    pub(super) number: u64,
     pub(crate) path: PathBuf,
-    /// Its first key, and its last one.
+    /// Its first key.
     pub(crate) first: Vec<u8>,
-    pub(super) last: Vec<u8>,
 }
 
 impl Listed {
-    /// An edit that strikes it off.
-    pub(super) fn deletion(&self) -> Vec<u8> {
-        let mut edit = Vec::new();
-        put_numbers(&mut edit, &[TAG_FAMILY, u64::from(self.family_id)]);
-        put_numbers(&mut edit, &[TAG_DELETED_FILE, u64::from(self.level), self.number]);
-        edit
+    /// Whether it is a file of chunks that no commit names: a drive that fails while the database
+    /// takes one over leaves it listed and deletes it.
+    pub(crate) fn is_uncommitted(&self, next_chunk: u64) -> bool {
+        self.family == Family::Chunks && self.first[..] >= next_chunk.to_be_bytes()[..]
     }
 }
 
-/// Those of these files that are not there.
-///
-/// # Errors
-/// What the operating system says: a drive that fails is no file that is lost.
-pub(crate) fn missing(listed: &[Listed]) -> Result<Vec<Listed>> {
-    let mut missing = Vec::new();
-    for file in listed {
-        let what = || format!("looking for {}", file.path.display());
-        if !file.path.try_exists().context(what)? {
-            missing.push(file.clone());
+/// The files of all families of an open database.
+pub(crate) fn listed_in(database: &Database) -> Result<Vec<Listed>> {
+    let mut found = Vec::new();
+    for (family, _) in FAMILIES {
+        for file in database.listed_files(family)? {
+            found.push(Listed { family, path: database.path_of(&file), first: file.smallest });
         }
     }
-    Ok(missing)
-}
-
-/// Strikes off files that are not there. Durable on return. The caller holds the writer's
-/// lock, and nobody else has the database open for writing.
-///
-/// # Errors
-/// `Corrupt` where the manifest takes no edits. Then it is as it was.
-pub(crate) fn strike_off(database: &Path, log_directory: &Path, lost: &[Listed]) -> Result<()> {
-    let edits: Vec<_> = lost.iter().map(Listed::deletion).collect();
-    strike_off_with(database, log_directory, lost, &edits)
-}
-
-/// The same with other edits that do so.
-pub(super) fn strike_off_with(
-    database: &Path,
-    log_directory: &Path,
-    lost: &[Listed],
-    edits: &[Vec<u8>],
-) -> Result<()> {
-    append(database, edits, || {
-        let left: HashSet<_> = listed(database, log_directory)?.into_iter().collect();
-        match lost.iter().find(|file| left.contains(*file)) {
-            None => Ok(()),
-            Some(file) => Err(Error::new(
-                ErrorKind::Corrupt,
-                format!(
-                    "{} is missing, cut short or unreadable, and the database cannot go on \
-                     without it: put a copy of it in its place, or restore what can be read and \
-                     begin a new repository",
-                    file.path.display()
-                ),
-            )),
-        }
-    })
-}
-
-pub(super) fn number(path: &Path) -> Option<u64> {
-    path.file_stem().and_then(|stem| stem.to_str()?.parse().ok())
-}
-
-/// The files of all families.
-///
-/// # Errors
-/// As of [`open_as_listed`].
-pub(super) fn listed(path: &Path, log_directory: &Path) -> Result<Vec<Listed>> {
-    listed_in(&open_as_listed(path, log_directory)?)
+    Ok(found)
 }
 
 /// Opens the database for nothing but to read it, beside whoever writes it, with all that its
@@ -119,128 +63,113 @@ pub(super) fn listed(path: &Path, log_directory: &Path) -> Result<Vec<Listed>> {
 /// # Errors
 /// `Corrupt` where the manifest itself cannot be read.
 pub(crate) fn open_as_listed(path: &Path, log_directory: &Path) -> Result<Database> {
+    open_beside(path, || Database::open_listing(path, log_directory))
+}
+
+/// Whether every listed file is there, and is the one that the manifest means: by its length
+/// and the unique id in its properties.
+///
+/// # Errors
+/// `Corrupt`, naming the first file that is another one; what the operating system says.
+pub(crate) fn check_listed(path: &Path, log_directory: &Path) -> Result<()> {
+    open_beside(path, || Database::open_checked(path, log_directory)).map(drop)
+}
+
+fn open_beside(path: &Path, open: impl Fn() -> Result<Database>) -> Result<Database> {
     // To RocksDB one that is not there is a drive that fails.
     manifest(path)?;
-    // A writer may replace its log and its manifest just then.
+    // A writer may replace its log, its manifest and its files just then.
     let mut tries = 0;
     loop {
-        match Database::open_listing(path, log_directory) {
+        match open() {
             Err(_) if tries < MAX_TRIES => tries += 1,
             opened => return opened,
         }
     }
 }
 
-/// The files of all families of an open database.
-pub(crate) fn listed_in(database: &Database) -> Result<Vec<Listed>> {
-    let mut found = Vec::new();
-    for (family, _) in FAMILIES {
-        let handle = database.family(family)?;
-        // SAFETY: the handle is live.
-        let family_id = unsafe { sys::rocksdb_column_family_handle_get_id(handle) };
-        for file in database.listed_files(family)? {
-            let path = database.path_of(&file);
-            let Some(number) = number(&path) else { continue };
-            let LiveFile { level, smallest: first, largest: last, .. } = file;
-            found.push(Listed { family, family_id, level, number, path, first, last });
+/// The manifest that `CURRENT` names, and its number.
+///
+/// # Errors
+/// `Corrupt` where it names none that is there; what the operating system says.
+pub(super) fn manifest(database: &Path) -> Result<(PathBuf, u64)> {
+    let path = database.join(CURRENT);
+    let mut tries = 0;
+    loop {
+        let text = match std::fs::read(&path) {
+            Err(error) if error.kind() == NotFound => Vec::new(),
+            text => text.context(|| format!("reading {}", path.display()))?,
+        };
+        let name = text.strip_suffix(b"\n").and_then(|name| std::str::from_utf8(name).ok());
+        let number = name.and_then(|name| name.strip_prefix(MANIFEST_PREFIX)?.parse().ok());
+        let why = match name.zip(number) {
+            Some((name, number)) => {
+                let named = database.join(name);
+                if named.try_exists().context(|| format!("looking for {}", named.display()))? {
+                    return Ok((named, number));
+                }
+                format!("names {name}, which is missing")
+            }
+            None if text.is_empty() => "is missing or empty".to_owned(),
+            None => "is damaged".to_owned(),
+        };
+        tries += 1;
+        if tries == MAX_TRIES {
+            let text = format!("{} {why}: run coldrise repair", path.display());
+            return Err(Error::new(ErrorKind::Corrupt, text));
         }
+    }
+}
+
+/// The number of the manifest, and how many bytes of it from its beginning on are as they
+/// were written.
+///
+/// # Errors
+/// As of [`manifest`].
+pub(crate) fn sound_manifest(database: &Path) -> Result<(u64, u64)> {
+    let (path, number) = manifest(database)?;
+    let bytes = std::fs::read(&path).context(|| format!("reading {}", path.display()))?;
+    Ok((number, sound_end(&bytes) as u64))
+}
+
+/// The number of the manifest and its length, all of it durable; known to be so is what
+/// `synced` says.
+///
+/// # Errors
+/// As of [`manifest`].
+pub(crate) fn synced_manifest(database: &Path, synced: (u64, u64)) -> Result<(u64, u64)> {
+    let (path, number) = manifest(database)?;
+    let what = || format!("syncing {}", path.display());
+    let file = File::open(&path).context(what)?;
+    let found = (number, file.metadata().context(what)?.len());
+    if found != synced {
+        file.sync_data().context(what)?;
     }
     Ok(found)
 }
 
-/// What a manifest tells beside the files that it lists.
-#[derive(Debug, Default)]
-pub(super) struct Told {
-    /// The manifest's own: what has a lower one was there when it was begun.
-    own_number: u64,
-    /// Files that it has struck off.
-    deleted: HashSet<u64>,
-    /// The number that the next file gets.
-    pub(super) next_file: u64,
-    /// How often it tells up to where a family needs the logs no more: of each family where
-    /// it begins, and once more when the logs that were there then had been read.
-    log_numbers: usize,
-}
-
-/// Reads it, as far as the manifest goes.
-///
-/// # Errors
-/// `Corrupt` where there is none; what the operating system says.
-pub(super) fn told_by(database: &Path) -> Result<Told> {
-    let path = manifest(database)?;
-    let bytes = std::fs::read(&path).context(|| format!("reading {}", path.display()))?;
-    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-    let own_number = name.rsplit('-').next().and_then(|number| number.parse().ok()).unwrap_or(0);
-    let mut told = Told { own_number, ..Told::default() };
-    for edit in records(&bytes).0 {
-        told.hear(&edit);
-    }
-    Ok(told)
-}
-
-impl Told {
-    /// Whether a file with this number may have come after all that is told: not those that were
-    /// struck off, nor those that were there when the manifest was begun. What the logs held
-    /// then was written to files before, which are listed next.
-    pub(super) fn may_miss(&self, number: u64) -> bool {
-        let is_begun = self.log_numbers >= 2 * FAMILIES.len();
-        !self.deleted.contains(&number) && (number >= self.own_number || !is_begun)
-    }
-
-    /// RocksDB writes the deleted files of an edit before those that come, and before them
-    /// nothing but what is named here.
-    fn hear(&mut self, mut edit: &[u8]) -> Option<()> {
-        loop {
-            match varint(&mut edit)? {
-                TAG_DELETED_FILE => {
-                    varint(&mut edit)?;
-                    self.deleted.insert(varint(&mut edit)?);
-                }
-                TAG_NEXT_FILE => self.next_file = self.next_file.max(varint(&mut edit)?),
-                TAG_LOG_NUMBER => {
-                    varint(&mut edit)?;
-                    self.log_numbers += 1;
-                }
-                tag => {
-                    let (numbers, texts) = match tag {
-                        TAG_KEY_ORDER | TAG_DATABASE_ID => (0, 1),
-                        TAG_COMPACT_POINTER => (1, 1),
-                        TAG_LAST_SEQUENCE | TAG_PREVIOUS_LOG | TAG_FIRST_KEPT_LOG | TAG_FAMILY
-                        | TAG_HIGHEST_FAMILY => (1, 0),
-                        _ => return None,
-                    };
-                    for _ in 0..numbers {
-                        varint(&mut edit)?;
-                    }
-                    for _ in 0..texts {
-                        let length = usize::try_from(varint(&mut edit)?).ok()?;
-                        edit = edit.get(length..)?;
-                    }
-                }
-            }
+/// Where the last whole piece ends before the first that is damaged or was never finished.
+fn sound_end(bytes: &[u8]) -> usize {
+    let mut at = 0;
+    loop {
+        let left = BLOCK_BYTES - at % BLOCK_BYTES;
+        if left < HEADER_BYTES {
+            at += left;
+            continue;
         }
+        let piece = bytes.get(at..).and_then(|rest| piece(&rest[..rest.len().min(left)]));
+        let Some(piece_bytes) = piece else { return at.min(bytes.len()) };
+        at += piece_bytes;
     }
 }
 
-/// Appends edits, which stay where `check` is content with them.
-fn append(database: &Path, edits: &[Vec<u8>], check: impl FnOnce() -> Result<()>) -> Result<()> {
-    let path = manifest(database)?;
-    let what = || format!("giving up files in {}", path.display());
-    let end = sound_end(&std::fs::read(&path).context(what)?);
-    let manifest = File::options().write(true).open(&path).context(what)?;
-    let mut bytes = Vec::new();
-    for edit in edits {
-        bytes.extend(record(end + bytes.len(), edit));
-    }
-    let cut = || manifest.set_len(end as u64).and_then(|()| manifest.sync_all());
-    let done = cut()
-        .and_then(|()| manifest.write_all_at(&bytes, end as u64))
-        .and_then(|()| manifest.sync_all())
-        .context(what)
-        .and_then(|()| check());
-    if done.is_err() {
-        // As it was; where that fails, too, the next repair finds it half written.
-        let _ = cut();
-    }
-    done
+/// The bytes of the piece at the beginning, if it is whole.
+fn piece(block: &[u8]) -> Option<usize> {
+    let (header, rest) = block.split_first_chunk::<HEADER_BYTES>()?;
+    let [c0, c1, c2, c3, l0, l1, kind] = *header;
+    let content = rest.get(..usize::from(u16::from_le_bytes([l0, l1])))?;
+    let crc = crc32c::crc32c_append(crc32c::crc32c(&[kind]), content);
+    let masked = crc.rotate_right(15).wrapping_add(MASK_DELTA);
+    let is_sound = KINDS.contains(&kind) && masked == u32::from_le_bytes([c0, c1, c2, c3]);
+    is_sound.then_some(HEADER_BYTES + content.len())
 }

@@ -19,19 +19,16 @@ mod compaction;
 mod cursor;
 mod fatal;
 mod files;
-mod give_up;
+mod import;
 mod internal_key;
 mod manifest;
-mod mend;
 mod open;
 mod options;
-mod rebuild;
-mod record_log;
 mod salvage;
 mod scan;
+mod sound;
 mod sst;
 pub(crate) mod table;
-mod unlisted;
 
 use std::ffi::{c_char, c_int, CStr, CString};
 use std::marker::PhantomData;
@@ -48,15 +45,16 @@ use compaction::Filter;
 pub(crate) use compaction::Rule;
 pub(crate) use cursor::{Cursor, Pinned};
 pub(crate) use files::LiveFile;
-pub(crate) use give_up::give_up_lost;
-pub(crate) use manifest::{listed_in, missing, open_as_listed, strike_off, Listed};
-pub(crate) use mend::{is_sound, mend, remove_unfinished, table_files, Extent, Mended};
+pub(crate) use import::make_database;
+pub(crate) use manifest::{
+    check_listed, listed_in, open_as_listed, sound_manifest, synced_manifest, Listed,
+};
 use options::Options;
 pub(crate) use options::{READER_BLOCK_CACHE_BYTES, WRITER_BLOCK_CACHE_BYTES};
-pub(crate) use record_log::mend_records;
+pub(crate) use salvage::{read_what_is_left, Entry};
 pub(crate) use scan::ChunkFiles;
+pub(crate) use sound::{is_sound, table_files};
 pub(crate) use sst::SstWriter;
-pub(crate) use unlisted::unlisted_that_counts;
 
 /// A column family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -69,21 +67,24 @@ pub(crate) enum Family {
     Maps,
     /// Documents.
     Catalog,
+    /// The same pages as in `Maps`, in files of their own: what damage takes from one the other has.
+    MapsCopy,
     /// Keyed hash of a chunk to its id. Only a writer opens it.
     Dedup,
 }
 
 /// In the order of `Database::families`; readers leave out the last.
-const FAMILIES: [(Family, &CStr); 5] = [
+pub(crate) const FAMILIES: [(Family, &CStr); 6] = [
     (Family::State, c"default"),
     (Family::Chunks, c"chunks"),
     (Family::Maps, c"maps"),
     (Family::Catalog, c"catalog"),
+    (Family::MapsCopy, c"maps_copy"),
     (Family::Dedup, c"dedup"),
 ];
-const READER_FAMILIES: usize = 4;
+const READER_FAMILIES: usize = 5;
 /// Of which a gc rewrites files without what nothing refers to.
-const FILTERED: [Family; 3] = [Family::Chunks, Family::Maps, Family::Dedup];
+const FILTERED: [Family; 4] = [Family::Chunks, Family::Maps, Family::MapsCopy, Family::Dedup];
 
 /// How a read treats what it reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -222,16 +223,33 @@ impl Database {
 
     /// Applies a batch whole; with `sync` it is durable on return.
     pub(crate) fn write(&self, batch: Batch<'_>, sync: bool) -> Result<()> {
+        self.write_with(batch, sync, true)
+    }
+
+    /// The same past the log: durable once its families are flushed.
+    pub(crate) fn write_unlogged(&self, batch: Batch<'_>) -> Result<()> {
+        self.write_with(batch, false, false)
+    }
+
+    fn write_with(&self, batch: Batch<'_>, sync: bool, is_logged: bool) -> Result<()> {
         checked("writing the database", |error| {
             // SAFETY: all objects are live; the write options are destroyed
             // once, after their only use.
             unsafe {
                 let options = sys::rocksdb_writeoptions_create();
                 sys::rocksdb_writeoptions_set_sync(options, u8::from(sync));
+                sys::rocksdb_writeoptions_disable_WAL(options, c_int::from(!is_logged));
                 sys::rocksdb_write(self.db, options, batch.batch, error);
                 sys::rocksdb_writeoptions_destroy(options);
             }
         })
+    }
+
+    /// The sequence number of the last change that it holds. Grows with every change, and
+    /// says how far the log and the list of files reach.
+    pub(crate) fn sequence(&self) -> u64 {
+        // SAFETY: the database is live.
+        unsafe { sys::rocksdb_get_latest_sequence_number(self.db) }
     }
 
     /// The folder it lies in.

@@ -9,8 +9,8 @@ use librocksdb_sys as sys;
 
 use super::compaction::Filter;
 use super::fatal::refuse_fatal;
+use super::manifest::manifest;
 use super::options::{BlockCache, Options};
-use super::record_log::manifest;
 use super::{
     c_path, checked, Database, Family, FAMILIES, FILTERED, READER_FAMILIES, READ_TIER_MEMTABLES,
     SCAN_READAHEAD_BYTES,
@@ -21,7 +21,6 @@ use super::{
 enum Role {
     Writer,
     Repair,
-    Rebuild,
     Reader,
 }
 
@@ -36,23 +35,11 @@ impl Database {
         Self::open_writable(path, log_directory, create, Role::Writer)
     }
 
-    /// The same of one that was opened as it is listed just now: what would end the process
-    /// was looked for.
-    pub(crate) fn open_listed(path: &Path, log_directory: &Path) -> Result<Database> {
-        Self::open_writable(path, log_directory, false, Role::Writer)
-    }
-
-    /// Opens the database for writing where files of chunks may be damaged: RocksDB does not
-    /// compact them. It would meet the damage, and take no more writes.
+    /// Opens the database for a repair: RocksDB compacts no files of chunks, of which readers may
+    /// hold others, and of a damaged log it takes all that can be read.
     pub(crate) fn open_for_repair(path: &Path, log_directory: &Path) -> Result<Database> {
         refuse_fatal(path)?;
         Self::open_writable(path, log_directory, false, Role::Repair)
-    }
-
-    /// Opens a database that is to keep what is written in it as it is written: RocksDB
-    /// compacts nothing.
-    pub(super) fn open_for_rebuild(path: &Path, log_directory: &Path) -> Result<Database> {
-        Self::open_writable(path, log_directory, false, Role::Rebuild)
     }
 
     fn open_writable(
@@ -62,7 +49,11 @@ impl Database {
         role: Role,
     ) -> Result<Database> {
         let open = |options| Self::open_writable_with(path, log_directory, role, options);
-        match open(Options::database(create)) {
+        let mut options = Options::database(create);
+        if role == Role::Repair {
+            options = options.with_what_is_left_of_the_log();
+        }
+        match open(options) {
             // So that a gc can make some.
             Err(error) if error.kind() == ErrorKind::NoSpace && !create => {
                 open(Options::on_full_drive())
@@ -127,11 +118,20 @@ impl Database {
     /// Opens the database for nothing but to list the files of all families, beside whoever
     /// writes it: also where files are missing.
     pub(super) fn open_listing(path: &Path, log_directory: &Path) -> Result<Database> {
+        Self::open_read_only(path, log_directory, Options::listing())
+    }
+
+    /// The same where every listed file is opened, and is the one that is listed.
+    pub(super) fn open_checked(path: &Path, log_directory: &Path) -> Result<Database> {
+        Self::open_read_only(path, log_directory, Options::database(false))
+    }
+
+    fn open_read_only(path: &Path, log_directory: &Path, options: Options) -> Result<Database> {
         refuse_fatal(path)?;
         let (c_path, c_log) = (c_path(path)?, c_path(log_directory)?);
-        let database = Options::listing().with_log_directory(&c_log);
+        let database = options.with_log_directory(&c_log);
         Self::open_with(path, Role::Writer, |names, options, handles| {
-            checked("listing the files of the database", |error| {
+            checked("reading the list of the database's files", |error| {
                 // SAFETY: as in `open_writable`.
                 unsafe {
                     sys::rocksdb_open_for_read_only_column_families(
@@ -174,9 +174,8 @@ impl Database {
             .iter()
             .take(count)
             .map(|(family, _)| match (role, *family) {
-                // All files of other families were mended before, and a large index that is
-                // made anew is slow without.
-                (Role::Repair, Family::Chunks) | (Role::Rebuild, _) => {
+                // A large index that is made anew is slow without.
+                (Role::Repair, Family::Chunks) => {
                     Options::family(*family, &cache, filter_of(*family)).without_compactions()
                 }
                 _ => Options::family(*family, &cache, filter_of(*family)),

@@ -34,10 +34,16 @@ const COMPACTION_READAHEAD_BYTES: usize = 2 << 20;
 /// drive that is nearly full ext4 gives it the rest, says that it is too little, and keeps
 /// it taken: a small backup finds no space, and no gc can make any. The option has no
 /// function of its own in the C interface.
-const NO_RESERVATIONS: &CStr = c"allow_fallocate=false";
+///
+/// A file is opened only if its unique id is the one that the list of files has: another one in
+/// its place, or an older one, is an error.
+const NO_RESERVATIONS: &CStr = c"allow_fallocate=false;verify_sst_unique_id_in_manifest=true";
 /// The same, and what is in the log stays there at opening, instead of taking the same space
 /// once more in files before the log's is free.
-const FULL_DRIVE: &CStr = c"allow_fallocate=false;avoid_flush_during_recovery=true";
+const FULL_DRIVE: &CStr =
+    c"allow_fallocate=false;verify_sst_unique_id_in_manifest=true;avoid_flush_during_recovery=true";
+/// `WALRecoveryMode::kSkipAnyCorruptedRecords`.
+const SKIP_DAMAGED_RECORDS: c_int = 3;
 
 /// Memory for blocks, one for all families of a database.
 pub(super) struct BlockCache(*mut sys::rocksdb_cache_t);
@@ -113,6 +119,13 @@ impl Options {
         options
     }
 
+    /// The same: damaged records of the log are left out, and not all that comes after them.
+    pub(super) fn with_what_is_left_of_the_log(self) -> Options {
+        // SAFETY: a live options object; the call only sets a field.
+        unsafe { sys::rocksdb_options_set_wal_recovery_mode(self.0, SKIP_DAMAGED_RECORDS) };
+        self
+    }
+
     /// The same, with RocksDB's own log in `directory`.
     pub(super) fn with_log_directory(self, directory: &CStr) -> Options {
         // SAFETY: the options are live; RocksDB copies the path.
@@ -167,7 +180,7 @@ impl Options {
                     let filter = sys::rocksdb_filterpolicy_create_bloom_full(BLOOM_BITS_PER_KEY);
                     sys::rocksdb_block_based_options_set_filter_policy(table, filter);
                 }
-                Family::Maps | Family::Catalog | Family::State => {
+                Family::Maps | Family::MapsCopy | Family::Catalog | Family::State => {
                     sys::rocksdb_block_based_options_set_block_size(table, 16 << 10);
                 }
             }

@@ -94,45 +94,27 @@ impl TableProperties {
     }
 }
 
-/// What a file says of where it belongs. Nothing of it is in the list of the files alone.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Origin {
-    /// Name of the family; of a file that was made beside the database none.
-    pub(super) family: Option<Vec<u8>>,
-    /// Of all entries of a file that was made beside the database and handed over.
-    pub(super) sequence: Option<u64>,
+/// The family of a file, as its properties say, and those.
+///
+/// # Errors
+/// As of [`TableProperties::read`].
+pub(crate) fn family_of(path: &Path) -> Result<(Family, TableProperties)> {
+    let file = File::open(path).context(|| format!("reading {}", path.display()))?;
+    let (footer, length) = Footer::read(&file, path)?;
+    let (block, _) = properties_block(&file, path, &footer, length)?;
+    let parsed = TableProperties::parse(&block).zip(family_in(&block));
+    parsed.map(|(properties, family)| (family, properties)).ok_or_else(|| damaged(path))
 }
 
-impl Origin {
-    /// Reads it, and how the file's blocks are found.
-    ///
-    /// # Errors
-    /// As of [`TableProperties::read`].
-    pub(super) fn read(path: &Path) -> Result<(Origin, TableProperties)> {
-        let file = File::open(path).context(|| format!("reading {}", path.display()))?;
-        let (footer, length) = Footer::read(&file, path)?;
-        let (block, _) = properties_block(&file, path, &footer, length)?;
-        let parsed = TableProperties::parse(&block).zip(Origin::parse(&block));
-        parsed.map(|(properties, origin)| (origin, properties)).ok_or_else(|| damaged(path))
+fn family_in(block: &[u8]) -> Option<Family> {
+    let entries = entries(block)?;
+    if value(&entries, b"rocksdb.external_sst_file.version").is_some() {
+        // Only chunks are made beside the database and handed over.
+        return Some(Family::Chunks);
     }
-
-    /// Only chunks are made beside the database and handed over.
-    pub(super) fn family_of_file(&self) -> Option<Family> {
-        let Some(name) = &self.family else { return Some(Family::Chunks) };
-        let found = FAMILIES.iter().find(|(_, known)| known.to_bytes() == name.as_slice());
-        found.map(|(family, _)| *family)
-    }
-
-    pub(super) fn parse(block: &[u8]) -> Option<Origin> {
-        let entries = entries(block)?;
-        if value(&entries, b"rocksdb.external_sst_file.version").is_some() {
-            let sequence = value(&entries, b"rocksdb.external_sst_file.global_seqno")?;
-            let sequence = Some(u64::from_le_bytes(sequence.try_into().ok()?));
-            return Some(Origin { family: None, sequence });
-        }
-        let family = value(&entries, b"rocksdb.column.family.name")?;
-        Some(Origin { family: Some(family.to_vec()), sequence: None })
-    }
+    let name = value(&entries, b"rocksdb.column.family.name")?;
+    let found = FAMILIES.iter().find(|(_, known)| known.to_bytes() == name);
+    found.map(|(family, _)| *family)
 }
 
 /// The block of the properties and where it lies in the file.
@@ -229,19 +211,6 @@ impl Footer {
         })
     }
 
-    /// As it stands in a file.
-    pub(super) fn bytes(&self) -> Vec<u8> {
-        let mut bytes = vec![self.checksum];
-        for (offset, length) in [self.metaindex, self.index] {
-            put_varint(&mut bytes, offset);
-            put_varint(&mut bytes, length);
-        }
-        bytes.resize(FOOTER_BYTES - 12, 0);
-        bytes.extend_from_slice(&self.version.to_le_bytes());
-        bytes.extend_from_slice(&MAGIC.to_le_bytes());
-        bytes
-    }
-
     /// The footer of an open file and the file's length.
     pub(super) fn read(file: &File, path: &Path) -> Result<(Footer, u64)> {
         let what = || format!("reading {}", path.display());
@@ -297,15 +266,6 @@ pub(super) fn varint(bytes: &mut &[u8]) -> Option<u64> {
         }
     }
     None
-}
-
-/// Appends a number.
-pub(super) fn put_varint(bytes: &mut Vec<u8>, mut number: u64) {
-    while number >= 0x80 {
-        bytes.push(number as u8 | 0x80);
-        number >>= 7;
-    }
-    bytes.push(number as u8);
 }
 
 /// The entries of a block as they are stored, without its restart points.

@@ -1,6 +1,6 @@
 //! Reading every chunk, in the order of storing.
 
-use std::ops::{Range, RangeInclusive};
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use coldrise_block::{Error, ErrorKind, Result};
@@ -38,26 +38,6 @@ impl IdSet {
         if let Some(word) = self.words.get((id / 64) as usize) {
             word.fetch_or(1 << (id % 64), Ordering::Relaxed);
         }
-    }
-
-    /// All of them, ascending.
-    pub(crate) fn ids(&self) -> impl Iterator<Item = ChunkId> + '_ {
-        let words = self.words.iter().enumerate();
-        let words = words.map(|(at, word)| (at as u64 * 64, word.load(Ordering::Relaxed)));
-        words.filter(|(_, word)| *word != 0).flat_map(|(first, word)| {
-            (0..64).filter(move |bit| word >> bit & 1 == 1).map(move |bit| first + bit)
-        })
-    }
-
-    /// Whether any is in this range.
-    pub(crate) fn any_in(&self, ids: RangeInclusive<ChunkId>) -> bool {
-        let (first, last) = (*ids.start() / 64, *ids.end() / 64);
-        let words = usize::try_from(first).ok().and_then(|first| self.words.get(first..));
-        words.unwrap_or_default().iter().zip(first..=last).any(|(word, at)| {
-            let word = word.load(Ordering::Relaxed);
-            let is_inside = |bit: &u64| ids.contains(&(at * 64 + bit));
-            word != 0 && (0..64).filter(is_inside).any(|bit| word >> bit & 1 == 1)
-        })
     }
 
     /// The same ids, from now on by themselves.
@@ -104,14 +84,14 @@ fn id_at(key: &[u8]) -> ChunkId {
 }
 
 /// Reads the chunks of `ids` that the options ask for (and of these only the
-/// `wanted`). Returns the ids that are damaged or not there, and those that are damaged.
+/// `wanted`). Returns the ids that are damaged or not there.
 pub(super) fn verify(
     repository: &Repository,
     ids: Range<ChunkId>,
     wanted: Option<&IdSet>,
     options: &VerifyOptions<'_>,
     report: &mut VerifyReport,
-) -> Result<(IdSet, IdSet)> {
+) -> Result<IdSet> {
     let threads = match options.threads {
         0 => std::thread::available_parallelism().map_or(1, usize::from),
         threads => threads,
@@ -134,7 +114,6 @@ pub(super) fn verify(
         chunks: AtomicU64::new(0),
         read_bytes: AtomicU64::new(0),
         damaged: Mutex::new((Vec::new(), 0)),
-        damaged_ids: IdSet::new(ids.end),
     };
     run.skip_between(ids);
     run.tell();
@@ -150,7 +129,7 @@ pub(super) fn verify(
     let (mut damaged, count) = run.damaged.into_inner();
     damaged.sort_by_key(|damaged| damaged.id);
     (report.damaged_chunks, report.damaged_chunk_count) = (damaged, count);
-    Ok((run.unusable, run.damaged_ids))
+    Ok(run.unusable)
 }
 
 /// Of these ids those that may be stored: what a gc has removed may be most of them.
@@ -243,7 +222,6 @@ struct Run<'a> {
     chunks: AtomicU64,
     read_bytes: AtomicU64,
     damaged: Mutex<(Vec<Damaged>, u64)>,
-    damaged_ids: IdSet,
 }
 
 /// Memory of one thread.
@@ -434,7 +412,6 @@ impl Run<'_> {
 
     fn damage(&self, id: ChunkId, reason: String) {
         self.unusable.insert(id);
-        self.damaged_ids.insert(id);
         let (described, count) = &mut *self.damaged.lock();
         *count += 1;
         if described.len() < MAX_DESCRIBED {

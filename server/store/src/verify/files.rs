@@ -1,9 +1,10 @@
-//! Files of the database that nothing else reads whole: the counters and the index.
+//! The files of the database: whether they are those that it lists, and read.
 //!
 //! A damaged block of a file may hold nothing that a restore point needs, and yet stop
 //! every backup: RocksDB cannot compact it. So the checksums of all files are compared, but
-//! of those of chunks of which everything is read anyway. And a reader sees a database that has lost a
-//! file as it was before that came.
+//! of those of chunks of which everything is read anyway. A reader sees a database that has lost
+//! a file as it was before that came, and one whose list or log has lost its end as it was
+//! before: the high-water mark tells.
 
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -13,16 +14,19 @@ use coldrise_block::{Context, ErrorKind, Result};
 
 use super::{check_cancel, CatalogDamage};
 use crate::description::database_path;
-use crate::file_list::{cut_short, FileList};
 use crate::log_directory::LogDirectory;
-use crate::rocks::{is_sound, Family};
+use crate::rocks::{self, is_sound, listed_in, open_as_listed, Family, Listed};
 use crate::Repository;
 
 const LIST: &str = "the list of the database's files";
+const DATABASE: &str = "the database";
+/// Looks at a database that is being written.
+const MAX_TRIES: u32 = 3;
 
 impl Repository {
-    /// Files of the database that are missing, cannot be read or do not match their checksums;
-    /// of chunks only where reading all chunks does not tell. The list of them where that cannot be read.
+    /// Files of the database that are missing, are others than it lists, cannot be read or do not
+    /// match their checksums; of chunks only where reading all chunks does not tell. The list
+    /// of them where that cannot be read, and the database where it is older than its last commit.
     ///
     /// # Errors
     /// `NoSpace` or `Io` where there is no room for RocksDB's log; `Interrupted` when it was
@@ -35,46 +39,58 @@ impl Repository {
         read.retain(|path| !superseded.contains(path));
         let folder = database_path(self.path());
         let log = LogDirectory::create()?;
-        let mut damaged = Vec::new();
-        let list = match FileList::read(&folder, log.path()) {
-            Ok(list) => list,
-            Err(error) => return Ok(vec![damage(LIST.to_owned(), &error.full_message())]),
-        };
-        if let Some(file) = list.unlisted_that_counts(self)? {
-            // A writer may just have listed it.
-            let again = FileList::read(&folder, log.path())?.unlisted_that_counts(self)?;
-            if again.is_some_and(|again| again == file) {
-                let reason = format!("{}: run coldrise repair", cut_short(&file));
-                return Ok(vec![CatalogDamage { what: LIST.to_owned(), reason }]);
+        let mut damaged: Vec<_> = self.damaged_marks().into_iter().map(mark_damage).collect();
+        if let Some(mark) = self.stored_mark() {
+            match mark.rolled_back(&folder, log.path()) {
+                Ok(None) => {}
+                Ok(Some(why)) => damaged.push(damage(DATABASE.to_owned(), &why)),
+                Err(error) => damaged.push(damage(LIST.to_owned(), &error.full_message())),
             }
         }
-        for path in list.listed() {
+        let mut files = self.damaged_listed_files(&read, cancel)?;
+        for _ in 1..MAX_TRIES {
+            // A writer gives up files all the time.
+            if files.is_empty() {
+                break;
+            }
+            let again = self.damaged_listed_files(&read, cancel)?;
+            files.retain(|file| again.contains(file));
+        }
+        damaged.extend(files);
+        Ok(damaged)
+    }
+
+    fn damaged_listed_files(
+        &self,
+        read: &HashSet<PathBuf>,
+        cancel: &AtomicBool,
+    ) -> Result<Vec<CatalogDamage>> {
+        let folder = database_path(self.path());
+        let log = LogDirectory::create()?;
+        let opened = open_as_listed(&folder, log.path());
+        let listed = match opened.and_then(|opened| listed_in(&opened)) {
+            Ok(listed) => listed,
+            Err(error) => return Ok(vec![damage(LIST.to_owned(), &error.full_message())]),
+        };
+        let mut damaged = Vec::new();
+        // Of a file that no commit names the next writer says nothing: it goes on without.
+        let next_chunk = self.stored_mark().map_or(u64::MAX, |mark| mark.next_chunk);
+        let is_gone = |file: &Listed| file.is_uncommitted(next_chunk) && !file.path.exists();
+        let is_any_gone = listed.iter().any(is_gone);
+        for path in listed.into_iter().filter(|file| !is_gone(file)).map(|file| file.path) {
             check_cancel(cancel)?;
             // Of those only whether they are there.
-            let found = match read.contains(path) {
+            let found = match read.contains(&path) {
                 true => path.symlink_metadata().map(|_| true).context(|| "looking for a file"),
-                false => is_sound(path),
+                false => is_sound(&path),
             };
             match found {
                 Ok(true) => {}
-                Ok(false) => {
-                    damaged.push((path.to_owned(), "does not match its checksums".to_owned()))
-                }
+                Ok(false) => damaged.push((path, "does not match its checksums".to_owned())),
                 Err(error) if error.kind() == ErrorKind::NotFound => {
-                    damaged.push((path.to_owned(), "is missing".to_owned()));
+                    damaged.push((path, "is missing".to_owned()));
                 }
-                Err(error) => damaged.push((path.to_owned(), error.full_message())),
-            }
-        }
-        if !damaged.is_empty() {
-            if let Ok(list) = FileList::read(&folder, log.path()) {
-                // A writer gives up files all the time.
-                let live: HashSet<_> = list.listed().collect();
-                damaged.retain(|(path, _)| live.contains(path.as_path()));
-                // The next one strikes these off: nothing refers to them.
-                for file in list.missing_uncommitted(self).unwrap_or_default() {
-                    damaged.retain(|(path, _)| *path != file.path);
-                }
+                Err(error) => damaged.push((path, error.full_message())),
             }
         }
         damaged.sort();
@@ -82,11 +98,24 @@ impl Repository {
             let name = path.file_name().unwrap_or_default().to_string_lossy();
             damage(format!("the file db/{name} of the database"), &why)
         };
-        Ok(damaged.into_iter().map(describe).collect())
+        let mut damaged: Vec<_> = damaged.into_iter().map(describe).collect();
+        if damaged.is_empty() && !is_any_gone {
+            // By its length and its unique id: RocksDB names the first that is another one.
+            if let Err(error) = rocks::check_listed(&folder, log.path()) {
+                let why = format!("another file is in the place of one: {}", error.full_message());
+                damaged.push(damage(DATABASE.to_owned(), &why));
+            }
+        }
+        Ok(damaged)
     }
 }
 
 fn damage(what: String, why: &str) -> CatalogDamage {
     let reason = format!("{why}, which may stop backups: run coldrise repair");
     CatalogDamage { what, reason }
+}
+
+fn mark_damage(name: &str) -> CatalogDamage {
+    let reason = "it is missing or damaged; the next backup writes it anew from the other one";
+    CatalogDamage { what: format!("the file {name}"), reason: reason.to_owned() }
 }

@@ -141,16 +141,15 @@ impl Repository {
         disks: &[VerifiedDisk],
         options: &VerifyOptions<'_>,
     ) -> Result<VerifyReport> {
-        self.verify_chunks(disks, options).map(|(report, ..)| report)
+        self.verify_chunks(disks, options).map(|(report, _)| report)
     }
 
-    /// The same, which chunks are unusable: damaged, or not there; and which of them are
-    /// damaged, however many are described.
+    /// The same, and which chunks are unusable: damaged, or not there.
     pub(crate) fn verify_chunks(
         &self,
         disks: &[VerifiedDisk],
         options: &VerifyOptions<'_>,
-    ) -> Result<(VerifyReport, IdSet, IdSet)> {
+    ) -> Result<(VerifyReport, IdSet)> {
         self.catch_up()?;
         let mut report = VerifyReport::default();
         let end = self.next_chunk()?;
@@ -158,10 +157,9 @@ impl Repository {
             Coverage::Referenced => Some(maps::referenced(self, disks, end, options.cancel)?),
             Coverage::Everything | Coverage::Sample(_) => None,
         };
-        let (unusable, damaged) =
-            chunks::verify(self, 1..end, wanted.as_ref(), options, &mut report)?;
+        let unusable = chunks::verify(self, 1..end, wanted.as_ref(), options, &mut report)?;
         maps::find_affected(self, disks, &unusable, options.cancel, &mut report)?;
-        Ok((report, unusable, damaged))
+        Ok((report, unusable))
     }
 
     /// The id that the next chunk gets, and no chunk has yet.

@@ -40,7 +40,7 @@ impl Repository {
         let first = maps::highest(self, disks.before, options.cancel)?.saturating_add(1).min(end);
         let options = VerifyOptions { coverage: Coverage::Everything, ..*options };
         let mut report = VerifyReport::default();
-        let (unusable, _) = chunks::verify(self, first..end, None, &options, &mut report)?;
+        let unusable = chunks::verify(self, first..end, None, &options, &mut report)?;
         maps::find_affected(self, disks.recent, &unusable, options.cancel, &mut report)?;
         if !report.is_clean() {
             report.damaged_pages.clear();

@@ -300,7 +300,7 @@ impl<'a> Committer<'a> {
         let still_damaged = repair::heal(&self.pipeline.shared, &mut batch, &healed)?;
         self.state.put(repository, &mut batch)?;
         self.pages.log_bytes += batch.bytes() as u64;
-        database.write(batch, true)?;
+        repository.commit(batch)?;
         drop(changing_index);
         if let Some(chunks) = still_damaged {
             self.pipeline.shared.damaged.set(chunks);
@@ -346,6 +346,7 @@ impl<'a> Committer<'a> {
             }
             for page in &pages {
                 batch.delete(Family::Maps, &page.to_be_bytes())?;
+                batch.delete(Family::MapsCopy, &page.to_be_bytes())?;
             }
             database.write(batch, false)
         });
@@ -357,7 +358,7 @@ impl<'a> Committer<'a> {
     /// Drops what was not committed.
     fn end(mut self) -> StoreState {
         drop(self.file.take());
-        if let Err(error) = super::remove_staging(&self.pipeline.shared.staging()) {
+        if let Err(error) = super::remove_folder(&self.pipeline.shared.staging()) {
             tracing::warn!(error = %error.full_message(), "leftovers stay for the next writer");
         }
         StoreState { next_page: self.pages.next_page, ..self.state }
@@ -418,6 +419,10 @@ impl Pages<'_> {
         batch.put(Family::Maps, &id.to_be_bytes(), &value)?;
         self.log_bytes += batch.bytes() as u64;
         database.write(batch, false)?;
+        // Not through the log, which already has it: a point waits until this is in a file.
+        let mut copy = database.batch();
+        copy.put(Family::MapsCopy, &id.to_be_bytes(), &value)?;
+        database.write_unlogged(copy)?;
         self.next_page = id
             .checked_add(1)
             .ok_or_else(|| Error::new(ErrorKind::Internal, "the page ids are used up"))?;

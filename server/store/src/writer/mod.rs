@@ -16,7 +16,6 @@ mod disk_run;
 mod disk_writer;
 pub(crate) mod pipeline;
 mod referred;
-mod settle;
 mod target;
 mod worker;
 
@@ -31,13 +30,14 @@ use rustix::fs::{flock, FlockOperation};
 
 use crate::damaged::DamagedChunks;
 use crate::description::database_path;
+use crate::high_water::{self, refuse_rolled_back, HighWater, Mark};
 use crate::log_directory::LogDirectory;
 use crate::map::MapRoot;
 use crate::markers::Flag;
 use crate::passphrase::ReadOnce;
-use crate::repair::refuse_unfinished;
+use crate::repair::{leave_out_uncommitted, refuse_unfinished, FRESH_NAME};
 use crate::repository::{Access, KeyCheck, Repository};
-use crate::rocks::{mend_records, remove_unfinished, Database, Family, ReadMode};
+use crate::rocks::{Database, Family, ReadMode};
 use crate::state::StoreState;
 use crate::{
     catalog, MachineName, OpenOptions, PassphraseSource, PointDocument, PointName, Quarantine,
@@ -115,72 +115,66 @@ impl RepositoryWriter {
     ) -> Result<(T, RepositoryWriter)> {
         let passphrase = ReadOnce::new(passphrase);
         let (mut first, mut done) = (Some(first), None);
-        let mut is_settled = false;
-        loop {
-            let mut is_in_doubt = false;
-            let mut first = || {
-                if let Some(first) = first.take() {
-                    done = Some(first()?);
-                }
-                Ok(())
-            };
-            let open = |log: &Path| {
-                refuse_unfinished(path)?;
-                // Opening drops from the log what is behind damage.
-                mend_records(&database_path(path))?;
-                is_in_doubt =
-                    !is_settled && settle::is_in_doubt(path, log).map_err(advise_repair)?;
-                if is_in_doubt {
-                    return Err(Error::new(
-                        ErrorKind::Internal,
-                        "the list of the files is in doubt",
-                    ));
-                }
-                Database::open_listed(&database_path(path), log).map_err(advise_repair)
-            };
-            let settled = |_: &Repository| Ok(());
-            match RepositoryWriter::open_with(path, &passphrase, options, &mut first, open, settled)
-            {
-                // Of the files that is looked at when the keys are known: that is seldom.
-                Err(_) if is_in_doubt => {
-                    settle::settle(path, &passphrase).map_err(advise_repair)?
-                }
-                Err(error) => return Err(error),
-                Ok(writer) => {
-                    let never = || Error::new(ErrorKind::Internal, "opened without its beginning");
-                    return Ok((done.ok_or_else(never)?, writer));
+        let mut begin = || {
+            done = first.take().map_or(Ok(done.take()), |first| first().map(Some))?;
+            Ok(())
+        };
+        let open = |folder: &Path, log: &Path, mark: Option<Mark>| {
+            refuse_unfinished(path)?;
+            // Opening deletes files that the list does not name, and drops the log.
+            let is_below = mark.map_or(Ok(()), |mark| refuse_rolled_back(folder, &mark, log));
+            is_below
+                .and_then(|()| Database::open_primary(folder, log, false))
+                .map_err(advise_repair)
+        };
+        let settle = |_: &Repository| Ok(());
+        let mut open_with =
+            || RepositoryWriter::open_with(path, &passphrase, options, &mut begin, open, settle);
+        let writer = match open_with() {
+            Err(error) if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Io) => {
+                match leave_out_uncommitted(path, &passphrase)? {
+                    true => open_with()?,
+                    false => return Err(error),
                 }
             }
-            is_settled = true;
-        }
+            opened => opened?,
+        };
+        let never = || Error::new(ErrorKind::Internal, "opened without its beginning");
+        Ok((done.ok_or_else(never)?, writer))
     }
 
     /// The same with another way to open the database. Nothing changes before the passphrase is
     /// known to be right: opening it for writing does change it. `open_database` is given the
-    /// directory for RocksDB's log. `settle` is called before anything is believed that
+    /// database's folder, a directory for RocksDB's log, and the high-water mark. `settle` is called before anything is believed that
     /// is stored.
     pub(crate) fn open_with(
         path: &Path,
         passphrase: &ReadOnce<'_>,
         options: &OpenOptions,
         first: impl FnOnce() -> Result<()>,
-        open_database: impl FnOnce(&Path) -> Result<Database>,
+        open_database: impl FnOnce(&Path, &Path, Option<Mark>) -> Result<Database>,
         settle: impl FnOnce(&Repository) -> Result<()>,
     ) -> Result<RepositoryWriter> {
         let check = KeyCheck::First;
-        let repository = Repository::open_with(path, passphrase, options, check, |_| {
+        let repository = Repository::open_with(path, passphrase, options, check, |found, keys| {
             first()?;
             let lock = lock_for_writing(path)?;
             let log = LogDirectory::create()?;
+            let folder = database_path(path);
             // Before: opening may need their space.
-            remove_staging(&database_path(path).join(STAGING_NAME))?;
-            remove_unfinished(&database_path(path))?;
-            let database = open_database(log.path())?;
-            Ok((database, Access { writer_lock: Some(lock), _log: log }))
+            remove_folder(&folder.join(STAGING_NAME))?;
+            remove_folder(&path.join(FRESH_NAME))?;
+            let mark = keys.and_then(|keys| high_water::read(path, &found.id, keys));
+            let database = open_database(&folder, log.path(), mark)?;
+            let high_water = HighWater::new(mark.unwrap_or_default());
+            Ok((database, Access { writer_lock: Some(lock), _log: log, high_water }))
         })?;
         let repository = Arc::new(repository);
         settle(&repository)?;
         let state = recover(&repository)?;
+        // Opening has begun another list of files.
+        repository.high_water().reach(state.next_chunk, state.next_page);
+        repository.raise_mark(0);
         let progress = Progress { state, failed: false, log_bytes: 0, is_to_be_counted: false };
         let damaged = DamagedChunks::read(&repository)?;
         let referred = Referred::new(&state);
@@ -225,9 +219,9 @@ impl RepositoryWriter {
         let mut batch = repository.database().batch();
         catalog::add_point(repository, &mut batch, document, files)?;
         progress.log_bytes += batch.bytes() as u64;
-        let name = format!("{}/{}", document.machine, document.point);
-        let marker = repository.prepare_marker(&name)?;
-        repository.database().write(batch, true)?;
+        repository.flush_redundant()?;
+        let marker = repository.prepare_point_marker(document, files)?;
+        repository.commit(batch)?;
         marker.commit();
         Ok(())
     }
@@ -251,9 +245,12 @@ impl RepositoryWriter {
             let of = documents.iter().filter(move |document| is_chosen(document) == is_set);
             of.map(|document| (document.machine.clone(), document.point.clone()))
         };
+        repository.flush_redundant()?;
         self.flagged(Flag::Quarantined, names(true).collect(), names(false).collect(), || {
-            repository.database().write(batch, true)
-        })
+            repository.commit(batch)
+        })?;
+        // Before anything goes that the documents of before referred to.
+        documents.iter().try_for_each(|document| repository.mark_point(document).map(|_| ()))
     }
 
     /// Sets a flag of some points before `write`, and takes it back of others afterwards.
@@ -304,7 +301,7 @@ impl RepositoryWriter {
             true => (points.to_vec(), Vec::new()),
             false => (Vec::new(), points.to_vec()),
         };
-        let write = || repository.database().write(batch, true);
+        let write = || repository.commit(batch);
         self.flagged(Flag::Protected, set, unset, write)
     }
 
@@ -322,7 +319,7 @@ impl RepositoryWriter {
         let name = |(machine, point): &(MachineName, PointName)| format!("{machine}/{point}");
         let names: Vec<_> = points.iter().map(name).collect();
         repository.suspend_markers(&names)?;
-        repository.database().write(batch, true)?;
+        repository.commit(batch)?;
         repository.forget_markers(&names);
         Ok(())
     }
@@ -340,7 +337,7 @@ impl RepositoryWriter {
             let mut batch = repository.database().batch();
             catalog::retire_lost(repository, &mut batch, machine, point)?;
             progress.log_bytes += batch.bytes() as u64;
-            repository.database().write(batch, true)?;
+            repository.commit(batch)?;
             let name = format!("{machine}/{point}");
             repository.unmark(&name)?;
             repository.forget_markers(&[name]);
@@ -412,7 +409,7 @@ impl Drop for WriterLock {
     }
 }
 
-fn lock_for_writing(path: &Path) -> Result<WriterLock> {
+pub(crate) fn lock_for_writing(path: &Path) -> Result<WriterLock> {
     use std::os::unix::fs::OpenOptionsExt;
     let name = path.join(LOCK_NAME);
     let what = || format!("locking {}", name.display());
@@ -447,23 +444,26 @@ fn recover(repository: &Repository) -> Result<StoreState> {
     let mut state = StoreState::read(repository)?;
     let database = repository.database();
     let mut found = false;
-    for (family, next) in
-        [(Family::Chunks, &mut state.next_chunk), (Family::Maps, &mut state.next_page)]
-    {
-        let Some(last) = last_from(database, family, *next)? else { continue };
+    let committed = state;
+    for family in [Family::Chunks, Family::Maps, Family::MapsCopy] {
+        let (from, next) = match family {
+            Family::Chunks => (committed.next_chunk, &mut state.next_chunk),
+            _ => (committed.next_page, &mut state.next_page),
+        };
+        let Some(last) = last_from(database, family, from)? else { continue };
         let after = last
             .checked_add(1)
             .ok_or_else(|| Error::new(ErrorKind::Corrupt, "the ids of the store are used up"))?;
-        tracing::info!(?family, from = *next, to = last, "removing what was not committed");
-        database.delete_files_in_range(family, &next.to_be_bytes(), &last.to_be_bytes())?;
-        delete_from(database, family, *next..=last)?;
-        *next = after;
+        tracing::info!(?family, from, to = last, "removing what was not committed");
+        database.delete_files_in_range(family, &from.to_be_bytes(), &last.to_be_bytes())?;
+        delete_from(database, family, from..=last)?;
+        *next = after.max(*next);
         found = true;
     }
     if found {
         let mut batch = database.batch();
         state.put(repository, &mut batch)?;
-        database.write(batch, true)?;
+        repository.commit(batch)?;
     }
     Ok(state)
 }
@@ -523,8 +523,8 @@ fn id_of_key(key: &[u8]) -> Result<u64> {
         .map_err(|_| Error::new(ErrorKind::Corrupt, "the store holds a key that is no id"))
 }
 
-/// Removes the staging directory and what is in it.
-fn remove_staging(path: &Path) -> Result<()> {
+/// Removes a folder, which may be gone already, and what is in it.
+pub(crate) fn remove_folder(path: &Path) -> Result<()> {
     match std::fs::remove_dir_all(path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
             Err(error).context(|| format!("removing {}", path.display()))

@@ -27,9 +27,9 @@ use crate::units::{show_count, show_duration, show_size};
 ///
 /// Reads all chunks and captured blocks, as verify does, and remembers the damaged chunks.
 /// From then on they heal when their content comes by: in the next backup of a machine that
-/// still holds it, or now, from what --from and --from-repo name. In all files of the database a
-/// flipped bit is put right; other damage inside is left out, and files that are missing
-/// or cut short are given up, so that backups can go on. What the deduplication index lacks
+/// still holds it, or now, from what --from and --from-repo name. A damaged
+/// database is made anew from what can be read of its files, which takes as much space as the
+/// damaged ones have, so that backups can go on. What the deduplication index lacks
 /// is added, and what in it leads to damaged chunks that nothing refers to is removed.
 /// Nothing that can be read is lost. Markers that restore points or sessions lack are made
 /// anew. The exit code is 1 where something stays damaged.
@@ -71,12 +71,10 @@ struct Repaired {
     unreferenced_chunks: u64,
     /// Damaged still, and healed when their content comes by.
     healable_chunks: u64,
-    /// Of the database, with damage inside; and what could not be put right in them.
+    /// Of the database, with damage inside; and stretches in them that cannot be read.
     mended_files: u64,
     lost_blocks: u64,
-    /// In which a flipped bit was put right.
-    corrected_chunks: u64,
-    /// Of the database, that were missing or beyond mending.
+    /// Of the database, that were missing, or of which nothing can be read.
     dropped_files: u64,
     /// Of the database's files.
     is_list_new: bool,
@@ -163,9 +161,8 @@ fn repair(
         healed_chunks,
         unreferenced_chunks: report.unreferenced_chunks,
         healable_chunks,
-        mended_files: done.mended_files(),
-        lost_blocks: done.lost_blocks(),
-        corrected_chunks: report.corrected_chunks,
+        mended_files: done.reopened.mended_files,
+        lost_blocks: done.reopened.lost_blocks,
         dropped_files: done.reopened.dropped_files,
         is_list_new: done.reopened.is_list_new,
         removed_entries: report.removed_entries,
@@ -188,28 +185,17 @@ fn repair(
 }
 
 impl Done {
-    fn mended_files(&self) -> u64 {
-        self.reopened.mended_files + self.report.mended_files
-    }
-
-    fn lost_blocks(&self) -> u64 {
-        self.reopened.lost_blocks + self.report.lost_blocks
-    }
-
     fn lines(&self) -> Vec<String> {
         let mut lines = Vec::new();
         let report = &self.report;
-        if self.mended_files() > 0 {
-            let files = show_count(self.mended_files(), "file");
-            let how = match self.lost_blocks() {
-                0 => "nothing in them is lost".to_owned(),
-                lost => format!("without {} that cannot be read", show_count(lost, "block")),
+        let Reopened { mended_files, lost_blocks, .. } = self.reopened;
+        if mended_files > 0 {
+            let files = show_count(mended_files, "damaged file");
+            let how = match lost_blocks {
+                0 => "all that was in them was read".to_owned(),
+                lost => format!("{} in them cannot be read", show_count(lost, "block")),
             };
-            lines.push(format!("{files} of the database mended: {how}"));
-        }
-        if report.corrected_chunks > 0 {
-            let chunks = show_count(report.corrected_chunks, "damaged chunk");
-            lines.push(format!("{chunks} sound again"));
+            lines.push(format!("{files} of the database written anew: {how}"));
         }
         if report.unreferenced_chunks > 0 {
             let chunks = show_count(report.unreferenced_chunks, "damaged chunk");
@@ -232,7 +218,7 @@ impl Done {
         }
         if self.reopened.dropped_files > 0 {
             let files = show_count(self.reopened.dropped_files, "file");
-            lines.push(format!("{files} of the database, missing or beyond mending, given up"));
+            lines.push(format!("{files} of the database, missing or unreadable, given up"));
         }
         lines
     }

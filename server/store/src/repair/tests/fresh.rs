@@ -1,4 +1,4 @@
-//! Files that are there and not listed, or the other way round, and what a writer does then.
+//! A new database is made of what can be read of a damaged one.
 
 use super::*;
 
@@ -67,7 +67,7 @@ fn what_a_killed_compaction_has_read_is_of_no_use() {
     for (seed, chunks) in [(1, 100), (2, 200), (3, 100)] {
         let content = content(seed, chunks);
         contents.push((write(&writer, &content), content));
-        put_document(&writer, "point", &seed.to_string());
+        put_document(&writer, 1, &seed.to_string());
         database.flush().unwrap();
     }
     let paths = || -> Vec<_> {
@@ -94,7 +94,7 @@ fn what_a_killed_compaction_has_read_is_of_no_use() {
             }
             _ => fixture.open().unwrap(),
         };
-        assert!(is_whole(&writer, &contents, &[("point", "3")]));
+        assert!(is_whole(&writer, &contents, &[(1, "3")]));
         drop(writer);
         assert!(inputs.paths.iter().all(|path| !path.exists()));
     }
@@ -177,4 +177,135 @@ fn a_passphrase_is_read_once_also_where_files_are_looked_at_first() {
     let source = PassphraseSource::Command(command);
     drop(RepositoryWriter::open(&fixture.path, &source, &NO_CACHE).unwrap());
     assert_eq!(std::fs::read_to_string(&asked).unwrap(), "\n");
+}
+
+/// One that is older than the last commit, as a snapshot of the drive leaves it.
+#[test]
+fn a_database_of_before_is_refused_and_no_id_is_given_twice() {
+    let fixture = Fixture::new();
+    let (a, b) = (content(1, 3000), content(2, 3000));
+    let writer = fixture.open().unwrap();
+    let first = write(&writer, &a);
+    writer.put_point(&point_of(1, first, a.len() as u64, "first")).unwrap();
+    drop(writer);
+    let before = fixture.copy();
+    let writer = fixture.open().unwrap();
+    let second = write(&writer, &b);
+    writer.put_point(&point_of(2, second, b.len() as u64, "second")).unwrap();
+    let next = StoreState::read(writer.repository()).unwrap();
+    drop(writer);
+    let folder = database_path(&fixture.path);
+    std::fs::remove_dir_all(&folder).unwrap();
+    std::fs::rename(database_path(&before.path), &folder).unwrap();
+
+    let files = || std::fs::read_dir(&folder).unwrap().count();
+    let there = files();
+    assert!(!fixture.damaged_files().is_empty());
+    for _ in 0..2 {
+        let refused = fixture.open().err().expect("it is older than the last commit");
+        assert_eq!(refused.kind(), ErrorKind::Corrupt);
+        assert!(refused.full_message().contains("run coldrise repair"), "{refused:?}");
+    }
+    assert_eq!(files(), there, "nothing was changed");
+    let writer = fixture.open_for_repair();
+    let disks = [verified(first, &a), verified(second, &b)];
+    let found = find_damage(&writer, &disks);
+    assert_eq!(found.lost.len(), 1, "the pages of the second are nowhere: {found:?}");
+    assert_eq!(document(&writer, 2).as_deref(), Some("second"), "its marker has it");
+    let state = StoreState::read(writer.repository()).unwrap();
+    assert!(state.next_chunk >= next.next_chunk && state.next_page >= next.next_page);
+    let third = write(&writer, &content(3, 50));
+    assert_eq!(assert_never_wrong(&writer, third, &content(3, 50)), 0);
+    assert_eq!(assert_never_wrong(&writer, first, &a), 0);
+    assert_eq!(assert_never_wrong(&writer, second, &b), 3000);
+    drop(writer);
+    assert_eq!(fixture.damaged_files(), []);
+    fixture.open().unwrap();
+}
+
+/// Killed before both databases are exchanged, and after it.
+#[test]
+fn an_interrupted_repair_leaves_the_old_database_or_the_new_one() {
+    let fixture = Fixture::new();
+    let a = content(1, 3000);
+    let writer = fixture.open().unwrap();
+    let root = write(&writer, &a);
+    writer.put_point(&point_of(1, root, a.len() as u64, "sealed")).unwrap();
+    let file = first_file(&writer);
+    drop(writer);
+    damage(&file, &a, [1500].into_iter());
+    for is_exchanged in [false, true] {
+        let copy = fixture.copy();
+        let (fresh, folder) = (copy.path.join(FRESH_NAME), database_path(&copy.path));
+        if is_exchanged {
+            drop(copy.open_for_repair());
+            let old = fixture.copy();
+            std::fs::rename(database_path(&old.path), &fresh).unwrap();
+        } else {
+            std::fs::create_dir(&fresh).unwrap();
+            std::fs::copy(folder.join("CURRENT"), fresh.join("CURRENT")).unwrap();
+            std::fs::File::create(copy.path.join("repair-unfinished")).unwrap();
+        }
+        let refused = copy.open().err().expect("a repair was interrupted");
+        assert!(refused.full_message().contains("run coldrise repair again"), "{refused:?}");
+        let writer = copy.open_for_repair();
+        assert_eq!(find_damage(&writer, &[verified(root, &a)]).healable_chunks, 1);
+        drop(writer);
+        assert!(!fresh.exists());
+        let writer = copy.open().unwrap();
+        write(&writer, &a);
+        assert_eq!(assert_never_wrong(&writer, root, &a), 0);
+    }
+}
+
+/// It has the files of the old database open.
+#[test]
+fn a_reader_follows_a_new_database() {
+    let fixture = Fixture::new();
+    let (a, b) = (content(1, 3000), content(2, 300));
+    let writer = fixture.open().unwrap();
+    let root = write(&writer, &a);
+    writer.put_point(&point_of(1, root, a.len() as u64, "first")).unwrap();
+    drop(writer);
+    let reader = fixture.open_to_read();
+    let read = |root, wanted: &[u8]| {
+        let mut bytes = vec![0; wanted.len()];
+        reader.disk(root, wanted.len() as u64).read_at(&mut bytes, 0).unwrap();
+        assert!(bytes == wanted);
+    };
+    read(root, &a);
+    std::fs::write(fixture.manifest(), b"garbage").unwrap();
+    let writer = fixture.open_for_repair();
+    find_damage(&writer, &[verified(root, &a)]);
+    for round in 0..3 {
+        read(root, &a);
+        let content = content(10 + round, 300);
+        let new = write(&writer, &content);
+        writer.put_point(&point_of(2 + round as u8, new, b.len() as u64, "new")).unwrap();
+        reader.catch_up().unwrap();
+        read(new, &content);
+        assert_eq!(reader.points(&web01()).unwrap().len(), 2 + round as usize);
+    }
+}
+
+/// What a point carries in the catalog is lost there, and stands in its marker.
+#[test]
+fn a_point_that_the_catalog_has_lost_is_put_back_with_its_files() {
+    let fixture = Fixture::new();
+    let writer = fixture.open().unwrap();
+    let mut point = point_of(1, MapRoot::EMPTY, CHUNK as u64, "sealed");
+    let hash = "0".repeat(64);
+    point.files = Some(PointFiles { count: 1, size_bytes: 5, hash });
+    writer.put_point_with_files(&point, Some(b"files")).unwrap();
+    writer.put_point(&point_of(2, MapRoot::EMPTY, CHUNK as u64, "forgotten")).unwrap();
+    writer.set_protected(&[(web01(), point_name(1))], true).unwrap();
+    writer.remove_points(&[(web01(), point_name(2))]).unwrap();
+    fixture.lose(writer, &[Family::Catalog], |_| true);
+    let writer = fixture.open_for_repair();
+    find_damage(&writer, &[]);
+    let repository = writer.repository();
+    let points = repository.points(&web01()).unwrap();
+    assert_eq!(points, [PointDocument { is_protected: true, ..point }]);
+    assert_eq!(repository.point_files(&web01(), &point_name(1)).unwrap().unwrap(), b"files");
+    assert_eq!(repository.machines().unwrap(), [web01()]);
 }

@@ -1,0 +1,169 @@
+//! What is stored twice is put back where one of both is lost.
+//!
+//! - The counters go on from the high-water mark: an id that is given a second time is worse than
+//!   one that is lost, because whatever named the first content reads the second, and that
+//!   authenticates. Where nothing tells them [`SKIPPED_IDS`] are left unused behind the highest
+//!   id that is known.
+//! - A page of a chunk map that one of its two families lacks is put there from the other one.
+//! - A point that the catalog lacks is put back from its marker. After a database was made
+//!   anew, an older document may show: then the marker's counts.
+
+use coldrise_block::{Error, ErrorKind, Result};
+
+use super::flag::{is_flagged, raise_flag};
+use crate::catalog::{self, CatalogEntry};
+use crate::chunk::ChunkId;
+use crate::damaged::{self, DamagedChunks};
+use crate::dedup;
+use crate::map::{parse_page_value, MAX_LEVELS};
+use crate::repository::Repository;
+use crate::rocks::{Cursor, Family, ReadMode};
+use crate::state::StoreState;
+use crate::PointDocument;
+
+/// Ids that are left unused where nobody knows which were the last.
+const SKIPPED_IDS: u64 = 1 << 20;
+/// Entries that are written together, in bytes.
+const MAX_BATCH_BYTES: usize = 4 << 20;
+
+/// Puts back what is lost and stored elsewhere. The flag stays.
+pub(super) fn restore(repository: &Repository) -> Result<()> {
+    restore_counters(repository)?;
+    if DamagedChunks::read(repository).is_err() {
+        // They are found again.
+        raise_flag(repository.path())?;
+        let mut batch = repository.database().batch();
+        damaged::put(repository, &mut batch, &Default::default())?;
+        repository.commit(batch)?;
+    }
+    restore_pages(repository)?;
+    restore_points(repository)
+}
+
+fn restore_counters(repository: &Repository) -> Result<()> {
+    let (stored, mark) = (StoreState::read(repository), repository.high_water().get());
+    let is_flagged = is_flagged(repository.path())?;
+    let is_enough = |state: &StoreState| {
+        state.next_chunk >= mark.next_chunk && state.next_page >= mark.next_page
+    };
+    if !is_flagged && stored.as_ref().is_ok_and(is_enough) {
+        return Ok(());
+    }
+    raise_flag(repository.path())?;
+    let is_known = mark.next_chunk > 0;
+    let mut state = stored.unwrap_or(StoreState::NEW);
+    state.next_chunk = state.next_chunk.max(mark.next_chunk);
+    state.next_page = state.next_page.max(mark.next_page);
+    if !is_known {
+        let (chunk, page) = highest_ids(repository)?;
+        state.next_chunk = beyond(state.next_chunk.max(chunk))?;
+        state.next_page = beyond(state.next_page.max(page))?;
+    }
+    state.count_anew(repository)
+}
+
+/// The highest ids that are stored or named, of chunks and of pages.
+fn highest_ids(repository: &Repository) -> Result<(ChunkId, u64)> {
+    let last = |family| -> Result<u64> {
+        let last = repository.database().last_key(family)?;
+        Ok(last.and_then(|key| key.as_slice().try_into().ok()).map_or(0, u64::from_be_bytes))
+    };
+    let mut chunk = last(Family::Chunks)?;
+    let mut page = last(Family::Maps)?.max(last(Family::MapsCopy)?);
+    dedup::for_each(repository, |_key, entry| {
+        chunk = entry.map_or(chunk, |(_, id)| chunk.max(id));
+        Ok(())
+    })?;
+    if let Ok(listed) = DamagedChunks::read(repository) {
+        chunk = listed.ids().into_iter().fold(chunk, u64::max);
+    }
+    for (point, _) in repository.marked_points()? {
+        page = point.disks.iter().map(|disk| disk.root.page()).fold(page, u64::max);
+    }
+    Ok((chunk, page))
+}
+
+fn beyond(id: u64) -> Result<u64> {
+    id.checked_add(SKIPPED_IDS)
+        .ok_or_else(|| Error::new(ErrorKind::Corrupt, "the ids of the store are used up"))
+}
+
+/// Goes along both families of pages at once.
+fn restore_pages(repository: &Repository) -> Result<()> {
+    let database = repository.database();
+    let families = [Family::Maps, Family::MapsCopy];
+    let cursor = |family| -> Result<Cursor<'_>> {
+        let mut cursor = database.cursor(family, ReadMode::Scan)?;
+        cursor.seek(&[])?;
+        Ok(cursor)
+    };
+    let mut cursors = [cursor(families[0])?, cursor(families[1])?];
+    let mut batch = database.batch();
+    loop {
+        let keys = cursors.each_ref().map(|cursor| cursor.entry().map(|(key, _)| key.to_vec()));
+        let Some(key) = keys.iter().flatten().min().cloned() else { break };
+        let at: [bool; 2] = keys.map(|found| found.as_ref() == Some(&key));
+        let values = [0, 1].map(|i| cursors[i].entry().filter(|_| at[i]).map(|(_, value)| value));
+        if values[0] != values[1] {
+            let sound = values.map(|value| value.filter(|value| is_page(repository, &key, value)));
+            match sound {
+                [Some(value), None] => batch.put(families[1], &key, value)?,
+                [None, Some(value)] => batch.put(families[0], &key, value)?,
+                _ => {}
+            }
+        }
+        for i in 0..2 {
+            if at[i] {
+                cursors[i].next()?;
+            }
+        }
+        if batch.bytes() > MAX_BATCH_BYTES {
+            database.write(std::mem::replace(&mut batch, database.batch()), false)?;
+        }
+    }
+    repository.commit(batch)
+}
+
+fn is_page(repository: &Repository, key: &[u8], value: &[u8]) -> bool {
+    let (id, sealer) = (key.try_into().map(u64::from_be_bytes), &repository.keys().pages);
+    let level = value.get(1).copied().filter(|level| *level < MAX_LEVELS);
+    let parsed = id.ok().zip(level);
+    parsed.is_some_and(|(id, level)| {
+        parse_page_value(repository.id(), sealer, id, level, value).is_ok()
+    })
+}
+
+fn restore_points(repository: &Repository) -> Result<()> {
+    let is_new = is_flagged(repository.path())?;
+    let mut batch = repository.database().batch();
+    let mut known = std::collections::HashMap::new();
+    catalog::for_each_entry(repository, |_what, entry| {
+        if let Ok(CatalogEntry::Point(point)) = entry {
+            known.insert((point.machine.clone(), point.point.clone()), *point);
+        }
+        Ok(())
+    })?;
+    for (marked, files) in repository.marked_points()? {
+        let stored = known.get(&(marked.machine.clone(), marked.point.clone()));
+        let wanted = match stored {
+            Some(stored) => {
+                // What a flag says, too.
+                let (is_protected, quarantine) = (stored.is_protected, stored.quarantine);
+                PointDocument { is_protected, quarantine, ..marked }
+            }
+            None => marked,
+        };
+        let is_lost = stored.is_none_or(|stored| is_new && *stored != wanted);
+        let has_lost_files = files.is_some()
+            && !repository.point_files(&wanted.machine, &wanted.point).is_ok_and(|f| f.is_some());
+        if is_lost || has_lost_files {
+            tracing::warn!(machine = %wanted.machine, point = %wanted.point, "restored from its marker");
+            catalog::restore_point(repository, &mut batch, &wanted, files.as_deref())?;
+            repository.commit(std::mem::replace(&mut batch, repository.database().batch()))?;
+        }
+    }
+    if is_new {
+        catalog::remove_ownerless(repository, &mut batch)?;
+    }
+    repository.commit(batch)
+}

@@ -1,0 +1,78 @@
+//! A database is made of files of another one, by links: nothing is copied.
+//!
+//! RocksDB's `CreateColumnFamilyWithImport` takes files of a database over as they are, and no
+//! matter how large they are. Each gets the lowest level, or the one above
+//! all that it overlaps of those that were given before it: the older come first. A file for which no
+//! level is left is left out.
+
+use std::ffi::{c_char, c_uchar, CString};
+use std::path::Path;
+
+use coldrise_block::{Context, Result};
+
+use super::{c_path, take_error, Family, FAMILIES};
+
+extern "C" {
+    fn coldrise_make_database(
+        path: *const c_char,
+        log_directory: *const c_char,
+        sequence: u64,
+        number: u64,
+        folder: *const c_char,
+        families: usize,
+        names: *const *const c_char,
+        counts: *const usize,
+        files: *const *const c_char,
+        is_left_out: *mut c_uchar,
+    ) -> *mut c_char;
+}
+
+/// Makes a database in `path`, an existing folder, with all families; `files` are names of files
+/// in `folder`, which are moved. Its changes have higher numbers than `sequence`, and its files than `number`. Returns the files
+/// that did not fit.
+///
+/// # Errors
+/// `Corrupt` where a file is none of a database; `NoSpace`; what the operating system says.
+pub(crate) fn make_database(
+    path: &Path,
+    log_directory: &Path,
+    (sequence, number): (u64, u64),
+    folder: &Path,
+    files: &[(Family, String)],
+) -> Result<Vec<String>> {
+    let of = |family: Family| files.iter().filter(move |(candidate, _)| *candidate == family);
+    let families: Vec<Family> = FAMILIES.iter().skip(1).map(|(family, _)| *family).collect();
+    let names: Vec<*const c_char> =
+        FAMILIES.iter().skip(1).map(|(_, name)| name.as_ptr()).collect();
+    let counts: Vec<usize> = families.iter().map(|family| of(*family).count()).collect();
+    let sorted: Vec<&String> =
+        families.iter().flat_map(|family| of(*family).map(|(_, name)| name)).collect();
+    let owned: Vec<CString> =
+        sorted.iter().map(|name| c_path(Path::new(name))).collect::<Result<_>>()?;
+    let pointers: Vec<*const c_char> = owned.iter().map(|name| name.as_ptr()).collect();
+    let mut is_left_out = vec![0; sorted.len()];
+    let (c_name, c_log, c_folder) = (c_path(path)?, c_path(log_directory)?, c_path(folder)?);
+    // SAFETY: the arrays have as many entries as the counts say and live through the call; the
+    // text that is returned is ours, and was made by `malloc`.
+    let error = unsafe {
+        coldrise_make_database(
+            c_name.as_ptr(),
+            c_log.as_ptr(),
+            sequence,
+            number,
+            c_folder.as_ptr(),
+            names.len(),
+            names.as_ptr(),
+            counts.as_ptr(),
+            pointers.as_ptr(),
+            is_left_out.as_mut_ptr(),
+        )
+    };
+    match take_error("making a database of the files of another one", error) {
+        Some(error) => Err(error).context(|| path.display().to_string()),
+        None => {
+            let left_out = sorted.into_iter().zip(is_left_out).filter(|(_, is_out)| *is_out != 0);
+            Ok(left_out.map(|(name, _)| name.clone()).collect())
+        }
+    }
+}
