@@ -1,5 +1,4 @@
-//! What can be written on the command line. The comments here are also the help
-//! and the man pages.
+//! The command line. The comments here are also the help and the man pages.
 
 use std::path::PathBuf;
 
@@ -10,18 +9,18 @@ use crate::commands;
 const EXIT_CODES: &str = "\
 Addresses:
   MACHINE/POINT[/DISK]  a restore point; POINT is 20261120T100000Z, latest or latest~1
-                        (latest: no point in quarantine, or from a clock that was wrong)
+                        (latest skips points in quarantine or from a wrong clock)
   live/SESSION[/DISK]   a published session
 
 Exit codes:
   0 done   1 failed   2 wrong usage   3 incomplete: run it again   10 no repository
   11 busy   12 wrong passphrase   130 interrupted";
 
-/// Backups of virtual machines that boot at once.
+/// Back up virtual machines and boot them instantly.
 ///
-/// Coldrise keeps restore points of virtual machines in one repository and serves
-/// any of them, at once and without conversion, as a writable disk. What a machine
-/// writes is captured beside the restore point, which never changes.
+/// Coldrise keeps restore points of virtual machines in one repository. It serves any of them
+/// as a writable disk, at once and without conversion. It captures the machine's writes
+/// separately; the restore point never changes.
 #[derive(Debug, Parser)]
 #[command(
     name = "coldrise",
@@ -42,35 +41,35 @@ pub(crate) struct Arguments {
 /// Options of every command.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct GlobalOptions {
-    /// Directory of the repository.
+    /// The repository's directory.
     #[arg(long, global = true, value_name = "DIR", env = "COLDRISE_REPO")]
     #[arg(hide_env_values = true, help_heading = "Global options")]
     pub(crate) repo: Option<PathBuf>,
 
-    /// File that holds the passphrase; one line end at its end does not count.
+    /// Read the passphrase from FILE; a trailing newline is ignored.
     ///
-    /// Without this option and --passphrase-command the environment counts:
-    /// COLDRISE_PASSPHRASE_FILE or COLDRISE_PASSPHRASE_COMMAND.
+    /// Without this option and --passphrase-command, COLDRISE_PASSPHRASE_FILE or
+    /// COLDRISE_PASSPHRASE_COMMAND from the environment applies.
     #[arg(long, global = true, value_name = "FILE", help_heading = "Global options")]
     pub(crate) passphrase_file: Option<PathBuf>,
 
-    /// Shell command that prints the passphrase.
+    /// Run this shell command and read the passphrase from its output.
     #[arg(long, global = true, value_name = "COMMAND", help_heading = "Global options")]
     #[arg(conflicts_with = "passphrase_file")]
     pub(crate) passphrase_command: Option<String>,
 
-    /// Write for programs: one JSON object on the last line of stdout.
+    /// Print one JSON object as the last line of stdout.
     ///
-    /// Long work also prints lines with "event":"progress". An error is the object
-    /// {"error":{"kind":…,"message":…}}; its message stands on stderr too.
+    /// Long commands also print lines with "event":"progress". An error is the object
+    /// {"error":{"kind":…,"message":…}}; the message is also printed on stderr.
     #[arg(long, global = true, help_heading = "Global options")]
     pub(crate) json: bool,
 
-    /// Say nothing but answers and errors.
+    /// Print only results and errors.
     #[arg(short, long, global = true, help_heading = "Global options")]
     pub(crate) quiet: bool,
 
-    /// Say more about what happens, on stderr.
+    /// Print details on stderr.
     #[arg(short, long, global = true, conflicts_with = "quiet")]
     #[arg(help_heading = "Global options")]
     pub(crate) verbose: bool,
@@ -105,10 +104,10 @@ pub(crate) enum Command {
     Fold(commands::fold::FoldArguments),
     Gc(commands::gc::GcArguments),
     Key(commands::key::KeyArguments),
-    /// Check this machine and the repository, and say what to do.
+    /// Check this machine and the repository, and suggest fixes.
     ///
-    /// Every line is ok, warn or fail. The exit code is 1 when one of them is fail.
-    /// Without a repository only the machine is checked.
+    /// Each line says ok, warn or fail. The exit code is 1 if any line says fail. Without a
+    /// repository, only the machine is checked.
     Doctor,
     Completion(commands::completion::CompletionArguments),
     Man(commands::man::ManArguments),

@@ -1,13 +1,13 @@
-//! `coldrise`: backups of virtual machines that boot at once.
+//! `coldrise`: back up virtual machines and boot them instantly.
 //!
 //! ```text
 //! arguments ─▶ Invocation (repository, output, clock) ─▶ commands::… ─▶ Report ─▶ stdout
 //!                                                                  └─▶ Error ─▶ stderr, exit code
 //! ```
 //!
-//! A command decides nothing about disks or points: it reads arguments, calls the
-//! crates that do, and says what happened. Its result is one [`report::Report`],
-//! printed for people or, with `--json`, as one object on the last line of stdout.
+//! A command makes no decisions about disks or points: it reads arguments, calls the
+//! crates that make them, and reports the result as one [`report::Report`]: text, or
+//! with `--json` one object on the last line of stdout.
 #![forbid(unsafe_code)]
 
 mod arguments;
@@ -63,25 +63,25 @@ fn main() -> ExitCode {
     }
 }
 
-/// Keys and plaintext live in this program's memory, and in that of the front ends it
-/// starts. Where the system refuses, there is nothing better to do than to go on.
+/// This program and the front ends that it starts hold keys and plaintext in memory. If
+/// the system refuses, the program continues.
 fn keep_secrets_out_of_core_dumps() {
     use rustix::process::{set_dumpable_behavior, setrlimit, DumpableBehavior, Resource, Rlimit};
     // Inherited by children.
     let _ = setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) });
-    // A core pattern that is a program does not mind the limit.
+    // A core pattern that is a program ignores the limit.
     let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
 }
 
-/// Help and versions are no errors; everything else about the arguments ends with
-/// the exit code for a wrong usage.
+/// Prints help and version with exit code 0. Any other argument error exits with the
+/// code for wrong usage.
 fn refuse_arguments(words: &[OsString], error: &clap::Error) -> ExitCode {
     if matches!(error.kind(), ClapErrorKind::DisplayHelp | ClapErrorKind::DisplayVersion) {
         print_line(error.render().to_string().trim_end());
         return ExitCode::SUCCESS;
     }
     let message = match (error.kind(), std::error::Error::source(error)) {
-        // A value of ours that did not parse: the reason is the message.
+        // One of our own parsers refused the value: its error is the message.
         (ClapErrorKind::ValueValidation, Some(reason)) => {
             let argument = match error.get(ContextKind::InvalidArg) {
                 Some(ContextValue::String(name)) => format!("{name}: "),

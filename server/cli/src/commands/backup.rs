@@ -21,43 +21,43 @@ use crate::units::{show_duration, show_size};
 
 /// Back up a machine's disks as one restore point.
 ///
-/// Everything is read, but only what is new is stored; with --bitmap only what has
-/// changed is read. The point appears when it is whole. A backup that is cancelled or
-/// fails leaves no point behind; run again, it does not store anything twice. Backups of
-/// several machines may run at the same time, started as they come: they share what they
-/// store, and none waits for another.
+/// Reads whole disks and stores only new data; with --bitmap, reads only changed data. The
+/// point appears when it is complete. A cancelled or failed backup leaves no point; the next
+/// run does not store the same data twice. Backups of different machines can run at the same
+/// time. They share stored data and do not wait for each other.
 #[derive(Debug, Args)]
 pub(crate) struct BackupArguments {
-    /// The machine: a-z 0-9 . _ - and at most 63 characters.
+    /// The machine's name: 1 to 63 of the characters a-z 0-9 . _ -, starting with a letter or
+    /// digit.
     #[arg(value_name = "MACHINE")]
     machine: MachineName,
 
-    /// A disk's name and where to read it: an image file or an NBD URI.
+    /// A disk's name and its source: an image file or an NBD URI.
     ///
-    /// FORMAT is raw, qcow2, vmdk, vhd or vhdx; without it the file's extension tells.
-    /// Content is never looked at to find out the format.
+    /// FORMAT is raw, qcow2, vmdk, vhd or vhdx. Without it, the file's extension decides.
+    /// Content is never probed for the format.
     #[arg(value_name = "DISK=[FORMAT:]SOURCE", required = true)]
     #[arg(value_parser = SourceSpec::parse)]
     disks: Vec<SourceSpec>,
 
-    /// The machine's configuration, stored with the point: a .xml file of libvirt, a
-    /// .vmx file, or Coldrise's own .json.
+    /// Store the machine's configuration with the point: a libvirt .xml file, a .vmx file, or
+    /// Coldrise's own .json.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 
-    /// Read only what this dirty bitmap marks as written since the machine's latest
-    /// backup. Every source has to have it: NBD servers as qemu:dirty-bitmap:NAME,
-    /// qcow2 files as a persistent bitmap.
+    /// Read only the blocks that this dirty bitmap marks as written since the machine's latest
+    /// backup. Every source must have the bitmap: NBD servers export it as
+    /// qemu:dirty-bitmap:NAME, qcow2 files contain it as a persistent bitmap.
     #[arg(long, value_name = "NAME")]
     bitmap: Option<String>,
 
-    /// Let images name other files that belong to them (backing files). Otherwise
-    /// such an image is refused.
+    /// Allow images to refer to other files (backing files). Without this option, such images
+    /// are refused.
     #[arg(long)]
     follow_backing: bool,
 
-    /// When the disks were in this state, as 20261120T100000Z: names the point, for
-    /// example of an old image. Without it: now.
+    /// Name the point for this time, such as 20261120T100000Z: the time of the disks' state,
+    /// for example for old images. Default: now.
     #[arg(long, value_name = "TIME", conflicts_with = "bitmap")]
     time: Option<PointName>,
 }

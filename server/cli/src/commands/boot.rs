@@ -26,14 +26,14 @@ use crate::units::{parse_size, show_count};
 
 /// Boot a machine from its backup, in QEMU on this host.
 ///
-/// A restore point is published as a new session first; a session is booted as it is.
-/// Memory, processors, firmware and the disks' bus come from the configuration that is
-/// stored with the point, unless options say otherwise. What the machine writes stays in
-/// the session. The machine has no network unless --network user is given.
+/// A restore point is first published as a new session; an existing session is booted directly.
+/// Memory, processors, firmware and disk bus come from the configuration stored with the point,
+/// unless options override them. The session captures the machine's writes. The machine has no
+/// network without --network user.
 ///
-/// The machine's disks are served to it alone. Over NFS it has a network of its own with
-/// the server, where root starts it: with --network user it is the host's, which must
-/// then have no other NFS server.
+/// The disks are served to this machine only. With --over nfs as root, the machine and its
+/// server share a private network namespace. With --network user they use the host's network,
+/// which must then have no other NFS server.
 ///
 /// The console is this terminal: Ctrl-A X ends QEMU, Ctrl-C goes to the machine.
 #[derive(Debug, Args)]
@@ -42,47 +42,48 @@ pub(crate) struct BootArguments {
     #[arg(value_name = "MACHINE/POINT|live/SESSION")]
     address: Address,
 
-    /// How the machine reaches its disks. NFS needs nfs-ganesha and QEMU's driver for it.
+    /// Protocol between the machine and its disks. nfs needs nfs-ganesha and QEMU's NFS driver.
     #[arg(long, value_enum, default_value = "nbd")]
     over: Protocol,
 
-    /// Name of the session that a point is published as.
+    /// Name of the new session, if a restore point is booted.
     #[arg(long, value_name = "SESSION")]
     name: Option<SessionName>,
 
-    /// Memory of the machine, such as 4G. Default: as configured, else 2G.
+    /// Memory of the machine, such as 4G. Default: from the configuration, else 2G.
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     memory: Option<u64>,
 
-    /// Processors of the machine. Default: as configured, else 2.
+    /// Number of processors. Default: from the configuration, else 2.
     #[arg(long, value_name = "NUMBER")]
     cpus: Option<u32>,
 
-    /// How the machine starts. Default: as configured, else bios.
+    /// Firmware of the machine. Default: from the configuration, else bios.
     #[arg(long, value_enum)]
     firmware: Option<Firmware>,
 
-    /// How the machine sees its disks. Default: as configured, else virtio.
+    /// Bus that the disks are attached to. Default: from the configuration, else virtio.
     #[arg(long, value_enum)]
     disk_bus: Option<DiskBus>,
 
-    /// What the machine is connected to. Default: as configured, else none.
+    /// Network of the machine. Default: from the configuration, else none.
     #[arg(long, value_enum)]
     network: Option<Network>,
 
-    /// Open a window with the machine's screen instead of its serial console here.
+    /// Show the machine's screen in a window instead of its serial console here.
     #[arg(long)]
     display: bool,
 
-    /// Memory for decoded chunks; 0 keeps none. By default an eighth of the memory.
+    /// Memory for decoded chunks, such as 64M or 2G; 0 disables the cache. Default: one eighth
+    /// of the memory. The cache shrinks while little memory is available.
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     cache: Option<u64>,
 
-    /// When the machine is off, end the session and make a restore point of it.
+    /// After shutdown, seal the session into a restore point and end it.
     #[arg(long, conflicts_with = "discard")]
     seal: bool,
 
-    /// When the machine is off, end the session and throw away what it captured.
+    /// After shutdown, end the session and discard its captured writes.
     #[arg(long)]
     discard: bool,
 }

@@ -8,7 +8,7 @@ use serde::Serialize;
 use crate::arguments::Arguments;
 use crate::report::Report;
 
-/// Print the completions of a shell.
+/// Print a shell's completion script.
 ///
 /// For bash: coldrise completion bash > /etc/bash_completion.d/coldrise
 #[derive(Debug, Args)]

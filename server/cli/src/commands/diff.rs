@@ -19,18 +19,17 @@ use crate::units::show_size;
 /// Ranges of one disk that are listed; more are only counted.
 const MAX_RANGES: usize = 1_000_000;
 
-/// Say what differs between two restore points or sessions.
+/// Show the differences between two restore points or sessions.
 ///
-/// Disks are compared by their names; where both addresses name a disk, those two are
-/// compared. Between backups the ranges are as coarse as the repository's chunks;
-/// captured writes are compared in blocks of 4 KiB.
+/// Disks are paired by name; two addresses with disks pair those two. Between backups, ranges
+/// are as coarse as the repository's chunks; captured writes are compared in blocks of 4 KiB.
 #[derive(Debug, Args)]
 pub(crate) struct DiffArguments {
     /// MACHINE/POINT[/DISK] or live/SESSION[/DISK].
     #[arg(value_name = "ADDRESS")]
     from: Address,
 
-    /// What it is compared with.
+    /// The address to compare with.
     #[arg(value_name = "ADDRESS")]
     to: Address,
 }

@@ -13,23 +13,22 @@ use crate::signals::cancel_flag;
 use crate::targets::{addresses, find, names, parse_target, take_lost, Target};
 use crate::units::{show_count, show_size};
 
-/// Forget restore points: remove them for good.
+/// Remove restore points for good.
 ///
-/// They are gone at once, all or none; a machine goes with its last point. Nothing else
-/// changes: no other point and no session needs a forgotten one. A program that is just
-/// reading one goes on. Their space returns with coldrise gc. A point that is published
-/// or protected is refused.
+/// All named points are removed at once, or none. A machine is removed with its last point. No
+/// other point and no session depends on a removed point. A program that is reading one can
+/// continue. coldrise gc frees the space. Published and protected points are refused.
 #[derive(Debug, Args)]
 pub(crate) struct ForgetArguments {
-    /// The points; with --all whole machines.
+    /// Restore points; with --all, whole machines.
     #[arg(value_name = "MACHINE/POINT", required = true, value_parser = parse_target)]
     targets: Vec<Target>,
 
-    /// Forget all restore points of the machines that are named.
+    /// Remove all restore points of the named machines.
     #[arg(long)]
     all: bool,
 
-    /// Only say what would be forgotten, and what space would return.
+    /// Only show which points would be removed and about how much space a gc would then free.
     #[arg(long, short = 'n')]
     dry_run: bool,
 }

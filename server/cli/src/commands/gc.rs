@@ -18,23 +18,22 @@ use crate::report::Report;
 use crate::signals::cancel_flag;
 use crate::units::{show_count, show_duration, show_size};
 
-/// Give back the space of what nothing refers to any more.
+/// Free the space of unreferenced data.
 ///
-/// Deletes chunks, pages of chunk maps and layers that no restore point, no session and
-/// no running program needs. Machines run on, a backup goes on (its process does the gc
-/// then, also where it begins later), and front ends go on serving what they have open, forgotten points included.
-/// It can be interrupted at any time, and the next gc goes on. Files of which more than
-/// half is in use are left alone: what nothing refers to in them stays, and backups use
-/// it again; coldrise stats says how much it is.
+/// Deletes chunks, pages of chunk maps and layers that no restore point, session or running
+/// program needs. Machines, front ends and backups keep running; during a backup, the backup's
+/// process does the gc. A gc can be interrupted at any time, and the next one continues. Files
+/// of which more than half is in use are left alone. Backups may reuse the unreferenced data in
+/// them; coldrise stats shows how much there is.
 #[derive(Debug, Args)]
 pub(crate) struct GcArguments {
-    /// Delete nothing; say about how much space would return.
+    /// Delete nothing; show about how much space a gc would free.
     #[arg(long, short = 'n')]
     dry_run: bool,
 
-    /// Rewrite every file of which so much or more is of no use. 0 returns all that there
-    /// is to return, and may rewrite the whole repository; 100 rewrites nothing, and only
-    /// deletes files that nothing in use lies in.
+    /// Rewrite files that are at least PERCENT unreferenced. 0 frees everything, and may
+    /// rewrite the whole repository. 100 rewrites nothing, and deletes only files that are
+    /// completely unreferenced.
     #[arg(long, value_name = "PERCENT", default_value = "50")]
     max_unused: MaxUnused,
 }

@@ -14,30 +14,30 @@ use crate::invocation::Invocation;
 use crate::report::Report;
 use crate::units::{parse_size, show_size};
 
-/// Make a new repository.
+/// Create a repository.
 ///
-/// The directory is made where it is not there, and has to be empty. A repository
-/// is encrypted: give a passphrase by --passphrase-file or --passphrase-command, and
-/// keep a copy of it elsewhere, for nothing can be read without it.
+/// Creates the directory if it is missing; an existing one must be empty. The repository is
+/// encrypted: give a passphrase with --passphrase-file or --passphrase-command, and keep a copy
+/// of it elsewhere. Nothing can be read without it.
 #[derive(Debug, Args)]
 pub(crate) struct InitArguments {
-    /// Size of the pieces that disks are stored in: a power of two from 4K to 256K.
-    /// Small pieces find more duplicates, large ones need less memory and index. It
+    /// Size of the chunks that disks are divided into: a power of two from 4K to 256K. Small
+    /// chunks find more duplicates; large chunks need less memory and a smaller index. The size
     /// cannot be changed later.
     #[arg(long, value_name = "SIZE", default_value = "16K", value_parser = parse_size)]
     chunk_size: u64,
 
-    /// How pieces are compressed: zstd, zstd:LEVEL (1 to 19), lz4 or none.
+    /// Compression of chunks: zstd, zstd:LEVEL (1 to 19), lz4 or none.
     #[arg(long, value_name = "KIND", default_value = "zstd:1")]
     compression: Compression,
 
-    /// Make a repository that anybody who gets hold of it can read.
+    /// Create an unencrypted repository.
     #[arg(long)]
     no_encryption: bool,
 
-    /// How many milliseconds a guess at the passphrase shall take on this machine, and
-    /// with it every opening of the repository. Without it about 25: enough for a
-    /// passphrase that was made by a program, little for one that was made up.
+    /// Milliseconds that one passphrase guess takes on this machine. Opening the repository
+    /// takes as long. Default: about 25, enough for a generated passphrase, little for one that
+    /// a person chose.
     #[arg(long, value_name = "MS", conflicts_with = "no_encryption")]
     #[arg(value_parser = clap::value_parser!(u64).range(25..=10_000))]
     guess_ms: Option<u64>,

@@ -16,11 +16,11 @@ use crate::invocation::Invocation;
 use crate::report::Report;
 use crate::units::show_moment;
 
-/// Add, list, change and remove the passphrases that open the repository.
+/// Add, list, change and remove the passphrases of the repository.
 ///
-/// Up to eight passphrases may open a repository, each with a name. What is open goes on. A changed or removed passphrase does not change the key that the data is
-/// encrypted with: whoever knew it and has a copy of the old repository.json can still
-/// read the data.
+/// Up to eight passphrases can open a repository; each has a name. Running programs are not
+/// affected. Changing or removing a passphrase does not change the encryption key of the data:
+/// the old passphrase and an old copy of repository.json together still open it.
 #[derive(Debug, Args)]
 pub(crate) struct KeyArguments {
     #[command(subcommand)]
@@ -29,42 +29,42 @@ pub(crate) struct KeyArguments {
 
 #[derive(Debug, Subcommand)]
 enum KeyAction {
-    /// Let a further passphrase open the repository.
+    /// Add a passphrase.
     Add {
-        /// What to call it.
+        /// Name of the new passphrase.
         #[arg(value_name = "NAME", value_parser = parse_label)]
         name: KeyLabel,
         #[command(flatten)]
         new: NewArguments,
     },
-    /// Put a new passphrase in the place of the given one, in one step.
+    /// Replace the passphrase in use by a new one, in one step.
     Rotate {
         #[command(flatten)]
         new: NewArguments,
     },
-    /// Let a passphrase open the repository no more; never the last one.
+    /// Remove a passphrase. The last one cannot be removed.
     Remove {
-        /// Its name; initial is that of init.
+        /// Name of the passphrase; initial is the one from init.
         #[arg(value_name = "NAME", value_parser = parse_selector)]
         name: PassphraseSelector,
     },
-    /// List the passphrases by name; * marks the one that was given now.
+    /// List the passphrases by name; * marks the one in use.
     List,
 }
 
 #[derive(Debug, Args)]
 struct NewArguments {
-    /// File that holds the new passphrase; one line end at its end does not count.
+    /// Read the new passphrase from this file; a trailing newline is ignored.
     #[arg(long, value_name = "FILE", required_unless_present = "new_passphrase_command")]
     new_passphrase_file: Option<PathBuf>,
 
-    /// Shell command that prints the new passphrase.
+    /// Run this shell command and read the new passphrase from its output.
     #[arg(long, value_name = "COMMAND", conflicts_with = "new_passphrase_file")]
     new_passphrase_command: Option<String>,
 
-    /// How many milliseconds a guess shall take on this machine, and with it every
-    /// opening of the repository. Without it a guess costs as much as before: at the
-    /// passphrase that is replaced, or at the costliest one beside which one is added.
+    /// Milliseconds that one guess takes on this machine. Opening the repository takes as long.
+    /// Default: a rotated passphrase costs as much as the one it replaces, an added one as much
+    /// as the costliest existing one.
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(25..=10_000))]
     guess_ms: Option<u64>,
 }

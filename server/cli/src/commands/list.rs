@@ -10,10 +10,10 @@ use crate::invocation::Invocation;
 use crate::report::{table, Report};
 use crate::units::{show_moment, show_size};
 
-/// List the machines and their restore points, the oldest first.
+/// List machines and their restore points, oldest first.
 #[derive(Debug, Args)]
 pub(crate) struct ListArguments {
-    /// Only this machine.
+    /// List only this machine.
     #[arg(value_name = "MACHINE")]
     machine: Option<MachineName>,
 }

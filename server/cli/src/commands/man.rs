@@ -13,7 +13,7 @@ use crate::report::Report;
 #[derive(Debug, Args)]
 #[command(hide = true)]
 pub(crate) struct ManArguments {
-    /// The directory; it is made where it is not there.
+    /// The directory; it is created if it is missing.
     #[arg(value_name = "DIR")]
     directory: PathBuf,
 }

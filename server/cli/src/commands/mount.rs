@@ -20,29 +20,29 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Mount the repository on a directory, until Ctrl-C or umount.
 ///
-/// Shows MACHINE/POINT/DISK.raw, .vhd, .vhdx, .vmdk and .qcow2 of every restore point,
-/// and the compact .dynamic.vhd, .dynamic.vhdx, .sparse.vmdk and .sparse.qcow2, read-only;
-/// and live/SESSION/DISK.raw and so on, writable. All files of a disk are that disk: what
-/// is written to one of them shows in the others. What is stored or published meanwhile
-/// shows at once. A line that starts with "mounted" says that it can be used.
+/// Every restore point shows MACHINE/POINT/DISK.raw, .vhd, .vhdx, .vmdk and .qcow2, and the
+/// compact .dynamic.vhd, .dynamic.vhdx, .sparse.vmdk and .sparse.qcow2, read-only. Every
+/// session shows live/SESSION/DISK.raw and so on, writable. All files of a disk are views of
+/// the same disk: a write to one shows in the others. New points and sessions appear at once. A
+/// line that starts with "mounted" says that the directory is ready.
 #[derive(Debug, Args)]
 pub(crate) struct MountArguments {
     /// An empty directory.
     #[arg(value_name = "DIR")]
     directory: PathBuf,
 
-    /// Let other users read the files, too, and root write those of sessions.
+    /// Let other users read the files, and let root write those of sessions.
     ///
     /// Users other than root need the line user_allow_other in /etc/fuse.conf.
     #[arg(long)]
     allow_other: bool,
 
-    /// Memory for decoded chunks, such as 64M or 2G; 0 keeps none. By default an eighth
+    /// Memory for decoded chunks, such as 64M or 2G; 0 disables the cache. Default: one eighth
     /// of the memory. The cache shrinks while little memory is available.
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     cache: Option<u64>,
 
-    /// Show sessions read-only, too.
+    /// Make sessions read-only, too.
     #[arg(long)]
     read_only: bool,
 }

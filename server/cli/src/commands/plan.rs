@@ -37,14 +37,14 @@ const WRITER_MEMORY_BYTES: f64 = 1.64;
 /// Nobody keeps more.
 const MAX_KEEP: i64 = 100_000;
 
-/// Estimate space, index and memory for a repository, by chunk size.
+/// Estimate space, index and memory of a repository, by chunk size.
 ///
-/// Needs no repository. What is assumed stands below the table: above all that the data
-/// is like the guest that was measured, and that changed pieces are no smaller than a
-/// chunk. Smaller scattered changes cost large chunks more space than is shown.
+/// Needs no repository. The assumptions stand below the table. The most important ones: the
+/// data is like the measured guest, and each change is at least as large as a chunk. Smaller
+/// scattered changes take more space in large chunks than the table shows.
 #[derive(Debug, Args)]
 pub(crate) struct PlanArguments {
-    /// Data on all disks together, without holes: 500G, 1.5T, 10T.
+    /// Data on all disks together, without holes, such as 500G, 1.5T or 10T.
     #[arg(value_name = "SIZE", value_parser = parse_protect)]
     #[arg(required_unless_present = "protect")]
     size: Option<u64>,
@@ -53,19 +53,19 @@ pub(crate) struct PlanArguments {
     #[arg(long, value_name = "SIZE", value_parser = parse_protect, conflicts_with = "size")]
     protect: Option<u64>,
 
-    /// How much of it changes from one restore point to the next.
+    /// Percentage of the data that changes from one restore point to the next.
     #[arg(long, value_name = "PERCENT", default_value = "5", value_parser = parse_change)]
     change: f64,
 
-    /// Restore points that are kept of every machine.
+    /// Number of restore points kept per machine.
     #[arg(long, value_name = "N", default_value = "30", value_parser = value_parser!(u32).range(1..=MAX_KEEP))]
     keep: u32,
 
-    /// Only this chunk size.
+    /// Show only this chunk size.
     #[arg(long, value_name = "SIZE", value_parser = parse_chunk_size)]
     chunk_size: Option<u64>,
 
-    /// How chunks are compressed.
+    /// Compression of chunks.
     #[arg(long, value_name = "METHOD", value_enum, default_value = "zstd:1")]
     compression: PlannedCompression,
 }

@@ -9,21 +9,21 @@ use crate::invocation::Invocation;
 use crate::report::Report;
 use crate::targets::{addresses, find, names, parse_point, Target};
 
-/// Protect restore points: neither forget nor prune removes them.
+/// Protect restore points from forget and prune.
 ///
-/// Until coldrise unprotect takes it back. The rules of prune count a protected point
+/// The protection lasts until coldrise unprotect. The rules of prune count a protected point
 /// like any other.
 #[derive(Debug, Args)]
 pub(crate) struct ProtectArguments {
-    /// The points.
+    /// The restore points.
     #[arg(value_name = "MACHINE/POINT", required = true, value_parser = parse_point)]
     points: Vec<Target>,
 }
 
-/// Take the protection of restore points back.
+/// Remove the protection of restore points.
 #[derive(Debug, Args)]
 pub(crate) struct UnprotectArguments {
-    /// The points.
+    /// The restore points.
     #[arg(value_name = "MACHINE/POINT", required = true, value_parser = parse_point)]
     points: Vec<Target>,
 }

@@ -18,14 +18,13 @@ use crate::report::{table, Report};
 use crate::signals::cancel_flag;
 use crate::units::{show_age, show_count, show_size};
 
-/// Forget the restore points that no rule keeps.
+/// Remove restore points by rules.
 ///
-/// A point stays where at least one rule keeps it. Each rule goes through a machine's
-/// points from the newest to the oldest, in UTC, and keeps the newest point of each of
-/// the newest N periods that have one; periods without points take no place. Points that
-/// are protected or published stay in any case, and so does a machine's newest backup.
-/// So do points that are dated later than the clock says; no rule counts them.
-/// docs/retention.md has examples.
+/// A point stays if at least one rule keeps it. Each rule goes through a machine's points from
+/// newest to oldest, in UTC. It keeps the newest point of each period, for the newest N periods
+/// that contain points; empty periods do not count. Protected and published points always stay,
+/// and so does a machine's newest backup. Points dated in the future also stay; rules do not
+/// count them. docs/retention.md has examples.
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("rules").required(true).multiple(true))]
 #[command(group = ArgGroup::new("space").multiple(true))]
@@ -33,7 +32,8 @@ use crate::units::{show_age, show_count, show_size};
     override_usage = "coldrise prune [OPTIONS] --keep-last <N>|--keep-daily <N>|… [MACHINE]..."
 )]
 pub(crate) struct PruneArguments {
-    /// Only these machines. Default: all of them, each by itself.
+    /// Prune only these machines. Default: all machines. The rules apply to each machine
+    /// separately.
     #[arg(value_name = "MACHINE")]
     machines: Vec<MachineName>,
 
@@ -61,21 +61,21 @@ pub(crate) struct PruneArguments {
     #[arg(long, value_name = "N", value_parser = parse_count, group = "rules")]
     keep_yearly: Option<NonZeroU32>,
 
-    /// Keep the points less than this older than the machine's newest: 36h, 7d, 2w, 3m
-    /// (months) or 1y.
+    /// Keep points that are less than this much older than the machine's newest: 36h, 7d, 2w,
+    /// 3m (months) or 1y.
     #[arg(long, value_name = "DURATION", group = "rules")]
     keep_within: Option<RetentionSpan>,
 
-    /// Only say what would be forgotten, and what space would return. Works beside a
-    /// backup.
+    /// Only show which points would be removed and about how much space a gc would then free.
+    /// Works during a backup.
     #[arg(long, short = 'n', group = "space")]
     dry_run: bool,
 
-    /// Give the space back at once, as coldrise gc does.
+    /// Run a gc afterwards, as coldrise gc does.
     #[arg(long, group = "space")]
     gc: bool,
 
-    /// As for coldrise gc: with --gc, or for what --dry-run says of the space.
+    /// As for coldrise gc; applies to --gc and to the estimate of --dry-run.
     #[arg(long, value_name = "PERCENT", requires = "space")]
     max_unused: Option<MaxUnused>,
 }

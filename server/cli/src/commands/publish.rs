@@ -14,22 +14,22 @@ use crate::report::Report;
 use crate::targets::tell_newer;
 use crate::units::{show_duration, show_size};
 
-/// Publish a restore point for writing, as a session.
+/// Publish a restore point as a writable session.
 ///
-/// Takes the same short time however large the point is. What is written to the session
-/// is captured beside the point, which never changes. The session stays, through crashes
-/// and restarts, until it is unpublished. A front end serves it: see coldrise serve.
+/// Takes the same short time for points of any size. Writes to the session are captured
+/// separately; the point never changes. The session survives crashes and restarts, until
+/// coldrise unpublish ends it. Front ends serve it: see coldrise serve.
 #[derive(Debug, Args)]
 pub(crate) struct PublishArguments {
     /// MACHINE/POINT.
     #[arg(value_name = "MACHINE/POINT")]
     address: Address,
 
-    /// Name of the session. Default: the machine's name and the first free number.
+    /// Name of the session. Default: the machine's name and the first unused number.
     #[arg(long, value_name = "SESSION")]
     name: Option<SessionName>,
 
-    /// Also a point that is quarantined: what of it is damaged cannot be read.
+    /// Publish a quarantined point, too. Its damaged ranges cannot be read.
     #[arg(long)]
     force: bool,
 }

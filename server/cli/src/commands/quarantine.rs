@@ -10,15 +10,15 @@ use crate::invocation::Invocation;
 use crate::report::Report;
 use crate::targets::{addresses, find, find_quarantined, names, parse_point, Target};
 
-/// Set restore points aside that are not to be trusted.
+/// Set untrusted restore points aside.
 ///
-/// A point in quarantine is not served, is no machine's latest and is published only with
-/// --force. Backups are not built upon it, and prune keeps it without counting it. By its
-/// name it can be shown, compared, verified and restored. coldrise repair --quarantine
-/// does this with every point that stays damaged.
+/// A quarantined point is not served and is never latest. Publishing it needs --force. Backups
+/// do not build on it; prune keeps it without counting it. By its name it can still be shown,
+/// compared, verified and restored. coldrise repair --quarantine sets aside every point that
+/// stays damaged.
 #[derive(Debug, Args)]
 pub(crate) struct QuarantineArguments {
-    /// The points.
+    /// The restore points.
     #[arg(value_name = "MACHINE/POINT", required = true, value_parser = parse_point)]
     points: Vec<Target>,
 }
@@ -26,8 +26,8 @@ pub(crate) struct QuarantineArguments {
 /// Take restore points out of quarantine.
 #[derive(Debug, Args)]
 pub(crate) struct ReleaseArguments {
-    /// The points, as they were named to set them aside: latest counts those in
-    /// quarantine, too.
+    /// The restore points, with the same address as for quarantine: here latest includes
+    /// quarantined points.
     #[arg(value_name = "MACHINE/POINT", required = true, value_parser = parse_point)]
     points: Vec<Target>,
 }

@@ -22,15 +22,14 @@ use crate::units::{show_duration, show_size};
 /// Who holds what is read, for people.
 const PROGRAM: &str = "restore";
 
-/// Write a disk of a restore point or of a session to a file, a device or an NBD server.
+/// Write a disk of a restore point or session to a file, a device or an NBD server.
 ///
-/// A file appears under its name when it is whole; holes stay holes. Of the formats with
-/// two files TARGET names the one that is opened, and the other lies beside it. A block
-/// device and an NBD export are written in place and have to be large enough.
+/// A file appears under its name when it is complete; holes stay holes. If a format has two
+/// files, TARGET names the one that programs open; the other is written beside it. Block
+/// devices and NBD exports are written in place and must be large enough.
 #[derive(Debug, Args)]
 pub(crate) struct RestoreArguments {
-    /// MACHINE/POINT/DISK or live/SESSION/DISK; /DISK may be left out where there is
-    /// only one.
+    /// MACHINE/POINT/DISK or live/SESSION/DISK; /DISK is optional if there is only one disk.
     #[arg(value_name = "ADDRESS")]
     address: Address,
 
@@ -38,12 +37,12 @@ pub(crate) struct RestoreArguments {
     #[arg(value_name = "TARGET", value_parser = RestoreTarget::parse)]
     target: RestoreTarget,
 
-    /// The image's format. Without it the file's extension tells (raw, img, qcow2, vhd,
-    /// vhdx, vmdk); devices and NBD servers take raw.
+    /// Format of the image. Default: from the file's extension (raw, img, qcow2, vhd, vhdx,
+    /// vmdk); raw for devices and NBD servers.
     #[arg(long, value_name = "FORMAT", value_parser = format_words())]
     format: Option<Format>,
 
-    /// Replace the file, or both files, if they are there.
+    /// Replace an existing file, or both files of the format.
     #[arg(long)]
     force: bool,
 }

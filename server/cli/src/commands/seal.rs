@@ -13,21 +13,21 @@ use crate::invocation::Invocation;
 use crate::report::Report;
 use crate::units::show_duration;
 
-/// Make a restore point of what a session is now, while it goes on.
+/// Make a restore point from a session's current state.
 ///
-/// Takes the same short time however much was captured. All disks of the session are
-/// sealed at the same moment. A machine that runs on the session is not disturbed; what
-/// it has not yet written to its disks is not in the point. Small files that clients keep
-/// in the session's folder go along (of at most 1 MiB, together 4 MiB; no locks, no swap);
-/// those that are too large are named.
+/// The session goes on. A seal takes the same short time for any amount of captured data. It
+/// seals all disks of the session at the same moment and does not disturb a running machine;
+/// data that the machine has not yet written to its disks is not in the point. The point
+/// carries the small files that clients keep in the session's folder: up to 1 MiB each and 4
+/// MiB together, without locks and swap. Files that are too large are named.
 #[derive(Debug, Args)]
 pub(crate) struct SealArguments {
     /// The session.
     #[arg(value_name = "SESSION")]
     session: SessionName,
 
-    /// Give up when the process that serves the session has not begun the commit after
-    /// so many seconds (exit code 11). A seal that was given up or cancelled never happens.
+    /// Give up (exit code 11) if the process that serves the session has not begun the commit
+    /// after this many seconds. A seal that was cancelled or has given up never happens.
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=86_400))]
     wait: u32,

@@ -10,18 +10,18 @@ use super::left_out;
 use crate::invocation::Invocation;
 use crate::report::Report;
 
-/// End a session. What it captured becomes a restore point, unless it is discarded.
+/// End a session. Its captured writes become a restore point, unless --discard is given.
 ///
-/// Where nothing was captured since the last seal, and no file in the session's folder
-/// changed that a point carries, there is no new point. Points sealed
-/// earlier stay in any case. A session that is in use is not ended.
+/// No point is made if nothing was captured since the last seal and no file in the session's
+/// folder changed that a point carries. Points sealed earlier always stay. A session in use is
+/// refused.
 #[derive(Debug, Args)]
 pub(crate) struct UnpublishArguments {
     /// The session.
     #[arg(value_name = "SESSION")]
     session: SessionName,
 
-    /// Throw away what was captured since the last seal.
+    /// Discard everything captured since the last seal.
     #[arg(long)]
     discard: bool,
 }

@@ -34,33 +34,32 @@ coldrise repair makes a damaged database anew, heals damaged chunks from an imag
 holds them (--from, --from-repo), and has the next backup of a machine that does heal them. Without it a backup trusts what \
 it finds and heals nothing. With --quarantine it sets the points aside that stay damaged.";
 
-/// Read and authenticate what is stored, and name what each damage affects.
+/// Read and authenticate stored data, and name the disks that damage affects.
 ///
-/// Reads chunks in the order of storing, every page of every chunk map once, every
-/// document and every captured block, and compares every file of the database with its
-/// checksums unless only a part is wanted. Changes nothing, and works beside backups and
-/// running machines. The exit code is 1 where something is damaged.
+/// Reads chunks in storage order, each page of every chunk map once, all documents and all
+/// captured blocks. Unless the options select a part, it also compares every database file with
+/// its checksums. It changes nothing, and works during backups and while machines run. The exit
+/// code is 1 if anything is damaged.
 #[derive(Debug, Args)]
 pub(crate) struct VerifyArguments {
-    /// Only what this needs: MACHINE/POINT or live/SESSION, with /DISK or without.
+    /// Verify only this address: MACHINE/POINT or live/SESSION, with or without /DISK.
     #[arg(value_name = "ADDRESS")]
     address: Option<Address>,
 
-    /// Read only about so many percent of the chunks, chosen at random; at least a few.
+    /// Read only about this percentage of the chunks, chosen at random, but at least a few.
     ///
-    /// Captured blocks, chunk maps and documents are read whole.
+    /// Captured blocks, chunk maps and documents are read completely.
     #[arg(long, value_name = "PERCENT", value_parser = parse_percent)]
     #[arg(conflicts_with = "address")]
     sample: Option<f64>,
 
-    /// Only what was stored since: a time as 20261120T100000Z, or so long ago as 36h, 7d,
-    /// 2w, 3m (months) or 1y.
+    /// Verify only recent data: stored since a time such as 20261120T100000Z, or within 36h,
+    /// 7d, 2w, 3m (months) or 1y.
     ///
-    /// Reads every chunk that was stored after the last backups before then, the maps and
-    /// captured blocks of the points that were stored or sealed since, every session and
-    /// every document. Older chunks that new points share are left to the verify that read
-    /// them when they were new. The time is that of the clock when a point was stored, as
-    /// coldrise list shows it, and not the one in its name.
+    /// Reads every chunk stored after the last backups before that time, the maps and captured
+    /// blocks of points stored or sealed since, all sessions and all documents. It skips older
+    /// chunks that new points share; earlier verifies have read those. The time a point was
+    /// stored counts, as coldrise list shows it, not the time in its name.
     #[arg(long, value_name = "TIME", conflicts_with_all = ["address", "sample"])]
     #[arg(value_parser = parse_since)]
     since: Option<Since>,

@@ -18,27 +18,26 @@ use crate::report::{table, Report};
 use crate::signals::cancel_flag;
 use crate::units::{show_count, show_duration, show_size};
 
-/// Store what sealed sessions captured as deduplicated chunks.
+/// Turn the captured writes of sealed sessions into deduplicated chunks.
 ///
-/// A synthetic restore point lies over layers, which hold captured blocks as they were
-/// written. Folded, the blocks are compressed and shared with everything else, and the
-/// layers' space is given back. Nothing else changes, machines go on running, and it is
-/// never required. A session that is being served keeps its layers until a fold after
-/// it was closed.
+/// A synthetic restore point consists of layers, which hold captured blocks as they were
+/// written. A fold compresses and deduplicates the blocks and frees the space of the layers.
+/// Nothing else changes, and machines keep running. Folding is optional. A served session keeps
+/// its layers until a fold runs after the session is closed.
 #[derive(Debug, Args)]
 pub(crate) struct FoldArguments {
-    /// Only these: MACHINE/POINT. Without one, every synthetic restore point.
+    /// Fold only these restore points: MACHINE/POINT. Default: all synthetic restore points.
     #[arg(value_name = "ADDRESS")]
     addresses: Vec<Address>,
 
-    /// Go on, and fold what is sealed from now on, in the background: at the lowest
-    /// priority, one restore point after the other. A backup or another command that
-    /// writes the repository makes it give way within a second or so, and is never
-    /// refused because of it. Ends on Ctrl-C or SIGTERM; it may be killed at any moment.
+    /// Keep running in the background and fold points as they are sealed, one after the other,
+    /// at the lowest priority. A backup or another command that writes to the repository
+    /// interrupts it within about a second, and is never refused because of it. Ctrl-C or
+    /// SIGTERM ends it; it can be killed at any moment.
     #[arg(long, conflicts_with = "addresses")]
     watch: bool,
 
-    /// With --watch: seconds between two looks at what there is to fold.
+    /// With --watch: seconds between two searches for points to fold.
     #[arg(long, value_name = "SECONDS", default_value_t = 30, requires = "watch")]
     #[arg(value_parser = clap::value_parser!(u64).range(1..=86_400))]
     interval: u64,

@@ -23,34 +23,34 @@ use crate::report::Report;
 use crate::signals::cancel_flag;
 use crate::units::{show_count, show_duration, show_size};
 
-/// Find damaged chunks, and heal them where their content is still to be had.
+/// Find damaged data, and restore it from any source that still has the content.
 ///
-/// Reads all chunks and captured blocks, as verify does, and remembers the damaged chunks.
-/// From then on they heal when their content comes by: in the next backup of a machine that
-/// still holds it, or now, from what --from and --from-repo name. A damaged
-/// database is made anew from what can be read of its files, which takes as much space as the
-/// damaged ones have, so that backups can go on. What the deduplication index lacks
-/// is added, and what in it leads to damaged chunks that nothing refers to is removed.
-/// Nothing that can be read is lost. Markers that restore points or sessions lack are made
-/// anew. The exit code is 1 where something stays damaged.
+/// Reads all chunks and captured blocks, as verify does, and records the damaged chunks. Those
+/// heal when their content appears again: in the next backup of a machine that still has it, or
+/// now, from --from and --from-repo. A damaged database is rebuilt from the readable parts of
+/// its files, so that backups work again; this takes as much space as the damaged files.
+/// Missing entries of the deduplication index are added, and entries that lead to damaged
+/// unreferenced chunks are removed. No readable data is lost. Missing markers of restore points
+/// and sessions are recreated. The exit code is 1 if damage remains.
 #[derive(Debug, Args)]
 pub(crate) struct RepairArguments {
-    /// Where the content may still be: [FORMAT:]FILE or an NBD URI, as for backup. A
-    /// copy of the disk, an older image of it, a disk served from another repository.
+    /// A source that may still have the content: [FORMAT:]FILE or an NBD URI, as for backup.
+    /// Examples: a copy of the disk, an older image of it, a disk served from another
+    /// repository.
     #[arg(long, value_name = "SOURCE", value_parser = parse_source)]
     from: Vec<SourceSpec>,
 
-    /// Let images given by --from open their backing files.
+    /// Allow images given with --from to open their backing files.
     #[arg(long)]
     follow_backing: bool,
 
     #[command(flatten)]
     other: other::OtherArguments,
 
-    /// Set every restore point aside that stays damaged: it is not served, is no machine's
-    /// latest, no backup is built upon it, and prune keeps it without counting it.
+    /// Quarantine every restore point that stays damaged: it is not served and is never latest,
+    /// no backup builds on it, and prune keeps it without counting it.
     ///
-    /// Every repair, with this option or without, releases such points once they are whole
+    /// Every repair, with or without this option, releases such points when they are complete
     /// again. See coldrise quarantine.
     #[arg(long)]
     quarantine: bool,

@@ -23,20 +23,20 @@ const PROGRAM: &str = "repair";
 /// The repository that --from-repo names.
 #[derive(Debug, Args)]
 pub(super) struct OtherArguments {
-    /// Another repository that may hold the content: of the same machines, or a copy.
+    /// Another repository that may have the content: a copy, or one with the same machines.
     ///
-    /// What is damaged is looked for in the same places of its restore points of the same
-    /// machines first, the newest before the older ones, then in everything that it holds.
-    /// Nothing there is changed.
+    /// The repair searches the same places in restore points of the same machines first, newest
+    /// first, then the whole repository. It changes nothing there.
     #[arg(long, value_name = "DIR")]
     from_repo: Option<PathBuf>,
 
-    /// File that holds the passphrase of that repository. Without it and
-    /// --from-passphrase-command its passphrase is that of --repo, or it has none.
+    /// Read the passphrase of that repository from this file. Without this option and
+    /// --from-passphrase-command, the passphrase of --repo is used, or none if that repository
+    /// is not encrypted.
     #[arg(long, value_name = "FILE", requires = "from_repo")]
     from_passphrase_file: Option<PathBuf>,
 
-    /// Shell command that prints it.
+    /// Run this shell command and read the passphrase of that repository from its output.
     #[arg(long, value_name = "COMMAND", requires = "from_repo")]
     #[arg(conflicts_with = "from_passphrase_file")]
     from_passphrase_command: Option<String>,

@@ -20,53 +20,53 @@ pub(crate) const DEFAULT_ADDRESS: &str = "127.0.0.1:10809";
 
 /// Serve every restore point and session over NBD, until Ctrl-C.
 ///
-/// Exports are MACHINE/POINT/DISK, read-only, and live/SESSION/DISK, writable. A point's
-/// disk is also an image file: MACHINE/POINT/DISK.raw, .vhd, .vhdx, .vmdk and .qcow2, the
-/// compact .dynamic.vhd, .dynamic.vhdx, .sparse.vmdk and .sparse.qcow2, and .hosted.vmdk
-/// and .external.qcow2. What is published while the server runs is served at once. A line
-/// that starts with "ready" says that connections are accepted.
+/// Exports are MACHINE/POINT/DISK, read-only, and live/SESSION/DISK, writable. Each disk of a
+/// point is also exported as image files: MACHINE/POINT/DISK.raw, .vhd, .vhdx, .vmdk and
+/// .qcow2, the compact .dynamic.vhd, .dynamic.vhdx, .sparse.vmdk and .sparse.qcow2, and
+/// .hosted.vmdk and .external.qcow2. New points and sessions are served at once. A line that
+/// starts with "ready" says that the server accepts connections.
 #[derive(Debug, Args)]
 pub(super) struct NbdArguments {
-    /// IP address and port to listen on. Beyond this machine TLS is needed.
+    /// IP address and port to listen on. Addresses other than loopback need TLS.
     #[arg(long, value_name = "ADDR:PORT", default_value = DEFAULT_ADDRESS)]
     #[arg(conflicts_with = "socket")]
     listen: SocketAddr,
 
-    /// Listen on a Unix socket instead. Unless the next two options say otherwise, only this
-    /// user can connect to it.
+    /// Listen on a Unix socket instead. By default only this user can connect; see the next two
+    /// options.
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
 
-    /// Give the socket to this user, such as libvirt-qemu, and group. Takes root.
+    /// Owner of the socket, such as libvirt-qemu, and its group. Needs root.
     #[arg(long, value_name = "USER[:GROUP]", requires = "socket")]
     #[arg(conflicts_with = "listen")]
     socket_owner: Option<SocketOwner>,
 
-    /// Permissions of the socket, octal. Default: 600, or 660 if a group is given.
+    /// Octal permissions of the socket. Default: 600, or 660 if a group is given.
     #[arg(long, value_name = "MODE", requires = "socket", value_parser = parse_mode)]
     #[arg(conflicts_with = "listen")]
     socket_mode: Option<u32>,
 
-    /// Memory for decoded chunks, such as 64M or 2G; 0 keeps none. By default an eighth
+    /// Memory for decoded chunks, such as 64M or 2G; 0 disables the cache. Default: one eighth
     /// of the memory. The cache shrinks while little memory is available.
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     cache: Option<u64>,
 
-    /// Serve sessions read-only too.
+    /// Serve sessions read-only, too.
     #[arg(long)]
     read_only: bool,
 
-    /// List image files, too. Without it they can be opened, but clients that ask
-    /// for a list see the disks alone.
+    /// Include image files in the list of exports. Without this option clients can open them,
+    /// but the list contains only the disks.
     #[arg(long)]
     list_formats: bool,
 
-    /// Require TLS, with the ca-cert.pem, server-cert.pem and server-key.pem of this
-    /// directory. Clients have to show a certificate of the same CA.
+    /// Require TLS with ca-cert.pem, server-cert.pem and server-key.pem from this directory.
+    /// Clients must present a certificate of the same CA.
     #[arg(long, value_name = "DIR", conflicts_with = "tls_psk")]
     tls_certificates: Option<PathBuf>,
 
-    /// Require TLS, with the shared keys of this file (NAME:HEXKEY lines, see psktool).
+    /// Require TLS with the pre-shared keys in this file (lines of NAME:HEXKEY, see psktool).
     #[arg(long, value_name = "FILE")]
     tls_psk: Option<PathBuf>,
 }

@@ -19,41 +19,40 @@ const DEFAULT_NFS_ADDRESS: &str = "127.0.0.1:2049";
 
 /// Serve every restore point and session over NFS, until Ctrl-C.
 ///
-/// Clients mount /coldrise. In it are MACHINE/POINT/, read-only, with a file per disk and
-/// image format, and live/SESSION/, writable. What is published while the server runs is
-/// served at once. A line that starts with "ready" says that clients can connect.
+/// Clients mount /coldrise. It contains MACHINE/POINT/, read-only, with one file per disk and
+/// image format, and live/SESSION/, writable. New points and sessions are served at once. A
+/// line that starts with "ready" says that clients can connect.
 #[derive(Debug, Args)]
 pub(super) struct NfsArguments {
-    /// IP address and port to listen on. Beyond this machine --allow is needed.
+    /// IP address and port to listen on. Addresses other than loopback need --allow.
     #[arg(long, value_name = "ADDR:PORT", default_value = DEFAULT_NFS_ADDRESS)]
     listen: SocketAddr,
 
-    /// Port of NFSv3's mount protocol.
+    /// Port of the NFSv3 mount protocol.
     #[arg(long, value_name = "PORT", default_value_t = 20048)]
     mount_port: u16,
 
-    /// Who may connect, with root's rights: addresses or networks, such as 10.0.0.0/24.
-    /// May be given several times. Default: this machine.
+    /// Clients that may connect, with root's rights: addresses or networks, such as
+    /// 10.0.0.0/24. Can be repeated. Default: this machine.
     #[arg(long, value_name = "CIDR")]
     allow: Vec<Client>,
 
-    /// Versions of NFS: 3, or 4 for 4.0 and 4.1. ESXi must not mount the same datastore
-    /// with both.
+    /// NFS versions: 3, or 4 for 4.0 and 4.1. ESXi must not mount the same datastore with both.
     #[arg(long, value_name = "VERSIONS", value_delimiter = ',', default_value = "3,4")]
     versions: Vec<NfsVersion>,
 
-    /// Seconds after which a file is closed that no NFSv3 client has used; until then
-    /// its session cannot be ended, or written elsewhere.
+    /// Close a file that no NFSv3 client has used for this many seconds. Until then its session
+    /// cannot be ended or written by another process.
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=86400))]
     idle: u32,
 
-    /// Memory for decoded chunks, such as 64M or 2G; 0 keeps none. By default an eighth
+    /// Memory for decoded chunks, such as 64M or 2G; 0 disables the cache. Default: one eighth
     /// of the memory. The cache shrinks while little memory is available.
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     cache: Option<u64>,
 
-    /// Serve sessions read-only too.
+    /// Serve sessions read-only, too.
     #[arg(long)]
     read_only: bool,
 }

@@ -19,15 +19,15 @@ use crate::signals::cancel_flag;
 use crate::units::saved_percent;
 use occupied::Occupied;
 
-/// Say what the repository holds, what is saved, and what deleting would return.
+/// Show the contents of the repository, its savings, and the space that deletions would free.
 ///
-/// Sizes of chunks are estimates where they say about: the average of the file that a
-/// chunk lies in. The rest is counted. Every page of every chunk map is read, and no
-/// chunk. Restore points and sessions that are lost or damaged are named and not counted;
-/// the exit code is 1 then.
+/// Chunk sizes marked "about" are estimates: the average of the file that contains the chunk.
+/// Everything else is counted. The command reads every page of every chunk map, and no chunk.
+/// Lost or damaged restore points and sessions are named and not counted; the exit code is then
+/// 1.
 #[derive(Debug, Args)]
 pub(crate) struct StatsArguments {
-    /// The restore points of this machine, one by one.
+    /// Show each restore point of this machine.
     #[arg(value_name = "MACHINE")]
     machine: Option<MachineName>,
 }
