@@ -55,7 +55,7 @@ def test_the_next_backup_heals(coldrise, disk, nbdkit, tmp_path):
     with nbdkit() as server, server.connect(f"{address}/vda") as reader:
         found = answer(coldrise, "repair", code=1)
         assert found["damaged_chunks"] == found["healable_chunks"] == 5
-        assert (found["mended_files"], found["lost_blocks"], found["corrected_chunks"]) == (1, 5, 0)
+        assert (found["mended_files"], found["lost_blocks"]) == (1, 5)
         assert restored(coldrise, address, tmp_path) is None
         text = coldrise.run("repair").stdout
         assert "still damaged: 5 chunks. They heal with the next backup" in text

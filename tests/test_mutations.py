@@ -58,7 +58,7 @@ def test_nothing_wrong_is_served_and_all_damage_is_named(request, damaged, tmp_p
                 local.judge = Judge(damaged, tmp_path / f"judge{next(made)}")
         # A mount takes as long as everything else; where clients' files lie it always looks.
         with_files = mutation.path.startswith(("live/", "layers/")) or number % 8 == 0
-        with_repair = mutation.path.startswith(("db/", "high-water"))
+        with_repair = mutation.path.startswith("db/")
         try:
             verdict = local.judge.judge(mutation, with_files, with_repair)
         except Exception as error:  # pylint: disable=broad-except

@@ -346,12 +346,17 @@ fn highest_number(folder: &Path) -> Result<u64> {
     Ok(highest)
 }
 
+/// Whether it is one of the counters' family, and the key.
+type DocumentKey = (bool, Vec<u8>);
+/// Sequence number and value; none where it was deleted.
+type Newest = (u64, Option<Vec<u8>>);
+
 /// Writes entries of files that are not taken over to the new database.
 struct Filler<'a> {
     repository: &'a Repository,
     batch: Batch<'a>,
     /// Of the catalog and the counters, the newest value of each key.
-    documents: BTreeMap<(bool, Vec<u8>), (u64, Option<Vec<u8>>)>,
+    documents: BTreeMap<DocumentKey, Newest>,
     plain: Vec<u8>,
 }
 

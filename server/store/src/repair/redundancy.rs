@@ -51,6 +51,7 @@ fn restore_counters(repository: &Repository) -> Result<()> {
     }
     raise_flag(repository.path())?;
     let is_known = mark.next_chunk > 0;
+    let is_counted = stored.is_ok();
     let mut state = stored.unwrap_or(StoreState::NEW);
     state.next_chunk = state.next_chunk.max(mark.next_chunk);
     state.next_page = state.next_page.max(mark.next_page);
@@ -59,7 +60,13 @@ fn restore_counters(repository: &Repository) -> Result<()> {
         state.next_chunk = beyond(state.next_chunk.max(chunk))?;
         state.next_page = beyond(state.next_page.max(page))?;
     }
-    state.count_anew(repository)
+    if !is_counted {
+        return state.count_anew(repository);
+    }
+    // What is damaged stays counted: it heals in its place.
+    let mut batch = repository.database().batch();
+    state.put(repository, &mut batch)?;
+    repository.commit(batch)
 }
 
 /// The highest ids that are stored or named, of chunks and of pages.

@@ -35,6 +35,11 @@ impl Database {
         Self::open_writable(path, log_directory, create, Role::Writer)
     }
 
+    /// The same of one that was looked at just now, beside opening it.
+    pub(crate) fn open_looked_at(path: &Path, log_directory: &Path) -> Result<Database> {
+        Self::open_writable(path, log_directory, false, Role::Writer)
+    }
+
     /// Opens the database for a repair: RocksDB compacts no files of chunks, of which readers may
     /// hold others, and of a damaged log it takes all that can be read.
     pub(crate) fn open_for_repair(path: &Path, log_directory: &Path) -> Result<Database> {

@@ -48,7 +48,7 @@ pub(crate) fn is_sound(path: &Path) -> Result<bool> {
         read => read?.0,
     };
     let length = file.metadata().context(what)?.len();
-    Table { file, path, length, failed: None }.is_sound(&footer)
+    Table { file, path, length, failed: None }.compare(&footer)
 }
 
 /// In the properties, before 8 bytes; what comes before in the name is left out where names share it.
@@ -62,7 +62,7 @@ struct Table<'a> {
 }
 
 impl Table<'_> {
-    fn is_sound(mut self, footer: &Footer) -> Result<bool> {
+    fn compare(mut self, footer: &Footer) -> Result<bool> {
         let is_sound = (footer.checksum, footer.version) == (CHECKSUM_XXH3, VERSION)
             && self.check(footer).is_some();
         self.failed.map_or(Ok(is_sound), Err)

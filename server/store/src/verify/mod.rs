@@ -164,8 +164,10 @@ impl Repository {
 
     /// The id that the next chunk gets, and no chunk has yet.
     pub(crate) fn next_chunk(&self) -> Result<ChunkId> {
+        // A reader may see older counters than maps, where a file is not the one that is listed.
+        let marked = self.stored_mark().map_or(0, |mark| mark.next_chunk);
         match StoreState::read(self) {
-            Ok(state) => Ok(state.next_chunk),
+            Ok(state) => Ok(state.next_chunk.max(marked)),
             // Its damage is told with the documents.
             Err(_) => Ok(chunks::last_id(self)?.saturating_add(1).min(MAX_UNCOUNTED_IDS)),
         }

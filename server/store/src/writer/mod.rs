@@ -122,10 +122,12 @@ impl RepositoryWriter {
         let open = |folder: &Path, log: &Path, mark: Option<Mark>| {
             refuse_unfinished(path)?;
             // Opening deletes files that the list does not name, and drops the log.
-            let is_below = mark.map_or(Ok(()), |mark| refuse_rolled_back(folder, &mark, log));
-            is_below
-                .and_then(|()| Database::open_primary(folder, log, false))
-                .map_err(advise_repair)
+            let opened = match mark {
+                Some(mark) => refuse_rolled_back(folder, &mark, log)
+                    .and_then(|()| Database::open_looked_at(folder, log)),
+                None => Database::open_primary(folder, log, false),
+            };
+            opened.map_err(advise_repair)
         };
         let settle = |_: &Repository| Ok(());
         let mut open_with =

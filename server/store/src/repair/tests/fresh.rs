@@ -198,7 +198,7 @@ fn a_database_of_before_is_refused_and_no_id_is_given_twice() {
     std::fs::remove_dir_all(&folder).unwrap();
     std::fs::rename(database_path(&before.path), &folder).unwrap();
 
-    let files = || std::fs::read_dir(&folder).unwrap().count();
+    let files = || crate::rocks::table_files(&folder).unwrap();
     let there = files();
     assert!(!fixture.damaged_files().is_empty());
     for _ in 0..2 {
