@@ -1,4 +1,4 @@
-//! `coldrise doctor`: what is wrong here, and what to do.
+//! `coldrise doctor`: checks of this machine and the repository.
 
 mod nfs;
 
@@ -239,7 +239,7 @@ fn check_repository(found: &mut Findings, repository: &Repository) {
             "repository",
             Status::Warn,
             format!("{place} opens: NOT encrypted, chunks of {chunk}"),
-            "whoever gets hold of it can read it; encryption is chosen by coldrise init",
+            "anyone with access to the files can read the data; only coldrise init can choose encryption",
         );
     }
 }

@@ -1,4 +1,4 @@
-//! `coldrise gc`: gives the space back that nothing refers to any more.
+//! `coldrise gc`: frees the space of unreferenced data.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -239,7 +239,7 @@ fn kept(chunks: u64) -> String {
     match chunks {
         0 => String::new(),
         _ => format!(
-            "; {} that nothing refers to stay among others (see --max-unused)",
+            "; {} stay unreferenced in files in use (see --max-unused)",
             show_count(chunks, "chunk")
         ),
     }

@@ -100,7 +100,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: &InitArguments) -> Result<
     };
     let secrecy = match made.is_encrypted {
         true => "encrypted: without the passphrase nothing can be read, so keep a copy of it",
-        false => "not encrypted: whoever gets hold of it can read it",
+        false => "not encrypted: anyone with access to the files can read the data",
     };
     let text = format!(
         "made the repository {}\n  chunks of {}, compression {}\n  {secrecy}",

@@ -1,4 +1,4 @@
-//! `coldrise man`: the man pages, for those who build and package.
+//! `coldrise man`: the man pages, for builds and packages.
 
 use std::path::PathBuf;
 

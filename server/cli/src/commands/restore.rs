@@ -19,7 +19,7 @@ use crate::signals::cancel_flag;
 use crate::targets::tell_newer;
 use crate::units::{show_duration, show_size};
 
-/// Who holds what is read, for people.
+/// The program's name in leases, for people.
 const PROGRAM: &str = "restore";
 
 /// Write a disk of a restore point or session to a file, a device or an NBD server.

@@ -1,4 +1,4 @@
-//! `coldrise sessions`: what is published.
+//! `coldrise sessions`: the published sessions.
 
 use coldrise_block::Result;
 use coldrise_session::SessionState;
@@ -13,7 +13,7 @@ struct Listing {
     sessions: Vec<ShownSession>,
 }
 
-/// A session as `sessions` and `show` tell of it.
+/// A session as `sessions` and `show` print it.
 #[derive(Serialize)]
 pub(super) struct ShownSession {
     session: String,

@@ -1,4 +1,4 @@
-//! `coldrise verify`: reads and authenticates what is stored, and names what damage
+//! `coldrise verify`: reads and authenticates stored data, and names the disks that damage
 //! affects.
 
 use std::ops::Range;
@@ -24,15 +24,15 @@ use crate::units::{show_count, show_duration, show_size};
 /// Ranges of one disk, and damaged values, that are listed for people; --json has
 /// them all.
 const MAX_LISTED: usize = 10;
-/// Who holds what is read, for people.
+/// The program's name in leases, for people.
 const PROGRAM: &str = "verify";
 
 /// What to do about damage.
 const ADVICE: &str = "\
-what to do: everything else is as it was backed up; restore from a point that is not affected. \
-coldrise repair makes a damaged database anew, heals damaged chunks from an image or a repository that still \
-holds them (--from, --from-repo), and has the next backup of a machine that does heal them. Without it a backup trusts what \
-it finds and heals nothing. With --quarantine it sets the points aside that stay damaged.";
+what to do: all other data is intact; restore from a point that is not affected. \
+coldrise repair rebuilds a damaged database, heals damaged chunks from an image or a repository that still \
+has them (--from, --from-repo), and lets the next backup that reads their content heal them. Without a repair, backups \
+reuse damaged chunks unchecked and heal nothing. With --quarantine it sets aside the points that stay damaged.";
 
 /// Read and authenticate stored data, and name the disks that damage affects.
 ///
@@ -155,7 +155,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: &VerifyArguments) -> Resul
     Ok(report)
 }
 
-/// What was looked at, and what is wrong with it.
+/// The verified data and its damage.
 struct Found {
     inventory: Inventory,
     chunks: VerifyReport,

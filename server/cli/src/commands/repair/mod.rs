@@ -192,14 +192,14 @@ impl Done {
         if mended_files > 0 {
             let files = show_count(mended_files, "damaged file");
             let how = match lost_blocks {
-                0 => "all that was in them was read".to_owned(),
+                0 => "all their data was read".to_owned(),
                 lost => format!("{} in them cannot be read", show_count(lost, "block")),
             };
-            lines.push(format!("{files} of the database written anew: {how}"));
+            lines.push(format!("{files} of the database rewritten: {how}"));
         }
         if report.unreferenced_chunks > 0 {
             let chunks = show_count(report.unreferenced_chunks, "damaged chunk");
-            lines.push(format!("{chunks} given up that nothing refers to"));
+            lines.push(format!("{chunks}, unreferenced, no longer counted as damage"));
         }
         if report.removed_entries > 0 {
             let entries = report.removed_entries;
@@ -211,21 +211,21 @@ impl Done {
         }
         if self.made_markers > 0 {
             let markers = show_count(self.made_markers, "marker");
-            lines.push(format!("{markers} of restore points and sessions made anew"));
+            lines.push(format!("{markers} of restore points and sessions recreated"));
         }
         if self.reopened.is_list_new {
             lines.push("the list of the database's files was made anew from the files".to_owned());
         }
         if self.reopened.dropped_files > 0 {
             let files = show_count(self.reopened.dropped_files, "file");
-            lines.push(format!("{files} of the database, missing or unreadable, given up"));
+            lines.push(format!("{files} of the database left out: missing or unreadable"));
         }
         lines
     }
 }
 
-/// Everything that a point, a session or a running program leads to; `None` where damage
-/// lets nobody tell.
+/// Everything that a point, a session or a running program leads to; `None` if damage
+/// prevents the search.
 fn in_use(writer: &RepositoryWriter, cancel: &AtomicBool) -> Result<Option<Reachable>> {
     let repository = writer.repository();
     let found = InUse::collect(repository);

@@ -17,7 +17,7 @@ use coldrise_store::{
 use crate::invocation::Invocation;
 use crate::progress::ProgressView;
 
-/// Who holds what is read there, for people.
+/// The program's name in the other repository's leases, for people.
 const PROGRAM: &str = "repair";
 
 /// The repository that --from-repo names.

@@ -1,4 +1,4 @@
-//! `coldrise stats`: what the repository holds, and what is saved.
+//! `coldrise stats`: the repository's contents, savings and reclaimable space.
 
 mod occupied;
 mod text;
@@ -47,7 +47,7 @@ struct Stats {
     unique_bytes: u64,
     /// What those chunks take, compressed, encrypted and padded.
     stored_bytes: u64,
-    /// All that are stored, those included that nothing refers to.
+    /// All stored chunks, unreferenced ones included.
     chunks: u64,
     deduplication_percent: f64,
     compression_percent: f64,
@@ -60,16 +60,16 @@ struct Stats {
     captured_bytes: u64,
     /// Documents of sessions, side files, leases and the rest.
     other_bytes: u64,
-    /// What a gc would give back, about; absent where it cannot be told.
+    /// About the space that a gc would free; absent if unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     reclaimable_bytes: Option<u64>,
-    /// What nothing refers to and a gc leaves, about: it lies in files that are mostly in
-    /// use. Absent where it cannot be told.
+    /// About the unreferenced data that a gc leaves in files that are mostly in use;
+    /// absent if unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     kept_unreferenced_bytes: Option<u64>,
     index_memory: IndexMemory,
     by_machine: Vec<MachineStats>,
-    /// What is lost or damaged, and not counted.
+    /// Lost or damaged points and sessions, which are not counted.
     damaged_documents: Vec<CatalogDamage>,
     elapsed_ms: u64,
 }
@@ -79,7 +79,7 @@ struct MachineStats {
     machine: String,
     virtual_bytes: u64,
     recoverable_bytes: u64,
-    /// What is saved because its points hold the same more than once.
+    /// The saving by equal chunks in its points.
     deduplication_percent: f64,
     /// Of the chunks that no other machine refers to; absent where there are none.
     #[serde(skip_serializing_if = "Option::is_none")]
