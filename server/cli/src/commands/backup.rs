@@ -142,7 +142,7 @@ fn store(
     let chunk_size_bytes = u64::from(writer.chunk_size_bytes());
     let mut unanswered: Option<StoredDisks> = None;
     loop {
-        // Whoever was killed may have added the point before.
+        // A killed host may have added the point before.
         if let Some(stored) = unanswered.take() {
             let points = writer.repository()?.points(&request.machine)?;
             if points.contains(&stored.document) {

@@ -182,7 +182,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: BootArguments) -> Result<R
                 Err(Error::new(ErrorKind::ToolFailed, text))
             }
         });
-    // Nothing of what the machine wrote is lost, and the user is told where it is.
+    // The machine's writes are not lost: the message says where they are.
     status.map_err(|error| {
         let (kind, message, name) = (error.kind(), error.full_message(), &session.name);
         Error::new(
@@ -295,8 +295,8 @@ fn wait(
     signals: &mut ChildSignals,
 ) -> Result<ExitStatus> {
     loop {
-        // Looked at first: the machine may have ended before the first wait. And again
-        // behind the server, whose new start takes the signals that come meanwhile.
+        // Check before the first wait: the machine may have ended already. Check again after
+        // the server, whose restart consumes signals that arrive meanwhile.
         if let Some(status) = machine.try_wait().context(|| "looking after QEMU")? {
             return Ok(status);
         }

@@ -61,8 +61,7 @@ impl ForgetArguments {
 struct Forgotten {
     is_dry_run: bool,
     points: Vec<String>,
-    /// What a gc gives back then, about; absent unless it was asked for, and where it is
-    /// not known.
+    /// About the space that a gc would then free; absent unless requested, and if unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     reclaimable_bytes: Option<u64>,
     elapsed_ms: u64,

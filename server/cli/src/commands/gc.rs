@@ -42,7 +42,7 @@ pub(crate) struct GcArguments {
 const BEGINNING_PATIENCE: Duration = Duration::from_secs(2);
 /// A backup that is about to end is gone after this long.
 const ENDING_PATIENCE: Duration = Duration::from_secs(60);
-/// How often it is looked whether it is.
+/// Interval of the checks for its end.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// What a gc did.
@@ -172,8 +172,8 @@ fn collect_somewhere(
     }
 }
 
-/// Does it in this process, and gives way to whoever wants to write meanwhile: a backup
-/// that begins goes on with it.
+/// Runs the gc in this process and yields to every writer that waits. A backup that begins
+/// continues the gc.
 fn collect_alone(
     invocation: &Invocation,
     options: &ReclaimOptions<'_>,

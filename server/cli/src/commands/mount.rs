@@ -51,7 +51,7 @@ pub(crate) struct MountArguments {
 enum Event {
     /// We were asked to end it.
     Asked,
-    /// It was unmounted, and nobody uses it any more.
+    /// It was unmounted, and no process uses it any more.
     Ended,
 }
 
@@ -68,7 +68,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: MountArguments) -> Result<
     let (tell, events) = channel();
     let asked = tell.clone();
     let mount = Mount::start(&repository, &options, move || {
-        // Nobody listens any more where the program ends.
+        // At the program's end the receiver may be gone.
         let _ = tell.send(Event::Ended);
     })?;
     let ended = tell_of_requests_to_end(signals, asked).and_then(|()| {

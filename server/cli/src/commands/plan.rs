@@ -34,7 +34,7 @@ const READER_MEMORY_BYTES: f64 = 0.14;
 /// In the memory of a writer, with the reader's: filter and index of known chunks.
 const WRITER_MEMORY_BYTES: f64 = 1.64;
 
-/// Nobody keeps more.
+/// Upper limit of `--keep`.
 const MAX_KEEP: i64 = 100_000;
 
 /// Estimate space, index and memory of a repository, by chunk size.

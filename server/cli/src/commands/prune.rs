@@ -129,7 +129,7 @@ struct Pruned {
     kept: u64,
     forgotten: u64,
     machines: Vec<PrunedMachine>,
-    /// What a gc gives back then, about; absent where that is not known, and with --gc.
+    /// About the space that a gc would then free; absent if unknown, and with --gc.
     #[serde(skip_serializing_if = "Option::is_none")]
     reclaimable_bytes: Option<u64>,
     /// What the gc did, with --gc.
@@ -216,7 +216,7 @@ fn plan(invocation: &Invocation, arguments: &PruneArguments, now_seconds: u64) -
     Ok((repository, judged))
 }
 
-/// Decides, and removes what is to go, with nothing published in between.
+/// Applies the rules and removes points; no point can be published in between.
 fn forget(
     invocation: &Invocation,
     arguments: &PruneArguments,
@@ -229,7 +229,7 @@ fn forget(
     let removal = PointRemoval::begin(&writer)?;
     let mut judged = Vec::new();
     for machine in machines {
-        // What is sealed from here on waits in its session, and is left to the next prune.
+        // Points sealed from here on wait in their sessions for the next prune.
         let points = repository.points(&machine)?;
         judged.push(judge(&rules, points, removal.published(), now_seconds));
     }

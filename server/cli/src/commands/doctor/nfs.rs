@@ -5,7 +5,7 @@ use coldrise_block::Result;
 use super::{Findings, Status};
 use crate::{ganesha, own_network, qemu};
 
-/// Nothing of this is needed for anything else, so what is missing is no failure.
+/// Only NFS needs these programs, so a missing one is not a failure.
 pub(super) fn check(found: &mut Findings) {
     const SERVER: &str = "needed for coldrise serve nfs";
     const BOOT: &str = "needed for coldrise boot --over nfs";

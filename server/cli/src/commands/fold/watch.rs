@@ -12,7 +12,7 @@ use coldrise_store::{MachineName, PointName, Repository, WriteOptions};
 use super::{chosen, Done};
 use crate::invocation::Invocation;
 
-/// How often it is looked whether somebody wants to write, or this is to end.
+/// Interval of the checks for waiting writers and for a request to end.
 const LOOK: Duration = Duration::from_millis(50);
 
 type Name = (MachineName, PointName);
@@ -27,14 +27,14 @@ enum Turn {
     GaveWay,
 }
 
-/// Folds what is there, then what comes, until it is asked to end.
+/// Folds existing points, then new ones, until it is asked to end.
 pub(super) fn watch(
     invocation: &Invocation,
     interval: Duration,
     end: &Arc<AtomicBool>,
     done: &mut Done,
 ) -> Result<()> {
-    // Whoever needs the processor goes first.
+    // Every other program gets the processor first.
     if let Err(error) = rustix::process::nice(19) {
         tracing::debug!(%error, "the priority stays");
     }
@@ -54,7 +54,7 @@ pub(super) fn watch(
     Ok(())
 }
 
-/// Folds one point, if there is one and nobody else writes.
+/// Folds one point, if there is one and no other process writes.
 fn turn(
     invocation: &Invocation,
     repository: &Arc<Repository>,
@@ -63,7 +63,7 @@ fn turn(
     done: &mut Done,
 ) -> Result<Turn> {
     let mut points = match chosen(repository, &[]) {
-        // Damage is told by verify, and does not end this.
+        // verify reports damage; the watch continues.
         Err(error) if error.kind() == ErrorKind::Corrupt => {
             tracing::warn!(error = %error.full_message(), "nothing can be folded now");
             return Ok(Turn::Idle);

@@ -67,9 +67,9 @@ fn parse_source(text: &str) -> std::result::Result<SourceSpec, String> {
 struct Repaired {
     damaged_chunks: u64,
     healed_chunks: u64,
-    /// That nothing refers to, and no later backup will: they are not counted above.
+    /// Unreferenced chunks, which no later backup reuses; not counted above.
     unreferenced_chunks: u64,
-    /// Damaged still, and healed when their content comes by.
+    /// Still damaged; they heal when a backup or a source has their content.
     healable_chunks: u64,
     /// Of the database, with damage inside; and stretches in them that cannot be read.
     mended_files: u64,
@@ -95,7 +95,7 @@ struct Repaired {
 
 pub(crate) fn run(invocation: &Invocation, arguments: &RepairArguments) -> Result<Report> {
     let cancel = cancel_flag()?;
-    // What is asked for and not there is told before hours of reading.
+    // A missing source is reported before hours of reading.
     let sources = SourceOptions { bitmap: None, follow_backing: arguments.follow_backing };
     for source in &arguments.from {
         check_source(source, &sources, &cancel)?;
@@ -113,7 +113,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: &RepairArguments) -> Resul
     }
 }
 
-/// What is put right before anything is healed.
+/// The repairs that come before the healing of chunks.
 #[derive(Default)]
 struct Done {
     reopened: Reopened,

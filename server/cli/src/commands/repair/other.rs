@@ -56,7 +56,7 @@ impl OtherArguments {
             return Repository::open(path, &own, &options).map(Some);
         }
         match Repository::open(path, &invocation.passphrase()?, &options) {
-            // Whoever put a repository there cannot make us take a wrong content.
+            // A foreign repository cannot supply wrong content: the chunks' hashes are checked.
             Err(error) if error.kind() == ErrorKind::WrongPassphrase => {
                 Repository::open(path, &PassphraseSource::None, &options)
                     .map_err(|_| error.context("--from-passphrase-file gives its own passphrase"))
@@ -67,8 +67,8 @@ impl OtherArguments {
     }
 }
 
-/// Heals what is `affected`, and whatever else is known to be damaged, from another
-/// repository. How many chunks were healed.
+/// Heals the `affected` ranges and all other known damage from another repository.
+/// Returns the number of healed chunks.
 pub(super) fn heal(
     writer: &RepositoryWriter,
     other: &Arc<Repository>,
@@ -96,7 +96,7 @@ pub(super) fn heal(
     Ok(healed)
 }
 
-/// What is damaged lies most likely where it lies here.
+/// Searches the same places first: the content is most likely there.
 fn same_places(
     writer: &RepositoryWriter,
     other: &Arc<Repository>,

@@ -92,7 +92,7 @@ pub(super) fn run(invocation: &Invocation, arguments: NbdArguments) -> Result<Re
         lists_formats: arguments.list_formats,
     };
     let mut signals = ChildSignals::catch()?;
-    // What is wrong with the repository or the passphrase is better said by us.
+    // Report errors of the repository or the passphrase here, with our own message.
     drop(invocation.open()?);
     let mut nbdkit = Nbdkit::start(invocation, &options, &mut signals)?;
     let uri = nbdkit.uri("");

@@ -88,7 +88,7 @@ pub(super) fn run(invocation: &Invocation, arguments: NfsArguments) -> Result<Re
         is_read_only: arguments.read_only,
     };
     let mut signals = ChildSignals::catch()?;
-    // What is wrong with the repository or the passphrase is better said by us.
+    // Report errors of the repository or the passphrase here, with our own message.
     drop(invocation.open()?);
     let mut ganesha = Ganesha::start(invocation, &options, &mut signals)?;
     announce(invocation, &options);

@@ -30,7 +30,7 @@ impl Occupied {
     }
 }
 
-/// A folder and what is below it; a few levels.
+/// Bytes of a folder and its contents; a few levels.
 fn tree_bytes(folder: &Path) -> Result<u64> {
     let what = || format!("reading {}", folder.display());
     let entries = match std::fs::read_dir(folder) {

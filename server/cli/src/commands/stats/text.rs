@@ -68,7 +68,7 @@ pub(super) fn of_repository(stats: &Stats) -> String {
     text
 }
 
-/// What is wrong, and what to do.
+/// The damage and the suggested command.
 pub(super) fn damage(damaged: &CatalogDamage) -> String {
     let next = match damaged.way_out() {
         Some(_) => "",
