@@ -9,7 +9,7 @@ def test_a_c_program(coldrise, point, live, tmp_path):
     include = ROOT / "server" / "capi" / "include"
     program = tmp_path / "client"
     strict = ["-std=c11", "-Wall", "-Wextra", "-Wpedantic", "-Wstrict-prototypes", "-Werror"]
-    libraries = ["-lrocksdb", "-lgcc_s", "-lpthread", "-ldl", "-lm"]
+    libraries = ["-lrocksdb", "-lstdc++", "-lgcc_s", "-lpthread", "-ldl", "-lm"]
     built = subprocess.run(
         ["cc", *strict, f"-I{include}", "-o", program, ROOT / "tests" / "capi" / "client.c"]
         + [BUILT / "libcoldrise_capi.a", *libraries],

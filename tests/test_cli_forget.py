@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 
 import pytest
 
@@ -214,8 +215,38 @@ def test_a_bitmap_does_not_count_from_an_older_backup(coldrise, tmp_path):
     assert (tmp_path / "restored.raw").read_bytes() == expected
 
 
+def test_a_bitmap_does_not_count_from_an_older_backup(coldrise, tmp_path):
+    """What changed between it and the forgotten one would be missing."""
+    image = tmp_path / "vda.qcow2"
+    tool("qemu-img", "create", "-f", "qcow2", image, "8M")
+    write = ["qemu-io", "-f", "qcow2", "-c"]
+    tool(*write, "write -P 1 0 1M", image)
+    coldrise.json("backup", "web01", f"vda=qcow2:{image}")
+    tool(*write, "write -P 2 1M 1M", image)
+    newest = coldrise.json("backup", "web01", f"vda=qcow2:{image}")["address"]
+    tool("qemu-img", "bitmap", "--add", image, "daily")
+    tool(*write, "write -P 3 2M 1M", image)
+    coldrise.json("forget", newest)
+    message = failure(coldrise, FAILED, "backup", "web01", f"vda=qcow2:{image}", "--bitmap", "daily")
+    assert newest.split("/")[1] in message and "without --bitmap" in message
+    # An old image that is taken in afterwards is no base either.
+    coldrise.json("backup", "web01", f"vda=qcow2:{image}", "--time", "20200101T000000Z")
+    failure(coldrise, FAILED, "backup", "web01", f"vda=qcow2:{image}", "--bitmap", "daily")
+    coldrise.json("backup", "web01", f"vda=qcow2:{image}")
+    made = coldrise.json("backup", "web01", f"vda=qcow2:{image}", "--bitmap", "daily")
+    assert made["disks"][0]["is_incremental"]
+    coldrise.json("restore", f"{made['address']}/vda", tmp_path / "restored.raw")
+    expected = b"".join(bytes([fill]) * MIB for fill in (1, 2, 3)) + bytes(5 * MIB)
+    assert (tmp_path / "restored.raw").read_bytes() == expected
+
+
+def newest_marker(coldrise):
+    markers = (path for path in (coldrise.repository / "markers").rglob("*") if path.is_file())
+    return max(markers, key=lambda path: path.stat().st_mtime_ns)
+
+
 def test_a_bitmap_does_not_count_from_a_backup_before_one_that_is_lost(coldrise, tmp_path):
-    """A log that lost its end has lost the last backup, and that it was the last."""
+    """A database of before was put back: the last backup is lost, and that it was the last."""
     image = tmp_path / "vda.qcow2"
     tool("qemu-img", "create", "-f", "qcow2", image, "8M")
     tool("qemu-img", "bitmap", "--add", "-g", "65536", image, "daily")
@@ -227,18 +258,21 @@ def test_a_bitmap_does_not_count_from_a_backup_before_one_that_is_lost(coldrise,
         tool(*write, f"write -P {fill} {at}M 64k", image)
 
     change(1, 1)
+    database = coldrise.repository / "db"
+    shutil.copytree(database, tmp_path / "before")
     lost = coldrise.json("backup", "web01", f"vda=qcow2:{image}", "--bitmap", "daily")["address"]
-    (log,) = [path for path in (coldrise.repository / "db").glob("*.log") if path.stat().st_size]
-    log.write_bytes(log.read_bytes()[:-5])
+    shutil.rmtree(database)
+    shutil.copytree(tmp_path / "before", database)
+    assert "coldrise repair" in failure(coldrise, FAILED, "forget", lost)
+    # Its document comes back from the marker, its content does not.
+    assert coldrise.run("repair").returncode == FAILED
     change(2, 2)
     backup = ("backup", "web01", f"vda=qcow2:{image}")
     message = failure(coldrise, FAILED, *backup, "--bitmap", "daily")
-    assert lost.split("/")[1] in message and "without --bitmap" in message
-    # That it is struck off makes no older backup the last one.
-    assert coldrise.json("forget", "-n", lost)["points"] == [lost]
+    assert "without --bitmap" in message
+    # Forgetting it makes no older backup the last one.
     assert coldrise.json("forget", lost)["points"] == [lost]
-    message = failure(coldrise, FAILED, *backup, "--bitmap", "daily")
-    assert lost.split("/")[1] in message and "without --bitmap" in message
+    assert "without --bitmap" in failure(coldrise, FAILED, *backup, "--bitmap", "daily")
     coldrise.json(*backup)
     change(3, 3)
     made = coldrise.json(*backup, "--bitmap", "daily")
@@ -258,6 +292,8 @@ def test_protection_outlives_a_log_that_lost_its_end(coldrise, point):
     cut_log(coldrise)
     (machine,) = coldrise.json("list")["machines"]
     assert machine["points"][0]["is_protected"]
+    assert "coldrise repair" in failure(coldrise, FAILED, "forget", point)
+    coldrise.json("repair")
     assert "is protected" in failure(coldrise, BUSY, "forget", point)
     coldrise.json("unprotect", point)
     (machine,) = coldrise.json("list")["machines"]
@@ -268,6 +304,9 @@ def test_protection_outlives_a_log_that_lost_its_end(coldrise, point):
 def test_a_point_that_was_set_aside_stays_aside(coldrise, point):
     coldrise.json("quarantine", point)
     cut_log(coldrise)
+    (machine,) = coldrise.json("list")["machines"]
+    assert machine["points"][0]["quarantine"] == "chosen"
+    coldrise.json("repair")
     (machine,) = coldrise.json("list")["machines"]
     assert machine["points"][0]["quarantine"] == "chosen"
     coldrise.json("release", point)
@@ -287,6 +326,7 @@ def test_lost_points_are_told_where_points_are_chosen(coldrise, image, point, tm
         assert lost in done.stderr
     message = failure(coldrise, FAILED, "show", lost)
     assert "lost" in message and f"coldrise forget {lost}" in message
-    coldrise.json("forget", lost)
+    coldrise.json("repair")
     assert coldrise.json("list")["lost"] == []
+    assert lost in [entry["address"] for entry in coldrise.json("list")["machines"][0]["points"]]
     assert coldrise.run("publish", "web01/latest").stderr == ""

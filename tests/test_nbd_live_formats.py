@@ -233,7 +233,8 @@ def test_zeroes_and_trims_reach_the_disk(live, image, nbdkit, file):
         handle.trim(128 * KIB, start + 5 * MIB)
         image.trim(5 * MIB, 128 * KIB)
         handle.flush()
-        assert start + 5 * MIB in [offset for offset, _, _ in block_status(handle)]
+        # A hole with the one before it; the data behind it begins where the trim ends.
+        assert start + 5 * MIB + 128 * KIB in [offset for offset, _, _ in block_status(handle)]
     assert content_of(server, live) == image.content
 
 

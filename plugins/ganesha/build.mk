@@ -68,5 +68,5 @@ $(GANESHA_FSAL): $(GANESHA_SOURCES) plugins/ganesha/fsal_coldrise.h plugins/gane
     $(GANESHA_DIR)/configured/include/config.h $(BUILD_DIR)/libcoldrise_capi.a
 	$(CC) $(GANESHA_CFLAGS) $(CFLAGS) -o $@.new $(GANESHA_SOURCES) \
 	    $(BUILD_DIR)/libcoldrise_capi.a $(GANESHA_LDFLAGS) $(LDFLAGS) \
-	    $(GANESHA_LIBRARY) -lntirpc -lrocksdb -lgcc_s -lpthread -ldl -lm
+	    $(GANESHA_LIBRARY) -lntirpc -lrocksdb -lstdc++ -lgcc_s -lpthread -ldl -lm
 	mv $@.new $@

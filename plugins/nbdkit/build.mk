@@ -44,5 +44,5 @@ $(NBDKIT_PLUGIN): plugins/nbdkit/coldrise.c plugins/nbdkit/plugin.syms \
     server/capi/include/coldrise.h $(BUILD_DIR)/libcoldrise_capi.a
 	$(CC) $(NBDKIT_CFLAGS) $(CFLAGS) -o $@.new $< \
 	    $(BUILD_DIR)/libcoldrise_capi.a $(NBDKIT_LDFLAGS) $(LDFLAGS) \
-	    -lrocksdb -lgcc_s -lpthread -ldl -lm
+	    -lrocksdb -lstdc++ -lgcc_s -lpthread -ldl -lm
 	mv $@.new $@

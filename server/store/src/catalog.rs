@@ -397,6 +397,17 @@ pub(crate) fn may_count(repository: &Repository, key: &[u8], value: &[u8]) -> bo
     }
 }
 
+/// Forgets which backup of each machine was the last: documents of before may be all that is
+/// left, and a bitmap counts from a backup that they do not know. The next bitmap is refused.
+pub(crate) fn forget_last_backups(repository: &Repository, batch: &mut Batch<'_>) -> Result<()> {
+    for_each_with_prefix(repository, &[MACHINE], |key, value| {
+        match open::<MachineDocument>(repository, key, value) {
+            Ok(known) => MachineDocument { last_backup: None, ..known }.put(repository, batch),
+            Err(_) => Ok(()),
+        }
+    })
+}
+
 /// Removes what belongs to no point: machines, and files.
 pub(crate) fn remove_ownerless(repository: &Repository, batch: &mut Batch<'_>) -> Result<()> {
     let mut owned = BTreeSet::new();

@@ -204,7 +204,7 @@ pub fn read_disks(
         watch.check_cancel()?;
         let source = open_source(spec, &options, cancel)?;
         let base = match quarantined {
-            Some(_) => Base { point: None, disk: None, bitmap_size_bytes: None },
+            Some(_) => Base::NONE,
             None => Base::choose(&spec.disk, base, source.size_bytes(), &options)?,
         };
         sources.push((spec, source, base));
@@ -220,7 +220,20 @@ pub fn read_disks(
     }
     for (spec, source, base) in sources {
         let watch = Watch { disk: spec.disk.as_str(), progress, cancel };
-        let stored = store_one(target, spec, source.as_ref(), &base, request.threads, &watch);
+        let store =
+            |base: &Base| store_one(target, spec, source.as_ref(), base, request.threads, &watch);
+        let stored = match store(&base) {
+            // A chunk map that has lost a page is no base, but nothing else is wrong with it.
+            Err(error) if error.kind() == ErrorKind::Corrupt && base.is_only_a_saving() => {
+                warnings.push(format!(
+                    "{}: the latest backup is damaged ({}); nothing was taken over from it",
+                    spec.disk,
+                    error.full_message()
+                ));
+                store(&Base::NONE)
+            }
+            stored => stored,
+        };
         let (document, summary, warning) = stored.map_err(|error| error.context(&spec.disk))?;
         documents.push(document);
         disks.push(summary);
@@ -361,6 +374,14 @@ struct Base {
 }
 
 impl Base {
+    /// The disk is stored as if it were the first.
+    const NONE: Base = Base { point: None, disk: None, bitmap_size_bytes: None };
+
+    /// Whether the disk is read whole all the same.
+    fn is_only_a_saving(&self) -> bool {
+        self.disk.is_some() && self.bitmap_size_bytes.is_none()
+    }
+
     /// The same disk in the machine's latest backup. A bitmap needs one: it counts
     /// from there. A synthetic point is no base: what a session captured lies in its
     /// layers, and no bitmap of the source knows of it.
@@ -376,7 +397,7 @@ impl Base {
         });
         let bitmap = options.bitmap.as_ref();
         match (found, bitmap) {
-            (None, None) => Ok(Base { point: None, disk: None, bitmap_size_bytes: None }),
+            (None, None) => Ok(Base::NONE),
             (None, Some(bitmap)) => Err(Error::new(
                 ErrorKind::NotFound,
                 format!(

@@ -53,8 +53,8 @@ const MARK_INTERVAL: Duration = Duration::from_secs(1);
 pub(crate) struct Marking {
     mark: Mark,
     at: Instant,
-    /// Durable, and not yet written down.
-    waiting: Option<SealFacts>,
+    /// Durable, and in how many of the two places it is still to be written down.
+    waiting: Option<(SealFacts, u8)>,
 }
 
 impl Marking {
@@ -126,7 +126,7 @@ impl LayerFile {
         self.file.sync_data().context(|| format!("syncing {}", self.path.display()))?;
         writer.durable_sequence.store(covered, Ordering::SeqCst);
         writer.slots.release(superseded);
-        writer.sync.marking.lock().waiting = Some(facts);
+        writer.sync.marking.lock().waiting = Some((facts, 2));
         self.write_mark(writer);
         Ok(())
     }
@@ -138,7 +138,9 @@ impl LayerFile {
         if marking.at.elapsed() < MARK_INTERVAL {
             return false;
         }
-        let Some(facts) = marking.waiting.take() else { return false };
+        let Some((facts, places)) = marking.waiting.take() else { return false };
+        // The other place follows, so that damage to one mark takes nothing away.
+        marking.waiting = (places > 1).then_some((facts, places - 1));
         marking.at = Instant::now();
         // Without it less damage is found; a failing file system fails the next write.
         match marking.mark.write_next(&self.file, self.keys.marks(), facts, false) {

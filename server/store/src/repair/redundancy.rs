@@ -170,6 +170,7 @@ fn restore_points(repository: &Repository) -> Result<()> {
         }
     }
     if is_new {
+        catalog::forget_last_backups(repository, &mut batch)?;
         catalog::remove_ownerless(repository, &mut batch)?;
     }
     repository.commit(batch)

@@ -11,6 +11,7 @@
 #include <rocksdb/env.h>
 #include <rocksdb/metadata.h>
 #include <rocksdb/sst_file_reader.h>
+#include <rocksdb/sst_file_writer.h>
 #include <rocksdb/table_properties.h>
 
 using namespace rocksdb;
@@ -93,6 +94,33 @@ Status MakeFamily(DB* db, const std::string& name, const std::string& folder, si
   return status;
 }
 
+// Numbers all further changes from `sequence` on. RocksDB takes the numbers of imported files into
+// account, but there may be none: so one is imported into a family that is dropped again.
+Status RaiseSequence(DB* db, const std::string& folder, uint64_t sequence) {
+  LiveFileMetaData file;
+  file.name = "coldrise-sequence.sst";
+  file.db_path = folder;
+  file.level = kLowestLevel;
+  file.smallest_seqno = file.largest_seqno = sequence;
+  Options plain;
+  plain.compression = kNoCompression;
+  SstFileWriter writer{EnvOptions(), plain};
+  Status status = writer.Open(folder + "/" + file.name);
+  if (status.ok()) status = writer.Put("sequence", "");
+  if (status.ok()) status = writer.Finish();
+  if (!status.ok()) return status;
+  ExportImportFilesMetaData metadata;
+  metadata.db_comparator_name = BytewiseComparator()->Name();
+  metadata.files.push_back(file);
+  ImportColumnFamilyOptions options;
+  options.move_files = true;
+  ColumnFamilyHandle* handle = nullptr;
+  status = db->CreateColumnFamilyWithImport(ColumnFamilyOptions(), "coldrise-sequence", options, metadata, &handle);
+  if (status.ok()) status = db->DropColumnFamily(handle);
+  if (handle != nullptr) db->DestroyColumnFamilyHandle(handle);
+  return status;
+}
+
 // Makes a database of which all further files have higher numbers: RocksDB goes on behind a log.
 Status OpenFrom(uint64_t number, const Options& options, const std::string& path, std::unique_ptr<DB>* db) {
   DB* opened = nullptr;
@@ -136,6 +164,7 @@ extern "C" char* coldrise_make_database(const char* path, const char* log_direct
       status = MakeFamily(db.get(), names[i], folder, counts[i], files + at, sequence, is_left_out + at);
       at += counts[i];
     }
+    if (status.ok()) status = RaiseSequence(db.get(), folder, sequence);
     if (db) {
       const Status closed = db->Close();
       if (status.ok()) status = closed;

@@ -37,11 +37,16 @@ const COMPACTION_READAHEAD_BYTES: usize = 2 << 20;
 ///
 /// A file is opened only if its unique id is the one that the list of files has: another one in
 /// its place, or an older one, is an error.
-const NO_RESERVATIONS: &CStr = c"allow_fallocate=false;verify_sst_unique_id_in_manifest=true";
+///
+/// Closing the database flushes nothing: the log keeps what is in memory. A flush would delete
+/// the log before readers have seen it, and a secondary of RocksDB 7.8 answers from its memory
+/// first: an entry that it has there would hide the newer one in the file.
+const NO_RESERVATIONS: &CStr =
+    c"allow_fallocate=false;verify_sst_unique_id_in_manifest=true;avoid_flush_during_shutdown=true";
 /// The same, and what is in the log stays there at opening, instead of taking the same space
 /// once more in files before the log's is free.
 const FULL_DRIVE: &CStr =
-    c"allow_fallocate=false;verify_sst_unique_id_in_manifest=true;avoid_flush_during_recovery=true";
+    c"allow_fallocate=false;verify_sst_unique_id_in_manifest=true;avoid_flush_during_recovery=true;avoid_flush_during_shutdown=true";
 /// `WALRecoveryMode::kSkipAnyCorruptedRecords`.
 const SKIP_DAMAGED_RECORDS: c_int = 3;
 
