@@ -64,7 +64,8 @@ def seal(coldrise):
             # Addresses of sockets are short.
             asked.connect(f"/proc/self/fd/{folder}/control")
             asked.sendall(b'"seal"\n')
-            answer = json.loads(asked.makefile().readline())
+            answers = map(json.loads, asked.makefile())
+            answer = next(answer for answer in answers if answer != "committing")
     finally:
         os.close(folder)
     assert "sealed" in answer, answer

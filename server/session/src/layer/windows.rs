@@ -43,8 +43,8 @@ impl Windows {
 
     /// Maps the records of the first `slots` slots: from now on they are read without the file.
     pub(crate) fn map_all(&self, file: &File, slots: u32) -> Result<()> {
-        let first_slots = (0..slots).step_by(WINDOW_SLOTS as usize);
-        first_slots.map(|slot| self.window(file, slot).map(drop)).collect()
+        let mut first_slots = (0..slots).step_by(WINDOW_SLOTS as usize);
+        first_slots.try_for_each(|slot| self.window(file, slot).map(drop))
     }
 
     fn window(&self, file: &File, slot: u32) -> Result<(&SharedWords, usize)> {

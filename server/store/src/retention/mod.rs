@@ -118,8 +118,8 @@ pub fn retained(
     order.retain(|at| !points[*at].is_quarantined);
     let (future, counted): (Vec<usize>, Vec<usize>) =
         order.iter().partition(|at| points[**at].name.unix_seconds() > now_seconds);
-    for at in future {
-        reasons[at].push(KeepReason::Future);
+    for at in &future {
+        reasons[*at].push(KeepReason::Future);
     }
     if rules.is_empty() {
         reasons.iter_mut().for_each(|reasons| reasons.push(KeepReason::NoRule));
@@ -150,8 +150,10 @@ pub fn retained(
             }
         }
     }
-    if let Some(at) = order.into_iter().find(|at| !points[*at].name.is_synthetic()) {
-        reasons[at].push(KeepReason::NewestBackup);
+    // One from the future is the newest only if there is no other.
+    let mut newest = counted.iter().chain(&future);
+    if let Some(at) = newest.find(|at| !points[**at].name.is_synthetic()) {
+        reasons[*at].push(KeepReason::NewestBackup);
     }
     reasons
 }

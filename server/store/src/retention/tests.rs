@@ -128,8 +128,11 @@ fn what_a_wrong_clock_left_in_the_future_stays_and_is_not_counted() {
     let rules = RetentionRules { within: Some(span), ..RetentionRules::default() };
     let reasons = retained(&rules, &points, now);
     assert_eq!(reasons[0], [KeepReason::Within(span)]);
-    assert_eq!(reasons[1], [KeepReason::Within(span)]);
-    assert_eq!(reasons[2], [KeepReason::Future, KeepReason::NewestBackup]);
+    assert_eq!(reasons[1], [KeepReason::Within(span), KeepReason::NewestBackup]);
+    assert_eq!(reasons[2], [KeepReason::Future]);
+    // Where there is no other it is the newest.
+    let reasons = retained(&rules, &points[2..], now);
+    assert_eq!(reasons[0], [KeepReason::Future, KeepReason::NewestBackup]);
     // A clock that is set back deletes nothing.
     let last = RetentionRules { last: Some(count(1)), ..RetentionRules::default() };
     assert!(retained(&last, &points, 0).iter().all(|reasons| !reasons.is_empty()));
