@@ -98,6 +98,8 @@ fn make(
     let open = |description: &Description, keys: Option<&Keys>| {
         let lock = lock_for_writing(path)?;
         let log = LogDirectory::create()?;
+        // Without it there is nothing to read, and the points are named.
+        make_folder(&database_path(path))?;
         remove_folder(&fresh)?;
         let mark = keys.and_then(|keys| high_water::read(path, &description.id, keys));
         found = look(path, log.path(), mark.as_ref())?;
