@@ -134,7 +134,11 @@ impl Repository {
     pub(crate) fn commit(&self, batch: Batch<'_>) -> Result<()> {
         // Others may write at the same time, without a sync: what came before is in the log
         // before this, and durable with it.
-        let sequence = self.database().sequence() + batch.count();
+        // An empty batch is not in the log, and neither are the copies of pages.
+        let sequence = match batch.count() {
+            0 => 0,
+            count => self.database().sequence() + count,
+        };
         self.database().write(batch, true)?;
         self.raise_mark(sequence);
         Ok(())

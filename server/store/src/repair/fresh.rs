@@ -121,7 +121,7 @@ fn make(
     drop(repository);
     exchange(path)?;
     remove_folder(&fresh)?;
-    tracing::warn!(?reopened, "the database was made anew from its files");
+    tracing::warn!("the database was rebuilt from its files");
     Ok(Some(reopened))
 }
 

@@ -195,8 +195,9 @@ fn model(rules: &RetentionRules, names: &[PointName], now: u64) -> BTreeSet<Poin
                 counted.iter().map(|other| of(other)).filter(|period| *period > mine).collect();
             is_newest && newer.len() < count.get() as usize
         });
-        let backups = names.iter().filter(|name| !name.is_synthetic());
-        let is_base = backups.max() == Some(name);
+        let backups = || names.iter().filter(|name| !name.is_synthetic());
+        let newest = backups().filter(|name| is_counted(name)).max().or_else(|| backups().max());
+        let is_base = newest == Some(name);
         is_base || !is_counted(name) || last || within || in_period
     };
     names.iter().filter(|name| keeps(name)).cloned().collect()

@@ -41,10 +41,16 @@ impl Repository {
         let log = LogDirectory::create()?;
         let mut damaged: Vec<_> = self.damaged_marks().into_iter().map(mark_damage).collect();
         if let Some(mark) = self.stored_mark() {
-            match mark.rolled_back(&folder, log.path()) {
-                Ok(None) => {}
-                Ok(Some(why)) => damaged.push(damage(DATABASE.to_owned(), &why)),
-                Err(error) => damaged.push(damage(LIST.to_owned(), &error.full_message())),
+            // A writer may replace the log or the list between two looks at them.
+            let look = || mark.rolled_back(&folder, log.path());
+            let looks = std::iter::repeat_with(look).take(MAX_TRIES as usize);
+            let mut below = looks.take_while(|found| !matches!(found, Ok(None)));
+            match below.nth(MAX_TRIES as usize - 1) {
+                None => {}
+                Some(Ok(why)) => {
+                    damaged.push(damage(DATABASE.to_owned(), &why.unwrap_or_default()));
+                }
+                Some(Err(error)) => damaged.push(damage(LIST.to_owned(), &error.full_message())),
             }
         }
         let mut files = self.damaged_listed_files(&read, cancel)?;
