@@ -232,7 +232,9 @@ impl Found {
         }
         let sequence =
             mark.map_or(UNKNOWN_SEQUENCE, |mark| mark.sequence.saturating_add(UNMARKED_CHANGES));
-        let numbers = (sequence, highest_number(&folder)? + 1);
+        // Behind the old list of files, too, which may be gone.
+        let highest = highest_number(&folder)?.max(mark.map_or(0, |mark| mark.manifest));
+        let numbers = (sequence, highest + 1);
         let left_out = rocks::make_database(&fresh, log, numbers, &links, &files)?;
         self.read.extend(left_out.iter().map(|name| (folder.join(name), true)));
         let mut next = highest_number(&fresh)?;
