@@ -142,9 +142,10 @@ impl Format {
     /// # Errors
     /// `MistakenStart`.
     pub fn check_start(self, start: &[u8]) -> Result<()> {
-        match self.depends_on_start() && start.starts_with(b"conectix") {
-            true => Err(Error::MistakenStart { format: self }),
-            false => Ok(()),
+        if self.depends_on_start() && start.starts_with(b"conectix") {
+            Err(Error::MistakenStart { format: self })
+        } else {
+            Ok(())
         }
     }
 

@@ -29,16 +29,16 @@ static struct config_item export_params[] = {
 	 */
 	CONF_ITEM_UI64("Chunk_Cache", 0, UINT64_MAX, COLDRISE_CACHE_DEFAULT,
 		       coldrise_fsal_export, chunk_cache),
-	/* After so many milliseconds a file that no client has open (those of
-	 * NFSv3 never do) and nobody uses is closed
+	/* Idle time in milliseconds after which a file is closed that no
+	 * client has open (NFSv3 clients never have)
 	 */
 	CONF_ITEM_UI32("Idle_Ms", 1, UINT32_MAX, 60000,
 		       coldrise_fsal_export, idle_ms),
 	/* Sessions are read-only, too */
 	CONF_ITEM_BOOL("Read_Only", false,
 		       coldrise_fsal_export, read_only),
-	/* Without this repository nfs-ganesha ends, instead of serving what
-	 * else there is
+	/* If this repository is missing, nfs-ganesha ends instead of serving
+	 * its other exports
 	 */
 	CONF_ITEM_BOOL("Required", false,
 		       coldrise_fsal_export, required),
@@ -64,8 +64,9 @@ static void free_export(struct coldrise_fsal_export *myself)
 	gsh_free(myself);
 }
 
-/* FSAL_MDCACHE asks for attributes under a lock, and stores them before it gives that
- * back: so who is about to store older ones has done it when a call of ours returns.
+/* FSAL_MDCACHE asks for attributes under a lock, and stores them before it
+ * releases the lock: a thread with older attributes has stored them when our
+ * call returns.
  */
 static void forget_attributes(void *context, const void *wire, size_t length)
 {
@@ -95,7 +96,7 @@ static void forget_attributes(void *context, const void *wire, size_t length)
 	release_op_context();
 }
 
-/* From here on nobody can be told: the cache goes. */
+/* The cache is about to be freed: end the callbacks. */
 static void prepare_unexport(struct fsal_export *export)
 {
 	coldrise_folders_watch(coldrise_export_of(export)->folders, NULL, NULL);
@@ -166,7 +167,9 @@ static void release(struct fsal_export *export)
 	free_export(myself);
 }
 
-/* nfs-ganesha asks for the export's own path only, and looks names up from there. */
+/* nfs-ganesha asks only for the export's own path, and looks up names from
+ * there.
+ */
 static fsal_status_t lookup_path(struct fsal_export *export, const char *path,
 				 struct fsal_obj_handle **obj,
 				 struct fsal_attrlist *attrs_out)
@@ -182,7 +185,9 @@ static fsal_status_t lookup_path(struct fsal_export *export, const char *path,
 	return coldrise_give(export, root, obj, attrs_out);
 }
 
-/* The bytes on the wire are the same everywhere: nothing has to be turned. */
+/* The bytes on the wire are the same on all machines: no conversion is
+ * needed.
+ */
 static fsal_status_t wire_to_host(struct fsal_export *export,
 				  fsal_digesttype_t type,
 				  struct gsh_buffdesc *desc, int flags)

@@ -1,8 +1,7 @@
 /* FSAL_COLDRISE: opening, sizes, modes and times.
  *
- * An open keeps its node open; what belongs to no open (all of NFSv3) needs none, and
- * the library closes what was not used for a while. So a state holds its open flags
- * and nothing else.
+ * An open keeps its node open. Requests without an open (all of NFSv3) need
+ * none: the library closes idle files. So a state holds only its open flags.
  */
 
 #include "fsal_coldrise.h"
@@ -27,7 +26,7 @@ static uint32_t share_of(fsal_openflags_t flags)
 	return share;
 }
 
-/* What was set is stable when the answer leaves. */
+/* Changes are stable when the answer leaves. */
 static fsal_status_t set_size(struct coldrise_fsal_handle *handle,
 			      uint64_t size)
 {
@@ -36,15 +35,15 @@ static fsal_status_t set_size(struct coldrise_fsal_handle *handle,
 		fsal_status_t status =
 			coldrise_failed(coldrise_node_path(handle->node));
 
-		/* Linux makes no sense of an operation that is not supported
-		 * for one file; truncate(2) knows of EPERM.
+		/* Linux does not understand an operation that is unsupported
+		 * for only one file; truncate(2) documents EPERM.
 		 */
 		return is_fixed ? fsalstat(ERR_FSAL_PERM, EPERM) : status;
 	}
 	return coldrise_flush(handle);
 }
 
-/* Opens what is there already. The caller holds the lock. */
+/* Opens an existing file. The caller holds the lock. */
 static fsal_status_t open_locked(struct coldrise_fsal_handle *handle,
 				 struct state_t *state,
 				 fsal_openflags_t flags)
@@ -71,7 +70,7 @@ static fsal_status_t close2(struct fsal_obj_handle *obj, struct state_t *state)
 	return fsalstat(ERR_FSAL_NO_ERROR, 0);
 }
 
-/* Whether the file was made by this very request, sent before. */
+/* Whether an earlier transmission of this request made the file. */
 static bool was_made_by(struct coldrise_fsal_handle *handle,
 			fsal_verifier_t verifier)
 {
@@ -200,7 +199,7 @@ static fsal_status_t close_global(struct fsal_obj_handle *obj)
 	return fsalstat(ERR_FSAL_NOT_OPENED, 0);
 }
 
-/* What nfs-ganesha has of times and modes, as the library wants it. */
+/* Converts nfs-ganesha's times and modes for the library. */
 static struct coldrise_changes changes_of(const struct fsal_attrlist *attrs)
 {
 	struct coldrise_changes changes = { 0 };
@@ -223,8 +222,8 @@ static struct coldrise_changes changes_of(const struct fsal_attrlist *attrs)
 	return changes;
 }
 
-/* Owners are accepted and forgotten, and so is everything of a session's disks but a
- * size: programs that copy insist.
+/* Accepts owners without effect; on a session's disks everything except a
+ * size: copy programs fail otherwise.
  */
 static fsal_status_t setattr2(struct fsal_obj_handle *obj, bool bypass,
 			      struct state_t *state,

@@ -1,4 +1,4 @@
-/* FSAL_COLDRISE: what its files share.
+/* FSAL_COLDRISE: declarations shared by its files.
  *
  *   main.c     the module: registered when nfs-ganesha loads it
  *   export.c   an EXPORT: the repository and its settings
@@ -65,17 +65,17 @@ coldrise_export_of(struct fsal_export *export)
 	return container_of(export, struct coldrise_fsal_export, export);
 }
 
-/* The status for errno, after a call of coldrise-folders.h failed. Everything is
- * told in the log but what clients ask for all the time.
+/* The status for errno, after a failed call of coldrise-folders.h. Logs every
+ * error except those that clients cause all the time.
  */
 fsal_status_t coldrise_failed(const char *what);
 
-/* Takes over `node`: gives its object and, where they are asked for, attributes. */
+/* Takes over `node`; returns its object and, if requested, its attributes. */
 fsal_status_t coldrise_give(struct fsal_export *export, coldrise_node *node,
 			    struct fsal_obj_handle **obj,
 			    struct fsal_attrlist *attrs_out);
 
-/* Makes a file in a folder, or finds the one that is there; `how` is one of enum
+/* Makes a file in a folder, or opens the existing one; `how` is one of enum
  * coldrise_creation.
  */
 fsal_status_t coldrise_make(struct fsal_obj_handle *dir, const char *name,
@@ -83,17 +83,17 @@ fsal_status_t coldrise_make(struct fsal_obj_handle *dir, const char *name,
 			    const struct fsal_attrlist *attrs_in,
 			    struct fsal_obj_handle **obj);
 
-/* Makes durable what was written; does not return where that fails and what was
- * written may be lost.
+/* Makes all writes durable; does not return if that fails and writes may be
+ * lost.
  */
 fsal_status_t coldrise_flush(struct coldrise_fsal_handle *handle);
 
-/* What comes without an open must not be denied by one. */
+/* Checks that no open denies a request without an open. */
 fsal_status_t coldrise_check_share(struct coldrise_fsal_handle *handle,
 				   bool bypass, struct state_t *state,
 				   fsal_openflags_t flags);
 
-/* Fills what was asked for; where that fails, too, as nfs-ganesha wants it. */
+/* Fills the requested attributes; on failure as nfs-ganesha expects. */
 fsal_status_t coldrise_get_attrs(struct fsal_obj_handle *obj,
 				 struct fsal_attrlist *attrs);
 

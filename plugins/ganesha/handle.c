@@ -4,7 +4,7 @@
 
 #include "nfs_exports.h"
 
-/* Entries that are read for the cache beyond what was asked for. */
+/* Entries read ahead for the cache. */
 #define READ_AHEAD_ENTRIES 1024
 
 static object_file_type_t object_type(const coldrise_node *node)
@@ -45,9 +45,7 @@ static struct coldrise_fsal_handle *new_handle(struct fsal_export *export,
 
 static void free_handle(struct coldrise_fsal_handle *handle)
 {
-	/* The release closes what is open, and could not say that a sync has
-	 * failed.
-	 */
+	/* The release closes the files, but cannot report a failed sync. */
 	coldrise_flush(handle);
 	fsal_obj_handle_fini(&handle->obj);
 	coldrise_node_release(handle->node);
@@ -117,7 +115,7 @@ fsal_status_t coldrise_get_attrs(struct fsal_obj_handle *obj,
 		fsal_status_t status =
 			coldrise_failed(coldrise_node_path(handle->node));
 
-		/* Then the entry is shown without them. */
+		/* The entry is then shown without them. */
 		if (attrs->request_mask & ATTR_RDATTR_ERR) {
 			attrs->valid_mask = ATTR_RDATTR_ERR;
 			if (status.major != ERR_FSAL_STALE)
@@ -209,7 +207,7 @@ static int read_entry(void *context, const char *name, coldrise_node *node,
 		free_handle(handle);
 		if (!is_gone)
 			return 1;
-		/* It has gone meanwhile. */
+		/* It was removed since the listing. */
 		reading->status = fsalstat(ERR_FSAL_NO_ERROR, 0);
 		return 0;
 	}
@@ -345,8 +343,9 @@ static fsal_status_t rename_entry(struct fsal_obj_handle *obj,
 	return fsalstat(ERR_FSAL_NO_ERROR, 0);
 }
 
-/* There are files and folders, no links and no devices. EPERM is what programs know
- * of a file system without them; Linux makes nothing of NFS's own status for it.
+/* There are files and folders, no links and no devices. EPERM is the usual
+ * error of file systems without them; Linux does not understand NFS's own
+ * status for it.
  */
 static fsal_status_t refuse(struct fsal_obj_handle *dir)
 {

@@ -1,26 +1,26 @@
 /* FSAL_COLDRISE: reading, writing, committing.
  *
- * What is in memory is answered at once: another thread costs more than a read. What has
- * to wait is answered from a thread of the library (docs/decisions/0016).
+ * Answers from memory at once: another thread costs more than a read.
+ * Requests that wait run on a thread of the library (docs/decisions/0016).
  */
 
 #include "fsal_coldrise.h"
 
 #include <sysexits.h>
 
-/* After a sync has failed what was written and not flushed may be lost. Clients still
- * have it and send it again when they meet another write verifier; NFSv3's is that of
- * the process. So this one ends, and whoever started it starts another.
+/* After a failed sync unflushed writes may be lost. Clients still have them
+ * and send them again when the write verifier changes; NFSv3's is bound to
+ * the process. So this process ends, and its parent starts another.
  */
 static void end_process(struct coldrise_fsal_handle *handle)
 {
 	LogCrit(COMPONENT_FSAL,
-		"%s: %s; nfs-ganesha ends, so that clients learn by the new write verifier of the next one to send again what was not flushed",
+		"%s: %s; nfs-ganesha ends: its successor has a new write verifier, so clients send unflushed data again",
 		coldrise_node_path(handle->node), coldrise_last_error());
 	_exit(EX_TEMPFAIL);
 }
 
-/* What a flush came to. */
+/* The status of a flush. */
 static fsal_status_t flush_status(struct coldrise_fsal_handle *handle,
 				  int result)
 {
@@ -29,8 +29,8 @@ static fsal_status_t flush_status(struct coldrise_fsal_handle *handle,
 	if (errno == EIO)
 		end_process(handle);
 	if (errno == ENOSPC) {
-		/* Of a disk what was written may be lost; a client's file is
-		 * still in memory, and can be stored later.
+		/* Writes to a disk may be lost; a client's file is still in
+		 * memory and can be stored later.
 		 */
 		fsal_status_t status =
 			coldrise_failed(coldrise_node_path(handle->node));
@@ -63,7 +63,7 @@ fsal_status_t coldrise_check_share(struct coldrise_fsal_handle *handle,
 	return fsalstat(ERR_FSAL_NO_ERROR, 0);
 }
 
-/* A request that waits on a thread of the library. What it was called with stays valid
+/* A request that waits on a thread of the library. Its arguments stay valid
  * until done_cb, references to the object and the export included.
  */
 struct waiting {
@@ -90,8 +90,8 @@ static struct waiting *new_waiting(struct fsal_obj_handle *obj,
 	return waiting;
 }
 
-/* Answers, in a context of its own: the request's is still its thread's, or waits with
- * the request.
+/* Answers in a context of its own: the request's context still belongs to its
+ * thread, or waits with the request.
  */
 static void answer(struct waiting *waiting, fsal_status_t status)
 {
@@ -106,7 +106,7 @@ static void answer(struct waiting *waiting, fsal_status_t status)
 	gsh_free(waiting);
 }
 
-/* False where with COLDRISE_READ_IN_MEMORY it would have to wait. */
+/* Returns false if COLDRISE_READ_IN_MEMORY is set and the read would wait. */
 static bool read_all(struct coldrise_fsal_handle *handle,
 		     struct fsal_io_arg *arg, int flags, fsal_status_t *status)
 {
@@ -152,7 +152,7 @@ static void read2(struct fsal_obj_handle *obj, bool bypass,
 	struct waiting *waiting;
 	fsal_status_t status;
 
-	/* READ_PLUS and SEEK are of NFSv4.2. */
+	/* READ_PLUS and SEEK belong to NFSv4.2. */
 	if (arg->info != NULL) {
 		done_cb(obj, fsalstat(ERR_FSAL_NOTSUPP, 0), arg, caller_arg);
 		return;
@@ -165,7 +165,7 @@ static void read2(struct fsal_obj_handle *obj, bool bypass,
 		if (coldrise_node_run_later(handle->node, read_waiting,
 					    waiting) == 0)
 			return;
-		/* There is no room. */
+		/* There is no room for another waiting request. */
 		gsh_free(waiting);
 		read_all(handle, arg, 0, &status);
 	}
@@ -212,9 +212,9 @@ static void write_waiting(void *context)
 	answer(waiting, status);
 }
 
-/* A write goes to the page cache at once. What waits is one that has to read the rest of
- * a block, and a stable one for its sync, which it shares with all others that come in
- * time.
+/* A write goes to the page cache at once, with two exceptions: one that must
+ * read the rest of a block waits for the read, and a stable one waits for its
+ * sync, which it shares with all others that come in time.
  */
 static void write2(struct fsal_obj_handle *obj, bool bypass,
 		   fsal_async_cb done_cb, struct fsal_io_arg *arg,
@@ -253,8 +253,8 @@ out:
 	done_cb(obj, status, arg, caller_arg);
 }
 
-/* nfs-ganesha 4.3 knows no commit that is answered later. Those of many clients share
- * syncs all the same.
+/* nfs-ganesha 4.3 cannot answer a commit later. Commits of several clients
+ * still share syncs.
  */
 static fsal_status_t commit2(struct fsal_obj_handle *obj, off_t offset,
 			     size_t len)

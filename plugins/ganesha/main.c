@@ -26,8 +26,8 @@ struct coldrise_fsal_module COLDRISE = {
 			.readdir_plus = true,
 			.compliant_eof_behavior = true,
 			.expire_time_parent = -1,
-			/* Byte-range locks are nfs-ganesha's own: nobody
-			 * else locks these files.
+			/* Byte-range locks are nfs-ganesha's own: no other
+			 * program locks these files.
 			 */
 			.lock_support = false,
 		}
@@ -61,8 +61,8 @@ fsal_status_t coldrise_failed(const char *what)
 	case ESTALE:
 		return fsalstat(ERR_FSAL_STALE, err);
 	case EBUSY:
-		/* Another process writes the session. Clients would try
-		 * again for ever if they were told to come back later.
+		/* Another process writes the session. Clients would retry
+		 * forever if the answer were to come back later.
 		 */
 		return fsalstat(ERR_FSAL_ACCESS, err);
 	case EOPNOTSUPP:
@@ -97,7 +97,7 @@ MODULE_INIT void coldrise_init(void)
 		return;
 	}
 
-	/* It stays the same, and is shown with every file. */
+	/* It never changes, and is shown with every file. */
 	COLDRISE.user = geteuid();
 	COLDRISE.group = getegid();
 

@@ -19,10 +19,10 @@
 
 #define THREAD_MODEL NBDKIT_THREAD_MODEL_PARALLEL
 
-/* Exports that nbdkit accepts in one list. */
+/* Maximum number of exports that nbdkit accepts in one list. */
 #define LIST_LIMIT 10000
 
-/* Extents asked for at once; nbdkit asks again for what is missing. */
+/* Extents per request; nbdkit asks again for the rest. */
 #define EXTENTS_LIMIT 16384
 
 static char *repository_path;
@@ -33,7 +33,7 @@ static uint32_t list_flags;
 
 static coldrise_repository *repository;
 
-/* Reports what the last call of coldrise.h said. */
+/* Reports the message of the last call of coldrise.h. */
 static void
 report (void)
 {
@@ -51,7 +51,7 @@ check (int r)
   return r;
 }
 
-/* The same of a client's call, with the name of what it reads or writes. */
+/* The same for a client's request, with the name of its export. */
 static int
 check_call (int r)
 {
@@ -68,7 +68,7 @@ check_call (int r)
 
 /* Configuration */
 
-/* Takes over `value`, which is NULL when nbdkit has already said why. */
+/* Takes over `value`; NULL means that nbdkit has already reported the error. */
 static int
 set_once (char **field, const char *key, char *value)
 {
@@ -234,12 +234,12 @@ plugin_default_export (int readonly, int is_tls)
 
 /* Connections */
 
-/* Kinds of answers to a client that wants to open an export. */
+/* Kinds of answers to a client that opens an export. */
 #define NBD_REP_ERR_POLICY UINT32_C (0x80000002)
 #define NBD_REP_ERR_UNKNOWN UINT32_C (0x80000006)
 
-/* Tells the client why: nbdkit itself says "unknown export" to whatever happened. The
- * preloaded library, where it is there, sends this instead.
+/* Tells the client the reason: nbdkit itself always says "unknown export". The
+ * preloaded library, if it is loaded, sends this instead.
  */
 static void
 refuse (int err)
@@ -288,7 +288,7 @@ plugin_get_size (void *handle)
   return coldrise_export_size (handle);
 }
 
-/* Any request is served; whole blocks are captured without reading them. */
+/* Any request is allowed; whole blocks are captured without reading them. */
 static int
 plugin_block_size (void *handle, uint32_t *minimum, uint32_t *preferred,
                    uint32_t *maximum)
@@ -364,8 +364,8 @@ plugin_trim (void *handle, uint32_t count, uint64_t offset, uint32_t flags)
   return check_call (coldrise_export_trim (handle, count, offset, fua (flags)));
 }
 
-/* Zeroes are a record, never bytes: always fast, and FAST_ZERO and MAY_TRIM
- * change nothing.
+/* Zeroes are a record, never bytes: always fast, and FAST_ZERO and MAY_TRIM make no
+ * difference.
  */
 static int
 plugin_zero (void *handle, uint32_t count, uint64_t offset, uint32_t flags)

@@ -1,31 +1,43 @@
-/* Preloaded into nbdkit, which a client can end otherwise.
+/* Preloaded into nbdkit, which a client could otherwise end.
  *
  * When a connection breaks while replies are pending, the first thread that notices
- * closes nbdkit's sending side, and the next one that has a reply fails an assertion
- * about it (nbdkit 1.32.4 to 1.33.9): the whole server aborts, with every other
- * client's disk. Here that reply counts as sent, and the connection ends in order:
+ * closes nbdkit's sending side, and the next thread with a reply fails an assertion
+ * about it (nbdkit 1.32.4 to 1.33.9): the whole server aborts, and all other clients
+ * lose their disks. Here that reply counts as sent, and the connection ends in order:
  *
- *     send_simple_reply         <- goes on here; raw_send_socket has returned 0
+ *     send_simple_reply         <- continues here; raw_send_socket has returned 0
  *       raw_send_socket         <- its assertion has failed
  *         __assert_fail         <- this file's
  *
  * With TLS the same moment ends the TLS session's sending side while another thread
  * may be sending a reply (later versions, too). GnuTLS does not allow that, and the
- * heap is damaged. That step is left out: nbdkit ends the whole session when all
- * threads of the connection are done.
+ * heap is damaged. This library omits that step: nbdkit ends the whole session when
+ * all threads of the connection are done.
  *
- * nbdkit also answers every refusal to open an export with "unknown export", without a
- * text. The plugin leaves the true reason here, and it goes out in that answer's place.
+ * nbdkit also answers every refusal to open an export with "unknown export", without
+ * a text. The plugin leaves the true reason here, and the library sends it in place
+ * of that answer.
  *
- * Every other failed assertion ends the server as ever. So does this one on
- * processors other than x86-64: whatever started nbdkit has to start it again.
+ * When nbdkit gets a signal to end, it answers every request with ESHUTDOWN and waits
+ * for its clients to leave. A guest sees I/O errors then, and an idle client never
+ * leaves. If COLDRISE_DISCONNECT_AT_END is set, this library disconnects all clients
+ * before nbdkit handles the signal. The
+ * connections then end in order, sessions are flushed, and clients can reconnect.
+ *
+ * Every other failed assertion still ends the server, and so does this one on
+ * processors other than x86-64: the program that started nbdkit must restart it.
  */
 
 #include <dlfcn.h>
+#include <errno.h>
 #include <endian.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/types.h>
 #include <ucontext.h>
 #include <unwind.h>
@@ -34,7 +46,8 @@
 
 #ifdef __x86_64__
 
-/* From this file's function over the one with the assertion to its caller. */
+/* Returns from this file's function, past the one with the assertion, to its caller.
+ */
 #define FRAMES_TO_LEAVE 2
 
 struct search {
@@ -69,7 +82,7 @@ visit (struct _Unwind_Context *frame, void *argument)
 
 #endif /* __x86_64__ */
 
-/* glibc's, which the compiler must not take for a function that never returns: the
+/* glibc's. The compiler must not treat it as a function that never returns: the
  * frames above it are needed.
  */
 EXPORT void
@@ -112,7 +125,7 @@ gnutls_bye (void *session, int how)
   return real != NULL ? real (session, how) : 0;
 }
 
-/* Refusals. A connection negotiates in one thread. */
+/* Refusals. One thread negotiates a connection. */
 
 struct option_reply {
   uint64_t magic;
@@ -142,7 +155,7 @@ coldrise_nbd_refuse (uint32_t kind, const char *text)
   refusal_text = strndup (text, TEXT_MAX);
 }
 
-/* The answer for one that nbdkit sends; its length, or 0 where nbdkit's is to be sent. */
+/* The answer that replaces nbdkit's; returns its length, or 0 to keep nbdkit's. */
 static size_t
 true_answer (const void *sent, size_t sent_length, struct refusal *answer)
 {
@@ -205,14 +218,95 @@ gnutls_record_send (void *session, const void *sent, size_t length)
   if (refusal_text == NULL ||
       (end = true_answer (sent, length, &answer)) == 0)
     return real (session, sent, length);
-  /* It fits one record, which goes as a whole or not at all. */
+  /* It fits one record, which is sent completely or not at all. */
   r = real (session, &answer, end);
   return r < 0 ? r : answered (length);
 }
 
-/* The passphrase command is not nbdkit. */
+/* The end of the server. */
+
+/* Connections with larger descriptors get nbdkit's own treatment. */
+#define SOCKETS_MAX (1 << 20)
+
+#define DISCONNECT "COLDRISE_DISCONNECT_AT_END"
+
+/* Every descriptor that was ever a client's: shutdown() of a file does nothing. */
+static atomic_bool is_client[SOCKETS_MAX];
+static atomic_int sockets_end;
+static atomic_bool is_ending;
+
+static void (*handle_end) (int);
+
+/* Set by `serve nbd`. Under `boot` a guest ends first and flushes its disks, also after
+ * a Ctrl-C, which reaches this process, too.
+ */
+static bool disconnects_at_end;
+
+/* A signal handler, which may use nothing but system calls and atomic variables. */
+static void
+disconnect_clients (int signal_number)
+{
+  int i, err = errno;
+
+  atomic_store (&is_ending, true);
+  for (i = 0; i < atomic_load (&sockets_end); i++)
+    if (atomic_load (&is_client[i]))
+      shutdown (i, SHUT_RDWR);
+  errno = err;
+  handle_end (signal_number);
+}
+
+/* Only nbdkit's main thread accepts connections. */
+EXPORT int
+accept4 (int listener, struct sockaddr *address, socklen_t *length, int flags)
+{
+  static int (*real) (int, struct sockaddr *, socklen_t *, int);
+  int client;
+
+  if (real == NULL)
+    real = (int (*) (int, struct sockaddr *, socklen_t *, int)) dlsym (RTLD_NEXT, "accept4");
+  client = real (listener, address, length, flags);
+  if (client < 0 || client >= SOCKETS_MAX)
+    return client;
+  atomic_store (&is_client[client], true);
+  if (client >= atomic_load (&sockets_end))
+    atomic_store (&sockets_end, client + 1);
+  /* The signal may have come before the client was known. */
+  if (atomic_load (&is_ending))
+    shutdown (client, SHUT_RDWR);
+  return client;
+}
+
+static bool
+ends_nbdkit (int signal_number)
+{
+  return signal_number == SIGINT || signal_number == SIGTERM ||
+         signal_number == SIGHUP || signal_number == SIGQUIT;
+}
+
+/* nbdkit has one handler for the signals that end it. */
+EXPORT int
+sigaction (int signal_number, const struct sigaction *action, struct sigaction *old)
+{
+  int (*real) (int, const struct sigaction *, struct sigaction *);
+  struct sigaction ours;
+
+  real = (int (*) (int, const struct sigaction *, struct sigaction *))
+    dlsym (RTLD_NEXT, "sigaction");
+  if (!disconnects_at_end || action == NULL || !ends_nbdkit (signal_number) || action->sa_flags & SA_SIGINFO ||
+      action->sa_handler == SIG_DFL || action->sa_handler == SIG_IGN)
+    return real (signal_number, action, old);
+  handle_end = action->sa_handler;
+  ours = *action;
+  ours.sa_handler = disconnect_clients;
+  return real (signal_number, &ours, old);
+}
+
+/* The passphrase command must run without this library. */
 static __attribute__ ((constructor)) void
 keep_to_nbdkit (void)
 {
+  disconnects_at_end = getenv (DISCONNECT) != NULL;
+  unsetenv (DISCONNECT);
   unsetenv ("LD_PRELOAD");
 }

@@ -1,4 +1,4 @@
-//! Compiles the one function of RocksDB's that its C interface lacks.
+//! Compiles the one function of RocksDB that its C interface lacks.
 
 fn main() {
     println!("cargo:rerun-if-changed=src/rocks/import.cc");

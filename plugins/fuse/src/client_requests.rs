@@ -126,7 +126,7 @@ impl Tree {
     pub(crate) fn known(&self, node: Node) -> Answer<(Node, Stat)> {
         let stat = self.stat(&node)?;
         if !self.nodes.look_up(node.clone()) {
-            let text = "another file that is in use has the same inode number";
+            let text = "another open file has the same inode number";
             return Err(refused(node.path(), &Error::new(ErrorKind::Internal, text)));
         }
         Ok((node, stat))

@@ -39,7 +39,7 @@ pub(crate) fn prepare(folder: &Path) -> Result<PathBuf> {
         Err(_) if is_ours(&path)? => Err(mounted_already(&path)),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err(Error::with_source(
             ErrorKind::NotFound,
-            format!("{} is not there: make the directory first", path.display()),
+            format!("{} does not exist: make the directory first", path.display()),
             error,
         )),
         Err(error) => Err(error).context(|| format!("reading the directory {}", path.display())),
@@ -60,7 +60,7 @@ fn resolve(folder: &Path) -> Result<PathBuf> {
         }
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err(Error::new(
             ErrorKind::NotFound,
-            format!("{} is not there: make the directory first", folder.display()),
+            format!("{} does not exist: make the directory first", folder.display()),
         )),
         found => found.context(what),
     }

@@ -131,7 +131,7 @@ impl Mount {
         Err(Error::new(
             ErrorKind::Internal,
             format!(
-                "{} was still mounted although its server had ended; mount it again",
+                "{} was still mounted after its server had ended; mount it again",
                 self.folder.display()
             ),
         ))
@@ -144,7 +144,7 @@ impl Mount {
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
         poll(&mut polled, Some(&at_once))
             .map_err(std::io::Error::from)
-            .context(|| format!("looking at the connection of {}", self.folder.display()))?;
+            .context(|| format!("checking the connection of {}", self.folder.display()))?;
         if polled[0].revents().contains(PollFlags::ERR) {
             return Ok(false);
         }

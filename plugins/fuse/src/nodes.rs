@@ -10,10 +10,10 @@ use std::collections::HashMap;
 /// and a listing can report it without storing anything.
 pub(crate) struct Nodes {
     root: Node,
-    known: Mutex<HashMap<u64, Known>>,
+    known: Mutex<HashMap<u64, LookedUpNode>>,
 }
 
-struct Known {
+struct LookedUpNode {
     node: Node,
     /// Look-ups that the kernel was told of and will forget.
     lookups: u64,
@@ -43,7 +43,7 @@ impl Nodes {
             }
             Some(_) => false,
             None => {
-                known.insert(node.file_id(), Known { node, lookups: 1 });
+                known.insert(node.file_id(), LookedUpNode { node, lookups: 1 });
                 true
             }
         }

@@ -189,9 +189,10 @@ impl Served {
 impl Tree {
     pub(crate) fn open_handle(&self, node: &Node, for_writing: bool) -> Answer<(u64, FopenFlags)> {
         let file = self.open(node, for_writing)?;
-        let flags = match node.is_live() {
-            true => FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES,
-            false => FopenFlags::FOPEN_KEEP_CACHE,
+        let flags = if node.is_live() {
+            FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES
+        } else {
+            FopenFlags::FOPEN_KEEP_CACHE
         };
         Ok((self.files.add(file), flags))
     }

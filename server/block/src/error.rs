@@ -1,15 +1,16 @@
-//! The one public error type: a small kind, a context for people, a source.
+//! The only public error type: a small kind, a context for people, a source.
 //!
-//! The kind decides the machine's answer (errno in the data path, exit code on
-//! the command line); the context is the text for people.
+//! The kind decides the machine-readable answer (errno in the data path, exit code on the command
+//! line); the context is the text for people.
 
 use std::any::Any;
+use std::borrow::Cow;
 use std::fmt;
 
-/// The class of an error, as far as a caller may act on it.
+/// The class of an error, for callers that react to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorKind {
-    /// The caller asked for something malformed: a bad name, size or flag.
+    /// The caller passed something malformed: a bad name, size or flag.
     InvalidInput,
     /// A range leaves the disk.
     OutOfRange,
@@ -135,8 +136,7 @@ impl ErrorKind {
         }
     }
 
-    /// The kind for a word of [`ErrorKind::word`], for errors that cross a
-    /// socket.
+    /// The kind for a word of [`ErrorKind::word`], for errors that cross a socket.
     pub fn from_word(word: &str) -> Option<ErrorKind> {
         ErrorKind::ALL.into_iter().find(|kind| kind.word() == word)
     }
@@ -170,11 +170,16 @@ impl ErrorKind {
     }
 }
 
-/// An error: its kind, a context for people (what, where, what to do), and its
-/// source, which `Display` does not repeat.
+/// A process reached its limit of open files.
+pub const OPEN_FILES_ADVICE: &str = "this process may open no more files; raise its limit \
+    (ulimit -n, or LimitNOFILE= of its systemd unit) and start it again";
+
+/// An error: its kind, a context for people (what, where), advice, and its source, which `Display`
+/// does not repeat.
 pub struct Error {
     kind: ErrorKind,
     context: String,
+    advice: Option<Cow<'static, str>>,
     source: Option<Box<dyn std::error::Error + Send + Sync>>,
 }
 
@@ -184,7 +189,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 impl Error {
     /// An error without a source.
     pub fn new(kind: ErrorKind, context: impl Into<String>) -> Self {
-        Error { kind, context: context.into(), source: None }
+        Error { kind, context: context.into(), advice: None, source: None }
     }
 
     /// An error with a source.
@@ -193,7 +198,7 @@ impl Error {
         context: impl Into<String>,
         source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
     ) -> Self {
-        Error { kind, context: context.into(), source: Some(source.into()) }
+        Error { kind, context: context.into(), advice: None, source: Some(source.into()) }
     }
 
     /// An error of the operating system; its errno determines the kind (full
@@ -206,7 +211,13 @@ impl Error {
             Some(libc::EROFS) => ErrorKind::ReadOnly,
             _ => ErrorKind::Io,
         };
-        Error::with_source(kind, context, source)
+        let advice = match source.raw_os_error() {
+            Some(libc::EMFILE) => Some(OPEN_FILES_ADVICE),
+            Some(libc::ENFILE) => Some("this machine has too many files open (sysctl fs.file-max)"),
+            _ => None,
+        };
+        let error = Error::with_source(kind, context, source);
+        advice.into_iter().fold(error, Error::advise)
     }
 
     /// The kind of this error.
@@ -214,14 +225,33 @@ impl Error {
         self.kind
     }
 
-    /// Prepends the caller's context: `outer: inner`. The kind stays.
+    /// Prepends the caller's context: `outer: inner`. Keeps the kind.
     pub fn context(mut self, outer: impl fmt::Display) -> Self {
         self.context = format!("{outer}: {}", self.context);
         self
     }
 
-    /// The message with every source, for a log or a terminal.
+    /// Adds advice unless the error already has some: the code closest to the fault knows best.
+    pub fn advise(mut self, advice: impl Into<Cow<'static, str>>) -> Self {
+        self.advice.get_or_insert_with(|| advice.into());
+        self
+    }
+
+    /// Whether the error has advice.
+    pub fn is_advised(&self) -> bool {
+        self.advice.is_some()
+    }
+
+    /// The message with every source and the advice, for a log or a terminal.
     pub fn full_message(&self) -> String {
+        match &self.advice {
+            Some(advice) => format!("{}: {advice}", self.message()),
+            None => self.message(),
+        }
+    }
+
+    /// The message with every source, for callers that give their own advice.
+    pub fn message(&self) -> String {
         let mut text = self.context.clone();
         let mut below = std::error::Error::source(self);
         while let Some(error) = below {
@@ -251,8 +281,7 @@ impl std::error::Error for Error {
     }
 }
 
-/// The message of a panic caught at a border where a kernel or a server calls
-/// Coldrise.
+/// The message of a panic caught at a boundary where a kernel or a server calls Coldrise.
 #[cold]
 pub fn defect(panic: Box<dyn Any + Send>) -> String {
     let what = match (panic.downcast_ref::<&str>(), panic.downcast_ref::<String>()) {
@@ -261,7 +290,7 @@ pub fn defect(panic: Box<dyn Any + Send>) -> String {
         _ => "no message",
     };
     let message = format!("a defect inside Coldrise: {what}");
-    // Dropping a payload may panic again, outside any guard.
+    // Dropping the payload may panic again, outside any guard.
     std::mem::forget(panic);
     message
 }
@@ -287,6 +316,14 @@ impl<T> Context<T> for std::io::Result<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_limit_of_open_files_says_what_to_do() {
+        let refused = std::io::Error::from_raw_os_error(libc::EMFILE);
+        let message = Error::io("opening the layer L", refused).full_message();
+        assert!(message.starts_with("opening the layer L: Too many open files (os error 24): "));
+        assert!(message.contains("ulimit -n") && message.ends_with("start it again"), "{message}");
+    }
 
     const TABLE: [(ErrorKind, i32, u8); 22] = [
         (ErrorKind::InvalidInput, libc::EINVAL, 2),
@@ -328,6 +365,16 @@ mod tests {
         }
         assert_eq!(ErrorKind::from_word("no kind"), None);
         assert_eq!(ErrorKind::ALL.len(), TABLE.len());
+    }
+
+    #[test]
+    fn the_advice_of_whoever_is_nearest_comes_last() {
+        let below = std::io::Error::from_raw_os_error(libc::EIO);
+        let error = Error::io("reading db", below).advise("look at the drive").context("web01");
+        let error = error.advise("try again");
+        assert!(error.is_advised());
+        assert!(error.message().starts_with("web01: reading db: "), "{error:?}");
+        assert_eq!(error.full_message(), format!("{}: look at the drive", error.message()));
     }
 
     #[test]

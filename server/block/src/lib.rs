@@ -1,18 +1,23 @@
 //! The base crate of Coldrise: the common types for bytes on a disk.
 //!
-//! It defines offsets, extents, the [`Disk`] trait that front ends serve, and
-//! the public [`Error`] type with its errno and exit code. Nothing here does
-//! I/O.
+//! It defines offsets, extents, the [`Disk`] trait that front ends serve, and the public [`Error`]
+//! type with its errno and exit code. Its only I/O is for small files that a crash must leave
+//! whole.
 #![forbid(unsafe_code)]
 
 mod disk;
+mod durable_file;
 mod error;
 mod extent;
 mod holes;
 mod periodic_thread;
 
 pub use disk::{check_range, would_wait, Disk, Waiting};
-pub use error::{defect, Context, Error, ErrorKind, Result};
+pub use durable_file::{
+    create_private, path_exists, remove_if_present, replace_file, replace_file_with,
+    sync_directory, temporary_path, write_synced, ReplaceError,
+};
+pub use error::{defect, Context, Error, ErrorKind, Result, OPEN_FILES_ADVICE};
 pub use extent::{push_extent, Extent, ExtentKind, StoredRanges};
 pub use holes::Holes;
 pub use periodic_thread::PeriodicThread;

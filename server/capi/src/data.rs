@@ -74,8 +74,8 @@ pub unsafe extern "C" fn coldrise_export_read(
 /// `coldrise_export_write` of the header.
 ///
 /// # Safety
-/// `export` is NULL or open during the call; `buffer` holds `length` bytes that
-/// nobody changes meanwhile.
+/// `export` is NULL or open during the call; `buffer` holds `length` bytes that nothing
+/// changes meanwhile.
 #[no_mangle]
 pub unsafe extern "C" fn coldrise_export_write(
     export: *const ExportHandle,
@@ -197,7 +197,7 @@ pub unsafe extern "C" fn coldrise_export_extents(
         })
     };
     if stopped {
-        return fail_with(libc::ECANCELED, "the extents were stopped by their caller");
+        return fail_with(libc::ECANCELED, "the caller stopped the extents");
     }
     result
 }

@@ -1,5 +1,5 @@
-//! The border between C and Rust: pointers become references, results become
-//! errno, panics stay inside.
+//! The border between C and Rust: pointers become references, results become errno, and
+//! panics are caught.
 
 use crate::message::{fail, fail_with};
 use crate::ExportHandle;
@@ -9,10 +9,10 @@ use coldrise_export::Export;
 use std::ffi::{c_char, c_int, CStr};
 use std::panic::{catch_unwind, AssertUnwindSafe};
 
-/// Runs an entry that belongs to no export.
+/// Runs an entry without an export.
 pub(crate) fn guarded(call: impl FnOnce() -> Result<c_int>) -> c_int {
-    // Unwind safe: what a panic leaves behind is dropped with the entry, or lies
-    // behind locks and atomics of the tree, whose tables settle on unwinding.
+    // Unwind safe: state of a panicked call is dropped with the entry, or lies behind locks
+    // and atomics of the tree, whose tables stay valid on unwinding.
     match catch_unwind(AssertUnwindSafe(call)) {
         Ok(Ok(value)) => value,
         Ok(Err(error)) => fail(&error),
@@ -20,7 +20,7 @@ pub(crate) fn guarded(call: impl FnOnce() -> Result<c_int>) -> c_int {
     }
 }
 
-/// Runs an entry on an export; a panic stops the export for good.
+/// Runs an entry on an export; a panic stops the export permanently.
 ///
 /// # Safety
 /// `handle` is NULL or came from `coldrise_export_open` and is not closed before
@@ -81,9 +81,9 @@ pub(crate) unsafe fn c_str<'a>(what: &str, text: *const c_char) -> Result<&'a CS
 /// Memory to fill.
 ///
 /// # Safety
-/// `buffer` is valid for writing `length` bytes, and nobody else touches it, for
-/// the lifetime that the caller picks. (Its bytes may be anything: they come
-/// from C, so the compiler assumes nothing about them.)
+/// `buffer` is valid for writing `length` bytes, and nothing else accesses it, for the
+/// lifetime that the caller picks. (Its bytes may have any value: they come from C, so the
+/// compiler assumes nothing about them.)
 #[inline]
 pub(crate) unsafe fn bytes_mut<'a>(buffer: *mut u8, length: usize) -> Result<&'a mut [u8]> {
     if length == 0 {

@@ -2,13 +2,13 @@
 //! `include/coldrise.h`, where every function is described, and
 //! `include/coldrise-folders.h` for front ends that show folders and files.
 //!
-//! Every entry goes through [`guard`]: a panic becomes EIO and stops the export
-//! it happened on, and never unwinds into C. This is one of the few places
-//! where `unsafe` is needed: what C passes are raw pointers, whose rules only
-//! the header can state. Each is turned into a reference at the entry, once.
+//! Every entry goes through [`guard`]: a panic becomes EIO and stops its export, and never
+//! unwinds into C. This is one of the few places that need `unsafe`: C passes raw pointers,
+//! and only the header can state their rules. Each entry converts them to references once,
+//! at its start.
 //!
-//! On the data path an entry costs one relaxed load, one `catch_unwind` and one
-//! virtual call; it allocates nothing and takes no lock.
+//! On the data path an entry costs one relaxed load, one `catch_unwind` and one virtual
+//! call; it allocates no memory and takes no lock.
 
 mod data;
 mod folders;

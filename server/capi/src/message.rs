@@ -1,4 +1,4 @@
-//! What a failing call leaves behind: errno and a message.
+//! The outcome of a failing call: errno and a message.
 
 use coldrise_block::Error;
 use std::cell::RefCell;
@@ -16,17 +16,17 @@ pub extern "C" fn coldrise_last_error() -> *const c_char {
     LAST.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"the thread is ending".as_ptr())
 }
 
-/// Leaves `error` for the caller. Returns -1, what the entry has to return.
+/// Stores `error` for the caller. Returns -1, the entry's return value.
 #[cold]
 pub(crate) fn fail(error: &Error) -> c_int {
     fail_with(error.kind().errno(), &error.full_message())
 }
 
-/// Like [`fail`], with an errno that no error kind stands for.
+/// Like [`fail`], for an errno without an error kind.
 #[cold]
 pub(crate) fn fail_with(errno: c_int, message: &str) -> c_int {
     let message = c_string(message);
-    // A thread that is past its thread-locals has nobody left to tell.
+    // A thread past its thread-locals can no longer read a message.
     let _ = LAST.try_with(|last| *last.borrow_mut() = message);
     // SAFETY: the C library gives every thread an errno of its own, valid as
     // long as the thread runs.
@@ -34,7 +34,7 @@ pub(crate) fn fail_with(errno: c_int, message: &str) -> c_int {
     -1
 }
 
-/// A string that C can hold: what is after a NUL would be lost, so none stays.
+/// A string for C: it contains no NUL, because C would lose the rest.
 pub(crate) fn c_string(text: &str) -> CString {
     CString::new(text.replace('\0', "\u{fffd}")).unwrap_or_default()
 }

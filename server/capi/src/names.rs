@@ -1,4 +1,4 @@
-//! Listing and opening exports.
+//! Lists and opens exports.
 
 use crate::guard::{defect, guarded, null, utf8};
 use crate::message::{c_string, fail_with};
@@ -59,7 +59,7 @@ pub unsafe extern "C" fn coldrise_exports_list(
         Ok(0)
     });
     if stopped {
-        return fail_with(libc::ECANCELED, "the listing was stopped by its caller");
+        return fail_with(libc::ECANCELED, "the caller stopped the listing");
     }
     result
 }
@@ -83,7 +83,7 @@ pub unsafe extern "C" fn coldrise_exports_default(
         let found = c_string(&found);
         let bytes = found.as_bytes_with_nul();
         if bytes.len() > NAME_MAX {
-            return Err(Error::new(ErrorKind::Internal, "a name is longer than names can be"));
+            return Err(Error::new(ErrorKind::Internal, "a name is too long"));
         }
         // SAFETY: the caller's room is NAME_MAX bytes, and not ours.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), name.cast(), bytes.len()) };

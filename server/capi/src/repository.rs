@@ -1,4 +1,4 @@
-//! Opening and closing a repository.
+//! Opens and closes a repository.
 
 use crate::guard::{c_str, defect, guarded, null, utf8};
 use crate::message::fail_with;
@@ -19,13 +19,13 @@ const CACHE_DEFAULT: u64 = u64::MAX;
 /// `struct coldrise_options` of the header.
 #[repr(C)]
 pub struct Options {
-    /// Who serves; NULL: unknown.
+    /// The server's name; NULL: unknown.
     pub program: *const c_char,
     /// NULL: none.
     pub passphrase_file: *const c_char,
     /// NULL: none.
     pub passphrase_command: *const c_char,
-    /// Cache of decoded chunks, in bytes at most; 0: off.
+    /// Maximum size of the cache of decoded chunks, in bytes; 0: off.
     pub cache_bytes: u64,
 }
 
@@ -109,7 +109,7 @@ fn check(path: &Path, passphrase: &PassphraseSource) -> Result<()> {
     if !parameters.is_file() {
         return Err(Error::new(
             ErrorKind::NoRepository,
-            format!("{} is no Coldrise repository (it has no repository.json)", path.display()),
+            format!("{} is not a Coldrise repository (it has no repository.json)", path.display()),
         ));
     }
     if let PassphraseSource::File(file) = passphrase {
@@ -119,12 +119,12 @@ fn check(path: &Path, passphrase: &PassphraseSource) -> Result<()> {
     Ok(())
 }
 
-/// Opens a repository for serving. The process is about to hold keys, so nobody may look
-/// into it.
+/// Opens a repository for serving. The process will hold keys, so no other process may
+/// inspect it.
 pub(crate) fn open_repository(path: &Path, given: &Given) -> Result<Arc<Repository>> {
-    // A host that forbids this is no reason to stop.
+    // If the system refuses, the process continues.
     let _ = setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) });
-    // A core pattern that is a program does not mind the limit.
+    // A core pattern that is a program ignores the limit.
     let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
     coldrise_store::raise_descriptor_limit();
     let options = OpenOptions { cache_bytes: given.cache_bytes };

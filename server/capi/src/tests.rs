@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_void, CStr};
 use std::ptr::{null, null_mut};
 use std::sync::{Arc, Mutex};
 
-/// A disk that records what is asked of it and panics where it is told to.
+/// A disk that records its requests and panics at a given place.
 struct Recording {
     calls: Mutex<Vec<String>>,
 }
@@ -225,7 +225,7 @@ fn extents_keep_their_kinds_their_limit_and_their_callers_veto() {
     assert_eq!(seen[2], (8192, 4096, EXTENT_HOLE));
 }
 
-/// What the header declares is what the library exports, and the other way round.
+/// The library exports exactly the functions that the header declares.
 #[test]
 fn header_and_library_have_the_same_functions() {
     let headers =

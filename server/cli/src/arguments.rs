@@ -3,8 +3,18 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
+use coldrise_block::Result;
+use coldrise_store::SessionName;
 
 use crate::commands;
+
+/// Parses a session's name, or its address.
+///
+/// # Errors
+/// `InvalidInput` if it is neither.
+pub(crate) fn session_name(text: &str) -> Result<SessionName> {
+    text.strip_prefix("live/").unwrap_or(text).parse()
+}
 
 const EXIT_CODES: &str = "\
 Addresses:
@@ -41,9 +51,8 @@ pub(crate) struct Arguments {
 /// Options of every command.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct GlobalOptions {
-    /// The repository's directory.
-    #[arg(long, global = true, value_name = "DIR", env = "COLDRISE_REPO")]
-    #[arg(hide_env_values = true, help_heading = "Global options")]
+    /// The repository's directory; without it, COLDRISE_REPO from the environment.
+    #[arg(long, global = true, value_name = "DIR", help_heading = "Global options")]
     pub(crate) repo: Option<PathBuf>,
 
     /// Read the passphrase from FILE; a trailing newline is ignored.
@@ -106,8 +115,8 @@ pub(crate) enum Command {
     Key(commands::key::KeyArguments),
     /// Check this machine and the repository, and suggest fixes.
     ///
-    /// Each line says ok, warn or fail. The exit code is 1 if any line says fail. Without a
-    /// repository, only the machine is checked.
+    /// Each line says ok, warn or fail. The exit code is 1 if any line says fail, but 10 or 12 if
+    /// the repository does not open (see below). If none is named, only the machine is checked.
     Doctor,
     Completion(commands::completion::CompletionArguments),
     Man(commands::man::ManArguments),

@@ -1,4 +1,4 @@
-//! What serves the disks of a machine that runs here: nbdkit or nfs-ganesha.
+//! Serves the disks of a machine that runs here, with nbdkit or nfs-ganesha.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
@@ -16,10 +16,10 @@ use crate::qemu;
 use crate::signals::ChildSignals;
 use crate::socket_access::SocketAccess;
 
-/// The machine has its disks for as long as it runs, also while it uses none.
+/// The machine keeps its disks open while it runs, also while it uses none.
 const NO_IDLE_END: Duration = Duration::from_millis(u32::MAX as u64);
 
-/// How a machine reaches its disks.
+/// The protocol between a machine and its disks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Protocol {
     /// NBD, on a Unix socket.
@@ -28,17 +28,18 @@ pub(crate) enum Protocol {
     Nfs,
 }
 
-/// A running server. Dropped, it is ended.
+/// A running server. Dropping it ends it.
 pub(crate) enum DiskServer {
     /// nbdkit, and its socket.
     Nbd(Box<Nbdkit>, PathBuf),
     Nfs(Box<Ganesha>),
 }
 
-/// Whether what serves that way is installed; nbdkit says so itself when it starts.
+/// Checks that the server for that protocol is installed; nbdkit reports that itself at its
+/// start.
 ///
 /// # Errors
-/// `ToolFailed`, `Unsupported`: what is missing, and what to install.
+/// `ToolFailed`, `Unsupported`: the message says what is missing and what to install.
 pub(crate) fn check(protocol: Protocol) -> Result<()> {
     match protocol {
         Protocol::Nbd => Ok(()),
@@ -51,7 +52,7 @@ pub(crate) fn check(protocol: Protocol) -> Result<()> {
 }
 
 impl DiskServer {
-    /// Starts a server of one machine; `scratch` is a private folder.
+    /// Starts a server for one machine; `scratch` is a private folder.
     ///
     /// # Errors
     /// As [`Nbdkit::start`] and [`Ganesha::start`].
@@ -71,6 +72,7 @@ impl DiskServer {
                     cache_bytes,
                     is_read_only: false,
                     lists_formats: false,
+                    disconnects_at_end: false,
                 };
                 Nbdkit::start(invocation, &options, signals)
                     .map(|nbdkit| DiskServer::Nbd(Box::new(nbdkit), socket))
@@ -114,11 +116,11 @@ impl DiskServer {
         }
     }
 
-    /// To be called when a child may have ended.
+    /// Call this when a child may have ended.
     ///
     /// # Errors
-    /// `ToolFailed` where the server has ended for good; `Interrupted` where this program is
-    /// asked to end while the server is to be started again.
+    /// `ToolFailed` if the server has ended and cannot be restarted; `Interrupted` if this
+    /// program receives a signal to end during a restart.
     pub(crate) fn look_after(
         &mut self,
         invocation: &Invocation,
@@ -137,10 +139,10 @@ impl DiskServer {
         }
     }
 
-    /// Ends it in good order: the session is flushed and closed.
+    /// Ends it in order: the session is flushed and closed.
     ///
     /// # Errors
-    /// `ToolFailed` where it ends with an error.
+    /// `ToolFailed` if it ends with an error.
     pub(crate) fn stop(&mut self) -> Result<()> {
         match self {
             DiskServer::Nbd(nbdkit, _) => nbdkit.stop(None),
@@ -149,10 +151,10 @@ impl DiskServer {
     }
 }
 
-/// Two ports of loopback that nobody uses.
+/// Two free ports of loopback.
 fn free_addresses() -> Result<[SocketAddr; 2]> {
     let listen = || TcpListener::bind((Ipv4Addr::LOCALHOST, 0));
-    // Both at once, so that they differ.
+    // Both at the same time, so that they differ.
     let found = listen().and_then(|one| listen().map(|other| [one, other]));
     let [one, other] = found.context(|| "looking for free ports")?;
     let address = |listener: TcpListener| listener.local_addr().context(|| "asking for a port");

@@ -1,7 +1,7 @@
 //! The virtual hardware to boot a machine, from its stored configuration.
 //!
-//! Of a foreign configuration only memory, processors, firmware and the disks' bus
-//! are read. Files that it names are never opened.
+//! Reads only memory, processors, firmware and the disks' bus from a foreign configuration.
+//! Never opens files that it names.
 
 use clap::ValueEnum;
 use coldrise_block::{Error, ErrorKind, Result};

@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_session::write_before_background;
-use coldrise_store::{OpenOptions, PassphraseSource, Reopened, Repository, RepositoryWriter};
+use coldrise_store::{OpenOptions, PassphraseSource, ReopenReport, Repository, RepositoryWriter};
 
 use crate::arguments::GlobalOptions;
 use crate::report::print_remark;
 
+const REPOSITORY: &str = "COLDRISE_REPO";
 const PASSPHRASE_FILE: &str = "COLDRISE_PASSPHRASE_FILE";
 pub(crate) const PASSPHRASE_COMMAND: &str = "COLDRISE_PASSPHRASE_COMMAND";
 
@@ -22,6 +23,8 @@ const READING_CACHE_BYTES: u64 = 16 << 20;
 /// One run of the program.
 pub(crate) struct Invocation {
     options: GlobalOptions,
+    /// From the environment. Not an argument of the parser's: its usage lines would show it.
+    repository: Option<PathBuf>,
     started: Instant,
 }
 
@@ -40,7 +43,11 @@ impl Invocation {
             .without_time()
             .with_target(options.verbose)
             .init();
-        Invocation { options, started: Instant::now() }
+        Invocation {
+            options,
+            repository: std::env::var_os(REPOSITORY).map(PathBuf::from),
+            started: Instant::now(),
+        }
     }
 
     /// Whether the output is for programs.
@@ -80,11 +87,11 @@ impl Invocation {
     /// # Errors
     /// `InvalidInput` if none was named.
     pub(crate) fn repository_path(&self) -> Result<&Path> {
-        match &self.options.repo {
+        match self.options.repo.as_ref().or(self.repository.as_ref()) {
             Some(path) if !path.as_os_str().is_empty() => Ok(path),
             _ => Err(Error::new(
                 ErrorKind::InvalidInput,
-                "no repository was named: give --repo DIR, or set COLDRISE_REPO",
+                "no repository is named: give --repo DIR, or set COLDRISE_REPO",
             )),
         }
     }
@@ -142,6 +149,13 @@ impl Invocation {
         self.open_with(cache_bytes)
     }
 
+    /// Lets only this user read the files that this process makes from now on. RocksDB makes its
+    /// files with the mode that the umask leaves. Commands that write the repository make no
+    /// other files for users.
+    pub(crate) fn keep_files_private(&self) {
+        rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
+    }
+
     fn open_with(&self, cache_bytes: u64) -> Result<Arc<Repository>> {
         let options = OpenOptions { cache_bytes };
         Repository::open(self.repository_path()?, &self.passphrase()?, &options)
@@ -166,6 +180,7 @@ impl Invocation {
         &self,
         first: impl FnOnce() -> Result<T>,
     ) -> Result<(T, RepositoryWriter)> {
+        self.keep_files_private();
         let options = OpenOptions { cache_bytes: 0 };
         let (path, passphrase) = (self.repository_path()?, self.passphrase()?);
         RepositoryWriter::open_after(path, &passphrase, &options, first)
@@ -175,14 +190,14 @@ impl Invocation {
     /// lost parts and the number of recreated markers.
     ///
     /// # Errors
-    /// The errors of `RepositoryWriter::open_for_repair`.
-    pub(crate) fn open_for_repair(&self) -> Result<(RepositoryWriter, Reopened, u64)> {
+    /// The errors of `coldrise_session::open_for_repair`.
+    pub(crate) fn open_for_repair(&self) -> Result<(RepositoryWriter, ReopenReport, u64)> {
+        self.keep_files_private();
         let options = OpenOptions { cache_bytes: 0 };
         let (path, passphrase) = (self.repository_path()?, self.passphrase()?);
-        let (writer, reopened) = write_before_background(path, || {
-            RepositoryWriter::open_for_repair(path, &passphrase, &options)
+        let (writer, reopened, entered) = write_before_background(path, || {
+            coldrise_session::open_for_repair(path, &passphrase, &options)
         })?;
-        let entered = coldrise_session::enter_sealed_points(&writer)?;
         Ok((writer, reopened, entered.markers))
     }
 

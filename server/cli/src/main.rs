@@ -11,18 +11,19 @@
 #![forbid(unsafe_code)]
 
 mod arguments;
+mod beside_backups;
 mod child;
 mod commands;
 mod compare;
 mod disk_server;
 mod ganesha;
+mod gc_estimate;
 mod hardware;
 mod invocation;
 mod nbdkit;
-mod own_network;
+mod netns;
 mod progress;
 mod qemu;
-mod reclaimable;
 mod report;
 mod signals;
 mod since;

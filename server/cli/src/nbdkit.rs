@@ -1,4 +1,4 @@
-//! nbdkit as a child, with the plugin that serves the repository.
+//! nbdkit as a child, with the repository's plugin.
 
 use std::ffi::OsString;
 use std::io::Read;
@@ -23,36 +23,38 @@ const NAME: &str = "nbdkit";
 
 /// Name of the plugin's file.
 pub(crate) const PLUGIN_FILE: &str = "nbdkit-coldrise-plugin.so";
-/// nbdkit's own name for it, where it lies in nbdkit's folder of plugins.
+/// nbdkit's own name for the plugin in nbdkit's folder of plugins.
 const PLUGIN_NAME: &str = "coldrise";
-/// Beside the plugin: the library that keeps clients from ending nbdkit.
+/// Next to the plugin: the library that keeps clients from ending nbdkit.
 const PRELOAD_FILE: &str = "nbdkit-coldrise-preload.so";
-/// Where the loader looks for such libraries.
+/// The environment variable with the loader's additional libraries.
 const PRELOAD: &str = "LD_PRELOAD";
+/// Read by the preloaded library.
+const DISCONNECT: &str = "COLDRISE_DISCONNECT_AT_END";
 
-/// The file by which nbdkit tells that it accepts connections.
+/// nbdkit creates this file when it accepts connections.
 const READY_FILE: &str = "ready";
-/// An nbdkit that crashes is started again at once, and after this pause if it crashes
-/// again within [`STEADY_LIFE`]. Each further pause is twice as long.
+/// After a crash nbdkit is restarted at once, or after this pause if it crashes again
+/// within [`STEADY_LIFE`]. Each further pause is twice as long.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 const STEADY_LIFE: Duration = Duration::from_secs(30);
-/// How often a starting nbdkit is looked at.
+/// Interval of the checks on a starting nbdkit.
 const START_INTERVAL: Duration = Duration::from_millis(2);
-/// How long clients have time to leave.
-const CLIENTS_PATIENCE: Duration = Duration::from_secs(5);
+/// Time for sessions to be flushed; without the preloaded library, for clients to leave.
+const STOP_PATIENCE: Duration = Duration::from_secs(5);
 
-/// Where clients connect.
+/// The server's address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Endpoint {
     /// A TCP port.
     Tcp(SocketAddr),
-    /// A Unix socket, and who can connect to it.
+    /// A Unix socket and its access rights.
     Socket(PathBuf, SocketAccess),
 }
 
 impl Endpoint {
-    /// A client that waits [`START_INTERVAL`] at most for what it reads.
+    /// A client that waits at most [`START_INTERVAL`] per read.
     fn connect(&self) -> std::io::Result<Box<dyn Read>> {
         match self {
             Endpoint::Tcp(address) => {
@@ -69,7 +71,7 @@ impl Endpoint {
     }
 }
 
-/// True once the server has said anything. Where the connection ends the server ends, too.
+/// True once the server has sent anything. The connection ends together with the server.
 fn is_greeted(client: &mut Box<dyn Read>) -> bool {
     client.read(&mut [0; 18]).is_ok_and(|count| count > 0)
 }
@@ -77,40 +79,42 @@ fn is_greeted(client: &mut Box<dyn Read>) -> bool {
 /// TLS, with certificates on both sides or a shared key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Tls {
-    /// Directory with ca-cert.pem, server-cert.pem and server-key.pem; clients have
-    /// to show a certificate of the same CA.
+    /// Directory with ca-cert.pem, server-cert.pem and server-key.pem; clients must present
+    /// a certificate of the same CA.
     Certificates(PathBuf),
     /// File with the clients' names and keys.
     SharedKeys(PathBuf),
 }
 
-/// What is to be served, and how.
+/// The parameters of the server.
 pub(crate) struct ServeOptions {
     pub(crate) endpoint: Endpoint,
     pub(crate) tls: Option<Tls>,
     /// Memory for decoded chunks.
     pub(crate) cache_bytes: u64,
-    /// Sessions cannot be written either.
+    /// Whether sessions are read-only, too.
     pub(crate) is_read_only: bool,
-    /// Clients that ask for a list see image files, too.
+    /// Whether the list of exports includes image files.
     pub(crate) lists_formats: bool,
+    /// Whether nbdkit disconnects its clients when it ends, instead of answering them with errors.
+    pub(crate) disconnects_at_end: bool,
 }
 
-/// A running nbdkit. Dropped, it is ended.
+/// A running nbdkit. Dropping it ends it.
 pub(crate) struct Nbdkit {
     child: Child,
-    /// What started it, to start it again.
+    /// Its command, for a restart.
     command: Command,
     started: Instant,
-    /// Before the next start; `None` until it was started again.
+    /// The pause before the next start; `None` before the first restart.
     pause: Option<Duration>,
     endpoint: Endpoint,
     has_tls: bool,
     directory: TempDir,
 }
 
-/// The plugin beside this program, or where it lies after an installation; else the
-/// name by which nbdkit looks for it.
+/// The plugin next to this program, or in its installed location; otherwise the name by
+/// which nbdkit searches for it.
 pub(crate) fn plugin() -> PathBuf {
     let program = std::env::current_exe().unwrap_or_default();
     let folder = program.parent().unwrap_or(Path::new("."));
@@ -118,15 +122,15 @@ pub(crate) fn plugin() -> PathBuf {
     places.into_iter().find(|place| place.is_file()).unwrap_or_else(|| PLUGIN_NAME.into())
 }
 
-/// What the loader has to load with nbdkit, beside what it loads anyway.
+/// The loader's libraries for nbdkit, in addition to the environment's.
 fn preloaded(plugin: &Path) -> Option<OsString> {
     let library = plugin.with_file_name(PRELOAD_FILE);
-    // The loader takes a blank or a colon for the end of a name.
+    // The loader splits names at blanks and colons.
     let is_loadable = library.is_file() && !library.to_string_lossy().contains([' ', ':']);
     if !is_loadable {
         tracing::warn!(
             "{} cannot be loaded with nbdkit: with Debian 12's nbdkit a client that breaks off \
-             disconnects all others; put it beside the plugin",
+             disconnects all others, and a stop gives clients errors; put it beside the plugin",
             library.display()
         );
         return None;
@@ -139,7 +143,7 @@ fn preloaded(plugin: &Path) -> Option<OsString> {
     Some(libraries)
 }
 
-/// The error for an nbdkit that cannot be started.
+/// The error if nbdkit cannot be started.
 pub(crate) fn missing(error: std::io::Error) -> Error {
     Error::with_source(
         ErrorKind::ToolFailed,
@@ -152,8 +156,8 @@ impl Nbdkit {
     /// Starts nbdkit and returns when it accepts connections.
     ///
     /// # Errors
-    /// `ToolFailed` where nbdkit is missing or ends, `Interrupted` where this program
-    /// is asked to end meanwhile, `Busy` where somebody serves at that place.
+    /// `ToolFailed` if nbdkit is missing or ends, `Interrupted` if this program receives a
+    /// signal to end meanwhile, `Busy` if another server uses the address.
     pub(crate) fn start(
         invocation: &Invocation,
         options: &ServeOptions,
@@ -165,6 +169,7 @@ impl Nbdkit {
             .context(|| "making a private folder for nbdkit")?;
         let ready = directory.path().join(READY_FILE);
         let mut command = Command::new("nbdkit");
+        // When this program dies, nbdkit gets SIGTERM.
         command.args(["--foreground", "--exit-with-parent", "--pidfile"]).arg(&ready);
         match &options.endpoint {
             Endpoint::Tcp(address) => {
@@ -192,9 +197,10 @@ impl Nbdkit {
         }
         let plugin = plugin();
         command.envs(preloaded(&plugin).map(|libraries| (PRELOAD, libraries)));
+        command.envs(options.disconnects_at_end.then_some((DISCONNECT, "1")));
         command.arg(plugin);
         command.arg(option_with("repo=", &absolute(invocation.repository_path()?)?));
-        // A command is no argument, which everybody can read.
+        // Not as an argument: every user can read those.
         command.env_remove(PASSPHRASE_COMMAND);
         let mut passphrase_command = None;
         match invocation.passphrase()? {
@@ -209,7 +215,7 @@ impl Nbdkit {
             command.arg("list-formats=true");
         }
         tracing::debug!(?command, "starting nbdkit");
-        // From here on the command shows it: it is told to nobody.
+        // From here on the command contains it: never print the command.
         command.envs(passphrase_command.map(|text| (PASSPHRASE_COMMAND, text)));
         command.stdin(Stdio::null()).stdout(Stdio::null());
         let mut nbdkit = Nbdkit {
@@ -228,8 +234,7 @@ impl Nbdkit {
     }
 
     /// nbdkit writes its process id, and listens, before the plugin has opened the
-    /// repository; after that it greets clients. Tells how it ended where it does not come to
-    /// that.
+    /// repository; after that it greets clients. Returns its end if it ends first.
     fn await_ready(&mut self, signals: &mut ChildSignals) -> Result<Option<ExitStatus>> {
         let mut client = None;
         while !client.as_mut().is_some_and(is_greeted) {
@@ -254,7 +259,7 @@ impl Nbdkit {
         self.directory.path().join(READY_FILE)
     }
 
-    /// The URI of an export; an empty name for the server as a whole.
+    /// The URI of an export; with an empty name, that of the server.
     pub(crate) fn uri(&self, export: &str) -> String {
         let tls = if self.has_tls { "s" } else { "" };
         match &self.endpoint {
@@ -269,7 +274,7 @@ impl Nbdkit {
         self.child.try_wait().context(|| "looking after nbdkit")
     }
 
-    /// Serves until this program is asked to end, or somebody asks nbdkit itself to.
+    /// Serves until this program or nbdkit itself receives a signal to end.
     ///
     /// # Errors
     /// As [`Nbdkit::keep_up`].
@@ -296,14 +301,14 @@ impl Nbdkit {
         Ok(())
     }
 
-    /// To be called when it may have ended: tells how, where it was asked to. Otherwise it
-    /// is started again, however often that takes: machines run on it.
+    /// Call this when nbdkit may have ended. Returns its end if a signal asked for it.
+    /// Otherwise starts it again, any number of times: machines depend on it.
     ///
     /// # Errors
-    /// `ToolFailed` where the first one ends with an error by itself. Later ones fail for
-    /// good only where another try cannot help: the repository is gone, it has another
-    /// passphrase, another server has taken the socket. `Interrupted` where this program
-    /// is asked to end meanwhile.
+    /// `ToolFailed` if the first nbdkit ends with an error by itself. A later one is final
+    /// only if another try cannot help: the repository is gone, it has another passphrase,
+    /// another server uses the socket. `Interrupted` if this program receives a signal to
+    /// end meanwhile.
     pub(crate) fn keep_up(
         &mut self,
         invocation: &Invocation,
@@ -327,7 +332,7 @@ impl Nbdkit {
             let _ = std::fs::remove_file(self.ready_file());
             match self.command.spawn() {
                 Ok(child) => self.child = child,
-                // It has ended still: that is found at once, and tried again.
+                // If it has ended again, the next call notices that and tries again.
                 Err(error) => tracing::error!("{}", missing(error).full_message()),
             }
             self.started = Instant::now();
@@ -336,7 +341,7 @@ impl Nbdkit {
         Ok(None)
     }
 
-    /// After an end with an error, which nbdkit has said itself.
+    /// After an end with an error, which nbdkit has reported itself.
     fn check_that_it_can_serve(&self, invocation: &Invocation, status: ExitStatus) -> Result<()> {
         if self.pause.is_none() {
             return Err(child::ended_error(NAME, status));
@@ -364,7 +369,7 @@ impl Nbdkit {
         let began = Instant::now();
         while began.elapsed() < pause {
             if signals.was_asked_to_end() {
-                let what = "interrupted while nbdkit was to be started again";
+                let what = "interrupted while nbdkit restarted";
                 return Err(Error::new(ErrorKind::Interrupted, what));
             }
             std::thread::sleep(START_INTERVAL);
@@ -372,22 +377,23 @@ impl Nbdkit {
         Ok(())
     }
 
-    /// Ends nbdkit in good order: sessions are flushed and closed. It waits for its
-    /// clients to leave; where they do not it is killed, after a while or when this
-    /// program is asked again. What it has written is not lost by that.
+    /// Ends nbdkit in order: the preloaded library disconnects the clients, then sessions are
+    /// flushed and closed. After a time limit or a second signal it is killed; its writes
+    /// survive that.
     ///
     /// # Errors
-    /// `ToolFailed` where it ends with an error.
+    /// `ToolFailed` if it ends with an error.
     pub(crate) fn stop(&mut self, signals: Option<&mut ChildSignals>) -> Result<()> {
-        let ended = child::end(&mut self.child, NAME, CLIENTS_PATIENCE, signals)?;
+        let ended = child::end(&mut self.child, NAME, STOP_PATIENCE, signals)?;
         self.clear();
         if ended.was_killed {
-            tracing::warn!("clients were still connected when nbdkit was ended");
+            tracing::warn!("nbdkit did not end in time and was killed; captured writes are kept");
             return Ok(());
         }
-        match ended.status.success() {
-            true => Ok(()),
-            false => Err(child::ended_error(NAME, ended.status)),
+        if ended.status.success() {
+            Ok(())
+        } else {
+            Err(child::ended_error(NAME, ended.status))
         }
     }
 
@@ -402,7 +408,7 @@ impl Nbdkit {
 impl Drop for Nbdkit {
     fn drop(&mut self) {
         if matches!(self.child.try_wait(), Ok(None)) {
-            // Where it cannot be asked it ends with its parent.
+            // If the signal fails, it ends together with its parent.
             let _ = self.stop(None);
         }
     }
@@ -419,13 +425,13 @@ fn option_with(option: &str, path: &Path) -> OsString {
     word
 }
 
-/// Removes a socket that nobody listens on any more.
+/// Removes a socket without a listener.
 fn clear_stale_socket(path: &Path) -> Result<()> {
     let Ok(metadata) = std::fs::symlink_metadata(path) else { return Ok(()) };
     if !metadata.file_type().is_socket() {
         return Err(Error::new(
             ErrorKind::AlreadyExists,
-            format!("{} is there and is no socket: give another path", path.display()),
+            format!("{} exists and is not a socket: give another path", path.display()),
         ));
     }
     match UnixStream::connect(path) {

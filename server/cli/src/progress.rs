@@ -1,11 +1,11 @@
 //! Progress of long commands: a bar on a terminal, lines elsewhere, objects for programs.
 
 use std::io::Write;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use coldrise_ingest::{Phase, Progress, ProgressState};
+use coldrise_session::VerifyPart;
 use coldrise_store::VerifyProgress;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
@@ -20,7 +20,7 @@ const OBJECT_INTERVAL: Duration = Duration::from_millis(250);
 const SHORTEST_FOR_A_RATE: Duration = Duration::from_millis(50);
 
 /// How progress is shown.
-enum Shown {
+enum Display {
     Nothing,
     Bar(ProgressBar),
     Lines,
@@ -29,7 +29,7 @@ enum Shown {
 
 /// Shows the progress of one command. Dropping it removes the bar.
 pub(crate) struct ProgressView {
-    shown: Shown,
+    shown: Display,
     started: Instant,
     current: Mutex<Current>,
 }
@@ -58,49 +58,6 @@ struct Event<'a> {
     elapsed_ms: u64,
 }
 
-/// Shows a verify as one task: first the chunks, then the captured blocks.
-pub(crate) struct VerifyView<'a> {
-    view: &'a ProgressView,
-    /// Total bytes of captured blocks.
-    captured_bytes: u64,
-    /// Total bytes of chunks, and the bytes read so far.
-    chunk_bytes: AtomicU64,
-    read_bytes: AtomicU64,
-}
-
-impl VerifyView<'_> {
-    /// A view with `captured_bytes` of captured blocks to read after the chunks.
-    pub(crate) fn new(view: &ProgressView, captured_bytes: u64) -> VerifyView<'_> {
-        let (chunk_bytes, read_bytes) = (AtomicU64::new(0), AtomicU64::new(0));
-        VerifyView { view, captured_bytes, chunk_bytes, read_bytes }
-    }
-
-    /// Shows the progress in the chunks.
-    pub(crate) fn chunks(&self, now: VerifyProgress) {
-        self.chunk_bytes.store(now.total_bytes, Ordering::Relaxed);
-        self.read_bytes.fetch_max(now.read_bytes, Ordering::Relaxed);
-        let total_bytes = now.total_bytes + self.captured_bytes;
-        self.view.verifying("chunks", VerifyProgress { total_bytes, ..now });
-    }
-
-    /// Shows the progress in the captured blocks, after the chunks.
-    pub(crate) fn captured(&self, now: VerifyProgress) {
-        // There are no captured blocks, so there is nothing more to show.
-        if now.total_bytes == 0 {
-            return;
-        }
-        let before = self.chunk_bytes.load(Ordering::Relaxed);
-        self.view.verifying(
-            "captured blocks",
-            VerifyProgress {
-                done_bytes: before + now.done_bytes,
-                total_bytes: before + now.total_bytes,
-                read_bytes: self.read_bytes.load(Ordering::Relaxed) + now.read_bytes,
-            },
-        );
-    }
-}
-
 fn milliseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
@@ -120,16 +77,16 @@ impl ProgressView {
     /// A view in the form that the invocation asks for.
     pub(crate) fn new(invocation: &Invocation) -> ProgressView {
         let shown = if invocation.is_json() {
-            Shown::Objects
+            Display::Objects
         } else if invocation.is_quiet() {
-            Shown::Nothing
+            Display::Nothing
         } else if invocation.is_watched() {
-            Shown::Bar(new_bar())
+            Display::Bar(new_bar())
         } else {
-            Shown::Lines
+            Display::Lines
         };
         // A short command needs no line.
-        let first = if matches!(shown, Shown::Lines) { LINE_INTERVAL } else { Duration::ZERO };
+        let first = if matches!(shown, Display::Lines) { LINE_INTERVAL } else { Duration::ZERO };
         ProgressView {
             shown,
             started: Instant::now(),
@@ -138,10 +95,13 @@ impl ProgressView {
     }
 
     /// Shows the progress of a verify, with `disk` as the label.
-    pub(crate) fn verifying(&self, disk: &str, now: VerifyProgress) {
+    pub(crate) fn verifying(&self, part: VerifyPart, now: VerifyProgress) {
         self.update(&ProgressState {
             phase: Phase::Verifying,
-            disk,
+            disk: match part {
+                VerifyPart::Chunks => "chunks",
+                VerifyPart::CapturedBlocks => "captured blocks",
+            },
             done_bytes: now.done_bytes,
             total_bytes: now.total_bytes,
             read_bytes: now.read_bytes,
@@ -151,17 +111,17 @@ impl ProgressView {
 
     fn interval(&self) -> Duration {
         match self.shown {
-            Shown::Nothing => Duration::MAX,
-            Shown::Bar(_) => BAR_INTERVAL,
-            Shown::Lines => LINE_INTERVAL,
-            Shown::Objects => OBJECT_INTERVAL,
+            Display::Nothing => Duration::MAX,
+            Display::Bar(_) => BAR_INTERVAL,
+            Display::Lines => LINE_INTERVAL,
+            Display::Objects => OBJECT_INTERVAL,
         }
     }
 
     fn show(&self, state: &ProgressState<'_>, rate: u64) {
         match &self.shown {
-            Shown::Nothing => {}
-            Shown::Bar(bar) => {
+            Display::Nothing => {}
+            Display::Bar(bar) => {
                 let what = match state.phase {
                     Phase::Opening => "opening",
                     Phase::Finishing => "finishing",
@@ -172,9 +132,9 @@ impl ProgressView {
                 bar.set_message(format!("{rate}{separator}{what}"));
                 bar.set_position(state.done_bytes);
             }
-            Shown::Lines if state.phase == Phase::Opening => {}
-            Shown::Lines => print_remark(&line(state, rate)),
-            Shown::Objects => {
+            Display::Lines if state.phase == Phase::Opening => {}
+            Display::Lines => print_remark(&line(state, rate)),
+            Display::Objects => {
                 let event = Event {
                     event: "progress",
                     phase: word(state.phase),
@@ -236,7 +196,7 @@ fn new_bar() -> ProgressBar {
 
 impl Progress for ProgressView {
     fn update(&self, state: &ProgressState<'_>) {
-        if matches!(self.shown, Shown::Nothing) {
+        if matches!(self.shown, Display::Nothing) {
             return;
         }
         // Another thread is updating the display right now.
@@ -247,7 +207,7 @@ impl Progress for ProgressView {
             current.disk = state.disk.to_owned();
             current.since = Some(Instant::now());
             current.from_bytes = state.done_bytes;
-            if let Shown::Bar(bar) = &self.shown {
+            if let Display::Bar(bar) = &self.shown {
                 // The order matters: each call draws.
                 bar.set_length(state.total_bytes);
                 bar.reset();
@@ -266,7 +226,7 @@ impl Progress for ProgressView {
         // The start and end of a disk are shown at once, except as lines.
         let is_told = is_new_phase
             && matches!(state.phase, Phase::Opening | Phase::Finishing)
-            && !matches!(self.shown, Shown::Lines);
+            && !matches!(self.shown, Display::Lines);
         if !is_due && !is_told {
             return;
         }
@@ -274,9 +234,10 @@ impl Progress for ProgressView {
         let running = current.since.map_or(Duration::ZERO, |since| since.elapsed());
         let done = state.done_bytes.saturating_sub(current.from_bytes);
         // The time is too short for a rate.
-        let rate = match running < SHORTEST_FOR_A_RATE {
-            true => 0,
-            false => (done as f64 / running.as_secs_f64()) as u64,
+        let rate = if running < SHORTEST_FOR_A_RATE {
+            0
+        } else {
+            (done as f64 / running.as_secs_f64()) as u64
         };
         self.show(state, rate);
     }
@@ -284,7 +245,7 @@ impl Progress for ProgressView {
 
 impl Drop for ProgressView {
     fn drop(&mut self) {
-        if let Shown::Bar(bar) = &self.shown {
+        if let Display::Bar(bar) = &self.shown {
             bar.finish_and_clear();
             let _ = std::io::stderr().flush();
         }

@@ -1,4 +1,4 @@
-//! QEMU's arguments for a machine whose disks are served.
+//! QEMU's arguments for a machine with served disks.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -11,11 +11,11 @@ use crate::hardware::{DiskBus, Firmware, Hardware, Network};
 /// The program.
 pub(crate) const PROGRAM: &str = "qemu-system-x86_64";
 
-/// Reads what the server answers. QEMU's main loop takes half a millisecond for
-/// an answer while emulated processors keep it busy; and IDE and SATA know no other.
+/// A thread for the server's answers. QEMU's main loop takes half a millisecond for an
+/// answer while emulated processors keep it busy; IDE and SATA can use only that loop.
 const IO_THREAD: &str = "iothread,id=io";
 
-/// UEFI firmware where distributions put it: code, and the empty variables.
+/// Where distributions install UEFI firmware: code, and the empty variables.
 const UEFI_FILES: [(&str, &str); 5] = [
     ("/usr/share/OVMF/OVMF_CODE_4M.fd", "/usr/share/OVMF/OVMF_VARS_4M.fd"),
     ("/usr/share/OVMF/OVMF_CODE.fd", "/usr/share/OVMF/OVMF_VARS.fd"),
@@ -27,16 +27,16 @@ const UEFI_FILES: [(&str, &str); 5] = [
 /// QEMU's NFS driver.
 const NFS_DRIVER: &str = "block-nfs.so";
 
-/// How long a machine's requests wait for a server that is started again, in seconds.
+/// How long a machine's requests wait for a restarting server, in seconds.
 pub(crate) const RECONNECT_DELAY_S: u32 = 60;
 
-/// Most disks of a machine with that bus.
+/// Maximum number of disks of a machine with that bus.
 const MAX_IDE_DISKS: usize = 4;
 const MAX_SATA_DISKS: usize = 6;
 
-/// Whether guests really run under KVM here. That /dev/kvm can be opened is not
-/// enough, and QEMU's own fallback asks no more: where the processor lacks the
-/// feature such guests only crawl.
+/// Whether guests really run under KVM here. An accessible /dev/kvm is not enough, and
+/// QEMU's own fallback checks no more: without the processor's feature such guests only
+/// crawl.
 pub(crate) fn kvm_works() -> std::result::Result<(), &'static str> {
     if std::fs::OpenOptions::new().read(true).write(true).open("/dev/kvm").is_err() {
         return Err("/dev/kvm cannot be opened");
@@ -69,11 +69,11 @@ pub(crate) enum Console {
     Window,
 }
 
-/// Checks what can be checked before anything is published or started.
+/// Checks the requirements before anything is published or started.
 ///
 /// # Errors
-/// `Unsupported` for more disks than the bus takes and where UEFI is not installed,
-/// `ToolFailed` where QEMU is not.
+/// `Unsupported` for more disks than the bus takes and if UEFI is not installed,
+/// `ToolFailed` if QEMU is not installed.
 pub(crate) fn check(hardware: &Hardware, disks: usize) -> Result<()> {
     check_bus(hardware.disk_bus, disks)?;
     if hardware.firmware == Firmware::Uefi {
@@ -98,16 +98,16 @@ fn check_bus(bus: DiskBus, disks: usize) -> Result<()> {
     if disks > most {
         return Err(Error::new(
             ErrorKind::Unsupported,
-            format!("the bus takes {most} disks, not {disks}: say --disk-bus scsi"),
+            format!("the bus takes {most} disks, not {disks}: use --disk-bus scsi"),
         ));
     }
     Ok(())
 }
 
-/// Whether QEMU's NFS driver is installed, a file of its own.
+/// Checks that QEMU's NFS driver is installed; it is a separate file.
 ///
 /// # Errors
-/// `ToolFailed` where it is not.
+/// `ToolFailed` if it is not.
 pub(crate) fn check_nfs_driver() -> Result<()> {
     let folders = std::fs::read_dir("/usr/lib").into_iter().flatten().flatten();
     let mut folders = folders.map(|folder| folder.path()).chain([PathBuf::from("/usr/lib")]);
@@ -120,11 +120,11 @@ pub(crate) fn check_nfs_driver() -> Result<()> {
     ))
 }
 
-/// All arguments. `disks` are block nodes that have no name yet; `scratch` is a folder
-/// for files that live as long as the machine.
+/// All arguments. `disks` are block nodes without names; `scratch` is a folder for files
+/// that live as long as the machine.
 ///
 /// # Errors
-/// `Unsupported` where UEFI is not installed.
+/// `Unsupported` if UEFI is not installed.
 pub(crate) fn arguments(
     hardware: &Hardware,
     console: Console,
@@ -191,7 +191,7 @@ pub(crate) fn arguments(
     Ok(words)
 }
 
-/// Where the firmware's code and its empty variables lie.
+/// The files with the firmware's code and its empty variables.
 fn uefi_files() -> Result<(&'static str, &'static str)> {
     UEFI_FILES
         .into_iter()
@@ -204,7 +204,7 @@ fn uefi_files() -> Result<(&'static str, &'static str)> {
         })
 }
 
-/// The firmware's code, and a copy of its variables of our own.
+/// The firmware's code, and our own copy of its variables.
 fn uefi(scratch: &Path) -> Result<(PathBuf, PathBuf)> {
     let (code, variables) = uefi_files()?;
     let copy = scratch.join("uefi-variables");
@@ -262,7 +262,7 @@ mod tests {
             assert!(words.iter().any(|word| word.starts_with(device)), "{words:?}");
             let node = words.iter().find(|word| word.contains("\"disk1\"")).unwrap();
             let node: serde_json::Value = serde_json::from_str(node).unwrap();
-            // A comma in a name is no separator.
+            // A comma in a name is not a separator.
             assert_eq!(node["export"], "a,vd1");
             assert_eq!(node["discard"], "unmap");
         }

@@ -37,10 +37,12 @@ impl Report {
     /// # Errors
     /// The error of writing to stdout.
     pub(crate) fn print(&self, invocation: &Invocation) -> Result<()> {
-        let text = match invocation.is_json() {
-            true => &self.object,
-            false if self.is_answer || !invocation.is_quiet() => self.text.trim_end(),
-            false => "",
+        let text = if invocation.is_json() {
+            &self.object
+        } else if self.is_answer || !invocation.is_quiet() {
+            self.text.trim_end()
+        } else {
+            ""
         };
         match write_line(text) {
             Err(error) if error.kind() != BrokenPipe => Err(error).context(|| "writing to stdout"),

@@ -1,4 +1,4 @@
-//! Who may connect to a Unix socket.
+//! Access rights of a Unix socket.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
 
-/// A user, and a group where one is given.
+/// A user, and optionally a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SocketOwner {
     user: u32,
@@ -26,7 +26,7 @@ impl FromStr for SocketOwner {
         if user.is_empty() || group == Some("") {
             return Err(Error::new(
                 ErrorKind::InvalidInput,
-                format!("{text:?} is no owner: give USER or USER:GROUP"),
+                format!("{text:?} is not an owner: give USER or USER:GROUP"),
             ));
         }
         let group = group.map(|group| number_of("group", group)).transpose()?;
@@ -34,8 +34,7 @@ impl FromStr for SocketOwner {
     }
 }
 
-/// The number of a user or a group, asked of the system's databases, LDAP and others
-/// included.
+/// The number of a user or a group, from the system's databases, including LDAP and others.
 fn number_of(database: &str, name: &str) -> Result<u32> {
     if let Ok(number) = name.parse() {
         return Ok(number);
@@ -54,29 +53,29 @@ fn number_of(database: &str, name: &str) -> Result<u32> {
 /// Permissions of a socket, as chmod takes them.
 ///
 /// # Errors
-/// `InvalidInput` for what is no octal number up to 777.
+/// `InvalidInput` unless it is an octal number up to 777.
 pub(crate) fn parse_mode(text: &str) -> Result<u32> {
     u32::from_str_radix(text, 8).ok().filter(|mode| *mode <= 0o777).ok_or_else(|| {
         Error::new(
             ErrorKind::InvalidInput,
-            format!("{text:?} is no mode of a socket: give an octal number such as 660"),
+            format!("{text:?} is not a mode of a socket: give an octal number such as 660"),
         )
     })
 }
 
-/// Whose a socket is. Who may write it may connect.
+/// The owner of a socket. Users with write permission may connect.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SocketAccess {
     pub(crate) owner: Option<SocketOwner>,
-    /// `None`: its owner only, and the group where one is given.
+    /// `None`: its owner, and the group if one is given.
     pub(crate) mode: Option<u32>,
 }
 
 impl SocketAccess {
-    /// Gives the socket away. Until then only this user can connect to it.
+    /// Changes the socket's owner. Until then only this user can connect to it.
     ///
     /// # Errors
-    /// `Io` where the system refuses: only root gives files to other users.
+    /// `Io` if the system refuses: only root can give files to other users.
     pub(crate) fn apply(self, path: &Path) -> Result<()> {
         let what = |what| move || format!("{what} of the socket {}", path.display());
         let group = self.owner.and_then(|owner| owner.group);

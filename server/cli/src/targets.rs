@@ -5,9 +5,7 @@ use std::sync::Arc;
 
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_session::Catalog;
-use coldrise_store::{
-    Address, CatalogDamage, MachineName, PointDocument, PointName, PointSelector, Repository,
-};
+use coldrise_store::{Address, MachineName, PointDocument, PointName, PointSelector, Repository};
 
 use crate::invocation::Invocation;
 
@@ -38,7 +36,7 @@ pub(crate) fn parse_point(text: &str) -> Result<Target> {
         Address::Point { machine, selector, disk: None } => Ok(Target::Point(machine, selector)),
         Address::Point { .. } | Address::Live { .. } => Err(Error::new(
             ErrorKind::InvalidInput,
-            format!("{text}: only whole restore points are meant: give MACHINE/POINT"),
+            format!("{text}: the command takes whole restore points: give MACHINE/POINT"),
         )),
     }
 }
@@ -66,36 +64,36 @@ pub(crate) fn find(repository: &Arc<Repository>, targets: &[Target]) -> Result<V
     Ok(found.into_values().collect())
 }
 
-/// The points to release: `latest` counts those in quarantine, too.
+/// The same for quarantine and release: `latest` counts points in quarantine, too.
 ///
 /// # Errors
-/// `NotFound` as from [`find`], and if `latest` is not in quarantine; the message then names
-/// the points in quarantine.
-pub(crate) fn find_quarantined(
+/// `NotFound` as from [`find`].
+pub(crate) fn find_or_quarantined(
     repository: &Arc<Repository>,
     targets: &[Target],
 ) -> Result<Vec<PointDocument>> {
     let catalog = Catalog::new(repository);
     let mut found = BTreeMap::new();
     for target in targets {
-        // Release takes single points only.
+        // These commands take single points only.
         let Target::Point(machine, selector) = target else { continue };
         let point = catalog.point_or_quarantined(machine, selector)?;
-        if point.quarantine.is_none() && matches!(selector, PointSelector::Latest(_)) {
-            let mut quarantined = catalog.points(machine)?;
-            quarantined.retain(|point| point.quarantine.is_some());
-            let there = match quarantined.len() {
-                0 => "no point of the machine is".to_owned(),
-                _ => format!("in quarantine: {}", addresses(&quarantined).join(", ")),
-            };
-            return Err(Error::new(
-                ErrorKind::NotFound,
-                format!("{machine}/{} ({selector}) is not in quarantine; {there}", point.point),
-            ));
-        }
         found.insert((point.machine.clone(), point.point.clone()), point);
     }
     Ok(found.into_values().collect())
+}
+
+/// The addresses of a machine's points in quarantine.
+///
+/// # Errors
+/// `Corrupt` if a document does not authenticate.
+pub(crate) fn quarantined(
+    repository: &Arc<Repository>,
+    machine: &MachineName,
+) -> Result<Vec<String>> {
+    let mut points = Catalog::new(repository).points(machine)?;
+    points.retain(|point| point.quarantine.is_some());
+    Ok(addresses(&points))
 }
 
 /// Removes lost points from `targets`: their marker exists, but the point does not. Returns
@@ -145,8 +143,8 @@ pub(crate) fn tell_newer(
         }
     };
     for (machine, name) in lost.into_iter().filter(|(_, name)| *name > point.point) {
-        let lost = CatalogDamage::lost(format!("{machine}/{name}")).message();
-        invocation.remark(&format!("{} is older than what is lost: {lost}", point.point));
+        let lost = catalog.lost(&machine, &name).message();
+        invocation.remark(&format!("{} is older than lost points: {lost}", point.point));
     }
 }
 

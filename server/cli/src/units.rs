@@ -14,7 +14,7 @@ pub(crate) fn parse_size(text: &str) -> Result<u64> {
         let shown: String = text.chars().take(40).collect();
         Error::new(
             ErrorKind::InvalidInput,
-            format!("{shown:?} is no size: use a number of bytes, or one with K, M, G or T"),
+            format!("{shown:?} is not a size: use a number of bytes, or one with K, M, G or T"),
         )
     };
     let digits = text.bytes().take_while(|byte| byte.is_ascii_digit() || *byte == b'.').count();
@@ -36,9 +36,15 @@ pub(crate) fn parse_size(text: &str) -> Result<u64> {
     let unit_bytes = 1_u64 << shift;
     let millionths: u64 = format!("{fraction:0<6}").parse().map_err(|_| refused())?;
     let part = (u128::from(unit_bytes) * u128::from(millionths) / 1_000_000) as u64;
-    let number: u64 = number.parse().map_err(|_| refused())?;
-    let whole = number.checked_mul(unit_bytes).ok_or_else(refused)?;
-    whole.checked_add(part).ok_or_else(refused)
+    let is_number = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit());
+    if !is_number {
+        return Err(refused());
+    }
+    let whole = number.parse::<u64>().ok().and_then(|number| number.checked_mul(unit_bytes));
+    whole.and_then(|whole| whole.checked_add(part)).ok_or_else(|| {
+        let text = format!("{text} is too large: sizes are below 16777216T");
+        Error::new(ErrorKind::InvalidInput, text)
+    })
 }
 
 /// Formats a size with a binary unit and at most four digits, such as `40.0 GiB`.

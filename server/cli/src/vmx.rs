@@ -72,36 +72,39 @@ const IDE: (&str, usize, usize) = ("ide", 2, 2);
 const SCSI_CONTROLLER_UNIT: usize = 7;
 
 /// The places for disks on controllers of a kind, in order.
-fn places((bus, units, controllers): (&'static str, usize, usize)) -> impl Iterator<Item = Place> {
+fn places(
+    (bus, units, controllers): (&'static str, usize, usize),
+) -> impl Iterator<Item = DeviceAddress> {
     (0..controllers).flat_map(move |controller| {
         (0..units).map(move |unit| {
             let is_behind = bus == SCSI.0 && unit >= SCSI_CONTROLLER_UNIT;
-            Place { bus: bus.to_owned(), controller, unit: unit + usize::from(is_behind) }
+            DeviceAddress { bus: bus.to_owned(), controller, unit: unit + usize::from(is_behind) }
         })
     })
 }
 
 /// The place of a disk, written as `scsi0:1`, in the machine's order.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Place {
+struct DeviceAddress {
     bus: String,
     controller: usize,
     unit: usize,
 }
 
-impl Place {
-    fn parse(device: &str) -> Option<Place> {
+impl DeviceAddress {
+    fn parse(device: &str) -> Option<DeviceAddress> {
         let (controller, unit) = device.split_once(':')?;
         let digits = controller.find(|c: char| c.is_ascii_digit())?;
         let (bus, number) = controller.split_at(digits);
         let bus = bus.to_ascii_lowercase();
         let is_known = matches!(bus.as_str(), "scsi" | "sata" | "ide" | "nvme");
-        let place = Place { bus, controller: number.parse().ok()?, unit: unit.parse().ok()? };
+        let place =
+            DeviceAddress { bus, controller: number.parse().ok()?, unit: unit.parse().ok()? };
         is_known.then_some(place)
     }
 }
 
-impl std::fmt::Display for Place {
+impl std::fmt::Display for DeviceAddress {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}{}:{}", self.bus, self.controller, self.unit)
     }
@@ -117,11 +120,11 @@ fn parse_line(line: &str) -> Option<(String, &str)> {
 /// places. A place without a disk is marked as not present; a disk without a place gets
 /// a new one.
 fn with_disks(stored: &str, disks: &[&DiskName]) -> String {
-    let mut attached: Vec<Place> = stored
+    let mut attached: Vec<DeviceAddress> = stored
         .lines()
         .filter_map(parse_line)
         .filter(|(_, value)| value.to_ascii_lowercase().ends_with(".vmdk"))
-        .filter_map(|(name, _)| name.strip_suffix(".filename").and_then(Place::parse))
+        .filter_map(|(name, _)| name.strip_suffix(".filename").and_then(DeviceAddress::parse))
         .collect();
     attached.sort_unstable();
     attached.dedup();
@@ -129,8 +132,9 @@ fn with_disks(stored: &str, disks: &[&DiskName]) -> String {
     for line in stored.lines() {
         let place = parse_line(line).and_then(|(name, _)| {
             let (device, field) = name.split_once('.')?;
-            let index =
-                attached.iter().position(|place| Some(place) == Place::parse(device).as_ref());
+            let index = attached
+                .iter()
+                .position(|place| Some(place) == DeviceAddress::parse(device).as_ref());
             Some((index?, field.to_owned()))
         });
         // Writing to a String cannot fail.
@@ -160,7 +164,7 @@ fn with_disks(stored: &str, disks: &[&DiskName]) -> String {
     text
 }
 
-fn attach(text: &mut String, place: &Place, disk: &DiskName) {
+fn attach(text: &mut String, place: &DeviceAddress, disk: &DiskName) {
     let _ = writeln!(text, "{place}.present = \"TRUE\"");
     let _ = writeln!(text, "{place}.deviceType = \"{}-hardDisk\"", place.bus);
     let _ = writeln!(text, "{place}.fileName = \"{disk}.vmdk\"");

@@ -89,7 +89,7 @@ fn a_file_is_made_of_what_is_known() {
     let plain = made("trial", &Hardware::default(), &disks);
     assert!(plain.contains("sata0:1.fileName = \"vdb.vmdk\"\n"), "{plain}");
     assert!(!plain.contains("ethernet0"), "no network unasked");
-    // Names come once only, and every line is a name and a value.
+    // Every name appears once, and every line is a name and a value.
     for text in [&text, &plain] {
         let mut names: Vec<_> = text.lines().map(|line| parse_line(line).unwrap().0).collect();
         let count = names.len();

@@ -7,15 +7,15 @@ use coldrise_store::SessionName;
 use parking_lot::Mutex;
 use std::sync::Arc;
 
-/// Shows what this process has written, as long as it writes the session, and what is
-/// stable otherwise. It keeps nobody from writing or ending the session.
+/// If this process writes the session, it shows what this process has written; otherwise it
+/// shows what is stable. It keeps no other process from writing or ending the session.
 pub(crate) struct ReadClientFile {
     sessions: Arc<OpenSessions>,
     session: SessionName,
     created_at_ms: u64,
     id: FileId,
     reader: Arc<ClientFilesReader>,
-    /// Opened when it is first needed.
+    /// Opened at the first use.
     stable: Mutex<Option<Arc<dyn Disk>>>,
 }
 
@@ -56,7 +56,7 @@ impl ReadClientFile {
 
 impl Disk for ReadClientFile {
     fn size_bytes(&self) -> u64 {
-        // Whoever then reads it gets the error.
+        // The next reader gets the error.
         self.now().map_or(1, |file| file.size_bytes())
     }
 
@@ -69,7 +69,7 @@ impl Disk for ReadClientFile {
     }
 }
 
-/// In the place of a disk, where only the session is to be held.
+/// Stands in for a disk if the caller only holds the session.
 pub(crate) struct NoContent;
 
 impl Disk for NoContent {

@@ -1,4 +1,4 @@
-//! One opened export: a disk, and what has to stay held while it is used.
+//! One opened export: a disk, and everything that must stay held during its use.
 
 use crate::image_file::ImageFile;
 use crate::open_sessions::SessionHold;
@@ -8,13 +8,14 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 
-/// A disk, a file of an image of it, or a file of a client, under one name, open until it is dropped.
+/// A disk, an image file or a client's file under one name. It stays open until it is
+/// dropped.
 ///
 /// Dropping the last export of a session closes the session, which makes its
 /// captured writes durable and lets another process open it.
 pub struct Export {
-    // Fields are dropped in this order: the content lets go of its session, then
-    // the session closes, and only then may what it rests on be deleted.
+    // Drop order: the content releases its session, then the session closes, and only then
+    // may its base be deleted.
     pub(crate) content: Content,
     pub(crate) session: Option<SessionHold>,
     pub(crate) _lease: Option<LeaseHold>,
@@ -25,7 +26,7 @@ pub struct Export {
     pub(crate) poisoned: Arc<AtomicBool>,
 }
 
-/// What is shown under the name.
+/// The content under the name.
 pub(crate) enum Content {
     Disk(Arc<dyn Disk>),
     Image(ImageFile),
@@ -33,8 +34,8 @@ pub(crate) enum Content {
 }
 
 impl Export {
-    /// An export of a disk that belongs to no repository: nothing is leased, and
-    /// a prefetch does nothing.
+    /// An export of a disk outside any repository: it has no lease, and a prefetch does
+    /// nothing.
     pub fn of_disk(name: &str, description: &str, disk: Arc<dyn Disk>) -> Export {
         Export {
             content: Content::Disk(disk),
@@ -58,8 +59,8 @@ impl Export {
         &self.description
     }
 
-    /// The disk, or the image file as if it were one. Call it only after
-    /// [`Export::check`] where a defect may have been caught earlier.
+    /// The disk, or the image file as a disk. Call [`Export::check`] first if an earlier
+    /// call may have ended in a defect.
     pub fn disk(&self) -> &dyn Disk {
         match &self.content {
             Content::Disk(disk) => &**disk,
@@ -68,11 +69,10 @@ impl Export {
         }
     }
 
-    /// Changes the length of an image file, as a truncate does; where it grows
-    /// there are zeroes.
+    /// Changes the length of an image file, as a truncate does. Added bytes are zeroes.
     ///
-    /// `ErrorKind::ReadOnly`; `ErrorKind::Unsupported` where the size follows from
-    /// the disk's: of images only the text of a flat VMDK changes, up to 64 KiB.
+    /// `ErrorKind::ReadOnly`; `ErrorKind::Unsupported` if the disk determines the size: of
+    /// images only the text of a flat VMDK changes, up to 64 KiB.
     pub fn set_size_bytes(&self, size_bytes: u64) -> Result<()> {
         match &self.content {
             Content::Image(image) => image.set_size_bytes(size_bytes),
@@ -85,13 +85,12 @@ impl Export {
         }
     }
 
-    /// The files of clients in its session; `None` where it holds none for writing.
+    /// The files of clients in its session; `None` unless it holds a session for writing.
     pub(crate) fn client_files(&self) -> Result<Option<Arc<ClientFiles>>> {
         self.session.as_ref().map(SessionHold::files).transpose()
     }
 
-    /// True once its session refuses writes after a failure: what was written and not
-    /// flushed may be lost.
+    /// True once its session refuses writes after a failure: unflushed writes may be lost.
     pub fn has_stopped(&self) -> bool {
         self.session.as_ref().is_some_and(SessionHold::has_stopped)
     }
@@ -112,10 +111,10 @@ impl Export {
         Ok(())
     }
 
-    /// Stops this export and every other export of its session for good: called
-    /// when a defect was caught, because what the defect left behind in memory
-    /// cannot be trusted. The session is not closed cleanly either; its next
-    /// opening, by a new process, recovers it from its log.
+    /// Stops this export and every other export of its session permanently. Called after a
+    /// defect, because the state that the defect left in memory cannot be trusted. The
+    /// session is not closed cleanly either; its next opening, by a new process, recovers
+    /// it from its log.
     pub fn poison(&self) {
         self.poisoned.store(true, Ordering::Relaxed);
         if let Some(session) = &self.session {
@@ -123,8 +122,8 @@ impl Export {
         }
     }
 
-    /// Decodes a range into the cache of decoded chunks, as far as the cache can
-    /// hold it. A range that leaves the disk is `ErrorKind::OutOfRange`.
+    /// Decodes a range into the cache of decoded chunks, up to the size of the cache. A
+    /// range that leaves the disk is `ErrorKind::OutOfRange`.
     pub fn prefetch(&self, offset_bytes: u64, length_bytes: u64) -> Result<()> {
         let end = offset_bytes.checked_add(length_bytes).filter(|&e| e <= self.disk().size_bytes());
         let Some(end) = end else {

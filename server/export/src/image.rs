@@ -1,4 +1,4 @@
-//! A disk as an image file: which layout, with which ids.
+//! A disk as an image file: its layout and its ids.
 
 use crate::image_name::{names, ImagePart};
 use coldrise_block::{Disk, Error, ErrorKind, Result, StoredRanges};
@@ -10,11 +10,10 @@ use std::path::Path;
 /// Purpose of the key that an image's ids are derived from; it never changes.
 const IDENTITY: &str = "image identity";
 
-/// A point's disk, as far as layouts depend on it.
+/// The properties of a point's disk that layouts depend on.
 ///
-/// The ids in an image are bound to the repository, the machine, the point and
-/// the disk: the same at every opening, and to whoever lacks the key as good as
-/// random.
+/// The ids in an image are bound to the repository, the machine, the point and the disk:
+/// they are the same at every opening. Without the key they look random.
 pub(crate) fn point_shape(
     repository: &Repository,
     point: &PointDocument,
@@ -25,8 +24,8 @@ pub(crate) fn point_shape(
     shape(repository, &material, disk.size_bytes, point.created_at_ms)
 }
 
-/// A session's disk. It has ids of its own, so that nobody takes it for the
-/// point's or for another session's, and keeps them until it ends.
+/// A session's disk. It has ids of its own until it ends, so that no program takes it for
+/// the point's or another session's disk.
 pub(crate) fn session_shape(
     repository: &Repository,
     session: &SessionDocument,
@@ -47,9 +46,9 @@ fn shape(
     DiskShape::new(size_bytes, Identity { seed, created_unix_seconds: created_at_ms / 1000 })
 }
 
-/// Lays a disk out. For a compact format its extents are walked, no data is
-/// read; for the others this costs next to nothing. `folder` is where clients see
-/// the image's files, if they do.
+/// Lays a disk out. A compact format walks the extents and reads no data; the others cost
+/// next to nothing. `folder` is the path under which clients see the image's files, if they
+/// do.
 pub(crate) fn lay_out(
     part: ImagePart,
     name: &DiskName,
@@ -76,8 +75,8 @@ pub(crate) fn lay_out(
     Ok(files.swap_remove(part.index).layout)
 }
 
-/// Refuses an image that readers would take for another one because of what the disk
-/// begins with.
+/// Refuses an image that readers would take for another format because of the disk's first
+/// bytes.
 pub(crate) fn check_start(part: ImagePart, name: &DiskName, disk: &dyn Disk) -> Result<()> {
     let mut start = [0; Format::START_BYTES];
     if !part.format.depends_on_start() || disk.size_bytes() < start.len() as u64 {
@@ -87,13 +86,13 @@ pub(crate) fn check_start(part: ImagePart, name: &DiskName, disk: &dyn Disk) -> 
     part.format.check_start(&start).map_err(|error| refused(error, name))
 }
 
-/// QEMU looks for a data file that has no folder in its own working folder.
+/// QEMU looks for a data file without a folder in its own working folder.
 fn with_path(names: Names, folder: &Path) -> Result<Names> {
     let path = folder.join(names.companion());
     let text = path.to_str().ok_or_else(|| {
         Error::new(
             ErrorKind::Unsupported,
-            format!("it has to name {}, whose path is no UTF-8 text", path.display()),
+            format!("it must name {}, whose path is not UTF-8", path.display()),
         )
     })?;
     names
@@ -101,13 +100,13 @@ fn with_path(names: Names, folder: &Path) -> Result<Names> {
         .map_err(|error| Error::new(ErrorKind::Unsupported, error.to_string()))
 }
 
-/// What a layout refuses says already why.
+/// The layout's error already says why.
 fn refused(error: coldrise_formats::Error, disk: &DiskName) -> Error {
     use coldrise_formats::Error as Layout;
     match error {
         Layout::DiskTooLarge { .. } | Layout::ImageTooLarge { .. } => {
             let vhdx = Format::Vhdx.suffix();
-            Error::new(ErrorKind::Unsupported, format!("{error}; {disk}{vhdx} holds it"))
+            Error::new(ErrorKind::Unsupported, format!("{error}; {disk}{vhdx} can hold it"))
         }
         Layout::RangeOutside { .. } => Error::new(ErrorKind::Internal, error.to_string()),
         _ => Error::new(ErrorKind::Unsupported, error.to_string()),

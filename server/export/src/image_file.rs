@@ -1,4 +1,4 @@
-//! A disk view through a layout: one file of an image, as if it were a disk.
+//! A disk view through a layout: one file of an image, as a disk.
 //!
 //! ```text
 //!   vda.vhdx   │ header, log, tables │ zeroes │ disk from its byte 0 │ zeroes │
@@ -7,14 +7,14 @@
 //!   extents      stored                 hole     the disk's, shifted    hole
 //! ```
 //!
-//! What becomes of a write stands in [`Segment::writes`]: it goes to the disk,
-//! and so shows in every other image of it; or it is kept for this file alone,
-//! in the session's side file; or it is refused, because it would move the
-//! disk's data. A request that is refused in part changes nothing.
+//! [`Segment::writes`] decides about a write. It goes to the disk, and so shows in every
+//! other image of the disk; or the session's side file keeps it for this file alone; or it
+//! is refused, because it would move the disk's data. A partly refused request changes
+//! nothing.
 //!
-//! A flush makes both durable. Neither waits for the other before: a client
-//! that wants an order between its metadata and its data flushes in between,
-//! and a flush covers every write that completed before it.
+//! A flush makes both durable. Before a flush there is no order between them: a client that
+//! needs its metadata before its data flushes in between, and a flush covers every write
+//! that completed before it.
 
 use crate::length::{length_of, side_file_bytes};
 use coldrise_block::{
@@ -25,29 +25,28 @@ use coldrise_session::Length;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Bytes that are looked at in one piece where a write must change nothing.
+/// Bytes per step when a write is checked to change nothing.
 const COMPARED_BYTES: u64 = 64 << 10;
 
 /// One file of an image of a disk.
 pub(crate) struct ImageFile {
     layout: Arc<Layout>,
     disk: Arc<dyn Disk>,
-    /// What clients wrote around the disk, over the layout's own bytes. A restore
+    /// The bytes that clients wrote around the disk, over the layout's own bytes. A restore
     /// point has none.
     side: Option<Arc<dyn Disk>>,
-    /// Of a file that clients may make longer or shorter.
+    /// Set for a file that clients may lengthen or shorten.
     length: Option<Length>,
 }
 
 impl ImageFile {
-    /// The file that `layout` describes, over the disk that it was made for,
-    /// read-only.
+    /// The file that `layout` describes, over its disk, read-only.
     pub(crate) fn read_only(layout: Layout, disk: Arc<dyn Disk>) -> ImageFile {
         ImageFile { layout: Arc::new(layout), disk, side: None, length: None }
     }
 
-    /// The same of a session: `open_side` opens the side file of that size over
-    /// what the layout says. It can be written where side file and disk can.
+    /// The same for a session: `open_side` opens the side file of that size over the
+    /// layout's bytes. The file is writable if side file and disk are.
     pub(crate) fn live(
         layout: Layout,
         disk: Arc<dyn Disk>,
@@ -76,11 +75,11 @@ impl ImageFile {
         })
     }
 
-    /// Makes the file longer, with zeroes, or shorter.
+    /// Lengthens the file with zeroes, or shortens it.
     ///
     /// # Errors
-    /// `ReadOnly`; `Unsupported` where the file's size is the disk's affair;
-    /// `OutOfRange` above what the file may grow to.
+    /// `ReadOnly`; `Unsupported` if the disk determines the file's size; `OutOfRange` above
+    /// the maximum size of the file.
     pub(crate) fn set_size_bytes(&self, size_bytes: u64) -> Result<()> {
         self.check_writable()?;
         if size_bytes == self.size_bytes() {
@@ -95,7 +94,7 @@ impl ImageFile {
         length.set(size_bytes)
     }
 
-    /// The segments of a range of the file, with what it has grown by.
+    /// The segments of a range of the file, its added length included.
     fn segments(&self, range: Range<u64>) -> impl Iterator<Item = Segment> + '_ {
         let grown = range.start.max(self.layout.size_bytes())..range.end;
         let tail = (grown.start < grown.end).then(|| Segment {
@@ -107,8 +106,8 @@ impl ImageFile {
         self.layout.segments(range).chain(tail)
     }
 
-    /// Nearly every read lies in one segment: it costs finding that, and nothing
-    /// is allocated.
+    /// Nearly every read lies in one segment: finding it is the only cost, without an
+    /// allocation.
     #[inline]
     fn read(
         &self,
@@ -141,13 +140,13 @@ impl ImageFile {
             Some(side) if !self.is_read_only() => Ok(&**side),
             _ => Err(Error::new(
                 ErrorKind::ReadOnly,
-                "this image file is read-only; publish the restore point and write to a session's",
+                "this image file is read-only; publish the restore point and write to the session",
             )),
         }
     }
 
-    /// Refuses a write of `bytes` (of zeroes, where there are none) that would
-    /// change what may not change; the same bytes once more are no change.
+    /// Refuses a write of `bytes` (of zeroes if `None`) that would change protected bytes;
+    /// writing the same bytes again is no change.
     fn check_refused(&self, range: Range<u64>, bytes: Option<&[u8]>) -> Result<()> {
         let mut there = Vec::new();
         for segment in self.segments(range.clone()) {
@@ -173,7 +172,7 @@ impl ImageFile {
         Ok(())
     }
 
-    /// Reports what `from` holds where the segment shows it from `start` on.
+    /// Reports the extents of `from` at the segment's position from `start` on.
     fn extents_of(
         &self,
         from: &dyn Disk,
@@ -186,7 +185,7 @@ impl ImageFile {
         while at < end && !answer.is_complete {
             let found = from.extents(at, end - at, answer.room())?;
             if found.is_empty() {
-                return Err(Error::new(ErrorKind::Internal, "a disk told no extents"));
+                return Err(Error::new(ErrorKind::Internal, "a disk reported no extents"));
             }
             for extent in found {
                 at = extent.end_behind(at)?;
@@ -228,7 +227,7 @@ impl Disk for ImageFile {
         self.read(buffer, offset_bytes, |disk, part, offset| disk.read_in_memory(part, offset))
     }
 
-    /// A write behind the end of a file that may grow makes it longer.
+    /// A write behind the end of a file that may grow lengthens it.
     fn write_at(&self, bytes: &[u8], offset_bytes: u64) -> Result<()> {
         let side = self.check_writable()?;
         let limit = self.length.as_ref().map_or(self.size_bytes(), Length::limit_bytes);
@@ -269,8 +268,7 @@ impl Disk for ImageFile {
         Ok(())
     }
 
-    /// Only the disk forgets anything: a trim is a hint, and what is around the
-    /// disk is small.
+    /// Only the disk frees space: a trim is a hint, and the bytes around the disk are few.
     fn trim(&self, offset_bytes: u64, length_bytes: u64) -> Result<()> {
         self.check_writable()?;
         check_range(self.size_bytes(), offset_bytes, length_bytes)?;
@@ -316,8 +314,8 @@ impl Disk for ImageFile {
     }
 }
 
-/// What a layout says around the disk: what a side file shows until it is
-/// written. The disk's own bytes are zeroes here.
+/// The layout's bytes around the disk: a side file shows them until they are written. The
+/// disk's own bytes are zeroes here.
 struct Around {
     layout: Arc<Layout>,
     size_bytes: u64,
@@ -360,7 +358,7 @@ impl Disk for Around {
     }
 }
 
-/// Extents up to a limit; what only makes the last one longer still fits.
+/// Extents up to a limit; one that only lengthens the last extent still fits.
 struct Answer {
     extents: Vec<Extent>,
     limit: usize,

@@ -5,15 +5,14 @@ use proptest::prelude::*;
 
 const BLOCK: u64 = 4096;
 
-/// A disk in memory that knows which of its blocks are stored, and answers with
-/// few extents at a time.
+/// A disk in memory that knows its stored blocks and answers with few extents at a time.
 struct Memory {
     content: Vec<u8>,
     stored: Vec<(u64, u64)>,
     most_extents: usize,
 }
 
-/// What it was made of, not megabytes of content.
+/// Shown in failures instead of megabytes of content.
 impl std::fmt::Debug for Memory {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "({}, {:?}, {})", self.content.len(), self.stored, self.most_extents)
@@ -60,7 +59,7 @@ impl Disk for Memory {
     }
 }
 
-/// Every file of the disk in every format that is served.
+/// Every file of the disk in every served format.
 fn files(memory: Memory) -> Vec<ImageFile> {
     let disk = Arc::new(memory);
     let identity = Identity { seed: [3; 32], created_unix_seconds: 1_800_000_000 };
@@ -86,7 +85,7 @@ fn any_disk() -> impl Strategy<Value = Memory> {
     (size, stored, 1..4usize).prop_map(|(size, stored, most)| Memory::new(size, &stored, most))
 }
 
-/// Reads that cross what lies in a file, and one byte at each border.
+/// Reads that cross the borders of segments, and one byte at each border.
 fn places(file: &ImageFile, lengths: &[u64]) -> Vec<(u64, u64)> {
     let size = file.size_bytes();
     let mut places = Vec::new();
@@ -106,7 +105,7 @@ fn read(file: &ImageFile, offset: u64, length: u64) -> Vec<u8> {
     bytes
 }
 
-/// How many cases to try: `make fuzz` asks for more.
+/// Number of cases: `make fuzz` asks for more.
 pub(super) fn cases(bounded: u32) -> ProptestConfig {
     let asked = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok());
     ProptestConfig::with_cases(asked.unwrap_or(bounded))
@@ -205,7 +204,7 @@ fn what_leaves_the_file_is_refused_and_so_is_every_write() {
     }
 }
 
-/// A disk that cannot say what it holds from some byte on.
+/// A disk that cannot report extents from some byte on.
 struct Failing(Result<()>);
 
 impl Disk for Failing {

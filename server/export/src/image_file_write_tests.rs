@@ -1,4 +1,4 @@
-//! What becomes of every write to every byte of every writable image.
+//! Tests writes to every byte of every writable image.
 
 use super::tests::cases;
 use super::*;
@@ -6,7 +6,7 @@ use coldrise_formats::{DiskShape, Format, Identity, Names, Presentation};
 use parking_lot::Mutex;
 use proptest::prelude::*;
 
-/// A disk in memory that can be written, and counts its flushes.
+/// A writable disk in memory that counts its flushes.
 struct Memory {
     content: Mutex<Vec<u8>>,
     flushes: Mutex<u32>,
@@ -92,7 +92,7 @@ enum Request {
     Trim,
 }
 
-/// A request near a border of the file: which one, how far before it, how long.
+/// A request near a border of the file: the border, the distance before it and the length.
 fn any_request() -> impl Strategy<Value = (Request, usize, u64, u64)> {
     let what = prop_oneof![
         3 => (1..=255u8).prop_map(Request::Write),
@@ -112,9 +112,8 @@ fn writable() -> impl Strategy<Value = Format> {
 proptest! {
     #![proptest_config(cases(40))]
 
-    /// Against a model of the file: each byte goes where its segment says, a
-    /// request that is refused in part changes nothing at all, and what another
-    /// format shows is the disk.
+    /// Compares with a model of the file. Each byte goes where its segment says. A partly
+    /// refused request changes nothing. What another format shows is the disk.
     #[test]
     fn every_write_ends_where_its_segment_says(
         format in writable(),
@@ -169,7 +168,7 @@ proptest! {
         }
     }
 
-    /// A descriptor is written anew, longer or shorter, like any file.
+    /// Clients rewrite a descriptor as a whole, longer or shorter, like any file.
     #[test]
     fn a_descriptor_behaves_as_a_file(
         steps in prop::collection::vec((0..3u8, 0..70_000u64, 1..5000usize, 1..=255u8), 1..40),
@@ -203,7 +202,7 @@ proptest! {
             }
             prop_assert_eq!(file.size_bytes(), model.len() as u64);
             prop_assert!(whole(&file) == model);
-            // Whoever opens it next finds it so.
+            // The next opening finds the same content.
             let length = length_of(&file.layout, &(side.clone() as Arc<dyn Disk>)).unwrap();
             prop_assert_eq!(length.get(), model.len() as u64);
         }

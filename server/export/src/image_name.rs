@@ -1,20 +1,20 @@
-//! File names to disks and images: `vda`, `vda.vhdx`, `vda-flat.vmdk`.
+//! Maps file names to disks and images: `vda`, `vda.vhdx`, `vda-flat.vmdk`.
 //!
-//! A disk's name may hold dots, so a file name may fit more than one thing. A
-//! disk of exactly that name comes first; then an image of the disk with the
-//! longest name that fits. An image whose data would lie in a file that is
-//! thereby something else is refused rather than shown over a foreign file.
+//! A disk's name may hold dots, so a file name can have several meanings. A disk of exactly
+//! that name comes first; then an image of the disk with the longest matching name. An
+//! image is refused if the name of its data file already means something else: clients
+//! would see the disk over a foreign file.
 
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_formats::{Access, DiskShape, Format, Names};
 use coldrise_store::{DiskName, MAX_NAME_BYTES};
 
-/// What a file name stands for.
+/// The meaning of a file name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Named<'a> {
     /// The disk.
     pub(crate) disk: &'a DiskName,
-    /// Its image, or nothing for the disk itself.
+    /// The image of the disk; `None` for the disk itself.
     pub(crate) image: Option<ImagePart>,
 }
 
@@ -23,23 +23,23 @@ pub(crate) struct Named<'a> {
 pub(crate) struct ImagePart {
     /// The image's format.
     pub(crate) format: Format,
-    /// 0 for the file that is opened, 1 for the one beside it with the data.
+    /// 0 for the file that clients open, 1 for the data file next to it.
     pub(crate) index: usize,
 }
 
 impl ImagePart {
-    /// Whether the disk's bytes lie in this file, and not in the one beside it.
+    /// Whether this file, and not the one next to it, holds the disk's bytes.
     pub(crate) fn shows_disk(&self, disk: &DiskName) -> bool {
         self.index > 0
             || names(self.format, disk).is_ok_and(|names| names.companion() == names.image())
     }
 }
 
-/// Refuses what can name no disk and no image, whatever disks there are.
+/// Refuses a name that can mean no disk and no image in any folder.
 pub(crate) fn check(file: &str) -> Result<()> {
     let checked = DiskName::parse(file);
     if checked.is_err() && Format::of_file_name(file).is_some() {
-        // Only the disk's part of the name has to be as short as a disk's.
+        // Only the part with the disk's name must keep to the length of a disk's name.
         if let Some(head) = file.get(..MAX_NAME_BYTES.min(file.len())) {
             return DiskName::parse(head).map(drop);
         }
@@ -47,7 +47,7 @@ pub(crate) fn check(file: &str) -> Result<()> {
     checked.map(drop)
 }
 
-/// What `file` stands for among the disks of one point or session.
+/// The meaning of `file` among the disks of one point or session.
 pub(crate) fn find<'a>(file: &str, disks: &[&'a DiskName]) -> Result<Named<'a>> {
     let Some(named) = lookup(file, disks) else { return Err(no_such(file, disks)) };
     let Some(ImagePart { format, index: 0 }) = named.image else { return Ok(named) };
@@ -66,30 +66,30 @@ pub(crate) fn find<'a>(file: &str, disks: &[&'a DiskName]) -> Result<Named<'a>> 
     }
 }
 
-/// Whose images they are.
+/// The owner of the images.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Shown {
-    /// A restore point's: every format that is not streamed.
+pub(crate) enum ImageOwner {
+    /// A restore point. It has every format that is not streamed.
     Point,
-    /// A session's. Which blocks of its disks hold something changes under its
-    /// clients, so that a compact image would soon be wrong.
+    /// A session. Clients change which blocks of its disks are stored, so a compact image
+    /// would soon be wrong.
     Session,
 }
 
-impl Shown {
-    /// Whether images of that format are there.
+impl ImageOwner {
+    /// Whether images of that format exist.
     pub(crate) fn has(self, format: Format) -> bool {
         match format.access() {
             Access::Writable => true,
-            Access::ReadOnly => self == Shown::Point,
+            Access::ReadOnly => self == ImageOwner::Point,
             Access::Streamed => false,
         }
     }
 }
 
-/// The names of all image files of a disk that can be opened beside `disks`.
+/// The names of all image files of a disk that clients can open next to `disks`.
 pub(crate) fn images(
-    shown: Shown,
+    shown: ImageOwner,
     disk: &DiskName,
     shape: &DiskShape,
     disks: &[&DiskName],
@@ -128,7 +128,7 @@ fn lookup<'a>(file: &str, disks: &[&'a DiskName]) -> Option<Named<'a>> {
     images.max_by_key(|named| named.disk.as_str().len())
 }
 
-/// The part of an image of `disk` that is called `file`.
+/// The part of an image of `disk` that has the name `file`.
 fn part_of(file: &str, disk: &DiskName) -> Option<ImagePart> {
     let rest = file.strip_prefix(disk.as_str())?;
     if let Some(format) = Format::ALL.into_iter().find(|format| format.suffix() == rest) {
@@ -136,8 +136,8 @@ fn part_of(file: &str, disk: &DiskName) -> Option<ImagePart> {
     }
     let is_companion =
         |format: &Format| names(*format, disk).is_ok_and(|names| names.companion() == file);
-    // Where formats share a data file it is one and the same; it is there as
-    // long as one of them can hold the disk.
+    // Formats that share a data file name the same file. It exists while one of the formats
+    // can hold the disk.
     let format = Format::ALL
         .into_iter()
         .filter(is_companion)

@@ -5,7 +5,7 @@ fn disks(names: &[&str]) -> Vec<DiskName> {
     names.iter().map(|name| DiskName::parse(name).unwrap()).collect()
 }
 
-/// What a file is among disks, as `disk`, `disk:format` or the kind of error.
+/// The meaning of a file name among disks, as `disk`, `disk:format` or the kind of error.
 fn found(file: &str, disks: &[DiskName]) -> String {
     let there: Vec<_> = disks.iter().collect();
     match find(file, &there) {
@@ -37,12 +37,12 @@ fn a_disk_is_never_hidden_by_an_image() {
     assert_eq!(found("vda.vhdx", &disks), "vda.vhdx");
     assert_eq!(found("vda.raw", &disks), "vda.raw");
     assert_eq!(found("vda.raw.raw", &disks), "vda.raw:Raw");
-    // The longest disk's name that fits.
+    // The longest valid name of a disk.
     assert_eq!(found("vda.dynamic.vhd", &disks), "vda.dynamic:Vhd");
     assert_eq!(found("vda.vhd", &disks), "vda:Vhd");
     assert_eq!(found("vda-flat.vmdk", &disks), "vda-flat:Vmdk");
     assert_eq!(found("vda-flat-flat.vmdk", &disks), "vda-flat:data");
-    // Their data would lie in files that are something else.
+    // The names of their data files already mean something else.
     for file in ["vda.vmdk", "vda.hosted.vmdk", "vda.external.qcow2"] {
         assert_eq!(found(file, &disks), "Unsupported", "{file}");
     }
@@ -59,7 +59,7 @@ fn what_is_listed_can_be_found() {
     let there: Vec<_> = disks.iter().collect();
     let identity = Identity { seed: [0; 32], created_unix_seconds: 0 };
     let small = DiskShape::new(1 << 20, identity);
-    let files = images(Shown::Point, &disks[0], &small, &there);
+    let files = images(ImageOwner::Point, &disks[0], &small, &there);
     assert_eq!(
         files,
         [
@@ -77,7 +77,7 @@ fn what_is_listed_can_be_found() {
         assert!(found(&file, &disks).starts_with("vda:"));
     }
     let large = DiskShape::new(63 << 40, identity);
-    let files = images(Shown::Point, &disks[2], &large, &there);
+    let files = images(ImageOwner::Point, &disks[2], &large, &there);
     assert!(files.contains(&"vda.dynamic-flat.vmdk".to_owned()), "of the hosted VMDK");
     assert!(!files.iter().any(|file| file.ends_with(".vhd") || file == "vda.dynamic.vmdk"));
 }

@@ -1,13 +1,13 @@
-//! Which image files clients make longer or shorter: only the text of a flat VMDK,
-//! which they write anew as a whole.
+//! Image files with a variable length: only the text of a flat VMDK, which clients rewrite
+//! as a whole.
 
 use coldrise_block::Disk;
 use coldrise_formats::Layout;
 use coldrise_session::Length;
 use std::sync::Arc;
 
-/// Bytes of the side file of an image file: what the file may hold, and the block
-/// with the length where that can change.
+/// Size in bytes of the side file of an image file: the file's maximum content, plus the
+/// block with the length if the length can change.
 pub(crate) fn side_file_bytes(layout: &Layout) -> u64 {
     if layout.growth_limit_bytes() == layout.size_bytes() {
         return layout.size_bytes();

@@ -1,6 +1,5 @@
-//! The tree of names: every disk of every restore point and of every published
-//! session, and each as an image file in every format, as something that a front
-//! end can open.
+//! The tree of names: every disk of every restore point and of every published session, and
+//! each disk as an image file in every format. Front ends open them by name.
 //!
 //! ```text
 //!   front end ─ name ─▶ ExportTree ─┬─ MACHINE/POINT/DISK ─▶ Catalog, read-only disk
@@ -17,7 +16,7 @@
 //! | at the same time | what settles it |
 //! |---|---|
 //! | open and open of one session | the second waits and shares the first's session |
-//! | last close and open of one session | the open waits until the session is closed, then opens it anew |
+//!  last close and open of one session | the open waits until the session is closed, then opens it again |
 //! | open here and in another process | the session's own lock: the second is `Busy` |
 //! | open of a point and its deletion | the lease is written first, then the point is looked up again |
 //! | two front ends starting | the lock of the leases directory |

@@ -1,16 +1,16 @@
-//! What there is to open: exact names, and a line for people on each.
+//! Lists exports: exact names, with one line of text each.
 
-use crate::image_name::Shown;
+use crate::image_name::ImageOwner;
 use crate::{image, image_name};
 use coldrise_session::SessionDocument;
 use coldrise_store::{DiskDocument, DiskName, PointDocument, Repository, SessionName};
 
-/// Which exports a list shows. All can be opened, shown or not.
+/// The exports that a list shows. Clients can open all, listed or not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Listed {
     /// The disks.
     Disks,
-    /// The disks, and each as image files.
+    /// The disks, and each disk as image files.
     DisksAndImages,
 }
 
@@ -60,7 +60,7 @@ pub(crate) fn point_entries<'a>(
 fn image_files(repository: &Repository, point: &PointDocument, disk: &DiskDocument) -> Vec<String> {
     let names: Vec<_> = point.disks.iter().map(|disk| &disk.name).collect();
     let shape = image::point_shape(repository, point, disk);
-    image_name::images(Shown::Point, &disk.name, &shape, &names)
+    image_name::images(ImageOwner::Point, &disk.name, &shape, &names)
 }
 
 pub(crate) fn session_export_name(session: &SessionName, file: &str) -> String {
@@ -90,7 +90,7 @@ pub(crate) fn session_entries<'a>(
         if listed == Listed::DisksAndImages {
             let names: Vec<_> = session.disks.iter().map(|disk| &disk.name).collect();
             let shape = image::session_shape(repository, session, disk);
-            files.extend(image_name::images(Shown::Session, &disk.name, &shape, &names));
+            files.extend(image_name::images(ImageOwner::Session, &disk.name, &shape, &names));
         }
         files.into_iter().map(move |file| ExportEntry {
             name: session_export_name(&session.name, &file),

@@ -1,5 +1,4 @@
-//! The sessions that this process writes, each opened once and shared by all
-//! its exports.
+//! The sessions that this process writes. Each is open once; all its exports share it.
 
 use coldrise_block::{Disk, Error, ErrorKind, Result};
 use coldrise_session::{ClientFiles, Session};
@@ -17,13 +16,13 @@ pub(crate) struct OpenSessions {
 }
 
 enum Slot {
-    /// One thread opens or closes it; others wait.
+    /// One thread opens or closes it; other threads wait.
     Changing,
     /// Open, with the number of holds on it.
     Open { session: Arc<Session>, poisoned: Arc<AtomicBool>, holds: usize },
-    /// A defect was caught in it. It is never closed, because that would vouch
-    /// for what is in memory: it stays locked against other processes until this
-    /// one ends, and its next opening recovers it from its log.
+    /// It had a defect. This process never closes it, because closing would vouch for its
+    /// state in memory: it stays locked against other processes until this one ends, and
+    /// its next opening recovers it from its log.
     Stopped,
 }
 
@@ -105,17 +104,17 @@ impl OpenSessions {
             std::mem::forget(session);
             change.becomes = Some(Slot::Stopped);
         } else {
-            // Closing syncs: it takes a while, and happens outside the lock. A seal
-            // under way is waited for: it holds the session too, and who opens it
-            // next must find it closed.
+            // Closing syncs, so it takes a while and happens outside the lock. It waits for
+            // a seal in progress: the seal holds the session too, and the next opener must
+            // find it closed.
             session.stop_listening();
             drop(session);
         }
     }
 }
 
-/// Ends `Slot::Changing` however the change ends, a panic included, so that
-/// nobody waits for ever.
+/// Ends `Slot::Changing` after every outcome, a panic included, so that no thread waits
+/// forever.
 struct Change<'a> {
     table: &'a OpenSessions,
     name: &'a SessionName,
@@ -153,8 +152,7 @@ pub(crate) struct SessionHold {
 }
 
 impl SessionHold {
-    /// One of the session's disks, for reading and writing. It has to be dropped
-    /// before the hold is.
+    /// One of the session's disks, for reading and writing. Drop it before the hold.
     pub(crate) fn disk(&self, name: &DiskName) -> Result<Arc<dyn Disk>> {
         match &self.session {
             Some(session) => session.disk(name),
@@ -162,8 +160,8 @@ impl SessionHold {
         }
     }
 
-    /// What clients write into an image file around the disk; see
-    /// [`Session::side_file`]. It has to be dropped before the hold is.
+    /// The bytes that clients write into an image file around the disk; see
+    /// [`Session::side_file`]. Drop it before the hold.
     pub(crate) fn side_file(
         &self,
         name: &str,
@@ -176,7 +174,7 @@ impl SessionHold {
         }
     }
 
-    /// The files of clients. They have to be dropped before the hold is.
+    /// The files of clients. Drop them before the hold.
     pub(crate) fn files(&self) -> Result<Arc<ClientFiles>> {
         match &self.session {
             Some(session) => Ok(Arc::clone(session.files())),
@@ -184,19 +182,19 @@ impl SessionHold {
         }
     }
 
-    /// True once the session refuses writes: what was not flushed may be lost.
+    /// True once the session refuses writes: unflushed writes may be lost.
     pub(crate) fn has_stopped(&self) -> bool {
         self.session.as_ref().is_none_or(|session| session.has_stopped())
     }
 
-    /// Lets the session take no more writes and no more seals.
+    /// Makes the session refuse further writes and seals.
     pub(crate) fn stop(&self) {
         if let Some(session) = &self.session {
             session.stop();
         }
     }
 
-    /// Set once a defect was caught in any export of the session.
+    /// Set once any export of the session had a defect.
     pub(crate) fn poisoned(&self) -> &Arc<AtomicBool> {
         &self.poisoned
     }
@@ -204,7 +202,7 @@ impl SessionHold {
 
 impl Drop for SessionHold {
     fn drop(&mut self) {
-        // Our share first: the table's must be the last one when it closes.
+        // Drop our share first: the table's share must be the last one at close.
         self.session = None;
         self.table.release(&self.name);
     }

@@ -1,10 +1,10 @@
-//! Names to disks and to image files.
+//! Maps names to disks and image files.
 
 use crate::client_file::{NoContent, ReadClientFile};
 use crate::export::{Content, Export};
 use crate::image;
 use crate::image_file::ImageFile;
-use crate::image_name::{self, ImagePart, Named, Shown};
+use crate::image_name::{self, ImageOwner, ImagePart, Named};
 use crate::listing::{
     point_description, point_entries, point_export_name, session_description, session_entries,
     session_export_name, ExportEntry, Listed,
@@ -17,27 +17,27 @@ use coldrise_session::{
     ClientFilesReader, FileId, Lease, LeaseHold, Served, SessionDocument,
 };
 use coldrise_store::{
-    Address, DiskName, KeepUp, MachineName, PointDocument, PointSelector, Repository, SessionName,
+    Address, CatchUpThread, DiskName, MachineName, PointDocument, PointSelector, Repository,
+    SessionName,
 };
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
 
-/// Longest name of an export, in bytes. Two names, a point with its number and
-/// the ending of an image are shorter; what is longer cannot exist.
+/// Maximum length of an export's name, in bytes. Two names, a point with its number and the
+/// extension of an image are shorter; a longer name cannot exist.
 pub const MAX_EXPORT_NAME_BYTES: usize = 255;
 
-/// How to serve a repository.
+/// Options for serving a repository.
 #[derive(Clone, Copy, Debug)]
 pub struct TreeOptions<'a> {
-    /// Who serves, for people who read the lease: `nbdkit`, `ganesha`.
+    /// The name of the server in the lease, for people: `nbdkit`, `ganesha`.
     pub program: &'a str,
-    /// Size of the cache of decoded chunks that the repository was opened with,
-    /// in bytes: a prefetch stops there.
+    /// Size in bytes of the repository's cache of decoded chunks: a prefetch stops there.
     pub cache_bytes: u64,
-    /// The whole path of the folder under which clients of this front end see the
-    /// tree, where they do: a qcow2 image that has its data in another file names
-    /// it by its whole path then.
+    /// The absolute path of the folder under which clients of this front end see the tree,
+    /// if they do: a qcow2 image with an external data file then names that file by its
+    /// absolute path.
     pub folder: Option<&'a Path>,
 }
 
@@ -49,7 +49,7 @@ pub struct ExportTree {
     lease: Arc<Lease>,
     cache_bytes: u64,
     folder: Option<PathBuf>,
-    _keep_up: KeepUp,
+    _catch_up: CatchUpThread,
 }
 
 impl ExportTree {
@@ -62,13 +62,12 @@ impl ExportTree {
             lease: Lease::take(repository, options.program)?,
             cache_bytes: options.cache_bytes,
             folder: options.folder.map(Path::to_owned),
-            _keep_up: repository.keep_up(),
+            _catch_up: repository.catch_up_in_background(),
         })
     }
 
-    /// Disks of published sessions, then of restore points, each in the order of
-    /// their names. Of more than `limit` exports the sessions and the newest
-    /// points are listed.
+    /// Disks of published sessions, then of restore points, each sorted by name. Above
+    /// `limit` exports the list keeps the sessions and the newest points.
     pub fn list(&self, limit: usize, listed: Listed) -> Result<Vec<ExportEntry>> {
         self.repository.catch_up()?;
         let mut live = Vec::new();
@@ -90,8 +89,7 @@ impl ExportTree {
         Ok(live)
     }
 
-    /// The name that stands for no name: there is one when the repository has
-    /// exactly one export.
+    /// The default export: there is one if the repository has exactly one export.
     pub fn default_name(&self) -> Result<Option<String>> {
         let mut entries = self.list(2, Listed::Disks)?;
         if entries.len() != 1 {
@@ -100,21 +98,21 @@ impl ExportTree {
         Ok(entries.pop().map(|entry| entry.name))
     }
 
-    /// Opens `MACHINE/POINT/DISK` or `live/SESSION/DISK`, or a file of an image of
-    /// the disk, such as `vda.vhdx` instead of `vda`. A point is always read-only.
-    /// A session's is writable unless `read_only` asks otherwise; for reading it
-    /// is opened even while another process writes it.
+    /// Opens `MACHINE/POINT/DISK` or `live/SESSION/DISK`, or an image file of the disk,
+    /// such as `vda.vhdx` instead of `vda`. A point is always read-only. A session is
+    /// writable unless `read_only` is set; it opens for reading even while another process
+    /// writes it.
     ///
-    /// `ErrorKind::InvalidInput`: it cannot be a name of an export.
-    /// `ErrorKind::NotFound`: there is no such machine, point, session, disk or
-    /// image. `ErrorKind::Busy`: another process writes the session.
-    /// `ErrorKind::Unsupported`: the disk cannot be shown in that format.
+    /// `ErrorKind::InvalidInput`: no export can have this name. `ErrorKind::NotFound`:
+    /// there is no such machine, point, session, disk or image. `ErrorKind::Busy`: another
+    /// process writes the session. `ErrorKind::Unsupported`: that format cannot hold the
+    /// disk.
     pub fn open(&self, name: &str, read_only: bool) -> Result<Export> {
         if name.len() > MAX_EXPORT_NAME_BYTES {
             return Err(Error::new(
                 ErrorKind::InvalidInput,
                 format!(
-                    "an export name of {} bytes is longer than any can be ({MAX_EXPORT_NAME_BYTES})",
+                    "an export name of {} bytes is longer than the maximum ({MAX_EXPORT_NAME_BYTES})",
                     name.len()
                 ),
             ));
@@ -143,7 +141,7 @@ impl ExportTree {
                 self.open_point(&machine, &selector, file)
             }
             Address::Live { session, disk: None } => self.open_session(&session, file, read_only),
-            // One part too many: it says what a name has to look like.
+            // One part too many: the error says which form a name has.
             Address::Point { .. } | Address::Live { .. } => {
                 Err(Address::parse(name).err().unwrap_or_else(malformed))
             }
@@ -184,8 +182,8 @@ impl ExportTree {
         })
     }
 
-    /// A point, and a lease of what it is made of. It is looked at again once the lease
-    /// is written: until then it may have been removed, or folded.
+    /// A point with a lease on its layers and pages. It is looked up again after the lease
+    /// is written: until then it may have been removed or folded.
     fn hold_point(
         &self,
         machine: &MachineName,
@@ -211,8 +209,8 @@ impl ExportTree {
         }
     }
 
-    /// An exact point that is known is found at once. `latest` has to see what
-    /// was stored meanwhile, and so has a point that is not known.
+    /// A known exact point needs no catching up. `latest` must see newer points, and an
+    /// unknown point may be new.
     fn find_point(&self, machine: &MachineName, selector: &PointSelector) -> Result<PointDocument> {
         if let PointSelector::Exact(_) = selector {
             match self.catalog.point(machine, selector) {
@@ -228,12 +226,14 @@ impl ExportTree {
         let document = coldrise_session::session(&self.repository, session)?.document;
         let names: Vec<_> = document.disks.iter().map(|disk| &disk.name).collect();
         let Named { disk, image } = image_name::find(file, &names)?;
-        if let Some(part) = image.filter(|part| !Shown::Session.has(part.format)) {
+        if let Some(part) = image.filter(|part| !ImageOwner::Session.has(part.format)) {
             return Err(no_live_image(session, disk, file, part));
         }
         let name = session_export_name(session, file);
-        // Opened below, which finds whether the session is still there.
-        let served = Served { name: name.clone(), disk: Some(document.disk(disk)?.sealed()) };
+        // The opening below checks whether the session still exists. Its document keeps the layers
+        // that this process writes; a lease would also keep folded ones.
+        let sealed = document.disk(disk)?.sealed();
+        let served = Served { name: name.clone(), disk: read_only.then_some(sealed) };
         let lease = self.lease.hold(served)?;
         let hold = if read_only { None } else { Some(self.sessions.hold(session)?) };
         let opened = match &hold {
@@ -273,7 +273,7 @@ impl ExportTree {
         self.sessions.files(session)
     }
 
-    /// Opens a session for writing, and of it a file of a client, or none; `path` is for
+    /// Opens a session for writing, and optionally a client's file in it; `path` is for
     /// people. Errors as of [`ExportTree::open`].
     pub(crate) fn open_client_file(
         &self,
@@ -299,8 +299,8 @@ impl ExportTree {
         })
     }
 
-    /// Opens a file of a client for reading: what this process has written shows at once,
-    /// what another one writes when it is stable.
+    /// Opens a client's file for reading: writes of this process show at once, writes of
+    /// another process once they are stable.
     pub(crate) fn read_client_file(
         &self,
         session: &SessionDocument,
@@ -312,14 +312,14 @@ impl ExportTree {
         Ok(Export::of_disk(path, "", Arc::new(file)))
     }
 
-    /// Where clients see the folder that a file is in.
+    /// The path under which clients see the file's folder.
     fn folder_of(&self, name: &str) -> Option<PathBuf> {
         let (folder, _) = name.rsplit_once('/')?;
         self.folder.as_ref().map(|root| root.join(folder))
     }
 }
 
-/// A compact image leaves out what holds nothing; in a session that changes.
+/// A compact image leaves out empty blocks; in a session these change.
 fn no_live_image(session: &SessionName, disk: &DiskName, file: &str, part: ImagePart) -> Error {
     let what = match part.format.access() {
         Access::Streamed => "is compressed and can only be restored to a file",
@@ -327,7 +327,7 @@ fn no_live_image(session: &SessionName, disk: &DiskName, file: &str, part: Image
     };
     let there: Vec<_> = Format::ALL
         .into_iter()
-        .filter(|format| Shown::Session.has(*format))
+        .filter(|format| ImageOwner::Session.has(*format))
         .map(|format| format!("{disk}{}", format.suffix()))
         .collect();
     Error::new(

@@ -35,7 +35,7 @@ fn many_points_are_listed_at_once() {
     }
     assert_eq!(ids.len(), 1001 + 13 * 1000);
     assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
-    // Listing has opened nothing.
+    // Listing opens nothing.
     assert!(read_leases(&repository).unwrap()[0].served.is_empty());
 }
 
@@ -81,7 +81,7 @@ fn a_session_of_the_same_name_is_another_one() {
     publish(&repository, &point, Some(name)).unwrap();
     let other = at(&tree, "live/trial/vda.raw");
     assert!(!first.is_same(&other) && first.file_id() != other.file_id());
-    // Who still holds the old one does not get the new one by mistake.
+    // A holder of the old node does not get the new one by mistake.
     assert_eq!(tree.open(&first, true).err().unwrap().kind(), ErrorKind::NotFound);
     let file = tree.open(&other, true).unwrap();
     file.write(b"new", 0).unwrap();

@@ -1,5 +1,5 @@
-//! What a list of many points costs. Alone in its process, because it counts what the
-//! repository tells.
+//! Measures the cost of listing many points. The test runs alone in its process, because it
+//! counts the trace events of the repository.
 
 mod common;
 
@@ -66,7 +66,7 @@ fn a_list_with_attributes_opens_each_document_once() {
     assert!((POINTS..=POINTS + 5).contains(&opened), "{opened} documents were opened");
     assert_eq!(lease(), before, "a look takes no lease");
 
-    // By their numbers: the machine is listed once, then each point found by its name.
+    // By number: the machine is listed once, then each point is found by its name.
     let opened = opened_documents(|| {
         for (point, file) in &ids {
             let point = tree.find_id(&machine, *point).unwrap();

@@ -7,18 +7,18 @@ use std::path::Path;
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_store::{Configuration, MAX_CONFIGURATION_BYTES};
 
-/// A configuration as libvirt writes it (`virsh dumpxml`).
+/// A libvirt configuration (`virsh dumpxml`).
 pub const LIBVIRT_XML: &str = "libvirt-xml";
-/// A configuration of VMware.
+/// A VMware configuration.
 pub const VMX: &str = "vmx";
 /// Coldrise's own description of a machine.
 pub const COLDRISE_JSON: &str = "coldrise-json";
 
-/// Reads a configuration. What it is follows from the file's extension: `.xml` is
-/// libvirt's, `.vmx` VMware's, `.json` Coldrise's own. The text is kept as it is.
+/// Reads a configuration. The file's extension determines its format: `.xml` is libvirt's,
+/// `.vmx` VMware's, `.json` Coldrise's own. The text is stored unchanged.
 ///
 /// Fails with `InvalidInput` for another extension, for more than
-/// [`MAX_CONFIGURATION_BYTES`], for text that is not UTF-8, and for JSON that is no
+/// [`MAX_CONFIGURATION_BYTES`], for text that is not UTF-8, and for JSON other than an
 /// object.
 pub fn read_configuration(path: &Path) -> Result<Configuration> {
     let refused = |why: &str| {
@@ -30,7 +30,7 @@ pub fn read_configuration(path: &Path) -> Result<Configuration> {
         "xml" => LIBVIRT_XML,
         "vmx" => VMX,
         "json" => COLDRISE_JSON,
-        _ => return Err(refused("has to be a .xml (libvirt), .vmx or .json file")),
+        _ => return Err(refused("must be a .xml (libvirt), .vmx or .json file")),
     };
     let what = || format!("reading the configuration {}", path.display());
     let file = File::open(path).context(what)?;

@@ -1,5 +1,5 @@
-//! Healing damaged chunks from a source that holds their content: an image of the
-//! machine, a disk of another repository.
+//! Heals damaged chunks from a source with their content: an image of the machine, a disk
+//! of another repository.
 
 use std::sync::atomic::AtomicBool;
 
@@ -10,22 +10,22 @@ use crate::backup::Watch;
 use crate::progress::{Phase, Progress, ProgressState};
 use crate::source::{open_source, round_down, round_up, SourceOptions, SourceSpec};
 
-/// Bytes that are read at once, at least.
+/// Minimum length of one read, in bytes.
 const READ_BYTES: u64 = 1 << 20;
 
-/// What a source has healed.
+/// The result of healing from one source.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HealSummary {
-    /// Bytes that were read from the source.
+    /// Bytes read from the source.
     pub read_bytes: u64,
-    /// Chunks that were stored again.
+    /// Chunks stored again.
     pub healed_chunks: u64,
 }
 
-/// Opens `source` and closes it again: what cannot be opened is told before any work.
+/// Opens `source` and closes it again, so that errors of opening show before any work.
 ///
 /// # Errors
-/// What the source says.
+/// Errors of the source.
 pub fn check_source(
     source: &SourceSpec,
     options: &SourceOptions,
@@ -34,12 +34,11 @@ pub fn check_source(
     open_source(source, options, cancel).map(|_| ())
 }
 
-/// Reads `source` and stores again what is known to be damaged of it, chunk by chunk.
-/// Ends as soon as nothing is damaged any more. Nothing else is stored.
+/// Reads `source` and stores again its chunks that are known to be damaged. Ends as soon as
+/// no damage is left. Stores nothing else.
 ///
-/// # Errors
-/// What the source says; `Interrupted` once `cancel` is set: what was healed until then
-/// stays healed.
+/// Errors of the source; `Interrupted` once `cancel` is set: chunks healed before stay
+/// healed.
 pub fn heal(
     writer: &RepositoryWriter,
     source: &SourceSpec,
@@ -63,7 +62,7 @@ pub fn heal(
             if extent.kind != ExtentKind::Stored {
                 continue;
             }
-            // In whole chunks; what was read with the extent before is not read again.
+            // In whole chunks; bytes read with the previous extent are not read again.
             at = at.max(round_down(extent.offset_bytes, unit));
             let stop = round_up(looked, unit).min(size_bytes);
             while at < stop {
@@ -75,7 +74,7 @@ pub fn heal(
                 buffer.resize(length as usize, 0);
                 reader.read_at(&mut buffer, at).map_err(|error| error.context(source))?;
                 summary.read_bytes += length;
-                // The end of the disk: the rest of its last chunk is zeroes.
+                // At the end of the disk: the rest of the last chunk is zeroes.
                 buffer.resize(round_up(length, chunk_size) as usize, 0);
                 summary.healed_chunks += writer.heal(&buffer)?;
                 at += length;

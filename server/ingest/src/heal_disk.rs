@@ -9,18 +9,17 @@ use coldrise_store::RepositoryWriter;
 use crate::heal::HealSummary;
 use crate::source::{round_down, round_up};
 
-/// Bytes that are read at once, at least.
+/// Minimum length of one read, in bytes.
 const READ_BYTES: u64 = 1 << 20;
-/// Extents that are asked for at once.
+/// Extents per request.
 const EXTENTS: usize = 1024;
 
-/// Reads ranges of a disk, in bytes, and stores again what is known to be damaged of
-/// them, chunk by chunk. What the disk cannot give is passed over: it may be damaged
-/// itself. Ends as soon as nothing is damaged any more. `progress` hears of every byte
-/// that was dealt with, up to which offset.
+/// Reads ranges of a disk, in bytes, and stores again the chunks in them that are known to
+/// be damaged. Skips what the disk cannot read: it may be damaged itself. Ends as soon as
+/// no damage is left. `progress` gets the offset up to which the work is done.
 ///
 /// # Errors
-/// Those of writing; `Interrupted` once `cancel` is set: what was healed stays healed.
+/// Errors of writing; `Interrupted` once `cancel` is set: chunks healed before stay healed.
 pub fn heal_from_disk(
     writer: &RepositoryWriter,
     disk: &dyn Disk,
@@ -60,7 +59,7 @@ pub fn heal_from_disk(
     Ok(summary)
 }
 
-/// At once, and where that fails chunk by chunk.
+/// One read for all; if it fails, one per chunk.
 fn heal_piece(
     writer: &RepositoryWriter,
     disk: &dyn Disk,
@@ -77,7 +76,7 @@ fn heal_piece(
             return Ok(false);
         }
         summary.read_bytes += length;
-        // The end of the disk: the rest of its last chunk is zeroes.
+        // At the end of the disk: the rest of the last chunk is zeroes.
         buffer.resize(round_up(length, chunk_size) as usize, 0);
         summary.healed_chunks += writer.heal(buffer)?;
         Ok(true)

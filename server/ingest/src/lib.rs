@@ -2,8 +2,8 @@
 //! repository.
 //!
 //! [`backup`] reads [`source`]s and writes one restore point; [`restore`] writes one
-//! disk to a file, a device or an NBD export. Image formats that are not ours are
-//! parsed by QEMU's tools, in processes that can open the image and nothing else.
+//! disk to a file, a device or an NBD export. QEMU's tools parse all foreign image formats,
+//! in processes that can open the image and nothing else.
 //!
 //! Unsafe code is allowed in one module only, the binding to libnbd.
 #![deny(unsafe_code)]

@@ -1,47 +1,47 @@
-//! How far long work has come. Whoever started it draws it.
+//! Progress of long work. The caller displays it.
 
-/// What the work is doing.
+/// The present phase of the work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// A source is opened and looked over.
+    /// Opening and inspecting a source.
     Opening,
-    /// A disk is read from its source and stored.
+    /// Reading a disk from its source and storing it.
     Storing,
-    /// A disk is written to its target.
+    /// Writing a disk to its target.
     Restoring,
-    /// What was written is made durable.
+    /// Making the written bytes durable.
     Finishing,
-    /// What is stored is read and authenticated.
+    /// Reading and authenticating stored chunks.
     Verifying,
-    /// Space of what nothing refers to any more is given back.
+    /// Freeing the space of unreferenced chunks.
     Reclaiming,
 }
 
-/// How far one disk has come.
+/// The progress of one disk.
 #[derive(Clone, Copy, Debug)]
 pub struct ProgressState<'a> {
-    /// What the work is doing.
+    /// The present phase.
     pub phase: Phase,
     /// The disk's name, or the target of a restore.
     pub disk: &'a str,
-    /// Bytes of the disk that are dealt with, holes and unchanged ranges included.
+    /// Completed bytes of the disk, holes and unchanged ranges included.
     pub done_bytes: u64,
     /// Size of the disk.
     pub total_bytes: u64,
-    /// Bytes that were really read.
+    /// Bytes read.
     pub read_bytes: u64,
-    /// Bytes that were really written: to the repository (compressed) or the target.
+    /// Bytes written to the repository (compressed) or to the target.
     pub stored_bytes: u64,
 }
 
-/// Hears how far the work has come: often, so it has to return quickly. A restore
-/// calls it from several threads: there two calls may come in the wrong order.
+/// Receives the progress. Calls are frequent, so they must return quickly. A restore calls
+/// it from several threads, where two calls may come in the wrong order.
 pub trait Progress: Sync {
-    /// The work has come to `state`.
+    /// The work has reached `state`.
     fn update(&self, state: &ProgressState<'_>);
 }
 
-/// Nobody listens.
+/// Ignores the progress.
 pub struct NoProgress;
 
 impl Progress for NoProgress {

@@ -1,4 +1,4 @@
-//! Backups into a real repository, and what comes back out of them.
+//! Backups into a real repository, and their restored content.
 
 mod common;
 
@@ -187,7 +187,7 @@ fn a_bitmap_limits_what_is_read() {
     let full = store.backup(&request(&spec)).unwrap();
     assert!(!full.disks[0].is_incremental);
 
-    // Not on chunk boundaries: the chunk's rest comes from the source, too.
+    // Not on chunk boundaries: the rest of the chunk comes from the source, too.
     let write = |command: &str| run("qemu-io", &["-f", "qcow2", "-c", command, text(&image)]);
     write("write -P 17 3149824 4096");
     disk[3149824..3149824 + 4096].fill(17);
@@ -213,7 +213,7 @@ fn a_disk_that_changes_its_size_keeps_what_it_should() {
     let store = Store::new();
     let image = store.path("a.qcow2");
     let spec = [format!("vda={}", text(&image))];
-    // Not a multiple of the chunk, so that the old end lies inside of one.
+    // Not a multiple of the chunk, so that the old end lies inside a chunk.
     let old = 10 * MIB + 5 * 512;
     let mut disk = noise(55, old);
     let raw = store.path("a.raw");
@@ -239,7 +239,7 @@ fn a_disk_that_changes_its_size_keeps_what_it_should() {
     assert!(!shrunk.disks[0].is_incremental, "a smaller disk is read whole");
     assert_same(&store.content(&shrunk.point, "vda"), &disk);
 
-    // What lay beyond the end does not come back.
+    // The content behind the end does not come back.
     run("qemu-img", &["bitmap", "--remove", text(&image), "changes"]);
     run("qemu-img", &["resize", "-q", text(&image), "16M"]);
     run("qemu-img", &["bitmap", "--add", text(&image), "changes"]);
@@ -264,7 +264,7 @@ fn an_export_without_extents_is_stored_as_sparsely() {
     assert_same(&store.content(&summary.point, "vda"), &disk);
 }
 
-/// Does something once, when a disk has come so far.
+/// Acts once, when a disk has reached an offset.
 struct At<'a> {
     bytes: u64,
     done: AtomicBool,
@@ -309,7 +309,7 @@ fn a_cancelled_backup_leaves_nothing_and_runs_again() {
     assert_eq!(store.chunks(), 48 * 16, "no chunk is stored twice");
 }
 
-/// While the first backup reads, a whole one of another machine is made, and a second one of
+/// While the first backup reads, a backup of another machine completes, and a second one of
 /// the same machine is refused.
 #[test]
 fn machines_are_backed_up_at_once_and_each_by_one_backup() {
@@ -352,7 +352,7 @@ fn a_file_that_shrinks_midway_leaves_nothing_visible() {
     let message = error.full_message();
     assert!(message.contains("vda") && message.contains(text(&path)), "{message}");
     assert!(store.points().is_empty(), "no point with one disk only");
-    // The repository is as good as before.
+    // The repository is usable as before.
     let summary = store.backup(&request(&[good])).unwrap();
     assert_same(&store.content(&summary.point, "vdb"), &noise(59, MIB));
 }

@@ -1,4 +1,4 @@
-//! Images in formats that are not ours, as sources.
+//! Images in foreign formats as sources.
 
 mod common;
 
@@ -72,7 +72,7 @@ fn a_format_is_what_the_caller_says() {
     let disk = sparse_disk(13, SIZE);
     let folder = folder();
     let qcow2 = image(folder.path(), &disk, "a.qcow2", "qcow2", "");
-    // A lying prefix or extension is an error in QEMU's words, not a guess.
+    // A wrong prefix or extension is an error in QEMU's words, not a guess.
     for format in ["vmdk", "vhd", "vhdx"] {
         let error = open_error(&format!("vda={format}:{}", text(&qcow2)));
         assert!(
@@ -159,7 +159,7 @@ fn a_backing_file_is_refused_unless_it_is_followed() {
     assert_same(&read_all(source.as_ref()).0, &expected);
     drop(source);
 
-    // Followed or not, a backing file without a stated format is not guessed at.
+    // Followed or not, the format of a backing file without a stated format is not guessed.
     let header = std::fs::File::options().write(true).open(&top).unwrap();
     let bytes = std::fs::read(&top).unwrap();
     let word = bytes.windows(5).position(|window| window == b"qcow2").unwrap();
@@ -222,7 +222,7 @@ fn an_image_cannot_lead_to_a_file_that_nobody_named() {
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     assert!(error.full_message().contains("data file"), "{error}");
 
-    // A VMDK whose extent lies elsewhere, in every way that leads there.
+    // A VMDK whose extent lies elsewhere, by every way of naming it.
     let descriptor = |extent: &str| {
         let content = format!(
             "# Disk DescriptorFile\nversion=1\nCID=12345678\nparentCID=ffffffff\n\
@@ -299,7 +299,7 @@ fn processes_with(path: &Path) -> Vec<String> {
     for entry in std::fs::read_dir("/proc").unwrap().flatten() {
         let name = entry.file_name().into_string().unwrap_or_default();
         let is_process = name.bytes().all(|byte| byte.is_ascii_digit()) && name != own;
-        // A process may end while it is looked at.
+        // A process may end during the look-up.
         let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
         if is_process && String::from_utf8_lossy(&line).contains(text(path)) {
             found.push(name);
@@ -308,7 +308,7 @@ fn processes_with(path: &Path) -> Vec<String> {
     found
 }
 
-/// Waits until no process names `path`; panics where one stays.
+/// Waits until no process names `path`; panics if one stays.
 fn wait_until_none_is_left(path: &Path) {
     let started = std::time::Instant::now();
     while !processes_with(path).is_empty() {
@@ -329,7 +329,7 @@ fn the_child_ends_with_its_source() {
     assert!(processes_with(&path).is_empty(), "the child is reaped when the source is dropped");
 }
 
-/// Runs itself once more in a process of its own, which opens a source and dies.
+/// Runs itself again in a separate process, which opens a source and dies.
 #[test]
 fn the_child_ends_with_a_killed_process() {
     const WANTED: &str = "COLDRISE_TEST_IMAGE_TO_DIE_WITH";

@@ -148,7 +148,7 @@ fn what_a_killed_restore_left_is_cleaned_up() {
     restore_to(&disk, text(&target), &RestoreOptions::default()).unwrap();
     assert_same(&std::fs::read(&target).unwrap(), &disk.content);
     assert_eq!(names(folder.path()), ["d.raw"]);
-    // While another restore holds the folder, it is left alone.
+    // While another restore holds the folder, this one leaves it alone.
     let other = folder.path().join(".e.raw.coldrise-part");
     std::fs::create_dir(&other).unwrap();
     let held = std::fs::File::open(&other).unwrap();
@@ -173,7 +173,7 @@ fn a_block_device_is_written_in_place() {
     let disk = MemoryDisk::new(sparse_disk(42, SIZE));
     restore_to(&disk, &device.0, &RestoreOptions::default()).unwrap();
     assert_same(&std::fs::read(&device.0).unwrap(), &disk.content);
-    // And it can be backed up from.
+    // A backup can read it.
     let source = open(&format!("vda=raw:{}", device.0)).unwrap();
     assert_same(&read_all(source.as_ref()).0, &disk.content);
     let small = MemoryDisk::new(sparse_disk(42, SIZE + 4096));

@@ -28,7 +28,7 @@ fn driver(format: Format) -> &'static str {
     }
 }
 
-/// What QEMU reads from an image, and whether its tables are in order.
+/// The content that QEMU reads from an image, after a check of its tables.
 fn read_back(image: &Path, format: Format) -> Vec<u8> {
     let raw = image.with_file_name("read-back");
     let driver = driver(format);
@@ -139,7 +139,7 @@ fn both_files_are_kept_unless_told_otherwise() {
     }
 }
 
-/// Takes a name away while the restore is at work.
+/// Removes a name while the restore works.
 struct Taker<'d> {
     disk: &'d MemoryDisk,
     path: std::path::PathBuf,
@@ -183,8 +183,8 @@ fn a_failure_or_a_cancel_leaves_nothing() {
     }
 }
 
-/// A disk of which only the first 64 KiB are stored when the extents are asked for the
-/// first time: a session that its guest goes on writing.
+/// A disk that stores only its first 64 KiB at the first request for extents: a session
+/// whose guest continues to write.
 struct Growing<'d> {
     disk: &'d MemoryDisk,
     questions: AtomicUsize,
@@ -204,7 +204,7 @@ fn what_a_session_stores_meanwhile_breaks_no_image() {
     }
 }
 
-/// A disk of holes, as large as one likes.
+/// A disk of holes, of any size.
 struct Hollow(u64);
 
 #[test]
@@ -236,8 +236,8 @@ fn a_large_empty_disk_takes_no_room() {
         let target = folder.path().join("d.img");
         restore_to(&Hollow(3 << 40), text(&target), &options(format)).unwrap();
         let taken = std::fs::metadata(&target).unwrap().blocks() * 512;
-        // VMDK has all its tables; those of 3 TiB take 2 x 192 MiB, and the entries that
-        // find them 2 x 384 KiB. VHDX says of each block that it is absent: zeroes.
+        // VMDK has all its tables; those of 3 TiB take 2 x 192 MiB, and their directories 2
+        // x 384 KiB. VHDX marks each block as absent: zeroes.
         assert!(taken < 2 << 20, "{format}: {taken} bytes");
         run("qemu-img", &["info", "-f", driver(format), text(&target)]);
     }

@@ -1,19 +1,18 @@
-//! Attributes of sessions' images, which a host remembers until it is told to forget them.
+//! Invalidates the attributes of sessions' images that a host caches.
 //!
-//! nfs-ganesha wants attributes three times for each READ, and takes a lock for it unless it
-//! may remember them. So it may, for moments: of every image whose attributes it was given
-//! it is told to forget them at the next round. **What it shows is never older than two
-//! rounds**, one of which is what the node itself remembers ([`LIVE_ATTRIBUTES_MS`]),
-//! whoever changed the disk: another server, another file of the same disk, a seal, a
-//! writer that comes or goes. What changes through the file itself it asks for at once, by
-//! itself. (A round that comes late, on a machine without a moment to spare, is bounded by
-//! [`VALID_LIVE_S`].)
+//! nfs-ganesha asks for attributes three times per READ, under a lock, unless it may cache
+//! them. So it may cache them for moments: at the next round it is told to discard the
+//! attributes of every image that it has asked for. **What it shows is never older than two
+//! rounds**, one of which is the node's own cache ([`LIVE_ATTRIBUTES_MS`]). This holds for
+//! every cause of a change: another server, another file of the same disk, a seal, a writer
+//! that comes or goes. After a change through the file itself nfs-ganesha asks at once. (If
+//! a busy machine delays a round, [`VALID_LIVE_S`] is the bound.)
 //!
-//! Why not only where something may change behind its back: nfs-ganesha 4.3 takes back no
-//! time for which attributes of a file may be remembered, once there was one.
+//! Why for every image, and not only for those that others may change: nfs-ganesha 4.3
+//! never shortens the caching time of a file's attributes once it has one.
 //!
-//! A node is noted before its attributes are looked at, and forgets that it is noted before
-//! the host is told: so whoever gets attributes meanwhile notes it again.
+//! A node is listed before its attributes are read, and marked as not listed before the
+//! host is told: a host that asks meanwhile lists it again.
 //!
 //! [`LIVE_ATTRIBUTES_MS`]: crate::node_attributes::LIVE_ATTRIBUTES_MS
 
@@ -25,20 +24,20 @@ use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Between two rounds.
+/// Time between two rounds.
 const ROUND: Duration = Duration::from_millis(10);
 
-/// For how long the host may remember attributes that nobody tells it to forget, in
-/// seconds; nfs-ganesha makes nearly two of one.
+/// Maximum time for which the host caches attributes without an invalidation, in seconds;
+/// nfs-ganesha makes nearly two of one.
 const VALID_LIVE_S: u32 = 1;
 
-/// Has the host forget the attributes of the file with this handle before it returns.
+/// Makes the host discard the attributes of the file with this handle before it returns.
 pub type AttributeWatcher = Box<dyn Fn(&[u8]) + Send + Sync>;
 
-/// What the host remembers now.
+/// The nodes whose attributes the host caches.
 #[derive(Default)]
 pub(crate) struct AttributeInvalidation {
-    /// Held while it is told to forget.
+    /// Held during the calls of the host.
     watcher: RwLock<Option<AttributeWatcher>>,
     is_watched: AtomicBool,
     noted: Mutex<Noted>,
@@ -52,14 +51,14 @@ struct Noted {
 }
 
 impl AttributeInvalidation {
-    /// Sets who is told; returns when nobody else is being told any more.
+    /// Sets the watcher; returns when no call of the previous one is running.
     pub(crate) fn watch(&self, watcher: Option<AttributeWatcher>) {
         self.is_watched.store(watcher.is_some(), Ordering::SeqCst);
         *self.watcher.write() = watcher;
     }
 
-    /// Notes a node of which the host gets attributes. For so many seconds it may
-    /// remember them.
+    /// Lists a node whose attributes the host gets. Returns the seconds for which it may
+    /// cache them.
     pub(crate) fn note(&self, node: &Arc<OpenNode>) -> u32 {
         if !self.is_watched.load(Ordering::Relaxed) {
             return 0;
@@ -85,7 +84,7 @@ impl AttributeInvalidation {
     }
 }
 
-/// The thread that tells, until it is dropped.
+/// The thread that calls the host, until it is dropped.
 pub(crate) struct InvalidationThread {
     shared: Weak<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -100,7 +99,7 @@ impl InvalidationThread {
                 let shared = Arc::clone(shared);
                 move || run(&shared.invalidation)
             })
-            .context(|| "starting the thread that has attributes forgotten")?;
+            .context(|| "starting the thread that invalidates attributes")?;
         Ok(InvalidationThread { shared: weak, thread: Some(thread) })
     }
 }
@@ -112,7 +111,7 @@ impl Drop for InvalidationThread {
             shared.invalidation.wake.notify_all();
         }
         if let Some(thread) = self.thread.take() {
-            // It catches nothing; a panic in it was reported on stderr.
+            // The thread catches no panic; one was already reported on stderr.
             let _ = thread.join();
         }
     }

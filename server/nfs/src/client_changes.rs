@@ -1,4 +1,4 @@
-//! Making, removing and renaming what clients keep in sessions. All of it is durable on return,
+//! Makes, removes and renames client files in sessions. Every call is durable on return,
 //! and keeps the session open for a while.
 
 use crate::node::{named, Named};
@@ -11,7 +11,7 @@ use std::time::SystemTime;
 const PERMISSIONS: u32 = 0o7777;
 
 impl OpenNode {
-    /// A folder that is about to change: it keeps its session open for a while.
+    /// A folder that is about to change: keeps its session open for a while.
     fn begin_change(self: &Arc<Self>) -> Result<()> {
         self.check_folder()?;
         if self.node.takes_files() {
@@ -20,7 +20,7 @@ impl OpenNode {
         Ok(())
     }
 
-    /// Makes an empty file, or finds the one that is there. Errors as of
+    /// Makes an empty file, or returns the existing one. Errors as of
     /// [`Folders::create`](coldrise_export::Folders::create).
     pub fn create(self: &Arc<Self>, name: &str, how: Creation, mode: u32) -> Result<Arc<OpenNode>> {
         self.begin_change()?;
@@ -35,14 +35,14 @@ impl OpenNode {
         Ok(self.child(made))
     }
 
-    /// Removes a file, whoever has it open, or an empty folder.
+    /// Removes a file, even if it is open, or an empty folder.
     pub fn remove(self: &Arc<Self>, name: &str) -> Result<Named<()>> {
         self.begin_change()?;
         named(self.shared.folders.remove(&self.node, name, Removal::Any))
     }
 
-    /// Gives a file or folder another name; a file or empty folder that had it goes, at the same
-    /// moment. `ErrorKind::Unsupported` between sessions.
+    /// Renames a file or folder, and atomically replaces a file or empty folder of the new
+    /// name. `ErrorKind::Unsupported` between sessions.
     pub fn rename(
         self: &Arc<Self>,
         name: &str,
@@ -54,9 +54,9 @@ impl OpenNode {
         named(self.shared.folders.rename(&self.node, name, &to.node, new_name))
     }
 
-    /// Sets permissions, which are told to clients and not enforced, and the time of the last
-    /// change. Of other files than clients' it is accepted and forgotten: programs that copy
-    /// insist.
+    /// Sets the modification time and the permissions; permissions are shown to clients and
+    /// not enforced. On other files than clients' it succeeds without effect: copy programs
+    /// fail otherwise.
     pub fn change(self: &Arc<Self>, mode: Option<u32>, modified: Option<SystemTime>) -> Result<()> {
         self.check()?;
         if !self.node.is_of_clients() {

@@ -1,21 +1,21 @@
-//! What is open of one node.
+//! The open files of one node.
 
 use coldrise_block::Result;
 use coldrise_export::OpenFile;
 use std::sync::Arc;
 
-/// Files of a node, and for how many they have to stay open.
+/// Files of a node, and the number of their opens.
 #[derive(Default)]
 pub(crate) struct HeldFiles {
     reader: Option<Arc<OpenFile>>,
     writer: Option<Arc<OpenFile>>,
-    /// Who has opened it to read, and who to write.
+    /// The number of opens for reading and for writing.
     pub(crate) readers: u32,
     pub(crate) writers: u32,
 }
 
 impl HeldFiles {
-    /// A file that can serve: what was opened for writing also reads.
+    /// A usable file: one opened for writing also reads.
     pub(crate) fn get(&self, for_writing: bool) -> Option<Arc<OpenFile>> {
         match (&self.writer, &self.reader) {
             (Some(writer), _) => Some(Arc::clone(writer)),
@@ -41,8 +41,8 @@ impl HeldFiles {
         self.reader.is_none() && self.writer.is_none() && self.readers == 0 && self.writers == 0
     }
 
-    /// Lets go of everything unless somebody has opened it. What was written is
-    /// flushed first; where that fails it stays, for the next flush to fail, too.
+    /// Drops everything if there is no open. Flushes first; if that fails the file stays,
+    /// so that the next flush fails, too.
     pub(crate) fn close_unopened(&mut self) -> Result<()> {
         if self.readers == 0 && self.writers == 0 {
             if let Some(writer) = &self.writer {
@@ -53,13 +53,13 @@ impl HeldFiles {
         Ok(())
     }
 
-    /// Lets go of everything.
+    /// Drops everything.
     pub(crate) fn clear(&mut self) {
         self.reader = None;
         self.writer = None;
     }
 
-    /// Stops what is open for good, after a defect.
+    /// Stops the open files permanently, after a defect.
     pub(crate) fn poison(&self) {
         for file in self.reader.iter().chain(&self.writer) {
             file.poison();

@@ -1,5 +1,6 @@
-//! What the NFS front end decides. The C ABI (`server/capi`) and the FSAL (`plugins/ganesha`)
-//! convert and call; nothing here knows C or nfs-ganesha's types.
+//! The decisions of the NFS front end. The C ABI (`server/capi`) and the FSAL
+//! (`plugins/ganesha`) convert and call; this crate knows neither C nor nfs-ganesha's
+//! types.
 //!
 //! ```text
 //!   FSAL ─ C ABI ─▶ Datastore ─▶ OpenNode ─▶ Folders (export)
@@ -11,9 +12,9 @@
 //!                       └─ idle closing              NFSv3 opens nothing and closes nothing
 //! ```
 //!
-//! Locks: the files of one node (held while they are opened, so that who wants the same
-//! file waits and shares it), then the list of nodes in use. None of them is held while the
-//! host is told to forget attributes ([`AttributeWatcher`]): it asks for new ones.
+//! Locks: the files of one node (held during opening, so that other callers for the same
+//! file wait and share it), then the list of nodes in use. Neither is held while the host
+//! discards attributes ([`AttributeWatcher`]): it asks for new ones.
 #![forbid(unsafe_code)]
 
 mod attribute_invalidation;
@@ -44,22 +45,22 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use thread_pool::ThreadPools;
 
-/// A repository as an NFS server shows it.
+/// A repository for an NFS server.
 pub struct Datastore {
     shared: Arc<Shared>,
     /// Ends when dropped.
     _idle: PeriodicThread,
-    /// The same.
+    /// Ends when dropped.
     _invalidation: InvalidationThread,
 }
 
-/// What all nodes share.
+/// The state that all nodes share.
 struct Shared {
     folders: Folders,
     started: Instant,
-    /// Set once everything was closed: nothing is opened any more.
+    /// Set once everything was closed: nothing opens after that.
     has_ended: AtomicBool,
-    /// Nodes that have files open, by their address in memory.
+    /// Nodes with open files, by their address in memory.
     in_use: Mutex<HashMap<usize, Arc<OpenNode>>>,
     invalidation: AttributeInvalidation,
     shares: ShareReservations,
@@ -67,8 +68,8 @@ struct Shared {
 }
 
 impl Datastore {
-    /// Starts to serve these folders. A file that no client has open (those of NFSv3 never do)
-    /// and that nobody has used for `idle_limit` is closed.
+    /// Starts to serve these folders. Closes a file after `idle_limit` without use if no
+    /// client has it open (NFSv3 clients never have).
     pub fn new(folders: Folders, idle_limit: Duration) -> Result<Datastore> {
         let shared = Arc::new(Shared {
             folders,
@@ -84,7 +85,7 @@ impl Datastore {
         Ok(Datastore { shared, _idle: idle, _invalidation: invalidation })
     }
 
-    /// Flushes and closes every file; nodes are of no use afterwards.
+    /// Flushes and closes every file; later calls on nodes fail.
     pub fn end(&self) {
         self.shared.has_ended.store(true, Ordering::SeqCst);
         self.shared.pools.end();
@@ -95,27 +96,27 @@ impl Datastore {
         in_use.values().for_each(|node| node.close_all());
     }
 
-    /// The folder in which everything is. `ErrorKind::NotFound` after the end.
+    /// The root folder. `ErrorKind::NotFound` after the end.
     pub fn root(&self) -> Result<Arc<OpenNode>> {
         self.shared.check()?;
         Ok(OpenNode::root(&self.shared))
     }
 
-    /// The node of a handle: `ErrorKind::InvalidInput` where it is none, `ErrorKind::NotFound`
-    /// where what it stands for is gone.
+    /// The node of a handle: `ErrorKind::InvalidInput` if it is not a handle,
+    /// `ErrorKind::NotFound` if the node is gone.
     pub fn node_of_handle(&self, handle: &[u8]) -> Result<Arc<OpenNode>> {
         self.shared.check()?;
         OpenNode::of_handle(&self.shared, handle)
     }
 
-    /// Space on the file system that the repository lies on.
+    /// Space on the repository's file system.
     pub fn space(&self) -> Result<Space> {
         self.shared.check()?;
         self.shared.folders.space()
     }
 
-    /// Sets who is told to forget attributes, which may be remembered then. On return the one
-    /// before is called no more.
+    /// Sets the watcher that invalidates attributes, so that the host may cache them. On
+    /// return no call of the previous one is running.
     pub fn watch(&self, watcher: Option<AttributeWatcher>) {
         self.shared.invalidation.watch(watcher);
     }
@@ -134,7 +135,7 @@ impl Shared {
         Ok(())
     }
 
-    /// The node of these file ids, from below the root down.
+    /// The node with these file ids, from below the root down.
     fn resolve(&self, ids: &[u64]) -> Result<Node> {
         let mut node = self.folders.root();
         for id in ids {
@@ -147,7 +148,7 @@ impl Shared {
     }
 }
 
-/// Starts the thread that closes what nobody uses: NFSv3 clients open nothing and close nothing.
+/// Starts the thread that closes idle files: NFSv3 clients open nothing and close nothing.
 fn close_idle(shared: &Arc<Shared>, limit: Duration) -> Result<PeriodicThread> {
     let limit_ms = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
     let interval = (limit / 4).max(Duration::from_millis(10));

@@ -1,4 +1,4 @@
-//! A folder, file or link that the host holds: what it is, where it is, and its handle.
+//! A folder, file or link that the host holds, with its path and its handle.
 
 use crate::held_files::HeldFiles;
 use crate::node_attributes::Remembered;
@@ -12,23 +12,23 @@ use std::sync::Arc;
 
 /// Levels below the root: machine, point, file.
 const MAX_DEPTH: usize = 3;
-/// Those of a session or point. What clients keep there has its file id behind theirs,
-/// in whichever folder it is: a handle is the same after a rename.
+/// Levels of a session's or point's folder. A client's file id follows theirs, whatever
+/// folder the file is in, so its handle stays the same after a rename.
 const CLIENT_FOLDER_DEPTH: usize = 2;
-/// Version of the handles' form. They are in the hands of clients for long, so
-/// another form needs another number, and this one goes on being understood.
+/// Version of the handles' form. Clients keep handles for long, so another form needs
+/// another number, and this form must stay readable.
 const HANDLE_VERSION: u8 = 1;
 /// Version, depth, and the file ids from below the root down.
 const HANDLE_ID_BYTES: usize = size_of::<u64>();
-/// Longest handle. ESXi takes 56 bytes, of which nfs-ganesha uses 5.
+/// Maximum length of a handle. ESXi takes 56 bytes, of which nfs-ganesha uses 5.
 pub const MAX_HANDLE_BYTES: usize = 32;
 const _: () = assert!(2 + MAX_DEPTH * HANDLE_ID_BYTES <= MAX_HANDLE_BYTES);
 
-/// That a node is still there is looked up at most once in so many milliseconds.
+/// Interval in milliseconds at which the existence of a node is checked again.
 const CHECK_INTERVAL_MS: u64 = 250;
 
-/// A folder, file or link. It stays usable when what it stands for is gone: then calls on it
-/// fail with `ErrorKind::NotFound`. Many threads may use it at once.
+/// A folder, file or link. It stays a valid value after that is gone: calls on it then fail
+/// with `ErrorKind::NotFound`. Many threads may use it at once.
 pub struct OpenNode {
     pub(crate) shared: Arc<Shared>,
     pub(crate) node: Node,
@@ -38,23 +38,23 @@ pub struct OpenNode {
     pub(crate) used_at_ms: AtomicU64,
     checked_at_ms: AtomicU64,
     is_gone: AtomicBool,
-    /// Counts what was changed through this node.
+    /// Number of changes through this node.
     pub(crate) changes: AtomicU64,
     pub(crate) remembered: Mutex<Option<Remembered>>,
-    /// The host will be told to forget its attributes.
+    /// Whether the host will be told to discard its attributes.
     pub(crate) is_noted: AtomicBool,
     is_released: AtomicBool,
     pub(crate) flush_queue: FlushQueue,
 }
 
-/// What a name in a folder stands for; the folder itself is there.
+/// The result of a look-up of a name in an existing folder.
 pub type Named<T> = std::result::Result<T, MissingName>;
 
-/// The folder is there, and the name is not.
+/// The folder exists, the name does not.
 #[derive(Debug)]
 pub struct MissingName(pub Error);
 
-/// Tells a missing name from a folder that is gone.
+/// Distinguishes a missing name from a missing folder.
 pub(crate) fn named<T>(found: Result<T>) -> Result<Named<T>> {
     match found {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(Err(MissingName(error))),
@@ -84,12 +84,12 @@ impl OpenNode {
         })
     }
 
-    /// What it is.
+    /// Its kind.
     pub fn node_type(&self) -> NodeType {
         self.node.node_type()
     }
 
-    /// Unique number of what it stands for; never 0, the root's is 1.
+    /// Its file id; never 0, the root's is 1.
     pub fn id(&self) -> u64 {
         self.node.file_id()
     }
@@ -99,19 +99,19 @@ impl OpenNode {
         self.node.path()
     }
 
-    /// Whether it may change at any moment: sessions and what is in them.
+    /// Whether it may change at any moment: true for sessions and their content.
     pub fn is_live(&self) -> bool {
         self.node.is_live()
     }
 
-    /// What has that name in this folder. `ErrorKind::NotAFolder`.
+    /// The node of that name in this folder. `ErrorKind::NotAFolder`.
     pub fn find(&self, name: &str) -> Result<Named<Arc<OpenNode>>> {
         self.check_folder()?;
         self.check()?;
         named(self.shared.folders.find(&self.node, name).map(|node| self.child(node)))
     }
 
-    /// What was found, made or listed in this folder.
+    /// A node that was found, made or listed in this folder.
     pub(crate) fn child(&self, node: Node) -> Arc<OpenNode> {
         let mut ids = self.ids.clone();
         if node.is_of_clients() {
@@ -121,7 +121,7 @@ impl OpenNode {
         OpenNode::new(&self.shared, node, ids)
     }
 
-    /// The folder that it is in; the root's is the root.
+    /// Its folder; for the root the root itself.
     pub fn parent(&self) -> Result<Arc<OpenNode>> {
         let node = self.shared.folders.parent(&self.node)?;
         let mut ids = self.ids.clone();
@@ -132,8 +132,8 @@ impl OpenNode {
         Ok(OpenNode::new(&self.shared, node, ids))
     }
 
-    /// What is behind a cookie, 0 for all, in the cookies' order. Those are at least 3 and below
-    /// 2^63, and stay the same over restarts.
+    /// The entries behind a cookie (0: all), sorted by cookie. Cookies are at least 3 and
+    /// below 2^63, and stay the same over restarts.
     pub fn entries(&self, after: u64) -> Result<Vec<ListedEntry>> {
         self.check()?;
         let mut found: Vec<_> = self
@@ -153,15 +153,15 @@ impl OpenNode {
         self.child(listed.entry.node)
     }
 
-    /// Where a link leads: a name in its own folder.
+    /// The target of a link: a name in the link's own folder.
     pub fn target(&self) -> Result<String> {
         self.shared.folders.target(&self.node)
     }
 
-    /// The bytes that name it to clients: at most [`MAX_HANDLE_BYTES`], the same in every
-    /// process and after every restart.
+    /// Its handle for clients: at most [`MAX_HANDLE_BYTES`], the same in every process and
+    /// after every restart.
     pub fn handle(&self) -> Vec<u8> {
-        // No deeper than MAX_DEPTH.
+        // At most MAX_DEPTH.
         let mut handle = vec![HANDLE_VERSION, self.ids.len() as u8];
         self.ids.iter().for_each(|id| handle.extend_from_slice(&id.to_le_bytes()));
         handle
@@ -169,13 +169,13 @@ impl OpenNode {
 
     pub(crate) fn of_handle(shared: &Arc<Shared>, handle: &[u8]) -> Result<Arc<OpenNode>> {
         let ids = ids_of_handle(handle)
-            .ok_or_else(|| Error::new(ErrorKind::InvalidInput, "no handle of this version"))?;
+            .ok_or_else(|| Error::new(ErrorKind::InvalidInput, "not a handle of this version"))?;
         let node = shared.resolve(&ids)?;
         Ok(OpenNode::new(shared, node, ids))
     }
 
-    /// Fails with `NotFound` when what it stands for is gone. A name can be given
-    /// again: then it is another node. What is open for writing cannot go.
+    /// Fails with `NotFound` if the node is gone. Its name may belong to another node by
+    /// now. A node that is open for writing cannot go.
     pub(crate) fn check(&self) -> Result<()> {
         self.shared.check()?;
         if self.is_gone.load(Ordering::Relaxed) {
@@ -215,7 +215,7 @@ impl OpenNode {
         Ok(())
     }
 
-    /// The host gives it up: everything is closed.
+    /// The host releases it: closes everything.
     pub fn release(&self) {
         self.is_released.store(true, Ordering::SeqCst);
         self.close_all();
@@ -226,11 +226,11 @@ impl OpenNode {
     }
 }
 
-/// An entry of a folder, and where a listing goes on behind it.
+/// An entry of a folder, and the position behind it.
 pub struct ListedEntry {
-    /// Where a listing goes on.
+    /// The position behind it.
     pub cookie: u64,
-    /// What is there.
+    /// The node.
     pub entry: FolderEntry,
 }
 
@@ -245,8 +245,8 @@ fn ids_of_handle(handle: &[u8]) -> Option<Vec<u64>> {
     Some(ids.chunks_exact(HANDLE_ID_BYTES).map(id).collect())
 }
 
-/// Below 2^63, because some clients count with a sign; from 3 on, because NFS has uses
-/// for those before.
+/// Below 2^63, because some clients use signed numbers; at least 3, because NFS reserves
+/// the numbers below.
 fn cookie(file_id: u64) -> u64 {
     (file_id & (u64::MAX >> 1)).max(3)
 }

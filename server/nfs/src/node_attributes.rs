@@ -1,4 +1,4 @@
-//! What the host is told of a node.
+//! The attributes of a node for the host.
 
 use crate::OpenNode;
 use coldrise_block::Result;
@@ -8,37 +8,37 @@ use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// What a session's file is like is found out at most once in so many milliseconds:
-/// nfs-ganesha asks for it after every write. The size and the time that writes through
-/// this node make show at once.
+/// Interval in milliseconds at which the attributes of a session's file are read again:
+/// nfs-ganesha asks after every write. Size and time changes through this node show at
+/// once.
 pub(crate) const LIVE_ATTRIBUTES_MS: u64 = 10;
 
-/// For how long attributes hold, in seconds: points never change, but may be deleted;
-/// machines get points. Sessions change at any moment, through any front end; for their
-/// images see [`attribute_invalidation`](crate::attribute_invalidation).
+/// Seconds for which the host may cache attributes: points never change, but may be
+/// deleted; machines get points. Sessions change at any moment, through any front end; for
+/// their images see [`attribute_invalidation`](crate::attribute_invalidation).
 const VALID_POINT_S: u32 = 60;
 const VALID_MACHINE_S: u32 = 1;
 
-/// What the host is told of a node. Times are since 1970.
+/// The attributes of a node. Times are since 1970.
 #[derive(Clone, Copy, Debug)]
 pub struct NodeAttributes {
     /// Size in bytes; 0 for a folder.
     pub size_bytes: u64,
-    /// Bytes of it that are stored.
+    /// Its stored bytes.
     pub stored_bytes: u64,
-    /// When its content changed. A folder's differs whenever its entries do.
+    /// The last change of its content. A folder's differs whenever its entries do.
     pub modified: Duration,
-    /// When anything of it changed: content, mode or name.
+    /// The last change of content, mode or name.
     pub changed: Duration,
-    /// Permissions. They are told and not enforced.
+    /// Permissions, shown to clients and not enforced.
     pub mode: u32,
-    /// For so many seconds they may be remembered.
+    /// Seconds for which the host may cache them.
     pub valid_s: u32,
-    /// Of a file that was made exclusively.
+    /// The verifier of an exclusive creation.
     pub verifier: Option<u64>,
 }
 
-/// Attributes of a session's file, from that moment, with so many changes.
+/// Attributes of a session's file, with the time of reading and the number of changes then.
 #[derive(Clone, Copy)]
 pub(crate) struct Remembered {
     at_ms: u64,
@@ -47,8 +47,8 @@ pub(crate) struct Remembered {
 }
 
 impl NodeAttributes {
-    /// Another number after every change. Of a file whose time a client has set neither time
-    /// alone tells: the one may be far ahead of the other.
+    /// A number that differs after every change. If a client has set a file's time, neither
+    /// time alone shows every change: one may be far ahead of the other.
     pub fn change(&self) -> u64 {
         let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         nanoseconds(self.modified).wrapping_add(nanoseconds(self.changed))
@@ -56,8 +56,8 @@ impl NodeAttributes {
 }
 
 impl OpenNode {
-    /// Its attributes. The host may remember those of a session's image until it is told to
-    /// forget them; see [`Datastore::watch`](crate::Datastore::watch).
+    /// Its attributes. The host may cache those of a session's image until it is told to
+    /// discard them; see [`Datastore::watch`](crate::Datastore::watch).
     pub fn attributes(self: &Arc<Self>) -> Result<NodeAttributes> {
         self.check()?;
         let is_image = self.node_type() == NodeType::File && !self.node.is_of_clients();
@@ -69,7 +69,7 @@ impl OpenNode {
     }
 
     fn live_attributes(&self) -> Result<NodeAttributes> {
-        // Before it is looked at: a change that comes meanwhile makes this one too old.
+        // Taken before the reading: a change meanwhile makes this one too old.
         let (at_ms, changes) = (self.shared.now_ms(), self.changes.load(Ordering::Acquire));
         let known = *self.remembered.lock();
         let is_young = |known: &Remembered| at_ms.saturating_sub(known.at_ms) < LIVE_ATTRIBUTES_MS;
@@ -86,8 +86,8 @@ impl OpenNode {
         Ok(attributes)
     }
 
-    /// What was seen a moment ago, after writes through this node: another time. `None`
-    /// where more has changed.
+    /// The recent attributes with another time, after writes through this node. `None` if
+    /// more than that has changed.
     fn written_since(&self, mut attributes: NodeAttributes) -> Option<NodeAttributes> {
         let file = self.held.read().get(true)?;
         if file.size_bytes() != attributes.size_bytes {
@@ -114,8 +114,7 @@ impl OpenNode {
         } else {
             VALID_MACHINE_S
         };
-        // Who may connect at all is a matter of the allow list: the users of a client
-        // are its own matter.
+        // The allow list decides about clients; a client decides about its own users.
         let least = match (node_type, found.is_writable) {
             (NodeType::Folder, _) if node.takes_files() => 0o777,
             (NodeType::Folder, _) if node.is_live() => 0o755,
@@ -136,19 +135,19 @@ impl OpenNode {
         })
     }
 
-    /// A folder's time, whose fraction of a second tells its entries apart: by the time
-    /// alone clients see whether they have to read it again, and a point that is sealed
-    /// from an older one does not make its machine any newer.
+    /// A folder's time; its fraction of a second is derived from the entries. Clients see
+    /// only by the time whether they must read the folder again, and a point that is sealed
+    /// from an older one does not make its machine newer.
     fn folder_time(&self, modified: Duration) -> Result<Duration> {
         let mut hasher = DefaultHasher::new();
         for entry in self.shared.folders.entries(&self.node)? {
             entry.file_id.hash(&mut hasher);
         }
-        // Below a billion, so it fits.
+        // It fits: below one billion.
         Ok(Duration::new(modified.as_secs(), (hasher.finish() % 1_000_000_000) as u32))
     }
 
-    /// To be called after each change through this node.
+    /// Call this after each change through this node.
     pub(crate) fn has_changed(&self) {
         self.changes.fetch_add(1, Ordering::Release);
     }

@@ -1,4 +1,4 @@
-//! Files: opens of clients, and what is read and written.
+//! Files: clients' opens, reads and writes.
 
 use crate::held_files::HeldFiles;
 use crate::share_reservations::{Checked, Share, ShareDenied};
@@ -9,16 +9,16 @@ use coldrise_export::OpenFile;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
-/// Why a file was not opened.
+/// The reason why an open was refused.
 #[derive(Debug)]
 pub enum OpenError {
-    /// A share reservation is in the way.
+    /// A share reservation denies it.
     Denied(ShareDenied),
     /// Anything else.
     Failed(Error),
 }
 
-/// What an open comes to.
+/// The result of an open.
 pub type OpenResult = std::result::Result<(), OpenError>;
 
 impl From<ShareDenied> for OpenError {
@@ -33,10 +33,10 @@ impl From<Error> for OpenError {
     }
 }
 
-/// What a read has found.
+/// The result of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadOutcome {
-    /// Bytes that were filled.
+    /// Number of bytes filled.
     pub length: usize,
     /// Whether the file ends behind them.
     pub is_end: bool,
@@ -44,13 +44,13 @@ pub struct ReadOutcome {
 
 /// Opens.
 impl OpenNode {
-    /// Opens it for a client, until [`OpenNode::close`]: nobody else can end its session, nor,
-    /// where it is opened to write, write it.
+    /// Opens it for a client, until [`OpenNode::close`]: no other process can end its
+    /// session or, for a writing open, write it.
     pub fn open(self: &Arc<Self>, share: Share) -> OpenResult {
         self.reopen(Share::default(), share)
     }
 
-    /// Makes another one of a client's open; after a failure it is what it was.
+    /// Changes the share of a client's open; after a failure the open is unchanged.
     pub fn reopen(self: &Arc<Self>, held: Share, wanted: Share) -> OpenResult {
         self.check()?;
         let content = self.node.content_key();
@@ -65,20 +65,20 @@ impl OpenNode {
         Ok(())
     }
 
-    /// Takes a client's open back. Where that was the last one, everything is closed at once:
-    /// the client says that it has finished.
+    /// Closes a client's open. After the last one everything is closed at once: the client
+    /// has finished.
     pub fn close(&self, held: Share) {
         self.shared.shares.put_back(&self.node.content_key(), held, Share::default());
         self.unpin(held.is_for_writing());
     }
 
-    /// Whether a read or write that belongs to no open may be done.
+    /// Whether a read or write without an open is allowed.
     pub fn check_share(&self, wanted: Share) -> Checked {
         self.shared.shares.check(|| self.node.content_key(), wanted)
     }
 
-    /// Keeps open what clients have opened through another node of the same file, which is
-    /// about to be released; their closes come through this one.
+    /// Takes over the opens of another node of the same file, which is about to be
+    /// released; their closes come through this node.
     pub fn take_over(self: &Arc<Self>, other: &OpenNode) -> Result<()> {
         let (readers, writers) = {
             let held = other.held.read();
@@ -118,7 +118,8 @@ impl OpenNode {
             return Ok(file);
         }
         let file = self.shared.folders.open(&self.node, for_writing)?;
-        // It was opened by its path: was it this one? From here on it cannot end.
+        // It was opened by path, so check that it is still this node. From here on it
+        // cannot end.
         self.shared.folders.again(&self.node)?;
         held.put(&file, for_writing);
         Ok(file)
@@ -149,16 +150,16 @@ impl OpenNode {
         }
     }
 
-    /// Closes everything, opened or not.
+    /// Closes everything, with or without opens.
     pub(crate) fn close_all(&self) {
         self.held.write().clear();
         self.shared.in_use.lock().remove(&(std::ptr::from_ref(self) as usize));
     }
 }
 
-/// Reads and writes. They open what they need; what nobody has used for a while is closed.
+/// Reads and writes. They open what they need; idle files are closed.
 impl OpenNode {
-    /// A file to read or write through, opened if need be.
+    /// A file for reads or writes, opened if necessary.
     pub(crate) fn file(self: &Arc<Self>, for_writing: bool) -> Result<Arc<OpenFile>> {
         self.check()?;
         self.is_now_used();
@@ -177,7 +178,7 @@ impl OpenNode {
         Ok(self.held.try_read().and_then(|held| held.get(for_writing)))
     }
 
-    /// Fails as a write would, and changes nothing.
+    /// Fails if a write would fail; changes nothing.
     pub fn check_writable(self: &Arc<Self>) -> Result<()> {
         self.file(true).map(drop)
     }
@@ -189,8 +190,8 @@ impl OpenNode {
         Ok(outcome(&open, offset_bytes, length))
     }
 
-    /// The same without waiting: `ErrorKind::WouldWait` for what would have to be opened,
-    /// decoded, or read from a drive.
+    /// The same without waiting: `ErrorKind::WouldWait` if the file must be opened, or data
+    /// be decoded or read from a drive.
     pub fn read_in_memory(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<ReadOutcome> {
         // An open reads the repository.
         let open = self.opened(false)?.ok_or_else(would_wait)?;
@@ -198,12 +199,12 @@ impl OpenNode {
         Ok(outcome(&open, offset_bytes, length))
     }
 
-    /// Whether a write would have to open the file, or to read what it leaves unchanged of a
+    /// Whether a write would have to open the file, or to read the unchanged part of a
     /// block from a drive.
     pub fn write_waits(&self, offset_bytes: u64, length: usize) -> Result<bool> {
         let Some(open) = self.opened(true)? else { return Ok(true) };
         let end = offset_bytes.saturating_add(length as u64).min(open.size_bytes());
-        // Of blocks that are written in part the rest is read.
+        // A write of part of a block reads the rest of it.
         let edges = [offset_bytes, end].into_iter().filter(|edge| edge % BLOCK_SIZE_BYTES != 0);
         for edge in edges {
             let read = open.read_in_memory(&mut [0], edge - edge % BLOCK_SIZE_BYTES);
@@ -214,8 +215,8 @@ impl OpenNode {
         Ok(false)
     }
 
-    /// Writes; durable after the next flush. `ErrorKind::OutOfRange` behind the end of what
-    /// cannot grow.
+    /// Writes; durable after the next flush. `ErrorKind::OutOfRange` behind the end of a
+    /// file that cannot grow.
     pub fn write(self: &Arc<Self>, bytes: &[u8], offset_bytes: u64) -> Result<()> {
         let open = self.file(true)?;
         let written = open.write(bytes, offset_bytes);
@@ -223,33 +224,32 @@ impl OpenNode {
         written
     }
 
-    /// Makes it longer or shorter. `ErrorKind::Unsupported` where the size follows from the
-    /// disk's.
+    /// Lengthens or shortens it. `ErrorKind::Unsupported` if the disk determines the size.
     pub fn set_size_bytes(self: &Arc<Self>, size_bytes: u64) -> Result<()> {
         let set = self.file(true)?.set_size_bytes(size_bytes);
         self.has_changed();
         set
     }
 
-    /// Flushes what was written to the session; nothing was where nothing is open,
-    /// because closing flushes.
+    /// Flushes all writes to the session. If nothing is open there are none, because
+    /// closing flushes.
     pub fn flush(&self) -> Result<()> {
         let file = self.held.read().get(true);
         file.map_or(Ok(()), |file| file.flush())
     }
 
-    /// Runs what has to wait on a thread of our own. `ErrorKind::WouldWait` where there is no
+    /// Runs waiting work on a thread of our own. `ErrorKind::WouldWait` if there is no
     /// room.
     pub fn run_later(&self, task: impl FnOnce() + Send + 'static) -> Result<()> {
         self.shared.pools.reading.start(Box::new(task))
     }
 
-    /// Whether what was written and not flushed may be lost, after a failure.
+    /// Whether unflushed writes may be lost, after a failure.
     pub fn has_stopped(&self) -> bool {
         self.held.read().get(true).is_some_and(|file| file.has_stopped())
     }
 
-    /// Stops what is open of it for good, after a defect.
+    /// Stops its open files permanently, after a defect.
     pub fn poison(&self) {
         self.held.read().poison();
     }

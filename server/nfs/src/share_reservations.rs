@@ -1,8 +1,9 @@
-//! Share reservations: what the opens of clients (NFSv4) keep each other from.
+//! Share reservations: what clients' opens (NFSv4) deny to each other.
 //!
-//! They hold for content, not for files: all images of a session's disk are one disk, so who
-//! denies writing to `vda.raw` denies it to `vda.vhdx`. The text beside a flat VMDK is content of
-//! its own, as is each file of a client. An owner is bound by its own deny, too (RFC 8881, 9.7).
+//! They apply to content, not to files: all images of a session's disk are one disk, so a
+//! deny of writes on `vda.raw` also applies to `vda.vhdx`. The text file of a flat VMDK is
+//! content of its own, as is each file of a client. An owner is bound by its own deny, too
+//! (RFC 8881, 9.7).
 
 use coldrise_export::NodeKey;
 use parking_lot::Mutex;
@@ -10,7 +11,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// What an open is for, and what it denies to others.
+/// The access of an open, and what it denies to others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Share(u32);
 
@@ -19,13 +20,13 @@ impl Share {
     pub const READ: Share = Share(1 << 0);
     /// To write.
     pub const WRITE: Share = Share(1 << 1);
-    /// Nobody else may read.
+    /// Deny reading to others.
     pub const DENY_READ: Share = Share(1 << 2);
-    /// Nobody else may write.
+    /// Deny writing to others.
     pub const DENY_WRITE: Share = Share(1 << 3);
     const ALL: [Share; 4] = [Share::READ, Share::WRITE, Share::DENY_READ, Share::DENY_WRITE];
 
-    /// The share of these bits; unknown ones are left out.
+    /// The share with these bits; ignores unknown ones.
     pub const fn of_bits(bits: u32) -> Share {
         Share(bits & 0b1111)
     }
@@ -43,11 +44,11 @@ impl Share {
     }
 }
 
-/// Another open, or an earlier one of the same owner, is in the way.
+/// Another open, or an earlier one of the same owner, denies it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShareDenied;
 
-/// Whether something may be done.
+/// The result of a check.
 pub type Checked = Result<(), ShareDenied>;
 
 impl fmt::Display for ShareDenied {
@@ -56,7 +57,7 @@ impl fmt::Display for ShareDenied {
     }
 }
 
-/// How many opens have each bit, in the order of [`Share::ALL`].
+/// The number of opens with each bit, in the order of [`Share::ALL`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Counts([u32; 4]);
 
@@ -96,14 +97,14 @@ impl Counts {
 #[derive(Default)]
 pub(crate) struct ShareReservations {
     of_content: Mutex<HashMap<NodeKey, Counts>>,
-    /// Opens that deny something: reads and writes without an open look no further where
-    /// there are none.
+    /// Number of opens that deny something: if it is 0, reads and writes without an open
+    /// skip the look-up.
     denying: AtomicUsize,
 }
 
 impl ShareReservations {
-    /// Makes another one of an open; `held` is empty where there is none yet. Less than it had
-    /// is always given.
+    /// Changes the share of an open; `held` is empty for a new one. A reduced share is
+    /// always granted.
     pub(crate) fn change(&self, content: &NodeKey, held: Share, wanted: Share) -> Checked {
         let mut of_content = self.of_content.lock();
         let is_less = held.has(wanted) && held != wanted;
@@ -114,7 +115,7 @@ impl ShareReservations {
         Ok(())
     }
 
-    /// Puts an open in the place of another one, whatever others there are.
+    /// Replaces an open's share, regardless of other opens.
     pub(crate) fn put_back(&self, content: &NodeKey, held: Share, wanted: Share) {
         self.exchange(&mut self.of_content.lock(), content, held, wanted);
     }
@@ -136,7 +137,7 @@ impl ShareReservations {
         self.denying.fetch_sub(usize::from(held.denies()), Ordering::AcqRel);
     }
 
-    /// Whether a read or write that belongs to no open may be done.
+    /// Whether a read or write without an open is allowed.
     pub(crate) fn check(&self, content: impl FnOnce() -> NodeKey, wanted: Share) -> Checked {
         if self.denying.load(Ordering::Acquire) == 0 {
             return Ok(());
@@ -151,7 +152,7 @@ mod tests {
 
     #[test]
     fn what_conflicts_is_access_with_deny_either_way() {
-        // Read and write as the first two bits, their denies as the next two.
+        // Read and write are the first two bits, their denies the next two.
         for held in 0..16 {
             let mut counts = Counts::default();
             counts.add(Share(held));

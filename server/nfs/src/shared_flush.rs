@@ -1,4 +1,4 @@
-//! One flush of a file for all who wait for one.
+//! One flush of a file for all callers that wait for one.
 
 use crate::thread_pool::{no_room, MOST_WAITING};
 use crate::OpenNode;
@@ -7,24 +7,24 @@ use parking_lot::Mutex;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::Arc;
 
-/// Is told what a flush came to, on the thread that did it.
+/// Receives the result of a flush, on the thread that did it.
 pub(crate) type FlushDone = Box<dyn FnOnce(&Result<()>) + Send>;
 
-/// Who waits for a node's next flush.
+/// The callers that wait for a node's next flush.
 #[derive(Default)]
 pub(crate) struct FlushQueue(Mutex<Waiting>);
 
 #[derive(Default)]
 struct Waiting {
     calls: Vec<FlushDone>,
-    /// A thread will see to them.
+    /// Whether a thread will serve them.
     is_started: bool,
 }
 
 impl OpenNode {
-    /// Flushes on a thread of our own, and tells everybody who asked for it before the flush
-    /// began. One thread at a time is at it for each node: who comes meanwhile shares the next
-    /// flush. `ErrorKind::WouldWait` where there is no room.
+    /// Flushes on a thread of our own, and calls back every caller that came before the
+    /// flush began. One thread at a time flushes a node: later callers share the next
+    /// flush. `ErrorKind::WouldWait` if there is no room.
     pub fn flush_later(
         self: &Arc<Self>,
         done: impl FnOnce(&Result<()>) + Send + 'static,

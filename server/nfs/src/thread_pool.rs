@@ -1,13 +1,13 @@
-//! Work that has to wait, on threads of our own, so that it holds none of the host's.
+//! Runs waiting work on threads of our own, so that it blocks none of the host's.
 //!
 //! ```text
 //!   reading   what decodes chunks or reads a drive
 //!   syncing   one node's flushes, as many as came together: they share one sync (shared_flush)
 //! ```
 //!
-//! Both are bounded, in threads and in what waits. What finds no room is done by its
-//! caller, who so has to wait himself: a client that asks for more than the machine can do
-//! is held up.
+//! The numbers of threads and of waiting tasks are bounded. If there is no room the caller
+//! does the work itself and so waits: a client that asks for more than the machine can do
+//! is slowed down.
 
 use coldrise_block::{defect, Context, Error, ErrorKind, Result};
 use parking_lot::{Condvar, Mutex};
@@ -18,10 +18,10 @@ use std::thread::JoinHandle;
 
 const READING_THREADS: usize = 16;
 const SYNCING_THREADS: usize = 32;
-/// Requests that may wait for either.
+/// Maximum number of waiting requests per pool.
 pub(crate) const MOST_WAITING: usize = 1024;
 
-/// Both kinds of threads.
+/// Both pools.
 pub(crate) struct ThreadPools {
     pub(crate) reading: ThreadPool,
     pub(crate) syncing: ThreadPool,
@@ -37,7 +37,7 @@ impl Default for ThreadPools {
 }
 
 impl ThreadPools {
-    /// Waits until everything is done; nothing is started any more.
+    /// Waits until all work is done; no work starts after that.
     pub(crate) fn end(&self) {
         self.reading.end();
         self.syncing.end();
@@ -46,7 +46,7 @@ impl ThreadPools {
 
 pub(crate) type Job = Box<dyn FnOnce() + Send>;
 
-/// Threads that are started when they are needed.
+/// Threads that start on demand.
 pub(crate) struct ThreadPool {
     name: &'static str,
     most: usize,
@@ -72,7 +72,7 @@ impl ThreadPool {
         ThreadPool { name, most, queue: Arc::default() }
     }
 
-    /// Has a thread do it. `ErrorKind::WouldWait` where there is no room.
+    /// Gives a task to a thread. `ErrorKind::WouldWait` if there is no room.
     pub(crate) fn start(&self, job: Job) -> Result<()> {
         let mut state = self.queue.state.lock();
         if state.has_ended || state.jobs.len() >= MOST_WAITING {
@@ -86,7 +86,7 @@ impl ThreadPool {
                 .context(|| format!("starting a thread {}", self.name));
             match started {
                 Ok(thread) => state.threads.push(thread),
-                // Those that run do it.
+                // The running threads do it.
                 Err(_) if !state.threads.is_empty() => {}
                 Err(error) => return Err(error),
             }
@@ -96,7 +96,7 @@ impl ThreadPool {
         Ok(())
     }
 
-    /// Waits until everything is done; nothing is started any more.
+    /// Waits until all work is done; no work starts after that.
     fn end(&self) {
         let threads = {
             let mut state = self.queue.state.lock();
@@ -106,7 +106,7 @@ impl ThreadPool {
         self.queue.wake.notify_all();
         let here = std::thread::current().id();
         for thread in threads {
-            // What it did last may be what closes the repository.
+            // Its last task may close the repository.
             if thread.thread().id() != here {
                 let _ = thread.join();
             }
@@ -137,7 +137,7 @@ impl Queue {
 }
 
 pub(crate) fn no_room() -> Error {
-    Error::new(ErrorKind::WouldWait, "too much is waiting already")
+    Error::new(ErrorKind::WouldWait, "too many requests are waiting")
 }
 
 #[cfg(test)]

@@ -1,22 +1,24 @@
-//! Points, wherever they are: in the catalog, or sealed and on their way there.
+//! Restore points in the catalog, and sealed points that are not yet in it.
 
 use std::collections::{BTreeSet, HashSet};
+use std::path::Path;
 use std::sync::Arc;
 
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_store::{
-    CatalogDamage, MachineName, PointDocument, PointName, PointOrigin, PointSelector, Repository,
-    RepositoryWriter,
+    CatalogDamage, MachineName, OpenOptions, PassphraseSource, PointDocument, PointName,
+    PointOrigin, PointSelector, ReopenReport, Repository, RepositoryWriter,
 };
 
+use crate::addresses::{point_name, session_name};
 use crate::client_files::CarriedFiles;
 use crate::document::SessionDocument;
+use crate::ended_session::tidy;
+use crate::in_use::remove_layers;
 use crate::lock::FileLock;
-use crate::place::Place;
-use crate::reclaim::remove_layers;
+use crate::paths::SessionPaths;
+use crate::rollback_guard::heal_progress;
 use crate::sealed_files;
-use crate::unpublish::tidy;
-use crate::verify::session_name;
 
 /// Every restore point of a repository.
 pub struct Catalog {
@@ -29,8 +31,8 @@ impl Catalog {
         Catalog { repository: Arc::clone(repository) }
     }
 
-    /// Points that stand in sessions' documents. Read before the repository's
-    /// catalog: a point on its way from one to the other is then in the second.
+    /// Points in the sessions' documents. Read them before the repository's catalog: a point that
+    /// moves to the catalog in between is then found there.
     fn sealed(&self) -> Result<Vec<PointDocument>> {
         let documents = SessionDocument::readable(&self.repository)?;
         self.repository.catch_up()?;
@@ -40,7 +42,7 @@ impl Catalog {
     /// The machines, sorted.
     ///
     /// # Errors
-    /// `Corrupt` when a document does not authenticate.
+    /// `Corrupt` if a document does not authenticate.
     pub fn machines(&self) -> Result<Vec<MachineName>> {
         let sealed = self.sealed()?;
         let mut machines: BTreeSet<_> = self.repository.machines()?.into_iter().collect();
@@ -48,10 +50,10 @@ impl Catalog {
         Ok(machines.into_iter().collect())
     }
 
-    /// The points of a machine, oldest first; none for an unknown machine.
+    /// The points of a machine, oldest first. An unknown machine has none.
     ///
     /// # Errors
-    /// `Corrupt` when a document does not authenticate.
+    /// `Corrupt` if a document does not authenticate.
     pub fn points(&self, machine: &MachineName) -> Result<Vec<PointDocument>> {
         let sealed = self.sealed()?;
         let mut points = self.repository.points(machine)?;
@@ -65,36 +67,36 @@ impl Catalog {
         Ok(points)
     }
 
-    /// The same without those that are set aside.
+    /// The points of a machine that are not quarantined, oldest first.
     ///
     /// # Errors
-    /// As of [`Catalog::points`].
+    /// As for [`Catalog::points`].
     pub fn offered(&self, machine: &MachineName) -> Result<Vec<PointDocument>> {
         let mut points = self.points(machine)?;
         points.retain(|point| point.quarantine.is_none());
         Ok(points)
     }
 
-    /// Says whether a machine has any point, set aside or not.
+    /// Checks that a machine has a point, quarantined or not.
     ///
     /// # Errors
-    /// `NotFound`, telling which machines there are; `Corrupt` where all of its points are
-    /// lost.
+    /// `NotFound`, naming the existing machines; `Corrupt` if all its points are lost.
     pub fn check_machine(&self, machine: &MachineName) -> Result<()> {
         let is_known = !self.repository.newest_points(machine, 1)?.is_empty()
             || self.sealed()?.iter().any(|point| point.machine == *machine);
-        match is_known {
-            true => Ok(()),
-            false => Err(self.missing(machine, &PointSelector::Latest(0))?),
+        if is_known {
+            Ok(())
+        } else {
+            Err(self.missing(machine, &PointSelector::Latest(0))?)
         }
     }
 
-    /// One point of a machine. `latest` means no point that is set aside, and passes over
-    /// points dated in the future: see [`Horizon`](coldrise_store::Horizon).
+    /// One point of a machine. `latest` skips quarantined points and points dated in the future:
+    /// see [`Horizon`](coldrise_store::Horizon).
     ///
     /// # Errors
-    /// `NotFound`, telling which machines or points there are; `Corrupt` for one that has
-    /// to be there and is lost.
+    /// `NotFound`, naming the existing machines or points; `Corrupt` if the point must exist and is
+    /// lost.
     pub fn point(&self, machine: &MachineName, selector: &PointSelector) -> Result<PointDocument> {
         match self.find(machine, selector)? {
             Some(point) => Ok(point),
@@ -102,11 +104,11 @@ impl Catalog {
         }
     }
 
-    /// One point of a machine by the address that it had before it was set aside: `latest`
-    /// counts points that are set aside, too.
+    /// One point of a machine by the address that it had before its quarantine: `latest` also
+    /// counts quarantined points.
     ///
     /// # Errors
-    /// As of [`Catalog::point`].
+    /// As for [`Catalog::point`].
     pub fn point_or_quarantined(
         &self,
         machine: &MachineName,
@@ -122,11 +124,11 @@ impl Catalog {
         }
     }
 
-    /// The files that a point carries; none for one that carries none.
+    /// The files that a point carries; none if it carries none.
     ///
     /// # Errors
-    /// `Corrupt` where they are missing or are not its own; `NotFound` where the point
-    /// itself is gone.
+    /// `Corrupt` if the files are missing or belong to another point; `NotFound` if the point no
+    /// longer exists.
     pub fn files(&self, point: &PointDocument) -> Result<CarriedFiles> {
         if point.files.is_none() {
             return Ok(CarriedFiles::default());
@@ -135,9 +137,9 @@ impl Catalog {
         let cataloged = || repository.point_files(&point.machine, &point.point);
         let mut found = cataloged()?;
         if let (None, PointOrigin::Synthetic { session, .. }) = (&found, &point.origin) {
-            found = sealed_files::read(repository, &Place::of(repository, session), point)?;
+            found = sealed_files::read(repository, &SessionPaths::of(repository, session), point)?;
             if found.is_none() {
-                // It may have gone into the catalog just now.
+                // A writer may have entered the point into the catalog just now.
                 repository.catch_up()?;
                 found = cataloged()?;
             }
@@ -155,8 +157,8 @@ impl Catalog {
         }
     }
 
-    /// The point, with no look at more of the machine's others than it takes: a
-    /// machine may have thousands.
+    /// Finds the point and reads as few of the machine's other points as possible: a machine may
+    /// have thousands.
     fn find(
         &self,
         machine: &MachineName,
@@ -176,11 +178,12 @@ impl Catalog {
             PointSelector::Latest(back) => {
                 let mut sealed = self.sealed()?;
                 sealed.retain(|point| point.machine == *machine);
-                // After the catalog was caught up with.
+                // Read the horizon after `catch_up`.
                 let horizon = self.repository.horizon(machine)?;
                 let counts = |point: &PointName| !horizon.is_passed_over(point);
                 match self.newest(machine, &sealed, *back as usize, &counts)? {
-                    // All of them are dated in the future: that tells nothing of the clock.
+                    // All points are dated in the future. That says nothing about the clock, so all
+                    // of them count.
                     None if self.newest(machine, &sealed, 0, &counts)?.is_none() => {
                         self.newest(machine, &sealed, *back as usize, &|_| true)
                     }
@@ -190,8 +193,8 @@ impl Catalog {
         }
     }
 
-    /// The point that has `back` newer ones beside it, of those that are not set aside and
-    /// whose name `counts`.
+    /// The point with exactly `back` newer ones. Counts only points that are not quarantined and
+    /// whose name satisfies `counts`.
     fn newest(
         &self,
         machine: &MachineName,
@@ -213,18 +216,18 @@ impl Catalog {
         };
         points.extend(sealed.iter().filter(|point| is_meant(point)).cloned());
         points.sort_by(|a, b| b.point.cmp(&a.point));
-        // A point on its way into the catalog stands in both.
+        // A point that is moving into the catalog is listed twice.
         points.dedup_by(|a, b| a.point == b.point);
         Ok(points.into_iter().nth(back))
     }
 
-    /// A point that was found before, as it is now: to be asked once it is written down
-    /// that it is used (a lease, a session). What is not there any more must not be
-    /// used, and where a fold has moved its disks, what was written down names what is
-    /// no longer used. See `reclaim`.
+    /// The current document of a point that was read earlier. Call this after the use of the point
+    /// is recorded (in a lease or a session). A point that no longer exists must not be used. If a
+    /// fold has moved its disks, the recorded chunk maps and layers are no longer used. See
+    /// `in_use`.
     ///
     /// # Errors
-    /// `NotFound` where it was forgotten meanwhile.
+    /// `NotFound` if the point was forgotten meanwhile.
     pub fn confirm(&self, point: &PointDocument) -> Result<PointDocument> {
         self.repository.catch_up()?;
         let name = PointSelector::Exact(point.point.clone());
@@ -240,43 +243,48 @@ impl Catalog {
         }
     }
 
-    /// What a user should know of a machine's points that are dated in the future; `None`
-    /// where there are none.
+    /// A warning about the points of a machine that are dated in the future; `None` if there are
+    /// none.
     ///
     /// # Errors
-    /// As of [`Catalog::points`].
+    /// As for [`Catalog::points`].
     pub fn future_warning(&self, machine: &MachineName) -> Result<Option<String>> {
         let points = self.points(machine)?;
         let horizon = self.repository.horizon(machine)?;
         Ok(horizon.warning(machine, points.iter().map(|point| &point.point)))
     }
 
-    /// The points that have to be there and are nowhere, of one machine or of all, the oldest of
-    /// a machine first.
+    /// The points that must exist and are missing, of one machine or of all. Each machine's points
+    /// are sorted oldest first.
     ///
     /// # Errors
-    /// `Corrupt` where the catalog cannot be read; what the operating system says.
+    /// `Corrupt` if the catalog cannot be read; the operating system's error.
     pub fn lost_points(&self, only: Option<&MachineName>) -> Result<Vec<(MachineName, PointName)>> {
         if self.repository.lost_points(only)?.is_empty() {
             return Ok(Vec::new());
         }
-        // As of `is_lost`.
+        // Read in the same order as in `is_lost`.
         let sealed = self.sealed()?;
         let mut lost = self.repository.lost_points(only)?;
         lost.retain(|(machine, point)| !holds(&sealed, machine, point));
         Ok(lost)
     }
 
-    /// Whether this point has to be there and is nowhere: neither in the catalog, nor sealed and
-    /// on its way there.
+    /// True if this point must exist and is missing: it is neither in the catalog nor sealed and
+    /// waiting for it.
     ///
     /// # Errors
-    /// As of [`Catalog::lost_points`].
+    /// As for [`Catalog::lost_points`].
     pub fn is_lost(&self, machine: &MachineName, point: &PointName) -> Result<bool> {
-        // Last: it may go into the catalog meanwhile.
+        // Read the sealed points last: a writer may enter the point into the catalog meanwhile.
         Ok(self.repository.is_lost(machine, point)?
             && !holds(&self.sealed()?, machine, point)
             && self.repository.is_lost(machine, point)?)
+    }
+
+    /// The damage of a lost point, with the command that restores or removes it.
+    pub fn lost(&self, machine: &MachineName, point: &PointName) -> CatalogDamage {
+        self.repository.lost(format!("{machine}/{point}"))
     }
 
     fn cataloged(&self, machine: &MachineName, name: &PointName) -> Result<Option<PointDocument>> {
@@ -296,8 +304,7 @@ impl Catalog {
             PointSelector::Latest(_) => None,
         };
         if let Some(point) = lost {
-            let lost = CatalogDamage::lost(format!("{machine}/{point}"));
-            return Ok(Error::new(ErrorKind::Corrupt, lost.message()));
+            return Ok(Error::new(ErrorKind::Corrupt, self.lost(machine, &point).message()));
         }
         if points.is_empty() {
             let names: Vec<_> = self.machines()?.iter().map(ToString::to_string).collect();
@@ -334,25 +341,47 @@ fn shorten(names: &[String]) -> String {
     }
 }
 
-/// What [`enter_sealed_points`] has done.
+/// The result of [`enter_sealed_points`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Entered {
-    /// Sealed points that are in the catalog from now on.
+pub struct EnteredPoints {
+    /// Number of sealed points entered into the catalog.
     pub points: usize,
-    /// Markers of other points, and of sessions, that were missing or could not be read.
+    /// Number of markers of other points and of sessions that were missing or unreadable.
     pub markers: u64,
 }
 
-/// Enters sealed points into the catalog, removes what ended sessions left
-/// behind, and layers that a crash left without an owner. Every command that
-/// writes the repository calls it first. Makes the markers that are missing as well.
+/// Opens a repository for writing even if parts of it are lost, restores duplicated parts from
+/// their copies, and enters sealed points into the catalog.
 ///
 /// # Errors
-/// As writing to the catalog; what was not entered stays where it is.
-pub fn enter_sealed_points(writer: &RepositoryWriter) -> Result<Entered> {
+/// As for [`RepositoryWriter::open_for_repair`] and [`enter_sealed_points`].
+pub fn open_for_repair(
+    path: &Path,
+    passphrase: &PassphraseSource,
+    options: &OpenOptions,
+) -> Result<(RepositoryWriter, ReopenReport, EnteredPoints)> {
+    // These points need no marker to enter the catalog.
+    let waiting = |repository: &Repository| {
+        let documents = SessionDocument::readable(repository)?;
+        let sealed = documents.iter().flat_map(|(_, document)| &document.sealed);
+        Ok(sealed.map(point_name).collect())
+    };
+    let (writer, reopened) =
+        RepositoryWriter::open_for_repair_beside(path, passphrase, options, &waiting)?;
+    let entered = enter_sealed_points(&writer)?;
+    Ok((writer, reopened, entered))
+}
+
+/// Enters sealed points into the catalog. Removes the remains of ended sessions, and layers that a
+/// crash left without an owner. Creates missing markers. Every command that writes the repository
+/// calls this first.
+///
+/// # Errors
+/// The errors of writing to the catalog. Points that were not entered stay in their sessions.
+pub fn enter_sealed_points(writer: &RepositoryWriter) -> Result<EnteredPoints> {
     let repository = writer.repository();
     let documents = FileLock::documents(repository)?;
-    let mut entered = Entered::default();
+    let mut entered = EnteredPoints::default();
     for (place, mut document) in SessionDocument::readable(repository)? {
         if !document.sealed.is_empty() {
             for point in &document.sealed {
@@ -362,7 +391,8 @@ pub fn enter_sealed_points(writer: &RepositoryWriter) -> Result<Entered> {
                 };
                 match writer.put_point_with_files(point, files.as_deref()) {
                     Ok(()) => entered.points += 1,
-                    // A crash came between entering it and taking it off the list.
+                    // A crash came after the point was entered and before it left the session's
+                    // list.
                     Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
                     Err(error) => return Err(error),
                 }
@@ -373,13 +403,14 @@ pub fn enter_sealed_points(writer: &RepositoryWriter) -> Result<Entered> {
         sealed_files::tidy(repository, &place, &document.sealed)?;
         tidy(repository, &place, &document)?;
         if !document.is_ended {
+            heal_progress(repository, &place, &document);
             entered.markers += u64::from(repository.mark(&session_name(&document))?);
         }
     }
     entered.markers += repository.mark_points()?;
     match remove_layers(repository, &documents) {
         Ok(_) => {}
-        // What is damaged is told by whoever needs it, and by verify.
+        // Commands that need the damaged part report the damage, and so does verify.
         Err(error) if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Unsupported) => {
             tracing::info!(error = %error.full_message(), "layers without an owner stay");
         }

@@ -8,15 +8,15 @@ use coldrise_block::{
 };
 use parking_lot::{RwLock, RwLockWriteGuard};
 
-use crate::layer::{How, Layer, Lookup, Stripe, STRIPE_BLOCKS};
+use crate::layer::{Layer, Lookup, ReadOptions, Stripe, STRIPE_BLOCKS};
 
 const BLOCK: usize = BLOCK_SIZE_BYTES as usize;
-/// For who holds the stripe of the block, and for who holds none.
-const HELD: How = How { stripe: Stripe::Held, waiting: Waiting::Allowed };
-const FREE: How = How { stripe: Stripe::Free, waiting: Waiting::Allowed };
+/// Options for a caller that holds the block's stripe, and for one that does not.
+const HELD: ReadOptions = ReadOptions { stripe: Stripe::Held, waiting: Waiting::Allowed };
+const FREE: ReadOptions = ReadOptions { stripe: Stripe::Free, waiting: Waiting::Allowed };
 const STRIPE_BYTES: u64 = STRIPE_BLOCKS * BLOCK_SIZE_BYTES;
 
-/// What a disk view is made of. The last layer takes the writes, if any does.
+/// The parts of a disk view. Writes go to the last layer.
 pub(crate) struct Stack {
     pub(crate) base: Arc<dyn Disk>,
     pub(crate) layers: Vec<Arc<Layer>>,
@@ -24,12 +24,12 @@ pub(crate) struct Stack {
 
 /// A disk of a session (writable) or of a synthetic restore point (read-only).
 ///
-/// A write that covers whole blocks goes to the top layer as it is; a part of a
-/// block is read, changed and captured whole under the lock of its stripe.
+/// A write of whole blocks goes directly to the top layer. For a partial write, the whole block is
+/// read, changed and captured under the lock of its stripe.
 pub(crate) struct LayeredDisk {
     size_bytes: u64,
     is_read_only: bool,
-    /// Shared by every request; taken alone only by a seal, which swaps the top.
+    /// Every request shares it. A seal, which swaps the top, and a rebase lock it exclusively.
     stack: RwLock<Stack>,
 }
 
@@ -38,17 +38,17 @@ impl LayeredDisk {
         LayeredDisk { size_bytes, is_read_only, stack: RwLock::new(stack) }
     }
 
-    /// Keeps every request out while the guard lives.
+    /// Blocks all requests until the guard is dropped.
     pub(crate) fn pause(&self) -> RwLockWriteGuard<'_, Stack> {
         self.stack.write()
     }
 
-    /// False once a layer below was changed by another process.
+    /// False once another process has changed a layer.
     pub(crate) fn is_current(&self) -> bool {
         self.stack.read().layers.iter().all(|layer| layer.is_current())
     }
 
-    /// True where only the base is read.
+    /// True if there are no layers: all reads go to the base.
     pub(crate) fn is_bare(&self) -> bool {
         self.stack.read().layers.is_empty()
     }
@@ -58,7 +58,7 @@ impl LayeredDisk {
         self.stack.read().layers.last().map(Arc::clone)
     }
 
-    /// True where the top layer is read through another process's block map.
+    /// True if the top layer is read through another process's block map.
     pub(crate) fn is_attached(&self) -> bool {
         self.stack.read().layers.last().is_some_and(|layer| layer.is_attached())
     }
@@ -73,7 +73,7 @@ impl LayeredDisk {
         Ok(())
     }
 
-    /// Captures the part of one stripe that a write covers.
+    /// Captures the part of a write that lies in one stripe.
     fn write_in_stripe(&self, stack: &Stack, bytes: &[u8], offset_bytes: u64) -> Result<()> {
         let layer = top(stack)?;
         let first = offset_bytes / BLOCK_SIZE_BYTES;
@@ -96,7 +96,7 @@ impl LayeredDisk {
         layer.capture(&guard, first, &whole)
     }
 
-    /// Reads one whole block; beyond the disk's end it is zeroes.
+    /// Reads one whole block. Bytes beyond the disk's end are zeroes.
     fn read_block(&self, stack: &Stack, block: u64, out: &mut [u8]) -> Result<()> {
         let offset_bytes = block * BLOCK_SIZE_BYTES;
         let inside = (self.size_bytes - offset_bytes).min(BLOCK_SIZE_BYTES) as usize;
@@ -114,14 +114,14 @@ fn top(stack: &Stack) -> Result<&Layer> {
     stack.layers.last().map(|layer| &**layer).ok_or_else(missing)
 }
 
-/// Reads through the lowest `level` layers and the base. The stripe is that of the
-/// highest of them.
+/// Reads through the lowest `level` layers and the base. The stripe option applies to the highest
+/// of these layers.
 fn read_through(
     stack: &Stack,
     level: usize,
     out: &mut [u8],
     offset_bytes: u64,
-    how: How,
+    how: ReadOptions,
 ) -> Result<()> {
     let Some(layer) = level.checked_sub(1).and_then(|i| stack.layers.get(i)) else {
         return match how.waiting {
@@ -149,21 +149,27 @@ fn read_through(
         let piece = &mut out[done..done + length];
         match found {
             Lookup::Zero => piece.fill(0),
-            _ => read_through(stack, level - 1, piece, at, How { stripe: Stripe::Free, ..how })?,
+            _ => read_through(
+                stack,
+                level - 1,
+                piece,
+                at,
+                ReadOptions { stripe: Stripe::Free, ..how },
+            )?,
         }
         done += length;
     }
     Ok(())
 }
 
-/// Reads captured bytes from `head` of `block` on; returns how many (0: look up again).
+/// Reads captured bytes from `head` of `block` on. Returns their number; 0 means: look up again.
 fn read_captured(
     layer: &Layer,
     block: u64,
     slot: u32,
     head: usize,
     out: &mut [u8],
-    how: How,
+    how: ReadOptions,
 ) -> Result<usize> {
     let whole_blocks = out.len() / BLOCK;
     if head == 0 && whole_blocks > 0 {
@@ -241,9 +247,9 @@ impl Disk for LayeredDisk {
 
     fn read_in_memory(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
         check_range(self.size_bytes, offset_bytes, buffer.len() as u64)?;
-        // A seal has it for moments.
+        // A seal holds the lock for a short time only.
         let stack = self.stack.try_read().ok_or_else(would_wait)?;
-        let how = How { waiting: Waiting::Refused, ..FREE };
+        let how = ReadOptions { waiting: Waiting::Refused, ..FREE };
         read_through(&stack, stack.layers.len(), buffer, offset_bytes, how)
     }
 
@@ -267,7 +273,7 @@ impl Disk for LayeredDisk {
         check_range(self.size_bytes, offset_bytes, length_bytes)?;
         let stack = self.stack.read();
         let end = offset_bytes + length_bytes;
-        // A last block that the disk's end cuts short is covered whole.
+        // A last block that the disk's end cuts short counts as whole.
         let is_at_end = end == self.size_bytes;
         let first_whole = offset_bytes.next_multiple_of(BLOCK_SIZE_BYTES);
         let end_whole = if is_at_end {
@@ -304,7 +310,8 @@ impl Disk for LayeredDisk {
         if self.is_read_only {
             return Ok(());
         }
-        // Not under the lock: a seal must not wait for it, nor readers behind the seal.
+        // Flush without the lock: otherwise a seal would wait for the flush, and readers for the
+        // seal.
         let layer = self.stack.read().layers.last().map(Arc::clone);
         layer.map_or(Ok(()), |layer| layer.flush())
     }
@@ -326,7 +333,7 @@ impl Disk for LayeredDisk {
 }
 
 impl LayeredDisk {
-    /// Zeroes a few bytes within blocks.
+    /// Zeroes a few bytes inside blocks.
     fn write_zero_bytes(&self, stack: &Stack, from: u64, to: u64) -> Result<()> {
         let zeroes = [0; BLOCK];
         let mut at = from;

@@ -1,15 +1,19 @@
-//! `session.json`: what a session consists of. Sealed, replaced whole.
+//! `session.json`: the description of a session. It is encrypted and replaced whole.
 
-use coldrise_block::{Context, Error, ErrorKind, Result};
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+
+use coldrise_block::{replace_file, Context, Error, ErrorKind, Result};
 use coldrise_store::{
-    Configuration, DiskDocument, DiskName, LayerId, LayerReference, MachineName, MapRoot,
-    PointDocument, PointName, Repository, SessionName,
+    CatalogDamage, Configuration, DiskDocument, DiskName, LayerId, LayerReference, MachineName,
+    MapRoot, PointDocument, PointName, Repository, SessionName, WayOut,
 };
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::layer::Superblock;
-use crate::place::{replace_file, Place};
-use crate::progress_mark::SessionProgress;
+use crate::paths::SessionPaths;
+use crate::session_progress::SessionProgress;
 
 /// Largest document that is read, in bytes.
 const MAX_DOCUMENT_BYTES: u64 = 16 << 20;
@@ -23,32 +27,37 @@ pub struct SessionDocument {
     pub machine: MachineName,
     /// The point that was published.
     pub point: PointName,
-    /// When: milliseconds since 1970-01-01T00:00:00Z.
+    /// Time of the publish, in milliseconds since 1970-01-01T00:00:00Z.
     pub created_at_ms: u64,
     /// The disks, in the point's order.
     pub disks: Vec<SessionDisk>,
-    /// The machine's configuration, as the point has it.
+    /// The machine's configuration from the point.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub configuration: Option<Configuration>,
-    /// Of the files of clients; absent in a session of a version that kept none.
+    /// The files of clients; absent if a version without them published the session.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) files: Option<SessionFiles>,
-    /// Points sealed from this session that no writer has yet entered into the catalog.
+    /// Points sealed from this session that no writer has entered into the catalog yet.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) sealed: Vec<PointDocument>,
-    /// The session was ended; it stays only until its points are in the catalog.
+    /// The highest number of a synthetic point of `point`'s time that the catalog or this session
+    /// knew. A higher number of this session comes from a later document (see `rollback_guard`).
+    /// Absent in older sessions until they are sealed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) highest_number: Option<u32>,
+    /// The session was ended. The document stays only until its points are in the catalog.
     #[serde(default)]
     pub(crate) is_ended: bool,
-    /// Each document that is written has a higher number than the one before.
+    /// Each new document has a higher revision than the one before.
     #[serde(default)]
     pub(crate) revision: u64,
 }
 
-/// What a session's document says of the files of clients.
+/// The files of clients, as a session's document describes them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SessionFiles {
-    /// The hash of those that the newest point has, or that the session began with: as
-    /// long as a seal would carry the same, nothing changed.
+    /// The hash of the newest point's files, or of the files with which the session began. Files
+    /// are unchanged if a seal would carry the same hash.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) hash: Option<String>,
 }
@@ -62,22 +71,23 @@ pub struct SessionDisk {
     pub size_bytes: u64,
     /// The chunk map at the bottom.
     pub root: MapRoot,
-    /// Sealed layers, the bottom one first: the point's, and this session's.
+    /// Sealed layers, the bottom one first: the point's layers, then this session's.
     pub layers: Vec<LayerReference>,
     /// The layer that takes the writes.
     pub top: LayerId,
-    /// What the top layer's last sequence number is at least.
-    #[serde(skip)]
+    /// The top layer's last sequence number when the session was last closed. A layer that does not
+    /// reach it is an older version of itself.
+    #[serde(default)]
     pub(crate) least_sequence: u64,
 }
 
 impl SessionDisk {
-    /// What the top layer's superblock has to say.
+    /// The expected superblock of the top layer.
     pub(crate) fn top_superblock(&self) -> Superblock {
         Superblock { id: self.top.0, disk_size_bytes: self.size_bytes }
     }
 
-    /// The disk as a point has it, without the top layer.
+    /// The disk without its top layer, as a point describes it.
     pub fn sealed(&self) -> DiskDocument {
         DiskDocument {
             name: self.name.clone(),
@@ -89,22 +99,22 @@ impl SessionDisk {
 }
 
 impl SessionDocument {
-    /// Reads the document in `place`; `None` where there is none.
-    pub(crate) fn read(repository: &Repository, place: &Place) -> Result<Option<Self>> {
+    /// Reads the document in `place`; `None` if there is none.
+    pub(crate) fn read(repository: &Repository, place: &SessionPaths) -> Result<Option<Self>> {
         loop {
-            // Before the document, which is replaced first.
+            // Read the progress before the document: the document is replaced first.
             let progress = SessionProgress::read(repository, place);
-            let Some(mut document) = Self::read_alone(repository, place)? else { return Ok(None) };
-            // Both came into being in between.
+            let Some(document) = Self::read_alone(repository, place)? else { return Ok(None) };
+            // Both files were created in between.
             if matches!(progress, Ok(None)) && SessionProgress::is_there(place)? {
                 continue;
             }
-            SessionProgress::apply(progress?, &mut document, place)?;
+            SessionProgress::check(progress?, document.revision, place)?;
             return Ok(Some(document));
         }
     }
 
-    fn read_alone(repository: &Repository, place: &Place) -> Result<Option<Self>> {
+    fn read_alone(repository: &Repository, place: &SessionPaths) -> Result<Option<Self>> {
         let path = place.document();
         let what = || format!("reading {}", path.display());
         let length = match std::fs::metadata(&path) {
@@ -120,19 +130,23 @@ impl SessionDocument {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(error).context(what),
         };
-        let text = repository.open_document(&place.purpose(), &stored).context(what)?;
+        let text = repository.decrypt_document(&place.purpose(), &stored).context(what)?;
         serde_json::from_slice(&text).map(Some).map_err(|error| {
             let message = format!("{} has an unknown form", path.display());
             Error::with_source(ErrorKind::Corrupt, message, error)
         })
     }
 
-    /// The document of a session that is to be there.
+    /// The document of an existing session.
     ///
-    /// Errors: `NotFound`, naming the sessions that are there.
+    /// Errors: `NotFound`, naming the existing sessions.
     pub(crate) fn of(repository: &Repository, name: &SessionName) -> Result<Self> {
-        let found = Self::read(repository, &Place::of(repository, name))?;
-        match found.filter(|document| !document.is_ended) {
+        let place = SessionPaths::of(repository, name);
+        let found = Self::read(repository, &place);
+        match found
+            .map_err(|error| describe(repository, &place, error))?
+            .filter(|document| !document.is_ended)
+        {
             Some(document) => Ok(document),
             None => {
                 let mut names: Vec<String> = Self::readable(repository)?
@@ -150,15 +164,18 @@ impl SessionDocument {
         }
     }
 
-    /// Every document that can be read, ended sessions included. What is damaged hides
-    /// no other; verify tells of it.
-    pub(crate) fn readable(repository: &Repository) -> Result<Vec<(Place, Self)>> {
+    /// All readable documents, those of ended sessions included. A damaged one hides no other: it
+    /// is logged once per process, and verify and doctor name it.
+    pub(crate) fn readable(repository: &Repository) -> Result<Vec<(SessionPaths, Self)>> {
         let mut documents = Vec::new();
-        for place in Place::all(repository)? {
+        for place in SessionPaths::all(repository)? {
             match Self::read(repository, &place) {
                 Ok(document) => documents.extend(document.map(|document| (place, document))),
                 Err(error) if error.kind() == ErrorKind::Corrupt => {
-                    tracing::warn!(error = %error.full_message(), "a damaged session is passed over");
+                    if LOGGED.lock().insert(place.document()) {
+                        let damage = damage(repository, &place, &error).message();
+                        tracing::warn!(%damage, "a damaged session is left out");
+                    }
                 }
                 Err(error) => return Err(error),
             }
@@ -166,48 +183,48 @@ impl SessionDocument {
         Ok(documents)
     }
 
-    /// Every document, ended sessions included.
-    pub(crate) fn all(repository: &Repository) -> Result<Vec<(Place, Self)>> {
+    /// All documents, those of ended sessions included.
+    pub(crate) fn all(repository: &Repository) -> Result<Vec<(SessionPaths, Self)>> {
         let mut documents = Vec::new();
-        for place in Place::all(repository)? {
-            if let Some(document) = Self::read(repository, &place)? {
+        for place in SessionPaths::all(repository)? {
+            let read = Self::read(repository, &place);
+            if let Some(document) = read.map_err(|error| describe(repository, &place, error))? {
                 documents.push((place, document));
             }
         }
         Ok(documents)
     }
 
-    /// Writes the document durably; the caller holds the documents' lock.
-    pub(crate) fn write(&mut self, repository: &Repository, place: &Place) -> Result<()> {
+    /// Writes the document durably. The caller holds the documents' lock.
+    pub(crate) fn write(&mut self, repository: &Repository, place: &SessionPaths) -> Result<()> {
         let known = SessionProgress::read(repository, place)?.unwrap_or_default().revision;
         if self.revision > known {
-            // A crash, or a full disk, kept it from being noted; see `SessionProgress::apply`.
-            SessionProgress::note(repository, place, self.revision, &[], self)?;
+            // A crash or a full disk prevented this note; see `SessionProgress::check`.
+            SessionProgress::note(repository, place, self.revision)?;
         }
         let revision = self.revision.max(known) + 1;
         self.revision = revision;
         let text = serde_json::to_vec(self).map_err(|error| {
             Error::with_source(ErrorKind::Internal, "describing a session", error)
         })?;
-        let stored = repository.seal_document(&place.purpose(), &text)?;
+        let stored = repository.encrypt_document(&place.purpose(), &text)?;
         replace_file(&place.document(), &stored)?;
-        // The document counts from here on: what is missing now only means that less
-        // is noticed.
-        if let Err(error) = SessionProgress::note(repository, place, revision, &[], self) {
+        // The document is valid from here on. If the note is missing, only less damage is detected.
+        if let Err(error) = SessionProgress::note(repository, place, revision) {
             tracing::warn!(error = %error.full_message(), "an older document of the session would not be noticed");
         }
         Ok(())
     }
 
-    /// Points sealed from this session that wait for a writer to enter them into
-    /// the catalog.
+    /// Number of points sealed from this session that wait for a writer to enter them into the
+    /// catalog.
     pub fn waiting_points(&self) -> usize {
         self.sealed.len()
     }
 
-    /// The disk of that name.
+    /// The disk with this name.
     ///
-    /// Errors: `NotFound`, naming the disks that are there.
+    /// Errors: `NotFound`, naming the existing disks.
     pub fn disk(&self, name: &DiskName) -> Result<&SessionDisk> {
         self.disks.iter().find(|disk| disk.name == *name).ok_or_else(|| {
             let names: Vec<&str> = self.disks.iter().map(|disk| disk.name.as_str()).collect();
@@ -216,6 +233,42 @@ impl SessionDocument {
                 format!("session {} has no disk {name}, only {}", self.name, names.join(", ")),
             )
         })
+    }
+}
+
+/// Damaged documents that this process has logged.
+static LOGGED: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
+
+/// The damage of a session whose document failed with this error. Names the session if its marker
+/// is readable.
+pub(crate) fn damage(
+    repository: &Repository,
+    place: &SessionPaths,
+    error: &Error,
+) -> CatalogDamage {
+    let marked = repository.marked().unwrap_or_default();
+    let is_there = |name: &&String| {
+        let session = name.strip_prefix("live/").and_then(|name| SessionName::parse(name).ok());
+        session.is_some_and(|session| {
+            SessionPaths::of(repository, &session).directory() == place.directory()
+        })
+    };
+    let reason = error.full_message();
+    match marked.iter().find(is_there) {
+        Some(name) => CatalogDamage { what: name.clone(), reason, way_out: WayOut::GiveUp },
+        None => {
+            CatalogDamage::new(format!("the session in {}", place.directory().display()), reason)
+        }
+    }
+}
+
+/// Turns the error of a damaged document into one for users.
+fn describe(repository: &Repository, place: &SessionPaths, error: Error) -> Error {
+    match error.kind() {
+        ErrorKind::Corrupt => {
+            Error::new(ErrorKind::Corrupt, damage(repository, place, &error).message())
+        }
+        _ => error,
     }
 }
 

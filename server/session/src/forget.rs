@@ -1,11 +1,11 @@
-//! Forget: points leave the catalog.
+//! Forget: removes points from the catalog.
 //!
-//! Only the catalog's documents go, in one synced batch. Chunks, pages and layers
-//! stay until they are reclaimed: whoever serves a forgotten point goes on.
+//! Only the catalog's documents are removed, in one synced batch. Chunks, pages and layers stay
+//! until a gc: a process that serves a forgotten point continues.
 //!
-//! What decides that a point may go is looked at under `live/lock`, which is held
-//! until it is gone. A publish settles its session under the same lock and looks for
-//! its point before: so no session is ever published from a point that is not there.
+//! The conditions for the removal are checked under `live/lock`, which is held until the points are
+//! removed. A publish settles its session under the same lock, and first checks that its point
+//! exists. So no session is ever published from a point that does not exist.
 
 use std::collections::HashMap;
 
@@ -18,7 +18,7 @@ use crate::catalog::enter_sealed_points;
 use crate::document::SessionDocument;
 use crate::lock::FileLock;
 
-/// Which points sessions are published from.
+/// The points from which sessions are published.
 #[derive(Debug, Default)]
 pub struct Published {
     sessions: HashMap<(MachineName, PointName), Vec<SessionName>>,
@@ -28,7 +28,7 @@ impl Published {
     /// Reads the documents of all sessions.
     ///
     /// # Errors
-    /// `Corrupt` where one does not authenticate.
+    /// `Corrupt` if one does not authenticate.
     pub fn read(repository: &Repository) -> Result<Published> {
         let mut sessions: HashMap<_, Vec<SessionName>> = HashMap::new();
         for (_, document) in SessionDocument::all(repository)? {
@@ -47,11 +47,11 @@ impl Published {
         self.sessions.get(&key).map(Vec::as_slice).unwrap_or_default()
     }
 
-    /// Says whether a point may be forgotten.
+    /// Checks that a point may be forgotten.
     ///
     /// # Errors
-    /// `Busy` where a session is published from it, or it is protected, with what to
-    /// do about that.
+    /// `Busy` if a session is published from it, or if it is protected. The message says how to
+    /// change that.
     pub fn check_free(&self, point: &PointDocument) -> Result<()> {
         let address = format!("{}/{}", point.machine, point.point);
         let refuse = |why: String| Err(Error::new(ErrorKind::Busy, format!("{address} {why}")));
@@ -70,8 +70,7 @@ impl Published {
     }
 }
 
-/// Points on their way out of the catalog. While it lives nothing is published,
-/// sealed or unpublished.
+/// Removes points from the catalog. Publish, seal and unpublish wait until this is dropped.
 pub struct PointRemoval<'a> {
     writer: &'a RepositoryWriter,
     published: Published,
@@ -79,11 +78,11 @@ pub struct PointRemoval<'a> {
 }
 
 impl<'a> PointRemoval<'a> {
-    /// Enters what waits in sessions' documents into the catalog, and has publishers
-    /// wait from here on.
+    /// Enters the points that wait in sessions' documents into the catalog. From here on publishers
+    /// wait.
     ///
     /// # Errors
-    /// As of [`enter_sealed_points`].
+    /// As for [`enter_sealed_points`].
     pub fn begin(writer: &'a RepositoryWriter) -> Result<Self> {
         enter_sealed_points(writer)?;
         let documents = FileLock::documents(writer.repository())?;
@@ -91,23 +90,23 @@ impl<'a> PointRemoval<'a> {
         Ok(PointRemoval { writer, published, _documents: documents })
     }
 
-    /// Which points sessions are published from.
+    /// The points from which sessions are published.
     pub fn published(&self) -> &Published {
         &self.published
     }
 
-    /// Removes the points, all or none. Durable on return.
+    /// Removes all these points or none. Durable on return.
     ///
     /// # Errors
-    /// `Busy` as of [`Published::check_free`]; `NotFound` for a point that is not in
-    /// the catalog.
+    /// `Busy` as for [`Published::check_free`]; `NotFound` for a point that is not in the catalog.
     pub fn commit(self, points: &[(MachineName, PointName)]) -> Result<()> {
         for (machine, point) in points {
             self.published.check_free(&self.writer.repository().point(machine, point)?)?;
         }
-        match points.is_empty() {
-            true => Ok(()),
-            false => self.writer.remove_points(points),
+        if points.is_empty() {
+            Ok(())
+        } else {
+            self.writer.remove_points(points)
         }
     }
 }

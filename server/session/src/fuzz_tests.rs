@@ -1,4 +1,4 @@
-//! What lies beside the database, as somebody may have made it up or changed it.
+//! Files beside the database with invented or changed content.
 
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
@@ -14,10 +14,10 @@ use proptest::prelude::*;
 
 use crate::client_files::{CarriedFile, CarriedFiles, FileTree};
 use crate::document::SessionDocument;
+use crate::inventory::Inventory;
 use crate::live::open_live_disk;
-use crate::place::{layer_path, Place};
+use crate::paths::{layer_path, SessionPaths};
 use crate::session::{sessions, Session};
-use crate::verify::Inventory;
 use crate::{publish, seal};
 
 const DISK_BYTES: u64 = 1 << 20;
@@ -27,7 +27,7 @@ struct Fixture {
     repository: Arc<Repository>,
     document: SessionDocument,
     point: PointDocument,
-    /// What the session's disk holds.
+    /// The content of the session's disk.
     content: Vec<u8>,
 }
 
@@ -39,7 +39,7 @@ fn disk() -> DiskName {
     DiskName::parse("vda").unwrap()
 }
 
-/// A session with writes and zeroes over a layer that is sealed.
+/// A session with writes and zeroes over a sealed layer.
 static FIXTURE: LazyLock<parking_lot::Mutex<Fixture>> = LazyLock::new(|| {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("repo");
@@ -90,7 +90,7 @@ static FIXTURE: LazyLock<parking_lot::Mutex<Fixture>> = LazyLock::new(|| {
 });
 
 impl Fixture {
-    /// Runs `look` with another content of a file.
+    /// Runs `look` while a file has another content.
     fn with<T>(&self, path: &PathBuf, content: &[u8], look: impl FnOnce() -> T) -> T {
         let before = std::fs::read(path).unwrap();
         std::fs::write(path, content).unwrap();
@@ -99,7 +99,7 @@ impl Fixture {
         seen
     }
 
-    /// Reads the session's disk block by block: each is right, or damaged.
+    /// Reads the session's disk block by block. Each block must be right or damaged.
     fn assert_right_or_damaged(&self) -> Result<(), TestCaseError> {
         let view = match open_live_disk(&self.repository, &name(), &disk()) {
             Ok(view) => view,
@@ -119,7 +119,7 @@ impl Fixture {
     }
 }
 
-/// Changes of bytes, and perhaps a cut.
+/// Changed bytes, and an optional truncation.
 type Changes = (Vec<(prop::sample::Index, u8)>, Option<prop::sample::Index>);
 
 fn changes() -> impl Strategy<Value = Changes> {
@@ -141,7 +141,7 @@ fn is_damage<T>(result: coldrise_block::Result<T>) -> bool {
     matches!(result, Err(error) if error.kind() == ErrorKind::Corrupt)
 }
 
-/// Where a layer holds something: the superblock, the marks, records and slots.
+/// Maps an offset to the used parts of a layer: the superblock, the marks, records and slots.
 fn in_use(at: usize) -> usize {
     const RECORDS: usize = 64 << 10;
     match at % 8 {
@@ -180,11 +180,8 @@ proptest! {
         is_sealed: bool,
     ) {
         let fixture = FIXTURE.lock();
-        let place = Place::of(&fixture.repository, &name());
-        let stored = match is_sealed {
-            true => fixture.repository.seal_document(&place.purpose(), &text).unwrap(),
-            false => text.clone(),
-        };
+        let place = SessionPaths::of(&fixture.repository, &name());
+        let stored = if is_sealed { fixture.repository.encrypt_document(&place.purpose(), &text).unwrap() } else { text.clone() };
         let (read, listed, inventory) = fixture.with(&place.document(), &stored, || (
             SessionDocument::read(&fixture.repository, &place),
             sessions(&fixture.repository),
@@ -197,7 +194,7 @@ proptest! {
         for lost in ["live/trial", &sealed] {
             prop_assert!(damaged.iter().any(|damage| damage.what == lost), "{:?}", damaged);
         }
-        // Of what remembers how far it was one copy may be anything; both are damage.
+        // One copy of the progress may have any content. Damage to both is damage to the session.
         let [first, second] = place.progress();
         fixture.with(&first, &text, || fixture.assert_right_or_damaged())?;
         let read = || SessionDocument::read(&fixture.repository, &place);

@@ -1,23 +1,21 @@
-//! Leases: what running front ends serve, so that nothing of it is deleted.
+//! Leases protect everything that running front ends serve from deletion.
 //!
-//! `REPO/leases/lease-ID` is one file per front end process. Its process holds
-//! it with an exclusive flock(2) for as long as it runs; an unlocked one was left
-//! behind by a process that died, and whoever takes the next lease removes it.
-//! The content is a [`LeaseDocument`] as JSON, sealed by the repository because
-//! it holds names. Other names in the directory are not ours.
+//! `REPO/leases/lease-ID` is one file per front end process. The process holds it with an exclusive
+//! flock(2) as long as it runs. An unlocked file belongs to a dead process; the next process that
+//! takes a lease removes it. The content is a [`LeaseDocument`] as JSON, encrypted by the
+//! repository because it holds names. Other names in the directory are foreign files.
 //!
-//! Changing a lease writes a second file, locks it, and renames it over the
-//! first. On a full disk, and where a document cannot hold it all, the lease becomes
-//! an empty file: one that cannot be read says that nothing may be deleted. All
-//! changes and all reading happen under the lock of `leases/lock`: nobody
-//! sees a lease in the moment when it is not yet locked. Nothing is synced: no
+//! To change a lease, a process writes a second file, locks it, and renames it over the first. On a
+//! full disk, or if a document cannot hold everything, the lease becomes an empty file: an
+//! unreadable lease means that nothing may be deleted. All changes and all reading happen under the
+//! lock of `leases/lock`, so no process sees a lease before it is locked. Nothing is synced: no
 //! front end outlives a power cut.
 //!
-//! What deletes from a repository first makes durable that a point is gone, then
-//! calls [`read_leases`], then deletes only what no lease names. What serves a
-//! point first leases it, then looks (again) whether the point exists.
+//! A deletion first makes durable that a point is removed, then calls [`read_leases`], then deletes
+//! only the parts that no lease names. A server of a point first leases it, then checks (again)
+//! that the point exists.
 
-use coldrise_block::{Context, Error, ErrorKind, Result};
+use coldrise_block::{path_exists, Context, Error, ErrorKind, Result};
 use coldrise_store::{DiskDocument, Repository};
 use parking_lot::Mutex;
 use rustix::fs::{flock, FlockOperation};
@@ -31,43 +29,41 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::lock::FileLock;
-use crate::place::is_there;
 
 const PREFIX: &str = "lease-";
-/// Taken for every change and every reading of leases.
+/// The lock file, held for every change and every reading of leases.
 const LOCK: &str = "lock";
 const NEW_SUFFIX: &str = ".new";
 const PURPOSE: &str = "lease";
 const FORMAT_VERSION: u32 = 1;
 
-/// Largest lease that is read, in bytes: tens of thousands of exports, and what
-/// the repository seals as one document.
+/// Largest lease that is read, in bytes. It holds tens of thousands of exports, and is as large as
+/// a document that the repository encrypts.
 const MAX_LEASE_BYTES: u64 = 17 << 20;
 
-/// Most leases that are looked at: far more than processes fit on a machine.
+/// Most leases that are read: far more than the number of processes on a machine.
 const MAX_LEASES: usize = 1 << 16;
 
 /// Content of a lease.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LeaseDocument {
-    /// 1.
+    /// Always 1.
     pub format_version: u32,
-    /// Who serves, for people: `nbdkit`, `ganesha`.
+    /// The serving program, for people: `nbdkit`, `ganesha`.
     pub program: String,
     /// Process id of the holder, for people.
     pub process_id: u32,
-    /// What is open.
+    /// The open exports.
     pub served: Vec<Served>,
 }
 
-/// One export that is open.
+/// One open export.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Served {
     /// Exact name of the export.
     pub name: String,
-    /// What is served: its chunk map and layers are in use even when the restore
-    /// point is no longer in the catalog, or the session has ended. `None` where
-    /// something else keeps them.
+    /// The served disk. Its chunk map and layers are in use even if the restore point is no longer
+    /// in the catalog, or the session has ended. `None` if they are protected by other means.
     pub disk: Option<DiskDocument>,
 }
 
@@ -81,7 +77,7 @@ pub struct Lease {
 }
 
 struct State {
-    /// Held for its lock. `None` where none could be written: see [`go_without`].
+    /// Open for its lock. `None` if no lease could be written: see [`go_without`].
     file: Option<File>,
     served: Vec<Entry>,
 }
@@ -89,13 +85,13 @@ struct State {
 struct Entry {
     served: Served,
     holds: usize,
-    /// It was seen to exist after the lease named it.
+    /// True if it was seen to exist after the lease named it.
     is_confirmed: bool,
 }
 
 impl Lease {
-    /// Takes an empty lease, and removes those that dead processes left behind. Where none
-    /// can be written it goes without, with a warning: see [`go_without`].
+    /// Takes an empty lease, and removes those of dead processes. If no lease can be written,
+    /// continues without one and warns: see [`go_without`].
     pub fn take(repository: &Arc<Repository>, program: &str) -> Result<Arc<Lease>> {
         let directory = repository.leases_dir();
         let path = directory.join(format!("{PREFIX}{}", random_name()?));
@@ -112,13 +108,12 @@ impl Lease {
         }))
     }
 
-    /// Adds an export to the lease, or shares the entry that says the same. On an
-    /// error the lease is as it was.
+    /// Adds an export to the lease, or shares an equal entry. On an error the lease is unchanged.
     pub fn hold(self: &Arc<Self>, served: Served) -> Result<LeaseHold> {
         self.hold_all(vec![served])
     }
 
-    /// The same for many at once.
+    /// Like [`Lease::hold`], for several exports at once.
     pub fn hold_all(self: &Arc<Self>, served: Vec<Served>) -> Result<LeaseHold> {
         let mut state = self.state.lock();
         let known = state.served.len();
@@ -149,7 +144,7 @@ impl Lease {
             Ok(file) => state.file = Some(file),
             Err(error) => {
                 go_without(error)?;
-                // An empty lease takes no space and keeps everything.
+                // An empty lease takes no space and protects everything.
                 let _ = state.file.as_ref().map(|file| file.set_len(0));
             }
         }
@@ -159,15 +154,14 @@ impl Lease {
     fn release(&self, served: &[Served]) {
         let mut state = self.state.lock();
         if state.release(served) {
-            // A lease that names too much is harmless, and the next change
-            // writes it whole again.
+            // A lease that names too much is harmless. The next change rewrites it completely.
             let _ = self.rewrite(&mut state);
         }
     }
 }
 
 impl State {
-    /// One hold less of each; true where it was the last one of any.
+    /// Removes one hold of each. Returns true if it was the last hold of any of them.
     fn release(&mut self, served: &[Served]) -> bool {
         for served in served {
             let mut held = self.served.iter_mut().filter(|entry| entry.holds > 0);
@@ -183,30 +177,30 @@ impl State {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        // Whatever fails here, the lock goes with the file and the lease with
-        // the next front end's start.
+        // If this fails, closing the file releases the lock, and the next front end removes the
+        // lease when it starts.
         let locked = lock_leases(&self.directory);
         let _ = std::fs::remove_file(&self.path);
         drop(locked);
     }
 }
 
-/// A share in the lease of this process: of one export, or of some.
+/// A hold on one or several exports in the lease of this process.
 pub struct LeaseHold {
     lease: Arc<Lease>,
     served: Vec<Served>,
 }
 
 impl LeaseHold {
-    /// False until somebody has looked, after the lease was written, whether
-    /// what it names still exists: until then it may be being deleted.
+    /// False until the caller has checked, after the lease was written, that the named parts still
+    /// exist: until then a deletion may be running.
     pub fn is_confirmed(&self) -> bool {
         let state = self.lease.state.lock();
         let mut own = self.served.iter();
         own.all(|own| state.served.iter().any(|entry| entry.served == *own && entry.is_confirmed))
     }
 
-    /// Says that it was seen to exist.
+    /// Records that the named parts were seen to exist.
     pub fn confirm(&self) {
         let mut state = self.lease.state.lock();
         for entry in state.served.iter_mut().filter(|entry| self.served.contains(&entry.served)) {
@@ -229,8 +223,8 @@ fn write_first(repository: &Repository, program: &str, path: &Path) -> Result<Fi
     write(repository, path, &document(program, &[]))
 }
 
-/// A full disk, or one that cannot be written, is no reason not to read from it. Where
-/// somebody deletes beside that, reading fails, and no byte is wrong.
+/// A full or read-only disk does not prevent reading from it. If another process deletes at the
+/// same time, reads fail, but no byte is wrong.
 fn go_without(error: Error) -> Result<()> {
     if !matches!(error.kind(), ErrorKind::NoSpace | ErrorKind::ReadOnly) {
         return Err(error);
@@ -242,11 +236,11 @@ fn go_without(error: Error) -> Result<()> {
     Ok(())
 }
 
-/// The leases of all running front ends. A lease that cannot be read is an
-/// error: nothing may be deleted then.
+/// The leases of all running front ends. An unreadable lease is an error: nothing may be deleted
+/// then.
 pub fn read_leases(repository: &Repository) -> Result<Vec<LeaseDocument>> {
     let directory = repository.leases_dir();
-    if !is_there(&directory)? {
+    if !path_exists(&directory)? {
         return Ok(Vec::new());
     }
     let _locked = lock_leases(&directory)?;
@@ -254,7 +248,7 @@ pub fn read_leases(repository: &Repository) -> Result<Vec<LeaseDocument>> {
     for path in lease_files(&directory)? {
         let mut file = File::open(&path).context(|| format!("opening {}", path.display()))?;
         if try_lock(&file, &path)? {
-            continue; // nobody holds it
+            continue; // no process holds it
         }
         leases.push(read(repository, &mut file, &path)?);
     }
@@ -272,7 +266,7 @@ fn read(repository: &Repository, file: &mut File, path: &Path) -> Result<LeaseDo
         ));
     }
     let plaintext = repository
-        .open_document(PURPOSE, &bytes)
+        .decrypt_document(PURPOSE, &bytes)
         .context(|| format!("reading {}", path.display()))?;
     let document: LeaseDocument = serde_json::from_slice(&plaintext).map_err(|error| {
         Error::with_source(ErrorKind::Corrupt, format!("reading {}", path.display()), error)
@@ -295,14 +289,14 @@ fn document(program: &str, served: &[Entry]) -> LeaseDocument {
     }
 }
 
-/// Writes a lease at `path`, locked before anybody can see it. The caller holds
-/// the lock of the leases.
+/// Writes a lease at `path`, and locks it before any other process can see it. The caller holds the
+/// lock of the leases.
 fn write(repository: &Repository, path: &Path, document: &LeaseDocument) -> Result<File> {
     let json = serde_json::to_vec(document).map_err(|error| {
         Error::with_source(ErrorKind::Internal, "encoding a lease".to_owned(), error)
     })?;
-    // Too much to be named in one document: an empty lease keeps everything.
-    let bytes = match repository.seal_document(PURPOSE, &json) {
+    // One document cannot name this much: an empty lease protects everything.
+    let bytes = match repository.encrypt_document(PURPOSE, &json) {
         Err(error) if error.kind() == ErrorKind::InvalidInput => Vec::new(),
         sealed => sealed?,
     };
@@ -325,8 +319,8 @@ fn write(repository: &Repository, path: &Path, document: &LeaseDocument) -> Resu
             ));
         }
         match file.write_all(&bytes) {
-            // An empty file takes no space. Like every lease that cannot be read
-            // it says that nothing may be deleted, so serving goes on.
+            // An empty file takes no space. Like every unreadable lease it means that nothing may
+            // be deleted, so serving continues.
             Err(error) if error.kind() == std::io::ErrorKind::StorageFull => {
                 file.set_len(0).context(|| format!("emptying {} on a full disk", new.display()))?
             }
@@ -341,7 +335,7 @@ fn write(repository: &Repository, path: &Path, document: &LeaseDocument) -> Resu
     written
 }
 
-/// Removes what dead processes left. The caller holds the lock of the leases.
+/// Removes leases of dead processes. The caller holds the lock of the leases.
 fn remove_stale(directory: &Path) -> Result<()> {
     for path in lease_files(directory)? {
         let Ok(file) = File::open(&path) else { continue };
@@ -379,7 +373,7 @@ fn is_lease(name: &OsStr) -> bool {
     name.to_str().is_some_and(|name| name.starts_with(PREFIX))
 }
 
-/// Tries for the exclusive lock of an open lease file; false: somebody has it.
+/// Tries to take the exclusive lock of an open lease file. Returns false if another process has it.
 fn try_lock(file: &File, path: &Path) -> Result<bool> {
     match flock(file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(true),
@@ -388,8 +382,9 @@ fn try_lock(file: &File, path: &Path) -> Result<bool> {
     }
 }
 
-/// Locks all leases until it is dropped. It is held for a few small file operations only,
-/// so waiting is short. A file, because the lock of a directory may end at this host.
+/// Locks all leases until the lock is dropped. It is held only for a few small file operations, so
+/// waits are short. The lock is on a file, because the lock of a directory may not reach other
+/// hosts.
 fn lock_leases(directory: &Path) -> Result<FileLock> {
     FileLock::wait(&directory.join(LOCK))
 }

@@ -137,7 +137,7 @@ fn a_damaged_lease_of_a_living_process_is_an_error() {
     let mut bytes = std::fs::read(&lease.path).unwrap();
     let last = bytes.len() - 1;
     bytes[last] ^= 1;
-    // In place: the file stays the one that is locked.
+    // Write in place: the locked file must stay the same.
     std::fs::write(&lease.path, &bytes).unwrap();
     let error = read_leases(&repository).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Corrupt);

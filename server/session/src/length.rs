@@ -1,34 +1,33 @@
-//! The length of a file over a disk of fixed size that clients make longer or shorter.
+//! The variable length of a file over a disk of fixed size.
 //!
-//! It stands on the disk itself, in a block of its own behind the longest that the
-//! file can become, so that content and length are recovered together. Nothing
-//! there means the length that the file had at first.
+//! The length is stored on the disk itself, in its own block after the file's maximum size, so that
+//! content and length are recovered together. An empty block means that the file has its initial
+//! length.
 
 use coldrise_block::{Disk, Error, ErrorKind, Result, BLOCK_SIZE_BYTES};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
-/// Where the length of one file is kept.
+/// The stored length of one file.
 pub struct Length {
     disk: Arc<dyn Disk>,
     limit_bytes: u64,
     first_bytes: u64,
-    /// What was read last, for when the disk cannot be read: whoever then
-    /// reads the file itself gets the error.
+    /// The last length read, used while the disk cannot be read. A read of the file itself then
+    /// returns the error.
     last: AtomicU64,
-    /// Held by whoever changes it.
+    /// Held while the length changes.
     changing: Mutex<()>,
 }
 
 impl Length {
-    /// Bytes of the disk under a file that becomes no longer than `limit_bytes`.
+    /// Size in bytes of the disk under a file of at most `limit_bytes`.
     pub fn disk_bytes(limit_bytes: u64) -> u64 {
         limit_bytes.next_multiple_of(BLOCK_SIZE_BYTES) + BLOCK_SIZE_BYTES
     }
 
-    /// The length of a file over `disk`, which was made with
-    /// [`Length::disk_bytes`] of the limit.
+    /// The length of a file over `disk`. The disk has the size [`Length::disk_bytes`] of the limit.
     pub fn new(disk: &Arc<dyn Disk>, limit_bytes: u64, first_bytes: u64) -> Length {
         Length {
             disk: Arc::clone(disk),
@@ -39,12 +38,12 @@ impl Length {
         }
     }
 
-    /// The longest that the file may become, in bytes.
+    /// The maximum length of the file, in bytes.
     pub fn limit_bytes(&self) -> u64 {
         self.limit_bytes
     }
 
-    /// The length now, in bytes.
+    /// The current length, in bytes.
     pub fn get(&self) -> u64 {
         let mut stored = [0; 8];
         match self.disk.read_at(&mut stored, self.offset_bytes()) {
@@ -60,7 +59,7 @@ impl Length {
         }
     }
 
-    /// Sets it. What is cut off reads as zeroes when the file grows again.
+    /// Sets the length. Truncated parts read as zeroes if the file grows again.
     ///
     /// # Errors
     /// `OutOfRange` above the limit.
@@ -76,14 +75,14 @@ impl Length {
         }
         let _changing = self.changing.lock();
         let before = self.get();
-        // First: after a crash in between the cut-off part is empty, not back.
+        // Zero first: after a crash in between, the truncated part is zeroes and does not return.
         if length_bytes < before {
             self.disk.write_zeroes(length_bytes, before - length_bytes)?;
         }
         self.store(length_bytes)
     }
 
-    /// Makes the file at least so long; what lies between reads as zeroes.
+    /// Extends the file to at least this length. The new part reads as zeroes.
     pub fn reach(&self, length_bytes: u64) -> Result<()> {
         if length_bytes <= self.get() {
             return Ok(());
@@ -96,7 +95,7 @@ impl Length {
     }
 
     fn store(&self, length_bytes: u64) -> Result<()> {
-        // One more, because 0 stands for a length that was never changed.
+        // Store the length plus one: 0 stands for a length that never changed.
         self.disk.write_at(&(length_bytes + 1).to_le_bytes(), self.offset_bytes())
     }
 

@@ -7,42 +7,50 @@
 //!   unpublish ─▶ seal, then the session goes; its point stays
 //! ```
 //!
-//! Neither publish nor seal writes to RocksDB, so both work while a backup
-//! holds the repository for writing. A sealed point stands in the session's
-//! document until the next writer enters it into the catalog; [`Catalog`] shows both.
+//! Neither publish nor seal writes to RocksDB, so both work while a backup holds the repository for
+//! writing. A sealed point is in the session's document until the next writer enters it into the
+//! catalog. [`Catalog`] shows both.
 //!
 //! # Files
 //!
-//! `live/lock` is held for the moment in which a document or a name is settled.
-//! `leases/` says what running programs read, so that nothing of it is deleted.
-//! `writer.control` is the socket of the backup that holds the writer: it stores the disks of
-//! other backups and does gcs. `backups.lock` belongs to it (see `shared_writer`).
-//! `live/DIRECTORY/lock` is held by the process that writes the session;
-//! `live/DIRECTORY/control` is its socket for seals. `layers/ID` are the layers,
-//! `live/DIRECTORY/side/ID` those of its image files.
-//! DIRECTORY is a keyed hash of the session's name, and `session.json` is
-//! sealed: without the key the folder tells no names. `live/DIRECTORY/files` holds what
-//! clients keep beside the disks, `live/DIRECTORY/sealed` what of it sealed points carry
-//! until they are in the catalog.
+//! - `live/lock` is held briefly while a document or a name is decided.
+//! - `leases/` names everything that running programs read, so that it is not deleted.
+//! - `writer.control` is the socket of the backup that holds the writer. That backup stores the
+//!   disks of other backups, does gcs and removes points. `backups.lock` belongs to it (see
+//!   `shared_writer`).
+//! - `live/DIRECTORY/lock` is held by the process that writes the session. `live/DIRECTORY/control`
+//!   is its socket for seals.
+//! - `layers/ID` are the layers, `live/DIRECTORY/side/ID` those of the session's image files.
+//! - `live/DIRECTORY/files` holds the files that clients keep beside the disks.
+//!   `live/DIRECTORY/sealed` holds the files that sealed points carry, until the points are in the
+//!   catalog.
+//!
+//! DIRECTORY is a keyed hash of the session's name, and `session.json` is encrypted: without the
+//! key the folder reveals no names.
 //!
 //! # Locks, in order
 //!
-//! the session's `lock`, the table of its side files, the session's own mutex for seals, the
-//! table of clients' files, the locks of one (see `client_files`), the disks' stacks,
+//! The session's `lock`, the table of its side files, the session's own mutex for seals, the table
+//! of clients' files, the locks of one such file (see `client_files`), the disks' stacks,
 //! `live/lock`, a lease's own lock, the lock of the leases directory.
 #![deny(unsafe_code)]
 
+mod addresses;
+mod background_lock;
 mod catalog;
 mod client_files;
 mod control;
 mod disk;
 mod document;
+mod ended_session;
 mod fold;
+mod folded_disks;
 mod forget;
 #[cfg(test)]
 mod fuzz_tests;
 mod gc;
-mod held;
+mod in_use;
+mod inventory;
 mod layer;
 mod lease;
 mod length;
@@ -51,48 +59,52 @@ mod local_socket;
 mod lock;
 #[allow(unsafe_code)]
 mod mapping;
-mod place;
-mod progress_mark;
+mod paths;
 mod prune;
 mod publish;
 mod quarantine;
-mod recent;
-mod reclaim;
+mod read_lease;
+mod rollback_guard;
 mod seal;
+mod seal_report;
 mod sealed_files;
 mod session;
+mod session_progress;
 mod shared_writer;
-mod shares;
 mod side_file;
-mod turn;
+mod top_layers;
 mod unpublish;
+mod usage;
 mod verify;
-mod verify_layers;
+mod writer_messages;
 
-pub use catalog::{enter_sealed_points, Catalog, Entered};
+pub use background_lock::{write_before_background, BackgroundLock, BackgroundWork};
+pub use catalog::{enter_sealed_points, open_for_repair, Catalog, EnteredPoints};
 pub use client_files::{
     CarriedFile, CarriedFiles, ClientFile, ClientFiles, ClientFilesReader, Creation, FileEntry,
-    FileId, FileKind, FileTree, LeftOut, Removal, MAX_CLIENT_FILES, MAX_LARGE_BYTES,
+    FileId, FileKind, FileTree, Removal, SkippedFile, MAX_CLIENT_FILES, MAX_LARGE_BYTES,
     MAX_NAME_BYTES, MAX_SMALL_BYTES,
 };
 pub use document::{SessionDisk, SessionDocument};
-pub use fold::{fold, Folded};
+pub use fold::{fold, FoldReport};
 pub use forget::{PointRemoval, Published};
-pub use gc::{ask_for_gc, collect_garbage, Asked, Collected};
-pub use held::Held;
+pub use gc::{ask_for_gc, collect_garbage, Collected, GcAnswer};
+pub use in_use::{remove_unused_layers, InUse};
+pub use inventory::{damaged_sessions, Inventory};
 pub use lease::{read_leases, Lease, LeaseDocument, LeaseHold, Served};
 pub use length::Length;
 pub use live::{open_live_disk, open_live_side_file, open_point_disk};
-pub use prune::{judge, Judged};
+pub use prune::{judge, PointVerdict};
 pub use publish::{publish, publish_with_files};
-pub use quarantine::{check_offered, set_quarantine, settle_quarantine, Settled};
-pub use recent::Recent;
-pub use reclaim::{reclaim_layers, InUse};
-pub use seal::{seal, Sealed};
+pub use quarantine::{check_offered, set_quarantine, settle_quarantine, QuarantineReport};
+pub use read_lease::ReadLease;
+pub use rollback_guard::{session_damage, SessionDamage};
+pub use seal::seal;
+pub use seal_report::SealReport;
 pub use session::{session, sessions, Session, SessionState};
-pub use shared_writer::{Openers, SharedWriter};
-pub use shares::{shares, MachineShares, PointShares, Shares, StoredBytes};
-pub use turn::{write_before_background, BackgroundTurn, BackgroundWork};
+pub use shared_writer::{remove_through_backup, Openers, SharedWriter};
 pub use unpublish::unpublish;
-pub use verify::Inventory;
-pub use verify_layers::LayerReport;
+pub use usage::{usage, MachineUsage, PointUsage, StoredBytes, Usage};
+pub use verify::{
+    joined, verify, LayerReport, ProgressSum, VerifyOutcome, VerifyPart, VerifyRequest, VerifyScope,
+};

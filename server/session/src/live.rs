@@ -1,17 +1,17 @@
-//! Disks for reading: of points, and of sessions that others may be writing.
+//! Disks for reading: of points, and of sessions that other processes may be writing.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use coldrise_block::{would_wait, Context, Disk, Error, ErrorKind, Extent, Result};
+use coldrise_block::{path_exists, would_wait, Context, Disk, Error, ErrorKind, Extent, Result};
 use coldrise_store::{DiskName, LayerReference, MapRoot, PointDocument, Repository, SessionName};
 use parking_lot::RwLock;
 
 use crate::disk::{LayeredDisk, Stack};
 use crate::document::SessionDocument;
-use crate::layer::{Layer, ReadMode, SealFacts, Superblock};
+use crate::layer::{Layer, LayerKeys, ReadMode, SealFacts, Superblock};
 use crate::lock::{FileLock, PASSING_PATIENCE};
-use crate::place::{is_there, layer_keys, layer_path, map_path, Place};
+use crate::paths::{layer_path, map_path, SessionPaths};
 use crate::side_file::SideFileKey;
 
 /// The chunk map of a disk, as the bottom of a disk view.
@@ -32,7 +32,7 @@ pub(crate) fn sealed_layers(
         Layer::open_for_reading(
             &layer_path(repository, &reference.id),
             &Superblock { id: reference.id.0, disk_size_bytes },
-            layer_keys(repository, &reference.id),
+            LayerKeys::of(repository, &reference.id),
             ReadMode::Sealed(SealFacts {
                 sequence: reference.sealed_sequence,
                 slots: reference.sealed_slots,
@@ -46,8 +46,7 @@ pub(crate) fn sealed_layers(
 /// Opens a disk of a restore point, read-only.
 ///
 /// # Errors
-/// `NotFound` for an unknown disk, `Corrupt` when a sealed layer is not what the
-/// point says.
+/// `NotFound` for an unknown disk, `Corrupt` if a sealed layer does not match the point's document.
 pub fn open_point_disk(
     repository: &Arc<Repository>,
     point: &PointDocument,
@@ -74,24 +73,24 @@ pub fn open_point_disk(
     Ok(Arc::new(LayeredDisk::new(disk.size_bytes, true, Stack { base, layers })))
 }
 
-/// Opens a disk of a session for reading, also while another process writes it:
-/// what that process has written is seen at once.
+/// Opens a disk of a session for reading, also while another process writes it. That process's
+/// writes are visible at once.
 ///
 /// # Errors
-/// `NotFound`; `Busy` when the writer is just opening the session and does not finish.
+/// `NotFound`; `Busy` if a writer is opening the session and does not finish.
 pub fn open_live_disk(
     repository: &Arc<Repository>,
     session: &SessionName,
     disk: &DiskName,
 ) -> Result<Arc<dyn Disk>> {
-    open_live(repository, session, Shown::Disk(disk.clone()))
+    open_live(repository, session, ReaderTarget::Disk(disk.clone()))
 }
 
-/// Opens for reading what clients wrote into an image file of a session's disk;
-/// see [`Session::side_file`](crate::Session::side_file).
+/// Opens for reading the writes of clients into an image file of a session's disk; see
+/// [`Session::side_file`](crate::Session::side_file).
 ///
 /// # Errors
-/// As of [`open_live_disk`].
+/// As for [`open_live_disk`].
 pub fn open_live_side_file(
     repository: &Arc<Repository>,
     session: &SessionName,
@@ -101,52 +100,55 @@ pub fn open_live_side_file(
 ) -> Result<Arc<dyn Disk>> {
     let document = SessionDocument::of(repository, session)?;
     let key = SideFileKey::new(repository, &document, name, size_bytes);
-    open_live(repository, session, Shown::SideFile { key, below })
+    open_live(repository, session, ReaderTarget::SideFile { key, below })
 }
 
-/// The same for a layer of the session that is no image's.
+/// Like [`open_live_side_file`], for a layer of the session that belongs to no image.
 pub(crate) fn open_live_layer(
     repository: &Arc<Repository>,
     session: &SessionName,
     key: SideFileKey,
     below: Arc<dyn Disk>,
 ) -> Result<Arc<dyn Disk>> {
-    open_live(repository, session, Shown::SideFile { key, below })
+    open_live(repository, session, ReaderTarget::SideFile { key, below })
 }
 
-/// Has `check` look at the layer that takes a session's writes. It looks again
-/// where a writer came, went or sealed meanwhile: what it then found wrong may
-/// only have been on its way.
+/// Lets `check` examine the layer that takes a session's writes. Repeats this if a writer came,
+/// went or sealed meanwhile: the damage found may only have been an unfinished change.
 pub(crate) fn check_top(
     repository: &Arc<Repository>,
     session: &SessionName,
     disk: &DiskName,
     mut check: impl FnMut(&Layer) -> Result<()>,
 ) -> Result<()> {
-    let live = LiveDisk::open(repository, session, Shown::Disk(disk.clone()))?;
+    let live = LiveDisk::open(repository, session, ReaderTarget::Disk(disk.clone()))?;
     live.with_current(|view| view.top().map_or(Ok(()), |top| check(&top)))
 }
 
 fn open_live(
     repository: &Arc<Repository>,
     session: &SessionName,
-    shown: Shown,
+    shown: ReaderTarget,
 ) -> Result<Arc<dyn Disk>> {
     Ok(Arc::new(LiveDisk::open(repository, session, shown)?))
 }
 
-/// Something that the writer of a session writes, as a reader sees it: opened
-/// anew whenever a writer comes, goes or seals.
+/// A reader's view of a disk or file that the session's writer writes. It is reopened whenever a
+/// writer comes, goes or seals.
 struct LiveDisk {
     size_bytes: u64,
     view: RwLock<Arc<LayeredDisk>>,
     repository: Arc<Repository>,
     session: SessionName,
-    shown: Shown,
+    shown: ReaderTarget,
 }
 
 impl LiveDisk {
-    fn open(repository: &Arc<Repository>, session: &SessionName, shown: Shown) -> Result<LiveDisk> {
+    fn open(
+        repository: &Arc<Repository>,
+        session: &SessionName,
+        shown: ReaderTarget,
+    ) -> Result<LiveDisk> {
         let view = shown.open(repository, session)?;
         Ok(LiveDisk {
             size_bytes: view.size_bytes(),
@@ -157,16 +159,16 @@ impl LiveDisk {
         })
     }
 
-    /// Calls `look` with a view that was current when `look` had finished.
+    /// Calls `look` with a view that was still current after the call.
     fn with_current<T>(&self, mut look: impl FnMut(&LayeredDisk) -> Result<T>) -> Result<T> {
         loop {
             let view = Arc::clone(&self.view.read());
             let result = look(&view);
-            // A writer that was killed half way leaves a block that only a scan
-            // can tell from damage; its session is then no longer locked.
+            // A writer that was killed during a write leaves a block that only a scan can
+            // distinguish from damage. Its session is then no longer locked.
             let is_orphaned = matches!(&result, Err(e) if e.kind() == ErrorKind::Corrupt)
                 && view.is_attached()
-                && !FileLock::is_held(&Place::of(&self.repository, &self.session).lock())?;
+                && !FileLock::is_held(&SessionPaths::of(&self.repository, &self.session).lock())?;
             if self.shown.is_current(&view) && !is_orphaned {
                 return result;
             }
@@ -184,13 +186,15 @@ impl Disk for LiveDisk {
         self.with_current(|view| view.read_at(buffer, offset_bytes))
     }
 
-    /// What needs another view needs waiting.
+    /// If the view must be replaced, the caller must wait.
     fn read_in_memory(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
         let view = Arc::clone(&*self.view.try_read().ok_or_else(would_wait)?);
         let result = view.read_in_memory(buffer, offset_bytes);
-        match self.shown.is_current(&view) {
-            true if !matches!(&result, Err(e) if e.kind() == ErrorKind::Corrupt) => result,
-            _ => Err(would_wait()),
+        let is_corrupt = matches!(&result, Err(e) if e.kind() == ErrorKind::Corrupt);
+        if self.shown.is_current(&view) && !is_corrupt {
+            result
+        } else {
+            Err(would_wait())
         }
     }
 
@@ -201,18 +205,18 @@ impl Disk for LiveDisk {
 
 const OPENING_PAUSE: Duration = Duration::from_millis(5);
 
-/// What a reader looks at.
-enum Shown {
+/// The object that a reader reads.
+enum ReaderTarget {
     Disk(DiskName),
     SideFile { key: SideFileKey, below: Arc<dyn Disk> },
 }
 
-impl Shown {
+impl ReaderTarget {
     fn is_current(&self, view: &LayeredDisk) -> bool {
         let has_appeared = match self {
-            Shown::Disk(_) => false,
-            Shown::SideFile { key, .. } => {
-                // Where the drive cannot say, opening it again says why.
+            ReaderTarget::Disk(_) => false,
+            ReaderTarget::SideFile { key, .. } => {
+                // If the drive returns an error here, reopening reports the reason.
                 view.is_bare() && key.path().try_exists().unwrap_or(true)
             }
         };
@@ -226,34 +230,34 @@ impl Shown {
     ) -> Result<Arc<LayeredDisk>> {
         let start = Instant::now();
         loop {
-            let is_served = FileLock::is_held(&Place::of(repository, session).lock())?;
+            let is_served = FileLock::is_held(&SessionPaths::of(repository, session).lock())?;
             let opened = match self {
-                Shown::Disk(name) => open_disk_view(repository, session, name, is_served),
-                Shown::SideFile { key, below } => open_side_view(key, below, is_served),
+                ReaderTarget::Disk(name) => open_disk_view(repository, session, name, is_served),
+                ReaderTarget::SideFile { key, below } => open_side_view(key, below, is_served),
             };
             match opened {
                 Ok(view) => return Ok(Arc::new(view)),
                 Err(Failed::Passing(_)) if start.elapsed() < PASSING_PATIENCE => {
                     std::thread::sleep(OPENING_PAUSE);
                 }
-                Err(Failed::Passing(error) | Failed::Settled(error)) => return Err(error),
+                Err(Failed::Passing(error) | Failed::QuarantineReport(error)) => return Err(error),
             }
         }
     }
 }
 
-/// Why a view could not be opened.
+/// The reason why a view could not be opened.
 enum Failed {
-    /// The map is not there yet, or the session was just sealed: it passes.
+    /// The map does not exist yet, or the session was just sealed: a retry will succeed.
     Passing(Error),
-    Settled(Error),
+    QuarantineReport(Error),
 }
 
 impl Failed {
     fn of_layer(error: Error) -> Failed {
         match error.kind() {
             ErrorKind::NotFound | ErrorKind::Busy => Failed::Passing(error),
-            _ => Failed::Settled(error),
+            _ => Failed::QuarantineReport(error),
         }
     }
 }
@@ -264,25 +268,24 @@ fn open_disk_view(
     name: &DiskName,
     is_served: bool,
 ) -> std::result::Result<LayeredDisk, Failed> {
-    let document = SessionDocument::of(repository, session).map_err(Failed::Settled)?;
-    let disk = document.disk(name).map_err(Failed::Settled)?;
+    let document = SessionDocument::of(repository, session).map_err(Failed::QuarantineReport)?;
+    let disk = document.disk(name).map_err(Failed::QuarantineReport)?;
     let map = map_path(&disk.top);
     let top = Layer::open_for_reading(
         &layer_path(repository, &disk.top),
         &disk.top_superblock(),
-        layer_keys(repository, &disk.top),
+        LayerKeys::of(repository, &disk.top),
         if is_served { ReadMode::Attached(&map) } else { ReadMode::Idle(disk.least_sequence) },
     );
     let top = top.map_err(Failed::of_layer)?;
-    // From here on a change is announced by the layer; what changed before it was
-    // opened shows in the document.
-    let now = SessionDocument::of(repository, session).map_err(Failed::Settled)?;
+    // From here on the layer announces changes. Earlier changes are visible in the document.
+    let now = SessionDocument::of(repository, session).map_err(Failed::QuarantineReport)?;
     if now.disks != document.disks {
         let message = format!("session {session} is being changed; try again in a moment");
         return Err(Failed::Passing(Error::new(ErrorKind::Busy, message)));
     }
     let layers = sealed_layers(repository, &disk.layers, disk.size_bytes);
-    let mut layers = layers.map_err(Failed::Settled)?;
+    let mut layers = layers.map_err(Failed::QuarantineReport)?;
     layers.push(top);
     let base = base_disk(repository, disk.root, disk.size_bytes);
     Ok(LayeredDisk::new(disk.size_bytes, true, Stack { base, layers }))
@@ -294,7 +297,7 @@ fn open_side_view(
     is_served: bool,
 ) -> std::result::Result<LayeredDisk, Failed> {
     let mut layers = Vec::new();
-    if is_there(key.path()).map_err(Failed::Settled)? {
+    if path_exists(key.path()).map_err(Failed::QuarantineReport)? {
         layers.push(key.open_for_reading(is_served).map_err(Failed::of_layer)?);
     }
     let stack = Stack { base: Arc::clone(below), layers };

@@ -1,8 +1,8 @@
-//! A socket in a folder of the repository, by which the command line asks a process
-//! that holds something for work only that process can do.
+//! A socket in a folder of the repository. The command line uses it to ask a process for work that
+//! only this process can do, because it holds a lock.
 //!
-//! One request per connection, a line of JSON, and lines of JSON as its answer. Only
-//! the repository's owner can enter the folder.
+//! Each connection has one request, a line of JSON. The answer is lines of JSON. Only the
+//! repository's owner can enter the folder.
 
 use std::fs::Permissions;
 use std::io::ErrorKind::{TimedOut, WouldBlock};
@@ -15,22 +15,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
-use coldrise_block::{Context, Error, ErrorKind, Result};
+use coldrise_block::{remove_if_present, Context, Error, ErrorKind, Result};
 use rustix::io::Errno;
 use rustix::net::{connect, socket_with, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde::de::DeserializeOwned;
 use serde::Serialize;
 
-use crate::place::remove_file;
-
-/// Longest line of an answer that is read, in bytes.
-const MAX_ANSWER_BYTES: u64 = 16 << 20;
-/// Longest request, in bytes.
-const MAX_REQUEST_BYTES: u64 = 4096;
-/// A request comes at once.
+/// Maximum length of a request, and of a line of an answer, in bytes. A request can name all layers
+/// of a session.
+const MAX_LINE_BYTES: u64 = 16 << 20;
+/// Longest wait for a request after the connection.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The listening side; it ends when it is dropped.
+/// The listening side. Dropping it ends the listening.
 pub(crate) struct LocalSocket {
     folder: PathBuf,
     name: &'static str,
@@ -38,17 +35,17 @@ pub(crate) struct LocalSocket {
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
-/// What is said to who asks.
+/// Answers the requests of a socket.
 pub(crate) trait Answers: Send + 'static {
-    /// Answers one request, here or in a thread of its own: the next one waits until this
+    /// Answers one request, here or in a thread of its own. The next request waits until this
     /// returns. An error is logged.
     fn answer(&self, request: &str, stream: UnixStream) -> Result<()>;
-    /// Says that the holder is about to end and has done nothing.
+    /// Reports that the holder is about to end and has done nothing.
     fn decline(&self, stream: &UnixStream) -> Result<()>;
 }
 
-/// A short name for the socket, whatever the folder's path: socket addresses hold only
-/// 107 bytes. The folder has to stay open.
+/// A short name for the socket, independent of the folder's path: socket addresses hold only 107
+/// bytes. The returned folder must stay open.
 fn short_path(folder: &Path, name: &str) -> Result<(std::fs::File, PathBuf)> {
     let opened = std::fs::File::open(folder).context(|| format!("opening {}", folder.display()))?;
     let path = PathBuf::from(format!("/proc/self/fd/{}/{name}", opened.as_raw_fd()));
@@ -56,16 +53,16 @@ fn short_path(folder: &Path, name: &str) -> Result<(std::fs::File, PathBuf)> {
 }
 
 impl LocalSocket {
-    /// Listens at `folder/name`, in the place of whoever was killed while it listened
-    /// there. The caller holds what makes it the only one. Its mode is 0600: connecting takes
-    /// the right to write.
+    /// Listens at `folder/name`, and replaces the socket of a killed process. The caller holds a
+    /// lock that makes it the only listener. The mode is 0600: connecting requires write
+    /// permission.
     pub(crate) fn listen(
         folder: &Path,
         name: &'static str,
         answers: impl Answers,
     ) -> Result<LocalSocket> {
         let what = || format!("listening at {}", folder.join(name).display());
-        remove_file(&folder.join(name))?;
+        remove_if_present(&folder.join(name))?;
         let (_folder, path) = short_path(folder, name)?;
         let listener = UnixListener::bind(&path).context(what)?;
         std::fs::set_permissions(&path, Permissions::from_mode(0o600)).context(what)?;
@@ -78,8 +75,8 @@ impl LocalSocket {
         Ok(LocalSocket { folder: folder.to_owned(), name, stop, thread: Some(thread) })
     }
 
-    /// Moves the socket aside, where nobody new finds it, and wakes the thread
-    /// out of its wait for a connection.
+    /// Renames the socket so that no new client finds it, and wakes the thread that waits for a
+    /// connection.
     fn withdraw(&self) -> Result<UnixStream> {
         let (_folder, path) = short_path(&self.folder, self.name)?;
         let aside = path.with_extension("closing");
@@ -95,7 +92,7 @@ impl Drop for LocalSocket {
         self.stop.store(true, Ordering::SeqCst);
         let woken = self.withdraw();
         if let (Some(thread), Ok(_)) = (self.thread.take(), woken) {
-            // Who listens may be dropped by the thread itself.
+            // The thread itself may drop the listener.
             if thread.thread().id() != std::thread::current().id() {
                 let _ = thread.join();
             }
@@ -116,7 +113,7 @@ fn serve(listener: &UnixListener, answers: &impl Answers, stop: &AtomicBool) {
     }
 }
 
-/// Tells whoever connected before the socket was withdrawn that nobody will answer.
+/// Declines all connections that were made before the socket was withdrawn.
 fn dismiss(first: &UnixStream, listener: &UnixListener, answers: &impl Answers) {
     let _ = answers.decline(first);
     if listener.set_nonblocking(true).is_err() {
@@ -131,15 +128,15 @@ fn read_request(stream: &UnixStream) -> Result<String> {
     let what = || "reading a request";
     stream.set_read_timeout(Some(REQUEST_TIMEOUT)).context(what)?;
     let mut line = String::new();
-    BufReader::new(stream.take(MAX_REQUEST_BYTES)).read_line(&mut line).context(what)?;
+    BufReader::new(stream.take(MAX_LINE_BYTES)).read_line(&mut line).context(what)?;
     Ok(line)
 }
 
-/// Connects to the process that listens at `folder/name`; `None` where none does. Waits at
-/// most `patience` for one that does not run.
+/// Connects to the process that listens at `folder/name`; `None` if none does. Waits at most
+/// `patience` for a process that is stopped.
 ///
 /// # Errors
-/// `Busy` where that process lets so many requests wait that it can take no more; `Io`.
+/// `Busy` if so many requests wait in that process that it can take no more; `Io`.
 pub(crate) fn connect_within(
     folder: &Path,
     name: &str,
@@ -150,11 +147,11 @@ pub(crate) fn connect_within(
     let failed = |errno: Errno| Error::io(what(), errno.into());
     let stream = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None);
     let stream = UnixStream::from(stream.map_err(failed)?);
-    // Connecting waits while the queue of a process that does not run is full.
+    // Connecting waits while the queue of a stopped process is full.
     stream.set_write_timeout(Some(patience)).context(what)?;
     match connect(&stream, &SocketAddrUnix::new(path).map_err(failed)?) {
         Ok(()) => Ok(Some(stream)),
-        // Nobody made the socket, or its process was killed.
+        // No process created the socket, or its process was killed.
         Err(Errno::NOENT | Errno::CONNREFUSED) => Ok(None),
         Err(Errno::AGAIN) => {
             let message = format!("{}: its process takes no more requests", what());
@@ -167,7 +164,7 @@ pub(crate) fn connect_within(
 /// Sends one line.
 ///
 /// # Errors
-/// `Io` where the other side is gone.
+/// `Io` if the other side has disconnected.
 pub(crate) fn send(mut stream: &UnixStream, line: &impl Serialize) -> Result<()> {
     let what = || "answering a request";
     let mut text = serde_json::to_vec(line)
@@ -176,10 +173,10 @@ pub(crate) fn send(mut stream: &UnixStream, line: &impl Serialize) -> Result<()>
     stream.write_all(&text).context(what)
 }
 
-/// Whether the other side has closed its end. Between requests it has nothing to say.
+/// True if the other side has closed its end. It sends nothing between requests.
 ///
 /// # Errors
-/// What the operating system says of the socket itself.
+/// The operating system's error for the socket itself.
 pub(crate) fn has_left(mut stream: &UnixStream) -> Result<bool> {
     let what = || "looking at a request's sender";
     stream.set_nonblocking(true).context(what)?;
@@ -192,39 +189,39 @@ pub(crate) fn has_left(mut stream: &UnixStream) -> Result<bool> {
 }
 
 /// The asking side.
-pub(crate) struct Asked {
+pub(crate) struct PendingAnswers {
     answers: BufReader<UnixStream>,
     sent: Result<()>,
-    /// The beginning of a line of which the rest has not come yet.
+    /// The beginning of an incomplete line.
     line: Vec<u8>,
 }
 
-/// Asks the process that listens at `folder/name`; `None` where none does. `patience` is
-/// the longest wait of [`Asked::next`].
+/// Sends a request to the process that listens at `folder/name`; `None` if none does. `patience` is
+/// the longest wait of [`PendingAnswers::next`].
 ///
 /// # Errors
-/// `Busy` where that process lets so many requests wait that it can take no more; `Io`.
+/// `Busy` if so many requests wait in that process that it can take no more; `Io`.
 pub(crate) fn ask(
     folder: &Path,
     name: &str,
     request: &impl Serialize,
     patience: Duration,
-) -> Result<Option<Asked>> {
+) -> Result<Option<PendingAnswers>> {
     let what = || format!("asking at {}", folder.join(name).display());
     let Some(stream) = connect_within(folder, name, patience)? else { return Ok(None) };
     stream.set_read_timeout(Some(patience)).context(what)?;
-    // Whoever is about to stop answers without having read the request.
+    // A process that is about to end answers without having read the request.
     let sent = send(&stream, request);
-    Ok(Some(Asked { answers: BufReader::new(stream), sent, line: Vec::new() }))
+    Ok(Some(PendingAnswers { answers: BufReader::new(stream), sent, line: Vec::new() }))
 }
 
-impl Asked {
-    /// The next line of the answer; `None` where it does not come within the patience.
+impl PendingAnswers {
+    /// The next line of the answer; `None` if it does not come within the patience.
     ///
     /// # Errors
-    /// `Io` where the other side went away, or says what cannot be read.
+    /// `Io` if the other side has disconnected, or sends an invalid line.
     pub(crate) fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>> {
-        let left = MAX_ANSWER_BYTES.saturating_sub(self.line.len() as u64);
+        let left = MAX_LINE_BYTES.saturating_sub(self.line.len() as u64);
         match (&mut self.answers).take(left).read_until(b'\n', &mut self.line) {
             Ok(_) => {}
             Err(error) if matches!(error.kind(), WouldBlock | TimedOut) => return Ok(None),

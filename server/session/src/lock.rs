@@ -1,7 +1,7 @@
-//! Advisory locks on files: they vanish with the process that held them.
+//! Advisory locks on files. They end with the process that held them.
 
 use std::fs::{File, OpenOptions};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -9,19 +9,18 @@ use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_store::Repository;
 use rustix::fs::{flock, FlockOperation};
 
-use crate::control::Greeting;
-use crate::place::Place;
+use crate::paths::SessionPaths;
 
 /// A held lock.
 pub(crate) struct FileLock {
-    /// `None` where the file is not there and the file system is read-only: then nobody
-    /// has the lock, and nothing can be changed under it.
+    /// `None` if the file does not exist and the file system is read-only: then no process has the
+    /// lock, and nothing under it can change.
     file: Option<File>,
 }
 
 impl Drop for FileLock {
-    /// To close the file is not enough: a child that another thread starts at this moment
-    /// has it, too, until it runs its own program.
+    /// Unlocks explicitly. Closing the file is not enough: a child process that another thread
+    /// starts at this moment also has it, until it executes its own program.
     fn drop(&mut self) {
         if let Some(file) = &self.file {
             let _ = flock(file, FlockOperation::Unlock);
@@ -29,17 +28,17 @@ impl Drop for FileLock {
     }
 }
 
-/// Whoever looks whether a session is served holds its lock for an instant; a
-/// writer that meets such a look tries again for this long.
-const PROBE_PATIENCE: Duration = Duration::from_millis(100);
-/// Who opens, closes or seals a session is waited for this long.
+/// Retry time of a writer. A process that checks whether a session is served holds the session's
+/// lock briefly.
+pub(crate) const PROBE_PATIENCE: Duration = Duration::from_millis(100);
+/// Longest wait for a process that opens, closes or seals a session.
 pub(crate) const PASSING_PATIENCE: Duration = Duration::from_secs(10);
 const PROBE_PAUSE: Duration = Duration::from_millis(2);
 
-/// Opens the file of a lock, and makes it where it is not there.
+/// Opens the file of a lock, and creates it if necessary.
 ///
 /// # Errors
-/// `ReadOnly` where it cannot be made; where it is there, reading it is enough.
+/// `ReadOnly` if it cannot be created. For an existing file, read access is enough.
 pub(crate) fn open(path: &Path) -> Result<File> {
     let mut options = OpenOptions::new();
     let opened = options.create(true).truncate(false).write(true).mode(0o600).open(path);
@@ -50,7 +49,7 @@ pub(crate) fn open(path: &Path) -> Result<File> {
     }
 }
 
-/// False while another process holds the lock.
+/// Returns false while another process holds the lock.
 fn try_lock(file: &File, path: &Path) -> Result<bool> {
     loop {
         match flock(file, FlockOperation::NonBlockingLockExclusive) {
@@ -65,7 +64,7 @@ fn try_lock(file: &File, path: &Path) -> Result<bool> {
 }
 
 impl FileLock {
-    /// Waits for the lock. Only for locks that are held for moments.
+    /// Waits for the lock. Use it only for locks that are held briefly.
     pub(crate) fn wait(path: &Path) -> Result<FileLock> {
         let file = match open(path) {
             Err(error) if error.kind() == ErrorKind::ReadOnly => {
@@ -91,13 +90,17 @@ impl FileLock {
         Ok(try_lock(&file, path)?.then_some(FileLock { file: Some(file) }))
     }
 
-    /// Takes the lock of a session for writing it, or `None` when another process
-    /// serves it, or does not finish what it does with it.
-    pub(crate) fn take(place: &Place) -> Result<Option<FileLock>> {
-        // Whoever serves it listens there; who does not is opening, closing or sealing it.
-        FileLock::take_within(&place.lock(), || match place.control().exists() {
-            true => PROBE_PATIENCE,
-            false => PASSING_PATIENCE,
+    /// Takes the lock of a session to write it. Returns `None` if another process serves the
+    /// session, or does not finish its work with it.
+    pub(crate) fn take(place: &SessionPaths) -> Result<Option<FileLock>> {
+        // A serving process listens there. Any other holder is opening, closing or sealing the
+        // session.
+        FileLock::take_within(&place.lock(), || {
+            if place.control().exists() {
+                PROBE_PATIENCE
+            } else {
+                PASSING_PATIENCE
+            }
         })
     }
 
@@ -111,30 +114,6 @@ impl FileLock {
             std::thread::sleep(PROBE_PAUSE);
         }
         Ok(Some(FileLock { file: Some(file) }))
-    }
-
-    /// Takes the lock of a session for serving it, or `None` when another process goes on
-    /// serving it. One that was killed is waited for: it holds the lock, and seems to
-    /// listen, until the system has taken its memory apart.
-    pub(crate) fn take_for_serving(place: &Place) -> Result<Option<FileLock>> {
-        let start = Instant::now();
-        let mut greeting = None;
-        loop {
-            if let Some(lock) = FileLock::take(place)? {
-                return Ok(Some(lock));
-            }
-            if greeting.is_none() {
-                greeting = Greeting::send(place, PROBE_PATIENCE)?;
-            }
-            match greeting.as_mut().and_then(Greeting::is_answered) {
-                Some(true) => return Ok(None),
-                Some(false) => greeting = None,
-                None => {}
-            }
-            if start.elapsed() >= PASSING_PATIENCE {
-                return Ok(None);
-            }
-        }
     }
 
     /// True while another process holds the lock.
@@ -154,38 +133,25 @@ impl FileLock {
         }
     }
 
-    /// The lock under which documents change and names are given.
+    /// The lock under which documents change and names are assigned.
     pub(crate) fn documents(repository: &Repository) -> Result<FileLock> {
         FileLock::wait(&repository.live_dir().join("lock"))
     }
 
-    /// The same lock; `None` where another process holds it for longer than `patience`.
+    /// Like [`FileLock::documents`]; `None` if another process holds the lock for longer than
+    /// `patience`.
     pub(crate) fn documents_within(
         repository: &Repository,
         patience: Duration,
     ) -> Result<Option<FileLock>> {
         FileLock::take_within(&repository.live_dir().join("lock"), || patience)
     }
-
-    /// The id of the process that holds the lock, for messages; `None` where the kernel
-    /// does not tell, as for a process of another container.
-    pub(crate) fn holder(path: &Path) -> Option<u32> {
-        let inode = std::fs::metadata(path).ok()?.ino().to_string();
-        let locks = std::fs::read_to_string("/proc/locks").ok()?;
-        // `1: FLOCK  ADVISORY  WRITE 4242 fd:00:131 0 EOF`
-        locks.lines().find_map(|line| {
-            let mut words = line.split_whitespace().skip(1);
-            let is_held = words.next()? == "FLOCK" && words.nth(1)? == "WRITE";
-            let process = words.next()?.parse().ok().filter(|process| *process > 0);
-            let is_this = words.next()?.rsplit(':').next() == Some(inode.as_str());
-            process.filter(|_| is_held && is_this)
-        })
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use coldrise_store::lock_holder;
 
     #[test]
     fn a_lock_is_given_back_although_a_child_has_its_file() {
@@ -194,10 +160,10 @@ mod tests {
         let lock = FileLock::wait(&path).unwrap();
         let of_a_child = lock.file.as_ref().unwrap().try_clone().unwrap();
         assert!(FileLock::is_held(&path).unwrap());
-        assert_eq!(FileLock::holder(&path), Some(std::process::id()));
+        assert_eq!(lock_holder(&path), Some(std::process::id()));
         drop(lock);
         assert!(!FileLock::is_held(&path).unwrap());
-        assert_eq!(FileLock::holder(&path), None);
+        assert_eq!(lock_holder(&path), None);
         drop(of_a_child);
     }
 }

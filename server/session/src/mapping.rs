@@ -1,12 +1,12 @@
 //! Memory shared with other processes: atomic words over a mapped file.
 //!
-//! This is the only `unsafe` of the crate. A mapping lets a writer publish an
-//! index record with a 64-byte store instead of a system call, keeps what was
-//! written when the process is killed, and lets other processes read it.
+//! This is the only `unsafe` of the crate. A mapping lets a writer publish an index record with a
+//! 64-byte store instead of a system call, keeps written records if the process is killed, and lets
+//! other processes read them.
 //!
-//! The price of a mapping is that a read error of the device, or a file cut
-//! short by somebody else, ends the process with SIGBUS. Nothing that was
-//! flushed is lost by that; payload is read and written with ordinary calls.
+//! The price is that a read error of the device, or a file truncated by another process, ends the
+//! process with SIGBUS. No flushed byte is lost by that. Payload is read and written with ordinary
+//! calls.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -21,9 +21,9 @@ pub(crate) struct SharedWords {
 }
 
 impl SharedWords {
-    /// Maps `length_bytes` of `file` from `offset_bytes` (a multiple of the
-    /// page size) for reading and writing. The range may reach beyond the end of
-    /// the file; only what lies before the end may be touched.
+    /// Maps `length_bytes` of `file` from `offset_bytes` (a multiple of the page size) for reading
+    /// and writing. The range may extend beyond the end of the file, but only the part before the
+    /// end may be accessed.
     pub(crate) fn of_file(file: &File, offset_bytes: u64, length_bytes: usize) -> Result<Self> {
         let map = MmapOptions::new()
             .offset(offset_bytes)
@@ -33,14 +33,14 @@ impl SharedWords {
         Self::without_read_ahead(map, file)
     }
 
-    /// What lies behind a page of records is payload, which is never read through
-    /// the mapping: reading ahead on a fault made a first sequential write a fifth slower.
+    /// Turns read-ahead off. The bytes after a page of records are payload, which is never read
+    /// through the mapping: read-ahead on a fault made a first sequential write a fifth slower.
     fn without_read_ahead(map: MmapRaw, file: &File) -> Result<Self> {
         map.advise(Advice::Random).context(|| format!("mapping {}", name_of(file)))?;
         Ok(SharedWords { map })
     }
 
-    /// The same for reading only; a store would end the process.
+    /// Like [`SharedWords::of_file`], but for reading only. A store would end the process.
     pub(crate) fn of_file_read_only(
         file: &File,
         offset_bytes: u64,
@@ -54,7 +54,7 @@ impl SharedWords {
         Self::without_read_ahead(map, file)
     }
 
-    /// Zeroed private memory, given by the kernel page by page as it is touched.
+    /// Zeroed private memory. The kernel allocates each page on its first access.
     pub(crate) fn private(length_bytes: usize) -> Result<Self> {
         let map = MmapOptions::new()
             .len(length_bytes)
@@ -102,8 +102,8 @@ impl SharedWords {
         self.word64(index).store(value.to_le(), Ordering::Release);
     }
 
-    /// Copies `N` bytes (a multiple of 8) out, from a multiple of 8 bytes on. A
-    /// concurrent store may be seen in part: the caller authenticates.
+    /// Copies `N` bytes (a multiple of 8) out, from an offset that is a multiple of 8. A concurrent
+    /// store may be visible in part: the caller authenticates the bytes.
     #[inline]
     pub(crate) fn load_bytes<const N: usize>(&self, offset_bytes: usize) -> [u8; N] {
         let mut bytes = [0; N];
@@ -114,8 +114,8 @@ impl SharedWords {
         bytes
     }
 
-    /// Copies `N` bytes (a multiple of 8) in, from a multiple of 8 bytes on, in the order
-    /// of [`publishing`].
+    /// Copies `N` bytes (a multiple of 8) in, at an offset that is a multiple of 8, in the order of
+    /// [`publishing`].
     #[inline]
     pub(crate) fn publish_bytes<const N: usize>(
         &self,
@@ -129,10 +129,10 @@ impl SharedWords {
     }
 }
 
-/// The stores, index and word, that bring `bytes` to their place.
+/// The stores, as index and word, that write `bytes`.
 ///
-/// The first word is `unfinished` from the first store to the last, so that a process killed
-/// between two of them leaves what is told from damage.
+/// The first word is `unfinished` from the first store to the last. So a process killed between two
+/// of them leaves a record that differs from damage.
 pub(crate) fn publishing<const N: usize>(
     bytes: &[u8; N],
     unfinished: u64,

@@ -1,4 +1,4 @@
-//! Prune: the rules of retention, applied to the points of a machine.
+//! Prune: applies the retention rules to the points of a machine.
 
 use coldrise_store::{
     retained, KeepReason, MachineName, PointDocument, PointName, RetentionPoint, RetentionRules,
@@ -6,17 +6,17 @@ use coldrise_store::{
 
 use crate::forget::Published;
 
-/// What becomes of one point.
+/// The verdict on one point.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Judged {
+pub struct PointVerdict {
     /// The point.
     pub document: PointDocument,
-    /// Why it stays; nothing where it goes.
+    /// The reasons to keep it; empty if it is to be removed.
     pub reasons: Vec<KeepReason>,
 }
 
-impl Judged {
-    /// True where the point stays.
+impl PointVerdict {
+    /// True if the point is kept.
     pub fn is_kept(&self) -> bool {
         !self.reasons.is_empty()
     }
@@ -27,14 +27,14 @@ impl Judged {
     }
 }
 
-/// Judges the points of one machine. `now_seconds` is the clock, in seconds since
+/// Judges the points of one machine. `now_seconds` is the current time, in seconds since
 /// 1970-01-01T00:00:00Z.
 pub fn judge(
     rules: &RetentionRules,
     points: Vec<PointDocument>,
     published: &Published,
     now_seconds: u64,
-) -> Vec<Judged> {
+) -> Vec<PointVerdict> {
     let known: Vec<RetentionPoint> = points
         .iter()
         .map(|point| RetentionPoint {
@@ -48,6 +48,6 @@ pub fn judge(
     points
         .into_iter()
         .zip(reasons)
-        .map(|(document, reasons)| Judged { document, reasons })
+        .map(|(document, reasons)| PointVerdict { document, reasons })
         .collect()
 }

@@ -1,32 +1,31 @@
 //! Publish: a restore point becomes a writable session.
 //!
-//! Order of writes: the empty layers and their folder, the marker on its way, the session's
-//! folder and the files that it begins with (all synced, and side by side: none refers to
-//! another), then `session.json` (synced, renamed, synced), then the marker appears. A
-//! crash before the document leaves empty layers that nothing refers to; the next writer
-//! removes them. It may leave files, too: without a document they are no session's, and
-//! the next publish of that name replaces them.
+//! Order of writes: first the empty layers and their folder, the pending marker, the session's
+//! folder and its initial files (all synced, and in parallel: none refers to another). Then
+//! `session.json` (synced, renamed, synced). Then the marker appears. A crash before the document
+//! leaves unreferenced empty layers; the next writer removes them. It may also leave files: without
+//! a document they belong to no session, and the next publish of that name replaces them.
 
 use std::sync::Arc;
 
-use coldrise_block::{Context, Error, ErrorKind, Result};
+use coldrise_block::{sync_directory, Error, ErrorKind, Result};
 use coldrise_store::{LayerId, PointDocument, Repository, SessionName};
 
+use crate::addresses::session_name;
 use crate::catalog::Catalog;
 use crate::client_files::{begin_files, CarriedFiles};
-use crate::document::{now_ms, SessionDisk, SessionDocument, SessionFiles};
-use crate::layer::Layer;
+use crate::document::{damage, now_ms, SessionDisk, SessionDocument, SessionFiles};
+use crate::ended_session::tidy;
 use crate::lock::FileLock;
-use crate::place::{layer_keys, layer_path, prepare_mark, sync_directory, Place};
-use crate::unpublish::tidy;
-use crate::verify::session_name;
+use crate::paths::{prepare_mark, SessionPaths};
+use crate::top_layers::create_tops;
 
-/// Publishes a point under a name; without one the machine's name and the
-/// first free number are taken. Costs the same whatever the point holds.
+/// Publishes a point under a name. Without a name, uses the machine's name and the first free
+/// number. The cost does not depend on the point's size.
 ///
 /// # Errors
-/// `AlreadyExists` when a session has the name; `NotFound` when the point was
-/// forgotten meanwhile.
+/// `AlreadyExists` if a session has the name; `Corrupt` if a lost session has it; `NotFound` if the
+/// point was forgotten meanwhile.
 pub fn publish(
     repository: &Arc<Repository>,
     point: &PointDocument,
@@ -35,11 +34,11 @@ pub fn publish(
     publish_with_files(repository, point, name, |_, files| Ok(files))
 }
 
-/// The same; `arrange` says with which files the session begins, from those that the
-/// point carries.
+/// Like [`publish`]. `arrange` receives the files that the point carries, and returns those with
+/// which the session begins.
 ///
 /// # Errors
-/// As of [`publish`], and those of `arrange`.
+/// As for [`publish`], and the errors of `arrange`.
 pub fn publish_with_files(
     repository: &Arc<Repository>,
     point: &PointDocument,
@@ -47,27 +46,33 @@ pub fn publish_with_files(
     arrange: impl FnOnce(&SessionDocument, CarriedFiles) -> Result<CarriedFiles>,
 ) -> Result<SessionDocument> {
     let carried = Catalog::new(repository).files(point)?;
+    repository.keep_room_for_gc()?;
     let _documents = FileLock::documents(repository)?;
-    // Who deletes reads the sessions under the lock, after the point is gone.
+    // A deletion reads the sessions under this lock, after it has removed the point.
     let point = &Catalog::new(repository).confirm(point)?;
     let name = match name {
         Some(name) => name,
         None => free_name(repository, point)?,
     };
-    let place = Place::of(repository, &name);
+    let place = SessionPaths::of(repository, &name);
     let mut sealed = Vec::new();
-    if let Some(there) = SessionDocument::read(repository, &place)? {
+    if let Some(there) = read_unless_lost(repository, &place, &name)? {
         if !there.is_ended {
             return Err(Error::new(
                 ErrorKind::AlreadyExists,
                 format!("there is already a session {name}: choose another name"),
             ));
         }
-        // It stays only for its restore points, until they are in the catalog: they
+        // The ended session exists only for its restore points, until they are in the catalog: they
         // move to the new document.
         tidy(repository, &place, &there)?;
         sealed = there.sealed;
     }
+    // An ended session of this name may have points that the catalog does not have yet.
+    let known = sealed.iter().filter(|sealed| sealed.point.lineage().0 == point.point.lineage().0);
+    let known = known.map(|sealed| sealed.point.lineage().1).max();
+    // If the catalog is damaged the number is unknown, and the next seal records it.
+    let highest = repository.highest_number(&point.machine, &point.point).ok();
     let mut disks = Vec::with_capacity(point.disks.len());
     for disk in &point.disks {
         disks.push(SessionDisk {
@@ -88,6 +93,7 @@ pub fn publish_with_files(
         configuration: point.configuration.clone(),
         files: Some(SessionFiles::default()),
         sealed,
+        highest_number: highest.map(|highest| highest.max(known.unwrap_or(0))),
         is_ended: false,
         revision: 0,
     };
@@ -96,8 +102,8 @@ pub fn publish_with_files(
     let prepare_files = || {
         place.create()?;
         sync_directory(&repository.live_dir())?;
-        // Durable with the document: a seal need not sync the folder once more.
-        Place::make_folder(&place.sealed_files())?;
+        // This becomes durable with the document: a seal need not sync the folder again.
+        SessionPaths::make_folder(&place.sealed_files())?;
         place.remove_files()?;
         let files = arrange(&document, carried)?;
         let hash = begin_files(repository, &document, &files)?;
@@ -125,21 +131,33 @@ pub fn publish_with_files(
     Ok(document)
 }
 
-fn panicked() -> Error {
-    Error::new(ErrorKind::Internal, "a thread of publish panicked")
+/// The document under a session's name; `None` if the name is free. The caller holds the documents'
+/// lock.
+///
+/// # Errors
+/// `Corrupt` if a session of that name must exist, and its document is missing or damaged. Points
+/// sealed from that session would later be taken for points of the new one.
+fn read_unless_lost(
+    repository: &Repository,
+    place: &SessionPaths,
+    name: &SessionName,
+) -> Result<Option<SessionDocument>> {
+    let marker = format!("live/{name}");
+    let damage = match SessionDocument::read(repository, place) {
+        Ok(None) if repository.is_marked(&marker) => repository.lost(marker),
+        Err(error) if error.kind() == ErrorKind::Corrupt => damage(repository, place, &error),
+        found => return found,
+    };
+    let message = format!(
+        "live/{name} is lost: {}. Choose another name, or run coldrise repair, which restores the \
+         points that were sealed from it, and then coldrise unpublish {name} --discard",
+        damage.reason
+    );
+    Err(Error::new(ErrorKind::Corrupt, message))
 }
 
-/// Makes the empty top layers of these disks, durably.
-pub(crate) fn create_tops<'a>(
-    repository: &Repository,
-    disks: impl Iterator<Item = &'a SessionDisk>,
-) -> Result<()> {
-    for disk in disks {
-        let keys = layer_keys(repository, &disk.top);
-        Layer::create(&layer_path(repository, &disk.top), &disk.top_superblock(), &keys)
-            .context(|| format!("disk {}", disk.name))?;
-    }
-    sync_directory(&repository.layers_dir())
+fn panicked() -> Error {
+    Error::new(ErrorKind::Internal, "a thread of publish panicked")
 }
 
 fn free_name(repository: &Repository, point: &PointDocument) -> Result<SessionName> {
@@ -147,8 +165,10 @@ fn free_name(repository: &Repository, point: &PointDocument) -> Result<SessionNa
         let mut machine = point.machine.as_str();
         machine = &machine[..machine.len().min(56)];
         let name = SessionName::parse(&format!("{machine}-{number}"))?;
-        if SessionDocument::read(repository, &Place::of(repository, &name))?.is_none() {
-            return Ok(name);
+        match read_unless_lost(repository, &SessionPaths::of(repository, &name), &name) {
+            Ok(None) => return Ok(name),
+            Err(error) if error.kind() != ErrorKind::Corrupt => return Err(error),
+            _ => {}
         }
     }
     Err(Error::new(ErrorKind::AlreadyExists, "no free session name: give one with --name"))

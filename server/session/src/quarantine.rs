@@ -1,10 +1,9 @@
-//! Quarantine: points that are set aside, because a part of them is damaged or because
-//! somebody does not trust them.
+//! Quarantine: points are set aside, because a part of them is damaged or because a user does not
+//! trust them.
 //!
-//! Such a point stays in the catalog as it is. It is no machine's `latest`, no base of a
-//! backup, and no rule of retention counts it; it is neither listed nor opened by what
-//! serves points, and published only by force. By its name it can be shown, verified,
-//! compared and restored.
+//! A quarantined point stays in the catalog unchanged. It is never a machine's `latest` or the base
+//! of a backup, and no retention rule counts it. Servers of points neither list nor open it.
+//! Publishing it requires force. By its name it can be shown, verified, compared and restored.
 
 use std::collections::HashSet;
 
@@ -13,11 +12,11 @@ use coldrise_store::{
     Affected, MachineName, PointDocument, PointName, Quarantine, RepositoryWriter,
 };
 
-/// Sets points aside, or with `None` takes that back; all or none. Durable on return.
-/// The points are in the catalog: see [`crate::enter_sealed_points`].
+/// Quarantines points, or with `None` releases them; all or none. Durable on return. The points
+/// must be in the catalog: see [`crate::enter_sealed_points`].
 ///
 /// # Errors
-/// `NotFound` where one of them is not in the catalog; `NoSpace`.
+/// `NotFound` if one of them is not in the catalog; `NoSpace`.
 pub fn set_quarantine(
     writer: &RepositoryWriter,
     points: &[(MachineName, PointName)],
@@ -31,29 +30,29 @@ pub fn set_quarantine(
     writer.replace_points(&points.iter().map(read).collect::<Result<Vec<_>>>()?)
 }
 
-/// What a repair has changed: addresses of points, sorted.
+/// The changes of a repair: addresses of points, sorted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Settled {
-    /// Set aside now.
+pub struct QuarantineReport {
+    /// Newly quarantined points.
     pub quarantined: Vec<String>,
-    /// Set aside before, and whole again.
+    /// Points that were quarantined and are intact again.
     pub released: Vec<String>,
 }
 
-/// Releases points that were set aside as damaged and are not `affected` any more, and
-/// with `is_marking` sets those aside that are. What somebody has chosen stays. One
-/// batch, durable on return.
+/// Releases points that were quarantined as damaged and are no longer `affected`. With
+/// `is_marking`, quarantines points that are. Quarantines chosen by a user stay. One batch, durable
+/// on return.
 ///
 /// # Errors
-/// As writing to the catalog.
+/// The errors of writing to the catalog.
 pub fn settle_quarantine(
     writer: &RepositoryWriter,
     affected: &[Affected],
     is_marking: bool,
-) -> Result<Settled> {
+) -> Result<QuarantineReport> {
     let affected: HashSet<&str> =
         affected.iter().filter_map(|part| Some(part.disk.rsplit_once('/')?.0)).collect();
-    let mut settled = Settled::default();
+    let mut settled = QuarantineReport::default();
     let mut changed = Vec::new();
     let (points, _) = writer.repository().verify_catalog()?;
     for mut point in points {
@@ -77,10 +76,10 @@ pub fn settle_quarantine(
     Ok(settled)
 }
 
-/// A point that may be served or published: any that is not set aside.
+/// Accepts a point that may be served or published: any that is not quarantined.
 ///
 /// # Errors
-/// `NotFound`, saying what to do about it.
+/// `NotFound`. The message says how to proceed.
 pub fn check_offered(point: PointDocument) -> Result<PointDocument> {
     let Some(quarantine) = point.quarantine else { return Ok(point) };
     let address = format!("{}/{}", point.machine, point.point);

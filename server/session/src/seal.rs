@@ -1,58 +1,49 @@
-//! Seal: what a session captured becomes a restore point.
+//! Seal: the writes captured by a session become a restore point.
 //!
-//! Order of writes: flush the layers; make the new, empty layers (synced); store the
-//! files that the point carries (synced); then one atomic, synced replacement of
-//! `session.json`, which names the new point with all its disks and the new layers.
-//! Before that rename nothing has happened; after it the point is there, whole. A
-//! crash before it leaves empty layers and files that nothing refers to; the next
-//! writer removes them.
+//! Order of writes: flush the layers; make the new, empty layers (synced); store the files that the
+//! point carries (synced); then one atomic, synced replacement of `session.json`, which names the
+//! new point with all its disks and the new layers. Before that rename nothing has happened. After
+//! it the point exists completely. A crash before it leaves unreferenced empty layers and files;
+//! the next writer removes them. Then the point's marker is made, with its document and its files:
+//! if `session.json` is lost, a repair restores the point from the marker. `live/lock` is held
+//! until then.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_block::{path_exists, remove_if_present, Error, ErrorKind, Result};
 use coldrise_store::{
-    LayerId, LayerReference, PointDocument, PointName, PointOrigin, Repository, SessionName,
+    LayerReference, PointDocument, PointName, PointOrigin, Repository, SessionName,
 };
-use serde::{Deserialize, Serialize};
 
-use crate::client_files::{carry_idle, Carried, LeftOut};
+use crate::client_files::{carry_idle, Carried};
 use crate::control;
 use crate::document::{now_ms, SessionDisk, SessionDocument, SessionFiles};
-use crate::layer::{Layer, Poison, SealFacts};
+use crate::layer::{Layer, LayerKeys, Poison, SealFacts};
 use crate::lock::{FileLock, PASSING_PATIENCE};
-use crate::place::{layer_keys, layer_path, map_path, mark, remove_file, Place};
-use crate::publish::create_tops;
+use crate::paths::{layer_path, map_path, SessionPaths};
+use crate::rollback_guard::check_not_older;
+use crate::seal_report::SealReport;
 use crate::sealed_files;
-use crate::verify::point_name;
+use crate::top_layers::with_new_tops;
 
-/// What a seal has made.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Sealed {
-    /// The restore point.
-    pub point: PointDocument,
-    /// Files of clients that are not in it because they are too large.
-    #[serde(default)]
-    pub left_out: Vec<LeftOut>,
-}
-
-/// Seals a session: through the process that serves it, or right here where
-/// none does. Costs the same whatever was captured, once it is flushed. Waits at most
-/// `patience` for the process that serves it, and logs after two seconds that it waits.
+/// Seals a session through the process that serves it, or in this process if none does. After the
+/// flush the cost does not depend on the captured data. Waits at most `patience` for the process
+/// that serves it, and logs after two seconds that it waits.
 ///
 /// # Errors
-/// `NotFound`; `Busy` when the process that holds the session did not begin the commit
-/// within `patience`: then this seal never happens.
+/// `NotFound`; `Busy` if the process that holds the session did not begin the commit within
+/// `patience`: then this seal never happens.
 pub fn seal(
     repository: &Arc<Repository>,
     name: &SessionName,
     patience: Duration,
-) -> Result<Sealed> {
+) -> Result<SealReport> {
     SessionDocument::of(repository, name)?;
-    let place = Place::of(repository, name);
+    let place = SessionPaths::of(repository, name);
     let start = Instant::now();
-    // Clients that come and go open and close it: then it is served at one moment
-    // and idle at the next. Asking comes first, because a held lock is waited for.
+    // Clients connect and disconnect, so the session may be served at one moment and idle at the
+    // next. Ask first, because taking a held lock waits.
     let writing = loop {
         if let Some(sealed) = control::ask_for_seal(repository, &place, name, patience)? {
             return Ok(sealed);
@@ -61,7 +52,7 @@ pub fn seal(
             break writing;
         }
         if start.elapsed() >= PASSING_PATIENCE {
-            let process = FileLock::holder(&place.lock());
+            let process = coldrise_store::lock_holder(&place.lock());
             let process = process.map_or("another process".to_owned(), |p| format!("process {p}"));
             let message = format!(
                 "session {name} is being opened or closed by {process}; try again in a moment"
@@ -69,26 +60,27 @@ pub fn seal(
             return Err(Error::new(ErrorKind::Busy, message));
         }
     };
-    // It may have been sealed or ended until the lock was ours.
+    // The session may have been sealed or ended before this process got the lock.
     let document = SessionDocument::of(repository, name)?;
+    check_not_older(repository, &document)?;
     let writing = Arc::new(writing);
     let facts = idle_facts(repository, &document, &writing)?;
     let carried = carry_idle(repository, &document)?;
-    let tops = new_tops(&document)?;
-    create_tops(repository, tops.iter())?;
-    let (point, _) = commit(repository, &place, &facts, &carried, Some(&tops), &|| Ok(()))?;
-    mark(repository, &point_name(&point));
+    let committed = with_new_tops(repository, &document, |tops| {
+        commit(repository, &place, &facts, &carried, Some(tops), &|| Ok(()))
+    })?;
+    let (point, _) = committed.mark(repository, &carried);
     for (disk, facts) in document.disks.iter().zip(&facts) {
         Layer::announce_change(&layer_path(repository, &disk.top));
         if facts.sequence == 0 {
             // Nothing was captured: the empty layer is in no point.
-            remove_file(&layer_path(repository, &disk.top))?;
+            remove_if_present(&layer_path(repository, &disk.top))?;
         }
     }
-    Ok(Sealed { point, left_out: carried.left_out })
+    Ok(SealReport { point, left_out: carried.left_out })
 }
 
-/// What the closed top layers hold; a layer that a crash left is put in order first.
+/// The extents of the closed top layers. A layer that a crash left is recovered first.
 pub(crate) fn idle_facts(
     repository: &Repository,
     document: &SessionDocument,
@@ -97,7 +89,7 @@ pub(crate) fn idle_facts(
     let facts = document.disks.iter().map(|disk| {
         let path = layer_path(repository, &disk.top);
         let superblock = disk.top_superblock();
-        let keys = layer_keys(repository, &disk.top);
+        let keys = LayerKeys::of(repository, &disk.top);
         if let Some(facts) = Layer::clean_facts(&path, &superblock, &keys, disk.least_sequence)? {
             return Ok(facts);
         }
@@ -110,44 +102,59 @@ pub(crate) fn idle_facts(
     facts.collect()
 }
 
-/// The disks as they will be, with new ids for the top layers.
-pub(crate) fn new_tops(document: &SessionDocument) -> Result<Vec<SessionDisk>> {
-    let mut tops = document.disks.clone();
-    for disk in &mut tops {
-        disk.top = LayerId::random()?;
-        disk.least_sequence = 0;
-    }
-    Ok(tops)
+/// A committed seal: the point exists, and its marker is still to be made.
+pub(crate) struct Committed {
+    pub(crate) point: PointDocument,
+    pub(crate) document: SessionDocument,
+    /// Prevents writers from entering the point and removing it before it has its marker.
+    documents: FileLock,
 }
 
-/// The commit: names the point and replaces the document. `tops` are the new
-/// top layers in the disks' order; without them the session ends. The caller
-/// holds the session and lets no write in. `may_commit` has the last word, under the
-/// documents' lock; where it fails nothing was sealed.
+impl Committed {
+    /// Makes the point's marker, durably. A failure is logged: the writer that enters the point
+    /// into the catalog then makes the marker. Returns the point and the session's new document.
+    pub(crate) fn mark(
+        self,
+        repository: &Repository,
+        carried: &Carried,
+    ) -> (PointDocument, SessionDocument) {
+        let files = carried.set.as_ref().map(|(_, files)| files.as_slice());
+        if let Err(error) = repository.mark_point(&self.point, files) {
+            tracing::warn!(error = %error.full_message(), "a marker is left to the next writer");
+        }
+        drop(self.documents);
+        (self.point, self.document)
+    }
+}
+
+/// The commit: names the point and replaces the document. `tops` are the new top layers in the
+/// disks' order; without them the session ends. The caller holds the session and keeps writes out.
+/// `may_commit` is called last, under the documents' lock. If it fails, nothing was sealed.
 pub(crate) fn commit(
     repository: &Repository,
-    place: &Place,
+    place: &SessionPaths,
     facts: &[SealFacts],
     carried: &Carried,
     tops: Option<&[SessionDisk]>,
     may_commit: &dyn Fn() -> Result<()>,
-) -> Result<(PointDocument, SessionDocument)> {
-    let _documents = FileLock::documents(repository)?;
-    // Another process may have entered sealed points since the caller read it.
+) -> Result<Committed> {
+    repository.keep_room_for_gc()?;
+    let documents = FileLock::documents(repository)?;
+    // Another process may have entered sealed points since the caller read the document.
     let Some(mut document) = SessionDocument::read(repository, place)? else {
         return Err(Error::new(ErrorKind::NotFound, "the session is gone"));
     };
     for disk in tops.unwrap_or_default() {
-        // Until now nothing named them: somebody may have tidied them away.
-        let path = layer_path(repository, &disk.top);
-        path.symlink_metadata().map_err(|error| {
-            let context = "a new layer is gone; nothing was sealed, try again";
-            Error::with_source(ErrorKind::Busy, context, error)
-        })?;
+        // No document names them yet: another process may have removed them.
+        if !path_exists(&layer_path(repository, &disk.top))? {
+            let message = "a gc or a fold removed a new layer of the session before the commit; \
+                           nothing was sealed, try again";
+            return Err(Error::new(ErrorKind::Busy, message));
+        }
     }
     for (i, disk) in document.disks.iter_mut().enumerate() {
         let sealed = facts[i];
-        // An empty layer adds nothing: it is left out, and never kept.
+        // An empty layer adds nothing, so the point does not name it.
         if sealed.sequence > 0 {
             disk.layers.push(LayerReference {
                 id: disk.top,
@@ -158,6 +165,7 @@ pub(crate) fn commit(
         }
         if let Some(tops) = tops {
             disk.top = tops[i].top;
+            disk.least_sequence = 0;
         }
     }
     let point = PointDocument {
@@ -182,18 +190,19 @@ pub(crate) fn commit(
     if document.files.is_some() || carried.set.is_some() {
         document.files = Some(SessionFiles { hash: carried.hash() });
     }
+    document.highest_number = Some(point.point.lineage().1);
     document.sealed.push(point.clone());
     document.is_ended = tops.is_none();
     document.write(repository, place)?;
-    Ok((point, document))
+    Ok(Committed { point, document, documents })
 }
 
-/// The next `+N` of the published point's time that no point ever had, one that was
-/// forgotten included. The documents' lock is held, so it stays free.
+/// The next `+N` of the published point's time that no point ever had, including forgotten ones.
+/// The caller holds the documents' lock, so the name stays free.
 fn free_point_name(repository: &Repository, document: &SessionDocument) -> Result<PointName> {
     let (time, _) = document.point.lineage();
     let mut highest = 0;
-    for (_, session) in SessionDocument::all(repository)? {
+    for (_, session) in SessionDocument::readable(repository)? {
         let points = session.sealed.iter().filter(|point| point.machine == document.machine);
         let lineages = points.map(|point| point.point.lineage());
         let numbers = lineages.filter(|(its_time, _)| *its_time == time).map(|(_, number)| number);
@@ -201,7 +210,14 @@ fn free_point_name(repository: &Repository, document: &SessionDocument) -> Resul
     }
     repository.catch_up()?;
     highest = highest.max(repository.highest_number(&document.machine, &document.point)?);
-    document.point.synthetic(highest + 1)
+    loop {
+        highest += 1;
+        let point = document.point.synthetic(highest)?;
+        // Markers still know the points of a session whose document is damaged.
+        if !repository.is_marked(&format!("{}/{point}", document.machine)) {
+            return Ok(point);
+        }
+    }
 }
 
 #[cfg(test)]

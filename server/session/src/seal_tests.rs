@@ -1,12 +1,13 @@
 use super::*;
 use crate::publish::publish;
 use crate::session::Session;
+use crate::top_layers::{create_tops, new_tops, SEAL_ATTEMPTS};
 use coldrise_store::{
     Compression, DiskDocument, DiskName, InitOptions, MachineName, MapRoot, OpenOptions,
     PassphraseSource, RepositoryWriter,
 };
 
-/// A repository with session `trial` of a disk of 1 MiB.
+/// A repository with session `trial`, which has a disk of 1 MiB.
 fn published() -> (tempfile::TempDir, RepositoryWriter, SessionDocument) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("repo");
@@ -43,19 +44,37 @@ fn a_seal_whose_new_layer_was_tidied_away_changes_nothing() {
     let (_folder, writer, before) = published();
     let repository = writer.repository();
     let name = before.name.clone();
-    let place = Place::of(repository, &name);
+    let place = SessionPaths::of(repository, &name);
     let writing = Arc::new(FileLock::take(&place).unwrap().unwrap());
     let facts = idle_facts(repository, &before, &writing).unwrap();
     let tops = new_tops(&before).unwrap();
     create_tops(repository, tops.iter()).unwrap();
-    // A writer comes in between: nothing names the new layer yet.
-    assert_eq!(crate::reclaim_layers(&writer).unwrap(), 1);
+    // A writer runs in between: no document names the new layer yet.
+    assert_eq!(crate::remove_unused_layers(&writer).unwrap(), 1);
     let carried = carry_idle(repository, &before).unwrap();
-    let error = commit(repository, &place, &facts, &carried, Some(&tops), &|| Ok(())).unwrap_err();
+    let committed = commit(repository, &place, &facts, &carried, Some(&tops), &|| Ok(()));
+    let error = committed.err().unwrap();
     assert_eq!(error.kind(), ErrorKind::Busy);
+    assert!(std::error::Error::source(&error).is_none(), "{error:?}");
     assert_eq!(SessionDocument::of(repository, &name).unwrap(), before);
     drop(writing);
     seal(repository, &name, Duration::ZERO).unwrap();
+}
+
+#[test]
+fn an_idle_session_is_sealed_beside_a_writer_that_removes_unused_layers() {
+    let (_folder, writer, document) = published();
+    let repository = writer.repository();
+    // Fewer removals in a round than a seal has attempts.
+    const REMOVALS: u32 = SEAL_ATTEMPTS / 2;
+    for _ in 0..40 {
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                (0..REMOVALS).for_each(|_| _ = crate::remove_unused_layers(&writer).unwrap());
+            });
+            seal(repository, &document.name, Duration::ZERO).unwrap();
+        });
+    }
 }
 
 #[test]
@@ -67,7 +86,7 @@ fn a_seal_that_is_given_up_at_any_moment_does_not_happen() {
     let (mut sealed, mut given_up) = (0, 0);
     for round in 0.. {
         disk.write_at(&[round as u8; 4096], 0).unwrap();
-        // From at once to about twice as long as a seal takes here.
+        // From zero to about twice the duration of a seal here.
         let patience = Duration::from_micros(500 * (round % 40));
         match seal(repository, &document.name, patience) {
             Ok(_) => sealed += 1,
@@ -78,7 +97,7 @@ fn a_seal_that_is_given_up_at_any_moment_does_not_happen() {
             break;
         }
     }
-    // Requests are answered in turn: after this one those before it are settled.
+    // Requests are answered in order: after this one all earlier requests are settled.
     seal(repository, &document.name, Duration::from_secs(30)).unwrap();
     assert_eq!(SessionDocument::of(repository, &document.name).unwrap().sealed.len(), sealed + 1);
     assert_eq!(session.document().sealed.len(), sealed + 1);

@@ -1,16 +1,18 @@
-//! The files of sealed points until those are in the catalog: `live/HASH/sealed/`.
+//! The files of sealed points until the points are in the catalog: `live/HASH/sealed/`.
 //!
-//! They are stored before the session's document names the point, and removed when it
-//! names it no more; what a crash leaves in between belongs to no point.
+//! They are stored before the session's document names the point, and removed when it no longer
+//! names it. Files that a crash leaves in between belong to no point.
 
 use std::collections::HashSet;
 use std::path::PathBuf;
 
-use coldrise_block::{Context, Error, ErrorKind, Result};
+use coldrise_block::{
+    path_exists, remove_if_present, replace_file, sync_directory, Context, Error, ErrorKind, Result,
+};
 use coldrise_store::{PointDocument, Repository};
 
 use crate::client_files::{hash, CarriedFiles};
-use crate::place::{is_there, remove_file, replace_file, sync_directory, Place};
+use crate::paths::SessionPaths;
 
 /// Largest set that is read, in bytes.
 const MAX_STORED_BYTES: u64 = 17 << 20;
@@ -21,34 +23,34 @@ fn name(repository: &Repository, point: &PointDocument) -> String {
     hash[..16].iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn path(repository: &Repository, place: &Place, point: &PointDocument) -> PathBuf {
+fn path(repository: &Repository, place: &SessionPaths, point: &PointDocument) -> PathBuf {
     place.sealed_files().join(name(repository, point))
 }
 
-fn purpose(repository: &Repository, place: &Place, point: &PointDocument) -> String {
+fn purpose(repository: &Repository, place: &SessionPaths, point: &PointDocument) -> String {
     format!("sealed files {} {}", place.purpose(), name(repository, point))
 }
 
 /// Stores the files of a point, durably.
 pub(crate) fn write(
     repository: &Repository,
-    place: &Place,
+    place: &SessionPaths,
     point: &PointDocument,
     files: &[u8],
 ) -> Result<()> {
     let folder = place.sealed_files();
-    if !is_there(&folder)? {
-        Place::make_folder(&folder)?;
+    if !path_exists(&folder)? {
+        SessionPaths::make_folder(&folder)?;
         sync_directory(place.directory())?;
     }
-    let stored = repository.seal_document(&purpose(repository, place, point), files)?;
+    let stored = repository.encrypt_document(&purpose(repository, place, point), files)?;
     replace_file(&path(repository, place, point), &stored)
 }
 
-/// The files of a point; `None` where they are not there (any more).
+/// The files of a point; `None` if they do not exist (any more).
 pub(crate) fn read(
     repository: &Repository,
-    place: &Place,
+    place: &SessionPaths,
     point: &PointDocument,
 ) -> Result<Option<Vec<u8>>> {
     let path = path(repository, place, point);
@@ -64,15 +66,19 @@ pub(crate) fn read(
     match std::fs::read(&path) {
         Ok(stored) => {
             let purpose = purpose(repository, place, point);
-            repository.open_document(&purpose, &stored).context(what).map(Some)
+            repository.decrypt_document(&purpose, &stored).context(what).map(Some)
         }
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error).context(what),
     }
 }
 
-/// Removes what belongs to none of these points.
-pub(crate) fn tidy(repository: &Repository, place: &Place, sealed: &[PointDocument]) -> Result<()> {
+/// Removes files that belong to none of these points.
+pub(crate) fn tidy(
+    repository: &Repository,
+    place: &SessionPaths,
+    sealed: &[PointDocument],
+) -> Result<()> {
     let folder = place.sealed_files();
     let what = || format!("reading {}", folder.display());
     let entries = match std::fs::read_dir(&folder) {
@@ -84,28 +90,29 @@ pub(crate) fn tidy(repository: &Repository, place: &Place, sealed: &[PointDocume
         let entry = entry.context(what)?;
         let is_owned = entry.file_name().to_str().is_some_and(|name| owned.contains(name));
         if !is_owned {
-            remove_file(&entry.path())?;
+            remove_if_present(&entry.path())?;
         }
     }
     Ok(())
 }
 
-/// The set of a point, checked to be its own.
+/// Decodes the set of a point, and checks that it belongs to the point.
 pub(crate) fn decode(
     repository: &Repository,
     point: &PointDocument,
     bytes: &[u8],
 ) -> Result<CarriedFiles> {
     let is_own = point.files.as_ref().is_some_and(|facts| facts.hash == hash(repository, bytes));
-    match is_own {
-        true => CarriedFiles::decode(bytes),
-        false => Err(Error::new(
+    if is_own {
+        CarriedFiles::decode(bytes)
+    } else {
+        Err(Error::new(
             ErrorKind::Corrupt,
             format!(
                 "{}/{}: its files are not those it was sealed with",
                 point.machine, point.point
             ),
-        )),
+        ))
     }
     .context(|| format!("{}/{}", point.machine, point.point))
 }

@@ -1,56 +1,58 @@
-//! An open session: the one process that writes it.
+//! An open session, in the one process that writes it.
+
+mod rebase;
 
 use std::collections::HashMap;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
-use coldrise_block::{Context, Disk, Error, ErrorKind, Result};
+use coldrise_block::{remove_if_present, Context, Disk, Error, ErrorKind, Result};
 use coldrise_store::{DiskName, Repository, SessionName};
 use parking_lot::Mutex;
 
-use crate::client_files::{carry, ClientFiles, FilesFolder, LeftOut};
-use crate::control::ControlSocket;
+use crate::client_files::{carry, ClientFiles, FilesFolder, SkippedFile};
+use crate::control::{lock_for_serving, ControlSocket, ServedSession};
 use crate::disk::{LayeredDisk, Stack};
 use crate::document::{SessionDisk, SessionDocument};
-use crate::layer::{Layer, Poison, SUPERBLOCK_AREA_BYTES};
+use crate::layer::{Layer, LayerKeys, Poison, SUPERBLOCK_AREA_BYTES};
 use crate::live::{base_disk, sealed_layers};
 use crate::lock::FileLock;
-use crate::place::{layer_keys, layer_path, map_path, mark, remove_file, Place};
-use crate::progress_mark::SessionProgress;
-use crate::publish::create_tops;
-use crate::seal::{commit, new_tops, Sealed};
+use crate::paths::{layer_path, map_path, SessionPaths};
+use crate::rollback_guard::check_not_older;
+use crate::seal::commit;
+use crate::seal_report::SealReport;
 use crate::side_file::{forget_old_maps, SideFile, SideFileKey};
-use crate::verify::point_name;
+use crate::top_layers::with_new_tops;
 
-/// A session open for writing, by this process alone. Dropping it, and every
-/// disk taken from it, flushes, closes the layers cleanly and lets others in.
+/// A session open for writing, by this process alone. Dropping it, and every disk taken from it,
+/// flushes, closes the layers cleanly and releases the session's lock.
 pub struct Session {
-    // Dropped in this order: no more seals, then the disks, then the lock.
+    // Fields are dropped in this order: first the control socket, then the disks, then the lock.
     control: Mutex<Option<ControlSocket>>,
-    /// What the disks are now; held for the length of a seal.
+    /// The current description of the disks; held during a whole seal.
     document: Mutex<SessionDocument>,
     disks: Vec<Arc<LayeredDisk>>,
-    /// Of the image files that were opened, by name.
+    /// The side files of the opened image files, by name.
     side_files: Mutex<HashMap<String, Arc<SideFile>>>,
-    /// Of clients.
+    /// The files of clients.
     files: Arc<ClientFiles>,
     poison: Poison,
     repository: Arc<Repository>,
-    place: Place,
+    place: SessionPaths,
     writing: Arc<FileLock>,
 }
 
 impl Session {
-    /// Opens a session for writing. After a crash this puts the layers in order,
-    /// in time proportional to the captured blocks' records.
+    /// Opens a session for writing. After a crash this recovers the layers, in time proportional to
+    /// the captured blocks' records.
     ///
     /// # Errors
-    /// `NotFound`; `Busy` when another process writes it; `Corrupt` when a
-    /// layer is missing, foreign or damaged.
+    /// `NotFound`; `Busy` if another process writes the session; `Corrupt` if a layer is missing,
+    /// foreign or damaged.
     pub fn open(repository: &Arc<Repository>, name: &SessionName) -> Result<Arc<Session>> {
-        let place = Place::of(repository, name);
+        let place = SessionPaths::of(repository, name);
         SessionDocument::of(repository, name)?;
-        let Some(writing) = FileLock::take_for_serving(&place)? else {
+        let Some(writing) = lock_for_serving(&place)? else {
             return Err(Error::new(
                 ErrorKind::Busy,
                 format!(
@@ -59,11 +61,12 @@ impl Session {
                 ),
             ));
         };
-        // Left by a process that was killed: until we listen, nobody does.
-        remove_file(&place.control())?;
+        // A killed process left this socket: no process listens until this one does.
+        remove_if_present(&place.control())?;
         forget_old_maps(&place)?;
-        // It may have been sealed or ended until the lock was ours.
+        // The session may have been sealed or ended before this process got the lock.
         let document = SessionDocument::of(repository, name)?;
+        check_not_older(repository, &document)?;
         let poison = Poison::default();
         let writing = Arc::new(writing);
         let disks = document
@@ -92,12 +95,13 @@ impl Session {
             place: place.clone(),
             writing,
         });
-        let control = ControlSocket::listen(&place, Arc::downgrade(&session))?;
+        let served: Arc<dyn ServedSession> = Arc::clone(&session) as _;
+        let control = ControlSocket::listen(&place, Arc::downgrade(&served))?;
         *session.control.lock() = Some(control);
         Ok(session)
     }
 
-    /// What the session consists of now.
+    /// The current document of the session.
     pub fn document(&self) -> SessionDocument {
         self.document.lock().clone()
     }
@@ -105,7 +109,7 @@ impl Session {
     /// One of its disks, for reading and writing.
     ///
     /// # Errors
-    /// `NotFound`, naming the disks that are there.
+    /// `NotFound`, naming the existing disks.
     pub fn disk(&self, name: &DiskName) -> Result<Arc<dyn Disk>> {
         let document = self.document.lock();
         document.disk(name)?;
@@ -116,12 +120,12 @@ impl Session {
         Ok(Arc::clone(disk) as Arc<dyn Disk>)
     }
 
-    /// What clients write into an image file of one of the disks, around the disk:
-    /// `size_bytes` that read as `below` until they are written. Everyone who asks
-    /// for `name` gets the same one. It stays until the session ends.
+    /// The writes of clients into an image file of one of the disks, around the disk. It has
+    /// `size_bytes`, which read as `below` until they are written. All callers with the same `name`
+    /// share one instance. The side file stays until the session ends.
     ///
     /// # Errors
-    /// `Corrupt` where it is damaged, or was made with another size.
+    /// `Corrupt` if it is damaged, or was made with another size.
     pub fn side_file(
         &self,
         name: &str,
@@ -139,52 +143,52 @@ impl Session {
         Ok(file)
     }
 
-    /// The files that clients keep in it.
+    /// The files that clients keep in the session.
     pub fn files(&self) -> &Arc<ClientFiles> {
         &self.files
     }
 
-    /// True once it refuses writes: what was not flushed may be lost.
+    /// True once the session refuses writes: unflushed writes may be lost.
     pub fn has_stopped(&self) -> bool {
         self.poison.check().is_err()
     }
 
-    /// Refuses writes, flushes and seals from now on: for whoever caught a defect
-    /// and cannot trust what is in memory. What was flushed stays readable, and
-    /// the next opening, by another process, recovers it.
+    /// Refuses writes, flushes and seals from now on. For a caller that detected a defect and
+    /// cannot trust the memory. Flushed data stays readable, and the next opening, by another
+    /// process, recovers it.
     pub fn stop(&self) {
         self.poison.set();
     }
 
-    /// Takes no more requests of the command line, and waits for one that is being
-    /// answered. Called before the last holder lets go: a request under way holds
-    /// the session too, and would close it later than its owner believes.
+    /// Accepts no more requests of the command line, and waits for a request that is being
+    /// answered. Call this before the last reference is dropped: a running request also holds the
+    /// session, and would close it later than its owner expects.
     pub fn stop_listening(&self) {
         let control = self.control.lock().take();
         drop(control);
     }
 
-    /// Seals all disks at once, while they go on being used: requests wait for
-    /// the moment of the swap.
+    /// Seals all disks at once while they stay in use. Requests wait only during the swap of the
+    /// layers.
     ///
     /// # Errors
-    /// `Poisoned` after a failed sync. Where it fails nothing has changed.
-    pub fn seal(&self) -> Result<Sealed> {
+    /// `Poisoned` after a failed sync. If this fails, nothing has changed.
+    pub fn seal(&self) -> Result<SealReport> {
         self.seal_if(&|| Ok(()))
     }
 
-    /// The same, unless `may_commit` fails: see [`commit`].
-    pub(crate) fn seal_if(&self, may_commit: &dyn Fn() -> Result<()>) -> Result<Sealed> {
+    /// Like [`Session::seal`], unless `may_commit` fails: see [`commit`].
+    pub(crate) fn seal_if(&self, may_commit: &dyn Fn() -> Result<()>) -> Result<SealReport> {
         let mut document = self.document.lock();
         self.poison.check()?;
-        let tops = new_tops(&document)?;
-        create_tops(&self.repository, tops.iter())?;
-        // Where it fails the new layers stay: the document may already name them.
-        // What nothing names is removed by the next writer.
-        self.seal_onto(&mut document, &tops, may_commit)
+        let before = document.clone();
+        with_new_tops(&self.repository, &before, |tops| {
+            self.seal_onto(&mut document, tops, may_commit)
+        })
     }
 
-    /// Remembers how far the layers have come, for whoever opens them next.
+    /// Records the layers' last sequence numbers in the document, so that an older version of a
+    /// layer is detected.
     fn note_progress(&self) -> Result<()> {
         self.poison.check()?;
         let document = self.document.lock();
@@ -194,18 +198,32 @@ impl Session {
             let top = stack.layers.last().ok_or_else(no_top)?;
             reached.push((described.top, top.seal_facts()?.sequence));
         }
+        drop(document);
         let _documents = FileLock::documents(&self.repository)?;
-        SessionProgress::note(&self.repository, &self.place, 0, &reached, &document)
+        let now = SessionDocument::read(&self.repository, &self.place)?;
+        let Some(mut now) = now else { return Ok(()) };
+        let mut is_changed = false;
+        for (disk, (top, sequence)) in now.disks.iter_mut().zip(reached) {
+            if disk.top == top && disk.least_sequence < sequence {
+                disk.least_sequence = sequence;
+                is_changed = true;
+            }
+        }
+        if is_changed {
+            now.write(&self.repository, &self.place)?;
+        }
+        Ok(())
     }
 
-    /// A commit can fail after its rename, when the folder is synced: then the old
-    /// tops belong to a restore point and must take no more writes.
+    /// A commit can fail after its rename, during the sync of the folder. Then the old tops belong
+    /// to a restore point and must take no more writes, or the document no longer names layers that
+    /// are read here.
     fn stop_unless_unchanged(&self, before: &SessionDocument) {
-        let tops = |document: &SessionDocument| {
-            document.disks.iter().map(|disk| disk.top).collect::<Vec<_>>()
+        let disks = |document: &SessionDocument| {
+            document.disks.iter().map(|disk| (disk.sealed(), disk.top)).collect::<Vec<_>>()
         };
         match SessionDocument::read(&self.repository, &self.place) {
-            Ok(Some(now)) if tops(&now) == tops(before) => {}
+            Ok(Some(now)) if disks(&now) == disks(before) => {}
             _ => self.poison.set(),
         }
     }
@@ -215,12 +233,12 @@ impl Session {
         document: &mut SessionDocument,
         tops: &[SessionDisk],
         may_commit: &dyn Fn() -> Result<()>,
-    ) -> Result<Sealed> {
+    ) -> Result<SealReport> {
         let fresh = tops
             .iter()
             .map(|disk| open_top(&self.repository, disk, &self.poison, &self.writing))
             .collect::<Result<Vec<_>>>()?;
-        // Most of the flushing happens before anybody has to wait for it.
+        // Flush now, so that most of the flush happens before requests wait for it.
         for disk in &self.disks {
             disk.flush()?;
         }
@@ -233,9 +251,9 @@ impl Session {
         }
         let repository = &self.repository;
         let committed = commit(repository, &self.place, &facts, &carried, Some(tops), may_commit);
-        let (point, next) = committed.inspect_err(|_| self.stop_unless_unchanged(document))?;
+        let committed = committed.inspect_err(|_| self.stop_unless_unchanged(document))?;
         let emptied: Vec<_> = document.disks.iter().map(|disk| disk.top).collect();
-        *document = next;
+        *document = committed.document.clone();
         for (i, (stack, top)) in stacks.iter_mut().zip(fresh).enumerate() {
             if let Some(old) = stack.layers.last() {
                 old.announce_seal();
@@ -243,9 +261,9 @@ impl Session {
             if facts[i].sequence == 0 {
                 // Nothing was captured: the empty layer is in no point.
                 stack.layers.pop();
-                let _ = remove_file(&layer_path(&self.repository, &emptied[i]));
+                let _ = remove_if_present(&layer_path(&self.repository, &emptied[i]));
             }
-            // Whoever still looks at one keeps it from being parked until the next seal.
+            // A layer that another thread still uses is not parked until the next seal.
             for layer in stack.layers.iter_mut().filter_map(Arc::get_mut) {
                 if let Err(error) = layer.park() {
                     tracing::warn!(error = %error.full_message(), "a sealed layer stays open");
@@ -254,22 +272,23 @@ impl Session {
             stack.layers.push(top);
         }
         drop(stacks);
-        mark(&self.repository, &point_name(&point));
+        let (point, _) = committed.mark(&self.repository, &carried);
         for file in &carried.left_out {
-            tell_left_out(document, file);
+            warn_of_skipped(document, file);
         }
-        Ok(Sealed { point, left_out: carried.left_out })
+        Ok(SealReport { point, left_out: carried.left_out })
     }
 }
 
-fn tell_left_out(document: &SessionDocument, file: &LeftOut) {
-    let LeftOut { path, size_bytes, is_snapshot } = file;
+fn warn_of_skipped(document: &SessionDocument, file: &SkippedFile) {
+    let SkippedFile { path, size_bytes, is_snapshot } = file;
     let name = &document.name;
-    match is_snapshot {
-        false => tracing::warn!("session {name}: {path} ({size_bytes} bytes) is not in the sealed point: it is too large"),
-        true => tracing::error!(
+    if *is_snapshot {
+        tracing::error!(
             "session {name}: {path} ({size_bytes} bytes) is not in the sealed point. It looks like a snapshot of the hypervisor: the point lacks what the machine wrote there"
-        ),
+        )
+    } else {
+        tracing::warn!("session {name}: {path} ({size_bytes} bytes) is not in the sealed point: it is too large")
     }
 }
 
@@ -297,7 +316,7 @@ fn open_top(
     let layer = Layer::open_for_writing(
         &layer_path(repository, &disk.top),
         &disk.top_superblock(),
-        layer_keys(repository, &disk.top),
+        LayerKeys::of(repository, &disk.top),
         &map_path(&disk.top),
         poison.clone(),
         Some(Arc::clone(writing)),
@@ -318,21 +337,21 @@ fn open_disk(
     Ok(LayeredDisk::new(disk.size_bytes, false, Stack { base, layers }))
 }
 
-/// A session as a list shows it.
+/// A session as shown in a list.
 #[derive(Clone, Debug)]
 pub struct SessionState {
-    /// What it consists of.
+    /// Its document.
     pub document: SessionDocument,
     /// True while a process has it open for writing.
     pub is_served: bool,
-    /// Space that its top layers take on the repository's disk.
+    /// Space that its top layers take on the repository's disk, in bytes.
     pub captured_bytes: u64,
 }
 
-/// Every session, by name.
+/// All sessions, by name.
 ///
 /// # Errors
-/// `Corrupt` when a document does not authenticate.
+/// `Corrupt` if a document does not authenticate.
 pub fn sessions(repository: &Arc<Repository>) -> Result<Vec<SessionState>> {
     let mut states = Vec::new();
     for (place, document) in SessionDocument::readable(repository)? {
@@ -347,20 +366,20 @@ pub fn sessions(repository: &Arc<Repository>) -> Result<Vec<SessionState>> {
 /// One session.
 ///
 /// # Errors
-/// `NotFound`, naming the sessions that are there.
+/// `NotFound`, naming the existing sessions.
 pub fn session(repository: &Arc<Repository>, name: &SessionName) -> Result<SessionState> {
     let document = SessionDocument::of(repository, name)?;
-    match state(repository, &Place::of(repository, name), document)? {
+    match state(repository, &SessionPaths::of(repository, name), document)? {
         Some(state) => Ok(state),
-        // It ended just now: this tells which others there are.
+        // The session ended just now: this error names the other ones.
         None => SessionDocument::of(repository, name).and_then(|_| session(repository, name)),
     }
 }
 
-/// `None` when the session ended meanwhile.
+/// Returns `None` if the session ended meanwhile.
 fn state(
     repository: &Repository,
-    place: &Place,
+    place: &SessionPaths,
     mut document: SessionDocument,
 ) -> Result<Option<SessionState>> {
     loop {
@@ -389,10 +408,20 @@ fn captured_bytes(repository: &Repository, document: &SessionDocument) -> Result
         let path = layer_path(repository, &disk.top);
         let metadata = std::fs::metadata(&path)
             .context(|| format!("session {}: the layer {}", document.name, path.display()))?;
-        // Without a segment it holds no captured block.
+        // A layer without a segment holds no captured block.
         if metadata.len() > SUPERBLOCK_AREA_BYTES {
             bytes += metadata.blocks() * 512;
         }
     }
     Ok(bytes)
+}
+
+impl ServedSession for Session {
+    fn seal_if(&self, may_commit: &dyn Fn() -> Result<()>) -> Result<SealReport> {
+        Session::seal_if(self, may_commit)
+    }
+
+    fn rebase(&self, folded: &[u8], may_commit: &dyn Fn() -> Result<()>) -> Result<bool> {
+        Session::rebase(self, folded, may_commit)
+    }
 }

@@ -1,25 +1,25 @@
-//! Side files: what clients write into an image file around the disk.
+//! Side files: writes of clients into an image file around the disk.
 //!
-//! A session's disks are shown as image files too. What a client writes there
-//! outside of the disk (a VMDK's descriptor, the headers and the log of a VHDX)
-//! belongs to that one file. It is captured in a layer of its own, over what
-//! the layout computes, and stays until the session ends, seals or not: a
-//! client that goes on must find what it wrote. It is in no restore point,
-//! whose images are computed anew.
+//! A session's disks are also shown as image files. The writes of a client outside the disk (a
+//! VMDK's descriptor, the headers and the log of a VHDX) belong to that one image file. They are
+//! captured in a separate layer, over the computed layout, and stay until the session ends, whether
+//! it is sealed or not: a client that continues must find its own writes. They are in no restore
+//! point, whose images are computed again.
 //!
 //! # Order of writes
 //!
-//! The first such write makes the layer's file under another name (synced),
-//! renames it (synced) and goes into it. After a crash in between there is no
-//! layer, or an empty one, which reads as if there were none. Everything later
-//! is the layer's. When the session ends, `session.json` says so before the
-//! files are removed.
+//! The first such write creates the layer's file under another name (synced), renames it (synced)
+//! and then goes into it. A crash in between leaves no layer, or an empty one, which reads as if
+//! there were none. The layer handles all later writes. When the session ends, `session.json` says
+//! so before the files are removed.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-use coldrise_block::{check_range, Context, Disk, Extent, Result};
+use coldrise_block::{
+    check_range, path_exists, remove_if_present, sync_directory, Context, Disk, Extent, Result,
+};
 use coldrise_store::{LayerId, Repository};
 use parking_lot::Mutex;
 
@@ -27,9 +27,9 @@ use crate::disk::{LayeredDisk, Stack};
 use crate::document::SessionDocument;
 use crate::layer::{Layer, LayerKeys, Poison, ReadMode, Superblock};
 use crate::lock::FileLock;
-use crate::place::{is_there, layer_keys, map_path, remove_file, sync_directory, Place};
+use crate::paths::{map_path, SessionPaths};
 
-/// Which side file: its place, and what its layer's superblock has to say.
+/// Identifies a side file: its path, and the expected superblock of its layer.
 #[derive(Clone)]
 pub(crate) struct SideFileKey {
     path: PathBuf,
@@ -39,25 +39,25 @@ pub(crate) struct SideFileKey {
 }
 
 impl SideFileKey {
-    /// The side file of the image file `name` of a session. Bound to the moment
-    /// of the publish: a session that is published again has other ones.
+    /// The side file of the image file `name` of a session. It is bound to the time of the publish:
+    /// a session that is published again has other side files.
     pub(crate) fn new(
         repository: &Arc<Repository>,
         document: &SessionDocument,
         name: &str,
         size_bytes: u64,
     ) -> SideFileKey {
-        // No name holds a slash.
+        // Names contain no slash.
         let material = format!("{}/{}/{name}", document.name, document.created_at_ms);
         let hash = repository.derive_key("side file", material.as_bytes());
         let mut id = [0; 16];
         id.copy_from_slice(&hash[..16]);
         let id = LayerId(id);
-        let path = Place::of(repository, &document.name).side_files().join(id.to_string());
+        let path = SessionPaths::of(repository, &document.name).side_files().join(id.to_string());
         SideFileKey { path, id, size_bytes, repository: Arc::clone(repository) }
     }
 
-    /// A layer of that id at `path`.
+    /// A layer with this id at `path`.
     pub(crate) fn at(
         repository: &Arc<Repository>,
         path: PathBuf,
@@ -80,11 +80,11 @@ impl SideFileKey {
     }
 
     fn keys(&self) -> LayerKeys {
-        layer_keys(&self.repository, &self.id)
+        LayerKeys::of(&self.repository, &self.id)
     }
 
-    /// Opens the layer for reading: through the writer's block map where a writer
-    /// of the session has the file open, `is_served`.
+    /// Opens the layer for reading. With `is_served`, reads through the writer's block map if the
+    /// session's writer has the file open.
     pub(crate) fn open_for_reading(&self, is_served: bool) -> Result<Arc<Layer>> {
         let map = map_path(&self.id);
         let mode = if is_served { ReadMode::PerhapsAttached(&map) } else { ReadMode::Idle(0) };
@@ -92,10 +92,10 @@ impl SideFileKey {
     }
 }
 
-/// Removes block maps that a killed writer left in shared memory: a reader would
-/// take them for those of the writer that comes now. The session's lock is held.
-pub(crate) fn forget_old_maps(place: &Place) -> Result<()> {
-    // Layers are called ID in the one folder, and ID.layer beside other files in the other.
+/// Removes block maps that a killed writer left in shared memory: a reader would mistake them for
+/// those of the new writer. The caller holds the session's lock.
+pub(crate) fn forget_old_maps(place: &SessionPaths) -> Result<()> {
+    // Layers are named ID in one folder, and ID.layer beside other files in the other.
     for (folder, extension) in [(place.side_files(), None), (place.client_files(), Some("layer"))] {
         let what = || format!("reading {}", folder.display());
         let entries = match std::fs::read_dir(&folder) {
@@ -106,7 +106,7 @@ pub(crate) fn forget_old_maps(place: &Place) -> Result<()> {
             let path = entry.context(what)?.path();
             let id = path.file_stem().and_then(|name| name.to_str()).map(LayerId::parse);
             if let (true, Some(Ok(id))) = (path.extension() == extension.map(OsStr::new), id) {
-                remove_file(&map_path(&id))?;
+                remove_if_present(&map_path(&id))?;
                 Layer::forget_private_map(&path);
             }
         }
@@ -117,13 +117,13 @@ pub(crate) fn forget_old_maps(place: &Place) -> Result<()> {
 /// A side file open for writing, in the process that writes the session.
 pub(crate) struct SideFile {
     key: SideFileKey,
-    /// What shows where nothing was written.
+    /// The content of unwritten parts.
     below: Arc<dyn Disk>,
     poison: Poison,
     writing: Arc<FileLock>,
-    /// Held while the layer comes into being.
+    /// Held while the layer is created.
     making: Mutex<()>,
-    /// Nothing until something was written.
+    /// Empty until the first write.
     written: OnceLock<LayeredDisk>,
 }
 
@@ -134,7 +134,7 @@ impl SideFile {
         poison: Poison,
         writing: Arc<FileLock>,
     ) -> Result<SideFile> {
-        let is_there = is_there(&key.path)?;
+        let is_there = path_exists(&key.path)?;
         let (making, written) = (Mutex::new(()), OnceLock::new());
         let file = SideFile { key, below, poison, writing, making, written };
         if is_there {
@@ -153,7 +153,7 @@ impl SideFile {
         }
         self.poison.check()?;
         let key = &self.key;
-        if !is_there(&key.path)? {
+        if !path_exists(&key.path)? {
             self.create()?;
         }
         let layer = Layer::open_for_writing(
@@ -171,19 +171,19 @@ impl SideFile {
 
     fn create(&self) -> Result<()> {
         let Some(folder) = self.key.path.parent() else { return Ok(()) };
-        if !is_there(folder)? {
-            Place::make_folder(folder)?;
+        if !path_exists(folder)? {
+            SessionPaths::make_folder(folder)?;
             folder.parent().map_or(Ok(()), sync_directory)?;
         }
         let unfinished = self.key.path.with_extension("new");
-        remove_file(&unfinished)?;
+        remove_if_present(&unfinished)?;
         Layer::create(&unfinished, &self.key.superblock(), &self.key.keys())?;
         std::fs::rename(&unfinished, &self.key.path)
             .context(|| format!("creating {}", self.key.path.display()))?;
         sync_directory(folder)
     }
 
-    /// What reads see now.
+    /// The disk that reads currently see.
     fn shown(&self) -> &dyn Disk {
         self.written.get().map_or(&*self.below, |written| written)
     }

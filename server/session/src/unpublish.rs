@@ -1,22 +1,24 @@
-//! Unpublish: a session ends, sealed or discarded.
+//! Unpublish: ends a session, sealed or discarded.
 
 use std::sync::Arc;
 
-use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_block::{path_exists, Error, ErrorKind, Result};
 use coldrise_store::{Repository, SessionName};
 
+use crate::addresses::{point_name, session_name};
 use crate::client_files::carry_idle;
 use crate::document::SessionDocument;
+use crate::ended_session::tidy;
 use crate::lock::FileLock;
-use crate::place::{layer_path, map_path, mark, remove_file, Place};
-use crate::seal::{commit, idle_facts, Sealed};
+use crate::paths::SessionPaths;
+use crate::rollback_guard::check_not_older;
+use crate::seal::{commit, idle_facts};
+use crate::seal_report::SealReport;
 use crate::side_file::forget_old_maps;
-use crate::verify::{point_name, session_name};
 
-/// Ends a session. What it captured since its last seal becomes a restore point,
-/// which is returned, or is thrown away with `discard`; where nothing was captured, and
-/// no file of a client changed that it would carry, there is no new point. Points
-/// sealed earlier stay.
+/// Ends a session. The writes captured since its last seal become a restore point, which is
+/// returned. With `discard` they are thrown away. There is no new point if nothing was captured and
+/// no file of a client that the point would carry has changed. Points sealed earlier stay.
 ///
 /// # Errors
 /// `NotFound`; `Busy` while a process has the session open.
@@ -24,32 +26,20 @@ pub fn unpublish(
     repository: &Arc<Repository>,
     name: &SessionName,
     discard: bool,
-) -> Result<Option<Sealed>> {
+) -> Result<Option<SealReport>> {
+    let place = SessionPaths::of(repository, name);
     match SessionDocument::of(repository, name) {
-        // It is lost, and nobody is to look for it any more.
-        Err(error)
-            if error.kind() == ErrorKind::NotFound
-                && discard
-                && repository.unmark(&format!("live/{name}"))? =>
-        {
-            return Ok(None);
+        Err(error) if discard && is_lost(repository, &place, name, &error)? => {
+            return give_up(repository, &place, name).map(|()| None);
         }
         found => found.map(|_| ())?,
     }
-    let place = Place::of(repository, name);
-    let Some(writing) = FileLock::take(&place)? else {
-        let process = FileLock::holder(&place.lock());
-        let by = process.map(|process| format!(" by process {process}")).unwrap_or_default();
-        return Err(Error::new(
-            ErrorKind::Busy,
-            format!(
-                "session {name} is in use{by}: shut the machine down, or disconnect its disks, \
-                 and try again"
-            ),
-        ));
-    };
-    // It may have been sealed or ended until the lock was ours.
+    let writing = take(&place, name)?;
+    // The session may have been sealed or ended before this process got the lock.
     let document = SessionDocument::of(repository, name)?;
+    if !discard {
+        check_not_older(repository, &document)?;
+    }
     let writing = Arc::new(writing);
     let marker = session_name(&document);
     repository.suspend_markers(std::slice::from_ref(&marker))?;
@@ -60,9 +50,9 @@ pub fn unpublish(
         let before = document.files.as_ref().and_then(|files| files.hash.clone());
         let has_changed = carried.hash() != before;
         if has_changed || facts.iter().any(|facts| facts.sequence > 0) {
-            let (point, _) = commit(repository, &place, &facts, &carried, None, &|| Ok(()))?;
-            mark(repository, &point_name(&point));
-            sealed = Some(Sealed { point, left_out: carried.left_out });
+            let committed = commit(repository, &place, &facts, &carried, None, &|| Ok(()))?;
+            let (point, _) = committed.mark(repository, &carried);
+            sealed = Some(SealReport { point, left_out: carried.left_out });
         }
     }
     if sealed.is_none() {
@@ -71,12 +61,11 @@ pub fn unpublish(
         ended.is_ended = true;
         ended.write(repository, &place)?;
     }
-    // From here on the session is gone; the rest is tidying that the next
-    // writer would do as well.
+    // From here on the session has ended. The rest is cleanup that the next writer would also do.
     let _documents = FileLock::documents(repository)?;
     let ended = SessionDocument::read(repository, &place)?;
     if ended.as_ref().is_none_or(|ended| ended.is_ended) {
-        // A writer may have made it anew before the session had ended.
+        // A writer may have created the marker again before the session ended.
         repository.unmark(&marker)?;
     }
     if let Some(ended) = ended {
@@ -85,27 +74,56 @@ pub fn unpublish(
     Ok(sealed)
 }
 
-/// Removes what an ended session no longer needs: top layers that are in no
-/// point, what clients wrote beside the disks, and the folder once every point is in the catalog. The
-/// documents' lock is held.
-pub(crate) fn tidy(
+fn take(place: &SessionPaths, name: &SessionName) -> Result<FileLock> {
+    FileLock::take(place)?.ok_or_else(|| {
+        let process = coldrise_store::lock_holder(&place.lock());
+        let by = process.map(|process| format!(" by process {process}")).unwrap_or_default();
+        let message = format!(
+            "session {name} is in use{by}: shut the machine down, or disconnect its disks, and \
+             try again"
+        );
+        Error::new(ErrorKind::Busy, message)
+    })
+}
+
+/// True if a session whose document failed with this error must exist and cannot be read.
+fn is_lost(
     repository: &Repository,
-    place: &Place,
-    document: &SessionDocument,
-) -> Result<()> {
-    if !document.is_ended {
-        return Ok(());
+    place: &SessionPaths,
+    name: &SessionName,
+    error: &Error,
+) -> Result<bool> {
+    Ok(match error.kind() {
+        ErrorKind::Corrupt => path_exists(place.directory())?,
+        ErrorKind::NotFound => repository.is_marked(&format!("live/{name}")),
+        _ => false,
+    })
+}
+
+/// Removes a session whose document is damaged or missing. Its last writes are lost: the next gc
+/// removes their layer.
+///
+/// # Errors
+/// `Corrupt` while the catalog lacks points that were sealed from it, because only a repair knows
+/// their layers; `Busy` while a process has the session open.
+fn give_up(repository: &Repository, place: &SessionPaths, name: &SessionName) -> Result<()> {
+    let _writing = if path_exists(place.directory())? { Some(take(place, name)?) } else { None };
+    let _documents = FileLock::documents(repository)?;
+    let sealed = repository.lost_points_of(name)?;
+    if !sealed.is_empty() {
+        let points: Vec<_> = sealed.iter().map(point_name).collect();
+        let message = format!(
+            "session {name} is damaged, and only markers still have the points sealed from it \
+             ({}): run coldrise repair first, which restores them",
+            points.join(", ")
+        );
+        return Err(Error::new(ErrorKind::Corrupt, message));
     }
-    for disk in &document.disks {
-        if !disk.layers.iter().any(|layer| layer.id == disk.top) {
-            remove_file(&layer_path(repository, &disk.top))?;
-        }
-        // Left by a writer that was killed.
-        remove_file(&map_path(&disk.top))?;
+    let marker = format!("live/{name}");
+    repository.suspend_markers(std::slice::from_ref(&marker))?;
+    if path_exists(place.directory())? {
+        forget_old_maps(place)?;
+        place.remove()?;
     }
-    forget_old_maps(place)?;
-    if document.sealed.is_empty() {
-        return place.remove();
-    }
-    place.remove_files()
+    repository.unmark(&marker).map(|_| ())
 }

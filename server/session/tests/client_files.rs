@@ -1,4 +1,4 @@
-//! The files that clients keep in a session: made, written, sealed, recovered.
+//! The files that clients keep in a session: creation, writes, seals, recovery.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
@@ -7,9 +7,9 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use coldrise_block::{Disk, Error, ErrorKind};
 use coldrise_session::{
-    enter_sealed_points, publish, publish_with_files, seal, unpublish, CarriedFile, CarriedFiles,
-    Catalog, ClientFilesReader, Creation, FileId, FileKind, Inventory, Removal, Session,
-    SessionDocument,
+    enter_sealed_points, open_for_repair, publish, publish_with_files, seal, unpublish,
+    CarriedFile, CarriedFiles, Catalog, ClientFilesReader, Creation, FileId, FileKind, Inventory,
+    Removal, Session, SessionDocument,
 };
 use coldrise_store::{
     Compression, DiskDocument, DiskName, InitOptions, MachineName, MapRoot, OpenOptions,
@@ -20,7 +20,7 @@ use coldrise_store::{
 const ROOT: FileId = FileId::ROOT;
 const MIB: u64 = 1 << 20;
 
-struct Place {
+struct TestRepository {
     _folder: tempfile::TempDir,
     path: PathBuf,
     point: PointDocument,
@@ -35,7 +35,7 @@ fn passphrase(repository: &Path) -> PassphraseSource {
 }
 
 /// An encrypted repository with one point of one empty disk.
-fn place() -> Place {
+fn place() -> TestRepository {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("repo");
     std::fs::write(folder.path().join("passphrase"), "correct horse").unwrap();
@@ -63,14 +63,14 @@ fn place() -> Place {
         quarantine: None,
     };
     writer(&path).put_point(&point).unwrap();
-    Place { _folder: folder, path, point }
+    TestRepository { _folder: folder, path, point }
 }
 
 fn writer(path: &Path) -> RepositoryWriter {
     RepositoryWriter::open(path, &passphrase(path), &OpenOptions::default()).unwrap()
 }
 
-impl Place {
+impl TestRepository {
     fn open(&self) -> Arc<Repository> {
         Repository::open(&self.path, &passphrase(&self.path), &OpenOptions::default()).unwrap()
     }
@@ -111,7 +111,7 @@ fn reader(repository: &Arc<Repository>) -> Arc<ClientFilesReader> {
     Arc::new(ClientFilesReader::new(repository, &document))
 }
 
-/// As a kill of the process leaves it: nothing is closed.
+/// Ends a session like a kill of the process: nothing is closed.
 fn kill(session: Arc<Session>) {
     session.stop_listening();
     session.stop();
@@ -135,7 +135,7 @@ fn what_was_flushed_is_there_after_a_kill() {
     session.files().rename((ROOT, "small"), (ROOT, "moved")).unwrap();
     drop(large_file);
     kill(session);
-    // What a crash leaves of the next content, and of one without a name.
+    // The remains of a crash: an unfinished content, and one without a name.
     std::fs::write(place.files().join(format!("{}.new", "0".repeat(32))), b"half").unwrap();
     std::fs::write(place.files().join("7".repeat(32)), b"no name").unwrap();
 
@@ -168,7 +168,7 @@ fn a_short_content_stands_in_the_list() {
     assert_eq!(read_all(&*seen), [9; 300]);
     let long_ago = UNIX_EPOCH + Duration::from_secs(1_000_000);
     session.files().set(lock, None, Some(long_ago)).unwrap();
-    // A document that the list does not name yet is no content.
+    // A document that the list does not name yet is not a content.
     let unnamed = place.files().join(format!("{:032x}", lock.as_u128()));
     std::fs::write(&unnamed, b"half").unwrap();
     drop(file);
@@ -201,7 +201,7 @@ fn a_file_grows_into_a_layer_and_shrinks_in_it() {
     assert_eq!(file.size_bytes(), MIB + 4);
     let mut content = read_all(&*file);
     assert!(content.starts_with(b"first") && content.ends_with(b"beyond"));
-    // Another process sees it, and what follows.
+    // A reader in another process sees the file, and later changes.
     let files = reader(&place.open());
     let seen = files.file(id).unwrap();
     assert_eq!(read_all(&*seen), content);
@@ -273,7 +273,7 @@ fn a_sealed_point_carries_what_it_can() {
     delta.set_size_bytes(2 * MIB).unwrap();
     let folder = session.files().make_folder(ROOT, "sub", 0o750).unwrap();
     session.files().create(folder.id, "empty", Creation::Guarded, 0o600).unwrap();
-    // Written and not flushed: a seal takes it along.
+    // Written and not flushed: a seal includes these bytes.
     let (log, _) = session.files().create(ROOT, "vm.log", Creation::Guarded, 0o644).unwrap();
     session.files().file(log.id).unwrap().write_at(b"unflushed", 0).unwrap();
 
@@ -296,13 +296,13 @@ fn a_sealed_point_carries_what_it_can() {
     let again = seal(&repository, &name(), std::time::Duration::ZERO).unwrap().point;
     assert!(of(&again).find("later").is_some());
     check(&sealed.point);
-    // In the catalog they are the same, and nothing stays beside it.
+    // The files are the same in the catalog, and none stay beside it.
     assert_eq!(enter_sealed_points(&writer(&place.path)).unwrap().points, 2);
     check(&sealed.point);
     let beside = place.files().with_file_name("sealed");
     assert_eq!(std::fs::read_dir(beside).unwrap().count(), 0);
 
-    // A session of it begins with them.
+    // A session published from this point begins with the same files.
     let next = SessionName::parse("next").unwrap();
     publish(&repository, &again, Some(next.clone())).unwrap();
     let session = Session::open(&repository, &next).unwrap();
@@ -312,6 +312,26 @@ fn a_sealed_point_carries_what_it_can() {
     assert_eq!(read_all(&*session.files().file(log.id).unwrap()), b"unflushed");
     drop(session);
     assert_eq!(unpublish(&repository, &next, false).unwrap(), None, "nothing has changed");
+}
+
+#[test]
+fn a_repair_restores_what_a_sealed_point_carries_from_its_marker() {
+    let place = place();
+    let repository = place.open();
+    publish(&repository, &place.point, Some(name())).unwrap();
+    let session = Session::open(&repository, &name()).unwrap();
+    make(&session, "vm.vmx", b"memsize");
+    let point = session.seal().unwrap().point;
+    drop((session, repository));
+    // Remove the session, and with it the point and its files.
+    std::fs::remove_dir_all(place.files().parent().unwrap()).unwrap();
+    let secret = passphrase(&place.path);
+    let (writer, reopened, _) =
+        open_for_repair(&place.path, &secret, &OpenOptions::default()).unwrap();
+    assert_eq!(reopened.restored_points, 1);
+    assert_eq!(writer.repository().point(&point.machine, &point.point).unwrap(), point);
+    let files = Catalog::new(writer.repository()).files(&point).unwrap();
+    assert_eq!(files.find("vm.vmx").unwrap().content.as_deref(), Some(&b"memsize"[..]));
 }
 
 #[test]
@@ -335,7 +355,7 @@ fn a_change_of_files_alone_is_worth_a_point() {
     assert_eq!(read_all(&*file), b"made at publish");
     file.write_at(b"MADE", 0).unwrap();
     drop(file);
-    // Closing stores it.
+    // Closing the session stores the content.
     drop(session);
     let point = unpublish(&repository, &name(), false).unwrap().unwrap().point;
     let files = Catalog::new(&repository).files(&point).unwrap();
@@ -422,7 +442,7 @@ fn what_is_missing_or_changed_is_damage() {
     assert_eq!(reader(&repository).tree().unwrap_err().kind(), ErrorKind::Corrupt);
 }
 
-/// A drive that fails once must not make a file short for who reads it.
+/// A drive error during one read must not make a file shorter for its reader.
 #[test]
 fn what_cannot_be_looked_at_keeps_its_size() {
     let place = place();

@@ -1,4 +1,4 @@
-//! Folding sealed layers into chunks: everything reads on as before.
+//! Folding sealed layers into chunks: all content stays readable as before.
 
 mod support;
 
@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use coldrise_block::ErrorKind;
 use coldrise_session::{
-    fold, open_live_disk, open_point_disk, publish, seal, session, Catalog, Folded, Session,
+    fold, open_live_disk, open_point_disk, publish, seal, session, Catalog, FoldReport, Session,
 };
 use coldrise_store::{PointDocument, PointSelector, Repository, RepositoryWriter, WriteOptions};
 use proptest::prelude::*;
@@ -15,7 +15,7 @@ use support::{
     content, disk_name, name, place, point_bytes, read_all, writer, CHUNK, DISK_BYTES, PATIENCE,
 };
 
-fn fold_point(writer: &RepositoryWriter, point: &PointDocument) -> Folded {
+fn fold_point(writer: &RepositoryWriter, point: &PointDocument) -> FoldReport {
     let options = WriteOptions { threads: 2 };
     fold(writer, point, options, &|_, _| {}, &AtomicBool::new(false)).unwrap()
 }
@@ -55,7 +55,7 @@ fn points_and_sessions_read_as_before_and_the_layers_are_gone() {
     let folded = fold_point(&writer, &points[0].0);
     assert_eq!((folded.other_points, folded.sessions, folded.removed_layers), (2, 1, 1));
     assert!(folded.removed_bytes > 0);
-    // Of the others the layer below is gone, and their own stays.
+    // The other points no longer have the lower layer, and keep their own.
     let second = stored(&repository, &points[1].0);
     assert_eq!(second.disk(&disk_name("vda")).unwrap().layers.len(), 1);
     let folded = fold_point(&writer, &points[2].0);
@@ -69,7 +69,7 @@ fn points_and_sessions_read_as_before_and_the_layers_are_gone() {
         assert_eq!(point_bytes(&repository, &point, "vdb"), content(2));
     }
     assert_eq!(point_bytes(&repository, &place.point, "vda"), content(1));
-    // Only the session's own, empty ones are left, and who had it open reads on.
+    // Only the session's own, empty layers are left, and an open disk stays readable.
     assert_eq!(layer_files(&repository), 2);
     assert!(session(&repository, &name("trial")).unwrap().document.disks[0].layers.is_empty());
     assert_eq!(read_all(&*live), expected);
@@ -86,7 +86,7 @@ fn what_is_stored_is_shared_with_what_was_there() {
     let repository = place.open();
     publish(&repository, &place.point, Some(name("trial"))).unwrap();
     let open = Session::open(&repository, &name("trial")).unwrap();
-    // What the other disk holds, chunk by chunk.
+    // Write the content of the other disk, chunk by chunk.
     let vda = open.disk(&disk_name("vda")).unwrap();
     vda.write_at(&content(2)[..8 * CHUNK as usize], 0).unwrap();
     let point = open.seal().unwrap().point;
@@ -94,34 +94,105 @@ fn what_is_stored_is_shared_with_what_was_there() {
     let folded = fold_point(&writer, &point);
     assert_eq!(folded.read_bytes, 8 * CHUNK);
     assert_eq!((folded.stored_chunks, folded.stored_bytes), (0, 0));
-    // Folded again there is nothing to do.
-    assert_eq!(fold_point(&writer, &point), Folded::default());
+    // A second fold has nothing to do.
+    assert_eq!(fold_point(&writer, &point), FoldReport::default());
 }
 
 #[test]
-fn a_served_session_keeps_its_layers_until_it_is_closed() {
+fn a_served_session_is_moved_and_its_readers_go_on() {
     let place = place();
     let repository = place.open();
     publish(&repository, &place.point, Some(name("trial"))).unwrap();
     let open = Session::open(&repository, &name("trial")).unwrap();
     let vda = open.disk(&disk_name("vda")).unwrap();
-    vda.write_at(&[7; 4096], 0).unwrap();
-    let first = open.seal().unwrap().point;
-    let writer = writer(&place.path);
-    let folded = fold_point(&writer, &first);
-    assert_eq!((folded.sessions, folded.served_sessions, folded.removed_layers), (0, 1, 0));
-    vda.write_at(&[8; 4096], 4096).unwrap();
+    let live = open_live_disk(&repository, &name("trial"), &disk_name("vda")).unwrap();
     let mut expected = content(1);
-    expected[..4096].fill(7);
-    assert_eq!(point_bytes(&repository, &stored(&repository, &first), "vda"), expected);
-    expected[4096..8192].fill(8);
-    assert_eq!(read_all(&*vda), expected);
-    let second = open.seal().unwrap().point;
-    assert_eq!(second.disk(&disk_name("vda")).unwrap().layers.len(), 2);
+    let mut points = Vec::new();
+    for round in 0..3u8 {
+        let at = usize::from(round) * 4096;
+        vda.write_at(&[round + 7; 8192], at as u64).unwrap();
+        expected[at..at + 8192].fill(round + 7);
+        points.push((open.seal().unwrap().point, expected.clone()));
+    }
+    // Written and not sealed: these bytes stay in the layer.
+    vda.write_at(&[99; 4096], 4096).unwrap();
+    expected[4096..8192].fill(99);
+    assert_eq!(layer_files(&repository), 5);
+    let writer = writer(&place.path);
+    for (left, (point, _)) in (0..3).rev().zip(&points) {
+        let folded = fold_point(&writer, point);
+        assert_eq!((folded.sessions, folded.served_sessions, folded.removed_layers), (1, 0, 1));
+        assert_eq!(open.document().disks[0].layers.len(), left);
+        assert_eq!(
+            open.document().disks,
+            session(&repository, &name("trial")).unwrap().document.disks
+        );
+        assert_eq!(read_all(&*vda), expected);
+        assert_eq!(read_all(&*live), expected);
+    }
+    assert_eq!(layer_files(&repository), 2);
+    for (point, bytes) in &points {
+        assert_eq!(point_bytes(&repository, &stored(&repository, point), "vda"), *bytes);
+    }
+    vda.write_at(&[8; 512], 100_000).unwrap();
+    expected[100_000..100_512].fill(8);
+    assert_eq!(read_all(&*live), expected);
+    let last = open.seal().unwrap().point;
+    assert_eq!(last.disk(&disk_name("vda")).unwrap().layers.len(), 1);
+    assert_eq!(point_bytes(&repository, &last, "vda"), expected);
     drop((vda, open));
-    let folded = fold_point(&writer, &second);
-    assert_eq!((folded.sessions, folded.served_sessions, folded.removed_layers), (1, 0, 2));
-    assert_eq!(point_bytes(&repository, &stored(&repository, &second), "vda"), expected);
+    assert_eq!(
+        read_all(
+            &*Session::open(&repository, &name("trial")).unwrap().disk(&disk_name("vda")).unwrap()
+        ),
+        expected
+    );
+}
+
+/// The fold and the seals of the served session change the same document.
+#[test]
+fn seals_and_writes_beside_folds_lose_nothing() {
+    let place = place();
+    let repository = place.open();
+    publish(&repository, &place.point, Some(name("trial"))).unwrap();
+    let open = Session::open(&repository, &name("trial")).unwrap();
+    let vda = open.disk(&disk_name("vda")).unwrap();
+    let write_and_seal = || {
+        let (mut expected, mut points) = (content(1), Vec::new());
+        for round in 0..24u64 {
+            let (at, byte) = ((round * 37 % 61) * 5000, round as u8 + 1);
+            vda.write_at(&[byte; 9000], at).unwrap();
+            expected[at as usize..at as usize + 9000].fill(byte);
+            let point = open.seal().unwrap().point.point;
+            assert!(read_all(&*vda) == expected, "round {round}");
+            if round % 8 == 0 {
+                points.push((point, expected.clone()));
+            }
+        }
+        points
+    };
+    let machine = &place.point.machine;
+    let (points, moved) = std::thread::scope(|scope| {
+        let seals = scope.spawn(write_and_seal);
+        let writer = writer(&place.path);
+        let (mut moved, mut is_last) = (0, false);
+        while !is_last {
+            // The last round folds the layers of the last seal.
+            is_last = seals.is_finished();
+            for point in Catalog::new(writer.repository()).points(machine).unwrap() {
+                moved += fold_point(&writer, &point).sessions;
+            }
+        }
+        (seals.join().unwrap(), moved)
+    });
+    assert!(moved > 1, "{moved}");
+    assert_eq!(open.document().disks[0].layers.len(), 0);
+    assert_eq!(layer_files(&repository), 2);
+    repository.catch_up().unwrap();
+    for (point, bytes) in points {
+        let point = repository.point(machine, &point).unwrap();
+        assert!(point_bytes(&repository, &point, "vda") == bytes, "{}", point.point);
+    }
 }
 
 #[test]
@@ -141,7 +212,7 @@ fn a_cancelled_fold_changes_nothing() {
     assert_eq!(fold_point(&writer, &point).removed_layers, 1);
 }
 
-/// A reader must not go on with what the session was when nobody served it.
+/// A reader must not continue with the state of the session before it was served.
 #[test]
 fn whoever_reads_an_idle_session_sees_what_comes_after_a_seal() {
     let place = place();
@@ -232,7 +303,7 @@ fn read_as_sealed(steps: Vec<Step>, is_served: bool) {
         }
         open = is_served.then_some(session);
     }
-    // A reader sees what was folded since it was opened.
+    // A reader sees points that were folded after it was opened.
     repository.catch_up().unwrap();
     for (point, bytes) in &points {
         let point = Catalog::new(&repository)

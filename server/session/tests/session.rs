@@ -8,7 +8,7 @@ use std::sync::Arc;
 use coldrise_block::{Disk, ErrorKind, Extent, ExtentKind};
 use coldrise_session::{
     enter_sealed_points, open_live_disk, open_live_side_file, publish, seal, session, sessions,
-    unpublish, Catalog, Sealed, Session,
+    unpublish, Catalog, SealReport, Session,
 };
 use coldrise_store::PointSelector;
 use support::{content, disk_name, name, place, point_bytes, read_all, writer, PATIENCE};
@@ -27,7 +27,7 @@ fn a_sealed_session_is_a_point_and_the_original_never_changes() {
     vda.write_zeroes(1 << 20, 1 << 20).unwrap();
     expected[1 << 20..2 << 20].fill(0);
 
-    // Sealed while it is in use, and written on.
+    // Seal while the session is in use, and continue to write.
     let first = open.seal().unwrap().point;
     assert_eq!(first.point.as_str(), "20261120T100000Z+1");
     vda.write_at(&[8; 4096], 0).unwrap();
@@ -38,13 +38,13 @@ fn a_sealed_session_is_a_point_and_the_original_never_changes() {
     drop(vda);
     drop(open);
 
-    // Sealed while nobody uses it.
+    // Seal while no process uses the session.
     let second = seal(&repository, &name("trial"), PATIENCE).unwrap().point;
     assert_eq!(second.point.as_str(), "20261120T100000Z+2");
     assert_eq!(point_bytes(&repository, &second, "vda"), expected);
     assert_eq!(point_bytes(&repository, &place.point, "vda"), content(1));
 
-    // A disk that nothing was written to gets no layer.
+    // A disk without writes gets no layer.
     assert!(second.disk(&disk_name("vdb")).unwrap().layers.is_empty());
     assert_eq!(second.disk(&disk_name("vda")).unwrap().layers.len(), 2);
 }
@@ -65,7 +65,7 @@ fn what_was_captured_is_read_without_waiting() {
         assert_eq!(part, [7; 6000]);
         disk.read_in_memory(&mut part[..4096], 64 << 10).unwrap();
         assert_eq!(part[..4096], [0; 4096]);
-        // Half of it is below, and was never decoded.
+        // Half of this range is in the base, and was never decoded.
         let failed = disk.read_in_memory(&mut part, 10_000).unwrap_err();
         assert_eq!(failed.kind(), ErrorKind::WouldWait);
     }
@@ -87,7 +87,7 @@ fn a_sealed_point_can_be_published_and_sealed_again() {
         drop(open);
         point = unpublish(&repository, &session.name, false).unwrap().unwrap().point;
         assert_eq!(point.point.lineage(), ("20261120T100000Z", u32::from(round)));
-        // Ended sessions wait for a writer, which takes their points over.
+        // Ended sessions wait for a writer, which enters their points into the catalog.
         assert_eq!(enter_sealed_points(&writer(&place.path)).unwrap().points, 1);
         assert!(sessions(&repository).unwrap().is_empty());
     }
@@ -161,7 +161,7 @@ fn whoever_still_holds_a_disk_keeps_other_writers_out() {
         expected[..8 * 4096].fill(round);
         drop(open);
         if round == 0 {
-            // The layer is closed, and its file cut, only when this disk goes.
+            // Only the drop of this disk closes the layer and truncates its file.
             let other = Session::open(&repository, &name("trial")).err().unwrap();
             assert_eq!(other.kind(), ErrorKind::Busy);
         }
@@ -210,9 +210,10 @@ fn seals_and_an_unpublish_at_the_same_moment_leave_only_whole_points() {
                 let (start, repository, name) = (&start, &repository, name(&session));
                 scope.spawn(move || {
                     start.wait();
-                    match ends {
-                        false => seal(repository, &name, PATIENCE).map(Some),
-                        true => unpublish(repository, &name, false),
+                    if ends {
+                        unpublish(repository, &name, false)
+                    } else {
+                        seal(repository, &name, PATIENCE).map(Some)
                     }
                 })
             };
@@ -222,7 +223,7 @@ fn seals_and_an_unpublish_at_the_same_moment_leave_only_whole_points() {
         let mut points = 0;
         for result in sealed {
             match result {
-                Ok(Some(Sealed { point, .. })) => {
+                Ok(Some(SealReport { point, .. })) => {
                     for (disk, expected) in ["vda", "vdb"].iter().zip(&expected) {
                         let found = point_bytes(&repository, &point, disk);
                         assert!(found == *expected, "{session}: {disk} of {}", point.point);
@@ -230,7 +231,7 @@ fn seals_and_an_unpublish_at_the_same_moment_leave_only_whole_points() {
                     points += 1;
                 }
                 Ok(None) => {}
-                // Whoever came after the unpublish finds no session.
+                // A seal that comes after the unpublish finds no session.
                 Err(error) => {
                     let message = error.full_message();
                     assert!(message.starts_with("there is no session"), "{message}");
@@ -296,7 +297,7 @@ fn the_name_of_an_ended_session_is_free_and_its_points_stay() {
     }
 }
 
-/// What a side file shows where nothing was written.
+/// The content of unwritten parts of a side file.
 struct Ones(u64);
 
 impl Disk for Ones {
@@ -339,7 +340,7 @@ fn side_files_stay_through_openings_and_seals_and_go_with_the_session() {
         let at = usize::from(round) * 1999;
         file.write_at(&[round; 5], at as u64 - 5).unwrap();
         expected[at - 5..at].fill(round);
-        // Everyone in this process has the same, and readers see it at once.
+        // All callers in this process share one instance, and readers see its writes at once.
         let same = session.side_file("vda.vhd", BYTES, below()).unwrap();
         assert_eq!(read(&*same), expected);
         assert_eq!(read(&*reader), expected);
@@ -349,7 +350,7 @@ fn side_files_stay_through_openings_and_seals_and_go_with_the_session() {
         session.seal().unwrap();
         assert_eq!(read(&*file), expected);
     }
-    // A session of that name, published later, begins anew.
+    // A session of the same name, published later, begins empty.
     unpublish(&repository, &name("trial"), true).unwrap();
     publish(&repository, &place.point, Some(name("trial"))).unwrap();
     let session = Session::open(&repository, &name("trial")).unwrap();
@@ -402,7 +403,7 @@ fn a_missing_or_foreign_layer_is_found_when_the_session_opens() {
     assert_eq!(truncated.kind(), ErrorKind::Corrupt);
     std::fs::remove_file(&layers[0]).unwrap();
     assert!(Session::open(&repository, &name("trial")).is_err());
-    // Nothing was made up, and the point is as it was.
+    // No content was invented, and the point is unchanged.
     assert!(!layers[0].exists());
     assert_eq!(point_bytes(&repository, &place.point, "vda"), content(1));
 }

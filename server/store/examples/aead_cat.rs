@@ -1,8 +1,7 @@
-//! Reads files and runs them through AES-256-GCM, in pieces of one chunk: what a
-//! verify of them costs at least. `aead_cat THREADS CHUNK_BYTES FILE…`
+//! Reads files and runs them through AES-256-GCM, in pieces of one chunk: the minimum cost of
+//! verifying them. `aead_cat THREADS CHUNK_BYTES FILE…`
 //!
-//! The pieces do not authenticate, of course: the cipher finds that out after it
-//! has done all of its work.
+//! The pieces do not authenticate, but the cipher detects that only after all of its work.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

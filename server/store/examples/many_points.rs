@@ -2,8 +2,8 @@
 //!
 //!     cargo run --release -p coldrise-store --example many_points -- REPO MACHINE COUNT
 //!
-//! Each is like the machine's newest one, which it comes before by some seconds. The
-//! repository is not encrypted.
+//! Each copies the machine's newest point and is dated some seconds before it. The repository must
+//! be unencrypted.
 
 use std::path::Path;
 

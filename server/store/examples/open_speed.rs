@@ -1,5 +1,5 @@
-//! How long a writer and a reader take to open a repository without encryption: median and
-//! minimum of eleven openings, in milliseconds.
+//! Measures how long a writer and a reader take to open an unencrypted repository: median and
+//! minimum of eleven runs, in milliseconds.
 
 use std::time::Instant;
 

@@ -1,10 +1,10 @@
-//! Prints what chunk size and compression cost and bring, for one input file:
+//! Prints the cost and the gain of chunk sizes and compressions for one input file:
 //!
 //!     cargo run --release -p coldrise-store --example store_sizes -- FILE [THREADS] [DIR]
 //!
-//! Every combination gets a new encrypted repository in DIR (by default the
-//! system's directory for temporary files). The input is read into memory
-//! before; the store is in the page cache when it is read.
+//! Every combination gets a new encrypted repository in DIR (by default the system's directory for
+//! temporary files). The input is read into memory first; the store is in the page cache when it is
+//! read.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -158,7 +158,7 @@ fn measure(
     })
 }
 
-/// What all threads of this process have computed so far, without waiting.
+/// Processor time of all threads of this process so far.
 fn cpu_time() -> Duration {
     rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime)
         .try_into()
@@ -170,12 +170,12 @@ fn directory_bytes(path: &Path) -> u64 {
     entries.flatten().filter_map(|e| e.metadata().ok()).map(|m| m.len()).sum()
 }
 
-/// Reads every file once: RocksDB drops the files that it takes over from the
-/// page cache, and this is not to measure the drive.
+/// Reads every file once: RocksDB drops ingested files from the page cache, and this must not
+/// measure the drive.
 fn warm(path: &std::path::Path) {
     for entry in std::fs::read_dir(path).into_iter().flatten().flatten() {
         if let Ok(mut file) = std::fs::File::open(entry.path()) {
-            // A directory cannot be read, and need not.
+            // A directory cannot be read, and this is not necessary.
             let _ = std::io::copy(&mut file, &mut std::io::sink());
         }
     }

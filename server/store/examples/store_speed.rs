@@ -2,9 +2,9 @@
 //!
 //!     cargo run --release -p coldrise-store --example store_speed -- [CHUNKS] [DIR]
 //!
-//! With a repository of CHUNKS chunks (default 1,000,000): time to open, time
-//! to look up and to read a cached and an uncached chunk, time of a small
-//! incremental, files of the database.
+//! With a repository of CHUNKS chunks (default 1,000,000): time to open, time to look up and to
+//! read a cached and an uncached chunk, time of a small incremental backup, number of database
+//! files.
 
 use std::time::{Duration, Instant};
 
@@ -27,8 +27,7 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     Ok(measured?)
 }
 
-/// A chunk that nothing else equals and that compresses to little, so that a
-/// million of them take no room.
+/// A unique chunk that compresses to little, so that a million of them take little space.
 fn fill(chunk: &mut [u8], seed: u64) {
     chunk.fill(seed as u8);
     chunk[..8].copy_from_slice(&seed.to_le_bytes());
@@ -153,12 +152,12 @@ fn report(what: &str, mut operation: impl FnMut() -> Result<()>) {
     println!("{what}: {:.3} us", started.elapsed().as_secs_f64() * 1e6 / count as f64);
 }
 
-/// Reads every file once: RocksDB drops the files that it takes over from the
-/// page cache, and this is not to measure the drive.
+/// Reads every file once: RocksDB drops ingested files from the page cache, and this must not
+/// measure the drive.
 fn warm(path: &std::path::Path) {
     for entry in std::fs::read_dir(path).into_iter().flatten().flatten() {
         if let Ok(mut file) = std::fs::File::open(entry.path()) {
-            // A directory cannot be read, and need not.
+            // A directory cannot be read, and this is not necessary.
             let _ = std::io::copy(&mut file, &mut std::io::sink());
         }
     }

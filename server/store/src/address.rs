@@ -7,16 +7,16 @@ use coldrise_block::{Error, ErrorKind, Result};
 use crate::name::{LATEST, LIVE};
 use crate::{DiskName, MachineName, PointName, SessionName};
 
-/// Largest N of `latest~N`.
+/// Maximum N of `latest~N`.
 pub const MAX_LATEST: u32 = 999_999;
 
-/// Longest address in bytes that is looked at.
+/// Maximum length of a parsed address, in bytes.
 const MAX_ADDRESS_BYTES: usize = 256;
 
-/// Which point of a machine is meant.
+/// Selects a point of a machine.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PointSelector {
-    /// The point of that name.
+    /// The point with this name.
     Exact(PointName),
     /// The newest point (0, written `latest`), the one before it (1, written
     /// `latest~1`), and so on.
@@ -28,7 +28,7 @@ impl PointSelector {
     /// [`MAX_LATEST`], without leading zeroes).
     ///
     /// # Errors
-    /// `ErrorKind::InvalidInput`, saying what is allowed.
+    /// `ErrorKind::InvalidInput`, naming the allowed forms.
     pub fn parse(text: &str) -> Result<Self> {
         let Some(rest) = text.strip_prefix(LATEST) else {
             return PointName::parse(text).map(PointSelector::Exact).map_err(|error| {
@@ -66,7 +66,7 @@ impl fmt::Display for PointSelector {
     }
 }
 
-/// What a user, an export name or a path names.
+/// The address of a point or session, as in a command, an export name or a path.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Address {
     /// A restore point, or one disk of it.
@@ -75,14 +75,14 @@ pub enum Address {
         machine: MachineName,
         /// The point of the machine.
         selector: PointSelector,
-        /// One disk; all of them where absent.
+        /// One disk; `None` stands for all.
         disk: Option<DiskName>,
     },
     /// A published session, or one disk of it.
     Live {
         /// The session.
         session: SessionName,
-        /// One disk; all of them where absent.
+        /// One disk; `None` stands for all.
         disk: Option<DiskName>,
     },
 }
@@ -91,7 +91,7 @@ impl Address {
     /// Parses `MACHINE/POINT[/DISK]` or `live/SESSION[/DISK]`.
     ///
     /// # Errors
-    /// `ErrorKind::InvalidInput`, saying what is allowed.
+    /// `ErrorKind::InvalidInput`, naming the allowed forms.
     pub fn parse(text: &str) -> Result<Self> {
         let malformed = || {
             let shown: String = text.chars().take(80).collect();
@@ -122,7 +122,7 @@ impl Address {
         })
     }
 
-    /// The disk that the address names, where it names one.
+    /// The disk that the address names, if any.
     pub fn disk(&self) -> Option<&DiskName> {
         match self {
             Address::Point { disk, .. } | Address::Live { disk, .. } => disk.as_ref(),

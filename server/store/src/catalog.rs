@@ -1,23 +1,23 @@
-//! The catalog: which machines and points there are.
+//! The catalog: the index of machines and points.
 //!
-//! Keys of the `catalog` family reveal no names. `H` is the first 16 bytes of
-//! the keyed BLAKE3 of the machine's name:
+//! Keys of the `catalog` family reveal no names. `H` is the first 16 bytes of the keyed BLAKE3 of
+//! the machine's name:
 //!
 //! ```text
 //! "m" H                          the machine
-//! "p" H seconds(8) number(4)     a point; both big endian, so that the points
-//!                                of a machine lie together in their order
-//! "q" H seconds(8) number(4)     the files that a point carries, where it does
+//! "p" H seconds(8) number(4)     a point; both big endian, so the points of a
+//!                                machine lie together and in order
+//! "q" H seconds(8) number(4)     the files that a point carries, if any
 //! ```
 //!
-//! Values are sealed documents (JSON) whose purpose holds the key: a document
-//! that is moved to another key does not open.
+//! Values are sealed documents (JSON). Their purpose contains the key, so a document does not open
+//! under another key.
 
 use coldrise_block::{Error, ErrorKind, Result};
 use serde::{de::DeserializeOwned, Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
-use crate::markers::Flag;
+use crate::documents::Flag;
 use crate::repository::Repository;
 use crate::rocks::{Batch, Family, ReadMode};
 use crate::{hex, MachineName, PointDocument, PointName, PointOrigin, Quarantine};
@@ -29,11 +29,11 @@ const FILES: u8 = b'q';
 #[derive(Clone, PartialEq, Serialize, Deserialize)]
 struct MachineDocument {
     machine: MachineName,
-    /// The backup that was stored last, whether it is still there or not.
+    /// The backup stored last, even if it has been removed since.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     last_backup: Option<PointName>,
-    /// Of times (seconds since 1970-01-01T00:00:00Z) that still have points: the highest
-    /// number among those that are gone. A name is given once.
+    /// The highest number of the removed points, per time (seconds since 1970-01-01T00:00:00Z) that
+    /// still has points. A name is never given twice.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     retired: BTreeMap<u64, u32>,
 }
@@ -45,8 +45,8 @@ impl MachineDocument {
         stored.map(|value| open(repository, &key, &value)).transpose()
     }
 
-    /// The same; where it is damaged there is none. That is no reason to change the
-    /// machine's points no more: it is written anew.
+    /// Reads the machine's document; a damaged one counts as missing. The machine's points stay
+    /// changeable then, and the next change writes a new document.
     fn readable(repository: &Repository, machine: &MachineName) -> Result<Option<Self>> {
         match MachineDocument::of(repository, machine) {
             Err(error) if error.kind() == ErrorKind::Corrupt => Ok(None),
@@ -86,17 +86,17 @@ fn purpose(key: &[u8]) -> String {
 fn seal<T: Serialize>(repository: &Repository, key: &[u8], document: &T) -> Result<Vec<u8>> {
     let text = serde_json::to_vec(document)
         .map_err(|e| Error::with_source(ErrorKind::Internal, "writing a catalog document", e))?;
-    repository.seal_document(&purpose(key), &text)
+    repository.encrypt_document(&purpose(key), &text)
 }
 
 fn open<T: DeserializeOwned>(repository: &Repository, key: &[u8], value: &[u8]) -> Result<T> {
-    let text = repository.open_document(&purpose(key), value)?;
+    let text = repository.decrypt_document(&purpose(key), value)?;
     serde_json::from_slice(&text).map_err(|e| {
         Error::with_source(ErrorKind::Corrupt, "a catalog document has an unknown form", e)
     })
 }
 
-/// Calls `each` with the entries whose keys start with `prefix`, in order.
+/// Calls `each` with the entries whose keys start with `prefix`, in key order.
 fn for_each_with_prefix(
     repository: &Repository,
     prefix: &[u8],
@@ -118,8 +118,8 @@ pub(crate) enum CatalogEntry {
     Files,
 }
 
-/// Calls `each` with every entry, or what is wrong with it, and what it is as far
-/// as its key tells.
+/// Calls `each` with every entry or its error, and with the entry's name as far as the key shows
+/// it.
 pub(crate) fn for_each_entry(
     repository: &Repository,
     mut each: impl FnMut(String, Result<CatalogEntry>) -> Result<()>,
@@ -141,7 +141,7 @@ pub(crate) fn for_each_entry(
             each(point_of_key(rest, &names), entry)
         }
         Some((&FILES, rest)) => {
-            let opened = repository.open_document(&purpose(key), value);
+            let opened = repository.decrypt_document(&purpose(key), value);
             let what = format!("the files of {}", point_of_key(rest, &names));
             each(what, opened.map(|_| CatalogEntry::Files))
         }
@@ -152,7 +152,7 @@ pub(crate) fn for_each_entry(
     })
 }
 
-/// The names of all points, which their keys and their machines' documents tell.
+/// The names of all points, taken from their keys and their machines' documents.
 pub(crate) fn point_names(repository: &Repository) -> Result<Vec<(MachineName, PointName)>> {
     let mut machines: HashMap<Vec<u8>, MachineName> = HashMap::new();
     for_each_with_prefix(repository, &[MACHINE], |key, value| {
@@ -181,7 +181,7 @@ fn point_of_key(rest: &[u8], names: &HashMap<Vec<u8>, MachineName>) -> String {
     }
 }
 
-/// A point's document, with what is said of it beside its marker.
+/// A point's document, with the flags beside its marker.
 fn open_point(repository: &Repository, key: &[u8], value: &[u8]) -> Result<PointDocument> {
     let mut document = open::<PointDocument>(repository, key, value)?;
     let has = |flag| repository.has_flag(&document.machine, &document.point, flag);
@@ -197,7 +197,7 @@ impl Repository {
     /// The machines of the catalog, sorted.
     ///
     /// # Errors
-    /// `Corrupt` where a document does not authenticate.
+    /// `Corrupt` if a document does not authenticate.
     pub fn machines(&self) -> Result<Vec<MachineName>> {
         let mut machines = Vec::new();
         for_each_with_prefix(self, &[MACHINE], |key, value| {
@@ -208,35 +208,46 @@ impl Repository {
         Ok(machines)
     }
 
-    /// The backup of a machine that was stored last, also where it is gone by now:
-    /// what a source marks as written since its last backup counts from there. `None`
-    /// where it is not known.
+    /// The backup of a machine that was stored last, even if it has been removed since. A source's
+    /// dirty bitmap counts from this backup. `None` if it is not known.
     ///
     /// # Errors
-    /// `Corrupt` where a document does not authenticate.
+    /// `Corrupt` if a document does not authenticate.
     pub fn last_backup(&self, machine: &MachineName) -> Result<Option<PointName>> {
         Ok(MachineDocument::of(self, machine)?.and_then(|document| document.last_backup))
     }
 
-    /// The highest number that a point of this point's time ever had, as far as the
-    /// catalog knows: the next synthetic point takes a higher one.
+    /// The highest number that a point of this point's time ever had, as far as the catalog knows.
+    /// The next synthetic point takes a higher one.
     ///
     /// # Errors
-    /// `Corrupt` where a document does not authenticate.
+    /// `Corrupt` if a document does not authenticate.
     pub fn highest_number(&self, machine: &MachineName, point: &PointName) -> Result<u32> {
+        self.highest_number_of(&self.points(machine)?, machine, point)
+    }
+
+    /// [`Repository::highest_number`] for a caller that has read the machine's `points`.
+    ///
+    /// # Errors
+    /// `Corrupt` if the machine's document does not authenticate.
+    pub fn highest_number_of(
+        &self,
+        points: &[PointDocument],
+        machine: &MachineName,
+        point: &PointName,
+    ) -> Result<u32> {
         let time = point.unix_seconds();
         let document = MachineDocument::of(self, machine)?;
         let retired = document.and_then(|document| document.retired.get(&time).copied());
-        let points = self.points(machine)?;
         let there = points.iter().map(|point| &point.point);
         let numbers = there.filter(|name| name.unix_seconds() == time).map(|name| name.lineage().1);
         Ok(numbers.max().max(retired).unwrap_or(0))
     }
 
-    /// The points of a machine, oldest first; none for an unknown machine.
+    /// The points of a machine, oldest first. Empty for an unknown machine.
     ///
     /// # Errors
-    /// `Corrupt` where a document does not authenticate.
+    /// `Corrupt` if a document does not authenticate.
     pub fn points(&self, machine: &MachineName) -> Result<Vec<PointDocument>> {
         let mut points = Vec::new();
         for_each_with_prefix(self, &prefix(self, POINT, machine), |key, value| {
@@ -246,11 +257,11 @@ impl Repository {
         Ok(points)
     }
 
-    /// The newest `count` points of a machine, oldest first; all, where there are
-    /// fewer. Only those are decoded.
+    /// The newest `count` points of a machine, oldest first, or all if there are fewer. Decodes
+    /// only those.
     ///
     /// # Errors
-    /// `Corrupt` where a document does not authenticate.
+    /// `Corrupt` if a document does not authenticate.
     pub fn newest_points(&self, machine: &MachineName, count: usize) -> Result<Vec<PointDocument>> {
         let mut newest: VecDeque<(Vec<u8>, Vec<u8>)> = VecDeque::new();
         for_each_with_prefix(self, &prefix(self, POINT, machine), |key, value| {
@@ -266,7 +277,7 @@ impl Repository {
     /// One point of a machine.
     ///
     /// # Errors
-    /// `NotFound`; `Corrupt` where the document does not authenticate.
+    /// `NotFound`; `Corrupt` if the document does not authenticate.
     pub fn point(&self, machine: &MachineName, point: &PointName) -> Result<PointDocument> {
         let key = point_key(self, machine, point);
         match self.database().get(Family::Catalog, &key, ReadMode::Cached)? {
@@ -275,27 +286,27 @@ impl Repository {
         }
     }
 
-    /// Whether the catalog has a document of this point, sound or not.
+    /// Whether the catalog has a document of this point, sound or damaged.
     pub(crate) fn has_point(&self, machine: &MachineName, point: &PointName) -> Result<bool> {
         let key = point_key(self, machine, point);
         Ok(self.database().get(Family::Catalog, &key, ReadMode::Cached)?.is_some())
     }
 
-    /// The files that a point of the catalog carries, as they were given with it; `None`
-    /// where there are none.
+    /// The files that a point of the catalog carries, byte for byte as they were stored with it;
+    /// `None` if it carries none.
     ///
     /// # Errors
-    /// `Corrupt` where the document does not authenticate.
+    /// `Corrupt` if the document does not authenticate.
     pub fn point_files(&self, machine: &MachineName, point: &PointName) -> Result<Option<Vec<u8>>> {
         let key = files_key(self, machine, point);
         match self.database().get(Family::Catalog, &key, ReadMode::Cached)? {
-            Some(value) => self.open_document(&purpose(&key), &value).map(Some),
+            Some(value) => self.decrypt_document(&purpose(&key), &value).map(Some),
             None => Ok(None),
         }
     }
 }
 
-/// As a drive leaves it that failed.
+/// Damages a point as a failed drive does.
 #[cfg(test)]
 pub(crate) fn put_damaged_point(
     repository: &Repository,
@@ -307,10 +318,10 @@ pub(crate) fn put_damaged_point(
     batch.put(Family::Catalog, &key, b"damaged").unwrap();
 }
 
-/// Replaces a point that is there, in `batch`.
+/// Replaces an existing point, in `batch`.
 ///
 /// # Errors
-/// `NotFound` where it is not, `InvalidInput` for a document out of its bounds.
+/// `NotFound` if the point does not exist; `InvalidInput` if the document is out of its bounds.
 pub(crate) fn replace_point(
     repository: &Repository,
     batch: &mut Batch<'_>,
@@ -322,11 +333,10 @@ pub(crate) fn replace_point(
     batch.put(Family::Catalog, &key, &seal(repository, &key, document)?)
 }
 
-/// Adds a point with the files it carries, and its machine where that is new, to `batch`.
+/// Adds to `batch` a point, the files it carries and, if the machine is new, the machine.
 ///
 /// # Errors
-/// `AlreadyExists` where the name is taken, `InvalidInput` for a document out
-/// of its bounds.
+/// `AlreadyExists` if the name is taken; `InvalidInput` if the document is out of its bounds.
 pub(crate) fn add_point(
     repository: &Repository,
     batch: &mut Batch<'_>,
@@ -356,13 +366,13 @@ pub(crate) fn add_point(
     }
     if let Some(files) = files {
         let key = files_key(repository, &document.machine, &document.point);
-        batch.put(Family::Catalog, &key, &repository.seal_document(&purpose(&key), files)?)?;
+        batch.put(Family::Catalog, &key, &repository.encrypt_document(&purpose(&key), files)?)?;
     }
     batch.put(Family::Catalog, &key, &seal(repository, &key, document)?)
 }
 
-/// Puts a point back that the catalog has lost or has as it was before, with what it carries,
-/// and its machine where that is lost, too.
+/// Restores a point, with the files it carries, if the catalog has lost it or has an older version.
+/// Restores its machine too if that is lost.
 pub(crate) fn restore_point(
     repository: &Repository,
     batch: &mut Batch<'_>,
@@ -373,32 +383,33 @@ pub(crate) fn restore_point(
     batch.put(Family::Catalog, &key, &seal(repository, &key, document)?)?;
     if let Some(files) = files {
         let key = files_key(repository, &document.machine, &document.point);
-        batch.put(Family::Catalog, &key, &repository.seal_document(&purpose(&key), files)?)?;
+        batch.put(Family::Catalog, &key, &repository.encrypt_document(&purpose(&key), files)?)?;
     }
     if MachineDocument::readable(repository, &document.machine)?.is_none() {
         let machine = document.machine.clone();
-        // Without the last backup the next bitmap is refused: that is safe.
+        // Without a last backup, the next bitmap is refused. That is safe.
         MachineDocument { machine, last_backup: None, retired: BTreeMap::new() }
             .put(repository, batch)?;
     }
     Ok(())
 }
 
-/// Whether an entry that an older file of the database holds may count: what it is about is not
-/// known to be gone. Only markers tell of a point; of a machine its points do.
+/// Whether an entry found in an older file of the database may count: its point or machine must not
+/// be known to be gone. Only its marker shows that a point exists. Machines and files count here;
+/// [`remove_ownerless`] removes those without a point.
 pub(crate) fn may_count(repository: &Repository, key: &[u8], value: &[u8]) -> bool {
     match key.first() {
         Some(&POINT) => open::<PointDocument>(repository, key, value).is_ok_and(|document| {
             repository.may_be_there(&format!("{}/{}", document.machine, document.point))
         }),
         Some(&MACHINE) => open::<MachineDocument>(repository, key, value).is_ok(),
-        Some(&FILES) => repository.open_document(&purpose(key), value).is_ok(),
+        Some(&FILES) => repository.decrypt_document(&purpose(key), value).is_ok(),
         _ => false,
     }
 }
 
-/// Forgets which backup of each machine was the last: documents of before may be all that is
-/// left, and a bitmap counts from a backup that they do not know. The next bitmap is refused.
+/// Forgets the last backup of every machine. Older documents may be all that is left, and a bitmap
+/// may count from a backup that they do not know. So the next bitmap is refused.
 pub(crate) fn forget_last_backups(repository: &Repository, batch: &mut Batch<'_>) -> Result<()> {
     for_each_with_prefix(repository, &[MACHINE], |key, value| {
         match open::<MachineDocument>(repository, key, value) {
@@ -408,7 +419,7 @@ pub(crate) fn forget_last_backups(repository: &Repository, batch: &mut Batch<'_>
     })
 }
 
-/// Removes what belongs to no point: machines, and files.
+/// Removes machines and files that belong to no point.
 pub(crate) fn remove_ownerless(repository: &Repository, batch: &mut Batch<'_>) -> Result<()> {
     let mut owned = BTreeSet::new();
     for_each_with_prefix(repository, &[POINT], |key, _| {
@@ -417,19 +428,21 @@ pub(crate) fn remove_ownerless(repository: &Repository, batch: &mut Batch<'_>) -
         Ok(())
     })?;
     for kind in [MACHINE, FILES] {
-        for_each_with_prefix(repository, &[kind], |key, _| match owned.contains(&key[1..]) {
-            true => Ok(()),
-            false => batch.delete(Family::Catalog, key),
+        for_each_with_prefix(repository, &[kind], |key, _| {
+            if owned.contains(&key[1..]) {
+                Ok(())
+            } else {
+                batch.delete(Family::Catalog, key)
+            }
         })?;
     }
     Ok(())
 }
 
-/// Adds to `batch` that a point is protected, or that it no longer is: the one thing
-/// of a point's document that changes.
+/// Adds to `batch` that a point is protected, or no longer protected.
 ///
 /// # Errors
-/// `NotFound`; `Corrupt` where the document does not authenticate.
+/// `NotFound`; `Corrupt` if the document does not authenticate.
 pub(crate) fn set_protected(
     repository: &Repository,
     batch: &mut Batch<'_>,
@@ -442,11 +455,11 @@ pub(crate) fn set_protected(
     replace_point(repository, batch, &document)
 }
 
-/// Adds to `batch` that a point that the catalog has lost was a machine's last backup, for
-/// all that is known: a bitmap may count from it.
+/// Adds to `batch` that a point lost from the catalog may have been the machine's last backup: a
+/// bitmap may count from it.
 ///
 /// # Errors
-/// `Corrupt` where the machine's document does not authenticate.
+/// `Corrupt` if the machine's document does not authenticate.
 pub(crate) fn retire_lost(
     repository: &Repository,
     batch: &mut Batch<'_>,
@@ -454,20 +467,19 @@ pub(crate) fn retire_lost(
     point: &PointName,
 ) -> Result<()> {
     let Some(mut document) = MachineDocument::readable(repository, machine)? else { return Ok(()) };
-    match point.is_synthetic() {
-        true => {
-            let highest = document.retired.entry(point.unix_seconds()).or_default();
-            *highest = (*highest).max(point.lineage().1);
-        }
-        false => document.last_backup = Some(point.clone()),
+    if point.is_synthetic() {
+        let highest = document.retired.entry(point.unix_seconds()).or_default();
+        *highest = (*highest).max(point.lineage().1);
+    } else {
+        document.last_backup = Some(point.clone())
     }
     document.put(repository, batch)
 }
 
-/// Adds to `batch` that points go, and with the last point of a machine the machine.
+/// Adds to `batch` the removal of points. A machine is removed with its last point.
 ///
 /// # Errors
-/// `NotFound` for a point that is not there.
+/// `NotFound` if a point does not exist.
 pub(crate) fn remove_points(
     repository: &Repository,
     batch: &mut Batch<'_>,
@@ -493,7 +505,7 @@ pub(crate) fn remove_points(
         let known = MachineDocument::readable(repository, machine)?;
         let mut document = known.clone().unwrap_or_else(|| MachineDocument {
             machine: machine.clone(),
-            // If it was another one, the next bitmap is refused: that is safe.
+            // If the last backup was another one, the next bitmap is refused. That is safe.
             last_backup: gone.iter().rev().find(|point| !point.is_synthetic()).cloned().cloned(),
             retired: BTreeMap::new(),
         });
@@ -501,7 +513,7 @@ pub(crate) fn remove_points(
             let highest = document.retired.entry(point.unix_seconds()).or_default();
             *highest = (*highest).max(point.lineage().1);
         }
-        // Nothing is sealed from a time that has no points.
+        // No session is sealed at a time without points.
         document.retired.retain(|time, _| kept.contains(time));
         if known.as_ref() != Some(&document) {
             document.put(repository, batch)?;
@@ -510,7 +522,7 @@ pub(crate) fn remove_points(
     Ok(())
 }
 
-/// The times of the points of a machine that stay.
+/// The times of the machine's points that stay.
 fn kept_times(
     repository: &Repository,
     machine: &MachineName,

@@ -11,9 +11,8 @@
 //! 20 + n    16  tag
 //! ```
 //!
-//! Associated data: repository id (16), chunk id (8, big endian), offsets 0 to
-//! 8 of the value. So a value that was moved to another id or another
-//! repository does not authenticate.
+//! Associated data: repository id (16), chunk id (8, big endian), offsets 0 to 8 of the value. So a
+//! value does not authenticate under another id or in another repository.
 //!
 //! With codec 0 the plaintext of the ciphertext is the chunk, and n is the
 //! chunk size. Otherwise it is the compressed chunk and zeroes up to a multiple
@@ -25,8 +24,14 @@ use std::cell::RefCell;
 use coldrise_block::{Error, ErrorKind, Result};
 use zstd::bulk::{Compressor, Decompressor};
 
-use crate::seal::{Mismatch, Sealer, NONCE_BYTES, TAG_BYTES};
+use crate::advice::VERIFY;
+use crate::aead::{Aead, Mismatch, NONCE_BYTES, TAG_BYTES};
 use crate::{Compression, RepositoryId};
+
+/// Smallest chunk, in bytes.
+pub const MIN_CHUNK_SIZE_BYTES: u32 = 4 << 10;
+/// Largest chunk, in bytes.
+pub const MAX_CHUNK_SIZE_BYTES: u32 = 256 << 10;
 
 /// The number of a stored chunk: from 1 on, in the order of storing, never
 /// reused for different visible contents. 0 stands for a hole.
@@ -114,7 +119,7 @@ impl ChunkCodec {
     pub(crate) fn encode(
         &self,
         state: &mut EncoderState,
-        sealer: &Sealer,
+        aead: &Aead,
         id: ChunkId,
         chunk: &[u8],
         out: &mut Vec<u8>,
@@ -131,7 +136,7 @@ impl ChunkCodec {
         header[1] = codec;
         header[4..8].copy_from_slice(&(self.chunk_size as u32).to_le_bytes());
         let associated = self.associated(id, header);
-        let (nonce, tag) = sealer.seal_derived(&associated, &mut room[..sealed_bytes])?;
+        let (nonce, tag) = aead.encrypt_derived(&associated, &mut room[..sealed_bytes])?;
         header[FIXED_BYTES..].copy_from_slice(&nonce);
         out.truncate(start + HEADER_BYTES + sealed_bytes);
         out.extend_from_slice(&tag);
@@ -186,7 +191,7 @@ impl ChunkCodec {
     /// undefined.
     pub(crate) fn decode(
         &self,
-        sealer: &Sealer,
+        aead: &Aead,
         id: ChunkId,
         value: &[u8],
         chunk: &mut [u8],
@@ -194,11 +199,8 @@ impl ChunkCodec {
         if chunk.len() != self.chunk_size {
             return Err(Error::new(ErrorKind::Internal, "a chunk has not the chunk size"));
         }
-        self.try_decode(sealer, id, value, chunk).map_err(|why| {
-            Error::new(
-                ErrorKind::Corrupt,
-                format!("chunk {id} is damaged: {why}; run coldrise verify to see what it affects"),
-            )
+        self.try_decode(aead, id, value, chunk).map_err(|why| {
+            Error::new(ErrorKind::Corrupt, format!("chunk {id} is damaged: {why}")).advise(VERIFY)
         })
     }
 
@@ -206,7 +208,7 @@ impl ChunkCodec {
     /// error names the fault.
     pub(crate) fn authenticate(
         &self,
-        sealer: &Sealer,
+        aead: &Aead,
         id: ChunkId,
         value: &[u8],
         scratch: &mut Vec<u8>,
@@ -215,7 +217,7 @@ impl ChunkCodec {
         scratch.resize(self.chunk_size, 0);
         let room = scratch.get_mut(..sealed.len()).ok_or("wrong sealed length")?;
         let associated = self.associated(id, header);
-        sealer.open(nonce, tag, &associated, sealed, room).map_err(|Mismatch| MISMATCH)
+        aead.decrypt(nonce, tag, &associated, sealed, room).map_err(|Mismatch| MISMATCH)
     }
 
     /// Parses a value, as far as possible without a key.
@@ -237,7 +239,7 @@ impl ChunkCodec {
 
     fn try_decode(
         &self,
-        sealer: &Sealer,
+        aead: &Aead,
         id: ChunkId,
         value: &[u8],
         chunk: &mut [u8],
@@ -247,7 +249,7 @@ impl ChunkCodec {
         let associated = self.associated(id, header);
         let mismatch = |Mismatch| MISMATCH;
         if codec == CODEC_NONE {
-            return sealer.open(nonce, tag, &associated, sealed, chunk).map_err(mismatch);
+            return aead.decrypt(nonce, tag, &associated, sealed, chunk).map_err(mismatch);
         }
         if sealed.len() > self.chunk_size || sealed.len() < LENGTH_BYTES {
             return Err("wrong sealed length");
@@ -257,7 +259,7 @@ impl ChunkCodec {
                 state.opened.resize(self.chunk_size, 0);
             }
             let opened = &mut state.opened[..sealed.len()];
-            sealer.open(nonce, tag, &associated, sealed, opened).map_err(mismatch)?;
+            aead.decrypt(nonce, tag, &associated, sealed, opened).map_err(mismatch)?;
             let (padded, length) =
                 opened.split_last_chunk::<LENGTH_BYTES>().ok_or("wrong sealed length")?;
             let payload =

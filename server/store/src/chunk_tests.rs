@@ -37,7 +37,7 @@ fn fixtures() -> impl Iterator<Item = Fixture> {
         .flat_map(|compression| [true, false].map(|encrypted| fixture(compression, encrypted)))
 }
 
-/// Bytes of which `noisy` do not compress.
+/// A chunk in which `noisy` bytes do not compress.
 fn chunk_of(noisy: usize, seed: u64) -> Vec<u8> {
     let mut hasher = blake3::Hasher::new();
     hasher.update(&seed.to_le_bytes());
@@ -82,8 +82,8 @@ proptest! {
         }
     }
 
-    /// Whoever has the key of a repository may still write anything: payloads
-    /// that authenticate and are no compressed chunk.
+    /// A person with the key of a repository can write anything: payloads that authenticate and are
+    /// not compressed chunks.
     #[test]
     fn authentic_garbage_is_refused(
         codec in 1u8..5,
@@ -95,7 +95,7 @@ proptest! {
         let mut value = vec![VERSION, codec, 0, 0];
         value.extend_from_slice(&(CHUNK as u32).to_le_bytes());
         let associated = fixture.codec.associated(5, &value);
-        let (nonce, tag) = fixture.keys.chunks.seal_derived(&associated, &mut payload).unwrap();
+        let (nonce, tag) = fixture.keys.chunks.encrypt_derived(&associated, &mut payload).unwrap();
         value.extend_from_slice(&nonce);
         value.extend_from_slice(&payload);
         value.extend_from_slice(&tag);

@@ -36,10 +36,15 @@ thread_local! {
 /// The map's answer for one chunk.
 struct Place {
     id: ChunkId,
-    /// The number of chunks from here on with the same answer: 1, or the rest of an
-    /// absent subtree.
-    /// subtree is absent as many as are left of it.
+    /// The number of chunks from here on with the same answer: 1, or the rest of an absent subtree.
     known_chunks: u64,
+}
+
+impl Repository {
+    /// The disk of a chunk map, read-only. Reads nothing from the store.
+    pub fn disk(self: &Arc<Self>, root: MapRoot, size_bytes: u64) -> ChunkedDisk {
+        ChunkedDisk::new(self.clone(), root, size_bytes)
+    }
 }
 
 impl ChunkedDisk {
@@ -175,9 +180,9 @@ impl ChunkedDisk {
             Ok(true) => Ok(()),
             // The chunk may be newer than the cursor's snapshot.
             Ok(false) => self.repository.read_chunk(id, chunk),
-            // A cursor stops at damage in a file even if the chunk was healed. A
-            // single read finds the chunk in a newer file first.
-            Err(error) if error.kind() == ErrorKind::Corrupt => {
+            // A cursor stops at damage in a file even if the chunk was healed, or at a file that
+            // the writer has deleted. A single read finds the chunk in a newer file first.
+            Err(error) if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Io) => {
                 *place = None;
                 self.repository.read_chunk(id, chunk)
             }

@@ -2,11 +2,12 @@
 //!
 //! Key: the keyed BLAKE3 of the plaintext's BLAKE3 (32 bytes). Without the key it does not confirm
 //! a guessed content. The inner hash has no key, so that two repositories with different keys can
-//! name the same content to each other. Value: chunk id (8, big endian), and a tag (16): the keyed
-//! BLAKE3 of key and id. The tag reveals a redirected entry before a disk is built from it.
+//! identify the same content to each other. Value: chunk id (8, big endian), and a tag (16): the
+//! keyed BLAKE3 of key and id. The tag reveals a redirected entry before a disk is built from it.
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
 
+use crate::advice::REPAIR;
 use crate::chunk::ChunkId;
 use crate::repository::Repository;
 use crate::rocks::{Batch, Family, ReadMode};
@@ -36,14 +37,14 @@ fn tag(repository: &Repository, hash: &ChunkHash, id: ChunkId) -> [u8; TAG_BYTES
 /// `Corrupt` for an entry that was changed.
 pub(crate) fn find(repository: &Repository, hash: &ChunkHash) -> Result<Option<ChunkId>> {
     let value = repository.database().get(Family::Dedup, hash, ReadMode::Cached);
-    let value = value.context(|| "the dedup index cannot be read: run coldrise repair")?;
+    let value = value.context(|| "the dedup index cannot be read")?;
     let Some(value) = value else { return Ok(None) };
     match parse(repository, hash, &value) {
         Some(id) => Ok(Some(id)),
-        None => Err(Error::new(
-            ErrorKind::Corrupt,
-            "an entry of the dedup index is damaged: run coldrise repair",
-        )),
+        None => {
+            let message = "an entry of the dedup index is damaged";
+            Err(Error::new(ErrorKind::Corrupt, message).advise(REPAIR))
+        }
     }
 }
 
@@ -71,7 +72,7 @@ pub(crate) fn is_entry(repository: &Repository, key: &[u8], value: &[u8]) -> boo
     key.try_into().is_ok_and(|hash| parse(repository, &hash, value).is_some())
 }
 
-/// The chunk that an entry names; none where it was changed.
+/// The chunk that an entry names; `None` if the entry was changed.
 fn parse(repository: &Repository, hash: &ChunkHash, value: &[u8]) -> Option<ChunkId> {
     value.split_first_chunk::<8>().and_then(|(id, found)| {
         let id = ChunkId::from_be_bytes(*id);

@@ -1,4 +1,4 @@
-//! The documents of the catalog: what a restore point consists of.
+//! The documents of the catalog: the content of a restore point.
 
 use std::fmt;
 
@@ -7,52 +7,50 @@ use serde::{Deserialize, Serialize};
 
 use crate::{hex, DiskName, MachineName, MapRoot, PointName, SessionName};
 
-/// Most disks of one machine.
+/// Maximum number of disks of one machine.
 pub const MAX_DISKS: usize = 256;
-/// Most layers under one synthetic point.
+/// Maximum number of layers under one synthetic point.
 pub const MAX_LAYERS: usize = 4096;
-/// Largest configuration, in bytes.
+/// Maximum size of a configuration, in bytes.
 pub const MAX_CONFIGURATION_BYTES: usize = 1 << 20;
-/// Longest description of a source, in bytes.
+/// Maximum length of a source's description, in bytes.
 const MAX_SOURCE_BYTES: usize = 4096;
 
-/// A restore point: the state of all disks of a machine at one time, and its
-/// configuration. It never changes once it is stored, except that it can be protected
-/// and set aside.
+/// A restore point: the state of all disks of a machine at one time, and the machine's
+/// configuration. Once stored, only its protection and its quarantine change.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PointDocument {
     /// The machine.
     pub machine: MachineName,
     /// The point's name.
     pub point: PointName,
-    /// When it was stored or sealed: milliseconds since 1970-01-01T00:00:00Z.
+    /// When it was stored or sealed, in milliseconds since 1970-01-01T00:00:00Z.
     pub created_at_ms: u64,
-    /// What made it.
+    /// How it was made.
     pub origin: PointOrigin,
-    /// At least one, no name twice.
+    /// At least one; names are unique.
     pub disks: Vec<DiskDocument>,
-    /// The machine's configuration, where one was given.
+    /// The machine's configuration, if one was given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub configuration: Option<Configuration>,
-    /// It is neither forgotten nor pruned until this is taken back.
+    /// A protected point is neither forgotten nor pruned.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_protected: bool,
-    /// The files of clients that were sealed with it, where there are any.
+    /// The client files that were sealed with it, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub files: Option<PointFiles>,
-    /// It is set aside: not served, not published, not counted; `None` for a point that
-    /// is as good as any other.
+    /// A point in quarantine is not served, published or counted; `None` for a normal point.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quarantine: Option<Quarantine>,
 }
 
-/// Why a restore point is set aside.
+/// Why a restore point is in quarantine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Quarantine {
-    /// A repair found a part of it damaged; one that finds it healed releases it.
+    /// A repair found a part of it damaged. A later repair that finds it healed releases it.
     Damaged,
-    /// Somebody has chosen so: only somebody takes it back.
+    /// A person put it there; only a person can release it.
     Chosen,
 }
 
@@ -65,24 +63,24 @@ impl fmt::Display for Quarantine {
     }
 }
 
-/// Of the files that a point carries, which are a document of their own.
+/// Summary of the files that a point carries. The files are a separate document.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PointFiles {
-    /// How many files and folders.
+    /// Number of files and folders.
     pub count: u32,
     /// The sum of their sizes.
     pub size_bytes: u64,
-    /// A keyed hash of the document, 64 hexadecimal digits: another one is not theirs.
+    /// A keyed hash of the document, 64 hexadecimal digits. It detects any other document.
     pub hash: String,
 }
 
-/// What made a restore point.
+/// How a restore point was made.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PointOrigin {
     /// A backup.
     Backup {
-        /// What was read, for people: one entry per disk.
+        /// Descriptions of the sources, for people: one entry per disk.
         sources: Vec<String>,
     },
     /// A sealed session.
@@ -94,30 +92,30 @@ pub enum PointOrigin {
     },
 }
 
-/// One disk of a restore point: a chunk map, and the layers over it.
+/// One disk of a restore point: a chunk map and the layers over it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiskDocument {
     /// The disk's name.
     pub name: DiskName,
-    /// Its size.
+    /// The disk's size, in bytes.
     pub size_bytes: u64,
-    /// Its chunks.
+    /// The root of its chunk map.
     pub root: MapRoot,
-    /// The layers over the chunks, the bottom one first; empty for a backup.
+    /// The layers over the chunks, bottom first; empty for a backup.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub layers: Vec<LayerReference>,
 }
 
-/// A layer as far as one point sees it.
+/// A layer as one point sees it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LayerReference {
     /// The layer.
     pub id: LayerId,
     /// Sequence number of the last write that was sealed into the point.
     pub sealed_sequence: u64,
-    /// Slots in use when it was sealed: each of them holds a record.
+    /// Slots in use when it was sealed; each holds a record.
     pub sealed_slots: u32,
-    /// Cells in it when it was sealed: none may be missing.
+    /// Cells in it when it was sealed; none may be missing.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub sealed_cells: u32,
 }
@@ -134,7 +132,7 @@ impl LayerId {
     /// A new random id.
     pub fn random() -> Result<Self> {
         let mut id = [0; 16];
-        crate::seal::random(&mut id)?;
+        crate::aead::random(&mut id)?;
         Ok(LayerId(id))
     }
 
@@ -179,25 +177,25 @@ impl<'de> Deserialize<'de> for LayerId {
     }
 }
 
-/// The configuration of a machine, kept as it was given.
+/// The configuration of a machine, byte for byte as it was given.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Configuration {
-    /// What it is, for example `libvirt-xml`, `vmx` or `coldrise-json`.
+    /// The format, for example `libvirt-xml`, `vmx` or `coldrise-json`.
     pub format: String,
     /// The text.
     pub text: String,
 }
 
 impl PointDocument {
-    /// The disk of that name.
+    /// The disk of this name.
     pub fn disk(&self, name: &DiskName) -> Option<&DiskDocument> {
         self.disks.iter().find(|disk| disk.name == *name)
     }
 
-    /// Checks the bounds that the fields' types cannot hold.
+    /// Checks the bounds that the fields' types cannot express.
     ///
     /// # Errors
-    /// `ErrorKind::InvalidInput`, saying which bound.
+    /// `ErrorKind::InvalidInput`, naming the bound.
     pub fn check(&self) -> Result<()> {
         let refuse = |what: String| {
             Err(Error::new(
@@ -233,4 +231,42 @@ impl PointDocument {
             _ => Ok(()),
         }
     }
+}
+
+/// A damaged document of the catalog, or of the store itself.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct CatalogDamage {
+    /// The name, as far as it is known: `web01/20261120T100000Z`.
+    pub what: String,
+    /// The kind of damage, in words.
+    pub reason: String,
+    /// How the repository can go on.
+    #[serde(skip)]
+    pub way_out: WayOut,
+}
+
+/// How a repository can go on after a document was damaged or lost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WayOut {
+    /// The damage does not determine it.
+    #[default]
+    Unknown,
+    /// A repair restores it from its marker.
+    Repair,
+    /// No part of the repository still has it; a command removes the entry.
+    GiveUp,
+}
+
+impl CatalogDamage {
+    /// Damage without a known way to go on.
+    pub fn new(what: String, reason: String) -> CatalogDamage {
+        CatalogDamage { what, reason, way_out: WayOut::Unknown }
+    }
+}
+
+/// A flag of a point, stored beside its marker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Flag {
+    Protected,
+    Quarantined,
 }

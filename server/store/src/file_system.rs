@@ -1,12 +1,12 @@
-//! File systems that a repository cannot lie on: those that several hosts can mount.
+//! File systems that a repository cannot be on: those that several hosts can mount.
 //!
-//! Coldrise relies on two things that hold on one host only. A lock (flock) excludes all other
-//! processes; on a network file system it may end at the host. A mapped page shows what another
-//! process has written; a page that another host has written goes stale. Either one loses
-//! flushed writes without an error, so such file systems are refused by type.
+//! Coldrise relies on two properties that hold only on one host. A lock (flock) excludes all other
+//! processes; on a network file system it may end at the host. A mapped page shows the writes of
+//! other processes; a page that another host has written goes stale. Either one loses flushed
+//! writes without an error, so such file systems are refused by type.
 //!
-//! Unknown types are allowed: local file systems are many, and new ones appear. A FUSE file
-//! system is judged by its type in /proc/self/mountinfo (`fuse.sshfs`): the kernel calls all
+//! Unknown types are allowed, because there are many local file systems and new ones appear. A FUSE
+//! file system is judged by its type in /proc/self/mountinfo (`fuse.sshfs`): the kernel calls all
 //! of them FUSE, and many are local.
 
 use std::os::unix::fs::MetadataExt;
@@ -14,7 +14,7 @@ use std::path::Path;
 
 use coldrise_block::{Error, ErrorKind, Result};
 
-/// What statfs(2) calls FUSE.
+/// The type number of FUSE in statfs(2).
 const FUSE: u32 = 0x6573_5546;
 
 /// `f_type` of statfs(2), and the name for people.
@@ -40,7 +40,7 @@ const SHARED_TYPES: [(u32, &str); 19] = [
     (0x7C7C_6673, "prl_fs"),
 ];
 
-/// Types in mountinfo that statfs(2) calls FUSE.
+/// Types in mountinfo that statfs(2) reports as FUSE.
 const SHARED_FUSE_TYPES: [&str; 26] = [
     "virtiofs",
     "fuse.beegfs",
@@ -73,8 +73,8 @@ const SHARED_FUSE_TYPES: [&str; 26] = [
 /// Refuses a directory of a repository on a file system that several hosts can mount.
 ///
 /// # Errors
-/// `Unsupported`, with the reason. What the operating system does not tell is allowed:
-/// opening the directory says what is wrong.
+/// `Unsupported`, with the reason. If the operating system does not report the type, the directory
+/// is allowed: opening it shows the fault.
 pub(crate) fn refuse_shared(directory: &Path) -> Result<()> {
     let Ok(facts) = rustix::fs::statfs(directory) else { return Ok(()) };
     // Some architectures have a signed type of 32 bits, others one of 64.
@@ -110,8 +110,8 @@ fn fuse_type(directory: &Path) -> Option<String> {
     type_of_device(&std::fs::read_to_string("/proc/self/mountinfo").ok()?, &device)
 }
 
-/// `36 35 0:31 / /mnt rw,noatime shared:1 - fuse.sshfs host:/ rw`: the third word is the
-/// device, the first one after ` - ` the type.
+/// In `36 35 0:31 / /mnt rw,noatime shared:1 - fuse.sshfs host:/ rw`, the third word is the device,
+/// and the first word after ` - ` is the type.
 fn type_of_device(mounts: &str, device: &str) -> Option<String> {
     let mut mounts = mounts.lines().filter(|line| line.split(' ').nth(2) == Some(device));
     let (_, after) = mounts.next()?.split_once(" - ")?;
@@ -127,7 +127,7 @@ mod tests {
         for number in [0x6969, 0xFE53_4D42, 0xFF53_4D42, 0x00C3_6400, 0x0116_1970, 0x7461_636F] {
             assert!(shared_type(number).is_some(), "{number:#x}");
         }
-        // ext4, XFS, Btrfs, tmpfs, ZFS, overlayfs, F2FS, bcachefs, none that is known.
+        // ext4, XFS, Btrfs, tmpfs, ZFS, overlayfs, F2FS, bcachefs, and an unknown one.
         for number in [
             0xEF53,
             0x5846_5342,

@@ -1,13 +1,12 @@
-//! Every value of the database but chunks and pages, which have tests of their own, as
-//! somebody may have made it up: random bytes, bytes that authenticate and mean nothing,
-//! and changed ones.
+//! Every kind of value in the database except chunks and pages, which have their own tests, as an
+//! attacker may forge it: random bytes, authentic bytes without meaning, and changed ones.
 
 use std::sync::LazyLock;
 
 use coldrise_block::{ErrorKind, Result};
 use proptest::prelude::*;
 
-use crate::damaged::DamagedChunks;
+use crate::damage_list::DamagedChunks;
 use crate::rocks::{Family, ReadMode};
 use crate::state::StoreState;
 use crate::*;
@@ -18,7 +17,7 @@ struct Fixture {
     point: PointDocument,
 }
 
-/// Made once: a repository takes its time.
+/// Made once, because making a repository is slow.
 static FIXTURE: LazyLock<parking_lot::Mutex<Fixture>> = LazyLock::new(|| {
     let directory = tempfile::tempdir().unwrap();
     let options =
@@ -61,7 +60,7 @@ impl Fixture {
         self.repository().database().write(batch, false).unwrap();
     }
 
-    /// Runs `look` with another value under a key, then puts back what was there.
+    /// Runs `look` with another value under a key, then restores the old one.
     fn with<T>(&self, family: Family, key: &[u8], value: &[u8], look: impl FnOnce() -> T) -> T {
         let database = self.repository().database();
         let before = database.get(family, key, ReadMode::Cached).unwrap().map(|v| v.to_vec());
@@ -93,7 +92,7 @@ fn is_damage<T>(result: Result<T>) -> bool {
     matches!(result, Err(error) if error.kind() == ErrorKind::Corrupt)
 }
 
-/// JSON as a document may hold it, right and wrong.
+/// JSON of documents, valid and invalid.
 fn garbage() -> impl Strategy<Value = Vec<u8>> {
     let text = prop_oneof![
         Just(r#"{"machine":5,"point":"20261120T100000Z"}"#.to_owned()),
@@ -113,13 +112,10 @@ proptest! {
         let keys = fixture.catalog_keys();
         let key = which.get(&keys);
         let repository = fixture.repository();
-        let value = match is_sealed {
-            true => {
+        let value = if is_sealed {
                 let hex: String = key.iter().map(|byte| format!("{byte:02x}")).collect();
-                repository.seal_document(&format!("catalog {hex}"), &value).unwrap()
-            }
-            false => value,
-        };
+                repository.encrypt_document(&format!("catalog {hex}"), &value).unwrap()
+            } else { value };
         let (point, machine) = (&fixture.point, &fixture.point.machine);
         let (walked, found, all) = fixture.with(Family::Catalog, key, &value, || {
             (repository.verify_catalog(), repository.point(machine, &point.point), repository.machines())
@@ -146,10 +142,7 @@ proptest! {
     fn made_up_counters_and_lists_are_damage(value in garbage(), is_sealed: bool) {
         let fixture = FIXTURE.lock();
         let repository = fixture.repository();
-        let sealed = |purpose: &str| match is_sealed {
-            true => repository.seal_document(purpose, &value).unwrap(),
-            false => value.clone(),
-        };
+        let sealed = |purpose: &str| if is_sealed { repository.encrypt_document(purpose, &value).unwrap() } else { value.clone() };
         let state = sealed("store state");
         let read = fixture.with(Family::State, b"state", &state, || StoreState::read(repository));
         prop_assert!(is_damage(read));
@@ -176,7 +169,7 @@ proptest! {
         let path = fixture.directory.path().join("markers").join(&name);
         std::fs::write(&path, &value).unwrap();
         let marked = fixture.repository().marked().unwrap();
-        let sealed = fixture.repository().seal_document(&format!("marker {name}"), &value).unwrap();
+        let sealed = fixture.repository().encrypt_document(&format!("marker {name}"), &value).unwrap();
         std::fs::write(&path, sealed).unwrap();
         let again = fixture.repository().marked().unwrap();
         std::fs::remove_file(&path).unwrap();
@@ -190,9 +183,9 @@ proptest! {
     ) {
         let fixture = FIXTURE.lock();
         fixture.repository().database().flush().unwrap();
-        let folder = fixture.directory.path().join("db");
-        let file = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
-        let file = file.filter(|path| path.extension().is_some_and(|e| e == "sst")).max().unwrap();
+        // A listed file: the folder may also hold one that is just being written.
+        let listed = crate::rocks::listed_in(fixture.repository().database()).unwrap();
+        let file = listed.into_iter().map(|file| file.path).max().unwrap();
         let mut content = std::fs::read(&file).unwrap();
         for (back, byte) in changes {
             let at = content.len().saturating_sub(1 + back);
@@ -200,7 +193,8 @@ proptest! {
         }
         let copy = fixture.directory.path().join("copy.sst");
         std::fs::write(&copy, content).unwrap();
-        // Numbers that only say what is worth rewriting: any, or damage.
+        // These numbers only decide which files are worth rewriting: they may be anything, or
+        // damage.
         let read = crate::rocks::table::TableProperties::read(&copy);
         prop_assert!(read.is_ok() || is_damage(read));
     }

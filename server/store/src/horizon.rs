@@ -1,39 +1,39 @@
-//! Points dated in the future, and what `latest` means beside them.
+//! Points dated in the future, and the meaning of `latest` beside them.
 //!
-//! A clock that was wrong once must not decide for years which point is `latest`, and a
-//! clock that is wrong now must not hide the newest backup. So two things count: the clock,
-//! and which backup was stored last. `latest` passes over a point that is later than both.
+//! A clock that was once wrong must not decide for years which point is `latest`, and a clock that
+//! is wrong now must not hide the newest backup. So two things count: the clock, and the backup
+//! that was stored last. `latest` skips a point that is later than both.
 
 use coldrise_block::{ErrorKind, Result};
 
 use crate::{MachineName, PointName, Repository};
 
-/// Clocks of two hosts may differ by this many seconds and count as right.
+/// Clocks of two hosts may differ by this many seconds and still count as right.
 const TOLERANCE_SECONDS: u64 = 300;
 
-/// Up to which time the points of one machine count for `latest`.
+/// The time up to which the points of one machine count for `latest`.
 #[derive(Clone, Copy, Debug)]
 pub struct Horizon {
     /// The clock with its tolerance, in seconds since 1970-01-01T00:00:00Z.
     clock_seconds: u64,
-    /// That, or the time of the backup that was stored last where that is later.
+    /// The clock, or the time of the last stored backup if that is later.
     latest_seconds: u64,
 }
 
 impl Horizon {
-    /// Whether the point is dated in the future, as the clock tells.
+    /// Whether the point is dated in the future, according to the clock.
     pub fn is_in_future(&self, point: &PointName) -> bool {
         point.unix_seconds() > self.clock_seconds
     }
 
-    /// Whether `latest` passes over the point: it is dated in the future, and a backup with
-    /// an earlier name was stored after it.
+    /// Whether `latest` skips the point: it is dated in the future, and a backup with an earlier
+    /// name was stored after it.
     pub fn is_passed_over(&self, point: &PointName) -> bool {
         point.unix_seconds() > self.latest_seconds
     }
 
-    /// What a user should know of the points of a machine that are dated in the future;
-    /// `None` where there are none.
+    /// A warning about the points of a machine that are dated in the future; `None` if there are
+    /// none.
     pub fn warning<'a>(
         &self,
         machine: &MachineName,
@@ -59,10 +59,10 @@ impl Horizon {
 }
 
 impl Repository {
-    /// The horizon of a machine, by the clock of this moment.
+    /// The horizon of a machine at the present time.
     ///
     /// # Errors
-    /// What reading the catalog says. A damaged document of the machine is none: then only
+    /// Errors of reading the catalog. A damaged document of the machine is not an error: then only
     /// the clock counts.
     pub fn horizon(&self, machine: &MachineName) -> Result<Horizon> {
         let now = u64::try_from(jiff::Timestamp::now().as_second()).unwrap_or(0);

@@ -1,5 +1,4 @@
-//! Keys: how the master key is wrapped by a passphrase, and what is derived
-//! from it.
+//! Keys: wrapping the master key with a passphrase, and deriving keys from it.
 //!
 //! ```text
 //! passphrase ── Argon2id(salt, parameters) ──▶ key-encryption key
@@ -10,29 +9,25 @@
 //!          document seal · name hash · one key per layer …
 //! ```
 //!
-//! In a repository without encryption the master key is derived from the
-//! repository id, which everybody may know: everything below works the same
-//! and protects against accidents only.
+//! In an unencrypted repository the master key is derived from the repository id, which is public.
+//! Everything below works the same, and protects against accidents only.
 
 use std::time::{Duration, Instant};
 
 use aws_lc_rs::aead::{Aad, LessSafeKey, Nonce, UnboundKey, AES_256_GCM};
 use coldrise_block::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
-use zeroize::{Zeroize, Zeroizing};
+use zeroize::Zeroizing;
 
-use crate::seal::{random, Sealer, NONCE_BYTES, TAG_BYTES};
+use crate::aead::{derive_from, random, Aead, Key, NONCE_BYTES, TAG_BYTES};
 use crate::{hex, KeyLabel, Passphrase, RepositoryId};
-
-/// 256 bits.
-pub(crate) type Key = [u8; 32];
 
 const SALT_BYTES: usize = 16;
 const WRAPPED_BYTES: usize = 32 + TAG_BYTES;
 
-/// The cost of a guess at the passphrase. What is read from a file is held
-/// between a floor, so that nobody edits it down, and a ceiling, so that
-/// nobody makes opening a repository take all memory or forever.
+/// The cost of one guess at the passphrase. A cost read from a file must lie between a floor, so
+/// that nobody can lower it, and a ceiling, so that nobody can make opening a repository take all
+/// memory or never end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct GuessCost {
@@ -44,21 +39,33 @@ pub(crate) struct GuessCost {
 impl GuessCost {
     pub(crate) const DEFAULT: GuessCost = GuessCost { memory_kib: 19_456, passes: 2, lanes: 1 };
     const CEILING: GuessCost = GuessCost { memory_kib: 1 << 20, passes: 64, lanes: 16 };
-    /// Most KiB × passes: about ten seconds on one processor.
+    /// Maximum of KiB × passes: 10 to 30 seconds of one processor, depending on the speed of its
+    /// memory.
     const MAX_WORK: u64 = 16 << 20;
 
-    /// A cost that takes about `time` on this machine, never less than the lowest:
-    /// first more memory, up to the ceiling or a quarter of the machine's, then more
-    /// passes.
+    /// The cost of a guess that takes about `time` on this machine; see [`GuessCost::reaching`].
+    /// A busy machine gives a lower cost.
     pub(crate) fn for_this_machine(time: Duration) -> Result<Self> {
         let passphrase = Passphrase::new(b"how long does a guess take".to_vec())?;
-        let mut cost = Self::DEFAULT;
-        let most_kib = Self::CEILING.memory_kib.min(memory_kib() / 4).max(cost.memory_kib);
-        loop {
+        GuessCost::reaching(time, memory_kib() / 4, |cost| {
             let start = Instant::now();
             key_of_passphrase(&passphrase, &[0; SALT_BYTES], cost)?;
-            let took = start.elapsed().max(Duration::from_micros(1));
-            // Doubled until it is nearly there, so that the measurement costs little.
+            Ok(start.elapsed())
+        })
+    }
+
+    /// The cost that takes about `time` by `measure`, but at least the default: first more memory,
+    /// up to the ceiling or `room_kib`, then more passes.
+    fn reaching(
+        time: Duration,
+        room_kib: u32,
+        mut measure: impl FnMut(GuessCost) -> Result<Duration>,
+    ) -> Result<Self> {
+        let mut cost = Self::DEFAULT;
+        let most_kib = Self::CEILING.memory_kib.min(room_kib).max(cost.memory_kib);
+        loop {
+            let took = measure(cost)?.max(Duration::from_micros(1));
+            // Doubled until nearly reached, so that measuring takes little time.
             if took.saturating_mul(2) <= time && cost.memory_kib < most_kib {
                 cost.memory_kib = cost.memory_kib.saturating_mul(2).min(most_kib);
                 continue;
@@ -77,12 +84,12 @@ impl GuessCost {
         }
     }
 
-    /// How much a guess takes, to compare costs by.
+    /// The work of a guess, for comparing costs.
     pub(crate) fn work(self) -> u64 {
         u64::from(self.memory_kib) * u64::from(self.passes)
     }
 
-    /// Refuses a cost that Coldrise never writes, before anything is computed.
+    /// Refuses a cost that Coldrise never writes, before computing anything.
     fn check(self) -> Result<()> {
         let floor = GuessCost::DEFAULT;
         let within = |value: u32, low: u32, high: u32| (low..=high).contains(&value);
@@ -104,7 +111,7 @@ impl GuessCost {
     }
 }
 
-/// Refuses what a machine with `there` KiB of memory has no room for.
+/// Refuses a cost for which a machine with `there` KiB of memory has no room.
 pub(crate) fn check_memory(cost: GuessCost, there: u32) -> Result<()> {
     if cost.memory_kib <= there / 4 * 3 {
         return Ok(());
@@ -121,7 +128,7 @@ pub(crate) fn check_memory(cost: GuessCost, there: u32) -> Result<()> {
     ))
 }
 
-/// Memory of this machine, in KiB; 1 GiB where it does not tell.
+/// Memory of this machine, in KiB; 1 GiB if it is unknown.
 fn memory_kib() -> u32 {
     let described = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let total = described.lines().find_map(|line| line.strip_prefix("MemTotal:"));
@@ -138,7 +145,7 @@ pub(crate) struct KeySlot {
     pub(crate) salt: String,
     pub(crate) nonce: String,
     pub(crate) wrapped_key: String,
-    /// Its name. Bound like the cost: nobody exchanges names without a passphrase.
+    /// Its name. Bound like the cost, so that nobody can exchange names without a passphrase.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) label: Option<KeyLabel>,
     /// When it was added, in milliseconds since 1970-01-01T00:00:00Z.
@@ -146,7 +153,7 @@ pub(crate) struct KeySlot {
     pub(crate) added_at_ms: Option<u64>,
 }
 
-/// How a passphrase becomes a key.
+/// How a key is derived from a passphrase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum KeyDerivation {
     /// Argon2id, version 0x13.
@@ -155,8 +162,8 @@ pub(crate) enum KeyDerivation {
 }
 
 impl KeySlot {
-    /// Wraps `master` under `passphrase`. `bound` is what must not change in
-    /// the file around the slot.
+    /// Wraps `master` under `passphrase`. `bound` are the fields around the slot that must not
+    /// change in the file.
     pub(crate) fn wrap(
         master: &Key,
         passphrase: &Passphrase,
@@ -190,8 +197,8 @@ impl KeySlot {
         })
     }
 
-    /// Unwraps the master key; `None` where the passphrase is another one (or
-    /// something that is bound was changed, which looks the same).
+    /// Unwraps the master key; `None` for a wrong passphrase. A change of bound fields looks the
+    /// same.
     pub(crate) fn unwrap(
         &self,
         passphrase: &Passphrase,
@@ -219,7 +226,7 @@ impl KeySlot {
         Ok(Some(master))
     }
 
-    /// Checks what can be checked without a passphrase.
+    /// Checks everything that needs no passphrase.
     pub(crate) fn check(&self) -> Result<()> {
         self.cost.check()
     }
@@ -236,7 +243,7 @@ fn associated(
         bytes.extend_from_slice(&number.to_le_bytes());
     }
     bytes.extend_from_slice(salt);
-    // Last, and nothing where there is none, as it was before there were names.
+    // Last, and empty without a name, as in files from before there were names.
     bytes.extend_from_slice(label.map_or("", KeyLabel::as_str).as_bytes());
     bytes
 }
@@ -264,31 +271,19 @@ fn key_of_passphrase(
     Ok(key)
 }
 
-/// The one derivation of keys from keys: keyed BLAKE3 over the length of
-/// `purpose` (8 bytes, little endian), `purpose` and `material`.
-pub(crate) fn derive_from(root: &Key, purpose: &str, material: &[u8]) -> Zeroizing<Key> {
-    let mut hasher = blake3::Hasher::new_keyed(root);
-    hasher.update(&(purpose.len() as u64).to_le_bytes());
-    hasher.update(purpose.as_bytes());
-    hasher.update(material);
-    let key = Zeroizing::new(*hasher.finalize().as_bytes());
-    hasher.zeroize();
-    key
-}
-
 /// Every key of an open repository.
 pub(crate) struct Keys {
-    /// The root of [`crate::Repository::derive_key`].
+    /// The root key of [`crate::Repository::derive_key`].
     exported: Zeroizing<Key>,
-    /// Of the plaintext of chunks: what deduplication compares.
+    /// Key of the hash of chunk plaintext, which deduplication compares.
     pub(crate) chunk_hash: Zeroizing<Key>,
-    /// Of entries of the dedup index.
+    /// Key of the tag of dedup entries.
     pub(crate) dedup_tag: Zeroizing<Key>,
-    /// Of names, for the keys of the catalog.
+    /// Key of the hash of names in catalog keys.
     pub(crate) name_hash: Zeroizing<Key>,
-    pub(crate) chunks: Sealer,
-    pub(crate) pages: Sealer,
-    pub(crate) documents: Sealer,
+    pub(crate) chunks: Aead,
+    pub(crate) pages: Aead,
+    pub(crate) documents: Aead,
 }
 
 impl Keys {
@@ -299,13 +294,13 @@ impl Keys {
             chunk_hash: derive_from(master, "coldrise v1 chunk hash", b""),
             dedup_tag: derive_from(master, "coldrise v1 dedup tag", b""),
             name_hash: derive_from(master, "coldrise v1 name hash", b""),
-            chunks: Sealer::new(master, "coldrise v1 chunk", encrypted)?,
-            pages: Sealer::new(master, "coldrise v1 page", encrypted)?,
-            documents: Sealer::new(master, "coldrise v1 document", encrypted)?,
+            chunks: Aead::new(master, "coldrise v1 chunk", encrypted)?,
+            pages: Aead::new(master, "coldrise v1 page", encrypted)?,
+            documents: Aead::new(master, "coldrise v1 document", encrypted)?,
         })
     }
 
-    /// The master key of a repository without encryption.
+    /// The master key of an unencrypted repository.
     pub(crate) fn open_master(id: &RepositoryId) -> Zeroizing<Key> {
         Zeroizing::new(blake3::derive_key("coldrise v1 repository without encryption", &id.0))
     }
@@ -320,5 +315,31 @@ impl Keys {
     /// A key for another part of Coldrise.
     pub(crate) fn export(&self, purpose: &str, material: &[u8]) -> Zeroizing<Key> {
         derive_from(&self.exported, purpose, material)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The cost chosen on a machine that does `kib_per_ms` per millisecond.
+    fn chosen(time_ms: u64, room_kib: u32, kib_per_ms: u64) -> GuessCost {
+        let took = |cost: GuessCost| Ok(Duration::from_millis(cost.work() / kib_per_ms));
+        GuessCost::reaching(Duration::from_millis(time_ms), room_kib, took).unwrap()
+    }
+
+    #[test]
+    fn a_longer_guess_takes_more_memory_and_then_more_passes() {
+        let default = GuessCost::DEFAULT;
+        let (room, speed) = (256 << 10, 1000);
+        assert_eq!(chosen(1, room, speed), default, "never less than the default");
+        let half_a_second = chosen(500, room, speed);
+        assert_eq!(half_a_second.passes, default.passes);
+        assert!((480_000..=510_000).contains(&half_a_second.work()), "{half_a_second:?}");
+        let two_seconds = chosen(2000, room, speed);
+        assert_eq!(two_seconds.memory_kib, room);
+        assert!(two_seconds.passes > default.passes && two_seconds.work() <= 2_100_000);
+        assert_eq!(chosen(500, 1, speed).memory_kib, default.memory_kib, "no room for more");
+        assert!(chosen(u64::from(u32::MAX), room, speed).work() <= GuessCost::MAX_WORK);
     }
 }

@@ -11,29 +11,33 @@
 //!          Repository ── ChunkedDisk         (any number of processes: secondaries)
 //! ```
 //!
-//! Uses `coldrise-block`; used by sessions, ingest, exports and the command
-//! line. The bytes on disk are described in docs/on-disk-format.md.
+//! Uses `coldrise-block`; used by sessions, ingest, exports and the command line.
+//! docs/on-disk-format.md describes the bytes on disk.
 #![deny(unsafe_code)]
 
 mod address;
+mod advice;
+mod aead;
 mod allocator;
 mod attribution;
 mod cache;
 mod catalog;
+mod catch_up;
 mod chunk;
 mod chunked_disk;
 mod compression;
-mod damaged;
+mod damage_list;
 mod dedup;
-mod description;
 mod descriptors;
 mod documents;
+mod durable_commit;
 mod file_system;
+mod gc;
 mod hex;
 mod high_water;
 mod horizon;
-mod keep_up;
 mod keys;
+mod lock_holder;
 mod log_directory;
 mod machine_claim;
 mod map;
@@ -43,16 +47,18 @@ mod name;
 mod passphrase;
 mod passphrases;
 mod point_name;
-mod reclaim;
 mod repair;
+mod repair_flag;
 mod repository;
+mod repository_config;
+mod repository_id;
 mod retention;
 mod rocks;
-mod seal;
 mod state;
 mod stats;
 mod verify;
 mod writer;
+mod writer_lock;
 
 #[cfg(test)]
 mod fuzz_tests;
@@ -60,17 +66,20 @@ mod fuzz_tests;
 mod tamper_tests;
 
 pub use address::{Address, PointSelector, MAX_LATEST};
-pub use attribution::{Holdings, MachineAttribution, PointAttribution, Share};
+pub use aead::random;
+pub use attribution::{HeldAmount, Holdings, MachineAttribution, PointAttribution};
+pub use catch_up::CatchUpThread;
+pub use chunk::{MAX_CHUNK_SIZE_BYTES, MIN_CHUNK_SIZE_BYTES};
 pub use chunked_disk::{diff, ChunkedDisk};
 pub use compression::Compression;
-pub use description::{lock_repository, RepositoryId, MAX_CHUNK_SIZE_BYTES, MIN_CHUNK_SIZE_BYTES};
 pub use descriptors::raise_descriptor_limit;
 pub use documents::{
-    Configuration, DiskDocument, LayerId, LayerReference, PointDocument, PointFiles, PointOrigin,
-    Quarantine, MAX_CONFIGURATION_BYTES, MAX_DISKS, MAX_LAYERS,
+    CatalogDamage, Configuration, DiskDocument, LayerId, LayerReference, PointDocument, PointFiles,
+    PointOrigin, Quarantine, WayOut, MAX_CONFIGURATION_BYTES, MAX_DISKS, MAX_LAYERS,
 };
+pub use gc::{GcEstimate, GcOptions, GcProgress, GcReport, MaxUnused, Reachable};
 pub use horizon::Horizon;
-pub use keep_up::KeepUp;
+pub use lock_holder::lock_holder;
 pub use machine_claim::MachineClaim;
 pub use map::MapRoot;
 pub use markers::PendingMarker;
@@ -82,15 +91,15 @@ pub use passphrases::{
     PassphraseEntry, PassphraseSelector, INITIAL_PASSPHRASE,
 };
 pub use point_name::PointName;
-pub use reclaim::{MaxUnused, Reachable, ReclaimOptions, ReclaimProgress, Reclaimable, Reclaimed};
-pub use repair::{Reopened, RepairReport};
+pub use repair::{ReopenReport, RepairReport, WaitingPoints};
 pub use repository::{InitOptions, OpenOptions, Repository};
+pub use repository_config::lock_repository;
+pub use repository_id::RepositoryId;
 pub use retention::{retained, KeepReason, Period, RetentionPoint, RetentionRules, RetentionSpan};
-pub use seal::random;
 pub use stats::{IndexMemory, StoreStats, StoredChunks};
 pub use verify::{
-    Affected, CatalogDamage, Coverage, Damaged, RecentDisks, VerifiedDisk, VerifyOptions,
-    VerifyProgress, VerifyReport,
+    Affected, Coverage, Damaged, RecentDisks, VerifiedDisk, VerifyOptions, VerifyProgress,
+    VerifyReport,
 };
 pub use writer::{
     BackupTarget, DiskTarget, DiskWriter, RepositoryWriter, WriteCounts, WriteOptions,

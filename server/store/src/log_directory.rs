@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use rustix::fs::{flock, statvfs, FlockOperation};
 
-use crate::{hex, seal};
+use crate::{aead, hex};
 
 const PREFIX: &str = "coldrise-rocksdb-";
 const SHARED_MEMORY: &str = "/dev/shm";
@@ -42,7 +42,7 @@ impl LogDirectory {
 
     fn create_in(parent: &Path) -> Result<Self> {
         let mut suffix = [0; 8];
-        seal::random(&mut suffix)?;
+        aead::random(&mut suffix)?;
         let path = parent.join(format!("{PREFIX}{}", hex::encode(&suffix)));
         let what = || format!("making {}", path.display());
         let found = statvfs(parent).map_err(std::io::Error::from).context(what)?;

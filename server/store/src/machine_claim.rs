@@ -1,9 +1,9 @@
-//! Which machines are being backed up: each by one backup at a time.
+//! Allows only one backup at a time of each machine.
 //!
 //! A backup builds on the machine's latest point, its name is the time, and a bitmap counts from
-//! the last one: two at once would disturb each other. Each holds `leases/backup-HASH` (flock)
-//! from before it reads the catalog until its point is there, whichever process holds the
-//! writer. HASH is keyed: the name tells no machine.
+//! the last one, so two at once would conflict. Each holds `leases/backup-HASH` (flock) from before
+//! it reads the catalog until its point is stored, whichever process is the writer. HASH is keyed,
+//! so the file name reveals no machine.
 
 use std::fs::File;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -46,7 +46,7 @@ impl Repository {
                 }
                 Err(errno) => return Err(std::io::Error::from(errno)).context(what),
             }
-            // Who had it before may have removed the file just now.
+            // The previous holder may have just removed the file.
             let is_there = match path.metadata() {
                 Ok(found) => found.ino() == file.metadata().context(what)?.ino(),
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => false,
@@ -62,7 +62,7 @@ impl Repository {
 impl Drop for MachineClaim {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.path);
-        // To close the file is not enough: a child may have it, too.
+        // Closing the file is not enough: a child process may have it open too.
         let _ = flock(&self.file, FlockOperation::Unlock);
     }
 }

@@ -1,23 +1,21 @@
 //! Names of machines, disks and sessions.
 //!
-//! A name is safe as a file name, as an NBD export name, as an NFS and FUSE
-//! path component and in a URL: nothing in it needs quoting anywhere, and it
-//! can be neither `.` nor `..` nor hold a separator.
+//! A name is safe as a file name, as an NBD export name, as an NFS and FUSE path component and in a
+//! URL: it needs no quoting anywhere, contains no separator, and is neither `.` nor `..`.
 
 use std::fmt;
 
 use coldrise_block::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 
-/// Longest name in bytes.
+/// Maximum length of a name, in bytes.
 pub const MAX_NAME_BYTES: usize = 63;
 
-/// The first component of the address of a published session, and therefore
-/// no machine's name.
+/// The first component of the address of a published session. So no machine can have this name.
 pub const LIVE: &str = "live";
 
-/// The second component of the address of a machine's newest point, and therefore no
-/// machine's name.
+/// The second component of the address of a machine's newest point. So no machine can have this
+/// name.
 pub const LATEST: &str = "latest";
 
 fn check_name(what: &str, text: &str) -> Result<()> {
@@ -50,7 +48,7 @@ macro_rules! name_type {
             /// Accepts `[a-z0-9][a-z0-9._-]{0,62}`.
             ///
             /// # Errors
-            /// `ErrorKind::InvalidInput`, saying what is allowed.
+            /// `ErrorKind::InvalidInput`, naming the allowed form.
             pub fn parse(text: &str) -> Result<Self> {
                 check_name($what, text)?;
                 let check: fn(&str) -> Result<()> = $check;
@@ -105,7 +103,7 @@ macro_rules! name_type {
 }
 
 name_type!(
-    /// The name of a protected machine; never `live`, never `latest`.
+    /// The name of a protected machine; never `live` or `latest`.
     MachineName,
     "machine",
     |text| {

@@ -1,4 +1,4 @@
-//! Where a passphrase comes from. It is never an argument and never logged.
+//! Sources of a passphrase. It is never an argument and never logged.
 
 use std::fmt;
 use std::io::Read;
@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use zeroize::Zeroizing;
 
-/// Longest passphrase in bytes.
+/// Maximum length of a passphrase, in bytes.
 pub const MAX_PASSPHRASE_BYTES: usize = 4096;
 
 /// A passphrase; its memory is wiped when it is dropped.
@@ -16,10 +16,10 @@ pub const MAX_PASSPHRASE_BYTES: usize = 4096;
 pub struct Passphrase(Zeroizing<Vec<u8>>);
 
 impl Passphrase {
-    /// Takes the bytes as they are.
+    /// Takes the bytes unchanged.
     ///
     /// # Errors
-    /// `ErrorKind::InvalidInput` when empty or over [`MAX_PASSPHRASE_BYTES`].
+    /// `ErrorKind::InvalidInput` if empty or over [`MAX_PASSPHRASE_BYTES`].
     pub fn new(bytes: Vec<u8>) -> Result<Self> {
         let bytes = Zeroizing::new(bytes);
         if bytes.is_empty() {
@@ -38,10 +38,9 @@ impl Passphrase {
         &self.0
     }
 
-    /// Reads to the end, at most as much as can be a passphrase, and strips
-    /// one line end.
+    /// Reads to the end, but not more than the maximum length, and strips one trailing newline.
     fn read_from(source: impl Read) -> std::io::Result<Zeroizing<Vec<u8>>> {
-        // Reserved whole, so that growing leaves no copies behind.
+        // Reserved at full size, so that growing leaves no copies behind.
         let mut bytes = Zeroizing::new(Vec::with_capacity(MAX_PASSPHRASE_BYTES + 64));
         source.take(MAX_PASSPHRASE_BYTES as u64 + 3).read_to_end(&mut bytes)?;
         if bytes.last() == Some(&b'\n') {
@@ -60,7 +59,8 @@ impl fmt::Debug for Passphrase {
     }
 }
 
-/// A passphrase that several steps need: its source may be a pipe, or ask somebody.
+/// A passphrase that several steps need and that is read once: its source may be a pipe or a
+/// prompt.
 pub(crate) struct ReadOnce<'a> {
     source: &'a PassphraseSource,
     read: std::cell::OnceCell<Option<Passphrase>>,
@@ -71,7 +71,7 @@ impl<'a> ReadOnce<'a> {
         ReadOnce { source, read: std::cell::OnceCell::new() }
     }
 
-    /// Errors: as of [`PassphraseSource::read`].
+    /// Errors: as [`PassphraseSource::read`].
     pub(crate) fn get(&self) -> Result<Option<&Passphrase>> {
         if self.read.get().is_none() {
             let _ = self.read.set(self.source.read()?);
@@ -80,23 +80,23 @@ impl<'a> ReadOnce<'a> {
     }
 }
 
-/// Where the passphrase is to be read from.
+/// The source of a passphrase.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PassphraseSource {
     /// The first [`MAX_PASSPHRASE_BYTES`] of a file, without a trailing newline.
     File(PathBuf),
-    /// What a command, run by `sh -c`, prints.
+    /// The output of a command that `sh -c` runs.
     Command(String),
-    /// There is none.
+    /// No passphrase.
     None,
 }
 
 impl PassphraseSource {
-    /// Reads the passphrase; `None` where the source is [`PassphraseSource::None`].
+    /// Reads the passphrase; `None` if the source is [`PassphraseSource::None`].
     ///
     /// # Errors
-    /// `InvalidInput` for an empty or too long passphrase, `ToolFailed` for a
-    /// command that fails, and what the operating system says of the file.
+    /// `InvalidInput` for an empty or too long passphrase; `ToolFailed` for a command that fails;
+    /// errors of the operating system on the file.
     pub fn read(&self) -> Result<Option<Passphrase>> {
         match self {
             PassphraseSource::None => Ok(None),
@@ -108,7 +108,7 @@ impl PassphraseSource {
             }
             PassphraseSource::Command(command) => {
                 let what = || "running the passphrase command";
-                // Not as an argument: everybody can read those.
+                // Not as an argument, because everybody can read arguments.
                 let mut child = Command::new("sh")
                     .args(["-c", "eval \"$COLDRISE_PASSPHRASE_COMMAND\""])
                     .env("COLDRISE_PASSPHRASE_COMMAND", command)

@@ -1,14 +1,13 @@
-//! The passphrases of a repository: several may open it, each wraps the same
-//! master key in a slot of its own.
+//! The passphrases of a repository. Each of them opens it and wraps the same master key in its own
+//! slot.
 //!
-//! A change replaces `repository.json` whole (synced, renamed, synced), so a crash
-//! leaves the old passphrases or the new ones. Changes exclude each other by a
-//! lock on a file of the repository; nothing else is locked out, because what
-//! is open has the master key already.
+//! A change replaces the whole `repository.json` (synced, renamed, synced), so a crash leaves the
+//! old or the new passphrases. A lock on a file of the repository serializes changes. Nothing else
+//! is blocked, because an open repository already has its master key.
 //!
-//! To remove or change a passphrase does not change the master key: whoever had
-//! the passphrase and a copy of the old `repository.json` can still read what
-//! they have copied, and a copy made later.
+//! Removing or changing a passphrase does not change the master key. A person with the passphrase
+//! and a copy of the old `repository.json` can still read earlier and later copies of the
+//! repository.
 
 use std::path::Path;
 use std::time::Duration;
@@ -16,35 +15,35 @@ use std::time::Duration;
 use coldrise_block::{Error, ErrorKind, Result};
 use zeroize::Zeroizing;
 
-use crate::description::{lock_repository, Description, MAX_KEY_SLOTS};
-use crate::keys::{GuessCost, Key, KeySlot};
+use crate::aead::Key;
+use crate::keys::{GuessCost, KeySlot};
+use crate::repository_config::{lock_repository, RepositoryConfig, MAX_KEY_SLOTS};
 use crate::{KeyLabel, Passphrase, PassphraseSource};
 
-/// What the passphrase of `init` is called, which has no name.
+/// The name shown for the passphrase of `init`, which has no label.
 pub const INITIAL_PASSPHRASE: &str = "initial";
 
-/// One passphrase, without the passphrase.
+/// The properties of one passphrase, without the passphrase itself.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct PassphraseEntry {
-    /// What it is called; that of `init` has no name.
+    /// Its name; that of `init` has none.
     pub label: Option<KeyLabel>,
-    /// When it was added, in milliseconds since 1970-01-01T00:00:00Z; unknown for
-    /// that of `init`.
+    /// When it was added, in milliseconds since 1970-01-01T00:00:00Z; unknown for that of `init`.
     pub added_at_ms: Option<u64>,
-    /// Memory of a guess, in KiB.
+    /// Memory per guess, in KiB.
     pub memory_kib: u32,
     /// Passes over that memory.
     pub passes: u32,
     /// Threads.
     pub lanes: u32,
-    /// True for the one that was given now.
+    /// True for the passphrase given now.
     pub is_given: bool,
 }
 
-/// Which passphrase is meant.
+/// Selects a passphrase.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PassphraseSelector {
-    /// The one of that name.
+    /// The one with this name.
     Label(KeyLabel),
     /// The one without a name, made by `init`.
     Initial,
@@ -54,96 +53,95 @@ pub enum PassphraseSelector {
 pub struct NewPassphrase<'a> {
     /// The passphrase.
     pub passphrase: &'a Passphrase,
-    /// What it is to be called.
+    /// Its name.
     pub label: Option<KeyLabel>,
-    /// How long a guess shall take on this machine. Opening the repository takes
-    /// as long. Without it a guess costs as much as it did: at the passphrase that is
-    /// replaced, or at the costliest one beside a passphrase that is added.
+    /// Duration of one guess on this machine; opening the repository takes as long. Without it, a
+    /// guess costs as much as for the replaced passphrase, or, for an added one, as much as for the
+    /// costliest present passphrase.
     pub guess_time: Option<Duration>,
 }
 
 /// The passphrases of a repository, in the order in which they were added.
 ///
 /// # Errors
-/// `WrongPassphrase` where the given one opens nothing; as of `Repository::open`.
+/// `WrongPassphrase` if the given one opens nothing; as `Repository::open`.
 pub fn passphrases(repository: &Path, given: &PassphraseSource) -> Result<Vec<PassphraseEntry>> {
-    let description = Description::read(repository)?;
-    let (_, opened) = open(&description, given)?;
-    Ok(entries(&description, opened))
+    let config = RepositoryConfig::read(repository)?;
+    let (_, opened) = open(&config, given)?;
+    Ok(entries(&config, opened))
 }
 
 /// Adds a passphrase.
 ///
 /// # Errors
-/// `AlreadyExists` where the passphrase or its name is there already, `InvalidInput`
-/// where there are eight; as of [`passphrases`].
+/// `AlreadyExists` if the passphrase or its name exists already; `InvalidInput` if there are
+/// already eight; as [`passphrases`].
 pub fn add_passphrase(
     repository: &Path,
     given: &PassphraseSource,
     new: &NewPassphrase<'_>,
 ) -> Result<Vec<PassphraseEntry>> {
-    change(repository, given, |description, master, opened| {
-        if description.key_slots.len() >= MAX_KEY_SLOTS {
+    change(repository, given, |config, master, opened| {
+        if config.key_slots.len() >= MAX_KEY_SLOTS {
             return Err(Error::new(
                 ErrorKind::InvalidInput,
                 format!("there are {MAX_KEY_SLOTS} passphrases already: remove one first"),
             ));
         }
-        check_new(description, new, None)?;
-        // The cheapest to guess decides how well the data is kept.
-        let costs = description.key_slots.iter().map(|slot| slot.cost);
+        check_new(config, new, None)?;
+        // The passphrase that is cheapest to guess determines the protection of the data.
+        let costs = config.key_slots.iter().map(|slot| slot.cost);
         let highest = costs.max_by_key(|cost| cost.work()).unwrap_or(GuessCost::DEFAULT);
-        let slot = wrap(description, master, new, highest)?;
-        description.key_slots.push(slot);
+        let slot = wrap(config, master, new, highest)?;
+        config.key_slots.push(slot);
         Ok(opened)
     })
 }
 
-/// Puts a new passphrase in the place of the given one, in one step. It keeps the
-/// name of the old one where it gets none.
+/// Replaces the given passphrase with a new one, in one step. Without a new name it keeps the old
+/// one.
 ///
 /// # Errors
-/// `AlreadyExists`; as of [`passphrases`].
+/// `AlreadyExists`; as [`passphrases`].
 pub fn replace_passphrase(
     repository: &Path,
     given: &PassphraseSource,
     new: &NewPassphrase<'_>,
 ) -> Result<Vec<PassphraseEntry>> {
-    change(repository, given, |description, master, opened| {
-        check_new(description, new, Some(opened))?;
-        let label = new.label.clone().or_else(|| description.key_slots[opened].label.clone());
-        let cost = description.key_slots[opened].cost;
-        let slot = wrap(description, master, &NewPassphrase { label, ..*new }, cost)?;
-        description.key_slots[opened] = slot;
+    change(repository, given, |config, master, opened| {
+        check_new(config, new, Some(opened))?;
+        let label = new.label.clone().or_else(|| config.key_slots[opened].label.clone());
+        let cost = config.key_slots[opened].cost;
+        let slot = wrap(config, master, &NewPassphrase { label, ..*new }, cost)?;
+        config.key_slots[opened] = slot;
         Ok(opened)
     })
 }
 
-/// Removes a passphrase; never the last one.
+/// Removes a passphrase. The last one cannot be removed.
 ///
 /// # Errors
-/// `NotFound`, naming those that are there; `InvalidInput` for the last one; as of
-/// [`passphrases`].
+/// `NotFound`, naming the existing ones; `InvalidInput` for the last one; as [`passphrases`].
 pub fn remove_passphrase(
     repository: &Path,
     given: &PassphraseSource,
     selector: &PassphraseSelector,
 ) -> Result<Vec<PassphraseEntry>> {
-    change(repository, given, |description, _, opened| {
+    change(repository, given, |config, _, opened| {
         let label = match selector {
             PassphraseSelector::Label(label) => Some(label),
             PassphraseSelector::Initial => None,
         };
-        let found = description.key_slots.iter().position(|slot| slot.label.as_ref() == label);
-        let Some(found) = found else { return Err(not_found(description, label)) };
-        if description.key_slots.len() == 1 {
+        let found = config.key_slots.iter().position(|slot| slot.label.as_ref() == label);
+        let Some(found) = found else { return Err(not_found(config, label)) };
+        if config.key_slots.len() == 1 {
             return Err(Error::new(
                 ErrorKind::InvalidInput,
                 "it is the only passphrase, and without one nothing can be read: add another first",
             ));
         }
-        description.key_slots.remove(found);
-        // An index behind the end is nobody's.
+        config.key_slots.remove(found);
+        // An index past the end stands for no slot.
         Ok(match found.cmp(&opened) {
             std::cmp::Ordering::Less => opened - 1,
             std::cmp::Ordering::Equal => MAX_KEY_SLOTS,
@@ -152,36 +150,36 @@ pub fn remove_passphrase(
     })
 }
 
-/// Opens, changes and replaces the description, alone.
+/// Opens, changes and replaces `repository.json` under the lock.
 fn change(
     repository: &Path,
     given: &PassphraseSource,
-    edit: impl FnOnce(&mut Description, &Key, usize) -> Result<usize>,
+    edit: impl FnOnce(&mut RepositoryConfig, &Key, usize) -> Result<usize>,
 ) -> Result<Vec<PassphraseEntry>> {
     // Without a repository there is nothing to lock.
-    Description::read(repository)?;
+    RepositoryConfig::read(repository)?;
     let _lock = lock_repository(repository, "another process changes its passphrases")?;
-    let mut description = Description::read(repository)?;
-    let (master, opened) = open(&description, given)?;
-    let opened = edit(&mut description, &master, opened)?;
-    description.set_checksum()?;
-    description.write_synced(repository)?;
-    Ok(entries(&description, opened))
+    let mut config = RepositoryConfig::read(repository)?;
+    let (master, opened) = open(&config, given)?;
+    let opened = edit(&mut config, &master, opened)?;
+    config.set_checksum()?;
+    config.write_synced(repository)?;
+    Ok(entries(&config, opened))
 }
 
 /// The master key, and the slot that the given passphrase opens.
-fn open(description: &Description, given: &PassphraseSource) -> Result<(Zeroizing<Key>, usize)> {
-    if !description.is_encrypted() {
+fn open(config: &RepositoryConfig, given: &PassphraseSource) -> Result<(Zeroizing<Key>, usize)> {
+    if !config.is_encrypted() {
         return Err(Error::new(
             ErrorKind::Unsupported,
             "the repository is not encrypted, which was decided when it was made: it has no \
              passphrases",
         ));
     }
-    description.master_and_slot(given.read()?.as_ref())
+    config.master_and_slot(given.read()?.as_ref())
 }
 
-fn entries(description: &Description, opened: usize) -> Vec<PassphraseEntry> {
+fn entries(config: &RepositoryConfig, opened: usize) -> Vec<PassphraseEntry> {
     let entry = |(number, slot): (usize, &KeySlot)| PassphraseEntry {
         label: slot.label.clone(),
         added_at_ms: slot.added_at_ms,
@@ -190,17 +188,17 @@ fn entries(description: &Description, opened: usize) -> Vec<PassphraseEntry> {
         lanes: slot.cost.lanes,
         is_given: number == opened,
     };
-    description.key_slots.iter().enumerate().map(entry).collect()
+    config.key_slots.iter().enumerate().map(entry).collect()
 }
 
-/// Refuses a name that is taken and a passphrase that opens the repository already.
-/// The slot that is to be replaced may keep both.
+/// Refuses a name that is taken and a passphrase that already opens the repository. The slot to be
+/// replaced may keep both.
 fn check_new(
-    description: &Description,
+    config: &RepositoryConfig,
     new: &NewPassphrase<'_>,
     replaced: Option<usize>,
 ) -> Result<()> {
-    let others = description.key_slots.iter().enumerate();
+    let others = config.key_slots.iter().enumerate();
     for (_, slot) in others.filter(|(number, _)| Some(*number) != replaced) {
         if slot.label.is_some() && slot.label == new.label {
             return Err(Error::new(
@@ -208,7 +206,7 @@ fn check_new(
                 "another passphrase has that name: choose another one",
             ));
         }
-        if slot.unwrap(new.passphrase, &description.bound())?.is_some() {
+        if slot.unwrap(new.passphrase, &config.bound())?.is_some() {
             return Err(Error::new(
                 ErrorKind::AlreadyExists,
                 "that passphrase opens the repository already",
@@ -218,9 +216,9 @@ fn check_new(
     Ok(())
 }
 
-/// A slot for `new`, at `cost` where it asks for none.
+/// A slot for `new`, at `cost` if `new` asks for none.
 fn wrap(
-    description: &Description,
+    config: &RepositoryConfig,
     master: &Key,
     new: &NewPassphrase<'_>,
     cost: GuessCost,
@@ -230,11 +228,11 @@ fn wrap(
         Some(time) => GuessCost::for_this_machine(time)?,
     };
     let now = u64::try_from(jiff::Timestamp::now().as_millisecond()).ok();
-    KeySlot::wrap(master, new.passphrase, &description.bound(), cost, new.label.clone(), now)
+    KeySlot::wrap(master, new.passphrase, &config.bound(), cost, new.label.clone(), now)
 }
 
-fn not_found(description: &Description, label: Option<&KeyLabel>) -> Error {
-    let names: Vec<&str> = description
+fn not_found(config: &RepositoryConfig, label: Option<&KeyLabel>) -> Error {
+    let names: Vec<&str> = config
         .key_slots
         .iter()
         .map(|slot| slot.label.as_ref().map_or(INITIAL_PASSPHRASE, KeyLabel::as_str))

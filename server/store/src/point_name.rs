@@ -1,4 +1,4 @@
-//! Names of restore points: a UTC second, and `+N` for what was sealed from it.
+//! Names of restore points: a UTC second, with `+N` for points sealed from it.
 
 use std::fmt;
 
@@ -25,7 +25,7 @@ impl PointName {
     /// Parses the one canonical form.
     ///
     /// # Errors
-    /// `ErrorKind::InvalidInput`, saying what is allowed.
+    /// `ErrorKind::InvalidInput`, naming the allowed form.
     pub fn parse(text: &str) -> Result<Self> {
         Self::parse_canonical(text).ok_or_else(|| {
             let shown: String = text.chars().take(80).collect();
@@ -81,7 +81,7 @@ impl PointName {
         Some(PointName { unix_seconds, synthetic, text: text.to_owned() })
     }
 
-    /// The name of a point taken at `time`, cut to the second.
+    /// The name of a point taken at `time`, truncated to the second.
     ///
     /// # Errors
     /// `ErrorKind::InvalidInput` before 1970 and after 9999.
@@ -98,7 +98,7 @@ impl PointName {
         ))
     }
 
-    /// The synthetic point number `n` of this point's time.
+    /// The synthetic point number `n` at this point's time.
     ///
     /// # Errors
     /// `ErrorKind::InvalidInput` for n = 0.
@@ -130,7 +130,7 @@ impl PointName {
         self.text.split('+').next().unwrap_or(&self.text)
     }
 
-    /// Twelve bytes that sort as the names do.
+    /// Twelve bytes that sort like the names.
     pub(crate) fn sort_key(&self) -> [u8; 12] {
         let mut key = [0; 12];
         key[..8].copy_from_slice(&self.unix_seconds.to_be_bytes());
@@ -138,7 +138,7 @@ impl PointName {
         key
     }
 
-    /// The name that a sort key was made of; `None` for what none makes.
+    /// The name of a sort key; `None` for a key that no name has.
     pub(crate) fn from_sort_key(key: &[u8; 12]) -> Option<Self> {
         let (seconds, number) = key.split_first_chunk::<8>()?;
         let seconds = i64::try_from(u64::from_be_bytes(*seconds)).ok()?;

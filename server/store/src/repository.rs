@@ -1,4 +1,4 @@
-//! An open repository: what every reader shares.
+//! An open repository: the state that all readers share.
 //!
 //! ```text
 //! Repository ──▶ Database (a secondary for readers, the primary for a writer)
@@ -7,41 +7,40 @@
 //!     └────────▶ decoded chunks (bounded, may be off)
 //! ```
 //!
-//! No lock is held while the store is read; the caches lock a shard for the
-//! time of a look-up.
+//! No lock is held while the store is read. The caches lock one shard during a look-up.
 
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use coldrise_block::{Context, Error, ErrorKind, Result};
+use coldrise_block::{sync_directory, Context, Error, ErrorKind, Result};
 use zeroize::Zeroizing;
 
+use crate::advice::{advise_repair, VERIFY};
+use crate::aead::document;
+use crate::aead::Key;
 use crate::cache::{ChunkCache, PageCache};
 use crate::chunk::{ChunkCodec, ChunkId};
-use crate::chunked_disk::ChunkedDisk;
-use crate::description::{
-    database_path, lock_repository, parts, sync_directory, Description, FILE_NAME, LOCK_NAME,
-    PARTS, TEMPORARY_NAME,
-};
 use crate::file_system::refuse_shared;
 use crate::high_water::HighWater;
-use crate::keys::{Key, Keys};
+use crate::keys::Keys;
 use crate::log_directory::LogDirectory;
-use crate::map::{parse_page_value, MapRoot, Page, PageId, PageSource};
+use crate::map::{parse_page_value, Page, PageId, PageSource};
 use crate::memory::default_cache_bytes;
 use crate::passphrase::ReadOnce;
+use crate::repository_config::{
+    database_path, lock_repository, parts, RepositoryConfig, FILE_NAME, LOCK_NAME, PARTS,
+    TEMPORARY_NAME,
+};
 use crate::rocks::{Database, Family, Pinned, ReadMode};
-use crate::seal::document;
-use crate::writer::advise_repair;
-use crate::writer::WriterLock;
+use crate::writer_lock::WriterLock;
 use crate::{Compression, Passphrase, PassphraseSource, RepositoryId};
 
-/// Decoded pages of chunk maps that are kept, in bytes.
+/// Size of the cache of decoded chunk-map pages, in bytes.
 pub(crate) const PAGE_CACHE_BYTES: u64 = 16 << 20;
 
-/// What a new repository is to be.
+/// Options of a new repository.
 #[derive(Debug)]
 pub struct InitOptions<'a> {
     /// A power of two from [`crate::MIN_CHUNK_SIZE_BYTES`] to
@@ -49,14 +48,14 @@ pub struct InitOptions<'a> {
     pub chunk_size_bytes: u32,
     /// How chunks are compressed.
     pub compression: Compression,
-    /// What encrypts it; `None` makes a repository without encryption.
+    /// The passphrase that encrypts the repository; `None` makes an unencrypted one.
     pub passphrase: Option<&'a Passphrase>,
 }
 
-/// How a repository is to be opened.
+/// Options for opening a repository.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpenOptions {
-    /// Decoded chunks that are kept in memory, in bytes at most; 0 keeps none.
+    /// Size of the cache of decoded chunks, in bytes at most; 0 caches none.
     pub cache_bytes: u64,
 }
 
@@ -69,77 +68,74 @@ impl Default for OpenOptions {
 /// An open repository, for reading.
 pub struct Repository {
     path: PathBuf,
-    description: Description,
+    config: RepositoryConfig,
     keys: Keys,
     codec: ChunkCodec,
     pages: PageCache,
     chunks: Option<ChunkCache>,
-    // Dropped in this order: the database, then what belongs to it.
+    // Fields are dropped in this order: the database before the things it needs.
     database: Database,
     access: Access,
 }
 
-/// When the passphrase is known to be right.
+/// When the passphrase is checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum KeyCheck {
-    /// Beside opening the database: it takes some 25 ms and the database a few.
+    /// While the database opens: the check takes about 25 ms and the database a few.
     Beside,
-    /// Before: opening the database changes it, and needs them.
+    /// Before: opening the database changes it and needs the keys.
     First,
 }
 
-/// What holding the database open takes.
+/// Resources held while the database is open.
 pub(crate) struct Access {
     /// Held by the one writer; `None` in a reader, which has to catch up.
     pub(crate) writer_lock: Option<WriterLock>,
     /// The directory for RocksDB's own log.
     pub(crate) _log: LogDirectory,
-    /// Of a writer: how far the database has come.
+    /// In a writer: the high-water mark of the database.
     pub(crate) high_water: HighWater,
 }
 
 impl Repository {
-    /// Makes a repository in `path`, a directory that is absent, empty, or
-    /// holds what an `init` that was killed left behind.
+    /// Makes a repository in `path`, a directory that is absent, is empty, or holds the remains of
+    /// a killed `init`.
     ///
     /// # Errors
-    /// `AlreadyExists` where there is a repository or anything foreign, `Busy` where another
-    /// process is about to make one, for too long, `Unsupported` on a file system that
-    /// several hosts can mount,
-    /// `InvalidInput` for a chunk size or compression that is not possible.
+    /// `AlreadyExists` if there is a repository or any foreign file; `Busy` if another process is
+    /// making a repository there and does not finish in time; `Unsupported` on a file system that
+    /// several hosts can mount; `InvalidInput` for an impossible chunk size or compression.
     pub fn init(path: &Path, options: &InitOptions<'_>) -> Result<()> {
         Self::init_with_guess_time(path, options, None)
     }
 
-    /// The same, with a choice of how long a guess at the passphrase, and with it every
-    /// opening of the repository, shall take on this machine. Without one about 25 ms.
+    /// [`Repository::init`] with a chosen time that one guess at the passphrase takes on this
+    /// machine. Each opening of the repository takes the same time. The default is about 25 ms.
     ///
     /// # Errors
-    /// As of [`Repository::init`].
+    /// As [`Repository::init`].
     pub fn init_with_guess_time(
         path: &Path,
         options: &InitOptions<'_>,
         guess_time: Option<Duration>,
     ) -> Result<()> {
-        // Where it is going to be made: what is there of the way to it tells the type.
+        // The existing part of the path determines the file system's type.
         let absolute = std::path::absolute(path).context(|| path.display().to_string())?;
         let there = absolute.ancestors().find(|place| place.exists());
         there.map(refuse_shared).transpose()?;
-        let description = Description::create(
+        let config = RepositoryConfig::create(
             options.chunk_size_bytes,
             options.compression,
             options.passphrase,
             guess_time,
         )?;
         make_directory(path)?;
-        // Another init would take what this one has made for what a killed one left.
+        // Another init would take these files for the remains of a killed one.
         half_made(path)?;
         let _lock = lock_repository(path, "another process makes it into a repository")?;
         for (part, is_dir) in half_made(path)? {
-            let removed = match is_dir {
-                true => std::fs::remove_dir_all(&part),
-                false => std::fs::remove_file(&part),
-            };
+            let removed =
+                if is_dir { std::fs::remove_dir_all(&part) } else { std::fs::remove_file(&part) };
             removed.context(|| format!("removing the half-made {}", part.display()))?;
         }
         for part in parts(path) {
@@ -148,22 +144,22 @@ impl Repository {
         let log = LogDirectory::create()?;
         drop(Database::open_primary(&database_path(path), log.path(), true)?);
         sync_directory(path)?;
-        description.write_synced(path)
+        config.write_synced(path)
     }
 
-    /// Whether there is a repository in `path`, of a format that can be opened.
+    /// Checks that `path` holds a repository of a supported format.
     ///
     /// # Errors
-    /// `NoRepository`, `Unsupported` for another format version, `Corrupt` for damage.
+    /// `NoRepository`; `Unsupported` for another format version; `Corrupt` for damage.
     pub fn check(path: &Path) -> Result<()> {
-        Description::read(path).map(|_| ())
+        RepositoryConfig::read(path).map(|_| ())
     }
 
-    /// Opens a repository for reading, beside a writer where there is one.
+    /// Opens a repository for reading, also beside a writer.
     ///
     /// # Errors
-    /// `NoRepository`, `WrongPassphrase`, `Unsupported` for another format
-    /// version, `Corrupt` for damage.
+    /// `NoRepository`; `WrongPassphrase`; `Unsupported` for another format version; `Corrupt` for
+    /// damage.
     pub fn open(
         path: &Path,
         passphrase: &PassphraseSource,
@@ -185,24 +181,24 @@ impl Repository {
         passphrase: &ReadOnce<'_>,
         options: &OpenOptions,
         check: KeyCheck,
-        open_database: impl FnOnce(&Description, Option<&Keys>) -> Result<(Database, Access)>,
+        open_database: impl FnOnce(&RepositoryConfig, Option<&Keys>) -> Result<(Database, Access)>,
     ) -> Result<Repository> {
-        let description = Description::read(path)?;
+        let config = RepositoryConfig::read(path)?;
         let passphrase = passphrase.get()?;
         let derive = || {
-            let master = description.master(passphrase);
+            let master = config.master(passphrase);
             master.context(|| path.display().to_string())
         };
-        let new_keys = |master: &Key| Keys::new(master, description.is_encrypted());
+        let new_keys = |master: &Key| Keys::new(master, config.is_encrypted());
         let (keys, opened) = match check {
             KeyCheck::First => {
                 let keys = new_keys(&*derive()?)?;
-                let opened = open_database(&description, Some(&keys));
+                let opened = open_database(&config, Some(&keys));
                 (keys, opened)
             }
             KeyCheck::Beside => std::thread::scope(|scope| {
                 let master = scope.spawn(derive);
-                let opened = open_database(&description, None);
+                let opened = open_database(&config, None);
                 let panicked = || Error::new(ErrorKind::Internal, "deriving the key panicked");
                 let master = master.join().unwrap_or_else(|_| Err(panicked()))?;
                 Ok::<_, Error>((new_keys(&master)?, opened))
@@ -210,25 +206,24 @@ impl Repository {
         };
         let (database, access) = opened?;
         make_missing_parts(path);
-        let codec =
-            ChunkCodec::new(description.id, description.compression, description.chunk_size_bytes);
+        let codec = ChunkCodec::new(config.id, config.compression, config.chunk_size_bytes);
         Ok(Repository {
             path: path.to_owned(),
             keys,
             codec,
             pages: PageCache::new(PAGE_CACHE_BYTES),
-            chunks: ChunkCache::new(options.cache_bytes, description.chunk_size_bytes),
-            description,
+            chunks: ChunkCache::new(options.cache_bytes, config.chunk_size_bytes),
+            config,
             database,
             access,
         })
     }
 
-    /// Lets a reader see what the writer has committed since; a writer always
-    /// sees everything.
+    /// Lets a reader see the commits that the writer has made since. A writer always sees
+    /// everything.
     ///
     /// # Errors
-    /// What the operating system says of the files.
+    /// Errors of the operating system on the files.
     pub fn catch_up(&self) -> Result<()> {
         match self.access.writer_lock {
             None => self.database.catch_up(),
@@ -236,76 +231,69 @@ impl Repository {
         }
     }
 
-    /// Where the repository lies.
+    /// The directory of the repository.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The random id that tells this repository from every other.
+    /// The random id that distinguishes this repository from all others.
     pub fn id(&self) -> &RepositoryId {
-        &self.description.id
+        &self.config.id
     }
 
     /// The size of every chunk, in bytes.
     pub fn chunk_size_bytes(&self) -> u32 {
-        self.description.chunk_size_bytes
+        self.config.chunk_size_bytes
     }
 
     /// How chunks are compressed.
     pub fn compression(&self) -> Compression {
-        self.description.compression
+        self.config.compression
     }
 
     /// Whether a passphrase protects the repository.
     pub fn is_encrypted(&self) -> bool {
-        self.description.is_encrypted()
+        self.config.is_encrypted()
     }
 
-    /// Where sessions lie.
+    /// The directory of sessions.
     pub fn live_dir(&self) -> PathBuf {
         self.path.join("live")
     }
 
-    /// Where layers lie.
+    /// The directory of layers.
     pub fn layers_dir(&self) -> PathBuf {
         self.path.join("layers")
     }
 
-    /// Where running front ends say what they serve.
+    /// The directory in which running front ends record what they serve.
     pub fn leases_dir(&self) -> PathBuf {
         self.path.join("leases")
     }
 
-    /// A key for another part of Coldrise, derived from the master key, from
-    /// what it is for and from what it belongs to. In a repository without
-    /// encryption everybody can derive it: then it guards against accidents
-    /// only.
+    /// Derives a key for another part of Coldrise from the master key, a purpose and the thing it
+    /// belongs to. In an unencrypted repository anybody can derive it; there it protects only
+    /// against accidents.
     pub fn derive_key(&self, purpose: &str, material: &[u8]) -> Zeroizing<Key> {
         self.keys.export(purpose, material)
     }
 
-    /// Seals a document: version (1), nonce (12), ciphertext, tag (16). It
-    /// opens only in this repository and for the same purpose.
+    /// Seals a document: version (1), nonce (12), ciphertext, tag (16). It opens only in this
+    /// repository and for the same purpose.
     ///
     /// # Errors
     /// `InvalidInput` over 16 MiB.
-    pub fn seal_document(&self, purpose: &str, plaintext: &[u8]) -> Result<Vec<u8>> {
-        document::seal(&self.keys.documents, &self.description.id.0, purpose, plaintext)
+    pub fn encrypt_document(&self, purpose: &str, plaintext: &[u8]) -> Result<Vec<u8>> {
+        document::encrypt(&self.keys.documents, &self.config.id.0, purpose, plaintext)
     }
 
-    /// Opens what [`Repository::seal_document`] has sealed.
+    /// Opens a document sealed by [`Repository::encrypt_document`].
     ///
     /// # Errors
-    /// `Corrupt` where it was changed, truncated, or sealed for another
-    /// purpose or repository.
-    pub fn open_document(&self, purpose: &str, bytes: &[u8]) -> Result<Vec<u8>> {
+    /// `Corrupt` if it was changed, truncated, or sealed for another purpose or repository.
+    pub fn decrypt_document(&self, purpose: &str, bytes: &[u8]) -> Result<Vec<u8>> {
         tracing::trace!(purpose, "opening a document");
-        document::open(&self.keys.documents, &self.description.id.0, purpose, bytes)
-    }
-
-    /// The disk of a chunk map, read-only. Costs nothing.
-    pub fn disk(self: &Arc<Self>, root: MapRoot, size_bytes: u64) -> ChunkedDisk {
-        ChunkedDisk::new(self.clone(), root, size_bytes)
+        document::decrypt(&self.keys.documents, &self.config.id.0, purpose, bytes)
     }
 
     pub(crate) fn high_water(&self) -> &HighWater {
@@ -328,8 +316,8 @@ impl Repository {
         self.chunks.as_ref()
     }
 
-    /// Looks a value up, and once more after catching up where it is missing:
-    /// its point may be newer than what this reader has seen.
+    /// Looks a value up. If it is missing, catches up and looks again: its point may be newer than
+    /// this reader's view.
     pub(crate) fn get_caught_up(
         &self,
         family: Family,
@@ -345,8 +333,8 @@ impl Repository {
         }
     }
 
-    /// Decodes a chunk into `chunk`, which has the chunk size. One that is damaged is
-    /// looked at once more, after catching up: it may have been healed.
+    /// Decodes a chunk into `chunk`, which has the chunk size. If the chunk is damaged, catches up
+    /// and reads again: a writer may have healed it.
     pub(crate) fn read_chunk(&self, id: ChunkId, chunk: &mut [u8]) -> Result<()> {
         match self.try_read_chunk(id, chunk) {
             Err(error) if error.kind() == ErrorKind::Corrupt => {
@@ -360,21 +348,18 @@ impl Repository {
     fn try_read_chunk(&self, id: ChunkId, chunk: &mut [u8]) -> Result<()> {
         let value = self
             .get_caught_up(Family::Chunks, &id.to_be_bytes(), ReadMode::Payload)
-            .map_err(|error| error.context(format_args!("chunk {id}; {ADVICE}")))?
+            .map_err(|error| error.context(format_args!("chunk {id}; {VERIFY}")))?
             .ok_or_else(|| missing_chunk(id))?;
         self.codec.decode(&self.keys.chunks, id, &value, chunk)
     }
 }
 
-/// What to do about a damaged chunk.
-const ADVICE: &str = "run coldrise verify to see what it affects";
-
 pub(crate) fn missing_chunk(id: ChunkId) -> Error {
-    Error::new(ErrorKind::Corrupt, format!("chunk {id} is missing; {ADVICE}"))
+    Error::new(ErrorKind::Corrupt, format!("chunk {id} is missing")).advise(VERIFY)
 }
 
 impl Repository {
-    /// A page, if it is kept decoded.
+    /// The decoded page, if it is cached.
     pub(crate) fn decoded_page(&self, id: PageId, level: u8) -> Option<Page> {
         self.pages.get(id, level)
     }
@@ -384,13 +369,10 @@ impl Repository {
     fn stored_page(&self, family: Family, id: PageId, level: u8) -> Result<Vec<u64>> {
         let value =
             self.get_caught_up(family, &id.to_be_bytes(), ReadMode::Cached)?.ok_or_else(|| {
-                let message = format!(
-                    "page {id} of a chunk map is missing; run coldrise verify to see what it \
-                     affects"
-                );
-                Error::new(ErrorKind::Corrupt, message)
+                let message = format!("page {id} of a chunk map is missing");
+                Error::new(ErrorKind::Corrupt, message).advise(VERIFY)
             })?;
-        parse_page_value(&self.description.id, &self.keys.pages, id, level, &value)
+        parse_page_value(&self.config.id, &self.keys.pages, id, level, &value)
     }
 }
 
@@ -400,7 +382,7 @@ impl PageSource for Repository {
             return Ok(page);
         }
         let slots = match self.stored_page(Family::Maps, id, level) {
-            // What damage takes from one the other has.
+            // One family still has pages that are damaged in the other.
             Err(error) if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Io) => {
                 self.stored_page(Family::MapsCopy, id, level).map_err(|_| error)?
             }
@@ -412,15 +394,15 @@ impl PageSource for Repository {
     }
 }
 
-/// Whoever copies a repository may leave empty directories out. What has to be in them and is
-/// missing verify tells.
+/// Makes missing directories. Copying a repository may leave empty ones out; `verify` reports
+/// content that is missing from them.
 fn make_missing_parts(path: &Path) {
     for part in parts(path) {
-        // Anything else that is wrong with it shows when it is used.
+        // Any other error shows when the directory is used.
         if matches!(part.try_exists(), Ok(false)) {
             match make_directory(&part) {
                 Ok(()) => tracing::warn!(path = %part.display(), "a directory was missing"),
-                // Nobody writes there then, and who reads says so.
+                // Nobody writes there then, and readers report it.
                 Err(error) => tracing::debug!(%error, "a directory is missing"),
             }
         }
@@ -435,7 +417,7 @@ fn make_directory(path: &Path) -> Result<()> {
     }
 }
 
-/// What a killed `init` left, and whether that is a directory. Anything else is refused.
+/// The remains of a killed `init`, each with whether it is a directory. Anything else is refused.
 fn half_made(path: &Path) -> Result<Vec<(PathBuf, bool)>> {
     let taken = |what: &str| {
         Err(Error::new(
@@ -474,8 +456,7 @@ fn half_made(path: &Path) -> Result<Vec<(PathBuf, bool)>> {
     Ok(half_made)
 }
 
-/// True where a directory holds nothing but what RocksDB puts into an empty
-/// database.
+/// True if a directory holds only the files that RocksDB puts into an empty database.
 fn looks_like_new_database(path: &Path) -> Result<bool> {
     let reading = || format!("reading {}", path.display());
     for entry in std::fs::read_dir(path).context(reading)? {

@@ -47,7 +47,7 @@ impl StoreState {
         };
         let corrupt =
             || Error::new(ErrorKind::Corrupt, "the state of the store has an unknown form");
-        let plaintext = repository.open_document(PURPOSE, &value)?;
+        let plaintext = repository.decrypt_document(PURPOSE, &value)?;
         if plaintext.len() != 8 * (FIELDS + 1) {
             return Err(corrupt());
         }
@@ -83,11 +83,11 @@ impl StoreState {
         database.flush()
     }
 
-    /// The same for what a gc beside a disk has left to be counted.
+    /// [`StoreState::count_anew`] for the counts that a gc beside a disk has left undone.
     pub(crate) fn count_after_gc(&mut self, repository: &Repository) {
-        // Counters that count too much do no harm until the next gc.
+        // Counters that are too high do no harm until the next gc.
         if let Err(error) = self.count_anew(repository) {
-            tracing::warn!(error = %error.full_message(), "chunks were not counted anew");
+            tracing::warn!(error = %error.full_message(), "chunks were not counted again");
         }
     }
 
@@ -103,6 +103,6 @@ impl StoreState {
             self.reserved,
         ];
         let plaintext: Vec<u8> = fields.iter().flat_map(|field| field.to_le_bytes()).collect();
-        batch.put(Family::State, KEY, &repository.seal_document(PURPOSE, &plaintext)?)
+        batch.put(Family::State, KEY, &repository.encrypt_document(PURPOSE, &plaintext)?)
     }
 }

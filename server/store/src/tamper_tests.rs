@@ -1,6 +1,5 @@
-//! Values of a store that somebody else has written to: swapped, copied,
-//! removed, made up. Entries are changed through the database itself, so that
-//! every checksum of RocksDB's is right.
+//! Values of a store that an attacker has written: swapped, copied, removed, forged. Entries are
+//! changed through the database itself, so that all of RocksDB's checksums are right.
 
 use coldrise_block::{ErrorKind, Result};
 
@@ -22,9 +21,10 @@ struct Fixture {
 fn fixture(encrypted: bool) -> Fixture {
     let directory = tempfile::tempdir().unwrap();
     let passphrase = encrypted.then(|| Passphrase::new(b"secret".to_vec()).unwrap());
-    let source = match encrypted {
-        true => PassphraseSource::Command("printf secret".into()),
-        false => PassphraseSource::None,
+    let source = if encrypted {
+        PassphraseSource::Command("printf secret".into())
+    } else {
+        PassphraseSource::None
     };
     let options = InitOptions {
         chunk_size_bytes: CHUNK as u32,
@@ -72,7 +72,7 @@ impl Fixture {
         self.put(family, &two, &values.0);
     }
 
-    /// Reads 4 KiB at chunk `index`, and all around it as a stream.
+    /// Reads 4 KiB at chunk `index`, and its surroundings as a stream.
     fn read(&self, index: usize) -> [Result<()>; 2] {
         let repository = self.writer.repository();
         let disk = repository.disk(self.root, self.content.len() as u64);
@@ -120,7 +120,7 @@ fn swapped_replaced_and_missing_chunks_are_noticed_and_named() {
 #[test]
 fn swapped_and_missing_pages_are_noticed_and_named() {
     for encrypted in [true, false] {
-        // Leaves 1 and 2, the root 3.
+        // Leaves 1 and 2; the root is 3.
         let swapped = fixture(encrypted);
         assert_eq!((swapped.root.page(), swapped.root.levels()), (3, 2));
         let [right, copied] = [fixture(encrypted), fixture(encrypted)];
@@ -140,8 +140,8 @@ fn swapped_and_missing_pages_are_noticed_and_named() {
         let missing = fixture(encrypted);
         missing.remove(Family::Maps, 3);
         missing.remove(Family::MapsCopy, 3);
-        // Still decoded in memory from when it was built is allowed; a page
-        // that is asked for anew is not.
+        // A page cached from when it was built may still be readable; a page that must be read is
+        // not.
         assert!(missing.writer.repository().page(99, 0).is_err());
         let error = missing.writer.repository().page(3, 0).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Corrupt);
@@ -209,7 +209,7 @@ fn what_was_not_committed_is_dropped_and_its_ids_are_skipped() {
         root,
         content: content.clone(),
     };
-    // As a crash leaves it between taking a file over and the commit.
+    // As after a crash between ingesting a file and the commit.
     let orphan = chunk.value(Family::Chunks, &7u64.to_be_bytes());
     for id in 3000..3010u64 {
         chunk.put(Family::Chunks, &id.to_be_bytes(), &orphan);

@@ -1,4 +1,4 @@
-//! Damaged store files: an error that says so, never wrong bytes, never a crash.
+//! Damaged store files: reads fail with a clear error, and never return wrong bytes or crash.
 
 mod common;
 
@@ -19,8 +19,8 @@ fn table_files(repository: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// Reads all of the disk, in pieces of both sorts of reading, and asserts that
-/// nothing but the content is ever returned. Says how many reads failed.
+/// Reads the whole disk, in pieces by both kinds of reading, and asserts that only the content is
+/// returned. Returns the number of failed reads.
 fn read_and_compare(
     repository: &std::sync::Arc<Repository>,
     root: MapRoot,
@@ -39,7 +39,7 @@ fn read_and_compare(
                         "{error:?}"
                     );
                     failed += 1;
-                    // Where a whole file is unreadable the rest says no more.
+                    // If a whole file is unreadable, further reads show nothing new.
                     if failed % 10 == 0 {
                         break;
                     }
@@ -54,7 +54,7 @@ fn read_and_compare(
 fn flipped_bytes_in_store_files_never_give_wrong_bytes() {
     for encrypted in [true, false] {
         let store = Store::with(CHUNK as u32, Compression::Lz4, encrypted);
-        // Over 8 MiB, so that it gets a file of its own.
+        // Over 8 MiB, so that it gets its own file.
         let content = half_compressible(11, 12 << 20);
         let writer = store.writer();
         let (root, _) = write_all(&writer, None, &content);
@@ -63,7 +63,7 @@ fn flipped_bytes_in_store_files_never_give_wrong_bytes() {
         for file in table_files(&store.path()) {
             let original = std::fs::read(&file).unwrap();
             let length = original.len();
-            // Spread over the payload, and dense where the index lies.
+            // Spread over the payload, and dense at the index.
             let spots = (0..3).map(|i| length / 4 * (i + 1));
             let end = (0..7).map(|i| length - 1 - (i * i * 499).min(length - 1));
             for spot in spots.chain(end) {
@@ -88,8 +88,8 @@ fn flipped_bytes_in_store_files_never_give_wrong_bytes() {
     }
 }
 
-/// RocksDB frames every value with lengths that it follows before anything of
-/// ours is authenticated.
+/// RocksDB frames every value with lengths, which it follows before our code authenticates
+/// anything.
 #[test]
 fn damage_around_a_value_is_an_error_and_does_not_end_the_process() {
     let store = Store::with(CHUNK as u32, Compression::None, false);
@@ -99,7 +99,7 @@ fn damage_around_a_value_is_an_error_and_does_not_end_the_process() {
     drop(writer);
     let file = table_files(&store.path()).remove(0);
     let original = std::fs::read(&file).unwrap();
-    // Chunk 2 begins a block; before it ends that of chunk 1.
+    // Chunk 2 begins a block; the block of chunk 1 ends before it.
     let key = 2u64.to_be_bytes();
     let at = original.windows(8).position(|window| window == key).unwrap();
     let mut found = 0;

@@ -1,5 +1,5 @@
-//! Several disks written at once by one writer: each is stored whole, content is shared among
-//! them, and a disk that is cancelled or fails does not disturb the others.
+//! One writer writes several disks at once: each is stored completely, they share content, and a
+//! disk that is cancelled or fails does not disturb the others.
 
 mod common;
 
@@ -23,7 +23,7 @@ fn write_piece(disk: &mut DiskWriter, content: &[u8], number: usize) {
 fn disks_take_turns_and_share_what_they_hold() {
     let store = Store::new();
     let writer = store.writer();
-    // Each pair of neighbours has one half in common, which neither has committed yet.
+    // Each pair of neighbours shares one half, which neither has committed yet.
     let contents: Vec<Vec<u8>> = (0..4)
         .map(|number| [noise(100 + number, 6 * PIECE), noise(101 + number, 6 * PIECE)].concat())
         .collect();
@@ -49,7 +49,7 @@ fn disks_take_turns_and_share_what_they_hold() {
     }
 }
 
-/// What a cancelled disk was the first to bring may be in the maps of the others already.
+/// The maps of other disks may already name chunks that a cancelled disk stored first.
 #[test]
 fn a_cancelled_disk_takes_nothing_from_the_others() {
     let store = Store::new();
@@ -83,7 +83,7 @@ fn a_disk_whose_base_is_damaged_fails_alone() {
     let writer = store.writer();
     let content = noise(8, 8 * PIECE);
     let (root, _) = write_all(&writer, None, &content);
-    // A page that the store does not have stands for a damaged one.
+    // A page id that the store does not have stands for a damaged page.
     let mut missing = serde_json::to_value(root).unwrap();
     missing["page"] = 4711.into();
     let missing: MapRoot = serde_json::from_value(missing).unwrap();
@@ -103,7 +103,7 @@ fn a_disk_whose_base_is_damaged_fails_alone() {
     assert!(read_all(&writer.repository().disk(root, content.len() as u64)) == content);
 }
 
-/// From several threads, with ends and cancellations in any order.
+/// Several threads end and cancel disks in any order.
 #[test]
 fn threads_write_disks_of_one_repository() {
     let store = Store::new();

@@ -1,4 +1,4 @@
-//! Making and opening repositories: every way it can go wrong is told apart.
+//! Making and opening repositories: each failure has its own error.
 
 mod common;
 
@@ -31,7 +31,7 @@ fn a_directory_without_a_repository_is_no_repository() {
     let file = directory.path().join("file");
     std::fs::write(&file, b"x").unwrap();
     assert_eq!(open_kind(&file, &none), ErrorKind::NoRepository);
-    // Looking for a repository leaves nothing behind.
+    // A search for a repository leaves nothing behind.
     assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1);
 }
 
@@ -107,7 +107,7 @@ fn there_is_one_writer_and_any_number_of_readers() {
     let second = RepositoryWriter::open(&store.path(), &store.source, &OpenOptions::default());
     assert_eq!(second.err().unwrap().kind(), ErrorKind::Busy);
 
-    // The repository of a writer keeps the lock as long as it lives.
+    // The writer's repository keeps the lock as long as it lives.
     let repository = writer.repository().clone();
     drop(writer);
     let third = RepositoryWriter::open(&store.path(), &store.source, &OpenOptions::default());
@@ -145,21 +145,21 @@ fn derived_keys_and_documents_are_the_repositorys_own() {
         assert_ne!(*key, *one.derive_key("layeri", b"d"));
         assert_ne!(*key, *two.derive_key("layer", b"id"));
 
-        let sealed = one.seal_document("session", b"guest secret").unwrap();
-        assert_eq!(one.open_document("session", &sealed).unwrap(), b"guest secret");
+        let sealed = one.encrypt_document("session", b"guest secret").unwrap();
+        assert_eq!(one.decrypt_document("session", &sealed).unwrap(), b"guest secret");
         assert_eq!(sealed.windows(6).any(|w| w == b"secret"), !encrypted);
         let mut changed = sealed.clone();
         changed[20] ^= 1;
         for refused in [
-            one.open_document("sessions", &sealed),
-            two.open_document("session", &sealed),
-            one.open_document("session", &changed),
-            one.open_document("session", &sealed[..sealed.len() - 1]),
-            one.open_document("session", b""),
+            one.decrypt_document("sessions", &sealed),
+            two.decrypt_document("session", &sealed),
+            one.decrypt_document("session", &changed),
+            one.decrypt_document("session", &sealed[..sealed.len() - 1]),
+            one.decrypt_document("session", b""),
         ] {
             assert_eq!(refused.unwrap_err().kind(), ErrorKind::Corrupt);
         }
-        let again = one.seal_document("session", b"guest secret").unwrap();
+        let again = one.encrypt_document("session", b"guest secret").unwrap();
         assert_eq!(sealed != again, encrypted, "nonces are random");
     }
 }

@@ -1,4 +1,4 @@
-//! The catalog: points appear whole, once, in order, and to readers too.
+//! The catalog: points appear completely, once, in order, and also to readers.
 
 mod common;
 
@@ -25,7 +25,7 @@ fn a_reader_sees_new_points_after_catching_up_and_reads_their_disks() {
         writer.put_point(&document).unwrap();
         let name = PointName::parse(name).unwrap();
         assert_eq!(reader.point(&machine, &name).unwrap_err().kind(), ErrorKind::NotFound);
-        // A root that came from elsewhere is readable without asking.
+        // A root from elsewhere is readable without catching up first.
         assert_eq!(read_all(&reader.disk(root, length as u64)), content);
         reader.catch_up().unwrap();
         assert_eq!(reader.point(&machine, &name).unwrap(), document);

@@ -1,4 +1,4 @@
-//! What the catalog remembers of points that are gone, and of those that must not go.
+//! The catalog's memory of removed points, and of points that must not be removed.
 
 mod common;
 
@@ -42,7 +42,7 @@ fn the_last_backup_is_known_after_it_was_forgotten() {
     assert_eq!(last(), Some(name(SECOND)), "a synthetic point is no backup");
     writer.remove_points(&of(&[SECOND])).unwrap();
     assert_eq!(last(), Some(name(SECOND)));
-    // One that was made later counts, whatever time it is named for.
+    // The backup stored later counts, whatever its name's time.
     put(&writer, "20200101T000000Z");
     assert_eq!(last(), Some(name("20200101T000000Z")));
     let all = of(&[FIRST, "20261120T100000Z+1", "20200101T000000Z"]);
@@ -61,7 +61,7 @@ fn a_number_is_given_once_for_as_long_as_its_time_has_points() {
     assert_eq!((highest(FIRST), highest(SECOND)), (2, 0));
     writer.remove_points(&of(&["20261120T100000Z+2", "20261120T100000Z+1"])).unwrap();
     assert_eq!((highest(FIRST), highest("20261120T100000Z+1"), highest(SECOND)), (2, 2, 0));
-    // A backup writes the machine's document anew, and a lower number does not count.
+    // A backup replaces the machine's document, and a lower number does not count.
     put(&writer, "20261122T100000Z");
     put(&writer, "20261120T100000Z+1");
     writer.remove_points(&of(&["20261120T100000Z+1"])).unwrap();
@@ -69,7 +69,7 @@ fn a_number_is_given_once_for_as_long_as_its_time_has_points() {
     drop(writer);
     let reader = store.reader();
     assert_eq!(reader.highest_number(&machine(), &name(FIRST)).unwrap(), 2);
-    // Nothing is sealed any more from what is gone altogether.
+    // Nothing is sealed from points that are completely gone.
     let writer = store.writer();
     writer.remove_points(&of(&[FIRST])).unwrap();
     assert_eq!(writer.repository().highest_number(&machine(), &name(FIRST)).unwrap(), 0);

@@ -1,4 +1,4 @@
-//! Damaged chunks heal when their content comes by again.
+//! Damaged chunks heal when their content is written again.
 
 mod common;
 
@@ -17,12 +17,12 @@ fn largest_file(repository: &Path) -> PathBuf {
     tables.max_by_key(|path| path.metadata().unwrap().len()).unwrap()
 }
 
-/// Flips bytes in the middle of the stored chunks of these numbers.
+/// Flips bytes in the middle of these stored chunks.
 fn damage(store: &Store, content: &[u8], chunks: &[usize]) {
     let file = largest_file(&store.path());
     let mut bytes = std::fs::read(&file).unwrap();
     for number in chunks {
-        // Without encryption and compression the content is there to be found.
+        // Without encryption and compression, the content can be found in the file.
         let wanted = &content[number * CHUNK + 100..number * CHUNK + 200];
         let at = bytes.windows(wanted.len()).position(|found| found == wanted).unwrap();
         bytes[at + 50] ^= 0x10;
@@ -42,7 +42,7 @@ fn find_damage(writer: &RepositoryWriter, disks: &[VerifiedDisk]) -> RepairRepor
     writer.find_damage(disks, None, &options).unwrap()
 }
 
-fn open_for_repair(store: &Store) -> (RepositoryWriter, Reopened) {
+fn open_for_repair(store: &Store) -> (RepositoryWriter, ReopenReport) {
     let options = OpenOptions::default();
     RepositoryWriter::open_for_repair(&store.path(), &PassphraseSource::None, &options).unwrap()
 }
@@ -63,7 +63,7 @@ fn a_backup_heals_what_it_finds_damaged() {
     let mut chunk = vec![0; CHUNK];
     assert_eq!(disk.read_at(&mut chunk, 3 * CHUNK as u64).unwrap_err().kind(), ErrorKind::Corrupt);
 
-    // Without being told, a backup trusts what the index says.
+    // Before a repair, a backup trusts the index.
     let (_, counts) = write_all(&store.writer(), None, &content);
     assert_eq!((counts.stored_chunks, counts.healed_chunks), (0, 0));
 
@@ -74,13 +74,13 @@ fn a_backup_heals_what_it_finds_damaged() {
     assert_eq!(reopened.mended_files, 1);
     assert!((2..=4).contains(&reopened.lost_blocks), "{reopened:?}");
     drop(writer);
-    // Remembered: the next writer, of a part of it, heals that part.
+    // The chunks are listed now: the next writer, of a part of the content, heals that part.
     let writer = store.writer();
     assert_eq!(writer.damaged_chunks(), 4);
     let (_, counts) = write_all(&writer, None, &content[..MIB]);
     assert_eq!((counts.stored_chunks, counts.healed_chunks), (0, 2));
     assert_eq!(writer.damaged_chunks(), 2);
-    // The reader that met the damage sees it healed, one by one and as a stream.
+    // A reader that met the damage sees the healed chunks, one by one and as a stream.
     disk.read_at(&mut chunk, 3 * CHUNK as u64).unwrap();
     assert!(chunk == content[3 * CHUNK..4 * CHUNK]);
     let mut stream = vec![0; MIB];
@@ -109,7 +109,7 @@ fn a_chunk_heals_from_its_content_alone() {
     assert!(read_all(&store.reader().disk(root, content.len() as u64)) == content);
 }
 
-/// The last chunk lies where a writer looks for what was not committed.
+/// The last chunk is at the place where a writer looks for uncommitted chunks.
 #[test]
 fn damage_anywhere_in_the_chunks_keeps_no_writer_out() {
     for number in [0, 1500, 3071] {
@@ -127,8 +127,7 @@ fn damage_anywhere_in_the_chunks_keeps_no_writer_out() {
     }
 }
 
-/// RocksDB reads its files whole when it compacts them: with damage inside it would
-/// stop writing.
+/// RocksDB reads whole files when it compacts them. With damage inside it would refuse writes.
 #[test]
 fn nothing_of_the_damage_is_left_in_the_files() {
     let (store, content, root) = store();
@@ -136,14 +135,15 @@ fn nothing_of_the_damage_is_left_in_the_files() {
     let (writer, reopened) = open_for_repair(&store);
     assert_eq!(reopened.mended_files, 1);
     find_damage(&writer, &disks(root, &content));
-    // What was not damaged is there, and what was is said to be missing.
+    // Undamaged chunks are readable, and damaged ones are reported missing.
     let disk = writer.repository().disk(root, content.len() as u64);
     for (number, wanted) in content.chunks(CHUNK).enumerate() {
         let mut chunk = vec![0; CHUNK];
         let read = disk.read_at(&mut chunk, (number * CHUNK) as u64);
-        match [0, 1, 1500, 3071].contains(&number) {
-            true => assert_eq!(read.unwrap_err().kind(), ErrorKind::Corrupt),
-            false => assert!(read.is_ok() && chunk == wanted),
+        if [0, 1, 1500, 3071].contains(&number) {
+            assert_eq!(read.unwrap_err().kind(), ErrorKind::Corrupt)
+        } else {
+            assert!(read.is_ok() && chunk == wanted)
         }
     }
     write_all(&writer, None, &content);

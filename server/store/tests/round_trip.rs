@@ -1,5 +1,5 @@
-//! What is written is what is read, whatever the chunk size, the compression
-//! and the encryption, through the writer and through readers.
+//! Reads return what was written, for all chunk sizes, compressions and encryption, through the
+//! writer and through readers.
 
 mod common;
 
@@ -62,10 +62,10 @@ fn what_is_in_memory_is_read_without_waiting() {
     part.fill(0);
     assert_eq!(kind(&mut part, 100_000), Ok(()));
     assert_eq!(part, content[100_000..120_000]);
-    // One chunk of it is not decoded.
+    // One of its chunks is not decoded.
     assert_eq!(kind(&mut vec![0; 80_000], 100_000), Err(ErrorKind::WouldWait));
     assert_eq!(kind(&mut part, 390_000), Err(ErrorKind::OutOfRange));
-    // Where nothing is kept decoded everything waits.
+    // Without a cache, every read has to wait.
     let disk = store.reader_with(0).disk(root, content.len() as u64);
     disk.read_at(&mut part, 100_000).unwrap();
     let failed = Disk::read_in_memory(&disk, &mut part, 100_000).unwrap_err();
@@ -178,7 +178,7 @@ fn the_same_content_is_stored_once() {
     let writer = store.writer();
     let (first, counts) = write_all(&writer, None, &content);
     assert_eq!((counts.stored_chunks, counts.known_chunks), (300, 0));
-    // Within one disk, in another order, and in another process's turn.
+    // Within one disk, in another order, and from a later writer.
     let mut turned: Vec<u8> = content.chunks(CHUNK).rev().flatten().copied().collect();
     turned.extend_from_slice(&content);
     let (_, counts) = write_all(&writer, None, &turned);

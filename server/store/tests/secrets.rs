@@ -1,4 +1,4 @@
-//! Secrets are wiped from memory when they are needed no more.
+//! Secrets are wiped from memory when they are no longer needed.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -10,10 +10,10 @@ use coldrise_store::{
     PassphraseSource, Repository, RepositoryWriter,
 };
 
-/// The passphrase as `rot13` shows it: nothing in this process knows it otherwise.
+/// The passphrase in `rot13`, so that this process does not contain it otherwise.
 const HIDDEN: &[u8] = b"cnffcuenfr-gung-orybatf-va-ab-zrzbel";
 
-/// Another process writes it down.
+/// Another process writes the file.
 fn passphrase_file(folder: &Path) -> PathBuf {
     let path = folder.join("passphrase");
     let hidden = String::from_utf8_lossy(HIDDEN);
@@ -30,7 +30,7 @@ fn rot13(byte: u8) -> u8 {
     }
 }
 
-/// How often it is in what this process can write: heap, stacks, data.
+/// Counts the copies in the memory that this process can write: heap, stacks, data.
 fn copies_in_memory() -> usize {
     let memory = File::open("/proc/self/mem").unwrap();
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
@@ -40,10 +40,10 @@ fn copies_in_memory() -> usize {
         let (start, end) = line.split(' ').next().unwrap().split_once('-').unwrap();
         let mut at = u64::from_str_radix(start, 16).unwrap();
         let end = u64::from_str_radix(end, 16).unwrap();
-        // Where two parts meet, both have it.
+        // Neighbouring reads overlap.
         while at + (HIDDEN.len() as u64) <= end {
             let bytes = buffer.len().min((end - at) as usize);
-            // Some of it is nobody's.
+            // Some parts cannot be read.
             if memory.read_exact_at(&mut buffer[..bytes], at).is_ok() {
                 let is_it =
                     |window: &&[u8]| window.iter().zip(HIDDEN).all(|(a, b)| rot13(*a) == *b);
@@ -51,7 +51,7 @@ fn copies_in_memory() -> usize {
             }
             at += (bytes - HIDDEN.len() + 1) as u64;
         }
-        // It must not be found as what was read here.
+        // This buffer must not count as a copy.
         buffer.fill(0);
     }
     found

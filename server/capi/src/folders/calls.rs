@@ -1,4 +1,4 @@
-//! Opening the repository, and how every call on a node is run.
+//! Opens the repository, and runs every call on a node.
 
 use super::{FoldersHandle, NodeHandle};
 use crate::guard::{c_str, defect, guarded, null};
@@ -23,15 +23,15 @@ pub type ForgetCallback = unsafe extern "C" fn(*mut c_void, *const c_void, usize
 /// `struct coldrise_space` of the header.
 #[repr(C)]
 pub struct SpaceOfFolders {
-    /// All of it.
+    /// The total.
     pub total_bytes: u64,
-    /// What is free.
+    /// The free part.
     pub free_bytes: u64,
-    /// What of it users other than root can have.
+    /// The part that users other than root can fill.
     pub available_bytes: u64,
 }
 
-/// A host's context, which it keeps valid as long as it may be used, from any thread.
+/// A host's context. The host keeps it valid, for any thread, while it may be used.
 #[derive(Clone, Copy)]
 pub(super) struct Context(*mut c_void);
 
@@ -42,7 +42,7 @@ unsafe impl Sync for Context {}
 
 impl Context {
     /// # Safety
-    /// `context` may be used from any thread as long as whatever takes this needs it.
+    /// `context` may be used from any thread while the receiver of this value needs it.
     pub(super) unsafe fn new(context: *mut c_void) -> Context {
         Context(context)
     }
@@ -52,7 +52,7 @@ impl Context {
     }
 }
 
-/// Runs an entry on a node; a panic stops what is open of it for good.
+/// Runs an entry on a node; a panic stops its open files permanently.
 ///
 /// # Safety
 /// `node` is NULL or came from this library and is not released before this returns.
@@ -75,8 +75,7 @@ pub(super) unsafe fn on_node(
     }
 }
 
-/// What is not there any more is stale, and what cannot be written among a session's
-/// files is a matter of permissions.
+/// A missing node is stale, and a read-only file of a session is a permission error.
 #[cold]
 pub(super) fn refuse(node: &OpenNode, error: &Error) -> c_int {
     match error.kind() {
@@ -86,7 +85,7 @@ pub(super) fn refuse(node: &OpenNode, error: &Error) -> c_int {
     }
 }
 
-/// The folder is there: what is missing is a name in it.
+/// The folder exists: a name in it is missing.
 #[cold]
 pub(super) fn refuse_name(missing: &MissingName) -> c_int {
     fail_with(libc::ENOENT, &missing.0.full_message())
@@ -100,7 +99,7 @@ pub(super) unsafe fn datastore<'a>(folders: *const FoldersHandle) -> Result<&'a 
     Ok(&handle.datastore)
 }
 
-/// A node for C, which has to be released.
+/// A node for C, which must release it.
 pub(super) fn into_raw(node: Arc<OpenNode>) -> *mut NodeHandle {
     let path = c_string(node.path());
     Box::into_raw(Box::new(NodeHandle { node, path }))

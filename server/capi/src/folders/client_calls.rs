@@ -1,4 +1,4 @@
-//! Making, removing and renaming what clients keep in sessions.
+//! Makes, removes and renames client files in sessions.
 
 use super::calls::{give, on_node, refuse_name};
 use super::NodeHandle;
@@ -16,7 +16,7 @@ const VERIFIER_BYTES: usize = size_of::<u64>();
 /// `struct coldrise_changes` of the header.
 #[repr(C)]
 pub struct NodeChanges {
-    /// Which of the following are to be set.
+    /// The fields to set.
     pub what: u32,
     /// Permissions.
     pub mode: u32,
@@ -147,7 +147,7 @@ pub unsafe extern "C" fn coldrise_node_change(
             let changes = changes.as_ref().ok_or_else(|| null("the changes"))?;
             let mode = (changes.what & CHANGE_MODE != 0).then_some(changes.mode);
             let modified = (changes.what & CHANGE_MODIFIED != 0).then(|| {
-                // What was before 1970 is shown as from then.
+                // Times before 1970 are shown as 1970.
                 let seconds = u64::try_from(changes.modified_s).unwrap_or(0);
                 UNIX_EPOCH + Duration::new(seconds, changes.modified_ns.min(999_999_999))
             });

@@ -1,4 +1,4 @@
-//! Files: what is read and written.
+//! Files: opens, reads and writes.
 
 use super::calls::{on_node, refuse, Context};
 use super::NodeHandle;
@@ -15,7 +15,7 @@ pub type Task = unsafe extern "C" fn(*mut c_void);
 /// `coldrise_done_callback` of the header.
 pub type DoneCallback = unsafe extern "C" fn(*mut c_void, c_int);
 
-/// What an open that was refused leaves behind.
+/// Converts a refused open to errno and message.
 fn opened(file: &OpenNode, result: OpenResult) -> Result<c_int> {
     match result {
         Ok(()) => Ok(0),
@@ -110,7 +110,7 @@ pub unsafe extern "C" fn coldrise_node_check_writable(file: *const NodeHandle) -
     unsafe { on_node(file, |file| file.check_writable().map(|()| 0)) }
 }
 
-/// Only what is in memory: a flag of `coldrise_node_read`.
+/// A flag of `coldrise_node_read`: answer only from memory.
 const READ_IN_MEMORY: c_int = 1 << 0;
 
 /// `coldrise_node_read` of the header.
@@ -132,7 +132,7 @@ pub unsafe extern "C" fn coldrise_node_read(
     unsafe {
         on_node(file, |file| {
             if filled.is_null() || is_end.is_null() {
-                return Err(null("the place for what was read"));
+                return Err(null("the place for the number of bytes"));
             }
             let buffer = bytes_mut(buffer.cast(), length)?;
             let read = if flags & READ_IN_MEMORY == 0 {
@@ -177,7 +177,7 @@ pub unsafe extern "C" fn coldrise_node_flush_later(
             let done = done.ok_or_else(|| null("the callback"))?;
             let (node, context) = (Arc::clone(file), Context::new(context));
             let call = move |flushed: &Result<()>| {
-                // Each time: the one before may have made other calls.
+                // Set each time: the previous callback may have made other calls.
                 let result = flushed.as_ref().map_or_else(|error| refuse(&node, error), |()| 0);
                 // SAFETY: the caller's promise.
                 done(context.get(), result)
@@ -214,7 +214,7 @@ pub unsafe extern "C" fn coldrise_node_run_later(
 /// `coldrise_node_write` of the header.
 ///
 /// # Safety
-/// `file` is not released during the call; `buffer` holds `length` bytes that nobody
+/// `file` is not released during the call; `buffer` holds `length` bytes that nothing
 /// changes meanwhile.
 #[no_mangle]
 pub unsafe extern "C" fn coldrise_node_write(
@@ -227,7 +227,7 @@ pub unsafe extern "C" fn coldrise_node_write(
     unsafe {
         on_node(file, |file| {
             match file.write(bytes(buffer.cast(), length)?, offset) {
-                // As a file system tells that a file cannot become so large.
+                // EFBIG, as other file systems answer at their size limit.
                 Err(error) if error.kind() == ErrorKind::OutOfRange => {
                     Ok(fail_with(libc::EFBIG, &error.full_message()))
                 }

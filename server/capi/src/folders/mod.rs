@@ -1,5 +1,6 @@
-//! The repository as folders and files; the contract is `include/coldrise-folders.h`. What an
-//! NFS server decides is in `coldrise_nfs`; here pointers become references, results errno.
+//! The repository as folders and files; the contract is `include/coldrise-folders.h`.
+//! `coldrise_nfs` makes the decisions of an NFS server; here pointers become references,
+//! results errno.
 
 mod calls;
 mod client_calls;

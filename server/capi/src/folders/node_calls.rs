@@ -1,4 +1,4 @@
-//! Walking the tree.
+//! Walks the tree.
 
 use super::calls::{datastore, give, into_raw, on_node, refuse_name};
 use super::{FoldersHandle, NodeHandle};
@@ -20,13 +20,13 @@ const _: () = assert!(MAX_HANDLE_BYTES <= HANDLE_MAX);
 pub struct NodeAttributes {
     /// Size; 0 for a folder.
     pub size_bytes: u64,
-    /// What of it is stored.
+    /// Its stored bytes.
     pub stored_bytes: u64,
     /// Seconds since 1970.
     pub modified_s: i64,
-    /// When anything of it changed, in seconds since 1970.
+    /// The last change of content, mode or name, in seconds since 1970.
     pub changed_s: i64,
-    /// Another number after every change.
+    /// A number that differs after every change.
     pub change: u64,
     /// The rest of `modified_s`, in nanoseconds.
     pub modified_ns: u32,
@@ -34,11 +34,11 @@ pub struct NodeAttributes {
     pub changed_ns: u32,
     /// Permissions.
     pub mode: u32,
-    /// For so many seconds it may be remembered.
+    /// Seconds for which the host may cache it.
     pub valid_s: u32,
     /// Whether there is a verifier.
     pub has_verifier: u32,
-    /// Of a file that was made exclusively.
+    /// The verifier of an exclusive creation.
     pub verifier: [u8; 8],
 }
 
@@ -72,7 +72,7 @@ pub unsafe extern "C" fn coldrise_node_find(
     // SAFETY: the caller's promise.
     unsafe {
         on_node(folder, |folder| {
-            // No name that is not UTF-8 exists.
+            // A name that is not UTF-8 never exists.
             let Ok(name) = c_str("the name", name)?.to_str() else {
                 return Ok(fail_with(libc::ENOENT, "a name that is not UTF-8"));
             };
@@ -133,7 +133,7 @@ pub unsafe extern "C" fn coldrise_node_handle(
                 return Err(null("the place for the handle"));
             }
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), handle.cast(), bytes.len());
-            // No longer than HANDLE_MAX.
+            // At most HANDLE_MAX.
             Ok(bytes.len() as c_int)
         })
     }

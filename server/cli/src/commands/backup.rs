@@ -128,8 +128,8 @@ pub(crate) fn run(invocation: &Invocation, arguments: BackupArguments) -> Result
     Ok(report(invocation, &summary, chunk_size_bytes))
 }
 
-/// Stores everything, beside other backups of the repository; again from the start when the
-/// process that writes it was killed. Returns the size of a chunk as well.
+/// Stores all disks, at the same time as other backups of the repository. Starts again if
+/// the process that writes for it was killed. Also returns the chunk size.
 fn store(
     invocation: &Invocation,
     request: &BackupRequest,
@@ -142,7 +142,7 @@ fn store(
     let chunk_size_bytes = u64::from(writer.chunk_size_bytes());
     let mut unanswered: Option<StoredDisks> = None;
     loop {
-        // A killed host may have added the point before.
+        // A killed host may already have added the point.
         if let Some(stored) = unanswered.take() {
             let points = writer.repository()?.points(&request.machine)?;
             if points.contains(&stored.document) {
@@ -151,7 +151,9 @@ fn store(
         }
         let start = BackupStart::choose(&*writer.repository()?, request, cancel)?;
         if let Some(base) = start.base() {
-            writer.keep(base);
+            if !writer.keep(base)? {
+                continue;
+            }
         }
         let view = ProgressView::new(invocation);
         let stored = read_disks(&writer, request, &start, &view, cancel);

@@ -1,4 +1,4 @@
-//! `coldrise boot`: a machine runs from its backup.
+//! `coldrise boot`: boots a machine from its backup.
 
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus};
@@ -12,12 +12,12 @@ use coldrise_store::{
 };
 use serde::Serialize;
 
-use super::left_out;
+use super::skipped_files;
 use crate::child::terminate;
 use crate::disk_server::{self, DiskServer, Protocol};
 use crate::hardware::{DiskBus, Firmware, Hardware, Network};
 use crate::invocation::Invocation;
-use crate::own_network;
+use crate::netns;
 use crate::qemu::{self, Console};
 use crate::report::Report;
 use crate::signals::ChildSignals;
@@ -96,7 +96,7 @@ struct Booted {
     elapsed_ms: u64,
 }
 
-/// What is booted.
+/// The disks to boot from.
 enum Subject {
     Point(PointDocument),
     Session(SessionDocument),
@@ -159,7 +159,7 @@ impl Subject {
 pub(crate) fn run(invocation: &Invocation, arguments: BootArguments) -> Result<Report> {
     let is_alone = arguments.over == Protocol::Nfs
         && arguments.network != Some(Network::User)
-        && own_network::enter()?;
+        && netns::enter()?;
     disk_server::check(arguments.over)?;
     let mut signals = ChildSignals::catch()?;
     let repository = invocation.open()?;
@@ -175,9 +175,10 @@ pub(crate) fn run(invocation: &Invocation, arguments: BootArguments) -> Result<R
         Subject::Point(point) => crate::vmx::publish(&repository, &point, arguments.name.clone())?,
     };
     let status = boot(invocation, &mut signals, &arguments, &hardware, &session, scratch.path())
-        .and_then(|status| match status.success() {
-            true => Ok(()),
-            false => {
+        .and_then(|status| {
+            if status.success() {
+                Ok(())
+            } else {
                 let text = format!("{} ended ({status})", qemu::PROGRAM);
                 Err(Error::new(ErrorKind::ToolFailed, text))
             }
@@ -193,7 +194,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: BootArguments) -> Result<R
     finish(invocation, &repository, &session.name, &arguments)
 }
 
-/// Serves the session to a machine of its own until that is off.
+/// Serves the session to its machine until the machine is off.
 fn boot(
     invocation: &Invocation,
     signals: &mut ChildSignals,
@@ -219,14 +220,14 @@ fn boot(
         hardware.memory_mib
     ));
     let ran = run_machine(invocation, &words, &mut server, signals);
-    // The session is flushed and closed whatever became of the machine.
+    // However the machine ended, the session is flushed and closed.
     let stopped = server.stop();
     let status = ran?;
     stopped?;
     Ok(status)
 }
 
-/// As configured, and where options say so otherwise.
+/// The stored configuration, overridden by options.
 fn hardware(
     invocation: &Invocation,
     configuration: Option<&Configuration>,
@@ -261,15 +262,14 @@ fn run_machine(
     server: &mut DiskServer,
     signals: &mut ChildSignals,
 ) -> Result<ExitStatus> {
-    // Where it is there, setpriv sees to it that QEMU does not outlive this program.
+    // If setpriv exists, it ends QEMU together with this program.
     let setpriv = Path::new("/usr/bin/setpriv");
-    let mut command = match setpriv.is_file() {
-        true => {
-            let mut command = Command::new(setpriv);
-            command.args(["--pdeathsig", "TERM", "--", qemu::PROGRAM]);
-            command
-        }
-        false => Command::new(qemu::PROGRAM),
+    let mut command = if setpriv.is_file() {
+        let mut command = Command::new(setpriv);
+        command.args(["--pdeathsig", "TERM", "--", qemu::PROGRAM]);
+        command
+    } else {
+        Command::new(qemu::PROGRAM)
     };
     tracing::debug!(?words, "starting QEMU");
     let missing = |error| {
@@ -316,12 +316,13 @@ fn finish(
     session: &SessionName,
     arguments: &BootArguments,
 ) -> Result<Report> {
-    let sealed = match arguments.seal || arguments.discard {
-        true => coldrise_session::unpublish(repository, session, arguments.discard)?,
-        false => None,
+    let sealed = if arguments.seal || arguments.discard {
+        coldrise_session::unpublish(repository, session, arguments.discard)?
+    } else {
+        None
     };
     if let Some(sealed) = &sealed {
-        left_out::tell(&sealed.left_out);
+        skipped_files::tell(&sealed.left_out);
     }
     let booted = Booted {
         session: session.to_string(),
@@ -331,8 +332,8 @@ fn finish(
     };
     let text = match (&booted.address, arguments.discard, arguments.seal) {
         (Some(address), _, _) => format!("the machine is off; sealed as {address}"),
-        (None, true, _) => "the machine is off; what it wrote was discarded".to_owned(),
-        (None, false, true) => "the machine is off; it had written nothing".to_owned(),
+        (None, true, _) => "the machine is off; its writes were discarded".to_owned(),
+        (None, false, true) => "the machine is off; it wrote nothing".to_owned(),
         (None, false, false) => format!(
             "the machine is off; session {session} holds what it wrote\n  boot it again            \
              coldrise boot live/{session}\n  make a restore point     coldrise unpublish {session}\

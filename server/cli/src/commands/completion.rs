@@ -1,4 +1,4 @@
-//! `coldrise completion`: completions of a shell.
+//! `coldrise completion`: completion scripts for shells.
 
 use clap::{Args, CommandFactory};
 use clap_complete::Shell;

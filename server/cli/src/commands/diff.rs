@@ -1,11 +1,11 @@
-//! `coldrise diff`: what differs between two points or sessions.
+//! `coldrise diff`: the differences between two points or sessions.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_session::{Catalog, Held, SessionDocument};
+use coldrise_session::{Catalog, ReadLease, SessionDocument};
 use coldrise_store::{Address, DiskName, PointDocument, Repository};
 use serde::Serialize;
 
@@ -16,7 +16,7 @@ use crate::report::{table, Report};
 use crate::signals::cancel_flag;
 use crate::units::show_size;
 
-/// Ranges of one disk that are listed; more are only counted.
+/// Maximum number of listed ranges per disk; more are only counted.
 const MAX_RANGES: usize = 1_000_000;
 
 /// Show the differences between two restore points or sessions.
@@ -57,11 +57,11 @@ struct DiskDifference {
     differing_bytes: u64,
     range_count: u64,
     ranges: Vec<Range>,
-    /// False where there are more ranges than are listed.
+    /// False if only the first ranges are listed.
     ranges_complete: bool,
 }
 
-/// What an address stands for.
+/// The point or session of an address.
 enum Subject {
     Point(PointDocument),
     Session(SessionDocument),
@@ -87,11 +87,11 @@ impl Subject {
         }
     }
 
-    /// Keeps it while it is read.
-    fn hold(&mut self, repository: &Arc<Repository>) -> Result<Held> {
+    /// Holds it during the reading.
+    fn hold(&mut self, repository: &Arc<Repository>) -> Result<ReadLease> {
         match self {
-            Subject::Point(point) => Held::point(repository, "diff", point),
-            Subject::Session(session) => Held::session(repository, "diff", session),
+            Subject::Point(point) => ReadLease::point(repository, "diff", point),
+            Subject::Session(session) => ReadLease::session(repository, "diff", session),
         }
     }
 
@@ -138,9 +138,10 @@ pub(crate) fn run(invocation: &Invocation, arguments: &DiffArguments) -> Result<
         let left = from.side(&repository, from_disk)?;
         let right = to.side(&repository, to_disk)?;
         let mut disk = DiskDifference {
-            disk: match from_disk == to_disk {
-                true => from_disk.to_string(),
-                false => format!("{from_disk} and {to_disk}"),
+            disk: if from_disk == to_disk {
+                from_disk.to_string()
+            } else {
+                format!("{from_disk} and {to_disk}")
             },
             from_size_bytes: left.size_bytes(),
             to_size_bytes: right.size_bytes(),
@@ -170,7 +171,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: &DiffArguments) -> Result<
     Ok(Report::answer(&difference, text))
 }
 
-/// Which disks are compared with which.
+/// The pairs of disks to compare.
 struct Pairs {
     both: Vec<(DiskName, DiskName)>,
     only_from: Vec<String>,
@@ -204,13 +205,10 @@ fn text(difference: &Difference) -> String {
         .disks
         .iter()
         .map(|disk| {
-            let size = match disk.from_size_bytes == disk.to_size_bytes {
-                true => show_size(disk.to_size_bytes),
-                false => format!(
-                    "{} -> {}",
-                    show_size(disk.from_size_bytes),
-                    show_size(disk.to_size_bytes)
-                ),
+            let size = if disk.from_size_bytes == disk.to_size_bytes {
+                show_size(disk.to_size_bytes)
+            } else {
+                format!("{} -> {}", show_size(disk.from_size_bytes), show_size(disk.to_size_bytes))
             };
             let differs = show_size(disk.differing_bytes);
             vec![disk.disk.clone(), size, differs, disk.range_count.to_string()]
@@ -222,12 +220,11 @@ fn text(difference: &Difference) -> String {
             text.push_str(&format!("only in the {which}: {}\n", names.join(", ")));
         }
     }
-    match difference.is_equal {
-        true => text.push_str("equal\n"),
-        false => {
-            let total = show_size(difference.differing_bytes);
-            text.push_str(&format!("{total} differ (--json lists the ranges)\n"));
-        }
+    if difference.is_equal {
+        text.push_str("equal\n")
+    } else {
+        let total = show_size(difference.differing_bytes);
+        text.push_str(&format!("{total} differ (--json lists the ranges)\n"));
     }
     text
 }

@@ -9,8 +9,10 @@ use std::sync::Arc;
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_ingest::import_confinement;
-use coldrise_session::{open_live_disk, open_point_disk, Catalog};
-use coldrise_store::{LayerId, Repository};
+use coldrise_session::{
+    damaged_sessions, open_live_disk, open_point_disk, session_damage, Catalog, SessionDamage,
+};
+use coldrise_store::{CatalogDamage, LayerId, Repository};
 use serde::Serialize;
 
 use crate::invocation::Invocation;
@@ -19,13 +21,13 @@ use crate::qemu;
 use crate::report::Report;
 use crate::units::{show_count, show_size};
 
-/// Free space below which is warned, in bytes.
+/// Free space below which doctor warns, in bytes.
 const LITTLE_SPACE_BYTES: u64 = 4 << 30;
-/// Free space below which nothing can be relied on, in bytes.
+/// Free space below which doctor reports a failure, in bytes.
 const NO_SPACE_BYTES: u64 = 64 << 20;
-/// Free memory for the maps of open sessions below which is warned, in bytes.
+/// Free memory for the maps of open sessions below which doctor warns, in bytes.
 const LITTLE_MEMORY_BYTES: u64 = 64 << 20;
-/// Where open sessions keep their maps.
+/// The folder of the maps of open sessions.
 const SHARED_MEMORY: &str = "/dev/shm";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -36,13 +38,13 @@ enum Status {
     Fail,
 }
 
-/// One line.
+/// One line of the answer.
 #[derive(Serialize)]
 struct Finding {
     check: &'static str,
     status: Status,
     message: String,
-    /// What to do; empty where there is nothing to do.
+    /// The suggested command; empty if there is none.
     advice: String,
 }
 
@@ -61,7 +63,11 @@ impl Findings {
         self.add(check, Status::Ok, message, "");
     }
 
-    /// An error that already says what to do.
+    fn damage(&mut self, check: &'static str, damage: &CatalogDamage) {
+        self.add(check, Status::Fail, damage.message(), "");
+    }
+
+    /// An error whose text includes the suggestion.
     fn error(&mut self, check: &'static str, error: &Error) {
         self.add(check, Status::Fail, error.full_message(), "");
     }
@@ -69,6 +75,7 @@ impl Findings {
 
 pub(crate) fn run(invocation: &Invocation) -> Result<Report> {
     let mut found = Findings { is_healthy: true, findings: Vec::new() };
+    let mut exit_code = ErrorKind::Io.exit_code();
     check_nbdkit(&mut found);
     check_tool(&mut found, "qemu-img", "qemu-utils", "backups of images that are not raw");
     check_tool(&mut found, "qemu-nbd", "qemu-utils", "backups of images that are not raw");
@@ -86,10 +93,14 @@ pub(crate) fn run(invocation: &Invocation) -> Result<Report> {
             "give --repo DIR, or set COLDRISE_REPO",
         ),
         Ok(path) => match invocation.open_for_disks() {
-            Err(error) => found.error("repository", &error),
+            Err(error) => {
+                found.error("repository", &error);
+                exit_code = error.kind().exit_code();
+            }
             Ok(repository) => {
                 check_repository(&mut found, &repository);
                 check_space(&mut found, path);
+                check_writing(&mut found, &repository);
                 check_points(&mut found, &repository);
                 check_sessions(&mut found, &repository);
                 check_leftovers(&mut found, &repository);
@@ -100,7 +111,7 @@ pub(crate) fn run(invocation: &Invocation) -> Result<Report> {
     let text = text(&found.findings);
     let mut report = Report::answer(&found, text);
     if !found.is_healthy {
-        report.exit_code = ErrorKind::Io.exit_code();
+        report.exit_code = exit_code;
     }
     Ok(report)
 }
@@ -172,7 +183,7 @@ fn check_tool(found: &mut Findings, program: &'static str, package: &str, needed
     }
 }
 
-/// Foreign images are parsed by QEMU, in a process that should reach nothing else.
+/// QEMU parses foreign images, in a process that should have no access to anything else.
 fn check_confinement(found: &mut Findings) {
     const CHECK: &str = "import";
     match import_confinement() {
@@ -182,7 +193,7 @@ fn check_confinement(found: &mut Findings) {
             Some(missing) => found.add(
                 CHECK,
                 Status::Warn,
-                format!("{missing}: a hostile image has more within reach than itself"),
+                format!("{missing}: a hostile image could reach more than itself"),
                 "boot with lsm= naming landlock (Linux 5.13 and later), or import images that \
                  you trust only",
             ),
@@ -216,7 +227,7 @@ fn check_shared_memory(found: &mut Findings) {
             CHECK,
             Status::Warn,
             format!("{} free in {SHARED_MEMORY}: few sessions fit", show_size(free)),
-            "remove what is not needed there, or mount it larger",
+            "remove unneeded files there, or enlarge the mount",
         ),
         Ok(free) => found.ok(CHECK, format!("{} free in {SHARED_MEMORY}", show_size(free))),
     }
@@ -225,7 +236,7 @@ fn check_shared_memory(found: &mut Findings) {
 fn free_bytes(path: &Path) -> Result<u64> {
     let facts = rustix::fs::statvfs(path)
         .map_err(std::io::Error::from)
-        .context(|| format!("asking for the free space of {}", path.display()))?;
+        .context(|| format!("reading the free space of {}", path.display()))?;
     Ok(facts.f_bavail.saturating_mul(facts.f_frsize))
 }
 
@@ -262,8 +273,17 @@ fn check_space(found: &mut Findings, path: &Path) {
     }
 }
 
-/// The catalog is read whole, and every disk with layers is opened: a layer that is
-/// missing or was changed shows.
+/// A backup would be refused for the same reason, with the same sentence.
+fn check_writing(found: &mut Findings, repository: &Repository) {
+    const CHECK: &str = "database";
+    match repository.check_writable() {
+        Err(error) => found.error(CHECK, &error),
+        Ok(()) => found.ok(CHECK, "can be opened for writing".to_owned()),
+    }
+}
+
+/// Reads the whole catalog and opens every disk with layers, so that missing or changed
+/// layers show.
 fn check_points(found: &mut Findings, repository: &Arc<Repository>) {
     const CHECK: &str = "restore points";
     let catalog = Catalog::new(repository);
@@ -288,7 +308,7 @@ fn check_points(found: &mut Findings, repository: &Arc<Repository>) {
                 "clock",
                 Status::Warn,
                 warning,
-                "set the clock; a point with a wrong date goes with coldrise forget",
+                "set the clock; remove a point with a wrong date with coldrise forget",
             ),
         }
         for point in points {
@@ -299,6 +319,15 @@ fn check_points(found: &mut Findings, repository: &Arc<Repository>) {
                     let address = format!("{machine}/{}/{}", point.point, disk.name);
                     found.error(CHECK, &error.context(address));
                 }
+            }
+        }
+    }
+    match catalog.lost_points(None) {
+        Err(error) => found.error(CHECK, &error),
+        Ok(lost) => {
+            for (machine, point) in lost {
+                broken += 1;
+                found.damage(CHECK, &catalog.lost(&machine, &point));
             }
         }
     }
@@ -315,12 +344,30 @@ fn check_sessions(found: &mut Findings, repository: &Arc<Repository>) {
         Err(error) => return found.error(CHECK, &error),
     };
     let mut broken = 0_u64;
+    match damaged_sessions(repository) {
+        Err(error) => found.error(CHECK, &error),
+        Ok(damaged) => {
+            broken += damaged.len() as u64;
+            damaged.iter().for_each(|damaged| found.damage(CHECK, damaged));
+        }
+    }
     for state in &states {
         let name = &state.document.name;
         for disk in &state.document.disks {
             if let Err(error) = open_live_disk(repository, name, &disk.name) {
                 broken += 1;
                 found.error(CHECK, &error.context(format!("live/{name}/{}", disk.name)));
+            }
+        }
+        match session_damage(repository, &state.document) {
+            Err(error) => found.error(CHECK, &error),
+            Ok(SessionDamage { older, guards }) => {
+                broken += u64::from(older.is_some());
+                let damage = older.into_iter().map(|older| (Status::Fail, older));
+                for (status, damage) in damage.chain(guards.into_iter().map(|g| (Status::Warn, g)))
+                {
+                    found.add(CHECK, status, damage.message(), "");
+                }
             }
         }
     }
@@ -330,9 +377,15 @@ fn check_sessions(found: &mut Findings, repository: &Arc<Repository>) {
     }
 }
 
-/// What a crash left behind. The next backup tidies it up, so there is little to do.
+/// Remains of a crash. The next backup removes them, so there is little to do.
 fn check_leftovers(found: &mut Findings, repository: &Arc<Repository>) {
     const CHECK: &str = "leftovers";
+    if found.findings.iter().any(|finding| {
+        finding.status == Status::Fail && ["restore points", "sessions"].contains(&finding.check)
+    }) {
+        let message = "not counted: what is lost above may still need them".to_owned();
+        return found.add(CHECK, Status::Warn, message, "");
+    }
     match count_leftovers(repository) {
         Err(error) => found.error(CHECK, &error),
         Ok(leftovers) if leftovers.is_empty() => found.ok(CHECK, "none".to_owned()),
@@ -352,7 +405,7 @@ fn count_leftovers(repository: &Arc<Repository>) -> Result<Vec<String>> {
     if staged > 0 {
         leftovers.push(format!("{} of an unfinished backup", show_count(staged, "file")));
     }
-    // Read before the documents: a layer that is new since then is in them.
+    // Read before the documents: these then contain every layer that is new since.
     let layers = names(&repository.layers_dir())?;
     let mut owned: HashSet<LayerId> = HashSet::new();
     let catalog = Catalog::new(repository);
@@ -373,10 +426,7 @@ fn count_leftovers(repository: &Arc<Repository>) -> Result<Vec<String>> {
         .filter(|id| !owned.contains(id))
         .count() as u64;
     if unowned > 0 {
-        leftovers.push(format!(
-            "{} of captured writes that nothing needs",
-            show_count(unowned, "layer")
-        ));
+        leftovers.push(format!("{} of unneeded captured writes", show_count(unowned, "layer")));
     }
     Ok(leftovers)
 }

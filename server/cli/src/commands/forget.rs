@@ -1,19 +1,22 @@
-//! `coldrise forget`: restore points leave the catalog.
+//! `coldrise forget`: removes restore points.
+
+use std::sync::Arc;
 
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_session::{PointRemoval, Published};
-use coldrise_store::{MachineName, MaxUnused, PointDocument, PointName};
+use coldrise_session::{remove_through_backup, PointRemoval, Published};
+use coldrise_store::{MachineName, MaxUnused, PointDocument, PointName, Repository};
 use serde::Serialize;
 
+use crate::beside_backups::beside_backups;
+use crate::gc_estimate::estimate_gc;
 use crate::invocation::Invocation;
-use crate::reclaimable::reclaimable;
 use crate::report::Report;
 use crate::signals::cancel_flag;
 use crate::targets::{addresses, find, names, parse_target, take_lost, Target};
 use crate::units::{show_count, show_size};
 
-/// Remove restore points for good.
+/// Remove restore points permanently.
 ///
 /// All named points are removed at once, or none. A machine is removed with its last point. No
 /// other point and no session depends on a removed point. A program that is reading one can
@@ -34,7 +37,7 @@ pub(crate) struct ForgetArguments {
 }
 
 impl ForgetArguments {
-    /// A machine is not named by mistake, and neither is a point.
+    /// Whole machines require `--all`; single points reject it.
     fn check(&self) -> Result<()> {
         let refuse = |text: String| Err(Error::new(ErrorKind::InvalidInput, text));
         for target in &self.targets {
@@ -61,14 +64,15 @@ impl ForgetArguments {
 struct Forgotten {
     is_dry_run: bool,
     points: Vec<String>,
-    /// About the space that a gc would then free; absent unless requested, and if unknown.
+    /// The space that a gc would then free, roughly; absent unless requested, and if
+    /// unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     reclaimable_bytes: Option<u64>,
     elapsed_ms: u64,
 }
 
 impl Forgotten {
-    /// Of those nothing but the name was left.
+    /// Removed points of which only the marker survived.
     fn add_lost(&mut self, lost: &[(MachineName, PointName)]) {
         self.points.extend(lost.iter().map(|(machine, point)| format!("{machine}/{point}")));
     }
@@ -76,19 +80,37 @@ impl Forgotten {
 
 pub(crate) fn run(invocation: &Invocation, arguments: &ForgetArguments) -> Result<Report> {
     arguments.check()?;
-    match arguments.dry_run {
-        true => say(invocation, arguments),
-        false => forget(invocation, arguments),
+    if arguments.dry_run {
+        say(invocation, arguments)
+    } else {
+        forget(invocation, arguments)
     }
 }
 
 fn forget(invocation: &Invocation, arguments: &ForgetArguments) -> Result<Report> {
-    let writer = invocation.open_for_writing()?;
-    let mut targets = arguments.targets.clone();
-    let lost = take_lost(writer.repository(), &mut targets)?;
-    let points = find(writer.repository(), &targets)?;
-    PointRemoval::begin(&writer)?.commit(&names(&points))?;
-    writer.forget_lost(&lost)?;
+    let cancel = cancel_flag()?;
+    let chosen = |repository: &Arc<Repository>| {
+        let mut targets = arguments.targets.clone();
+        let lost = take_lost(repository, &mut targets)?;
+        Ok((find(repository, &targets)?, lost))
+    };
+    let (points, lost) = beside_backups(
+        invocation,
+        |writer| {
+            let (points, lost) = chosen(writer.repository())?;
+            // Lost points need no look at the sessions, which may be damaged.
+            if !points.is_empty() {
+                PointRemoval::begin(&writer)?.commit(&names(&points))?;
+            }
+            writer.forget_lost(&lost)?;
+            Ok((points, lost))
+        },
+        |repository| {
+            let (points, lost) = chosen(repository)?;
+            let is_done = remove_through_backup(repository, &names(&points), &lost, &cancel)?;
+            Ok(is_done.then_some((points, lost)))
+        },
+    )?;
     let count = (points.len() + lost.len()) as u64;
     let text =
         format!("forgot {}; coldrise gc returns the space", show_count(count, "restore point"));
@@ -106,7 +128,7 @@ fn say(invocation: &Invocation, arguments: &ForgetArguments) -> Result<Report> {
     let published = Published::read(&repository)?;
     points.iter().try_for_each(|point| published.check_free(point))?;
     let gone = names(&points).into_iter().collect();
-    let space = reclaimable(invocation, &repository, &gone, MaxUnused::default(), &cancel)?;
+    let space = estimate_gc(invocation, &repository, &gone, MaxUnused::default(), &cancel)?;
     let bytes = space.map(|space| space.reclaimable_bytes);
     let mut said = forgotten(invocation, &points, true, bytes);
     said.add_lost(&lost);

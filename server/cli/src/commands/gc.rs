@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_ingest::{Phase, Progress, ProgressState};
-use coldrise_session::{ask_for_gc, collect_garbage, Asked, BackgroundTurn, InUse};
-use coldrise_store::{MaxUnused, ReclaimOptions, ReclaimProgress};
+use coldrise_session::{ask_for_gc, collect_garbage, BackgroundLock, GcAnswer, InUse};
+use coldrise_store::{GcOptions, GcProgress, MaxUnused};
 use serde::Serialize;
 
 use crate::invocation::Invocation;
@@ -38,21 +38,21 @@ pub(crate) struct GcArguments {
     max_unused: MaxUnused,
 }
 
-/// A backup that has begun listens after this long.
+/// Time after which a new backup accepts requests.
 const BEGINNING_PATIENCE: Duration = Duration::from_secs(2);
-/// A backup that is about to end is gone after this long.
+/// Time after which an ending backup is gone.
 const ENDING_PATIENCE: Duration = Duration::from_secs(60);
-/// Interval of the checks for its end.
+/// Interval of the checks for the end of a backup.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// What a gc did.
+/// The result of a gc.
 #[derive(Serialize)]
 pub(super) struct Collected {
     chunks_deleted: u64,
     pages_deleted: u64,
     layers_deleted: u64,
-    /// Of the file system: what database and layers took before, less what they take
-    /// now; beside a backup an estimate.
+    /// Space freed on the file system: the size of database and layers before, minus the
+    /// size after; during a backup an estimate.
     bytes_returned: u64,
     chunks_kept_unreferenced: u64,
     elapsed_ms: u64,
@@ -78,16 +78,16 @@ pub(crate) fn run(invocation: &Invocation, arguments: &GcArguments) -> Result<Re
     Ok(Report::done(&collected, text))
 }
 
-/// Does the work, or has it done by the backup that is running.
+/// Does the gc here, or in the process of a running backup.
 ///
 /// # Errors
-/// `Busy` where another process writes the repository that is no backup; `Corrupt`;
+/// `Busy` if another process than a backup writes to the repository; `Corrupt`;
 /// `Interrupted`.
 pub(super) fn collect(invocation: &Invocation, max_unused: MaxUnused) -> Result<Collected> {
     let started = invocation.elapsed_ms();
     let cancel = cancel_flag()?;
     let view = ProgressView::new(invocation);
-    let progress = |now: ReclaimProgress| {
+    let progress = |now: GcProgress| {
         view.update(&ProgressState {
             phase: Phase::Reclaiming,
             disk: "files",
@@ -97,13 +97,13 @@ pub(super) fn collect(invocation: &Invocation, max_unused: MaxUnused) -> Result<
             stored_bytes: 0,
         });
     };
-    let options = ReclaimOptions { max_unused, cancel: &cancel, progress: &progress };
+    let options = GcOptions { max_unused, cancel: &cancel, progress: &progress };
     let collected = collect_somewhere(invocation, &options);
     drop(view);
     let (collected, bytes_returned) = collected.map_err(|error| match error.kind() {
         ErrorKind::Interrupted => Error::new(
             ErrorKind::Interrupted,
-            "cancelled: what is deleted already stays deleted, and the next gc goes on",
+            "cancelled: deleted data stays deleted, and the next gc continues",
         ),
         _ => error,
     })?;
@@ -131,10 +131,10 @@ pub(super) fn collect(invocation: &Invocation, max_unused: MaxUnused) -> Result<
     })
 }
 
-/// Returns what was done, and the bytes that the file system got back.
+/// Returns the result and the bytes that the file system got back.
 fn collect_somewhere(
     invocation: &Invocation,
-    options: &ReclaimOptions<'_>,
+    options: &GcOptions<'_>,
 ) -> Result<(coldrise_session::Collected, u64)> {
     let path = invocation.repository_path()?;
     let mut patience = BEGINNING_PATIENCE;
@@ -142,7 +142,7 @@ fn collect_somewhere(
     loop {
         let busy = match collect_alone(invocation, options) {
             Err(error) if error.kind() == ErrorKind::Busy => error,
-            // A backup wanted to begin, and does the rest.
+            // A backup was about to start; it does the rest.
             Err(error)
                 if error.kind() == ErrorKind::Interrupted
                     && !options.cancel.load(Ordering::Relaxed) =>
@@ -153,14 +153,14 @@ fn collect_somewhere(
             collected => return collected,
         };
         match ask_for_gc(path, options)? {
-            // A backup beside it takes space: the difference would tell nothing.
-            Asked::Done(collected) => {
+            // A concurrent backup takes space, so the difference would mean nothing.
+            GcAnswer::Done(collected) => {
                 let bytes = collected.reclaimed.bytes;
                 return Ok((collected, bytes));
             }
-            // A backup that has just begun does not listen yet.
-            Asked::Nobody => {}
-            Asked::Ending => patience = ENDING_PATIENCE,
+            // A new backup does not accept requests yet.
+            GcAnswer::Nobody => {}
+            GcAnswer::Ending => patience = ENDING_PATIENCE,
         }
         if options.cancel.load(Ordering::Relaxed) {
             return Err(Error::new(ErrorKind::Interrupted, "cancelled"));
@@ -172,28 +172,28 @@ fn collect_somewhere(
     }
 }
 
-/// Runs the gc in this process and yields to every writer that waits. A backup that begins
+/// Runs the gc in this process and yields to every waiting writer. A starting backup
 /// continues the gc.
 fn collect_alone(
     invocation: &Invocation,
-    options: &ReclaimOptions<'_>,
+    options: &GcOptions<'_>,
 ) -> Result<(coldrise_session::Collected, u64)> {
     let path = invocation.repository_path()?;
     let ((turn, before), writer) = invocation.open_in_background(|| {
-        let turn = BackgroundTurn::begin_gc(path, options.cancel)?;
-        // An open database takes space of its own.
+        let turn = BackgroundLock::begin_gc(path, options.cancel)?;
+        // An open database takes additional space.
         Ok((turn, space(path)?))
     })?;
     let collected = turn.run(options.cancel, |cancel| {
-        collect_garbage(&writer, &ReclaimOptions { cancel, ..*options })
+        collect_garbage(&writer, &GcOptions { cancel, ..*options })
     })?;
-    // The database deletes its last files when it is closed.
+    // The database deletes its last files at close.
     drop(writer);
     Ok((collected, before.saturating_sub(space(path)?)))
 }
 
 impl Collected {
-    /// In one line.
+    /// The result in one line.
     pub(super) fn text(&self) -> String {
         format!(
             "deleted {}, {} and {} in {}: {} returned{}",
@@ -207,14 +207,14 @@ impl Collected {
     }
 }
 
-/// Beside a writer, too.
+/// This works during a backup, too.
 fn estimate(invocation: &Invocation, max_unused: MaxUnused) -> Result<Report> {
     let cancel = cancel_flag()?;
     let repository = invocation.open()?;
     let in_use = InUse::collect(&repository)?;
     let (layers, layer_bytes) = in_use.unneeded_layers(&repository)?;
     let reachable = repository.reachable(in_use.roots, &cancel)?;
-    let told = repository.reclaimable(&reachable, max_unused)?;
+    let told = repository.estimate_gc(&reachable, max_unused)?;
     let estimate = Estimate {
         is_dry_run: true,
         chunks_to_delete: told.chunks,
@@ -245,7 +245,7 @@ fn kept(chunks: u64) -> String {
     }
 }
 
-/// What database and layers take of the file system, in bytes.
+/// The space that database and layers take on the file system, in bytes.
 fn space(repository: &Path) -> Result<u64> {
     let mut bytes: u64 = 0;
     for part in ["db", "layers"] {
@@ -254,7 +254,7 @@ fn space(repository: &Path) -> Result<u64> {
         for entry in std::fs::read_dir(&folder).context(what)? {
             match entry.context(what)?.metadata() {
                 Ok(metadata) => bytes = bytes.saturating_add(metadata.blocks().saturating_mul(512)),
-                // It was removed just now.
+                // Removed since the listing.
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
                 Err(error) => return Err(error).context(what),
             }

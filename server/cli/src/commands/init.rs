@@ -87,6 +87,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: &InitArguments) -> Result<
         compression: arguments.compression,
         passphrase: passphrase.as_ref(),
     };
+    invocation.keep_files_private();
     let guess_time = arguments.guess_ms.map(Duration::from_millis);
     Repository::init_with_guess_time(path, &options, guess_time)?;
     let repository = invocation.open()?;
@@ -98,9 +99,10 @@ pub(crate) fn run(invocation: &Invocation, arguments: &InitArguments) -> Result<
         is_encrypted: repository.is_encrypted(),
         elapsed_ms: invocation.elapsed_ms(),
     };
-    let secrecy = match made.is_encrypted {
-        true => "encrypted: without the passphrase nothing can be read, so keep a copy of it",
-        false => "not encrypted: anyone with access to the files can read the data",
+    let secrecy = if made.is_encrypted {
+        "encrypted: nothing can be read without the passphrase, so keep a copy of it"
+    } else {
+        "not encrypted: anyone with access to the files can read the data"
     };
     let text = format!(
         "made the repository {}\n  chunks of {}, compression {}\n  {secrecy}",

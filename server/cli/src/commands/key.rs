@@ -1,4 +1,4 @@
-//! `coldrise key`: the passphrases that open the repository.
+//! `coldrise key`: manages the passphrases of the repository.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -125,7 +125,10 @@ pub(crate) fn run(invocation: &Invocation, arguments: &KeyArguments) -> Result<R
             let (label, guess_time) = (None, new.guess_time());
             let new = NewPassphrase { passphrase: &passphrase, label, guess_time };
             let entries = replace_passphrase(repository, &given, &new)?;
-            (entries, Some("the new passphrase opens the repository, the old one no more".into()))
+            (
+                entries,
+                Some("the new passphrase opens the repository; the old one no longer does".into()),
+            )
         }
         KeyAction::Remove { name } => {
             let entries = remove_passphrase(repository, &given, name)?;
@@ -133,7 +136,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: &KeyArguments) -> Result<R
                 PassphraseSelector::Label(label) => label.as_str(),
                 PassphraseSelector::Initial => INITIAL,
             };
-            (entries, Some(format!("the passphrase {name} opens the repository no more")))
+            (entries, Some(format!("the passphrase {name} no longer opens the repository")))
         }
     };
     let listed = table(&entries);

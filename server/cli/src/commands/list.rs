@@ -3,7 +3,7 @@
 use clap::Args;
 use coldrise_block::Result;
 use coldrise_session::Catalog;
-use coldrise_store::{CatalogDamage, Horizon, MachineName, PointDocument, PointOrigin, Quarantine};
+use coldrise_store::{Horizon, MachineName, PointDocument, PointOrigin, Quarantine};
 use serde::Serialize;
 
 use crate::invocation::Invocation;
@@ -21,7 +21,7 @@ pub(crate) struct ListArguments {
 #[derive(Serialize)]
 struct Listing {
     machines: Vec<ListedMachine>,
-    /// Addresses of points that have to be there and are lost.
+    /// Addresses of lost points: their marker exists, but the point does not.
     lost: Vec<String>,
 }
 
@@ -39,9 +39,9 @@ struct ListedPoint {
     created_at_ms: u64,
     size_bytes: u64,
     is_protected: bool,
-    /// Dated later than the clock.
+    /// Later than the clock.
     is_in_future: bool,
-    /// `latest` passes over it: dated in the future, and a later backup was stored.
+    /// `latest` skips it: it is dated in the future, and a later backup exists.
     is_passed_over: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     quarantine: Option<Quarantine>,
@@ -76,7 +76,7 @@ impl ListedPoint {
     }
 }
 
-/// What made a point, in one word.
+/// The origin of a point, in one word.
 pub(super) fn kind_word(origin: &PointOrigin) -> &'static str {
     match origin {
         PointOrigin::Backup { .. } => "backup",
@@ -89,7 +89,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: &ListArguments) -> Result<
     let catalog = Catalog::new(&repository);
     let machines = match &arguments.machine {
         Some(machine) => {
-            // Says which machines there are where this one is not.
+            // An error for an unknown machine names the existing ones.
             catalog.check_machine(machine)?;
             vec![machine.clone()]
         }
@@ -110,7 +110,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: &ListArguments) -> Result<
         });
     }
     for name in &listing.lost {
-        invocation.remark(&CatalogDamage::lost(name.clone()).message());
+        invocation.remark(&repository.lost(name.clone()).message());
     }
     let rows: Vec<Vec<String>> =
         listing.machines.iter().flat_map(|machine| &machine.points).map(row).collect();
@@ -127,7 +127,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: &ListArguments) -> Result<
 const HEADINGS: [&str; 7] =
     ["ADDRESS", "KIND", "STORED AT", "DISKS", ">SIZE", "PROTECTED", "QUARANTINED"];
 
-/// The last column shows where it says anything.
+/// The last column appears only if a row has a text in it.
 fn shown_headings(rows: &[Vec<String>]) -> &'static [&'static str] {
     let is_any = rows.iter().any(|row| row.last().is_some_and(|cell| !cell.is_empty()));
     &HEADINGS[..HEADINGS.len() - usize::from(!is_any)]

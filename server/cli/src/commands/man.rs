@@ -1,4 +1,4 @@
-//! `coldrise man`: the man pages, for builds and packages.
+//! `coldrise man`: writes the man pages, for builds and packages.
 
 use std::path::PathBuf;
 

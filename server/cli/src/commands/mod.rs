@@ -10,7 +10,6 @@ pub(crate) mod forget;
 pub(crate) mod gc;
 pub(crate) mod init;
 pub(crate) mod key;
-mod left_out;
 pub(crate) mod list;
 pub(crate) mod man;
 pub(crate) mod mount;
@@ -25,6 +24,7 @@ pub(crate) mod seal;
 pub(crate) mod serve;
 mod sessions;
 pub(crate) mod show;
+mod skipped_files;
 pub(crate) mod stats;
 pub(crate) mod unpublish;
 pub(crate) mod verify;
@@ -38,7 +38,7 @@ use crate::report::Report;
 /// Runs a command.
 ///
 /// # Errors
-/// Whatever the command says; the kind is the exit code.
+/// The errors of the command; the kind determines the exit code.
 pub(crate) fn run(invocation: &Invocation, command: Command) -> Result<Report> {
     match command {
         Command::Init(arguments) => init::run(invocation, &arguments),

@@ -15,7 +15,7 @@ use crate::report::{print_line, Report};
 use crate::signals::ChildSignals;
 use crate::units::parse_size;
 
-/// How long programs have time to close their files.
+/// Time for programs to close their files.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Mount the repository on a directory, until Ctrl-C or umount.
@@ -47,11 +47,11 @@ pub(crate) struct MountArguments {
     read_only: bool,
 }
 
-/// What can happen to a mount.
+/// Events of a mount.
 enum Event {
-    /// We were asked to end it.
+    /// This program received a signal to end.
     Asked,
-    /// It was unmounted, and no process uses it any more.
+    /// It was unmounted, and no process uses it.
     Ended,
 }
 
@@ -76,7 +76,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: MountArguments) -> Result<
         await_end(invocation, &mount, &events)
     });
     let folder = mount.folder().to_owned();
-    // Whatever came before: what was written is made durable.
+    // After every outcome: make all writes durable.
     let finished = mount.finish();
     ended.and(finished)?;
     let object =
@@ -96,10 +96,7 @@ fn announce(invocation: &Invocation, folder: &Path, is_read_only: bool) {
     }
     let repository = invocation.repository_path().unwrap_or(Path::new(""));
     let (repository, folder) = (repository.display(), folder.display());
-    let program = match rustix::process::geteuid().is_root() {
-        true => "umount",
-        false => "fusermount3 -u",
-    };
+    let program = if rustix::process::geteuid().is_root() { "umount" } else { "fusermount3 -u" };
     print_line(&format!("mounted {repository} at {folder}; end with Ctrl-C or {program} {folder}"));
 }
 
@@ -113,7 +110,7 @@ fn tell_of_requests_to_end(mut signals: ChildSignals, tell: Sender<Event>) -> Re
     thread.spawn(wait).map(drop).context(|| "starting the thread that waits for signals")
 }
 
-/// Waits until the mount has ended, by itself or because we were asked.
+/// Waits until the mount has ended, by itself or after a signal.
 fn await_end(invocation: &Invocation, mount: &Mount, events: &Receiver<Event>) -> Result<()> {
     match events.recv() {
         Ok(Event::Ended) => return Ok(()),
@@ -122,12 +119,13 @@ fn await_end(invocation: &Invocation, mount: &Mount, events: &Receiver<Event>) -
     }
     if mount.unmount()? == Unmounted::Busy {
         let open = mount.open_paths();
-        let what = match open.is_empty() {
-            true => "a folder of it is still in use".to_owned(),
-            false => format!("still open: {}", open.join(", ")),
+        let what = if open.is_empty() {
+            "a folder of it is still in use".to_owned()
+        } else {
+            format!("still open: {}", open.join(", "))
         };
         invocation.remark(&format!(
-            "{} is unmounted, but {what}; waiting {} s, or until Ctrl-C comes again",
+            "{} is unmounted, but {what}; waiting {} s, or until the next Ctrl-C",
             mount.folder().display(),
             PATIENCE.as_secs()
         ));

@@ -1,4 +1,4 @@
-//! `coldrise plan`: what a repository would need.
+//! `coldrise plan`: estimates the needs of a repository.
 
 use clap::{value_parser, Args, ValueEnum};
 use coldrise_block::Result;
@@ -8,8 +8,8 @@ use crate::invocation::Invocation;
 use crate::report::{table, Report};
 use crate::units::{parse_size, saved_percent, show_count, show_size};
 
-/// What was measured of one chunk size, as shares of the input: what the chunks take with
-/// each compression. docs/decisions/0005-chunk-size-and-compression.md.
+/// The measurement for one chunk size: the space of the chunks with each compression, as
+/// shares of the input. docs/decisions/0005-chunk-size-and-compression.md.
 struct Measured {
     chunk_size_bytes: u64,
     /// In the order of [`PlannedCompression`].
@@ -26,12 +26,12 @@ const MEASURED: [Measured; 7] = [
     Measured { chunk_size_bytes: 256 << 10, space: [1.000, 0.464, 0.341, 0.325, 0.306] },
 ];
 
-/// What a chunk takes beside its own bytes, on the disk: 67 of the index that finds
-/// known chunks and 53 of the files' own indexes (measured with a million chunks).
+/// Bytes on disk per chunk beside its content: 67 in the index of known chunks and 53 in
+/// the files' own indexes (measured with a million chunks).
 const INDEX_DISK_BYTES: f64 = 120.0;
-/// In the memory of every process that reads: the top of the files' indexes.
+/// Bytes in the memory of every reading process: the top level of the files' indexes.
 const READER_MEMORY_BYTES: f64 = 0.14;
-/// In the memory of a writer, with the reader's: filter and index of known chunks.
+/// Bytes in the memory of a writer, including a reader's: filter and index of known chunks.
 const WRITER_MEMORY_BYTES: f64 = 1.64;
 
 /// Upper limit of `--keep`.
@@ -70,7 +70,7 @@ pub(crate) struct PlanArguments {
     compression: PlannedCompression,
 }
 
-/// What was measured.
+/// The measurements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 enum PlannedCompression {
     #[value(name = "none")]
@@ -119,9 +119,9 @@ struct Plan {
     change_percent: f64,
     keep: u32,
     compression: PlannedCompression,
-    /// All restore points, restored.
+    /// The size of all restore points, restored.
     recoverable_bytes: u64,
-    /// What of that differs from one point to the next.
+    /// The part of it that changes from one point to the next.
     different_bytes: u64,
     chunk_sizes: Vec<Planned>,
 }
@@ -129,7 +129,7 @@ struct Plan {
 #[derive(Serialize)]
 struct Planned {
     chunk_size_bytes: u64,
-    /// On the disk, the index included.
+    /// The space on disk, including the index.
     occupied_bytes: u64,
     reduction_percent: f64,
     index_bytes: u64,

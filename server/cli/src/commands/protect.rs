@@ -1,4 +1,4 @@
-//! `coldrise protect` and `unprotect`: points that are neither forgotten nor pruned.
+//! `coldrise protect` and `unprotect`: excludes points from forget and prune.
 
 use clap::Args;
 use coldrise_block::Result;
@@ -46,7 +46,7 @@ pub(crate) fn unprotect(invocation: &Invocation, arguments: &UnprotectArguments)
 fn change(invocation: &Invocation, targets: &[Target], is_protected: bool) -> Result<Report> {
     let writer = invocation.open_for_writing()?;
     let points = find(writer.repository(), targets)?;
-    // One that was sealed just now still stands in its session's document.
+    // A recently sealed point may still be only in its session's document.
     enter_sealed_points(&writer)?;
     writer.set_protected(&names(&points), is_protected)?;
     let changed =

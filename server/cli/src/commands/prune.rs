@@ -1,19 +1,24 @@
-//! `coldrise prune`: the rules of retention, applied.
+//! `coldrise prune`: applies the rules of retention.
 
 use std::num::NonZeroU32;
+use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
 
 use clap::{ArgGroup, Args};
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_session::{judge, Catalog, Judged, PointRemoval, Published};
+use coldrise_session::{
+    judge, remove_through_backup, Catalog, PointRemoval, PointVerdict, Published,
+};
 use coldrise_store::{
-    MachineName, MaxUnused, Period, PointName, Repository, RetentionRules, RetentionSpan,
+    MachineName, MaxUnused, Period, PointName, Repository, RepositoryWriter, RetentionRules,
+    RetentionSpan,
 };
 use serde::Serialize;
 
 use super::gc::{self, Collected};
+use crate::beside_backups::beside_backups;
+use crate::gc_estimate::estimate_gc;
 use crate::invocation::Invocation;
-use crate::reclaimable::reclaimable;
 use crate::report::{table, Report};
 use crate::signals::cancel_flag;
 use crate::units::{show_age, show_count, show_size};
@@ -80,12 +85,12 @@ pub(crate) struct PruneArguments {
     max_unused: Option<MaxUnused>,
 }
 
-/// Nothing is pruned down to nothing.
+/// Counts must be at least 1.
 fn parse_count(text: &str) -> Result<NonZeroU32> {
     text.parse().map_err(|_| {
         Error::new(
             ErrorKind::InvalidInput,
-            "a number from 1 on is needed; coldrise forget MACHINE --all removes everything",
+            "the number must be at least 1; coldrise forget MACHINE --all removes everything",
         )
     })
 }
@@ -106,14 +111,14 @@ impl PruneArguments {
         }
     }
 
-    /// The machines that are meant.
+    /// The machines to prune.
     fn machines(&self, repository: &Arc<Repository>) -> Result<Vec<MachineName>> {
         let catalog = Catalog::new(repository);
         if self.machines.is_empty() {
             return catalog.machines();
         }
         for machine in &self.machines {
-            // Says which machines there are where this one is not.
+            // An error for an unknown machine names the existing ones.
             catalog.check_machine(machine)?;
         }
         let mut machines = self.machines.clone();
@@ -129,10 +134,10 @@ struct Pruned {
     kept: u64,
     forgotten: u64,
     machines: Vec<PrunedMachine>,
-    /// About the space that a gc would then free; absent if unknown, and with --gc.
+    /// The space that a gc would then free, roughly; absent if unknown, and with --gc.
     #[serde(skip_serializing_if = "Option::is_none")]
     reclaimable_bytes: Option<u64>,
-    /// What the gc did, with --gc.
+    /// The result of the gc, with --gc.
     #[serde(skip_serializing_if = "Option::is_none")]
     gc: Option<Collected>,
     elapsed_ms: u64,
@@ -151,7 +156,7 @@ struct PrunedPoint {
     address: String,
     point: String,
     is_kept: bool,
-    /// Why it stays.
+    /// The reason why it stays.
     reasons: Vec<String>,
     #[serde(skip)]
     age: String,
@@ -160,28 +165,35 @@ struct PrunedPoint {
 pub(crate) fn run(invocation: &Invocation, arguments: &PruneArguments) -> Result<Report> {
     let cancel = cancel_flag()?;
     let now_seconds = u64::try_from(jiff::Timestamp::now().as_second()).unwrap_or(0);
-    let (repository, judged) = match arguments.dry_run {
-        true => plan(invocation, arguments, now_seconds)?,
-        false => forget(invocation, arguments, now_seconds)?,
+    let (repository, judged) = if arguments.dry_run {
+        let repository = invocation.open()?;
+        let judged = plan(&repository, arguments, now_seconds)?;
+        (repository, judged)
+    } else {
+        forget(invocation, arguments, now_seconds, &cancel)?
     };
     let is_collecting = arguments.gc && !arguments.dry_run;
     let max_unused = arguments.max_unused.unwrap_or_default();
-    let reclaimable_bytes = match is_collecting {
-        true => None,
-        false => match reclaimable(invocation, &repository, &going(&judged), max_unused, &cancel) {
-            // What had to be forgotten is.
+    let reclaimable_bytes = if is_collecting {
+        None
+    } else {
+        match estimate_gc(invocation, &repository, &going(&judged), max_unused, &cancel) {
+            // The points to forget are gone.
             Err(error) if !arguments.dry_run => {
-                invocation
-                    .remark(&format!("what gc returns is not known: {}", error.full_message()));
+                invocation.remark(&format!(
+                    "the space that a gc would free is unknown: {}",
+                    error.full_message()
+                ));
                 None
             }
-            told => told?.map(|space| space.reclaimable_bytes),
-        },
+            estimate => estimate?.map(|space| space.reclaimable_bytes),
+        }
     };
-    // It is the writer's, where there was one, and a gc is a writer of its own.
+    // A gc opens the repository for writing itself.
     drop(repository);
     let gc = is_collecting.then(|| gc::collect(invocation, max_unused)).transpose();
-    let gc = gc.map_err(|error| error.context("the points are forgotten, but not their space"))?;
+    let gc = gc
+        .map_err(|error| error.context("the points are forgotten, but their space is not freed"))?;
     let machines: Vec<PrunedMachine> =
         judged.iter().map(|points| PrunedMachine::new(points, now_seconds)).collect();
     let pruned = Pruned {
@@ -194,60 +206,69 @@ pub(crate) fn run(invocation: &Invocation, arguments: &PruneArguments) -> Result
         elapsed_ms: invocation.elapsed_ms(),
     };
     let text = text(&pruned);
-    Ok(match arguments.dry_run {
-        true => Report::answer(&pruned, text),
-        false => Report::done(&pruned, text),
-    })
+    Ok(if arguments.dry_run { Report::answer(&pruned, text) } else { Report::done(&pruned, text) })
 }
 
-/// Per machine what becomes of its points.
-type Decision = (Arc<Repository>, Vec<Vec<Judged>>);
+/// Each machine with the decisions about its points.
+type Decision = (Arc<Repository>, Vec<Vec<PointVerdict>>);
 
-/// Decides, and does nothing.
-fn plan(invocation: &Invocation, arguments: &PruneArguments, now_seconds: u64) -> Result<Decision> {
-    let repository = invocation.open()?;
+/// Decides without removing anything.
+fn plan(
+    repository: &Arc<Repository>,
+    arguments: &PruneArguments,
+    now_seconds: u64,
+) -> Result<Vec<Vec<PointVerdict>>> {
     let rules = arguments.rules();
-    let published = Published::read(&repository)?;
-    let catalog = Catalog::new(&repository);
+    let published = Published::read(repository)?;
+    let catalog = Catalog::new(repository);
     let mut judged = Vec::new();
-    for machine in arguments.machines(&repository)? {
+    for machine in arguments.machines(repository)? {
         judged.push(judge(&rules, catalog.points(&machine)?, &published, now_seconds));
     }
-    Ok((repository, judged))
+    Ok(judged)
 }
 
-/// Applies the rules and removes points; no point can be published in between.
+/// Applies the rules and removes points; no point can be published in between. During a backup,
+/// its process removes them: a point that was published meanwhile is an error, and all stay.
 fn forget(
     invocation: &Invocation,
     arguments: &PruneArguments,
     now_seconds: u64,
+    cancel: &AtomicBool,
 ) -> Result<Decision> {
-    let writer = invocation.open_for_writing()?;
-    let repository = Arc::clone(writer.repository());
-    let rules = arguments.rules();
-    let machines = arguments.machines(&repository)?;
-    let removal = PointRemoval::begin(&writer)?;
-    let mut judged = Vec::new();
-    for machine in machines {
-        // Points sealed from here on wait in their sessions for the next prune.
-        let points = repository.points(&machine)?;
-        judged.push(judge(&rules, points, removal.published(), now_seconds));
-    }
-    removal.commit(&going::<Vec<_>>(&judged))?;
-    Ok((repository, judged))
+    let alone = |writer: RepositoryWriter| {
+        let repository = Arc::clone(writer.repository());
+        let rules = arguments.rules();
+        let machines = arguments.machines(&repository)?;
+        let removal = PointRemoval::begin(&writer)?;
+        let mut judged = Vec::new();
+        for machine in machines {
+            // Points sealed from here on wait in their sessions for the next prune.
+            let points = repository.points(&machine)?;
+            judged.push(judge(&rules, points, removal.published(), now_seconds));
+        }
+        removal.commit(&going::<Vec<_>>(&judged))?;
+        Ok((repository, judged))
+    };
+    beside_backups(invocation, alone, |repository| {
+        let judged = plan(repository, arguments, now_seconds)?;
+        let points: Vec<_> = going(&judged);
+        let is_done = remove_through_backup(repository, &points, &[], cancel)?;
+        Ok(is_done.then(|| (Arc::clone(repository), judged)))
+    })
 }
 
-/// The points that go.
+/// The points to remove.
 fn going<'a, T: FromIterator<(MachineName, PointName)>>(
-    judged: impl IntoIterator<Item = &'a Vec<Judged>>,
+    judged: impl IntoIterator<Item = &'a Vec<PointVerdict>>,
 ) -> T {
     let points = judged.into_iter().flatten();
-    points.filter(|point| !point.is_kept()).map(Judged::address).collect()
+    points.filter(|point| !point.is_kept()).map(PointVerdict::address).collect()
 }
 
 impl PrunedMachine {
-    /// Of one machine's points; there is at least one.
-    fn new(points: &[Judged], now_seconds: u64) -> PrunedMachine {
+    /// The decisions about the points of one machine; there is at least one point.
+    fn new(points: &[PointVerdict], now_seconds: u64) -> PrunedMachine {
         let kept = points.iter().filter(|point| point.is_kept()).count() as u64;
         PrunedMachine {
             machine: points.first().map_or_else(String::new, |p| p.document.machine.to_string()),
@@ -259,7 +280,7 @@ impl PrunedMachine {
 }
 
 impl PrunedPoint {
-    fn new(point: &Judged, now_seconds: u64) -> PrunedPoint {
+    fn new(point: &PointVerdict, now_seconds: u64) -> PrunedPoint {
         let (machine, name) = point.address();
         PrunedPoint {
             address: format!("{machine}/{name}"),
@@ -307,9 +328,10 @@ fn text(pruned: &Pruned) -> String {
     }
     let space = pruned.reclaimable_bytes.map(|bytes| format!(" about {}", show_size(bytes)));
     let space = space.unwrap_or_else(|| " the space".to_owned());
-    text.push_str(&match pruned.is_dry_run {
-        true => format!("would forget {points}; coldrise gc would then return{space}\n"),
-        false => format!("forgot {points}; coldrise gc returns{space}\n"),
+    text.push_str(&if pruned.is_dry_run {
+        format!("would forget {points}; coldrise gc would then return{space}\n")
+    } else {
+        format!("forgot {points}; coldrise gc returns{space}\n")
     });
     text
 }

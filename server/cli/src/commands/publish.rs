@@ -1,4 +1,4 @@
-//! `coldrise publish`: a restore point becomes a writable session.
+//! `coldrise publish`: publishes a restore point as a writable session.
 
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
@@ -81,10 +81,8 @@ pub(crate) fn run(invocation: &Invocation, arguments: PublishArguments) -> Resul
             .collect(),
         elapsed_ms: invocation.elapsed_ms(),
     };
-    let text = match invocation.is_json() {
-        true => String::new(),
-        false => text(invocation, &session, &published),
-    };
+    let text =
+        if invocation.is_json() { String::new() } else { text(invocation, &session, &published) };
     Ok(Report::done(&published, text))
 }
 

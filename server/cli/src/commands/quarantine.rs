@@ -1,4 +1,4 @@
-//! `coldrise quarantine` and `release`: points that are set aside.
+//! `coldrise quarantine` and `release`: sets untrusted points aside.
 
 use clap::Args;
 use coldrise_block::Result;
@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::invocation::Invocation;
 use crate::report::Report;
-use crate::targets::{addresses, find, find_quarantined, names, parse_point, Target};
+use crate::targets::{addresses, find_or_quarantined, names, parse_point, quarantined, Target};
 
 /// Set untrusted restore points aside.
 ///
@@ -18,7 +18,8 @@ use crate::targets::{addresses, find, find_quarantined, names, parse_point, Targ
 /// stays damaged.
 #[derive(Debug, Args)]
 pub(crate) struct QuarantineArguments {
-    /// The restore points.
+    /// The restore points. Here latest counts quarantined points too, so that quarantine, release
+    /// and a repeated command mean the same point.
     #[arg(value_name = "MACHINE/POINT", required = true, value_parser = parse_point)]
     points: Vec<Target>,
 }
@@ -44,13 +45,22 @@ pub(crate) fn quarantine(
     arguments: &QuarantineArguments,
 ) -> Result<Report> {
     let writer = invocation.open_for_writing()?;
-    let points = find(writer.repository(), &arguments.points)?;
+    let points = find_or_quarantined(writer.repository(), &arguments.points)?;
     change(invocation, &writer, &points, Some(Quarantine::Chosen))
 }
 
 pub(crate) fn release(invocation: &Invocation, arguments: &ReleaseArguments) -> Result<Report> {
     let writer = invocation.open_for_writing()?;
-    let points = find_quarantined(writer.repository(), &arguments.points)?;
+    let points = find_or_quarantined(writer.repository(), &arguments.points)?;
+    for point in points.iter().filter(|point| point.quarantine.is_none()) {
+        let quarantined = quarantined(writer.repository(), &point.machine)?;
+        let there = match quarantined.len() {
+            0 => "no point of the machine is".to_owned(),
+            _ => format!("in quarantine: {}", quarantined.join(", ")),
+        };
+        let PointDocument { machine, point, .. } = point;
+        invocation.remark(&format!("{machine}/{point} is not in quarantine; {there}"));
+    }
     change(invocation, &writer, &points, None)
 }
 
@@ -60,7 +70,7 @@ fn change(
     points: &[PointDocument],
     quarantine: Option<Quarantine>,
 ) -> Result<Report> {
-    // One that was sealed just now still stands in its session's document.
+    // A recently sealed point may still be only in its session's document.
     enter_sealed_points(writer)?;
     set_quarantine(writer, &names(points), quarantine)?;
     let changed = Changed {

@@ -1,4 +1,4 @@
-//! `coldrise restore`: a disk to a file, a device or an NBD server.
+//! `coldrise restore`: writes a disk to a file, a device or an NBD server.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use clap::Args;
 use coldrise_block::{Disk, Error, ErrorKind, Result};
 use coldrise_formats::Format;
 use coldrise_ingest::{restore, RestoreOptions, RestoreTarget};
-use coldrise_session::{open_live_disk, open_point_disk, Catalog, Held};
+use coldrise_session::{open_live_disk, open_point_disk, Catalog, ReadLease};
 use coldrise_store::{Address, DiskName, Repository};
 use serde::Serialize;
 
@@ -100,12 +100,12 @@ pub(crate) fn run(invocation: &Invocation, arguments: &RestoreArguments) -> Resu
     Ok(Report::done(&restored, text))
 }
 
-/// The disk of an address, its exact address, and what keeps it.
+/// The disk of an address, its exact address, and the lease that holds it.
 fn open_disk(
     invocation: &Invocation,
     repository: &Arc<Repository>,
     address: &Address,
-) -> Result<(String, Arc<dyn Disk>, Held)> {
+) -> Result<(String, Arc<dyn Disk>, ReadLease)> {
     match address {
         Address::Point { machine, selector, disk } => {
             let catalog = Catalog::new(repository);
@@ -114,7 +114,7 @@ fn open_disk(
             let names = point.disks.iter().map(|disk| &disk.name);
             let name = choose_disk(address, disk.as_ref(), names)?;
             find_disk(&point, &name)?;
-            let held = Held::point(repository, PROGRAM, &mut point)?;
+            let held = ReadLease::point(repository, PROGRAM, &mut point)?;
             let opened = open_point_disk(repository, &point, &name)?;
             Ok((format!("{machine}/{}/{name}", point.point), opened, held))
         }
@@ -122,14 +122,14 @@ fn open_disk(
             let document = coldrise_session::session(repository, session)?.document;
             let names = document.disks.iter().map(|disk| &disk.name);
             let name = choose_disk(address, disk.as_ref(), names)?;
-            let held = Held::session(repository, PROGRAM, &document)?;
+            let held = ReadLease::session(repository, PROGRAM, &document)?;
             let opened = open_live_disk(repository, session, &name)?;
             Ok((format!("live/{session}/{name}"), opened, held))
         }
     }
 }
 
-/// The disk that was named, or the only one.
+/// The named disk, or the only one.
 fn choose_disk<'a>(
     address: &Address,
     named: Option<&DiskName>,

@@ -1,14 +1,15 @@
-//! `coldrise seal`: what a session captured becomes a restore point.
+//! `coldrise seal`: makes a restore point from a session's captured writes.
 
 use std::time::Duration;
 
 use clap::Args;
 use coldrise_block::Result;
-use coldrise_session::{LeftOut, Sealed};
+use coldrise_session::{SealReport, SkippedFile};
 use coldrise_store::SessionName;
 use serde::Serialize;
 
-use super::left_out;
+use super::skipped_files;
+use crate::arguments::session_name;
 use crate::invocation::Invocation;
 use crate::report::Report;
 use crate::units::show_duration;
@@ -22,8 +23,8 @@ use crate::units::show_duration;
 /// MiB together, without locks and swap. Files that are too large are named.
 #[derive(Debug, Args)]
 pub(crate) struct SealArguments {
-    /// The session.
-    #[arg(value_name = "SESSION")]
+    /// The session's name, or live/SESSION.
+    #[arg(value_name = "SESSION", value_parser = session_name)]
     session: SessionName,
 
     /// Give up (exit code 11) if the process that serves the session has not begun the commit
@@ -34,33 +35,33 @@ pub(crate) struct SealArguments {
 }
 
 #[derive(Serialize)]
-struct Shown {
+struct SealOutput {
     session: String,
     address: String,
     /// Files in the session's folder that the point does not carry.
-    left_out: Vec<LeftOut>,
+    left_out: Vec<SkippedFile>,
     elapsed_ms: u64,
 }
 
-/// Sealed points stand in the session's document until the next writer enters them
-/// into the catalog, and every seal writes the whole document. Where so many wait,
-/// this command is that writer.
+/// Sealed points are in the session's document until the next writer enters them into the
+/// catalog, and every seal writes the whole document. When this many wait, this command
+/// becomes that writer.
 const MANY_WAITING: usize = 64;
 
 pub(crate) fn run(invocation: &Invocation, arguments: &SealArguments) -> Result<Report> {
     let repository = invocation.open()?;
     let patience = Duration::from_secs(u64::from(arguments.wait));
     let sealed = coldrise_session::seal(&repository, &arguments.session, patience)?;
-    let Sealed { point, left_out } = sealed;
-    left_out::tell(&left_out);
+    let SealReport { point, left_out } = sealed;
+    skipped_files::tell(&left_out);
     let session = coldrise_session::session(&repository, &arguments.session);
     if session.is_ok_and(|session| session.document.waiting_points() >= MANY_WAITING) {
-        // A backup that is running has the repository: then the next seal tries again.
+        // A running backup holds the repository: the next seal tries again.
         if let Err(error) = invocation.open_for_writing() {
-            tracing::debug!(error = %error.full_message(), "sealed points go on waiting");
+            tracing::debug!(error = %error.full_message(), "sealed points continue to wait");
         }
     }
-    let sealed = Shown {
+    let sealed = SealOutput {
         session: arguments.session.to_string(),
         address: format!("{}/{}", point.machine, point.point),
         left_out,

@@ -1,4 +1,4 @@
-//! `coldrise sessions`: the published sessions.
+//! `coldrise sessions`: lists the published sessions.
 
 use coldrise_block::Result;
 use coldrise_session::SessionState;
@@ -13,7 +13,7 @@ struct Listing {
     sessions: Vec<ShownSession>,
 }
 
-/// A session as `sessions` and `show` print it.
+/// A session in the output of `sessions` and `show`.
 #[derive(Serialize)]
 pub(super) struct ShownSession {
     session: String,

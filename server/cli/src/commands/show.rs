@@ -1,4 +1,4 @@
-//! `coldrise show`: one restore point or session.
+//! `coldrise show`: shows one restore point or session.
 
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
@@ -68,7 +68,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: &ShowArguments) -> Result<
     }
 }
 
-/// The disk of a point, or an error that names those it has.
+/// The disk of a point; the error for a wrong name lists the existing ones.
 pub(super) fn find_disk<'a>(point: &'a PointDocument, name: &DiskName) -> Result<&'a DiskDocument> {
     point.disk(name).ok_or_else(|| {
         let names: Vec<&str> = point.disks.iter().map(|disk| disk.name.as_str()).collect();

@@ -1,12 +1,13 @@
-//! `coldrise unpublish`: the end of a session.
+//! `coldrise unpublish`: ends a session.
 
 use clap::Args;
 use coldrise_block::Result;
-use coldrise_session::LeftOut;
+use coldrise_session::SkippedFile;
 use coldrise_store::SessionName;
 use serde::Serialize;
 
-use super::left_out;
+use super::skipped_files;
+use crate::arguments::session_name;
 use crate::invocation::Invocation;
 use crate::report::Report;
 
@@ -17,8 +18,8 @@ use crate::report::Report;
 /// refused.
 #[derive(Debug, Args)]
 pub(crate) struct UnpublishArguments {
-    /// The session.
-    #[arg(value_name = "SESSION")]
+    /// The session's name, or live/SESSION.
+    #[arg(value_name = "SESSION", value_parser = session_name)]
     session: SessionName,
 
     /// Discard everything captured since the last seal.
@@ -30,7 +31,7 @@ pub(crate) struct UnpublishArguments {
 struct Ended {
     session: String,
     address: Option<String>,
-    left_out: Vec<LeftOut>,
+    left_out: Vec<SkippedFile>,
     discarded: bool,
     elapsed_ms: u64,
 }
@@ -42,7 +43,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: &UnpublishArguments) -> Re
         Some(sealed) => (Some(sealed.point), sealed.left_out),
         None => (None, Vec::new()),
     };
-    left_out::tell(&left_out);
+    skipped_files::tell(&left_out);
     let ended = Ended {
         session: session.to_string(),
         address: point.map(|point| format!("{}/{}", point.machine, point.point)),
@@ -52,8 +53,8 @@ pub(crate) fn run(invocation: &Invocation, arguments: &UnpublishArguments) -> Re
     };
     let text = match (&ended.address, discard) {
         (Some(address), _) => format!("session {session} ended; sealed as {address}"),
-        (None, true) => format!("session {session} ended; what it captured was discarded"),
-        (None, false) => format!("session {session} ended; it had captured nothing new"),
+        (None, true) => format!("session {session} ended; its captured writes were discarded"),
+        (None, false) => format!("session {session} ended; it captured nothing new"),
     };
     Ok(Report::done(&ended, text))
 }

@@ -1,4 +1,4 @@
-//! Who may connect.
+//! The clients that may connect.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -31,7 +31,8 @@ impl FromStr for Client {
 
     fn from_str(text: &str) -> Result<Client> {
         let wrong = || {
-            let what = format!("{text} is no address or network, such as 10.0.0.5 or 10.0.0.0/24");
+            let what =
+                format!("{text} is not an address or network, such as 10.0.0.5 or 10.0.0.0/24");
             Error::new(ErrorKind::InvalidInput, what)
         };
         let (address, prefix) = match text.split_once('/') {
@@ -54,7 +55,8 @@ impl FromStr for Client {
     }
 }
 
-/// As nfs-ganesha's configuration has it, which knows no prefix of 0 and none of all bits.
+/// The form for nfs-ganesha's configuration, which has no prefix of 0 and none of full
+/// length.
 impl fmt::Display for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.address, self.prefix) {

@@ -12,33 +12,33 @@ use super::client::Client;
 /// The path under which clients mount the repository.
 pub(crate) const PATH: &str = "/coldrise";
 
-/// For how long NFSv4 clients have their opens without a sign of life, and how long a
-/// server that was started again waits for those it remembers, in seconds. Short,
-/// because whoever is not remembered waits as well.
+/// NFSv4 clients keep their opens without a sign of life for this many seconds, and a
+/// restarted server waits as long for the clients that it remembers. Short, because new
+/// clients wait as well.
 const LEASE_S: u32 = 10;
 const GRACE_S: u32 = 15;
 
-/// What is to be served, and how.
+/// The parameters of the server.
 #[derive(Clone, Debug)]
 pub(crate) struct NfsOptions {
     pub(crate) listen: SocketAddr,
-    /// Of NFSv3's mount protocol.
+    /// The port of NFSv3's mount protocol.
     pub(crate) mount_port: u16,
     pub(crate) allowed: Vec<Client>,
     pub(crate) serves_v3: bool,
     pub(crate) serves_v4: bool,
-    /// Files that no client holds open are closed after this long.
+    /// Idle time after which files that no client holds open are closed.
     pub(crate) idle: Duration,
     /// Memory for decoded chunks.
     pub(crate) cache_bytes: u64,
-    /// Sessions cannot be written either.
+    /// Whether sessions are read-only, too.
     pub(crate) is_read_only: bool,
 }
 
-/// The whole file.
+/// The complete file.
 ///
 /// # Errors
-/// `InvalidInput` for a path or a command that the file cannot hold.
+/// `InvalidInput` if the file cannot hold a path or a command.
 pub(super) fn text(
     options: &NfsOptions,
     repository: &Path,
@@ -143,7 +143,7 @@ fn quoted_path(what: &str, path: &Path) -> Result<String> {
     }
 }
 
-/// Between single quotes everything is itself but a single quote.
+/// Between single quotes only a single quote has a meaning.
 fn quoted(what: &str, text: &str) -> Result<String> {
     if text.contains(['\'', '\n', '\r', '\0']) {
         return Err(impossible(what, text));
@@ -154,9 +154,7 @@ fn quoted(what: &str, text: &str) -> Result<String> {
 fn impossible(what: &str, text: &str) -> Error {
     Error::new(
         ErrorKind::InvalidInput,
-        format!(
-            "{what} cannot be told to nfs-ganesha, for its single quotes or line breaks: {text}"
-        ),
+        format!("nfs-ganesha accepts no {what} with single quotes or line breaks: {text}"),
     )
 }
 

@@ -1,42 +1,36 @@
-//! The number of a server instance, from which nfs-ganesha makes its write verifier.
+//! The number of a server instance. nfs-ganesha derives its write verifier from it.
 //!
-//! A client that meets another verifier sends again what it had written and not
-//! flushed. So no two instances may have the same number, whatever the clock says; and
-//! the low 32 bits, which name NFSv4's clients, may not repeat either. The number is the
-//! clock's seconds or one more than the last, whichever is greater. It is kept in the
-//! repository, which all instances share, and is there before an instance starts.
+//! If the verifier changes, a client sends its unflushed writes again. So no two instances
+//! may have the same number, even if the clock is wrong; and the low 32 bits, which
+//! identify NFSv4's clients, may not repeat either. The number is the clock's seconds or
+//! the previous number plus one, whichever is greater. All instances share the repository,
+//! which stores the number durably before an instance starts.
 
-use std::fs::File;
-use std::io::Write;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use coldrise_block::{Context, Error, ErrorKind, Result};
+use coldrise_block::{replace_file, Context, Error, ErrorKind, Result};
 use coldrise_store::lock_repository;
 
 /// Name of the file in the repository's directory: the last number, in decimal.
 const FILE: &str = "nfs-epoch";
-/// While it is being replaced.
-const NEW_FILE: &str = "nfs-epoch.new";
 
 /// The next number, durable when this returns.
 ///
 /// # Errors
-/// `Corrupt` where the file holds no number: then it is unknown what was used.
+/// `Corrupt` if the file holds no number: then the previous one is unknown.
 pub(super) fn next(repository: &Path) -> Result<u64> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     next_at(repository, now.as_secs())
 }
 
 fn next_at(repository: &Path, now_s: u64) -> Result<u64> {
-    // Two servers that start at once get two numbers.
+    // Two servers that start at the same time get two numbers.
     let _lock = match lock_repository(repository, "another NFS server takes its number") {
-        // Nothing can be written there, so no client depends on what a server has written.
+        // The repository is read-only, so no client depends on a server's unflushed writes.
         Err(error) if error.kind() == ErrorKind::ReadOnly => return Ok(now_s),
         locked => locked?,
     };
-    let folder = File::open(repository).context(|| format!("opening {}", repository.display()))?;
     let path = repository.join(FILE);
     let last = match std::fs::read_to_string(&path) {
         Ok(text) => text.trim().parse::<u64>().map_err(|error| {
@@ -51,17 +45,7 @@ fn next_at(repository: &Path, now_s: u64) -> Result<u64> {
         Err(error) => return Err(error).context(|| format!("reading {}", path.display())),
     };
     let epoch = now_s.max(last.saturating_add(1));
-    let new_path = repository.join(NEW_FILE);
-    let mut options = File::options();
-    options.write(true).create(true).truncate(true).mode(0o600);
-    let written = options.open(&new_path).and_then(|mut file| {
-        writeln!(file, "{epoch}")?;
-        // Complete before it has its name.
-        file.sync_all()?;
-        std::fs::rename(&new_path, &path)?;
-        folder.sync_all()
-    });
-    written.context(|| format!("writing {}", path.display()))?;
+    replace_file(&path, format!("{epoch}\n").as_bytes())?;
     Ok(epoch)
 }
 

@@ -1,4 +1,4 @@
-//! nfs-ganesha's messages, passed on to stderr.
+//! Passes nfs-ganesha's messages on to stderr.
 
 use std::io::{BufRead, BufReader};
 use std::process::ChildStderr;
@@ -6,10 +6,10 @@ use std::thread::JoinHandle;
 
 use coldrise_block::{Context, Result};
 
-/// What nfs-ganesha tells of its own life, which is no news.
+/// nfs-ganesha's messages about its normal operation.
 const NO_NEWS: [&str; 4] = [":EVENT :", ":NULL :", ":INFO :", ":DEBUG :"];
-/// What it misses and nobody here needs (NFSv4 is found without rpcbind, too), and clients
-/// that leave without a word.
+/// Complaints without consequences here: NFSv4 works without rpcbind, and clients may leave
+/// without notice.
 const NOT_OURS: [&str; 9] = [
     "dbus",
     "DBUS",

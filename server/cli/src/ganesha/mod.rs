@@ -27,24 +27,24 @@ use rpcbind::Rpcbind;
 
 const NAME: &str = "nfs-ganesha";
 
-/// Name of the FSAL's file, as nfs-ganesha makes it from the FSAL's name.
+/// Name of the FSAL's file, as nfs-ganesha derives it from the FSAL's name.
 const FSAL_FILE: &str = "libfsalcoldrise.so";
-/// The version that the FSAL is built for, as the program tells it.
+/// The FSAL's version of nfs-ganesha, in the program's own words.
 const VERSION: &str = "NFS-Ganesha Release = V4.3";
-/// By this exit code the FSAL asks for another process; see plugins/ganesha/io.c.
+/// The exit code by which the FSAL requests a restart; see plugins/ganesha/io.c.
 const START_AGAIN: i32 = 75;
-/// A process that ends sooner than this after its start may do so again, and is given
-/// up after so many of them in a row.
+/// A process that ends within this time after its start counts as a failed start. After so
+/// many failed starts in a row the program gives up.
 const SHORT_LIFE: Duration = Duration::from_millis(500);
 const MOST_SHORT_LIVES: u32 = 5;
-/// How often a starting process is looked at.
+/// Interval of the checks on a starting process.
 const INTERVAL: Duration = Duration::from_millis(5);
-/// How long it has to start: it waits for rpcbind, and opens the repository.
+/// Time limit of a start: it waits for rpcbind and opens the repository.
 const START_PATIENCE: Duration = Duration::from_secs(30);
-/// How long it has to end.
+/// Time limit of an orderly end.
 const END_PATIENCE: Duration = Duration::from_secs(10);
 
-/// A running nfs-ganesha. Dropped, it is ended.
+/// A running nfs-ganesha. Dropping it ends it.
 pub(crate) struct Ganesha {
     child: Child,
     log: Option<JoinHandle<()>>,
@@ -52,9 +52,9 @@ pub(crate) struct Ganesha {
     short_lives: u32,
     options: NfsOptions,
     repository: PathBuf,
-    /// Configuration, and what nfs-ganesha remembers of NFSv4 clients.
+    /// Configuration, and nfs-ganesha's records of NFSv4 clients.
     directory: TempDir,
-    // Ended last.
+    // Must be dropped last.
     _rpcbind: Option<Rpcbind>,
 }
 
@@ -62,9 +62,9 @@ impl Ganesha {
     /// Starts nfs-ganesha and returns when it answers.
     ///
     /// # Errors
-    /// `ToolFailed` where it or rpcbind is missing or ends, `Unsupported` where it has
-    /// another version, `Busy` where somebody serves there already, `Interrupted` where
-    /// this program is asked to end meanwhile.
+    /// `ToolFailed` if it or rpcbind is missing or ends, `Unsupported` for another version,
+    /// `Busy` if another server uses the address, `Interrupted` if this program receives a
+    /// signal to end meanwhile.
     pub(crate) fn start(
         invocation: &Invocation,
         options: &NfsOptions,
@@ -72,10 +72,7 @@ impl Ganesha {
     ) -> Result<Ganesha> {
         let fsal = check_installed()?;
         check_ports(options)?;
-        let rpcbind = match options.serves_v3 {
-            true => Rpcbind::make_sure()?,
-            false => None,
-        };
+        let rpcbind = if options.serves_v3 { Rpcbind::make_sure()? } else { None };
         let directory = tempfile::Builder::new()
             .prefix("coldrise-nfs-")
             .tempdir()
@@ -118,16 +115,17 @@ impl Ganesha {
             }
             let listen = self.options.listen;
             let answers = rpc::answers(listen, rpc::NFS_PROGRAM, version);
-            // An rpcbind that ran when we looked may have ended since.
+            // An rpcbind found earlier may have ended since.
             let is_found = !self.options.serves_v3
                 || rpc::registered_port(rpc::NFS_PROGRAM, 3) == Some(listen.port());
             if answers && is_found {
                 return Ok(());
             }
             if self.started.elapsed() > START_PATIENCE {
-                let what = match answers {
-                    false => format!("nfs-ganesha does not answer at {listen}"),
-                    true => "rpcbind, which ran, does not know nfs-ganesha; start again".to_owned(),
+                let what = if answers {
+                    "rpcbind does not know nfs-ganesha; run the command again".to_owned()
+                } else {
+                    format!("nfs-ganesha does not answer at {listen}")
                 };
                 return Err(Error::new(ErrorKind::ToolFailed, what));
             }
@@ -136,21 +134,21 @@ impl Ganesha {
     }
 
     fn ended(&mut self) -> Result<Option<ExitStatus>> {
-        self.child.try_wait().context(|| "looking after nfs-ganesha")
+        self.child.try_wait().context(|| "checking nfs-ganesha")
     }
 
-    /// Its last words come before ours.
+    /// Its last messages appear before ours.
     fn finish_log(&mut self) {
         if let Some(log) = self.log.take() {
-            // It catches nothing; a panic in it was reported on stderr.
+            // The thread catches no panic; one was already reported on stderr.
             let _ = log.join();
         }
     }
 
-    /// Serves until this program is asked to end.
+    /// Serves until this program receives a signal to end.
     ///
     /// # Errors
-    /// `ToolFailed` where nfs-ganesha ends with an error; see [`Ganesha::keep_up`].
+    /// `ToolFailed` if nfs-ganesha ends with an error; see [`Ganesha::keep_up`].
     pub(crate) fn serve(&mut self, signals: &mut ChildSignals) -> Result<()> {
         loop {
             if signals.wait() {
@@ -166,12 +164,11 @@ impl Ganesha {
         }
     }
 
-    /// To be called when it may have ended: tells how, where that is for good. Where it
-    /// has crashed, or asks for it because a sync has failed, it is started again with
-    /// another write verifier, unless it has ended again and again soon after its start.
-    ///
+    /// Call this when nfs-ganesha may have ended. Returns the end if it is final. After a
+    /// crash, or an exit code that requests it because a sync has failed, starts it again
+    /// with another write verifier, unless it has ended several times soon after its start.
     /// # Errors
-    /// As starting a process.
+    /// The errors of starting a process.
     pub(crate) fn keep_up(&mut self) -> Result<Option<ExitStatus>> {
         let Some(status) = self.ended()? else { return Ok(None) };
         self.finish_log();
@@ -187,25 +184,26 @@ impl Ganesha {
         );
         (self.child, self.log) = spawn(self.directory.path(), &self.repository)?;
         self.started = Instant::now();
-        // Nobody waits for it to answer: should it end at once, or this program be asked to
-        // end meanwhile, the next look at it finds out.
+        // Does not wait for its answer: the next call of this function notices an immediate
+        // end or a signal.
         Ok(None)
     }
 
-    /// Ends it in good order: sessions are flushed and closed. Where that takes long, or
-    /// this program is asked again, it is killed; what was flushed is not lost by that.
+    /// Ends it in order: sessions are flushed and closed. Kills it after a time limit or a
+    /// second signal; flushed writes survive that.
     ///
     /// # Errors
-    /// `ToolFailed` where it ends with an error.
+    /// `ToolFailed` if it ends with an error.
     pub(crate) fn stop(&mut self, signals: Option<&mut ChildSignals>) -> Result<()> {
         let ended = child::end(&mut self.child, NAME, END_PATIENCE, signals)?;
         if ended.was_killed {
             tracing::warn!("nfs-ganesha did not end by itself");
         }
         self.finish_log();
-        match ended.status.success() || ended.status.signal().is_some() {
-            true => Ok(()),
-            false => Err(child::ended_error(NAME, ended.status)),
+        if ended.status.success() || ended.status.signal().is_some() {
+            Ok(())
+        } else {
+            Err(child::ended_error(NAME, ended.status))
         }
     }
 }
@@ -213,16 +211,16 @@ impl Ganesha {
 impl Drop for Ganesha {
     fn drop(&mut self) {
         if matches!(self.child.try_wait(), Ok(None)) {
-            // Where it cannot be asked it ends with its parent.
+            // If the signal fails, it ends together with its parent.
             let _ = self.stop(None);
         }
     }
 }
 
-/// Starts the process, with an epoch that no earlier one had.
+/// Starts the process, with a new epoch.
 fn spawn(directory: &Path, repository: &Path) -> Result<(Child, Option<JoinHandle<()>>)> {
     let epoch = epoch::next(repository)?;
-    // With its parent it ends, too, whatever ends that.
+    // It ends together with its parent, however that ends.
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "TERM", "ganesha.nfsd", "-F", "-L", "STDERR"]);
     command.arg("-f").arg(directory.join("ganesha.conf"));
@@ -235,19 +233,19 @@ fn spawn(directory: &Path, repository: &Path) -> Result<(Child, Option<JoinHandl
     Ok((child, log))
 }
 
-/// Whether nfs-ganesha and the FSAL are here, and fit; the FSAL's file.
+/// Checks that nfs-ganesha and the FSAL are installed and match; returns the FSAL's file.
 ///
 /// # Errors
-/// `ToolFailed` where one is missing, `Unsupported` for another nfs-ganesha.
+/// `ToolFailed` if one is missing, `Unsupported` for another nfs-ganesha.
 pub(crate) fn check_installed() -> Result<PathBuf> {
     check_version()?;
     fsal()
 }
 
-/// Whether the nfs-ganesha here is the one that the FSAL is built for.
+/// Checks that the installed nfs-ganesha is the FSAL's version.
 ///
 /// # Errors
-/// `ToolFailed` where it is missing, `Unsupported` where it is another.
+/// `ToolFailed` if it is missing, `Unsupported` for another version.
 pub(crate) fn check_version() -> Result<()> {
     let told = Command::new("ganesha.nfsd").arg("-v").output().map_err(missing)?;
     let told = String::from_utf8_lossy(&told.stdout);
@@ -272,10 +270,10 @@ fn missing(error: std::io::Error) -> Error {
     )
 }
 
-/// The FSAL beside this program, or where it lies after an installation.
+/// The FSAL next to this program, or in its installed location.
 ///
 /// # Errors
-/// `ToolFailed` where it is in neither place.
+/// `ToolFailed` if it is in neither place.
 pub(crate) fn fsal() -> Result<PathBuf> {
     let program = std::env::current_exe().context(|| "finding this program's own file")?;
     let folder = program.parent().unwrap_or(Path::new("."));
@@ -288,7 +286,7 @@ pub(crate) fn fsal() -> Result<PathBuf> {
     })
 }
 
-/// nfs-ganesha would take over what another server has registered.
+/// nfs-ganesha would replace another server's registration.
 fn check_ports(options: &NfsOptions) -> Result<()> {
     let mount = std::net::SocketAddr::new(options.listen.ip(), options.mount_port);
     let mut addresses = vec![options.listen];

@@ -1,4 +1,4 @@
-//! As much of ONC RPC as it takes to ask whether a server answers (RFC 5531, RFC 1833).
+//! The subset of ONC RPC that asks whether a server answers (RFC 5531, RFC 1833).
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -10,7 +10,7 @@ const PORTMAP_PROGRAM: u32 = 100_000;
 
 const PORTMAP_VERSION: u32 = 2;
 const PORTMAP_PORT: u16 = 111;
-/// Procedures: every program's first does nothing; the port mapper's third tells a port.
+/// Procedures: every program's first does nothing; the port mapper's third returns a port.
 const NULL: u32 = 0;
 const GET_PORT: u32 = 3;
 const TCP: u32 = 6;
@@ -20,17 +20,17 @@ const RPC_VERSION: u32 = 2;
 const LAST_FRAGMENT: u32 = 1 << 31;
 /// A reply's words before its results: id, reply, accepted, no verifier (2), done.
 const REPLY_WORDS: usize = 6;
-/// Longest answer that is read, in bytes.
+/// Maximum length of an answer, in bytes.
 const LONGEST_REPLY: usize = 1024;
 
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Whether anything accepts connections there.
+/// Whether the address accepts connections.
 pub(super) fn is_listening(address: SocketAddr) -> bool {
     TcpStream::connect_timeout(&reachable(address), PATIENCE).is_ok()
 }
 
-/// Whether a program answers there.
+/// Whether a program answers at the address.
 pub(super) fn answers(address: SocketAddr, program: u32, version: u32) -> bool {
     call(address, program, version, NULL, &[]).is_some()
 }
@@ -40,7 +40,7 @@ pub(super) fn has_rpcbind() -> bool {
     answers(rpcbind(), PORTMAP_PROGRAM, PORTMAP_VERSION)
 }
 
-/// The port at which a program is registered with this machine's rpcbind.
+/// The registered port of a program at this machine's rpcbind.
 pub(super) fn registered_port(program: u32, version: u32) -> Option<u16> {
     let arguments = [program, version, TCP, 0];
     let results = call(rpcbind(), PORTMAP_PROGRAM, PORTMAP_VERSION, GET_PORT, &arguments)?;
@@ -51,16 +51,18 @@ fn rpcbind() -> SocketAddr {
     ([127, 0, 0, 1], PORTMAP_PORT).into()
 }
 
-/// Where a server that listens everywhere is reached.
+/// An address that reaches a server listening on all addresses.
 fn reachable(address: SocketAddr) -> SocketAddr {
-    match address.ip().is_unspecified() {
-        true if address.is_ipv4() => ([127, 0, 0, 1], address.port()).into(),
-        true => ([0, 0, 0, 0, 0, 0, 0, 1], address.port()).into(),
-        false => address,
+    if !address.ip().is_unspecified() {
+        address
+    } else if address.is_ipv4() {
+        ([127, 0, 0, 1], address.port()).into()
+    } else {
+        ([0, 0, 0, 0, 0, 0, 0, 1], address.port()).into()
     }
 }
 
-/// The results of a call that was done; `None` for everything else.
+/// The results of a successful call; `None` otherwise.
 fn call(
     address: SocketAddr,
     program: u32,

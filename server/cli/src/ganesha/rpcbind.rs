@@ -1,4 +1,4 @@
-//! rpcbind: by it NFSv3's clients find the server's ports.
+//! rpcbind: NFSv3's clients ask it for the server's ports.
 
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -8,22 +8,22 @@ use coldrise_block::{Context, Error, ErrorKind, Result};
 use super::rpc;
 use crate::child::terminate;
 
-/// The kernel forgets that a process is to end with its parent when that gives up its
-/// rights, as rpcbind does: so it has a shell as its parent, which does not. Ctrl-C is for
-/// this program alone.
+/// When a process gives up its privileges, as rpcbind does, the kernel no longer ends it
+/// together with its parent. So its parent is a shell, which keeps them. Ctrl-C is for this
+/// program alone.
 const RUN: &str = "trap '' INT HUP; trap 'kill $!; exit' TERM; rpcbind -f & wait $!";
 
 const PATIENCE: Duration = Duration::from_secs(5);
 const INTERVAL: Duration = Duration::from_millis(5);
 
-/// An rpcbind that this program has started. Dropped, it is ended.
+/// An rpcbind that this program has started. Dropping it ends it.
 pub(super) struct Rpcbind(Child);
 
 impl Rpcbind {
-    /// Starts one where none runs.
+    /// Starts rpcbind unless it runs.
     ///
     /// # Errors
-    /// `ToolFailed` where it is missing, or cannot be started by this user.
+    /// `ToolFailed` if it is missing, or if this user cannot start it.
     pub(super) fn make_sure() -> Result<Option<Rpcbind>> {
         if check_there()? {
             return Ok(None);
@@ -57,15 +57,15 @@ impl Rpcbind {
     }
 }
 
-/// True where rpcbind runs, false where it is there to be started.
+/// True if rpcbind runs, false if it is installed but does not run.
 ///
 /// # Errors
-/// `ToolFailed` where it is neither.
+/// `ToolFailed` if it is not installed.
 pub(crate) fn check_there() -> Result<bool> {
     if rpc::has_rpcbind() {
         return Ok(true);
     }
-    // It has no option that does nothing; one that it does not know it refuses.
+    // It has no option without an effect; it refuses unknown options.
     let told = Command::new("rpcbind").arg("-?").stdin(Stdio::null()).output();
     told.map(|_| false).map_err(|error| {
         let what = "starting rpcbind, by which clients of NFSv3 find the server (Debian: apt \

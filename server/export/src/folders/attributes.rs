@@ -1,4 +1,4 @@
-//! Sizes and times of what is in the tree.
+//! Sizes and times of nodes.
 
 use super::client_files::carried_attributes;
 use super::node::{Content, FolderFile, Kind, Node, NodeType};
@@ -12,42 +12,42 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 /// Size and time of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attributes {
-    /// What it is.
+    /// Its kind.
     pub node_type: NodeType,
     /// Size in bytes; 0 for a folder.
     pub size_bytes: u64,
-    /// Bytes of it that are stored; the rest is known to be zero without a look.
-    /// A session's may be from a moment ago.
+    /// Its stored bytes; the rest is known to be zero without reading. For a session the
+    /// value may be a moment old.
     pub stored_bytes: u64,
-    /// When its content changed last.
+    /// The last change of the content.
     pub modified: SystemTime,
-    /// When anything of it changed last: content, mode or name.
+    /// The last change of content, mode or name.
     pub changed: SystemTime,
-    /// Whether it can be opened for writing, if no other process writes it.
+    /// Whether clients can open it for writing, provided that no other process writes it.
     pub is_writable: bool,
-    /// Permissions that a client gave it, of what clients keep in sessions.
+    /// Permissions that a client set; only for client files in sessions.
     pub mode: Option<u32>,
-    /// What it was made with exclusively, as long as nothing was written to it and its
-    /// time was not set.
+    /// The verifier of its exclusive creation, until the first write or the first change of
+    /// its time.
     pub verifier: Option<u64>,
 }
 
 /// Space on the file system that the repository lies on, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Space {
-    /// All of it.
+    /// The total.
     pub total_bytes: u64,
-    /// What is free.
+    /// The free part.
     pub free_bytes: u64,
-    /// What of it a user other than root can have.
+    /// The part that users other than root can fill.
     pub available_bytes: u64,
 }
 
 impl Folders {
-    /// Size and time of a node. The first look at a file walks the extents of its
-    /// disk, once for all files but the compact ones: half a second per stored TiB.
-    /// A session's disk is walked anew after it was written, with a limit; where
-    /// no front end has it open the index of its layer is read before.
+    /// Size and time of a node. The first request for a file walks the extents of its disk,
+    /// once for all files except compact ones: half a second per stored TiB. A session's
+    /// disk is walked again after writes, at a limited rate; if no front end has it open,
+    /// the index of its layer is read first.
     pub fn attributes(&self, node: &Node) -> Result<Attributes> {
         let of_folder = |modified| Attributes {
             node_type: NodeType::Folder,
@@ -95,7 +95,7 @@ impl Folders {
         let path = self.repository.path();
         let found = rustix::fs::statvfs(path)
             .map_err(std::io::Error::from)
-            .context(|| format!("asking for the free space of {}", path.display()))?;
+            .context(|| format!("reading the free space of {}", path.display()))?;
         let bytes = |blocks: u64| blocks.saturating_mul(found.f_frsize);
         Ok(Space {
             total_bytes: bytes(found.f_blocks),

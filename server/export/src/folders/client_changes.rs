@@ -1,4 +1,4 @@
-//! What clients change in the folders of sessions.
+//! Changes by clients in the folders of sessions.
 
 use super::client_files::client_folder;
 use super::node::{Content, Kind, Node, LIVE};
@@ -11,25 +11,25 @@ use std::time::SystemTime;
 
 /// The files of a session that is held open for writing.
 struct HeldFiles {
-    // Dropped in this order: the files let go before the session closes.
+    // Drop order: the files release the session before it closes.
     files: Arc<ClientFiles>,
     _session: Arc<OpenFile>,
 }
 
-/// What clients change in folders. All of it is durable on return.
+/// Changes by clients in folders. Every call is durable on return.
 impl Folders {
-    /// Makes a file in a session's folder, or finds the one that is there.
+    /// Makes a file in a session's folder, or opens the existing one.
     ///
-    /// `ErrorKind::AlreadyExists`; `ErrorKind::ReadOnly` where nothing can be made, and
-    /// for names of the session's own files; `ErrorKind::Busy` where another process
-    /// writes the session; otherwise as [`ClientFiles::create`].
+    /// `ErrorKind::AlreadyExists`; `ErrorKind::ReadOnly` if the folder accepts no files or
+    /// the name belongs to the session itself; `ErrorKind::Busy` if another process writes
+    /// the session; otherwise as [`ClientFiles::create`].
     pub fn create(&self, folder: &Node, name: &str, how: Creation, mode: u32) -> Result<Node> {
         let (session, parent, held) = self.change_in(folder)?;
         if let Some(there) = self.presented(folder, name)? {
             return match how {
                 Creation::Unchecked => Ok(there),
                 _ => {
-                    let text = format!("{}/{name} is there already", folder.path());
+                    let text = format!("{}/{name} already exists", folder.path());
                     Err(Error::new(ErrorKind::AlreadyExists, text))
                 }
             };
@@ -43,7 +43,7 @@ impl Folders {
     pub fn make_folder(&self, folder: &Node, name: &str, mode: u32) -> Result<Node> {
         let (session, parent, held) = self.change_in(folder)?;
         if self.presented(folder, name)?.is_some() {
-            let text = format!("{}/{name} is there already", folder.path());
+            let text = format!("{}/{name} already exists", folder.path());
             return Err(Error::new(ErrorKind::AlreadyExists, text));
         }
         self.check_free(session, parent, name)?;
@@ -61,9 +61,8 @@ impl Folders {
         }
     }
 
-    /// Gives a file or folder another name, within one session. Errors as of
-    /// [`Folders::create`] and of [`ClientFiles::rename`]; `ErrorKind::Unsupported`
-    /// between sessions.
+    /// Renames a file or folder within one session. Errors as of [`Folders::create`] and of
+    /// [`ClientFiles::rename`]; `ErrorKind::Unsupported` between sessions.
     pub fn rename(&self, from: &Node, name: &str, to: &Node, new_name: &str) -> Result<()> {
         let (session, old_parent, held) = self.change_in(from)?;
         let (other, new_parent) = client_folder(to)?;
@@ -81,7 +80,7 @@ impl Folders {
         held.files.rename((old_parent, name), (new_parent, new_name))
     }
 
-    /// Sets permissions and the time of the last change of what a client made.
+    /// Sets permissions and modification time of a client's file or folder.
     ///
     /// `ErrorKind::ReadOnly` for anything else; otherwise as [`ClientFiles::set`].
     pub fn set(&self, node: &Node, mode: Option<u32>, modified: Option<SystemTime>) -> Result<()> {
@@ -90,7 +89,7 @@ impl Folders {
         held.files.set(entry.id, mode, modified)
     }
 
-    /// Whether the name in that folder is that of a file of the session itself.
+    /// Whether a file of the session itself has that name in that folder.
     fn presented(&self, folder: &Node, name: &str) -> Result<Option<Node>> {
         let Kind::Session(session) = &folder.kind else { return Ok(None) };
         let file = self.session_files(session).into_iter().find(|file| file.name == name);
@@ -100,8 +99,8 @@ impl Folders {
         }))
     }
 
-    /// Refuses names that are those of images, shown in a session or only in the points
-    /// that are made of it.
+    /// Refuses names of images, both those that the session shows and those that only its
+    /// sealed points show.
     fn check_free(&self, session: &SessionDocument, parent: FileId, name: &str) -> Result<()> {
         let disks: Vec<_> = session.disks.iter().map(|disk| &disk.name).collect();
         if parent == FileId::ROOT && image_name::find(name, &disks).is_ok() {
@@ -114,8 +113,7 @@ impl Folders {
         Ok(())
     }
 
-    /// The session of a folder that is about to change, which folder it is, and the
-    /// session's files.
+    /// The session of the folder to change, the folder within it, and the session's files.
     fn change_in<'a>(
         &self,
         folder: &'a Node,
@@ -137,12 +135,12 @@ impl Folders {
     }
 }
 
-/// Why something cannot be changed.
+/// The reason why a node cannot be changed.
 pub(super) fn fixed(node: &Node) -> Error {
     let what = match &node.kind {
         Kind::SessionFile(_, file) => match file.content {
-            Content::Image { .. } => "it is the session's disk: it stays, with its name",
-            Content::Configuration => "it is the stored configuration: it stays",
+            Content::Image { .. } => "it is the session's disk: it cannot be removed or renamed",
+            Content::Configuration => "it is the stored configuration: it cannot be removed",
         },
         _ => "clients keep files in the folder of a session, and nowhere else",
     };

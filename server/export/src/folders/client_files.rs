@@ -1,4 +1,4 @@
-//! What clients keep in a session, and what of it points carry, as files and folders.
+//! Shows clients' files and folders: those in sessions, and the copies that points carry.
 
 use super::attributes::time;
 use super::client_changes::fixed;
@@ -16,19 +16,19 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Points whose files are listed without a look; a list takes a few KiB.
+/// Number of points with a cached list of files; a list takes a few KiB.
 const POINTS: usize = 256;
-/// Sessions of other processes whose names are remembered.
+/// Number of other processes' sessions with cached names.
 const SESSIONS: usize = 256;
-/// Files of other processes' sessions that are remembered, of at most 1 MiB each.
+/// Number of cached lists of other processes' sessions, of at most 1 MiB each.
 const READ_FILES: usize = 64;
 
 type CarriedList = Arc<Vec<Arc<CarriedEntry>>>;
 
-/// What was found out.
+/// The caches.
 pub(super) struct ClientFolders {
     carried: Cache<String, CarriedList>,
-    /// By when the session was published.
+    /// The key includes the time of publication.
     readers: Mutex<HashMap<(String, u64), Arc<ClientFilesReader>>>,
     read_files: Cache<FileId, Arc<dyn Disk>>,
 }
@@ -43,10 +43,10 @@ impl Default for ClientFolders {
     }
 }
 
-/// What is there.
+/// Look-ups.
 impl Folders {
-    /// The node as it is now: `ErrorKind::NotFound` where it is gone. What clients keep
-    /// is the same under whatever name.
+    /// The node in its present state; `ErrorKind::NotFound` if it is gone. A client's file
+    /// stays the same node after a rename.
     pub fn again(&self, node: &Node) -> Result<Node> {
         if let Kind::Client(session, entry) = &node.kind {
             return self.client_node(session, entry.id);
@@ -74,8 +74,8 @@ impl Folders {
         names.try_fold(self.root(), |folder, name| self.find(&folder, name))
     }
 
-    /// What clients keep in that session or point and has that [`Node::file_id`], in
-    /// whichever folder; `None` where it is nothing of theirs.
+    /// The client file of that session or point with that [`Node::file_id`], in any of its
+    /// folders; `None` if it is not a client file.
     pub fn find_of_clients_by_id(&self, folder: &Node, file_id: u64) -> Result<Option<Node>> {
         match &folder.kind {
             Kind::Session(session) => {
@@ -92,7 +92,7 @@ impl Folders {
         }
     }
 
-    /// What of clients has that name in a folder.
+    /// The client file or folder of that name in a folder.
     pub(super) fn find_of_clients(&self, folder: &Node, name: &str) -> Result<Option<Node>> {
         if let (Kind::Session(session), _) | (Kind::Client(session, _), NodeType::Folder) =
             (&folder.kind, folder.node_type())
@@ -112,7 +112,7 @@ impl Folders {
         Ok(Some(self.carried_node(&root, point, entry)))
     }
 
-    /// Adds to a folder's entries what clients keep there.
+    /// Adds the client files of a folder to its entries.
     pub(super) fn add_of_clients(
         &self,
         folder: &Node,
@@ -150,7 +150,7 @@ impl Folders {
         image_name::find(name, &disks).is_ok()
     }
 
-    /// Opens what is of clients, or a session's folder, which keeps the session open.
+    /// Opens a client file, or a session's folder, which keeps the session open.
     pub(super) fn open_of_clients(&self, node: &Node, intent: Intent) -> Result<Arc<OpenFile>> {
         let (session, id) = match &node.kind {
             Kind::Carried(point, entry) => {
@@ -163,7 +163,7 @@ impl Folders {
             Kind::Client(session, entry) if entry.kind != FileKind::Folder => {
                 (session, Some(entry.id))
             }
-            // For writing a folder stands for its session.
+            // A folder opened for writing stands for its session.
             Kind::Client(session, _) | Kind::Session(session) if intent == Intent::Write => {
                 (session, None)
             }
@@ -196,7 +196,7 @@ impl Folders {
         })
     }
 
-    /// When a session's folder changed.
+    /// The last change of a session's folder.
     pub(super) fn session_folder_time(&self, session: &SessionDocument) -> Result<SystemTime> {
         let tree = self.client_tree(session)?;
         Ok(time(session.created_at_ms).max(since_1970(tree.changed_ns(FileId::ROOT))))
@@ -251,7 +251,7 @@ impl Folders {
         self.child(&live, session.name.as_str(), kind, session.created_at_ms)
     }
 
-    /// With the path that it has now.
+    /// With its present path.
     fn client_node(&self, session: &Arc<SessionDocument>, id: FileId) -> Result<Node> {
         let tree = self.client_tree(session)?;
         let missing = || gone(session.name.as_str());
@@ -278,7 +278,7 @@ impl Folders {
             return Ok(files.tree());
         }
         self.reader(session).tree().map_err(|error| {
-            // Another session of that name has another list.
+            // A later session of the same name has another list.
             self.check_same(session).err().unwrap_or(error)
         })
     }
@@ -293,7 +293,7 @@ impl Folders {
         Arc::clone(readers.entry(key).or_insert_with(new))
     }
 
-    /// What a point carries, without contents.
+    /// The list of a point's client files, without contents.
     fn carried(&self, point: &PointDocument) -> Result<CarriedList> {
         if point.files.is_none() {
             return Ok(CarriedList::default());
@@ -352,7 +352,7 @@ pub(super) fn carried_attributes(entry: &CarriedEntry) -> Attributes {
     }
 }
 
-/// The session of a folder in which clients keep files, and which of its folders it is.
+/// The session of a folder that accepts client files, and the folder within it.
 pub(super) fn client_folder(folder: &Node) -> Result<(&Arc<SessionDocument>, FileId)> {
     match &folder.kind {
         Kind::Session(session) => Ok((session, FileId::ROOT)),
@@ -364,7 +364,7 @@ pub(super) fn client_folder(folder: &Node) -> Result<(&Arc<SessionDocument>, Fil
     }
 }
 
-/// The point of a folder that carries files, and what their paths in it begin with.
+/// The point of a folder with client files, and the prefix of their paths in it.
 fn carried_folder(folder: &Node) -> Option<(&Arc<PointDocument>, String)> {
     match &folder.kind {
         Kind::Point(point) => Some((point, String::new())),

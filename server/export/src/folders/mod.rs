@@ -8,19 +8,19 @@
 //! ```
 //!
 //! A front end starts at [`Folders::root`], steps down with [`Folders::find`] and
-//! [`Folders::entries`], and opens files with [`Folders::open`]. It keeps [`Node`]s,
-//! never paths. Everything is looked up when it is asked for: what is stored,
-//! published or sealed meanwhile shows at once.
+//! [`Folders::entries`], and opens files with [`Folders::open`]. It keeps [`Node`]s, never
+//! paths. Every call looks up the present state, so backups, publications and seals show at
+//! once.
 //!
-//! A point never changes, so what its folder holds is found once and remembered.
+//! A point never changes, so the content of its folder is found once and cached.
 //!
-//! Locks: the table of open files, then the slot of one file (held while it opens,
-//! so that who wants the same file waits and shares it), then those of the tree.
+//! Locks: the table of open files, then the slot of one file (held during opening, so that
+//! other callers for the same file wait and share it), then those of the tree.
 
 mod attributes;
 mod client_changes;
 mod client_files;
-mod known;
+mod folder_cache;
 mod node;
 mod open_file;
 mod seek;
@@ -32,7 +32,7 @@ pub use node::{Node, NodeKey, NodeType};
 pub use open_file::OpenFile;
 
 use crate::image;
-use crate::image_name::{self, Shown};
+use crate::image_name::{self, ImageOwner};
 use crate::{ExportTree, TreeOptions};
 use client_files::ClientFolders;
 use coldrise_block::{Error, ErrorKind, Result};
@@ -42,7 +42,7 @@ use coldrise_store::{
     Configuration, DiskName, MachineName, PointDocument, PointName, PointSelector, Repository,
     SessionName,
 };
-use known::Known;
+use folder_cache::FolderCache;
 use node::{Content, FolderFile, Kind, LATEST, LIVE};
 use open_file::{Intent, OpenFiles};
 use sizes::Measured;
@@ -54,11 +54,11 @@ use std::time::SystemTime;
 pub struct FolderEntry {
     /// Its name.
     pub name: String,
-    /// What it is.
+    /// Its kind.
     pub node_type: NodeType,
     /// [`Node::file_id`] of it.
     pub file_id: u64,
-    /// The same as [`Folders::find`] gives.
+    /// The node, as [`Folders::find`] returns it.
     pub node: Node,
 }
 
@@ -69,15 +69,15 @@ pub struct Folders {
     tree: ExportTree,
     open_files: OpenFiles,
     measured: Measured,
-    known: Known,
+    known: FolderCache,
     clients: ClientFolders,
     is_read_only: bool,
     started: SystemTime,
 }
 
 impl Folders {
-    /// Starts to serve a repository, with this process's lease. With
-    /// `is_read_only` sessions cannot be written either.
+    /// Starts to serve a repository, with this process's lease. With `is_read_only`,
+    /// sessions are read-only too.
     pub fn new(
         repository: &Arc<Repository>,
         options: &TreeOptions,
@@ -89,19 +89,19 @@ impl Folders {
             tree: ExportTree::new(repository, options)?,
             open_files: OpenFiles::default(),
             measured: Measured::default(),
-            known: Known::default(),
+            known: FolderCache::default(),
             clients: ClientFolders::default(),
             is_read_only,
             started: SystemTime::now(),
         })
     }
 
-    /// Where everything starts.
+    /// The root of the tree.
     pub fn root(&self) -> Node {
         Node::root()
     }
 
-    /// What has that name in a folder; `ErrorKind::NotFound` where nothing has.
+    /// The node of that name in a folder; `ErrorKind::NotFound` if there is none.
     pub fn find(&self, folder: &Node, name: &str) -> Result<Node> {
         let missing = || Error::new(ErrorKind::NotFound, format!("{}/{name}", folder.path()));
         if let Some(node) = self.find_of_clients(folder, name)? {
@@ -149,7 +149,7 @@ impl Folders {
         }
     }
 
-    /// What is in a folder, by name.
+    /// The entries of a folder, sorted by name.
     pub fn entries(&self, folder: &Node) -> Result<Vec<FolderEntry>> {
         let entry = |name: &str, kind: Kind, made_at_ms: u64| {
             let node = self.child(folder, name, kind, made_at_ms);
@@ -207,7 +207,7 @@ impl Folders {
         Ok(entries)
     }
 
-    /// Where a link leads: a name in its own folder.
+    /// The target of a link: a name in the link's own folder.
     pub fn target(&self, link: &Node) -> Result<String> {
         let Kind::Latest(machine) = &link.kind else {
             return Err(Error::new(ErrorKind::InvalidInput, format!("{}: no link", link.path())));
@@ -215,11 +215,11 @@ impl Folders {
         Ok(self.newest(machine)?.point.to_string())
     }
 
-    /// Opens a file, or shares it with those who have it open.
+    /// Opens a file, or shares it with its present users.
     ///
     /// `ErrorKind::ReadOnly` for writing a point's file or a compact image;
-    /// `ErrorKind::Busy`, saying who, where another process writes the session;
-    /// otherwise as [`ExportTree::open`].
+    /// `ErrorKind::Busy`, naming the other process, if it writes the session; otherwise as
+    /// [`ExportTree::open`].
     pub fn open(&self, file: &Node, for_writing: bool) -> Result<Arc<OpenFile>> {
         if for_writing && !self.is_writable(file) {
             return Err(Error::new(
@@ -252,12 +252,12 @@ impl Folders {
         }
     }
 
-    /// Files that somebody has open now, by path.
+    /// Files that are open now, by path.
     pub fn open_paths(&self) -> Vec<String> {
         self.open_files.paths()
     }
 
-    /// Makes everything durable that was written through open files.
+    /// Makes all writes through open files durable.
     pub fn flush_all(&self) -> Result<()> {
         self.open_files.flush_all()
     }
@@ -275,7 +275,7 @@ impl Folders {
         !self.is_read_only && part.format.access() == Access::Writable
     }
 
-    /// Its name may be another session's by now.
+    /// The name may belong to another session by now.
     fn check_same(&self, session: &SessionDocument) -> Result<()> {
         let now = coldrise_session::session(&self.repository, &session.name)?.document;
         if now.created_at_ms == session.created_at_ms {
@@ -285,14 +285,14 @@ impl Folders {
         Err(Error::new(ErrorKind::NotFound, text))
     }
 
-    /// What is known without catching up is there; the rest has to be looked for.
+    /// Known entries exist without catching up; others need a look-up.
     fn has_machine(&self, machine: &MachineName) -> Result<bool> {
         let is_known = self.repository.machines()?.contains(machine);
         Ok(is_known || self.catalog.machines()?.contains(machine))
     }
 
-    /// A point that the catalog holds is one look-up; a sealed one may still be
-    /// in its session's document.
+    /// A point in the catalog costs one look-up; a sealed point may still be only in its
+    /// session's document.
     fn point(&self, machine: &MachineName, point: &PointName) -> Result<PointDocument> {
         match self.repository.point(machine, point) {
             Err(error) if error.kind() == ErrorKind::NotFound => {
@@ -313,7 +313,7 @@ impl Folders {
                 .iter()
                 .map(|disk| (&disk.name, image::point_shape(&self.repository, point, disk)))
                 .collect();
-            folder_files(Shown::Point, &point.machine, &disks, point.configuration.as_ref())
+            folder_files(ImageOwner::Point, &point.machine, &disks, point.configuration.as_ref())
         })
     }
 
@@ -323,12 +323,12 @@ impl Folders {
             .iter()
             .map(|disk| (&disk.name, image::session_shape(&self.repository, session, disk)))
             .collect();
-        // A .vmx is a file of clients in a session: they change it.
+        // In a session the .vmx is a client file: clients change it.
         let configuration = session.configuration.as_ref().filter(|c| c.format != VMX);
-        folder_files(Shown::Session, &session.machine, &disks, configuration)
+        folder_files(ImageOwner::Session, &session.machine, &disks, configuration)
     }
 
-    /// Adds to a refusal who has the session open.
+    /// Adds the process that has the session open to a refusal.
     fn tell_who(&self, error: Error, session: &SessionName) -> Error {
         if error.kind() != ErrorKind::Busy {
             return error;
@@ -348,10 +348,10 @@ impl Folders {
     }
 }
 
-/// The files of a point or session: its disks' images, and its configuration
-/// where no disk has that name.
+/// The files of a point or session: its disks' images, and its configuration unless a disk
+/// has that name.
 fn folder_files(
-    shown: Shown,
+    shown: ImageOwner,
     machine: &MachineName,
     disks: &[(&DiskName, DiskShape)],
     configuration: Option<&Configuration>,
@@ -378,7 +378,7 @@ fn folder_files(
 /// The format of a configuration that VMware's programs read and write.
 const VMX: &str = "vmx";
 
-/// As the programs that the configuration is for call it.
+/// Under the name that the configuration's programs expect.
 fn configuration_name(machine: &MachineName, configuration: &Configuration) -> String {
     match configuration.format.as_str() {
         "libvirt-xml" => "domain.xml".to_owned(),
@@ -389,7 +389,7 @@ fn configuration_name(machine: &MachineName, configuration: &Configuration) -> S
 }
 
 fn configuration(configuration: &Option<Configuration>) -> Result<&Configuration> {
-    let gone = || Error::new(ErrorKind::NotFound, "there is no configuration any more");
+    let gone = || Error::new(ErrorKind::NotFound, "the configuration no longer exists");
     configuration.as_ref().ok_or_else(gone)
 }
 

@@ -1,4 +1,4 @@
-//! What the tree of folders consists of.
+//! Nodes of the tree of folders.
 
 use crate::image_name::ImagePart;
 use coldrise_session::{FileEntry, FileKind, SessionDocument};
@@ -10,12 +10,12 @@ pub(super) const LIVE: &str = "live";
 /// The link to a machine's newest point.
 pub(super) const LATEST: &str = "latest";
 
-/// Purpose of the key that file ids are taken from; it never changes.
+/// Purpose of the key that file ids are derived from; it never changes.
 const FILE_ID: &str = "file id";
 /// The root's file id, as FUSE has it.
 const ROOT_ID: u64 = 1;
 
-/// What a front end shows a node as.
+/// The kind under which a front end shows a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NodeType {
     /// A folder.
@@ -26,29 +26,29 @@ pub enum NodeType {
     Link,
 }
 
-/// A folder, a file or a link. It stays valid when what it stands for is gone:
-/// then its use ends with `ErrorKind::NotFound`.
+/// A folder, a file or a link. It stays a valid value after its target is gone; every use
+/// then fails with `ErrorKind::NotFound`.
 #[derive(Clone, Debug)]
 pub struct Node {
     pub(super) kind: Kind,
     pub(super) key: NodeKey,
-    /// Where it was when it was looked up.
+    /// Its path at the look-up.
     path: Arc<str>,
     file_id: u64,
     parent_id: u64,
 }
 
-/// Tells one node from every other, also from an earlier one of the same path: a
-/// session's name can be given again.
+/// Distinguishes the node from every other, also from an earlier one of the same path: a
+/// session's name can be reused.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct NodeKey {
     pub(super) path: Arc<str>,
-    /// When the point or session was made; 0 outside of both.
+    /// When the point or session was made; 0 for nodes outside both.
     pub(super) made_at_ms: u64,
 }
 
 impl NodeKey {
-    /// That of a session's disk, whatever file shows it.
+    /// The id of a session's disk, the same for all files that show it.
     pub(super) fn of_disk(session: &SessionDocument, disk: &DiskName) -> NodeKey {
         let path = Arc::from(format!("{LIVE}/{}/{disk}", session.name));
         NodeKey { path, made_at_ms: session.created_at_ms }
@@ -65,9 +65,9 @@ pub(super) enum Kind {
     Session(Arc<SessionDocument>),
     PointFile(Arc<PointDocument>, FolderFile),
     SessionFile(Arc<SessionDocument>, FolderFile),
-    /// A file or folder that clients keep in a session.
+    /// A client's file or folder in a session.
     Client(Arc<SessionDocument>, Arc<FileEntry>),
-    /// One that a point carries.
+    /// A client's file or folder that a point carries.
     Carried(Arc<PointDocument>, Arc<CarriedEntry>),
 }
 
@@ -104,7 +104,7 @@ impl Node {
         Node { kind: Kind::Root, key, path, file_id: ROOT_ID, parent_id: ROOT_ID }
     }
 
-    /// A file or folder of a client in this folder. It is the same by whatever name.
+    /// A client's file or folder in this folder. It stays the same node after a rename.
     pub(super) fn client(&self, session: &Arc<SessionDocument>, entry: &Arc<FileEntry>) -> Node {
         let key = format!("{LIVE}/{}//{:032x}", session.name, entry.id.as_u128());
         Node {
@@ -135,26 +135,26 @@ impl Node {
         Node { kind, key, path, file_id, parent_id: self.file_id }
     }
 
-    /// The number by which front ends know it: the same at every look, in every
-    /// front end and after every restart; different from all others, as far as
-    /// 64 bits of a keyed hash are (compare [`Node::is_same`] where it matters).
-    /// The root's is 1, no other one's is below 2.
+    /// The file id for front ends: the same at every look-up, in every front end and after
+    /// every restart; different from all others, as far as 64 bits of a keyed hash can be
+    /// (use [`Node::is_same`] if it must be certain). The root's is 1, all others are at
+    /// least 2.
     pub fn file_id(&self) -> u64 {
         self.file_id
     }
 
-    /// The number of the folder that it is in; the root's own for the root.
+    /// The file id of its folder; for the root its own.
     pub fn parent_id(&self) -> u64 {
         self.parent_id
     }
 
-    /// Whether both are the same thing, and not only of the same number.
+    /// Whether both are the same node, and do not only share a file id.
     pub fn is_same(&self, other: &Node) -> bool {
         self.key == other.key
     }
 
-    /// What tells its content from every other: that of the disk where it is a session's
-    /// image, of which many files show the same disk; else the node's own.
+    /// The id of its content: for a session's image the id of the disk, because many files
+    /// show the same disk; otherwise the node's own.
     pub fn content_key(&self) -> NodeKey {
         let Kind::SessionFile(session, file) = &self.kind else { return self.key.clone() };
         match &file.content {
@@ -170,7 +170,7 @@ impl Node {
         &self.path
     }
 
-    /// What it is.
+    /// Its kind.
     pub fn node_type(&self) -> NodeType {
         match self.kind {
             Kind::PointFile(..) | Kind::SessionFile(..) => NodeType::File,
@@ -181,8 +181,8 @@ impl Node {
         }
     }
 
-    /// True for a point and everything in it: it never changes, and its content
-    /// can be kept for as long as it is there.
+    /// True for a point and everything in it: it never changes, so caches can keep its
+    /// content while it exists.
     pub fn is_immutable(&self) -> bool {
         matches!(self.kind, Kind::Point(_) | Kind::PointFile(..) | Kind::Carried(..))
     }
@@ -196,14 +196,14 @@ impl Node {
         )
     }
 
-    /// True for what clients keep in a session, and for what of it a point carries. Its
-    /// number is unique in the whole session or point, in whichever folder it is.
+    /// True for client files, in a session and in a point. Their numbers are unique in the
+    /// whole session or point, across its folders.
     pub fn is_of_clients(&self) -> bool {
         matches!(self.kind, Kind::Client(..) | Kind::Carried(..))
     }
 
-    /// True for a session's folder and every folder in it: what is in it can be changed,
-    /// and its time tells of every change.
+    /// True for a session's folder and every folder in it: clients can change their
+    /// content, and their time reflects every change.
     pub fn takes_files(&self) -> bool {
         match &self.kind {
             Kind::Session(_) => true,
@@ -218,6 +218,6 @@ fn file_id(repository: &Repository, key: &NodeKey) -> u64 {
     let hash = repository.derive_key(FILE_ID, material.as_bytes());
     let mut bytes = [0; 8];
     bytes.copy_from_slice(&hash[..8]);
-    // 0 is no number of a file for many programs, 1 is the root's.
+    // Many programs take 0 for no file; 1 is the root's.
     u64::from_le_bytes(bytes).max(ROOT_ID + 1)
 }

@@ -1,4 +1,4 @@
-//! Files that are open: one export for all who have the same file open.
+//! Open files. All users of a file share one export.
 
 use super::node::NodeKey;
 use super::seek;
@@ -12,22 +12,22 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// What a file is opened for. Who only reads a session's file does not keep
-/// another process from writing the session, so both are kept apart.
+/// The purpose of an opening. A reader of a session's file does not keep another process
+/// from writing the session, so the two are separate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Intent {
     Read,
     Write,
 }
 
-/// An open file. The export behind it, with its lease and its session, stays open
-/// until the last who shares it lets go.
+/// An open file. Its export, with lease and session, stays open until the last user drops
+/// the file.
 pub struct OpenFile {
     export: Export,
     path: Arc<str>,
-    /// Something was written since the last flush.
+    /// Whether a write completed since the last flush.
     is_dirty: AtomicBool,
-    /// When something was written last, in milliseconds since 1970; 0: never.
+    /// The time of the last write, in milliseconds since 1970; 0: never.
     written_at_ms: AtomicU64,
 }
 
@@ -57,18 +57,20 @@ impl OpenFile {
         &self.path
     }
 
-    /// Its size; those of a session's VMDK descriptor and of clients' files change.
+    /// Its size in bytes. The size of a session's VMDK descriptor and of clients' files can
+    /// change.
     pub fn size_bytes(&self) -> u64 {
         self.export.disk().size_bytes()
     }
 
-    /// Fills `buffer` from `offset_bytes` on, up to the file's end; returns how many
-    /// bytes it has filled.
+    /// Fills `buffer` from `offset_bytes` up to the file's end at most; returns the number
+    /// of bytes filled.
     pub fn read(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<usize> {
         self.read_by(buffer, offset_bytes, |disk, part| disk.read_at(part, offset_bytes))
     }
 
-    /// The same from what is in memory; `ErrorKind::WouldWait` where that is not all of it.
+    /// Reads only from memory; `ErrorKind::WouldWait` if memory does not hold the whole
+    /// range.
     pub fn read_in_memory(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<usize> {
         self.read_by(buffer, offset_bytes, |disk, part| disk.read_in_memory(part, offset_bytes))
     }
@@ -89,15 +91,15 @@ impl OpenFile {
         Ok(length)
     }
 
-    /// Writes; durable after the next [`OpenFile::flush`]. `ErrorKind::OutOfRange`
-    /// behind the end of what cannot grow.
+    /// Writes; durable after the next [`OpenFile::flush`]. `ErrorKind::OutOfRange` behind
+    /// the end of a file that cannot grow.
     pub fn write(&self, bytes: &[u8], offset_bytes: u64) -> Result<()> {
         self.export.check()?;
         self.touch_after(self.export.disk().write_at(bytes, offset_bytes))
     }
 
-    /// Makes a range read as zeroes and gives its space back. What of it is behind
-    /// the file's end is left out, as where a hole is punched.
+    /// Makes a range read as zeroes and frees its space. Ignores the part behind the file's
+    /// end, as hole punching does.
     pub fn punch_hole(&self, offset_bytes: u64, length_bytes: u64) -> Result<()> {
         self.export.check()?;
         let disk = self.export.disk();
@@ -106,8 +108,8 @@ impl OpenFile {
         if length == 0 {
             return Ok(());
         }
-        // Not a trim: that leaves what is no whole block as it is, and who punches
-        // a hole may count on its zeroes.
+        // Not a trim: a trim keeps partial blocks as they are, and after punching a hole a
+        // client may rely on its zeroes.
         self.touch_after(disk.write_zeroes(offset_bytes, length))
     }
 
@@ -120,7 +122,7 @@ impl OpenFile {
         self.touch_after(self.export.set_size_bytes(size_bytes))
     }
 
-    /// Makes durable what was written to the session, whoever wrote it.
+    /// Makes durable what any client wrote to the session.
     pub fn flush(&self) -> Result<()> {
         self.export.check()?;
         self.is_dirty.swap(false, Ordering::AcqRel);
@@ -135,22 +137,21 @@ impl OpenFile {
         Ok(())
     }
 
-    /// The first stored byte from an offset on, as SEEK_DATA finds it; `None` where
-    /// only zeroes follow. `ErrorKind::OutOfRange` behind the end.
+    /// The first stored byte from an offset on, as SEEK_DATA finds it; `None` if only
+    /// zeroes follow. `ErrorKind::OutOfRange` behind the end.
     pub fn next_stored(&self, offset_bytes: u64) -> Result<Option<u64>> {
         self.export.check()?;
         seek::next_stored(self.export.disk(), offset_bytes)
     }
 
-    /// The next hole from an offset on, as SEEK_HOLE finds it: the file's end where
-    /// there is none. `ErrorKind::OutOfRange` behind the end.
+    /// The next hole from an offset on, as SEEK_HOLE finds it; the file's end if there is
+    /// no hole. `ErrorKind::OutOfRange` behind the end.
     pub fn next_hole(&self, offset_bytes: u64) -> Result<u64> {
         self.export.check()?;
         seek::next_hole(self.export.disk(), offset_bytes)
     }
 
-    /// True once a failure has stopped its session: what was written and not flushed
-    /// may be lost.
+    /// True once a failure has stopped its session: unflushed writes may be lost.
     pub fn has_stopped(&self) -> bool {
         self.export.has_stopped()
     }
@@ -159,19 +160,18 @@ impl OpenFile {
         &self.export
     }
 
-    /// Stops the file for good, after a defect; see [`Export::poison`].
+    /// Stops the file permanently after a defect; see [`Export::poison`].
     pub fn poison(&self) {
         self.export.poison();
     }
 
-    /// Bytes that are stored, in steps of what the disk tells apart. All extents
-    /// are walked; no data is read.
+    /// Stored bytes, in the disk's granularity. Walks all extents; reads no data.
     pub(super) fn stored_bytes(&self) -> Result<u64> {
         self.export.check()?;
         sum_stored(self.export.disk())
     }
 
-    /// When something was written last through this file, if ever.
+    /// The time of the last write through this file; `None` if there was none.
     pub fn written_at(&self) -> Option<SystemTime> {
         let at_ms = Some(self.written_at_ms()).filter(|at_ms| *at_ms > 0)?;
         Some(UNIX_EPOCH + Duration::from_millis(at_ms))
@@ -181,8 +181,8 @@ impl OpenFile {
         self.written_at_ms.load(Ordering::Relaxed)
     }
 
-    /// Only what has completed is covered by a flush, so a write is noted behind
-    /// its end: a flush that began before does not count for it.
+    /// A flush covers only completed writes. So a write is noted after its end: a flush
+    /// that began before does not count for it.
     fn touch_after<T>(&self, result: Result<T>) -> Result<T> {
         self.is_dirty.store(true, Ordering::Release);
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -192,7 +192,7 @@ impl OpenFile {
     }
 }
 
-/// Bytes that a disk or file stores. Its extents are walked; no data is read.
+/// Stored bytes of a disk or file. Walks its extents; reads no data.
 pub(super) fn sum_stored(disk: &dyn Disk) -> Result<u64> {
     let mut ranges = StoredRanges::of(disk);
     let stored = (&mut ranges).map(|range| range.end - range.start).sum();
@@ -200,7 +200,7 @@ pub(super) fn sum_stored(disk: &dyn Disk) -> Result<u64> {
     Ok(stored)
 }
 
-/// Every open file, as long as anybody has it open.
+/// The table of open files. An entry stays while the file has a user.
 #[derive(Default)]
 pub(super) struct OpenFiles {
     slots: Mutex<Slots>,
@@ -211,16 +211,16 @@ type Slot = Arc<Mutex<Weak<OpenFile>>>;
 #[derive(Default)]
 struct Slots {
     by_key: HashMap<(NodeKey, Intent), Slot>,
-    /// Slots that are tolerated before those nobody uses are removed.
+    /// Number of slots from which unused ones are removed.
     tolerated: usize,
 }
 
-/// Unused slots are looked for at the earliest when there are so many.
+/// Unused slots are removed once the table has at least this many slots.
 const FEW_SLOTS: usize = 64;
 
 impl OpenFiles {
-    /// The file, open already or opened now. Who wants the same file meanwhile
-    /// waits; other files are opened at the same time.
+    /// The file, already open or opened now. Other callers for the same file wait; other
+    /// files open at the same time.
     pub(super) fn open(
         &self,
         key: &NodeKey,
@@ -230,7 +230,7 @@ impl OpenFiles {
     ) -> Result<Arc<OpenFile>> {
         let slot = self.slots.lock().slot(key, intent);
         let mut file = slot.lock();
-        // After a defect a new export is a new chance, where there is one.
+        // After a defect a new export may work.
         if let Some(open) = file.upgrade().filter(|file| file.export.check().is_ok()) {
             return Ok(open);
         }
@@ -239,11 +239,11 @@ impl OpenFiles {
         Ok(opened)
     }
 
-    /// The file, if anybody has it open; for writing rather than for reading.
+    /// The file if it is open; the one for writing comes before the one for reading.
     pub(super) fn find(&self, key: &NodeKey) -> Option<Arc<OpenFile>> {
         [Intent::Write, Intent::Read].into_iter().find_map(|intent| {
             let slot = self.slots.lock().by_key.get(&(key.clone(), intent)).map(Arc::clone)?;
-            // Who opens it now holds the slot, perhaps for long.
+            // An opening in progress holds the slot, perhaps for long.
             let file = slot.try_lock()?.upgrade();
             file
         })
@@ -274,7 +274,7 @@ impl OpenFiles {
 impl Slots {
     fn slot(&mut self, key: &NodeKey, intent: Intent) -> Slot {
         if self.by_key.len() > self.tolerated.max(FEW_SLOTS) {
-            // Who holds a slot's Arc is about to use it.
+            // A holder of a slot's Arc is about to use it.
             self.by_key
                 .retain(|_, slot| Arc::strong_count(slot) > 1 || slot.lock().strong_count() > 0);
             self.tolerated = 2 * self.by_key.len();

@@ -1,15 +1,15 @@
-//! Where a file holds something, found without reading it.
+//! Finds where a file stores bytes, without reading it.
 
 use coldrise_block::{Disk, Error, ErrorKind, Result};
 
-/// Bytes that are looked at first. What follows is looked at in ever longer
-/// pieces: the answer is mostly near, and a long hole costs next to nothing.
+/// Bytes in the first step. Each further step is longer: the answer is usually near, and a
+/// long hole then costs next to nothing.
 const FIRST_WINDOW_BYTES: u64 = 1 << 20;
-/// Extents that are asked for at once.
+/// Extents in one request.
 const EXTENTS: usize = 16;
 
-/// The first stored byte from `offset_bytes` on; `None` where only zeroes
-/// follow. An offset behind the end is `ErrorKind::OutOfRange`.
+/// The first stored byte from `offset_bytes` on; `None` if only zeroes follow. An offset
+/// behind the end is `ErrorKind::OutOfRange`.
 pub(super) fn next_stored(disk: &dyn Disk, offset_bytes: u64) -> Result<Option<u64>> {
     first(disk, offset_bytes, |reads_zero| !reads_zero)
 }
@@ -41,7 +41,7 @@ fn first(
             return Ok(Some(extent.offset_bytes.max(offset_bytes)));
         }
         let Some(last) = found.last() else {
-            return Err(Error::new(ErrorKind::Internal, "a disk told no extents"));
+            return Err(Error::new(ErrorKind::Internal, "a disk reported no extents"));
         };
         at = last.end_behind(at)?;
         window = window.saturating_mul(2);

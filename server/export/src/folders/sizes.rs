@@ -1,9 +1,9 @@
-//! How large image files are, and how much of them is stored.
+//! Computes the sizes of image files and their stored bytes.
 //!
-//! What is stored of a file is what is stored of its disk and, around that, the
-//! metadata of the format. The first is found once for all files of a disk, by
-//! walking its extents; the second follows from the layout. Only the size of a
-//! point's compact image depends on what the disk holds: it has to be opened.
+//! The stored bytes of a file are the stored bytes of its disk plus the metadata of the
+//! format. The first are found once for all files of a disk, by walking its extents; the
+//! second follow from the layout. Only the size of a point's compact image depends on the
+//! disk's content: the image must be opened.
 
 use super::node::{Node, NodeKey};
 use super::open_file::{sum_stored, OpenFile};
@@ -22,14 +22,14 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-/// Points' files and disks that are remembered. They never change.
+/// Number of points' files and disks in the cache. They never change.
 const REMEMBERED: usize = 1 << 16;
-/// Disks of points of which it is remembered where something is stored.
+/// Number of points' disks with a cached map of stored ranges.
 const REMEMBERED_MAPS: usize = 16;
-/// Sessions' files and disks that are remembered.
+/// Number of sessions' files and disks in the cache.
 const REMEMBERED_LIVE: usize = 1 << 12;
-/// While a session's disk changes, walking its extents may take one in so many
-/// parts of the time: programs ask for a file's size all the while.
+/// While a session's disk changes, walking its extents may take one part in so many of the
+/// time: programs ask for a file's size all the time.
 const PART_OF_TIME: u32 = 100;
 
 #[derive(Clone, Copy)]
@@ -38,26 +38,26 @@ pub(super) struct Sizes {
     pub(super) stored_bytes: u64,
 }
 
-/// What was found out.
+/// The caches.
 pub(super) struct Measured {
     files_of_points: Cache<NodeKey, Sizes>,
     disks_of_points: Cache<NodeKey, u64>,
-    /// Of the last few: each file of a disk is asked for after the other.
+    /// For the last few disks only: clients ask for all files of a disk in a row.
     maps_of_points: Cache<NodeKey, Arc<StoredMap>>,
     of_sessions: Mutex<HashMap<NodeKey, LiveStored>>,
 }
 
-/// What was stored of a session's file or disk when it was looked at.
+/// The stored bytes of a session's file or disk at the last walk.
 #[derive(Clone, Copy)]
 struct LiveStored {
     bytes: u64,
-    /// As long as the layer looks like this nothing was written.
+    /// If the layer still has this state, nothing was written since.
     layer: Option<LayerLooks>,
     looked_at: Instant,
     look_took: Duration,
 }
 
-/// What tells whether a layer was written, without opening it.
+/// The state that tells whether a layer was written, without opening it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct LayerLooks {
     inode: u64,
@@ -103,7 +103,7 @@ impl Measured {
 }
 
 impl Folders {
-    /// Who asks for the same file or disk meanwhile waits and does not walk, too.
+    /// Other callers for the same file or disk wait instead of walking it too.
     pub(super) fn point_sizes(
         &self,
         node: &Node,
@@ -142,11 +142,10 @@ impl Folders {
         })
     }
 
-    /// Looks at what is stored of a point's disk, without a lease: a list of points
-    /// would be nothing but leases. Where the point is deleted meanwhile pages or
-    /// layers are missing, never wrong, because no number of theirs is given again.
-    /// Then the point is looked up anew: it may be gone, or its layers may have been
-    /// folded into chunks.
+    /// Finds the stored bytes of a point's disk without a lease: a listing of many points
+    /// would take as many leases. If the point is deleted during the walk, pages or layers
+    /// are missing but never wrong, because their numbers are never reused. Then the point
+    /// is looked up again: it may be gone, or its layers may have been folded into chunks.
     fn look_at_point_disk<T>(
         &self,
         point: &PointDocument,
@@ -180,14 +179,14 @@ impl Folders {
         })
     }
 
-    /// Of a file that is open: what it shows, as of a moment ago.
+    /// For an open file: the current state, up to a moment old.
     pub(super) fn open_live_sizes(&self, node: &Node, open: &OpenFile) -> Result<Sizes> {
         let stored_bytes = self.measured.live(&node.key, None, || open.stored_bytes())?;
         Ok(Sizes { size_bytes: open.size_bytes(), stored_bytes })
     }
 
-    /// Of a file that is not: the disk is opened only where it was written since
-    /// the last look, for that means reading the index of its whole layer.
+    /// For a file that is not open: opens the disk only if it was written since the last
+    /// walk, because opening reads the index of its whole layer.
     pub(super) fn closed_live_sizes(
         &self,
         session: &SessionDocument,
@@ -206,7 +205,7 @@ impl Folders {
         let mut stored_bytes = sum_stored(&image)?;
         if shows_disk {
             let key = NodeKey::of_disk(session, &disk.name);
-            // Before the walk: what is written meanwhile changes it.
+            // Taken before the walk: a write during the walk changes it.
             let layer = self.layer_looks(disk);
             stored_bytes += self.measured.live(&key, layer, || {
                 let export = self.tree.open(&key.path, true)?;
@@ -216,8 +215,8 @@ impl Folders {
         Ok(Sizes { size_bytes: image.size_bytes(), stored_bytes })
     }
 
-    /// `None` where the layer is not there: a seal may have removed it since the
-    /// session was looked up.
+    /// `None` if the layer does not exist: a seal may have removed it since the look-up of
+    /// the session.
     pub(super) fn layer_looks(&self, disk: &SessionDisk) -> Option<LayerLooks> {
         let layer = self.repository.layers_dir().join(disk.top.to_string());
         let found = std::fs::metadata(layer).ok()?;
@@ -227,5 +226,5 @@ impl Folders {
 }
 
 fn gone() -> Error {
-    Error::new(ErrorKind::NotFound, "there is no such disk any more")
+    Error::new(ErrorKind::NotFound, "the disk no longer exists")
 }

@@ -1,22 +1,23 @@
-//! Where something is stored of a disk, found once for all who ask.
+//! The stored ranges of a disk, found once for all callers.
 
 use coldrise_block::{
     check_range, push_extent, Disk, Error, ErrorKind, Extent, ExtentKind, Result, StoredRanges,
 };
 use std::ops::Range;
 
-/// Ranges that are kept, of 16 bytes each. A disk of more is walked by each who asks.
+/// Maximum number of ranges to keep, 16 bytes each. A disk with more is walked at every
+/// request.
 const MOST_RANGES: usize = 1 << 16;
 
-/// A disk that says where something is stored, and cannot be read.
+/// A disk that answers only which ranges are stored; it cannot be read.
 pub(super) struct StoredMap {
     size_bytes: u64,
-    /// In order, apart from each other.
+    /// Sorted; no two touch.
     stored: Vec<Range<u64>>,
 }
 
 impl StoredMap {
-    /// That of a disk, whose extents are walked; `None` where it has too many.
+    /// The map of a disk, by walking its extents; `None` if it has too many.
     pub(super) fn of(disk: &dyn Disk) -> Result<Option<StoredMap>> {
         let mut stored: Vec<Range<u64>> = Vec::new();
         let mut ranges = StoredRanges::of(disk);
@@ -39,7 +40,7 @@ impl Disk for StoredMap {
     }
 
     fn read_at(&self, _buffer: &mut [u8], _offset_bytes: u64) -> Result<()> {
-        Err(Error::new(ErrorKind::Internal, "what a disk holds was asked of a map of it"))
+        Err(Error::new(ErrorKind::Internal, "a map of a disk was asked for the disk's content"))
     }
 
     fn extents(&self, offset_bytes: u64, length_bytes: u64, limit: usize) -> Result<Vec<Extent>> {
@@ -60,7 +61,7 @@ impl Disk for StoredMap {
             push(&mut found, range.start.max(offset_bytes), ExtentKind::Hole);
             push(&mut found, range.end.min(end), ExtentKind::Stored);
         }
-        // Where the limit was met the answer ends early.
+        // At the limit the answer ends early.
         if found.len() < limit {
             push(&mut found, end, ExtentKind::Hole);
         }
@@ -72,7 +73,7 @@ impl Disk for StoredMap {
 mod tests {
     use super::*;
 
-    /// A disk whose odd blocks of 512 bytes are stored, but for the first `holes`.
+    /// A disk that stores its odd blocks of 512 bytes, except the first `holes`.
     struct Striped {
         blocks: u64,
         holes: u64,

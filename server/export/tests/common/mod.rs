@@ -11,7 +11,7 @@ use std::sync::Arc;
 const SIZE_BYTES: u64 = 1 << 20;
 const FIRST_SECOND: i64 = 1_795_000_000;
 
-/// A repository of one machine with so many points of nothing.
+/// A repository of one machine with so many empty points.
 pub fn repository(folder: &tempfile::TempDir, points: i64) -> Arc<Repository> {
     let path = folder.path().join("repository");
     let options =
@@ -50,7 +50,7 @@ pub fn folders(repository: &Arc<Repository>) -> Folders {
     Folders::new(repository, &options, false).unwrap()
 }
 
-/// What is at a path.
+/// The node at a path.
 pub fn at(folders: &Folders, path: &str) -> Node {
     path.split('/').fold(folders.root(), |node, name| folders.find(&node, name).unwrap())
 }

@@ -1,10 +1,9 @@
-//! Backing up: from sources to one restore point.
+//! Backs up sources into one restore point.
 //!
-//! Every disk is read through its source, only where something is stored and, with a
-//! dirty bitmap, only where something has changed. The point becomes visible at the
-//! very end, whole, with all its disks. A backup that fails or is cancelled leaves
-//! nothing that can be seen; what it had committed is found again by deduplication
-//! when it is run again.
+//! Every disk is read through its source: only the stored ranges and, with a dirty bitmap,
+//! only the changed ones. The point becomes visible at the very end, complete, with all its
+//! disks. A failed or cancelled backup leaves nothing visible; the next run finds its
+//! committed chunks by deduplication.
 
 mod pipeline;
 mod plan;
@@ -25,49 +24,49 @@ use pipeline::store_disk;
 pub(crate) use pipeline::Watch;
 use plan::Plan;
 
-/// How often the clock is looked at while a point's name is taken.
+/// How often the clock is read while a backup waits for a free name.
 const NAME_INTERVAL: Duration = Duration::from_millis(20);
-/// Threads at most, whatever was asked for.
+/// Upper bound of the threads.
 const MAX_THREADS: usize = 64;
 
-/// What is to be backed up.
+/// The parameters of a backup.
 #[derive(Clone, Debug)]
 pub struct BackupRequest {
     /// The machine.
     pub machine: MachineName,
-    /// Its disks and where they are read from; at least one.
+    /// Its disks and their sources; at least one.
     pub disks: Vec<SourceSpec>,
-    /// The dirty bitmap that tells what has changed since the machine's latest backup.
-    /// Every source has to have it.
+    /// The dirty bitmap with the changes since the machine's latest backup. Every source
+    /// must have it.
     pub bitmap: Option<String>,
     /// Whether backing files belong to their images and may be opened.
     pub follow_backing: bool,
     /// The machine's configuration.
     pub configuration: Option<Configuration>,
-    /// The point's name; `None`: the time when the backup starts.
+    /// The point's name; `None`: the time at the start of the backup.
     pub point: Option<PointName>,
-    /// Threads that hash and compress; 0: as many as there are processors.
+    /// Threads that hash and compress; 0: one per processor.
     pub threads: usize,
 }
 
-/// What a backup did with one disk.
+/// The result for one disk.
 #[derive(Clone, Debug)]
 pub struct DiskSummary {
     /// The disk.
     pub disk: DiskName,
     /// Its size.
     pub size_bytes: u64,
-    /// Bytes that were read from the source.
+    /// Bytes read from the source.
     pub read_bytes: u64,
-    /// The point whose map this one shares its unchanged pages with.
+    /// The point that shares the unchanged pages of its map with this disk.
     pub base: Option<PointName>,
-    /// True when a bitmap told what to read; false when everything stored was read.
+    /// True if a bitmap decided what to read; false if every stored range was read.
     pub is_incremental: bool,
-    /// What the store did with what was read.
+    /// The store's figures for the bytes read.
     pub counts: WriteCounts,
 }
 
-/// What a backup did.
+/// The result of a backup.
 #[derive(Clone, Debug)]
 pub struct BackupSummary {
     /// The machine.
@@ -76,19 +75,19 @@ pub struct BackupSummary {
     pub point: PointName,
     /// Its disks.
     pub disks: Vec<DiskSummary>,
-    /// What the user should know although the backup is whole.
+    /// Warnings for the user about a complete backup.
     pub warnings: Vec<String>,
 }
 
 /// Reads all disks of `request` and stores them as one new restore point.
 ///
-/// A set `cancel` ends the work within about 50 ms of work with `Interrupted`. After
-/// any error nothing of the point is visible, and the repository is as usable as before.
-/// Backups of other machines may run at the same time, from other threads.
+/// A set `cancel` ends the work with `Interrupted` within about 50 ms of work. After any
+/// error nothing of the point is visible, and the repository stays usable. Backups of other
+/// machines may run at the same time, from other threads.
 ///
-/// Errors: `InvalidInput` for a request that makes no sense, `AlreadyExists` for a
-/// point's name that is taken, `Busy` beside another backup of the machine, whatever a source
-/// says (it is named, with the offset), and whatever the store says.
+/// Errors: `InvalidInput` for a contradictory request, `AlreadyExists` if the point's name
+/// exists, `Busy` during another backup of the machine, errors of the sources (with their
+/// name and the offset) and of the store.
 pub fn backup(
     writer: &RepositoryWriter,
     request: &BackupRequest,
@@ -104,7 +103,7 @@ pub fn backup(
     Ok(summary)
 }
 
-/// How a backup begins, by what the repository holds of its machine. It holds for as long as
+/// The starting point of a backup: what the repository holds of its machine. Valid while
 /// the machine is claimed.
 pub struct BackupStart {
     point: PointName,
@@ -115,10 +114,10 @@ pub struct BackupStart {
 }
 
 impl BackupStart {
-    /// Chooses the point's name and what the disks are written over.
+    /// Chooses the point's name and the base of each disk.
     ///
     /// # Errors
-    /// As of [`backup`], for a request that makes no sense.
+    /// As of [`backup`], for a contradictory request.
     pub fn choose(
         repository: &Repository,
         request: &BackupRequest,
@@ -138,10 +137,10 @@ impl BackupStart {
         Ok(BackupStart { point, latest, names })
     }
 
-    /// What the user should know of clocks that are or were wrong, once the point is stored.
+    /// Warnings about clocks that are or were wrong, once the point is stored.
     ///
     /// # Errors
-    /// What reading the catalog says.
+    /// Errors of reading the catalog.
     pub fn clock_warnings(
         &self,
         repository: &Repository,
@@ -154,21 +153,21 @@ impl BackupStart {
         Ok(warnings)
     }
 
-    /// The point whose maps the new one builds upon.
+    /// The point whose maps are the base of the new ones.
     pub fn base(&self) -> Option<&PointDocument> {
         self.latest.as_ref()
     }
 }
 
-/// A backup of which everything is stored but the point.
+/// A backup that has stored everything except the point.
 pub struct StoredDisks {
-    /// The point that is to be added.
+    /// The point to add.
     pub document: PointDocument,
-    /// What was done.
+    /// The result.
     pub summary: BackupSummary,
 }
 
-/// Reads all disks of `request` and stores them at `target`: [`backup`] without its beginning
+/// Reads all disks of `request` and stores them at `target`: [`backup`] without its start
 /// and its end, for a target in another process.
 ///
 /// # Errors
@@ -182,12 +181,12 @@ pub fn read_disks(
 ) -> Result<StoredDisks> {
     let BackupStart { point, latest: base, .. } = start;
     let base = base.as_ref();
-    // Nothing is taken over from a point that is not trusted: its chunks are read from
-    // the source, which heals them, and its chunk maps are not built upon.
+    // A distrusted point is no base: its chunks are read from the source, which heals them,
+    // and its chunk maps are not shared.
     let quarantined = base.filter(|point| point.quarantine.is_some());
     let options =
         SourceOptions { bitmap: request.bitmap.clone(), follow_backing: request.follow_backing };
-    // All sources are opened before the first is read: a mistake in the last shows at once.
+    // Opens all sources before it reads the first: a mistake in the last shows at once.
     let mut sources = Vec::with_capacity(request.disks.len());
     for spec in &request.disks {
         let disk = spec.disk.as_str();
@@ -223,7 +222,8 @@ pub fn read_disks(
         let store =
             |base: &Base| store_one(target, spec, source.as_ref(), base, request.threads, &watch);
         let stored = match store(&base) {
-            // A chunk map that has lost a page is no base, but nothing else is wrong with it.
+            // A chunk map without all its pages is no base; the rest of the point is
+            // usable.
             Err(error) if error.kind() == ErrorKind::Corrupt && base.is_only_a_saving() => {
                 warnings.push(format!(
                     "{}: the latest backup is damaged ({}); nothing was taken over from it",
@@ -277,8 +277,8 @@ fn check_disks(disks: &[SourceSpec]) -> Result<()> {
     }
 }
 
-/// A bitmap counts from the backup that was made last. Where that was forgotten, or the
-/// repository has lost it, an older one would miss what changed between the two.
+/// A bitmap counts from the latest backup. If that backup was forgotten or lost, an older
+/// base would miss the changes between the two.
 fn check_bitmap(
     repository: &Repository,
     request: &BackupRequest,
@@ -298,17 +298,17 @@ fn check_bitmap(
     }
     match repository.last_backup(machine)? {
         Some(last) if last == base.point => Ok(()),
-        Some(last) => refuse(format!("{last}, but that was forgotten or is not the newest")),
-        None => refuse("and it is not known which that was".to_owned()),
+        Some(last) => refuse(format!("{last}, but that backup was forgotten or is not the newest")),
+        None => refuse("and it is unknown which backup that was".to_owned()),
     }
 }
 
-/// The name asked for, or the time now. Names have a resolution of a second: where
-/// this second's is taken the next one is waited for, so that no name lies.
+/// The requested name, or the present time. Names have a resolution of one second. If this
+/// second's name exists, waits for the next second, so that no name is wrong.
 ///
-/// A point that is later than now by less than a wrong clock would make it was named by a
-/// host whose clock is a little ahead. The new name is the second after it: a new backup
-/// comes after the older ones.
+/// If the newest point is in the future, but by less than a wrong clock would cause,
+/// another host's clock is a little ahead. The new name is then the second after it: a new
+/// backup comes after the older ones.
 fn choose_name(
     request: &BackupRequest,
     points: &[PointDocument],
@@ -326,7 +326,7 @@ fn choose_name(
         if name.lineage().1 != 0 {
             return Err(Error::new(
                 ErrorKind::InvalidInput,
-                format!("{name} is the name of a synthetic point: only sealing makes those"),
+                format!("{name} is the name of a synthetic point: only a seal makes those"),
             ));
         }
         return Ok(name.clone());
@@ -349,7 +349,7 @@ fn choose_name(
     }
 }
 
-/// A warning where a name that was not asked for is later than the clock.
+/// A warning if a generated name is later than the clock.
 fn ahead_of_clock(request: &BackupRequest, point: &PointName, horizon: &Horizon) -> Option<String> {
     let ahead = point.unix_seconds().saturating_sub(seconds(Timestamp::now()));
     (request.point.is_none() && ahead > 1 && !horizon.is_in_future(point)).then(|| {
@@ -365,26 +365,26 @@ fn seconds(time: Timestamp) -> u64 {
     u64::try_from(time.as_second()).unwrap_or(0)
 }
 
-/// What a disk is written over.
+/// The base of a disk.
 struct Base {
     point: Option<PointName>,
     disk: Option<DiskDocument>,
-    /// Up to where the bitmap tells what has changed; `None`: everything is read.
+    /// The end of the range that the bitmap covers; `None`: everything is read.
     bitmap_size_bytes: Option<u64>,
 }
 
 impl Base {
-    /// The disk is stored as if it were the first.
+    /// The disk has no base.
     const NONE: Base = Base { point: None, disk: None, bitmap_size_bytes: None };
 
-    /// Whether the disk is read whole all the same.
+    /// Whether the disk is read completely.
     fn is_only_a_saving(&self) -> bool {
         self.disk.is_some() && self.bitmap_size_bytes.is_none()
     }
 
-    /// The same disk in the machine's latest backup. A bitmap needs one: it counts
-    /// from there. A synthetic point is no base: what a session captured lies in its
-    /// layers, and no bitmap of the source knows of it.
+    /// The same disk in the machine's latest backup. A bitmap needs one: it counts from
+    /// there. A synthetic point is no base: layers hold the session's captured writes, and
+    /// the source's bitmap does not contain them.
     fn choose(
         disk: &DiskName,
         latest: Option<&PointDocument>,
@@ -406,7 +406,7 @@ impl Base {
                 ),
             )),
             (Some((point, base)), bitmap) => {
-                // A disk that became smaller was rebuilt: no bitmap tells how.
+                // A smaller disk was rebuilt: its bitmap does not cover that.
                 let is_usable = bitmap.is_some() && base.size_bytes <= size_bytes;
                 Ok(Base {
                     point: Some(point),
@@ -430,7 +430,7 @@ fn store_one(
     let size_bytes = source.size_bytes();
     let chunk_bytes = u64::from(target.chunk_size_bytes());
     let unit_bytes = chunk_bytes.max(source.alignment_bytes());
-    // What the disk has grown by is read whole, with the unit that the old end lies in.
+    // The part behind the old end is read completely, with the unit that holds the old end.
     let bitmap_end = base.bitmap_size_bytes.map_or(0, |old_bytes| {
         if old_bytes == size_bytes {
             size_bytes

@@ -1,13 +1,13 @@
-//! Reading ahead of the store.
+//! Reads ahead of the store.
 //!
 //! ```text
 //!   plan ─▶ requests ─▶ readers (threads) ─▶ answers ─▶ in order ─▶ DiskTarget
 //!      ◀──────────── at most IN_FLIGHT at a time ──────────────┘
 //! ```
 //!
-//! The calling thread plans and stores; reading goes on meanwhile, and the store
-//! compresses in threads of its own. Memory is bounded by the requests in flight and
-//! by the store's own bound.
+//! The calling thread plans and stores; readers work at the same time, and the store
+//! compresses in threads of its own. The requests in flight and the store's own limit bound
+//! the memory.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,25 +22,25 @@ use super::plan::{Action, Plan, Span};
 use crate::progress::{Phase, Progress, ProgressState};
 use crate::source::Source;
 
-/// Spans that are read or waiting to be stored, at most.
+/// Maximum number of spans in reading or waiting for the store.
 const IN_FLIGHT: usize = 8;
-/// How often the cancel flag is looked at while the source is awaited.
+/// How often the cancel flag is checked while waiting for the source.
 const CANCEL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// A span to be read, with the buffer for it.
+/// A span to read, with its buffer.
 struct Request {
     number: u64,
     offset_bytes: u64,
     buffer: Vec<u8>,
 }
 
-/// What came of a request.
+/// The result of a request.
 struct Answer {
     number: u64,
     bytes: Result<Vec<u8>>,
 }
 
-/// Where the pipeline reports to.
+/// The receiver of the pipeline's progress.
 pub(crate) struct Watch<'a> {
     pub(crate) disk: &'a str,
     pub(crate) progress: &'a dyn Progress,
@@ -52,14 +52,14 @@ impl Watch<'_> {
         if self.cancel.load(Ordering::Relaxed) {
             return Err(Error::new(
                 ErrorKind::Interrupted,
-                "cancelled: nothing of this point is visible; run it again to go on",
+                "cancelled: nothing of this point is visible; run the command again to continue",
             ));
         }
         Ok(())
     }
 }
 
-/// Carries out the plan; the number of bytes that were read.
+/// Executes the plan; returns the number of bytes read.
 pub(super) fn store_disk(
     source: &dyn Source,
     plan: &mut Plan<'_>,
@@ -79,7 +79,7 @@ pub(super) fn store_disk(
                 .map_err(|error| Error::io("starting a thread to read", error))?;
         }
         drop(answers);
-        // Moved in, so that it is dropped on every way out: the readers end with it.
+        // Moved in, so that every return drops it: the readers end with it.
         let pipeline = Pipeline {
             requests,
             from_readers,
@@ -93,7 +93,7 @@ pub(super) fn store_disk(
     })
 }
 
-/// One reader: answers requests until there will be no more.
+/// One reader: answers requests until the queue closes.
 fn read_requests(
     source: &dyn Source,
     requests: &Mutex<Receiver<Request>>,
@@ -113,14 +113,14 @@ fn read_requests(
             }
         };
         let bytes = read().map(|()| buffer);
-        // Nobody listens when the backup has failed or was cancelled.
+        // The receiver is gone if the backup has failed or was cancelled.
         if answers.send(Answer { number, bytes }).is_err() {
             return;
         }
     }
 }
 
-/// A span on its way: a hole, or a request with this number.
+/// A span in flight: a hole, or a request with this number.
 enum Step {
     Hole(Span),
     Read(Span, u64),
@@ -129,7 +129,7 @@ enum Step {
 struct Pipeline {
     requests: Sender<Request>,
     from_readers: Receiver<Answer>,
-    /// Answers that came before their turn.
+    /// Answers that arrived before their turn.
     early: BTreeMap<u64, Vec<u8>>,
     queue: VecDeque<Step>,
     next_number: u64,

@@ -1,8 +1,8 @@
-//! What has to be done with each range of a disk, in order, found out as it goes.
+//! The action for each range of a disk, in order, computed on demand.
 //!
-//! A source answers in runs of bytes, the store takes whole chunks. So every span
-//! here begins and ends at a multiple of a unit, or at the disk's end, and a unit of
-//! which any byte has to be read is read whole.
+//! A source answers in runs of bytes; the store takes whole chunks. So every span begins
+//! and ends at a multiple of a unit or at the disk's end, and a unit is read completely if
+//! any of its bytes must be read.
 
 use std::collections::VecDeque;
 
@@ -10,14 +10,14 @@ use coldrise_block::{Error, ErrorKind, Extent, Result};
 
 use crate::source::{round_down, DirtyRun, Source};
 
-/// What is to be done with a span.
+/// The action for a span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Action {
-    /// The base holds what the source holds.
+    /// Nothing: the base has the same content.
     Keep,
-    /// Reads as zeroes.
+    /// Store zeroes.
     Hole,
-    /// Has to be read.
+    /// Read and store.
     Read,
 }
 
@@ -34,9 +34,9 @@ pub(super) struct Plan<'s> {
     source: &'s dyn Source,
     size_bytes: u64,
     unit_bytes: u64,
-    /// Longest span that is read at once; a multiple of the unit.
+    /// Maximum length of one span to read; a multiple of the unit.
     read_bytes: u64,
-    /// The dirty bitmap counts up to here; beyond, everything is new.
+    /// The end of the range that the dirty bitmap covers; everything behind it is new.
     bitmap_end: u64,
     next_offset: u64,
     extents: VecDeque<Extent>,
@@ -44,8 +44,8 @@ pub(super) struct Plan<'s> {
 }
 
 impl<'s> Plan<'s> {
-    /// `bitmap_end`: up to where the dirty bitmap tells what has changed since the
-    /// base; 0 without a bitmap. A multiple of the unit.
+    /// `bitmap_end`: the end of the range for which the dirty bitmap has the changes since
+    /// the base; 0 without a bitmap. A multiple of the unit.
     pub(super) fn new(source: &'s dyn Source, unit_bytes: u64, bitmap_end: u64) -> Plan<'s> {
         Plan {
             source,
@@ -67,8 +67,8 @@ impl<'s> Plan<'s> {
         }
         let (action, run_end) = self.run_at(offset_bytes)?;
         let unit_end = (offset_bytes + self.unit_bytes).min(self.size_bytes);
-        // A run that ends within the unit shares it with another one, which may have to
-        // be read: look at all of them.
+        // A run that ends within the unit shares it with other runs, and one of them may
+        // need reading: check all of them.
         let (action, end) = if run_end < unit_end {
             (self.action_of_unit(action, run_end, unit_end)?, unit_end)
         } else if run_end == self.size_bytes {
@@ -98,7 +98,7 @@ impl<'s> Plan<'s> {
         Ok(result)
     }
 
-    /// What is to be done with the byte at `offset`, and up to where that holds.
+    /// The action for the byte at `offset`, and the end of its run.
     fn run_at(&mut self, offset: u64) -> Result<(Action, u64)> {
         let mut end = self.size_bytes;
         if offset < self.bitmap_end {
@@ -144,7 +144,7 @@ impl<'s> Plan<'s> {
 }
 
 fn told_nothing(what: &str, offset: u64) -> Error {
-    Error::new(ErrorKind::Io, format!("the source told nothing of its {what} at offset {offset}"))
+    Error::new(ErrorKind::Io, format!("the source reported no {what} at offset {offset}"))
 }
 
 #[cfg(test)]

@@ -7,8 +7,8 @@ use crate::source::Reader;
 
 const UNIT: u64 = 8;
 
-/// A source of which every byte has a letter: `d` dirty content, `z` dirty zeroes,
-/// `c` clean content, `h` a clean hole. It answers in short runs.
+/// A source with a letter for every byte: `d` dirty content, `z` dirty zeroes, `c` clean
+/// content, `h` a clean hole. It answers in short runs.
 struct Letters(Vec<u8>);
 
 impl Letters {
@@ -66,7 +66,7 @@ impl Source for Letters {
     }
 }
 
-/// What a unit needs, worked out byte by byte.
+/// The action for a unit, computed byte by byte.
 fn expected(letters: &[u8], from: u64, bitmap_end: u64) -> Action {
     let actions: Vec<Action> = letters
         .iter()

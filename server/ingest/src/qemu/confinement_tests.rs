@@ -147,7 +147,7 @@ fn calls_under_other_numbers_do_not_exist() {
     let files = files();
     for (number, what) in [
         ("0x40000000 + 41", "socket of the second numbering"),
-        ("1000", "a call that is yet to come"),
+        ("1000", "a call in the future"),
         ("435", "clone3"),
     ] {
         let said = files.succeeds(&format!(

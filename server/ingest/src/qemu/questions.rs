@@ -100,7 +100,7 @@ pub(crate) fn check_image(
         // One line per damaged cluster may follow: the first one is enough.
         Some(2) => Err(Error::with_source(
             ErrorKind::Io,
-            format!("{} is damaged or truncated; qemu-img check tells more", path.display()),
+            format!("{} is damaged or truncated; qemu-img check shows details", path.display()),
             answer.messages.lines().next().unwrap_or_default().to_owned(),
         )),
         _ => Err(refused(&what, answer.messages)),

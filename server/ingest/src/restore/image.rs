@@ -92,7 +92,7 @@ fn new_identity() -> Result<Identity> {
     // The kernel returns up to 256 bytes completely or fails.
     rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::empty())
         .map_err(std::io::Error::from)
-        .context(|| "drawing random ids for an image")?;
+        .context(|| "generating random ids for an image")?;
     let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     let created_unix_seconds = since_1970.map_or(0, |time| time.as_secs());
     Ok(Identity { seed, created_unix_seconds })

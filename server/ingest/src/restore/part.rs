@@ -73,7 +73,7 @@ impl PartFiles {
             Err(Errno::WOULDBLOCK) => {
                 return Err(Error::new(
                     ErrorKind::Busy,
-                    format!("another restore is writing {}: wait for it", target.display()),
+                    format!("another restore is writing {}: wait until it ends", target.display()),
                 ));
             }
             Err(error) => return Err(Error::io(what(), error.into())),

@@ -140,7 +140,7 @@ fn open_location<'c>(
     if size_bytes > MAX_DISK_SIZE_BYTES {
         return Err(Error::new(
             ErrorKind::Unsupported,
-            format!("the disk has {size_bytes} bytes; {MAX_DISK_SIZE_BYTES} is the most"),
+            format!("the disk has {size_bytes} bytes; the maximum is {MAX_DISK_SIZE_BYTES}"),
         ));
     }
     Ok(source)

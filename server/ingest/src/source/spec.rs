@@ -183,6 +183,16 @@ impl Location {
                 NBD_SCHEMES.map(|scheme| format!("{scheme}://")).join(" ")
             )));
         }
+        if let (None, Some((word, _))) = (format, path.split_once(':')) {
+            // A path may hold a colon: with a slash before it, it is one for sure.
+            let is_word = !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_alphanumeric());
+            if is_word && !Path::new(path).exists() {
+                return Err(invalid(format!(
+                    "'{word}:' is no image format: use raw:, qcow2:, vmdk:, vhd: or vhdx:. If it \
+                     begins a file's name, write ./{path}"
+                )));
+            }
+        }
         let path = PathBuf::from(path);
         let format = format.or_else(|| ImageFormat::from_extension(&path)).ok_or_else(|| {
             invalid(format!(
@@ -242,6 +252,9 @@ mod tests {
             ("vda=raw:", "empty"),
             ("vda=/a/disk", "raw:, qcow2:"),
             ("vda=/a/disk.iso", "raw:, qcow2:"),
+            ("vda=foo:/a/disk", "'foo:' is no image format"),
+            ("vda=vdi:/a/disk.raw", "'vdi:' is no image format"),
+            ("vda=./foo:disk", "raw:, qcow2:"),
             ("vda=http://host/disk.raw", "NBD"),
             ("vda=qcow2:nbd://host", "leave out"),
             ("vda=a\0b.raw", "NUL"),

@@ -111,7 +111,7 @@ impl VhdxMap {
         }
         if size_bytes > MAX_DISK_SIZE_BYTES {
             return Err(tables.unsupported(&format!(
-                "is a disk of {size_bytes} bytes; {MAX_DISK_SIZE_BYTES} is the most"
+                "is a disk of {size_bytes} bytes; the maximum is {MAX_DISK_SIZE_BYTES}"
             )));
         }
         let blocks_per_bitmap = SECTORS_PER_BITMAP * sector_bytes / block_bytes;

@@ -1,4 +1,4 @@
-//! A disk in memory, and what tests of restores share.
+//! A disk in memory, shared by the tests of restores.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -8,10 +8,10 @@ use coldrise_ingest::{
     restore, NoProgress, Progress, ProgressState, RestoreOptions, RestoreSummary, RestoreTarget,
 };
 
-/// What the disk reports as stored is a multiple of this.
+/// The granularity of the disk's stored ranges.
 const CHUNK: usize = 64 << 10;
 
-/// A disk in memory. Reading a hole is a defect; so may be reading at a given place.
+/// A disk in memory. Reading a hole panics; reading a given place can panic, too.
 pub struct MemoryDisk {
     pub content: Vec<u8>,
     pub bad_offset: Option<u64>,

@@ -1,4 +1,4 @@
-//! What the tests of this crate share: content that is known, tools, servers.
+//! Known content, tools and servers for the tests of this crate.
 #![allow(dead_code)]
 
 pub mod memory;
@@ -15,7 +15,7 @@ use coldrise_ingest::SourceSpec;
 /// 1 MiB.
 pub const MIB: usize = 1 << 20;
 
-/// A folder that goes away with the test.
+/// A folder that is removed with the test.
 pub fn folder() -> tempfile::TempDir {
     tempfile::Builder::new().prefix("coldrise-test-").tempdir().unwrap()
 }
@@ -58,7 +58,7 @@ pub fn write_sparse(path: &Path, disk: &[u8]) {
     }
 }
 
-/// Runs a tool that has to succeed; its output.
+/// Runs a tool that must succeed; returns its output.
 pub fn run(tool: &str, arguments: &[&str]) -> String {
     let output = Command::new(tool)
         .args(arguments)
@@ -112,7 +112,7 @@ impl Server {
         Server::start("nbdkit", &all, &socket)
     }
 
-    /// qemu-nbd, for ever.
+    /// qemu-nbd, until it is killed.
     pub fn qemu_nbd(folder: &Path, arguments: &[&str]) -> Server {
         let socket = folder.join("qemu-nbd.sock");
         let option = format!("--socket={}", text(&socket));
@@ -159,8 +159,8 @@ pub fn open_error(spec: &str) -> Error {
     }
 }
 
-/// Reads a source as a backup does: zeroes where its extents say so, in unaligned
-/// pieces. The content and the number of bytes really read.
+/// Reads a source as a backup does: zeroes in its holes, in unaligned pieces. Returns the
+/// content and the number of bytes read.
 pub fn read_all(source: &dyn Source) -> (Vec<u8>, u64) {
     let size = source.size_bytes();
     let mut content = vec![0; size as usize];

@@ -1,69 +1,69 @@
-//! Which files a restore point carries, and how they are written down.
+//! The files that a restore point carries, and their encoding.
 //!
-//! A point that is sealed from a session has the session's small files: a machine's
-//! configuration, its nvram, logs. Locks and swap are nothing without the machine that
-//! runs. What is too large is left out, and whoever seals is told.
+//! A point sealed from a session has the session's small files: the machine's configuration, its
+//! nvram, logs. Locks and swap files are skipped: they have no meaning without the running machine.
+//! Files that are too large are skipped and reported by the seal.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use coldrise_block::{Context, Disk, Error, ErrorKind, Result};
+use coldrise_block::{Context, Disk, Error, ErrorKind, ReplaceError, Result};
 use coldrise_store::{PointFiles, Repository};
 use serde::{Deserialize, Serialize};
 
-use super::folder::{FilesFolder, Unwritten, MAX_SMALL_BYTES};
+use super::folder::{FilesFolder, MAX_SMALL_BYTES};
 use super::names::check_name;
 use super::reader::ClientFilesReader;
 use super::tree::{FileEntry, FileId, FileKind, FileTree, MAX_CLIENT_FILES};
 use super::writer::ClientFiles;
 use crate::document::SessionDocument;
 
-/// Most bytes of files in one restore point.
+/// Maximum size of all files in one restore point, in bytes.
 const MAX_CARRIED_BYTES: u64 = 4 << 20;
 
 /// A file or folder that a restore point carries.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CarriedFile {
-    /// Where it is in the machine's folder, with slashes.
+    /// Path in the machine's folder, with slashes.
     pub path: String,
     /// Its content; `None` for a folder.
     pub content: Option<Vec<u8>>,
-    /// Permissions, as a client gave them.
+    /// Permissions as a client set them.
     pub mode: u32,
-    /// When it changed last, in milliseconds since 1970-01-01T00:00:00Z.
+    /// Time of the last change, in milliseconds since 1970-01-01T00:00:00Z.
     pub modified_ms: u64,
 }
 
 impl CarriedFile {
-    /// When it changed last.
+    /// Time of the last change.
     pub fn modified(&self) -> SystemTime {
         UNIX_EPOCH + Duration::from_millis(self.modified_ms)
     }
 }
 
-/// The files of a restore point, folders before what is in them.
+/// The files of a restore point. Each folder comes before its entries.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CarriedFiles {
-    /// By path.
+    /// Sorted by path.
     pub files: Vec<CarriedFile>,
 }
 
-/// A file that a seal left out because it is too large.
+/// A file that a seal skipped because it is too large.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LeftOut {
-    /// Where it is in the session's folder.
+pub struct SkippedFile {
+    /// Path in the session's folder.
     pub path: String,
     /// Its size in bytes.
     pub size_bytes: u64,
-    /// It looks like a hypervisor's own snapshot: then the machine wrote there, and
-    /// not to the disk, and the restore point lacks that.
+    /// True if it looks like a hypervisor's own snapshot. Then the machine wrote into this file and
+    /// not to the disk, and the restore point lacks those writes.
     pub is_snapshot: bool,
 }
 
 #[derive(Serialize, Deserialize)]
 struct Described {
     path: String,
-    /// Length of the content; absent for a folder.
+    /// Length of the content in bytes; absent for a folder.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     size_bytes: Option<u64>,
     mode: u32,
@@ -73,12 +73,12 @@ struct Described {
 const COUNT_BYTES: usize = size_of::<u32>();
 
 impl CarriedFiles {
-    /// The file of that path.
+    /// The file with this path.
     pub fn find(&self, path: &str) -> Option<&CarriedFile> {
         self.files.iter().find(|file| file.path == path)
     }
 
-    /// The bytes of the set: the length of a description, the description, contents.
+    /// The encoded set: the length of a description, the description, the contents.
     pub(crate) fn encode(&self) -> Result<Vec<u8>> {
         let described: Vec<_> = self
             .files
@@ -100,7 +100,7 @@ impl CarriedFiles {
         Ok(bytes)
     }
 
-    /// The set of these bytes.
+    /// Decodes a set.
     ///
     /// # Errors
     /// `Corrupt`.
@@ -121,50 +121,51 @@ impl CarriedFiles {
             }
             files.push(CarriedFile { path, content, mode, modified_ms });
         }
-        match contents.is_empty() {
-            true => Ok(CarriedFiles { files }),
-            false => Err(damaged()),
+        if contents.is_empty() {
+            Ok(CarriedFiles { files })
+        } else {
+            Err(damaged())
         }
     }
 }
 
-/// What a seal takes along, ready to be stored.
+/// The files that a seal carries, ready to be stored.
 #[derive(Debug, Default)]
 pub(crate) struct Carried {
-    /// Nothing where there are no files.
+    /// `None` if there are no files.
     pub(crate) set: Option<(PointFiles, Vec<u8>)>,
-    pub(crate) left_out: Vec<LeftOut>,
+    pub(crate) left_out: Vec<SkippedFile>,
 }
 
 impl Carried {
-    /// What tells this set from others; `None` for none.
+    /// Identifies this set; `None` if there are no files.
     pub(crate) fn hash(&self) -> Option<String> {
         self.set.as_ref().map(|(facts, _)| facts.hash.clone())
     }
 }
 
-/// Of the session that this process writes, as its files are now, durable or not.
+/// The files of the session that this process writes, in their current state, durable or not.
 pub(crate) fn carry(repository: &Repository, files: &ClientFiles) -> Result<Carried> {
     let tree = files.tree();
     let open = |entry: &FileEntry| files.file(entry.id).map(|file| file as Arc<dyn Disk>);
     gather(repository, &tree, &open, &|entry| files.modified(entry))
 }
 
-/// Of a session that nobody writes; the caller holds its lock.
+/// The files of a session that no process writes. The caller holds its lock.
 pub(crate) fn carry_idle(
     repository: &Arc<Repository>,
     document: &SessionDocument,
 ) -> Result<Carried> {
     let files = Arc::new(ClientFilesReader::new(repository, document));
     let tree = files.tree()?;
-    // Block maps of a writer that was killed would be taken for a living one's.
+    // Remove block maps of a killed writer: they would look like those of a running one.
     FilesFolder::of(repository, document).tidy(&tree)?;
     let open = |entry: &FileEntry| files.file(entry.id);
     gather(repository, &tree, &open, &|entry| files.looks(entry).map(|(modified, _)| modified))
 }
 
-/// Makes the files with which a session begins, durably but for the session's own
-/// folder; returns what [`Carried::hash`] says of them.
+/// Creates the files with which a session begins. They are durable except for the session's own
+/// folder. Returns their [`Carried::hash`].
 pub(crate) fn begin_files(
     repository: &Arc<Repository>,
     document: &SessionDocument,
@@ -188,14 +189,14 @@ pub(crate) fn begin_files(
         (tree, entry) = tree.with_new(parent, name, kind, file.mode, None, changed_ns)?;
         if let Some(content) = &file.content {
             let written = folder.write_content(entry.id, content, file.modified());
-            written.map_err(Unwritten::into_error)?;
+            written.map_err(ReplaceError::into_error)?;
         }
     }
-    folder.write_tree(&tree).map_err(Unwritten::into_error)?;
+    folder.write_tree(&tree).map_err(ReplaceError::into_error)?;
     carry_idle(repository, document).map(|carried| carried.hash())
 }
 
-/// Small files come first where not all of them go in.
+/// Small files come first if not all files fit.
 fn gather(
     repository: &Repository,
     tree: &FileTree,
@@ -223,7 +224,7 @@ fn gather(
     for (size_bytes, path, entry, disk) in by_size {
         if size_bytes > MAX_SMALL_BYTES || sum_bytes + size_bytes > MAX_CARRIED_BYTES {
             let is_snapshot = is_snapshot(&entry.name);
-            left_out.push(LeftOut { path, size_bytes, is_snapshot });
+            left_out.push(SkippedFile { path, size_bytes, is_snapshot });
             continue;
         }
         sum_bytes += size_bytes;
@@ -249,13 +250,13 @@ fn gather(
     Ok(Carried { set: Some((facts, bytes)), left_out })
 }
 
-/// By which a point's files are told to be those that it was sealed with.
+/// Proves that the files of a point are those it was sealed with.
 pub(crate) fn hash(repository: &Repository, encoded: &[u8]) -> String {
     let hash = repository.derive_key("point files", encoded);
     hash.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Whether a name is that of something that only concerns the machine that runs.
+/// True if a file with this name matters only to the running machine.
 fn is_transient(name: &str) -> bool {
     let name = name.to_ascii_lowercase();
     name.starts_with(".lck-")
@@ -263,7 +264,7 @@ fn is_transient(name: &str) -> bool {
         || [".lck", ".vswp", ".swp"].iter().any(|end| name.ends_with(end))
 }
 
-/// Whether a name is that of the data of a hypervisor's own snapshot.
+/// True if this is the name of a data file of a hypervisor's own snapshot.
 fn is_snapshot(name: &str) -> bool {
     let name = name.to_ascii_lowercase();
     let Some(stem) = name.strip_suffix(".vmdk") else { return false };

@@ -1,51 +1,53 @@
 //! One file of a client, open in the process that writes the session.
 //!
-//! Up to 1 MiB its content is in memory while it is used and stored whole by each flush:
-//! up to 256 bytes in the list of files, beyond as one document. What grows beyond becomes a layer. What is stored is always
-//! one content that the file had, never parts of two.
+//! A content of up to 1 MiB is in memory while it is used, and each flush stores it whole. A
+//! content of up to 256 bytes is stored in the list of files, a longer one as one document. A file
+//! that grows beyond 1 MiB becomes a layer. A stored content is always one that the file had, never
+//! a mixture of two.
 //!
 //! # From the list to a document, and to a layer
 //!
-//! The document is stored, then the list says so and loses the content. A crash before leaves a
-//! document that the next opening removes.
+//! The document is stored first. Then the list names it and drops the content. A crash in between
+//! leaves a document that the next opening removes.
 //!
-//! The content is written into a new layer and flushed; then the list of files says
-//! so; then the document is removed. A crash before the list is replaced leaves the
-//! document in use and a layer that the next opening removes; a crash after it the
-//! reverse. A file never becomes a document again.
+//! The content is written into a new layer and flushed. Then the list of files names the layer.
+//! Then the document is removed. A crash before the list is replaced leaves the document in use,
+//! and a layer that the next opening removes. A crash after it leaves the layer in use, and a
+//! document that the next opening removes. A file never becomes a document again.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::SystemTime;
 
 use coldrise_block::{
-    check_range, would_wait, Disk, Error, ErrorKind, Extent, ExtentKind, Holes, Result,
+    check_range, path_exists, would_wait, Disk, Error, ErrorKind, Extent, ExtentKind, Holes,
+    ReplaceError, Result,
 };
 use parking_lot::{Mutex, RwLock, RwLockWriteGuard};
 
-use super::folder::{Unwritten, MAX_SMALL_BYTES};
-use super::inside::inside;
+use super::clamp::clamp;
+use super::folder::MAX_SMALL_BYTES;
 use super::tree::{FileEntry, FileId, FileKind};
 use super::writer::{looks, ns_since_1970, removed, Shared};
 use crate::length::Length;
-use crate::place::is_there;
+
 use crate::side_file::SideFile;
 
-/// Longest that a file may become, in bytes.
+/// Maximum size of a file, in bytes.
 pub const MAX_LARGE_BYTES: u64 = 1 << 40;
-/// Bytes of small files that are kept in memory.
+/// Limit of the memory for small files, in bytes.
 const RESIDENT_LIMIT_BYTES: u64 = 64 << 20;
 
-/// A file of a client. Locks: `flushing`, then `content`, then that of the list;
-/// `modified` is held for an instant.
+/// A file of a client. Lock order: `flushing`, then `content`, then the list's lock. `modified` is
+/// held only briefly.
 pub struct ClientFile {
     id: FileId,
     shared: Arc<Shared>,
     is_gone: AtomicBool,
-    /// The version of the content that is stored. Held while it is stored.
+    /// The version of the stored content. Held while a content is stored.
     flushing: Mutex<u64>,
     content: RwLock<Content>,
-    /// Of the content, counted up by every change.
+    /// Version of the content. Every change increments it.
     version: AtomicU64,
     stored_version: AtomicU64,
     modified: Mutex<SystemTime>,
@@ -70,7 +72,7 @@ impl ClientFile {
                 Content::Small { length_bytes, bytes }
             }
             FileKind::Large { capacity_bytes } => {
-                if !is_there(&shared.folder.layer_path(entry.id))? {
+                if !path_exists(&shared.folder.layer_path(entry.id))? {
                     let text = format!("the content of {:?} is missing", entry.name);
                     return Err(Error::new(ErrorKind::Corrupt, text));
                 }
@@ -89,7 +91,7 @@ impl ClientFile {
         })
     }
 
-    /// When its content changed last.
+    /// Time of the last change of the content.
     pub fn modified(&self) -> SystemTime {
         *self.modified.lock()
     }
@@ -99,18 +101,19 @@ impl ClientFile {
     }
 
     fn check(&self) -> Result<()> {
-        match self.is_gone.load(Ordering::Acquire) {
-            false => Ok(()),
-            true => Err(Error::new(ErrorKind::NotFound, "the file was removed")),
+        if self.is_gone.load(Ordering::Acquire) {
+            Err(Error::new(ErrorKind::NotFound, "the file was removed"))
+        } else {
+            Ok(())
         }
     }
 
-    /// Whether what was written is not stored yet.
+    /// True if written bytes are not stored yet.
     pub(super) fn is_dirty(&self) -> bool {
         self.version.load(Ordering::Acquire) != self.stored_version.load(Ordering::Acquire)
     }
 
-    /// Makes the file longer, with zeroes, or shorter.
+    /// Extends the file with zeroes, or truncates it.
     ///
     /// # Errors
     /// `OutOfRange` above 1 TiB; `NoSpace`.
@@ -134,7 +137,7 @@ impl ClientFile {
         }
     }
 
-    /// Changes a small content, which is loaded if need be.
+    /// Changes a small content. Loads it first if necessary.
     fn change(
         &self,
         content: &mut RwLockWriteGuard<'_, Content>,
@@ -160,7 +163,7 @@ impl ClientFile {
         Ok(())
     }
 
-    /// Turns the document into a layer; nothing where it is one.
+    /// Turns the document into a layer. Does nothing if it is a layer.
     fn make_large(&self) -> Result<()> {
         let mut stored = self.flushing.lock();
         let mut content = self.content.write();
@@ -173,7 +176,7 @@ impl ClientFile {
                 &loaded
             }
         };
-        // An earlier attempt may have left one.
+        // An earlier attempt may have left a layer.
         self.shared.folder.remove_layer(self.id)?;
         let capacity_bytes = Length::disk_bytes(MAX_LARGE_BYTES);
         let made = self.copied(bytes, capacity_bytes);
@@ -196,7 +199,7 @@ impl ClientFile {
         *content = large;
         *stored = self.version.load(Ordering::Acquire);
         self.stored_version.store(*stored, Ordering::Release);
-        // Where this fails the next opening does it.
+        // If this fails, the next opening removes it.
         let _ = self.shared.folder.remove_content(self.id);
         Ok(())
     }
@@ -225,8 +228,8 @@ impl ClientFile {
         }
         match self.shared.folder.write_content(self.id, &bytes, modified) {
             Ok(()) => {}
-            Err(Unwritten::Unchanged(error)) => return Err(error),
-            Err(Unwritten::Unknown(error)) => {
+            Err(ReplaceError::Unchanged(error)) => return Err(error),
+            Err(ReplaceError::Unknown(error)) => {
                 self.shared.poison.set();
                 return Err(error);
             }
@@ -243,7 +246,7 @@ impl ClientFile {
         })
     }
 
-    /// Drops a small content from memory, if it is stored.
+    /// Drops a small content from memory if it is stored.
     fn unload(&self) {
         let mut content = self.content.write();
         if self.is_dirty() {
@@ -263,7 +266,7 @@ impl ClientFile {
         Ok(())
     }
 
-    /// It was removed: its memory is given back, and every later call fails.
+    /// Marks the file as removed: releases its memory and makes every later call fail.
     pub(super) fn end(&self) {
         self.is_gone.store(true, Ordering::Release);
         let _flushing = self.flushing.lock();
@@ -309,7 +312,7 @@ impl Disk for ClientFile {
         let loaded;
         let bytes = match &*content {
             Content::Large { side, length } => {
-                return side.read_at(inside(buffer, offset_bytes, length.get()), offset_bytes);
+                return side.read_at(clamp(buffer, offset_bytes, length.get()), offset_bytes);
             }
             Content::Small { bytes: Some(bytes), .. } => bytes,
             Content::Small { bytes: None, .. } => {
@@ -317,7 +320,7 @@ impl Disk for ClientFile {
                 &loaded
             }
         };
-        let part = inside(buffer, offset_bytes, bytes.len() as u64);
+        let part = clamp(buffer, offset_bytes, bytes.len() as u64);
         if !part.is_empty() {
             let start = offset_bytes as usize;
             part.copy_from_slice(&bytes[start..start + part.len()]);
@@ -328,18 +331,19 @@ impl Disk for ClientFile {
     fn read_in_memory(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
         let is_in_memory = match &*self.content.try_read().ok_or_else(would_wait)? {
             Content::Large { side, length } => {
-                let part = inside(buffer, offset_bytes, length.get());
+                let part = clamp(buffer, offset_bytes, length.get());
                 return self.check().and_then(|()| side.read_in_memory(part, offset_bytes));
             }
             Content::Small { bytes, .. } => bytes.is_some(),
         };
-        match is_in_memory {
-            true => self.read_at(buffer, offset_bytes),
-            false => Err(would_wait()),
+        if is_in_memory {
+            self.read_at(buffer, offset_bytes)
+        } else {
+            Err(would_wait())
         }
     }
 
-    /// Behind the end the file becomes longer.
+    /// A write beyond the end extends the file.
     fn write_at(&self, bytes: &[u8], offset_bytes: u64) -> Result<()> {
         self.check()?;
         self.shared.poison.check()?;
@@ -351,7 +355,7 @@ impl Disk for ClientFile {
             self.make_large()?;
         }
         self.note_modified(SystemTime::now());
-        // Within a large file others may write at the same time.
+        // Other threads may write inside a large file at the same time.
         if let Content::Large { side, length } = &*self.content.read() {
             if length.get() >= end {
                 return side.write_at(bytes, offset_bytes);
@@ -389,7 +393,7 @@ impl Disk for ClientFile {
         })
     }
 
-    /// Of a file that was removed there is nothing to store.
+    /// A removed file has nothing to store.
     fn flush(&self) -> Result<()> {
         self.shared.poison.check()?;
         let mut stored = self.flushing.lock();
@@ -411,7 +415,7 @@ impl Disk for ClientFile {
             return Ok(());
         }
         match self.store(bytes) {
-            // It was removed meanwhile.
+            // The file was removed meanwhile.
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
             stored => stored?,
         }
@@ -433,7 +437,7 @@ impl Disk for ClientFile {
 }
 
 impl Shared {
-    /// The content of a small file as it is stored.
+    /// The stored content of a small file.
     fn load(&self, id: FileId) -> Result<Vec<u8>> {
         let tree = self.tree();
         let entry = tree.get(id).ok_or_else(removed)?;
@@ -445,7 +449,7 @@ impl Shared {
         })
     }
 
-    /// Keeps what was loaded, if there is room.
+    /// Keeps the loaded content in memory if there is room.
     fn keep(&self, bytes: Vec<u8>) -> Option<Vec<u8>> {
         let length = bytes.len() as u64;
         if self.resident_bytes.load(Ordering::Relaxed) + length > RESIDENT_LIMIT_BYTES {

@@ -1,38 +1,41 @@
-//! `live/HASH/files/`: where the files of clients are stored, and what seals them.
+//! `live/HASH/files/`: the stored files of clients, and their encryption.
 
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::io::Write;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use coldrise_block::{Context, Error, ErrorKind, Result};
+use coldrise_block::{
+    remove_if_present, replace_file_with, sync_directory, Context, Error, ErrorKind, ReplaceError,
+    Result,
+};
 use coldrise_store::{LayerId, Repository};
 
 use super::tree::{FileId, FileKind, FileTree};
 use crate::document::SessionDocument;
-use crate::place::{map_path, remove_file, remove_folder, sync_directory, Place};
+use crate::paths::{map_path, remove_folder, SessionPaths};
 use crate::side_file::SideFileKey;
 
-/// Largest content that is kept in a document, in bytes; what grows beyond becomes a
-/// layer.
+/// Maximum size of a content stored as a document, in bytes. A larger one becomes a layer.
 pub const MAX_SMALL_BYTES: u64 = 1 << 20;
-/// Contents and the list are padded to a multiple of this, so that lengths do not show.
+/// Contents and the list are padded to a multiple of this many bytes, which hides their lengths.
 const QUANTUM_BYTES: usize = 1024;
 const LENGTH_BYTES: usize = size_of::<u64>();
-/// Largest file that is read here: a sealed content.
+/// Largest encrypted content that is read, in bytes.
 const MAX_STORED_BYTES: u64 = MAX_SMALL_BYTES + 4096;
-/// Largest list of files: names of 255 bytes, which JSON may write as 1530.
+/// Largest list of files, in bytes. JSON may write a name of 255 bytes as 1530.
 const MAX_TREE_BYTES: u64 = 16 << 20;
 
 /// The files of one session on the repository's disk.
 pub(crate) struct FilesFolder {
     repository: Arc<Repository>,
     folder: PathBuf,
-    /// What binds documents to this session and no other one of its name.
+    /// Binds documents to this session, and to no other one of the same name.
     purpose: String,
 }
 
-/// By which a changed file is told from what was read of it before.
+/// Identifies the version of a file that was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Mark {
     inode: u64,
@@ -58,7 +61,7 @@ impl Mark {
 
 impl FilesFolder {
     pub(crate) fn of(repository: &Arc<Repository>, document: &SessionDocument) -> FilesFolder {
-        let place = Place::of(repository, &document.name);
+        let place = SessionPaths::of(repository, &document.name);
         let purpose = format!("{} {}", place.purpose(), document.created_at_ms);
         let folder = place.client_files();
         FilesFolder { repository: Arc::clone(repository), folder, purpose }
@@ -85,11 +88,11 @@ impl FilesFolder {
         SideFileKey::at(&self.repository, self.layer_path(id), id.0, capacity_bytes)
     }
 
-    /// Makes the folder, durably once the list is written; what an unfinished publish
-    /// left there goes.
+    /// Creates the folder, and removes the remains of an unfinished publish. The folder is durable
+    /// once the list is written.
     pub(crate) fn create(&self) -> Result<()> {
         remove_folder(&self.folder)?;
-        Place::make_folder(&self.folder)?;
+        SessionPaths::make_folder(&self.folder)?;
         self.folder.parent().map_or(Ok(()), sync_directory)
     }
 
@@ -97,25 +100,25 @@ impl FilesFolder {
         Mark::of(&self.tree_path())
     }
 
-    /// The list of files; `None` where there is none.
+    /// The list of files; `None` if there is none.
     pub(crate) fn read_tree(&self) -> Result<Option<FileTree>> {
         let path = self.tree_path();
         let Some(stored) = read(&path, MAX_TREE_BYTES)? else { return Ok(None) };
         let what = || format!("reading {}", path.display());
         let purpose = format!("client tree {}", self.purpose);
-        let text = self.repository.open_document(&purpose, &stored).context(what)?;
+        let text = self.repository.decrypt_document(&purpose, &stored).context(what)?;
         FileTree::decode(&text).map(Some).context(what)
     }
 
-    /// Puts another list in the place of the one that is there, durably.
-    pub(crate) fn write_tree(&self, tree: &FileTree) -> Replaced {
+    /// Replaces the list, durably.
+    pub(crate) fn write_tree(&self, tree: &FileTree) -> ReplaceResult {
         let purpose = format!("client tree {}", self.purpose);
         let sealed = tree.encode().and_then(|mut text| {
-            // Lengths of contents do not show.
+            // Padding hides the lengths of contents.
             text.resize(text.len().next_multiple_of(QUANTUM_BYTES), b' ');
-            self.repository.seal_document(&purpose, &text)
+            self.repository.encrypt_document(&purpose, &text)
         });
-        replace(&self.tree_path(), &sealed.map_err(Unwritten::Unchanged)?, None)
+        replace(&self.tree_path(), &sealed.map_err(ReplaceError::Unchanged)?, None)
     }
 
     fn content_purpose(&self, id: FileId) -> String {
@@ -126,41 +129,41 @@ impl FilesFolder {
         Mark::of(&self.content_path(id))
     }
 
-    /// The content of a small file; `None` where its document is not there.
+    /// The content of a small file; `None` if its document does not exist.
     pub(crate) fn read_content(&self, id: FileId) -> Result<Option<Vec<u8>>> {
         let path = self.content_path(id);
         let Some(stored) = read(&path, MAX_STORED_BYTES)? else { return Ok(None) };
         let what = || format!("reading {}", path.display());
-        let padded = self.repository.open_document(&self.content_purpose(id), &stored);
+        let padded = self.repository.decrypt_document(&self.content_purpose(id), &stored);
         unpad(padded.context(what)?).context(what).map(Some)
     }
 
-    /// Stores the content of a small file, durably; where it fails what was stored
-    /// before stays. `modified` is what [`FilesFolder::looks`] tells of it.
+    /// Stores the content of a small file, durably. On failure the old content stays. `modified` is
+    /// the time that [`FilesFolder::looks`] returns.
     pub(crate) fn write_content(
         &self,
         id: FileId,
         content: &[u8],
         modified: SystemTime,
-    ) -> Replaced {
-        let sealed = self.repository.seal_document(&self.content_purpose(id), &pad(content));
-        let sealed = sealed.map_err(Unwritten::Unchanged)?;
+    ) -> ReplaceResult {
+        let sealed = self.repository.encrypt_document(&self.content_purpose(id), &pad(content));
+        let sealed = sealed.map_err(ReplaceError::Unchanged)?;
         replace(&self.content_path(id), &sealed, Some(modified))
     }
 
-    /// Removes what was stored of a file, large or small, that is in no list any more.
+    /// Removes the stored parts of a file, large or small, that is in no list.
     pub(crate) fn remove(&self, id: FileId) -> Result<()> {
         self.remove_content(id)?;
         self.remove_layer(id)
     }
 
     pub(crate) fn remove_content(&self, id: FileId) -> Result<()> {
-        remove_file(&self.content_path(id))
+        remove_if_present(&self.content_path(id)).map(drop)
     }
 
     pub(crate) fn remove_layer(&self, id: FileId) -> Result<()> {
-        remove_file(&self.layer_path(id))?;
-        remove_file(&map_path(&id.0))
+        remove_if_present(&self.layer_path(id))?;
+        remove_if_present(&map_path(&id.0)).map(drop)
     }
 
     fn stored_path(&self, id: FileId, kind: FileKind) -> PathBuf {
@@ -170,8 +173,8 @@ impl FilesFolder {
         }
     }
 
-    /// When the content that is no part of the list changed, and the bytes it takes; `None` where it
-    /// is not there.
+    /// The time of the last change of a content outside the list, and the space it takes, in bytes;
+    /// `None` if it does not exist.
     pub(crate) fn looks(&self, id: FileId, kind: FileKind) -> Result<Option<(SystemTime, u64)>> {
         let path = self.stored_path(id, kind);
         let what = || format!("looking at {}", path.display());
@@ -182,7 +185,7 @@ impl FilesFolder {
         }
     }
 
-    /// Sets the time that [`FilesFolder::looks`] tells.
+    /// Sets the time that [`FilesFolder::looks`] returns.
     pub(crate) fn set_modified(&self, id: FileId, kind: FileKind, to: SystemTime) -> Result<()> {
         let path = self.stored_path(id, kind);
         let set = std::fs::File::open(&path).and_then(|file| {
@@ -192,8 +195,8 @@ impl FilesFolder {
         set.context(|| format!("setting the time of {}", path.display()))
     }
 
-    /// Removes what a crash left behind: unfinished files, contents of files that are
-    /// in no list, and block maps in shared memory. The session's lock is held.
+    /// Removes the remains of a crash: unfinished files, contents of files that are in no list, and
+    /// block maps in shared memory. The caller holds the session's lock.
     pub(crate) fn tidy(&self, tree: &FileTree) -> Result<()> {
         let what = || format!("reading {}", self.folder.display());
         let entries = match std::fs::read_dir(&self.folder) {
@@ -206,7 +209,7 @@ impl FilesFolder {
             let Some(name) = name.to_str() else { continue };
             let (stem, end) = name.split_once('.').unwrap_or((name, ""));
             let Ok(id) = LayerId::parse(stem) else { continue };
-            remove_file(&map_path(&id))?;
+            remove_if_present(&map_path(&id))?;
             let kind = tree.get(FileId(id)).map(|entry| entry.kind);
             let is_named = match end {
                 "" => kind == Some(FileKind::Small),
@@ -214,7 +217,7 @@ impl FilesFolder {
                 _ => false,
             };
             if !is_named {
-                remove_file(&entry.path())?;
+                remove_if_present(&entry.path())?;
             }
         }
         Ok(())
@@ -258,48 +261,14 @@ fn read(path: &Path, limit_bytes: u64) -> Result<Option<Vec<u8>>> {
     }
 }
 
-/// The end of replacing a file.
-pub(crate) type Replaced = std::result::Result<(), Unwritten>;
+type ReplaceResult = std::result::Result<(), ReplaceError>;
 
-/// Why a file was not replaced.
-#[derive(Debug)]
-pub(crate) enum Unwritten {
-    /// What was there is there still, for sure: it can be tried again.
-    Unchanged(Error),
-    /// The one or the other is there after a crash: nothing may be built upon it.
-    Unknown(Error),
-}
-
-impl Unwritten {
-    pub(crate) fn into_error(self) -> Error {
-        match self {
-            Unwritten::Unchanged(error) | Unwritten::Unknown(error) => error,
-        }
-    }
-}
-
-/// As `place::replace_file`, and tells failures apart.
-fn replace(path: &Path, bytes: &[u8], modified: Option<SystemTime>) -> Replaced {
-    let what = || format!("writing {}", path.display());
-    let temporary = path.with_extension("new");
-    let written = std::fs::OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o600)
-        .open(&temporary)
-        .and_then(|file| {
-            file.write_all_at(bytes, 0)?;
-            modified.map_or(Ok(()), |modified| file.set_modified(modified))?;
-            file.sync_all()
-        });
-    let renamed = written.and_then(|()| std::fs::rename(&temporary, path));
-    if let Err(error) = renamed {
-        // It may take space that is needed.
-        let _ = std::fs::remove_file(&temporary);
-        return Err(Unwritten::Unchanged(Error::io(what().to_string(), error)));
-    }
-    path.parent().map_or(Ok(()), sync_directory).map_err(Unwritten::Unknown)
+/// Replaces a file and sets its modification time.
+fn replace(path: &Path, bytes: &[u8], modified: Option<SystemTime>) -> ReplaceResult {
+    replace_file_with(path, |file| {
+        file.write_all(bytes)?;
+        modified.map_or(Ok(()), |modified| file.set_modified(modified))
+    })
 }
 
 #[cfg(test)]

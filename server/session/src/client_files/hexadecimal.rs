@@ -1,9 +1,9 @@
-//! Bytes in a JSON document: two lower-case digits for each.
+//! Bytes in a JSON document: two lower-case digits per byte.
 
 use serde::{Deserialize, Deserializer, Serializer};
 use std::fmt::Write;
 
-pub(super) fn serialize<S: Serializer>(bytes: &[u8], to: S) -> Result<S::Ok, S::Error> {
+pub(crate) fn serialize<S: Serializer>(bytes: &[u8], to: S) -> Result<S::Ok, S::Error> {
     let mut text = String::with_capacity(2 * bytes.len());
     for byte in bytes {
         // Writing to a String cannot fail.
@@ -12,7 +12,7 @@ pub(super) fn serialize<S: Serializer>(bytes: &[u8], to: S) -> Result<S::Ok, S::
     to.serialize_str(&text)
 }
 
-pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<u8>, D::Error> {
+pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<u8>, D::Error> {
     let text = String::deserialize(from)?;
     let digit = |digit: u8| char::from(digit).to_digit(16);
     let byte = |pair: &[u8]| Some((digit(pair[0])? << 4 | digit(*pair.get(1)?)?) as u8);

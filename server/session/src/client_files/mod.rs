@@ -1,6 +1,6 @@
-//! What clients keep in a session beside its disks: configuration, locks, logs, nvram,
-//! swap, a hypervisor's own snapshots. Ordinary files and folders, as hypervisors
-//! make them in a machine's folder.
+//! Files that clients keep in a session beside its disks: configuration, locks, logs, nvram, swap,
+//! a hypervisor's own snapshots. These are the ordinary files and folders that hypervisors create
+//! in a machine's folder.
 //!
 //! ```text
 //!   names, ids          FileTree      live/HASH/files/tree       replaced whole
@@ -10,32 +10,32 @@
 //!   seal                CarriedFiles  small files go along into the restore point
 //! ```
 //!
-//! The process that writes the session has [`ClientFiles`], and it alone changes
-//! anything; others read through [`ClientFilesReader`].
+//! The process that writes the session has [`ClientFiles`]. Only this process changes files; others
+//! read through [`ClientFilesReader`].
 //!
 //! # Order of writes
 //!
-//! A new file is empty, and the list says so. A content is stored before the list says where,
-//! and removed after the list has forgotten it; so every name has its content at any moment. The list and each content are replaced by a synced file, a rename and a
-//! sync of the folder. What a crash leaves without a name is removed when the session
-//! is opened next.
+//! A new file is empty, and the list says so. A content is stored before the list names its place,
+//! and removed after the list no longer names it. So every name has its content at any moment. The
+//! list and each content are replaced by a synced file, a rename and a sync of the folder. The next
+//! opening of the session removes contents that a crash left without a name.
 //!
-//! A failure before the rename changes nothing, and what was written is still in
-//! memory: it can be flushed again, and is no reason to stop. When the sync of the
-//! folder fails nobody knows what a crash would leave: the session stops.
+//! A failure before the rename changes nothing. The content is still in memory and can be flushed
+//! again, so the session continues. If the sync of the folder fails, the state after a crash is
+//! unknown: the session stops.
 
 mod carried;
+mod clamp;
 mod file;
 mod folder;
-mod hexadecimal;
-mod inside;
+pub(crate) mod hexadecimal;
 mod names;
 mod reader;
 mod tree;
 mod writer;
 
 pub(crate) use carried::{begin_files, carry, carry_idle, hash, Carried};
-pub use carried::{CarriedFile, CarriedFiles, LeftOut};
+pub use carried::{CarriedFile, CarriedFiles, SkippedFile};
 pub use file::{ClientFile, MAX_LARGE_BYTES};
 pub(crate) use folder::FilesFolder;
 pub use folder::MAX_SMALL_BYTES;

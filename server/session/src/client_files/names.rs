@@ -1,13 +1,13 @@
-//! What can be a name, and what is said of one that is refused.
+//! Valid file names, and the errors for invalid ones.
 
 use coldrise_block::{Error, ErrorKind, Result};
 
-/// Longest name, in bytes.
+/// Maximum length of a name, in bytes.
 pub const MAX_NAME_BYTES: usize = 255;
-/// Folders within folders at most.
+/// Maximum nesting depth of folders.
 pub(super) const MAX_DEPTH: usize = 32;
 
-/// Refuses what is no name of a file.
+/// Rejects an invalid file name.
 pub(super) fn check_name(name: &str) -> Result<()> {
     if name.len() > MAX_NAME_BYTES {
         return Err(Error::new(

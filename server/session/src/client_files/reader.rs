@@ -1,22 +1,23 @@
-//! The files of a session as other processes than its writer see them: the names as
-//! they are stored, contents as clients last made them stable.
+//! The files of a session as other processes than its writer see them: the stored names, and the
+//! contents that clients last made stable.
 
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use coldrise_block::{check_range, Disk, Error, ErrorKind, Extent, ExtentKind, Holes, Result};
+use coldrise_block::{
+    check_range, path_exists, Disk, Error, ErrorKind, Extent, ExtentKind, Holes, Result,
+};
 use coldrise_store::{Repository, SessionName};
 use parking_lot::Mutex;
 
+use super::clamp::clamp;
 use super::file::length_over;
 use super::folder::{FilesFolder, Mark};
-use super::inside::inside;
 use super::tree::{FileEntry, FileId, FileKind, FileTree};
 use super::writer::{looks, lost_list, removed};
 use crate::document::SessionDocument;
 use crate::length::Length;
 use crate::live::open_live_layer;
-use crate::place::is_there;
 
 /// The files of one session, for reading.
 pub struct ClientFilesReader {
@@ -27,7 +28,7 @@ pub struct ClientFilesReader {
 }
 
 impl ClientFilesReader {
-    /// The files of that session; nothing is read yet.
+    /// The files of this session. Nothing is read yet.
     pub fn new(repository: &Arc<Repository>, document: &SessionDocument) -> ClientFilesReader {
         ClientFilesReader {
             folder: FilesFolder::of(repository, document),
@@ -37,14 +38,14 @@ impl ClientFilesReader {
         }
     }
 
-    /// What there is now.
+    /// The current list.
     ///
     /// # Errors
-    /// `Corrupt` where the list is damaged, or missing in a session that is there.
+    /// `Corrupt` if the list is damaged, or if it is missing in an existing session.
     pub fn tree(&self) -> Result<Arc<FileTree>> {
         let mut known = self.tree.lock();
         loop {
-            // Before it is read: a change that comes meanwhile makes this one too old.
+            // Read the mark before the list: a change in between makes this mark too old.
             let Some(mark) = self.folder.tree_mark()? else { return self.no_tree() };
             if let Some((_, tree)) = known.as_ref().filter(|(read, _)| *read == mark) {
                 return Ok(Arc::clone(tree));
@@ -56,7 +57,7 @@ impl ClientFilesReader {
 
     fn no_tree(&self) -> Result<Arc<FileTree>> {
         if self.has_files {
-            // Where the session has ended, that is what there is to say.
+            // If the session has ended, report that.
             SessionDocument::of(self.folder.repository(), &self.session)?;
             return Err(lost_list());
         }
@@ -67,15 +68,15 @@ impl ClientFilesReader {
         self.tree()?.get(id).map(Arc::clone).ok_or_else(removed)
     }
 
-    /// When the content of a file changed, and the bytes it takes.
+    /// The time of the last change of a file's content, and the space it takes, in bytes.
     ///
     /// # Errors
-    /// `Corrupt` where it is missing.
+    /// `Corrupt` if the content is missing.
     pub fn looks(&self, entry: &FileEntry) -> Result<(SystemTime, u64)> {
         looks(&self.folder, entry)
     }
 
-    /// The content of a file, as it is at each moment.
+    /// The content of a file. Each read sees the current one.
     ///
     /// # Errors
     /// `NotFound`, `IsAFolder`, `Corrupt`.
@@ -93,7 +94,7 @@ impl ClientFilesReader {
 struct ReadFile {
     files: Arc<ClientFilesReader>,
     id: FileId,
-    /// What was read last.
+    /// The content that was read last.
     seen: Mutex<Option<Seen>>,
 }
 
@@ -118,7 +119,7 @@ impl ReadFile {
     fn seen(&self) -> Result<Seen> {
         let folder = &self.files.folder;
         let mut seen = self.seen.lock();
-        // A file that has become large stays so.
+        // A large file never becomes small again.
         if let Some(Seen::Large(..)) = &*seen {
             self.files.entry(self.id)?;
         } else {
@@ -131,8 +132,8 @@ impl ReadFile {
                 }
                 if let FileKind::Large { capacity_bytes } = kind {
                     let key = folder.layer(self.id, capacity_bytes);
-                    // It is made before the list names it.
-                    if !is_there(key.path())? && self.files.entry(self.id)?.kind == kind {
+                    // The layer is created before the list names it.
+                    if !path_exists(key.path())? && self.files.entry(self.id)?.kind == kind {
                         let text = format!("the content of file {} is missing", self.id.0);
                         return Err(Error::new(ErrorKind::Corrupt, text));
                     }
@@ -154,7 +155,7 @@ impl ReadFile {
                         *seen = Some(Seen::Small(mark, Arc::new(bytes)));
                         break;
                     }
-                    // It may have been removed, or become large, just now.
+                    // The file may have been removed, or become large, just now.
                     _ if self.files.entry(self.id)?.kind != kind => {}
                     _ => {
                         let text = format!("the content of file {} is missing", self.id.0);
@@ -168,8 +169,8 @@ impl ReadFile {
 }
 
 impl Disk for ReadFile {
-    /// As it was seen last where it cannot be looked at: a size that is made up would
-    /// cut off what a reading that succeeds again takes for the whole file.
+    /// The last known size if the file cannot be examined. An invented size would truncate a file
+    /// that can be read again later.
     fn size_bytes(&self) -> u64 {
         let seen = self.seen().ok().or_else(|| self.seen.lock().clone());
         seen.map_or(0, |seen| seen.size_bytes())
@@ -181,10 +182,10 @@ impl Disk for ReadFile {
             Seen::Listed(entry) => &entry.content,
             Seen::Small(_, bytes) => &**bytes,
             Seen::Large(disk, length) => {
-                return disk.read_at(inside(buffer, offset_bytes, length.get()), offset_bytes);
+                return disk.read_at(clamp(buffer, offset_bytes, length.get()), offset_bytes);
             }
         };
-        let part = inside(buffer, offset_bytes, bytes.len() as u64);
+        let part = clamp(buffer, offset_bytes, bytes.len() as u64);
         if !part.is_empty() {
             let start = offset_bytes as usize;
             part.copy_from_slice(&bytes[start..start + part.len()]);

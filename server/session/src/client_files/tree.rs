@@ -1,7 +1,7 @@
-//! The names of a session's files: which there are, in which folders.
+//! The names of a session's files and folders.
 //!
-//! A [`FileTree`] never changes: each operation gives another one, which takes the
-//! place of the first once it is stored.
+//! A [`FileTree`] never changes. Each operation returns a new tree, which replaces the old one once
+//! it is stored.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -13,11 +13,10 @@ use serde::{Deserialize, Serialize};
 use super::hexadecimal;
 use super::names::{check_name, is_folder, missing, no_folder, not_empty, too_deep, MAX_DEPTH};
 
-/// Most files and folders of clients in one session.
+/// Maximum number of files and folders of clients in one session.
 pub const MAX_CLIENT_FILES: usize = 10_000;
 
-/// Names a file or folder of a client for as long as it exists, whatever it is
-/// called; random.
+/// Identifies a file or folder of a client for its whole life, whatever its name; random.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct FileId(pub(crate) LayerId);
@@ -26,13 +25,12 @@ impl FileId {
     /// Stands for the session's own folder.
     pub const ROOT: FileId = FileId(LayerId([0; 16]));
 
-    /// All of it as a number.
+    /// The whole id as a number.
     pub fn as_u128(&self) -> u128 {
         u128::from_be_bytes(*self.0.as_bytes())
     }
 
-    /// A number of 64 bits by which front ends know it: no other file of its session
-    /// has the same one.
+    /// The 64-bit number by which front ends know the file. It is unique in its session.
     pub fn number(&self) -> u64 {
         let mut bytes = [0; 8];
         bytes.copy_from_slice(&self.0.as_bytes()[..8]);
@@ -40,31 +38,32 @@ impl FileId {
     }
 }
 
-/// Longest content that stands in the list, in bytes: locks and empty files are most of what
-/// clients make, and a list is one sync less than a list and a document.
+/// Longest content in the list, in bytes. Most files of clients are locks and empty files, and a
+/// list takes one sync less than a list and a document.
 pub(crate) const MAX_LISTED_BYTES: usize = 256;
-/// Most files with which a list takes contents: it is replaced whole by each change of them.
+/// Maximum number of files in a list that stores contents: each change of a content replaces the
+/// whole list.
 const MOST_LISTED: usize = 256;
 
-/// Numbers below this one are not given: front ends have uses for them.
+/// Numbers below this one are never assigned: front ends reserve them.
 const FIRST_NUMBER: u64 = 16;
 
-/// What has a name.
+/// The kind of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FileKind {
     /// A folder.
     Folder,
-    /// A file whose content stands in the list.
+    /// A file whose content is in the list.
     Listed {
-        /// When the content changed last: nanoseconds since 1970-01-01T00:00:00Z.
+        /// Time of the content's last change, in nanoseconds since 1970-01-01T00:00:00Z.
         modified_ns: u64,
     },
     /// A file whose content is one document.
     Small,
     /// A file whose content is a layer.
     Large {
-        /// The size in bytes that the layer was made with.
+        /// The size in bytes with which the layer was created.
         capacity_bytes: u64,
     },
 }
@@ -72,24 +71,24 @@ pub enum FileKind {
 /// A file or folder of a client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileEntry {
-    /// Which.
+    /// Its id.
     pub id: FileId,
-    /// The folder that it is in; [`FileId::ROOT`] for the session's own.
+    /// Its folder; [`FileId::ROOT`] for the session's own.
     pub parent: FileId,
-    /// Its name there.
+    /// Its name in that folder.
     pub name: String,
-    /// What it is.
+    /// Its kind.
     pub kind: FileKind,
-    /// Permissions, as the client gave them. They are told and not enforced.
+    /// Permissions as the client set them. They are reported and not enforced.
     pub mode: u32,
-    /// When it was made, renamed or given another mode, or what is in the folder
-    /// changed: nanoseconds since 1970-01-01T00:00:00Z.
+    /// Time of the last creation, rename or change of the mode, or of a change inside the folder:
+    /// nanoseconds since 1970-01-01T00:00:00Z.
     pub changed_ns: u64,
-    /// By which a client that makes a file exclusively finds out whether it was the
-    /// one who made it; until it sets the file's times.
+    /// Tells a client that creates a file exclusively whether it created this one. Valid until the
+    /// client sets the file's times.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub verifier: Option<u64>,
-    /// The content of a listed file; at most [`MAX_LISTED_BYTES`], else empty.
+    /// The content of a listed file, at most [`MAX_LISTED_BYTES`]; empty for other kinds.
     #[serde(default, skip_serializing_if = "Vec::is_empty", with = "hexadecimal")]
     pub content: Vec<u8>,
 }
@@ -103,21 +102,21 @@ impl FileEntry {
     }
 }
 
-/// How a file is made.
+/// How a file is created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Creation {
-    /// One that is there already is as good.
+    /// An existing file is accepted.
     Unchecked,
-    /// It must not be there.
+    /// The file must not exist.
     Guarded,
-    /// It must not be there, but for the one that was made with the same verifier.
+    /// The file must not exist, unless it was created with the same verifier.
     Exclusive(u64),
 }
 
-/// What is to be removed.
+/// The kind of entry to remove.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Removal {
-    /// Whatever has the name.
+    /// A file or a folder.
     Any,
     /// A file.
     File,
@@ -127,7 +126,7 @@ pub enum Removal {
 
 #[derive(Serialize, Deserialize)]
 struct TreeDocument {
-    /// When the session's own folder changed.
+    /// Time of the last change of the session's own folder.
     changed_ns: u64,
     files: Vec<FileEntry>,
 }
@@ -154,9 +153,10 @@ impl FileTree {
         let is_whole = tree.by_id.len() == tree.by_name.len()
             && tree.by_id.len() == tree.by_number.len()
             && tree.by_id.values().all(|entry| entry.is_whole() && tree.depth(entry).is_some());
-        match is_whole {
-            true => Ok(tree),
-            false => Err(Error::new(ErrorKind::Corrupt, "the list of files contradicts itself")),
+        if is_whole {
+            Ok(tree)
+        } else {
+            Err(Error::new(ErrorKind::Corrupt, "the list of files contradicts itself"))
         }
     }
 
@@ -169,22 +169,22 @@ impl FileTree {
         })
     }
 
-    /// Whether a content stands in the list rather than in a document of its own.
+    /// True if the list stores this content. Otherwise it needs its own document.
     pub(crate) fn takes(&self, content: &[u8]) -> bool {
         content.len() <= MAX_LISTED_BYTES && self.len() <= MOST_LISTED
     }
 
-    /// How many files and folders there are.
+    /// Number of files and folders.
     pub fn len(&self) -> usize {
         self.by_id.len()
     }
 
-    /// True where there are none.
+    /// True if there are none.
     pub fn is_empty(&self) -> bool {
         self.by_id.is_empty()
     }
 
-    /// When a folder changed, in nanoseconds since 1970; 0: never.
+    /// Time of a folder's last change, in nanoseconds since 1970; 0 if it never changed.
     pub fn changed_ns(&self, folder: FileId) -> u64 {
         match folder {
             FileId::ROOT => self.changed_ns,
@@ -192,22 +192,22 @@ impl FileTree {
         }
     }
 
-    /// What has that id.
+    /// The entry with this id.
     pub fn get(&self, id: FileId) -> Option<&Arc<FileEntry>> {
         self.by_id.get(&id)
     }
 
-    /// What has that [`FileId::number`].
+    /// The entry with this [`FileId::number`].
     pub fn of_number(&self, number: u64) -> Option<&Arc<FileEntry>> {
         self.by_number.get(&number).and_then(|id| self.by_id.get(id))
     }
 
-    /// What has that name in a folder.
+    /// The entry with this name in a folder.
     pub fn find(&self, folder: FileId, name: &str) -> Option<&Arc<FileEntry>> {
         self.by_name.get(&(folder, name.to_owned())).and_then(|id| self.by_id.get(id))
     }
 
-    /// What is in a folder, by name.
+    /// The entries of a folder, sorted by name.
     pub fn entries(&self, folder: FileId) -> impl Iterator<Item = &Arc<FileEntry>> {
         self.by_name
             .range((folder, String::new())..)
@@ -215,12 +215,12 @@ impl FileTree {
             .filter_map(|(_, id)| self.by_id.get(id))
     }
 
-    /// Everything, in no order.
+    /// All entries, in no order.
     pub fn all(&self) -> impl Iterator<Item = &Arc<FileEntry>> {
         self.by_id.values()
     }
 
-    /// The path from the session's folder down, with slashes.
+    /// The path from the session's folder, with slashes.
     pub fn path(&self, entry: &FileEntry) -> String {
         match self.by_id.get(&entry.parent) {
             Some(parent) => format!("{}/{}", self.path(parent), entry.name),
@@ -228,13 +228,13 @@ impl FileTree {
         }
     }
 
-    /// What has that path below the session's folder.
+    /// The entry with this path below the session's folder.
     pub(crate) fn of_path(&self, path: &str) -> Option<FileId> {
         path.split('/')
             .try_fold(FileId::ROOT, |folder, name| self.find(folder, name).map(|entry| entry.id))
     }
 
-    /// Folders above it; `None` where they do not lead to the root.
+    /// Number of folders above it; `None` if they do not lead to the root.
     fn depth(&self, entry: &FileEntry) -> Option<usize> {
         let mut parent = entry.parent;
         for depth in 0..=MAX_DEPTH {
@@ -262,7 +262,7 @@ impl FileTree {
         self.by_id.remove(&entry.id);
     }
 
-    /// Later than before, so that clients see a change by the time alone.
+    /// Sets a later time than before, so that clients can detect a change by the time alone.
     fn touch(&mut self, folder: FileId, now_ns: u64) {
         if folder == FileId::ROOT {
             self.changed_ns = now_ns.max(self.changed_ns + 1);
@@ -282,7 +282,7 @@ impl FileTree {
         }
     }
 
-    /// A new file or folder. Nothing has the name.
+    /// Adds a file or folder. The name must be free.
     pub(crate) fn with_new(
         &self,
         parent: FileId,
@@ -324,14 +324,14 @@ impl FileTree {
         }
     }
 
-    /// The same with another entry of the same id, name and folder.
+    /// Replaces an entry by one of the same id, name and folder.
     pub(crate) fn with_changed(&self, entry: FileEntry) -> FileTree {
         let mut tree = self.clone();
         tree.put(Arc::new(entry));
         tree
     }
 
-    /// Without what has that name, which is given back.
+    /// Removes the entry with this name, and returns it.
     pub(crate) fn without(
         &self,
         parent: FileId,
@@ -352,8 +352,8 @@ impl FileTree {
         Ok((tree, Arc::clone(entry)))
     }
 
-    /// With another name for something, and without what had that name, which is
-    /// given back. `None` where both names are of the same already.
+    /// Renames an entry. Removes and returns the entry that had the new name. Returns `None` if
+    /// both names already refer to the same entry.
     pub(crate) fn renamed(
         &self,
         from: (FileId, &str),

@@ -5,24 +5,24 @@ use std::sync::atomic::AtomicU64;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use coldrise_block::{Disk, Error, ErrorKind, Result};
+use coldrise_block::{Disk, Error, ErrorKind, ReplaceError, Result};
 use parking_lot::{Mutex, RwLock};
 
 use super::file::ClientFile;
-use super::folder::{FilesFolder, Unwritten};
+use super::folder::FilesFolder;
 use super::tree::{Creation, FileEntry, FileId, FileKind, FileTree, Removal};
 use crate::document::SessionDocument;
 use crate::layer::Poison;
 use crate::lock::FileLock;
 
-/// What the files of a session share.
+/// State that all files of a session share.
 pub(super) struct Shared {
     pub(super) folder: FilesFolder,
     pub(super) poison: Poison,
     pub(super) writing: Arc<FileLock>,
-    /// Bytes of small files in memory.
+    /// Memory that small files take, in bytes.
     pub(super) resident_bytes: AtomicU64,
-    /// Held by whoever changes the list.
+    /// Held while the list changes.
     changing: Mutex<()>,
     tree: RwLock<Arc<FileTree>>,
 }
@@ -44,7 +44,7 @@ impl ClientFiles {
         let tree = match folder.read_tree()? {
             Some(tree) => tree,
             None if document.files.is_some() => return Err(lost_list()),
-            // It was published by a version that kept no files.
+            // A version without client files published the session.
             None => {
                 folder.create()?;
                 FileTree::default()
@@ -66,21 +66,20 @@ impl ClientFiles {
         })
     }
 
-    /// When the session was published: what tells it from others of its name.
+    /// Time of the session's publish. It distinguishes sessions of the same name.
     pub fn session_created_at_ms(&self) -> u64 {
         self.session_created_at_ms
     }
 
-    /// What there is now.
+    /// The current list.
     pub fn tree(&self) -> Arc<FileTree> {
         self.shared.tree()
     }
 
-    /// The file of that id, open: everyone who asks for it gets the same one.
+    /// The open file with this id. All callers share one instance.
     ///
     /// # Errors
-    /// `NotFound` where it was removed, `IsAFolder`, `Corrupt` where its content is
-    /// missing or damaged.
+    /// `NotFound` if it was removed, `IsAFolder`, `Corrupt` if its content is missing or damaged.
     pub fn file(&self, id: FileId) -> Result<Arc<ClientFile>> {
         let mut open = self.open.lock();
         if let Some(file) = open.get(&id) {
@@ -92,17 +91,17 @@ impl ClientFiles {
         Ok(file)
     }
 
-    /// The same if somebody has opened it already.
+    /// The file with this id, if it is already open.
     pub fn opened(&self, id: FileId) -> Option<Arc<ClientFile>> {
         self.open.lock().get(&id).map(Arc::clone)
     }
 
-    /// Makes an empty file, or finds the one that is there; tells which.
+    /// Creates an empty file, or finds the existing one. Also returns which of the two happened.
     ///
     /// # Errors
-    /// `AlreadyExists`; `IsAFolder`; `NotFound` where the folder is gone; `NotAFolder`;
-    /// `InvalidInput` or `NameTooLong` for what is no name; `NoSpace`, also where the
-    /// session has [`MAX_CLIENT_FILES`](super::MAX_CLIENT_FILES).
+    /// `AlreadyExists`; `IsAFolder`; `NotFound` if the folder no longer exists; `NotAFolder`;
+    /// `InvalidInput` or `NameTooLong` for an invalid name; `NoSpace`, also if the session has
+    /// [`MAX_CLIENT_FILES`](super::MAX_CLIENT_FILES).
     pub fn create(
         &self,
         folder: FileId,
@@ -135,10 +134,10 @@ impl ClientFiles {
         Ok((entry, true))
     }
 
-    /// Makes a folder.
+    /// Creates a folder.
     ///
     /// # Errors
-    /// As of [`ClientFiles::create`], guarded.
+    /// As for [`ClientFiles::create`], guarded.
     pub fn make_folder(&self, folder: FileId, name: &str, mode: u32) -> Result<Arc<FileEntry>> {
         let _changing = self.shared.changing.lock();
         let tree = self.tree();
@@ -150,7 +149,7 @@ impl ClientFiles {
         Ok(entry)
     }
 
-    /// Removes a file or an empty folder. Who has the file open finds it gone.
+    /// Removes a file or an empty folder. Calls on an open file that was removed fail.
     ///
     /// # Errors
     /// `NotFound`, `NotEmpty`, `IsAFolder`, `NotAFolder`, `NoSpace`.
@@ -165,11 +164,10 @@ impl ClientFiles {
         Ok(())
     }
 
-    /// Gives something another name; what had that name goes, at the same moment.
+    /// Renames an entry. This atomically removes an entry that had the new name.
     ///
     /// # Errors
-    /// `NotFound`, `NotEmpty`, `IsAFolder`, `NotAFolder`, `InvalidInput`,
-    /// `NameTooLong`, `NoSpace`.
+    /// `NotFound`, `NotEmpty`, `IsAFolder`, `NotAFolder`, `InvalidInput`, `NameTooLong`, `NoSpace`.
     pub fn rename(&self, from: (FileId, &str), to: (FileId, &str)) -> Result<()> {
         let replaced = {
             let _changing = self.shared.changing.lock();
@@ -185,10 +183,10 @@ impl ClientFiles {
         Ok(())
     }
 
-    /// Ends what is in no list any more. Where its removal fails the next opening of
-    /// the session does it.
+    /// Removes the stored content of an entry that is in no list. If this fails, the next opening
+    /// of the session removes it.
     fn forget(&self, gone: &FileEntry) {
-        // Under the lock, so that nobody opens it in between.
+        // Holding the lock keeps other threads from opening it in between.
         let open = self.open.lock().remove(&gone.id);
         if let Some(file) = open {
             file.end();
@@ -198,11 +196,11 @@ impl ClientFiles {
         }
     }
 
-    /// Sets permissions and the time of the last change of the content, durably. Whatever is
-    /// set, it counts as a change of the entry.
+    /// Sets permissions and the time of the content's last change, durably. Either one counts as a
+    /// change of the entry.
     ///
     /// # Errors
-    /// `NotFound` where it was removed; `NoSpace`.
+    /// `NotFound` if it was removed; `NoSpace`.
     pub fn set(&self, id: FileId, mode: Option<u32>, modified: Option<SystemTime>) -> Result<()> {
         self.shared.change_entry(id, |entry| {
             entry.mode = mode.unwrap_or(entry.mode);
@@ -217,11 +215,11 @@ impl ClientFiles {
         };
         let file = self.file(id)?;
         file.flush()?;
-        // It may have become large meanwhile.
+        // The file may have become large meanwhile.
         let kind = self.tree().get(id).ok_or_else(removed)?.kind;
         file.note_modified(modified);
         if let FileKind::Listed { modified_ns } = kind {
-            // A flush may have stored another one in between.
+            // A flush may have stored another time in between.
             if modified_ns == ns_since_1970(modified) {
                 return Ok(());
             }
@@ -233,26 +231,26 @@ impl ClientFiles {
         Ok(())
     }
 
-    /// When the content of a file changed.
+    /// Time of the last change of a file's content.
     ///
     /// # Errors
-    /// `Corrupt` where it is missing.
+    /// `Corrupt` if the content is missing.
     pub fn modified(&self, entry: &FileEntry) -> Result<SystemTime> {
         self.file(entry.id).map(|file| file.modified())
     }
 
-    /// When the stored content of a file changed, and the bytes it takes.
+    /// Time of the last change of a file's stored content, and the space it takes, in bytes.
     ///
     /// # Errors
-    /// `Corrupt` where it is missing.
+    /// `Corrupt` if the content is missing.
     pub fn looks(&self, entry: &FileEntry) -> Result<(SystemTime, u64)> {
         looks(&self.shared.folder, entry)
     }
 
-    /// Makes everything durable that was written.
+    /// Makes all written bytes durable.
     ///
     /// # Errors
-    /// Of the first file where it fails; the others are tried all the same.
+    /// The error of the first file that fails. The other files are flushed all the same.
     pub fn flush(&self) -> Result<()> {
         let files: Vec<_> = self.open.lock().values().map(Arc::clone).collect();
         let mut result = Ok(());
@@ -268,7 +266,7 @@ impl Shared {
         Arc::clone(&self.tree.read())
     }
 
-    /// Makes another list the one that counts. The caller holds `changing`.
+    /// Makes another list the current one. The caller holds `changing`.
     fn store(&self, tree: FileTree) -> Result<()> {
         self.poison.check()?;
         match self.folder.write_tree(&tree) {
@@ -276,15 +274,15 @@ impl Shared {
                 *self.tree.write() = Arc::new(tree);
                 Ok(())
             }
-            Err(Unwritten::Unchanged(error)) => Err(error),
-            Err(Unwritten::Unknown(error)) => {
+            Err(ReplaceError::Unchanged(error)) => Err(error),
+            Err(ReplaceError::Unknown(error)) => {
                 self.poison.set();
                 Err(error)
             }
         }
     }
 
-    /// Changes what the list says of one file, but neither its name nor its folder.
+    /// Changes the list's entry of one file, but neither its name nor its folder.
     pub(super) fn change_entry(
         &self,
         id: FileId,

@@ -1,4 +1,4 @@
-//! Which chunks of a disk the layers over it touch.
+//! The chunks of a disk that its layers touch.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -7,10 +7,10 @@ use coldrise_block::BLOCK_SIZE_BYTES;
 
 use crate::layer::Layer;
 
-/// The chunks that at least one of the layers has a block of, in order.
+/// Iterates in order over the chunks of which at least one layer captured a block.
 pub(super) struct CapturedChunks<'a> {
     layers: &'a [Arc<Layer>],
-    /// Per layer, the first captured block that is not passed; none: there is no more.
+    /// Per layer, the next captured block; `None` if there are no more.
     next: Vec<Option<u64>>,
     chunk_size: u64,
     size_bytes: u64,
@@ -22,8 +22,8 @@ impl<'a> CapturedChunks<'a> {
         CapturedChunks { layers, next, chunk_size, size_bytes }
     }
 
-    /// The next run of neighbouring chunks, in bytes of the disk, at most about
-    /// `most_bytes` long.
+    /// The next run of neighbouring chunks, in bytes of the disk. It is at most about `most_bytes`
+    /// long.
     pub(super) fn next_run(&mut self, most_bytes: u64) -> Option<Range<u64>> {
         let first = self.next_chunk()?;
         let mut end = first;
@@ -34,7 +34,7 @@ impl<'a> CapturedChunks<'a> {
         Some(first..end.min(self.size_bytes))
     }
 
-    /// Where the next chunk with a captured block starts.
+    /// Start of the next chunk with a captured block, in bytes of the disk.
     fn next_chunk(&self) -> Option<u64> {
         let block = self.next.iter().flatten().min()?;
         Some(block * BLOCK_SIZE_BYTES / self.chunk_size * self.chunk_size)

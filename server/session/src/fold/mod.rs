@@ -1,24 +1,24 @@
 //! Fold: the sealed layers of a synthetic restore point become deduplicated chunks.
 //!
-//! Nothing that anybody sees changes, and it is never required: it gives the layers'
-//! space back, and the captured blocks are compressed and shared from then on.
+//! A fold changes nothing visible and is never required. It releases the layers' space. From then
+//! on the captured blocks are compressed and deduplicated.
 //!
 //! # Order of writes, and why a crash is safe after each
 //!
-//! 1. The chunks under the captured blocks, and a new chunk map, as a backup writes
-//!    them. Left: chunks and pages that no document names.
-//! 2. One synced batch: the point names its new map and no layers, and so does every
-//!    point of the machine that lies over the same layers. Left: the fold, whole;
-//!    sessions and readers still use the layers, which are still there.
-//! 3. Sessions that nobody writes, each by one synced replacement of its document.
-//!    Left: a session over the layers, which therefore stay until the next fold.
-//! 4. Layers that nothing names are removed.
+//! 1. The chunks under the captured blocks, and a new chunk map, are written as a backup writes
+//!    them. A crash leaves chunks and pages that no document names.
+//! 2. One synced batch: the point, and every point of the machine over the same layers, names its
+//!    new map and no folded layers. A crash leaves a complete fold. Sessions and readers still use
+//!    the layers, which still exist.
+//! 3. The sessions over the layers move, each by one synced replacement of its document: an idle
+//!    one under its lock, a served one by its process, which then replaces the base of its disks
+//!    (see `rebase`). A crash leaves a session over the layers. They stay until a point sealed from
+//!    it is folded.
+//! 4. Layers that no document names are removed.
 //!
-//! A session that is served keeps its layers: what its process has open must stay
-//! named by its document. It is moved by the first fold after it was closed.
+//! A served session whose process does not answer keeps its layers in the same way.
 
 mod captured;
-mod moved;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -29,58 +29,58 @@ use coldrise_store::{
 
 use crate::catalog::enter_sealed_points;
 use crate::disk::{LayeredDisk, Stack};
+use crate::folded_disks::FoldedDisks;
 use crate::live::{base_disk, sealed_layers};
-use crate::place::layer_path;
+use crate::paths::layer_path;
 use captured::CapturedChunks;
-use moved::Moved;
 
-/// Largest part of a disk that is looked at, and read, at once.
+/// Largest part of a disk that is examined and read at once, in bytes.
 const RUN_BYTES: u64 = 16 << 20;
 const READ_BYTES: u64 = 1 << 20;
-/// Extents that are asked for at once.
+/// Number of extents per query.
 const EXTENTS: usize = 1024;
 
-/// What folding a point has come to.
+/// The result of folding a point.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Folded {
+pub struct FoldReport {
     /// Bytes of the disks under captured blocks, in whole chunks.
     pub read_bytes: u64,
-    /// Chunks that were new and were stored.
+    /// Number of new chunks.
     pub stored_chunks: u64,
-    /// Bytes that those take in the store.
+    /// Bytes that the new chunks take in the store.
     pub stored_bytes: u64,
-    /// Other points that lay over the same layers and no longer do.
+    /// Number of other points that were over the same layers and no longer are.
     pub other_points: u64,
-    /// Sessions that no longer lie over the layers.
+    /// Number of sessions that are no longer over the layers.
     pub sessions: u64,
-    /// Sessions that still do, because they are being served.
+    /// Number of sessions that still are: the processes that serve them did not move them.
     pub served_sessions: u64,
-    /// Layers that are gone.
+    /// Number of removed layers.
     pub removed_layers: u64,
-    /// What their files took on the disk.
+    /// Bytes that the files of the removed layers took on the disk.
     pub removed_bytes: u64,
 }
 
-/// Folds the layers of `point`, all its disks at once; a point without layers is left
-/// as it is. Points that wait in sessions are entered into the catalog first.
-/// `on_bytes` hears how far into which disk it is, in bytes.
+/// Folds the layers of `point`, all its disks at once. A point without layers is unchanged. Points
+/// that wait in sessions are entered into the catalog first. `on_bytes` receives the disk and the
+/// position reached in it, in bytes.
 ///
 /// # Errors
-/// `NotFound`; `Corrupt` where something cannot be read: then nothing has changed;
-/// `Interrupted` once `cancel` is set; `NoSpace`.
+/// `NotFound`; `Corrupt` if a part cannot be read: then nothing has changed; `Interrupted` once
+/// `cancel` is set; `NoSpace`.
 pub fn fold(
     writer: &RepositoryWriter,
     point: &PointDocument,
     options: WriteOptions,
     on_bytes: &dyn Fn(&DiskDocument, u64),
     cancel: &AtomicBool,
-) -> Result<Folded> {
+) -> Result<FoldReport> {
     enter_sealed_points(writer)?;
     let repository = writer.repository();
-    // It may have been folded with another one since the caller has read it.
+    // The fold of another point may have folded it since the caller read it.
     let point = repository.point(&point.machine, &point.point)?;
-    let mut folded = Folded::default();
-    let mut moved = Moved::default();
+    let mut folded = FoldReport::default();
+    let mut moved = FoldedDisks::default();
     for disk in point.disks.iter().filter(|disk| !disk.layers.is_empty()) {
         let what = || format!("folding {}/{}/{}", point.machine, point.point, disk.name);
         let root = fold_disk(writer, disk, options, on_bytes, cancel, &mut folded).context(what)?;
@@ -108,7 +108,7 @@ pub fn fold(
     Ok(folded)
 }
 
-/// What a file takes on the disk; 0 for one that is gone.
+/// Space that a file takes on the disk, in bytes; 0 if it does not exist.
 fn allocated_bytes(path: &std::path::Path) -> u64 {
     use std::os::unix::fs::MetadataExt;
     std::fs::metadata(path).map_or(0, |metadata| metadata.blocks() * 512)
@@ -119,14 +119,14 @@ fn cancelled() -> Error {
     Error::new(ErrorKind::Interrupted, what)
 }
 
-/// Stores what the layers hold over the disk's chunks; the new map.
+/// Stores the content of the layers over the disk's chunks. Returns the new map.
 fn fold_disk(
     writer: &RepositoryWriter,
     disk: &DiskDocument,
     options: WriteOptions,
     on_bytes: &dyn Fn(&DiskDocument, u64),
     cancel: &AtomicBool,
-    folded: &mut Folded,
+    folded: &mut FoldReport,
 ) -> Result<MapRoot> {
     let repository = writer.repository();
     let chunk_size = u64::from(repository.chunk_size_bytes());
@@ -153,18 +153,15 @@ fn fold_disk(
     Ok(root)
 }
 
-/// Stores the start of a range of whole chunks (the last one may end with the disk):
-/// zeroes as a hole, without reading them. Returns where to go on.
+/// Stores the start of a range of whole chunks (the last one may end with the disk). Zeroes become
+/// a hole without being read. Returns the offset at which to continue.
 fn fold_piece(
     view: &LayeredDisk,
     sink: &mut DiskWriter,
     range: std::ops::Range<u64>,
     chunk_size: u64,
 ) -> Result<u64> {
-    let whole_chunks = |end: u64| match end >= range.end {
-        true => range.end,
-        false => end - end % chunk_size,
-    };
+    let whole_chunks = |end: u64| if end >= range.end { range.end } else { end - end % chunk_size };
     let extents = view.extents(range.start, range.end - range.start, EXTENTS)?;
     let is_zero = |extent: &&Extent| extent.kind != ExtentKind::Stored;
     let end = |extent: &Extent| extent.offset_bytes + extent.length_bytes;
@@ -174,7 +171,7 @@ fn fold_piece(
         sink.write_hole(range.start, zero_end - range.start)?;
         return Ok(zero_end);
     }
-    // Up to the next chunk that is zeroes as a whole.
+    // Read up to the next chunk that is entirely zeroes.
     let next_zero = extents.iter().filter(is_zero).find_map(|extent| {
         let start = extent.offset_bytes.next_multiple_of(chunk_size);
         (start > range.start && whole_chunks(end(extent)) > start).then_some(start)

@@ -1,4 +1,4 @@
-//! What a crash left of a layer, and what damage is added to it: never older data.
+//! Damage to a layer that a crash left behind: a read never returns older data.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -7,15 +7,15 @@ use coldrise_block::{Disk, ErrorKind};
 
 use super::format::{record_offset_bytes, slot_offset_bytes, RECORD_BYTES};
 use super::mark::{Mark, MARK_OFFSETS_BYTES};
-use super::tests::{base_bytes, keys, Place, PAGE};
+use super::tests::{base_bytes, keys, SessionPaths, PAGE};
 use super::ReadMode;
 
-/// What the file holds at this moment: what a kill would leave.
-fn kill(place: &Place) -> Vec<u8> {
+/// The file's current content: a kill would leave exactly this.
+fn kill(place: &SessionPaths) -> Vec<u8> {
     std::fs::read(&place.layer).unwrap()
 }
 
-/// After a power cut: `changed` pages come from `now`, all others from `synced`.
+/// The file after a power cut: `changed` pages come from `now`, all others from `synced`.
 fn cut(synced: &[u8], now: &[u8], changed: &[u64]) -> Vec<u8> {
     let mut disk = synced.to_vec();
     disk.resize(now.len(), 0);
@@ -37,11 +37,11 @@ fn changed_slot(before: &[u8], after: &[u8]) -> u32 {
         .unwrap()
 }
 
-/// Two power cuts: the first keeps zero cells without the record of their slot, the second
-/// the record of the slot's next use without what was written into it.
+/// Two power cuts. The first keeps zero cells without the record of their slot. The second keeps
+/// the record of the slot's next use without its new content.
 #[test]
 fn zeroes_that_a_crash_lost_do_not_come_back_with_the_next_crash() {
-    let place = Place::new();
+    let place = SessionPaths::new();
     let (layer, disk) = place.open();
     disk.write_at(&[1; 16 * PAGE], 0).unwrap();
     disk.flush().unwrap();
@@ -69,10 +69,10 @@ fn zeroes_that_a_crash_lost_do_not_come_back_with_the_next_crash() {
     assert!(found == expected, "blocks that read as written read as zeroes");
 }
 
-/// Of a slot of cells that held something else: its record is durable from the recovery on.
+/// Reuses a slot for cells. From the recovery on its record is durable.
 #[test]
 fn what_a_slot_of_cells_held_before_is_no_damage_after_the_recovery_either() {
-    let place = Place::new();
+    let place = SessionPaths::new();
     let (layer, disk) = place.open();
     disk.write_at(&[1; PAGE], 0).unwrap();
     disk.flush().unwrap();
@@ -101,7 +101,7 @@ fn what_a_slot_of_cells_held_before_is_no_damage_after_the_recovery_either() {
 /// Changes a file at a slot.
 type Damage = fn(&mut [u8], u32);
 
-/// What may happen to the records of a slot and its neighbours.
+/// Possible damage to the records of a slot and its neighbours.
 const DAMAGES: [(&str, Damage); 9] = [
     ("a sector of zeroes", |file, slot| file[sector(slot)].fill(0)),
     ("a sector of something else", |file, slot| {
@@ -139,9 +139,9 @@ fn sector(slot: u32) -> std::ops::Range<usize> {
     start..start + 512
 }
 
-/// Waits until the layer's own thread has written down that everything is durable, which
-/// nobody asks it for.
-fn wait_for_mark(place: &Place, sequence: u64) {
+/// Waits until the layer's own thread has written a mark that says that everything is durable. No
+/// test asks the thread for it.
+fn wait_for_mark(place: &SessionPaths, sequence: u64) {
     let file = std::fs::File::open(&place.layer).unwrap();
     let deadline = Instant::now() + Duration::from_secs(30);
     while Mark::read(&file, &place.layer, keys().marks()).unwrap().facts.sequence < sequence {
@@ -150,9 +150,9 @@ fn wait_for_mark(place: &Place, sequence: u64) {
     }
 }
 
-/// What a killed session leaves, and the content of its disk: blocks that were flushed over
-/// and over, and zeroes, by two writers one after the other.
-fn written(place: &Place) -> (Vec<u8>, Vec<u8>) {
+/// The file of a killed session, and the content of its disk: blocks that were flushed repeatedly,
+/// and zeroes, by two writers one after the other.
+fn written(place: &SessionPaths) -> (Vec<u8>, Vec<u8>) {
     let mut expected = base_bytes();
     expected[20 * PAGE..21 * PAGE].fill(9);
     let (layer, disk) = place.open();
@@ -173,7 +173,7 @@ fn written(place: &Place) -> (Vec<u8>, Vec<u8>) {
     (killed, expected)
 }
 
-fn is_right_or_corrupt(place: &Place, path: &Path, expected: &[u8], what: &str) {
+fn is_right_or_corrupt(place: &SessionPaths, path: &Path, expected: &[u8], what: &str) {
     let disk = match place.try_open_copy(path) {
         Ok((_layer, disk)) => disk,
         Err(error) => return assert_eq!(error.kind(), ErrorKind::Corrupt, "{what}: {error}"),
@@ -190,7 +190,7 @@ fn is_right_or_corrupt(place: &Place, path: &Path, expected: &[u8], what: &str) 
 
 #[test]
 fn damage_to_a_session_that_was_killed_is_never_older_data() {
-    let place = Place::new();
+    let place = SessionPaths::new();
     let (killed, expected) = written(&place);
     let copy = place.layer.with_extension("copy");
     let file = std::fs::File::open(&place.layer).unwrap();
@@ -209,7 +209,7 @@ fn damage_to_a_session_that_was_killed_is_never_older_data() {
         std::fs::write(&copy, &killed[..slot_offset_bytes(slot) as usize]).unwrap();
         is_right_or_corrupt(&place, &copy, &expected, "cut short");
     }
-    // Without damage it is all there, and so it is with one mark.
+    // Without damage everything is readable, and so it is with one mark.
     let mut damaged = killed.clone();
     damaged[MARK_OFFSETS_BYTES[mark.number as usize % 2] as usize..][..512].fill(0);
     std::fs::write(&place.layer, &damaged).unwrap();
@@ -219,10 +219,10 @@ fn damage_to_a_session_that_was_killed_is_never_older_data() {
     assert!(found == expected);
 }
 
-/// What a kill leaves in the midst of a store is told from damage to the record's beginning.
+/// Damage to the beginning of a record differs from a store that a kill interrupted.
 #[test]
 fn the_beginning_of_a_record_is_no_interrupted_store() {
-    let place = Place::new();
+    let place = SessionPaths::new();
     let (layer, disk) = place.open();
     disk.write_at(&[1; 2 * PAGE], 0).unwrap();
     wait_for_mark(&place, layer.seal_facts().unwrap().sequence);
@@ -241,11 +241,11 @@ fn the_beginning_of_a_record_is_no_interrupted_store() {
     open_with(keys().unfinished()).unwrap();
 }
 
-/// Slots of writes that failed, or that a crash dropped, have a record: none that is missing
-/// later is taken for one of them.
+/// Slots of writes that failed, or that a crash dropped, have a record. So a record that is lost
+/// later is not mistaken for one of these.
 #[test]
 fn every_slot_below_the_end_has_a_record_after_a_crash() {
-    let place = Place::new();
+    let place = SessionPaths::new();
     let (layer, disk) = place.open();
     disk.write_at(&[1; 4 * PAGE], 0).unwrap();
     disk.flush().unwrap();
@@ -253,7 +253,7 @@ fn every_slot_below_the_end_has_a_record_after_a_crash() {
     disk.write_at(&[2; 200 * PAGE], 0).unwrap();
     let now = kill(&place);
     drop((layer, disk));
-    // Of the records after the first page the second keeps its page, and no slot does.
+    // Only the second page of records is kept, and no slot.
     std::fs::write(&place.layer, cut(&synced, &now, &[record_offset_bytes(128)])).unwrap();
     let (layer, disk) = place.open();
     let mut expected = base_bytes();
@@ -269,10 +269,10 @@ fn every_slot_below_the_end_has_a_record_after_a_crash() {
     drop((layer, disk));
 }
 
-/// The owner closes it, and nobody else: not the layer's own thread either.
+/// Only the owner closes a layer; the layer's own thread does not.
 #[test]
 fn a_layer_is_closed_when_its_owner_has_gone() {
-    let place = Place::new();
+    let place = SessionPaths::new();
     for round in 0..300u32 {
         let (layer, disk) = place.open();
         disk.write_at(&[round as u8; PAGE], 0).unwrap();
@@ -284,10 +284,10 @@ fn a_layer_is_closed_when_its_owner_has_gone() {
     }
 }
 
-/// A reader looks at records while the writer gives back space that it never used.
+/// A reader examines records while the writer gives back space that it never used.
 #[test]
 fn a_reader_outlives_the_giving_back_of_unused_space() {
-    let place = Place::new();
+    let place = SessionPaths::new();
     let (layer, disk) = place.open();
     disk.write_at(&[1; 16 * PAGE], 0).unwrap();
     drop((layer, disk));

@@ -6,14 +6,14 @@
 //!          segment 1: ...
 //! ```
 //!
-//! Slot `n` is described by record `n`. A record of zeroes is a slot never
-//! used. Everything is little endian. The marks in the superblock area are in `mark`.
+//! Record `n` describes slot `n`. A record of zeroes means that its slot was never used. All
+//! numbers are little endian. `mark` describes the marks in the superblock area.
 
 use coldrise_block::{Error, ErrorKind, Result, BLOCK_SIZE_BYTES};
 
 /// Bytes before the first segment.
 pub(crate) const SUPERBLOCK_AREA_BYTES: u64 = 64 << 10;
-/// Slots, and records, in one segment.
+/// Number of slots, and of records, in one segment.
 pub(crate) const SLOTS_PER_SEGMENT: u32 = 1024;
 /// Bytes of one record.
 pub(crate) const RECORD_BYTES: usize = 64;
@@ -22,68 +22,68 @@ pub(crate) const SEGMENT_INDEX_BYTES: u64 = SLOTS_PER_SEGMENT as u64 * RECORD_BY
 /// Bytes of one segment.
 pub(crate) const SEGMENT_BYTES: u64 =
     SEGMENT_INDEX_BYTES + SLOTS_PER_SEGMENT as u64 * BLOCK_SIZE_BYTES;
-/// Slots that one layer can hold: 16 TiB of captured blocks.
+/// Maximum number of slots in one layer: 16 TiB of captured blocks.
 pub(crate) const MAX_SLOTS: u32 = u32::MAX - 1024;
-/// The largest sequence number: it fills the counter part of a nonce.
+/// The largest sequence number. It fills the counter part of a nonce.
 pub(crate) const MAX_SEQUENCE: u64 = (1 << 40) - 1;
-/// Cells in the slot of a `Cells` record, each as long as a record.
+/// Number of cells in the slot of a `Cells` record. Each is as long as a record.
 pub(crate) const CELLS_PER_SLOT: usize = BLOCK_SIZE_BYTES as usize / RECORD_BYTES;
 
 const _: () = assert!(SEGMENT_INDEX_BYTES == 65536);
 const _: () = assert!(SEGMENT_BYTES % 4096 == 0 && SUPERBLOCK_AREA_BYTES % 4096 == 0);
 
-/// Where the record of `slot` starts in the file.
+/// Offset of the record of `slot` in the file.
 pub(crate) fn record_offset_bytes(slot: u32) -> u64 {
     segment_offset_bytes(slot / SLOTS_PER_SEGMENT)
         + u64::from(slot % SLOTS_PER_SEGMENT) * RECORD_BYTES as u64
 }
 
-/// Where the 4 KiB of `slot` start in the file.
+/// Offset of the 4 KiB of `slot` in the file.
 pub(crate) fn slot_offset_bytes(slot: u32) -> u64 {
     segment_offset_bytes(slot / SLOTS_PER_SEGMENT)
         + SEGMENT_INDEX_BYTES
         + u64::from(slot % SLOTS_PER_SEGMENT) * BLOCK_SIZE_BYTES
 }
 
-/// Where a segment starts in the file; also the file's length with that many segments.
+/// Offset of a segment in the file. This is also the file's length with that many segments.
 pub(crate) fn segment_offset_bytes(segment: u32) -> u64 {
     SUPERBLOCK_AREA_BYTES + u64::from(segment) * SEGMENT_BYTES
 }
 
-/// Whole segments in a file of this length.
+/// Number of whole segments in a file of this length.
 pub(crate) fn segments_in(file_bytes: u64) -> u32 {
     let segments = file_bytes.saturating_sub(SUPERBLOCK_AREA_BYTES) / SEGMENT_BYTES;
     segments.min(u64::from(MAX_SLOTS / SLOTS_PER_SEGMENT)) as u32
 }
 
-/// What a record says of its slot.
+/// The content of a record's slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RecordKind {
-    /// The slot holds the captured block; `payload` is the tag of the stored bytes.
+    /// The slot holds the captured block. `payload` is the tag of the stored bytes.
     Block,
     /// The slot holds cells. It is never used for anything else again.
     Cells,
     /// In a cell only: `payload` starts with the number of blocks that read as zeroes.
     ZeroRange,
-    /// The slot holds nothing: the write that took it failed, or a crash lost it.
+    /// The slot holds nothing: its write failed, or a crash lost it.
     Vacant,
-    /// In a cell only, for continuous protection: the writes before it are what the source
-    /// had at one moment. `payload` is the source's sequence number (8) and the time in
-    /// nanoseconds since 1970 (8). Reads and recovery ignore it.
+    /// In a cell only, for continuous protection: the writes before it are the state of the source
+    /// at one moment. `payload` is the source's sequence number (8) and the time in nanoseconds
+    /// since 1970 (8). Reads and recovery ignore it.
     SourceMark,
 }
 
 /// An index record, decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Record {
-    /// Order of the write among all writes of the layer; never 0.
+    /// Position of the write among all writes of the layer; never 0.
     pub(crate) sequence: u64,
-    /// How many sequence numbers up to this one were not yet flushed when the
-    /// record was made: `sequence - unflushed` is durable. `u32::MAX`: unknown.
+    /// How many sequence numbers up to this one were not yet flushed when the record was made:
+    /// `sequence - unflushed` is durable. `u32::MAX` means unknown.
     pub(crate) unflushed: u32,
-    /// First block of the disk it speaks of (48 bits).
+    /// First block of the disk to which it applies (48 bits).
     pub(crate) block: u64,
-    /// What the slot holds.
+    /// The content of the slot.
     pub(crate) kind: RecordKind,
     /// Tag of the slot's bytes, or a count.
     pub(crate) payload: [u8; 16],
@@ -117,7 +117,7 @@ impl Record {
         plain
     }
 
-    /// The record in authenticated bytes; `None` for a kind of a later version.
+    /// Decodes authenticated bytes; `None` for a kind of a later version.
     pub(crate) fn decode(plain: &[u8; RECORD_PLAIN_BYTES]) -> Option<Record> {
         let kind = match plain[18] {
             1 => RecordKind::Block,
@@ -150,8 +150,8 @@ const VERSION: u32 = 2;
 
 /// Bytes of the fixed part of the superblock, at offset 0.
 pub(crate) const SUPERBLOCK_BYTES: usize = 64;
-/// Word (64 bits) that changes whenever a writer opens, seals or closes the
-/// layer: a reader in another process looks at it and opens the layer anew.
+/// Word (64 bits) that changes whenever a writer opens, seals or closes the layer. A reader in
+/// another process checks it and reopens the layer after a change.
 pub(crate) const GENERATION_WORD: usize = 1024 / 8;
 /// Word that is 1 while the writer keeps its block map in private memory, else 0.
 pub(crate) const PRIVATE_MAP_WORD: usize = 1032 / 8;
@@ -159,7 +159,7 @@ pub(crate) const PRIVATE_MAP_WORD: usize = 1032 / 8;
 /// The fixed part of a superblock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Superblock {
-    /// The layer's own id, 16 random bytes.
+    /// The layer's own id: 16 random bytes.
     pub(crate) id: [u8; 16],
     /// Size of the disk, in bytes.
     pub(crate) disk_size_bytes: u64,

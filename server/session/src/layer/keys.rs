@@ -1,15 +1,15 @@
-//! Encryption of a layer: AES-256-GCM with the tag of each block in its record.
+//! Encryption of a layer: AES-256-GCM, with the tag of each block in its record.
 //!
-//! Nonces: 7 random bytes drawn at every open for writing, then the low 40 bits
-//! of the sequence number. A sequence number is used once per open, so no nonce
-//! repeats within an open; the random part keeps the opens apart, even when the
-//! file was copied or rolled back in between. Blocks and records have keys of
-//! their own, so they may share a nonce. AES-GCM rather than AES-XTS because
-//! one pass both encrypts and authenticates: a reader notices a slot that was
-//! reused under it, and recovery notices a torn one.
+//! A nonce consists of 7 random bytes drawn at every open for writing, then the low 40 bits of the
+//! sequence number. A sequence number is used once per open, so no nonce repeats within an open.
+//! The random part separates the opens, even if the file was copied or rolled back in between.
+//! Blocks and records have separate keys, so they may share a nonce. The cipher is AES-GCM rather
+//! than AES-XTS, because one pass both encrypts and authenticates: a reader detects a slot that was
+//! reused during the read, and recovery detects a torn one.
 
 use aws_lc_rs::aead::{Aad, LessSafeKey, Nonce, UnboundKey, AES_256_GCM};
 use coldrise_block::{Result, BLOCK_SIZE_BYTES};
+use coldrise_store::{LayerId, Repository};
 use zeroize::Zeroizing;
 
 use super::format::{Record, RecordKind, RECORD_BYTES, RECORD_PLAIN_BYTES};
@@ -25,19 +25,19 @@ pub(crate) struct LayerKeys {
     unfinished: u64,
 }
 
-/// The part of the nonces that one open draws at random.
+/// The random part of the nonces of one open.
 #[derive(Clone, Copy)]
 pub(crate) struct NoncePrefix([u8; 7]);
 
 impl NoncePrefix {
-    /// A new prefix from the operating system's random numbers.
+    /// Draws a new prefix from the operating system's random numbers.
     pub(crate) fn random() -> Result<Self> {
         let mut prefix = [0; 7];
         coldrise_store::random(&mut prefix)?;
         Ok(NoncePrefix(prefix))
     }
 
-    /// The nonce of one sequence number.
+    /// The nonce of a sequence number.
     pub(crate) fn nonce(&self, sequence: u64) -> [u8; NONCE_BYTES] {
         let mut nonce = [0; NONCE_BYTES];
         nonce[..7].copy_from_slice(&self.0);
@@ -45,7 +45,7 @@ impl NoncePrefix {
         nonce
     }
 
-    /// The sequence number of a nonce, if it was made under this prefix.
+    /// The sequence number of a nonce made with this prefix; `None` for any other nonce.
     pub(crate) fn sequence(&self, nonce: &[u8]) -> Option<u64> {
         let (prefix, low) = nonce.get(..NONCE_BYTES)?.split_at(7);
         let mut sequence = [0; 8];
@@ -55,12 +55,17 @@ impl NoncePrefix {
 }
 
 fn aead_key(key: &[u8; 32]) -> LessSafeKey {
-    // The length fits by type, so this cannot fail.
+    // The type fixes the length, so this cannot fail.
     LessSafeKey::new(UnboundKey::new(&AES_256_GCM, key).expect("a 256-bit key"))
 }
 
 impl LayerKeys {
-    /// Derives the keys; `derive` turns a purpose into a key of this layer.
+    /// The keys of the layer with this id.
+    pub(crate) fn of(repository: &Repository, id: &LayerId) -> LayerKeys {
+        LayerKeys::derive(|purpose| repository.derive_key(purpose, id.as_bytes()))
+    }
+
+    /// Derives the keys. `derive` turns a purpose into a key of this layer.
     pub(crate) fn derive(derive: impl Fn(&str) -> Zeroizing<[u8; 32]>) -> Self {
         let marks = derive("layer marks");
         let hash = blake3::keyed_hash(&marks, b"unfinished record");
@@ -74,7 +79,7 @@ impl LayerKeys {
         }
     }
 
-    /// The first word of a record while it is being stored: no damage makes it.
+    /// The first word of a record during its store. No damage produces it.
     pub(crate) fn unfinished(&self) -> u64 {
         self.unfinished
     }
@@ -95,8 +100,7 @@ impl LayerKeys {
         bytes
     }
 
-    /// Decrypts one block into `out`; false when the bytes are not those that
-    /// the record described.
+    /// Decrypts one block into `out`. Returns false if the bytes do not match their record.
     pub(crate) fn open_block(
         &self,
         nonce: [u8; NONCE_BYTES],
@@ -108,7 +112,7 @@ impl LayerKeys {
         self.blocks.open_separate_gather(nonce, Aad::empty(), stored, tag, out).is_ok()
     }
 
-    /// Encrypts a record for its place (slot, and cell within the slot).
+    /// Encrypts a record for its place (slot, and cell in the slot).
     pub(crate) fn seal_record(
         &self,
         place: RecordPlace,
@@ -143,8 +147,7 @@ impl LayerKeys {
         self.seal_record(RecordPlace::of_slot(slot), nonces.nonce(sequence), &record)
     }
 
-    /// The record of which one bit was flipped since it was stored; `None` where that is
-    /// not what happened.
+    /// Repairs a record in which one bit flipped after the store; `None` if that is not the damage.
     pub(crate) fn mend_record(
         &self,
         place: RecordPlace,
@@ -180,13 +183,13 @@ impl LayerKeys {
     }
 }
 
-/// Where a record stands: it is believed only there.
+/// The place of a record. A record is valid only there.
 #[derive(Clone, Copy)]
 pub(crate) struct RecordPlace {
     /// The slot.
     pub(crate) slot: u32,
-    /// For a cell: its number within the slot, and the nonce of the slot's own record. A
-    /// cell that was written in an earlier use of the slot is therefore none.
+    /// For a cell: its number in the slot, and the nonce of the slot's own record. So a cell of an
+    /// earlier use of the slot is not valid.
     pub(crate) cell: Option<(u8, [u8; NONCE_BYTES])>,
 }
 

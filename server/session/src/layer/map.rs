@@ -1,9 +1,9 @@
-//! Which slot holds a block: the in-memory index of a layer.
+//! The block map: the in-memory index from a block to its slot.
 //!
-//! One 32-bit entry per block, one group word per 1024 blocks. An entry of 0
-//! follows its group, so that trimming terabytes touches only group words. The
-//! writer keeps the map in shared memory (never on the repository's disk, where
-//! it would tell which blocks were written), so that other processes can read it.
+//! It has one 32-bit entry per block and one group word per 1024 blocks. An entry of 0 follows its
+//! group, so trimming terabytes touches only group words. The writer keeps the map in shared
+//! memory, so that other processes can read it. The map is never on the repository's disk, where it
+//! would reveal the written blocks.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -19,9 +19,9 @@ use rustix::io::Errno;
 use super::format::PRIVATE_MAP_WORD;
 use super::open::bump_generation;
 use crate::mapping::SharedWords;
-use crate::place::MAP_PREFIX;
+use crate::paths::MAP_PREFIX;
 
-/// Blocks that share one group word.
+/// Number of blocks that share one group word.
 pub(crate) const GROUP_BLOCKS: u64 = 1024;
 
 const ENTRY_INHERIT: u32 = 0;
@@ -34,44 +34,45 @@ const GROUP_HAS_ENTRIES: u32 = 2;
 const GROUP_IS_PRIVATE: u32 = 4;
 
 const ENTRY_BYTES: u64 = 4;
-// The entries of a group are a page, which is reserved when the group gets entries.
+// The entries of a group fill one page, which is reserved when the group gets entries.
 const _: () = assert!(GROUP_BLOCKS * ENTRY_BYTES == 4096);
 
-/// What a layer knows of a block.
+/// The state of a block in a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lookup {
-    /// Nothing: what lies below shows through.
+    /// The layer has nothing; reads go to the layer or map below.
     Below,
-    /// It reads as zeroes.
+    /// The block reads as zeroes.
     Zero,
-    /// It is captured in this slot.
+    /// The block is captured in this slot.
     Slot(u32),
 }
 
-/// The map of one layer. Lookups may come from any thread; a change of a block
-/// needs the lock of that block's stripe (see `stripes`).
+/// The map of one layer. Any thread may look up a block. A change of a block needs the lock of its
+/// stripe (see `stripes`).
 pub(crate) struct BlockMap {
     words: SharedWords,
     blocks: u64,
     group_start: usize,
-    /// Removed when the map goes: the name in shared memory, once revealed.
+    /// The name in shared memory once the map is revealed. Removed with the map.
     published: Option<PathBuf>,
-    /// The name it has until then.
+    /// The name in shared memory before that.
     hidden: Option<PathBuf>,
-    /// Of a shared map.
+    /// Set for a shared map.
     sharing: Option<Sharing>,
     is_attached: bool,
 }
 
-/// What a map in shared memory needs beside its words.
+/// The parts of a map in shared memory beside its words.
 struct Sharing {
-    /// Open, and locked: nobody takes the map for abandoned. `None` once it is withdrawn.
+    /// Open and locked, so that no process considers the map abandoned. `None` once it is
+    /// withdrawn.
     file: Option<File>,
-    /// Takes the entries for which there is no room in shared memory.
+    /// Holds the entries for which shared memory has no room.
     spill: SharedWords,
-    /// Held while a group gets entries: whether its page could be had is decided once.
+    /// Held while a group gets entries, so that the reservation of its page is decided once.
     reserving: Mutex<()>,
-    /// The layer's, to tell readers in other processes that the map is not theirs any more.
+    /// The layer's words. They tell readers in other processes that the map is no longer available.
     head: Arc<SharedWords>,
 }
 
@@ -98,11 +99,10 @@ impl BlockMap {
         })
     }
 
-    /// An empty map in shared memory. It appears at `path` when it is revealed; a
-    /// stale one there is removed now, and so are all that lie beside it and whose
-    /// writers were killed. Where shared memory has no room, or there is none, the map is in
-    /// private memory as a whole or in part, and the layer's `head` says so: other
-    /// processes cannot read it then.
+    /// An empty map in shared memory. It appears at `path` when it is revealed. Removes a stale map
+    /// there, and all maps beside it whose writers were killed. If shared memory has no room or
+    /// does not exist, the map is in private memory, completely or in part, and the layer's `head`
+    /// says so: other processes cannot read it then.
     pub(crate) fn shared(blocks: u64, path: &Path, head: Arc<SharedWords>) -> Result<Self> {
         let (group_start, bytes) = length_bytes(blocks)?;
         let hidden = path.with_extension("new");
@@ -135,7 +135,7 @@ impl BlockMap {
         })
     }
 
-    /// Lets other processes find the map, now that it is complete.
+    /// Makes the complete map visible to other processes.
     pub(crate) fn reveal(&mut self) {
         let (Some(path), Some(hidden)) = (&self.published, self.hidden.take()) else { return };
         if self.is_private() {
@@ -170,7 +170,7 @@ impl BlockMap {
         })
     }
 
-    /// Ends what shows the map to other processes; this one goes on using it.
+    /// Hides the map from other processes. This process continues to use it.
     pub(crate) fn withdraw(&mut self) {
         for path in self.published.take().iter().chain(&self.hidden.take()) {
             let _ = std::fs::remove_file(path);
@@ -180,7 +180,7 @@ impl BlockMap {
         }
     }
 
-    /// True for a map that another process keeps.
+    /// True for a map of another process.
     pub(crate) fn is_attached(&self) -> bool {
         self.is_attached
     }
@@ -190,12 +190,12 @@ impl BlockMap {
         self.blocks
     }
 
-    /// True once a part of it is in private memory.
+    /// True once a part of the map is in private memory.
     fn is_private(&self) -> bool {
         self.sharing.as_ref().is_some_and(|s| s.head.load64(PRIVATE_MAP_WORD) != 0)
     }
 
-    /// Has room for the entries of the group of `block`, and returns its word.
+    /// Reserves room for the entries of the group of `block`, and returns the group's word.
     fn with_entries(&self, block: u64) -> u32 {
         let group = self.group(block);
         if group & GROUP_HAS_ENTRIES != 0 {
@@ -223,8 +223,8 @@ impl BlockMap {
         group | flags
     }
 
-    /// From here on readers in other processes would see a part of the map only. They are
-    /// told before the first entry goes elsewhere.
+    /// Ends the sharing. Readers in other processes would see only a part of the map from here on,
+    /// so they are notified before the first entry goes into private memory.
     fn give_up_sharing(&self, sharing: &Sharing, error: &std::io::Error) {
         if self.is_private() {
             return;
@@ -250,7 +250,7 @@ impl BlockMap {
         self.words.store32(self.group_start + (block / GROUP_BLOCKS) as usize, value);
     }
 
-    /// What the layer knows of `block`.
+    /// The state of `block` in this layer.
     #[inline]
     pub(crate) fn lookup(&self, block: u64) -> Lookup {
         let group = self.group(block);
@@ -258,14 +258,14 @@ impl BlockMap {
             0 => Lookup::Below,
             _ => Lookup::Zero,
         };
-        // To read an entry of shared memory takes a page of it, written or not: who
-        // reads a whole disk would fill the memory with a map of nothing.
+        // Reading an entry allocates its page of shared memory, even if it was never written. A
+        // reader of a whole disk would fill the memory with an empty map.
         if group & GROUP_HAS_ENTRIES == 0 {
             return inherited;
         }
         if group & GROUP_IS_PRIVATE != 0 && self.sharing.is_none() {
-            // The entry would be a page that nobody has room for. Whoever asks looks then
-            // whether the layer is current, which it is not.
+            // The entry has no page in shared memory. The caller then checks whether the layer is
+            // current, which it is not.
             return inherited;
         }
         match self.entries(group).load32(block as usize) {
@@ -275,8 +275,8 @@ impl BlockMap {
         }
     }
 
-    /// How many blocks from `block` on, at most `limit`, are known to share the
-    /// answer `lookup(block)` gives without looking at each of them.
+    /// How many blocks from `block` on, at most `limit`, are known to have the same state as
+    /// `block` without a lookup of each.
     pub(crate) fn uniform_blocks(&self, block: u64, limit: u64) -> u64 {
         if self.group(block) & GROUP_HAS_ENTRIES != 0 {
             return 1;
@@ -284,7 +284,7 @@ impl BlockMap {
         limit.min(GROUP_BLOCKS - block % GROUP_BLOCKS)
     }
 
-    /// Points `block` at `slot` and returns what it was before.
+    /// Points `block` at `slot` and returns its previous state.
     pub(crate) fn set_slot(&self, block: u64, slot: u32) -> Lookup {
         let before = self.lookup(block);
         let group = self.with_entries(block);
@@ -292,7 +292,7 @@ impl BlockMap {
         before
     }
 
-    /// Makes a range read as zeroes; `superseded` hears of each slot given up.
+    /// Makes a range read as zeroes. `superseded` receives each slot that is no longer used.
     pub(crate) fn set_zero(&self, first: u64, count: u64, mut superseded: impl FnMut(u32)) {
         let mut block = first;
         let end = first + count;
@@ -317,7 +317,7 @@ impl BlockMap {
         }
     }
 
-    /// True when the whole range already reads as zeroes in this layer.
+    /// True if the whole range already reads as zeroes in this layer.
     pub(crate) fn is_zero(&self, first: u64, count: u64) -> bool {
         let mut block = first;
         while block < first + count {
@@ -330,7 +330,7 @@ impl BlockMap {
     }
 }
 
-/// Takes the memory now: a store into a page that cannot be had would end the process.
+/// Allocates the memory now: a store into a page that cannot be allocated would end the process.
 fn reserve(file: &File, offset_bytes: u64, length_bytes: u64) -> std::io::Result<()> {
     loop {
         match fallocate(file, FallocateFlags::empty(), offset_bytes, length_bytes) {
@@ -346,8 +346,8 @@ fn tell_private(head: &SharedWords, path: &Path, error: &std::io::Error) {
     tracing::warn!(path = %path.display(), %error, "no room for a block map in shared memory: other processes cannot read this session while it is written. Make /dev/shm larger, then restart this process");
 }
 
-/// Makes the file and locks it before anybody can take it for abandoned for good: one
-/// that went before it was locked is made again.
+/// Creates the file and locks it. If another process removed it as abandoned before it was locked,
+/// creates it again.
 fn create_locked(path: &Path) -> std::io::Result<File> {
     loop {
         let _ = std::fs::remove_file(path);
@@ -360,8 +360,8 @@ fn create_locked(path: &Path) -> std::io::Result<File> {
     }
 }
 
-/// Removes maps that nobody has locked: what killed writers left. The file of a layer
-/// that nobody opens again would take memory until the machine is started anew.
+/// Removes maps that no process has locked: killed writers left them. The map of a layer that is
+/// never opened again would take memory until the machine restarts.
 fn remove_abandoned(folder: &Path) {
     let Ok(entries) = std::fs::read_dir(folder) else { return };
     for entry in entries.flatten() {
@@ -369,7 +369,7 @@ fn remove_abandoned(folder: &Path) {
         if !name.to_string_lossy().starts_with(MAP_PREFIX) {
             continue;
         }
-        // Those of other users stay theirs.
+        // Maps of other users stay.
         let Ok(file) = File::open(entry.path()) else { continue };
         if flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok() {
             let _ = std::fs::remove_file(entry.path());

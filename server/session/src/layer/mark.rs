@@ -1,14 +1,14 @@
-//! The mark: what a layer's writer last wrote down of what is durable.
+//! The mark: the writer's last note of the layer's durable content.
 //!
 //! # Why a crash or a damaged sector does not make it wrong
 //!
-//! A mark is written after the sync that made true what it says, and what it says stays
-//! true: slots below `slots` keep a record (a slot that is free again keeps its last one,
-//! one whose write failed gets a vacant one), cells are never overwritten, and the highest
-//! sequence number only grows. So an older mark says less, and nothing wrong. There are two
-//! places, each in a sector and a page of its own, written in turn: a torn or damaged mark
-//! leaves the one before. A closed mark, which says that there is nothing else, is replaced
-//! durably before the first write; both places are written then, and at the close.
+//! A mark is written after the sync that made its statements true, and they stay true: slots below
+//! `slots` keep a record (a freed slot keeps its last one, a slot whose write failed gets a vacant
+//! one), cells are never overwritten, and the highest sequence number only grows. So an older mark
+//! says less, and nothing wrong. There are two marks, each in its own sector and page. They are
+//! written in turn: a torn or damaged mark leaves the previous one. A closed mark says that the
+//! layer holds nothing else. It is replaced durably before the first write. Both marks are written
+//! then, and at the close.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -18,31 +18,32 @@ use coldrise_block::{Error, ErrorKind, Result};
 
 use super::format::{array, short_hash, Superblock, SUPERBLOCK_BYTES};
 
-/// Where the two marks stand; number `n` is at `n % 2`.
+/// Offsets of the two marks. Number `n` is at index `n % 2`.
 pub(crate) const MARK_OFFSETS_BYTES: [u64; 2] = [4096, 8192];
-/// Bytes of a mark.
+/// Size of a mark in bytes.
 pub(crate) const MARK_BYTES: usize = 64;
-/// Superblock and marks of an empty layer, written whole so that no part of them is a hole.
+/// Size in bytes of the superblock and marks of an empty layer. They are written whole, so that no
+/// part of them is a hole.
 pub(super) const HEAD_BYTES: usize = 12 << 10;
 
 const _: () = assert!(SUPERBLOCK_BYTES <= 512 && MARK_BYTES <= 512);
 
-/// What a layer holds at an instant in which no write is half done; what a restore point
-/// remembers of a layer that was sealed into it.
+/// The extent of a layer at a moment when no write is unfinished. A restore point stores these
+/// facts about each layer that was sealed into it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SealFacts {
-    /// The highest sequence number of a record or cell; 0 when nothing was captured.
+    /// The highest sequence number of a record or cell; 0 if nothing was captured.
     pub(crate) sequence: u64,
-    /// Every slot below this one holds a record, and none from here on.
+    /// Every slot below this one holds a record, and no other slot does.
     pub(crate) slots: u32,
-    /// Cells there are.
+    /// Number of cells.
     pub(crate) cells: u32,
 }
 
-/// What was durable, and whether there is anything else.
+/// The durable content, and whether there is more.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Mark {
-    /// Counts the marks of the layer; the higher of two readable ones counts.
+    /// Counts the marks of the layer. Of two readable marks the higher one is valid.
     pub(crate) number: u64,
     pub(crate) facts: SealFacts,
     /// The writer closed the layer: it holds exactly this.
@@ -79,12 +80,12 @@ impl Mark {
         })
     }
 
-    /// Not that of a superblock of the same bytes.
+    /// The prefix makes this tag differ from that of a superblock of the same bytes.
     fn tag(key: &[u8; 32], bytes: &[u8]) -> [u8; 16] {
         short_hash(key, &[b"mark", bytes].concat())
     }
 
-    /// Writes the next mark, in the place of the one before the last.
+    /// Writes the next mark, over the one before the last.
     pub(crate) fn write_next(
         &mut self,
         file: &File,
@@ -96,9 +97,23 @@ impl Mark {
         file.write_all_at(&self.encode(key), MARK_OFFSETS_BYTES[(self.number % 2) as usize])
     }
 
-    /// The newest mark that can be read.
+    /// The offset in bytes of an unreadable mark, if the other one is readable. While a writer
+    /// runs, a mark may be read half written.
+    pub(crate) fn damaged(file: &File, key: &[u8; 32]) -> std::io::Result<Option<u64>> {
+        let mut damaged = Vec::new();
+        for offset_bytes in MARK_OFFSETS_BYTES {
+            let mut bytes = [0; MARK_BYTES];
+            file.read_exact_at(&mut bytes, offset_bytes)?;
+            if Mark::decode(&bytes, key).is_none() {
+                damaged.push(offset_bytes);
+            }
+        }
+        Ok(damaged.pop().filter(|_| damaged.is_empty()))
+    }
+
+    /// The newest readable mark.
     ///
-    /// Errors: `Corrupt` where neither can.
+    /// Errors: `Corrupt` if neither is readable.
     pub(crate) fn read(file: &File, path: &Path, key: &[u8; 32]) -> Result<Mark> {
         let mut newest: Option<Mark> = None;
         for offset_bytes in MARK_OFFSETS_BYTES {

@@ -8,40 +8,44 @@
 //!
 //! # Invariants
 //!
-//! 0. While no write is half done, every slot below the first that was never used holds a
-//!    record that authenticates: a slot whose write failed, or that a crash left without,
-//!    gets a vacant one. So a record that is missing there is damage (see `mark`).
-//! 1. A slot is written only while nothing durable needs it: it was never used, or
-//!    the record that superseded it has been synced, or no sync that has started
-//!    covers what it holds (then the block is overwritten in place: a guest that
-//!    rewrites a block before it flushes wants neither more space nor more pages).
-//! 2. A record is believed only if it authenticates at its place and, unless a
-//!    later record proves it durable, its slot authenticates with the record's tag.
-//! 3. Of two believed records of a block the one with the higher sequence number
-//!    counts. Sequence numbers of a block grow in the order in which its writes
-//!    were published (both happen under the block's stripe lock).
-//! 4. A record claims only what a finished sync made durable (`unflushed`).
-//! 5. After a failed sync nothing is written and nothing is freed until the
-//!    layer is opened again; opening rewrites and syncs what no record proves durable.
-//! 6. A slot of cells is used for nothing else, a cell is written once, and counts only
-//!    under the very record of its slot.
+//! 0. While no write is unfinished, every slot below the first never-used one holds a record that
+//!    authenticates. A slot whose write failed, or that a crash left without a record, gets a
+//!    vacant one. So a missing record there is damage (see `mark`).
+//! 1. A slot is written only while no durable record needs it: it was never used, or the record
+//!    that superseded it has been synced, or no sync that has started covers its content. In the
+//!    last case the block is overwritten in place: a guest that rewrites a block before it flushes
+//!    needs neither more space nor more pages.
+//! 2. A record is valid only if it authenticates at its place and, unless a later record proves it
+//!    durable, its slot authenticates with the record's tag.
+//! 3. Of two valid records of a block the one with the higher sequence number counts. Sequence
+//!    numbers of a block grow in the order in which its writes were published (both happen under
+//!    the block's stripe lock).
+//! 4. A record claims as durable only what a finished sync covered (`unflushed`).
+//! 5. After a failed sync nothing is written and nothing is freed until the layer is reopened.
+//!    Opening rewrites and syncs all slots that no record proves durable.
+//! 6. A slot of cells has no other use. A cell is written once, and is valid only under the very
+//!    record of its slot.
 //!
 //! # Why a crash is safe at each step of a write
 //!
-//! Slot written, record not: the record there is absent, damaged, or an old one
-//! that a durable record supersedes; the block reads as before. Record written,
-//! slot not (the disk may reorder): the tag does not match, the record is
-//! rejected, and the slot vacant from the next open on; the older record of the block is
-//! intact by invariant 1. Both written: the new content. Either torn: as absent.
-//! In place it is the same: what was there before was never flushed, and the
-//! block's flushed record, if it has one, is elsewhere and intact. After the sync both are there, and only then does FLUSH return.
+//! - The slot is written, its record is not: the record there is absent, damaged, or an old one
+//!   that a durable record supersedes. The block reads as before.
+//! - The record is written, its slot is not (the disk may reorder): the tag does not match, the
+//!   record is rejected, and the slot is vacant from the next open on. The older record of the
+//!   block is intact by invariant 1.
+//! - Both are written: the block has the new content.
+//! - Either is torn: this is the same as if it were absent.
+//!
+//! A write in place is equally safe: the old content was never flushed, and the block's flushed
+//! record, if it has one, is elsewhere and intact. After the sync both are on the disk, and only
+//! then does FLUSH return.
 //!
 //! # Locks, in the order in which they are taken
 //!
-//! `gate` (writers share it; a sync takes it alone for an instant to learn which
-//! writes it covers; so does a large zeroing), one `stripe` (64 neighbouring
-//! blocks), `open_cells`, `Slots`' own. Readers take none, but for a stripe where
-//! a block does not match its record: then its writer may be half way.
+//! `gate` (writers share it; a sync takes it exclusively for a moment to learn which writes it
+//! covers; a large zeroing takes it exclusively, too), one `stripe` (64 neighbouring blocks),
+//! `open_cells`, the lock of `Slots`. Readers take no lock, except for a stripe if a block does not
+//! match its record: its write may be unfinished.
 
 mod format;
 mod keys;
@@ -76,7 +80,7 @@ pub(crate) use keys::LayerKeys;
 pub(crate) use map::Lookup;
 pub(crate) use mark::SealFacts;
 pub(crate) use open::ReadMode;
-pub(crate) use read::{How, Stripe};
+pub(crate) use read::{ReadOptions, Stripe};
 
 use crate::lock::FileLock;
 use format::RECORD_BYTES;
@@ -88,12 +92,12 @@ use sync::SyncState;
 use windows::Windows;
 use write::OpenCells;
 
-/// Blocks under one stripe lock: 256 KiB of the disk.
+/// Number of blocks under one stripe lock: 256 KiB of the disk.
 pub(crate) const STRIPE_BLOCKS: u64 = 64;
 const STRIPES: usize = 1024;
 
-/// One layer, open for reading or for writing. Dropped, it ends the layer's own thread,
-/// waits for it, and closes the file: no other holder of the file does.
+/// One layer, open for reading or for writing. Dropping it ends the layer's own thread, waits for
+/// it, and closes the file. No other holder of the file closes it.
 pub(crate) struct Layer {
     file: Arc<LayerFile>,
     ahead: Option<JoinHandle<()>>,
@@ -107,9 +111,9 @@ impl std::ops::Deref for Layer {
     }
 }
 
-/// The file of a layer: what its owner and the layer's own thread share.
+/// The file of a layer, shared by its owner and the layer's own thread.
 pub(crate) struct LayerFile {
-    /// Of a parked layer one that can be neither read nor written.
+    /// The open file. For a parked layer every read and write through it fails.
     file: Arc<File>,
     parked: Option<Parked>,
     path: PathBuf,
@@ -117,20 +121,21 @@ pub(crate) struct LayerFile {
     map: BlockMap,
     windows: Windows,
     writer: Option<Writer>,
-    /// The generation word when this opened; see `is_current`.
+    /// The generation word at the time of the open; see `is_current`.
     generation: u64,
 }
 
-/// What only the writing side of a layer has.
+/// The state that only the writing side of a layer has.
 struct Writer {
     gate: RwLock<()>,
     stripes: Box<[Mutex<()>]>,
     slots: Slots,
     next_sequence: AtomicU64,
     durable_sequence: AtomicU64,
-    /// What the sync that started last covers; changes only under `gate` alone.
+    /// The last sequence number that the most recently started sync covers. It changes only while
+    /// `gate` is held exclusively.
     covered_sequence: AtomicU64,
-    /// Of the records that were stored; a failed write leaves a gap above it.
+    /// The highest sequence number of a stored record. A failed write leaves a gap above it.
     highest_recorded: AtomicU64,
     /// See [`SealFacts::cells`].
     cells: AtomicU32,
@@ -138,8 +143,8 @@ struct Writer {
     open_cells: Mutex<OpenCells>,
     sync: SyncState,
     poison: Poison,
-    /// The session's lock: whoever still holds this layer, and will close the
-    /// file with it, keeps every other writer out until then.
+    /// The session's lock. A holder of this layer, which will also close the file, keeps every
+    /// other writer out until then.
     _writing: Option<Arc<FileLock>>,
 }
 
@@ -149,7 +154,7 @@ impl Writer {
     }
 }
 
-/// Set for a whole session when a sync or a write of one of its layers failed.
+/// Set for a whole session if a sync or a write of one of its layers failed.
 #[derive(Clone, Default)]
 pub(crate) struct Poison(Arc<AtomicBool>);
 
@@ -170,19 +175,19 @@ impl Poison {
     }
 }
 
-/// Holds back other writers of the same 64 blocks.
+/// Keeps other writers of the same 64 blocks waiting.
 pub(crate) struct StripeGuard<'a> {
     _gate: parking_lot::RwLockReadGuard<'a, ()>,
     _stripe: MutexGuard<'a, ()>,
 }
 
 impl LayerFile {
-    /// Number of blocks of the disk; the last may be short on the disk, never here.
+    /// Number of blocks of the disk. The last one may be short on the disk, but never here.
     pub(crate) fn blocks(&self) -> u64 {
         self.map.blocks()
     }
 
-    /// What this layer knows of `block`.
+    /// The state of `block` in this layer.
     #[inline]
     pub(crate) fn lookup(&self, block: u64) -> Lookup {
         self.map.lookup(block)
@@ -211,14 +216,14 @@ impl LayerFile {
         Ok(StripeGuard { _gate: gate, _stripe: writer.stripe(block).lock() })
     }
 
-    /// False once another process opened, sealed or closed the layer for
-    /// writing since this opened: what this shows may be old.
+    /// False once another process has opened, sealed or closed the layer for writing after this
+    /// process opened it: its content here may be old.
     pub(crate) fn is_current(&self) -> bool {
         self.writer.is_some()
             || self.windows.head().load64(format::GENERATION_WORD) == self.generation
     }
 
-    /// True where another process keeps the block map.
+    /// True if another process keeps the block map.
     pub(crate) fn is_attached(&self) -> bool {
         self.map.is_attached()
     }

@@ -16,7 +16,7 @@ use super::format::{
 use super::keys::{LayerKeys, NoncePrefix};
 use super::map::BlockMap;
 use super::mark::{empty_head, Mark, SealFacts};
-use super::recovery::{self, Known};
+use super::recovery::{self, RecoveryFacts};
 use super::slots::{reserve_existing, Slots};
 use super::sync::{Marking, SyncState};
 use super::windows::Windows;
@@ -25,28 +25,31 @@ use super::{Layer, LayerFile, Poison, Writer, STRIPES};
 use crate::lock::FileLock;
 use crate::mapping::SharedWords;
 
+/// Number of looks at an unreadable mark: its writer may be writing it.
+const MARK_LOOKS: u32 = 3;
+
 /// How a layer is opened for reading.
 pub(crate) enum ReadMode<'a> {
-    /// It was sealed: it never changes and must be complete.
+    /// The layer was sealed: it never changes and must be complete.
     Sealed(SealFacts),
-    /// It belongs to a session that nobody writes now. The last sequence number is at
+    /// The layer belongs to a session that no process writes now. The last sequence number is at
     /// least this.
     Idle(u64),
-    /// Another process writes it and publishes its block map here.
+    /// Another process writes the layer and publishes its block map here.
     Attached(&'a Path),
     /// Another process writes the session, and perhaps this layer.
     PerhapsAttached(&'a Path),
 }
 
-/// Slots a layer may come to use: twice the disk (live and superseded), and
-/// room for small disks.
+/// Maximum number of slots of a layer: twice the disk (live and superseded), and room for small
+/// disks.
 fn max_slots(blocks: u64) -> u32 {
     let wanted = blocks.saturating_mul(2).saturating_add(1 << 20);
     u32::try_from(wanted).unwrap_or(MAX_SLOTS).min(MAX_SLOTS)
 }
 
 impl Layer {
-    /// Makes the file of an empty layer, durably (the caller syncs the folder).
+    /// Creates the file of an empty layer, durably (the caller syncs the folder).
     pub(crate) fn create(path: &Path, superblock: &Superblock, keys: &LayerKeys) -> Result<()> {
         let file = OpenOptions::new()
             .write(true)
@@ -61,9 +64,9 @@ impl Layer {
         written.context(|| format!("creating the layer {}", path.display()))
     }
 
-    /// Opens the layer for writing, under the session's lock, which it shares. What a
-    /// crash left is put in order, which takes time in proportion to the slots
-    /// in use. The block map appears at `map_path`.
+    /// Opens the layer for writing, under the session's lock, which it shares. First recovers the
+    /// layer after a crash; this takes time in proportion to the used slots. The block map appears
+    /// at `map_path`.
     pub(crate) fn open_for_writing(
         path: &Path,
         expected: &Superblock,
@@ -80,7 +83,7 @@ impl Layer {
         let segments = segments_in(length_bytes);
         let mut mark = Mark::read(&file, path, keys.marks())?;
         check_length(path, segments, &mark.facts)?;
-        // A crash may have left a part of a segment behind the last whole one.
+        // A crash may have left a part of a segment after the last whole one.
         file.set_len(segment_offset_bytes(segments)).context(|| "trimming a layer file")?;
         reserve_existing(&file, segments)?;
         let max_slots = max_slots(blocks);
@@ -94,12 +97,12 @@ impl Layer {
             LayerFile { file, parked: None, path, keys, map, windows, writer: None, generation };
         let slots = segments * SLOTS_PER_SEGMENT;
         let what = |layer: &LayerFile| format!("opening the layer {}", layer.path.display());
-        let known = Known { facts: mark.facts, is_whole: mark.is_closed };
+        let known = RecoveryFacts { facts: mark.facts, is_whole: mark.is_closed };
         let found = recovery::scan(&layer, slots, &known).context(|| what(&layer))?;
         let nonces = NoncePrefix::random()?;
         let facts = recovery::settle(&layer, &found, &nonces)?;
-        // The closed mark must be gone, durably, before a write can make it wrong. The other
-        // one goes, too; the next sync makes that durable.
+        // The closed mark must be replaced, durably, before a write can make it wrong. The other
+        // mark is replaced, too; the next sync makes that durable.
         let key = layer.keys.marks();
         mark.write_next(&layer.file, key, facts, false)
             .and_then(|()| layer.file.sync_data())
@@ -121,7 +124,7 @@ impl Layer {
             _writing: writing,
         });
         layer.map.reveal();
-        // Readers that came in between look again.
+        // Readers that opened the layer in between must check it again.
         bump_generation(layer.windows.head());
         let file = Arc::new(layer);
         Ok(Arc::new(Layer { ahead: LayerFile::start_ahead(&file), file }))
@@ -129,7 +132,7 @@ impl Layer {
 
     /// Opens the layer for reading.
     ///
-    /// Errors: `Corrupt` when a sealed layer is shorter or older than its point says.
+    /// Errors: `Corrupt` if a sealed layer is shorter or older than its point says.
     pub(crate) fn open_for_reading(
         path: &Path,
         expected: &Superblock,
@@ -155,7 +158,8 @@ impl Layer {
         };
         let map = match mode {
             ReadMode::Attached(map_path) => {
-                // Looked at first: a writer that gives its map up says so before the map goes.
+                // Attach first: a writer that ends the sharing of its map says so before it removes
+                // the map.
                 let attached = BlockMap::attach(blocks, map_path);
                 check_shared_map(&windows, path)?;
                 attached?
@@ -169,7 +173,8 @@ impl Layer {
         match mode {
             ReadMode::Attached(_) | ReadMode::PerhapsAttached(_) => {}
             ReadMode::Idle(least_sequence) => {
-                // Read after the generation: a writer that comes now shows in that.
+                // The generation was read before this: it reveals a writer that opens the layer
+                // now.
                 let looked = layer.look(slots, least_sequence);
                 if !layer.is_current() {
                     let message = "a writer is opening the layer; try again in a moment";
@@ -179,7 +184,7 @@ impl Layer {
             }
             ReadMode::Sealed(facts) => {
                 check_length(&layer.path, slots / SLOTS_PER_SEGMENT, &facts)?;
-                let known = Known { facts, is_whole: true };
+                let known = RecoveryFacts { facts, is_whole: true };
                 recovery::scan(&layer, facts.slots, &known)?;
                 layer.park(facts.slots)?;
             }
@@ -187,8 +192,8 @@ impl Layer {
         Ok(Arc::new(Layer { file: Arc::new(layer), ahead: None }))
     }
 
-    /// What a seal must remember, of a layer that was closed cleanly; `None`
-    /// when it was not and has to be opened first.
+    /// The facts that a seal stores about a cleanly closed layer; `None` if it was not closed
+    /// cleanly and must be opened first.
     pub(crate) fn clean_facts(
         path: &Path,
         expected: &Superblock,
@@ -205,12 +210,24 @@ impl Layer {
         Ok(mark.is_closed.then_some(mark.facts))
     }
 
-    /// Has readers of a layer that nobody writes look again at what its session is.
+    /// Describes the damage of one of the two marks; `None` if both are sound, or if neither is
+    /// readable: then the open of the layer reports it.
+    pub(crate) fn damaged_mark(path: &Path, keys: &LayerKeys) -> Option<String> {
+        let file = File::open(path).ok()?;
+        let mut offset_bytes = None;
+        for _ in 0..MARK_LOOKS {
+            offset_bytes = Some(Mark::damaged(&file, keys.marks()).ok()??);
+        }
+        let offset_bytes = offset_bytes?;
+        Some(format!("the mark at byte {offset_bytes} of {} is damaged", path.display()))
+    }
+
+    /// Makes readers of a layer that no process writes check its session again.
     pub(crate) fn announce_change(path: &Path) {
         change_head(path, bump_generation);
     }
 
-    /// A writer was killed that had the layer's block map to itself.
+    /// Clears the private-map word of a layer whose writer was killed.
     pub(crate) fn forget_private_map(path: &Path) {
         change_head(path, |head| {
             if head.load64(PRIVATE_MAP_WORD) != 0 {
@@ -221,18 +238,18 @@ impl Layer {
 }
 
 impl LayerFile {
-    /// Fills the map of a layer that nobody writes.
+    /// Fills the map of a layer that no process writes.
     fn look(&self, slots: u32, least_sequence: u64) -> Result<()> {
         let mark = Mark::read(&self.file, &self.path, self.keys.marks())?;
         check_length(&self.path, slots / SLOTS_PER_SEGMENT, &mark.facts)?;
-        let known = Known { facts: mark.facts, is_whole: mark.is_closed };
+        let known = RecoveryFacts { facts: mark.facts, is_whole: mark.is_closed };
         let found = recovery::scan(self, slots, &known)?;
         self.check_reaches(found.highest_sequence, least_sequence)
     }
 
-    /// Checks that a layer open for writing has come as far as it had when it was closed.
+    /// Checks that a layer open for writing reaches the sequence number of its last close.
     ///
-    /// Errors: `Corrupt` where it is an older version of itself.
+    /// Errors: `Corrupt` if it is an older version of itself.
     pub(crate) fn check_not_older(&self, least_sequence: u64) -> Result<()> {
         let reached = self.writer()?.highest_recorded.load(Ordering::SeqCst);
         self.check_reaches(reached, least_sequence)
@@ -245,13 +262,14 @@ impl LayerFile {
         Ok(())
     }
 
-    /// Flushes and tells what a seal must remember. The caller lets no write in.
+    /// Flushes, and returns the facts that a seal stores. The caller keeps writes out.
     pub(crate) fn seal_facts(&self) -> Result<SealFacts> {
         self.flush()?;
         Ok(self.writer()?.facts())
     }
 
-    /// After a seal: no more writes come, and readers in other processes look again.
+    /// After a seal: no more writes come, and readers in other processes must check the session
+    /// again.
     pub(crate) fn announce_seal(&self) {
         if let Some(writer) = &self.writer {
             writer.sync.ahead.stop();
@@ -259,19 +277,29 @@ impl LayerFile {
         bump_generation(self.windows.head());
     }
 
+    /// Makes readers in other processes open the session again: its lower layers were replaced.
+    pub(crate) fn announce_rebase(&self) {
+        bump_generation(self.windows.head());
+    }
+
     /// Flushes, gives unused space back and marks the file as closed.
     fn close(&self) -> Result<()> {
         let facts = self.seal_facts()?;
-        // Never below what a mark says: readers look no further.
-        self.file
-            .set_len(segment_offset_bytes(facts.slots.div_ceil(SLOTS_PER_SEGMENT)))
-            .context(|| "giving back a layer's unused space")?;
+        self.give_back_unused(facts.slots)?;
         self.mark_closed(facts).context(|| format!("closing the layer {}", self.path.display()))
+    }
+
+    /// Truncates the file after its first `slots` slots. Never below the slots of a mark: readers
+    /// look no further.
+    pub(super) fn give_back_unused(&self, slots: u32) -> Result<()> {
+        self.file
+            .set_len(segment_offset_bytes(slots.div_ceil(SLOTS_PER_SEGMENT)))
+            .context(|| "giving back a layer's unused space")
     }
 }
 
 impl Writer {
-    /// Holds while no write is half done.
+    /// These facts are valid while no write is unfinished.
     pub(super) fn facts(&self) -> SealFacts {
         SealFacts {
             sequence: self.highest_recorded.load(Ordering::SeqCst),
@@ -287,8 +315,9 @@ impl Drop for Layer {
             return;
         }
         self.join_ahead();
-        if let Err(error) = self.unpark().and_then(|()| self.file.close()) {
-            // Nothing is lost: the next open recovers what was flushed.
+        let closed = if self.is_parked() { Ok(()) } else { self.file.close() };
+        if let Err(error) = closed {
+            // Nothing is lost: the next open recovers all flushed writes.
             tracing::warn!(layer = %self.path.display(), error = %error.full_message(), "the layer was not closed cleanly");
         }
         self.windows.head().store64(PRIVATE_MAP_WORD, 0);
@@ -308,9 +337,9 @@ fn check_length(path: &Path, segments: u32, facts: &SealFacts) -> Result<()> {
     Ok(())
 }
 
-/// Checks that the process that writes the layer lets others see its block map.
+/// Checks that the process that writes the layer shares its block map.
 ///
-/// Errors: `NoSpace` where it could not.
+/// Errors: `NoSpace` if it has no room for that.
 pub(super) fn check_shared_map(windows: &Windows, path: &Path) -> Result<()> {
     if windows.head().load64(PRIVATE_MAP_WORD) == 0 {
         return Ok(());
@@ -342,7 +371,8 @@ fn length_of(file: &File, path: &Path) -> Result<u64> {
     Ok(file.metadata().context(|| format!("reading the size of {}", path.display()))?.len())
 }
 
-/// What a read that ends too early says of a layer; one that the drive fails says nothing.
+/// Turns a read that ended too early into damage of the layer. A read error of the drive says
+/// nothing about the layer.
 pub(super) fn truncated(path: &Path, error: std::io::Error) -> Error {
     if error.kind() != std::io::ErrorKind::UnexpectedEof {
         return Error::io(format!("reading {}", path.display()), error);
@@ -351,7 +381,7 @@ pub(super) fn truncated(path: &Path, error: std::io::Error) -> Error {
     Error::with_source(ErrorKind::Corrupt, message, error)
 }
 
-/// Checks the superblock against what the session says.
+/// Checks the superblock against the session's document.
 fn check(file: &File, path: &Path, expected: &Superblock, keys: &LayerKeys) -> Result<()> {
     let mut head = [0; SUPERBLOCK_BYTES];
     file.read_exact_at(&mut head, 0).map_err(|error| truncated(path, error))?;
@@ -371,7 +401,7 @@ fn check(file: &File, path: &Path, expected: &Superblock, keys: &LayerKeys) -> R
     Ok(())
 }
 
-/// Has readers in other processes open the layer again.
+/// Makes readers in other processes open the layer again.
 pub(super) fn bump_generation(head: &SharedWords) {
     let next = head.load64(GENERATION_WORD).wrapping_add(1);
     head.store64(GENERATION_WORD, next);

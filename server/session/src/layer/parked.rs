@@ -1,12 +1,15 @@
-//! Sealed layers keep no descriptor.
+//! Sealed layers keep no file descriptor.
 //!
-//! A session that is sealed every hour lies over hundreds of layers after some weeks, and
-//! a server of many sessions over thousands. Records and block maps are mapped, which
-//! takes none; for a captured block the file is opened, and the files that were read last
-//! stay open, in one pool for the process.
+//! A session that is sealed every hour has hundreds of layers after some weeks, and a server of
+//! many sessions has thousands. Records and block maps are memory-mapped, which takes no
+//! descriptor. For a captured block the file is opened. The files that were read last stay open, in
+//! one pool for the process.
 //!
-//! A file that is opened again may be another one. Its blocks are not believed then: the
-//! tags are in the records, which are those of the file that was opened first.
+//! A parked layer needs no closing: the points describe its content, and its unused space was given
+//! back. Its file may no longer exist when it is dropped.
+//!
+//! A file that is opened again may be a different one. Its blocks are then rejected: the tags are
+//! in the records, which belong to the file that was opened first.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
@@ -21,16 +24,16 @@ use rustix::process::{getrlimit, Resource};
 
 use super::{Layer, LayerFile};
 
-/// The pool takes a quarter of what the process may open, within these bounds.
+/// The pool takes a quarter of the files that the process may open, within these bounds.
 const LEAST_OPEN: u64 = 16;
 const MOST_OPEN: u64 = 1024;
 
 static POOL: Mutex<Option<Pool>> = Mutex::new(None);
 static NEXT: AtomicU64 = AtomicU64::new(0);
-/// In the place of a parked layer's file: every read and write through it fails.
+/// Replaces a parked layer's file: every read and write through it fails.
 static NO_FILE: OnceLock<Arc<File>> = OnceLock::new();
 
-/// A layer's key in the pool, for as long as it is parked.
+/// A layer's key in the pool while it is parked.
 pub(super) struct Parked(u64);
 
 impl Drop for Parked {
@@ -42,7 +45,7 @@ impl Drop for Parked {
 }
 
 struct Pool {
-    /// With the time of their last use.
+    /// Open files with the time of their last use.
     files: HashMap<u64, (Arc<File>, u64)>,
     uses: u64,
     most: usize,
@@ -88,11 +91,11 @@ fn no_file() -> Result<Arc<File>> {
 }
 
 impl Layer {
-    /// Gives the descriptors back, when the layer takes no more writes. Readers in other
-    /// processes find its records in the file from now on.
+    /// Closes the descriptors after the layer's last write. From now on readers in other processes
+    /// find its records in the file.
     ///
     /// # Errors
-    /// `Io`; then it keeps them.
+    /// `Io`; then the layer keeps its descriptors.
     pub(crate) fn park(&mut self) -> Result<()> {
         self.join_ahead();
         let Some(file) = Arc::get_mut(&mut self.file) else { return Ok(()) };
@@ -100,13 +103,8 @@ impl Layer {
         file.park(slots)
     }
 
-    /// Opens the file of a parked layer again, to close the layer.
-    pub(super) fn unpark(&mut self) -> Result<()> {
-        Arc::get_mut(&mut self.file).map_or(Ok(()), LayerFile::unpark)
-    }
-
-    /// Ends the layer's own thread, which holds the file, and with it the session's lock
-    /// and the block map.
+    /// Ends the layer's own thread. The thread holds the file, and with it the session's lock and
+    /// the block map.
     pub(super) fn join_ahead(&mut self) {
         if let Some(writer) = &self.file.writer {
             writer.sync.ahead.stop();
@@ -118,10 +116,17 @@ impl Layer {
 }
 
 impl LayerFile {
-    /// The same for a layer that uses `slots` slots: their records stay mapped.
+    pub(super) fn is_parked(&self) -> bool {
+        self.parked.is_some()
+    }
+
+    /// Parks a layer that uses `slots` slots. Their records stay mapped.
     pub(super) fn park(&mut self, slots: u32) -> Result<()> {
         if self.parked.is_none() {
             self.windows.map_all(&self.file, slots)?;
+            if self.writer.is_some() {
+                self.give_back_unused(slots)?;
+            }
             self.file = no_file()?;
             self.parked = Some(Parked(NEXT.fetch_add(1, Ordering::Relaxed)));
             self.map.withdraw();
@@ -129,18 +134,10 @@ impl LayerFile {
         Ok(())
     }
 
-    fn unpark(&mut self) -> Result<()> {
-        if self.parked.take().is_some() {
-            let opened = OpenOptions::new().read(true).write(true).open(&self.path);
-            self.file = Arc::new(opened.context(|| format!("opening {}", self.path.display()))?);
-        }
-        Ok(())
-    }
-
     /// Reads from the file.
     ///
     /// # Errors
-    /// `WouldWait`, where waiting is refused, for one that has to be opened; `Io`.
+    /// `WouldWait` if waiting is refused and the file must be opened; `Io`.
     pub(super) fn with_file<T>(
         &self,
         waiting: Waiting,

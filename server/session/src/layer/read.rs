@@ -15,27 +15,27 @@ use super::LayerFile;
 
 const BLOCK: usize = BLOCK_SIZE_BYTES as usize;
 
-/// How long a reader in another process believes that a writer is half way.
+/// How long a reader in another process assumes that a write is unfinished.
 const WRITER_PATIENCE: Duration = Duration::from_secs(5);
 const WRITER_PAUSE: Duration = Duration::from_micros(100);
 
 /// Whether the caller holds the stripe of the block that it reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stripe {
-    /// It does: a partial write reads what it changes.
+    /// The caller holds it: a partial write reads the block that it changes.
     Held,
-    /// It does not.
+    /// The caller does not hold it.
     Free,
 }
 
 /// How captured blocks are read.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct How {
+pub(crate) struct ReadOptions {
     pub(crate) stripe: Stripe,
     pub(crate) waiting: Waiting,
 }
 
-/// Most blocks read with one call.
+/// Maximum number of blocks per read call.
 pub(crate) const MAX_RUN_BLOCKS: usize = 64;
 
 thread_local! {
@@ -43,8 +43,8 @@ thread_local! {
 }
 
 impl LayerFile {
-    /// How many blocks from `block` on, at most `limit`, are captured in
-    /// neighbouring slots that one call can read, if `block` is in `slot`.
+    /// How many blocks from `block` on, at most `limit`, are captured in neighbouring slots that
+    /// one call can read, if `block` is in `slot`.
     pub(crate) fn slot_run(&self, block: u64, slot: u32, limit: u64) -> u64 {
         let in_segment = u64::from(SLOTS_PER_SEGMENT - slot % SLOTS_PER_SEGMENT);
         let limit = limit.min(in_segment).min(MAX_RUN_BLOCKS as u64);
@@ -55,19 +55,18 @@ impl LayerFile {
         count
     }
 
-    /// Reads whole blocks that a lookup found in neighbouring slots, from `slot`
-    /// on. No lock is held, so a slot may have been reused since the lookup: the
-    /// tags tell. Returns how many blocks were read; where fewer than asked for,
-    /// the caller looks up again.
+    /// Reads whole blocks that a lookup found in neighbouring slots, from `slot` on. No lock is
+    /// held, so a slot may have been reused after the lookup: the tags reveal that. Returns the
+    /// number of blocks read. If it is smaller than requested, the caller looks up again.
     ///
-    /// Errors: `Corrupt` when a block is damaged although the map still names its slot;
-    /// `WouldWait`, where waiting is refused, also for one that has to be read again.
+    /// Errors: `Corrupt` if a block is damaged although the map still names its slot; `WouldWait`
+    /// if waiting is refused, also for a block that must be read again.
     pub(crate) fn read_slots(
         &self,
         block: u64,
         slot: u32,
         out: &mut [u8],
-        how: How,
+        how: ReadOptions,
     ) -> Result<usize> {
         STORED.with_borrow_mut(|stored| {
             let stored = &mut stored[..out.len()];
@@ -91,8 +90,8 @@ impl LayerFile {
         })
     }
 
-    /// Reads slots as they are stored. (A record is read through its mapping: it lies in
-    /// the same file and was written with its slot, and nobody can ask for it.)
+    /// Reads slots in their stored form. (A record is read through its mapping: it lies in the same
+    /// file and was written with its slot. A mapping has no call that refuses to wait.)
     fn read_stored(&self, stored: &mut [u8], slot: u32, waiting: Waiting) -> Result<()> {
         let offset_bytes = slot_offset_bytes(slot);
         if waiting == Waiting::Refused {
@@ -103,7 +102,7 @@ impl LayerFile {
             })?;
             match read {
                 Ok(read) if read == length => return Ok(()),
-                // There are file systems that cannot tell.
+                // Some file systems do not support this.
                 Err(Errno::OPNOTSUPP) => {}
                 _ => return Err(would_wait()),
             }
@@ -118,12 +117,11 @@ impl LayerFile {
         })
     }
 
-    /// Authenticates what is captured from `block` on, as far as one call reads and before
-    /// `end`.
-    /// Returns how many blocks were dealt with and how many bytes were read: none
-    /// where nothing is captured.
+    /// Authenticates captured blocks from `block` on, as far as one call reads and before `end`.
+    /// Returns the number of blocks processed and the number of bytes read: 0 bytes if nothing is
+    /// captured.
     ///
-    /// Errors: `Corrupt` when that one block is damaged.
+    /// Errors: `Corrupt` if that one block is damaged.
     pub(crate) fn check_captured(&self, block: u64, end: u64) -> Result<(u64, u64)> {
         let left = end - block;
         let Lookup::Slot(slot) = self.lookup(block) else {
@@ -131,8 +129,8 @@ impl LayerFile {
         };
         let run = self.slot_run(block, slot, left) as usize;
         let mut content = vec![0; run * BLOCK];
-        let how = How { stripe: Stripe::Free, waiting: Waiting::Allowed };
-        // Where fewer were read, blocks moved meanwhile: they are looked up again.
+        let how = ReadOptions { stripe: Stripe::Free, waiting: Waiting::Allowed };
+        // If fewer were read, blocks moved meanwhile: they are looked up again.
         let blocks = self.read_slots(block, slot, &mut content, how)? as u64;
         Ok((blocks, blocks * BLOCK_SIZE_BYTES))
     }
@@ -149,16 +147,16 @@ impl LayerFile {
         })
     }
 
-    /// A block that does not match its record may be in the middle of being
-    /// overwritten in place. Its writer holds the stripe: with it in hand the
-    /// answer is final. Another process cannot take it and looks for a while.
-    /// True when the block was read, false when it moved.
+    /// Reads a block again that does not match its record: a writer may be overwriting it in place.
+    /// That writer holds the stripe, so the answer is final under the stripe's lock. Another
+    /// process cannot take that lock and retries for a while. Returns true if the block was read,
+    /// false if it moved.
     fn read_again(&self, block: u64, slot: u32, out: &mut [u8], stripe: Stripe) -> Result<bool> {
         let _held = match (&self.writer, stripe) {
             (Some(writer), Stripe::Free) => Some(writer.stripe(block).lock()),
             _ => None,
         };
-        // A writer that comes to an idle layer shows in its generation.
+        // The generation reveals a writer that opens an idle layer.
         let patience = if self.is_attached() { WRITER_PATIENCE } else { Duration::ZERO };
         let start = Instant::now();
         let mut stored = [0; BLOCK];

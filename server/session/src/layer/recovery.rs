@@ -1,4 +1,4 @@
-//! Building the block map from the records, after a crash or not.
+//! Builds the block map from the records, after a crash or a clean close.
 
 use std::collections::HashMap;
 use std::os::unix::fs::FileExt;
@@ -16,35 +16,36 @@ use super::LayerFile;
 
 const BLOCK: usize = BLOCK_SIZE_BYTES as usize;
 
-/// What is damaged beyond one bit is looked at so often before the layer is given up.
+/// Number of damaged records that are checked for a one-bit repair before the layer counts as
+/// damaged.
 const MAX_MENDED: usize = 1000;
 
-/// What is known of a layer before its records are read.
+/// The known state of a layer before its records are read.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Known {
-    /// Records below `facts.slots` and the cells are durable: one that is missing is damage.
+pub(crate) struct RecoveryFacts {
+    /// The records below `facts.slots` and the cells are durable: a missing one is damage.
     pub(crate) facts: SealFacts,
-    /// It was closed or sealed: it holds exactly that, and all of it is durable.
+    /// The layer was closed or sealed: it holds exactly `facts`, and all of it is durable.
     pub(crate) is_whole: bool,
 }
 
-/// What a scan found.
+/// The result of a scan.
 #[derive(Debug, Default)]
 pub(crate) struct Found {
-    /// The highest sequence number in any record that authenticates.
+    /// The highest sequence number of an authentic record.
     pub(crate) highest_sequence: u64,
-    /// First slot from which on there is no record.
+    /// The first slot after the last record.
     pub(crate) end: u32,
-    /// Cells that authenticate.
+    /// Number of authentic cells.
     pub(crate) cells: u32,
-    /// Believed slots that no record proves durable.
+    /// Valid slots that no record proves durable.
     unproven: Vec<u32>,
-    /// Slots below the end without a record that counts: it does not match its slot's
-    /// bytes, or a crash interrupted its store, or it was never stored.
+    /// Slots below the end without a valid record: it does not match its slot's bytes, or a crash
+    /// interrupted its store, or it was never stored.
     vacant: Vec<u32>,
-    /// Records in which a bit had flipped, as they were.
+    /// Repaired records in which one bit had flipped.
     mended: HashMap<u32, [u8; RECORD_BYTES]>,
-    /// Cells that are none: what their slot held before, or a store that a crash interrupted.
+    /// Invalid cells: old content of their slot, or a store that a crash interrupted.
     torn_cells: Vec<(u32, usize)>,
     /// Slots of cells, with the highest sequence number in each.
     cell_slots: HashMap<u32, u64>,
@@ -60,20 +61,21 @@ struct ZeroRange {
 
 /// Reads all records of the first `slots` slots and fills the layer's map.
 ///
-/// Errors: `Corrupt` where something that was durable is missing or damaged.
-pub(crate) fn scan(layer: &LayerFile, slots: u32, known: &Known) -> Result<Found> {
+/// Errors: `Corrupt` if a durable record is missing or damaged.
+pub(crate) fn scan(layer: &LayerFile, slots: u32, known: &RecoveryFacts) -> Result<Found> {
     let durable = if known.is_whole { u64::MAX } else { known.facts.sequence };
     let mut found = Found { durable, ..Found::default() };
     let (mut zeroes, mut unreadable) = (Vec::new(), Vec::new());
     read_records(layer, slots, known, &mut found, &mut zeroes, &mut unreadable)?;
-    // A write that a crash interrupted was not durable, and no sequence number is older.
+    // An interrupted write was not durable, and its sequence number is higher than every durable
+    // one.
     if unreadable.iter().any(|sequence| *sequence <= found.durable) {
         return Err(damaged(layer, "has damaged records of captured blocks"));
     }
     let unproven = found.cell_slots.iter().filter(|(_, newest)| **newest > found.durable);
     let unproven: Vec<u32> = unproven.map(|(slot, _)| *slot).collect();
     found.unproven.extend(unproven);
-    // The newest believed record of each block.
+    // Find the newest valid record of each block.
     for slot in 0..found.end {
         let Some((record, nonce)) = found.load(layer, slot)? else { continue };
         if record.kind != RecordKind::Block || record.block >= layer.blocks() {
@@ -104,12 +106,13 @@ pub(crate) fn scan(layer: &LayerFile, slots: u32, known: &Known) -> Result<Found
     Ok(found)
 }
 
-/// The first pass: how far the records reach, and what they prove durable. What does not
-/// authenticate, and may be an interrupted write, is left to the caller by its sequence number.
+/// The first pass: finds the end of the records, and the last sequence number that they prove
+/// durable. A record that does not authenticate may be an interrupted write: its sequence number
+/// goes to `unreadable`, and the caller decides.
 fn read_records(
     layer: &LayerFile,
     slots: u32,
-    known: &Known,
+    known: &RecoveryFacts,
     found: &mut Found,
     zeroes: &mut Vec<ZeroRange>,
     unreadable: &mut Vec<u64>,
@@ -128,7 +131,7 @@ fn read_records(
             }
             continue;
         }
-        // What a crash lost in between.
+        // A crash lost the records in between.
         found.vacant.extend(found.end..slot);
         found.end = slot + 1;
         let place = RecordPlace::of_slot(slot);
@@ -155,8 +158,8 @@ fn read_records(
         if record.kind == RecordKind::Cells {
             let mut newest = record.sequence;
             let (cells, torn) = read_cells(layer, slot, nonce)?;
-            // Where not even the slot's own record is durable, these are whatever the
-            // slot held before, and no damage.
+            // If not even the slot's own record is durable, these cells are old content of the
+            // slot, and not damage.
             for (cell, sequence) in torn {
                 unreadable.push(sequence.max(record.sequence));
                 found.torn_cells.push((slot, cell));
@@ -178,9 +181,9 @@ fn read_records(
     Ok(())
 }
 
-/// Reads the records of the segment that begins with `slot`. Not through the mapping: a
-/// writer that closes the layer gives space back that it never used, and what is read
-/// beyond the file's end is no record.
+/// Reads the records of the segment that begins with `slot`, but not through the mapping: a writer
+/// that closes the layer gives back space that it never used. Bytes beyond the file's end are no
+/// record.
 fn read_index(layer: &LayerFile, slot: u32, index: &mut [u8]) -> Result<()> {
     let mut done = 0;
     while done < index.len() {
@@ -198,11 +201,11 @@ fn read_index(layer: &LayerFile, slot: u32, index: &mut [u8]) -> Result<()> {
     Ok(())
 }
 
-/// Makes the found state durable before the first new write: slots without a record that
-/// counts get a vacant one (a rejected record would look proven after a later sync), and
-/// unproven slots are written again (after a failed sync the page cache may show bytes that
-/// the disk never got), and what is no cell is cleared. A crash in here leaves everything as it was, to be done again.
-/// Returns what the layer holds then.
+/// Makes the found state durable before the first new write. Slots without a valid record get a
+/// vacant one: a rejected record would look proven after a later sync. Unproven slots are written
+/// again: after a failed sync the page cache may show bytes that the disk never got. Invalid cells
+/// are cleared. A crash during this function leaves the same work to the next open. Returns the
+/// layer's new extent.
 pub(crate) fn settle(layer: &LayerFile, found: &Found, nonces: &NoncePrefix) -> Result<SealFacts> {
     let facts =
         SealFacts { sequence: found.highest_sequence, slots: found.end, cells: found.cells };
@@ -210,7 +213,7 @@ pub(crate) fn settle(layer: &LayerFile, found: &Found, nonces: &NoncePrefix) -> 
     if vacant.is_empty() && unproven.is_empty() && mended.is_empty() && torn_cells.is_empty() {
         return Ok(facts);
     }
-    // Once the slot is durable they would count as damage.
+    // Once the slot is durable these cells would count as damage.
     for &(slot, cell) in torn_cells {
         let offset_bytes = slot_offset_bytes(slot) + (cell * RECORD_BYTES) as u64;
         layer
@@ -254,7 +257,7 @@ impl Found {
         self.durable = self.durable.max(record.durable_sequence());
     }
 
-    /// The record of a slot, as the first pass has it.
+    /// The record of a slot as the first pass read it.
     fn load(&self, layer: &LayerFile, slot: u32) -> Result<Option<(Record, [u8; NONCE_BYTES])>> {
         let stored = match self.mended.get(&slot) {
             Some(mended) => *mended,
@@ -270,7 +273,7 @@ impl Found {
         Ok(self.load(layer, slot)?.map_or(0, |(record, _)| record.sequence))
     }
 
-    /// Slots below the end that nothing refers to, once the scan is settled.
+    /// Slots below the end that the map does not use. Valid once the scan is settled.
     pub(crate) fn free_slots(&self, layer: &LayerFile) -> Vec<u32> {
         let mut used = vec![0u64; (self.end as usize).div_ceil(64)];
         let mut block = 0;
@@ -316,7 +319,7 @@ fn slot_matches(
 /// The number of a cell that does not authenticate, and the sequence number in its nonce.
 type TornCell = (usize, u64);
 
-/// The cells of a slot; the numbers and sequence numbers of those that do not authenticate.
+/// The authentic cells of a slot, and the numbers and sequence numbers of the other ones.
 fn read_cells(
     layer: &LayerFile,
     slot: u32,
@@ -360,7 +363,7 @@ fn apply_zeroes(layer: &LayerFile, found: &Found, zero: &ZeroRange) -> Result<()
     let end = zero.first + zero.count;
     let mut block = zero.first;
     while block < end {
-        // More than one: a group without entries, so without captured blocks.
+        // If this is more than 1, the group has no entries and so no captured blocks.
         let uniform = layer.uniform_blocks(block, end - block);
         let is_newer = match layer.lookup(block) {
             Lookup::Slot(slot) => found.sequence_of(layer, slot)? > zero.sequence,

@@ -1,10 +1,9 @@
-//! Which slots are free, and the growth of the file ahead of the writes.
+//! Allocation of slots, and growth of the file ahead of the writes.
 //!
-//! A slot goes through: never used -> in use -> superseded (its block was
-//! captured again, not yet flushed) -> free (the successor is durable) -> in
-//! use. Only a sync moves slots from superseded to free; that is what keeps a
-//! flushed write from being replaced by an older one after a crash. (A slot that
-//! no sync has covered yet is overwritten in place: see `write`.)
+//! A slot goes through these states: never used -> in use -> superseded (its block was captured
+//! again and not yet flushed) -> free (the new capture is durable) -> in use. Only a sync moves
+//! slots from superseded to free. So after a crash an older write never replaces a flushed one. (A
+//! slot that no sync has covered yet is overwritten in place: see `write`.)
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -27,9 +26,9 @@ pub(crate) struct SlotRun {
 struct State {
     free: Vec<u32>,
     superseded: Vec<u32>,
-    /// First slot that was never used.
+    /// The first never-used slot.
     next: u32,
-    /// Slots below this have their space in the file.
+    /// The file has space for the slots below this one.
     ready: u32,
     syncs_since_growth: u32,
     growth_segments: u32,
@@ -49,19 +48,18 @@ pub(crate) struct Slots {
     max_slots: u32,
 }
 
-/// So many syncs within one growth step call for space written ahead: then a
-/// sync has no extent to convert and no journal to commit (165 instead of
-/// 250 microseconds where this was measured).
+/// After this many syncs within one growth step, space is written ahead. Then a sync has no extent
+/// to convert and no journal to commit (165 instead of 250 microseconds where this was measured).
 const SYNCS_THAT_WANT_WRITTEN_SPACE: u32 = 16;
 const MAX_GROWTH_SEGMENTS: u32 = 16;
 
-/// So many slots (1 GiB) taken since the last sync call for one: it bounds what a
-/// recovery must verify, what a flush or a seal must wait for, and the slots
+/// After this many slots (1 GiB) since the last sync, a sync is requested. This bounds the slots
+/// that a recovery must verify, the time that a flush or a seal must wait, and the number of slots
 /// that are superseded but not free. Blocks overwritten in place do not count.
 const UNSYNCED_SLOTS_LIMIT: u32 = 256 << 10;
 
 impl Slots {
-    /// `free`: slots below `next` that nothing refers to.
+    /// `free`: unused slots below `next`.
     pub(crate) fn new(free: Vec<u32>, next: u32, ready: u32, max_slots: u32) -> Self {
         Slots {
             state: Mutex::new(State {
@@ -78,15 +76,15 @@ impl Slots {
         }
     }
 
-    /// Takes `count` slots and appends them, in as few runs as the free slots
-    /// allow. Where it fails the caller gives back what was appended. Returns true when the layer's own thread should look: the space
-    /// ahead is getting short, or too much is unsynced.
+    /// Takes `count` slots and appends them to `taken`, in as few runs as the free slots allow. On
+    /// failure the caller gives back the appended slots. Returns true if the layer's own thread
+    /// should run: the space ahead is getting short, or too much is unsynced.
     pub(crate) fn take(&self, file: &File, count: u32, taken: &mut Vec<u32>) -> Result<bool> {
         let mut missing = count;
         while missing > 0 {
             let mut state = self.state.lock();
-            // Large writes prefer fresh, contiguous space until the free slots
-            // make up an eighth of the layer.
+            // Large writes prefer new, contiguous space until the free slots are an eighth of the
+            // layer.
             if state.free.len() >= missing as usize
                 && (missing == 1 || state.free.len() as u32 >= state.next / 8)
             {
@@ -109,7 +107,7 @@ impl Slots {
             let wanted = state.next + missing;
             drop(state);
             if let Err(error) = self.grow(file, wanted) {
-                // Without new space the free slots are better than failing.
+                // Without new space, free slots are better than a failure.
                 let mut state = self.state.lock();
                 if state.free.len() >= missing as usize {
                     take_free(&mut state.free, missing, taken);
@@ -121,7 +119,7 @@ impl Slots {
         Ok(false)
     }
 
-    /// Slots that were taken and not used; each has a record that nothing needs.
+    /// Returns slots that were taken and not used. Each has a record that is not needed.
     pub(crate) fn give_back(&self, slots: &[u32]) {
         self.state.lock().free.extend_from_slice(slots);
     }
@@ -133,7 +131,7 @@ impl Slots {
         }
     }
 
-    /// Takes what was superseded so far; the caller syncs, then calls `release`.
+    /// Takes the slots superseded so far. The caller syncs, then calls `release`.
     pub(crate) fn begin_sync(&self) -> Vec<u32> {
         let mut state = self.state.lock();
         state.syncs_since_growth = state.syncs_since_growth.saturating_add(1);
@@ -141,17 +139,17 @@ impl Slots {
         std::mem::take(&mut state.superseded)
     }
 
-    /// True when more was taken since the last sync than should wait for the next.
+    /// True if too many slots were taken since the last sync to wait for the next one.
     pub(crate) fn too_much_unsynced(&self) -> bool {
         self.state.lock().too_much_unsynced()
     }
 
-    /// After the sync: the slots are free.
+    /// Frees the slots after the sync.
     pub(crate) fn release(&self, mut slots: Vec<u32>) {
         if slots.is_empty() {
             return;
         }
-        // Sorted, so that large writes find runs again.
+        // Sort them, so that large writes find runs again.
         slots.sort_unstable();
         let mut state = self.state.lock();
         if state.free.is_empty() {
@@ -161,12 +159,12 @@ impl Slots {
         }
     }
 
-    /// First slot that was never used.
+    /// The first never-used slot.
     pub(crate) fn end(&self) -> u32 {
         self.state.lock().next
     }
 
-    /// Makes sure that slots below `wanted` have space, growing by whole steps.
+    /// Makes sure that slots below `wanted` have space. Grows by whole steps.
     pub(crate) fn grow(&self, file: &File, wanted: u32) -> Result<()> {
         let _growing = self.growing.lock();
         let (from, segments, written_ahead) = {
@@ -203,7 +201,7 @@ impl Slots {
         Ok(())
     }
 
-    /// Grows ahead of need; called by the layer's own thread.
+    /// Grows the file ahead of need. The layer's own thread calls this.
     pub(crate) fn grow_ahead(&self, file: &File) -> Result<()> {
         let wanted = {
             let state = self.state.lock();
@@ -224,8 +222,8 @@ fn take_free(free: &mut Vec<u32>, count: u32, taken: &mut Vec<u32>) {
     free.truncate(rest);
 }
 
-/// Splits slots into runs whose bytes are contiguous in the file: neighbours,
-/// never across segments.
+/// Splits slots into runs whose bytes are contiguous in the file: neighbours, never across
+/// segments.
 pub(crate) fn runs(slots: &[u32]) -> impl Iterator<Item = SlotRun> + '_ {
     let mut rest = slots;
     std::iter::from_fn(move || {
@@ -241,10 +239,24 @@ pub(crate) fn runs(slots: &[u32]) -> impl Iterator<Item = SlotRun> + '_ {
     })
 }
 
+/// Captured writes leave this much of the drive: forget and gc, which make room, and seals need
+/// some space themselves.
+const KEPT_BYTES: u64 = 2 << 20;
+
 /// Reserves the space of `segments` segments from `from` on and makes the file that long.
+/// Leaves the drive [`KEPT_BYTES`].
 pub(crate) fn allocate(file: &File, from: u32, segments: u32) -> Result<()> {
     let offset_bytes = segment_offset_bytes(from);
     let length_bytes = u64::from(segments) * SEGMENT_BYTES;
+    let drive = rustix::fs::fstatvfs(file).map_err(std::io::Error::from);
+    let drive = drive.context(|| "reading the free space of the drive")?;
+    if drive.f_bavail.saturating_mul(drive.f_frsize) < KEPT_BYTES + length_bytes {
+        return Err(Error::new(
+            ErrorKind::NoSpace,
+            "no space for more captured writes but what gc needs to make room; free some space \
+             and try again",
+        ));
+    }
     let reserve =
         || rustix::fs::fallocate(file, FallocateFlags::empty(), offset_bytes, length_bytes);
     match reserve() {
@@ -255,8 +267,8 @@ pub(crate) fn allocate(file: &File, from: u32, segments: u32) -> Result<()> {
     }
 }
 
-/// Makes sure that everything up to the file's last whole segment has its
-/// space, so that a store through the mapping cannot run into a full disk.
+/// Makes sure that everything up to the file's last whole segment has its space, so that a store
+/// through the mapping cannot hit a full disk.
 pub(crate) fn reserve_existing(file: &File, segments: u32) -> Result<()> {
     let length_bytes = SUPERBLOCK_AREA_BYTES + u64::from(segments) * SEGMENT_BYTES;
     match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, length_bytes) {
@@ -286,7 +298,7 @@ mod tests {
     fn a_gibibyte_of_taken_slots_calls_for_a_sync_and_a_sync_ends_the_call() {
         let file = tempfile::tempfile().unwrap();
         let many = UNSYNCED_SLOTS_LIMIT;
-        // Space for more than is taken, so that nothing has to grow.
+        // More space than the test takes, so that the file need not grow.
         let slots = Slots::new(Vec::new(), 0, 3 * many, 3 * many);
         let mut taken = Vec::new();
         assert!(!slots.take(&file, many, &mut taken).unwrap());
@@ -296,7 +308,7 @@ mod tests {
         let superseded = slots.begin_sync();
         assert!(!slots.too_much_unsynced());
         slots.release(superseded);
-        // Slots that were used before count like fresh ones.
+        // Reused slots count like new ones.
         taken.clear();
         assert!(!slots.take(&file, many, &mut taken).unwrap());
         assert!(slots.take(&file, 1, &mut taken).unwrap() && slots.too_much_unsynced());

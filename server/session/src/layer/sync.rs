@@ -1,4 +1,4 @@
-//! Flush: one fdatasync for all who wait, and the thread that looks ahead.
+//! Flush: one fdatasync for all waiting callers. Also the layer's own thread, which works ahead.
 
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use parking_lot::{Condvar, Mutex};
 use super::mark::{Mark, SealFacts};
 use super::{LayerFile, Writer};
 
-/// Syncs are numbered; a flush waits for the first sync that starts after it.
+/// Syncs are numbered. A flush waits for the first sync that starts after it.
 pub(crate) struct SyncState {
     turn: Mutex<Turn>,
     finished: Condvar,
@@ -39,21 +39,21 @@ struct AheadState {
     stop: bool,
 }
 
-/// Unflushed writes are synced on the layer's own account after this long: when
-/// Linux itself begins to write a file's changes back. (Much is synced earlier:
-/// see `Slots`.) Each sync makes the next rewrite of a block take another slot,
-/// in pages that have to be made dirty again, so more often is dearer.
+/// Maximum age of unflushed writes. After this time the layer syncs them itself: Linux then begins
+/// to write a file's changes back. (Many syncs come earlier: see `Slots`.) After each sync the next
+/// rewrite of a block takes another slot, in pages that become dirty again, so more frequent syncs
+/// cost more.
 const UNFLUSHED_AGE_LIMIT: Duration = Duration::from_secs(30);
 
-/// A mark is written so long after the last at the earliest. It lies in a page of its own,
-/// which the next sync has to write.
+/// Minimum interval between two marks. A mark lies in its own page, which the next sync has to
+/// write.
 const MARK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What was last written down of what is durable.
+/// The last mark, and the next one.
 pub(crate) struct Marking {
     mark: Mark,
     at: Instant,
-    /// Durable, and in how many of the two places it is still to be written down.
+    /// Durable facts that wait for their mark, and the number of places still to be written.
     waiting: Option<(SealFacts, u8)>,
 }
 
@@ -75,8 +75,7 @@ impl SyncState {
 }
 
 impl LayerFile {
-    /// Makes durable every write that completed before the call. Concurrent
-    /// callers share one sync.
+    /// Makes every write durable that completed before the call. Concurrent callers share one sync.
     pub(crate) fn flush(&self) -> Result<()> {
         let writer = self.writer()?;
         let mut turn = writer.sync.turn.lock();
@@ -112,7 +111,7 @@ impl LayerFile {
     }
 
     fn sync_now(&self, writer: &Writer) -> Result<()> {
-        // Alone for an instant: no write is half done, so everything up to
+        // Hold the gate exclusively for a moment: no write is unfinished, so everything up to
         // `covered` is in the page cache, slot and record.
         let (covered, superseded, facts) = {
             let _alone = writer.gate.write();
@@ -131,18 +130,18 @@ impl LayerFile {
         Ok(())
     }
 
-    /// Writes down what is durable, if that has waited long enough: damage to it is then told
-    /// from writes that a crash interrupted. True where it did.
+    /// Writes a mark of the durable content if the last mark is old enough. Damage to that content
+    /// can then be distinguished from interrupted writes. Returns true if it wrote one.
     fn write_mark(&self, writer: &Writer) -> bool {
         let mut marking = writer.sync.marking.lock();
         if marking.at.elapsed() < MARK_INTERVAL {
             return false;
         }
         let Some((facts, places)) = marking.waiting.take() else { return false };
-        // The other place follows, so that damage to one mark takes nothing away.
+        // The other place follows, so that damage to one mark loses nothing.
         marking.waiting = (places > 1).then_some((facts, places - 1));
         marking.at = Instant::now();
-        // Without it less damage is found; a failing file system fails the next write.
+        // Without the mark less damage is detected. A failing file system fails the next write.
         match marking.mark.write_next(&self.file, self.keys.marks(), facts, false) {
             Ok(()) => true,
             Err(error) => {
@@ -152,7 +151,7 @@ impl LayerFile {
         }
     }
 
-    /// Marks the file as closed, in both places. Nothing is written any more.
+    /// Marks the file as closed, in both places. No write comes after this.
     pub(super) fn mark_closed(&self, facts: SealFacts) -> std::io::Result<()> {
         let Some(writer) = &self.writer else { return Ok(()) };
         let mark = &mut writer.sync.marking.lock().mark;
@@ -161,13 +160,13 @@ impl LayerFile {
         mark.write_next(&self.file, self.keys.marks(), facts, true)
     }
 
-    /// Starts the thread that grows the file, bounds unflushed writes and keeps the mark.
+    /// Starts the thread that grows the file, bounds unflushed writes and writes the marks.
     pub(super) fn start_ahead(layer: &Arc<Self>) -> Option<JoinHandle<()>> {
         let layer = Arc::clone(layer);
         let started = std::thread::Builder::new()
             .name("layer-ahead".into())
             .spawn(move || look_ahead(&layer));
-        // Without the thread growth happens in the writers, only slower.
+        // Without the thread the writers grow the file, only more slowly.
         started
             .inspect_err(|error| {
                 tracing::warn!(%error, "cannot start the thread that prepares space for writes");
@@ -180,7 +179,7 @@ impl LayerFile {
         writer.durable_sequence.load(Ordering::Relaxed) + 1 < next
     }
 
-    /// Asks the layer's own thread to grow the file, or to sync it.
+    /// Asks the layer's own thread to grow or sync the file.
     pub(crate) fn want_ahead(&self) {
         if let Some(writer) = &self.writer {
             let mut state = writer.sync.ahead.state.lock();
@@ -193,7 +192,7 @@ impl LayerFile {
 }
 
 impl Ahead {
-    /// Ends the thread soon.
+    /// Asks the thread to end.
     pub(crate) fn stop(&self) {
         self.state.lock().stop = true;
         self.wake.notify_all();
@@ -219,19 +218,19 @@ fn look_ahead(layer: &LayerFile) {
             return;
         }
         if grow {
-            // A failure is met again, and reported, by the write that needs the space.
+            // The write that needs the space meets the failure again and reports it.
             let _ = writer.slots.grow_ahead(&layer.file);
         }
         let is_unflushed = layer.has_unflushed(writer);
         let is_old = is_unflushed && last_flush.elapsed() > UNFLUSHED_AGE_LIMIT;
         if writer.slots.too_much_unsynced() || is_old {
-            // `flush` logs and poisons by itself.
+            // `flush` logs the failure and sets the poison itself.
             let _ = layer.flush();
             last_flush = Instant::now();
         } else if !is_unflushed {
             last_flush = Instant::now();
         }
-        // Nobody flushes now: no later sync makes the mark durable.
+        // No flush is running, so no later sync makes the mark durable.
         if layer.write_mark(writer) {
             if let Err(error) = layer.file.sync_data() {
                 layer.stop_after_failed_sync(writer, &Error::io("syncing a layer's mark", error));

@@ -1,7 +1,7 @@
-//! A layer, under a disk view, against a plain byte array.
+//! Compares a layer, under a disk view, with a plain byte array.
 //!
-//! The crash tests cut the power: the file is put together again from what
-//! was there at the last sync and a random choice of the 4 KiB pages written since.
+//! The crash tests cut the power: the file is rebuilt from its content at the last sync and a
+//! random choice of the 4 KiB pages written since.
 
 use std::collections::HashMap;
 use std::os::unix::fs::FileExt;
@@ -20,7 +20,7 @@ pub(super) const PAGE: usize = 4096;
 /// Not a multiple of a block, and larger than two groups of the block map.
 const DISK_BYTES: u64 = 9 * 1024 * 1024 + 512;
 
-/// A base disk whose every byte can be computed.
+/// A base disk whose bytes can all be computed.
 struct Pattern {
     size_bytes: u64,
 }
@@ -66,19 +66,19 @@ fn superblock() -> Superblock {
     Superblock { id: [7; 16], disk_size_bytes: DISK_BYTES }
 }
 
-pub(super) struct Place {
+pub(super) struct SessionPaths {
     _folder: tempfile::TempDir,
     pub(super) layer: PathBuf,
     pub(super) map: PathBuf,
 }
 
-impl Place {
-    pub(super) fn new() -> Place {
+impl SessionPaths {
+    pub(super) fn new() -> SessionPaths {
         let folder = tempfile::tempdir().unwrap();
         let layer = folder.path().join("layer");
         let map = folder.path().join("map");
         Layer::create(&layer, &superblock(), &keys()).unwrap();
-        Place { _folder: folder, layer, map }
+        SessionPaths { _folder: folder, layer, map }
     }
 
     pub(super) fn open(&self) -> (Arc<Layer>, LayeredDisk) {
@@ -122,7 +122,7 @@ fn assert_same(disk: &dyn Disk, model: &[u8]) {
     if let Some(at) = bytes.iter().zip(model).position(|(a, b)| a != b) {
         panic!("byte {at} is {} and should be {}", bytes[at], model[at]);
     }
-    // What extents call zero reads as zeroes, and they cover the disk without gaps.
+    // Extents reported as zero read as zeroes, and extents cover the disk without gaps.
     let mut at = 0;
     while at < model.len() as u64 {
         for extent in disk.extents(at, model.len() as u64 - at, 50).unwrap() {
@@ -172,7 +172,7 @@ fn content(offset: u64, length: u64, fill: u8) -> Vec<u8> {
     (0..length).map(|i| fill ^ ((offset + i) / 7) as u8).collect()
 }
 
-/// Does one step on both; trims leave what is not a whole block.
+/// Applies one step to both. A trim leaves partial blocks.
 fn apply(disk: &LayeredDisk, model: &mut [u8], step: &Step) {
     match *step {
         Step::Write { offset, length, fill } => {
@@ -208,7 +208,7 @@ proptest! {
 
     #[test]
     fn a_layered_disk_is_a_byte_array(steps in prop::collection::vec(step(), 1..60)) {
-        let place = Place::new();
+        let place = SessionPaths::new();
         let mut model = base_bytes();
         let mut open = Some(place.open());
         for step in &steps {
@@ -219,10 +219,10 @@ proptest! {
             apply(&open.as_ref().unwrap().1, &mut model, step);
         }
         assert_same(&open.as_ref().unwrap().1, &model);
-        // Another process, while this one has it open for writing.
+        // A reader in another process, while this one has the layer open for writing.
         let live = place.open_for_reading(ReadMode::Attached(&place.map)).unwrap();
         assert_same(&live, &model);
-        // As sealed: complete, and refused when it is not.
+        // The sealed layer is complete. An incomplete one is rejected.
         let facts = open.as_ref().unwrap().0.seal_facts().unwrap();
         drop(open.take());
         prop_assert!(!live.is_current());
@@ -234,7 +234,7 @@ proptest! {
     }
 }
 
-/// What each block may read as after a crash.
+/// The allowed contents of each block after a crash.
 #[derive(Default)]
 struct Allowed {
     /// Per block: its content at the last flush, and every content since.
@@ -255,7 +255,7 @@ impl Allowed {
         }
     }
 
-    /// Checks what came back after a crash.
+    /// Checks the content after a crash.
     fn check(&self, found: &[u8], model: &[u8]) {
         for block in 0..model.len().div_ceil(PAGE) {
             let range = block * PAGE..((block + 1) * PAGE).min(model.len());
@@ -280,7 +280,7 @@ impl Random {
     }
 }
 
-/// The file after a power cut: every page as it was at the last sync, or as it is now.
+/// The file after a power cut: every page has its content of the last sync, or its current one.
 fn cut_power(synced: &[u8], now: &[u8], random: &mut Random) -> Vec<u8> {
     let length = if random.next() % 2 == 0 { now.len() } else { synced.len().min(now.len()) };
     let mut disk = vec![0; length.max(synced.len().min(now.len()))];
@@ -308,7 +308,7 @@ proptest! {
         rounds in prop::collection::vec(prop::collection::vec(step(), 1..25), 1..5),
         seed in 1..u64::MAX,
     ) {
-        let place = Place::new();
+        let place = SessionPaths::new();
         let mut random = Random(seed);
         let mut model = base_bytes();
         for steps in &rounds {
@@ -333,7 +333,7 @@ proptest! {
             let mut found = vec![0; model.len()];
             disk.read_at(&mut found, 0).unwrap();
             allowed.check(&found, &model);
-            // Goes on from what the disk now says.
+            // Continue from the disk's current content.
             model = found;
         }
     }
@@ -341,7 +341,7 @@ proptest! {
 
 #[test]
 fn rewriting_reuses_slots_once_they_are_flushed() {
-    let place = Place::new();
+    let place = SessionPaths::new();
     let (layer, disk) = place.open();
     for round in 0..200u64 {
         disk.write_at(&content(0, 64 * 4096, round as u8), 0).unwrap();
@@ -356,7 +356,7 @@ fn rewriting_reuses_slots_once_they_are_flushed() {
 
 #[test]
 fn the_disk_of_a_layer_never_shows_what_was_written() {
-    let place = Place::new();
+    let place = SessionPaths::new();
     let secret = b"the quick brown fox".repeat(300);
     let (layer, disk) = place.open();
     disk.write_at(&secret, 5000).unwrap();
@@ -368,7 +368,7 @@ fn the_disk_of_a_layer_never_shows_what_was_written() {
 
 #[test]
 fn equal_content_is_stored_differently_every_time() {
-    let place = Place::new();
+    let place = SessionPaths::new();
     let (_layer, disk) = place.open();
     for block in 0..8 {
         disk.write_at(&[1; 4096], block * 4096).unwrap();
@@ -384,7 +384,7 @@ fn equal_content_is_stored_differently_every_time() {
 
 #[test]
 fn damage_is_reported_and_never_returned() {
-    let place = Place::new();
+    let place = SessionPaths::new();
     let (layer, disk) = place.open();
     disk.write_at(&[9; 8192], 0).unwrap();
     disk.flush().unwrap();
@@ -397,15 +397,14 @@ fn damage_is_reported_and_never_returned() {
     drop((layer, disk));
 }
 
-/// Of a slot that is used again: its old record is durable, and damage to it would be
-/// damage to the layer.
+/// Reuses a slot: its old record is durable, and damage to it would be damage to the layer.
 #[test]
 fn a_kill_in_the_midst_of_a_record_loses_no_more_than_that_write() {
-    let place = Place::new();
+    let place = SessionPaths::new();
     let copy = place.layer.with_extension("copy");
     let (layer, disk) = place.open();
-    // The last write's number is 521, those of the round before the last end with 480: a
-    // mixture of both, the high byte of one and the low byte of the other, is 265.
+    // The last write has number 521, and the round before the last ends with 480. A mixture of
+    // both, the high byte of one and the low byte of the other, is 265.
     const ROUNDS: u8 = 13;
     for byte in 1..=ROUNDS {
         disk.write_at(&[byte; 40 * 4096], 0).unwrap();
@@ -444,18 +443,18 @@ fn a_kill_in_the_midst_of_a_record_loses_no_more_than_that_write() {
     assert!(kill_after == after);
 }
 
-/// Of a slot of zero cells that is used again: a power cut may keep its record, and lose
-/// that its bytes were cleared.
+/// Reuses a slot for zero cells: a power cut may keep its record and lose the clearing of its
+/// bytes.
 #[test]
 fn what_a_slot_of_zeroes_held_before_is_no_damage_until_its_record_is_durable() {
-    let place = Place::new();
+    let place = SessionPaths::new();
     let copy = place.layer.with_extension("copy");
     let (layer, disk) = place.open();
     for byte in 1..=3 {
         disk.write_at(&[byte; 4096], 0).unwrap();
         disk.flush().unwrap();
     }
-    // Its record says that the three before it are durable.
+    // The record of this write says that the three before it are durable.
     disk.write_at(&[4; 4096], 8 * 4096).unwrap();
     let before = std::fs::read(&place.layer).unwrap();
     disk.write_zeroes(0, 4096).unwrap();
@@ -465,7 +464,7 @@ fn what_a_slot_of_zeroes_held_before_is_no_damage_until_its_record_is_durable() 
     expected[8 * 4096..9 * 4096].fill(4);
     let slots = super::format::slot_offset_bytes(0) as usize;
     let cell = (slots..after.len()).find(|at| before[*at] != after[*at]).unwrap() / 64 * 64;
-    // A cell of something else, as old as the first write.
+    // A foreign cell, as old as the first write.
     after[cell + 64..cell + 128].fill(0x5a);
     after[cell + 71..cell + 76].copy_from_slice(&[1, 0, 0, 0, 0]);
     std::fs::write(&copy, &after).unwrap();
@@ -477,7 +476,7 @@ fn what_a_slot_of_zeroes_held_before_is_no_damage_until_its_record_is_durable() 
 
 #[test]
 fn readers_see_a_block_that_is_rewritten_all_the_time() {
-    let place = Place::new();
+    let place = SessionPaths::new();
     let (_layer, disk) = place.open();
     disk.write_at(&[0; 4096], 0).unwrap();
     let stop = std::sync::atomic::AtomicBool::new(false);
@@ -506,7 +505,7 @@ fn readers_see_a_block_that_is_rewritten_all_the_time() {
 
 #[test]
 fn a_range_beyond_the_end_is_refused_and_changes_nothing() {
-    let place = Place::new();
+    let place = SessionPaths::new();
     let (_layer, disk) = place.open();
     for (offset, length) in [(DISK_BYTES, 1), (DISK_BYTES - 10, 11), (u64::MAX, 2)] {
         let bytes = vec![1; length as usize];

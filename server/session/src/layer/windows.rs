@@ -1,4 +1,4 @@
-//! The layer file seen through mappings: records, and the mutable words of the superblock.
+//! Memory mappings of the layer file: records, and the mutable words of the superblock.
 
 use std::fs::File;
 use std::sync::{Arc, OnceLock};
@@ -15,7 +15,7 @@ const WINDOW_SEGMENTS: u32 = 256;
 const WINDOW_SLOTS: u32 = WINDOW_SEGMENTS * SLOTS_PER_SEGMENT;
 const WINDOW_BYTES: u64 = WINDOW_SEGMENTS as u64 * SEGMENT_BYTES;
 
-/// Mappings of one layer file, made as they are needed.
+/// Mappings of one layer file, created on demand.
 pub(crate) struct Windows {
     head: Arc<SharedWords>,
     windows: Box<[OnceLock<SharedWords>]>,
@@ -23,7 +23,7 @@ pub(crate) struct Windows {
 }
 
 impl Windows {
-    /// For a file of which at most `max_slots` slots will be used.
+    /// Maps a file that will use at most `max_slots` slots.
     pub(crate) fn new(file: &File, max_slots: u32, is_writable: bool) -> Result<Self> {
         let length = SUPERBLOCK_AREA_BYTES as usize;
         let head = if is_writable {
@@ -41,7 +41,7 @@ impl Windows {
         &self.head
     }
 
-    /// Maps the records of the first `slots` slots: from now on they are read without the file.
+    /// Maps the records of the first `slots` slots. From now on they are read without the file.
     pub(crate) fn map_all(&self, file: &File, slots: u32) -> Result<()> {
         let mut first_slots = (0..slots).step_by(WINDOW_SLOTS as usize);
         first_slots.try_for_each(|slot| self.window(file, slot).map(drop))
@@ -65,7 +65,7 @@ impl Windows {
         } else {
             SharedWords::of_file_read_only(file, start, WINDOW_BYTES as usize)?
         };
-        // Two threads may both have mapped it; the loser's mapping is dropped.
+        // Two threads may both have mapped it. The second mapping is dropped.
         Ok((cell.get_or_init(|| words), inside))
     }
 
@@ -81,8 +81,8 @@ impl Windows {
         Ok(words.load_bytes(offset))
     }
 
-    /// Stores a record, in the order of [`publishing`](crate::mapping::publishing). The slot
-    /// must lie within the file.
+    /// Stores a record, in the order of [`publishing`](crate::mapping::publishing). The slot must
+    /// lie within the file.
     pub(crate) fn store_record(
         &self,
         file: &File,

@@ -1,8 +1,8 @@
-//! Capturing blocks and zeroes.
+//! Captures blocks and zeroes.
 //!
-//! A block whose slot no started sync covers is overwritten there; every other
-//! goes to a free slot. Only `capture` writes slots, under the block's stripe and
-//! with `gate` shared, so that no sync can start to cover a slot meanwhile.
+//! If no started sync covers a block's slot, the block is overwritten there. Every other block goes
+//! to a free slot. Only `capture` writes slots, under the block's stripe and with `gate` shared. So
+//! no sync can start to cover a slot meanwhile.
 
 use std::cell::RefCell;
 use std::os::unix::fs::FileExt;
@@ -20,7 +20,7 @@ use super::{LayerFile, StripeGuard, Writer, STRIPE_BLOCKS};
 
 const BLOCK: usize = BLOCK_SIZE_BYTES as usize;
 
-/// What a thread needs for a write, kept between writes.
+/// Buffers for a write. Each thread keeps them between writes.
 #[derive(Default)]
 struct Scratch {
     stored: Vec<u8>,
@@ -34,24 +34,24 @@ thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
-/// The slot whose cells are written next.
+/// The slot that takes the next cells.
 pub(crate) struct OpenCells {
     slot: u32,
-    /// Of the slot's record.
+    /// The nonce of the slot's record.
     nonce: [u8; NONCE_BYTES],
     used: usize,
 }
 
 impl OpenCells {
-    /// None open: the first cell takes a slot.
+    /// No open slot: the first cell takes one.
     pub(crate) fn none() -> Self {
         OpenCells { slot: 0, nonce: [0; NONCE_BYTES], used: CELLS_PER_SLOT }
     }
 }
 
 impl LayerFile {
-    /// Captures whole blocks from `first` on; all of them within the stripe that
-    /// `_guard` holds. Durable after the next flush.
+    /// Captures whole blocks from `first` on. All of them lie in the stripe that `_guard` holds.
+    /// They are durable after the next flush.
     pub(crate) fn capture(&self, _guard: &StripeGuard<'_>, first: u64, bytes: &[u8]) -> Result<()> {
         debug_assert_eq!(bytes.len() % BLOCK, 0);
         debug_assert_eq!(
@@ -84,7 +84,7 @@ impl LayerFile {
         let Scratch { slots, records, superseded, .. } = scratch;
         superseded.clear();
         for ((&slot, record), block) in slots.iter().zip(records.iter()).zip(first..) {
-            // Fails only where the address space is used up.
+            // This fails only if the address space is exhausted.
             self.store_record(slot, record).inspect_err(|_| writer.poison.set())?;
             match self.map.set_slot(block, slot) {
                 Lookup::Slot(old) if old != slot => superseded.push(old),
@@ -96,7 +96,7 @@ impl LayerFile {
         Ok(())
     }
 
-    /// Gives slots back whose write failed. Those that never had a record get a vacant one.
+    /// Gives back slots whose write failed. A slot that never had a record gets a vacant one.
     fn give_back(&self, writer: &Writer, slots: &[u32]) {
         for &slot in slots {
             let given_back = self.windows.load_record(&self.file, slot).and_then(|stored| {
@@ -115,8 +115,7 @@ impl LayerFile {
         writer.slots.give_back(slots);
     }
 
-    /// One slot per block: its own, where what that holds is covered by no
-    /// sync, else a free one.
+    /// Chooses one slot per block: its own one if no sync covers the content, otherwise a free one.
     fn choose_slots(
         &self,
         writer: &Writer,
@@ -154,7 +153,7 @@ impl LayerFile {
         Ok(())
     }
 
-    /// Encrypts, writes run by run, and makes the records; publishes nothing.
+    /// Encrypts the blocks, writes them run by run, and makes the records. Publishes nothing.
     fn store_blocks(
         &self,
         writer: &Writer,
@@ -169,7 +168,7 @@ impl LayerFile {
         let stored = &mut stored[..bytes.len()];
         let pieces = bytes.chunks_exact(BLOCK).zip(stored.chunks_exact_mut(BLOCK));
         for (i, (plain, piece)) in pieces.enumerate() {
-            // Block by block, so that the copy is still in the first cache.
+            // Copy block by block, so that the copy is still in the L1 cache.
             piece.copy_from_slice(plain);
             let sequence = sequences.first + i as u64;
             let nonce = writer.nonces.nonce(sequence);
@@ -194,8 +193,8 @@ impl LayerFile {
         Ok(())
     }
 
-    /// Makes `count` blocks from `first` on read as zeroes: one 64-byte record,
-    /// or none where they already do. Takes the locks it needs itself.
+    /// Makes `count` blocks from `first` on read as zeroes. Stores one 64-byte record, or none if
+    /// they already do. Takes its own locks.
     pub(crate) fn capture_zeroes(&self, first: u64, count: u64) -> Result<()> {
         let writer = self.writer()?;
         writer.poison.check()?;
@@ -206,7 +205,8 @@ impl LayerFile {
             drop(guard);
             result
         } else {
-            // A range of many stripes: alone, rather than with hundreds of locks.
+            // The range covers many stripes: lock the gate exclusively instead of hundreds of
+            // stripes.
             let _alone = writer.gate.write();
             self.zero_range(writer, first, count)
         }
@@ -250,9 +250,9 @@ impl LayerFile {
         Ok(())
     }
 
-    /// Takes a slot for cells. Its bytes are cleared before its record is stored. Should a
-    /// crash keep the record and lose the clearing, what the slot held before is no cell:
-    /// cells are bound to the record's nonce.
+    /// Takes a slot for cells. Its bytes are cleared before its record is stored. If a crash keeps
+    /// the record and loses the clearing, the slot's old content is no cell: cells are bound to the
+    /// record's nonce.
     fn open_cells(&self, writer: &Writer) -> Result<OpenCells> {
         let sequences = self.take_sequences(writer, 1)?;
         let mut slots = Vec::with_capacity(1);
@@ -281,7 +281,7 @@ impl LayerFile {
             .inspect_err(|error| self.poison_unless_full(writer, error))
     }
 
-    /// A full disk refuses one write; any other failure ends the session's writes.
+    /// A full disk fails one write. Any other failure ends the session's writes.
     fn poison_unless_full(&self, writer: &Writer, error: &Error) {
         if error.kind() != ErrorKind::NoSpace {
             writer.poison.set();
@@ -303,19 +303,19 @@ impl LayerFile {
     }
 }
 
-/// Sequence numbers that only slots given back may take.
+/// Sequence numbers reserved for slots that are given back.
 const KEPT_SEQUENCES: u64 = 1 << 32;
 
 /// Sequence numbers for one write.
 #[derive(Clone, Copy)]
 struct Sequences {
     first: u64,
-    /// The last one that is durable.
+    /// The last durable sequence number.
     durable: u64,
 }
 
 impl Sequences {
-    /// What a record says of the writes that were not yet durable.
+    /// The record's count of writes that were not yet durable.
     fn unflushed(self, sequence: u64) -> u32 {
         u32::try_from(sequence - self.durable).unwrap_or(u32::MAX)
     }

@@ -1,4 +1,4 @@
-//! One disk on its way to whoever holds the writer, from one to the next.
+//! One disk on its way to the holder of the writer, from one holder to the next.
 
 use std::cell::Cell;
 use std::sync::atomic::AtomicBool;
@@ -8,32 +8,33 @@ use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_store::{DiskTarget, DiskWriter, MapRoot, WriteCounts, WriteOptions};
 
 use super::link::{Broken, Link};
-use super::messages::MAX_WRITE_BYTES;
 use super::{Role, SharedWriter};
+use crate::writer_messages::MAX_WRITE_BYTES;
 
-/// Buffers that are kept for another use.
+/// Number of buffers kept for reuse.
 const KEPT_BUFFERS: usize = 8;
 
 pub(super) struct SharedDisk<'a> {
     pub(super) shared: &'a SharedWriter<'a>,
     pub(super) size_bytes: u64,
     pub(super) options: WriteOptions,
-    /// What it is written over: at later places the map that the one before has ended with.
+    /// The map below the disk. After a move it is the map with which the previous holder ended.
     pub(super) base: Option<MapRoot>,
-    /// What was done at the places before.
+    /// The sum of the previous holders' counts.
     pub(super) before: WriteCounts,
     pub(super) place: Option<Place>,
     pub(super) buffers: Vec<Vec<u8>>,
 }
 
-/// Where it is stored.
+/// The holder that stores the disk.
 pub(super) enum Place {
     Here(DiskWriter),
     There(Arc<Link>),
 }
 
 impl SharedDisk<'_> {
-    /// Does something where the disk is stored; where that moves, once more at the next place.
+    /// Runs an operation where the disk is stored. If the holder changes, runs it again at the next
+    /// one.
     pub(super) fn store<T>(
         &mut self,
         mut here: impl FnMut(&mut DiskWriter) -> Result<T>,
@@ -71,7 +72,7 @@ impl SharedDisk<'_> {
         Ok(())
     }
 
-    /// Takes what the place before has come to; true where that was anything.
+    /// Takes over the previous holder's map and counts. Returns true if there were any.
     fn go_on(&mut self, broken: Broken) -> Result<bool> {
         let finished = self.shared.moved(broken)?;
         self.place = None;
@@ -104,7 +105,7 @@ impl DiskTarget for SharedDisk<'_> {
         if bytes.len() as u64 > MAX_WRITE_BYTES {
             return Err(Error::new(ErrorKind::Internal, "a write is too long to be sent"));
         }
-        // Given away here, and borrowed there.
+        // A local write takes the bytes, a remote write borrows them.
         let bytes = Cell::new(bytes);
         self.store(
             |disk| disk.write(offset_bytes, bytes.take()),
@@ -148,11 +149,14 @@ impl DiskTarget for SharedDisk<'_> {
                 Some(Place::Here(disk)) => disk.finish()?,
                 Some(Place::There(link)) => match link.finish(self.shared.cancel) {
                     Ok(finished) => finished,
-                    // All was sent: what that place has ended with is the whole disk.
-                    Err(broken) => match self.go_on(broken)? {
-                        true => (self.base.unwrap_or(MapRoot::EMPTY), WriteCounts::default()),
-                        false => continue,
-                    },
+                    // All bytes were sent: that holder's map is the whole disk.
+                    Err(broken) => {
+                        if self.go_on(broken)? {
+                            (self.base.unwrap_or(MapRoot::EMPTY), WriteCounts::default())
+                        } else {
+                            continue;
+                        }
+                    }
                 },
             };
             return Ok((finished.0, sum(self.before, finished.1)));
@@ -162,7 +166,7 @@ impl DiskTarget for SharedDisk<'_> {
 
 impl Drop for SharedDisk<'_> {
     fn drop(&mut self) {
-        // A host cancels a disk when its guest goes away.
+        // A host cancels a disk when its guest disconnects.
         if let Some(Place::There(_)) = self.place.take() {
             *self.shared.role.lock() = None;
         }

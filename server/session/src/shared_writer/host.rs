@@ -1,4 +1,5 @@
-//! The side of the process that holds the writer: takes the backups of others, and does gcs.
+//! The process that holds the writer: it takes the backups of other processes, does gcs, and
+//! removes points.
 
 use std::io::{BufReader, Read};
 use std::net::Shutdown;
@@ -9,32 +10,33 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
-use coldrise_store::{DiskWriter, RepositoryWriter, WriteOptions};
+use coldrise_store::{BackupTarget, DiskWriter, RepositoryWriter, WriteOptions};
 use parking_lot::Mutex;
 use serde::Serialize;
 
-use super::messages::{
-    is_proof, nonce, proof, read_line, Answer, Ask, Nonce, Request, Side, MAX_WRITE_BYTES,
-};
-use super::SOCKET;
+use crate::forget::PointRemoval;
 use crate::gc::answer_gc;
 use crate::local_socket::{send, Answers, LocalSocket};
+use crate::writer_messages::SOCKET;
+use crate::writer_messages::{
+    is_proof, nonce, proof, read_line, Answer, Ask, Nonce, Request, Side, MAX_WRITE_BYTES,
+};
 
-/// Connections at once, at most.
+/// Maximum number of simultaneous connections.
 const MAX_CONNECTIONS: usize = 256;
-/// A guest proves at once that it knows the key.
+/// Longest wait for a guest's proof that it knows the key.
 const PROOF_TIMEOUT: Duration = Duration::from_secs(5);
-/// A guest that does not read for so long is given up.
+/// A guest that does not read for this long is disconnected.
 const SEND_TIMEOUT: Duration = Duration::from_secs(10);
-/// Guests that are to move have done so after this long, or have to begin again.
+/// Longest wait for guests that were told to move. After it they must begin again.
 const MOVE_PATIENCE: Duration = Duration::from_secs(30);
-/// How often it is looked whether they have.
+/// Interval between two checks whether they have moved.
 const LOOK_INTERVAL: Duration = Duration::from_millis(2);
-/// Between two messages of how much was stored.
+/// Interval between two messages with the stored counts.
 const COUNTS_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Serves others while it lives. Dropped, it interrupts gcs and sends its guests away, each with
-/// what it has stored so far; the writer is to be dropped afterwards.
+/// Serves other processes until it is dropped. Dropping it interrupts gcs and sends its guests
+/// away, each with the part that it has stored so far. Drop the writer afterwards.
 pub(super) struct Host {
     socket: Option<LocalSocket>,
     service: Arc<Service>,
@@ -44,7 +46,7 @@ impl Host {
     /// Listens in the folder of the writer's repository.
     ///
     /// # Errors
-    /// What the operating system says.
+    /// The operating system's error.
     pub(super) fn listen(writer: &Arc<RepositoryWriter>) -> Result<Host> {
         let service = Arc::new(Service {
             writer: Arc::clone(writer),
@@ -61,7 +63,7 @@ impl Host {
 
 impl Drop for Host {
     fn drop(&mut self) {
-        // In this order; see `Service::gc`.
+        // This order matters; see `Service::gc`.
         self.service.is_ending.store(true, Ordering::SeqCst);
         self.service.gc_cancel.store(true, Ordering::SeqCst);
         self.socket = None;
@@ -86,7 +88,7 @@ struct Service {
     writer: Arc<RepositoryWriter>,
     is_ending: AtomicBool,
     gc_cancel: AtomicBool,
-    /// One gc at a time.
+    /// Allows only one gc at a time.
     gc: Mutex<()>,
     connections: Mutex<Vec<Connection>>,
 }
@@ -96,7 +98,7 @@ struct Connection {
     thread: JoinHandle<()>,
 }
 
-/// Who is at the other end. Several threads may send.
+/// The process at the other end. Several threads may send to it.
 struct Peer {
     stream: UnixStream,
     is_guest: bool,
@@ -156,7 +158,8 @@ impl Service {
                 taken
             }
         };
-        // The stream stays in the list of connections, and the other side has to see its end.
+        // The stream stays in the list of connections, so the other side sees its end only after
+        // this.
         let _ = peer.stream.shutdown(Shutdown::Both);
         if let Err(error) = served {
             tracing::debug!(error = %error.full_message(), "a request of another process ended");
@@ -172,11 +175,10 @@ impl Service {
         answer_gc(&self.writer, max_unused, &self.gc_cancel, stream)
     }
 
-    /// Stores what a guest sends, until it goes away: then what it has not finished is
-    /// cancelled.
+    /// Stores the data of a guest until it disconnects. Then its unfinished disk is cancelled.
     fn take_backup(&self, of_guest: &Nonce, peer: &Peer) -> Result<()> {
         if self.writer.has_failed() {
-            // It is about to end; the next host opens the repository again.
+            // This host is about to end. The next one opens the repository again.
             return peer.send(&Answer::Closing);
         }
         let mut stream = BufReader::new(&peer.stream);
@@ -217,8 +219,13 @@ impl Service {
                     peer.send(&Answer::Finished { root: finished.0, counts: finished.1 })?;
                 }
                 Ask::PutPoint(document) => {
-                    self.writer.put_point(&document)?;
+                    BackupTarget::put_point(&*self.writer, &document)?;
                     peer.send(&Answer::Added)?;
+                }
+                Ask::Remove { points, lost } => {
+                    PointRemoval::begin(&self.writer)?.commit(&points)?;
+                    self.writer.forget_lost(&lost)?;
+                    peer.send(&Answer::Removed)?;
                 }
                 Ask::Proof(_) => return Err(out_of_turn()),
             }
@@ -250,8 +257,9 @@ fn read_bytes(
     }
     buffer.reserve_exact(length_bytes as usize);
     let read = stream.take(length_bytes).read_to_end(&mut buffer).context(|| "reading")?;
-    match read as u64 == length_bytes {
-        true => Ok(buffer),
-        false => Err(Error::new(ErrorKind::Io, "a guest went away in the middle of a write")),
+    if read as u64 == length_bytes {
+        Ok(buffer)
+    } else {
+        Err(Error::new(ErrorKind::Io, "a guest went away in the middle of a write"))
     }
 }

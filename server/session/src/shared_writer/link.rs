@@ -1,11 +1,11 @@
-//! The side of a guest: a backup whose disks are stored by the process that holds the writer.
+//! The guest: a backup whose disks are stored by the process that holds the writer.
 //!
-//! The backup's own thread sends. A second thread reads what the host says, so that it is
-//! heard at once, also while the source keeps the first one waiting. When the host is about to
-//! end, that thread ends the disk that is open, keeps what was stored from gcs, and goes away:
-//! the next write finds out and goes on elsewhere.
+//! The backup's own thread sends. A second thread reads the host's messages, so that they are
+//! received at once, even while the source keeps the first thread waiting. When the host is about
+//! to end, the second thread finishes the open disk, protects the stored data from gcs, and
+//! disconnects. The next write detects that and continues elsewhere.
 //!
-//! Locks, in order: `sending` (for one message), `state`.
+//! Lock order: `sending` (for one message), `state`.
 
 use std::io::{
     BufReader, ErrorKind::Interrupted, ErrorKind::TimedOut, ErrorKind::WouldBlock, Write,
@@ -22,25 +22,26 @@ use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_store::{MapRoot, PointDocument, Repository, WriteCounts};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use super::kept::Kept;
-use super::messages::{
-    is_proof, nonce, proof, read_line, told_error, Answer, Ask, Request, Side, MAX_WRITE_BYTES,
-};
-use super::SOCKET;
+use super::map_lease::MapLease;
 use crate::local_socket::{connect_within, send};
+use crate::writer_messages::SOCKET;
+use crate::writer_messages::{
+    is_proof, nonce, proof, read_line, told_error, Answer, Ask, PointNames, Request, Side,
+    MAX_WRITE_BYTES,
+};
 
-/// How often it is looked whether the backup was cancelled.
+/// Interval between two checks whether the backup was cancelled.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
-/// A host that does not answer for so long is asked once more.
+/// If a host does not answer for this long, the guest tries again.
 const WELCOME_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Why a host takes nothing more.
+/// The reason why a host takes no more data.
 pub(super) enum Broken {
-    /// It ends; the disk that was open ends with this map, which holds all that was sent.
+    /// The host ends. The open disk ends with this map, which holds all sent data.
     Moved(Option<(MapRoot, WriteCounts)>),
-    /// It was killed: what was not finished is gone.
+    /// The host was killed: unfinished data is lost.
     Lost,
-    /// Anything else.
+    /// Any other failure.
     Failed(Error),
 }
 
@@ -61,7 +62,7 @@ struct Inner {
 struct State {
     counts: WriteCounts,
     is_disk_open: bool,
-    /// An answer is awaited.
+    /// True while the guest waits for an answer.
     is_asked: bool,
     answer: Option<Answer>,
     is_moving: bool,
@@ -69,24 +70,24 @@ struct State {
 }
 
 impl Link {
-    /// Connects to the host; `None` where nobody listens, or who does is about to end.
+    /// Connects to the host; `None` if no process listens, or if the host is about to end.
     ///
     /// # Errors
-    /// `Io`; what the host says; `WrongPassphrase` where it has not the repository's key.
+    /// `Io`; the host's error; `WrongPassphrase` if the host does not know the repository's key.
     pub(super) fn connect(
         folder: &Path,
         repository: &Repository,
-        kept: &Arc<Kept>,
+        kept: &Arc<MapLease>,
     ) -> Result<Option<Link>> {
         let Some(stream) = connect_within(folder, SOCKET, WELCOME_TIMEOUT)? else {
             return Ok(None);
         };
         let what = || "asking the process that writes the repository";
-        // The host takes data at its own pace.
+        // The host takes data at its own speed, so writes have no timeout.
         stream.set_write_timeout(None).context(what)?;
         stream.set_read_timeout(Some(WELCOME_TIMEOUT)).context(what)?;
         let own = nonce()?;
-        // Whoever is about to end may have gone without reading it.
+        // A host that is about to end may have closed the connection without reading.
         if send(&stream, &Request::Backup { nonce: own }).is_err() {
             return Ok(None);
         }
@@ -94,7 +95,7 @@ impl Link {
         let (of_host, told) = match read_line(&mut answers) {
             Ok(Some(Answer::Welcome { nonce, proof })) => (nonce, proof),
             Ok(Some(Answer::Failed { kind, message })) => return Err(told_error(&kind, message)),
-            // It ends or has ended, or does not answer.
+            // The host is about to end, has ended, or does not answer.
             _ => return Ok(None),
         };
         if !is_proof(told, proof(repository, Side::Host, &own, &of_host)) {
@@ -114,7 +115,7 @@ impl Link {
         }
         stream.set_read_timeout(None).context(what)?;
         stream.set_write_timeout(Some(LOOK_INTERVAL)).context(what)?;
-        // Nothing comes unasked before the first disk but that the host ends.
+        // Before the first disk, the only unsolicited message is that the host ends.
         let early = answers.buffer().to_vec();
         let inner = Arc::new(Inner {
             stream,
@@ -190,10 +191,22 @@ impl Link {
             _ => Err(Broken::Failed(out_of_turn())),
         }
     }
+
+    pub(super) fn remove(
+        &self,
+        points: PointNames,
+        lost: PointNames,
+        cancel: &AtomicBool,
+    ) -> std::result::Result<(), Broken> {
+        match self.inner.ask(&Ask::Remove { points, lost }, cancel)? {
+            Answer::Removed => Ok(()),
+            _ => Err(Broken::Failed(out_of_turn())),
+        }
+    }
 }
 
 impl Drop for Link {
-    /// What was not finished is cancelled.
+    /// Cancels the unfinished disk.
     fn drop(&mut self) {
         let _ = self.inner.stream.shutdown(Shutdown::Both);
         if let Some(listener) = self.listener.take() {
@@ -203,7 +216,7 @@ impl Drop for Link {
 }
 
 impl Inner {
-    /// Sends one message, and changes the state with it.
+    /// Sends one message and changes the state with it.
     fn send(
         &self,
         ask: &Ask,
@@ -224,7 +237,7 @@ impl Inner {
                 Err(error) if error.kind() == ErrorKind::Interrupted => {
                     return Err(Broken::Failed(error))
                 }
-                // The other thread hears why.
+                // The other thread receives the reason.
                 Err(_) => {}
             }
         }
@@ -257,13 +270,14 @@ impl Inner {
         cancel: &AtomicBool,
     ) -> std::result::Result<(), Broken> {
         self.changed.wait_for(state, LOOK_INTERVAL);
-        match cancel.load(Ordering::Relaxed) {
-            true => Err(Broken::Failed(Error::new(ErrorKind::Interrupted, "cancelled"))),
-            false => Ok(()),
+        if cancel.load(Ordering::Relaxed) {
+            Err(Broken::Failed(Error::new(ErrorKind::Interrupted, "cancelled")))
+        } else {
+            Ok(())
         }
     }
 
-    /// Waits until it is known why nothing can be sent.
+    /// Waits until the reason for a failed send is known.
     fn why(&self, cancel: &AtomicBool) -> Broken {
         let mut state = self.state.lock();
         loop {
@@ -303,10 +317,10 @@ impl Inner {
         Ok(())
     }
 
-    /// Hears what the host says, until it goes away.
-    fn listen(&self, kept: &Kept) {
+    /// Receives the host's messages until it disconnects.
+    fn listen(&self, kept: &MapLease) {
         let mut answers = BufReader::new(&self.stream);
-        // The disk that this thread has ended.
+        // True after this thread has finished the open disk.
         let mut is_ended = false;
         let broken = loop {
             let answer = match read_line(&mut answers) {
@@ -319,7 +333,7 @@ impl Inner {
                     break Broken::Failed(told_error(&kind, message));
                 }
                 Answer::Moving => {
-                    // Not in the middle of a message.
+                    // Wait for the end of a message that is being sent.
                     let _sending = self.sending.lock();
                     let mut state = self.state.lock();
                     state.is_moving = true;
@@ -360,8 +374,8 @@ impl Inner {
     }
 }
 
-/// Keeps what is stored from gcs while no process holds the writer.
-fn leave(kept: &Kept, finished: Option<(MapRoot, WriteCounts)>) -> Broken {
+/// Protects the stored data from gcs while no process holds the writer.
+fn leave(kept: &MapLease, finished: Option<(MapRoot, WriteCounts)>) -> Broken {
     if let Some((root, _)) = finished {
         kept.add(root);
     }

@@ -7,49 +7,48 @@
 //!            └── backup C: guest
 //! ```
 //!
-//! The first backup opens the repository for writing and listens: it is the *host*. Each later
-//! one is its *guest*. Sources are read by the process that was asked to back them up, with the
-//! rights of its user and in its confinement; the host never opens a file for a guest. It stores
-//! the bytes as those of its own disks, so content is shared among all of them.
+//! The first backup opens the repository for writing and listens: it is the *host*. Each later one
+//! is its *guest*. Each process reads the sources that it was asked to back up, with the rights of
+//! its user and in its confinement. The host never opens a file for a guest. It stores a guest's
+//! bytes like those of its own disks, so all backups share content.
 //!
-//! # Who is the host
+//! # Which backup is the host
 //!
-//! `backups.lock` (flock) says that a backup holds the writer, or is about to open it or to close
-//! it. Whoever gets it becomes the host; the others connect, or look again in a moment. Where
-//! `writer.lock` belongs to another command the backup ends with `Busy`, as every writer does.
+//! A backup that holds `backups.lock` (flock) holds the writer, or is about to open or close it.
+//! The backup that gets the lock becomes the host. The others connect, or try again after a short
+//! time. If another command holds `writer.lock`, the backup ends with `Busy`, like every writer.
 //! `leases/backup-HASH` belongs to one backup of a machine, guest or host, as long as it runs
 //! ([`Repository::claim_machine`]).
 //!
 //! # Ends, in order, and kills
 //!
-//! A host whose own backup has ended does not wait for its guests. It
+//! A host whose own backup has ended does not wait for its guests:
 //!
-//! 1. stops listening and ends the gcs that it does for others;
-//! 2. tells its guests to move. Each ends the disk that is open: the map of what it has sent so
-//!    far is committed, over what it builds upon;
-//! 3. each guest leases the maps that it needs, then goes away;
-//! 4. closes the database, gives up `writer.lock`, then `backups.lock`.
+//! 1. It stops listening and ends the gcs that it does for others.
+//! 2. It tells its guests to move. Each finishes the open disk: the map of the data sent so far is
+//!    committed, over the map on which it is based.
+//! 3. Each guest leases the maps that it needs, then disconnects.
+//! 4. The host closes the database, releases `writer.lock`, then `backups.lock`.
 //!
-//! The guests go on where they stopped: one of them becomes the host, and each starts its disk
-//! over the map that it got. Nothing is read twice.
+//! The guests continue from there: one of them becomes the host, and each starts its disk over the
+//! map that it got. No data is read twice.
 //!
-//! - A **guest is killed** at any time: its connection ends, the host cancels its disk. Pages of
-//!   its map are deleted; chunks stay, for the next backup or a gc.
-//! - The **host is killed**: its locks go, every guest sees the end of its connection, begins again
-//!   from the start of its sources and finds what was committed in the dedup index. Where that
-//!   happens while it waits for its point, it looks first whether the point is there.
-//! - Killed **between 2 and 4**: a guest that has its map goes on; one that has not begins again.
-//!   A guest that is killed then takes its lease with it, and the next gc takes its chunks.
-//! - A guest that does not answer is given up after 30 s, and begins again when it wakes.
+//! - A **guest is killed** at any time: its connection ends, and the host cancels its disk. The
+//!   pages of its map are deleted. Its chunks stay, for the next backup or a gc.
+//! - The **host is killed**: its locks are released, and every guest sees the end of its
+//!   connection. It begins again from the start of its sources and finds the committed data in the
+//!   dedup index. If it was waiting for its point, it first checks whether the point exists.
+//! - A kill **between 2 and 4**: a guest that has its map continues; a guest without it begins
+//!   again. A guest that is killed then loses its lease, and the next gc deletes its chunks.
+//! - A guest that does not answer is disconnected after 30 s, and begins again when it runs again.
 //!
-//! A failed commit (a full drive) ends every backup of the host with the same error, because
-//! nobody knows any more what is on the drive; any other failure ends one backup.
+//! A failed commit (a full drive) ends every backup of the host with the same error, because the
+//! content of the drive is unknown then. Any other failure ends one backup.
 
 mod disk;
 mod host;
-mod kept;
 mod link;
-mod messages;
+mod map_lease;
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -58,41 +57,39 @@ use std::time::Duration;
 
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_store::{
-    BackupTarget, DiskTarget, MapRoot, PointDocument, Repository, RepositoryWriter, WriteCounts,
-    WriteOptions,
+    BackupTarget, DiskTarget, MachineName, MapRoot, PointDocument, PointName, Repository,
+    RepositoryWriter, WriteCounts, WriteOptions,
 };
 use parking_lot::Mutex;
 
+use crate::lease::{Lease, LeaseHold, Served};
 use crate::lock::FileLock;
 use disk::SharedDisk;
 use host::Host;
-use kept::Kept;
 use link::{Broken, Link};
-pub(crate) use messages::Request;
+use map_lease::MapLease;
 
-/// The socket's name in the repository's folder.
-pub(crate) const SOCKET: &str = "writer.control";
 const LOCK: &str = "backups.lock";
-/// Between two looks whether the next host listens.
+/// Interval between two checks whether the next host listens.
 const PAUSE: Duration = Duration::from_millis(20);
-/// Between two attempts to open the repository while another command writes it.
+/// Interval between two attempts to open the repository while another command writes it.
 const BUSY_PAUSE: Duration = Duration::from_millis(500);
 
-/// How a repository is opened.
+/// Functions that open the repository.
 pub struct Openers<'a> {
-    /// For writing.
+    /// Opens it for writing.
     pub writer: &'a (dyn Fn() -> Result<RepositoryWriter> + Sync),
-    /// For reading.
+    /// Opens it for reading.
     pub reader: &'a (dyn Fn() -> Result<Arc<Repository>> + Sync),
 }
 
-/// The writer of a repository, of this process or of another one, for one backup.
+/// The writer of a repository for one backup. This process or another one holds it.
 pub struct SharedWriter<'a> {
     path: PathBuf,
     openers: Openers<'a>,
     cancel: &'a AtomicBool,
     role: Mutex<Option<Role>>,
-    kept: Mutex<Option<Arc<Kept>>>,
+    kept: Mutex<Option<Arc<MapLease>>>,
     is_lost: AtomicBool,
 }
 
@@ -102,8 +99,10 @@ enum Role {
     Guest(Arc<Link>),
 }
 
-/// Dropped in this order.
+/// Fields are dropped in this order.
 struct Hosting {
+    /// Leases the point on which the host's own backup is based.
+    base: Mutex<Option<LeaseHold>>,
     _host: Option<Host>,
     writer: Arc<RepositoryWriter>,
     _lock: FileLock,
@@ -113,14 +112,14 @@ impl<'a> SharedWriter<'a> {
     /// Becomes the host, or a guest.
     ///
     /// # Errors
-    /// `Busy` where another command than a backup writes the repository; as of opening it;
+    /// `Busy` if a command other than a backup writes the repository; the errors of opening it;
     /// `Interrupted` once `cancel` is set.
     pub fn join(
         path: &Path,
         openers: Openers<'a>,
         cancel: &'a AtomicBool,
     ) -> Result<SharedWriter<'a>> {
-        // Nothing is to be made where none is.
+        // Create no files if there is no repository.
         Repository::check(path)?;
         let (role, kept, is_lost) = Default::default();
         let shared = SharedWriter { path: path.to_owned(), openers, cancel, role, kept, is_lost };
@@ -128,25 +127,26 @@ impl<'a> SharedWriter<'a> {
         Ok(shared)
     }
 
-    /// The same after the host was killed: waits where another command is quicker.
+    /// Joins again after the host was killed. If another command takes the writer first, waits for
+    /// it.
     ///
     /// # Errors
-    /// As of [`SharedWriter::join`], but never `Busy`.
+    /// As for [`SharedWriter::join`], but never `Busy`.
     pub fn join_again(&self) -> Result<()> {
         *self.role.lock() = None;
         self.is_lost.store(false, Ordering::Relaxed);
         self.enter(true).map(|_| ())
     }
 
-    /// Whether the host was killed: the backup is to begin again.
+    /// True if the host was killed: the backup must begin again.
     pub fn is_lost(&self) -> bool {
         self.is_lost.load(Ordering::Relaxed)
     }
 
-    /// The repository as of now, for documents.
+    /// The current repository, for reading documents.
     ///
     /// # Errors
-    /// As of opening it.
+    /// The errors of opening it.
     pub fn repository(&self) -> Result<Arc<Repository>> {
         match self.role()? {
             Role::Host(hosting) => Ok(Arc::clone(hosting.writer.repository())),
@@ -158,25 +158,44 @@ impl<'a> SharedWriter<'a> {
         }
     }
 
-    /// Keeps what `base` refers to until this ends, whoever holds the writer then.
-    pub fn keep(&self, base: &PointDocument) {
-        // A host keeps it: nobody else forgets points meanwhile.
-        if let Some(kept) = &*self.kept.lock() {
-            base.disks.iter().for_each(|disk| kept.add(disk.root));
+    /// Protects the data of `base` until this is dropped, whichever process holds the writer:
+    /// another process may forget the point. Returns false if that has already happened.
+    ///
+    /// # Errors
+    /// As for [`Lease::take`], and the errors of reading the catalog.
+    pub fn keep(&self, base: &PointDocument) -> Result<bool> {
+        match self.role()? {
+            Role::Host(hosting) => {
+                let lease = Lease::take(hosting.writer.repository(), "backup")?;
+                let served = base
+                    .disks
+                    .iter()
+                    .map(|disk| Served { name: "backup".to_owned(), disk: Some(disk.clone()) });
+                *hosting.base.lock() = Some(lease.hold_all(served.collect())?);
+            }
+            Role::Guest(_) => {
+                let kept = self.kept()?;
+                base.disks.iter().for_each(|disk| kept.add(disk.root));
+                kept.lease()?;
+            }
+        }
+        match self.repository()?.point(&base.machine, &base.point) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+            found => found.map(|_| true),
         }
     }
 
-    fn kept(&self) -> Result<Arc<Kept>> {
+    fn kept(&self) -> Result<Arc<MapLease>> {
         let mut kept = self.kept.lock();
         if let Some(kept) = &*kept {
             return Ok(Arc::clone(kept));
         }
-        let opened = Arc::new(Kept::new((self.openers.reader)()?));
+        let opened = Arc::new(MapLease::new((self.openers.reader)()?));
         *kept = Some(Arc::clone(&opened));
         Ok(opened)
     }
 
-    /// The present role, or the next one.
+    /// The current role, or the next one.
     fn role(&self) -> Result<Role> {
         let role = self.role.lock().clone();
         match role {
@@ -212,14 +231,15 @@ impl<'a> SharedWriter<'a> {
     }
 
     fn check_cancel(&self) -> Result<()> {
-        match self.cancel.load(Ordering::Relaxed) {
-            true => Err(Error::new(ErrorKind::Interrupted, "cancelled")),
-            false => Ok(()),
+        if self.cancel.load(Ordering::Relaxed) {
+            Err(Error::new(ErrorKind::Interrupted, "cancelled"))
+        } else {
+            Ok(())
         }
     }
 
-    /// What is to be done about a host that takes nothing more: go on elsewhere, with the map
-    /// of what it has taken, or give up.
+    /// Reacts to a host that takes no more data: continues elsewhere, with the map of the stored
+    /// data, or fails.
     fn moved(&self, broken: Broken) -> Result<Option<(MapRoot, WriteCounts)>> {
         match broken {
             Broken::Moved(finished) => {
@@ -236,6 +256,29 @@ impl<'a> SharedWriter<'a> {
     }
 }
 
+/// Removes points through the backup that holds the writer of `repository`. Returns false if there
+/// is none, or if it is about to end. `lost` are points of which only the marker survived.
+///
+/// # Errors
+/// As for [`PointRemoval::commit`](crate::PointRemoval::commit); `Interrupted` once `cancel` is
+/// set.
+pub fn remove_through_backup(
+    repository: &Arc<Repository>,
+    points: &[(MachineName, PointName)],
+    lost: &[(MachineName, PointName)],
+    cancel: &AtomicBool,
+) -> Result<bool> {
+    let kept = Arc::new(MapLease::new(Arc::clone(repository)));
+    let Some(link) = Link::connect(repository.path(), repository, &kept)? else {
+        return Ok(false);
+    };
+    match link.remove(points.to_vec(), lost.to_vec(), cancel) {
+        Ok(()) => Ok(true),
+        Err(Broken::Failed(error)) => Err(error),
+        Err(Broken::Moved(_) | Broken::Lost) => Ok(false),
+    }
+}
+
 impl Hosting {
     fn start(writer: RepositoryWriter, lock: FileLock) -> Hosting {
         let writer = Arc::new(writer);
@@ -245,7 +288,7 @@ impl Hosting {
                 "no other backup and no gc can run meanwhile"
             );
         });
-        Hosting { _host: host.ok(), writer, _lock: lock }
+        Hosting { base: Mutex::default(), _host: host.ok(), writer, _lock: lock }
     }
 }
 
@@ -279,7 +322,7 @@ impl BackupTarget for SharedWriter<'_> {
     fn put_point(&self, document: &PointDocument) -> Result<()> {
         loop {
             let broken = match self.role()? {
-                Role::Host(hosting) => return hosting.writer.put_point(document),
+                Role::Host(hosting) => return BackupTarget::put_point(&*hosting.writer, document),
                 Role::Guest(link) => match link.put_point(document, self.cancel) {
                     Ok(()) => return Ok(()),
                     Err(broken) => broken,

@@ -16,7 +16,7 @@ pub const DISK_BYTES: u64 = 4 << 20;
 /// How long a seal waits for the server.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
-pub struct Place {
+pub struct TestRepository {
     _folder: tempfile::TempDir,
     pub path: PathBuf,
     pub point: PointDocument,
@@ -36,7 +36,7 @@ pub fn content(seed: u8) -> Vec<u8> {
 }
 
 /// An encrypted repository holding one point of two disks.
-pub fn place() -> Place {
+pub fn place() -> TestRepository {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("repo");
     std::fs::write(folder.path().join("passphrase"), "correct horse").unwrap();
@@ -73,7 +73,7 @@ pub fn place() -> Place {
         quarantine: None,
     };
     writer.put_point(&point).unwrap();
-    Place { _folder: folder, path, point }
+    TestRepository { _folder: folder, path, point }
 }
 
 pub fn passphrase(repository: &Path) -> PassphraseSource {
@@ -84,7 +84,7 @@ pub fn writer(path: &Path) -> RepositoryWriter {
     RepositoryWriter::open(path, &passphrase(path), &OpenOptions::default()).unwrap()
 }
 
-impl Place {
+impl TestRepository {
     pub fn open(&self) -> Arc<Repository> {
         let passphrase = passphrase(&self.path);
         Repository::open(&self.path, &passphrase, &OpenOptions::default()).unwrap()

@@ -43,7 +43,7 @@ pub struct Holdings {
 
 /// The storage that belongs to one owner alone.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Share {
+pub struct HeldAmount {
     /// Chunks with no other reference.
     pub chunks: u64,
     /// Their approximate size, compressed, encrypted and padded.
@@ -57,7 +57,7 @@ pub struct Share {
 pub struct MachineAttribution {
     /// Storage without references from other machines: deleting all points of the machine
     /// frees it.
-    pub alone: Share,
+    pub alone: HeldAmount,
     /// Its points, in the order given.
     pub points: Vec<PointAttribution>,
 }
@@ -67,15 +67,15 @@ pub struct MachineAttribution {
 pub struct PointAttribution {
     /// Storage without references from other points or sessions: deleting the point frees
     /// it.
-    pub alone: Share,
+    pub alone: HeldAmount,
     /// The bytes that its chunk maps refer to: a restore reads them. Holes and captured
     /// writes are not counted.
     pub recoverable_bytes: u64,
 }
 
 impl Repository {
-    /// The storage that each of `machines`, and each of their points, holds alone. The
-    /// result is correct only if `machines` is the whole content of the repository.
+    /// The storage that each of `machines`, and each of their points, holds alone. The result is
+    /// correct only if `machines` covers the whole repository.
     ///
     /// # Errors
     /// `Corrupt` for a page that is damaged or missing.

@@ -114,14 +114,14 @@ fn referred(pages: &Pages, disks: &[DiskDocument]) -> (BTreeSet<u64>, BTreeSet<L
 fn without(
     mine: (BTreeSet<u64>, BTreeSet<LayerId>),
     others: impl Iterator<Item = (BTreeSet<u64>, BTreeSet<LayerId>)>,
-) -> Share {
+) -> HeldAmount {
     let (mut chunks, mut layers) = mine;
     for (other_chunks, other_layers) in others {
         chunks.retain(|chunk| !other_chunks.contains(chunk));
         layers.retain(|layer| !other_layers.contains(layer));
     }
     let chunks = chunks.len() as u64;
-    Share { chunks, stored_bytes: chunks * 1000, layers: layers.into_iter().collect() }
+    HeldAmount { chunks, stored_bytes: chunks * 1000, layers: layers.into_iter().collect() }
 }
 
 fn found(pages: &Pages, machines: &[Holdings], window: u64) -> Vec<MachineAttribution> {

@@ -7,7 +7,7 @@ use coldrise_block::{Error, ErrorKind, Result};
 
 use super::owner::{Owner, Whose};
 use super::sizes::ChunkSizes;
-use super::{Holdings, MachineAttribution, PointAttribution, Share};
+use super::{HeldAmount, Holdings, MachineAttribution, PointAttribution};
 use crate::map::{slot_of, PageId, PageSource};
 use crate::{DiskDocument, LayerId, MapRoot};
 
@@ -21,7 +21,7 @@ pub(super) struct Walk<'a> {
     pages: Pages,
     /// One per point and one per machine.
     of_points: Vec<PointAttribution>,
-    of_machines: Vec<Share>,
+    of_machines: Vec<HeldAmount>,
 }
 
 /// Facts about pages, by page number.
@@ -70,7 +70,7 @@ impl<'a> Walk<'a> {
             machines,
             chunk_size_bytes,
             of_points: vec![PointAttribution::default(); machine_of_point.len()],
-            of_machines: vec![Share::default(); machines.len()],
+            of_machines: vec![HeldAmount::default(); machines.len()],
             machine_of_point,
             pages: Pages {
                 owners: vec![Owner::NOBODY; pages],
@@ -237,7 +237,7 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    fn share_of_point(&mut self, owner: Owner) -> Option<&mut Share> {
+    fn share_of_point(&mut self, owner: Owner) -> Option<&mut HeldAmount> {
         match owner.whose() {
             Whose::Point(number) => self.of_points.get_mut(number).map(|point| &mut point.alone),
             Whose::Nobody | Whose::Machine(_) | Whose::Several => None,
@@ -245,7 +245,7 @@ impl<'a> Walk<'a> {
     }
 
     /// The share of one point is also its machine's share.
-    fn share_of_machine(&mut self, owner: Owner) -> Option<&mut Share> {
+    fn share_of_machine(&mut self, owner: Owner) -> Option<&mut HeldAmount> {
         let number = match owner.whose() {
             Whose::Point(number) => *self.machine_of_point.get(number)? as usize,
             Whose::Machine(number) => number,
@@ -300,7 +300,7 @@ impl Chunks {
     }
 }
 
-impl Share {
+impl HeldAmount {
     fn add_chunk(&mut self, stored_bytes: u64) {
         self.chunks += 1;
         self.stored_bytes = self.stored_bytes.saturating_add(stored_bytes);

@@ -137,9 +137,10 @@ impl MapBuilder {
         let Some(root) = self.open.pop().filter(|root| root.changed) else {
             return Ok(self.base);
         };
-        let page = match root.slots.iter().all(|slot| *slot == 0) {
-            true => 0,
-            false => sink.store(root.level, &root.slots)?,
+        let page = if root.slots.iter().all(|slot| *slot == 0) {
+            0
+        } else {
+            sink.store(root.level, &root.slots)?
         };
         MapRoot::new(page, self.base.levels())
     }
@@ -203,9 +204,10 @@ impl MapBuilder {
         let Some(page) = self.open.pop().filter(|page| page.changed) else {
             return Ok(());
         };
-        let id = match page.slots.iter().all(|slot| *slot == 0) {
-            true => 0,
-            false => sink.store(page.level, &page.slots)?,
+        let id = if page.slots.iter().all(|slot| *slot == 0) {
+            0
+        } else {
+            sink.store(page.level, &page.slots)?
         };
         self.put(slot_of(page.first_chunk, page.level + 1), id);
         Ok(())

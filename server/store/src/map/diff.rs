@@ -75,9 +75,12 @@ impl Walk<'_> {
         if levels == 0 {
             return self.differ(first, to.page != 0);
         }
-        let load = |side: Side| match side.page != 0 && side.levels == levels {
-            true => self.source.page(side.page, levels - 1).map(Some),
-            false => Ok(None),
+        let load = |side: Side| {
+            if side.page != 0 && side.levels == levels {
+                self.source.page(side.page, levels - 1).map(Some)
+            } else {
+                Ok(None)
+            }
         };
         let (from_page, to_page) = (load(from)?, load(to)?);
         let span = subtree_chunks(levels - 1);

@@ -27,7 +27,8 @@
 use coldrise_block::{Error, ErrorKind, Result};
 
 use super::{slots_of, PageId, MAX_LEVELS};
-use crate::seal::{Mismatch, Sealer, NONCE_BYTES, TAG_BYTES};
+use crate::advice::VERIFY;
+use crate::aead::{Aead, Mismatch, NONCE_BYTES, TAG_BYTES};
 use crate::RepositoryId;
 
 const VERSION: u8 = 1;
@@ -51,7 +52,7 @@ fn associated(repository: &RepositoryId, id: PageId, fixed: &[u8; FIXED_BYTES]) 
 /// The value of a page.
 pub(crate) fn page_value(
     repository: &RepositoryId,
-    sealer: &Sealer,
+    aead: &Aead,
     id: PageId,
     level: u8,
     slots: &[u64],
@@ -62,7 +63,7 @@ pub(crate) fn page_value(
     let sealed_bytes = (value.len() - HEADER_BYTES).next_multiple_of(QUANTUM_BYTES);
     value.resize(HEADER_BYTES + sealed_bytes, 0);
     let (nonce, tag) =
-        sealer.seal_derived(&associated(repository, id, &fixed), &mut value[HEADER_BYTES..])?;
+        aead.encrypt_derived(&associated(repository, id, &fixed), &mut value[HEADER_BYTES..])?;
     value[..FIXED_BYTES].copy_from_slice(&fixed);
     value[FIXED_BYTES..HEADER_BYTES].copy_from_slice(&nonce);
     value.extend_from_slice(&tag);
@@ -75,25 +76,20 @@ pub(crate) fn page_value(
 /// `ErrorKind::Corrupt`, naming the page.
 pub(crate) fn parse_page_value(
     repository: &RepositoryId,
-    sealer: &Sealer,
+    aead: &Aead,
     id: PageId,
     level: u8,
     value: &[u8],
 ) -> Result<Vec<u64>> {
-    try_parse(repository, sealer, id, level, value).map_err(|why| {
-        Error::new(
-            ErrorKind::Corrupt,
-            format!(
-                "page {id} of a chunk map is damaged: {why}; run coldrise verify to see what \
-                     it affects"
-            ),
-        )
+    try_parse(repository, aead, id, level, value).map_err(|why| {
+        let message = format!("page {id} of a chunk map is damaged: {why}");
+        Error::new(ErrorKind::Corrupt, message).advise(VERIFY)
     })
 }
 
 fn try_parse(
     repository: &RepositoryId,
-    sealer: &Sealer,
+    aead: &Aead,
     id: PageId,
     level: u8,
     value: &[u8],
@@ -108,8 +104,7 @@ fn try_parse(
         return Err("too long");
     }
     let mut runs = vec![0; sealed.len()];
-    sealer
-        .open(nonce, tag, &associated(repository, id, fixed), sealed, &mut runs)
+    aead.decrypt(nonce, tag, &associated(repository, id, fixed), sealed, &mut runs)
         .map_err(|Mismatch| "it does not authenticate")?;
     decode_runs(&runs, slots_of(level)).ok_or("malformed runs")
 }

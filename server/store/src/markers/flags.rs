@@ -1,39 +1,29 @@
-//! What is said of a point beside its marker.
+//! Flags of a point, stored beside its marker.
 //!
-//! A flag is an empty file. What either it or the point's document says counts, so that
-//! neither is lost with the end of a log: the file comes before the document and goes
-//! after it.
+//! A flag is an empty file. It counts if either the file or the point's document has it, so a
+//! truncated log loses no flag: the file is made before the document changes and removed after it.
 
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 
-use coldrise_block::{Context, Result};
+use coldrise_block::{remove_if_present, sync_directory, Context, Result};
 
-use super::{remove, DIRECTORY};
-use crate::description::sync_directory;
+use super::DIRECTORY;
+use crate::documents::Flag;
 use crate::{MachineName, PointName, Repository};
 
 pub(super) const PROTECTED_EXTENSION: &str = "protected";
 pub(super) const QUARANTINED_EXTENSION: &str = "quarantined";
 
-/// What is said of a point beside its marker.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Flag {
-    Protected,
-    Quarantined,
-}
-
-impl Flag {
-    fn extension(self) -> &'static str {
-        match self {
-            Flag::Protected => PROTECTED_EXTENSION,
-            Flag::Quarantined => QUARANTINED_EXTENSION,
-        }
+fn extension(flag: Flag) -> &'static str {
+    match flag {
+        Flag::Protected => PROTECTED_EXTENSION,
+        Flag::Quarantined => QUARANTINED_EXTENSION,
     }
 }
 
 impl Repository {
-    /// Whether this is said of a point.
+    /// Whether a point has this flag.
     pub(crate) fn has_flag(
         &self,
         machine: &MachineName,
@@ -44,7 +34,7 @@ impl Repository {
         path.try_exists().context(|| format!("looking for {}", path.display()))
     }
 
-    /// Says this of a point, or takes it back, durably; whether that changed anything.
+    /// Sets or removes a flag of a point, durably. Returns whether anything changed.
     pub(crate) fn set_flag(
         &self,
         (machine, point): (&MachineName, &PointName),
@@ -52,16 +42,16 @@ impl Repository {
         is_set: bool,
     ) -> Result<bool> {
         let path = self.flag_path(machine, point, flag);
-        let changed = match is_set {
-            false => remove(&path)?,
-            true if self.has_flag(machine, point, flag)? => false,
-            true => {
-                let what = || format!("making {}", path.display());
-                let mut options = std::fs::OpenOptions::new();
-                options.write(true).create(true).truncate(false).mode(0o600);
-                options.open(&path).context(what)?.sync_all().context(what)?;
-                true
-            }
+        let changed = if !is_set {
+            remove_if_present(&path)?
+        } else if self.has_flag(machine, point, flag)? {
+            false
+        } else {
+            let what = || format!("making {}", path.display());
+            let mut options = std::fs::OpenOptions::new();
+            options.write(true).create(true).truncate(false).mode(0o600);
+            options.open(&path).context(what)?.sync_all().context(what)?;
+            true
         };
         if changed {
             sync_directory(&self.path().join(DIRECTORY))?;
@@ -70,6 +60,6 @@ impl Repository {
     }
 
     fn flag_path(&self, machine: &MachineName, point: &PointName, flag: Flag) -> PathBuf {
-        self.marker_path(&format!("{machine}/{point}")).with_extension(flag.extension())
+        self.marker_path(&format!("{machine}/{point}")).with_extension(extension(flag))
     }
 }

@@ -1,60 +1,115 @@
-//! What has a marker and nothing else: it is lost.
+//! Lost points and sessions: their marker exists, their content does not.
 
 use std::collections::HashSet;
 
 use coldrise_block::{ErrorKind, Result};
 
-use crate::verify::CatalogDamage;
-use crate::{catalog, MachineName, PointName, Repository};
+use crate::documents::{CatalogDamage, WayOut};
+use crate::{catalog, MachineName, PointDocument, PointName, PointOrigin, Repository, SessionName};
 
-const MISSING: &str =
-    "it is missing: the repository was told to keep it, and has lost its document";
+const MISSING: &str = "it is missing: its marker exists, but its document does not";
+const IN_MARKER: &str = "it is missing, and its marker still has its document";
 
 impl CatalogDamage {
-    /// A session or point that is lost: its marker is there and nothing else.
-    pub fn lost(name: String) -> CatalogDamage {
-        CatalogDamage { what: name, reason: MISSING.to_owned() }
-    }
-
-    /// The command by which the repository goes on without a point or session that it
-    /// has lost; none for what is there and damaged.
-    pub fn way_out(&self) -> Option<String> {
+    /// The command that lets the repository go on, if the damage determines one.
+    pub fn command(&self) -> Option<String> {
         let what = &self.what;
-        (self.reason == MISSING).then(|| match what.strip_prefix("live/") {
-            Some(session) => format!("coldrise unpublish {session} --discard"),
-            None => format!("coldrise forget {what}"),
-        })
+        match (self.way_out, what.strip_prefix("live/")) {
+            (WayOut::Unknown, _) => None,
+            (WayOut::Repair, _) => Some("coldrise repair".to_owned()),
+            (WayOut::GiveUp, Some(session)) => {
+                Some(format!("coldrise unpublish {session} --discard"))
+            }
+            (WayOut::GiveUp, None) => Some(format!("coldrise forget {what}")),
+        }
     }
 
-    /// What is wrong with what, and the way out where there is one.
+    /// Message and, if any, suggested command.
     pub fn message(&self) -> String {
-        let way_out = self.way_out().map(|command| {
-            format!("; if no copy of the repository still has it, {command} strikes it off")
-        });
-        format!("{}: {}{}", self.what, self.reason, way_out.unwrap_or_default())
+        let advice = match (self.way_out, self.command()) {
+            (WayOut::Repair, Some(command)) => format!("; {command} restores it"),
+            (WayOut::GiveUp, Some(command)) => {
+                let first = if self.what.starts_with("live/") {
+                    "coldrise repair restores the points that were sealed from it; "
+                } else {
+                    ""
+                };
+                format!("; {first}if no copy of the repository still has it, {command} removes it")
+            }
+            _ => String::new(),
+        };
+        format!("{}: {}{advice}", self.what, self.reason)
     }
 }
 
 impl Repository {
-    /// What has to be there and was not `found`: of the names that [`Repository::marked`]
-    /// gave before it was looked for. What went meanwhile is left out.
-    pub fn missing<'a>(&self, marked: &'a [String], found: &HashSet<String>) -> Vec<CatalogDamage> {
-        let is_missing = |name: &&'a String| !found.contains(*name) && self.is_marked(name);
-        marked.iter().filter(is_missing).cloned().map(CatalogDamage::lost).collect()
+    /// The damage of a session or point whose marker exists although it is missing.
+    pub fn lost(&self, name: String) -> CatalogDamage {
+        let marker = self.read_marker(self.marker_path(&name));
+        let (reason, way_out) = match marker.and_then(|marker| marker.point()) {
+            Some(_) => (IN_MARKER, WayOut::Repair),
+            None => (MISSING, WayOut::GiveUp),
+        };
+        CatalogDamage { what: name, reason: reason.to_owned(), way_out }
     }
 
-    /// The points that have to be there and are not in the catalog, of one machine or of
-    /// all, the oldest of a machine first. Reads the directory and the catalog's keys, and
-    /// opens no marker of what is there: on a slow drive those are thousands of small files.
+    /// The lost points that were sealed from this session and whose markers still have the
+    /// document.
     ///
     /// # Errors
-    /// `Corrupt` where the catalog cannot be read; what the operating system says.
+    /// As [`Repository::lost_points`].
+    pub fn lost_points_of(&self, session: &SessionName) -> Result<Vec<PointDocument>> {
+        let mut found = Vec::new();
+        for (machine, point) in self.lost_points(None)? {
+            let marker = self.read_marker(self.marker_path(&format!("{machine}/{point}")));
+            found.extend(marker.and_then(|marker| marker.point()).filter(|point| {
+                matches!(&point.origin, PointOrigin::Synthetic { session: of, .. } if of == session)
+            }));
+        }
+        Ok(found)
+    }
+
+    /// The points of this point's time that have a marker with their document, from `number` + 1 up
+    /// to the first number without a marker.
+    ///
+    /// # Errors
+    /// `InvalidInput` if there is no name for the next number.
+    pub fn marked_after(
+        &self,
+        machine: &MachineName,
+        point: &PointName,
+        number: u32,
+    ) -> Result<Vec<PointDocument>> {
+        let mut found = Vec::new();
+        for number in number.saturating_add(1)..u32::MAX {
+            let path = self.marker_path(&format!("{machine}/{}", point.synthetic(number)?));
+            if !path.exists() {
+                break;
+            }
+            found.extend(self.read_marker(path).and_then(|marker| marker.point()));
+        }
+        Ok(found)
+    }
+
+    /// The damage of names in `marked` that are not `found`. [`Repository::marked`] must have been
+    /// called before the search. Names that were removed in the meantime are left out.
+    pub fn missing<'a>(&self, marked: &'a [String], found: &HashSet<String>) -> Vec<CatalogDamage> {
+        let is_missing = |name: &&'a String| !found.contains(*name) && self.is_marked(name);
+        marked.iter().filter(is_missing).cloned().map(|name| self.lost(name)).collect()
+    }
+
+    /// The points that have a marker and are missing from the catalog, of one machine or of all,
+    /// oldest first within a machine. Reads the directory and the catalog's keys, but opens no
+    /// marker of an existing point: those can be thousands of small files on a slow drive.
+    ///
+    /// # Errors
+    /// `Corrupt` if the catalog cannot be read; errors of the operating system.
     pub fn lost_points(&self, only: Option<&MachineName>) -> Result<Vec<(MachineName, PointName)>> {
         let mut markers: HashSet<_> = self.marker_paths()?.into_iter().collect();
         // A point is in the catalog before its marker appears.
         self.catch_up()?;
         match catalog::point_names(self) {
-            // Where a machine's name does not read, each marker is asked.
+            // Without a readable machine name, each marker is read.
             Err(error) if error.kind() == ErrorKind::Corrupt => {}
             points => {
                 for (machine, point) in points? {
@@ -77,10 +132,10 @@ impl Repository {
         Ok(lost)
     }
 
-    /// Whether this point has to be there and is not in the catalog. Looks at no other one.
+    /// Whether this point has a marker and is missing from the catalog. Looks at no other point.
     ///
     /// # Errors
-    /// As of [`Repository::lost_points`].
+    /// As [`Repository::lost_points`].
     pub fn is_lost(&self, machine: &MachineName, point: &PointName) -> Result<bool> {
         if !self.is_marked(&format!("{machine}/{point}")) {
             return Ok(false);
@@ -89,13 +144,14 @@ impl Repository {
         self.is_gone(machine, point)
     }
 
-    /// Of one that was marked. What was forgotten meanwhile has no marker any more.
+    /// Whether a marked point is missing. A point that was forgotten in the meantime has no marker
+    /// any more.
     fn is_gone(&self, machine: &MachineName, point: &PointName) -> Result<bool> {
         Ok(!self.has_point(machine, point)? && self.is_marked(&format!("{machine}/{point}")))
     }
 }
 
-/// The point of a marker's name; `None` for a session.
+/// The point that a marker's name stands for; `None` for a session.
 pub(crate) fn point_of(name: &str) -> Option<(MachineName, PointName)> {
     let (machine, point) = name.split_once('/')?;
     match machine {

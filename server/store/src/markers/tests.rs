@@ -27,7 +27,7 @@ fn a_marker_on_its_way_comes_though_a_writer_took_it_for_a_crashs() {
     assert!(repository.marker_damage("live/trial").is_none());
 }
 
-/// What is damaged is there: neither does it count as lost, nor does it hide what is.
+/// A damaged point exists: it does not count as lost and hides no lost point.
 #[test]
 fn a_lost_point_is_told_from_a_damaged_one() {
     let (_directory, path) = made();

@@ -1,81 +1,90 @@
-//! A damaged database is made anew from what can be read of its files, beside the old one, which
-//! then goes. Nobody writes to a file of RocksDB's: RocksDB itself makes the new one.
+//! Makes a fresh database from the readable content of a damaged one, beside it, and then removes
+//! the damaged one. Only RocksDB writes database files.
 //!
-//! - Sound files of chunks, pages and the index are taken over as they are, by links.
-//! - Of any other file the entries that can be read and authenticate are written once more:
-//!   chunks to a file in the place of theirs, and the rest through batches.
-//! - The log is replayed, without records that are damaged.
-//! - Documents count where nothing says that they are gone: see [`super::redundancy`], which
-//!   also knows what else the catalog, the counters and the pages are made of.
+//! - Sound files of chunks, pages and the index are taken over unchanged, by links.
+//! - Readable, authentic entries of all other files are written again: chunks to a file in place of
+//!   theirs, the rest through batches.
+//! - The log is replayed without damaged records.
+//! - Documents count unless something shows that they were removed: see [`super::redundancy`],
+//!   which also restores the catalog, the counters and the pages from their other sources.
 //!
-//! Which files there are the folder tells. The list of them (RocksDB's manifest) is believed only
-//! where it is whole: then files that it does not name are leftovers.
+//! The folder determines which files exist. RocksDB's manifest is trusted only if it is whole; then
+//! files that it does not name are leftovers.
 //!
 //! # Order, and what a crash leaves
 //!
 //! 1. `repair-unfinished` is made: from now on only a repair opens the database for writing.
-//! 2. `db.new` is made and filled. *Left:* the old database; the next one that opens it for
-//!    writing removes `db.new`.
-//! 3. `db.new` and `db` change their names, in one step. *Left:* the new database.
-//! 4. The old one is removed. *Left:* as after 2.
+//! 2. `db.new` is made and filled. A crash leaves the old database; the next open for writing
+//!    removes `db.new`.
+//! 3. `db.new` and `db` exchange their names, in one step. A crash leaves the new database.
+//! 4. The old one is removed. A crash leaves the same as after step 2.
 //!
-//! Links and what is written once more are all that takes space: at most as much as the damaged
-//! files have, and one map page or document for each that is in them.
+//! Only links and rewritten entries take space: at most the size of the damaged files, and one map
+//! page or document for each in them.
 //!
-//! Readers that have the old database open follow the new one: no file of it has a number that
-//! the old one had, and its changes are numbered behind all of the old one's.
+//! Readers that have the old database open follow the new one: its files have higher numbers than
+//! the old files, and its changes have higher sequence numbers than the old changes.
 
 use std::collections::{BTreeMap, HashSet};
-use std::os::unix::fs::DirBuilderExt;
+use std::fs::File;
+use std::os::unix::fs::{DirBuilderExt, FileExt};
 use std::path::{Path, PathBuf};
 
-use coldrise_block::{Context, ErrorKind, Result};
+use coldrise_block::{sync_directory, Context, ErrorKind, Result};
 use rustix::fs::{renameat_with, RenameFlags, CWD};
 
-use super::flag::{is_flagged, raise_flag};
-use super::Reopened;
-use crate::description::{database_path, sync_directory, Description};
+use super::ReopenReport;
 use crate::high_water::{self, HighWater, Mark};
 use crate::keys::Keys;
 use crate::log_directory::LogDirectory;
 use crate::map::{parse_page_value, MAX_LEVELS};
 use crate::passphrase::ReadOnce;
+use crate::repair_flag::is_flagged;
+use crate::repair_flag::raise_flag;
+use crate::repair_flag::FRESH_NAME;
 use crate::repository::{Access, KeyCheck};
+use crate::repository_config::{database_path, RepositoryConfig};
 use crate::rocks::{
     self, is_sound, read_what_is_left, table, table_files, Batch, Database, Entry, Family,
     ReadMode, SstWriter,
 };
-use crate::writer::{lock_for_writing, remove_folder, STAGING_NAME};
+use crate::writer::{remove_folder, STAGING_NAME};
+use crate::writer_lock::lock_for_writing;
 use crate::{catalog, dedup, OpenOptions, Repository};
 
-/// In the repository's directory: the database in the making.
-pub(crate) const FRESH_NAME: &str = "db.new";
-/// In there: links to files that are taken over.
+/// Folder in the new database for links to files that are taken over.
 const LINKS_NAME: &str = "coldrise-links";
-/// Of files of which nothing can be read, in case that somebody can.
+/// Extension of files without any readable entry. They are kept in case another tool can read them.
 const LOST_ENDING: &str = "lost";
-/// Changes that may have been made since the mark was written.
+/// Upper bound of the changes since the mark was written.
 const UNMARKED_CHANGES: u64 = 1 << 32;
-/// Where there is no mark.
+/// The sequence number if there is no mark.
 const UNKNOWN_SEQUENCE: u64 = 1 << 48;
-/// Entries that are written together, in bytes.
+/// Bytes of entries that are written together.
 const MAX_BATCH_BYTES: usize = 4 << 20;
 
-/// Makes the database of a repository anew if anything of it is damaged.
+/// Makes a fresh database for a repository if any part of the present one is damaged.
 ///
 /// # Errors
-/// `Busy`; `NoSpace`; `WrongPassphrase`; what the operating system says of the drive: then the
-/// database is as it was.
-pub(super) fn make_where_needed(path: &Path, passphrase: &ReadOnce<'_>) -> Result<Reopened> {
-    make(path, passphrase, Found::look).map(Option::unwrap_or_default)
+/// `Busy`; `NoSpace`; `WrongPassphrase`; errors of the operating system on the drive. After an
+/// error the database is unchanged.
+pub(super) fn make_where_needed(path: &Path, passphrase: &ReadOnce<'_>) -> Result<ReopenReport> {
+    make(path, passphrase, Found::look).map(Option::unwrap_or_default).map_err(|error| match error
+        .kind()
+    {
+        ErrorKind::NoSpace => error.context(
+            "the drive is full, and a repair takes as much space as the damaged files have",
+        ),
+        _ => error,
+    })
 }
 
-/// Makes the database of a repository anew, by links alone, if nothing is wrong with it but that
-/// files of chunks are missing that no commit names: a drive that failed while the database took
-/// one over has left it listed, and RocksDB has deleted it. Returns whether that was so.
+/// Makes a fresh database by links alone, if the only fault is missing files of chunks that no
+/// commit names. If the drive fails while the database ingests such a file, RocksDB leaves it
+/// listed and deletes it. Returns whether this was the case.
 ///
 /// # Errors
-/// As of a repair.
+/// Those of a repair.
 pub(crate) fn leave_out_uncommitted(path: &Path, passphrase: &ReadOnce<'_>) -> Result<bool> {
     if is_flagged(path)? {
         return Ok(false);
@@ -86,26 +95,27 @@ pub(crate) fn leave_out_uncommitted(path: &Path, passphrase: &ReadOnce<'_>) -> R
     }
 }
 
-/// `None` where the database stays.
+/// `None` if the database stays.
 fn make(
     path: &Path,
     passphrase: &ReadOnce<'_>,
     look: impl FnOnce(&Path, &Path, Option<&Mark>) -> Result<Found>,
-) -> Result<Option<Reopened>> {
+) -> Result<Option<ReopenReport>> {
     let mut found = Found::default();
     let options = OpenOptions { cache_bytes: 0 };
     let fresh = path.join(FRESH_NAME);
-    let open = |description: &Description, keys: Option<&Keys>| {
+    let open = |config: &RepositoryConfig, keys: Option<&Keys>| {
         let lock = lock_for_writing(path)?;
         let log = LogDirectory::create()?;
-        // Without it there is nothing to read, and the points are named.
+        // Without the folder nothing can be read, and the points are reported as lost.
         make_folder(&database_path(path))?;
         remove_folder(&fresh)?;
-        let mark = keys.and_then(|keys| high_water::read(path, &description.id, keys));
+        let mark = keys.and_then(|keys| high_water::read(path, &config.id, keys));
         found = look(path, log.path(), mark.as_ref())?;
-        let database = match found.is_whole {
-            true => rocks::open_as_listed(&database_path(path), log.path())?,
-            false => found.begin(path, log.path(), mark.as_ref())?,
+        let database = if found.is_whole {
+            rocks::open_as_listed(&database_path(path), log.path())?
+        } else {
+            found.begin(path, log.path(), mark.as_ref())?
         };
         let high_water = HighWater::new(mark.unwrap_or_default());
         Ok((database, Access { writer_lock: Some(lock), _log: log, high_water }))
@@ -117,7 +127,8 @@ fn make(
     let reopened = found.fill(&repository)?;
     repository.database().flush()?;
     sync_directory(&fresh)?;
-    // The lock goes with it. Whoever comes in between is kept out by the flag, or does the same.
+    // This releases the lock. The flag keeps other writers out, and another repair does the same
+    // work.
     drop(repository);
     exchange(path)?;
     remove_folder(&fresh)?;
@@ -140,18 +151,21 @@ fn make_folder(path: &Path) -> Result<()> {
     std::fs::DirBuilder::new().mode(0o700).recursive(true).create(path).context(what)
 }
 
-/// The files of a database, and what becomes of them.
+/// The files of a database, and how each is used.
 #[derive(Default)]
 struct Found {
     is_whole: bool,
-    /// To be taken over as they are.
+    /// Taken over unchanged.
     linked: Vec<(Family, PathBuf)>,
-    /// Of which the entries are written once more, and whether they are sound.
+    /// Their entries are written again; the flag says whether the file is sound.
     read: Vec<(PathBuf, bool)>,
-    /// Files that are listed and not there.
+    /// Number of files that are listed and missing.
     missing: u64,
     is_list_new: bool,
 }
+
+/// The properties and the footer of a file fit into its last bytes.
+const END_BYTES: u64 = 4096;
 
 impl Found {
     fn look(path: &Path, log: &Path, mark: Option<&Mark>) -> Result<Found> {
@@ -160,7 +174,7 @@ impl Found {
         let mut found = Found { is_list_new: listed.is_none(), ..Found::default() };
         found.is_whole = !is_flagged(path)? && listed.is_some() && is_as_listed(&folder, log)?;
         if found.is_whole {
-            // Only the log may have lost its end then.
+            // Then only the log may have lost its end.
             found.is_whole =
                 mark.is_none_or(|mark| matches!(mark.rolled_back(&folder, log), Ok(None)));
         }
@@ -169,10 +183,17 @@ impl Found {
             let there: HashSet<&PathBuf> = there.iter().collect();
             found.missing = listed.iter().filter(|path| !there.contains(path)).count() as u64;
         }
+        let mut ends = HashSet::new();
         for path in there {
-            // What is not listed may hold what is lost.
+            // An unlisted file may hold entries that are lost elsewhere.
             let is_leftover = listed.as_ref().is_some_and(|listed| !listed.contains(&path));
             if is_leftover && found.missing == 0 {
+                continue;
+            }
+            // RocksDB ends the process if it meets the same entries in two files.
+            if !ends.insert(length_and_end(&path)?) {
+                found.is_whole = false;
+                found.missing += 1;
                 continue;
             }
             let is_sound = is_sound(&path).context(|| {
@@ -196,7 +217,7 @@ impl Found {
         Ok(found)
     }
 
-    /// Only what can be told without reading the files.
+    /// Finds only faults that show without reading the files.
     fn without_uncommitted(path: &Path, log: &Path, mark: Option<&Mark>) -> Result<Found> {
         let folder = database_path(path);
         let whole = Found { is_whole: true, ..Found::default() };
@@ -221,7 +242,7 @@ impl Found {
         Ok(found)
     }
 
-    /// Step 2, as far as RocksDB does it alone. Opens the new database.
+    /// The part of step 2 that RocksDB does alone. Opens the new database.
     fn begin(&mut self, path: &Path, log: &Path, mark: Option<&Mark>) -> Result<Database> {
         let (folder, fresh) = (database_path(path), path.join(FRESH_NAME));
         let links = fresh.join(LINKS_NAME);
@@ -232,13 +253,15 @@ impl Found {
         }
         let sequence =
             mark.map_or(UNKNOWN_SEQUENCE, |mark| mark.sequence.saturating_add(UNMARKED_CHANGES));
-        // Behind the old list of files, too, which may be gone.
+        // Higher than the old manifest's number too, because the manifest may be missing.
         let highest = highest_number(&folder)?.max(mark.map_or(0, |mark| mark.manifest));
         let numbers = (sequence, highest + 1);
         let left_out = rocks::make_database(&fresh, log, numbers, &links, &files)?;
         self.read.extend(left_out.iter().map(|name| (folder.join(name), true)));
         let mut next = highest_number(&fresh)?;
-        for file in files_with(&folder, "log")? {
+        let logs = rocks::usable_logs(&folder)?;
+        self.missing += logs.dropped;
+        for file in logs.paths {
             next += 1;
             link(&file, &fresh, Some(format!("{next:06}.log")))?;
         }
@@ -247,32 +270,31 @@ impl Found {
     }
 
     /// The rest of step 2.
-    fn fill(&self, repository: &Repository) -> Result<Reopened> {
+    fn fill(&self, repository: &Repository) -> Result<ReopenReport> {
         let mut filler = Filler {
             repository,
             batch: repository.database().batch(),
             documents: BTreeMap::new(),
             plain: Vec::new(),
         };
-        let mut reopened = Reopened {
+        let mut reopened = ReopenReport {
             dropped_files: self.missing,
             is_list_new: self.is_list_new,
-            ..Reopened::default()
+            ..ReopenReport::default()
         };
         for (path, is_sound) in &self.read {
             let (lost, entries) = filler.take_file(path)?;
-            match *is_sound {
-                true => {}
-                false if entries == 0 => {
-                    let name = path.with_extension(LOST_ENDING);
-                    let name = name.file_name().unwrap_or_default().to_string_lossy().into_owned();
-                    link(path, repository.database().path(), Some(name))?;
-                    reopened.dropped_files += 1;
-                }
-                false => {
-                    reopened.mended_files += 1;
-                    reopened.lost_blocks += lost;
-                }
+            if *is_sound {
+                continue;
+            }
+            if entries == 0 {
+                let name = path.with_extension(LOST_ENDING);
+                let name = name.file_name().unwrap_or_default().to_string_lossy().into_owned();
+                link(path, repository.database().path(), Some(name))?;
+                reopened.dropped_files += 1;
+            } else {
+                reopened.mended_files += 1;
+                reopened.lost_blocks += lost;
             }
         }
         filler.finish()?;
@@ -280,7 +302,7 @@ impl Found {
     }
 }
 
-/// The files that the list names; none where it cannot be read, or is older than the mark.
+/// The files that the manifest names; `None` if it cannot be read or is older than the mark.
 fn believed_list(
     folder: &Path,
     log: &Path,
@@ -293,7 +315,7 @@ fn believed_list(
         });
         let opened = rocks::open_as_listed(folder, log)?;
         let paths = rocks::listed_in(&opened)?.into_iter().map(|file| file.path).collect();
-        // A log that has lost its end takes no files with it.
+        // A log that has lost its end loses no files.
         Ok((!is_cut).then_some(paths))
     };
     match read() {
@@ -309,7 +331,7 @@ fn is_as_listed(folder: &Path, log: &Path) -> Result<bool> {
     }
 }
 
-/// Links a file into a folder, under its own name or another one, which is returned.
+/// Links a file into a folder, under `name` or its own name. Returns the name.
 fn link(file: &Path, folder: &Path, name: Option<String>) -> Result<String> {
     let own = || file.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let name = name.unwrap_or_else(own);
@@ -319,20 +341,19 @@ fn link(file: &Path, folder: &Path, name: Option<String>) -> Result<String> {
     Ok(name)
 }
 
-fn files_with(folder: &Path, ending: &str) -> Result<Vec<PathBuf>> {
-    let what = || format!("reading {}", folder.display());
-    let mut found = Vec::new();
-    for entry in std::fs::read_dir(folder).context(what)? {
-        let path = entry.context(what)?.path();
-        if path.extension().is_some_and(|extension| extension == ending) {
-            found.push(path);
-        }
-    }
-    found.sort();
-    Ok(found)
+/// The length and the last bytes of a file of the database, which hold its unique id: only copies
+/// have both in common.
+fn length_and_end(path: &Path) -> Result<(u64, Vec<u8>)> {
+    let what = || format!("reading {}", path.display());
+    let file = File::open(path).context(what)?;
+    let length = file.metadata().context(what)?.len();
+    let end_bytes = length.min(END_BYTES);
+    let mut end = vec![0; end_bytes as usize];
+    file.read_exact_at(&mut end, length - end_bytes).context(what)?;
+    Ok((length, end))
 }
 
-/// The highest number in the name of a file; 0 where there is none.
+/// The highest number in a file name; 0 if there is none.
 fn highest_number(folder: &Path) -> Result<u64> {
     let what = || format!("reading {}", folder.display());
     let mut highest = 0;
@@ -350,22 +371,22 @@ fn highest_number(folder: &Path) -> Result<u64> {
     Ok(highest)
 }
 
-/// Whether it is one of the counters' family, and the key.
+/// Whether the key is of the counters' family, and the key.
 type DocumentKey = (bool, Vec<u8>);
-/// Sequence number and value; none where it was deleted.
+/// Sequence number and value; `None` for a deletion.
 type Newest = (u64, Option<Vec<u8>>);
 
 /// Writes entries of files that are not taken over to the new database.
 struct Filler<'a> {
     repository: &'a Repository,
     batch: Batch<'a>,
-    /// Of the catalog and the counters, the newest value of each key.
+    /// The newest value of each key of the catalog and the counters.
     documents: BTreeMap<DocumentKey, Newest>,
     plain: Vec<u8>,
 }
 
 impl Filler<'_> {
-    /// Stretches of a file that cannot be read, and entries that can.
+    /// Returns the number of unreadable stretches of a file and of its readable entries.
     fn take_file(&mut self, path: &Path) -> Result<(u64, u64)> {
         let database = self.repository.database();
         let staging = database.path().join(STAGING_NAME);
@@ -392,18 +413,18 @@ impl Filler<'_> {
 
     fn is_chunk(&mut self, key: &[u8], value: &[u8]) -> bool {
         let Ok(id) = key.try_into().map(u64::from_be_bytes) else { return false };
-        let (codec, sealer) = (self.repository.codec(), &self.repository.keys().chunks);
-        codec.authenticate(sealer, id, value, &mut self.plain).is_ok()
+        let (codec, aead) = (self.repository.codec(), &self.repository.keys().chunks);
+        codec.authenticate(aead, id, value, &mut self.plain).is_ok()
     }
 
-    /// Whether it is an entry of ours.
+    /// Takes an entry. Returns false if it is not one of ours.
     fn take(&mut self, entry: &Entry<'_>) -> Result<bool> {
         let repository = self.repository;
         if let (Ok(id), Some(value)) = (entry.key.try_into().map(u64::from_be_bytes), entry.value) {
             let level = value.get(1).copied().filter(|level| *level < MAX_LEVELS);
-            let sealer = &repository.keys().pages;
+            let aead = &repository.keys().pages;
             let is_page = level.is_some_and(|level| {
-                parse_page_value(repository.id(), sealer, id, level, value).is_ok()
+                parse_page_value(repository.id(), aead, id, level, value).is_ok()
             });
             if is_page {
                 self.put(Family::Maps, entry.key, value)?;
@@ -415,7 +436,7 @@ impl Filler<'_> {
             value.map_or(Ok(()), |value| self.put_if_absent(Family::Dedup, entry.key, value))?;
             return Ok(value.is_some());
         }
-        let is_state = crate::state::is_key(entry.key) || crate::damaged::is_key(entry.key);
+        let is_state = crate::state::is_key(entry.key) || crate::damage_list::is_key(entry.key);
         let known = self.documents.entry((is_state, entry.key.to_vec())).or_insert((0, None));
         if entry.sequence >= known.0 {
             *known = (entry.sequence, entry.value.map(<[u8]>::to_vec));
@@ -424,7 +445,7 @@ impl Filler<'_> {
     }
 
     fn put_if_absent(&mut self, family: Family, key: &[u8], value: &[u8]) -> Result<()> {
-        // What the log says is newer.
+        // The log has the newer value.
         match self.repository.database().get(family, key, ReadMode::Cached)? {
             Some(_) => Ok(()),
             None => self.put(family, key, value),
@@ -443,12 +464,10 @@ impl Filler<'_> {
     fn finish(mut self) -> Result<()> {
         for ((is_state, key), (_, value)) in std::mem::take(&mut self.documents) {
             let Some(value) = value else { continue };
-            match is_state {
-                true => self.put_if_absent(Family::State, &key, &value)?,
-                false if catalog::may_count(self.repository, &key, &value) => {
-                    self.put_if_absent(Family::Catalog, &key, &value)?;
-                }
-                false => {}
+            if is_state {
+                self.put_if_absent(Family::State, &key, &value)?;
+            } else if catalog::may_count(self.repository, &key, &value) {
+                self.put_if_absent(Family::Catalog, &key, &value)?;
             }
         }
         self.repository.database().write(self.batch, true)

@@ -1,8 +1,8 @@
 //! Healing from another repository.
 //!
-//! Its hashes are keyed with another key, so what is damaged here cannot be looked up
-//! there: its chunks are read, in the order of storing, each once however many points
-//! share it. What there is damaged too is passed over.
+//! The other repository's hashes use another key, so damaged chunks cannot be looked up there.
+//! Instead all its chunks are read in storage order, each once, however many points share it.
+//! Chunks that are damaged there too are skipped.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -14,15 +14,14 @@ use crate::state::StoreState;
 use crate::verify::{Affected, IdSet, VerifiedDisk, VerifyProgress};
 use crate::{Repository, RepositoryWriter};
 
-/// Content that is compared in one go, in bytes.
+/// Bytes of content that are compared at once.
 const PIECE_BYTES: usize = 1 << 20;
 
 impl RepositoryWriter {
-    /// What these disks miss for as long as the chunks that are known to be damaged
-    /// are not healed.
+    /// The parts that these disks cannot read until the known damaged chunks are healed.
     ///
     /// # Errors
-    /// `Interrupted` once `cancel` is set; what the operating system says.
+    /// `Interrupted` once `cancel` is set; errors of the operating system.
     pub fn unhealed(&self, disks: &[VerifiedDisk], cancel: &AtomicBool) -> Result<Vec<Affected>> {
         if self.damaged_chunks() == 0 {
             return Ok(Vec::new());
@@ -34,13 +33,13 @@ impl RepositoryWriter {
         self.repository().affected(disks, &unusable, cancel)
     }
 
-    /// Reads all chunks of another repository and stores again what is known to be
-    /// damaged here; ends as soon as nothing is. Returns how many chunks were healed.
-    /// `progress` hears how far it is.
+    /// Reads all chunks of another repository and stores again those that are known to be damaged
+    /// here. Ends as soon as nothing is damaged. Returns the number of healed chunks. `progress`
+    /// receives the progress.
     ///
     /// # Errors
-    /// `InvalidInput` where chunks there are smaller than here, or of a size that is no
-    /// multiple; `Interrupted` once `cancel` is set: what was healed stays healed.
+    /// `InvalidInput` if the chunks there are smaller than here, or their size is not a multiple of
+    /// the size here; `Interrupted` once `cancel` is set: healed chunks stay healed.
     pub fn heal_from(
         &self,
         other: &Repository,
@@ -62,7 +61,7 @@ impl RepositoryWriter {
             }
             content.clear();
             if read_piece(other, &mut next, end, &mut content, &mut read_bytes).is_err() {
-                // A file with damage inside: what it does not hold, one by one.
+                // The file is damaged inside: read its chunks one by one.
                 next += 1;
             }
             healed += self.heal(&content)?;
@@ -79,7 +78,7 @@ impl RepositoryWriter {
     }
 }
 
-/// Decodes chunks from `next` on, which moves behind what was dealt with.
+/// Decodes chunks from `next` on, and moves `next` past them.
 fn read_piece(
     other: &Repository,
     next: &mut ChunkId,
@@ -101,8 +100,8 @@ fn read_piece(
         *read_bytes += value.len() as u64;
         let start = content.len();
         content.resize(start + chunk_size, 0);
-        let sealer = &other.keys().chunks;
-        if other.codec().decode(sealer, id, value, &mut content[start..]).is_err() {
+        let aead = &other.keys().chunks;
+        if other.codec().decode(aead, id, value, &mut content[start..]).is_err() {
             content.truncate(start);
         }
         *next = id + 1;

@@ -1,8 +1,8 @@
-//! Entries of the dedup index that are missing are made anew from the chunks.
+//! Restores missing entries of the dedup index from the chunks.
 //!
-//! Without its entry a chunk is read as ever, but stored once more when its content comes
-//! by. An index that lost a file, or a part of one, lacks some; so does one of which a
-//! damaged entry was removed.
+//! A chunk without its entry is readable, but is stored again when a backup has its content.
+//! Entries are missing if the index lost a file or a part of one, and if a damaged entry was
+//! removed.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -15,10 +15,10 @@ use crate::rocks::{Family, ReadMode};
 use crate::verify::IdSet;
 use crate::Repository;
 
-/// Ids that one thread deals with in one go, and one batch.
+/// Ids that one thread handles at once and writes in one batch.
 const PIECE_IDS: u64 = 4096;
 
-/// Adds an entry for each of these damaged chunks that has none: by it they heal.
+/// Adds an entry for each of these damaged chunks that has none: healing needs the entry.
 pub(super) fn add_damaged(
     repository: &Repository,
     chunks: &HashMap<ChunkHash, ChunkId>,
@@ -36,8 +36,7 @@ pub(super) fn add_damaged(
     Ok(added)
 }
 
-/// Adds an entry for every chunk below `end` that is readable and is not `indexed`: how
-/// many.
+/// Adds an entry for every readable chunk below `end` that is not `indexed`. Returns how many.
 pub(super) fn add_missing(
     repository: &Repository,
     end: ChunkId,
@@ -61,12 +60,12 @@ pub(super) fn add_missing(
             let mut batch = repository.database().batch();
             let mut count = 0;
             for id in (first..last.min(end)).filter(|id| is_wanted(id)) {
-                // It was authenticated just now; what is not readable waits for the next one.
+                // It was authenticated just now. If it is unreadable, the next repair handles it.
                 if !read(repository, id, &mut chunk) {
                     continue;
                 }
                 let hash = dedup::hash_chunk(repository, &chunk);
-                // Stored twice: the entry of the other one stays.
+                // If the content is stored twice, the other chunk's entry stays.
                 if !is_known(repository, &hash)? {
                     dedup::put(repository, &mut batch, &hash, id)?;
                     count += 1;

@@ -1,43 +1,45 @@
-//! What is stored twice is put back where one of both is lost.
+//! Restores data that is stored twice if one copy is lost.
 //!
-//! - The counters go on from the high-water mark: an id that is given a second time is worse than
-//!   one that is lost, because whatever named the first content reads the second, and that
-//!   authenticates. Where nothing tells them [`SKIPPED_IDS`] are left unused behind the highest
-//!   id that is known.
-//! - A page of a chunk map that one of its two families lacks is put there from the other one.
-//! - A point that the catalog lacks is put back from its marker. After a database was made
-//!   anew, an older document may show: then the marker's counts.
+//! - The counters continue from the high-water mark. Giving an id twice is worse than skipping one:
+//!   a map that named the first content would read the second, which authenticates. If nothing
+//!   shows the last ids, [`SKIPPED_IDS`] after the highest known id stay unused.
+//! - A page of a chunk map that one of its two families lacks is copied from the other.
+//! - A point that the catalog lacks is restored from its marker. A fresh database may contain an
+//!   older document; then the marker's document counts.
 
 use coldrise_block::{Error, ErrorKind, Result};
 
-use super::flag::{is_flagged, raise_flag};
+use super::WaitingPoints;
 use crate::catalog::{self, CatalogEntry};
 use crate::chunk::ChunkId;
-use crate::damaged::{self, DamagedChunks};
+use crate::damage_list::{self, DamagedChunks};
 use crate::dedup;
 use crate::map::{parse_page_value, MAX_LEVELS};
+use crate::repair_flag::is_flagged;
+use crate::repair_flag::raise_flag;
 use crate::repository::Repository;
 use crate::rocks::{Cursor, Family, ReadMode};
 use crate::state::StoreState;
 use crate::PointDocument;
 
-/// Ids that are left unused where nobody knows which were the last.
+/// Ids that stay unused if the last assigned ids are unknown.
 const SKIPPED_IDS: u64 = 1 << 20;
-/// Entries that are written together, in bytes.
+/// Bytes of entries that are written together.
 const MAX_BATCH_BYTES: usize = 4 << 20;
 
-/// Puts back what is lost and stored elsewhere. The flag stays.
-pub(super) fn restore(repository: &Repository) -> Result<()> {
+/// Restores lost data from its second copy, except points that are `waiting`. Returns the number of
+/// points that the catalog had lost. The flag stays.
+pub(super) fn restore(repository: &Repository, waiting: WaitingPoints<'_>) -> Result<u64> {
     restore_counters(repository)?;
     if DamagedChunks::read(repository).is_err() {
-        // They are found again.
+        // The verify finds these chunks again.
         raise_flag(repository.path())?;
         let mut batch = repository.database().batch();
-        damaged::put(repository, &mut batch, &Default::default())?;
+        damage_list::put(repository, &mut batch, &Default::default())?;
         repository.commit(batch)?;
     }
     restore_pages(repository)?;
-    restore_points(repository)
+    restore_points(repository, waiting)
 }
 
 fn restore_counters(repository: &Repository) -> Result<()> {
@@ -63,13 +65,13 @@ fn restore_counters(repository: &Repository) -> Result<()> {
     if !is_counted {
         return state.count_anew(repository);
     }
-    // What is damaged stays counted: it heals in its place.
+    // Damaged chunks still count: they heal under their ids.
     let mut batch = repository.database().batch();
     state.put(repository, &mut batch)?;
     repository.commit(batch)
 }
 
-/// The highest ids that are stored or named, of chunks and of pages.
+/// The highest chunk id and page id that are stored or named.
 fn highest_ids(repository: &Repository) -> Result<(ChunkId, u64)> {
     let last = |family| -> Result<u64> {
         let last = repository.database().last_key(family)?;
@@ -95,7 +97,7 @@ fn beyond(id: u64) -> Result<u64> {
         .ok_or_else(|| Error::new(ErrorKind::Corrupt, "the ids of the store are used up"))
 }
 
-/// Goes along both families of pages at once.
+/// Walks both families of pages together.
 fn restore_pages(repository: &Repository) -> Result<()> {
     let database = repository.database();
     let families = [Family::Maps, Family::MapsCopy];
@@ -132,15 +134,16 @@ fn restore_pages(repository: &Repository) -> Result<()> {
 }
 
 fn is_page(repository: &Repository, key: &[u8], value: &[u8]) -> bool {
-    let (id, sealer) = (key.try_into().map(u64::from_be_bytes), &repository.keys().pages);
+    let (id, aead) = (key.try_into().map(u64::from_be_bytes), &repository.keys().pages);
     let level = value.get(1).copied().filter(|level| *level < MAX_LEVELS);
     let parsed = id.ok().zip(level);
     parsed.is_some_and(|(id, level)| {
-        parse_page_value(repository.id(), sealer, id, level, value).is_ok()
+        parse_page_value(repository.id(), aead, id, level, value).is_ok()
     })
 }
 
-fn restore_points(repository: &Repository) -> Result<()> {
+fn restore_points(repository: &Repository, waiting: WaitingPoints<'_>) -> Result<u64> {
+    let mut restored = 0;
     let is_new = is_flagged(repository.path())?;
     let mut batch = repository.database().batch();
     let mut known = std::collections::HashMap::new();
@@ -150,11 +153,18 @@ fn restore_points(repository: &Repository) -> Result<()> {
         }
         Ok(())
     })?;
-    for (marked, files) in repository.marked_points()? {
+    // Before the sessions are read: a point gets its marker after its session names it.
+    let all_marked = repository.marked_points()?;
+    let waiting = waiting(repository)?;
+    for (marked, files) in all_marked {
         let stored = known.get(&(marked.machine.clone(), marked.point.clone()));
+        if stored.is_none() && waiting.contains(&format!("{}/{}", marked.machine, marked.point)) {
+            continue;
+        }
+        restored += u64::from(stored.is_none());
         let wanted = match stored {
             Some(stored) => {
-                // What a flag says, too.
+                // Includes the flags.
                 let (is_protected, quarantine) = (stored.is_protected, stored.quarantine);
                 PointDocument { is_protected, quarantine, ..marked }
             }
@@ -173,5 +183,6 @@ fn restore_points(repository: &Repository) -> Result<()> {
         catalog::forget_last_backups(repository, &mut batch)?;
         catalog::remove_ownerless(repository, &mut batch)?;
     }
-    repository.commit(batch)
+    repository.commit(batch)?;
+    Ok(restored)
 }

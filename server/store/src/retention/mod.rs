@@ -99,13 +99,11 @@ impl fmt::Display for KeepReason {
     }
 }
 
-/// The reasons why each of a machine's points stays, in the order given; no reason
-/// means that it does not stay. Names must be unique. `now_seconds` is the clock, in
-/// seconds since 1970-01-01T00:00:00Z: it only decides which points are in the future
-/// and not counted.
+/// The reasons why each of a machine's points stays, in the order given. A point without a reason
+/// does not stay. Names must be unique. `now_seconds` is the clock, in seconds since
+/// 1970-01-01T00:00:00Z; it only decides which points are in the future and not counted.
 ///
-/// The newest backup outside quarantine always stays, so a machine never loses its
-/// last good one.
+/// The newest backup outside quarantine always stays, so a machine never loses its last good one.
 pub fn retained(
     rules: &RetentionRules,
     points: &[RetentionPoint],

@@ -24,7 +24,7 @@ fn keeping(periods: &[(Period, u32)]) -> RetentionRules {
     RetentionRules { periods, ..RetentionRules::default() }
 }
 
-/// The names that stay for any reason but being the newest backup.
+/// The names that stay for any reason except being the newest backup.
 fn kept<'a>(rules: &RetentionRules, names: &[&'a str]) -> Vec<&'a str> {
     let points: Vec<_> = names.iter().map(|name| point(name)).collect();
     let reasons = retained(rules, &points, u64::MAX);
@@ -130,10 +130,10 @@ fn what_a_wrong_clock_left_in_the_future_stays_and_is_not_counted() {
     assert_eq!(reasons[0], [KeepReason::Within(span)]);
     assert_eq!(reasons[1], [KeepReason::Within(span), KeepReason::NewestBackup]);
     assert_eq!(reasons[2], [KeepReason::Future]);
-    // Where there is no other it is the newest.
+    // A future point is the newest if there is no other.
     let reasons = retained(&rules, &points[2..], now);
     assert_eq!(reasons[0], [KeepReason::Future, KeepReason::NewestBackup]);
-    // A clock that is set back deletes nothing.
+    // Setting the clock back deletes nothing.
     let last = RetentionRules { last: Some(count(1)), ..RetentionRules::default() };
     assert!(retained(&last, &points, 0).iter().all(|reasons| !reasons.is_empty()));
 }

@@ -41,7 +41,7 @@ impl Batch<'_> {
         Ok(())
     }
 
-    /// Changes so far.
+    /// Number of changes so far.
     pub(crate) fn count(&self) -> u64 {
         // SAFETY: the batch is live.
         u64::try_from(unsafe { sys::rocksdb_writebatch_count(self.batch) }).unwrap_or(0)

@@ -1,10 +1,9 @@
-//! Compactions that leave entries out: how dead entries go without a deletion being
-//! written for each of them.
+//! Compactions that leave entries out. This removes dead entries without writing a deletion for
+//! each.
 //!
-//! RocksDB asks a filter about every entry that a compaction copies. Ours says what
-//! the [`Rule`] of the gc under way says, and keeps everything while there is none.
-//! RocksDB's own compactions, on its own threads, ask it too: a rule has to be right
-//! for every entry of the family.
+//! RocksDB calls a filter for every entry that a compaction copies. Our filter applies the [`Rule`]
+//! of the running gc, and keeps everything if there is none. RocksDB's own compactions, on its own
+//! threads, call it too, so a rule must be right for every entry of the family.
 
 use std::ffi::{c_char, c_int, c_uchar, c_void};
 use std::panic::{catch_unwind, AssertUnwindSafe};
@@ -17,7 +16,7 @@ use parking_lot::RwLock;
 
 use super::{lent_bytes, Database, Family};
 
-/// Whether an entry goes: its key and its value.
+/// Whether an entry is dropped, by its key and its value.
 pub(crate) type Rule = Arc<dyn Fn(&[u8], &[u8]) -> bool + Send + Sync>;
 
 /// The filter of one family.
@@ -26,15 +25,14 @@ pub(super) struct Filter {
     rule: Arc<RwLock<Option<Rule>>>,
 }
 
-/// `BottommostLevelCompaction::kForce`: files of the last level are copied, too.
+/// `BottommostLevelCompaction::kForce`: files of the last level are copied too.
 const FORCE_BOTTOMMOST: c_uchar = 2;
 
 impl Filter {
     pub(super) fn new() -> Filter {
         let rule: Arc<RwLock<Option<Rule>>> = Arc::default();
         let state = Arc::into_raw(Arc::clone(&rule));
-        // SAFETY: `state` is what the three functions take it for; it is given back
-        // once, by `drop_state`.
+        // SAFETY: `state` has the type that the three functions expect; `drop_state` frees it once.
         let filter = unsafe {
             sys::rocksdb_compactionfilter_create(
                 state.cast_mut().cast(),
@@ -74,8 +72,8 @@ unsafe extern "C" fn name(_state: *mut c_void) -> *const c_char {
 }
 
 /// # Safety
-/// `state` is live; `key` and `value` point to as many bytes as is said, which stay
-/// unchanged meanwhile.
+/// `state` is live; `key` and `value` point to as many bytes as their lengths say, which do not
+/// change during the call.
 unsafe extern "C" fn is_dropped(
     state: *mut c_void,
     _level: c_int,
@@ -92,14 +90,14 @@ unsafe extern "C" fn is_dropped(
         let shared = &*state.cast_const().cast::<Shared>();
         (shared, lent_bytes(key, key_bytes), lent_bytes(value, value_bytes))
     };
-    // A panic must not cross into RocksDB; an entry too many does no harm.
+    // A panic must not cross into RocksDB. Keeping one entry too many does no harm.
     let goes = catch_unwind(AssertUnwindSafe(|| {
         shared.read().as_ref().is_some_and(|rule| rule(key, value))
     }));
     c_uchar::from(goes.unwrap_or(false))
 }
 
-/// While it lives, what its rule lets go is left out of every compaction.
+/// As long as it lives, every compaction leaves out the entries that its rule drops.
 pub(crate) struct Filtering<'db> {
     filter: &'db Filter,
 }
@@ -111,7 +109,7 @@ impl Drop for Filtering<'_> {
 }
 
 impl Database {
-    /// Sets the rule of a family. One at a time.
+    /// Sets the rule of a family. Only one rule at a time.
     pub(crate) fn filter(&self, family: Family, rule: Rule) -> Result<Filtering<'_>> {
         let found = self.filters.iter().find(|(filtered, _)| *filtered == family);
         let Some((_, filter)) = found else {
@@ -121,14 +119,13 @@ impl Database {
         Ok(Filtering { filter })
     }
 
-    /// Rewrites the files of a family that hold keys from `from` to `to`, both
-    /// included: without what its rule lets go, without deleted entries and
-    /// deletions. Durable on return. Without bounds all files are rewritten. Other
-    /// files may be rewritten from other threads at the same time.
+    /// Rewrites the files of a family that hold keys from `from` to `to`, both included, without
+    /// entries that its rule drops, deleted entries and deletions. Durable on return. Without
+    /// bounds all files are rewritten. Other threads may rewrite other files at the same time.
     ///
     /// # Errors
-    /// `NoSpace`, `Corrupt` or `Io` where RocksDB gave up: it may take no more writes
-    /// then until it is opened again. What it was rewriting is as it was.
+    /// `NoSpace`, `Corrupt` or `Io` if RocksDB gave up: it may refuse writes until it is opened
+    /// again. The files that it was rewriting are unchanged.
     pub(crate) fn compact(&self, family: Family, bounds: Option<(&[u8], &[u8])>) -> Result<()> {
         let handle = self.family(family)?;
         let failed_before = self.background_errors()?;
@@ -149,14 +146,15 @@ impl Database {
             );
             sys::rocksdb_compactoptions_destroy(options);
         }
-        match self.background_errors()? > failed_before {
-            false => Ok(()),
-            true => Err(self.why_compacting_failed()),
+        if self.background_errors()? > failed_before {
+            Err(self.why_compacting_failed())
+        } else {
+            Ok(())
         }
     }
 
-    /// The C interface does not tell how a compaction ended. Where RocksDB takes no
-    /// more writes because of it, the next write tells.
+    /// The C interface does not report how a compaction ended. If RocksDB refuses writes because of
+    /// it, the next write reports that.
     fn why_compacting_failed(&self) -> Error {
         let what = format!(
             "{}: rewriting files failed, and nothing that is in use is lost; make room on the \

@@ -1,4 +1,4 @@
-//! What is read: values that RocksDB lends, and positions in a family.
+//! Reading: values borrowed from RocksDB, and positions in a family.
 
 use std::marker::PhantomData;
 
@@ -7,7 +7,7 @@ use librocksdb_sys as sys;
 
 use super::{checked, lent_bytes, Database};
 
-/// A value that RocksDB lends.
+/// A value borrowed from RocksDB.
 pub(crate) struct Pinned<'db> {
     pub(super) slice: *mut sys::rocksdb_pinnableslice_t,
     pub(super) database: PhantomData<&'db Database>,
@@ -63,11 +63,11 @@ impl Cursor<'_> {
         self.check()
     }
 
-    /// Key and value where the cursor is; none past the end.
+    /// Key and value at the cursor; `None` past the end.
     pub(crate) fn entry(&self) -> Option<(&[u8], &[u8])> {
         let (mut key_bytes, mut value_bytes) = (0, 0);
-        // SAFETY: the iterator is live; key and value are asked for only where
-        // it is valid, and stay unchanged until it moves, which needs `&mut`.
+        // SAFETY: the iterator is live; key and value are read only if it is valid, and stay
+        // unchanged until it moves, which needs `&mut`.
         unsafe {
             if sys::rocksdb_iter_valid(self.iterator) == 0 {
                 return None;

@@ -1,4 +1,4 @@
-//! Which files a family consists of.
+//! Lists the files of a family.
 
 use std::ffi::CStr;
 use std::path::PathBuf;
@@ -13,45 +13,44 @@ use super::{Database, Family, FAMILIES};
 /// One file of a family.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct LiveFile {
-    /// Its name in the directory of the database, with a slash in front.
+    /// Its name in the directory of the database, with a leading slash.
     pub(crate) name: String,
-    /// 0 for what a memtable was written to.
+    /// 0 for a file written from a memtable.
     pub(crate) level: u32,
     pub(crate) bytes: u64,
     /// The first key, of an entry or of a deletion.
     pub(crate) smallest: Vec<u8>,
-    /// The last one.
+    /// The last key, of an entry or of a deletion.
     pub(crate) largest: Vec<u8>,
     pub(crate) properties: TableProperties,
 }
 
 impl LiveFile {
-    /// Entries that are no deletions.
+    /// Number of entries that are not deletions.
     pub(crate) fn values(&self) -> u64 {
         self.properties.entries.saturating_sub(self.properties.deletions)
     }
 }
 
 impl Database {
-    /// Where a file of the database lies.
+    /// The path of a file of the database.
     pub(crate) fn path_of(&self, file: &LiveFile) -> PathBuf {
         self.path.join(file.name.trim_start_matches('/'))
     }
 
-    /// What changes with every file that comes or goes: the name of the list, and its length.
-    /// None while it is being replaced.
+    /// The manifest's name and length. They change with every file that is added or removed. `None`
+    /// while the manifest is being replaced.
     pub(crate) fn list_stamp(&self) -> Option<(PathBuf, u64)> {
         let (path, _) = manifest(&self.path).ok()?;
         let length = path.metadata().ok()?.len();
         Some((path, length))
     }
 
-    /// The files of a family, by their first key. What is only in a memtable is in
-    /// none of them.
+    /// The files of a family, sorted by first key. Entries that are only in a memtable are in none
+    /// of them.
     ///
     /// # Errors
-    /// `NotFound` where the writer deleted one just now; `Corrupt` where one does not
-    /// end as it has to.
+    /// `NotFound` if the writer has just deleted one; `Corrupt` if the end of one is damaged.
     pub(crate) fn live_files(&self, family: Family) -> Result<Vec<LiveFile>> {
         let mut files = self.listed_files(family)?;
         for file in &mut files {
@@ -61,22 +60,22 @@ impl Database {
         Ok(files)
     }
 
-    /// The last key of a family, as its files are listed: no file is looked at. It may
-    /// have been deleted.
+    /// The last key of a family according to the list of its files; reads no file. The key may have
+    /// been deleted.
     pub(crate) fn last_key(&self, family: Family) -> Result<Option<Vec<u8>>> {
         self.flush_family(family)?;
         Ok(self.listed_files(family)?.into_iter().map(|file| file.largest).max())
     }
 
-    /// The same as the database lists them, in no order and without their properties:
-    /// no file is looked at.
+    /// The files of a family as the database lists them, unsorted and without their properties;
+    /// reads no file.
     pub(crate) fn listed_files(&self, family: Family) -> Result<Vec<LiveFile>> {
         let Some((_, wanted)) = FAMILIES.iter().find(|(candidate, _)| *candidate == family) else {
             return Err(Error::new(ErrorKind::Internal, "an unknown family"));
         };
         let mut files = Vec::new();
-        // SAFETY: the database is live; the list is read before it is destroyed, once,
-        // and its strings are NUL-terminated and as long as it lives.
+        // SAFETY: the database is live; the list is read before it is destroyed, once; its strings
+        // are NUL-terminated and live as long as the list.
         unsafe {
             let list = sys::rocksdb_livefiles(self.db);
             for index in 0..sys::rocksdb_livefiles_count(list) {

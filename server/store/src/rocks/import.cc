@@ -1,5 +1,5 @@
-// Makes a database whose families consist of files of another one. RocksDB offers that in C++
-// alone (CreateColumnFamilyWithImport). See import.rs.
+// Makes a database whose families consist of files of another one. RocksDB offers this only in C++
+// (CreateColumnFamilyWithImport). See import.rs.
 
 #include <cstdio>
 #include <cstring>
@@ -21,10 +21,10 @@ namespace {
 constexpr int kLowestLevel = 6;
 
 struct Table {
-  size_t number;  // of the file among those that were given
+  size_t number;  // index of the file in the argument
   std::string first, last;
-  bool is_external;   // written beside a database: one number for all its entries
-  uint64_t sequence;  // that number, where it is known
+  bool is_external;   // written outside a database: all entries have the same number
+  uint64_t sequence;  // that number, if it is known
 };
 
 Status Look(const std::string& path, Table* table) {
@@ -49,7 +49,7 @@ Status Look(const std::string& path, Table* table) {
   return entries->status();
 }
 
-// The lowest level above all that it overlaps; the lowest of all where there is none.
+// The level above all files that it overlaps; the lowest level if it overlaps none.
 int LevelOf(const Table& table, std::vector<std::vector<Table>>* levels) {
   for (int level = 0; level <= kLowestLevel; level++) {
     for (const auto& other : (*levels)[level]) {
@@ -94,8 +94,8 @@ Status MakeFamily(DB* db, const std::string& name, const std::string& folder, si
   return status;
 }
 
-// Numbers all further changes from `sequence` on. RocksDB takes the numbers of imported files into
-// account, but there may be none: so one is imported into a family that is dropped again.
+// Gives all further changes higher numbers than `sequence`. RocksDB continues after the numbers of
+// imported files, but there may be none. So a file is imported into a family that is then dropped.
 Status RaiseSequence(DB* db, const std::string& folder, uint64_t sequence) {
   LiveFileMetaData file;
   file.name = "coldrise-sequence.sst";
@@ -121,7 +121,7 @@ Status RaiseSequence(DB* db, const std::string& folder, uint64_t sequence) {
   return status;
 }
 
-// Makes a database of which all further files have higher numbers: RocksDB goes on behind a log.
+// Makes a database whose further files have higher numbers: RocksDB continues after a log's number.
 Status OpenFrom(uint64_t number, const Options& options, const std::string& path, std::unique_ptr<DB>* db) {
   DB* opened = nullptr;
   Status status = DB::Open(options, path, &opened);
@@ -141,10 +141,11 @@ Status OpenFrom(uint64_t number, const Options& options, const std::string& path
 
 }  // namespace
 
-// Makes a database in `path` with these families, in this order, beside the default one. Of
-// each the files are `counts` names in `folder`, one family's after the other's in `files`; a
-// file that does not fit is marked in `is_left_out`. Files of the database get higher numbers than `number`. All files are moved. Returns null, or an
-// error's text, which the caller frees.
+// Makes a database in `path` with these families, in this order, in addition to the default one.
+// `files` are names in `folder`, grouped by family; `counts` gives the number of each family's
+// files. A file that does not fit is marked in `is_left_out`. Files of the database get higher
+// numbers than `number`. All files are moved. Returns null, or the text of an error, which the
+// caller frees.
 extern "C" char* coldrise_make_database(const char* path, const char* log_directory, uint64_t sequence,
                                         uint64_t number, const char* folder, size_t families, const char* const* names,
                                         const size_t* counts, const char* const* files,

@@ -1,9 +1,8 @@
-//! A database is made of files of another one, by links: nothing is copied.
+//! Makes a database from files of another one, by links: nothing is copied.
 //!
-//! RocksDB's `CreateColumnFamilyWithImport` takes files of a database over as they are, and no
-//! matter how large they are. Each gets the lowest level, or the one above
-//! all that it overlaps of those that were given before it: the older come first. A file for which no
-//! level is left is left out.
+//! RocksDB's `CreateColumnFamilyWithImport` takes over files of a database of any size, unchanged.
+//! Files are given oldest first. Each gets the lowest level, or the level above all earlier files
+//! that it overlaps. A file for which no level is left is left out.
 
 use std::ffi::{c_char, c_uchar, CString};
 use std::path::Path;
@@ -27,12 +26,12 @@ extern "C" {
     ) -> *mut c_char;
 }
 
-/// Makes a database in `path`, an existing folder, with all families; `files` are names of files
-/// in `folder`, which are moved. Its changes have higher numbers than `sequence`, and its files than `number`. Returns the files
-/// that did not fit.
+/// Makes a database in `path`, an existing folder, with all families; `files` are names of files in
+/// `folder`, which are moved. The database's changes have higher numbers than `sequence`, and its
+/// files higher numbers than `number`. Returns the files that did not fit.
 ///
 /// # Errors
-/// `Corrupt` where a file is none of a database; `NoSpace`; what the operating system says.
+/// `Corrupt` if a file is not a database file; `NoSpace`; errors of the operating system.
 pub(crate) fn make_database(
     path: &Path,
     log_directory: &Path,
@@ -53,7 +52,7 @@ pub(crate) fn make_database(
     let mut is_left_out = vec![0; sorted.len()];
     let (c_name, c_log, c_folder) = (c_path(path)?, c_path(log_directory)?, c_path(folder)?);
     // SAFETY: the arrays have as many entries as the counts say and live through the call; the
-    // text that is returned is ours, and was made by `malloc`.
+    // returned text is ours and was allocated by `malloc`.
     let error = unsafe {
         coldrise_make_database(
             c_name.as_ptr(),

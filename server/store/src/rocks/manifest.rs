@@ -1,14 +1,14 @@
-//! The list of the database's files, RocksDB's manifest: read, and never written.
+//! RocksDB's manifest, the list of the database's files: read, and never written.
 //!
-//! Which files it lists RocksDB tells. How far it can be read is looked at here, because
-//! RocksDB takes one that was cut short, or ends in zeroes, for one that ends there. A manifest
-//! is written record by record, as the log is (RocksDB's wiki: *Write Ahead Log File Format*;
-//! numbers are little endian):
+//! RocksDB reports which files it lists. This module checks how far it can be read, because RocksDB
+//! takes a manifest that was cut short, or ends in zeroes, for one that ends there. A manifest is
+//! written record by record, like the log (RocksDB's wiki: *Write Ahead Log File Format*; numbers
+//! are little endian):
 //!
 //! ```text
 //! file:      blocks of 32 KiB; pieces do not begin in the last 6 bytes of one
 //! piece:     CRC-32C of what follows the length, masked (4), length (2), kind (1: 1 for a
-//!            whole record, 2 for its beginning, 3 for what is between, 4 for its end), bytes
+//!            whole record, 2 for its beginning, 3 for its middle, 4 for its end), bytes
 //! CURRENT:   the manifest's name, a line break
 //! ```
 
@@ -19,17 +19,18 @@ use std::path::{Path, PathBuf};
 use coldrise_block::{Context, Error, ErrorKind, Result};
 
 use super::{Database, Family, FAMILIES};
+use crate::advice::REPAIR;
 
 const CURRENT: &str = "CURRENT";
 const MANIFEST_PREFIX: &str = "MANIFEST-";
-const BLOCK_BYTES: usize = 32 << 10;
-const HEADER_BYTES: usize = 7;
+pub(super) const BLOCK_BYTES: usize = 32 << 10;
+pub(super) const HEADER_BYTES: usize = 7;
 const KINDS: std::ops::RangeInclusive<u8> = 1..=4;
 const MASK_DELTA: u32 = 0xa282_ead8;
-/// Of a database that is being written: between reading the name and looking for the file.
+/// Attempts while a writer replaces the manifest between reading its name and opening it.
 const MAX_TRIES: u32 = 5;
 
-/// A file as the manifest knows it.
+/// A file as the manifest lists it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Listed {
     pub(crate) family: Family,
@@ -39,8 +40,8 @@ pub(crate) struct Listed {
 }
 
 impl Listed {
-    /// Whether it is a file of chunks that no commit names: a drive that fails while the database
-    /// takes one over leaves it listed and deletes it.
+    /// Whether it is a file of chunks that no commit names. If the drive fails while the database
+    /// ingests a file, RocksDB leaves it listed and deletes it.
     pub(crate) fn is_uncommitted(&self, next_chunk: u64) -> bool {
         self.family == Family::Chunks && self.first[..] >= next_chunk.to_be_bytes()[..]
     }
@@ -57,28 +58,28 @@ pub(crate) fn listed_in(database: &Database) -> Result<Vec<Listed>> {
     Ok(found)
 }
 
-/// Opens the database for nothing but to read it, beside whoever writes it, with all that its
-/// manifest lists and its log holds: also where files are missing, of which nothing reads.
+/// Opens the database only for reading, beside a writer, with everything that its manifest lists
+/// and its log holds. Missing files are accepted, unless they are read.
 ///
 /// # Errors
-/// `Corrupt` where the manifest itself cannot be read.
+/// `Corrupt` if the manifest itself cannot be read.
 pub(crate) fn open_as_listed(path: &Path, log_directory: &Path) -> Result<Database> {
     open_beside(path, || Database::open_listing(path, log_directory))
 }
 
-/// Whether every listed file is there, and is the one that the manifest means: by its length
-/// and the unique id in its properties.
+/// Checks that every listed file exists and is the one that the manifest means, by its length and
+/// the unique id in its properties.
 ///
 /// # Errors
-/// `Corrupt`, naming the first file that is another one; what the operating system says.
+/// `Corrupt`, naming the first file that differs; errors of the operating system.
 pub(crate) fn check_listed(path: &Path, log_directory: &Path) -> Result<()> {
     open_beside(path, || Database::open_checked(path, log_directory)).map(drop)
 }
 
 fn open_beside(path: &Path, open: impl Fn() -> Result<Database>) -> Result<Database> {
-    // To RocksDB one that is not there is a drive that fails.
+    // RocksDB reports a missing manifest as a failing drive.
     manifest(path)?;
-    // A writer may replace its log, its manifest and its files just then.
+    // Meanwhile a writer may replace its log, its manifest and its files.
     let mut tries = 0;
     loop {
         match open() {
@@ -91,7 +92,7 @@ fn open_beside(path: &Path, open: impl Fn() -> Result<Database>) -> Result<Datab
 /// The manifest that `CURRENT` names, and its number.
 ///
 /// # Errors
-/// `Corrupt` where it names none that is there; what the operating system says.
+/// `Corrupt` if it names no existing file; errors of the operating system.
 pub(super) fn manifest(database: &Path) -> Result<(PathBuf, u64)> {
     let path = database.join(CURRENT);
     let mut tries = 0;
@@ -115,28 +116,27 @@ pub(super) fn manifest(database: &Path) -> Result<(PathBuf, u64)> {
         };
         tries += 1;
         if tries == MAX_TRIES {
-            let text = format!("{} {why}: run coldrise repair", path.display());
-            return Err(Error::new(ErrorKind::Corrupt, text));
+            let text = format!("{} {why}", path.display());
+            return Err(Error::new(ErrorKind::Corrupt, text).advise(REPAIR));
         }
     }
 }
 
-/// The number of the manifest, and how many bytes of it from its beginning on are as they
-/// were written.
+/// The number of the manifest, and how many bytes from its beginning are undamaged.
 ///
 /// # Errors
-/// As of [`manifest`].
+/// As [`manifest`].
 pub(crate) fn sound_manifest(database: &Path) -> Result<(u64, u64)> {
     let (path, number) = manifest(database)?;
     let bytes = std::fs::read(&path).context(|| format!("reading {}", path.display()))?;
     Ok((number, sound_end(&bytes) as u64))
 }
 
-/// The number of the manifest and its length, all of it durable; known to be so is what
-/// `synced` says.
+/// The number of the manifest and its length, after making all of it durable. `synced` is the part
+/// already known to be durable.
 ///
 /// # Errors
-/// As of [`manifest`].
+/// As [`manifest`].
 pub(crate) fn synced_manifest(database: &Path, synced: (u64, u64)) -> Result<(u64, u64)> {
     let (path, number) = manifest(database)?;
     let what = || format!("syncing {}", path.display());
@@ -148,7 +148,7 @@ pub(crate) fn synced_manifest(database: &Path, synced: (u64, u64)) -> Result<(u6
     Ok(found)
 }
 
-/// Where the last whole piece ends before the first that is damaged or was never finished.
+/// The end of the last whole piece before the first piece that is damaged or unfinished.
 fn sound_end(bytes: &[u8]) -> usize {
     let mut at = 0;
     loop {
@@ -158,18 +158,18 @@ fn sound_end(bytes: &[u8]) -> usize {
             continue;
         }
         let piece = bytes.get(at..).and_then(|rest| piece(&rest[..rest.len().min(left)]));
-        let Some(piece_bytes) = piece else { return at.min(bytes.len()) };
-        at += piece_bytes;
+        let Some((_, content)) = piece else { return at.min(bytes.len()) };
+        at += HEADER_BYTES + content.len();
     }
 }
 
-/// The bytes of the piece at the beginning, if it is whole.
-fn piece(block: &[u8]) -> Option<usize> {
+/// Kind and content of the piece at the beginning, if it is whole.
+pub(super) fn piece(block: &[u8]) -> Option<(u8, &[u8])> {
     let (header, rest) = block.split_first_chunk::<HEADER_BYTES>()?;
     let [c0, c1, c2, c3, l0, l1, kind] = *header;
     let content = rest.get(..usize::from(u16::from_le_bytes([l0, l1])))?;
     let crc = crc32c::crc32c_append(crc32c::crc32c(&[kind]), content);
     let masked = crc.rotate_right(15).wrapping_add(MASK_DELTA);
     let is_sound = KINDS.contains(&kind) && masked == u32::from_le_bytes([c0, c1, c2, c3]);
-    is_sound.then_some(HEADER_BYTES + content.len())
+    is_sound.then_some((kind, content))
 }

@@ -1,7 +1,6 @@
-//! RocksDB behind a small safe face: the only `unsafe` code of this crate.
+//! RocksDB behind a small safe interface: the only `unsafe` code of this crate.
 //!
-//! It is unsafe because RocksDB is a C++ library with a C interface. What the
-//! types here promise to keep:
+//! It is unsafe because RocksDB is a C++ library with a C interface. The types here guarantee:
 //!
 //! - every object of RocksDB is owned by exactly one Rust value and destroyed
 //!   once, after everything that borrows from it ([`Pinned`] and [`Cursor`]
@@ -14,20 +13,22 @@
 #![allow(unsafe_code)]
 
 mod batch;
-mod blocks;
 mod compaction;
 mod cursor;
-mod fatal;
 mod files;
 mod import;
 mod internal_key;
+mod log_check;
 mod manifest;
 mod open;
 mod options;
+mod other_file;
+mod preopen_check;
 mod salvage;
 mod scan;
 mod sound;
 mod sst;
+mod sst_reader;
 pub(crate) mod table;
 
 use std::ffi::{c_char, c_int, CStr, CString};
@@ -36,16 +37,20 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::ptr;
 
-use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_block::{Error, ErrorKind, Result, OPEN_FILES_ADVICE};
+
+use crate::advice::REPAIR;
 use librocksdb_sys as sys;
 
+use crate::descriptors::open_tables;
+
 pub(crate) use batch::Batch;
-pub(crate) use blocks::BlockBuffers;
 use compaction::Filter;
 pub(crate) use compaction::Rule;
 pub(crate) use cursor::{Cursor, Pinned};
 pub(crate) use files::LiveFile;
 pub(crate) use import::make_database;
+pub(crate) use log_check::usable_logs;
 pub(crate) use manifest::{
     check_listed, listed_in, open_as_listed, sound_manifest, synced_manifest, Listed,
 };
@@ -55,6 +60,7 @@ pub(crate) use salvage::{read_what_is_left, Entry};
 pub(crate) use scan::ChunkFiles;
 pub(crate) use sound::{is_sound, table_files};
 pub(crate) use sst::SstWriter;
+pub(crate) use sst_reader::BlockBuffers;
 
 /// A column family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -65,15 +71,24 @@ pub(crate) enum Family {
     Chunks,
     /// Page id to a page of the chunk map.
     Maps,
-    /// Documents.
+    /// Documents: points, machines and files of points.
     Catalog,
-    /// The same pages as in `Maps`, in files of their own: what damage takes from one the other has.
+    /// The same pages as in `Maps`, in separate files: a page damaged in one family is read from
+    /// the other.
     MapsCopy,
     /// Keyed hash of a chunk to its id. Only a writer opens it.
     Dedup,
 }
 
-/// In the order of `Database::families`; readers leave out the last.
+impl Family {
+    /// Its name in the database.
+    pub(crate) fn name(self) -> &'static str {
+        let named = FAMILIES.iter().find(|(family, _)| *family == self);
+        named.and_then(|(_, name)| name.to_str().ok()).unwrap_or_default()
+    }
+}
+
+/// In the order of `Database::families`; readers omit the last.
 pub(crate) const FAMILIES: [(Family, &CStr); 6] = [
     (Family::State, c"default"),
     (Family::Chunks, c"chunks"),
@@ -83,52 +98,53 @@ pub(crate) const FAMILIES: [(Family, &CStr); 6] = [
     (Family::Dedup, c"dedup"),
 ];
 const READER_FAMILIES: usize = 5;
-/// Of which a gc rewrites files without what nothing refers to.
+/// Families whose files a gc rewrites without unreferenced entries.
 const FILTERED: [Family; 4] = [Family::Chunks, Family::Maps, Family::MapsCopy, Family::Dedup];
 
-/// How a read treats what it reads.
+/// How a read uses caches and checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReadMode {
-    /// Chunks: they do not push anything out of the block cache. RocksDB's
-    /// checksums stay on, though every chunk carries its own tag: the tag says
-    /// nothing about the bytes around it, and RocksDB parses those first. With
-    /// checksums off, damage to a block's framing ended the process in 227 of
-    /// 500 trials (assertions, one segmentation fault). They cost about 1 µs of
-    /// the 11 µs that a 16 KiB chunk takes.
+    /// Chunks: they evict nothing from the block cache. RocksDB's checksums stay on, although every
+    /// chunk carries its own tag: the tag does not cover the bytes around it, and RocksDB parses
+    /// those first. With checksums off, damage to a block's framing ended the process in 227 of 500
+    /// trials (assertions, one segmentation fault). They cost about 1 µs of the 11 µs that a 16 KiB
+    /// chunk takes.
     Payload,
-    /// All chunks one after the other: as [`ReadMode::Payload`], and read ahead.
+    /// All chunks in order: as [`ReadMode::Payload`], with read-ahead.
     Scan,
     /// Everything else.
     Cached,
-    /// Of a walk: only what is in no file yet. Deletions do not show.
+    /// For a walk over entries that are in no file yet. Deletions do not show.
     Memory,
 }
 
 /// `ReadTier::kMemtableTier`.
 const READ_TIER_MEMTABLES: c_int = 3;
-/// How far a scan reads ahead, in bytes.
+/// Read-ahead of a scan, in bytes.
 const SCAN_READAHEAD_BYTES: usize = 256 << 10;
+
+/// How often a read catches up with a writer that deletes files.
+const GET_ATTEMPTS: u32 = 5;
 
 /// An open RocksDB.
 pub(crate) struct Database {
     path: PathBuf,
+    is_reader: bool,
     db: *mut sys::rocksdb_t,
     families: Vec<*mut sys::rocksdb_column_family_handle_t>,
     payload_read: *mut sys::rocksdb_readoptions_t,
     scan_read: *mut sys::rocksdb_readoptions_t,
     cached_read: *mut sys::rocksdb_readoptions_t,
     memory_read: *mut sys::rocksdb_readoptions_t,
-    /// Options of the families, in their order: also those that files made for
-    /// ingestion are written with.
+    /// Options of the families, in their order. Files made for ingestion are written with them too.
     options: Vec<Options>,
-    /// Of a writer, for the families that a gc rewrites. Dropped after the database
-    /// is closed, like all fields.
+    /// A writer's filters, for the families that a gc rewrites. Dropped after the database is
+    /// closed, like all fields.
     filters: Vec<(Family, Filter)>,
 }
 
-// SAFETY: rocksdb_t and its column family handles may be used from any thread
-// at any time; the read options are never changed after they were made; a filter's
-// rule is behind a lock.
+// SAFETY: rocksdb_t and its column family handles may be used from any thread at any time; the read
+// options never change after they were made; a filter's rule is behind a lock.
 unsafe impl Send for Database {}
 // SAFETY: as above.
 unsafe impl Sync for Database {}
@@ -147,23 +163,34 @@ fn take_error(what: &str, error: *mut c_char) -> Option<Error> {
     if error.is_null() {
         return None;
     }
-    // SAFETY: a non-null error is a NUL-terminated string that now is ours.
+    // SAFETY: a non-null error is a NUL-terminated string that is now ours.
     let text = unsafe {
         let text = CStr::from_ptr(error).to_string_lossy().into_owned();
         sys::rocksdb_free(error.cast());
         text
     };
-    // The C interface carries no code, only this text: the status class in
-    // front and, for a full disk, the subcode's fixed words.
-    let kind = if text.contains("No space left on device") || text.contains("Disk quota exceeded") {
-        ErrorKind::NoSpace
-    } else if text.starts_with("Corruption") {
-        ErrorKind::Corrupt
-    } else {
-        ErrorKind::Io
-    };
-    Some(Error::with_source(kind, what.to_owned(), text))
+    // The C interface returns no code, only this text: the status class first, then the operating
+    // system's fixed words.
+    let (kind, advice) =
+        if text.contains("No space left on device") || text.contains("Disk quota exceeded") {
+            (ErrorKind::NoSpace, ROOM)
+        } else if text.starts_with("Corruption") || text.contains("No such file or directory") {
+            (ErrorKind::Corrupt, REPAIR)
+        } else if text.contains("Read-only file system") {
+            (ErrorKind::ReadOnly, WRITABLE)
+        } else if text.contains("Too many open files") {
+            (ErrorKind::Io, OPEN_FILES_ADVICE)
+        } else {
+            (ErrorKind::Io, DRIVE)
+        };
+    Some(Error::with_source(kind, format!("{what} failed"), text).advise(advice))
 }
+
+const ROOM: &str = "make room on the drive and try again";
+const WRITABLE: &str = "mount the file system of the repository writable";
+const DRIVE: &str =
+    "the system refused it: look at the drive, the permissions and the kernel's log, \
+                     and try again; if a file of the database is damaged, run coldrise repair";
 
 fn c_path(path: &Path) -> Result<CString> {
     CString::new(path.as_os_str().as_bytes()).map_err(|_| {
@@ -196,13 +223,28 @@ impl Database {
         }
     }
 
-    /// The value of `key`, without a copy where RocksDB can lend it.
+    /// The value of `key`, without a copy if RocksDB can lend it. A reader that cannot keep all
+    /// files open may find that the writer has deleted one; then it catches up and reads again.
     pub(crate) fn get(
         &self,
         family: Family,
         key: &[u8],
         mode: ReadMode,
     ) -> Result<Option<Pinned<'_>>> {
+        let mut read = self.try_get(family, key, mode);
+        if self.is_reader && open_tables().is_some() {
+            for _ in 0..GET_ATTEMPTS {
+                match read {
+                    Err(error) if error.kind() == ErrorKind::Io => self.catch_up()?,
+                    read => return read,
+                }
+                read = self.try_get(family, key, mode);
+            }
+        }
+        read
+    }
+
+    fn try_get(&self, family: Family, key: &[u8], mode: ReadMode) -> Result<Option<Pinned<'_>>> {
         let handle = self.family(family)?;
         let slice = checked("reading the database", |error| {
             // SAFETY: the database and the handle are live; the key is read
@@ -221,12 +263,12 @@ impl Database {
         Ok((!slice.is_null()).then_some(Pinned { slice, database: PhantomData }))
     }
 
-    /// Applies a batch whole; with `sync` it is durable on return.
+    /// Applies a batch atomically; with `sync` it is durable on return.
     pub(crate) fn write(&self, batch: Batch<'_>, sync: bool) -> Result<()> {
         self.write_with(batch, sync, true)
     }
 
-    /// The same past the log: durable once its families are flushed.
+    /// [`Database::write`] without the log: durable once its families are flushed.
     pub(crate) fn write_unlogged(&self, batch: Batch<'_>) -> Result<()> {
         self.write_with(batch, false, false)
     }
@@ -245,14 +287,14 @@ impl Database {
         })
     }
 
-    /// The sequence number of the last change that it holds. Grows with every change, and
-    /// says how far the log and the list of files reach.
+    /// The sequence number of the database's last change. It grows with every change and shows how
+    /// far the log and the manifest reach.
     pub(crate) fn sequence(&self) -> u64 {
         // SAFETY: the database is live.
         unsafe { sys::rocksdb_get_latest_sequence_number(self.db) }
     }
 
-    /// The folder it lies in.
+    /// The folder of the database.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
@@ -272,8 +314,7 @@ impl Database {
         Ok(Cursor { iterator, database: PhantomData })
     }
 
-    /// Takes a finished file of chunks over, moving it where possible. Durable
-    /// on return.
+    /// Ingests a finished file of chunks, moving it if possible. Durable on return.
     pub(crate) fn ingest_chunks(&self, file: &Path) -> Result<()> {
         let file = c_path(file)?;
         let handle = self.family(Family::Chunks)?;
@@ -294,17 +335,16 @@ impl Database {
                 sys::rocksdb_ingestexternalfileoptions_destroy(options);
             }
         })
-        // A folder that cannot be synced RocksDB does not name.
+        // RocksDB does not name a folder that cannot be synced.
         .map_err(|error| error.context(self.path.display().to_string()))
     }
 
-    /// Writes the memtables of every family to files, so that whoever opens
-    /// the database next has no log to replay.
+    /// Flushes the memtables of every family to files, so that the next open has no log to replay.
     pub(crate) fn flush(&self) -> Result<()> {
         self.families.iter().try_for_each(|handle| self.flush_one(*handle))
     }
 
-    /// Writes what a family has in memory to a file, if there is anything.
+    /// Flushes a family's memtable to a file, unless it is empty.
     pub(crate) fn flush_family(&self, family: Family) -> Result<()> {
         self.flush_one(self.family(family)?)
     }
@@ -321,7 +361,7 @@ impl Database {
         })
     }
 
-    /// Drops the files that lie wholly within `from..=to`, at once.
+    /// Drops the files that lie entirely within `from..=to`, immediately.
     pub(crate) fn delete_files_in_range(
         &self,
         family: Family,
@@ -345,7 +385,7 @@ impl Database {
         })
     }
 
-    /// Lets a reader see what the writer has committed since.
+    /// Lets a reader see the commits that the writer has made since.
     pub(crate) fn catch_up(&self) -> Result<()> {
         checked("catching up with the writer", |error| {
             // SAFETY: the database is live and was opened as a secondary.
@@ -358,10 +398,17 @@ impl Database {
         self.property(family, c"rocksdb.total-sst-files-size")
     }
 
-    /// Bytes of indexes and filters of one family's files that are held in memory
-    /// beside the block cache: an estimate of RocksDB's.
+    /// RocksDB's estimate of the bytes of one family's indexes and filters that are in memory
+    /// outside the block cache.
     pub(crate) fn family_index_memory_bytes(&self, family: Family) -> Result<u64> {
         self.property(family, c"rocksdb.estimate-table-readers-mem")
+    }
+
+    /// Bytes that are in no file yet, for all families together.
+    pub(crate) fn unflushed_bytes(&self) -> Result<u64> {
+        let name = c"rocksdb.cur-size-all-mem-tables";
+        let open = FAMILIES.iter().take(self.families.len());
+        open.map(|(family, _)| self.property(*family, name)).sum()
     }
 
     fn property(&self, family: Family, name: &CStr) -> Result<u64> {

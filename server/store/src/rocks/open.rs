@@ -8,15 +8,16 @@ use coldrise_block::{ErrorKind, Result};
 use librocksdb_sys as sys;
 
 use super::compaction::Filter;
-use super::fatal::refuse_fatal;
 use super::manifest::manifest;
 use super::options::{BlockCache, Options};
+use super::other_file::name_other_file;
+use super::preopen_check::refuse_fatal;
 use super::{
     c_path, checked, Database, Family, FAMILIES, FILTERED, READER_FAMILIES, READ_TIER_MEMTABLES,
     SCAN_READAHEAD_BYTES,
 };
 
-/// What a database is opened for.
+/// The purpose of opening a database.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Role {
     Writer,
@@ -25,7 +26,7 @@ enum Role {
 }
 
 impl Database {
-    /// Opens the database for writing; `create` makes it where there is none.
+    /// Opens the database for writing; `create` makes a missing one.
     pub(crate) fn open_primary(
         path: &Path,
         log_directory: &Path,
@@ -35,13 +36,13 @@ impl Database {
         Self::open_writable(path, log_directory, create, Role::Writer)
     }
 
-    /// The same of one that was looked at just now, beside opening it.
+    /// [`Database::open_primary`] for a database that was checked immediately before.
     pub(crate) fn open_looked_at(path: &Path, log_directory: &Path) -> Result<Database> {
         Self::open_writable(path, log_directory, false, Role::Writer)
     }
 
-    /// Opens the database for a repair: RocksDB compacts no files of chunks, of which readers may
-    /// hold others, and of a damaged log it takes all that can be read.
+    /// Opens the database for a repair. RocksDB compacts no files of chunks, because readers may
+    /// hold others, and takes all readable records of a damaged log.
     pub(crate) fn open_for_repair(path: &Path, log_directory: &Path) -> Result<Database> {
         refuse_fatal(path)?;
         Self::open_writable(path, log_directory, false, Role::Repair)
@@ -59,11 +60,11 @@ impl Database {
             options = options.with_what_is_left_of_the_log();
         }
         match open(options) {
-            // So that a gc can make some.
+            // So that a gc can free some.
             Err(error) if error.kind() == ErrorKind::NoSpace && !create => {
                 open(Options::on_full_drive())
             }
-            opened => opened,
+            opened => opened.map_err(|error| name_other_file(path, log_directory, error)),
         }
     }
 
@@ -94,14 +95,14 @@ impl Database {
         })
     }
 
-    /// Opens the database beside whoever writes it. `own_directory` is a
-    /// directory for this reader alone; RocksDB puts its log there.
+    /// Opens the database beside a writer. `own_directory` is a directory for this reader alone;
+    /// RocksDB puts its log there.
     pub(crate) fn open_secondary(path: &Path, own_directory: &Path) -> Result<Database> {
         refuse_fatal(path)?;
         manifest(path)?;
         let (c_path, c_own) = (c_path(path)?, c_path(own_directory)?);
         let database = Options::database(false);
-        Self::open_with(path, Role::Reader, |names, options, handles| {
+        let opened = Self::open_with(path, Role::Reader, |names, options, handles| {
             checked("opening the database beside its writer", |error| {
                 // SAFETY: as in `open_writable`.
                 unsafe {
@@ -117,18 +118,21 @@ impl Database {
                     )
                 }
             })
-        })
+        });
+        opened.map_err(|error| name_other_file(path, own_directory, error))
     }
 
-    /// Opens the database for nothing but to list the files of all families, beside whoever
-    /// writes it: also where files are missing.
+    /// Opens the database only to list the files of all families, beside a writer and even if files
+    /// are missing.
     pub(super) fn open_listing(path: &Path, log_directory: &Path) -> Result<Database> {
         Self::open_read_only(path, log_directory, Options::listing())
     }
 
-    /// The same where every listed file is opened, and is the one that is listed.
+    /// [`Database::open_listing`] that also opens every listed file and checks that it is the
+    /// listed one.
     pub(super) fn open_checked(path: &Path, log_directory: &Path) -> Result<Database> {
         Self::open_read_only(path, log_directory, Options::database(false))
+            .map_err(|error| name_other_file(path, log_directory, error))
     }
 
     fn open_read_only(path: &Path, log_directory: &Path, options: Options) -> Result<Database> {
@@ -168,9 +172,10 @@ impl Database {
         let names: Vec<*const c_char> =
             FAMILIES.iter().take(count).map(|(_, name)| name.as_ptr()).collect();
         let cache = BlockCache::new(writer);
-        let filters: Vec<(Family, Filter)> = match writer {
-            true => FILTERED.iter().map(|family| (*family, Filter::new())).collect(),
-            false => Vec::new(),
+        let filters: Vec<(Family, Filter)> = if writer {
+            FILTERED.iter().map(|family| (*family, Filter::new())).collect()
+        } else {
+            Vec::new()
         };
         let filter_of = |family| {
             filters.iter().find(|(filtered, _)| *filtered == family).map(|(_, filter)| filter)
@@ -179,7 +184,7 @@ impl Database {
             .iter()
             .take(count)
             .map(|(family, _)| match (role, *family) {
-                // A large index that is made anew is slow without.
+                // Only this family: without compactions, rebuilding a large index is slow.
                 (Role::Repair, Family::Chunks) => {
                     Options::family(*family, &cache, filter_of(*family)).without_compactions()
                 }
@@ -198,8 +203,8 @@ impl Database {
             sys::rocksdb_readoptions_set_fill_cache(scan, 0);
             sys::rocksdb_readoptions_set_readahead_size(scan, SCAN_READAHEAD_BYTES);
             let cached = sys::rocksdb_readoptions_create();
-            // There are none. Where it looks for them, RocksDB 7.8 ends a walk at a
-            // damaged file as if there were nothing behind it, and reports no error.
+            // The database has none. If RocksDB 7.8 looks for them, it ends a walk at a damaged
+            // file as if nothing followed, and reports no error.
             let memory = sys::rocksdb_readoptions_create();
             sys::rocksdb_readoptions_set_read_tier(memory, READ_TIER_MEMTABLES);
             for options in [payload, scan, cached, memory] {
@@ -209,6 +214,7 @@ impl Database {
         };
         Ok(Database {
             path: path.to_owned(),
+            is_reader: !writer,
             db,
             families,
             payload_read,

@@ -1,4 +1,4 @@
-//! How each column family is laid out on disk, and why.
+//! The layout of each column family on disk, with reasons.
 
 use std::ffi::{c_char, c_int, CStr};
 
@@ -6,51 +6,52 @@ use librocksdb_sys as sys;
 
 use super::compaction::Filter;
 use super::{checked, Family};
+use crate::descriptors::open_tables;
 
-/// Bytes of memory that one memtable may take before it is written out.
+/// Size of one memtable before it is flushed, in bytes of memory.
 const WRITE_BUFFER_BYTES: usize = 16 << 20;
-/// Large files keep their number small, and with it the time to open all of
-/// them, at tens of TB.
+/// Large files keep their number small, and with it the time to open them all, at tens of TB.
 const CHUNK_FILE_BYTES: u64 = 256 << 20;
 const INDEX_FILE_BYTES: u64 = 64 << 20;
-/// Memory for blocks of map pages, of the dedup index and of the catalog.
+/// Memory for blocks of map pages, of the dedup index and of the catalog, in bytes.
 pub(crate) const READER_BLOCK_CACHE_BYTES: usize = 8 << 20;
 pub(crate) const WRITER_BLOCK_CACHE_BYTES: usize = 64 << 20;
-/// RocksDB's own log is kept small.
+/// Limit of RocksDB's info log, in bytes.
 const INFO_LOG_BYTES: usize = 256 << 10;
 const INFO_LOG_FILES: usize = 2;
-/// A line that meets a full disk would end the process, and the log goes with the process.
+/// A log line that meets a full disk would end the process; the log is removed with the process
+/// anyway.
 const INFO_LOG_LEVEL_FATAL: c_int = 4;
 const NO_COMPRESSION: c_int = 0;
 const CHECKSUM_XXH3: c_char = 4;
 const BLOOM_BITS_PER_KEY: f64 = 10.0;
-/// Synced in steps while a file grows, so that the sync at its end is short.
+/// Files are synced in steps of this many bytes while they grow, so that the final sync is short.
 const BYTES_PER_SYNC: u64 = 8 << 20;
 /// By default a compaction reads block by block.
 const COMPACTION_READAHEAD_BYTES: usize = 2 << 20;
 
-/// RocksDB would reserve 18 MiB of the drive for its log, 4 MiB for its list of files and a
-/// whole file's length for each that a compaction writes, however little is written. On a
-/// drive that is nearly full ext4 gives it the rest, says that it is too little, and keeps
-/// it taken: a small backup finds no space, and no gc can make any. The option has no
-/// function of its own in the C interface.
+/// RocksDB would reserve 18 MiB of the drive for its log, 4 MiB for its manifest, and a whole
+/// file's length for each file that a compaction writes, however little is written. On a nearly
+/// full drive, ext4 allocates the rest, reports that it is too little, and keeps it allocated: then
+/// a small backup finds no space, and no gc can free any. The option has no function of its own in
+/// the C interface.
 ///
-/// A file is opened only if its unique id is the one that the list of files has: another one in
-/// its place, or an older one, is an error.
+/// A file is opened only if its unique id is the one in the manifest. A different or older file in
+/// its place is an error.
 ///
-/// Closing the database flushes nothing: the log keeps what is in memory. A flush would delete
-/// the log before readers have seen it, and a secondary of RocksDB 7.8 answers from its memory
-/// first: an entry that it has there would hide the newer one in the file.
+/// Closing the database flushes nothing: the log keeps the content of the memtables. A flush would
+/// delete the log before readers have seen it. A secondary of RocksDB 7.8 reads its memory first,
+/// so an entry there would hide the newer one in the file.
 const NO_RESERVATIONS: &CStr =
     c"allow_fallocate=false;verify_sst_unique_id_in_manifest=true;avoid_flush_during_shutdown=true";
-/// The same, and what is in the log stays there at opening, instead of taking the same space
-/// once more in files before the log's is free.
+/// [`NO_RESERVATIONS`], and opening leaves the log as it is, instead of using the same space again
+/// in files before the log's space is free.
 const FULL_DRIVE: &CStr =
     c"allow_fallocate=false;verify_sst_unique_id_in_manifest=true;avoid_flush_during_recovery=true;avoid_flush_during_shutdown=true";
 /// `WALRecoveryMode::kSkipAnyCorruptedRecords`.
 const SKIP_DAMAGED_RECORDS: c_int = 3;
 
-/// Memory for blocks, one for all families of a database.
+/// Memory for blocks, shared by all families of a database.
 pub(super) struct BlockCache(*mut sys::rocksdb_cache_t);
 
 impl BlockCache {
@@ -82,7 +83,7 @@ impl Options {
         Options::database_with(create, NO_RESERVATIONS)
     }
 
-    /// The same, for opening on a drive without space.
+    /// Options for opening on a drive without space.
     pub(super) fn on_full_drive() -> Options {
         Options::database_with(false, FULL_DRIVE)
     }
@@ -94,9 +95,11 @@ impl Options {
         unsafe {
             sys::rocksdb_options_set_create_if_missing(raw, u8::from(create));
             sys::rocksdb_options_set_create_missing_column_families(raw, u8::from(create));
-            // A secondary must hold every file open: the primary may delete them.
-            sys::rocksdb_options_set_max_open_files(raw, -1);
-            // By default 16 threads are started for it at every open and catch-up.
+            // With all files open a secondary still reads those that the primary has deleted. If
+            // the limit is too low for that, see `Database::get`.
+            let files = open_tables().and_then(|files| c_int::try_from(files).ok()).unwrap_or(-1);
+            sys::rocksdb_options_set_max_open_files(raw, files);
+            // By default, every open and catch-up starts 16 threads for this.
             sys::rocksdb_options_set_max_file_opening_threads(raw, 2);
             sys::rocksdb_options_set_skip_stats_update_on_db_open(raw, 1);
             sys::rocksdb_options_set_stats_dump_period_sec(raw, 0);
@@ -112,8 +115,7 @@ impl Options {
         options
     }
 
-    /// Options of a database of which only the list of its files is wanted: none has to be
-    /// there.
+    /// Options for listing the files of a database: no file has to exist.
     pub(super) fn listing() -> Options {
         let options = Options::database(false);
         // SAFETY: a live options object; the calls only set fields.
@@ -124,21 +126,21 @@ impl Options {
         options
     }
 
-    /// The same: damaged records of the log are left out, and not all that comes after them.
+    /// Skips damaged records of the log, but keeps the records after them.
     pub(super) fn with_what_is_left_of_the_log(self) -> Options {
         // SAFETY: a live options object; the call only sets a field.
         unsafe { sys::rocksdb_options_set_wal_recovery_mode(self.0, SKIP_DAMAGED_RECORDS) };
         self
     }
 
-    /// The same, with RocksDB's own log in `directory`.
+    /// Puts RocksDB's own log into `directory`.
     pub(super) fn with_log_directory(self, directory: &CStr) -> Options {
         // SAFETY: the options are live; RocksDB copies the path.
         unsafe { sys::rocksdb_options_set_db_log_dir(self.0, directory.as_ptr()) };
         self
     }
 
-    /// Options of one family. The filter has to live as long as they are used.
+    /// Options of one family. The filter must live as long as they are used.
     pub(super) fn family(family: Family, cache: &BlockCache, filter: Option<&Filter>) -> Options {
         let options = Options::new();
         let raw = options.0;
@@ -165,15 +167,13 @@ impl Options {
             sys::rocksdb_block_based_options_set_checksum(table, CHECKSUM_XXH3);
             match family {
                 Family::Chunks => {
-                    // A block closes as soon as it holds this much: one chunk.
+                    // A block closes as soon as it holds this many bytes: one chunk.
                     sys::rocksdb_block_based_options_set_block_size(table, 2048);
                     sys::rocksdb_block_based_options_set_block_restart_interval(table, 1);
-                    // Only the top of the index is held in memory; its
-                    // partitions are read when they are needed. A flat index
-                    // would make a read 3 µs faster, and take 27 MB of every
-                    // reader's memory per million chunks. (Reads by mmap would
-                    // be 1 to 2 µs faster, and turn a read error of the drive
-                    // into the end of the process.)
+                    // Only the top of the index is held in memory; its partitions are read on
+                    // demand. A flat index would make a read 3 µs faster and take 27 MB of every
+                    // reader's memory per million chunks. (Reads by mmap would be 1 to 2 µs faster,
+                    // but a read error of the drive would end the process.)
                     sys::rocksdb_block_based_options_set_index_type(
                         table,
                         sys::rocksdb_block_based_table_index_type_two_level_index_search as c_int,
@@ -199,19 +199,19 @@ impl Options {
     fn parsed(settings: &CStr) -> Options {
         let (base, options) = (Options::new(), Options::new());
         let set = checked("setting an option of the database", |error| {
-            // SAFETY: both are live options objects, and the text ends with a zero.
+            // SAFETY: both are live options objects, and the text is NUL-terminated.
             unsafe {
                 sys::rocksdb_get_options_from_string(base.0, settings.as_ptr(), options.0, error);
             }
         });
-        // A RocksDB that does not know it takes more space than it needs, no more.
+        // A RocksDB without this option takes more space than it needs; nothing else changes.
         if let Err(error) = set {
             tracing::warn!(%error, "the database reserves space that it may not need");
         }
         options
     }
 
-    /// The same for a family that RocksDB does not compact by itself.
+    /// Turns off RocksDB's own compactions of a family.
     pub(super) fn without_compactions(self) -> Options {
         // SAFETY: a live options object; the call only sets a field.
         unsafe { sys::rocksdb_options_set_disable_auto_compactions(self.0, 1) };

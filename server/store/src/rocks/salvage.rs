@@ -1,36 +1,35 @@
-//! What can be read of a file of the database that is damaged or has lost its end.
+//! Reads the readable entries of a database file that is damaged or cut short.
 //!
-//! All that leads to the data stands behind it, and most of that in the last few KiB: one bad
-//! sector there, or a file that is cut short, would take chunks of 256 MiB with it. But blocks
-//! of data follow each other from the beginning on, and each tells where it ends: its entries
-//! have their lengths in front, the number of its restart points follows from that of its
-//! entries, and its checksum says whether that is so. Where one is damaged the next is looked
-//! for byte by byte.
+//! The structures that lead to the data follow it, most of them in the last few KiB. One bad sector
+//! there, or a file that is cut short, would lose chunks of 256 MiB. But blocks of data follow each
+//! other from the beginning, and each shows where it ends: entries start with their lengths, the
+//! number of restart points follows from the number of entries, and the checksum confirms both.
+//! After a damaged block the next one is searched for byte by byte.
 
 use std::path::Path;
 
 use coldrise_block::{Context, Result};
 
-use super::blocks::{checked, TRAILER_BYTES};
 use super::internal_key::{split, user_key, END_BYTES, KIND_DELETION, KIND_VALUE, MAX_BYTES};
+use super::sst_reader::{checked, TRAILER_BYTES};
 use super::table::{varint, without_restarts, Handle};
 
-/// Entries from one restart point to the next: in files of chunks, and in all others.
+/// Entries between two restart points: in files of chunks, and in all others.
 const RESTART_INTERVALS: [usize; 2] = [1, 16];
 
 /// An entry of a file.
 pub(crate) struct Entry<'a> {
     pub(crate) key: &'a [u8],
     pub(crate) sequence: u64,
-    /// None for a deletion.
+    /// `None` for a deletion.
     pub(crate) value: Option<&'a [u8]>,
 }
 
-/// Calls `each` with every entry of a file that can be read, in the order of the keys. Returns
-/// how many stretches between the blocks cannot be read.
+/// Calls `each` with every readable entry of a file, in key order. Returns the number of unreadable
+/// stretches between the blocks.
 ///
 /// # Errors
-/// What the operating system says; what `each` says.
+/// Errors of the operating system and of `each`.
 pub(crate) fn read_what_is_left(
     path: &Path,
     mut each: impl FnMut(Entry<'_>) -> Result<()>,
@@ -56,7 +55,7 @@ pub(crate) fn read_what_is_left(
         }
         before = block.last;
     }
-    // Of one without any block nothing says that there was one.
+    // A file without any readable block shows no lost one, so count one.
     Ok(lost.max(u64::from(at == 0)))
 }
 
@@ -67,7 +66,7 @@ struct Block {
     last: Vec<u8>,
 }
 
-/// Keys of a block of data, and where in it the values lie.
+/// The keys of a block of data, and the positions of their values in it.
 fn rows(block: &[u8]) -> Option<Vec<(Vec<u8>, Handle)>> {
     let whole = without_restarts(block)?;
     let (mut rest, mut key, mut rows) = (whole, Vec::new(), Vec::new());
@@ -87,7 +86,7 @@ fn rows(block: &[u8]) -> Option<Vec<(Vec<u8>, Handle)>> {
     Some(rows)
 }
 
-/// The block that begins here, if it is sound.
+/// The block that starts here, if it is sound.
 fn block_at(content: &[u8], from: usize, interval: usize) -> Option<Block> {
     let all = content.get(from..)?;
     let (mut rest, mut key, mut count) = (all, Vec::new(), 0_usize);

@@ -1,8 +1,9 @@
-//! All chunks one after the other, read past RocksDB where one file alone holds them.
+//! Reads all chunks in order, bypassing RocksDB for ranges that a single file holds.
 //!
-//! RocksDB reads a block at a time and copies each; that made a verify half as fast as the
-//! files could be read and authenticated. Where files overlap, where there are deletions,
-//! and for what is only in memory, RocksDB alone knows what counts: there it is asked.
+//! RocksDB reads one block at a time and copies each; verify then runs at half the speed at which
+//! the files can be read and authenticated. If files overlap or contain deletions, and for entries
+//! that are only in memory, only RocksDB knows which entries count, so those ranges are read
+//! through RocksDB.
 
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -10,16 +11,16 @@ use std::sync::OnceLock;
 
 use coldrise_block::{ErrorKind, Result};
 
-use super::blocks::{BlockBuffers, BlockFile};
+use super::sst_reader::{BlockBuffers, BlockFile};
 use super::table::{IndexKind, TableProperties};
 use super::{Database, Family, LiveFile, ReadMode};
 
-/// The files of chunks as they were when it was made. One that was deleted since is an
-/// error where it is read.
+/// The files of chunks at the time of its creation. Reading a file that was deleted since is an
+/// error.
 pub(crate) struct ChunkFiles {
-    /// By their first keys; no two overlap.
+    /// Sorted by first key; no two overlap.
     files: Vec<ChunkFile>,
-    /// First and last keys of what has to be asked for, in no order.
+    /// First and last keys of the ranges to read through RocksDB, unsorted.
     asked: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
@@ -31,10 +32,10 @@ struct ChunkFile {
 }
 
 impl Database {
-    /// What there is to read past RocksDB.
+    /// The files that can be read bypassing RocksDB.
     ///
     /// # Errors
-    /// Those of [`Database::live_files`]; then there is nothing.
+    /// Those of [`Database::live_files`]; then no file can be read this way.
     pub(crate) fn chunk_files(&self) -> Result<ChunkFiles> {
         let mut asked = Vec::new();
         let deleted = self.property(Family::Chunks, c"rocksdb.num-deletes-active-mem-table")?
@@ -73,14 +74,14 @@ impl Database {
 }
 
 impl Database {
-    /// The files of chunks of which perhaps not every value counts: they overlap another one,
-    /// or hold deletions. Who reads all chunks does not read all of these; a compaction does.
-    /// Those, too, that cannot be looked at.
+    /// The files of chunks in which some values may not count, because they overlap another file or
+    /// hold deletions; also files whose properties cannot be read. A reader of all chunks does not
+    /// read all of these files; a compaction does.
     pub(crate) fn superseded_chunk_files(&self) -> Result<HashSet<PathBuf>> {
         let mut files = self.listed_files(Family::Chunks)?;
         files.sort_by(|a, b| a.smallest.cmp(&b.smallest));
         let mut superseded = HashSet::new();
-        // Of the files so far the one that reaches furthest.
+        // The file that reaches furthest so far.
         let mut furthest: Option<&LiveFile> = None;
         for file in &files {
             if let Some(before) = furthest.filter(|before| before.largest >= file.smallest) {
@@ -94,7 +95,7 @@ impl Database {
         for path in files.iter().map(|file| self.path_of(file)) {
             match TableProperties::read(&path) {
                 Ok(properties) if properties.deletions == 0 => {}
-                // A writer has deleted it just now, or it is lost: that is looked for elsewhere.
+                // A writer has just deleted it, or it is lost; other checks find that.
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
                 Ok(_) | Err(_) => {
                     superseded.insert(path);
@@ -104,11 +105,11 @@ impl Database {
         Ok(superseded)
     }
 
-    /// Whether all blocks of a file of chunks read and are as they were written. False also
-    /// where only RocksDB can tell.
+    /// Whether all blocks of a file of chunks are readable and undamaged. Also false if only
+    /// RocksDB can tell.
     pub(crate) fn has_sound_blocks(&self, file: &LiveFile, buffers: &mut BlockBuffers) -> bool {
         let read = BlockFile::open(&self.path_of(file)).and_then(|opened| {
-            // From before the first key to behind the last one.
+            // From before the first key to after the last one.
             let end = [&file.largest, &[0][..]].concat();
             opened.read((&file.smallest, &end), buffers, |_, _| true, |_, _| Ok(()))
         });
@@ -117,24 +118,26 @@ impl Database {
 }
 
 impl ChunkFiles {
-    /// First and last keys of where there may be chunks, ascending: elsewhere there is none.
+    /// First and last keys of the ranges that may hold chunks, ascending; outside them there is
+    /// none.
     pub(crate) fn ranges(&self) -> Vec<(Vec<u8>, Vec<u8>)> {
         let files = self.files.iter().map(|file| (file.smallest.clone(), file.largest.clone()));
         joined(files.chain(self.asked.iter().cloned()).collect())
     }
 
-    /// Whether all keys from `from` on and before `end` can be read here.
+    /// Whether this can read all keys from `from` up to, but not including, `end`.
     pub(crate) fn cover(&self, from: &[u8], end: &[u8]) -> bool {
         let at = self.asked.partition_point(|(_, last)| last.as_slice() < from);
         self.asked.get(at).is_none_or(|(first, _)| first.as_slice() >= end)
     }
 
-    /// Calls `entry` with the keys from `from` on and before `end`, ascending, and their
-    /// values; may leave out those in blocks of which `is_wanted` says no: it is asked with
-    /// a key before their first, or that, and one that is not before their last.
+    /// Calls `entry` with the keys from `from` up to, but not including, `end`, ascending, and
+    /// their values. May skip blocks for which `is_wanted` returns false. Its arguments are a key
+    /// that is not after the block's first key, and one that is not before its last key.
     ///
     /// # Errors
-    /// At the first thing that cannot be read; RocksDB says what it is. What `entry` says.
+    /// Fails at the first entry that cannot be read; RocksDB then names the fault. Errors of
+    /// `entry`.
     pub(crate) fn read(
         &self,
         (from, end): (&[u8], &[u8]),
@@ -155,7 +158,7 @@ impl ChunkFiles {
     }
 }
 
-/// The same ranges, ascending, joined where they overlap.
+/// The ranges, ascending; overlapping ones are joined.
 fn joined(mut ranges: Vec<(Vec<u8>, Vec<u8>)>) -> Vec<(Vec<u8>, Vec<u8>)> {
     ranges.sort();
     let mut joined: Vec<(Vec<u8>, Vec<u8>)> = Vec::new();
@@ -179,7 +182,7 @@ mod tests {
         number.to_be_bytes()
     }
 
-    /// Values of many lengths, none and one of several blocks among them.
+    /// Values of many lengths, including an empty one and one that spans several blocks.
     fn value(number: u64, round: u8) -> Vec<u8> {
         let length = match number % 97 {
             0 => 0,
@@ -230,7 +233,7 @@ mod tests {
             self.database().write(batch, true).unwrap();
         }
 
-        /// What RocksDB says is there.
+        /// The entries that RocksDB finds.
         fn walked(&self, from: u64, end: u64) -> Result<Entries> {
             let mut cursor = self.database().cursor(Family::Chunks, ReadMode::Scan)?;
             let mut walked = Vec::new();
@@ -313,7 +316,7 @@ mod tests {
         let mut fixture = Fixture::new();
         fixture.ingest(1..1000);
         fixture.ingest(2000..3000);
-        // In memory; then in a file over the first one.
+        // First in memory, then in a file over the first one.
         fixture.put(&[100, 900], 1);
         for _ in 0..2 {
             let files = fixture.database().chunk_files().unwrap();
@@ -337,7 +340,7 @@ mod tests {
         assert!(!fixture.database().chunk_files().unwrap().cover(&key(2500), &key(2501)));
     }
 
-    /// Of a file that was deleted meanwhile, too.
+    /// Also in a file that was deleted meanwhile.
     #[test]
     fn a_flipped_byte_is_an_error_or_changes_nothing() {
         let mut fixture = Fixture::new();
@@ -361,7 +364,7 @@ mod tests {
             }
             told += 1;
         }
-        // All but those in what only describes the file.
+        // All except flips in bytes that only describe the file.
         assert!(told > 1000 && errors > told * 95 / 100, "{errors} of {told}");
         std::fs::write(&path, &bytes).unwrap();
         let files = fixture.database().chunk_files().unwrap();

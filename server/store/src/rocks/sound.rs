@@ -1,4 +1,4 @@
-//! Whether a file of the database reads, all of it, as its checksums say: beside opening it.
+//! Checks a whole file of the database against its checksums, without opening the database.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -6,13 +6,15 @@ use std::path::{Path, PathBuf};
 
 use coldrise_block::{Context, ErrorKind, Result};
 
-use super::blocks::{checked, raw_entries, CHECKSUM_XXH3, MAX_BLOCK_BYTES, TRAILER_BYTES, VERSION};
+use super::sst_reader::{
+    checked, raw_entries, CHECKSUM_XXH3, MAX_BLOCK_BYTES, TRAILER_BYTES, VERSION,
+};
 use super::table::{entries, next_handle, Footer, Handle, IndexKind, TableProperties, PROPERTIES};
 
-/// The files of a database, those included that nothing refers to any more; by name.
+/// The files of a database, sorted by name, including unreferenced ones.
 ///
 /// # Errors
-/// What the operating system says.
+/// Errors of the operating system.
 pub(crate) fn table_files(database: &Path) -> Result<Vec<PathBuf>> {
     files_ending(database, "sst")
 }
@@ -21,7 +23,7 @@ pub(super) fn files_ending(folder: &Path, ending: &str) -> Result<Vec<PathBuf>> 
     let what = || format!("reading {}", folder.display());
     let mut found = Vec::new();
     let entries = match std::fs::read_dir(folder) {
-        // Of a database that is being made.
+        // The database is still being made.
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(found),
         entries => entries.context(what)?,
     };
@@ -35,11 +37,11 @@ pub(super) fn files_ending(folder: &Path, ending: &str) -> Result<Vec<PathBuf>> 
     Ok(found)
 }
 
-/// Whether a file can be read: all of it, as its checksums say. The answer is false also
-/// where only RocksDB can tell.
+/// Whether all of a file can be read and matches its checksums. Also false if only RocksDB can
+/// tell.
 ///
 /// # Errors
-/// `NotFound` where it was deleted meanwhile; what the operating system says.
+/// `NotFound` if it was deleted meanwhile; errors of the operating system.
 pub(crate) fn is_sound(path: &Path) -> Result<bool> {
     let what = || format!("reading {}", path.display());
     let file = File::open(path).context(what)?;
@@ -51,7 +53,8 @@ pub(crate) fn is_sound(path: &Path) -> Result<bool> {
     Table { file, path, length, failed: None }.compare(&footer)
 }
 
-/// In the properties, before 8 bytes; what comes before in the name is left out where names share it.
+/// Precedes 8 bytes in the properties. The beginning of the name is omitted if it is shared with
+/// the previous name.
 const SEQUENCE: &[u8] = b"global_seqno";
 
 struct Table<'a> {
@@ -93,12 +96,12 @@ impl Table<'_> {
         properties.map(|_| ())
     }
 
-    /// A block, without what follows it, if it is as it was written.
+    /// A block without its trailer, if it is undamaged.
     fn block(&mut self, handle: Handle) -> Option<Vec<u8>> {
         checked(&self.stored(handle)?).map(<[u8]>::to_vec)
     }
 
-    /// A block and what follows it.
+    /// A block with its trailer.
     fn stored(&mut self, (offset, bytes): Handle) -> Option<Vec<u8>> {
         let end = offset.checked_add(bytes)?.checked_add(TRAILER_BYTES as u64)?;
         if bytes > MAX_BLOCK_BYTES || end > self.length {
@@ -114,8 +117,8 @@ impl Table<'_> {
     }
 }
 
-/// The properties of a file that was handed over, as they were before RocksDB wrote the number of
-/// all its entries into them: the checksum stays that of zeroes.
+/// The properties of an ingested file as they were before RocksDB wrote the common number of all
+/// its entries into them: the checksum is still that of zeroes.
 fn as_made(mut stored: Vec<u8>) -> Option<Vec<u8>> {
     let at = stored.windows(SEQUENCE.len()).position(|name| name == SEQUENCE)? + SEQUENCE.len();
     stored.get_mut(at..at + 8)?.fill(0);

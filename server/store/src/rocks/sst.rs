@@ -1,4 +1,4 @@
-//! Files of chunks that are written beside the database and then handed over.
+//! Files of chunks that are written outside the database and then ingested.
 
 use std::path::{Path, PathBuf};
 
@@ -7,12 +7,12 @@ use librocksdb_sys as sys;
 
 use super::{c_path, checked, Database, Family};
 
-/// A sorted file of chunks in the making.
+/// A sorted file of chunks that is being written.
 pub(crate) struct SstWriter<'db> {
     writer: *mut sys::rocksdb_sstfilewriter_t,
     environment: *mut sys::rocksdb_envoptions_t,
     path: PathBuf,
-    /// The options are the database's.
+    /// Owns the options.
     _database: &'db Database,
 }
 
@@ -38,7 +38,7 @@ impl<'db> SstWriter<'db> {
         Ok(writer)
     }
 
-    /// Appends; keys must ascend.
+    /// Appends an entry; keys must ascend.
     pub(crate) fn put(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
         checked("writing a file of chunks for the database", |error| {
             // SAFETY: the writer is live; key and value are copied.

@@ -1,8 +1,8 @@
-//! What a file of the database says of itself, at its end.
+//! The properties of a database file, stored at its end.
 //!
-//! RocksDB keeps these properties of every file, but its C interface tells only
-//! their sum over a family. The part of the format of block-based tables that leads
-//! to them (offsets from the file's end for the footer; varints are LEB128):
+//! RocksDB keeps these properties of every file, but its C interface returns only their sum over a
+//! family. The part of the format of block-based tables that leads to them (footer offsets count
+//! from the end of the file; varints are LEB128):
 //!
 //! ```text
 //! footer, 53 bytes:  checksum type (1), handle of the metaindex block, handle of the
@@ -16,9 +16,9 @@
 //! properties block:  names to varints, or to text
 //! ```
 //!
-//! The blocks' checksums are not looked at here: what is learned decides which files
-//! are worth rewriting, and never which entries go. The rest of a file, with its
-//! checksums, is read in [`super::blocks`].
+//! This module does not verify the blocks' checksums. The properties only decide which files are
+//! worth rewriting, never which entries are deleted. [`super::sst_reader`] reads the rest of a
+//! file, with its checksums.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -32,41 +32,41 @@ pub(super) const FOOTER_BYTES: usize = 53;
 const MAGIC: u64 = 0x88e2_41b7_85f4_cff7;
 /// Both blocks are a few hundred bytes.
 const MAX_BLOCK_BYTES: u64 = 1 << 20;
-/// Names are shorter. What shares them with the one before would else take any memory.
+/// An upper bound for names. It bounds the memory for a damaged name that claims to share a long
+/// prefix with its predecessor.
 const MAX_NAME_BYTES: usize = 256;
-/// Of the metaindex.
+/// Name in the metaindex block.
 pub(super) const PROPERTIES: &[u8] = b"rocksdb.properties";
 
-/// Of the last byte of a block, the number of its restart points.
+/// Bit in the last byte of a block, above the number of its restart points.
 pub(crate) const HASH_INDEX_BIT: u8 = 0x80;
 
-/// Numbers of one file.
+/// Numbers from the properties of one file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct TableProperties {
-    /// Entries, deletions among them.
+    /// Number of entries, including deletions.
     pub(crate) entries: u64,
     pub(crate) deletions: u64,
     /// Bytes of all values.
     pub(crate) value_bytes: u64,
-    /// How the blocks are found.
+    /// The kind of index.
     pub(super) index: IndexKind,
 }
 
-/// How the index of a file is written, as its properties tell.
+/// The kind of a file's index, according to its properties.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum IndexKind {
-    /// An index of parts of the index, with the keys of users and with handles in full:
-    /// how the chunks' files are written.
+    /// A two-level index with user keys and full handles, as in the files of chunks.
     TwoLevel,
     #[default]
     Other,
 }
 
 impl TableProperties {
-    /// Reads them from a file of the database.
+    /// Reads the properties from a file of the database.
     ///
     /// # Errors
-    /// `NotFound` where the file was deleted meanwhile; `Corrupt`.
+    /// `NotFound` if the file was deleted meanwhile; `Corrupt`.
     pub(crate) fn read(path: &Path) -> Result<TableProperties> {
         let file = File::open(path).context(|| format!("reading {}", path.display()))?;
         let (footer, length) = Footer::read(&file, path)?;
@@ -79,7 +79,7 @@ impl TableProperties {
         let number = |name: &[u8]| value(&entries, name).and_then(|mut bytes| varint(&mut bytes));
         Some(TableProperties {
             entries: number(b"rocksdb.num.entries")?,
-            // Written by every version that wrote such a file; none without deletions.
+            // All versions that write such files write it; it is absent without deletions.
             deletions: number(b"rocksdb.deleted.keys").unwrap_or(0),
             value_bytes: number(b"rocksdb.raw.value.size")?,
             index: match (
@@ -94,10 +94,10 @@ impl TableProperties {
     }
 }
 
-/// The family of a file, as its properties say, and those.
+/// The family of a file according to its properties, and the properties.
 ///
 /// # Errors
-/// As of [`TableProperties::read`].
+/// As [`TableProperties::read`].
 pub(crate) fn family_of(path: &Path) -> Result<(Family, TableProperties)> {
     let file = File::open(path).context(|| format!("reading {}", path.display()))?;
     let (footer, length) = Footer::read(&file, path)?;
@@ -109,7 +109,7 @@ pub(crate) fn family_of(path: &Path) -> Result<(Family, TableProperties)> {
 fn family_in(block: &[u8]) -> Option<Family> {
     let entries = entries(block)?;
     if value(&entries, b"rocksdb.external_sst_file.version").is_some() {
-        // Only chunks are made beside the database and handed over.
+        // Only files of chunks are written outside the database and ingested.
         return Some(Family::Chunks);
     }
     let name = value(&entries, b"rocksdb.column.family.name")?;
@@ -117,7 +117,7 @@ fn family_in(block: &[u8]) -> Option<Family> {
     found.map(|(family, _)| *family)
 }
 
-/// The block of the properties and where it lies in the file.
+/// The properties block and its position in the file.
 fn properties_block(
     file: &File,
     path: &Path,
@@ -141,14 +141,14 @@ fn properties_block(
     Ok((read(properties)?, properties.0))
 }
 
-/// Where in a file damage lies at which RocksDB ends the process:
+/// The position of damage in a file that would end the process inside RocksDB:
 ///
-/// - A footer that leads to a block of any size: it takes that much memory.
-/// - The byte that says that the block of the file's properties has a hash index. No such
-///   block has one, and RocksDB, which reads this block without its checksum, asserts that
-///   there is one (Debian builds it with assertions).
+/// - A footer that leads to a block of any size: reading it would take that much memory.
+/// - The byte that says that the properties block has a hash index. No such block has one, and
+///   RocksDB, which reads this block without its checksum, asserts that there is one (Debian builds
+///   it with assertions).
 ///
-/// What else is wrong with the file RocksDB says itself.
+/// RocksDB reports all other faults of the file itself.
 pub(crate) fn fatal_damage(path: &Path) -> Option<u64> {
     let file = File::open(path).ok()?;
     let (footer, length) = Footer::read(&file, path).ok()?;
@@ -162,7 +162,7 @@ pub(crate) fn fatal_damage(path: &Path) -> Option<u64> {
     is_set.then(|| offset + block.len() as u64 - 1)
 }
 
-/// Where the last byte of that block lies.
+/// The position of that block's last byte.
 #[cfg(test)]
 pub(crate) fn properties_end(path: &Path) -> Option<u64> {
     let file = File::open(path).ok()?;
@@ -182,13 +182,13 @@ pub(super) fn damaged(path: &Path) -> Error {
     )
 }
 
-/// Where a block lies: offset, and bytes without what follows it.
+/// The position of a block: offset, and length in bytes without the trailer.
 pub(super) type Handle = (u64, u64);
 
-/// What stands in a footer.
+/// The content of a footer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Footer {
-    /// Kind of the blocks' checksums.
+    /// The kind of the blocks' checksums.
     pub(super) checksum: u8,
     pub(super) metaindex: Handle,
     pub(super) index: Handle,
@@ -229,7 +229,7 @@ fn value<'a>(entries: &[Entry<'a>], name: &[u8]) -> Option<&'a [u8]> {
     entries.iter().find(|(key, _)| key == name).map(|(_, value)| *value)
 }
 
-/// Takes a handle off the front.
+/// Takes a handle from the front.
 pub(super) fn next_handle(bytes: &mut &[u8]) -> Option<Handle> {
     Some((varint(bytes)?, varint(bytes)?))
 }
@@ -254,7 +254,7 @@ pub(super) fn entries(block: &[u8]) -> Option<Vec<Entry<'_>>> {
     Some(entries)
 }
 
-/// Takes a number off the front.
+/// Takes a varint from the front.
 pub(super) fn varint(bytes: &mut &[u8]) -> Option<u64> {
     let mut number = 0;
     for shift in (0..64).step_by(7) {
@@ -268,7 +268,7 @@ pub(super) fn varint(bytes: &mut &[u8]) -> Option<u64> {
     None
 }
 
-/// The entries of a block as they are stored, without its restart points.
+/// The stored entries of a block, without its restart points.
 pub(super) fn without_restarts(block: &[u8]) -> Option<&[u8]> {
     let (rest, restarts) = block.split_last_chunk::<4>()?;
     let restarts = u32::from_le_bytes(*restarts) as usize;

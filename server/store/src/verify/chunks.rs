@@ -1,4 +1,4 @@
-//! Reading every chunk, in the order of storing.
+//! Reads every chunk, in storage order.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,20 +6,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use coldrise_block::{Error, ErrorKind, Result};
 use parking_lot::Mutex;
 
-use super::{
-    check_cancel, Coverage, Damaged, VerifyOptions, VerifyProgress, VerifyReport, MAX_DESCRIBED,
-};
+use super::{check_cancel, Coverage, VerifyOptions, VerifyProgress, VerifyReport};
 use crate::chunk::ChunkId;
 use crate::rocks::{BlockBuffers, ChunkFiles, Cursor, Family, ReadMode};
 use crate::Repository;
 
-/// Neighbouring ids that one thread reads in one go, at most: what is read ahead at the
-/// end of one is lost. At least: so that all threads have some.
+/// Maximum number of neighbouring ids that one thread reads at once. Each piece wastes its
+/// read-ahead at the end, so pieces are not small; the maximum gives every thread a share.
 const MAX_PIECE_IDS: u64 = 16_384;
 const MIN_PIECE_IDS: u64 = 1024;
-/// Pieces that each thread has, where there are enough ids.
+/// Pieces per thread, if there are enough ids.
 const PIECES_PER_THREAD: u64 = 16;
-/// The same for a sample: small, so that it is spread over the repository.
+/// Ids per piece of a sample: few, so that the sample is spread over the repository.
 const SAMPLED_PIECE_IDS: u64 = 32;
 
 /// One bit per chunk id. Bits are set from many threads.
@@ -40,7 +38,7 @@ impl IdSet {
         }
     }
 
-    /// The same ids, from now on by themselves.
+    /// An independent copy of the set.
     pub(crate) fn snapshot(&self) -> IdSet {
         let word = |word: &AtomicU64| AtomicU64::new(word.load(Ordering::Relaxed));
         IdSet { words: self.words.iter().map(word).collect() }
@@ -52,13 +50,18 @@ impl IdSet {
         }
     }
 
-    /// How many there are.
+    /// An empty set with the same end.
+    pub(super) fn empty_like(&self) -> IdSet {
+        IdSet::new(self.words.len() as u64 * 64)
+    }
+
+    /// Number of ids in the set.
     fn len(&self) -> u64 {
         let ones = |word: &AtomicU64| u64::from(word.load(Ordering::Relaxed).count_ones());
         self.words.iter().map(ones).sum()
     }
 
-    /// True for what was inserted. An id at `end` or above is newer than the set.
+    /// Whether an id was inserted. An id at `end` or above is newer than the set.
     pub(crate) fn contains(&self, id: ChunkId) -> bool {
         let word = self.words.get((id / 64) as usize);
         word.is_some_and(|word| word.load(Ordering::Relaxed) >> (id % 64) & 1 == 1)
@@ -76,15 +79,15 @@ fn id_of(key: &[u8]) -> Option<ChunkId> {
     key.try_into().ok().map(u64::from_be_bytes)
 }
 
-/// The first id from a key on that may be cut short, as those in an index are.
+/// The first id at or after a key. The key may be cut short, as in an index.
 fn id_at(key: &[u8]) -> ChunkId {
     let mut bytes = [0; 8];
     bytes.iter_mut().zip(key).for_each(|(byte, stored)| *byte = *stored);
     u64::from_be_bytes(bytes)
 }
 
-/// Reads the chunks of `ids` that the options ask for (and of these only the
-/// `wanted`). Returns the ids that are damaged or not there.
+/// Reads the chunks of `ids` that the options select (and of these only the `wanted`). Returns the
+/// ids of damaged or missing chunks.
 pub(super) fn verify(
     repository: &Repository,
     ids: Range<ChunkId>,
@@ -98,7 +101,7 @@ pub(super) fn verify(
     };
     // Ids begin at 1.
     let ids = ids.start.max(1)..ids.end;
-    // Where it cannot be told what is where, RocksDB reads all.
+    // If the files cannot be judged, RocksDB reads everything.
     let files = repository.database().chunk_files().ok();
     let ranges = files.as_ref().and_then(|files| stored_ranges(files, &ids));
     let run = Run {
@@ -113,7 +116,7 @@ pub(super) fn verify(
         done_bytes: AtomicU64::new(0),
         chunks: AtomicU64::new(0),
         read_bytes: AtomicU64::new(0),
-        damaged: Mutex::new((Vec::new(), 0)),
+        damaged: Mutex::default(),
     };
     run.skip_between(ids);
     run.tell();
@@ -126,13 +129,14 @@ pub(super) fn verify(
     })?;
     report.chunks = run.chunks.into_inner();
     report.read_bytes = run.read_bytes.into_inner();
-    let (mut damaged, count) = run.damaged.into_inner();
-    damaged.sort_by_key(|damaged| damaged.id);
-    (report.damaged_chunks, report.damaged_chunk_count) = (damaged, count);
+    let mut found = run.damaged.into_inner();
+    found.damaged_chunks.sort_by_key(|damaged| damaged.id);
+    report.damaged_chunks = found.damaged_chunks;
+    report.damaged_chunk_count = found.damaged_chunk_count;
     Ok(run.unusable)
 }
 
-/// Of these ids those that may be stored: what a gc has removed may be most of them.
+/// The ranges of these ids that may be stored: a gc may have removed most of the ids.
 fn stored_ranges(files: &ChunkFiles, ids: &Range<ChunkId>) -> Option<Vec<Range<ChunkId>>> {
     let of_keys = |(first, last): (Vec<u8>, Vec<u8>)| {
         let first = id_of(&first)?.max(ids.start);
@@ -142,15 +146,15 @@ fn stored_ranges(files: &ChunkFiles, ids: &Range<ChunkId>) -> Option<Vec<Range<C
     Some(ranges?.into_iter().filter(|range| !range.is_empty()).collect())
 }
 
-/// Which ids are read in one go, and by whom they are chosen.
+/// The ids that are read at once, and their selection.
 struct Pieces {
-    /// Ascending, none of them empty.
+    /// Ascending and not empty.
     ranges: Vec<Range<ChunkId>>,
-    /// Of each range how many ids are in those before it.
+    /// For each range, the number of ids in the ranges before it.
     before: Vec<u64>,
     ids: u64,
     piece_ids: u64,
-    /// How many are read, and of how many.
+    /// Pieces to read, and pieces in total.
     count: u64,
     all: u64,
 }
@@ -180,10 +184,10 @@ impl Pieces {
         Pieces { ranges, before, ids, piece_ids, count, all }
     }
 
-    /// The ids of one of the pieces that are read: all are divided into as many equal
-    /// parts, and of each part one is taken at random.
+    /// The ids of one piece to read. All pieces are divided into equal parts, and one piece of each
+    /// part is chosen at random.
     fn piece(&self, number: u64) -> Result<impl Iterator<Item = Range<ChunkId>> + '_> {
-        // Below `all`, as `number` is at most `count`.
+        // At most `all`, because `part` is at most `count`.
         let start =
             |part: u64| (u128::from(part) * u128::from(self.all) / u128::from(self.count)) as u64;
         let part = start(number)..start(number + 1);
@@ -202,7 +206,7 @@ impl Pieces {
         }))
     }
 
-    /// All that is read; of a sample about, as the last piece may be a short one.
+    /// Number of ids to read. Approximate for a sample, because the last piece may be short.
     fn ids_to_read(&self) -> u64 {
         self.ids.min(self.count * self.piece_ids)
     }
@@ -212,7 +216,7 @@ struct Run<'a> {
     repository: &'a Repository,
     files: Option<ChunkFiles>,
     wanted: Option<&'a IdSet>,
-    /// How many those are.
+    /// Number of wanted ids.
     wanted_count: u64,
     options: &'a VerifyOptions<'a>,
     pieces: Pieces,
@@ -221,15 +225,15 @@ struct Run<'a> {
     done_bytes: AtomicU64,
     chunks: AtomicU64,
     read_bytes: AtomicU64,
-    damaged: Mutex<(Vec<Damaged>, u64)>,
+    damaged: Mutex<VerifyReport>,
 }
 
-/// Memory of one thread.
+/// Buffers of one thread.
 #[derive(Default)]
 struct Scratch {
     plain: Vec<u8>,
     blocks: BlockBuffers,
-    /// Chunks of the piece under way, and their bytes.
+    /// Number of chunks read in the current piece, and their bytes.
     read: (u64, u64),
 }
 
@@ -261,7 +265,7 @@ impl Run<'_> {
         }
     }
 
-    /// Of what is not stored nothing has to be read.
+    /// Ids that are not stored need no reading.
     fn skip_between(&self, ids: Range<ChunkId>) {
         let mut next = ids.start;
         let end = std::iter::once(ids.end..ids.end);
@@ -291,7 +295,7 @@ impl Run<'_> {
         ids * u64::from(self.repository.chunk_size_bytes())
     }
 
-    /// How many ids of a piece there are to read.
+    /// Number of ids to read in a piece.
     fn wanted_ids(&self, piece: Range<ChunkId>) -> u64 {
         match self.wanted {
             Some(wanted) => piece.filter(|id| wanted.contains(*id)).count() as u64,
@@ -303,9 +307,9 @@ impl Run<'_> {
         self.wanted.is_none_or(|wanted| wanted.contains(id))
     }
 
-    /// Goes along the stored chunks: in their files, where that is possible; from the
-    /// first thing on that cannot be read there, as RocksDB does; where the files
-    /// themselves are damaged, the rest of the piece is asked for one by one.
+    /// Reads the stored chunks of a piece: directly from their files if possible; from the first
+    /// unreadable place on with RocksDB's cursor; if the files themselves are damaged, the rest of
+    /// the piece one by one.
     fn read_piece(&self, first: ChunkId, end: ChunkId, scratch: &mut Scratch) -> Result<()> {
         if self.wanted.is_some() && !(first..end).any(|id| self.is_wanted(id)) {
             return Ok(());
@@ -322,7 +326,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Moves `next` behind what it has dealt with; true where that is all.
+    /// Moves `next` past the processed ids. Returns true if all were processed.
     fn read_files(&self, next: &mut ChunkId, end: ChunkId, scratch: &mut Scratch) -> bool {
         let (from, to) = (next.to_be_bytes(), end.to_be_bytes());
         let Some(files) = self.files.as_ref().filter(|files| files.cover(&from, &to)) else {
@@ -352,7 +356,7 @@ impl Run<'_> {
         done.is_ok()
     }
 
-    /// Those from `next` to before `id` are not there.
+    /// Marks the ids from `next` up to, but not including, `id` as missing.
     fn skip(&self, next: &mut ChunkId, id: ChunkId) {
         for missing in *next..id {
             if self.is_wanted(missing) {
@@ -362,7 +366,7 @@ impl Run<'_> {
         *next = id.max(*next);
     }
 
-    /// Moves `next` behind what it has dealt with.
+    /// Moves `next` past the processed ids.
     fn walk(&self, next: &mut ChunkId, end: ChunkId, scratch: &mut Scratch) -> Result<()> {
         let mut cursor: Cursor<'_> =
             self.repository.database().cursor(Family::Chunks, ReadMode::Scan)?;
@@ -389,7 +393,7 @@ impl Run<'_> {
         match database.get(Family::Chunks, &id.to_be_bytes(), ReadMode::Payload) {
             Ok(Some(value)) => self.check(id, &value, scratch),
             Ok(None) => self.unusable.insert(id),
-            Err(error) => self.damage(id, error.full_message()),
+            Err(error) => self.damage(id, error.message()),
         }
     }
 
@@ -406,16 +410,12 @@ impl Run<'_> {
         value: &[u8],
         scratch: &mut Scratch,
     ) -> std::result::Result<(), &'static str> {
-        let (codec, sealer) = (self.repository.codec(), &self.repository.keys().chunks);
-        codec.authenticate(sealer, id, value, &mut scratch.plain)
+        let (codec, aead) = (self.repository.codec(), &self.repository.keys().chunks);
+        codec.authenticate(aead, id, value, &mut scratch.plain)
     }
 
     fn damage(&self, id: ChunkId, reason: String) {
         self.unusable.insert(id);
-        let (described, count) = &mut *self.damaged.lock();
-        *count += 1;
-        if described.len() < MAX_DESCRIBED {
-            described.push(Damaged { id, reason });
-        }
+        self.damaged.lock().damage(id, reason);
     }
 }

@@ -1,10 +1,10 @@
-//! The files of the database: whether they are those that it lists, and read.
+//! Checks the database files: they must be the listed ones, and readable.
 //!
-//! A damaged block of a file may hold nothing that a restore point needs, and yet stop
-//! every backup: RocksDB cannot compact it. So the checksums of all files are compared, but
-//! of those of chunks of which everything is read anyway. A reader sees a database that has lost
-//! a file as it was before that came, and one whose list or log has lost its end as it was
-//! before: the high-water mark tells.
+//! A damaged block may hold nothing that a restore point needs, and still stop every backup,
+//! because RocksDB cannot compact its file. So the checksums of all files are verified, except
+//! files of chunks that are read completely anyway. A reader of a database that has lost a file
+//! sees the state before that file. If the manifest or the log has lost its end, it sees an earlier
+//! state too; the high-water mark detects this.
 
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -12,25 +12,30 @@ use std::sync::atomic::AtomicBool;
 
 use coldrise_block::{Context, ErrorKind, Result};
 
-use super::{check_cancel, CatalogDamage};
-use crate::description::database_path;
+use super::check_cancel;
+use crate::advice::advise_repair;
+use crate::high_water::refuse_rolled_back;
 use crate::log_directory::LogDirectory;
+use crate::repair_flag::refuse_unfinished;
+use crate::repository_config::database_path;
 use crate::rocks::{self, is_sound, listed_in, open_as_listed, Family, Listed};
+use crate::CatalogDamage;
 use crate::Repository;
 
 const LIST: &str = "the list of the database's files";
 const DATABASE: &str = "the database";
-/// Looks at a database that is being written.
+/// Attempts to check a database that is being written.
 const MAX_TRIES: u32 = 3;
 
 impl Repository {
-    /// Files of the database that are missing, are others than it lists, cannot be read or do not
-    /// match their checksums; of chunks only where reading all chunks does not tell. The list
-    /// of them where that cannot be read, and the database where it is older than its last commit.
+    /// Damaged files of the database: missing, different from the listed ones, unreadable, or with
+    /// wrong checksums. Files of chunks are checked only if reading all chunks does not cover them.
+    /// Reports the manifest if it is unreadable, and the database if it is older than its last
+    /// commit.
     ///
     /// # Errors
-    /// `NoSpace` or `Io` where there is no room for RocksDB's log; `Interrupted` when it was
-    /// cancelled, which is looked at after each file.
+    /// `NoSpace` or `Io` if there is no room for RocksDB's log; `Interrupted` after a cancel, which
+    /// is checked after each file.
     pub fn damaged_files(&self, cancel: &AtomicBool) -> Result<Vec<CatalogDamage>> {
         let chunks = self.database().listed_files(Family::Chunks)?;
         let mut read: HashSet<_> =
@@ -41,7 +46,7 @@ impl Repository {
         let log = LogDirectory::create()?;
         let mut damaged: Vec<_> = self.damaged_marks().into_iter().map(mark_damage).collect();
         if let Some(mark) = self.stored_mark() {
-            // A writer may replace the log or the list between two looks at them.
+            // A writer may replace the log or the manifest between two checks.
             let look = || mark.rolled_back(&folder, log.path());
             let looks = std::iter::repeat_with(look).take(MAX_TRIES as usize);
             let mut below = looks.take_while(|found| !matches!(found, Ok(None)));
@@ -50,12 +55,12 @@ impl Repository {
                 Some(Ok(why)) => {
                     damaged.push(damage(DATABASE.to_owned(), &why.unwrap_or_default()));
                 }
-                Some(Err(error)) => damaged.push(damage(LIST.to_owned(), &error.full_message())),
+                Some(Err(error)) => damaged.push(damage(LIST.to_owned(), &error.message())),
             }
         }
         let mut files = self.damaged_listed_files(&read, cancel)?;
         for _ in 1..MAX_TRIES {
-            // A writer gives up files all the time.
+            // A writer deletes files all the time.
             if files.is_empty() {
                 break;
             }
@@ -64,6 +69,47 @@ impl Repository {
         }
         damaged.extend(files);
         Ok(damaged)
+    }
+
+    /// Checks whether a writer could open the database now. Changes nothing.
+    ///
+    /// # Errors
+    /// Those of the writer: `Corrupt` if a repair is unfinished, the database is below its
+    /// high-water mark, or one of its files is missing or different.
+    pub fn check_writable(&self) -> Result<()> {
+        refuse_unfinished(self.path())?;
+        let folder = database_path(self.path());
+        let log = LogDirectory::create()?;
+        let look = || {
+            let mark = self.stored_mark();
+            if let Some(mark) = &mark {
+                refuse_rolled_back(&folder, mark, log.path())?;
+            }
+            match rocks::check_listed(&folder, log.path()) {
+                Err(error) if error.kind() == ErrorKind::Corrupt => {
+                    let listed = listed_in(&open_as_listed(&folder, log.path())?)?;
+                    let next_chunk = mark.map_or(u64::MAX, |mark| mark.next_chunk);
+                    let mut missing = listed.iter().filter(|file| !file.path.exists()).peekable();
+                    let is_any = missing.peek().is_some();
+                    // A writer continues without files that no commit names.
+                    if is_any && missing.all(|file| file.is_uncommitted(next_chunk)) {
+                        Ok(())
+                    } else {
+                        Err(error)
+                    }
+                }
+                checked => checked,
+            }
+        };
+        let mut checked = look();
+        for _ in 1..MAX_TRIES {
+            // A writer may have replaced a file meanwhile.
+            if checked.is_ok() {
+                break;
+            }
+            checked = look();
+        }
+        checked.map_err(advise_repair)
     }
 
     fn damaged_listed_files(
@@ -76,19 +122,21 @@ impl Repository {
         let opened = open_as_listed(&folder, log.path());
         let listed = match opened.and_then(|opened| listed_in(&opened)) {
             Ok(listed) => listed,
-            Err(error) => return Ok(vec![damage(LIST.to_owned(), &error.full_message())]),
+            Err(error) => return Ok(vec![damage(LIST.to_owned(), &error.message())]),
         };
         let mut damaged = Vec::new();
-        // Of a file that no commit names the next writer says nothing: it goes on without.
+        // A missing file that no commit names is not reported: the next writer continues without
+        // it.
         let next_chunk = self.stored_mark().map_or(u64::MAX, |mark| mark.next_chunk);
         let is_gone = |file: &Listed| file.is_uncommitted(next_chunk) && !file.path.exists();
         let is_any_gone = listed.iter().any(is_gone);
         for path in listed.into_iter().filter(|file| !is_gone(file)).map(|file| file.path) {
             check_cancel(cancel)?;
-            // Of those only whether they are there.
-            let found = match read.contains(&path) {
-                true => path.symlink_metadata().map(|_| true).context(|| "looking for a file"),
-                false => is_sound(&path),
+            // Those files only have to exist.
+            let found = if read.contains(&path) {
+                path.symlink_metadata().map(|_| true).context(|| "looking for a file")
+            } else {
+                is_sound(&path)
             };
             match found {
                 Ok(true) => {}
@@ -96,7 +144,7 @@ impl Repository {
                 Err(error) if error.kind() == ErrorKind::NotFound => {
                     damaged.push((path, "is missing".to_owned()));
                 }
-                Err(error) => damaged.push((path, error.full_message())),
+                Err(error) => damaged.push((path, error.message())),
             }
         }
         damaged.sort();
@@ -106,10 +154,9 @@ impl Repository {
         };
         let mut damaged: Vec<_> = damaged.into_iter().map(describe).collect();
         if damaged.is_empty() && !is_any_gone {
-            // By its length and its unique id: RocksDB names the first that is another one.
+            // By length and unique id: RocksDB names the first different file.
             if let Err(error) = rocks::check_listed(&folder, log.path()) {
-                let why = format!("another file is in the place of one: {}", error.full_message());
-                damaged.push(damage(DATABASE.to_owned(), &why));
+                damaged.push(damage(DATABASE.to_owned(), &error.message()));
             }
         }
         Ok(damaged)
@@ -118,10 +165,10 @@ impl Repository {
 
 fn damage(what: String, why: &str) -> CatalogDamage {
     let reason = format!("{why}, which may stop backups: run coldrise repair");
-    CatalogDamage { what, reason }
+    CatalogDamage::new(what, reason)
 }
 
 fn mark_damage(name: &str) -> CatalogDamage {
-    let reason = "it is missing or damaged; the next backup writes it anew from the other one";
-    CatalogDamage { what: format!("the file {name}"), reason: reason.to_owned() }
+    let reason = "it is missing or damaged; the next backup restores it from the other one";
+    CatalogDamage::new(format!("the file {name}"), reason.to_owned())
 }

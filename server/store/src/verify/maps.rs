@@ -1,4 +1,4 @@
-//! From unusable chunks and pages to the disks that need them.
+//! Finds the disks that need unusable chunks and pages.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -10,10 +10,11 @@ use super::chunks::IdSet;
 use super::{check_cancel, Affected, Damaged, VerifiedDisk, VerifyReport};
 use crate::chunk::ChunkId;
 use crate::map::{subtree_chunks, PageId, PageSource};
+use crate::rocks::{Family, ReadMode};
 use crate::Repository;
 
-/// The chunks below `end` that the disks refer to. Pages that cannot be read are
-/// left out here; [`find_affected`] reports them.
+/// The chunks below `end` that the disks refer to. Skips unreadable pages; [`find_affected`]
+/// reports them.
 pub(super) fn referenced(
     repository: &Repository,
     disks: &[VerifiedDisk],
@@ -54,8 +55,8 @@ fn collect(
     Ok(())
 }
 
-/// The highest chunk id that the disks refer to; 0 where there is none. Pages that
-/// cannot be read count as holes: the answer is then too low, which makes more new.
+/// The highest chunk id that the disks refer to; 0 if there is none. Unreadable pages count as
+/// holes. The result is then too low, so more chunks count as new.
 pub(super) fn highest(
     repository: &Repository,
     disks: &[VerifiedDisk],
@@ -93,13 +94,13 @@ pub(super) fn highest(
     Ok(highest)
 }
 
-/// Damage to a page, or to the files that hold it; everything else stops a verify.
+/// Whether an error means damage to a page or its file; any other error stops a verify.
 fn is_damage(kind: ErrorKind) -> bool {
     matches!(kind, ErrorKind::Corrupt | ErrorKind::Io)
 }
 
-/// Visits every page once, and names the disks that lead to a page or a chunk
-/// that is unusable.
+/// Visits every page once, and names the disks that need an unusable page or chunk. Adds missing
+/// chunks to the damaged ones; an id without references may have been removed by a gc.
 pub(super) fn find_affected(
     repository: &Repository,
     disks: &[VerifiedDisk],
@@ -107,11 +108,13 @@ pub(super) fn find_affected(
     cancel: &AtomicBool,
     report: &mut VerifyReport,
 ) -> Result<()> {
-    let mut walk = Walk { repository, unusable, cancel, is_affected: HashMap::new(), report };
+    let is_affected = HashMap::new();
+    let mut walk = Walk { repository, unusable, cancel, is_affected, missing: None, report };
     for disk in disks {
         walk.judge(disk.root.page(), disk.root.levels())?;
     }
     let is_affected = walk.is_affected;
+    report.damaged_chunks.sort_by_key(|damaged| damaged.id);
     report.pages = is_affected.len() as u64;
     report.damaged_pages.sort_by_key(|damaged| damaged.id);
     let chunk_size = u64::from(repository.chunk_size_bytes());
@@ -137,6 +140,8 @@ struct Walk<'a> {
     unusable: &'a IdSet,
     cancel: &'a AtomicBool,
     is_affected: HashMap<(PageId, u8), bool>,
+    /// Missing chunks in the report; created with the first one.
+    missing: Option<IdSet>,
     report: &'a mut VerifyReport,
 }
 
@@ -151,7 +156,12 @@ impl Walk<'_> {
         }
         check_cancel(self.cancel)?;
         let affected = match self.repository.page(page, levels - 1) {
-            Ok(slots) if levels == 1 => slots.iter().any(|id| self.unusable.contains(*id)),
+            Ok(slots) if levels == 1 => {
+                let unusable = slots.iter().filter(|id| self.unusable.contains(**id));
+                let unusable: Vec<ChunkId> = unusable.copied().collect();
+                unusable.iter().for_each(|id| self.report_if_missing(*id));
+                !unusable.is_empty()
+            }
             Ok(slots) => {
                 let mut any = false;
                 for slot in slots.iter() {
@@ -160,7 +170,7 @@ impl Walk<'_> {
                 any
             }
             Err(error) if is_damage(error.kind()) => {
-                let reason = error.full_message();
+                let reason = error.message();
                 self.report.damaged_pages.push(Damaged { id: page, reason });
                 true
             }
@@ -169,13 +179,23 @@ impl Walk<'_> {
         self.is_affected.insert((page, levels), affected);
         Ok(affected)
     }
+
+    fn report_if_missing(&mut self, id: ChunkId) {
+        let found =
+            self.repository.database().get(Family::Chunks, &id.to_be_bytes(), ReadMode::Payload);
+        let seen = self.missing.get_or_insert_with(|| self.unusable.empty_like());
+        if matches!(found, Ok(None)) && !seen.contains(id) {
+            seen.insert(id);
+            self.report.damage(id, "it is missing".to_owned());
+        }
+    }
 }
 
 struct Ranges<'a> {
     repository: &'a Repository,
     unusable: &'a IdSet,
     is_affected: &'a HashMap<(PageId, u8), bool>,
-    /// In chunks.
+    /// Ranges of chunk indexes.
     chunks: Vec<Range<u64>>,
 }
 

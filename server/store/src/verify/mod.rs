@@ -1,5 +1,5 @@
-//! Verify: reads and authenticates what a repository holds, and names what each
-//! damage affects.
+//! Verify: reads and authenticates the content of a repository, and names the disks that damage
+//! affects.
 //!
 //! ```text
 //!   chunks   in the order of storing, in parallel  ─▶ which ids are unusable
@@ -7,9 +7,9 @@
 //!   disks    down the affected subtrees only       ─▶ names and byte ranges
 //! ```
 //!
-//! A chunk is authenticated and not decompressed: what authenticates is what was
-//! stored. The order does not matter for correctness: what is stored after a
-//! verify has begun is left to the next one.
+//! A chunk is authenticated and not decompressed: an authentic value is the stored one. The order
+//! of reading does not matter for correctness. Chunks stored after a verify has begun are left to
+//! the next one.
 
 mod chunks;
 mod documents;
@@ -18,7 +18,6 @@ mod maps;
 mod recent;
 
 pub(crate) use chunks::IdSet;
-pub use documents::CatalogDamage;
 pub use recent::RecentDisks;
 
 use std::ops::Range;
@@ -30,17 +29,17 @@ use crate::chunk::ChunkId;
 use crate::state::StoreState;
 use crate::{MapRoot, Repository};
 
-/// Where the store's counters are lost, keys that anybody can make up tell how many ids
-/// there are: no more are believed than take half a gibibyte of memory.
+/// If the store's counters are lost, the number of ids comes from keys that anybody can forge. This
+/// bounds it, so that it takes at most half a gibibyte of memory.
 const MAX_UNCOUNTED_IDS: u64 = 1 << 32;
 
-/// Damaged chunks that are described one by one; more are only counted.
+/// Maximum number of damaged chunks that are described; more are only counted.
 const MAX_DESCRIBED: usize = 1000;
 
-/// A disk to be verified: every disk of every point, and of every session.
+/// A disk to verify. A complete verify gets every disk of every point and session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VerifiedDisk {
-    /// What a person calls it: `web01/20261120T100000Z/vda`.
+    /// Its name for people: `web01/20261120T100000Z/vda`.
     pub name: String,
     /// Its chunk map.
     pub root: MapRoot,
@@ -48,83 +47,89 @@ pub struct VerifiedDisk {
     pub size_bytes: u64,
 }
 
-/// Which chunks are read.
+/// The chunks that are read.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Coverage {
-    /// Every stored chunk, those that no disk refers to included: a later backup
-    /// may.
+    /// Every stored chunk, including unreferenced ones, which a later backup may use again.
     Everything,
     /// Chunks that the given disks refer to.
     Referenced,
-    /// So many percent of all stored chunks, in pieces of neighbours: of as many equal
-    /// parts of the ids one piece each, chosen at random. At least one.
+    /// This percentage of all stored chunks, in pieces of neighbouring ids: one randomly chosen
+    /// piece of each of equally large parts of the ids. At least one piece.
     Sample(f64),
 }
 
-/// How to verify.
+/// Options of a verify.
 #[derive(Clone, Copy)]
 pub struct VerifyOptions<'a> {
     /// Which chunks are read.
     pub coverage: Coverage,
-    /// Threads that read chunks; 0: as many as there are processors.
+    /// Threads that read chunks; 0 means one per processor.
     pub threads: usize,
-    /// Set by whoever wants to end it.
+    /// Set it to end the verify.
     pub cancel: &'a AtomicBool,
-    /// Hears how far it has come, from several threads; first that nothing is done.
+    /// Receives the progress, from several threads; the first call reports that nothing is done.
     pub progress: &'a (dyn Fn(VerifyProgress) + Sync),
 }
 
-/// How far a verify has come, in bytes that disks have: a chunk counts whole, however small
-/// it is stored.
+/// The progress of a verify in bytes of disks: a chunk counts with its plaintext size, whatever its
+/// stored size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VerifyProgress {
-    /// What was dealt with.
+    /// Bytes processed.
     pub done_bytes: u64,
-    /// All there is to deal with.
+    /// Bytes to process.
     pub total_bytes: u64,
-    /// Bytes read, as they are stored.
+    /// Stored bytes read.
     pub read_bytes: u64,
 }
 
 /// One damaged value.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Damaged {
-    /// Number of the chunk or the page.
+    /// The id of the chunk or page.
     pub id: u64,
-    /// What is wrong with it.
+    /// The kind of damage, in words.
     pub reason: String,
 }
 
-/// A part of a disk that cannot be read.
+/// The parts of a disk that cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Affected {
     /// The disk's name.
     pub disk: String,
-    /// The ranges in bytes, ascending, joined where they touch.
+    /// The ranges in bytes, ascending; adjacent ranges are joined.
     pub ranges: Vec<Range<u64>>,
 }
 
-/// What a verify found.
+/// The result of a verify.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VerifyReport {
-    /// Chunks that were read and authenticated, or found damaged.
+    /// Chunks that were read and are authentic or damaged.
     pub chunks: u64,
     /// Bytes of their values.
     pub read_bytes: u64,
     /// Pages of chunk maps that were read, each once.
     pub pages: u64,
-    /// The damaged chunks, at most 1,000 of them.
+    /// The damaged chunks, and missing ones that a disk refers to: at most 1,000.
     pub damaged_chunks: Vec<Damaged>,
-    /// Number of all damaged chunks.
+    /// The number of all damaged and missing chunks.
     pub damaged_chunk_count: u64,
     /// The damaged or missing pages.
     pub damaged_pages: Vec<Damaged>,
-    /// The disks that refer to something damaged or missing, in the order given.
+    /// The disks with damaged or missing parts, in the order given.
     pub affected: Vec<Affected>,
 }
 
 impl VerifyReport {
-    /// True where nothing is wrong.
+    fn damage(&mut self, id: ChunkId, reason: String) {
+        self.damaged_chunk_count += 1;
+        if self.damaged_chunks.len() < MAX_DESCRIBED {
+            self.damaged_chunks.push(Damaged { id, reason });
+        }
+    }
+
+    /// True if there is no damage.
     pub fn is_clean(&self) -> bool {
         self.damaged_chunk_count == 0 && self.damaged_pages.is_empty() && self.affected.is_empty()
     }
@@ -134,8 +139,8 @@ impl Repository {
     /// Verifies chunks and the chunk maps of `disks`.
     ///
     /// # Errors
-    /// `Interrupted` when it was cancelled; what the operating system says.
-    /// Damage is no error: it is reported.
+    /// `Interrupted` after a cancel; errors of the operating system. Damage is not an error: it is
+    /// reported.
     pub fn verify(
         &self,
         disks: &[VerifiedDisk],
@@ -144,7 +149,7 @@ impl Repository {
         self.verify_chunks(disks, options).map(|(report, _)| report)
     }
 
-    /// The same, and which chunks are unusable: damaged, or not there.
+    /// [`Repository::verify`] that also returns the unusable chunks: damaged or missing ones.
     pub(crate) fn verify_chunks(
         &self,
         disks: &[VerifiedDisk],
@@ -162,18 +167,18 @@ impl Repository {
         Ok((report, unusable))
     }
 
-    /// The id that the next chunk gets, and no chunk has yet.
+    /// The id of the next chunk; no chunk has it yet.
     pub(crate) fn next_chunk(&self) -> Result<ChunkId> {
-        // A reader may see older counters than maps, where a file is not the one that is listed.
+        // If a file is not the listed one, a reader may see counters that are older than the maps.
         let marked = self.stored_mark().map_or(0, |mark| mark.next_chunk);
         match StoreState::read(self) {
             Ok(state) => Ok(state.next_chunk.max(marked)),
-            // Its damage is told with the documents.
+            // This damage is reported with the documents.
             Err(_) => Ok(chunks::last_id(self)?.saturating_add(1).min(MAX_UNCOUNTED_IDS)),
         }
     }
 
-    /// What `disks` cannot read where these chunks are unusable.
+    /// The parts of `disks` that cannot be read if these chunks are unusable.
     pub(crate) fn affected(
         &self,
         disks: &[VerifiedDisk],
@@ -187,9 +192,10 @@ impl Repository {
 }
 
 fn check_cancel(cancel: &AtomicBool) -> Result<()> {
-    match cancel.load(Ordering::Relaxed) {
-        true => Err(Error::new(ErrorKind::Interrupted, "cancelled")),
-        false => Ok(()),
+    if cancel.load(Ordering::Relaxed) {
+        Err(Error::new(ErrorKind::Interrupted, "cancelled"))
+    } else {
+        Ok(())
     }
 }
 

@@ -1,32 +1,30 @@
-//! Verifying only what was stored lately.
+//! Verifies only recently stored chunks.
 //!
-//! Chunk ids are in the order of storing. All chunks that a backup refers to were there
-//! when it was stored; so whatever was stored after it has ids above the highest one
-//! that it refers to. Chunks below that, which new points share with old ones, are left
-//! to the verifies before.
+//! Chunk ids are in storage order. All chunks that a backup refers to existed when it was stored,
+//! so every chunk stored after it has a higher id than any of them. Chunks below that, which new
+//! points share with old ones, are left to earlier verifies.
 
 use coldrise_block::Result;
 
 use super::{chunks, maps, Coverage, VerifiedDisk, VerifyOptions, VerifyReport};
 use crate::Repository;
 
-/// Which disks are what to a verify of what is new.
+/// The disks of a verify of recent chunks, by role.
 #[derive(Clone, Copy, Debug)]
 pub struct RecentDisks<'a> {
-    /// Disks of backups that are no longer new: what was stored since lies above their
-    /// chunks. Chunk maps of folded points do not belong here: a fold comes later than
-    /// the point. With none of them everything is new.
+    /// Disks of backups that are no longer new: everything stored since has higher ids than their
+    /// chunks. Do not pass chunk maps of folded points, because a fold comes later than the point.
+    /// If this is empty, everything is new.
     pub before: &'a [VerifiedDisk],
-    /// Disks whose chunk maps are read whole.
+    /// Disks whose chunk maps are read completely.
     pub recent: &'a [VerifiedDisk],
-    /// Every disk there is: looked at where something is damaged, to name what that
-    /// affects.
+    /// All disks; they are read only after damage, to name the affected ones.
     pub all: &'a [VerifiedDisk],
 }
 
 impl Repository {
-    /// Verifies the chunks that were stored after those of `disks.before`, and the
-    /// chunk maps of `disks.recent`; `options.coverage` does not count.
+    /// Verifies the chunks that were stored after those of `disks.before`, and the chunk maps of
+    /// `disks.recent`; `options.coverage` is ignored.
     ///
     /// # Errors
     /// As [`Repository::verify`].
@@ -41,10 +39,10 @@ impl Repository {
         let options = VerifyOptions { coverage: Coverage::Everything, ..*options };
         let mut report = VerifyReport::default();
         let unusable = chunks::verify(self, first..end, None, &options, &mut report)?;
+        let of_chunks = report.clone();
         maps::find_affected(self, disks.recent, &unusable, options.cancel, &mut report)?;
         if !report.is_clean() {
-            report.damaged_pages.clear();
-            report.affected.clear();
+            report = of_chunks;
             maps::find_affected(self, disks.all, &unusable, options.cancel, &mut report)?;
         }
         Ok(report)

@@ -96,7 +96,7 @@ fn a_sound_repository_is_clean_and_wholly_read() {
     let report = fixture.verify(Coverage::Everything);
     assert!(report.is_clean(), "{report:?}");
     assert_eq!(report.chunks, CHUNKS as u64 + 2);
-    // The inner page and two leaves were written anew.
+    // The inner page and two leaves were replaced.
     assert_eq!(report.pages, 4 + 3);
     assert!(report.read_bytes > report.chunks * 36);
     let (points, damaged) = fixture.writer.repository().verify_catalog().unwrap();
@@ -109,16 +109,16 @@ fn a_damaged_chunk_is_named_with_every_disk_that_needs_it() {
         let fixture = fixture();
         // Chunk 11 is in both points, chunk 10 in the first alone: ids begin at 1.
         for id in [11, 12, 13] {
-            match missing {
-                true => fixture.remove(Family::Chunks, id),
-                false => fixture.change(Family::Chunks, id, |value| value[30] ^= 1),
+            if missing {
+                fixture.remove(Family::Chunks, id)
+            } else {
+                fixture.change(Family::Chunks, id, |value| value[30] ^= 1)
             }
         }
         let report = fixture.verify(Coverage::Everything);
         let ids: Vec<_> = report.damaged_chunks.iter().map(|damaged| damaged.id).collect();
-        let expected = if missing { vec![] } else { vec![11, 12, 13] };
-        assert_eq!(ids, expected);
-        assert_eq!(report.damaged_chunk_count, expected.len() as u64);
+        assert_eq!(ids, [11, 12, 13]);
+        assert_eq!(report.damaged_chunk_count, 3);
         assert!(report.damaged_pages.is_empty());
         let both = [
             affected("web01/0/vda", &[chunk_range(10, 3)]),
@@ -152,18 +152,19 @@ fn a_damaged_page_is_named_with_what_lies_below_it() {
     // Pages are stored from the leaves up: 1, 2, 3 and the root 4; then the second
     // map's leaves and its root.
     for (page, missing) in [(3, false), (3, true)] {
-        match missing {
-            true => fixture.remove(Family::Maps, page),
-            false => fixture.change(Family::Maps, page, |value| value[20] ^= 1),
+        if missing {
+            fixture.remove(Family::Maps, page)
+        } else {
+            fixture.change(Family::Maps, page, |value| value[20] ^= 1)
         }
-        // A reader of its own: pages are cached.
+        // A separate reader, because pages are cached.
         let path = fixture.directory.path().join("repo");
         let reader = Repository::open(&path, &passphrase(), &OpenOptions::default()).unwrap();
         let report = fixture.verify_of(&reader, Coverage::Everything);
         assert_eq!(report.damaged_chunk_count, 0);
         assert_eq!(report.damaged_pages.len(), 1, "{report:?}");
         assert_eq!(report.damaged_pages[0].id, page);
-        // The third leaf is shared; it reaches to the disk's end and not behind it.
+        // The third leaf is shared; it ends at the disk's end.
         let end = fixture.disks[0].size_bytes;
         let range = chunk_range(2048, 1).start..end;
         let both =
@@ -176,7 +177,7 @@ fn a_damaged_page_is_named_with_what_lies_below_it() {
 fn only_what_is_referred_to_is_read_when_asked() {
     let mut fixture = fixture();
     fixture.disks.truncate(1);
-    // Only the second point needs it.
+    // Needed only by the second point.
     let newest = CHUNKS as u64 + 1;
     fixture.change(Family::Chunks, newest, |value| value[30] ^= 1);
     let report = fixture.verify(Coverage::Referenced);
@@ -203,7 +204,7 @@ fn a_sample_reads_its_share_and_at_least_a_piece() {
     assert_eq!((all.chunks, all.is_clean()), (CHUNKS as u64 + 2, true));
 }
 
-/// After years most ids there ever were are gone, and a repair leaves many out at once.
+/// After years most ids are gone, and a repair skips many at once.
 #[test]
 fn what_is_not_stored_is_neither_sampled_nor_counted() {
     let fixture = fixture();
@@ -237,7 +238,7 @@ fn what_is_not_stored_is_neither_sampled_nor_counted() {
         assert_eq!(told.total_bytes, bytes, "{coverage:?}");
         assert!(told.done_bytes <= bytes, "{coverage:?}");
     }
-    // What the others have lost is named all the same.
+    // Damage in the other chunks is named too.
     let report = fixture.verify(Coverage::Sample(0.001));
     let whole = 0..CHUNKS as u64 * CHUNK as u64 - 100;
     let names = fixture.disks.iter().map(|d| affected(&d.name, std::slice::from_ref(&whole)));
@@ -318,7 +319,7 @@ fn a_damaged_document_is_named_by_its_key() {
     assert_eq!(points.len(), 1);
     assert_eq!(found.len(), 1);
     assert_eq!(found[0].what, "web01/20261120T100000Z+3");
-    // Without the machine's own document the name is lost, not the time.
+    // Without the machine's own document the name is lost, but not the time.
     put(&keys[0].0, &damaged);
     let (_, found) = repository.verify_catalog().unwrap();
     assert_eq!(found.len(), 2);
@@ -346,16 +347,16 @@ fn what_is_new_is_read_and_damage_in_it_is_named_everywhere() {
     };
     let report = verify(old);
     assert!(report.is_clean());
-    // Two chunks are new, and a map is read: an inner page and three leaves.
+    // Two new chunks are read, and one map: an inner page and three leaves.
     assert_eq!((report.chunks, report.pages), (2, 4));
     assert_eq!(verify(&[]).chunks, CHUNKS as u64 + 2);
 
-    // An old chunk is left to the verify before.
+    // An old chunk is left to the earlier verify.
     fixture.change(Family::Chunks, 20, |value| value[30] ^= 1);
     assert!(verify(old).is_clean());
     assert_eq!(verify(&[]).affected.len(), 2);
     fixture.change(Family::Chunks, 20, |value| value[30] ^= 1);
-    // A new one is found, whoever has it, damaged or missing.
+    // A new one is found in any disk, damaged or missing.
     let id = CHUNKS as u64 + 1;
     fixture.change(Family::Chunks, id, |value| value[30] ^= 1);
     let report = verify(old);
@@ -363,7 +364,7 @@ fn what_is_new_is_read_and_damage_in_it_is_named_everywhere() {
     assert_eq!(report.affected, [affected("web01/1/vda", &[chunk_range(10, 1)])]);
     fixture.remove(Family::Chunks, id);
     assert_eq!(verify(old).affected, [affected("web01/1/vda", &[chunk_range(10, 1)])]);
-    // A page that the new point shares with the old one is read with it.
+    // A page that the new point shares with the old one is read.
     let page = repository.page(old[0].root.page(), old[0].root.levels() - 1).unwrap()[2];
     fixture.change(Family::Maps, page, |value| value[30] ^= 1);
     let cold = Repository::open(repository.path(), &passphrase(), &OpenOptions::default()).unwrap();

@@ -1,40 +1,37 @@
-//! The committer: puts values, map and index into the store, in an order that
-//! a crash may interrupt anywhere.
+//! The committer: writes values, map and index into the store. A crash may interrupt it anywhere.
 //!
-//! One commit, and what a crash after each step leaves:
+//! The steps of one commit, and what a crash after each leaves:
 //!
-//! 1. The file of chunks is completed and synced in the staging directory.
-//!    Left: a file outside of the database; the next writer removes it.
-//! 2. The database takes the file over (its manifest is synced). Left: chunks
-//!    whose ids are at or above the committed `next_chunk`. No dedup entry and
-//!    no committed page names them; the next writer drops them.
-//! 3. One synced batch: the dedup entries and the new `next_chunk`. Left: the
-//!    commit, whole. A dedup entry is therefore never there before its chunk.
+//! 1. The file of chunks is completed and synced in the staging directory. A crash leaves a file
+//!    outside the database; the next writer removes it.
+//! 2. The database ingests the file (its manifest is synced). A crash leaves chunks whose ids are
+//!    at or above the committed `next_chunk`. No dedup entry and no committed page names them; the
+//!    next writer drops them.
+//! 3. One synced batch writes the dedup entries and the new `next_chunk`. A crash leaves the whole
+//!    commit. So a dedup entry never exists before its chunk.
 //!
-//! A commit of few bytes has no file: its chunks are part of the batch, which
-//! is atomic by itself.
+//! A small commit has no file: its chunks are part of the batch, which is atomic.
 //!
-//! Pages of a map are written as they are done, without a sync: the log keeps their order
-//! before the batch that commits them (the one that ends a disk, which sets `next_page`). A root
-//! is returned, and can get into a point, only after that.
+//! Pages of a map are written as they are completed, without a sync. The log keeps them before the
+//! batch that commits them (the batch that ends a disk and sets `next_page`). A root is returned,
+//! and can get into a point, only after that batch.
 //!
-//! All disks that are written at once share the chunks, the commits and both counters; each has
-//! a map of its own. The end of one disk therefore commits what the others have stored so far,
-//! and `next_page` passes the pages of disks that are not complete. Nothing names those: a disk
-//! that is cancelled deletes them, and after a kill they stay until a gc.
+//! All disks written at the same time share the chunks, the commits and both counters; each has its
+//! own map. The end of one disk therefore commits the chunks that the others have stored so far,
+//! and `next_page` passes the pages of incomplete disks. Nothing names those pages: a cancelled
+//! disk deletes them, and after a kill they stay until a gc.
 
 use std::collections::BTreeMap;
 use std::mem::take;
 use std::panic::{catch_unwind, AssertUnwindSafe};
-use std::path::Path;
 use std::sync::mpsc::Receiver;
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use roaring::RoaringTreemap;
 
+use super::heal::heal;
 use crate::dedup::{self, ChunkHash};
 use crate::map::{page_value, MapBuilder, MapRoot, PageId, PageSink};
-use crate::repair;
 use crate::repository::Repository;
 use crate::rocks::{Family, SstWriter};
 use crate::state::StoreState;
@@ -45,20 +42,20 @@ use super::MAX_LOG_BYTES;
 
 /// Bytes of values in one file of chunks.
 const FILE_BYTES: u64 = 256 << 20;
-/// Fewer bytes than this are not worth a file of their own: through the log
-/// and a memtable they end up in files together with their neighbours.
+/// Fewer bytes than this get no file of their own: through the log and a memtable they are flushed
+/// into files together with their neighbours.
 const SMALL_BYTES: u64 = 8 << 20;
-/// Entries of the dedup index in one commit, which bounds what is kept of them
-/// in memory.
+/// Maximum number of dedup entries in one commit. It bounds the memory that they take.
 const COMMIT_ENTRIES: usize = 256 << 10;
 
-/// Bytes of the drive that a backup leaves free: whoever forgets points and runs a gc to make
-/// space needs some to open the database.
-const HEADROOM_BYTES: u64 = 1 << 20;
+/// Maximum bytes of a file of chunks that are in memory or not counted yet: buffers, and the index
+/// at the file's end.
+const FILE_TAIL_BYTES: u64 = 2 << 20;
+/// Bytes of one dedup entry in a batch.
+const DEDUP_ENTRY_BYTES: u64 = 64;
 
-/// Commits what the workers send, until there is no disk and no worker any more. Returns the
-/// state as committed, but with every page id that was handed out gone: decoded pages are cached
-/// by id.
+/// Commits what the workers send, until no disk and no worker is left. Returns the committed state,
+/// but counts every assigned page id as used: decoded pages are cached by id.
 pub(super) fn commit_all(
     pipeline: &Pipeline,
     steps: &Receiver<(u64, Step)>,
@@ -79,7 +76,7 @@ pub(super) fn commit_all(
     committer.end()
 }
 
-/// A panic must not leave others waiting.
+/// Turns a panic into an error, so that it leaves nobody waiting.
 fn caught<T>(step: impl FnOnce() -> Result<T>) -> Result<T> {
     catch_unwind(AssertUnwindSafe(step))
         .unwrap_or_else(|_| Err(Error::new(ErrorKind::Internal, "the committer panicked")))
@@ -97,7 +94,7 @@ struct Committer<'a> {
     pipeline: &'a Pipeline,
     state: StoreState,
     pages: Pages<'a>,
-    /// Values that may end up in a batch.
+    /// Values that may become part of a batch.
     small: Vec<(Vec<NewChunk>, Vec<u8>)>,
     file: Option<SstWriter<'a>>,
     /// Bytes of values since the last commit.
@@ -105,7 +102,7 @@ struct Committer<'a> {
     /// Chunks since the last commit.
     new: Vec<(ChunkHash, u64)>,
     files: u64,
-    /// Damaged chunks whose content came by, for the next batch.
+    /// Damaged chunks whose content was written again, for the next batch.
     healed: Vec<HealedChunk>,
     healed_bytes: u64,
 }
@@ -127,7 +124,8 @@ impl<'a> Committer<'a> {
         }
     }
 
-    /// Does one step. What fails of a disk's map fails that disk, anything else all of them.
+    /// Executes one step. A failure in a disk's map fails that disk; any other failure fails all
+    /// disks.
     fn take(&mut self, step: Step) {
         if self.pipeline.is_failed() {
             return;
@@ -150,9 +148,9 @@ impl<'a> Committer<'a> {
             }
             Step::Finish { disk, answer } => {
                 match self.finish(&disk) {
-                    // Whoever was to hear it may be gone.
+                    // The receiver may no longer exist.
                     Ok(root) => drop(root.map(|root| answer.send(root))),
-                    // Before the answer goes: its end makes the caller look for the failure.
+                    // Before the answer is dropped: that makes the caller look for the failure.
                     Err(error) => self.pipeline.fail(&error),
                 }
                 Ok(())
@@ -167,7 +165,7 @@ impl<'a> Committer<'a> {
         }
     }
 
-    /// Does something to the map of a disk that is still wanted.
+    /// Changes the map of a disk that was not stopped.
     fn change_map<T>(
         &mut self,
         disk: &DiskRun,
@@ -196,7 +194,7 @@ impl<'a> Committer<'a> {
         None
     }
 
-    /// Takes chunks that have their numbers, whatever becomes of their disk.
+    /// Stores chunks that have their ids, even if their disk was stopped.
     fn store(
         &mut self,
         new: Vec<NewChunk>,
@@ -206,9 +204,10 @@ impl<'a> Committer<'a> {
         self.healed_bytes += healed.iter().map(|chunk| chunk.value.len() as u64).sum::<u64>();
         self.healed.extend(healed);
         self.take_values(new, values)?;
-        match self.healed_bytes >= SMALL_BYTES {
-            true => self.commit(false),
-            false => Ok(()),
+        if self.healed_bytes >= SMALL_BYTES {
+            self.commit(false)
+        } else {
+            Ok(())
         }
     }
 
@@ -252,26 +251,30 @@ impl<'a> Committer<'a> {
 
     fn write_to_file(&mut self, new: &[NewChunk], values: Vec<u8>) -> Result<()> {
         if let Some(file) = &mut self.file {
+            let index_bytes = DEDUP_ENTRY_BYTES * self.new.len() as u64;
+            let file_bytes = values.len() as u64 + FILE_TAIL_BYTES;
+            self.pipeline.shared.repository.keep_reserve(file_bytes, index_bytes)?;
             for_each_value(new, &values, |id, value| file.put(&id.to_be_bytes(), value))?;
         }
         self.pipeline.recycle_values(values);
         Ok(())
     }
 
-    /// See the head of this file.
+    /// See the module header.
     fn commit(&mut self, last: bool) -> Result<()> {
         let repository = &*self.pipeline.shared.repository;
         let database = repository.database();
-        let small = self.small.iter().map(|(_, values)| values.len() as u64);
-        keep_headroom(repository.path(), small.sum())?;
+        let small: u64 = self.small.iter().map(|(_, values)| values.len() as u64).sum();
+        let file_bytes = if self.file.is_some() { FILE_TAIL_BYTES } else { 0 };
+        let batch_bytes = small + self.healed_bytes + DEDUP_ENTRY_BYTES * self.new.len() as u64;
+        repository.keep_reserve(file_bytes, batch_bytes)?;
         if let Some(file) = self.file.take() {
             let path = file.finish()?;
-            // Small commits before it become a file of their own now. With those after
-            // it they would become one that spans this file: rewriting either would
-            // then take both.
+            // Flush earlier small commits into a file of their own now. Together with later ones
+            // they would form a file that spans this one, and rewriting either would rewrite both.
             database.flush_family(Family::Chunks)?;
             database.ingest_chunks(&path)?;
-            // Where the file could not be moved it was copied.
+            // If the file could not be moved, it was copied.
             let _ = std::fs::remove_file(&path);
         }
         let mut batch = database.batch();
@@ -284,7 +287,7 @@ impl<'a> Committer<'a> {
         if let Some((_, id)) = self.new.last() {
             self.state.next_chunk = id + 1;
         }
-        // In the order of the keys the index takes them faster.
+        // The index takes entries faster in key order.
         self.new.sort_unstable();
         let changing_index = self.pipeline.shared.referred.changing_index();
         for (hash, id) in &self.new {
@@ -297,7 +300,7 @@ impl<'a> Committer<'a> {
         }
         let healed = take(&mut self.healed);
         self.healed_bytes = 0;
-        let still_damaged = repair::heal(&self.pipeline.shared, &mut batch, &healed)?;
+        let still_damaged = heal(&self.pipeline.shared, &mut batch, &healed)?;
         self.state.put(repository, &mut batch)?;
         self.pages.log_bytes += batch.bytes() as u64;
         repository.commit(batch)?;
@@ -321,7 +324,7 @@ impl<'a> Committer<'a> {
         Ok(())
     }
 
-    /// The map of a disk, once it is durable; none where the disk has failed or was cancelled.
+    /// The map of a disk, once it is durable; `None` if the disk was stopped.
     fn finish(&mut self, disk: &DiskRun) -> Result<Option<MapRoot>> {
         let root = self.change_map(disk, |builder, source, pages| {
             builder.take().ok_or_else(never_begun)?.finish(source, pages)
@@ -335,7 +338,7 @@ impl<'a> Committer<'a> {
         Ok(root)
     }
 
-    /// Deletes the pages of a disk that will not be complete.
+    /// Deletes the pages of a disk that was cancelled or has failed.
     fn abandon(&mut self, disk: &DiskRun) {
         let pages = take(&mut disk.map.lock().pages);
         let database = self.pipeline.shared.repository.database();
@@ -355,7 +358,7 @@ impl<'a> Committer<'a> {
         }
     }
 
-    /// Drops what was not committed.
+    /// Drops everything that was not committed.
     fn end(mut self) -> StoreState {
         drop(self.file.take());
         if let Err(error) = super::remove_folder(&self.pipeline.shared.staging()) {
@@ -381,18 +384,18 @@ fn for_each_value(
     Ok(())
 }
 
-/// Where pages of all maps go.
+/// Writes the pages of all maps.
 struct Pages<'a> {
     repository: &'a Repository,
     next_page: PageId,
     log_bytes: u64,
 }
 
-/// The same for the map of one disk.
+/// Writes the pages of one disk's map.
 struct PageWriter<'p, 'a> {
     pages: &'p mut Pages<'a>,
     stored: &'p mut RoaringTreemap,
-    /// The store took a page no more: that is the failure of all disks.
+    /// The store refused a page; this fails all disks.
     has_failed: bool,
 }
 
@@ -417,9 +420,11 @@ impl Pages<'_> {
         let database = self.repository.database();
         let mut batch = database.batch();
         batch.put(Family::Maps, &id.to_be_bytes(), &value)?;
+        self.repository.keep_reserve(0, 2 * batch.bytes() as u64)?;
         self.log_bytes += batch.bytes() as u64;
         database.write(batch, false)?;
-        // Not through the log, which already has it: a point waits until this is in a file.
+        // Not through the log, which already has the page: a point waits until this copy is in a
+        // file.
         let mut copy = database.batch();
         copy.put(Family::MapsCopy, &id.to_be_bytes(), &value)?;
         database.write_unlogged(copy)?;
@@ -428,20 +433,4 @@ impl Pages<'_> {
             .ok_or_else(|| Error::new(ErrorKind::Internal, "the page ids are used up"))?;
         Ok(id)
     }
-}
-
-/// Refuses to take the last space of the drive for so many bytes.
-fn keep_headroom(repository: &Path, bytes: u64) -> Result<()> {
-    let what = || format!("asking for the free space of {}", repository.display());
-    let found = rustix::fs::statvfs(repository).map_err(std::io::Error::from).context(what)?;
-    if found.f_bavail.saturating_mul(found.f_frsize) >= HEADROOM_BYTES + bytes {
-        return Ok(());
-    }
-    let text = format!(
-        "the drive of {} is full but for the last {} MiB, which making room needs: free some, or \
-         forget points and run coldrise gc",
-        repository.display(),
-        HEADROOM_BYTES >> 20
-    );
-    Err(Error::new(ErrorKind::NoSpace, text))
 }

@@ -1,4 +1,4 @@
-//! One disk that is being written: what its caller, the workers and the committer share.
+//! The state of one disk being written, shared by its caller, the workers and the committer.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -9,26 +9,26 @@ use serde::{Deserialize, Serialize};
 
 use crate::map::{MapBuilder, MapRoot};
 
-/// What writing a disk has come to.
+/// Counters of one written disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WriteCounts {
-    /// Chunks that were new and were stored.
+    /// New chunks, which were stored.
     pub stored_chunks: u64,
-    /// Bytes that those take in the store.
+    /// Bytes that the new chunks take in the store.
     pub stored_bytes: u64,
     /// Chunks that the store already had.
     pub known_chunks: u64,
-    /// Chunks of zeroes, which became holes.
+    /// Chunks of zeroes, stored as holes.
     pub zero_chunks: u64,
-    /// Chunks that the store had, damaged, and that were stored again.
+    /// Chunks that were damaged in the store and were stored again.
     pub healed_chunks: u64,
 }
 
-/// The map of a disk in the making. Only the committer locks it.
+/// The unfinished map of a disk. Only the committer locks it.
 pub(super) struct DiskMap {
-    /// Starts with the first step.
+    /// Created with the first step.
     pub(super) builder: Option<MapBuilder>,
-    /// Pages stored so far: they go when the disk is cancelled.
+    /// Pages stored so far; deleted if the disk is cancelled.
     pub(super) pages: RoaringTreemap,
 }
 
@@ -70,7 +70,7 @@ impl DiskRun {
         self.stopped.store(true, Ordering::Release);
     }
 
-    /// Remembers the first failure of this disk and stops it; the others go on.
+    /// Keeps the first failure of this disk and stops the disk; other disks continue.
     pub(super) fn fail(&self, error: Error) {
         let mut failure = self.failure.lock();
         if failure.is_none() && !self.is_stopped() {
@@ -80,7 +80,7 @@ impl DiskRun {
         self.stop();
     }
 
-    /// The failure, once; afterwards only that there was one.
+    /// Returns the failure the first time, and afterwards only an error that there was one.
     pub(super) fn check(&self) -> Result<()> {
         if !self.is_stopped() {
             return Ok(());

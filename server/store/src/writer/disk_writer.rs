@@ -13,12 +13,12 @@ use super::Shared;
 
 const MAX_THREADS: usize = 256;
 
-/// How a disk is written.
+/// Options for writing a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WriteOptions {
-    /// Threads that hash, compress and encrypt: 1 to 256. One more, mostly
-    /// idle, writes the store. Disks that are written at once share the threads, as many
-    /// as the most that any of them asked for.
+    /// Threads that hash, compress and encrypt: 1 to 256. One more thread, mostly idle, writes the
+    /// store. Disks written at the same time share the threads; the largest request decides their
+    /// number.
     pub threads: usize,
 }
 
@@ -31,12 +31,12 @@ impl Default for WriteOptions {
 
 /// Writes one disk of one backup, in parallel and in bounded memory.
 ///
-/// Dropped without [`DiskWriter::finish`] it is cancelled: nothing becomes
-/// visible, and what was already committed is found again by the next backup.
+/// Dropping it without [`DiskWriter::finish`] cancels the disk: nothing becomes visible, and the
+/// next backup finds the chunks that were already committed.
 pub struct DiskWriter {
     pipeline: Arc<Pipeline>,
     disk: Arc<DiskRun>,
-    /// Everything before is written.
+    /// Everything before this offset is written.
     next_offset: u64,
     is_over: bool,
 }
@@ -65,14 +65,13 @@ impl DiskWriter {
         Ok(DiskWriter { pipeline, disk, next_offset: 0, is_over: false })
     }
 
-    /// Writes `bytes` at `offset_bytes`: a multiple of the chunk size, not
-    /// before the end of what was written last. The length is a multiple of
-    /// the chunk size, except where it reaches the end of the disk. Chunks of
-    /// zeroes become holes. Waits while much is on its way.
+    /// Writes `bytes` at `offset_bytes`, a multiple of the chunk size and not before the end of the
+    /// last write. The length is a multiple of the chunk size, unless it reaches the end of the
+    /// disk. Chunks of zeroes become holes. Blocks while too many bytes are in flight.
     ///
     /// # Errors
-    /// `InvalidInput` for a range that is not possible; the failure of an
-    /// earlier write, which happens in the background.
+    /// `InvalidInput` for an impossible range; the failure of an earlier write, because writes
+    /// happen in the background.
     pub fn write(&mut self, offset_bytes: u64, bytes: Vec<u8>) -> Result<()> {
         self.advance(offset_bytes, bytes.len() as u64)?;
         let chunk_size = self.pipeline.chunk_size;
@@ -87,10 +86,10 @@ impl DiskWriter {
         Ok(())
     }
 
-    /// Makes a range read as zeroes: bounds as for [`DiskWriter::write`].
+    /// Makes a range read as zeroes. The bounds are those of [`DiskWriter::write`].
     ///
     /// # Errors
-    /// As for [`DiskWriter::write`].
+    /// As [`DiskWriter::write`].
     pub fn write_hole(&mut self, offset_bytes: u64, length_bytes: u64) -> Result<()> {
         self.advance(offset_bytes, length_bytes)?;
         let chunk_size = self.pipeline.chunk_size as u64;
@@ -102,22 +101,20 @@ impl DiskWriter {
         Ok(())
     }
 
-    /// An empty buffer, used before where there is one: fill it and give it to
-    /// [`DiskWriter::write`].
+    /// An empty buffer, reused if possible, to be filled and passed to [`DiskWriter::write`].
     pub fn buffer(&mut self) -> Vec<u8> {
         self.pipeline.take_buffer()
     }
 
-    /// What has been done so far.
+    /// The counters so far.
     pub fn counts(&self) -> WriteCounts {
         self.disk.counts()
     }
 
-    /// Ends the disk. On return its chunks, their index and its map are
-    /// durable.
+    /// Ends the disk. On return its chunks, their index and its map are durable.
     ///
     /// # Errors
-    /// The first failure of anything before.
+    /// The first failure of any earlier step.
     pub fn finish(mut self) -> Result<(MapRoot, WriteCounts)> {
         self.trim_tail()?;
         let (answer, answered) = channel();
@@ -134,8 +131,8 @@ impl DiskWriter {
         self.pipeline.check()
     }
 
-    /// A base that was larger may hold bytes in the last chunk that are beyond
-    /// the end now; they must not come back when the disk grows again.
+    /// Zeroes the last chunk beyond the end of the disk. A larger base may hold bytes there, which
+    /// must not return when the disk grows again.
     fn trim_tail(&mut self) -> Result<()> {
         let chunk_size = self.pipeline.chunk_size as u64;
         let used = (self.disk.size_bytes % chunk_size) as usize;

@@ -7,41 +7,41 @@
 //!                                └─▶ committer: files of chunks, maps, commits
 //! ```
 //!
-//! Locks: `Shared::running` first, while a disk begins or ends; `Numbering` (for short), inside
-//! of it the claims of `Referred`; the map of a disk (by the committer alone); the dedup index
-//! (for one batch); `Shared::progress` last.
+//! Lock order: `Shared::running` first, while a disk begins or ends; `Numbering` (held briefly),
+//! and inside it the claims of `Referred`; the map of a disk (only by the committer); the dedup
+//! index (for one batch); `Shared::progress` last.
 
 mod commit;
 mod disk_run;
 mod disk_writer;
+pub(crate) mod heal;
 pub(crate) mod pipeline;
 mod referred;
+mod reserve;
+mod small_files;
 mod target;
 mod worker;
 
-use std::fs::File;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use parking_lot::Mutex;
-use rustix::fs::{flock, FlockOperation};
 
-use crate::damaged::DamagedChunks;
-use crate::description::database_path;
-use crate::high_water::{self, refuse_rolled_back, HighWater, Mark};
+use crate::damage_list::DamagedChunks;
+use crate::documents::Flag;
+use crate::high_water::{self, HighWater, Mark};
 use crate::log_directory::LogDirectory;
 use crate::map::MapRoot;
-use crate::markers::Flag;
 use crate::passphrase::ReadOnce;
-use crate::repair::{leave_out_uncommitted, refuse_unfinished, FRESH_NAME};
+use crate::repair_flag::FRESH_NAME;
 use crate::repository::{Access, KeyCheck, Repository};
+use crate::repository_config::database_path;
 use crate::rocks::{Database, Family, ReadMode};
 use crate::state::StoreState;
-use crate::{
-    catalog, MachineName, OpenOptions, PassphraseSource, PointDocument, PointName, Quarantine,
-};
+use crate::writer_lock::lock_for_writing;
+use crate::{catalog, MachineName, OpenOptions, PointDocument, PointName, Quarantine};
 
 pub use disk_run::WriteCounts;
 pub use disk_writer::{DiskWriter, WriteOptions};
@@ -49,11 +49,10 @@ use pipeline::Running;
 pub(crate) use referred::{Condemned, Referred};
 pub use target::{BackupTarget, DiskTarget};
 
-const LOCK_NAME: &str = "writer.lock";
-/// Inside of `db`, so that files can be moved and not copied.
+/// Inside `db`, so that files can be moved instead of copied.
 pub(crate) const STAGING_NAME: &str = "coldrise-staging";
-/// More than this in RocksDB's log is written to files at once: whoever opens
-/// the database replays what is left in the log.
+/// If RocksDB's log holds more than this, it is flushed to files at once: every open of the
+/// database replays the log.
 const MAX_LOG_BYTES: u64 = 2 << 20;
 
 /// The one writer of a repository.
@@ -61,94 +60,36 @@ pub struct RepositoryWriter {
     pub(crate) shared: Arc<Shared>,
 }
 
-/// What the writer and the disks that it writes share.
+/// State shared by the writer and the disks that it writes.
 pub(crate) struct Shared {
     pub(crate) repository: Arc<Repository>,
     running: Mutex<Running>,
     pub(crate) progress: Mutex<Progress>,
     pub(crate) damaged: DamagedChunks,
     pub(crate) referred: Referred,
-    /// Held by a gc: one at a time.
-    pub(crate) reclaiming: Mutex<()>,
+    /// Held by a gc, so that only one runs.
+    pub(crate) gc_running: Mutex<()>,
+    /// Held while small files are merged.
+    merging: Mutex<()>,
 }
 
-/// Where the writer is.
+/// The progress of the writer.
 pub(crate) struct Progress {
-    /// As committed when no disk was being written, except that ids that were handed out are
-    /// gone.
+    /// As committed when no disk was being written, but with all assigned ids counted as used.
     pub(crate) state: StoreState,
-    /// A commit failed: what is on disk is only known again after reopening.
-    pub(crate) failed: bool,
-    /// Bytes in RocksDB's log since it was last written to files.
+    /// Why a commit failed. The state on disk is then unknown until the repository is reopened.
+    pub(crate) failure: Option<(ErrorKind, String)>,
+    /// Bytes in RocksDB's log since the last flush.
     pub(crate) log_bytes: u64,
-    /// A gc ran beside a disk: its counters count what is gone.
+    /// A gc ran while a disk was written, so the disk's counters include removed chunks.
     pub(crate) is_to_be_counted: bool,
 }
 
 impl RepositoryWriter {
-    /// Opens a repository for writing and removes what an interrupted writer
-    /// left.
-    ///
-    /// # Errors
-    /// `Busy` where somebody else writes it; otherwise as
-    /// [`Repository::open`].
-    pub fn open(
-        path: &Path,
-        passphrase: &PassphraseSource,
-        options: &OpenOptions,
-    ) -> Result<RepositoryWriter> {
-        RepositoryWriter::open_after(path, passphrase, options, || Ok(()))
-            .map(|((), writer)| writer)
-    }
-
-    /// The same with something to do first, when the passphrase is known to be right and nothing
-    /// has changed yet; what that gave is to be let go of after the writer, as it is where both
-    /// are taken as they come.
-    ///
-    /// # Errors
-    /// Those of `first`; as of [`RepositoryWriter::open`].
-    pub fn open_after<T>(
-        path: &Path,
-        passphrase: &PassphraseSource,
-        options: &OpenOptions,
-        first: impl FnOnce() -> Result<T>,
-    ) -> Result<(T, RepositoryWriter)> {
-        let passphrase = ReadOnce::new(passphrase);
-        let (mut first, mut done) = (Some(first), None);
-        let mut begin = || {
-            done = first.take().map_or(Ok(done.take()), |first| first().map(Some))?;
-            Ok(())
-        };
-        let open = |folder: &Path, log: &Path, mark: Option<Mark>| {
-            refuse_unfinished(path)?;
-            // Opening deletes files that the list does not name, and drops the log.
-            let opened = match mark {
-                Some(mark) => refuse_rolled_back(folder, &mark, log)
-                    .and_then(|()| Database::open_looked_at(folder, log)),
-                None => Database::open_primary(folder, log, false),
-            };
-            opened.map_err(advise_repair)
-        };
-        let settle = |_: &Repository| Ok(());
-        let mut open_with =
-            || RepositoryWriter::open_with(path, &passphrase, options, &mut begin, open, settle);
-        let writer = match open_with() {
-            Err(error) if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Io) => {
-                match leave_out_uncommitted(path, &passphrase)? {
-                    true => open_with()?,
-                    false => return Err(error),
-                }
-            }
-            opened => opened?,
-        };
-        let never = || Error::new(ErrorKind::Internal, "opened without its beginning");
-        Ok((done.ok_or_else(never)?, writer))
-    }
-
-    /// The same with another way to open the database. Nothing changes before the passphrase is
-    /// known to be right: opening it for writing does change it. `open_database` is given the
-    /// database's folder, a directory for RocksDB's log, and the high-water mark. `settle` is called before anything is believed that
-    /// is stored.
+    /// [`RepositoryWriter::open`] with another way to open the database. Opening for writing
+    /// changes the database, so the passphrase is checked first. `open_database` receives the
+    /// database's folder, a directory for RocksDB's log, and the high-water mark. `settle` is
+    /// called before any stored state is trusted.
     pub(crate) fn open_with(
         path: &Path,
         passphrase: &ReadOnce<'_>,
@@ -163,7 +104,7 @@ impl RepositoryWriter {
             let lock = lock_for_writing(path)?;
             let log = LogDirectory::create()?;
             let folder = database_path(path);
-            // Before: opening may need their space.
+            // First, because opening may need their space.
             remove_folder(&folder.join(STAGING_NAME))?;
             remove_folder(&path.join(FRESH_NAME))?;
             let mark = keys.and_then(|keys| high_water::read(path, &found.id, keys));
@@ -174,25 +115,25 @@ impl RepositoryWriter {
         let repository = Arc::new(repository);
         settle(&repository)?;
         let state = recover(&repository)?;
-        // Opening has begun another list of files.
+        // Opening has started a new manifest.
         repository.high_water().reach(state.next_chunk, state.next_page);
         repository.raise_mark(0);
-        let progress = Progress { state, failed: false, log_bytes: 0, is_to_be_counted: false };
+        let progress = Progress { state, failure: None, log_bytes: 0, is_to_be_counted: false };
         let damaged = DamagedChunks::read(&repository)?;
         let referred = Referred::new(&state);
         let progress = Mutex::new(progress);
-        let reclaiming = Mutex::default();
-        let running = Mutex::default();
-        let shared = Shared { repository, running, progress, damaged, referred, reclaiming };
+        let (gc_running, merging, running) = Default::default();
+        let shared =
+            Shared { repository, running, progress, damaged, referred, gc_running, merging };
         Ok(RepositoryWriter { shared: Arc::new(shared) })
     }
 
-    /// Whether a write has failed: this writer takes no more.
+    /// Whether a write has failed. This writer then refuses all writes.
     pub fn has_failed(&self) -> bool {
-        self.shared.progress.lock().failed
+        self.shared.progress.lock().failure.is_some()
     }
 
-    /// The repository; it reads what this writer has committed.
+    /// The repository; it sees everything that this writer has committed.
     pub fn repository(&self) -> &Arc<Repository> {
         &self.shared.repository
     }
@@ -200,17 +141,17 @@ impl RepositoryWriter {
     /// Adds a point to the catalog. Atomic, and durable on return.
     ///
     /// # Errors
-    /// `AlreadyExists` where the name is taken, `InvalidInput` for a document
-    /// out of its bounds, `NoSpace`.
+    /// `AlreadyExists` if the name is taken; `InvalidInput` if the document is out of its bounds;
+    /// `NoSpace`.
     pub fn put_point(&self, document: &PointDocument) -> Result<()> {
         self.put_point_with_files(document, None)
     }
 
-    /// The same for a point that carries files: `files` is what
-    /// [`Repository::point_files`] gives back, in at most 16 MiB.
+    /// [`RepositoryWriter::put_point`] for a point that carries files: [`Repository::point_files`]
+    /// returns `files`, at most 16 MiB.
     ///
     /// # Errors
-    /// As of [`RepositoryWriter::put_point`].
+    /// As [`RepositoryWriter::put_point`].
     pub fn put_point_with_files(
         &self,
         document: &PointDocument,
@@ -225,15 +166,17 @@ impl RepositoryWriter {
         let marker = repository.prepare_point_marker(document, files)?;
         repository.commit(batch)?;
         marker.commit();
+        drop(progress);
+        self.merge_small_files();
         Ok(())
     }
 
-    /// Replaces documents of points by others that stand for the same contents.
-    /// Atomic, and durable on return.
+    /// Replaces documents of points with documents of the same content. Atomic, and durable on
+    /// return.
     ///
     /// # Errors
-    /// `NotFound` where one of the points is not there, `InvalidInput` for a document
-    /// out of its bounds, `NoSpace`.
+    /// `NotFound` if one of the points does not exist; `InvalidInput` if a document is out of its
+    /// bounds; `NoSpace`.
     pub fn replace_points(&self, documents: &[PointDocument]) -> Result<()> {
         let repository = self.repository();
         let mut progress = self.shared.progress.lock();
@@ -251,11 +194,16 @@ impl RepositoryWriter {
         self.flagged(Flag::Quarantined, names(true).collect(), names(false).collect(), || {
             repository.commit(batch)
         })?;
-        // Before anything goes that the documents of before referred to.
-        documents.iter().try_for_each(|document| repository.mark_point(document).map(|_| ()))
+        // Before anything is removed that the old documents named.
+        documents
+            .iter()
+            .try_for_each(|document| repository.mark_point(document, None).map(|_| ()))?;
+        drop(progress);
+        self.merge_small_files();
+        Ok(())
     }
 
-    /// Sets a flag of some points before `write`, and takes it back of others afterwards.
+    /// Sets a flag of some points before `write`, and removes it from others afterwards.
     fn flagged(
         &self,
         flag: Flag,
@@ -283,10 +231,10 @@ impl RepositoryWriter {
         })
     }
 
-    /// Protects points, or takes that back; all or none. Durable on return.
+    /// Protects points or removes their protection, all or none. Durable on return.
     ///
     /// # Errors
-    /// `NotFound` where one of them is not in the catalog; `NoSpace`.
+    /// `NotFound` if one of them is not in the catalog; `NoSpace`.
     pub fn set_protected(
         &self,
         points: &[(MachineName, PointName)],
@@ -299,19 +247,20 @@ impl RepositoryWriter {
             catalog::set_protected(repository, &mut batch, machine, point, is_protected)?;
         }
         progress.log_bytes += batch.bytes() as u64;
-        let (set, unset) = match is_protected {
-            true => (points.to_vec(), Vec::new()),
-            false => (Vec::new(), points.to_vec()),
+        let (set, unset) = if is_protected {
+            (points.to_vec(), Vec::new())
+        } else {
+            (Vec::new(), points.to_vec())
         };
         let write = || repository.commit(batch);
         self.flagged(Flag::Protected, set, unset, write)
     }
 
-    /// Removes points from the catalog, all of them or none, and with its last point
-    /// a machine. Durable on return. What they referred to stays until a gc.
+    /// Removes points from the catalog, all or none. A machine is removed with its last point.
+    /// Durable on return. Their chunks stay until a gc.
     ///
     /// # Errors
-    /// `NotFound` where one of them is not there; then nothing is removed.
+    /// `NotFound` if one of them does not exist; then nothing is removed.
     pub fn remove_points(&self, points: &[(MachineName, PointName)]) -> Result<()> {
         let repository = self.repository();
         let mut progress = self.shared.progress.lock();
@@ -326,12 +275,11 @@ impl RepositoryWriter {
         Ok(())
     }
 
-    /// Strikes off points that the catalog has lost: nothing says any more that they have
-    /// to be there. Durable on return. A bitmap that may count from one of them is refused
-    /// from then on.
+    /// Removes the markers of points that the catalog has lost. Durable on return. Afterwards, a
+    /// bitmap that may count from one of them is refused.
     ///
     /// # Errors
-    /// `Corrupt` where a machine's document does not authenticate; `NoSpace`.
+    /// `Corrupt` if a machine's document does not authenticate; `NoSpace`.
     pub fn forget_lost(&self, points: &[(MachineName, PointName)]) -> Result<()> {
         let repository = self.repository();
         let mut progress = self.shared.progress.lock();
@@ -347,27 +295,28 @@ impl RepositoryWriter {
         Ok(())
     }
 
-    /// Makes the counters of the store exact, durably: now, or, where disks are being
-    /// written, when one of them ends.
+    /// Makes the counters of the store exact, durably: now, or when a disk ends if disks are being
+    /// written.
     ///
-    /// Errors: as of reading and writing the database.
+    /// Errors: those of reading and writing the database.
     pub(crate) fn count_anew(&self) -> Result<()> {
         let running = self.shared.running.lock();
         let mut progress = self.shared.progress.lock();
-        match running.is_any() {
-            true => progress.is_to_be_counted = true,
-            false => progress.state.count_anew(self.repository())?,
+        if running.is_any() {
+            progress.is_to_be_counted = true
+        } else {
+            progress.state.count_anew(self.repository())?
         }
         Ok(())
     }
 
-    /// Starts one disk of a backup: `base` with what will be written; a point or a
-    /// session names it for as long as this writer is open. Beyond the end of `base`, and
-    /// everywhere without one, the disk starts as a hole. Other disks may be written at the
-    /// same time, from other threads or the same one.
+    /// Starts one disk of a backup, as `base` plus the writes. A point or session must name `base`
+    /// as long as this writer is open. Beyond the end of `base`, and without a base, the disk
+    /// starts as a hole. Other disks may be written at the same time, from the same or other
+    /// threads.
     ///
     /// # Errors
-    /// `Poisoned` after a failed write, `InvalidInput` for a size that is not possible.
+    /// The failure of an earlier write of any disk; `InvalidInput` for an impossible size.
     pub fn disk_writer(
         &self,
         base: Option<MapRoot>,
@@ -384,64 +333,12 @@ impl Shared {
     }
 }
 
-/// What is lost may be given up, and the rest go on.
-pub(crate) fn advise_repair(error: Error) -> Error {
-    // Some damage is told with its way out already.
-    let is_advised = error.full_message().contains("coldrise repair");
-    match error.kind() {
-        ErrorKind::Corrupt if !is_advised => {
-            error.context("the database is damaged: run coldrise repair")
-        }
-        ErrorKind::NoSpace => error.context(
-            "the drive is full, and to open the repository for writing takes up to 1 MiB: make \
-             room for that; then coldrise gc gives back what nothing refers to",
-        ),
-        _ => error,
-    }
-}
-
-/// The lock of the only writer.
-pub(crate) struct WriterLock(File);
-
-impl Drop for WriterLock {
-    /// To close the file is not enough: a child that another thread starts at this moment
-    /// has it, too, until it runs its own program.
-    fn drop(&mut self) {
-        let _ = flock(&self.0, FlockOperation::Unlock);
-    }
-}
-
-pub(crate) fn lock_for_writing(path: &Path) -> Result<WriterLock> {
-    use std::os::unix::fs::OpenOptionsExt;
-    let name = path.join(LOCK_NAME);
-    let what = || format!("locking {}", name.display());
-    let file = std::fs::OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .mode(0o600)
-        .open(&name)
-        .context(what)?;
-    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(WriterLock(file)),
-        Err(rustix::io::Errno::WOULDBLOCK) => Err(Error::new(
-            ErrorKind::Busy,
-            format!(
-                "another process is writing the repository {}: wait for it to end, or stop it",
-                path.display()
-            ),
-        )),
-        Err(error) => Err(std::io::Error::from(error)).context(what),
-    }
-}
-
-/// Removes what an interrupted writer left, and returns where to go on.
+/// Removes the remains of an interrupted writer and returns the state to continue from.
 ///
-/// Chunks and pages from the committed state's ids on were never named by a
-/// commit: nothing refers to them. Their ids are skipped all the same, so that
-/// no id that was ever in the store names two contents. It does not matter
-/// where a crash interrupts this: files first go, and as long as the state is
-/// not committed the next writer does it all again.
+/// No commit names chunks and pages at or above the committed state's next ids, so nothing refers
+/// to them. Their ids are skipped all the same, so that no id ever stands for two contents. A crash
+/// may interrupt this anywhere: the files are deleted first, and until the state is committed the
+/// next writer repeats everything.
 fn recover(repository: &Repository) -> Result<StoreState> {
     let mut state = StoreState::read(repository)?;
     let database = repository.database();
@@ -456,7 +353,7 @@ fn recover(repository: &Repository) -> Result<StoreState> {
         let after = last
             .checked_add(1)
             .ok_or_else(|| Error::new(ErrorKind::Corrupt, "the ids of the store are used up"))?;
-        tracing::info!(?family, from, to = last, "removing what was not committed");
+        tracing::info!(family = family.name(), from, to = last, "removing what was not committed");
         database.delete_files_in_range(family, &from.to_be_bytes(), &last.to_be_bytes())?;
         delete_from(database, family, from..=last)?;
         *next = after.max(*next);
@@ -470,8 +367,8 @@ fn recover(repository: &Repository) -> Result<StoreState> {
     Ok(state)
 }
 
-/// The last id that is stored from `next` on, as the files are listed: nobody reads what a
-/// killed backup has left, and what is damaged of it is to go all the same.
+/// The last stored id from `next` on, according to the manifest. The remains of a killed
+/// backup are not read, and damaged ones must be deleted too.
 fn last_from(database: &Database, family: Family, next: u64) -> Result<Option<u64>> {
     let mut cursor = database.cursor(family, ReadMode::Payload)?;
     // Not from the end: the last committed value may be damaged.
@@ -487,7 +384,7 @@ fn last_from(database: &Database, family: Family, next: u64) -> Result<Option<u6
     Ok(last.filter(|last| *last >= next))
 }
 
-/// Deletes what is left of these ids, one by one: see the read options of `Database`.
+/// Deletes the remaining ids one by one: see the read options of `Database`.
 fn delete_from(database: &Database, family: Family, ids: RangeInclusive<u64>) -> Result<()> {
     const IDS_PER_BATCH: usize = 100_000;
     let mut batch = database.batch();
@@ -512,7 +409,7 @@ fn delete_from(database: &Database, family: Family, ids: RangeInclusive<u64>) ->
         Ok(())
     };
     match delete_stored() {
-        // Whether it is there or not: nothing reads it any more.
+        // Delete it whether it exists or not: nothing reads it any more.
         Err(error) if error.kind() == ErrorKind::Corrupt => ids.into_iter().try_for_each(delete)?,
         done => done?,
     }
@@ -525,28 +422,12 @@ fn id_of_key(key: &[u8]) -> Result<u64> {
         .map_err(|_| Error::new(ErrorKind::Corrupt, "the store holds a key that is no id"))
 }
 
-/// Removes a folder, which may be gone already, and what is in it.
+/// Removes a folder and its content. The folder may be missing.
 pub(crate) fn remove_folder(path: &Path) -> Result<()> {
     match std::fs::remove_dir_all(path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
             Err(error).context(|| format!("removing {}", path.display()))
         }
         _ => Ok(()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_lock_is_given_back_although_a_child_has_its_file() {
-        let folder = tempfile::tempdir().unwrap();
-        let lock = lock_for_writing(folder.path()).unwrap();
-        let of_a_child = lock.0.try_clone().unwrap();
-        assert_eq!(lock_for_writing(folder.path()).err().unwrap().kind(), ErrorKind::Busy);
-        drop(lock);
-        lock_for_writing(folder.path()).unwrap();
-        drop(of_a_child);
     }
 }

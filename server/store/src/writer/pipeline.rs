@@ -1,5 +1,4 @@
-//! The threads that write, and what they share: one pipeline for all disks that are written at
-//! once.
+//! The threads that write, and their shared state: one pipeline for all disks being written.
 //!
 //! ```text
 //! disk ─┐                    ┌▶ worker ─┐
@@ -7,15 +6,15 @@
 //! disk ─┘  (bytes are here)  └▶ worker ─┘
 //! ```
 //!
-//! It starts with the first disk and ends with the last one. A job gets its turn when it is
-//! queued, with its bytes: no slow source holds a turn that others wait for. The steps of one
-//! disk stay in their order, because the committer takes all steps in the order of the queue.
+//! The pipeline starts with the first disk and ends with the last one. A job gets its turn when it
+//! is queued with its bytes, so a slow source never holds a turn that others wait for. The steps of
+//! one disk stay in order, because the committer takes all steps in the order of the queue.
 //!
-//! **What has a number is stored.** As soon as a new chunk has its id, another disk may find it
-//! in `Numbering::fresh` and name it in its map. So a worker carries a job through from there
-//! on, also when its disk was cancelled, and the committer stores its chunks. A failure behind
-//! that point, and any failure of the store, fails the pipeline as a whole: every disk, and the
-//! writer until it is reopened. A failure before it fails one disk.
+//! **A chunk with an id is always stored.** As soon as a new chunk has its id, another disk may
+//! find it in `Numbering::fresh` and name it in its map. From then on a worker finishes the job
+//! even if its disk was cancelled, and the committer stores its chunks. A failure after that point,
+//! or any failure of the store, fails the whole pipeline: every disk, and the writer until it is
+//! reopened. An earlier failure fails one disk.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -35,52 +34,52 @@ use super::commit::commit_all;
 use super::disk_run::DiskRun;
 use super::{worker, Shared};
 
-/// Buffers that are kept for another use, of each sort.
+/// Maximum number of buffers of each kind that are kept for reuse.
 const KEPT_BUFFERS: usize = 16;
-/// What one worker takes at once.
+/// Bytes that one worker takes at once.
 pub(super) const JOB_BYTES: usize = 1 << 20;
-/// Plaintext on its way, at most, besides one job per worker; of all disks together.
+/// Maximum plaintext in flight, for all disks together, besides one job per worker.
 const IN_FLIGHT_BYTES: u64 = 24 << 20;
 
 /// One piece of a disk on its way to a worker.
 pub(super) struct Job {
     pub(super) disk: Arc<DiskRun>,
-    /// Its place among the jobs, for handing out ids.
+    /// Its position among the jobs, for assigning ids.
     pub(super) turn: u64,
-    /// Its place among all steps, for the committer.
+    /// Its position among all steps, for the committer.
     pub(super) order: u64,
     pub(super) first_chunk: u64,
     pub(super) bytes: Arc<Vec<u8>>,
     pub(super) range: std::ops::Range<usize>,
 }
 
-/// A chunk that is new: its value ends at `value_end` in the step's values.
+/// A new chunk: its value ends at `value_end` in the step's values.
 pub(super) struct NewChunk {
     pub(super) id: ChunkId,
     pub(super) hash: ChunkHash,
     pub(super) value_end: usize,
 }
 
-/// A chunk that was damaged, as it is stored again.
+/// A damaged chunk that is stored again.
 pub(crate) struct HealedChunk {
     pub(crate) id: ChunkId,
     pub(crate) hash: ChunkHash,
     pub(crate) value: Vec<u8>,
 }
 
-/// What the committer does, in order.
+/// One step of the committer, executed in order.
 pub(super) enum Step {
-    /// Chunks for the map, 0 for a hole, and the values of the new ones.
+    /// Chunks for the map, with id 0 for a hole, and the values of the new ones.
     Chunks(Chunks),
     /// A hole.
     Holes { disk: Arc<DiskRun>, first_chunk: u64, count: u64 },
-    /// Nothing: the disk has failed or is cancelled.
+    /// Nothing, because the disk has failed or was cancelled.
     Nothing { bytes: u64 },
-    /// The disk is complete. Answered with its map once all of it is durable; without an
-    /// answer it has failed.
+    /// The disk is complete. The answer is its map, once all of it is durable; the channel closes
+    /// without an answer if the disk failed.
     Finish { disk: Arc<DiskRun>, answer: Sender<MapRoot> },
-    /// The disk was cancelled or has failed: its pages go. The end of the channel says that it
-    /// is done.
+    /// The disk was cancelled or has failed: its pages are deleted. The end of the channel signals
+    /// completion.
     Abandon { disk: Arc<DiskRun>, _done: Sender<MapRoot> },
 }
 
@@ -92,12 +91,12 @@ pub(super) struct Chunks {
     pub(super) new: Vec<NewChunk>,
     pub(super) values: Vec<u8>,
     pub(super) healed: Vec<HealedChunk>,
-    /// Plaintext.
+    /// Bytes of plaintext.
     pub(super) bytes: u64,
 }
 
 impl Step {
-    /// Plaintext that is on its way until this step is done.
+    /// Plaintext that stays in flight until this step is done, in bytes.
     pub(super) fn bytes(&self) -> u64 {
         match self {
             Step::Chunks(Chunks { bytes, .. }) | Step::Nothing { bytes } => *bytes,
@@ -106,15 +105,15 @@ impl Step {
     }
 }
 
-/// Which content has which id, as long as the dedup family may not know it.
+/// The ids of contents that the dedup family may not have yet.
 pub(super) struct Numbering {
     /// The job whose turn it is.
     pub(super) turn: u64,
     pub(super) next_chunk: ChunkId,
-    /// New contents of this commit and the one before: a worker that looked
-    /// into the dedup family before a commit still finds here what it missed.
+    /// New contents of this commit and the one before. A worker that looked into the dedup family
+    /// before a commit still finds the missed contents here.
     pub(super) fresh: HashMap<ChunkHash, ChunkId>,
-    /// Of the last commit; they leave `fresh` with the next one.
+    /// Contents of the last commit; they leave `fresh` with the next one.
     committed: Vec<ChunkHash>,
 }
 
@@ -123,7 +122,7 @@ pub(super) struct Pipeline {
     pub(super) chunk_size: usize,
     pub(super) numbering: Mutex<Numbering>,
     pub(super) turn_changed: Condvar,
-    /// Commits so far.
+    /// Number of commits so far.
     pub(super) commits: AtomicU64,
     queue: Mutex<Queue>,
     queue_changed: Condvar,
@@ -135,7 +134,7 @@ pub(super) struct Pipeline {
     failure: Mutex<Option<(ErrorKind, String)>>,
 }
 
-/// Plaintext on its way, in bytes.
+/// Plaintext in flight, in bytes.
 struct InFlight {
     bytes: u64,
     limit: u64,
@@ -145,7 +144,7 @@ struct Queue {
     waiting: VecDeque<Job>,
     next_turn: u64,
     next_order: u64,
-    /// To the committer; none when there will be no more.
+    /// The channel to the committer; `None` after the last step.
     steps: Option<Sender<(u64, Step)>>,
 }
 
@@ -177,14 +176,15 @@ impl Pipeline {
         self.is_failed.load(Ordering::Acquire)
     }
 
-    /// Remembers the first failure; no disk can be written any more.
+    /// Keeps the first failure. No disk can be written afterwards.
     pub(super) fn fail(&self, error: &Error) {
-        self.shared.progress.lock().failed = true;
-        self.failure.lock().get_or_insert_with(|| (error.kind(), error.full_message()));
+        let failure = (error.kind(), error.full_message());
+        self.shared.progress.lock().failure.get_or_insert_with(|| failure.clone());
+        self.failure.lock().get_or_insert(failure);
         self.is_failed.store(true, Ordering::Release);
     }
 
-    /// The failure of the pipeline, where there is one.
+    /// Returns the failure of the pipeline, if there is one.
     pub(super) fn check(&self) -> Result<()> {
         match &*self.failure.lock() {
             Some((kind, message)) => Err(Error::new(*kind, message.clone())),
@@ -192,7 +192,7 @@ impl Pipeline {
         }
     }
 
-    /// Queues a piece of a disk. Waits until little enough is on its way.
+    /// Queues a piece of a disk. Blocks while too many bytes are in flight.
     pub(super) fn push_job(
         &self,
         disk: &Arc<DiskRun>,
@@ -217,24 +217,24 @@ impl Pipeline {
         self.queue_changed.notify_one();
     }
 
-    /// Queues what needs no worker.
+    /// Queues a step that needs no worker.
     pub(super) fn push_step(&self, step: Step) {
         let mut queue = self.queue.lock();
         let order = queue.next_order;
         queue.next_order += 1;
         if let Some(steps) = &queue.steps {
-            // Where the committer is gone the pipeline has failed, and says so.
+            // If the committer has ended, the pipeline has failed and reports it.
             let _ = steps.send((order, step));
         }
     }
 
-    /// So many bytes are not on their way any more.
+    /// Subtracts bytes from the plaintext in flight.
     pub(super) fn leave(&self, bytes: u64) {
         self.in_flight.lock().bytes -= bytes;
         self.in_flight_changed.notify_all();
     }
 
-    /// The next job; none when there will be no more.
+    /// The next job; `None` after the last one.
     pub(super) fn next_job(&self) -> Option<Job> {
         let mut queue = self.queue.lock();
         loop {
@@ -251,7 +251,8 @@ impl Pipeline {
         self.queue_changed.notify_all();
     }
 
-    /// Forgets what was committed one commit ago; `committed` is what now is.
+    /// Removes the contents of the commit before last from `fresh`; `committed` are those of the
+    /// last commit.
     pub(super) fn forget_committed(&self, committed: Vec<ChunkHash>) {
         let mut numbering = self.numbering.lock();
         let old = std::mem::replace(&mut numbering.committed, committed);
@@ -306,19 +307,16 @@ impl Running {
 }
 
 impl Shared {
-    /// One disk more; at least `threads` workers. Paired with [`Shared::leave_pipeline`].
+    /// Adds a disk; at least `threads` workers run then. Paired with [`Shared::leave_pipeline`].
     ///
     /// # Errors
-    /// `Poisoned` after a failed write; `Io` where no thread can be started.
+    /// The failure of an earlier write of any disk; `Io` if no thread can be started.
     pub(super) fn enter_pipeline(self: &Arc<Self>, threads: usize) -> Result<Arc<Pipeline>> {
         let mut running = self.running.lock();
         let state = {
             let progress = self.progress.lock();
-            if progress.failed {
-                return Err(Error::new(
-                    ErrorKind::Poisoned,
-                    "an earlier write has failed: open the repository again",
-                ));
+            if let Some((kind, message)) = &progress.failure {
+                return Err(Error::new(*kind, message.clone()));
             }
             progress.state
         };
@@ -359,7 +357,7 @@ impl Shared {
         Ok(pipeline)
     }
 
-    /// One disk less. The last one ends the threads and takes over what they have come to.
+    /// Removes a disk. The last one ends the threads and takes over their resulting state.
     pub(super) fn leave_pipeline(&self) {
         let mut running = self.running.lock();
         let Some(mut current) = running.0.take() else { return };
@@ -380,11 +378,14 @@ impl Shared {
         let mut progress = self.progress.lock();
         match state {
             Ok(state) => progress.state = state,
-            Err(_) => progress.failed = true,
+            Err(_) => {
+                let failure = (ErrorKind::Internal, "the committer panicked".to_owned());
+                progress.failure.get_or_insert(failure);
+            }
         }
-        // Ids that were handed out stay used.
+        // Assigned ids stay used.
         progress.state.next_chunk = progress.state.next_chunk.max(next_chunk);
-        if std::mem::take(&mut progress.is_to_be_counted) && !progress.failed {
+        if std::mem::take(&mut progress.is_to_be_counted) && progress.failure.is_none() {
             progress.state.count_after_gc(&self.repository);
         }
     }

@@ -1,18 +1,19 @@
-//! What this writer refers to and no restore point names yet, against a gc beside it.
+//! The chunks and pages that this writer refers to before a restore point names them. They protect
+//! a backup from a gc that runs beside it.
 //!
-//! A gc knows what points, sessions and leases name. What a backup has stored so far,
-//! and which of the chunks that were there before it found to be its own content, only
-//! the writer knows. Three rules, so that nothing goes that a backup needs:
+//! A gc knows what points, sessions and leases name. Only the writer knows what a backup has stored
+//! so far, and which older chunks it has found to equal its own content. Three rules keep
+//! everything that a backup needs:
 //!
-//! 1. Whatever this writer has stored itself stays: ids ascend, and all from the first
-//!    on that was free when it was opened are its own.
-//! 2. A chunk that was there before is *claimed* before its id gets into a map.
-//! 3. A gc *condemns* what goes in one step, before it deletes the first dedup entry:
-//!    what was claimed until then stays, and what it condemned is claimed by nobody
-//!    afterwards. Whoever had just found it in the dedup index stores it anew.
+//! 1. Everything that this writer has stored stays. Ids ascend, so it owns all ids from the first
+//!    one that was free when it was opened.
+//! 2. An older chunk is *claimed* before its id gets into a map.
+//! 3. A gc *condemns* all chunks that it will remove in one step, before it deletes the first dedup
+//!    entry. Chunks claimed until then stay. A condemned chunk can no longer be claimed; a worker
+//!    that has just found one in the dedup index stores the content again.
 //!
-//! What was condemned once stays so for as long as the writer is open, even where the
-//! gc was interrupted: no look-up is so slow that it misses the rule.
+//! A condemned chunk stays condemned as long as the writer is open, even if the gc was interrupted.
+//! So a slow look-up cannot bypass the rule.
 
 use std::sync::Arc;
 
@@ -62,21 +63,19 @@ impl Referred {
         self.first_page
     }
 
-    /// Claims chunks that were found in the dedup index. Those that are not to be had
-    /// any more become 0.
+    /// Claims chunks that were found in the dedup index. Condemned ones become 0.
     pub(super) fn claim<'ids>(&self, ids: impl Iterator<Item = &'ids mut ChunkId>) {
         let mut claims = self.claims.lock();
         for id in ids.filter(|id| **id != 0 && **id < self.first_chunk) {
-            match claims.condemned.iter().any(|condemned| condemned(*id)) {
-                true => *id = 0,
-                false => {
-                    claims.chunks.insert(*id);
-                }
+            if claims.condemned.iter().any(|condemned| condemned(*id)) {
+                *id = 0
+            } else {
+                claims.chunks.insert(*id);
             }
         }
     }
 
-    /// Condemns what `choose` says, which hears what is claimed. Nothing is claimed
+    /// Condemns the chunks that `choose` selects; it receives the claimed ones. Nothing is claimed
     /// meanwhile.
     pub(crate) fn condemn<T>(&self, choose: impl FnOnce(&RoaringTreemap) -> (Condemned, T)) -> T {
         let mut claims = self.claims.lock();
@@ -85,9 +84,8 @@ impl Referred {
         chosen
     }
 
-    /// Whoever replaces or deletes entries of the dedup index by what it read there
-    /// holds this meanwhile, and so does a commit: no entry is deleted that was just
-    /// made to name a new chunk.
+    /// Held by a commit, and by every change of dedup entries that depends on what was read there.
+    /// So an entry that was just pointed at a new chunk is not deleted.
     pub(crate) fn changing_index(&self) -> MutexGuard<'_, ()> {
         self.index.lock()
     }
@@ -110,7 +108,7 @@ mod tests {
             .condemn(|claimed| (Arc::new(|id| id < 50), claimed.iter().collect::<Vec<_>>()));
         assert_eq!(claimed, [5]);
         assert_eq!(claim(vec![7, 60, 130]), [0, 60, 130]);
-        // A second gc does not make it forget the first one.
+        // A second gc keeps the first one's condemned chunks.
         referred.condemn(|_claimed| (Arc::new(|id| id == 70), ()));
         assert_eq!(claim(vec![7, 70, 80]), [0, 0, 80]);
     }

@@ -1,4 +1,4 @@
-//! Where a backup goes: to the writer of this process, or to the one of another process.
+//! The target of a backup: the writer of this process or of another process.
 
 use coldrise_block::Result;
 
@@ -13,7 +13,7 @@ pub trait BackupTarget: Sync {
     /// Starts one disk: see [`RepositoryWriter::disk_writer`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`RepositoryWriter::disk_writer`].
     fn start_disk(
         &self,
         base: Option<MapRoot>,
@@ -24,34 +24,34 @@ pub trait BackupTarget: Sync {
     /// Adds the point: see [`RepositoryWriter::put_point`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`RepositoryWriter::put_point`]; `NoSpace` if only the reserve of the drive is left.
     fn put_point(&self, document: &PointDocument) -> Result<()>;
 }
 
-/// Takes one disk. Dropped before its end it is cancelled.
+/// Takes one disk. Dropping it before its end cancels the disk.
 pub trait DiskTarget {
-    /// An empty buffer, used before where there is one.
+    /// An empty buffer, reused if possible.
     fn buffer(&mut self) -> Vec<u8>;
 
     /// See [`DiskWriter::write`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`DiskWriter::write`].
     fn write(&mut self, offset_bytes: u64, bytes: Vec<u8>) -> Result<()>;
 
     /// See [`DiskWriter::write_hole`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`DiskWriter::write_hole`].
     fn write_hole(&mut self, offset_bytes: u64, length_bytes: u64) -> Result<()>;
 
-    /// What has been done so far.
+    /// The counters so far.
     fn counts(&self) -> WriteCounts;
 
     /// See [`DiskWriter::finish`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`DiskWriter::finish`].
     fn finish(self: Box<Self>) -> Result<(MapRoot, WriteCounts)>;
 }
 
@@ -70,6 +70,10 @@ impl BackupTarget for RepositoryWriter {
     }
 
     fn put_point(&self, document: &PointDocument) -> Result<()> {
+        // The document contains the machine's configuration and is stored twice: in the catalog and
+        // in a marker.
+        let bytes = document.configuration.as_ref().map_or(0, |found| found.text.len() as u64);
+        self.repository().keep_reserve(2 * bytes, 2 * bytes)?;
         RepositoryWriter::put_point(self, document)
     }
 }

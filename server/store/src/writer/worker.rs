@@ -1,4 +1,4 @@
-//! Workers: from plaintext to numbered, compressed, encrypted values.
+//! Workers: turn plaintext into numbered, compressed, encrypted values.
 
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::atomic::Ordering;
@@ -36,9 +36,10 @@ pub(super) fn work(pipeline: &Pipeline, steps: &Sender<(u64, Step)>) {
         };
         let was_numbered = pass_turn(pipeline, job.turn);
         let step = encoded.unwrap_or_else(|error| {
-            match was_numbered {
-                true => pipeline.fail(&error),
-                false => job.disk.fail(error),
+            if was_numbered {
+                pipeline.fail(&error)
+            } else {
+                job.disk.fail(error)
             }
             Step::Nothing { bytes }
         });
@@ -50,7 +51,7 @@ pub(super) fn work(pipeline: &Pipeline, steps: &Sender<(u64, Step)>) {
     }
 }
 
-/// Ends the turn of a job, if that has not happened yet; true where it had.
+/// Ends the turn of a job unless it has already ended; returns true if it had.
 fn pass_turn(pipeline: &Pipeline, turn: u64) -> bool {
     let mut numbering = pipeline.numbering.lock();
     while numbering.turn < turn {
@@ -80,7 +81,7 @@ fn encode_job(pipeline: &Pipeline, encoder: &mut EncoderState, job: &Job) -> Res
     let mut chunks = Vec::with_capacity(bytes.len() / pipeline.chunk_size + 1);
     for chunk in bytes.chunks(pipeline.chunk_size) {
         if chunk.len() < pipeline.chunk_size {
-            // The end of the disk: the rest of its last chunk is zeroes.
+            // At the end of the disk, the rest of the last chunk is zeroes.
             tail = chunk.to_vec();
             tail.resize(pipeline.chunk_size, 0);
         }
@@ -111,16 +112,16 @@ fn encode_job(pipeline: &Pipeline, encoder: &mut EncoderState, job: &Job) -> Res
         };
         ids.push(content.id);
         if content.is_new {
-            let sealer = &repository.keys().chunks;
-            repository.codec().encode(encoder, sealer, content.id, chunk, &mut values)?;
+            let aead = &repository.keys().chunks;
+            repository.codec().encode(encoder, aead, content.id, chunk, &mut values)?;
             let value_end = values.len();
             new.push(NewChunk { id: content.id, hash: content.hash, value_end });
         } else {
             counts.known_chunks += 1;
             if pipeline.shared.damaged.holds(&content.hash, content.id) {
                 let mut value = Vec::new();
-                let sealer = &repository.keys().chunks;
-                repository.codec().encode(encoder, sealer, content.id, chunk, &mut value)?;
+                let aead = &repository.keys().chunks;
+                repository.codec().encode(encoder, aead, content.id, chunk, &mut value)?;
                 healed.push(HealedChunk { id: content.id, hash: content.hash, value });
             }
         }
@@ -141,8 +142,8 @@ fn look_up(pipeline: &Pipeline, contents: &mut [Option<Content>]) -> Result<()> 
     Ok(())
 }
 
-/// Waits for the job's turn, so that ids ascend along the disk, and gives an
-/// id to every content that has none. An error leaves the turn as it is.
+/// Waits for the job's turn, so that ids ascend along the disk, and gives an id to every content
+/// without one. An error leaves the turn unchanged.
 fn number(
     pipeline: &Pipeline,
     turn: u64,
@@ -153,8 +154,8 @@ fn number(
     while numbering.turn < turn {
         pipeline.turn_changed.wait(&mut numbering);
     }
-    // After two commits `fresh` may have forgotten what was committed after
-    // the look-up. No commit ends while the lock is held.
+    // After two commits, `fresh` may no longer have contents that were committed after the look-up.
+    // No commit ends while the lock is held.
     if pipeline.commits.load(Ordering::Acquire) >= seen_commits + 2 {
         look_up(pipeline, contents)?;
     }

@@ -1,4 +1,4 @@
-//! What the tests of the store share.
+//! Shared helpers of the store's tests.
 #![allow(dead_code)]
 
 use std::path::Path;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use coldrise_store::*;
 use tempfile::TempDir;
 
-/// 4 KiB chunks make many chunks of few bytes.
+/// 4 KiB chunks give many chunks in few bytes.
 pub const CHUNK: usize = 4096;
 
 pub struct Store {
@@ -23,9 +23,10 @@ impl Store {
     pub fn with(chunk_size_bytes: u32, compression: Compression, encrypted: bool) -> Store {
         let directory = TempDir::new().unwrap();
         let passphrase = encrypted.then(|| Passphrase::new(b"correct horse".to_vec()).unwrap());
-        let source = match encrypted {
-            true => PassphraseSource::Command("echo correct horse".into()),
-            false => PassphraseSource::None,
+        let source = if encrypted {
+            PassphraseSource::Command("echo correct horse".into())
+        } else {
+            PassphraseSource::None
         };
         let store = Store { directory, source };
         let options =

@@ -1,9 +1,9 @@
-//! What `coldrise serve nfs` and `coldrise boot --over nfs` need.
+//! The requirements of `coldrise serve nfs` and `coldrise boot --over nfs`.
 
 use coldrise_block::Result;
 
 use super::{Findings, Status};
-use crate::{ganesha, own_network, qemu};
+use crate::{ganesha, netns, qemu};
 
 /// Only NFS needs these programs, so a missing one is not a failure.
 pub(super) fn check(found: &mut Findings) {
@@ -13,18 +13,21 @@ pub(super) fn check(found: &mut Findings) {
     add(found, "nfs-ganesha", ganesha::check_version().map(|()| fits), SERVER);
     let fsal = ganesha::fsal().map(|file| file.display().to_string());
     add(found, "nfs-ganesha FSAL", fsal, SERVER);
-    let rpcbind = ganesha::check_rpcbind().map(|runs| match runs {
-        true => "runs".to_owned(),
-        false => "is started with the NFS server".to_owned(),
+    let rpcbind = ganesha::check_rpcbind().map(|runs| {
+        if runs {
+            "runs".to_owned()
+        } else {
+            "is started with the NFS server".to_owned()
+        }
     });
     add(found, "rpcbind", rpcbind, "needed for NFSv3");
     let driver = qemu::check_nfs_driver().map(|()| "is installed".to_owned());
     add(found, "QEMU's NFS driver", driver, BOOT);
-    let ip = own_network::check_installed().map(|()| "is installed".to_owned());
+    let ip = netns::check_installed().map(|()| "is installed".to_owned());
     add(found, "ip", ip, BOOT);
 }
 
-/// The errors say themselves what to install.
+/// The errors say what to install.
 fn add(found: &mut Findings, check: &'static str, result: Result<String>, needed: &str) {
     match result {
         Ok(message) => found.ok(check, message),

@@ -1,4 +1,4 @@
-//! `coldrise fold`: sealed layers become deduplicated chunks.
+//! `coldrise fold`: turns sealed layers into deduplicated chunks.
 
 mod watch;
 
@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_ingest::{Phase, Progress, ProgressState};
-use coldrise_session::{Catalog, Folded};
+use coldrise_session::{Catalog, FoldReport};
 use coldrise_store::{Address, DiskDocument, PointDocument, PointOrigin, Repository, WriteOptions};
 use serde::Serialize;
 
@@ -22,8 +22,8 @@ use crate::units::{show_count, show_duration, show_size};
 ///
 /// A synthetic restore point consists of layers, which hold captured blocks as they were
 /// written. A fold compresses and deduplicates the blocks and frees the space of the layers.
-/// Nothing else changes, and machines keep running. Folding is optional. A served session keeps
-/// its layers until a fold runs after the session is closed.
+/// Nothing else changes, and machines keep running: the process that serves a session continues
+/// on the chunks. Folding is optional.
 #[derive(Debug, Args)]
 pub(crate) struct FoldArguments {
     /// Fold only these restore points: MACHINE/POINT. Default: all synthetic restore points.
@@ -49,7 +49,7 @@ struct Done {
     removed_layers: u64,
     removed_bytes: u64,
     stored_bytes: u64,
-    /// Sessions that keep layers because they are being served.
+    /// Sessions that keep layers: the processes that serve them did not move them.
     served_sessions: u64,
     elapsed_ms: u64,
 }
@@ -102,7 +102,7 @@ fn report(invocation: &Invocation, mut done: Done) -> Report {
 }
 
 impl Done {
-    fn add(&mut self, address: String, folded: &Folded) {
+    fn add(&mut self, address: String, folded: &FoldReport) {
         self.removed_layers += folded.removed_layers;
         self.removed_bytes += folded.removed_bytes;
         self.stored_bytes += folded.stored_bytes;
@@ -118,7 +118,7 @@ impl Done {
     }
 }
 
-/// The points that have layers, the oldest first: what lies below several is folded
+/// The points with layers, the oldest first: a layer that several points share is folded
 /// once.
 fn chosen(repository: &Arc<Repository>, addresses: &[Address]) -> Result<Vec<PointDocument>> {
     let catalog = Catalog::new(repository);
@@ -134,15 +134,14 @@ fn chosen(repository: &Arc<Repository>, addresses: &[Address]) -> Result<Vec<Poi
         };
         let point = catalog.point(machine, selector)?;
         if let PointOrigin::Backup { .. } = point.origin {
-            let message =
-                format!("{address} is a backup: it has no layers, there is nothing to do");
+            let message = format!("{address} is a backup: it has no layers to fold");
             return Err(Error::new(ErrorKind::InvalidInput, message));
         }
         points.push(point);
     }
     points.retain(|point| point.disks.iter().any(|disk| !disk.layers.is_empty()));
     if addresses.is_empty() {
-        // What cannot be read whole cannot be folded.
+        // An incompletely readable point cannot be folded.
         points.retain(|point| point.quarantine.is_none());
     }
     points.sort_by(|a, b| (&a.machine, &a.point).cmp(&(&b.machine, &b.point)));
@@ -189,10 +188,11 @@ fn text(done: &Done, invocation: &Invocation) -> String {
     );
     if done.served_sessions > 0 {
         text.push_str(&format!(
-            "\n{} being served and keeps its layers: fold again once it is closed",
+            "\n{} the folded layers, because the process that serves it did not release them: see \
+             the warnings, and fold the next restore point sealed from it",
             match done.served_sessions {
-                1 => "1 session is".to_owned(),
-                more => format!("{more} sessions are"),
+                1 => "1 session keeps".to_owned(),
+                more => format!("{more} sessions keep"),
             }
         ));
     }

@@ -1,4 +1,4 @@
-//! Folding in the background, whenever something was sealed.
+//! Folds in the background after each seal.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use coldrise_block::{ErrorKind, Result};
-use coldrise_session::{BackgroundTurn, BackgroundWork};
+use coldrise_session::{BackgroundLock, BackgroundWork};
 use coldrise_store::{MachineName, PointName, Repository, WriteOptions};
 
 use super::{chosen, Done};
@@ -17,24 +17,24 @@ const LOOK: Duration = Duration::from_millis(50);
 
 type Name = (MachineName, PointName);
 
-/// How a turn has ended.
+/// The result of one turn.
 enum Turn {
-    /// There may be more to do.
-    Folded,
-    /// There is nothing to do.
+    /// There may be more points to fold.
+    FoldReport,
+    /// There are no points to fold.
     Idle,
-    /// Somebody else has the repository, or wants it.
+    /// Another process writes to the repository, or waits to.
     GaveWay,
 }
 
-/// Folds existing points, then new ones, until it is asked to end.
+/// Folds existing points, then new ones, until it receives a signal to end.
 pub(super) fn watch(
     invocation: &Invocation,
     interval: Duration,
     end: &Arc<AtomicBool>,
     done: &mut Done,
 ) -> Result<()> {
-    // Every other program gets the processor first.
+    // All other programs have priority on the processor.
     if let Err(error) = rustix::process::nice(19) {
         tracing::debug!(%error, "the priority stays");
     }
@@ -42,7 +42,7 @@ pub(super) fn watch(
     let mut failed = HashSet::new();
     while !end.load(Ordering::Relaxed) {
         let pause = match turn(invocation, &repository, end, &mut failed, done)? {
-            Turn::Folded => continue,
+            Turn::FoldReport => continue,
             Turn::GaveWay => interval.min(Duration::from_secs(1)),
             Turn::Idle => interval,
         };
@@ -72,7 +72,7 @@ fn turn(
     };
     points.retain(|point| !failed.contains(&(point.machine.clone(), point.point.clone())));
     let Some(point) = points.first() else { return Ok(Turn::Idle) };
-    let Some(turn) = BackgroundTurn::begin(repository.path(), BackgroundWork::Fold)? else {
+    let Some(turn) = BackgroundLock::begin(repository.path(), BackgroundWork::Fold)? else {
         return Ok(Turn::GaveWay);
     };
     let ((), writer) = match invocation.open_in_background(|| Ok(())) {
@@ -88,10 +88,10 @@ fn turn(
         Ok(folded) => {
             tracing::info!(%address, stored_bytes = folded.stored_bytes, "folded");
             done.add(address, &folded);
-            Ok(Turn::Folded)
+            Ok(Turn::FoldReport)
         }
         Err(error) if error.kind() == ErrorKind::Interrupted => Ok(Turn::GaveWay),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(Turn::Folded),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(Turn::FoldReport),
         Err(error) => {
             tracing::warn!(%address, error = %error.full_message(), "was not folded");
             if error.kind() != ErrorKind::NoSpace {

@@ -1,5 +1,5 @@
-//! `coldrise repair`: damaged chunks are found, and healed from sources that still hold
-//! what they held.
+//! `coldrise repair`: finds damaged chunks, and heals them from sources that still have
+//! their content.
 
 mod other;
 
@@ -10,15 +10,17 @@ use clap::Args;
 use coldrise_block::{ErrorKind, Result};
 use coldrise_ingest::source::SourceOptions;
 use coldrise_ingest::{check_source, heal, SourceSpec};
-use coldrise_session::{settle_quarantine, InUse, Inventory, Settled};
+use coldrise_session::{
+    joined, settle_quarantine, InUse, Inventory, ProgressSum, QuarantineReport,
+};
 use coldrise_store::{
-    Affected, CatalogDamage, Coverage, Reachable, Reopened, RepairReport, Repository,
+    Affected, CatalogDamage, Coverage, Reachable, ReopenReport, RepairReport, Repository,
     RepositoryWriter, VerifyOptions,
 };
 use serde::Serialize;
 
 use crate::invocation::Invocation;
-use crate::progress::{ProgressView, VerifyView};
+use crate::progress::ProgressView;
 use crate::report::Report;
 use crate::signals::cancel_flag;
 use crate::units::{show_count, show_duration, show_size};
@@ -56,7 +58,7 @@ pub(crate) struct RepairArguments {
     quarantine: bool,
 }
 
-/// What progress and errors call a source.
+/// The name of a source in progress and errors.
 const SOURCE_NAME: &str = "source";
 
 fn parse_source(text: &str) -> std::result::Result<SourceSpec, String> {
@@ -67,26 +69,28 @@ fn parse_source(text: &str) -> std::result::Result<SourceSpec, String> {
 struct Repaired {
     damaged_chunks: u64,
     healed_chunks: u64,
-    /// Unreferenced chunks, which no later backup reuses; not counted above.
+    /// Unreferenced chunks; no later backup reuses them. Not counted above.
     unreferenced_chunks: u64,
-    /// Still damaged; they heal when a backup or a source has their content.
+    /// Still damaged; they heal if a backup or a source has their content.
     healable_chunks: u64,
-    /// Of the database, with damage inside; and stretches in them that cannot be read.
+    /// Database files with damage inside, and the unreadable ranges in them.
     mended_files: u64,
     lost_blocks: u64,
-    /// Of the database, that were missing, or of which nothing can be read.
+    /// Database files that are missing or completely unreadable.
     dropped_files: u64,
-    /// Of the database's files.
+    /// Rebuilt lists of the database's files.
     is_list_new: bool,
-    /// Of the deduplication index.
+    /// Entries of the deduplication index.
     removed_entries: u64,
     added_entries: u64,
-    /// Of points and sessions: those were missing or could not be read.
+    /// Recreated markers of points and sessions: they were missing or unreadable.
     made_markers: u64,
-    /// What nothing can heal, of chunks and of captured blocks.
+    /// Points that the catalog had lost, restored from their markers.
+    restored_points: u64,
+    /// Damage in chunks and captured blocks that nothing can heal.
     lost: Vec<Affected>,
     damaged_documents: Vec<CatalogDamage>,
-    /// Points that were set aside, and that are whole again.
+    /// Points that were quarantined, and points that are complete again.
     quarantined: Vec<String>,
     released: Vec<String>,
     is_clean: bool,
@@ -106,17 +110,17 @@ pub(crate) fn run(invocation: &Invocation, arguments: &RepairArguments) -> Resul
     match repair(invocation, arguments, &writer, other.as_ref(), &mut done, &cancel) {
         Ok(report) => Ok(report),
         Err(error) => {
-            // That stays done.
+            // The completed part stays done.
             done.lines().iter().for_each(|line| invocation.remark(line));
             Err(error)
         }
     }
 }
 
-/// The repairs that come before the healing of chunks.
+/// The repairs before the healing of chunks.
 #[derive(Default)]
 struct Done {
-    reopened: Reopened,
+    reopened: ReopenReport,
     made_markers: u64,
     report: RepairReport,
 }
@@ -132,8 +136,9 @@ fn repair(
     let inventory = Inventory::take(writer.repository(), cancel)?;
     let in_use = in_use(writer, cancel)?;
     let view = ProgressView::new(invocation);
-    let verify_view = VerifyView::new(&view, inventory.captured_bytes(writer.repository()));
-    let progress = |now| verify_view.chunks(now);
+    let progress = |part, now| view.verifying(part, now);
+    let sum = ProgressSum::new(inventory.captured_bytes(writer.repository()), &progress);
+    let progress = |now| sum.chunks(now);
     let coverage = Coverage::Everything;
     let options = VerifyOptions { coverage, threads: 0, cancel, progress: &progress };
     done.report = writer.find_damage(&inventory.disks(), in_use.as_ref(), &options)?;
@@ -147,10 +152,10 @@ fn repair(
         let affected = &report.found.affected;
         healed_chunks += other::heal(writer, other, affected, &view, cancel)?;
     }
-    let progress = |now| verify_view.captured(now);
+    let progress = |now| sum.captured_blocks(now);
     let options = VerifyOptions { progress: &progress, ..options };
     let layers = inventory.verify_layers(writer.repository(), &options)?;
-    let lost = [&report.lost[..], &layers.affected].concat();
+    let lost = joined([&report.lost[..], &layers.affected].concat());
     let settled = settle(writer, &inventory, &lost, arguments.quarantine, cancel)?;
     drop(view);
     let healable_chunks = writer.damaged_chunks();
@@ -168,6 +173,7 @@ fn repair(
         removed_entries: report.removed_entries,
         added_entries: report.added_entries,
         made_markers: done.made_markers,
+        restored_points: done.reopened.restored_points,
         lost,
         damaged_documents,
         quarantined: settled.quarantined,
@@ -188,7 +194,7 @@ impl Done {
     fn lines(&self) -> Vec<String> {
         let mut lines = Vec::new();
         let report = &self.report;
-        let Reopened { mended_files, lost_blocks, .. } = self.reopened;
+        let ReopenReport { mended_files, lost_blocks, .. } = self.reopened;
         if mended_files > 0 {
             let files = show_count(mended_files, "damaged file");
             let how = match lost_blocks {
@@ -213,8 +219,14 @@ impl Done {
             let markers = show_count(self.made_markers, "marker");
             lines.push(format!("{markers} of restore points and sessions recreated"));
         }
+        if self.reopened.restored_points > 0 {
+            let restored = self.reopened.restored_points;
+            let points = show_count(restored, "restore point");
+            let whose = if restored == 1 { "its marker" } else { "their markers" };
+            lines.push(format!("{points} restored from {whose}"));
+        }
         if self.reopened.is_list_new {
-            lines.push("the list of the database's files was made anew from the files".to_owned());
+            lines.push("the list of the database's files was rebuilt from the files".to_owned());
         }
         if self.reopened.dropped_files > 0 {
             let files = show_count(self.reopened.dropped_files, "file");
@@ -224,7 +236,7 @@ impl Done {
     }
 }
 
-/// Everything that a point, a session or a running program leads to; `None` if damage
+/// The chunks that points, sessions and running programs refer to; `None` if damage
 /// prevents the search.
 fn in_use(writer: &RepositoryWriter, cancel: &AtomicBool) -> Result<Option<Reachable>> {
     let repository = writer.repository();
@@ -236,14 +248,14 @@ fn in_use(writer: &RepositoryWriter, cancel: &AtomicBool) -> Result<Option<Reach
     }
 }
 
-/// Which points are set aside from now on, and which no longer.
+/// The points to quarantine, and those to release.
 fn settle(
     writer: &RepositoryWriter,
     inventory: &Inventory,
     lost: &[Affected],
     is_marking: bool,
     cancel: &AtomicBool,
-) -> Result<Settled> {
+) -> Result<QuarantineReport> {
     let mut affected = writer.unhealed(&inventory.disks(), cancel)?;
     affected.extend_from_slice(lost);
     settle_quarantine(writer, &affected, is_marking)
@@ -277,14 +289,14 @@ fn text(repaired: &Repaired, done: &Done, read: &str, invocation: &Invocation) -
         lines.push(format!("lost: {}: {}", document.what, document.reason));
     }
     let documents = &repaired.damaged_documents;
-    if !repaired.lost.is_empty() || documents.iter().any(|d| d.way_out().is_none()) {
-        lines.push("restore what these points still hold, and forget them".to_owned());
+    if !repaired.lost.is_empty() || documents.iter().any(|d| d.command().is_none()) {
+        lines.push("restore the readable parts of these points, and forget them".to_owned());
     }
-    let ways_out: Vec<String> = documents.iter().filter_map(CatalogDamage::way_out).collect();
+    let ways_out: Vec<String> = documents.iter().filter_map(CatalogDamage::command).collect();
     if !ways_out.is_empty() {
         lines.push(format!(
-            "what is missing cannot be restored from here. If no copy of the repository still \
-             has it, strike it off:\n  {}\nUntil then gc returns no space",
+            "no part of this repository still has it. If no copy of the repository has it either, \
+             give it up:\n  {}\nUntil then gc returns no space",
             ways_out.join("\n  ")
         ));
     }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use clap::Args;
 use coldrise_block::{ErrorKind, Result};
 use coldrise_ingest::{heal_from_disk, Phase, Progress, ProgressState};
-use coldrise_session::{open_point_disk, Held, Inventory};
+use coldrise_session::{open_point_disk, Inventory, ReadLease, VerifyPart};
 use coldrise_store::{
     Affected, OpenOptions, PassphraseSource, PointDocument, Repository, RepositoryWriter,
 };
@@ -43,7 +43,7 @@ pub(super) struct OtherArguments {
 }
 
 impl OtherArguments {
-    /// Opens it, where one is named.
+    /// Opens the repository that --from-repo names, if any.
     pub(super) fn open(&self, invocation: &Invocation) -> Result<Option<Arc<Repository>>> {
         let Some(path) = &self.from_repo else { return Ok(None) };
         let options = OpenOptions { cache_bytes: 0 };
@@ -79,11 +79,11 @@ pub(super) fn heal(
     if writer.damaged_chunks() == 0 {
         return Ok(0);
     }
-    let (mut inventory, _held) = Held::everything(other, PROGRAM, cancel)?;
+    let (mut inventory, _held) = ReadLease::everything(other, PROGRAM, cancel)?;
     inventory.points.sort_by(|a, b| b.point.cmp(&a.point));
     let mut healed = same_places(writer, other, &inventory, affected, view, cancel)?;
     if writer.damaged_chunks() > 0 && writer.can_heal_from(other) {
-        let progress = |now| view.verifying("chunks", now);
+        let progress = |now| view.verifying(VerifyPart::Chunks, now);
         healed += writer.heal_from(other, cancel, &progress)?;
     } else {
         for point in &inventory.points {
@@ -139,7 +139,7 @@ fn from_disk(
         return Ok(0);
     }
     let opened = match open_point_disk(other, point, &found.name) {
-        // Damaged there as well, or gone by now.
+        // Damaged there as well, or removed since.
         Err(error) if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::NotFound) => {
             return Ok(0)
         }

@@ -1,4 +1,4 @@
-//! `coldrise serve`: the repository over a network.
+//! `coldrise serve`: serves the repository over a network.
 
 mod nbd;
 mod nfs;

@@ -1,4 +1,4 @@
-//! `coldrise serve nbd`: the repository over NBD.
+//! `coldrise serve nbd`: serves the repository over NBD.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -15,7 +15,7 @@ use crate::signals::ChildSignals;
 use crate::socket_access::{parse_mode, SocketAccess, SocketOwner};
 use crate::units::parse_size;
 
-/// Where NBD is served when nothing else is said.
+/// The default address.
 pub(crate) const DEFAULT_ADDRESS: &str = "127.0.0.1:10809";
 
 /// Serve every restore point and session over NBD, until Ctrl-C.
@@ -90,6 +90,7 @@ pub(super) fn run(invocation: &Invocation, arguments: NbdArguments) -> Result<Re
         cache_bytes: arguments.cache.unwrap_or_else(default_cache_bytes),
         is_read_only: arguments.read_only,
         lists_formats: arguments.list_formats,
+        disconnects_at_end: true,
     };
     let mut signals = ChildSignals::catch()?;
     // Report errors of the repository or the passphrase here, with our own message.
@@ -106,10 +107,10 @@ pub(super) fn run(invocation: &Invocation, arguments: NbdArguments) -> Result<Re
     Ok(Report::done(&object, "ended"))
 }
 
-/// Refuses to serve the network in plain.
+/// Refuses to serve a network without TLS.
 fn check_address(address: SocketAddr, has_tls: bool) -> Result<SocketAddr> {
     if address.port() == 0 {
-        return Err(Error::new(ErrorKind::InvalidInput, "port 0 is no port: name one"));
+        return Err(Error::new(ErrorKind::InvalidInput, "port 0 is not a port: give another one"));
     }
     if !has_tls && !address.ip().is_loopback() {
         return Err(Error::new(

@@ -1,4 +1,4 @@
-//! `coldrise serve nfs`: the repository as an NFS datastore.
+//! `coldrise serve nfs`: serves the repository as an NFS datastore.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::report::{print_line, Report};
 use crate::signals::ChildSignals;
 use crate::units::parse_size;
 
-/// Where NFS is served when nothing else is said.
+/// The default address.
 const DEFAULT_NFS_ADDRESS: &str = "127.0.0.1:2049";
 
 /// Serve every restore point and session over NFS, until Ctrl-C.
@@ -70,13 +70,11 @@ pub(super) fn run(invocation: &Invocation, arguments: NfsArguments) -> Result<Re
     if arguments.mount_port == 0 || arguments.mount_port == arguments.listen.port() {
         return Err(Error::new(
             ErrorKind::InvalidInput,
-            format!("port {} is no port of its own for --mount-port", arguments.mount_port),
+            format!("--mount-port needs a port other than {}", arguments.mount_port),
         ));
     }
-    let allowed = match arguments.allow.is_empty() {
-        true => Client::this_machine().to_vec(),
-        false => arguments.allow,
-    };
+    let allowed =
+        if arguments.allow.is_empty() { Client::this_machine().to_vec() } else { arguments.allow };
     let options = NfsOptions {
         listen: arguments.listen,
         mount_port: arguments.mount_port,
@@ -120,24 +118,25 @@ fn announce(invocation: &Invocation, options: &NfsOptions) {
     }
 }
 
-/// How clients mount it.
+/// The commands with which clients mount it.
 fn mount_lines(options: &NfsOptions) -> Vec<(&'static str, String)> {
     let host = host(options.listen.ip());
     let (port, mount_port) = (options.listen.port(), options.mount_port);
     let mut lines = Vec::new();
-    // ESXi takes no port but the standard one.
+    // ESXi uses only the standard port.
     if port == 2049 && options.serves_v3 {
         let line = format!("esxcli storage nfs add -H {host} -s {PATH} -v coldrise");
         lines.push(("ESXi", line));
     } else if port == 2049 {
         lines.push(("ESXi", format!("esxcli storage nfs41 add -H {host} -s {PATH} -v coldrise")));
     }
-    let version = match options.serves_v4 {
-        true => format!("vers=4.1,port={port}"),
-        false => format!("vers=3,proto=tcp,nolock,port={port},mountport={mount_port}"),
+    let version = if options.serves_v4 {
+        format!("vers=4.1,port={port}")
+    } else {
+        format!("vers=3,proto=tcp,nolock,port={port},mountport={mount_port}")
     };
     lines.push(("Linux", format!("mount -t nfs -o {version} {host}:{PATH} /mnt")));
-    // QEMU asks rpcbind for the ports of NFSv3 and takes no options.
+    // QEMU asks rpcbind for the ports of NFSv3 and accepts no options.
     if options.serves_v3 {
         let line = format!("nfs://{host}{PATH}/live/SESSION/DISK.raw");
         lines.push(("QEMU", line));
@@ -145,7 +144,7 @@ fn mount_lines(options: &NfsOptions) -> Vec<(&'static str, String)> {
     lines
 }
 
-/// What clients write for the server.
+/// The server's address as clients write it.
 fn host(address: IpAddr) -> String {
     match address {
         address if address.is_unspecified() => "SERVER".to_owned(),
@@ -154,10 +153,10 @@ fn host(address: IpAddr) -> String {
     }
 }
 
-/// Refuses to serve the network to everybody: NFS believes what clients say of users.
+/// Refuses to serve a network without an allow list: NFS trusts its clients about user ids.
 fn check_address(address: SocketAddr, allowed: &[Client]) -> Result<()> {
     if address.port() == 0 {
-        return Err(Error::new(ErrorKind::InvalidInput, "port 0 is no port: name one"));
+        return Err(Error::new(ErrorKind::InvalidInput, "port 0 is not a port: give another one"));
     }
     if !address.ip().is_loopback() && allowed.is_empty() {
         return Err(Error::new(

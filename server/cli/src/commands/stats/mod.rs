@@ -8,12 +8,12 @@ use std::sync::Arc;
 
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_session::{shares, Catalog, MachineShares, PointShares, Shares, StoredBytes};
+use coldrise_session::{usage, Catalog, MachineUsage, PointUsage, StoredBytes, Usage};
 use coldrise_store::{CatalogDamage, IndexMemory, MachineName, MaxUnused, Quarantine, Repository};
 use serde::Serialize;
 
+use crate::gc_estimate::estimate_gc;
 use crate::invocation::Invocation;
-use crate::reclaimable::reclaimable;
 use crate::report::Report;
 use crate::signals::cancel_flag;
 use crate::units::saved_percent;
@@ -32,7 +32,7 @@ pub(crate) struct StatsArguments {
     machine: Option<MachineName>,
 }
 
-/// The repository. What takes space is in bytes on its disk.
+/// The whole repository. All sizes on disk are in bytes.
 #[derive(Serialize)]
 struct Stats {
     machines: u64,
@@ -40,12 +40,12 @@ struct Stats {
     sessions: u64,
     /// Sum of the sizes of all disks of all points.
     virtual_bytes: u64,
-    /// What the chunk maps of all points refer to: what a restore of every one of
-    /// them would read, holes left out, captured writes not counted.
+    /// The plaintext that the chunk maps of all points refer to: the total of restoring
+    /// each point, without holes and captured writes.
     recoverable_bytes: u64,
-    /// Plaintext of the chunks that are referred to: what deduplication left of it.
+    /// The plaintext of the referenced chunks: the rest after deduplication.
     unique_bytes: u64,
-    /// What those chunks take, compressed, encrypted and padded.
+    /// The stored size of these chunks: compressed, encrypted and padded.
     stored_bytes: u64,
     /// All stored chunks, unreferenced ones included.
     chunks: u64,
@@ -58,7 +58,7 @@ struct Stats {
     database_bytes: u64,
     /// Layers of captured writes.
     captured_bytes: u64,
-    /// Documents of sessions, side files, leases and the rest.
+    /// Documents of sessions, side files, leases and other files.
     other_bytes: u64,
     /// About the space that a gc would free; absent if unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -79,12 +79,14 @@ struct MachineStats {
     machine: String,
     virtual_bytes: u64,
     recoverable_bytes: u64,
-    /// The saving by equal chunks in its points.
+    /// The deduplication between the points of this machine.
     deduplication_percent: f64,
-    /// Of the chunks that no other machine refers to; absent where there are none.
+    /// The compression of the chunks that only this machine refers to; absent if there are
+    /// none.
     #[serde(skip_serializing_if = "Option::is_none")]
     compression_percent: Option<f64>,
-    /// What goes with all points of the machine: no other machine refers to it.
+    /// The space freed by removing all points of the machine: only this machine refers to
+    /// it.
     #[serde(flatten)]
     unique: Unique,
     points: Vec<PointStats>,
@@ -98,14 +100,14 @@ struct PointStats {
     is_protected: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     quarantine: Option<Quarantine>,
-    /// What goes with the point: no other point and no session refers to it.
+    /// The space freed by removing the point: no other point and no session refers to it.
     #[serde(flatten)]
     unique: Unique,
 }
 
 #[derive(Serialize)]
 struct Unique {
-    /// Chunks, about, and captured writes.
+    /// Chunks (estimated) and captured writes.
     unique_stored_bytes: u64,
     /// The captured writes among them.
     unique_captured_bytes: u64,
@@ -119,7 +121,7 @@ impl Unique {
 }
 
 impl PointStats {
-    fn new(point: &PointShares) -> PointStats {
+    fn new(point: &PointUsage) -> PointStats {
         let document = &point.document;
         let sizes = document.disks.iter().map(|disk| disk.size_bytes);
         PointStats {
@@ -134,20 +136,20 @@ impl PointStats {
 }
 
 impl MachineStats {
-    fn new(shares: &MachineShares, chunk_size_bytes: u64) -> MachineStats {
-        let points: Vec<PointStats> = shares.points.iter().map(PointStats::new).collect();
+    fn new(usage: &MachineUsage, chunk_size_bytes: u64) -> MachineStats {
+        let points: Vec<PointStats> = usage.points.iter().map(PointStats::new).collect();
         let recoverable_bytes = sum(points.iter().map(|point| point.recoverable_bytes));
-        let different_bytes = shares.chunks.saturating_mul(chunk_size_bytes);
-        let own_bytes = shares.unique_chunks.saturating_mul(chunk_size_bytes);
+        let different_bytes = usage.chunks.saturating_mul(chunk_size_bytes);
+        let own_bytes = usage.unique_chunks.saturating_mul(chunk_size_bytes);
         let compression_percent =
-            (own_bytes > 0).then(|| saved_percent(shares.unique.chunks_bytes, own_bytes));
+            (own_bytes > 0).then(|| saved_percent(usage.unique.chunks_bytes, own_bytes));
         MachineStats {
-            machine: shares.machine.to_string(),
+            machine: usage.machine.to_string(),
             virtual_bytes: sum(points.iter().map(|point| point.virtual_bytes)),
             recoverable_bytes,
             deduplication_percent: saved_percent(different_bytes, recoverable_bytes),
             compression_percent,
-            unique: Unique::new(shares.unique),
+            unique: Unique::new(usage.unique),
             points,
         }
     }
@@ -160,20 +162,17 @@ fn sum(numbers: impl Iterator<Item = u64>) -> u64 {
 pub(crate) fn run(invocation: &Invocation, arguments: &StatsArguments) -> Result<Report> {
     let repository = invocation.open()?;
     if let Some(machine) = &arguments.machine {
-        // Says which machines there are where this one is not.
+        // An error for an unknown machine names the existing ones.
         Catalog::new(&repository).check_machine(machine)?;
     }
-    let shares = shares(&repository, "stats")?;
+    let usage = usage(&repository, "stats")?;
     let chunk_size_bytes = u64::from(repository.chunk_size_bytes());
-    let machines = shares.machines.iter();
+    let machines = usage.machines.iter();
     let by_machine: Vec<MachineStats> =
         machines.map(|machine| MachineStats::new(machine, chunk_size_bytes)).collect();
-    let exit_code = match shares.damaged.is_empty() {
-        true => 0,
-        false => ErrorKind::Corrupt.exit_code(),
-    };
+    let exit_code = if usage.damaged.is_empty() { 0 } else { ErrorKind::Corrupt.exit_code() };
     let Some(machine) = &arguments.machine else {
-        let stats = of_repository(invocation, &repository, by_machine, shares)?;
+        let stats = of_repository(invocation, &repository, by_machine, usage)?;
         let text = text::of_repository(&stats);
         let mut answer = Report::answer(&stats, text);
         answer.exit_code = exit_code;
@@ -181,10 +180,10 @@ pub(crate) fn run(invocation: &Invocation, arguments: &StatsArguments) -> Result
     };
     let mut by_machine = by_machine.into_iter();
     let Some(stats) = by_machine.find(|stats| stats.machine == machine.as_str()) else {
-        let text = format!("the last restore point of {machine} was forgotten just now");
+        let text = format!("the last restore point of {machine} was forgotten a moment ago");
         return Err(Error::new(ErrorKind::NotFound, text));
     };
-    for damaged in &shares.damaged {
+    for damaged in &usage.damaged {
         invocation.remark(&text::damage(damaged));
     }
     let mut answer = Report::answer(&stats, text::of_machine(&stats));
@@ -196,13 +195,13 @@ fn of_repository(
     invocation: &Invocation,
     repository: &Arc<Repository>,
     by_machine: Vec<MachineStats>,
-    shares: Shares,
+    usage: Usage,
 ) -> Result<Stats> {
     let store = repository.stored_chunks()?;
     let nothing = HashSet::new();
     let (max_unused, cancel) = (MaxUnused::default(), cancel_flag()?);
-    let space = reclaimable(invocation, repository, &nothing, max_unused, &cancel)?;
-    // What waits for a gc is no failure of deduplication.
+    let space = estimate_gc(invocation, repository, &nothing, max_unused, &cancel)?;
+    // Data that waits for a gc does not count against deduplication.
     let chunks = space.as_ref().map_or(store.chunks, |space| space.chunks_in_use.min(store.chunks));
     let unique_bytes = chunks.saturating_mul(u64::from(repository.chunk_size_bytes()));
     let stored_bytes = u128::from(store.stored_bytes) * u128::from(chunks);
@@ -212,7 +211,7 @@ fn of_repository(
     Ok(Stats {
         machines: by_machine.len() as u64,
         points: sum(by_machine.iter().map(|machine| machine.points.len() as u64)),
-        sessions: shares.sessions,
+        sessions: usage.sessions,
         virtual_bytes: sum(by_machine.iter().map(|machine| machine.virtual_bytes)),
         recoverable_bytes,
         unique_bytes,
@@ -229,7 +228,7 @@ fn of_repository(
         kept_unreferenced_bytes: space.as_ref().map(|space| space.kept_bytes),
         index_memory: repository.index_memory()?,
         by_machine,
-        damaged_documents: shares.damaged,
+        damaged_documents: usage.damaged,
         elapsed_ms: invocation.elapsed_ms(),
     })
 }

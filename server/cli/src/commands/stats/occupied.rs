@@ -1,4 +1,4 @@
-//! What the repository's directory takes on its disk.
+//! The space that the repository's directory takes on its disk.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -30,12 +30,12 @@ impl Occupied {
     }
 }
 
-/// Bytes of a folder and its contents; a few levels.
+/// Bytes of a folder and its contents, a few levels deep.
 fn tree_bytes(folder: &Path) -> Result<u64> {
     let what = || format!("reading {}", folder.display());
     let entries = match std::fs::read_dir(folder) {
         Ok(entries) => entries,
-        // Removed just now.
+        // Removed since the listing.
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(0),
         Err(error) => return Err(error).context(what),
     };

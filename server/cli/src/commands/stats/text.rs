@@ -1,4 +1,4 @@
-//! The numbers, for people.
+//! Formats the numbers for people.
 
 use coldrise_store::CatalogDamage;
 
@@ -70,7 +70,7 @@ pub(super) fn of_repository(stats: &Stats) -> String {
 
 /// The damage and the suggested command.
 pub(super) fn damage(damaged: &CatalogDamage) -> String {
-    let next = match damaged.way_out() {
+    let next = match damaged.command() {
         Some(_) => "",
         None => "; coldrise verify says what it affects",
     };
@@ -108,7 +108,7 @@ pub(super) fn of_machine(stats: &MachineStats) -> String {
             ]
         })
         .collect();
-    // The last column shows where it says anything.
+    // The last column appears only if a row has a text in it.
     let is_any = stats.points.iter().any(|point| point.quarantine.is_some());
     let headings =
         ["ADDRESS", ">SUM OF DISKS", ">RECOVERABLE", ">UNIQUE", "PROTECTED", "QUARANTINED"];

@@ -1,8 +1,9 @@
-//! A new database is made of what can be read of a damaged one.
+//! A new database is made from the readable parts of a damaged one.
 
 use super::*;
+use crate::repair_flag::FRESH_NAME;
 
-/// The drive failed when the list of the files was synced: RocksDB deletes what it has listed.
+/// The drive failed while the manifest was synced: RocksDB deletes a file that it has listed.
 #[test]
 fn a_file_that_is_missing_and_was_never_committed_stops_nobody() {
     let fixture = Fixture::new();
@@ -13,7 +14,7 @@ fn a_file_that_is_missing_and_was_never_committed_stops_nobody() {
     let path = hand_over(&writer, next);
     drop(writer);
     std::fs::remove_file(&path).unwrap();
-    // What a compaction left that was killed has nothing new.
+    // A killed compaction leaves a file without new entries.
     let reader = fixture.open_to_read();
     let database = reader.database();
     for (number, family) in [(999_997, Family::Maps), (999_999, Family::State)] {
@@ -34,7 +35,7 @@ fn a_file_that_is_missing_and_was_never_committed_stops_nobody() {
     }
 }
 
-/// Killed while the log was written to files: they are there, and the list is as before.
+/// Killed while the log was flushed to files: they exist, and the manifest is unchanged.
 #[test]
 fn files_that_hold_what_the_log_still_holds_stop_nobody() {
     let fixture = Fixture::new();
@@ -55,8 +56,8 @@ fn files_that_hold_what_the_log_still_holds_stop_nobody() {
     assert_eq!(assert_never_wrong(&writer, root, &content(1, 300)), 0);
 }
 
-/// Killed after a compaction was listed, before its inputs were deleted. What a compaction
-/// writes may have no sequence numbers any more: its inputs look newer.
+/// Killed after a compaction was listed, before its inputs were deleted. The output of a compaction
+/// may have no sequence numbers any more, so its inputs look newer.
 #[test]
 fn what_a_killed_compaction_has_read_is_of_no_use() {
     let families = [Family::State, Family::Catalog, Family::Chunks, Family::Maps];
@@ -80,7 +81,7 @@ fn what_a_killed_compaction_has_read_is_of_no_use() {
     drop(writer);
     inputs.paths.retain(|path| !left.contains(path));
     assert!(inputs.paths.len() >= 6, "{:?}", inputs.paths);
-    // The second time the list is one that never knew them.
+    // The second time, the manifest never listed them.
     for round in 0..3 {
         inputs.put_back();
         assert_eq!(fixture.damaged_files(), [], "round {round}");
@@ -89,7 +90,7 @@ fn what_a_killed_compaction_has_read_is_of_no_use() {
                 let source = PassphraseSource::None;
                 let opened = RepositoryWriter::open_for_repair(&fixture.path, &source, &NO_CACHE);
                 let (writer, reopened) = opened.unwrap();
-                assert_eq!(reopened, Reopened::default());
+                assert_eq!(reopened, ReopenReport::default());
                 writer
             }
             _ => fixture.open().unwrap(),
@@ -100,8 +101,8 @@ fn what_a_killed_compaction_has_read_is_of_no_use() {
     }
 }
 
-/// What a killed backup left is deleted by the next writer, which may be killed while the
-/// database compacts it.
+/// The next writer deletes the remains of a killed backup. It may be killed while the database
+/// compacts them.
 #[test]
 fn a_compaction_of_what_was_never_committed_stops_nobody() {
     let fixture = Fixture::new();
@@ -166,7 +167,7 @@ fn a_file_that_may_have_been_committed_is_left_to_a_repair() {
     }
 }
 
-/// It may come from a pipe, or from somebody who is asked.
+/// The passphrase may come from a pipe or a prompt.
 #[test]
 fn a_passphrase_is_read_once_also_where_files_are_looked_at_first() {
     let secret = Passphrase::new(b"correct horse".to_vec()).unwrap();
@@ -179,7 +180,7 @@ fn a_passphrase_is_read_once_also_where_files_are_looked_at_first() {
     assert_eq!(std::fs::read_to_string(&asked).unwrap(), "\n");
 }
 
-/// One that is older than the last commit, as a snapshot of the drive leaves it.
+/// The database is older than the last commit, as after a rollback of the drive to a snapshot.
 #[test]
 fn a_database_of_before_is_refused_and_no_id_is_given_twice() {
     let fixture = Fixture::new();
@@ -223,7 +224,7 @@ fn a_database_of_before_is_refused_and_no_id_is_given_twice() {
     fixture.open().unwrap();
 }
 
-/// Killed before both databases are exchanged, and after it.
+/// Killed before and after both databases are exchanged.
 #[test]
 fn an_interrupted_repair_leaves_the_old_database_or_the_new_one() {
     let fixture = Fixture::new();
@@ -258,7 +259,7 @@ fn an_interrupted_repair_leaves_the_old_database_or_the_new_one() {
     }
 }
 
-/// It has the files of the old database open.
+/// The reader has the files of the old database open.
 #[test]
 fn a_reader_follows_a_new_database() {
     let fixture = Fixture::new();
@@ -288,7 +289,7 @@ fn a_reader_follows_a_new_database() {
     }
 }
 
-/// What a point carries in the catalog is lost there, and stands in its marker.
+/// A point's files are lost from the catalog and still in its marker.
 #[test]
 fn a_point_that_the_catalog_has_lost_is_put_back_with_its_files() {
     let fixture = Fixture::new();

@@ -1,11 +1,10 @@
-//! The list of the files has lost its end: a writer deletes nothing that it does not name.
+//! The manifest has lost its end: a writer deletes no file only because it is not listed.
 
 use super::*;
 
-/// Where the list of the files ends too early RocksDB deletes what comes after: a writer goes
-/// on where that is of no use, and leaves all else to a repair. How often it did the one and the
-/// other, of a list cut behind each of its edits; `disks` and `documents`
-/// are all there is.
+/// If the manifest ends too early, RocksDB deletes the later files. A writer continues if those are
+/// not needed, and leaves all other cases to a repair. Cuts the manifest after each of its edits
+/// and returns how often each happened; `disks` and `documents` are the whole content.
 fn cut_list_everywhere(
     fixture: &Fixture,
     disks: &[(MapRoot, Vec<u8>)],
@@ -25,7 +24,7 @@ fn cut_list_everywhere(
         truncate(&copy.manifest(), cut as u64);
         let damage = match Repository::open(&copy.path, &PassphraseSource::None, &NO_CACHE) {
             Ok(reader) => reader.damaged_files(&NO_CANCEL).unwrap(),
-            Err(error) => vec![CatalogDamage { what: String::new(), reason: error.full_message() }],
+            Err(error) => vec![CatalogDamage::new(String::new(), error.full_message())],
         };
         match copy.open() {
             Ok(writer) => {
@@ -54,7 +53,7 @@ fn a_writer_deletes_nothing_that_a_list_cut_short_does_not_name() {
     let fixture = Fixture::new();
     let writer = fixture.open().unwrap();
     let mut contents = Vec::new();
-    // Small ones go through the log, a large one is handed over.
+    // Small ones go through the log, a large one is ingested.
     for (seed, chunks) in [(1, 300), (2, 3000), (3, 10), (4, 200)] {
         let content = content(seed, chunks);
         contents.push((write(&writer, &content), content));
@@ -72,8 +71,8 @@ fn a_writer_deletes_nothing_that_a_list_cut_short_does_not_name() {
     assert!(opened >= 1 && refused >= 4, "{opened} opened, {refused} refused");
 }
 
-/// The list was begun anew with each opening, and what the log held became files meanwhile,
-/// which have lower numbers than the list.
+/// Each opening started a new manifest, and the log was flushed meanwhile to files with lower
+/// numbers than the manifest.
 #[test]
 fn nor_one_of_a_database_that_was_opened_again() {
     let fixture = Fixture::new();
@@ -89,7 +88,7 @@ fn nor_one_of_a_database_that_was_opened_again() {
     assert!(opened >= 1 && refused >= 4, "{opened} opened, {refused} refused");
 }
 
-/// What a compaction writes has no sequence numbers.
+/// The output of a compaction has no sequence numbers.
 #[test]
 fn nor_counters_and_documents_that_were_compacted() {
     let fixture = Fixture::new();
@@ -109,7 +108,7 @@ fn nor_counters_and_documents_that_were_compacted() {
     assert!(opened >= 1 && refused >= 4, "{opened} opened, {refused} refused");
 }
 
-/// Chunks are handed over past the log, which tells that they were committed.
+/// Chunks are ingested past the log; the log shows that they were committed.
 #[test]
 fn a_file_of_chunks_that_the_list_has_lost_is_not_deleted() {
     let fixture = Fixture::new();
@@ -135,7 +134,7 @@ fn a_file_of_chunks_that_the_list_has_lost_is_not_deleted() {
     assert_eq!(assert_never_wrong(&writer, root, &a), 0);
 }
 
-/// The counters are in none that is left: the file that holds them is not deleted.
+/// No remaining file holds the counters: the file that holds them is not deleted.
 #[test]
 fn a_list_that_has_lost_its_end_and_the_counters_is_left_to_a_repair() {
     let fixture = Fixture::new();
@@ -164,7 +163,7 @@ fn a_list_that_has_lost_its_end_and_the_counters_is_left_to_a_repair() {
     assert_eq!(assert_never_wrong(&writer, root, &a), 0);
 }
 
-/// Two damages at once: what is left of a file counts when its list is made anew.
+/// Two faults at once: the readable part of a file counts when the manifest is rebuilt.
 #[test]
 fn a_file_cut_short_in_a_list_cut_short_is_mended() {
     let fixture = Fixture::new();
@@ -178,7 +177,7 @@ fn a_file_cut_short_in_a_list_cut_short_is_mended() {
     let second = write(&writer, &b);
     drop(writer);
     truncate(&fixture.manifest(), end);
-    // All that leads to the blocks, and no more.
+    // Cuts off only the structures that lead to the blocks.
     truncate(&cut, cut.metadata().unwrap().len() - 60);
     let source = PassphraseSource::None;
     let opened = RepositoryWriter::open_for_repair(&fixture.path, &source, &NO_CACHE);
@@ -191,8 +190,8 @@ fn a_file_cut_short_in_a_list_cut_short_is_mended() {
     assert_eq!(assert_never_wrong(&writer, second, &b), 0);
 }
 
-/// A chunk is damaged and the list of the files has to be made anew, for whatever reason: the
-/// one must not keep the other from being repaired.
+/// A chunk is damaged and the manifest must be rebuilt: neither fault prevents the repair of the
+/// other.
 #[test]
 fn damaged_chunks_do_not_keep_a_list_from_being_made_anew() {
     type Harm = fn(&Fixture, RepositoryWriter) -> PathBuf;
@@ -246,7 +245,7 @@ fn damaged_chunks_do_not_keep_a_list_from_being_made_anew() {
     }
 }
 
-/// Of files that overlap all is read.
+/// Overlapping files are read completely.
 #[test]
 fn nor_does_one_in_a_file_that_overlaps_another() {
     let fixture = Fixture::new();
@@ -262,15 +261,15 @@ fn nor_does_one_in_a_file_that_overlaps_another() {
     damage(&files[0], &a, [120].into_iter());
     std::fs::write(fixture.manifest(), b"garbage").unwrap();
     let writer = fixture.open_for_repair();
-    // The same chunk is in the other file, too.
+    // The other file also has the chunk.
     assert!(find_damage(&writer, &[verified(root, &a)]).found.is_clean());
     assert_eq!(assert_never_wrong(&writer, root, &a), 0);
     drop(writer);
     assert_eq!(assert_never_wrong(&fixture.open().unwrap(), root, &a), 0);
 }
 
-/// Two damages at once: RocksDB would delete the file, and backups would go on to refer to what
-/// was in there.
+/// Two faults at once: RocksDB would delete the file, and backups would continue to refer to its
+/// chunks.
 #[test]
 fn a_damaged_file_that_the_list_has_lost_is_not_deleted() {
     type Harm = fn(&Path, &[u8]);
@@ -308,7 +307,7 @@ fn a_damaged_file_that_the_list_has_lost_is_not_deleted() {
     }
 }
 
-/// The list says which files are to be deleted, if it can be read.
+/// A readable manifest shows which files are to be deleted.
 #[test]
 fn a_list_made_anew_brings_no_older_document_back() {
     let fixture = Fixture::new();
@@ -328,7 +327,7 @@ fn a_list_made_anew_brings_no_older_document_back() {
     let end = end(&writer);
     write(&writer, &content(1, 3000));
     drop(writer);
-    // The list has lost its end, and files are there that it had struck off before.
+    // The manifest has lost its end, and files exist that it had removed before.
     truncate(&fixture.manifest(), end);
     old.put_back();
     let source = PassphraseSource::None;
@@ -338,8 +337,7 @@ fn a_list_made_anew_brings_no_older_document_back() {
     assert_eq!(document(&writer, 1).as_deref(), Some("newer"));
 }
 
-/// What a compaction writes has no sequence numbers, and of what it has read a crash leaves the
-/// oldest.
+/// The output of a compaction has no sequence numbers, and a crash leaves the oldest of its inputs.
 #[test]
 fn a_list_made_anew_takes_what_was_compacted_for_newer() {
     let harms: [fn(&Path, u64); 2] =
@@ -364,7 +362,7 @@ fn a_list_made_anew_takes_what_was_compacted_for_newer() {
     }
 }
 
-/// Killed in a compaction of chunks, and a file that it read is lost.
+/// Killed in a compaction of chunks, and one of its input files is lost.
 #[test]
 fn what_a_killed_compaction_has_written_is_kept_where_its_source_is_lost() {
     let fixture = Fixture::new();

@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
 
 use super::*;
-use crate::description::database_path;
+use crate::repository_config::database_path;
 use crate::rocks::{LiveFile, ReadMode, SstWriter};
 use crate::state::StoreState;
 use crate::verify::Coverage;
@@ -22,7 +22,7 @@ struct Fixture {
     path: PathBuf,
 }
 
-/// Chunks that are all different, and others for another seed.
+/// Chunks that all differ, also between seeds.
 fn content(seed: u64, chunks: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut bytes = vec![0; chunks * CHUNK];
@@ -42,7 +42,7 @@ fn write(writer: &RepositoryWriter, content: &[u8]) -> MapRoot {
     disk.finish().unwrap().0
 }
 
-/// Chunks read as they were written; how many cannot be read.
+/// Asserts that readable chunks have their content. Returns how many cannot be read.
 fn assert_never_wrong(writer: &RepositoryWriter, root: MapRoot, content: &[u8]) -> usize {
     let disk = writer.repository().disk(root, content.len() as u64);
     let mut lost = 0;
@@ -69,7 +69,7 @@ fn find_damage(writer: &RepositoryWriter, disks: &[VerifiedDisk]) -> RepairRepor
     writer.find_damage(disks, None, &options).unwrap()
 }
 
-/// Stores the chunks of these ids once more, in a file of level 0.
+/// Stores the chunks of these ids again, in a file of level 0.
 fn store_again(writer: &RepositoryWriter, ids: &[ChunkId]) {
     put_again(writer, ids);
     writer.repository().database().flush().unwrap();
@@ -86,7 +86,7 @@ fn put_again(writer: &RepositoryWriter, ids: &[ChunkId]) {
     database.write(batch, true).unwrap();
 }
 
-/// Flips two bits of each of these chunks in one file: one alone would be put right.
+/// Flips two bits of each of these chunks in one file; a single flip would be corrected.
 fn damage(file: &Path, content: &[u8], chunks: impl Iterator<Item = usize>) {
     let mut bytes = std::fs::read(file).unwrap();
     let mut from = 0;
@@ -99,7 +99,7 @@ fn damage(file: &Path, content: &[u8], chunks: impl Iterator<Item = usize>) {
     std::fs::write(file, bytes).unwrap();
 }
 
-/// The database takes a file of chunks over that no commit names; its path.
+/// Makes the database ingest a file of chunks that no commit names; returns its path.
 fn hand_over(writer: &RepositoryWriter, first: ChunkId) -> PathBuf {
     let database = writer.repository().database();
     let path = database.path().join("handed-over.sst");
@@ -124,7 +124,7 @@ fn web01() -> MachineName {
     MachineName::parse("web01").unwrap()
 }
 
-/// A point of a disk, as it was backed up.
+/// A point with one disk, as a backup makes it.
 fn point_of(number: u8, root: MapRoot, size_bytes: u64, text: &str) -> PointDocument {
     let name = DiskName::parse("vda").unwrap();
     PointDocument {
@@ -140,12 +140,13 @@ fn point_of(number: u8, root: MapRoot, size_bytes: u64, text: &str) -> PointDocu
     }
 }
 
-/// Stores a point, or another document in its place.
+/// Stores a point, or replaces its document.
 fn put_document(writer: &RepositoryWriter, number: u8, text: &str) {
     let document = point_of(number, MapRoot::EMPTY, CHUNK as u64, text);
-    match writer.repository().has_point(&document.machine, &document.point).unwrap() {
-        true => writer.replace_points(&[document]).unwrap(),
-        false => writer.put_point(&document).unwrap(),
+    if writer.repository().has_point(&document.machine, &document.point).unwrap() {
+        writer.replace_points(&[document]).unwrap()
+    } else {
+        writer.put_point(&document).unwrap()
     }
 }
 
@@ -160,7 +161,7 @@ fn chunk_files(writer: &RepositoryWriter) -> Vec<PathBuf> {
     files.iter().map(|file| database.path_of(file)).collect()
 }
 
-/// Whether all of these disks and documents are there.
+/// Whether all of these disks and documents are readable.
 fn is_whole(
     writer: &RepositoryWriter,
     disks: &[(MapRoot, Vec<u8>)],
@@ -170,7 +171,7 @@ fn is_whole(
         && disks.iter().all(|(root, content)| assert_never_wrong(writer, *root, content) == 0)
 }
 
-/// Copies of files, to be put back when they are gone.
+/// Copies of files, to be restored after they were deleted.
 struct Aside {
     folder: tempfile::TempDir,
     paths: Vec<PathBuf>,
@@ -218,7 +219,7 @@ impl Fixture {
         self.repair().0
     }
 
-    fn repair(&self) -> (RepositoryWriter, Reopened) {
+    fn repair(&self) -> (RepositoryWriter, ReopenReport) {
         let source = PassphraseSource::None;
         RepositoryWriter::open_for_repair(&self.path, &source, &NO_CACHE).unwrap()
     }
@@ -249,7 +250,7 @@ impl Fixture {
         self.path.join("repair-unfinished").symlink_metadata().is_ok()
     }
 
-    /// Closes the writer and removes the files of these families that `is_lost` names.
+    /// Closes the writer and removes the files of these families that `is_lost` selects.
     fn lose(
         &self,
         writer: RepositoryWriter,
@@ -266,7 +267,7 @@ impl Fixture {
     }
 }
 
-/// As a writer that was opened again after a repair would go on from these ids.
+/// Changes the ids from which a writer opened after a repair continues.
 fn go_on_from(fixture: &Fixture, change: impl Fn(&mut StoreState)) {
     let writer = fixture.open().unwrap();
     let repository = writer.repository();
@@ -278,7 +279,7 @@ fn go_on_from(fixture: &Fixture, change: impl Fn(&mut StoreState)) {
     repository.database().flush().unwrap();
 }
 
-/// What is missing is in no list yet: a backup would refer to it.
+/// Missing chunks are not listed yet, so a backup would refer to them.
 #[test]
 fn until_the_damage_is_listed_an_interrupted_repair_keeps_other_writers_out() {
     let fixture = Fixture::new();
@@ -307,7 +308,7 @@ fn until_the_damage_is_listed_an_interrupted_repair_keeps_other_writers_out() {
     assert_eq!(assert_never_wrong(&writer, root, &a), 0);
 }
 
-/// The newest chunks are lost, and what the index knew; the map knows their ids.
+/// The newest chunks and their dedup entries are lost; the map has their ids.
 #[test]
 fn a_chunk_id_that_a_page_names_is_not_given_again() {
     let fixture = Fixture::new();
@@ -348,10 +349,10 @@ fn a_page_id_that_a_document_names_is_not_given_again() {
             writer.put_point(&point).unwrap();
         }
         fixture.lose(writer, &[Family::State, Family::Maps, Family::MapsCopy], |file| {
-            *file.smallest >= end.to_be_bytes()[..]
+            *file.largest >= end.to_be_bytes()[..]
         });
         let writer = fixture.open_for_repair();
-        // A session's disk stands in no document of the store.
+        // No document of the store names a session's disk.
         let disks = [verified(root, &b)];
         find_damage(&writer, if is_in_catalog { &[] } else { &disks });
         let third = write(&writer, &c);
@@ -365,7 +366,7 @@ fn first_file(writer: &RepositoryWriter) -> PathBuf {
     database.path_of(&database.listed_files(Family::Chunks).unwrap().remove(0))
 }
 
-/// RocksDB would begin to compact such files as soon as it is opened, and stop writing.
+/// RocksDB would compact such files as soon as it is opened, and then refuse writes.
 #[test]
 fn damage_that_a_compaction_is_about_to_meet_is_mended() {
     let fixture = Fixture::new();
@@ -376,7 +377,7 @@ fn damage_that_a_compaction_is_about_to_meet_is_mended() {
     for _ in 0..3 {
         store_again(&writer, &[1, 3000]);
     }
-    // The fourth is written as soon as the database is opened.
+    // The fourth file is written as soon as the database is opened.
     put_again(&writer, &[1, 3000]);
     drop(writer);
     damage(&path, &a, [1500].into_iter());
@@ -390,7 +391,7 @@ fn damage_that_a_compaction_is_about_to_meet_is_mended() {
     assert_eq!(assert_never_wrong(&writer, root, &a), 0);
 }
 
-/// A backup was killed, and then the drive failed where its chunks lie.
+/// A backup was killed, and then the drive failed at its chunks.
 #[test]
 fn damage_in_what_was_not_committed_goes_with_it() {
     for is_in_one_file in [false, true] {
@@ -424,7 +425,7 @@ fn damage_in_what_was_not_committed_goes_with_it() {
     }
 }
 
-/// Nothing reads it, but a compaction does.
+/// Nothing reads the value, but a compaction does.
 #[test]
 fn damage_in_a_value_that_was_stored_anew_is_found_and_mended() {
     let fixture = Fixture::new();
@@ -476,7 +477,7 @@ fn the_files_of_all_damaged_chunks_are_mended_however_many_there_are() {
     assert_eq!(fixture.damaged_files(), []);
 }
 
-/// Whoever has mistaken one repository for another changes nothing of it.
+/// A person who mistakes one repository for another changes nothing in it.
 #[test]
 fn nothing_is_mended_with_a_wrong_passphrase() {
     let fixture = Fixture::with(Some(&Passphrase::new(b"secret".to_vec()).unwrap()));
@@ -502,7 +503,7 @@ fn nothing_is_mended_with_a_wrong_passphrase() {
     assert!(fixture.is_flagged());
 }
 
-/// A drive that fails does not say that there is none.
+/// An error of the drive does not mean that there is no flag.
 #[test]
 fn a_flag_that_cannot_be_looked_for_is_an_error() {
     let fixture = Fixture::new();

@@ -1,0 +1,44 @@
+use std::os::unix::fs::PermissionsExt;
+
+use super::*;
+
+fn folder() -> tempfile::TempDir {
+    tempfile::tempdir().unwrap()
+}
+
+#[test]
+fn a_replaced_file_is_private_and_leaves_no_temporary_one() {
+    let folder = folder();
+    let path = folder.path().join("state.json");
+    for content in [b"old".as_slice(), b"newer"] {
+        replace_file(&path, content).unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), content);
+    }
+    assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+    assert_eq!(temporary_path(&path), folder.path().join("state.json.new"));
+    assert!(!path_exists(&temporary_path(&path)).unwrap());
+}
+
+#[test]
+fn a_failed_write_leaves_the_old_content() {
+    let folder = folder();
+    let path = folder.path().join("state.json");
+    replace_file(&path, b"old").unwrap();
+    let failed = replace_file_with(&path, |file| {
+        file.write_all(b"ne")?;
+        Err(std::io::ErrorKind::StorageFull.into())
+    });
+    assert!(matches!(failed, Err(ReplaceError::Unchanged(_))));
+    assert_eq!(std::fs::read(&path).unwrap(), b"old");
+    assert!(!path_exists(&temporary_path(&path)).unwrap());
+}
+
+#[test]
+fn removing_tells_whether_the_file_was_there() {
+    let folder = folder();
+    let path = folder.path().join("state.json");
+    replace_file(&path, b"").unwrap();
+    assert!(remove_if_present(&path).unwrap());
+    assert!(!remove_if_present(&path).unwrap());
+    assert!(remove_if_present(folder.path()).is_err(), "a folder is not removed");
+}

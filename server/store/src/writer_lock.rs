@@ -1,0 +1,77 @@
+//! The lock that keeps all but one process from writing a repository's database.
+
+use std::fs::File;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use coldrise_block::{Context, Error, ErrorKind, Result};
+use rustix::fs::{flock, futimens, FlockOperation, Timespec, Timestamps, UTIME_NOW};
+
+use crate::lock_holder::lock_holder;
+
+const LOCK_NAME: &str = "writer.lock";
+
+/// The lock of the only writer.
+pub(crate) struct WriterLock(File);
+
+impl Drop for WriterLock {
+    /// Closing the file is not enough: a child that another thread is starting also has it open
+    /// until it runs its own program.
+    fn drop(&mut self) {
+        let _ = flock(&self.0, FlockOperation::Unlock);
+    }
+}
+
+pub(crate) fn lock_for_writing(path: &Path) -> Result<WriterLock> {
+    let name = path.join(LOCK_NAME);
+    let what = || format!("locking {}", name.display());
+    let file = std::fs::OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(&name)
+        .context(what)?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => {
+            // The lock file's modification time shows when the lock was taken. On a read-only file
+            // system nothing is written.
+            let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
+            let times = Timestamps { last_access: now, last_modification: now };
+            let _ = futimens(&file, &times);
+            Ok(WriterLock(file))
+        }
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(Error::new(ErrorKind::Busy, busy(path, &name))),
+        Err(error) => Err(std::io::Error::from(error)).context(what),
+    }
+}
+
+/// Names the process that writes the repository, the time since when, and what to do.
+fn busy(repository: &Path, lock: &Path) -> String {
+    let process = lock_holder(lock).map(|process| format!("process {process}"));
+    let changed = lock.metadata().and_then(|found| found.modified()).ok();
+    let since = changed.and_then(|time| jiff::Timestamp::try_from(time).ok());
+    let since = since.map(|time| format!("since {time:.0}"));
+    let known: Vec<String> = process.into_iter().chain(since).collect();
+    format!(
+        "another process is writing the repository {} ({}): wait for it to end, or stop it",
+        repository.display(),
+        known.join(", ")
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_is_given_back_although_a_child_has_its_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let lock = lock_for_writing(folder.path()).unwrap();
+        let of_a_child = lock.0.try_clone().unwrap();
+        assert_eq!(lock_for_writing(folder.path()).err().unwrap().kind(), ErrorKind::Busy);
+        drop(lock);
+        lock_for_writing(folder.path()).unwrap();
+        drop(of_a_child);
+    }
+}
