@@ -29,7 +29,7 @@ def make_disk(seed):
 
 
 class Slow:
-    """A backup whose source stands still after the first half until it is told to go on."""
+    """A backup whose source stops after the first half until the test releases it."""
 
     def __init__(self, coldrise, stack, folder, machine, disk=None):
         self.machine, self.disk = machine, disk or make_disk(machine)
@@ -122,7 +122,7 @@ def test_what_a_guest_has_stored_outlives_a_gc_between_two_hosts(
     disk.fill(8 * MIB, 4 * MIB, "new")
     first, second = start("web01"), start("web02", disk=disk)
     made = {first.end()["address"]: first.disk}
-    # Nobody holds the writer now: the second one stands still, and what it builds on goes.
+    # No process writes now: the second backup stands still, and its base goes.
     coldrise.json("forget", saved)
     assert coldrise.json("gc")["chunks_deleted"] == 0
     made[second.end()["address"]] = disk
@@ -209,7 +209,7 @@ def test_only_who_knows_the_key_is_let_in(coldrise, start, tmp_path):
 def test_a_command_that_holds_the_writer_otherwise_is_still_in_the_way(coldrise, start, tmp_path):
     """Of the writers only backups are shared."""
     first = start("web01")
-    for arguments in (["forget", "web01/latest"], ["fold"], ["prune", "--keep-last", "1"]):
+    for arguments in (["fold"], ["repair"]):
         refused = coldrise.run(*arguments)
         assert refused.returncode == 11, refused.stderr
     first.end()
@@ -242,3 +242,35 @@ def test_hosts_that_are_killed_one_after_the_other(coldrise, start, assert_sound
             backup.go_on()
         wait_until(lambda: (coldrise.repository / "writer.control").exists(), "the next host")
     assert_sound({backup.end()["address"]: backup.disk for backup in backups[2:]})
+
+
+def test_points_are_forgotten_and_pruned_beside_backups(coldrise, start, tmp_path, assert_sound):
+    """Also the point that a running backup builds upon: its data stays."""
+    base = make_disk("base")
+    old = [save(coldrise, tmp_path, "web01", base)["address"] for _ in range(3)]
+    changed = make_disk("web01")
+    first, second = start("web01", changed), start("web02")
+    kept = save(coldrise, tmp_path, "web03", make_disk("web03"))["address"]
+    gone = save(coldrise, tmp_path, "web03", make_disk("gone"))["address"]
+    assert coldrise.json("prune", "--keep-last", "1", "web01")["forgotten"] == 2
+    assert coldrise.json("forget", gone, old[2])["points"] == [old[2], gone]
+    shown = coldrise.json("list")["machines"]
+    assert [machine["machine"] for machine in shown] == ["web03"]
+    refused = coldrise.run("forget", old[0])
+    assert refused.returncode == 1 and "web01" in refused.stderr, refused.stderr
+    coldrise.json("gc")
+    made = {kept: make_disk("web03")}
+    for slow in (first, second):
+        made[slow.end()["address"]] = slow.disk
+    assert_sound(made)
+
+
+def test_a_published_point_is_not_forgotten_beside_a_backup(coldrise, start, tmp_path):
+    point = save(coldrise, tmp_path, "db01", make_disk("db01"))["address"]
+    other = save(coldrise, tmp_path, "db01", make_disk("db02"))["address"]
+    running = start("web01")
+    coldrise.publish(point, "trial")
+    refused = coldrise.run("forget", point, other)
+    assert refused.returncode == 11 and "unpublish trial" in refused.stderr, refused.stderr
+    assert coldrise.json("show", other)["point"] == other.partition("/")[2], "all points or none"
+    running.end()

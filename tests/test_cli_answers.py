@@ -176,14 +176,14 @@ def test_doctor_without_a_repository(tmp_path):
     nowhere = Coldrise(tmp_path / "nowhere")
     done = nowhere.run("--json", "doctor")
     answer = json.loads(done.stdout.splitlines()[-1])
-    assert done.returncode == 1 and not answer["is_healthy"]
+    assert done.returncode == 10 and not answer["is_healthy"]
     (finding,) = [f for f in answer["findings"] if f["check"] == "repository"]
     assert finding["status"] == "fail" and "coldrise init" in finding["message"]
 
 
 def test_doctor_with_a_wrong_passphrase(coldrise):
     done = Coldrise(coldrise.repository).run("doctor")
-    assert done.returncode == 1 and "FAIL" in done.stdout
+    assert done.returncode == 12 and "FAIL" in done.stdout
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

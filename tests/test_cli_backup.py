@@ -239,7 +239,7 @@ def test_what_goes_on_beside_a_backup(coldrise, point, tmp_path):
         second = coldrise.run("--json", "backup", "db01", f"vda=raw:{disk}")
         assert second.returncode == 11
         assert json.loads(second.stdout.splitlines()[-1])["error"]["kind"] == "busy"
-        # All else goes on meanwhile.
+        # All other commands work meanwhile.
         assert points(coldrise) == [point]
         coldrise.publish(point, "trial")
         sealed = coldrise.json("seal", "trial")["address"]

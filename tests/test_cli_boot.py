@@ -143,7 +143,8 @@ def start(coldrise, address, protocol):
 def descendants(process):
     """Processes that a process has started, and theirs: what each runs, by its id."""
     found = {}
-    with contextlib.suppress(FileNotFoundError):
+    # A process may end during the look-up.
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         with open(f"/proc/{process}/task/{process}/children", encoding="ascii") as file:
             for child in file.read().split():
                 found[child] = os.readlink(f"/proc/{child}/exe")
@@ -204,16 +205,18 @@ def test_machines_over_nfs_are_not_in_each_others_way(coldrise, idle_machine, nf
                                     "--memory", "64M")
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     running = [subprocess.Popen(inside, env=coldrise.environment(), **pipes) for _ in range(2)]
-    for process in running:
-        wait_until(lambda: any("qemu" in name for name in descendants(process.pid).values()),
-                   "QEMU")
-    taken = subprocess.run([*inside, "--network", "user"], env=coldrise.environment(),
-                           capture_output=True, timeout=60, check=False)
-    assert taken.returncode == 11, taken.stderr
-    for process in running:
-        process.terminate()
-        process.communicate(timeout=60)
-        assert process.returncode == 130
+    try:
+        for process in running:
+            wait_until(lambda: any("qemu" in name for name in descendants(process.pid).values()),
+                       "QEMU")
+        taken = subprocess.run([*inside, "--network", "user"], env=coldrise.environment(),
+                               capture_output=True, timeout=60, check=False)
+        assert taken.returncode == 11, taken.stderr
+    finally:
+        for process in running:
+            process.terminate()
+            process.communicate(timeout=60)
+    assert [process.returncode for process in running] == [130, 130]
     with server.connect() as client:
         live = client.names(client.lookup(server.root(), "live"))
     assert live == ["web01-1", "web01-2", "web01-3"]
@@ -233,7 +236,7 @@ def test_what_boot_over_nfs_needs_is_named(coldrise, machine, tmp_path):
 
 
 def failed_boot(coldrise, machine, tools):
-    """What is said where only these tools are there."""
+    """The message if only these tools exist."""
     done = subprocess.run([PROGRAM, "boot", machine, "--over", "nfs"], capture_output=True,
                           env=coldrise.environment() | {"PATH": str(tools)}, text=True, timeout=60,
                           check=False)

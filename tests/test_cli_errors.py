@@ -144,7 +144,7 @@ def test_missing_repository(tmp_path):
     for command in (["list"], ["publish", "web01/latest"], ["seal", "trial"],
                     ["backup", "web01", "vda=raw:/dev/null"], ["gc"], ["doctor"]):
         if command == ["doctor"]:
-            assert absent.run(*command).returncode == 1
+            assert absent.run(*command).returncode == 10
             continue
         message = refused(absent, 10, "no_repository", *command)
         assert str(tmp_path / "absent") in message and "coldrise init" in message
@@ -295,5 +295,27 @@ def test_a_missing_layer_is_told(coldrise, point, live, nbdkit):
     checked = coldrise.run("doctor")
     assert checked.returncode == 1
     assert "FAIL" in checked.stdout and f"{sealed}/vda" in checked.stdout
-    # What does not need it goes on.
+    # Commands that do not need it work.
     coldrise.json("restore", f"{point}/vda", target)
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    (["plan", "99999999T"], ["99999999T is too large", "16777216T"]),
+    (["backup", "web01", "vda=foo:/path"], ["'foo:' is no image format", "qcow2:"]),
+])
+def test_what_cannot_be_meant_is_told(coldrise, arguments, words):
+    done = coldrise.run(*arguments)
+    assert done.returncode == 2 and all(word in done.stderr for word in words), done.stderr
+
+
+def test_a_usage_line_shows_no_option_that_the_environment_gives(coldrise):
+    done = coldrise.run("backup")
+    assert done.returncode == 2 and "Usage: coldrise backup" in done.stderr
+    assert "--repo" not in done.stderr
+
+
+def test_the_doctor_tells_a_wrong_passphrase(coldrise, tmp_path):
+    wrong = tmp_path / "wrong"
+    wrong.write_text("battery staple\n", encoding="utf-8")
+    done = Coldrise(coldrise.repository, wrong).run("doctor")
+    assert done.returncode == 12 and "FAIL" in done.stdout

@@ -40,7 +40,7 @@ def test_a_local_fuse_file_system_is_not_refused(coldrise, tmp_path):
 
 
 def test_locks_are_files_and_never_directories(coldrise, point, tmp_path):
-    """On many file systems the lock of a directory excludes nobody on another host."""
+    """On many file systems the lock of a directory does not exclude other hosts."""
     empty = tmp_path / "empty"
     empty.mkdir()
     folders = [empty, coldrise.repository, *(p for p in coldrise.repository.iterdir() if p.is_dir())]

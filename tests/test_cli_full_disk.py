@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import subprocess
 
 import nbd
 import pytest
@@ -140,6 +141,71 @@ def test_with_one_mib_a_gc_makes_room_on_a_full_disk(small, tmp_path):
     assert target.read_bytes() == kept.read_bytes()
 
 
+def assert_room_can_be_made(coldrise, folder, expected_bytes):
+    for machine in coldrise.json("list")["machines"]:
+        coldrise.json("forget", "--all", machine["machine"])
+    coldrise.json("gc")
+    assert available(folder) > expected_bytes
+
+
+@pytest.mark.parametrize("free_kib", (6200, 7200, 9000))
+def test_a_small_backup_leaves_what_a_gc_needs(empty, tmp_path, free_kib):
+    """What is only in the log needs its space once more, in a file."""
+    folder = empty.repository.parent
+    before = available(folder)
+    empty.backup("web01", vda=disk(tmp_path, "first", 1))
+    filler = folder / "filler"
+    with open(filler, "wb") as file:
+        os.posix_fallocate(file.fileno(), 0, available(folder) - (free_kib << 10))
+    size = filler.stat().st_size
+    done = empty.run("--json", "backup", "db01", f"vda=raw:{disk(tmp_path, 'second', 4)}")
+    assert done.returncode == 0 or error_kind(done) == "no_space", done.stderr
+    assert_room_can_be_made(empty, folder, before - size - MIB)
+
+
+def test_six_backups_at_once_fill_it_and_it_is_emptied(empty, tmp_path):
+    folder, numbers = empty.repository.parent, random.Random(3)
+    before = available(folder)
+    for _ in range(2):
+        codes = set()
+        while codes <= {0}:
+            running = []
+            for number in range(6):
+                source = tmp_path / f"{number}.raw"
+                source.write_bytes(numbers.randbytes(numbers.choice((3, 7, 9, 21, 45)) * MIB))
+                running.append(empty.start("--json", "backup", f"db{number}", f"vda=raw:{source}",
+                                           stdout=subprocess.PIPE, stderr=subprocess.PIPE))
+            for backup in running:
+                backup.stdout, messages = backup.communicate(timeout=60)
+                codes.add(backup.returncode)
+                assert backup.returncode == 0 or error_kind(backup) == "no_space", messages
+        # A host's failure ends its guests: all that was staged is gone now.
+        assert available(folder) > 2 * MIB
+        assert_room_can_be_made(empty, folder, before - 2 * MIB)
+
+
+def test_a_gc_without_much_room_rewrites_small_files_first(empty, tmp_path):
+    """What one rewritten file frees makes room for the next, larger one."""
+    folder, numbers = empty.repository.parent, random.Random(4)
+    points, kept = [], bytearray()
+    for number, size in enumerate((40, 20, 10)):
+        content = numbers.randbytes(size * MIB)
+        source = tmp_path / "source.raw"
+        source.write_bytes(content)
+        points.append(empty.backup(f"db{number}", vda=source))
+        kept += content[:size * MIB * 2 // 5]
+    source.write_bytes(kept)
+    point = empty.backup("web01", vda=source)
+    with open(folder / "filler", "wb") as file:
+        os.posix_fallocate(file.fileno(), 0, available(folder) - 18 * MIB)
+    empty.json("forget", *points)
+    empty.json("gc")
+    assert available(folder) > (18 + 40) * MIB
+    target = tmp_path / "out.raw"
+    empty.json("restore", f"{point}/vda", target)
+    assert target.read_bytes() == kept
+
+
 def test_sessions_on_a_full_disk(small, tmp_path):
     content = disk(tmp_path, "first", 4)
     point = small.backup("web01", vda=content)
@@ -234,3 +300,21 @@ def test_filled_to_the_brim_and_freed_it_works_on(empty, tmp_path):
     assert empty.run("verify").returncode == 0
     empty.json("restore", f"{base}/vda", target, "--force")
     assert target.read_bytes() == model.content
+
+def test_seals_and_publishes_leave_room_for_a_gc(empty, tmp_path):
+    point = empty.backup("web01", vda=disk(tmp_path, "web01", 4))
+    with open(empty.repository.parent / "filler", "wb") as file:
+        os.posix_fallocate(file.fileno(), 0, available(empty.repository) - 3 * MIB)
+    empty.publish(point, "trial")
+    for number in range(300):
+        done = empty.run("--json", "publish", point, "--name", f"more{number}")
+        if done.returncode != 0:
+            break
+    assert done.returncode == 1 and error_kind(done) == "no_space"
+    assert "coldrise gc" in done.stderr
+    empty.json("unpublish", "trial", "--discard")
+    sessions = [session["session"] for session in empty.json("sessions")["sessions"]]
+    for name in sessions:
+        empty.json("unpublish", name, "--discard")
+    empty.json("forget", point)
+    empty.json("gc")

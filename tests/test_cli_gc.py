@@ -1,4 +1,4 @@
-"""coldrise gc: the space of what nothing refers to comes back, and nothing else goes."""
+"""coldrise gc: frees the space of unreferenced data, and nothing else."""
 
 import contextlib
 import fcntl
@@ -88,7 +88,7 @@ def deleted_files(process):
     """Files of the database that a process holds though they are deleted: they take space."""
     held = []
     for entry in pathlib.Path(f"/proc/{process.pid}/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             held.append(str(entry.readlink()))
     return [name for name in held if name.endswith(".sst (deleted)")]
 
@@ -106,7 +106,7 @@ def test_a_server_holds_no_space_that_a_gc_gave_back(coldrise, nbdkit, disk, sav
         assert handle.pread(MIB, 4 * MIB) == content[4 * MIB:5 * MIB]
         coldrise.json("forget", gone)
         assert coldrise.json("gc")["chunks_deleted"] == 24 * MIB // (16 * KIB)
-        # Nobody asks it for anything meanwhile.
+        # No client sends a request meanwhile.
         wait_until(lambda: not deleted_files(server.process), "files are let go of")
         assert handle.pread(len(content), 0) == content
 
@@ -373,7 +373,7 @@ def test_a_gc_that_is_killed_loses_nothing(coldrise, disk, tmp_path, request):
             expected = (0, INTERRUPTED) if how == signal.SIGINT else (0, -signal.SIGKILL)
             assert gc.returncode in expected or how == signal.SIGINT and gc.returncode == -how, output
         assert_restores(coldrise, contents, tmp_path)
-    # What was forgotten is stored anew where it is needed: nothing refers to what is gone.
+    # Forgotten data is stored again if needed: nothing refers to deleted chunks.
     for content in forgotten:
         disk.content[:] = content
         save()

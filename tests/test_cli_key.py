@@ -21,7 +21,7 @@ def test_a_passphrase_is_changed_while_a_machine_runs(coldrise, live, image, nbd
         assert names(added) == [None, "night"]
         removed = night.json("key", "remove", "initial")
         assert names(removed) == ["night"] and removed["passphrases"][0]["is_given"]
-        # What is open goes on; what comes needs the new one.
+        # Open sessions continue; new ones need the new passphrase.
         handle.pwrite(b"goes on", 0)
         handle.flush()
         image.write(0, b"goes on")

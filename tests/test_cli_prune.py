@@ -86,7 +86,7 @@ def test_random_histories_are_kept_as_a_model_says(plain, tmp_path):
         pruned = plain.json("prune", "--dry-run", *options(rules))
         expected = {m: retention.kept(points, rules, now) for m, points in histories.items()}
         assert decisions(pruned) == expected, (seed, rules)
-    # For good, and nothing more goes the second time.
+    # Now without --dry-run; the second prune removes nothing.
     assert plain.json("prune", *options(rules))["forgotten"] == pruned["forgotten"], seed
     listed = plain.json("list")["machines"]
     left = {m["machine"]: {point["point"] for point in m["points"]} for m in listed}

@@ -72,6 +72,15 @@ def test_a_writer_goes_on_with_no_damaged_log(coldrise, filled, tmp_path, how):
         refused = coldrise.run("backup", "web01", f"vda=raw:{tmp_path / 'vda.raw'}")
         assert refused.returncode == 1 and "run coldrise repair" in refused.stderr
         assert {path.name for path in (coldrise.repository / "db").glob("*.sst")} == before
+    # The doctor says the same.
+    examined = coldrise.run("--json", "doctor")
+    assert examined.returncode == 1, examined.stdout
+    findings = json.loads(examined.stdout.splitlines()[-1])["findings"]
+    told = [finding["message"] for finding in findings if finding["status"] == "fail"]
+    if how == "flipped":
+        assert len(told) == 1 and "run coldrise repair" in told[0], told
+    else:
+        assert f"coldrise: {told[0]}" == refused.stderr.strip()
     # What does not match its checksum no reader opens.
     verified = coldrise.run("verify")
     assert verified.returncode == 1 and "run coldrise repair" in verified.stdout + verified.stderr
@@ -139,7 +148,7 @@ def test_the_list_of_files_is_made_anew(coldrise, filled, tmp_path, how):
         assert done.returncode == 1, (command, done.stdout, done.stderr)
     done = coldrise.run("repair")
     assert done.returncode == 0, (done.stdout, done.stderr)
-    assert "the list of the database's files was made anew" in done.stdout
+    assert "the list of the database's files was rebuilt" in done.stdout
     check(coldrise, points, content, tmp_path)
     assert not json.loads(coldrise.run("--json", "repair").stdout.splitlines()[-1])["is_list_new"]
 

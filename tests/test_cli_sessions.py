@@ -118,7 +118,7 @@ def test_seal_while_served_and_while_idle(coldrise, image, point, served, tmp_pa
     client.flush()
     client.shutdown()
     assert server.stop()[0] == 0
-    assert coldrise.json("seal", "trial")["address"] == f"{point}+2"
+    assert coldrise.json("seal", "live/trial")["address"] == f"{point}+2"
 
     for address, content in ((f"{point}+1", one), (f"{point}+2", bytes(image.content))):
         target = tmp_path / "out.raw"
@@ -160,7 +160,7 @@ def test_a_seal_that_was_given_up_never_appears(coldrise, point, served):
         output, _ = seal.communicate(timeout=30)
         assert 2.9 < time.monotonic() - began < 10
         assert seal.returncode == 11 and json.loads(output)["error"]["kind"] == "busy"
-        # One that nobody waits for because it was killed is withdrawn like that, too.
+        # The seal of a killed command is withdrawn like that, too.
         killed = coldrise.start("seal", "trial", stderr=subprocess.PIPE)
         assert str(pid) in killed.stderr.readline()
         killed.kill()
@@ -332,7 +332,7 @@ def test_serve_minds_the_socket(coldrise, point, served, tmp_path):
     server = served()
     second = coldrise.run("serve", "nbd", "--socket", server.socket)
     assert second.returncode == 11 and str(server.socket) in second.stderr
-    # What a killed server leaves behind is in nobody's way.
+    # The remains of a killed server do no harm.
     server.crash()
     assert server.socket.exists()
     again = Served(coldrise, server.socket)
@@ -473,3 +473,18 @@ def test_points_sealed_one_after_the_other_do_not_pile_up(coldrise, point, live)
     points = coldrise.json("list", "web01")["machines"][0]["points"]
     assert len(points) == 71
     assert coldrise.json("seal", "trial")["address"].endswith("+71")
+
+
+def test_one_damaged_copy_is_named_until_it_heals(coldrise, live, nbdkit):
+    server = nbdkit()
+    with server.connect(live) as handle:
+        handle.pwrite(b"w" * 4096, 0)
+    server.stop()
+    (copy,) = (coldrise.repository / "live").glob("*/progress-copy")
+    for damage in (copy.unlink, lambda: copy.write_bytes(b"noise" * 20)):
+        damage()
+        found = coldrise.run("verify")
+        assert found.returncode == 1 and f"damaged: live/trial: {copy}: " in found.stdout
+        assert f"live/trial: {copy}: " in coldrise.run("doctor").stdout
+        assert coldrise.run("fold").returncode == 0
+        assert coldrise.json("verify")["is_clean"]

@@ -25,7 +25,7 @@ KIB, MIB = 1 << 10, 1 << 20
 
 @pytest.fixture
 def full(coldrise, tmp_path):
-    """Two machines, two points each, a sealed session and one that goes on."""
+    """Two machines, two points each, a sealed session and a running one."""
     disk = Image(8 * MIB)
     disk.fill(0, 6 * MIB, "first")
     points = [coldrise.backup("web01", vda=disk.save(tmp_path / "vda.raw"))]
@@ -120,7 +120,7 @@ def test_every_flipped_byte_of_a_chunk_file_is_found_and_named(coldrise, full, n
     flip(path, offset)
     text = coldrise.run("verify").stdout
     assert "restore from a point that is not affected" in text and "coldrise repair" in text
-    assert "damage found in" in text
+    assert "damage found: 1 chunk, " in text and "run coldrise verify" not in text, text
     flip(path, offset)
     assert "restore from" not in coldrise.run("verify").stdout
     assert verify(coldrise)["is_clean"]
@@ -177,7 +177,8 @@ def test_a_damaged_session_document_hides_no_other(coldrise, full):
     flip(document, 40)
     found = verify(coldrise, code=1)
     assert found["sessions"] == 1 and found["points"] == 2
-    assert str(document.parent) in found["damaged_documents"][0]["what"]
+    (damage,) = found["damaged_documents"]
+    assert damage["what"] in ("live/trial", "live/second") and str(document) in damage["reason"]
 
 
 def moment_after(coldrise, address):
@@ -209,7 +210,7 @@ def test_only_what_is_new_is_read(coldrise, full, nbdkit, tmp_path):
     # A fold of the old point stores chunks now.
     coldrise.json("fold")
     assert verify(coldrise, "--since", since)["chunks"] == 2 + 64 * KIB // (16 * KIB)
-    # Of old chunks nothing is read, whoever shares them.
+    # No old chunk is read, whichever points share it.
     path = max(chunk_files(coldrise), key=lambda file: file.stat().st_size)
     flip(path, 1 * MIB)
     assert verify(coldrise, "--since", since)["is_clean"]
@@ -220,7 +221,7 @@ def test_only_what_is_new_is_read(coldrise, full, nbdkit, tmp_path):
 
 
 class Stuck:
-    """A command whose first line about its progress nobody reads yet: it waits there."""
+    """A command that blocks at its first line of progress, because nothing reads it yet."""
 
     def __init__(self, coldrise, *arguments):
         reading, writing = os.pipe()
@@ -332,14 +333,31 @@ def test_a_marker_that_is_lost_is_named_and_made_anew(coldrise, full, how):
     assert named == {f"the marker of {name}" for name in [*full, "live/trial"]}
     assert found["damaged_documents"] == [] and found["affected"] == []
     text = coldrise.run("verify").stdout
-    assert f"damaged: the marker of {full[0]}: it " in text and "coldrise repair makes it anew" in text
-    # What reads the points goes on.
+    assert f"damaged: the marker of {full[0]}: it " in text and "coldrise repair recreates it" in text
+    # Readers of the points work.
     assert coldrise.run("stats").returncode == 0
     repaired = coldrise.json("repair")
     assert repaired["made_markers"] == 3 and repaired["is_clean"]
     assert markers(coldrise) == there
     assert verify(coldrise)["is_clean"]
     assert coldrise.json("repair")["made_markers"] == 0
+
+
+def test_a_damaged_marker_of_a_sealed_point_is_named_and_made_anew(coldrise, full, tmp_path):
+    coldrise.publish(full[0], "trial")
+    before = markers(coldrise)
+    sealed = coldrise.json("seal", "trial")["address"]
+    new = [path for path in markers(coldrise) if path not in before]
+    (marker,) = [path for path in new if not path.suffix]
+    content = marker.read_bytes()
+    # First it waits in its session, then it is in the catalog.
+    for _ in range(2):
+        flip(marker, 60)
+        found = verify(coldrise, code=1)
+        assert [damaged["what"] for damaged in found["damaged_markers"]] == [f"the marker of {sealed}"]
+        coldrise.backup("web03", vda=tmp_path / "vda.raw")
+        assert verify(coldrise)["is_clean"]
+        assert len(marker.read_bytes()) == len(content)
 
 
 def test_markers_that_a_crash_left_on_their_way_are_no_damage(coldrise, full):

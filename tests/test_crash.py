@@ -198,7 +198,7 @@ def test_no_flush_succeeds_after_a_failed_one(tmp_path, story):
 
 
 def test_a_session_is_reopened_after_a_failed_flush_without_a_restart(tmp_path, story):
-    """The last connection closes the session, the next one opens it anew."""
+    """The last connection closes the session, the next one reopens it."""
     told, syncs = loaded(tmp_path, story, 0.1)
     first, second = told.disks
     syncs.fail()
@@ -288,7 +288,7 @@ def test_a_seal_that_fails_early_changes_nothing(tmp_path, story, what):
     if what == "the new layers":
         syncs.fail_at(told.coldrise.repository / "layers")
     else:
-        syncs.fail_at(session_folder(told) / "session.new")
+        syncs.fail_at(session_folder(told) / "session.json.new")
     failed = told.coldrise.run("seal", told.session)
     assert failed.returncode == 1, f"sealed without a sync: {failed.stdout}"
     syncs.work()

@@ -35,7 +35,7 @@ def killed(live, nbdkit, coldrise):
             for block in range(BLOCKS):
                 handle.pwrite(content(round_number), block * BLOCK)
             handle.flush()
-        # Nobody flushes any more: the layer's own thread writes the mark.
+        # No client flushes from here on: the layer's own thread writes the mark.
         wait_until(lambda: newest_mark(layer)[2] >= 2 * BLOCKS, "the mark")
         server.kill()
     return layer, newest_mark(layer)[2]
@@ -117,8 +117,9 @@ def test_an_older_layer_is_refused_also_where_a_note_of_it_is_damaged(live, cold
             layer.write_bytes(newer)
             with nbdkit().connect(live) as handle:
                 assert handle.pread(BLOCK, 0) == content(2)
+                handle.pwrite(content(2), 0)
             wait_until(is_closed, "the close")
-            # Whoever closed the session made both again.
+            # The document that notes the last write has rebuilt both.
             assert note.read_bytes() != damaged
             newer = layer.read_bytes()
 

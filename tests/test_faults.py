@@ -68,7 +68,7 @@ class Place:
         return self.references[operation.name]
 
     def judge(self, operation, fault, is_thorough):
-        """What the operation said, and its exit code."""
+        """Runs the operation with the fault and checks the result; returns its exit code."""
         reference = self.reference(operation)
         with self._prepared(operation) as (coldrise, scene):
             faults = Faults(self.shim, self.directory, coldrise.repository, fault)
@@ -100,7 +100,7 @@ class Place:
             return
         done = coldrise.run("--json", "verify")
         answer = json.loads(done.stdout.splitlines()[-1])
-        # One that could not be made was told of, and the next writer makes it.
+        # A marker that could not be made was reported, and the next writer makes it.
         is_unmarked = answer["damaged_markers"] and "a marker is left to the next writer" in messages
         others = [name for name, found in answer.items()
                   if found and name.startswith("damaged") and name != "damaged_markers"]  # fmt: skip

@@ -90,7 +90,7 @@ def test_writes_land_on_the_disk(tmp_path, raw, image_format, seed):
     opened = Qemu(image)
     opened.check()
     opened.compare(raw)
-    # No file grew, but for a descriptor that QEMU wrote anew.
+    # No file grew, except a descriptor that QEMU rewrote.
     for part in image.parts:
         grown = part.path.stat().st_size - part.size_bytes
         assert grown == 0 or (part.path.name.endswith(".vmdk") and part.size_bytes < 1024)
@@ -107,7 +107,7 @@ def test_a_qcow2_over_a_raw_file_takes_zeroes(tmp_path, raw, command):
     assert not changed(image, before, "Refused")
     assert changed(image, before, "Dropped"), "QEMU sets no flags any more: say so in qcow2/mod.rs"
 
-    # A raw writer goes on; the image has to show it.
+    # A raw writer continues; the image must show its writes.
     drop_what_is_dropped(image, before)
     for path in (raw, image.data.path):
         qemu_io(path, "raw", ["write -P 5 4M 4M"])

@@ -50,7 +50,7 @@ def chunks(coldrise):
 
 def test_a_gc_beside_a_backup_takes_nothing_that_it_found(coldrise, forgotten, save, tmp_path):
     address, kept, disk = forgotten
-    # The first half is what nothing refers to: the backup finds it, and needs it.
+    # The first half is unreferenced: the backup finds it and needs it.
     disk.fill(7 * MIB, 7 * MIB, "new")
     with slow_server(disk.save(tmp_path / "source.raw")) as (uri, server):
         running = RunningBackup(coldrise, "web04", f"vda={uri}")
@@ -77,7 +77,7 @@ def test_a_gc_outlives_the_backup_that_did_it(coldrise, forgotten, save, tmp_pat
     address, kept, disk = forgotten
     with slow_server(disk.save(tmp_path / "source.raw")) as (uri, server):
         running = RunningBackup(coldrise, "web04", f"vda={uri}")
-        # Stopped, the backup cannot answer: the gc has asked, and waits.
+        # The stopped backup cannot answer: the gc has asked, and waits.
         running.process.send_signal(signal.SIGSTOP)
         gc = coldrise.start("--json", "gc", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         socket = str(coldrise.repository / "writer.control")
@@ -130,7 +130,7 @@ def test_a_backup_that_begins_beside_a_gc_is_not_refused(coldrise, forgotten, tm
     path = disk.save(tmp_path / "source.raw")
     backup = coldrise.start("--json", "backup", "web02", f"vda=raw:{path}",
                             stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    # Where the gc has ended before it was stopped there is nobody to wait for.
+    # If the gc ended before it was stopped, there is nothing to wait for.
     wait_until(lambda: is_locked(coldrise.repository / "background.wanted") or backup.poll() is not None,
                "the backup that waits")
     gc.send_signal(signal.SIGCONT)

@@ -24,7 +24,7 @@ MOST_BYTES = 1 << 30
 # Larger disks are looked at, not restored.
 RESTORED_BYTES = 1 << 30
 WORKERS = 2
-# What programs need to run. They are told no more than this, and the image.
+# The files that programs need to run. They know only these, and the image.
 SYSTEM = ("/usr/", "/bin/", "/lib/", "/lib64/", "/etc/ld.so.cache", "/dev/null", "/dev/urandom",
           "/sys/devices/system/cpu")
 CHILDREN = ("sh", "setpriv", "prlimit", "qemu-img", "qemu-nbd")
@@ -111,7 +111,7 @@ def test_nothing_else_is_opened(outcomes, case):
     own = str(outcome.folder) + os.sep
     for program, paths in seen.opened.items():
         for path in paths:
-            # Nobody leaves the image's folder for the image's sake.
+            # No program leaves the image's folder because of the image.
             assert not path.startswith((str(base / "secret"), "/etc/passwd", "/dev/zero")), path
             if program in CHILDREN:
                 assert path.startswith((*SYSTEM, own)), f"{program} opened {path}"

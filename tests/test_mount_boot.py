@@ -55,7 +55,7 @@ def disk(path):
 @pytest.mark.parametrize("file", FILES)
 def test_the_guest_boots(session, tmp_path, file):
     path = session.folder / file
-    with Guest([disk(path)], log=tmp_path / "console.log") as guest:
+    with Guest([disk(path)], log=tmp_path / "console.log", cpus=1, memory_mib=512) as guest:
         guest.wait_for_login(timeout=LOGIN_SECONDS)
         guest.login()
         assert set(session.booted) <= set(guest.check("ls /root").split())

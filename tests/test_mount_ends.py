@@ -16,6 +16,7 @@ from support.image import Image
 from support.mounted import (
     Mounted, MountFailed, is_mounted, refused, stored_bytes, wait_until_unmounted,
 )  # fmt: skip
+from support.nbdserver import wait_until
 
 MIB = 1 << 20
 
@@ -58,10 +59,10 @@ def test_a_mount_in_use_is_ended_when_asked_twice(coldrise, live, mount):
     os.pwrite(opened, b"still open", 0)
     mounted.ask_to_end()
     wait_until_unmounted(mounted.folder)
-    # Whoever has a file open goes on for a while.
+    # Programs with an open file continue for a while.
     os.pwrite(opened, b"and later!", 4096)
     assert mounted.process.poll() is None
-    assert "still open: live/trial/vda.raw" in mounted.messages()
+    wait_until(lambda: "still open: live/trial/vda.raw" in mounted.messages(), "the message")
     mounted.ask_to_end()
     mounted.wait()
     assert "whoever still has a file open gets errors" in mounted.messages()

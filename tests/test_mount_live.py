@@ -241,8 +241,8 @@ def test_what_was_synced_outlives_a_kill(coldrise, live, image, mount):
     try:
         os.close(opened)
     except OSError:
-        pass  # what it would flush has nobody to go to
-    # The dead mount is in nobody's way.
+        pass  # the server for its flush is gone
+    # The dead mount does no harm.
     again = mount(folder=mounted.folder)
     image.write(4 * MIB, b"synced")
     assert (again / "live/trial/vda.raw").read_bytes() == image.content

@@ -56,7 +56,8 @@ def test_nothing_wrong_is_served_and_all_damage_is_named(request, damaged, tmp_p
         if not hasattr(local, "judge"):
             with lock:
                 local.judge = Judge(damaged, tmp_path / f"judge{next(made)}")
-        # A mount takes as long as everything else; where clients' files lie it always looks.
+        # A mount takes as long as everything else; it is always made for mutations near clients'
+        # files.
         with_files = mutation.path.startswith(("live/", "layers/")) or number % 8 == 0
         with_repair = mutation.path.startswith("db/")
         try:

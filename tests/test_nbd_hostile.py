@@ -4,7 +4,6 @@ import concurrent.futures
 import contextlib
 import json
 import random
-import ssl
 import subprocess
 import threading
 
@@ -12,6 +11,7 @@ import nbd
 import pytest
 
 from support import hostile_nbd
+from support.certificates import client_context, make_certificates
 from support.image import Image
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -102,41 +102,16 @@ def test_clients_that_break_off_disturb_nobody(live, point, serve, pytestconfig)
     assert "started again" not in log.read_text(encoding="utf-8")
 
 
-def certificate(folder, name):
-    """A key and a certificate of the folder's authority."""
-    key, request, signed = (folder / f"{name}-{end}" for end in ("key.pem", "csr", "cert.pem"))
-    new = ["openssl", "req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes",
-           "-keyout", key]
-    if name == "ca":
-        run(*new, "-x509", "-out", signed, "-subj", "/CN=authority")
-    else:
-        run(*new, "-out", request, "-subj", "/CN=localhost")
-        run("openssl", "x509", "-req", "-in", request, "-out", signed, "-CAcreateserial",
-            "-CA", folder / "ca-cert.pem", "-CAkey", folder / "ca-key.pem")  # fmt: skip
-
-
-def run(*command):
-    subprocess.run([str(word) for word in command], check=True, capture_output=True, timeout=60)
-
-
 @pytest.fixture
 def certificates(tmp_path):
-    """A folder with what `--tls-certificates` and libnbd expect."""
-    folder = tmp_path / "certificates"
-    folder.mkdir()
-    for name in ("ca", "server", "client"):
-        certificate(folder, name)
-    return folder
+    return make_certificates(tmp_path / "certificates")
 
 
 def test_clients_that_break_off_with_tls_disturb_nobody(live, serve, certificates, pytestconfig):
     """Without its preloaded library nbdkit ends with a damaged heap: it takes some
     hundred of those that send garbage behind requests."""
     path, log = serve("--tls-certificates", certificates)
-    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    tls.check_hostname = False
-    tls.load_verify_locations(certificates / "ca-cert.pem")
-    tls.load_cert_chain(certificates / "client-cert.pem", certificates / "client-key.pem")
+    tls = client_context(certificates)
     neighbour = Neighbour(connected(path, live, certificates), 8 * MIB)
     with neighbour.beside():
         break_off(path, live, pytestconfig.getoption("--hostile-clients"), tls)
@@ -154,7 +129,7 @@ def test_clients_that_break_off_with_tls_disturb_nobody(live, serve, certificate
 
 
 def test_a_block_status_of_four_gigabytes(coldrise, serve, tmp_path):
-    """The largest request: nbdkit 1.32 aborts where it is told of more than that."""
+    """The largest request: nbdkit 1.32 aborts if the plugin announces more."""
     big = Image(MIB)
     big.fill(0, 4096, "start")
     path = big.save(tmp_path / "big.raw")

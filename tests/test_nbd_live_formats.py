@@ -68,7 +68,7 @@ def test_what_qemu_writes_to_one_image_is_in_all_others(
     with nbdkit() as server:
         qemu_io(image_node(server, "live/trial", file), random_writes(image, file, 10_000))
         same_everywhere(server, "live/trial", image, tmp_path)
-        # The file is opened once more and goes on.
+        # The file is opened again, and the session continues.
         qemu_io(image_node(server, "live/trial", file), random_writes(image, "again", 50))
     with nbdkit() as server:
         same_everywhere(server, "live/trial", image, tmp_path)

@@ -99,3 +99,13 @@ def test_a_session_is_sealed_more_often_than_files_can_be_open(plain, tmp_path):
             handle = again.connect(name)
             assert bytes(handle.pread(8 * MIB, 0)) == content, name
             handle.shutdown()
+
+
+# A file of the database, and one beside it.
+@pytest.mark.parametrize("limit", [6, 7])
+def test_too_few_descriptors_say_what_to_do(plain, limit):
+    refused = subprocess.run(
+        ["prlimit", f"--nofile={limit}:{limit}", PROGRAM, "list"],
+        env=plain.environment(), capture_output=True, text=True, check=False)  # fmt: skip
+    assert refused.returncode == 1
+    assert "raise its limit (ulimit -n" in refused.stderr, refused.stderr

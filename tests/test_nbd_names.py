@@ -145,7 +145,7 @@ def test_configuration_mistakes_are_told_before_serving(coldrise, point, tmp_pat
     for parameters, message in [
         ([], "repo=DIR is missing"),
         (["repo=/nowhere"], "/nowhere"),
-        ([f"repo={tmp_path}"], "no Coldrise repository"),
+        ([f"repo={tmp_path}"], "not a Coldrise repository"),
         ([repository], "passphrase"),
         ([repository, f"passphrase-file={wrong}"], "passphrase"),
         ([repository, "passphrase-file=/nowhere"], "/nowhere"),

@@ -1,4 +1,4 @@
-"""NBD: who may not open an export is told why."""
+"""NBD: clients learn the reason of a refused export."""
 
 import subprocess
 
@@ -34,7 +34,7 @@ def asked(path, name):
     with hostile_nbd.connect(path) as stream:
         kind, text = hostile_nbd.go(stream, name)
         if kind != 1:
-            # The connection goes on: another name may be asked for.
+            # The connection stays open: the client may ask for another name.
             assert hostile_nbd.go(stream, name)[0] == kind
         return kind, text.decode()
 
@@ -56,7 +56,7 @@ def test_a_session_in_use_is_no_unknown_export(live, served):
             ["qemu-img", "info", f"nbd+unix:///{live}?socket={second}"],
             capture_output=True, text=True, timeout=60, check=False)  # fmt: skip
         assert shown.returncode != 0 and "written by another process" in shown.stderr
-        # A refusal concerns nobody else.
+        # A refusal affects no other client.
         assert asked(second, "live/other/vda")[0] == UNKNOWN
 
 

@@ -19,7 +19,7 @@ def test_two_servers_never_write_one_session(live, point, image, nbdkit):
         writer.pwrite(b"mine", 100)
         refused(second, live)
         assert live in second.messages()
-        # Everything else goes on there.
+        # Everything else works there.
         with second.connect(f"{point}/vda") as reader:
             assert read_all(reader) == image.content
         writer.pwrite(b"still", 200)

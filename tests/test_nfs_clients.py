@@ -26,7 +26,7 @@ def resident_bytes(process):
 
 
 def come_and_go(server, number):
-    """Mounts, reads, writes a block of its own for good, and goes without a word."""
+    """Mounts, reads, makes a block of its own durable, and disconnects without notice."""
     root = server.root()
     with server.connect() as client:
         disk = client.walk(root, "live/trial/vda.raw")
@@ -42,7 +42,7 @@ def test_clients_leave_neither_descriptors_nor_memory(live, image, nfs):
     server = nfs()
     process = server.ganesha()
     disk = come_and_go(server, 0)
-    # The session's files stay open for a while, whoever has used them.
+    # The session's files stay open for a while after any client's use.
     open_before = descriptors(process)
     resident = []
     for _ in range(ROUNDS):

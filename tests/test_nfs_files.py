@@ -267,7 +267,7 @@ def test_a_sealed_point_carries_small_files(coldrise, folder):
     assert refused(client.write, carried, 0, b"x") == nfs3.ROFS
     assert refused(client.create, point, "new") == nfs3.ROFS
     assert refused(client.remove, point, "vm.vmx") == nfs3.ROFS
-    # The session goes on, and the point stays.
+    # The session continues, and the point stays.
     client.write(client.lookup(session, "vm.vmx"), 0, b"MEMSIZE", FILE_SYNC)
     assert client.read_all(carried) == b'memsize = "96"\n'
     server.crash()

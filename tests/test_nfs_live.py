@@ -61,7 +61,7 @@ def test_any_write_lands_where_it_belongs(coldrise, live, image, nfs, nbdkit):
 
 
 def test_many_clients_write_one_disk(live, image, nfs):
-    """Each has every n-th sector, so that they meet in blocks, and has it in either file."""
+    """Each has every n-th sector, so that they share blocks, in either file."""
     server = nfs()
     root, count = server.root(), 12
     sectors = len(image) // 512
@@ -183,7 +183,7 @@ def test_sessions_come_and_go_under_a_running_server(coldrise, point, nfs):
         coldrise.publish(point, "trial")
         assert nfs3.refused(client.getattr, disk) == nfs3.STALE
         assert nfs3.refused(client.write, disk, 0, b"x") == nfs3.STALE
-        # Also for handles that nobody has used meanwhile.
+        # Also for handles without use meanwhile.
         assert nfs3.refused(client.getattr, unused[0]) == nfs3.STALE
         assert nfs3.refused(client.write, unused[1], 0, b"x") == nfs3.STALE
         fresh = client.walk(live, "trial/vda.raw")

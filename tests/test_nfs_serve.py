@@ -108,7 +108,7 @@ def test_the_network_is_served_to_who_is_allowed(live, nfs, network):
         nfs3.mount(network, "/coldrise", OTHER_ADDRESS)
     assert failed.value.status == nfs3.ACCES
     with nfs3.Nfs(network, OTHER_ADDRESS) as client:
-        # A handle alone is of no use.
+        # A handle alone gives no access.
         with pytest.raises(nfs3.Denied):
             client.getattr(root)
     with nfs3.Nfs(network) as client:

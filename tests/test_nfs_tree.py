@@ -76,7 +76,7 @@ def test_reads_end_where_the_file_ends(point, image, nfs):
     with server.connect() as client:
         disk = client.walk(server.root(), f"{point}/vda.raw")
         end = len(image)
-        # ESXi asks for whole blocks at the end of short files, and wants to be told.
+        # ESXi reads whole blocks at the end of short files, and needs to see the end.
         assert client.read(disk, end - 512, 512) == (image.read(end - 512, 512), True)
         assert client.read(disk, end - 512, 4096) == (image.read(end - 512, 512), True)
         assert client.read(disk, end - 513, 512) == (image.read(end - 513, 512), False)

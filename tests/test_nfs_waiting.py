@@ -64,7 +64,7 @@ def test_stable_writes_wait_without_a_thread_and_share_syncs(server, syncs, imag
         before = syncs.count()
         with syncs.held_back():
             writes = [pool.submit(write_stable, server, disk, n) for n in range(WRITERS)]
-            # All are written, and none is answered; whoever reads is.
+            # All are written, and none is answered; a reader is.
             for number in range(WRITERS):
                 data = b"%4d" % number * KIB
                 image.write(number * 4 * KIB, data)

@@ -109,3 +109,16 @@ def test_messages_do_not_show_a_passphrase(coldrise, tmp_path):
         done = other.run(*words)
         assert done.returncode == 12
         assert "hunter2" not in done.stdout + done.stderr
+
+
+def test_only_the_owner_reads_the_files_of_a_repository(coldrise, live, nbdkit):
+    with nbdkit().connect(live) as handle:
+        handle.pwrite(bytes(4096), 0)
+        handle.flush()
+        coldrise.json("seal", "trial")
+    coldrise.json("fold")
+    coldrise.json("gc")
+    coldrise.json("repair")
+    paths = [coldrise.repository, *coldrise.repository.rglob("*")]
+    readable = {str(path): oct(path.lstat().st_mode) for path in paths if path.lstat().st_mode & 0o077}
+    assert len(paths) > 20 and not readable

@@ -1,4 +1,4 @@
-"""/dev/shm is full: the server goes on, and nobody sees a part of its block map."""
+"""/dev/shm is full: the server continues, and no reader sees a part of its block map."""
 
 import json
 import subprocess
@@ -107,3 +107,19 @@ def test_there_is_no_room_for_a_map_at_all(scattered, nbdkit, small):
         refused(reader, live)
         assert "/dev/shm" in reader.messages()
     assert server.process.poll() is None
+
+
+def test_verify_names_what_only_the_server_can_read_and_goes_on(coldrise, scattered, nbdkit, small):
+    _, live = scattered
+    server = nbdkit(wrap=small.command)
+    with server.connect(live) as handle:
+        write_all(handle, 1)
+        done = coldrise.run("--json", "verify")
+        assert done.returncode == 3, done.stdout + done.stderr
+        found = json.loads(done.stdout.splitlines()[-1])
+        assert found["is_clean"] and found["chunks"] == 0 and found["points"] == 1
+        (unread,) = found["unread"]
+        assert live in unread["what"] and "/dev/shm" in unread["reason"]
+        assert f"not verified: a layer of {live}: " in coldrise.run("verify").stdout
+    server.stop()
+    assert coldrise.json("verify")["unread"] == []

@@ -42,6 +42,7 @@ def test_a_second_writer_is_refused_at_once(coldrise, writer, point, arguments, 
     refused = coldrise.run(*arguments)
     assert refused.returncode == 11, refused.stderr
     assert "another process is writing the repository" in refused.stderr
+    assert f"(process {os.getpid()}, since 20" in refused.stderr
     assert time.monotonic() - started < 10, "it does not wait"
 
 

@@ -26,7 +26,7 @@ class Coldrise:
         return kept
 
     def run(self, *arguments, timeout_s=120):
-        """The finished process, whatever it returned."""
+        """The finished process, with any exit code."""
         return subprocess.run(
             [PROGRAM, *map(str, arguments)],
             env=self.environment(),
@@ -38,7 +38,7 @@ class Coldrise:
         )
 
     def json(self, *arguments, timeout_s=120):
-        """The final JSON object of a command that has to succeed."""
+        """The final JSON object of a command that must succeed."""
         done = self.run("--json", *arguments, timeout_s=timeout_s)
         assert done.returncode == 0, f"coldrise {arguments}: {done.stdout}{done.stderr}"
         return json.loads(done.stdout.strip().splitlines()[-1])

@@ -346,7 +346,7 @@ class Guest:
         def left() -> float:
             return max(0.1, deadline - time.monotonic())
 
-        # For whoever reads the log: the console itself shows base64 alone.
+        # For readers of the log: the console itself shows only base64.
         self._log.write(f"\n# {tag}: {command}\n".encode())
         encoded = base64.b64encode(command.encode()).decode()
         self._send("C=")

@@ -67,7 +67,7 @@ def request(command, length, offset=0, cookie=1):
 READS = request(READ, 4 * MIB) + request(READ, 512) * 2
 SMALL_READS = request(READ, 65536) * 12
 
-# What each of them sends before it goes away without reading an answer.
+# The bytes that each client sends before it disconnects without reading an answer.
 LEAVES = {
     "reads": READS,
     "many reads": SMALL_READS,
@@ -80,8 +80,8 @@ LEAVES = {
 
 
 def leave(address, name, sent, tls=None, waits=False):
-    """A client that opens an export, sends that and goes away. One that waits reads all
-    that it is sent first, as long as the server keeps the connection."""
+    """A client that opens an export, sends these bytes and disconnects. With `waits` it first
+    reads until the server closes the connection or is silent."""
     stream = opened(address, name, tls)
     try:
         stream.sendall(sent)

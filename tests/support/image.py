@@ -14,7 +14,7 @@ class Image:
         return len(self.content)
 
     def fill(self, offset, length, seed):
-        """Puts incompressible, reproducible bytes into a range."""
+        """Fills a range with incompressible, reproducible bytes."""
         self.write(offset, random.Random(seed).randbytes(length))
 
     def write(self, offset, data):
@@ -27,8 +27,8 @@ class Image:
         self.content[offset : offset + length] = bytes(length)
 
     def trim(self, offset, length, block=4096):
-        """Whole blocks read as zeroes afterwards; the rest is as it was. The
-        disk's short last block counts as whole."""
+        """Makes whole blocks read as zeroes; the rest is unchanged. The disk's short last block
+        counts as whole."""
         end = offset + length
         first = -(-offset // block) * block
         last = end if end == len(self.content) else end // block * block

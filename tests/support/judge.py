@@ -1,4 +1,4 @@
-"""Whether an image holds a disk, as all its readers see it."""
+"""Checks with all its readers that an image holds a disk."""
 
 import random
 
@@ -33,7 +33,7 @@ def save(tmp_path, size, stored):
 
 
 def ranges_to_compare(size, stored):
-    """Every stored range with what lies around it, and both ends of the disk."""
+    """Every stored range with its surroundings, and both ends of the disk."""
     edges = [(0, 8 * KIB), (size - 8 * KIB, 8 * KIB)]
     for offset, length in stored:
         edges.append((offset - 4 * KIB, length + 8 * KIB))
@@ -44,7 +44,7 @@ def ranges_to_compare(size, stored):
 
 
 def readers_of(image, size, sector_bytes):
-    """The readers that know the format."""
+    """The readers for the format."""
     if image.format == "raw":
         return [Qemu]
     # libqcow 20201213 knows no external data files.

@@ -18,12 +18,12 @@ QEMU_DRIVERS = {"raw": "raw", "vhd": "vpc", "vhdx": "vhdx", "vmdk": "vmdk", "qco
 
 
 class Refused(Exception):
-    """There is no such image; the text says why."""
+    """No such image is possible; the text says why."""
 
 
 @dataclasses.dataclass
 class Part:
-    """One file of an image: where it is and what lies where in it."""
+    """One file of an image, with the map of its content."""
 
     path: pathlib.Path
     size_bytes: int
@@ -49,7 +49,7 @@ class Laid:
 
     @property
     def driver(self):
-        """What QEMU calls the format."""
+        """QEMU's name of the format."""
         return QEMU_DRIVERS[self.format.partition("-")[0]]
 
 

@@ -1,4 +1,4 @@
-"""libnfs, in a process inside of the server's network."""
+"""libnfs, in a process inside the server's network."""
 
 import ctypes
 import ctypes.util
@@ -10,7 +10,7 @@ SERVER, EXPORT = b"127.0.0.1", b"/coldrise"
 
 
 class Libnfs:
-    """A mounted datastore. One file at a time is open."""
+    """A mounted datastore with at most one open file."""
 
     def __init__(self, network, version):
         self.process = subprocess.Popen(
@@ -31,7 +31,7 @@ class Libnfs:
         return answer["value"]
 
     def refused(self, call, *arguments):
-        """The errno with which a call fails."""
+        """The errno of a failing call."""
         answer = self.ask(call, *arguments)
         assert "error" in answer, f"{call}{arguments} was allowed"
         return answer["errno"]
@@ -71,7 +71,7 @@ Entry._fields_ = [("next", ctypes.POINTER(Entry)), ("name", ctypes.c_char_p)]
 
 
 class Mounted:
-    """What the process inside does."""
+    """The main loop of the process inside."""
 
     def __init__(self, version):
         self.library = ctypes.CDLL(ctypes.util.find_library("nfs") or "libnfs.so.13")

@@ -4,7 +4,7 @@ import subprocess
 
 
 class SmallSharedMemory:
-    """Commands run in it find a /dev/shm of so many KiB."""
+    """Commands run in it see a /dev/shm of this many KiB."""
 
     def __init__(self, kib):
         setup = f"mount -t tmpfs -o size={kib}k tmpfs /dev/shm && echo ready && exec sleep infinity"

@@ -1,4 +1,4 @@
-"""A repository mounted on a folder, and what a file system tells of its files."""
+"""A repository mounted on a folder, and its files' properties."""
 
 import errno
 import os
@@ -10,11 +10,11 @@ from support.nbdserver import DEADLINE_S, wait_until
 
 
 class Mounted:
-    """One `coldrise mount` in the foreground. `user` is whom it runs as."""
+    """One `coldrise mount` in the foreground, run as `user`."""
 
     def __init__(self, coldrise, folder, *options, user=None):
         self.folder = pathlib.Path(folder)
-        # What a killed mount has left cannot even be looked at.
+        # Even stat fails on a folder with a killed mount.
         if not is_mounted(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
         self.log_path = self.folder.with_name(self.folder.name + ".log")
@@ -22,7 +22,7 @@ class Mounted:
         keywords = {} if user is None else {"user": user, "group": "nogroup", "extra_groups": []}
         self.process = coldrise.start("mount", self.folder, *options, stdout=subprocess.PIPE,
                                       stderr=self.log, **keywords)  # fmt: skip
-        # Either the line or, where it ends, nothing.
+        # Either the line or, at its end, nothing.
         self.said = self.process.stdout.readline()
         if not self.said:
             code = self.process.wait(timeout=DEADLINE_S)
@@ -42,7 +42,7 @@ class Mounted:
         self.process.send_signal(number)
 
     def wait(self, code=0):
-        """Waits for its end, which has to be a good one; returns its last words."""
+        """Waits for its end without an error; returns its last output."""
         output, _ = self.process.communicate(timeout=DEADLINE_S)
         self.log.close()
         assert self.process.returncode == code, self.messages()
@@ -54,13 +54,13 @@ class Mounted:
         return self.wait()
 
     def kill(self):
-        """As a crash would end it: the dead mount stays."""
+        """Ends it like a crash: the dead mount stays."""
         self.process.kill()
         self.process.communicate(timeout=DEADLINE_S)
         self.log.close()
 
     def clear(self):
-        """After a test, whatever it left."""
+        """Cleans up after a test."""
         if self.process.poll() is None:
             self.kill()
         while self.is_mounted():
@@ -96,7 +96,7 @@ def wait_until_unmounted(folder):
 
 
 def data_ranges(path):
-    """What SEEK_DATA and SEEK_HOLE tell: [(offset, length)]."""
+    """The extents by SEEK_DATA and SEEK_HOLE: [(offset, length)]."""
     found = []
     with open(path, "rb") as file:
         end = os.fstat(file.fileno()).st_size
@@ -118,7 +118,7 @@ def stored_bytes(path):
 
 
 def refused(call, *arguments):
-    """The errno with which a call fails."""
+    """The errno of a failing call."""
     try:
         call(*arguments)
     except OSError as error:

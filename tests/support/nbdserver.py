@@ -1,4 +1,4 @@
-"""nbdkit with the coldrise plugin, and clients of it."""
+"""nbdkit with the coldrise plugin, and its clients."""
 
 import contextlib
 import signal
@@ -14,7 +14,7 @@ DEADLINE_S = 30
 
 
 def wait_until(condition, what):
-    """Waits for a condition that has to come true soon."""
+    """Waits for a condition that must soon be true."""
     end = time.monotonic() + DEADLINE_S
     while time.monotonic() < end:
         result = condition()
@@ -56,13 +56,13 @@ class Nbdkit:
             raise NbdkitFailed(self.process.returncode, self.messages())
 
     def answers(self):
-        """True once a client is served. nbdkit listens, and writes its process
-        id, before the plugin has opened the repository."""
+        """True once a client is served. nbdkit listens, and writes its process id, before the
+        plugin has opened the repository."""
         with socket.socket(socket.AF_UNIX) as client:
             client.settimeout(DEADLINE_S)
             try:
                 client.connect(str(self.socket))
-                # A greeting, or the end where a filter turns clients away.
+                # A greeting, or the end if a filter refuses clients.
                 client.recv(18, socket.MSG_WAITALL)
             except (FileNotFoundError, ConnectionRefusedError, ConnectionResetError):
                 return False
@@ -96,7 +96,7 @@ class Nbdkit:
                 handle.shutdown()
 
     def stop(self):
-        """Ends the server the way its users do; it has to end cleanly."""
+        """Ends the server as its users do; it must end without an error."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         code = self.process.wait(timeout=DEADLINE_S)
@@ -164,7 +164,7 @@ def block_status(handle, offset=0, length=None):
 
 
 def read_all(handle, piece=1 << 20):
-    """Everything that an export holds."""
+    """The whole content of an export."""
     size = handle.get_size()
     return b"".join(
         bytes(handle.pread(min(piece, size - at), at)) for at in range(0, size, piece)

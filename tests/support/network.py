@@ -1,4 +1,4 @@
-"""A network of its own, with a port 111 that belongs to nobody else."""
+"""A private network, with a port 111 of its own."""
 
 import concurrent.futures
 import contextlib
@@ -10,8 +10,8 @@ import subprocess
 
 CLONE_NEWNET = 0x40000000
 
-# nfs-ganesha finds no address where there is only loopback; and clients that come from
-# another address than 127.0.0.1 have to come from somewhere.
+# nfs-ganesha ignores a network with only loopback; and clients with another address than 127.0.0.1
+# need one.
 OTHER_ADDRESS = "192.0.2.1"
 
 SETUP = f"""
@@ -38,7 +38,7 @@ class Network:
         return [str(argument) for argument in (*enter, *arguments)]
 
     def run(self, *arguments, timeout_s=60):
-        """The finished process, whatever it returned."""
+        """The finished process, with any exit code."""
         return subprocess.run(
             self.command(*arguments),
             stdin=subprocess.DEVNULL,
@@ -48,12 +48,12 @@ class Network:
         )
 
     def connect(self, port, address="127.0.0.1"):
-        """A connected socket. It stays in this network, wherever it is used."""
+        """A connected socket. It stays in this network, also when used elsewhere."""
 
         def connect():
             libc = ctypes.CDLL(None, use_errno=True)
             with open(f"/proc/{self.process.pid}/ns/net", "rb") as namespace:
-                # Of this thread alone, which ends here.
+                # It applies only to this thread, which ends here.
                 if libc.setns(namespace.fileno(), CLONE_NEWNET) != 0:
                     raise OSError(ctypes.get_errno(), "setns")
             return socket.create_connection((address, port), timeout=60)
@@ -62,7 +62,7 @@ class Network:
             return pool.submit(connect).result()
 
     def close(self):
-        """Ends whatever still runs in it: rpcbind, where a test killed its parent."""
+        """Ends all processes in it: rpcbind remains if a test killed its parent."""
         network = os.readlink(f"/proc/{self.process.pid}/ns/net")
         for process in filter(str.isdigit, os.listdir("/proc")):
             with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""A client of NFSv3 (RFC 1813) that shows statuses, handles and verifiers as they are."""
+"""A client of NFSv3 (RFC 1813) that exposes statuses, handles and verifiers."""
 
 import itertools
 import struct
@@ -14,7 +14,7 @@ UNSTABLE, DATA_SYNC, FILE_SYNC = 0, 1, 2
 
 
 class Refused(Exception):
-    """The server answered with another status than OK."""
+    """The server's status was not OK."""
 
     def __init__(self, procedure, status):
         super().__init__(f"{procedure}: status {status}")
@@ -22,11 +22,11 @@ class Refused(Exception):
 
 
 class Denied(Exception):
-    """The server does not speak with this client."""
+    """The server does not accept this client."""
 
 
 class Reader:
-    """Takes XDR apart."""
+    """Decodes XDR."""
 
     def __init__(self, data):
         self.data, self.at = data, 0
@@ -43,7 +43,7 @@ class Reader:
         return found
 
     def attributes(self):
-        """Attributes that may follow."""
+        """Optional attributes."""
         return self.fattr() if self.take("I") else None
 
     def fattr(self):
@@ -68,7 +68,7 @@ def string(text):
 
 
 class Rpc:
-    """One connection to one program. Calls come from one thread."""
+    """One connection to one program, for one thread."""
 
     def __init__(self, connection, program, user=0, version=3):
         self.connection, self.program, self.version = connection, program, version
@@ -188,7 +188,7 @@ class Nfs:
             assert part, "neither bytes nor an end"
 
     def write(self, handle, offset, data, stable=UNSTABLE):
-        """How it was committed, and the write verifier."""
+        """Its stability, and the write verifier."""
         arguments = opaque(handle) + struct.pack(">Q2I", offset, len(data), stable) + opaque(data)
         reply = self.call("write", 7, arguments)
         reply.changes()
@@ -203,7 +203,7 @@ class Nfs:
         return reply.take("8s")
 
     def create(self, folder, name, how=UNCHECKED, verifier=bytes(8), size=None, mode=None):
-        """The handle of the file; `verifier` counts where it is made exclusively."""
+        """The handle of the file; an exclusive creation sends `verifier`."""
         arguments = opaque(folder) + string(name) + struct.pack(">I", how)
         if how == EXCLUSIVE:
             arguments += verifier
@@ -237,7 +237,7 @@ class Nfs:
         self.call("rename", 14, opaque(folder) + string(old) + opaque(to) + string(new))
 
     def fsinfo(self, handle):
-        """Largest read and write, in bytes, and the properties."""
+        """Maximum read and write, in bytes, and the properties."""
         reply = self.call("fsinfo", 19, opaque(handle))
         reply.attributes()
         rtmax, _, _, wtmax, *_ = reply.take("7I")
@@ -245,14 +245,14 @@ class Nfs:
         return rtmax, wtmax, reply.take("I")
 
     def pathconf(self, handle):
-        """The longest name, and whether a longer one is refused."""
+        """The longest name, and whether the server refuses longer ones."""
         reply = self.call("pathconf", 20, opaque(handle))
         reply.attributes()
         _links, longest, refuses_longer, *_ = reply.take("6I")
         return longest, bool(refuses_longer)
 
     def list(self, folder, limit=1 << 16, after=0, verifier=bytes(8)):
-        """[(name, file id, cookie)] with as many calls as it takes."""
+        """[(name, file id, cookie)], with as many calls as necessary."""
         found = []
         while True:
             arguments = opaque(folder) + struct.pack(">Q", after) + verifier
@@ -268,7 +268,7 @@ class Nfs:
                 return found
 
     def list_plus(self, folder, limit=1 << 16):
-        """{name: (attributes, handle)} of what is in a folder, with READDIRPLUS."""
+        """{name: (attributes, handle)} of a folder's entries, with READDIRPLUS."""
         found, after, verifier = {}, 0, bytes(8)
         while True:
             arguments = opaque(folder) + struct.pack(">Q", after) + verifier
@@ -290,14 +290,14 @@ class Nfs:
         return sorted(name for name, _, _ in self.list(folder) if name not in (".", ".."))
 
     def space(self, handle):
-        """Bytes in all, free, and available."""
+        """Total, free and available bytes."""
         reply = self.call("fsstat", 18, opaque(handle))
         reply.attributes()
         return reply.take("3Q")
 
 
 def refused(call, *arguments, **keywords):
-    """The status with which a call fails."""
+    """The status of a failing call."""
     try:
         call(*arguments, **keywords)
     except Refused as error:

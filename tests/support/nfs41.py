@@ -1,4 +1,4 @@
-"""A client of NFSv4.1 (RFC 8881), as far as opens with share reservations go."""
+"""The part of an NFSv4.1 client (RFC 8881) that opens files with share reservations."""
 
 import itertools
 import os
@@ -46,7 +46,7 @@ class Client:
         self.rpc.close()
 
     def compound(self, *operations):
-        """What follows the status of the last of these operations."""
+        """The results behind the status of the last of these operations."""
         arguments = string("") + struct.pack(">II", 1, len(operations))
         for number, rest in operations:
             arguments += struct.pack(">I", number) + rest
@@ -69,8 +69,8 @@ class Client:
         return self.compound((SEQUENCE, sequence), *operations)
 
     def open(self, path, access=BOTH, deny=DENY_NONE, create=None, verifier=bytes(8), owner=None):
-        """An open file: its state. `create`: how it is made, if it is to be made. Each open has
-        an owner of its own unless it is given one."""
+        """Opens a file and returns its state. `create` says how to make it, if at all. Each open
+        has an owner of its own unless one is given."""
         owner = owner or b"owner %d" % next(self.numbers_of_owners)
         *folders, name = path.split("/")
         lookups = [(LOOKUP, string(folder)) for folder in folders]
@@ -90,7 +90,7 @@ class Client:
                 state = reply.data[reply.at : reply.at + 16]
                 break
             except Refused as error:
-                # After its start a server waits for those who knew another one.
+                # After its start a server waits for the clients of its predecessor.
                 if error.status != GRACE or time.monotonic() > deadline:
                     raise
                 time.sleep(0.2)
@@ -145,6 +145,6 @@ def bitmap(words):
 
 
 def skip(reply, number):
-    """What an operation answers that is not the last one."""
+    """The answer of an operation that is not the last one."""
     if number == SEQUENCE:
         reply.take("16s5I")

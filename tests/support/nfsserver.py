@@ -1,4 +1,4 @@
-"""`coldrise serve nfs` in a network of its own."""
+"""`coldrise serve nfs` in a private network."""
 
 import json
 import os
@@ -59,7 +59,7 @@ class NfsServer:
         return wait_until(find, "nfs-ganesha to run")
 
     def crash(self):
-        """nfs-ganesha is killed; returns once another one answers."""
+        """Kills nfs-ganesha; returns once its successor answers."""
         before = self.ganesha()
         os.kill(before, signal.SIGKILL)
 
@@ -75,7 +75,7 @@ class NfsServer:
         wait_until(answers, "another nfs-ganesha")
 
     def stop(self):
-        """Ends it the way its users do; it has to end cleanly."""
+        """Ends it as its users do; it must end without an error."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         output, _ = self.process.communicate(timeout=DEADLINE_S)

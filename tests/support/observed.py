@@ -1,4 +1,4 @@
-"""A program that is watched: what it opens, and how much memory its processes take."""
+"""Observes a program: the files that it opens, and the memory of its processes."""
 
 import dataclasses
 import os
@@ -16,14 +16,14 @@ SAMPLE_S = 0.02
 
 @dataclasses.dataclass
 class Observation:
-    """What was seen of one run."""
+    """The observation of one run."""
 
     returncode: int
     stdout: str
     stderr: str
     elapsed_s: float
     peak_bytes: int
-    # By the name of the program that opened it: paths that were opened.
+    # The opened paths, by the name of the program.
     opened: dict[str, set[str]]
     connections: dict[str, set[str]]
 
@@ -52,8 +52,8 @@ def watch(command, environment, trace, timeout_s, cwd=None):
 
 
 class _Memory:
-    """Adds up what the descendants of a process hold, again and again. Each counts with
-    the most that it ever held, so that little is missed in between."""
+    """Sums up the memory of a process's descendants at intervals. Each counts with its peak, so
+    that little is missed in between."""
 
     def __init__(self, root):
         self.root = root
@@ -73,19 +73,15 @@ class _Memory:
 
 
 def _descendants(root):
-    """Those below `root`, without it."""
-    children = {}
-    for entry in os.scandir("/proc"):
-        if entry.name.isdigit():
-            try:
-                stat = pathlib.Path(entry.path, "stat").read_text(errors="replace")
-            except OSError:
-                continue  # it has ended
-            parent = int(stat.rpartition(")")[2].split()[1])
-            children.setdefault(parent, []).append(int(entry.name))
+    """All processes below `root`. Reads only those: the rest of /proc may be long."""
     found, waiting = [], [root]
     while waiting:
-        below = children.get(waiting.pop(), [])
+        folder = f"/proc/{waiting.pop()}/task"
+        try:
+            below = [int(child) for thread in os.listdir(folder)
+                     for child in pathlib.Path(folder, thread, "children").read_text().split()]
+        except OSError:
+            continue  # it has ended
         found += below
         waiting += below
     return found
@@ -101,7 +97,7 @@ def _peak_bytes(process):
 
 
 def _read(trace):
-    """What each program opened and where it connected."""
+    """The files that each program opened, and its connections."""
     calls = list(_calls(trace))
     parents = {int(result): process for process, call, _, result in calls
                if call in _STARTS and result.isdigit()}

@@ -1,4 +1,4 @@
-"""What is done to a repository, so that each of its file operations can be made to fail."""
+"""Operations on a repository whose file operations can be made to fail."""
 
 import os
 import random
@@ -25,8 +25,8 @@ class SteeredColdrise(Coldrise):
 
 
 class Command:
-    """One command line; `again` says with which exit codes it may end when it is run
-    again after it was done or half done."""
+    """One command line; `again` lists the allowed exit codes of a second run after a complete or
+    partial first one."""
 
     def __init__(self, name, *arguments, again=(0,)):
         self.name = name
@@ -34,10 +34,10 @@ class Command:
         self.again = again
 
     def prepare(self, coldrise, scene):
-        """Before the file operations count."""
+        """Runs before the file operations count."""
 
     def settle(self, coldrise, scene):
-        """After the operation, before anything else."""
+        """Runs right after the operation."""
 
     def words(self, scene):
         return [argument(scene) if callable(argument) else argument for argument in self.arguments]
@@ -53,7 +53,7 @@ class Command:
 
 
 class Fold(Command):
-    """A session whose layers could not be moved gives them up when it ends."""
+    """A session whose layers could not be moved releases them at its end."""
 
     def repeat(self, coldrise, scene):
         super().repeat(coldrise, scene)
@@ -63,7 +63,7 @@ class Fold(Command):
 
 
 class Init(Command):
-    """On a folder that is not there."""
+    """Creates a repository in a new folder."""
 
     def prepare(self, coldrise, scene):
         shutil.rmtree(coldrise.repository)
@@ -76,20 +76,20 @@ class Init(Command):
 
 
 class Damaged(Command):
-    """Two flipped bits in the largest file of chunks, which the image in the scene heals."""
+    """Two flipped bits in the largest file of chunks; the scene's image heals them."""
 
     def prepare(self, coldrise, scene):
         files = (coldrise.repository / "db").glob("*.sst")
         path = max(files, key=lambda file: file.stat().st_size)
         content = bytearray(path.read_bytes())
         content[1 * MIB] ^= 3
-        # It is shared with the fixture.
+        # The fixture shares it.
         path.unlink()
         path.write_bytes(content)
 
 
 class DamagedCounters(Command):
-    """The newest file with the counters of the store cannot be read but for its end."""
+    """Only the end of the newest file with the store's counters is readable."""
 
     def prepare(self, coldrise, scene):
         def is_of_counters(path):
@@ -99,13 +99,13 @@ class DamagedCounters(Command):
         path = max(filter(is_of_counters, files), key=lambda file: file.name)
         content = bytearray(path.read_bytes())
         content[10:30] = bytes(byte ^ 0x5A for byte in content[10:30])
-        # It is shared with the fixture.
+        # The fixture shares it.
         path.unlink()
         path.write_bytes(content)
 
 
 class LostList(Command):
-    """The list of the database's files is gone."""
+    """The list of the database's files is missing."""
 
     def prepare(self, coldrise, scene):
         for path in (coldrise.repository / "db").glob("MANIFEST-*"):
@@ -117,14 +117,14 @@ class LostList(Command):
 
 
 class LostEnds(LostList):
-    """The largest file of chunks, and one with documents, are cut short."""
+    """The largest file of chunks, and one with documents, are truncated."""
 
     def prepare(self, coldrise, scene):
         files = list((coldrise.repository / "db").glob("*.sst"))
         of_documents = (path for path in files if b"catalog" in path.read_bytes()[-4000:])
         for path in (max(files, key=lambda file: file.stat().st_size), next(of_documents)):
             content = path.read_bytes()
-            # It is shared with the fixture.
+            # The fixture shares it.
             path.unlink()
             path.write_bytes(content[:-60])
 
@@ -142,7 +142,7 @@ class Rekeying(Command):
 
 
 class WithBitmap(Command):
-    """Of an image that knows what was written since the newest backup of a machine."""
+    """Backs up an image whose bitmap has the changes since the machine's newest backup."""
 
     def prepare(self, coldrise, scene):
         coldrise.json("backup", "mail01", f"vda=qcow2:{scene.before}")
@@ -155,7 +155,7 @@ class WithBitmap(Command):
 
 
 class Marks(Command):
-    """A point, which then says so."""
+    """Sets a mark on a point, such as its protection."""
 
     def __init__(self, name, mark):
         super().__init__(name, name, lambda scene: scene.db_point())
@@ -167,7 +167,7 @@ class Marks(Command):
 
 
 class Writes(Command):
-    """Writes and flushes over NBD. What was flushed has to be there afterwards."""
+    """Writes and flushes over NBD. Flushed data must be there afterwards."""
 
     def run(self, coldrise, faults, scene):
         scene.flushed = {}
@@ -179,7 +179,7 @@ class Writes(Command):
         numbers, has_failed = random.Random(3), None
         offsets = [numbers.randrange(3 * MIB) // 4096 * 4096 for _ in range(6)]
         places = [(offset, 8 * KIB) for offset in offsets]
-        # More than the layer has space for: it has to grow.
+        # More than the layer has space for: it must grow.
         places += [(offset * MIB, 2 * MIB) for offset in (4, 6, 8)]
         try:
             with server.connect("live/trial/vda") as handle:
@@ -218,7 +218,7 @@ class Writes(Command):
 
 
 class Scene:
-    """The images that the operations read, and what one run of an operation leaves."""
+    """The images that the operations read, and the results of one run."""
 
     def __init__(self, fixture, directory):
         self.directory = directory
@@ -243,7 +243,7 @@ class Scene:
         return path
 
     def _tracked(self, content):
-        """A qcow2 image, one with a bitmap of what was written to it since, and what that holds."""
+        """A qcow2 image, one with a bitmap of later writes, and the content of the latter."""
         raw = self._save("tracked", content)
         before, after = self.directory / "before.qcow2", self.directory / "tracked.qcow2"
         convert(raw, before, "qcow2")
@@ -254,7 +254,7 @@ class Scene:
         return before, after, content[:MIB] + changed + content[MIB + len(changed) :]
 
     def db_point(self):
-        """One that nothing is published from."""
+        """A point without a published session."""
         points = {e.rpartition("/")[0] for e in self.fixture.expected if e.startswith("db01/")}
         return max(point for point in points if "+" not in point)
 

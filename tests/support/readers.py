@@ -23,7 +23,7 @@ from dissect.hypervisor.disk.vmdk import VMDK  # noqa: E402
 
 
 def qemu(*arguments, timeout_s=300):
-    """What a program of QEMU's prints; it has to succeed."""
+    """The output of a QEMU program, which must succeed."""
     command = [str(argument) for argument in arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=timeout_s)
     assert done.returncode == 0, f"{' '.join(command)}: {done.stdout}{done.stderr}"
@@ -42,16 +42,16 @@ class Qemu:
         self.details = found.get("format-specific", {}).get("data", {})
 
     def check(self):
-        """Nothing is wrong with the image, as far as QEMU can check its format."""
+        """QEMU's check finds no error, if it can check the format."""
         if self.image.driver in ("vhdx", "vmdk", "qcow2"):
             qemu("qemu-img", "check", "-f", self.image.driver, self.image.path)
 
     def compare(self, raw):
-        """The image holds what the raw disk holds, and zeroes behind it."""
+        """The image has the content of the raw disk, and zeroes behind it."""
         qemu("qemu-img", "compare", "-f", "raw", "-F", self.image.driver, raw, self.image.path)
 
     def map(self):
-        """What is where: dictionaries with start, length, data and offset."""
+        """The map of the image: dictionaries with start, length, data and offset."""
         command = ["qemu-img", "map", "--output=json", "-f", self.image.driver, self.image.path]
         return json.loads(qemu(*command))
 
@@ -108,6 +108,6 @@ class Dissect:
             # Its stream reads ahead, over the end of the last extent.
             return self.opened.read_sectors(offset // 512, -(-length // 512))[:length]
         self.opened.seek(offset)
-        # It does not fill up the last sector of an external data file.
+        # It does not pad the last sector of an external data file.
         end = min(offset + length, self.size_bytes)
         return self.opened.read(length).ljust(end - offset, b"\0")

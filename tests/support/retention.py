@@ -1,4 +1,4 @@
-"""What coldrise prune has to keep, said once more and independently."""
+"""An independent implementation of the rules of coldrise prune."""
 
 import datetime
 import itertools
@@ -24,7 +24,7 @@ def order_of(point):
 
 
 def before(moment, span):
-    """The moment that lies a span before another one."""
+    """The moment that precedes another one by a span."""
     count, unit = int(span[:-1]), span[-1]
     if unit in "hdw":
         hours = {"h": 1, "d": 24, "w": 7 * 24}[unit]
@@ -40,7 +40,7 @@ def before(moment, span):
 
 
 def kept(points, rules, now):
-    """Of a machine's points those that stay. `rules` are {"daily": 7, "within": "7d"}."""
+    """The points of a machine that stay. `rules` are {"daily": 7, "within": "7d"}."""
     newest_first = sorted(points, key=order_of, reverse=True)
     stays = {point for point in points if time_of(point) > now}
     counted = [point for point in newest_first if point not in stays]

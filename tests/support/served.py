@@ -1,4 +1,4 @@
-"""Restore points' disks as image files, as a server shows them."""
+"""Disks of restore points as image files, served over NBD."""
 
 import subprocess
 
@@ -25,7 +25,7 @@ FILES = sorted({*SINGLE, *PAIRS, *PAIRS.values()})
 
 
 def driver_of(file):
-    """What QEMU calls the format of a file."""
+    """QEMU's name for the format of a file."""
     return QEMU_DRIVERS[file.rpartition(".")[2]]
 
 

@@ -1,4 +1,4 @@
-"""Things to back up: slow servers, images in foreign formats."""
+"""Sources of backups: slow servers, images in foreign formats."""
 
 import contextlib
 import json
@@ -13,7 +13,7 @@ EXTENSIONS = {"raw": "raw", "qcow2": "qcow2", "vmdk": "vmdk", "vpc": "vhd", "vhd
 
 
 def tool(*arguments):
-    """Runs a program that has to succeed; returns what it printed."""
+    """Runs a program that must succeed; returns its output."""
     done = subprocess.run([*map(str, arguments)], stdin=subprocess.DEVNULL, capture_output=True,
                           text=True, timeout=120, check=False)
     assert done.returncode == 0, f"{arguments}: {done.stdout}{done.stderr}"
@@ -28,7 +28,7 @@ def convert(raw, target, driver, *options):
 
 
 def is_same_disk(first, first_driver, second, second_driver):
-    """Whether two images hold the same disk; zeroes beyond the shorter one do not count."""
+    """Whether two images hold the same disk; zeroes behind the shorter one do not count."""
     done = subprocess.run(
         ["qemu-img", "compare", "-f", first_driver, "-F", second_driver, first, second],
         capture_output=True, text=True, timeout=120, check=False)
@@ -38,8 +38,8 @@ def is_same_disk(first, first_driver, second, second_driver):
 
 @contextlib.contextmanager
 def slow_server(image, megabytes_per_second=2):
-    """An NBD server that serves a raw image slowly; yields its URI and its process.
-    What it serves in the first two seconds comes at once."""
+    """An NBD server that serves a raw image slowly; yields its URI and its process. The first
+    two seconds are fast."""
     with tempfile.TemporaryDirectory(prefix="coldrise-slow-") as folder:
         socket = pathlib.Path(folder) / "socket"
         ready = pathlib.Path(folder) / "ready"
@@ -66,8 +66,8 @@ exec dd if={image} skip=$4 count=$3 iflag=skip_bytes,count_bytes bs=1M status=no
 @contextlib.contextmanager
 def gated_server(image, free):
     """An NBD server that serves the first `free` bytes of a raw image, slowly enough for
-    progress to be told, and the rest once the gate is open; yields its URI, its process and the
-    gate: a file that is to be made."""
+    progress reports, and the rest once the gate is open; yields its URI, its process and the
+    gate: a file that the test creates."""
     with tempfile.TemporaryDirectory(prefix="coldrise-gated-") as folder:
         socket, ready, gate = (pathlib.Path(folder) / name for name in ("socket", "ready", "gate"))
         read = GATED_READ.format(free=free, gate=gate, image=image)
@@ -99,8 +99,8 @@ class RunningBackup:
         raise AssertionError(f"the backup ended early: {self.process.stderr.read()}")
 
     def end(self, number=None):
-        """Sends a signal, if one is given, and waits for the end; returns the exit code,
-        the last object and the messages."""
+        """Sends a signal, if one is given, and waits for the end; returns the exit code, the
+        last object and the messages."""
         if number is not None:
             self.process.send_signal(number)
         output, messages = self.process.communicate(timeout=60)

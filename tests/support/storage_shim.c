@@ -1,14 +1,14 @@
-/* Stands before the file operations of the process it is preloaded into.
+/* Replaces the file operations of the process it is preloaded into.
  *
- * The first letter of the file that COLDRISE_TEST_SYNC names says what becomes of syncs:
- * 'f': fdatasync syncs nothing and returns EIO; 'l': it syncs nothing and returns
- * success; 'w': it waits until the letter is another one, and then syncs; 'p': fsync
- * of the file or folder whose path follows the letter syncs nothing and returns EIO;
- * anything else: as always. Every fdatasync that returns adds a byte to the file of
- * that name with ".count".
+ * The first letter of the file named by COLDRISE_TEST_SYNC controls syncs: 'f':
+ * fdatasync syncs nothing and returns EIO; 'l': it syncs nothing and returns success;
+ * 'w': it waits until the letter changes, and then syncs; 'p': fsync of the file or
+ * folder whose path follows the letter syncs nothing and returns EIO; any other
+ * letter: as usual. Every fdatasync that returns adds a byte to the file of that name
+ * with ".count".
  *
- * The file that COLDRISE_TEST_FAULTS names, a struct plan, says which call below a folder
- * fails, and counts the calls there, in all processes together.
+ * The file named by COLDRISE_TEST_FAULTS, a struct plan, says which call below a
+ * folder fails, and counts the calls there, of all processes together.
  */
 
 #define _GNU_SOURCE
@@ -35,7 +35,7 @@ enum family {
   ALLOCATE, LOCK, MAP, LIST, STAT, CLOSE, FAMILIES
 };
 
-/* What becomes of the call; a positive number is an errno. */
+/* The action for a call; a positive number is an errno. */
 enum { SHORT = -1, KILL_BEFORE = -2, KILL_AFTER = -3 };
 
 struct plan {
@@ -78,7 +78,7 @@ is_below (const char *path)
   return strncmp (path, plan->root, length) == 0 && (path[length] == '/' || path[length] == '\0');
 }
 
-/* Counts a call; returns what becomes of it, 0 for nothing. */
+/* Counts a call; returns its action, 0 for none. */
 static int
 turn (enum family family)
 {
@@ -128,8 +128,9 @@ at_entry (enum family family, int fd, const char *volatile given)
 {
   const char *name = given;
 
-  /* Rust's library asks for a call with no name whether the kernel has it; the headers
-   * promise the compiler that there is one. */
+  /* Rust's library calls it without a name to test whether the kernel has the call;
+   * the headers promise the compiler that there is a name.
+   */
   if (name == NULL)
     return 0;
   if (name[0] == '\0')
@@ -144,7 +145,7 @@ after (int action)
     kill (getpid (), SIGKILL);
 }
 
-/* The call, or its failure. */
+/* Makes the call, or fails. */
 #define CALL(action, call)                                      \
   do {                                                          \
     __typeof__ (call) result;                                   \
@@ -275,8 +276,7 @@ fdopendir (int fd)
 READDIR_CALL (readdir, dirent)
 READDIR_CALL (readdir64, dirent64)
 
-/* What a failed close leaves is closed. Only of files that were written does it say
- * anything. */
+/* A failed close still closes. It fails only for files that were written. */
 int
 close (int fd)
 {
@@ -335,7 +335,7 @@ fread_unlocked (void *buffer, size_t size, size_t count, FILE *file)
   int action = at_fd (READ, fileno (file));
 
   if (action > 0) {
-    /* The stream has to know as well: reading a folder fails. */
+    /* The stream must report it, too: reading a folder fails. */
     int folder = open ("/", O_RDONLY);
     dup2 (folder, fileno (file));
     close (folder);
@@ -365,7 +365,7 @@ write (int fd, const void *buffer, size_t count)
 PWRITE_CALL (pwrite)
 PWRITE_CALL (pwrite64)
 
-/* Half of the parts, or half of the only one, which `half` then holds. */
+/* Half of the parts; if there is only one, half of it, in `half`. */
 static const struct iovec *
 shortened_parts (int action, const struct iovec *parts, int *count, struct iovec *half)
 {
@@ -429,7 +429,7 @@ VECTOR_FLAGS_CALL (READ, preadv64v2)
 VECTOR_FLAGS_CALL (WRITE, pwritev2)
 VECTOR_FLAGS_CALL (WRITE, pwritev64v2)
 
-/* Copies that the kernel makes count where they write, and else where they read. */
+/* A copy by the kernel counts where it writes, or else where it reads. */
 static int
 at_copy (int from, int to)
 {
@@ -486,7 +486,7 @@ MMAP_CALL (mmap64)
 
 /* ---------------------------------------------------------------- syncs */
 
-/* Returns the letter; what follows it goes to `rest`. */
+/* Returns the letter; `rest` gets the text behind it. */
 static char
 order (char rest[PATH_MAX])
 {
@@ -582,7 +582,7 @@ int
 sync_file_range (int fd, off_t offset, off_t count, unsigned int flags)
 {
   REAL (int, sync_file_range, int, off_t, off_t, unsigned int);
-  /* Without flags it only asks whether there is such a call. */
+  /* Without flags it only tests whether the call exists. */
   int action = flags == 0 ? 0 : at_fd (SYNC, fd);
 
   CALL (action, real (fd, offset, count, flags));
@@ -733,7 +733,7 @@ flock (int fd, int operation)
   CALL (action, real (fd, operation));
 }
 
-/* What follows is a number or an address: both come in the same register. */
+/* The argument is a number or an address: both use the same register. */
 #define FCNTL_CALL(name)                                        \
   int                                                           \
   name (int fd, int command, ...)                               \
@@ -820,7 +820,7 @@ access (const char *path, int mode)
   CALL (action, real (path, mode));
 }
 
-/* nfs-ganesha has its plugins look for functions in the C library first. */
+/* nfs-ganesha makes its plugins look for functions in the C library first. */
 void *
 dlopen (const char *path, int flags)
 {

@@ -1,1 +1,1 @@
-"""The crash test's writer, its oracle, and the ways in which it crashes a server."""
+"""The crash test's writer, its oracle, and its ways to crash a server."""

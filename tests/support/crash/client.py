@@ -12,12 +12,12 @@ import time
 
 import nbd
 
-# What a request ended with when the server was gone.
+# The error of a request whose server has gone.
 GONE = (errno.ENOTCONN, errno.EPIPE, errno.ECONNRESET, errno.ESHUTDOWN, errno.EBADF)
 
 
 class Connection:
-    """One connection to one export; it is there after `wait_until_open`."""
+    """One connection to one export; it is usable after `wait_until_open`."""
 
     def __init__(self, server, export, finished):
         """`finished(request, error)` is called for every reply from `Connections.turn`."""
@@ -62,7 +62,7 @@ class Connection:
         try:
             command(*arguments, completion=self._reply(request), flags=flags)
         except nbd.Error:
-            # Told through the callback too where the request was taken.
+            # The callback reports it too if the request was taken.
             self.is_gone = True
 
     @property
@@ -81,12 +81,12 @@ class Connection:
             self.is_gone = True
 
     def break_off(self):
-        """Goes without a word, as a client that is killed."""
+        """Disconnects without notice, like a killed client."""
         with socket.socket(fileno=os.dup(self.handle.aio_get_fd())) as ours:
             ours.shutdown(socket.SHUT_RDWR)
 
     def close(self):
-        """Says goodbye; requests under way are answered first."""
+        """Disconnects in order; requests in flight are answered first."""
         if not self.is_gone:
             try:
                 self.handle.shutdown()
@@ -106,7 +106,7 @@ class Connections:
         return [connection for connection in self.all if not connection.is_gone]
 
     def turn(self, timeout_s):
-        """Waits for replies and takes them. True when something came."""
+        """Waits for replies and processes them. True if there was one."""
         poll = select.poll()
         waiting = {}
         for connection in self.alive:
@@ -127,7 +127,7 @@ class Connections:
         return bool(ready)
 
     def drain(self, timeout_s=30):
-        """Takes replies until none is outstanding or every server is gone."""
+        """Processes replies until none is outstanding or every server is gone."""
         end = time.monotonic() + timeout_s
         while any(connection.under_way for connection in self.alive):
             if time.monotonic() > end:

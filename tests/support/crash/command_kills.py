@@ -15,11 +15,8 @@ SIZES = {"vda": 24 * MIB, "vdb": 6 * MIB + 512}
 
 
 class CommandKills:
-    """One repository, one server that reads it, and commands that are killed.
-
-    What a point holds is remembered by digests, taken when it could not yet
-    have gone wrong.
-    """
+    """One repository, one server that reads it, and commands that are killed. Digests record the
+    content of each point, taken before anything could damage it."""
 
     def __init__(self, rng, directory, counts):
         self.rng = rng
@@ -61,7 +58,7 @@ class CommandKills:
         before = set(self._listed())
         answer = self._run_and_kill("backup", "backup", MACHINE, *sources)
         self._adopt_points(before, digests, answer)
-        # Run again, it works, and is one more point.
+        # A second run works and makes one more point.
         before = set(self._listed())
         address = self.coldrise.json("backup", MACHINE, *sources)["address"]
         assert address not in before
@@ -95,7 +92,7 @@ class CommandKills:
         if in_use:
             with self.server.connect(f"live/{self.session}/vda"):
                 answer = self._run_and_kill("seal", "seal", self.session)
-                # The serving process may still be at it, whoever asked is gone.
+                # The serving process may still be sealing after its caller has gone.
                 after = self.coldrise.json("seal", self.session)["address"]
             self._adopt_points(before, digests, answer, after, at_most=2)
         else:
@@ -139,7 +136,7 @@ class CommandKills:
         return self.session
 
     def _run_and_kill(self, name, *arguments):
-        """Kills the command at some moment; returns its answer if it came first."""
+        """Kills the command at some moment; returns its answer if that came first."""
         usual_s = self.durations.get(name, 0.3)
         began = time.monotonic()
         process = self.coldrise.start(
@@ -153,7 +150,7 @@ class CommandKills:
             process.kill()
         output, errors = process.communicate()
         if process.returncode == -9:
-            # Killed sooner than it ends: the next time it gets a little longer.
+            # It was killed before its end: allow a little more time the next time.
             self.durations[name] = min(2.0, usual_s * 1.02)
             return None
         assert process.returncode == 0, f"{arguments}: {output}{errors}"
@@ -184,7 +181,7 @@ class CommandKills:
         return new
 
     def _check(self):
-        """Old points still are what they were."""
+        """Old points have not changed."""
         assert set(self._listed()) == set(self.points)
         address = self.rng.choice(list(self.points))
         assert self._digests_of(address) == self.points[address], f"{address} has changed"
@@ -200,7 +197,7 @@ class CommandKills:
         return self._digests_of(f"live/{session}")
 
     def _write(self, session):
-        """Writes a little to each disk; returns what the disks then hold."""
+        """Writes a little to each disk; returns the disks' content."""
         for disk, size in SIZES.items():
             with self.server.connect(f"live/{session}/{disk}") as handle:
                 for _ in range(self.rng.choice((1, 40))):

@@ -11,7 +11,7 @@ MAX_LISTED = 12
 
 
 class CrashViolation(AssertionError):
-    """The server broke what it promises."""
+    """The server broke a promise."""
 
     def __init__(self, violations):
         shown = "\n".join(str(violation) for violation in violations[:MAX_LISTED])
@@ -20,7 +20,7 @@ class CrashViolation(AssertionError):
 
 
 class Request:
-    """One request under way."""
+    """One request in flight."""
 
     __slots__ = ("kind", "disk", "write", "began", "offset", "buffer", "is_fua", "connection")
 
@@ -36,7 +36,7 @@ class Request:
 
 
 class Mix:
-    """How often which request comes; every round has its own."""
+    """The frequency of each request; it differs between rounds."""
 
     def __init__(self, rng):
         weights = {
@@ -72,7 +72,7 @@ class Load:
             for disk in disks
             for _ in range(connections_per_disk)
         )
-        # All at once: their opening races with each other's.
+        # All at the same time, so that their openings race.
         for connection in self.connections.all:
             connection.wait_until_open()
             assert connection.size_bytes == connection.disk.size_bytes
@@ -88,8 +88,8 @@ class Load:
     # ------------------------------------------------------------ sending
 
     def run(self, seconds, also=None):
-        """Keeps requests under way for a time, or until all connections broke.
-        `also` is called between replies and ends the run by returning True."""
+        """Keeps requests in flight for a time, or until all connections broke. `also` is called
+        between replies; the run ends when it returns True."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             alive = self.connections.alive
@@ -104,7 +104,7 @@ class Load:
                 return
 
     def settle(self):
-        """Takes all outstanding replies."""
+        """Processes all outstanding replies."""
         self.connections.drain()
         self._raise()
 
@@ -174,7 +174,7 @@ class Load:
         if rng.random() < 0.3:
             first, count = self._fine_range(disk)
         else:
-            # Over 64 blocks the server takes another path.
+            # The server treats more than 64 blocks differently.
             count = rng.choice((1, 1, 7, 64, 200))
             first = min(self._block(disk), disk.coarse_cells - count)
         offset, length = disk.extent(first, count)
@@ -185,7 +185,7 @@ class Load:
 
     def _trim(self, connection, is_fua):
         rng, disk = self.rng, connection.disk
-        # A trim touches whole blocks only, so whole blocks are asked for.
+        # A trim affects only whole blocks, so the request has whole blocks.
         if rng.random() < 0.2:
             per_block = BLOCK // FINE
             whole = (disk.cells - disk.coarse_cells) // per_block
@@ -221,7 +221,7 @@ class Load:
     # ------------------------------------------------------------ replies
 
     def _finished(self, request, error):
-        """Called for every reply, from within libnbd, where an exception would be lost."""
+        """Called for every reply, from within libnbd, which would lose an exception."""
         try:
             self._take(request, error)
         except Exception as failure:  # pylint: disable=broad-except

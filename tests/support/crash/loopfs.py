@@ -9,8 +9,7 @@ import struct
 import subprocess
 import time
 
-# EXT4_IOC_SHUTDOWN, and the mode in which nothing is written out: neither the
-# page cache nor the journal.
+# EXT4_IOC_SHUTDOWN, and the mode that writes out neither the page cache nor the journal.
 _SHUTDOWN = 0x8004587D
 _NO_LOG_FLUSH = 2
 
@@ -19,7 +18,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class LoopUnavailable(Exception):
-    """No loop file system can be had here."""
+    """This machine offers no loop file system."""
 
 
 class LoopFailure(Exception):
@@ -57,8 +56,7 @@ class LoopFileSystem:
         self.is_mounted = True
 
     def cut_power(self):
-        """From now on nothing reaches the disk; what was not synced is gone
-        after `power_up`."""
+        """From now on nothing reaches the disk; unsynced data is gone after `power_up`."""
         folder = os.open(self.mount_point, os.O_RDONLY)
         try:
             fcntl.ioctl(folder, _SHUTDOWN, struct.pack("I", _NO_LOG_FLUSH))
@@ -66,18 +64,18 @@ class LoopFileSystem:
             os.close(folder)
 
     def power_up(self):
-        """Nothing may have a file open there any more."""
+        """Call it when no process has a file open there."""
         self.unmount()
         if subprocess.check_output(["losetup", "--associated", self.image]):
-            # A mount namespace that began meanwhile, of another test's network, still has the
-            # file system that was shut down, and the same image would show that one again.
+            # A mount namespace that began meanwhile, of another test's network, still has the file
+            # system that was shut down; mounting the same image would show that one again.
             copy = self.image.with_name(f"{self.image.name}+")
             _run("cp", "--sparse=always", self.image, copy)
             self.image = copy
         self.mount()
 
     def unmount(self):
-        # The kernel may need a moment to let go of a killed process's files.
+        # The kernel may need a moment to release a killed process's files.
         for _ in range(200):
             try:
                 _run("umount", self.mount_point)
@@ -90,8 +88,8 @@ class LoopFileSystem:
         self.is_mounted = False
 
     def write_out_some(self, rng, folder):
-        """Writes random pages of the files in a folder to the disk, in any order,
-        as the kernel may do at any time."""
+        """Writes random pages of the files in a folder to the disk, in any order, as the kernel
+        may do at any time."""
         for path in folder.iterdir():
             with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
                 size_bytes = os.fstat(file.fileno()).st_size

@@ -28,7 +28,7 @@ RUNNING = math.inf
 
 
 class Write:
-    """One request that changes cells, or content that is simply there."""
+    """One request that changes cells, or initial content."""
 
     __slots__ = ("value", "issue", "end", "is_certain", "is_durable")
 
@@ -36,7 +36,7 @@ class Write:
         self.value = value
         self.issue = issue
         self.end = end
-        # It was answered with success; else it may or may not have happened.
+        # Its answer was success; otherwise it may or may not have happened.
         self.is_certain = is_certain
         self.is_durable = is_durable
 
@@ -48,7 +48,7 @@ class Write:
 
 @dataclasses.dataclass
 class Violation:
-    """A cell that holds what it must not hold."""
+    """A cell with impossible content."""
 
     disk: str
     offset: int
@@ -94,12 +94,12 @@ class DiskOracle:
         self.fine_start = fine_start
         self.coarse_cells = fine_start // BLOCK
         self.cells = self.coarse_cells + (size_bytes - fine_start) // FINE
-        # Writes that ended before this tick are covered by a finished flush.
+        # A finished flush covers writes that ended before this tick.
         self.flushed_tick = 0
-        # Set while the power is cut but the server has not ended yet; see cut_power.
+        # Set from a power cut until the end of the server; see cut_power.
         self.power_is_cut = False
         self.running = set()
-        # Ticks at which something began that will be judged later.
+        # Ticks at which events began that will be judged later.
         self.observers = {}
         self.histories = []
         self.rebase([ZERO] * self.cells)
@@ -119,7 +119,7 @@ class DiskOracle:
         return offset, size * count
 
     def content(self, first, count, sequence):
-        """What a write of this sequence number puts into the cells."""
+        """The bytes that a write of this sequence number puts into the cells."""
         places = (self.place(cell) for cell in range(first, first + count))
         return b"".join(stamp(self.number, offset, size, sequence) for offset, size in places)
 
@@ -136,7 +136,7 @@ class DiskOracle:
     # ------------------------------------------------------------- events
 
     def rebase(self, values):
-        """The disk is known to hold exactly this, durably."""
+        """The disk durably holds exactly this content."""
         past = {}
         for value in set(values):
             past[value] = Write(value, -1, -1, is_certain=True, is_durable=True)
@@ -178,20 +178,20 @@ class DiskOracle:
             del self.observers[began]
 
     def cut_power(self):
-        """From now on no answer counts as a promise. A real cut takes server and
-        client with it; ours leaves them running for a moment, and an fdatasync that
-        is under way when ext4 is shut down may return success for nothing."""
+        """From now on no answer counts as a promise. A real cut ends server and client together;
+        ours leaves them running for a moment, and an fdatasync in progress may return success
+        without effect when ext4 is shut down."""
         self.power_is_cut = True
 
     def crashed(self):
-        """The server is gone: what was under way ends here, done or not."""
+        """The server is gone: requests in flight end here, done or not."""
         for write in list(self.running):
             self.end_write(write, succeeded=False)
         self.observers.clear()
         self.power_is_cut = False
 
     def _forget(self, history):
-        """Drops writes that nobody can see any more."""
+        """Drops writes that no read can return any more."""
         horizon = min(self.observers, default=RUNNING)
         binding = max(
             (w.issue for w in history if self._survives(w) and w.end < horizon), default=-1
@@ -204,7 +204,7 @@ class DiskOracle:
     # ------------------------------------------------------------ judging
 
     def values(self, data, offset=0):
-        """What the cells of some bytes carry."""
+        """The sequence numbers in the cells of some bytes."""
         first, count = self.cells_of(offset, len(data))
         found = []
         at = 0
@@ -216,7 +216,7 @@ class DiskOracle:
         return first, found
 
     def judge_read(self, data, offset, began):
-        """A read of the running session that began at this tick and has just ended."""
+        """Judges a read of the running session that began at this tick and has just ended."""
         first, found = self.values(data, offset)
         violations = []
         for cell, value in enumerate(found, first):
@@ -227,8 +227,8 @@ class DiskOracle:
         return violations
 
     def judge_crash(self, data):
-        """The whole disk after a crash. What was found counts from now on as
-        the newest content, durable with the next flush."""
+        """Judges the whole disk after a crash. From now on its content counts as the newest,
+        durable with the next flush."""
         _, found = self.values(data)
         violations = []
         for cell, value in enumerate(found):
@@ -245,7 +245,7 @@ class DiskOracle:
         return violations
 
     def _judge_blocks(self, found):
-        """A block of fine cells was written as a whole each time."""
+        """Every write of a block of fine cells wrote the whole block."""
         violations = []
         per_block = BLOCK // FINE
         for start in range(self.coarse_cells, self.cells, per_block):
@@ -281,11 +281,11 @@ class DiskOracle:
 
 
 class PointOracle:
-    """What a sealed point may hold: all disks as of one instant between the
-    seal's request (`began`) and its answer (`ended`)."""
+    """The possible content of a sealed point: all disks as of one instant between the seal's
+    request (`began`) and its answer (`ended`)."""
 
     def __init__(self, disks, began, ended, survives_only=False):
-        # After a crash between request and answer only what was durable is certain.
+        # After a crash between request and answer only durable writes are certain.
         self.survives_only = survives_only
         self.began = began
         self.ended = ended
@@ -328,7 +328,7 @@ class PointOracle:
 
 
 class Shown:
-    """The writes whose effect is seen in cells that were fixed together."""
+    """The writes visible in cells that were fixed together."""
 
     def __init__(self):
         self.writes = set()
@@ -338,7 +338,7 @@ class Shown:
         could = [w for w in history if w.value == value and w.end >= binding]
         if not could:
             return
-        # Where several writes could have left the value, the earliest proves least.
+        # If several writes could have left the value, the earliest proves least.
         self.last_issue = max(self.last_issue, min(write.issue for write in could))
         if len(could) == 1:
             self.writes.add(could[0])

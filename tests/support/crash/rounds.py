@@ -15,7 +15,7 @@ LOOP_BYTES = 4 << 30
 
 @contextlib.contextmanager
 def kept_on_failure(seed):
-    """A folder for a story: removed when all was well, kept for study otherwise."""
+    """A folder for a story: removed after success, kept for study otherwise."""
     directory = pathlib.Path(tempfile.mkdtemp(prefix="coldrise-crash-"))
     try:
         yield directory
@@ -30,7 +30,7 @@ def kept_on_failure(seed):
 
 
 def kill_round(story):
-    """Load, SIGKILL to nbdkit somewhere in it, and the check after the restart."""
+    """Load, SIGKILL to nbdkit at some moment, and the check after the restart."""
     rng = story.rng
     story.start_server()
     story.check_crash(look_at_list=rng.random() < 0.1)
@@ -47,7 +47,7 @@ def kill_round(story):
 
 
 def cut_round(story, disk):
-    """The same with the power cut, and with requests that still come after it."""
+    """The same with a power cut, and with requests that arrive after it."""
     rng = story.rng
     story.start_server()
     story.check_crash(look_at_list=rng.random() < 0.2)
@@ -70,7 +70,7 @@ def cut_round(story, disk):
     disk.cut_power()
     if story.sealing is not None:
         story.sealing.process.kill()
-    # Some rounds go on for long enough to see that no later flush succeeds.
+    # Some rounds continue long enough to see that every later flush fails.
     story.load.run(rng.choice((0, 0.01, 0.1)))
     if story.server.process.poll() is not None:
         story.counts["servers_that_died_after_a_cut"] += 1
@@ -85,25 +85,25 @@ def cut_round(story, disk):
 
 
 def reopen_round(story):
-    """Clients come and go at once: the last one's going closes the session, the next
-    one's coming opens it anew. None may be turned away, and nothing may be lost."""
+    """Clients connect and disconnect at the same time: the last disconnect closes the session,
+    the next connect reopens it. No client may be refused, and no write may be lost."""
     rng = story.rng
     story.start_server()
     story.check_live()
-    # A seal keeps the session open for longer: most rounds do without.
+    # A seal keeps the session open for longer: most rounds have none.
     seal_share = rng.choice((0, 0, 0.2))
     for _ in range(rng.randrange(8, 40)):
         story.start_load()
         story.look_at_seal()
         if story.sealing is None and rng.random() < seal_share:
-            # Most seals end when other clients are there than when they began.
+            # Most seals end with other clients than they began with.
             story.begin_seal()
         if rng.random() < 0.7:
             story.run_load_until_space_is_prepared()
         else:
             story.run_load(rng.choice((0, 0.003, 0.01, 0.04)))
         errors = story.load.errors
-        # Requests that are under way at the goodbye are still answered.
+        # Requests in flight at the disconnect are still answered.
         rng.choice((story.finish_load, story.break_off_load))()
         assert not errors, f"requests failed: {errors}"
         story.counts["reopenings"] += 1
@@ -130,7 +130,7 @@ def _interrupted_opening(story, cut):
 
 
 def run_kills(rng, seed, wanted, counts, report):
-    """Stories of kill rounds until there were as many kills as wanted."""
+    """Stories of kill rounds until the wanted number of kills."""
     while counts["kills"] < wanted:
         with kept_on_failure(seed) as directory:
             story = Story(rng, directory, directory, counts)
@@ -150,7 +150,7 @@ def run_cuts(rng, seed, wanted, counts, report):
 
 
 def run_reopenings(rng, seed, wanted, counts, report):
-    """Stories of clients that come and go until the session was opened as often as wanted."""
+    """Stories of connecting and disconnecting clients until the wanted number of openings."""
     while counts["reopenings"] < wanted:
         with kept_on_failure(seed) as directory:
             story = Story(rng, directory, directory, counts)
@@ -158,7 +158,7 @@ def run_reopenings(rng, seed, wanted, counts, report):
 
 
 def run_command_kills(rng, seed, wanted, counts, report):
-    """Kills of commands, a new repository for every few of them."""
+    """Kills of commands, with a new repository for every few kills."""
     done = 0
     while done < wanted:
         with kept_on_failure(seed) as directory:

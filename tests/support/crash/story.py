@@ -1,4 +1,4 @@
-"""One repository and what happens to it: load, crash, check, again and again."""
+"""One repository and its history: load, crash, check, repeated."""
 
 import contextlib
 import hashlib
@@ -27,7 +27,7 @@ FLUSHES_BEFORE_WRITTEN_SPACE = 17
 
 
 class Sealing:
-    """A `coldrise seal` under way."""
+    """A running `coldrise seal`."""
 
     def __init__(self, process, began):
         self.process = process
@@ -35,7 +35,7 @@ class Sealing:
 
 
 class Point:
-    """A sealed point: judged once, and then the same bytes for ever."""
+    """A sealed point: judged once; after that its bytes must never change."""
 
     def __init__(self, oracle):
         self.oracle = oracle
@@ -43,7 +43,7 @@ class Point:
 
 
 class Story:
-    """Everything of one repository; `place` is where the repository lies."""
+    """The state of one repository; `place` is its folder."""
 
     def __init__(self, rng, directory, place, counts):
         self.rng = rng
@@ -113,11 +113,11 @@ class Story:
             return read_all(handle)
 
     def read_session(self):
-        """What each disk of the session holds."""
+        """The content of each disk of the session."""
         return [self.read_disk(self.export(disk)) for disk in self.disks]
 
     def wait_until_closed(self):
-        """Waits until the server has let go of the session."""
+        """Waits until the server has closed the session."""
 
         def is_closed():
             (session,) = self.coldrise.json("sessions")["sessions"]
@@ -131,7 +131,7 @@ class Story:
             self.server = None
 
     def kill_server(self):
-        """SIGKILL, then the replies that were sent before it; ends the load."""
+        """SIGKILL, then the replies sent before it; ends the load."""
         self.server.process.kill()
         self.load.settle()
         self.finish_load()
@@ -140,7 +140,7 @@ class Story:
             disk.crashed()
 
     def close(self):
-        """Ends what still runs; only after a failure is there anything."""
+        """Ends the remaining processes; there are some only after a failure."""
         if self.sealing is not None:
             self.sealing.process.kill()
             self.sealing.process.wait()
@@ -159,8 +159,8 @@ class Story:
         )
 
     def run_load(self, seconds, may_seal=False, now_and_then=None, to_a_flush=False):
-        """Load for a time, sometimes with a seal in it. `to_a_flush`: then on until
-        a flush is answered: what it covered is in the greatest danger then."""
+        """Load for a time, sometimes with a seal in it. `to_a_flush` continues until a flush is
+        answered: at that moment its data is in the greatest danger."""
         seal_after = None
         if may_seal and self.rng.random() < 0.4:
             seal_after = time.monotonic() + seconds * self.rng.random()
@@ -182,8 +182,8 @@ class Story:
             self.load.run(0.3, lambda: [disk.flushed_tick for disk in self.disks] != before)
 
     def run_load_until_space_is_prepared(self):
-        """Ends as a layer's file grows: its own thread, which has been told by many
-        flushes to write the new space ahead, has the layer in its hands then."""
+        """Ends while a layer's file grows: after many flushes the layer's own thread is writing
+        the new space ahead."""
         disk = self.rng.choice(self.disks)
         cell = self.rng.randrange(disk.coarse_cells)
 
@@ -196,12 +196,12 @@ class Story:
         def length_bytes():
             length = 0
             for path in (self.coldrise.repository / "layers").iterdir():
-                # A seal removes the layer of a disk to which nothing was written.
+                # A seal removes the layer of a disk without writes.
                 with contextlib.suppress(FileNotFoundError):
                     length += path.stat().st_size
             return length
 
-        # More than is left of what the layer had when it was opened.
+        # More than the free space that the layer had at its opening.
         for _ in range(LAYER_SEGMENT_BLOCKS // MAX_WRITE_BLOCKS):
             write_run()
         for _ in range(FLUSHES_BEFORE_WRITTEN_SPACE):
@@ -214,8 +214,7 @@ class Story:
                 return
 
     def _run_into_seal(self, also):
-        """Goes on until the seal is over, or until it has begun to make files, or
-        not at all."""
+        """Continues until the seal is over, or until it has begun to make files, or not at all."""
         layers = self.coldrise.repository / "layers"
         before = len(list(layers.iterdir()))
         choice = self.rng.choice(("over", "over", "making files", "now"))
@@ -229,18 +228,18 @@ class Story:
         if choice != "now":
             self.load.run(10, is_far_enough)
         if self.sealing is not None:
-            # Its commit takes some milliseconds from there.
+            # Its commit follows some milliseconds later.
             self.load.run(self.rng.random() * 0.03, also)
 
     def finish_load(self):
         self.counts["requests"] += self.load.requests
         self.load.connections.close()
-        # The last replies came with the goodbye.
+        # The last replies came with the disconnect.
         self.load.settle()
         self.load = None
 
     def break_off_load(self):
-        """All clients are killed at a moment when nothing is under way."""
+        """Kills all clients while no request is in flight."""
         self.load.settle()
         for connection in self.load.connections.alive:
             connection.break_off()
@@ -270,13 +269,13 @@ class Story:
             self.check_point(address)
 
     def end_seal(self):
-        """Waits for the seal under way, if there is one."""
+        """Waits for the running seal, if there is one."""
         if self.sealing is not None:
             self.sealing.process.wait(timeout=CLI_DEADLINE_S)
             self.look_at_seal()
 
     def note_seal(self, began, output):
-        """A seal that was asked for at this tick was answered; returns the point's address."""
+        """Records the answer to a seal requested at this tick; returns the point's address."""
         address = json.loads(output.strip().splitlines()[-1])["address"]
         self.points[address] = Point(PointOracle(self.disks, began, self.clock.tick()))
         for disk in self.disks:
@@ -285,8 +284,8 @@ class Story:
         return address
 
     def give_up_seal(self, kill, believe_answer):
-        """After a crash: the seal under way ends, one way or the other. An answer
-        that came after the power was cut proves nothing."""
+        """After a crash the running seal ends with or without a point. An answer after the power
+        cut proves nothing."""
         if self.sealing is None:
             return
         sealing, self.sealing = self.sealing, None
@@ -294,7 +293,7 @@ class Story:
             sealing.process.kill()
         output, _ = sealing.process.communicate(timeout=CLI_DEADLINE_S)
         if sealing.process.returncode == 0 and believe_answer:
-            # Answered, but perhaps by the command itself once the server was gone.
+            # It was answered, but perhaps by the command itself after the end of the server.
             address = json.loads(output.strip().splitlines()[-1])["address"]
             oracle = PointOracle(self.disks, sealing.began, self.clock.tick(), True)
             self.points[address] = Point(oracle)
@@ -309,7 +308,7 @@ class Story:
         return {entry["address"]: entry for entry in machine["points"]}
 
     def check_list(self, perhaps):
-        """Exactly the points that there must be, and perhaps the interrupted one."""
+        """The list contains exactly the expected points, and perhaps the interrupted one."""
         listed = self.listed_points()
         names = sorted(disk.name for disk in self.disks)
         for address, entry in listed.items():
@@ -340,7 +339,7 @@ class Story:
     # ------------------------------------------------------------- checks
 
     def check_crash(self, look_at_list=False):
-        """The session after a crash, and the points."""
+        """Checks the session and the points after a crash."""
         perhaps, self.perhaps = self.perhaps, None
         for disk in self.disks:
             violations = disk.judge_crash(self.read_disk(self.export(disk)))
@@ -355,8 +354,7 @@ class Story:
             self.check_point(address)
 
     def check_live(self):
-        """The session where nothing crashed: every answered write is there, flushed
-        or not."""
+        """Checks the session without a crash: every answered write is there, flushed or not."""
         for disk in self.disks:
             began = disk.begin_read()
             violations = disk.judge_read(self.read_disk(self.export(disk)), 0, began)
@@ -373,8 +371,7 @@ class Story:
             assert found == values, f"the backup {self.base_address} has changed"
 
     def interrupt_opening(self):
-        """Opens the session and leaves no time for it; returns when the server
-        may be anywhere in its recovery."""
+        """Opens the session and returns while the server may be anywhere in its recovery."""
         self.start_server()
         handles = []
         for disk in self.disks:
@@ -393,8 +390,8 @@ class Story:
     # ---------------------------------------------------------------- end
 
     def end_session(self):
-        """A session without a crash ends: what was written is in its point. Then
-        a new session begins, on that point or on the backup."""
+        """Ends a session without a crash: its writes are in its point. Then a new session
+        begins, on that point or on the backup."""
         self.start_server()
         self.check_crash()
         self.start_load()

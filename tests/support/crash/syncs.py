@@ -1,4 +1,4 @@
-"""Rules over what a server's fdatasync and fsync do."""
+"""Controls the results of a server's fdatasync and fsync."""
 
 import contextlib
 import os
@@ -9,7 +9,7 @@ _SOURCE = pathlib.Path(__file__).resolve().parents[1] / "storage_shim.c"
 
 
 class Syncs:
-    """A library to preload into a server, and the file that steers it."""
+    """A library to preload into a server, and its control file."""
 
     def __init__(self, directory):
         self.library = directory / "storage_shim.so"
@@ -21,7 +21,7 @@ class Syncs:
         )
 
     def _say(self, order):
-        """At once: a sync that met half of it would do as always."""
+        """Atomic: a sync that read half of it would work as usual."""
         new = self.order.with_name(f"{self.order.name}.new")
         new.write_text(order, encoding="utf-8")
         os.replace(new, self.order)
@@ -37,7 +37,7 @@ class Syncs:
 
     @contextlib.contextmanager
     def held_back(self):
-        """No fdatasync returns in here; they go on behind it."""
+        """No fdatasync returns inside this context; they continue after it."""
         self._say("w")
         try:
             yield
@@ -45,7 +45,7 @@ class Syncs:
             self.work()
 
     def count(self):
-        """How many fdatasyncs have returned."""
+        """The number of fdatasyncs that have returned."""
         counted = self.order.with_name(f"{self.order.name}.count")
         return counted.stat().st_size if counted.exists() else 0
 
@@ -55,7 +55,7 @@ class Syncs:
 
     @contextlib.contextmanager
     def preloaded(self):
-        """What is started in here is steered."""
+        """The environment for a controlled process."""
         ours = {"LD_PRELOAD": str(self.library), "COLDRISE_TEST_SYNC": str(self.order)}
         before = {name: os.environ.get(name) for name in ours}
         os.environ.update(ours)

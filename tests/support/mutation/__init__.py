@@ -1,1 +1,1 @@
-"""Mutations of a repository's files: its fixture, the mutations, and the judge of each."""
+"""Mutations of a repository's files: the fixture, the mutations, and their judge."""

@@ -1,4 +1,4 @@
-"""A small repository with everything in it, its versions, and what it has to serve."""
+"""A small repository with one of everything, its versions, and its expected content."""
 
 import os
 import random
@@ -47,7 +47,7 @@ class Fixture:
         coldrise, numbers = self.coldrise, self.numbers
         coldrise.init("--chunk-size", "64K")
         web, small = Image(12 * MIB + 512), Image(1 * MIB)
-        # Over 8 MiB: a file of chunks that is taken over whole.
+        # Over 8 MiB: such a file of chunks is ingested whole.
         web.fill(0, 9 * MIB, "web")
         small.fill(64 * KIB, 512 * KIB, "small")
         self._backup("web01", vda=web, vdb=small)
@@ -57,7 +57,7 @@ class Fixture:
         web.fill(2 * MIB, 300 * KIB, "more")
         second = self._backup("web01", vda=web, vdb=small)
 
-        # One that is folded, and two that stay over layers: in the catalog and waiting.
+        # One point is folded; two stay over layers, one of them not yet in the catalog.
         coldrise.publish(first, "folded")
         self._write("folded", "vda", 2 * MIB)
         coldrise.json("unpublish", "folded")
@@ -81,7 +81,7 @@ class Fixture:
         self._keep()
         self._write("trial", "vda", 12 * MIB)
         self._change_files("fourth")
-        # A session that a crash left, everything flushed.
+        # A session left by a crash, with everything flushed.
         coldrise.publish(first, "crashed")
         self._write("crashed", "vda", 2 * MIB, is_killed=True)
 
@@ -127,7 +127,7 @@ class Fixture:
             mounted.stop()
 
     def _serve_all(self):
-        """From a copy: serving a session writes to it."""
+        """Serves a copy: serving a session writes to it."""
         copy = self.directory / "served"
         copy_repository(self.repository, copy)
         coldrise = Coldrise(copy, self.coldrise.passphrase_file)
@@ -161,20 +161,20 @@ def mark_number(layer):
 
 
 def client_files(folder):
-    """The files that are no disks, by their paths in the mount."""
+    """The files other than disks, by their paths in the mount."""
     found = []
     for parent, _, names in os.walk(folder):
         for name in names:
             path = os.path.relpath(os.path.join(parent, name), folder)
-            # What shows a disk begins with the disk's name.
+            # The name of a disk's file begins with the disk's name.
             if not name.startswith(("vda", "vdb")):
                 found.append(path)
     return sorted(found)
 
 
 def copy_repository(source, target):
-    """Holes stay holes, which most of a layer is. Files of the database are never written
-    again, so they are shared."""
+    """Holes stay holes: most of a layer is one. Database files are never rewritten, so they are
+    shared."""
     shutil.copytree(source, target, copy_function=_copy, ignore=_sockets)
 
 

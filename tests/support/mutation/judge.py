@@ -1,4 +1,4 @@
-"""What a mutated repository serves, and what verify says of it."""
+"""The content that a mutated repository serves, and the answers of verify about it."""
 
 import json
 import os
@@ -15,12 +15,12 @@ from support.nbdserver import Nbdkit, NbdkitFailed
 from .fixture import client_files, copy_repository
 
 PIECE = 64 << 10
-# Those that damage may lead to: docs and server/block/src/error.rs have all.
+# The allowed errors after damage: docs and server/block/src/error.rs list all.
 EXIT_CODES = {0, 1, 10, 12}
 
 
 class Verdict:
-    """`broken` lists the promises that were not kept."""
+    """`broken` lists the broken promises."""
 
     def __init__(self):
         self.broken = []
@@ -36,13 +36,13 @@ class Judge:
         directory.mkdir()
         self.source = directory / "new.raw"
         self.content = random.Random(9).randbytes(1 << 20)
-        # Of the mutation that is being judged.
+        # State of the present mutation.
         self.may_be_old = self.is_unlisted = self.is_layer = False
 
     def judge(self, mutation, with_files, with_repair):
         verdict = Verdict()
-        # What clients keep in a session may be an older version of itself: see "Limits"
-        # in docs/on-disk-format.md.
+        # A client's file in a session may be an older version of itself: see "Limits" in
+        # docs/on-disk-format.md.
         self.may_be_old = mutation.kind == "roll back to" and "/files/" in mutation.path
         self.is_layer = mutation.path.startswith("layers/")
         copy = self.directory / "repository"
@@ -63,7 +63,7 @@ class Judge:
         unreadable, was_served = self._read_disks(coldrise, verdict)
         if with_files and not self.may_be_old:
             files = self._read_files(coldrise, verdict)
-            # A catalog that cannot be walked is not listed, and points are found by name.
+            # A damaged catalog cannot be listed; points are found by name.
             unreadable |= set() if self.is_unlisted else files
         if not is_open and was_served:
             verdict.broken.append("verify gave up, and points are served")
@@ -84,7 +84,7 @@ class Judge:
             verdict.outcome = "harmless"
 
     def _go_on(self, coldrise, verdict):
-        """After a repair a new machine is backed up, and restored."""
+        """After a repair a backup of a new machine works and can be restored."""
         self.source.write_bytes(self.content)
         target = self.directory / "restored.raw"
         for arguments in (("repair", "--quarantine"), ("backup", "new", f"vda=raw:{self.source}"),
@@ -121,7 +121,7 @@ class Judge:
         return named, answer["is_clean"], True
 
     def _read_disks(self, coldrise, verdict):
-        """The names of what cannot be read whole; whether anything was served."""
+        """The names of incompletely readable disks; whether any disk was served."""
         unreadable, was_served = set(), False
         try:
             server = Nbdkit(coldrise, self.directory / "server")
@@ -144,7 +144,7 @@ class Judge:
         return unreadable, was_served
 
     def _read(self, server, export, content, verdict):
-        """Bytes that were read right."""
+        """Number of correctly read bytes."""
         right = 0
         try:
             with server.connect(export) as handle:
@@ -166,7 +166,7 @@ class Judge:
         return right
 
     def _read_files(self, coldrise, verdict):
-        """The names of points and sessions of which a client's file cannot be read."""
+        """The names of points and sessions with an unreadable client file."""
         unreadable = set()
         try:
             mounted = Mounted(coldrise, self.directory / "mount")
@@ -202,6 +202,6 @@ def owner(path):
 
 
 def is_named(name, texts):
-    """As a whole word: `web01/T` is not named by `web01/T+1`."""
+    """Matches whole words: `web01/T+1` does not name `web01/T`."""
     pattern = re.compile(rf"(?<![\w/]){re.escape(name)}(?![\w+.-])")
     return any(pattern.search(text) for text in texts)

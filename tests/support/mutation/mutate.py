@@ -1,4 +1,4 @@
-"""What can happen to a file: every mutation of every file of a repository."""
+"""Every mutation of every file of a repository."""
 
 import dataclasses
 import fnmatch
@@ -6,7 +6,7 @@ import os
 import pathlib
 import shutil
 
-# Files whose loss or change nothing can suffer from, and why nothing is mutated there.
+# Files whose loss or change does no harm, with the reason; they are not mutated.
 EXCEPTED = {
     "repository.lock": "empty; only locked",
     "writer.lock": "empty; only locked",
@@ -39,7 +39,7 @@ class Mutation:
 
     def apply(self, repository):
         path = repository / self.path
-        # It may be shared with the repository that this one was copied from.
+        # The repository that this one was copied from may share it.
         shutil.copyfile(path, repository / "aside")
         (repository / "aside").rename(path)
         if self.kind == "flip":
@@ -66,7 +66,7 @@ class Mutation:
 
 
 def kind_of(path):
-    """Files of the same kind may be swapped."""
+    """The kind of a file. Files of the same kind may be swapped."""
     name = pathlib.PurePath(path)
     if path.startswith("db/"):
         return "db " + (name.suffix or name.name.partition("-")[0])
@@ -76,7 +76,7 @@ def kind_of(path):
 
 
 def files_of(repository):
-    """Relative paths of all files that are mutated."""
+    """Relative paths of the files to mutate."""
     found = []
     for path in sorted(repository.rglob("*")):
         relative = str(path.relative_to(repository))
@@ -86,7 +86,7 @@ def files_of(repository):
 
 
 def positions(numbers, size, count):
-    """The ends, and as many more as wanted at random."""
+    """Both ends, and further positions at random."""
     if size <= count:
         return list(range(size))
     chosen = {0, 1, size // 2, size - 2, size - 1}
@@ -96,7 +96,7 @@ def positions(numbers, size, count):
 
 
 def mutations(fixture, numbers, count):
-    """All of them, with `count` positions in each file."""
+    """All mutations, with `count` positions in each file."""
     repository = fixture.repository
     paths = files_of(repository)
     found = []
@@ -105,7 +105,7 @@ def mutations(fixture, numbers, count):
         content = (repository / path).read_bytes()
         places = positions(numbers, size, count)
         if path.startswith("layers/") or path.endswith(".layer"):
-            # Nearly all of a layer is space ahead: also what is used of it.
+            # Most of a layer is unused space: also choose positions in its used part.
             used = [at for at in range(0, size, 64) if any(content[at : at + 64])]
             sample = numbers.sample(used, min(count, len(used)))
             places = sorted({*places, *sample})
