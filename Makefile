@@ -56,7 +56,7 @@ test-deps: run-deps ## Install what the tests need
 	$(call install,$(TEST_PACKAGES))
 	@$(MAKE) --no-print-directory build/python/installed
 
-# In a folder of its own: nothing of the system's Python changes.
+# Into a separate folder: the system's Python is unchanged.
 build/python/installed: tests/python-packages.txt
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check --root-user-action=ignore \
 	    --no-deps --upgrade --target build/python -r $<
@@ -82,10 +82,13 @@ demo: run-deps ganesha-deps ## Back up a guest, boot it from the backup, seal wh
 	@$(MAKE) --no-print-directory ganesha-fsal
 	$(PYTHON) demo/run.py --build-dir $(BUILD_DIR)
 
+# More workers than processors: half of a test's time is waiting, for syncs and for servers.
+TEST_WORKERS ?= $(shell echo $$((2 * $$(nproc))))
+
 .PHONY: test
 test: build test-deps ganesha-fsal ## Run all tests
 	$(CARGO) test --release --locked --workspace --no-fail-fast
-	$(PYTHON) -m pytest -q -n 2 --dist loadfile tests
+	$(PYTHON) -m pytest -q -n $(TEST_WORKERS) --dist loadfile tests
 
 .PHONY: test-crash
 test-crash: build test-deps ## Run the long crash test: 1,000 kills, 200 power cuts, 3,000 reopenings
@@ -96,19 +99,19 @@ test-crash: build test-deps ## Run the long crash test: 1,000 kills, 200 power c
 test-mutations: build test-deps ## Damage every file of a repository in every way: about 2,500 mutations
 	$(PYTHON) -m pytest -q -s tests/test_mutations.py --mutations 0
 
-# As many of each kind: file operations that fail, and kills at file operations.
+# Number of each kind: file operations that fail, and kills at file operations.
 FAULTS ?= 2000
 
 .PHONY: test-faults
 test-faults: build test-deps ## Fail FAULTS file operations, and kill at as many
 	$(PYTHON) -m pytest -q -s tests/test_faults.py --faults $(FAULTS) --kills $(FAULTS)
 
-# The tests try some dozens of cases of each; this tries as many as one likes.
+# The tests try some dozens of cases of each; these targets try any number.
 FUZZ_CASES ?= 5000
 
 LAYER_CASES ?= 10000
 
-# Several processes at once: what one does to a layer must not depend on another's time.
+# Several processes at once: the result for a layer must not depend on timing.
 .PHONY: fuzz-layer
 fuzz-layer: build-deps ## Try LAYER_CASES random histories of a layer, with power cuts, in four processes
 	$(CARGO) test --release --locked -p coldrise-session --lib --no-run
@@ -121,7 +124,7 @@ fuzz: build-deps fuzz-layer ## Try FUZZ_CASES random layouts, writes into every 
 	PROPTEST_CASES=$(FUZZ_CASES) $(CARGO) test --release --locked \
 	    -p coldrise-formats --test layouts --test stream
 	PROPTEST_CASES=$(FUZZ_CASES) $(CARGO) test --release --locked -p coldrise-export --lib image_file
-	PROPTEST_CASES=$(FUZZ_CASES) $(CARGO) test --release --locked -p coldrise-store --lib -- fuzz page chunk description
+	PROPTEST_CASES=$(FUZZ_CASES) $(CARGO) test --release --locked -p coldrise-store --lib -- fuzz page chunk repository_config
 	PROPTEST_CASES=$(FUZZ_CASES) $(CARGO) test --release --locked -p coldrise-session --lib -- fuzz
 
 .PHONY: check
@@ -129,6 +132,7 @@ check: build-deps $(GANESHA_DIR)/configured/include/config.h ## Check format, li
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --release --locked --workspace --all-targets --quiet -- -D warnings
 	$(PYTHON) tools/check_dependencies.py
+	$(PYTHON) tools/check_modules.py
 	$(CC) -fsyntax-only $(NBDKIT_CFLAGS) plugins/nbdkit/coldrise.c
 	$(CC) -fsyntax-only $(NBDKIT_CFLAGS) plugins/nbdkit/preload.c
 	$(CC) -fsyntax-only $(GANESHA_CFLAGS) $(GANESHA_SOURCES)
