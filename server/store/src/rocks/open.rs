@@ -10,7 +10,7 @@ use librocksdb_sys as sys;
 use super::compaction::Filter;
 use super::manifest::manifest;
 use super::options::{BlockCache, Options};
-use super::other_file::name_other_file;
+use super::other_file::{name_other_file, refuse_other_files};
 use super::preopen_check::refuse_fatal;
 use super::{
     c_path, checked, Database, Family, FAMILIES, FILTERED, READER_FAMILIES, READ_TIER_MEMTABLES,
@@ -131,7 +131,9 @@ impl Database {
     /// [`Database::open_listing`] that also opens every listed file and checks that it is the
     /// listed one.
     pub(super) fn open_checked(path: &Path, log_directory: &Path) -> Result<Database> {
-        Self::open_read_only(path, log_directory, Options::database(false))
+        let opened = Self::open_read_only(path, log_directory, Options::database(false));
+        opened
+            .and_then(|database| refuse_other_files(&database).map(|()| database))
             .map_err(|error| name_other_file(path, log_directory, error))
     }
 

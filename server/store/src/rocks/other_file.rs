@@ -11,8 +11,9 @@ use coldrise_block::{Error, ErrorKind, Result};
 
 use super::salvage::read_what_is_left;
 use super::table::family_of;
-use super::{Database, Family, LiveFile, FAMILIES};
+use super::{Database, Family, LiveFile, ReadMode, FAMILIES};
 use crate::advice::REPAIR;
+use crate::descriptors::open_tables;
 
 /// The error of opening the database. It names the missing or different file, if that is the
 /// reason.
@@ -42,6 +43,28 @@ fn other_file(path: &Path, why: &str) -> String {
 fn number_in(text: &str) -> Option<u64> {
     let (_, rest) = text.split_once("Mismatch in unique ID on table file ")?;
     rest.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
+}
+
+/// Looks for a listed file with another unique id. With a limit of open files RocksDB opens only
+/// the first 16 files of a family with the database, and compares a further one when it first
+/// reads it.
+///
+/// # Errors
+/// That of RocksDB, if there is one. Other damage is no error here.
+pub(super) fn refuse_other_files(database: &Database) -> Result<()> {
+    if open_tables().is_none() {
+        return Ok(());
+    }
+    for (family, _) in FAMILIES {
+        for file in database.listed_files(family)? {
+            let mut cursor = database.cursor(family, ReadMode::Payload)?;
+            match cursor.seek(&file.smallest) {
+                Err(error) if number_in(&error.message()).is_some() => return Err(error),
+                _ => {}
+            }
+        }
+    }
+    Ok(())
 }
 
 /// The fault of the first file that is missing or differs.
@@ -81,4 +104,47 @@ fn first_key(path: &Path) -> Option<Vec<u8>> {
         Err(Error::new(ErrorKind::Interrupted, "one key is enough"))
     });
     key
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rocks::{check_listed, SstWriter};
+    use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
+
+    /// More files than RocksDB opens at once with a limit.
+    const FILES: u64 = 40;
+
+    #[test]
+    fn each_of_many_exchanged_files_is_found_with_a_low_limit() {
+        let limit = getrlimit(Resource::Nofile);
+        setrlimit(Resource::Nofile, Rlimit { current: Some(4096), ..limit }).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("db");
+        let database = Database::open_primary(&path, folder.path(), true).unwrap();
+        let staging = folder.path().join("staging.sst");
+        for number in 0..FILES {
+            let mut file = SstWriter::create(&database, &staging).unwrap();
+            file.put(&number.to_be_bytes(), b"the same length in each file").unwrap();
+            database.ingest_chunks(&file.finish().unwrap()).unwrap();
+        }
+        let files = database.listed_files(Family::Chunks).unwrap();
+        assert_eq!(files.len() as u64, FILES);
+        let paths: Vec<_> = files.iter().map(|file| database.path_of(file)).collect();
+        drop(database);
+        check_listed(&path, folder.path()).unwrap();
+        let exchange = |a: &Path, b: &Path| {
+            let aside = folder.path().join("aside");
+            std::fs::rename(a, &aside).unwrap();
+            std::fs::rename(b, a).unwrap();
+            std::fs::rename(&aside, b).unwrap();
+        };
+        for pair in paths.chunks_exact(2) {
+            exchange(&pair[0], &pair[1]);
+            let error = check_listed(&path, folder.path()).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Corrupt);
+            exchange(&pair[0], &pair[1]);
+        }
+        check_listed(&path, folder.path()).unwrap();
+    }
 }
