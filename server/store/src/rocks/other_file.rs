@@ -46,8 +46,7 @@ fn number_in(text: &str) -> Option<u64> {
 }
 
 /// Looks for a listed file with another unique id. With a limit of open files RocksDB opens only
-/// the first 16 files of a family with the database, and compares a further one when it first
-/// reads it.
+/// 16 files with the database, and compares a further one when it first reads it.
 ///
 /// # Errors
 /// That of RocksDB, if there is one. Other damage is no error here.
