@@ -45,6 +45,17 @@ def test_an_existing_file_is_replaced_only_by_force(coldrise, image, point, tmp_
     assert target.read_bytes() == bytes(image.content)
 
 
+def test_a_file_of_the_repository_is_never_a_target(coldrise, point, tmp_path):
+    folder = coldrise.repository / "db"
+    precious = sorted(folder.glob("*.sst"))[0]
+    before = precious.read_bytes()
+    (tmp_path / "link").symlink_to(folder)
+    for target in (precious, tmp_path / "link" / precious.name, coldrise.repository / "new.raw"):
+        done = coldrise.run("restore", f"{point}/vda", target, "--force")
+        assert done.returncode == 2 and "the folder of the repository" in done.stderr
+    assert precious.read_bytes() == before and not (coldrise.repository / "new.raw").exists()
+
+
 def test_latest_and_the_only_disk(coldrise, image, point, tmp_path):
     target = tmp_path / "out.raw"
     done = coldrise.json("restore", "web01/latest", target)

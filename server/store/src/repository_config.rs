@@ -201,14 +201,16 @@ impl RepositoryConfig {
     /// Corrects a flipped bit of the file, durably. Returns whether there was one.
     ///
     /// # Errors
-    /// Errors of the operating system.
+    /// `Corrupt` if more than one bit is wrong; errors of the operating system.
     pub(crate) fn mend(repository: &Path) -> Result<bool> {
-        match Self::read(repository) {
+        let kind = match Self::read(repository) {
             // A bit of the version may have flipped too. No single bit turns a later version into
             // this one.
-            Err(error) if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Unsupported) => {}
+            Err(error) if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Unsupported) => {
+                error.kind()
+            }
             _ => return Ok(false),
-        }
+        };
         let path = repository.join(FILE_NAME);
         let Ok(mut text) = std::fs::read(&path) else { return Ok(false) };
         if text.len() as u64 > MAX_FILE_BYTES {
@@ -223,7 +225,14 @@ impl RepositoryConfig {
             }
             text[bit / 8] ^= 1 << (bit % 8);
         }
-        Ok(false)
+        if kind == ErrorKind::Unsupported {
+            return Ok(false);
+        }
+        let message = format!(
+            "{} is damaged beyond repair, and holds the slots of the key: put a copy of it back",
+            path.display()
+        );
+        Err(Error::new(ErrorKind::Corrupt, message))
     }
 
     fn parse(text: &[u8]) -> Result<Self> {

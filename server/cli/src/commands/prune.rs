@@ -85,9 +85,11 @@ pub(crate) struct PruneArguments {
     max_unused: Option<MaxUnused>,
 }
 
-/// Counts must be at least 1.
+/// A count of periods. A larger number than `u32` holds keeps as much as the largest one.
 fn parse_count(text: &str) -> Result<NonZeroU32> {
-    text.parse().map_err(|_| {
+    let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let count = if is_number { text.parse().unwrap_or(u32::MAX) } else { 0 };
+    NonZeroU32::new(count).ok_or_else(|| {
         Error::new(
             ErrorKind::InvalidInput,
             "the number must be at least 1; coldrise forget MACHINE --all removes everything",

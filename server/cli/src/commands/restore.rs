@@ -1,5 +1,6 @@
 //! `coldrise restore`: writes a disk to a file, a device or an NBD server.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
@@ -65,6 +66,7 @@ struct Restored {
 pub(crate) fn run(invocation: &Invocation, arguments: &RestoreArguments) -> Result<Report> {
     let cancel = cancel_flag()?;
     let repository = invocation.open_for_disks()?;
+    refuse_inside(repository.path(), &arguments.target)?;
     let (address, disk, _held) = open_disk(invocation, &repository, &arguments.address)?;
     let options = RestoreOptions { format: arguments.format, threads: 0, force: arguments.force };
     let view = ProgressView::new(invocation);
@@ -98,6 +100,22 @@ pub(crate) fn run(invocation: &Invocation, arguments: &RestoreArguments) -> Resu
         show_duration(invocation.elapsed())
     );
     Ok(Report::done(&restored, text))
+}
+
+/// Refuses a target in the repository's folder: with `--force` it could replace a file of it.
+fn refuse_inside(repository: &Path, target: &RestoreTarget) -> Result<()> {
+    let RestoreTarget::Path(path) = target else { return Ok(()) };
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    let folders = (parent.unwrap_or(Path::new(".")).canonicalize(), repository.canonicalize());
+    let (Ok(folder), Ok(repository)) = folders else { return Ok(()) };
+    if !folder.starts_with(&repository) {
+        return Ok(());
+    }
+    let message = format!(
+        "{target} is in the folder of the repository, which only Coldrise's own files belong into: \
+         name a file elsewhere"
+    );
+    Err(Error::new(ErrorKind::InvalidInput, message))
 }
 
 /// The disk of an address, its exact address, and the lease that holds it.
