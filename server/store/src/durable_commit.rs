@@ -39,9 +39,8 @@ impl Repository {
 
     fn try_raise_mark(&self, sequence: u64) -> Result<()> {
         let mut mark = self.high_water().0.lock();
-        let is_synced = (mark.manifest, mark.manifest_bytes);
-        let (manifest, manifest_bytes) = rocks::synced_manifest(self.database().path(), is_synced)?;
-        let now = Mark { sequence, manifest, manifest_bytes, ..Mark::default() };
+        let manifest = rocks::synced_manifest(self.database().path(), mark.manifest)?;
+        let now = Mark { sequence, manifest, ..Mark::default() };
         *mark = mark.or_higher(now);
         self.write_mark(&mark)
     }

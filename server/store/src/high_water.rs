@@ -22,7 +22,7 @@ use parking_lot::Mutex;
 use crate::advice::REPAIR;
 use crate::aead::document;
 use crate::keys::Keys;
-use crate::rocks;
+use crate::rocks::{self, ManifestEnd};
 use crate::RepositoryId;
 
 pub(crate) const NAMES: [&str; 2] = ["high-water.1", "high-water.2"];
@@ -41,44 +41,33 @@ pub(crate) struct Mark {
     pub(crate) next_page: u64,
     /// The database holds the change with this sequence number.
     pub(crate) sequence: u64,
-    /// The number in the manifest's name.
-    pub(crate) manifest: u64,
-    /// Bytes of the manifest that are durable.
-    pub(crate) manifest_bytes: u64,
+    /// The durable part of the manifest.
+    pub(crate) manifest: ManifestEnd,
 }
 
 impl Mark {
     pub(crate) fn fields(&self) -> [u64; FIELDS] {
         let (chunk, page) = (self.next_chunk, self.next_page);
-        [VERSION, chunk, page, self.sequence, self.manifest, self.manifest_bytes]
+        [VERSION, chunk, page, self.sequence, self.manifest.number, self.manifest.bytes]
     }
 
     fn parse(plaintext: &[u8]) -> Option<Mark> {
         let words = plaintext.chunks(8).map(|word| word.try_into().map(u64::from_le_bytes));
         let words: Vec<u64> = words.collect::<std::result::Result<_, _>>().ok()?;
-        let &[VERSION, next_chunk, next_page, sequence, manifest, manifest_bytes] = &words[..]
-        else {
+        let &[VERSION, next_chunk, next_page, sequence, number, bytes] = &words[..] else {
             return None;
         };
-        Some(Mark { next_chunk, next_page, sequence, manifest, manifest_bytes })
+        Some(Mark { next_chunk, next_page, sequence, manifest: ManifestEnd { number, bytes } })
     }
 
     /// The higher value of each number; the length is that of the newer manifest.
     pub(crate) fn or_higher(self, other: Mark) -> Mark {
-        let newer =
-            (self.manifest, self.manifest_bytes).max((other.manifest, other.manifest_bytes));
         Mark {
             next_chunk: self.next_chunk.max(other.next_chunk),
             next_page: self.next_page.max(other.next_page),
             sequence: self.sequence.max(other.sequence),
-            manifest: newer.0,
-            manifest_bytes: newer.1,
+            manifest: self.manifest.max(other.manifest),
         }
-    }
-
-    /// Whether the manifest with this number, of which `sound_bytes` are sound, has lost its end.
-    pub(crate) fn is_beyond(&self, number: u64, sound_bytes: u64) -> bool {
-        (number, sound_bytes) < (self.manifest, self.manifest_bytes)
     }
 
     /// The reason why the database in this folder is below this mark; `None` if it is not.
@@ -90,8 +79,7 @@ impl Mark {
         folder: &Path,
         log_directory: &Path,
     ) -> Result<Option<String>> {
-        let (number, sound_bytes) = rocks::sound_manifest(folder)?;
-        if self.is_beyond(number, sound_bytes) {
+        if rocks::sound_manifest(folder)? < self.manifest {
             return Ok(Some("the list of its files has lost its end".to_owned()));
         }
         let sequence = rocks::open_as_listed(folder, log_directory)?.sequence();

@@ -254,9 +254,9 @@ impl Found {
         let sequence =
             mark.map_or(UNKNOWN_SEQUENCE, |mark| mark.sequence.saturating_add(UNMARKED_CHANGES));
         // Higher than the old manifest's number too, because the manifest may be missing.
-        let highest = highest_number(&folder)?.max(mark.map_or(0, |mark| mark.manifest));
-        let numbers = (sequence, highest + 1);
-        let left_out = rocks::make_database(&fresh, log, numbers, &links, &files)?;
+        let highest = highest_number(&folder)?.max(mark.map_or(0, |mark| mark.manifest.number));
+        let above = rocks::Above { sequence, file_number: highest + 1 };
+        let left_out = rocks::make_database(&fresh, log, above, &links, &files)?;
         self.read.extend(left_out.iter().map(|name| (folder.join(name), true)));
         let mut next = highest_number(&fresh)?;
         let logs = rocks::usable_logs(&folder)?;
@@ -310,7 +310,7 @@ fn believed_list(
 ) -> Result<Option<HashSet<PathBuf>>> {
     let read = || -> Result<_> {
         let is_cut = mark.is_some_and(|mark| match rocks::sound_manifest(folder) {
-            Ok((number, bytes)) => mark.is_beyond(number, bytes),
+            Ok(end) => end < mark.manifest,
             Err(_) => true,
         });
         let opened = rocks::open_as_listed(folder, log)?;

@@ -26,16 +26,22 @@ extern "C" {
     ) -> *mut c_char;
 }
 
+/// All changes and files of a new database get higher numbers than these.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Above {
+    pub(crate) sequence: u64,
+    pub(crate) file_number: u64,
+}
+
 /// Makes a database in `path`, an existing folder, with all families; `files` are names of files in
-/// `folder`, which are moved. The database's changes have higher numbers than `sequence`, and its
-/// files higher numbers than `number`. Returns the files that did not fit.
+/// `folder`, which are moved. Returns the files that did not fit.
 ///
 /// # Errors
 /// `Corrupt` if a file is not a database file; `NoSpace`; errors of the operating system.
 pub(crate) fn make_database(
     path: &Path,
     log_directory: &Path,
-    (sequence, number): (u64, u64),
+    above: Above,
     folder: &Path,
     files: &[(Family, String)],
 ) -> Result<Vec<String>> {
@@ -57,8 +63,8 @@ pub(crate) fn make_database(
         coldrise_make_database(
             c_name.as_ptr(),
             c_log.as_ptr(),
-            sequence,
-            number,
+            above.sequence,
+            above.file_number,
             c_folder.as_ptr(),
             names.len(),
             names.as_ptr(),

@@ -47,6 +47,14 @@ impl Listed {
     }
 }
 
+/// How far a manifest goes. A later one is greater.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct ManifestEnd {
+    /// The number in its name.
+    pub(crate) number: u64,
+    pub(crate) bytes: u64,
+}
+
 /// The files of all families of an open database.
 pub(crate) fn listed_in(database: &Database) -> Result<Vec<Listed>> {
     let mut found = Vec::new();
@@ -122,26 +130,26 @@ pub(super) fn manifest(database: &Path) -> Result<(PathBuf, u64)> {
     }
 }
 
-/// The number of the manifest, and how many bytes from its beginning are undamaged.
+/// The number of the manifest, and the end of its undamaged beginning.
 ///
 /// # Errors
 /// As [`manifest`].
-pub(crate) fn sound_manifest(database: &Path) -> Result<(u64, u64)> {
+pub(crate) fn sound_manifest(database: &Path) -> Result<ManifestEnd> {
     let (path, number) = manifest(database)?;
     let bytes = std::fs::read(&path).context(|| format!("reading {}", path.display()))?;
-    Ok((number, sound_end(&bytes) as u64))
+    Ok(ManifestEnd { number, bytes: sound_end(&bytes) as u64 })
 }
 
-/// The number of the manifest and its length, after making all of it durable. `synced` is the part
+/// The end of the manifest, after making all of it durable. `synced` is the part
 /// already known to be durable.
 ///
 /// # Errors
 /// As [`manifest`].
-pub(crate) fn synced_manifest(database: &Path, synced: (u64, u64)) -> Result<(u64, u64)> {
+pub(crate) fn synced_manifest(database: &Path, synced: ManifestEnd) -> Result<ManifestEnd> {
     let (path, number) = manifest(database)?;
     let what = || format!("syncing {}", path.display());
     let file = File::open(&path).context(what)?;
-    let found = (number, file.metadata().context(what)?.len());
+    let found = ManifestEnd { number, bytes: file.metadata().context(what)?.len() };
     if found != synced {
         file.sync_data().context(what)?;
     }

@@ -44,10 +44,11 @@ pub(crate) fn read_what_is_left(
         });
         let Some((from, block)) = found else { break };
         lost += u64::from(from > at);
-        let (offset, bytes) = block.place;
+        let Handle { offset, bytes } = block.place;
         at = (offset + bytes) as usize + TRAILER_BYTES;
         let data = &content[offset as usize..(offset + bytes) as usize];
-        for (key, (value_at, value_bytes)) in rows(data).unwrap_or_default() {
+        for (key, Handle { offset: value_at, bytes: value_bytes }) in rows(data).unwrap_or_default()
+        {
             let Some((user_key, sequence, kind)) = split(&key) else { continue };
             let value = &data[value_at as usize..(value_at + value_bytes) as usize];
             let value = (kind == KIND_VALUE).then_some(value);
@@ -81,7 +82,7 @@ fn rows(block: &[u8]) -> Option<Vec<(Vec<u8>, Handle)>> {
         key.extend_from_slice(own);
         let start = whole.len() - after.len();
         rest = after.get(value_bytes..)?;
-        rows.push((key.clone(), (start as u64, value_bytes as u64)));
+        rows.push((key.clone(), Handle { offset: start as u64, bytes: value_bytes as u64 }));
     }
     Some(rows)
 }
@@ -119,7 +120,7 @@ fn block_at(content: &[u8], from: usize, interval: usize) -> Option<Block> {
         if stored == Some(&(restarts as u32).to_le_bytes()[..]) && rest[..4] == [0; 4] {
             let bytes = all.len() - rest.len() + end + 4;
             if all.get(..bytes + TRAILER_BYTES).and_then(checked).is_some() {
-                let place = (from as u64, bytes as u64);
+                let place = Handle { offset: from as u64, bytes: bytes as u64 };
                 return Some(Block { place, first, last: user_key(&key).to_vec() });
             }
         }

@@ -102,7 +102,7 @@ impl Table<'_> {
     }
 
     /// A block with its trailer.
-    fn stored(&mut self, (offset, bytes): Handle) -> Option<Vec<u8>> {
+    fn stored(&mut self, Handle { offset, bytes }: Handle) -> Option<Vec<u8>> {
         let end = offset.checked_add(bytes)?.checked_add(TRAILER_BYTES as u64)?;
         if bytes > MAX_BLOCK_BYTES || end > self.length {
             return None;

@@ -98,7 +98,7 @@ impl BlockFile {
         let first = self.parts.partition_point(|part| part.cut.as_slice() < from);
         let mut before = from.to_vec();
         'parts: for part in self.parts.get(first..).unwrap_or_default() {
-            self.read_block((part.offset, part.bytes), index)?;
+            self.read_block(Handle { offset: part.offset, bytes: part.bytes }, index)?;
             for (cut, handle) in raw_entries(index).ok_or_else(|| damaged(&self.path))? {
                 if cut < from {
                     continue;
@@ -119,7 +119,7 @@ impl BlockFile {
         self.read_run(&mut wanted, run, key, &mut hear)
     }
 
-    fn read_block(&self, (offset, bytes): Handle, block: &mut Vec<u8>) -> Result<()> {
+    fn read_block(&self, Handle { offset, bytes }: Handle, block: &mut Vec<u8>) -> Result<()> {
         if bytes > MAX_BLOCK_BYTES {
             return Err(damaged(&self.path));
         }
@@ -170,11 +170,11 @@ struct Run {
 
 impl Run {
     /// Whether the block at this position may be appended.
-    fn takes(&self, (offset, _): Handle) -> bool {
+    fn takes(&self, Handle { offset, .. }: Handle) -> bool {
         self.bytes == 0 || (self.bytes < RUN_BYTES && self.start + self.bytes as u64 == offset)
     }
 
-    fn push(&mut self, (offset, bytes): Handle) -> Option<()> {
+    fn push(&mut self, Handle { offset, bytes }: Handle) -> Option<()> {
         if bytes > MAX_BLOCK_BYTES || i64::try_from(offset).is_err() {
             return None;
         }
@@ -213,7 +213,11 @@ pub(super) fn raw_entries(block: &[u8]) -> Option<Vec<(&[u8], Handle)>> {
 
 fn places(block: &[u8]) -> Option<Vec<Place>> {
     let found = raw_entries(block)?.into_iter();
-    Some(found.map(|(cut, (offset, bytes))| Place { cut: cut.to_vec(), offset, bytes }).collect())
+    Some(
+        found
+            .map(|(cut, Handle { offset, bytes })| Place { cut: cut.to_vec(), offset, bytes })
+            .collect(),
+    )
 }
 
 /// Walks through a data block; keys must ascend, starting from the one in `key`.

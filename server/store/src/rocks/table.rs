@@ -125,7 +125,7 @@ fn properties_block(
     length: u64,
 ) -> Result<(Vec<u8>, u64)> {
     let what = || format!("reading {}", path.display());
-    let read = |(offset, bytes): Handle| -> Result<Vec<u8>> {
+    let read = |Handle { offset, bytes }: Handle| -> Result<Vec<u8>> {
         let end = offset.checked_add(bytes);
         if bytes > MAX_BLOCK_BYTES || end.is_none_or(|end| end > length) {
             return Err(damaged(path));
@@ -138,7 +138,7 @@ fn properties_block(
     let properties = entries(&metaindex)
         .and_then(|entries| next_handle(&mut value(&entries, PROPERTIES)?))
         .ok_or_else(|| damaged(path))?;
-    Ok((read(properties)?, properties.0))
+    Ok((read(properties)?, properties.offset))
 }
 
 /// The position of damage in a file that would end the process inside RocksDB:
@@ -153,7 +153,8 @@ pub(crate) fn fatal_damage(path: &Path) -> Option<u64> {
     let file = File::open(path).ok()?;
     let (footer, length) = Footer::read(&file, path).ok()?;
     let end = length - FOOTER_BYTES as u64;
-    let leads_out = |(offset, bytes): &Handle| offset.checked_add(*bytes).is_none_or(|at| at > end);
+    let leads_out =
+        |block: &Handle| block.offset.checked_add(block.bytes).is_none_or(|at| at > end);
     if [footer.metaindex, footer.index].iter().any(leads_out) {
         return Some(end);
     }
@@ -182,8 +183,13 @@ pub(super) fn damaged(path: &Path) -> Error {
     )
 }
 
-/// The position of a block: offset, and length in bytes without the trailer.
-pub(super) type Handle = (u64, u64);
+/// The position of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Handle {
+    pub(super) offset: u64,
+    /// Length in bytes, without the trailer.
+    pub(super) bytes: u64,
+}
 
 /// The content of a footer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -231,7 +237,7 @@ fn value<'a>(entries: &[Entry<'a>], name: &[u8]) -> Option<&'a [u8]> {
 
 /// Takes a handle from the front.
 pub(super) fn next_handle(bytes: &mut &[u8]) -> Option<Handle> {
-    Some((varint(bytes)?, varint(bytes)?))
+    Some(Handle { offset: varint(bytes)?, bytes: varint(bytes)? })
 }
 
 /// The entries of a block of names.
