@@ -55,16 +55,14 @@ impl Aead {
         associated: &[u8],
         bytes: &mut [u8],
     ) -> Result<([u8; NONCE_BYTES], [u8; TAG_BYTES])> {
-        let mut nonce = [0; NONCE_BYTES];
-        if matches!(self.mode, Mode::Encrypted(_)) {
+        self.encrypt_under(associated, bytes, |nonce, content| {
             let mut hasher = blake3::Hasher::new_keyed(&self.nonce_key);
             hasher.update(&(associated.len() as u64).to_le_bytes());
             hasher.update(associated);
-            hasher.update(bytes);
+            hasher.update(content);
             nonce.copy_from_slice(&hasher.finalize().as_bytes()[..NONCE_BYTES]);
-        }
-        let tag = self.encrypt(nonce, associated, bytes)?;
-        Ok((nonce, tag))
+            Ok(())
+        })
     }
 
     /// Seals `bytes` in place under a random nonce.
@@ -73,9 +71,19 @@ impl Aead {
         associated: &[u8],
         bytes: &mut [u8],
     ) -> Result<([u8; NONCE_BYTES], [u8; TAG_BYTES])> {
+        self.encrypt_under(associated, bytes, |nonce, _| random(nonce))
+    }
+
+    /// Seals `bytes` in place under the nonce that `choose` makes from them.
+    fn encrypt_under(
+        &self,
+        associated: &[u8],
+        bytes: &mut [u8],
+        choose: impl FnOnce(&mut [u8; NONCE_BYTES], &[u8]) -> Result<()>,
+    ) -> Result<([u8; NONCE_BYTES], [u8; TAG_BYTES])> {
         let mut nonce = [0; NONCE_BYTES];
         if matches!(self.mode, Mode::Encrypted(_)) {
-            random(&mut nonce)?;
+            choose(&mut nonce, bytes)?;
         }
         let tag = self.encrypt(nonce, associated, bytes)?;
         Ok((nonce, tag))

@@ -15,15 +15,17 @@ const ZERO_WRITE_BYTES: u64 = 1 << 20;
 /// Threads that write to one file or device.
 const WRITERS: usize = 4;
 
-/// A new raw file, sparse.
-pub(super) struct FileSink {
+/// A new raw file, sparse, or an existing block device.
+pub(super) struct LocalSink {
     file: File,
     path: PathBuf,
+    /// A device holds other content where nothing is written.
+    needs_zeroes: bool,
 }
 
-impl FileSink {
+impl LocalSink {
     /// Creates the file with its full size and no content.
-    pub(super) fn create(path: &Path, size_bytes: u64) -> Result<FileSink> {
+    pub(super) fn create(path: &Path, size_bytes: u64) -> Result<LocalSink> {
         let what = || format!("making {}", path.display());
         let file = std::fs::OpenOptions::new()
             .write(true)
@@ -32,41 +34,11 @@ impl FileSink {
             .open(path)
             .context(what)?;
         file.set_len(size_bytes).context(what)?;
-        Ok(FileSink { file, path: path.to_path_buf() })
-    }
-}
-
-impl Sink for FileSink {
-    fn needs_zeroes(&self) -> bool {
-        false
+        Ok(LocalSink { file, path: path.to_path_buf(), needs_zeroes: false })
     }
 
-    fn alignment_bytes(&self) -> u64 {
-        1
-    }
-
-    fn useful_writers(&self) -> usize {
-        WRITERS
-    }
-
-    fn writer(&self) -> Result<Box<dyn SinkWriter + '_>> {
-        Ok(Box::new(FileWriter { file: &self.file, path: &self.path }))
-    }
-
-    fn finish(&self) -> Result<()> {
-        self.file.sync_all().context(|| format!("making {} durable", self.path.display()))
-    }
-}
-
-/// An existing block device, written in place.
-pub(super) struct DeviceSink {
-    file: File,
-    path: PathBuf,
-}
-
-impl DeviceSink {
-    /// Opens the device exclusively: a mounted one is refused.
-    pub(super) fn open(path: &Path, size_bytes: u64) -> Result<DeviceSink> {
+    /// Opens an existing block device exclusively, to write it in place: a mounted one is refused.
+    pub(super) fn open_device(path: &Path, size_bytes: u64) -> Result<LocalSink> {
         let what = || format!("opening {}", path.display());
         let file = std::fs::OpenOptions::new()
             .write(true)
@@ -88,13 +60,13 @@ impl DeviceSink {
                 format!("{} has {device_bytes} bytes, the disk {size_bytes}", path.display()),
             ));
         }
-        Ok(DeviceSink { file, path: path.to_path_buf() })
+        Ok(LocalSink { file, path: path.to_path_buf(), needs_zeroes: true })
     }
 }
 
-impl Sink for DeviceSink {
+impl Sink for LocalSink {
     fn needs_zeroes(&self) -> bool {
-        true
+        self.needs_zeroes
     }
 
     fn alignment_bytes(&self) -> u64 {

@@ -13,7 +13,7 @@ use coldrise_block::{Context, Error, ErrorKind, Result, StoredRanges};
 use coldrise_formats::{DiskShape, File, Identity, Layout, Names, Presentation, Source};
 use coldrise_formats::{Error as FormatError, Format};
 
-use super::file::FileSink;
+use super::file::LocalSink;
 use super::run::{write_sparsely, Run};
 use super::{Sink, SinkWriter};
 
@@ -112,13 +112,13 @@ fn refused(format: Format, path: &Path, error: FormatError) -> Error {
 
 /// A new file with a layout, sparse.
 struct LayoutSink {
-    file: FileSink,
+    file: LocalSink,
     layout: Layout,
 }
 
 impl LayoutSink {
     fn create(path: &Path, layout: Layout) -> Result<LayoutSink> {
-        Ok(LayoutSink { file: FileSink::create(path, layout.size_bytes())?, layout })
+        Ok(LayoutSink { file: LocalSink::create(path, layout.size_bytes())?, layout })
     }
 
     /// Writes all bytes that are not the disk's. Zeroes stay holes: the table of an

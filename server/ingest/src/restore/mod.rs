@@ -26,7 +26,7 @@ use coldrise_block::{Disk, Result};
 use coldrise_formats::{Access, Format};
 
 use crate::progress::{Phase, Progress};
-use file::{DeviceSink, FileSink};
+use file::LocalSink;
 use image::Image;
 use nbd::NbdSink;
 use part::PartFiles;
@@ -99,7 +99,7 @@ pub fn restore(
     let written_bytes = match target {
         RestoreTarget::Nbd(uri) => run.copy(&NbdSink::open_uri(uri, size_bytes, cancel)?)?,
         RestoreTarget::Path(path) if is_block_device(path)? => {
-            run.copy(&DeviceSink::open(path, size_bytes)?)?
+            run.copy(&LocalSink::open_device(path, size_bytes)?)?
         }
         RestoreTarget::Path(path) => restore_file(&run, path, format, options.force)?,
     };
@@ -110,7 +110,7 @@ pub fn restore(
 fn restore_file(run: &Run<'_>, path: &Path, format: Format, replaces: bool) -> Result<u64> {
     let (part, written) = if format == Format::Raw {
         let part = PartFiles::create(path, None, replaces)?;
-        let written = run.copy(&FileSink::create(&part.image(), run.disk.size_bytes())?)?;
+        let written = run.copy(&LocalSink::create(&part.image(), run.disk.size_bytes())?)?;
         (part, written)
     } else {
         let image = Image::new(run, path, format)?;

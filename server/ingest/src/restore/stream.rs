@@ -19,7 +19,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use coldrise_block::Result;
 use coldrise_formats::{CompressedGrain, GrainCompressor, StreamVmdk, GRAIN_SIZE_BYTES};
 
-use super::file::FileSink;
+use super::file::LocalSink;
 use super::image::Image;
 use super::pieces::{Piece, Pieces};
 use super::run::{Counters, Run};
@@ -34,7 +34,7 @@ const WINDOW: u64 = 32;
 /// Writes the image to `path`, which must not exist, and makes it durable. Returns the
 /// bytes of compressed content.
 pub(super) fn write(run: &Run<'_>, image: &Image, path: &Path) -> Result<u64> {
-    let file = FileSink::create(path, 0)?;
+    let file = LocalSink::create(path, 0)?;
     let mut out = Vec::new();
     let stream = StreamVmdk::start(&image.names, &image.shape, &mut out);
     let stream = stream.map_err(|error| image.refused(error))?;
@@ -65,7 +65,7 @@ pub(super) fn write(run: &Run<'_>, image: &Image, path: &Path) -> Result<u64> {
 struct Work<'a> {
     run: &'a Run<'a>,
     image: &'a Image,
-    file: &'a FileSink,
+    file: &'a LocalSink,
     pieces: Pieces<'a>,
     /// Number of the next stored piece. Locked while the piece is taken, so that
     /// numbers follow the disk.
