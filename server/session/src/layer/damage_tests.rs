@@ -306,3 +306,20 @@ fn a_reader_outlives_the_giving_back_of_unused_space() {
         }
     });
 }
+
+/// An access to a mapping beyond the end of its file would end this process.
+#[test]
+fn the_words_of_a_truncated_layer_are_left_alone() {
+    let place = SessionPaths::new();
+    drop(place.open());
+    for bytes in [0, 1, 4095, 4096] {
+        std::fs::File::options()
+            .write(true)
+            .open(&place.layer)
+            .and_then(|file| file.set_len(bytes))
+            .unwrap();
+        super::Layer::announce_change(&place.layer);
+        super::Layer::forget_private_map(&place.layer);
+        assert_eq!(std::fs::metadata(&place.layer).unwrap().len(), bytes);
+    }
+}

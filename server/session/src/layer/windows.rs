@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::sync::{Arc, OnceLock};
 
-use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_block::{Context, Error, ErrorKind, Result};
 
 use super::format::{
     record_offset_bytes, RECORD_BYTES, SEGMENT_BYTES, SLOTS_PER_SEGMENT, SUPERBLOCK_AREA_BYTES,
@@ -24,8 +24,16 @@ pub(crate) struct Windows {
 
 impl Windows {
     /// Maps a file that will use at most `max_slots` slots.
+    ///
+    /// # Errors
+    /// `Corrupt` if the file ends within its superblock area: an access beyond a file's end would
+    /// end the process.
     pub(crate) fn new(file: &File, max_slots: u32, is_writable: bool) -> Result<Self> {
         let length = SUPERBLOCK_AREA_BYTES as usize;
+        let what = || "reading the size of a layer file";
+        if file.metadata().context(what)?.len() < SUPERBLOCK_AREA_BYTES {
+            return Err(Error::new(ErrorKind::Corrupt, "the layer file is truncated"));
+        }
         let head = if is_writable {
             SharedWords::of_file(file, 0, length)?
         } else {
