@@ -96,3 +96,17 @@ def test_a_session_without_a_layer_is_damaged(coldrise, layers, number):
         done = coldrise.run("--json", *command)
         assert json.loads(done.stdout.splitlines()[-1])["error"]["kind"] == "corrupt", done.stdout
         assert str(layers[number]) in done.stderr, done.stderr
+
+
+def test_repair_says_what_to_do_with_a_session(coldrise, layers):
+    layers[1].unlink()
+    done = coldrise.run("repair")
+    assert done.returncode == 1 and "lost: live/trial/vda" in done.stdout, done.stdout
+    assert "coldrise unpublish trial --discard" in done.stdout and "forget" not in done.stdout
+    layers[0].unlink()
+    done = coldrise.run("repair")
+    assert "coldrise unpublish trial --discard" in done.stdout and "forget" in done.stdout
+    assert "run coldrise verify" not in done.stdout
+    coldrise.json("unpublish", "trial", "--discard")
+    done = coldrise.run("repair")
+    assert "unpublish" not in done.stdout and "forget" in done.stdout, done.stdout
