@@ -113,9 +113,25 @@ def test_one_of_both_high_water_marks_is_enough(coldrise, filled, tmp_path, numb
         path.write_bytes(damaged)
     found = json.loads(coldrise.run("--json", "verify").stdout.splitlines()[-1])
     assert not found["is_clean"] and path.name in str(found["damaged_files"])
+    examined = coldrise.run("doctor")
+    assert "warn  database" in examined.stdout and path.name in examined.stdout
     later = coldrise.backup("web01", vda=tmp_path / "vda.raw")
     assert coldrise.json("verify")["is_clean"]
     assert addresses(coldrise) == [*points, later]
+
+
+def test_high_water_marks_are_not_followed_through_a_link(coldrise, filled, tmp_path):
+    path, away = coldrise.repository / "high-water.1", tmp_path / "elsewhere"
+    path.rename(away)
+    path.symlink_to(away)
+    other = coldrise.repository / "high-water.2"
+    before = [away.read_bytes(), other.read_bytes()]
+    coldrise.backup("web01", vda=tmp_path / "vda.raw")
+    assert away.read_bytes() == before[0] and other.read_bytes() != before[1]
+    assert "the file high-water.1: it is not a file: remove it" in coldrise.run("verify").stdout
+    path.unlink()
+    coldrise.backup("web01", vda=tmp_path / "vda.raw")
+    assert path.is_file() and coldrise.json("verify")["is_clean"]
 
 
 def lose(how, path):

@@ -488,3 +488,27 @@ def test_one_damaged_copy_is_named_until_it_heals(coldrise, live, nbdkit):
         assert f"live/trial: {copy}: " in coldrise.run("doctor").stdout
         assert coldrise.run("fold").returncode == 0
         assert coldrise.json("verify")["is_clean"]
+
+
+@pytest.mark.parametrize("name", ["progress", "progress-copy"])
+def test_a_folder_in_place_of_a_copy_is_damage(coldrise, point, live, name):
+    (copy,) = (coldrise.repository / "live").glob(f"*/{name}")
+    for _ in range(2):
+        copy.unlink()
+        copy.mkdir()
+        found = coldrise.run("verify")
+        assert found.returncode == 1 and f"damaged: live/trial: {copy}: " in found.stdout
+        assert "warn  sessions" in coldrise.run("doctor").stdout
+        assert coldrise.json("repair")["is_clean"]
+        assert copy.is_file() and coldrise.json("verify")["is_clean"]
+        coldrise.json("seal", "trial")
+    # A folder that holds something is named, and nothing is removed.
+    copy.unlink()
+    (copy / "kept").mkdir(parents=True)
+    assert "a folder is in place of this file" in coldrise.run("verify").stdout
+    for _ in range(2):
+        done = coldrise.run("seal", "trial")
+        if done.returncode != 0:
+            assert f"{copy}: a folder is in place of this file" in done.stderr, done.stderr
+    copy.joinpath("kept").rmdir()
+    coldrise.json("unpublish", "trial", "--discard")

@@ -315,7 +315,7 @@ def markers(coldrise):
     return sorted((coldrise.repository / "markers").iterdir())
 
 
-@pytest.mark.parametrize("how", ["missing", "garbled", "empty"])
+@pytest.mark.parametrize("how", ["missing", "garbled", "empty", "a folder"])
 def test_a_marker_that_is_lost_is_named_and_made_anew(coldrise, full, how):
     coldrise.publish(full[0], "trial")
     there = markers(coldrise)
@@ -328,6 +328,9 @@ def test_a_marker_that_is_lost_is_named_and_made_anew(coldrise, full, how):
                 flip(path, 60)
             case "empty":
                 path.write_bytes(b"")
+            case "a folder":
+                path.unlink()
+                path.mkdir()
     found = verify(coldrise, code=1)
     named = {damaged["what"] for damaged in found["damaged_markers"]}
     assert named == {f"the marker of {name}" for name in [*full, "live/trial"]}
@@ -341,6 +344,22 @@ def test_a_marker_that_is_lost_is_named_and_made_anew(coldrise, full, how):
     assert markers(coldrise) == there
     assert verify(coldrise)["is_clean"]
     assert coldrise.json("repair")["made_markers"] == 0
+
+
+def test_a_session_ends_with_a_folder_in_place_of_its_marker(coldrise, full):
+    before = markers(coldrise)
+    coldrise.publish(full[0], "trial")
+    (marker,) = set(markers(coldrise)) - set(before)
+    marker.unlink()
+    (marker / "kept").mkdir(parents=True)
+    assert "the marker of live/trial: it is a folder (move it away" in coldrise.run("verify").stdout
+    coldrise.json("unpublish", "trial")
+    # What it holds stays, out of the way.
+    marker.with_suffix(".new").joinpath("kept").rmdir()
+    coldrise.publish(full[0], "trial")
+    coldrise.json("unpublish", "trial")
+    coldrise.json("repair")
+    assert markers(coldrise) == before and verify(coldrise)["is_clean"]
 
 
 def test_a_damaged_marker_of_a_sealed_point_is_named_and_made_anew(coldrise, full, tmp_path):

@@ -31,6 +31,9 @@ impl ReplaceError {
     }
 }
 
+/// The damage of a file in whose place a folder is.
+pub const IS_FOLDER: &str = "a folder is in place of this file: move it away";
+
 /// The name of a file while it is written.
 pub fn temporary_path(path: &Path) -> PathBuf {
     let mut name = OsString::from(path);
@@ -43,7 +46,28 @@ pub fn temporary_path(path: &Path) -> PathBuf {
 /// # Errors
 /// Errors of the operating system.
 pub fn create_private(path: &Path) -> std::io::Result<File> {
-    OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)
+    let create =
+        || OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path);
+    instead_of_folder(path, create)
+}
+
+/// Renames a file, over the file at `to` if there is one. The caller syncs the folder.
+///
+/// # Errors
+/// Errors of the operating system.
+pub fn rename_over(from: &Path, to: &Path) -> std::io::Result<()> {
+    instead_of_folder(to, || std::fs::rename(from, to))
+}
+
+/// Repeats `work` once without the empty folder that damage has left in place of the file `path`.
+fn instead_of_folder<T>(path: &Path, work: impl Fn() -> std::io::Result<T>) -> std::io::Result<T> {
+    match work() {
+        Err(error) if error.kind() == std::io::ErrorKind::IsADirectory => {
+            std::fs::remove_dir(path).map_err(|_| std::io::Error::other(IS_FOLDER))?;
+            work()
+        }
+        done => done,
+    }
 }
 
 /// Writes a whole file and makes its content durable, but not its name.
@@ -88,7 +112,7 @@ pub fn replace_file_with(
             write(&mut file)?;
             file.sync_all()
         })
-        .and_then(|()| std::fs::rename(&temporary, path))
+        .and_then(|()| rename_over(&temporary, path))
         .context(|| format!("writing {}", path.display()));
     if let Err(error) = renamed {
         // On a full drive the file's space is needed.

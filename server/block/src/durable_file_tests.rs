@@ -34,6 +34,23 @@ fn a_failed_write_leaves_the_old_content() {
 }
 
 #[test]
+fn an_empty_folder_in_place_of_a_file_is_replaced_and_another_is_named() {
+    let folder = folder();
+    let path = folder.path().join("state.json");
+    for in_the_way in [path.clone(), temporary_path(&path)] {
+        let _ = std::fs::remove_file(&path);
+        std::fs::create_dir(&in_the_way).unwrap();
+        replace_file(&path, b"new").unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"new");
+    }
+    std::fs::remove_file(&path).unwrap();
+    std::fs::create_dir_all(path.join("kept")).unwrap();
+    let error = replace_file(&path, b"new").unwrap_err();
+    assert!(error.full_message().contains(IS_FOLDER), "{error:?}");
+    assert!(path.join("kept").exists());
+}
+
+#[test]
 fn removing_tells_whether_the_file_was_there() {
     let folder = folder();
     let path = folder.path().join("state.json");

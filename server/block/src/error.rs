@@ -225,6 +225,12 @@ impl Error {
         self.kind
     }
 
+    /// The same error with another kind, for a caller that knows what it means.
+    pub fn with_kind(mut self, kind: ErrorKind) -> Self {
+        self.kind = kind;
+        self
+    }
+
     /// Prepends the caller's context: `outer: inner`. Keeps the kind.
     pub fn context(mut self, outer: impl fmt::Display) -> Self {
         self.context = format!("{outer}: {}", self.context);

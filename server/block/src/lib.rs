@@ -14,8 +14,8 @@ mod periodic_thread;
 
 pub use disk::{check_range, would_wait, Disk, Waiting};
 pub use durable_file::{
-    create_private, path_exists, remove_if_present, replace_file, replace_file_with,
-    sync_directory, temporary_path, write_synced, ReplaceError,
+    create_private, path_exists, remove_if_present, rename_over, replace_file, replace_file_with,
+    sync_directory, temporary_path, write_synced, ReplaceError, IS_FOLDER,
 };
 pub use error::{defect, Context, Error, ErrorKind, Result, OPEN_FILES_ADVICE};
 pub use extent::{push_extent, Extent, ExtentKind, StoredRanges};

@@ -74,15 +74,17 @@ impl Inventory {
         inventory.points = points;
         inventory.damaged.extend(damaged);
         // A point that is moving into the catalog is listed twice.
+        let mut waiting = HashSet::new();
         for point in sealed {
             let is_same = |known: &PointDocument| {
                 known.machine == point.machine && known.point == point.point
             };
             if !inventory.points.iter().any(is_same) {
+                waiting.insert(point_name(&point));
                 inventory.points.push(point);
             }
         }
-        let markers = inventory.find_damaged_markers(repository)?;
+        let markers = inventory.find_damaged_markers(repository, &waiting)?;
         inventory.damaged_markers.extend(markers);
         let mut found: HashSet<String> = inventory.points.iter().map(point_name).collect();
         found.extend(inventory.sessions.iter().map(session_name));
@@ -105,12 +107,18 @@ impl Inventory {
     }
 
     /// Damaged markers of points and sessions that still exist. A marker whose owner was just
-    /// removed is not damaged.
-    fn find_damaged_markers(&self, repository: &Arc<Repository>) -> Result<Vec<CatalogDamage>> {
+    /// removed is not damaged. The files with the markers of `waiting` points count, too: the
+    /// writer that enters such a point makes them again.
+    fn find_damaged_markers(
+        &self,
+        repository: &Arc<Repository>,
+        waiting: &HashSet<String>,
+    ) -> Result<Vec<CatalogDamage>> {
         let mut damaged = Vec::new();
         for point in &self.points {
             let name = point_name(point);
-            let Some(damage) = repository.marker_damage(&name) else { continue };
+            let has_files = point.files.is_some() && waiting.contains(&name);
+            let Some(damage) = repository.marker_damage(&name, has_files) else { continue };
             repository.catch_up()?;
             match repository.point(&point.machine, &point.point) {
                 // It was removed meanwhile, or it waits in its session: a crash leaves such a point
@@ -124,7 +132,9 @@ impl Inventory {
             }
         }
         for session in &self.sessions {
-            let Some(damage) = repository.marker_damage(&session_name(session)) else { continue };
+            let Some(damage) = repository.marker_damage(&session_name(session), false) else {
+                continue;
+            };
             if !has_ended(repository, session)? {
                 damaged.push(damage);
             }

@@ -9,7 +9,7 @@ use parking_lot::RwLock;
 
 use crate::disk::{LayeredDisk, Stack};
 use crate::document::SessionDocument;
-use crate::layer::{Layer, LayerKeys, ReadMode, SealFacts, Superblock};
+use crate::layer::{layer_damage, Layer, LayerKeys, ReadMode, SealFacts, Superblock};
 use crate::lock::{FileLock, PASSING_PATIENCE};
 use crate::paths::{layer_path, map_path, SessionPaths};
 use crate::side_file::SideFileKey;
@@ -23,6 +23,7 @@ pub(crate) fn base_disk(
     Arc::new(repository.disk(root, size_bytes))
 }
 
+/// Errors: `Corrupt` if a layer is missing or does not match its reference.
 pub(crate) fn sealed_layers(
     repository: &Arc<Repository>,
     references: &[LayerReference],
@@ -39,6 +40,7 @@ pub(crate) fn sealed_layers(
                 cells: reference.sealed_cells,
             }),
         )
+        .map_err(layer_damage)
     };
     references.iter().map(open).collect()
 }
@@ -240,6 +242,8 @@ impl ReaderTarget {
                 Err(Failed::Passing(_)) if start.elapsed() < PASSING_PATIENCE => {
                     std::thread::sleep(OPENING_PAUSE);
                 }
+                // No writer is about to create the file.
+                Err(Failed::Passing(error)) if !is_served => return Err(layer_damage(error)),
                 Err(Failed::Passing(error) | Failed::QuarantineReport(error)) => return Err(error),
             }
         }

@@ -19,7 +19,7 @@ use coldrise_store::{
 use crate::client_files::{carry_idle, Carried};
 use crate::control;
 use crate::document::{now_ms, SessionDisk, SessionDocument, SessionFiles};
-use crate::layer::{Layer, LayerKeys, Poison, SealFacts};
+use crate::layer::{layer_damage, Layer, LayerKeys, Poison, SealFacts, Superblock};
 use crate::lock::{FileLock, PASSING_PATIENCE};
 use crate::paths::{layer_path, map_path, SessionPaths};
 use crate::rollback_guard::check_not_older;
@@ -33,7 +33,7 @@ use crate::top_layers::with_new_tops;
 ///
 /// # Errors
 /// `NotFound`; `Busy` if the process that holds the session did not begin the commit within
-/// `patience`: then this seal never happens.
+/// `patience`: then this seal never happens; `Corrupt` if the file of a layer is missing or damaged.
 pub fn seal(
     repository: &Arc<Repository>,
     name: &SessionName,
@@ -64,6 +64,7 @@ pub fn seal(
     let document = SessionDocument::of(repository, name)?;
     check_not_older(repository, &document)?;
     let writing = Arc::new(writing);
+    check_layers(repository, &document)?;
     let facts = idle_facts(repository, &document, &writing)?;
     let carried = carry_idle(repository, &document)?;
     let committed = with_new_tops(repository, &document, |tops| {
@@ -80,6 +81,33 @@ pub fn seal(
     Ok(SealReport { point, left_out: carried.left_out })
 }
 
+/// Checks the files of the sealed layers that the next point would name: without one of them the
+/// point could not be read. The cost does not depend on the captured data. The caller holds the
+/// session, so that no fold moves it meanwhile.
+///
+/// # Errors
+/// `Corrupt`, naming the file.
+pub(crate) fn check_layers(repository: &Repository, document: &SessionDocument) -> Result<()> {
+    let name = &document.name;
+    for disk in &document.disks {
+        for layer in &disk.layers {
+            let path = layer_path(repository, &layer.id);
+            let superblock = Superblock { id: layer.id.0, disk_size_bytes: disk.size_bytes };
+            let keys = LayerKeys::of(repository, &layer.id);
+            Layer::check_sealed(&path, &superblock, &keys, layer.sealed_slots).map_err(
+                |error| {
+                    let error = error.context(format!("session {name}, disk {}", disk.name));
+                    layer_damage(error.advise(format!(
+                    "nothing was sealed. Put the file back from a copy of the repository, or end \
+                     the session without its last writes: coldrise unpublish {name} --discard"
+                )))
+                },
+            )?;
+        }
+    }
+    Ok(())
+}
+
 /// The extents of the closed top layers. A layer that a crash left is recovered first.
 pub(crate) fn idle_facts(
     repository: &Repository,
@@ -90,7 +118,8 @@ pub(crate) fn idle_facts(
         let path = layer_path(repository, &disk.top);
         let superblock = disk.top_superblock();
         let keys = LayerKeys::of(repository, &disk.top);
-        if let Some(facts) = Layer::clean_facts(&path, &superblock, &keys, disk.least_sequence)? {
+        let clean = Layer::clean_facts(&path, &superblock, &keys, disk.least_sequence);
+        if let Some(facts) = clean.map_err(layer_damage)? {
             return Ok(facts);
         }
         let (map, poison) = (map_path(&disk.top), Poison::default());

@@ -14,12 +14,12 @@ use crate::client_files::{carry, ClientFiles, FilesFolder, SkippedFile};
 use crate::control::{lock_for_serving, ControlSocket, ServedSession};
 use crate::disk::{LayeredDisk, Stack};
 use crate::document::{SessionDisk, SessionDocument};
-use crate::layer::{Layer, LayerKeys, Poison, SUPERBLOCK_AREA_BYTES};
+use crate::layer::{layer_damage, Layer, LayerKeys, Poison, SUPERBLOCK_AREA_BYTES};
 use crate::live::{base_disk, sealed_layers};
 use crate::lock::FileLock;
 use crate::paths::{layer_path, map_path, SessionPaths};
 use crate::rollback_guard::check_not_older;
-use crate::seal::commit;
+use crate::seal::{check_layers, commit};
 use crate::seal_report::SealReport;
 use crate::side_file::{forget_old_maps, SideFile, SideFileKey};
 use crate::top_layers::with_new_tops;
@@ -172,7 +172,8 @@ impl Session {
     /// layers.
     ///
     /// # Errors
-    /// `Poisoned` after a failed sync. If this fails, nothing has changed.
+    /// `Poisoned` after a failed sync; `Corrupt` if the file of a sealed layer is missing or
+    /// damaged. If this fails, nothing has changed.
     pub fn seal(&self) -> Result<SealReport> {
         self.seal_if(&|| Ok(()))
     }
@@ -182,6 +183,7 @@ impl Session {
         let mut document = self.document.lock();
         self.poison.check()?;
         let before = document.clone();
+        check_layers(&self.repository, &before)?;
         with_new_tops(&self.repository, &before, |tops| {
             self.seal_onto(&mut document, tops, may_commit)
         })
@@ -332,7 +334,7 @@ fn open_disk(
     writing: &Arc<FileLock>,
 ) -> Result<LayeredDisk> {
     let mut layers = sealed_layers(repository, &disk.layers, disk.size_bytes)?;
-    layers.push(open_top(repository, disk, poison, writing)?);
+    layers.push(open_top(repository, disk, poison, writing).map_err(layer_damage)?);
     let base = base_disk(repository, disk.root, disk.size_bytes);
     Ok(LayeredDisk::new(disk.size_bytes, false, Stack { base, layers }))
 }
@@ -394,7 +396,7 @@ fn state(
                     None => return Ok(None),
                     // A seal removed an empty layer.
                     Some(now) if now != document => document = now,
-                    Some(_) => return Err(error),
+                    Some(_) => return Err(layer_damage(error)),
                 }
             }
             Err(error) => return Err(error),

@@ -7,7 +7,8 @@ use std::io::{Read, Write};
 use std::path::Path;
 
 use coldrise_block::{
-    create_private, path_exists, replace_file, temporary_path, Context, Error, ErrorKind, Result,
+    create_private, path_exists, rename_over, replace_file, temporary_path, Context, Error,
+    ErrorKind, Result, IS_FOLDER,
 };
 use coldrise_store::Repository;
 use serde::{Deserialize, Serialize};
@@ -100,7 +101,7 @@ impl SessionProgress {
         let temporary = temporary_path(&second);
         create_private(&temporary)
             .and_then(|mut file| file.write_all(&stored))
-            .and_then(|()| std::fs::rename(&temporary, &second))
+            .and_then(|()| rename_over(&temporary, &second))
             .context(what)
     }
 }
@@ -113,6 +114,7 @@ pub(crate) fn read_copy(
     let what = || format!("reading {}", path.display());
     let stored = match File::open(path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        _ if path.is_dir() => return Err(Error::new(ErrorKind::Corrupt, IS_FOLDER)).context(what),
         opened => opened.and_then(|file| {
             let mut stored = Vec::new();
             file.take(MAX_STORED_BYTES).read_to_end(&mut stored).map(|_| stored)

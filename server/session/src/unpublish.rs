@@ -12,7 +12,7 @@ use crate::ended_session::tidy;
 use crate::lock::FileLock;
 use crate::paths::SessionPaths;
 use crate::rollback_guard::check_not_older;
-use crate::seal::{commit, idle_facts};
+use crate::seal::{check_layers, commit, idle_facts};
 use crate::seal_report::SealReport;
 use crate::side_file::forget_old_maps;
 
@@ -21,7 +21,8 @@ use crate::side_file::forget_old_maps;
 /// no file of a client that the point would carry has changed. Points sealed earlier stay.
 ///
 /// # Errors
-/// `NotFound`; `Busy` while a process has the session open.
+/// `NotFound`; `Busy` while a process has the session open; `Corrupt` if a new point could not be
+/// read, because the file of a layer is missing or damaged.
 pub fn unpublish(
     repository: &Arc<Repository>,
     name: &SessionName,
@@ -41,26 +42,30 @@ pub fn unpublish(
         check_not_older(repository, &document)?;
     }
     let writing = Arc::new(writing);
-    let marker = session_name(&document);
-    repository.suspend_markers(std::slice::from_ref(&marker))?;
-    let mut sealed = None;
+    let mut captured = None;
     if !discard {
         let facts = idle_facts(repository, &document, &writing)?;
         let carried = carry_idle(repository, &document)?;
         let before = document.files.as_ref().and_then(|files| files.hash.clone());
         let has_changed = carried.hash() != before;
         if has_changed || facts.iter().any(|facts| facts.sequence > 0) {
-            let committed = commit(repository, &place, &facts, &carried, None, &|| Ok(()))?;
-            let (point, _) = committed.mark(repository, &carried);
-            sealed = Some(SealReport { point, left_out: carried.left_out });
+            check_layers(repository, &document)?;
+            captured = Some((facts, carried));
         }
     }
-    if sealed.is_none() {
+    let marker = session_name(&document);
+    repository.suspend_markers(std::slice::from_ref(&marker))?;
+    let sealed = if let Some((facts, carried)) = captured {
+        let committed = commit(repository, &place, &facts, &carried, None, &|| Ok(()))?;
+        let (point, _) = committed.mark(repository, &carried);
+        Some(SealReport { point, left_out: carried.left_out })
+    } else {
         let _documents = FileLock::documents(repository)?;
         let mut ended = SessionDocument::of(repository, name)?;
         ended.is_ended = true;
         ended.write(repository, &place)?;
-    }
+        None
+    };
     // From here on the session has ended. The rest is cleanup that the next writer would also do.
     let _documents = FileLock::documents(repository)?;
     let ended = SessionDocument::read(repository, &place)?;

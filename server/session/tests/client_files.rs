@@ -442,6 +442,37 @@ fn what_is_missing_or_changed_is_damage() {
     assert_eq!(reader(&repository).tree().unwrap_err().kind(), ErrorKind::Corrupt);
 }
 
+/// If `session.json` is lost, a repair restores the point's files from there.
+#[test]
+fn damaged_files_with_the_marker_of_a_waiting_point_are_named_and_heal() {
+    let place = place();
+    let repository = place.open();
+    publish(&repository, &place.point, Some(name())).unwrap();
+    let session = Session::open(&repository, &name()).unwrap();
+    make(&session, "small", b"settings");
+    let point = session.seal().unwrap().point;
+    drop(session);
+    let markers = std::fs::read_dir(place.path.join("markers")).unwrap();
+    let mut paths = markers.map(|entry| entry.unwrap().path());
+    let files = paths.find(|path| path.extension().is_some_and(|it| it == "files")).unwrap();
+    let damaged = || Inventory::take(&repository, &AtomicBool::new(false)).unwrap().damaged_markers;
+    let stored = std::fs::read(&files).unwrap();
+    let losses: [&dyn Fn(); 2] = [&|| std::fs::remove_file(&files).unwrap(), &|| {
+        std::fs::write(&files, &stored[1..]).unwrap()
+    }];
+    for lose in losses {
+        assert_eq!(damaged(), []);
+        lose();
+        let what = format!("the files with the marker of web01/{}", point.point);
+        assert_eq!(damaged().iter().map(|damage| &damage.what).collect::<Vec<_>>(), [&what]);
+        std::fs::write(&files, &stored).unwrap();
+    }
+    std::fs::remove_file(&files).unwrap();
+    enter_sealed_points(&writer(&place.path)).unwrap();
+    assert!(files.exists());
+    assert_eq!(damaged(), []);
+}
+
 /// A drive error during one read must not make a file shorter for its reader.
 #[test]
 fn what_cannot_be_looked_at_keeps_its_size() {

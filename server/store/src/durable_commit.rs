@@ -2,10 +2,11 @@
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use coldrise_block::{sync_directory, Context, Result};
 
+use crate::documents::CatalogDamage;
 use crate::high_water::{self, mark_paths, Mark, NAMES, PURPOSE};
 use crate::repository::Repository;
 use crate::rocks::{self, Batch, Family};
@@ -48,12 +49,20 @@ impl Repository {
     fn write_mark(&self, mark: &Mark) -> Result<()> {
         let plaintext: Vec<u8> = mark.fields().iter().flat_map(|word| word.to_le_bytes()).collect();
         let stored = self.encrypt_document(PURPOSE, &plaintext)?;
+        let mut opened = Ok(());
         for path in mark_paths(self.path()) {
             let what = || format!("writing {}", path.display());
             let is_new = !path.try_exists().context(what)?;
             let mut options = File::options();
             let options = options.write(true).create(true).truncate(false).mode(0o600);
-            let file = options.open(&path).context(what)?;
+            let file = match high_water::open(&path, options).context(what) {
+                Ok(file) => file,
+                // The other one is written: of two copies one must be current.
+                Err(error) => {
+                    opened = Err(error);
+                    continue;
+                }
+            };
             file.write_all_at(&stored, 0).context(what)?;
             if is_new || file.metadata().context(what)?.len() != stored.len() as u64 {
                 file.set_len(stored.len() as u64).and_then(|()| file.sync_all()).context(what)?;
@@ -62,7 +71,7 @@ impl Repository {
                 file.sync_data().context(what)?;
             }
         }
-        Ok(())
+        opened
     }
 
     /// The stored mark; `None` if neither file can be read.
@@ -70,18 +79,27 @@ impl Repository {
         high_water::read(self.path(), self.id(), self.keys())
     }
 
-    /// The names of the mark's files that are missing or unreadable, in a repository that was ever
-    /// written.
-    pub(crate) fn damaged_marks(&self) -> Vec<&'static str> {
+    /// The mark's files that are missing or unreadable, in a repository that was ever written.
+    pub fn damaged_marks(&self) -> Vec<CatalogDamage> {
         let is_damaged = |path: &Path| high_water::read_one(path, self.id(), self.keys()).is_none();
         let paths = NAMES.iter().zip(mark_paths(self.path()));
-        let damaged: Vec<_> =
-            paths.filter(|(_, path)| is_damaged(path)).map(|(name, _)| *name).collect();
-        if damaged.len() == NAMES.len() && self.database().sequence() == 0 {
-            Vec::new()
-        } else {
-            damaged
+        let damaged: Vec<_> = paths.filter(|(_, path)| is_damaged(path)).collect();
+        let are_both = damaged.len() == NAMES.len();
+        if are_both && self.database().sequence() == 0 {
+            return Vec::new();
         }
+        let describe = |(name, path): (&&str, PathBuf)| {
+            let reason = if path.is_symlink() || path.is_dir() {
+                "it is not a file: remove it; the next backup makes it"
+            } else if are_both {
+                "it is missing or damaged, and so is the other one: until the next backup makes \
+                 both, an older database that was put back would not be noticed"
+            } else {
+                "it is missing or damaged; the next backup restores it from the other one"
+            };
+            CatalogDamage::new(format!("the file {name}"), reason.to_owned())
+        };
+        damaged.into_iter().map(describe).collect()
     }
 
     /// Flushes data that must be in its own file before a point names it: the copies of pages,

@@ -14,10 +14,14 @@
 //! The mark is written after the state it describes is durable: a crash in between leaves a lower
 //! mark. Other threads extend the manifest too, so it is synced before its length is taken.
 
+use std::fs::{File, OpenOptions};
+use std::io::Read;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use coldrise_block::{Error, ErrorKind, Result};
 use parking_lot::Mutex;
+use rustix::fs::OFlags;
 
 use crate::advice::REPAIR;
 use crate::aead::document;
@@ -116,9 +120,18 @@ pub(crate) fn read(repository: &Path, id: &RepositoryId, keys: &Keys) -> Option<
     paths.filter_map(|path| read_one(&path, id, keys)).reduce(Mark::or_higher)
 }
 
+/// Opens a file of the mark, which is written in place, but not through a symbolic link.
+pub(crate) fn open(path: &Path, options: &mut OpenOptions) -> std::io::Result<File> {
+    options.custom_flags(OFlags::NOFOLLOW.bits() as i32).open(path)
+}
+
 pub(crate) fn read_one(path: &Path, id: &RepositoryId, keys: &Keys) -> Option<Mark> {
-    let is_small = path.metadata().is_ok_and(|found| found.len() <= MAX_STORED_BYTES);
-    let stored = is_small.then(|| std::fs::read(path).ok())??;
+    let file = open(path, File::options().read(true)).ok()?;
+    let mut stored = Vec::new();
+    file.take(MAX_STORED_BYTES + 1).read_to_end(&mut stored).ok()?;
+    if stored.len() as u64 > MAX_STORED_BYTES {
+        return None;
+    }
     Mark::parse(&document::decrypt(&keys.documents, id.as_bytes(), PURPOSE, &stored).ok()?)
 }
 

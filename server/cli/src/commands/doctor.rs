@@ -280,6 +280,9 @@ fn check_writing(found: &mut Findings, repository: &Repository) {
         Err(error) => found.error(CHECK, &error),
         Ok(()) => found.ok(CHECK, "can be opened for writing".to_owned()),
     }
+    for damage in repository.damaged_marks() {
+        found.add(CHECK, Status::Warn, damage.message(), "");
+    }
 }
 
 /// Reads the whole catalog and opens every disk with layers, so that missing or changed

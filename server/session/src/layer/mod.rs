@@ -79,7 +79,7 @@ pub(crate) use format::{Superblock, SUPERBLOCK_AREA_BYTES};
 pub(crate) use keys::LayerKeys;
 pub(crate) use map::Lookup;
 pub(crate) use mark::SealFacts;
-pub(crate) use open::ReadMode;
+pub(crate) use open::{layer_damage, ReadMode};
 pub(crate) use read::{ReadOptions, Stripe};
 
 use crate::lock::FileLock;

@@ -210,6 +210,22 @@ impl Layer {
         Ok(mark.is_closed.then_some(mark.facts))
     }
 
+    /// Checks that the file of a sealed layer exists, belongs to this disk and is not shorter than
+    /// `slots` slots. Reads neither records nor blocks.
+    ///
+    /// Errors: `NotFound`; `Corrupt`.
+    pub(crate) fn check_sealed(
+        path: &Path,
+        expected: &Superblock,
+        keys: &LayerKeys,
+        slots: u32,
+    ) -> Result<()> {
+        let file = File::open(path).context(|| missing(path))?;
+        check(&file, path, expected, keys)?;
+        let facts = SealFacts { slots, ..SealFacts::default() };
+        check_length(path, segments_in(length_of(&file, path)?), &facts)
+    }
+
     /// Describes the damage of one of the two marks; `None` if both are sound, or if neither is
     /// readable: then the open of the layer reports it.
     pub(crate) fn damaged_mark(path: &Path, keys: &LayerKeys) -> Option<String> {
@@ -322,6 +338,17 @@ impl Drop for Layer {
         }
         self.windows.head().store64(PRIVATE_MAP_WORD, 0);
         bump_generation(self.windows.head());
+    }
+}
+
+/// The error of a layer that a document or an open disk needs: a missing file is damage.
+pub(crate) fn layer_damage(error: Error) -> Error {
+    match error.kind() {
+        ErrorKind::NotFound | ErrorKind::Corrupt => error.with_kind(ErrorKind::Corrupt).advise(
+            "run coldrise verify to see what it affects, and put the file back from a copy of the \
+             repository",
+        ),
+        _ => error,
     }
 }
 

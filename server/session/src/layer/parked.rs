@@ -22,7 +22,7 @@ use coldrise_block::{would_wait, Context, Result, Waiting};
 use parking_lot::Mutex;
 use rustix::process::{getrlimit, Resource};
 
-use super::{Layer, LayerFile};
+use super::{layer_damage, Layer, LayerFile};
 
 /// The pool takes a quarter of the files that the process may open, within these bounds.
 const LEAST_OPEN: u64 = 16;
@@ -137,7 +137,8 @@ impl LayerFile {
     /// Reads from the file.
     ///
     /// # Errors
-    /// `WouldWait` if waiting is refused and the file must be opened; `Io`.
+    /// `WouldWait` if waiting is refused and the file must be opened; `Corrupt` if it is missing;
+    /// `Io`.
     pub(super) fn with_file<T>(
         &self,
         waiting: Waiting,
@@ -157,5 +158,6 @@ impl LayerFile {
 }
 
 fn open(path: &Path) -> Result<Arc<File>> {
-    File::open(path).map(Arc::new).context(|| format!("opening {}", path.display()))
+    let opened = File::open(path).map(Arc::new);
+    opened.context(|| format!("opening the layer {}", path.display())).map_err(layer_damage)
 }

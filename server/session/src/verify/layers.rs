@@ -307,7 +307,7 @@ impl Run<'_> {
                 }
                 Err(error) if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Io) => {
                     damaged.push(block..block + 1);
-                    damaged.first_reason.get_or_insert_with(|| error.full_message());
+                    damaged.first_reason.get_or_insert_with(|| error.message());
                     block += 1;
                 }
                 Err(error) => return Err(error),
@@ -362,7 +362,7 @@ impl LayerReport {
                 self.unread.push(CatalogDamage::new(layer, error.full_message()));
             }
             Some(Err(error)) => {
-                self.damaged.push(CatalogDamage::new(layer, error.full_message()));
+                self.damaged.push(CatalogDamage::new(layer, error.message()));
                 let whole = 0..part.size_bytes.div_ceil(BLOCK_SIZE_BYTES);
                 self.affect(&[whole], part);
             }

@@ -32,7 +32,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use coldrise_block::{
-    remove_if_present, sync_directory, write_synced, Context, Error, ErrorKind, Result,
+    remove_if_present, rename_over, sync_directory, write_synced, Context, Error, ErrorKind, Result,
 };
 
 use crate::catalog::{self, CatalogEntry};
@@ -87,10 +87,10 @@ impl PendingMarker {
     pub fn commit(self) {
         let Some((temporary, path, stored)) = self.file else { return };
         let what = || format!("making {}", path.display());
-        let renamed = match std::fs::rename(&temporary, &path) {
+        let renamed = match rename_over(&temporary, &path) {
             // A writer took it for the remains of a crash.
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                write_synced(&temporary, &stored).and_then(|()| std::fs::rename(&temporary, &path))
+                write_synced(&temporary, &stored).and_then(|()| rename_over(&temporary, &path))
             }
             renamed => renamed,
         };
@@ -150,8 +150,11 @@ impl Repository {
         let name = format!("{}/{}", document.machine, document.point);
         if let Some(files) = files {
             let path = self.marker_path(&name).with_extension(FILES_EXTENSION);
-            let stored = self.encrypt_document(&purpose(&path), files)?;
-            write_synced(&path, &stored).context(|| format!("writing {}", path.display()))?;
+            // A verify may be reading a sound one.
+            if self.read_sealed(&path).as_deref() != Some(files) {
+                let stored = self.encrypt_document(&purpose(&path), files)?;
+                write_synced(&path, &stored).context(|| format!("writing {}", path.display()))?;
+            }
         }
         // These two change and are stored as flags.
         let plain = PointDocument { is_protected: false, quarantine: None, ..document.clone() };
@@ -247,22 +250,34 @@ impl Repository {
     }
 
     /// The damage of the marker of an existing session or point. `None` for a sound marker, and for
-    /// one that is being made or removed, or was when a process was killed.
-    pub fn marker_damage(&self, name: &str) -> Option<CatalogDamage> {
+    /// one that is being made or removed, or was when a process was killed. With `has_files` the
+    /// files beside the marker are read, too.
+    pub fn marker_damage(&self, name: &str, has_files: bool) -> Option<CatalogDamage> {
         let path = self.marker_path(name);
+        let files = path.with_extension(FILES_EXTENSION);
         // Checked in the order in which a marker appears. It may also be removed meanwhile, so
         // checked twice.
-        let is_sound = || self.read_marker(path.clone()).is_some();
+        let has_marker = || self.read_marker(path.clone()).is_some();
+        let is_sound = || has_marker() && (!has_files || self.read_sealed(&files).is_some());
         let is_pending = || path.with_extension(TEMPORARY_EXTENSION).exists();
         if is_sound() || is_pending() || is_sound() || is_pending() {
             return None;
         }
-        let why = if path.exists() { "it cannot be read" } else { "it is missing" };
+        let (what, loss, path) = if has_marker() {
+            ("the files with the marker", "its files would be lost, too", files)
+        } else {
+            ("the marker", "nothing would tell", path)
+        };
+        let why = match (path.is_dir(), path.exists()) {
+            (true, _) => "it is a folder (move it away if it is not empty)",
+            (_, true) => "it cannot be read",
+            _ => "it is missing",
+        };
         Some(CatalogDamage::new(
-            format!("the marker of {name}"),
+            format!("{what} of {name}"),
             format!(
-                "{why}: should the database lose {name}, nothing would tell; coldrise repair \
-                 recreates it, and so does the next backup"
+                "{why}: should the database lose {name}, {loss}; coldrise repair recreates it, and so \
+                 does the next backup"
             ),
         ))
     }
@@ -380,7 +395,7 @@ impl Repository {
                 _ => false,
             };
             if is_left {
-                let _ = std::fs::remove_file(path);
+                let _ = std::fs::remove_file(&path).or_else(|_| std::fs::remove_dir(&path));
             }
         }
     }

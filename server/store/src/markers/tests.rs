@@ -24,7 +24,7 @@ fn a_marker_on_its_way_comes_though_a_writer_took_it_for_a_crashs() {
     repository.remove_unfinished_markers();
     pending.commit();
     assert_eq!(repository.marked().unwrap(), ["live/trial"]);
-    assert!(repository.marker_damage("live/trial").is_none());
+    assert!(repository.marker_damage("live/trial", false).is_none());
 }
 
 /// A damaged point exists: it does not count as lost and hides no lost point.

@@ -44,7 +44,7 @@ impl Repository {
         read.retain(|path| !superseded.contains(path));
         let folder = database_path(self.path());
         let log = LogDirectory::create()?;
-        let mut damaged: Vec<_> = self.damaged_marks().into_iter().map(mark_damage).collect();
+        let mut damaged = self.damaged_marks();
         if let Some(mark) = self.stored_mark() {
             // A writer may replace the log or the manifest between two checks.
             let look = || mark.rolled_back(&folder, log.path());
@@ -166,9 +166,4 @@ impl Repository {
 fn damage(what: String, why: &str) -> CatalogDamage {
     let reason = format!("{why}, which may stop backups: run coldrise repair");
     CatalogDamage::new(what, reason)
-}
-
-fn mark_damage(name: &str) -> CatalogDamage {
-    let reason = "it is missing or damaged; the next backup restores it from the other one";
-    CatalogDamage::new(format!("the file {name}"), reason.to_owned())
 }

@@ -3,6 +3,7 @@
 
 mod other;
 
+use std::collections::BTreeSet;
 use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
 
@@ -261,6 +262,12 @@ fn settle(
     settle_quarantine(writer, &affected, is_marking)
 }
 
+/// The session that the name of damage contains: `live/trial/vda`, `a layer of live/trial/vda`.
+fn session_in(what: &str) -> Option<&str> {
+    let session = what.split([' ', ',']).find_map(|word| word.strip_prefix("live/"))?;
+    session.split('/').next()
+}
+
 fn text(repaired: &Repaired, done: &Done, read: &str, invocation: &Invocation) -> String {
     let took = show_duration(invocation.elapsed());
     let mut lines = Vec::new();
@@ -289,8 +296,16 @@ fn text(repaired: &Repaired, done: &Done, read: &str, invocation: &Invocation) -
         lines.push(format!("lost: {}: {}", document.what, document.reason));
     }
     let documents = &repaired.damaged_documents;
-    if !repaired.lost.is_empty() || documents.iter().any(|d| d.command().is_none()) {
+    let others = documents.iter().filter(|d| d.command().is_none()).map(|d| &d.what);
+    let damaged: Vec<_> = repaired.lost.iter().map(|lost| &lost.disk).chain(others).collect();
+    if damaged.iter().any(|what| session_in(what).is_none()) {
         lines.push("restore the readable parts of these points, and forget them".to_owned());
+    }
+    for session in damaged.iter().filter_map(|what| session_in(what)).collect::<BTreeSet<_>>() {
+        lines.push(format!(
+            "session {session}: do not seal it. Put the damaged files back from a copy of the \
+             repository, or copy its readable data and end it: coldrise unpublish {session} --discard"
+        ));
     }
     let ways_out: Vec<String> = documents.iter().filter_map(CatalogDamage::command).collect();
     if !ways_out.is_empty() {
