@@ -12,6 +12,7 @@ use crate::document::SessionDocument;
 use crate::layer::{layer_damage, Layer, LayerKeys, ReadMode, SealFacts, Superblock};
 use crate::lock::{FileLock, PASSING_PATIENCE};
 use crate::paths::{layer_path, map_path, SessionPaths};
+use crate::rollback_guard::check_for_reader;
 use crate::side_file::SideFileKey;
 
 /// The chunk map of a disk, as the bottom of a disk view.
@@ -79,12 +80,14 @@ pub fn open_point_disk(
 /// writes are visible at once.
 ///
 /// # Errors
-/// `NotFound`; `Busy` if a writer is opening the session and does not finish.
+/// `NotFound`; `Busy` if a writer is opening the session and does not finish; `Corrupt` for an older
+/// version of the session that was put back.
 pub fn open_live_disk(
     repository: &Arc<Repository>,
     session: &SessionName,
     disk: &DiskName,
 ) -> Result<Arc<dyn Disk>> {
+    check_for_reader(repository, session)?;
     open_live(repository, session, ReaderTarget::Disk(disk.clone()))
 }
 

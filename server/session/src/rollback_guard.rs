@@ -19,7 +19,7 @@
 use std::sync::Arc;
 
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_store::{CatalogDamage, PointDocument, PointOrigin, Repository};
+use coldrise_store::{CatalogDamage, PointDocument, PointOrigin, Repository, SessionName};
 
 use crate::addresses::{session_disk, session_name};
 use crate::document::SessionDocument;
@@ -114,6 +114,19 @@ pub fn session_damage(
         }
     }
     Ok(damage)
+}
+
+/// Refuses a reader of a session that is older than a point sealed from it.
+///
+/// # Errors
+/// As [`check_not_older`]; `NotFound`.
+pub(crate) fn check_for_reader(repository: &Repository, name: &SessionName) -> Result<()> {
+    if check_not_older(repository, &SessionDocument::of(repository, name)?).is_ok() {
+        return Ok(());
+    }
+    // A seal writes its point before the session's document. Under this lock none is between them.
+    let _documents = FileLock::documents(repository)?;
+    check_not_older(repository, &SessionDocument::of(repository, name)?)
 }
 
 /// Compares a session with the catalog and with the markers of points that are not in it yet: a

@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use coldrise_block::{Error, ErrorKind};
 use coldrise_session::{
-    enter_sealed_points, open_for_repair, publish, seal, unpublish, Inventory, Session,
-    SessionDocument,
+    enter_sealed_points, open_for_repair, open_live_disk, publish, seal, unpublish, Inventory,
+    Session, SessionDocument,
 };
 use coldrise_store::{Coverage, OpenOptions, PointDocument, Repository, VerifyOptions};
 use support::{content, disk_name, name, place, point_bytes, writer, TestRepository, PATIENCE};
@@ -130,6 +130,10 @@ fn older_than_its_last_seal(is_entered: bool) {
     assert_eq!(text.contains("coldrise repair"), !is_entered, "{text}");
     let refused = seal(&repository, &name("trial"), PATIENCE).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Corrupt);
+    let Err(unread) = open_live_disk(&repository, &name("trial"), &disk_name("vda")) else {
+        panic!("a reader got the older version");
+    };
+    assert_eq!((unread.kind(), unread.full_message()), (ErrorKind::Corrupt, text));
     assert_eq!(
         unpublish(&repository, &name("trial"), false).unwrap_err().kind(),
         ErrorKind::Corrupt
