@@ -111,19 +111,14 @@ pub(crate) fn calendar(text: &str) -> Result<Calendar> {
         rest = &rest[1..];
     } else {
         // Each kind of word is optional, in this order.
-        type Parse = fn(&mut Calendar, Word<'_>) -> Result<()>;
-        let is_date = |text: &str| text.contains(['-', '~']) && !is_name(text);
-        let kinds: [(&dyn Fn(&str) -> bool, Parse); 3] = [
-            (&is_name, |event, word| weekdays(word).map(|days| event.weekdays = days)),
-            (&is_date, date),
-            (&|text| text.contains(':'), time),
-        ];
-        for (is_kind, parse) in kinds {
-            if let Some((word, others)) = rest.split_first().filter(|(word, _)| is_kind(word.text))
-            {
-                parse(&mut event, *word)?;
-                rest = others;
-            }
+        if let Some(word) = take(&mut rest, is_name) {
+            event.weekdays = weekdays(word)?;
+        }
+        if let Some(word) = take(&mut rest, |text| text.contains(['-', '~']) && !is_name(text)) {
+            date(&mut event, word)?;
+        }
+        if let Some(word) = take(&mut rest, |text| text.contains(':')) {
+            time(&mut event, word)?;
         }
         if rest.len() == words.len() {
             return Err(first.refuse("is no weekday, date (*-*-01) or time (22:00)"));
@@ -139,6 +134,13 @@ pub(crate) fn calendar(text: &str) -> Result<Calendar> {
         }
     }
     Ok(event)
+}
+
+/// The next word, if it is of that kind.
+fn take<'a>(rest: &mut &[Word<'a>], is_kind: impl Fn(&str) -> bool) -> Option<Word<'a>> {
+    let (word, others) = rest.split_first().filter(|(word, _)| is_kind(word.text))?;
+    *rest = others;
+    Some(*word)
 }
 
 fn is_name(text: &str) -> bool {
@@ -173,8 +175,8 @@ fn since_1970(word: Word<'_>) -> Result<Calendar> {
 pub(crate) fn weekdays(word: Word<'_>) -> Result<u8> {
     let day = |word: Word<'_>| {
         let name = word.text.to_ascii_lowercase();
-        let is_day = |day: &&str| **day == name || day[..3] == name;
-        DAYS.iter().position(|day| is_day(&day)).ok_or_else(|| {
+        let is_day = |day: &str| *day == name || day[..3] == name;
+        DAYS.iter().position(|day| is_day(day)).ok_or_else(|| {
             word.refuse("is no weekday: write Mon to Sun, lists (Mon,Fri) and ranges (Mon..Fri)")
         })
     };
@@ -289,15 +291,18 @@ impl Part {
         value.ok_or_else(refused)
     }
 
-    /// A number that is a value, not a step.
+    /// A number that is a value, not a step. It may be too large or too small.
     fn value(&self, word: Word<'_>) -> Result<u32> {
-        let value = match (self.name, self.number(word)?) {
+        Ok(match (self.name, self.number(word)?) {
             ("year", value @ 0..70) => value + 2000,
             ("year", value @ 70..100) => value + 1900,
             (_, value) => value,
-        };
+        })
+    }
+
+    fn check(&self, value: u32, word: Word<'_>) -> Result<()> {
         let is_within = (self.min..=self.max).contains(&value);
-        is_within.then_some(value).ok_or_else(|| self.refuse(word))
+        is_within.then_some(()).ok_or_else(|| self.refuse(word))
     }
 }
 
@@ -322,9 +327,13 @@ fn item(word: Word<'_>, part: &Part) -> Result<Item> {
         None => (range, None),
     };
     let start = part.value(first)?;
+    part.check(start, first)?;
     let mut stop = last.map(|last| part.value(last)).transpose()?;
     if stop.is_some_and(|stop| stop < start) {
         return Err(range.refuse("ends before it begins"));
+    }
+    if part.unit > 1 && slash.is_none() && stop.is_some_and(|stop| stop - start < part.unit) {
+        return Err(range.refuse("is shorter than a second: leave out the second value"));
     }
     let mut step = if stop.is_some() { part.unit } else { 0 };
     if let Some(at) = slash {
@@ -342,6 +351,7 @@ fn item(word: Word<'_>, part: &Part) -> Result<Item> {
     // The last value that is reached.
     if let Some(last) = stop {
         let reached = start + (last - start) / step * step;
+        part.check(reached, range)?;
         stop = (reached > start).then_some(reached);
         if stop.is_none() {
             step = 0;
