@@ -288,8 +288,8 @@ def test_hostile_files_are_named_and_do_no_harm(recorded, disk, folder, tmp_path
     }.items():
         problems = "; ".join(found[number]["problems"])
         assert all(word in problems for word in words), problems
-    strangers = [stranger["name"] for stranger in answer["strangers"]]
-    assert strangers == [f"{OLD}-0005-backup", f"{OLD}-0006-backup", "a\nname\x1b[2J"]
+    unknown = [entry["name"] for entry in answer["unknown"]]
+    assert unknown == [f"{OLD}-0005-backup", f"{OLD}-0006-backup", "a\nname\x1b[2J"]
     listed = recorded.run("runs")
     assert listed.returncode == 0 and "\x1b" not in listed.stdout + listed.stderr
     for run in answer["runs"]:

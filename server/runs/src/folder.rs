@@ -33,13 +33,15 @@ pub struct RunsFolder {
     path: PathBuf,
 }
 
-/// All readable runs of a folder.
-#[derive(Debug)]
+/// The runs of a folder.
+#[derive(Debug, Default)]
 pub struct RunList {
     /// Running ones first, then the newest first.
     pub runs: Vec<RunRecord>,
-    /// Entries that are no runs, and why: names come from others and may hold any character.
-    pub strangers: Vec<(String, String)>,
+    /// Number of ended runs that were not read.
+    pub hidden: usize,
+    /// Entries that are no runs, and why. Names come from others and may hold any character.
+    pub unknown: Vec<(String, String)>,
 }
 
 impl RunsFolder {
@@ -92,32 +94,47 @@ impl RunsFolder {
         Err(Error::new(ErrorKind::InvalidInput, text))
     }
 
-    /// Reads every run.
+    /// Reads all running runs and the newest ended ones, at most `max_ended`. Of the others only
+    /// the locks are tested.
     ///
     /// # Errors
     /// Errors of reading the folder itself. A folder that does not exist has no runs.
-    pub fn list(&self) -> Result<RunList> {
-        let mut list = RunList { runs: Vec::new(), strangers: Vec::new() };
+    pub fn list(&self, max_ended: usize) -> Result<RunList> {
+        let mut list = RunList::default();
+        let mut ids = Vec::new();
         for name in self.names()? {
             match name.parse::<RunId>() {
                 // Prepared, but not begun; or a leftover, which a later run removes.
                 _ if name.starts_with('.') => {}
-                Err(error) => list.strangers.push((name, error.full_message())),
-                Ok(id) => match self.read(&id) {
-                    Ok(record) => list.runs.push(record),
-                    // Removed meanwhile.
-                    Err(error) if error.kind() == ErrorKind::NotFound => {}
-                    Err(error) => list.strangers.push((name, error.full_message())),
-                },
+                Ok(id) => ids.push(id),
+                Err(error) => list.unknown.push((name, error.full_message())),
             }
         }
+        ids.sort();
+        let mut ended = Vec::new();
+        for id in ids.iter().rev() {
+            let is_full = ended.len() >= max_ended;
+            if is_full && !self.open(id).and_then(|run| run.is_locked()).unwrap_or(false) {
+                list.hidden += 1;
+                continue;
+            }
+            match self.read(id) {
+                Ok(run) if run.state == State::Running => list.runs.push(run),
+                Ok(_) if is_full => list.hidden += 1,
+                Ok(run) => ended.push(run),
+                // Removed meanwhile.
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
+                Err(error) => list.unknown.push((id.to_string(), error.full_message())),
+            }
+        }
+        // Ids are exact to the second.
+        let second = |run: &RunRecord| run.id.get(..16).map(str::to_owned);
         let started = |run: &RunRecord| run.plan.as_ref().map_or(0, |plan| plan.started_at_ms);
-        list.runs.sort_by(|a, b| {
-            let (a_ended, b_ended) = (a.state != State::Running, b.state != State::Running);
-            let by_second = || b.id.get(..16).cmp(&a.id.get(..16));
-            a_ended.cmp(&b_ended).then_with(by_second).then_with(|| started(b).cmp(&started(a)))
-        });
-        list.strangers.sort();
+        for runs in [&mut list.runs, &mut ended] {
+            runs.sort_by_key(|run| std::cmp::Reverse((second(run), started(run))));
+        }
+        list.runs.append(&mut ended);
+        list.unknown.sort();
         Ok(list)
     }
 

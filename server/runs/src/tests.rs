@@ -35,7 +35,7 @@ fn state(folder: &RunsFolder, run: &Run) -> State {
 fn a_run_is_running_and_then_what_its_result_says() {
     let home = tempfile::tempdir().unwrap();
     let folder = RunsFolder::at(home.path().join("a/runs"));
-    assert!(folder.list().unwrap().runs.is_empty());
+    assert!(folder.list(usize::MAX).unwrap().runs.is_empty());
     for (code, expected) in [(0, State::Ok), (11, State::Failed), (130, State::Cancelled)] {
         let run = begin(&folder, "serve nbd");
         assert_eq!(state(&folder, &run), State::Running);
@@ -57,8 +57,18 @@ fn a_run_is_running_and_then_what_its_result_says() {
     drop(lost);
     assert_eq!(folder.read(&id).unwrap().state, State::Lost);
     let running = begin(&folder, "gc");
-    let list = folder.list().unwrap();
-    assert_eq!((list.runs.len(), list.runs[0].id.as_str()), (5, running.id().unwrap().as_str()));
+    for i in 0..3 {
+        finished(&folder, &format!("20990101T000000Z-000{i}-gc"));
+    }
+    let short = folder.list(2).unwrap();
+    let ids: Vec<_> = short.runs.iter().map(|run| run.id.as_str()).collect();
+    let newest = ["20990101T000000Z-0002-gc", "20990101T000000Z-0001-gc"];
+    assert_eq!(
+        (ids, short.hidden),
+        (vec![running.id().unwrap().as_str(), newest[0], newest[1]], 5)
+    );
+    let list = folder.list(usize::MAX).unwrap();
+    assert_eq!((list.runs.len(), list.runs[0].id.as_str()), (8, running.id().unwrap().as_str()));
 }
 
 #[test]
@@ -169,7 +179,7 @@ fn only_runs_beyond_the_newest_1000_and_older_than_90_days_are_removed() {
     }
     // One look removes at most 200; the next goes on, and the one after that is not due.
     history::clean(&folder, now).unwrap();
-    let count = |folder: &RunsFolder| folder.list().unwrap().runs.len();
+    let count = |folder: &RunsFolder| folder.list(usize::MAX).unwrap().runs.len();
     assert_eq!(count(&folder), 1250 - 197);
     history::clean(&folder, now).unwrap();
     assert_eq!(count(&folder), 1002);
@@ -200,7 +210,7 @@ fn a_discarded_run_leaves_nothing() {
     let home = tempfile::tempdir().unwrap();
     let folder = RunsFolder::at(home.path().join("runs"));
     begin(&folder, "boot").discard();
-    assert!(folder.list().unwrap().runs.is_empty());
+    assert!(folder.list(usize::MAX).unwrap().runs.is_empty());
     let id: RunId = "20260101T000000Z-0000-gc".parse().unwrap();
     assert_eq!(folder.read(&id).unwrap_err().kind(), ErrorKind::NotFound);
 }

@@ -285,7 +285,7 @@ impl Part {
         if let Some(fraction) = fraction {
             // Rounded to microseconds.
             let seven: String = fraction.chars().chain("0000000".chars()).take(7).collect();
-            let millionths = seven.parse::<u32>().map_err(|_| refused())?.div_ceil(5) / 2;
+            let millionths = seven.parse::<u32>().map_err(|_| refused())?.saturating_add(5) / 10;
             value = value.and_then(|value| value.checked_add(millionths));
         }
         value.ok_or_else(refused)

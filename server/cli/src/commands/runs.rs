@@ -66,14 +66,14 @@ enum Action {
 #[derive(Serialize)]
 struct Listing {
     runs: Vec<RunRecord>,
-    /// Entries of the folder that are no runs.
-    strangers: Vec<Stranger>,
     /// Number of ended runs that are not listed.
     hidden: usize,
+    unknown: Vec<UnknownEntry>,
 }
 
+/// An entry of the folder that is no run.
 #[derive(Serialize)]
-struct Stranger {
+struct UnknownEntry {
     name: String,
     problem: String,
 }
@@ -91,15 +91,10 @@ pub(crate) fn run(invocation: &Invocation, arguments: &RunsArguments) -> Result<
 }
 
 fn list(invocation: &Invocation, folder: &RunsFolder, is_all: bool) -> Result<Report> {
-    let found = folder.list()?;
-    let strangers = found.strangers.into_iter().map(|(name, problem)| Stranger { name, problem });
-    let mut listing = Listing { runs: found.runs, strangers: strangers.collect(), hidden: 0 };
-    let running = listing.runs.iter().filter(|run| run.state == State::Running).count();
-    if !is_all && listing.runs.len() > running + MAX_LISTED {
-        listing.hidden = listing.runs.len() - running - MAX_LISTED;
-        listing.runs.truncate(running + MAX_LISTED);
-    }
-    for Stranger { name, problem } in &listing.strangers {
+    let found = folder.list(if is_all { usize::MAX } else { MAX_LISTED })?;
+    let unknown = found.unknown.into_iter().map(|(name, problem)| UnknownEntry { name, problem });
+    let listing = Listing { runs: found.runs, hidden: found.hidden, unknown: unknown.collect() };
+    for UnknownEntry { name, problem } in &listing.unknown {
         // Quoted: a name can hold any character.
         let text = printable(problem);
         invocation.remark(&format!("warning: {name:?} in {}: {text}", folder.path().display()));
