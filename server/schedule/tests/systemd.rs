@@ -78,6 +78,10 @@ fn compare(text: &str, base: Timestamp, zone: &str) -> Result<(), TestCaseError>
         if answer != expected && text.contains('/') && is_near_change(&answer, base, text, zone) {
             return Ok(());
         }
+        // systemd 252 refuses "~4,26", though it takes each of them.
+        if expected.is_none() && text.contains('~') && text.contains(',') {
+            return Ok(());
+        }
         prop_assert_eq!(answer, expected, "{} at {} in {}", text, base, zone);
     }
     Ok(())
