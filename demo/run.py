@@ -75,6 +75,7 @@ class Demo:
         passphrase = self.work / "passphrase"
         self.environment = os.environ | {
             "COLDRISE_REPO": str(self.work / "repository"),
+            "COLDRISE_RUNS": "none",
             "COLDRISE_PASSPHRASE_FILE": str(passphrase),
         }
         # The environment might name another source of the passphrase.

@@ -1,6 +1,7 @@
 """Fixtures that the end-to-end tests share."""
 
 import functools
+import os
 import pathlib
 import sys
 
@@ -16,6 +17,9 @@ from support.network import Network  # noqa: E402
 from support.nfsserver import NfsServer  # noqa: E402
 
 MIB = 1 << 20
+
+# Tests record no runs in this machine's folder.
+os.environ["COLDRISE_RUNS"] = "none"
 
 
 def pytest_addoption(parser):

@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from support.cli import PROGRAM
+from support.cli import PROGRAM, Coldrise
 from support.nbdserver import wait_until
 
 MIB = 1 << 20
@@ -196,6 +196,19 @@ def test_a_crash_of_the_server_does_not_end_the_machine(coldrise, idle_machine, 
     process.terminate()
     _output, messages = process.communicate(timeout=60)
     assert process.returncode == 130 and "is started again" in messages
+
+
+@pytest.mark.parametrize("protocol", ["nbd", "nfs"])
+def test_a_boot_is_one_run_and_is_cancelled_as_ctrl_c_does(coldrise, idle_machine, tmp_path, protocol):
+    """Also over NFS, where the program restarts itself in a network of its own."""
+    recorded = Coldrise(coldrise.repository, coldrise.passphrase_file, runs=tmp_path / "runs")
+    process = start(recorded, idle_machine, protocol)
+    [run] = recorded.json("runs")["runs"]
+    assert run["state"] == "running" and run["plan"]["machine"] == "web01"
+    assert recorded.json("runs", "cancel", run["id"])["state"] == "cancelled"
+    _output, messages = process.communicate(timeout=60)
+    assert process.returncode == 130 and "is kept" in messages
+    assert len(recorded.json("runs")["runs"]) == 1
 
 
 def test_machines_over_nfs_are_not_in_each_others_way(coldrise, idle_machine, nfs):

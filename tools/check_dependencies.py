@@ -12,6 +12,8 @@ import sys
 LAYERS = {
     "coldrise-formats": 0,
     "coldrise-block": 0,
+    "coldrise-runs": 1,
+    "coldrise-schedule": 1,
     "coldrise-store": 1,
     "coldrise-session": 2,
     "coldrise-ingest": 2,

@@ -25,6 +25,7 @@ class Coldrise:
             passphrase.write_text(secrets.token_hex(16) + "\n")
         self.env = {
             "COLDRISE_REPO": str(repository),
+            "COLDRISE_RUNS": "none",
             "COLDRISE_PASSPHRASE_FILE": str(passphrase),
         }
 

@@ -14,12 +14,14 @@ NBDKIT_PLUGIN = BUILT / "nbdkit-coldrise-plugin.so"
 class Coldrise:
     """Runs `coldrise` on the repository of one test."""
 
-    def __init__(self, repository, passphrase_file=None):
+    def __init__(self, repository, passphrase_file=None, runs="none"):
         self.repository = pathlib.Path(repository)
+        self.runs = runs
         self.passphrase_file = passphrase_file
 
     def environment(self):
         kept = {k: v for k, v in os.environ.items() if not k.startswith("COLDRISE_")}
+        kept["COLDRISE_RUNS"] = str(self.runs)
         kept["COLDRISE_REPO"] = str(self.repository)
         if self.passphrase_file is not None:
             kept["COLDRISE_PASSPHRASE_FILE"] = str(self.passphrase_file)

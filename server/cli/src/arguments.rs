@@ -113,6 +113,7 @@ pub(crate) enum Command {
     Fold(commands::fold::FoldArguments),
     Gc(commands::gc::GcArguments),
     Key(commands::key::KeyArguments),
+    Runs(commands::runs::RunsArguments),
     /// Check this machine and the repository, and suggest fixes.
     ///
     /// Each line says ok, warn or fail. The exit code is 1 if any line says fail, but 10 or 12 if

@@ -11,6 +11,7 @@ use coldrise_store::{OpenOptions, PassphraseSource, ReopenReport, Repository, Re
 
 use crate::arguments::GlobalOptions;
 use crate::report::print_remark;
+use crate::run_record::{self, LogLines};
 
 const REPOSITORY: &str = "COLDRISE_REPO";
 const PASSPHRASE_FILE: &str = "COLDRISE_PASSPHRASE_FILE";
@@ -38,7 +39,7 @@ impl Invocation {
         };
         tracing_subscriber::fmt()
             .with_max_level(level)
-            .with_writer(std::io::stderr)
+            .with_writer(LogLines)
             .with_ansi(false)
             .without_time()
             .with_target(options.verbose)
@@ -67,7 +68,9 @@ impl Invocation {
 
     /// Prints a remark for people on stderr.
     pub(crate) fn remark(&self, text: &str) {
-        if !self.options.quiet {
+        if self.options.quiet {
+            run_record::log("info", text);
+        } else {
             print_remark(text);
         }
     }

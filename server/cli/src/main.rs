@@ -25,6 +25,7 @@ mod netns;
 mod progress;
 mod qemu;
 mod report;
+mod run_record;
 mod signals;
 mod since;
 mod socket_access;
@@ -36,7 +37,7 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind as ClapErrorKind};
-use clap::Parser;
+use clap::{CommandFactory, FromArgMatches};
 use coldrise_block::{Error, ErrorKind};
 
 use arguments::Arguments;
@@ -45,19 +46,27 @@ use report::{print_error, print_line};
 
 fn main() -> ExitCode {
     let words: Vec<OsString> = std::env::args_os().collect();
-    let arguments = match Arguments::try_parse_from(&words) {
-        Ok(arguments) => arguments,
+    let parsed = Arguments::command().try_get_matches_from(&words).and_then(|matches| {
+        Arguments::from_arg_matches(&matches).map(|arguments| (arguments, matches))
+    });
+    let (arguments, matches) = match parsed {
+        Ok(parsed) => parsed,
         Err(error) => return refuse_arguments(&words, &error),
     };
     keep_secrets_out_of_core_dumps();
     coldrise_store::raise_descriptor_limit();
     let is_json = arguments.global.json;
     let invocation = Invocation::new(arguments.global);
-    let run = commands::run(&invocation, arguments.command)
-        .and_then(|report| report.print(&invocation).map(|()| report.exit_code));
-    match run {
-        Ok(code) => ExitCode::from(code),
+    run_record::begin(&invocation, &matches);
+    let done = commands::run(&invocation, arguments.command)
+        .and_then(|report| report.print(&invocation).map(|()| report));
+    match done {
+        Ok(report) => {
+            run_record::finish(report.exit_code, report.object());
+            ExitCode::from(report.exit_code)
+        }
         Err(error) => {
+            run_record::finish_failed(&error);
             print_error(is_json, error.kind(), &error.full_message());
             ExitCode::from(error.kind().exit_code())
         }

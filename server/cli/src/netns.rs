@@ -87,6 +87,7 @@ pub(crate) fn enter() -> Result<bool> {
     let mut command = Command::new("unshare");
     command.args(UNSHARE).args(["--", "sh", "-c", SET_UP, "sh"]).arg(program);
     command.args(std::env::args_os().skip(1)).env(INSIDE, own_id);
+    crate::run_record::discard();
     // Returns only on failure.
     Err(Error::io("restarting in a network namespace", command.exec()))
 }

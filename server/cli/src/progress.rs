@@ -11,7 +11,8 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 
 use crate::invocation::Invocation;
-use crate::report::{print_line, print_remark};
+use crate::report::{print_line, print_on_stderr};
+use crate::run_record;
 use crate::units::{show_duration, show_size};
 
 const BAR_INTERVAL: Duration = Duration::from_millis(50);
@@ -118,6 +119,20 @@ impl ProgressView {
         }
     }
 
+    fn event<'a>(&self, state: &ProgressState<'a>, rate: u64) -> Event<'a> {
+        Event {
+            event: "progress",
+            phase: word(state.phase),
+            disk: state.disk,
+            done_bytes: state.done_bytes,
+            total_bytes: state.total_bytes,
+            read_bytes: state.read_bytes,
+            stored_bytes: state.stored_bytes,
+            bytes_per_second: rate,
+            elapsed_ms: milliseconds(self.started.elapsed()),
+        }
+    }
+
     fn show(&self, state: &ProgressState<'_>, rate: u64) {
         match &self.shown {
             Display::Nothing => {}
@@ -133,20 +148,9 @@ impl ProgressView {
                 bar.set_position(state.done_bytes);
             }
             Display::Lines if state.phase == Phase::Opening => {}
-            Display::Lines => print_remark(&line(state, rate)),
+            Display::Lines => print_on_stderr(&line(state, rate)),
             Display::Objects => {
-                let event = Event {
-                    event: "progress",
-                    phase: word(state.phase),
-                    disk: state.disk,
-                    done_bytes: state.done_bytes,
-                    total_bytes: state.total_bytes,
-                    read_bytes: state.read_bytes,
-                    stored_bytes: state.stored_bytes,
-                    bytes_per_second: rate,
-                    elapsed_ms: milliseconds(self.started.elapsed()),
-                };
-                if let Ok(text) = serde_json::to_string(&event) {
+                if let Ok(text) = serde_json::to_string(&self.event(state, rate)) {
                     print_line(&text);
                 }
             }
@@ -196,7 +200,8 @@ fn new_bar() -> ProgressBar {
 
 impl Progress for ProgressView {
     fn update(&self, state: &ProgressState<'_>) {
-        if matches!(self.shown, Display::Nothing) {
+        let is_recorded = run_record::is_progress_due();
+        if matches!(self.shown, Display::Nothing) && !is_recorded {
             return;
         }
         // Another thread is updating the display right now.
@@ -227,10 +232,9 @@ impl Progress for ProgressView {
         let is_told = is_new_phase
             && matches!(state.phase, Phase::Opening | Phase::Finishing)
             && !matches!(self.shown, Display::Lines);
-        if !is_due && !is_told {
+        if !is_due && !is_told && !is_recorded {
             return;
         }
-        current.next = now.saturating_add(self.interval());
         let running = current.since.map_or(Duration::ZERO, |since| since.elapsed());
         let done = state.done_bytes.saturating_sub(current.from_bytes);
         // The time is too short for a rate.
@@ -239,7 +243,13 @@ impl Progress for ProgressView {
         } else {
             (done as f64 / running.as_secs_f64()) as u64
         };
-        self.show(state, rate);
+        if is_recorded {
+            run_record::progress(serde_json::json!(self.event(state, rate)));
+        }
+        if is_due || is_told {
+            current.next = now.saturating_add(self.interval());
+            self.show(state, rate);
+        }
     }
 }
 

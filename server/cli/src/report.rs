@@ -8,6 +8,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use crate::invocation::Invocation;
+use crate::run_record;
 
 /// The result of a command: for people and for programs.
 pub(crate) struct Report {
@@ -30,6 +31,11 @@ impl Report {
     /// The answer to a query.
     pub(crate) fn answer(object: &impl Serialize, text: impl Into<String>) -> Report {
         Report { is_answer: true, ..Report::done(object, text) }
+    }
+
+    /// The object that `--json` prints.
+    pub(crate) fn object(&self) -> &str {
+        &self.object
     }
 
     /// Prints the report in the invocation's format. A closed pipe is not an error.
@@ -65,15 +71,22 @@ fn write_line(text: &str) -> std::io::Result<()> {
     writeln!(stdout, "{text}").and_then(|()| stdout.flush())
 }
 
-/// Prints one line on stderr.
+/// Prints one line on stderr, and adds it to the log of the run.
 pub(crate) fn print_remark(text: &str) {
+    print_on_stderr(text);
+    run_record::log("info", text);
+}
+
+/// Prints one line on stderr only.
+pub(crate) fn print_on_stderr(text: &str) {
     let _ = writeln!(std::io::stderr().lock(), "coldrise: {text}");
 }
 
 /// Prints an error: on stderr for people, and with `--json` also as the last object on
 /// stdout.
 pub(crate) fn print_error(is_json: bool, kind: ErrorKind, message: &str) {
-    print_remark(message);
+    print_on_stderr(message);
+    run_record::log("error", message);
     if is_json {
         let error = json!({ "error": { "kind": kind.word(), "message": message } });
         print_line(&error.to_string());

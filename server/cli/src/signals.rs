@@ -1,6 +1,6 @@
 //! Handles Ctrl-C and the other signals that end the program.
 
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 
 use coldrise_block::{Context, ErrorKind, Result};
@@ -9,6 +9,14 @@ use signal_hook::iterator::Signals;
 
 /// The signals that ask the program to end.
 const ENDINGS: [i32; 3] = [SIGINT, SIGTERM, SIGHUP];
+
+/// Whether this program handles them.
+static ARE_CAUGHT: AtomicBool = AtomicBool::new(false);
+
+/// Whether a signal asks the command to end. Before, it ends the process.
+pub(crate) fn are_caught() -> bool {
+    ARE_CAUGHT.load(Ordering::SeqCst)
+}
 
 /// A flag that long work checks. The first Ctrl-C, SIGTERM or SIGHUP sets it. The
 /// second ends the program at once; committed data is not lost.
@@ -25,6 +33,7 @@ pub(crate) fn cancel_flag() -> Result<Arc<AtomicBool>> {
             .context(|| "catching signals")?;
         signal_hook::flag::register(signal, Arc::clone(&flag)).context(|| "catching signals")?;
     }
+    ARE_CAUGHT.store(true, Ordering::SeqCst);
     Ok(flag)
 }
 
@@ -38,7 +47,9 @@ impl ChildSignals {
     /// `Io` if a handler cannot be installed.
     pub(crate) fn catch() -> Result<ChildSignals> {
         let [int, term, hup] = ENDINGS;
-        Signals::new([int, term, hup, SIGCHLD]).map(ChildSignals).context(|| "catching signals")
+        let caught = Signals::new([int, term, hup, SIGCHLD]).context(|| "catching signals")?;
+        ARE_CAUGHT.store(true, Ordering::SeqCst);
+        Ok(ChildSignals(caught))
     }
 
     /// Whether the program was asked to end since the last call.

@@ -20,6 +20,7 @@ pub(crate) mod publish;
 pub(crate) mod quarantine;
 pub(crate) mod repair;
 pub(crate) mod restore;
+pub(crate) mod runs;
 pub(crate) mod seal;
 pub(crate) mod serve;
 mod sessions;
@@ -67,6 +68,7 @@ pub(crate) fn run(invocation: &Invocation, command: Command) -> Result<Report> {
         Command::Fold(arguments) => fold::run(invocation, &arguments),
         Command::Gc(arguments) => gc::run(invocation, &arguments),
         Command::Key(arguments) => key::run(invocation, &arguments),
+        Command::Runs(arguments) => runs::run(invocation, &arguments),
         Command::Doctor => doctor::run(invocation),
         Command::Completion(arguments) => completion::run(&arguments),
         Command::Man(arguments) => man::run(&arguments),

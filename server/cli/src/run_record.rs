@@ -1,0 +1,158 @@
+//! The record of this process as a run: long commands have a folder, see `coldrise_runs`.
+//!
+//! One process is one run, so the record is global: warnings and progress reach it from
+//! everywhere. Commands do not know about it.
+
+use std::io::Write;
+use std::sync::OnceLock;
+
+use clap::ArgMatches;
+use coldrise_block::{Error, ErrorKind};
+use coldrise_runs::{redact_arguments, Failure, Plan, Run, RunsFolder, Who};
+use serde_json::Value;
+use tracing_subscriber::fmt::MakeWriter;
+
+use crate::invocation::Invocation;
+use crate::report::print_on_stderr;
+use crate::signals;
+
+/// The commands that are runs; so are all kinds of `serve`.
+const LONG_COMMANDS: [&str; 10] =
+    ["backup", "restore", "verify", "repair", "prune", "gc", "fold", "boot", "mount", "serve"];
+
+static RUN: OnceLock<Run> = OnceLock::new();
+
+/// Begins the record if the command is a long one and changes or reads more than lists.
+/// Reports problems as a warning and goes on.
+pub(crate) fn begin(invocation: &Invocation, matches: &ArgMatches) {
+    let Some((name, arguments)) = matches.subcommand() else { return };
+    let is_dry = arguments.try_get_one::<bool>("dry_run").ok().flatten() == Some(&true);
+    if !LONG_COMMANDS.contains(&name) || is_dry {
+        return;
+    }
+    let Some(folder) = RunsFolder::from_environment() else { return };
+    let command = match arguments.subcommand_name() {
+        Some(kind) => format!("{name} {kind}"),
+        None => name.to_owned(),
+    };
+    let (machine, point) = subject(arguments);
+    let words = std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned());
+    let repository = invocation.repository_path().and_then(|path| {
+        std::path::absolute(path).map_err(|error| Error::io("finding the repository", error))
+    });
+    let plan = Plan {
+        command,
+        arguments: redact_arguments(words),
+        repository: repository.ok().map(|path| path.to_string_lossy().into_owned()),
+        machine,
+        point,
+        who: Who::this_process(),
+        started_at_ms: u64::try_from(jiff::Timestamp::now().as_millisecond()).unwrap_or(0),
+    };
+    let is_quiet = invocation.is_quiet();
+    let warn = move |text: &str| {
+        if !is_quiet {
+            print_on_stderr(text);
+        }
+    };
+    let _ = RUN.set(Run::begin(Some(&folder), &plan, warn, cancel));
+}
+
+/// Machine and point of the command, from its argument MACHINE or ADDRESS.
+fn subject(arguments: &ArgMatches) -> (Option<String>, Option<String>) {
+    let word = |name: &str| {
+        let mut words = arguments.try_get_raw(name).ok().flatten()?;
+        words.next().map(|word| word.to_string_lossy().into_owned())
+    };
+    let named = word("machine").or_else(|| word("address")).unwrap_or_default();
+    let mut parts = named.splitn(3, '/').filter(|part| !part.is_empty()).map(str::to_owned);
+    match parts.next() {
+        Some(live) if live == "live" => (None, None),
+        machine => (machine, parts.next()),
+    }
+}
+
+/// Ends this process as Ctrl-C does.
+fn cancel() {
+    if !signals::are_caught() {
+        // The signal ends the process before the command has done anything.
+        let error = Error::new(ErrorKind::Interrupted, "cancelled before it started");
+        finish_failed(&error);
+    }
+    let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::INT);
+}
+
+/// Records the end of a command that has given its answer.
+pub(crate) fn finish(exit_code: u8, answer: &str) {
+    if let Some(run) = RUN.get() {
+        run.finish(exit_code, None, serde_json::from_str(answer).ok());
+    }
+}
+
+/// Records the end of a command that has failed.
+pub(crate) fn finish_failed(error: &Error) {
+    if let Some(run) = RUN.get() {
+        let failure =
+            Failure { kind: error.kind().word().to_owned(), message: error.full_message() };
+        run.finish(error.kind().exit_code(), Some(failure), None);
+    }
+}
+
+/// Removes the record: the program restarts itself and begins a new one.
+pub(crate) fn discard() {
+    if let Some(run) = RUN.get() {
+        run.discard();
+    }
+}
+
+/// Adds a line to the run's log.
+pub(crate) fn log(level: &str, text: &str) {
+    if let Some(run) = RUN.get() {
+        run.log(level, text);
+    }
+}
+
+/// Whether the next [`progress`] is recorded.
+pub(crate) fn is_progress_due() -> bool {
+    RUN.get().is_some_and(Run::is_progress_due)
+}
+
+/// Records progress, at most once per second.
+pub(crate) fn progress(state: Value) {
+    if let Some(run) = RUN.get() {
+        run.progress(state);
+    }
+}
+
+/// Where log lines of the program go: to stderr and into the run's log.
+pub(crate) struct LogLines;
+
+/// Writes one log line.
+pub(crate) struct LogLineWriter(tracing::Level);
+
+impl<'a> MakeWriter<'a> for LogLines {
+    type Writer = LogLineWriter;
+
+    fn make_writer(&'a self) -> LogLineWriter {
+        LogLineWriter(tracing::Level::INFO)
+    }
+
+    fn make_writer_for(&'a self, event: &tracing::Metadata<'_>) -> LogLineWriter {
+        LogLineWriter(*event.level())
+    }
+}
+
+impl Write for LogLineWriter {
+    fn write(&mut self, line: &[u8]) -> std::io::Result<usize> {
+        std::io::stderr().lock().write_all(line)?;
+        let text = String::from_utf8_lossy(line);
+        let level = self.0.as_str();
+        let text = text.trim();
+        log(&level.to_ascii_lowercase(), text.strip_prefix(level).unwrap_or(text).trim_start());
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,85 @@
+//! The log of a run: JSON lines, in two halves.
+//!
+//! When `log` exceeds its bound, it is renamed to `log.1`, which is replaced, and a new `log`
+//! begins. Lines are not synced.
+
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use crate::documents::LogLine;
+use crate::folder::RunFiles;
+
+/// Size at which the log is renamed, in bytes.
+const MAX_BYTES: u64 = 8 << 20;
+/// Maximum length of a line's text, in bytes.
+pub(crate) const MAX_TEXT_BYTES: usize = 8 << 10;
+/// Length of the end of a log that readers look at, in bytes.
+const TAIL_BYTES: u64 = 64 << 10;
+
+/// A log that is open for writing.
+pub(crate) struct LogFile {
+    path: PathBuf,
+    file: File,
+    bytes: u64,
+    /// A failed write may have left a part of a line.
+    is_torn: bool,
+}
+
+impl LogFile {
+    pub(crate) fn create(folder: &Path) -> std::io::Result<LogFile> {
+        let path = folder.join("log");
+        Ok(LogFile { file: new_file(&path)?, path, bytes: 0, is_torn: false })
+    }
+
+    /// The run's folder was renamed.
+    pub(crate) fn moved_to(&mut self, folder: &Path) {
+        self.path = folder.join("log");
+    }
+
+    pub(crate) fn append(&mut self, line: &LogLine) -> std::io::Result<()> {
+        if self.bytes > MAX_BYTES {
+            std::fs::rename(&self.path, self.path.with_file_name("log.1"))?;
+            self.file = new_file(&self.path)?;
+            self.bytes = 0;
+        }
+        let mut text = if self.is_torn { b"\n".to_vec() } else { Vec::new() };
+        serde_json::to_writer(&mut text, line)?;
+        text.push(b'\n');
+        let written = self.file.write_all(&text);
+        self.is_torn = written.is_err();
+        self.bytes = self.bytes.saturating_add(text.len() as u64);
+        written
+    }
+}
+
+fn new_file(path: &Path) -> std::io::Result<File> {
+    OpenOptions::new().append(true).create_new(true).mode(0o600).open(path)
+}
+
+/// The readable lines at the end of a log. Damaged lines are skipped.
+pub(crate) fn tail(run: &RunFiles) -> Vec<LogLine> {
+    let read = |name| {
+        let mut file = run.file(name).ok()?;
+        let from = file.metadata().ok()?.len().saturating_sub(TAIL_BYTES);
+        file.seek(SeekFrom::Start(from)).ok()?;
+        let mut bytes = Vec::new();
+        file.take(TAIL_BYTES).read_to_end(&mut bytes).ok()?;
+        Some(bytes)
+    };
+    let lines = read("log").map(|bytes| parse(&bytes)).unwrap_or_default();
+    match lines.is_empty() {
+        // The log was renamed a moment ago.
+        true => read("log.1").map(|bytes| parse(&bytes)).unwrap_or_default(),
+        false => lines,
+    }
+}
+
+/// The readable lines of a piece of a log.
+pub(crate) fn parse(bytes: &[u8]) -> Vec<LogLine> {
+    bytes
+        .split(|byte| *byte == b'\n')
+        .filter_map(|line| serde_json::from_slice(line).ok())
+        .collect()
+}

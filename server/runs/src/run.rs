@@ -1,0 +1,300 @@
+//! A run of this process.
+
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use coldrise_block::{create_private, replace_file, Context, Error, ErrorKind, Result};
+use rustix::fs::{flock, FlockOperation};
+use serde_json::{json, Value};
+
+use crate::documents::{now_ms, Failure, LogLine, Outcome, Plan};
+use crate::folder::{RunFiles, RunsFolder, MAX_PLAN_BYTES, MAX_RESULT_BYTES};
+use crate::log::{LogFile, MAX_TEXT_BYTES};
+use crate::{control, history, redact, RunId};
+
+/// Least time between two progress lines, in milliseconds.
+const PROGRESS_INTERVAL_MS: u64 = 1000;
+/// Attempts to find a free id: the odds of one failure are 1 in 65,536 per run of that second.
+const MAX_ATTEMPTS: u32 = 8;
+
+type Warn = Box<dyn Fn(&str) + Send + Sync>;
+
+/// The run of a command. If its folder cannot be made, all its methods do nothing. Dropped
+/// without [`Run::finish`], the run is lost.
+pub struct Run {
+    id: Option<RunId>,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    warn: Warn,
+    has_warned: AtomicBool,
+    started: std::time::Instant,
+    /// Time since the start before which progress is not logged, in milliseconds.
+    next_progress_ms: AtomicU64,
+    is_cancelled: AtomicBool,
+    open: Mutex<Option<Open>>,
+    last_progress: Mutex<Option<Value>>,
+}
+
+/// What a run holds until it ends.
+struct Open {
+    path: PathBuf,
+    log: LogFile,
+    listener: Option<Arc<UnixListener>>,
+    _lock: File,
+}
+
+impl Run {
+    /// Makes the folder of a run and begins to answer at its control socket. `cancel` is called from
+    /// another thread, once, when somebody cancels the run. `warn` gets one sentence if the
+    /// folder cannot be used.
+    pub fn begin(
+        folder: Option<&RunsFolder>,
+        plan: &Plan,
+        warn: impl Fn(&str) + Send + Sync + 'static,
+        cancel: impl Fn() + Send + 'static,
+    ) -> Run {
+        let shared = Arc::new(Shared {
+            warn: Box::new(warn),
+            has_warned: AtomicBool::new(false),
+            started: std::time::Instant::now(),
+            next_progress_ms: AtomicU64::new(0),
+            is_cancelled: AtomicBool::new(false),
+            open: Mutex::new(None),
+            last_progress: Mutex::new(None),
+        });
+        let Some(folder) = folder else { return Run { id: None, shared } };
+        let made = folder.make().and_then(|()| {
+            // A later run tries again.
+            let _ = history::clean(folder, jiff::Timestamp::now());
+            make(folder, plan)
+        });
+        let (id, open) = match made {
+            Ok(made) => made,
+            Err(error) => {
+                shared.warn(&error);
+                return Run { id: None, shared };
+            }
+        };
+        let path = open.path.clone();
+        *shared.open() = Some(open);
+        let served = listen(&path).and_then(|listener| {
+            let listener = Arc::new(listener);
+            if let Some(open) = shared.open().as_mut() {
+                open.listener = Some(Arc::clone(&listener));
+            }
+            let answering = Arc::clone(&shared);
+            let serve = move || control::serve(&listener, |word| answering.answer(word, &cancel));
+            let thread = std::thread::Builder::new().name("run control".to_owned());
+            thread.spawn(serve).map(drop)
+        });
+        if let Err(error) = served.context(|| format!("making the control socket of {id}")) {
+            shared.warn(&error);
+        }
+        Run { id: Some(id), shared }
+    }
+
+    /// The id; `None` if the run has no folder.
+    pub fn id(&self) -> Option<&RunId> {
+        self.id.as_ref()
+    }
+
+    /// Logs one line of text, without secrets of URIs. Longer text than 8 KiB is cut.
+    pub fn log(&self, level: &str, text: &str) {
+        if self.id.is_none() {
+            return;
+        }
+        let mut text = redact(text);
+        let end =
+            (0..=MAX_TEXT_BYTES.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
+        text.truncate(end.unwrap_or(0));
+        self.shared.append(&LogLine {
+            at_ms: now_ms(),
+            level: level.to_owned(),
+            text,
+            progress: None,
+        });
+    }
+
+    /// Whether [`Run::progress`] would log now: callers need not compute what is dropped.
+    pub fn is_progress_due(&self) -> bool {
+        self.id.is_some()
+            && self.shared.elapsed_ms() >= self.shared.next_progress_ms.load(Ordering::Relaxed)
+    }
+
+    /// Logs the state of the work, at most once per second; drops it otherwise.
+    pub fn progress(&self, progress: Value) {
+        if !self.is_progress_due() {
+            return;
+        }
+        let next_ms = self.shared.elapsed_ms().saturating_add(PROGRESS_INTERVAL_MS);
+        self.shared.next_progress_ms.store(next_ms, Ordering::Relaxed);
+        *lock(&self.shared.last_progress) = Some(progress.clone());
+        let (level, progress) = ("progress".to_owned(), Some(progress));
+        self.shared.append(&LogLine { at_ms: now_ms(), level, text: String::new(), progress });
+    }
+
+    /// Ends the run with its result, which is durable when this returns. Only the first call
+    /// counts.
+    pub fn finish(&self, exit_code: u8, error: Option<Failure>, counts: Option<Value>) {
+        self.shared.finish(exit_code, error, counts);
+    }
+
+    /// Removes the run: this process is about to become another program, which begins its own.
+    pub fn discard(&self) {
+        if let Some(open) = self.shared.close() {
+            history::remove_files(&open.path);
+        }
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        self.shared.close();
+    }
+}
+
+impl Shared {
+    fn open(&self) -> MutexGuard<'_, Option<Open>> {
+        lock(&self.open)
+    }
+
+    fn elapsed_ms(&self) -> u64 {
+        u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    fn warn(&self, error: &Error) {
+        if !self.has_warned.swap(true, Ordering::Relaxed) {
+            let text = format!(
+                "warning: the record of this run is not complete: {}",
+                error.full_message()
+            );
+            (self.warn)(&text);
+        }
+    }
+
+    fn append(&self, line: &LogLine) {
+        let written = match self.open().as_mut() {
+            Some(open) => open.log.append(line),
+            None => return,
+        };
+        if let Err(error) = written {
+            self.warn(&Error::io("writing its log", error));
+        }
+    }
+
+    fn answer(&self, word: &str, cancel: &impl Fn()) -> Value {
+        match word {
+            "status" => json!({
+                "cancelled": self.is_cancelled.load(Ordering::Relaxed),
+                "progress": *lock(&self.last_progress),
+            }),
+            "cancel" => {
+                // A second Ctrl-C would end the process at once.
+                if !self.is_cancelled.swap(true, Ordering::Relaxed) {
+                    let text = "cancelled from another process".to_owned();
+                    self.append(&LogLine {
+                        at_ms: now_ms(),
+                        level: "info".to_owned(),
+                        text,
+                        progress: None,
+                    });
+                    cancel();
+                }
+                json!({ "cancelled": true })
+            }
+            _ => json!({ "error": "requests are: status, cancel" }),
+        }
+    }
+
+    /// Takes what the run holds, and ends the control thread. The lock is free when the result
+    /// of this is dropped.
+    fn close(&self) -> Option<Open> {
+        let open = self.open().take()?;
+        if let Some(listener) = &open.listener {
+            let _ = rustix::net::shutdown(&**listener, rustix::net::Shutdown::Both);
+        }
+        let _ = std::fs::remove_file(open.path.join("control"));
+        Some(open)
+    }
+
+    fn finish(&self, exit_code: u8, error: Option<Failure>, counts: Option<Value>) {
+        let Some(open) = self.close() else { return };
+        let error =
+            error.map(|Failure { kind, message }| Failure { kind, message: redact(&message) });
+        let mut outcome = Outcome { exit_code, error, counts, ended_at_ms: now_ms() };
+        let mut text = redact(&json!(outcome).to_string());
+        if text.len() as u64 > MAX_RESULT_BYTES {
+            outcome.counts = None;
+            text = redact(&json!(outcome).to_string());
+        }
+        if let Err(error) = replace_file(&open.path.join("result.json"), text.as_bytes()) {
+            self.warn(&error);
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Prepares the folder under another name, and renames it when it is locked.
+fn make(folder: &RunsFolder, plan: &Plan) -> Result<(RunId, Open)> {
+    for _ in 0..MAX_ATTEMPTS {
+        let mut random = [0; 2];
+        rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())
+            .map_err(|error| Error::io("asking for random bytes", error.into()))?;
+        let id = RunId::new(jiff::Timestamp::now(), u16::from_ne_bytes(random), &plan.command);
+        let prepared = folder.path().join(format!(".{id}.new"));
+        let path = folder.run_path(&id);
+        let made = std::fs::DirBuilder::new().mode(0o700).create(&prepared);
+        match made.context(|| format!("creating {}", prepared.display())) {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => continue,
+            made => made?,
+        }
+        let begun = prepare(&prepared, plan).and_then(|mut open| {
+            std::fs::rename(&prepared, &path)?;
+            open.log.moved_to(&path);
+            open.path = path;
+            Ok(open)
+        });
+        match begun {
+            Ok(open) => return Ok((id, open)),
+            Err(error) => {
+                history::remove_files(&prepared);
+                // The folder of another run is not empty.
+                if error.kind() != std::io::ErrorKind::DirectoryNotEmpty {
+                    return Err(error).context(|| format!("filling {}", prepared.display()));
+                }
+            }
+        }
+    }
+    Err(Error::new(ErrorKind::AlreadyExists, "too many runs began in this second"))
+}
+
+fn prepare(path: &Path, plan: &Plan) -> std::io::Result<Open> {
+    let mut options = std::fs::OpenOptions::new();
+    let lock = options.write(true).create_new(true).mode(0o600).open(path.join("lock"))?;
+    flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
+    let mut text = json!(plan).to_string();
+    if text.len() as u64 > MAX_PLAN_BYTES {
+        let arguments = vec!["(too long)".to_owned()];
+        text = json!(Plan { arguments, ..plan.clone() }).to_string();
+    }
+    create_private(&path.join("plan.json"))?.write_all(text.as_bytes())?;
+    let log = LogFile::create(path)?;
+    Ok(Open { path: path.to_owned(), log, listener: None, _lock: lock })
+}
+
+fn listen(path: &Path) -> std::io::Result<UnixListener> {
+    let files = RunFiles::open(path).map_err(std::io::Error::other)?;
+    let listener = UnixListener::bind(files.control_path())?;
+    files.keep_control_private()?;
+    Ok(listener)
+}

@@ -1,0 +1,320 @@
+"""Every long command is a run with a folder: running, ok, failed, cancelled or lost."""
+
+import json
+import os
+import pathlib
+import socket
+import subprocess
+import time
+
+import pytest
+
+from support.cli import PROGRAM, Coldrise
+from support.image import Image
+from support.sources import RunningBackup, slow_server, tool
+
+MIB = 1 << 20
+OLD = "20250101T000000Z"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "state" / "runs"
+
+
+@pytest.fixture
+def recorded(coldrise, folder):
+    """The repository of the fixture, with runs."""
+    return Coldrise(coldrise.repository, coldrise.passphrase_file, runs=folder)
+
+
+@pytest.fixture
+def disk(tmp_path):
+    image = Image(24 * MIB)
+    image.fill(0, 24 * MIB, "random")
+    return image.save(tmp_path / "random.raw")
+
+
+@pytest.fixture
+def tmpfs(tmp_path):
+    """Mounts a small file system; all are unmounted at the end."""
+    mounted = []
+
+    def mount(*options):
+        place = tmp_path / f"small{len(mounted)}"
+        place.mkdir()
+        tool("mount", "-t", "tmpfs", "-o", ",".join(["mode=700", *options]), "tmpfs", place)
+        mounted.append(place)
+        return place
+
+    yield mount
+    for place in mounted:
+        tool("umount", "--lazy", place)
+
+
+def runs(coldrise, *options):
+    return coldrise.json("runs", *options)["runs"]
+
+
+def states(coldrise):
+    return [(run["plan"]["machine"], run["state"]) for run in runs(coldrise)]
+
+
+def test_each_long_command_is_a_run_and_others_are_not(recorded, disk, folder):
+    recorded.backup("web01", vda=disk)
+    recorded.json("verify", "web01/latest")
+    recorded.json("restore", "web01/latest/vda", disk.parent / "restored.raw")
+    for command in (["list"], ["gc", "--dry-run"], ["sessions"], ["prune", "--keep-last", "1", "--dry-run"]):
+        recorded.json(*command)
+    assert recorded.run("prune", "--keep-last", "1").returncode == 0
+    assert recorded.run("gc").returncode == 0
+    missing = recorded.run("backup", "db01", "vda=raw:/nowhere/disk")
+    found = {run["plan"]["command"]: run for run in reversed(runs(recorded))}
+    assert list(found) == ["backup", "verify", "restore", "prune", "gc"]
+    assert [run["state"] for run in found.values()] == ["failed", "ok", "ok", "ok", "ok"]
+    assert found["restore"]["plan"]["machine"] == "web01" and found["restore"]["plan"]["point"] == "latest"
+    assert found["backup"]["plan"]["repository"] == str(recorded.repository)
+    result = found["backup"]["result"]
+    assert result["exit_code"] == missing.returncode == 1
+    assert result["error"]["kind"] == "not_found"
+    assert found["gc"]["result"]["counts"]["elapsed_ms"] >= 0
+    shown = recorded.run("runs", "show", found["backup"]["id"])
+    assert "exit code  1" in shown.stdout and "/nowhere/disk" in shown.stdout
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_killed_backup_is_lost(recorded, disk):
+    with slow_server(disk) as (uri, _server):
+        running = RunningBackup(recorded, "web01", f"vda={uri}")
+        [run] = runs(recorded)
+        assert run["state"] == "running" and run["progress"]["disk"] == "vda"
+        listed = recorded.run("runs").stdout
+        assert "running" in listed and "web01" in listed and "%" in listed
+        running.process.kill()
+        running.process.communicate(timeout=30)
+    [run] = runs(recorded)
+    assert run["state"] == "lost" and run["result"] is None
+    assert run["problems"] == ["lost: its process is gone"]
+    refused = recorded.run("runs", "cancel", run["id"])
+    assert refused.returncode == 1 and "has ended" in refused.stderr
+
+
+def test_a_run_of_an_earlier_start_of_the_host_is_lost(recorded, disk, folder):
+    recorded.backup("web01", vda=disk)
+    [run] = runs(recorded)
+    (folder / run["id"] / "result.json").unlink()
+    plan = run["plan"]
+    plan["who"]["boot_id"] = "another"
+    (folder / run["id"] / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
+    [run] = runs(recorded)
+    assert run["state"] == "lost" and "restarted" in run["problems"][0]
+
+
+def test_cancel_from_another_process_ends_a_backup_as_ctrl_c_does(recorded, disk):
+    with slow_server(disk) as (uri, _server):
+        running = RunningBackup(recorded, "web01", f"vda={uri}")
+        [run] = runs(recorded)
+        done = recorded.json("runs", "cancel", run["id"])
+        code, last, messages = running.end()
+    assert done["state"] == "cancelled"
+    assert code == 130 and last["error"]["kind"] == "interrupted"
+    assert "no restore point was made" in messages
+    assert recorded.json("list")["machines"] == []
+    [run] = runs(recorded)
+    assert run["state"] == "cancelled" and run["result"]["exit_code"] == 130
+
+
+def test_a_server_is_followed_and_cancelled(recorded, tmp_path):
+    address = tmp_path / "socket"
+    server = recorded.start("serve", "nbd", "--socket", address, stdout=subprocess.PIPE)
+    assert server.stdout.readline().startswith("ready")
+    [run] = runs(recorded)
+    assert run["plan"]["command"] == "serve nbd" and run["state"] == "running"
+    follower = recorded.start("runs", "show", run["id"], "--follow", stdout=subprocess.PIPE)
+    assert recorded.json("runs", "cancel", run["id"])["state"] == "ok"
+    assert server.wait(timeout=30) == 0
+    output, _ = follower.communicate(timeout=30)
+    assert "cancelled from another process" in output and f"{run['id']}: ok" in output
+
+
+def test_a_silent_client_of_the_control_socket_keeps_nobody_out(recorded, disk, folder):
+    with slow_server(disk) as (uri, _server):
+        running = RunningBackup(recorded, "web01", f"vda={uri}")
+        [run] = runs(recorded)
+        with socket.socket(socket.AF_UNIX) as silent, socket.socket(socket.AF_UNIX) as garbage:
+            descriptor = os.open(folder / run["id"], os.O_RDONLY)
+            for client in (silent, garbage):
+                client.connect(f"/proc/self/fd/{descriptor}/control")
+            garbage.sendall(b"\xff" * 100_000)
+            assert recorded.json("runs", "cancel", run["id"])["state"] == "cancelled"
+            os.close(descriptor)
+        assert running.end()[0] == 130
+
+
+def test_two_at_once(recorded, disk):
+    with slow_server(disk) as (uri, _server):
+        both = [RunningBackup(recorded, name, f"vda={uri}") for name in ("web01", "web02")]
+        found = {run["plan"]["machine"]: run for run in runs(recorded)}
+        assert {run["state"] for run in found.values()} == {"running"}
+        recorded.json("runs", "cancel", found["web01"]["id"])
+        assert both[0].end()[0] == 130
+        both[1].end()
+    assert sorted(states(recorded)) == [("web01", "cancelled"), ("web02", "ok")]
+
+
+def test_no_secret_is_recorded(recorded, disk, folder):
+    script = f"cat {recorded.passphrase_file}; : hidden-word"
+    recorded.passphrase_file, kept = None, recorded.passphrase_file
+    words = ["--verbose", "--passphrase-command", script]
+    for source in (f"vda={disk}", "vda=nbd://user:hidden-word@127.0.0.1:1/disk"):
+        recorded.run(*words, "backup", "web01", source)
+    recorded.run("--verbose", f"--passphrase-command={script}", "verify")
+    recorded.passphrase_file = kept
+    assert [run["state"] for run in runs(recorded)] == ["ok", "failed", "ok"]
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert len(files) > 9
+    for path in files:
+        text = path.read_bytes()
+        assert b"hidden-word" not in text and b"correct horse" not in text, path
+        assert path.stat().st_mode & 0o777 == 0o600
+    assert any("nbd://***@127.0.0.1" in path.read_text(encoding="utf-8") for path in files)
+
+
+def one_warning(done):
+    return done.stderr.count("the record of this run is not complete") == 1
+
+
+def test_a_full_disk_under_the_runs_fails_no_backup(recorded, disk, tmpfs):
+    place = tmpfs("size=64k")
+    (place / "filler").write_bytes(bytes(64 << 10))
+    recorded.runs = place / "runs"
+    done = recorded.run("backup", "web01", f"vda={disk}")
+    assert done.returncode == 0 and one_warning(done), done.stderr
+    assert runs(recorded) == []
+    # Full at the end only: the run is lost, not ok.
+    (place / "filler").unlink()
+    with slow_server(disk) as (uri, _server):
+        running = RunningBackup(recorded, "web02", f"vda={uri}")
+        (place / "filler").write_bytes(bytes(os.statvfs(place).f_bavail * os.statvfs(place).f_bsize))
+        code, _last, messages = running.end()
+    assert code == 0 and messages.count("the record of this run is not complete") == 1
+    assert [run["state"] for run in runs(recorded)] == ["lost"]
+
+
+def test_a_folder_that_cannot_be_written_fails_no_backup(recorded, disk, tmpfs, tmp_path):
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    for place in (tmpfs("ro") / "runs", tmp_path / "file" / "runs", shared):
+        recorded.runs = place
+        done = recorded.run("backup", "web01", f"vda={disk}")
+        assert done.returncode == 0 and one_warning(done), done.stderr
+        assert recorded.run("--quiet", "verify").stderr == ""
+    assert list(shared.iterdir()) == []
+
+
+def test_none_records_nothing(coldrise, disk, tmp_path):
+    coldrise.backup("web01", vda=disk)
+    refused = coldrise.run("runs")
+    assert refused.returncode == 2 and "COLDRISE_RUNS" in refused.stderr
+    # The default of other users than root.
+    home = tmp_path / "home"
+    home.mkdir()
+    program = Coldrise(coldrise.repository, coldrise.passphrase_file, runs="")
+    listed = subprocess.run(
+        ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", program_file(tmp_path), "runs"],
+        env=program.environment() | {"HOME": str(home), "XDG_STATE_HOME": "/state"},
+        capture_output=True, text=True, check=False)  # fmt: skip
+    assert "no runs in /state/coldrise/runs" in listed.stdout, listed.stderr
+
+
+def program_file(tmp_path):
+    """The program, where every user finds it."""
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(folder.stat().st_mode | 0o011)
+    copy = tmp_path / "coldrise"
+    copy.write_bytes(pathlib.Path(PROGRAM).read_bytes())
+    copy.chmod(0o755)
+    return copy
+
+
+def run_folder(folder, number, time_text=OLD):
+    path = folder / f"{time_text}-{number:04x}-backup"
+    path.mkdir(mode=0o700, parents=True)
+    return path
+
+
+def test_hostile_files_are_named_and_do_no_harm(recorded, disk, folder, tmp_path):
+    recorded.backup("web01", vda=disk)
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "plan.json").write_text("{}", encoding="utf-8")
+    garbage = run_folder(folder, 1)
+    (garbage / "plan.json").write_bytes(b"\xff\x00{")
+    (garbage / "result.json").write_text('{"exit_code": 0', encoding="utf-8")
+    (garbage / "log").write_bytes(b"\n\xff\n" + b"x" * 200_000)
+    pipes = run_folder(folder, 2)
+    for name in ("plan.json", "lock", "control", "log", "result.json"):
+        os.mkfifo(pipes / name)
+    folders = run_folder(folder, 3)
+    for name in ("lock", "plan.json"):
+        (folders / name).mkdir()
+    links = run_folder(folder, 4)
+    for name in ("plan.json", "lock", "log", "control", "result.json"):
+        (links / name).symlink_to(outside / "plan.json")
+    (folder / f"{OLD}-0005-backup").symlink_to(outside)
+    (folder / f"{OLD}-0006-backup").write_text("", encoding="utf-8")
+    (folder / "a\nname\x1b[2J").mkdir()
+    huge = run_folder(folder, 7)
+    with open(huge / "plan.json", "wb") as file:
+        file.truncate(1 << 40)
+    plan = runs(recorded)[0]["plan"]
+    plan["machine"], plan["started_at_ms"] = "web\x1b[2J", 2**64 - 1
+    tricky = run_folder(folder, 8)
+    (tricky / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
+    (tricky / "log").write_text('{"at_ms": 18446744073709551615, "level": "\x1b", "progress": [1]}\n', encoding="utf-8")
+
+    answer = recorded.json("runs")
+    found = {run["id"][17:21]: run for run in answer["runs"] if run["id"].startswith(OLD)}
+    assert {number: run["state"] for number, run in found.items()} == dict.fromkeys(
+        ["0001", "0002", "0003", "0004", "0007", "0008"], "lost")
+    for number, words in {
+        "0001": ["plan.json: it is damaged", "result.json: it is damaged"],
+        "0002": ["plan.json: it is no regular file", "lock: it is no regular file"],
+        "0003": ["plan.json: it is no regular file", "lock: it is no regular file"],
+        "0004": ["plan.json: it is a symbolic link", "lock: it is a symbolic link"],
+        "0007": ["plan.json: it is longer than 65536 bytes"],
+    }.items():
+        problems = "; ".join(found[number]["problems"])
+        assert all(word in problems for word in words), problems
+    unknown = [entry["name"] for entry in answer["unknown"]]
+    assert unknown == [f"{OLD}-0005-backup", f"{OLD}-0006-backup", "a\nname\x1b[2J"]
+    listed = recorded.run("runs")
+    assert listed.returncode == 0 and "\x1b" not in listed.stdout + listed.stderr
+    for run in answer["runs"]:
+        shown = recorded.run("runs", "show", run["id"], "--follow", timeout_s=20)
+        assert shown.returncode == 0 and "\x1b" not in shown.stdout
+        assert recorded.run("runs", "cancel", run["id"], timeout_s=20).returncode == 1
+    for text in ("../../etc", "", "x" * 5000):
+        assert recorded.run("runs", "show", text).returncode == 2
+    # A new run works beside them, and nothing outside was touched.
+    recorded.backup("web02", vda=disk)
+    assert [path.name for path in outside.iterdir()] == ["plan.json"]
+
+
+def test_old_runs_beyond_the_newest_thousand_are_removed_a_few_at_a_time(recorded, folder):
+    for number in range(1100):
+        (run_folder(folder, number) / "lock").write_text("", encoding="utf-8")
+    young = time.strftime("%Y%m%dT000000Z", time.gmtime())
+    for number in range(200):
+        (run_folder(folder, number, young) / "lock").write_text("", encoding="utf-8")
+    recorded.json("gc")
+    assert len(runs(recorded, "--all")) == 1300 - 200 + 1
+    recorded.json("gc")
+    left = runs(recorded, "--all")
+    # The run itself is not counted.
+    assert len(left) == 1001
+    assert sum(run["id"].startswith(young) for run in left) >= 200
+    answer = recorded.json("runs")
+    assert len(answer["runs"]) == 20 and answer["hidden"] == 981
