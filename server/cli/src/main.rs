@@ -58,8 +58,10 @@ fn main() -> ExitCode {
     let is_json = arguments.global.json;
     let invocation = Invocation::new(arguments.global);
     run_record::begin(&invocation, &matches);
-    let done = commands::run(&invocation, arguments.command)
-        .and_then(|report| report.print(&invocation).map(|()| report));
+    let done = signals::answer_signals(move || answer_interrupted(is_json))
+        .and_then(|()| commands::run(&invocation, arguments.command));
+    signals::answer_alone();
+    let done = done.and_then(|report| report.print(&invocation).map(|()| report));
     match done {
         Ok(report) => {
             run_record::finish(report.exit_code, report.object());
@@ -71,6 +73,16 @@ fn main() -> ExitCode {
             ExitCode::from(error.kind().exit_code())
         }
     }
+}
+
+/// The answer of a command that a signal ends before it watches for signals.
+fn answer_interrupted(is_json: bool) {
+    let error = Error::new(
+        ErrorKind::Interrupted,
+        "interrupted: the command may have taken effect; coldrise list and coldrise sessions show it",
+    );
+    run_record::finish_failed(&error);
+    print_error(is_json, error.kind(), &error.full_message());
 }
 
 /// This program and the front ends that it starts hold keys and plaintext in memory. If

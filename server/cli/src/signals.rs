@@ -1,7 +1,7 @@
 //! Handles Ctrl-C and the other signals that end the program.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use coldrise_block::{Context, ErrorKind, Result};
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
@@ -18,13 +18,55 @@ pub(crate) fn are_caught() -> bool {
     ARE_CAUGHT.load(Ordering::SeqCst)
 }
 
+/// Set by the first signal; see [`cancel_flag`].
+static CANCEL: LazyLock<Arc<AtomicBool>> = LazyLock::new(Arc::default);
+
+/// Whether the command has begun to print its result, or a signal the answer in its place.
+static IS_ANSWERED: AtomicBool = AtomicBool::new(false);
+
+/// Until the command catches signals itself, a signal ends the program at once, after
+/// `answer`. To the repository this is a kill, which loses nothing.
+///
+/// # Errors
+/// `Io` if a handler cannot be installed or no thread can be started.
+pub(crate) fn answer_signals(answer: impl Fn() + Send + 'static) -> Result<()> {
+    let mut signals = Signals::new(ENDINGS).context(|| "catching signals")?;
+    let code = i32::from(ErrorKind::Interrupted.exit_code());
+    let wait = move || {
+        for _ in signals.forever() {
+            if are_caught() {
+                // It may have come before the command caught signals.
+                CANCEL.store(true, Ordering::SeqCst);
+            } else if !IS_ANSWERED.swap(true, Ordering::SeqCst) {
+                answer();
+                signal_hook::low_level::exit(code);
+            }
+        }
+    };
+    std::thread::Builder::new()
+        .name("signals".to_owned())
+        .spawn(wait)
+        .map(drop)
+        .context(|| "starting a thread for signals")
+}
+
+/// Call this before the result is printed: a signal changes nothing any more. Does not
+/// return if a signal has just ended the program.
+pub(crate) fn answer_alone() {
+    if IS_ANSWERED.swap(true, Ordering::SeqCst) {
+        loop {
+            std::thread::park();
+        }
+    }
+}
+
 /// A flag that long work checks. The first Ctrl-C, SIGTERM or SIGHUP sets it. The
 /// second ends the program at once; committed data is not lost.
 ///
 /// # Errors
 /// `Io` if a handler cannot be installed.
 pub(crate) fn cancel_flag() -> Result<Arc<AtomicBool>> {
-    let flag = Arc::new(AtomicBool::new(false));
+    let flag = Arc::clone(&CANCEL);
     let code = i32::from(ErrorKind::Interrupted.exit_code());
     for signal in ENDINGS {
         // The order matters: the conditional shutdown checks the flag before it is
