@@ -13,6 +13,7 @@ LAYERS = {
     "coldrise-formats": 0,
     "coldrise-block": 0,
     "coldrise-store": 1,
+    "coldrise-qmp": 1,
     "coldrise-session": 2,
     "coldrise-ingest": 2,
     "coldrise-export": 3,
