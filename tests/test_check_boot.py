@@ -47,7 +47,7 @@ def small(coldrise, tmp_path):
 
 def check(coldrise, address, *options):
     """The exit code and the final object. The session is always gone."""
-    done = coldrise.run("--json", "check-boot", address, *options)
+    done = coldrise.run("--json", "check-boot", address, *options, timeout_s=360)
     assert coldrise.json("sessions") == {"sessions": []}
     last = json.loads(done.stdout.strip().splitlines()[-1])
     assert "error" in last or last["address"] == address, done.stderr
@@ -91,7 +91,7 @@ def guests(tmp_path_factory):
 
 
 def small_guest():
-    return "--memory", "512M", "--cpus", "1", "--time-limit", "3m"
+    return "--memory", "512M", "--cpus", "1", "--time-limit", "5m"
 
 
 def test_a_good_guest_reaches_its_login(guests, tmp_path):
@@ -203,6 +203,64 @@ def test_endless_output_is_bounded(coldrise, small, tmp_path):
     checked = json.loads(output.strip().splitlines()[-1])
     assert all(set(line) == {"A"} and len(line) <= 1024 for line in checked["serial_tail"])
     assert peak < 150_000
+
+
+# ---------------------------------------------------------------------------- the record
+
+
+def boot_files(coldrise):
+    return sorted((coldrise.repository / "markers").glob("*.boot*"))
+
+
+def verdicts(coldrise):
+    (machine,) = coldrise.json("list")["machines"]
+    return [point.get("boot") for point in machine["points"]]
+
+
+def test_the_result_is_stored_with_its_point(coldrise, small):
+    address = small(b"")
+    assert verdicts(coldrise) == [None]
+    check(coldrise, address, "--memory", "64M")
+    assert verdicts(coldrise) == ["failed"]
+    lines = coldrise.run("list").stdout.splitlines()
+    assert "BOOT" in lines[0] and " failed" in lines[1]
+    shown = coldrise.json("show", address)["boot"]
+    assert shown["failure"] == "screen: No bootable device." and shown["until"] == "login"
+    text = coldrise.run("show", address).stdout
+    assert "boot check   failed: started of login reached" in text
+    # The last check counts.
+    check(coldrise, address, "--memory", "64M", "--until", "started")
+    assert verdicts(coldrise) == ["ok"]
+    (stored,) = boot_files(coldrise)
+    assert stored.stat().st_size % (16 << 10) < 100 and b"bootable" not in stored.read_bytes()
+    assert coldrise.json("verify")["is_clean"]
+    coldrise.json("repair")
+    assert verdicts(coldrise) == ["ok"]
+    coldrise.json("forget", address)
+    assert not boot_files(coldrise)
+
+
+def test_a_damaged_result_is_named_and_replaced(coldrise, small):
+    first = small(b"")
+    check(coldrise, first, "--memory", "64M", "--until", "started")
+    (stored,) = boot_files(coldrise)
+    sound = stored.read_bytes()
+    second = small(b"x")
+    (other,) = [path for path in stored.parent.iterdir() if not path.suffix and path.stem != stored.stem]
+    # Another point's result, and one of which the end is missing.
+    for path, content in [(other.with_suffix(".boot"), sound), (stored, sound[:-1])]:
+        path.write_bytes(content)
+    assert verdicts(coldrise) == [None, None]
+    assert "warning: the boot check" in coldrise.run("show", first).stderr
+    done = coldrise.run("--json", "verify")
+    damaged = json.loads(done.stdout.splitlines()[-1])["damaged_documents"]
+    assert done.returncode == 1
+    assert [entry["what"] for entry in damaged] == [f"the boot check of {p}" for p in (first, second)]
+    # It keeps nothing from working.
+    coldrise.json("gc")
+    for address in (first, second):
+        check(coldrise, address, "--memory", "64M", "--until", "started")
+    assert coldrise.json("verify")["is_clean"]
 
 
 # ------------------------------------------------------------------------------ the ends

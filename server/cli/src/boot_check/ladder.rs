@@ -3,12 +3,9 @@
 use std::time::Instant;
 
 use clap::ValueEnum;
-use coldrise_block::ErrorKind;
-use serde::Serialize;
 
 /// How far a machine came. The order is that of a boot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, ValueEnum)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub(crate) enum Rung {
     /// The disks are served and QEMU runs.
     Started,
@@ -42,35 +39,12 @@ impl Rung {
 }
 
 /// A rung, and the proof of it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Reached {
     pub(crate) rung: Rung,
     /// Since QEMU's start.
     pub(crate) after_ms: u64,
     pub(crate) evidence: String,
-}
-
-/// The result of a check.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Verdict {
-    /// The wanted rung is reached.
-    Ok,
-    /// The machine provably failed.
-    Failed,
-    /// No proof of either within the time limit.
-    NotProven,
-}
-
-impl Verdict {
-    /// The exit code of the command line.
-    pub(crate) fn exit_code(self) -> u8 {
-        match self {
-            Verdict::Ok => 0,
-            Verdict::Failed => ErrorKind::BootFailed.exit_code(),
-            Verdict::NotProven => ErrorKind::BootNotProven.exit_code(),
-        }
-    }
 }
 
 /// The rungs that a machine has reached, from the lowest on, without gaps.

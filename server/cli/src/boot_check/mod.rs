@@ -21,6 +21,6 @@ mod serial;
 mod signs;
 mod watch;
 
-pub(crate) use ladder::{Reached, Rung, Verdict};
+pub(crate) use ladder::{Reached, Rung};
 pub(crate) use machine::{Forward, Machine};
 pub(crate) use watch::{watch, Findings, Goal};

@@ -5,9 +5,10 @@ use std::time::{Duration, Instant};
 
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_qmp::Event;
+use coldrise_store::BootVerdict;
 use serde_json::Value;
 
-use super::ladder::{Ladder, Reached, Rung, Verdict};
+use super::ladder::{Ladder, Reached, Rung};
 use super::machine::{Forward, Machine};
 use super::packets::{Packets, Sent};
 use super::screen::{Font, Picture};
@@ -53,7 +54,7 @@ pub(crate) struct Goal {
 
 /// The evidence of a check.
 pub(crate) struct Findings {
-    pub(crate) verdict: Verdict,
+    pub(crate) verdict: BootVerdict,
     pub(crate) rungs: Vec<Reached>,
     /// The proof of the failure.
     pub(crate) failure: Option<String>,
@@ -105,11 +106,11 @@ pub(crate) fn watch(
         reached.iter().skip(told).for_each(|rung| tell(invocation, rung));
         told = reached.len();
         if watch.failure.is_some() {
-            break Verdict::Failed;
+            break BootVerdict::Failed;
         } else if watch.ladder.has(goal.until) {
-            break Verdict::Ok;
+            break BootVerdict::Ok;
         } else if watch.is_late() {
-            break Verdict::NotProven;
+            break BootVerdict::NotProven;
         }
     };
     Ok(Findings {

@@ -10,11 +10,12 @@ use clap::Args;
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_session::{check_offered, Catalog, SessionDocument};
 use coldrise_store::{
-    available_memory_bytes, Address, MachineName, PointDocument, Repository, SessionName,
+    available_memory_bytes, Address, BootCheckDocument, BootRung, BootVerdict, MachineName,
+    PointDocument, Repository, SessionName,
 };
 use serde::Serialize;
 
-use crate::boot_check::{watch, Findings, Forward, Goal, Machine, Reached, Rung, Verdict};
+use crate::boot_check::{watch, Findings, Forward, Goal, Machine, Reached, Rung};
 use crate::disk_server::{DiskServer, Protocol};
 use crate::hardware::{Hardware, HardwareOptions, Network};
 use crate::invocation::Invocation;
@@ -22,7 +23,7 @@ use crate::qemu::{self, Console};
 use crate::report::Report;
 use crate::signals::ChildSignals;
 use crate::targets::tell_newer;
-use crate::units::{parse_duration, show_count, show_duration, show_size};
+use crate::units::{parse_duration, show_count, show_duration, show_size, unix_ms};
 
 /// Memory for decoded chunks: a boot reads little twice.
 const CACHE_BYTES: u64 = 64 << 20;
@@ -51,7 +52,8 @@ const LEFTOVER_INTERVAL: Duration = Duration::from_millis(100);
 /// that is no success and no failure. Login is proved by a text prompt only: for machines with a
 /// graphical login use --check-port or --until userspace.
 ///
-/// The exit code is 0 if the rung is reached, 13 if the machine failed and 14 if nothing is
+/// The result is stored with the point, with the last picture of the screen: list and show show
+/// it. The exit code is 0 if the rung is reached, 13 if the machine failed and 14 if nothing is
 /// proven. It is 3 if this host has too little memory now: nothing was started.
 #[derive(Debug, Args)]
 pub(crate) struct CheckBootArguments {
@@ -87,14 +89,10 @@ pub(crate) struct CheckBootArguments {
 #[derive(Serialize)]
 struct Checked<'a> {
     address: String,
-    verdict: Verdict,
-    until: Rung,
+    #[serde(flatten)]
+    document: &'a BootCheckDocument,
     /// The highest one.
-    rung: Option<Rung>,
-    rungs: &'a [Reached],
-    failure: Option<&'a str>,
-    screen_text: Option<&'a str>,
-    serial_tail: &'a [String],
+    rung: Option<&'a str>,
     screenshot: Option<&'a Path>,
     elapsed_ms: u64,
 }
@@ -125,7 +123,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: &CheckBootArguments) -> Re
     let ended = session.end();
     let findings = found?;
     ended?;
-    report(invocation, arguments, &point, until, &findings)
+    report(invocation, &repository, arguments, &point, until, &findings)
 }
 
 impl CheckBootArguments {
@@ -267,7 +265,7 @@ fn remove_leftover(
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
             state => state?,
         };
-        let age_ms = crate::units::unix_ms().saturating_sub(state.document.created_at_ms);
+        let age_ms = unix_ms().saturating_sub(state.document.created_at_ms);
         let is_old = u128::from(age_ms) >= LEFTOVER_PATIENCE.as_millis();
         let is_patient = began.elapsed() < LEFTOVER_PATIENCE;
         if state.document.machine != *machine || (state.is_served && !is_patient) {
@@ -298,6 +296,7 @@ fn write_private(path: &Path, bytes: &[u8]) -> Result<()> {
 
 fn report(
     invocation: &Invocation,
+    repository: &Repository,
     arguments: &CheckBootArguments,
     point: &PointDocument,
     until: Rung,
@@ -316,41 +315,75 @@ fn report(
             }
         }
     }
+    let document = document(until, findings);
+    store(invocation, repository, point, &document, findings);
     let checked = Checked {
         address: format!("{}/{}", point.machine, point.point),
-        verdict: findings.verdict,
-        until,
-        rung: findings.rungs.last().map(|reached| reached.rung),
-        rungs: &findings.rungs,
-        failure: findings.failure.as_deref(),
-        screen_text: findings.screen_text.as_deref(),
-        serial_tail: &findings.serial_tail,
+        rung: document.rungs.last().map(|reached| reached.rung.as_str()),
+        document: &document,
         screenshot,
         elapsed_ms: invocation.elapsed_ms(),
     };
     let mut report = Report::answer(&checked, text(invocation, &checked));
-    report.exit_code = findings.verdict.exit_code();
+    report.exit_code = match findings.verdict {
+        BootVerdict::Ok => 0,
+        BootVerdict::Failed => ErrorKind::BootFailed.exit_code(),
+        BootVerdict::NotProven => ErrorKind::BootNotProven.exit_code(),
+    };
     Ok(report)
 }
 
+fn document(until: Rung, findings: &Findings) -> BootCheckDocument {
+    let rung = |reached: &Reached| BootRung {
+        rung: reached.rung.word().to_owned(),
+        after_ms: reached.after_ms,
+        evidence: reached.evidence.clone(),
+    };
+    BootCheckDocument {
+        checked_at_ms: unix_ms(),
+        verdict: findings.verdict,
+        until: until.word().to_owned(),
+        rungs: findings.rungs.iter().map(rung).collect(),
+        failure: findings.failure.clone(),
+        screen_text: findings.screen_text.clone(),
+        serial_tail: findings.serial_tail.clone(),
+    }
+}
+
+/// Stores the result with the point. The verdict counts even if that fails.
+fn store(
+    invocation: &Invocation,
+    repository: &Repository,
+    point: &PointDocument,
+    document: &BootCheckDocument,
+    findings: &Findings,
+) {
+    let picture = findings.screenshot.as_deref();
+    if let Err(error) = repository.put_boot_check(&point.machine, &point.point, document, picture) {
+        let text = format!("warning: the result is not stored: {}", error.full_message());
+        invocation.remark(&text);
+    }
+}
+
 fn text(invocation: &Invocation, checked: &Checked<'_>) -> String {
-    let (address, until) = (&checked.address, checked.until.word());
+    let (address, document) = (&checked.address, checked.document);
+    let until = &document.until;
     let elapsed = show_duration(invocation.elapsed());
-    let highest = checked.rung.map_or("nothing", Rung::word);
-    let mut text = match (checked.verdict, checked.failure) {
-        (Verdict::Ok, _) => return format!("{address} boots: {until} reached ({elapsed})"),
-        (Verdict::Failed, failure) => {
-            let failure = failure.unwrap_or("no reason");
+    let highest = checked.rung.unwrap_or("nothing");
+    let mut text = match document.verdict {
+        BootVerdict::Ok => return format!("{address} boots: {until} reached ({elapsed})"),
+        BootVerdict::Failed => {
+            let failure = document.failure.as_deref().unwrap_or("no reason");
             format!("{address} does not boot: {failure}; it reached {highest} ({elapsed})")
         }
-        (Verdict::NotProven, _) => format!(
+        BootVerdict::NotProven => format!(
             "{address}: not proven that it boots: it reached {highest}, not {until}, in {elapsed}"
         ),
     };
-    let screen: Vec<String> =
-        checked.screen_text.unwrap_or_default().lines().map(str::to_owned).collect();
-    for (title, lines) in [("screen", screen.as_slice()), ("serial port", checked.serial_tail)] {
-        let lines = lines.iter().filter(|line| !line.trim().is_empty());
+    let screen = document.screen_text.as_deref().unwrap_or_default();
+    let serial = document.serial_tail.join("\n");
+    for (title, lines) in [("screen", screen), ("serial port", &serial)] {
+        let lines = lines.lines().filter(|line| !line.trim().is_empty());
         let lines: String = lines.map(|line| format!("\n  | {line}")).collect();
         if !lines.is_empty() {
             text.push_str(&format!("\n{title}:{lines}"));
