@@ -270,7 +270,7 @@ def test_a_damaged_result_is_named_and_replaced(coldrise, small):
 def running(coldrise, small):
     """A check that has started its machine, and the processes that it started."""
     process = coldrise.start("check-boot", small(boot_record(SAY + HALT)), "--memory", "64M",
-                             stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
     for line in process.stderr:
         if "firmware" in line:
             break
@@ -288,11 +288,15 @@ def is_gone(process):
         return True
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_check_discards_its_session(coldrise, running, number):
+@pytest.mark.parametrize("send", [
+    lambda process: process.terminate(),
+    # Ctrl-C on a terminal.
+    lambda process: os.killpg(process.pid, signal.SIGINT),
+], ids=["SIGTERM", "Ctrl-C"])
+def test_an_interrupted_check_discards_its_session(coldrise, running, send):
     process, children = running
     assert [s["session"] for s in coldrise.json("sessions")["sessions"]] == [SESSION]
-    process.send_signal(number)
+    send(process)
     _output, messages = process.communicate(timeout=60)
     assert process.returncode == 130, messages
     assert coldrise.json("sessions") == {"sessions": []}

@@ -27,7 +27,7 @@ const GLYPH_WIDTH: usize = 8;
 /// Width and height of the picture of a text screen.
 const TEXT_MODE: (usize, usize) = (720, 400);
 /// Maximum width and height of a picture.
-const MAX_SIDE: usize = 16_384;
+const MAX_SIDE: usize = 4096;
 /// A picture with more than one unknown cell in so many has no text. A cursor is one.
 const UNKNOWN_SHARE: usize = 50;
 

@@ -2,9 +2,9 @@
 
 use super::ladder::Rung;
 
-/// Texts of a machine that has failed, anywhere in a line. Each is the last word of its program:
-/// a boot does not continue after it.
-const FAILURES: &[&str] = &[
+/// Texts of firmware and boot loaders that have failed, anywhere in a line: nothing follows them.
+/// Once the kernel lives, the same words may stand in a log.
+const FAILED_STARTS: &[&str] = &[
     // SeaBIOS; UEFI.
     "No bootable device",
     "No bootable option or device was found",
@@ -19,8 +19,11 @@ const FAILURES: &[&str] = &[
     "BOOTMGR is missing",
     "NTLDR is missing",
     "An operating system wasn't found",
-    // Boot loaders and systems.
     "grub rescue>",
+];
+
+/// Texts of systems that have failed.
+const FAILED_SYSTEMS: &[&str] = &[
     "Kernel panic - not syncing",
     "VFS: Unable to mount root fs",
     "You are in emergency mode",
@@ -30,8 +33,9 @@ const FAILURES: &[&str] = &[
     "*** STOP: 0x",
 ];
 
-/// Prompts of a failed machine, at the start of a line.
-const FAILED_PROMPTS: &[&str] = &["(initramfs)", "grub>", "dracut:/#"];
+/// Their prompts, at the start of a line.
+const FAILED_PROMPTS: &[&str] = &["(initramfs)", "dracut:/#"];
+const FAILED_START_PROMPT: &str = "grub>";
 
 const KERNEL: &[&str] = &["Linux version ", "Kernel panic", "FreeBSD is a registered trademark"];
 
@@ -40,10 +44,13 @@ const USERSPACE: &[&str] = &["systemd[1]", "[  OK  ]", "INIT: ", "Begin: "];
 /// A character of a screen that is in no font.
 pub(crate) const UNKNOWN: char = '\u{fffd}';
 
-/// Whether the line proves that the boot has failed.
-pub(crate) fn is_failure(line: &str) -> bool {
-    FAILURES.iter().any(|text| line.contains(text))
-        || FAILED_PROMPTS.iter().any(|prompt| line.trim_start().starts_with(prompt))
+/// Whether the line proves that the boot has failed. `has_kernel`: the kernel lives.
+pub(crate) fn is_failure(line: &str, has_kernel: bool) -> bool {
+    let contains = |texts: &[&str]| texts.iter().any(|text| line.contains(text));
+    let begins = |prompt: &str| line.trim_start().starts_with(prompt);
+    contains(FAILED_SYSTEMS)
+        || FAILED_PROMPTS.iter().any(|prompt| begins(prompt))
+        || !has_kernel && (contains(FAILED_STARTS) || begins(FAILED_START_PROMPT))
 }
 
 /// The highest rung that the line proves.
@@ -89,10 +96,20 @@ mod tests {
             " (initramfs) _",
             "You are in emergency mode. After logging in, type \"journalctl -xb\"",
         ] {
-            assert!(is_failure(line), "{line}");
+            assert!(is_failure(line, false), "{line}");
         }
         for line in ["Welcome to GRUB!", "see initramfs-tools(7), (initramfs)", "a grub> prompt"] {
-            assert!(!is_failure(line), "{line}");
+            assert!(!is_failure(line, false), "{line}");
+        }
+    }
+
+    #[test]
+    fn a_log_of_a_running_system_may_quote_its_boot_loader() {
+        for (line, is_failure_later) in
+            [("No bootable device.", false), ("grub> ", false), ("(initramfs) ", true)]
+        {
+            assert!(is_failure(line, false));
+            assert_eq!(is_failure(line, true), is_failure_later, "{line}");
         }
     }
 

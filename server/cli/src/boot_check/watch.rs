@@ -208,8 +208,7 @@ impl Watch<'_> {
                     self.fail(format!("the machine restarted {MAX_RESETS} times"));
                 }
             }
-            // Firmware has drivers for network cards, too.
-            "NIC_RX_FILTER_CHANGED" if self.ladder.has(Rung::Firmware) => {
+            "NIC_RX_FILTER_CHANGED" if self.is_network_the_systems() => {
                 self.ladder.reach(Rung::Kernel, "a driver set up the network card");
             }
             _ => {}
@@ -242,8 +241,7 @@ impl Watch<'_> {
                     let evidence = format!("port {port} accepts connections");
                     self.ladder.reach(Rung::Service, evidence);
                 }
-                // Firmware that finds no system tries the network.
-                _ if self.ladder.has(Rung::Firmware) => {
+                _ if self.is_network_the_systems() => {
                     self.ladder.reach(Rung::Userspace, format!("the machine sent {what}"));
                 }
                 _ => {}
@@ -256,11 +254,18 @@ impl Watch<'_> {
         Ok(())
     }
 
+    /// Whether what happens on the network is the system's work. UEFI has drivers for network
+    /// cards, and tries to boot from there after a boot loader has failed.
+    fn is_network_the_systems(&self) -> bool {
+        let is_bios = self.goal.firmware == Firmware::Bios;
+        self.ladder.has(if is_bios { Rung::Firmware } else { Rung::Kernel })
+    }
+
     fn look_at_line(&mut self, line: &str, source: &str) {
         if let Some(rung) = signs::rung(line) {
             self.ladder.reach(rung, quoted(source, line));
         }
-        if signs::is_failure(line) {
+        if signs::is_failure(line, self.ladder.has(Rung::Kernel)) {
             self.fail(quoted(source, line));
         }
     }
@@ -276,7 +281,9 @@ impl Watch<'_> {
 
     /// The first proof counts: what follows is its consequence.
     fn fail(&mut self, proof: impl Into<String>) {
-        self.failure.get_or_insert(proof.into());
+        // QEMU's words are not trusted.
+        let proof: String = proof.into().chars().filter(|c| !c.is_control()).collect();
+        self.failure.get_or_insert(proof);
     }
 
     fn is_late(&self) -> bool {
