@@ -1,6 +1,7 @@
 //! Polls the sources of a machine until it has come up, has failed, or the time is over.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use coldrise_block::{Error, ErrorKind, Result};
@@ -81,18 +82,7 @@ pub(crate) fn watch(
     if font.is_none() {
         invocation.remark("warning: without a video ROM the text of the screen is not read");
     }
-    let mut watch = Watch {
-        goal,
-        font,
-        ladder: Ladder::new(),
-        failure: None,
-        serial: SerialLog::default(),
-        packets: Packets::new(machine.dump_path()),
-        resets: 0,
-        screen_text: None,
-        connection: None,
-        next_slow: Instant::now(),
-    };
+    let mut watch = Watch::new(goal, font, machine.dump_path());
     watch.ladder.reach(Rung::Started, "the disks are served and QEMU runs");
     let mut told = 0;
     let verdict = loop {
@@ -149,11 +139,28 @@ struct Watch<'a> {
     next_slow: Instant,
 }
 
-impl Watch<'_> {
+impl<'a> Watch<'a> {
+    fn new(goal: &'a Goal, font: Option<Font>, dump: PathBuf) -> Watch<'a> {
+        Watch {
+            goal,
+            font,
+            ladder: Ladder::new(),
+            failure: None,
+            serial: SerialLog::default(),
+            packets: Packets::new(dump),
+            resets: 0,
+            screen_text: None,
+            connection: None,
+            next_slow: Instant::now(),
+        }
+    }
+
     fn look(&mut self, machine: &mut Machine) -> Result<()> {
         machine.monitor.wait(INTERVAL)?;
         self.look_at_disks(&machine.execute("query-blockstats", Value::Null)?);
-        machine.monitor.take_events().iter().for_each(|event| self.look_at_event(event));
+        for event in machine.monitor.take_events() {
+            self.look_at_event(&event)?;
+        }
         self.look_at_serial(&machine.serial());
         self.look_at_packets(machine)?;
         if Instant::now() >= self.next_slow {
@@ -191,10 +198,20 @@ impl Watch<'_> {
         }
     }
 
-    fn look_at_event(&mut self, event: &Event) {
+    /// # Errors
+    /// `NoSpace`, `Io`: a write failed. Writes go to the session, so this says nothing about the
+    /// point.
+    fn look_at_event(&mut self, event: &Event) -> Result<()> {
         let text = |field: &str| event.fields[field].as_str().unwrap_or("unknown");
         match event.name.as_str() {
             "GUEST_PANICKED" => self.fail("the guest reported a panic"),
+            "BLOCK_IO_ERROR" if text("operation") == "write" => {
+                let is_full = event.fields["nospace"] == true;
+                let kind = if is_full { ErrorKind::NoSpace } else { ErrorKind::Io };
+                let text =
+                    "no verdict: the machine's writes cannot be stored; the lines above say why";
+                return Err(Error::new(kind, text));
+            }
             "BLOCK_IO_ERROR" => {
                 let (operation, disk) = (text("operation"), text("node-name"));
                 self.fail(format!("a {operation} of {disk} failed: {}", text("reason")));
@@ -213,6 +230,7 @@ impl Watch<'_> {
             }
             _ => {}
         }
+        Ok(())
     }
 
     fn look_at_serial(&mut self, bytes: &[u8]) {
@@ -306,6 +324,63 @@ fn quoted(source: &str, line: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
+
+    fn goal(firmware: Firmware) -> Goal {
+        Goal { until: Rung::Login, time_limit: None, forward: None, firmware }
+    }
+
+    fn event(name: &str, fields: Value) -> Event {
+        Event { name: name.to_owned(), unix_ms: 0, fields }
+    }
+
+    #[test]
+    fn events_are_failures_only_if_the_point_is_at_fault() {
+        let goal = goal(Firmware::Bios);
+        let guest = json!({ "guest": true });
+        let read = json!({ "operation": "read", "node-name": "disk0", "reason": "\u{1b}I/O" });
+        for (events, failure) in [
+            (vec![event("SHUTDOWN", guest.clone())], Some("the machine switched itself off")),
+            (vec![event("SHUTDOWN", json!({ "guest": false }))], None),
+            (vec![event("RESET", guest.clone()); 2], None),
+            (vec![event("RESET", guest); 3], Some("the machine restarted 3 times")),
+            (vec![event("GUEST_PANICKED", Value::Null)], Some("the guest reported a panic")),
+            (vec![event("BLOCK_IO_ERROR", read)], Some("a read of disk0 failed: I/O")),
+            (vec![event("STOP", Value::Null)], None),
+        ] {
+            let mut watch = Watch::new(&goal, None, PathBuf::new());
+            events.iter().for_each(|event| watch.look_at_event(event).unwrap());
+            assert_eq!(watch.failure.as_deref(), failure);
+        }
+    }
+
+    #[test]
+    fn a_failed_write_is_no_verdict() {
+        let goal = goal(Firmware::Bios);
+        for (is_full, kind) in [(true, ErrorKind::NoSpace), (false, ErrorKind::Io)] {
+            let fields = json!({ "operation": "write", "nospace": is_full });
+            let mut watch = Watch::new(&goal, None, PathBuf::new());
+            let error = watch.look_at_event(&event("BLOCK_IO_ERROR", fields)).unwrap_err();
+            assert_eq!(error.kind(), kind);
+            assert_eq!(watch.failure, None);
+        }
+    }
+
+    #[test]
+    fn firmware_on_the_network_is_no_kernel() {
+        for (firmware, is_kernel) in [(Firmware::Bios, true), (Firmware::Uefi, false)] {
+            let goal = goal(firmware);
+            let mut watch = Watch::new(&goal, None, PathBuf::new());
+            let changed = event("NIC_RX_FILTER_CHANGED", Value::Null);
+            watch.look_at_event(&changed).unwrap();
+            assert!(!watch.ladder.has(Rung::Firmware));
+            let read = json!([{ "node-name": "disk0", "stats": { "rd_bytes": 2 << 20 } }]);
+            watch.look_at_disks(&read);
+            watch.look_at_event(&changed).unwrap();
+            assert_eq!(watch.ladder.has(Rung::Kernel), is_kernel);
+            assert!(watch.ladder.has(Rung::Firmware));
+        }
+    }
 
     #[test]
     fn a_slow_host_has_more_time() {
