@@ -44,7 +44,8 @@ def pytest_addoption(parser):
 # The files with the longest tests, over a minute each on two idle processors. They start
 # first: one that starts last would leave the other workers idle. Guests need a processor and
 # the others mostly wait, so they alternate.
-LONG_FILES = ["test_nfs_kernel", "test_faults", "test_demo", "test_mutations", "test_mount_boot"]
+LONG_FILES = ["test_nfs_kernel", "test_faults", "test_demo", "test_mutations", "test_mount_boot",
+              "test_check_boot"]
 
 
 def pytest_collection_modifyitems(items):

@@ -15,6 +15,7 @@ LAYERS = {
     "coldrise-runs": 1,
     "coldrise-schedule": 1,
     "coldrise-store": 1,
+    "coldrise-qmp": 1,
     "coldrise-session": 2,
     "coldrise-ingest": 2,
     "coldrise-export": 3,

@@ -52,12 +52,16 @@ pub enum ErrorKind {
     Interrupted,
     /// The work ended early; running it again continues it.
     Incomplete,
+    /// A booted machine provably failed to come up.
+    BootFailed,
+    /// A booted machine gave no proof that it came up, and none that it failed.
+    BootNotProven,
     /// A defect in Coldrise itself.
     Internal,
 }
 
 impl ErrorKind {
-    const ALL: [ErrorKind; 22] = [
+    const ALL: [ErrorKind; 24] = [
         ErrorKind::InvalidInput,
         ErrorKind::OutOfRange,
         ErrorKind::NotFound,
@@ -79,6 +83,8 @@ impl ErrorKind {
         ErrorKind::ToolFailed,
         ErrorKind::Interrupted,
         ErrorKind::Incomplete,
+        ErrorKind::BootFailed,
+        ErrorKind::BootNotProven,
         ErrorKind::Internal,
     ];
 
@@ -104,6 +110,8 @@ impl ErrorKind {
             | ErrorKind::Poisoned
             | ErrorKind::ToolFailed
             | ErrorKind::Incomplete
+            | ErrorKind::BootFailed
+            | ErrorKind::BootNotProven
             | ErrorKind::Internal => libc::EIO,
         }
     }
@@ -116,6 +124,8 @@ impl ErrorKind {
             ErrorKind::NoRepository => 10,
             ErrorKind::Busy => 11,
             ErrorKind::WrongPassphrase => 12,
+            ErrorKind::BootFailed => 13,
+            ErrorKind::BootNotProven => 14,
             ErrorKind::Interrupted => 130,
             ErrorKind::OutOfRange
             | ErrorKind::NotFound
@@ -165,6 +175,8 @@ impl ErrorKind {
             ErrorKind::ToolFailed => "tool_failed",
             ErrorKind::Interrupted => "interrupted",
             ErrorKind::Incomplete => "incomplete",
+            ErrorKind::BootFailed => "boot_failed",
+            ErrorKind::BootNotProven => "boot_not_proven",
             ErrorKind::Internal => "internal",
         }
     }
@@ -331,7 +343,7 @@ mod tests {
         assert!(message.contains("ulimit -n") && message.ends_with("start it again"), "{message}");
     }
 
-    const TABLE: [(ErrorKind, i32, u8); 22] = [
+    const TABLE: [(ErrorKind, i32, u8); 24] = [
         (ErrorKind::InvalidInput, libc::EINVAL, 2),
         (ErrorKind::OutOfRange, libc::EINVAL, 1),
         (ErrorKind::NotFound, libc::ENOENT, 1),
@@ -353,6 +365,8 @@ mod tests {
         (ErrorKind::ToolFailed, libc::EIO, 1),
         (ErrorKind::Interrupted, libc::EINTR, 130),
         (ErrorKind::Incomplete, libc::EIO, 3),
+        (ErrorKind::BootFailed, libc::EIO, 13),
+        (ErrorKind::BootNotProven, libc::EIO, 14),
         (ErrorKind::Internal, libc::EIO, 1),
     ];
 

@@ -24,7 +24,8 @@ Addresses:
 
 Exit codes:
   0 done   1 failed   2 wrong usage   3 incomplete: run it again   10 no repository
-  11 busy   12 wrong passphrase   130 interrupted";
+  11 busy   12 wrong passphrase   13 the machine failed to boot   14 boot not proven
+  130 interrupted";
 
 /// Back up virtual machines and boot them instantly.
 ///
@@ -101,6 +102,7 @@ pub(crate) enum Command {
     Serve(commands::serve::ServeArguments),
     Mount(commands::mount::MountArguments),
     Boot(commands::boot::BootArguments),
+    CheckBoot(commands::check_boot::CheckBootArguments),
     Restore(commands::restore::RestoreArguments),
     Protect(commands::protect::ProtectArguments),
     Unprotect(commands::protect::UnprotectArguments),

@@ -3,11 +3,14 @@
 //! Reads only memory, processors, firmware and the disks' bus from a foreign configuration.
 //! Never opens files that it names.
 
-use clap::ValueEnum;
+use clap::{Args, ValueEnum};
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_ingest::{COLDRISE_JSON, LIBVIRT_XML, VMX};
 use coldrise_store::Configuration;
 use serde::Deserialize;
+
+use crate::invocation::Invocation;
+use crate::units::parse_size;
 
 /// Maximum number of processors.
 pub(crate) const MAX_CPUS: u32 = 255;
@@ -123,6 +126,51 @@ impl Hardware {
             )));
         }
         Ok(self)
+    }
+}
+
+/// Options for the hardware of a booted machine.
+#[derive(Debug, Args)]
+pub(crate) struct HardwareOptions {
+    /// Memory of the machine, such as 4G. Default: from the configuration, else 2G.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    memory: Option<u64>,
+
+    /// Number of processors. Default: from the configuration, else 2.
+    #[arg(long, value_name = "NUMBER")]
+    cpus: Option<u32>,
+
+    /// Firmware of the machine. Default: from the configuration, else bios.
+    #[arg(long, value_enum)]
+    firmware: Option<Firmware>,
+
+    /// Bus that the disks are attached to. Default: from the configuration, else virtio.
+    #[arg(long, value_enum)]
+    disk_bus: Option<DiskBus>,
+}
+
+impl HardwareOptions {
+    /// The hardware of a stored configuration, overridden by the options. A broken configuration
+    /// is ignored with a warning.
+    ///
+    /// # Errors
+    /// `InvalidInput` if an option exceeds the limits.
+    pub(crate) fn apply(
+        &self,
+        invocation: &Invocation,
+        configuration: Option<&Configuration>,
+    ) -> Result<Hardware> {
+        let mut hardware = Hardware::of(configuration).unwrap_or_else(|error| {
+            invocation.remark(&format!("warning: {}; booting without it", error.full_message()));
+            Hardware::default()
+        });
+        if let Some(bytes) = self.memory {
+            hardware.memory_mib = bytes.div_ceil(1 << 20);
+        }
+        hardware.cpus = self.cpus.unwrap_or(hardware.cpus);
+        hardware.firmware = self.firmware.unwrap_or(hardware.firmware);
+        hardware.disk_bus = self.disk_bus.unwrap_or(hardware.disk_bus);
+        hardware.check()
     }
 }
 

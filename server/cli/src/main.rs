@@ -12,6 +12,7 @@
 
 mod arguments;
 mod beside_backups;
+mod boot_check;
 mod child;
 mod commands;
 mod compare;

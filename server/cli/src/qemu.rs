@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use serde_json::{json, Value};
@@ -10,6 +11,9 @@ use crate::hardware::{DiskBus, Firmware, Hardware, Network};
 
 /// The program.
 pub(crate) const PROGRAM: &str = "qemu-system-x86_64";
+
+/// The names of the disks' block nodes begin with this.
+pub(crate) const DISK_NODE: &str = "disk";
 
 /// A thread for the server's answers. QEMU's main loop takes half a millisecond for an
 /// answer while emulated processors keep it busy; IDE and SATA can use only that loop.
@@ -33,6 +37,28 @@ pub(crate) const RECONNECT_DELAY_S: u32 = 60;
 /// Maximum number of disks of a machine with that bus.
 const MAX_IDE_DISKS: usize = 4;
 const MAX_SATA_DISKS: usize = 6;
+
+/// The command without arguments. If setpriv exists, it ends QEMU together with this program.
+pub(crate) fn command() -> Command {
+    let setpriv = Path::new("/usr/bin/setpriv");
+    if !setpriv.is_file() {
+        return Command::new(PROGRAM);
+    }
+    let mut command = Command::new(setpriv);
+    command.args(["--pdeathsig", "TERM", "--", PROGRAM]);
+    command
+}
+
+/// Starts a command of [`command`].
+///
+/// # Errors
+/// `ToolFailed` if it cannot be started.
+pub(crate) fn spawn(command: &mut Command) -> Result<Child> {
+    command.spawn().map_err(|error| {
+        let text = format!("starting {PROGRAM} (Debian: apt install qemu-system-x86)");
+        Error::with_source(ErrorKind::ToolFailed, text, error)
+    })
+}
 
 /// Whether guests really run under KVM here. An accessible /dev/kvm is not enough, and
 /// QEMU's own fallback checks no more: without the processor's feature such guests only
@@ -67,6 +93,8 @@ pub(crate) enum Console {
     Serial,
     /// A window with a screen.
     Window,
+    /// A screen without a window. The caller adds the serial port.
+    Observed,
 }
 
 /// Checks the requirements before anything is published or started.
@@ -142,6 +170,7 @@ pub(crate) fn arguments(
         Console::Window => {
             add(&["-vga", "std", "-serial", "none", "-usb", "-device", "usb-tablet"])
         }
+        Console::Observed => add(&["-vga", "std", "-display", "none"]),
     }
     match (hardware.network, hardware.disk_bus) {
         (Network::None, _) => {}
@@ -161,7 +190,7 @@ pub(crate) fn arguments(
         DiskBus::Virtio | DiskBus::Ide => {}
     }
     for (i, mut node) in disks.into_iter().enumerate() {
-        node["node-name"] = format!("disk{i}").into();
+        node["node-name"] = format!("{DISK_NODE}{i}").into();
         node["discard"] = "unmap".into();
         let device = match hardware.disk_bus {
             DiskBus::Virtio => format!("virtio-blk-pci,drive=disk{i},discard=on,iothread=io"),

@@ -47,6 +47,31 @@ pub(crate) fn parse_size(text: &str) -> Result<u64> {
     })
 }
 
+/// Parses a duration: a whole number with s, m or h, of at most 30 days.
+///
+/// # Errors
+/// `InvalidInput`; the message says what is allowed.
+pub(crate) fn parse_duration(text: &str) -> Result<Duration> {
+    let number = |unit| text.strip_suffix(unit).map(str::parse::<u32>);
+    let seconds = match (number('s'), number('m'), number('h')) {
+        (Some(Ok(seconds)), _, _) => Some(u64::from(seconds)),
+        (_, Some(Ok(minutes)), _) => Some(u64::from(minutes) * 60),
+        (_, _, Some(Ok(hours))) => Some(u64::from(hours) * 3600),
+        _ => None,
+    };
+    let seconds = seconds.filter(|seconds| (1..=30 * 24 * 3600).contains(seconds));
+    seconds.map(Duration::from_secs).ok_or_else(|| {
+        let shown: String = text.chars().take(40).collect();
+        let text = format!("{shown:?} is not a duration: use 90s, 15m or 2h, up to 720h");
+        Error::new(ErrorKind::InvalidInput, text)
+    })
+}
+
+/// The time now, in milliseconds since 1970.
+pub(crate) fn unix_ms() -> u64 {
+    u64::try_from(jiff::Timestamp::now().as_millisecond()).unwrap_or(0)
+}
+
 /// Formats a size with a binary unit and at most four digits, such as `40.0 GiB`.
 pub(crate) fn show_size(bytes: u64) -> String {
     const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
@@ -144,6 +169,16 @@ mod tests {
             "\u{666}",
         ] {
             assert_eq!(parse_size(text).unwrap_err().kind(), ErrorKind::InvalidInput, "{text}");
+        }
+    }
+
+    #[test]
+    fn durations_are_read() {
+        for (text, seconds) in [("90s", 90), ("15m", 900), ("720h", 2_592_000)] {
+            assert_eq!(parse_duration(text).unwrap().as_secs(), seconds, "{text}");
+        }
+        for text in ["", "s", "0s", "90", "-1s", "721h", "1.5h", "1d", "\u{666}s", "99999999999s"] {
+            assert_eq!(parse_duration(text).unwrap_err().kind(), ErrorKind::InvalidInput, "{text}");
         }
     }
 

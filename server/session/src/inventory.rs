@@ -101,6 +101,13 @@ impl Inventory {
                 Ok(_) => {}
             }
         }
+        for point in &inventory.points {
+            let (machine, point) = (&point.machine, &point.point);
+            if let Err(error) = repository.boot_check(machine, point) {
+                let what = format!("the boot check of {machine}/{point}");
+                inventory.damaged.extend(damage(what, error)?);
+            }
+        }
         inventory.points.sort_by(|a, b| (&a.machine, &a.point).cmp(&(&b.machine, &b.point)));
         inventory.sessions.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(inventory)

@@ -82,8 +82,8 @@ pub use horizon::Horizon;
 pub use lock_holder::lock_holder;
 pub use machine_claim::MachineClaim;
 pub use map::MapRoot;
-pub use markers::PendingMarker;
-pub use memory::default_cache_bytes;
+pub use markers::{BootCheckDocument, BootRung, BootVerdict, PendingMarker};
+pub use memory::{available_memory_bytes, default_cache_bytes};
 pub use name::{DiskName, KeyLabel, MachineName, SessionName, MAX_NAME_BYTES};
 pub use passphrase::{Passphrase, PassphraseSource, MAX_PASSPHRASE_BYTES};
 pub use passphrases::{

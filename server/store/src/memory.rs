@@ -24,6 +24,12 @@ pub fn default_cache_bytes() -> u64 {
     share_of(Memory::of_this_process().limit_bytes())
 }
 
+/// Memory that this process may still allocate without swapping, in bytes; `None` if the kernel
+/// does not report it.
+pub fn available_memory_bytes() -> Option<u64> {
+    Memory::of_this_process().available_bytes()
+}
+
 fn share_of(limit_bytes: u64) -> u64 {
     (limit_bytes / SHARE).max(LEAST_BYTES)
 }

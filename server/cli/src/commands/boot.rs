@@ -1,7 +1,7 @@
 //! `coldrise boot`: boots a machine from its backup.
 
 use std::path::Path;
-use std::process::{Child, Command, ExitStatus};
+use std::process::{Child, ExitStatus};
 use std::sync::Arc;
 
 use clap::Args;
@@ -15,7 +15,7 @@ use serde::Serialize;
 use super::skipped_files;
 use crate::child::terminate;
 use crate::disk_server::{self, DiskServer, Protocol};
-use crate::hardware::{DiskBus, Firmware, Hardware, Network};
+use crate::hardware::{Hardware, HardwareOptions, Network};
 use crate::invocation::Invocation;
 use crate::netns;
 use crate::qemu::{self, Console};
@@ -50,21 +50,8 @@ pub(crate) struct BootArguments {
     #[arg(long, value_name = "SESSION")]
     name: Option<SessionName>,
 
-    /// Memory of the machine, such as 4G. Default: from the configuration, else 2G.
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
-    memory: Option<u64>,
-
-    /// Number of processors. Default: from the configuration, else 2.
-    #[arg(long, value_name = "NUMBER")]
-    cpus: Option<u32>,
-
-    /// Firmware of the machine. Default: from the configuration, else bios.
-    #[arg(long, value_enum)]
-    firmware: Option<Firmware>,
-
-    /// Bus that the disks are attached to. Default: from the configuration, else virtio.
-    #[arg(long, value_enum)]
-    disk_bus: Option<DiskBus>,
+    #[command(flatten)]
+    hardware: HardwareOptions,
 
     /// Network of the machine. Default: from the configuration, else none.
     #[arg(long, value_enum)]
@@ -234,16 +221,7 @@ fn hardware(
     arguments: &BootArguments,
     is_alone: bool,
 ) -> Result<Hardware> {
-    let mut hardware = Hardware::of(configuration).unwrap_or_else(|error| {
-        invocation.remark(&format!("warning: {}; booting without it", error.full_message()));
-        Hardware::default()
-    });
-    if let Some(bytes) = arguments.memory {
-        hardware.memory_mib = bytes.div_ceil(1 << 20);
-    }
-    hardware.cpus = arguments.cpus.unwrap_or(hardware.cpus);
-    hardware.firmware = arguments.firmware.unwrap_or(hardware.firmware);
-    hardware.disk_bus = arguments.disk_bus.unwrap_or(hardware.disk_bus);
+    let mut hardware = arguments.hardware.apply(invocation, configuration)?;
     hardware.network = arguments.network.unwrap_or(hardware.network);
     if is_alone && hardware.network == Network::User {
         invocation.remark(
@@ -252,7 +230,7 @@ fn hardware(
         );
         hardware.network = Network::None;
     }
-    hardware.check()
+    Ok(hardware)
 }
 
 /// Starts QEMU on this terminal and waits for its end.
@@ -262,24 +240,8 @@ fn run_machine(
     server: &mut DiskServer,
     signals: &mut ChildSignals,
 ) -> Result<ExitStatus> {
-    // If setpriv exists, it ends QEMU together with this program.
-    let setpriv = Path::new("/usr/bin/setpriv");
-    let mut command = if setpriv.is_file() {
-        let mut command = Command::new(setpriv);
-        command.args(["--pdeathsig", "TERM", "--", qemu::PROGRAM]);
-        command
-    } else {
-        Command::new(qemu::PROGRAM)
-    };
     tracing::debug!(?words, "starting QEMU");
-    let missing = |error| {
-        Error::with_source(
-            ErrorKind::ToolFailed,
-            format!("starting {} (Debian: apt install qemu-system-x86)", qemu::PROGRAM),
-            error,
-        )
-    };
-    let mut machine = command.args(words).spawn().map_err(missing)?;
+    let mut machine = qemu::spawn(qemu::command().args(words))?;
     let ended = wait(invocation, &mut machine, server, signals);
     if ended.is_err() && matches!(machine.try_wait(), Ok(None)) {
         terminate(&machine)?;

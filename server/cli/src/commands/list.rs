@@ -3,7 +3,9 @@
 use clap::Args;
 use coldrise_block::Result;
 use coldrise_session::Catalog;
-use coldrise_store::{Horizon, MachineName, PointDocument, PointOrigin, Quarantine};
+use coldrise_store::{
+    BootVerdict, Horizon, MachineName, PointDocument, PointOrigin, Quarantine, Repository,
+};
 use serde::Serialize;
 
 use crate::invocation::Invocation;
@@ -11,6 +13,8 @@ use crate::report::{table, Report};
 use crate::units::{show_moment, show_size};
 
 /// List machines and their restore points, oldest first.
+///
+/// BOOT is the result of the point's last check-boot: ok, failed or not proven.
 #[derive(Debug, Args)]
 pub(crate) struct ListArguments {
     /// List only this machine.
@@ -45,6 +49,9 @@ struct ListedPoint {
     is_passed_over: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     quarantine: Option<Quarantine>,
+    /// The result of the last boot check.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    boot: Option<BootVerdict>,
     disks: Vec<ListedDisk>,
 }
 
@@ -55,7 +62,7 @@ struct ListedDisk {
 }
 
 impl ListedPoint {
-    fn new(point: &PointDocument, horizon: &Horizon) -> ListedPoint {
+    fn new(point: &PointDocument, horizon: &Horizon, boot: Option<BootVerdict>) -> ListedPoint {
         let sizes = point.disks.iter().map(|disk| disk.size_bytes);
         ListedPoint {
             address: format!("{}/{}", point.machine, point.point),
@@ -67,6 +74,7 @@ impl ListedPoint {
             is_in_future: horizon.is_in_future(&point.point),
             is_passed_over: horizon.is_passed_over(&point.point),
             quarantine: point.quarantine,
+            boot,
             disks: point
                 .disks
                 .iter()
@@ -106,7 +114,10 @@ pub(crate) fn run(invocation: &Invocation, arguments: &ListArguments) -> Result<
         }
         listing.machines.push(ListedMachine {
             machine: machine.to_string(),
-            points: points.iter().map(|point| ListedPoint::new(point, &horizon)).collect(),
+            points: points
+                .iter()
+                .map(|point| ListedPoint::new(point, &horizon, boot_verdict(&repository, point)))
+                .collect(),
         });
     }
     for name in &listing.lost {
@@ -124,8 +135,23 @@ pub(crate) fn run(invocation: &Invocation, arguments: &ListArguments) -> Result<
     Ok(Report::answer(&listing, text))
 }
 
-const HEADINGS: [&str; 7] =
-    ["ADDRESS", "KIND", "STORED AT", "DISKS", ">SIZE", "PROTECTED", "QUARANTINED"];
+/// A boot check that cannot be read is none; verify names it.
+fn boot_verdict(repository: &Repository, point: &PointDocument) -> Option<BootVerdict> {
+    let check = repository.boot_check(&point.machine, &point.point).ok().flatten();
+    check.map(|(check, _)| check.verdict)
+}
+
+/// A verdict in the words of the list.
+pub(super) fn boot_word(verdict: BootVerdict) -> &'static str {
+    match verdict {
+        BootVerdict::Ok => "ok",
+        BootVerdict::Failed => "failed",
+        BootVerdict::NotProven => "not proven",
+    }
+}
+
+const HEADINGS: [&str; 8] =
+    ["ADDRESS", "KIND", "STORED AT", "DISKS", ">SIZE", "BOOT", "PROTECTED", "QUARANTINED"];
 
 /// The last column appears only if a row has a text in it.
 fn shown_headings(rows: &[Vec<String>]) -> &'static [&'static str] {
@@ -141,6 +167,7 @@ fn row(point: &ListedPoint) -> Vec<String> {
         show_moment(point.created_at_ms),
         disks.join(" "),
         show_size(point.size_bytes),
+        point.boot.map_or("-", boot_word).to_owned(),
         if point.is_protected { "yes" } else { "" }.to_owned(),
         point.quarantine.map_or_else(String::new, |quarantine| quarantine.to_string()),
     ]

@@ -2,6 +2,7 @@
 
 pub(crate) mod backup;
 pub(crate) mod boot;
+pub(crate) mod check_boot;
 pub(crate) mod completion;
 pub(crate) mod diff;
 mod doctor;
@@ -55,6 +56,7 @@ pub(crate) fn run(invocation: &Invocation, command: Command) -> Result<Report> {
         Command::Unpublish(arguments) => unpublish::run(invocation, &arguments),
         Command::Serve(arguments) => serve::run(invocation, arguments),
         Command::Boot(arguments) => boot::run(invocation, arguments),
+        Command::CheckBoot(arguments) => check_boot::run(invocation, &arguments),
         Command::Mount(arguments) => mount::run(invocation, arguments),
         Command::Restore(arguments) => restore::run(invocation, &arguments),
         Command::Protect(arguments) => protect::protect(invocation, &arguments),

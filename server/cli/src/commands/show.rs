@@ -4,11 +4,12 @@ use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_session::Catalog;
 use coldrise_store::{
-    Address, Configuration, DiskDocument, DiskName, PointDocument, PointOrigin, Quarantine,
+    Address, BootCheckDocument, Configuration, DiskDocument, DiskName, PointDocument, PointOrigin,
+    Quarantine,
 };
 use serde::Serialize;
 
-use super::list::kind_word;
+use super::list::{boot_word, kind_word};
 use super::sessions::ShownSession;
 use crate::invocation::Invocation;
 use crate::report::Report;
@@ -39,6 +40,9 @@ struct ShownPoint<'a> {
     sources: &'a [String],
     disks: Vec<ShownDisk<'a>>,
     configuration: Option<&'a Configuration>,
+    /// The last boot check.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    boot: Option<BootCheckDocument>,
 }
 
 #[derive(Serialize)]
@@ -54,7 +58,11 @@ pub(crate) fn run(invocation: &Invocation, arguments: &ShowArguments) -> Result<
     match &arguments.address {
         Address::Point { machine, selector, disk } => {
             let point = Catalog::new(&repository).point(machine, selector)?;
-            show_point(&point, disk.as_ref())
+            let boot = repository.boot_check(machine, &point.point).unwrap_or_else(|error| {
+                invocation.remark(&format!("warning: the boot check: {}", error.full_message()));
+                None
+            });
+            show_point(&point, disk.as_ref(), boot.map(|(check, _)| check))
         }
         Address::Live { session, disk } => {
             let state = coldrise_session::session(&repository, session)?;
@@ -82,7 +90,11 @@ pub(super) fn find_disk<'a>(point: &'a PointDocument, name: &DiskName) -> Result
     })
 }
 
-fn show_point(point: &PointDocument, only: Option<&DiskName>) -> Result<Report> {
+fn show_point(
+    point: &PointDocument,
+    only: Option<&DiskName>,
+    boot: Option<BootCheckDocument>,
+) -> Result<Report> {
     let chosen: Vec<&DiskDocument> = match only {
         Some(name) => vec![find_disk(point, name)?],
         None => point.disks.iter().collect(),
@@ -115,6 +127,7 @@ fn show_point(point: &PointDocument, only: Option<&DiskName>) -> Result<Report> 
         sources,
         disks,
         configuration: point.configuration.as_ref(),
+        boot,
         address,
     };
     let text = text(&shown);
@@ -159,6 +172,16 @@ fn text(shown: &ShownPoint<'_>) -> String {
             configuration.text.len()
         )),
         None => text.push_str("configured   no configuration was stored\n"),
+    }
+    if let Some(boot) = &shown.boot {
+        let reached = boot.rungs.last().map_or("nothing", |reached| reached.rung.as_str());
+        let failure = boot.failure.as_ref().map_or_else(String::new, |text| format!("; {text}"));
+        text.push_str(&format!(
+            "boot check   {}: {reached} of {} reached, at {}{failure}\n",
+            boot_word(boot.verdict),
+            boot.until,
+            show_moment(boot.checked_at_ms)
+        ));
     }
     text
 }

@@ -23,6 +23,7 @@
 //! point. A crash in between leaves a sealed point without a marker until a writer enters it into
 //! the catalog.
 
+mod boot_check;
 mod flags;
 mod lost;
 #[cfg(test)]
@@ -39,6 +40,8 @@ use crate::catalog::{self, CatalogEntry};
 use crate::documents::CatalogDamage;
 use crate::{hex, PointDocument, Repository};
 
+use boot_check::BOOT_EXTENSION;
+pub use boot_check::{BootCheckDocument, BootRung, BootVerdict};
 use flags::{PROTECTED_EXTENSION, QUARANTINED_EXTENSION};
 pub(crate) use lost::point_of;
 
@@ -241,9 +244,13 @@ impl Repository {
     /// removed. After a failure the next writer removes them.
     pub fn forget_markers(&self, names: &[String]) {
         for path in names.iter().map(|name| self.marker_path(name)) {
-            for extension in
-                [PROTECTED_EXTENSION, QUARANTINED_EXTENSION, FILES_EXTENSION, TEMPORARY_EXTENSION]
-            {
+            for extension in [
+                PROTECTED_EXTENSION,
+                QUARANTINED_EXTENSION,
+                BOOT_EXTENSION,
+                FILES_EXTENSION,
+                TEMPORARY_EXTENSION,
+            ] {
                 let _ = remove_if_present(&path.with_extension(extension));
             }
         }
@@ -381,7 +388,7 @@ impl Repository {
     }
 
     /// Removes the `.new` files of points and sessions that do not exist, and what a crash left of
-    /// removed points: their flags and files. This includes the files of a point that is being
+    /// removed points: their flags, boot checks and files. This includes the files of a point that is being
     /// sealed now; the writer that enters the point makes its marker with all of them.
     fn remove_unfinished_markers(&self) {
         let Ok(entries) = std::fs::read_dir(self.path().join(DIRECTORY)) else { return };
@@ -389,7 +396,7 @@ impl Repository {
             let Some(extension) = path.extension().and_then(|text| text.to_str()) else { continue };
             let is_left = match extension {
                 TEMPORARY_EXTENSION => true,
-                PROTECTED_EXTENSION | QUARANTINED_EXTENSION | FILES_EXTENSION => {
+                PROTECTED_EXTENSION | QUARANTINED_EXTENSION | BOOT_EXTENSION | FILES_EXTENSION => {
                     matches!(path.with_extension("").try_exists(), Ok(false))
                 }
                 _ => false,

@@ -1,0 +1,251 @@
+//! QEMU without a user: its monitor and its serial port are sockets in a private folder.
+
+use std::ffi::OsString;
+use std::io::{ErrorKind as IoErrorKind, Read};
+use std::net::{Ipv4Addr, TcpListener};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use coldrise_block::{Context, Error, ErrorKind, Result};
+use coldrise_qmp::Monitor;
+use serde_json::{json, Value};
+
+use super::packets::MAX_PACKET_BYTES;
+use crate::child;
+use crate::hardware::{DiskBus, Hardware};
+use crate::qemu;
+use crate::signals::ChildSignals;
+
+/// How long QEMU may take to connect, and to answer its monitor.
+pub(super) const PATIENCE: Duration = Duration::from_secs(30);
+/// How long QEMU may take to end.
+const END_PATIENCE: Duration = Duration::from_secs(5);
+const START_INTERVAL: Duration = Duration::from_millis(5);
+/// Maximum size of a picture's file, in bytes.
+const MAX_PICTURE_BYTES: u64 = 64 << 20;
+/// Bytes taken from the serial port at once. QEMU makes the guest wait with more.
+const MAX_SERIAL_BYTES: u64 = 1 << 20;
+
+/// A port of this host's loopback that leads to a port of the machine.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Forward {
+    pub(crate) host_port: u16,
+    pub(crate) machine_port: u16,
+}
+
+impl Forward {
+    /// With a free port of this host.
+    ///
+    /// # Errors
+    /// `Io` if the system has none.
+    pub(crate) fn to(machine_port: u16) -> Result<Forward> {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0));
+        let address = listener.and_then(|listener| listener.local_addr());
+        let host_port = address.context(|| "looking for a free port")?.port();
+        Ok(Forward { host_port, machine_port })
+    }
+}
+
+/// A running QEMU. Dropping it ends it.
+pub(crate) struct Machine {
+    child: Child,
+    pub(super) monitor: Monitor,
+    serial: UnixStream,
+    folder: PathBuf,
+}
+
+impl Machine {
+    /// Starts QEMU with the arguments `words` for hardware, console and disks. `folder` is
+    /// private to this machine.
+    ///
+    /// # Errors
+    /// `ToolFailed` if QEMU is missing, ends or does not answer; `Interrupted` if this program
+    /// receives a signal to end meanwhile.
+    pub(crate) fn start(
+        mut words: Vec<OsString>,
+        hardware: &Hardware,
+        forward: Option<Forward>,
+        folder: &Path,
+        signals: &mut ChildSignals,
+    ) -> Result<Machine> {
+        // QEMU connects to these, so that not a byte is lost at the start.
+        let listen = |name: &str| {
+            UnixListener::bind(folder.join(name)).context(|| format!("making the socket {name}"))
+        };
+        let (monitor, serial) = (listen("monitor")?, listen("serial")?);
+        monitor
+            .set_nonblocking(true)
+            .and_then(|()| serial.set_nonblocking(true))
+            .context(|| "preparing sockets")?;
+        words.extend(observation(hardware, forward, folder).into_iter().map(OsString::from));
+        let mut command = qemu::command();
+        // A Ctrl-C on the terminal is for this program, which then ends QEMU.
+        command.args(words).stdin(Stdio::null()).stdout(Stdio::null()).process_group(0);
+        tracing::debug!(?command, "starting QEMU");
+        let mut starting = Starting(Some(qemu::spawn(&mut command)?));
+        let serial = starting.accept(&serial, signals)?;
+        let monitor = starting.accept(&monitor, signals)?;
+        serial.set_nonblocking(true).context(|| "preparing the serial port")?;
+        monitor.set_nonblocking(false).context(|| "preparing the monitor")?;
+        let monitor = Monitor::greet(monitor, PATIENCE)?;
+        let Some(child) = starting.0.take() else {
+            return Err(Error::new(ErrorKind::Internal, "QEMU was ended at its start"));
+        };
+        Ok(Machine { child, monitor, serial, folder: folder.to_owned() })
+    }
+
+    /// Checks that QEMU still runs.
+    ///
+    /// # Errors
+    /// `ToolFailed` if it has ended: it never does so by itself.
+    pub(super) fn check(&mut self) -> Result<()> {
+        check(&mut self.child)
+    }
+
+    /// The error of a broken monitor, or the end of QEMU that explains it and comes just after.
+    pub(super) fn explain(&mut self, error: Error) -> Error {
+        let until = Instant::now() + Duration::from_secs(1);
+        while Instant::now() < until {
+            if let Err(ended) = self.check() {
+                return ended;
+            }
+            std::thread::sleep(START_INTERVAL);
+        }
+        error
+    }
+
+    pub(super) fn execute(&mut self, command: &str, arguments: Value) -> Result<Value> {
+        self.monitor.execute(command, arguments, PATIENCE)
+    }
+
+    /// What the serial port has sent since the last call.
+    pub(super) fn serial(&mut self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        // It ends with an error when there is nothing left, or with QEMU.
+        let _ = (&mut self.serial).take(MAX_SERIAL_BYTES).read_to_end(&mut bytes);
+        bytes
+    }
+
+    /// A picture of the screen as a file of that format, `ppm` or `png`. `None` if QEMU cannot
+    /// make one.
+    pub(super) fn picture(&mut self, format: &str) -> Option<Vec<u8>> {
+        let path = self.folder.join("picture");
+        self.execute("screendump", json!({ "filename": path, "format": format })).ok()?;
+        let is_small = std::fs::metadata(&path).is_ok_and(|file| file.len() <= MAX_PICTURE_BYTES);
+        is_small.then(|| std::fs::read(&path).ok()).flatten()
+    }
+
+    /// The dump of the packets.
+    pub(super) fn dump_path(&self) -> PathBuf {
+        dump_path(&self.folder)
+    }
+
+    /// Empties the dump of the packets.
+    ///
+    /// # Errors
+    /// The errors of `execute`.
+    pub(super) fn restart_dump(&mut self) -> Result<()> {
+        self.execute("object-del", json!({ "id": "dump" }))?;
+        let path = self.dump_path();
+        let dump = json!({
+            "qom-type": "filter-dump", "id": "dump", "netdev": "net", "file": path,
+            "maxlen": MAX_PACKET_BYTES,
+        });
+        self.execute("object-add", dump).map(|_| ())
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        // QEMU reports an end by a signal on stderr.
+        let quit = self.monitor.execute("quit", Value::Null, END_PATIENCE);
+        let until = Instant::now() + END_PATIENCE;
+        while quit.is_ok() && Instant::now() < until && self.check().is_ok() {
+            std::thread::sleep(START_INTERVAL);
+        }
+        let _ = child::end(&mut self.child, qemu::PROGRAM, END_PATIENCE, None);
+    }
+}
+
+/// QEMU before it has connected. Dropping it ends it.
+struct Starting(Option<Child>);
+
+impl Starting {
+    fn accept(
+        &mut self,
+        listener: &UnixListener,
+        signals: &mut ChildSignals,
+    ) -> Result<UnixStream> {
+        let until = Instant::now() + PATIENCE;
+        while Instant::now() < until {
+            match listener.accept() {
+                Ok((stream, _)) => return Ok(stream),
+                Err(error) if error.kind() == IoErrorKind::WouldBlock => {}
+                Err(error) => return Err(error).context(|| "waiting for QEMU"),
+            }
+            if signals.was_asked_to_end() {
+                return Err(Error::new(ErrorKind::Interrupted, "interrupted while QEMU started"));
+            }
+            self.0.as_mut().map_or(Ok(()), check)?;
+            std::thread::sleep(START_INTERVAL);
+        }
+        Err(Error::new(ErrorKind::ToolFailed, "QEMU did not start in time"))
+    }
+}
+
+impl Drop for Starting {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.0 {
+            let _ = child::end(child, qemu::PROGRAM, END_PATIENCE, None);
+        }
+    }
+}
+
+fn check(child: &mut Child) -> Result<()> {
+    match child.try_wait().context(|| "looking after QEMU")? {
+        None => Ok(()),
+        Some(status) => Err(child::ended_error(qemu::PROGRAM, status)),
+    }
+}
+
+fn dump_path(folder: &Path) -> PathBuf {
+    folder.join("packets")
+}
+
+/// The arguments for sockets, the isolated network and the sandbox.
+fn observation(hardware: &Hardware, forward: Option<Forward>, folder: &Path) -> Vec<String> {
+    // A comma separates options.
+    let path = |name: &str| folder.join(name).display().to_string().replace(',', ",,");
+    let mut network = "user,id=net,restrict=on".to_owned();
+    if let Some(Forward { host_port, machine_port }) = forward {
+        network.push_str(&format!(",hostfwd=tcp:127.0.0.1:{host_port}-:{machine_port}"));
+    }
+    let card = match hardware.disk_bus {
+        DiskBus::Virtio | DiskBus::Scsi => "virtio-net-pci",
+        DiskBus::Sata | DiskBus::Ide => "e1000",
+    };
+    let dump = path("packets");
+    let words = [
+        ["-chardev", &format!("socket,id=serial,path={}", path("serial"))],
+        ["-serial", "chardev:serial"],
+        ["-chardev", &format!("socket,id=monitor,path={}", path("monitor"))],
+        ["-mon", "chardev=monitor,mode=control"],
+        // For a second observer: a monitor serves one client at a time.
+        ["-qmp", &format!("unix:{},server=on,wait=off", path("second-monitor"))],
+        // It answers DHCP, and leads nowhere.
+        ["-netdev", &network],
+        ["-device", &format!("{card},netdev=net,romfile=")],
+        [
+            "-object",
+            &format!("filter-dump,id=dump,netdev=net,file={dump},maxlen={MAX_PACKET_BYTES}"),
+        ],
+        // The guest's kernel can report its panic; a machine that is off can still be looked at.
+        ["-device", "pvpanic"],
+        ["-action", "shutdown=pause,panic=pause"],
+        ["-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"],
+    ];
+    words.iter().flatten().map(|word| (*word).to_owned()).collect()
+}

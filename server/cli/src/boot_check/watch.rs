@@ -1,0 +1,393 @@
+//! Polls the sources of a machine until it has come up, has failed, or the time is over.
+
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_qmp::Event;
+use coldrise_store::BootVerdict;
+use serde_json::Value;
+
+use super::ladder::{Ladder, Reached, Rung};
+use super::machine::{Forward, Machine};
+use super::packets::{Packets, Sent};
+use super::screen::{Font, Picture};
+use super::serial::SerialLog;
+use super::signs;
+use crate::disk_server::DiskServer;
+use crate::hardware::Firmware;
+use crate::invocation::Invocation;
+use crate::qemu;
+use crate::report::print_line;
+use crate::signals::ChildSignals;
+use crate::units::{show_duration, show_size};
+
+/// Interval of the looks at all sources but the screen.
+const INTERVAL: Duration = Duration::from_millis(250);
+/// Interval of the looks at the screen, and of the connections to the checked port.
+const SLOW_INTERVAL: Duration = Duration::from_secs(1);
+/// How long a connection to this host's own port may take.
+const CONNECT_PATIENCE: Duration = Duration::from_millis(100);
+/// A boot record and the menus of firmware read less, in bytes.
+const SYSTEM_BYTES: u64 = 1 << 20;
+/// Boot loaders write less, in bytes: GRUB saves its choice in 1 KiB.
+const WRITTEN_BYTES: u64 = 16 << 10;
+/// A machine that restarts so often is in a loop.
+const MAX_RESETS: u32 = 3;
+/// Number of last serial lines in the findings.
+const TAIL_LINES: usize = 20;
+/// Default time limits: with KVM and without it. Once the kernel lives, this host's speed is
+/// known, and the limit is at least so many times the time to that, up to an hour.
+const LIMIT_KVM: Duration = Duration::from_secs(10 * 60);
+const LIMIT_EMULATED: Duration = Duration::from_secs(20 * 60);
+const LIMIT_FACTOR: u32 = 20;
+const LONGEST_LIMIT: Duration = Duration::from_secs(60 * 60);
+
+/// What the machine has to reach.
+pub(crate) struct Goal {
+    pub(crate) until: Rung,
+    /// `None`: scaled by the speed of this host.
+    pub(crate) time_limit: Option<Duration>,
+    pub(crate) forward: Option<Forward>,
+    pub(crate) firmware: Firmware,
+}
+
+/// The evidence of a check.
+pub(crate) struct Findings {
+    pub(crate) verdict: BootVerdict,
+    pub(crate) rungs: Vec<Reached>,
+    /// The proof of the failure.
+    pub(crate) failure: Option<String>,
+    /// The last text of the screen, if it had any.
+    pub(crate) screen_text: Option<String>,
+    pub(crate) serial_tail: Vec<String>,
+    /// A PNG; `None` if QEMU cannot make one.
+    pub(crate) screenshot: Option<Vec<u8>>,
+}
+
+/// Watches a machine and its disks until there is a verdict.
+///
+/// # Errors
+/// `ToolFailed` if QEMU or the server of the disks ends, `Interrupted` if this program is asked
+/// to end. Neither is a verdict.
+pub(crate) fn watch(
+    invocation: &Invocation,
+    machine: &mut Machine,
+    server: &mut DiskServer,
+    signals: &mut ChildSignals,
+    goal: &Goal,
+) -> Result<Findings> {
+    let font = Font::installed();
+    if font.is_none() {
+        invocation.remark("warning: without a video ROM the text of the screen is not read");
+    }
+    let mut watch = Watch::new(goal, font, machine.dump_path());
+    watch.ladder.reach(Rung::Started, "the disks are served and QEMU runs");
+    let mut told = 0;
+    let verdict = loop {
+        let looked = watch.look(machine).and_then(|()| server.look_after(invocation, signals));
+        if signals.was_asked_to_end() {
+            return Err(Error::new(ErrorKind::Interrupted, "interrupted: the machine was ended"));
+        }
+        looked.map_err(|error| machine.explain(error))?;
+        machine.check()?;
+        let reached = watch.ladder.reached();
+        reached.iter().skip(told).for_each(|rung| tell(invocation, rung));
+        told = reached.len();
+        if watch.failure.is_some() {
+            break BootVerdict::Failed;
+        } else if watch.ladder.has(goal.until) {
+            break BootVerdict::Ok;
+        } else if watch.is_late() {
+            break BootVerdict::NotProven;
+        }
+    };
+    Ok(Findings {
+        verdict,
+        screenshot: machine.picture("png"),
+        rungs: watch.ladder.reached().to_vec(),
+        failure: watch.failure,
+        screen_text: watch.screen_text,
+        serial_tail: watch.serial.tail(TAIL_LINES),
+    })
+}
+
+fn tell(invocation: &Invocation, reached: &Reached) {
+    let after = show_duration(Duration::from_millis(reached.after_ms));
+    let rung = reached.rung.word();
+    invocation.remark(&format!("{rung:<9} after {after}: {}", reached.evidence));
+    if invocation.is_json() {
+        let event = serde_json::json!({
+            "event": "progress", "phase": "booting", "rung": rung, "after_ms": reached.after_ms,
+        });
+        print_line(&event.to_string());
+    }
+}
+
+struct Watch<'a> {
+    goal: &'a Goal,
+    font: Option<Font>,
+    ladder: Ladder,
+    failure: Option<String>,
+    serial: SerialLog,
+    packets: Packets,
+    resets: u32,
+    screen_text: Option<String>,
+    /// Kept open until the next one, so that the machine has time to answer.
+    connection: Option<TcpStream>,
+    next_slow: Instant,
+}
+
+impl<'a> Watch<'a> {
+    fn new(goal: &'a Goal, font: Option<Font>, dump: PathBuf) -> Watch<'a> {
+        Watch {
+            goal,
+            font,
+            ladder: Ladder::new(),
+            failure: None,
+            serial: SerialLog::default(),
+            packets: Packets::new(dump),
+            resets: 0,
+            screen_text: None,
+            connection: None,
+            next_slow: Instant::now(),
+        }
+    }
+
+    fn look(&mut self, machine: &mut Machine) -> Result<()> {
+        machine.monitor.wait(INTERVAL)?;
+        self.look_at_disks(&machine.execute("query-blockstats", Value::Null)?);
+        for event in machine.monitor.take_events() {
+            self.look_at_event(&event)?;
+        }
+        self.look_at_serial(&machine.serial());
+        self.look_at_packets(machine)?;
+        if Instant::now() >= self.next_slow {
+            self.next_slow = Instant::now() + SLOW_INTERVAL;
+            if let Some(font) = &self.font {
+                let picture = machine.picture("ppm").and_then(|file| Picture::parse(&file));
+                self.screen_text = picture.and_then(|picture| font.read(&picture));
+            }
+            for line in self.screen_text.clone().unwrap_or_default().lines() {
+                self.look_at_line(line, "screen");
+            }
+            self.connect();
+        }
+        Ok(())
+    }
+
+    fn look_at_disks(&mut self, answer: &Value) {
+        let devices = answer.as_array().into_iter().flatten();
+        let disks = devices.filter(|device| {
+            device["node-name"].as_str().is_some_and(|name| name.starts_with(qemu::DISK_NODE))
+        });
+        let (mut read, mut written) = (0_u64, 0_u64);
+        for disk in disks {
+            let bytes = |field| disk["stats"][field].as_u64().unwrap_or(0);
+            read = read.saturating_add(bytes("rd_bytes"));
+            written = written.saturating_add(bytes("wr_bytes"));
+        }
+        if read >= SYSTEM_BYTES {
+            let evidence = format!("{} read from the disks", show_size(read));
+            self.ladder.reach(Rung::Firmware, evidence);
+        }
+        if written >= WRITTEN_BYTES {
+            let evidence = format!("{} written to the disks", show_size(written));
+            self.ladder.reach(Rung::Userspace, evidence);
+        }
+    }
+
+    /// # Errors
+    /// `NoSpace`, `Io`: a write failed. Writes go to the session, so this says nothing about the
+    /// point.
+    fn look_at_event(&mut self, event: &Event) -> Result<()> {
+        let text = |field: &str| event.fields[field].as_str().unwrap_or("unknown");
+        match event.name.as_str() {
+            "GUEST_PANICKED" => self.fail("the guest reported a panic"),
+            "BLOCK_IO_ERROR" if text("operation") == "write" => {
+                let is_full = event.fields["nospace"] == true;
+                let kind = if is_full { ErrorKind::NoSpace } else { ErrorKind::Io };
+                let text =
+                    "no verdict: the machine's writes cannot be stored; the lines above say why";
+                return Err(Error::new(kind, text));
+            }
+            "BLOCK_IO_ERROR" => {
+                let (operation, disk) = (text("operation"), text("node-name"));
+                self.fail(format!("a {operation} of {disk} failed: {}", text("reason")));
+            }
+            "SHUTDOWN" if event.fields["guest"] == true => {
+                self.fail("the machine switched itself off")
+            }
+            "RESET" if event.fields["guest"] == true => {
+                self.resets += 1;
+                if self.resets == MAX_RESETS {
+                    self.fail(format!("the machine restarted {MAX_RESETS} times"));
+                }
+            }
+            "NIC_RX_FILTER_CHANGED" if self.is_network_the_systems() => {
+                self.ladder.reach(Rung::Kernel, "a driver set up the network card");
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn look_at_serial(&mut self, bytes: &[u8]) {
+        let mut lines = Vec::new();
+        self.serial.feed(bytes, |line| lines.push(line.to_owned()));
+        lines.push(self.serial.pending());
+        for line in lines.iter().filter(|line| !line.is_empty()) {
+            // UEFI talks on this port, too.
+            if self.goal.firmware == Firmware::Bios {
+                self.ladder.reach(Rung::Firmware, quoted("serial port", line));
+            }
+            self.look_at_line(line, "serial port");
+        }
+    }
+
+    fn look_at_packets(&mut self, machine: &mut Machine) -> Result<()> {
+        for sent in self.packets.read() {
+            let what = match sent {
+                Sent::Dhcp => "a DHCP request",
+                Sent::Arp => "an ARP request",
+                Sent::RouterSolicitation => "a router solicitation",
+                Sent::Accepted(_) | Sent::Other => "a packet",
+            };
+            match (sent, self.goal.forward) {
+                (Sent::Accepted(port), Some(forward)) if port == forward.machine_port => {
+                    let evidence = format!("port {port} accepts connections");
+                    self.ladder.reach(Rung::Service, evidence);
+                }
+                _ if self.is_network_the_systems() => {
+                    self.ladder.reach(Rung::Userspace, format!("the machine sent {what}"));
+                }
+                _ => {}
+            }
+        }
+        if self.packets.is_full() {
+            machine.restart_dump()?;
+            self.packets.restart();
+        }
+        Ok(())
+    }
+
+    /// Whether what happens on the network is the system's work. UEFI has drivers for network
+    /// cards, and tries to boot from there after a boot loader has failed.
+    fn is_network_the_systems(&self) -> bool {
+        let is_bios = self.goal.firmware == Firmware::Bios;
+        self.ladder.has(if is_bios { Rung::Firmware } else { Rung::Kernel })
+    }
+
+    fn look_at_line(&mut self, line: &str, source: &str) {
+        if let Some(rung) = signs::rung(line) {
+            self.ladder.reach(rung, quoted(source, line));
+        }
+        if signs::is_failure(line, self.ladder.has(Rung::Kernel)) {
+            self.fail(quoted(source, line));
+        }
+    }
+
+    /// QEMU accepts this at once, whatever the machine does: the proof is the machine's packet.
+    fn connect(&mut self) {
+        let Some(forward) = self.goal.forward.filter(|_| self.ladder.has(Rung::Kernel)) else {
+            return;
+        };
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, forward.host_port));
+        self.connection = TcpStream::connect_timeout(&address, CONNECT_PATIENCE).ok();
+    }
+
+    /// The first proof counts: what follows is its consequence.
+    fn fail(&mut self, proof: impl Into<String>) {
+        // QEMU's words are not trusted.
+        let proof: String = proof.into().chars().filter(|c| !c.is_control()).collect();
+        self.failure.get_or_insert(proof);
+    }
+
+    fn is_late(&self) -> bool {
+        let elapsed = Duration::from_millis(self.ladder.elapsed_ms());
+        let kernel = self.ladder.after_ms(Rung::Kernel).map(Duration::from_millis);
+        elapsed >= self.goal.time_limit.unwrap_or_else(|| default_limit(kernel))
+    }
+}
+
+/// The time limit on this host, where a kernel took that long to come up.
+fn default_limit(kernel: Option<Duration>) -> Duration {
+    let least = if qemu::kvm_works().is_ok() { LIMIT_KVM } else { LIMIT_EMULATED };
+    kernel.map_or(least, |kernel| least.max(kernel * LIMIT_FACTOR).min(LONGEST_LIMIT))
+}
+
+fn quoted(source: &str, line: &str) -> String {
+    format!("{source}: {}", line.trim())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn goal(firmware: Firmware) -> Goal {
+        Goal { until: Rung::Login, time_limit: None, forward: None, firmware }
+    }
+
+    fn event(name: &str, fields: Value) -> Event {
+        Event { name: name.to_owned(), unix_ms: 0, fields }
+    }
+
+    #[test]
+    fn events_are_failures_only_if_the_point_is_at_fault() {
+        let goal = goal(Firmware::Bios);
+        let guest = json!({ "guest": true });
+        let read = json!({ "operation": "read", "node-name": "disk0", "reason": "\u{1b}I/O" });
+        for (events, failure) in [
+            (vec![event("SHUTDOWN", guest.clone())], Some("the machine switched itself off")),
+            (vec![event("SHUTDOWN", json!({ "guest": false }))], None),
+            (vec![event("RESET", guest.clone()); 2], None),
+            (vec![event("RESET", guest); 3], Some("the machine restarted 3 times")),
+            (vec![event("GUEST_PANICKED", Value::Null)], Some("the guest reported a panic")),
+            (vec![event("BLOCK_IO_ERROR", read)], Some("a read of disk0 failed: I/O")),
+            (vec![event("STOP", Value::Null)], None),
+        ] {
+            let mut watch = Watch::new(&goal, None, PathBuf::new());
+            events.iter().for_each(|event| watch.look_at_event(event).unwrap());
+            assert_eq!(watch.failure.as_deref(), failure);
+        }
+    }
+
+    #[test]
+    fn a_failed_write_is_no_verdict() {
+        let goal = goal(Firmware::Bios);
+        for (is_full, kind) in [(true, ErrorKind::NoSpace), (false, ErrorKind::Io)] {
+            let fields = json!({ "operation": "write", "nospace": is_full });
+            let mut watch = Watch::new(&goal, None, PathBuf::new());
+            let error = watch.look_at_event(&event("BLOCK_IO_ERROR", fields)).unwrap_err();
+            assert_eq!(error.kind(), kind);
+            assert_eq!(watch.failure, None);
+        }
+    }
+
+    #[test]
+    fn firmware_on_the_network_is_no_kernel() {
+        for (firmware, is_kernel) in [(Firmware::Bios, true), (Firmware::Uefi, false)] {
+            let goal = goal(firmware);
+            let mut watch = Watch::new(&goal, None, PathBuf::new());
+            let changed = event("NIC_RX_FILTER_CHANGED", Value::Null);
+            watch.look_at_event(&changed).unwrap();
+            assert!(!watch.ladder.has(Rung::Firmware));
+            let read = json!([{ "node-name": "disk0", "stats": { "rd_bytes": 2 << 20 } }]);
+            watch.look_at_disks(&read);
+            watch.look_at_event(&changed).unwrap();
+            assert_eq!(watch.ladder.has(Rung::Kernel), is_kernel);
+            assert!(watch.ladder.has(Rung::Firmware));
+        }
+    }
+
+    #[test]
+    fn a_slow_host_has_more_time() {
+        let least = default_limit(None);
+        assert!(least >= LIMIT_KVM);
+        assert_eq!(default_limit(Some(Duration::from_secs(1))), least);
+        assert_eq!(default_limit(Some(Duration::from_secs(100))), Duration::from_secs(2000));
+        assert_eq!(default_limit(Some(Duration::from_secs(1000))), LONGEST_LIMIT);
+    }
+}

@@ -1,0 +1,354 @@
+"""coldrise check-boot: the proof that a point boots, or that it does not."""
+
+import json
+import os
+import pathlib
+import random
+import signal
+import subprocess
+
+import pytest
+
+from support.cli import PROGRAM, ROOT, Coldrise
+from support.nbdserver import wait_until
+
+MIB = 1 << 20
+SESSION = "web01-check-boot-throwaway"
+RUNGS = ["started", "firmware", "kernel", "userspace", "login", "service"]
+# The guest's partition, as debugfs takes it.
+PARTITION = f"?offset={MIB}"
+
+# mov dx,0x3f8; mov al,'!'; out dx,al
+SAY = bytes.fromhex("baf803b021ee")
+# halt: hlt; jmp halt
+HALT = bytes.fromhex("f4ebfd")
+# mov dx,0x3f8; mov al,'A'; again: out dx,al; jmp again
+FLOOD = bytes.fromhex("baf803b041eeebfd")
+# xor ax,ax; mov ds,ax; mov si,0x7c10; mov ah,0x42; mov dl,0x80; int 0x13; hlt; jmp to it; then
+# what to read: 8 sectors from number 1536 on, to 0x8000
+READ = bytes.fromhex("31c08ed8be107cb442b280cd13f4ebfd1000080000800000") + (1536).to_bytes(8, "little")
+# jmp 0xf000:0xfff0
+RESTART = bytes.fromhex("eaf0ff00f0")
+
+
+def boot_record(code):
+    return code.ljust(510, b"\0") + b"\x55\xaa"
+
+
+@pytest.fixture
+def small(coldrise, tmp_path):
+    """Backs up a machine of one boot record."""
+    def back_up(record):
+        path = tmp_path / "disk.raw"
+        path.write_bytes(record.ljust(MIB, b"\0"))
+        return coldrise.backup("web01", vda=path)
+    return back_up
+
+
+def check(coldrise, address, *options):
+    """The exit code and the final object. The session is always gone."""
+    done = coldrise.run("--json", "check-boot", address, *options, timeout_s=360)
+    assert coldrise.json("sessions") == {"sessions": []}
+    last = json.loads(done.stdout.strip().splitlines()[-1])
+    assert "error" in last or last["address"] == address, done.stderr
+    return done.returncode, last
+
+
+def rungs(checked):
+    return [reached["rung"] for reached in checked["rungs"]]
+
+
+# ------------------------------------------------------------------------ the guest
+
+
+@pytest.fixture(scope="module")
+def guests(tmp_path_factory):
+    """A repository with the guest's point, and a function that backs up a changed guest."""
+    folder = tmp_path_factory.mktemp("guests")
+    passphrase = folder / "passphrase"
+    passphrase.write_text("correct horse\n", encoding="utf-8")
+    coldrise = Coldrise(folder / "repository", passphrase)
+    coldrise.init()
+    built = subprocess.run([ROOT / "images/guest/build.sh"], stdin=subprocess.DEVNULL,
+                           stdout=subprocess.PIPE, text=True, timeout=600, check=True)
+    image = pathlib.Path(built.stdout.splitlines()[-1])
+    coldrise.good = coldrise.backup("guest", vda=image)
+
+    def changed(name, requests):
+        copy = folder / f"{name}.raw"
+        subprocess.run(["cp", "--sparse=always", image, copy], check=True)
+        script = folder / f"{name}.debugfs"
+        script.write_text("\n".join(requests), encoding="utf-8")
+        subprocess.run(["/sbin/debugfs", "-w", "-f", script, f"{copy}{PARTITION}"], check=True,
+                       capture_output=True)
+        address = coldrise.backup(name, vda=copy)
+        copy.unlink()
+        return address
+
+    coldrise.changed = changed
+    coldrise.folder = folder
+    return coldrise
+
+
+def small_guest():
+    return "--memory", "512M", "--cpus", "1", "--time-limit", "5m"
+
+
+def test_a_good_guest_reaches_its_login(guests, tmp_path):
+    screenshot = tmp_path / "screen.png"
+    status, checked = check(guests, guests.good, *small_guest(), "--screenshot", screenshot)
+    assert status == 0, checked
+    assert checked["verdict"] == "ok" and checked["rung"] == "login" and not checked["failure"]
+    assert rungs(checked) == RUNGS[:5]
+    times = [reached["after_ms"] for reached in checked["rungs"]]
+    assert times == sorted(times) and times[1] > 0
+    assert "read from the disks" in checked["rungs"][1]["evidence"]
+    assert "coldrise-guest login:" in checked["rungs"][4]["evidence"]
+    assert checked["serial_tail"][-1] == "coldrise-guest login:"
+    picture = screenshot.read_bytes()
+    assert picture.startswith(b"\x89PNG\r\n") and checked["screenshot"] == str(screenshot)
+    assert screenshot.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_kernel_panic_is_a_failure(guests):
+    """Without its initial file system the kernel finds no root."""
+    address = guests.changed("panic", ["unlink /initrd.img"])
+    status, checked = check(guests, address, *small_guest())
+    assert status == 13, checked
+    assert checked["verdict"] == "failed" and "Kernel panic" in checked["failure"]
+    assert rungs(checked) == RUNGS[:3]
+    assert any("Kernel panic" in line for line in checked["serial_tail"])
+
+
+def test_a_service_has_to_accept_connections(guests):
+    units = {"answer.socket": "[Socket]\nListenStream=2222\nAccept=yes\n",
+             "answer@.service": "[Service]\nExecStart=/bin/cat\nStandardInput=socket\n"}
+    folder = "/etc/systemd/system"
+    requests = [f"mkdir {folder}/sockets.target.wants"]
+    for name, text in units.items():
+        (guests.folder / name).write_text(text, encoding="utf-8")
+        requests.append(f"write {guests.folder / name} {folder}/{name}")
+    requests.append(f"symlink {folder}/sockets.target.wants/answer.socket {folder}/answer.socket")
+    address = guests.changed("service", requests)
+    status, checked = check(guests, address, *small_guest(), "--check-port", "2222")
+    assert status == 0, checked
+    assert rungs(checked) == RUNGS
+    assert checked["rungs"][5]["evidence"] == "port 2222 accepts connections"
+
+
+# ---------------------------------------------------------------- machines of one sector
+
+
+def test_a_disk_without_a_boot_record_is_a_failure(coldrise, small):
+    status, checked = check(coldrise, small(b""), "--memory", "64M")
+    assert status == 13
+    assert checked["verdict"] == "failed" and checked["rung"] == "started"
+    # Read from the pixels of the screen: this firmware writes nothing to the serial port.
+    assert checked["failure"] == "screen: No bootable device."
+    assert "not a bootable disk" in checked["screen_text"] and not checked["serial_tail"]
+
+
+def test_a_silent_machine_proves_nothing(coldrise, small):
+    address = small(boot_record(HALT))
+    status, checked = check(coldrise, address, "--memory", "64M", "--time-limit", "3s")
+    assert status == 14
+    assert checked["verdict"] == "not_proven" and checked["failure"] is None
+    assert rungs(checked) == ["started"]
+    # For people.
+    done = coldrise.run("check-boot", address, "--memory", "64M", "--time-limit", "2s")
+    assert done.returncode == 14 and "not proven" in done.stdout
+    assert "started   after" in done.stderr and "Booting from Hard Disk" in done.stdout
+
+
+def test_the_check_ends_at_the_rung_that_was_asked_for(coldrise, small):
+    address = small(boot_record(SAY + HALT))
+    status, checked = check(coldrise, address, "--memory", "64M", "--until", "firmware")
+    assert status == 0
+    assert checked["until"] == "firmware" and checked["rung"] == "firmware"
+    assert checked["rungs"][1]["evidence"] == "serial port: !"
+
+
+def test_a_machine_that_restarts_for_ever_is_a_failure(coldrise, small):
+    status, checked = check(coldrise, small(boot_record(RESTART)), "--memory", "64M")
+    assert status == 13 and checked["failure"] == "the machine restarted 3 times"
+
+
+def test_a_read_error_is_a_failure(coldrise, tmp_path):
+    """A boot record that reads from damaged chunks."""
+    disk = tmp_path / "disk.raw"
+    disk.write_bytes(boot_record(READ).ljust(MIB // 2, b"\0") + random.Random(1).randbytes(MIB // 2))
+    address = coldrise.backup("web01", vda=disk)
+    chunks = max((coldrise.repository / "db").glob("*.sst"), key=lambda path: path.stat().st_size)
+    stored = bytearray(chunks.read_bytes())
+    assert len(stored) > MIB // 2
+    for offset in range(1024, MIB // 2, 8192):
+        stored[offset] ^= 1
+    chunks.write_bytes(stored)
+    status, checked = check(coldrise, address, "--memory", "64M")
+    assert status == 13 and checked["failure"].startswith("a read of disk0 failed"), checked
+
+
+def test_endless_output_is_bounded(coldrise, small, tmp_path):
+    """A serial port that never ends a line."""
+    address = small(boot_record(FLOOD))
+    process = coldrise.start("--json", "check-boot", address, "--memory", "64M", "--until", "login",
+                             "--time-limit", "6s", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    peak = 0
+    while process.poll() is None:
+        status = pathlib.Path(f"/proc/{process.pid}/status").read_text(encoding="ascii")
+        peak = max([peak, *(int(line.split()[1]) for line in status.splitlines()
+                            if line.startswith("VmRSS"))])
+    output, _messages = process.communicate()
+    assert process.returncode == 14
+    checked = json.loads(output.strip().splitlines()[-1])
+    assert all(set(line) == {"A"} and len(line) <= 1024 for line in checked["serial_tail"])
+    assert peak < 150_000
+
+
+# ---------------------------------------------------------------------------- the record
+
+
+def boot_files(coldrise):
+    return sorted((coldrise.repository / "markers").glob("*.boot*"))
+
+
+def verdicts(coldrise):
+    (machine,) = coldrise.json("list")["machines"]
+    return [point.get("boot") for point in machine["points"]]
+
+
+def test_the_result_is_stored_with_its_point(coldrise, small):
+    address = small(b"")
+    assert verdicts(coldrise) == [None]
+    check(coldrise, address, "--memory", "64M")
+    assert verdicts(coldrise) == ["failed"]
+    lines = coldrise.run("list").stdout.splitlines()
+    assert "BOOT" in lines[0] and " failed" in lines[1]
+    shown = coldrise.json("show", address)["boot"]
+    assert shown["failure"] == "screen: No bootable device." and shown["until"] == "login"
+    text = coldrise.run("show", address).stdout
+    assert "boot check   failed: started of login reached" in text
+    # The last check counts.
+    check(coldrise, address, "--memory", "64M", "--until", "started")
+    assert verdicts(coldrise) == ["ok"]
+    (stored,) = boot_files(coldrise)
+    assert stored.stat().st_size % (16 << 10) < 100 and b"bootable" not in stored.read_bytes()
+    assert coldrise.json("verify")["is_clean"]
+    coldrise.json("repair")
+    assert verdicts(coldrise) == ["ok"]
+    coldrise.json("forget", address)
+    assert not boot_files(coldrise)
+
+
+def test_a_damaged_result_is_named_and_replaced(coldrise, small):
+    first = small(b"")
+    check(coldrise, first, "--memory", "64M", "--until", "started")
+    (stored,) = boot_files(coldrise)
+    sound = stored.read_bytes()
+    second = small(b"x")
+    (other,) = [path for path in stored.parent.iterdir() if not path.suffix and path.stem != stored.stem]
+    # Another point's result, and one of which the end is missing.
+    for path, content in [(other.with_suffix(".boot"), sound), (stored, sound[:-1])]:
+        path.write_bytes(content)
+    assert verdicts(coldrise) == [None, None]
+    assert "warning: the boot check" in coldrise.run("show", first).stderr
+    done = coldrise.run("--json", "verify")
+    damaged = json.loads(done.stdout.splitlines()[-1])["damaged_documents"]
+    assert done.returncode == 1
+    assert [entry["what"] for entry in damaged] == [f"the boot check of {p}" for p in (first, second)]
+    # It keeps nothing from working.
+    coldrise.json("gc")
+    for address in (first, second):
+        check(coldrise, address, "--memory", "64M", "--until", "started")
+    assert coldrise.json("verify")["is_clean"]
+
+
+# ------------------------------------------------------------------------------ the ends
+
+
+@pytest.fixture
+def running(coldrise, small):
+    """A check that has started its machine, and the processes that it started."""
+    process = coldrise.start("check-boot", small(boot_record(SAY + HALT)), "--memory", "64M",
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+    for line in process.stderr:
+        if "firmware" in line:
+            break
+    assert process.poll() is None
+    children = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    assert len(children) == 2
+    return process, [pathlib.Path(f"/proc/{child}") for child in children]
+
+
+def is_gone(process):
+    """Ended, and maybe not reaped yet."""
+    try:
+        return (process / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+@pytest.mark.parametrize("send", [
+    lambda process: process.terminate(),
+    # Ctrl-C on a terminal.
+    lambda process: os.killpg(process.pid, signal.SIGINT),
+], ids=["SIGTERM", "Ctrl-C"])
+def test_an_interrupted_check_discards_its_session(coldrise, running, send):
+    process, children = running
+    assert [s["session"] for s in coldrise.json("sessions")["sessions"]] == [SESSION]
+    send(process)
+    _output, messages = process.communicate(timeout=60)
+    assert process.returncode == 130, messages
+    assert coldrise.json("sessions") == {"sessions": []}
+    assert all(is_gone(child) for child in children)
+
+
+def test_the_next_check_removes_what_a_killed_one_left(coldrise, running):
+    process, children = running
+    process.kill()
+    process.communicate(timeout=60)
+    wait_until(lambda: all(is_gone(child) for child in children), "the end of its children")
+    (session,) = coldrise.json("sessions")["sessions"]
+    assert session["session"] == SESSION
+    status, checked = check(coldrise, session["address"], "--memory", "64M", "--until", "firmware")
+    assert status == 0, checked
+
+
+def test_a_crash_of_qemu_is_no_verdict(coldrise, running):
+    process, children = running
+    (qemu,) = [child for child in children if "qemu" in os.readlink(child / "exe")]
+    os.kill(int(qemu.name), signal.SIGKILL)
+    _output, messages = process.communicate(timeout=60)
+    assert process.returncode == 1 and "qemu-system-x86_64 ended" in messages
+    assert coldrise.json("sessions") == {"sessions": []}
+
+
+def test_one_check_of_a_machine_at_a_time(coldrise, running):
+    process, _children = running
+    (session,) = coldrise.json("sessions")["sessions"]
+    done = coldrise.run("check-boot", session["address"], "--memory", "64M")
+    assert done.returncode == 11 and SESSION in done.stderr
+    assert process.poll() is None
+    process.terminate()
+    process.communicate(timeout=60)
+
+
+# -------------------------------------------------------------------- before the start
+
+
+def test_what_is_missing_is_named_before_anything_starts(coldrise, small, tmp_path):
+    address = small(b"")
+    memory = coldrise.run("check-boot", address, "--memory", "8T")
+    assert memory.returncode == 3 and "not checked" in memory.stderr
+    port = coldrise.run("check-boot", address, "--until", "service")
+    assert port.returncode == 2 and "--check-port" in port.stderr
+    disk = coldrise.run("check-boot", f"{address}/vda")
+    assert disk.returncode == 2
+    folder = coldrise.run("check-boot", address, "--screenshot", tmp_path / "no/such.png")
+    assert folder.returncode == 1 and "no/such.png" in folder.stderr
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    done = subprocess.run([PROGRAM, "check-boot", address], capture_output=True, text=True,
+                          env=coldrise.environment() | {"PATH": str(tools)}, timeout=60, check=False)
+    assert done.returncode == 1 and "apt install qemu-system-x86" in done.stderr
+    assert coldrise.json("sessions") == {"sessions": []}
