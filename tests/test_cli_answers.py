@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 
 import pytest
@@ -20,6 +21,26 @@ def test_an_empty_repository(coldrise):
     assert stats["by_machine"] == []
     assert stats["recoverable_bytes"] == 0 and stats["deduplication_percent"] == 0
     assert "coldrise backup" in coldrise.run("list").stdout
+
+
+@pytest.mark.parametrize("words", [
+    ("list",), ("show", "web01/latest"), ("sessions",), ("publish", "web01/latest"), ("seal", "trial"),
+    ("key", "list"), ("doctor",),
+])  # fmt: skip
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_before_the_work_begins_gets_an_answer(coldrise, tmp_path, words, number):
+    """The passphrase comes from a pipe that nobody writes, so that the command waits."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    command = [PROGRAM, "--repo", coldrise.repository, "--passphrase-file", pipe, "--json", *words]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    # Opens as soon as the command waits for the passphrase.
+    with open(pipe, "w", encoding="utf-8"):
+        process.send_signal(number)
+        output, messages = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert json.loads(output.splitlines()[-1])["error"]["kind"] == "interrupted"
+    assert "interrupted" in messages
 
 
 def test_list_and_show(coldrise, image, point, tmp_path):

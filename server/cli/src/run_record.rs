@@ -17,8 +17,19 @@ use crate::report::print_on_stderr;
 use crate::signals;
 
 /// The commands that are runs; so are all kinds of `serve`.
-const LONG_COMMANDS: [&str; 10] =
-    ["backup", "restore", "verify", "repair", "prune", "gc", "fold", "boot", "mount", "serve"];
+const LONG_COMMANDS: [&str; 11] = [
+    "backup",
+    "restore",
+    "verify",
+    "repair",
+    "prune",
+    "gc",
+    "fold",
+    "boot",
+    "check-boot",
+    "mount",
+    "serve",
+];
 
 static RUN: OnceLock<Run> = OnceLock::new();
 

@@ -66,17 +66,20 @@ pub(crate) fn answer_alone() {
 /// # Errors
 /// `Io` if a handler cannot be installed.
 pub(crate) fn cancel_flag() -> Result<Arc<AtomicBool>> {
-    let flag = Arc::clone(&CANCEL);
+    // Not `CANCEL`: the thread of `answer_signals` sets that at any time.
+    let is_second = Arc::new(AtomicBool::new(false));
     let code = i32::from(ErrorKind::Interrupted.exit_code());
     for signal in ENDINGS {
         // The order matters: the conditional shutdown checks the flag before it is
         // set again.
-        signal_hook::flag::register_conditional_shutdown(signal, code, Arc::clone(&flag))
+        signal_hook::flag::register_conditional_shutdown(signal, code, Arc::clone(&is_second))
             .context(|| "catching signals")?;
-        signal_hook::flag::register(signal, Arc::clone(&flag)).context(|| "catching signals")?;
+        for flag in [&is_second, &*CANCEL] {
+            signal_hook::flag::register(signal, Arc::clone(flag)).context(|| "catching signals")?;
+        }
     }
     ARE_CAUGHT.store(true, Ordering::SeqCst);
-    Ok(flag)
+    Ok(Arc::clone(&CANCEL))
 }
 
 /// Signals for a program that waits for its children.
