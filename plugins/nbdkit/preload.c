@@ -24,6 +24,9 @@
  * before nbdkit handles the signal. The
  * connections then end in order, sessions are flushed, and clients can reconnect.
  *
+ * At the limit of open files nbdkit's accept loop spins, seals fail, and a connection
+ * without its pipe leaks its socket. This library closes new connections before that.
+ *
  * Every other failed assertion still ends the server, and so does this one on
  * processors other than x86-64: the program that started nbdkit must restart it.
  */
@@ -31,15 +34,22 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <endian.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/types.h>
+#include <time.h>
 #include <ucontext.h>
+#include <unistd.h>
 #include <unwind.h>
 
 #define EXPORT __attribute__ ((visibility ("default")))
@@ -256,7 +266,14 @@ disconnect_clients (int signal_number)
   handle_end (signal_number);
 }
 
-/* Only nbdkit's main thread accepts connections. */
+/* True from the acceptance of a connection until its thread has made its pipe. */
+static atomic_bool is_starting;
+
+static pthread_t main_thread;
+
+/* Only nbdkit's main thread accepts NBD clients; the plugin's threads accept those of the
+ * sessions' control sockets.
+ */
 EXPORT int
 accept4 (int listener, struct sockaddr *address, socklen_t *length, int flags)
 {
@@ -266,6 +283,8 @@ accept4 (int listener, struct sockaddr *address, socklen_t *length, int flags)
   if (real == NULL)
     real = (int (*) (int, struct sockaddr *, socklen_t *, int)) dlsym (RTLD_NEXT, "accept4");
   client = real (listener, address, length, flags);
+  if (client >= 0 && pthread_equal (pthread_self (), main_thread))
+    atomic_store (&is_starting, true);
   if (client < 0 || client >= SOCKETS_MAX)
     return client;
   atomic_store (&is_client[client], true);
@@ -302,10 +321,105 @@ sigaction (int signal_number, const struct sigaction *action, struct sigaction *
   return real (signal_number, &ours, old);
 }
 
+/* The limit of open files. */
+
+/* Connections leave 3/8 of the limit free, at most this many descriptors: for sealed layers
+ * (at most a quarter of the limit and 1,024), seals, and sessions.
+ */
+#define RESERVE_MAX 1536
+/* Microseconds: between checks for a new connection's pipe, and if not even a refusal
+ * has a descriptor.
+ */
+#define START_CHECK_US 100
+#define START_CHECKS_MAX 100
+#define EXHAUSTED_PAUSE_US 50000
+#define LOG_INTERVAL_S 10
+
+EXPORT int
+pipe2 (int ends[2], int flags)
+{
+  int (*real) (int *, int) = (int (*) (int *, int)) dlsym (RTLD_NEXT, "pipe2");
+  int r = real (ends, flags);
+
+  atomic_store (&is_starting, false);
+  return r;
+}
+
+/* Whether one more connection leaves the reserve free. */
+static bool
+has_room (int listener)
+{
+  struct rlimit limit;
+  rlim_t reserve;
+  int lowest, i;
+
+  /* Its pipe counts. Without parallel requests a connection has none. */
+  for (i = 0; i < START_CHECKS_MAX && atomic_load (&is_starting); i++)
+    usleep (START_CHECK_US);
+  atomic_store (&is_starting, false);
+  lowest = fcntl (listener, F_DUPFD_CLOEXEC, 0);
+  if (lowest < 0)
+    return false;
+  close (lowest);
+  if (getrlimit (RLIMIT_NOFILE, &limit) != 0)
+    return true;
+  reserve = limit.rlim_cur / 8 * 3;
+  if (reserve > RESERVE_MAX)
+    reserve = RESERVE_MAX;
+  return (rlim_t) lowest < limit.rlim_cur - reserve;
+}
+
+static void
+refuse_connection (int listener)
+{
+  static time_t next_log;
+  struct timespec now;
+  int client = accept (listener, NULL, NULL);
+
+  if (client >= 0)
+    close (client);
+  else
+    usleep (EXHAUSTED_PAUSE_US);
+  clock_gettime (CLOCK_MONOTONIC, &now);
+  if (now.tv_sec < next_log)
+    return;
+  next_log = now.tv_sec + LOG_INTERVAL_S;
+  fputs ("nbdkit: error: too many open files: new connections are refused until others end; "
+         "raise the limit of open files (ulimit -Hn, LimitNOFILE)\n", stderr);
+}
+
+/* nbdkit waits here for connections, and accepts one if a listener is ready. */
+EXPORT int
+poll (struct pollfd *entries, nfds_t count, int timeout_ms)
+{
+  static int (*real) (struct pollfd *, nfds_t, int);
+  int is_listener, r;
+  socklen_t length;
+  nfds_t i;
+
+  if (real == NULL)
+    real = (int (*) (struct pollfd *, nfds_t, int)) dlsym (RTLD_NEXT, "poll");
+  r = real (entries, count, timeout_ms);
+  if (r <= 0 || !pthread_equal (pthread_self (), main_thread))
+    return r;
+  for (i = 0; i < count; i++) {
+    length = sizeof is_listener;
+    if (!(entries[i].revents & POLLIN) ||
+        getsockopt (entries[i].fd, SOL_SOCKET, SO_ACCEPTCONN, &is_listener, &length) != 0 ||
+        !is_listener || has_room (entries[i].fd))
+      continue;
+    refuse_connection (entries[i].fd);
+    entries[i].revents = 0;
+    r--;
+  }
+  return r;
+}
+
 /* The passphrase command must run without this library. */
 static __attribute__ ((constructor)) void
 keep_to_nbdkit (void)
 {
+  main_thread = pthread_self ();
   disconnects_at_end = getenv (DISCONNECT) != NULL;
   unsetenv (DISCONNECT);
   unsetenv ("LD_PRELOAD");

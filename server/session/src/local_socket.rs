@@ -26,6 +26,8 @@ use serde::Serialize;
 const MAX_LINE_BYTES: u64 = 16 << 20;
 /// Longest wait for a request after the connection.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+/// Pause after a connection could not be accepted: the process has no free descriptor.
+const NO_DESCRIPTOR_PAUSE: Duration = Duration::from_millis(50);
 
 /// The listening side. Dropping it ends the listening.
 pub(crate) struct LocalSocket {
@@ -102,7 +104,13 @@ impl Drop for LocalSocket {
 
 fn serve(listener: &UnixListener, answers: &impl Answers, stop: &AtomicBool) {
     for stream in listener.incoming() {
-        let Ok(stream) = stream else { continue };
+        let Ok(stream) = stream else {
+            if stop.load(Ordering::SeqCst) {
+                return;
+            }
+            std::thread::sleep(NO_DESCRIPTOR_PAUSE);
+            continue;
+        };
         if stop.load(Ordering::SeqCst) {
             return dismiss(&stream, listener, answers);
         }
