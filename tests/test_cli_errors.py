@@ -110,6 +110,18 @@ def test_an_answer_that_cannot_be_written_is_no_success(coldrise):
             process = coldrise.start(*arguments, stdout=full, stderr=subprocess.PIPE)
             message = process.communicate(timeout=60)[1]
             assert process.returncode == 1 and "No space left on device" in message, arguments
+            assert "the command is done" in message, message
+
+
+def test_an_answer_that_cannot_be_written_leaves_a_point(coldrise, point, image, tmp_path):
+    source = image.save(tmp_path / "again.raw")
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        process = coldrise.start("backup", "db01", f"vda=raw:{source}", stdout=full,
+                                 stderr=subprocess.PIPE)
+        message = process.communicate(timeout=60)[1]
+    ((made,),) = [machine["points"] for machine in coldrise.json("list")["machines"]
+                  if machine["machine"] == "db01"]
+    assert process.returncode == 1 and f"made restore point {made['address']}" in message, message
 
 
 def test_no_passphrase(coldrise):
