@@ -179,6 +179,8 @@ def test_foreign_repository(coldrise):
         assert done.returncode == 1, content
         assert json.loads(done.stdout)["error"]["kind"] in ("corrupt", "unsupported")
         assert "repository.json" in done.stderr
+        # A repair corrects a single bit only.
+        assert "run coldrise repair" not in done.stderr, done.stderr
     description.write_text(original, encoding="utf-8")
     assert coldrise.json("list") == {"machines": [], "lost": []}
 
