@@ -232,6 +232,7 @@ def test_unknown_addresses_name_what_there_is(coldrise, point):
     ["list", "live"], ["list", ".hidden"], ["seal", "a/b"], ["seal", "x" * 64],
     ["publish", "web01/latest/vda"], ["publish", "live/trial"],
     ["publish", "web01/latest", "--name", "../trial"],
+    ["publish", "web01/latest", "--name", "latest"],
     ["backup", "..", "vda=raw:x"], ["backup", "web01", "../vda=raw:x"],
     ["backup", "web01", "vda=x.iso"], ["backup", "web01", "x.raw"],
     ["backup", "web01", "vda=raw:x", "vda=raw:y"], ["backup", "web01", "vda=http://host/x.raw"],
