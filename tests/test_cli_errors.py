@@ -110,6 +110,18 @@ def test_an_answer_that_cannot_be_written_is_no_success(coldrise):
             process = coldrise.start(*arguments, stdout=full, stderr=subprocess.PIPE)
             message = process.communicate(timeout=60)[1]
             assert process.returncode == 1 and "No space left on device" in message, arguments
+            assert "the command is done" in message, message
+
+
+def test_an_answer_that_cannot_be_written_leaves_a_point(coldrise, point, image, tmp_path):
+    source = image.save(tmp_path / "again.raw")
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        process = coldrise.start("backup", "db01", f"vda=raw:{source}", stdout=full,
+                                 stderr=subprocess.PIPE)
+        message = process.communicate(timeout=60)[1]
+    ((made,),) = [machine["points"] for machine in coldrise.json("list")["machines"]
+                  if machine["machine"] == "db01"]
+    assert process.returncode == 1 and f"made restore point {made['address']}" in message, message
 
 
 def test_no_passphrase(coldrise):
@@ -167,6 +179,8 @@ def test_foreign_repository(coldrise):
         assert done.returncode == 1, content
         assert json.loads(done.stdout)["error"]["kind"] in ("corrupt", "unsupported")
         assert "repository.json" in done.stderr
+        # A repair corrects a single bit only.
+        assert "run coldrise repair" not in done.stderr, done.stderr
     description.write_text(original, encoding="utf-8")
     assert coldrise.json("list") == {"machines": [], "lost": []}
 
@@ -218,6 +232,7 @@ def test_unknown_addresses_name_what_there_is(coldrise, point):
     ["list", "live"], ["list", ".hidden"], ["seal", "a/b"], ["seal", "x" * 64],
     ["publish", "web01/latest/vda"], ["publish", "live/trial"],
     ["publish", "web01/latest", "--name", "../trial"],
+    ["publish", "web01/latest", "--name", "latest"],
     ["backup", "..", "vda=raw:x"], ["backup", "web01", "../vda=raw:x"],
     ["backup", "web01", "vda=x.iso"], ["backup", "web01", "x.raw"],
     ["backup", "web01", "vda=raw:x", "vda=raw:y"], ["backup", "web01", "vda=http://host/x.raw"],

@@ -211,10 +211,15 @@ def test_sessions_on_a_full_disk(small, tmp_path):
     point = small.backup("web01", vda=content)
     small.publish(point, "trial")
     filler = fill(small.repository.parent)
-    for command in (["publish", point], ["seal", "trial"], ["backup", "web01", f"vda={content}"]):
+    new = tmp_path / "new"
+    new.write_text("another\n", encoding="utf-8")
+    for command in (["publish", point], ["seal", "trial"], ["unpublish", "trial", "--discard"],
+                    ["key", "add", "night", "--new-passphrase-file", new],
+                    ["backup", "web01", f"vda={content}"]):
         done = small.run("--json", *command)
         assert done.returncode == 1, f"{command}: {done.stdout}{done.stderr}"
         assert error_kind(done) == "no_space", f"{command}: {done.stderr}"
+        assert "coldrise gc" in done.stderr, f"{command}: {done.stderr}"
     checked = small.run("doctor")
     assert checked.returncode == 1 and "make room" in checked.stdout
     filler.unlink()

@@ -2,6 +2,8 @@
 
 import errno
 import json
+import shutil
+import time
 
 import nbd
 import pytest
@@ -96,6 +98,16 @@ def test_a_session_without_a_layer_is_damaged(coldrise, layers, number):
         done = coldrise.run("--json", *command)
         assert json.loads(done.stdout.splitlines()[-1])["error"]["kind"] == "corrupt", done.stdout
         assert str(layers[number]) in done.stderr, done.stderr
+
+
+def test_an_idle_session_without_a_layer_is_read_at_once(coldrise, point, live):
+    shutil.rmtree(coldrise.repository / "layers")
+    for command in (["verify"], ["repair"], ["diff", live, f"{point}/vda"]):
+        begin = time.monotonic()
+        done = coldrise.run(*command)
+        assert done.returncode == 1 and "trial" in done.stdout + done.stderr, done.stdout
+        # A session that another process is opening is waited for, 10 s.
+        assert time.monotonic() - begin < 8, command
 
 
 def test_repair_says_what_to_do_with_a_session(coldrise, layers):

@@ -52,6 +52,7 @@ def test_commands_that_change_nothing(where, request, point, tmp_path):
     refused = program.run("--json", "forget", point)
     assert refused.returncode == 1
     assert json.loads(refused.stdout)["error"]["kind"] == "read_only"
+    assert "read-only file system" in refused.stderr and "--read-only" in refused.stderr
 
 
 def test_serve_nbd(read_only, point, live, image, tmp_path):

@@ -65,7 +65,7 @@ def test_a_mount_in_use_is_ended_when_asked_twice(coldrise, live, mount):
     wait_until(lambda: "still open: live/trial/vda.raw" in mounted.messages(), "the message")
     mounted.ask_to_end()
     mounted.wait()
-    assert "whoever still has a file open gets errors" in mounted.messages()
+    assert "programs that still have a file open get errors" in mounted.messages()
     assert refused(os.pread, opened, 1, 0) in ("ENOTCONN", "ECONNABORTED")
     with pytest.raises(OSError):
         os.close(opened)

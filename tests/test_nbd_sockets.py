@@ -97,6 +97,16 @@ def test_mistakes_are_told_before_anything_starts(coldrise, point, path, options
     assert not path.exists()
 
 
+@pytest.mark.parametrize("option", ["--socket", "--tls-psk", "--tls-certificates"])
+def test_a_missing_place_is_told_before_nbdkit_starts(coldrise, point, option, tmp_path):
+    missing = tmp_path / "missing"
+    place = ["--socket", missing / "socket" if option == "--socket" else tmp_path / "socket"]
+    options = [] if option == "--socket" else [option, missing]
+    refused = coldrise.run("serve", "nbd", *place, *options)
+    assert refused.returncode == 1 and f"{missing} does not exist" in refused.stderr
+    assert "nbdkit" not in refused.stderr
+
+
 def test_a_port_has_no_owner(coldrise, point):
     for options in (["--socket-owner", "nobody"], ["--socket-mode", "660"]):
         for place in ([], ["--listen", "127.0.0.1:10809"]):

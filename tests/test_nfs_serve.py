@@ -2,10 +2,12 @@
 
 import os
 import signal
+import subprocess
 
 import pytest
 
 from support import nfs3
+from support.cli import PROGRAM
 from support.nbdserver import wait_until
 from support.network import OTHER_ADDRESS
 from support.nfsserver import NfsServerFailed, children
@@ -120,6 +122,14 @@ def test_networks_are_allowed(live, nfs, network):
     assert nfs3.mount(network, "/coldrise", OTHER_ADDRESS)
     with pytest.raises(nfs3.Refused):
         nfs3.mount(network, "/coldrise")
+
+
+def test_a_network_with_only_loopback_is_told(coldrise, live):
+    command = ["unshare", "--net", "--mount", "sh", "-c", 'ip link set lo up && exec "$@"', "sh",
+               PROGRAM, "serve", "nfs", "--versions", "4"]
+    done = subprocess.run(command, env=coldrise.environment(), capture_output=True, text=True,
+                          timeout=60, check=False)
+    assert done.returncode == 1 and "ip address add 192.0.2.1/32 dev lo" in done.stderr, done.stderr
 
 
 def test_what_is_wrong_is_said(coldrise, live, nfs, tmp_path):

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use coldrise_block::{Context, Error, ErrorKind, Result};
+use coldrise_block::{path_exists, Context, Error, ErrorKind, Result};
 use coldrise_store::PassphraseSource;
 use tempfile::TempDir;
 
@@ -180,6 +180,9 @@ impl Nbdkit {
                 clear_stale_socket(path)?;
                 command.arg("--unix").arg(absolute(path)?);
             }
+        }
+        if let Some(Tls::Certificates(path) | Tls::SharedKeys(path)) = &options.tls {
+            check_exists(path)?;
         }
         match &options.tls {
             None => {}
@@ -425,8 +428,16 @@ fn option_with(option: &str, path: &Path) -> OsString {
     word
 }
 
+fn check_exists(path: &Path) -> Result<()> {
+    if path_exists(path)? {
+        return Ok(());
+    }
+    Err(Error::new(ErrorKind::NotFound, format!("{} does not exist", path.display())))
+}
+
 /// Removes a socket without a listener.
 fn clear_stale_socket(path: &Path) -> Result<()> {
+    check_exists(absolute(path)?.parent().unwrap_or(Path::new("/")))?;
     let Ok(metadata) = std::fs::symlink_metadata(path) else { return Ok(()) };
     if !metadata.file_type().is_socket() {
         return Err(Error::new(

@@ -38,6 +38,15 @@ impl Report {
         &self.object
     }
 
+    /// The context of an error of printing the report: the command itself is done.
+    fn unwritten(&self) -> String {
+        let done = match self.text.lines().next() {
+            Some(first) if !self.is_answer => format!(" ({first})"),
+            _ => String::new(),
+        };
+        format!("the command is done{done}, but its answer could not be written to stdout")
+    }
+
     /// Prints the report in the invocation's format. A closed pipe is not an error.
     ///
     /// # Errors
@@ -51,7 +60,7 @@ impl Report {
             ""
         };
         match write_line(text) {
-            Err(error) if error.kind() != BrokenPipe => Err(error).context(|| "writing to stdout"),
+            Err(error) if error.kind() != BrokenPipe => Err(error).context(|| self.unwritten()),
             _ => Ok(()),
         }
     }

@@ -46,7 +46,7 @@ pub fn collect_garbage(writer: &RepositoryWriter, options: &GcOptions<'_>) -> Re
     let reachable = writer
         .repository()
         .reachable(in_use.roots, options.cancel)
-        .context(|| "not all that is in use can be told, so nothing was deleted")?;
+        .context(|| "cannot determine everything that is in use, so nothing was deleted")?;
     Ok(Collected { reclaimed: writer.collect_garbage(reachable, options)?, layers })
 }
 

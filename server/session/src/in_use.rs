@@ -109,8 +109,8 @@ impl InUse {
 }
 
 fn unknown() -> &'static str {
-    "not all that is in use can be told, so nothing may be deleted (coldrise verify names what is \
-     damaged)"
+    "cannot determine everything that is in use, so nothing may be deleted (coldrise verify names \
+     the damage)"
 }
 
 /// The parts that the sessions need. The caller holds the documents' lock.

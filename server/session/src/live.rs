@@ -284,7 +284,16 @@ fn open_disk_view(
         LayerKeys::of(repository, &disk.top),
         if is_served { ReadMode::Attached(&map) } else { ReadMode::Idle(disk.least_sequence) },
     );
-    let top = top.map_err(Failed::of_layer)?;
+    let top = top.map_err(|error| match error.kind() {
+        // Without a server no process is about to create the file. It is lost, unless the session
+        // was sealed or ended meanwhile.
+        ErrorKind::NotFound if !is_served => match SessionDocument::of(repository, session) {
+            Ok(now) if now.disks == document.disks => Failed::QuarantineReport(layer_damage(error)),
+            Ok(_) => Failed::Passing(error),
+            Err(error) => Failed::QuarantineReport(error),
+        },
+        _ => Failed::of_layer(error),
+    })?;
     // From here on the layer announces changes. Earlier changes are visible in the document.
     let now = SessionDocument::of(repository, session).map_err(Failed::QuarantineReport)?;
     if now.disks != document.disks {

@@ -9,7 +9,7 @@
 use std::sync::Arc;
 
 use coldrise_block::{sync_directory, Error, ErrorKind, Result};
-use coldrise_store::{LayerId, PointDocument, Repository, SessionName};
+use coldrise_store::{LayerId, PointDocument, Repository, SessionName, LATEST};
 
 use crate::addresses::session_name;
 use crate::catalog::Catalog;
@@ -51,6 +51,11 @@ pub fn publish_with_files(
     // A deletion reads the sessions under this lock, after it has removed the point.
     let point = &Catalog::new(repository).confirm(point)?;
     let name = match name {
+        // As for machines. Older sessions of this name remain usable.
+        Some(name) if name.as_str() == LATEST => {
+            let message = format!("{LATEST:?} is no session name: it addresses the newest point");
+            return Err(Error::new(ErrorKind::InvalidInput, message));
+        }
         Some(name) => name,
         None => free_name(repository, point)?,
     };

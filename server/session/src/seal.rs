@@ -40,6 +40,8 @@ pub fn seal(
     patience: Duration,
 ) -> Result<SealReport> {
     SessionDocument::of(repository, name)?;
+    // The commit checks this, too; here it is the first error on a full drive.
+    repository.keep_room_for_gc()?;
     let place = SessionPaths::of(repository, name);
     let start = Instant::now();
     // Clients connect and disconnect, so the session may be served at one moment and idle at the

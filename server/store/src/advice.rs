@@ -18,3 +18,14 @@ pub(crate) fn advise_repair(error: Error) -> Error {
         _ => error,
     }
 }
+
+/// Adds advice to the error of an operation that writes only to the repository's drive.
+pub fn advise_room(error: Error) -> Error {
+    match error.kind() {
+        ErrorKind::NoSpace => error.advise(
+            "the repository's drive is full: free some space on it, or with 1 MiB left run \
+             coldrise gc to make room",
+        ),
+        _ => error,
+    }
+}

@@ -66,6 +66,7 @@ mod fuzz_tests;
 mod tamper_tests;
 
 pub use address::{Address, PointSelector, MAX_LATEST};
+pub use advice::advise_room;
 pub use aead::random;
 pub use attribution::{HeldAmount, Holdings, MachineAttribution, PointAttribution};
 pub use catch_up::CatchUpThread;
@@ -84,7 +85,7 @@ pub use machine_claim::MachineClaim;
 pub use map::MapRoot;
 pub use markers::{BootCheckDocument, BootRung, BootVerdict, PendingMarker};
 pub use memory::{available_memory_bytes, default_cache_bytes};
-pub use name::{DiskName, KeyLabel, MachineName, SessionName, MAX_NAME_BYTES};
+pub use name::{DiskName, KeyLabel, MachineName, SessionName, LATEST, MAX_NAME_BYTES};
 pub use passphrase::{Passphrase, PassphraseSource, MAX_PASSPHRASE_BYTES};
 pub use passphrases::{
     add_passphrase, passphrases, remove_passphrase, replace_passphrase, NewPassphrase,

@@ -239,7 +239,10 @@ impl RepositoryConfig {
         let corrupt = |why: String| {
             Error::new(
                 ErrorKind::Corrupt,
-                format!("the file is damaged or foreign ({why}): run coldrise repair, or put a copy of it back"),
+                format!(
+                    "the file is damaged or foreign ({why}): put a copy of it back (coldrise \
+                     repair corrects a single flipped bit)"
+                ),
             )
         };
         if text.len() as u64 > MAX_FILE_BYTES {

@@ -31,7 +31,8 @@ pub(crate) fn lock_for_writing(path: &Path) -> Result<WriterLock> {
         .truncate(false)
         .mode(0o600)
         .open(&name)
-        .context(what)?;
+        .context(what)
+        .map_err(advise_read_only)?;
     match flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => {
             // The lock file's modification time shows when the lock was taken. On a read-only file
@@ -44,6 +45,16 @@ pub(crate) fn lock_for_writing(path: &Path) -> Result<WriterLock> {
         Err(rustix::io::Errno::WOULDBLOCK) => Err(Error::new(ErrorKind::Busy, busy(path, &name))),
         Err(error) => Err(std::io::Error::from(error)).context(what),
     }
+}
+
+fn advise_read_only(error: Error) -> Error {
+    if error.kind() != ErrorKind::ReadOnly {
+        return error;
+    }
+    error.context("the repository is on a read-only file system").advise(
+        "list, show, stats, doctor, verify, diff and restore work there, and so do serve and mount \
+         with --read-only",
+    )
 }
 
 /// Names the process that writes the repository, the time since when, and what to do.

@@ -6,8 +6,8 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_store::{
-    add_passphrase, passphrases, remove_passphrase, replace_passphrase, KeyLabel, NewPassphrase,
-    Passphrase, PassphraseEntry, PassphraseSelector, PassphraseSource,
+    add_passphrase, advise_room, passphrases, remove_passphrase, replace_passphrase, KeyLabel,
+    NewPassphrase, Passphrase, PassphraseEntry, PassphraseSelector, PassphraseSource,
     INITIAL_PASSPHRASE as INITIAL,
 };
 use serde::Serialize;
@@ -117,21 +117,21 @@ pub(crate) fn run(invocation: &Invocation, arguments: &KeyArguments) -> Result<R
             let passphrase = new.read()?;
             let (label, guess_time) = (Some(name.clone()), new.guess_time());
             let new = NewPassphrase { passphrase: &passphrase, label, guess_time };
-            let entries = add_passphrase(repository, &given, &new)?;
+            let entries = add_passphrase(repository, &given, &new).map_err(advise_room)?;
             (entries, Some(format!("the passphrase {name} opens the repository from now on")))
         }
         KeyAction::Rotate { new } => {
             let passphrase = new.read()?;
             let (label, guess_time) = (None, new.guess_time());
             let new = NewPassphrase { passphrase: &passphrase, label, guess_time };
-            let entries = replace_passphrase(repository, &given, &new)?;
+            let entries = replace_passphrase(repository, &given, &new).map_err(advise_room)?;
             (
                 entries,
                 Some("the new passphrase opens the repository; the old one no longer does".into()),
             )
         }
         KeyAction::Remove { name } => {
-            let entries = remove_passphrase(repository, &given, name)?;
+            let entries = remove_passphrase(repository, &given, name).map_err(advise_room)?;
             let name = match name {
                 PassphraseSelector::Label(label) => label.as_str(),
                 PassphraseSelector::Initial => INITIAL,

@@ -134,8 +134,8 @@ fn await_end(invocation: &Invocation, mount: &Mount, events: &Receiver<Event>) -
         Ok(Event::Ended) => Ok(()),
         Ok(Event::Asked) | Err(RecvTimeoutError::Timeout) => {
             invocation.remark(
-                "ended all the same: what was written is flushed, and whoever still has a file \
-                 open gets errors",
+                "ended anyway: all writes are flushed, and programs that still have a file open get \
+                 errors",
             );
             Ok(())
         }

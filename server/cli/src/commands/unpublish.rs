@@ -3,7 +3,7 @@
 use clap::Args;
 use coldrise_block::Result;
 use coldrise_session::SkippedFile;
-use coldrise_store::SessionName;
+use coldrise_store::{advise_room, SessionName};
 use serde::Serialize;
 
 use super::skipped_files;
@@ -38,7 +38,8 @@ struct Ended {
 
 pub(crate) fn run(invocation: &Invocation, arguments: &UnpublishArguments) -> Result<Report> {
     let UnpublishArguments { session, discard } = arguments;
-    let sealed = coldrise_session::unpublish(&invocation.open()?, session, *discard)?;
+    let sealed = coldrise_session::unpublish(&invocation.open()?, session, *discard);
+    let sealed = sealed.map_err(advise_room)?;
     let (point, left_out) = match sealed {
         Some(sealed) => (Some(sealed.point), sealed.left_out),
         None => (None, Vec::new()),

@@ -107,7 +107,7 @@ impl Ganesha {
         loop {
             if let Some(status) = self.ended()? {
                 self.finish_log();
-                return Err(child::ended_error(NAME, status));
+                return Err(advise_address(child::ended_error(NAME, status)));
             }
             if signals.was_asked_to_end() {
                 let what = "interrupted while nfs-ganesha started";
@@ -314,6 +314,20 @@ fn check_ports(options: &NfsOptions) -> Result<()> {
         }
         _ => Ok(()),
     }
+}
+
+/// nfs-ganesha looks up its listen address with AI_ADDRCONFIG: the C library then finds no
+/// address, not even 127.0.0.1, while loopback's are the only ones.
+fn advise_address(error: Error) -> Error {
+    // One line of headings, then the routes. Other interfaces with an address have routes.
+    let routes = std::fs::read_to_string("/proc/net/route").unwrap_or_default();
+    if routes.lines().count() != 1 {
+        return error;
+    }
+    error.advise(
+        "if they say \"No IP address found\": this network has only the interface lo, and \
+         nfs-ganesha needs one more address; add one: ip address add 192.0.2.1/32 dev lo",
+    )
 }
 
 fn absolute(path: &Path) -> Result<PathBuf> {

@@ -253,8 +253,8 @@ pub(crate) fn allocate(file: &File, from: u32, segments: u32) -> Result<()> {
     if drive.f_bavail.saturating_mul(drive.f_frsize) < KEPT_BYTES + length_bytes {
         return Err(Error::new(
             ErrorKind::NoSpace,
-            "no space for more captured writes but what gc needs to make room; free some space \
-             and try again",
+            "no space for more captured writes: the rest is reserved for coldrise gc; free some \
+             space and try again",
         ));
     }
     let reserve =

@@ -18,6 +18,8 @@ const ROOM_FOR_GC_BYTES: u64 = MIN_BYTES / 4 * 3;
 /// Maximum reserve. A gc copies at most half of a file of chunks.
 const MAX_BYTES: u64 = 128 << 20;
 
+const MAKE_ROOM: &str = "free some space on it, or forget points and run coldrise gc";
+
 impl Repository {
     /// Bytes of the drive that are free for this user.
     ///
@@ -46,12 +48,11 @@ impl Repository {
             return Ok(());
         }
         let text = format!(
-            "the drive of {} has only {} KiB left, which coldrise gc needs to make room: free some, \
-             or forget points and run coldrise gc",
+            "the drive of {} has only {} KiB left, which coldrise gc needs to make room",
             self.path().display(),
             free >> 10
         );
-        Err(Error::new(ErrorKind::NoSpace, text))
+        Err(Error::new(ErrorKind::NoSpace, text).advise(MAKE_ROOM))
     }
 
     /// Refuses to take the drive's reserve for `file_bytes` in a file and `batch_bytes` in a batch.
@@ -68,12 +69,11 @@ impl Repository {
             return Ok(());
         }
         let text = format!(
-            "the drive of {} is full but for {} MiB, and the last {} MiB are for making room: free \
-             some, or forget points and run coldrise gc",
+            "the drive of {} has only {} MiB left, and the last {} MiB are reserved for making room",
             self.path().display(),
             free >> 20,
             reserve >> 20
         );
-        Err(Error::new(ErrorKind::NoSpace, text))
+        Err(Error::new(ErrorKind::NoSpace, text).advise(MAKE_ROOM))
     }
 }

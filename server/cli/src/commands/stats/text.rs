@@ -61,9 +61,9 @@ pub(super) fn of_repository(stats: &Stats) -> String {
     ));
     text.push_str(
         "\ndedup, compr: saved by deduplication among the machine's own points, and by compression \
-         of what is its alone\nunique: about what nothing else refers to: with all points of the machine forgotten \
-         coldrise gc returns it, but for what lies in files that are mostly in use (kept \
-         unreferenced); coldrise stats MACHINE tells it of each point\n",
+         of the data that only it uses\nunique: estimate of the data that only this machine uses. After \
+         all its points are forgotten, coldrise gc returns this space, except in files that are \
+         mostly in use (kept unreferenced). coldrise stats MACHINE shows it for each point\n",
     );
     text
 }
@@ -114,8 +114,8 @@ pub(super) fn of_machine(stats: &MachineStats) -> String {
         ["ADDRESS", ">SUM OF DISKS", ">RECOVERABLE", ">UNIQUE", "PROTECTED", "QUARANTINED"];
     let mut text = table(&headings[..headings.len() - usize::from(!is_any)], &rows);
     text.push_str(&format!(
-        "\nunique: about what nothing but this point refers to: when it is forgotten coldrise gc \
-         returns it, but for what lies in files that are mostly in use. All points of {} \
+        "\nunique: estimate of the data that only this point uses. After the point is forgotten, \
+         coldrise gc returns this space, except in files that are mostly in use. All points of {} \
          together: {}\n",
         stats.machine,
         show_unique(&stats.unique)
