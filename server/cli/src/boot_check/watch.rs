@@ -86,12 +86,6 @@ pub(crate) fn watch(
     watch.ladder.reach(Rung::Started, "the disks are served and QEMU runs");
     let mut told = 0;
     let verdict = loop {
-        let looked = watch.look(machine).and_then(|()| server.look_after(invocation, signals));
-        if signals.was_asked_to_end() {
-            return Err(Error::new(ErrorKind::Interrupted, "interrupted: the machine was ended"));
-        }
-        looked.map_err(|error| machine.explain(error))?;
-        machine.check()?;
         let reached = watch.ladder.reached();
         reached.iter().skip(told).for_each(|rung| tell(invocation, rung));
         told = reached.len();
@@ -102,6 +96,12 @@ pub(crate) fn watch(
         } else if watch.is_late() {
             break BootVerdict::NotProven;
         }
+        let looked = watch.look(machine).and_then(|()| server.look_after(invocation, signals));
+        if signals.was_asked_to_end() {
+            return Err(Error::new(ErrorKind::Interrupted, "interrupted: the machine was ended"));
+        }
+        looked.map_err(|error| machine.explain(error))?;
+        machine.check()?;
     };
     Ok(Findings {
         verdict,
