@@ -9,6 +9,7 @@ import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
+from support.certificates import client_context, make_certificates  # noqa: E402
 from support.cli import NBDKIT_PLUGIN, PROGRAM, Coldrise  # noqa: E402
 from support.image import Image  # noqa: E402
 from support.mounted import Mounted  # noqa: E402
@@ -160,3 +161,12 @@ def serve_on(network, tmp_path):
 def nfs(coldrise, serve_on):
     """The same for the fresh repository."""
     return functools.partial(serve_on, coldrise)
+
+
+@pytest.fixture(params=["plain", "tls"])
+def tls(request, tmp_path):
+    """Options of an NBD server, and the client's TLS context."""
+    if request.param == "plain":
+        return [], None
+    folder = make_certificates(tmp_path / "certificates")
+    return ["--tls-certificates", folder], client_context(folder)
