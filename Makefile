@@ -15,7 +15,7 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 
 # What building needs: RocksDB and libnbd are linked, not compiled; libclang reads
 # RocksDB's header. The rest is what the tests and the demo run.
-BUILD_PACKAGES := build-essential pkg-config librocksdb-dev libnbd-dev libclang1-14 \
+BUILD_PACKAGES := build-essential pkg-config librocksdb-dev libnbd-dev libsqlite3-dev libclang1-14 \
     libclang-common-14-dev nbdkit nbdkit-plugin-dev
 RUN_PACKAGES := python3 qemu-system-x86 qemu-utils util-linux $(shell cat images/guest/packages.txt)
 NFS_PACKAGES := nfs-ganesha rpcbind netbase iproute2 qemu-block-extra
@@ -68,7 +68,7 @@ bench-deps: test-deps ## Install the peers that the benchmarks measure
 
 .PHONY: build
 build: build-deps ## Build the program and the nbdkit plugin
-	$(CARGO) build --release --locked -p coldrise-cli -p coldrise-capi
+	$(CARGO) build --release --locked -p coldrise-cli -p coldrise-service -p coldrise-capi
 	@$(MAKE) --no-print-directory nbdkit-plugin
 
 .PHONY: guest

@@ -18,11 +18,13 @@ LAYERS = {
     "coldrise-qmp": 1,
     "coldrise-session": 2,
     "coldrise-ingest": 2,
+    "coldrise-inventory": 3,
     "coldrise-export": 3,
     "coldrise-nfs": 4,
     "coldrise-fuse": 4,
     "coldrise-capi": 5,
     "coldrise-cli": 6,
+    "coldrise-service": 6,
 }
 
 

@@ -1,0 +1,2 @@
+//! Machines, points, sessions and space as documents.
+#![forbid(unsafe_code)]

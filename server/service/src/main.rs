@@ -1,0 +1,4 @@
+//! `coldrised`: the service.
+#![forbid(unsafe_code)]
+
+fn main() {}
