@@ -1,4 +1,64 @@
-//! `coldrised`: the service.
+//! `coldrised`: the service that protects a site by itself.
+//!
+//! ```text
+//!  HTTPS port, Unix socket ─▶ listener ─▶ api ─┬─▶ access      who may do what; audit
+//!                                              ├─▶ Inventory   machines, points, sessions (read only)
+//!                                              ├─▶ jobs        schedules, queue ─▶ runs (processes)
+//!                                              └─▶ events ◀─── watch of the runs folder
+//!                                 told ◀── events: mail, webhooks, metrics
+//! ```
+//!
+//! The service is never the parent of a run in life or death: runs are processes of their own with
+//! a folder each (`coldrise_runs`). The folder is the truth, the database ([`database`]) the
+//! index. A kill of this process at any time disturbs no run; the next start finds them again.
+//!
+//! Threads: HTTP runs on tokio's workers. Everything that touches the database, the repository or
+//! the runs folder blocks, and runs on tokio's blocking threads or on a thread of its own.
 #![forbid(unsafe_code)]
 
-fn main() {}
+mod access;
+mod api;
+mod arguments;
+mod clock;
+mod database;
+mod events;
+mod listener;
+mod pattern;
+mod service;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use coldrise_block::{ErrorKind, Result};
+
+use arguments::{Action, Arguments};
+
+fn main() -> ExitCode {
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) => {
+            let _ = error.print();
+            let code = if error.use_stderr() { ErrorKind::InvalidInput.exit_code() } else { 0 };
+            return ExitCode::from(code);
+        }
+    };
+    match run(arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("coldrised: {}", error.full_message());
+            ExitCode::from(error.kind().exit_code())
+        }
+    }
+}
+
+fn run(arguments: Arguments) -> Result<()> {
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
+    match arguments.action {
+        None => service::run(&arguments.options),
+        Some(Action::SetupLink { force }) => access::setup::print_link(&arguments.options, force),
+        Some(Action::Openapi) => {
+            println!("{}", api::openapi_text());
+            Ok(())
+        }
+    }
+}

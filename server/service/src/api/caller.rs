@@ -1,0 +1,285 @@
+//! The caller of each request, and the rules that hold for all requests.
+//!
+//! 1. A caller proves itself by the Unix socket, a token, or the cookie of a login; a wrong proof is
+//!    refused, and a token never takes the cookie's place.
+//! 2. Changes with a cookie come from our own page only (`Sec-Fetch-Site` or `Origin`).
+//! 3. Every change of a known caller is an entry of the audit log.
+//! 4. A POST with an `Idempotency-Key` is done once; a repetition gets the first answer.
+
+use axum::body::{to_bytes, Body};
+use axum::extract::{FromRequestParts, Request, State};
+use axum::http::request::Parts;
+use axum::http::{header, HeaderMap, HeaderValue, Method, StatusCode};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use coldrise_block::ErrorKind;
+use rusqlite::{params, OptionalExtension};
+
+use super::problem::{blocking, Problem};
+use super::MAX_BODY_BYTES;
+use crate::access::audit::AuditNote;
+use crate::access::{sha256, Identity, Proof, Role};
+use crate::clock::now_ms;
+use crate::listener::Peer;
+use crate::pattern::Pattern;
+use crate::service::SharedService;
+
+/// The name of the cookie. The prefix binds it to HTTPS, this host and path `/`.
+pub(super) const COOKIE: &str = "__Host-coldrise";
+/// Maximum length of an idempotency key, in bytes.
+const MAX_KEY_BYTES: usize = 128;
+/// Answers are kept for repetitions this long, in milliseconds.
+const KEPT_MS: i64 = 24 * 3600 * 1000;
+/// Maximum size of an answer that is kept, in bytes.
+const MAX_KEPT_BYTES: usize = 64 << 10;
+/// The status of an answer that is still being made.
+const PENDING: u16 = 0;
+
+/// The known caller of a request.
+pub(crate) struct Caller(pub(crate) Identity);
+
+impl<S: Send + Sync> FromRequestParts<S> for Caller {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Caller, Problem> {
+        parts
+            .extensions
+            .get::<Identity>()
+            .cloned()
+            .map(Caller)
+            .ok_or_else(|| unauthorized("log in, or send a token as Authorization: Bearer"))
+    }
+}
+
+fn unauthorized(detail: &str) -> Problem {
+    Problem::new(StatusCode::UNAUTHORIZED, ErrorKind::ReadOnly, detail)
+}
+
+/// The address of a caller, for logs and limits.
+pub(super) fn source(peer: Option<&Peer>) -> String {
+    match peer {
+        Some(Peer::Tcp(address)) => address.ip().to_canonical().to_string(),
+        Some(Peer::Unix { uid }) => format!("unix uid {uid}"),
+        None => "unknown".to_owned(),
+    }
+}
+
+/// The secret in our cookie.
+pub(super) fn cookie(headers: &HeaderMap) -> Option<&str> {
+    headers.get_all(header::COOKIE).iter().filter_map(|value| value.to_str().ok()).find_map(
+        |line| line.split(';').find_map(|part| part.trim().strip_prefix(COOKIE)?.strip_prefix('=')),
+    )
+}
+
+/// The middleware of all requests.
+pub(super) async fn admit(
+    State(service): State<SharedService>,
+    mut request: Request,
+    next: Next,
+) -> Response {
+    let (claim, source) = (Claim::of(&request), source(request.extensions().get::<Peer>()));
+    let identity = match identify(service.clone(), claim, source).await {
+        Ok(identity) => identity,
+        Err(problem) => return problem.into_response(),
+    };
+    let is_change = !matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS);
+    let Some(identity) = identity else { return next.run(request).await };
+    if is_change
+        && matches!(identity.proof, Proof::Login(_))
+        && !is_from_our_page(request.headers())
+    {
+        let text = "this request comes from another site's page";
+        return Problem::new(StatusCode::FORBIDDEN, ErrorKind::ReadOnly, text).into_response();
+    }
+    request.extensions_mut().insert(identity.clone());
+    if !is_change {
+        return next.run(request).await;
+    }
+    let action = format!("{} {}", request.method(), request.uri().path());
+    let response = match request.headers().get("idempotency-key").cloned() {
+        Some(key) if request.method() == Method::POST && !is_secret(request.uri().path()) => {
+            once(&service, &identity, &key, request, next).await
+        }
+        _ => next.run(request).await,
+    };
+    let result = match response.status() {
+        status if status.is_success() => "ok".to_owned(),
+        status => status.as_u16().to_string(),
+    };
+    let noted = blocking(move || {
+        service.database.audit(&AuditNote {
+            who: &identity.name,
+            source: &identity.source,
+            action: &action,
+            subject: "",
+            result: &result,
+        })
+    });
+    // A failed entry (such as of a full disk) is in the log; the change is done.
+    let _ = noted.await;
+    response
+}
+
+/// What a request gives as proof.
+enum Claim {
+    Token(String),
+    /// A header that is no token.
+    Malformed,
+    Peer(u32),
+    Cookie(String),
+    Nothing,
+}
+
+impl Claim {
+    fn of(request: &Request) -> Claim {
+        if let Some(value) = request.headers().get(header::AUTHORIZATION) {
+            let token = value.to_str().ok().and_then(|value| {
+                let (scheme, token) = value.split_once(' ')?;
+                scheme.eq_ignore_ascii_case("bearer").then(|| token.trim().to_owned())
+            });
+            return token.map_or(Claim::Malformed, Claim::Token);
+        }
+        if let Some(Peer::Unix { uid }) = request.extensions().get::<Peer>() {
+            return Claim::Peer(*uid);
+        }
+        cookie(request.headers()).map_or(Claim::Nothing, |secret| Claim::Cookie(secret.to_owned()))
+    }
+}
+
+async fn identify(
+    service: SharedService,
+    claim: Claim,
+    source: String,
+) -> Result<Option<Identity>, Problem> {
+    let refused = || unauthorized("the token is wrong, expired or revoked");
+    match claim {
+        Claim::Nothing => Ok(None),
+        Claim::Malformed => Err(refused()),
+        Claim::Token(token) => {
+            let found = blocking(move || service.database.token_identity(&token, &source)).await?;
+            found.map(Some).ok_or_else(refused)
+        }
+        Claim::Cookie(secret) => {
+            blocking(move || service.database.login_identity(&secret, &source)).await
+        }
+        Claim::Peer(uid) if uid == 0 || uid == rustix::process::geteuid().as_raw() => {
+            let name = if uid == 0 { "unix:root".to_owned() } else { format!("unix:{uid}") };
+            let machines = vec![Pattern::all()];
+            Ok(Some(Identity { name, role: Role::Admin, machines, proof: Proof::Peer, source }))
+        }
+        Claim::Peer(_) => Ok(None),
+    }
+}
+
+/// Answers with a secret in them are not kept for repetitions.
+fn is_secret(path: &str) -> bool {
+    path == "/api/v1/tokens"
+}
+
+/// Whether a browser says that the request comes from our own page. Old browsers send `Origin` only.
+fn is_from_our_page(headers: &HeaderMap) -> bool {
+    let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+    if let Some(site) = text("sec-fetch-site") {
+        return site == "same-origin";
+    }
+    // HTTP/2 has the host in the address; hyper gives it as header, too, or not at all.
+    match (text("origin"), text("host")) {
+        (Some(origin), Some(host)) => origin.strip_prefix("https://") == Some(host),
+        _ => false,
+    }
+}
+
+/// Does a request once per caller and key.
+async fn once(
+    service: &SharedService,
+    identity: &Identity,
+    key: &HeaderValue,
+    request: Request,
+    next: Next,
+) -> Response {
+    let problem =
+        |status, text: &str| Problem::new(status, ErrorKind::InvalidInput, text).into_response();
+    let key = match key.to_str() {
+        Ok(key) if !key.is_empty() && key.len() <= MAX_KEY_BYTES => key.to_owned(),
+        _ => return problem(StatusCode::BAD_REQUEST, "Idempotency-Key: give 1 to 128 characters"),
+    };
+    let (parts, body) = request.into_parts();
+    let Ok(body) = to_bytes(body, MAX_BODY_BYTES).await else {
+        return problem(StatusCode::PAYLOAD_TOO_LARGE, "the body is too large, or did not come");
+    };
+    let path = parts.uri.path_and_query().map_or("", |path| path.as_str());
+    let hash = sha256(&[path.as_bytes(), &body]);
+    let (database, caller, name) = (service.clone(), identity.name.clone(), key.clone());
+    let found = blocking(move || {
+        database.database.change(|sql| {
+            sql.execute(
+                "DELETE FROM answers WHERE at_ms < ?1 OR at_ms > ?2",
+                [now_ms() - KEPT_MS, now_ms() + KEPT_MS],
+            )?;
+            let found = sql
+                .query_row(
+                    "SELECT request, status, body FROM answers WHERE caller = ?1 AND key = ?2",
+                    params![caller, name],
+                    |row| {
+                        Ok((
+                            row.get::<_, Vec<u8>>(0)?,
+                            row.get::<_, u16>(1)?,
+                            row.get::<_, String>(2)?,
+                        ))
+                    },
+                )
+                .optional()?;
+            if found.is_none() {
+                sql.execute(
+                    "INSERT INTO answers (caller, key, request, status, body, at_ms)
+                     VALUES (?1, ?2, ?3, ?4, '', ?5)",
+                    params![caller, name, hash, PENDING, now_ms()],
+                )?;
+            }
+            Ok(found)
+        })
+    });
+    match found.await {
+        Err(problem) => return problem.into_response(),
+        Ok(Some((request, _, _))) if request != hash => {
+            let text = "this Idempotency-Key belongs to another request";
+            return problem(StatusCode::UNPROCESSABLE_ENTITY, text);
+        }
+        Ok(Some((_, PENDING, _))) => {
+            let text = "the first request with this Idempotency-Key is still being answered";
+            return Problem::new(StatusCode::CONFLICT, ErrorKind::Busy, text).into_response();
+        }
+        Ok(Some((_, status, body))) => {
+            let status = StatusCode::from_u16(status).unwrap_or(StatusCode::OK);
+            let headers = [
+                (header::CONTENT_TYPE.as_str(), "application/json"),
+                ("idempotency-replayed", "true"),
+            ];
+            return (status, headers, body).into_response();
+        }
+        Ok(None) => {}
+    }
+    let response = next.run(Request::from_parts(parts, Body::from(body))).await;
+    let (parts, body) = response.into_parts();
+    let body = to_bytes(body, MAX_KEPT_BYTES).await.unwrap_or_default();
+    // Only a success is kept: after a problem the request may be sent again.
+    let kept = parts
+        .status
+        .is_success()
+        .then(|| (parts.status.as_u16(), String::from_utf8_lossy(&body).into_owned()));
+    let (service, caller) = (service.clone(), identity.name.clone());
+    let stored = blocking(move || {
+        service.database.change(|sql| match &kept {
+            Some((status, body)) => sql.execute(
+                "UPDATE answers SET status = ?3, body = ?4 WHERE caller = ?1 AND key = ?2",
+                params![caller, key, status, body],
+            ),
+            None => sql.execute(
+                "DELETE FROM answers WHERE caller = ?1 AND key = ?2",
+                params![caller, key],
+            ),
+        })
+    });
+    let _ = stored.await;
+    Response::from_parts(parts, Body::from(body))
+}

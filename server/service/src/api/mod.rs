@@ -1,0 +1,106 @@
+//! The API: `/api/v1`, `/healthz`, `/metrics`. Its OpenAPI document is made from this code.
+//!
+//! Reads answer at once. What changes the repository is a run: the answer is 202 with the run's id.
+//! Errors are problem documents. One event stream tells what changed.
+
+mod access;
+mod caller;
+mod events;
+mod input;
+mod problem;
+
+use std::time::Duration;
+
+use axum::extract::DefaultBodyLimit;
+use axum::http::{header, HeaderValue, StatusCode};
+use axum::middleware;
+use axum::response::{IntoResponse, Response};
+use axum::{Json, Router};
+use coldrise_block::ErrorKind;
+use tower_http::set_header::SetResponseHeaderLayer;
+use tower_http::timeout::RequestBodyTimeoutLayer;
+use utoipa::openapi::security::{ApiKey, ApiKeyValue, HttpAuthScheme, HttpBuilder, SecurityScheme};
+use utoipa::openapi::OpenApi;
+use utoipa::{Modify, OpenApi as _};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use crate::service::SharedService;
+use problem::Problem;
+
+/// Maximum size of a request's body, in bytes.
+pub(super) const MAX_BODY_BYTES: usize = 256 << 10;
+/// Maximum time between two parts of a request's body.
+const BODY_TIMEOUT: Duration = Duration::from_secs(10);
+/// For pages and answers alike: nothing from elsewhere, no inline code.
+const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; \
+    connect-src 'self'; img-src 'self' data: blob:; form-action 'none'; frame-ancestors 'none'; \
+    base-uri 'none'; require-trusted-types-for 'script'";
+
+#[derive(utoipa::OpenApi)]
+#[openapi(
+    info(
+        title = "Coldrise",
+        description = "Protects virtual machines and recovers them at once. All times are \
+            milliseconds since 1970, all sizes bytes."
+    ),
+    modifiers(&Security),
+    components(schemas(Problem))
+)]
+struct Document;
+
+struct Security;
+
+impl Modify for Security {
+    fn modify(&self, document: &mut OpenApi) {
+        let components = document.components.get_or_insert_default();
+        let bearer = HttpBuilder::new().scheme(HttpAuthScheme::Bearer).build();
+        components.add_security_scheme("token", SecurityScheme::Http(bearer));
+        let cookie = ApiKey::Cookie(ApiKeyValue::new(caller::COOKIE));
+        components.add_security_scheme("login", SecurityScheme::ApiKey(cookie));
+    }
+}
+
+fn routes() -> OpenApiRouter<SharedService> {
+    OpenApiRouter::with_openapi(Document::openapi())
+        .routes(routes!(health))
+        .nest("/api/v1", access::routes().merge(events::routes()))
+}
+
+/// The OpenAPI document.
+pub(crate) fn openapi_text() -> String {
+    // Only maps with keys that are no text fail to serialize.
+    routes().into_openapi().to_pretty_json().unwrap_or_default()
+}
+
+/// All routes, with the rules that hold for each request.
+pub(crate) fn router(service: SharedService) -> Router {
+    let (router, document) = routes().split_for_parts();
+    let set =
+        |name, value| SetResponseHeaderLayer::if_not_present(name, HeaderValue::from_static(value));
+    router
+        .route("/api/v1/openapi.json", axum::routing::get(move || async move { Json(document) }))
+        .fallback(|| async {
+            let text = "there is nothing at this address; see /api/v1/openapi.json";
+            Problem::new(StatusCode::NOT_FOUND, ErrorKind::NotFound, text)
+        })
+        .method_not_allowed_fallback(|| async {
+            let text = "this address does not take this method; see /api/v1/openapi.json";
+            Problem::new(StatusCode::METHOD_NOT_ALLOWED, ErrorKind::InvalidInput, text)
+        })
+        .layer(middleware::from_fn_with_state(service.clone(), caller::admit))
+        .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
+        .layer(RequestBodyTimeoutLayer::new(BODY_TIMEOUT))
+        .layer(set(header::CONTENT_SECURITY_POLICY, CONTENT_SECURITY_POLICY))
+        .layer(set(header::X_CONTENT_TYPE_OPTIONS, "nosniff"))
+        .layer(set(header::REFERRER_POLICY, "no-referrer"))
+        .layer(set(header::CACHE_CONTROL, "no-store"))
+        .layer(set(header::STRICT_TRANSPORT_SECURITY, "max-age=31536000"))
+        .with_state(service)
+}
+
+/// Whether the service lives. Says nothing about backups; /metrics does.
+#[utoipa::path(get, path = "/healthz", tag = "service", responses((status = 200, body = String, content_type = "text/plain")))]
+async fn health() -> Response {
+    "ok\n".into_response()
+}

@@ -1,0 +1,120 @@
+//! The command line of `coldrised`. The comments here are also its help and man page.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+use coldrise_runs::RunsFolder;
+use coldrise_store::PassphraseSource;
+
+/// Protect a site: run jobs, watch runs, serve the API.
+///
+/// The service reads one repository. It starts every backup, boot check, restore and prune as a
+/// process of its own, which survives the service. Options can also come from the environment
+/// (/etc/default/coldrise): COLDRISE_REPO, COLDRISE_PASSPHRASE_FILE, COLDRISE_STATE,
+/// COLDRISE_RUNS, COLDRISE_SOCKET, COLDRISE_LISTEN.
+#[derive(Debug, Parser)]
+#[command(name = "coldrised", version, max_term_width = 100, disable_help_subcommand = true)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    pub(crate) options: Options,
+    #[command(subcommand)]
+    pub(crate) action: Option<Action>,
+}
+
+/// What to do in place of serving.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Action {
+    /// Print a one-time link for creating an administrator.
+    ///
+    /// It is valid for 24 hours and replaces earlier links. The service need not run.
+    SetupLink {
+        /// Also if there is an administrator already, such as after a lost password.
+        #[arg(long)]
+        force: bool,
+    },
+    /// Print the OpenAPI document of the API.
+    Openapi,
+}
+
+/// Where things lie.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Options {
+    /// The repository's directory.
+    #[arg(long, global = true, value_name = "DIR", env = "COLDRISE_REPO", hide_env = true)]
+    pub(crate) repo: Option<PathBuf>,
+
+    /// Read the repository's passphrase from FILE; a trailing newline is ignored.
+    #[arg(
+        long,
+        global = true,
+        value_name = "FILE",
+        env = "COLDRISE_PASSPHRASE_FILE",
+        hide_env = true
+    )]
+    pub(crate) passphrase_file: Option<PathBuf>,
+
+    /// Directory of the database, certificate and settings; created if missing.
+    #[arg(long, global = true, value_name = "DIR", env = "COLDRISE_STATE", hide_env = true)]
+    #[arg(default_value = "/var/lib/coldrise")]
+    pub(crate) state: PathBuf,
+
+    /// Directory of the runs; without it, `runs` in the state directory.
+    #[arg(long, global = true, value_name = "DIR", env = "COLDRISE_RUNS", hide_env = true)]
+    pub(crate) runs: Option<PathBuf>,
+
+    /// Path of the Unix socket. Root and the service's own user have all rights there.
+    #[arg(long, global = true, value_name = "PATH", env = "COLDRISE_SOCKET", hide_env = true)]
+    #[arg(default_value = "/run/coldrise/coldrised.socket")]
+    pub(crate) socket: PathBuf,
+
+    /// Address and port for HTTPS. Until the first user exists, the service listens on the
+    /// loopback address with this port only.
+    #[arg(long, global = true, value_name = "ADDR:PORT", env = "COLDRISE_LISTEN", hide_env = true)]
+    #[arg(default_value = "127.0.0.1:8480")]
+    pub(crate) listen: SocketAddr,
+
+    /// The program that runs are; without it, `coldrise` beside this program.
+    #[arg(long, global = true, value_name = "FILE")]
+    pub(crate) program: Option<PathBuf>,
+
+    /// Start runs as units of systemd (coldrise-run@.service), or as detached processes.
+    #[arg(long, global = true, value_name = "WAY", value_enum, default_value_t = StartRuns::Auto)]
+    pub(crate) start_runs: StartRuns,
+}
+
+/// How runs are started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum StartRuns {
+    /// As units if the service itself is a unit of systemd, else detached.
+    Auto,
+    /// As units.
+    Systemd,
+    /// As detached processes.
+    Detached,
+}
+
+impl Options {
+    /// The folder of the runs.
+    pub(crate) fn runs_folder(&self) -> RunsFolder {
+        RunsFolder::at(self.runs.clone().unwrap_or_else(|| self.state.join("runs")))
+    }
+
+    /// Where the passphrase comes from.
+    pub(crate) fn passphrase(&self) -> PassphraseSource {
+        match &self.passphrase_file {
+            Some(path) => PassphraseSource::File(path.clone()),
+            None => PassphraseSource::None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_arguments_are_consistent() {
+        super::Arguments::command().debug_assert();
+    }
+}

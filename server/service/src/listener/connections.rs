@@ -1,0 +1,178 @@
+//! A bounded number of connections. A new one takes the place of the one that is idle longest.
+
+use std::collections::BTreeMap;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Instant;
+
+use axum::body::{Body, Bytes};
+use hyper::body::{Body as HttpBody, Frame, SizeHint};
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+/// The connections of one listener.
+pub(super) struct Connections {
+    max: usize,
+    table: Mutex<Table>,
+}
+
+#[derive(Default)]
+struct Table {
+    next: u64,
+    open: BTreeMap<u64, Entry>,
+}
+
+struct Entry {
+    /// Requests whose answer is not yet taken.
+    busy: usize,
+    idle_since: Instant,
+    close: Arc<Notify>,
+}
+
+/// The place of one connection; dropping it frees the place.
+pub(super) struct Slot {
+    connections: Arc<Connections>,
+    number: u64,
+    close: Arc<Notify>,
+    has_asked: AtomicBool,
+    asked: Notify,
+}
+
+/// A request of a connection, until its answer is taken.
+pub(super) struct Busy(Arc<Slot>);
+
+impl Connections {
+    pub(super) fn new(max: usize) -> Connections {
+        Connections { max, table: Mutex::default() }
+    }
+
+    /// A place for a new connection. When all are taken, the connection that is idle longest is
+    /// closed; `None` if all are busy.
+    pub(super) fn take(self: &Arc<Self>) -> Option<Slot> {
+        let mut table = self.table.lock();
+        if table.open.len() >= self.max {
+            let idle = table.open.iter().filter(|(_, entry)| entry.busy == 0);
+            let longest =
+                idle.min_by_key(|(_, entry)| entry.idle_since).map(|(number, _)| *number)?;
+            let closed = table.open.remove(&longest)?;
+            closed.close.notify_one();
+        }
+        table.next += 1;
+        let (number, close) = (table.next, Arc::new(Notify::new()));
+        let entry = Entry { busy: 0, idle_since: Instant::now(), close: close.clone() };
+        table.open.insert(number, entry);
+        drop(table);
+        let connections = self.clone();
+        Some(Slot {
+            connections,
+            number,
+            close,
+            has_asked: AtomicBool::new(false),
+            asked: Notify::new(),
+        })
+    }
+
+    /// Number of open connections.
+    pub(super) fn count(&self) -> usize {
+        self.table.lock().open.len()
+    }
+}
+
+impl Slot {
+    /// Resolves when the connection has to make room.
+    pub(super) async fn closed(&self) {
+        self.close.notified().await;
+    }
+
+    /// Whether a request has come.
+    pub(super) fn has_asked(&self) -> bool {
+        self.has_asked.load(Ordering::Relaxed)
+    }
+
+    /// Resolves when the first request has come.
+    pub(super) async fn asked(&self) {
+        self.asked.notified().await;
+    }
+
+    /// A request has come.
+    pub(super) fn busy(self: &Arc<Self>) -> Busy {
+        if !self.has_asked.swap(true, Ordering::Relaxed) {
+            self.asked.notify_one();
+        }
+        if let Some(entry) = self.connections.table.lock().open.get_mut(&self.number) {
+            entry.busy += 1;
+        }
+        Busy(self.clone())
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        if let Some(entry) = self.0.connections.table.lock().open.get_mut(&self.0.number) {
+            entry.busy = entry.busy.saturating_sub(1);
+            entry.idle_since = Instant::now();
+        }
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.connections.table.lock().open.remove(&self.number);
+    }
+}
+
+/// The body of an answer; its connection is busy while it lives.
+pub(super) struct BusyBody {
+    body: Body,
+    _busy: Busy,
+}
+
+impl BusyBody {
+    pub(super) fn new(body: Body, busy: Busy) -> BusyBody {
+        BusyBody { body, _busy: busy }
+    }
+}
+
+impl HttpBody for BusyBody {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Connections;
+    use std::sync::Arc;
+
+    #[tokio::test]
+    async fn the_longest_idle_makes_room() {
+        let connections = Arc::new(Connections::new(2));
+        let first = Arc::new(connections.take().unwrap());
+        let second = Arc::new(connections.take().unwrap());
+        let busy = first.busy();
+        let third = connections.take().unwrap();
+        second.closed().await;
+        assert_eq!(connections.count(), 2);
+        let _busy_too = Arc::new(third).busy();
+        assert!(connections.take().is_none(), "all are busy");
+        drop(busy);
+        assert!(connections.take().is_some());
+        first.closed().await;
+    }
+}

@@ -1,0 +1,253 @@
+//! Connections: HTTPS on TCP, plain HTTP on a Unix socket.
+//!
+//! Each connection is a task. [`connections::Connections`] bounds their number: when it is reached, the
+//! longest idle one is closed for a new one, so idle clients cannot lock others out. Limits of
+//! time: 10 s for TLS, 10 s for the head of a request, 60 s for a client that does not take its
+//! answer.
+
+mod connections;
+mod tls;
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::unix::fs::PermissionsExt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::Router;
+use coldrise_block::{Context, Result};
+use hyper::body::Incoming;
+use hyper::Request;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto::Builder;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream, UnixListener};
+use tokio::sync::watch;
+use tower::ServiceExt;
+
+use crate::service::SharedService;
+use connections::{Connections, Slot};
+pub(crate) use tls::{fingerprint, Certificate};
+
+const TLS_TIMEOUT: Duration = Duration::from_secs(10);
+const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time without an acknowledgement of sent data.
+const SEND_TIMEOUT_MS: u32 = 60_000;
+/// Time for connections to end when the service stops.
+const STOP_TIMEOUT: Duration = Duration::from_secs(5);
+/// Wait after a failed accept, for example when no descriptor is left.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
+const MAX_TCP_CONNECTIONS: usize = 1024;
+const MAX_UNIX_CONNECTIONS: usize = 256;
+const MAX_HTTP2_STREAMS: u32 = 64;
+
+/// The other end of a connection.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Peer {
+    /// A TCP client.
+    Tcp(SocketAddr),
+    /// A process of this host.
+    Unix {
+        /// Its effective user id.
+        uid: u32,
+    },
+}
+
+/// The listeners of the service.
+pub(crate) struct Listeners {
+    router: Router,
+    certificate: Arc<Certificate>,
+    service: SharedService,
+    stop: watch::Receiver<bool>,
+    tcp: Arc<Connections>,
+    unix: Arc<Connections>,
+}
+
+impl Listeners {
+    pub(crate) fn new(
+        router: Router,
+        certificate: Arc<Certificate>,
+        service: SharedService,
+        stop: watch::Receiver<bool>,
+    ) -> Listeners {
+        let tcp = Arc::new(Connections::new(MAX_TCP_CONNECTIONS));
+        let unix = Arc::new(Connections::new(MAX_UNIX_CONNECTIONS));
+        Listeners { router, certificate, service, stop, tcp, unix }
+    }
+
+    /// The service.
+    pub(crate) fn service(&self) -> &SharedService {
+        &self.service
+    }
+
+    /// Binds the HTTPS port: on the loopback address until a user exists. Returns the socket and
+    /// whether it is the configured one.
+    ///
+    /// # Errors
+    /// Errors of binding, with the address.
+    pub(crate) async fn bind_tcp(&self, has_users: bool) -> Result<(TcpListener, bool)> {
+        let wanted = self.service.options.listen;
+        let address =
+            if has_users || wanted.ip().is_loopback() { wanted } else { loopback(wanted) };
+        let listener = TcpListener::bind(address).await;
+        let listener = listener.context(|| format!("listening on {address}"))?;
+        Ok((listener, address == wanted))
+    }
+
+    /// Binds the Unix socket, and removes the one of a killed service.
+    ///
+    /// # Errors
+    /// Errors of binding, with the path.
+    pub(crate) fn bind_unix(&self) -> Result<UnixListener> {
+        let path = &self.service.options.socket;
+        let what = || format!("listening on {}", path.display());
+        if let Some(folder) = path.parent() {
+            std::fs::create_dir_all(folder).context(what)?;
+        }
+        // The lock of the state folder says that no other service lives.
+        coldrise_block::remove_if_present(path)?;
+        let listener = UnixListener::bind(path).context(what)?;
+        // Everybody may connect; the peer's credentials decide.
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666)).context(what)?;
+        Ok(listener)
+    }
+
+    /// Serves TCP clients until the service stops, or until `end` resolves.
+    pub(crate) async fn serve_tcp(
+        self: Arc<Self>,
+        listener: TcpListener,
+        end: impl std::future::Future<Output = ()>,
+    ) {
+        let mut stop = self.stop.clone();
+        tokio::pin!(end);
+        loop {
+            let accepted = tokio::select! {
+                accepted = listener.accept() => accepted,
+                _ = stop.wait_for(|stop| *stop) => return,
+                () = &mut end => return,
+            };
+            match accepted {
+                Ok((stream, address)) => {
+                    let Some(slot) = self.tcp.take() else { continue };
+                    let listeners = self.clone();
+                    tokio::spawn(async move { listeners.serve_tls(stream, address, slot).await });
+                }
+                Err(error) => pause(&error).await,
+            }
+        }
+    }
+
+    /// Serves clients of the Unix socket until the service stops.
+    pub(crate) async fn serve_unix(self: Arc<Self>, listener: UnixListener) {
+        let mut stop = self.stop.clone();
+        loop {
+            let accepted = tokio::select! {
+                accepted = listener.accept() => accepted,
+                _ = stop.wait_for(|stop| *stop) => return,
+            };
+            match accepted {
+                Ok((stream, _)) => {
+                    let Ok(peer) = stream.peer_cred() else { continue };
+                    let Some(slot) = self.unix.take() else { continue };
+                    let listeners = self.clone();
+                    let peer = Peer::Unix { uid: peer.uid() };
+                    tokio::spawn(
+                        async move { listeners.serve_http(stream, false, peer, slot).await },
+                    );
+                }
+                Err(error) => pause(&error).await,
+            }
+        }
+    }
+
+    async fn serve_tls(self: Arc<Self>, stream: TcpStream, address: SocketAddr, slot: Slot) {
+        let _ = stream.set_nodelay(true);
+        let _ = rustix::net::sockopt::set_tcp_user_timeout(&stream, SEND_TIMEOUT_MS);
+        let accepted = tokio::select! {
+            accepted = tokio::time::timeout(TLS_TIMEOUT, self.certificate.acceptor().accept(stream)) => accepted,
+            () = slot.closed() => return,
+        };
+        let Ok(Ok(stream)) = accepted else { return };
+        let is_http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
+        self.serve_http(stream, is_http2, Peer::Tcp(address), slot).await;
+    }
+
+    async fn serve_http<S>(self: Arc<Self>, stream: S, is_http2: bool, peer: Peer, slot: Slot)
+    where
+        S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
+        let mut builder = Builder::new(TokioExecutor::new());
+        builder.http1().timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT);
+        builder
+            .http2()
+            .timer(TokioTimer::new())
+            .max_concurrent_streams(MAX_HTTP2_STREAMS)
+            .keep_alive_interval(Duration::from_secs(20))
+            .keep_alive_timeout(Duration::from_secs(20));
+        // The version is known from TLS: nothing waits for the first bytes to tell.
+        let builder = if is_http2 { builder.http2_only() } else { builder.http1_only() };
+        let slot = Arc::new(slot);
+        let (router, requests) = (self.router.clone(), slot.clone());
+        let service = hyper::service::service_fn(move |request: Request<Incoming>| {
+            let mut request = request.map(Body::new);
+            request.extensions_mut().insert(peer);
+            let busy = requests.busy();
+            let router = router.clone();
+            async move {
+                let answer = router.oneshot(request).await;
+                // Busy until the last byte of the body is taken or given up.
+                answer.map(|answer| answer.map(|body| connections::BusyBody::new(body, busy)))
+            }
+        });
+        let connection = builder.serve_connection(TokioIo::new(stream), service);
+        tokio::pin!(connection);
+        let mut stop = self.stop.clone();
+        let first_request = tokio::time::sleep(HEAD_TIMEOUT);
+        tokio::pin!(first_request);
+        let mut is_stopping = false;
+        loop {
+            tokio::select! {
+                _ = &mut connection => return,
+                () = slot.closed() => return,
+                () = &mut first_request, if !slot.has_asked() => return,
+                _ = stop.wait_for(|stop| *stop), if !is_stopping => {
+                    is_stopping = true;
+                    connection.as_mut().graceful_shutdown();
+                }
+                () = slot.asked(), if !slot.has_asked() => {}
+            }
+        }
+    }
+
+    /// Waits until all connections have ended, at most [`STOP_TIMEOUT`].
+    pub(crate) async fn wait_for_end(&self) {
+        let ended = async {
+            while self.tcp.count() + self.unix.count() > 0 {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        let _ = tokio::time::timeout(STOP_TIMEOUT, ended).await;
+    }
+}
+
+/// The loopback address of the same family and port.
+fn loopback(address: SocketAddr) -> SocketAddr {
+    let ip = match address {
+        SocketAddr::V4(_) => IpAddr::V4(Ipv4Addr::LOCALHOST),
+        SocketAddr::V6(_) => IpAddr::V6(Ipv6Addr::LOCALHOST),
+    };
+    SocketAddr::new(ip, address.port())
+}
+
+async fn pause(error: &std::io::Error) {
+    tracing::warn!("accepting a connection: {error}");
+    tokio::time::sleep(ACCEPT_PAUSE).await;
+}
+
+/// The certificate of the service, made if missing.
+///
+/// # Errors
+/// Those of [`Certificate::open`].
+pub(crate) fn certificate(service: &SharedService) -> Result<Arc<Certificate>> {
+    Certificate::open(&service.options).map(Arc::new)
+}

@@ -1,0 +1,198 @@
+//! Start and stop of the service, and the state that all parts share.
+//!
+//! Start: lock of the state folder → database → certificate → watch of the runs → listeners → ready.
+//! Stop (SIGTERM, SIGINT): no new connections, open answers get some seconds, event streams end,
+//! the database closes. Runs are not touched.
+
+use std::fs::File;
+use std::os::unix::fs::DirBuilderExt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use coldrise_block::{Context, Error, ErrorKind, Result};
+use coldrise_runs::RunsFolder;
+use rustix::fs::{flock, FlockOperation};
+use tokio::signal::unix::{signal, SignalKind};
+use tokio::sync::{watch, Notify};
+
+use crate::access::{setup, LoginLimits};
+use crate::api;
+use crate::arguments::Options;
+use crate::database::Database;
+use crate::events::Events;
+use crate::listener::{self, Listeners};
+
+/// Threads for work that blocks. Each takes memory only while it is used.
+const MAX_BLOCKING_THREADS: usize = 64;
+const BLOCKING_THREAD_IDLE: Duration = Duration::from_secs(10);
+
+/// What all parts share.
+pub(crate) struct Service {
+    pub(crate) options: Options,
+    pub(crate) database: Database,
+    pub(crate) runs: RunsFolder,
+    pub(crate) events: Events,
+    pub(crate) login_limits: LoginLimits,
+    /// Notified when the first administrator is made.
+    pub(crate) first_admin: Notify,
+    /// Becomes true when the service stops.
+    pub(crate) stop: watch::Receiver<bool>,
+    /// Held while the service lives.
+    _lock: File,
+}
+
+pub(crate) type SharedService = Arc<Service>;
+
+/// Creates the state folder with mode 0700.
+///
+/// # Errors
+/// Errors of the operating system, with the path.
+pub(crate) fn make_state_folder(options: &Options) -> Result<()> {
+    let mut builder = std::fs::DirBuilder::new();
+    let made = builder.recursive(true).mode(0o700).create(&options.state);
+    made.context(|| format!("creating the service's folder {}", options.state.display()))
+}
+
+/// Locks the state folder.
+///
+/// # Errors
+/// `Busy` if another service has it.
+fn lock(options: &Options) -> Result<File> {
+    let path = options.state.join("lock");
+    let what = || format!("locking {}", path.display());
+    let file =
+        File::options().create(true).truncate(false).write(true).open(&path).context(what)?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(file),
+        Err(rustix::io::Errno::WOULDBLOCK) => {
+            let text = format!("another coldrised uses {}", options.state.display());
+            Err(Error::new(ErrorKind::Busy, text).advise("stop it, or give --state another folder"))
+        }
+        Err(error) => Err(std::io::Error::from(error)).context(what),
+    }
+}
+
+/// Runs the service until a signal ends it.
+///
+/// # Errors
+/// Errors of the start. Later errors are logged, and the service goes on.
+pub(crate) fn run(options: &Options) -> Result<()> {
+    tracing_subscriber::fmt()
+        .with_max_level(tracing::Level::INFO)
+        .with_writer(std::io::stderr)
+        .with_ansi(false)
+        .without_time()
+        .with_target(false)
+        .init();
+    coldrise_store::raise_descriptor_limit();
+    make_state_folder(options)?;
+    let lock = lock(options)?;
+    let (stop_sender, stop) = watch::channel(false);
+    let mut epoch = [0; 4];
+    coldrise_store::random(&mut epoch)?;
+    let service = Arc::new(Service {
+        database: Database::open(&options.state)?,
+        runs: options.runs_folder(),
+        events: Events::new(crate::access::to_hex(&epoch)),
+        login_limits: LoginLimits::default(),
+        first_admin: Notify::new(),
+        stop: stop.clone(),
+        options: options.clone(),
+        _lock: lock,
+    });
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .max_blocking_threads(MAX_BLOCKING_THREADS)
+        .thread_keep_alive(BLOCKING_THREAD_IDLE)
+        .enable_all()
+        .build()
+        .context(|| "starting threads")?;
+    let served = runtime.block_on(serve(service, stop_sender));
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    served
+}
+
+async fn serve(service: SharedService, stop_sender: watch::Sender<bool>) -> Result<()> {
+    let certificate = listener::certificate(&service)?;
+    let router = api::router(service.clone());
+    let listeners = Arc::new(Listeners::new(
+        router,
+        certificate.clone(),
+        service.clone(),
+        service.stop.clone(),
+    ));
+    let has_admin = service.database.has_admin()?;
+    let (tcp, is_final) = listeners.bind_tcp(has_admin).await?;
+    let unix = listeners.bind_unix()?;
+    if !has_admin {
+        let secret = service.database.new_setup_secret()?;
+        tracing::info!(
+            "no administrator yet; make one at {}",
+            setup::link(&service.options, &secret)
+        );
+        if let Some(fingerprint) = listener::fingerprint(&service.options) {
+            tracing::info!("certificate SHA-256: {fingerprint}");
+        }
+    }
+    tokio::spawn(serve_tcp(listeners.clone(), tcp, is_final));
+    tokio::spawn(listeners.clone().serve_unix(unix));
+    let signals = || -> std::io::Result<_> {
+        Ok((
+            signal(SignalKind::terminate())?,
+            signal(SignalKind::interrupt())?,
+            signal(SignalKind::hangup())?,
+        ))
+    };
+    let (mut terminate, mut interrupt, mut hangup) =
+        signals().context(|| "watching for signals")?;
+    // Errors: not started by systemd.
+    let _ = sd_notify::notify(false, &[sd_notify::NotifyState::Ready]);
+    tracing::info!(
+        "listening on {} and {}",
+        service.options.listen,
+        service.options.socket.display()
+    );
+    loop {
+        tokio::select! {
+            _ = terminate.recv() => break,
+            _ = interrupt.recv() => break,
+            _ = hangup.recv() => match certificate.reload() {
+                Ok(()) => tracing::info!("the certificate is loaded again"),
+                Err(error) => tracing::error!("{}", error.full_message()),
+            },
+        }
+    }
+    let _ = sd_notify::notify(false, &[sd_notify::NotifyState::Stopping]);
+    let _ = stop_sender.send(true);
+    listeners.wait_for_end().await;
+    let _ = coldrise_block::remove_if_present(&service.options.socket);
+    Ok(())
+}
+
+/// Serves the loopback address until the first administrator exists, then the configured one.
+async fn serve_tcp(listeners: Arc<Listeners>, first: tokio::net::TcpListener, is_final: bool) {
+    if is_final {
+        return listeners.serve_tcp(first, std::future::pending()).await;
+    }
+    let service = listeners.service().clone();
+    let address = first.local_addr();
+    listeners.clone().serve_tcp(first, service.first_admin.notified()).await;
+    if *service.stop.borrow() {
+        return;
+    }
+    match listeners.bind_tcp(true).await {
+        Ok((listener, _)) => {
+            tracing::info!("listening on {} now", service.options.listen);
+            listeners.serve_tcp(listener, std::future::pending()).await;
+        }
+        Err(error) => {
+            tracing::error!("{}; listening on the loopback address", error.full_message());
+            if let Ok(listener) = match address {
+                Ok(address) => tokio::net::TcpListener::bind(address).await,
+                Err(error) => Err(error),
+            } {
+                listeners.serve_tcp(listener, std::future::pending()).await;
+            }
+        }
+    }
+}
