@@ -69,8 +69,9 @@ fn main() -> ExitCode {
             ExitCode::from(report.exit_code)
         }
         Err(error) => {
-            run_record::finish_failed(&error);
+            // First: the run's log gets the message, too.
             print_error(is_json, error.kind(), &error.full_message());
+            run_record::finish_failed(&error);
             ExitCode::from(error.kind().exit_code())
         }
     }

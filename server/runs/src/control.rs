@@ -13,19 +13,31 @@ use serde_json::Value;
 use crate::folder::RunsFolder;
 use crate::RunId;
 
-/// Maximum length of a request and of an answer, in bytes.
-const MAX_LINE_BYTES: u64 = 16 << 10;
+/// Maximum length of a request, in bytes. It is small: a client may send one byte per second.
+const MAX_REQUEST_BYTES: u64 = 32;
+/// Maximum length of an answer, in bytes.
+const MAX_ANSWER_BYTES: u64 = 16 << 10;
 /// Time for one request: a client that says nothing must not keep others out.
 const REQUEST_PATIENCE: Duration = Duration::from_secs(1);
 const ANSWER_PATIENCE: Duration = Duration::from_secs(5);
 /// Interval of looking whether a run has ended.
 const INTERVAL: Duration = Duration::from_millis(20);
 
-/// Answers requests until the listener is shut down.
-pub(crate) fn serve(listener: &UnixListener, answer: impl Fn(&str) -> Value) {
-    while let Ok((client, _)) = listener.accept() {
-        // A client that breaks off is its own loss.
-        let _ = serve_one(&client, &answer);
+/// Time to wait after an error, such as too many open files.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Answers requests until the listener is shut down, when `is_ended` is true.
+pub(crate) fn serve(
+    listener: &UnixListener,
+    is_ended: impl Fn() -> bool,
+    answer: impl Fn(&str) -> Value,
+) {
+    while !is_ended() {
+        match listener.accept() {
+            // A client that breaks off is its own loss.
+            Ok((client, _)) => drop(serve_one(&client, &answer)),
+            Err(_) => std::thread::sleep(PAUSE),
+        }
     }
 }
 
@@ -33,7 +45,7 @@ fn serve_one(mut client: &UnixStream, answer: &impl Fn(&str) -> Value) -> std::i
     client.set_read_timeout(Some(REQUEST_PATIENCE))?;
     client.set_write_timeout(Some(REQUEST_PATIENCE))?;
     let mut line = String::new();
-    BufReader::new(client.take(MAX_LINE_BYTES)).read_line(&mut line)?;
+    BufReader::new(client.take(MAX_REQUEST_BYTES)).read_line(&mut line)?;
     let answer = answer(line.trim_end());
     client.write_all(format!("{answer}\n").as_bytes())
 }
@@ -68,7 +80,7 @@ impl RunsFolder {
             server.set_read_timeout(Some(ANSWER_PATIENCE))?;
             server.write_all(format!("{word}\n").as_bytes())?;
             let mut answer = Vec::new();
-            server.take(MAX_LINE_BYTES).read_to_end(&mut answer)?;
+            server.take(MAX_ANSWER_BYTES).read_to_end(&mut answer)?;
             Ok(answer)
         };
         let answer = asked().context(|| format!("asking run {id}"))?;

@@ -2,9 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use utoipa::ToSchema;
 
 /// What a run was asked to do. Contains no secrets.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Plan {
     /// The command's words, such as `serve nbd`.
     pub command: String,
@@ -20,10 +21,23 @@ pub struct Plan {
     pub who: Who,
     /// When, in milliseconds since 1970.
     pub started_at_ms: u64,
+    /// The job that wanted it, if the service started it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub job: Option<String>,
+    /// The user of the API who asked for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub requested_by: Option<String>,
+    /// Number of this attempt of the job; 0 if no job wanted it.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub attempt: u32,
+}
+
+fn is_zero(number: &u32) -> bool {
+    *number == 0
 }
 
 /// The process of a run.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Who {
     /// The effective user's id.
     pub uid: u32,
@@ -59,20 +73,21 @@ impl Who {
 }
 
 /// How a run ended.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Outcome {
     /// The exit code of the process.
     pub exit_code: u8,
     /// The error, if the run failed.
     pub error: Option<Failure>,
     /// The command's answer, as with `--json`.
+    #[schema(value_type = Option<Object>)]
     pub counts: Option<Value>,
     /// When, in milliseconds since 1970.
     pub ended_at_ms: u64,
 }
 
 /// An error of a run.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Failure {
     /// The word of the error's kind, such as `busy`.
     pub kind: String,
@@ -81,7 +96,7 @@ pub struct Failure {
 }
 
 /// One line of a log.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct LogLine {
     /// When, in milliseconds since 1970.
     pub at_ms: u64,
@@ -92,11 +107,12 @@ pub struct LogLine {
     pub text: String,
     /// The state of the work, at level `progress`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Object>)]
     pub progress: Option<Value>,
 }
 
 /// The state of a run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum State {
     /// Its process holds the lock.
@@ -125,7 +141,7 @@ impl State {
 }
 
 /// A run as its folder shows it.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct RunRecord {
     /// Its id, as text.
     pub id: String,
@@ -136,6 +152,7 @@ pub struct RunRecord {
     /// How it ended, if it did and that is readable.
     pub result: Option<Outcome>,
     /// The last progress in its log.
+    #[schema(value_type = Option<Object>)]
     pub progress: Option<Value>,
     /// What is wrong with its files, and why it was lost.
     pub problems: Vec<String>,

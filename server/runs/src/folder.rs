@@ -216,7 +216,16 @@ pub(crate) struct RunFiles(OwnedFd);
 
 impl RunFiles {
     pub(crate) fn open(path: &Path) -> Result<RunFiles> {
-        let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::RDONLY | OFlags::CLOEXEC;
+        RunFiles::open_with(path, OFlags::NOFOLLOW)
+    }
+
+    /// Opens a folder that may be a symlink: the folder of all runs.
+    pub(crate) fn open_any(path: &Path) -> Result<RunFiles> {
+        RunFiles::open_with(path, OFlags::empty())
+    }
+
+    fn open_with(path: &Path, flags: OFlags) -> Result<RunFiles> {
+        let flags = flags | OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
         let folder = openat(rustix::fs::CWD, path, flags, Mode::empty());
         let folder = folder.map_err(std::io::Error::from);
         folder.map(RunFiles).context(|| format!("opening {}", path.display()))
@@ -236,7 +245,7 @@ impl RunFiles {
         }
     }
 
-    fn document<T: DeserializeOwned>(&self, name: &str, max_bytes: u64) -> Result<T> {
+    pub(crate) fn document<T: DeserializeOwned>(&self, name: &str, max_bytes: u64) -> Result<T> {
         let mut text = Vec::new();
         let mut file = self.file(name)?.take(max_bytes + 1);
         file.read_to_end(&mut text).context(|| "reading it")?;
@@ -261,10 +270,36 @@ impl RunFiles {
         }
     }
 
+    /// Takes the lock for good, until the file is closed. `None` if another process holds it.
+    pub(crate) fn take_lock(&self) -> Result<Option<File>> {
+        let flags = OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::WRONLY;
+        let lock = openat(&self.0, "lock", flags | OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR);
+        let lock = lock.map(File::from).map_err(std::io::Error::from).context(|| "opening it")?;
+        match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Some(lock)),
+            Err(Errno::WOULDBLOCK) => Ok(None),
+            Err(error) => Err(std::io::Error::from(error)).context(|| "taking it"),
+        }
+    }
+
+    /// Whether both are one folder.
+    pub(crate) fn is_same(&self, other: &RunFiles) -> Result<bool> {
+        let number = |run: &RunFiles| {
+            let found = rustix::fs::fstat(&run.0).map_err(std::io::Error::from);
+            found.map(|found| (found.st_dev, found.st_ino)).context(|| "reading a folder")
+        };
+        Ok(number(self)? == number(other)?)
+    }
+
     /// A short path of the control socket, whatever the length of the folder's: addresses of
     /// sockets have at most 107 bytes. Valid while this is open.
     pub(crate) fn control_path(&self) -> PathBuf {
-        PathBuf::from(format!("/proc/self/fd/{}/control", self.0.as_raw_fd()))
+        self.own_path().join("control")
+    }
+
+    /// A path of the open folder itself, whatever its name is now. Valid while this is open.
+    pub(crate) fn own_path(&self) -> PathBuf {
+        PathBuf::from(format!("/proc/self/fd/{}", self.0.as_raw_fd()))
     }
 
     /// Lets only the owner connect.

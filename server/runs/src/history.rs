@@ -11,6 +11,7 @@ use coldrise_block::{create_private, Result};
 use rustix::fs::{flock, FlockOperation};
 
 use crate::folder::{RunFiles, RunsFolder};
+use crate::planned::planned_id;
 use crate::RunId;
 
 /// Number of runs that are kept whatever their age.
@@ -20,8 +21,17 @@ const INTERVAL: Duration = Duration::from_secs(3600);
 /// Maximum number of runs that one look removes. If there are more, the next run goes on.
 const MAX_REMOVED: usize = 200;
 /// Every name that this crate gives to a file. A folder that holds others is kept.
-const FILES: [&str; 7] =
-    ["plan.json", "control", "log", "log.1", "result.json.new", "result.json", "lock"];
+const FILES: [&str; 9] = [
+    "request.json",
+    "plan.json",
+    "control",
+    "log",
+    "log.1",
+    "output",
+    "result.json.new",
+    "result.json",
+    "lock",
+];
 
 /// Removes old runs if a look is due.
 ///
@@ -40,10 +50,10 @@ pub(crate) fn clean(folder: &RunsFolder, now: jiff::Timestamp) -> Result<()> {
     runs.sort();
     let beyond = runs.len().saturating_sub(KEPT_RUNS);
     let old = runs.iter().take(beyond).filter(|run| run.time() < limit.as_str());
-    // Folders of processes that were killed before their run began.
+    // Folders of processes that were killed before their run began, and planned runs.
     let unbegun = names.iter().filter(|name| {
-        let id = name.strip_prefix('.').and_then(|name| name.strip_suffix(".new"));
-        id.and_then(|id| id.parse::<RunId>().ok()).is_some_and(|id| id.time() < limit.as_str())
+        let new = || name.strip_prefix('.')?.strip_suffix(".new")?.parse().ok();
+        planned_id(name).or_else(new).is_some_and(|id| id.time() < limit.as_str())
     });
     let paths: Vec<_> =
         old.map(RunId::as_str).chain(unbegun.map(String::as_str)).take(MAX_REMOVED).collect();

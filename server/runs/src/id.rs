@@ -2,6 +2,8 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::LazyLock;
 
 use coldrise_block::{Error, ErrorKind, Result};
 
@@ -10,15 +12,32 @@ const MAX_BYTES: usize = 64;
 /// The form of `20261123T014500Z-4f2a-`: d is a digit, x a hexadecimal digit.
 const PREFIX: &[u8] = b"ddddddddTddddddZ-xxxx-";
 
+/// The bit of the number that planned runs have.
+const PLANNED: u16 = 0x8000;
+
 /// The name of one run, which is also the name of its folder.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RunId(String);
 
 impl RunId {
-    /// An id for a run of `command` that starts now; `number` tells runs of one second apart.
-    pub(crate) fn new(now: jiff::Timestamp, number: u16, command: &str) -> RunId {
-        let word: String =
-            command.chars().map(|c| if c == ' ' { '-' } else { c }).take(32).collect();
+    /// An id for a run of `command` that starts now, with a random number: others may begin in the
+    /// same second.
+    pub(crate) fn new(now: jiff::Timestamp, command: &str) -> RunId {
+        RunId::with_number(now, random_number() & !PLANNED, command)
+    }
+
+    /// An id for a planned run. Its number differs from those of [`RunId::new`], and from the
+    /// previous 32,767 of this process.
+    pub(crate) fn planned(now: jiff::Timestamp, command: &str) -> RunId {
+        static LAST: LazyLock<AtomicU16> = LazyLock::new(|| AtomicU16::new(random_number()));
+        let number = LAST.fetch_add(1, Ordering::Relaxed);
+        RunId::with_number(now, number | PLANNED, command)
+    }
+
+    fn with_number(now: jiff::Timestamp, number: u16, command: &str) -> RunId {
+        let letter = |c: char| if c.is_ascii_lowercase() { c } else { '-' };
+        let word: String = command.chars().map(letter).take(32).collect();
+        let word = if word.is_empty() { "-" } else { &word };
         RunId(format!("{}-{number:04x}-{word}", now.strftime("%Y%m%dT%H%M%SZ")))
     }
 
@@ -27,10 +46,22 @@ impl RunId {
         &self.0
     }
 
+    /// The command in the id, with `-` for spaces.
+    pub(crate) fn word(&self) -> &str {
+        self.0.get(PREFIX.len()..).unwrap_or_default()
+    }
+
     /// The time in the id, as text that sorts: `20261123T014500Z`.
     pub(crate) fn time(&self) -> &str {
         self.0.get(..16).unwrap_or_default()
     }
+}
+
+fn random_number() -> u16 {
+    let mut random = [0; 2];
+    // Without random bytes, ids of one second may be equal: the second run then takes another.
+    let _ = rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty());
+    u16::from_ne_bytes(random)
 }
 
 impl FromStr for RunId {
@@ -64,15 +95,23 @@ impl fmt::Display for RunId {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use super::RunId;
 
     #[test]
     fn an_id_is_a_time_a_number_and_a_command() {
         let now = "2026-11-23T01:45:00.9Z".parse().unwrap();
-        let id = RunId::new(now, 0x4f2a, "serve nbd");
+        let id = RunId::with_number(now, 0x4f2a, "serve nbd");
         assert_eq!(id.as_str(), "20261123T014500Z-4f2a-serve-nbd");
         assert_eq!(id.as_str().parse::<RunId>().unwrap(), id);
-        assert_eq!(id.time(), "20261123T014500Z");
+        assert_eq!((id.time(), id.word()), ("20261123T014500Z", "serve-nbd"));
+        let planned: Vec<_> = (0..1000).map(|_| RunId::planned(now, "Ä")).collect();
+        assert_eq!(planned.iter().collect::<HashSet<_>>().len(), 1000);
+        assert!(planned.iter().all(|id| id.as_str().parse::<RunId>().is_ok()));
+        let is_planned = |id: &RunId| id.as_str().as_bytes()[17] >= b'8';
+        assert!(planned.iter().all(is_planned));
+        assert!((0..100).all(|_| !is_planned(&RunId::new(now, "gc"))));
         let long = format!("20261123T014500Z-4f2a-{}", "b".repeat(60));
         for text in [
             "",

@@ -29,8 +29,12 @@ mod follow;
 mod history;
 mod id;
 mod log;
+mod page;
+mod planned;
 mod redact;
 mod run;
+mod starter;
+mod watch;
 
 #[cfg(test)]
 mod tests;
@@ -39,5 +43,8 @@ pub use documents::{Failure, LogLine, Outcome, Plan, RunRecord, State, Who};
 pub use folder::{RunList, RunsFolder};
 pub use follow::Follow;
 pub use id::RunId;
+pub use planned::{Planned, Request};
 pub use redact::{redact, redact_arguments};
 pub use run::Run;
+pub use starter::Starter;
+pub use watch::Watch;

@@ -1,7 +1,7 @@
 //! The log of a run: JSON lines, in two halves.
 //!
 //! When `log` exceeds its bound, it is renamed to `log.1`, which is replaced, and a new `log`
-//! begins. Lines are not synced.
+//! begins with the line of [`Beginning`]. Lines are not synced.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use crate::documents::LogLine;
 use crate::folder::RunFiles;
+use crate::page::Beginning;
 
 /// Size at which the log is renamed, in bytes.
 const MAX_BYTES: u64 = 8 << 20;
@@ -23,6 +24,8 @@ pub(crate) struct LogFile {
     path: PathBuf,
     file: File,
     bytes: u64,
+    /// Number of bytes that were logged before this file.
+    from_byte: u64,
     /// A failed write may have left a part of a line.
     is_torn: bool,
 }
@@ -30,7 +33,7 @@ pub(crate) struct LogFile {
 impl LogFile {
     pub(crate) fn create(folder: &Path) -> std::io::Result<LogFile> {
         let path = folder.join("log");
-        Ok(LogFile { file: new_file(&path)?, path, bytes: 0, is_torn: false })
+        Ok(LogFile { file: new_file(&path)?, path, bytes: 0, from_byte: 0, is_torn: false })
     }
 
     /// The run's folder was renamed.
@@ -40,11 +43,21 @@ impl LogFile {
 
     pub(crate) fn append(&mut self, line: &LogLine) -> std::io::Result<()> {
         if self.bytes > MAX_BYTES {
-            std::fs::rename(&self.path, self.path.with_file_name("log.1"))?;
-            self.file = new_file(&self.path)?;
+            match std::fs::rename(&self.path, self.path.with_file_name("log.1")) {
+                // The new file could not be made the last time.
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+                renamed => renamed?,
+            }
+            let old = std::mem::replace(&mut self.file, new_file(&self.path)?);
+            self.from_byte = self.from_byte.saturating_add(old.metadata()?.len());
             self.bytes = 0;
+            self.is_torn = false;
         }
         let mut text = if self.is_torn { b"\n".to_vec() } else { Vec::new() };
+        if self.bytes == 0 && self.from_byte > 0 {
+            serde_json::to_writer(&mut text, &Beginning { from_byte: self.from_byte })?;
+            text.push(b'\n');
+        }
         serde_json::to_writer(&mut text, line)?;
         text.push(b'\n');
         let written = self.file.write_all(&text);

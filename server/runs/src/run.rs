@@ -8,18 +8,22 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use coldrise_block::{create_private, replace_file, Context, Error, ErrorKind, Result};
+use coldrise_block::{
+    create_private, remove_if_present, rename_over, temporary_path, write_synced, Context, Error,
+    ErrorKind, Result,
+};
 use rustix::fs::{flock, FlockOperation};
 use serde_json::{json, Value};
 
 use crate::documents::{now_ms, Failure, LogLine, Outcome, Plan};
 use crate::folder::{RunFiles, RunsFolder, MAX_PLAN_BYTES, MAX_RESULT_BYTES};
 use crate::log::{LogFile, MAX_TEXT_BYTES};
+use crate::planned::{plan_again, Planned, Request};
 use crate::{control, history, redact, RunId};
 
 /// Least time between two progress lines, in milliseconds.
 const PROGRESS_INTERVAL_MS: u64 = 1000;
-/// Attempts to find a free id: the odds of one failure are 1 in 65,536 per run of that second.
+/// Attempts to find a free id: the odds of one failure are 1 in 32,768 per run of that second.
 const MAX_ATTEMPTS: u32 = 8;
 
 type Warn = Box<dyn Fn(&str) + Send + Sync>;
@@ -47,6 +51,8 @@ struct Open {
     path: PathBuf,
     log: LogFile,
     listener: Option<Arc<UnixListener>>,
+    /// Of a planned run: where it was planned, and the request.
+    planned: Option<(PathBuf, Request)>,
     _lock: File,
 }
 
@@ -60,28 +66,43 @@ impl Run {
         warn: impl Fn(&str) + Send + Sync + 'static,
         cancel: impl Fn() + Send + 'static,
     ) -> Run {
-        let shared = Arc::new(Shared {
-            warn: Box::new(warn),
-            has_warned: AtomicBool::new(false),
-            started: std::time::Instant::now(),
-            next_progress_ms: AtomicU64::new(0),
-            is_cancelled: AtomicBool::new(false),
-            open: Mutex::new(None),
-            last_progress: Mutex::new(None),
-        });
+        let shared = Shared::new(warn);
         let Some(folder) = folder else { return Run { id: None, shared } };
         let made = folder.make().and_then(|()| {
             // A later run tries again.
             let _ = history::clean(folder, jiff::Timestamp::now());
             make(folder, plan)
         });
-        let (id, open) = match made {
-            Ok(made) => made,
+        match made {
+            Ok((id, open)) => Run::answering(id, open, shared, cancel),
             Err(error) => {
                 shared.warn(&error);
-                return Run { id: None, shared };
+                Run { id: None, shared }
             }
-        };
+        }
+    }
+
+    /// Begins a planned run.
+    ///
+    /// # Errors
+    /// `Busy` if it has begun already; errors of the operating system: it is still planned, and
+    /// the command must not run.
+    pub fn begin_planned(
+        planned: Planned,
+        plan: &Plan,
+        warn: impl Fn(&str) + Send + Sync + 'static,
+        cancel: impl Fn() + Send + 'static,
+    ) -> Result<Run> {
+        let (id, open) = make_planned(planned, plan)?;
+        Ok(Run::answering(id, open, Shared::new(warn), cancel))
+    }
+
+    fn answering(
+        id: RunId,
+        open: Open,
+        shared: Arc<Shared>,
+        cancel: impl Fn() + Send + 'static,
+    ) -> Run {
         let path = open.path.clone();
         *shared.open() = Some(open);
         let served = listen(&path).and_then(|listener| {
@@ -90,7 +111,12 @@ impl Run {
                 open.listener = Some(Arc::clone(&listener));
             }
             let answering = Arc::clone(&shared);
-            let serve = move || control::serve(&listener, |word| answering.answer(word, &cancel));
+            let is_ended = {
+                let shared = Arc::clone(&shared);
+                move || shared.open().is_none()
+            };
+            let serve =
+                move || control::serve(&listener, is_ended, |word| answering.answer(word, &cancel));
             let thread = std::thread::Builder::new().name("run control".to_owned());
             thread.spawn(serve).map(drop)
         });
@@ -110,16 +136,7 @@ impl Run {
         if self.id.is_none() {
             return;
         }
-        let mut text = redact(text);
-        let end =
-            (0..=MAX_TEXT_BYTES.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
-        text.truncate(end.unwrap_or(0));
-        self.shared.append(&LogLine {
-            at_ms: now_ms(),
-            level: level.to_owned(),
-            text,
-            progress: None,
-        });
+        self.shared.append_text(level, redact(text));
     }
 
     /// Whether [`Run::progress`] would log now: callers need not compute what is dropped.
@@ -140,16 +157,22 @@ impl Run {
         self.shared.append(&LogLine { at_ms: now_ms(), level, text: String::new(), progress });
     }
 
-    /// Ends the run with its result, which is durable when this returns. Only the first call
-    /// counts.
+    /// Ends the run with its result. Only the first call counts. A power cut soon after may
+    /// leave the run lost, never another result.
     pub fn finish(&self, exit_code: u8, error: Option<Failure>, counts: Option<Value>) {
         self.shared.finish(exit_code, error, counts);
     }
 
-    /// Removes the run: this process is about to become another program, which begins its own.
+    /// Removes the run: this process is about to become another program, which begins its own. A
+    /// planned run is planned again, and the program begins that.
     pub fn discard(&self) {
-        if let Some(open) = self.shared.close() {
+        let Some(open) = self.shared.close() else { return };
+        let Some((planned, request)) = &open.planned else {
             history::remove_files(&open.path);
+            return;
+        };
+        if let Err(error) = plan_again(&open.path, planned, request) {
+            self.shared.warn(&Error::io("planning this run again", error));
         }
     }
 }
@@ -161,6 +184,18 @@ impl Drop for Run {
 }
 
 impl Shared {
+    fn new(warn: impl Fn(&str) + Send + Sync + 'static) -> Arc<Shared> {
+        Arc::new(Shared {
+            warn: Box::new(warn),
+            has_warned: AtomicBool::new(false),
+            started: std::time::Instant::now(),
+            next_progress_ms: AtomicU64::new(0),
+            is_cancelled: AtomicBool::new(false),
+            open: Mutex::new(None),
+            last_progress: Mutex::new(None),
+        })
+    }
+
     fn open(&self) -> MutexGuard<'_, Option<Open>> {
         lock(&self.open)
     }
@@ -177,6 +212,11 @@ impl Shared {
             );
             (self.warn)(&text);
         }
+    }
+
+    fn append_text(&self, level: &str, text: String) {
+        let (level, text) = (level.to_owned(), cut(text));
+        self.append(&LogLine { at_ms: now_ms(), level, text, progress: None });
     }
 
     fn append(&self, line: &LogLine) {
@@ -198,13 +238,7 @@ impl Shared {
             "cancel" => {
                 // A second Ctrl-C would end the process at once.
                 if !self.is_cancelled.swap(true, Ordering::Relaxed) {
-                    let text = "cancelled from another process".to_owned();
-                    self.append(&LogLine {
-                        at_ms: now_ms(),
-                        level: "info".to_owned(),
-                        text,
-                        progress: None,
-                    });
+                    self.append_text("info", "cancelled from another process".to_owned());
                     cancel();
                 }
                 json!({ "cancelled": true })
@@ -226,18 +260,39 @@ impl Shared {
 
     fn finish(&self, exit_code: u8, error: Option<Failure>, counts: Option<Value>) {
         let Some(open) = self.close() else { return };
-        let error =
-            error.map(|Failure { kind, message }| Failure { kind, message: redact(&message) });
-        let mut outcome = Outcome { exit_code, error, counts, ended_at_ms: now_ms() };
-        let mut text = redact(&json!(outcome).to_string());
-        if text.len() as u64 > MAX_RESULT_BYTES {
-            outcome.counts = None;
-            text = redact(&json!(outcome).to_string());
-        }
-        if let Err(error) = replace_file(&open.path.join("result.json"), text.as_bytes()) {
+        let outcome = Outcome { exit_code, error, counts, ended_at_ms: now_ms() };
+        if let Err(error) = write_result(&open.path, outcome) {
             self.warn(&error);
         }
     }
+}
+
+/// Writes result.json, whole or not at all. Only its content is synced: if a power cut takes
+/// its name, the run is lost, which is safe, and each run saves a sync of the folder.
+pub(crate) fn write_result(folder: &Path, mut outcome: Outcome) -> Result<()> {
+    if let Some(Failure { message, .. }) = &mut outcome.error {
+        *message = cut(redact(message));
+    }
+    let mut text = redact(&json!(outcome).to_string());
+    if text.len() as u64 > MAX_RESULT_BYTES {
+        outcome.counts = None;
+        text = redact(&json!(outcome).to_string());
+    }
+    let path = folder.join("result.json");
+    let temporary = temporary_path(&path);
+    let written =
+        write_synced(&temporary, text.as_bytes()).and_then(|()| rename_over(&temporary, &path));
+    written.context(|| format!("writing {}", path.display())).inspect_err(|_| {
+        // On a full drive the file's space is needed.
+        let _ = std::fs::remove_file(&temporary);
+    })
+}
+
+/// The text, at most [`MAX_TEXT_BYTES`] of it.
+fn cut(mut text: String) -> String {
+    let end = (0..=MAX_TEXT_BYTES.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
+    text.truncate(end.unwrap_or(0));
+    text
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -247,10 +302,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// Prepares the folder under another name, and renames it when it is locked.
 fn make(folder: &RunsFolder, plan: &Plan) -> Result<(RunId, Open)> {
     for _ in 0..MAX_ATTEMPTS {
-        let mut random = [0; 2];
-        rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())
-            .map_err(|error| Error::io("asking for random bytes", error.into()))?;
-        let id = RunId::new(jiff::Timestamp::now(), u16::from_ne_bytes(random), &plan.command);
+        let id = RunId::new(jiff::Timestamp::now(), &plan.command);
         let prepared = folder.path().join(format!(".{id}.new"));
         let path = folder.run_path(&id);
         let made = std::fs::DirBuilder::new().mode(0o700).create(&prepared);
@@ -258,11 +310,10 @@ fn make(folder: &RunsFolder, plan: &Plan) -> Result<(RunId, Open)> {
             Err(error) if error.kind() == ErrorKind::AlreadyExists => continue,
             made => made?,
         }
-        let begun = prepare(&prepared, plan).and_then(|mut open| {
+        let begun = new_lock(&prepared).and_then(|lock| {
+            let log = fill(&prepared, plan)?;
             std::fs::rename(&prepared, &path)?;
-            open.log.moved_to(&path);
-            open.path = path;
-            Ok(open)
+            Ok(Open::new(path, log, lock, None))
         });
         match begun {
             Ok(open) => return Ok((id, open)),
@@ -278,18 +329,50 @@ fn make(folder: &RunsFolder, plan: &Plan) -> Result<(RunId, Open)> {
     Err(Error::new(ErrorKind::AlreadyExists, "too many runs began in this second"))
 }
 
-fn prepare(path: &Path, plan: &Plan) -> std::io::Result<Open> {
+/// Fills the folder of a planned run, and makes it a run.
+fn make_planned(planned: Planned, plan: &Plan) -> Result<(RunId, Open)> {
+    let request = planned.request()?;
+    // Of a process that was killed after it had filled the folder.
+    remove_if_present(&planned.path.join("log"))?;
+    let log = fill(&planned.path, plan);
+    let log = log.context(|| format!("filling {}", planned.path.display()))?;
+    planned.enter()?;
+    let again = Some((planned.path, request));
+    Ok((planned.id, Open::new(planned.run_path, log, planned.lock, again)))
+}
+
+impl Open {
+    fn new(
+        path: PathBuf,
+        mut log: LogFile,
+        lock: File,
+        planned: Option<(PathBuf, Request)>,
+    ) -> Open {
+        log.moved_to(&path);
+        Open { path, log, listener: None, planned, _lock: lock }
+    }
+}
+
+fn new_lock(path: &Path) -> std::io::Result<File> {
     let mut options = std::fs::OpenOptions::new();
     let lock = options.write(true).create_new(true).mode(0o600).open(path.join("lock"))?;
     flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
+    Ok(lock)
+}
+
+fn fill(path: &Path, plan: &Plan) -> std::io::Result<LogFile> {
+    write_plan(path, plan)?;
+    LogFile::create(path)
+}
+
+/// Writes plan.json.
+pub(crate) fn write_plan(path: &Path, plan: &Plan) -> std::io::Result<()> {
     let mut text = json!(plan).to_string();
     if text.len() as u64 > MAX_PLAN_BYTES {
         let arguments = vec!["(too long)".to_owned()];
         text = json!(Plan { arguments, ..plan.clone() }).to_string();
     }
-    create_private(&path.join("plan.json"))?.write_all(text.as_bytes())?;
-    let log = LogFile::create(path)?;
-    Ok(Open { path: path.to_owned(), log, listener: None, _lock: lock })
+    create_private(&path.join("plan.json"))?.write_all(text.as_bytes())
 }
 
 fn listen(path: &Path) -> std::io::Result<UnixListener> {

@@ -20,6 +20,9 @@ fn plan(command: &str) -> Plan {
         point: None,
         who: Who::this_process(),
         started_at_ms: 1,
+        job: None,
+        requested_by: None,
+        attempt: 0,
     }
 }
 
@@ -142,13 +145,37 @@ fn a_log_has_two_halves_and_is_followed_across_them() {
     run.log("info", "0");
     assert_eq!(follow.next().unwrap().unwrap().text, "0");
     let long = "é".repeat(6000);
+    let mut paged = Vec::new();
+    let (lines, mut offset) = folder.log_from(id, 0, 0).unwrap();
+    paged.extend(lines);
+    for i in 0..1200 {
+        run.log("info", &long);
+        if i % 100 == 0 {
+            let (lines, next) = folder.log_from(id, offset, u64::MAX).unwrap();
+            paged.extend(lines);
+            offset = next;
+        }
+    }
+    run.log("info", "last");
+    loop {
+        let (lines, next) = folder.log_from(id, offset, 1).unwrap();
+        paged.extend(lines);
+        if std::mem::replace(&mut offset, next) == next {
+            break;
+        }
+    }
+    let texts: Vec<_> = paged.into_iter().map(|line| line.text).collect();
+    assert_eq!((texts.len(), texts[1].len(), texts[1201].as_str()), (1202, 8192, "last"));
+    assert_eq!(folder.log_from(id, u64::MAX, 0).unwrap(), (Vec::new(), offset));
+    // A third half: the offset of the first line is gone.
     for _ in 0..1200 {
         run.log("info", &long);
     }
-    run.log("info", "last");
+    let (lines, next) = folder.log_from(id, 0, 0).unwrap();
+    assert!(!lines.is_empty() && next > 8 << 20 && next < 9 << 20, "{next}");
     run.finish(0, None, None);
     let texts: Vec<_> = follow.map(|line| line.unwrap().text).collect();
-    assert_eq!((texts.len(), texts[0].len(), texts[1200].as_str()), (1201, 8192, "last"));
+    assert!(texts.len() > 1200 && texts[0].len() == 8192, "{}", texts.len());
     let size = |name| std::fs::metadata(folder.run_path(id).join(name)).unwrap().len();
     assert!(size("log.1") < (8 << 20) + 9000 && size("log") < 8 << 20);
 }
@@ -213,4 +240,14 @@ fn a_discarded_run_leaves_nothing() {
     assert!(folder.list(usize::MAX).unwrap().runs.is_empty());
     let id: RunId = "20260101T000000Z-0000-gc".parse().unwrap();
     assert_eq!(folder.read(&id).unwrap_err().kind(), ErrorKind::NotFound);
+}
+
+#[test]
+fn an_error_of_any_length_leaves_a_failed_run() {
+    let home = tempfile::tempdir().unwrap();
+    let folder = RunsFolder::at(home.path().join("runs"));
+    let run = begin(&folder, "gc");
+    let error = Failure { kind: "io".into(), message: "é".repeat(200_000) };
+    run.finish(1, Some(error), None);
+    assert_eq!(state(&folder, &run), State::Failed);
 }
