@@ -23,8 +23,12 @@ mod clock;
 mod database;
 mod events;
 mod listener;
+mod log_lines;
+mod metrics;
 mod pattern;
 mod service;
+mod supervision;
+mod told;
 
 use std::process::ExitCode;
 

@@ -7,8 +7,10 @@ mod access;
 mod caller;
 mod events;
 mod input;
+mod metrics;
 mod problem;
 mod runs;
+mod told;
 
 use std::time::Duration;
 
@@ -65,7 +67,11 @@ impl Modify for Security {
 fn routes() -> OpenApiRouter<SharedService> {
     OpenApiRouter::with_openapi(Document::openapi())
         .routes(routes!(health))
-        .nest("/api/v1", access::routes().merge(runs::routes()).merge(events::routes()))
+        .merge(metrics::routes())
+        .nest(
+            "/api/v1",
+            access::routes().merge(runs::routes()).merge(told::routes()).merge(events::routes()),
+        )
 }
 
 /// The OpenAPI document.

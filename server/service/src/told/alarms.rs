@@ -6,8 +6,9 @@ use coldrise_block::{Error, ErrorKind, Result};
 use rusqlite::{params, Connection, Row, Transaction};
 use serde::Serialize;
 
-use super::condition::{Condition, Topic};
+use super::condition::{Condition, Severity, Topic};
 use super::message::Occasion;
+use crate::access::Identity;
 use crate::clock::now_ms;
 use crate::database::{Database, SqlResult};
 
@@ -35,6 +36,14 @@ impl Alarm {
     /// Whether it holds.
     pub(crate) fn is_active(&self) -> bool {
         self.cleared_ms.is_none()
+    }
+
+    /// Whether a caller sees it: one without a machine concerns all machines.
+    pub(crate) fn is_seen_by(&self, caller: &Identity) -> bool {
+        match &self.condition.machine {
+            Some(machine) => caller.sees(machine),
+            None => caller.sees_all(),
+        }
     }
 }
 
@@ -92,7 +101,9 @@ pub(super) fn settle(
             Some(_) => None,
         };
         store(sql, condition, occasion, now_ms)?;
-        changes.extend(occasion.map(|occasion| AlarmChange { condition: condition.clone(), occasion }));
+        changes.extend(
+            occasion.map(|occasion| AlarmChange { condition: condition.clone(), occasion }),
+        );
     }
     for alarm in active.into_values().filter(|alarm| !unknown.contains(&alarm.condition.topic)) {
         sql.prepare_cached("UPDATE alarms SET cleared_ms = ?2 WHERE key = ?1")?
@@ -135,6 +146,22 @@ fn store(
     Ok(())
 }
 
+/// The severity of an alarm that holds.
+pub(super) fn held(sql: &Connection, key: &str) -> SqlResult<Option<Severity>> {
+    let active = read_all(sql)?.into_iter().filter(Alarm::is_active);
+    Ok(active
+        .filter(|alarm| alarm.condition.key == key)
+        .map(|alarm| alarm.condition.severity)
+        .next())
+}
+
+/// Number of alarms that hold: warnings, failures.
+pub(super) fn counts(sql: &Connection) -> SqlResult<(usize, usize)> {
+    let active: Vec<_> = read_all(sql)?.into_iter().filter(Alarm::is_active).collect();
+    let count = |severity| active.iter().filter(|a| a.condition.severity == severity).count();
+    Ok((count(Severity::Warn), count(Severity::Fail)))
+}
+
 impl Database {
     /// All alarms, the newest first; also those that were cleared in the last 90 days.
     pub(crate) fn alarms(&self) -> Result<Vec<Alarm>> {
@@ -167,9 +194,8 @@ pub(crate) fn no_alarm(key: &str) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use super::{settle, Condition, Occasion, Topic, REMINDER_MS};
+    use super::{settle, Condition, Occasion, Severity, Topic, REMINDER_MS};
     use crate::database::Database;
-    use crate::told::condition::Severity;
 
     fn settled(
         database: &Database,

@@ -77,7 +77,14 @@ impl Message {
             messages.iter().map(|message| format!("{}\n", message.subject())).collect();
         let link = messages.first().and_then(|message| message.link.as_deref());
         let link = link.and_then(|link| Some(format!("{}#/", link.split_once("#/")?.0)));
-        Ok(Message { id: random_id()?, at_ms, occasion: Occasion::Event, condition, link, messages })
+        Ok(Message {
+            id: random_id()?,
+            at_ms,
+            occasion: Occasion::Event,
+            condition,
+            link,
+            messages,
+        })
     }
 
     /// How bad it is. Good news is never bad.

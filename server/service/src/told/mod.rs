@@ -19,19 +19,22 @@ mod evaluation;
 mod mail;
 mod message;
 mod outbox;
-mod settings;
+mod secret_file;
+pub(crate) mod settings;
 mod space;
 pub(crate) mod targets;
 mod webhook;
 
+use std::time::Instant;
+
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-pub(crate) use alarms::Alarm;
-pub(crate) use condition::{Condition, Severity, Topic};
+pub(crate) use alarms::{no_alarm, Alarm};
+pub(crate) use condition::Severity;
 pub(crate) use delivery::{deliver, send_test};
-pub(crate) use ended_runs::LastResult;
 pub(crate) use evaluation::evaluate;
+pub(crate) use space::Drive;
 
 /// What the parts of this module share, and others ask.
 #[derive(Default)]
@@ -39,6 +42,8 @@ pub(crate) struct Messenger {
     /// Notified when the outbox has something new.
     outbox: Notify,
     figures: Mutex<Figures>,
+    /// Since when the repository is away; `None` while it is there.
+    away_since: Mutex<Option<Instant>>,
 }
 
 /// The state at the last evaluation.

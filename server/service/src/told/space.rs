@@ -41,9 +41,8 @@ impl Drive {
     pub(crate) fn of(path: &Path) -> Result<Drive> {
         let found = rustix::fs::statvfs(path).map_err(std::io::Error::from);
         let found = found.context(|| format!("reading the file system of {}", path.display()))?;
-        let bytes = |blocks: u64| {
-            i64::try_from(blocks.saturating_mul(found.f_frsize)).unwrap_or(i64::MAX)
-        };
+        let bytes =
+            |blocks: u64| i64::try_from(blocks.saturating_mul(found.f_frsize)).unwrap_or(i64::MAX);
         Ok(Drive {
             used_bytes: bytes(found.f_blocks.saturating_sub(found.f_bfree)),
             available_bytes: bytes(found.f_bavail),
@@ -199,16 +198,17 @@ mod tests {
         assert_eq!(severity(GIB, 31, Some(Severity::Warn)), Some(Severity::Warn));
         assert_eq!(severity(GIB, 34, Some(Severity::Warn)), None);
         let found = condition(&growth(GIB), drive(20), 10 * DAY_MS, Path::new("/srv"), None);
-        assert_eq!(found.unwrap().summary, "the repository's file system will be full on 1970-01-31");
+        assert_eq!(
+            found.unwrap().summary,
+            "the repository's file system will be full on 1970-01-31"
+        );
     }
 
     #[test]
     fn samples_are_rare_and_end() {
         let folder = tempfile::tempdir().unwrap();
         let database = Database::open(folder.path()).unwrap();
-        let take = |now_ms| {
-            database.change(|sql| sample(sql, drive(1), now_ms)).unwrap().len()
-        };
+        let take = |now_ms| database.change(|sql| sample(sql, drive(1), now_ms)).unwrap().len();
         assert_eq!((take(0), take(1), take(SAMPLE_INTERVAL_MS)), (1, 1, 2));
         assert_eq!(take(14 * DAY_MS + 1), 2, "the oldest is over");
         assert_eq!(take(DAY_MS), 2, "the clock was set back");
