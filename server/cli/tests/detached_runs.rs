@@ -65,7 +65,11 @@ fn a_run_outlives_the_process_group_of_its_starter() {
     let id =
         lines.map(Result::unwrap).find_map(|line| Some(line.strip_prefix("started ")?.to_owned()));
     let id: RunId = id.unwrap().parse().unwrap();
-    wait_for(&mut watch, || home.path().join("socket").exists());
+    let _end = End(&folder, &id);
+    let output = || std::fs::read_to_string(folder.run_path(&id).join("output"));
+    wait_for(&mut watch, || {
+        output().is_ok_and(|text| text.lines().any(|line| line.starts_with("ready")))
+    });
     let group = Pid::from_child(&service);
     kill_process_group(group, Signal::KILL).unwrap();
     service.wait().unwrap();
@@ -93,9 +97,18 @@ fn a_run_outlives_the_process_group_of_its_starter() {
         }
     }
     folder.cancel(&id).unwrap();
-    wait_for(&mut watch, || folder.read(&id).unwrap().state == State::Ok);
-    let output = std::fs::read_to_string(folder.run_path(&id).join("output")).unwrap();
-    assert!(output.contains("ready"), "{output}");
+    wait_for(&mut watch, || folder.read(&id).unwrap().state != State::Running);
+    let run = folder.read(&id).unwrap();
+    assert_eq!(run.state, State::Ok, "{run:?}");
+}
+
+/// Ends the run if the test fails.
+struct End<'a>(&'a RunsFolder, &'a RunId);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        let _ = self.0.cancel(self.1);
+    }
 }
 
 fn wait_for(watch: &mut Watch, is_true: impl Fn() -> bool) {

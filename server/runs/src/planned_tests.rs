@@ -27,7 +27,7 @@ fn a_planned_run_is_begun_once() {
     folder.plan(&id, &request()).unwrap();
     // A plan that exists stays.
     folder.plan(&id, &Request::default()).unwrap();
-    assert_eq!(folder.planned().unwrap(), [id.clone()]);
+    assert_eq!(folder.planned().unwrap(), std::slice::from_ref(&id));
     assert!(folder.list(usize::MAX).unwrap().runs.is_empty());
     let taken = folder.take(&id).unwrap();
     assert_eq!(begin_planned(&folder, &id).err().unwrap().kind(), ErrorKind::Busy);
@@ -50,7 +50,7 @@ fn a_planned_run_is_begun_once() {
     // It restarts as another program: planned again, and begun again.
     run.log("info", "first");
     run.discard();
-    assert_eq!(folder.planned().unwrap(), [id.clone()]);
+    assert_eq!(folder.planned().unwrap(), std::slice::from_ref(&id));
     let run = begin_planned(&folder, &id).unwrap();
     assert!(folder.last_lines(&id, 9).unwrap().is_empty());
     run.finish(0, None, None);
@@ -97,7 +97,7 @@ fn a_starter_that_fails_says_why() {
     folder.plan(&id, &request()).unwrap();
     let missing = Starter::detached(Some("/nowhere/coldrise".into())).start(&folder, &id);
     assert!(missing.unwrap_err().full_message().contains("/nowhere/coldrise"));
-    assert_eq!(folder.planned().unwrap(), [id.clone()]);
+    assert_eq!(folder.planned().unwrap(), std::slice::from_ref(&id));
     // No system has this unit.
     let refused = Starter::Systemd.start(&folder, &id).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::ToolFailed);
