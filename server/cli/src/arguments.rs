@@ -50,7 +50,7 @@ pub(crate) struct Arguments {
 }
 
 /// Options of every command.
-#[derive(Clone, Debug, Args)]
+#[derive(Clone, Debug, Default, PartialEq, Args)]
 pub(crate) struct GlobalOptions {
     /// The repository's directory; without it, COLDRISE_REPO from the environment.
     #[arg(long, global = true, value_name = "DIR", help_heading = "Global options")]
@@ -116,6 +116,7 @@ pub(crate) enum Command {
     Gc(commands::gc::GcArguments),
     Key(commands::key::KeyArguments),
     Runs(commands::runs::RunsArguments),
+    Run(commands::run::RunArguments),
     /// Check this machine and the repository, and suggest fixes.
     ///
     /// Each line says ok, warn or fail. The exit code is 1 if any line says fail, but 10 or 12 if

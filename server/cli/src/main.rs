@@ -38,27 +38,42 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind as ClapErrorKind};
-use clap::{CommandFactory, FromArgMatches};
+use clap::{ArgMatches, CommandFactory, FromArgMatches};
 use coldrise_block::{Error, ErrorKind};
 
-use arguments::Arguments;
+use arguments::{Arguments, Command};
 use invocation::Invocation;
 use report::{print_error, print_line};
 
 fn main() -> ExitCode {
     let words: Vec<OsString> = std::env::args_os().collect();
-    let parsed = Arguments::command().try_get_matches_from(&words).and_then(|matches| {
-        Arguments::from_arg_matches(&matches).map(|arguments| (arguments, matches))
-    });
-    let (arguments, matches) = match parsed {
+    let (mut arguments, mut matches) = match parse_arguments(&words) {
         Ok(parsed) => parsed,
-        Err(error) => return refuse_arguments(&words, &error),
+        Err(refused) => return refused.answer(&words),
     };
+    let mut planned = None;
+    if let Command::Run(run) = &arguments.command {
+        match commands::run::take(&arguments.global, run) {
+            Err(error) => return answer_error(arguments.global.json, &error),
+            Ok(taken) => {
+                (arguments, matches) = (taken.arguments, taken.matches);
+                planned = Some((taken.planned, taken.request));
+            }
+        }
+    }
     keep_secrets_out_of_core_dumps();
     coldrise_store::raise_descriptor_limit();
     let is_json = arguments.global.json;
     let invocation = Invocation::new(arguments.global);
-    run_record::begin(&invocation, &matches);
+    match planned {
+        None => run_record::begin(&invocation, &matches),
+        Some((planned, request)) => {
+            let begun = run_record::begin_planned(&invocation, &matches, planned, request);
+            if let Err(error) = begun {
+                return answer_error(is_json, &error);
+            }
+        }
+    }
     let done = signals::answer_signals(move || answer_interrupted(is_json))
         .and_then(|()| commands::run(&invocation, arguments.command));
     signals::answer_alone();
@@ -70,11 +85,25 @@ fn main() -> ExitCode {
         }
         Err(error) => {
             // First: the run's log gets the message, too.
-            print_error(is_json, error.kind(), &error.full_message());
+            let code = answer_error(is_json, &error);
             run_record::finish_failed(&error);
-            ExitCode::from(error.kind().exit_code())
+            code
         }
     }
+}
+
+fn answer_error(is_json: bool, error: &Error) -> ExitCode {
+    print_error(is_json, error.kind(), &error.full_message());
+    ExitCode::from(error.kind().exit_code())
+}
+
+/// Parses a command line, whose first word is the program.
+fn parse_arguments<T: Into<OsString> + Clone>(
+    words: impl IntoIterator<Item = T>,
+) -> Result<(Arguments, ArgMatches), RefusedArguments> {
+    let matches = Arguments::command().try_get_matches_from(words).map_err(RefusedArguments)?;
+    let arguments = Arguments::from_arg_matches(&matches).map_err(RefusedArguments)?;
+    Ok((arguments, matches))
 }
 
 /// The answer of a command that a signal ends before it watches for signals.
@@ -97,16 +126,16 @@ fn keep_secrets_out_of_core_dumps() {
     let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
 }
 
-/// Prints help and version with exit code 0. Any other argument error exits with the
-/// code for wrong usage.
-fn refuse_arguments(words: &[OsString], error: &clap::Error) -> ExitCode {
-    if matches!(error.kind(), ClapErrorKind::DisplayHelp | ClapErrorKind::DisplayVersion) {
-        print_line(error.render().to_string().trim_end());
-        return ExitCode::SUCCESS;
-    }
-    let message = match (error.kind(), std::error::Error::source(error)) {
+/// Why the arguments are no command.
+struct RefusedArguments(clap::Error);
+
+impl RefusedArguments {
+    fn message(&self) -> String {
+        let error = &self.0;
         // One of our own parsers refused the value: its error is the message.
-        (ClapErrorKind::ValueValidation, Some(reason)) => {
+        if let (ClapErrorKind::ValueValidation, Some(reason)) =
+            (error.kind(), std::error::Error::source(error))
+        {
             let argument = match error.get(ContextKind::InvalidArg) {
                 Some(ContextValue::String(name)) => format!("{name}: "),
                 _ => String::new(),
@@ -114,14 +143,21 @@ fn refuse_arguments(words: &[OsString], error: &clap::Error) -> ExitCode {
             let reason = reason
                 .downcast_ref::<Error>()
                 .map_or_else(|| reason.to_string(), |error| error.full_message());
-            format!("{argument}{reason}")
+            return format!("{argument}{reason}");
         }
-        _ => {
-            let text = error.render().to_string();
-            text.trim_start_matches("error: ").trim_end().to_owned()
+        let text = error.render().to_string();
+        text.trim_start_matches("error: ").trim_end().to_owned()
+    }
+
+    /// Prints help and version with exit code 0. Any other error exits with the code for wrong
+    /// usage.
+    fn answer(&self, words: &[OsString]) -> ExitCode {
+        if matches!(self.0.kind(), ClapErrorKind::DisplayHelp | ClapErrorKind::DisplayVersion) {
+            print_line(self.0.render().to_string().trim_end());
+            return ExitCode::SUCCESS;
         }
-    };
-    let is_json = words.iter().skip(1).any(|word| word == "--json");
-    print_error(is_json, ErrorKind::InvalidInput, &message);
-    ExitCode::from(ErrorKind::InvalidInput.exit_code())
+        let is_json = words.iter().skip(1).any(|word| word == "--json");
+        print_error(is_json, ErrorKind::InvalidInput, &self.message());
+        ExitCode::from(ErrorKind::InvalidInput.exit_code())
+    }
 }

@@ -7,8 +7,8 @@ use std::io::Write;
 use std::sync::OnceLock;
 
 use clap::ArgMatches;
-use coldrise_block::{Error, ErrorKind};
-use coldrise_runs::{redact_arguments, Failure, Plan, Run, RunsFolder, Who};
+use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_runs::{redact_arguments, Failure, Plan, Planned, Request, Run, RunsFolder, Who};
 use serde_json::Value;
 use tracing_subscriber::fmt::MakeWriter;
 
@@ -33,25 +33,67 @@ const LONG_COMMANDS: [&str; 11] = [
 
 static RUN: OnceLock<Run> = OnceLock::new();
 
+/// Whether a command is a run.
+pub(crate) fn is_long(command: &str) -> bool {
+    LONG_COMMANDS.contains(&command)
+}
+
+/// The folder of runs.
+///
+/// # Errors
+/// `InvalidInput` if runs are turned off.
+pub(crate) fn folder() -> Result<RunsFolder> {
+    RunsFolder::from_environment().ok_or_else(|| {
+        let text = "runs are not recorded: COLDRISE_RUNS is none, or there is no home";
+        Error::new(ErrorKind::InvalidInput, text)
+    })
+}
+
 /// Begins the record if the command is a long one and changes or reads more than lists.
 /// Reports problems as a warning and goes on.
 pub(crate) fn begin(invocation: &Invocation, matches: &ArgMatches) {
     let Some((name, arguments)) = matches.subcommand() else { return };
     let is_dry = arguments.try_get_one::<bool>("dry_run").ok().flatten() == Some(&true);
-    if !LONG_COMMANDS.contains(&name) || is_dry {
+    if !is_long(name) || is_dry {
         return;
     }
     let Some(folder) = RunsFolder::from_environment() else { return };
+    let words = std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned());
+    let plan = plan(invocation, name, arguments, words.collect());
+    let _ = RUN.set(Run::begin(Some(&folder), &plan, warn(invocation), cancel));
+}
+
+/// Begins the record of a planned run.
+///
+/// # Errors
+/// The errors of [`Run::begin_planned`].
+pub(crate) fn begin_planned(
+    invocation: &Invocation,
+    matches: &ArgMatches,
+    planned: Planned,
+    request: Request,
+) -> Result<()> {
+    let (name, arguments) = matches.subcommand().unwrap_or(("", matches));
+    let plan = Plan {
+        job: request.job,
+        requested_by: request.requested_by,
+        attempt: request.attempt,
+        ..plan(invocation, name, arguments, request.arguments)
+    };
+    let _ = RUN.set(Run::begin_planned(planned, &plan, warn(invocation), cancel)?);
+    Ok(())
+}
+
+fn plan(invocation: &Invocation, name: &str, arguments: &ArgMatches, words: Vec<String>) -> Plan {
     let command = match arguments.subcommand_name() {
         Some(kind) => format!("{name} {kind}"),
         None => name.to_owned(),
     };
     let (machine, point) = subject(arguments);
-    let words = std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned());
     let repository = invocation.repository_path().and_then(|path| {
         std::path::absolute(path).map_err(|error| Error::io("finding the repository", error))
     });
-    let plan = Plan {
+    Plan {
         command,
         arguments: redact_arguments(words),
         repository: repository.ok().map(|path| path.to_string_lossy().into_owned()),
@@ -59,14 +101,19 @@ pub(crate) fn begin(invocation: &Invocation, matches: &ArgMatches) {
         point,
         who: Who::this_process(),
         started_at_ms: u64::try_from(jiff::Timestamp::now().as_millisecond()).unwrap_or(0),
-    };
+        job: None,
+        requested_by: None,
+        attempt: 0,
+    }
+}
+
+fn warn(invocation: &Invocation) -> impl Fn(&str) + Send + Sync + 'static {
     let is_quiet = invocation.is_quiet();
-    let warn = move |text: &str| {
+    move |text| {
         if !is_quiet {
             print_on_stderr(text);
         }
-    };
-    let _ = RUN.set(Run::begin(Some(&folder), &plan, warn, cancel));
+    }
 }
 
 /// Machine and point of the command, from its argument MACHINE or ADDRESS.

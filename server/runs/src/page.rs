@@ -10,7 +10,7 @@ use coldrise_block::{Context, Result};
 use serde::{Deserialize, Serialize};
 
 use crate::documents::LogLine;
-use crate::folder::{RunFiles, RunsFolder};
+use crate::folder::RunsFolder;
 use crate::{log, RunId};
 
 /// Bounds of a piece, in bytes. Lines are shorter than the lower one.

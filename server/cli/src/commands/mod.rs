@@ -21,6 +21,7 @@ pub(crate) mod publish;
 pub(crate) mod quarantine;
 pub(crate) mod repair;
 pub(crate) mod restore;
+pub(crate) mod run;
 pub(crate) mod runs;
 pub(crate) mod seal;
 pub(crate) mod serve;
@@ -70,6 +71,8 @@ pub(crate) fn run(invocation: &Invocation, command: Command) -> Result<Report> {
         Command::Fold(arguments) => fold::run(invocation, &arguments),
         Command::Gc(arguments) => gc::run(invocation, &arguments),
         Command::Key(arguments) => key::run(invocation, &arguments),
+        // main() has put the planned command in its place.
+        Command::Run(_) => Err(run::refuse("run")),
         Command::Runs(arguments) => runs::run(invocation, &arguments),
         Command::Doctor => doctor::run(invocation),
         Command::Completion(arguments) => completion::run(&arguments),

@@ -10,6 +10,7 @@ use serde_json::{json, Value};
 
 use crate::invocation::Invocation;
 use crate::report::{print_line, table, Report};
+use crate::run_record;
 use crate::units::{show_duration, show_moment};
 
 /// Number of ended runs that are listed without --all.
@@ -79,10 +80,7 @@ struct UnknownEntry {
 }
 
 pub(crate) fn run(invocation: &Invocation, arguments: &RunsArguments) -> Result<Report> {
-    let folder = RunsFolder::from_environment().ok_or_else(|| {
-        let text = "runs are not recorded: COLDRISE_RUNS is none, or there is no home";
-        Error::new(ErrorKind::InvalidInput, text)
-    })?;
+    let folder = run_record::folder()?;
     match &arguments.action {
         None => list(invocation, &folder, arguments.all),
         Some(Action::Show { id, follow }) => show(invocation, &folder, id, *follow),
