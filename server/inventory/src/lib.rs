@@ -1,2 +1,50 @@
 //! Machines, points, sessions and space as documents.
+//!
+//! A document is what `--json` prints and what the API answers: both fill the same type with the
+//! same function, so one thing has one form.
+//!
+//! ```text
+//!   coldrise list, show, … ──▶ documents ◀── Inventory ◀── coldrised
+//!                                 │              │ index of all points, refreshed by signs
+//!                                 ▼              ▼
+//!                       Repository, Catalog, sessions, ExportTree
+//! ```
+//!
+//! [`Inventory`] is for a program that runs for months: it keeps a small index in memory and reads
+//! again only what changed. Commands fill the documents from a repository that they have just
+//! opened.
+//!
+//! No lock is held while the repository is read.
 #![forbid(unsafe_code)]
+
+mod content;
+mod damage;
+mod gc_estimate;
+mod index;
+mod inventory;
+mod listing;
+mod machines;
+mod occupied;
+mod points;
+mod retention;
+mod schema;
+mod sessions;
+mod space;
+
+pub use content::Content;
+pub use damage::{Damage, DamageListing};
+pub use gc_estimate::{estimate_gc, Space};
+pub use inventory::{Changes, Inventory};
+pub use listing::{DiskList, ListedDisk, ListedMachine, ListedPoint, Listing, PointKind};
+pub use machines::{BootBadge, MachineSummary, PointPage, PointQuery, PointSummary};
+pub use points::{find_disk, PointDetails, PointDisk};
+pub use retention::{
+    going, machines_or_all, retention_verdicts, PrunedMachine, PrunedPoint, Retention,
+    RetentionPlan,
+};
+pub use schema::{
+    BootCheckSchema, BootRungSchema, BootVerdictSchema, ConfigurationSchema, DamageSchema,
+    IndexMemorySchema, QuarantineSchema,
+};
+pub use sessions::{SessionDetails, SessionDiskDetails, SessionListing};
+pub use space::{saved_percent, MachineStats, PointStats, Stats, Unique};

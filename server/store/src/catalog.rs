@@ -111,6 +111,54 @@ fn for_each_with_prefix(
     Ok(())
 }
 
+/// A document of the catalog that is opened on demand.
+pub(crate) struct Document<'a> {
+    repository: &'a Repository,
+    key: &'a [u8],
+    value: &'a [u8],
+}
+
+impl Document<'_> {
+    /// Two sealings of a document differ in their nonces, which are random.
+    pub(crate) fn version(&self) -> u64 {
+        let nonce = self.value.get(1..).and_then(<[u8]>::first_chunk::<8>);
+        u64::from_le_bytes(nonce.copied().unwrap_or_default())
+    }
+
+    /// The machine's hash and, for a point, the sort key of its name; `None` for other documents.
+    pub(crate) fn place(&self) -> Option<([u8; 16], Option<[u8; 12]>)> {
+        let (kind, rest) = self.key.split_first()?;
+        let (machine, rest) = rest.split_first_chunk::<16>()?;
+        match *kind {
+            MACHINE if rest.is_empty() => Some((*machine, None)),
+            POINT => Some((*machine, Some(rest.try_into().ok()?))),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn machine(&self) -> Result<(MachineName, Option<PointName>)> {
+        let document = open::<MachineDocument>(self.repository, self.key, self.value)?;
+        Ok((document.machine, document.last_backup))
+    }
+
+    pub(crate) fn point(&self) -> Result<PointDocument> {
+        open(self.repository, self.key, self.value)
+    }
+}
+
+/// Calls `each` with every machine, then with every point.
+pub(crate) fn for_each_document(
+    repository: &Repository,
+    mut each: impl FnMut(Document<'_>) -> Result<()>,
+) -> Result<()> {
+    for kind in [MACHINE, POINT] {
+        for_each_with_prefix(repository, &[kind], |key, value| {
+            each(Document { repository, key, value })
+        })?;
+    }
+    Ok(())
+}
+
 /// A readable entry of the catalog.
 pub(crate) enum CatalogEntry {
     Machine,

@@ -102,6 +102,16 @@ impl DamagedChunks {
     }
 }
 
+impl Repository {
+    /// The number of chunks that are known to be damaged, as stored.
+    ///
+    /// # Errors
+    /// `Corrupt` if the list does not authenticate.
+    pub fn damaged_chunk_count(&self) -> Result<u64> {
+        DamagedChunks::read(self).map(|damaged| damaged.len() as u64)
+    }
+}
+
 /// Adds the list to `batch`.
 pub(crate) fn put(
     repository: &Repository,

@@ -234,7 +234,7 @@ impl PointDocument {
 }
 
 /// A damaged document of the catalog, or of the store itself.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CatalogDamage {
     /// The name, as far as it is known: `web01/20261120T100000Z`.
     pub what: String,

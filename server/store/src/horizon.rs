@@ -21,6 +21,15 @@ pub struct Horizon {
 }
 
 impl Horizon {
+    /// The horizon of a machine at the present time. `last_backup` is the backup that was stored
+    /// last, unless it is gone or in quarantine.
+    pub fn new(last_backup: Option<&PointName>) -> Horizon {
+        let now = u64::try_from(jiff::Timestamp::now().as_second()).unwrap_or(0);
+        let clock_seconds = now.saturating_add(TOLERANCE_SECONDS);
+        let last_seconds = last_backup.map_or(0, PointName::unix_seconds);
+        Horizon { clock_seconds, latest_seconds: clock_seconds.max(last_seconds) }
+    }
+
     /// Whether the point is dated in the future, according to the clock.
     pub fn is_in_future(&self, point: &PointName) -> bool {
         point.unix_seconds() > self.clock_seconds
@@ -65,8 +74,7 @@ impl Repository {
     /// Errors of reading the catalog. A damaged document of the machine is not an error: then only
     /// the clock counts.
     pub fn horizon(&self, machine: &MachineName) -> Result<Horizon> {
-        let now = u64::try_from(jiff::Timestamp::now().as_second()).unwrap_or(0);
-        let clock_seconds = now.saturating_add(TOLERANCE_SECONDS);
+        let clock = Horizon::new(None);
         let last = match self.last_backup(machine) {
             Err(error) if error.kind() == ErrorKind::Corrupt => None,
             last => last?,
@@ -75,8 +83,7 @@ impl Repository {
             Ok(point) => point.quarantine.is_none(),
             Err(_) => false,
         };
-        let last = last.filter(|last| last.unix_seconds() > clock_seconds && is_offered(last));
-        let latest_seconds = last.map_or(clock_seconds, |last| last.unix_seconds());
-        Ok(Horizon { clock_seconds, latest_seconds })
+        let last = last.filter(|last| clock.is_in_future(last) && is_offered(last));
+        Ok(Horizon::new(last.as_ref()))
     }
 }

@@ -56,6 +56,7 @@ mod retention;
 mod rocks;
 mod state;
 mod stats;
+mod survey;
 mod verify;
 mod writer;
 mod writer_lock;
@@ -98,6 +99,9 @@ pub use repository_config::lock_repository;
 pub use repository_id::RepositoryId;
 pub use retention::{retained, KeepReason, Period, RetentionPoint, RetentionRules, RetentionSpan};
 pub use stats::{IndexMemory, StoreStats, StoredChunks};
+pub use survey::{
+    CatalogStamp, MachineId, MarkerFiles, MarkerId, SurveyEntry, SurveyedMachine, SurveyedPoint,
+};
 pub use verify::{
     Affected, Coverage, Damaged, RecentDisks, VerifiedDisk, VerifyOptions, VerifyProgress,
     VerifyReport,

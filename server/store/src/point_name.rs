@@ -131,7 +131,7 @@ impl PointName {
     }
 
     /// Twelve bytes that sort like the names.
-    pub(crate) fn sort_key(&self) -> [u8; 12] {
+    pub fn sort_key(&self) -> [u8; 12] {
         let mut key = [0; 12];
         key[..8].copy_from_slice(&self.unix_seconds.to_be_bytes());
         key[8..].copy_from_slice(&self.synthetic.to_be_bytes());
@@ -139,7 +139,7 @@ impl PointName {
     }
 
     /// The name of a sort key; `None` for a key that no name has.
-    pub(crate) fn from_sort_key(key: &[u8; 12]) -> Option<Self> {
+    pub fn from_sort_key(key: &[u8; 12]) -> Option<Self> {
         let (seconds, number) = key.split_first_chunk::<8>()?;
         let seconds = i64::try_from(u64::from_be_bytes(*seconds)).ok()?;
         let time = Self::from_time(jiff::Timestamp::from_second(seconds).ok()?).ok()?;

@@ -155,6 +155,14 @@ impl Repository {
         RepositoryConfig::read(path).map(|_| ())
     }
 
+    /// The id of the repository in `path`, without opening it.
+    ///
+    /// # Errors
+    /// As [`Repository::check`].
+    pub fn id_of(path: &Path) -> Result<RepositoryId> {
+        RepositoryConfig::read(path).map(|config| config.id)
+    }
+
     /// Opens a repository for reading, also beside a writer.
     ///
     /// # Errors

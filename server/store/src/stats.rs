@@ -27,7 +27,7 @@ pub struct StoreStats {
 }
 
 /// Memory for the indexes of a repository, in bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct IndexMemory {
     /// In every reading process: indexes of the database's files, as estimated by
     /// RocksDB. Other parts of the index are read on demand.

@@ -8,6 +8,7 @@ mod caller;
 mod events;
 mod input;
 mod problem;
+mod runs;
 
 use std::time::Duration;
 
@@ -64,7 +65,7 @@ impl Modify for Security {
 fn routes() -> OpenApiRouter<SharedService> {
     OpenApiRouter::with_openapi(Document::openapi())
         .routes(routes!(health))
-        .nest("/api/v1", access::routes().merge(events::routes()))
+        .nest("/api/v1", access::routes().merge(runs::routes()).merge(events::routes()))
 }
 
 /// The OpenAPI document.

@@ -38,7 +38,7 @@ use coldrise_block::{
 
 use crate::catalog::{self, CatalogEntry};
 use crate::documents::CatalogDamage;
-use crate::{hex, PointDocument, Repository};
+use crate::{hex, MarkerId, PointDocument, Repository};
 
 use boot_check::BOOT_EXTENSION;
 pub use boot_check::{BootCheckDocument, BootRung, BootVerdict};
@@ -110,6 +110,32 @@ impl PendingMarker {
         if let Some((temporary, ..)) = self.file {
             let _ = remove_if_present(&temporary);
         }
+    }
+}
+
+/// A file of a marker that shows a state without being opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MarkerFile {
+    Marker,
+    Protected,
+    Quarantined,
+    BootCheck,
+}
+
+impl MarkerFile {
+    /// The part of a file's name before its extension, and what the file is; `None` for other
+    /// files.
+    pub(crate) fn of_name(name: &str) -> (&str, Option<MarkerFile>) {
+        let Some((stem, extension)) = name.split_once('.') else {
+            return (name, Some(MarkerFile::Marker));
+        };
+        let file = match extension {
+            PROTECTED_EXTENSION => Some(MarkerFile::Protected),
+            QUARANTINED_EXTENSION => Some(MarkerFile::Quarantined),
+            BOOT_EXTENSION => Some(MarkerFile::BootCheck),
+            _ => None,
+        };
+        (stem, file)
     }
 }
 
@@ -407,9 +433,18 @@ impl Repository {
         }
     }
 
-    fn marker_path(&self, name: &str) -> PathBuf {
+    /// The hash of a session's or point's name under which its marker is found.
+    pub fn marker_id(&self, name: &str) -> MarkerId {
         let hash = self.derive_key("marker", name.as_bytes());
-        self.path().join(DIRECTORY).join(hex::encode(&hash[..16]))
+        hash.first_chunk().copied().unwrap_or_default()
+    }
+
+    pub(crate) fn markers_dir(&self) -> PathBuf {
+        self.path().join(DIRECTORY)
+    }
+
+    fn marker_path(&self, name: &str) -> PathBuf {
+        self.markers_dir().join(hex::encode(&self.marker_id(name)))
     }
 }
 

@@ -6,6 +6,7 @@ use std::num::NonZeroU32;
 use coldrise_block::{Error, ErrorKind, Result};
 use jiff::tz::TimeZone;
 use jiff::{Span, Timestamp};
+use serde::{Deserialize, Serialize};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Unit {
@@ -18,7 +19,8 @@ enum Unit {
 
 /// A length of time before a moment. Months and years follow the calendar:
 /// three months before May 31 is the last day of February.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub struct RetentionSpan {
     count: NonZeroU32,
     unit: Unit,
@@ -77,6 +79,19 @@ impl std::str::FromStr for RetentionSpan {
     type Err = Error;
     fn from_str(text: &str) -> Result<Self> {
         RetentionSpan::parse(text)
+    }
+}
+
+impl TryFrom<String> for RetentionSpan {
+    type Error = Error;
+    fn try_from(text: String) -> Result<Self> {
+        RetentionSpan::parse(&text)
+    }
+}
+
+impl From<RetentionSpan> for String {
+    fn from(span: RetentionSpan) -> String {
+        span.to_string()
     }
 }
 

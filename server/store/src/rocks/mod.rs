@@ -411,6 +411,15 @@ impl Database {
         open.map(|(family, _)| self.property(*family, name)).sum()
     }
 
+    /// The entries of a family that are in no file yet: in the memory table that takes writes, and
+    /// in those that are being flushed.
+    pub(crate) fn unflushed_entries(&self, family: Family) -> Result<[u64; 2]> {
+        Ok([
+            self.property(family, c"rocksdb.num-entries-active-mem-table")?,
+            self.property(family, c"rocksdb.num-entries-imm-mem-tables")?,
+        ])
+    }
+
     fn property(&self, family: Family, name: &CStr) -> Result<u64> {
         let handle = self.family(family)?;
         let mut number = 0;

@@ -1,0 +1,124 @@
+//! One restore point, as `show` shows it.
+
+use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_store::{
+    BootCheckDocument, Configuration, DiskDocument, DiskName, PointDocument, PointOrigin,
+    Quarantine,
+};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::listing::PointKind;
+use crate::schema::{BootCheckSchema, ConfigurationSchema, QuarantineSchema};
+
+/// A restore point.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct PointDetails {
+    /// MACHINE/POINT.
+    pub address: String,
+    /// The machine's name.
+    pub machine: String,
+    /// The point's name.
+    pub point: String,
+    /// How it was made.
+    pub kind: PointKind,
+    /// When it was stored or sealed, in milliseconds since 1970-01-01T00:00:00Z.
+    pub created_at_ms: u64,
+    /// Neither forget nor prune removes it.
+    pub is_protected: bool,
+    /// Why it is in quarantine; absent for a normal point.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<QuarantineSchema>)]
+    pub quarantine: Option<Quarantine>,
+    /// The point that its session was published from; absent for a backup.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base: Option<String>,
+    /// The session that it was sealed from; absent for a backup.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub session: Option<String>,
+    /// Descriptions of the sources of a backup.
+    pub sources: Vec<String>,
+    /// The disks.
+    pub disks: Vec<PointDisk>,
+    /// The machine's configuration, if one was stored.
+    #[schema(value_type = Option<ConfigurationSchema>)]
+    pub configuration: Option<Configuration>,
+    /// The last boot check.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<BootCheckSchema>)]
+    pub boot: Option<BootCheckDocument>,
+}
+
+/// A disk of a restore point.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct PointDisk {
+    /// The disk's name.
+    pub disk: String,
+    /// MACHINE/POINT/DISK.
+    pub address: String,
+    /// Its size, in bytes.
+    pub size_bytes: u64,
+    /// Number of layers of captured writes over its chunks.
+    pub layers: usize,
+}
+
+impl PointDetails {
+    /// A point with all disks or with one.
+    ///
+    /// # Errors
+    /// `NotFound` for an unknown disk, naming the existing ones.
+    pub fn new(
+        point: &PointDocument,
+        only: Option<&DiskName>,
+        boot: Option<BootCheckDocument>,
+    ) -> Result<PointDetails> {
+        let chosen: Vec<&DiskDocument> = match only {
+            Some(name) => vec![find_disk(point, name)?],
+            None => point.disks.iter().collect(),
+        };
+        let address = format!("{}/{}", point.machine, point.point);
+        let (sources, base, session) = match &point.origin {
+            PointOrigin::Backup { sources } => (sources.clone(), None, None),
+            PointOrigin::Synthetic { base, session } => {
+                (Vec::new(), Some(base.to_string()), Some(session.to_string()))
+            }
+        };
+        let disks = chosen
+            .into_iter()
+            .map(|disk| PointDisk {
+                disk: disk.name.to_string(),
+                address: format!("{address}/{}", disk.name),
+                size_bytes: disk.size_bytes,
+                layers: disk.layers.len(),
+            })
+            .collect();
+        Ok(PointDetails {
+            address,
+            machine: point.machine.to_string(),
+            point: point.point.to_string(),
+            kind: PointKind::of(&point.origin),
+            created_at_ms: point.created_at_ms,
+            is_protected: point.is_protected,
+            quarantine: point.quarantine,
+            base,
+            session,
+            sources,
+            disks,
+            configuration: point.configuration.clone(),
+            boot,
+        })
+    }
+}
+
+/// The disk of a point.
+///
+/// # Errors
+/// `NotFound`, naming the existing disks.
+pub fn find_disk<'a>(point: &'a PointDocument, name: &DiskName) -> Result<&'a DiskDocument> {
+    point.disk(name).ok_or_else(|| {
+        let names: Vec<&str> = point.disks.iter().map(|disk| disk.name.as_str()).collect();
+        let (machine, point) = (&point.machine, &point.point);
+        let text = format!("{machine}/{point} has no disk {name}, only {}", names.join(", "));
+        Error::new(ErrorKind::NotFound, text)
+    })
+}

@@ -1,0 +1,96 @@
+//! The forms of stored types in the API's description.
+//!
+//! These types exist only for the OpenAPI document: the store's own types are serialized. A test
+//! compares both.
+
+use utoipa::ToSchema;
+
+/// Why a restore point is in quarantine.
+#[derive(ToSchema)]
+#[schema(as = Quarantine, rename_all = "snake_case")]
+pub enum QuarantineSchema {
+    /// A repair found a part of it damaged.
+    Damaged,
+    /// A person put it there.
+    Chosen,
+}
+
+/// Whether a point boots.
+#[derive(ToSchema)]
+#[schema(as = BootVerdict, rename_all = "snake_case")]
+pub enum BootVerdictSchema {
+    /// It reached the wanted rung.
+    Ok,
+    /// It provably failed.
+    Failed,
+    /// No proof of either within the time limit.
+    NotProven,
+}
+
+/// The evidence of a boot check.
+#[derive(ToSchema)]
+#[schema(as = BootCheck)]
+pub struct BootCheckSchema {
+    /// The end of the check, in milliseconds since 1970-01-01T00:00:00Z.
+    pub checked_at_ms: u64,
+    /// The result.
+    pub verdict: BootVerdictSchema,
+    /// The rung that was to be reached.
+    pub until: String,
+    /// The reached rungs, from the lowest on.
+    pub rungs: Vec<BootRungSchema>,
+    /// The proof of the failure.
+    #[schema(required)]
+    pub failure: Option<String>,
+    /// The text of the screen, if it had any.
+    #[schema(required)]
+    pub screen_text: Option<String>,
+    /// The last lines of the serial port.
+    pub serial_tail: Vec<String>,
+}
+
+/// How far a boot came, and the proof of it.
+#[derive(ToSchema)]
+#[schema(as = BootRung)]
+pub struct BootRungSchema {
+    /// Such as `login`.
+    pub rung: String,
+    /// Since the start of the machine, in milliseconds.
+    pub after_ms: u64,
+    /// In words.
+    pub evidence: String,
+}
+
+/// The configuration of a machine, byte for byte as it was given.
+#[derive(ToSchema)]
+#[schema(as = Configuration)]
+pub struct ConfigurationSchema {
+    /// The format, for example `libvirt-xml`.
+    pub format: String,
+    /// The text.
+    pub text: String,
+}
+
+/// A damaged document.
+#[derive(ToSchema)]
+#[schema(as = DamagedDocument)]
+pub struct DamageSchema {
+    /// Its name, as far as it is known.
+    pub what: String,
+    /// The kind of damage, in words.
+    pub reason: String,
+}
+
+/// Memory for the indexes of a repository, in bytes.
+#[derive(ToSchema)]
+#[schema(as = IndexMemory)]
+pub struct IndexMemorySchema {
+    /// In every reading process.
+    pub reader_bytes: u64,
+    /// Maximum of the caches in every reading process.
+    pub reader_cache_bytes: u64,
+    /// In a writer, in addition to the reader's.
+    pub writer_bytes: u64,
+    /// Maximum of the caches in a writer, instead of the reader's.
+    pub writer_cache_bytes: u64,
+}

@@ -1,0 +1,99 @@
+//! Published sessions, as `sessions` and `show` show them.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use coldrise_block::Result;
+use coldrise_session::SessionState;
+use coldrise_store::Repository;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// The published sessions.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct SessionListing {
+    /// Sorted by name.
+    pub sessions: Vec<SessionDetails>,
+}
+
+/// A session.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
+pub struct SessionDetails {
+    /// The session's name.
+    pub session: String,
+    /// The point that was published.
+    pub address: String,
+    /// The machine of this point.
+    pub machine: String,
+    /// The name of this point.
+    pub point: String,
+    /// Time of the publish, in milliseconds since 1970-01-01T00:00:00Z.
+    pub created_at_ms: u64,
+    /// A front end has it open for writing.
+    pub is_served: bool,
+    /// Space that the writes since the last seal take, in bytes.
+    pub captured_bytes: u64,
+    /// The disks.
+    pub disks: Vec<SessionDiskDetails>,
+}
+
+/// A disk of a session.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
+pub struct SessionDiskDetails {
+    /// The disk's name.
+    pub disk: String,
+    /// live/SESSION/DISK.
+    pub export: String,
+    /// Its size, in bytes.
+    pub size_bytes: u64,
+}
+
+impl SessionListing {
+    /// Reads the sessions.
+    ///
+    /// # Errors
+    /// `Corrupt` if a document does not authenticate.
+    pub fn read(repository: &Arc<Repository>) -> Result<SessionListing> {
+        let states = coldrise_session::sessions(repository)?;
+        Ok(SessionListing { sessions: states.iter().map(SessionDetails::new).collect() })
+    }
+}
+
+impl SessionListing {
+    /// The names of the sessions that differ, sorted. Captured bytes do not count.
+    pub(crate) fn changed_since(&self, before: &SessionListing) -> Vec<String> {
+        let key =
+            |session: &SessionDetails| SessionDetails { captured_bytes: 0, ..session.clone() };
+        let one: BTreeSet<_> = self.sessions.iter().map(key).collect();
+        let other: BTreeSet<_> = before.sessions.iter().map(key).collect();
+        let mut names: Vec<_> =
+            one.symmetric_difference(&other).map(|s| s.session.clone()).collect();
+        names.dedup();
+        names
+    }
+}
+
+impl SessionDetails {
+    /// A session.
+    pub fn new(state: &SessionState) -> SessionDetails {
+        let document = &state.document;
+        SessionDetails {
+            session: document.name.to_string(),
+            address: format!("{}/{}", document.machine, document.point),
+            machine: document.machine.to_string(),
+            point: document.point.to_string(),
+            created_at_ms: document.created_at_ms,
+            is_served: state.is_served,
+            captured_bytes: state.captured_bytes,
+            disks: document
+                .disks
+                .iter()
+                .map(|disk| SessionDiskDetails {
+                    disk: disk.name.to_string(),
+                    export: format!("live/{}/{}", document.name, disk.name),
+                    size_bytes: disk.size_bytes,
+                })
+                .collect(),
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! Runs: every long command of this host, whoever started it.
+
+use axum::extract::State;
+use axum::Json;
+use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_runs::{LogLine, RunId, RunRecord};
+use serde::{Deserialize, Serialize};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::caller::Caller;
+use super::input::{Fields, Names};
+use super::problem::{blocking, Answer, Problem};
+use crate::access::{Identity, Permission};
+use crate::service::{Service, SharedService};
+
+/// Maximum number of ended runs in a list.
+const MAX_RUNS: usize = 1000;
+/// Size of a piece of a log, in bytes.
+const LOG_PIECE_BYTES: u64 = 256 << 10;
+
+pub(super) fn routes() -> OpenApiRouter<SharedService> {
+    OpenApiRouter::new().routes(routes!(runs)).routes(routes!(run)).routes(routes!(log))
+}
+
+#[derive(Deserialize, utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
+struct RunFilter {
+    /// Maximum number of ended runs, 1 to 1000.
+    #[param(minimum = 1, maximum = 1000)]
+    count: Option<usize>,
+    /// Runs of this machine only.
+    machine: Option<String>,
+    /// Runs in this state only: running, ok, failed, cancelled or lost.
+    state: Option<String>,
+    /// Runs of this job only.
+    job: Option<String>,
+}
+
+/// Runs, running ones first, then the newest first.
+#[derive(Serialize, utoipa::ToSchema)]
+struct Runs {
+    runs: Vec<RunRecord>,
+    /// Number of ended runs that were not looked at.
+    hidden: usize,
+}
+
+/// Whether the caller sees a run: those without a machine concern all machines.
+fn sees(caller: &Identity, run: &RunRecord) -> bool {
+    match run.plan.as_ref().and_then(|plan| plan.machine.as_deref()) {
+        Some(machine) => caller.sees(machine),
+        None => caller.sees_all(),
+    }
+}
+
+/// List runs, running ones first, then the newest first.
+#[utoipa::path(get, path = "/runs", tag = "runs", params(RunFilter),
+    responses((status = 200, body = Runs), (status = "4XX", body = Problem, content_type = "application/problem+json")),
+    security(("token" = []), ("login" = [])))]
+async fn runs(
+    State(service): State<SharedService>,
+    Caller(caller): Caller,
+    Fields(filter): Fields<RunFilter>,
+) -> Answer<Json<Runs>> {
+    caller.allow(Permission::ViewRuns)?;
+    let count = filter.count.unwrap_or(100).clamp(1, MAX_RUNS);
+    let listed = blocking(move || service.runs.list(count)).await?;
+    let is_chosen = |run: &RunRecord| {
+        let plan = run.plan.as_ref();
+        let is = |wanted: &Option<String>, found: Option<&str>| {
+            wanted.as_deref().is_none_or(|wanted| Some(wanted) == found)
+        };
+        sees(&caller, run)
+            && is(&filter.state, Some(run.state.word()))
+            && is(&filter.machine, plan.and_then(|plan| plan.machine.as_deref()))
+            && is(&filter.job, plan.and_then(|plan| plan.job.as_deref()))
+    };
+    let runs = listed.runs.into_iter().filter(|run| is_chosen(run)).collect();
+    Ok(Json(Runs { runs, hidden: listed.hidden }))
+}
+
+/// The run, if the caller sees it.
+///
+/// # Errors
+/// `InvalidInput` for a malformed id; `NotFound`.
+pub(super) fn find(service: &Service, caller: &Identity, id: &str) -> Result<(RunId, RunRecord)> {
+    caller.allow(Permission::ViewRuns)?;
+    let id: RunId = id.parse()?;
+    let run = service.runs.read(&id)?;
+    if !sees(caller, &run) {
+        return Err(Error::new(ErrorKind::NotFound, format!("there is no run {id}")));
+    }
+    Ok((id, run))
+}
+
+/// Show a run.
+#[utoipa::path(get, path = "/runs/{id}", tag = "runs", params(("id" = String, Path)),
+    responses((status = 200, body = RunRecord), (status = "4XX", body = Problem, content_type = "application/problem+json")),
+    security(("token" = []), ("login" = [])))]
+async fn run(
+    State(service): State<SharedService>,
+    Caller(caller): Caller,
+    Names(id): Names<String>,
+) -> Answer<Json<RunRecord>> {
+    blocking(move || find(&service, &caller, &id)).await.map(|(_, run)| Json(run))
+}
+
+#[derive(Deserialize, utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
+struct LogPlace {
+    /// Where to begin, as `next` of the answer before; the beginning if absent.
+    offset: Option<u64>,
+}
+
+/// A piece of a log.
+#[derive(Serialize, utoipa::ToSchema)]
+struct LogPiece {
+    lines: Vec<LogLine>,
+    /// The offset of the next piece. It stays when there is no more yet.
+    next: u64,
+}
+
+/// Read the log of a run, piece by piece.
+#[utoipa::path(get, path = "/runs/{id}/log", tag = "runs", params(("id" = String, Path), LogPlace),
+    responses((status = 200, body = LogPiece), (status = "4XX", body = Problem, content_type = "application/problem+json")),
+    security(("token" = []), ("login" = [])))]
+async fn log(
+    State(service): State<SharedService>,
+    Caller(caller): Caller,
+    Names(id): Names<String>,
+    Fields(place): Fields<LogPlace>,
+) -> Answer<Json<LogPiece>> {
+    let piece = blocking(move || {
+        let (id, _) = find(&service, &caller, &id)?;
+        let (lines, next) =
+            service.runs.log_from(&id, place.offset.unwrap_or(0), LOG_PIECE_BYTES)?;
+        Ok(LogPiece { lines, next })
+    });
+    piece.await.map(Json)
+}
