@@ -40,6 +40,13 @@ pub(crate) enum Action {
     },
     /// Print the OpenAPI document of the API.
     Openapi,
+    /// Write the man page into a directory, for packages.
+    #[command(hide = true)]
+    Man {
+        /// The directory.
+        #[arg(value_name = "DIR")]
+        directory: PathBuf,
+    },
 }
 
 /// Where things lie.
@@ -50,6 +57,8 @@ pub(crate) struct Options {
     pub(crate) repo: Option<PathBuf>,
 
     /// Read the repository's passphrase from FILE; a trailing newline is ignored.
+    ///
+    /// Without it, the unit's credential `coldrise_passphrase` applies, if there is one.
     #[arg(
         long,
         global = true,
@@ -114,7 +123,7 @@ impl Options {
         let path = std::path::absolute(path).context(|| "finding the repository")?;
         let passphrase = match &self.passphrase_file {
             Some(path) => PassphraseSource::File(path.clone()),
-            None => PassphraseSource::None,
+            None => PassphraseSource::of_unit(),
         };
         Ok(Some(Inventory::new(&path, &passphrase, CACHE_BYTES)))
     }

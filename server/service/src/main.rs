@@ -29,8 +29,8 @@ mod service;
 
 use std::process::ExitCode;
 
-use clap::Parser;
-use coldrise_block::{ErrorKind, Result};
+use clap::{CommandFactory, Parser};
+use coldrise_block::{Context, ErrorKind, Result};
 
 use arguments::{Action, Arguments};
 
@@ -60,6 +60,12 @@ fn run(arguments: Arguments) -> Result<()> {
         Some(Action::Openapi) => {
             println!("{}", api::openapi_text());
             Ok(())
+        }
+        Some(Action::Man { directory }) => {
+            let page = clap_mangen::Man::new(Arguments::command()).section("8");
+            page.generate_to(&directory)
+                .map(drop)
+                .context(|| format!("writing the man page to {}", directory.display()))
         }
     }
 }
