@@ -5,11 +5,14 @@
 
 mod access;
 mod caller;
+mod content;
 mod events;
 mod input;
+mod machines;
 mod metrics;
 mod problem;
 mod runs;
+mod stream;
 mod told;
 
 use std::time::Duration;
@@ -70,7 +73,12 @@ fn routes() -> OpenApiRouter<SharedService> {
         .merge(metrics::routes())
         .nest(
             "/api/v1",
-            access::routes().merge(runs::routes()).merge(told::routes()).merge(events::routes()),
+            access::routes()
+                .merge(machines::routes())
+                .merge(content::routes())
+                .merge(runs::routes())
+                .merge(told::routes())
+                .merge(events::routes()),
         )
 }
 
