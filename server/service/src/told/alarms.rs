@@ -1,6 +1,6 @@
 //! Alarms: conditions that hold, or held.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use coldrise_block::{Error, ErrorKind, Result};
 use rusqlite::{params, Connection, Row, Transaction};
@@ -86,7 +86,11 @@ pub(super) fn settle(
         }
     }
     let mut changes = Vec::new();
+    let mut seen = HashSet::new();
     for condition in conditions {
+        if !seen.insert(&condition.key) {
+            continue;
+        }
         let occasion = match active.remove(&condition.key) {
             None => Some(Occasion::Raised),
             Some(alarm) if condition.severity > alarm.condition.severity => Some(Occasion::Raised),
@@ -224,6 +228,8 @@ mod tests {
         assert_eq!(database.alarms().unwrap()[0].raised_ms, 10);
         assert!(settled(&database, &[], &[Topic::Age], 60).is_empty(), "its source is away");
         assert!(database.alarms().unwrap()[0].is_active());
+        let twice = [warn[0].clone(), warn[0].clone()];
+        assert!(settled(&database, &twice, &[], 65).is_empty());
         assert_eq!(settled(&database, &[], &[], 70), told(Occasion::Cleared));
         assert_eq!(settled(&database, &warn, &[], 80), told(Occasion::Raised));
         assert_eq!(database.alarms().unwrap()[0].raised_ms, 80);

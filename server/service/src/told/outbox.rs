@@ -167,9 +167,89 @@ pub(super) fn hurry(sql: &Connection, target: Option<&str>) -> SqlResult<()> {
     Ok(())
 }
 
+/// Drops everything that waits for a target.
+pub(super) fn drop_all(sql: &Connection, target: &str) -> SqlResult<()> {
+    sql.execute("DELETE FROM outbox WHERE target = ?1", [target])?;
+    hurry(sql, Some(target))
+}
+
 impl Database {
     /// As [`hurry`].
     pub(crate) fn hurry_outbox(&self, target: Option<&str>) -> Result<()> {
         self.change(|sql| hurry(sql, target))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{batch, due, failed, post, sent, MAX_AGE_MS};
+    use crate::database::Database;
+    use crate::told::condition::{Condition, Severity, Topic};
+    use crate::told::message::{Message, Occasion};
+
+    const MINUTE_MS: i64 = 60_000;
+
+    fn with_target(folder: &std::path::Path) -> (Database, String) {
+        let database = Database::open(folder).unwrap();
+        let settings = serde_json::json!({"name": "a", "way": {
+            "type": "webhook", "url": "https://a.example/", "template": "generic"}});
+        let target = database.add_target(&serde_json::from_value(settings).unwrap()).unwrap();
+        (database, target.id)
+    }
+
+    fn message(number: i64) -> Message {
+        let key = format!("k{number}");
+        let condition = Condition::new(key, Topic::Age, Severity::Fail, "old");
+        Message::new(&condition, Occasion::Raised, number, "https://h/").unwrap()
+    }
+
+    #[test]
+    fn pauses_grow_and_a_day_ends_the_attempts() {
+        let folder = tempfile::tempdir().unwrap();
+        let (database, target) = with_target(folder.path());
+        database.change(|sql| post(sql, &[message(0)], 0)).unwrap();
+        let (mut now, mut pauses) = (0, Vec::new());
+        loop {
+            let waiting = database.read(|sql| batch(sql, &target, now)).unwrap();
+            let numbers: Vec<i64> = waiting.iter().map(|waiting| waiting.number).collect();
+            assert_eq!(numbers.len(), 1);
+            database.change(|sql| failed(sql, &target, &numbers, "no", now, 0)).unwrap();
+            let (found, next) = database.read(|sql| due(sql, now)).unwrap();
+            assert!(found.is_empty(), "it waits");
+            let Some(next) = next else { break };
+            pauses.push((next - now) / MINUTE_MS);
+            now = next;
+        }
+        assert_eq!(pauses[..8], [1, 2, 4, 8, 16, 32, 60, 60]);
+        assert!((MAX_AGE_MS..MAX_AGE_MS + 61 * MINUTE_MS).contains(&now), "{now}");
+        let shown = serde_json::to_value(&database.targets().unwrap()[0]).unwrap();
+        assert_eq!((&shown["given_up"], &shown["waiting"]), (&1.into(), &0.into()));
+        assert!(shown["last_result"]["text"].as_str().unwrap().contains("given up after a day"));
+        let left: i64 = database
+            .read(|sql| sql.query_row("SELECT count(*) FROM messages", [], |row| row.get(0)))
+            .unwrap();
+        assert_eq!(left, 0);
+    }
+
+    #[test]
+    fn a_refused_message_comes_after_new_ones_and_the_target_rests() {
+        let folder = tempfile::tempdir().unwrap();
+        let (database, target) = with_target(folder.path());
+        database.change(|sql| post(sql, &[message(1), message(2)], 0)).unwrap();
+        database.change(|sql| failed(sql, &target, &[1], "no", 0, 0)).unwrap();
+        assert!(database.read(|sql| batch(sql, &target, 0)).unwrap().is_empty());
+        let order = database.read(|sql| batch(sql, &target, MINUTE_MS)).unwrap();
+        assert_eq!(order.iter().map(|waiting| waiting.number).collect::<Vec<_>>(), [2, 1]);
+        database.change(|sql| sent(sql, &target, &[1, 2], MINUTE_MS)).unwrap();
+        assert_eq!(database.read(|sql| due(sql, MINUTE_MS)).unwrap(), (vec![], None));
+    }
+
+    #[test]
+    fn a_clock_that_was_set_back_holds_nothing_up() {
+        let folder = tempfile::tempdir().unwrap();
+        let (database, target) = with_target(folder.path());
+        let later = 24 * 60 * MINUTE_MS;
+        database.change(|sql| post(sql, &[message(1)], later)).unwrap();
+        assert_eq!(database.read(|sql| due(sql, 0)).unwrap().0, [target]);
     }
 }

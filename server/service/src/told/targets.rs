@@ -69,7 +69,7 @@ pub(crate) struct TargetSettings {
     /// What it is, in a few words. No two targets have the same name.
     #[schema(min_length = 1, max_length = 100)]
     pub(crate) name: String,
-    /// Messages that arise while it is off never go there.
+    /// Messages that arise while it is off never go there. Switching it off drops what waits for it.
     #[serde(default = "yes")]
     pub(crate) is_enabled: bool,
     pub(crate) way: Way,
@@ -260,7 +260,10 @@ impl Database {
         let new = TargetSettings { way, ..new };
         new.check()?;
         let changed = self.change(|sql| {
-            super::outbox::hurry(sql, Some(id))?;
+            match new.is_enabled {
+                true => super::outbox::hurry(sql, Some(id))?,
+                false => super::outbox::drop_all(sql, id)?,
+            }
             sql.execute(
                 "UPDATE OR IGNORE targets SET name = ?2, target = ?3 WHERE id = ?1",
                 params![id, new.name, stored(&new)?],
