@@ -82,6 +82,11 @@ demo: run-deps ganesha-deps ## Back up a guest, boot it from the backup, seal wh
 	@$(MAKE) --no-print-directory ganesha-fsal
 	$(PYTHON) demo/run.py --build-dir $(BUILD_DIR)
 
+.PHONY: demo-service
+demo-service: run-deps ## Let the service back up and boot-check a guest every minute, for some minutes
+	@$(MAKE) --no-print-directory -j2 build guest
+	$(PYTHON) demo/service.py --build-dir $(BUILD_DIR)
+
 # More workers than processors: half of a test's time is waiting, for syncs and for servers.
 TEST_WORKERS ?= $(shell echo $$((2 * $$(nproc))))
 

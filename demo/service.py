@@ -1,0 +1,214 @@
+#!/usr/bin/env python3
+"""Demonstrates the service on a real guest: points, boot badges and metrics come in by themselves.
+
+It starts coldrised, without systemd, with one job: back up the demo guest every minute and boot
+each new point in isolation. It prints what the service's event stream tells, and ends when the given number
+of points has a green boot badge (2 by default).
+
+    demo/service.py --build-dir target/release [--points N] [--keep]
+
+The last line of standard output is either
+
+    demo-service: ok points=… boots=… first_point_s=… first_badge_s=… event_ms=…
+
+or says what failed and where its logs are (exit status 1).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import queue
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(PROJECT / "tests"))
+
+from support.service import Coldrised  # noqa: E402
+
+MACHINE = "demo"
+GUEST_BUILD_SECONDS = 900
+PATIENCE_SECONDS = 900
+METRICS = ("coldrise_machine_last_point_timestamp_seconds",
+           "coldrise_machine_last_verified_boot_timestamp_seconds", "coldrise_machine_boot_rung")
+
+
+class DemoError(Exception):
+    """A step failed; the message says what happened."""
+
+
+class Events(threading.Thread):
+    """Reads the service's event stream into a queue."""
+
+    def __init__(self, service: Coldrised):
+        super().__init__(daemon=True)
+        self.service = service
+        self.queue: queue.Queue[dict] = queue.Queue()
+
+    def run(self):
+        with contextlib.suppress(OSError, ValueError):
+            connection = self.service.connection(timeout_s=60)
+            connection.request("GET", "/api/v1/events")
+            for line in connection.getresponse():
+                if line.startswith(b"data: {\""):
+                    self.queue.put(json.loads(line[6:]))
+
+    def next(self, timeout: float) -> dict | None:
+        with contextlib.suppress(queue.Empty):
+            return self.queue.get(timeout=timeout)
+        return None
+
+
+def guest_image(work: Path) -> Path:
+    log = work / "guest-build.log"
+    with open(log, "w") as errors:
+        built = subprocess.run([PROJECT / "images/guest/build.sh"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                               stderr=errors, text=True, timeout=GUEST_BUILD_SECONDS)
+    if built.returncode != 0:
+        raise DemoError(f"images/guest/build.sh ended with exit status {built.returncode}: see {log}")
+    image = work / "guest.raw"
+    subprocess.run(["cp", "--sparse=always", built.stdout.strip().splitlines()[-1], image], check=True)
+    return image
+
+
+def make_repository(coldrise: Path, work: Path) -> tuple[Path, Path]:
+    passphrase, repository = work / "passphrase", work / "repository"
+    passphrase.touch(mode=0o600)
+    passphrase.write_text(secrets.token_urlsafe(24) + "\n")
+    command = [coldrise, "--repo", repository, "--passphrase-file", passphrase, "init"]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "COLDRISE_RUNS": "none"})
+    if done.returncode != 0:
+        raise DemoError(f"coldrise init failed: {done.stderr}")
+    return repository, passphrase
+
+
+def show_run(event: dict, started: float) -> None:
+    progress = event.get("progress") or {}
+    words = [f"{time.monotonic() - started:6.1f} s", f"run {event['id']:<38}", event["state"]]
+    if event["state"] == "running" and progress.get("total_bytes"):
+        words.append(f"{100 * progress.get('done_bytes', 0) // progress['total_bytes']} %")
+    print("  ".join(words), flush=True)
+
+
+def watch(service: Coldrised, events: Events, wanted: int, started: float) -> dict:
+    """Prints what happens until enough points are proven to boot."""
+    figures, shown = {}, {}
+    deadline = started + PATIENCE_SECONDS
+    while time.monotonic() < deadline:
+        event = events.next(5)
+        if event is None:
+            continue
+        if event["type"] == "run":
+            key = (event["id"], event["state"])
+            if key not in shown:
+                shown[key] = True
+                show_run(event, started)
+            if event["state"] in ("failed", "lost"):
+                run = service.get(f"runs/{event['id']}")
+                raise DemoError(f"run {event['id']}: {run.get('result') or run['problems']}")
+        if event["type"] != "machine":
+            continue
+        points = service.get(f"machines/{MACHINE}/points")["points"]
+        green = [point for point in points if point.get("boot") == "ok"]
+        figures.setdefault("first_point_s", time.monotonic() - started)
+        if green:
+            figures.setdefault("first_badge_s", time.monotonic() - started)
+        badges = " ".join({"ok": "●", "failed": "✗"}.get(point.get("boot"), "○") for point in points)
+        print(f"{time.monotonic() - started:6.1f} s  {MACHINE}: {len(points)} points  {badges}", flush=True)
+        if len(green) >= wanted:
+            return {**figures, "points": len(points), "boots": len(green)}
+    raise DemoError(f"not {wanted} proven points within {PATIENCE_SECONDS} s")
+
+
+def demonstrate(coldrise: Path, work: Path, wanted: int) -> dict:
+    print("building the guest and the repository", flush=True)
+    image = guest_image(work)
+    repository, passphrase = make_repository(coldrise, work)
+    with Coldrised(work, repository, passphrase) as service:
+        started = time.monotonic()
+        events = Events(service)
+        events.start()
+        service.post("jobs", {
+            "name": "demo", "kind": "backup", "machines": [MACHINE], "disks": {"vda": f"raw:{image}"},
+            "schedule": ["*:*:00"], "boot_check": {"when": "always"}, "age_limit_hours": 1,
+        })
+        job = service.get("jobs/demo")
+        print(f"the service answers on https://127.0.0.1:{service.port}; job demo, every minute, next: {job.get('next')}",
+              flush=True)
+        figures = watch(service, events, wanted, started)
+        figures["event_ms"] = event_latency_ms(service, events)
+        print("\nmetrics:")
+        for line in service.call("GET", "/metrics").body.decode().splitlines():
+            if line.startswith(METRICS):
+                print(f"  {line}")
+        print("\nrecent runs:")
+        for run in service.get("runs?count=8")["runs"]:
+            print(f"  {run['id']:<40} {run['state']}")
+        stop_runs(service)
+    return figures
+
+
+def event_latency_ms(service: Coldrised, events: Events) -> float:
+    """From a change to its event at this client."""
+    while events.next(0.2) is not None:
+        pass
+    begun = time.monotonic()
+    service.post("tokens", {"name": "latency", "role": "viewer"})
+    while (event := events.next(10)) is not None:
+        if event["type"] == "settings":
+            return (time.monotonic() - begun) * 1000
+    raise DemoError("a change of the settings gave no event")
+
+
+def stop_runs(service: Coldrised) -> None:
+    """Ends the job and its runs: runs outlive the service."""
+    service.call("DELETE", "jobs/demo")
+    for run in service.get("runs?state=running")["runs"]:
+        service.call("POST", f"runs/{run['id']}/cancel")
+    deadline = time.monotonic() + 60
+    while service.get("runs?state=running")["runs"] and time.monotonic() < deadline:
+        time.sleep(0.2)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Let the service protect a guest for some minutes.")
+    parser.add_argument("--build-dir", type=Path, default=PROJECT / "target/release")
+    parser.add_argument("--points", type=int, default=2, help="proven points to wait for (2)")
+    parser.add_argument("--keep", action="store_true", help="keep the temporary folder")
+    arguments = parser.parse_args()
+    coldrise = arguments.build_dir.resolve() / "coldrise"
+    if not os.access(coldrise, os.X_OK):
+        print(f"demo-service: failed: no program at {coldrise}; build it: make build")
+        return 1
+    os.environ["COLDRISE_BUILD_DIR"] = str(arguments.build_dir.resolve())
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    work = Path(tempfile.mkdtemp(prefix="coldrise-service-"))
+    try:
+        figures = demonstrate(coldrise, work, arguments.points)
+    except KeyboardInterrupt:
+        print("demo-service: interrupted")
+        return 130
+    except (DemoError, AssertionError, OSError, subprocess.SubprocessError) as error:
+        print(f"\n{error}\n\ndemo-service: failed; logs: {work}")
+        return 1
+    if arguments.keep:
+        print(f"kept: {work}")
+    else:
+        shutil.rmtree(work)
+    print("demo-service: ok " + " ".join(
+        f"{name}={value:.1f}" if isinstance(value, float) else f"{name}={value}" for name, value in figures.items()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

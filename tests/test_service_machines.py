@@ -1,0 +1,185 @@
+"""What the service says of the repository, and the contents of disks that it serves."""
+
+import hashlib
+import json
+import shutil
+import subprocess
+import time
+
+import pytest
+
+from support.cli import Coldrise
+from support.image import Image
+from support.service import Coldrised
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def image(tmp_path):
+    image = Image(8 * MIB)
+    image.fill(MIB, 2 * MIB, "random")
+    image.fill(5 * MIB, MIB // 2, "random")
+    return image.save(tmp_path / "disk.raw")
+
+
+@pytest.fixture
+def repository(coldrise, image):
+    for machine in ("db01", "web01"):
+        coldrise.backup(machine, vda=image)
+    return coldrise
+
+
+@pytest.fixture
+def service(tmp_path, repository):
+    with Coldrised(tmp_path, repository.repository, repository.passphrase_file) as service:
+        wait_for(lambda: service.call("GET", "machines").status == 200)
+        yield service
+
+
+def wait_for(condition, timeout_s=30):
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "not in time"
+        time.sleep(0.05)
+
+
+def names(service, **keywords):
+    return [machine["machine"] for machine in service.get("machines", **keywords)]
+
+
+def test_the_api_says_what_the_command_line_says(service, repository):
+    assert service.get("points") == repository.json("list")
+    point = service.get("points")["machines"][1]["points"][0]
+    assert service.get(f"machines/web01/points/{point['point']}") == repository.json("show", point["address"])
+    assert service.get("machines/web01/points/latest") == repository.json("show", "web01/latest")
+    assert service.get("sessions") == repository.json("sessions")
+    preview = service.post("retention/preview", {"rules": {"keep_last": 1}})
+    assert [machine["machine"] for machine in preview["machines"]] == ["db01", "web01"]
+    assert service.get("machines/web01")["points"] == 1
+
+
+def test_changes_by_others_are_seen_and_told(service, repository, image):
+    repository.backup("new01", vda=image)
+    wait_for(lambda: names(service) == ["db01", "new01", "web01"])
+    repository.publish("web01/latest", "trial")
+    wait_for(lambda: service.get("sessions")["sessions"])
+    assert service.get("sessions/trial")["machine"] == "web01"
+
+
+def test_a_token_sees_its_machines_only(service, repository):
+    repository.publish("db01/latest", "trial")
+    token = service.token("operator", ["web*"])
+    assert names(service, token=token) == ["web01"]
+    listed = service.get("points", token=token)["machines"]
+    assert [machine["machine"] for machine in listed] == ["web01"]
+    assert service.get("sessions", token=token)["sessions"] == []
+    hidden = ["machines/db01", "machines/db01/points", "machines/db01/points/latest",
+              "machines/db01/points/latest/disks/vda.raw", "machines/db01/points/latest/screenshot.png",
+              "sessions/trial", "machines/live/points/trial/disks/vda",
+              "machines/web01%2F..%2Fdb01/points/latest/disks/vda.raw"]
+    for path in hidden:
+        answer = service.call("GET", path, token=token)
+        assert answer.status in (400, 404), (path, answer.status)
+        assert b"db01" not in answer.body.replace(b"machines/db01", b"") or "db01" in path
+    unknown = service.call("GET", "machines/nothere", token=token)
+    assert unknown.json["detail"] == "there is no machine nothere"
+    # What concerns all machines is not for it.
+    for path in ("repository/space", "repository/damage"):
+        assert service.call("GET", path, token=token).status == 403
+
+
+def test_a_viewer_reads_no_content(service):
+    token = service.token("viewer")
+    assert names(service, token=token) == ["db01", "web01"]
+    for path in ("machines/web01/points/latest/disks/vda.raw", "machines/web01/points/latest/screenshot.png"):
+        assert service.call("GET", path, token=token).status == 403
+
+
+def test_disks_are_read_with_ranges(service, image):
+    content = image.read_bytes()
+    path = "machines/web01/points/latest/disks/vda.raw"
+    whole = service.call("GET", path)
+    assert (whole.status, whole.headers["Accept-Ranges"]) == (200, "bytes")
+    assert hashlib.sha256(whole.body).digest() == hashlib.sha256(content).digest()
+    for text, part in [("0-0", content[:1]), ("1048575-1048580", content[MIB - 1:MIB + 5]),
+                       ("8388600-", content[-8:]), ("-4096", content[-4096:]),
+                       ("1048576-3145727", content[MIB:3 * MIB])]:
+        answer = service.call("GET", path, headers={"Range": f"bytes={text}"})
+        assert (answer.status, answer.body) == (206, part), text
+        assert answer.headers["Content-Range"].endswith(f"/{8 * MIB}")
+    behind = service.call("GET", path, headers={"Range": f"bytes={8 * MIB}-"})
+    assert (behind.status, behind.headers["Content-Range"]) == (416, f"bytes */{8 * MIB}")
+    tag = whole.headers["ETag"]
+    assert service.call("GET", path, headers={"If-None-Match": tag}).status == 304
+    # A range of another version is not mixed in.
+    other = service.call("GET", path, headers={"Range": "bytes=0-0", "If-Range": '"other"'})
+    assert other.status == 200
+    head = service.call("HEAD", path)
+    assert (head.status, head.headers["Content-Length"], head.body) == (200, str(8 * MIB), b"")
+    reads = [entry for entry in service.get("audit") if entry["action"] == "read disk"]
+    assert len(reads) == 1 and reads[0]["who"] == "unix:root" and reads[0]["subject"].startswith("web01/")
+
+
+@pytest.mark.parametrize("extension", ["raw", "qcow2", "vhdx", "vhd", "vmdk"])
+def test_every_format_is_a_disk_that_qemu_reads(service, image, tmp_path, extension):
+    folder = "machines/web01/points/latest/disks"
+    files = [f"vda.{extension}"] + (["vda-flat.vmdk"] if extension == "vmdk" else [])
+    for name in files:
+        (tmp_path / name).write_bytes(service.call("GET", f"{folder}/{name}").body)
+    word = {"vhd": "vpc"}.get(extension, extension)
+    same = subprocess.run(["qemu-img", "compare", "-f", word, "-F", "raw", tmp_path / files[0], image],
+                          capture_output=True, text=True)
+    # A VHD's size is rounded up to its geometry; the rest is zero.
+    assert same.returncode == 0, same.stdout + same.stderr
+
+
+def test_unknown_names_and_malformed_input_are_problems(service):
+    for method, path, body, status in [
+        ("GET", "machines/nothere", None, 404),
+        ("GET", "machines/UPPER", None, 400),
+        ("GET", "machines/web01/points/20200101T000000Z", None, 404),
+        ("GET", "machines/web01/points/yesterday", None, 400),
+        ("GET", "machines/web01/points/latest/disks/vdz.raw", None, 404),
+        ("GET", "machines/web01/points/latest/disks/vda.exe", None, 404),
+        ("GET", "machines/web01/points?limit=x", None, 400),
+        ("GET", "machines/web01/points/latest/screenshot.png", None, 404),
+        ("GET", "sessions/nothere", None, 404),
+        ("GET", "nothing", None, 404),
+        ("PUT", "machines", {}, 405),
+        ("POST", "retention/preview", b"{", 400),
+        ("POST", "retention/preview", {"rules": {"keep_last": 0}}, 400),
+        ("POST", "retention/preview", {"rules": {}, "more": 1}, 400),
+        ("POST", "retention/preview", b"x" * (300 << 10), 413),
+    ]:
+        answer = service.call(method, path, body, headers={"Content-Type": "application/json"} if body else None)
+        assert answer.status == status, (method, path, answer.status, answer.body)
+        problem = json.loads(answer.body)
+        assert answer.headers["Content-Type"] == "application/problem+json"
+        assert problem["status"] == status and problem["detail"] and problem["kind"]
+    missing = service.call("GET", "machines/nothere").json
+    assert missing["kind"] == "not_found" and missing["exit_code"] == 1
+
+
+def test_a_repository_that_is_away_comes_back(service, repository, image):
+    place, away = repository.repository, repository.repository.with_name("away")
+    place.rename(away)
+    wait_for(lambda: service.call("GET", "machines").status == 503)
+    problem = service.call("GET", "points").json
+    assert problem["kind"] == "no_repository" and str(place) in problem["detail"]
+    assert service.call("GET", "/healthz").status == 200
+    Coldrise(away, repository.passphrase_file).backup("later", vda=image)
+    away.rename(place)
+    wait_for(lambda: service.call("GET", "machines").status == 200)
+    assert names(service) == ["db01", "later", "web01"]
+    assert "the repository is back" in service.log
+
+
+def test_another_repository_in_its_place_is_refused(service, repository, tmp_path):
+    place = repository.repository
+    other = Coldrise(tmp_path / "other", repository.passphrase_file)
+    other.init()
+    place.rename(place.with_name("away"))
+    shutil.move(other.repository, place)
+    wait_for(lambda: service.call("GET", "machines").status != 200)
+    assert "another repository" in service.call("GET", "machines").json["detail"]
