@@ -22,8 +22,10 @@ mod arguments;
 mod clock;
 mod database;
 mod events;
+mod jobs;
 mod listener;
 mod pattern;
+mod run_watch;
 mod service;
 
 use std::process::ExitCode;
