@@ -9,7 +9,6 @@ SHELL := /bin/bash
 BUILD_DIR := target/release
 CARGO ?= cargo
 PYTHON ?= /usr/bin/python3
-PREFIX ?= /usr/local
 # A rustup toolchain lives in the home folder and may not be on root's path.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
@@ -25,6 +24,7 @@ BENCH_PACKAGES := $(shell cat bench/packages.txt)
 
 include plugins/nbdkit/build.mk
 include plugins/ganesha/build.mk
+include packaging/build.mk
 
 # Installs those of its packages that are missing; asks the network only then.
 define install
@@ -136,23 +136,12 @@ check: build-deps $(GANESHA_DIR)/configured/include/config.h ## Check format, li
 	$(CC) -fsyntax-only $(NBDKIT_CFLAGS) plugins/nbdkit/coldrise.c
 	$(CC) -fsyntax-only $(NBDKIT_CFLAGS) plugins/nbdkit/preload.c
 	$(CC) -fsyntax-only $(GANESHA_CFLAGS) $(GANESHA_SOURCES)
+	$(call install,systemd)
+	@$(MAKE) --no-print-directory check-units
 
 .PHONY: bench
 bench: build bench-deps ganesha-fsal ## Measure Coldrise beside its peers (long)
 	$(PYTHON) bench/run.py --build-dir $(BUILD_DIR) --out build/bench
-
-.PHONY: man
-man: build ## Write the man pages to build/man
-	$(BUILD_DIR)/coldrise man build/man
-
-.PHONY: install
-install: build man ## Install below PREFIX (/usr/local)
-	install -D -m 755 $(BUILD_DIR)/coldrise $(DESTDIR)$(PREFIX)/bin/coldrise
-	install -D -m 644 $(NBDKIT_PLUGIN) $(DESTDIR)$(PREFIX)/lib/nbdkit/plugins/nbdkit-coldrise-plugin.so
-	install -D -m 644 $(NBDKIT_PRELOAD) $(DESTDIR)$(PREFIX)/lib/nbdkit/plugins/nbdkit-coldrise-preload.so
-	test ! -e $(GANESHA_FSAL) || install -D -m 644 $(GANESHA_FSAL) $(DESTDIR)$(PREFIX)/lib/ganesha/$(notdir $(GANESHA_FSAL))
-	install -d $(DESTDIR)$(PREFIX)/share/man/man1
-	install -m 644 build/man/*.1 $(DESTDIR)$(PREFIX)/share/man/man1
 
 .PHONY: clean
 clean: ## Remove what was built (not the cached guest image)

@@ -6,13 +6,17 @@
 #   build.sh            build, or find in the cache; print the image's path
 #   build.sh OUTPUT     the same, then copy the image (sparse) to OUTPUT
 #
+# GUEST_RECIPE names another folder with guest-packages.txt and customize.sh, whose image
+# keeps that folder's name; boot.cfg and rootfs are this one's.
+#
 # The cache is ${COLDRISE_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/coldrise}; the file
-# there is named after a hash of this folder, so a changed recipe is a new image.
+# there is named after a hash of the recipe, so a changed recipe is a new image.
 # The last line of standard output is the path; everything else goes to standard
 # error. No loop device is used, so it runs in a container; it needs root.
 set -euo pipefail
 
-recipe=$(dirname "$(readlink -f "$0")")
+base=$(dirname "$(readlink -f "$0")")
+recipe=${GUEST_RECIPE:-$base}
 suite=bookworm
 disk_size=2G
 partition_start_sector=2048
@@ -21,19 +25,21 @@ disk_label=0xc01d215e
 # Every time stamp that the tools would take from the clock.
 export SOURCE_DATE_EPOCH=1764547200
 
-say() { printf 'guest image: %s\n' "$*" >&2; }
+say() { printf '%s image: %s\n' "${recipe##*/}" "$*" >&2; }
 die() { say "$*"; exit 1; }
 
 recipe_hash() {
-    (cd "$recipe" && find . -type f ! -name '.*' -print0 | LC_ALL=C sort -z |
-        xargs -0 sha256sum | sha256sum | cut -c1-16)
+    local folder
+    for folder in "$base" "$recipe"; do
+        (cd "$folder" && find . -type f ! -name '.*' -print0 | LC_ALL=C sort -z | xargs -0 sha256sum)
+    done | sha256sum | cut -c1-16
 }
 
 check_machine() {
     local tool
     for tool in mmdebstrap mke2fs sfdisk grub-mkimage apt-get; do
         PATH=$PATH:/usr/sbin:/sbin command -v "$tool" >/dev/null ||
-            die "the program $tool is missing: apt-get install $(tr '\n' ' ' <"$recipe/packages.txt")"
+            die "the program $tool is missing: apt-get install $(tr '\n' ' ' <"$base/packages.txt")"
     done
     [ "$(id -u)" = 0 ] || die "building needs root (mmdebstrap sets up a file system tree): run it with sudo"
 }
@@ -95,7 +101,7 @@ write_file_system() {
 # mounted disk. The partition table in the last 72 bytes of sector 0 stays.
 write_boot_loader() {
     local disk=$1 grub=/usr/lib/grub/i386-pc core_bytes
-    sed "/^#/d; s/@ROOT_UUID@/$ROOT_UUID/" "$recipe/boot.cfg" >"$work/boot.cfg"
+    sed "/^#/d; s/@ROOT_UUID@/$ROOT_UUID/" "$base/boot.cfg" >"$work/boot.cfg"
     grub-mkimage -O i386-pc -p '(,msdos1)/boot/grub' -c "$work/boot.cfg" -o "$work/core.img" \
         biosdisk part_msdos ext2 linux16 boot serial terminal
     core_bytes=$(stat -c %s "$work/core.img")
@@ -108,7 +114,7 @@ write_boot_loader() {
 build() {
     check_machine
     mkdir -p "$cache" || die "cannot create the cache folder $cache: set COLDRISE_CACHE to a writable one"
-    work=$(mktemp -d "$cache/guest-build.XXXXXX")
+    work=$(mktemp -d "$cache/${recipe##*/}-build.XXXXXX")
     trap 'rm -rf --one-file-system "$work"' EXIT
     # mmdebstrap's child processes are not root in every mode: let them pass.
     chmod 755 "$work"
@@ -122,7 +128,7 @@ build() {
 
 [ $# -le 1 ] || die "usage: build.sh [OUTPUT]"
 cache=${COLDRISE_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/coldrise}
-image=$cache/guest-$(recipe_hash).raw
+image=$cache/${recipe##*/}-$(recipe_hash).raw
 if [ -f "$image" ]; then say "found in the cache"; else build; fi
 if [ $# = 1 ]; then
     cp --sparse=always "$image" "$1"

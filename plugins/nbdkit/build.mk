@@ -31,7 +31,7 @@ $(NBDKIT_PRELOAD): plugins/nbdkit/preload.c
 
 # What cargo builds at once shares its choice of features: the same packages as in
 # the top Makefile's build, so that nothing is compiled twice.
-RELEASE_PACKAGES ?= --package coldrise-cli --package coldrise-capi
+RELEASE_PACKAGES ?= --package coldrise-cli --package coldrise-service --package coldrise-capi
 
 # cargo knows best whether the library is up to date, and is quick to say so.
 .PHONY: capi-library

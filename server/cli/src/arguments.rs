@@ -59,7 +59,8 @@ pub(crate) struct GlobalOptions {
     /// Read the passphrase from FILE; a trailing newline is ignored.
     ///
     /// Without this option and --passphrase-command, COLDRISE_PASSPHRASE_FILE or
-    /// COLDRISE_PASSPHRASE_COMMAND from the environment applies.
+    /// COLDRISE_PASSPHRASE_COMMAND from the environment applies; else, in a unit of systemd, its
+    /// credential `coldrise_passphrase`.
     #[arg(long, global = true, value_name = "FILE", help_heading = "Global options")]
     pub(crate) passphrase_file: Option<PathBuf>,
 

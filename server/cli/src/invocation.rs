@@ -99,7 +99,7 @@ impl Invocation {
         }
     }
 
-    /// The source of the passphrase: an option, else the environment.
+    /// The source of the passphrase: an option, else the environment, else the unit's credential.
     ///
     /// # Errors
     /// `InvalidInput` if the environment names two sources.
@@ -113,7 +113,7 @@ impl Invocation {
         let file = std::env::var_os(PASSPHRASE_FILE).filter(|text| !text.is_empty());
         let command = std::env::var_os(PASSPHRASE_COMMAND).filter(|text| !text.is_empty());
         match (file, command) {
-            (None, None) => Ok(PassphraseSource::None),
+            (None, None) => Ok(PassphraseSource::of_unit()),
             (Some(path), None) => Ok(PassphraseSource::File(PathBuf::from(path))),
             (None, Some(command)) => {
                 command.into_string().map(PassphraseSource::Command).map_err(|_| {

@@ -20,6 +20,7 @@ mod disk_server;
 mod ganesha;
 mod gc_estimate;
 mod hardware;
+mod installed;
 mod invocation;
 mod nbdkit;
 mod netns;

@@ -15,6 +15,7 @@ use coldrise_store::PassphraseSource;
 use tempfile::TempDir;
 
 use crate::child;
+use crate::installed;
 use crate::invocation::{Invocation, PASSPHRASE_COMMAND};
 use crate::signals::ChildSignals;
 use crate::socket_access::SocketAccess;
@@ -116,10 +117,7 @@ pub(crate) struct Nbdkit {
 /// The plugin next to this program, or in its installed location; otherwise the name by
 /// which nbdkit searches for it.
 pub(crate) fn plugin() -> PathBuf {
-    let program = std::env::current_exe().unwrap_or_default();
-    let folder = program.parent().unwrap_or(Path::new("."));
-    let places = [folder.join(PLUGIN_FILE), folder.join("../lib/nbdkit/plugins").join(PLUGIN_FILE)];
-    places.into_iter().find(|place| place.is_file()).unwrap_or_else(|| PLUGIN_NAME.into())
+    installed::library("nbdkit/plugins", PLUGIN_FILE).unwrap_or_else(|| PLUGIN_NAME.into())
 }
 
 /// The loader's libraries for nbdkit, in addition to the environment's.

@@ -22,6 +22,7 @@ mod arguments;
 mod clock;
 mod database;
 mod events;
+mod inventory_watch;
 mod jobs;
 mod listener;
 mod pattern;
@@ -30,8 +31,8 @@ mod service;
 
 use std::process::ExitCode;
 
-use clap::Parser;
-use coldrise_block::{ErrorKind, Result};
+use clap::{CommandFactory, Parser};
+use coldrise_block::{Context, ErrorKind, Result};
 
 use arguments::{Action, Arguments};
 
@@ -61,6 +62,12 @@ fn run(arguments: Arguments) -> Result<()> {
         Some(Action::Openapi) => {
             println!("{}", api::openapi_text());
             Ok(())
+        }
+        Some(Action::Man { directory }) => {
+            let page = clap_mangen::Man::new(Arguments::command()).section("8");
+            page.generate_to(&directory)
+                .map(drop)
+                .context(|| format!("writing the man page to {}", directory.display()))
         }
     }
 }

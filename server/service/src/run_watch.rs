@@ -26,12 +26,15 @@ struct Seen {
     told: HashMap<RunId, (State, Instant)>,
     /// Runs with progress that was not told.
     late: BTreeSet<RunId>,
+    /// The first answer tells every run: those that have ended are no news.
+    is_first: bool,
 }
 
 /// Watches until the service stops.
 pub(crate) fn run(service: &Service) {
+    let mut seen = Seen { is_first: true, ..Seen::default() };
     while !*service.stop.borrow() {
-        if let Err(error) = watch(service) {
+        if let Err(error) = watch(service, &mut seen) {
             tracing::error!("watching runs: {}", error.full_message());
             std::thread::sleep(ERROR_WAIT);
             // Ends of runs may have been missed.
@@ -40,21 +43,20 @@ pub(crate) fn run(service: &Service) {
     }
 }
 
-fn watch(service: &Service) -> Result<()> {
-    let (mut watch, mut seen) = (Watch::new(&service.runs)?, Seen::default());
-    // The first answer tells every run: old ones are no news.
-    let mut is_first = true;
+fn watch(service: &Service, seen: &mut Seen) -> Result<()> {
+    let mut watch = Watch::new(&service.runs)?;
     while !*service.stop.borrow() {
         let wait = if seen.late.is_empty() { LONGEST_WAIT } else { seen.wait(Instant::now()) };
         let mut changed: BTreeSet<RunId> = watch.next(wait)?.into_iter().collect();
         changed.append(&mut seen.late);
         let mut is_changed = false;
         for id in changed {
-            is_changed |= seen.tell(service, &id, Instant::now(), is_first);
+            is_changed |= seen.tell(service, &id, Instant::now());
         }
-        is_first = false;
+        seen.is_first = false;
         if is_changed {
             service.queue.wake();
+            service.refresher.wake();
         }
     }
     Ok(())
@@ -68,7 +70,7 @@ impl Seen {
     }
 
     /// Tells a run if there is news. Returns whether its state has changed.
-    fn tell(&mut self, service: &Service, id: &RunId, now: Instant, is_first: bool) -> bool {
+    fn tell(&mut self, service: &Service, id: &RunId, now: Instant) -> bool {
         let before = self.told.get(id).copied();
         let Ok(run) = service.runs.read(id) else {
             // Planned, or removed. A planned run that was given up becomes a run.
@@ -81,15 +83,10 @@ impl Seen {
             self.late.insert(id.clone());
             return false;
         }
-        let is_running = run.state == State::Running;
-        if is_new_state && (!is_first || is_running) || is_running {
+        if run.state == State::Running || (is_new_state && !self.is_first) {
             service.events.send(event(&run));
         }
-        match is_running {
-            true => drop(self.told.insert(id.clone(), (run.state, now))),
-            // Nothing more comes from it; only its state is kept against repetitions.
-            false => drop(self.told.insert(id.clone(), (run.state, now))),
-        }
+        self.told.insert(id.clone(), (run.state, now));
         is_new_state
     }
 }

@@ -1,8 +1,9 @@
 //! Sources of a passphrase. It is never an argument and never logged.
 
+use std::ffi::OsStr;
 use std::fmt;
 use std::io::Read;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
@@ -10,6 +11,9 @@ use zeroize::Zeroizing;
 
 /// Maximum length of a passphrase, in bytes.
 pub const MAX_PASSPHRASE_BYTES: usize = 4096;
+
+/// The credential of a unit: the file `passphrase` of the folder that the unit loads as `coldrise`.
+const UNIT_CREDENTIAL: &str = "coldrise_passphrase";
 
 /// A passphrase; its memory is wiped when it is dropped.
 #[derive(Clone)]
@@ -92,6 +96,17 @@ pub enum PassphraseSource {
 }
 
 impl PassphraseSource {
+    /// The credential `coldrise_passphrase` that systemd gives to a unit; [`PassphraseSource::None`]
+    /// outside of units, and if the unit has no such credential.
+    pub fn of_unit() -> PassphraseSource {
+        PassphraseSource::credential_in(std::env::var_os("CREDENTIALS_DIRECTORY").as_deref())
+    }
+
+    fn credential_in(folder: Option<&OsStr>) -> PassphraseSource {
+        let path = folder.map(|folder| Path::new(folder).join(UNIT_CREDENTIAL));
+        path.filter(|path| path.is_file()).map_or(PassphraseSource::None, PassphraseSource::File)
+    }
+
     /// Reads the passphrase; `None` if the source is [`PassphraseSource::None`].
     ///
     /// # Errors
@@ -139,6 +154,16 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), content).unwrap();
         PassphraseSource::File(file.path().to_owned()).read()
+    }
+
+    #[test]
+    fn the_credential_of_a_unit_counts_if_there_is_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let given = || PassphraseSource::credential_in(Some(folder.path().as_os_str())).read();
+        assert!(given().unwrap().is_none());
+        assert!(PassphraseSource::credential_in(None).read().unwrap().is_none());
+        std::fs::write(folder.path().join(UNIT_CREDENTIAL), "horse\n").unwrap();
+        assert!(given().unwrap().is_some());
     }
 
     #[test]

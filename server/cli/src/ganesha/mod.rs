@@ -275,14 +275,9 @@ fn missing(error: std::io::Error) -> Error {
 /// # Errors
 /// `ToolFailed` if it is in neither place.
 pub(crate) fn fsal() -> Result<PathBuf> {
-    let program = std::env::current_exe().context(|| "finding this program's own file")?;
-    let folder = program.parent().unwrap_or(Path::new("."));
-    let places = [folder.join(FSAL_FILE), folder.join("../lib/ganesha").join(FSAL_FILE)];
-    places.into_iter().find(|place| place.is_file()).ok_or_else(|| {
-        Error::new(
-            ErrorKind::ToolFailed,
-            format!("{FSAL_FILE} is not in {}: build it with make ganesha-fsal", folder.display()),
-        )
+    crate::installed::library("ganesha", FSAL_FILE).ok_or_else(|| {
+        let text = format!("{FSAL_FILE} is neither beside this program nor among its libraries");
+        Error::new(ErrorKind::ToolFailed, text).advise("build it: make ganesha-fsal")
     })
 }
 

@@ -1,0 +1,199 @@
+"""The Debian package in a Debian 12 guest with systemd: installed, used, upgraded, removed, purged."""
+
+import json
+import subprocess
+import tarfile
+
+import pytest
+
+from support.cli import BUILT, ROOT
+from support.guest import Guest, raw_disk
+
+MIB = 1 << 20
+OLD, NEW = "0.1.0", "0.1.1"
+STATE, REPOSITORY = "/var/lib/coldrise", "/srv/coldrise"
+IN_UNIT = "systemd-run --wait --pipe --quiet --uid=coldrise -p LoadCredential=coldrise:/etc/coldrise"
+SAID = b"\r\ndemo login: \0"
+# cld; xor ax,ax; mov ds,ax; mov si,0x7c1c; next: lodsb; test al,al; jz halt; push ax; mov ah,0x0e; int 0x10;
+# pop ax; mov dx,0x3f8; out dx,al; jmp next; halt: hlt; jmp halt. The text begins at 0x7c1c.
+SAY = bytes.fromhex("fc31c08ed8be1c7cac84c0740c50b40ecd1058baf803eeebeff4ebfd")
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory):
+    """The package, and the same as a later version."""
+    folder = tmp_path_factory.mktemp("packages")
+    for version in (OLD, NEW):
+        subprocess.run([ROOT / "packaging/debian/build.sh", folder / f"{version}.deb", version], check=True,
+                       capture_output=True, env={"PATH": "/usr/bin:/bin", "BUILD_DIR": str(BUILT)}, timeout=120)
+    return folder
+
+
+def answer(*command):
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+
+
+def test_the_package_is_complete(packages):
+    package = packages / f"{OLD}.deb"
+    depends = answer("dpkg-deb", "--field", package, "Depends")
+    for needed in ("libc6 (>=", "librocksdb7.8 (>=", "libnbd0 (>=", "nbdkit (>=", "polkitd"):
+        assert needed in depends
+    listed = [line.split(maxsplit=5) for line in answer("dpkg-deb", "--contents", package).splitlines()]
+    assert {fields[1] for fields in listed} == {"root/root"}
+    modes = {fields[5].removeprefix("."): fields[0] for fields in listed}
+    assert not [path for path, mode in modes.items() if "w" in mode[4:] or "s" in mode]
+    for path in ("/usr/bin/coldrise", "/usr/bin/coldrised", "/usr/lib/systemd/system/coldrised.service",
+                 "/usr/lib/x86_64-linux-gnu/nbdkit/plugins/nbdkit-coldrise-plugin.so",
+                 "/usr/lib/systemd/system/coldrise-run@.service", "/usr/lib/sysusers.d/coldrise.conf",
+                 "/usr/share/man/man1/coldrise-backup.1.gz", "/usr/share/man/man8/coldrised.8.gz",
+                 "/usr/share/bash-completion/completions/coldrise", "/usr/share/zsh/vendor-completions/_coldrise",
+                 "/usr/share/fish/vendor_completions.d/coldrise.fish", "/usr/share/doc/coldrise/copyright"):
+        assert path in modes
+    assert answer("dpkg-deb", "--info", package, "conffiles").split() == ["/etc/default/coldrise"]
+
+
+def test_a_purge_leaves_no_state_and_every_repository(packages, tmp_path):
+    """The script itself, with another folder for the state."""
+    state = tmp_path / "state"
+    script = answer("dpkg-deb", "--info", packages / f"{OLD}.deb", "postrm")
+    assert f"state={STATE}\n" in script
+    script = script.replace(f"state={STATE}\n", f"state={state}\n").replace("/etc/coldrise", str(tmp_path / "etc"))
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name in ("deb-systemd-helper", "systemctl"):
+        (tools / name).symlink_to("/bin/true")
+    (state / "runs").mkdir(parents=True)
+    (state / "runs" / "deep").mkdir()
+    (state / "runs" / "deep" / "repository.json").touch()
+
+    def purge():
+        return subprocess.run(["sh", "-c", script, "postrm", "purge"], check=True, capture_output=True, text=True,
+                              env={"PATH": f"{tools}:/usr/bin:/bin"}, timeout=60).stderr
+
+    assert f"there is a repository in {state}/runs/deep" in purge() and (state / "runs/deep/repository.json").exists()
+    (state / "runs" / "deep" / "repository.json").unlink()
+    assert purge() == "" and not state.exists()
+    assert purge() == ""
+
+
+# ------------------------------------------------------------------------ the guest
+
+
+class Host:
+    """The guest, in the words of the test."""
+
+    def __init__(self, guest):
+        self.guest = guest
+        self.check = guest.check
+        self.status = lambda command: guest.run(command, timeout=120)[0]
+
+    def api(self, path):
+        """The answer of the service to root, who has all rights on the Unix socket."""
+        socket = "/run/coldrise/coldrised.socket"
+        return self.check(f"curl --silent --show-error --fail --unix-socket {socket} http://localhost{path}")
+
+    def install(self, version):
+        self.check(f"dpkg -i /root/{version}.deb", timeout=240)
+        assert self.check("dpkg --audit") == ""
+
+    def plan(self, run, *arguments):
+        """Plans a run, as the service does."""
+        folder = f"{STATE}/runs/.{run}.planned"
+        request = json.dumps({"arguments": list(arguments)})
+        self.check(f"install -d -o coldrise -g coldrise -m 700 {STATE}/runs {folder} && cd {folder} && "
+                   f"install -o coldrise -g coldrise -m 600 /dev/null lock && "
+                   f"install -o coldrise -g coldrise -m 600 /dev/stdin request.json <<'E'\n{request}\nE")
+
+    def start(self, run):
+        """Starts a run, as the service does: as its user, who needs the polkit rule."""
+        self.check(f"runuser -u coldrise -- systemctl start --no-block --no-ask-password -- coldrise-run@{run}.service")
+
+    def run(self, run, *arguments, timeout=120):
+        """A run, from its plan to its result."""
+        self.plan(run, *arguments)
+        self.start(run)
+        self.check(f"until test -e {STATE}/runs/{run}/result.json; do sleep 0.2; done", timeout=timeout)
+        return json.loads(self.check(f"cat {STATE}/runs/{run}/result.json"))
+
+
+@pytest.fixture(scope="module")
+def guest(packages, tmp_path_factory):
+    """The started guest. A second disk holds the packages and a bootable disk."""
+    folder = tmp_path_factory.mktemp("guest")
+    sector = (SAY + SAID).ljust(510, b"\0") + b"\x55\xaa"
+    (folder / "demo.raw").write_bytes(sector.ljust(MIB, b"\0"))
+    with tarfile.open(folder / "files.tar", "w") as files:
+        for path in (*packages.glob("*.deb"), folder / "demo.raw"):
+            files.add(path, path.name)
+    disk = folder / "disk.raw"
+    subprocess.run([ROOT / "images/systemd-guest/build.sh", disk], stdin=subprocess.DEVNULL, check=True,
+                   stdout=subprocess.DEVNULL, timeout=600)
+    disks = [raw_disk(disk), raw_disk(folder / "files.tar", name="disk1", read_only=True)]
+    with Guest(disks, log=folder / "console.log") as started:
+        started.wait_for_login()
+        started.login()
+        started.check("tar -C /root -xf /dev/vdb")
+        yield started
+
+
+def test_the_life_of_the_package(guest):
+    host = Host(guest)
+
+    # Installation: the service runs and offers its link.
+    host.install(OLD)
+    assert host.check("systemctl is-enabled coldrised").strip() == "enabled"
+    assert host.check("systemctl is-active coldrised").strip() == "active"
+    assert "kvm" in host.check("id --name --groups coldrise").split()
+    assert "/#/setup/" in host.check("journalctl --unit coldrised --output cat")
+    assert host.api("/healthz")
+    assert host.check(f"stat --format '%U %a' {STATE}").split() == ["coldrise", "700"]
+
+    # A repository whose passphrase only root can read; the units get it as a credential.
+    host.check("install -m 600 /dev/stdin /etc/coldrise/passphrase <<< 'correct horse'")
+    host.check(f"echo COLDRISE_REPO={REPOSITORY} >> /etc/default/coldrise")
+    host.check(f"install -d -o coldrise -g coldrise -m 700 {REPOSITORY}")
+    host.check("install -D -g coldrise -m 640 /root/demo.raw /srv/images/demo.raw")
+    host.check(f"{IN_UNIT} coldrise --repo {REPOSITORY} init")
+    host.check("systemctl restart coldrised")
+    assert host.status("runuser -u coldrise -- cat /etc/coldrise/passphrase") != 0
+
+    # A backup and its boot check.
+    backup = host.run("20261123T100000Z-8001-backup", "--repo", REPOSITORY, "backup", "demo", "vda=/srv/images/demo.raw")
+    assert backup["exit_code"] == 0, backup
+    boot = host.run("20261123T100001Z-8002-check-boot", "--repo", REPOSITORY, "check-boot", "demo/latest",
+                    "--memory", "32M", "--cpus", "1", "--time-limit", "5m", timeout=400)
+    assert boot["exit_code"] == 0, boot
+
+    # polkit lets the service start and stop its runs, and no other unit.
+    for verb, unit in (("stop", "coldrised.service"), ("restart", "coldrise-run@x.service"), ("start", "rescue.service"),
+                       ("start", "coldrise-run@x.timer")):
+        assert host.status(f"runuser -u coldrise -- systemctl {verb} --no-ask-password {unit}") != 0, (verb, unit)
+
+    # A run lives through a restart and an upgrade of the service, which keeps settings and state.
+    run = "20261123T100002Z-8003-serve-nbd"
+    host.plan(run, "--repo", REPOSITORY, "serve", "nbd", "--socket", f"{STATE}/nbd.socket")
+    host.start(run)
+    host.check(f"until test -S {STATE}/nbd.socket; do sleep 0.2; done")
+    process = host.check(f"systemctl show --property MainPID --value coldrise-run@{run}")
+    link = host.check(f"sha256sum {STATE}/tls/cert.pem")
+    host.check("systemctl restart coldrised")
+    host.install(NEW)
+    assert host.check("dpkg-query --show --showformat '${Version}' coldrise") == NEW
+    assert host.check("systemctl is-active coldrised").strip() == "active"
+    assert host.check(f"sha256sum {STATE}/tls/cert.pem") == link
+    assert f"COLDRISE_REPO={REPOSITORY}" in host.check("cat /etc/default/coldrise")
+    assert host.check(f"systemctl show --property MainPID --value coldrise-run@{run}") == process
+    assert run in host.api("/api/v1/runs")
+
+    # A removal ends the service and the run, and leaves state and repository.
+    host.check("dpkg --remove coldrise", timeout=240)
+    assert host.status("pgrep --uid coldrise") == 1
+    assert json.loads(host.check(f"cat {STATE}/runs/{run}/result.json"))
+    assert host.status("test -e /usr/bin/coldrised") == 1
+    host.check(f"test -e {STATE}/coldrised.db -a -e {REPOSITORY}/repository.json -a -e /etc/default/coldrise")
+
+    # A purge leaves the repository and its passphrase.
+    host.check("dpkg --purge coldrise", timeout=240)
+    assert host.status(f"test -e {STATE}") == 1 and host.status("test -e /etc/default/coldrise") == 1
+    host.check(f"test -e {REPOSITORY}/repository.json -a -e /etc/coldrise/passphrase")
+    assert host.check("systemctl --failed --no-legend --plain") == ""
