@@ -69,9 +69,9 @@ impl Service {
     pub(crate) fn known_machines(&self) -> Result<Vec<KnownMachine>> {
         let now = crate::clock::now_ms();
         let known = |summary: coldrise_inventory::MachineSummary| KnownMachine {
-            last_good_ms: summary.last_good_backup.map(|point| {
-                now.saturating_sub_unsigned(point.age_seconds.saturating_mul(1000))
-            }),
+            last_good_ms: summary
+                .last_good_backup
+                .map(|point| now.saturating_sub_unsigned(point.age_seconds.saturating_mul(1000))),
             machine: summary.machine,
         };
         Ok(self.inventory()?.machines()?.into_iter().map(known).collect())
@@ -89,7 +89,8 @@ fn start_jobs(service: &SharedService) -> Result<()> {
         (StartRuns::Systemd, _) => Starter::Systemd,
     };
     let (watched, source) = (service.clone(), service.clone());
-    let names = move || Ok(source.known_machines()?.into_iter().map(|known| known.machine).collect());
+    let names =
+        move || Ok(source.known_machines()?.into_iter().map(|known| known.machine).collect());
     let dispatcher = Dispatcher::new(Arc::clone(&service.queue), starter, Box::new(names));
     let stop = service.stop.clone();
     let start = |name: &str, work: Box<dyn FnOnce() + Send>| {

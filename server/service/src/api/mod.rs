@@ -8,6 +8,7 @@ mod caller;
 mod content;
 mod events;
 mod input;
+mod jobs;
 mod machines;
 mod problem;
 mod runs;
@@ -72,6 +73,7 @@ fn routes() -> OpenApiRouter<SharedService> {
             .merge(machines::routes())
             .merge(content::routes())
             .merge(runs::routes())
+            .merge(jobs::routes())
             .merge(events::routes()),
     )
 }

@@ -20,7 +20,8 @@ fn invalid(text: impl Into<String>) -> Error {
 /// `InvalidInput`.
 pub(super) fn check_source(text: &str) -> Result<()> {
     if text.len() > MAX_SOURCE_BYTES || text.chars().any(char::is_control) {
-        let text = format!("a source has at most {MAX_SOURCE_BYTES} bytes, and no control characters");
+        let text =
+            format!("a source has at most {MAX_SOURCE_BYTES} bytes, and no control characters");
         return Err(invalid(text));
     }
     if expand(text, "m", "d").contains(['{', '}']) {
@@ -98,12 +99,10 @@ pub(super) fn prune<'a>(
 
 /// The runs of one occurrence: machine and words. `known` are the machines that have points.
 pub(super) fn runs_of(job: &Job, known: &[String]) -> Vec<(Option<String>, Vec<String>)> {
-    let matching = || {
-        known.iter().filter(|name| job.machines.iter().any(|pattern| pattern.matches(name)))
-    };
-    let verify = |more: Option<String>| {
-        std::iter::once("verify".to_owned()).chain(more).collect::<Vec<_>>()
-    };
+    let matching =
+        || known.iter().filter(|name| job.machines.iter().any(|pattern| pattern.matches(name)));
+    let verify =
+        |more: Option<String>| std::iter::once("verify".to_owned()).chain(more).collect::<Vec<_>>();
     match job.kind {
         JobKind::Backup => {
             let names = job.machines.iter().map(|name| name.as_str());
@@ -117,7 +116,11 @@ pub(super) fn runs_of(job: &Job, known: &[String]) -> Vec<(Option<String>, Vec<S
             }
             let named: Vec<&str> = matching().map(String::as_str).collect();
             // Without names it would concern all.
-            if named.is_empty() { Vec::new() } else { vec![(None, prune(&rules, named))] }
+            if named.is_empty() {
+                Vec::new()
+            } else {
+                vec![(None, prune(&rules, named))]
+            }
         }
         JobKind::Verify if job.concerns_all() => {
             vec![(None, verify(job.sample_percent.map(|percent| format!("--sample={percent}"))))]

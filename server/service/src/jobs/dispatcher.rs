@@ -127,7 +127,11 @@ impl Dispatcher {
             chosen(run).is_some_and(|row| row.reason.as_ref() != Some(reason))
         };
         let news: Vec<_> = choice.held.into_iter().filter(is_news).collect();
-        if news.is_empty() { Ok(()) } else { queue.database.note_reasons(&news) }
+        if news.is_empty() {
+            Ok(())
+        } else {
+            queue.database.note_reasons(&news)
+        }
     }
 
     /// Plans and starts a run whose row is `starting`. Harmless if that was done before.
@@ -193,6 +197,10 @@ impl Dispatcher {
             self.queue.wake();
             return Ok(());
         }
-        if since(last) > BEGIN_PATIENCE { self.launch(row, now) } else { Ok(()) }
+        if since(last) > BEGIN_PATIENCE {
+            self.launch(row, now)
+        } else {
+            Ok(())
+        }
     }
 }

@@ -250,7 +250,9 @@ impl Job {
         let mut names = BTreeSet::new();
         for machine in &self.machines {
             let name = MachineName::parse(machine.as_str()).map_err(|error| {
-                error.context("machines").advise("a backup names each machine; patterns are for other kinds")
+                error
+                    .context("machines")
+                    .advise("a backup names each machine; patterns are for other kinds")
             })?;
             if !names.insert(name) {
                 return Err(invalid(format!("machines: {} is named twice", machine.as_str())));

@@ -41,4 +41,4 @@ pub(crate) use job::{Job, JobKind};
 pub(crate) use queue::{NewRun, Queue};
 pub(crate) use rows::{QueueRow, RowState};
 pub(crate) use schedule::preview;
-pub(crate) use store::Outcome;
+pub(crate) use store::{Outcome, StoredJob};

@@ -50,11 +50,7 @@ impl Queue {
     ///
     /// # Errors
     /// `InvalidInput` for paths that are no UTF-8 text.
-    pub(crate) fn new(
-        options: &Options,
-        database: Database,
-        events: Arc<Events>,
-    ) -> Result<Queue> {
+    pub(crate) fn new(options: &Options, database: Database, events: Arc<Events>) -> Result<Queue> {
         let global = options.repo.as_ref().map(|repository| -> Result<Vec<String>> {
             let mut words = vec!["--repo".to_owned(), absolute(repository)?];
             if let Some(file) = &options.passphrase_file {
@@ -219,8 +215,7 @@ fn interrupted() -> Failure {
 }
 
 fn absolute(path: &Path) -> Result<String> {
-    let absolute =
-        std::path::absolute(path).context(|| format!("finding {}", path.display()))?;
+    let absolute = std::path::absolute(path).context(|| format!("finding {}", path.display()))?;
     absolute.into_os_string().into_string().map_err(|_| {
         let text = format!("{}: the path is no UTF-8 text", path.display());
         Error::new(ErrorKind::InvalidInput, text)

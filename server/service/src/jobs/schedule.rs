@@ -39,7 +39,11 @@ fn lines(job: &Job) -> Vec<Calendar> {
 
 /// When a job is due next after `after_ms`; `None` if it is disabled or has no schedule.
 pub(super) fn next_due_ms(job: &Job, after_ms: i64) -> Option<i64> {
-    if job.enabled { next_of(&lines(job), after_ms) } else { None }
+    if job.enabled {
+        next_of(&lines(job), after_ms)
+    } else {
+        None
+    }
 }
 
 /// The next times of a schedule after `after_ms`, at most `count`.
@@ -84,11 +88,7 @@ impl Queue {
     ///
     /// # Errors
     /// Errors of the database and of `known`. Jobs that are not queued yet stay due.
-    pub(super) fn tick(
-        &self,
-        now_ms: i64,
-        known: &dyn Fn() -> Result<Vec<String>>,
-    ) -> Result<()> {
+    pub(super) fn tick(&self, now_ms: i64, known: &dyn Fn() -> Result<Vec<String>>) -> Result<()> {
         let jobs = self.database.jobs()?;
         let is_due = |stored: &&StoredJob| stored.next_due_ms.is_some_and(|due| due <= now_ms);
         let mut failed = None;

@@ -176,7 +176,11 @@ impl Database {
                 params![job.name, document, next_ms],
             )
         })?;
-        if changed == 0 { Err(no_job(&job.name)) } else { Ok(()) }
+        if changed == 0 {
+            Err(no_job(&job.name))
+        } else {
+            Ok(())
+        }
     }
 
     /// Removes a job and its outcomes, and cancels its waiting runs. Runs that were started go on, and the
@@ -190,7 +194,11 @@ impl Database {
             sql.execute("DELETE FROM outcomes WHERE job = ?1", [name])?;
             sql.execute("DELETE FROM jobs WHERE name = ?1", [name])
         })?;
-        if removed == 0 { Err(no_job(name)) } else { Ok(()) }
+        if removed == 0 {
+            Err(no_job(name))
+        } else {
+            Ok(())
+        }
     }
 
     /// The outcomes of a job, or of all.
