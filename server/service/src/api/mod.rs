@@ -8,6 +8,7 @@ mod caller;
 mod content;
 mod events;
 mod input;
+mod jobs;
 mod machines;
 mod metrics;
 mod problem;
@@ -77,6 +78,7 @@ fn routes() -> OpenApiRouter<SharedService> {
                 .merge(machines::routes())
                 .merge(content::routes())
                 .merge(runs::routes())
+                .merge(jobs::routes())
                 .merge(told::routes())
                 .merge(events::routes()),
         )

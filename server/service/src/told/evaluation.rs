@@ -10,7 +10,7 @@ use super::alarms::{self, AlarmChange};
 use super::condition::{Condition, Severity, Topic};
 use super::message::{Message, Occasion};
 use super::space::{self, Drive};
-use super::{ended_runs, outbox, settings, Figures};
+use super::{ended_runs, job_conditions, outbox, settings, Figures};
 use crate::clock::now_ms;
 use crate::events::What;
 use crate::service::{Service, SharedService};
@@ -79,10 +79,17 @@ fn evaluate_once(service: &Service) -> Result<()> {
     let drive = service.options.repo.as_deref().and_then(|path| Drive::of(path).ok());
     if let Ok(inventory) = service.inventory() {
         repository_conditions(service, inventory, &mut findings);
+        let machines = inventory.last_known_machines();
+        if machines.is_empty() && inventory.machines().is_err() {
+            // Not seen since the start: nobody knows how old its points are.
+            findings.unknown.extend([Topic::Age, Topic::Uncovered]);
+        } else {
+            findings.conditions.extend(job_conditions::read(database, &machines, now)?);
+        }
     }
     let (changes, is_posted, figures) = database.change(|sql| {
         let events = ended_runs::record(sql, &sweep.ended, now)?;
-        findings.conditions.extend(ended_runs::last_results(sql)?.0);
+        job_conditions::complete(sql, &mut findings.conditions)?;
         match (drive, &service.options.repo) {
             (Some(drive), Some(path)) => {
                 let samples = space::sample(sql, drive, now)?;
