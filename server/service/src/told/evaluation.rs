@@ -79,13 +79,14 @@ fn evaluate_once(service: &Service) -> Result<()> {
     let drive = service.options.repo.as_deref().and_then(|path| Drive::of(path).ok());
     if let Ok(inventory) = service.inventory() {
         repository_conditions(service, inventory, &mut findings);
-        let machines = inventory.last_known_machines();
-        if machines.is_empty() && inventory.machines().is_err() {
-            // Not seen since the start: nobody knows how old its points are.
-            findings.unknown.extend([Topic::Age, Topic::Uncovered]);
-        } else {
-            findings.conditions.extend(job_conditions::read(database, &machines, now)?);
-        }
+    }
+    let machines = service.inventory().map(Inventory::last_known_machines).unwrap_or_default();
+    findings.conditions.extend(job_conditions::read(database, &machines, now)?);
+    if machines.is_empty() && service.inventory().is_ok_and(|i| i.machines().is_err()) {
+        // Not seen since the start: nobody knows how old its points are.
+        let of_machines = [Topic::Age, Topic::Uncovered];
+        findings.conditions.retain(|condition| !of_machines.contains(&condition.topic));
+        findings.unknown.extend(of_machines);
     }
     let (changes, is_posted, figures) = database.change(|sql| {
         let events = ended_runs::record(sql, &sweep.ended, now)?;
