@@ -94,3 +94,48 @@ pub struct IndexMemorySchema {
     /// Maximum of the caches in a writer, instead of the reader's.
     pub writer_cache_bytes: u64,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use coldrise_store::{
+        BootCheckDocument, BootRung, BootVerdict, CatalogDamage, Configuration, IndexMemory,
+        Quarantine,
+    };
+    use serde_json::{json, Value};
+    use utoipa::PartialSchema;
+
+    fn described<T: PartialSchema>() -> Value {
+        serde_json::to_value(T::schema()).unwrap()
+    }
+
+    #[track_caller]
+    fn assert_same_fields<T: PartialSchema>(stored: &impl serde::Serialize) {
+        let names = |value: &Value| value.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
+        let stored = serde_json::to_value(stored).unwrap();
+        assert_eq!(names(&described::<T>()["properties"]), names(&stored));
+    }
+
+    #[test]
+    fn described_forms_are_the_serialized_ones() {
+        let rung = BootRung { rung: String::new(), after_ms: 0, evidence: String::new() };
+        assert_same_fields::<BootRungSchema>(&rung);
+        assert_same_fields::<BootCheckSchema>(&BootCheckDocument {
+            checked_at_ms: 0,
+            verdict: BootVerdict::Ok,
+            until: String::new(),
+            rungs: vec![rung],
+            failure: None,
+            screen_text: None,
+            serial_tail: Vec::new(),
+        });
+        let configuration = Configuration { format: String::new(), text: String::new() };
+        assert_same_fields::<ConfigurationSchema>(&configuration);
+        assert_same_fields::<DamageSchema>(&CatalogDamage::new(String::new(), String::new()));
+        assert_same_fields::<IndexMemorySchema>(&IndexMemory::default());
+        let verdicts = [BootVerdict::Ok, BootVerdict::Failed, BootVerdict::NotProven];
+        assert_eq!(described::<BootVerdictSchema>()["enum"], json!(verdicts));
+        let quarantines = [Quarantine::Damaged, Quarantine::Chosen];
+        assert_eq!(described::<QuarantineSchema>()["enum"], json!(quarantines));
+    }
+}
