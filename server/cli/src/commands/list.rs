@@ -4,7 +4,8 @@ use clap::Args;
 use coldrise_block::Result;
 use coldrise_session::Catalog;
 use coldrise_store::{
-    BootVerdict, Horizon, MachineName, PointDocument, PointOrigin, Quarantine, Repository,
+    BootCheckDocument, BootVerdict, Horizon, MachineName, PointDocument, PointOrigin, Quarantine,
+    Repository,
 };
 use serde::Serialize;
 
@@ -14,7 +15,8 @@ use crate::units::{show_moment, show_size};
 
 /// List machines and their restore points, oldest first.
 ///
-/// BOOT is the result of the point's last check-boot: ok, failed or not proven.
+/// BOOT is the result of the point's last check-boot: ok, failed or not proven; worse if the
+/// machine's last good checks reached more.
 #[derive(Debug, Args)]
 pub(crate) struct ListArguments {
     /// List only this machine.
@@ -52,6 +54,9 @@ struct ListedPoint {
     /// The result of the last boot check.
     #[serde(skip_serializing_if = "Option::is_none")]
     boot: Option<BootVerdict>,
+    /// It came less far than the machine's last good checks.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    is_boot_worse: bool,
     disks: Vec<ListedDisk>,
 }
 
@@ -62,7 +67,11 @@ struct ListedDisk {
 }
 
 impl ListedPoint {
-    fn new(point: &PointDocument, horizon: &Horizon, boot: Option<BootVerdict>) -> ListedPoint {
+    fn new(
+        point: &PointDocument,
+        horizon: &Horizon,
+        boot: Option<&BootCheckDocument>,
+    ) -> ListedPoint {
         let sizes = point.disks.iter().map(|disk| disk.size_bytes);
         ListedPoint {
             address: format!("{}/{}", point.machine, point.point),
@@ -74,7 +83,8 @@ impl ListedPoint {
             is_in_future: horizon.is_in_future(&point.point),
             is_passed_over: horizon.is_passed_over(&point.point),
             quarantine: point.quarantine,
-            boot,
+            boot: boot.map(|check| check.verdict),
+            is_boot_worse: boot.is_some_and(|check| check.is_worse),
             disks: point
                 .disks
                 .iter()
@@ -116,7 +126,9 @@ pub(crate) fn run(invocation: &Invocation, arguments: &ListArguments) -> Result<
             machine: machine.to_string(),
             points: points
                 .iter()
-                .map(|point| ListedPoint::new(point, &horizon, boot_verdict(&repository, point)))
+                .map(|point| {
+                    ListedPoint::new(point, &horizon, boot_check(&repository, point).as_ref())
+                })
                 .collect(),
         });
     }
@@ -136,16 +148,17 @@ pub(crate) fn run(invocation: &Invocation, arguments: &ListArguments) -> Result<
 }
 
 /// A boot check that cannot be read is none; verify names it.
-fn boot_verdict(repository: &Repository, point: &PointDocument) -> Option<BootVerdict> {
+fn boot_check(repository: &Repository, point: &PointDocument) -> Option<BootCheckDocument> {
     let check = repository.boot_check(&point.machine, &point.point).ok().flatten();
-    check.map(|(check, _)| check.verdict)
+    check.map(|(check, _)| check)
 }
 
 /// A verdict in the words of the list.
-pub(super) fn boot_word(verdict: BootVerdict) -> &'static str {
+pub(super) fn boot_word(verdict: BootVerdict, is_worse: bool) -> &'static str {
     match verdict {
         BootVerdict::Ok => "ok",
         BootVerdict::Failed => "failed",
+        BootVerdict::NotProven if is_worse => "not proven, worse",
         BootVerdict::NotProven => "not proven",
     }
 }
@@ -167,7 +180,7 @@ fn row(point: &ListedPoint) -> Vec<String> {
         show_moment(point.created_at_ms),
         disks.join(" "),
         show_size(point.size_bytes),
-        point.boot.map_or("-", boot_word).to_owned(),
+        point.boot.map_or("-", |verdict| boot_word(verdict, point.is_boot_worse)).to_owned(),
         if point.is_protected { "yes" } else { "" }.to_owned(),
         point.quarantine.map_or_else(String::new, |quarantine| quarantine.to_string()),
     ]
