@@ -14,7 +14,7 @@ from test_check_boot import HALT, LOGIN, boot_record, is_gone
 
 MIB = 1 << 20
 GOOD, BAD, SILENT = boot_record(LOGIN), b"", boot_record(HALT)
-SMALL = "--memory", "64M", "--time-limit", "20s"
+SMALL = "--memory", "64M"
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def bisect(coldrise, *options):
 def test_twenty_points_need_five_rounds(coldrise, back_up):
     first_bad = random.Random(16).randrange(1, 20)
     points = back_up([GOOD] * first_bad + [BAD] * (20 - first_bad))
-    status, found, messages = bisect(coldrise, "--parallel", "1")
+    status, found, messages = bisect(coldrise, "--parallel", "1", "--time-limit", "60s")
     assert status == 0, messages
     assert found["last_good"] == points[first_bad - 1] and found["first_bad"] == points[first_bad]
     assert found["rounds"] <= 5 and found["boots"] == found["rounds"] and not found["unproven"]
