@@ -258,7 +258,7 @@ def test_endless_output_is_bounded(coldrise, small, tmp_path):
 ], ids=["ok", "failed", "missing", "endless"])
 def test_a_command_of_the_user_judges(coldrise, small, command, status, why):
     code, checked = check(coldrise, small(boot_record(LOGIN)), "--memory", "64M", "--check", command,
-                          "--time-limit", "8s")
+                          "--time-limit", "20s" if "sleep" in command else "90s")
     assert code == status, checked
     assert rungs(checked) == (RUNGS if status == 0 else RUNGS[:5])
     reason = checked["failure"] if status == 13 else checked["note"]
@@ -270,7 +270,7 @@ def test_a_command_of_the_user_judges(coldrise, small, command, status, why):
 def test_a_command_waits_for_the_port(coldrise, small):
     """This machine has no network, so its port never answers."""
     code, checked = check(coldrise, small(boot_record(LOGIN)), "--memory", "64M", "--check", "false",
-                          "--check-port", "22", "--time-limit", "5s")
+                          "--check-port", "22", "--time-limit", "15s")
     assert code == 14 and rungs(checked) == RUNGS[:5] and checked["note"] is None
 
 
@@ -279,7 +279,7 @@ def test_less_than_usual_is_worse(coldrise, small):
     silent = small(boot_record(HALT))
     later = "--memory", "64M", "--time-limit", "2s"
     assert check(coldrise, silent, *later)[1]["is_worse"] is False
-    assert check(coldrise, good, *later)[0] == 0
+    assert check(coldrise, good, "--memory", "64M", "--time-limit", "90s")[0] == 0
     status, checked = check(coldrise, silent, *later)
     assert status == 14 and checked["is_worse"] and checked["usual_rung"] == "login"
     (machine,) = coldrise.json("list")["machines"]
