@@ -104,6 +104,7 @@ pub(crate) enum Command {
     Mount(commands::mount::MountArguments),
     Boot(commands::boot::BootArguments),
     CheckBoot(commands::check_boot::CheckBootArguments),
+    Bisect(commands::bisect::BisectArguments),
     Restore(commands::restore::RestoreArguments),
     Protect(commands::protect::ProtectArguments),
     Unprotect(commands::protect::UnprotectArguments),

@@ -42,6 +42,14 @@ pub struct BootCheckSchema {
     /// The proof of the failure.
     #[schema(required)]
     pub failure: Option<String>,
+    /// Why a check of the user proved nothing.
+    #[schema(required)]
+    pub note: Option<String>,
+    /// Nothing was proven, and the machine came less far than in its last good checks.
+    pub is_worse: bool,
+    /// The highest rung of those checks. Set only if nothing was proven.
+    #[schema(required)]
+    pub usual_rung: Option<String>,
     /// The text of the screen, if it had any.
     #[schema(required)]
     pub screen_text: Option<String>,
