@@ -25,6 +25,7 @@ mod events;
 mod listener;
 mod pattern;
 mod service;
+mod watchdog;
 
 use std::process::ExitCode;
 
