@@ -318,3 +318,125 @@ def test_old_runs_beyond_the_newest_thousand_are_removed_a_few_at_a_time(recorde
     assert sum(run["id"].startswith(young) for run in left) >= 200
     answer = recorded.json("runs")
     assert len(answer["runs"]) == 20 and answer["hidden"] == 981
+
+
+def planned(recorded, folder, *arguments, number=0x8000, request=None):
+    """Plans a run as the service does; returns its id."""
+    run_id = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{number:04x}-backup"
+    place = folder / f".{run_id}.planned"
+    place.mkdir(mode=0o700, parents=True)
+    folder.chmod(0o700)
+    (place / "lock").touch(0o600)
+    words = ["--repo", str(recorded.repository), "--passphrase-file", str(recorded.passphrase_file), *map(str, arguments)]
+    plain = request if request is not None else {"arguments": words, "job": "nightly", "requested_by": "anna", "attempt": 2}
+    (place / "request.json").write_text(json.dumps(plain), encoding="utf-8")
+    return run_id
+
+
+def bare(recorded):
+    """The program without the repository in its environment, as the service starts it."""
+    program = Coldrise("", None, runs=recorded.runs)
+    return program
+
+
+def test_a_planned_run_becomes_its_command_once(recorded, disk, folder):
+    with slow_server(disk) as (uri, _server):
+        run_id = planned(recorded, folder, "backup", "web01", f"vda={uri}")
+        running = [bare(recorded).start("run", run_id, stderr=subprocess.PIPE) for _ in range(4)]
+        outputs = [process.communicate(timeout=60)[1] for process in running]
+    assert sorted(process.returncode for process in running) == [0, 11, 11, 11], outputs
+    again = bare(recorded).run("run", run_id)
+    assert again.returncode == 11 and "has begun already" in again.stderr
+    [run] = runs(recorded)
+    assert (run["id"], run["state"]) == (run_id, "ok")
+    plan = run["plan"]
+    assert (plan["command"], plan["machine"], plan["repository"]) == ("backup", "web01", str(recorded.repository))
+    assert (plan["job"], plan["requested_by"], plan["attempt"]) == ("nightly", "anna", 2)
+    assert "anna" in recorded.run("runs", "show", run_id).stdout
+    assert sorted(path.name for path in folder.iterdir() if ".planned" in path.name) == []
+    assert not (folder / run_id / "request.json").exists()
+    assert bare(recorded).run("run", f"{OLD}-8000-gc").returncode == 1
+    assert bare(recorded).run("--json", "run", run_id).returncode == 2
+
+
+def test_short_commands_are_runs_if_they_are_planned(recorded, disk, folder):
+    address = recorded.backup("web01", vda=disk)
+    recorded.json("protect", address)
+    assert len(runs(recorded)) == 1
+    run_id = planned(recorded, folder, "unprotect", address)
+    assert bare(recorded).run("run", run_id).returncode == 0
+    assert [(run["plan"]["command"], run["state"]) for run in runs(recorded)] == [("unprotect", "ok"), ("backup", "ok")]
+
+
+def test_plans_that_cannot_be_run_are_recorded_as_failed(recorded, folder, tmp_path):
+    plans = {
+        planned(recorded, folder, "list", number=0x8001): "cannot be planned",
+        planned(recorded, folder, "run", f"{OLD}-8000-gc", number=0x8002): "cannot be planned",
+        planned(recorded, folder, "backup", number=0x8003): "required",
+        planned(recorded, folder, "--help", number=0x8004): "Usage",
+        planned(recorded, folder, request={"arguments": "gc"}, number=0x8005): "damaged",
+        planned(recorded, folder, request={"arguments": ["gc", 5]}, number=0x8006): "damaged",
+        planned(recorded, folder, request={"arguments": ["x" * 100_000]}, number=0x8007): "longer than 65536",
+        planned(recorded, folder, number=0x8008): "symbolic link",
+        planned(recorded, folder, number=0x8009): "opening it",
+    }  # fmt: skip
+    outside = tmp_path / "outside.json"
+    outside.write_text(json.dumps({"arguments": ["gc"]}), encoding="utf-8")
+    link, missing = ([name for name in plans if f"-{number}-" in name][0] for number in ("8008", "8009"))
+    for name in (link, missing):
+        (folder / f".{name}.planned" / "request.json").unlink()
+    (folder / f".{link}.planned" / "request.json").symlink_to(outside)
+    for run_id, words in plans.items():
+        done = bare(recorded).run("run", run_id)
+        assert done.returncode not in (0, 11) and words in done.stderr, done.stderr
+        [run] = [run for run in runs(recorded) if run["id"] == run_id]
+        assert run["state"] == "failed" and run["problems"] == []
+        assert run["result"]["error"]["message"].startswith("could not be started: ")
+    assert list(folder.glob(".*.planned")) == [] and outside.exists()
+    # The folder of a plan is a link: nothing is followed.
+    (folder / f".{OLD}-8000-gc.planned").symlink_to(tmp_path)
+    refused = bare(recorded).run("run", f"{OLD}-8000-gc")
+    assert refused.returncode == 1 and list(folder.glob(f"{OLD}*")) == []
+
+
+def test_a_kill_while_a_planned_run_begins_leaves_a_plan_or_a_run(recorded, disk, folder):
+    """strace kills the process at each system call that changes the folder."""
+    seen = set()
+    for number in range(1, 40):
+        run_id = planned(recorded, folder, "verify", number=0x8000 + number)
+        command = ["strace", "-f", "-qq", "-o", "/dev/null", "-e", "trace=openat,rename,unlink,unlinkat,flock,mkdir",
+                   "-e", f"inject=openat,rename,unlink,flock:signal=KILL:when={number * 5}", PROGRAM, "run", run_id]  # fmt: skip
+        done = subprocess.run(command, env=bare(recorded).environment(), capture_output=True, timeout=60, check=False)
+        names = {path.name for path in folder.iterdir() if run_id in path.name}
+        assert names in ({run_id}, {f".{run_id}.planned"}), names
+        if names == {run_id}:
+            [run] = [run for run in runs(recorded) if run["id"] == run_id]
+            state = run["state"]
+            assert run["plan"]["command"] == "verify"
+        else:
+            # Planned as before: it can be started.
+            state = "planned"
+            assert bare(recorded).run("run", run_id).returncode == 0
+        seen.add(state)
+        if done.returncode == 0:
+            break
+    assert {"planned", "lost"} <= seen
+
+
+def test_a_run_without_free_descriptors_can_be_cancelled_later(recorded, disk, folder):
+    with slow_server(disk) as (uri, _server):
+        running = RunningBackup(recorded, "web01", f"vda={uri}")
+        [run] = runs(recorded)
+        pid = running.process.pid
+        used = max(int(name) for name in os.listdir(f"/proc/{pid}/fd"))
+        limit = tool("prlimit", "--pid", pid, "--nofile", "--noheadings", "--raw", "--output", "SOFT,HARD").split()
+        tool("prlimit", "--pid", pid, f"--nofile={used + 1}:{limit[1]}")
+        with socket.socket(socket.AF_UNIX) as client:
+            descriptor = os.open(folder / run["id"], os.O_RDONLY)
+            client.connect(f"/proc/self/fd/{descriptor}/control")
+            os.close(descriptor)
+            # The process tries to accept it, and cannot.
+            time.sleep(0.3)
+            tool("prlimit", "--pid", pid, f"--nofile={limit[0]}:{limit[1]}")
+            assert recorded.json("runs", "cancel", run["id"])["state"] == "cancelled"
+        assert running.end()[0] == 130

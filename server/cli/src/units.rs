@@ -125,15 +125,6 @@ pub(crate) fn show_moment(unix_ms: u64) -> String {
     }
 }
 
-/// By how many percent `part` is smaller than `whole`: 0 if it is not smaller or
-/// `whole` is 0.
-pub(crate) fn saved_percent(part: u64, whole: u64) -> f64 {
-    if whole == 0 || part >= whole {
-        return 0.0;
-    }
-    (1.0 - part as f64 / whole as f64) * 100.0
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -210,12 +201,5 @@ mod tests {
             assert_eq!(show_age(seconds), text);
         }
         assert_eq!(show_moment(1_795_168_800_999), "2026-11-20T10:00:00Z");
-    }
-
-    #[test]
-    fn nothing_is_saved_of_nothing() {
-        assert_eq!(saved_percent(0, 0), 0.0);
-        assert_eq!(saved_percent(5, 4), 0.0);
-        assert_eq!(saved_percent(1, 4), 75.0);
     }
 }

@@ -239,3 +239,15 @@ pub fn saved_percent(part: u64, whole: u64) -> f64 {
     }
     (1.0 - part as f64 / whole as f64) * 100.0
 }
+
+#[cfg(test)]
+mod tests {
+    use super::saved_percent;
+
+    #[test]
+    fn nothing_is_saved_of_nothing() {
+        assert_eq!(saved_percent(0, 0), 0.0);
+        assert_eq!(saved_percent(5, 4), 0.0);
+        assert_eq!(saved_percent(1, 4), 75.0);
+    }
+}

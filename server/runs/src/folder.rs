@@ -270,11 +270,16 @@ impl RunFiles {
         }
     }
 
+    /// Opens a file for writing at its end, and creates it if it is missing.
+    pub(crate) fn append_to(&self, name: &str) -> std::io::Result<File> {
+        let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::APPEND | OFlags::CLOEXEC;
+        let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+        Ok(File::from(openat(&self.0, name, flags, Mode::RUSR | Mode::WUSR)?))
+    }
+
     /// Takes the lock for good, until the file is closed. `None` if another process holds it.
     pub(crate) fn take_lock(&self) -> Result<Option<File>> {
-        let flags = OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::WRONLY;
-        let lock = openat(&self.0, "lock", flags | OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR);
-        let lock = lock.map(File::from).map_err(std::io::Error::from).context(|| "opening it")?;
+        let lock = self.append_to("lock").context(|| "opening it")?;
         match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => Ok(Some(lock)),
             Err(Errno::WOULDBLOCK) => Ok(None),

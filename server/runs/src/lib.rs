@@ -15,7 +15,10 @@
 //!
 //! A new run is prepared under the name `.ID.new` and renamed when it is locked and its plan is
 //! written. So readers never see half a run. The log is not synced: after a power cut its end
-//! may be missing. The result is synced.
+//! may be missing. The content of the result is synced.
+//!
+//! A service plans runs as `.ID.planned` ([`RunsFolder::plan`]) and starts processes that begin
+//! them ([`Starter`]) and outlive it. It sees their changes by [`Watch`].
 //!
 //! A run never fails because of its folder: [`Run::begin`] and all methods of [`Run`] warn once and go on.
 //! Readers trust no content of a folder: sizes are bounded, only regular files are opened,
@@ -36,6 +39,8 @@ mod run;
 mod starter;
 mod watch;
 
+#[cfg(test)]
+mod planned_tests;
 #[cfg(test)]
 mod tests;
 

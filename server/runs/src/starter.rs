@@ -1,15 +1,12 @@
 //! Starts planned runs as processes that outlive this one.
 
-use std::fs::{File, OpenOptions};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
-use rustix::fs::OFlags;
 
 use crate::documents::Failure;
-use crate::folder::RunsFolder;
+use crate::folder::{RunFiles, RunsFolder};
 use crate::RunId;
 
 /// Exists while systemd is the init process.
@@ -80,8 +77,10 @@ fn start_unit(id: &RunId) -> Result<()> {
 }
 
 fn start_detached(program: &Path, folder: &RunsFolder, id: &RunId) -> Result<()> {
-    let output = output_file(folder, id).context(|| format!("the output file of run {id}"))?;
-    let errors = output.try_clone().context(|| format!("the output file of run {id}"))?;
+    // Messages of a panic or of the loader stand nowhere else.
+    let output = RunFiles::open(&folder.planned_path(id))?.append_to("output");
+    let output = output.and_then(|output| Ok((output.try_clone()?, output)));
+    let (output, errors) = output.context(|| format!("the output file of run {id}"))?;
     let runs = std::path::absolute(folder.path())
         .context(|| format!("finding {}", folder.path().display()))?;
     let kept = ENVIRONMENT.iter().filter_map(|name| Some((name, std::env::var_os(name)?)));
@@ -101,15 +100,6 @@ fn start_detached(program: &Path, folder: &RunsFolder, id: &RunId) -> Result<()>
 
 fn failed(what: impl Into<String>, error: std::io::Error) -> Error {
     Error::with_source(ErrorKind::ToolFailed, what, error)
-}
-
-/// stdout and stderr of the process: messages of a panic or of the loader stand nowhere else.
-fn output_file(folder: &RunsFolder, id: &RunId) -> std::io::Result<File> {
-    let mut options = OpenOptions::new();
-    options.append(true).create(true).mode(0o600);
-    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
-    options.custom_flags(flags.bits().cast_signed());
-    options.open(folder.planned_path(id).join("output"))
 }
 
 /// Waits for the end of the process. A run that it has not begun would be planned for ever.

@@ -11,7 +11,7 @@ use serde_json::json;
 
 use crate::{history, Failure, Plan, Run, RunId, RunsFolder, State, Who};
 
-fn plan(command: &str) -> Plan {
+pub(crate) fn plan(command: &str) -> Plan {
     Plan {
         command: command.to_owned(),
         arguments: vec!["backup".to_owned(), "web01".to_owned()],
@@ -26,11 +26,11 @@ fn plan(command: &str) -> Plan {
     }
 }
 
-fn begin(folder: &RunsFolder, command: &str) -> Run {
+pub(crate) fn begin(folder: &RunsFolder, command: &str) -> Run {
     Run::begin(Some(folder), &plan(command), |text| panic!("{text}"), || {})
 }
 
-fn state(folder: &RunsFolder, run: &Run) -> State {
+pub(crate) fn state(folder: &RunsFolder, run: &Run) -> State {
     folder.read(run.id().unwrap()).unwrap().state
 }
 
@@ -179,7 +179,7 @@ fn a_log_has_two_halves_and_is_followed_across_them() {
     assert!(!lines.is_empty() && next > 8 << 20, "{next}");
 }
 
-fn finished(folder: &RunsFolder, id: &str) {
+pub(crate) fn finished(folder: &RunsFolder, id: &str) {
     let path = folder.path().join(id);
     std::fs::create_dir_all(&path).unwrap();
     std::fs::write(path.join("lock"), "").unwrap();

@@ -4,8 +4,13 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
+use coldrise_block::{Context, Result};
+use coldrise_inventory::Inventory;
 use coldrise_runs::RunsFolder;
 use coldrise_store::PassphraseSource;
+
+/// Cache of decoded chunks for clients that read disks, in bytes.
+const CACHE_BYTES: u64 = 16 << 20;
 
 /// Protect a site: run jobs, watch runs, serve the API.
 ///
@@ -109,12 +114,18 @@ impl Options {
         RunsFolder::at(self.runs.clone().unwrap_or_else(|| self.state.join("runs")))
     }
 
-    /// Where the passphrase comes from.
-    pub(crate) fn passphrase(&self) -> PassphraseSource {
-        match &self.passphrase_file {
+    /// The repository, not yet open; `None` if none is named.
+    ///
+    /// # Errors
+    /// Errors of making its path absolute.
+    pub(crate) fn inventory(&self) -> Result<Option<Inventory>> {
+        let Some(path) = &self.repo else { return Ok(None) };
+        let path = std::path::absolute(path).context(|| "finding the repository")?;
+        let passphrase = match &self.passphrase_file {
             Some(path) => PassphraseSource::File(path.clone()),
             None => PassphraseSource::of_unit(),
-        }
+        };
+        Ok(Some(Inventory::new(&path, &passphrase, CACHE_BYTES)))
     }
 }
 

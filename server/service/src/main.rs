@@ -22,6 +22,7 @@ mod arguments;
 mod clock;
 mod database;
 mod events;
+mod inventory_watch;
 mod listener;
 mod pattern;
 mod service;

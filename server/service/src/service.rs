@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
+use coldrise_inventory::Inventory;
 use coldrise_runs::RunsFolder;
 use rustix::fs::{flock, FlockOperation};
 use tokio::signal::unix::{signal, SignalKind};
@@ -20,6 +21,7 @@ use crate::api;
 use crate::arguments::Options;
 use crate::database::Database;
 use crate::events::Events;
+use crate::inventory_watch::{self, Refresher};
 use crate::listener::{self, Listeners};
 
 /// Threads for work that blocks. Each takes memory only while it is used.
@@ -31,6 +33,9 @@ pub(crate) struct Service {
     pub(crate) options: Options,
     pub(crate) database: Database,
     pub(crate) runs: RunsFolder,
+    /// `None` if no repository is named.
+    inventory: Option<Inventory>,
+    pub(crate) refresher: Refresher,
     pub(crate) events: Events,
     pub(crate) login_limits: LoginLimits,
     /// Notified when the first administrator is made.
@@ -39,6 +44,19 @@ pub(crate) struct Service {
     pub(crate) stop: watch::Receiver<bool>,
     /// Held while the service lives.
     _lock: File,
+}
+
+impl Service {
+    /// The repository.
+    ///
+    /// # Errors
+    /// `NoRepository` if none is named.
+    pub(crate) fn inventory(&self) -> Result<&Inventory> {
+        self.inventory.as_ref().ok_or_else(|| {
+            Error::new(ErrorKind::NoRepository, "coldrised has no repository")
+                .advise("set COLDRISE_REPO in /etc/default/coldrise, or give --repo DIR")
+        })
+    }
 }
 
 pub(crate) type SharedService = Arc<Service>;
@@ -88,11 +106,14 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     make_state_folder(options)?;
     let lock = lock(options)?;
     let (stop_sender, stop) = watch::channel(false);
+    let (refresher, wakes) = inventory_watch::channel();
     let mut epoch = [0; 4];
     coldrise_store::random(&mut epoch)?;
     let service = Arc::new(Service {
         database: Database::open(&options.state)?,
         runs: options.runs_folder(),
+        inventory: options.inventory()?,
+        refresher,
         events: Events::new(crate::access::to_hex(&epoch)),
         login_limits: LoginLimits::default(),
         first_admin: Notify::new(),
@@ -107,8 +128,12 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         .enable_all()
         .build()
         .context(|| "starting threads")?;
+    let followed = inventory_watch::start(service.clone(), wakes)?;
+    let refresher = service.refresher.clone();
     let served = runtime.block_on(serve(service, stop_sender));
     runtime.shutdown_timeout(Duration::from_secs(1));
+    refresher.wake();
+    let _ = followed.join();
     served
 }
 

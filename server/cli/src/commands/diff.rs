@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_inventory::find_disk;
 use coldrise_session::{Catalog, ReadLease, SessionDocument};
 use coldrise_store::{Address, DiskName, PointDocument, Repository};
 use serde::Serialize;
 
-use super::show::find_disk;
 use crate::compare::{differences, Range, Side};
 use crate::invocation::Invocation;
 use crate::report::{table, Report};

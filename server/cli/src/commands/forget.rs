@@ -9,7 +9,7 @@ use coldrise_store::{MachineName, MaxUnused, PointDocument, PointName, Repositor
 use serde::Serialize;
 
 use crate::beside_backups::beside_backups;
-use crate::gc_estimate::estimate_gc;
+use crate::gc_estimate::reclaimable_bytes;
 use crate::invocation::Invocation;
 use crate::report::Report;
 use crate::signals::cancel_flag;
@@ -128,8 +128,7 @@ fn say(invocation: &Invocation, arguments: &ForgetArguments) -> Result<Report> {
     let published = Published::read(&repository)?;
     points.iter().try_for_each(|point| published.check_free(point))?;
     let gone = names(&points).into_iter().collect();
-    let space = estimate_gc(invocation, &repository, &gone, MaxUnused::default(), &cancel)?;
-    let bytes = space.map(|space| space.reclaimable_bytes);
+    let bytes = reclaimable_bytes(invocation, &repository, &gone, MaxUnused::default(), &cancel)?;
     let mut said = forgotten(invocation, &points, true, bytes);
     said.add_lost(&lost);
     let space = bytes.map(|bytes| format!("about {}", show_size(bytes)));

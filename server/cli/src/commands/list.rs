@@ -2,11 +2,8 @@
 
 use clap::Args;
 use coldrise_block::Result;
-use coldrise_session::Catalog;
-use coldrise_store::{
-    BootVerdict, Horizon, MachineName, PointDocument, PointOrigin, Quarantine, Repository,
-};
-use serde::Serialize;
+use coldrise_inventory::{ListedPoint, Listing};
+use coldrise_store::{BootVerdict, MachineName};
 
 use crate::invocation::Invocation;
 use crate::report::{table, Report};
@@ -22,103 +19,11 @@ pub(crate) struct ListArguments {
     machine: Option<MachineName>,
 }
 
-#[derive(Serialize)]
-struct Listing {
-    machines: Vec<ListedMachine>,
-    /// Addresses of lost points: their marker exists, but the point does not.
-    lost: Vec<String>,
-}
-
-#[derive(Serialize)]
-struct ListedMachine {
-    machine: String,
-    points: Vec<ListedPoint>,
-}
-
-#[derive(Serialize)]
-struct ListedPoint {
-    address: String,
-    point: String,
-    kind: &'static str,
-    created_at_ms: u64,
-    size_bytes: u64,
-    is_protected: bool,
-    /// Later than the clock.
-    is_in_future: bool,
-    /// `latest` skips it: it is dated in the future, and a later backup exists.
-    is_passed_over: bool,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    quarantine: Option<Quarantine>,
-    /// The result of the last boot check.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    boot: Option<BootVerdict>,
-    disks: Vec<ListedDisk>,
-}
-
-#[derive(Serialize)]
-struct ListedDisk {
-    disk: String,
-    size_bytes: u64,
-}
-
-impl ListedPoint {
-    fn new(point: &PointDocument, horizon: &Horizon, boot: Option<BootVerdict>) -> ListedPoint {
-        let sizes = point.disks.iter().map(|disk| disk.size_bytes);
-        ListedPoint {
-            address: format!("{}/{}", point.machine, point.point),
-            point: point.point.to_string(),
-            kind: kind_word(&point.origin),
-            created_at_ms: point.created_at_ms,
-            size_bytes: sizes.fold(0, u64::saturating_add),
-            is_protected: point.is_protected,
-            is_in_future: horizon.is_in_future(&point.point),
-            is_passed_over: horizon.is_passed_over(&point.point),
-            quarantine: point.quarantine,
-            boot,
-            disks: point
-                .disks
-                .iter()
-                .map(|disk| ListedDisk { disk: disk.name.to_string(), size_bytes: disk.size_bytes })
-                .collect(),
-        }
-    }
-}
-
-/// The origin of a point, in one word.
-pub(super) fn kind_word(origin: &PointOrigin) -> &'static str {
-    match origin {
-        PointOrigin::Backup { .. } => "backup",
-        PointOrigin::Synthetic { .. } => "synthetic",
-    }
-}
-
 pub(crate) fn run(invocation: &Invocation, arguments: &ListArguments) -> Result<Report> {
     let repository = invocation.open()?;
-    let catalog = Catalog::new(&repository);
-    let machines = match &arguments.machine {
-        Some(machine) => {
-            // An error for an unknown machine names the existing ones.
-            catalog.check_machine(machine)?;
-            vec![machine.clone()]
-        }
-        None => catalog.machines()?,
-    };
-    let lost = catalog.lost_points(arguments.machine.as_ref())?;
-    let lost = lost.iter().map(|(machine, point)| format!("{machine}/{point}")).collect();
-    let mut listing = Listing { machines: Vec::with_capacity(machines.len()), lost };
-    for machine in machines {
-        let points = catalog.points(&machine)?;
-        let horizon = repository.horizon(&machine)?;
-        if let Some(warning) = horizon.warning(&machine, points.iter().map(|point| &point.point)) {
-            invocation.remark(&format!("warning: {warning}"));
-        }
-        listing.machines.push(ListedMachine {
-            machine: machine.to_string(),
-            points: points
-                .iter()
-                .map(|point| ListedPoint::new(point, &horizon, boot_verdict(&repository, point)))
-                .collect(),
-        });
+    let (listing, warnings) = Listing::read(&repository, arguments.machine.as_ref())?;
+    for warning in warnings {
+        invocation.remark(&format!("warning: {warning}"));
     }
     for name in &listing.lost {
         invocation.remark(&repository.lost(name.clone()).message());
@@ -133,12 +38,6 @@ pub(crate) fn run(invocation: &Invocation, arguments: &ListArguments) -> Result<
         _ => table(shown_headings(&rows), &rows),
     };
     Ok(Report::answer(&listing, text))
-}
-
-/// A boot check that cannot be read is none; verify names it.
-fn boot_verdict(repository: &Repository, point: &PointDocument) -> Option<BootVerdict> {
-    let check = repository.boot_check(&point.machine, &point.point).ok().flatten();
-    check.map(|(check, _)| check.verdict)
 }
 
 /// A verdict in the words of the list.
@@ -160,10 +59,10 @@ fn shown_headings(rows: &[Vec<String>]) -> &'static [&'static str] {
 }
 
 fn row(point: &ListedPoint) -> Vec<String> {
-    let disks: Vec<&str> = point.disks.iter().map(|disk| disk.disk.as_str()).collect();
+    let disks: Vec<&str> = point.disks.0.iter().map(|disk| disk.disk.as_str()).collect();
     vec![
         point.address.clone(),
-        point.kind.to_owned(),
+        point.kind.as_str().to_owned(),
         show_moment(point.created_at_ms),
         disks.join(" "),
         show_size(point.size_bytes),

@@ -2,11 +2,12 @@
 
 use clap::{value_parser, Args, ValueEnum};
 use coldrise_block::Result;
+use coldrise_inventory::saved_percent;
 use serde::Serialize;
 
 use crate::invocation::Invocation;
 use crate::report::{table, Report};
-use crate::units::{parse_size, saved_percent, show_count, show_size};
+use crate::units::{parse_size, show_count, show_size};
 
 /// The measurement for one chunk size: the space of the chunks with each compression, as
 /// shares of the input. docs/decisions/0005-chunk-size-and-compression.md.

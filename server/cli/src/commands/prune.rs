@@ -6,18 +6,18 @@ use std::sync::Arc;
 
 use clap::{ArgGroup, Args};
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_session::{
-    judge, remove_through_backup, Catalog, PointRemoval, PointVerdict, Published,
+use coldrise_inventory::{
+    going, machines_or_all, retention_verdicts, PrunedPoint, Retention, RetentionPlan,
 };
+use coldrise_session::{judge, remove_through_backup, Catalog, PointRemoval, PointVerdict};
 use coldrise_store::{
-    MachineName, MaxUnused, Period, PointName, Repository, RepositoryWriter, RetentionRules,
-    RetentionSpan,
+    MachineName, MaxUnused, PointName, Repository, RepositoryWriter, RetentionRules, RetentionSpan,
 };
 use serde::Serialize;
 
 use super::gc::{self, Collected};
 use crate::beside_backups::beside_backups;
-use crate::gc_estimate::estimate_gc;
+use crate::gc_estimate::{reclaimable_bytes, unknown_space};
 use crate::invocation::Invocation;
 use crate::report::{table, Report};
 use crate::signals::cancel_flag;
@@ -99,69 +99,26 @@ fn parse_count(text: &str) -> Result<NonZeroU32> {
 
 impl PruneArguments {
     fn rules(&self) -> RetentionRules {
-        let periods = [
-            (Period::Hourly, self.keep_hourly),
-            (Period::Daily, self.keep_daily),
-            (Period::Weekly, self.keep_weekly),
-            (Period::Monthly, self.keep_monthly),
-            (Period::Yearly, self.keep_yearly),
-        ];
-        RetentionRules {
-            last: self.keep_last,
-            within: self.keep_within,
-            periods: periods.into_iter().filter_map(|(p, count)| Some((p, count?))).collect(),
-        }
-    }
-
-    /// The machines to prune.
-    fn machines(&self, repository: &Arc<Repository>) -> Result<Vec<MachineName>> {
-        let catalog = Catalog::new(repository);
-        if self.machines.is_empty() {
-            return catalog.machines();
-        }
-        for machine in &self.machines {
-            // An error for an unknown machine names the existing ones.
-            catalog.check_machine(machine)?;
-        }
-        let mut machines = self.machines.clone();
-        machines.sort_unstable();
-        machines.dedup();
-        Ok(machines)
+        let rules = Retention {
+            keep_last: self.keep_last,
+            keep_hourly: self.keep_hourly,
+            keep_daily: self.keep_daily,
+            keep_weekly: self.keep_weekly,
+            keep_monthly: self.keep_monthly,
+            keep_yearly: self.keep_yearly,
+            keep_within: self.keep_within,
+        };
+        rules.rules()
     }
 }
 
 #[derive(Serialize)]
 struct Pruned {
-    is_dry_run: bool,
-    kept: u64,
-    forgotten: u64,
-    machines: Vec<PrunedMachine>,
-    /// The space that a gc would then free, roughly; absent if unknown, and with --gc.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    reclaimable_bytes: Option<u64>,
+    #[serde(flatten)]
+    plan: RetentionPlan,
     /// The result of the gc, with --gc.
     #[serde(skip_serializing_if = "Option::is_none")]
     gc: Option<Collected>,
-    elapsed_ms: u64,
-}
-
-#[derive(Serialize)]
-struct PrunedMachine {
-    machine: String,
-    kept: u64,
-    forgotten: u64,
-    points: Vec<PrunedPoint>,
-}
-
-#[derive(Serialize)]
-struct PrunedPoint {
-    address: String,
-    point: String,
-    is_kept: bool,
-    /// The reason why it stays.
-    reasons: Vec<String>,
-    #[serde(skip)]
-    age: String,
 }
 
 pub(crate) fn run(invocation: &Invocation, arguments: &PruneArguments) -> Result<Report> {
@@ -169,26 +126,24 @@ pub(crate) fn run(invocation: &Invocation, arguments: &PruneArguments) -> Result
     let now_seconds = u64::try_from(jiff::Timestamp::now().as_second()).unwrap_or(0);
     let (repository, judged) = if arguments.dry_run {
         let repository = invocation.open()?;
-        let judged = plan(&repository, arguments, now_seconds)?;
+        let (rules, machines) = (arguments.rules(), &arguments.machines);
+        let judged = retention_verdicts(&repository, &rules, machines, now_seconds)?;
         (repository, judged)
     } else {
         forget(invocation, arguments, now_seconds, &cancel)?
     };
     let is_collecting = arguments.gc && !arguments.dry_run;
     let max_unused = arguments.max_unused.unwrap_or_default();
-    let reclaimable_bytes = if is_collecting {
+    let reclaimed = if is_collecting {
         None
     } else {
-        match estimate_gc(invocation, &repository, &going(&judged), max_unused, &cancel) {
+        match reclaimable_bytes(invocation, &repository, &going(&judged), max_unused, &cancel) {
             // The points to forget are gone.
             Err(error) if !arguments.dry_run => {
-                invocation.remark(&format!(
-                    "the space that a gc would free is unknown: {}",
-                    error.full_message()
-                ));
+                invocation.remark(&unknown_space(&error.full_message()));
                 None
             }
-            estimate => estimate?.map(|space| space.reclaimable_bytes),
+            estimate => estimate?,
         }
     };
     // A gc opens the repository for writing itself.
@@ -196,39 +151,16 @@ pub(crate) fn run(invocation: &Invocation, arguments: &PruneArguments) -> Result
     let gc = is_collecting.then(|| gc::collect(invocation, max_unused)).transpose();
     let gc = gc
         .map_err(|error| error.context("the points are forgotten, but their space is not freed"))?;
-    let machines: Vec<PrunedMachine> =
-        judged.iter().map(|points| PrunedMachine::new(points, now_seconds)).collect();
-    let pruned = Pruned {
-        is_dry_run: arguments.dry_run,
-        kept: machines.iter().map(|machine| machine.kept).sum(),
-        forgotten: machines.iter().map(|machine| machine.forgotten).sum(),
-        machines,
-        reclaimable_bytes,
-        gc,
-        elapsed_ms: invocation.elapsed_ms(),
-    };
-    let text = text(&pruned);
+    let mut plan = RetentionPlan::new(arguments.dry_run, &judged);
+    plan.reclaimable_bytes = reclaimed;
+    plan.elapsed_ms = invocation.elapsed_ms();
+    let pruned = Pruned { plan, gc };
+    let text = text(&pruned, now_seconds);
     Ok(if arguments.dry_run { Report::answer(&pruned, text) } else { Report::done(&pruned, text) })
 }
 
 /// Each machine with the decisions about its points.
 type Decision = (Arc<Repository>, Vec<Vec<PointVerdict>>);
-
-/// Decides without removing anything.
-fn plan(
-    repository: &Arc<Repository>,
-    arguments: &PruneArguments,
-    now_seconds: u64,
-) -> Result<Vec<Vec<PointVerdict>>> {
-    let rules = arguments.rules();
-    let published = Published::read(repository)?;
-    let catalog = Catalog::new(repository);
-    let mut judged = Vec::new();
-    for machine in arguments.machines(repository)? {
-        judged.push(judge(&rules, catalog.points(&machine)?, &published, now_seconds));
-    }
-    Ok(judged)
-}
 
 /// Applies the rules and removes points; no point can be published in between. During a backup,
 /// its process removes them: a point that was published meanwhile is an error, and all stay.
@@ -241,7 +173,7 @@ fn forget(
     let alone = |writer: RepositoryWriter| {
         let repository = Arc::clone(writer.repository());
         let rules = arguments.rules();
-        let machines = arguments.machines(&repository)?;
+        let machines = machines_or_all(&Catalog::new(&repository), &arguments.machines)?;
         let removal = PointRemoval::begin(&writer)?;
         let mut judged = Vec::new();
         for machine in machines {
@@ -253,52 +185,24 @@ fn forget(
         Ok((repository, judged))
     };
     beside_backups(invocation, alone, |repository| {
-        let judged = plan(repository, arguments, now_seconds)?;
+        let (rules, machines) = (arguments.rules(), &arguments.machines);
+        let judged = retention_verdicts(repository, &rules, machines, now_seconds)?;
         let points: Vec<_> = going(&judged);
         let is_done = remove_through_backup(repository, &points, &[], cancel)?;
         Ok(is_done.then(|| (Arc::clone(repository), judged)))
     })
 }
 
-/// The points to remove.
-fn going<'a, T: FromIterator<(MachineName, PointName)>>(
-    judged: impl IntoIterator<Item = &'a Vec<PointVerdict>>,
-) -> T {
-    let points = judged.into_iter().flatten();
-    points.filter(|point| !point.is_kept()).map(PointVerdict::address).collect()
+/// The age of a point, from the time in its name.
+fn age(point: &PrunedPoint, now_seconds: u64) -> String {
+    let name = PointName::parse(&point.point).ok();
+    let seconds = name.and_then(|name| now_seconds.checked_sub(name.unix_seconds()));
+    seconds.map_or_else(|| "-".to_owned(), show_age)
 }
 
-impl PrunedMachine {
-    /// The decisions about the points of one machine; there is at least one point.
-    fn new(points: &[PointVerdict], now_seconds: u64) -> PrunedMachine {
-        let kept = points.iter().filter(|point| point.is_kept()).count() as u64;
-        PrunedMachine {
-            machine: points.first().map_or_else(String::new, |p| p.document.machine.to_string()),
-            kept,
-            forgotten: points.len() as u64 - kept,
-            points: points.iter().map(|point| PrunedPoint::new(point, now_seconds)).collect(),
-        }
-    }
-}
-
-impl PrunedPoint {
-    fn new(point: &PointVerdict, now_seconds: u64) -> PrunedPoint {
-        let (machine, name) = point.address();
-        PrunedPoint {
-            address: format!("{machine}/{name}"),
-            point: name.to_string(),
-            is_kept: point.is_kept(),
-            reasons: point.reasons.iter().map(ToString::to_string).collect(),
-            age: match now_seconds.checked_sub(name.unix_seconds()) {
-                Some(seconds) => show_age(seconds),
-                None => "-".to_owned(),
-            },
-        }
-    }
-}
-
-fn text(pruned: &Pruned) -> String {
-    let rows: Vec<Vec<String>> = pruned
+fn text(pruned: &Pruned, now_seconds: u64) -> String {
+    let plan = &pruned.plan;
+    let rows: Vec<Vec<String>> = plan
         .machines
         .iter()
         .flat_map(|machine| &machine.points)
@@ -306,7 +210,7 @@ fn text(pruned: &Pruned) -> String {
             let what = if point.is_kept { "keep" } else { "forget" };
             vec![
                 point.address.clone(),
-                point.age.clone(),
+                age(point, now_seconds),
                 what.to_owned(),
                 point.reasons.join(", "),
             ]
@@ -317,20 +221,20 @@ fn text(pruned: &Pruned) -> String {
     }
     let mut text = table(&["ADDRESS", ">AGE", "", "BECAUSE"], &rows);
     text.push('\n');
-    for machine in &pruned.machines {
+    for machine in &plan.machines {
         text.push_str(&format!(
             "{}: {} kept, {} forgotten\n",
             machine.machine, machine.kept, machine.forgotten
         ));
     }
-    let points = show_count(pruned.forgotten, "restore point");
+    let points = show_count(plan.forgotten, "restore point");
     if let Some(gc) = &pruned.gc {
         text.push_str(&format!("forgot {points}; {}\n", gc.text()));
         return text;
     }
-    let space = pruned.reclaimable_bytes.map(|bytes| format!(" about {}", show_size(bytes)));
+    let space = plan.reclaimable_bytes.map(|bytes| format!(" about {}", show_size(bytes)));
     let space = space.unwrap_or_else(|| " the space".to_owned());
-    text.push_str(&if pruned.is_dry_run {
+    text.push_str(&if plan.is_dry_run {
         format!("would forget {points}; coldrise gc would then return{space}\n")
     } else {
         format!("forgot {points}; coldrise gc returns{space}\n")

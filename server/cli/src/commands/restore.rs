@@ -8,11 +8,11 @@ use clap::Args;
 use coldrise_block::{Disk, Error, ErrorKind, Result};
 use coldrise_formats::Format;
 use coldrise_ingest::{restore, RestoreOptions, RestoreTarget};
+use coldrise_inventory::find_disk;
 use coldrise_session::{open_live_disk, open_point_disk, Catalog, ReadLease};
 use coldrise_store::{Address, DiskName, Repository};
 use serde::Serialize;
 
-use super::show::find_disk;
 use crate::invocation::Invocation;
 use crate::progress::ProgressView;
 use crate::report::Report;

@@ -188,6 +188,8 @@ fn show(
                 plan.who.pid
             ),
         );
+        plan.job.iter().for_each(|job| add("job", &format!("{job}, attempt {}", plan.attempt)));
+        plan.requested_by.iter().for_each(|user| add("asked by", user));
     }
     add("took", took(&run).as_deref().unwrap_or("unknown"));
     if let Some(result) = &run.result {

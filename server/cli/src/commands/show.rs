@@ -1,16 +1,13 @@
 //! `coldrise show`: shows one restore point or session.
 
 use clap::Args;
-use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_block::Result;
+use coldrise_inventory::{PointDetails, SessionDetails};
 use coldrise_session::Catalog;
-use coldrise_store::{
-    Address, BootCheckDocument, Configuration, DiskDocument, DiskName, PointDocument, PointOrigin,
-    Quarantine,
-};
-use serde::Serialize;
+use coldrise_store::Address;
 
-use super::list::{boot_word, kind_word};
-use super::sessions::ShownSession;
+use super::list::boot_word;
+use super::sessions::session_text;
 use crate::invocation::Invocation;
 use crate::report::Report;
 use crate::units::{show_count, show_moment, show_size};
@@ -23,36 +20,6 @@ pub(crate) struct ShowArguments {
     address: Address,
 }
 
-#[derive(Serialize)]
-struct ShownPoint<'a> {
-    address: String,
-    machine: &'a str,
-    point: &'a str,
-    kind: &'static str,
-    created_at_ms: u64,
-    is_protected: bool,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    quarantine: Option<Quarantine>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    base: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    session: Option<&'a str>,
-    sources: &'a [String],
-    disks: Vec<ShownDisk<'a>>,
-    configuration: Option<&'a Configuration>,
-    /// The last boot check.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    boot: Option<BootCheckDocument>,
-}
-
-#[derive(Serialize)]
-struct ShownDisk<'a> {
-    disk: &'a str,
-    address: String,
-    size_bytes: u64,
-    layers: usize,
-}
-
 pub(crate) fn run(invocation: &Invocation, arguments: &ShowArguments) -> Result<Report> {
     let repository = invocation.open()?;
     match &arguments.address {
@@ -62,87 +29,31 @@ pub(crate) fn run(invocation: &Invocation, arguments: &ShowArguments) -> Result<
                 invocation.remark(&format!("warning: the boot check: {}", error.full_message()));
                 None
             });
-            show_point(&point, disk.as_ref(), boot.map(|(check, _)| check))
+            let shown = PointDetails::new(&point, disk.as_ref(), boot.map(|(check, _)| check))?;
+            let text = text(&shown);
+            Ok(Report::answer(&shown, text))
         }
         Address::Live { session, disk } => {
             let state = coldrise_session::session(&repository, session)?;
             if let Some(disk) = disk {
                 state.document.disk(disk)?;
             }
-            let shown = ShownSession::new(&state);
-            let text = shown.text();
+            let shown = SessionDetails::new(&state);
+            let text = session_text(&shown);
             Ok(Report::answer(&shown, text))
         }
     }
 }
 
-/// The disk of a point; the error for a wrong name lists the existing ones.
-pub(super) fn find_disk<'a>(point: &'a PointDocument, name: &DiskName) -> Result<&'a DiskDocument> {
-    point.disk(name).ok_or_else(|| {
-        let names: Vec<&str> = point.disks.iter().map(|disk| disk.name.as_str()).collect();
-        let text = format!(
-            "{}/{} has no disk {name}, only {}",
-            point.machine,
-            point.point,
-            names.join(", ")
-        );
-        Error::new(ErrorKind::NotFound, text)
-    })
-}
-
-fn show_point(
-    point: &PointDocument,
-    only: Option<&DiskName>,
-    boot: Option<BootCheckDocument>,
-) -> Result<Report> {
-    let chosen: Vec<&DiskDocument> = match only {
-        Some(name) => vec![find_disk(point, name)?],
-        None => point.disks.iter().collect(),
-    };
-    let address = format!("{}/{}", point.machine, point.point);
-    let (sources, base, session): (&[String], _, _) = match &point.origin {
-        PointOrigin::Backup { sources } => (sources, None, None),
-        PointOrigin::Synthetic { base, session } => {
-            (&[], Some(base.as_str()), Some(session.as_str()))
-        }
-    };
-    let disks = chosen
-        .into_iter()
-        .map(|disk| ShownDisk {
-            disk: disk.name.as_str(),
-            address: format!("{address}/{}", disk.name),
-            size_bytes: disk.size_bytes,
-            layers: disk.layers.len(),
-        })
-        .collect();
-    let shown = ShownPoint {
-        machine: point.machine.as_str(),
-        point: point.point.as_str(),
-        kind: kind_word(&point.origin),
-        created_at_ms: point.created_at_ms,
-        is_protected: point.is_protected,
-        quarantine: point.quarantine,
-        base,
-        session,
-        sources,
-        disks,
-        configuration: point.configuration.as_ref(),
-        boot,
-        address,
-    };
-    let text = text(&shown);
-    Ok(Report::answer(&shown, text))
-}
-
-fn text(shown: &ShownPoint<'_>) -> String {
+fn text(shown: &PointDetails) -> String {
     let mut text = format!(
         "point        {}\nkind         {}\nstored at    {}\n",
         shown.address,
-        shown.kind,
+        shown.kind.as_str(),
         show_moment(shown.created_at_ms)
     );
-    if let (Some(base), Some(session)) = (shown.base, shown.session) {
-        let machine = shown.machine;
+    if let (Some(base), Some(session)) = (&shown.base, &shown.session) {
+        let machine = &shown.machine;
         text.push_str(&format!(
             "sealed from  session {session}, published from {machine}/{base}\n"
         ));
@@ -154,7 +65,7 @@ fn text(shown: &ShownPoint<'_>) -> String {
         let why = format!("{quarantine}: not served, and no rule of prune counts it");
         text.push_str(&format!("quarantined  {why}\n"));
     }
-    for source in shown.sources {
+    for source in &shown.sources {
         text.push_str(&format!("source       {source}\n"));
     }
     for disk in &shown.disks {
@@ -165,7 +76,7 @@ fn text(shown: &ShownPoint<'_>) -> String {
         let size = show_size(disk.size_bytes);
         text.push_str(&format!("disk         {}  {size}{layers}\n", disk.address));
     }
-    match shown.configuration {
+    match &shown.configuration {
         Some(configuration) => text.push_str(&format!(
             "configured   {}, {} bytes (--json shows it)\n",
             configuration.format,

@@ -16,6 +16,7 @@ use utoipa_axum::routes;
 
 use super::caller::Caller;
 use super::problem::{Answer, Problem};
+use super::stream::ReceiverStream;
 use crate::access::{Identity, Permission};
 use crate::events::{Event, Events, Subscription, What};
 use crate::service::SharedService;
@@ -146,18 +147,4 @@ async fn send(caller: &Identity, event: &Arc<Event>, id: String, sender: &Sender
     }
     let data = serde_json::to_string(&**event).unwrap_or_default();
     sender.send(Ok(sse::Event::default().id(id).data(data))).await.is_ok()
-}
-
-/// A channel as a stream.
-struct ReceiverStream(mpsc::Receiver<Result<sse::Event, Infallible>>);
-
-impl futures_core::Stream for ReceiverStream {
-    type Item = Result<sse::Event, Infallible>;
-
-    fn poll_next(
-        mut self: std::pin::Pin<&mut Self>,
-        context: &mut std::task::Context<'_>,
-    ) -> std::task::Poll<Option<Self::Item>> {
-        self.0.poll_recv(context)
-    }
 }

@@ -5,10 +5,13 @@
 
 mod access;
 mod caller;
+mod content;
 mod events;
 mod input;
+mod machines;
 mod problem;
 mod runs;
+mod stream;
 
 use std::time::Duration;
 
@@ -63,9 +66,14 @@ impl Modify for Security {
 }
 
 fn routes() -> OpenApiRouter<SharedService> {
-    OpenApiRouter::with_openapi(Document::openapi())
-        .routes(routes!(health))
-        .nest("/api/v1", access::routes().merge(runs::routes()).merge(events::routes()))
+    OpenApiRouter::with_openapi(Document::openapi()).routes(routes!(health)).nest(
+        "/api/v1",
+        access::routes()
+            .merge(machines::routes())
+            .merge(content::routes())
+            .merge(runs::routes())
+            .merge(events::routes()),
+    )
 }
 
 /// The OpenAPI document.

@@ -1,8 +1,8 @@
 //! Formats the numbers for people.
 
+use coldrise_inventory::{MachineStats, Stats, Unique};
 use coldrise_store::CatalogDamage;
 
-use super::{MachineStats, Stats, Unique};
 use crate::report::table;
 use crate::units::{show_count, show_size};
 

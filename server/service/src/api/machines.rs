@@ -1,0 +1,309 @@
+//! Machines, restore points, sessions, space, damage: what the repository holds.
+
+use std::sync::atomic::AtomicBool;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::extract::State;
+use axum::http::{header, StatusCode};
+use axum::response::{IntoResponse, Response};
+use axum::Json;
+use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_inventory::{
+    DamageListing, Listing, MachineSummary, PointDetails, PointPage, PointQuery, Retention,
+    RetentionPlan, SessionDetails, SessionListing, Stats,
+};
+use coldrise_store::{MachineName, PointName, PointSelector, SessionName};
+use parking_lot::Mutex;
+use serde::Deserialize;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::caller::Caller;
+use super::input::{Body, Fields, Names};
+use super::problem::{blocking, Answer, Problem};
+use crate::access::{Identity, Permission};
+use crate::service::SharedService;
+
+/// Statistics are read again after this time at the earliest: they read every chunk map.
+const SPACE_AGE: Duration = Duration::from_secs(60);
+/// Maximum number of machines in a preview.
+const MAX_MACHINES: usize = 10_000;
+
+/// The statistics that were read last. The lock is held while they are read: callers wait for one
+/// reading.
+static SPACE: Mutex<Option<(Instant, Arc<String>)>> = Mutex::new(None);
+
+pub(super) fn routes() -> OpenApiRouter<SharedService> {
+    OpenApiRouter::new()
+        .routes(routes!(machines))
+        .routes(routes!(machine))
+        .routes(routes!(all_points))
+        .routes(routes!(points))
+        .routes(routes!(point))
+        .routes(routes!(screenshot))
+        .routes(routes!(sessions))
+        .routes(routes!(session))
+        .routes(routes!(space))
+        .routes(routes!(damage))
+        .routes(routes!(preview_retention))
+}
+
+/// A machine that the caller may see.
+pub(super) fn named(
+    caller: &Identity,
+    permission: Permission,
+    machine: &str,
+) -> Result<MachineName> {
+    caller.allow_machine(permission, machine)?;
+    machine.parse()
+}
+
+/// A point's name, `latest` or `latest~1`.
+pub(super) fn selector(point: &str) -> Result<PointSelector> {
+    PointSelector::parse(point)
+}
+
+/// List machines, each with its state: newest and last good point, boot checks, counts.
+#[utoipa::path(get, path = "/machines", tag = "machines",
+    responses((status = 200, body = [MachineSummary]), (status = "4XX", body = Problem, content_type = "application/problem+json")),
+    security(("token" = []), ("login" = [])))]
+async fn machines(
+    State(service): State<SharedService>,
+    Caller(caller): Caller,
+) -> Answer<Json<Vec<MachineSummary>>> {
+    caller.allow(Permission::View)?;
+    let listed = blocking(move || {
+        let mut machines = service.inventory()?.machines()?;
+        machines.retain(|machine| caller.sees(&machine.machine));
+        Ok(machines)
+    });
+    listed.await.map(Json)
+}
+
+/// Show the state of a machine.
+#[utoipa::path(get, path = "/machines/{machine}", tag = "machines", params(("machine" = String, Path)),
+    responses((status = 200, body = MachineSummary), (status = "4XX", body = Problem, content_type = "application/problem+json")),
+    security(("token" = []), ("login" = [])))]
+async fn machine(
+    State(service): State<SharedService>,
+    Caller(caller): Caller,
+    Names(machine): Names<String>,
+) -> Answer<Json<MachineSummary>> {
+    let machine = named(&caller, Permission::View, &machine)?;
+    blocking(move || service.inventory()?.machine(&machine)).await.map(Json)
+}
+
+/// List all points of all machines, as `coldrise list --json` does.
+#[utoipa::path(get, path = "/points", tag = "machines",
+    responses((status = 200, body = Listing), (status = "4XX", body = Problem, content_type = "application/problem+json")),
+    security(("token" = []), ("login" = [])))]
+async fn all_points(
+    State(service): State<SharedService>,
+    Caller(caller): Caller,
+) -> Answer<Response> {
+    caller.allow(Permission::View)?;
+    let listed = blocking(move || {
+        let mut listing = service.inventory()?.listing(None)?;
+        if !caller.sees_all() {
+            listing.machines.retain(|machine| caller.sees(&machine.machine));
+            listing.lost.retain(|lost| {
+                caller.sees(lost.split_once('/').map_or(lost.as_str(), |(machine, _)| machine))
+            });
+        }
+        // A large list: made on this thread, not on one that serves connections.
+        serde_json::to_vec(&listing)
+            .map_err(|error| Error::with_source(ErrorKind::Internal, "the list", error))
+    });
+    let json = (header::CONTENT_TYPE, "application/json");
+    Ok(([json], listed.await?).into_response())
+}
+
+#[derive(Deserialize, utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
+struct PageFilter {
+    /// Points later than this one only, such as 20261120T100000Z.
+    after: Option<String>,
+    /// Points earlier than this one only.
+    before: Option<String>,
+    /// The newest of these only.
+    #[param(minimum = 1)]
+    limit: Option<usize>,
+}
+
+/// List points of a machine, the oldest first.
+#[utoipa::path(get, path = "/machines/{machine}/points", tag = "machines", params(("machine" = String, Path), PageFilter),
+    responses((status = 200, body = PointPage), (status = "4XX", body = Problem, content_type = "application/problem+json")),
+    security(("token" = []), ("login" = [])))]
+async fn points(
+    State(service): State<SharedService>,
+    Caller(caller): Caller,
+    Names(machine): Names<String>,
+    Fields(filter): Fields<PageFilter>,
+) -> Answer<Json<PointPage>> {
+    let machine = named(&caller, Permission::View, &machine)?;
+    let name = |text: Option<String>| text.map(|text| text.parse::<PointName>()).transpose();
+    let query = PointQuery {
+        after: name(filter.after)?,
+        before: name(filter.before)?,
+        limit: filter.limit,
+    };
+    blocking(move || service.inventory()?.points(&machine, &query)).await.map(Json)
+}
+
+/// Show a point: its disks, origin, boot check with all evidence. POINT can be `latest` or `latest~1`.
+#[utoipa::path(get, path = "/machines/{machine}/points/{point}", tag = "machines",
+    params(("machine" = String, Path), ("point" = String, Path)),
+    responses((status = 200, body = PointDetails), (status = "4XX", body = Problem, content_type = "application/problem+json")),
+    security(("token" = []), ("login" = [])))]
+async fn point(
+    State(service): State<SharedService>,
+    Caller(caller): Caller,
+    Names((machine, point)): Names<(String, String)>,
+) -> Answer<Json<PointDetails>> {
+    let (machine, point) = (named(&caller, Permission::View, &machine)?, selector(&point)?);
+    blocking(move || service.inventory()?.point(&machine, &point)).await.map(Json)
+}
+
+/// Get the picture of the screen at the end of the point's last boot check.
+#[utoipa::path(get, path = "/machines/{machine}/points/{point}/screenshot.png", tag = "machines",
+    params(("machine" = String, Path), ("point" = String, Path)),
+    responses((status = 200, body = Vec<u8>, content_type = "image/png"), (status = "4XX", body = Problem, content_type = "application/problem+json")),
+    security(("token" = []), ("login" = [])))]
+async fn screenshot(
+    State(service): State<SharedService>,
+    Caller(caller): Caller,
+    Names((machine, point)): Names<(String, String)>,
+) -> Answer<Response> {
+    let (machine, point) = (named(&caller, Permission::ReadContent, &machine)?, selector(&point)?);
+    let picture = blocking(move || service.inventory()?.boot_screenshot(&machine, &point)).await?;
+    match picture {
+        Some(picture) => Ok(([(header::CONTENT_TYPE, "image/png")], picture).into_response()),
+        None => {
+            let text = "this point has no picture: check its boot first";
+            Err(Problem::new(StatusCode::NOT_FOUND, ErrorKind::NotFound, text))
+        }
+    }
+}
+
+/// List published sessions, with what they have captured.
+#[utoipa::path(get, path = "/sessions", tag = "sessions",
+    responses((status = 200, body = SessionListing), (status = "4XX", body = Problem, content_type = "application/problem+json")),
+    security(("token" = []), ("login" = [])))]
+async fn sessions(
+    State(service): State<SharedService>,
+    Caller(caller): Caller,
+) -> Answer<Json<SessionListing>> {
+    caller.allow(Permission::View)?;
+    let listed = blocking(move || {
+        let mut listing = service.inventory()?.sessions()?;
+        listing.sessions.retain(|session| caller.sees(&session.machine));
+        Ok(listing)
+    });
+    listed.await.map(Json)
+}
+
+/// Show a session.
+#[utoipa::path(get, path = "/sessions/{session}", tag = "sessions", params(("session" = String, Path)),
+    responses((status = 200, body = SessionDetails), (status = "4XX", body = Problem, content_type = "application/problem+json")),
+    security(("token" = []), ("login" = [])))]
+async fn session(
+    State(service): State<SharedService>,
+    Caller(caller): Caller,
+    Names(session): Names<String>,
+) -> Answer<Json<SessionDetails>> {
+    caller.allow(Permission::View)?;
+    let found = blocking(move || {
+        let name: SessionName = session.parse()?;
+        let found = match caller.sees_all() {
+            true => service.inventory()?.session(&name)?,
+            // The error for an unknown session names all; this caller may not see all.
+            false => service
+                .inventory()?
+                .sessions()?
+                .sessions
+                .into_iter()
+                .find(|found| found.session == name.as_str() && caller.sees(&found.machine))
+                .ok_or_else(|| {
+                    Error::new(ErrorKind::NotFound, format!("there is no session {name}"))
+                })?,
+        };
+        Ok(found)
+    });
+    found.await.map(Json)
+}
+
+/// Show the space of the repository, as `coldrise stats --json` does.
+///
+/// This reads every chunk map: minutes in a large repository. It is read at most once a minute.
+#[utoipa::path(get, path = "/repository/space", tag = "repository",
+    responses((status = 200, body = Stats), (status = "4XX", body = Problem, content_type = "application/problem+json")),
+    security(("token" = []), ("login" = [])))]
+async fn space(State(service): State<SharedService>, Caller(caller): Caller) -> Answer<Response> {
+    caller.allow_all(Permission::View)?;
+    let read = blocking(move || {
+        let mut known = SPACE.lock();
+        if let Some((_, text)) = known.as_ref().filter(|(at, _)| at.elapsed() < SPACE_AGE) {
+            return Ok(text.clone());
+        }
+        let stats = service.inventory()?.space(&AtomicBool::new(false))?;
+        let text = serde_json::to_string(&stats)
+            .map_err(|error| Error::with_source(ErrorKind::Internal, "the statistics", error))?;
+        let text = Arc::new(text);
+        *known = Some((Instant::now(), text.clone()));
+        Ok(text)
+    });
+    let json = (header::CONTENT_TYPE, "application/json");
+    Ok(([json], read.await?.to_string()).into_response())
+}
+
+/// List known damage and what it affects. Reads no disk; a verify run does.
+#[utoipa::path(get, path = "/repository/damage", tag = "repository",
+    responses((status = 200, body = DamageListing), (status = "4XX", body = Problem, content_type = "application/problem+json")),
+    security(("token" = []), ("login" = [])))]
+async fn damage(
+    State(service): State<SharedService>,
+    Caller(caller): Caller,
+) -> Answer<Json<DamageListing>> {
+    caller.allow_all(Permission::View)?;
+    blocking(move || service.inventory()?.damage()).await.map(Json)
+}
+
+/// Rules, and the machines that they are tried on.
+#[derive(Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+struct RetentionQuestion {
+    rules: Retention,
+    /// Names of machines; all if absent.
+    #[schema(max_items = 10000)]
+    machines: Option<Vec<String>>,
+}
+
+/// Show which points retention rules would keep and remove now, and why. Changes nothing.
+#[utoipa::path(post, path = "/retention/preview", tag = "repository", request_body = RetentionQuestion,
+    responses((status = 200, body = RetentionPlan), (status = "4XX", body = Problem, content_type = "application/problem+json")),
+    security(("token" = []), ("login" = [])))]
+async fn preview_retention(
+    State(service): State<SharedService>,
+    Caller(caller): Caller,
+    Body(question): Body<RetentionQuestion>,
+) -> Answer<Json<RetentionPlan>> {
+    caller.allow(Permission::View)?;
+    let names = question.machines.unwrap_or_default();
+    if names.is_empty() {
+        caller.allow_all(Permission::View)?;
+    }
+    if names.len() > MAX_MACHINES {
+        let text = format!("machines: at most {MAX_MACHINES}");
+        return Err(Error::new(ErrorKind::InvalidInput, text).into());
+    }
+    let machines = names
+        .iter()
+        .map(|name| named(&caller, Permission::View, name))
+        .collect::<Result<Vec<_>>>()?;
+    blocking(move || {
+        service.inventory()?.retention_preview(&question.rules.rules(), &machines, None)
+    })
+    .await
+    .map(Json)
+}
