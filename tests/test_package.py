@@ -195,7 +195,7 @@ def test_the_life_of_the_package(guest):
 
     # A removal ends the service and the run, and leaves state and repository.
     host.check("dpkg --remove coldrise", timeout=240)
-    assert host.status("pgrep --uid coldrise") == 1
+    assert host.check("find /proc -maxdepth 1 -user coldrise") == ""
     assert json.loads(host.check(f"cat {STATE}/runs/{run}/result.json"))
     assert host.status("test -e /usr/bin/coldrised") == 1
     host.check(f"test -e {STATE}/coldrised.db -a -e {REPOSITORY}/repository.json -a -e /etc/default/coldrise")
