@@ -26,6 +26,7 @@ mod inventory_watch;
 mod listener;
 mod pattern;
 mod service;
+mod watchdog;
 
 use std::process::ExitCode;
 

@@ -172,6 +172,7 @@ async fn serve(service: SharedService, stop_sender: watch::Sender<bool>) -> Resu
         signals().context(|| "watching for signals")?;
     // Errors: not started by systemd.
     let _ = sd_notify::notify(false, &[sd_notify::NotifyState::Ready]);
+    tokio::spawn(crate::watchdog::notify());
     tracing::info!(
         "listening on {} and {}",
         service.options.listen,
