@@ -42,7 +42,7 @@ pub(crate) enum What {
     /// A job or the queue changed.
     Job { job: String },
     /// An alarm was raised or cleared.
-    Alarm { key: String },
+    Alarm { key: String, machine: Option<String> },
     /// Settings, users or tokens changed.
     Settings,
 }
@@ -51,7 +51,7 @@ impl What {
     /// The machine that an event is about, if it is about one.
     pub(crate) fn machine(&self) -> Option<&str> {
         match self {
-            What::Run { machine, .. } => machine.as_deref(),
+            What::Run { machine, .. } | What::Alarm { machine, .. } => machine.as_deref(),
             What::Machine { machine } => Some(machine),
             _ => None,
         }

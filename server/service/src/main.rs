@@ -24,9 +24,12 @@ mod database;
 mod events;
 mod inventory_watch;
 mod listener;
+mod log_lines;
+mod metrics;
 mod pattern;
 mod service;
-mod watchdog;
+mod supervision;
+mod told;
 
 use std::process::ExitCode;
 

@@ -13,6 +13,7 @@ use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_inventory::Inventory;
 use coldrise_runs::RunsFolder;
 use rustix::fs::{flock, FlockOperation};
+use sd_notify::NotifyState;
 use tokio::signal::unix::{signal, SignalKind};
 use tokio::sync::{watch, Notify};
 
@@ -23,6 +24,9 @@ use crate::database::Database;
 use crate::events::Events;
 use crate::inventory_watch::{self, Refresher};
 use crate::listener::{self, Listeners};
+use crate::log_lines;
+use crate::supervision;
+use crate::told::{self, Messenger};
 
 /// Threads for work that blocks. Each takes memory only while it is used.
 const MAX_BLOCKING_THREADS: usize = 64;
@@ -38,6 +42,7 @@ pub(crate) struct Service {
     pub(crate) refresher: Refresher,
     pub(crate) events: Events,
     pub(crate) login_limits: LoginLimits,
+    pub(crate) messenger: Messenger,
     /// Notified when the first administrator is made.
     pub(crate) first_admin: Notify,
     /// Becomes true when the service stops.
@@ -95,13 +100,9 @@ fn lock(options: &Options) -> Result<File> {
 /// # Errors
 /// Errors of the start. Later errors are logged, and the service goes on.
 pub(crate) fn run(options: &Options) -> Result<()> {
-    tracing_subscriber::fmt()
-        .with_max_level(tracing::Level::INFO)
-        .with_writer(std::io::stderr)
-        .with_ansi(false)
-        .without_time()
-        .with_target(false)
-        .init();
+    log_lines::start();
+    // For mail; the listener and webhooks name it themselves. An error: it is there already.
+    let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
     coldrise_store::raise_descriptor_limit();
     make_state_folder(options)?;
     let lock = lock(options)?;
@@ -116,6 +117,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         refresher,
         events: Events::new(crate::access::to_hex(&epoch)),
         login_limits: LoginLimits::default(),
+        messenger: Messenger::default(),
         first_admin: Notify::new(),
         stop: stop.clone(),
         options: options.clone(),
@@ -161,6 +163,8 @@ async fn serve(service: SharedService, stop_sender: watch::Sender<bool>) -> Resu
     }
     tokio::spawn(serve_tcp(listeners.clone(), tcp, is_final));
     tokio::spawn(listeners.clone().serve_unix(unix));
+    tokio::spawn(told::evaluate(service.clone()));
+    tokio::spawn(told::deliver(service.clone()));
     let signals = || -> std::io::Result<_> {
         Ok((
             signal(SignalKind::terminate())?,
@@ -170,9 +174,8 @@ async fn serve(service: SharedService, stop_sender: watch::Sender<bool>) -> Resu
     };
     let (mut terminate, mut interrupt, mut hangup) =
         signals().context(|| "watching for signals")?;
-    // Errors: not started by systemd.
-    let _ = sd_notify::notify(false, &[sd_notify::NotifyState::Ready]);
-    tokio::spawn(crate::watchdog::notify());
+    supervision::start(service.clone(), tokio::runtime::Handle::current())?;
+    supervision::tell(&NotifyState::Ready);
     tracing::info!(
         "listening on {} and {}",
         service.options.listen,
@@ -182,13 +185,17 @@ async fn serve(service: SharedService, stop_sender: watch::Sender<bool>) -> Resu
         tokio::select! {
             _ = terminate.recv() => break,
             _ = interrupt.recv() => break,
-            _ = hangup.recv() => match certificate.reload() {
-                Ok(()) => tracing::info!("the certificate is loaded again"),
-                Err(error) => tracing::error!("{}", error.full_message()),
-            },
+            _ = hangup.recv() => {
+                supervision::tell(&NotifyState::Reloading);
+                match certificate.reload() {
+                    Ok(()) => tracing::info!("the certificate is loaded again"),
+                    Err(error) => tracing::error!("{}", error.full_message()),
+                }
+                supervision::tell(&NotifyState::Ready);
+            }
         }
     }
-    let _ = sd_notify::notify(false, &[sd_notify::NotifyState::Stopping]);
+    supervision::tell(&NotifyState::Stopping);
     let _ = stop_sender.send(true);
     listeners.wait_for_end().await;
     let _ = coldrise_block::remove_if_present(&service.options.socket);

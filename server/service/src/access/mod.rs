@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use crate::pattern::{any_matches, Pattern};
 
 pub(crate) use limits::LoginLimits;
-pub(crate) use secret::{sha256, to_hex, Secret};
+pub(crate) use secret::{random_id, sha256, to_hex, Secret};
 
 /// What a caller may do at all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]

@@ -9,9 +9,11 @@ mod content;
 mod events;
 mod input;
 mod machines;
+mod metrics;
 mod problem;
 mod runs;
 mod stream;
+mod told;
 
 use std::time::Duration;
 
@@ -66,14 +68,18 @@ impl Modify for Security {
 }
 
 fn routes() -> OpenApiRouter<SharedService> {
-    OpenApiRouter::with_openapi(Document::openapi()).routes(routes!(health)).nest(
-        "/api/v1",
-        access::routes()
-            .merge(machines::routes())
-            .merge(content::routes())
-            .merge(runs::routes())
-            .merge(events::routes()),
-    )
+    OpenApiRouter::with_openapi(Document::openapi())
+        .routes(routes!(health))
+        .merge(metrics::routes())
+        .nest(
+            "/api/v1",
+            access::routes()
+                .merge(machines::routes())
+                .merge(content::routes())
+                .merge(runs::routes())
+                .merge(told::routes())
+                .merge(events::routes()),
+        )
 }
 
 /// The OpenAPI document.

@@ -1,0 +1,173 @@
+//! Metrics in the text format of OpenMetrics, made anew for each request. Ages first: a backup that does not
+//! run fails no run.
+
+use std::sync::atomic::AtomicU64;
+
+use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_inventory::MachineSummary;
+use coldrise_store::BootVerdict;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::info::Info;
+use prometheus_client::registry::Registry;
+
+use crate::access::Identity;
+use crate::clock::now_ms;
+use crate::service::Service;
+use crate::told::{Drive, Severity};
+
+/// The rungs of a boot check, the lowest first.
+const RUNGS: [&str; 6] = ["started", "firmware", "kernel", "userspace", "login", "service"];
+
+type Labels = Vec<(&'static str, String)>;
+
+/// The text under construction.
+#[derive(Default)]
+struct Exposition(Registry);
+
+impl Exposition {
+    /// Adds a gauge with one value per set of labels.
+    fn gauge(&mut self, name: &str, help: &str, values: impl IntoIterator<Item = (Labels, f64)>) {
+        let family = Family::<Labels, Gauge<f64, AtomicU64>>::default();
+        for (labels, value) in values {
+            family.get_or_create(&labels).set(value);
+        }
+        self.0.register(name, help, family);
+    }
+}
+
+fn seconds(ms: i64) -> f64 {
+    ms as f64 / 1000.0
+}
+
+fn machine(name: &str) -> Labels {
+    vec![("machine", name.to_owned())]
+}
+
+/// The metrics that the caller may see: of its machines, and those of the whole site if it sees all
+/// machines.
+///
+/// # Errors
+/// Errors of the database. A repository that is away leaves its last known ages.
+pub(crate) fn text(service: &Service, caller: &Identity) -> Result<String> {
+    let mut out = Exposition::default();
+    machines(&mut out, service, caller);
+    runs(&mut out, service, caller)?;
+    alarms(&mut out, service, caller)?;
+    if caller.sees_all() {
+        site(&mut out, service)?;
+    }
+    let version = vec![("version", env!("CARGO_PKG_VERSION"))];
+    out.0.register("coldrise_build", "The version of the service", Info::new(version));
+    out.gauge(
+        "process_resident_memory_bytes",
+        "Memory of the service",
+        resident_bytes().map(|bytes| (Labels::new(), bytes)),
+    );
+    let mut text = String::new();
+    encode(&mut text, &out.0)
+        .map_err(|error| Error::with_source(ErrorKind::Internal, "writing the metrics", error))?;
+    Ok(text)
+}
+
+/// VmRSS of this process.
+fn resident_bytes() -> Option<f64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    let kib: f64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib * 1024.0)
+}
+
+fn machines(out: &mut Exposition, service: &Service, caller: &Identity) {
+    let mut found = service.inventory().map(|i| i.last_known_machines()).unwrap_or_default();
+    found.retain(|summary| caller.sees(&summary.machine));
+    let now = now_ms();
+    let mut of_each = |name: &str, help: &str, value: &dyn Fn(&MachineSummary) -> Option<f64>| {
+        let values = found.iter().filter_map(|one| Some((machine(&one.machine), value(one)?)));
+        out.gauge(name, help, values.collect::<Vec<_>>());
+    };
+    of_each(
+        "coldrise_machine_last_point_timestamp_seconds",
+        "Time of the content of the newest good backup",
+        &|one| {
+            let point = one.last_good_backup.as_ref().or(one.last_good.as_ref())?;
+            Some((seconds(now) - point.age_seconds as f64).floor())
+        },
+    );
+    of_each(
+        "coldrise_machine_last_verified_boot_timestamp_seconds",
+        "End of the boot check of the newest point that booted",
+        &|one| Some(one.last_verified_boot.as_ref()?.checked_at_ms as f64 / 1000.0),
+    );
+    of_each(
+        "coldrise_machine_boot_rung",
+        "Rung that the newest point reached in its boot check, 0 (started) to 5 (service), -1 if it failed",
+        &|one| {
+            let badge = one.boot.as_ref()?;
+            if badge.verdict == BootVerdict::Failed {
+                return Some(-1.0);
+            }
+            let rung = badge.rung.as_deref()?;
+            RUNGS.iter().position(|known| *known == rung).map(|number| number as f64)
+        },
+    );
+}
+
+fn runs(out: &mut Exposition, service: &Service, caller: &Identity) -> Result<()> {
+    let results = service.database.last_results()?.into_iter();
+    let results = results.filter(|result| match result.machine.as_str() {
+        "" => caller.sees_all(),
+        machine => caller.sees(machine),
+    });
+    let values = results.map(|result| {
+        let labels = vec![("job", result.job), ("machine", result.machine)];
+        (labels, f64::from(u8::from(result.is_ok)))
+    });
+    let help = "Result of the last run of a job on a machine, 1 (ok) or 0 (failed or lost)";
+    out.gauge("coldrise_run_last_result", help, values);
+    Ok(())
+}
+
+fn alarms(out: &mut Exposition, service: &Service, caller: &Identity) -> Result<()> {
+    let mut found = service.database.alarms()?;
+    found.retain(|alarm| alarm.is_active() && alarm.is_seen_by(caller));
+    let values = [Severity::Warn, Severity::Fail].map(|severity| {
+        let count = found.iter().filter(|alarm| alarm.condition.severity == severity).count();
+        (vec![("severity", severity.word().to_owned())], count as f64)
+    });
+    out.gauge("coldrise_alarms", "Alarms that hold", values);
+    Ok(())
+}
+
+/// What concerns all machines.
+fn site(out: &mut Exposition, service: &Service) -> Result<()> {
+    let running = service.messenger.figures().running;
+    let ended = service.database.count_ended_runs()?.into_iter();
+    let states = ended.map(|(state, count)| (vec![("state", state)], count as f64));
+    let running = (vec![("state", "running".to_owned())], running as f64);
+    out.gauge("coldrise_runs", "Runs by state", states.chain([running]));
+    if let Some(drive) = service.options.repo.as_deref().and_then(|path| Drive::of(path).ok()) {
+        let kind = |kind: &str, bytes: i64| (vec![("kind", kind.to_owned())], bytes as f64);
+        let help = "Space of the repository's file system: used, available, size";
+        let values = [
+            kind("used", drive.used_bytes),
+            kind("available", drive.available_bytes),
+            kind("size", drive.size_bytes()),
+        ];
+        out.gauge("coldrise_repository_bytes", help, values);
+    }
+    let Ok(inventory) = service.inventory() else { return Ok(()) };
+    if let Ok(damage) = inventory.damage() {
+        let count = damage.damaged.len() as f64;
+        let help = "Lost or damaged restore points and sessions";
+        out.gauge("coldrise_damaged_points", help, [(Labels::new(), count)]);
+    }
+    if let Ok(listing) = inventory.sessions() {
+        let sessions = listing.sessions.into_iter();
+        let values = sessions.map(|s| (vec![("session", s.session)], s.captured_bytes as f64));
+        let help = "Space of the writes of a session since its last seal";
+        out.gauge("coldrise_session_captured_bytes", help, values);
+    }
+    Ok(())
+}

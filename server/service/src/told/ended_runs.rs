@@ -1,0 +1,268 @@
+//! Ended runs: each is looked at once, also those that ended while the service was down.
+//!
+//! Runs of jobs lead to an alarm, which the next success clears. Other runs that somebody asked for
+//! over the API lead to one message. A run started by hand on the command line has shown its error there;
+//! only its loss is told.
+
+use std::collections::{BTreeMap, HashSet};
+
+use coldrise_block::{Context, ErrorKind, Result};
+use coldrise_runs::{RunId, RunRecord, RunsFolder, State};
+use rusqlite::{params, Connection, Transaction};
+
+use super::condition::{Condition, Severity, Topic};
+use super::settings;
+use crate::database::{Database, SqlResult};
+
+/// Ended runs are remembered this long, in milliseconds; their folders are removed earlier.
+const HISTORY_MS: i64 = 100 * 24 * 3600 * 1000;
+/// The setting that says that runs of before the service are known.
+const BASELINE: &str = "runs_baseline";
+
+/// The runs of the folder at one time.
+pub(super) struct Sweep {
+    /// Runs that ended and were not known.
+    pub(super) ended: Vec<RunRecord>,
+    /// Number of running ones.
+    pub(super) running: usize,
+}
+
+/// Reads the runs that are not known to have ended.
+///
+/// # Errors
+/// Errors of reading the folder.
+pub(super) fn sweep(runs: &RunsFolder, known: &HashSet<String>) -> Result<Sweep> {
+    let mut sweep = Sweep { ended: Vec::new(), running: 0 };
+    let entries = match std::fs::read_dir(runs.path()) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(sweep),
+        entries => entries.context(|| format!("reading {}", runs.path().display()))?,
+    };
+    for entry in entries.filter_map(std::result::Result::ok) {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let Ok(id) = name.parse::<RunId>() else { continue };
+        if known.contains(&name) {
+            continue;
+        }
+        match runs.read(&id) {
+            Ok(run) if run.state == State::Running => sweep.running += 1,
+            Ok(run) => sweep.ended.push(run),
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => tracing::warn!("{}", error.full_message()),
+        }
+    }
+    sweep.ended.sort_by_key(ended_ms);
+    Ok(sweep)
+}
+
+fn ended_ms(run: &RunRecord) -> i64 {
+    let ended = run.result.as_ref().map(|result| result.ended_at_ms);
+    let started = run.plan.as_ref().map(|plan| plan.started_at_ms);
+    i64::try_from(ended.or(started).unwrap_or(0)).unwrap_or(0)
+}
+
+/// The ids of the runs that were looked at.
+pub(super) fn known(sql: &Connection) -> SqlResult<HashSet<String>> {
+    let mut found = sql.prepare_cached("SELECT id FROM ended_runs")?;
+    let found = found.query_map([], |row| row.get(0))?;
+    found.collect()
+}
+
+/// Records ended runs, and returns the conditions of those that lead to a message and to no alarm.
+/// At the very first start of the service there are none.
+pub(super) fn record(
+    sql: &Transaction<'_>,
+    ended: &[RunRecord],
+    now_ms: i64,
+) -> SqlResult<Vec<Condition>> {
+    let is_first = settings::get(sql, BASELINE)?.is_none();
+    if is_first {
+        settings::set(sql, BASELINE, Some("known"))?;
+    }
+    let mut messages = Vec::new();
+    for run in ended {
+        let plan = run.plan.as_ref();
+        let job = plan.and_then(|plan| plan.job.as_deref());
+        let condition = condition(run);
+        let stored = condition.as_ref().map(serde_json::to_string).transpose();
+        sql.prepare_cached(
+            "INSERT INTO ended_runs (id, job, machine, command, state, ended_ms, condition)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7) ON CONFLICT DO NOTHING",
+        )?
+        .execute(params![
+            run.id,
+            job,
+            plan.and_then(|plan| plan.machine.as_deref()),
+            plan.map_or("", |plan| plan.command.as_str()),
+            run.state.word(),
+            ended_ms(run),
+            stored.map_err(|_| rusqlite::Error::InvalidQuery)?,
+        ])?;
+        let is_success = run.state == State::Ok;
+        messages.extend(condition.filter(|_| !is_first && (is_success || job.is_none())));
+    }
+    sql.execute("DELETE FROM ended_runs WHERE ended_ms < ?1", [now_ms - HISTORY_MS])?;
+    Ok(messages)
+}
+
+/// What there is to say of an ended run.
+fn condition(run: &RunRecord) -> Option<Condition> {
+    let plan = run.plan.as_ref();
+    let is_asked = plan.is_some_and(|plan| plan.job.is_some() || plan.requested_by.is_some());
+    let command = plan.map_or("a run", |plan| plan.command.as_str());
+    let machine = plan.and_then(|plan| plan.machine.as_deref());
+    let of = machine.map_or_else(String::new, |machine| format!(" of {machine}"));
+    let by = match plan.and_then(|plan| plan.job.as_ref()) {
+        Some(job) => format!(" (job {job})"),
+        None => String::new(),
+    };
+    let exit_code = run.result.as_ref().map_or(0, |result| result.exit_code);
+    // Boot checks have alarms of their own; and a busy repository is tried again.
+    let is_verdict = [ErrorKind::BootFailed, ErrorKind::BootNotProven, ErrorKind::Busy]
+        .map(ErrorKind::exit_code)
+        .contains(&exit_code);
+    let (topic, severity, ending) = match run.state {
+        State::Running | State::Cancelled => return None,
+        State::Ok if is_asked => (Topic::RunSucceeded, Severity::Info, "succeeded"),
+        State::Failed if is_asked && !is_verdict => (Topic::RunFailed, Severity::Fail, "failed"),
+        State::Lost => (Topic::RunLost, Severity::Fail, "was lost"),
+        State::Ok | State::Failed => return None,
+    };
+    let key = format!(
+        "run:{}:{}:{command}",
+        plan.and_then(|plan| plan.job.as_deref()).unwrap_or_default(),
+        machine.unwrap_or_default()
+    );
+    let mut condition = Condition::new(key, topic, severity, format!("{command}{of} {ending}{by}"));
+    condition.machine = machine.map(str::to_owned);
+    condition.run = Some(run.id.clone());
+    if let Some(error) = run.result.as_ref().and_then(|result| result.error.as_ref()) {
+        condition.details = format!("{}\nExit code: {exit_code}", error.message);
+    } else if run.state == State::Lost {
+        condition.details = run.problems.join("\n");
+        condition.advice = Some("start it again".to_owned());
+    }
+    condition.command = plan
+        .filter(|_| topic != Topic::RunSucceeded)
+        .map(|plan| format!("coldrise {}", plan.arguments.join(" ")));
+    Some(condition)
+}
+
+/// The last result of a job on a machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct LastResult {
+    pub(crate) job: String,
+    /// Empty for a run about no machine.
+    pub(crate) machine: String,
+    pub(crate) is_ok: bool,
+}
+
+/// The last runs of each job: conditions of those that failed or were lost, and the results. A
+/// cancelled run changes nothing.
+pub(super) fn last_results(sql: &Connection) -> SqlResult<(Vec<Condition>, Vec<LastResult>)> {
+    // With max() SQLite takes the other columns from the same row.
+    let mut found = sql.prepare_cached(
+        "SELECT job, ifnull(machine, ''), state, condition, max(ended_ms) FROM ended_runs
+         WHERE job IS NOT NULL AND state != 'cancelled'
+           AND (state != 'failed' OR condition IS NOT NULL)
+         GROUP BY job, machine, command ORDER BY job, machine, command",
+    )?;
+    let mut rows = found.query([])?;
+    let (mut conditions, mut results) = (Vec::new(), BTreeMap::new());
+    while let Some(row) = rows.next()? {
+        let (job, machine, state): (String, String, String) =
+            (row.get(0)?, row.get(1)?, row.get(2)?);
+        let is_ok = state == State::Ok.word();
+        let all_ok = results.entry((job, machine)).or_insert(true);
+        *all_ok &= is_ok;
+        let stored: Option<String> = row.get(3)?;
+        if let Some(stored) = stored.filter(|_| !is_ok) {
+            let condition = serde_json::from_str(&stored);
+            conditions.push(condition.map_err(|_| rusqlite::Error::InvalidQuery)?);
+        }
+    }
+    let results = results
+        .into_iter()
+        .map(|((job, machine), is_ok)| LastResult { job, machine, is_ok })
+        .collect();
+    Ok((conditions, results))
+}
+
+impl Database {
+    /// The last results of all jobs.
+    pub(crate) fn last_results(&self) -> Result<Vec<LastResult>> {
+        Ok(self.read(last_results)?.1)
+    }
+
+    /// Number of ended runs by state.
+    pub(crate) fn count_ended_runs(&self) -> Result<Vec<(String, u64)>> {
+        self.read(|sql| {
+            let mut found =
+                sql.prepare_cached("SELECT state, count(*) FROM ended_runs GROUP BY state")?;
+            let found = found.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?;
+            found.collect()
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{last_results, record, Topic};
+    use crate::database::Database;
+    use coldrise_runs::RunRecord;
+
+    fn run(id: u32, job: Option<&str>, by: Option<&str>, exit_code: Option<u8>) -> RunRecord {
+        let state = match exit_code {
+            None => coldrise_runs::State::Lost,
+            Some(0) => coldrise_runs::State::Ok,
+            Some(_) => coldrise_runs::State::Failed,
+        };
+        let plan = serde_json::json!({
+            "command": "backup", "arguments": ["backup", "web01"], "repository": null,
+            "machine": "web01", "point": null, "started_at_ms": 1000 * id, "job": job,
+            "requested_by": by,
+            "who": {"uid": 0, "user": null, "pid": 1, "host": "h", "boot_id": "b"},
+        });
+        let result = exit_code.map(|exit_code| {
+            let error = (exit_code != 0).then(|| serde_json::json!({"kind": "io", "message": "no"}));
+            serde_json::from_value(serde_json::json!({
+                "exit_code": exit_code, "error": error, "counts": null, "ended_at_ms": 1000 * id + 1,
+            }))
+            .unwrap()
+        });
+        let plan = serde_json::from_value(plan).unwrap();
+        let id = format!("20261123T014500Z-{id:04x}-backup");
+        RunRecord { id, state, plan, result, progress: None, problems: vec![] }
+    }
+
+    #[test]
+    fn jobs_have_alarms_and_other_runs_messages() {
+        let folder = tempfile::tempdir().unwrap();
+        let database = Database::open(folder.path()).unwrap();
+        let take = |runs: &[RunRecord]| {
+            let topics = database.change(|sql| record(sql, runs, 0)).unwrap();
+            let alarms = database.read(last_results).unwrap().0;
+            let topics: Vec<Topic> = topics.iter().map(|condition| condition.topic).collect();
+            (
+                topics,
+                alarms.iter().map(|condition| condition.run.clone().unwrap()).collect::<Vec<_>>(),
+            )
+        };
+        let none = || (vec![], vec![]);
+        assert_eq!(take(&[run(1, None, Some("anna"), Some(1))]), none(), "of before the service");
+        assert_eq!(take(&[run(2, None, None, Some(1))]), none(), "the terminal showed it");
+        assert_eq!(take(&[run(3, None, Some("anna"), Some(1))]).0, [Topic::RunFailed]);
+        assert_eq!(take(&[run(4, None, None, None)]).0, [Topic::RunLost]);
+        assert_eq!(take(&[run(5, Some("nightly"), None, Some(0))]).0, [Topic::RunSucceeded]);
+        let failed = run(6, Some("nightly"), None, Some(1));
+        assert_eq!(take(&[failed.clone()]), (vec![], vec![failed.id.clone()]));
+        // A busy repository is tried again, and changes nothing.
+        assert_eq!(take(&[run(7, Some("nightly"), None, Some(11))]), (vec![], vec![failed.id]));
+        let lost = run(8, Some("nightly"), None, None);
+        assert_eq!(take(&[lost.clone()]), (vec![], vec![lost.id]));
+        assert!(!database.read(last_results).unwrap().1[0].is_ok);
+        take(&[run(9, Some("nightly"), None, Some(0))]);
+        let (alarms, results) = database.read(last_results).unwrap();
+        assert!(alarms.is_empty() && results[0].is_ok);
+        assert_eq!((results[0].job.as_str(), results[0].machine.as_str()), ("nightly", "web01"));
+    }
+}

@@ -1,0 +1,210 @@
+//! The evaluation: which conditions hold now, and what follows from it.
+
+use std::time::{Duration, Instant};
+
+use coldrise_block::{ErrorKind, Result};
+use coldrise_inventory::{Inventory, MachineSummary};
+use coldrise_store::BootVerdict;
+
+use super::alarms::{self, AlarmChange};
+use super::condition::{Condition, Severity, Topic};
+use super::message::{Message, Occasion};
+use super::space::{self, Drive};
+use super::{ended_runs, outbox, settings, Figures};
+use crate::clock::now_ms;
+use crate::events::What;
+use crate::service::{Service, SharedService};
+
+/// Longest time between two evaluations: ages grow without an event.
+const INTERVAL: Duration = Duration::from_secs(20);
+/// A repository that is away for less is no alarm: such as at the start, before it is open.
+const AWAY_GRACE: Duration = Duration::from_secs(15);
+/// Events come in swarms; the evaluation comes after them.
+const SETTLE: Duration = Duration::from_millis(200);
+
+/// Evaluates until the service stops.
+pub(crate) async fn evaluate(service: SharedService) {
+    let mut stop = service.stop.clone();
+    let mut events = service.events.subscribe(None).receiver;
+    loop {
+        let shared = service.clone();
+        let done = tokio::task::spawn_blocking(move || evaluate_once(&shared)).await;
+        match done {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::error!("alarms: {}", error.full_message()),
+            Err(error) => tracing::error!("alarms: a defect in coldrised: {error}"),
+        }
+        let deadline = tokio::time::Instant::now() + INTERVAL;
+        loop {
+            tokio::select! {
+                event = events.recv() => match event {
+                    Ok(event) if !is_reason(&event.what) => {}
+                    _ => break,
+                },
+                () = tokio::time::sleep_until(deadline) => break,
+                _ = stop.wait_for(|stop| *stop) => return,
+            }
+        }
+        tokio::time::sleep(SETTLE).await;
+    }
+}
+
+/// Whether an event can change a condition.
+fn is_reason(what: &What) -> bool {
+    match what {
+        What::Run { state, .. } => state != "running",
+        What::Machine { .. } | What::Job { .. } | What::Settings => true,
+        What::Session { .. } | What::Alarm { .. } => false,
+    }
+}
+
+/// What the sources say. Topics whose source could not be read are unknown.
+#[derive(Default)]
+struct Findings {
+    conditions: Vec<Condition>,
+    unknown: Vec<Topic>,
+}
+
+fn evaluate_once(service: &Service) -> Result<()> {
+    let now = now_ms();
+    let mut findings = Findings::default();
+    let database = &service.database;
+    let sweep = match ended_runs::sweep(&service.runs, &database.read(ended_runs::known)?) {
+        Ok(sweep) => sweep,
+        Err(error) => {
+            tracing::warn!("{}", error.full_message());
+            ended_runs::Sweep { ended: Vec::new(), running: 0 }
+        }
+    };
+    let drive = service.options.repo.as_deref().and_then(|path| Drive::of(path).ok());
+    if let Ok(inventory) = service.inventory() {
+        repository_conditions(service, inventory, &mut findings);
+    }
+    let (changes, is_posted, figures) = database.change(|sql| {
+        let events = ended_runs::record(sql, &sweep.ended, now)?;
+        findings.conditions.extend(ended_runs::last_results(sql)?.0);
+        match (drive, &service.options.repo) {
+            (Some(drive), Some(path)) => {
+                let samples = space::sample(sql, drive, now)?;
+                let held = alarms::held(sql, "space")?;
+                findings.conditions.extend(space::condition(&samples, drive, now, path, held));
+            }
+            _ => findings.unknown.push(Topic::Space),
+        }
+        let changes = alarms::settle(sql, &findings.conditions, &findings.unknown, now)?;
+        let base = settings::link_base(sql, &service.options)?;
+        let changed = changes.iter().map(|change| (&change.condition, change.occasion));
+        let happened = events.iter().map(|condition| (condition, Occasion::Event));
+        let messages = changed.chain(happened).map(|(condition, occasion)| {
+            Message::new(condition, occasion, now, &base).map_err(|_| rusqlite::Error::InvalidQuery)
+        });
+        let messages: Vec<Message> = messages.collect::<rusqlite::Result<_>>()?;
+        let is_posted = outbox::post(sql, &messages, now)?;
+        let (warn, fail) = alarms::counts(sql)?;
+        Ok((changes, is_posted, Figures { running: sweep.running, warn, fail }))
+    })?;
+    *service.messenger.figures.lock() = figures;
+    tell(service, &changes);
+    if is_posted {
+        service.messenger.wake();
+    }
+    Ok(())
+}
+
+/// The log and the event stream.
+fn tell(service: &Service, changes: &[AlarmChange]) {
+    for AlarmChange { condition, occasion } in changes {
+        let (key, summary) = (&condition.key, &condition.summary);
+        match (occasion, condition.severity) {
+            (Occasion::Reminder, _) => continue,
+            (Occasion::Cleared, _) => tracing::info!("alarm {key} is cleared: {summary}"),
+            (_, Severity::Fail) => tracing::error!("alarm {key}: {summary}"),
+            (_, _) => tracing::warn!("alarm {key}: {summary}"),
+        }
+        let (key, machine) = (key.clone(), condition.machine.clone());
+        service.events.send(What::Alarm { key, machine });
+    }
+}
+
+/// Conditions of the repository, its machines and its damage. While it is away, ages go on.
+fn repository_conditions(service: &Service, inventory: &Inventory, findings: &mut Findings) {
+    let machines = match inventory.machines() {
+        Ok(machines) => {
+            *service.messenger.away_since.lock() = None;
+            machines
+        }
+        Err(error) => {
+            findings.unknown.extend([Topic::Boot, Topic::Damage]);
+            let since = *service.messenger.away_since.lock().get_or_insert_with(Instant::now);
+            if since.elapsed() < AWAY_GRACE {
+                findings.unknown.push(Topic::Repository);
+                return;
+            }
+            let text = "the repository cannot be read";
+            let mut away = Condition::new("repository", Topic::Repository, Severity::Fail, text);
+            away.details = error.full_message();
+            findings.conditions.push(away.advise(
+                "bring it back; coldrised then goes on by itself",
+                Some("coldrise doctor".to_owned()),
+            ));
+            return;
+        }
+    };
+    findings.conditions.extend(machines.iter().filter_map(boot_condition));
+    match inventory.damage() {
+        Ok(damage) => {
+            let lost = damage.damaged.iter().map(|damage| {
+                let mut found = Condition::new(
+                    format!("damage:{}", damage.what),
+                    Topic::Damage,
+                    Severity::Fail,
+                    format!("{} is damaged", damage.what),
+                );
+                found.machine = damage
+                    .what
+                    .split_once('/')
+                    .map(|(machine, _)| machine.to_owned())
+                    .filter(|machine| machines.iter().any(|known| known.machine == *machine));
+                found.details = damage.message.clone();
+                found.command = damage.command.clone();
+                found
+            });
+            findings.conditions.extend(lost);
+            if damage.damaged_chunks > 0 {
+                let text =
+                    format!("{} chunks of the repository are damaged", damage.damaged_chunks);
+                let chunks = Condition::new("damage", Topic::Damage, Severity::Fail, text);
+                findings.conditions.push(chunks.advise(
+                    "find out which disks they affect, and restore them from other sources",
+                    Some("coldrise verify; coldrise repair".to_owned()),
+                ));
+            }
+        }
+        Err(error) => {
+            if error.kind() != ErrorKind::NoRepository {
+                tracing::warn!("damage: {}", error.full_message());
+            }
+            findings.unknown.push(Topic::Damage);
+        }
+    }
+}
+
+/// A failed boot check of the newest point.
+fn boot_condition(machine: &MachineSummary) -> Option<Condition> {
+    let badge = machine.boot.as_ref()?;
+    if badge.verdict != BootVerdict::Failed {
+        return None;
+    }
+    let name = &machine.machine;
+    let text = format!("{} does not boot", badge.address);
+    let mut condition = Condition::new(format!("boot:{name}"), Topic::Boot, Severity::Fail, text);
+    condition.details = match &badge.rung {
+        Some(rung) => format!("The boot check got as far as: {rung}."),
+        None => "The boot check reached no rung.".to_owned(),
+    };
+    if let Some(good) = &machine.last_verified_boot {
+        condition.details += &format!("\nThe last point that booted: {}.", good.address);
+    }
+    let command = format!("coldrise show {}", badge.address);
+    Some(condition.of_machine(name).advise("look at its screenshot and log", Some(command)))
+}

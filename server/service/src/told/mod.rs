@@ -1,0 +1,67 @@
+//! Who is told what: alarms, messages, targets.
+//!
+//! ```text
+//!  runs, inventory, jobs, drive ─▶ conditions ─▶ alarms ─┬─▶ event stream
+//!                                                        └─▶ messages × targets = outbox ─▶ mail, webhook
+//! ```
+//!
+//! An alarm and its messages are one transaction, and a row of the outbox goes only after the
+//! target took the message. So a crash loses none; it can repeat one. Receivers tell repetitions by the id.
+//!
+//! The evaluation runs after events, and once a minute. Each target has its own thread while it sends: a
+//! slow one delays no other.
+
+mod alarms;
+mod condition;
+mod delivery;
+mod ended_runs;
+mod evaluation;
+mod mail;
+mod message;
+mod outbox;
+mod secret_file;
+pub(crate) mod settings;
+mod space;
+pub(crate) mod targets;
+mod webhook;
+
+use std::time::Instant;
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+pub(crate) use alarms::{no_alarm, Alarm};
+pub(crate) use condition::Severity;
+pub(crate) use delivery::{deliver, send_test};
+pub(crate) use evaluation::evaluate;
+pub(crate) use space::Drive;
+
+/// What the parts of this module share, and others ask.
+#[derive(Default)]
+pub(crate) struct Messenger {
+    /// Notified when the outbox has something new.
+    outbox: Notify,
+    figures: Mutex<Figures>,
+    /// Since when the repository is away; `None` while it is there.
+    away_since: Mutex<Option<Instant>>,
+}
+
+/// The state at the last evaluation.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Figures {
+    pub(crate) running: usize,
+    pub(crate) warn: usize,
+    pub(crate) fail: usize,
+}
+
+impl Messenger {
+    /// The state at the last evaluation.
+    pub(crate) fn figures(&self) -> Figures {
+        self.figures.lock().clone()
+    }
+
+    /// Looks at the outbox soon.
+    pub(crate) fn wake(&self) {
+        self.outbox.notify_one();
+    }
+}
