@@ -95,6 +95,10 @@ test-crash: build test-deps ## Run the long crash test: 1,000 kills, 200 power c
 	$(PYTHON) -m pytest -q -s tests/test_crash.py --crash-kills 1000 --crash-cuts 200 \
 	    --crash-reopenings 3000
 
+.PHONY: test-service-kills
+test-service-kills: build test-deps ## Kill the service 300 times while jobs run
+	$(PYTHON) -m pytest -q -s tests/test_service_jobs.py -k kills --service-kills 300
+
 .PHONY: test-mutations
 test-mutations: build test-deps ## Damage every file of a repository in every way: about 2,500 mutations
 	$(PYTHON) -m pytest -q -s tests/test_mutations.py --mutations 0

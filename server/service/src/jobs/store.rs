@@ -211,12 +211,6 @@ impl Database {
             found.collect()
         })
     }
-
-    /// The enabled jobs that back up a machine.
-    pub(crate) fn jobs_covering(&self, machine: &str) -> Result<Vec<Job>> {
-        let jobs = self.jobs()?.into_iter().map(|stored| stored.job);
-        Ok(jobs.filter(|job| job.covers(machine)).collect())
-    }
 }
 
 impl Job {
