@@ -20,6 +20,11 @@ impl Pattern {
         Pattern("*".to_owned())
     }
 
+    /// The text.
+    pub(crate) fn as_str(&self) -> &str {
+        &self.0
+    }
+
     /// Whether a machine's name matches.
     pub(crate) fn matches(&self, machine: &str) -> bool {
         let (pattern, name) = (self.0.as_bytes(), machine.as_bytes());

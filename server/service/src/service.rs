@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_inventory::Inventory;
-use coldrise_runs::RunsFolder;
+use coldrise_runs::{RunsFolder, Starter};
 use rustix::fs::{flock, FlockOperation};
 use sd_notify::NotifyState;
 use tokio::signal::unix::{signal, SignalKind};
@@ -19,12 +19,14 @@ use tokio::sync::{watch, Notify};
 
 use crate::access::{setup, LoginLimits};
 use crate::api;
-use crate::arguments::Options;
+use crate::arguments::{Options, StartRuns};
 use crate::database::Database;
 use crate::events::Events;
 use crate::inventory_watch::{self, Refresher};
+use crate::jobs::{Dispatcher, KnownMachine, Queue};
 use crate::listener::{self, Listeners};
 use crate::log_lines;
+use crate::run_watch;
 use crate::supervision;
 use crate::told::{self, Messenger};
 
@@ -40,7 +42,9 @@ pub(crate) struct Service {
     /// `None` if no repository is named.
     inventory: Option<Inventory>,
     pub(crate) refresher: Refresher,
-    pub(crate) events: Events,
+    pub(crate) events: Arc<Events>,
+    /// Starts all runs.
+    pub(crate) queue: Arc<Queue>,
     pub(crate) login_limits: LoginLimits,
     pub(crate) messenger: Messenger,
     /// Notified when the first administrator is made.
@@ -62,9 +66,45 @@ impl Service {
                 .advise("set COLDRISE_REPO in /etc/default/coldrise, or give --repo DIR")
         })
     }
+
+    /// The machines that have points.
+    ///
+    /// # Errors
+    /// As [`Inventory::machines`].
+    pub(crate) fn known_machines(&self) -> Result<Vec<KnownMachine>> {
+        let now = crate::clock::now_ms();
+        let known = |summary: coldrise_inventory::MachineSummary| KnownMachine {
+            last_good_ms: summary
+                .last_good_backup
+                .map(|point| now.saturating_sub_unsigned(point.age_seconds.saturating_mul(1000))),
+            machine: summary.machine,
+        };
+        Ok(self.inventory()?.machines()?.into_iter().map(known).collect())
+    }
 }
 
 pub(crate) type SharedService = Arc<Service>;
+
+/// Starts the threads that watch and start runs. They end with the process: nothing is lost if they
+/// are cut off.
+fn start_jobs(service: &SharedService) -> Result<()> {
+    let starter = match (service.options.start_runs, &service.options.program) {
+        (StartRuns::Auto, None) => Starter::detect(),
+        (StartRuns::Auto | StartRuns::Detached, program) => Starter::detached(program.clone()),
+        (StartRuns::Systemd, _) => Starter::Systemd,
+    };
+    let (watched, source) = (service.clone(), service.clone());
+    let names =
+        move || Ok(source.known_machines()?.into_iter().map(|known| known.machine).collect());
+    let dispatcher = Dispatcher::new(Arc::clone(&service.queue), starter, Box::new(names));
+    let stop = service.stop.clone();
+    let start = |name: &str, work: Box<dyn FnOnce() + Send>| {
+        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(work);
+        thread.map(drop).context(|| format!("starting the thread of {name}"))
+    };
+    start("runs", Box::new(move || run_watch::run(&watched)))?;
+    start("jobs", Box::new(move || dispatcher.run(&stop)))
+}
 
 /// Creates the state folder with mode 0700.
 ///
@@ -110,12 +150,15 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let (refresher, wakes) = inventory_watch::channel();
     let mut epoch = [0; 4];
     coldrise_store::random(&mut epoch)?;
+    let database = Database::open(&options.state)?;
+    let events = Arc::new(Events::new(crate::access::to_hex(&epoch)));
     let service = Arc::new(Service {
-        database: Database::open(&options.state)?,
+        queue: Arc::new(Queue::new(options, database.clone(), Arc::clone(&events))?),
+        database,
         runs: options.runs_folder(),
         inventory: options.inventory()?,
         refresher,
-        events: Events::new(crate::access::to_hex(&epoch)),
+        events,
         login_limits: LoginLimits::default(),
         messenger: Messenger::default(),
         first_admin: Notify::new(),
@@ -131,6 +174,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         .build()
         .context(|| "starting threads")?;
     let followed = inventory_watch::start(service.clone(), wakes)?;
+    start_jobs(&service)?;
     let refresher = service.refresher.clone();
     let served = runtime.block_on(serve(service, stop_sender));
     runtime.shutdown_timeout(Duration::from_secs(1));

@@ -20,6 +20,13 @@ pub(crate) struct ListArguments {
     machine: Option<MachineName>,
 }
 
+impl ListArguments {
+    /// The only machine to list.
+    pub(crate) fn machine(&self) -> Option<&MachineName> {
+        self.machine.as_ref()
+    }
+}
+
 pub(crate) fn run(invocation: &Invocation, arguments: &ListArguments) -> Result<Report> {
     let repository = invocation.open()?;
     let (listing, warnings) = Listing::read(&repository, arguments.machine.as_ref())?;
@@ -29,6 +36,11 @@ pub(crate) fn run(invocation: &Invocation, arguments: &ListArguments) -> Result<
     for name in &listing.lost {
         invocation.remark(&repository.lost(name.clone()).message());
     }
+    Ok(report(&listing))
+}
+
+/// The list for people and for programs.
+pub(crate) fn report(listing: &Listing) -> Report {
     let rows: Vec<Vec<String>> =
         listing.machines.iter().flat_map(|machine| &machine.points).map(row).collect();
     let text = match rows.len() {
@@ -38,7 +50,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: &ListArguments) -> Result<
         0 => String::new(),
         _ => table(shown_headings(&rows), &rows),
     };
-    Ok(Report::answer(&listing, text))
+    Report::answer(listing, text)
 }
 
 /// A verdict in the words of the list.

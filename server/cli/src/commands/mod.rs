@@ -27,7 +27,7 @@ pub(crate) mod run;
 pub(crate) mod runs;
 pub(crate) mod seal;
 pub(crate) mod serve;
-mod sessions;
+pub(crate) mod sessions;
 pub(crate) mod show;
 mod skipped_files;
 pub(crate) mod stats;

@@ -32,6 +32,23 @@ pub(crate) struct ShowArguments {
     force: bool,
 }
 
+impl ShowArguments {
+    /// What to show, for a command without --screenshot.
+    ///
+    /// # Errors
+    /// `InvalidInput` with --screenshot.
+    pub(crate) fn address(&self) -> Result<&Address> {
+        match &self.screenshot {
+            None => Ok(&self.address),
+            Some(_) => {
+                let text = "--screenshot reads the repository on its own host";
+                Err(Error::new(ErrorKind::InvalidInput, text)
+                    .advise("over the network: GET /api/v1/machines/M/points/P/screenshot.png"))
+            }
+        }
+    }
+}
+
 pub(crate) fn run(invocation: &Invocation, arguments: &ShowArguments) -> Result<Report> {
     let repository = invocation.open()?;
     match &arguments.address {
@@ -47,8 +64,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: &ShowArguments) -> Result<
                 None
             });
             let shown = PointDetails::new(&point, disk.as_ref(), boot.map(|(check, _)| check))?;
-            let text = text(&shown);
-            Ok(Report::answer(&shown, text))
+            Ok(point_report(&shown))
         }
         Address::Live { session, disk } => {
             if arguments.screenshot.is_some() {
@@ -59,11 +75,19 @@ pub(crate) fn run(invocation: &Invocation, arguments: &ShowArguments) -> Result<
             if let Some(disk) = disk {
                 state.document.disk(disk)?;
             }
-            let shown = SessionDetails::new(&state);
-            let text = session_text(&shown);
-            Ok(Report::answer(&shown, text))
+            Ok(session_report(&SessionDetails::new(&state)))
         }
     }
+}
+
+/// A point for people and for programs.
+pub(crate) fn point_report(point: &PointDetails) -> Report {
+    Report::answer(point, text(point))
+}
+
+/// A session for people and for programs.
+pub(crate) fn session_report(session: &SessionDetails) -> Report {
+    Report::answer(session, session_text(session))
 }
 
 fn text(shown: &PointDetails) -> String {

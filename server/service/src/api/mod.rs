@@ -8,10 +8,12 @@ mod caller;
 mod content;
 mod events;
 mod input;
+mod jobs;
 mod machines;
 mod metrics;
 mod problem;
 mod runs;
+mod starts;
 mod stream;
 mod told;
 
@@ -77,6 +79,8 @@ fn routes() -> OpenApiRouter<SharedService> {
                 .merge(machines::routes())
                 .merge(content::routes())
                 .merge(runs::routes())
+                .merge(starts::routes())
+                .merge(jobs::routes())
                 .merge(told::routes())
                 .merge(events::routes()),
         )

@@ -8,15 +8,18 @@
 //! commit syncs), so callers are blocking threads. No call is made while holding the lock.
 
 mod migrations;
+mod settings;
 
 use std::path::Path;
+use std::sync::Arc;
 
 use coldrise_block::{Error, ErrorKind, Result};
 use parking_lot::Mutex;
 use rusqlite::{Connection, Transaction, TransactionBehavior};
 
-/// The open database.
-pub(crate) struct Database(Mutex<Connection>);
+/// The open database. Clones share it.
+#[derive(Clone)]
+pub(crate) struct Database(Arc<Mutex<Connection>>);
 
 impl Database {
     /// Opens `coldrised.db` in `state`, and creates or migrates it.
@@ -48,7 +51,7 @@ impl Database {
                 Error::new(ErrorKind::Unsupported, text).advise("install the newer version again")
             );
         }
-        Ok(Database(Mutex::new(connection)))
+        Ok(Database(Arc::new(Mutex::new(connection))))
     }
 
     /// Reads.

@@ -1,0 +1,156 @@
+//! The commands of a job's runs, as vectors of arguments. No shell ever sees them.
+
+use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_inventory::Retention;
+
+use super::job::{BootCheck, Job, JobKind};
+
+const MAX_SOURCE_BYTES: usize = 1024;
+const FORMATS: [&str; 5] = ["raw", "qcow2", "vmdk", "vhd", "vhdx"];
+const NBD_SCHEMES: [&str; 6] = ["nbd", "nbds", "nbd+unix", "nbds+unix", "nbd+vsock", "nbds+vsock"];
+
+fn invalid(text: impl Into<String>) -> Error {
+    Error::new(ErrorKind::InvalidInput, text)
+}
+
+/// Checks a source, which may have placeholders. Jobs are shown to everybody who sees the machines, so
+/// they hold no password.
+///
+/// # Errors
+/// `InvalidInput`.
+pub(crate) fn check_source(text: &str) -> Result<()> {
+    if text.len() > MAX_SOURCE_BYTES || text.chars().any(char::is_control) {
+        let text =
+            format!("a source has at most {MAX_SOURCE_BYTES} bytes, and no control characters");
+        return Err(invalid(text));
+    }
+    if expand(text, "m", "d").contains(['{', '}']) {
+        return Err(invalid(format!("'{text}': the placeholders are {{machine}} and {{disk}}")));
+    }
+    if let Some((scheme, rest)) = text.split_once("://") {
+        if !NBD_SCHEMES.contains(&scheme) {
+            return Err(invalid(format!("'{scheme}://': only NBD URIs can be read")));
+        }
+        let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
+        let user = authority.rsplit_once('@').map_or("", |(user, _)| user);
+        return match user.contains(':') {
+            // The text itself is not repeated: it has the password.
+            true => Err(invalid("the URI contains a password, which the job would show")
+                .advise("use TLS with keys in files: tls-psk-file=FILE or tls-certificates=DIR")),
+            false => Ok(()),
+        };
+    }
+    let path = match text.split_once(':') {
+        Some((word, path)) if FORMATS.contains(&word) => path,
+        _ => text,
+    };
+    match path.starts_with('/') {
+        true => Ok(()),
+        false => Err(invalid(format!("'{text}' is neither an absolute path nor an NBD URI"))
+            .advise("write [FORMAT:]/PATH, such as raw:/dev/vg/{machine}")),
+    }
+}
+
+fn expand(template: &str, machine: &str, disk: &str) -> String {
+    template.replace("{machine}", machine).replace("{disk}", disk)
+}
+
+/// The words of `coldrise backup`.
+pub(super) fn backup(job: &Job, machine: &str) -> Vec<String> {
+    let mut words = vec!["backup".to_owned(), machine.to_owned()];
+    for (disk, template) in job.disks_of(machine) {
+        words.push(format!("{disk}={}", expand(template, machine, disk)));
+    }
+    words.extend(job.config.as_ref().map(|path| format!("--config={}", expand(path, machine, ""))));
+    words.extend(job.bitmap.as_ref().map(|name| format!("--bitmap={name}")));
+    words
+}
+
+/// The words of `coldrise check-boot`.
+pub(super) fn check_boot(check: Option<&BootCheck>, address: &str) -> Vec<String> {
+    let mut words = vec!["check-boot".to_owned(), address.to_owned()];
+    let rung = check.and_then(|check| check.until);
+    words.extend(rung.map(|rung| format!("--until={}", rung.word())));
+    let port = check.and_then(|check| check.check_port);
+    words.extend(port.map(|port| format!("--check-port={port}")));
+    words
+}
+
+/// The words of `coldrise prune`; without machines it concerns all.
+pub(crate) fn prune<'a>(
+    rules: &Retention,
+    machines: impl IntoIterator<Item = &'a str>,
+) -> Vec<String> {
+    let counts = [
+        ("last", rules.keep_last),
+        ("hourly", rules.keep_hourly),
+        ("daily", rules.keep_daily),
+        ("weekly", rules.keep_weekly),
+        ("monthly", rules.keep_monthly),
+        ("yearly", rules.keep_yearly),
+    ];
+    let mut words = vec!["prune".to_owned()];
+    let given = counts.iter().filter_map(|(name, count)| Some((name, (*count)?)));
+    words.extend(given.map(|(name, count)| format!("--keep-{name}={count}")));
+    words.extend(rules.keep_within.map(|span| format!("--keep-within={span}")));
+    words.extend(machines.into_iter().map(str::to_owned));
+    words
+}
+
+/// The runs of one occurrence: machine and words. `known` are the machines that have points.
+pub(super) fn runs_of(job: &Job, known: &[String]) -> Vec<(Option<String>, Vec<String>)> {
+    let matching =
+        || known.iter().filter(|name| job.machines.iter().any(|pattern| pattern.matches(name)));
+    let verify =
+        |more: Option<String>| std::iter::once("verify".to_owned()).chain(more).collect::<Vec<_>>();
+    match job.kind {
+        JobKind::Backup => {
+            let names = job.machines.iter().map(|name| name.as_str());
+            names.map(|name| (Some(name.to_owned()), backup(job, name))).collect()
+        }
+        JobKind::Gc => vec![(None, vec!["gc".to_owned()])],
+        JobKind::Prune => {
+            let rules = job.retention.clone().unwrap_or_default();
+            if job.concerns_all() {
+                return vec![(None, prune(&rules, []))];
+            }
+            let named: Vec<&str> = matching().map(String::as_str).collect();
+            // Without names it would concern all.
+            if named.is_empty() {
+                Vec::new()
+            } else {
+                vec![(None, prune(&rules, named))]
+            }
+        }
+        JobKind::Verify if job.concerns_all() => {
+            vec![(None, verify(job.sample_percent.map(|percent| format!("--sample={percent}"))))]
+        }
+        JobKind::Verify => matching()
+            .map(|name| (Some(name.clone()), verify(Some(format!("{name}/latest")))))
+            .collect(),
+        JobKind::CheckBoot => matching()
+            .map(|name| {
+                let words = check_boot(job.boot_check.as_ref(), &format!("{name}/latest"));
+                (Some(name.clone()), words)
+            })
+            .collect(),
+    }
+}
+
+impl JobKind {
+    /// The command's word.
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            JobKind::Backup => "backup",
+            JobKind::Verify => "verify",
+            JobKind::Prune => "prune",
+            JobKind::Gc => "gc",
+            JobKind::CheckBoot => "check-boot",
+        }
+    }
+
+    /// Whether the runs of one occurrence depend on the machines that have points.
+    pub(super) fn needs_known_machines(self) -> bool {
+        matches!(self, JobKind::Verify | JobKind::Prune | JobKind::CheckBoot)
+    }
+}

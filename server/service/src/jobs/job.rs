@@ -1,0 +1,306 @@
+//! A job: what is done, with which machines, and when.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_inventory::Retention;
+use coldrise_schedule::{Calendar, Window};
+use coldrise_store::{DiskName, MachineName};
+use serde::{Deserialize, Serialize};
+
+use super::commands::check_source;
+use crate::pattern::{check_list, Pattern};
+
+/// Bounds of a job's document.
+const MAX_MACHINES: usize = 1000;
+const MAX_DISKS: usize = 64;
+const MAX_SCHEDULE_LINES: usize = 16;
+const MAX_RETRIES: u32 = 20;
+const MAX_RETRY_SECONDS: u32 = 3600;
+const MAX_AGE_LIMIT_HOURS: u32 = 24 * 366;
+const MAX_PARALLEL: u32 = 64;
+
+/// What a job does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum JobKind {
+    /// A new restore point of each machine.
+    Backup,
+    /// Read stored data: the whole repository, or the latest point of each named machine.
+    Verify,
+    /// Remove restore points by the rules of `retention`.
+    Prune,
+    /// Free the space of unreferenced data.
+    Gc,
+    /// Boot the latest point of each machine.
+    CheckBoot,
+}
+
+/// A rung of the boot check.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Rung {
+    Started,
+    Firmware,
+    Kernel,
+    Userspace,
+    Login,
+    Service,
+}
+
+impl Rung {
+    /// The word of `--until`.
+    pub(super) fn word(self) -> &'static str {
+        match self {
+            Rung::Started => "started",
+            Rung::Firmware => "firmware",
+            Rung::Kernel => "kernel",
+            Rung::Userspace => "userspace",
+            Rung::Login => "login",
+            Rung::Service => "service",
+        }
+    }
+}
+
+/// When a backup is followed by a boot check.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum BootCheckTime {
+    #[default]
+    Never,
+    /// After each backup.
+    Always,
+    /// After a backup, if the machine's last check by this job is 7 days ago.
+    Weekly,
+}
+
+/// How points are booted.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct BootCheck {
+    /// For jobs of kind backup.
+    #[serde(default)]
+    pub(crate) when: BootCheckTime,
+    /// The rung to reach; login if absent, or service with `check_port`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) until: Option<Rung>,
+    /// A TCP port of the machine that has to accept connections.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1)]
+    pub(crate) check_port: Option<u16>,
+}
+
+/// A job.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Job {
+    /// 1 to 63 of a-z, 0-9, and . _ -
+    #[schema(pattern = "^[a-z0-9][a-z0-9._-]{0,62}$")]
+    pub(crate) name: String,
+    #[serde(default = "yes")]
+    pub(crate) enabled: bool,
+    pub(crate) kind: JobKind,
+    /// Backup: the names of the machines. Verify, prune, check-boot: patterns of machines that have
+    /// points; all if absent.
+    #[serde(default = "all_machines")]
+    #[schema(max_items = 1000)]
+    pub(crate) machines: Vec<Pattern>,
+    /// Backup: the source of each disk, as `coldrise backup` takes it: the absolute path of an image file
+    /// or block device, or an NBD URI without a password. `{machine}` and `{disk}` stand for the
+    /// names, so that one entry is enough for many machines: `"vda": "raw:/dev/vg/{machine}"`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) disks: BTreeMap<String, String>,
+    /// Backup: machines whose disks differ from `disks`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) disks_of: BTreeMap<String, BTreeMap<String, String>>,
+    /// Backup: the file with the machine's configuration; `{machine}` stands for its name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) config: Option<String>,
+    /// Backup: read only what this dirty bitmap marks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) bitmap: Option<String>,
+    /// When: calendar events as in systemd.time(7), such as `Mon..Fri 22:00`. Without any, the job
+    /// is started by hand.
+    #[serde(default)]
+    #[schema(max_items = 16)]
+    pub(crate) schedule: Vec<String>,
+    /// Its runs start only in this part of the day, such as `22:00-06:00 Mon..Fri`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) window: Option<String>,
+    /// Maximum number of its runs at once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 64)]
+    pub(crate) parallel: Option<u32>,
+    /// Backup: the rules by which each machine is pruned after its backup. Prune: the rules.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) retention: Option<Retention>,
+    /// Backup: the boot check that follows. Check-boot: how.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) boot_check: Option<BootCheck>,
+    /// Backup: an alarm is raised if a machine's last good backup is older.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 8784)]
+    pub(crate) age_limit_hours: Option<u32>,
+    /// Number of further attempts after a failure.
+    #[serde(default = "default_retries")]
+    #[schema(maximum = 20)]
+    pub(crate) retries: u32,
+    /// Time before the first of them; it doubles with each, up to 60 times as long.
+    #[serde(default = "default_retry_seconds")]
+    #[schema(minimum = 1, maximum = 3600)]
+    pub(crate) retry_seconds: u32,
+    /// Verify: read about this percentage of the chunks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(exclusive_minimum = 0, maximum = 100)]
+    pub(crate) sample_percent: Option<f64>,
+}
+
+fn yes() -> bool {
+    true
+}
+
+fn all_machines() -> Vec<Pattern> {
+    vec![Pattern::all()]
+}
+
+fn default_retries() -> u32 {
+    3
+}
+
+fn default_retry_seconds() -> u32 {
+    60
+}
+
+fn invalid(text: impl Into<String>) -> Error {
+    Error::new(ErrorKind::InvalidInput, text)
+}
+
+impl Job {
+    /// Checks a document that a caller gave.
+    ///
+    /// # Errors
+    /// `InvalidInput`, with the field.
+    pub(crate) fn check(&self) -> Result<()> {
+        // The rules of machines' names suit jobs: safe in addresses, paths and metrics.
+        MachineName::parse(&self.name).map_err(|_| {
+            invalid("name: use 1 to 63 of a-z 0-9 . _ - and start with a letter or digit")
+        })?;
+        self.check_times()?;
+        let is_backup = self.kind == JobKind::Backup;
+        let only_backup = [
+            ("disks", !self.disks.is_empty()),
+            ("disks_of", !self.disks_of.is_empty()),
+            ("config", self.config.is_some()),
+            ("bitmap", self.bitmap.is_some()),
+            ("age_limit_hours", self.age_limit_hours.is_some()),
+        ];
+        if let Some((field, _)) = only_backup.iter().find(|(_, given)| *given && !is_backup) {
+            return Err(invalid(format!("{field}: only jobs of kind backup have it")));
+        }
+        let has_rules = self.retention.as_ref().is_some_and(|rules| *rules != Retention::default());
+        match self.kind {
+            JobKind::Backup => self.check_backup()?,
+            JobKind::Prune if !has_rules => {
+                return Err(invalid("retention: a prune needs at least one rule"));
+            }
+            _ => check_list(&self.machines)?,
+        }
+        if self.retention.is_some() && !has_rules {
+            return Err(invalid("retention: give at least one rule, or leave it out"));
+        }
+        if self.sample_percent.is_some_and(|percent| !(percent > 0.0 && percent <= 100.0)) {
+            return Err(invalid("sample_percent: above 0 and up to 100"));
+        }
+        if self.sample_percent.is_some() && !self.concerns_all() {
+            return Err(invalid("sample_percent: only with all machines"));
+        }
+        if self.boot_check.as_ref().is_some_and(|check| check.check_port == Some(0)) {
+            return Err(invalid("boot_check.check_port: 1 to 65535"));
+        }
+        Ok(())
+    }
+
+    fn check_times(&self) -> Result<()> {
+        if self.schedule.len() > MAX_SCHEDULE_LINES {
+            return Err(invalid(format!("schedule: at most {MAX_SCHEDULE_LINES} lines")));
+        }
+        for line in &self.schedule {
+            Calendar::parse(line).map_err(|error| error.context("schedule"))?;
+        }
+        self.window()?;
+        let bounds = [
+            ("parallel", self.parallel, 1, MAX_PARALLEL),
+            ("age_limit_hours", self.age_limit_hours, 1, MAX_AGE_LIMIT_HOURS),
+            ("retries", Some(self.retries), 0, MAX_RETRIES),
+            ("retry_seconds", Some(self.retry_seconds), 1, MAX_RETRY_SECONDS),
+        ];
+        for (field, value, least, most) in bounds {
+            if value.is_some_and(|value| value < least || value > most) {
+                return Err(invalid(format!("{field}: {least} to {most}")));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_backup(&self) -> Result<()> {
+        let count = self.machines.len();
+        if count == 0 || count > MAX_MACHINES {
+            return Err(invalid(format!("machines: name 1 to {MAX_MACHINES} machines")));
+        }
+        let mut names = BTreeSet::new();
+        for machine in &self.machines {
+            let name = MachineName::parse(machine.as_str()).map_err(|error| {
+                error
+                    .context("machines")
+                    .advise("a backup names each machine; patterns are for other kinds")
+            })?;
+            if !names.insert(name) {
+                return Err(invalid(format!("machines: {} is named twice", machine.as_str())));
+            }
+        }
+        for machine in self.disks_of.keys() {
+            if !names.iter().any(|name| name.as_str() == machine) {
+                return Err(invalid(format!("disks_of: {machine} is not among machines")));
+            }
+        }
+        if self.config.as_deref().is_some_and(|path| !path.starts_with('/')) {
+            return Err(invalid("config: give an absolute path"));
+        }
+        if self.bitmap.as_deref().is_some_and(|name| name.is_empty() || name.len() > 1023) {
+            return Err(invalid("bitmap: 1 to 1023 bytes"));
+        }
+        for name in &names {
+            let disks = self.disks_of(name.as_str());
+            if disks.is_empty() || disks.len() > MAX_DISKS {
+                return Err(invalid(format!("disks: give 1 to {MAX_DISKS} disks for {name}")));
+            }
+        }
+        for (disk, source) in self.disks.iter().chain(self.disks_of.values().flatten()) {
+            DiskName::parse(disk).map_err(|error| error.context("disks"))?;
+            check_source(source).map_err(|error| error.context(format!("disks: {disk}")))?;
+        }
+        if let Some(config) = &self.config {
+            check_source(config).map_err(|error| error.context("config"))?;
+        }
+        Ok(())
+    }
+
+    /// The sources of a machine's disks.
+    pub(super) fn disks_of(&self, machine: &str) -> &BTreeMap<String, String> {
+        self.disks_of.get(machine).unwrap_or(&self.disks)
+    }
+
+    /// Whether no machine is named.
+    pub(super) fn concerns_all(&self) -> bool {
+        self.machines.contains(&Pattern::all())
+    }
+
+    /// The part of the day in which runs start.
+    ///
+    /// # Errors
+    /// `InvalidInput` if it is malformed.
+    pub(super) fn window(&self) -> Result<Option<Window>> {
+        let window = self.window.as_deref().map(str::parse).transpose();
+        window.map_err(|error: Error| error.context("window"))
+    }
+}

@@ -1,0 +1,45 @@
+//! Jobs, and the queue that starts all runs of the service.
+//!
+//! ```text
+//!  API ──────────────┐ enqueue
+//!  schedule (tick) ──┼────────▶ queue (database) ──choose──▶ plan ─▶ start ─▶ run (process)
+//!  ended (retry, ────┘              ▲                                           │
+//!         prune, boot check)        └────────── observe ◀── its folder ◀────────┘
+//! ```
+//!
+//! Order of the steps, so that a kill at any moment loses no run and makes none twice:
+//!
+//! 1. A row with the run's id is committed (`waiting`). A due job gives its rows and moves its next
+//!    time in one transaction.
+//! 2. The row becomes `starting`; then the run is planned under this id, then started; then the row
+//!    becomes `started`. To plan or to start an id twice is harmless.
+//! 3. When the run has ended, one transaction removes the row, records the outcome and adds the rows
+//!    that follow: a retry, a prune, a boot check.
+//!
+//! At its start the service looks at each row's run: one that lives is adopted, one that has ended
+//! is recorded, and all others go through step 2 again.
+//!
+//! Only the thread of the [`Dispatcher`] starts runs and records their ends. All other threads add
+//! rows or mark them cancelled.
+
+mod commands;
+mod conditions;
+mod dispatcher;
+mod ended;
+mod job;
+pub(crate) mod queue;
+mod rows;
+mod rules;
+mod schedule;
+mod store;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use commands::{check_source, prune};
+pub(crate) use conditions::{conditions, Condition, KnownMachine};
+pub(crate) use dispatcher::Dispatcher;
+pub(crate) use job::{Job, JobKind};
+pub(crate) use queue::Queue;
+pub(crate) use rows::{QueueRow, RowState};
+pub(crate) use schedule::preview;
+pub(crate) use store::{Outcome, StoredJob};

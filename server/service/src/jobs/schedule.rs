@@ -1,0 +1,212 @@
+//! Due jobs become rows of the queue.
+//!
+//! The wall clock can jump. Times of jobs are stored, so a jump forwards makes missed jobs due, once
+//! each, like a time in which the service did not run. After a jump backwards a stored time can lie
+//! too far ahead: [`Queue::settle`] takes the earlier of it and the next time from now.
+
+use std::collections::HashMap;
+
+use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_schedule::Calendar;
+use jiff::tz::TimeZone;
+use jiff::Timestamp;
+use rusqlite::params;
+
+use super::job::Job;
+use super::queue::{NewRun, Queue};
+use super::rows;
+use super::rules::JobLimits;
+use super::store::StoredJob;
+use super::{commands, store};
+
+/// The longest time that a retry waits: an hour, and a quarter.
+const LONGEST_BACK_OFF_MS: i64 = 75 * 60 * 1000;
+
+/// Rounds up: a job must not be due before its time, or it would be due twice.
+fn to_ms(time: Timestamp) -> i64 {
+    time.as_microsecond().div_euclid(1000) + i64::from(time.as_microsecond().rem_euclid(1000) > 0)
+}
+
+/// The first time after `after_ms` at which any of the lines is due.
+fn next_of(lines: &[Calendar], after_ms: i64) -> Option<i64> {
+    let after = Timestamp::from_millisecond(after_ms).ok()?;
+    lines.iter().filter_map(|line| line.next_after(after)).min().map(to_ms)
+}
+
+fn lines(job: &Job) -> Vec<Calendar> {
+    job.schedule.iter().filter_map(|line| Calendar::parse(line).ok()).collect()
+}
+
+/// When a job is due next after `after_ms`; `None` if it is disabled or has no schedule.
+pub(super) fn next_due_ms(job: &Job, after_ms: i64) -> Option<i64> {
+    if job.enabled {
+        next_of(&lines(job), after_ms)
+    } else {
+        None
+    }
+}
+
+/// The next times of a schedule after `after_ms`, at most `count`.
+///
+/// # Errors
+/// `InvalidInput` if a line is malformed.
+pub(crate) fn preview(schedule: &[String], after_ms: i64, count: usize) -> Result<Vec<i64>> {
+    let lines: Vec<Calendar> =
+        schedule.iter().map(|line| Calendar::parse(line)).collect::<Result<_>>()?;
+    let next = |last: &i64| next_of(&lines, *last);
+    Ok(std::iter::successors(next_of(&lines, after_ms), next).take(count).collect())
+}
+
+impl Queue {
+    /// Takes the earlier of each job's stored time and its next time from now, and bounds the times of retries:
+    /// the clock may have been set back.
+    ///
+    /// # Errors
+    /// Errors of the database.
+    pub(super) fn settle(&self, now_ms: i64) -> Result<()> {
+        let jobs = self.database.jobs()?;
+        self.database.change(|sql| {
+            for StoredJob { job, next_due_ms: stored, .. } in &jobs {
+                let next = next_due_ms(job, now_ms);
+                if stored.is_none_or(|stored| next.is_some_and(|next| next < stored)) {
+                    sql.execute(
+                        "UPDATE jobs SET next_due_ms = ?2 WHERE name = ?1",
+                        params![job.name, next],
+                    )?;
+                }
+            }
+            sql.execute(
+                "UPDATE queue SET due_ms = ?1 WHERE state = 'waiting' AND due_ms > ?2",
+                params![now_ms, now_ms + LONGEST_BACK_OFF_MS],
+            )
+        })?;
+        Ok(())
+    }
+
+    /// Queues the runs of all jobs that are due. Of occurrences that were missed, one is made
+    /// up for. `known` gives the names of the machines that have points.
+    ///
+    /// # Errors
+    /// Errors of the database and of `known`. Jobs that are not queued yet stay due.
+    pub(super) fn tick(&self, now_ms: i64, known: &dyn Fn() -> Result<Vec<String>>) -> Result<()> {
+        let jobs = self.database.jobs()?;
+        let is_due = |stored: &&StoredJob| stored.next_due_ms.is_some_and(|due| due <= now_ms);
+        let mut failed = None;
+        for stored in jobs.iter().filter(is_due) {
+            if let Err(error) = self.queue_occurrence(stored, now_ms, known) {
+                tracing::error!("job {}: {}", stored.job.name, error.full_message());
+                failed = Some(error);
+            }
+        }
+        failed.map_or(Ok(()), Err)
+    }
+
+    fn queue_occurrence(
+        &self,
+        stored: &StoredJob,
+        now_ms: i64,
+        known: &dyn Fn() -> Result<Vec<String>>,
+    ) -> Result<()> {
+        let job = &stored.job;
+        let found = self.rows_of(job, None, now_ms, known)?;
+        let next_ms = next_due_ms(job, now_ms);
+        self.database.change(|sql| {
+            // Changed or removed meanwhile?
+            if store::find(sql, &job.name)?.as_ref() != Some(stored) {
+                return Ok(());
+            }
+            for row in &found {
+                if !rows::bring_forward(sql, row)? {
+                    rows::insert(sql, row)?;
+                }
+            }
+            let moved = "UPDATE jobs SET next_due_ms = ?2 WHERE name = ?1";
+            sql.execute(moved, params![job.name, next_ms])?;
+            Ok(())
+        })?;
+        self.tell(Some(&job.name));
+        Ok(())
+    }
+
+    fn rows_of(
+        &self,
+        job: &Job,
+        requested_by: Option<&str>,
+        now_ms: i64,
+        known: &dyn Fn() -> Result<Vec<String>>,
+    ) -> Result<Vec<rows::QueueRow>> {
+        let known = if job.kind.needs_known_machines() { known()? } else { Vec::new() };
+        let runs = commands::runs_of(job, &known).into_iter();
+        Ok(runs
+            .map(|(machine, arguments)| NewRun {
+                kind: job.kind.word().to_owned(),
+                machine,
+                arguments,
+                requested_by: requested_by.map(str::to_owned),
+                job: Some(job.name.clone()),
+            })
+            .map(|new| self.row(new, now_ms))
+            .collect())
+    }
+
+    /// Queues the runs of a job now, for the machines that `is_wanted` accepts.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no such job, or no machine for it; errors of the database and of
+    /// `known`.
+    pub(crate) fn start_job(
+        &self,
+        name: &str,
+        requested_by: &str,
+        is_wanted: &dyn Fn(&str) -> bool,
+        known: &dyn Fn() -> Result<Vec<String>>,
+    ) -> Result<Vec<coldrise_runs::RunId>> {
+        let job = self.database.job(name)?.job;
+        let found = self.rows_of(&job, Some(requested_by), crate::clock::now_ms(), known)?;
+        let wanted = found
+            .into_iter()
+            .filter(|row| row.machine.as_deref().is_none_or(is_wanted))
+            .map(|row| NewRun {
+                kind: row.kind,
+                machine: row.machine,
+                arguments: row.arguments,
+                requested_by: row.requested_by,
+                job: row.job,
+            })
+            .collect::<Vec<_>>();
+        if wanted.is_empty() {
+            let text = format!("job {name}: no machine of this job is chosen, or has points");
+            return Err(Error::new(ErrorKind::NotFound, text));
+        }
+        self.enqueue_all(wanted)
+    }
+
+    /// When a job or a row is due next.
+    ///
+    /// # Errors
+    /// Errors of the database.
+    pub(super) fn next_time(&self, now_ms: i64) -> Result<Option<i64>> {
+        self.database.read(|sql| {
+            let next = "SELECT min(due) FROM (SELECT min(next_due_ms) AS due FROM jobs
+                        UNION ALL SELECT min(due_ms) FROM queue
+                        WHERE state = 'waiting' AND due_ms > ?1)";
+            sql.query_row(next, [now_ms], |row| row.get(0))
+        })
+    }
+
+    /// What each job allows now.
+    ///
+    /// # Errors
+    /// Errors of the database.
+    pub(super) fn limits(&self, now_ms: i64) -> Result<HashMap<String, JobLimits>> {
+        let now = Timestamp::from_millisecond(now_ms).unwrap_or(Timestamp::UNIX_EPOCH);
+        let local = TimeZone::system().to_datetime(now);
+        let limits = |job: &Job| JobLimits {
+            parallel: job.parallel,
+            // A window that no longer parses holds nothing.
+            is_open: !matches!(job.window(), Ok(Some(window)) if !window.contains(local)),
+        };
+        let jobs = self.database.jobs()?;
+        Ok(jobs.into_iter().map(|stored| (stored.job.name.clone(), limits(&stored.job))).collect())
+    }
+}
