@@ -30,17 +30,19 @@ use crate::units::show_duration;
 /// login, service. It ends at the rung of --until. It fails if something proves a failure: a
 /// message of the firmware or the boot loader, a kernel panic, an emergency shell, a disk error, a
 /// power-off, three restarts. Without either proof the boot is "not proven" when the time is over;
-/// that is no success and no failure. Login is proved by a text prompt only: for machines with a
-/// graphical login use --check-port, --check or --until userspace, or install the guest agent, whose
-/// answer is a login, too. A program of the machine can write ok or failed TEXT to its virtio port
-/// org.coldrise.check; that proves the service, or the failure.
+/// that is no success and no failure. If the machine's last good checks of older points reached
+/// more, it is also called worse; that changes no exit code.
 ///
-/// A boot that is not proven, and came less far than the machine's last good checks of older points,
-/// is also called worse. That changes no exit code.
+/// A text prompt or an answer of the guest agent proves the login: for machines with a graphical
+/// login and no agent use --check-port, --check or --until userspace. A program of the machine can
+/// write ok or failed TEXT to its virtio port org.coldrise.check; that proves the service, or the
+/// failure.
 ///
-/// The result is stored with the point, with the last picture of the screen: list and show show
-/// it. QEMU can open its own files only (Landlock), not the repository or the passphrase. The exit code is 0 if the rung is reached, 13 if the machine failed and 14 if nothing is
-/// proven. It is 3 if this host has too little memory now: nothing was started.
+/// QEMU can open its own files only (Landlock), not the repository or the passphrase. The result
+/// is stored with the point, with the last picture of the screen: list and show show it.
+///
+/// The exit code is 0 if the rung is reached, 13 if the machine failed and 14 if nothing is proven.
+/// It is 3 if this host has too little memory now: nothing was started.
 #[derive(Debug, Args)]
 pub(crate) struct CheckBootArguments {
     /// MACHINE/POINT.
