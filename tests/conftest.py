@@ -48,7 +48,7 @@ def pytest_addoption(parser):
 # first: one that starts last would leave the other workers idle. Guests need a processor and
 # the others mostly wait, so they alternate.
 LONG_FILES = ["test_nfs_kernel", "test_faults", "test_demo", "test_mutations", "test_mount_boot",
-              "test_check_boot"]
+              "test_check_boot", "test_package"]
 
 
 def pytest_collection_modifyitems(items):

@@ -135,7 +135,7 @@ def guest(packages, tmp_path_factory):
             files.add(path, path.name)
     disk = folder / "disk.raw"
     subprocess.run([ROOT / "images/systemd-guest/build.sh", disk], stdin=subprocess.DEVNULL, check=True,
-                   stdout=subprocess.DEVNULL, timeout=600)
+                   stdout=subprocess.DEVNULL, timeout=1200)
     disks = [raw_disk(disk), raw_disk(folder / "files.tar", name="disk1", read_only=True)]
     with Guest(disks, log=folder / "console.log") as started:
         started.wait_for_login()

@@ -22,8 +22,10 @@ make --no-print-directory --silent install-files DESTDIR="$root" PREFIX=/usr LIB
     BUILD_DIR="${BUILD_DIR:-target/release}"
 
 documents=$root/usr/share/doc/coldrise
-install -D -m 644 -t "$documents" packaging/debian/copyright README.md docs/*.md docs/*.svg
-gzip -9 -n <CHANGELOG.md >"$documents/changelog.gz"
+install -D -m 644 -t "$documents" packaging/debian/copyright README.md CHANGELOG.md docs/*.md docs/*.svg
+printf 'coldrise (%s) bookworm; urgency=medium\n\n  * See CHANGELOG.md.\n\n -- %s  %s\n' "$version" \
+    "$(sed -n 's/^Maintainer: //p' packaging/debian/control.in)" "$(date -R -r CHANGELOG.md)" |
+    gzip -9 -n >"$documents/changelog.gz"
 find "$root/usr/share/man" -type f -exec gzip -9 -n {} +
 
 # Line tables stay out of the package; a panic still names its function.
