@@ -81,11 +81,13 @@ fn main() -> ExitCode {
             }
         }
     }
-    let done = signals::answer_signals(move || answer_interrupted(is_json))
-        .and_then(|()| match is_remote {
-            true => remote::run(&invocation, &arguments.command, &matches),
-            false => commands::run(&invocation, arguments.command),
-        });
+    let done =
+        signals::answer_signals(move || answer_interrupted(is_json)).and_then(
+            |()| match is_remote {
+                true => remote::run(&invocation, &arguments.command, &matches),
+                false => commands::run(&invocation, arguments.command),
+            },
+        );
     signals::answer_alone();
     let done = done.and_then(|report| report.print(&invocation).map(|()| report));
     match done {

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use coldrise_block::Result;
 use coldrise_session::Catalog;
 use coldrise_store::{
-    BootCheckDocument, BootVerdict, Horizon, MachineName, PointDocument, PointOrigin, Quarantine, Repository,
+    BootCheckDocument, BootVerdict, Horizon, MachineName, PointDocument, PointOrigin, Quarantine,
+    Repository,
 };
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -184,9 +185,8 @@ impl Listing {
             let points = catalog.points(&machine)?;
             let horizon = repository.horizon(&machine)?;
             warnings.extend(horizon.warning(&machine, points.iter().map(|point| &point.point)));
-            let listed = |point| {
-                ListedPoint::new(point, &horizon, boot_check(repository, point).as_ref())
-            };
+            let listed =
+                |point| ListedPoint::new(point, &horizon, boot_check(repository, point).as_ref());
             let points = points.iter().map(listed).collect();
             listing.machines.push(ListedMachine { machine: machine.to_string(), points });
         }

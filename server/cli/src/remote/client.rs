@@ -115,14 +115,16 @@ impl Client {
         if status.is_success() {
             let body = if body.is_empty() { b"null".to_vec() } else { body };
             return serde_json::from_slice(&body).map_err(|error| {
-                let text = format!("{} answered something else than this version expects", self.base);
+                let text =
+                    format!("{} answered something else than this version expects", self.base);
                 Error::with_source(ErrorKind::Unsupported, text, error)
             });
         }
         let problem: Value = serde_json::from_slice(&body).unwrap_or_default();
         let word = |name: &str| problem.get(name).and_then(Value::as_str);
         let kind = word("kind").and_then(ErrorKind::from_word).unwrap_or(ErrorKind::Io);
-        let text = word("detail").map_or_else(|| format!("{} answered {status}", self.base), str::to_owned);
+        let text = word("detail")
+            .map_or_else(|| format!("{} answered {status}", self.base), str::to_owned);
         Err(Error::new(kind, text))
     }
 
@@ -152,7 +154,9 @@ impl Client {
                 // It waits in the queue.
                 Err(error) if error.kind() == ErrorKind::NotFound => away_for = Duration::ZERO,
                 Err(error) if away_for > AWAY => {
-                    return Err(error.advise(format!("the run goes on: coldrise runs show {id} there")));
+                    return Err(
+                        error.advise(format!("the run goes on: coldrise runs show {id} there"))
+                    );
                 }
                 Err(_) => away_for += INTERVAL,
             }
@@ -184,7 +188,8 @@ fn ended(id: &RunId, run: &Value) -> Result<Report> {
 /// The plain fields of an answer, a line each.
 fn lines(counts: &Value) -> String {
     let fields = counts.as_object().into_iter().flatten();
-    let plain = fields.filter(|(_, value)| !value.is_object() && !value.is_array() && !value.is_null());
+    let plain =
+        fields.filter(|(_, value)| !value.is_object() && !value.is_array() && !value.is_null());
     plain
         .map(|(name, value)| {
             let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);

@@ -186,7 +186,9 @@ impl Start {
                 // What a session has captured exists nowhere else.
                 let permission = if discard { Administer } else { Operate };
                 let (machine, session) = live(service, caller, permission, &session)?;
-                Ok(Command::new("unpublish", Some(machine)).flag("discard", discard).words([session]))
+                Ok(Command::new("unpublish", Some(machine))
+                    .flag("discard", discard)
+                    .words([session]))
             }
             Start::Restore { address, target, format, replace } => {
                 caller.allow(Operate)?;
@@ -235,7 +237,9 @@ fn refused(text: &str) -> Error {
 fn word(text: &str) -> Result<String> {
     let is_word = !text.is_empty()
         && text.len() <= 32
-        && text.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-');
+        && text
+            .bytes()
+            .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-');
     is_word.then(|| text.to_owned()).ok_or_else(|| refused("give a word of small letters"))
 }
 

@@ -39,7 +39,7 @@ pub(crate) use commands::{check_source, prune};
 pub(crate) use conditions::{conditions, Condition, KnownMachine};
 pub(crate) use dispatcher::Dispatcher;
 pub(crate) use job::{Job, JobKind};
-pub(crate) use queue::Queue;
+pub(crate) use queue::{NewRun, Queue};
 pub(crate) use rows::{QueueRow, RowState};
 pub(crate) use schedule::preview;
 pub(crate) use store::{Outcome, StoredJob};
