@@ -46,7 +46,7 @@ def test_no_generated_request_is_a_server_error(service, tmp_path, pytestconfig)
         "--phases", "examples,coverage,fuzzing", "--mode", "all",
         "--checks", "not_a_server_error,content_type_conformance,response_schema_conformance",
         "--max-examples", str(pytestconfig.getoption("--api-examples")),
-        "--generation-deterministic", "--generation-database", "none",
+        "--generation-deterministic",
         "--suppress-health-check", "all", "--warnings", "off", "--no-color",
         "--continue-on-failure", "--request-timeout", "30",
     ]
