@@ -63,13 +63,22 @@ def service(tmp_path, coldrise):
         disk = tmp_path / f"{machine}.raw"
         disk.write_bytes(os.urandom(1 << 20))
         coldrise.json("backup", machine, f"vda=raw:{disk}")
-    coldrise.json("publish", "web01", "--name", "trial")
+    coldrise.json("publish", "web01/latest", "--name", "trial")
     with Coldrised(tmp_path, coldrise.repository, coldrise.passphrase_file) as service:
+        job = {"name": "nightly", "kind": "backup", "machines": ["web01"], "age_limit_hours": 26, "retries": 0,
+               "disks": {"vda": f"raw:{tmp_path}/{{machine}}.raw"}}
+        service.post("jobs", job)
+        service.post("jobs/nightly/start", {})
         deadline = time.monotonic() + 30
-        while len(metrics(service).get("coldrise_machine_last_point_timestamp_seconds", {})) < 2:
+        while not is_ready(metrics(service)):
             assert time.monotonic() < deadline
             time.sleep(0.1)
         yield service
+
+
+def is_ready(found):
+    return "coldrise_run_last_result" in found and "coldrise_machine_last_point_timestamp_seconds" in found \
+        and found["coldrise_alarms"][(("severity", "warn"),)] == 1
 
 
 def of(machine):
@@ -87,7 +96,12 @@ def test_the_numbers_are_right(service, coldrise):
     seen = os.statvfs(coldrise.repository)
     assert abs(space["available"] - seen.f_bavail * seen.f_frsize) < 1 << 30
     assert space["size"] == space["used"] + space["available"]
-    assert found["coldrise_alarms"] == {(("severity", "fail"),): 0, (("severity", "warn"),): 0}
+    # db01 is in no job.
+    assert found["coldrise_alarms"] == {(("severity", "fail"),): 0, (("severity", "warn"),): 1}
+    assert found["coldrise_machine_without_job"] == {of("web01"): 0, of("db01"): 1}
+    assert found["coldrise_machine_age_limit_seconds"] == {of("web01"): 26 * 3600}
+    assert found["coldrise_run_last_result"] == {(("job", "nightly"), ("machine", "web01")): 1}
+    assert found["coldrise_queue_waiting"] == {(): 0}
     assert found["coldrise_runs"][(("state", "running"),)] == 0
     assert 5 << 20 < found["process_resident_memory_bytes"][()] < 300 << 20
     assert list(found["coldrise_build_info"].values()) == [1]

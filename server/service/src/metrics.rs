@@ -1,6 +1,7 @@
 //! Metrics in the text format of OpenMetrics, made anew for each request. Ages first: a backup that does not
 //! run fails no run.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
 
 use coldrise_block::{Error, ErrorKind, Result};
@@ -14,6 +15,7 @@ use prometheus_client::registry::Registry;
 
 use crate::access::Identity;
 use crate::clock::now_ms;
+use crate::jobs::{KnownMachine, RowState};
 use crate::service::Service;
 use crate::told::{Drive, Severity};
 
@@ -53,7 +55,7 @@ fn machine(name: &str) -> Labels {
 pub(crate) fn text(service: &Service, caller: &Identity) -> Result<String> {
     let mut out = Exposition::default();
     machines(&mut out, service, caller);
-    runs(&mut out, service, caller)?;
+    jobs(&mut out, service, caller)?;
     alarms(&mut out, service, caller)?;
     if caller.sees_all() {
         site(&mut out, service)?;
@@ -114,18 +116,43 @@ fn machines(out: &mut Exposition, service: &Service, caller: &Identity) {
     );
 }
 
-fn runs(out: &mut Exposition, service: &Service, caller: &Identity) -> Result<()> {
-    let results = service.database.last_results()?.into_iter();
-    let results = results.filter(|result| match result.machine.as_str() {
-        "" => caller.sees_all(),
-        machine => caller.sees(machine),
-    });
-    let values = results.map(|result| {
-        let labels = vec![("job", result.job), ("machine", result.machine)];
-        (labels, f64::from(u8::from(result.is_ok)))
+/// Results, age limits and coverage: what jobs say of machines.
+fn jobs(out: &mut Exposition, service: &Service, caller: &Identity) -> Result<()> {
+    // A job runs several commands on a machine: all must be ok.
+    let mut results = BTreeMap::new();
+    for outcome in service.database.outcomes(None)? {
+        let is_seen = match &outcome.machine {
+            Some(machine) => caller.sees(machine),
+            None => caller.sees_all(),
+        };
+        if is_seen {
+            let key = (outcome.job, outcome.machine.unwrap_or_default());
+            *results.entry(key).or_insert(true) &= outcome.failures == 0;
+        }
+    }
+    let values = results.into_iter().map(|((job, machine), is_ok)| {
+        (vec![("job", job), ("machine", machine)], f64::from(u8::from(is_ok)))
     });
     let help = "Result of the last run of a job on a machine, 1 (ok) or 0 (failed or lost)";
     out.gauge("coldrise_run_last_result", help, values);
+    let limits = service.database.age_limits()?;
+    let limits = limits.iter().filter(|(name, _)| caller.sees(name));
+    let values = limits.map(|(name, (hours, _))| (machine(name), f64::from(*hours) * 3600.0));
+    let help = "Age of the last good backup from which an alarm is raised";
+    out.gauge("coldrise_machine_age_limit_seconds", help, values.collect::<Vec<_>>());
+    let summaries = service.inventory().map(|i| i.last_known_machines()).unwrap_or_default();
+    let known: Vec<_> = summaries
+        .iter()
+        .filter(|summary| caller.sees(&summary.machine))
+        .map(KnownMachine::from)
+        .collect();
+    let uncovered = service.database.uncovered(&known)?;
+    let values = known.iter().map(|known| {
+        let is_uncovered = uncovered.contains(&known.machine);
+        (machine(&known.machine), f64::from(u8::from(is_uncovered)))
+    });
+    let help = "1 if no job backs up the machine, else 0";
+    out.gauge("coldrise_machine_without_job", help, values.collect::<Vec<_>>());
     Ok(())
 }
 
@@ -147,6 +174,13 @@ fn site(out: &mut Exposition, service: &Service) -> Result<()> {
     let states = ended.map(|(state, count)| (vec![("state", state)], count as f64));
     let running = (vec![("state", "running".to_owned())], running as f64);
     out.gauge("coldrise_runs", "Runs by state", states.chain([running]));
+    let rows = service.database.queue_rows()?;
+    let waiting = rows.iter().filter(|row| row.state == RowState::Waiting).count() as f64;
+    out.gauge(
+        "coldrise_queue_waiting",
+        "Runs that wait for their turn",
+        [(Labels::new(), waiting)],
+    );
     if let Some(drive) = service.options.repo.as_deref().and_then(|path| Drive::of(path).ok()) {
         let kind = |kind: &str, bytes: i64| (vec![("kind", kind.to_owned())], bytes as f64);
         let help = "Space of the repository's file system: used, available, size";

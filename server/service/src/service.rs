@@ -72,14 +72,7 @@ impl Service {
     /// # Errors
     /// As [`Inventory::machines`].
     pub(crate) fn known_machines(&self) -> Result<Vec<KnownMachine>> {
-        let now = crate::clock::now_ms();
-        let known = |summary: coldrise_inventory::MachineSummary| KnownMachine {
-            last_good_ms: summary
-                .last_good_backup
-                .map(|point| now.saturating_sub_unsigned(point.age_seconds.saturating_mul(1000))),
-            machine: summary.machine,
-        };
-        Ok(self.inventory()?.machines()?.into_iter().map(known).collect())
+        Ok(self.inventory()?.machines()?.iter().map(KnownMachine::from).collect())
     }
 }
 

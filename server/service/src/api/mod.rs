@@ -28,7 +28,7 @@ use coldrise_block::ErrorKind;
 use tower_http::set_header::SetResponseHeaderLayer;
 use tower_http::timeout::RequestBodyTimeoutLayer;
 use utoipa::openapi::security::{ApiKey, ApiKeyValue, HttpAuthScheme, HttpBuilder, SecurityScheme};
-use utoipa::openapi::OpenApi;
+use utoipa::openapi::{OpenApi, RefOr, Schema};
 use utoipa::{Modify, OpenApi as _};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -66,6 +66,10 @@ impl Modify for Security {
         components.add_security_scheme("token", SecurityScheme::Http(bearer));
         let cookie = ApiKey::Cookie(ApiKeyValue::new(caller::COOKIE));
         components.add_security_scheme("login", SecurityScheme::ApiKey(cookie));
+        // Answers hold a job and more fields; the parser of jobs still refuses unknown ones.
+        if let Some(RefOr::T(Schema::Object(job))) = components.schemas.get_mut("Job") {
+            job.additional_properties = None;
+        }
     }
 }
 

@@ -46,9 +46,6 @@ CREATE TABLE outbox (
 -- Ended runs that were looked at: each leads to a message once.
 CREATE TABLE ended_runs (
     id TEXT PRIMARY KEY,
-    job TEXT,
-    machine TEXT,
-    command TEXT NOT NULL,
     state TEXT NOT NULL,
     ended_ms INTEGER NOT NULL,
     -- of a failure, as JSON

@@ -3,10 +3,12 @@
 use std::collections::BTreeMap;
 
 use coldrise_block::Result;
+use coldrise_inventory::{MachineSummary, PointSummary};
 use serde::Serialize;
 
 use super::job::JobKind;
 use super::store::Outcome;
+use crate::clock::now_ms;
 use crate::database::Database;
 
 const HOUR_MS: i64 = 3_600_000;
@@ -17,6 +19,17 @@ pub(crate) struct KnownMachine {
     pub(crate) machine: String,
     /// The time of its last good backup, in milliseconds since 1970.
     pub(crate) last_good_ms: Option<i64>,
+}
+
+impl From<&MachineSummary> for KnownMachine {
+    fn from(summary: &MachineSummary) -> KnownMachine {
+        let good = summary.last_good_backup.as_ref();
+        let age_ms = |point: &PointSummary| point.age_seconds.saturating_mul(1000);
+        KnownMachine {
+            machine: summary.machine.clone(),
+            last_good_ms: good.map(|point| now_ms().saturating_sub_unsigned(age_ms(point))),
+        }
+    }
 }
 
 /// How bad a condition is.
@@ -63,6 +76,14 @@ impl Database {
     }
 }
 
+impl Outcome {
+    /// The key of the condition that it leads to if it is bad.
+    pub(crate) fn condition_key(&self) -> String {
+        let machine = self.machine.as_deref().unwrap_or_default();
+        format!("job {} {} {machine}", self.job, self.kind).trim_end().to_owned()
+    }
+}
+
 /// All conditions of jobs and machines: a last good backup beyond its age limit, a job whose last run
 /// failed and has no attempts left, a machine in no job.
 ///
@@ -101,14 +122,13 @@ pub(crate) fn conditions(
         if is_tried_again {
             continue;
         }
+        let key = outcome.condition_key();
         let Outcome { job, kind, machine, run, message, failures, .. } = outcome;
         let of = machine.as_ref().map(|machine| format!(" of {machine}")).unwrap_or_default();
         let why = message.unwrap_or_default();
         let times = if failures == 1 { "once".to_owned() } else { format!("{failures} times") };
         found.push(Condition {
-            key: format!("job {job} {kind} {}", machine.as_deref().unwrap_or_default())
-                .trim_end()
-                .to_owned(),
+            key,
             // A machine that does not boot is an error as much as one that has no backup.
             severity: match kind == JobKind::Prune.word() || kind == JobKind::Gc.word() {
                 true => Severity::Warning,

@@ -36,7 +36,7 @@ mod store;
 mod tests;
 
 pub(crate) use commands::{check_source, prune};
-pub(crate) use conditions::{conditions, Condition, KnownMachine};
+pub(crate) use conditions::{conditions, Condition, KnownMachine, Severity};
 pub(crate) use dispatcher::Dispatcher;
 pub(crate) use job::{Job, JobKind};
 pub(crate) use queue::{NewRun, Queue};

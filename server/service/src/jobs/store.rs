@@ -22,6 +22,7 @@ pub(crate) struct StoredJob {
 
 /// What became of a job's runs, per machine and kind of run.
 #[derive(Clone, Debug, PartialEq, Serialize, utoipa::ToSchema)]
+#[schema(as = JobOutcome)]
 pub(crate) struct Outcome {
     #[serde(skip)]
     pub(crate) job: String,

@@ -1,14 +1,14 @@
 //! Ended runs: each is looked at once, also those that ended while the service was down.
 //!
-//! Runs of jobs lead to an alarm, which the next success clears. Other runs that somebody asked for
+//! What a job's run says is kept for the alarm of the job. Other runs that somebody asked for
 //! over the API lead to one message. A run started by hand on the command line has shown its error there;
 //! only its loss is told.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 
 use coldrise_block::{Context, ErrorKind, Result};
 use coldrise_runs::{RunId, RunRecord, RunsFolder, State};
-use rusqlite::{params, Connection, Transaction};
+use rusqlite::{params, Connection, OptionalExtension, Transaction};
 
 use super::condition::{Condition, Severity, Topic};
 use super::settings;
@@ -80,25 +80,21 @@ pub(super) fn record(
     }
     let mut messages = Vec::new();
     for run in ended {
-        let plan = run.plan.as_ref();
-        let job = plan.and_then(|plan| plan.job.as_deref());
+        let is_of_job = run.plan.as_ref().is_some_and(|plan| plan.job.is_some());
         let condition = condition(run);
         let stored = condition.as_ref().map(serde_json::to_string).transpose();
         sql.prepare_cached(
-            "INSERT INTO ended_runs (id, job, machine, command, state, ended_ms, condition)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7) ON CONFLICT DO NOTHING",
+            "INSERT INTO ended_runs (id, state, ended_ms, condition) VALUES (?1, ?2, ?3, ?4)
+             ON CONFLICT DO NOTHING",
         )?
         .execute(params![
             run.id,
-            job,
-            plan.and_then(|plan| plan.machine.as_deref()),
-            plan.map_or("", |plan| plan.command.as_str()),
             run.state.word(),
             ended_ms(run),
             stored.map_err(|_| rusqlite::Error::InvalidQuery)?,
         ])?;
         let is_success = run.state == State::Ok;
-        messages.extend(condition.filter(|_| !is_first && (is_success || job.is_none())));
+        messages.extend(condition.filter(|_| !is_first && (is_success || !is_of_job)));
     }
     sql.execute("DELETE FROM ended_runs WHERE ended_ms < ?1", [now_ms - HISTORY_MS])?;
     Ok(messages)
@@ -147,52 +143,17 @@ fn condition(run: &RunRecord) -> Option<Condition> {
     Some(condition)
 }
 
-/// The last result of a job on a machine.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct LastResult {
-    pub(crate) job: String,
-    /// Empty for a run about no machine.
-    pub(crate) machine: String,
-    pub(crate) is_ok: bool,
-}
-
-/// The last runs of each job: conditions of those that failed or were lost, and the results. A
-/// cancelled run changes nothing.
-pub(super) fn last_results(sql: &Connection) -> SqlResult<(Vec<Condition>, Vec<LastResult>)> {
-    // With max() SQLite takes the other columns from the same row.
-    let mut found = sql.prepare_cached(
-        "SELECT job, ifnull(machine, ''), state, condition, max(ended_ms) FROM ended_runs
-         WHERE job IS NOT NULL AND state != 'cancelled'
-           AND (state != 'failed' OR condition IS NOT NULL)
-         GROUP BY job, machine, command ORDER BY job, machine, command",
-    )?;
-    let mut rows = found.query([])?;
-    let (mut conditions, mut results) = (Vec::new(), BTreeMap::new());
-    while let Some(row) = rows.next()? {
-        let (job, machine, state): (String, String, String) =
-            (row.get(0)?, row.get(1)?, row.get(2)?);
-        let is_ok = state == State::Ok.word();
-        let all_ok = results.entry((job, machine)).or_insert(true);
-        *all_ok &= is_ok;
-        let stored: Option<String> = row.get(3)?;
-        if let Some(stored) = stored.filter(|_| !is_ok) {
-            let condition = serde_json::from_str(&stored);
-            conditions.push(condition.map_err(|_| rusqlite::Error::InvalidQuery)?);
-        }
-    }
-    let results = results
-        .into_iter()
-        .map(|((job, machine), is_ok)| LastResult { job, machine, is_ok })
-        .collect();
-    Ok((conditions, results))
+/// What there is to say of a run that was looked at; `None` if nothing, or if it was not.
+pub(super) fn condition_of(sql: &Connection, run: &str) -> SqlResult<Option<Condition>> {
+    let found: Option<Option<String>> = sql
+        .prepare_cached("SELECT condition FROM ended_runs WHERE id = ?1")?
+        .query_row([run], |row| row.get(0))
+        .optional()?;
+    let parsed = found.flatten().map(|text| serde_json::from_str(&text)).transpose();
+    parsed.map_err(|_| rusqlite::Error::InvalidQuery)
 }
 
 impl Database {
-    /// The last results of all jobs.
-    pub(crate) fn last_results(&self) -> Result<Vec<LastResult>> {
-        Ok(self.read(last_results)?.1)
-    }
-
     /// Number of ended runs by state.
     pub(crate) fn count_ended_runs(&self) -> Result<Vec<(String, u64)>> {
         self.read(|sql| {
@@ -206,7 +167,7 @@ impl Database {
 
 #[cfg(test)]
 mod tests {
-    use super::{last_results, record, Topic};
+    use super::{condition_of, known, record, Topic};
     use crate::database::Database;
     use coldrise_runs::RunRecord;
 
@@ -235,34 +196,25 @@ mod tests {
     }
 
     #[test]
-    fn jobs_have_alarms_and_other_runs_messages() {
+    fn a_run_is_told_once_if_somebody_waits_for_it() {
         let folder = tempfile::tempdir().unwrap();
         let database = Database::open(folder.path()).unwrap();
-        let take = |runs: &[RunRecord]| {
-            let topics = database.change(|sql| record(sql, runs, 0)).unwrap();
-            let alarms = database.read(last_results).unwrap().0;
-            let topics: Vec<Topic> = topics.iter().map(|condition| condition.topic).collect();
-            (
-                topics,
-                alarms.iter().map(|condition| condition.run.clone().unwrap()).collect::<Vec<_>>(),
-            )
+        let take = |run: RunRecord| {
+            let told = database.change(|sql| record(sql, &[run], 0)).unwrap();
+            told.first().map(|condition| condition.topic)
         };
-        let none = || (vec![], vec![]);
-        assert_eq!(take(&[run(1, None, Some("anna"), Some(1))]), none(), "of before the service");
-        assert_eq!(take(&[run(2, None, None, Some(1))]), none(), "the terminal showed it");
-        assert_eq!(take(&[run(3, None, Some("anna"), Some(1))]).0, [Topic::RunFailed]);
-        assert_eq!(take(&[run(4, None, None, None)]).0, [Topic::RunLost]);
-        assert_eq!(take(&[run(5, Some("nightly"), None, Some(0))]).0, [Topic::RunSucceeded]);
-        let failed = run(6, Some("nightly"), None, Some(1));
-        assert_eq!(take(&[failed.clone()]), (vec![], vec![failed.id.clone()]));
-        // A busy repository is tried again, and changes nothing.
-        assert_eq!(take(&[run(7, Some("nightly"), None, Some(11))]), (vec![], vec![failed.id]));
-        let lost = run(8, Some("nightly"), None, None);
-        assert_eq!(take(&[lost.clone()]), (vec![], vec![lost.id]));
-        assert!(!database.read(last_results).unwrap().1[0].is_ok);
-        take(&[run(9, Some("nightly"), None, Some(0))]);
-        let (alarms, results) = database.read(last_results).unwrap();
-        assert!(alarms.is_empty() && results[0].is_ok);
-        assert_eq!((results[0].job.as_str(), results[0].machine.as_str()), ("nightly", "web01"));
+        assert_eq!(take(run(1, None, Some("anna"), Some(1))), None, "of before the service");
+        assert_eq!(take(run(2, None, None, Some(1))), None, "the terminal showed it");
+        assert_eq!(take(run(3, None, Some("anna"), Some(1))), Some(Topic::RunFailed));
+        assert_eq!(take(run(4, None, None, None)), Some(Topic::RunLost));
+        assert_eq!(take(run(5, Some("nightly"), None, Some(0))), Some(Topic::RunSucceeded));
+        assert_eq!(take(run(6, None, Some("anna"), Some(11))), None, "the repository was busy");
+        let failed = run(7, Some("nightly"), None, Some(1));
+        let id = failed.id.clone();
+        assert_eq!(take(failed), None, "the job has an alarm");
+        let kept = database.read(|sql| condition_of(sql, &id)).unwrap().unwrap();
+        assert_eq!(kept.summary, "backup of web01 failed (job nightly)");
+        assert_eq!(kept.details, "no\nExit code: 1");
+        assert_eq!(database.read(known).unwrap().len(), 7);
     }
 }

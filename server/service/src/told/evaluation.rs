@@ -10,7 +10,7 @@ use super::alarms::{self, AlarmChange};
 use super::condition::{Condition, Severity, Topic};
 use super::message::{Message, Occasion};
 use super::space::{self, Drive};
-use super::{ended_runs, outbox, settings, Figures};
+use super::{ended_runs, job_conditions, outbox, settings, Figures};
 use crate::clock::now_ms;
 use crate::events::What;
 use crate::service::{Service, SharedService};
@@ -80,9 +80,17 @@ fn evaluate_once(service: &Service) -> Result<()> {
     if let Ok(inventory) = service.inventory() {
         repository_conditions(service, inventory, &mut findings);
     }
+    let machines = service.inventory().map(Inventory::last_known_machines).unwrap_or_default();
+    findings.conditions.extend(job_conditions::read(database, &machines, now)?);
+    if machines.is_empty() && service.inventory().is_ok_and(|i| i.machines().is_err()) {
+        // Not seen since the start: nobody knows how old its points are.
+        let of_machines = [Topic::Age, Topic::Uncovered];
+        findings.conditions.retain(|condition| !of_machines.contains(&condition.topic));
+        findings.unknown.extend(of_machines);
+    }
     let (changes, is_posted, figures) = database.change(|sql| {
         let events = ended_runs::record(sql, &sweep.ended, now)?;
-        findings.conditions.extend(ended_runs::last_results(sql)?.0);
+        job_conditions::complete(sql, &mut findings.conditions)?;
         match (drive, &service.options.repo) {
             (Some(drive), Some(path)) => {
                 let samples = space::sample(sql, drive, now)?;

@@ -16,6 +16,7 @@ mod condition;
 mod delivery;
 mod ended_runs;
 mod evaluation;
+mod job_conditions;
 mod mail;
 mod message;
 mod outbox;
