@@ -78,9 +78,8 @@ async fn jobs(
     caller.allow_all(Permission::View)?;
     let shown = blocking(move || {
         let jobs = service.database.jobs()?.into_iter();
-        let is_wanted = |stored: &StoredJob| {
-            filter.machine.as_ref().is_none_or(|name| stored.job.covers(name))
-        };
+        let is_wanted =
+            |stored: &StoredJob| filter.machine.as_ref().is_none_or(|name| stored.job.covers(name));
         jobs.filter(is_wanted).map(|stored| show(&service, stored)).collect()
     });
     shown.await.map(Json)
