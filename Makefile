@@ -54,12 +54,17 @@ run-deps: build-deps ## Install what booting a guest needs
 .PHONY: test-deps
 test-deps: run-deps ## Install what the tests need
 	$(call install,$(TEST_PACKAGES))
-	@$(MAKE) --no-print-directory build/python/installed
+	@$(MAKE) --no-print-directory build/python/installed build/schemathesis/installed
 
 # Into a separate folder: the system's Python is unchanged.
 build/python/installed: tests/python-packages.txt
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check --root-user-action=ignore \
 	    --no-deps --upgrade --target build/python -r $<
+	@touch $@
+
+build/schemathesis/installed: tests/schemathesis-packages.txt
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check --root-user-action=ignore \
+	    --no-deps --upgrade --target build/schemathesis -r $<
 	@touch $@
 
 .PHONY: bench-deps
@@ -100,6 +105,10 @@ test-crash: build test-deps ## Run the long crash test: 1,000 kills, 200 power c
 	$(PYTHON) -m pytest -q -s tests/test_crash.py --crash-kills 1000 --crash-cuts 200 \
 	    --crash-reopenings 3000
 
+.PHONY: test-service-kills
+test-service-kills: build test-deps ## Kill the service 300 times while jobs run
+	$(PYTHON) -m pytest -q -s tests/test_service_jobs.py -k kills --service-kills 300
+
 .PHONY: test-mutations
 test-mutations: build test-deps ## Damage every file of a repository in every way: about 2,500 mutations
 	$(PYTHON) -m pytest -q -s tests/test_mutations.py --mutations 0
@@ -131,6 +140,13 @@ fuzz: build-deps fuzz-layer ## Try FUZZ_CASES random layouts, writes into every 
 	PROPTEST_CASES=$(FUZZ_CASES) $(CARGO) test --release --locked -p coldrise-export --lib image_file
 	PROPTEST_CASES=$(FUZZ_CASES) $(CARGO) test --release --locked -p coldrise-store --lib -- fuzz page chunk repository_config
 	PROPTEST_CASES=$(FUZZ_CASES) $(CARGO) test --release --locked -p coldrise-session --lib -- fuzz
+
+# Generated requests per operation of the API.
+API_EXAMPLES ?= 200
+
+.PHONY: fuzz-api
+fuzz-api: build test-deps ## Send API_EXAMPLES generated requests to each operation of the service's API
+	$(PYTHON) -m pytest -q -s tests/test_service_api_fuzz.py --api-examples $(API_EXAMPLES)
 
 .PHONY: check
 check: build-deps $(GANESHA_DIR)/configured/include/config.h ## Check format, lints, dependency direction and the C shims

@@ -49,6 +49,7 @@ MEASUREMENTS = [
     "incremental",
     "parallel_backups",
     "boot",
+    "check_boot",
     "nfs_data",
     "nfs_guest",
     "listing",

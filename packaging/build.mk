@@ -28,6 +28,7 @@ install-files:
 	    bash-completion/completions zsh/vendor-completions fish/vendor_completions.d)
 	$(BUILD_DIR)/coldrise --quiet man $(DESTDIR)$(PREFIX)/share/man/man1
 	$(BUILD_DIR)/coldrised man $(DESTDIR)$(PREFIX)/share/man/man8
+	chmod 644 $(DESTDIR)$(PREFIX)/share/man/man8/coldrised.8
 	$(BUILD_DIR)/coldrise completion bash > $(DESTDIR)$(PREFIX)/share/bash-completion/completions/coldrise
 	$(BUILD_DIR)/coldrise completion zsh > $(DESTDIR)$(PREFIX)/share/zsh/vendor-completions/_coldrise
 	$(BUILD_DIR)/coldrise completion fish > $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/coldrise.fish

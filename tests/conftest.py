@@ -39,6 +39,8 @@ def pytest_addoption(parser):
     group.addoption("--gc-kills", type=int, default=30, help="kills of a gc (30)")
     group.addoption("--gc-seed", type=int, help="repeat the gcs of this seed")
     group.addoption("--hostile-clients", type=int, default=140, help="NBD clients that break off (140)")
+    group.addoption("--service-kills", type=int, default=20, help="kills of the service (20)")
+    group.addoption("--api-examples", type=int, default=8, help="generated requests per operation (8)")
     group.addoption("--crash-seed", type=int, help="repeat the run of this seed")
 
 
@@ -46,7 +48,7 @@ def pytest_addoption(parser):
 # first: one that starts last would leave the other workers idle. Guests need a processor and
 # the others mostly wait, so they alternate.
 LONG_FILES = ["test_nfs_kernel", "test_faults", "test_demo", "test_mutations", "test_mount_boot",
-              "test_check_boot"]
+              "test_check_boot", "test_package"]
 
 
 def pytest_collection_modifyitems(items):

@@ -5,6 +5,7 @@ import os
 import pathlib
 import random
 import signal
+import socket
 import subprocess
 
 import pytest
@@ -27,6 +28,9 @@ FLOOD = bytes.fromhex("baf803b041eeebfd")
 # xor ax,ax; mov ds,ax; mov si,0x7c10; mov ah,0x42; mov dl,0x80; int 0x13; hlt; jmp to it; then
 # what to read: 8 sectors from number 1536 on, to 0x8000
 READ = bytes.fromhex("31c08ed8be107cb442b280cd13f4ebfd1000080000800000") + (1536).to_bytes(8, "little")
+# cld; xor ax,ax; mov ds,ax; mov si,0x7c16; mov dx,0x3f8; next: lodsb; test al,al; jz halt;
+# out dx,al; jmp next; halt: hlt; jmp halt; then the text
+LOGIN = bytes.fromhex("fc31c08ed8be167cbaf803ac84c07403eeebf8f4ebfd") + b"web01 login: \0"
 # jmp 0xf000:0xfff0
 RESTART = bytes.fromhex("eaf0ff00f0")
 
@@ -136,6 +140,43 @@ def test_a_service_has_to_accept_connections(guests):
     assert checked["rungs"][5]["evidence"] == "port 2222 accepts connections"
 
 
+AGENT = """port=/dev/virtio-ports/org.qemu.guest_agent.0
+until [ -c $port ]; do sleep 1; done
+exec 3<>$port
+while read -r line <&3; do
+    case $line in
+        *guest-sync*) echo "{\\"return\\": $(echo "$line" | sed 's/.*"id":\\([0-9]*\\).*/\\1/')}" >&3;;
+        *guest-ping*) echo '{"return": {}}' >&3;;
+    esac
+done
+"""
+WORD = """port=/dev/virtio-ports/org.coldrise.check
+until [ -c $port ]; do sleep 1; done
+sleep 30
+echo ok all services run >$port
+"""
+
+
+def test_a_machine_speaks_over_its_ports(guests):
+    """A machine without a login prompt, but with an agent and a check of its own."""
+    folder = "/etc/systemd/system"
+    requests = [f"rm {folder}/getty.target.wants/serial-getty@ttyS0.service",
+                f"symlink {folder}/serial-getty@ttyS0.service /dev/null"]
+    for name, text in [("agent", AGENT), ("word", WORD)]:
+        files = {f"/etc/{name}.sh": text,
+                 f"{folder}/{name}.service": f"[Service]\nExecStart=/bin/sh /etc/{name}.sh\n"}
+        for path, content in files.items():
+            source = guests.folder / pathlib.Path(path).name
+            source.write_text(content, encoding="utf-8")
+            requests.append(f"write {source} {path}")
+        requests.append(f"symlink {folder}/multi-user.target.wants/{name}.service {folder}/{name}.service")
+    address = guests.changed("ports", requests)
+    status, checked = check(guests, address, *small_guest(), "--until", "service")
+    assert status == 0, checked
+    evidence = [reached["evidence"] for reached in checked["rungs"]]
+    assert evidence[4:] == ["the guest agent answers", "the machine's own check: ok all services run"]
+
+
 # ---------------------------------------------------------------- machines of one sector
 
 
@@ -205,6 +246,126 @@ def test_endless_output_is_bounded(coldrise, small, tmp_path):
     assert peak < 150_000
 
 
+# ----------------------------------------------------------------------- the own checks
+
+
+@pytest.mark.parametrize("command, status, why", [
+    ('test "$COLDRISE_ADDRESS" = "$COLDRISE_MACHINE/$COLDRISE_POINT"', 0, None),
+    ("echo first >&2; printf 'no \\033[1mdatabase' >&2; exit 3", 13,
+     "the command of --check failed: no database (exit code 3)"),
+    ("/no/such/check", 14, "the command of --check could not run"),
+    ("sleep 1000", 14, "the command of --check had not ended"),
+], ids=["ok", "failed", "missing", "endless"])
+def test_a_command_of_the_user_judges(coldrise, small, command, status, why):
+    code, checked = check(coldrise, small(boot_record(LOGIN)), "--memory", "64M", "--check", command,
+                          "--time-limit", "20s" if "sleep" in command else "90s")
+    assert code == status, checked
+    assert rungs(checked) == (RUNGS if status == 0 else RUNGS[:5])
+    reason = checked["failure"] if status == 13 else checked["note"]
+    assert (reason or "").startswith(why or "") and bool(reason) == bool(why)
+    if status == 0:
+        assert checked["rungs"][5]["evidence"] == "the command of --check succeeded"
+
+
+def test_a_command_waits_for_the_port(coldrise, small):
+    """This machine has no network, so its port never answers."""
+    code, checked = check(coldrise, small(boot_record(LOGIN)), "--memory", "64M", "--check", "false",
+                          "--check-port", "22", "--time-limit", "15s")
+    assert code == 14 and rungs(checked) == RUNGS[:5] and checked["note"] is None
+
+
+def test_less_than_usual_is_worse(coldrise, small):
+    good = small(boot_record(LOGIN))
+    silent = small(boot_record(HALT))
+    later = "--memory", "64M", "--time-limit", "2s"
+    assert check(coldrise, silent, *later)[1]["is_worse"] is False
+    assert check(coldrise, good, "--memory", "64M", "--time-limit", "90s")[0] == 0
+    status, checked = check(coldrise, silent, *later)
+    assert status == 14 and checked["is_worse"] and checked["usual_rung"] == "login"
+    (machine,) = coldrise.json("list")["machines"]
+    assert [point.get("is_boot_worse", False) for point in machine["points"]] == [False, True]
+    assert "not proven, worse" in coldrise.run("list").stdout
+    shown = coldrise.run("show", silent).stdout
+    assert "not proven, worse: started of login reached" in shown and "usual is login" in shown
+    # A failure is a failure.
+    failed = small(b"")
+    status, checked = check(coldrise, failed, "--memory", "64M")
+    assert status == 13 and not checked["is_worse"] and checked["usual_rung"] is None
+
+
+# -------------------------------------------------------------------------- confinement
+
+# In place of QEMU: tries what a guest that broke out would try.
+SPY = """#!/bin/sh
+try() { name=$1; shift; if "$@" >/dev/null 2>&1; then echo "reached $name" >&2; else echo "denied $name" >&2; fi; }
+try usr cat /usr/share/seabios/vgabios-stdvga.bin
+try passphrase cat %(passphrase)s
+try repository ls %(repository)s
+try markers ls %(repository)s/markers
+try write sh -c 'echo >%(repository)s/new'
+try home ls %(home)s
+try environment cat /proc/%(pid)s/environ
+try tmp ls /tmp
+try kill kill -0 %(pid)s
+try tcp /usr/bin/python3 -c 'import socket; socket.create_connection(("127.0.0.1", %(port)s))'
+echo "variables $(env | grep -c COLDRISE)" >&2
+printf 'title \\033]0;evil\\007 end\\n' >&2
+exit 1
+"""
+
+
+@pytest.mark.parametrize("command", ["check-boot", "boot"])
+def test_the_key_is_out_of_qemu_s_reach(coldrise, small, tmp_path, command):
+    address = small(boot_record(HALT))
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    spy = tools / "qemu-system-x86_64"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        spy.write_text(SPY % {"passphrase": coldrise.passphrase_file, "port": port,
+                              "repository": coldrise.repository, "home": pathlib.Path.home(),
+                              "pid": os.getpid()}, encoding="utf-8")
+        spy.chmod(0o755)
+        environment = coldrise.environment()
+        environment["PATH"] = f"{tools}:{environment['PATH']}"
+        # The script itself can do all of it.
+        free = subprocess.run([spy], capture_output=True, text=True, timeout=60, check=False)
+        assert "denied" not in free.stderr
+        (coldrise.repository / "new").unlink()
+        done = subprocess.run([PROGRAM, command, address], capture_output=True, text=True,
+                              env=environment, stdin=subprocess.DEVNULL, timeout=60, check=False)
+    assert done.returncode == 1 and "qemu-system-x86_64 ended" in done.stderr
+    told = [line.removeprefix("coldrise: qemu-system-x86_64: ") for line in done.stderr.splitlines()]
+    assert "reached usr" in told and "variables 0" in told
+    reached = {line for line in told if line.startswith("reached ")}
+    assert reached == {"reached usr"}, told
+    assert {line for line in told if line.startswith("denied ")} == {
+        f"denied {name}" for name in
+        ["passphrase", "repository", "markers", "write", "home", "environment", "tmp", "kill", "tcp"]}
+    assert not (coldrise.repository / "new").exists()
+    if command == "check-boot":
+        # What it says reaches no terminal as it is.
+        assert "title  end" in told and "\x1b" not in done.stderr
+
+
+def test_the_disks_server_offers_this_session_only(coldrise, running):
+    """A guest that broke out could speak to it."""
+    process, children = running
+    coldrise.publish(coldrise.json("sessions")["sessions"][0]["address"], "other")
+    (qemu,) = [child for child in children if "qemu" in os.readlink(child / "exe")]
+    words = (qemu / "cmdline").read_bytes().split(b"\0")
+    node = json.loads(next(word for word in words if word.startswith(b"{") and b'"nbd"' in word))
+    assert node["export"] == f"live/{SESSION}/vda"
+    for export, is_there in [(node["export"], True), ("live/other/vda", False), ("", False)]:
+        uri = f"nbd+unix:///{export}?socket={node['server']['path']}"
+        done = subprocess.run(["nbdinfo", "--size", uri], capture_output=True, text=True, timeout=60,
+                              check=False)
+        assert (done.returncode == 0) == is_there, f"{export}: {done.stderr}"
+    process.terminate()
+    process.communicate(timeout=60)
+    coldrise.json("unpublish", "other", "--discard")
+
+
 # ---------------------------------------------------------------------------- the record
 
 
@@ -217,8 +378,10 @@ def verdicts(coldrise):
     return [point.get("boot") for point in machine["points"]]
 
 
-def test_the_result_is_stored_with_its_point(coldrise, small):
+def test_the_result_is_stored_with_its_point(coldrise, small, tmp_path):
     address = small(b"")
+    none = coldrise.run("show", address, "--screenshot", tmp_path / "none.png")
+    assert none.returncode == 1 and "check-boot" in none.stderr
     assert verdicts(coldrise) == [None]
     check(coldrise, address, "--memory", "64M")
     assert verdicts(coldrise) == ["failed"]
@@ -228,6 +391,15 @@ def test_the_result_is_stored_with_its_point(coldrise, small):
     assert shown["failure"] == "screen: No bootable device." and shown["until"] == "login"
     text = coldrise.run("show", address).stdout
     assert "boot check   failed: started of login reached" in text
+    picture = tmp_path / "screen.png"
+    coldrise.json("show", address, "--screenshot", picture)
+    assert picture.read_bytes().startswith(b"\x89PNG") and picture.stat().st_mode & 0o777 == 0o600
+    again = coldrise.run("show", address, "--screenshot", picture)
+    assert again.returncode == 1 and "--force" in again.stderr
+    coldrise.json("show", address, "--screenshot", picture, "--force")
+    piped = subprocess.run([PROGRAM, "show", address, "--screenshot", "-"], capture_output=True,
+                           env=coldrise.environment(), timeout=60, check=True)
+    assert piped.stdout == picture.read_bytes()
     # The last check counts.
     check(coldrise, address, "--memory", "64M", "--until", "started")
     assert verdicts(coldrise) == ["ok"]
@@ -275,7 +447,9 @@ def running(coldrise, small):
         if "firmware" in line:
             break
     assert process.poll() is None
-    children = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    # QEMU is the child of a thread of its own.
+    threads = pathlib.Path(f"/proc/{process.pid}/task").iterdir()
+    children = [child for thread in threads for child in (thread / "children").read_text().split()]
     assert len(children) == 2
     return process, [pathlib.Path(f"/proc/{child}") for child in children]
 
@@ -340,8 +514,8 @@ def test_what_is_missing_is_named_before_anything_starts(coldrise, small, tmp_pa
     address = small(b"")
     memory = coldrise.run("check-boot", address, "--memory", "8T")
     assert memory.returncode == 3 and "not checked" in memory.stderr
-    port = coldrise.run("check-boot", address, "--until", "service")
-    assert port.returncode == 2 and "--check-port" in port.stderr
+    early = coldrise.run("check-boot", address, "--until", "login", "--check", "true")
+    assert early.returncode == 2 and "leave out --until" in early.stderr
     disk = coldrise.run("check-boot", f"{address}/vda")
     assert disk.returncode == 2
     folder = coldrise.run("check-boot", address, "--screenshot", tmp_path / "no/such.png")

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import pathlib
 import shutil
 import signal
 import subprocess
@@ -145,8 +146,9 @@ def descendants(process):
     found = {}
     # A process may end during the look-up.
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        with open(f"/proc/{process}/task/{process}/children", encoding="ascii") as file:
-            for child in file.read().split():
+        # QEMU is the child of a thread of its own.
+        for thread in pathlib.Path(f"/proc/{process}/task").iterdir():
+            for child in (thread / "children").read_text(encoding="ascii").split():
                 found[child] = os.readlink(f"/proc/{child}/exe")
                 found |= descendants(child)
     return found
@@ -190,6 +192,7 @@ def test_a_crash_of_the_server_does_not_end_the_machine(coldrise, idle_machine, 
         return {child for child, path in descendants(process.pid).items() if program in path}
 
     machine, before = running("qemu"), running(server)
+    assert len(machine) == 1
     os.kill(int(*before), signal.SIGKILL)
     wait_until(lambda: running(server) - before, "another server")
     assert running("qemu") == machine

@@ -18,7 +18,8 @@ _TITLE = "boot to the login prompt"
 _LIMIT_S = 300.0
 
 
-def _boot_s(setting: Setting, disk: list[str]) -> float:
+def boot_s(setting: Setting, disk: list[str]) -> float:
+    """QEMU's start to the login prompt, in seconds."""
     try:
         with Guest([disk], log=setting.work / "console.log") as guest:
             return guest.wait_for_login(timeout=_LIMIT_S)
@@ -35,13 +36,13 @@ def measure(setting: Setting) -> None:
     def from_raw() -> dict[str, float]:
         images.sparse_copy(disk, copy)
         settle(setting.work)
-        return {_TITLE: _boot_s(setting, raw_disk(copy))}
+        return {_TITLE: boot_s(setting, raw_disk(copy))}
 
     def from_nbdkit() -> dict[str, float]:
         images.sparse_copy(disk, copy)
         settle(setting.work)
         with nbdkit_file(copy, setting.socket("nbdkit")) as server:
-            return {_TITLE: _boot_s(setting, nbd_disk(server.uri()))}
+            return {_TITLE: boot_s(setting, nbd_disk(server.uri()))}
 
     def from_backup() -> dict[str, float]:
         nonlocal turn
@@ -51,7 +52,7 @@ def measure(setting: Setting) -> None:
         coldrise.publish(disk.name, session)
         settle(setting.work)
         with coldrise.serve(setting.socket("coldrise")) as server:
-            took_s = _boot_s(setting, nbd_disk(server.uri(f"live/{session}/vda")))
+            took_s = boot_s(setting, nbd_disk(server.uri(f"live/{session}/vda")))
         coldrise.discard(session)
         return {_TITLE: took_s}
 

@@ -22,27 +22,24 @@ make --no-print-directory --silent install-files DESTDIR="$root" PREFIX=/usr LIB
     BUILD_DIR="${BUILD_DIR:-target/release}"
 
 documents=$root/usr/share/doc/coldrise
-install -D -m 644 -t "$documents" packaging/debian/copyright README.md docs/*.md docs/*.svg
-gzip -9 -n <CHANGELOG.md >"$documents/changelog.gz"
+install -D -m 644 -t "$documents" packaging/debian/copyright README.md CHANGELOG.md docs/*.md docs/*.svg
+printf 'coldrise (%s) bookworm; urgency=medium\n\n  * See CHANGELOG.md.\n\n -- %s  %s\n' "$version" \
+    "$(sed -n 's/^Maintainer: //p' packaging/debian/control.in)" "$(date -R -r CHANGELOG.md)" |
+    gzip -9 -n >"$documents/changelog.gz"
 find "$root/usr/share/man" -type f -exec gzip -9 -n {} +
 
 # Line tables stay out of the package; a panic still names its function.
 find "$root/usr/bin" "$root/usr/lib/$multiarch" -type f -exec strip --strip-unneeded --remove-section=.comment {} +
 
-# What the FSAL needs is of use with nfs-ganesha only.
+# The libraries of the FSAL come with nfs-ganesha, which is suggested only.
 mkdir -p "$work/debian" "$root/DEBIAN"
 printf 'Source: coldrise\n\nPackage: coldrise\nArchitecture: any\n' >"$work/debian/control"
-fsal=$root/usr/lib/$multiarch/ganesha/libfsalcoldrise.so
-needs() {
-    (cd "$work" && dpkg-shlibdeps --ignore-missing-info -l/usr/lib/ganesha -O "$@" 2>"$work/warnings") ||
-        { cat "$work/warnings" >&2; exit 1; }
-}
-depends=$(needs "$root"/usr/bin/* "$root/usr/lib/$multiarch"/nbdkit/plugins/* | sed -n 's/^shlibs:Depends=//p')
-suggests=nbd-client
-[ ! -e "$fsal" ] || suggests=$(needs -dSuggests "$fsal" | sed -n 's/^shlibs:Suggests=//p')
+depends=$(cd "$work" && dpkg-shlibdeps -O "$root"/usr/bin/* "$root/usr/lib/$multiarch"/nbdkit/plugins/* 2>"$work/warnings") ||
+    { cat "$work/warnings" >&2; exit 1; }
+depends=${depends#shlibs:Depends=}
 size_kib=$(du -sk "$root" | cut -f1)
 sed -e "s|@VERSION@|$version|; s|@ARCHITECTURE@|$architecture|; s|@SIZE_KIB@|$size_kib|" \
-    -e "s/@DEPENDS@/$depends/; s/@SUGGESTS@/$suggests/" packaging/debian/control.in >"$root/DEBIAN/control"
+    -e "s/@DEPENDS@/$depends/" packaging/debian/control.in >"$root/DEBIAN/control"
 echo /etc/default/coldrise >"$root/DEBIAN/conffiles"
 install -m 755 -t "$root/DEBIAN" packaging/debian/{postinst,prerm,postrm}
 (cd "$root" && find . -type f ! -path './DEBIAN/*' ! -path './etc/*' -printf '%P\0' | LC_ALL=C sort -z |

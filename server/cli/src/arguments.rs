@@ -69,6 +69,23 @@ pub(crate) struct GlobalOptions {
     #[arg(conflicts_with = "passphrase_file")]
     pub(crate) passphrase_command: Option<String>,
 
+    /// Run the command on the service at URL (https://HOST:PORT) instead of on this host.
+    ///
+    /// For lists, show, and commands that the service runs for others; see docs/service.md. Without
+    /// this option, COLDRISE_SERVER from the environment applies.
+    #[arg(long, global = true, value_name = "URL", help_heading = "Global options")]
+    #[arg(conflicts_with_all = ["repo", "passphrase_file", "passphrase_command"])]
+    pub(crate) server: Option<String>,
+
+    /// Read the token for --server from FILE; without it, COLDRISE_TOKEN_FILE.
+    #[arg(long, global = true, value_name = "FILE", help_heading = "Global options")]
+    pub(crate) token_file: Option<PathBuf>,
+
+    /// Trust this certificate of the service (PEM) instead of the system's authorities; without it,
+    /// COLDRISE_SERVER_CERTIFICATE.
+    #[arg(long, global = true, value_name = "FILE", help_heading = "Global options")]
+    pub(crate) server_certificate: Option<PathBuf>,
+
     /// Print one JSON object as the last line of stdout.
     ///
     /// Long commands also print lines with "event":"progress". An error is the object
@@ -104,6 +121,7 @@ pub(crate) enum Command {
     Mount(commands::mount::MountArguments),
     Boot(commands::boot::BootArguments),
     CheckBoot(commands::check_boot::CheckBootArguments),
+    Bisect(commands::bisect::BisectArguments),
     Restore(commands::restore::RestoreArguments),
     Protect(commands::protect::ProtectArguments),
     Unprotect(commands::protect::UnprotectArguments),

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use coldrise_block::{Context, Error, ErrorKind, Result};
+use coldrise_session::SessionDocument;
 use coldrise_store::{DiskName, SessionName};
 use serde_json::{json, Value};
 
@@ -52,13 +53,15 @@ pub(crate) fn check(protocol: Protocol) -> Result<()> {
 }
 
 impl DiskServer {
-    /// Starts a server for one machine; `scratch` is a private folder.
+    /// Starts a server for one machine on this session; `scratch` is a private folder. Over NBD
+    /// it serves nothing else: the machine is not trusted.
     ///
     /// # Errors
     /// As [`Nbdkit::start`] and [`Ganesha::start`].
     pub(crate) fn start(
         protocol: Protocol,
         invocation: &Invocation,
+        session: &SessionDocument,
         scratch: &Path,
         cache_bytes: u64,
         signals: &mut ChildSignals,
@@ -73,6 +76,11 @@ impl DiskServer {
                     is_read_only: false,
                     lists_formats: false,
                     disconnects_at_end: false,
+                    only: session
+                        .disks
+                        .iter()
+                        .map(|disk| export(&session.name, &disk.name))
+                        .collect(),
                 };
                 Nbdkit::start(invocation, &options, signals)
                     .map(|nbdkit| DiskServer::Nbd(Box::new(nbdkit), socket))
@@ -101,7 +109,7 @@ impl DiskServer {
             DiskServer::Nbd(_, socket) => json!({
                 "driver": "nbd",
                 "server": { "type": "unix", "path": socket },
-                "export": format!("live/{session}/{disk}"),
+                "export": export(session, disk),
                 "reconnect-delay": qemu::RECONNECT_DELAY_S,
             }),
             // The driver asks rpcbind for the port.
@@ -139,6 +147,15 @@ impl DiskServer {
         }
     }
 
+    /// Whether it has ended by itself and was started again.
+    pub(crate) fn has_restarted(&self) -> bool {
+        match self {
+            DiskServer::Nbd(nbdkit, _) => nbdkit.has_restarted(),
+            // It never is.
+            DiskServer::Nfs(_) => false,
+        }
+    }
+
     /// Ends it in order: the session is flushed and closed.
     ///
     /// # Errors
@@ -149,6 +166,10 @@ impl DiskServer {
             DiskServer::Nfs(ganesha) => ganesha.stop(None),
         }
     }
+}
+
+fn export(session: &SessionName, disk: &DiskName) -> String {
+    format!("live/{session}/{disk}")
 }
 
 /// Two free ports of loopback.

@@ -10,11 +10,15 @@ use coldrise_session::write_before_background;
 use coldrise_store::{OpenOptions, PassphraseSource, ReopenReport, Repository, RepositoryWriter};
 
 use crate::arguments::GlobalOptions;
+use crate::remote::ServerOptions;
 use crate::report::print_remark;
 use crate::run_record::{self, LogLines};
 
 const REPOSITORY: &str = "COLDRISE_REPO";
 const PASSPHRASE_FILE: &str = "COLDRISE_PASSPHRASE_FILE";
+const SERVER: &str = "COLDRISE_SERVER";
+const TOKEN_FILE: &str = "COLDRISE_TOKEN_FILE";
+const CERTIFICATE: &str = "COLDRISE_SERVER_CERTIFICATE";
 pub(crate) const PASSPHRASE_COMMAND: &str = "COLDRISE_PASSPHRASE_COMMAND";
 
 /// Cache of decoded chunks, in bytes, for commands that read whole disks: such reads bypass
@@ -48,6 +52,27 @@ impl Invocation {
             options,
             repository: std::env::var_os(REPOSITORY).map(PathBuf::from),
             started: Instant::now(),
+        }
+    }
+
+    /// Whether the command is for another host's service: an option says so, or the environment, unless
+    /// an option names a repository.
+    pub(crate) fn is_remote(&self) -> bool {
+        self.options.repo.is_none() && self.server().is_some()
+    }
+
+    fn server(&self) -> Option<String> {
+        let set = || std::env::var(SERVER).ok().filter(|url| !url.is_empty());
+        self.options.server.clone().or_else(set)
+    }
+
+    /// The service that the options and the environment name.
+    pub(crate) fn server_options(&self) -> ServerOptions {
+        let path = |name: &str| std::env::var_os(name).filter(|p| !p.is_empty()).map(PathBuf::from);
+        ServerOptions {
+            url: self.server().unwrap_or_default(),
+            token_file: self.options.token_file.clone().or_else(|| path(TOKEN_FILE)),
+            certificate: self.options.server_certificate.clone().or_else(|| path(CERTIFICATE)),
         }
     }
 

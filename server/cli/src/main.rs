@@ -16,6 +16,7 @@ mod boot_check;
 mod child;
 mod commands;
 mod compare;
+mod confinement;
 mod disk_server;
 mod ganesha;
 mod gc_estimate;
@@ -26,6 +27,8 @@ mod nbdkit;
 mod netns;
 mod progress;
 mod qemu;
+mod qemu_process;
+mod remote;
 mod report;
 mod run_record;
 mod signals;
@@ -66,7 +69,10 @@ fn main() -> ExitCode {
     coldrise_store::raise_descriptor_limit();
     let is_json = arguments.global.json;
     let invocation = Invocation::new(arguments.global);
+    let is_remote = invocation.is_remote();
     match planned {
+        // The service records it.
+        None if is_remote => {}
         None => run_record::begin(&invocation, &matches),
         Some((planned, request)) => {
             let begun = run_record::begin_planned(&invocation, &matches, planned, request);
@@ -75,8 +81,13 @@ fn main() -> ExitCode {
             }
         }
     }
-    let done = signals::answer_signals(move || answer_interrupted(is_json))
-        .and_then(|()| commands::run(&invocation, arguments.command));
+    let done =
+        signals::answer_signals(move || answer_interrupted(is_json)).and_then(
+            |()| match is_remote {
+                true => remote::run(&invocation, &arguments.command, &matches),
+                false => commands::run(&invocation, arguments.command),
+            },
+        );
     signals::answer_alone();
     let done = done.and_then(|report| report.print(&invocation).map(|()| report));
     match done {

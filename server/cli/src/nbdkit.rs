@@ -99,6 +99,8 @@ pub(crate) struct ServeOptions {
     pub(crate) lists_formats: bool,
     /// Whether nbdkit disconnects its clients when it ends, instead of answering them with errors.
     pub(crate) disconnects_at_end: bool,
+    /// The exports that clients can open; all, if it is empty.
+    pub(crate) only: Vec<String>,
 }
 
 /// A running nbdkit. Dropping it ends it.
@@ -199,7 +201,14 @@ impl Nbdkit {
         let plugin = plugin();
         command.envs(preloaded(&plugin).map(|libraries| (PRELOAD, libraries)));
         command.envs(options.disconnects_at_end.then_some((DISCONNECT, "1")));
+        if !options.only.is_empty() {
+            command.arg("--filter=exportname");
+        }
         command.arg(plugin);
+        if !options.only.is_empty() {
+            command.args(["exportname-strict=true", "exportname-list=explicit"]);
+            command.args(options.only.iter().map(|export| format!("exportname={export}")));
+        }
         command.arg(option_with("repo=", &absolute(invocation.repository_path()?)?));
         // Not as an argument: every user can read those.
         command.env_remove(PASSPHRASE_COMMAND);
@@ -340,6 +349,11 @@ impl Nbdkit {
             self.await_ready(signals)?;
         }
         Ok(None)
+    }
+
+    /// Whether it has ended by itself and was started again.
+    pub(crate) fn has_restarted(&self) -> bool {
+        self.pause.is_some()
     }
 
     /// After an end with an error, which nbdkit has reported itself.

@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
+use std::process::Command;
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use serde_json::{json, Value};
@@ -38,26 +38,22 @@ pub(crate) const RECONNECT_DELAY_S: u32 = 60;
 const MAX_IDE_DISKS: usize = 4;
 const MAX_SATA_DISKS: usize = 6;
 
-/// The command without arguments. If setpriv exists, it ends QEMU together with this program.
-pub(crate) fn command() -> Command {
+/// The command without arguments. If setpriv exists, the kernel sends QEMU the signal `at_end`,
+/// `TERM` or `KILL`, when the thread that started it ends, also with this program.
+pub(crate) fn command(at_end: &str) -> Command {
     let setpriv = Path::new("/usr/bin/setpriv");
     if !setpriv.is_file() {
         return Command::new(PROGRAM);
     }
     let mut command = Command::new(setpriv);
-    command.args(["--pdeathsig", "TERM", "--", PROGRAM]);
+    command.args(["--pdeathsig", at_end, "--", PROGRAM]);
     command
 }
 
-/// Starts a command of [`command`].
-///
-/// # Errors
-/// `ToolFailed` if it cannot be started.
-pub(crate) fn spawn(command: &mut Command) -> Result<Child> {
-    command.spawn().map_err(|error| {
-        let text = format!("starting {PROGRAM} (Debian: apt install qemu-system-x86)");
-        Error::with_source(ErrorKind::ToolFailed, text, error)
-    })
+/// Where QEMU is installed.
+pub(crate) fn program_path() -> Option<PathBuf> {
+    let folders = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&folders).map(|folder| folder.join(PROGRAM)).find(|path| path.is_file())
 }
 
 /// Whether guests really run under KVM here. An accessible /dev/kvm is not enough, and
@@ -107,8 +103,7 @@ pub(crate) fn check(hardware: &Hardware, disks: usize) -> Result<()> {
     if hardware.firmware == Firmware::Uefi {
         uefi_files()?;
     }
-    let folders = std::env::var_os("PATH").unwrap_or_default();
-    if !std::env::split_paths(&folders).any(|folder| folder.join(PROGRAM).is_file()) {
+    if program_path().is_none() {
         return Err(Error::new(
             ErrorKind::ToolFailed,
             format!("{PROGRAM} is not installed (Debian: apt install qemu-system-x86)"),

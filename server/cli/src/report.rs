@@ -33,6 +33,11 @@ impl Report {
         Report { is_answer: true, ..Report::done(object, text) }
     }
 
+    /// A report of a command that has written its answer to stdout itself.
+    pub(crate) fn silent() -> Report {
+        Report { text: String::new(), object: String::new(), is_answer: true, exit_code: 0 }
+    }
+
     /// The object that `--json` prints.
     pub(crate) fn object(&self) -> &str {
         &self.object

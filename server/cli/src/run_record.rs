@@ -17,7 +17,7 @@ use crate::report::print_on_stderr;
 use crate::signals;
 
 /// The commands that are runs; so are all kinds of `serve`.
-const LONG_COMMANDS: [&str; 11] = [
+const LONG_COMMANDS: [&str; 12] = [
     "backup",
     "restore",
     "verify",
@@ -27,6 +27,7 @@ const LONG_COMMANDS: [&str; 11] = [
     "fold",
     "boot",
     "check-boot",
+    "bisect",
     "mount",
     "serve",
 ];

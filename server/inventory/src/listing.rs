@@ -5,7 +5,8 @@ use std::sync::Arc;
 use coldrise_block::Result;
 use coldrise_session::Catalog;
 use coldrise_store::{
-    BootVerdict, Horizon, MachineName, PointDocument, PointOrigin, Quarantine, Repository,
+    BootCheckDocument, BootVerdict, Horizon, MachineName, PointDocument, PointOrigin, Quarantine,
+    Repository,
 };
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -57,6 +58,9 @@ pub struct ListedPoint {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<BootVerdictSchema>)]
     pub boot: Option<BootVerdict>,
+    /// It came less far than the machine's last good checks.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_boot_worse: bool,
     /// The disks.
     #[schema(value_type = Vec<ListedDisk>)]
     pub disks: DiskList,
@@ -131,7 +135,11 @@ impl PointKind {
 }
 
 impl ListedPoint {
-    fn new(point: &PointDocument, horizon: &Horizon, boot: Option<BootVerdict>) -> ListedPoint {
+    fn new(
+        point: &PointDocument,
+        horizon: &Horizon,
+        boot: Option<&BootCheckDocument>,
+    ) -> ListedPoint {
         let disks = DiskList::new(point);
         ListedPoint {
             address: format!("{}/{}", point.machine, point.point),
@@ -143,7 +151,8 @@ impl ListedPoint {
             is_in_future: horizon.is_in_future(&point.point),
             is_passed_over: horizon.is_passed_over(&point.point),
             quarantine: point.quarantine,
-            boot,
+            boot: boot.map(|check| check.verdict),
+            is_boot_worse: boot.is_some_and(|check| check.is_worse),
             disks,
         }
     }
@@ -176,7 +185,8 @@ impl Listing {
             let points = catalog.points(&machine)?;
             let horizon = repository.horizon(&machine)?;
             warnings.extend(horizon.warning(&machine, points.iter().map(|point| &point.point)));
-            let listed = |point| ListedPoint::new(point, &horizon, boot_verdict(repository, point));
+            let listed =
+                |point| ListedPoint::new(point, &horizon, boot_check(repository, point).as_ref());
             let points = points.iter().map(listed).collect();
             listing.machines.push(ListedMachine { machine: machine.to_string(), points });
         }
@@ -185,7 +195,7 @@ impl Listing {
 }
 
 /// A boot check that cannot be read is none; verify names it.
-fn boot_verdict(repository: &Repository, point: &PointDocument) -> Option<BootVerdict> {
+fn boot_check(repository: &Repository, point: &PointDocument) -> Option<BootCheckDocument> {
     let check = repository.boot_check(&point.machine, &point.point).ok().flatten();
-    check.map(|(check, _)| check.verdict)
+    check.map(|(check, _)| check)
 }

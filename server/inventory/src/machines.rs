@@ -69,6 +69,9 @@ pub struct BootBadge {
     /// Whether it boots.
     #[schema(value_type = BootVerdictSchema)]
     pub verdict: BootVerdict,
+    /// It came less far than the machine's last good checks.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_worse: bool,
     /// The end of the check, in milliseconds since 1970-01-01T00:00:00Z.
     pub checked_at_ms: u64,
     /// The highest rung that was reached; absent if none was.

@@ -42,6 +42,14 @@ pub struct BootCheckSchema {
     /// The proof of the failure.
     #[schema(required)]
     pub failure: Option<String>,
+    /// Why a check of the user proved nothing.
+    #[schema(required)]
+    pub note: Option<String>,
+    /// Nothing was proven, and the machine came less far than in its last good checks.
+    pub is_worse: bool,
+    /// The highest rung of those checks. Set only if nothing was proven.
+    #[schema(required)]
+    pub usual_rung: Option<String>,
     /// The text of the screen, if it had any.
     #[schema(required)]
     pub screen_text: Option<String>,
@@ -93,4 +101,49 @@ pub struct IndexMemorySchema {
     pub writer_bytes: u64,
     /// Maximum of the caches in a writer, instead of the reader's.
     pub writer_cache_bytes: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use coldrise_store::{
+        BootCheckDocument, BootRung, BootVerdict, CatalogDamage, Configuration, IndexMemory,
+        Quarantine,
+    };
+    use serde_json::{json, Value};
+    use utoipa::PartialSchema;
+
+    fn described<T: PartialSchema>() -> Value {
+        serde_json::to_value(T::schema()).unwrap()
+    }
+
+    #[track_caller]
+    fn assert_same_fields<T: PartialSchema>(stored: &impl serde::Serialize) {
+        let names = |value: &Value| value.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
+        let stored = serde_json::to_value(stored).unwrap();
+        assert_eq!(names(&described::<T>()["properties"]), names(&stored));
+    }
+
+    #[test]
+    fn described_forms_are_the_serialized_ones() {
+        let rung = BootRung { rung: String::new(), after_ms: 0, evidence: String::new() };
+        assert_same_fields::<BootRungSchema>(&rung);
+        assert_same_fields::<BootCheckSchema>(&BootCheckDocument {
+            checked_at_ms: 0,
+            verdict: BootVerdict::Ok,
+            until: String::new(),
+            rungs: vec![rung],
+            failure: None,
+            screen_text: None,
+            serial_tail: Vec::new(),
+        });
+        let configuration = Configuration { format: String::new(), text: String::new() };
+        assert_same_fields::<ConfigurationSchema>(&configuration);
+        assert_same_fields::<DamageSchema>(&CatalogDamage::new(String::new(), String::new()));
+        assert_same_fields::<IndexMemorySchema>(&IndexMemory::default());
+        let verdicts = [BootVerdict::Ok, BootVerdict::Failed, BootVerdict::NotProven];
+        assert_eq!(described::<BootVerdictSchema>()["enum"], json!(verdicts));
+        let quarantines = [Quarantine::Damaged, Quarantine::Chosen];
+        assert_eq!(described::<QuarantineSchema>()["enum"], json!(quarantines));
+    }
 }

@@ -43,11 +43,11 @@ fn each_change_shows_once_and_names_its_machine() {
     assert!(refreshed(&inventory, &path).is_empty());
 
     first.put_point(&document(&web, 2)).unwrap();
-    assert_eq!(refreshed(&inventory, &path).machines, [web.clone()]);
+    assert_eq!(refreshed(&inventory, &path).machines, std::slice::from_ref(&web));
     assert!(refreshed(&inventory, &path).is_empty());
 
     first.set_protected(&[(db.clone(), point(1))], true).unwrap();
-    assert_eq!(refreshed(&inventory, &path).machines, [db.clone()]);
+    assert_eq!(refreshed(&inventory, &path).machines, std::slice::from_ref(&db));
     assert_eq!(inventory.machine(&db).unwrap().protected, 1);
     drop(first);
 
@@ -62,7 +62,7 @@ fn each_change_shows_once_and_names_its_machine() {
     };
     let reader = Repository::open(&path, &PassphraseSource::None, &OPEN).unwrap();
     reader.put_boot_check(&web, &point(0), &check, Some(b"PNG")).unwrap();
-    assert_eq!(refreshed(&inventory, &path).machines, [web.clone()]);
+    assert_eq!(refreshed(&inventory, &path).machines, std::slice::from_ref(&web));
     let summary = inventory.machine(&web).unwrap();
     assert_eq!(summary.last_verified_boot.unwrap().rung.as_deref(), Some("login"));
     assert_eq!(summary.boot, None);
@@ -71,12 +71,12 @@ fn each_change_shows_once_and_names_its_machine() {
     assert_eq!(inventory.point(&web, &exact).unwrap().boot, Some(check.clone()));
     let worse = BootCheckDocument { verdict: BootVerdict::Failed, ..check };
     reader.put_boot_check(&web, &point(0), &worse, None).unwrap();
-    assert_eq!(refreshed(&inventory, &path).machines, [web.clone()]);
+    assert_eq!(refreshed(&inventory, &path).machines, std::slice::from_ref(&web));
     assert_eq!(inventory.machine(&web).unwrap().last_verified_boot, None);
 
     let last = writer(&path);
     last.remove_points(&[(db.clone(), point(1))]).unwrap();
-    assert_eq!(refreshed(&inventory, &path).machines, [db.clone()]);
+    assert_eq!(refreshed(&inventory, &path).machines, std::slice::from_ref(&db));
     assert_eq!(inventory.machine(&db).unwrap_err().kind(), ErrorKind::NotFound);
 }
 
@@ -93,7 +93,7 @@ fn sealed_points_and_sessions_show_before_and_after_a_writer_enters_them() {
     let changes = refreshed(&inventory, &path);
     assert_eq!((changes.sessions, changes.machines), (vec!["trial".to_owned()], vec![]));
     seal(first.repository(), &trial, Duration::from_secs(10)).unwrap();
-    assert_eq!(refreshed(&inventory, &path).machines, [web.clone()]);
+    assert_eq!(refreshed(&inventory, &path).machines, std::slice::from_ref(&web));
     let summary = inventory.machine(&web).unwrap();
     assert_eq!(summary.points, 2);
     assert!(summary.latest.unwrap().point.ends_with("+1"));
@@ -172,8 +172,8 @@ fn a_lost_point_is_named_and_the_damage_says_what_to_do() {
     assert!(inventory.damage().unwrap().damaged.is_empty());
     let lost = format!("{web}/{}", point(9));
     first.repository().mark(&lost).unwrap();
-    assert_eq!(refreshed(&inventory, &path).machines, [web.clone()]);
-    assert_eq!(inventory.machine(&web).unwrap().lost, [lost.clone()]);
+    assert_eq!(refreshed(&inventory, &path).machines, std::slice::from_ref(&web));
+    assert_eq!(inventory.machine(&web).unwrap().lost, std::slice::from_ref(&lost));
     let damage = inventory.damage().unwrap();
     assert_eq!(damage.damaged[0].what, lost);
     assert_eq!(damage.damaged[0].command, Some(format!("coldrise forget {lost}")));

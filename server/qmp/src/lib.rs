@@ -10,7 +10,7 @@
 //! client at a time, and a second one waits without an answer.
 //!
 //! QEMU runs a hostile guest, so its answers are hostile, too: a line has at most
-//! [`MAX_LINE_BYTES`], at most [`MAX_EVENTS`] events are kept, and every wait has a time limit.
+//! [`MAX_LINE_BYTES`], at most [`MAX_EVENTS`] events of [`MAX_EVENT_BYTES`] are kept, and every wait has a time limit.
 #![forbid(unsafe_code)]
 
 mod lines;
@@ -32,6 +32,9 @@ use lines::Lines;
 pub const MAX_LINE_BYTES: usize = 1 << 20;
 /// Maximum number of events that wait for [`Monitor::take_events`]. Later ones are dropped.
 pub const MAX_EVENTS: usize = 1024;
+/// Maximum length of an event, in bytes; QEMU's own have some hundred. The fields of longer ones
+/// are dropped, and their name.
+pub const MAX_EVENT_BYTES: usize = 4 << 10;
 /// Maximum length of QEMU's text in an error message, in characters.
 const MAX_SHOWN_CHARS: usize = 300;
 
@@ -163,7 +166,14 @@ impl Monitor {
     fn message(&mut self, until: Instant) -> Result<Option<Value>> {
         let Some(line) = self.lines.next(&mut self.stream, until)? else { return Ok(None) };
         match serde_json::from_slice::<Value>(&line) {
-            Ok(message) if message.is_object() => Ok(Some(message)),
+            Ok(mut message) if message.is_object() => {
+                // Many large events would fill the memory.
+                if line.len() > MAX_EVENT_BYTES && message["event"].is_string() {
+                    message["event"] = TOO_LONG.into();
+                    message["data"] = Value::Null;
+                }
+                Ok(Some(message))
+            }
             _ => {
                 let text = shown(&String::from_utf8_lossy(&line));
                 Err(Error::new(ErrorKind::ToolFailed, format!("QEMU's monitor sent {text:?}")))
@@ -172,6 +182,8 @@ impl Monitor {
     }
 }
 
+/// The name of an event that is too long.
+const TOO_LONG: &str = "TOO_LONG";
 /// A socket's time limit of zero would mean none.
 const MIN_WAIT: Duration = Duration::from_millis(1);
 

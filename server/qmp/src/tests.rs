@@ -78,6 +78,16 @@ fn the_number_of_kept_events_is_bounded() {
 }
 
 #[test]
+fn the_size_of_kept_events_is_bounded() {
+    let data = "x".repeat(MAX_LINE_BYTES / 2);
+    let event = format!(r#"{{"event":"STOP","data":{{"reason":"{data}"}}}}"#);
+    let mut monitor = monitor(vec![format!("{event}\n{}", r#"{"return":{},"id":ID}"#)]).unwrap();
+    monitor.execute("query-status", Value::Null, PATIENCE).unwrap();
+    let events = monitor.take_events();
+    assert!(events.len() == 1 && events[0].fields.is_null() && events[0].name != "STOP");
+}
+
+#[test]
 fn silence_ends_at_the_time_limit() {
     let (ours, _theirs) = UnixStream::pair().unwrap();
     let error = Monitor::greet(ours, Duration::from_millis(20)).err().unwrap();

@@ -100,3 +100,12 @@ fn names_are_checked_when_deserialised_too() {
     let name: MachineName = serde_json::from_str("\"web01\"").unwrap();
     assert_eq!(serde_json::to_string(&name).unwrap(), "\"web01\"");
 }
+
+#[test]
+fn a_sort_key_gives_its_name_back() {
+    for text in ["19700101T000000Z", "20240229T235959Z", "20261120T100000Z+7", "99991230T000000Z"] {
+        let name = PointName::parse(text).unwrap();
+        assert_eq!(PointName::from_sort_key(&name.sort_key()), Some(name));
+    }
+    assert_eq!(PointName::from_sort_key(&[255; 12]), None);
+}

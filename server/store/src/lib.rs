@@ -84,7 +84,7 @@ pub use horizon::Horizon;
 pub use lock_holder::lock_holder;
 pub use machine_claim::MachineClaim;
 pub use map::MapRoot;
-pub use markers::{BootCheckDocument, BootRung, BootVerdict, PendingMarker};
+pub use markers::{BootCheckDocument, BootRung, BootVerdict, MarkerId, PendingMarker};
 pub use memory::{available_memory_bytes, default_cache_bytes};
 pub use name::{DiskName, KeyLabel, MachineName, SessionName, LATEST, MAX_NAME_BYTES};
 pub use passphrase::{Passphrase, PassphraseSource, MAX_PASSPHRASE_BYTES};
@@ -100,7 +100,7 @@ pub use repository_id::RepositoryId;
 pub use retention::{retained, KeepReason, Period, RetentionPoint, RetentionRules, RetentionSpan};
 pub use stats::{IndexMemory, StoreStats, StoredChunks};
 pub use survey::{
-    CatalogStamp, MachineId, MarkerFiles, MarkerId, SurveyEntry, SurveyedMachine, SurveyedPoint,
+    CatalogStamp, MachineId, MarkerFiles, SurveyEntry, SurveyedMachine, SurveyedPoint,
 };
 pub use verify::{
     Affected, Coverage, Damaged, RecentDisks, VerifiedDisk, VerifyOptions, VerifyProgress,

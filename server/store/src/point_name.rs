@@ -86,16 +86,11 @@ impl PointName {
     /// # Errors
     /// `ErrorKind::InvalidInput` before 1970 and after 9999.
     pub fn from_time(time: jiff::Timestamp) -> Result<Self> {
-        let moment = time.to_zoned(jiff::tz::TimeZone::UTC);
-        Self::parse(&format!(
-            "{:04}{:02}{:02}T{:02}{:02}{:02}Z",
-            moment.year(),
-            moment.month(),
-            moment.day(),
-            moment.hour(),
-            moment.minute(),
-            moment.second()
-        ))
+        if time.as_second() < 0 {
+            let text = format!("{time} is before 1970, so no point can be named for it");
+            return Err(Error::new(ErrorKind::InvalidInput, text));
+        }
+        Self::parse(&time_text(jiff::tz::Offset::UTC.to_datetime(time)))
     }
 
     /// The synthetic point number `n` at this point's time.
@@ -141,13 +136,35 @@ impl PointName {
     /// The name of a sort key; `None` for a key that no name has.
     pub fn from_sort_key(key: &[u8; 12]) -> Option<Self> {
         let (seconds, number) = key.split_first_chunk::<8>()?;
-        let seconds = i64::try_from(u64::from_be_bytes(*seconds)).ok()?;
-        let time = Self::from_time(jiff::Timestamp::from_second(seconds).ok()?).ok()?;
-        match u32::from_be_bytes(number.try_into().ok()?) {
-            0 => Some(time),
-            number => time.synthetic(number).ok(),
+        let unix_seconds = u64::from_be_bytes(*seconds);
+        let time = jiff::Timestamp::from_second(i64::try_from(unix_seconds).ok()?).ok()?;
+        let synthetic = u32::from_be_bytes(number.try_into().ok()?);
+        let mut text = time_text(jiff::tz::Offset::UTC.to_datetime(time));
+        if synthetic > 0 {
+            text.push_str(&format!("+{synthetic}"));
         }
+        Some(PointName { unix_seconds, synthetic, text })
     }
+}
+
+/// `YYYYMMDDTHHMMSSZ`, without the formatting machinery: a list has 100,000 of them.
+fn time_text(moment: jiff::civil::DateTime) -> String {
+    let mut text = String::with_capacity(TIME_PATTERN.len());
+    let mut push = |number: i16| {
+        for digit in [number / 10 % 10, number % 10] {
+            text.push(char::from(b'0' + u8::try_from(digit).unwrap_or(0)));
+        }
+    };
+    push(moment.year() / 100);
+    push(moment.year());
+    push(moment.month().into());
+    push(moment.day().into());
+    push(moment.hour().into());
+    push(moment.minute().into());
+    push(moment.second().into());
+    text.insert(8, 'T');
+    text.push('Z');
+    text
 }
 
 impl TryFrom<String> for PointName {

@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use coldrise_block::{Context, Result};
 
 use crate::catalog::{self, Document};
-use crate::markers::MarkerFile;
+use crate::markers::{MarkerFile, MarkerId};
 use crate::rocks::Family;
 use crate::{hex, MachineName, PointDocument, PointName, Repository};
 
@@ -37,8 +37,6 @@ impl PartialEq for CatalogStamp {
 
 /// A keyed hash of a machine's name.
 pub type MachineId = [u8; 16];
-/// A keyed hash of a point's or session's name.
-pub type MarkerId = [u8; 16];
 
 /// One entry of the catalog.
 pub enum SurveyEntry<'a> {

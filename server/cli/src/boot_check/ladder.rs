@@ -15,15 +15,21 @@ pub(crate) enum Rung {
     Kernel,
     /// Programs of the system run.
     Userspace,
-    /// A login prompt is there.
+    /// A login prompt is there, or the guest agent answers.
     Login,
-    /// The port of --check-port answers.
+    /// A service answers: the port of --check-port, the command of --check, or the machine's own
+    /// check says ok.
     Service,
 }
 
 impl Rung {
     const ALL: [Rung; 6] =
         [Rung::Started, Rung::Firmware, Rung::Kernel, Rung::Userspace, Rung::Login, Rung::Service];
+
+    /// The rung of that word.
+    pub(crate) fn of_word(word: &str) -> Option<Rung> {
+        Rung::ALL.into_iter().find(|rung| rung.word() == word)
+    }
 
     /// The word of the command line and of `--json`.
     pub(crate) fn word(self) -> &'static str {

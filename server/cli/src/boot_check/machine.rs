@@ -1,22 +1,26 @@
 //! QEMU without a user: its monitor and its serial port are sockets in a private folder.
 
 use std::ffi::OsString;
+use std::fs::File;
 use std::io::{ErrorKind as IoErrorKind, Read};
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_qmp::Monitor;
+use rustix::fs::{Mode, OFlags};
 use serde_json::{json, Value};
 
+use super::agent::Agent;
 use super::packets::MAX_PACKET_BYTES;
 use crate::child;
+use crate::confinement::{NetworkReach, Reach};
 use crate::hardware::{DiskBus, Hardware};
 use crate::qemu;
+use crate::qemu_process::{pipe_messages, QemuProcess};
 use crate::signals::ChildSignals;
 
 /// How long QEMU may take to connect, and to answer its monitor.
@@ -26,8 +30,11 @@ const END_PATIENCE: Duration = Duration::from_secs(5);
 const START_INTERVAL: Duration = Duration::from_millis(5);
 /// Maximum size of a picture's file, in bytes.
 const MAX_PICTURE_BYTES: u64 = 64 << 20;
-/// Bytes taken from the serial port at once. QEMU makes the guest wait with more.
-const MAX_SERIAL_BYTES: u64 = 1 << 20;
+/// Bytes taken from a port of the machine at once.
+const MAX_READ_BYTES: u64 = 1 << 20;
+/// Names of the virtio ports' sockets and devices.
+pub(super) const AGENT: &str = "agent";
+pub(super) const WORD: &str = "word";
 
 /// A port of this host's loopback that leads to a port of the machine.
 #[derive(Clone, Copy, Debug)]
@@ -51,15 +58,18 @@ impl Forward {
 
 /// A running QEMU. Dropping it ends it.
 pub(crate) struct Machine {
-    child: Child,
+    process: QemuProcess,
     pub(super) monitor: Monitor,
-    serial: UnixStream,
+    pub(super) serial: UnixStream,
+    /// The port of the machine's own word.
+    pub(super) word: UnixStream,
+    pub(super) agent: Agent,
     folder: PathBuf,
 }
 
 impl Machine {
     /// Starts QEMU with the arguments `words` for hardware, console and disks. `folder` is
-    /// private to this machine.
+    /// private to this machine. QEMU reaches that folder only.
     ///
     /// # Errors
     /// `ToolFailed` if QEMU is missing, ends or does not answer; `Interrupted` if this program
@@ -73,28 +83,37 @@ impl Machine {
     ) -> Result<Machine> {
         // QEMU connects to these, so that not a byte is lost at the start.
         let listen = |name: &str| {
-            UnixListener::bind(folder.join(name)).context(|| format!("making the socket {name}"))
+            let listener = UnixListener::bind(folder.join(name));
+            listener
+                .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
+                .context(|| format!("making the socket {name}"))
         };
-        let (monitor, serial) = (listen("monitor")?, listen("serial")?);
-        monitor
-            .set_nonblocking(true)
-            .and_then(|()| serial.set_nonblocking(true))
-            .context(|| "preparing sockets")?;
+        let [monitor, serial, agent, word] =
+            [listen("monitor")?, listen("serial")?, listen(AGENT)?, listen(WORD)?];
         words.extend(observation(hardware, forward, folder).into_iter().map(OsString::from));
-        let mut command = qemu::command();
+        let mut command = qemu::command("KILL");
         // A Ctrl-C on the terminal is for this program, which then ends QEMU.
-        command.args(words).stdin(Stdio::null()).stdout(Stdio::null()).process_group(0);
-        tracing::debug!(?command, "starting QEMU");
-        let mut starting = Starting(Some(qemu::spawn(&mut command)?));
+        command.args(words).process_group(0);
+        command.env_clear().env("LC_ALL", "C").env("TMPDIR", folder);
+        command.envs(std::env::var_os("PATH").map(|path| ("PATH", path)));
+        pipe_messages(&mut command);
+        let reach = Reach {
+            program: qemu::program_path(),
+            scratch: folder.to_owned(),
+            network: NetworkReach::Port(forward.map(|forward| forward.host_port)),
+        };
+        let mut starting = Starting(Some(QemuProcess::start(command, Some(reach))?));
         let serial = starting.accept(&serial, signals)?;
         let monitor = starting.accept(&monitor, signals)?;
-        serial.set_nonblocking(true).context(|| "preparing the serial port")?;
+        let agent = starting.accept(&agent, signals)?;
+        let word = starting.accept(&word, signals)?;
         monitor.set_nonblocking(false).context(|| "preparing the monitor")?;
         let monitor = Monitor::greet(monitor, PATIENCE)?;
-        let Some(child) = starting.0.take() else {
+        let Some(process) = starting.0.take() else {
             return Err(Error::new(ErrorKind::Internal, "QEMU was ended at its start"));
         };
-        Ok(Machine { child, monitor, serial, folder: folder.to_owned() })
+        let folder = folder.to_owned();
+        Ok(Machine { process, monitor, serial, word, agent: Agent::new(agent), folder })
     }
 
     /// Checks that QEMU still runs.
@@ -102,7 +121,7 @@ impl Machine {
     /// # Errors
     /// `ToolFailed` if it has ended: it never does so by itself.
     pub(super) fn check(&mut self) -> Result<()> {
-        check(&mut self.child)
+        self.process.check()
     }
 
     /// The error of a broken monitor, or the end of QEMU that explains it and comes just after.
@@ -121,21 +140,14 @@ impl Machine {
         self.monitor.execute(command, arguments, PATIENCE)
     }
 
-    /// What the serial port has sent since the last call.
-    pub(super) fn serial(&mut self) -> Vec<u8> {
-        let mut bytes = Vec::new();
-        // It ends with an error when there is nothing left, or with QEMU.
-        let _ = (&mut self.serial).take(MAX_SERIAL_BYTES).read_to_end(&mut bytes);
-        bytes
-    }
-
     /// A picture of the screen as a file of that format, `ppm` or `png`. `None` if QEMU cannot
     /// make one.
     pub(super) fn picture(&mut self, format: &str) -> Option<Vec<u8>> {
         let path = self.folder.join("picture");
         self.execute("screendump", json!({ "filename": path, "format": format })).ok()?;
-        let is_small = std::fs::metadata(&path).is_ok_and(|file| file.len() <= MAX_PICTURE_BYTES);
-        is_small.then(|| std::fs::read(&path).ok()).flatten()
+        let mut picture = Vec::new();
+        open_file(&path).ok()?.take(MAX_PICTURE_BYTES + 1).read_to_end(&mut picture).ok()?;
+        (picture.len() as u64 <= MAX_PICTURE_BYTES).then_some(picture)
     }
 
     /// The dump of the packets.
@@ -166,12 +178,12 @@ impl Drop for Machine {
         while quit.is_ok() && Instant::now() < until && self.check().is_ok() {
             std::thread::sleep(START_INTERVAL);
         }
-        let _ = child::end(&mut self.child, qemu::PROGRAM, END_PATIENCE, None);
+        let _ = child::end(self.process.child(), qemu::PROGRAM, END_PATIENCE, None);
     }
 }
 
 /// QEMU before it has connected. Dropping it ends it.
-struct Starting(Option<Child>);
+struct Starting(Option<QemuProcess>);
 
 impl Starting {
     fn accept(
@@ -182,32 +194,51 @@ impl Starting {
         let until = Instant::now() + PATIENCE;
         while Instant::now() < until {
             match listener.accept() {
-                Ok((stream, _)) => return Ok(stream),
+                Ok((stream, _)) => {
+                    stream.set_nonblocking(true).context(|| "preparing a socket")?;
+                    return Ok(stream);
+                }
                 Err(error) if error.kind() == IoErrorKind::WouldBlock => {}
                 Err(error) => return Err(error).context(|| "waiting for QEMU"),
             }
             if signals.was_asked_to_end() {
                 return Err(Error::new(ErrorKind::Interrupted, "interrupted while QEMU started"));
             }
-            self.0.as_mut().map_or(Ok(()), check)?;
+            self.0.as_mut().map_or(Ok(()), QemuProcess::check)?;
             std::thread::sleep(START_INTERVAL);
         }
-        Err(Error::new(ErrorKind::ToolFailed, "QEMU did not start in time"))
+        let text = "QEMU did not start in time: this host may be busy; try again later";
+        Err(Error::new(ErrorKind::ToolFailed, text))
     }
 }
 
 impl Drop for Starting {
     fn drop(&mut self) {
-        if let Some(child) = &mut self.0 {
-            let _ = child::end(child, qemu::PROGRAM, END_PATIENCE, None);
+        if let Some(process) = &mut self.0 {
+            let _ = child::end(process.child(), qemu::PROGRAM, END_PATIENCE, None);
         }
     }
 }
 
-fn check(child: &mut Child) -> Result<()> {
-    match child.try_wait().context(|| "looking after QEMU")? {
-        None => Ok(()),
-        Some(status) => Err(child::ended_error(qemu::PROGRAM, status)),
+/// The bytes that a socket without blocking holds, at most 1 MiB. QEMU makes the guest wait with
+/// more. It ends with an error when there is nothing left, or with QEMU.
+pub(super) fn read_available(stream: &mut UnixStream) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let _ = stream.take(MAX_READ_BYTES).read_to_end(&mut bytes);
+    bytes
+}
+
+/// Opens a file that QEMU wrote. A guest that broke out of QEMU could put a link there, or
+/// something that blocks.
+///
+/// # Errors
+/// The system's; `InvalidInput` if it is no regular file.
+pub(super) fn open_file(path: &Path) -> std::io::Result<File> {
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::RDONLY | OFlags::CLOEXEC;
+    let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
+    match file.metadata()?.is_file() {
+        true => Ok(file),
+        false => Err(IoErrorKind::InvalidInput.into()),
     }
 }
 
@@ -235,6 +266,14 @@ fn observation(hardware: &Hardware, forward: Option<Forward>, folder: &Path) -> 
         ["-mon", "chardev=monitor,mode=control"],
         // For a second observer: a monitor serves one client at a time.
         ["-qmp", &format!("unix:{},server=on,wait=off", path("second-monitor"))],
+        ["-device", "virtio-serial-pci"],
+        ["-chardev", &format!("socket,id=agent,path={}", path(AGENT))],
+        [
+            "-device",
+            &format!("virtserialport,chardev=agent,id={AGENT},name=org.qemu.guest_agent.0"),
+        ],
+        ["-chardev", &format!("socket,id=word,path={}", path(WORD))],
+        ["-device", &format!("virtserialport,chardev=word,id={WORD},name=org.coldrise.check")],
         // It answers DHCP, and leads nowhere.
         ["-netdev", &network],
         ["-device", &format!("{card},netdev=net,romfile=")],

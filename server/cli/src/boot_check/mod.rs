@@ -3,7 +3,9 @@
 //! ```text
 //!   QEMU ──monitor──▶ events, disk counters, pictures ─┐
 //!        ──serial port──▶ lines ───────────────────────┼─▶ watch ─▶ ladder of rungs ─▶ verdict
-//!        ──isolated network──▶ packets ────────────────┘
+//!        ──isolated network──▶ packets ────────────────┤
+//!        ──virtio ports──▶ agent, the machine's word ──┤
+//!   this host ──the user's own command─────────────────┘
 //! ```
 //!
 //! One source is not enough: a machine with a serial console shows the boot loader's last line on
@@ -13,14 +15,20 @@
 //!
 //! One thread polls everything. The guest is hostile: every source is bounded.
 
+mod agent;
+mod command;
 mod ladder;
 mod machine;
+mod options;
 mod packets;
 mod screen;
 mod serial;
 mod signs;
+mod throwaway;
+mod trial;
 mod watch;
 
-pub(crate) use ladder::{Reached, Rung};
-pub(crate) use machine::{Forward, Machine};
-pub(crate) use watch::{watch, Findings, Goal};
+pub(crate) use ladder::Rung;
+pub(crate) use options::GoalOptions;
+pub(crate) use serial::SerialLog;
+pub(crate) use trial::{check_memory, highest_rung, isolated_hardware, needed_bytes, Trial};

@@ -1,8 +1,9 @@
 //! The packets that a machine sends, from QEMU's dump of its isolated network.
 
-use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::PathBuf;
+
+use super::machine::open_file;
 
 /// Length of the dump's own header.
 const FILE_HEADER_BYTES: u64 = 24;
@@ -42,7 +43,7 @@ impl Packets {
     /// What the machine has sent since the last call. An unreadable dump is empty.
     pub(crate) fn read(&mut self) -> Vec<Sent> {
         let mut bytes = Vec::new();
-        let read = File::open(&self.path).and_then(|mut file| {
+        let read = open_file(&self.path).and_then(|mut file| {
             file.seek(SeekFrom::Start(self.offset))?;
             file.take(MAX_FILE_BYTES).read_to_end(&mut bytes)
         });
@@ -180,7 +181,13 @@ mod tests {
         assert!(!packets.is_full());
         // A length that cannot be.
         let hostile = [&whole[..], &[0xff; 16]].concat();
-        std::fs::write(&path, hostile).unwrap();
+        std::fs::write(&path, &hostile).unwrap();
+        assert_eq!(packets.read(), []);
+        // A link, as a guest that broke out could make it.
+        let elsewhere = folder.path().join("elsewhere");
+        std::fs::rename(&path, &elsewhere).unwrap();
+        std::os::unix::fs::symlink(&elsewhere, &path).unwrap();
+        packets.restart();
         assert_eq!(packets.read(), []);
     }
 }

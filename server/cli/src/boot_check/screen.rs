@@ -120,7 +120,9 @@ impl Font {
             text.push_str(line.trim_end());
             text.push('\n');
         }
-        (unknown <= rows * columns / UNKNOWN_SHARE).then(|| text.trim_end().to_owned())
+        // A lone unknown cell after the text is the cursor, half drawn over a blank.
+        let text = text.trim_end_matches([UNKNOWN, ' ', '\n']);
+        (unknown <= rows * columns / UNKNOWN_SHARE).then(|| text.to_owned())
     }
 }
 

@@ -67,10 +67,18 @@ pub(crate) fn rung(line: &str) -> Option<Rung> {
     }
 }
 
-/// `web01 login: `, with or without a cursor.
+/// `web01 login: `, with or without a cursor. Before the word stand at most two more, as in `web01
+/// console login:`, so that a line of a log is no prompt.
 fn is_login(line: &str) -> bool {
     let line = line.trim_end_matches([' ', '_', UNKNOWN]);
-    line.ends_with("login:") && !line.contains("Last login")
+    let Some(before) = line.strip_suffix("login:") else { return false };
+    let is_name = |word: &str| {
+        word.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._".contains(&byte))
+    };
+    (before.is_empty() || before.ends_with(' '))
+        && before.split_whitespace().count() <= 2
+        && before.split_whitespace().all(is_name)
+        && !before.trim_start().starts_with("Last")
 }
 
 /// `[    3.141592] `, as Linux begins its lines.
@@ -120,6 +128,11 @@ mod tests {
             ("web01 login: \u{fffd}", Some(Rung::Login)),
             ("Last login: ", None),
             ("Last login: Mon Nov 23 login:", None),
+            ("Last failed login:", None),
+            ("login:", Some(Rung::Login)),
+            ("sun1 console login:", Some(Rung::Login)),
+            ("audit: user=root acct login:", None),
+            ("systemd-login:", None),
             ("[  OK  ] Started ssh.service", Some(Rung::Userspace)),
             ("[    0.000000] Command line: ro", Some(Rung::Kernel)),
             ("[12345.678901] x", Some(Rung::Kernel)),

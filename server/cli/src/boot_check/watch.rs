@@ -1,5 +1,7 @@
 //! Polls the sources of a machine until it has come up, has failed, or the time is over.
 
+mod own_proofs;
+
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -9,8 +11,9 @@ use coldrise_qmp::Event;
 use coldrise_store::BootVerdict;
 use serde_json::Value;
 
+use super::command::{OwnCheck, RunningCheck};
 use super::ladder::{Ladder, Reached, Rung};
-use super::machine::{Forward, Machine};
+use super::machine::{read_available, Forward, Machine};
 use super::packets::{Packets, Sent};
 use super::screen::{Font, Picture};
 use super::serial::SerialLog;
@@ -50,7 +53,11 @@ pub(crate) struct Goal {
     /// `None`: scaled by the speed of this host.
     pub(crate) time_limit: Option<Duration>,
     pub(crate) forward: Option<Forward>,
+    /// Proves the service, in place of the port.
+    pub(crate) own_check: Option<OwnCheck>,
     pub(crate) firmware: Firmware,
+    /// Stands before each printed rung, where several machines boot at once.
+    pub(crate) label: Option<String>,
 }
 
 /// The evidence of a check.
@@ -59,6 +66,8 @@ pub(crate) struct Findings {
     pub(crate) rungs: Vec<Reached>,
     /// The proof of the failure.
     pub(crate) failure: Option<String>,
+    /// Why the own check proved nothing.
+    pub(crate) note: Option<String>,
     /// The last text of the screen, if it had any.
     pub(crate) screen_text: Option<String>,
     pub(crate) serial_tail: Vec<String>,
@@ -87,15 +96,16 @@ pub(crate) fn watch(
     let mut told = 0;
     let verdict = loop {
         let reached = watch.ladder.reached();
-        reached.iter().skip(told).for_each(|rung| tell(invocation, rung));
+        reached.iter().skip(told).for_each(|rung| tell(invocation, goal, rung));
         told = reached.len();
         if watch.failure.is_some() {
             break BootVerdict::Failed;
         } else if watch.ladder.has(goal.until) {
             break BootVerdict::Ok;
-        } else if watch.is_late() {
+        } else if watch.note.is_some() || watch.is_late() {
             break BootVerdict::NotProven;
         }
+        watch.has_server_restarted = server.has_restarted();
         let looked = watch.look(machine).and_then(|()| server.look_after(invocation, signals));
         if signals.was_asked_to_end() {
             return Err(Error::new(ErrorKind::Interrupted, "interrupted: the machine was ended"));
@@ -107,19 +117,25 @@ pub(crate) fn watch(
         verdict,
         screenshot: machine.picture("png"),
         rungs: watch.ladder.reached().to_vec(),
+        note: watch.note.or_else(|| {
+            let is_cut = verdict == BootVerdict::NotProven && watch.running_check.is_some();
+            is_cut.then(|| "the command of --check had not ended".to_owned())
+        }),
         failure: watch.failure,
         screen_text: watch.screen_text,
         serial_tail: watch.serial.tail(TAIL_LINES),
     })
 }
 
-fn tell(invocation: &Invocation, reached: &Reached) {
+fn tell(invocation: &Invocation, goal: &Goal, reached: &Reached) {
     let after = show_duration(Duration::from_millis(reached.after_ms));
     let rung = reached.rung.word();
-    invocation.remark(&format!("{rung:<9} after {after}: {}", reached.evidence));
+    let label = goal.label.as_ref().map_or_else(String::new, |label| format!("{label}: "));
+    invocation.remark(&format!("{label}{rung:<9} after {after}: {}", reached.evidence));
     if invocation.is_json() {
         let event = serde_json::json!({
-            "event": "progress", "phase": "booting", "rung": rung, "after_ms": reached.after_ms,
+            "event": "progress", "phase": "booting", "point": goal.label, "rung": rung,
+            "after_ms": reached.after_ms,
         });
         print_line(&event.to_string());
     }
@@ -130,12 +146,17 @@ struct Watch<'a> {
     font: Option<Font>,
     ladder: Ladder,
     failure: Option<String>,
+    note: Option<String>,
     serial: SerialLog,
+    word: SerialLog,
     packets: Packets,
     resets: u32,
+    has_server_restarted: bool,
     screen_text: Option<String>,
     /// Kept open until the next one, so that the machine has time to answer.
     connection: Option<TcpStream>,
+    port_answers: bool,
+    running_check: Option<RunningCheck>,
     next_slow: Instant,
 }
 
@@ -146,11 +167,16 @@ impl<'a> Watch<'a> {
             font,
             ladder: Ladder::new(),
             failure: None,
+            note: None,
             serial: SerialLog::default(),
+            word: SerialLog::default(),
             packets: Packets::new(dump),
             resets: 0,
+            has_server_restarted: false,
             screen_text: None,
             connection: None,
+            port_answers: false,
+            running_check: None,
             next_slow: Instant::now(),
         }
     }
@@ -160,9 +186,15 @@ impl<'a> Watch<'a> {
         self.look_at_disks(&machine.execute("query-blockstats", Value::Null)?);
         for event in machine.monitor.take_events() {
             self.look_at_event(&event)?;
+            self.look_at_port(&event, &mut machine.agent);
         }
-        self.look_at_serial(&machine.serial());
+        self.look_at_serial(&read_available(&mut machine.serial));
+        self.look_at_word(&read_available(&mut machine.word));
+        if machine.agent.poll() {
+            self.ladder.reach(Rung::Login, "the guest agent answers");
+        }
         self.look_at_packets(machine)?;
+        self.look_at_own_check();
         if Instant::now() >= self.next_slow {
             self.next_slow = Instant::now() + SLOW_INTERVAL;
             if let Some(font) = &self.font {
@@ -200,7 +232,7 @@ impl<'a> Watch<'a> {
 
     /// # Errors
     /// `NoSpace`, `Io`: a write failed. Writes go to the session, so this says nothing about the
-    /// point.
+    /// point. `ToolFailed`: a read failed after a crash of the disks' server.
     fn look_at_event(&mut self, event: &Event) -> Result<()> {
         let text = |field: &str| event.fields[field].as_str().unwrap_or("unknown");
         match event.name.as_str() {
@@ -211,6 +243,12 @@ impl<'a> Watch<'a> {
                 let text =
                     "no verdict: the machine's writes cannot be stored; the lines above say why";
                 return Err(Error::new(kind, text));
+            }
+            // The disks were away for a while, which may have been the cause.
+            "BLOCK_IO_ERROR" if self.has_server_restarted => {
+                let text = "no verdict: a read failed after the server of the disks was restarted";
+                let error = Error::new(ErrorKind::ToolFailed, text);
+                return Err(error.advise("the lines above say why; check again"));
             }
             "BLOCK_IO_ERROR" => {
                 let (operation, disk) = (text("operation"), text("node-name"));
@@ -256,8 +294,10 @@ impl<'a> Watch<'a> {
             };
             match (sent, self.goal.forward) {
                 (Sent::Accepted(port), Some(forward)) if port == forward.machine_port => {
-                    let evidence = format!("port {port} accepts connections");
-                    self.ladder.reach(Rung::Service, evidence);
+                    self.port_answers = true;
+                    let is_proof = self.goal.own_check.is_none();
+                    let rung = if is_proof { Rung::Service } else { Rung::Userspace };
+                    self.ladder.reach(rung, format!("port {port} accepts connections"));
                 }
                 _ if self.is_network_the_systems() => {
                     self.ladder.reach(Rung::Userspace, format!("the machine sent {what}"));
@@ -322,72 +362,5 @@ fn quoted(source: &str, line: &str) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use serde_json::json;
-
-    fn goal(firmware: Firmware) -> Goal {
-        Goal { until: Rung::Login, time_limit: None, forward: None, firmware }
-    }
-
-    fn event(name: &str, fields: Value) -> Event {
-        Event { name: name.to_owned(), unix_ms: 0, fields }
-    }
-
-    #[test]
-    fn events_are_failures_only_if_the_point_is_at_fault() {
-        let goal = goal(Firmware::Bios);
-        let guest = json!({ "guest": true });
-        let read = json!({ "operation": "read", "node-name": "disk0", "reason": "\u{1b}I/O" });
-        for (events, failure) in [
-            (vec![event("SHUTDOWN", guest.clone())], Some("the machine switched itself off")),
-            (vec![event("SHUTDOWN", json!({ "guest": false }))], None),
-            (vec![event("RESET", guest.clone()); 2], None),
-            (vec![event("RESET", guest); 3], Some("the machine restarted 3 times")),
-            (vec![event("GUEST_PANICKED", Value::Null)], Some("the guest reported a panic")),
-            (vec![event("BLOCK_IO_ERROR", read)], Some("a read of disk0 failed: I/O")),
-            (vec![event("STOP", Value::Null)], None),
-        ] {
-            let mut watch = Watch::new(&goal, None, PathBuf::new());
-            events.iter().for_each(|event| watch.look_at_event(event).unwrap());
-            assert_eq!(watch.failure.as_deref(), failure);
-        }
-    }
-
-    #[test]
-    fn a_failed_write_is_no_verdict() {
-        let goal = goal(Firmware::Bios);
-        for (is_full, kind) in [(true, ErrorKind::NoSpace), (false, ErrorKind::Io)] {
-            let fields = json!({ "operation": "write", "nospace": is_full });
-            let mut watch = Watch::new(&goal, None, PathBuf::new());
-            let error = watch.look_at_event(&event("BLOCK_IO_ERROR", fields)).unwrap_err();
-            assert_eq!(error.kind(), kind);
-            assert_eq!(watch.failure, None);
-        }
-    }
-
-    #[test]
-    fn firmware_on_the_network_is_no_kernel() {
-        for (firmware, is_kernel) in [(Firmware::Bios, true), (Firmware::Uefi, false)] {
-            let goal = goal(firmware);
-            let mut watch = Watch::new(&goal, None, PathBuf::new());
-            let changed = event("NIC_RX_FILTER_CHANGED", Value::Null);
-            watch.look_at_event(&changed).unwrap();
-            assert!(!watch.ladder.has(Rung::Firmware));
-            let read = json!([{ "node-name": "disk0", "stats": { "rd_bytes": 2 << 20 } }]);
-            watch.look_at_disks(&read);
-            watch.look_at_event(&changed).unwrap();
-            assert_eq!(watch.ladder.has(Rung::Kernel), is_kernel);
-            assert!(watch.ladder.has(Rung::Firmware));
-        }
-    }
-
-    #[test]
-    fn a_slow_host_has_more_time() {
-        let least = default_limit(None);
-        assert!(least >= LIMIT_KVM);
-        assert_eq!(default_limit(Some(Duration::from_secs(1))), least);
-        assert_eq!(default_limit(Some(Duration::from_secs(100))), Duration::from_secs(2000));
-        assert_eq!(default_limit(Some(Duration::from_secs(1000))), LONGEST_LIMIT);
-    }
-}
+#[path = "watch_tests.rs"]
+mod tests;

@@ -14,11 +14,13 @@ use serde::Serialize;
 
 use super::skipped_files;
 use crate::child::terminate;
+use crate::confinement::{NetworkReach, Reach};
 use crate::disk_server::{self, DiskServer, Protocol};
 use crate::hardware::{Hardware, HardwareOptions, Network};
 use crate::invocation::Invocation;
 use crate::netns;
 use crate::qemu::{self, Console};
+use crate::qemu_process::QemuProcess;
 use crate::report::Report;
 use crate::signals::ChildSignals;
 use crate::targets::tell_newer;
@@ -34,6 +36,9 @@ use crate::units::{parse_size, show_count};
 /// The disks are served to this machine only. With --over nfs as root, the machine and its
 /// server share a private network namespace. With --network user they use the host's network,
 /// which must then have no other NFS server.
+///
+/// QEMU can open its own files only (Landlock), not the repository or the passphrase; with
+/// --display it is not confined.
 ///
 /// The console is this terminal: Ctrl-A X ends QEMU, Ctrl-C goes to the machine.
 #[derive(Debug, Args)]
@@ -192,7 +197,8 @@ fn boot(
 ) -> Result<ExitStatus> {
     let console = if arguments.display { Console::Window } else { Console::Serial };
     let cache_bytes = arguments.cache.unwrap_or_else(default_cache_bytes);
-    let mut server = DiskServer::start(arguments.over, invocation, scratch, cache_bytes, signals)?;
+    let mut server =
+        DiskServer::start(arguments.over, invocation, session, scratch, cache_bytes, signals)?;
     let disks = session.disks.iter().map(|disk| server.node(&session.name, &disk.name));
     let words = qemu::arguments(hardware, console, disks.collect(), scratch)?;
     if let Err(why) = qemu::kvm_works() {
@@ -206,7 +212,8 @@ fn boot(
         show_count(u64::from(hardware.cpus), "processor"),
         hardware.memory_mib
     ));
-    let ran = run_machine(invocation, &words, &mut server, signals);
+    let reach = reach(arguments, hardware, scratch);
+    let ran = run_machine(invocation, &words, reach, &mut server, signals);
     // However the machine ended, the session is flushed and closed.
     let stopped = server.stop();
     let status = ran?;
@@ -237,17 +244,31 @@ fn hardware(
 fn run_machine(
     invocation: &Invocation,
     words: &[std::ffi::OsString],
+    reach: Option<Reach>,
     server: &mut DiskServer,
     signals: &mut ChildSignals,
 ) -> Result<ExitStatus> {
-    tracing::debug!(?words, "starting QEMU");
-    let mut machine = qemu::spawn(qemu::command().args(words))?;
-    let ended = wait(invocation, &mut machine, server, signals);
+    let mut command = qemu::command("TERM");
+    command.args(words);
+    let mut machine = QemuProcess::start(command, reach)?;
+    let machine = machine.child();
+    let ended = wait(invocation, machine, server, signals);
     if ended.is_err() && matches!(machine.try_wait(), Ok(None)) {
-        terminate(&machine)?;
+        terminate(machine)?;
         machine.wait().context(|| "waiting for QEMU")?;
     }
     ended
+}
+
+/// A window needs files all over the system, so QEMU with a window is not confined.
+fn reach(arguments: &BootArguments, hardware: &Hardware, scratch: &Path) -> Option<Reach> {
+    let connects = arguments.over == Protocol::Nfs || hardware.network == Network::User;
+    let network = if connects { NetworkReach::Any } else { NetworkReach::Port(None) };
+    (!arguments.display).then(|| Reach {
+        program: qemu::program_path(),
+        scratch: scratch.to_owned(),
+        network,
+    })
 }
 
 fn wait(

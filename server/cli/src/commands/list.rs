@@ -11,12 +11,20 @@ use crate::units::{show_moment, show_size};
 
 /// List machines and their restore points, oldest first.
 ///
-/// BOOT is the result of the point's last check-boot: ok, failed or not proven.
+/// BOOT is the result of the point's last check-boot: ok, failed or not proven; worse if the
+/// machine's last good checks reached more.
 #[derive(Debug, Args)]
 pub(crate) struct ListArguments {
     /// List only this machine.
     #[arg(value_name = "MACHINE")]
     machine: Option<MachineName>,
+}
+
+impl ListArguments {
+    /// The only machine to list.
+    pub(crate) fn machine(&self) -> Option<&MachineName> {
+        self.machine.as_ref()
+    }
 }
 
 pub(crate) fn run(invocation: &Invocation, arguments: &ListArguments) -> Result<Report> {
@@ -28,6 +36,11 @@ pub(crate) fn run(invocation: &Invocation, arguments: &ListArguments) -> Result<
     for name in &listing.lost {
         invocation.remark(&repository.lost(name.clone()).message());
     }
+    Ok(report(&listing))
+}
+
+/// The list for people and for programs.
+pub(crate) fn report(listing: &Listing) -> Report {
     let rows: Vec<Vec<String>> =
         listing.machines.iter().flat_map(|machine| &machine.points).map(row).collect();
     let text = match rows.len() {
@@ -37,14 +50,15 @@ pub(crate) fn run(invocation: &Invocation, arguments: &ListArguments) -> Result<
         0 => String::new(),
         _ => table(shown_headings(&rows), &rows),
     };
-    Ok(Report::answer(&listing, text))
+    Report::answer(listing, text)
 }
 
 /// A verdict in the words of the list.
-pub(super) fn boot_word(verdict: BootVerdict) -> &'static str {
+pub(super) fn boot_word(verdict: BootVerdict, is_worse: bool) -> &'static str {
     match verdict {
         BootVerdict::Ok => "ok",
         BootVerdict::Failed => "failed",
+        BootVerdict::NotProven if is_worse => "not proven, worse",
         BootVerdict::NotProven => "not proven",
     }
 }
@@ -66,7 +80,7 @@ fn row(point: &ListedPoint) -> Vec<String> {
         show_moment(point.created_at_ms),
         disks.join(" "),
         show_size(point.size_bytes),
-        point.boot.map_or("-", boot_word).to_owned(),
+        point.boot.map_or("-", |verdict| boot_word(verdict, point.is_boot_worse)).to_owned(),
         if point.is_protected { "yes" } else { "" }.to_owned(),
         point.quarantine.map_or_else(String::new, |quarantine| quarantine.to_string()),
     ]

@@ -1,6 +1,7 @@
 //! The commands, one file each.
 
 pub(crate) mod backup;
+pub(crate) mod bisect;
 pub(crate) mod boot;
 pub(crate) mod check_boot;
 pub(crate) mod completion;
@@ -14,6 +15,7 @@ pub(crate) mod key;
 pub(crate) mod list;
 pub(crate) mod man;
 pub(crate) mod mount;
+mod picture;
 pub(crate) mod plan;
 pub(crate) mod protect;
 pub(crate) mod prune;
@@ -25,7 +27,7 @@ pub(crate) mod run;
 pub(crate) mod runs;
 pub(crate) mod seal;
 pub(crate) mod serve;
-mod sessions;
+pub(crate) mod sessions;
 pub(crate) mod show;
 mod skipped_files;
 pub(crate) mod stats;
@@ -58,6 +60,7 @@ pub(crate) fn run(invocation: &Invocation, command: Command) -> Result<Report> {
         Command::Serve(arguments) => serve::run(invocation, arguments),
         Command::Boot(arguments) => boot::run(invocation, arguments),
         Command::CheckBoot(arguments) => check_boot::run(invocation, &arguments),
+        Command::Bisect(arguments) => bisect::run(invocation, &arguments),
         Command::Mount(arguments) => mount::run(invocation, arguments),
         Command::Restore(arguments) => restore::run(invocation, &arguments),
         Command::Protect(arguments) => protect::protect(invocation, &arguments),

@@ -24,7 +24,11 @@ pub(super) fn session_text(session: &SessionDetails) -> String {
 }
 
 pub(crate) fn run(invocation: &Invocation) -> Result<Report> {
-    let listing = SessionListing::read(&invocation.open()?)?;
+    Ok(report(&SessionListing::read(&invocation.open()?)?))
+}
+
+/// The list for people and for programs.
+pub(crate) fn report(listing: &SessionListing) -> Report {
     let rows: Vec<Vec<String>> = listing
         .sessions
         .iter()
@@ -42,5 +46,5 @@ pub(crate) fn run(invocation: &Invocation) -> Result<Report> {
         0 => "nothing is published: publish a point with coldrise publish".to_owned(),
         _ => table(&["SESSION", "POINT", "PUBLISHED AT", "IN USE", ">CAPTURED"], &rows),
     };
-    Ok(Report::answer(&listing, text))
+    Report::answer(listing, text)
 }

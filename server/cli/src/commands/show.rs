@@ -1,23 +1,52 @@
 //! `coldrise show`: shows one restore point or session.
 
+use std::path::PathBuf;
+
 use clap::Args;
-use coldrise_block::Result;
+use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_inventory::{PointDetails, SessionDetails};
 use coldrise_session::Catalog;
 use coldrise_store::Address;
 
 use super::list::boot_word;
+use super::picture;
 use super::sessions::session_text;
 use crate::invocation::Invocation;
 use crate::report::Report;
 use crate::units::{show_count, show_moment, show_size};
 
-/// Show a restore point, one disk of it, or a session.
+/// Show a restore point, one disk of it, or a session, or write the picture of a boot check.
 #[derive(Debug, Args)]
 pub(crate) struct ShowArguments {
     /// MACHINE/POINT[/DISK] or live/SESSION.
     #[arg(value_name = "ADDRESS")]
     address: Address,
+
+    /// Write the picture of the screen at the end of the point's last boot check to FILE, as PNG; -
+    /// is stdout.
+    #[arg(long, value_name = "FILE")]
+    screenshot: Option<PathBuf>,
+
+    /// Overwrite the file of --screenshot.
+    #[arg(long, requires = "screenshot")]
+    force: bool,
+}
+
+impl ShowArguments {
+    /// What to show, for a command without --screenshot.
+    ///
+    /// # Errors
+    /// `InvalidInput` with --screenshot.
+    pub(crate) fn address(&self) -> Result<&Address> {
+        match &self.screenshot {
+            None => Ok(&self.address),
+            Some(_) => {
+                let text = "--screenshot reads the repository on its own host";
+                Err(Error::new(ErrorKind::InvalidInput, text)
+                    .advise("over the network: GET /api/v1/machines/M/points/P/screenshot.png"))
+            }
+        }
+    }
 }
 
 pub(crate) fn run(invocation: &Invocation, arguments: &ShowArguments) -> Result<Report> {
@@ -25,24 +54,40 @@ pub(crate) fn run(invocation: &Invocation, arguments: &ShowArguments) -> Result<
     match &arguments.address {
         Address::Point { machine, selector, disk } => {
             let point = Catalog::new(&repository).point(machine, selector)?;
+            if let Some(path) = &arguments.screenshot {
+                let check = repository.boot_check(machine, &point.point)?;
+                let address = format!("{machine}/{}", point.point);
+                return picture::write(path, arguments.force, &address, check);
+            }
             let boot = repository.boot_check(machine, &point.point).unwrap_or_else(|error| {
                 invocation.remark(&format!("warning: the boot check: {}", error.full_message()));
                 None
             });
             let shown = PointDetails::new(&point, disk.as_ref(), boot.map(|(check, _)| check))?;
-            let text = text(&shown);
-            Ok(Report::answer(&shown, text))
+            Ok(point_report(&shown))
         }
         Address::Live { session, disk } => {
+            if arguments.screenshot.is_some() {
+                let text = "--screenshot is for points: sessions have no boot check";
+                return Err(Error::new(ErrorKind::InvalidInput, text));
+            }
             let state = coldrise_session::session(&repository, session)?;
             if let Some(disk) = disk {
                 state.document.disk(disk)?;
             }
-            let shown = SessionDetails::new(&state);
-            let text = session_text(&shown);
-            Ok(Report::answer(&shown, text))
+            Ok(session_report(&SessionDetails::new(&state)))
         }
     }
+}
+
+/// A point for people and for programs.
+pub(crate) fn point_report(point: &PointDetails) -> Report {
+    Report::answer(point, text(point))
+}
+
+/// A session for people and for programs.
+pub(crate) fn session_report(session: &SessionDetails) -> Report {
+    Report::answer(session, session_text(session))
 }
 
 fn text(shown: &PointDetails) -> String {
@@ -86,10 +131,14 @@ fn text(shown: &PointDetails) -> String {
     }
     if let Some(boot) = &shown.boot {
         let reached = boot.rungs.last().map_or("nothing", |reached| reached.rung.as_str());
-        let failure = boot.failure.as_ref().map_or_else(String::new, |text| format!("; {text}"));
+        let usual = boot.usual_rung.as_ref().filter(|_| boot.is_worse);
+        let usual = usual.map(|rung| format!("usual is {rung}"));
+        let reasons = [usual.as_ref(), boot.failure.as_ref(), boot.note.as_ref()];
+        let failure: String =
+            reasons.into_iter().flatten().map(|reason| format!("; {reason}")).collect();
         text.push_str(&format!(
             "boot check   {}: {reached} of {} reached, at {}{failure}\n",
-            boot_word(boot.verdict),
+            boot_word(boot.verdict, boot.is_worse),
             boot.until,
             show_moment(boot.checked_at_ms)
         ));

@@ -232,5 +232,6 @@ fn read_boot(
 ) -> Option<BootResult> {
     let (check, _) = repository.boot_check(machine, point).ok()??;
     let rung = check.rungs.last().map(|rung| rung.rung.as_str().into());
-    Some(BootResult { verdict: check.verdict, checked_at_ms: check.checked_at_ms, rung })
+    let (verdict, is_worse) = (check.verdict, check.is_worse);
+    Some(BootResult { verdict, is_worse, checked_at_ms: check.checked_at_ms, rung })
 }

@@ -83,6 +83,7 @@ struct IndexedBoot {
 #[derive(Debug, PartialEq, Eq)]
 struct BootResult {
     verdict: BootVerdict,
+    is_worse: bool,
     checked_at_ms: u64,
     rung: Option<Box<str>>,
 }

@@ -103,6 +103,7 @@ impl IndexedMachine {
             is_passed_over: horizon.is_passed_over(&name),
             quarantine: point.flags.quarantine,
             boot: point.boot().map(|boot| boot.verdict),
+            is_boot_worse: point.boot().is_some_and(|boot| boot.is_worse),
             disks,
             point: name.into(),
         })
@@ -187,6 +188,7 @@ impl IndexedPoint {
         Some(BootBadge {
             address: format!("{machine}/{}", self.name()?),
             verdict: boot.verdict,
+            is_worse: boot.is_worse,
             checked_at_ms: boot.checked_at_ms,
             rung: boot.rung.as_deref().map(str::to_owned),
         })

@@ -60,17 +60,27 @@ fn show(service: &Service, stored: StoredJob) -> Result<ShownJob> {
     Ok(ShownJob { job: stored.job, created_ms: stored.created_ms, next_ms, outcomes })
 }
 
+#[derive(Deserialize, utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
+struct JobFilter {
+    /// Enabled jobs that back up this machine only.
+    machine: Option<String>,
+}
+
 /// List jobs.
-#[utoipa::path(get, path = "/jobs", tag = "jobs", responses((status = 200, body = [ShownJob]), (status = "4XX", body = Problem, content_type = "application/problem+json")),
+#[utoipa::path(get, path = "/jobs", tag = "jobs", params(JobFilter), responses((status = 200, body = [ShownJob]), (status = "4XX", body = Problem, content_type = "application/problem+json")),
     security(("token" = []), ("login" = [])))]
 async fn jobs(
     State(service): State<SharedService>,
     Caller(caller): Caller,
+    Fields(filter): Fields<JobFilter>,
 ) -> Answer<Json<Vec<ShownJob>>> {
     caller.allow_all(Permission::View)?;
     let shown = blocking(move || {
         let jobs = service.database.jobs()?.into_iter();
-        jobs.map(|stored| show(&service, stored)).collect()
+        let is_wanted =
+            |stored: &StoredJob| filter.machine.as_ref().is_none_or(|name| stored.job.covers(name));
+        jobs.filter(is_wanted).map(|stored| show(&service, stored)).collect()
     });
     shown.await.map(Json)
 }

@@ -18,7 +18,7 @@ fn invalid(text: impl Into<String>) -> Error {
 ///
 /// # Errors
 /// `InvalidInput`.
-pub(super) fn check_source(text: &str) -> Result<()> {
+pub(crate) fn check_source(text: &str) -> Result<()> {
     if text.len() > MAX_SOURCE_BYTES || text.chars().any(char::is_control) {
         let text =
             format!("a source has at most {MAX_SOURCE_BYTES} bytes, and no control characters");
@@ -77,7 +77,7 @@ pub(super) fn check_boot(check: Option<&BootCheck>, address: &str) -> Vec<String
 }
 
 /// The words of `coldrise prune`; without machines it concerns all.
-pub(super) fn prune<'a>(
+pub(crate) fn prune<'a>(
     rules: &Retention,
     machines: impl IntoIterator<Item = &'a str>,
 ) -> Vec<String> {

@@ -27,7 +27,7 @@ mod conditions;
 mod dispatcher;
 mod ended;
 mod job;
-mod queue;
+pub(crate) mod queue;
 mod rows;
 mod rules;
 mod schedule;
@@ -35,6 +35,7 @@ mod store;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use commands::{check_source, prune};
 pub(crate) use conditions::{conditions, Condition, KnownMachine, Severity};
 pub(crate) use dispatcher::Dispatcher;
 pub(crate) use job::{Job, JobKind};

@@ -22,6 +22,7 @@ pub(crate) struct StoredJob {
 
 /// What became of a job's runs, per machine and kind of run.
 #[derive(Clone, Debug, PartialEq, Serialize, utoipa::ToSchema)]
+#[schema(as = JobOutcome)]
 pub(crate) struct Outcome {
     #[serde(skip)]
     pub(crate) job: String,
@@ -210,12 +211,6 @@ impl Database {
             let found = found.query_map([job], outcome)?;
             found.collect()
         })
-    }
-
-    /// The enabled jobs that back up a machine.
-    pub(crate) fn jobs_covering(&self, machine: &str) -> Result<Vec<Job>> {
-        let jobs = self.jobs()?.into_iter().map(|stored| stored.job);
-        Ok(jobs.filter(|job| job.covers(machine)).collect())
     }
 }
 

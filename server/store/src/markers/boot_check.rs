@@ -56,6 +56,15 @@ pub struct BootCheckDocument {
     pub rungs: Vec<BootRung>,
     /// The proof of the failure.
     pub failure: Option<String>,
+    /// Why a check of the user proved nothing.
+    #[serde(default)]
+    pub note: Option<String>,
+    /// Nothing was proven, and the machine came less far than in its last good checks.
+    #[serde(default)]
+    pub is_worse: bool,
+    /// The highest rung of those checks. Set only if nothing was proven.
+    #[serde(default)]
+    pub usual_rung: Option<String>,
     /// The text of the screen, if it had any.
     pub screen_text: Option<String>,
     /// The last lines of the serial port.

@@ -38,7 +38,7 @@ use coldrise_block::{
 
 use crate::catalog::{self, CatalogEntry};
 use crate::documents::CatalogDamage;
-use crate::{hex, MarkerId, PointDocument, Repository};
+use crate::{hex, PointDocument, Repository};
 
 use boot_check::BOOT_EXTENSION;
 pub use boot_check::{BootCheckDocument, BootRung, BootVerdict};
@@ -112,6 +112,9 @@ impl PendingMarker {
         }
     }
 }
+
+/// A keyed hash of a point's or session's name.
+pub type MarkerId = [u8; 16];
 
 /// A file of a marker that shows a state without being opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

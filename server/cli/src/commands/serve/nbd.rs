@@ -91,6 +91,7 @@ pub(super) fn run(invocation: &Invocation, arguments: NbdArguments) -> Result<Re
         is_read_only: arguments.read_only,
         lists_formats: arguments.list_formats,
         disconnects_at_end: true,
+        only: Vec::new(),
     };
     let mut signals = ChildSignals::catch()?;
     // Report errors of the repository or the passphrase here, with our own message.

@@ -1,0 +1,199 @@
+//! One boot of a point on a throwaway session, and its stored result.
+
+use std::sync::Arc;
+
+use coldrise_block::{Context, Error, ErrorKind, Result};
+use coldrise_session::{Catalog, SessionDocument};
+use coldrise_store::{
+    available_memory_bytes, BootCheckDocument, BootRung, BootVerdict, PointDocument, Repository,
+};
+
+use super::ladder::{Reached, Rung};
+use super::machine::Machine;
+use super::throwaway::ThrowawaySession;
+use super::watch::{watch, Findings, Goal};
+use crate::disk_server::{DiskServer, Protocol};
+use crate::hardware::{Hardware, HardwareOptions, Network};
+use crate::invocation::Invocation;
+use crate::qemu::{self, Console};
+use crate::signals::ChildSignals;
+use crate::units::{show_count, show_size, unix_ms};
+
+/// Memory for decoded chunks: a boot reads little twice.
+const CACHE_BYTES: u64 = 64 << 20;
+/// QEMU's own memory, in bytes.
+const QEMU_BYTES: u64 = 128 << 20;
+/// So many earlier checks tell what is usual for a machine.
+const USUAL_CHECKS: usize = 5;
+
+/// A boot that is about to happen.
+pub(crate) struct Trial<'a> {
+    pub(crate) invocation: &'a Invocation,
+    pub(crate) repository: &'a Arc<Repository>,
+    pub(crate) point: &'a PointDocument,
+    pub(crate) hardware: Hardware,
+    pub(crate) goal: Goal,
+    /// Tells boots of one machine apart that run side by side.
+    pub(crate) slot: Option<usize>,
+}
+
+/// The hardware of the point's machine, without a connected network.
+///
+/// # Errors
+/// As [`HardwareOptions::apply`] and [`qemu::check`].
+pub(crate) fn isolated_hardware(
+    invocation: &Invocation,
+    options: &HardwareOptions,
+    point: &PointDocument,
+) -> Result<Hardware> {
+    let mut hardware = options.apply(invocation, point.configuration.as_ref())?;
+    // Never with a connected network: the machine gets an isolated one of its own.
+    hardware.network = Network::None;
+    qemu::check(&hardware, point.disks.len())?;
+    Ok(hardware)
+}
+
+/// The memory that this host needs for one such machine, in bytes.
+pub(crate) fn needed_bytes(hardware: &Hardware) -> u64 {
+    (hardware.memory_mib << 20).saturating_add(QEMU_BYTES)
+}
+
+/// Checks that `count` such machines fit into this host's memory. A machine that the kernel kills
+/// for its memory says nothing about the backup.
+///
+/// # Errors
+/// `Incomplete` if they do not fit now.
+pub(crate) fn check_memory(hardware: &Hardware, count: u64) -> Result<()> {
+    let needed = needed_bytes(hardware).saturating_mul(count);
+    match available_memory_bytes() {
+        Some(available) if available < needed => Err(Error::new(
+            ErrorKind::Incomplete,
+            format!(
+                "not checked: {} needs {} of memory and {} are available now: try again later, or \
+                 give it less with --memory",
+                show_count(count, "machine"),
+                show_size(needed),
+                show_size(available)
+            ),
+        )),
+        _ => Ok(()),
+    }
+}
+
+impl Trial<'_> {
+    /// Boots the machine until there is a verdict, and stores the result with the point. Returns
+    /// it with the last picture of the screen.
+    ///
+    /// # Errors
+    /// `Incomplete` if this host has too little memory now; `Busy` if another check of the machine
+    /// runs; `Interrupted`; `ToolFailed` if QEMU or the server of the disks ends. None of them says
+    /// anything about the point.
+    pub(crate) fn run(
+        &self,
+        signals: &mut ChildSignals,
+    ) -> Result<(BootCheckDocument, Option<Vec<u8>>)> {
+        check_memory(&self.hardware, 1)?;
+        let (repository, point) = (self.repository, self.point);
+        let session = ThrowawaySession::publish(repository, point, self.slot, signals)?;
+        let found = self.boot(signals, &session.document).map(|findings| {
+            let document = self.document(&findings);
+            self.store(&document, findings.screenshot.as_deref());
+            (document, findings.screenshot)
+        });
+        // However the boot ended, the session goes.
+        let ended = session.end();
+        let found = found?;
+        ended?;
+        Ok(found)
+    }
+
+    fn boot(&self, signals: &mut ChildSignals, session: &SessionDocument) -> Result<Findings> {
+        let (invocation, hardware) = (self.invocation, &self.hardware);
+        let scratch = tempfile::Builder::new()
+            .prefix("coldrise-check-")
+            .tempdir()
+            .context(|| "making a private folder for the machine")?;
+        let scratch = scratch.path();
+        let mut server =
+            DiskServer::start(Protocol::Nbd, invocation, session, scratch, CACHE_BYTES, signals)?;
+        // QEMU may change everything in its folder, but not the socket of the disks' server.
+        let machine_folder = scratch.join("machine");
+        std::fs::create_dir(&machine_folder).context(|| "making a folder for the machine")?;
+        let disks = session.disks.iter().map(|disk| server.node(&session.name, &disk.name));
+        let words = qemu::arguments(hardware, Console::Observed, disks.collect(), &machine_folder)?;
+        invocation.remark(&format!(
+            "checking {}/{}: {}, {} MiB",
+            session.machine,
+            session.point,
+            show_count(u64::from(hardware.cpus), "processor"),
+            hardware.memory_mib
+        ));
+        let goal = &self.goal;
+        let watched = Machine::start(words, hardware, goal.forward, &machine_folder, signals)
+            .and_then(|mut machine| watch(invocation, &mut machine, &mut server, signals, goal));
+        let was_asked_to_end = signals.was_asked_to_end();
+        let stopped = server.stop();
+        match watched {
+            Ok(findings) => stopped.map(|()| findings),
+            // Ctrl-C reaches the server, too, and its end may be seen first.
+            Err(error) if was_asked_to_end && error.kind() != ErrorKind::Interrupted => {
+                Err(Error::with_source(ErrorKind::Interrupted, "interrupted", error))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn document(&self, findings: &Findings) -> BootCheckDocument {
+        let rung = |reached: &Reached| BootRung {
+            rung: reached.rung.word().to_owned(),
+            after_ms: reached.after_ms,
+            evidence: reached.evidence.clone(),
+        };
+        let mut document = BootCheckDocument {
+            checked_at_ms: unix_ms(),
+            verdict: findings.verdict,
+            until: self.goal.until.word().to_owned(),
+            rungs: findings.rungs.iter().map(rung).collect(),
+            failure: findings.failure.clone(),
+            note: findings.note.clone(),
+            is_worse: false,
+            usual_rung: None,
+            screen_text: findings.screen_text.clone(),
+            serial_tail: findings.serial_tail.clone(),
+        };
+        if document.verdict == BootVerdict::NotProven {
+            let usual = self.usual_rung().unwrap_or_else(|error| {
+                tracing::debug!("the earlier checks: {}", error.full_message());
+                None
+            });
+            document.is_worse = usual > highest_rung(&document);
+            document.usual_rung = usual.map(|rung| rung.word().to_owned());
+        }
+        document
+    }
+
+    /// The highest rung of the machine's last good checks of older points.
+    fn usual_rung(&self) -> Result<Option<Rung>> {
+        let points = Catalog::new(self.repository).points(&self.point.machine)?;
+        let older = points.iter().rev().filter(|point| point.point < self.point.point);
+        let checks = older.filter_map(|point| {
+            let stored = self.repository.boot_check(&point.machine, &point.point).ok().flatten();
+            stored.map(|(check, _)| check).filter(|check| check.verdict == BootVerdict::Ok)
+        });
+        Ok(checks.take(USUAL_CHECKS).filter_map(|check| highest_rung(&check)).max())
+    }
+
+    /// Stores the result with the point. The verdict counts even if that fails.
+    fn store(&self, document: &BootCheckDocument, picture: Option<&[u8]>) {
+        let (machine, point) = (&self.point.machine, &self.point.point);
+        if let Err(error) = self.repository.put_boot_check(machine, point, document, picture) {
+            let text = format!("warning: the result is not stored: {}", error.full_message());
+            self.invocation.remark(&text);
+        }
+    }
+}
+
+/// The highest rung of a check.
+pub(crate) fn highest_rung(check: &BootCheckDocument) -> Option<Rung> {
+    check.rungs.iter().filter_map(|reached| Rung::of_word(&reached.rung)).max()
+}

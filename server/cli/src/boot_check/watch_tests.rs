@@ -1,0 +1,119 @@
+use super::*;
+use serde_json::json;
+
+fn goal(firmware: Firmware) -> Goal {
+    Goal {
+        until: Rung::Login,
+        time_limit: None,
+        forward: None,
+        own_check: None,
+        firmware,
+        label: None,
+    }
+}
+
+fn event(name: &str, fields: Value) -> Event {
+    Event { name: name.to_owned(), unix_ms: 0, fields }
+}
+
+#[test]
+fn events_are_failures_only_if_the_point_is_at_fault() {
+    let goal = goal(Firmware::Bios);
+    let guest = json!({ "guest": true });
+    let read = json!({ "operation": "read", "node-name": "disk0", "reason": "\u{1b}I/O" });
+    for (events, failure) in [
+        (vec![event("SHUTDOWN", guest.clone())], Some("the machine switched itself off")),
+        (vec![event("SHUTDOWN", json!({ "guest": false }))], None),
+        (vec![event("RESET", guest.clone()); 2], None),
+        (vec![event("RESET", guest); 3], Some("the machine restarted 3 times")),
+        (vec![event("GUEST_PANICKED", Value::Null)], Some("the guest reported a panic")),
+        (vec![event("BLOCK_IO_ERROR", read)], Some("a read of disk0 failed: I/O")),
+        (vec![event("STOP", Value::Null)], None),
+    ] {
+        let mut watch = Watch::new(&goal, None, PathBuf::new());
+        events.iter().for_each(|event| watch.look_at_event(event).unwrap());
+        assert_eq!(watch.failure.as_deref(), failure);
+    }
+}
+
+#[test]
+fn a_failed_write_is_no_verdict() {
+    let goal = goal(Firmware::Bios);
+    for (is_full, kind) in [(true, ErrorKind::NoSpace), (false, ErrorKind::Io)] {
+        let fields = json!({ "operation": "write", "nospace": is_full });
+        let mut watch = Watch::new(&goal, None, PathBuf::new());
+        let error = watch.look_at_event(&event("BLOCK_IO_ERROR", fields)).unwrap_err();
+        assert_eq!(error.kind(), kind);
+        assert_eq!(watch.failure, None);
+    }
+}
+
+#[test]
+fn a_failed_read_after_a_restart_of_the_server_is_no_verdict() {
+    let goal = goal(Firmware::Bios);
+    let mut watch = Watch::new(&goal, None, PathBuf::new());
+    watch.has_server_restarted = true;
+    let read = json!({ "operation": "read", "node-name": "disk0" });
+    let error = watch.look_at_event(&event("BLOCK_IO_ERROR", read)).unwrap_err();
+    assert_eq!((error.kind(), watch.failure), (ErrorKind::ToolFailed, None));
+}
+
+#[test]
+fn the_machine_s_own_word_is_a_proof() {
+    let goal = goal(Firmware::Bios);
+    for (said, rung, failure) in [
+        ("ok all services run\n", Some(Rung::Service), None),
+        ("hello\nokay\nok", None, None),
+        ("\x1b[1mfailed no database\n", None, Some("the machine's own check: failed no database")),
+    ] {
+        let mut watch = Watch::new(&goal, None, PathBuf::new());
+        // It can arrive in pieces.
+        said.bytes().for_each(|byte| watch.look_at_word(&[byte]));
+        assert_eq!(watch.ladder.reached().last().map(|reached| reached.rung), rung, "{said}");
+        assert_eq!(watch.failure.as_deref(), failure, "{said}");
+    }
+}
+
+#[test]
+fn an_own_check_waits_for_its_port_or_the_login() {
+    let own_check = Some(OwnCheck { text: "true".to_owned(), environment: Vec::new() });
+    let forward = Some(Forward { host_port: 1, machine_port: 22 });
+    for (forward, rung, port_answers, is_ready) in [
+        (None, Rung::Userspace, false, false),
+        (None, Rung::Login, false, true),
+        (forward, Rung::Login, false, false),
+        (forward, Rung::Userspace, true, true),
+    ] {
+        let goal = Goal { forward, own_check: own_check.clone(), ..goal(Firmware::Bios) };
+        let mut watch = Watch::new(&goal, None, PathBuf::new());
+        watch.ladder.reach(rung, "test");
+        watch.port_answers = port_answers;
+        watch.look_at_own_check();
+        assert_eq!(watch.running_check.is_some(), is_ready);
+    }
+}
+
+#[test]
+fn firmware_on_the_network_is_no_kernel() {
+    for (firmware, is_kernel) in [(Firmware::Bios, true), (Firmware::Uefi, false)] {
+        let goal = goal(firmware);
+        let mut watch = Watch::new(&goal, None, PathBuf::new());
+        let changed = event("NIC_RX_FILTER_CHANGED", Value::Null);
+        watch.look_at_event(&changed).unwrap();
+        assert!(!watch.ladder.has(Rung::Firmware));
+        let read = json!([{ "node-name": "disk0", "stats": { "rd_bytes": 2 << 20 } }]);
+        watch.look_at_disks(&read);
+        watch.look_at_event(&changed).unwrap();
+        assert_eq!(watch.ladder.has(Rung::Kernel), is_kernel);
+        assert!(watch.ladder.has(Rung::Firmware));
+    }
+}
+
+#[test]
+fn a_slow_host_has_more_time() {
+    let least = default_limit(None);
+    assert!(least >= LIMIT_KVM);
+    assert_eq!(default_limit(Some(Duration::from_secs(1))), least);
+    assert_eq!(default_limit(Some(Duration::from_secs(100))), Duration::from_secs(2000));
+    assert_eq!(default_limit(Some(Duration::from_secs(1000))), LONGEST_LIMIT);
+}

@@ -1,0 +1,116 @@
+//! QEMU as a confined child process.
+
+use std::io::Read;
+use std::process::{Child, ChildStderr, Command, Stdio};
+use std::sync::mpsc::{channel, Receiver, Sender};
+use std::time::Duration;
+
+use coldrise_block::{Context, Error, ErrorKind, Result};
+
+use crate::boot_check::SerialLog;
+use crate::child;
+use crate::confinement::{confine_this_thread, Reach};
+use crate::qemu::PROGRAM;
+use crate::report::print_remark;
+
+/// The last messages of an ended QEMU may take so long.
+const MESSAGE_PATIENCE: Duration = Duration::from_secs(1);
+/// Number of QEMU's messages that are printed. A guest that broke out could write any number.
+const MAX_MESSAGES: usize = 50;
+
+/// A running QEMU. The thread that started it lives as long as this value: the kernel ends QEMU
+/// together with that thread (`setpriv --pdeathsig`).
+pub(crate) struct QemuProcess {
+    child: Child,
+    /// Closed when QEMU has closed its messages and they are printed.
+    printed: Receiver<()>,
+    /// Dropping it ends the thread.
+    _keeper: Sender<()>,
+}
+
+impl QemuProcess {
+    /// Starts a command of [`crate::qemu::command`]; without `reach` unconfined. If the command's
+    /// stderr is piped, its lines are printed without control characters.
+    ///
+    /// # Errors
+    /// `ToolFailed` if it cannot be started.
+    pub(crate) fn start(mut command: Command, reach: Option<Reach>) -> Result<QemuProcess> {
+        for (name, _) in std::env::vars_os() {
+            if name.to_string_lossy().starts_with("COLDRISE_") {
+                command.env_remove(name);
+            }
+        }
+        tracing::debug!(?command, ?reach, "starting QEMU");
+        let (keeper, kept) = channel::<()>();
+        let (started, start) = channel();
+        let (printing, printed) = channel::<()>();
+        let start_and_keep = move || {
+            if let Some(reach) = reach {
+                confine_this_thread(&reach);
+            }
+            let mut spawned = command.spawn();
+            let messages = spawned.as_mut().ok().and_then(|child| child.stderr.take());
+            let _ = started.send(spawned);
+            if let Some(messages) = messages {
+                print_messages(messages);
+            }
+            drop(printing);
+            // Ends with the QemuProcess.
+            let _ = kept.recv();
+        };
+        std::thread::Builder::new()
+            .name("qemu".to_owned())
+            .spawn(start_and_keep)
+            .context(|| "starting a thread for QEMU")?;
+        let spawned = start
+            .recv()
+            .map_err(|e| Error::with_source(ErrorKind::Internal, "the thread for QEMU ended", e))?;
+        let child = spawned.map_err(|error| {
+            let text = format!("starting {PROGRAM} (Debian: apt install qemu-system-x86)");
+            Error::with_source(ErrorKind::ToolFailed, text, error)
+        })?;
+        Ok(QemuProcess { child, printed, _keeper: keeper })
+    }
+
+    /// The process itself.
+    pub(crate) fn child(&mut self) -> &mut Child {
+        &mut self.child
+    }
+
+    /// Checks that QEMU still runs.
+    ///
+    /// # Errors
+    /// `ToolFailed` if it has ended.
+    pub(crate) fn check(&mut self) -> Result<()> {
+        match self.child.try_wait().context(|| "looking after QEMU")? {
+            None => Ok(()),
+            Some(status) => {
+                // So that its messages stand above this one.
+                let _ = self.printed.recv_timeout(MESSAGE_PATIENCE);
+                Err(child::ended_error(PROGRAM, status))
+            }
+        }
+    }
+}
+
+/// Prints QEMU's messages until it closes them.
+fn print_messages(mut messages: ChildStderr) {
+    let mut log = SerialLog::default();
+    let mut left = MAX_MESSAGES;
+    let mut print = |line: &str| {
+        if left > 0 && !line.is_empty() {
+            left -= 1;
+            print_remark(&format!("{PROGRAM}: {line}"));
+        }
+    };
+    let mut bytes = [0; 4096];
+    while let Ok(count @ 1..) = messages.read(&mut bytes) {
+        log.feed(bytes.get(..count).unwrap_or_default(), &mut print);
+    }
+    print(&log.pending());
+}
+
+/// Prepares a command whose messages are printed by this program.
+pub(crate) fn pipe_messages(command: &mut Command) {
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+}

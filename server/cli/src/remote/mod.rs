@@ -1,0 +1,72 @@
+//! Commands on another host's service: `coldrise --server URL --token-file FILE COMMAND`.
+//!
+//! Reads print what they print on that host. Commands that change or read disks become runs of that
+//! service; this program follows them and ends with their exit code. Commands that only make sense beside the
+//! repository are refused.
+
+mod client;
+mod starts;
+
+use clap::ArgMatches;
+use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_inventory::{Listing, PointDetails, SessionDetails, SessionListing};
+use coldrise_store::Address;
+
+use crate::arguments::Command;
+use crate::commands::{list, sessions, show};
+use crate::invocation::Invocation;
+use crate::report::Report;
+use client::Client;
+pub(crate) use client::ServerOptions;
+
+/// Runs a command on the service that the options name.
+///
+/// # Errors
+/// The errors of the service, with the kinds that the command has on its host; `InvalidInput` for a command that has
+/// to run there.
+pub(crate) fn run(
+    invocation: &Invocation,
+    command: &Command,
+    matches: &ArgMatches,
+) -> Result<Report> {
+    let client = Client::new(invocation.server_options())?;
+    match command {
+        Command::List(arguments) => {
+            let mut listing: Listing = client.get("points")?;
+            if let Some(machine) = arguments.machine() {
+                listing.machines.retain(|listed| listed.machine == machine.as_str());
+                if listing.machines.is_empty() {
+                    let text = format!("there is no machine {machine}");
+                    return Err(Error::new(ErrorKind::NotFound, text));
+                }
+            }
+            Ok(list::report(&listing))
+        }
+        Command::Show(arguments) => match arguments.address()? {
+            Address::Point { machine, selector, disk: None } => {
+                let point: PointDetails =
+                    client.get(&format!("machines/{machine}/points/{selector}"))?;
+                Ok(show::point_report(&point))
+            }
+            Address::Live { session, disk: None } => {
+                let found: SessionDetails = client.get(&format!("sessions/{session}"))?;
+                Ok(show::session_report(&found))
+            }
+            _ => Err(refuse("show of a single disk")),
+        },
+        Command::Sessions => {
+            let listing: SessionListing = client.get("sessions")?;
+            Ok(sessions::report(&listing))
+        }
+        _ => {
+            let request = starts::request(matches)?;
+            client.run(invocation, &request)
+        }
+    }
+}
+
+/// The error for what has to run beside the repository.
+fn refuse(what: &str) -> Error {
+    Error::new(ErrorKind::InvalidInput, format!("{what} is not possible over the network"))
+        .advise("run it on the host of the repository, without --server")
+}

@@ -1,0 +1,255 @@
+"""Jobs and the queue of the service: schedules, limits, retries, kills; with real backups."""
+
+import contextlib
+import json
+import random
+import sqlite3
+import time
+
+import pytest
+
+from support.service import Coldrised
+
+KIB = 1 << 10
+
+
+@pytest.fixture
+def service(tmp_path, coldrise):
+    with Coldrised(tmp_path, coldrise.repository, coldrise.passphrase_file) as service:
+        yield service
+
+
+def images(folder, *machines):
+    for machine in machines:
+        (folder / f"{machine}.img").write_bytes(random.Random(machine).randbytes(256 * KIB))
+
+
+def job(folder, name, machines, **more):
+    disks = {"vda": f"raw:{folder}/{{machine}}.img"}
+    return {"name": name, "kind": "backup", "machines": machines, "disks": disks, **more}
+
+
+def wait_for(condition, what, timeout_s=90):
+    deadline = time.monotonic() + timeout_s
+    while not (found := condition()):
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+    return found
+
+
+def ended(service, **wanted):
+    """The ended runs of which the plan has these values."""
+    runs = service.get("runs?count=1000")["runs"]
+    return [run for run in runs if run["state"] != "running"
+            and all((run["plan"] or {}).get(key) == value for key, value in wanted.items())]
+
+
+def idle(service):
+    return not service.get("queue")["runs"]
+
+
+def start(service, name, machines=None):
+    body = {} if machines is None else {"machines": machines}
+    return service.post(f"jobs/{name}/start", body, expected=(202,))["runs"]
+
+
+def test_a_schedule_makes_points(service, tmp_path):
+    images(tmp_path, "web01", "web02")
+    made = service.post("jobs", job(tmp_path, "often", ["web01", "web02"], schedule=["*:*:*"],
+                                    retention={"keep_last": 2}))
+    assert len(made["next_ms"]) == 5
+    assert [b - a for a, b in zip(made["next_ms"], made["next_ms"][1:])] == [1000] * 4
+
+    def succeeded():
+        outcomes = service.get("jobs/often")["outcomes"]
+        good = {(o["machine"], o["kind"]) for o in outcomes if o["state"] == "ok"}
+        return good == {(m, k) for m in ("web01", "web02") for k in ("backup", "prune")}
+
+    wait_for(succeeded, "both machines have a backup and a prune")
+    wait_for(lambda: len(ended(service, job="often", command="backup", machine="web01")) >= 2,
+             "the second backup")
+    assert service.call("DELETE", "jobs/often").status == 204
+    wait_for(lambda: idle(service), "the queue is empty")
+    history = ended(service, job="often")
+    assert {run["state"] for run in history} <= {"ok", "cancelled"}
+    time.sleep(2.1)
+    assert len(ended(service, job="often")) == len(history), "a deleted job starts nothing"
+    assert service.get("uncovered") == ["web01", "web02"]
+
+
+def test_two_jobs_on_one_machine_queue_up(service, tmp_path):
+    images(tmp_path, "web01")
+    for name in ("first", "second"):
+        service.post("jobs", job(tmp_path, name, ["web01"]))
+    runs = [run for _ in range(3) for name in ("first", "second") for run in start(service, name)]
+    wait_for(lambda: idle(service), "all runs end")
+    states = {run: service.get(f"runs/{run}")["state"] for run in runs}
+    assert set(states.values()) == {"ok"}, states
+    assert len(states) == 6
+
+
+def test_a_failing_source_is_tried_again(service, tmp_path):
+    service.post("jobs", job(tmp_path, "late", ["web01"], retries=5, retry_seconds=1))
+    [first] = start(service, "late")
+    waiting = wait_for(lambda: [row for row in service.get("queue")["runs"] if row["attempt"] == 2],
+                       "the second attempt")
+    assert waiting[0]["run"] != first and "web01.img" in waiting[0]["reason"]
+    assert service.get("conditions") == [], "an attempt is left"
+    images(tmp_path, "web01")
+    wait_for(lambda: idle(service), "the retry ends")
+    [outcome] = service.get("jobs/late")["outcomes"]
+    assert (outcome["state"], outcome["failures"]) == ("ok", 0)
+    assert service.get(f"runs/{first}")["state"] == "failed"
+
+
+def test_a_failure_without_retries_is_a_condition(service, tmp_path):
+    service.post("jobs", job(tmp_path, "bad", ["web01"], retries=0))
+    start(service, "bad")
+    [condition] = wait_for(lambda: service.get("conditions"), "a condition")
+    assert condition["key"] == "job bad backup web01" and condition["machine"] == "web01"
+    images(tmp_path, "web01")
+    start(service, "bad")
+    wait_for(lambda: not service.get("conditions"), "the condition ends")
+
+
+def test_what_was_missed_is_made_up_for_once(service, tmp_path):
+    images(tmp_path, "web01")
+    service.post("jobs", job(tmp_path, "often", ["web01"], schedule=["*:*:*"]))
+    service.stop()
+    before = time.time()
+    with sqlite3.connect(service.state / "coldrised.db") as database:
+        # It was down for a day; from now on the job runs once a year.
+        document = json.loads(database.execute("SELECT document FROM jobs").fetchone()[0])
+        database.execute("DELETE FROM queue")
+        database.execute("UPDATE jobs SET document = ?, next_due_ms = ?",
+                         (json.dumps({**document, "schedule": ["yearly"]}), int((before - 86400) * 1000)))
+    count = len(list(service.runs.glob("[0-9]*-backup")))
+    service.start()
+    wait_for(lambda: len(ended(service, job="often")) == count + 1 and idle(service), "one backup")
+    assert service.get("jobs/often")["next_ms"][0] > (time.time() + 3600) * 1000
+
+
+def test_a_window_holds_runs_of_the_schedule(service, tmp_path):
+    images(tmp_path, "web01")
+    hour = time.localtime().tm_hour
+    window = f"{(hour + 3) % 24:02}:00-{(hour + 4) % 24:02}:00"
+    service.post("jobs", job(tmp_path, "night", ["web01"], schedule=["*:*:*"], window=window))
+    held = wait_for(lambda: [row for row in service.get("queue")["runs"] if row["reason"]], "a held run")
+    assert "window" in held[0]["reason"] and held[0]["state"] == "waiting"
+    assert ended(service) == []
+    # By hand it starts at once.
+    [run] = start(service, "night")
+    wait_for(lambda: any(r["id"] == run for r in ended(service)), "the run by hand")
+    # Cancelled, it does not vanish.
+    held = service.get("queue")["runs"][0]["run"]
+    assert service.call("DELETE", f"queue/{held}").status == 202
+    wait_for(lambda: any(r["id"] == held and r["state"] == "cancelled" for r in ended(service)),
+             "the cancelled run")
+
+
+def test_50_jobs_at_once_run_within_the_limit(service, tmp_path):
+    machines = [f"m{number:02}" for number in range(50)]
+    images(tmp_path, *machines)
+    assert service.call("PATCH", "queue", {"parallel": 3}).status == 204
+    for machine in machines:
+        service.post("jobs", job(tmp_path, machine, [machine]))
+    at = int(time.time() * 1000) + 200
+    with sqlite3.connect(service.state / "coldrised.db", timeout=30) as database:
+        database.execute("UPDATE jobs SET next_due_ms = ?", (at,))
+    service.post("jobs", job(tmp_path, "wake", ["m00"], enabled=False))
+    most = 0
+
+    def done():
+        nonlocal most
+        runs = service.get("runs?count=1000")["runs"]
+        most = max(most, sum(run["state"] == "running" for run in runs))
+        return len(runs) >= 50 and idle(service)
+
+    wait_for(done, "50 runs", timeout_s=240)
+    runs = ended(service)
+    assert sorted(run["plan"]["job"] for run in runs) == machines
+    assert {run["state"] for run in runs} == {"ok"}
+    assert most <= 3
+
+
+def test_events_come_at_once(service, tmp_path):
+    images(tmp_path, "web01")
+    service.post("jobs", job(tmp_path, "one", ["web01"]))
+    with contextlib.closing(service.connection(timeout_s=60)) as stream:
+        stream.request("GET", "/api/v1/events")
+        response = stream.getresponse()
+        [run] = start(service, "one")
+        found = []
+        while not any(state in ("ok", "failed") for state in found):
+            line = response.readline().decode()
+            if line.startswith("data:"):
+                event = json.loads(line[5:])
+                if event.get("type") == "run" and event["id"] == run:
+                    found.append(event["state"])
+        assert found[0] == "running" and found[-1] == "ok"
+
+
+def test_who_may_do_what(service, tmp_path):
+    images(tmp_path, "web01", "db01")
+    service.post("jobs", job(tmp_path, "all", ["web01", "db01"]))
+    service.post("jobs", {"name": "clean", "kind": "gc"})
+    backup = service.token("backup", ["web*"])
+    runs = service.post("jobs/all/start", {}, token=backup, over="https")["runs"]
+    wait_for(lambda: idle(service), "the backup")
+    assert [service.get(f"runs/{run}")["plan"]["machine"] for run in runs] == ["web01"]
+    assert service.call("POST", "jobs/clean/start", {}, token=backup, over="https").status == 403
+    viewer = service.token("viewer")
+    assert len(service.get("jobs", token=viewer, over="https")) == 2
+    for method, path, body in [("POST", "jobs", job(tmp_path, "x", ["x"])), ("DELETE", "jobs/all", None),
+                               ("POST", "jobs/all/start", {}), ("PATCH", "queue", {"parallel": 1})]:
+        assert service.call(method, path, body, token=viewer, over="https").status == 403, path
+    secret = {**job(tmp_path, "x", ["x"]), "disks": {"vda": "nbd://u:hunter2@host/x"}}
+    refused = service.call("POST", "jobs", secret)
+    assert refused.status == 400 and b"hunter2" not in refused.body
+    assert service.call("GET", "schedule/preview?calendar=never").status == 400
+    assert len(service.get("schedule/preview?calendar=daily&count=3")["next_ms"]) == 3
+
+
+def test_kills_lose_no_run(tmp_path, coldrise, request):
+    """kill -9 of the service at random moments while a schedule and callers start backups."""
+    kills = request.config.getoption("--service-kills")
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    moments = random.Random(seed)
+    machines = [f"m{number}" for number in range(6)]
+    images(tmp_path, *machines)
+    service = Coldrised(tmp_path, coldrise.repository, coldrise.passphrase_file)
+    accepted = set()
+    with service:
+        service.post("jobs", job(tmp_path, "often", machines[:2], schedule=["*:*:0/3"]))
+        service.post("jobs", job(tmp_path, "asked", machines[2:]))
+        for _ in range(kills):
+            until = time.monotonic() + moments.uniform(0, 0.6)
+            # Accepted means durable.
+            accepted.update(start(service, "asked", [moments.choice(machines[2:])]))
+            while time.monotonic() < until:
+                time.sleep(0.002)
+            service.kill()
+            service.start()
+        last = service.get("jobs/often")["next_ms"][0]
+        wait_for(lambda: service.get("jobs/often")["next_ms"][0] > last, "the schedule goes on")
+        stopped = {**job(tmp_path, "often", machines[:2]), "enabled": False}
+        assert service.call("PUT", "jobs/often", stopped).status == 200
+        wait_for(lambda: idle(service), "all runs end", timeout_s=300)
+        runs = service.get("runs?count=1000")["runs"]
+        states = {run["id"]: run["state"] for run in runs}
+        assert len(states) == len(runs), "none is listed twice"
+        assert accepted <= set(states), "none is lost"
+        bad = {run: state for run, state in states.items() if state not in ("ok", "cancelled")}
+        assert not bad, "no run was disturbed"
+        assert all(states[run] == "ok" for run in accepted)
+        # Each run made its own point: none ran twice.
+        points = [run["result"]["counts"]["address"] for run in runs if run["state"] == "ok"]
+        assert len(set(points)) == len(points)
+        outcomes = service.get("jobs/often")["outcomes"]
+        assert {outcome["machine"] for outcome in outcomes} == set(machines[:2])
+    # A kill while a plan was prepared leaves a folder .ID.new, which the history removes.
+    assert [path.name for path in service.runs.glob(".*.planned")] == []
+    with sqlite3.connect(service.state / "coldrised.db") as database:
+        assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        assert database.execute("SELECT count(*) FROM queue").fetchone() == (0,)
