@@ -211,8 +211,8 @@ async fn serve(service: SharedService, stop_sender: watch::Sender<bool>) -> Resu
     };
     let (mut terminate, mut interrupt, mut hangup) =
         signals().context(|| "watching for signals")?;
-    supervision::start(service.clone(), tokio::runtime::Handle::current())?;
     supervision::tell(&NotifyState::Ready);
+    supervision::start(service.clone(), tokio::runtime::Handle::current())?;
     tracing::info!(
         "listening on {} and {}",
         service.options.listen,

@@ -212,15 +212,18 @@ fn repository_conditions(service: &Service, inventory: &Inventory, findings: &mu
     }
 }
 
-/// A failed boot check of the newest point.
+/// The newest point does not boot, or gets less far than points before it.
 fn boot_condition(machine: &MachineSummary) -> Option<Condition> {
     let badge = machine.boot.as_ref()?;
-    if badge.verdict != BootVerdict::Failed {
-        return None;
-    }
-    let name = &machine.machine;
-    let text = format!("{} does not boot", badge.address);
-    let mut condition = Condition::new(format!("boot:{name}"), Topic::Boot, Severity::Fail, text);
+    let (name, address) = (&machine.machine, &badge.address);
+    let (severity, text) = match badge.verdict {
+        BootVerdict::Failed => (Severity::Fail, format!("{address} does not boot")),
+        _ if badge.is_worse => {
+            (Severity::Warn, format!("{address} gets less far in its boot check than usual"))
+        }
+        _ => return None,
+    };
+    let mut condition = Condition::new(format!("boot:{name}"), Topic::Boot, severity, text);
     condition.details = match &badge.rung {
         Some(rung) => format!("The boot check got as far as: {rung}."),
         None => "The boot check reached no rung.".to_owned(),
@@ -228,6 +231,6 @@ fn boot_condition(machine: &MachineSummary) -> Option<Condition> {
     if let Some(good) = &machine.last_verified_boot {
         condition.details += &format!("\nThe last point that booted: {}.", good.address);
     }
-    let command = format!("coldrise show {}", badge.address);
+    let command = format!("coldrise show {address}");
     Some(condition.of_machine(name).advise("look at its screenshot and log", Some(command)))
 }
