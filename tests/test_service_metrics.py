@@ -78,7 +78,8 @@ def service(tmp_path, coldrise):
 
 def is_ready(found):
     return "coldrise_run_last_result" in found and "coldrise_machine_last_point_timestamp_seconds" in found \
-        and found["coldrise_alarms"][(("severity", "warn"),)] == 1
+        and found["coldrise_alarms"][(("severity", "warn"),)] == 1 \
+        and found["coldrise_runs"][(("state", "running"),)] == 0
 
 
 def of(machine):

@@ -142,7 +142,7 @@ def test_an_alarm_of_a_job_is_told_once_and_cleared_by_a_success(service, jobs, 
     # The next failure is the same alarm.
     jobs.run("nightly")
     wait_for(lambda: "failed 2 times" in service.get("alarms")[0]["details"])
-    assert active(service) == [(key, "fail")]
+    assert active(service) == [(key, "fail")] and web.requests.empty()
     jobs.disk("web01").write_bytes(os.urandom(1 << 20))
     jobs.run("nightly")
     cleared = web.message()

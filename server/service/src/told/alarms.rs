@@ -6,7 +6,7 @@ use coldrise_block::{Error, ErrorKind, Result};
 use rusqlite::{params, Connection, Row, Transaction};
 use serde::Serialize;
 
-use super::condition::{Condition, Severity, Topic};
+use super::condition::{Condition, Severity};
 use super::message::Occasion;
 use crate::access::Identity;
 use crate::clock::now_ms;
@@ -71,12 +71,12 @@ fn read_all(sql: &Connection) -> SqlResult<Vec<Alarm>> {
     found.collect()
 }
 
-/// Raises, updates and clears alarms so that they are what `conditions` say. Alarms of `unknown`
-/// topics stay as they are: their source could not be read. Returns the changes that are to be told.
+/// Raises, updates and clears alarms so that they are what `conditions` say. Alarms for which
+/// `is_unknown` says so stay as they are: their source could not be read. Returns the changes that are to be told.
 pub(super) fn settle(
     sql: &Transaction<'_>,
     conditions: &[Condition],
-    unknown: &[Topic],
+    is_unknown: &dyn Fn(&Condition) -> bool,
     now_ms: i64,
 ) -> SqlResult<Vec<AlarmChange>> {
     let mut active: HashMap<String, Alarm> = HashMap::new();
@@ -109,7 +109,7 @@ pub(super) fn settle(
             occasion.map(|occasion| AlarmChange { condition: condition.clone(), occasion }),
         );
     }
-    for alarm in active.into_values().filter(|alarm| !unknown.contains(&alarm.condition.topic)) {
+    for alarm in active.into_values().filter(|alarm| !is_unknown(&alarm.condition)) {
         sql.prepare_cached("UPDATE alarms SET cleared_ms = ?2 WHERE key = ?1")?
             .execute(params![alarm.condition.key, now_ms])?;
         changes.push(AlarmChange { condition: alarm.condition, occasion: Occasion::Cleared });
@@ -198,8 +198,9 @@ pub(crate) fn no_alarm(key: &str) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use super::{settle, Condition, Occasion, Severity, Topic, REMINDER_MS};
+    use super::{settle, Condition, Occasion, Severity, REMINDER_MS};
     use crate::database::Database;
+    use crate::told::condition::Topic;
 
     fn settled(
         database: &Database,
@@ -207,7 +208,8 @@ mod tests {
         unknown: &[Topic],
         now_ms: i64,
     ) -> Vec<(String, Occasion)> {
-        let changes = database.change(|sql| settle(sql, conditions, unknown, now_ms)).unwrap();
+        let is_unknown = |condition: &Condition| unknown.contains(&condition.topic);
+        let changes = database.change(|sql| settle(sql, conditions, &is_unknown, now_ms)).unwrap();
         changes.into_iter().map(|change| (change.condition.key, change.occasion)).collect()
     }
 

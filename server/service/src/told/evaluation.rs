@@ -63,6 +63,14 @@ fn is_reason(what: &What) -> bool {
 struct Findings {
     conditions: Vec<Condition>,
     unknown: Vec<Topic>,
+    /// Keys of alarms that stay as they are: their job is being tried again.
+    undecided: Vec<String>,
+}
+
+impl Findings {
+    fn is_unknown(&self, condition: &Condition) -> bool {
+        self.unknown.contains(&condition.topic) || self.undecided.contains(&condition.key)
+    }
 }
 
 fn evaluate_once(service: &Service) -> Result<()> {
@@ -81,7 +89,9 @@ fn evaluate_once(service: &Service) -> Result<()> {
         repository_conditions(service, inventory, &mut findings);
     }
     let machines = service.inventory().map(Inventory::last_known_machines).unwrap_or_default();
-    findings.conditions.extend(job_conditions::read(database, &machines, now)?);
+    let (of_jobs, undecided) = job_conditions::read(database, &machines, now)?;
+    findings.conditions.extend(of_jobs);
+    findings.undecided = undecided;
     if machines.is_empty() && service.inventory().is_ok_and(|i| i.machines().is_err()) {
         // Not seen since the start: nobody knows how old its points are.
         let of_machines = [Topic::Age, Topic::Uncovered];
@@ -99,7 +109,12 @@ fn evaluate_once(service: &Service) -> Result<()> {
             }
             _ => findings.unknown.push(Topic::Space),
         }
-        let changes = alarms::settle(sql, &findings.conditions, &findings.unknown, now)?;
+        let changes = alarms::settle(
+            sql,
+            &findings.conditions,
+            &|condition| findings.is_unknown(condition),
+            now,
+        )?;
         let base = settings::link_base(sql, &service.options)?;
         let changed = changes.iter().map(|change| (&change.condition, change.occasion));
         let happened = events.iter().map(|condition| (condition, Occasion::Event));

@@ -9,7 +9,8 @@ use super::ended_runs;
 use crate::database::{Database, SqlResult};
 use crate::jobs::{self, KnownMachine, Outcome};
 
-/// Reads the conditions.
+/// Reads the conditions, and the keys of jobs that failed and are tried again: nobody knows yet whether
+/// that is a condition.
 ///
 /// # Errors
 /// Errors of the database.
@@ -17,11 +18,22 @@ pub(super) fn read(
     database: &Database,
     machines: &[MachineSummary],
     now_ms: i64,
-) -> Result<Vec<Condition>> {
+) -> Result<(Vec<Condition>, Vec<String>)> {
     let known: Vec<KnownMachine> = machines.iter().map(KnownMachine::from).collect();
     let outcomes = database.outcomes(None)?;
     let found = jobs::conditions(database, &known, now_ms)?;
-    Ok(found.into_iter().map(|condition| alarm(condition, &outcomes)).collect())
+    let found: Vec<_> = found.into_iter().map(|condition| alarm(condition, &outcomes)).collect();
+    let failed = outcomes.iter().filter(|outcome| outcome.failures > 0);
+    let undecided = failed
+        .map(|outcome| alarm_key(&outcome.condition_key()))
+        .filter(|key| !found.iter().any(|condition| condition.key == *key))
+        .collect();
+    Ok((found, undecided))
+}
+
+/// Part of an address: no spaces.
+fn alarm_key(key: &str) -> String {
+    key.replace(' ', ":")
 }
 
 fn alarm(condition: jobs::Condition, outcomes: &[Outcome]) -> Condition {
@@ -35,9 +47,7 @@ fn alarm(condition: jobs::Condition, outcomes: &[Outcome]) -> Condition {
         "uncovered" => Topic::Uncovered,
         _ => Topic::RunFailed,
     };
-    // Part of an address: no spaces.
-    let key = condition.key.replace(' ', ":");
-    let mut alarm = Condition::new(key, topic, severity, condition.text);
+    let mut alarm = Condition::new(alarm_key(&condition.key), topic, severity, condition.text);
     let outcome = outcomes.iter().find(|outcome| outcome.condition_key() == condition.key);
     alarm.run = outcome.map(|outcome| outcome.run.clone());
     let name = condition.machine.clone().unwrap_or_default();
