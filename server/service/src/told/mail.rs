@@ -186,9 +186,9 @@ impl SendmailTarget {
         let what = || format!("running {}", program.display());
         let mut words = tempfile::tempfile().context(what)?;
         let mut command = Command::new(program);
-        command.args(["-i", "-f"]).arg(mailbox(&self.from)?.email.to_string()).arg("--");
+        command.args(["-i", "-f"]).arg::<&str>(mailbox(&self.from)?.email.as_ref()).arg("--");
         for address in &self.to {
-            command.arg(mailbox(address)?.email.to_string());
+            command.arg::<&str>(mailbox(address)?.email.as_ref());
         }
         command
             .env_clear()
