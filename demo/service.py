@@ -143,7 +143,7 @@ def demonstrate(coldrise: Path, work: Path, wanted: int) -> dict:
             "schedule": ["*:*:00"], "boot_check": {"when": "always"}, "age_limit_hours": 1,
         })
         job = service.get("jobs/demo")
-        print(f"the service answers on https://127.0.0.1:{service.port}; job demo, every minute, next: {job.get('next')}",
+        print(f"the service answers on https://127.0.0.1:{service.port}; job demo, every minute, next: {next_date(job)}",
               flush=True)
         figures = watch(service, events, wanted, started)
         figures["event_ms"] = event_latency_ms(service, events)
@@ -156,6 +156,10 @@ def demonstrate(coldrise: Path, work: Path, wanted: int) -> dict:
             print(f"  {run['id']:<40} {run['state']}")
         stop_runs(service)
     return figures
+
+
+def next_date(job: dict) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(job["next_ms"][0] / 1000)) if job["next_ms"] else "never"
 
 
 def event_latency_ms(service: Coldrised, events: Events) -> float:

@@ -106,7 +106,7 @@ impl Database {
     ) -> Result<User> {
         let hashed = password.map(password::hash).transpose()?;
         self.user(name)?;
-        self.change(|sql| {
+        let is_changed = self.change(|sql| {
             if role.is_some_and(|role| role != Role::Admin) && is_last_admin(sql, name)? {
                 return Ok(false);
             }
@@ -124,9 +124,12 @@ impl Database {
                 sql.execute("DELETE FROM logins WHERE user = ?1", [name])?;
             }
             Ok(true)
-        })?
-        .then(|| self.user(name))
-        .unwrap_or_else(|| Err(last_admin(name)))
+        })?;
+        if is_changed {
+            self.user(name)
+        } else {
+            Err(last_admin(name))
+        }
     }
 
     /// Removes a user, with all logins.

@@ -83,7 +83,6 @@ impl Queue {
     ///
     /// # Errors
     /// `NoRepository`; `Busy` if the queue is full; errors of the database.
-    #[cfg_attr(not(test), expect(dead_code, reason = "jobs add several at once"))]
     pub(crate) fn enqueue(&self, new: NewRun) -> Result<RunId> {
         let mut ids = self.enqueue_all(vec![new])?;
         ids.pop().ok_or_else(|| Error::new(ErrorKind::Internal, "no run was queued"))
