@@ -53,6 +53,7 @@ MEASUREMENTS = [
     "nfs_data",
     "nfs_guest",
     "listing",
+    "service",
     "memory",
 ]
 

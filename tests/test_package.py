@@ -100,6 +100,18 @@ class Host:
         socket = "/run/coldrise/coldrised.socket"
         return self.check(f"curl --silent --show-error --fail --unix-socket {socket} http://localhost{path}")
 
+    def post(self, path, body):
+        """The answer to a JSON body."""
+        socket = "/run/coldrise/coldrised.socket"
+        return self.check(f"curl --silent --show-error --fail-with-body --unix-socket {socket} http://localhost{path} "
+                          f"--json @- <<'E'\n{json.dumps(body)}\nE")
+
+    def wait_for(self, path, text, timeout):
+        """Waits until the answer has the text."""
+        socket = "/run/coldrise/coldrised.socket"
+        self.check(f"until curl --silent --unix-socket {socket} http://localhost{path} | grep -qF '{text}'; do sleep 1; done",
+                   timeout=timeout)
+
     def install(self, version):
         self.check(f"dpkg -i /root/{version}.deb", timeout=240)
         assert self.check("dpkg --audit") == ""
@@ -115,13 +127,6 @@ class Host:
     def start(self, run):
         """Starts a run, as the service does: as its user, who needs the polkit rule."""
         self.check(f"runuser -u coldrise -- systemctl start --no-block --no-ask-password -- coldrise-run@{run}.service")
-
-    def run(self, run, *arguments, timeout=120):
-        """A run, from its plan to its result."""
-        self.plan(run, *arguments)
-        self.start(run)
-        self.check(f"until test -e {STATE}/runs/{run}/result.json; do sleep 0.2; done", timeout=timeout)
-        return json.loads(self.check(f"cat {STATE}/runs/{run}/result.json"))
 
 
 @pytest.fixture(scope="module")
@@ -165,12 +170,18 @@ def test_the_life_of_the_package(guest):
     host.check("systemctl restart coldrised")
     assert host.status("runuser -u coldrise -- cat /etc/coldrise/passphrase") != 0
 
-    # A backup and its boot check.
-    backup = host.run("20261123T100000Z-8001-backup", "--repo", REPOSITORY, "backup", "demo", "vda=/srv/images/demo.raw")
-    assert backup["exit_code"] == 0, backup
-    boot = host.run("20261123T100001Z-8002-check-boot", "--repo", REPOSITORY, "check-boot", "demo/latest",
-                    "--memory", "32M", "--cpus", "1", "--time-limit", "5m", timeout=400)
-    assert boot["exit_code"] == 0, boot
+    # A job backs up a disk; the boot check that follows turns green. Both are units.
+    configuration = "<domain type='kvm'><name>demo</name><memory unit='MiB'>32</memory><vcpu>1</vcpu></domain>"
+    host.check(f"install -g coldrise -m 640 /dev/stdin /srv/images/demo.xml <<< \"{configuration}\"")
+    job = {"name": "nightly", "kind": "backup", "machines": ["demo"], "disks": {"vda": "raw:/srv/images/{machine}.raw"},
+           "config": "/srv/images/{machine}.xml", "boot_check": {"when": "always"}, "age_limit_hours": 26}
+    host.post("/api/v1/jobs", job)
+    started = host.post("/api/v1/jobs/nightly/start", {})
+    host.wait_for("/api/v1/machines/demo", '"verdict":"ok"', timeout=500)
+    runs = json.loads(host.api("/api/v1/runs?job=nightly"))["runs"]
+    assert sorted((run["plan"]["command"], run["state"]) for run in runs) == [("backup", "ok"), ("check-boot", "ok")], started
+    for run in runs:
+        assert host.check(f"journalctl --output cat --unit coldrise-run@{run['id']}"), run["id"]
 
     # polkit lets the service start and stop its runs, and no other unit.
     for verb, unit in (("stop", "coldrised.service"), ("restart", "coldrise-run@x.service"), ("start", "rescue.service"),

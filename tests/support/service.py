@@ -12,7 +12,7 @@ import ssl
 import subprocess
 import tempfile
 
-from support.cli import BUILT
+from .cli import BUILT
 
 COLDRISED = BUILT / "coldrised"
 SETUP_MARK = "/#/setup/"

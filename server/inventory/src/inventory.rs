@@ -123,8 +123,8 @@ impl Inventory {
     /// # Errors
     /// `NoRepository` and errors of the operating system if the repository is away; `Unsupported` if
     /// another one is in its place; `WrongPassphrase`. All other calls return the same error until a
-    /// refresh succeeds. `Corrupt` if the catalog cannot be read: the other calls then answer from
-    /// the last index, and the next refresh opens the repository again.
+    /// refresh succeeds. `Corrupt` if the catalog cannot be read; the next refresh opens the repository
+    /// again.
     pub fn refresh(&self) -> Result<Changes> {
         let mut refreshing = self.refreshing.lock();
         let (opened, is_opened) = match self.follow(&mut refreshing) {
@@ -137,10 +137,20 @@ impl Inventory {
         };
         let read = self.read(&opened.repository, &mut refreshing);
         match read {
-            Ok(changes) => Ok(Changes { is_opened, ..changes }),
+            Ok(changes) => {
+                // Only now: an index that is not read yet must not pass for an empty repository.
+                if is_opened {
+                    self.state.write().opened = Ok(opened);
+                }
+                Ok(Changes { is_opened, ..changes })
+            }
             Err(error) => {
                 refreshing.signs = None;
-                Err(error.context(self.path.display()))
+                let error = error.context(self.path.display());
+                if is_opened {
+                    self.state.write().opened = Err((error.kind(), error.full_message()));
+                }
+                Err(error)
             }
         }
     }
@@ -167,9 +177,7 @@ impl Inventory {
         let repository = Repository::open(&self.path, &self.passphrase, &options)?;
         refreshing.id = Some(id);
         refreshing.signs = None;
-        let opened = Arc::new(Opened { tree: Mutex::default(), repository, place });
-        self.state.write().opened = Ok(Arc::clone(&opened));
-        Ok((opened, true))
+        Ok((Arc::new(Opened { tree: Mutex::default(), repository, place }), true))
     }
 
     fn place(&self) -> Result<(u64, u64)> {

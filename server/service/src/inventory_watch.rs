@@ -13,6 +13,8 @@ use crate::service::SharedService;
 const INTERVAL: Duration = Duration::from_secs(1);
 /// The same while the repository is away.
 const AWAY_INTERVAL: Duration = Duration::from_secs(5);
+/// The start of the service waits so long for the first look. A large repository may take longer.
+const FIRST_LOOK: Duration = Duration::from_secs(10);
 
 /// Asks for a look at once, such as after the end of a run.
 #[derive(Clone)]
@@ -32,18 +34,21 @@ pub(crate) fn channel() -> (Refresher, mpsc::Receiver<()>) {
     (Refresher(sender), receiver)
 }
 
-/// Starts the thread. It ends with the service.
+/// Starts the thread, and waits for its first look, for some seconds at most. It ends with the service.
 ///
 /// # Errors
 /// Errors of starting a thread.
 pub(crate) fn start(service: SharedService, wakes: mpsc::Receiver<()>) -> Result<JoinHandle<()>> {
-    std::thread::Builder::new()
+    let (looked, first_look) = mpsc::sync_channel(1);
+    let thread = std::thread::Builder::new()
         .name("inventory".to_owned())
-        .spawn(move || follow(&service, &wakes))
-        .context(|| "starting the thread that follows the repository")
+        .spawn(move || follow(&service, &wakes, &looked))
+        .context(|| "starting the thread that follows the repository")?;
+    let _ = first_look.recv_timeout(FIRST_LOOK);
+    Ok(thread)
 }
 
-fn follow(service: &SharedService, wakes: &mpsc::Receiver<()>) {
+fn follow(service: &SharedService, wakes: &mpsc::Receiver<()>, looked: &SyncSender<()>) {
     let mut last_error = None;
     while !*service.stop.borrow() {
         let interval = match refresh(service) {
@@ -63,6 +68,7 @@ fn follow(service: &SharedService, wakes: &mpsc::Receiver<()>) {
                 AWAY_INTERVAL
             }
         };
+        let _ = looked.try_send(());
         if let Err(RecvTimeoutError::Disconnected) = wakes.recv_timeout(interval) {
             return;
         }

@@ -1,8 +1,9 @@
 //! Gives a machine more restore points, for measurements of long lists:
 //!
-//!     cargo run --release -p coldrise-store --example many_points -- REPO MACHINE COUNT
+//!     cargo run --release -p coldrise-store --example many_points -- REPO MACHINE COUNT [MACHINES]
 //!
-//! Each copies the machine's newest point and is dated some seconds before it. The repository must
+//! Each copies the machine's newest point and is dated some seconds before it. With MACHINES, that many further
+//! machines, `MACHINE-1` and so on, get COUNT copies each as well. The repository must
 //! be unencrypted.
 
 use std::path::Path;
@@ -13,17 +14,24 @@ use coldrise_store::{
 
 fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [path, machine, count] = arguments.as_slice() else {
-        return Err("usage: many_points REPO MACHINE COUNT".into());
+    let (path, machine, count, machines) = match arguments.as_slice() {
+        [path, machine, count] => (path, machine, count, "0"),
+        [path, machine, count, machines] => (path, machine, count, machines.as_str()),
+        _ => return Err("usage: many_points REPO MACHINE COUNT [MACHINES]".into()),
     };
     let machine = MachineName::parse(machine)?;
-    let count: u64 = count.parse()?;
+    let (count, machines): (u64, u64) = (count.parse()?, machines.parse()?);
     let path = Path::new(path);
     let writer = RepositoryWriter::open(path, &PassphraseSource::None, &OpenOptions::default())?;
     let newest = writer.repository().newest_points(&machine, 1)?;
     let newest = newest.first().ok_or("the machine has no point")?;
-    for back in 1..=count {
+    let others = (1..=machines).map(|number| MachineName::parse(&format!("{machine}-{number}")));
+    let all: Vec<_> = others.chain([Ok(machine.clone())]).collect::<Result<_, _>>()?;
+    for (machine, back) in
+        all.iter().flat_map(|machine| (1..=count).map(move |back| (machine, back)))
+    {
         let mut point = newest.clone();
+        point.machine = machine.clone();
         let seconds = newest.point.unix_seconds().checked_sub(back).ok_or("too many")?;
         point.point = PointName::from_time(jiff::Timestamp::from_second(seconds.try_into()?)?)?;
         point.created_at_ms = 1000 * seconds;

@@ -66,10 +66,6 @@ impl Modify for Security {
         components.add_security_scheme("token", SecurityScheme::Http(bearer));
         let cookie = ApiKey::Cookie(ApiKeyValue::new(caller::COOKIE));
         components.add_security_scheme("login", SecurityScheme::ApiKey(cookie));
-        // Answers hold a job and more fields; the parser of jobs still refuses unknown ones.
-        if let Some(RefOr::T(Schema::Object(job))) = components.schemas.get_mut("Job") {
-            job.additional_properties = None;
-        }
     }
 }
 
@@ -90,15 +86,25 @@ fn routes() -> OpenApiRouter<SharedService> {
         )
 }
 
+/// Answers hold a job and more fields; the parser of jobs still refuses unknown ones.
+fn open_jobs(mut document: OpenApi) -> OpenApi {
+    let schemas = document.components.as_mut().map(|components| &mut components.schemas);
+    if let Some(RefOr::T(Schema::Object(job))) = schemas.and_then(|found| found.get_mut("Job")) {
+        job.additional_properties = None;
+    }
+    document
+}
+
 /// The OpenAPI document.
 pub(crate) fn openapi_text() -> String {
     // Only maps with keys that are no text fail to serialize.
-    routes().into_openapi().to_pretty_json().unwrap_or_default()
+    open_jobs(routes().into_openapi()).to_pretty_json().unwrap_or_default()
 }
 
 /// All routes, with the rules that hold for each request.
 pub(crate) fn router(service: SharedService) -> Router {
     let (router, document) = routes().split_for_parts();
+    let document = open_jobs(document);
     let set =
         |name, value| SetResponseHeaderLayer::if_not_present(name, HeaderValue::from_static(value));
     router

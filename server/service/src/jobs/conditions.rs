@@ -35,6 +35,7 @@ impl From<&MachineSummary> for KnownMachine {
 /// How bad a condition is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, utoipa::ToSchema)]
 #[serde(rename_all = "lowercase")]
+#[schema(as = JobSeverity)]
 pub(crate) enum Severity {
     Warning,
     Error,
@@ -42,6 +43,7 @@ pub(crate) enum Severity {
 
 /// Something is wrong now. The key stays the same as long as it is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, utoipa::ToSchema)]
+#[schema(as = JobCondition)]
 pub(crate) struct Condition {
     /// `age MACHINE`, `job JOB KIND MACHINE` or `uncovered MACHINE`.
     pub(crate) key: String,
