@@ -1,11 +1,12 @@
 //! Command lines as requests to the service: POST /api/v1/runs.
 
 use clap::parser::ValueSource;
-use clap::ArgMatches;
+use clap::{ArgMatches, CommandFactory};
 use coldrise_block::{Error, ErrorKind, Result};
 use serde_json::{json, Map, Value};
 
 use super::refuse;
+use crate::arguments::Arguments;
 
 /// How an argument becomes a field.
 #[derive(Clone, Copy)]
@@ -64,19 +65,6 @@ const COMMANDS: [(&str, Fields); 14] = [
     ("gc", &[]),
 ];
 
-/// Options of every command: they concern this program.
-const GLOBAL: [&str; 9] = [
-    "repo",
-    "passphrase_file",
-    "passphrase_command",
-    "json",
-    "quiet",
-    "verbose",
-    "server",
-    "token_file",
-    "server_certificate",
-];
-
 /// The request for a command line.
 ///
 /// # Errors
@@ -88,16 +76,14 @@ pub(super) fn request(matches: &ArgMatches) -> Result<Value> {
     };
     let mut request = Map::from_iter([("kind".to_owned(), json!(name))]);
     let mut rules = Map::new();
-    for id in arguments.ids().map(clap::Id::as_str) {
-        let is_given = arguments.value_source(id) == Some(ValueSource::CommandLine);
-        // Groups have ids, too, but no values of their own.
-        if GLOBAL.contains(&id) || !is_given || arguments.try_get_raw(id).is_err() {
+    let all = Arguments::command();
+    // The command's own arguments: options of every command concern this program.
+    let own = all.find_subcommand(name).into_iter().flat_map(clap::Command::get_arguments);
+    for id in own.map(|argument| argument.get_id().as_str()) {
+        if arguments.value_source(id) != Some(ValueSource::CommandLine) {
             continue;
         }
         let Some((_, field, form)) = fields.iter().find(|(known, _, _)| *known == id) else {
-            if fields.iter().any(|(known, _, _)| known.starts_with("keep_")) && id == "rules" {
-                continue;
-            }
             return Err(refuse(&format!("coldrise {name} --{}", id.replace('_', "-"))));
         };
         let words: Vec<String> = arguments

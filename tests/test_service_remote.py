@@ -1,0 +1,121 @@
+"""`coldrise --server`: commands on the service of another host."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+
+from support.cli import PROGRAM
+from support.image import Image
+from support.service import Coldrised
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def disk(tmp_path):
+    image = Image(4 * MIB)
+    image.fill(0, 2 * MIB, "random")
+    return image.save(tmp_path / "disk.raw")
+
+
+@pytest.fixture
+def service(tmp_path, coldrise, disk):
+    coldrise.backup("web01", vda=disk)
+    with Coldrised(tmp_path, coldrise.repository, coldrise.passphrase_file) as service:
+        yield service
+
+
+@pytest.fixture
+def remote(service, tmp_path):
+    """Runs a command with a token of this role; returns the finished process."""
+
+    def command(role, *arguments):
+        token = tmp_path / f"{role}.token"
+        token.write_text(service.token(role) + "\n")
+        words = [PROGRAM, "--server", f"https://localhost:{service.port}", "--token-file", token,
+                 "--server-certificate", service.state / "tls" / "cert.pem", *arguments]
+        kept = {k: v for k, v in os.environ.items() if not k.startswith("COLDRISE_")}
+        return [str(word) for word in words], {**kept, "COLDRISE_RUNS": "none"}
+
+    def run(role, *arguments):
+        words, environment = command(role, *arguments)
+        return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120)
+
+    run.command = command
+    return run
+
+
+def last_object(done):
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def test_lists_are_the_same_as_on_the_host(remote, coldrise):
+    coldrise.publish("web01/latest", "trial")
+    for arguments in (["list"], ["list", "web01"], ["show", "web01/latest"], ["show", "live/trial"], ["sessions"]):
+        there, here = remote("viewer", *arguments), coldrise.run(*arguments)
+        assert (there.returncode, there.stdout) == (0, here.stdout), there.stderr
+        there, here = remote("viewer", "--json", *arguments), coldrise.run("--json", *arguments)
+        assert last_object(there) == last_object(here)
+
+
+def test_commands_become_runs_of_the_service(remote, service, coldrise, disk):
+    done = remote("admin", "--json", "backup", "web02", f"vda=raw:{disk}")
+    assert done.returncode == 0, done.stderr
+    assert last_object(done)["address"].startswith("web02/")
+    assert remote("operator", "publish", "web02/latest", "--name", "trial").returncode == 0
+    assert remote("operator", "verify", "web02/latest").returncode == 0
+    assert remote("operator", "unpublish", "trial").returncode == 0
+    restored = remote("operator", "restore", "web02/latest/vda", "out.raw")
+    assert restored.returncode == 0, restored.stderr
+    assert (service.state / "restores" / "out.raw").read_bytes()[:MIB] == disk.read_bytes()[:MIB]
+    commands = {run["plan"]["command"]: run["plan"]["requested_by"] for run in service.get("runs")["runs"]}
+    assert set(commands) == {"backup", "publish", "verify", "unpublish", "restore"}
+    assert all(who.startswith("token:") for who in commands.values())
+
+
+def test_errors_have_the_kind_and_exit_code_of_the_command(remote):
+    missing = remote("admin", "--json", "verify", "nothere/latest")
+    assert missing.returncode == 1 and last_object(missing)["error"]["kind"] == "not_found"
+    forbidden = remote("viewer", "verify", "web01/latest")
+    assert forbidden.returncode == 1 and "viewer" in forbidden.stderr
+    for arguments in (["doctor"], ["serve", "nbd"], ["gc", "--dry-run"], ["show", "web01/latest/vda"]):
+        refused = remote("admin", *arguments)
+        assert refused.returncode == 2 and "not possible over the network" in refused.stderr, arguments
+
+
+def test_wrong_addresses_and_proofs_are_clear(remote, service, tmp_path):
+    words, environment = remote.command("viewer", "list")
+    at = words.index("--server") + 1
+
+    def answer(**changes):
+        changed = [changes.get("url", word) if i == at else word for i, word in enumerate(words)]
+        return subprocess.run(changed, env=environment, capture_output=True, text=True, timeout=60)
+
+    assert answer(url=f"http://localhost:{service.port}").returncode == 2
+    away = answer(url="https://localhost:1")
+    assert away.returncode == 1 and "cannot be reached" in away.stderr
+    # Another certificate is not trusted.
+    other = [word for word in words if "cert.pem" not in word and word != "--server-certificate"]
+    untrusted = subprocess.run(other, env=environment, capture_output=True, text=True, timeout=60)
+    assert untrusted.returncode == 1 and "ertificate" in untrusted.stderr
+    (tmp_path / "viewer.token").write_text("cr_0_0\n")
+    refused = answer()
+    assert refused.returncode == 1 and "token" in refused.stderr
+
+
+def test_ctrl_c_cancels_the_run(remote, service, tmp_path):
+    os.mkfifo(tmp_path / "hangs")
+    words, environment = remote.command("admin", "backup", "web03", f"vda=raw:{tmp_path / 'hangs'}")
+    process = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not service.get("runs")["runs"]:
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    output = process.communicate(timeout=60)
+    [run] = service.get("runs")["runs"]
+    assert process.returncode in (1, 2, 130) and run["state"] in ("cancelled", "failed"), (output, run)
