@@ -1,5 +1,7 @@
 """Who may do what at the service: first start, users, tokens, logins, roles, the audit log."""
 
+import base64
+import contextlib
 import sqlite3
 import time
 
@@ -45,7 +47,7 @@ def test_nothing_is_answered_without_a_proof(service):
         for method in operations:
             if method not in ("get", "post", "patch", "put", "delete"):
                 continue
-            public = path in ("/healthz", "/api/v1/setup") or (path, method) == ("/api/v1/login", "post")
+            public = path in ("/", "/healthz", "/api/v1/setup") or (path, method) == ("/api/v1/login", "post")
             if public:
                 continue
             path = path.replace("{", "").replace("}", "")
@@ -172,8 +174,8 @@ def test_changes_are_in_the_audit_log_and_the_chain_shows_damage(service):
                for entry in reversed(service.get("audit"))]
     assert entries == [
         ("nobody", "setup", "anna", "ok"),
-        ("anna", "POST /api/v1/tokens", "", "ok"),
-        ("anna", "POST /api/v1/tokens", "", "400"),
+        ("anna", "POST /api/v1/tokens", '{"name":"ci","role":"viewer"}', "ok"),
+        ("anna", "POST /api/v1/tokens", '{"name":"","role":"viewer"}', "400"),
         ("nobody", "login", "eve", "refused"),
     ]
     chain = service.get("audit/chain")
@@ -196,6 +198,73 @@ def test_a_request_with_a_key_is_done_once(service):
     # A problem is not kept: the request may be sent again, mended.
     key = {"Idempotency-Key": "mended"}
     assert service.call("POST", "users", {**new, "password": "short"}, headers=key).status == 400
+
+
+def test_the_audit_log_says_what_was_asked_without_secrets(service):
+    service.post("users", {"name": "bert", "role": "viewer", "password": PASSWORD})
+    service.call("POST", "runs", {"kind": "forget", "addresses": ["web01/latest"]})
+    subjects = [entry["subject"] for entry in reversed(service.get("audit"))]
+    assert subjects == ['{"name":"bert","password":"***","role":"viewer"}',
+                        '{"addresses":["web01/latest"],"kind":"forget"}']
+
+
+def test_a_mistake_does_not_use_the_link_up(service):
+    body = {"secret": service.setup_secret(), "user": "anna", "password": "short"}
+    assert service.call("POST", "setup", body, over="https").status == 400
+    set_up(service)
+
+
+def test_basic_authentication_takes_a_token_as_password(service):
+    token = service.token("viewer")
+    basic = base64.b64encode(f"any:{token}".encode()).decode()
+    answer = service.call("GET", "me", headers={"Authorization": f"Basic {basic}"}, over="https")
+    assert (answer.status, answer.json["role"]) == (200, "viewer")
+    for wrong in ("", "x", base64.b64encode(b"any:wrong").decode()):
+        answer = service.call("GET", "me", headers={"Authorization": f"Basic {wrong}"}, over="https")
+        assert answer.status == 401
+
+
+def test_a_stream_ends_when_its_token_is_revoked(service):
+    made = service.post("tokens", {"name": "ci", "role": "viewer"})
+    with contextlib.closing(service.connection("https", timeout_s=30)) as connection:
+        connection.request("GET", "/api/v1/events", headers={"Authorization": f"Bearer {made['text']}"})
+        stream = connection.getresponse()
+        assert stream.status == 200
+        assert service.call("DELETE", f"tokens/{made['id']}").status == 204
+        # Ends, instead of running into the connection's time limit.
+        stream.read()
+
+
+def test_a_body_that_comes_slowly_is_given_up(service):
+    with contextlib.closing(service.connection("https", timeout_s=60)) as connection:
+        connection.putrequest("POST", "/api/v1/login")
+        connection.putheader("Content-Type", "application/json")
+        connection.putheader("Content-Length", "1000")
+        connection.endheaders(b"{")
+        assert connection.getresponse().status == 408
+
+
+@pytest.mark.parametrize("what", ["port", "certificate", "socket is a file", "socket in use"])
+def test_a_start_that_fails_ends_and_says_why(service, tmp_path, what):
+    folder = tmp_path / "other"
+    (folder / "state" / "tls").mkdir(parents=True)
+    other, kept = Coldrised(folder), None
+    if what == "port":
+        other.port, reason = service.port, "in use"
+    elif what == "certificate":
+        (other.state / "tls" / "cert.pem").write_text("x")
+        reason = "in PEM format"
+    elif what == "socket is a file":
+        kept, reason = other.socket, "no socket"
+        kept.write_bytes(b"precious")
+    else:
+        other.socket, reason = service.socket, "another process listens"
+    with pytest.raises(AssertionError, match=reason):
+        other.start(timeout_s=20)
+    assert other.process.wait(timeout=10) != 0
+    assert kept is None or kept.read_bytes() == b"precious"
+    # The first service is as before.
+    assert service.get("me")["role"] == "admin"
 
 
 def test_a_second_service_is_refused(service, tmp_path):

@@ -96,6 +96,23 @@ def test_a_viewer_reads_no_content(service):
         assert service.call("GET", path, token=token).status == 403
 
 
+def test_a_backup_stores_no_file_of_others_and_none_of_the_service(service, repository, image, tmp_path):
+    start = {"kind": "backup", "machine": "web01", "disks": {"vda": f"raw:{image}"}}
+    limited = service.token("admin", ["web*"])
+    assert service.call("POST", "runs", start, token=limited).status == 403
+    link = tmp_path / "link"
+    link.symlink_to(repository.passphrase_file)
+    own = [repository.passphrase_file, link, service.state / "coldrised.db", service.state / "tls" / "key.pem",
+           repository.repository / "repository.json"]
+    for path in own:
+        answer = service.call("POST", "runs", {**start, "disks": {"vda": f"raw:{path}"}})
+        assert answer.status == 400 and "service itself" in answer.json["detail"], path
+        job = {"name": "own", "kind": "backup", "machines": ["web01"], "disks": {"vda": f"raw:{path}"}}
+        assert service.call("POST", "jobs", job).status == 400, path
+        target = {"kind": "restore", "address": "web01/latest/vda", "target": str(path), "replace": True}
+        assert service.call("POST", "runs", target).status == 400, path
+
+
 def test_disks_are_read_with_ranges(service, image):
     content = image.read_bytes()
     path = "machines/web01/points/latest/disks/vda.raw"

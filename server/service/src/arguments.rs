@@ -1,10 +1,10 @@
 //! The command line of `coldrised`. The comments here are also its help and man page.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, Parser, Subcommand};
-use coldrise_block::{Context, Result};
+use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_inventory::Inventory;
 use coldrise_runs::RunsFolder;
 use coldrise_store::PassphraseSource;
@@ -112,6 +112,28 @@ impl Options {
     /// The folder of the runs.
     pub(crate) fn runs_folder(&self) -> RunsFolder {
         RunsFolder::at(self.runs.clone().unwrap_or_else(|| self.state.join("runs")))
+    }
+
+    /// Refuses the service's own files as sources of backups and targets of restores: its passphrase, its
+    /// keys, its database. Symbolic links are followed.
+    ///
+    /// # Errors
+    /// `InvalidInput`.
+    pub(crate) fn refuse_own_files(&self, text: &str) -> Result<()> {
+        let Some(start) = text.find('/') else { return Ok(()) };
+        let path = Path::new(&text[start..]);
+        // A target does not exist yet; its folder does.
+        let real = path.canonicalize().or_else(|_| path.parent().unwrap_or(path).canonicalize());
+        let real = real.unwrap_or_else(|_| path.to_owned());
+        let own = [Some(&self.state), self.passphrase_file.as_ref(), self.repo.as_ref()];
+        let credentials = std::env::var_os("CREDENTIALS_DIRECTORY").map(PathBuf::from);
+        let own = own.into_iter().flatten().chain(credentials.as_ref());
+        let is_own = own.filter_map(|own| own.canonicalize().ok()).any(|own| real.starts_with(own));
+        if !is_own {
+            return Ok(());
+        }
+        let text = format!("{}: this is a file of the service itself", path.display());
+        Err(Error::new(ErrorKind::InvalidInput, text))
     }
 
     /// The repository, not yet open; `None` if none is named.

@@ -77,6 +77,10 @@ fn follow(service: &SharedService, wakes: &mpsc::Receiver<()>, looked: &SyncSend
 
 fn refresh(service: &SharedService) -> Result<()> {
     let changes = service.inventory()?.refresh()?;
+    if changes.is_opened {
+        // Reading the whole catalog took several times what the index takes.
+        coldrise_store::return_free_memory();
+    }
     for machine in changes.machines {
         service.events.send(What::Machine { machine: machine.to_string() });
     }

@@ -169,7 +169,10 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let followed = inventory_watch::start(service.clone(), wakes)?;
     start_jobs(&service)?;
     let refresher = service.refresher.clone();
+    let ending = stop_sender.clone();
     let served = runtime.block_on(serve(service, stop_sender));
+    // Also after an error of the start: the threads wait for it.
+    let _ = ending.send(true);
     runtime.shutdown_timeout(Duration::from_secs(1));
     refresher.wake();
     let _ = followed.join();
@@ -188,12 +191,16 @@ async fn serve(service: SharedService, stop_sender: watch::Sender<bool>) -> Resu
     let has_admin = service.database.has_admin()?;
     let (tcp, is_final) = listeners.bind_tcp(has_admin).await?;
     let unix = listeners.bind_unix()?;
+    let _ = service.database.set_setting(setup::LISTEN, &service.options.listen.to_string());
     if !has_admin {
-        let secret = service.database.new_setup_secret()?;
-        tracing::info!(
-            "no administrator yet; make one at {}",
-            setup::link(&service.options, &secret)
-        );
+        match service.database.new_setup_secret() {
+            Ok(secret) => tracing::info!(
+                "no administrator yet; make one at {}",
+                setup::link(service.options.listen, &secret)
+            ),
+            // Such as of a full drive: all else goes on.
+            Err(error) => tracing::error!("no setup link: {}", error.full_message()),
+        }
         if let Some(fingerprint) = listener::fingerprint(&service.options) {
             tracing::info!("certificate SHA-256: {fingerprint}");
         }
@@ -235,7 +242,7 @@ async fn serve(service: SharedService, stop_sender: watch::Sender<bool>) -> Resu
     supervision::tell(&NotifyState::Stopping);
     let _ = stop_sender.send(true);
     listeners.wait_for_end().await;
-    let _ = coldrise_block::remove_if_present(&service.options.socket);
+    listeners.remove_socket();
     Ok(())
 }
 

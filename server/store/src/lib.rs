@@ -69,6 +69,7 @@ mod tamper_tests;
 pub use address::{Address, PointSelector, MAX_LATEST};
 pub use advice::advise_room;
 pub use aead::random;
+pub use allocator::return_free_memory;
 pub use attribution::{HeldAmount, Holdings, MachineAttribution, PointAttribution};
 pub use catch_up::CatchUpThread;
 pub use chunk::{MAX_CHUNK_SIZE_BYTES, MIN_CHUNK_SIZE_BYTES};

@@ -1,5 +1,7 @@
 //! The lines of a serial port, without control characters, in bounded memory.
 
+use crate::report::is_printable;
+
 use std::collections::VecDeque;
 
 /// Longer lines are cut into lines of this length, in bytes.
@@ -87,7 +89,11 @@ impl SerialLog {
 /// Control characters can also be two bytes of UTF-8.
 fn text(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(bytes);
-    text.chars().filter(|c| !c.is_control() || *c == '\t').collect::<String>().trim_end().to_owned()
+    text.chars()
+        .filter(|c| is_printable(*c) || *c == '\t')
+        .collect::<String>()
+        .trim_end()
+        .to_owned()
 }
 
 #[cfg(test)]

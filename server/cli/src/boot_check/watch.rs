@@ -22,7 +22,7 @@ use crate::disk_server::DiskServer;
 use crate::hardware::Firmware;
 use crate::invocation::Invocation;
 use crate::qemu;
-use crate::report::print_line;
+use crate::report::{is_printable, print_line};
 use crate::signals::ChildSignals;
 use crate::units::{show_duration, show_size};
 
@@ -340,7 +340,7 @@ impl<'a> Watch<'a> {
     /// The first proof counts: what follows is its consequence.
     fn fail(&mut self, proof: impl Into<String>) {
         // QEMU's words are not trusted.
-        let proof: String = proof.into().chars().filter(|c| !c.is_control()).collect();
+        let proof: String = proof.into().chars().filter(|c| is_printable(*c)).collect();
         self.failure.get_or_insert(proof);
     }
 

@@ -149,6 +149,8 @@ impl Subject {
 }
 
 pub(crate) fn run(invocation: &Invocation, arguments: BootArguments) -> Result<Report> {
+    // The screen and the packets of the machine lie in a folder for temporary files.
+    invocation.keep_files_private();
     let is_alone = arguments.over == Protocol::Nfs
         && arguments.network != Some(Network::User)
         && netns::enter()?;

@@ -72,6 +72,8 @@ struct Checked<'a> {
 }
 
 pub(crate) fn run(invocation: &Invocation, arguments: &CheckBootArguments) -> Result<Report> {
+    // The screen and the packets of the machine lie in a folder for temporary files.
+    invocation.keep_files_private();
     arguments.goal.until()?;
     let mut signals = ChildSignals::catch()?;
     let repository = &invocation.open()?;

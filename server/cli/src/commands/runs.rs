@@ -9,7 +9,7 @@ use serde::Serialize;
 use serde_json::{json, Value};
 
 use crate::invocation::Invocation;
-use crate::report::{print_line, table, Report};
+use crate::report::{is_printable, print_line, table, Report};
 use crate::run_record;
 use crate::units::{show_duration, show_moment};
 
@@ -152,7 +152,7 @@ fn show_progress(progress: &Value) -> String {
 
 /// Text of a file without control characters, which could command a terminal.
 fn printable(text: &str) -> String {
-    text.chars().take(1000).map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+    text.chars().take(1000).map(|c| if is_printable(c) { c } else { '\u{fffd}' }).collect()
 }
 
 fn show(

@@ -90,6 +90,20 @@ impl Database {
         }))
     }
 
+    /// The role of a login's user; `None` if the login has ended.
+    pub(super) fn login_role(&self, id: &str) -> Result<Option<Role>> {
+        let word = self.read(|sql| {
+            sql.query_row(
+                "SELECT role FROM logins JOIN users ON users.name = logins.user
+                 WHERE id = ?1 AND logins.created_ms > ?2",
+                params![id, now_ms() - MAX_AGE_MS],
+                |row| row.get::<_, String>(0),
+            )
+            .optional()
+        })?;
+        Ok(word.and_then(|word| Role::from_word(&word)))
+    }
+
     /// The logins of a user, or of all.
     pub(crate) fn logins(&self, user: Option<&str>) -> Result<Vec<Login>> {
         self.read(|sql| {

@@ -17,9 +17,11 @@ pub(crate) mod users;
 use coldrise_block::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 
+use crate::database::Database;
 use crate::pattern::{any_matches, Pattern};
 
 pub(crate) use limits::LoginLimits;
+pub(crate) use password::check_password;
 pub(crate) use secret::{random_id, sha256, to_hex, Secret};
 
 /// What a caller may do at all.
@@ -161,6 +163,26 @@ impl Identity {
     /// Whether the caller sees all machines.
     pub(crate) fn sees_all(&self) -> bool {
         self.machines.contains(&Pattern::all())
+    }
+}
+
+impl Database {
+    /// Whether a caller is still who it was: its token or login exists, with the same role and
+    /// machines. Long answers ask this from time to time.
+    pub(crate) fn is_current(&self, identity: &Identity) -> bool {
+        let is_same = |role: Role, machines: &[Pattern]| {
+            role == identity.role && machines == identity.machines
+        };
+        match &identity.proof {
+            Proof::Peer => true,
+            Proof::Login(id) => self.login_role(id).is_ok_and(|role| role == Some(identity.role)),
+            Proof::Token => {
+                let id = identity.name.trim_start_matches("token:");
+                self.tokens().is_ok_and(|tokens| {
+                    tokens.iter().any(|token| token.id == id && token.is_valid(is_same))
+                })
+            }
+        }
     }
 }
 

@@ -12,15 +12,24 @@ const MAX_BYTES: usize = 1024;
 /// One at a time: each takes 19 MiB, and a crowd of logins must not take all memory.
 static TURN: Mutex<()> = Mutex::new(());
 
+/// Checks the length of a new password.
+///
+/// # Errors
+/// `InvalidInput` if it is too short or too long.
+pub(crate) fn check_password(password: &str) -> Result<()> {
+    if password.len() < MIN_BYTES || password.len() > MAX_BYTES {
+        let text = format!("a password has {MIN_BYTES} to {MAX_BYTES} bytes");
+        return Err(Error::new(ErrorKind::InvalidInput, text));
+    }
+    Ok(())
+}
+
 /// The hash to store, in PHC format.
 ///
 /// # Errors
 /// `InvalidInput` if the password is too short or too long.
 pub(super) fn hash(password: &str) -> Result<String> {
-    if password.len() < MIN_BYTES || password.len() > MAX_BYTES {
-        let text = format!("a password has {MIN_BYTES} to {MAX_BYTES} bytes");
-        return Err(Error::new(ErrorKind::InvalidInput, text));
-    }
+    check_password(password)?;
     let mut salt = [0; 16];
     coldrise_store::random(&mut salt)?;
     let hashed = || {

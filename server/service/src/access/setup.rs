@@ -1,5 +1,6 @@
 //! The first administrator: made with a one-time link, not with a default password.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
@@ -13,6 +14,8 @@ use crate::service::make_state_folder;
 
 /// The name of the setting that holds the hash of the link's secret and its time.
 const SETTING: &str = "setup_link";
+/// The name of the setting that holds the address of the last start.
+pub(crate) const LISTEN: &str = "listen";
 const LIFETIME: Duration = Duration::from_secs(24 * 3600);
 
 impl Database {
@@ -70,7 +73,9 @@ pub(crate) fn print_link(options: &Options, is_forced: bool) -> Result<()> {
             .advise("after a lost password: coldrised setup-link --force"));
     }
     let secret = database.new_setup_secret()?;
-    println!("{}", link(options, &secret));
+    // The address of the service's last start: this command may have other options.
+    let listen = database.setting(LISTEN)?.and_then(|text| text.parse().ok());
+    println!("{}", link(listen.unwrap_or(options.listen), &secret));
     if let Some(fingerprint) = crate::listener::fingerprint(options) {
         println!("certificate SHA-256: {fingerprint}");
     }
@@ -78,16 +83,12 @@ pub(crate) fn print_link(options: &Options, is_forced: bool) -> Result<()> {
 }
 
 /// The link for a browser.
-pub(crate) fn link(options: &Options, secret: &Secret) -> String {
-    let port = options.listen.port();
-    let host = if options.listen.ip().is_unspecified() {
-        "localhost".to_owned()
-    } else {
-        options.listen.ip().to_string()
+pub(crate) fn link(listen: SocketAddr, secret: &Secret) -> String {
+    let listen = match listen.ip().is_unspecified() {
+        true => format!("localhost:{}", listen.port()),
+        false => listen.to_string(),
     };
-    let host =
-        if options.listen.is_ipv6() && host != "localhost" { format!("[{host}]") } else { host };
-    format!("https://{host}:{port}/#/setup/{}", secret.text())
+    format!("https://{listen}/#/setup/{}", secret.text())
 }
 
 #[cfg(test)]

@@ -29,6 +29,13 @@ pub(crate) struct Token {
     last_used_ms: Option<i64>,
 }
 
+impl Token {
+    /// Whether it has not expired, and `is_same` holds for its role and machines.
+    pub(super) fn is_valid(&self, is_same: impl Fn(Role, &[Pattern]) -> bool) -> bool {
+        self.expires_ms.is_none_or(|at| at > now_ms()) && is_same(self.role, &self.machines)
+    }
+}
+
 /// A token to be made.
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]

@@ -90,6 +90,8 @@ async fn set_up(
     let made = blocking(move || {
         let database = &service.database;
         crate::access::users::check_name(&setup.user)?;
+        // First: a mistake must not use the link up.
+        crate::access::check_password(&setup.password)?;
         let done = match database.take_setup_secret(&setup.secret)? {
             true => make_admin(&service, &setup),
             false => Err(Error::new(ErrorKind::InvalidInput, "the link is wrong, used or too old")

@@ -6,17 +6,19 @@
 //! 3. Every change of a known caller is an entry of the audit log.
 //! 4. A POST with an `Idempotency-Key` is done once; a repetition gets the first answer.
 
-use axum::body::{to_bytes, Body};
+use axum::body::{to_bytes, Body, Bytes};
 use axum::extract::{FromRequestParts, Request, State};
 use axum::http::request::Parts;
 use axum::http::{header, HeaderMap, HeaderValue, Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use coldrise_block::ErrorKind;
+use coldrise_runs::redact;
 use rusqlite::{params, OptionalExtension};
+use serde_json::Value;
 
 use super::problem::{blocking, Problem};
-use super::MAX_BODY_BYTES;
+use super::{BODY_TIMEOUT, MAX_BODY_BYTES};
 use crate::access::audit::AuditNote;
 use crate::access::{sha256, Identity, Proof, Role};
 use crate::clock::now_ms;
@@ -26,6 +28,8 @@ use crate::service::SharedService;
 
 /// The name of the cookie. The prefix binds it to HTTPS, this host and path `/`.
 pub(super) const COOKIE: &str = "__Host-coldrise";
+/// Maximum size of the body of a caller that has not proved itself, in bytes: logins are small.
+const MAX_UNKNOWN_BODY_BYTES: usize = 16 << 10;
 /// Maximum length of an idempotency key, in bytes.
 const MAX_KEY_BYTES: usize = 128;
 /// Answers are kept for repetitions this long, in milliseconds.
@@ -74,21 +78,26 @@ pub(super) fn cookie(headers: &HeaderMap) -> Option<&str> {
 /// The middleware of all requests.
 pub(super) async fn admit(
     State(service): State<SharedService>,
-    mut request: Request,
+    request: Request,
     next: Next,
 ) -> Response {
     let (claim, source) = (Claim::of(&request), source(request.extensions().get::<Peer>()));
-    let identity = match identify(service.clone(), claim, source).await {
-        Ok(identity) => identity,
+    let identity = identify(service.clone(), claim, source).await;
+    let is_known = matches!(identity, Ok(Some(_)));
+    // Whole, before any answer: over HTTP/2 an answer to half a request is an error for clients.
+    let (mut request, body) = match whole(request, is_known).await {
+        Ok(read) => read,
+        Err(problem) => return problem.into_response(),
+    };
+    let identity = match identity {
+        Ok(Some(identity)) => identity,
+        Ok(None) => return next.run(request).await,
         Err(problem) => return problem.into_response(),
     };
     let is_change = !matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS);
-    let Some(identity) = identity else { return next.run(request).await };
-    if is_change
-        && matches!(identity.proof, Proof::Login(_))
-        && !is_from_our_page(request.headers())
-    {
-        let text = "this request comes from another site's page";
+    if is_change && matches!(identity.proof, Proof::Login(_)) && !is_from_our_page(&request) {
+        let text =
+            "a change with a cookie needs Sec-Fetch-Site: same-origin, or this service's Origin";
         return Problem::new(StatusCode::FORBIDDEN, ErrorKind::ReadOnly, text).into_response();
     }
     request.extensions_mut().insert(identity.clone());
@@ -111,13 +120,55 @@ pub(super) async fn admit(
             who: &identity.name,
             source: &identity.source,
             action: &action,
-            subject: "",
+            subject: &subject(&body),
             result: &result,
         })
     });
     // A failed entry (such as of a full disk) is in the log; the change is done.
     let _ = noted.await;
     response
+}
+
+/// Reads the body, within limits of size and time.
+async fn whole(request: Request, is_known: bool) -> Result<(Request, Bytes), Problem> {
+    let max_bytes = if is_known { MAX_BODY_BYTES } else { MAX_UNKNOWN_BODY_BYTES };
+    let (parts, body) = request.into_parts();
+    let problem = |status, text| Problem::new(status, ErrorKind::InvalidInput, text);
+    let read = tokio::time::timeout(BODY_TIMEOUT, to_bytes(body, max_bytes)).await;
+    let Ok(read) = read else {
+        return Err(problem(StatusCode::REQUEST_TIMEOUT, "the body did not come in time"));
+    };
+    let Ok(body) = read else {
+        return Err(problem(StatusCode::PAYLOAD_TOO_LARGE, "the body is too large, or incomplete"));
+    };
+    Ok((Request::from_parts(parts, Body::from(body.clone())), body))
+}
+
+/// What was asked, for the audit log: the body without its secrets.
+fn subject(body: &[u8]) -> String {
+    let Ok(mut asked) = serde_json::from_slice::<Value>(body) else { return String::new() };
+    hide_secrets(&mut asked);
+    redact(&asked.to_string())
+}
+
+/// Replaces what may be secret, by the names of fields.
+fn hide_secrets(value: &mut Value) {
+    match value {
+        Value::Object(fields) => {
+            for (name, field) in fields {
+                let is_secret =
+                    ["password", "secret", "token", "url"].iter().any(|word| name.contains(word));
+                match field {
+                    Value::String(text) if is_secret && !name.ends_with("_file") => {
+                        "***".clone_into(text)
+                    }
+                    other => hide_secrets(other),
+                }
+            }
+        }
+        Value::Array(items) => items.iter_mut().for_each(hide_secrets),
+        _ => {}
+    }
 }
 
 /// What a request gives as proof.
@@ -135,7 +186,11 @@ impl Claim {
         if let Some(value) = request.headers().get(header::AUTHORIZATION) {
             let token = value.to_str().ok().and_then(|value| {
                 let (scheme, token) = value.split_once(' ')?;
-                scheme.eq_ignore_ascii_case("bearer").then(|| token.trim().to_owned())
+                match scheme.to_ascii_lowercase().as_str() {
+                    "bearer" => Some(token.trim().to_owned()),
+                    "basic" => basic_password(token.trim()),
+                    _ => None,
+                }
             });
             return token.map_or(Claim::Malformed, Claim::Token);
         }
@@ -176,14 +231,25 @@ fn is_secret(path: &str) -> bool {
     path == "/api/v1/tokens"
 }
 
+/// The password of `Authorization: Basic`, which is a token: CDI and QEMU's HTTP driver send no other
+/// header. The user name has no meaning.
+fn basic_password(text: &str) -> Option<String> {
+    use base64::Engine;
+    let decoded = base64::engine::general_purpose::STANDARD.decode(text).ok()?;
+    let decoded = String::from_utf8(decoded).ok()?;
+    decoded.split_once(':').map(|(_, password)| password.to_owned())
+}
+
 /// Whether a browser says that the request comes from our own page. Old browsers send `Origin` only.
-fn is_from_our_page(headers: &HeaderMap) -> bool {
-    let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+fn is_from_our_page(request: &Request) -> bool {
+    let text = |name: &str| request.headers().get(name).and_then(|value| value.to_str().ok());
     if let Some(site) = text("sec-fetch-site") {
         return site == "same-origin";
     }
-    // HTTP/2 has the host in the address; hyper gives it as header, too, or not at all.
-    match (text("origin"), text("host")) {
+    // HTTP/2 has the host in the request's own address.
+    let host =
+        request.uri().authority().map(|authority| authority.as_str()).or_else(|| text("host"));
+    match (text("origin"), host) {
         (Some(origin), Some(host)) => origin.strip_prefix("https://") == Some(host),
         _ => false,
     }

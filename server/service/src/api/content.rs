@@ -16,12 +16,13 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::caller::Caller;
+use super::events::until_revoked;
 use super::input::Names;
 use super::machines::{named, selector};
 use super::problem::{blocking, Answer, Problem};
 use super::stream::ReceiverStream;
 use crate::access::audit::AuditNote;
-use crate::access::{sha256, to_hex, Permission};
+use crate::access::{sha256, to_hex, Identity, Permission};
 use crate::service::SharedService;
 
 /// Size of one read, in bytes.
@@ -108,6 +109,7 @@ async fn disk(
     if file.contains('/') {
         return Err(Error::new(ErrorKind::NotFound, "there is no such file").into());
     }
+    let (shared, reader) = (service.clone(), caller.clone());
     let content = blocking(move || {
         let content = service.inventory()?.content(&format!("{machine}/{point}/{file}"))?;
         let what = content.address().to_owned();
@@ -144,7 +146,7 @@ async fn disk(
     };
     let body = match method {
         Method::HEAD => Body::empty(),
-        _ => stream(content, first, length),
+        _ => stream(content, first, length, shared, reader),
     };
     let mut response = (status, body).into_response();
     let mut set = |name, value: String| {
@@ -186,16 +188,32 @@ fn is_new_reader(who: &str, what: &str) -> bool {
 
 /// Reads ahead of the client on a blocking thread. An error cuts the connection: the status is sent
 /// already, and a short body must not pass for a whole one.
-fn stream(content: Content, first: u64, length: u64) -> Body {
+fn stream(
+    content: Content,
+    first: u64,
+    length: u64,
+    service: SharedService,
+    caller: Identity,
+) -> Body {
     let (sender, receiver) = mpsc::channel::<io::Result<Bytes>>(AHEAD);
     let content = Arc::new(content);
     tokio::spawn(async move {
+        let revoked = until_revoked(&service, &caller);
+        tokio::pin!(revoked);
         let end = first + length;
         let mut offset = first;
         while offset < end {
             // Aligned pieces: chunks are decoded once.
             let next = (offset / PIECE_BYTES + 1).saturating_mul(PIECE_BYTES).min(end);
-            let Ok(place) = sender.reserve().await else { return };
+            let place = tokio::select! {
+                place = sender.reserve() => place,
+                () = &mut revoked => {
+                    let text = "the caller's token or login has ended";
+                    let _ = sender.try_send(Err(io::Error::other(text)));
+                    return;
+                }
+            };
+            let Ok(place) = place else { return };
             let (content, from, bytes) = (content.clone(), offset, next - offset);
             let read = tokio::task::spawn_blocking(move || {
                 let mut piece = vec![0; usize::try_from(bytes).unwrap_or(0)];

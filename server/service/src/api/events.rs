@@ -15,7 +15,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::caller::Caller;
-use super::problem::{Answer, Problem};
+use super::problem::{blocking, Answer, Problem};
 use super::stream::ReceiverStream;
 use crate::access::{Identity, Permission};
 use crate::events::{Event, Events, Subscription, What};
@@ -25,6 +25,8 @@ use crate::service::SharedService;
 const MAX_STREAMS: usize = 512;
 /// Interval of empty comments on a quiet stream; they show a dead connection.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
+/// Long answers end this soon after the caller's token or login.
+const REVOCATION_INTERVAL: Duration = Duration::from_secs(3);
 /// Number of events that may wait for a slow client.
 const QUEUE: usize = 256;
 
@@ -77,12 +79,25 @@ async fn events(
         let mut stop = service.stop.clone();
         tokio::select! {
             () = forward(&service, &caller, subscription, &sender) => {}
+            () = until_revoked(&service, &caller) => {}
             _ = stop.wait_for(|stop| *stop) => {}
             () = sender.closed() => {}
         }
     });
     let stream = Sse::new(ReceiverStream(receiver));
     Ok(stream.keep_alive(KeepAlive::new().interval(KEEP_ALIVE)).into_response())
+}
+
+/// Resolves when the caller's token or login has ended or changed.
+pub(super) async fn until_revoked(service: &SharedService, caller: &Identity) {
+    loop {
+        tokio::time::sleep(REVOCATION_INTERVAL).await;
+        let (service, caller) = (service.clone(), caller.clone());
+        let is_current = blocking(move || Ok(service.database.is_current(&caller)));
+        if !is_current.await.unwrap_or(false) {
+            return;
+        }
+    }
 }
 
 /// The number in an event's id. An id of an earlier start has none that fits: `u64::MAX` leads to a

@@ -14,7 +14,7 @@ use super::problem::{blocking, Answer, Problem};
 use crate::access::{Identity, Permission};
 use crate::clock::now_ms;
 use crate::jobs::{
-    conditions, preview, Condition, Job, JobKind, Outcome, QueueRow, RowState, StoredJob,
+    backup, conditions, preview, Condition, Job, JobKind, Outcome, QueueRow, RowState, StoredJob,
 };
 use crate::pattern::{any_matches, Pattern};
 use crate::service::{Service, SharedService};
@@ -96,6 +96,7 @@ async fn add_job(
 ) -> Answer<(StatusCode, Json<ShownJob>)> {
     caller.allow_all(Permission::Administer)?;
     let added = blocking(move || {
+        refuse_own_files(&service, &job)?;
         service.database.add_job(&job, now_ms())?;
         service.queue.tell(Some(&job.name));
         show(&service, service.database.job(&job.name)?)
@@ -132,6 +133,7 @@ async fn replace_job(
             let text = "name: a job keeps its name; add another job, and delete this one";
             return Err(Error::new(ErrorKind::InvalidInput, text));
         }
+        refuse_own_files(&service, &job)?;
         service.database.replace_job(&job, now_ms())?;
         service.queue.tell(Some(&name));
         show(&service, service.database.job(&name)?)
@@ -224,6 +226,20 @@ struct ShownQueue {
 /// Whether the caller sees a row: those without a machine concern all machines.
 fn sees(caller: &Identity, row: &QueueRow) -> bool {
     row.machine.as_deref().map_or_else(|| caller.sees_all(), |machine| caller.sees(machine))
+}
+
+/// Refuses jobs that would store the service's own files: its passphrase, its keys.
+fn refuse_own_files(service: &SharedService, job: &Job) -> Result<()> {
+    if job.kind != JobKind::Backup {
+        return Ok(());
+    }
+    let words = job.machines.iter().flat_map(|machine| backup(job, machine.as_str()));
+    for word in words {
+        if let Some((_, source)) = word.split_once('=') {
+            service.options.refuse_own_files(source)?;
+        }
+    }
+    Ok(())
 }
 
 /// Show the queue: runs that wait, with the reason, and runs that were started.

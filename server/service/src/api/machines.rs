@@ -112,8 +112,11 @@ async fn all_points(
             });
         }
         // A large list: made on this thread, not on one that serves connections.
-        serde_json::to_vec(&listing)
-            .map_err(|error| Error::with_source(ErrorKind::Internal, "the list", error))
+        let text = serde_json::to_vec(&listing)
+            .map_err(|error| Error::with_source(ErrorKind::Internal, "the list", error))?;
+        drop(listing);
+        coldrise_store::return_free_memory();
+        Ok(text)
     });
     let json = (header::CONTENT_TYPE, "application/json");
     Ok(([json], listed.await?).into_response())

@@ -26,7 +26,6 @@ use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
 use coldrise_block::ErrorKind;
 use tower_http::set_header::SetResponseHeaderLayer;
-use tower_http::timeout::RequestBodyTimeoutLayer;
 use utoipa::openapi::security::{ApiKey, ApiKeyValue, HttpAuthScheme, HttpBuilder, SecurityScheme};
 use utoipa::openapi::{OpenApi, RefOr, Schema};
 use utoipa::{Modify, OpenApi as _};
@@ -38,8 +37,8 @@ use problem::Problem;
 
 /// Maximum size of a request's body, in bytes.
 pub(super) const MAX_BODY_BYTES: usize = 256 << 10;
-/// Maximum time between two parts of a request's body.
-const BODY_TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum time for a request's body.
+const BODY_TIMEOUT: Duration = Duration::from_secs(20);
 /// For pages and answers alike: nothing from elsewhere, no inline code.
 const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; \
     connect-src 'self'; img-src 'self' data: blob:; form-action 'none'; frame-ancestors 'none'; \
@@ -71,6 +70,7 @@ impl Modify for Security {
 
 fn routes() -> OpenApiRouter<SharedService> {
     OpenApiRouter::with_openapi(Document::openapi())
+        .routes(routes!(welcome))
         .routes(routes!(health))
         .merge(metrics::routes())
         .nest(
@@ -119,13 +119,22 @@ pub(crate) fn router(service: SharedService) -> Router {
         })
         .layer(middleware::from_fn_with_state(service.clone(), caller::admit))
         .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
-        .layer(RequestBodyTimeoutLayer::new(BODY_TIMEOUT))
         .layer(set(header::CONTENT_SECURITY_POLICY, CONTENT_SECURITY_POLICY))
         .layer(set(header::X_CONTENT_TYPE_OPTIONS, "nosniff"))
         .layer(set(header::REFERRER_POLICY, "no-referrer"))
         .layer(set(header::CACHE_CONTROL, "no-store"))
         .layer(set(header::STRICT_TRANSPORT_SECURITY, "max-age=31536000"))
         .with_state(service)
+}
+
+/// What to do here, for people whose browser followed the setup link.
+#[utoipa::path(get, path = "/", tag = "service", responses((status = 200, body = String, content_type = "text/plain")))]
+async fn welcome() -> Response {
+    "Coldrise: this service has an API and no page yet; /api/v1/openapi.json describes it.\n\n\
+     After a setup link, https://HOST:PORT/#/setup/SECRET, make the first administrator with\n\n\
+     curl --cacert CERT https://HOST:PORT/api/v1/setup --json \\\n    \
+     '{\"secret\": \"SECRET\", \"user\": \"NAME\", \"password\": \"at least ten bytes\"}'\n"
+        .into_response()
 }
 
 /// Whether the service lives. Says nothing about backups; /metrics does.

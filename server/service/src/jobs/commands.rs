@@ -56,7 +56,7 @@ fn expand(template: &str, machine: &str, disk: &str) -> String {
 }
 
 /// The words of `coldrise backup`.
-pub(super) fn backup(job: &Job, machine: &str) -> Vec<String> {
+pub(crate) fn backup(job: &Job, machine: &str) -> Vec<String> {
     let mut words = vec!["backup".to_owned(), machine.to_owned()];
     for (disk, template) in job.disks_of(machine) {
         words.push(format!("{disk}={}", expand(template, machine, disk)));

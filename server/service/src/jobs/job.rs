@@ -225,7 +225,10 @@ impl Job {
             return Err(invalid(format!("schedule: at most {MAX_SCHEDULE_LINES} lines")));
         }
         for line in &self.schedule {
-            Calendar::parse(line).map_err(|error| error.context("schedule"))?;
+            let dates = Calendar::parse(line).map_err(|error| error.context("schedule"))?;
+            if dates.next_after(jiff::Timestamp::now()).is_none() {
+                return Err(invalid(format!("schedule: '{line}' never happens again")));
+            }
         }
         self.window()?;
         let bounds = [

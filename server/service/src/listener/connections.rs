@@ -1,6 +1,7 @@
 //! A bounded number of connections. A new one takes the place of the one that is idle longest.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
@@ -25,6 +26,8 @@ struct Table {
 }
 
 struct Entry {
+    /// The address of a TCP client.
+    from: Option<IpAddr>,
     /// Requests whose answer is not yet taken.
     busy: usize,
     idle_since: Instant,
@@ -50,10 +53,15 @@ impl Connections {
 
     /// A place for a new connection. When all are taken, the connection that is idle longest is
     /// closed; `None` if all are busy.
-    pub(super) fn take(self: &Arc<Self>) -> Option<Slot> {
+    /// An address may have a quarter of them: a crowd from there shuts nobody else out.
+    pub(super) fn take(self: &Arc<Self>, from: Option<IpAddr>) -> Option<Slot> {
         let mut table = self.table.lock();
-        if table.open.len() >= self.max {
+        let is_from = |entry: &Entry| from.is_some() && entry.from == from;
+        let same = table.open.values().filter(|entry| is_from(entry)).count();
+        let is_crowd = same >= (self.max / 4).max(1);
+        if is_crowd || table.open.len() >= self.max {
             let idle = table.open.iter().filter(|(_, entry)| entry.busy == 0);
+            let idle = idle.filter(|(_, entry)| !is_crowd || is_from(entry));
             let longest =
                 idle.min_by_key(|(_, entry)| entry.idle_since).map(|(number, _)| *number)?;
             let closed = table.open.remove(&longest)?;
@@ -61,7 +69,7 @@ impl Connections {
         }
         table.next += 1;
         let (number, close) = (table.next, Arc::new(Notify::new()));
-        let entry = Entry { busy: 0, idle_since: Instant::now(), close: close.clone() };
+        let entry = Entry { from, busy: 0, idle_since: Instant::now(), close: close.clone() };
         table.open.insert(number, entry);
         drop(table);
         let connections = self.clone();
@@ -163,16 +171,29 @@ mod tests {
     #[tokio::test]
     async fn the_longest_idle_makes_room() {
         let connections = Arc::new(Connections::new(2));
-        let first = Arc::new(connections.take().unwrap());
-        let second = Arc::new(connections.take().unwrap());
+        let first = Arc::new(connections.take(None).unwrap());
+        let second = Arc::new(connections.take(None).unwrap());
         let busy = first.busy();
-        let third = connections.take().unwrap();
+        let third = connections.take(None).unwrap();
         second.closed().await;
         assert_eq!(connections.count(), 2);
         let _busy_too = Arc::new(third).busy();
-        assert!(connections.take().is_none(), "all are busy");
+        assert!(connections.take(None).is_none(), "all are busy");
         drop(busy);
-        assert!(connections.take().is_some());
+        assert!(connections.take(None).is_some());
         first.closed().await;
+    }
+
+    #[tokio::test]
+    async fn a_crowd_from_one_address_shuts_nobody_else_out() {
+        let connections = Arc::new(Connections::new(8));
+        let (crowd, other) = ("192.0.2.1".parse().ok(), "192.0.2.2".parse().ok());
+        let slots: Vec<_> = (0..8)
+            .filter_map(|_| connections.take(crowd))
+            .map(|slot| Arc::new(slot).busy())
+            .collect();
+        assert_eq!(slots.len(), 2);
+        assert!(connections.take(crowd).is_none());
+        assert!(connections.take(other).is_some());
     }
 }

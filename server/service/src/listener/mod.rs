@@ -9,17 +9,19 @@ mod connections;
 mod tls;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
 use axum::Router;
-use coldrise_block::{Context, Result};
+use coldrise_block::{Context, Error, ErrorKind, Result};
 use hyper::body::Incoming;
 use hyper::Request;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
+use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream, UnixListener};
 use tokio::sync::watch;
@@ -61,6 +63,8 @@ pub(crate) struct Listeners {
     stop: watch::Receiver<bool>,
     tcp: Arc<Connections>,
     unix: Arc<Connections>,
+    /// The inode of the Unix socket.
+    socket: Mutex<Option<u64>>,
 }
 
 impl Listeners {
@@ -72,7 +76,7 @@ impl Listeners {
     ) -> Listeners {
         let tcp = Arc::new(Connections::new(MAX_TCP_CONNECTIONS));
         let unix = Arc::new(Connections::new(MAX_UNIX_CONNECTIONS));
-        Listeners { router, certificate, service, stop, tcp, unix }
+        Listeners { router, certificate, service, stop, tcp, unix, socket: Mutex::new(None) }
     }
 
     /// The service.
@@ -104,12 +108,21 @@ impl Listeners {
         if let Some(folder) = path.parent() {
             std::fs::create_dir_all(folder).context(what)?;
         }
-        // The lock of the state folder says that no other service lives.
-        coldrise_block::remove_if_present(path)?;
+        remove_stale_socket(path)?;
         let listener = UnixListener::bind(path).context(what)?;
+        *self.socket.lock() = inode(path);
         // Everybody may connect; the peer's credentials decide.
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666)).context(what)?;
         Ok(listener)
+    }
+
+    /// Removes the Unix socket if it is still this service's.
+    pub(crate) fn remove_socket(&self) {
+        let path = &self.service.options.socket;
+        let own = *self.socket.lock();
+        if own.is_some() && inode(path) == own {
+            let _ = std::fs::remove_file(path);
+        }
     }
 
     /// Serves TCP clients until the service stops, or until `end` resolves.
@@ -128,7 +141,9 @@ impl Listeners {
             };
             match accepted {
                 Ok((stream, address)) => {
-                    let Some(slot) = self.tcp.take() else { continue };
+                    let Some(slot) = self.tcp.take(Some(address.ip().to_canonical())) else {
+                        continue;
+                    };
                     let listeners = self.clone();
                     tokio::spawn(async move { listeners.serve_tls(stream, address, slot).await });
                 }
@@ -148,7 +163,7 @@ impl Listeners {
             match accepted {
                 Ok((stream, _)) => {
                     let Ok(peer) = stream.peer_cred() else { continue };
-                    let Some(slot) = self.unix.take() else { continue };
+                    let Some(slot) = self.unix.take(None) else { continue };
                     let listeners = self.clone();
                     let peer = Peer::Unix { uid: peer.uid() };
                     tokio::spawn(
@@ -228,6 +243,31 @@ impl Listeners {
         };
         let _ = tokio::time::timeout(STOP_TIMEOUT, ended).await;
     }
+}
+
+fn inode(path: &Path) -> Option<u64> {
+    std::fs::symlink_metadata(path).ok().map(|found| found.ino())
+}
+
+/// Removes the socket of a service that was killed, and nothing else.
+///
+/// # Errors
+/// `Busy` if another process listens there; `InvalidInput` if it is no socket.
+fn remove_stale_socket(path: &Path) -> Result<()> {
+    let found = match std::fs::symlink_metadata(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        found => found.context(|| format!("reading {}", path.display()))?,
+    };
+    if !found.file_type().is_socket() {
+        let text = format!("--socket {}: there is a file, and it is no socket", path.display());
+        return Err(Error::new(ErrorKind::InvalidInput, text).advise("name another path"));
+    }
+    if std::os::unix::net::UnixStream::connect(path).is_ok() {
+        let text = format!("another process listens on {}", path.display());
+        return Err(Error::new(ErrorKind::Busy, text)
+            .advise("stop the other coldrised, or give --socket another path"));
+    }
+    std::fs::remove_file(path).context(|| format!("removing {}", path.display()))
 }
 
 /// The loopback address of the same family and port.

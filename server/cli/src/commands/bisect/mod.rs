@@ -81,6 +81,8 @@ struct Bisected {
 }
 
 pub(crate) fn run(invocation: &Invocation, arguments: &BisectArguments) -> Result<Report> {
+    // The screen and the packets of the machine lie in a folder for temporary files.
+    invocation.keep_files_private();
     let until = arguments.goal.until()?;
     let mut signals = ChildSignals::catch()?;
     let repository = &invocation.open()?;
