@@ -121,9 +121,11 @@ fn warn(invocation: &Invocation) -> impl Fn(&str) + Send + Sync + 'static {
 fn subject(arguments: &ArgMatches) -> (Option<String>, Option<String>) {
     let word = |name: &str| {
         let mut words = arguments.try_get_raw(name).ok().flatten()?;
-        words.next().map(|word| word.to_string_lossy().into_owned())
+        let only = words.next().map(|word| word.to_string_lossy().into_owned());
+        // Of several machines none is the subject.
+        only.filter(|_| words.next().is_none())
     };
-    let named = word("machine").or_else(|| word("address")).unwrap_or_default();
+    let named = ["machine", "machines", "address"].into_iter().find_map(word).unwrap_or_default();
     let mut parts = named.splitn(3, '/').filter(|part| !part.is_empty()).map(str::to_owned);
     match parts.next() {
         Some(live) if live == "live" => (None, None),
