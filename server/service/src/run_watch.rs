@@ -26,13 +26,15 @@ struct Seen {
     told: HashMap<RunId, (State, Instant)>,
     /// Runs with progress that was not told.
     late: BTreeSet<RunId>,
-    /// The first answer tells every run: those that have ended are no news.
-    is_first: bool,
+    /// The first answer tells every run: those that ended before this time are no news. In
+    /// milliseconds since 1970.
+    since_ms: u64,
 }
 
 /// Watches until the service stops.
 pub(crate) fn run(service: &Service) {
-    let mut seen = Seen { is_first: true, ..Seen::default() };
+    let since_ms = u64::try_from(crate::clock::now_ms()).unwrap_or(0);
+    let mut seen = Seen { since_ms, ..Seen::default() };
     while !*service.stop.borrow() {
         if let Err(error) = watch(service, &mut seen) {
             tracing::error!("watching runs: {}", error.full_message());
@@ -53,7 +55,6 @@ fn watch(service: &Service, seen: &mut Seen) -> Result<()> {
         for id in changed {
             is_changed |= seen.tell(service, &id, Instant::now());
         }
-        seen.is_first = false;
         if is_changed {
             service.queue.wake();
             service.refresher.wake();
@@ -83,7 +84,8 @@ impl Seen {
             self.late.insert(id.clone());
             return false;
         }
-        if run.state == State::Running || (is_new_state && !self.is_first) {
+        let is_old = run.result.as_ref().is_none_or(|result| result.ended_at_ms < self.since_ms);
+        if run.state == State::Running || (is_new_state && !(before.is_none() && is_old)) {
             service.events.send(event(&run));
         }
         self.told.insert(id.clone(), (run.state, now));
