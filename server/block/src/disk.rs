@@ -1,6 +1,6 @@
 //! The disk as front ends see it.
 
-use crate::{Error, ErrorKind, Extent, Result};
+use crate::{Error, ErrorKind, Extent, ReadSource, ReadTally, Result};
 
 /// A byte-addressable virtual disk. All calls may come from many threads at once.
 ///
@@ -24,6 +24,23 @@ pub trait Disk: Send + Sync {
     /// `buffer` is then undefined.
     fn read_in_memory(&self, _buffer: &mut [u8], _offset_bytes: u64) -> Result<()> {
         Err(would_wait())
+    }
+
+    /// Like [`Disk::read_at`] or, without waiting, [`Disk::read_in_memory`]. Adds to `tally` where
+    /// the bytes came from. A disk that does not know its sources is its own backup.
+    fn read_tallied(
+        &self,
+        buffer: &mut [u8],
+        offset_bytes: u64,
+        waiting: Waiting,
+        tally: &mut ReadTally,
+    ) -> Result<()> {
+        match waiting {
+            Waiting::Allowed => self.read_at(buffer, offset_bytes)?,
+            Waiting::Refused => self.read_in_memory(buffer, offset_bytes)?,
+        }
+        tally.add(ReadSource::Backup, offset_bytes, buffer.len() as u64);
+        Ok(())
     }
 
     /// Writes `bytes` at `offset_bytes`. Durable after the next [`Disk::flush`].

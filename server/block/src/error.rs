@@ -36,6 +36,10 @@ pub enum ErrorKind {
     WouldWait,
     /// A write to a restore point or another read-only disk.
     ReadOnly,
+    /// The service does not know who asks.
+    Unauthorized,
+    /// The service knows who asks, and does not allow it.
+    Forbidden,
     /// Stored bytes are missing or fail authentication.
     Corrupt,
     /// There is no space left to store bytes.
@@ -61,7 +65,7 @@ pub enum ErrorKind {
 }
 
 impl ErrorKind {
-    const ALL: [ErrorKind; 24] = [
+    const ALL: [ErrorKind; 26] = [
         ErrorKind::InvalidInput,
         ErrorKind::OutOfRange,
         ErrorKind::NotFound,
@@ -75,6 +79,8 @@ impl ErrorKind {
         ErrorKind::Busy,
         ErrorKind::WouldWait,
         ErrorKind::ReadOnly,
+        ErrorKind::Unauthorized,
+        ErrorKind::Forbidden,
         ErrorKind::Corrupt,
         ErrorKind::NoSpace,
         ErrorKind::Io,
@@ -98,7 +104,9 @@ impl ErrorKind {
             ErrorKind::NotAFolder => libc::ENOTDIR,
             ErrorKind::IsAFolder => libc::EISDIR,
             ErrorKind::NameTooLong => libc::ENAMETOOLONG,
-            ErrorKind::WrongPassphrase => libc::EACCES,
+            ErrorKind::WrongPassphrase | ErrorKind::Unauthorized | ErrorKind::Forbidden => {
+                libc::EACCES
+            }
             ErrorKind::Busy => libc::EBUSY,
             ErrorKind::WouldWait => libc::EAGAIN,
             ErrorKind::ReadOnly => libc::EROFS,
@@ -136,6 +144,8 @@ impl ErrorKind {
             | ErrorKind::NameTooLong
             | ErrorKind::WouldWait
             | ErrorKind::ReadOnly
+            | ErrorKind::Unauthorized
+            | ErrorKind::Forbidden
             | ErrorKind::Corrupt
             | ErrorKind::NoSpace
             | ErrorKind::Io
@@ -167,6 +177,8 @@ impl ErrorKind {
             ErrorKind::Busy => "busy",
             ErrorKind::WouldWait => "would_wait",
             ErrorKind::ReadOnly => "read_only",
+            ErrorKind::Unauthorized => "unauthorized",
+            ErrorKind::Forbidden => "forbidden",
             ErrorKind::Corrupt => "corrupt",
             ErrorKind::NoSpace => "no_space",
             ErrorKind::Io => "io",
@@ -343,7 +355,7 @@ mod tests {
         assert!(message.contains("ulimit -n") && message.ends_with("start it again"), "{message}");
     }
 
-    const TABLE: [(ErrorKind, i32, u8); 24] = [
+    const TABLE: [(ErrorKind, i32, u8); 26] = [
         (ErrorKind::InvalidInput, libc::EINVAL, 2),
         (ErrorKind::OutOfRange, libc::EINVAL, 1),
         (ErrorKind::NotFound, libc::ENOENT, 1),
@@ -357,6 +369,8 @@ mod tests {
         (ErrorKind::Busy, libc::EBUSY, 11),
         (ErrorKind::WouldWait, libc::EAGAIN, 1),
         (ErrorKind::ReadOnly, libc::EROFS, 1),
+        (ErrorKind::Unauthorized, libc::EACCES, 1),
+        (ErrorKind::Forbidden, libc::EACCES, 1),
         (ErrorKind::Corrupt, libc::EIO, 1),
         (ErrorKind::NoSpace, libc::ENOSPC, 1),
         (ErrorKind::Io, libc::EIO, 1),

@@ -2,7 +2,7 @@
 //!
 //! It defines offsets, extents, the [`Disk`] trait that front ends serve, and the public [`Error`]
 //! type with its errno and exit code. Its only I/O is for small files that a crash must leave
-//! whole.
+//! whole, and for folders that end with their process.
 #![forbid(unsafe_code)]
 
 mod disk;
@@ -11,6 +11,8 @@ mod error;
 mod extent;
 mod holes;
 mod periodic_thread;
+mod read_tally;
+mod scratch_folder;
 
 pub use disk::{check_range, would_wait, Disk, Waiting};
 pub use durable_file::{
@@ -21,6 +23,8 @@ pub use error::{defect, Context, Error, ErrorKind, Result, OPEN_FILES_ADVICE};
 pub use extent::{push_extent, Extent, ExtentKind, StoredRanges};
 pub use holes::Holes;
 pub use periodic_thread::PeriodicThread;
+pub use read_tally::{ReadPiece, ReadSource, ReadTally};
+pub use scratch_folder::{remove_abandoned_folders, ScratchFolder, ScratchKind};
 
 /// Bytes in one block. Writes are captured in blocks, and a block is never
 /// torn.

@@ -1,35 +1,28 @@
 //! The repository of a running service.
 //!
 //! [`Inventory::refresh`] is called again and again. It follows the writer, and a repository that
-//! goes away and comes back. The other calls answer from the index of the last refresh, or read the
+//! goes away and comes back. The other calls ([`answers`]) answer from the index of the last refresh, or read the
 //! repository.
 //!
 //! Locks, in order: `refreshing`, `state`, the tree's. `state` is held only to copy or replace
 //! references.
 
+mod answers;
+
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_export::{ExportTree, TreeOptions};
-use coldrise_session::{session_stamps, waiting_points, Catalog, SessionStamp};
+use coldrise_session::{session_stamps, waiting_points, SessionStamp};
 use coldrise_store::{
-    CatalogStamp, MachineName, OpenOptions, PassphraseSource, PointSelector, Repository,
-    RepositoryId, RetentionRules, SessionName,
+    CatalogStamp, MachineName, OpenOptions, PassphraseSource, Repository, RepositoryId,
 };
 use parking_lot::{Mutex, RwLock};
 
-use crate::content::Content;
-use crate::damage::DamageListing;
 use crate::index::{Index, Sources};
-use crate::listing::Listing;
-use crate::machines::{MachineSummary, PointPage, PointQuery};
-use crate::points::PointDetails;
-use crate::retention::RetentionPlan;
-use crate::sessions::{SessionDetails, SessionListing};
-use crate::space::Stats;
+use crate::sessions::SessionListing;
 
 /// What [`Inventory::refresh`] found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -253,134 +246,6 @@ impl Inventory {
 impl State {
     fn opened(&self) -> Result<&Arc<Opened>> {
         self.opened.as_ref().map_err(|(kind, text)| Error::new(*kind, text.clone()))
-    }
-}
-
-/// Each call fails with the error of the last refresh while the repository is away.
-impl Inventory {
-    /// The state of every machine, sorted by name.
-    ///
-    /// # Errors
-    /// Only those of [`Inventory::refresh`].
-    pub fn machines(&self) -> Result<Vec<MachineSummary>> {
-        Ok(self.index()?.summaries(now_ms()))
-    }
-
-    /// As [`Inventory::machines`], but while the repository is away, as it was last seen: ages go on.
-    pub fn last_known_machines(&self) -> Vec<MachineSummary> {
-        let index = Arc::clone(&self.state.read().index);
-        index.summaries(now_ms())
-    }
-
-    /// The state of one machine.
-    ///
-    /// # Errors
-    /// `NotFound`.
-    pub fn machine(&self, machine: &MachineName) -> Result<MachineSummary> {
-        self.index()?.summary(machine, now_ms())
-    }
-
-    /// The points of one machine or of all, as `list --json` prints them.
-    ///
-    /// # Errors
-    /// `NotFound` for an unknown machine.
-    pub fn listing(&self, only: Option<&MachineName>) -> Result<Listing> {
-        self.index()?.listing(only)
-    }
-
-    /// Points of a machine.
-    ///
-    /// # Errors
-    /// `NotFound` for an unknown machine.
-    pub fn points(&self, machine: &MachineName, query: &PointQuery) -> Result<PointPage> {
-        self.index()?.page(machine, query)
-    }
-
-    /// One point, as `show --json` prints it. An unreadable boot check is left out.
-    ///
-    /// # Errors
-    /// `NotFound`, naming the existing machines or points; `Corrupt` if the point is lost.
-    pub fn point(&self, machine: &MachineName, selector: &PointSelector) -> Result<PointDetails> {
-        let repository = self.repository()?;
-        let point = Catalog::new(&repository).point(machine, selector)?;
-        let boot = repository.boot_check(machine, &point.point).ok().flatten();
-        PointDetails::new(&point, None, boot.map(|(check, _)| check))
-    }
-
-    /// The picture of the screen at the end of the point's last boot check, as PNG; `None` without a
-    /// check or a picture.
-    ///
-    /// # Errors
-    /// As [`Inventory::point`]; `Corrupt` for a damaged check.
-    pub fn boot_screenshot(
-        &self,
-        machine: &MachineName,
-        selector: &PointSelector,
-    ) -> Result<Option<Vec<u8>>> {
-        let repository = self.repository()?;
-        let point = Catalog::new(&repository).point(machine, selector)?;
-        Ok(repository.boot_check(machine, &point.point)?.and_then(|(_, picture)| picture))
-    }
-
-    /// The sessions as they are now.
-    ///
-    /// # Errors
-    /// `Corrupt` if a document does not authenticate.
-    pub fn sessions(&self) -> Result<SessionListing> {
-        SessionListing::read(&self.repository()?)
-    }
-
-    /// One session as it is now.
-    ///
-    /// # Errors
-    /// `NotFound`, naming the existing sessions.
-    pub fn session(&self, session: &SessionName) -> Result<SessionDetails> {
-        let state = coldrise_session::session(&self.repository()?, session)?;
-        Ok(SessionDetails::new(&state))
-    }
-
-    /// The space of the repository, as `stats --json` prints it. Reads every page of every chunk
-    /// map: minutes in a large repository.
-    ///
-    /// # Errors
-    /// `Corrupt` if a page does not authenticate; `Interrupted` once `cancel` is set.
-    pub fn space(&self, cancel: &AtomicBool) -> Result<Stats> {
-        Stats::read(&self.repository()?, cancel).map(|(stats, _)| stats)
-    }
-
-    /// What rules would keep and remove now, as `prune --dry-run --json` prints it: see
-    /// [`RetentionPlan::preview`].
-    ///
-    /// # Errors
-    /// `NotFound` for an unknown machine; `Interrupted` once `cancel` is set.
-    pub fn retention_preview(
-        &self,
-        rules: &RetentionRules,
-        machines: &[MachineName],
-        cancel: Option<&AtomicBool>,
-    ) -> Result<RetentionPlan> {
-        RetentionPlan::preview(&self.repository()?, rules, machines, cancel)
-    }
-
-    /// Known damage. Reads no disk.
-    ///
-    /// # Errors
-    /// Errors of the operating system; `Corrupt` if the list of damaged chunks cannot be read.
-    pub fn damage(&self) -> Result<DamageListing> {
-        let index = self.index()?;
-        DamageListing::of_parts(&self.repository()?, index.lost(), index.damaged())
-    }
-
-    /// Opens `MACHINE/POINT/DISK` or `live/SESSION/DISK` for reading, or an image file of the disk,
-    /// such as `web01/latest/vda.qcow2`. Its data is leased until it is dropped.
-    ///
-    /// # Errors
-    /// `InvalidInput` for an impossible name; `NotFound`; `Unsupported` if that format cannot hold
-    /// the disk.
-    pub fn content(&self, address: &str) -> Result<Content> {
-        let opened = self.opened()?;
-        let tree = opened.tree(self.cache_bytes)?;
-        Content::open(tree, address)
     }
 }
 

@@ -17,6 +17,7 @@
 //! No lock is held while the repository is read.
 #![forbid(unsafe_code)]
 
+mod activity;
 mod content;
 mod damage;
 mod gc_estimate;
@@ -31,6 +32,7 @@ mod schema;
 mod sessions;
 mod space;
 
+pub use activity::{ActivityTotals, ActivityWatch};
 pub use content::Content;
 pub use damage::{Damage, DamageListing};
 pub use gc_estimate::{estimate_gc, Space};
@@ -46,5 +48,5 @@ pub use schema::{
     BootCheckSchema, BootRungSchema, BootVerdictSchema, ConfigurationSchema, DamageSchema,
     IndexMemorySchema, QuarantineSchema,
 };
-pub use sessions::{SessionDetails, SessionDiskDetails, SessionListing};
+pub use sessions::{SessionDetails, SessionDiskDetails, SessionListing, SessionServer};
 pub use space::{saved_percent, MachineStats, PointStats, Stats, Unique};

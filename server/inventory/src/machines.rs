@@ -27,6 +27,9 @@ pub struct MachineSummary {
     /// The newest point whose last boot check succeeded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_verified_boot: Option<BootBadge>,
+    /// The last boot check of the newest point that has one. Until a newer one is checked, its result stands.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_boot_check: Option<BootBadge>,
     /// The last boot check of `latest`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub boot: Option<BootBadge>,

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use coldrise_block::Result;
-use coldrise_session::SessionState;
-use coldrise_store::Repository;
+use coldrise_session::{session_activity, ActivityDetail, DiskActivity, SessionState};
+use coldrise_store::{Repository, SessionName};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -31,10 +31,31 @@ pub struct SessionDetails {
     pub created_at_ms: u64,
     /// A front end has it open for writing.
     pub is_served: bool,
+    /// A killed boot check left it. It is discarded soon.
+    pub is_abandoned: bool,
     /// Space that the writes since the last seal take, in bytes.
     pub captured_bytes: u64,
+    /// Who serves it. Absent in lists, if nobody does, and with `activity_missing`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub server: Option<SessionServer>,
+    /// Why the activity of a served session is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub activity_missing: Option<String>,
     /// The disks.
     pub disks: Vec<SessionDiskDetails>,
+}
+
+/// The process that serves a session.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
+pub struct SessionServer {
+    /// Its program, such as `nbdkit`.
+    pub program: String,
+    /// Its number on the host.
+    pub process: u32,
+    /// When it opened the session: the activity of the disks counts from then on.
+    pub opened_at_ms: u64,
+    /// The time of the activity below.
+    pub sampled_at_ms: u64,
 }
 
 /// A disk of a session.
@@ -46,6 +67,9 @@ pub struct SessionDiskDetails {
     pub export: String,
     /// Its size, in bytes.
     pub size_bytes: u64,
+    /// What clients do with it; present if the session has a `server`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub activity: Option<DiskActivity>,
 }
 
 impl SessionListing {
@@ -74,7 +98,40 @@ impl SessionListing {
 }
 
 impl SessionDetails {
-    /// A session.
+    /// A session as it is now, with what its clients do.
+    ///
+    /// # Errors
+    /// `NotFound`, naming the existing sessions.
+    pub fn read(
+        repository: &Arc<Repository>,
+        name: &SessionName,
+        detail: ActivityDetail,
+    ) -> Result<SessionDetails> {
+        let state = coldrise_session::session(repository, name)?;
+        let mut details = SessionDetails::new(&state);
+        if !state.is_served {
+            return Ok(details);
+        }
+        match session_activity(repository, &state.document, detail) {
+            // It is opening or closing the session.
+            Ok(None) => {}
+            Ok(Some(activity)) => {
+                details.server = Some(SessionServer {
+                    program: activity.program,
+                    process: activity.process,
+                    opened_at_ms: activity.opened_at_ms,
+                    sampled_at_ms: activity.sampled_at_ms,
+                });
+                for (disk, activity) in details.disks.iter_mut().zip(activity.disks) {
+                    disk.activity = Some(activity);
+                }
+            }
+            Err(error) => details.activity_missing = Some(error.full_message()),
+        }
+        Ok(details)
+    }
+
+    /// A session, without what its clients do.
     pub fn new(state: &SessionState) -> SessionDetails {
         let document = &state.document;
         SessionDetails {
@@ -84,7 +141,10 @@ impl SessionDetails {
             point: document.point.to_string(),
             created_at_ms: document.created_at_ms,
             is_served: state.is_served,
+            is_abandoned: state.is_abandoned,
             captured_bytes: state.captured_bytes,
+            server: None,
+            activity_missing: None,
             disks: document
                 .disks
                 .iter()
@@ -92,6 +152,7 @@ impl SessionDetails {
                     disk: disk.name.to_string(),
                     export: format!("live/{}/{}", document.name, disk.name),
                     size_bytes: disk.size_bytes,
+                    activity: None,
                 })
                 .collect(),
         }

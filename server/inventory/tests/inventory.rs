@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use coldrise_block::ErrorKind;
 use coldrise_inventory::{Changes, Inventory, Listing, PointQuery};
-use coldrise_session::{publish, seal, set_quarantine};
+use coldrise_session::{publish, seal, set_quarantine, ActivityDetail};
 use coldrise_store::{
     BootCheckDocument, BootRung, BootVerdict, PassphraseSource, PointSelector, Repository,
     SessionName,
@@ -67,6 +67,7 @@ fn each_change_shows_once_and_names_its_machine() {
     reader.put_boot_check(&web, &point(0), &check, Some(b"PNG")).unwrap();
     assert_eq!(refreshed(&inventory, &path).machines, std::slice::from_ref(&web));
     let summary = inventory.machine(&web).unwrap();
+    assert_eq!(summary.last_boot_check, summary.last_verified_boot);
     assert_eq!(summary.last_verified_boot.unwrap().rung.as_deref(), Some("login"));
     assert_eq!(summary.boot, None);
     let exact = PointSelector::Exact(point(0));
@@ -105,7 +106,7 @@ fn sealed_points_and_sessions_show_before_and_after_a_writer_enters_them() {
     assert_eq!(coldrise_session::enter_sealed_points(&first).unwrap().points, 1);
     refreshed(&inventory, &path);
     assert_eq!(inventory.machine(&web).unwrap().points, 2);
-    assert_eq!(inventory.session(&trial).unwrap().machine, "web01");
+    assert_eq!(inventory.session(&trial, ActivityDetail::Totals).unwrap().machine, "web01");
 }
 
 #[test]

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use coldrise_block::{
-    check_range, push_extent, would_wait, Disk, Error, ErrorKind, Extent, ExtentKind, Result,
-    Waiting, BLOCK_SIZE_BYTES,
+    check_range, push_extent, would_wait, Disk, Error, ErrorKind, Extent, ExtentKind, ReadSource,
+    ReadTally, Result, Waiting, BLOCK_SIZE_BYTES,
 };
 use parking_lot::{RwLock, RwLockWriteGuard};
 
@@ -101,7 +101,8 @@ impl LayeredDisk {
         let offset_bytes = block * BLOCK_SIZE_BYTES;
         let inside = (self.size_bytes - offset_bytes).min(BLOCK_SIZE_BYTES) as usize;
         out[inside..].fill(0);
-        read_through(stack, stack.layers.len(), &mut out[..inside], offset_bytes, HELD)
+        let (out, tally) = (&mut out[..inside], &mut ReadTally::default());
+        read_through(stack, stack.layers.len(), out, offset_bytes, HELD, tally)
     }
 }
 
@@ -122,12 +123,10 @@ fn read_through(
     out: &mut [u8],
     offset_bytes: u64,
     how: ReadOptions,
+    tally: &mut ReadTally,
 ) -> Result<()> {
     let Some(layer) = level.checked_sub(1).and_then(|i| stack.layers.get(i)) else {
-        return match how.waiting {
-            Waiting::Allowed => stack.base.read_at(out, offset_bytes),
-            Waiting::Refused => stack.base.read_in_memory(out, offset_bytes),
-        };
+        return stack.base.read_tallied(out, offset_bytes, how.waiting, tally);
     };
     let mut done = 0;
     while done < out.len() {
@@ -138,7 +137,10 @@ fn read_through(
         let blocks_left = ((head + rest) as u64).div_ceil(BLOCK_SIZE_BYTES);
         let found = layer.lookup(block);
         if let Lookup::Slot(slot) = found {
-            done += read_captured(layer, block, slot, head, &mut out[done..], how)?;
+            tally.begin_wait();
+            let length = read_captured(layer, block, slot, head, &mut out[done..], how)?;
+            tally.add(ReadSource::Captured, at, length as u64);
+            done += length;
             continue;
         }
         let mut blocks = layer.uniform_blocks(block, blocks_left);
@@ -148,14 +150,14 @@ fn read_through(
         let length = ((blocks * BLOCK_SIZE_BYTES) as usize - head).min(rest);
         let piece = &mut out[done..done + length];
         match found {
-            Lookup::Zero => piece.fill(0),
-            _ => read_through(
-                stack,
-                level - 1,
-                piece,
-                at,
-                ReadOptions { stripe: Stripe::Free, ..how },
-            )?,
+            Lookup::Zero => {
+                piece.fill(0);
+                tally.add(ReadSource::Zero, at, length as u64);
+            }
+            _ => {
+                let how = ReadOptions { stripe: Stripe::Free, ..how };
+                read_through(stack, level - 1, piece, at, how, tally)?;
+            }
         }
         done += length;
     }
@@ -240,17 +242,32 @@ impl Disk for LayeredDisk {
     }
 
     fn read_at(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
-        check_range(self.size_bytes, offset_bytes, buffer.len() as u64)?;
-        let stack = self.stack.read();
-        read_through(&stack, stack.layers.len(), buffer, offset_bytes, FREE)
+        self.read_tallied(buffer, offset_bytes, Waiting::Allowed, &mut ReadTally::default())
     }
 
     fn read_in_memory(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
+        self.read_tallied(buffer, offset_bytes, Waiting::Refused, &mut ReadTally::default())
+    }
+
+    fn read_tallied(
+        &self,
+        buffer: &mut [u8],
+        offset_bytes: u64,
+        waiting: Waiting,
+        tally: &mut ReadTally,
+    ) -> Result<()> {
         check_range(self.size_bytes, offset_bytes, buffer.len() as u64)?;
-        // A seal holds the lock for a short time only.
-        let stack = self.stack.try_read().ok_or_else(would_wait)?;
-        let how = ReadOptions { waiting: Waiting::Refused, ..FREE };
-        read_through(&stack, stack.layers.len(), buffer, offset_bytes, how)
+        let stack = match self.stack.try_read() {
+            Some(stack) => stack,
+            // A seal holds the lock for a short time only.
+            None if waiting == Waiting::Refused => return Err(would_wait()),
+            None => {
+                tally.begin_wait();
+                self.stack.read()
+            }
+        };
+        let how = ReadOptions { waiting, ..FREE };
+        read_through(&stack, stack.layers.len(), buffer, offset_bytes, how, tally)
     }
 
     fn write_at(&self, bytes: &[u8], offset_bytes: u64) -> Result<()> {

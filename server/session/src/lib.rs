@@ -19,7 +19,7 @@
 //!   disks of other backups, does gcs and removes points. `backups.lock` belongs to it (see
 //!   `shared_writer`).
 //! - `live/DIRECTORY/lock` is held by the process that writes the session. `live/DIRECTORY/control`
-//!   is its socket for seals.
+//!   is its socket for seals, `live/DIRECTORY/activity` the one for counts of requests.
 //! - `layers/ID` are the layers, `live/DIRECTORY/side/ID` those of the session's image files.
 //! - `live/DIRECTORY/files` holds the files that clients keep beside the disks.
 //!   `live/DIRECTORY/sealed` holds the files that sealed points carry, until the points are in the
@@ -35,6 +35,7 @@
 //! `live/lock`, a lease's own lock, the lock of the leases directory.
 #![deny(unsafe_code)]
 
+mod activity;
 mod addresses;
 mod background_lock;
 mod catalog;
@@ -59,6 +60,8 @@ mod local_socket;
 mod lock;
 #[allow(unsafe_code)]
 mod mapping;
+mod owned_session;
+mod owner_lock;
 mod paths;
 mod prune;
 mod publish;
@@ -79,6 +82,10 @@ mod usage;
 mod verify;
 mod writer_messages;
 
+pub use activity::{
+    served_sessions, session_activity, ActivityDetail, DiskActivity, HeatMap, OperationActivity,
+    SessionActivity,
+};
 pub use background_lock::{write_before_background, BackgroundLock, BackgroundWork};
 pub use catalog::{enter_sealed_points, open_for_repair, Catalog, EnteredPoints};
 pub use client_files::{
@@ -95,6 +102,7 @@ pub use inventory::{damaged_sessions, Inventory};
 pub use lease::{read_leases, Lease, LeaseDocument, LeaseHold, Served};
 pub use length::Length;
 pub use live::{open_live_disk, open_live_side_file, open_point_disk};
+pub use owned_session::{discard_abandoned_sessions, OwnedSession};
 pub use prune::{judge, PointVerdict};
 pub use publish::{publish, publish_with_files};
 pub use quarantine::{check_offered, set_quarantine, settle_quarantine, QuarantineReport};

@@ -104,7 +104,11 @@ impl FileLock {
         })
     }
 
-    fn take_within(path: &Path, patience: impl Fn() -> Duration) -> Result<Option<FileLock>> {
+    /// Tries to take the lock for `patience`; `None` if another process holds it for longer.
+    pub(crate) fn take_within(
+        path: &Path,
+        patience: impl Fn() -> Duration,
+    ) -> Result<Option<FileLock>> {
         let file = open(path)?;
         let start = Instant::now();
         while !try_lock(&file, path)? {

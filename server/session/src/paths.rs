@@ -8,6 +8,8 @@ use coldrise_store::{LayerId, PendingMarker, Repository, SessionName};
 
 /// The name of the socket of the process that writes a session.
 pub(crate) const CONTROL: &str = "control";
+/// The name of the socket that tells what clients do with the session; see `activity`.
+pub(crate) const ACTIVITY: &str = "activity";
 
 /// Prefix of the names of block maps in shared memory.
 pub(crate) const MAP_PREFIX: &str = "coldrise-map-";
@@ -64,6 +66,11 @@ impl SessionPaths {
         self.directory.join("lock")
     }
 
+    /// Locked by the process with which the session ends; see `owned_session`.
+    pub(crate) fn owner(&self) -> PathBuf {
+        self.directory.join("owner")
+    }
+
     pub(crate) fn control(&self) -> PathBuf {
         self.directory.join(CONTROL)
     }
@@ -94,8 +101,9 @@ impl SessionPaths {
         made.context(|| format!("creating {}", path.display()))
     }
 
-    /// Removes the files of clients from an ended session.
+    /// Removes the files of clients from an ended session, and its owner.
     pub(crate) fn remove_files(&self) -> Result<()> {
+        remove_if_present(&self.owner())?;
         remove_folder(&self.side_files())?;
         remove_folder(&self.client_files())
     }

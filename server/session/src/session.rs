@@ -10,6 +10,7 @@ use coldrise_block::{remove_if_present, Context, Disk, Error, ErrorKind, Result}
 use coldrise_store::{DiskName, Repository, SessionName};
 use parking_lot::Mutex;
 
+use crate::activity::{ActiveDisk, ActivitySocket, Served};
 use crate::client_files::{carry, ClientFiles, FilesFolder, SkippedFile};
 use crate::control::{lock_for_serving, ControlSocket, ServedSession};
 use crate::disk::{LayeredDisk, Stack};
@@ -17,6 +18,7 @@ use crate::document::{SessionDisk, SessionDocument};
 use crate::layer::{layer_damage, Layer, LayerKeys, Poison, SUPERBLOCK_AREA_BYTES};
 use crate::live::{base_disk, sealed_layers};
 use crate::lock::FileLock;
+use crate::owner_lock::is_abandoned;
 use crate::paths::{layer_path, map_path, SessionPaths};
 use crate::rollback_guard::check_not_older;
 use crate::seal::{check_layers, commit};
@@ -27,11 +29,13 @@ use crate::top_layers::with_new_tops;
 /// A session open for writing, by this process alone. Dropping it, and every disk taken from it,
 /// flushes, closes the layers cleanly and releases the session's lock.
 pub struct Session {
-    // Fields are dropped in this order: first the control socket, then the disks, then the lock.
+    // Fields are dropped in this order: first the sockets, then the disks, then the lock.
     control: Mutex<Option<ControlSocket>>,
+    /// `None` if the process could not listen: it serves the session all the same.
+    _activity: Option<ActivitySocket>,
     /// The current description of the disks; held during a whole seal.
     document: Mutex<SessionDocument>,
-    disks: Vec<Arc<LayeredDisk>>,
+    disks: Vec<Arc<ActiveDisk>>,
     /// The side files of the opened image files, by name.
     side_files: Mutex<HashMap<String, Arc<SideFile>>>,
     /// The files of clients.
@@ -74,7 +78,8 @@ impl Session {
             .iter()
             .map(|disk| {
                 let opened = open_disk(repository, disk, &poison, &writing);
-                opened.context(|| format!("session {name}, disk {}", disk.name)).map(Arc::new)
+                let opened = opened.context(|| format!("session {name}, disk {}", disk.name))?;
+                Ok(Arc::new(ActiveDisk::new(opened, document.disks.len())))
             })
             .collect::<Result<Vec<_>>>()?;
         let files = ClientFiles::open(
@@ -86,6 +91,7 @@ impl Session {
         let files = Arc::new(files.context(|| format!("session {name}"))?);
         let session = Arc::new(Session {
             control: Mutex::new(None),
+            _activity: listen_for_watchers(repository, &place, &document, &disks),
             document: Mutex::new(document),
             disks,
             side_files: Mutex::new(HashMap::new()),
@@ -196,7 +202,7 @@ impl Session {
         let document = self.document.lock();
         let mut reached = Vec::with_capacity(self.disks.len());
         for (disk, described) in self.disks.iter().zip(&document.disks) {
-            let stack = disk.pause();
+            let stack = disk.layered().pause();
             let top = stack.layers.last().ok_or_else(no_top)?;
             reached.push((described.top, top.seal_facts()?.sequence));
         }
@@ -242,10 +248,10 @@ impl Session {
             .collect::<Result<Vec<_>>>()?;
         // Flush now, so that most of the flush happens before requests wait for it.
         for disk in &self.disks {
-            disk.flush()?;
+            disk.layered().flush()?;
         }
         let carried = carry(&self.repository, &self.files)?;
-        let mut stacks: Vec<_> = self.disks.iter().map(|disk| disk.pause()).collect();
+        let mut stacks: Vec<_> = self.disks.iter().map(|disk| disk.layered().pause()).collect();
         let mut facts = Vec::with_capacity(stacks.len());
         for stack in &stacks {
             let top = stack.layers.last().ok_or_else(no_top)?;
@@ -305,6 +311,26 @@ impl Drop for Session {
     }
 }
 
+/// Answers other processes that ask what clients do.
+fn listen_for_watchers(
+    repository: &Arc<Repository>,
+    place: &SessionPaths,
+    document: &SessionDocument,
+    disks: &[Arc<ActiveDisk>],
+) -> Option<ActivitySocket> {
+    let names = document.disks.iter().map(|disk| disk.name.clone());
+    let counters = disks.iter().map(|disk| Arc::clone(disk.counters()));
+    let socket = ActivitySocket::listen(Served {
+        repository: Arc::clone(repository),
+        place: place.clone(),
+        disks: names.zip(counters).collect(),
+    });
+    if let Err(error) = &socket {
+        tracing::warn!(error = %error.full_message(), "the session's activity cannot be seen");
+    }
+    socket.ok()
+}
+
 fn no_top() -> Error {
     Error::new(ErrorKind::Internal, "a session's disk without a layer")
 }
@@ -346,6 +372,8 @@ pub struct SessionState {
     pub document: SessionDocument,
     /// True while a process has it open for writing.
     pub is_served: bool,
+    /// True if it should have ended with the process that published it, which was killed.
+    pub is_abandoned: bool,
     /// Space that its top layers take on the repository's disk, in bytes.
     pub captured_bytes: u64,
 }
@@ -388,7 +416,13 @@ fn state(
         match captured_bytes(repository, &document) {
             Ok(captured_bytes) => {
                 let is_served = FileLock::is_held(&place.lock())?;
-                return Ok(Some(SessionState { is_served, document, captured_bytes }));
+                let is_abandoned = is_abandoned(place)?;
+                return Ok(Some(SessionState {
+                    is_served,
+                    is_abandoned,
+                    document,
+                    captured_bytes,
+                }));
             }
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 let now = SessionDocument::read(repository, place)?.filter(|now| !now.is_ended);

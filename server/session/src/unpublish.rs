@@ -10,6 +10,7 @@ use crate::client_files::carry_idle;
 use crate::document::SessionDocument;
 use crate::ended_session::tidy;
 use crate::lock::FileLock;
+use crate::owner_lock::check_not_owned;
 use crate::paths::SessionPaths;
 use crate::rollback_guard::check_not_older;
 use crate::seal::{check_layers, commit, idle_facts};
@@ -21,7 +22,7 @@ use crate::side_file::forget_old_maps;
 /// no file of a client that the point would carry has changed. Points sealed earlier stay.
 ///
 /// # Errors
-/// `NotFound`; `Busy` while a process has the session open; `Corrupt` if a new point could not be
+/// `NotFound`; `Busy` while a process has the session open, or owns it; `Corrupt` if a new point could not be
 /// read, because the file of a layer is missing or damaged.
 pub fn unpublish(
     repository: &Arc<Repository>,
@@ -38,6 +39,7 @@ pub fn unpublish(
     let writing = take(&place, name)?;
     // The session may have been sealed or ended before this process got the lock.
     let document = SessionDocument::of(repository, name)?;
+    check_not_owned(&place, name)?;
     if !discard {
         check_not_older(repository, &document)?;
     }

@@ -4,8 +4,8 @@ use std::cell::RefCell;
 use std::sync::{Arc, OnceLock};
 
 use coldrise_block::{
-    check_range, push_extent, would_wait, Disk, Error, ErrorKind, Extent, ExtentKind, Result,
-    Waiting,
+    check_range, push_extent, would_wait, Disk, Error, ErrorKind, Extent, ExtentKind, ReadSource,
+    ReadTally, Result, Waiting,
 };
 
 use crate::cache::DecodedChunk;
@@ -75,10 +75,16 @@ impl ChunkedDisk {
     /// bytes are missing or do not authenticate. The content of `buffer` is then
     /// undefined.
     pub fn read_at(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
-        self.read(buffer, offset_bytes, Waiting::Allowed)
+        self.read(buffer, offset_bytes, Waiting::Allowed, &mut ReadTally::default())
     }
 
-    fn read(&self, buffer: &mut [u8], offset_bytes: u64, waiting: Waiting) -> Result<()> {
+    fn read(
+        &self,
+        buffer: &mut [u8],
+        offset_bytes: u64,
+        waiting: Waiting,
+        tally: &mut ReadTally,
+    ) -> Result<()> {
         check_range(self.size_bytes, offset_bytes, buffer.len() as u64)?;
         let chunk_size = self.chunk_size as usize;
         let keep = buffer.len() < STREAMING_BYTES;
@@ -90,16 +96,18 @@ impl ChunkedDisk {
         while !rest.is_empty() {
             let length = rest.len().min(chunk_size - skip);
             let (part, after) = rest.split_at_mut(length);
-            let id = self.place(index, &mut leaf, waiting)?.id;
-            if id == 0 {
+            let id = self.place(index, &mut leaf, waiting, tally)?.id;
+            let source = if id == 0 {
                 part.fill(0);
+                ReadSource::Zero
             } else if waiting == Waiting::Refused {
-                self.read_decoded(id, part, skip)?;
+                self.read_decoded(id, part, skip)?
             } else if keep {
-                self.read_kept(id, part, skip)?;
+                self.read_kept(id, part, skip, tally)?
             } else {
-                self.read_streaming(id, part, skip, &mut cursor)?;
-            }
+                self.read_streaming(id, part, skip, &mut cursor, tally)?
+            };
+            tally.add(source, index * self.chunk_size + skip as u64, length as u64);
             rest = after;
             index += 1;
             skip = 0;
@@ -109,29 +117,37 @@ impl ChunkedDisk {
 
     /// A part of a chunk, if the chunk is in the cache.
     #[inline]
-    fn read_decoded(&self, id: ChunkId, part: &mut [u8], skip: usize) -> Result<()> {
+    fn read_decoded(&self, id: ChunkId, part: &mut [u8], skip: usize) -> Result<ReadSource> {
         match self.repository.chunk_cache().and_then(|cache| cache.get(id)) {
-            Some(chunk) => copy_part(&chunk, part, skip),
+            Some(chunk) => copy_part(&chunk, part, skip).map(|()| ReadSource::Cache),
             None => Err(would_wait()),
         }
     }
 
     /// A part of a chunk, through the cache if there is one.
     #[inline]
-    fn read_kept(&self, id: ChunkId, part: &mut [u8], skip: usize) -> Result<()> {
+    fn read_kept(
+        &self,
+        id: ChunkId,
+        part: &mut [u8],
+        skip: usize,
+        tally: &mut ReadTally,
+    ) -> Result<ReadSource> {
         let Some(cache) = self.repository.chunk_cache() else {
+            tally.begin_wait();
             return self.read_passing(part, skip, |chunk| self.repository.read_chunk(id, chunk));
         };
         if let Some(chunk) = cache.get(id) {
-            return copy_part(&chunk, part, skip);
+            return copy_part(&chunk, part, skip).map(|()| ReadSource::Cache);
         }
+        tally.begin_wait();
         let mut chunk: DecodedChunk = std::iter::repeat_n(0, self.chunk_size as usize).collect();
         if let Some(room) = Arc::get_mut(&mut chunk) {
             self.repository.read_chunk(id, room)?;
         }
         copy_part(&chunk, part, skip)?;
         cache.insert(id, chunk);
-        Ok(())
+        Ok(ReadSource::Backup)
     }
 
     /// A part of a chunk, without caching it; `cursor` follows the ids.
@@ -141,10 +157,12 @@ impl ChunkedDisk {
         part: &mut [u8],
         skip: usize,
         cursor: &mut Option<Cursor<'a>>,
-    ) -> Result<()> {
+        tally: &mut ReadTally,
+    ) -> Result<ReadSource> {
         if let Some(chunk) = self.repository.chunk_cache().and_then(|cache| cache.get(id)) {
-            return copy_part(&chunk, part, skip);
+            return copy_part(&chunk, part, skip).map(|()| ReadSource::Cache);
         }
+        tally.begin_wait();
         self.read_passing(part, skip, |chunk| self.read_at_cursor(id, chunk, cursor))
     }
 
@@ -154,10 +172,10 @@ impl ChunkedDisk {
         part: &mut [u8],
         skip: usize,
         decode: impl FnOnce(&mut [u8]) -> Result<()>,
-    ) -> Result<()> {
+    ) -> Result<ReadSource> {
         let chunk_size = self.chunk_size as usize;
         if part.len() == chunk_size {
-            return decode(part);
+            return decode(part).map(|()| ReadSource::Backup);
         }
         SCRATCH.with_borrow_mut(|scratch| {
             if scratch.len() < chunk_size {
@@ -165,7 +183,7 @@ impl ChunkedDisk {
             }
             let chunk = &mut scratch[..chunk_size];
             decode(chunk)?;
-            copy_part(chunk, part, skip)
+            copy_part(chunk, part, skip).map(|()| ReadSource::Backup)
         })
     }
 
@@ -246,7 +264,8 @@ impl ChunkedDisk {
         let mut leaf = None;
         while at < end {
             let index = at / self.chunk_size;
-            let place = self.place(index, &mut leaf, Waiting::Allowed)?;
+            let place =
+                self.place(index, &mut leaf, Waiting::Allowed, &mut ReadTally::default())?;
             let known_end = (index + place.known_chunks).saturating_mul(self.chunk_size).min(end);
             let kind = if place.id == 0 { ExtentKind::Hole } else { ExtentKind::Stored };
             let full = extents.len() >= limit.max(1);
@@ -262,14 +281,20 @@ impl ChunkedDisk {
 
     /// Looks up a chunk. `leaf` keeps the last leaf for the next look-up.
     #[inline]
-    fn place(&self, index: u64, leaf: &mut Option<(u64, Page)>, waiting: Waiting) -> Result<Place> {
+    fn place(
+        &self,
+        index: u64,
+        leaf: &mut Option<(u64, Page)>,
+        waiting: Waiting,
+        tally: &mut ReadTally,
+    ) -> Result<Place> {
         let leaf_number = index / subtree_chunks(1);
         if let Some((number, page)) = leaf {
             if *number == leaf_number {
                 return Ok(Place { id: slot(page, index, 0), known_chunks: 1 });
             }
         }
-        self.walk(index, leaf_number, leaf, waiting)
+        self.walk(index, leaf_number, leaf, waiting, tally)
     }
 
     fn walk(
@@ -278,10 +303,15 @@ impl ChunkedDisk {
         leaf_number: u64,
         leaf: &mut Option<(u64, Page)>,
         waiting: Waiting,
+        tally: &mut ReadTally,
     ) -> Result<Place> {
-        let page_of = |id, level| match waiting {
-            Waiting::Allowed => self.repository.page(id, level),
-            Waiting::Refused => self.repository.decoded_page(id, level).ok_or_else(would_wait),
+        let mut page_of = |id, level| match (self.repository.decoded_page(id, level), waiting) {
+            (Some(page), _) => Ok(page),
+            (None, Waiting::Refused) => Err(would_wait()),
+            (None, Waiting::Allowed) => {
+                tally.begin_wait();
+                self.repository.page(id, level)
+            }
         };
         let absent = |level: u8| {
             let span = subtree_chunks(level);
@@ -325,7 +355,17 @@ impl Disk for ChunkedDisk {
     }
 
     fn read_in_memory(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
-        self.read(buffer, offset_bytes, Waiting::Refused)
+        self.read(buffer, offset_bytes, Waiting::Refused, &mut ReadTally::default())
+    }
+
+    fn read_tallied(
+        &self,
+        buffer: &mut [u8],
+        offset_bytes: u64,
+        waiting: Waiting,
+        tally: &mut ReadTally,
+    ) -> Result<()> {
+        self.read(buffer, offset_bytes, waiting, tally)
     }
 
     fn extents(&self, offset_bytes: u64, length_bytes: u64, limit: usize) -> Result<Vec<Extent>> {

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use coldrise_block::{sync_directory, Context, Result};
 
@@ -10,6 +11,10 @@ use crate::documents::CatalogDamage;
 use crate::high_water::{self, mark_paths, Mark, NAMES, PURPOSE};
 use crate::repository::Repository;
 use crate::rocks::{self, Batch, Family};
+
+/// A file of the mark that is damaged for longer is not just being written.
+const COMMIT_PATIENCE: Duration = Duration::from_secs(2);
+const COMMIT_INTERVAL: Duration = Duration::from_millis(50);
 
 impl Repository {
     /// Applies a batch atomically and durably, and raises the mark. A failure to write the mark is
@@ -79,11 +84,24 @@ impl Repository {
         high_water::read(self.path(), self.id(), self.keys())
     }
 
-    /// The mark's files that are missing or unreadable, in a repository that was ever written.
+    /// The mark's files that are missing or unreadable, in a repository that was ever written. If there are
+    /// any, looks again for [`COMMIT_PATIENCE`]: a commit of another process writes one after the
+    /// other, and makes both when it is the first.
     pub fn damaged_marks(&self) -> Vec<CatalogDamage> {
         let is_damaged = |path: &Path| high_water::read_one(path, self.id(), self.keys()).is_none();
-        let paths = NAMES.iter().zip(mark_paths(self.path()));
-        let damaged: Vec<_> = paths.filter(|(_, path)| is_damaged(path)).collect();
+        let look = || -> Vec<_> {
+            let paths = NAMES.iter().zip(mark_paths(self.path()));
+            paths.filter(|(_, path)| is_damaged(path)).collect()
+        };
+        let started = Instant::now();
+        let mut damaged = look();
+        while !damaged.is_empty() && started.elapsed() < COMMIT_PATIENCE {
+            if damaged.len() == NAMES.len() && self.database().sequence() == 0 {
+                break;
+            }
+            std::thread::sleep(COMMIT_INTERVAL);
+            damaged = look();
+        }
         let are_both = damaged.len() == NAMES.len();
         if are_both && self.database().sequence() == 0 {
             return Vec::new();

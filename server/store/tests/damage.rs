@@ -147,3 +147,24 @@ fn truncated_and_missing_store_files_are_found() {
         Err(error) => assert!(matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Io)),
     }
 }
+
+/// A commit of another process makes the two files of the mark one after the other.
+#[test]
+fn a_mark_that_is_just_being_written_is_no_damage() {
+    let store = Store::new();
+    write_all(&store.writer(), None, &noise(1, CHUNK));
+    let path = store.path().join("high-water.2");
+    let content = std::fs::read(&path).unwrap();
+    let reader = store.reader();
+    assert!(reader.damaged_marks().is_empty());
+    std::fs::remove_file(&path).unwrap();
+    std::thread::scope(|scope| {
+        let looking = scope.spawn(|| reader.damaged_marks());
+        std::thread::sleep(std::time::Duration::from_millis(200));
+        std::fs::write(&path, &content).unwrap();
+        assert!(looking.join().unwrap().is_empty());
+    });
+    // One that stays so is damaged.
+    std::fs::write(&path, &content[1..]).unwrap();
+    assert_eq!(reader.damaged_marks().len(), 1);
+}

@@ -137,6 +137,9 @@ impl IndexedMachine {
             last_good: last_good.and_then(summary),
             last_good_backup: last_good_backup.and_then(summary),
             last_verified_boot: newest().find(is_proven).and_then(|p| p.badge(machine)),
+            last_boot_check: newest()
+                .filter(|point| test(point, Horizon::is_passed_over))
+                .find_map(|point| point.badge(machine)),
             boot: latest.and_then(|point| point.badge(machine)),
             protected: count(|point| point.flags.is_protected),
             quarantined: count(|point| point.flags.quarantine.is_some()),

@@ -72,7 +72,7 @@ impl Session {
             let Some(base) = base else { continue };
             let folded_layers = old.layers.len() - new.layers.len();
             let start = Instant::now();
-            let mut stack = disk.pause();
+            let mut stack = disk.layered().pause();
             let layers: Vec<_> = stack.layers.drain(..folded_layers).collect();
             let base = std::mem::replace(&mut stack.base, base);
             if let Some(top) = stack.layers.last() {

@@ -1,0 +1,109 @@
+//! A session's disk that counts what its clients do.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use coldrise_block::{Disk, ErrorKind, Extent, ReadTally, Result, Waiting};
+
+use super::counters::{Counters, Operation};
+use crate::disk::LayeredDisk;
+
+/// A disk of a session, in the process that writes it. Requests through [`Disk`] count; those of the
+/// session itself go to [`ActiveDisk::layered`].
+pub(crate) struct ActiveDisk {
+    layered: LayeredDisk,
+    counters: Arc<Counters>,
+}
+
+impl ActiveDisk {
+    /// Counts from zero. The session has `disks` disks.
+    pub(crate) fn new(layered: LayeredDisk, disks: usize) -> ActiveDisk {
+        let counters = Arc::new(Counters::new(layered.size_bytes(), disks));
+        ActiveDisk { layered, counters }
+    }
+
+    /// The disk without its counters.
+    pub(crate) fn layered(&self) -> &LayeredDisk {
+        &self.layered
+    }
+
+    pub(crate) fn counters(&self) -> &Arc<Counters> {
+        &self.counters
+    }
+
+    fn change(
+        &self,
+        kind: Operation,
+        (offset_bytes, length_bytes): (u64, u64),
+        change: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        let start = Instant::now();
+        let changed = change();
+        match &changed {
+            Ok(()) => {
+                self.counters.add_change(kind, offset_bytes, length_bytes, start.elapsed());
+            }
+            Err(_) => self.counters.add_failed(kind),
+        }
+        changed
+    }
+}
+
+impl Disk for ActiveDisk {
+    fn size_bytes(&self) -> u64 {
+        self.layered.size_bytes()
+    }
+
+    fn is_read_only(&self) -> bool {
+        self.layered.is_read_only()
+    }
+
+    fn read_at(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
+        self.read_tallied(buffer, offset_bytes, Waiting::Allowed, &mut ReadTally::default())
+    }
+
+    fn read_in_memory(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
+        self.read_tallied(buffer, offset_bytes, Waiting::Refused, &mut ReadTally::default())
+    }
+
+    fn read_tallied(
+        &self,
+        buffer: &mut [u8],
+        offset_bytes: u64,
+        waiting: Waiting,
+        tally: &mut ReadTally,
+    ) -> Result<()> {
+        let read = self.layered.read_tallied(buffer, offset_bytes, waiting, tally);
+        match &read {
+            Ok(()) => self.counters.add_read(tally),
+            // The caller reads again and waits.
+            Err(error) if error.kind() == ErrorKind::WouldWait => {}
+            Err(_) => self.counters.add_failed(Operation::Read),
+        }
+        read
+    }
+
+    fn write_at(&self, bytes: &[u8], offset_bytes: u64) -> Result<()> {
+        let range = (offset_bytes, bytes.len() as u64);
+        self.change(Operation::Write, range, || self.layered.write_at(bytes, offset_bytes))
+    }
+
+    fn write_zeroes(&self, offset_bytes: u64, length_bytes: u64) -> Result<()> {
+        let range = (offset_bytes, length_bytes);
+        let write = || self.layered.write_zeroes(offset_bytes, length_bytes);
+        self.change(Operation::WriteZeroes, range, write)
+    }
+
+    fn trim(&self, offset_bytes: u64, length_bytes: u64) -> Result<()> {
+        let range = (offset_bytes, length_bytes);
+        self.change(Operation::Trim, range, || self.layered.trim(offset_bytes, length_bytes))
+    }
+
+    fn flush(&self) -> Result<()> {
+        self.change(Operation::Flush, (0, 0), || self.layered.flush())
+    }
+
+    fn extents(&self, offset_bytes: u64, length_bytes: u64, limit: usize) -> Result<Vec<Extent>> {
+        self.layered.extents(offset_bytes, length_bytes, limit)
+    }
+}

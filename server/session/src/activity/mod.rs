@@ -1,0 +1,21 @@
+//! What clients do with the disks of a served session: counts, sources, latencies, a heat map.
+//!
+//! ```text
+//!   front end ─▶ ActiveDisk ─▶ LayeredDisk        every request adds to the disk's Counters
+//!                    └─▶ Counters ◀─ socket `activity` of the session ◀─ session_activity()
+//! ```
+//!
+//! The counts live in the memory of the process that writes the session, and end with it. Another
+//! process asks for them through a socket in the session's folder: nothing is published while nobody
+//! asks, no file can be stale or reveal the heat map, and a server that has ended does not answer. The
+//! socket is not the control socket: a seal must not wait for somebody who only watches.
+
+mod counters;
+mod disk;
+mod sample;
+mod socket;
+
+pub(crate) use disk::ActiveDisk;
+pub use sample::{DiskActivity, HeatMap, OperationActivity, SessionActivity};
+pub use socket::{served_sessions, session_activity, ActivityDetail};
+pub(crate) use socket::{ActivitySocket, Served};

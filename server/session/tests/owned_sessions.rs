@@ -1,0 +1,75 @@
+//! Sessions that end with the process that published them.
+#![forbid(unsafe_code)]
+
+#[allow(dead_code)]
+mod support;
+
+use std::path::PathBuf;
+
+use coldrise_block::ErrorKind;
+use coldrise_session::{
+    discard_abandoned_sessions, publish, sessions, unpublish, OwnedSession, Session,
+};
+use support::{name, place, TestRepository};
+
+/// The folder of the only session.
+fn folder(place: &TestRepository) -> PathBuf {
+    let entries = std::fs::read_dir(place.path.join("live")).unwrap().flatten();
+    let mut folders = entries.filter(|entry| entry.file_type().unwrap().is_dir());
+    let only = folders.next().unwrap().path();
+    assert!(folders.next().is_none());
+    only
+}
+
+#[test]
+fn only_the_owner_ends_its_session() {
+    let place = place();
+    let repository = place.open();
+    let owned = OwnedSession::publish(&repository, &place.point, name("check")).unwrap();
+    assert_eq!(discard_abandoned_sessions(&repository).unwrap(), []);
+    for discard in [false, true] {
+        let refused = unpublish(&repository, &name("check"), discard).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Busy);
+    }
+    assert!(!sessions(&repository).unwrap()[0].is_abandoned);
+    let second = OwnedSession::publish(&repository, &place.point, name("check"));
+    assert_eq!(second.err().map(|error| error.kind()), Some(ErrorKind::AlreadyExists));
+    owned.end().unwrap();
+    assert!(sessions(&repository).unwrap().is_empty());
+    drop(OwnedSession::publish(&repository, &place.point, name("check")).unwrap());
+    assert!(sessions(&repository).unwrap().is_empty());
+}
+
+/// A process that is killed leaves the file without a lock.
+#[test]
+fn an_abandoned_session_is_discarded_once_it_is_not_served() {
+    let place = place();
+    let repository = place.open();
+    publish(&repository, &place.point, Some(name("check"))).unwrap();
+    let other = publish(&repository, &place.point, Some(name("other"))).unwrap();
+    assert_eq!(discard_abandoned_sessions(&repository).unwrap(), []);
+    unpublish(&repository, &other.name, true).unwrap();
+    std::fs::write(folder(&place).join("owner"), "").unwrap();
+    let served = Session::open(&repository, &name("check")).unwrap();
+    assert_eq!(discard_abandoned_sessions(&repository).unwrap(), []);
+    served.stop_listening();
+    drop(served);
+    assert!(sessions(&repository).unwrap()[0].is_abandoned);
+    assert_eq!(discard_abandoned_sessions(&repository).unwrap(), [name("check")]);
+    assert!(sessions(&repository).unwrap().is_empty());
+}
+
+/// A folder can outlive its session, with what a kill left in it.
+#[test]
+fn a_session_of_the_same_name_has_no_owner() {
+    let place = place();
+    let repository = place.open();
+    publish(&repository, &place.point, Some(name("check"))).unwrap();
+    let folder = folder(&place);
+    unpublish(&repository, &name("check"), true).unwrap();
+    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::write(folder.join("owner"), "").unwrap();
+    publish(&repository, &place.point, Some(name("check"))).unwrap();
+    assert_eq!(discard_abandoned_sessions(&repository).unwrap(), []);
+    assert_eq!(sessions(&repository).unwrap().len(), 1);
+}
