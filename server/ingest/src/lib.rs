@@ -19,7 +19,7 @@ mod restore;
 pub mod source;
 
 pub use backup::{
-    backup, read_disks, BackupRequest, BackupStart, BackupSummary, DiskSummary, StoredDisks,
+    backup, read_disks, BackupRequest, BackupStart, BackupSummary, DiskSummary, Rate, StoredDisks,
 };
 pub use configuration::{read_configuration, COLDRISE_JSON, LIBVIRT_XML, VMX};
 pub use heal::{check_source, heal, HealSummary};
@@ -27,4 +27,4 @@ pub use heal_disk::heal_from_disk;
 pub use progress::{NoProgress, Phase, Progress, ProgressState};
 pub use qemu::{import_confinement, Confinement};
 pub use restore::{restore, RestoreOptions, RestoreSummary, RestoreTarget};
-pub use source::{ImageFormat, Location, SourceSpec};
+pub use source::{keep_out, ImageFormat, Location, SourceSpec};

@@ -89,6 +89,7 @@ fn request(disks: &[impl AsRef<str>]) -> BackupRequest {
         configuration: None,
         point: None,
         threads: 2,
+        rate: None,
     }
 }
 

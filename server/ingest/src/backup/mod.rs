@@ -7,6 +7,7 @@
 
 mod pipeline;
 mod plan;
+mod rate;
 
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -23,6 +24,8 @@ use crate::source::{open_source, round_down, Source, SourceOptions, SourceSpec};
 use pipeline::store_disk;
 pub(crate) use pipeline::Watch;
 use plan::Plan;
+pub use rate::Rate;
+use rate::RateLimit;
 
 /// How often the clock is read while a backup waits for a free name.
 const NAME_INTERVAL: Duration = Duration::from_millis(20);
@@ -47,6 +50,8 @@ pub struct BackupRequest {
     pub point: Option<PointName>,
     /// Threads that hash and compress; 0: one per processor.
     pub threads: usize,
+    /// The limit on the bytes read from all sources together; `None`: no limit.
+    pub rate: Option<Rate>,
 }
 
 /// The result for one disk.
@@ -208,6 +213,7 @@ pub fn read_disks(
         };
         sources.push((spec, source, base));
     }
+    let limit = request.rate.map(RateLimit::new);
     let mut disks = Vec::with_capacity(sources.len());
     let mut documents = Vec::with_capacity(sources.len());
     let mut warnings = Vec::new();
@@ -219,8 +225,8 @@ pub fn read_disks(
     }
     for (spec, source, base) in sources {
         let watch = Watch { disk: spec.disk.as_str(), progress, cancel };
-        let store =
-            |base: &Base| store_one(target, spec, source.as_ref(), base, request.threads, &watch);
+        let pace = Pace { threads: request.threads, limit: limit.as_ref() };
+        let store = |base: &Base| store_one(target, spec, source.as_ref(), base, pace, &watch);
         let stored = match store(&base) {
             // A chunk map without all its pages is no base; the rest of the point is
             // usable.
@@ -418,13 +424,21 @@ impl Base {
     }
 }
 
+/// How fast a disk is read and stored.
+#[derive(Clone, Copy)]
+struct Pace<'a> {
+    /// As of [`BackupRequest`].
+    threads: usize,
+    limit: Option<&'a RateLimit>,
+}
+
 /// Reads and stores one disk.
 fn store_one(
     target: &dyn BackupTarget,
     spec: &SourceSpec,
     source: &dyn Source,
     base: &Base,
-    threads: usize,
+    pace: Pace<'_>,
     watch: &Watch<'_>,
 ) -> Result<(DiskDocument, DiskSummary, Option<String>)> {
     let size_bytes = source.size_bytes();
@@ -440,12 +454,12 @@ fn store_one(
     });
     let mut plan = Plan::new(source, unit_bytes, bitmap_end);
     let root = base.disk.as_ref().map(|disk| disk.root);
-    let options = match threads {
+    let options = match pace.threads {
         0 => WriteOptions::default(),
         threads => WriteOptions { threads: threads.min(MAX_THREADS) },
     };
     let mut disk_writer = target.start_disk(root, size_bytes, options)?;
-    let read_bytes = store_disk(source, &mut plan, disk_writer.as_mut(), watch)?;
+    let read_bytes = store_disk(source, &mut plan, disk_writer.as_mut(), pace.limit, watch)?;
     let warning = source.check_after_reading()?;
     watch.progress.update(&ProgressState {
         phase: Phase::Finishing,

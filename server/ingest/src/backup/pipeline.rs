@@ -7,7 +7,7 @@
 //!
 //! The calling thread plans and stores; readers work at the same time, and the store
 //! compresses in threads of its own. The requests in flight and the store's own limit bound
-//! the memory.
+//! the memory. With a rate, readers wait for their turn before each piece.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,8 +19,9 @@ use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_store::DiskTarget;
 
 use super::plan::{Action, Plan, Span};
+use super::rate::RateLimit;
 use crate::progress::{Phase, Progress, ProgressState};
-use crate::source::Source;
+use crate::source::{Reader, Source};
 
 /// Maximum number of spans in reading or waiting for the store.
 const IN_FLIGHT: usize = 8;
@@ -59,27 +60,31 @@ impl Watch<'_> {
     }
 }
 
-/// Executes the plan; returns the number of bytes read.
+/// Executes the plan, not faster than `limit`; returns the number of bytes read.
 pub(super) fn store_disk(
     source: &dyn Source,
     plan: &mut Plan<'_>,
     writer: &mut dyn DiskTarget,
+    limit: Option<&RateLimit>,
     watch: &Watch<'_>,
 ) -> Result<u64> {
+    let is_over = AtomicBool::new(false);
+    let pace = Pace { limit, unit_bytes: plan.unit_bytes(), is_over: &is_over };
     let (requests, to_readers) = channel();
     let to_readers = Mutex::new(to_readers);
     let (answers, from_readers) = channel();
     std::thread::scope(|scope| {
         for number in 0..source.useful_readers().max(1) {
             let answers = answers.clone();
-            let to_readers = &to_readers;
+            let (to_readers, pace) = (&to_readers, &pace);
             std::thread::Builder::new()
                 .name(format!("reader-{number}"))
-                .spawn_scoped(scope, move || read_requests(source, to_readers, &answers))
+                .spawn_scoped(scope, move || read_requests(source, to_readers, &answers, pace))
                 .map_err(|error| Error::io("starting a thread to read", error))?;
         }
         drop(answers);
-        // Moved in, so that every return drops it: the readers end with it.
+        // Every return ends the readers: those that wait for their turn, and those for a request.
+        let _over = Over(&is_over);
         let pipeline = Pipeline {
             requests,
             from_readers,
@@ -93,11 +98,47 @@ pub(super) fn store_disk(
     })
 }
 
+/// How fast readers read.
+struct Pace<'a> {
+    limit: Option<&'a RateLimit>,
+    unit_bytes: u64,
+    /// The pipeline has ended: nobody waits for answers.
+    is_over: &'a AtomicBool,
+}
+
+impl Pace<'_> {
+    /// Reads in pieces, each at its turn.
+    fn read(&self, reader: &mut dyn Reader, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
+        let Some(limit) = self.limit else { return reader.read_at(buffer, offset_bytes) };
+        let piece_bytes = usize::try_from(limit.piece_bytes(self.unit_bytes)).unwrap_or(usize::MAX);
+        let mut at = offset_bytes;
+        for piece in buffer.chunks_mut(piece_bytes) {
+            let length_bytes = piece.len() as u64;
+            if !limit.take(length_bytes, &|| self.is_over.load(Ordering::Relaxed)) {
+                return Err(Error::new(ErrorKind::Interrupted, "the backup has ended"));
+            }
+            reader.read_at(piece, at)?;
+            at += length_bytes;
+        }
+        Ok(())
+    }
+}
+
+/// Sets the flag when it is dropped.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// One reader: answers requests until the queue closes.
 fn read_requests(
     source: &dyn Source,
     requests: &Mutex<Receiver<Request>>,
     answers: &Sender<Answer>,
+    pace: &Pace<'_>,
 ) {
     let mut reader = None;
     loop {
@@ -108,7 +149,7 @@ fn read_requests(
                 reader = Some(source.reader()?);
             }
             match &mut reader {
-                Some(reader) => reader.read_at(&mut buffer, offset_bytes),
+                Some(reader) => pace.read(reader.as_mut(), &mut buffer, offset_bytes),
                 None => Err(Error::new(ErrorKind::Internal, "a reader is missing")),
             }
         };

@@ -44,6 +44,11 @@ pub(super) struct Plan<'s> {
 }
 
 impl<'s> Plan<'s> {
+    /// Spans are whole units, but for the disk's end.
+    pub(super) fn unit_bytes(&self) -> u64 {
+        self.unit_bytes
+    }
+
     /// `bitmap_end`: the end of the range for which the dirty bitmap has the changes since
     /// the base; 0 without a bitmap. A multiple of the unit.
     pub(super) fn new(source: &'s dyn Source, unit_bytes: u64, bitmap_end: u64) -> Plan<'s> {

@@ -1,12 +1,11 @@
 //! A `qemu-nbd` child that serves one image.
 
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use coldrise_block::{Context, Error, ErrorKind, Result};
+use coldrise_block::{Context, Error, ErrorKind, Result, ScratchFolder, ScratchKind};
 
 use super::child::ConfinedChild;
 use super::limits::Limits;
@@ -27,7 +26,7 @@ const SHORT_PATIENCE: Duration = Duration::from_millis(200);
 pub(crate) struct ImageServer {
     child: ConfinedChild,
     name: String,
-    directory: tempfile::TempDir,
+    directory: ScratchFolder,
 }
 
 /// Makes stdin the socket that qemu-nbd expects as descriptor 3, limits the process, and
@@ -45,11 +44,7 @@ impl ImageServer {
         bitmap: Option<&str>,
         max_clients: u32,
     ) -> Result<ImageServer> {
-        let directory = tempfile::Builder::new()
-            .prefix("coldrise-")
-            .permissions(std::fs::Permissions::from_mode(0o700))
-            .tempdir()
-            .context(|| "making a private folder for a socket")?;
+        let directory = ScratchFolder::new(ScratchKind::Image)?;
         let listener = UnixListener::bind(directory.path().join("nbd"))
             .context(|| "making a private socket")?;
         let name = image.name();

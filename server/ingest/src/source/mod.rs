@@ -28,6 +28,7 @@ pub use spec::{ImageFormat, Location, SourceSpec};
 
 pub(crate) use image::ImageSource;
 pub(crate) use nbd::NbdSource;
+pub use raw::keep_out;
 pub(crate) use raw::RawSource;
 pub(crate) use spec::is_nbd_uri;
 

@@ -1,0 +1,142 @@
+//! The limit on the bytes that a backup reads from its sources.
+//!
+//! ```text
+//!  reader ──take(piece)──▶ RateLimit ──▶ sleeps until its turn ──▶ reads the piece
+//! ```
+//!
+//! The limit is a token bucket that holds the bytes of 100 ms, in the form of one time: when the next
+//! piece may start. Readers reserve their turn under the lock and sleep outside of it. Long reads are
+//! split into pieces of at most 100 ms, so the load on the source is even.
+
+use std::sync::Mutex;
+use std::sync::PoisonError;
+use std::time::{Duration, Instant};
+
+use coldrise_block::{Error, ErrorKind, Result};
+
+/// The bytes of this time can be read at once.
+const BURST: Duration = Duration::from_millis(100);
+/// Longest sleep before the next look at the reason to end.
+const SLEEP: Duration = Duration::from_millis(50);
+
+/// Bytes per second that a backup may read from its sources.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rate(u64);
+
+impl Rate {
+    /// The lowest rate: slower backups of real disks never end.
+    pub const MIN_BYTES_PER_SECOND: u64 = 64 << 10;
+
+    /// A rate in bytes per second.
+    ///
+    /// # Errors
+    /// `InvalidInput` below [`Rate::MIN_BYTES_PER_SECOND`].
+    pub fn from_bytes_per_second(bytes: u64) -> Result<Rate> {
+        if bytes < Rate::MIN_BYTES_PER_SECOND {
+            let text = format!("{bytes} bytes per second is too slow: use 64K or more");
+            return Err(Error::new(ErrorKind::InvalidInput, text)
+                .advise("for no limit, leave the rate out"));
+        }
+        Ok(Rate(bytes))
+    }
+
+    /// The time that reading `bytes` takes at this rate.
+    fn time_of(self, bytes: u64) -> Duration {
+        let nanoseconds = u128::from(bytes) * 1_000_000_000 / u128::from(self.0);
+        Duration::from_nanos(u64::try_from(nanoseconds).unwrap_or(u64::MAX))
+    }
+}
+
+/// The limit of one backup: all readers of all its disks share it.
+pub(super) struct RateLimit {
+    rate: Rate,
+    /// When the next piece may start.
+    next: Mutex<Instant>,
+}
+
+impl RateLimit {
+    pub(super) fn new(rate: Rate) -> RateLimit {
+        RateLimit { rate, next: Mutex::new(Instant::now()) }
+    }
+
+    /// The length of one piece: the bytes of 100 ms in whole units, but at least one unit.
+    pub(super) fn piece_bytes(&self, unit_bytes: u64) -> u64 {
+        let burst_bytes = self.rate.0 / 10;
+        (burst_bytes - burst_bytes % unit_bytes.max(1)).max(unit_bytes)
+    }
+
+    /// Waits until `bytes` may be read. Returns false at once if `is_over` becomes true.
+    pub(super) fn take(&self, bytes: u64, is_over: &dyn Fn() -> bool) -> bool {
+        let turn = self.reserve(bytes, Instant::now());
+        loop {
+            if is_over() {
+                return false;
+            }
+            let wait = turn.saturating_duration_since(Instant::now());
+            if wait.is_zero() {
+                return true;
+            }
+            std::thread::sleep(wait.min(SLEEP));
+        }
+    }
+
+    /// Takes the next turn, and returns when it is. What was not used earlier than 100 ms ago is lost.
+    fn reserve(&self, bytes: u64, now: Instant) -> Instant {
+        let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
+        let earliest = now.checked_sub(BURST).unwrap_or(now);
+        let turn = (*next).max(earliest);
+        *next = turn + self.rate.time_of(bytes);
+        turn
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn limit(bytes: u64) -> RateLimit {
+        RateLimit::new(Rate::from_bytes_per_second(bytes).unwrap())
+    }
+
+    #[test]
+    fn rates_that_never_end_are_refused() {
+        for bytes in [0, 1, (64 << 10) - 1] {
+            let error = Rate::from_bytes_per_second(bytes).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidInput);
+            assert!(error.message().contains("too slow"), "{error}");
+        }
+    }
+
+    #[test]
+    fn pieces_are_whole_units_of_at_most_100_ms() {
+        assert_eq!(limit(10 * MIB).piece_bytes(16 << 10), MIB);
+        assert_eq!(limit(MIB).piece_bytes(16 << 10), 96 << 10);
+        assert_eq!(limit(64 << 10).piece_bytes(16 << 10), 16 << 10, "at least one");
+        assert_eq!(limit(u64::MAX).piece_bytes(16 << 10) % (16 << 10), 0);
+    }
+
+    #[test]
+    fn turns_are_spaced_by_the_rate_and_idle_time_is_not_saved_up() {
+        let limit = limit(MIB);
+        let start = Instant::now();
+        let second = Duration::from_secs(1);
+        let first = limit.reserve(MIB, start);
+        assert!(first <= start);
+        assert_eq!(limit.reserve(MIB, start), first + second);
+        assert_eq!(limit.reserve(MIB, start), first + 2 * second);
+        // After an hour without a read, only 100 ms are ahead.
+        let later = start + 3600 * second;
+        let next = limit.reserve(MIB, later);
+        assert_eq!(next, later - BURST);
+        assert_eq!(limit.reserve(MIB, later), next + second);
+    }
+
+    #[test]
+    fn a_wait_ends_with_its_backup() {
+        let limit = limit(64 << 10);
+        limit.reserve(1 << 30, Instant::now());
+        assert!(!limit.take(1, &|| true));
+    }
+}
