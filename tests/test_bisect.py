@@ -10,7 +10,8 @@ import subprocess
 import pytest
 
 from support.nbdserver import wait_until
-from test_check_boot import HALT, LOGIN, boot_record, is_gone
+from test_check_boot import HALT, LOGIN, boot_record
+from test_check_boot_ends import is_gone
 
 MIB = 1 << 20
 GOOD, BAD, SILENT = boot_record(LOGIN), b"", boot_record(HALT)

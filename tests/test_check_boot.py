@@ -4,17 +4,14 @@ import json
 import os
 import pathlib
 import random
-import signal
 import socket
 import subprocess
 
 import pytest
 
 from support.cli import PROGRAM, ROOT, Coldrise
-from support.nbdserver import wait_until
 
 MIB = 1 << 20
-SESSION = "web01-check-boot-throwaway"
 RUNGS = ["started", "firmware", "kernel", "userspace", "login", "service"]
 # The guest's partition, as debugfs takes it.
 PARTITION = f"?offset={MIB}"
@@ -306,6 +303,7 @@ try write sh -c 'echo >%(repository)s/new'
 try home ls %(home)s
 try environment cat /proc/%(pid)s/environ
 try tmp ls /tmp
+try runs ls %(runs)s
 try kill kill -0 %(pid)s
 try tcp /usr/bin/python3 -c 'import socket; socket.create_connection(("127.0.0.1", %(port)s))'
 echo "variables $(env | grep -c COLDRISE)" >&2
@@ -314,25 +312,29 @@ exit 1
 """
 
 
-@pytest.mark.parametrize("command", ["check-boot", "boot"])
+@pytest.mark.parametrize("command", ["check-boot", "boot", "boot --headless"])
 def test_the_key_is_out_of_qemu_s_reach(coldrise, small, tmp_path, command):
     address = small(boot_record(HALT))
     tools = tmp_path / "tools"
     tools.mkdir()
+    runs = tmp_path / "runs"
+    runs.mkdir()
     spy = tools / "qemu-system-x86_64"
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         spy.write_text(SPY % {"passphrase": coldrise.passphrase_file, "port": port,
                               "repository": coldrise.repository, "home": pathlib.Path.home(),
-                              "pid": os.getpid()}, encoding="utf-8")
+                              "pid": os.getpid(),
+                              "runs": runs}, encoding="utf-8")
         spy.chmod(0o755)
         environment = coldrise.environment()
         environment["PATH"] = f"{tools}:{environment['PATH']}"
+        environment["COLDRISE_RUNS"] = str(runs)
         # The script itself can do all of it.
         free = subprocess.run([spy], capture_output=True, text=True, timeout=60, check=False)
         assert "denied" not in free.stderr
         (coldrise.repository / "new").unlink()
-        done = subprocess.run([PROGRAM, command, address], capture_output=True, text=True,
+        done = subprocess.run([PROGRAM, *command.split(), address], capture_output=True, text=True,
                               env=environment, stdin=subprocess.DEVNULL, timeout=60, check=False)
     assert done.returncode == 1 and "qemu-system-x86_64 ended" in done.stderr
     told = [line.removeprefix("coldrise: qemu-system-x86_64: ") for line in done.stderr.splitlines()]
@@ -341,29 +343,11 @@ def test_the_key_is_out_of_qemu_s_reach(coldrise, small, tmp_path, command):
     assert reached == {"reached usr"}, told
     assert {line for line in told if line.startswith("denied ")} == {
         f"denied {name}" for name in
-        ["passphrase", "repository", "markers", "write", "home", "environment", "tmp", "kill", "tcp"]}
+        ["passphrase", "repository", "markers", "write", "home", "environment", "tmp", "runs", "kill", "tcp"]}
     assert not (coldrise.repository / "new").exists()
-    if command == "check-boot":
+    if command != "boot":
         # What it says reaches no terminal as it is.
         assert "title  end" in told and "\x1b" not in done.stderr
-
-
-def test_the_disks_server_offers_this_session_only(coldrise, running):
-    """A guest that broke out could speak to it."""
-    process, children = running
-    coldrise.publish(coldrise.json("sessions")["sessions"][0]["address"], "other")
-    (qemu,) = [child for child in children if "qemu" in os.readlink(child / "exe")]
-    words = (qemu / "cmdline").read_bytes().split(b"\0")
-    node = json.loads(next(word for word in words if word.startswith(b"{") and b'"nbd"' in word))
-    assert node["export"] == f"live/{SESSION}/vda"
-    for export, is_there in [(node["export"], True), ("live/other/vda", False), ("", False)]:
-        uri = f"nbd+unix:///{export}?socket={node['server']['path']}"
-        done = subprocess.run(["nbdinfo", "--size", uri], capture_output=True, text=True, timeout=60,
-                              check=False)
-        assert (done.returncode == 0) == is_there, f"{export}: {done.stderr}"
-    process.terminate()
-    process.communicate(timeout=60)
-    coldrise.json("unpublish", "other", "--discard")
 
 
 # ---------------------------------------------------------------------------- the record
@@ -433,78 +417,6 @@ def test_a_damaged_result_is_named_and_replaced(coldrise, small):
     for address in (first, second):
         check(coldrise, address, "--memory", "64M", "--until", "started")
     assert coldrise.json("verify")["is_clean"]
-
-
-# ------------------------------------------------------------------------------ the ends
-
-
-@pytest.fixture
-def running(coldrise, small):
-    """A check that has started its machine, and the processes that it started."""
-    process = coldrise.start("check-boot", small(boot_record(SAY + HALT)), "--memory", "64M",
-                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
-    for line in process.stderr:
-        if "firmware" in line:
-            break
-    assert process.poll() is None
-    # QEMU is the child of a thread of its own.
-    threads = pathlib.Path(f"/proc/{process.pid}/task").iterdir()
-    children = [child for thread in threads for child in (thread / "children").read_text().split()]
-    assert len(children) == 2
-    return process, [pathlib.Path(f"/proc/{child}") for child in children]
-
-
-def is_gone(process):
-    """Ended, and maybe not reaped yet."""
-    try:
-        return (process / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return True
-
-
-@pytest.mark.parametrize("send", [
-    lambda process: process.terminate(),
-    # Ctrl-C on a terminal.
-    lambda process: os.killpg(process.pid, signal.SIGINT),
-], ids=["SIGTERM", "Ctrl-C"])
-def test_an_interrupted_check_discards_its_session(coldrise, running, send):
-    process, children = running
-    assert [s["session"] for s in coldrise.json("sessions")["sessions"]] == [SESSION]
-    send(process)
-    _output, messages = process.communicate(timeout=60)
-    assert process.returncode == 130, messages
-    assert coldrise.json("sessions") == {"sessions": []}
-    assert all(is_gone(child) for child in children)
-
-
-def test_the_next_check_removes_what_a_killed_one_left(coldrise, running):
-    process, children = running
-    process.kill()
-    process.communicate(timeout=60)
-    wait_until(lambda: all(is_gone(child) for child in children), "the end of its children")
-    (session,) = coldrise.json("sessions")["sessions"]
-    assert session["session"] == SESSION
-    status, checked = check(coldrise, session["address"], "--memory", "64M", "--until", "firmware")
-    assert status == 0, checked
-
-
-def test_a_crash_of_qemu_is_no_verdict(coldrise, running):
-    process, children = running
-    (qemu,) = [child for child in children if "qemu" in os.readlink(child / "exe")]
-    os.kill(int(qemu.name), signal.SIGKILL)
-    _output, messages = process.communicate(timeout=60)
-    assert process.returncode == 1 and "qemu-system-x86_64 ended" in messages
-    assert coldrise.json("sessions") == {"sessions": []}
-
-
-def test_one_check_of_a_machine_at_a_time(coldrise, running):
-    process, _children = running
-    (session,) = coldrise.json("sessions")["sessions"]
-    done = coldrise.run("check-boot", session["address"], "--memory", "64M")
-    assert done.returncode == 11 and SESSION in done.stderr
-    assert process.poll() is None
-    process.terminate()
-    process.communicate(timeout=60)
 
 
 # -------------------------------------------------------------------- before the start

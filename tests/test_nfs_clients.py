@@ -10,8 +10,9 @@ from support.nbdserver import wait_until
 
 KIB, MIB = 1 << 10, 1 << 20
 
-CLIENTS, AT_ONCE, ROUNDS = 200, 20, 3
-# Of memory, beyond the first round's: far less than 2 x 200 clients would take.
+CLIENTS, AT_ONCE, ROUNDS = 200, 20, 4
+# Of memory, beyond the second round's: far less than 2 x 200 clients would take. On a busy machine more threads
+# work at once in the second round than in the first, and each has a heap of its own.
 GROWTH_BYTES = 4 * MIB
 
 
@@ -50,7 +51,7 @@ def test_clients_leave_neither_descriptors_nor_memory(live, image, nfs):
             list(pool.map(lambda number: come_and_go(server, number), range(CLIENTS)))
         wait_until(lambda: descriptors(process) <= open_before, "the connections' end")
         resident.append(resident_bytes(process))
-    assert resident[-1] - resident[0] <= GROWTH_BYTES, resident
+    assert resident[-1] - resident[1] <= GROWTH_BYTES, resident
     assert server.ganesha() == process, "it is the same one"
     for number in range(CLIENTS):
         image.write(number * 4 * KIB, b"%4d" % number * KIB)

@@ -10,6 +10,7 @@ import time
 import pytest
 
 from support.cli import PROGRAM, Coldrise
+from support.nbdserver import wait_until
 from support.image import Image
 from support.sources import RunningBackup, slow_server, tool
 
@@ -303,6 +304,22 @@ def test_hostile_files_are_named_and_do_no_harm(recorded, disk, folder, tmp_path
     assert [path.name for path in outside.iterdir()] == ["plan.json"]
 
 
+def test_the_result_of_another_run_is_none(recorded, disk, folder):
+    """A power cut can leave the bytes of a removed file in a new one."""
+    recorded.backup("web01", vda=disk)
+    recorded.json("gc")
+    gc, backup = [folder / run["id"] for run in runs(recorded)]
+    assert json.loads((gc / "result.json").read_text())["run"] == gc.name
+    (gc / "result.json").write_bytes((backup / "result.json").read_bytes())
+    [damaged, _] = runs(recorded)
+    assert damaged["state"] == "lost" and damaged["problems"][0] == "result.json: it is that of another run"
+    # Older results name no run.
+    old = json.loads((backup / "result.json").read_text())
+    del old["run"]
+    (gc / "result.json").write_text(json.dumps(old))
+    assert runs(recorded)[0]["state"] == "ok"
+
+
 def test_old_runs_beyond_the_newest_thousand_are_removed_a_few_at_a_time(recorded, folder):
     for number in range(1100):
         (run_folder(folder, number) / "lock").write_text("", encoding="utf-8")
@@ -366,6 +383,29 @@ def test_short_commands_are_runs_if_they_are_planned(recorded, disk, folder):
     run_id = planned(recorded, folder, "unprotect", address)
     assert bare(recorded).run("run", run_id).returncode == 0
     assert [(run["plan"]["command"], run["state"]) for run in runs(recorded)] == [("unprotect", "ok"), ("backup", "ok")]
+
+
+def test_what_a_detached_run_prints_is_bounded(recorded, folder, tmp_path):
+    run_id = planned(recorded, folder, "serve", "nbd", "--socket", tmp_path / "socket")
+    output = folder / f".{run_id}.planned" / "output"
+    with output.open("ab") as file:
+        process = subprocess.Popen([PROGRAM, "run", run_id], env=bare(recorded).environment(), stdout=file,
+                                   stderr=file, stdin=subprocess.DEVNULL)
+    try:
+        output = folder / run_id / "output"
+        wait_until(lambda: output.exists() and b"ready" in output.read_bytes(), "the server")
+        first = output.read_bytes()
+        with output.open("ab") as file:
+            for number in range(30):
+                file.write(b"%07d\n" % number * (1 << 17))
+        wait_until(lambda: output.stat().st_size <= 1 << 20, "a short output")
+        assert output.read_bytes().startswith(first)
+        end = output.with_name("output.1")
+        assert end.stat().st_size == 1 << 20 and end.read_bytes().endswith(b"0000029\n")
+        assert process.poll() is None and runs(recorded)[0]["state"] == "running"
+    finally:
+        process.terminate()
+        process.wait(timeout=60)
 
 
 def test_plans_that_cannot_be_run_are_recorded_as_failed(recorded, folder, tmp_path):

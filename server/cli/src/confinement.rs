@@ -57,8 +57,8 @@ pub(crate) enum NetworkReach {
 pub(crate) struct Reach {
     /// QEMU's own program, wherever it is installed.
     pub(crate) program: Option<PathBuf>,
-    /// A folder in which everything is allowed.
-    pub(crate) scratch: PathBuf,
+    /// Folders in which everything is allowed.
+    pub(crate) folders: Vec<PathBuf>,
     pub(crate) network: NetworkReach,
 }
 
@@ -99,7 +99,7 @@ fn enforce(reach: &Reach) -> Result<bool, RulesetError> {
         .add_rules(beneath(SYSTEM_FILES, look))?
         .add_rules(beneath(network_files, look))?
         .add_rules(beneath(DEVICES, device))?
-        .add_rules(beneath([&reach.scratch], all))?;
+        .add_rules(beneath(&reach.folders, all))?;
     if let NetworkReach::Port(Some(port)) = reach.network {
         created = created.add_rule(NetPort::new(port, AccessNet::BindTcp))?;
     }

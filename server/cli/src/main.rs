@@ -13,6 +13,7 @@
 mod arguments;
 mod beside_backups;
 mod boot_check;
+mod boot_console;
 mod child;
 mod commands;
 mod compare;
@@ -23,6 +24,7 @@ mod gc_estimate;
 mod hardware;
 mod installed;
 mod invocation;
+mod leftovers;
 mod nbdkit;
 mod netns;
 mod progress;

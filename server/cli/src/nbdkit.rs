@@ -10,9 +10,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use coldrise_block::{path_exists, Context, Error, ErrorKind, Result};
+use coldrise_block::{path_exists, Context, Error, ErrorKind, Result, ScratchFolder, ScratchKind};
 use coldrise_store::PassphraseSource;
-use tempfile::TempDir;
 
 use crate::child;
 use crate::installed;
@@ -113,7 +112,7 @@ pub(crate) struct Nbdkit {
     pause: Option<Duration>,
     endpoint: Endpoint,
     has_tls: bool,
-    directory: TempDir,
+    directory: ScratchFolder,
 }
 
 /// The plugin next to this program, or in its installed location; otherwise the name by
@@ -163,10 +162,7 @@ impl Nbdkit {
         options: &ServeOptions,
         signals: &mut ChildSignals,
     ) -> Result<Nbdkit> {
-        let directory = tempfile::Builder::new()
-            .prefix("coldrise-nbdkit-")
-            .tempdir()
-            .context(|| "making a private folder for nbdkit")?;
+        let directory = ScratchFolder::new(ScratchKind::Nbdkit)?;
         let ready = directory.path().join(READY_FILE);
         let mut command = Command::new("nbdkit");
         // When this program dies, nbdkit gets SIGTERM.

@@ -4,11 +4,14 @@
 //! everywhere. Commands do not know about it.
 
 use std::io::Write;
+use std::path::Path;
 use std::sync::OnceLock;
 
 use clap::ArgMatches;
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_runs::{redact_arguments, Failure, Plan, Planned, Request, Run, RunsFolder, Who};
+use coldrise_runs::{
+    redact_arguments, Failure, MachineFiles, Plan, Planned, Request, Run, RunsFolder, Who,
+};
 use serde_json::Value;
 use tracing_subscriber::fmt::MakeWriter;
 
@@ -74,12 +77,16 @@ pub(crate) fn begin_planned(
     planned: Planned,
     request: Request,
 ) -> Result<()> {
+    coldrise_ingest::keep_out(request.keep_out.iter().map(Path::new));
     let (name, arguments) = matches.subcommand().unwrap_or(("", matches));
+    let named = plan(invocation, name, arguments, request.arguments);
     let plan = Plan {
+        // Such as of an unpublish, whose arguments name a session.
+        machine: named.machine.clone().or(request.machine),
         job: request.job,
         requested_by: request.requested_by,
         attempt: request.attempt,
-        ..plan(invocation, name, arguments, request.arguments)
+        ..named
     };
     let _ = RUN.set(Run::begin_planned(planned, &plan, warn(invocation), cancel)?);
     Ok(())
@@ -164,6 +171,17 @@ pub(crate) fn discard() {
     if let Some(run) = RUN.get() {
         run.discard();
     }
+}
+
+/// Makes the folder of the machine that this run boots.
+///
+/// # Errors
+/// `InvalidInput` if this run has no folder; errors of the operating system.
+pub(crate) fn machine_files() -> Result<MachineFiles> {
+    RUN.get().map(Run::machine_files).unwrap_or_else(|| {
+        let text = "the machine's sockets lie in the run's folder, and runs are turned off";
+        Err(Error::new(ErrorKind::InvalidInput, text).advise("unset COLDRISE_RUNS"))
+    })
 }
 
 /// Adds a line to the run's log.

@@ -26,7 +26,7 @@ fn service() {
     let arguments = ["--repo", &word("repository"), "--passphrase-file", &word("passphrase")];
     let more = ["serve", "nbd", "--socket", &word("socket")];
     let arguments = arguments.into_iter().chain(more).map(str::to_owned).collect();
-    let request = Request { arguments, requested_by: Some("anna".into()), ..Request::default() };
+    let request = Request { arguments, requested_by: Some("admin".into()), ..Request::default() };
     folder.plan(&id, &request).unwrap();
     // An open file without close-on-exec cannot be made without unsafe code; these are usual ones.
     let _open =
@@ -77,7 +77,7 @@ fn a_run_outlives_the_process_group_of_its_starter() {
     let run = folder.read(&id).unwrap();
     assert_eq!(run.state, State::Running);
     let plan = run.plan.unwrap();
-    assert_eq!((plan.command.as_str(), plan.requested_by.as_deref()), ("serve nbd", Some("anna")));
+    assert_eq!((plan.command.as_str(), plan.requested_by.as_deref()), ("serve nbd", Some("admin")));
     let pid = Pid::from_raw(plan.who.pid.try_into().unwrap()).unwrap();
     assert_eq!([getsid(Some(pid)).unwrap(), getpgid(Some(pid)).unwrap()], [pid, pid]);
     // Not of the service: its environment and its files.

@@ -4,6 +4,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
 
+use crate::machine::MachineRecord;
+
 /// What a run was asked to do. Contains no secrets.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Plan {
@@ -75,6 +77,9 @@ impl Who {
 /// How a run ended.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Outcome {
+    /// The id of the run. After a power cut, the file could hold the bytes of another run's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub run: Option<String>,
     /// The exit code of the process.
     pub exit_code: u8,
     /// The error, if the run failed.
@@ -112,7 +117,7 @@ pub struct LogLine {
 }
 
 /// The state of a run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum State {
     /// Its process holds the lock.
@@ -141,7 +146,7 @@ impl State {
 }
 
 /// A run as its folder shows it.
-#[derive(Clone, Debug, Serialize, ToSchema)]
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 pub struct RunRecord {
     /// Its id, as text.
     pub id: String,
@@ -151,6 +156,8 @@ pub struct RunRecord {
     pub plan: Option<Plan>,
     /// How it ended, if it did and that is readable.
     pub result: Option<Outcome>,
+    /// The machine that it has booted, while that is on.
+    pub machine: Option<MachineRecord>,
     /// The last progress in its log.
     #[schema(value_type = Option<Object>)]
     pub progress: Option<Value>,

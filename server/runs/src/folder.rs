@@ -2,7 +2,7 @@
 
 use std::fs::{File, Permissions};
 use std::io::Read;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
@@ -12,6 +12,7 @@ use rustix::io::Errno;
 use serde::de::DeserializeOwned;
 
 use crate::documents::{Outcome, Plan, RunRecord, State};
+use crate::machine::machine_of;
 use crate::{log, RunId};
 
 const ENVIRONMENT: &str = "COLDRISE_RUNS";
@@ -164,6 +165,10 @@ impl RunsFolder {
         let plan = plan.map_err(|error| note("plan.json", error)).ok();
         let result = match run.document::<Outcome>("result.json", MAX_RESULT_BYTES) {
             Err(error) if error.kind() == ErrorKind::NotFound => None,
+            Ok(Outcome { run: Some(run), .. }) if run != id.as_str() => {
+                note("result.json", no_file("that of another run"));
+                None
+            }
             result => result.map_err(|error| note("result.json", error)).ok(),
         };
         let is_locked = lock.unwrap_or_else(|error| {
@@ -186,7 +191,8 @@ impl RunsFolder {
             problems.push(format!("lost: {why}"));
         }
         let progress = log::tail(&run).into_iter().rev().find_map(|line| line.progress);
-        Ok(RunRecord { id: id.to_string(), state, plan, result, progress, problems })
+        let machine = machine_of(&run).filter(|_| state == State::Running);
+        Ok(RunRecord { id: id.to_string(), state, plan, result, machine, progress, problems })
     }
 
     /// The last lines of a run's log, at most `count`.
@@ -229,6 +235,12 @@ impl RunFiles {
         let folder = openat(rustix::fs::CWD, path, flags, Mode::empty());
         let folder = folder.map_err(std::io::Error::from);
         folder.map(RunFiles).context(|| format!("opening {}", path.display()))
+    }
+
+    /// Opens a folder in this one. Does not follow symlinks.
+    pub(crate) fn folder(&self, name: &str) -> std::io::Result<RunFiles> {
+        let flags = OFlags::NOFOLLOW | OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
+        Ok(RunFiles(openat(&self.0, name, flags, Mode::empty())?))
     }
 
     /// Opens a regular file for reading. Does not wait for FIFOs or follow symlinks.
@@ -316,6 +328,18 @@ impl RunFiles {
     pub(crate) fn has_control(&self) -> bool {
         rustix::fs::statat(&self.0, "control", AtFlags::SYMLINK_NOFOLLOW)
             .is_ok_and(|found| FileType::from_raw_mode(found.st_mode) == FileType::Socket)
+    }
+}
+
+impl AsFd for RunFiles {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl From<RunFiles> for OwnedFd {
+    fn from(run: RunFiles) -> OwnedFd {
+        run.0
     }
 }
 

@@ -11,6 +11,7 @@ use coldrise_block::{create_private, Result};
 use rustix::fs::{flock, FlockOperation};
 
 use crate::folder::{RunFiles, RunsFolder};
+use crate::machine::remove_machine;
 use crate::planned::planned_id;
 use crate::RunId;
 
@@ -21,13 +22,14 @@ const INTERVAL: Duration = Duration::from_secs(3600);
 /// Maximum number of runs that one look removes. If there are more, the next run goes on.
 const MAX_REMOVED: usize = 200;
 /// Every name that this crate gives to a file. A folder that holds others is kept.
-const FILES: [&str; 9] = [
+const FILES: [&str; 10] = [
     "request.json",
     "plan.json",
     "control",
     "log",
     "log.1",
     "output",
+    "output.1",
     "result.json.new",
     "result.json",
     "lock",
@@ -81,6 +83,7 @@ fn remove(path: &Path) {
 
 /// Removes the files of a run, and its folder if it is empty then.
 pub(crate) fn remove_files(path: &Path) {
+    remove_machine(path);
     for name in FILES {
         let _ = std::fs::remove_file(path.join(name));
     }

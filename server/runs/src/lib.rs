@@ -6,7 +6,9 @@
 //!   lock          flock, held while the run lives
 //!   control       Unix socket: status, cancel
 //!   log, log.1    one JSON object per line; log.1 is the older half, each at most 8 MiB
+//!   output, output.1   of a detached run: what its process prints, bounded
 //!   result.json   written whole at the end
+//!   machine.json, serial, machine/   of a machine that the run has booted ([`MachineFiles`])
 //! ```
 //!
 //! The folder is the truth; nothing else records a run. A run is *running* exactly while its
@@ -15,7 +17,7 @@
 //!
 //! A new run is prepared under the name `.ID.new` and renamed when it is locked and its plan is
 //! written. So readers never see half a run. The log is not synced: after a power cut its end
-//! may be missing. The content of the result is synced.
+//! may be missing, and so may the result.
 //!
 //! A service plans runs as `.ID.planned` ([`RunsFolder::plan`]) and starts processes that begin
 //! them ([`Starter`]) and outlive it. It sees their changes by [`Watch`].
@@ -32,6 +34,8 @@ mod follow;
 mod history;
 mod id;
 mod log;
+mod machine;
+mod output;
 mod page;
 mod planned;
 mod redact;
@@ -48,6 +52,7 @@ pub use documents::{Failure, LogLine, Outcome, Plan, RunRecord, State, Who};
 pub use folder::{RunList, RunsFolder};
 pub use follow::Follow;
 pub use id::RunId;
+pub use machine::{MachineFiles, MachineRecord, MachineSocket};
 pub use planned::{Planned, Request};
 pub use redact::{redact, redact_arguments};
 pub use run::Run;

@@ -37,6 +37,12 @@ pub struct Request {
     /// The job that wants the run.
     #[serde(default)]
     pub job: Option<String>,
+    /// The machine: for arguments that name a session, and for the record of a run that cannot begin.
+    #[serde(default)]
+    pub machine: Option<String>,
+    /// Files and folders that are no source, such as the state of the service.
+    #[serde(default)]
+    pub keep_out: Vec<String>,
     /// The user of the API who asked for it.
     #[serde(default)]
     pub requested_by: Option<String>,
@@ -182,7 +188,7 @@ impl Planned {
             command: self.id.word().to_owned(),
             arguments: redact_arguments(request.arguments),
             repository: None,
-            machine: None,
+            machine: request.machine,
             point: None,
             who: Who::this_process(),
             started_at_ms: now_ms(),
@@ -193,6 +199,7 @@ impl Planned {
         let kind = ErrorKind::from_word(&failure.kind).unwrap_or(ErrorKind::Io);
         let message = format!("could not be started: {}", failure.message);
         let outcome = Outcome {
+            run: Some(self.id.to_string()),
             exit_code: kind.exit_code(),
             error: Some(Failure { message, ..failure }),
             counts: None,

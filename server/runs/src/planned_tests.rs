@@ -9,7 +9,8 @@ use crate::{Failure, Request, Run, RunId, RunsFolder, Starter, State, Watch};
 
 fn request() -> Request {
     let arguments = ["backup", "web01", "vda=nbd://u:secret@host/x"].map(str::to_owned).to_vec();
-    Request { arguments, job: Some("nightly".to_owned()), requested_by: None, attempt: 2 }
+    let (machine, job) = (Some("web01".to_owned()), Some("nightly".to_owned()));
+    Request { arguments, machine, job, attempt: 2, ..Request::default() }
 }
 
 fn begin_planned(folder: &RunsFolder, id: &RunId) -> coldrise_block::Result<Run> {
@@ -78,6 +79,7 @@ fn a_planned_run_that_cannot_be_started_is_recorded() {
         assert_eq!((record.state, record.problems.len()), (expected, 0));
         let plan = record.plan.unwrap();
         assert_eq!((plan.job.as_deref(), plan.attempt), (Some("nightly"), 2));
+        assert_eq!(plan.machine.as_deref(), Some("web01"));
         assert_eq!(plan.arguments[2], "vda=nbd://***@host/x");
         let message = record.result.unwrap().error.unwrap().message;
         assert_eq!(message, "could not be started: nbd://***@c");

@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use coldrise_block::{
-    create_private, remove_if_present, rename_over, temporary_path, write_synced, Context, Error,
-    ErrorKind, Result,
+    create_private, remove_if_present, rename_over, temporary_path, Context, Error, ErrorKind,
+    PeriodicThread, Result,
 };
 use rustix::fs::{flock, FlockOperation};
 use serde_json::{json, Value};
@@ -18,8 +18,9 @@ use serde_json::{json, Value};
 use crate::documents::{now_ms, Failure, LogLine, Outcome, Plan};
 use crate::folder::{RunFiles, RunsFolder, MAX_PLAN_BYTES, MAX_RESULT_BYTES};
 use crate::log::{LogFile, MAX_TEXT_BYTES};
+use crate::machine::MachineFiles;
 use crate::planned::{plan_again, Planned, Request};
-use crate::{control, history, redact, RunId};
+use crate::{control, history, output, redact, RunId};
 
 /// Least time between two progress lines, in milliseconds.
 const PROGRESS_INTERVAL_MS: u64 = 1000;
@@ -53,6 +54,7 @@ struct Open {
     listener: Option<Arc<UnixListener>>,
     /// Of a planned run: where it was planned, and the request.
     planned: Option<(PathBuf, Request)>,
+    _output: Option<PeriodicThread>,
     _lock: File,
 }
 
@@ -129,6 +131,18 @@ impl Run {
     /// The id; `None` if the run has no folder.
     pub fn id(&self) -> Option<&RunId> {
         self.id.as_ref()
+    }
+
+    /// Makes the folder of the machine that this run boots.
+    ///
+    /// # Errors
+    /// `InvalidInput` if the run has no folder; errors of the operating system.
+    pub fn machine_files(&self) -> Result<MachineFiles> {
+        let path = self.shared.open().as_ref().map(|open| open.path.clone());
+        let path = path.ok_or_else(|| {
+            Error::new(ErrorKind::InvalidInput, "this run has no folder for the machine's sockets")
+        })?;
+        MachineFiles::new(&path)
     }
 
     /// Logs one line of text, without secrets of URIs. Longer text than 8 KiB is cut.
@@ -260,15 +274,16 @@ impl Shared {
 
     fn finish(&self, exit_code: u8, error: Option<Failure>, counts: Option<Value>) {
         let Some(open) = self.close() else { return };
-        let outcome = Outcome { exit_code, error, counts, ended_at_ms: now_ms() };
+        let run = open.path.file_name().map(|name| name.to_string_lossy().into_owned());
+        let outcome = Outcome { run, exit_code, error, counts, ended_at_ms: now_ms() };
         if let Err(error) = write_result(&open.path, outcome) {
             self.warn(&error);
         }
     }
 }
 
-/// Writes result.json, whole or not at all. Only its content is synced: if a power cut takes
-/// its name, the run is lost, which is safe, and each run saves a sync of the folder.
+/// Writes result.json, whole or not at all for readers. It is not synced: if a power cut takes its
+/// content or its name, the run is lost, which is safe. With its id it is never another run's.
 pub(crate) fn write_result(folder: &Path, mut outcome: Outcome) -> Result<()> {
     if let Some(Failure { message, .. }) = &mut outcome.error {
         *message = cut(redact(message));
@@ -280,8 +295,9 @@ pub(crate) fn write_result(folder: &Path, mut outcome: Outcome) -> Result<()> {
     }
     let path = folder.join("result.json");
     let temporary = temporary_path(&path);
-    let written =
-        write_synced(&temporary, text.as_bytes()).and_then(|()| rename_over(&temporary, &path));
+    let written = create_private(&temporary)
+        .and_then(|mut file| file.write_all(text.as_bytes()))
+        .and_then(|()| rename_over(&temporary, &path));
     written.context(|| format!("writing {}", path.display())).inspect_err(|_| {
         // On a full drive the file's space is needed.
         let _ = std::fs::remove_file(&temporary);
@@ -349,7 +365,8 @@ impl Open {
         planned: Option<(PathBuf, Request)>,
     ) -> Open {
         log.moved_to(&path);
-        Open { path, log, listener: None, planned, _lock: lock }
+        let output = planned.as_ref().and_then(|_| output::bound(&path));
+        Open { path, log, listener: None, planned, _output: output, _lock: lock }
     }
 }
 

@@ -99,7 +99,7 @@ impl Machine {
         pipe_messages(&mut command);
         let reach = Reach {
             program: qemu::program_path(),
-            scratch: folder.to_owned(),
+            folders: vec![folder.to_owned()],
             network: NetworkReach::Port(forward.map(|forward| forward.host_port)),
         };
         let mut starting = Starting(Some(QemuProcess::start(command, Some(reach))?));

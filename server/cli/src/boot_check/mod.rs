@@ -31,4 +31,6 @@ mod watch;
 pub(crate) use ladder::Rung;
 pub(crate) use options::GoalOptions;
 pub(crate) use serial::SerialLog;
-pub(crate) use trial::{check_memory, highest_rung, isolated_hardware, needed_bytes, Trial};
+pub(crate) use trial::{
+    check_memory, highest_rung, isolated_hardware, lacking_memory, needed_bytes, Trial,
+};

@@ -1,65 +1,39 @@
-//! Sessions for boots that are never kept.
+//! The names of sessions for boots that are never kept, and what older checks left of them.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_session::SessionDocument;
+use coldrise_session::OwnedSession;
 use coldrise_store::{MachineName, PointDocument, Repository, SessionName};
 
+use crate::leftovers;
 use crate::signals::ChildSignals;
-use crate::units::unix_ms;
 
 /// The end of the session's name. A session of this name is discarded without a question.
 const SUFFIX: &str = "-check-boot-throwaway";
 /// Maximum length of a session's name, in bytes.
 const MAX_NAME_BYTES: usize = 63;
-/// After a check was killed, its servers may take so long to end. Before a check's server opens
-/// the session, it may be published and unused for so long.
+/// After a check was killed, its servers may take so long to end.
 const LEFTOVER_PATIENCE: Duration = Duration::from_secs(10);
 const LEFTOVER_INTERVAL: Duration = Duration::from_millis(100);
 
-/// A session whose captured writes are never kept. Dropping it discards it.
-pub(crate) struct ThrowawaySession<'a> {
-    repository: &'a Arc<Repository>,
-    pub(crate) document: SessionDocument,
-    has_ended: bool,
-}
-
-impl<'a> ThrowawaySession<'a> {
-    /// Publishes the point. `slot` tells sessions apart that boot the same machine side by side. A
-    /// session that a killed check left is removed first.
-    ///
-    /// # Errors
-    /// `Busy` if another check of the machine runs; the errors of `publish`; `Interrupted`.
-    pub(crate) fn publish(
-        repository: &'a Arc<Repository>,
-        point: &PointDocument,
-        slot: Option<usize>,
-        signals: &mut ChildSignals,
-    ) -> Result<ThrowawaySession<'a>> {
-        let name = session_name(&point.machine, slot)?;
-        remove_leftover(repository, &name, &point.machine, signals)?;
-        let document = coldrise_session::publish(repository, point, Some(name))?;
-        Ok(ThrowawaySession { repository, document, has_ended: false })
-    }
-
-    /// Discards it.
-    ///
-    /// # Errors
-    /// The errors of `unpublish`.
-    pub(crate) fn end(mut self) -> Result<()> {
-        self.has_ended = true;
-        coldrise_session::unpublish(self.repository, &self.document.name, true).map(|_| ())
-    }
-}
-
-impl Drop for ThrowawaySession<'_> {
-    fn drop(&mut self) {
-        if !self.has_ended {
-            let _ = coldrise_session::unpublish(self.repository, &self.document.name, true);
-        }
-    }
+/// Publishes the point for a boot. `slot` tells sessions apart that boot the same machine side by
+/// side. What killed checks left is removed first.
+///
+/// # Errors
+/// `Busy` if another check of the machine runs; the errors of [`OwnedSession::publish`];
+/// `Interrupted`.
+pub(crate) fn publish(
+    repository: &Arc<Repository>,
+    point: &PointDocument,
+    slot: Option<usize>,
+    signals: &mut ChildSignals,
+) -> Result<OwnedSession> {
+    let name = session_name(&point.machine, slot)?;
+    leftovers::remove(repository);
+    remove_leftover(repository, &name, &point.machine, signals)?;
+    OwnedSession::publish(repository, point, name)
 }
 
 fn session_name(machine: &MachineName, slot: Option<usize>) -> Result<SessionName> {
@@ -69,6 +43,7 @@ fn session_name(machine: &MachineName, slot: Option<usize>) -> Result<SessionNam
     SessionName::parse(&format!("{}{suffix}", machine.get(..kept).unwrap_or(machine)))
 }
 
+/// Removes the session of this name, whose server may still be ending.
 fn remove_leftover(
     repository: &Arc<Repository>,
     name: &SessionName,
@@ -81,18 +56,15 @@ fn remove_leftover(
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
             state => state?,
         };
-        let age_ms = unix_ms().saturating_sub(state.document.created_at_ms);
-        let is_old = u128::from(age_ms) >= LEFTOVER_PATIENCE.as_millis();
-        let is_patient = began.elapsed() < LEFTOVER_PATIENCE;
-        if state.document.machine != *machine || (state.is_served && !is_patient) {
-            let text =
-                format!("another check of {} runs, as session {name}", state.document.machine);
-            let error = Error::new(ErrorKind::Busy, text);
-            return Err(error.advise("wait for its end; coldrise runs shows it"));
+        let is_foreign = state.document.machine != *machine;
+        if is_foreign || (state.is_served && began.elapsed() >= LEFTOVER_PATIENCE) {
+            return Err(busy(&state.document.machine, name));
         }
-        if !state.is_served && (is_old || !is_patient) {
+        if !state.is_served {
             match coldrise_session::unpublish(repository, name, true) {
                 Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+                // Its check lives, or has opened it just now.
+                Err(error) if error.kind() == ErrorKind::Busy => return Err(busy(machine, name)),
                 ended => return ended.map(|_| ()),
             }
         }
@@ -101,6 +73,11 @@ fn remove_leftover(
         }
         std::thread::sleep(LEFTOVER_INTERVAL);
     }
+}
+
+fn busy(machine: &MachineName, name: &SessionName) -> Error {
+    let text = format!("another check of {machine} runs, as session {name}");
+    Error::new(ErrorKind::Busy, text).advise("wait for its end; coldrise runs shows it")
 }
 
 #[cfg(test)]

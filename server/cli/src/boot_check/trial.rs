@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use coldrise_block::{Context, Error, ErrorKind, Result};
+use coldrise_block::{Context, Error, ErrorKind, Result, ScratchFolder, ScratchKind};
 use coldrise_session::{Catalog, SessionDocument};
 use coldrise_store::{
     available_memory_bytes, BootCheckDocument, BootRung, BootVerdict, PointDocument, Repository,
@@ -10,7 +10,7 @@ use coldrise_store::{
 
 use super::ladder::{Reached, Rung};
 use super::machine::Machine;
-use super::throwaway::ThrowawaySession;
+use super::throwaway;
 use super::watch::{watch, Findings, Goal};
 use crate::disk_server::{DiskServer, Protocol};
 use crate::hardware::{Hardware, HardwareOptions, Network};
@@ -64,20 +64,23 @@ pub(crate) fn needed_bytes(hardware: &Hardware) -> u64 {
 /// # Errors
 /// `Incomplete` if they do not fit now.
 pub(crate) fn check_memory(hardware: &Hardware, count: u64) -> Result<()> {
-    let needed = needed_bytes(hardware).saturating_mul(count);
-    match available_memory_bytes() {
-        Some(available) if available < needed => Err(Error::new(
-            ErrorKind::Incomplete,
-            format!(
-                "not checked: {} needs {} of memory and {} are available now: try again later, or \
-                 give it less with --memory",
-                show_count(count, "machine"),
-                show_size(needed),
-                show_size(available)
-            ),
-        )),
-        _ => Ok(()),
+    match lacking_memory(hardware, count) {
+        Some(text) => Err(Error::new(ErrorKind::Incomplete, format!("not checked: {text}"))),
+        None => Ok(()),
     }
+}
+
+/// Says so if `count` such machines do not fit into this host's memory now.
+pub(crate) fn lacking_memory(hardware: &Hardware, count: u64) -> Option<String> {
+    let needed = needed_bytes(hardware).saturating_mul(count);
+    let available = available_memory_bytes().filter(|available| *available < needed)?;
+    Some(format!(
+        "{} needs {} of memory and {} are available now: try again later, or give it less with \
+         --memory",
+        show_count(count, "machine"),
+        show_size(needed),
+        show_size(available)
+    ))
 }
 
 impl Trial<'_> {
@@ -94,8 +97,8 @@ impl Trial<'_> {
     ) -> Result<(BootCheckDocument, Option<Vec<u8>>)> {
         check_memory(&self.hardware, 1)?;
         let (repository, point) = (self.repository, self.point);
-        let session = ThrowawaySession::publish(repository, point, self.slot, signals)?;
-        let found = self.boot(signals, &session.document).map(|findings| {
+        let session = throwaway::publish(repository, point, self.slot, signals)?;
+        let found = self.boot(signals, session.document()).map(|findings| {
             let document = self.document(&findings);
             self.store(&document, findings.screenshot.as_deref());
             (document, findings.screenshot)
@@ -109,10 +112,7 @@ impl Trial<'_> {
 
     fn boot(&self, signals: &mut ChildSignals, session: &SessionDocument) -> Result<Findings> {
         let (invocation, hardware) = (self.invocation, &self.hardware);
-        let scratch = tempfile::Builder::new()
-            .prefix("coldrise-check-")
-            .tempdir()
-            .context(|| "making a private folder for the machine")?;
+        let scratch = ScratchFolder::new(ScratchKind::Check)?;
         let scratch = scratch.path();
         let mut server =
             DiskServer::start(Protocol::Nbd, invocation, session, scratch, CACHE_BYTES, signals)?;

@@ -26,8 +26,10 @@ use crate::report::{is_printable, print_line};
 use crate::signals::ChildSignals;
 use crate::units::{show_duration, show_size};
 
-/// Interval of the looks at all sources but the screen.
-const INTERVAL: Duration = Duration::from_millis(250);
+/// Interval of the looks at the serial port: a prompt is the proof of most machines.
+const SERIAL_INTERVAL: Duration = Duration::from_millis(20);
+/// Number of looks at the serial port for each one at the other sources but the screen.
+const SERIAL_LOOKS: u32 = 12;
 /// Interval of the looks at the screen, and of the connections to the checked port.
 const SLOW_INTERVAL: Duration = Duration::from_secs(1);
 /// How long a connection to this host's own port may take.
@@ -182,13 +184,21 @@ impl<'a> Watch<'a> {
     }
 
     fn look(&mut self, machine: &mut Machine) -> Result<()> {
-        machine.monitor.wait(INTERVAL)?;
+        for _ in 0..SERIAL_LOOKS {
+            machine.monitor.wait(SERIAL_INTERVAL)?;
+            let bytes = read_available(&mut machine.serial);
+            if !bytes.is_empty() {
+                self.look_at_serial(&bytes);
+            }
+            if self.is_decided() {
+                return Ok(());
+            }
+        }
         self.look_at_disks(&machine.execute("query-blockstats", Value::Null)?);
         for event in machine.monitor.take_events() {
             self.look_at_event(&event)?;
             self.look_at_port(&event, &mut machine.agent);
         }
-        self.look_at_serial(&read_available(&mut machine.serial));
         self.look_at_word(&read_available(&mut machine.word));
         if machine.agent.poll() {
             self.ladder.reach(Rung::Login, "the guest agent answers");
@@ -207,6 +217,10 @@ impl<'a> Watch<'a> {
             self.connect();
         }
         Ok(())
+    }
+
+    fn is_decided(&self) -> bool {
+        self.failure.is_some() || self.ladder.has(self.goal.until)
     }
 
     fn look_at_disks(&mut self, answer: &Value) {

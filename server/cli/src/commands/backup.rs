@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_ingest::{
-    read_configuration, read_disks, BackupRequest, BackupStart, BackupSummary, DiskSummary,
+    read_configuration, read_disks, BackupRequest, BackupStart, BackupSummary, DiskSummary, Rate,
     SourceSpec, StoredDisks,
 };
 use coldrise_session::{Openers, SharedWriter};
@@ -17,7 +17,7 @@ use crate::invocation::Invocation;
 use crate::progress::ProgressView;
 use crate::report::{table, Report};
 use crate::signals::cancel_flag;
-use crate::units::{show_duration, show_size};
+use crate::units::{parse_size, show_duration, show_size};
 
 /// Back up a machine's disks as one restore point.
 ///
@@ -60,6 +60,17 @@ pub(crate) struct BackupArguments {
     /// for example for old images. Default: now.
     #[arg(long, value_name = "TIME", conflicts_with = "bitmap")]
     time: Option<PointName>,
+
+    /// Read at most this many bytes per second from the sources, such as 20M.
+    ///
+    /// All disks share the rate. Only data that is read counts: neither holes nor, with --bitmap,
+    /// unchanged data. The reads of 100 ms at a time are even. At least 64K.
+    #[arg(long, value_name = "BYTES", value_parser = parse_rate)]
+    rate: Option<Rate>,
+}
+
+fn parse_rate(text: &str) -> Result<Rate> {
+    Rate::from_bytes_per_second(parse_size(text)?)
 }
 
 #[derive(Serialize)]
@@ -112,6 +123,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: BackupArguments) -> Result
         configuration,
         point: arguments.time,
         threads: 0,
+        rate: arguments.rate,
     };
     let made = store(invocation, &request, &cancel);
     let (summary, chunk_size_bytes) = made.map_err(|error| match error.kind() {

@@ -1,11 +1,12 @@
 //! `coldrise boot`: boots a machine from its backup.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ExitStatus};
 use std::sync::Arc;
+use std::time::Duration;
 
 use clap::Args;
-use coldrise_block::{Context, Error, ErrorKind, Result};
+use coldrise_block::{Context, Error, ErrorKind, Result, ScratchFolder, ScratchKind};
 use coldrise_session::{check_offered, Catalog, SessionDocument};
 use coldrise_store::{
     default_cache_bytes, Address, Configuration, PointDocument, Repository, SessionName,
@@ -13,11 +14,14 @@ use coldrise_store::{
 use serde::Serialize;
 
 use super::skipped_files;
-use crate::child::terminate;
+use crate::boot_check::lacking_memory;
+use crate::boot_console::BootConsole;
+use crate::child;
 use crate::confinement::{NetworkReach, Reach};
 use crate::disk_server::{self, DiskServer, Protocol};
 use crate::hardware::{Hardware, HardwareOptions, Network};
 use crate::invocation::Invocation;
+use crate::leftovers;
 use crate::netns;
 use crate::qemu::{self, Console};
 use crate::qemu_process::QemuProcess;
@@ -25,6 +29,9 @@ use crate::report::Report;
 use crate::signals::ChildSignals;
 use crate::targets::tell_newer;
 use crate::units::{parse_size, show_count};
+
+/// How long QEMU may take to end.
+const END_PATIENCE: Duration = Duration::from_secs(30);
 
 /// Boot a machine from its backup, in QEMU on this host.
 ///
@@ -40,7 +47,8 @@ use crate::units::{parse_size, show_count};
 /// QEMU can open its own files only (Landlock), not the repository or the passphrase; with
 /// --display it is not confined.
 ///
-/// The console is this terminal: Ctrl-A X ends QEMU, Ctrl-C goes to the machine.
+/// The console is this terminal: Ctrl-A X ends QEMU, Ctrl-C goes to the machine. With --headless, the
+/// screen and the serial port are sockets in the run's folder, and coldrised shows them.
 #[derive(Debug, Args)]
 pub(crate) struct BootArguments {
     /// MACHINE/POINT or live/SESSION.
@@ -65,6 +73,11 @@ pub(crate) struct BootArguments {
     /// Show the machine's screen in a window instead of its serial console here.
     #[arg(long)]
     display: bool,
+
+    /// Use no terminal: the screen, the serial port and QEMU's monitor become sockets in the folder
+    /// of this run, where coldrised finds them. Refuses to start without enough free memory.
+    #[arg(long, conflicts_with = "display")]
+    headless: bool,
 
     /// Memory for decoded chunks, such as 64M or 2G; 0 disables the cache. Default: one eighth
     /// of the memory. The cache shrinks while little memory is available.
@@ -160,16 +173,17 @@ pub(crate) fn run(invocation: &Invocation, arguments: BootArguments) -> Result<R
     let subject = Subject::find(invocation, &repository, &arguments)?;
     let hardware = hardware(invocation, subject.configuration(), &arguments, is_alone)?;
     qemu::check(&hardware, subject.disk_count())?;
-    let scratch = tempfile::Builder::new()
-        .prefix("coldrise-boot-")
-        .tempdir()
-        .context(|| "making a private folder for the machine")?;
+    check_memory(invocation, &arguments, &hardware)?;
+    leftovers::remove(&repository);
+    let scratch = ScratchFolder::new(ScratchKind::Boot)?;
+    let sockets = arguments.headless.then(|| BootConsole::new(scratch.path())).transpose()?;
     let session = match subject {
         Subject::Session(session) => session,
         Subject::Point(point) => crate::vmx::publish(&repository, &point, arguments.name.clone())?,
     };
-    let status = boot(invocation, &mut signals, &arguments, &hardware, &session, scratch.path())
-        .and_then(|status| {
+    let place = Place { scratch: scratch.path(), sockets };
+    let status =
+        boot(invocation, &mut signals, &arguments, &hardware, &session, place).and_then(|status| {
             if status.success() {
                 Ok(())
             } else {
@@ -188,6 +202,39 @@ pub(crate) fn run(invocation: &Invocation, arguments: BootArguments) -> Result<R
     finish(invocation, &repository, &session.name, &arguments)
 }
 
+/// Where the files and sockets of the machine lie.
+struct Place<'a> {
+    /// Private to the machine and its servers.
+    scratch: &'a Path,
+    /// In place of a terminal.
+    sockets: Option<BootConsole>,
+}
+
+impl Place<'_> {
+    /// The folder that QEMU may change.
+    fn of_qemu(&self) -> PathBuf {
+        self.sockets.as_ref().map_or_else(|| self.scratch.to_owned(), BootConsole::folder)
+    }
+}
+
+/// A machine that nobody watches must not take the memory of others. A person may know better.
+fn check_memory(
+    invocation: &Invocation,
+    arguments: &BootArguments,
+    hardware: &Hardware,
+) -> Result<()> {
+    match lacking_memory(hardware, 1) {
+        Some(text) if arguments.headless => {
+            Err(Error::new(ErrorKind::Incomplete, format!("not booted: {text}")))
+        }
+        Some(text) => {
+            invocation.remark(&format!("warning: {text}"));
+            Ok(())
+        }
+        None => Ok(()),
+    }
+}
+
 /// Serves the session to its machine until the machine is off.
 fn boot(
     invocation: &Invocation,
@@ -195,14 +242,27 @@ fn boot(
     arguments: &BootArguments,
     hardware: &Hardware,
     session: &SessionDocument,
-    scratch: &Path,
+    place: Place<'_>,
 ) -> Result<ExitStatus> {
-    let console = if arguments.display { Console::Window } else { Console::Serial };
+    let console = match (&place.sockets, arguments.display) {
+        (Some(_), _) => Console::Observed,
+        (None, true) => Console::Window,
+        (None, false) => Console::Serial,
+    };
+    if let Some(sockets) = &place.sockets {
+        sockets.tell(invocation, hardware, &session.name)?;
+    }
     let cache_bytes = arguments.cache.unwrap_or_else(default_cache_bytes);
-    let mut server =
-        DiskServer::start(arguments.over, invocation, session, scratch, cache_bytes, signals)?;
+    let mut server = DiskServer::start(
+        arguments.over,
+        invocation,
+        session,
+        place.scratch,
+        cache_bytes,
+        signals,
+    )?;
     let disks = session.disks.iter().map(|disk| server.node(&session.name, &disk.name));
-    let words = qemu::arguments(hardware, console, disks.collect(), scratch)?;
+    let words = qemu::arguments(hardware, console, disks.collect(), &place.of_qemu())?;
     if let Err(why) = qemu::kvm_works() {
         invocation.remark(&format!("without KVM the machine is slow: {why}"));
     }
@@ -214,8 +274,8 @@ fn boot(
         show_count(u64::from(hardware.cpus), "processor"),
         hardware.memory_mib
     ));
-    let reach = reach(arguments, hardware, scratch);
-    let ran = run_machine(invocation, &words, reach, &mut server, signals);
+    let reach = reach(arguments, hardware, place.of_qemu());
+    let ran = run_machine(invocation, &words, reach, place.sockets, &mut server, signals);
     // However the machine ended, the session is flushed and closed.
     let stopped = server.stop();
     let status = ran?;
@@ -242,33 +302,40 @@ fn hardware(
     Ok(hardware)
 }
 
-/// Starts QEMU on this terminal and waits for its end.
+/// Starts QEMU and waits for its end.
 fn run_machine(
     invocation: &Invocation,
     words: &[std::ffi::OsString],
     reach: Option<Reach>,
+    mut sockets: Option<BootConsole>,
     server: &mut DiskServer,
     signals: &mut ChildSignals,
 ) -> Result<ExitStatus> {
-    let mut command = qemu::command("TERM");
-    command.args(words);
+    let command = match &sockets {
+        Some(sockets) => sockets.command(words),
+        None => {
+            let mut command = qemu::command("TERM");
+            command.args(words);
+            command
+        }
+    };
     let mut machine = QemuProcess::start(command, reach)?;
+    let served = sockets.as_mut().map_or(Ok(()), |sockets| sockets.serve(&mut machine));
     let machine = machine.child();
-    let ended = wait(invocation, machine, server, signals);
-    if ended.is_err() && matches!(machine.try_wait(), Ok(None)) {
-        terminate(machine)?;
-        machine.wait().context(|| "waiting for QEMU")?;
+    let ended = served.and_then(|()| wait(invocation, machine, server, signals));
+    if ended.is_err() {
+        child::end(machine, qemu::PROGRAM, END_PATIENCE, None)?;
     }
     ended
 }
 
 /// A window needs files all over the system, so QEMU with a window is not confined.
-fn reach(arguments: &BootArguments, hardware: &Hardware, scratch: &Path) -> Option<Reach> {
+fn reach(arguments: &BootArguments, hardware: &Hardware, folder: PathBuf) -> Option<Reach> {
     let connects = arguments.over == Protocol::Nfs || hardware.network == Network::User;
     let network = if connects { NetworkReach::Any } else { NetworkReach::Port(None) };
     (!arguments.display).then(|| Reach {
         program: qemu::program_path(),
-        scratch: scratch.to_owned(),
+        folders: vec![folder],
         network,
     })
 }

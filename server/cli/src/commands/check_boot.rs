@@ -22,7 +22,7 @@ use crate::units::show_duration;
 /// Boot a restore point in isolation and prove that the machine comes up.
 ///
 /// The point is published as a session MACHINE-check-boot-throwaway, which is discarded at the end;
-/// after a kill the next check of the machine removes it. The machine runs in QEMU without a
+/// after a kill, the next check or gc removes it. The machine runs in QEMU without a
 /// display. Its network answers DHCP and leads nowhere.
 ///
 /// The check looks at the screen, the serial port, the disks, the network and QEMU's events, and

@@ -16,6 +16,7 @@ use coldrise_store::{CatalogDamage, LayerId, Repository};
 use serde::Serialize;
 
 use crate::invocation::Invocation;
+use crate::leftovers;
 use crate::nbdkit;
 use crate::qemu;
 use crate::report::Report;
@@ -98,6 +99,9 @@ pub(crate) fn run(invocation: &Invocation) -> Result<Report> {
                 exit_code = error.kind().exit_code();
             }
             Ok(repository) => {
+                if let Some(removed) = leftovers::remove(&repository) {
+                    found.ok("killed commands", removed);
+                }
                 check_repository(&mut found, &repository);
                 check_space(&mut found, path);
                 check_writing(&mut found, &repository);

@@ -13,6 +13,7 @@ use coldrise_store::{GcOptions, GcProgress, MaxUnused};
 use serde::Serialize;
 
 use crate::invocation::Invocation;
+use crate::leftovers;
 use crate::progress::ProgressView;
 use crate::report::Report;
 use crate::signals::cancel_flag;
@@ -184,6 +185,9 @@ fn collect_alone(
         // An open database takes additional space.
         Ok((turn, space(path)?))
     })?;
+    if let Some(removed) = leftovers::remove(writer.repository()) {
+        invocation.remark(&removed);
+    }
     let collected = turn.run(options.cancel, |cancel| {
         collect_garbage(&writer, &GcOptions { cancel, ..*options })
     })?;

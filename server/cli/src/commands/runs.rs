@@ -14,9 +14,9 @@ use crate::run_record;
 use crate::units::{show_duration, show_moment};
 
 /// Number of ended runs that are listed without --all.
-const MAX_LISTED: usize = 20;
+pub(crate) const MAX_LISTED: usize = 20;
 /// Number of log lines that `show` prints.
-const MAX_LINES: usize = 20;
+pub(crate) const MAX_LINES: usize = 20;
 
 /// List the long commands of this host, running ones first, then the newest.
 ///
@@ -32,14 +32,14 @@ const MAX_LINES: usize = 20;
 pub(crate) struct RunsArguments {
     /// List all recorded runs, not only the running and the newest 20.
     #[arg(long)]
-    all: bool,
+    pub(crate) all: bool,
 
     #[command(subcommand)]
-    action: Option<Action>,
+    pub(crate) action: Option<Action>,
 }
 
 #[derive(Debug, Subcommand)]
-enum Action {
+pub(crate) enum Action {
     /// Show a run: what was asked, its result, the last lines of its log.
     Show {
         /// The run, as coldrise runs lists it.
@@ -102,16 +102,20 @@ fn list(invocation: &Invocation, folder: &RunsFolder, is_all: bool) -> Result<Re
             invocation.remark(&format!("warning: run {}: {}", run.id, printable(problem)));
         }
     }
-    let rows: Vec<Vec<String>> = listing.runs.iter().map(row).collect();
-    let headings = ["ID", "STATE", "MACHINE", "STARTED", ">TOOK", "LAST PROGRESS"];
-    let mut text = match rows.len() {
+    let mut text = match listing.runs.len() {
         0 => format!("no runs in {}", folder.path().display()),
-        _ => table(&headings, &rows),
+        _ => table_of(&listing.runs),
     };
     if listing.hidden > 0 {
         text.push_str(&format!("{} older runs: coldrise runs --all\n", listing.hidden));
     }
     Ok(Report::answer(&listing, text))
+}
+
+/// Runs, a line each.
+pub(crate) fn table_of(runs: &[RunRecord]) -> String {
+    let rows: Vec<Vec<String>> = runs.iter().map(row).collect();
+    table(&["ID", "STATE", "MACHINE", "STARTED", ">TOOK", "LAST PROGRESS"], &rows)
 }
 
 fn row(run: &RunRecord) -> Vec<String> {
@@ -171,7 +175,12 @@ fn show(
         }
     }
     let run = folder.read(id)?;
-    let lines = if is_followed { Vec::new() } else { folder.last_lines(id, MAX_LINES)? };
+    let lines = if is_followed { None } else { Some(folder.last_lines(id, MAX_LINES)?) };
+    Ok(record_report(&run, lines.as_deref()))
+}
+
+/// The report of one run, with the last lines of its log if they were not printed before.
+pub(crate) fn record_report(run: &RunRecord, lines: Option<&[LogLine]>) -> Report {
     let mut text = format!("{}: {}\n", run.id, run.state.word());
     let mut add =
         |name: &str, value: &str| text.push_str(&format!("  {name:<11}{}\n", printable(value)));
@@ -191,21 +200,21 @@ fn show(
         plan.job.iter().for_each(|job| add("job", &format!("{job}, attempt {}", plan.attempt)));
         plan.requested_by.iter().for_each(|user| add("asked by", user));
     }
-    add("took", took(&run).as_deref().unwrap_or("unknown"));
+    add("took", took(run).as_deref().unwrap_or("unknown"));
     if let Some(result) = &run.result {
         add("exit code", &result.exit_code.to_string());
         result.error.iter().for_each(|error| add("error", &error.message));
         result.counts.iter().for_each(|counts| add("result", &counts.to_string()));
     }
     run.problems.iter().for_each(|problem| add("problem", problem));
-    for line in &lines {
+    for line in lines.unwrap_or_default() {
         text.push_str(&format!("  {}\n", show_line(line)));
     }
     let mut object = json!(run);
-    if let (Value::Object(fields), false) = (&mut object, is_followed) {
+    if let (Value::Object(fields), Some(lines)) = (&mut object, lines) {
         fields.insert("log".to_owned(), json!(lines));
     }
-    Ok(Report::answer(&object, text))
+    Report::answer(&object, text)
 }
 
 fn show_line(line: &LogLine) -> String {

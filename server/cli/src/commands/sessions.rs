@@ -2,14 +2,24 @@
 
 use coldrise_block::Result;
 use coldrise_inventory::{SessionDetails, SessionListing};
+use coldrise_session::DiskActivity;
 
 use crate::invocation::Invocation;
 use crate::report::{table, Report};
-use crate::units::{show_moment, show_size};
+use crate::units::{show_count, show_moment, show_size};
 
 /// The session on several lines.
 pub(super) fn session_text(session: &SessionDetails) -> String {
-    let served = if session.is_served { "a front end has it open" } else { "no" };
+    let served = match &session.server {
+        Some(server) => format!(
+            "{}, process {}, since {}",
+            server.program,
+            server.process,
+            show_moment(server.opened_at_ms)
+        ),
+        None if session.is_served => "a front end has it open".to_owned(),
+        None => "no".to_owned(),
+    };
     let mut text = format!(
         "session      {}\npublished    {} at {}\nin use       {served}\ncaptured     {}\n",
         session.session,
@@ -19,8 +29,30 @@ pub(super) fn session_text(session: &SessionDetails) -> String {
     );
     for disk in &session.disks {
         text.push_str(&format!("disk         {}  {}\n", disk.export, show_size(disk.size_bytes)));
+        disk.activity.iter().for_each(|activity| text.push_str(&activity_text(activity)));
+    }
+    if let Some(why) = &session.activity_missing {
+        text.push_str(&format!("activity     unknown: {why}\n"));
     }
     text
+}
+
+/// What clients did with a disk.
+fn activity_text(activity: &DiskActivity) -> String {
+    let DiskActivity { read, write, write_zeroes, flush, .. } = activity;
+    format!(
+        "  read       {} in {}: {} from the backup, {} from memory, {} captured, {} zeroes\n  \
+         written    {} in {}; flushes: {}\n",
+        show_size(read.bytes),
+        show_count(read.operations, "request"),
+        show_size(activity.from_backup_bytes),
+        show_size(activity.from_cache_bytes),
+        show_size(activity.from_captured_bytes),
+        show_size(activity.zero_bytes),
+        show_size(write.bytes.saturating_add(write_zeroes.bytes)),
+        show_count(write.operations.saturating_add(write_zeroes.operations), "request"),
+        flush.operations,
+    )
 }
 
 pub(crate) fn run(invocation: &Invocation) -> Result<Report> {

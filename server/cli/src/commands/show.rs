@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_inventory::{PointDetails, SessionDetails};
-use coldrise_session::Catalog;
+use coldrise_session::{ActivityDetail, Catalog};
 use coldrise_store::Address;
 
 use super::list::boot_word;
@@ -71,11 +71,11 @@ pub(crate) fn run(invocation: &Invocation, arguments: &ShowArguments) -> Result<
                 let text = "--screenshot is for points: sessions have no boot check";
                 return Err(Error::new(ErrorKind::InvalidInput, text));
             }
-            let state = coldrise_session::session(&repository, session)?;
             if let Some(disk) = disk {
-                state.document.disk(disk)?;
+                coldrise_session::session(&repository, session)?.document.disk(disk)?;
             }
-            Ok(session_report(&SessionDetails::new(&state)))
+            let detail = ActivityDetail::Totals;
+            Ok(session_report(&SessionDetails::read(&repository, session, detail)?))
         }
     }
 }

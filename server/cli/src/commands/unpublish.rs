@@ -9,6 +9,7 @@ use serde::Serialize;
 use super::skipped_files;
 use crate::arguments::session_name;
 use crate::invocation::Invocation;
+use crate::leftovers;
 use crate::report::Report;
 
 /// End a session. Its captured writes become a restore point, unless --discard is given.
@@ -38,7 +39,9 @@ struct Ended {
 
 pub(crate) fn run(invocation: &Invocation, arguments: &UnpublishArguments) -> Result<Report> {
     let UnpublishArguments { session, discard } = arguments;
-    let sealed = coldrise_session::unpublish(&invocation.open()?, session, *discard);
+    let repository = invocation.open()?;
+    let sealed = coldrise_session::unpublish(&repository, session, *discard);
+    leftovers::remove(&repository);
     let sealed = sealed.map_err(advise_room)?;
     let (point, left_out) = match sealed {
         Some(sealed) => (Some(sealed.point), sealed.left_out),

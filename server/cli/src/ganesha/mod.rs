@@ -17,8 +17,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use coldrise_block::{Context, Error, ErrorKind, Result};
-use tempfile::TempDir;
+use coldrise_block::{Context, Error, ErrorKind, Result, ScratchFolder, ScratchKind};
 
 use crate::child;
 use crate::invocation::Invocation;
@@ -53,7 +52,7 @@ pub(crate) struct Ganesha {
     options: NfsOptions,
     repository: PathBuf,
     /// Configuration, and nfs-ganesha's records of NFSv4 clients.
-    directory: TempDir,
+    directory: ScratchFolder,
     // Must be dropped last.
     _rpcbind: Option<Rpcbind>,
 }
@@ -73,10 +72,7 @@ impl Ganesha {
         let fsal = check_installed()?;
         check_ports(options)?;
         let rpcbind = if options.serves_v3 { Rpcbind::make_sure()? } else { None };
-        let directory = tempfile::Builder::new()
-            .prefix("coldrise-nfs-")
-            .tempdir()
-            .context(|| "making a private folder for nfs-ganesha")?;
+        let directory = ScratchFolder::new(ScratchKind::Nfs)?;
         let repository = absolute(invocation.repository_path()?)?;
         let text = configuration::text(
             options,

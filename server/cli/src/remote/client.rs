@@ -19,7 +19,7 @@ use crate::signals::cancel_flag;
 const TIMEOUT: Duration = Duration::from_secs(600);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Interval of looking at a run.
-const INTERVAL: Duration = Duration::from_millis(250);
+pub(super) const INTERVAL: Duration = Duration::from_millis(250);
 /// How long the service may be away while a run is followed, such as for its restart.
 const AWAY: Duration = Duration::from_secs(60);
 /// Maximum size of an answer, in bytes: the list of a million points.
@@ -128,15 +128,22 @@ impl Client {
         Err(Error::new(kind, text))
     }
 
+    /// Cancels a run.
+    ///
+    /// # Errors
+    /// `NotFound`; those of the service.
+    pub(super) fn cancel(&self, id: &RunId) -> Result<()> {
+        let path = format!("runs/{id}/cancel");
+        self.post::<Value>(&path, &json!({}), &idempotency_key()?).map(|_| ())
+    }
+
     /// Starts a run, follows it, and returns its answer. Ctrl-C cancels the run.
     ///
     /// # Errors
     /// The error of the run, with its kind.
     pub(super) fn run(&self, invocation: &Invocation, request: &Value) -> Result<Report> {
         let cancel = cancel_flag()?;
-        let mut key = [0; 16];
-        coldrise_store::random(&mut key)?;
-        let key: String = key.iter().map(|byte| format!("{byte:02x}")).collect();
+        let key = idempotency_key()?;
         let started: Value = self.post("runs", request, &key)?;
         let id: RunId = started.get("run").and_then(Value::as_str).unwrap_or_default().parse()?;
         invocation.remark(&format!("run {id}"));
@@ -144,7 +151,7 @@ impl Client {
         loop {
             if cancel.load(std::sync::atomic::Ordering::Relaxed) && !is_cancelled {
                 is_cancelled = true;
-                self.post::<Value>(&format!("runs/{id}/cancel"), &json!({}), &format!("{key}c"))?;
+                self.cancel(&id)?;
             }
             match self.get::<Value>(&format!("runs/{id}")) {
                 Ok(run) if run.get("state").and_then(Value::as_str) != Some("running") => {
@@ -163,6 +170,12 @@ impl Client {
             std::thread::sleep(INTERVAL);
         }
     }
+}
+
+fn idempotency_key() -> Result<String> {
+    let mut key = [0; 16];
+    coldrise_store::random(&mut key)?;
+    Ok(key.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
 /// The report of a run that has ended.

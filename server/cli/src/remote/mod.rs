@@ -5,15 +5,16 @@
 //! repository are refused.
 
 mod client;
+mod runs;
 mod starts;
 
 use clap::ArgMatches;
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_inventory::{Listing, PointDetails, SessionDetails, SessionListing};
+use coldrise_inventory::{Listing, PointDetails, SessionDetails, SessionListing, Stats};
 use coldrise_store::Address;
 
 use crate::arguments::Command;
-use crate::commands::{list, sessions, show};
+use crate::commands::{list, sessions, show, stats};
 use crate::invocation::Invocation;
 use crate::report::Report;
 use client::Client;
@@ -58,6 +59,12 @@ pub(crate) fn run(
             let listing: SessionListing = client.get("sessions")?;
             Ok(sessions::report(&listing))
         }
+        Command::Stats(arguments) if arguments.is_of_all() => {
+            let stats: Stats = client.get("repository/space")?;
+            Ok(stats::report(&stats))
+        }
+        Command::Stats(_) => Err(refuse("stats of a machine")),
+        Command::Runs(arguments) => runs::run(&client, arguments),
         _ => {
             let request = starts::request(matches)?;
             client.run(invocation, &request)

@@ -7,12 +7,17 @@ use serde_json::{json, Map, Value};
 
 use super::refuse;
 use crate::arguments::Arguments;
+use crate::units::parse_size;
 
 /// How an argument becomes a field.
 #[derive(Clone, Copy)]
 enum Form {
     Text,
+    /// The only value of an argument that takes several on its host.
+    Only,
     Number,
+    /// A size with a unit, as a number of bytes.
+    Size,
     Flag,
     /// All values of the argument.
     List,
@@ -28,8 +33,15 @@ enum Form {
 type Fields = &'static [(&'static str, &'static str, Form)];
 
 /// The commands that the service runs for others. An argument that is not listed is refused.
-const COMMANDS: [(&str, Fields); 14] = [
-    ("backup", &[("machine", "machine", Form::Text), ("disks", "disks", Form::Pairs)]),
+const COMMANDS: [(&str, Fields); 15] = [
+    (
+        "backup",
+        &[
+            ("machine", "machine", Form::Text),
+            ("disks", "disks", Form::Pairs),
+            ("rate", "rate_bytes_per_second", Form::Size),
+        ],
+    ),
     ("check-boot", &[("address", "address", Form::Text), ("until", "until", Form::Text)]),
     ("verify", &[("address", "address", Form::Text), ("sample", "sample", Form::Number)]),
     ("publish", &[("address", "address", Form::Text), ("name", "session", Form::Text)]),
@@ -63,6 +75,7 @@ const COMMANDS: [(&str, Fields); 14] = [
         ],
     ),
     ("gc", &[]),
+    ("fold", &[("addresses", "address", Form::Only)]),
 ];
 
 /// The request for a command line.
@@ -95,8 +108,12 @@ pub(super) fn request(matches: &ArgMatches) -> Result<Value> {
         let first = words.first().cloned().unwrap_or_default();
         let number = || first.parse::<u64>().map(Value::from).map_err(|_| not_a_number(id, &first));
         let (target, value) = match form {
-            Form::Text => (&mut request, json!(first)),
+            Form::Only if words.len() > 1 => {
+                return Err(refuse(&format!("coldrise {name} with several addresses")));
+            }
+            Form::Text | Form::Only => (&mut request, json!(first)),
             Form::Number => (&mut request, number()?),
+            Form::Size => (&mut request, json!(parse_size(&first)?)),
             Form::Flag => (&mut request, json!(arguments.get_flag(id))),
             Form::List => (&mut request, json!(words)),
             Form::Pairs => (&mut request, pairs(&words)?),
@@ -144,6 +161,10 @@ mod tests {
         assert_eq!(
             of("backup web01 vda=raw:/dev/vg/web01").unwrap(),
             json!({"kind": "backup", "machine": "web01", "disks": {"vda": "raw:/dev/vg/web01"}})
+        );
+        assert_eq!(
+            of("backup web01 vda=raw:/dev/vg/web01 --rate 1.5M").unwrap()["rate_bytes_per_second"],
+            json!(3 << 19)
         );
         assert_eq!(
             of("unpublish trial --discard").unwrap(),

@@ -26,6 +26,20 @@ pub(crate) struct StatsArguments {
     machine: Option<MachineName>,
 }
 
+impl StatsArguments {
+    /// Whether they ask for the whole repository.
+    pub(crate) fn is_of_all(&self) -> bool {
+        self.machine.is_none()
+    }
+}
+
+/// The report of a whole repository.
+pub(crate) fn report(stats: &Stats) -> Report {
+    let mut answer = Report::answer(stats, text::of_repository(stats));
+    answer.exit_code = exit_code(&stats.damaged_documents);
+    answer
+}
+
 pub(crate) fn run(invocation: &Invocation, arguments: &StatsArguments) -> Result<Report> {
     let repository = invocation.open()?;
     if let Some(machine) = &arguments.machine {
@@ -38,9 +52,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: &StatsArguments) -> Result
             invocation.remark(&unknown_space(&why));
         }
         stats.elapsed_ms = invocation.elapsed_ms();
-        let mut answer = Report::answer(&stats, text::of_repository(&stats));
-        answer.exit_code = exit_code(&stats.damaged_documents);
-        return Ok(answer);
+        return Ok(report(&stats));
     };
     let (by_machine, usage) = MachineStats::read_all(&repository)?;
     let mut by_machine = by_machine.into_iter();

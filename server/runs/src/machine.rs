@@ -1,0 +1,247 @@
+//! The machine that a run has booted: its document, its sockets, its pictures.
+//!
+//! ```text
+//! RUNS/ID/machine.json   what runs; written whole, removed when the machine is off
+//! RUNS/ID/serial         socket of the serial port, served by the run's process
+//! RUNS/ID/machine/       QEMU's own folder: the sockets screen, qmp, qmp-keys; pictures
+//! ```
+//!
+//! A guest that broke out of QEMU can change everything in QEMU's folder. Readers open sockets and
+//! files there without following links, and use exactly the object that they have checked.
+
+use std::fs::{DirBuilder, File, Permissions};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use coldrise_block::{
+    create_private, rename_over, temporary_path, Context, Error, ErrorKind, Result,
+};
+use rustix::fs::{fstat, openat, unlinkat, AtFlags, FileType, Mode, OFlags};
+use rustix::io::Errno;
+use rustix::net::{socket_with, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::folder::{RunFiles, RunsFolder};
+use crate::RunId;
+
+/// Maximum size of machine.json, in bytes. A longer one is not read.
+const MAX_RECORD_BYTES: u64 = 16 << 10;
+const RECORD: &str = "machine.json";
+const SERIAL: &str = "serial";
+pub(crate) const QEMU_FOLDER: &str = "machine";
+/// The command whose runs have machines.
+const COMMAND: &str = "boot";
+/// Interval of trying to connect.
+const INTERVAL: Duration = Duration::from_millis(20);
+
+/// What machine.json contains.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct MachineRecord {
+    /// The repository's absolute path.
+    pub repository: String,
+    /// The session that it runs on.
+    pub session: String,
+    /// Since when, in milliseconds since 1970.
+    pub since_ms: u64,
+    /// Its memory, in MiB.
+    pub memory_mib: u64,
+    /// Its processors.
+    pub cpus: u32,
+    /// `none`, `isolated` (leads nowhere) or `connected`.
+    pub network: String,
+    /// Whether it has a screen.
+    pub has_screen: bool,
+}
+
+/// A socket of a machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MachineSocket {
+    /// The serial port: first the last output, then what comes. Any number of clients.
+    Serial,
+    /// The screen, as RFB.
+    Screen,
+    /// QEMU's monitor, for short questions. One client at a time.
+    Monitor,
+    /// Another monitor, for typing, which takes seconds. One client at a time.
+    Keys,
+}
+
+impl MachineSocket {
+    /// Its name in its folder.
+    pub fn name(self) -> &'static str {
+        match self {
+            MachineSocket::Serial => SERIAL,
+            MachineSocket::Screen => "screen",
+            MachineSocket::Monitor => "qmp",
+            MachineSocket::Keys => "qmp-keys",
+        }
+    }
+}
+
+impl RunsFolder {
+    /// The machines of running runs.
+    ///
+    /// # Errors
+    /// Errors of reading the folder. Damaged records are left out.
+    pub fn machines(&self) -> Result<Vec<(RunId, MachineRecord)>> {
+        let ids = self.names()?.into_iter().filter_map(|name| name.parse::<RunId>().ok());
+        let read = |id: RunId| {
+            let run = self.open(&id).ok()?;
+            let record = machine_of(&run)?;
+            // After the read: a run that has ended has no machine, whatever it left behind.
+            run.is_locked().unwrap_or(false).then_some((id, record))
+        };
+        Ok(ids.filter(|id| id.word() == COMMAND).filter_map(read).collect())
+    }
+
+    /// Connects to a socket of a machine. A monitor that serves another client is waited for, at most for
+    /// `patience`.
+    ///
+    /// # Errors
+    /// `NotFound` if the machine is off, or has not started yet; `Busy` if others are connected.
+    pub fn connect_machine(
+        &self,
+        id: &RunId,
+        socket: MachineSocket,
+        patience: Duration,
+    ) -> Result<UnixStream> {
+        let until = Instant::now() + patience;
+        let connected = self.machine_folder(id, socket).and_then(|folder| {
+            let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let found = openat(&folder, socket.name(), flags, Mode::empty())?;
+            if FileType::from_raw_mode(fstat(&found)?.st_mode) != FileType::Socket {
+                return Err(std::io::Error::other("it is no socket"));
+            }
+            connect(&found, until)
+        });
+        connected.map_err(|error| match error.kind() {
+            std::io::ErrorKind::WouldBlock => {
+                let text = format!("another client uses the {} of run {id}", socket.name());
+                Error::new(ErrorKind::Busy, text).advise("try again in some seconds")
+            }
+            _ => {
+                let text = format!("the machine of run {id} is off, or has not started yet");
+                Error::with_source(ErrorKind::NotFound, text, error)
+            }
+        })
+    }
+
+    fn machine_folder(&self, id: &RunId, socket: MachineSocket) -> std::io::Result<OwnedFd> {
+        let run = self.open(id).map_err(std::io::Error::other)?;
+        match socket {
+            MachineSocket::Serial => Ok(run.into()),
+            _ => Ok(run.folder(QEMU_FOLDER)?.into()),
+        }
+    }
+
+    /// Opens a regular file that QEMU has written in its folder, and removes its name.
+    ///
+    /// # Errors
+    /// `Corrupt` if it is no regular file; errors of the operating system.
+    pub fn take_machine_file(&self, id: &RunId, name: &str) -> Result<File> {
+        let folder = self.open(id)?.folder(QEMU_FOLDER);
+        let folder = folder.context(|| format!("the machine of run {id}"))?;
+        let file = folder.file(name);
+        let _ = unlinkat(&folder, name, AtFlags::empty());
+        file
+    }
+}
+
+/// The machine in the folder of a run.
+pub(crate) fn machine_of(run: &RunFiles) -> Option<MachineRecord> {
+    run.document(RECORD, MAX_RECORD_BYTES).ok()
+}
+
+/// Connects to an opened socket. A blocking connect would wait for ever when as many clients wait as the
+/// listener allows.
+fn connect(found: &OwnedFd, until: Instant) -> std::io::Result<UnixStream> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let stream = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    // This path names the object itself, which nobody can replace meanwhile.
+    let address = SocketAddrUnix::new(format!("/proc/self/fd/{}", found.as_raw_fd()))?;
+    while let Err(error) = rustix::net::connect(&stream, &address) {
+        if error != Errno::AGAIN || Instant::now() >= until {
+            return Err(error.into());
+        }
+        std::thread::sleep(INTERVAL);
+    }
+    let stream = UnixStream::from(stream);
+    stream.set_nonblocking(false)?;
+    Ok(stream)
+}
+
+/// The files of the machine that this process runs. Dropping it removes them.
+pub struct MachineFiles {
+    run: PathBuf,
+}
+
+impl MachineFiles {
+    /// Makes QEMU's folder in the folder of a run.
+    pub(crate) fn new(run: &Path) -> Result<MachineFiles> {
+        let files = MachineFiles { run: run.to_owned() };
+        let folder = files.qemu_folder();
+        DirBuilder::new()
+            .mode(0o700)
+            .create(&folder)
+            .context(|| format!("creating {}", folder.display()))?;
+        Ok(files)
+    }
+
+    /// QEMU's own folder, in which everything is removed with this.
+    pub fn qemu_folder(&self) -> PathBuf {
+        self.run.join(QEMU_FOLDER)
+    }
+
+    /// Listens at the socket of the serial port. Only this user can connect.
+    ///
+    /// # Errors
+    /// Errors of the operating system.
+    pub fn listen_serial(&self) -> Result<UnixListener> {
+        let files = RunFiles::open(&self.run)?;
+        // A short path: addresses of sockets have at most 107 bytes.
+        let path = files.own_path().join(SERIAL);
+        let listener = UnixListener::bind(&path).and_then(|listener| {
+            std::fs::set_permissions(&path, Permissions::from_mode(0o600)).map(|()| listener)
+        });
+        listener.context(|| "making the socket of the serial port")
+    }
+
+    /// Tells others about the machine.
+    ///
+    /// # Errors
+    /// Errors of the operating system.
+    pub fn tell(&self, record: &MachineRecord) -> Result<()> {
+        let path = self.run.join(RECORD);
+        let temporary = temporary_path(&path);
+        let written = create_private(&temporary)
+            .and_then(|file| Ok(serde_json::to_writer(file, record)?))
+            .and_then(|()| rename_over(&temporary, &path));
+        written.context(|| format!("writing {}", path.display()))
+    }
+}
+
+impl Drop for MachineFiles {
+    fn drop(&mut self) {
+        remove_machine(&self.run);
+    }
+}
+
+/// Removes what the machine of a run has left. Links in QEMU's folder are removed, not followed.
+pub(crate) fn remove_machine(run: &Path) {
+    let record = run.join(RECORD);
+    for path in [temporary_path(&record), record, run.join(SERIAL)] {
+        let _ = std::fs::remove_file(path);
+    }
+    let folder = run.join(QEMU_FOLDER);
+    if std::fs::symlink_metadata(&folder).is_ok_and(|found| found.is_dir()) {
+        let _ = std::fs::remove_dir_all(folder);
+    }
+}
+
+#[cfg(test)]
+#[path = "machine_tests.rs"]
+mod tests;
