@@ -9,7 +9,7 @@ DEB := build/coldrise_$(VERSION)_$(shell dpkg --print-architecture).deb
 UNITS := coldrised.service coldrise-run@.service coldrise.slice coldrise-runs.slice
 
 .PHONY: install
-install: build install-files ## Install below PREFIX (/usr/local)
+install: build web install-files ## Install below PREFIX (/usr/local)
 
 # Writes the units to the folder $(1); they name the programs in the folder $(2).
 define write-units
@@ -37,9 +37,13 @@ install-files:
 	install -D -m 644 packaging/systemd/polkit.rules $(DESTDIR)/usr/share/polkit-1/rules.d/50-coldrise.rules
 	test -e $(DESTDIR)/etc/default/coldrise || install -D -m 644 packaging/coldrise.default $(DESTDIR)/etc/default/coldrise
 	install -d $(DESTDIR)/etc/coldrise
+	test ! -e $(WEB)/index.html || { rm -rf $(DESTDIR)$(PREFIX)/share/coldrise/web; \
+	    install -d $(DESTDIR)$(PREFIX)/share/coldrise/web/assets; \
+	    install -m 644 -t $(DESTDIR)$(PREFIX)/share/coldrise/web $$(find $(WEB) -maxdepth 1 -type f); \
+	    install -m 644 -t $(DESTDIR)$(PREFIX)/share/coldrise/web/assets $(WEB)/assets/*; }
 
 .PHONY: deb
-deb: build ganesha-fsal ## Build the Debian package in build/
+deb: build ganesha-fsal web ## Build the Debian package in build/
 	packaging/debian/build.sh $(DEB) $(VERSION)
 
 # The limit is an exposure of 2.0. The programs need not be installed.

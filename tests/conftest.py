@@ -40,6 +40,7 @@ def pytest_addoption(parser):
     group.addoption("--gc-seed", type=int, help="repeat the gcs of this seed")
     group.addoption("--hostile-clients", type=int, default=140, help="NBD clients that break off (140)")
     group.addoption("--service-kills", type=int, default=20, help="kills of the service (20)")
+    group.addoption("--idle-connections", type=int, default=1500, help="connections that ask nothing (1500)")
     group.addoption("--api-examples", type=int, default=8, help="generated requests per operation (8)")
     group.addoption("--crash-seed", type=int, help="repeat the run of this seed")
 

@@ -54,6 +54,7 @@ def test_the_package_is_complete(packages):
                  "/usr/lib/x86_64-linux-gnu/nbdkit/plugins/nbdkit-coldrise-plugin.so",
                  "/usr/lib/systemd/system/coldrise-run@.service", "/usr/lib/sysusers.d/coldrise.conf",
                  "/usr/share/man/man1/coldrise-backup.1.gz", "/usr/share/man/man8/coldrised.8.gz",
+                 "/usr/share/coldrise/web/index.html", "/usr/share/coldrise/web/index.html.gz",
                  "/usr/share/bash-completion/completions/coldrise", "/usr/share/zsh/vendor-completions/_coldrise",
                  "/usr/share/fish/vendor_completions.d/coldrise.fish", "/usr/share/doc/coldrise/copyright"):
         assert path in modes

@@ -200,9 +200,27 @@ def test_a_request_with_a_key_is_done_once(service):
     assert service.call("POST", "users", {**new, "password": "short"}, headers=key).status == 400
 
 
+def test_a_key_of_a_request_that_a_kill_cut_off_is_answered(service):
+    """The request may be done or not: that is said, and nothing is done twice."""
+    new = {"name": "cut", "role": "viewer", "password": PASSWORD}
+    key = {"Idempotency-Key": "cut off"}
+    assert service.call("POST", "users", new, headers=key).status == 201
+    service.kill()
+    with contextlib.closing(sqlite3.connect(service.state / "coldrised.db")) as database:
+        assert database.execute("UPDATE answers SET status = 0, body = ''").rowcount == 1
+        database.commit()
+    service.start()
+    for _ in range(2):
+        answer = service.call("POST", "users", new, headers=key)
+        assert answer.status == 500 and "another key" in answer.json["detail"], answer.body
+    assert [user["name"] for user in service.get("users")].count("cut") == 1
+
+
 def test_the_audit_log_says_what_was_asked_without_secrets(service):
     service.post("users", {"name": "bert", "role": "viewer", "password": PASSWORD})
     service.call("POST", "runs", {"kind": "forget", "addresses": ["web01/latest"]})
+    # A question with a body is no change.
+    service.call("POST", "retention/preview", {"rules": {"keep_last": 1}})
     subjects = [entry["subject"] for entry in reversed(service.get("audit"))]
     assert subjects == ['{"name":"bert","password":"***","role":"viewer"}',
                         '{"addresses":["web01/latest"],"kind":"forget"}']

@@ -94,7 +94,7 @@ def test_a_failing_source_is_tried_again(service, tmp_path):
     waiting = wait_for(lambda: [row for row in service.get("queue")["runs"] if row["attempt"] == 2],
                        "the second attempt")
     assert waiting[0]["run"] != first and "web01.img" in waiting[0]["reason"]
-    assert service.get("conditions") == [], "an attempt is left"
+    assert service.get("alarms?active=true") == [], "an attempt is left"
     images(tmp_path, "web01")
     wait_for(lambda: idle(service), "the retry ends")
     [outcome] = service.get("jobs/late")["outcomes"]
@@ -102,14 +102,15 @@ def test_a_failing_source_is_tried_again(service, tmp_path):
     assert service.get(f"runs/{first}")["state"] == "failed"
 
 
-def test_a_failure_without_retries_is_a_condition(service, tmp_path):
+def test_a_failure_without_retries_is_an_alarm(service, tmp_path):
     service.post("jobs", job(tmp_path, "bad", ["web01"], retries=0))
     start(service, "bad")
-    [condition] = wait_for(lambda: service.get("conditions"), "a condition")
-    assert condition["key"] == "job bad backup web01" and condition["machine"] == "web01"
+    [alarm] = wait_for(lambda: service.get("alarms?active=true"), "an alarm")
+    assert alarm["key"] == "job:bad:backup:web01" and alarm["machine"] == "web01"
+    assert alarm["severity"] == "fail" and "web01" in alarm["summary"]
     images(tmp_path, "web01")
     start(service, "bad")
-    wait_for(lambda: not service.get("conditions"), "the condition ends")
+    wait_for(lambda: not service.get("alarms?active=true"), "the alarm ends")
 
 
 def test_what_was_missed_is_made_up_for_once(service, tmp_path):
@@ -212,6 +213,51 @@ def test_who_may_do_what(service, tmp_path):
     assert len(service.get("schedule/preview?calendar=daily&count=3")["next_ms"]) == 3
 
 
+# Notes, in the service's own transactions, what becomes of each occurrence of the job "often".
+NOW = "CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER)"
+PROBE = f"""
+CREATE TABLE probe (what, run, machine, at_ms, old_ms, new_ms);
+CREATE TRIGGER probe_queued AFTER INSERT ON queue WHEN NEW.job = 'often'
+BEGIN INSERT INTO probe VALUES ('queued', NEW.run, NEW.machine, {NOW}, NULL, NULL); END;
+CREATE TRIGGER probe_joined AFTER UPDATE OF due_ms ON queue
+WHEN NEW.job = 'often' AND OLD.state = 'waiting' AND NEW.state = 'waiting'
+BEGIN INSERT INTO probe VALUES ('joined', NEW.run, NEW.machine, {NOW}, NULL, NULL); END;
+CREATE TRIGGER probe_moved AFTER UPDATE OF next_due_ms ON jobs WHEN NEW.name = 'often'
+BEGIN INSERT INTO probe VALUES ('moved', NULL, NULL, {NOW}, OLD.next_due_ms, NEW.next_due_ms); END;
+"""
+
+
+def check_occurrences(database, machines, every_ms, downtimes, of_job):
+    """Each occurrence was queued once per machine, or joined a run that still waited; those of a downtime
+    are one. `downtimes` are the times from a kill to the next start, `of_job` the ended runs of the job. Returns
+    the numbers of occurrences, of those that were made up for, and of joined ones."""
+    log = database.execute("SELECT * FROM probe ORDER BY rowid").fetchall()
+    queued, entries, due_ms, made_up, joined, moves = set(), [], None, 0, 0, 0
+    for what, run, machine, at_ms, old_ms, new_ms in log:
+        if what != "moved":
+            entries.append(machine)
+            joined += what == "joined"
+            assert what == "joined" or run not in queued, "queued twice"
+            queued.add(run)
+            continue
+        if new_ms is None:
+            # Disabled.
+            assert entries == []
+            continue
+        assert due_ms in (None, old_ms), "no occurrence is left out between two"
+        assert sorted(entries) == sorted(machines), (entries, at_ms)
+        assert old_ms <= at_ms + 1 and old_ms % every_ms == 0, "not before its time"
+        assert new_ms == (at_ms // every_ms + 1) * every_ms, "the next one is the next"
+        missed = (new_ms - old_ms) // every_ms - 1
+        # At the start the service first looks at what runs.
+        was_down = any(begin - every_ms <= at_ms and old_ms <= end + every_ms for begin, end in downtimes)
+        assert missed == 0 or was_down, f"{missed} left out at {at_ms} though the service ran"
+        made_up += missed
+        due_ms, entries, moves = new_ms, [], moves + 1
+    assert entries == [] and queued == of_job, "each queued run ended, and no other is of the job"
+    return moves, made_up, joined
+
+
 def test_kills_lose_no_run(tmp_path, coldrise, request):
     """kill -9 of the service at random moments while a schedule and callers start backups."""
     kills = request.config.getoption("--service-kills")
@@ -221,18 +267,25 @@ def test_kills_lose_no_run(tmp_path, coldrise, request):
     machines = [f"m{number}" for number in range(6)]
     images(tmp_path, *machines)
     service = Coldrised(tmp_path, coldrise.repository, coldrise.passphrase_file)
-    accepted = set()
+    accepted, downtimes = set(), []
     with service:
+        with sqlite3.connect(service.state / "coldrised.db", timeout=30) as database:
+            database.executescript(PROBE)
         service.post("jobs", job(tmp_path, "often", machines[:2], schedule=["*:*:0/3"]))
         service.post("jobs", job(tmp_path, "asked", machines[2:]))
-        for _ in range(kills):
+        for number in range(kills):
             until = time.monotonic() + moments.uniform(0, 0.6)
             # Accepted means durable.
             accepted.update(start(service, "asked", [moments.choice(machines[2:])]))
             while time.monotonic() < until:
                 time.sleep(0.002)
+            killed_ms = time.time() * 1000
             service.kill()
+            if number % 50 == 10:
+                # Over two occurrences, which are made up for once.
+                time.sleep(2 * 3.0)
             service.start()
+            downtimes.append((killed_ms, time.time() * 1000))
         last = service.get("jobs/often")["next_ms"][0]
         wait_for(lambda: service.get("jobs/often")["next_ms"][0] > last, "the schedule goes on")
         stopped = {**job(tmp_path, "often", machines[:2]), "enabled": False}
@@ -250,6 +303,12 @@ def test_kills_lose_no_run(tmp_path, coldrise, request):
         assert len(set(points)) == len(points)
         outcomes = service.get("jobs/often")["outcomes"]
         assert {outcome["machine"] for outcome in outcomes} == set(machines[:2])
+        of_job = {run["id"] for run in runs if run["plan"]["job"] == "often"}
+        with sqlite3.connect(service.state / "coldrised.db", timeout=30) as database:
+            figures = check_occurrences(database, machines[:2], 3000, downtimes, of_job)
+        print(f"{kills} kills, {len(runs)} runs; {figures[0]} times queued for an occurrence, "
+              f"{figures[1]} more made up for, {figures[2]} joined")
+        assert figures[0] >= 3 and figures[1] >= kills // 50
     # A kill while a plan was prepared leaves a folder .ID.new, which the history removes.
     assert [path.name for path in service.runs.glob(".*.planned")] == []
     with sqlite3.connect(service.state / "coldrised.db") as database:

@@ -77,12 +77,40 @@ def test_commands_become_runs_of_the_service(remote, service, coldrise, disk):
     assert all(who.startswith("token:") for who in commands.values())
 
 
+def test_runs_and_space_of_the_other_host(remote, service, coldrise, disk):
+    there, here = last_object(remote("viewer", "--json", "stats")), last_object(coldrise.run("--json", "stats"))
+    assert there.pop("elapsed_ms") >= 0 and here.pop("elapsed_ms") >= 0
+    assert there == here
+    assert remote("viewer", "stats").stdout.splitlines()[0] == coldrise.run("stats").stdout.splitlines()[0]
+
+    coldrise.publish("web01/latest", "trial")
+    sealed = remote("operator", "unpublish", "trial")
+    assert sealed.returncode == 0, sealed.stderr
+    assert remote("admin", "fold").returncode == 0
+    listed = last_object(remote("viewer", "--json", "runs"))["runs"]
+    assert [run["plan"]["command"] for run in listed] == ["fold", "unpublish"]
+    shown = remote("viewer", "runs", "show", listed[0]["id"])
+    assert shown.returncode == 0 and "coldrise" in shown.stdout and "asked by" in shown.stdout, shown.stderr
+    assert listed[0]["id"] in remote("viewer", "runs").stdout
+
+    started = service.post("runs", {"kind": "backup", "machine": "web03", "disks": {"vda": f"raw:{disk}"},
+                                    "rate_bytes_per_second": 64 << 10})
+    deadline = time.monotonic() + 60
+    while service.get("runs")["runs"][0]["id"] != started["run"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    cancelled = remote("operator", "--json", "runs", "cancel", started["run"])
+    assert cancelled.returncode == 0, cancelled.stderr
+    assert last_object(cancelled)["state"] == "cancelled"
+
+
 def test_errors_have_the_kind_and_exit_code_of_the_command(remote):
     missing = remote("admin", "--json", "verify", "nothere/latest")
     assert missing.returncode == 1 and last_object(missing)["error"]["kind"] == "not_found"
     forbidden = remote("viewer", "verify", "web01/latest")
     assert forbidden.returncode == 1 and "viewer" in forbidden.stderr
-    for arguments in (["doctor"], ["serve", "nbd"], ["gc", "--dry-run"], ["show", "web01/latest/vda"]):
+    for arguments in (["doctor"], ["serve", "nbd"], ["gc", "--dry-run"], ["show", "web01/latest/vda"], ["stats", "web01"],
+                      ["runs", "show", "--follow", "20261123T014500Z-4f2a-backup"], ["fold", "web01/latest", "web01/latest~1"]):
         refused = remote("admin", *arguments)
         assert refused.returncode == 2 and "not possible over the network" in refused.stderr, arguments
 
@@ -105,11 +133,14 @@ def test_wrong_addresses_and_proofs_are_clear(remote, service, tmp_path):
     (tmp_path / "viewer.token").write_text("cr_0_0\n")
     refused = answer()
     assert refused.returncode == 1 and "token" in refused.stderr
+    words.append("--json")
+    assert json.loads(answer().stdout)["error"]["kind"] == "unauthorized"
+    forbidden = remote("viewer", "--json", "gc")
+    assert forbidden.returncode == 1 and json.loads(forbidden.stdout)["error"]["kind"] == "forbidden"
 
 
-def test_ctrl_c_cancels_the_run(remote, service, tmp_path):
-    os.mkfifo(tmp_path / "hangs")
-    words, environment = remote.command("admin", "backup", "web03", f"vda=raw:{tmp_path / 'hangs'}")
+def test_ctrl_c_cancels_the_run(remote, service, disk):
+    words, environment = remote.command("admin", "backup", "web03", f"vda=raw:{disk}", "--rate", "64K")
     process = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60
     while not service.get("runs")["runs"]:
@@ -118,4 +149,4 @@ def test_ctrl_c_cancels_the_run(remote, service, tmp_path):
     process.send_signal(signal.SIGINT)
     output = process.communicate(timeout=60)
     [run] = service.get("runs")["runs"]
-    assert process.returncode in (1, 2, 130) and run["state"] in ("cancelled", "failed"), (output, run)
+    assert process.returncode == 130 and run["state"] == "cancelled", (output, run)

@@ -13,6 +13,7 @@ import subprocess
 import tempfile
 
 from .cli import BUILT
+from .websocket import WebSocket
 
 COLDRISED = BUILT / "coldrised"
 SETUP_MARK = "/#/setup/"
@@ -134,6 +135,11 @@ class Coldrised:
         if over == "unix":
             return UnixConnection(self.socket, timeout_s)
         return http.client.HTTPSConnection("127.0.0.1", self.port, timeout=timeout_s, context=self.trust())
+
+    def websocket(self, path, *, headers=None, token=None, over="unix", timeout_s=60):
+        """An open websocket; a path is below /api/v1."""
+        sent = {**(headers or {}), **({"Authorization": f"Bearer {token}"} if token else {})}
+        return WebSocket(self.connection(over, timeout_s), f"/api/v1/{path}", sent)
 
     def trust(self):
         """A TLS context that trusts exactly the service's own certificate."""

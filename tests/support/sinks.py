@@ -12,7 +12,7 @@ import time
 
 class MailSink:
     """A mail server that keeps what it gets. `behaviour` changes what it answers:
-    plain, starttls, refuse (of recipients), garbage, endless, drip, hang."""
+    plain, starttls, refuse (of recipients), garbage, endless, line (without an end), hang."""
 
     def __init__(self, behaviour="plain", context=None, password=None):
         self.behaviour = behaviour
@@ -55,6 +55,10 @@ class MailSink:
         if self.behaviour == "endless":
             while not self.is_over.is_set():
                 connection.sendall(b"220-" + b"x" * 100 + b"\r\n")
+            return
+        if self.behaviour == "line":
+            while not self.is_over.is_set():
+                connection.sendall(b"x" * 65536)
             return
         lines = connection.makefile("rwb")
 

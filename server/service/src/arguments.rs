@@ -17,7 +17,7 @@ const CACHE_BYTES: u64 = 16 << 20;
 /// The service reads one repository. It starts every backup, boot check, restore and prune as a
 /// process of its own, which survives the service. Options can also come from the environment
 /// (/etc/default/coldrise): COLDRISE_REPO, COLDRISE_PASSPHRASE_FILE, COLDRISE_STATE,
-/// COLDRISE_RUNS, COLDRISE_SOCKET, COLDRISE_LISTEN.
+/// COLDRISE_RUNS, COLDRISE_SOCKET, COLDRISE_LISTEN, COLDRISE_WEB.
 #[derive(Debug, Parser)]
 #[command(name = "coldrised", version, max_term_width = 100, disable_help_subcommand = true)]
 pub(crate) struct Arguments {
@@ -88,6 +88,12 @@ pub(crate) struct Options {
     #[arg(default_value = "127.0.0.1:8480")]
     pub(crate) listen: SocketAddr,
 
+    /// Directory of the page (index.html and its files), as `make web` builds it.
+    ///
+    /// Without it, share/coldrise/web beside the program's bin; if that is missing, the service has no page.
+    #[arg(long, global = true, value_name = "DIR", env = "COLDRISE_WEB", hide_env = true)]
+    pub(crate) web: Option<PathBuf>,
+
     /// The program that runs are; without it, `coldrise` beside this program.
     #[arg(long, global = true, value_name = "FILE")]
     pub(crate) program: Option<PathBuf>,
@@ -114,6 +120,14 @@ impl Options {
         RunsFolder::at(self.runs.clone().unwrap_or_else(|| self.state.join("runs")))
     }
 
+    /// The service's own files and folders: its passphrase, its keys, its database, the repository.
+    pub(crate) fn own_files(&self) -> Vec<PathBuf> {
+        let own = [Some(&self.state), self.passphrase_file.as_ref(), self.repo.as_ref()];
+        let credentials = std::env::var_os("CREDENTIALS_DIRECTORY").map(PathBuf::from);
+        let runs = self.runs.clone();
+        own.into_iter().flatten().cloned().chain(credentials).chain(runs).collect()
+    }
+
     /// Refuses the service's own files as sources of backups and targets of restores: its passphrase, its
     /// keys, its database. Symbolic links are followed.
     ///
@@ -125,10 +139,9 @@ impl Options {
         // A target does not exist yet; its folder does.
         let real = path.canonicalize().or_else(|_| path.parent().unwrap_or(path).canonicalize());
         let real = real.unwrap_or_else(|_| path.to_owned());
-        let own = [Some(&self.state), self.passphrase_file.as_ref(), self.repo.as_ref()];
-        let credentials = std::env::var_os("CREDENTIALS_DIRECTORY").map(PathBuf::from);
-        let own = own.into_iter().flatten().chain(credentials.as_ref());
-        let is_own = own.filter_map(|own| own.canonicalize().ok()).any(|own| real.starts_with(own));
+        let own = self.own_files();
+        let own = own.iter().filter_map(|own| own.canonicalize().ok());
+        let is_own = own.into_iter().any(|own| real.starts_with(own));
         if !is_own {
             return Ok(());
         }

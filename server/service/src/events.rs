@@ -7,6 +7,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use coldrise_inventory::ActivityTotals;
 use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::sync::broadcast;
@@ -17,7 +18,7 @@ const KEPT_EVENTS: usize = 1024;
 /// One event.
 #[derive(Clone, Debug, Serialize, utoipa::ToSchema)]
 pub(crate) struct Event {
-    /// From 1; a restart of the service begins again, with another `epoch`.
+    /// From 1; an `activity` has the number of the event before it. A restart of the service begins again, with another `epoch`.
     pub(crate) number: u64,
     #[serde(flatten)]
     pub(crate) what: What,
@@ -39,6 +40,9 @@ pub(crate) enum What {
     Machine { machine: String },
     /// A session was published, sealed or removed, or its numbers changed.
     Session { session: String },
+    /// Clients of a served session read or wrote since the last such event. Sent every 2 s, not sent
+    /// again after a reconnection.
+    Activity(ActivityTotals),
     /// A job or the queue changed.
     Job { job: String },
     /// An alarm was raised or cleared.
@@ -53,6 +57,7 @@ impl What {
         match self {
             What::Run { machine, .. } | What::Alarm { machine, .. } => machine.as_deref(),
             What::Machine { machine } => Some(machine),
+            What::Activity(totals) => Some(&totals.machine),
             _ => None,
         }
     }
@@ -101,6 +106,13 @@ impl Events {
         let _ = self.sender.send(event);
     }
 
+    /// Sends an event to the clients that are there, and keeps it for no other: it has the number of
+    /// the event before.
+    pub(crate) fn send_passing(&self, what: What) {
+        let kept = self.kept.lock();
+        let _ = self.sender.send(Arc::new(Event { number: kept.last, what }));
+    }
+
     /// Subscribes from after `last`, or from now on.
     pub(crate) fn subscribe(&self, last: Option<u64>) -> Subscription {
         let kept = self.kept.lock();
@@ -134,5 +146,17 @@ mod tests {
         assert!(events.subscribe(Some(4)).is_reset);
         assert!(!events.subscribe(Some(5)).is_reset);
         assert!(events.subscribe(None).missed.is_empty());
+    }
+
+    #[test]
+    fn a_passing_event_takes_no_place_of_another() {
+        let events = Events::new("e".into());
+        let mut client = events.subscribe(None);
+        events.send(What::Settings);
+        events.send_passing(What::Machine { machine: "web01".into() });
+        events.send(What::Settings);
+        let mut next = || client.receiver.try_recv().unwrap().number;
+        assert_eq!([next(), next(), next()], [1, 1, 2]);
+        assert_eq!(events.subscribe(Some(0)).missed.len(), 2);
     }
 }

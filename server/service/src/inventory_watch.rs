@@ -7,6 +7,7 @@ use std::time::Duration;
 use coldrise_block::{Context, Result};
 
 use crate::events::What;
+use crate::housekeeping::Housekeeping;
 use crate::service::SharedService;
 
 /// Interval of looking; a look takes well under a millisecond if nothing changed.
@@ -50,9 +51,11 @@ pub(crate) fn start(service: SharedService, wakes: mpsc::Receiver<()>) -> Result
 
 fn follow(service: &SharedService, wakes: &mpsc::Receiver<()>, looked: &SyncSender<()>) {
     let mut last_error = None;
+    let mut housekeeping = Housekeeping::default();
     while !*service.stop.borrow() {
         let interval = match refresh(service) {
             Ok(()) => {
+                housekeeping.step(service);
                 if last_error.take().is_some() {
                     tracing::info!("the repository is back");
                     service.events.send(What::Settings);

@@ -1,7 +1,8 @@
 //! `coldrised`: the service that protects a site by itself.
 //!
 //! ```text
-//!  HTTPS port, Unix socket ─▶ listener ─▶ api ─┬─▶ access      who may do what; audit
+//!  HTTPS port, Unix socket ─▶ listener ─▶ api ─┬─▶ web         the page's files, for everybody
+//!                                              ├─▶ access      who may do what; audit
 //!                                              ├─▶ Inventory   machines, points, sessions (read only)
 //!                                              ├─▶ jobs        schedules, queue ─▶ runs (processes)
 //!                                              └─▶ events ◀─── watch of the runs folder
@@ -17,11 +18,14 @@
 #![forbid(unsafe_code)]
 
 mod access;
+mod activity_watch;
 mod api;
 mod arguments;
 mod clock;
 mod database;
 mod events;
+mod folders;
+mod housekeeping;
 mod inventory_watch;
 mod jobs;
 mod listener;
@@ -32,6 +36,8 @@ mod run_watch;
 mod service;
 mod supervision;
 mod told;
+mod verify_result;
+mod web;
 
 use std::process::ExitCode;
 

@@ -5,7 +5,6 @@
 //! the database closes. Runs are not touched.
 
 use std::fs::File;
-use std::os::unix::fs::DirBuilderExt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,10 +17,12 @@ use tokio::signal::unix::{signal, SignalKind};
 use tokio::sync::{watch, Notify};
 
 use crate::access::{setup, LoginLimits};
+use crate::activity_watch;
 use crate::api;
 use crate::arguments::{Options, StartRuns};
 use crate::database::Database;
 use crate::events::Events;
+use crate::folders::{check_runs_folder, make_state_folder};
 use crate::inventory_watch::{self, Refresher};
 use crate::jobs::{Dispatcher, KnownMachine, Queue};
 use crate::listener::{self, Listeners};
@@ -29,6 +30,7 @@ use crate::log_lines;
 use crate::run_watch;
 use crate::supervision;
 use crate::told::{self, Messenger};
+use crate::web::Web;
 
 /// Threads for work that blocks. Each takes memory only while it is used.
 const MAX_BLOCKING_THREADS: usize = 64;
@@ -87,6 +89,7 @@ fn start_jobs(service: &SharedService) -> Result<()> {
         (StartRuns::Systemd, _) => Starter::Systemd,
     };
     let (watched, source) = (service.clone(), service.clone());
+    let active = service.clone();
     let names =
         move || Ok(source.known_machines()?.into_iter().map(|known| known.machine).collect());
     let dispatcher = Dispatcher::new(Arc::clone(&service.queue), starter, Box::new(names));
@@ -96,17 +99,8 @@ fn start_jobs(service: &SharedService) -> Result<()> {
         thread.map(drop).context(|| format!("starting the thread of {name}"))
     };
     start("runs", Box::new(move || run_watch::run(&watched)))?;
+    start("activity", Box::new(move || activity_watch::run(&active)))?;
     start("jobs", Box::new(move || dispatcher.run(&stop)))
-}
-
-/// Creates the state folder with mode 0700.
-///
-/// # Errors
-/// Errors of the operating system, with the path.
-pub(crate) fn make_state_folder(options: &Options) -> Result<()> {
-    let mut builder = std::fs::DirBuilder::new();
-    let made = builder.recursive(true).mode(0o700).create(&options.state);
-    made.context(|| format!("creating the service's folder {}", options.state.display()))
 }
 
 /// Locks the state folder.
@@ -118,7 +112,16 @@ fn lock(options: &Options) -> Result<File> {
     let what = || format!("locking {}", path.display());
     let file =
         File::options().create(true).truncate(false).write(true).open(&path).context(what)?;
-    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+    // A child that a killed service was just starting has its files for some milliseconds.
+    let mut locked = flock(&file, FlockOperation::NonBlockingLockExclusive);
+    for _ in 0..20 {
+        if locked != Err(rustix::io::Errno::WOULDBLOCK) {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(100));
+        locked = flock(&file, FlockOperation::NonBlockingLockExclusive);
+    }
+    match locked {
         Ok(()) => Ok(file),
         Err(rustix::io::Errno::WOULDBLOCK) => {
             let text = format!("another coldrised uses {}", options.state.display());
@@ -137,13 +140,17 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     // For mail; the listener and webhooks name it themselves. An error: it is there already.
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
     coldrise_store::raise_descriptor_limit();
-    make_state_folder(options)?;
+    make_state_folder(&options.state)?;
+    if let Some(runs) = &options.runs {
+        check_runs_folder(runs)?;
+    }
     let lock = lock(options)?;
     let (stop_sender, stop) = watch::channel(false);
     let (refresher, wakes) = inventory_watch::channel();
     let mut epoch = [0; 4];
     coldrise_store::random(&mut epoch)?;
     let database = Database::open(&options.state)?;
+    api::end_pending_answers(&database)?;
     let events = Arc::new(Events::new(crate::access::to_hex(&epoch)));
     let service = Arc::new(Service {
         queue: Arc::new(Queue::new(options, database.clone(), Arc::clone(&events))?),
@@ -181,7 +188,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 
 async fn serve(service: SharedService, stop_sender: watch::Sender<bool>) -> Result<()> {
     let certificate = listener::certificate(&service)?;
-    let router = api::router(service.clone());
+    let web = Web::load(service.options.web.as_deref())?;
+    let router = api::router(service.clone(), web);
     let listeners = Arc::new(Listeners::new(
         router,
         certificate.clone(),

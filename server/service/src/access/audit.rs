@@ -5,6 +5,7 @@
 //! also a log line) shows that. Numbers of entries have no gaps.
 
 use coldrise_block::Result;
+use parking_lot::Mutex;
 use rusqlite::{params, Connection, OptionalExtension};
 use serde::Serialize;
 
@@ -70,7 +71,41 @@ fn last(sql: &Connection) -> SqlResult<(i64, Vec<u8>)> {
     Ok(found.optional()?.unwrap_or((0, vec![0; 32])))
 }
 
+/// Entries of changes that are done, but could not be stored: who, source, action, subject, result.
+static UNRECORDED: Mutex<Vec<[String; 5]>> = Mutex::new(Vec::new());
+/// Maximum number of them: requests that were under way at once.
+const MAX_UNRECORDED: usize = 1000;
+
 impl Database {
+    /// Adds the entry of a change that is done. If it cannot be stored, it is kept in memory for
+    /// [`Database::audit_unrecorded`].
+    ///
+    /// # Errors
+    /// As [`Database::audit`].
+    pub(crate) fn audit_done(&self, note: &AuditNote<'_>) -> Result<()> {
+        self.audit(note).inspect_err(|_| {
+            let texts = [note.who, note.source, note.action, note.subject, note.result];
+            let mut unrecorded = UNRECORDED.lock();
+            if unrecorded.len() < MAX_UNRECORDED {
+                unrecorded.push(texts.map(str::to_owned));
+            }
+        })
+    }
+
+    /// Stores the entries that could not be stored before. Call this before each change: without its entry
+    /// none is made.
+    ///
+    /// # Errors
+    /// As [`Database::audit`]; entries that are not stored yet stay in memory.
+    pub(crate) fn audit_unrecorded(&self) -> Result<()> {
+        let mut unrecorded = UNRECORDED.lock();
+        while let Some([who, source, action, subject, result]) = unrecorded.first() {
+            self.audit(&AuditNote { who, source, action, subject, result })?;
+            unrecorded.remove(0);
+        }
+        Ok(())
+    }
+
     /// Adds an entry, to the database and to the service's log.
     ///
     /// # Errors

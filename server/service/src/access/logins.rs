@@ -95,8 +95,8 @@ impl Database {
         let word = self.read(|sql| {
             sql.query_row(
                 "SELECT role FROM logins JOIN users ON users.name = logins.user
-                 WHERE id = ?1 AND logins.created_ms > ?2",
-                params![id, now_ms() - MAX_AGE_MS],
+                 WHERE id = ?1 AND abs(?2 - logins.created_ms) <= ?3",
+                params![id, now_ms(), MAX_AGE_MS],
                 |row| row.get::<_, String>(0),
             )
             .optional()

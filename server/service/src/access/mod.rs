@@ -120,14 +120,14 @@ impl Identity {
     /// Checks that the role has the permission, on all machines.
     ///
     /// # Errors
-    /// `ReadOnly` (403) if not.
+    /// `Forbidden` if not.
     pub(crate) fn allow(&self, permission: Permission) -> Result<()> {
         if self.role.has(permission) {
             return Ok(());
         }
         let text =
             format!("{} has the role {}, which may not do this", self.name, self.role.word());
-        Err(Error::new(ErrorKind::ReadOnly, text))
+        Err(Error::new(ErrorKind::Forbidden, text))
     }
 
     /// Like [`Identity::allow`], for one machine.
@@ -145,14 +145,14 @@ impl Identity {
     /// Like [`Identity::allow`], for what concerns all machines.
     ///
     /// # Errors
-    /// `ReadOnly` if the caller is limited to some machines.
+    /// `Forbidden` if the caller is limited to some machines.
     pub(crate) fn allow_all(&self, permission: Permission) -> Result<()> {
         self.allow(permission)?;
         if self.sees_all() {
             return Ok(());
         }
         let text = format!("{} is limited to some machines; this concerns all", self.name);
-        Err(Error::new(ErrorKind::ReadOnly, text))
+        Err(Error::new(ErrorKind::Forbidden, text))
     }
 
     /// Whether the caller sees this machine.

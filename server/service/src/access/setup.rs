@@ -10,7 +10,7 @@ use super::{sha256, Secret};
 use crate::arguments::Options;
 use crate::clock::now_ms;
 use crate::database::Database;
-use crate::service::make_state_folder;
+use crate::folders::make_state_folder;
 
 /// The name of the setting that holds the hash of the link's secret and its time.
 const SETTING: &str = "setup_link";
@@ -66,7 +66,7 @@ impl Database {
 /// # Errors
 /// `AlreadyExists` if there is an administrator and `is_forced` is not given.
 pub(crate) fn print_link(options: &Options, is_forced: bool) -> Result<()> {
-    make_state_folder(options)?;
+    make_state_folder(&options.state)?;
     let database = Database::open(&options.state)?;
     if !is_forced && database.has_admin()? {
         return Err(Error::new(ErrorKind::AlreadyExists, "there is an administrator already")

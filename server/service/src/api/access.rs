@@ -1,4 +1,4 @@
-//! Logging in, users, tokens, the audit log.
+//! The first administrator, logging in and out.
 
 use std::time::{Duration, Instant};
 
@@ -12,22 +12,17 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::caller::{self, Caller, COOKIE};
-use super::input::{Body, Fields, Names};
+use super::input::{Body, Names};
 use super::problem::{blocking, Answer, Problem};
-use crate::access::audit::{AuditChain, AuditEntry, AuditNote};
+use crate::access::audit::AuditNote;
 use crate::access::logins::Login;
-use crate::access::tokens::{NewToken, Token};
-use crate::access::users::User;
-use crate::access::{Identity, Permission, Proof, Role};
-use crate::events::What;
+use crate::access::{Identity, Proof, Role};
 use crate::listener::Peer;
 use crate::pattern::Pattern;
 use crate::service::SharedService;
 
 /// Wait after a failed login.
 const FAILED_LOGIN_WAIT: Duration = Duration::from_secs(1);
-/// Maximum number of audit entries per answer.
-const MAX_ENTRIES: u32 = 1000;
 
 pub(super) fn routes() -> OpenApiRouter<SharedService> {
     OpenApiRouter::new()
@@ -36,12 +31,6 @@ pub(super) fn routes() -> OpenApiRouter<SharedService> {
         .routes(routes!(me))
         .routes(routes!(logins))
         .routes(routes!(end_login))
-        .routes(routes!(users, add_user))
-        .routes(routes!(change_user, remove_user))
-        .routes(routes!(tokens, add_token))
-        .routes(routes!(remove_token))
-        .routes(routes!(audit))
-        .routes(routes!(audit_chain))
 }
 
 #[derive(Deserialize, utoipa::ToSchema)]
@@ -179,7 +168,7 @@ async fn log_in(
     if !is_right.await? {
         tokio::time::sleep(FAILED_LOGIN_WAIT).await;
         let text = "user or password is wrong";
-        return Err(Problem::new(StatusCode::UNAUTHORIZED, ErrorKind::ReadOnly, text));
+        return Err(Problem::new(StatusCode::UNAUTHORIZED, ErrorKind::Unauthorized, text));
     }
     shared.login_limits.give_back(&buckets(&source, &user));
     start_login(shared, user, source).await
@@ -239,193 +228,4 @@ async fn end_login(
     let user = (caller.role != Role::Admin).then(|| caller.name.clone());
     blocking(move || service.database.remove_login(&id, user.as_deref())).await?;
     Ok(StatusCode::NO_CONTENT)
-}
-
-/// List users.
-#[utoipa::path(get, path = "/users", tag = "access", responses((status = 200, body = [User]), (status = "4XX", body = Problem, content_type = "application/problem+json")),
-    security(("token" = []), ("login" = [])))]
-async fn users(
-    State(service): State<SharedService>,
-    Caller(caller): Caller,
-) -> Answer<Json<Vec<User>>> {
-    caller.allow_all(Permission::Administer)?;
-    blocking(move || service.database.users()).await.map(Json)
-}
-
-#[derive(Deserialize, utoipa::ToSchema)]
-#[serde(deny_unknown_fields)]
-struct NewUser {
-    /// 1 to 64 of a-z, 0-9, and . _ @ -
-    name: String,
-    role: Role,
-    /// 10 to 1024 bytes.
-    password: String,
-}
-
-/// Add a user.
-#[utoipa::path(post, path = "/users", tag = "access", request_body = NewUser,
-    responses((status = 201, body = User), (status = "4XX", body = Problem, content_type = "application/problem+json")),
-    security(("token" = []), ("login" = [])))]
-async fn add_user(
-    State(service): State<SharedService>,
-    Caller(caller): Caller,
-    Body(new): Body<NewUser>,
-) -> Answer<(StatusCode, Json<User>)> {
-    caller.allow_all(Permission::Administer)?;
-    let added = blocking(move || {
-        let added = service.database.add_user(&new.name, new.role, &new.password)?;
-        if added.role == Role::Admin {
-            service.first_admin.notify_one();
-        }
-        service.events.send(What::Settings);
-        Ok(added)
-    });
-    Ok((StatusCode::CREATED, Json(added.await?)))
-}
-
-#[derive(Deserialize, utoipa::ToSchema)]
-#[serde(deny_unknown_fields)]
-struct UserChange {
-    role: Option<Role>,
-    password: Option<String>,
-    /// The caller's own password: required to change one's own.
-    own_password: Option<String>,
-}
-
-/// Change a user's role or password. Users change their own password with the old one.
-#[utoipa::path(patch, path = "/users/{name}", tag = "access", params(("name" = String, Path)), request_body = UserChange,
-    responses((status = 200, body = User), (status = "4XX", body = Problem, content_type = "application/problem+json")),
-    security(("token" = []), ("login" = [])))]
-async fn change_user(
-    State(service): State<SharedService>,
-    Caller(caller): Caller,
-    Names(name): Names<String>,
-    Body(change): Body<UserChange>,
-) -> Answer<Json<User>> {
-    let is_own = caller.name == name && matches!(caller.proof, Proof::Login(_));
-    if !(is_own && change.role.is_none()) {
-        caller.allow_all(Permission::Administer)?;
-    }
-    let changed = blocking(move || {
-        if is_own {
-            let own = change.own_password.as_deref().unwrap_or_default();
-            if !service.database.is_password(&name, own)? {
-                return Err(Error::new(ErrorKind::ReadOnly, "own_password is wrong"));
-            }
-        }
-        let changed =
-            service.database.change_user(&name, change.role, change.password.as_deref())?;
-        service.events.send(What::Settings);
-        Ok(changed)
-    });
-    changed.await.map(Json)
-}
-
-/// Remove a user and end all its logins. The last administrator stays.
-#[utoipa::path(delete, path = "/users/{name}", tag = "access", params(("name" = String, Path)),
-    responses((status = 204), (status = "4XX", body = Problem, content_type = "application/problem+json")), security(("token" = []), ("login" = [])))]
-async fn remove_user(
-    State(service): State<SharedService>,
-    Caller(caller): Caller,
-    Names(name): Names<String>,
-) -> Answer<StatusCode> {
-    caller.allow_all(Permission::Administer)?;
-    blocking(move || {
-        service.database.remove_user(&name)?;
-        service.events.send(What::Settings);
-        Ok(())
-    })
-    .await?;
-    Ok(StatusCode::NO_CONTENT)
-}
-
-/// List tokens, without their secrets.
-#[utoipa::path(get, path = "/tokens", tag = "access", responses((status = 200, body = [Token]), (status = "4XX", body = Problem, content_type = "application/problem+json")),
-    security(("token" = []), ("login" = [])))]
-async fn tokens(
-    State(service): State<SharedService>,
-    Caller(caller): Caller,
-) -> Answer<Json<Vec<Token>>> {
-    caller.allow_all(Permission::Administer)?;
-    blocking(move || service.database.tokens()).await.map(Json)
-}
-
-/// A new token, with its text, which is shown once.
-#[derive(Serialize, utoipa::ToSchema)]
-struct MadeToken {
-    #[serde(flatten)]
-    token: Token,
-    /// Send it as `Authorization: Bearer TEXT`.
-    text: String,
-}
-
-/// Make a token. Its text is in this answer only.
-#[utoipa::path(post, path = "/tokens", tag = "access", request_body = NewToken,
-    responses((status = 201, body = MadeToken), (status = "4XX", body = Problem, content_type = "application/problem+json")),
-    security(("token" = []), ("login" = [])))]
-async fn add_token(
-    State(service): State<SharedService>,
-    Caller(caller): Caller,
-    Body(new): Body<NewToken>,
-) -> Answer<(StatusCode, Json<MadeToken>)> {
-    caller.allow_all(Permission::Administer)?;
-    let made = blocking(move || {
-        let (token, text) = service.database.add_token(&new, &caller.name)?;
-        service.events.send(What::Settings);
-        Ok(MadeToken { token, text })
-    });
-    Ok((StatusCode::CREATED, Json(made.await?)))
-}
-
-/// Revoke a token.
-#[utoipa::path(delete, path = "/tokens/{id}", tag = "access", params(("id" = String, Path)),
-    responses((status = 204), (status = "4XX", body = Problem, content_type = "application/problem+json")), security(("token" = []), ("login" = [])))]
-async fn remove_token(
-    State(service): State<SharedService>,
-    Caller(caller): Caller,
-    Names(id): Names<String>,
-) -> Answer<StatusCode> {
-    caller.allow_all(Permission::Administer)?;
-    blocking(move || {
-        service.database.remove_token(&id)?;
-        service.events.send(What::Settings);
-        Ok(())
-    })
-    .await?;
-    Ok(StatusCode::NO_CONTENT)
-}
-
-#[derive(Deserialize, utoipa::IntoParams)]
-#[into_params(parameter_in = Query)]
-struct AuditPage {
-    /// Entries before this number only.
-    before: Option<i64>,
-    /// Maximum number of entries, 1 to 1000.
-    #[param(minimum = 1, maximum = 1000)]
-    count: Option<u32>,
-}
-
-/// Read the audit log, the newest entries first.
-#[utoipa::path(get, path = "/audit", tag = "access", params(AuditPage),
-    responses((status = 200, body = [AuditEntry]), (status = "4XX", body = Problem, content_type = "application/problem+json")),
-    security(("token" = []), ("login" = [])))]
-async fn audit(
-    State(service): State<SharedService>,
-    Caller(caller): Caller,
-    Fields(page): Fields<AuditPage>,
-) -> Answer<Json<Vec<AuditEntry>>> {
-    caller.allow_all(Permission::Administer)?;
-    let count = page.count.unwrap_or(100).clamp(1, MAX_ENTRIES);
-    blocking(move || service.database.audit_entries(page.before, count)).await.map(Json)
-}
-
-/// Check that no entry of the audit log was changed or removed.
-#[utoipa::path(get, path = "/audit/chain", tag = "access", responses((status = 200, body = AuditChain), (status = "4XX", body = Problem, content_type = "application/problem+json")),
-    security(("token" = []), ("login" = [])))]
-async fn audit_chain(
-    State(service): State<SharedService>,
-    Caller(caller): Caller,
-) -> Answer<Json<AuditChain>> {
-    caller.allow_all(Permission::Administer)?;
-    blocking(move || service.database.audit_chain()).await.map(Json)
 }

@@ -9,7 +9,7 @@
 use axum::body::{to_bytes, Body, Bytes};
 use axum::extract::{FromRequestParts, Request, State};
 use axum::http::request::Parts;
-use axum::http::{header, HeaderMap, HeaderValue, Method, StatusCode};
+use axum::http::{header, HeaderMap, HeaderValue, Method, StatusCode, Uri};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use coldrise_block::ErrorKind;
@@ -22,7 +22,8 @@ use super::{BODY_TIMEOUT, MAX_BODY_BYTES};
 use crate::access::audit::AuditNote;
 use crate::access::{sha256, Identity, Proof, Role};
 use crate::clock::now_ms;
-use crate::listener::Peer;
+use crate::database::Database;
+use crate::listener::{Connection, Peer};
 use crate::pattern::Pattern;
 use crate::service::SharedService;
 
@@ -36,6 +37,8 @@ const MAX_KEY_BYTES: usize = 128;
 const KEPT_MS: i64 = 24 * 3600 * 1000;
 /// Maximum size of an answer that is kept, in bytes.
 const MAX_KEPT_BYTES: usize = 64 << 10;
+/// Requests with a body that change nothing: no entries of the audit log.
+const QUESTIONS: &[&str] = &["POST /api/v1/retention/preview"];
 /// The status of an answer that is still being made.
 const PENDING: u16 = 0;
 
@@ -56,7 +59,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Caller {
 }
 
 fn unauthorized(detail: &str) -> Problem {
-    Problem::new(StatusCode::UNAUTHORIZED, ErrorKind::ReadOnly, detail)
+    Problem::new(StatusCode::UNAUTHORIZED, ErrorKind::Unauthorized, detail)
 }
 
 /// The address of a caller, for logs and limits.
@@ -84,6 +87,9 @@ pub(super) async fn admit(
     let (claim, source) = (Claim::of(&request), source(request.extensions().get::<Peer>()));
     let identity = identify(service.clone(), claim, source).await;
     let is_known = matches!(identity, Ok(Some(_)));
+    if let Some(connection) = request.extensions().get::<Connection>().filter(|_| is_known) {
+        connection.set_known();
+    }
     // Whole, before any answer: over HTTP/2 an answer to half a request is an error for clients.
     let (mut request, body) = match whole(request, is_known).await {
         Ok(read) => read,
@@ -98,13 +104,21 @@ pub(super) async fn admit(
     if is_change && matches!(identity.proof, Proof::Login(_)) && !is_from_our_page(&request) {
         let text =
             "a change with a cookie needs Sec-Fetch-Site: same-origin, or this service's Origin";
-        return Problem::new(StatusCode::FORBIDDEN, ErrorKind::ReadOnly, text).into_response();
+        return Problem::new(StatusCode::FORBIDDEN, ErrorKind::Forbidden, text).into_response();
     }
     request.extensions_mut().insert(identity.clone());
     if !is_change {
         return next.run(request).await;
     }
     let action = format!("{} {}", request.method(), request.uri().path());
+    let body = if is_typing(request.uri().path()) { Bytes::new() } else { body };
+    if QUESTIONS.contains(&action.as_str()) {
+        return next.run(request).await;
+    }
+    let database = service.clone();
+    if let Err(problem) = blocking(move || database.database.audit_unrecorded()).await {
+        return problem.into_response();
+    }
     let response = match request.headers().get("idempotency-key").cloned() {
         Some(key) if request.method() == Method::POST && !is_secret(request.uri().path()) => {
             once(&service, &identity, &key, request, next).await
@@ -116,7 +130,7 @@ pub(super) async fn admit(
         status => status.as_u16().to_string(),
     };
     let noted = blocking(move || {
-        service.database.audit(&AuditNote {
+        service.database.audit_done(&AuditNote {
             who: &identity.name,
             source: &identity.source,
             action: &action,
@@ -124,9 +138,27 @@ pub(super) async fn admit(
             result: &result,
         })
     });
-    // A failed entry (such as of a full disk) is in the log; the change is done.
+    // The change is done. If the entry cannot be stored, such as on a full disk, no further change is.
     let _ = noted.await;
     response
+}
+
+/// Ends the requests with an `Idempotency-Key` that a killed service was answering: whether they were done is not
+/// known, so neither is their answer given nor are they done again.
+///
+/// # Errors
+/// Errors of the database.
+pub(crate) fn end_pending_answers(database: &Database) -> coldrise_block::Result<()> {
+    let text = "the service ended while it answered the first request with this Idempotency-Key: look for its run in \
+                GET /runs, and send the request with another key if there is none";
+    let problem = Problem::new(StatusCode::INTERNAL_SERVER_ERROR, ErrorKind::Incomplete, text);
+    let body = serde_json::to_string(&problem).unwrap_or_default();
+    let status = StatusCode::INTERNAL_SERVER_ERROR.as_u16();
+    database.change(|sql| {
+        let end = "UPDATE answers SET status = ?1, body = ?2 WHERE status = ?3";
+        sql.execute(end, params![status, body, PENDING])
+    })?;
+    Ok(())
 }
 
 /// Reads the body, within limits of size and time.
@@ -226,9 +258,14 @@ async fn identify(
     }
 }
 
-/// Answers with a secret in them are not kept for repetitions.
+/// Whether the body is typed on a machine's keyboard: it may be a password of that machine.
+fn is_typing(path: &str) -> bool {
+    path.starts_with("/api/v1/sessions/") && path.ends_with("/keys")
+}
+
+/// Requests and answers with a secret in them are not kept for repetitions.
 fn is_secret(path: &str) -> bool {
-    path == "/api/v1/tokens"
+    path == "/api/v1/tokens" || is_typing(path)
 }
 
 /// The password of `Authorization: Basic`, which is a token: CDI and QEMU's HTTP driver send no other
@@ -246,9 +283,14 @@ fn is_from_our_page(request: &Request) -> bool {
     if let Some(site) = text("sec-fetch-site") {
         return site == "same-origin";
     }
+    is_own_origin(request.headers(), request.uri())
+}
+
+/// Whether a browser says that the request comes from a page of this service.
+pub(super) fn is_own_origin(headers: &HeaderMap, uri: &Uri) -> bool {
+    let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
     // HTTP/2 has the host in the request's own address.
-    let host =
-        request.uri().authority().map(|authority| authority.as_str()).or_else(|| text("host"));
+    let host = uri.authority().map(|authority| authority.as_str()).or_else(|| text("host"));
     match (text("origin"), host) {
         (Some(origin), Some(host)) => origin.strip_prefix("https://") == Some(host),
         _ => false,
@@ -317,10 +359,10 @@ async fn once(
         }
         Ok(Some((_, status, body))) => {
             let status = StatusCode::from_u16(status).unwrap_or(StatusCode::OK);
-            let headers = [
-                (header::CONTENT_TYPE.as_str(), "application/json"),
-                ("idempotency-replayed", "true"),
-            ];
+            let is_ok = status.is_success();
+            let content = if is_ok { "application/json" } else { "application/problem+json" };
+            let headers =
+                [(header::CONTENT_TYPE.as_str(), content), ("idempotency-replayed", "true")];
             return (status, headers, body).into_response();
         }
         Ok(None) => {}

@@ -23,7 +23,7 @@ use super::problem::{blocking, Answer, Problem};
 use super::stream::ReceiverStream;
 use crate::access::audit::AuditNote;
 use crate::access::{sha256, to_hex, Identity, Permission};
-use crate::service::SharedService;
+use crate::service::{Service, SharedService};
 
 /// Size of one read, in bytes.
 const PIECE_BYTES: u64 = 1 << 20;
@@ -113,15 +113,7 @@ async fn disk(
     let content = blocking(move || {
         let content = service.inventory()?.content(&format!("{machine}/{point}/{file}"))?;
         let what = content.address().to_owned();
-        if is_new_reader(&caller.name, &what) {
-            service.database.audit(&AuditNote {
-                who: &caller.name,
-                source: &caller.source,
-                action: "read disk",
-                subject: &what,
-                result: "ok",
-            })?;
-        }
+        note_read(&service, &caller, "read disk", &what)?;
         Ok(content)
     })
     .await?;
@@ -171,9 +163,37 @@ fn tag(content: &Content) -> String {
     to_hex(&hash[..16])
 }
 
-/// Whether this caller has not read this disk lately.
+/// Enters a read of content into the audit log, unless the same caller has read the same lately.
+///
+/// # Errors
+/// Errors of the database.
+pub(super) fn note_read(
+    service: &Service,
+    caller: &Identity,
+    action: &str,
+    what: &str,
+) -> coldrise_block::Result<()> {
+    if !is_new_reader(&caller.name, &format!("{action} {what}")) {
+        return Ok(());
+    }
+    let (who, source) = (&caller.name, &caller.source);
+    let noted =
+        service.database.audit(&AuditNote { who, source, action, subject: what, result: "ok" });
+    if noted.is_err() {
+        // The next read is refused as well while it cannot be entered.
+        let reader = reader(who, &format!("{action} {what}"));
+        READERS.lock().retain(|(known, _)| *known != reader);
+    }
+    noted
+}
+
+fn reader(who: &str, what: &str) -> String {
+    format!("{who} {what}")
+}
+
+/// Whether this caller has not read this lately.
 fn is_new_reader(who: &str, what: &str) -> bool {
-    let (reader, now) = (format!("{who} {what}"), Instant::now());
+    let (reader, now) = (reader(who, what), Instant::now());
     let mut readers = READERS.lock();
     readers.retain(|(_, at)| now.duration_since(*at) < AUDIT_INTERVAL);
     if readers.iter().any(|(known, _)| *known == reader) {

@@ -36,6 +36,11 @@ pub(super) fn routes() -> OpenApiRouter<SharedService> {
     OpenApiRouter::new().routes(routes!(events))
 }
 
+/// True while a client follows the events.
+pub(crate) fn has_clients() -> bool {
+    OPEN_STREAMS.load(Ordering::Relaxed) > 0
+}
+
 /// An open stream, counted.
 struct Open;
 

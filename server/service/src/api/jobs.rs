@@ -13,9 +13,7 @@ use super::input::{Body, Fields, Names};
 use super::problem::{blocking, Answer, Problem};
 use crate::access::{Identity, Permission};
 use crate::clock::now_ms;
-use crate::jobs::{
-    backup, conditions, preview, Condition, Job, JobKind, Outcome, QueueRow, RowState, StoredJob,
-};
+use crate::jobs::{backup, preview, Job, JobKind, Outcome, QueueRow, RowState, StoredJob};
 use crate::pattern::{any_matches, Pattern};
 use crate::service::{Service, SharedService};
 
@@ -30,7 +28,6 @@ pub(super) fn routes() -> OpenApiRouter<SharedService> {
     OpenApiRouter::new()
         .routes(routes!(jobs, add_job))
         .routes(routes!(uncovered))
-        .routes(routes!(shown_conditions))
         .routes(routes!(job, replace_job, remove_job))
         .routes(routes!(start))
         .routes(routes!(queue, change_queue))
@@ -310,25 +307,6 @@ async fn uncovered(
     let found = blocking(move || {
         let mut found = service.database.uncovered(&service.known_machines()?)?;
         found.retain(|machine| caller.sees(machine));
-        Ok(found)
-    });
-    found.await.map(Json)
-}
-
-/// List what is wrong with the protection now: old backups, failed jobs, machines in no job.
-#[utoipa::path(get, path = "/conditions", tag = "jobs", responses((status = 200, body = [Condition]), (status = "4XX", body = Problem, content_type = "application/problem+json")),
-    security(("token" = []), ("login" = [])))]
-async fn shown_conditions(
-    State(service): State<SharedService>,
-    Caller(caller): Caller,
-) -> Answer<Json<Vec<Condition>>> {
-    caller.allow(Permission::View)?;
-    let found = blocking(move || {
-        let known = service.known_machines()?;
-        let mut found = conditions(&service.database, &known, now_ms())?;
-        found.retain(|condition| {
-            condition.machine.as_deref().map_or_else(|| caller.sees_all(), |name| caller.sees(name))
-        });
         Ok(found)
     });
     found.await.map(Json)

@@ -13,13 +13,15 @@ use coldrise_inventory::{
     DamageListing, Listing, MachineSummary, PointDetails, PointPage, PointQuery, Retention,
     RetentionPlan, SessionDetails, SessionListing, Stats,
 };
+use coldrise_session::ActivityDetail;
 use coldrise_store::{MachineName, PointName, PointSelector, SessionName};
 use parking_lot::Mutex;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::caller::Caller;
+use super::console::{self, Machine};
 use super::input::{Body, Fields, Names};
 use super::problem::{blocking, Answer, Problem};
 use crate::access::{Identity, Permission};
@@ -44,6 +46,7 @@ pub(super) fn routes() -> OpenApiRouter<SharedService> {
         .routes(routes!(screenshot))
         .routes(routes!(sessions))
         .routes(routes!(session))
+        .routes(routes!(session_activity))
         .routes(routes!(space))
         .routes(routes!(damage))
         .routes(routes!(preview_retention))
@@ -206,34 +209,64 @@ async fn sessions(
     listed.await.map(Json)
 }
 
-/// Show a session.
+/// A session, and the machine that runs on it.
+#[derive(Serialize, utoipa::ToSchema)]
+struct SessionAndMachine {
+    #[serde(flatten)]
+    session: SessionDetails,
+    /// The machine that runs on it; `null` if none does.
+    running: Option<Machine>,
+}
+
+/// Show a session, the machine that runs on it, and if it is served, by whom and what clients did with its disks.
 #[utoipa::path(get, path = "/sessions/{session}", tag = "sessions", params(("session" = String, Path)),
-    responses((status = 200, body = SessionDetails), (status = "4XX", body = Problem, content_type = "application/problem+json")),
+    responses((status = 200, body = SessionAndMachine), (status = "4XX", body = Problem, content_type = "application/problem+json")),
     security(("token" = []), ("login" = [])))]
 async fn session(
     State(service): State<SharedService>,
     Caller(caller): Caller,
     Names(session): Names<String>,
-) -> Answer<Json<SessionDetails>> {
+) -> Answer<Json<SessionAndMachine>> {
+    read_session(service, caller, session, ActivityDetail::Totals).await.map(Json)
+}
+
+/// Show a session as `/sessions/{session}` does, with a heat map of each disk of a served session.
+#[utoipa::path(get, path = "/sessions/{session}/activity", tag = "sessions", params(("session" = String, Path)),
+    responses((status = 200, body = SessionAndMachine), (status = "4XX", body = Problem, content_type = "application/problem+json")),
+    security(("token" = []), ("login" = [])))]
+async fn session_activity(
+    State(service): State<SharedService>,
+    Caller(caller): Caller,
+    Names(session): Names<String>,
+) -> Answer<Json<SessionAndMachine>> {
+    read_session(service, caller, session, ActivityDetail::HeatMaps).await.map(Json)
+}
+
+async fn read_session(
+    service: SharedService,
+    caller: Identity,
+    session: String,
+    detail: ActivityDetail,
+) -> Answer<SessionAndMachine> {
     caller.allow(Permission::View)?;
-    let found = blocking(move || {
+    blocking(move || {
         let name: SessionName = session.parse()?;
-        let found = match caller.sees_all() {
-            true => service.inventory()?.session(&name)?,
+        let inventory = service.inventory()?;
+        if !caller.sees_all() {
             // The error for an unknown session names all; this caller may not see all.
-            false => service
-                .inventory()?
-                .sessions()?
-                .sessions
-                .into_iter()
-                .find(|found| found.session == name.as_str() && caller.sees(&found.machine))
-                .ok_or_else(|| {
-                    Error::new(ErrorKind::NotFound, format!("there is no session {name}"))
-                })?,
-        };
-        Ok(found)
-    });
-    found.await.map(Json)
+            let listed = inventory.sessions()?.sessions;
+            let is_seen = |found: &SessionDetails| {
+                found.session == name.as_str() && caller.sees(&found.machine)
+            };
+            if !listed.iter().any(is_seen) {
+                let text = format!("there is no session {name}");
+                return Err(Error::new(ErrorKind::NotFound, text));
+            }
+        }
+        let running = console::machine(&service, &name)?;
+        Ok(SessionAndMachine { session: inventory.session(&name, detail)?, running })
+    })
+    .await
 }
 
 /// Show the space of the repository, as `coldrise stats --json` does.

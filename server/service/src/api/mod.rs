@@ -5,17 +5,21 @@
 
 mod access;
 mod caller;
+mod console;
 mod content;
-mod events;
+pub(crate) mod events;
 mod input;
 mod jobs;
 mod machines;
 mod metrics;
 mod problem;
+mod recoveries;
 mod runs;
 mod starts;
 mod stream;
+mod tokens;
 mod told;
+mod users;
 
 use std::time::Duration;
 
@@ -33,6 +37,8 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::service::SharedService;
+use crate::web::Web;
+pub(crate) use caller::end_pending_answers;
 use problem::Problem;
 
 /// Maximum size of a request's body, in bytes.
@@ -70,14 +76,16 @@ impl Modify for Security {
 
 fn routes() -> OpenApiRouter<SharedService> {
     OpenApiRouter::with_openapi(Document::openapi())
-        .routes(routes!(welcome))
         .routes(routes!(health))
         .merge(metrics::routes())
         .nest(
             "/api/v1",
             access::routes()
+                .merge(users::routes())
+                .merge(tokens::routes())
                 .merge(machines::routes())
                 .merge(content::routes())
+                .merge(console::routes())
                 .merge(runs::routes())
                 .merge(starts::routes())
                 .merge(jobs::routes())
@@ -102,11 +110,14 @@ pub(crate) fn openapi_text() -> String {
 }
 
 /// All routes, with the rules that hold for each request.
-pub(crate) fn router(service: SharedService) -> Router {
+pub(crate) fn router(service: SharedService, web: Option<Web>) -> Router {
     let (router, document) = routes().split_for_parts();
     let document = open_jobs(document);
     let set =
         |name, value| SetResponseHeaderLayer::if_not_present(name, HeaderValue::from_static(value));
+    // The page is public and asks by itself: a browser with an ended login gets it too.
+    let page =
+        web.map_or_else(|| Router::new().route("/", axum::routing::get(welcome)), Web::router);
     router
         .route("/api/v1/openapi.json", axum::routing::get(move || async move { Json(document) }))
         .fallback(|| async {
@@ -118,6 +129,7 @@ pub(crate) fn router(service: SharedService) -> Router {
             Problem::new(StatusCode::METHOD_NOT_ALLOWED, ErrorKind::InvalidInput, text)
         })
         .layer(middleware::from_fn_with_state(service.clone(), caller::admit))
+        .merge(page.with_state(()))
         .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
         .layer(set(header::CONTENT_SECURITY_POLICY, CONTENT_SECURITY_POLICY))
         .layer(set(header::X_CONTENT_TYPE_OPTIONS, "nosniff"))
@@ -127,10 +139,9 @@ pub(crate) fn router(service: SharedService) -> Router {
         .with_state(service)
 }
 
-/// What to do here, for people whose browser followed the setup link.
-#[utoipa::path(get, path = "/", tag = "service", responses((status = 200, body = String, content_type = "text/plain")))]
+/// What to do here, where no page is installed.
 async fn welcome() -> Response {
-    "Coldrise: this service has an API and no page yet; /api/v1/openapi.json describes it.\n\n\
+    "Coldrise: this service has an API, and no page is installed; /api/v1/openapi.json describes the API.\n\n\
      After a setup link, https://HOST:PORT/#/setup/SECRET, make the first administrator with\n\n\
      curl --cacert CERT https://HOST:PORT/api/v1/setup --json \\\n    \
      '{\"secret\": \"SECRET\", \"user\": \"NAME\", \"password\": \"at least ten bytes\"}'\n"
@@ -141,4 +152,19 @@ async fn welcome() -> Response {
 #[utoipa::path(get, path = "/healthz", tag = "service", responses((status = 200, body = String, content_type = "text/plain")))]
 async fn health() -> Response {
     "ok\n".into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    #[test]
+    fn a_job_has_its_own_boot_check() {
+        let document: Value = serde_json::from_str(&super::openapi_text()).unwrap();
+        let schemas = &document["components"]["schemas"];
+        let of_job = schemas["Job"]["properties"]["boot_check"].to_string();
+        assert!(of_job.contains("schemas/JobBootCheck"), "{of_job}");
+        assert!(schemas["JobBootCheck"]["properties"]["when"].is_object());
+        assert!(schemas["BootCheck"]["properties"]["rungs"].is_object(), "that of a point");
+    }
 }

@@ -58,12 +58,14 @@ fn status(kind: ErrorKind) -> StatusCode {
         | ErrorKind::Interrupted
         | ErrorKind::BootFailed
         | ErrorKind::BootNotProven => StatusCode::CONFLICT,
-        ErrorKind::ReadOnly => StatusCode::FORBIDDEN,
+        ErrorKind::Unauthorized => StatusCode::UNAUTHORIZED,
+        ErrorKind::Forbidden => StatusCode::FORBIDDEN,
         ErrorKind::Unsupported => StatusCode::UNPROCESSABLE_ENTITY,
         ErrorKind::NoSpace => StatusCode::INSUFFICIENT_STORAGE,
-        ErrorKind::NoRepository | ErrorKind::WrongPassphrase | ErrorKind::WouldWait => {
-            StatusCode::SERVICE_UNAVAILABLE
-        }
+        ErrorKind::NoRepository
+        | ErrorKind::WrongPassphrase
+        | ErrorKind::ReadOnly
+        | ErrorKind::WouldWait => StatusCode::SERVICE_UNAVAILABLE,
         ErrorKind::Corrupt
         | ErrorKind::Io
         | ErrorKind::Poisoned

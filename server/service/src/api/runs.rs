@@ -3,7 +3,7 @@
 use axum::extract::State;
 use axum::Json;
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_runs::{LogLine, RunId, RunRecord};
+use coldrise_runs::{LogLine, RunId, RunRecord, State as RunState};
 use serde::{Deserialize, Serialize};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -14,7 +14,7 @@ use super::problem::{blocking, Answer, Problem};
 use crate::access::{Identity, Permission, Role};
 use crate::service::{Service, SharedService};
 
-/// Maximum number of ended runs in a list.
+/// Maximum number of ended runs in a list, and of those that a filter looks at.
 const MAX_RUNS: usize = 1000;
 /// Size of a piece of a log, in bytes.
 const LOG_PIECE_BYTES: u64 = 256 << 10;
@@ -41,8 +41,8 @@ struct RunFilter {
 #[derive(Serialize, utoipa::ToSchema)]
 struct Runs {
     runs: Vec<RunRecord>,
-    /// Number of ended runs that were not looked at.
-    hidden: usize,
+    /// Whether there may be older ones.
+    has_more: bool,
 }
 
 /// Whether the caller sees a run: those without a machine concern all machines.
@@ -69,7 +69,11 @@ async fn runs(
 ) -> Answer<Json<Runs>> {
     caller.allow(Permission::ViewRuns)?;
     let count = filter.count.unwrap_or(100).clamp(1, MAX_RUNS);
-    let listed = blocking(move || service.runs.list(count)).await?;
+    let is_filtered = filter.machine.is_some() || filter.state.is_some() || filter.job.is_some();
+    // The newest of a filter, or of a caller's machines, may lie far behind those of others.
+    let is_part = is_filtered || !caller.sees_all() || caller.role == Role::Backup;
+    let looked_at = if is_part { MAX_RUNS } else { count };
+    let listed = blocking(move || service.runs.list(looked_at)).await?;
     let is_chosen = |run: &RunRecord| {
         let plan = run.plan.as_ref();
         let is = |wanted: &Option<String>, found: Option<&str>| {
@@ -80,8 +84,17 @@ async fn runs(
             && is(&filter.machine, plan.and_then(|plan| plan.machine.as_deref()))
             && is(&filter.job, plan.and_then(|plan| plan.job.as_deref()))
     };
-    let runs = listed.runs.into_iter().filter(|run| is_chosen(run)).collect();
-    Ok(Json(Runs { runs, hidden: listed.hidden }))
+    let mut has_more = listed.hidden > 0;
+    let mut left = count;
+    let mut runs: Vec<RunRecord> = listed.runs.into_iter().filter(is_chosen).collect();
+    runs.retain(|run| {
+        let is_ended = run.state != RunState::Running;
+        let fits = !is_ended || left > 0;
+        left = left.saturating_sub(usize::from(is_ended));
+        has_more |= !fits;
+        fits
+    });
+    Ok(Json(Runs { runs, has_more }))
 }
 
 /// The run, if the caller sees it.

@@ -21,6 +21,7 @@ use utoipa_axum::routes;
 use super::caller::Caller;
 use super::input::{Body, Names};
 use super::problem::{blocking, Answer, Problem};
+use super::recoveries::{Boot, Serve};
 use super::runs::find;
 use crate::access::{Identity, Permission};
 use crate::jobs::NewRun;
@@ -45,6 +46,9 @@ enum Start {
         machine: String,
         /// [FORMAT:]SOURCE by disk, such as `{"vda": "raw:/dev/vg0/web01"}`.
         disks: BTreeMap<String, String>,
+        /// Bytes per second that it reads from the sources at most; no limit if absent.
+        #[schema(minimum = 65536)]
+        rate_bytes_per_second: Option<u64>,
     },
     /// Boot a point in isolation, and store the evidence with it.
     CheckBoot {
@@ -53,6 +57,11 @@ enum Start {
         /// The rung to reach: started, firmware, kernel, userspace, login or service.
         until: Option<String>,
     },
+    /// Boot a machine from its backup, on this host. It runs until it is switched off, or the run is
+    /// cancelled; the session stays. See /sessions/{session}/screen.
+    Boot(Boot),
+    /// Serve all points and sessions over NBD or NFS, until the run is cancelled.
+    Serve(Serve),
     /// Check stored data: of an address, or of everything.
     Verify {
         address: Option<String>,
@@ -110,31 +119,31 @@ enum Start {
 }
 
 /// A checked request.
-struct Command {
-    kind: &'static str,
-    machine: Option<String>,
+pub(super) struct Command {
+    pub(super) kind: &'static str,
+    pub(super) machine: Option<String>,
     /// Options, without the global ones, then `--` and the rest.
-    arguments: Vec<String>,
+    pub(super) arguments: Vec<String>,
 }
 
 impl Command {
-    fn new(kind: &'static str, machine: Option<String>) -> Command {
+    pub(super) fn new(kind: &'static str, machine: Option<String>) -> Command {
         Command { kind, machine, arguments: vec![kind.to_owned()] }
     }
 
-    fn option(mut self, name: &str, value: Option<impl ToString>) -> Command {
+    pub(super) fn option(mut self, name: &str, value: Option<impl ToString>) -> Command {
         if let Some(value) = value {
             self.arguments.push(format!("--{name}={}", value.to_string()));
         }
         self
     }
 
-    fn flag(mut self, name: &str, is_set: bool) -> Command {
+    pub(super) fn flag(mut self, name: &str, is_set: bool) -> Command {
         self.arguments.extend(is_set.then(|| format!("--{name}")));
         self
     }
 
-    fn words(mut self, words: impl IntoIterator<Item = String>) -> Command {
+    pub(super) fn words(mut self, words: impl IntoIterator<Item = String>) -> Command {
         self.arguments.push("--".to_owned());
         self.arguments.extend(words);
         self
@@ -145,7 +154,7 @@ impl Start {
     fn command(self, service: &Service, caller: &Identity) -> Result<Command> {
         use Permission::{Administer, Operate, ReadContent};
         match self {
-            Start::Backup { machine, disks } => {
+            Start::Backup { machine, disks, rate_bytes_per_second: rate } => {
                 // A source can be anything, such as another machine's disk.
                 caller.allow_all(Administer)?;
                 let machine: MachineName = machine.parse()?;
@@ -159,7 +168,9 @@ impl Start {
                 if words.len() == 1 {
                     return Err(refused("disks: give at least one"));
                 }
-                Ok(Command::new("backup", Some(machine.to_string())).words(words))
+                crate::jobs::check_rate(rate)?;
+                let command = Command::new("backup", Some(machine.to_string()));
+                Ok(command.option("rate", rate).words(words))
             }
             Start::CheckBoot { address, until } => {
                 let (machine, address) = point(caller, Operate, &address)?;
@@ -167,6 +178,8 @@ impl Start {
                 let command = Command::new("check-boot", Some(machine));
                 Ok(command.option("until", until).words([address]))
             }
+            Start::Boot(boot) => boot.command(service, caller),
+            Start::Serve(serve) => serve.command(service, caller),
             Start::Verify { address, sample } => {
                 let (machine, words) = anything(caller, address)?;
                 if sample.is_some_and(|percent| percent == 0 || percent > 100) {
@@ -231,7 +244,7 @@ impl Start {
     }
 }
 
-fn refused(text: &str) -> Error {
+pub(super) fn refused(text: &str) -> Error {
     Error::new(ErrorKind::InvalidInput, text)
 }
 
@@ -246,7 +259,11 @@ fn word(text: &str) -> Result<String> {
 }
 
 /// The machine and the text of MACHINE/POINT.
-fn point(caller: &Identity, permission: Permission, text: &str) -> Result<(String, String)> {
+pub(super) fn point(
+    caller: &Identity,
+    permission: Permission,
+    text: &str,
+) -> Result<(String, String)> {
     match text.parse::<Address>()? {
         Address::Point { machine, selector, disk: None } => {
             caller.allow_machine(permission, machine.as_str())?;
@@ -277,7 +294,7 @@ fn disk(service: &Service, caller: &Identity, text: &str) -> Result<(String, Str
 }
 
 /// The machine of a session that the caller may see, and its name.
-fn live(
+pub(super) fn live(
     service: &Service,
     caller: &Identity,
     permission: Permission,

@@ -6,6 +6,8 @@ use coldrise_inventory::Retention;
 use super::job::{BootCheck, Job, JobKind};
 
 const MAX_SOURCE_BYTES: usize = 1024;
+/// The lowest rate that `coldrise backup` takes, in bytes per second.
+const MIN_RATE: u64 = 64 << 10;
 const FORMATS: [&str; 5] = ["raw", "qcow2", "vmdk", "vhd", "vhdx"];
 const NBD_SCHEMES: [&str; 6] = ["nbd", "nbds", "nbd+unix", "nbds+unix", "nbd+vsock", "nbds+vsock"];
 
@@ -51,6 +53,21 @@ pub(crate) fn check_source(text: &str) -> Result<()> {
     }
 }
 
+/// Checks a rate, in bytes per second, as `coldrise backup --rate` does.
+///
+/// # Errors
+/// `InvalidInput`.
+pub(crate) fn check_rate(bytes_per_second: Option<u64>) -> Result<()> {
+    match bytes_per_second {
+        Some(rate) if rate < MIN_RATE => {
+            let text =
+                format!("rate_bytes_per_second: {rate} is too slow: give {MIN_RATE} or more");
+            Err(invalid(text).advise("for no limit, leave the rate out"))
+        }
+        _ => Ok(()),
+    }
+}
+
 fn expand(template: &str, machine: &str, disk: &str) -> String {
     template.replace("{machine}", machine).replace("{disk}", disk)
 }
@@ -63,6 +80,7 @@ pub(crate) fn backup(job: &Job, machine: &str) -> Vec<String> {
     }
     words.extend(job.config.as_ref().map(|path| format!("--config={}", expand(path, machine, ""))));
     words.extend(job.bitmap.as_ref().map(|name| format!("--bitmap={name}")));
+    words.extend(job.rate_bytes_per_second.map(|rate| format!("--rate={rate}")));
     words
 }
 

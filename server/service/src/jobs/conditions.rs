@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use coldrise_block::Result;
 use coldrise_inventory::{MachineSummary, PointSummary};
-use serde::Serialize;
 
 use super::job::JobKind;
 use super::store::Outcome;
@@ -33,17 +32,14 @@ impl From<&MachineSummary> for KnownMachine {
 }
 
 /// How bad a condition is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, utoipa::ToSchema)]
-#[serde(rename_all = "lowercase")]
-#[schema(as = JobSeverity)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Severity {
     Warning,
     Error,
 }
 
 /// Something is wrong now. The key stays the same as long as it is.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, utoipa::ToSchema)]
-#[schema(as = JobCondition)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Condition {
     /// `age MACHINE`, `job JOB KIND MACHINE` or `uncovered MACHINE`.
     pub(crate) key: String,

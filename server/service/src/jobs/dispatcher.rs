@@ -137,7 +137,9 @@ impl Dispatcher {
     /// Plans and starts a run whose row is `starting`. Harmless if that was done before.
     fn launch(&mut self, row: &QueueRow, now: Clocks) -> Result<()> {
         let (queue, id) = (&self.queue, row.id()?);
-        let planned = queue.global().and_then(|global| queue.runs.plan(&id, &row.request(global)));
+        let planned = queue
+            .global()
+            .and_then(|global| queue.runs.plan(&id, &row.request(global, &queue.keep_out)));
         if let Err(error) = planned {
             tracing::error!("planning run {id}: {}", error.full_message());
             let reason = format!("could not be planned: {}", error.full_message());

@@ -11,12 +11,14 @@ use super::queue::{NewRun, Queue};
 use super::rows::{self, QueueRow};
 use super::store::{self, Outcome};
 use crate::database::SqlResult;
+use crate::verify_result::FoundDamage;
 
 /// While another process keeps a run out, it is tried again after this time, and counts as failed
 /// only after an hour.
 const BUSY_INTERVAL_MS: i64 = 15_000;
 const BUSY_PATIENCE_MS: i64 = 3_600_000;
-/// A weekly check is due a little before the week is over, or it would slip by a day each time.
+/// A check is due a little before the day or week is over, or it would slip by a backup each time.
+const DAY_MS: i64 = (24 - 4) * 3_600_000;
 const WEEK_MS: i64 = (7 * 24 - 6) * 3_600_000;
 /// The unit of the back-off, in seconds.
 const BACK_OFF_UNIT_SECONDS: u64 = 60;
@@ -31,7 +33,8 @@ enum Meaning {
     Nothing,
     /// A retry makes sense.
     Failure,
-    /// A boot check has proved that the machine does not boot: to boot again proves the same.
+    /// A boot check has proved that the machine does not boot, or a verify has found damage: a repetition
+    /// proves the same.
     ProvenFailure,
     /// Another process was in the way.
     Busy,
@@ -44,6 +47,7 @@ impl Meaning {
         match run.state {
             State::Ok => Meaning::Success,
             State::Cancelled | State::Running => Meaning::Nothing,
+            State::Failed if FoundDamage::of(run).is_some() => Meaning::ProvenFailure,
             State::Failed if is(ErrorKind::Busy) => Meaning::Busy,
             State::Failed if is(ErrorKind::BootFailed) => Meaning::ProvenFailure,
             State::Failed if is(ErrorKind::BootNotProven) => Meaning::Nothing,
@@ -158,13 +162,17 @@ impl Queue {
         if let Some(check) = &job.boot_check {
             let kind = JobKind::CheckBoot.word();
             let last = store::find_outcome(sql, &job.name, kind, Some(machine))?;
-            let is_old = last.is_none_or(|outcome| {
-                outcome.state == State::Lost.word() || now_ms - outcome.ended_ms >= WEEK_MS
-            });
+            // One that was cut off is none. One of the future is of before the clock was set back.
+            let cut_off = [State::Lost.word(), State::Cancelled.word()];
+            let last = last.filter(|outcome| !cut_off.contains(&outcome.state.as_str()));
+            let is_older = |age_ms: i64| {
+                last.as_ref().is_none_or(|last| !(0..age_ms).contains(&(now_ms - last.ended_ms)))
+            };
             let is_due = match check.when {
                 BootCheckTime::Never => false,
                 BootCheckTime::Always => true,
-                BootCheckTime::Weekly => is_old,
+                BootCheckTime::Daily => is_older(DAY_MS),
+                BootCheckTime::Weekly => is_older(WEEK_MS),
             };
             if is_due {
                 let words = commands::check_boot(Some(check), &address(run, machine));
@@ -202,10 +210,14 @@ fn address(run: &RunRecord, machine: &str) -> String {
 /// Why a run did not succeed.
 fn message(run: &RunRecord) -> String {
     let error = run.result.as_ref().and_then(|result| result.error.as_ref());
-    let text = match error {
-        Some(error) => error.message.clone(),
-        None if run.problems.is_empty() => run.state.word().to_owned(),
-        None => run.problems.join("; "),
+    let text = if let Some(error) = error {
+        error.message.clone()
+    } else if let Some(damage) = FoundDamage::of(run) {
+        format!("{}; {}", damage.summary, damage.details.replace('\n', "; "))
+    } else if run.problems.is_empty() {
+        run.state.word().to_owned()
+    } else {
+        run.problems.join("; ")
     };
     text.chars().take(MAX_MESSAGE).collect()
 }

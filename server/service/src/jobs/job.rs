@@ -8,7 +8,7 @@ use coldrise_schedule::{Calendar, Window};
 use coldrise_store::{DiskName, MachineName};
 use serde::{Deserialize, Serialize};
 
-use super::commands::check_source;
+use super::commands::{check_rate, check_source};
 use crate::pattern::{check_list, Pattern};
 
 /// Bounds of a job's document.
@@ -70,6 +70,8 @@ pub(crate) enum BootCheckTime {
     Never,
     /// After each backup.
     Always,
+    /// After a backup, if the machine's last check by this job is a day (at least 20 hours) ago.
+    Daily,
     /// After a backup, if the machine's last check by this job is 7 days ago.
     Weekly,
 }
@@ -77,6 +79,7 @@ pub(crate) enum BootCheckTime {
 /// How points are booted.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(as = JobBootCheck)]
 pub(crate) struct BootCheck {
     /// For jobs of kind backup.
     #[serde(default)]
@@ -131,6 +134,11 @@ pub(crate) struct Job {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1, maximum = 64)]
     pub(crate) parallel: Option<u32>,
+    /// Backup: bytes per second that each of its runs reads from the sources at most; no limit if
+    /// absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 65536)]
+    pub(crate) rate_bytes_per_second: Option<u64>,
     /// Backup: the rules by which each machine is pruned after its backup. Prune: the rules.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) retention: Option<Retention>,
@@ -192,6 +200,7 @@ impl Job {
             ("disks_of", !self.disks_of.is_empty()),
             ("config", self.config.is_some()),
             ("bitmap", self.bitmap.is_some()),
+            ("rate_bytes_per_second", self.rate_bytes_per_second.is_some()),
             ("age_limit_hours", self.age_limit_hours.is_some()),
         ];
         if let Some((field, _)) = only_backup.iter().find(|(_, given)| *given && !is_backup) {
@@ -282,6 +291,7 @@ impl Job {
             DiskName::parse(disk).map_err(|error| error.context("disks"))?;
             check_source(source).map_err(|error| error.context(format!("disks: {disk}")))?;
         }
+        check_rate(self.rate_bytes_per_second)?;
         if let Some(config) = &self.config {
             check_source(config).map_err(|error| error.context("config"))?;
         }

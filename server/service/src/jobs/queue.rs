@@ -41,6 +41,8 @@ pub(crate) struct Queue {
     pub(super) events: Arc<Events>,
     /// The global options of each command; `None` if the service has no repository.
     global: Option<Vec<String>>,
+    /// Files and folders that no run reads as a source.
+    pub(super) keep_out: Vec<String>,
     is_changed: Mutex<bool>,
     changed: Condvar,
 }
@@ -63,6 +65,7 @@ impl Queue {
             runs: options.runs_folder(),
             events,
             global: global.transpose()?,
+            keep_out: options.own_files().iter().map(|own| absolute(own)).collect::<Result<_>>()?,
             is_changed: Mutex::new(false),
             changed: Condvar::new(),
         })
@@ -158,7 +161,7 @@ impl Queue {
     pub(super) fn record_cancelled(&self, row: &QueueRow) -> Result<()> {
         let id = row.id()?;
         if is_missing(&self.runs.read(&id)) {
-            self.runs.plan(&id, &row.request(self.global()?))?;
+            self.runs.plan(&id, &row.request(self.global()?, &self.keep_out))?;
             self.runs.fail_planned(&id, interrupted())?;
         }
         Ok(())

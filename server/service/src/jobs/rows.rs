@@ -73,9 +73,11 @@ impl QueueRow {
     }
 
     /// What its process is told. `global` are the global options.
-    pub(super) fn request(&self, global: &[String]) -> Request {
+    pub(super) fn request(&self, global: &[String], keep_out: &[String]) -> Request {
         Request {
             arguments: global.iter().chain(&self.arguments).cloned().collect(),
+            keep_out: keep_out.to_vec(),
+            machine: self.machine.clone(),
             job: self.job.clone(),
             requested_by: self.requested_by.clone(),
             attempt: self.attempt,

@@ -2,7 +2,9 @@
 //!
 //! The wall clock can jump. Times of jobs are stored, so a jump forwards makes missed jobs due, once
 //! each, like a time in which the service did not run. After a jump backwards a stored time can lie
-//! too far ahead: [`Queue::settle`] takes the earlier of it and the next time from now.
+//! too far ahead: [`Queue::settle`] then takes the next time from now. It does not if only one time lies
+//! between them: that one has been done already, maybe seconds ago. So no time is done twice in a row,
+//! and no job waits for longer than two of its intervals.
 
 use std::collections::HashMap;
 
@@ -58,8 +60,8 @@ pub(crate) fn preview(schedule: &[String], after_ms: i64, count: usize) -> Resul
 }
 
 impl Queue {
-    /// Takes the earlier of each job's stored time and its next time from now, and bounds the times of retries:
-    /// the clock may have been set back.
+    /// Brings times forward that lie too far ahead, of jobs and of retries: the clock may have been set
+    /// back.
     ///
     /// # Errors
     /// Errors of the database.
@@ -68,7 +70,11 @@ impl Queue {
         self.database.change(|sql| {
             for StoredJob { job, next_due_ms: stored, .. } in &jobs {
                 let next = next_due_ms(job, now_ms);
-                if stored.is_none_or(|stored| next.is_some_and(|next| next < stored)) {
+                let is_far = |stored: i64| {
+                    let second = next.and_then(|next| next_due_ms(job, next));
+                    second.is_some_and(|second| second < stored)
+                };
+                if stored.is_none_or(is_far) {
                     sql.execute(
                         "UPDATE jobs SET next_due_ms = ?2 WHERE name = ?1",
                         params![job.name, next],

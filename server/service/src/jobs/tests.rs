@@ -164,6 +164,24 @@ fn a_clock_that_is_set_back_delays_no_job() {
 }
 
 #[test]
+fn a_clock_that_is_set_back_a_little_repeats_no_occurrence() {
+    let Fixture { queue, folder: _folder } = fixture();
+    queue.database.add_job(&backup_job(), START_MS).unwrap();
+    let due = || queue.database.job("nightly").unwrap().next_due_ms.unwrap();
+    let hour = 3_600_000;
+    // The occurrence of the first hour is done; then the clock is set back over it.
+    queue.tick(START_MS + hour, &|| Ok(Vec::new())).unwrap();
+    assert_eq!(due(), START_MS + 2 * hour);
+    queue.settle(START_MS + hour - 30_000).unwrap();
+    assert_eq!(due(), START_MS + 2 * hour);
+    queue.settle(START_MS + 1).unwrap();
+    assert_eq!(due(), START_MS + 2 * hour);
+    // Over more than one: it would wait for too long.
+    queue.settle(START_MS - 1).unwrap();
+    assert_eq!(due(), START_MS);
+}
+
+#[test]
 fn a_jump_of_the_clock_is_noticed() {
     let Fixture { queue, folder: _folder } = fixture();
     queue.database.add_job(&backup_job(), START_MS + DAY_MS).unwrap();
@@ -286,7 +304,7 @@ fn a_start_goes_on_wherever_it_was_cut_off() {
     let rows = queue.database.queue_rows().unwrap();
     let request = |id: &RunId| {
         let row = rows.iter().find(|row| row.run == id.as_str()).unwrap();
-        row.request(queue.global().unwrap())
+        row.request(queue.global().unwrap(), &[])
     };
     queue.runs.plan(&ids[1], &request(&ids[1])).unwrap();
     queue.runs.plan(&ids[2], &request(&ids[2])).unwrap();
@@ -347,6 +365,9 @@ fn malformed_jobs_are_refused() {
         r#"{"schedule":["sometimes"]}"#,
         r#"{"window":"always"}"#,
         r#"{"parallel":0}"#,
+        r#"{"rate_bytes_per_second":0}"#,
+        r#"{"rate_bytes_per_second":65535}"#,
+        r#"{"kind":"gc","machines":["*"],"disks":{},"rate_bytes_per_second":65536}"#,
         r#"{"retries":1000}"#,
         r#"{"retention":{}}"#,
         r#"{"kind":"prune"}"#,

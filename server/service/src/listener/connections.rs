@@ -1,4 +1,6 @@
-//! A bounded number of connections. A new one takes the place of the one that is idle longest.
+//! A bounded number of connections. When all places are taken, a new one takes the place of another: of the
+//! oldest that has never named a known caller, even while it sends a request, else of the known one that is
+//! idle longest. So a crowd without a proof shuts nobody out, whatever it sends.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -30,6 +32,8 @@ struct Entry {
     from: Option<IpAddr>,
     /// Requests whose answer is not yet taken.
     busy: usize,
+    /// A request of it came from a known caller.
+    is_known: bool,
     idle_since: Instant,
     close: Arc<Notify>,
 }
@@ -44,15 +48,15 @@ pub(super) struct Slot {
 }
 
 /// A request of a connection, until its answer is taken.
-pub(super) struct Busy(Arc<Slot>);
+pub(crate) struct Busy(Arc<Slot>);
 
 impl Connections {
     pub(super) fn new(max: usize) -> Connections {
         Connections { max, table: Mutex::default() }
     }
 
-    /// A place for a new connection. When all are taken, the connection that is idle longest is
-    /// closed; `None` if all are busy.
+    /// A place for a new connection. When all are taken, another connection is closed; `None` if known callers
+    /// use all of them now.
     /// An address may have a quarter of them: a crowd from there shuts nobody else out.
     pub(super) fn take(self: &Arc<Self>, from: Option<IpAddr>) -> Option<Slot> {
         let mut table = self.table.lock();
@@ -60,16 +64,17 @@ impl Connections {
         let same = table.open.values().filter(|entry| is_from(entry)).count();
         let is_crowd = same >= (self.max / 4).max(1);
         if is_crowd || table.open.len() >= self.max {
-            let idle = table.open.iter().filter(|(_, entry)| entry.busy == 0);
-            let idle = idle.filter(|(_, entry)| !is_crowd || is_from(entry));
-            let longest =
-                idle.min_by_key(|(_, entry)| entry.idle_since).map(|(number, _)| *number)?;
-            let closed = table.open.remove(&longest)?;
+            let others = table.open.iter().filter(|(_, entry)| !is_crowd || is_from(entry));
+            let others = others.filter(|(_, entry)| !entry.is_known || entry.busy == 0);
+            let oldest = others.min_by_key(|(_, entry)| (entry.is_known, entry.idle_since));
+            let oldest = oldest.map(|(number, _)| *number)?;
+            let closed = table.open.remove(&oldest)?;
             closed.close.notify_one();
         }
         table.next += 1;
         let (number, close) = (table.next, Arc::new(Notify::new()));
-        let entry = Entry { from, busy: 0, idle_since: Instant::now(), close: close.clone() };
+        let idle_since = Instant::now();
+        let entry = Entry { from, busy: 0, is_known: false, idle_since, close: close.clone() };
         table.open.insert(number, entry);
         drop(table);
         let connections = self.clone();
@@ -102,6 +107,13 @@ impl Slot {
     /// Resolves when the first request has come.
     pub(super) async fn asked(&self) {
         self.asked.notified().await;
+    }
+
+    /// A caller of this connection has proved who they are.
+    pub(super) fn set_known(&self) {
+        if let Some(entry) = self.connections.table.lock().open.get_mut(&self.number) {
+            entry.is_known = true;
+        }
     }
 
     /// A request has come.
@@ -173,15 +185,32 @@ mod tests {
         let connections = Arc::new(Connections::new(2));
         let first = Arc::new(connections.take(None).unwrap());
         let second = Arc::new(connections.take(None).unwrap());
+        for slot in [&first, &second] {
+            slot.set_known();
+        }
         let busy = first.busy();
         let third = connections.take(None).unwrap();
         second.closed().await;
         assert_eq!(connections.count(), 2);
-        let _busy_too = Arc::new(third).busy();
+        let third = Arc::new(third);
+        third.set_known();
+        let _busy_too = third.busy();
         assert!(connections.take(None).is_none(), "all are busy");
         drop(busy);
         assert!(connections.take(None).is_some());
         first.closed().await;
+    }
+
+    #[tokio::test]
+    async fn a_request_without_a_known_caller_keeps_no_place() {
+        let connections = Arc::new(Connections::new(2));
+        let (first, second) = (connections.take(None).unwrap(), connections.take(None).unwrap());
+        let (first, second) = (Arc::new(first), Arc::new(second));
+        first.set_known();
+        let _slow = second.busy();
+        assert!(connections.take(None).is_some(), "not the known one, which is idle longer");
+        second.closed().await;
+        assert_eq!(connections.count(), 1);
     }
 
     #[tokio::test]
@@ -190,7 +219,11 @@ mod tests {
         let (crowd, other) = ("192.0.2.1".parse().ok(), "192.0.2.2".parse().ok());
         let slots: Vec<_> = (0..8)
             .filter_map(|_| connections.take(crowd))
-            .map(|slot| Arc::new(slot).busy())
+            .map(|slot| {
+                let slot = Arc::new(slot);
+                slot.set_known();
+                slot.busy()
+            })
             .collect();
         assert_eq!(slots.len(), 2);
         assert!(connections.take(crowd).is_none());

@@ -1,16 +1,18 @@
 //! Connections: HTTPS on TCP, plain HTTP on a Unix socket.
 //!
-//! Each connection is a task. [`connections::Connections`] bounds their number: when it is reached, the
-//! longest idle one is closed for a new one, so idle clients cannot lock others out. Limits of
-//! time: 10 s for TLS, 10 s for the head of a request, 60 s for a client that does not take its
-//! answer.
+//! Each connection is a task. [`connections::Connections`] bounds their number: when it is reached, one
+//! without a known caller, or the longest idle one, is closed for a new one, so a crowd cannot lock
+//! others out. Limits of size: 32 to 64 KiB for the head of a request. Limits of time: 10 s for TLS,
+//! 10 s for the head of a request, 60 s for a client that does not take its answer.
 
 mod connections;
 mod tls;
 
+use std::future::Future;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::Path;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,16 +20,18 @@ use axum::body::Body;
 use axum::Router;
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use hyper::body::Incoming;
+use hyper::server::conn::{http1, http2};
 use hyper::Request;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use hyper_util::server::conn::auto::Builder;
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream, UnixListener};
 use tokio::sync::watch;
 use tower::ServiceExt;
 
+use crate::folders::make_socket_folder;
 use crate::service::SharedService;
+pub(crate) use connections::Busy;
 use connections::{Connections, Slot};
 pub(crate) use tls::{fingerprint, Certificate};
 
@@ -42,6 +46,11 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 const MAX_TCP_CONNECTIONS: usize = 1024;
 const MAX_UNIX_CONNECTIONS: usize = 256;
 const MAX_HTTP2_STREAMS: u32 = 64;
+/// Heads of requests up to this size are always taken, and those above twice the size never, in bytes.
+/// hyper compares what it has before it reads more.
+const MAX_HEAD_BYTES: usize = 32 << 10;
+/// Maximum number of headers, in HTTP/1.
+const MAX_HEADERS: usize = 64;
 
 /// The other end of a connection.
 #[derive(Clone, Copy, Debug)]
@@ -53,6 +62,22 @@ pub(crate) enum Peer {
         /// Its effective user id.
         uid: u32,
     },
+}
+
+/// The connection of a request.
+#[derive(Clone)]
+pub(crate) struct Connection(Arc<Slot>);
+
+impl Connection {
+    /// Its caller has proved who they are: it keeps its place while it is busy.
+    pub(crate) fn set_known(&self) {
+        self.0.set_known();
+    }
+
+    /// The connection is busy while the result lives, for answers that outlive their request.
+    pub(crate) fn busy(&self) -> Busy {
+        self.0.busy()
+    }
 }
 
 /// The listeners of the service.
@@ -106,7 +131,7 @@ impl Listeners {
         let path = &self.service.options.socket;
         let what = || format!("listening on {}", path.display());
         if let Some(folder) = path.parent() {
-            std::fs::create_dir_all(folder).context(what)?;
+            make_socket_folder(folder)?;
         }
         remove_stale_socket(path)?;
         let listener = UnixListener::bind(path).context(what)?;
@@ -191,21 +216,12 @@ impl Listeners {
     where
         S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
-        let mut builder = Builder::new(TokioExecutor::new());
-        builder.http1().timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT);
-        builder
-            .http2()
-            .timer(TokioTimer::new())
-            .max_concurrent_streams(MAX_HTTP2_STREAMS)
-            .keep_alive_interval(Duration::from_secs(20))
-            .keep_alive_timeout(Duration::from_secs(20));
-        // The version is known from TLS: nothing waits for the first bytes to tell.
-        let builder = if is_http2 { builder.http2_only() } else { builder.http1_only() };
         let slot = Arc::new(slot);
         let (router, requests) = (self.router.clone(), slot.clone());
         let service = hyper::service::service_fn(move |request: Request<Incoming>| {
             let mut request = request.map(Body::new);
             request.extensions_mut().insert(peer);
+            request.extensions_mut().insert(Connection(requests.clone()));
             let busy = requests.busy();
             let router = router.clone();
             async move {
@@ -214,7 +230,33 @@ impl Listeners {
                 answer.map(|answer| answer.map(|body| connections::BusyBody::new(body, busy)))
             }
         });
-        let connection = builder.serve_connection(TokioIo::new(stream), service);
+        let stream = TokioIo::new(stream);
+        // The version is known from TLS: nothing waits for the first bytes to tell.
+        if is_http2 {
+            let mut builder = http2::Builder::new(TokioExecutor::new());
+            builder
+                .timer(TokioTimer::new())
+                .max_concurrent_streams(MAX_HTTP2_STREAMS)
+                .max_header_list_size(MAX_HEAD_BYTES as u32)
+                .keep_alive_interval(Duration::from_secs(20))
+                .keep_alive_timeout(Duration::from_secs(20));
+            let connection = builder.serve_connection(stream, service);
+            self.drive(connection, |connection| connection.graceful_shutdown(), &slot).await;
+        } else {
+            let mut builder = http1::Builder::new();
+            builder
+                .timer(TokioTimer::new())
+                .header_read_timeout(HEAD_TIMEOUT)
+                .max_buf_size(MAX_HEAD_BYTES)
+                .max_headers(MAX_HEADERS);
+            // A websocket takes the stream over, and holds the slot.
+            let connection = builder.serve_connection(stream, service).with_upgrades();
+            self.drive(connection, |connection| connection.graceful_shutdown(), &slot).await;
+        }
+    }
+
+    /// Serves one connection until it ends, has to make room, or the service stops.
+    async fn drive<C: Future>(&self, connection: C, shut_down: impl Fn(Pin<&mut C>), slot: &Slot) {
         tokio::pin!(connection);
         let mut stop = self.stop.clone();
         let first_request = tokio::time::sleep(HEAD_TIMEOUT);
@@ -227,7 +269,7 @@ impl Listeners {
                 () = &mut first_request, if !slot.has_asked() => return,
                 _ = stop.wait_for(|stop| *stop), if !is_stopping => {
                     is_stopping = true;
-                    connection.as_mut().graceful_shutdown();
+                    shut_down(connection.as_mut());
                 }
                 () = slot.asked(), if !slot.has_asked() => {}
             }

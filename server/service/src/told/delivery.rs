@@ -105,6 +105,7 @@ async fn deliver_to(service: SharedService, target: String, ended: mpsc::Unbound
 
 fn next(service: &Service, target: &str) -> Result<Option<Attempt>> {
     let now = now_ms();
+    service.database.change(|sql| outbox::begin(sql, target))?;
     let (found, waiting) = service
         .database
         .read(|sql| Ok((super::targets::one(sql, target)?, outbox::batch(sql, target, now)?)))?;

@@ -13,6 +13,7 @@ use rusqlite::{params, Connection, OptionalExtension, Transaction};
 use super::condition::{Condition, Severity, Topic};
 use super::settings;
 use crate::database::{Database, SqlResult};
+use crate::verify_result::FoundDamage;
 
 /// Ended runs are remembered this long, in milliseconds; their folders are removed earlier.
 const HISTORY_MS: i64 = 100 * 24 * 3600 * 1000;
@@ -137,6 +138,13 @@ fn condition(run: &RunRecord) -> Option<Condition> {
         condition.details = run.problems.join("\n");
         condition.advice = Some("start it again".to_owned());
     }
+    if let Some(damage) = FoundDamage::of(run) {
+        condition.topic = Topic::Damage;
+        condition.machine = damage.machine;
+        condition.summary = format!("{}{by}", damage.summary);
+        condition.details = damage.details;
+        condition.advice = Some("restore from points that are not affected, and repair".to_owned());
+    }
     condition.command = plan
         .filter(|_| topic != Topic::RunSucceeded)
         .map(|plan| format!("coldrise {}", plan.arguments.join(" ")));
@@ -192,7 +200,7 @@ mod tests {
         });
         let plan = serde_json::from_value(plan).unwrap();
         let id = format!("20261123T014500Z-{id:04x}-backup");
-        RunRecord { id, state, plan, result, progress: None, problems: vec![] }
+        RunRecord { id, state, plan, result, machine: None, progress: None, problems: vec![] }
     }
 
     #[test]

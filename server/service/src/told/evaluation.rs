@@ -54,7 +54,7 @@ fn is_reason(what: &What) -> bool {
     match what {
         What::Run { state, .. } => state != "running",
         What::Machine { .. } | What::Job { .. } | What::Settings => true,
-        What::Session { .. } | What::Alarm { .. } => false,
+        What::Session { .. } | What::Activity(_) | What::Alarm { .. } => false,
     }
 }
 
@@ -212,9 +212,10 @@ fn repository_conditions(service: &Service, inventory: &Inventory, findings: &mu
     }
 }
 
-/// The newest point does not boot, or gets less far than points before it.
+/// The newest checked point does not boot, or gets less far than points before it. A newer point that nobody
+/// has checked proves nothing else.
 fn boot_condition(machine: &MachineSummary) -> Option<Condition> {
-    let badge = machine.boot.as_ref()?;
+    let badge = machine.last_boot_check.as_ref()?;
     let (name, address) = (&machine.machine, &badge.address);
     let (severity, text) = match badge.verdict {
         BootVerdict::Failed => (Severity::Fail, format!("{address} does not boot")),

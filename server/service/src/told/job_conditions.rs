@@ -79,6 +79,7 @@ pub(super) fn complete(sql: &Connection, conditions: &mut Vec<Condition>) -> Sql
         let Some(run) = &condition.run else { continue };
         let Some(said) = ended_runs::condition_of(sql, run)? else { continue };
         condition.topic = said.topic;
+        condition.machine = condition.machine.take().or(said.machine);
         condition.details = format!("{}\n{}", condition.summary, said.details);
         condition.summary = said.summary;
         condition.advice = said.advice;

@@ -13,8 +13,10 @@ use lettre::transport::smtp::client::{Tls, TlsParameters};
 use lettre::{SmtpTransport, Transport};
 use serde::{Deserialize, Serialize};
 
+use super::bounded_relay;
+use super::host::{check_host, is_loopback, plain_host};
 use super::message::Message;
-use super::secret_file::{check_name, is_loopback, secret};
+use super::secret_file::{check_name, secret};
 
 /// Time limit of each answer of a mail server.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -39,7 +41,8 @@ pub(crate) enum Encryption {
 pub(crate) struct SmtpTarget {
     #[schema(max_length = 253)]
     host: String,
-    #[schema(minimum = 1)]
+    #[serde(deserialize_with = "port")]
+    #[schema(minimum = 1, maximum = 65535)]
     port: u16,
     encryption: Encryption,
     /// Allow `none` to other hosts: everyone on the way can read mail and password.
@@ -71,6 +74,12 @@ pub(crate) struct SendmailTarget {
 
 fn refused(text: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidInput, text)
+}
+
+fn port<'de, D: serde::Deserializer<'de>>(deserializer: D) -> std::result::Result<u16, D::Error> {
+    let given = serde_json::Value::deserialize(deserializer)?;
+    let port = given.as_u64().and_then(|port| u16::try_from(port).ok()).filter(|port| *port > 0);
+    port.ok_or_else(|| serde::de::Error::custom("port: give 1 to 65535, usually 587"))
 }
 
 fn mailbox(address: &str) -> Result<Mailbox> {
@@ -113,13 +122,7 @@ fn mail(message: &Message, from: &str, to: &[String]) -> Result<lettre::Message>
 impl SmtpTarget {
     pub(super) fn check(&self) -> Result<()> {
         check_addresses(&self.from, &self.to)?;
-        let is_name = |c: u8| c.is_ascii_alphanumeric() || b".-_:[]".contains(&c);
-        if self.host.is_empty() || self.host.len() > 253 || !self.host.bytes().all(is_name) {
-            return Err(refused("host: give the name or address of a mail server"));
-        }
-        if self.port == 0 {
-            return Err(refused("port: give 1 to 65535, usually 587"));
-        }
+        check_host("host", &self.host)?;
         self.password_file.as_deref().map_or(Ok(()), check_name)?;
         if self.encryption == Encryption::None && !self.allow_plain && !is_loopback(&self.host) {
             let text = format!("without encryption everyone on the way to {} can read", self.host);
@@ -149,19 +152,22 @@ impl SmtpTarget {
     /// What the server answered, or why it could not be reached.
     pub(super) fn send(&self, message: &Message, state: &Path) -> Result<()> {
         let mail = mail(message, &self.from, &self.to)?;
+        let server = format!("the mail server {}:{}", self.host, self.port);
         let failed = |error: lettre::transport::smtp::Error| {
-            let text = format!("the mail server {}:{}", self.host, self.port);
-            Error::with_source(ErrorKind::Io, text, error)
+            Error::with_source(ErrorKind::Io, server.clone(), error)
         };
-        let tls = || TlsParameters::new(self.host.clone()).map_err(failed);
+        let host = plain_host(&self.host);
+        let tls = || TlsParameters::new(host.clone()).map_err(failed);
         let tls = match self.encryption {
             Encryption::Tls => Tls::Wrapper(tls()?),
             Encryption::Starttls => Tls::Required(tls()?),
             Encryption::None => Tls::None,
         };
         let password = secret(state, self.password_file.as_deref(), self.password.as_deref())?;
-        let mut builder = SmtpTransport::builder_dangerous(&self.host)
-            .port(self.port)
+        let relay = bounded_relay::start(&host, self.port, TIMEOUT);
+        let relay = relay.map_err(|error| error.context(server.clone()))?;
+        let mut builder = SmtpTransport::builder_dangerous("127.0.0.1")
+            .port(relay)
             .timeout(Some(TIMEOUT))
             .tls(tls);
         if let Some(user) = &self.user {

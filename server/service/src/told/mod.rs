@@ -12,10 +12,12 @@
 //! slow one delays no other.
 
 mod alarms;
+mod bounded_relay;
 mod condition;
 mod delivery;
 mod ended_runs;
 mod evaluation;
+mod host;
 mod job_conditions;
 mod mail;
 mod message;

@@ -7,8 +7,11 @@ use super::message::Message;
 use super::targets;
 use crate::database::{Database, SqlResult};
 
-/// A message that a target did not take for this long is given up, in milliseconds.
+/// A message that a target did not take for this long is given up, in milliseconds,
 const MAX_AGE_MS: i64 = 24 * 3600 * 1000;
+/// after at least this many attempts, which take two hours: the clock may have been set, or the service
+/// was down.
+const MIN_ATTEMPTS: u32 = 8;
 /// No pause is as long, in milliseconds: what is due later waits since before the clock was set back.
 const MAX_PAUSE_MS: i64 = 2 * 3600 * 1000;
 /// Maximum number of messages that one attempt takes.
@@ -80,6 +83,14 @@ pub(super) fn batch(sql: &Connection, target: &str, now_ms: i64) -> SqlResult<Ve
     found.collect()
 }
 
+/// An attempt begins. What [`hurry`] makes due from now on stays due if this attempt fails: it may be one
+/// with the old settings.
+pub(super) fn begin(sql: &Connection, target: &str) -> SqlResult<()> {
+    sql.prepare_cached("UPDATE outbox SET next_ms = 1 WHERE target = ?1 AND next_ms = 0")?
+        .execute([target])?;
+    Ok(())
+}
+
 /// Records that a target took messages.
 pub(super) fn sent(
     sql: &Transaction<'_>,
@@ -116,7 +127,7 @@ pub(super) fn failed(
             })
             .optional()?;
         let Some((attempts, at_ms)) = found else { continue };
-        if now_ms - at_ms >= MAX_AGE_MS {
+        if now_ms - at_ms >= MAX_AGE_MS && attempts + 1 >= MIN_ATTEMPTS {
             remove(sql, target, *number)?;
             given_up += 1;
             continue;
@@ -124,13 +135,14 @@ pub(super) fn failed(
         let pause = coldrise_schedule::back_off(attempts + 1, random);
         pause_ms = pause_ms.max(i64::try_from(pause.as_millis()).unwrap_or(i64::MAX));
         sql.prepare_cached(
-            "UPDATE outbox SET attempts = attempts + 1, next_ms = ?3 WHERE target = ?1 AND message = ?2",
+            "UPDATE outbox SET attempts = attempts + 1, next_ms = iif(next_ms = 0, 0, ?3)
+             WHERE target = ?1 AND message = ?2",
         )?
         .execute(params![target, number, now_ms + pause_ms])?;
     }
     // The others wait as well: the target is not well. Those of an equal number of attempts come first.
     sql.execute(
-        "UPDATE outbox SET next_ms = max(next_ms, ?2) WHERE target = ?1",
+        "UPDATE outbox SET next_ms = max(next_ms, ?2) WHERE target = ?1 AND next_ms != 0",
         params![target, now_ms + pause_ms],
     )?;
     let text = match given_up {
@@ -182,7 +194,7 @@ impl Database {
 
 #[cfg(test)]
 mod tests {
-    use super::{batch, due, failed, post, sent, MAX_AGE_MS};
+    use super::{batch, begin, due, failed, hurry, post, sent, MAX_AGE_MS};
     use crate::database::Database;
     use crate::told::condition::{Condition, Severity, Topic};
     use crate::told::message::{Message, Occasion};
@@ -207,8 +219,9 @@ mod tests {
     fn pauses_grow_and_a_day_ends_the_attempts() {
         let folder = tempfile::tempdir().unwrap();
         let (database, target) = with_target(folder.path());
-        database.change(|sql| post(sql, &[message(0)], 0)).unwrap();
-        let (mut now, mut pauses) = (0, Vec::new());
+        let begin_ms = 10 * MINUTE_MS;
+        database.change(|sql| post(sql, &[message(0)], begin_ms)).unwrap();
+        let (mut now, mut pauses) = (begin_ms, Vec::new());
         loop {
             let waiting = database.read(|sql| batch(sql, &target, now)).unwrap();
             let numbers: Vec<i64> = waiting.iter().map(|waiting| waiting.number).collect();
@@ -221,7 +234,8 @@ mod tests {
             now = next;
         }
         assert_eq!(pauses[..8], [1, 2, 4, 8, 16, 32, 60, 60]);
-        assert!((MAX_AGE_MS..MAX_AGE_MS + 61 * MINUTE_MS).contains(&now), "{now}");
+        let waited = now - begin_ms;
+        assert!((MAX_AGE_MS..MAX_AGE_MS + 61 * MINUTE_MS).contains(&waited), "{waited}");
         let shown = serde_json::to_value(&database.targets().unwrap()[0]).unwrap();
         assert_eq!((&shown["given_up"], &shown["waiting"]), (&1.into(), &0.into()));
         assert!(shown["last_result"]["text"].as_str().unwrap().contains("given up after a day"));
@@ -232,16 +246,47 @@ mod tests {
     }
 
     #[test]
+    fn a_clock_that_is_set_forwards_drops_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let (database, target) = with_target(folder.path());
+        database.change(|sql| post(sql, &[message(1)], 0)).unwrap();
+        let later = 10 * MAX_AGE_MS;
+        database.change(|sql| failed(sql, &target, &[1], "no", later, 0)).unwrap();
+        let waiting = database.read(|sql| batch(sql, &target, later + MINUTE_MS)).unwrap();
+        assert_eq!(waiting.len(), 1, "one attempt is not enough");
+    }
+
+    #[test]
     fn a_refused_message_comes_after_new_ones_and_the_target_rests() {
         let folder = tempfile::tempdir().unwrap();
         let (database, target) = with_target(folder.path());
-        database.change(|sql| post(sql, &[message(1), message(2)], 0)).unwrap();
-        database.change(|sql| failed(sql, &target, &[1], "no", 0, 0)).unwrap();
-        assert!(database.read(|sql| batch(sql, &target, 0)).unwrap().is_empty());
-        let order = database.read(|sql| batch(sql, &target, MINUTE_MS)).unwrap();
+        let now = 10 * MINUTE_MS;
+        let later = now + MINUTE_MS;
+        database.change(|sql| post(sql, &[message(1), message(2)], now)).unwrap();
+        database.change(|sql| failed(sql, &target, &[1], "no", now, 0)).unwrap();
+        assert!(database.read(|sql| batch(sql, &target, now)).unwrap().is_empty());
+        let order = database.read(|sql| batch(sql, &target, later)).unwrap();
         assert_eq!(order.iter().map(|waiting| waiting.number).collect::<Vec<_>>(), [2, 1]);
-        database.change(|sql| sent(sql, &target, &[1, 2], MINUTE_MS)).unwrap();
-        assert_eq!(database.read(|sql| due(sql, MINUTE_MS)).unwrap(), (vec![], None));
+        database.change(|sql| sent(sql, &target, &[1, 2], later)).unwrap();
+        assert_eq!(database.read(|sql| due(sql, later)).unwrap(), (vec![], None));
+    }
+
+    #[test]
+    fn a_change_during_an_attempt_is_tried_at_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let (database, target) = with_target(folder.path());
+        let now = 10 * MINUTE_MS;
+        let attempt = |is_changed: bool| {
+            database.change(|sql| begin(sql, &target)).unwrap();
+            if is_changed {
+                database.change(|sql| hurry(sql, Some(&target))).unwrap();
+            }
+            database.change(|sql| failed(sql, &target, &[1], "no", now, 0)).unwrap();
+            database.read(|sql| batch(sql, &target, now)).unwrap().len()
+        };
+        database.change(|sql| post(sql, &[message(1), message(2)], now)).unwrap();
+        assert_eq!(attempt(true), 2, "the failed one had the old settings");
+        assert_eq!(attempt(false), 0);
     }
 
     #[test]

@@ -49,9 +49,3 @@ pub(super) fn secret(
     }
     Ok(Some(text.to_owned()))
 }
-
-/// Whether a host's name or address in a setting is this host.
-pub(super) fn is_loopback(host: &str) -> bool {
-    let address = host.trim_start_matches('[').trim_end_matches(']');
-    host == "localhost" || address.parse().is_ok_and(|ip: std::net::IpAddr| ip.is_loopback())
-}

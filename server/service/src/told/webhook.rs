@@ -12,8 +12,9 @@ use ureq::http::Uri;
 use ureq::tls::{Certificate, RootCerts, TlsConfig};
 
 use super::condition::Severity;
+use super::host::{check_host, is_loopback};
 use super::message::{Message, Occasion};
-use super::secret_file::{check_name, is_loopback, secret};
+use super::secret_file::{check_name, secret};
 
 /// Time limit of a whole request.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -75,6 +76,11 @@ impl WebhookTarget {
         };
         if authority.as_str().contains('@') {
             return Err(refused("url: put user and password into token, not into the address"));
+        }
+        check_host("url", authority.host())?;
+        let has_port = authority.as_str().len() > authority.host().len();
+        if has_port && authority.port_u16().unwrap_or(0) == 0 {
+            return Err(refused("url: a port is a number from 1 to 65535"));
         }
         match scheme {
             "https" => {}
@@ -231,6 +237,15 @@ mod tests {
             "/x",
             "",
             "http://127.0.0.1.example/",
+            "https://a.example:99999/",
+            "https://a.example:0/",
+            "https://a.example:/",
+            "https://a.example:x/",
+            "https://:443/",
+            "https:///x",
+            "https://a%41.example/",
+            "https://1.2.3/",
+            "a.example:443",
         ] {
             assert!(target(url).check().is_err(), "{url}");
         }

@@ -1,0 +1,297 @@
+//! The screen and the serial port as websockets: bytes both ways.
+//!
+//! Bounds: [`MAX_OF_SESSION`] clients of a session, [`MAX_OPEN`] in all; one piece of output and one message
+//! of input per client in memory. A client that does not take its bytes is closed, and the machine never
+//! waits for it. An open websocket ends with the machine, with the service, with the caller's token or login,
+//! and when the client does not answer pings; the close frame says which in words.
+
+use std::collections::BTreeMap;
+use std::io::ErrorKind as IoErrorKind;
+use std::time::{Duration, Instant};
+
+use axum::body::Bytes;
+use axum::extract::ws::rejection::WebSocketUpgradeRejection;
+use axum::extract::ws::{close_code, CloseFrame, Message, WebSocket, WebSocketUpgrade};
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode, Uri};
+use axum::response::Response;
+use axum::Extension;
+use coldrise_block::{Context, ErrorKind, Result};
+use coldrise_runs::MachineSocket;
+use parking_lot::Mutex;
+use tokio::net::UnixStream;
+
+use super::{of_session, Running, PATIENCE};
+use crate::access::audit::AuditNote;
+use crate::access::{Identity, Proof};
+use crate::api::caller::{is_own_origin, Caller};
+use crate::api::events::until_revoked;
+use crate::api::input::Names;
+use crate::api::problem::{blocking, Answer, Problem};
+use crate::listener::Connection;
+use crate::service::{Service, SharedService};
+
+/// Maximum number of clients of one session: screens and serial ports together.
+const MAX_OF_SESSION: usize = 8;
+/// Maximum number of clients of all sessions.
+const MAX_OPEN: usize = 64;
+/// Maximum size of a client's message, in bytes.
+const MAX_MESSAGE_BYTES: usize = 64 << 10;
+/// Bytes of output that are sent at once.
+const PIECE_BYTES: usize = 32 << 10;
+const PING_INTERVAL: Duration = Duration::from_secs(15);
+/// A client that sends nothing for so long, not even a pong, is gone.
+const SILENCE: Duration = Duration::from_secs(50);
+/// How long a client may take for a piece of output.
+const SEND_PATIENCE: Duration = Duration::from_secs(20);
+/// How long a client may take to close.
+const CLOSE_PATIENCE: Duration = Duration::from_secs(2);
+/// The end of the machine is known so soon after the end of its sockets.
+const END_PATIENCE: Duration = Duration::from_secs(3);
+const END_INTERVAL: Duration = Duration::from_millis(50);
+
+/// The number of clients by session.
+static OPEN: Mutex<BTreeMap<String, usize>> = Mutex::new(BTreeMap::new());
+
+/// The place of one client.
+struct Place(String);
+
+impl Place {
+    /// # Errors
+    /// The text for the client if there is no place.
+    fn take(session: &str) -> std::result::Result<Place, &'static str> {
+        let mut open = OPEN.lock();
+        if open.values().sum::<usize>() >= MAX_OPEN {
+            return Err("too many consoles are open; close one of another machine");
+        }
+        let of_session = open.entry(session.to_owned()).or_default();
+        if *of_session >= MAX_OF_SESSION {
+            return Err("8 consoles of this machine are open; close one of them");
+        }
+        *of_session += 1;
+        Ok(Place(session.to_owned()))
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut open = OPEN.lock();
+        if let Some(count) = open.get_mut(&self.0) {
+            *count -= 1;
+            if *count == 0 {
+                open.remove(&self.0);
+            }
+        }
+    }
+}
+
+/// Why a websocket ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    /// The machine has closed its socket.
+    Machine,
+    /// The client has closed, or is gone.
+    Client,
+    Silent,
+    Slow,
+    Revoked,
+    Stopping,
+}
+
+/// Follow and use the screen of the machine on a session: a websocket of RFB (VNC) bytes, for noVNC.
+///
+/// Close codes: 1000 the machine is off, 1001 the service stops, 1008 the login or token has ended,
+/// 1013 too many or too slow.
+#[utoipa::path(get, path = "/sessions/{session}/screen", tag = "sessions", params(("session" = String, Path)),
+    responses((status = 101, description = "A websocket."), (status = "4XX", body = Problem, content_type = "application/problem+json")),
+    security(("token" = []), ("login" = [])))]
+pub(super) async fn screen(
+    State(service): State<SharedService>,
+    Caller(caller): Caller,
+    Names(session): Names<String>,
+    Extension(connection): Extension<Connection>,
+    uri: Uri,
+    headers: HeaderMap,
+    upgrade: std::result::Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
+) -> Answer<Response> {
+    let asked = Asked { caller, session, socket: MachineSocket::Screen, connection };
+    open(service, asked, &uri, &headers, upgrade).await
+}
+
+/// Follow and use the serial port of the machine on a session: a websocket of bytes.
+///
+/// First come the last 64 KiB of its output. Close codes as for the screen.
+#[utoipa::path(get, path = "/sessions/{session}/serial", tag = "sessions", params(("session" = String, Path)),
+    responses((status = 101, description = "A websocket."), (status = "4XX", body = Problem, content_type = "application/problem+json")),
+    security(("token" = []), ("login" = [])))]
+pub(super) async fn serial(
+    State(service): State<SharedService>,
+    Caller(caller): Caller,
+    Names(session): Names<String>,
+    Extension(connection): Extension<Connection>,
+    uri: Uri,
+    headers: HeaderMap,
+    upgrade: std::result::Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
+) -> Answer<Response> {
+    let asked = Asked { caller, session, socket: MachineSocket::Serial, connection };
+    open(service, asked, &uri, &headers, upgrade).await
+}
+
+struct Asked {
+    caller: Identity,
+    session: String,
+    socket: MachineSocket,
+    connection: Connection,
+}
+
+async fn open(
+    service: SharedService,
+    asked: Asked,
+    uri: &Uri,
+    headers: &HeaderMap,
+    upgrade: std::result::Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
+) -> Answer<Response> {
+    let Asked { caller, session, socket, connection } = asked;
+    // A page of another origin can open websockets with the cookie, and read them.
+    if matches!(caller.proof, Proof::Login(_)) && !is_own_origin(headers, uri) {
+        let text = "a websocket with a cookie needs this service's Origin";
+        return Err(Problem::new(StatusCode::FORBIDDEN, ErrorKind::ReadOnly, text));
+    }
+    let (shared, whose) = (service.clone(), caller.clone());
+    let running = blocking(move || Running::find(&shared, whose, &session)).await?;
+    let upgrade = upgrade.map_err(|_| {
+        let text = "this address is a websocket: connect over HTTP/1.1 with Upgrade: websocket";
+        Problem::new(StatusCode::UPGRADE_REQUIRED, ErrorKind::InvalidInput, text)
+    })?;
+    let upgrade = upgrade
+        .protocols(["binary"])
+        .max_message_size(MAX_MESSAGE_BYTES)
+        .max_frame_size(MAX_MESSAGE_BYTES);
+    let place = match Place::take(running.session.as_str()) {
+        Ok(place) => place,
+        // Browsers show a close frame to their page, but not a refusal of the upgrade.
+        Err(text) => return Ok(upgrade.on_upgrade(|socket| close(socket, close_code::AGAIN, text))),
+    };
+    let shared = service.clone();
+    let (running, machine) = blocking(move || {
+        let machine = connect(&shared, &running, socket)?;
+        Ok((running, machine))
+    })
+    .await?;
+    let machine = UnixStream::from_std(machine).context(|| "opening the machine's socket")?;
+    Ok(upgrade.on_upgrade(move |mut socket| async move {
+        // The connection counts as busy while this lives.
+        let _busy = connection.busy();
+        let _place = place;
+        let mut stop = service.stop.clone();
+        let end = tokio::select! {
+            end = copy(&mut socket, &machine) => end,
+            () = until_revoked(&service, &caller) => End::Revoked,
+            _ = stop.wait_for(|stop| *stop) => End::Stopping,
+        };
+        let (code, text) = match end {
+            End::Client => return,
+            End::Silent => (close_code::AWAY, "no answer to pings"),
+            End::Slow => (close_code::AGAIN, "too slow: the connection does not take the output"),
+            End::Revoked => (close_code::POLICY, "the login or token has ended or has changed"),
+            End::Stopping => (close_code::AWAY, "the service stops; the machine goes on"),
+            End::Machine if is_off(&service, &running).await => {
+                (close_code::NORMAL, "the machine is off")
+            }
+            End::Machine => (close_code::ERROR, "QEMU has closed the connection; connect again"),
+        };
+        close(socket, code, text).await;
+    }))
+}
+
+/// Connects, and enters that into the audit log.
+fn connect(
+    service: &Service,
+    running: &Running,
+    socket: MachineSocket,
+) -> Result<std::os::unix::net::UnixStream> {
+    let machine = service.runs.connect_machine(&running.run, socket, PATIENCE)?;
+    machine.set_nonblocking(true).context(|| "preparing the machine's socket")?;
+    service.database.audit(&AuditNote {
+        who: &running.caller.name,
+        source: &running.caller.source,
+        action: if socket == MachineSocket::Screen { "open screen" } else { "open serial port" },
+        subject: &format!("live/{}", running.session),
+        result: "ok",
+    })?;
+    Ok(machine)
+}
+
+/// Whether the machine's run says soon that it is off.
+async fn is_off(service: &SharedService, running: &Running) -> bool {
+    let until = Instant::now() + END_PATIENCE;
+    while Instant::now() < until {
+        let (service, session) = (service.clone(), running.session.clone());
+        let found = blocking(move || of_session(&service, &session)).await;
+        match found {
+            Ok(Some((run, _))) if run == running.run => tokio::time::sleep(END_INTERVAL).await,
+            Ok(_) => return true,
+            Err(_) => return false,
+        }
+    }
+    false
+}
+
+/// Copies bytes both ways until one side ends.
+async fn copy(socket: &mut WebSocket, machine: &UnixStream) -> End {
+    let mut piece = vec![0; PIECE_BYTES];
+    // What the machine has not taken yet. Meanwhile nothing more is read from the client.
+    let mut input = Bytes::new();
+    let mut heard = Instant::now();
+    let mut ping = tokio::time::interval(PING_INTERVAL);
+    loop {
+        let sent = tokio::select! {
+            ready = machine.readable() => match ready.and_then(|()| machine.try_read(&mut piece)) {
+                Ok(0) => return End::Machine,
+                Ok(count) => Message::Binary(Bytes::copy_from_slice(piece.get(..count).unwrap_or_default())),
+                Err(error) if error.kind() == IoErrorKind::WouldBlock => continue,
+                Err(_) => return End::Machine,
+            },
+            ready = machine.writable(), if !input.is_empty() => {
+                match ready.and_then(|()| machine.try_write(&input)) {
+                    Ok(count) => drop(input.split_to(count)),
+                    Err(error) if error.kind() == IoErrorKind::WouldBlock => {}
+                    Err(_) => return End::Machine,
+                }
+                continue;
+            }
+            received = socket.recv(), if input.is_empty() => {
+                heard = Instant::now();
+                match received {
+                    Some(Ok(Message::Binary(bytes))) => input = bytes,
+                    Some(Ok(Message::Text(text))) => input = text.into(),
+                    Some(Ok(Message::Ping(_) | Message::Pong(_))) => {}
+                    Some(Ok(Message::Close(_)) | Err(_)) | None => return End::Client,
+                }
+                continue;
+            }
+            _ = ping.tick() => {
+                if input.is_empty() && heard.elapsed() > SILENCE {
+                    return End::Silent;
+                }
+                Message::Ping(Bytes::new())
+            }
+        };
+        match tokio::time::timeout(SEND_PATIENCE, socket.send(sent)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(_)) => return End::Client,
+            Err(_) => return End::Slow,
+        }
+    }
+}
+
+/// Closes with a reason, and waits a little for the client to close, too.
+async fn close(mut socket: WebSocket, code: u16, text: &'static str) {
+    let frame = Message::Close(Some(CloseFrame { code, reason: text.into() }));
+    let closing = async {
+        if socket.send(frame).await.is_ok() {
+            while let Some(Ok(_)) = socket.recv().await {}
+        }
+    };
+    let _ = tokio::time::timeout(CLOSE_PATIENCE, closing).await;
+}

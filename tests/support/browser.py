@@ -1,0 +1,84 @@
+"""Debian's Chromium, driven by Playwright, on the page of one service."""
+
+import contextlib
+import pathlib
+import sys
+
+from .cli import ROOT
+
+PAGE = ROOT / "build" / "web"
+AXE = ROOT / "web" / "node_modules" / "axe-core" / "axe.min.js"
+PACKAGES = ROOT / "build" / "playwright"
+CHROMIUM = pathlib.Path("/usr/lib/chromium/chromium")
+PASSWORD = "correct horse battery"
+
+
+def missing():
+    """What is not built or installed, in words; empty if all is there."""
+    parts = {PAGE / "index.html": "make web", PACKAGES / "playwright": "make web-test-deps",
+             CHROMIUM: "make web-test-deps"}
+    return ", ".join(f"{path} ({command})" for path, command in parts.items() if not path.exists())
+
+
+@contextlib.contextmanager
+def chromium():
+    """A browser without a window. Playwright is imported here: other tests do without it."""
+    sys.path.insert(0, str(PACKAGES))
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=str(CHROMIUM), args=["--no-sandbox", "--disable-gpu", "--force-color-profile=srgb"])
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+class Visitor:
+    """A browser's window at one service. Everything that the page complains of is kept."""
+
+    def __init__(self, browser, service, **options):
+        options.setdefault("viewport", {"width": 1280, "height": 800})
+        self.service = service
+        self.context = browser.new_context(ignore_https_errors=True, timezone_id="Europe/Berlin",
+                                           base_url=f"https://127.0.0.1:{service.port}", **options)
+        self.page = self.context.new_page()
+        self.complaints = []
+        self.page.on("console", self._console)
+        self.page.on("pageerror", lambda error: self.complaints.append(f"exception: {error}"))
+
+    def _console(self, message):
+        # A refused request is a line of the console too; tests look at what the page shows instead. The other is
+        # advice on speed: a test reads the canvas of the screen.
+        is_known = any(known in message.text for known in ("Failed to load resource", "willReadFrequently"))
+        if message.type in ("error", "warning") and not is_known:
+            self.complaints.append(f"{message.type}: {message.text}")
+
+    def set_up(self, user="admin"):
+        """Makes the first administrator through the page."""
+        self.page.goto(f"/#/setup/{self.service.setup_secret()}")
+        self.page.get_by_label("User").fill(user)
+        self.page.get_by_label("Password", exact=False).first.fill(PASSWORD)
+        self.page.get_by_label("Password again").fill(PASSWORD)
+        self.page.get_by_role("button", name="Make administrator").click()
+        self.page.get_by_role("heading", name="Machines").wait_for()
+
+    def log_in(self, user="admin", password=PASSWORD):
+        """Logs in with a cookie of the API: quicker than the form, which has a test of its own."""
+        answer = self.context.request.post("/api/v1/login", data={"user": user, "password": password},
+                                           headers={"Sec-Fetch-Site": "same-origin"})
+        assert answer.status == 200, answer.text()
+
+    def go(self, address):
+        self.page.goto(f"/#/{address}")
+
+    def violations(self):
+        """What axe-core finds, in words."""
+        if not self.page.evaluate("() => 'axe' in window"):
+            self.page.evaluate(AXE.read_text())
+        found = self.page.evaluate("() => axe.run(document, { resultTypes: ['violations'] })")["violations"]
+        return [f"{rule['id']}: {rule['help']}: {[node['html'][:160] for node in rule['nodes'][:3]]}" for rule in found]
+
+    def close(self):
+        self.context.close()

@@ -1,0 +1,43 @@
+"""A wall clock that a test sets, for real processes: Debian's libfaketime."""
+
+import os
+import pathlib
+import time
+
+import pytest
+
+LIBRARIES = sorted(pathlib.Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))
+
+
+class WallClock:
+    """The time of the processes that get its environment. Their steady clock goes on as it is."""
+
+    def __init__(self, folder):
+        if not LIBRARIES:
+            (pytest.fail if os.environ.get("CI") else pytest.skip)("install faketime")
+        self.file = pathlib.Path(folder) / "clock"
+        self.offset_s = 0
+        self.set(0)
+
+    def set(self, offset_s):
+        """Sets the clock to this many seconds ahead of the host's."""
+        self.offset_s = offset_s
+        new = self.file.with_suffix(".new")
+        new.write_text(f"{offset_s:+d}\n")
+        new.replace(self.file)
+
+    def now(self):
+        return time.time() + self.offset_s
+
+    def environment(self):
+        # Without the cache, a change counts at once. Times of files stay true.
+        return {"LD_PRELOAD": str(LIBRARIES[0]), "FAKETIME_TIMESTAMP_FILE": str(self.file),
+                "FAKETIME_NO_CACHE": "1", "DONT_FAKE_MONOTONIC": "1", "NO_FAKE_STAT": "1"}
+
+    def program(self, program, folder):
+        """A program that starts the other one with this clock: runs get no environment of the service."""
+        path = pathlib.Path(folder) / "with-clock"
+        words = [f"export {name}='{value}'" for name, value in self.environment().items()]
+        path.write_text("\n".join(["#!/bin/sh", *words, f'exec "{program}" "$@"\n']))
+        path.chmod(0o755)
+        return path
