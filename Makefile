@@ -19,12 +19,13 @@ BUILD_PACKAGES := build-essential pkg-config librocksdb-dev libnbd-dev libsqlite
 RUN_PACKAGES := python3 qemu-system-x86 qemu-utils util-linux $(shell cat images/guest/packages.txt)
 NFS_PACKAGES := nfs-ganesha rpcbind netbase iproute2 qemu-block-extra
 TEST_PACKAGES := $(NFS_PACKAGES) fuse3 libnfs-dev libnfs13 mount procps python3 python3-pip python3-pytest python3-pytest-xdist python3-libnbd libnbd-bin fio openssl \
-    python3-libvhdi python3-libvmdk python3-libqcow strace systemd
+    python3-libvhdi python3-libvmdk python3-libqcow strace systemd faketime
 BENCH_PACKAGES := $(shell cat bench/packages.txt)
 
 include plugins/nbdkit/build.mk
 include plugins/ganesha/build.mk
 include packaging/build.mk
+include web/build.mk
 
 # Installs those of its packages that are missing; asks the network only then.
 define install
@@ -90,13 +91,14 @@ demo: run-deps ganesha-deps ## Back up a guest, boot it from the backup, seal wh
 .PHONY: demo-service
 demo-service: run-deps ## Let the service back up and boot-check a guest every minute, for some minutes
 	@$(MAKE) --no-print-directory -j2 build guest
+	@$(MAKE) --no-print-directory web
 	$(PYTHON) demo/service.py --build-dir $(BUILD_DIR)
 
 # More workers than processors: half of a test's time is waiting, for syncs and for servers.
 TEST_WORKERS ?= $(shell echo $$((2 * $$(nproc))))
 
 .PHONY: test
-test: build test-deps ganesha-fsal ## Run all tests
+test: build test-deps ganesha-fsal web web-test-deps ## Run all tests
 	$(CARGO) test --release --locked --workspace --no-fail-fast
 	$(PYTHON) -m pytest -q -n $(TEST_WORKERS) --dist loadfile tests
 
@@ -108,6 +110,10 @@ test-crash: build test-deps ## Run the long crash test: 1,000 kills, 200 power c
 .PHONY: test-service-kills
 test-service-kills: build test-deps ## Kill the service 300 times while jobs run
 	$(PYTHON) -m pytest -q -s tests/test_service_jobs.py -k kills --service-kills 300
+
+.PHONY: test-service-connections
+test-service-connections: build test-deps ## Hold 10,000 idle connections to the service
+	$(PYTHON) -m pytest -q -s tests/test_service_connections.py --idle-connections 10000
 
 .PHONY: test-mutations
 test-mutations: build test-deps ## Damage every file of a repository in every way: about 2,500 mutations

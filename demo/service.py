@@ -34,7 +34,7 @@ from pathlib import Path
 PROJECT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(PROJECT / "tests"))
 
-from support.service import Coldrised  # noqa: E402
+from support.service import SETUP_MARK, Coldrised  # noqa: E402
 
 MACHINE = "demo"
 GUEST_BUILD_SECONDS = 900
@@ -67,6 +67,12 @@ class Events(threading.Thread):
         with contextlib.suppress(queue.Empty):
             return self.queue.get(timeout=timeout)
         return None
+
+
+def page_options() -> list[str]:
+    """The service has the page if it is built: `make web`."""
+    page = PROJECT / "build" / "web"
+    return ["--web", str(page)] if (page / "index.html").exists() else []
 
 
 def guest_image(work: Path) -> Path:
@@ -134,7 +140,7 @@ def demonstrate(coldrise: Path, work: Path, wanted: int) -> dict:
     print("building the guest and the repository", flush=True)
     image = guest_image(work)
     repository, passphrase = make_repository(coldrise, work)
-    with Coldrised(work, repository, passphrase) as service:
+    with Coldrised(work, repository, passphrase, options=page_options()) as service:
         started = time.monotonic()
         events = Events(service)
         events.start()
@@ -143,6 +149,8 @@ def demonstrate(coldrise: Path, work: Path, wanted: int) -> dict:
             "schedule": ["*:*:00"], "boot_check": {"when": "always"}, "age_limit_hours": 1,
         })
         job = service.get("jobs/demo")
+        if page_options():
+            print(f"its page: https://127.0.0.1:{service.port}{SETUP_MARK}{service.setup_secret()}", flush=True)
         print(f"the service answers on https://127.0.0.1:{service.port}; job demo, every minute, next: {next_date(job)}",
               flush=True)
         figures = watch(service, events, wanted, started)

@@ -1,0 +1,69 @@
+"""First start, login, logout; the service that goes away and comes back; roles."""
+
+import pytest
+
+from support.browser import PASSWORD
+
+
+def test_the_first_administrator_logs_in_and_out(service, visit):
+    visitor = visit(service)
+    page = visitor.page
+    visitor.set_up()
+    assert "setup" not in page.url
+    page.get_by_text("No machine").or_(page.get_by_text("no repository")).first.wait_for()
+    page.get_by_role("button", name="Log out").click()
+    page.get_by_label("User").fill("admin")
+    page.get_by_label("Password").fill("wrong password")
+    page.get_by_role("button", name="Log in").click()
+    page.get_by_role("alert").get_by_text("The user or the password is wrong.").wait_for()
+    page.get_by_label("Password").fill(PASSWORD)
+    page.get_by_role("button", name="Log in").click()
+    page.get_by_role("heading", name="Machines").wait_for()
+
+
+def test_a_used_link_says_so(service, visit):
+    visitor = visit(service)
+    secret = service.setup_secret()
+    visitor.set_up()
+    visitor.context.clear_cookies()
+    visitor.page.goto(f"/#/setup/{secret}")
+    visitor.page.reload()
+    visitor.page.get_by_label("User").fill("eve")
+    visitor.page.get_by_label("Password", exact=False).first.fill(PASSWORD)
+    visitor.page.get_by_label("Password again").fill(PASSWORD)
+    visitor.page.get_by_role("button", name="Make administrator").click()
+    visitor.page.get_by_role("alert").wait_for()
+
+
+def test_a_revoked_login_leads_to_the_login(service, visit):
+    visitor = visit(service)
+    visitor.set_up()
+    for login in service.get("logins"):
+        assert service.call("DELETE", f"logins/{login['id']}").status == 204
+    visitor.page.get_by_role("button", name="Log in").wait_for(timeout=20_000)
+
+
+def test_the_page_says_that_the_service_is_away_and_connects_again(service, visit):
+    visitor = visit(service)
+    visitor.set_up()
+    visitor.go("access")
+    visitor.page.get_by_role("heading", name="Users").wait_for()
+    service.stop()
+    visitor.page.get_by_text("The service is away").wait_for(timeout=20_000)
+    service.start()
+    visitor.page.get_by_text("The service is away").wait_for(state="detached", timeout=30_000)
+    # The stream is alive again: a change from elsewhere appears without a reload.
+    service.token("viewer", name="made-later")
+    visitor.page.get_by_text("made-later", exact=True).wait_for()
+
+
+@pytest.mark.parametrize("role, links", [("viewer", ["Machines", "Activity", "Jobs", "Repository", "About"]),
+                                         ("admin", ["Machines", "Activity", "Jobs", "Repository", "Access", "Alarms", "About"])])
+def test_each_role_sees_its_pages(service, visit, role, links):
+    service.post("users", {"name": "bo", "role": role, "password": PASSWORD})
+    visitor = visit(service)
+    visitor.log_in("bo")
+    visitor.go("about")
+    visitor.page.get_by_role("heading", name="About").wait_for()
+    shown = visitor.page.get_by_role("navigation").get_by_role("list").first.get_by_role("link")
+    assert [text.strip() for text in shown.all_inner_texts()] == links

@@ -1,0 +1,141 @@
+"""Machines, a machine's timeline, Recover: on a small real repository."""
+
+import pytest
+
+from support import browser, site
+from support.service import Coldrised
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """The site and its service; tests of this file change little."""
+    folder = tmp_path_factory.mktemp("site")
+    made = site.Site(folder)
+    made.web = made.back_up("web01", [24 * day + 1 for day in range(6)])
+    made.back_up("db01", [30, 6])
+    made.back_up("old01", [24 * 9])
+    made.check_boot(made.web[-2])
+    made.sealed = made.seal(made.web[-3], "patch")
+    work = folder / "service"
+    work.mkdir()
+    with Coldrised(work, made.coldrise.repository, made.coldrise.passphrase_file,
+                   options=["--web", str(browser.PAGE)]) as service:
+        service.post("users", {"name": "admin", "role": "admin", "password": browser.PASSWORD})
+        service.post("users", {"name": "vera", "role": "viewer", "password": browser.PASSWORD})
+        service.post("jobs", {"name": "nightly", "kind": "backup", "machines": ["web01", "old01"], "age_limit_hours": 48,
+                              "disks": {"vda": f"raw:{folder}/{{machine}}.raw"}, "schedule": ["*-*-* 04:00"],
+                              "retention": {"keep_last": 3}})
+        made.service = service
+        yield made
+
+
+def enter(visit, place, user="admin", **options):
+    visitor = visit(place.service, **options)
+    visitor.log_in(user)
+    return visitor, visitor.page
+
+
+def test_machines_by_state_with_search_and_keys(place, visit):
+    visitor, page = enter(visit, place)
+    visitor.go("machines")
+    rows = page.get_by_role("list", name="Machines").get_by_role("listitem")
+    page.get_by_role("list", name="Machines").get_by_text("old", exact=True).wait_for()
+    assert [row.get_by_role("link").inner_text() for row in rows.all()] == ["old01", "db01", "web01"], "the worst first"
+    assert rows.nth(2).get_by_role("img").get_attribute("aria-label") == "last 7 points: 1 verified, 6 not booted"
+    page.get_by_text("One machine is in no job").wait_for()
+    # The search has the focus; Enter opens the only row that is left.
+    page.keyboard.type("WEB")
+    page.get_by_text("1 of 3 machines").wait_for()
+    page.keyboard.press("Enter")
+    page.get_by_role("heading", name="web01").wait_for()
+    page.keyboard.press("/")
+    page.get_by_role("heading", name="Machines").wait_for()
+
+
+def test_the_timeline_is_used_by_keys(place, visit):
+    visitor, page = enter(visit, place)
+    visitor.go("machines/web01")
+    timeline = page.get_by_role("slider", name="Restore point")
+    timeline.wait_for()
+    assert timeline.get_attribute("aria-valuemax") == "7"
+    timeline.focus()
+    page.keyboard.press("Home")
+    panel = page.get_by_label("Chosen point")
+    panel.get_by_text(place.web[0]).wait_for()
+    panel.get_by_text("removes it").wait_for()
+    page.wait_for_url(f"**/#/machines/web01/{place.web[0].split('/')[1]}")
+    page.keyboard.press("End")
+    panel.get_by_text("sealed session, session patch").or_(panel.get_by_text(place.web[-1])).first.wait_for()
+    verified = place.web[-2].split("/")[1]
+    visitor.go(f"machines/web01/{verified}")
+    page.get_by_label("Evidence").get_by_text("web01 login").first.wait_for()
+    assert "boot verified" in timeline.get_attribute("aria-valuetext")
+    picture = page.get_by_role("img", name="The machine's screen at the end of the boot check")
+    assert picture.evaluate("image => image.decode().then(() => image.naturalWidth)") > 300
+
+
+def test_recover_is_filled_in(place, visit):
+    visitor, page = enter(visit, place)
+    visitor.go("machines/web01")
+    page.get_by_role("button", name="Recover").click()
+    drawer = page.get_by_role("dialog", name="Recover web01")
+    chosen = drawer.get_by_role("radio", checked=True)
+    chosen.first.wait_for()
+    assert chosen.first.get_attribute("value") == place.web[-2].split("/")[1], "the newest verified point"
+    drawer.get_by_text("not yet booted").first.wait_for()
+    command = drawer.locator("code")
+    assert f"coldrise boot {place.web[-2]}" in command.inner_text() and "--network isolated" in command.inner_text()
+    drawer.get_by_label("Memory, MiB").fill("512")
+    drawer.get_by_label("Connected").check()
+    drawer.get_by_text("both act in your network").wait_for()
+    assert "--memory 512M" in command.inner_text() and "--network user" in command.inner_text()
+    page.keyboard.press("Escape")
+    drawer.wait_for(state="detached")
+
+
+def test_disks_are_published_from_the_drawer(place, visit):
+    visitor, page = enter(visit, place)
+    visitor.go("machines/db01")
+    page.get_by_role("button", name="Recover").click()
+    drawer = page.get_by_role("dialog", name="Recover db01")
+    drawer.get_by_label("Serve its disks").check()
+    drawer.get_by_label("Session name").fill("from-page")
+    drawer.get_by_role("button", name="Start").click()
+    page.get_by_role("heading", name="from-page").wait_for()
+    page.get_by_text("published, not served").wait_for()
+    assert "from-page" in [session["session"] for session in place.service.get("sessions")["sessions"]]
+    page.get_by_role("button", name="Discard").click()
+    page.get_by_role("dialog").get_by_role("button", name="Discard").click()
+    page.get_by_text("There is no session from-page now").wait_for()
+
+
+def test_what_is_not_known_leads_nowhere_else(place, visit):
+    visitor, page = enter(visit, place)
+    visitor.go("machines/none01")
+    page.get_by_role("alert").first.wait_for()
+    visitor.go("nowhere")
+    page.get_by_role("heading", name="No such page").wait_for()
+
+
+def test_a_viewer_starts_nothing(place, visit):
+    visitor, page = enter(visit, place, "vera")
+    visitor.go("machines/web01")
+    page.get_by_label("Chosen point").get_by_text("Next prune").wait_for()
+    for name in ("Recover", "Verify boot", "Protect", "Forget…"):
+        assert page.get_by_role("button", name=name).count() == 0, name
+
+
+@pytest.mark.parametrize("look", [{"color_scheme": "light"}, {"color_scheme": "dark"}, {"viewport": {"width": 390, "height": 844}}],
+                         ids=["light", "dark", "phone"])
+def test_every_page_is_accessible(place, visit, look):
+    visitor, page = enter(visit, place, **look)
+    found = {}
+    for address in ("machines", "machines/web01", "activity", "jobs", "jobs?new", "repository", "access", "notifications", "about",
+                    "compare/" + "/".join(address.replace("/", "%2F") for address in place.web[-2:])):
+        page.goto("about:blank")
+        visitor.go(address)
+        page.get_by_role("heading", level=1).wait_for()
+        page.get_by_text("Loading…").last.wait_for(state="detached")
+        found[address] = visitor.violations()
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{address} is wider than the window"
+    assert not any(found.values()), {address: rules for address, rules in found.items() if rules}

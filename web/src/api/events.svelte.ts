@@ -1,0 +1,61 @@
+// The one event stream: it feeds every view, and says whether the service is there.
+import type { Event as ServiceEvent } from './schema';
+
+export type StreamEvent = ServiceEvent | { type: 'reset' };
+type Listener = (event: StreamEvent) => void;
+
+const FIRST_PAUSE_MS = 500;
+const LONGEST_PAUSE_MS = 10_000;
+
+class Stream {
+  /** The connection; `away` after the first failure. */
+  status = $state<'connecting' | 'open' | 'away'>('connecting');
+  #listeners = new Set<Listener>();
+  #source: EventSource | undefined;
+  #timer: ReturnType<typeof setTimeout> | undefined;
+  #pause = FIRST_PAUSE_MS;
+  #wasLost = false;
+
+  start(): void {
+    if (this.#source) return;
+    const source = new EventSource('/api/v1/events');
+    this.#source = source;
+    source.onopen = () => {
+      this.status = 'open';
+      this.#pause = FIRST_PAUSE_MS;
+      // A new EventSource has no Last-Event-ID: what was missed is fetched again.
+      if (this.#wasLost) this.#tell({ type: 'reset' });
+      this.#wasLost = false;
+    };
+    source.onmessage = (message: MessageEvent<string>) => this.#tell(JSON.parse(message.data) as StreamEvent);
+    source.addEventListener('reset', () => this.#tell({ type: 'reset' }));
+    source.onerror = () => {
+      this.status = 'away';
+      // The browser itself reconnects to a stream that broke; not to an address that refused.
+      if (source.readyState !== EventSource.CLOSED) return;
+      this.stop();
+      this.status = 'away';
+      this.#wasLost = true;
+      this.#timer = setTimeout(() => this.start(), this.#pause);
+      this.#pause = Math.min(this.#pause * 2, LONGEST_PAUSE_MS);
+    };
+  }
+
+  stop(): void {
+    clearTimeout(this.#timer);
+    this.#source?.close();
+    this.#source = undefined;
+    this.status = 'connecting';
+  }
+
+  listen(listener: Listener): () => void {
+    this.#listeners.add(listener);
+    return () => this.#listeners.delete(listener);
+  }
+
+  #tell(event: StreamEvent): void {
+    for (const listener of this.#listeners) listener(event);
+  }
+}
+
+export const stream = new Stream();

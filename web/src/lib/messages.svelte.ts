@@ -1,0 +1,39 @@
+// Short messages at the edge of the page: what was started, what was refused.
+import { problemFrom } from '../api/client';
+
+export interface Message {
+  id: number;
+  text: string;
+  isBad: boolean;
+  link?: { address: string; text: string };
+}
+
+const SHOWN_MS = 8_000;
+
+class Messages {
+  all = $state<Message[]>([]);
+  #last = 0;
+
+  add(text: string, more: { isBad?: boolean; link?: Message['link'] } = {}): void {
+    const id = (this.#last += 1);
+    this.all.push({ id, text, isBad: more.isBad ?? false, ...(more.link ? { link: more.link } : {}) });
+    if (!more.isBad) setTimeout(() => this.remove(id), SHOWN_MS);
+  }
+
+  remove(id: number): void {
+    this.all = this.all.filter((message) => message.id !== id);
+  }
+}
+export const messages = new Messages();
+
+/** Does `work`; a failure becomes a message. Returns whether it worked. */
+export async function attempt(work: () => Promise<unknown>, done?: string): Promise<boolean> {
+  try {
+    await work();
+    if (done) messages.add(done);
+    return true;
+  } catch (error) {
+    messages.add(problemFrom(error).message, { isBad: true });
+    return false;
+  }
+}

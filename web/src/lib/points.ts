@@ -1,0 +1,40 @@
+// What a restore point's marks say.
+import type { ListedPoint, PointPage } from '../api/schema';
+import type { Tone } from '../parts/Badge.svelte';
+
+export type Point = PointPage['points'][number];
+
+/** The boot badge of a point: its tone and its words. */
+export function bootBadge(point: Pick<ListedPoint, 'boot' | 'is_boot_worse' | 'quarantine'>): { tone: Tone; text: string } {
+  if (point.quarantine === 'damaged') return { tone: 'bad', text: 'damaged' };
+  if (point.boot === 'failed') return { tone: 'bad', text: 'boot failed' };
+  if (point.boot === 'ok' && point.is_boot_worse) return { tone: 'warn', text: 'boots, worse than usual' };
+  if (point.boot === 'ok') return { tone: 'good', text: 'boot verified' };
+  if (point.boot === 'not_proven') return { tone: 'none', text: 'boot not proven' };
+  return { tone: 'none', text: 'not booted' };
+}
+
+export function kindWord(kind: Point['kind']): string {
+  return kind === 'backup' ? 'backup' : 'sealed session';
+}
+
+/** Points that can be recovered: not in quarantine, not dated in the future. */
+export function isRecoverable(point: Point): boolean {
+  return !point.quarantine && !point.is_in_future;
+}
+
+/** The newest recoverable point whose boot is verified, and the newest recoverable one. Points are oldest first. */
+export function choices(points: Point[]): { verified?: Point; newest?: Point } {
+  const good = points.filter(isRecoverable);
+  const verified = good.findLast((point) => point.boot === 'ok');
+  const newest = good.at(-1);
+  return { ...(verified ? { verified } : {}), ...(newest ? { newest } : {}) };
+}
+
+/** The time that a point shows, in milliseconds since 1970: its name's, not that of its storing. */
+export function timeOf(point: { point: string; created_at_ms: number }): number {
+  const parts = /^(\d{4})(\d\d)(\d\d)T(\d\d)(\d\d)(\d\d)Z/.exec(point.point)?.slice(1).map(Number);
+  if (!parts) return point.created_at_ms;
+  const [year = 0, month = 1, day = 1, hour = 0, minute = 0, second = 0] = parts;
+  return Date.UTC(year, month - 1, day, hour, minute, second);
+}

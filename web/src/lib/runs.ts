@@ -1,0 +1,52 @@
+// Starting runs, and what records of runs say.
+import { call, onceKey } from '../api/client';
+import type { RunRecord, Start } from '../api/schema';
+import type { Tone } from '../parts/Badge.svelte';
+import { attempt, messages } from './messages.svelte';
+import { to } from './route.svelte';
+
+/** Starts a run and says so, with a link to it. */
+export async function startRun(body: Start, what: string): Promise<boolean> {
+  return attempt(async () => {
+    const started = await call('POST /runs', { body, once: onceKey() });
+    messages.add(`${what}: started.`, { link: { address: to('runs', started.run), text: 'Follow it' } });
+  });
+}
+
+export const RUN_TONES: Record<RunRecord['state'], Tone> = { running: 'accent', ok: 'good', failed: 'bad', cancelled: 'none', lost: 'warn' };
+
+export interface Progress {
+  phase: string;
+  disk: string;
+  done: number;
+  total: number;
+  perSecond: number;
+  /** Expected rest, in milliseconds, if it can be known. */
+  restMs?: number;
+}
+
+/** The progress of a run; parts that it does not know are 0. */
+export function progressOf(raw: unknown): Progress | undefined {
+  if (typeof raw !== 'object' || raw === null) return undefined;
+  const fields = raw as Record<string, unknown>;
+  const number = (name: string) => (typeof fields[name] === 'number' ? fields[name] : 0);
+  const word = (name: string) => (typeof fields[name] === 'string' ? fields[name] : '');
+  const [done, total, perSecond] = [number('done_bytes'), number('total_bytes'), number('bytes_per_second')];
+  const rest = perSecond > 0 && total > done ? { restMs: ((total - done) / perSecond) * 1000 } : {};
+  return { phase: word('phase'), disk: word('disk'), done, total, perSecond, ...rest };
+}
+
+/** What a run is about, in few words. */
+export function subjectOf(run: RunRecord): string {
+  const plan = run.plan;
+  if (!plan) return run.id;
+  if (plan.machine) return plan.point ? `${plan.machine}/${plan.point}` : plan.machine;
+  const words = plan.arguments.slice(plan.arguments.indexOf('--') + 1);
+  const named = plan.arguments.includes('--') ? words.slice(0, 3).join(', ') + (words.length > 3 ? '…' : '') : '';
+  return named || 'whole repository';
+}
+
+/** Cancels a run, as Ctrl-C does. */
+export function cancelRun(id: string): Promise<boolean> {
+  return attempt(() => call('POST /runs/{id}/cancel', { path: { id } }), 'The run was asked to end.');
+}

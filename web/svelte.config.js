@@ -1,0 +1,2 @@
+// For svelte-check; the build's own options are in vite.config.ts.
+export default { compilerOptions: { runes: true } };
