@@ -1,7 +1,8 @@
-"""Checks that dependencies between the crates only point down.
+"""Checks the dependencies of the crates. Prints one line per violation, and exits with 1 if there is one.
 
-Each crate may use only crates of a lower layer; docs/architecture.md has the same
-diagram. On a violation it prints one line each and exits with 1.
+Each crate may use only crates of a lower layer; docs/architecture.md has the same diagram. No
+crate may have more features in tests than in programs: cargo would compile it, and all that
+use it, once for each.
 """
 
 import json
@@ -28,6 +29,22 @@ LAYERS = {
 }
 
 
+PROGRAMS = ["coldrise-cli", "coldrise-service", "coldrise-capi"]
+
+
+def built(*arguments: str) -> set[str]:
+    """The crates that cargo builds, each with its version and features."""
+    command = ["cargo", "tree", "--locked", "--prefix", "none", "--format", "{p} {f}", *arguments]
+    answer = subprocess.run(command, check=True, capture_output=True, text=True)
+    return {line.removesuffix(" (*)") for line in answer.stdout.splitlines()}
+
+
+def other_features() -> set[str]:
+    """The crates of the programs that the tests build with other features."""
+    programs = built("--edges", "normal,build", *(word for name in PROGRAMS for word in ("-p", name)))
+    return programs - built("--workspace")
+
+
 def main() -> int:
     command = ["cargo", "metadata", "--format-version", "1", "--no-deps", "--locked"]
     answer = subprocess.run(command, check=True, capture_output=True, text=True)
@@ -43,9 +60,10 @@ def main() -> int:
                 continue
             if LAYERS.get(other, 99) >= LAYERS[name]:
                 problems.append(f"{name} must not use {other}: it is not in a lower layer")
+    problems += [f"{crate}: other features in tests" for crate in sorted(other_features())]
     for problem in problems:
         print(problem, file=sys.stderr)
-    print(f"dependency direction: {len(problems)} violations")
+    print(f"dependencies: {len(problems)} violations")
     return 1 if problems else 0
 
 
