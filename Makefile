@@ -19,7 +19,7 @@ BUILD_PACKAGES := build-essential pkg-config librocksdb-dev libnbd-dev libsqlite
 RUN_PACKAGES := python3 qemu-system-x86 qemu-utils util-linux $(shell cat images/guest/packages.txt)
 NFS_PACKAGES := nfs-ganesha rpcbind netbase iproute2 qemu-block-extra
 TEST_PACKAGES := $(NFS_PACKAGES) fuse3 libnfs-dev libnfs13 mount procps python3 python3-pip python3-pytest python3-pytest-xdist python3-libnbd libnbd-bin fio openssl \
-    python3-libvhdi python3-libvmdk python3-libqcow strace systemd faketime
+    python3-libvhdi python3-libvmdk python3-libqcow strace systemd faketime curl
 BENCH_PACKAGES := $(shell cat bench/packages.txt)
 
 include plugins/nbdkit/build.mk
@@ -99,7 +99,7 @@ TEST_WORKERS ?= $(shell echo $$((2 * $$(nproc))))
 
 .PHONY: test
 test: build test-deps ganesha-fsal web web-test-deps ## Run all tests
-	$(CARGO) test --release --locked --workspace --no-fail-fast
+	$(CARGO) test --release --locked --workspace --tests --no-fail-fast
 	$(PYTHON) -m pytest -q -n $(TEST_WORKERS) --dist loadfile tests
 
 .PHONY: test-crash
@@ -142,7 +142,7 @@ fuzz-layer: build-deps ## Try LAYER_CASES random histories of a layer, with powe
 .PHONY: fuzz
 fuzz: build-deps fuzz-layer ## Try FUZZ_CASES random layouts, writes into every byte of image files, and made-up stored bytes
 	PROPTEST_CASES=$(FUZZ_CASES) $(CARGO) test --release --locked \
-	    -p coldrise-formats --test layouts --test stream
+	    -p coldrise-formats --test formats
 	PROPTEST_CASES=$(FUZZ_CASES) $(CARGO) test --release --locked -p coldrise-export --lib image_file
 	PROPTEST_CASES=$(FUZZ_CASES) $(CARGO) test --release --locked -p coldrise-store --lib -- fuzz page chunk repository_config
 	PROPTEST_CASES=$(FUZZ_CASES) $(CARGO) test --release --locked -p coldrise-session --lib -- fuzz

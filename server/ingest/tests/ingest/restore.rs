@@ -1,16 +1,15 @@
 //! Restoring a disk to raw files, devices and NBD exports. The disk is a plain byte
 //! array here: what matters is what arrives at the target.
 
-mod common;
-
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use coldrise_block::{Disk, ErrorKind};
 use coldrise_formats::Format;
 use coldrise_ingest::{restore, RestoreOptions, RestoreTarget};
-use common::memory::{names, restore_to, CancelAfter, MemoryDisk};
-use common::{assert_same, folder, open, read_all, run, sparse_disk, text, Server};
+
+use crate::common::memory::{names, restore_to, CancelAfter, MemoryDisk};
+use crate::common::{self, assert_same, folder, open, read_all, run, sparse_disk, text, Server};
 
 const SIZE: usize = 24 * common::MIB;
 

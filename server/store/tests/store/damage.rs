@@ -1,12 +1,11 @@
 //! Damaged store files: reads fail with a clear error, and never return wrong bytes or crash.
 
-mod common;
-
 use std::path::{Path, PathBuf};
 
 use coldrise_block::ErrorKind;
 use coldrise_store::*;
-use common::*;
+
+use crate::common::*;
 
 /// The store files that hold chunks and pages, largest first.
 fn table_files(repository: &Path) -> Vec<PathBuf> {

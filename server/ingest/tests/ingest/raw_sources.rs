@@ -1,9 +1,10 @@
 //! Raw image files as sources.
 
-mod common;
-
 use coldrise_block::{ErrorKind, ExtentKind};
-use common::{assert_same, folder, noise, open, open_error, read_all, sparse_disk, text};
+
+use crate::common::{
+    self, assert_same, folder, noise, open, open_error, read_all, sparse_disk, text,
+};
 
 #[test]
 fn holes_are_seen_and_not_read() {

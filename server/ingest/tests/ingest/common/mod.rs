@@ -1,5 +1,4 @@
 //! Known content, tools and servers for the tests of this crate.
-#![allow(dead_code)]
 
 pub mod memory;
 

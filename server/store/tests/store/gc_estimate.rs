@@ -1,12 +1,11 @@
 //! Writers and readers can estimate the space that a gc would free.
 
-mod common;
-
 use std::sync::atomic::AtomicBool;
 
 use coldrise_block::ErrorKind;
 use coldrise_store::*;
-use common::*;
+
+use crate::common::*;
 
 static NEVER: AtomicBool = AtomicBool::new(false);
 

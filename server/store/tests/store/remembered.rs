@@ -1,10 +1,9 @@
 //! The catalog's memory of removed points, and of points that must not be removed.
 
-mod common;
-
 use coldrise_block::ErrorKind;
 use coldrise_store::*;
-use common::*;
+
+use crate::common::*;
 
 const FIRST: &str = "20261120T100000Z";
 const SECOND: &str = "20261121T100000Z";

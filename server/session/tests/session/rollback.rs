@@ -1,7 +1,5 @@
 //! Older versions of a session's files that were put back, and damage to one of two copies.
 
-mod support;
-
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
@@ -13,7 +11,10 @@ use coldrise_session::{
     Session, SessionDocument,
 };
 use coldrise_store::{Coverage, OpenOptions, PointDocument, Repository, VerifyOptions};
-use support::{content, disk_name, name, place, point_bytes, writer, TestRepository, PATIENCE};
+
+use crate::support::{
+    self, content, disk_name, name, place, point_bytes, writer, TestRepository, PATIENCE,
+};
 
 static NEVER: AtomicBool = AtomicBool::new(false);
 

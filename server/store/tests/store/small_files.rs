@@ -1,9 +1,8 @@
 //! The number of files stays small, whatever the number of points.
 
-mod common;
-
 use coldrise_store::*;
-use common::*;
+
+use crate::common::*;
 
 fn files(store: &Store) -> Vec<std::path::PathBuf> {
     let entries = std::fs::read_dir(store.path().join("db")).unwrap();

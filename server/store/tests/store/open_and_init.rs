@@ -1,12 +1,11 @@
 //! Making and opening repositories: each failure has its own error.
 
-mod common;
-
 use std::os::unix::fs::PermissionsExt;
 
 use coldrise_block::ErrorKind;
 use coldrise_store::*;
-use common::*;
+
+use crate::common::*;
 
 fn init(path: &std::path::Path) -> coldrise_block::Result<()> {
     let options =

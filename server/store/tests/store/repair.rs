@@ -1,13 +1,12 @@
 //! Damaged chunks heal when their content is written again.
 
-mod common;
-
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
 use coldrise_block::ErrorKind;
 use coldrise_store::*;
-use common::*;
+
+use crate::common::*;
 
 const MIB: usize = 1 << 20;
 

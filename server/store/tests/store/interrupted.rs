@@ -1,11 +1,10 @@
 //! Writers that end early: nothing is half-visible, committed data is kept, and nothing is left
 //! behind or stored twice.
 
-mod common;
-
 use coldrise_block::ErrorKind;
 use coldrise_store::*;
-use common::*;
+
+use crate::common::*;
 
 fn staged(store: &Store) -> usize {
     std::fs::read_dir(store.path().join("db/coldrise-staging")).map_or(0, |e| e.count())

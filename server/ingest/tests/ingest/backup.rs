@@ -1,7 +1,5 @@
 //! Backups into a real repository, and their restored content.
 
-mod common;
-
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -15,7 +13,8 @@ use coldrise_store::{
     ChunkedDisk, Compression, DiskName, InitOptions, MachineName, OpenOptions, PassphraseSource,
     PointName, PointOrigin, Repository, RepositoryWriter,
 };
-use common::{assert_same, folder, noise, run, sparse_disk, text, Server, MIB};
+
+use crate::common::{self, assert_same, folder, noise, run, sparse_disk, text, Server, MIB};
 
 const CHUNK_BYTES: u32 = 64 << 10;
 

@@ -1,7 +1,5 @@
 //! Sessions in a real repository: publish, capture, seal, unpublish.
 
-mod support;
-
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -11,7 +9,8 @@ use coldrise_session::{
     unpublish, Catalog, SealReport, Session,
 };
 use coldrise_store::PointSelector;
-use support::{content, disk_name, name, place, point_bytes, read_all, writer, PATIENCE};
+
+use crate::support::{content, disk_name, name, place, point_bytes, read_all, writer, PATIENCE};
 
 #[test]
 fn a_sealed_session_is_a_point_and_the_original_never_changes() {

@@ -1,7 +1,5 @@
 //! Restoring a disk to image files: every format, read back by QEMU.
 
-mod common;
-
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -9,8 +7,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use coldrise_block::{Disk, ErrorKind, Extent, ExtentKind, Result};
 use coldrise_formats::Format;
 use coldrise_ingest::{restore, RestoreOptions, RestoreTarget};
-use common::memory::{names, restore_to, CancelAfter, MemoryDisk};
-use common::{assert_same, folder, noise, run, sparse_disk, text, MIB};
+
+use crate::common::memory::{names, restore_to, CancelAfter, MemoryDisk};
+use crate::common::{assert_same, folder, noise, run, sparse_disk, text, MIB};
 
 fn images() -> impl Iterator<Item = Format> {
     Format::ALL.into_iter().filter(|format| *format != Format::Raw)

@@ -1,12 +1,11 @@
 //! The catalog: points appear completely, once, in order, and also to readers.
 
-mod common;
-
 use std::time::{Duration, Instant};
 
 use coldrise_block::ErrorKind;
 use coldrise_store::*;
-use common::*;
+
+use crate::common::*;
 
 #[test]
 fn a_reader_sees_new_points_after_catching_up_and_reads_their_disks() {

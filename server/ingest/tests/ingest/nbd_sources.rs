@@ -1,13 +1,14 @@
 //! NBD exports as sources, with and without a dirty bitmap.
 
-mod common;
-
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use coldrise_block::ErrorKind;
 use coldrise_ingest::source::{open_source, SourceOptions};
 use coldrise_ingest::SourceSpec;
-use common::{assert_same, folder, open, open_error, open_with, read_all, run, text, Server};
+
+use crate::common::{
+    self, assert_same, folder, open, open_error, open_with, read_all, run, text, Server,
+};
 
 fn with_bitmap(name: &str) -> SourceOptions {
     SourceOptions { bitmap: Some(name.to_string()), ..SourceOptions::default() }

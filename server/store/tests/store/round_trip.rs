@@ -1,11 +1,10 @@
 //! Reads return what was written, for all chunk sizes, compressions and encryption, through the
 //! writer and through readers.
 
-mod common;
-
 use coldrise_block::{Disk, ErrorKind, ExtentKind};
 use coldrise_store::*;
-use common::*;
+
+use crate::common::*;
 
 #[test]
 fn every_chunk_size_compression_and_encryption_gives_the_bytes_back() {

@@ -1,11 +1,10 @@
 //! One writer writes several disks at once: each is stored completely, they share content, and a
 //! disk that is cancelled or fails does not disturb the others.
 
-mod common;
-
 use coldrise_block::ErrorKind;
 use coldrise_store::*;
-use common::*;
+
+use crate::common::*;
 
 const PIECE: usize = 1 << 20;
 const OPTIONS: WriteOptions = WriteOptions { threads: 2 };

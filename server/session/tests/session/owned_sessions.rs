@@ -1,8 +1,4 @@
 //! Sessions that end with the process that published them.
-#![forbid(unsafe_code)]
-
-#[allow(dead_code)]
-mod support;
 
 use std::path::PathBuf;
 
@@ -10,7 +6,8 @@ use coldrise_block::ErrorKind;
 use coldrise_session::{
     discard_abandoned_sessions, publish, sessions, unpublish, OwnedSession, Session,
 };
-use support::{name, place, TestRepository};
+
+use crate::support::{name, place, TestRepository};
 
 /// The folder of the only session.
 fn folder(place: &TestRepository) -> PathBuf {

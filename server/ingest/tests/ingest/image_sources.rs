@@ -1,13 +1,14 @@
 //! Images in foreign formats as sources.
 
-mod common;
-
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use coldrise_block::ErrorKind;
 use coldrise_ingest::source::SourceOptions;
-use common::{assert_same, folder, open, open_error, open_with, read_all, run, sparse_disk, text};
+
+use crate::common::{
+    self, assert_same, folder, open, open_error, open_with, read_all, run, sparse_disk, text,
+};
 
 const SIZE: usize = 24 * common::MIB;
 
@@ -345,7 +346,7 @@ fn the_child_ends_with_a_killed_process() {
     let folder = folder();
     let path = image(folder.path(), &disk, "b.qcow2", "qcow2", "");
     let status = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "the_child_ends_with_a_killed_process"])
+        .args(["--exact", "image_sources::the_child_ends_with_a_killed_process"])
         .env(WANTED, &path)
         .env("TMPDIR", folder.path())
         .stdout(std::process::Stdio::null())

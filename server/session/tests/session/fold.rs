@@ -1,7 +1,5 @@
 //! Folding sealed layers into chunks: all content stays readable as before.
 
-mod support;
-
 use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
 
@@ -11,7 +9,8 @@ use coldrise_session::{
 };
 use coldrise_store::{PointDocument, PointSelector, Repository, RepositoryWriter, WriteOptions};
 use proptest::prelude::*;
-use support::{
+
+use crate::support::{
     content, disk_name, name, place, point_bytes, read_all, writer, CHUNK, DISK_BYTES, PATIENCE,
 };
 

@@ -1,0 +1,10 @@
+//! Tests of sessions in a real repository, in one program: each costs a link.
+
+mod support;
+
+mod client_files;
+mod fold;
+mod gc;
+mod owned_sessions;
+mod rollback;
+mod sessions;
