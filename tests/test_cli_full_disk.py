@@ -9,33 +9,12 @@ import nbd
 import pytest
 
 from support.cli import Coldrise
-from support.crash.loopfs import LoopFileSystem, LoopUnavailable
+from support.crash.loopfs import LoopFileSystem
 from support.image import Image
 from support.nbdserver import Nbdkit
-from support.sources import tool
 
 MIB = 1 << 20
 SIZE = 256 * MIB
-
-
-class Tmpfs:
-    """Where there is no loop device. A full one refuses, but not at the same calls as a
-    file system on a disk: that gives out its blocks later, and keeps a journal."""
-
-    def __init__(self, directory, size_bytes):
-        self.mount_point = directory / "small"
-        self.mount_point.mkdir()
-        tool("mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", self.mount_point)
-
-    def close(self):
-        tool("umount", "--lazy", self.mount_point)
-
-
-def file_system(directory):
-    try:
-        return LoopFileSystem(directory, SIZE)
-    except LoopUnavailable:
-        return Tmpfs(directory, SIZE)
 
 
 @pytest.fixture
@@ -43,7 +22,7 @@ def empty(tmp_path):
     """A repository alone on a file system of 256 MiB."""
     passphrase = tmp_path / "passphrase"
     passphrase.write_text("correct horse\n", encoding="utf-8")
-    made = file_system(tmp_path)
+    made = LoopFileSystem(tmp_path, SIZE)
     try:
         coldrise = Coldrise(made.mount_point / "repository", passphrase)
         coldrise.init()

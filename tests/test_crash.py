@@ -15,7 +15,7 @@ import nbd
 import pytest
 
 from support.crash.load import MAX_WRITE_BLOCKS, CrashViolation
-from support.crash.loopfs import LoopFileSystem, LoopUnavailable
+from support.crash.loopfs import LoopFileSystem
 from support.crash.oracle import PointOracle
 from support.crash.rounds import run_command_kills, run_cuts, run_kills, run_reopenings
 from support.crash.story import Story
@@ -33,19 +33,6 @@ def seed(request):
         value = random.SystemRandom().randrange(1 << 32)
     print(f"\n--crash-seed {value}")
     return value
-
-
-@pytest.fixture
-def loop_devices():
-    """Turns missing loop devices into a clear end of the test."""
-
-    def unavailable(reason):
-        message = f"no ext4 on a loop file here, so no power can be cut: {reason}"
-        if os.environ.get("CI") == "true":
-            pytest.fail(message)
-        pytest.skip(message)
-
-    return unavailable
 
 
 def reporter():
@@ -72,15 +59,10 @@ def test_kills(request, seed):
     tell(counts, began)
 
 
-def test_power_cuts(request, seed, loop_devices):
+def test_power_cuts(request, seed):
     counts, began = collections.Counter(), time.monotonic()
     wanted = request.config.getoption("--crash-cuts")
-    try:
-        run_cuts(random.Random(seed), seed, wanted, counts, reporter())
-    except LoopUnavailable as error:
-        if counts["cuts"]:
-            raise
-        loop_devices(error)
+    run_cuts(random.Random(seed), seed, wanted, counts, reporter())
     tell(counts, began)
 
 
@@ -99,15 +81,12 @@ def test_reopenings(request, seed):
 
 
 @pytest.fixture
-def loop(tmp_path, loop_devices):
+def loop(tmp_path):
     """Makes small file systems on loop files."""
     made = []
 
     def make(size_bytes):
-        try:
-            made.append(LoopFileSystem(tmp_path, size_bytes))
-        except LoopUnavailable as error:
-            loop_devices(error)
+        made.append(LoopFileSystem(tmp_path, size_bytes))
         return made[-1]
 
     yield make

@@ -1,10 +1,7 @@
 """A wall clock that a test sets, for real processes: Debian's libfaketime."""
 
-import os
 import pathlib
 import time
-
-import pytest
 
 LIBRARIES = sorted(pathlib.Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))
 
@@ -13,8 +10,7 @@ class WallClock:
     """The time of the processes that get its environment. Their steady clock goes on as it is."""
 
     def __init__(self, folder):
-        if not LIBRARIES:
-            (pytest.fail if os.environ.get("CI") else pytest.skip)("install faketime")
+        assert LIBRARIES, "install faketime"
         self.file = pathlib.Path(folder) / "clock"
         self.offset_s = 0
         self.set(0)

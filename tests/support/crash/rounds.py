@@ -7,7 +7,7 @@ import tempfile
 import time
 
 from .command_kills import CommandKills
-from .loopfs import LoopFileSystem, LoopUnavailable
+from .loopfs import LoopFileSystem
 from .story import Story
 
 LOOP_BYTES = 4 << 30
@@ -19,9 +19,6 @@ def kept_on_failure(seed):
     directory = pathlib.Path(tempfile.mkdtemp(prefix="coldrise-crash-"))
     try:
         yield directory
-    except LoopUnavailable:
-        shutil.rmtree(directory)
-        raise
     except BaseException as failure:
         print(f"\nkept for study: {directory} (seed {seed}): {type(failure).__name__}")
         raise
