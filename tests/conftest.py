@@ -12,10 +12,13 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 from support.certificates import client_context, make_certificates  # noqa: E402
 from support.cli import NBDKIT_PLUGIN, PROGRAM, Coldrise  # noqa: E402
 from support.image import Image  # noqa: E402
+from support.messages import Jobs, add, webhook  # noqa: E402
 from support.mounted import Mounted  # noqa: E402
-from support.nbdserver import Nbdkit  # noqa: E402
+from support.nbdserver import Nbdkit, wait_until  # noqa: E402
 from support.network import Network  # noqa: E402
 from support.nfsserver import NfsServer  # noqa: E402
+from support.service import Coldrised  # noqa: E402
+from support.sinks import WebSink  # noqa: E402
 
 MIB = 1 << 20
 
@@ -134,6 +137,33 @@ def mount(coldrise, tmp_path):
     finally:
         for mounted in mounts:
             mounted.clear()
+
+
+@pytest.fixture
+def service(coldrise, tmp_path):
+    """coldrised on the repository, at which it has looked: it tells nothing of what was there before."""
+    with Coldrised(tmp_path, coldrise.repository, coldrise.passphrase_file) as service:
+        wait_until(lambda: service.call("GET", "machines").status == 200, "the repository")
+        yield service
+
+
+@pytest.fixture
+def web():
+    """A web server that takes messages."""
+    with WebSink() as sink:
+        yield sink
+
+
+@pytest.fixture
+def told(service, web):
+    """The same, when the service knows it."""
+    add(service, webhook(web.url))
+    return web
+
+
+@pytest.fixture
+def jobs(service, tmp_path):
+    return Jobs(service, tmp_path)
 
 
 @pytest.fixture

@@ -7,29 +7,11 @@ import sqlite3
 import subprocess
 import time
 
-import pytest
-
 from support.service import Coldrised
-from support.sinks import WebSink
 from support.sources import tool
 from test_service_jobs import ended, idle, images, job, start, wait_for
 
 MIB = 1 << 20
-
-
-@pytest.fixture
-def service(tmp_path, coldrise):
-    with Coldrised(tmp_path, coldrise.repository, coldrise.passphrase_file) as service:
-        wait_for(lambda: service.call("GET", "machines").status == 200, "the repository")
-        yield service
-
-
-@pytest.fixture
-def told(service):
-    with WebSink() as web:
-        way = {"type": "webhook", "url": web.url, "template": "generic"}
-        service.post("notifications/targets", {"name": "web", "way": way})
-        yield web
 
 
 def test_a_run_waits_for_a_command_on_the_terminal(service, told, tmp_path, coldrise):

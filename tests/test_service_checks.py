@@ -2,33 +2,12 @@
 
 import random
 
-import pytest
-
-from support.service import Coldrised
-from support.sinks import WebSink
 from test_check_boot import HALT, LOGIN, boot_record
 from test_cli_repair import damage
 from test_service_jobs import ended, idle, job, start, wait_for
 
 MIB = 1 << 20
 GOOD, BAD, SILENT = boot_record(LOGIN), b"", boot_record(HALT)
-
-
-@pytest.fixture
-def service(tmp_path, coldrise):
-    with Coldrised(tmp_path, coldrise.repository, coldrise.passphrase_file) as service:
-        # What was there before the first look of the service is not told.
-        wait_for(lambda: service.call("GET", "machines").status == 200, "the repository")
-        yield service
-
-
-@pytest.fixture
-def told(service):
-    """The messages of the service."""
-    with WebSink() as web:
-        way = {"type": "webhook", "url": web.url, "template": "generic"}
-        service.post("notifications/targets", {"name": "web", "way": way})
-        yield web
 
 
 def disk(tmp_path, record, machine="web01"):

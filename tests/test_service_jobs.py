@@ -6,17 +6,9 @@ import random
 import sqlite3
 import time
 
-import pytest
-
 from support.service import Coldrised
 
 KIB = 1 << 10
-
-
-@pytest.fixture
-def service(tmp_path, coldrise):
-    with Coldrised(tmp_path, coldrise.repository, coldrise.passphrase_file) as service:
-        yield service
 
 
 def images(folder, *machines):

@@ -15,12 +15,6 @@ from test_check_boot import HALT, SAY, boot_record
 MIB = 1 << 20
 
 
-@pytest.fixture
-def service(tmp_path, coldrise):
-    with Coldrised(tmp_path, coldrise.repository, coldrise.passphrase_file) as service:
-        yield service
-
-
 def old_run(service, number, machine):
     """A run of some months ago that has ended."""
     run = service.runs / f"20260101T01{number // 60:02d}{number % 60:02d}Z-0001-backup"

@@ -12,26 +12,9 @@ import time
 import pytest
 
 from support.certificates import run
-from support.messages import Jobs, add, smtp, trial, webhook
+from support.messages import add, smtp, trial, webhook
 from support.service import Coldrised
 from support.sinks import MailSink, WebSink
-
-
-@pytest.fixture
-def service(tmp_path, coldrise):
-    with Coldrised(tmp_path, coldrise.repository, coldrise.passphrase_file) as service:
-        yield service
-
-
-@pytest.fixture
-def web():
-    with WebSink() as sink:
-        yield sink
-
-
-@pytest.fixture
-def jobs(service, tmp_path):
-    return Jobs(service, tmp_path)
 
 
 def test_each_template(service, web):

@@ -10,26 +10,9 @@ import time
 import pytest
 
 from support.cli import PROGRAM, Coldrise
-from support.messages import Jobs, active, add, change, wait_for, webhook
+from support.messages import active, add, change, wait_for, webhook
 from support.service import Coldrised
 from support.sinks import WebSink
-
-
-@pytest.fixture
-def service(tmp_path, coldrise):
-    with Coldrised(tmp_path, coldrise.repository, coldrise.passphrase_file) as service:
-        yield service
-
-
-@pytest.fixture
-def web():
-    with WebSink() as sink:
-        yield sink
-
-
-@pytest.fixture
-def jobs(service, tmp_path):
-    return Jobs(service, tmp_path)
 
 
 def ask(service, coldrise, number, *arguments):

@@ -11,17 +11,8 @@ import time
 import nbd
 import pytest
 
-from support.nbdserver import wait_until
-from support.service import Coldrised
 
 KIB, MIB = 1 << 10, 1 << 20
-
-
-@pytest.fixture
-def service(tmp_path, coldrise):
-    with Coldrised(tmp_path, coldrise.repository, coldrise.passphrase_file) as service:
-        wait_until(lambda: service.call("GET", "machines").status == 200, "the inventory")
-        yield service
 
 
 @pytest.fixture
