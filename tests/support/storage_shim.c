@@ -65,11 +65,6 @@ load_plan (void)
   close (fd);
 }
 
-#define REAL(type, name, ...)                                   \
-  static type (*real) (__VA_ARGS__);                            \
-  if (real == NULL)                                             \
-    real = (type (*) (__VA_ARGS__)) dlsym (RTLD_NEXT, #name)
-
 static int
 is_below (const char *path)
 {
@@ -145,18 +140,39 @@ after (int action)
     kill (getpid (), SIGKILL);
 }
 
-/* Makes the call, or fails. */
-#define CALL(action, call)                                      \
+#define REAL(type, name, parameters)                            \
+  static type (*real) parameters;                               \
+  if (real == NULL)                                             \
+    real = (type (*) parameters) dlsym (RTLD_NEXT, #name)
+
+/* Makes the call, or fails: the end of a function that has an `action`. */
+#define CALL(failed, call)                                      \
   do {                                                          \
     __typeof__ (call) result;                                   \
-    if ((action) > 0) {                                         \
-      errno = (action);                                         \
-      return (__typeof__ (call)) -1;                            \
+    if (action > 0) {                                           \
+      errno = action;                                           \
+      return failed;                                            \
     }                                                           \
     result = (call);                                            \
     after (action);                                             \
     return result;                                              \
   } while (0)
+
+/* Defines a function of the C library that fails with `failed` and an errno, if `call`, which counts
+ * it, says so. `arguments`, for the library's own function, may depend on `action`.
+ */
+#define FAULTY_OR(failed, type, name, parameters, call, arguments) \
+  type                                                          \
+  name parameters                                               \
+  {                                                             \
+    REAL (type, name, parameters);                              \
+    int action = call;                                          \
+                                                                \
+    CALL (failed, real arguments);                              \
+  }
+
+#define FAULTY(type, name, parameters, call, arguments)         \
+  FAULTY_OR ((type) -1, type, name, parameters, call, arguments)
 
 /* ---------------------------------------------------------------- opening */
 
@@ -166,121 +182,54 @@ mode_of (int flags, va_list rest)
   return flags & (O_CREAT | __O_TMPFILE) ? va_arg (rest, mode_t) : 0;
 }
 
-#define OPEN_CALL(name)                                         \
+#define OPEN_CALL(name, parameters, types, call, arguments)     \
   int                                                           \
-  name (const char *path, int flags, ...)                       \
+  name parameters                                               \
   {                                                             \
     va_list rest;                                               \
     mode_t mode;                                                \
     int action;                                                 \
-    REAL (int, name, const char *, int, ...);                   \
+    REAL (int, name, types);                                    \
                                                                 \
     va_start (rest, flags);                                     \
     mode = mode_of (flags, rest);                               \
     va_end (rest);                                              \
-    action = at_path (OPEN, path);                              \
-    CALL (action, real (path, flags, mode));                    \
+    action = call;                                              \
+    CALL (-1, real arguments);                                  \
   }
 
-OPEN_CALL (open)
-OPEN_CALL (open64)
+#define OPEN_AT_PATH(name)                                      \
+  OPEN_CALL (name, (const char *path, int flags, ...), (const char *, int, ...), \
+             at_path (OPEN, path), (path, flags, mode))
+#define OPEN_AT_ENTRY(name)                                     \
+  OPEN_CALL (name, (int folder, const char *path, int flags, ...), (int, const char *, int, ...), \
+             at_entry (OPEN, folder, path), (folder, path, flags, mode))
 
-#define OPENAT_CALL(name)                                       \
-  int                                                           \
-  name (int folder, const char *path, int flags, ...)           \
-  {                                                             \
-    va_list rest;                                               \
-    mode_t mode;                                                \
-    int action;                                                 \
-    REAL (int, name, int, const char *, int, ...);              \
-                                                                \
-    va_start (rest, flags);                                     \
-    mode = mode_of (flags, rest);                               \
-    va_end (rest);                                              \
-    action = at_entry (OPEN, folder, path);                     \
-    CALL (action, real (folder, path, flags, mode));            \
-  }
+OPEN_AT_PATH (open)
+OPEN_AT_PATH (open64)
+OPEN_AT_ENTRY (openat)
+OPEN_AT_ENTRY (openat64)
 
-OPENAT_CALL (openat)
-OPENAT_CALL (openat64)
+#define FOPEN(name)                                             \
+  FAULTY_OR (NULL, FILE *, name, (const char *path, const char *mode), at_path (OPEN, path), (path, mode))
 
-#define FOPEN_CALL(name)                                        \
-  FILE *                                                        \
-  name (const char *path, const char *mode)                     \
-  {                                                             \
-    REAL (FILE *, name, const char *, const char *);            \
-    int action = at_path (OPEN, path);                          \
-    FILE *file;                                                 \
-                                                                \
-    if (action > 0) {                                           \
-      errno = action;                                           \
-      return NULL;                                              \
-    }                                                           \
-    file = real (path, mode);                                   \
-    after (action);                                             \
-    return file;                                                \
-  }
+FOPEN (fopen)
+FOPEN (fopen64)
 
-FOPEN_CALL (fopen)
-FOPEN_CALL (fopen64)
+FAULTY_OR (NULL, DIR *, opendir, (const char *path), at_path (OPEN, path), (path))
+FAULTY_OR (NULL, DIR *, fdopendir, (int fd), at_fd (OPEN, fd), (fd))
 
-DIR *
-opendir (const char *path)
-{
-  REAL (DIR *, opendir, const char *);
-  int action = at_path (OPEN, path);
-  DIR *folder;
+#define READDIR(name, entry)                                    \
+  FAULTY_OR (NULL, struct entry *, name, (DIR *folder), at_fd (LIST, dirfd (folder)), (folder))
 
-  if (action > 0) {
-    errno = action;
-    return NULL;
-  }
-  folder = real (path);
-  after (action);
-  return folder;
-}
-
-DIR *
-fdopendir (int fd)
-{
-  REAL (DIR *, fdopendir, int);
-  int action = at_fd (OPEN, fd);
-  DIR *folder;
-
-  if (action > 0) {
-    errno = action;
-    return NULL;
-  }
-  folder = real (fd);
-  after (action);
-  return folder;
-}
-
-#define READDIR_CALL(name, entry)                               \
-  struct entry *                                                \
-  name (DIR *folder)                                            \
-  {                                                             \
-    REAL (struct entry *, name, DIR *);                         \
-    int action = at_fd (LIST, dirfd (folder));                  \
-    struct entry *found;                                        \
-                                                                \
-    if (action > 0) {                                           \
-      errno = action;                                           \
-      return NULL;                                              \
-    }                                                           \
-    found = real (folder);                                      \
-    after (action);                                             \
-    return found;                                               \
-  }
-
-READDIR_CALL (readdir, dirent)
-READDIR_CALL (readdir64, dirent64)
+READDIR (readdir, dirent)
+READDIR (readdir64, dirent64)
 
 /* A failed close still closes. It fails only for files that were written. */
 int
 close (int fd)
 {
-  REAL (int, close, int);
+  REAL (int, close, (int));
   int saved = errno, action = 0, flags, result;
 
   if (plan != NULL && (flags = fcntl (fd, F_GETFL)) != -1 && (flags & O_ACCMODE) != O_RDONLY)
@@ -303,27 +252,26 @@ shortened (int action, size_t count)
   return action == SHORT && count > 1 ? count / 2 : count;
 }
 
-ssize_t
-read (int fd, void *buffer, size_t count)
+/* Half of the parts; if there is only one, half of it, in `half`. */
+static const struct iovec *
+shortened_parts (int action, const struct iovec *parts, int count, struct iovec *half)
 {
-  REAL (ssize_t, read, int, void *, size_t);
-  int action = at_fd (READ, fd);
-
-  CALL (action, real (fd, buffer, shortened (action, count)));
+  if (action != SHORT || count != 1)
+    return parts;
+  *half = parts[0];
+  half->iov_len = shortened (action, half->iov_len);
+  return half;
 }
 
-#define PREAD_CALL(name)                                                \
-  ssize_t                                                               \
-  name (int fd, void *buffer, size_t count, off_t offset)               \
-  {                                                                     \
-    REAL (ssize_t, name, int, void *, size_t, off_t);                   \
-    int action = at_fd (READ, fd);                                      \
-                                                                        \
-    CALL (action, real (fd, buffer, shortened (action, count), offset));\
-  }
+#define BYTES (fd, buffer, shortened (action, count))
+#define BYTES_AT (fd, buffer, shortened (action, count), offset)
 
-PREAD_CALL (pread)
-PREAD_CALL (pread64)
+FAULTY (ssize_t, read, (int fd, void *buffer, size_t count), at_fd (READ, fd), BYTES)
+FAULTY (ssize_t, write, (int fd, const void *buffer, size_t count), at_fd (WRITE, fd), BYTES)
+FAULTY (ssize_t, pread, (int fd, void *buffer, size_t count, off_t offset), at_fd (READ, fd), BYTES_AT)
+FAULTY (ssize_t, pread64, (int fd, void *buffer, size_t count, off_t offset), at_fd (READ, fd), BYTES_AT)
+FAULTY (ssize_t, pwrite, (int fd, const void *buffer, size_t count, off_t offset), at_fd (WRITE, fd), BYTES_AT)
+FAULTY (ssize_t, pwrite64, (int fd, const void *buffer, size_t count, off_t offset), at_fd (WRITE, fd), BYTES_AT)
 
 #undef fread_unlocked
 
@@ -331,7 +279,7 @@ PREAD_CALL (pread64)
 size_t
 fread_unlocked (void *buffer, size_t size, size_t count, FILE *file)
 {
-  REAL (size_t, fread_unlocked, void *, size_t, size_t, FILE *);
+  REAL (size_t, fread_unlocked, (void *, size_t, size_t, FILE *));
   int action = at_fd (READ, fileno (file));
 
   if (action > 0) {
@@ -343,91 +291,27 @@ fread_unlocked (void *buffer, size_t size, size_t count, FILE *file)
   return real (buffer, size, shortened (action, count), file);
 }
 
-ssize_t
-write (int fd, const void *buffer, size_t count)
-{
-  REAL (ssize_t, write, int, const void *, size_t);
-  int action = at_fd (WRITE, fd);
+#define PARTS                                                   \
+  fd, shortened_parts (action, parts, count, &(struct iovec) { 0 }), (int) shortened (action, count)
+#define VECTOR(family, name)                                    \
+  FAULTY (ssize_t, name, (int fd, const struct iovec *parts, int count), at_fd (family, fd), (PARTS))
+#define VECTOR_AT(family, name)                                 \
+  FAULTY (ssize_t, name, (int fd, const struct iovec *parts, int count, off_t offset), \
+          at_fd (family, fd), (PARTS, offset))
+#define VECTOR_FLAGS(family, name)                              \
+  FAULTY (ssize_t, name, (int fd, const struct iovec *parts, int count, off_t offset, int flags), \
+          at_fd (family, fd), (PARTS, offset, flags))
 
-  CALL (action, real (fd, buffer, shortened (action, count)));
-}
-
-#define PWRITE_CALL(name)                                               \
-  ssize_t                                                               \
-  name (int fd, const void *buffer, size_t count, off_t offset)         \
-  {                                                                     \
-    REAL (ssize_t, name, int, const void *, size_t, off_t);             \
-    int action = at_fd (WRITE, fd);                                     \
-                                                                        \
-    CALL (action, real (fd, buffer, shortened (action, count), offset));\
-  }
-
-PWRITE_CALL (pwrite)
-PWRITE_CALL (pwrite64)
-
-/* Half of the parts; if there is only one, half of it, in `half`. */
-static const struct iovec *
-shortened_parts (int action, const struct iovec *parts, int *count, struct iovec *half)
-{
-  if (action != SHORT || *count < 1)
-    return parts;
-  if (*count > 1) {
-    *count /= 2;
-    return parts;
-  }
-  *half = parts[0];
-  half->iov_len = shortened (action, half->iov_len);
-  return half;
-}
-
-#define VECTOR_CALL(family, name)                                       \
-  ssize_t                                                               \
-  name (int fd, const struct iovec *parts, int count)                   \
-  {                                                                     \
-    REAL (ssize_t, name, int, const struct iovec *, int);               \
-    int action = at_fd (family, fd);                                    \
-    struct iovec half;                                                  \
-                                                                        \
-    parts = shortened_parts (action, parts, &count, &half);             \
-    CALL (action, real (fd, parts, count));                             \
-  }
-
-VECTOR_CALL (READ, readv)
-VECTOR_CALL (WRITE, writev)
-
-#define VECTOR_AT_CALL(family, name)                                    \
-  ssize_t                                                               \
-  name (int fd, const struct iovec *parts, int count, off_t offset)     \
-  {                                                                     \
-    REAL (ssize_t, name, int, const struct iovec *, int, off_t);        \
-    int action = at_fd (family, fd);                                    \
-    struct iovec half;                                                  \
-                                                                        \
-    parts = shortened_parts (action, parts, &count, &half);             \
-    CALL (action, real (fd, parts, count, offset));                     \
-  }
-
-VECTOR_AT_CALL (READ, preadv)
-VECTOR_AT_CALL (READ, preadv64)
-VECTOR_AT_CALL (WRITE, pwritev)
-VECTOR_AT_CALL (WRITE, pwritev64)
-
-#define VECTOR_FLAGS_CALL(family, name)                                 \
-  ssize_t                                                               \
-  name (int fd, const struct iovec *parts, int count, off_t offset, int flags) \
-  {                                                                     \
-    REAL (ssize_t, name, int, const struct iovec *, int, off_t, int);   \
-    int action = at_fd (family, fd);                                    \
-    struct iovec half;                                                  \
-                                                                        \
-    parts = shortened_parts (action, parts, &count, &half);             \
-    CALL (action, real (fd, parts, count, offset, flags));              \
-  }
-
-VECTOR_FLAGS_CALL (READ, preadv2)
-VECTOR_FLAGS_CALL (READ, preadv64v2)
-VECTOR_FLAGS_CALL (WRITE, pwritev2)
-VECTOR_FLAGS_CALL (WRITE, pwritev64v2)
+VECTOR (READ, readv)
+VECTOR (WRITE, writev)
+VECTOR_AT (READ, preadv)
+VECTOR_AT (READ, preadv64)
+VECTOR_AT (WRITE, pwritev)
+VECTOR_AT (WRITE, pwritev64)
+VECTOR_FLAGS (READ, preadv2)
+VECTOR_FLAGS (READ, preadv64v2)
+VECTOR_FLAGS (WRITE, pwritev2)
+VECTOR_FLAGS (WRITE, pwritev64v2)
 
 /* A copy by the kernel counts where it writes, or else where it reads. */
 static int
@@ -438,51 +322,26 @@ at_copy (int from, int to)
   return action != 0 ? action : at_fd (READ, from);
 }
 
-ssize_t
-copy_file_range (int from, off64_t *from_offset, int to, off64_t *to_offset, size_t count,
-                 unsigned int flags)
-{
-  REAL (ssize_t, copy_file_range, int, off64_t *, int, off64_t *, size_t, unsigned int);
-  int action = at_copy (from, to);
+#define COPY (from, from_offset, to, to_offset, shortened (action, count), flags)
+#define SENDFILE(name)                                          \
+  FAULTY (ssize_t, name, (int to, int from, off_t *offset, size_t count), at_copy (from, to), \
+          (to, from, offset, shortened (action, count)))
 
-  CALL (action, real (from, from_offset, to, to_offset, shortened (action, count), flags));
-}
+FAULTY (ssize_t, copy_file_range,
+        (int from, off64_t *from_offset, int to, off64_t *to_offset, size_t count, unsigned int flags),
+        at_copy (from, to), COPY)
+FAULTY (ssize_t, splice,
+        (int from, off64_t *from_offset, int to, off64_t *to_offset, size_t count, unsigned int flags),
+        at_copy (from, to), COPY)
+SENDFILE (sendfile)
+SENDFILE (sendfile64)
 
-#define SENDFILE_CALL(name)                                             \
-  ssize_t                                                               \
-  name (int to, int from, off_t *offset, size_t count)                  \
-  {                                                                     \
-    REAL (ssize_t, name, int, int, off_t *, size_t);                    \
-    int action = at_copy (from, to);                                    \
-                                                                        \
-    CALL (action, real (to, from, offset, shortened (action, count)));  \
-  }
+#define MMAP(name)                                              \
+  FAULTY (void *, name, (void *place, size_t length, int protection, int flags, int fd, off_t offset), \
+          fd == -1 ? 0 : at_fd (MAP, fd), (place, length, protection, flags, fd, offset))
 
-SENDFILE_CALL (sendfile)
-SENDFILE_CALL (sendfile64)
-
-ssize_t
-splice (int from, off64_t *from_offset, int to, off64_t *to_offset, size_t count,
-        unsigned int flags)
-{
-  REAL (ssize_t, splice, int, off64_t *, int, off64_t *, size_t, unsigned int);
-  int action = at_copy (from, to);
-
-  CALL (action, real (from, from_offset, to, to_offset, shortened (action, count), flags));
-}
-
-#define MMAP_CALL(name)                                                 \
-  void *                                                                \
-  name (void *place, size_t length, int protection, int flags, int fd, off_t offset) \
-  {                                                                     \
-    REAL (void *, name, void *, size_t, int, int, int, off_t);          \
-    int action = fd == -1 ? 0 : at_fd (MAP, fd);                        \
-                                                                        \
-    CALL (action, real (place, length, protection, flags, fd, offset)); \
-  }
-
-MMAP_CALL (mmap)
-MMAP_CALL (mmap64)
+MMAP (mmap)
+MMAP (mmap64)
 
 /* ---------------------------------------------------------------- syncs */
 
@@ -490,7 +349,7 @@ MMAP_CALL (mmap64)
 static char
 order (char rest[PATH_MAX])
 {
-  REAL (ssize_t, read, int, void *, size_t);
+  REAL (ssize_t, read, (int, void *, size_t));
   const char *path = getenv ("COLDRISE_TEST_SYNC");
   char letter = 'o';
   ssize_t length;
@@ -518,7 +377,7 @@ is_at (int fd, const char *path)
 static void
 count_sync (void)
 {
-  REAL (ssize_t, write, int, const void *, size_t);
+  REAL (ssize_t, write, (int, const void *, size_t));
   const char *path = getenv ("COLDRISE_TEST_SYNC");
   char counted[PATH_MAX];
   int fd;
@@ -537,7 +396,7 @@ count_sync (void)
 static int
 counted_fdatasync (int fd)
 {
-  REAL (int, fdatasync, int);
+  REAL (int, fdatasync, (int));
   int result = real (fd);
 
   count_sync ();
@@ -549,282 +408,125 @@ fdatasync (int fd)
 {
   char rest[PATH_MAX];
   char letter;
-  int action = at_fd (SYNC, fd);
+  int action = at_fd (SYNC, fd), result;
 
   while ((letter = order (rest)) == 'w')
     usleep (1000);
-  switch (letter) {
-  case 'f':
-    errno = EIO;
-    return -1;
-  case 'l':
+  if (letter == 'l')
     return 0;
-  default:
-    CALL (action, counted_fdatasync (fd));
+  if (letter == 'f' || action > 0) {
+    errno = letter == 'f' ? EIO : action;
+    return -1;
   }
+  result = counted_fdatasync (fd);
+  after (action);
+  return result;
 }
 
-int
-fsync (int fd)
+/* The errno for an fsync: of the letter, or else of the plan. */
+static int
+at_fsync (int fd)
 {
-  REAL (int, fsync, int);
   char rest[PATH_MAX];
   int action = at_fd (SYNC, fd);
 
-  if (order (rest) == 'p' && is_at (fd, rest)) {
-    errno = EIO;
-    return -1;
-  }
-  CALL (action, real (fd));
+  return order (rest) == 'p' && is_at (fd, rest) ? EIO : action;
 }
 
-int
-sync_file_range (int fd, off_t offset, off_t count, unsigned int flags)
-{
-  REAL (int, sync_file_range, int, off_t, off_t, unsigned int);
-  /* Without flags it only tests whether the call exists. */
-  int action = flags == 0 ? 0 : at_fd (SYNC, fd);
+FAULTY (int, fsync, (int fd), at_fsync (fd), (fd))
 
-  CALL (action, real (fd, offset, count, flags));
-}
+/* Without flags it only tests whether the call exists. */
+FAULTY (int, sync_file_range, (int fd, off_t offset, off_t count, unsigned int flags),
+        flags == 0 ? 0 : at_fd (SYNC, fd), (fd, offset, count, flags))
 
 /* ---------------------------------------------------------------- names and sizes */
 
-int
-rename (const char *from, const char *to)
-{
-  REAL (int, rename, const char *, const char *);
-  int action = at_path (RENAME, to);
-
-  CALL (action, real (from, to));
-}
-
-int
-renameat (int from_folder, const char *from, int to_folder, const char *to)
-{
-  REAL (int, renameat, int, const char *, int, const char *);
-  int action = at_entry (RENAME, to_folder, to);
-
-  CALL (action, real (from_folder, from, to_folder, to));
-}
-
-int
-renameat2 (int from_folder, const char *from, int to_folder, const char *to, unsigned int flags)
-{
-  REAL (int, renameat2, int, const char *, int, const char *, unsigned int);
-  int action = at_entry (RENAME, to_folder, to);
-
-  CALL (action, real (from_folder, from, to_folder, to, flags));
-}
-
-int
-unlink (const char *path)
-{
-  REAL (int, unlink, const char *);
-  int action = at_path (UNLINK, path);
-
-  CALL (action, real (path));
-}
-
-int
-unlinkat (int folder, const char *path, int flags)
-{
-  REAL (int, unlinkat, int, const char *, int);
-  int action = at_entry (UNLINK, folder, path);
-
-  CALL (action, real (folder, path, flags));
-}
-
-int
-rmdir (const char *path)
-{
-  REAL (int, rmdir, const char *);
-  int action = at_path (UNLINK, path);
-
-  CALL (action, real (path));
-}
-
-#define TRUNCATE_CALL(name)                             \
-  int                                                   \
-  name (int fd, off_t length)                           \
-  {                                                     \
-    REAL (int, name, int, off_t);                       \
-    int action = at_fd (TRUNCATE, fd);                  \
-                                                        \
-    CALL (action, real (fd, length));                   \
-  }
-
-TRUNCATE_CALL (ftruncate)
-TRUNCATE_CALL (ftruncate64)
-
-#define FALLOCATE_CALL(name)                                    \
-  int                                                           \
-  name (int fd, int mode, off_t offset, off_t length)           \
-  {                                                             \
-    REAL (int, name, int, int, off_t, off_t);                   \
-    int action = at_fd (ALLOCATE, fd);                          \
-                                                                \
-    CALL (action, real (fd, mode, offset, length));             \
-  }
-
-FALLOCATE_CALL (fallocate)
-FALLOCATE_CALL (fallocate64)
+FAULTY (int, rename, (const char *from, const char *to), at_path (RENAME, to), (from, to))
+FAULTY (int, renameat, (int from_folder, const char *from, int to_folder, const char *to),
+        at_entry (RENAME, to_folder, to), (from_folder, from, to_folder, to))
+FAULTY (int, renameat2, (int from_folder, const char *from, int to_folder, const char *to, unsigned int flags),
+        at_entry (RENAME, to_folder, to), (from_folder, from, to_folder, to, flags))
+FAULTY (int, unlink, (const char *path), at_path (UNLINK, path), (path))
+FAULTY (int, unlinkat, (int folder, const char *path, int flags), at_entry (UNLINK, folder, path),
+        (folder, path, flags))
+FAULTY (int, rmdir, (const char *path), at_path (UNLINK, path), (path))
+FAULTY (int, mkdir, (const char *path, mode_t mode), at_path (MKDIR, path), (path, mode))
+FAULTY (int, mkdirat, (int folder, const char *path, mode_t mode), at_entry (MKDIR, folder, path),
+        (folder, path, mode))
+FAULTY (int, link, (const char *from, const char *to), at_path (LINK, to), (from, to))
+FAULTY (int, linkat, (int from_folder, const char *from, int to_folder, const char *to, int flags),
+        at_entry (LINK, to_folder, to), (from_folder, from, to_folder, to, flags))
+FAULTY (int, ftruncate, (int fd, off_t length), at_fd (TRUNCATE, fd), (fd, length))
+FAULTY (int, ftruncate64, (int fd, off_t length), at_fd (TRUNCATE, fd), (fd, length))
+FAULTY (int, fallocate, (int fd, int mode, off_t offset, off_t length), at_fd (ALLOCATE, fd),
+        (fd, mode, offset, length))
+FAULTY (int, fallocate64, (int fd, int mode, off_t offset, off_t length), at_fd (ALLOCATE, fd),
+        (fd, mode, offset, length))
 
 /* These return the errno. */
-#define POSIX_FALLOCATE_CALL(name)                              \
-  int                                                           \
-  name (int fd, off_t offset, off_t length)                     \
-  {                                                             \
-    REAL (int, name, int, off_t, off_t);                        \
-    int action = at_fd (ALLOCATE, fd);                          \
-    int result = action > 0 ? action : real (fd, offset, length); \
-                                                                \
-    after (action);                                             \
-    return result;                                              \
-  }
-
-POSIX_FALLOCATE_CALL (posix_fallocate)
-POSIX_FALLOCATE_CALL (posix_fallocate64)
-
-int
-mkdir (const char *path, mode_t mode)
-{
-  REAL (int, mkdir, const char *, mode_t);
-  int action = at_path (MKDIR, path);
-
-  CALL (action, real (path, mode));
-}
-
-int
-mkdirat (int folder, const char *path, mode_t mode)
-{
-  REAL (int, mkdirat, int, const char *, mode_t);
-  int action = at_entry (MKDIR, folder, path);
-
-  CALL (action, real (folder, path, mode));
-}
-
-int
-link (const char *from, const char *to)
-{
-  REAL (int, link, const char *, const char *);
-  int action = at_path (LINK, to);
-
-  CALL (action, real (from, to));
-}
-
-int
-linkat (int from_folder, const char *from, int to_folder, const char *to, int flags)
-{
-  REAL (int, linkat, int, const char *, int, const char *, int);
-  int action = at_entry (LINK, to_folder, to);
-
-  CALL (action, real (from_folder, from, to_folder, to, flags));
-}
+FAULTY_OR (action, int, posix_fallocate, (int fd, off_t offset, off_t length), at_fd (ALLOCATE, fd),
+           (fd, offset, length))
+FAULTY_OR (action, int, posix_fallocate64, (int fd, off_t offset, off_t length), at_fd (ALLOCATE, fd),
+           (fd, offset, length))
 
 /* ---------------------------------------------------------------- locks */
 
-int
-flock (int fd, int operation)
-{
-  REAL (int, flock, int, int);
-  int action = at_fd (LOCK, fd);
+FAULTY (int, flock, (int fd, int operation), at_fd (LOCK, fd), (fd, operation))
 
-  CALL (action, real (fd, operation));
+static int
+is_lock (int command)
+{
+  return command == F_SETLK || command == F_SETLKW || command == F_OFD_SETLK || command == F_OFD_SETLKW;
 }
 
 /* The argument is a number or an address: both use the same register. */
-#define FCNTL_CALL(name)                                        \
+#define FCNTL(name)                                             \
   int                                                           \
   name (int fd, int command, ...)                               \
   {                                                             \
     va_list rest;                                               \
     void *argument;                                             \
-    int action = 0;                                             \
-    REAL (int, name, int, int, ...);                            \
+    int action;                                                 \
+    REAL (int, name, (int, int, ...));                          \
                                                                 \
     va_start (rest, command);                                   \
     argument = va_arg (rest, void *);                           \
     va_end (rest);                                              \
-    switch (command) {                                          \
-    case F_SETLK:                                               \
-    case F_SETLKW:                                              \
-    case F_OFD_SETLK:                                           \
-    case F_OFD_SETLKW:                                          \
-      action = at_fd (LOCK, fd);                                \
-    }                                                           \
-    CALL (action, real (fd, command, argument));                \
+    action = is_lock (command) ? at_fd (LOCK, fd) : 0;          \
+    CALL (-1, real (fd, command, argument));                    \
   }
 
-FCNTL_CALL (fcntl)
-FCNTL_CALL (fcntl64)
+FCNTL (fcntl)
+FCNTL (fcntl64)
 
 /* ---------------------------------------------------------------- questions */
 
 #define STAT_CALL(name, answer)                                 \
-  int                                                           \
-  name (const char *path, struct answer *found)                 \
-  {                                                             \
-    REAL (int, name, const char *, struct answer *);            \
-    int action = at_path (STAT, path);                          \
-                                                                \
-    CALL (action, real (path, found));                          \
-  }
+  FAULTY (int, name, (const char *path, struct answer *found), at_path (STAT, path), (path, found))
+#define FSTAT(name, answer)                                     \
+  FAULTY (int, name, (int fd, struct answer *found), at_fd (STAT, fd), (fd, found))
+#define FSTATAT(name, answer)                                   \
+  FAULTY (int, name, (int folder, const char *path, struct answer *found, int flags), \
+          at_entry (STAT, folder, path), (folder, path, found, flags))
 
 STAT_CALL (stat, stat)
 STAT_CALL (stat64, stat64)
 STAT_CALL (lstat, stat)
 STAT_CALL (lstat64, stat64)
+FSTAT (fstat, stat)
+FSTAT (fstat64, stat64)
+FSTATAT (fstatat, stat)
+FSTATAT (fstatat64, stat64)
 
-#define FSTAT_CALL(name, answer)                                \
-  int                                                           \
-  name (int fd, struct answer *found)                           \
-  {                                                             \
-    REAL (int, name, int, struct answer *);                     \
-    int action = at_fd (STAT, fd);                              \
-                                                                \
-    CALL (action, real (fd, found));                            \
-  }
-
-FSTAT_CALL (fstat, stat)
-FSTAT_CALL (fstat64, stat64)
-
-#define FSTATAT_CALL(name, answer)                              \
-  int                                                           \
-  name (int folder, const char *path, struct answer *found, int flags) \
-  {                                                             \
-    REAL (int, name, int, const char *, struct answer *, int);  \
-    int action = at_entry (STAT, folder, path);                 \
-                                                                \
-    CALL (action, real (folder, path, found, flags));           \
-  }
-
-FSTATAT_CALL (fstatat, stat)
-FSTATAT_CALL (fstatat64, stat64)
-
-int
-statx (int folder, const char *path, int flags, unsigned int mask, struct statx *found)
-{
-  REAL (int, statx, int, const char *, int, unsigned int, struct statx *);
-  int action = at_entry (STAT, folder, path);
-
-  CALL (action, real (folder, path, flags, mask, found));
-}
-
-int
-access (const char *path, int mode)
-{
-  REAL (int, access, const char *, int);
-  int action = at_path (STAT, path);
-
-  CALL (action, real (path, mode));
-}
+FAULTY (int, statx, (int folder, const char *path, int flags, unsigned int mask, struct statx *found),
+        at_entry (STAT, folder, path), (folder, path, flags, mask, found))
+FAULTY (int, access, (const char *path, int mode), at_path (STAT, path), (path, mode))
 
 /* nfs-ganesha makes its plugins look for functions in the C library first. */
 void *
 dlopen (const char *path, int flags)
 {
-  REAL (void *, dlopen, const char *, int);
+  REAL (void *, dlopen, (const char *, int));
 
   return real (path, flags & ~RTLD_DEEPBIND);
 }
