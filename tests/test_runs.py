@@ -345,7 +345,7 @@ def planned(recorded, folder, *arguments, number=0x8000, request=None):
     folder.chmod(0o700)
     (place / "lock").touch(0o600)
     words = ["--repo", str(recorded.repository), "--passphrase-file", str(recorded.passphrase_file), *map(str, arguments)]
-    plain = request if request is not None else {"arguments": words, "job": "nightly", "requested_by": "anna", "attempt": 2}
+    plain = request if request is not None else {"arguments": words, "job": "nightly", "requested_by": "operator", "attempt": 2}
     (place / "request.json").write_text(json.dumps(plain), encoding="utf-8")
     return run_id
 
@@ -368,8 +368,8 @@ def test_a_planned_run_becomes_its_command_once(recorded, disk, folder):
     assert (run["id"], run["state"]) == (run_id, "ok")
     plan = run["plan"]
     assert (plan["command"], plan["machine"], plan["repository"]) == ("backup", "web01", str(recorded.repository))
-    assert (plan["job"], plan["requested_by"], plan["attempt"]) == ("nightly", "anna", 2)
-    assert "anna" in recorded.run("runs", "show", run_id).stdout
+    assert (plan["job"], plan["requested_by"], plan["attempt"]) == ("nightly", "operator", 2)
+    assert "operator" in recorded.run("runs", "show", run_id).stdout
     assert sorted(path.name for path in folder.iterdir() if ".planned" in path.name) == []
     assert not (folder / run_id / "request.json").exists()
     assert bare(recorded).run("run", f"{OLD}-8000-gc").returncode == 1

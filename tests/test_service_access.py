@@ -18,7 +18,7 @@ def service(tmp_path):
         yield service
 
 
-def set_up(service, user="anna"):
+def set_up(service, user="admin"):
     """Makes the first administrator and returns the cookie's header."""
     body = {"secret": service.setup_secret(), "user": user, "password": PASSWORD}
     answer = service.call("POST", "setup", body, over="https")
@@ -32,13 +32,13 @@ def set_up(service, user="anna"):
 
 def test_the_one_time_link_works_once(service):
     secret = service.setup_secret()
-    body = {"secret": "0" * 64, "user": "eve", "password": PASSWORD}
+    body = {"secret": "0" * 64, "user": "stranger", "password": PASSWORD}
     assert service.call("POST", "setup", body, over="https").status == 400
     login = set_up(service)
     assert service.call("GET", "me", headers=login, over="https").json["role"] == "admin"
-    body = {"secret": secret, "user": "eve", "password": PASSWORD}
+    body = {"secret": secret, "user": "stranger", "password": PASSWORD}
     assert service.call("POST", "setup", body, over="https").status == 400
-    assert [user["name"] for user in service.get("users")] == ["anna"]
+    assert [user["name"] for user in service.get("users")] == ["admin"]
 
 
 def test_nothing_is_answered_without_a_proof(service):
@@ -87,7 +87,7 @@ def test_changes_with_a_cookie_come_from_our_own_page(service):
 def test_logins_end(service):
     login = set_up(service)
     listed = service.get("logins")
-    assert [entry["user"] for entry in listed] == ["anna"]
+    assert [entry["user"] for entry in listed] == ["admin"]
     assert service.call("DELETE", f"logins/{listed[0]['id']}").status == 204
     assert service.call("GET", "me", headers=login, over="https").status == 401
 
@@ -96,17 +96,17 @@ def test_a_new_password_ends_logins_and_needs_the_old_one(service):
     login = set_up(service)
     for own in (None, "wrong password"):
         change = {"password": "another password", **({"own_password": own} if own else {})}
-        assert service.call("PATCH", "users/anna", change, headers=login, over="https").status == 403
+        assert service.call("PATCH", "users/admin", change, headers=login, over="https").status == 403
     change = {"password": "another password", "own_password": PASSWORD}
-    assert service.call("PATCH", "users/anna", change, headers=login, over="https").status == 200
+    assert service.call("PATCH", "users/admin", change, headers=login, over="https").status == 200
     assert service.call("GET", "me", headers=login, over="https").status == 401
-    body = {"user": "anna", "password": "another password"}
+    body = {"user": "admin", "password": "another password"}
     assert service.call("POST", "login", body, over="https").status == 200
 
 
 def test_guessing_is_slow(service):
     set_up(service)
-    wrong = {"user": "anna", "password": "wrong password"}
+    wrong = {"user": "admin", "password": "wrong password"}
     started = time.monotonic()
     assert service.call("POST", "login", wrong, over="https").status == 401
     assert time.monotonic() - started >= 1.0
@@ -117,7 +117,7 @@ def test_guessing_is_slow(service):
     statuses = []
     with_connections = [service.connection("https") for _ in range(12)]
     for connection in with_connections:
-        connection.request("POST", "/api/v1/login", body=b'{"user":"anna","password":"wrong password"}',
+        connection.request("POST", "/api/v1/login", body=b'{"user":"admin","password":"wrong password"}',
                            headers={"Content-Type": "application/json"})
     for connection in with_connections:
         statuses.append(connection.getresponse().status)
@@ -169,14 +169,14 @@ def test_changes_are_in_the_audit_log_and_the_chain_shows_damage(service):
     login = set_up(service)
     service.call("POST", "tokens", {"name": "ci", "role": "viewer"}, headers=login, over="https")
     service.call("POST", "tokens", {"name": "", "role": "viewer"}, headers=login, over="https")
-    service.call("POST", "login", {"user": "eve", "password": PASSWORD}, over="https")
+    service.call("POST", "login", {"user": "stranger", "password": PASSWORD}, over="https")
     entries = [(entry["who"], entry["action"], entry["subject"], entry["result"])
                for entry in reversed(service.get("audit"))]
     assert entries == [
-        ("nobody", "setup", "anna", "ok"),
-        ("anna", "POST /api/v1/tokens", '{"name":"ci","role":"viewer"}', "ok"),
-        ("anna", "POST /api/v1/tokens", '{"name":"","role":"viewer"}', "400"),
-        ("nobody", "login", "eve", "refused"),
+        ("nobody", "setup", "admin", "ok"),
+        ("admin", "POST /api/v1/tokens", '{"name":"ci","role":"viewer"}', "ok"),
+        ("admin", "POST /api/v1/tokens", '{"name":"","role":"viewer"}', "400"),
+        ("nobody", "login", "stranger", "refused"),
     ]
     chain = service.get("audit/chain")
     assert (chain["entries"], chain["broken_at"]) == (4, None)
@@ -186,13 +186,13 @@ def test_changes_are_in_the_audit_log_and_the_chain_shows_damage(service):
 
 
 def test_a_request_with_a_key_is_done_once(service):
-    new = {"name": "anna", "role": "viewer", "password": PASSWORD}
+    new = {"name": "viewer", "role": "viewer", "password": PASSWORD}
     key = {"Idempotency-Key": "double click"}
     first = service.call("POST", "users", new, headers=key)
     again = service.call("POST", "users", new, headers=key)
     assert (first.status, again.status) == (201, 201)
     assert again.headers["Idempotency-Replayed"] == "true" and again.json == first.json
-    other = service.call("POST", "users", {**new, "name": "bert"}, headers=key)
+    other = service.call("POST", "users", {**new, "name": "viewer"}, headers=key)
     assert other.status == 422
     assert service.call("POST", "users", new).status == 409
     # A problem is not kept: the request may be sent again, mended.
@@ -217,17 +217,17 @@ def test_a_key_of_a_request_that_a_kill_cut_off_is_answered(service):
 
 
 def test_the_audit_log_says_what_was_asked_without_secrets(service):
-    service.post("users", {"name": "bert", "role": "viewer", "password": PASSWORD})
+    service.post("users", {"name": "viewer", "role": "viewer", "password": PASSWORD})
     service.call("POST", "runs", {"kind": "forget", "addresses": ["web01/latest"]})
     # A question with a body is no change.
     service.call("POST", "retention/preview", {"rules": {"keep_last": 1}})
     subjects = [entry["subject"] for entry in reversed(service.get("audit"))]
-    assert subjects == ['{"name":"bert","password":"***","role":"viewer"}',
+    assert subjects == ['{"name":"viewer","password":"***","role":"viewer"}',
                         '{"addresses":["web01/latest"],"kind":"forget"}']
 
 
 def test_a_mistake_does_not_use_the_link_up(service):
-    body = {"secret": service.setup_secret(), "user": "anna", "password": "short"}
+    body = {"secret": service.setup_secret(), "user": "admin", "password": "short"}
     assert service.call("POST", "setup", body, over="https").status == 400
     set_up(service)
 

@@ -162,7 +162,7 @@ def test_logins_end_whichever_way_the_clock_is_set(clocked):
         return service.call("GET", "me", headers=login, over="https").status
 
     def log_in():
-        body = {"user": "anna", "password": PASSWORD}
+        body = {"user": "admin", "password": PASSWORD}
         answer = service.call("POST", "login", body, over="https")
         assert answer.status == 200, answer.body
         return {"Cookie": answer.headers["Set-Cookie"].split(";")[0], "Sec-Fetch-Site": "same-origin"}

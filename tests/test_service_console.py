@@ -90,11 +90,11 @@ def test_a_machine_boots_and_is_used_over_the_api(service, coldrise):
     assert service.get(f"runs/{run}")["machine"]["session"] == "trial"
     with service.websocket("sessions/trial/serial") as serial:
         serial.read_until(b"small login: ")
-        serial.send(b"anna")
-        assert serial.read_until(b"anna") == b"anna"
+        serial.send(b"admin")
+        assert serial.read_until(b"admin") == b"admin"
         # A second client sees the past, too.
         with service.websocket("sessions/trial/serial") as other:
-            assert other.read_until(b"anna") == b"small login: anna"
+            assert other.read_until(b"admin") == b"small login: admin"
         # A live machine's writes become a point.
         serial.send(b"w")
         serial.read_until(b"written ")
@@ -253,7 +253,7 @@ def test_a_killed_run_is_no_machine(service):
 
 
 def login(service):
-    secret = service.call("POST", "setup", {"secret": service.setup_secret(), "user": "anna", "password": PASSWORD},
+    secret = service.call("POST", "setup", {"secret": service.setup_secret(), "user": "admin", "password": PASSWORD},
                           over="https")
     assert secret.status == 200, secret.body
     return {"Cookie": secret.headers["Set-Cookie"].split(";")[0]}

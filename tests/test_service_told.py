@@ -24,7 +24,7 @@ def ask(service, coldrise, number, *arguments):
     words = ["--repo", str(coldrise.repository)]
     if coldrise.passphrase_file is not None:
         words += ["--passphrase-file", str(coldrise.passphrase_file)]
-    request = {"arguments": words + list(arguments), "requested_by": "anna"}
+    request = {"arguments": words + list(arguments), "requested_by": "operator"}
     (planned / "request.json").write_text(json.dumps(request))
     (planned / "lock").touch()
     environment = {**os.environ, "COLDRISE_RUNS": str(service.runs)}

@@ -28,7 +28,7 @@ def test_a_used_link_says_so(service, visit):
     visitor.context.clear_cookies()
     visitor.page.goto(f"/#/setup/{secret}")
     visitor.page.reload()
-    visitor.page.get_by_label("User").fill("eve")
+    visitor.page.get_by_label("User").fill("stranger")
     visitor.page.get_by_label("Password", exact=False).first.fill(PASSWORD)
     visitor.page.get_by_label("Password again").fill(PASSWORD)
     visitor.page.get_by_role("button", name="Make administrator").click()

@@ -23,7 +23,7 @@ pub(crate) struct AuditEntry {
     number: i64,
     /// Milliseconds since 1970.
     at_ms: i64,
-    /// `anna`, `token:ID`, `unix:root`, `nobody` before a login, or `coldrised`.
+    /// `admin`, `token:ID`, `unix:root`, `nobody` before a login, or `coldrised`.
     who: String,
     source: String,
     /// What was asked, such as `POST /api/v1/users`.
@@ -209,7 +209,7 @@ mod tests {
             let database = Database::open(folder.path()).unwrap();
             for result in ["ok", "busy", "ok", "ok"] {
                 let note = AuditNote {
-                    who: "anna",
+                    who: "admin",
                     source: "192.0.2.1",
                     action: "DELETE /x",
                     subject: "web01",

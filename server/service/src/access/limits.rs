@@ -11,7 +11,7 @@ const REFILL: Duration = Duration::from_secs(6);
 /// Maximum number of buckets. When there are more, full ones go, then all.
 const MAX_BUCKETS: usize = 10_000;
 
-/// Buckets by name: `address 192.0.2.1`, `user anna`.
+/// Buckets by name: `address 192.0.2.1`, `user admin`.
 #[derive(Default)]
 pub(crate) struct LoginLimits(Mutex<HashMap<String, Bucket>>);
 
@@ -71,13 +71,13 @@ mod tests {
     #[test]
     fn a_bucket_empties_and_refills() {
         let (limits, start) = (LoginLimits::default(), Instant::now());
-        let names = ["user anna".to_owned(), "address 192.0.2.1".to_owned()];
+        let names = ["user admin".to_owned(), "address 192.0.2.1".to_owned()];
         for _ in 0..CAPACITY {
             assert!(limits.take(&names, start));
         }
         assert!(!limits.take(&names, start));
         assert!(!limits.take(&names[1..], start), "the address's bucket is empty, too");
-        assert!(limits.take(&["user bert".to_owned()], start));
+        assert!(limits.take(&["user viewer".to_owned()], start));
         assert!(limits.take(&names, start + REFILL));
         assert!(!limits.take(&names, start + REFILL));
         limits.give_back(&names);

@@ -181,7 +181,7 @@ mod tests {
         let database = Database::open(folder.path()).unwrap();
         let new =
             NewToken { name: "ci".into(), role: Role::Backup, machines: None, expires_ms: None };
-        let (token, text) = database.add_token(&new, "anna").unwrap();
+        let (token, text) = database.add_token(&new, "admin").unwrap();
         let found = database.token_identity(&text, "here").unwrap().unwrap();
         assert_eq!((found.role, found.name), (Role::Backup, format!("token:{}", token.id)));
         assert!(database.tokens().unwrap()[0].last_used_ms.is_some());

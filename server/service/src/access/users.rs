@@ -188,18 +188,18 @@ mod tests {
     fn the_last_administrator_stays() {
         let folder = tempfile::tempdir().unwrap();
         let database = Database::open(folder.path()).unwrap();
-        database.add_user("anna", Role::Admin, "correct horse").unwrap();
-        database.add_user("bert", Role::Viewer, "battery staple").unwrap();
-        assert_eq!(database.remove_user("anna").unwrap_err().kind(), ErrorKind::Busy);
-        let demoted = database.change_user("anna", Some(Role::Viewer), None);
+        database.add_user("first", Role::Admin, "correct horse").unwrap();
+        database.add_user("second", Role::Viewer, "battery staple").unwrap();
+        assert_eq!(database.remove_user("first").unwrap_err().kind(), ErrorKind::Busy);
+        let demoted = database.change_user("first", Some(Role::Viewer), None);
         assert_eq!(demoted.unwrap_err().kind(), ErrorKind::Busy);
-        assert_eq!(database.user("anna").unwrap().role, Role::Admin);
-        database.change_user("bert", Some(Role::Admin), None).unwrap();
-        database.remove_user("anna").unwrap();
-        let again = database.add_user("bert", Role::Admin, "battery staple");
+        assert_eq!(database.user("first").unwrap().role, Role::Admin);
+        database.change_user("second", Some(Role::Admin), None).unwrap();
+        database.remove_user("first").unwrap();
+        let again = database.add_user("second", Role::Admin, "battery staple");
         assert_eq!(again.unwrap_err().kind(), ErrorKind::AlreadyExists);
-        assert!(database.is_password("bert", "battery staple").unwrap());
-        database.change_user("bert", None, Some("another one!")).unwrap();
-        assert!(!database.is_password("bert", "battery staple").unwrap());
+        assert!(database.is_password("second", "battery staple").unwrap());
+        database.change_user("second", None, Some("another one!")).unwrap();
+        assert!(!database.is_password("second", "battery staple").unwrap());
     }
 }

@@ -107,7 +107,7 @@ fn limits_hold_and_recoveries_start_at_once() {
     let closed = JobLimits { is_open: false, ..FREE };
     assert!(started(&rows, 4, closed).is_empty());
     let mut by_hand = rows[..1].to_vec();
-    by_hand[0].requested_by = Some("anna".into());
+    by_hand[0].requested_by = Some("operator".into());
     assert_eq!(started(&by_hand, 4, closed).len(), 1);
     let mut recovery = row("r", "restore", "m9", Waiting);
     recovery.job = None;
@@ -270,7 +270,7 @@ fn new_run(machine: &str) -> NewRun {
         kind: "backup".into(),
         machine: Some(machine.into()),
         arguments: vec!["backup".into(), machine.into(), "vda=raw:/nowhere".into()],
-        requested_by: Some("anna".into()),
+        requested_by: Some("operator".into()),
         job: None,
     }
 }
@@ -285,7 +285,7 @@ fn a_cancelled_run_does_not_vanish() {
     step_until(&queue, &mut dispatcher, crate::clock::now_ms(), <[QueueRow]>::is_empty);
     let run = queue.runs.read(&id).unwrap();
     assert_eq!(run.state, State::Cancelled);
-    assert_eq!(run.plan.unwrap().requested_by.as_deref(), Some("anna"));
+    assert_eq!(run.plan.unwrap().requested_by.as_deref(), Some("operator"));
     assert_eq!(queue.cancel(&id).unwrap_err().kind(), ErrorKind::NotFound);
 }
 

@@ -246,10 +246,10 @@ mod tests {
         assert!(settled(&database, &age, &[], REMINDER_MS - 1).is_empty());
         assert_eq!(settled(&database, &age, &[], REMINDER_MS)[0].1, Occasion::Reminder);
         assert!(settled(&database, &age, &[], REMINDER_MS + 1).is_empty());
-        database.acknowledge("age:a", "anna").unwrap();
+        database.acknowledge("age:a", "admin").unwrap();
         assert!(settled(&database, &age, &[], 9 * REMINDER_MS).is_empty());
         settled(&database, &[], &[], 9 * REMINDER_MS + 1);
-        assert!(database.acknowledge("age:a", "anna").is_err(), "it does not hold");
+        assert!(database.acknowledge("age:a", "admin").is_err(), "it does not hold");
         settled(&database, &age, &[], 9 * REMINDER_MS + 2);
         assert!(database.alarms().unwrap()[0].acknowledged_by.is_none());
     }

@@ -211,12 +211,12 @@ mod tests {
             let told = database.change(|sql| record(sql, &[run], 0)).unwrap();
             told.first().map(|condition| condition.topic)
         };
-        assert_eq!(take(run(1, None, Some("anna"), Some(1))), None, "of before the service");
+        assert_eq!(take(run(1, None, Some("operator"), Some(1))), None, "of before the service");
         assert_eq!(take(run(2, None, None, Some(1))), None, "the terminal showed it");
-        assert_eq!(take(run(3, None, Some("anna"), Some(1))), Some(Topic::RunFailed));
+        assert_eq!(take(run(3, None, Some("operator"), Some(1))), Some(Topic::RunFailed));
         assert_eq!(take(run(4, None, None, None)), Some(Topic::RunLost));
         assert_eq!(take(run(5, Some("nightly"), None, Some(0))), Some(Topic::RunSucceeded));
-        assert_eq!(take(run(6, None, Some("anna"), Some(11))), None, "the repository was busy");
+        assert_eq!(take(run(6, None, Some("operator"), Some(11))), None, "the repository was busy");
         let failed = run(7, Some("nightly"), None, Some(1));
         let id = failed.id.clone();
         assert_eq!(take(failed), None, "the job has an alarm");

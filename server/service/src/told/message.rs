@@ -153,8 +153,8 @@ mod tests {
 
     #[test]
     fn a_subject_is_one_line() {
-        let message = message("no backup\r\nBcc: eve@example.org", Occasion::Raised);
-        assert_eq!(message.subject(), "[Coldrise] fail: no backup  Bcc: eve@example.org");
+        let message = message("no backup\r\nBcc: other@example.org", Occasion::Raised);
+        assert_eq!(message.subject(), "[Coldrise] fail: no backup  Bcc: other@example.org");
         assert!(message.text().contains("https://backup.example:8480/#/machines/web01"));
         assert!(message.text().contains("Command: coldrise backup web01"));
     }
