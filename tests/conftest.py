@@ -69,9 +69,7 @@ def pytest_sessionstart(session):
 @pytest.fixture
 def coldrise(tmp_path):
     """A fresh encrypted repository."""
-    passphrase = tmp_path / "passphrase"
-    passphrase.write_text("correct horse\n", encoding="utf-8")
-    program = Coldrise(tmp_path / "repository", passphrase)
+    program = Coldrise.encrypted(tmp_path)
     program.init()
     return program
 

@@ -66,9 +66,7 @@ def rungs(checked):
 def guests(tmp_path_factory):
     """A repository with the guest's point, and a function that backs up a changed guest."""
     folder = tmp_path_factory.mktemp("guests")
-    passphrase = folder / "passphrase"
-    passphrase.write_text("correct horse\n", encoding="utf-8")
-    coldrise = Coldrise(folder / "repository", passphrase)
+    coldrise = Coldrise.encrypted(folder)
     coldrise.init()
     built = subprocess.run([ROOT / "images/guest/build.sh"], stdin=subprocess.DEVNULL,
                            stdout=subprocess.PIPE, text=True, timeout=600, check=True)

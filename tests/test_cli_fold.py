@@ -170,7 +170,8 @@ def layers_of(coldrise, address):
     return sum(disk["layers"] for disk in coldrise.json("show", address)["disks"])
 
 
-def until(condition, timeout_s=60):
+# A fold in the background waits for all other work of the machine.
+def until(condition, timeout_s=240):
     end = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < end, "it did not happen in time"

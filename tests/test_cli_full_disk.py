@@ -20,11 +20,9 @@ SIZE = 256 * MIB
 @pytest.fixture
 def empty(tmp_path):
     """A repository alone on a file system of 256 MiB."""
-    passphrase = tmp_path / "passphrase"
-    passphrase.write_text("correct horse\n", encoding="utf-8")
     made = LoopFileSystem(tmp_path, SIZE)
     try:
-        coldrise = Coldrise(made.mount_point / "repository", passphrase)
+        coldrise = Coldrise.encrypted(tmp_path, made.mount_point)
         coldrise.init()
         yield coldrise
     finally:

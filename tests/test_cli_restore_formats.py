@@ -35,13 +35,22 @@ def restored(coldrise, address, folder, image_format, *options):
     return Laid(image_format, [Part(path, path.stat().st_size, []) for path in paths])
 
 
-@pytest.mark.parametrize("image_format", FORMATS)
-def test_every_reader_sees_the_disk(coldrise, tmp_path, image_format):
+@pytest.fixture(scope="module")
+def backed_up(tmp_path_factory):
+    """A repository with all the disks, the address of their point, and their raw files."""
+    folder = tmp_path_factory.mktemp("disks")
+    program = Coldrise.encrypted(folder)
+    program.init()
     raws = {}
     for name, (size, stored) in DISKS.items():
-        (tmp_path / name).mkdir()
-        raws[name] = save(tmp_path / name, size, stored)
-    address = coldrise.backup("all", **raws)
+        (folder / name).mkdir()
+        raws[name] = save(folder / name, size, stored)
+    return program, program.backup("all", **raws), raws
+
+
+@pytest.mark.parametrize("image_format", FORMATS)
+def test_every_reader_sees_the_disk(backed_up, tmp_path, image_format):
+    coldrise, address, raws = backed_up
     for name, (size, stored) in DISKS.items():
         image = restored(coldrise, f"{address}/{name}", tmp_path / f"{name}-out", image_format)
         assert_same(image, raws[name], size, stored)
@@ -100,9 +109,7 @@ def test_a_full_target_is_left_clean(coldrise, tmp_path, image_format):
 def large(tmp_path_factory):
     """A repository with a disk that takes a while to restore, and the disk's address."""
     folder = tmp_path_factory.mktemp("large")
-    passphrase = folder / "passphrase"
-    passphrase.write_text("correct horse\n", encoding="utf-8")
-    program = Coldrise(folder / "repository", passphrase)
+    program = Coldrise.encrypted(folder)
     program.init("--compression", "none")
     raw = save(folder, 256 * MIB, [(0, 128 * MIB), (128 * MIB, 128 * MIB)])
     return program, program.backup("large", vda=raw) + "/vda"

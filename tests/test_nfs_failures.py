@@ -19,9 +19,7 @@ KIB, MIB = 1 << 10, 1 << 20
 
 def repository_on(folder, tmp_path):
     """A repository with a published disk of 32 MiB; and what the disk holds."""
-    passphrase = tmp_path / "passphrase"
-    passphrase.write_text("correct horse\n", encoding="utf-8")
-    coldrise = Coldrise(folder / "repository", passphrase)
+    coldrise = Coldrise.encrypted(tmp_path, folder)
     coldrise.init()
     image = Image(32 * MIB)
     image.fill(0, MIB, "stored")

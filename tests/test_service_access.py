@@ -192,7 +192,7 @@ def test_a_request_with_a_key_is_done_once(service):
     again = service.call("POST", "users", new, headers=key)
     assert (first.status, again.status) == (201, 201)
     assert again.headers["Idempotency-Replayed"] == "true" and again.json == first.json
-    other = service.call("POST", "users", {**new, "name": "viewer"}, headers=key)
+    other = service.call("POST", "users", {**new, "name": "other"}, headers=key)
     assert other.status == 422
     assert service.call("POST", "users", new).status == 409
     # A problem is not kept: the request may be sent again, mended.

@@ -19,6 +19,13 @@ class Coldrise:
         self.runs = runs
         self.passphrase_file = passphrase_file
 
+    @classmethod
+    def encrypted(cls, folder, place=None):
+        """For a repository, not made yet, in `place` or the folder. The folder gets the passphrase's file."""
+        passphrase = folder / "passphrase"
+        passphrase.write_text("correct horse\n", encoding="utf-8")
+        return cls((place or folder) / "repository", passphrase)
+
     def environment(self):
         kept = {k: v for k, v in os.environ.items() if not k.startswith("COLDRISE_")}
         kept["COLDRISE_RUNS"] = str(self.runs)

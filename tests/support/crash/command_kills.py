@@ -22,9 +22,7 @@ class CommandKills:
         self.rng = rng
         self.counts = counts
         self.directory = directory
-        passphrase = directory / "passphrase"
-        passphrase.write_text("correct horse\n", encoding="utf-8")
-        self.coldrise = Coldrise(directory / "repository", passphrase)
+        self.coldrise = Coldrise.encrypted(directory)
         self.durations = {}
         self.points = {}
         self.server = None

@@ -22,9 +22,7 @@ class Fixture:
 
     def __init__(self, directory):
         self.directory = directory
-        passphrase = directory / "passphrase"
-        passphrase.write_text("correct horse\n", encoding="utf-8")
-        self.coldrise = Coldrise(directory / "repository", passphrase)
+        self.coldrise = Coldrise.encrypted(directory)
         self.versions = []
         self.numbers = random.Random(5)
         self._build()
