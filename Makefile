@@ -81,6 +81,10 @@ build: build-deps ## Build the program and the nbdkit plugin
 guest: run-deps ## Build the guest image (kept in the user's cache)
 	images/guest/build.sh
 
+.PHONY: systemd-guest
+systemd-guest: run-deps
+	images/systemd-guest/build.sh
+
 .PHONY: demo
 demo: run-deps ganesha-deps ## Back up a guest, boot it from the backup, seal what it wrote
 	$(call install,$(NFS_PACKAGES))
@@ -97,9 +101,20 @@ demo-service: run-deps ## Let the service back up and boot-check a guest every m
 # More workers than processors: half of a test's time is waiting, for syncs and for servers.
 TEST_WORKERS ?= $(shell echo $$((2 * $$(nproc))))
 
+CARGO_TEST := test --release --locked --workspace --tests
+
+.PHONY: test-programs
+test-programs: build
+	$(CARGO) $(CARGO_TEST) --no-run
+	$(CARGO) build --release --locked --workspace --example lay_out
+
+# The images come from the network while the compiler needs the processors.
 .PHONY: test
-test: build test-deps ganesha-fsal web web-test-deps ## Run all tests
-	$(CARGO) test --release --locked --workspace --tests --no-fail-fast
+test: test-deps web-test-deps ganesha-deps ## Run all tests
+	@$(MAKE) --no-print-directory -j2 test-programs guest systemd-guest web/node_modules/installed \
+	    $(GANESHA_DIR)/configured/include/config.h
+	@$(MAKE) --no-print-directory ganesha-fsal web
+	$(CARGO) $(CARGO_TEST) --no-fail-fast
 	$(PYTHON) -m pytest -q -n $(TEST_WORKERS) --dist loadfile tests
 
 .PHONY: test-crash

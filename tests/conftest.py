@@ -52,7 +52,8 @@ def pytest_addoption(parser):
 # first: one that starts last would leave the other workers idle. Guests need a processor and
 # the others mostly wait, so they alternate.
 LONG_FILES = ["test_nfs_kernel", "test_faults", "test_demo", "test_mutations", "test_mount_boot",
-              "test_check_boot", "test_package"]
+              "test_crash", "test_package", "test_cli_fold", "test_check_boot", "test_service_console",
+              "test_service_away", "test_web_recovery"]
 
 
 def pytest_collection_modifyitems(items):
