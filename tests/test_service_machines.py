@@ -67,6 +67,57 @@ def test_changes_by_others_are_seen_and_told(service, repository, image):
     assert service.get("sessions/trial")["machine"] == "web01"
 
 
+def test_differences_are_those_of_the_command_line(service, repository, image):
+    first = service.get("machines/web01/points/latest")["address"]
+    with image.open("r+b") as disk:
+        disk.seek(3 * MIB)
+        disk.write(b"new" * 1000)
+    second = repository.backup("web01", vda=image)
+    shown = service.get(f"difference?from={first}&to={second}")
+    told = repository.json("diff", first, second)
+    told.pop("elapsed_ms")
+    assert shown == told
+    [disk] = shown["disks"]
+    assert [(part["offset_bytes"], part["differing_bytes"]) for part in disk["ranges"]] == [(3 * MIB, disk["differing_bytes"])]
+    assert service.get(f"difference?from={first}&to={first}")["is_equal"]
+    for wrong, status in (("web01/20200101T000000Z", 404), ("web01", 400), ("live/trial", 400), (f"{second}/vda", 400)):
+        assert service.call("GET", f"difference?from={first}&to={wrong}").status == status, wrong
+    token = service.token("viewer", ["web*"])
+    assert service.get(f"difference?from={first}&to={second}", token=token) == shown
+    assert service.call("GET", f"difference?from={first}&to=db01/latest", token=token).status == 404
+
+
+def test_many_differences_are_joined(service, repository, nbdkit, tmp_path):
+    """10,000 changed blocks of 4 KiB, each 16 KiB apart: the answer stays small, and what differs stays exact."""
+    first = repository.backup("big01", vda=Image(256 * MIB).save(tmp_path / "big.raw"))
+    with nbdkit().connect(repository.publish(first, "trial")["vda"]) as disk:
+        for index in range(10_000):
+            disk.pwrite(b"w" * 4096, index * 16384)
+        disk.flush()
+    sealed = repository.json("seal", "trial")["address"]
+    [disk] = service.get(f"difference?from={first}&to={sealed.replace('+', '%2B')}")["disks"]
+    assert disk["range_count"] == 10_000 and disk["differing_bytes"] == 10_000 * 4096
+    assert len(disk["ranges"]) <= 4096
+    assert sum(part["differing_bytes"] for part in disk["ranges"]) == disk["differing_bytes"]
+
+
+def test_the_host_says_what_fits(service):
+    host = service.get("host", token=service.token("viewer", ["web*"]))
+    assert host["processors"] >= 1 and host["machines"] == host["machines_memory_mib"] == 0
+    assert 0 < host["fitting_memory_mib"] << 20 < host["available_bytes"] <= host["memory_bytes"]
+    assert service.call("GET", "host", token=service.token("backup")).status == 403
+
+
+def test_the_hardware_of_a_point_is_that_of_its_configuration(service, repository, image, tmp_path):
+    default = {"cpus": 2, "memory_mib": 2048, "firmware": "bios", "disk_bus": "virtio", "network": "none"}
+    assert service.get("machines/web01/points/latest")["hardware"] == default
+    configuration = tmp_path / "web01.json"
+    configuration.write_text('{"memory_mib": 512, "cpus": 4, "disk_bus": "sata"}')
+    repository.json("backup", "web01", "--config", configuration, f"vda=raw:{image}")
+    expected = {**default, "cpus": 4, "memory_mib": 512, "disk_bus": "sata"}
+    assert service.get("machines/web01/points/latest")["hardware"] == expected
+
+
 def test_a_token_sees_its_machines_only(service, repository):
     repository.publish("db01/latest", "trial")
     token = service.token("operator", ["web*"])

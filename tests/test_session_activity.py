@@ -344,6 +344,24 @@ def test_activity_is_told_while_it_changes(coldrise, service, live, nbdkit, imag
             assert new["type"] == "machine"
 
 
+def test_the_last_minutes_are_kept_without_a_client(service, live, nbdkit):
+    def samples(is_last):
+        history = session(service, "/activity/history")
+        return history if history and is_last(history[-1]) else None
+
+    with nbdkit().connect(live) as handle:
+        handle.pwrite(b"w" * 4 * KIB, 0)
+        before = wait_until(lambda: samples(lambda last: last["written_bytes"] == 4 * KIB), "the write")
+        handle.pread(KIB, MIB // 2)
+        history = wait_until(lambda: samples(lambda last: last["reads"] == 1), "the read")
+    assert history[:-1] == before, "one sample more"
+    assert history[-1]["written_bytes"] == 4 * KIB
+    times = [sample["sampled_at_ms"] for sample in history]
+    assert times == sorted(set(times)) and history[0]["opened_at_ms"] == history[-1]["opened_at_ms"]
+    token = service.token("operator", ["db*"])
+    assert service.call("GET", "sessions/trial/activity/history", token=token).status == 404
+
+
 def test_others_are_not_told(service, coldrise, live, nbdkit, image, tmp_path):
     token = service.token("operator", ["db*"])
     assert service.call("GET", "sessions/trial/activity", token=token).status == 404

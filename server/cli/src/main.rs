@@ -16,7 +16,6 @@ mod boot_check;
 mod boot_console;
 mod child;
 mod commands;
-mod compare;
 mod confinement;
 mod disk_server;
 mod ganesha;

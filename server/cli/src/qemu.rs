@@ -63,12 +63,7 @@ pub(crate) fn kvm_works() -> std::result::Result<(), &'static str> {
     if std::fs::OpenOptions::new().read(true).write(true).open("/dev/kvm").is_err() {
         return Err("/dev/kvm cannot be opened");
     }
-    let described = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let has_feature = described
-        .lines()
-        .find_map(|line| line.strip_prefix("flags"))
-        .is_some_and(|flags| flags.split_whitespace().any(|flag| flag == "vmx" || flag == "svm"));
-    if has_feature {
+    if coldrise_inventory::has_virtualisation() {
         Ok(())
     } else {
         Err("the processor does not offer virtualisation (vmx or svm)")

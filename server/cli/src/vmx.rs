@@ -8,11 +8,10 @@ use std::fmt::Write;
 use std::sync::Arc;
 
 use coldrise_block::Result;
-use coldrise_ingest::VMX;
 use coldrise_session::{
     publish_with_files, CarriedFile, CarriedFiles, SessionDocument, MAX_SMALL_BYTES,
 };
-use coldrise_store::{DiskName, PointDocument, PointOrigin, Repository, SessionName};
+use coldrise_store::{DiskName, PointDocument, PointOrigin, Repository, SessionName, VMX};
 
 use crate::hardware::{DiskBus, Firmware, Hardware, Network};
 

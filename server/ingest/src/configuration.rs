@@ -5,14 +5,7 @@ use std::io::Read;
 use std::path::Path;
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
-use coldrise_store::{Configuration, MAX_CONFIGURATION_BYTES};
-
-/// A libvirt configuration (`virsh dumpxml`).
-pub const LIBVIRT_XML: &str = "libvirt-xml";
-/// A VMware configuration.
-pub const VMX: &str = "vmx";
-/// Coldrise's own description of a machine.
-pub const COLDRISE_JSON: &str = "coldrise-json";
+use coldrise_store::{Configuration, COLDRISE_JSON, LIBVIRT_XML, MAX_CONFIGURATION_BYTES, VMX};
 
 /// Reads a configuration. The file's extension determines its format: `.xml` is libvirt's,
 /// `.vmx` VMware's, `.json` Coldrise's own. The text is stored unchanged.

@@ -21,7 +21,7 @@ pub mod source;
 pub use backup::{
     backup, read_disks, BackupRequest, BackupStart, BackupSummary, DiskSummary, Rate, StoredDisks,
 };
-pub use configuration::{read_configuration, COLDRISE_JSON, LIBVIRT_XML, VMX};
+pub use configuration::read_configuration;
 pub use heal::{check_source, heal, HealSummary};
 pub use heal_disk::heal_from_disk;
 pub use progress::{NoProgress, Phase, Progress, ProgressState};

@@ -18,9 +18,12 @@
 #![forbid(unsafe_code)]
 
 mod activity;
+mod compare;
 mod content;
 mod damage;
+mod difference;
 mod gc_estimate;
+mod hardware;
 mod index;
 mod inventory;
 mod listing;
@@ -35,7 +38,9 @@ mod space;
 pub use activity::{ActivityTotals, ActivityWatch};
 pub use content::Content;
 pub use damage::{Damage, DamageListing};
+pub use difference::{Difference, DifferingRange, DiskDifference};
 pub use gc_estimate::{estimate_gc, Space};
+pub use hardware::{has_virtualisation, DiskBus, Firmware, Hardware, Network, QEMU_BYTES};
 pub use inventory::{Changes, Inventory};
 pub use listing::{DiskList, ListedDisk, ListedMachine, ListedPoint, Listing, PointKind};
 pub use machines::{BootBadge, MachineSummary, PointPage, PointQuery, PointSummary};

@@ -8,6 +8,7 @@ use coldrise_store::{
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::hardware::Hardware;
 use crate::listing::PointKind;
 use crate::schema::{BootCheckSchema, ConfigurationSchema, QuarantineSchema};
 
@@ -43,6 +44,8 @@ pub struct PointDetails {
     /// The machine's configuration, if one was stored.
     #[schema(value_type = Option<ConfigurationSchema>)]
     pub configuration: Option<Configuration>,
+    /// The hardware that `boot` gives the machine: of the configuration, else the default.
+    pub hardware: Hardware,
     /// The last boot check.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<BootCheckSchema>)]
@@ -105,6 +108,7 @@ impl PointDetails {
             sources,
             disks,
             configuration: point.configuration.clone(),
+            hardware: Hardware::of(point.configuration.as_ref()).unwrap_or_default(),
             boot,
         })
     }

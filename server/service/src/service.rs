@@ -17,7 +17,7 @@ use tokio::signal::unix::{signal, SignalKind};
 use tokio::sync::{watch, Notify};
 
 use crate::access::{setup, LoginLimits};
-use crate::activity_watch;
+use crate::activity_watch::{self, ActivityHistory};
 use crate::api;
 use crate::arguments::{Options, StartRuns};
 use crate::database::Database;
@@ -45,6 +45,7 @@ pub(crate) struct Service {
     inventory: Option<Inventory>,
     pub(crate) refresher: Refresher,
     pub(crate) events: Arc<Events>,
+    pub(crate) history: ActivityHistory,
     /// Starts all runs.
     pub(crate) queue: Arc<Queue>,
     pub(crate) login_limits: LoginLimits,
@@ -159,6 +160,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         inventory: options.inventory()?,
         refresher,
         events,
+        history: ActivityHistory::default(),
         login_limits: LoginLimits::default(),
         messenger: Messenger::default(),
         first_admin: Notify::new(),

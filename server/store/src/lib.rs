@@ -78,7 +78,8 @@ pub use compression::Compression;
 pub use descriptors::raise_descriptor_limit;
 pub use documents::{
     CatalogDamage, Configuration, DiskDocument, LayerId, LayerReference, PointDocument, PointFiles,
-    PointOrigin, Quarantine, WayOut, MAX_CONFIGURATION_BYTES, MAX_DISKS, MAX_LAYERS,
+    PointOrigin, Quarantine, WayOut, COLDRISE_JSON, LIBVIRT_XML, MAX_CONFIGURATION_BYTES,
+    MAX_DISKS, MAX_LAYERS, VMX,
 };
 pub use gc::{GcEstimate, GcOptions, GcProgress, GcReport, MaxUnused, Reachable};
 pub use horizon::Horizon;
@@ -86,7 +87,7 @@ pub use lock_holder::lock_holder;
 pub use machine_claim::MachineClaim;
 pub use map::MapRoot;
 pub use markers::{BootCheckDocument, BootRung, BootVerdict, MarkerId, PendingMarker};
-pub use memory::{available_memory_bytes, default_cache_bytes};
+pub use memory::{available_memory_bytes, default_cache_bytes, memory_limit_bytes};
 pub use name::{DiskName, KeyLabel, MachineName, SessionName, LATEST, MAX_NAME_BYTES};
 pub use passphrase::{Passphrase, PassphraseSource, MAX_PASSPHRASE_BYTES};
 pub use passphrases::{

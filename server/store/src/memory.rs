@@ -24,6 +24,11 @@ pub fn default_cache_bytes() -> u64 {
     share_of(Memory::of_this_process().limit_bytes())
 }
 
+/// The memory of the machine, or of this process's control group if that is less, in bytes.
+pub fn memory_limit_bytes() -> u64 {
+    Memory::of_this_process().limit_bytes()
+}
+
 /// Memory that this process may still allocate without swapping, in bytes; `None` if the kernel
 /// does not report it.
 pub fn available_memory_bytes() -> Option<u64> {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use coldrise_block::{Context, Error, ErrorKind, Result, ScratchFolder, ScratchKind};
+use coldrise_inventory::QEMU_BYTES;
 use coldrise_session::{Catalog, SessionDocument};
 use coldrise_store::{
     available_memory_bytes, BootCheckDocument, BootRung, BootVerdict, PointDocument, Repository,
@@ -21,8 +22,6 @@ use crate::units::{show_count, show_size, unix_ms};
 
 /// Memory for decoded chunks: a boot reads little twice.
 const CACHE_BYTES: u64 = 64 << 20;
-/// QEMU's own memory, in bytes.
-const QEMU_BYTES: u64 = 128 << 20;
 /// So many earlier checks tell what is usual for a machine.
 const USUAL_CHECKS: usize = 5;
 

@@ -40,7 +40,7 @@ use coldrise_formats::{Access, DiskShape};
 use coldrise_session::{check_offered, read_leases, Catalog, SessionDocument};
 use coldrise_store::{
     Configuration, DiskName, MachineName, PointDocument, PointName, PointSelector, Repository,
-    SessionName,
+    SessionName, COLDRISE_JSON, LIBVIRT_XML, VMX,
 };
 use folder_cache::FolderCache;
 use node::{Content, FolderFile, Kind, LATEST, LIVE};
@@ -375,15 +375,12 @@ fn folder_files(
     files
 }
 
-/// The format of a configuration that VMware's programs read and write.
-const VMX: &str = "vmx";
-
 /// Under the name that the configuration's programs expect.
 fn configuration_name(machine: &MachineName, configuration: &Configuration) -> String {
     match configuration.format.as_str() {
-        "libvirt-xml" => "domain.xml".to_owned(),
+        LIBVIRT_XML => "domain.xml".to_owned(),
         VMX => format!("{machine}.vmx"),
-        "coldrise-json" => "machine.json".to_owned(),
+        COLDRISE_JSON => "machine.json".to_owned(),
         _ => "configuration.txt".to_owned(),
     }
 }

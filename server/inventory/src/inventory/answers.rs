@@ -5,12 +5,13 @@ use std::sync::Arc;
 
 use coldrise_block::Result;
 use coldrise_session::{ActivityDetail, Catalog};
-use coldrise_store::{MachineName, PointSelector, RetentionRules, SessionName};
+use coldrise_store::{Address, MachineName, PointSelector, RetentionRules, SessionName};
 
 use super::{now_ms, Inventory};
 use crate::activity::{ActivityTotals, ActivityWatch};
 use crate::content::Content;
 use crate::damage::DamageListing;
+use crate::difference::Difference;
 use crate::listing::Listing;
 use crate::machines::{MachineSummary, PointPage, PointQuery};
 use crate::points::PointDetails;
@@ -129,6 +130,21 @@ impl Inventory {
         cancel: Option<&AtomicBool>,
     ) -> Result<RetentionPlan> {
         RetentionPlan::preview(&self.repository()?, rules, machines, cancel)
+    }
+
+    /// The differences of two points or sessions, as `diff --json` prints them: see
+    /// [`Difference::read`].
+    ///
+    /// # Errors
+    /// Those of [`Difference::read`].
+    pub fn difference(
+        &self,
+        from: &Address,
+        to: &Address,
+        most_ranges: usize,
+        cancel: &AtomicBool,
+    ) -> Result<Difference> {
+        Difference::read(&self.repository()?, from, to, most_ranges, cancel)
     }
 
     /// Known damage. Reads no disk.

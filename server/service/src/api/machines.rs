@@ -10,8 +10,8 @@ use axum::response::{IntoResponse, Response};
 use axum::Json;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_inventory::{
-    DamageListing, Listing, MachineSummary, PointDetails, PointPage, PointQuery, Retention,
-    RetentionPlan, SessionDetails, SessionListing, Stats,
+    ActivityTotals, DamageListing, Listing, MachineSummary, PointDetails, PointPage, PointQuery,
+    Retention, RetentionPlan, SessionDetails, SessionListing, Stats,
 };
 use coldrise_session::ActivityDetail;
 use coldrise_store::{MachineName, PointName, PointSelector, SessionName};
@@ -24,6 +24,7 @@ use super::caller::Caller;
 use super::console::{self, Machine};
 use super::input::{Body, Fields, Names};
 use super::problem::{blocking, Answer, Problem};
+use super::starts::live;
 use crate::access::{Identity, Permission};
 use crate::service::SharedService;
 
@@ -47,6 +48,7 @@ pub(super) fn routes() -> OpenApiRouter<SharedService> {
         .routes(routes!(sessions))
         .routes(routes!(session))
         .routes(routes!(session_activity))
+        .routes(routes!(session_history))
         .routes(routes!(space))
         .routes(routes!(damage))
         .routes(routes!(preview_retention))
@@ -240,6 +242,26 @@ async fn session_activity(
     Names(session): Names<String>,
 ) -> Answer<Json<SessionAndMachine>> {
     read_session(service, caller, session, ActivityDetail::HeatMaps).await.map(Json)
+}
+
+/// List what clients did with a served session in the last 15 minutes: samples, the oldest first, one per 2 s in
+/// which something happened.
+#[utoipa::path(get, path = "/sessions/{session}/activity/history", tag = "sessions", params(("session" = String, Path)),
+    responses((status = 200, body = [ActivityTotals]), (status = "4XX", body = Problem, content_type = "application/problem+json")),
+    security(("token" = []), ("login" = [])))]
+async fn session_history(
+    State(service): State<SharedService>,
+    Caller(caller): Caller,
+    Names(session): Names<String>,
+) -> Answer<Json<Vec<ActivityTotals>>> {
+    let read = blocking(move || {
+        let (machine, session) = live(&service, &caller, Permission::View, &session)?;
+        let mut samples = service.history.of(&session);
+        // An earlier session of this name can have been another machine's.
+        samples.retain(|sample| sample.machine == machine);
+        Ok(samples)
+    });
+    read.await.map(Json)
 }
 
 async fn read_session(

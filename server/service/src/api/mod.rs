@@ -7,7 +7,9 @@ mod access;
 mod caller;
 mod console;
 mod content;
+mod difference;
 pub(crate) mod events;
+mod host;
 mod input;
 mod jobs;
 mod machines;
@@ -85,6 +87,8 @@ fn routes() -> OpenApiRouter<SharedService> {
                 .merge(tokens::routes())
                 .merge(machines::routes())
                 .merge(content::routes())
+                .merge(difference::routes())
+                .merge(host::routes())
                 .merge(console::routes())
                 .merge(runs::routes())
                 .merge(starts::routes())

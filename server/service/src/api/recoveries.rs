@@ -3,6 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_inventory::{DiskBus, Firmware};
 use coldrise_session::ActivityDetail;
 use coldrise_store::{Address, SessionName};
 use serde::{Deserialize, Serialize};
@@ -13,24 +14,6 @@ use crate::service::Service;
 
 /// Maximum number of clients in an allow list.
 const MAX_CLIENTS: usize = 1000;
-
-/// The firmware of a machine.
-#[derive(Clone, Copy, Debug, Deserialize, Serialize, utoipa::ToSchema)]
-#[serde(rename_all = "lowercase")]
-enum Firmware {
-    Bios,
-    Uefi,
-}
-
-/// The bus of a machine's disks.
-#[derive(Clone, Copy, Debug, Deserialize, Serialize, utoipa::ToSchema)]
-#[serde(rename_all = "lowercase")]
-enum DiskBus {
-    Virtio,
-    Scsi,
-    Sata,
-    Ide,
-}
 
 /// The network of a machine.
 #[derive(Clone, Copy, Debug, Default, Deserialize, utoipa::ToSchema)]

@@ -19,7 +19,7 @@ const STEP_BYTES: u64 = 1 << 20;
 const EXTENTS: usize = 4096;
 
 /// A range of bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Range {
     pub(crate) offset_bytes: u64,
     pub(crate) length_bytes: u64,
@@ -132,7 +132,7 @@ impl Side {
 }
 
 /// Calls `look` for the extents from `from` to `end`.
-pub(crate) fn for_each_extent(
+fn for_each_extent(
     disk: &dyn Disk,
     from: u64,
     end: u64,
