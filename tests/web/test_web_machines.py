@@ -93,22 +93,6 @@ def test_recover_is_filled_in(place, visit):
     drawer.wait_for(state="detached")
 
 
-def test_disks_are_published_from_the_drawer(place, visit):
-    visitor, page = enter(visit, place)
-    visitor.go("machines/db01")
-    page.get_by_role("button", name="Recover").click()
-    drawer = page.get_by_role("dialog", name="Recover db01")
-    drawer.get_by_label("Serve its disks").check()
-    drawer.get_by_label("Session name").fill("from-page")
-    drawer.get_by_role("button", name="Start").click()
-    page.get_by_role("heading", name="from-page").wait_for()
-    page.get_by_text("published, not served").wait_for()
-    assert "from-page" in [session["session"] for session in place.service.get("sessions")["sessions"]]
-    page.get_by_role("button", name="Discard").click()
-    page.get_by_role("dialog").get_by_role("button", name="Discard").click()
-    page.get_by_text("There is no session from-page now").wait_for()
-
-
 def test_what_is_not_known_leads_nowhere_else(place, visit):
     visitor, page = enter(visit, place)
     visitor.go("machines/none01")

@@ -1,5 +1,5 @@
 // Live numbers of a session's disks: counters become rates here.
-import type { ActivityTotals, DiskActivity, SessionDetails } from '../api/schema';
+import type { ActivityTotals } from '../api/schema';
 
 export interface Rate {
   at: number;
@@ -16,21 +16,6 @@ export const SHOWN_MS = 15 * 60_000;
 /** The service sends totals at this interval, if they have changed. */
 const SAMPLE_MS = 2_000;
 const QUIET = { read: 0, written: 0, operations: 0 };
-
-/** The totals that an answer of /sessions/{session}/activity adds up to. */
-export function totalsOf({ session, machine, server, disks }: SessionDetails): ActivityTotals | undefined {
-  if (!server) return undefined;
-  const sum = (of: (disk: DiskActivity) => number) => disks.reduce((all, { activity }) => all + (activity ? of(activity) : 0), 0);
-  const kinds = (disk: DiskActivity) => [disk.read, disk.write, disk.write_zeroes, disk.trim, disk.flush];
-  return {
-    session, machine, opened_at_ms: server.opened_at_ms, sampled_at_ms: server.sampled_at_ms,
-    reads: sum((disk) => disk.read.operations), read_bytes: sum((disk) => disk.read.bytes),
-    writes: sum((disk) => disk.write.operations), written_bytes: sum((disk) => disk.write.bytes),
-    flushes: sum((disk) => disk.flush.operations), failed: sum((disk) => kinds(disk).reduce((all, kind) => all + kind.failed, 0)),
-    from_backup_bytes: sum((disk) => disk.from_backup_bytes), from_cache_bytes: sum((disk) => disk.from_cache_bytes),
-    from_captured_bytes: sum((disk) => disk.from_captured_bytes), zero_bytes: sum((disk) => disk.zero_bytes),
-  };
-}
 
 /** Rates between totals, up to `end`: quiet times bring no totals. Those of another server give none. */
 export function ratesOf(totals: ActivityTotals[], end: number): Rate[] {

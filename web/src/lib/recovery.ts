@@ -1,0 +1,122 @@
+// What the Recover drawer starts: the same choices as requests, as command lines and in words.
+import type { Hardware, Host, Start } from '../api/schema';
+import { commandLine, shellLine } from './command_line';
+import type { Point } from './points';
+import { serverOf, type Protocol, type Server } from './servers';
+import { size } from './units';
+
+export type Way = 'boot' | 'nbd' | 'nfs' | 'restore' | 'download';
+
+export interface Choices {
+  session: string;
+  /** `null`: as proposed. */
+  memory: number | null;
+  cpus: number | null;
+  network: 'isolated' | 'connected';
+  isForOthers: boolean;
+  /** IP address and port. */
+  listen: string;
+  /** Networks, one per line. */
+  clients: string;
+  tls: 'certificates' | 'psk';
+  tlsPath: string;
+  disk: string;
+  format: string;
+  target: string;
+  isReplacing: boolean;
+}
+
+export function firstChoices(): Choices {
+  return {
+    session: '', memory: null, cpus: null, network: 'isolated', isForOthers: false, listen: '', clients: '', tls: 'certificates', tlsPath: '',
+    disk: '', format: 'qcow2', target: '', isReplacing: false,
+  };
+}
+
+export interface Plan {
+  /** What is started, in this order. */
+  starts: Start[];
+  /** The same on the command line. */
+  lines: string[];
+  /** What will happen, in words. */
+  will: string;
+  /** What it overwrites for ever, if anything. */
+  overwrites?: string;
+}
+
+/** Image files of a disk that hold only what is stored, by the format's word. */
+export const DOWNLOADS: Record<string, string> = { qcow2: 'sparse.qcow2', raw: 'raw', vhdx: 'dynamic.vhdx', vhd: 'dynamic.vhd', vmdk: 'sparse.vmdk' };
+const STEP_MIB = 64;
+
+/** Memory for the machine, in MiB, if this host has less now than the original had. */
+export function memoryProposal(hardware: Hardware | undefined, host: Host | undefined): number | undefined {
+  const fitting = host?.fitting_memory_mib ?? Infinity;
+  if (!hardware || hardware.memory_mib <= fitting) return undefined;
+  return Math.max(STEP_MIB, Math.floor((fitting * 0.9) / STEP_MIB) * STEP_MIB);
+}
+
+export function bootPlan(point: Point, choices: Choices, memory: number | undefined): Plan {
+  const { session, cpus, network } = choices;
+  const hardware = { ...(memory ? { memory_mib: memory } : {}), ...(cpus ? { cpus } : {}) };
+  return {
+    starts: [{ kind: 'boot', address: point.address, session, network, ...hardware }],
+    lines: [commandLine('boot', point.address, '--name', session, memory && '--memory', memory && `${memory}M`, cpus && '--cpus', cpus, '--network', network === 'connected' ? 'user' : 'isolated')],
+    will: `Publishes the point as session ${session} and starts a machine on it. Usable within seconds; nothing is moved: its disks stay in the backup, and what it writes is kept beside it.`,
+  };
+}
+
+/** The server that `choices` ask for. */
+export function wantedServer(protocol: Protocol, { isForOthers, listen, tls }: Choices): Server {
+  const flags = isForOthers && protocol === 'nbd' ? [tls === 'psk' ? '--tls-psk' : '--tls-certificates'] : [];
+  return serverOf(protocol, [`--listen=${listen}`, ...flags]);
+}
+
+export function servePlan(protocol: Protocol, point: Point, choices: Choices, running: Server[]): Plan {
+  const { session, isForOthers, listen, clients, tls, tlsPath } = choices;
+  const wanted = wantedServer(protocol, choices);
+  const isThere = running.some((server) => server.protocol === protocol && server.host === wanted.host && server.port === wanted.port && !server.isReadOnly);
+  const allow = clients.split(/[\s,]+/).filter(Boolean);
+  const isTls = isForOthers && protocol === 'nbd';
+  const serve: Start = {
+    kind: 'serve', protocol, listen,
+    ...(isForOthers && protocol === 'nfs' ? { allow } : {}), ...(isTls ? { [tls === 'psk' ? 'tls_psk' : 'tls_certificates']: tlsPath } : {}),
+  };
+  const option = tls === 'psk' ? '--tls-psk' : '--tls-certificates';
+  const line = commandLine('serve', protocol, '--listen', listen, isTls && option, isTls && tlsPath,
+    ...(isForOthers && protocol === 'nfs' ? allow.flatMap((client) => ['--allow', client]) : []));
+  const server = isThere ? `The ${protocol.toUpperCase()} server that runs already serves it.` : `Starts a server of all points and sessions over ${protocol.toUpperCase()}; it runs until its run is cancelled.`;
+  return {
+    // The server first: if it is refused, no session is left behind.
+    starts: [...(isThere ? [] : [serve]), { kind: 'publish', address: point.address, session }],
+    lines: [commandLine('publish', point.address, '--name', session), ...(isThere ? [] : [line])],
+    will: `Publishes the point as session ${session}, writable; the point itself never changes. ${server} Usable at once; nothing is moved.`,
+  };
+}
+
+/** The file that a restore makes in the service's folder, if no target is named. */
+export function defaultTarget(machine: string, point: Point, { disk, format }: Choices): string {
+  return `${machine}-${point.point}-${disk}.${format}`;
+}
+
+export function restorePlan(point: Point, choices: Choices, target: string): Plan {
+  const { disk, format, isReplacing } = choices;
+  const isInPlace = /^(\/dev\/|nbds?[:+])/.test(target);
+  const bytes = point.disks.find((found) => found.disk === disk)?.size_bytes;
+  const written = isInPlace ? 'raw' : format;
+  const place = target.includes('/') ? target : `${target} in the service’s folder of restored images`;
+  return {
+    starts: [{ kind: 'restore', address: `${point.address}/${disk}`, target, format: written, replace: isReplacing && !isInPlace }],
+    lines: [commandLine('restore', `${point.address}/${disk}`, target, '--format', written, isReplacing && !isInPlace && '--force')],
+    will: `Copies disk ${disk}, ${size(bytes)}, to ${place}. Usable when all is copied: the run shows how much is moved. If it fails or is cancelled, ${isInPlace ? 'the target is partly written: restore again' : 'no file is made'}.`,
+    ...(isInPlace ? { overwrites: target } : {}),
+  };
+}
+
+/** The address of a disk's image file, and the name that it is saved under. */
+export function download(machine: string, point: Point, choices: Choices): { address: string; name: string; line: string } {
+  const file = `${choices.disk}.${DOWNLOADS[choices.format] ?? 'raw'}`;
+  const parts = [machine, point.point, file].map(encodeURIComponent);
+  const address = `/api/v1/machines/${parts[0]}/points/${parts[1]}/disks/${parts[2]}`;
+  const name = defaultTarget(machine, point, choices);
+  return { address, name, line: shellLine('curl', '--cacert', 'cert.pem', '-H', 'Authorization: Bearer TOKEN', '-C', '-', '-o', name, location.origin + address) };
+}
