@@ -1,5 +1,6 @@
 """A whole system is recovered with two clicks, used in its console, sealed and ended: one boot for all."""
 
+import re
 import subprocess
 
 import pytest
@@ -50,6 +51,9 @@ def test_a_machine_is_recovered_used_sealed_and_ended(guest, visit):
     screen.wait_for()
     wait_until(lambda: screen.evaluate("canvas => canvas.width") >= 640, "the machine's screen")
     see_the_activity(page)
+    # Two clocks: how soon it was usable, and that nothing was moved for it.
+    page.get_by_text(re.compile(r"^\w{3} \d+ \w{3} \d{4}, \d\d:\d\d, \d+ s after its start was asked for$")).wait_for()
+    page.get_by_text(re.compile(r"^nothing: its disks of [\d.]+ [MG]iB stay in the backup, [\d.]+ MiB were read from it$")).wait_for()
     [run] = guest.get("runs?state=running")["runs"]
     assert (run["machine"]["session"], run["machine"]["network"], run["machine"]["memory_mib"]) == (session, "isolated", 512)
     look_everywhere(visitor, [f"sessions/{session}", f"runs/{run['id']}"])

@@ -64,7 +64,7 @@ def test_a_point_is_served_over_nbd(place, visit):
     uri = f"nbd://127.0.0.1:{port}/live/from-page/vda"
     drawer.get_by_text(f"file={uri},").wait_for()
     drawer.get_by_text(f"coldrise serve nbd --listen 127.0.0.1:{port}").wait_for()
-    drawer.get_by_text("nothing is moved").wait_for()
+    drawer.get_by_text("Usable within seconds; nothing is moved.").wait_for()
     assert not visitor.violations()
     drawer.get_by_role("button", name="Start").click()
     page.get_by_role("heading", name="from-page").wait_for()
@@ -124,12 +124,20 @@ def test_a_disk_is_restored_in_the_services_folder(place, visit):
     drawer.get_by_label("Format").select_option("raw")
     name = place.second.replace("/", "-") + "-vda.raw"
     drawer.get_by_text(f"coldrise restore {place.second}/vda {name} --format raw").wait_for()
-    drawer.get_by_text("Usable when all is copied").wait_for()
+    drawer.get_by_text("Usable when all of it is moved: up to 1.0 MiB.").wait_for()
     assert not visitor.violations()
     drawer.get_by_role("button", name="Start").click()
     page.get_by_role("heading", name="restore").wait_for()
     page.get_by_text("ok", exact=True).wait_for()
     assert (place.service.state / "restores" / name).read_bytes() == place.disk
+    page.get_by_text("web01: restore: done.").wait_for()
+    # It is not replaced unasked, and the page says so wherever it is.
+    visitor.go("machines/web01")
+    page.get_by_role("button", name="Recover").click()
+    drawer.get_by_label("Restore on the host").check()
+    drawer.get_by_label("Target").fill(name)
+    drawer.get_by_role("button", name="Start").click()
+    page.get_by_text(f"web01: restore: {place.service.state / 'restores' / name}").get_by_text("exists").first.wait_for()
 
 
 def test_a_device_is_overwritten_only_after_a_question(place, visit, tmp_path):
@@ -146,6 +154,7 @@ def test_a_device_is_overwritten_only_after_a_question(place, visit, tmp_path):
     assert place.service.get("runs")["runs"] == before
     drawer.get_by_label("Target").fill(str(tmp_path / "copy.qcow2"))
     drawer.get_by_role("button", name="Start").click()
+    page.get_by_role("heading", name="restore").wait_for()
     page.get_by_text("ok", exact=True).wait_for()
     done = subprocess.run(["qemu-img", "info", "--output=json", tmp_path / "copy.qcow2"], capture_output=True, check=True)
     assert json.loads(done.stdout)["virtual-size"] == MIB

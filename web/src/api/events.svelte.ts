@@ -48,7 +48,8 @@ class Stream {
     this.status = 'connecting';
   }
 
-  listen(listener: Listener): () => void {
+  /** Call what it returns to stop; that returns whether it still listened. */
+  listen(listener: Listener): () => boolean {
     this.#listeners.add(listener);
     return () => this.#listeners.delete(listener);
   }

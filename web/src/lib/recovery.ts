@@ -40,6 +40,8 @@ export interface Plan {
   lines: string[];
   /** What will happen, in words. */
   will: string;
+  /** When it can be used, and how much is moved until then. */
+  clocks: string;
   /** What it overwrites for ever, if anything. */
   overwrites?: string;
 }
@@ -61,7 +63,8 @@ export function bootPlan(point: Point, choices: Choices, memory: number | undefi
   return {
     starts: [{ kind: 'boot', address: point.address, session, network, ...hardware }],
     lines: [commandLine('boot', point.address, '--name', session, memory && '--memory', memory && `${memory}M`, cpus && '--cpus', cpus, '--network', network === 'connected' ? 'user' : 'isolated')],
-    will: `Publishes the point as session ${session} and starts a machine on it. Usable within seconds; nothing is moved: its disks stay in the backup, and what it writes is kept beside it.`,
+    will: `Publishes the point as session ${session} and starts a machine on it. Its disks stay in the backup, and what it writes is kept beside them. If it does not start, its run says why.`,
+    clocks: 'Usable within seconds; nothing is moved.',
   };
 }
 
@@ -89,7 +92,8 @@ export function servePlan(protocol: Protocol, point: Point, choices: Choices, ru
     // The server first: if it is refused, no session is left behind.
     starts: [...(isThere ? [] : [serve]), { kind: 'publish', address: point.address, session }],
     lines: [commandLine('publish', point.address, '--name', session), ...(isThere ? [] : [line])],
-    will: `Publishes the point as session ${session}, writable; the point itself never changes. ${server} Usable at once; nothing is moved.`,
+    will: `Publishes the point as session ${session}, writable; the point itself never changes. ${server} If the server cannot start, its run says why; the session stays, and another server can serve it.`,
+    clocks: 'Usable within seconds; nothing is moved.',
   };
 }
 
@@ -107,7 +111,8 @@ export function restorePlan(point: Point, choices: Choices, target: string): Pla
   return {
     starts: [{ kind: 'restore', address: `${point.address}/${disk}`, target, format: written, replace: isReplacing && !isInPlace }],
     lines: [commandLine('restore', `${point.address}/${disk}`, target, '--format', written, isReplacing && !isInPlace && '--force')],
-    will: `Copies disk ${disk}, ${size(bytes)}, to ${place}. Usable when all is copied: the run shows how much is moved. If it fails or is cancelled, ${isInPlace ? 'the target is partly written: restore again' : 'no file is made'}.`,
+    will: `Copies disk ${disk}, ${size(bytes)}, to ${place}. The run shows how much is moved. If it fails or is cancelled, ${isInPlace ? 'the target is partly written: restore again' : 'no file is made'}.`,
+    clocks: `Usable when all of it is moved: up to ${size(bytes)}.`,
     ...(isInPlace ? { overwrites: target } : {}),
   };
 }

@@ -1,5 +1,6 @@
 // Starting runs, and what records of runs say.
 import { call, onceKey } from '../api/client';
+import { stream } from '../api/events.svelte';
 import type { RunRecord, Start } from '../api/schema';
 import type { Tone } from '../parts/Badge.svelte';
 import { attempt, messages } from './messages.svelte';
@@ -10,7 +11,27 @@ export async function startRun(body: Start, what: string): Promise<boolean> {
   return attempt(async () => {
     const started = await call('POST /runs', { body, once: onceKey() });
     messages.add(`${what}: started.`, { link: { address: to('runs', started.run), text: 'Follow it' } });
+    sayEnd(started.run, what);
   });
+}
+
+/** Says how a run ended, once it has: also on another page than the one that started it. */
+export function sayEnd(id: string, what: string): void {
+  const link = { address: to('runs', id), text: 'Show the run' };
+  const look = async () => {
+    const run = await call('GET /runs/{id}', { path: { id } });
+    // Two looks can end at once; the first one stops the other.
+    if (run.state === 'running' || !stop()) return;
+    if (run.state === 'ok') messages.add(`${what}: done.`, { link });
+    else if (run.state === 'cancelled') messages.add(`${what}: cancelled.`, { link });
+    else messages.add(`${what}: ${run.result?.error?.message ?? 'the run has no result: its process was killed.'}`, { isBad: true, link });
+  };
+  // A run that has not begun is not known yet; its events come.
+  const lookAgain = () => void look().catch(() => undefined);
+  const stop = stream.listen((event) => {
+    if (event.type === 'reset' || (event.type === 'run' && event.id === id && event.state !== 'running')) lookAgain();
+  });
+  lookAgain();
 }
 
 export const RUN_TONES: Record<RunRecord['state'], Tone> = { running: 'accent', ok: 'good', failed: 'bad', cancelled: 'none', lost: 'warn' };
