@@ -57,14 +57,14 @@ export function memoryProposal(hardware: Hardware | undefined, host: Host | unde
   return Math.max(STEP_MIB, Math.floor((fitting * 0.9) / STEP_MIB) * STEP_MIB);
 }
 
-export function bootPlan(point: Point, choices: Choices, memory: number | undefined): Plan {
+export function bootPlan(point: Point, choices: Choices, memory: number | undefined, host: Host | undefined): Plan {
   const { session, cpus, network } = choices;
   const hardware = { ...(memory ? { memory_mib: memory } : {}), ...(cpus ? { cpus } : {}) };
   return {
     starts: [{ kind: 'boot', address: point.address, session, network, ...hardware }],
     lines: [commandLine('boot', point.address, '--name', session, memory && '--memory', memory && `${memory}M`, cpus && '--cpus', cpus, '--network', network === 'connected' ? 'user' : 'isolated')],
     will: `Publishes the point as session ${session} and starts a machine on it. Its disks stay in the backup, and what it writes is kept beside them. If it does not start, its run says why.`,
-    clocks: 'Usable within seconds; nothing is moved.',
+    clocks: host?.has_kvm === false ? 'Starts within seconds, then boots slowly without KVM; nothing is moved.' : 'Usable within seconds; nothing is moved.',
   };
 }
 
