@@ -26,7 +26,8 @@ export function ratesOf(totals: ActivityTotals[], end: number): Rate[] {
     const gap = now.sampled_at_ms - before.sampled_at_ms;
     const seconds = (gap > 2 * SAMPLE_MS ? SAMPLE_MS : gap) / 1000;
     const step = (name: 'reads' | 'writes' | 'read_bytes' | 'written_bytes') => Math.max(0, now[name] - before[name]) / seconds;
-    const rate = { at: now.sampled_at_ms, read: step('read_bytes'), written: step('written_bytes'), operations: step('reads') + step('writes') };
+    const rate = { at: now.sampled_at_ms, read: step('read_bytes'), written: step('written_bytes'),
+      operations: step('reads') + step('writes') };
     return [...quiet(before.sampled_at_ms, now.sampled_at_ms - SAMPLE_MS), rate];
   });
   return [...rates, ...quiet(totals.at(-1)?.sampled_at_ms ?? end, end)];

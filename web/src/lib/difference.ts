@@ -16,7 +16,8 @@ export function differences(left: string, right: string): Line[] {
   const common = new Uint16Array((a.length + 1) * width);
   const at = (i: number, j: number) => common[i * width + j] ?? 0;
   for (let i = a.length - 1; i >= 0; i -= 1) {
-    for (let j = b.length - 1; j >= 0; j -= 1) common[i * width + j] = a[i] === b[j] ? at(i + 1, j + 1) + 1 : Math.max(at(i + 1, j), at(i, j + 1));
+    for (let j = b.length - 1; j >= 0; j -= 1) common[i * width + j] = a[i] === b[j] ? at(i + 1, j + 1) + 1
+      : Math.max(at(i + 1, j), at(i, j + 1));
   }
   const found: Line[] = [];
   let [i, j] = [0, 0];

@@ -28,7 +28,8 @@ export interface Choices {
 
 export function firstChoices(): Choices {
   return {
-    session: '', memory: null, cpus: null, network: 'isolated', isForOthers: false, listen: '', clients: '', tls: 'certificates', tlsPath: '',
+    session: '', memory: null, cpus: null, network: 'isolated', isForOthers: false, listen: '', clients: '', tls: 'certificates',
+      tlsPath: '',
     disk: '', format: 'qcow2', target: '', isReplacing: false,
   };
 }
@@ -47,7 +48,8 @@ export interface Plan {
 }
 
 /** Image files of a disk that hold only what is stored, by the format's word. */
-export const DOWNLOADS: Record<string, string> = { qcow2: 'sparse.qcow2', raw: 'raw', vhdx: 'dynamic.vhdx', vhd: 'dynamic.vhd', vmdk: 'sparse.vmdk' };
+export const DOWNLOADS: Record<string, string> = { qcow2: 'sparse.qcow2', raw: 'raw', vhdx: 'dynamic.vhdx', vhd: 'dynamic.vhd',
+  vmdk: 'sparse.vmdk' };
 const STEP_MIB = 64;
 
 /** Memory for the machine, in MiB, if this host has less now than the original had. */
@@ -62,9 +64,12 @@ export function bootPlan(point: Point, choices: Choices, memory: number | undefi
   const hardware = { ...(memory ? { memory_mib: memory } : {}), ...(cpus ? { cpus } : {}) };
   return {
     starts: [{ kind: 'boot', address: point.address, session, network, ...hardware }],
-    lines: [commandLine('boot', point.address, '--name', session, memory && '--memory', memory && `${memory}M`, cpus && '--cpus', cpus, '--network', network === 'connected' ? 'user' : 'isolated')],
-    will: `Publishes the point as session ${session} and starts a machine on it. Its disks stay in the backup, and what it writes is kept beside them. If it does not start, its run says why.`,
-    clocks: host?.has_kvm === false ? 'Starts within seconds, then boots slowly without KVM; nothing is moved.' : 'Usable within seconds; nothing is moved.',
+    lines: [commandLine('boot', point.address, '--name', session, memory && '--memory', memory && `${memory}M`, cpus && '--cpus', cpus,
+      '--network', network === 'connected' ? 'user' : 'isolated')],
+    will: `Publishes the point as session ${session} and starts a machine on it. Its disks stay in the backup, and what it writes is kept beside them. `
+      + 'If it does not start, its run says why.',
+    clocks: host?.has_kvm === false ? 'Starts within seconds, then boots slowly without KVM; nothing is moved.'
+      : 'Usable within seconds; nothing is moved.',
   };
 }
 
@@ -77,22 +82,26 @@ export function wantedServer(protocol: Protocol, { isForOthers, listen, tls }: C
 export function servePlan(protocol: Protocol, point: Point, choices: Choices, running: Server[]): Plan {
   const { session, isForOthers, listen, clients, tls, tlsPath } = choices;
   const wanted = wantedServer(protocol, choices);
-  const isThere = running.some((server) => server.protocol === protocol && server.host === wanted.host && server.port === wanted.port && !server.isReadOnly);
+  const isThere = running.some((server) => server.protocol === protocol && server.host === wanted.host && server.port === wanted.port &&
+    !server.isReadOnly);
   const allow = clients.split(/[\s,]+/).filter(Boolean);
   const isTls = isForOthers && protocol === 'nbd';
   const serve: Start = {
     kind: 'serve', protocol, listen,
-    ...(isForOthers && protocol === 'nfs' ? { allow } : {}), ...(isTls ? { [tls === 'psk' ? 'tls_psk' : 'tls_certificates']: tlsPath } : {}),
+    ...(isForOthers && protocol === 'nfs' ? { allow } : {}), ...(isTls ? { [tls === 'psk' ? 'tls_psk' : 'tls_certificates']: tlsPath }
+      : {}),
   };
   const option = tls === 'psk' ? '--tls-psk' : '--tls-certificates';
   const line = commandLine('serve', protocol, '--listen', listen, isTls && option, isTls && tlsPath,
     ...(isForOthers && protocol === 'nfs' ? allow.flatMap((client) => ['--allow', client]) : []));
-  const server = isThere ? `The ${protocol.toUpperCase()} server that runs already serves it.` : `Starts a server of all points and sessions over ${protocol.toUpperCase()}; it runs until its run is cancelled.`;
+  const server = isThere ? `The ${protocol.toUpperCase()} server that runs already serves it.`
+    : `Starts a server of all points and sessions over ${protocol.toUpperCase()}; it runs until its run is cancelled.`;
   return {
     // The server first: if it is refused, no session is left behind.
     starts: [...(isThere ? [] : [serve]), { kind: 'publish', address: point.address, session }],
     lines: [commandLine('publish', point.address, '--name', session), ...(isThere ? [] : [line])],
-    will: `Publishes the point as session ${session}, writable; the point itself never changes. ${server} If the server cannot start, its run says why; the session stays, and another server can serve it.`,
+    will: `Publishes the point as session ${session}, writable; the point itself never changes. ${server} `
+      + 'If the server cannot start, its run says why; the session stays, and another server can serve it.',
     clocks: 'Usable within seconds; nothing is moved.',
   };
 }
@@ -111,7 +120,8 @@ export function restorePlan(point: Point, choices: Choices, target: string): Pla
   return {
     starts: [{ kind: 'restore', address: `${point.address}/${disk}`, target, format: written, replace: isReplacing && !isInPlace }],
     lines: [commandLine('restore', `${point.address}/${disk}`, target, '--format', written, isReplacing && !isInPlace && '--force')],
-    will: `Copies disk ${disk}, ${size(bytes)}, to ${place}. The run shows how much is moved. If it fails or is cancelled, ${isInPlace ? 'the target is partly written: restore again' : 'no file is made'}.`,
+    will: `Copies disk ${disk}, ${size(bytes)}, to ${place}. The run shows how much is moved. `
+      + `If it fails or is cancelled, ${isInPlace ? 'the target is partly written: restore again' : 'no file is made'}.`,
     clocks: `Usable when all of it is moved: up to ${size(bytes)}.`,
     ...(isInPlace ? { overwrites: target } : {}),
   };
@@ -123,5 +133,6 @@ export function download(machine: string, point: Point, choices: Choices): { add
   const parts = [machine, point.point, file].map(encodeURIComponent);
   const address = `/api/v1/machines/${parts[0]}/points/${parts[1]}/disks/${parts[2]}`;
   const name = defaultTarget(machine, point, choices);
-  return { address, name, line: shellLine('curl', '--cacert', 'cert.pem', '-H', 'Authorization: Bearer TOKEN', '-C', '-', '-o', name, location.origin + address) };
+  return { address, name, line: shellLine('curl', '--cacert', 'cert.pem', '-H', 'Authorization: Bearer TOKEN', '-C', '-', '-o', name,
+    location.origin + address) };
 }

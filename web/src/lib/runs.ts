@@ -34,7 +34,8 @@ export function sayEnd(id: string, what: string): void {
   lookAgain();
 }
 
-export const RUN_TONES: Record<RunRecord['state'], Tone> = { running: 'accent', ok: 'good', failed: 'bad', cancelled: 'none', lost: 'warn' };
+export const RUN_TONES: Record<RunRecord['state'], Tone> = { running: 'accent', ok: 'good', failed: 'bad', cancelled: 'none',
+  lost: 'warn' };
 
 export interface Progress {
   phase: string;

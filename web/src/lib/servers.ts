@@ -61,19 +61,24 @@ function nbdLines(server: Server, exports: string[], hardware: Hardware | undefi
     const uris = exports.map((name) => `nbd://${host}:${port}/${name}`);
     return [
       { title: 'QEMU', line: qemu(hardware, uris.map((uri) => `file=${uri},file.reconnect-delay=60`)) },
-      ...exports.map((name, index) => ({ title: `Linux: ${name} as a block device`, line: shellLine('nbd-client', '-N', name, host, port, `/dev/nbd${index}`) })),
+      ...exports.map((name, index) => ({ title: `Linux: ${name} as a block device`, line: shellLine('nbd-client', '-N', name, host, port,
+        `/dev/nbd${index}`) })),
     ];
   }
-  const object = tls === 'psk' ? 'tls-creds-psk,id=tls,endpoint=client,username=NAME,dir=KEYS' : 'tls-creds-x509,id=tls,endpoint=client,dir=CERTIFICATES';
-  const drives = exports.map((name) => `file.driver=nbd,file.host=${host},file.port=${port},file.export=${name},file.tls-creds=tls,file.reconnect-delay=60`);
+  const object = tls === 'psk' ? 'tls-creds-psk,id=tls,endpoint=client,username=NAME,dir=KEYS'
+    : 'tls-creds-x509,id=tls,endpoint=client,dir=CERTIFICATES';
+  const drives = exports.map((name) =>
+    `file.driver=nbd,file.host=${host},file.port=${port},file.export=${name},file.tls-creds=tls,file.reconnect-delay=60`);
   return [{ title: 'QEMU', line: qemu(hardware, drives, [object]) }];
 }
 
 function nfsLines(server: Server, session: string, disks: string[], hardware: Hardware | undefined): Line[] {
   const { host, port, isLocal } = server;
   const esxi = !isLocal && port === ESXI_PORT ? [
-    { title: 'ESXi: mount as a datastore', line: shellLine('esxcli', 'storage', 'nfs', 'add', '-H', host, '-s', '/coldrise', '-v', 'coldrise') },
-    { title: 'ESXi: register the machine', line: shellLine('vim-cmd', 'solo/registervm', `/vmfs/volumes/coldrise/live/${session}/${session}.vmx`) },
+    { title: 'ESXi: mount as a datastore', line: shellLine('esxcli', 'storage', 'nfs', 'add', '-H', host, '-s', '/coldrise', '-v',
+      'coldrise') },
+    { title: 'ESXi: register the machine', line: shellLine('vim-cmd', 'solo/registervm',
+      `/vmfs/volumes/coldrise/live/${session}/${session}.vmx`) },
   ] : [];
   return [
     ...esxi,
@@ -84,12 +89,14 @@ function nfsLines(server: Server, session: string, disks: string[], hardware: Ha
 
 /** The address of a session at a server. */
 export function addressAt({ protocol, host, port, tls }: Server, session: string): string {
-  return protocol === 'nbd' ? `nbd${tls === 'none' ? '' : 's'}://${host}:${port}/live/${session}/` : `${host}:/coldrise/live/${session}/${port === ESXI_PORT ? '' : ` (port ${port})`}`;
+  return protocol === 'nbd' ? `nbd${tls === 'none' ? '' : 's'}://${host}:${port}/live/${session}/`
+    : `${host}:/coldrise/live/${session}/${port === ESXI_PORT ? '' : ` (port ${port})`}`;
 }
 
 /** Lines to copy, with which hypervisors use the session's disks. */
 export function linesOf(server: Server, session: string, disks: string[], hardware?: Hardware): Line[] {
-  return server.protocol === 'nbd' ? nbdLines(server, disks.map((disk) => `live/${session}/${disk}`), hardware) : nfsLines(server, session, disks, hardware);
+  return server.protocol === 'nbd' ? nbdLines(server, disks.map((disk) => `live/${session}/${disk}`), hardware)
+    : nfsLines(server, session, disks, hardware);
 }
 
 /** How other hosts reach a server that listens on its own host only. */
