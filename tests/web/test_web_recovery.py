@@ -52,7 +52,7 @@ def test_a_machine_is_recovered_used_sealed_and_ended(guest, visit):
     wait_until(lambda: screen.evaluate("canvas => canvas.width") >= 640, "the machine's screen")
     see_the_activity(page)
     # Two clocks: how soon it was usable, and that nothing was moved for it.
-    page.get_by_text(re.compile(r"^\w{3} \d+ \w{3} \d{4}, \d\d:\d\d, \d+ s after its start was asked for$")).wait_for()
+    page.get_by_text(re.compile(r"^\w{3} \d+ \w{3} \d{4}, \d\d:\d\d: disks and consoles, \d+\.\d s after its run began$")).wait_for()
     page.get_by_text(re.compile(r"^nothing: its disks of [\d.]+ [MG]iB stay in the backup, [\d.]+ MiB were read from it$")).wait_for()
     [run] = guest.get("runs?state=running")["runs"]
     assert (run["machine"]["session"], run["machine"]["network"], run["machine"]["memory_mib"]) == (session, "isolated", 512)
