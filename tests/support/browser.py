@@ -47,6 +47,8 @@ class Visitor:
         self.complaints = []
         self.page.on("console", self._console)
         self.page.on("pageerror", lambda error: self.complaints.append(f"exception: {error}"))
+        self.page.on("dialog", self._dialog)
+        self.page.on("request", self._request)
 
     def _console(self, message):
         # A refused request is a line of the console too; tests look at what the page shows instead. The other is
@@ -54,6 +56,14 @@ class Visitor:
         is_known = any(known in message.text for known in ("Failed to load resource", "willReadFrequently"))
         if message.type in ("error", "warning") and not is_known:
             self.complaints.append(f"{message.type}: {message.text}")
+
+    def _dialog(self, dialog):
+        self.complaints.append(f"{dialog.type}: {dialog.message}")
+        dialog.dismiss()
+
+    def _request(self, request):
+        if not request.url.startswith((f"https://127.0.0.1:{self.service.port}/", "data:", "blob:")):
+            self.complaints.append(f"another host: {request.url}")
 
     def set_up(self, user="admin"):
         """Makes the first administrator through the page."""

@@ -15,9 +15,9 @@ CONFIGURATION = """<domain type="kvm"><name>{machine}</name><memory unit="MiB">6
 """
 
 
-def boot_record(machine):
-    """A disk's first sector: it says `MACHINE login: `."""
-    code = LOGIN + f"{machine} login: \0".encode()
+def boot_record(prompt):
+    """A disk's first sector: it says `prompt` on the serial port."""
+    code = LOGIN + f"{prompt}\0".encode()
     return code.ljust(510, b"\0") + b"\x55\xaa"
 
 
@@ -32,14 +32,14 @@ class Site:
         self.coldrise.init()
         self.now = datetime.datetime.now(UTC).replace(microsecond=0)
 
-    def back_up(self, machine, ages_hours, boots=True, seed=0):
+    def back_up(self, machine, ages_hours, boots=True, seed=0, prompt=None, configuration_text=None):
         """Backs the machine up once per age, the oldest first; returns the addresses."""
         addresses = []
         configuration = self.folder / "machine.xml"
-        configuration.write_text(CONFIGURATION.format(machine=machine))
+        configuration.write_text(configuration_text or CONFIGURATION.format(machine=machine))
         for number, hours in enumerate(sorted(ages_hours, reverse=True)):
             disk = self.folder / f"{machine}.raw"
-            record = boot_record(machine) if boots else b""
+            record = boot_record(prompt or f"{machine} login: ") if boots else b""
             unique = f"{machine} {number} {seed}".encode().ljust(32) * 2048
             disk.write_bytes(record.ljust(64 << 10, b"\0") + unique + bytes(MIB - (128 << 10)))
             time = (self.now - datetime.timedelta(hours=hours)).strftime("%Y%m%dT%H%M%SZ")

@@ -1,6 +1,8 @@
 // Who uses the page, and what they may do.
 import { call, problemFrom, type Problem } from '../api/client';
-import type { Me } from '../api/schema';
+import type { Me, Role } from '../api/schema';
+
+export const ROLES: Role[] = ['viewer', 'operator', 'admin', 'backup', 'metrics'];
 
 class Caller {
   /** `undefined`: not asked yet; `null`: not logged in. */

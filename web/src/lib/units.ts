@@ -17,15 +17,20 @@ export function duration(ms: number): string {
   const seconds = Math.max(0, Math.round(ms / 1000));
   if (seconds < 60) return `${seconds} s`;
   const minutes = Math.floor(seconds / 60);
-  if (minutes < 60) return minutes < 10 ? `${minutes} min ${seconds % 60} s` : `${minutes} min`;
+  if (minutes < 60) return minutes < 10 && seconds % 60 ? `${minutes} min ${seconds % 60} s` : `${minutes} min`;
   const hours = Math.floor(minutes / 60);
   if (hours < 48) return hours < 10 && minutes % 60 ? `${hours} h ${minutes % 60} min` : `${hours} h`;
   const days = Math.floor(hours / 24);
   return days < 60 ? `${days} d` : `${Math.round(days / 30.4)} months`;
 }
 
+/** A duration of what only gets older: without seconds once it lasts minutes. */
+export function elapsed(ms: number): string {
+  return duration(ms < 60_000 ? ms : Math.floor(ms / 60_000) * 60_000);
+}
+
 export function age(ms: number, now: number): string {
-  return now - ms < 0 ? 'in the future' : `${duration(now - ms)} ago`;
+  return now - ms < 0 ? 'in the future' : `${elapsed(now - ms)} ago`;
 }
 
 const pad = (number: number) => String(number).padStart(2, '0');

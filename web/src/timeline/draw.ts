@@ -213,7 +213,7 @@ function drawMark(context: CanvasRenderingContext2D, scene: Scene, index: number
   }
   outline(context, point.kind, radius);
   context.fillStyle = tone === 'none' ? colours.surface : colours[tone];
-  context.strokeStyle = tone === 'none' ? colours.none : colours.surface;
+  context.strokeStyle = colours[tone];
   context.lineWidth = 2;
   context.fill();
   context.stroke();

@@ -1,0 +1,183 @@
+"""Forms: users, tokens, targets, jobs. What they make works; what the API refuses is said in the form."""
+
+import json
+
+import pytest
+
+from support.browser import PASSWORD
+from support.sinks import MailSink, WebSink
+
+
+@pytest.fixture
+def admin(service, visit):
+    visitor = visit(service)
+    visitor.set_up()
+    return visitor
+
+
+def row(page, text):
+    return page.get_by_role("row").filter(has_text=text)
+
+
+def confirm(page, action):
+    page.get_by_role("dialog").get_by_role("button", name=action, exact=True).click()
+    page.get_by_role("dialog").wait_for(state="detached")
+
+
+def test_a_user_is_made_changed_and_removed(service, admin, visit):
+    page = admin.page
+    admin.go("access")
+    users = page.get_by_role("region", name="Users")
+    users.get_by_role("button", name="New user").click()
+    form = page.get_by_role("dialog", name="New user")
+    form.get_by_label("Name").fill("Eve <b>")
+    form.get_by_label("Password").fill(PASSWORD)
+    form.get_by_label("Role").select_option("viewer")
+    form.get_by_role("button", name="Save").click()
+    form.get_by_role("alert").get_by_text("is no user name: give 1 to 64 of a-z").wait_for()
+    form.get_by_label("Name").fill("vera")
+    form.get_by_role("button", name="Save").click()
+    form.wait_for(state="detached")
+    row(users, "vera").get_by_text("viewer").wait_for()
+
+    other = visit(service)
+    other.log_in("vera")
+    other.go("about")
+    other.page.get_by_text("vera, role viewer").wait_for()
+    row(users, "vera").get_by_role("button", name="Change").click()
+    form = page.get_by_role("dialog", name="User vera")
+    form.get_by_label("Role").select_option("operator")
+    form.get_by_label("New password").fill("another password")
+    form.get_by_role("button", name="Save").click()
+    row(users, "vera").get_by_text("operator").wait_for()
+    assert {user["name"]: user["role"] for user in service.get("users")} == {"admin": "admin", "vera": "operator"}
+    visit(service).log_in("vera", "another password")
+
+    row(users, "vera").filter(has_text="operator").get_by_role("button", name="Remove").click()
+    confirm(page, "Remove")
+    row(users, "operator").wait_for(state="detached")
+    assert other.context.request.get("/api/v1/me").status == 401
+    other.page.get_by_role("button", name="Log in").wait_for(timeout=20_000)
+    # The last administrator stays, and the page says why.
+    row(users, "(you)").get_by_role("button", name="Remove").click()
+    confirm(page, "Remove")
+    page.get_by_text("administrator").last.wait_for()
+    assert [user["name"] for user in service.get("users")] == ["admin"]
+
+
+def test_everybody_changes_the_own_password(service, admin, visit):
+    service.post("users", {"name": "vera", "role": "viewer", "password": PASSWORD})
+    other = visit(service)
+    other.log_in("vera")
+    other.go("about")
+    other.page.get_by_role("button", name="Change password").click()
+    form = other.page.get_by_role("dialog")
+    form.get_by_label("Password until now").fill("not this one")
+    form.get_by_label("New password").fill("quite another one")
+    form.get_by_role("button", name="Change it").click()
+    form.get_by_role("alert").get_by_text("own_password is wrong").wait_for()
+    form.get_by_label("Password until now").fill(PASSWORD)
+    form.get_by_role("button", name="Change it").click()
+    form.wait_for(state="detached")
+    visit(service).log_in("vera", "quite another one")
+
+
+def test_a_token_is_made_used_and_revoked(service, admin):
+    page = admin.page
+    admin.go("access")
+    page.get_by_role("button", name="New token").click()
+    form = page.get_by_role("dialog", name="New token")
+    form.get_by_label("What it is for").fill("ci")
+    form.get_by_label("Role").select_option("operator")
+    form.get_by_label("Machines").fill("web* [")
+    form.get_by_role("button", name="Make token").click()
+    form.get_by_role("alert").wait_for()
+    form.get_by_label("Machines").fill("web* db01")
+    form.get_by_role("button", name="Make token").click()
+    page.get_by_text("It is shown only once.").wait_for()
+    text = page.get_by_role("dialog").locator("code").inner_text()
+    page.get_by_role("button", name="Done").click()
+
+    me = service.get("me", token=text, over="https")
+    assert (me["role"], me["machines"]) == ("operator", ["web*", "db01"])
+    assert service.call("GET", "users", token=text, over="https").status == 403
+    assert text not in page.content()
+    row(page, "ci by admin").get_by_role("button", name="Revoke").click()
+    confirm(page, "Revoke")
+    page.get_by_text("No token.").wait_for()
+    assert service.call("GET", "me", token=text, over="https").status == 401
+
+
+def test_a_webhook_is_made_tested_and_removed(admin):
+    page = admin.page
+    admin.go("notifications")
+    with WebSink() as sink:
+        page.get_by_role("button", name="New target").click()
+        form = page.get_by_role("dialog", name="New target")
+        form.get_by_label("Name").fill("On call")
+        form.get_by_label("Way").select_option("webhook")
+        form.get_by_label("URL").fill("ftp://127.0.0.1/hook")
+        form.get_by_role("button", name="Save").click()
+        form.get_by_role("alert").get_by_text("only https and http are known").wait_for()
+        form.get_by_label("URL").fill(sink.url)
+        form.get_by_label("Token").fill("t0ken")
+        form.get_by_role("button", name="Save").click()
+        form.wait_for(state="detached")
+        row(page, "On call").get_by_role("button", name="Test").click()
+        page.get_by_text("On call: sent").wait_for()
+        _, headers, body = sink.requests.get(timeout=10)
+        assert "t0ken" in headers["Authorization"] and "this is a test" in json.loads(body)["text"]
+        # The stored token stays if the field stays empty.
+        row(page, "On call").get_by_role("button", name="Edit").click()
+        form = page.get_by_role("dialog", name="On call")
+        assert form.get_by_label("Token").input_value() == ""
+        form.get_by_label("Name").fill("Night shift")
+        form.get_by_role("button", name="Save").click()
+        row(page, "Night shift").get_by_role("button", name="Test").click()
+        assert "t0ken" in sink.requests.get(timeout=10)[1]["Authorization"]
+    row(page, "Night shift").get_by_role("button", name="Remove").click()
+    confirm(page, "Remove")
+    page.get_by_text("Nobody yet").wait_for()
+
+
+def test_a_mail_target_is_made_and_says_what_fails(admin):
+    page = admin.page
+    admin.go("notifications")
+    with MailSink() as sink:
+        page.get_by_role("button", name="New target").click()
+        form = page.get_by_role("dialog", name="New target")
+        form.get_by_label("Port").fill(str(sink.port))
+        for label, text in {"Name": "Mail", "Server": "127.0.0.1", "From": "coldrise@example.org", "To one": "ops@example.org"}.items():
+            form.get_by_role("textbox", name=label).fill(text)
+        form.get_by_label("Encryption").select_option("none")
+        form.get_by_role("button", name="Save").click()
+        row(page, "Mail").get_by_role("button", name="Test").click()
+        page.get_by_text("Mail: sent").wait_for()
+        assert b"this is a test" in sink.mails.get(timeout=10)
+    row(page, "Mail").get_by_role("button", name="Test").click()
+    row(page, "Mail").get_by_text("refused").wait_for()
+
+
+def test_a_job_is_made_started_and_removed(service, admin, tmp_path):
+    page = admin.page
+    admin.go("jobs")
+    page.get_by_text("No job yet").wait_for()
+    page.get_by_role("button", name="New job").click()
+    form = page.get_by_role("dialog", name="New job")
+    form.get_by_label("Name").first.fill("nightly")
+    form.get_by_role("textbox", name="Machines").fill("web01\ndb01")
+    form.get_by_label("source").fill(f"raw:{tmp_path}/{{machine}}.raw")
+    form.get_by_label("Schedule").fill("Mon..Fri 25:00")
+    form.get_by_role("button", name="Save").click()
+    form.get_by_role("alert").get_by_text("25:00").wait_for()
+    form.get_by_label("Schedule").fill("Mon..Fri 22:00")
+    form.get_by_role("button", name="Save").click()
+    form.wait_for(state="detached")
+    [job] = service.get("jobs")
+    assert (job["name"], job["machines"], job["schedule"]) == ("nightly", ["web01", "db01"], ["Mon..Fri 22:00"])
+    assert job["disks"] == {"vda": f"raw:{tmp_path}/{{machine}}.raw"}
+    page.get_by_role("heading", name="nightly").wait_for()
+    page.get_by_role("button", name="Remove").click()
+    confirm(page, "Remove")
+    page.get_by_text("No job yet").wait_for()
+    assert service.get("jobs") == []
