@@ -54,4 +54,5 @@ screenshots: build web web-test-deps ## Take pictures of the page: light, dark, 
 
 .PHONY: bench-web
 bench-web: build web web-test-deps ## Measure the page: first visit, 1,000 machines, 10,000 points
+	$(CARGO) build --release --locked -p coldrise-store --example many_points
 	$(PYTHON) tests/web/speed.py

@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-"""Measures the page: bytes of the first visit, time until 1,000 machines can be used, frames of a timeline of 10,000 points.
+"""Measures the page on a service with 1,000 machines, one of which has 10,000 points.
 
-The service and its answers are real; lists are stretched on their way to the browser, since a repository with
-1,000 machines takes minutes to make. So these are the browser's figures.
+Prints the bytes of the first visit, the time until the machines are listed and searched, and the frames of the timeline.
+Repository, service and answers are real; the points are copies of one (`many_points`).
 """
 
-import datetime
 import json
 import pathlib
+import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -16,99 +17,110 @@ import time
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from support import browser, site  # noqa: E402
+from support.cli import BUILT, Coldrise  # noqa: E402
+from support.nbdserver import wait_until  # noqa: E402
 from support.service import Coldrised  # noqa: E402
 
-MACHINES, POINTS, ROUNDS = 1000, 10_000, 5
-FRAMES = """async (canvas) => {
+MACHINES, POINTS_EACH, POINTS, ROUNDS = 1000, 30, 10_000, 5
+# Three seconds of the wheel, a step per frame. Returns the times of the frames in milliseconds.
+FRAMES = """async ([canvas, name]) => {
     canvas.focus();
     const [times, end] = [[], performance.now() + 3000];
     const box = canvas.getBoundingClientRect();
     for (let step = 0; performance.now() < end; step += 1) {
-        const wheel = { deltaX: step % 120 < 60 ? 9 : -9, deltaY: 0, bubbles: true, cancelable: true, clientX: box.left + 300, clientY: box.top + 40 };
-        canvas.dispatchEvent(new WheelEvent('wheel', wheel));
+        const delta = { deltaX: 0, deltaY: 0, [name]: step % 120 < 60 ? -12 : 12 };
+        const place = { bubbles: true, cancelable: true, clientX: box.left + 300, clientY: box.top + 40 };
+        canvas.dispatchEvent(new WheelEvent('wheel', { ...delta, ...place }));
         times.push(await new Promise(requestAnimationFrame));
     }
     return times;
 }"""
 
 
-def stretch_machines(route):
-    answer = route.fetch()
-    machine = answer.json()[0]
-    route.fulfill(response=answer, json=[{**machine, "machine": f"web{number:04}"} for number in range(MACHINES)])
+def make_repository(folder):
+    """Returns an unencrypted repository: many_points opens no other."""
+    image = folder / "disk.raw"
+    image.write_bytes(site.boot_record("login: ").ljust(1 << 20, b"\0"))
+    coldrise = Coldrise(folder / "repository")
+    coldrise.init("--no-encryption")
+    coldrise.backup("web", vda=image)
+    coldrise.backup("long", vda=image)
+    many_points = BUILT / "examples" / "many_points"
+    for machine, count, machines in (("web", POINTS_EACH - 1, MACHINES - 2), ("long", POINTS - 1, 0)):
+        subprocess.run([many_points, coldrise.repository, machine, str(count), str(machines)], check=True)
+    return coldrise.repository
 
 
-def same_points(route):
-    """Points of made-up machines are those of the real one."""
-    answer = route.fetch(url="/".join(route.request.url.split("/")[:6]) + "/web01/points?limit=30")
-    route.fulfill(response=answer)
+def first_visit_bytes(visitor):
+    """What the browser loads until the machines are listed, by kind, as compressed on the way."""
+    kinds, found = {}, {"files": 0, "answers": 0}
+    session = visitor.context.new_cdp_session(visitor.page)
+    session.send("Network.enable")
+    session.on("Network.requestWillBeSent", lambda event: kinds.update({event["requestId"]: event["request"]["url"]}))
 
+    def finished(event):
+        kind = "answers" if "/api/" in kinds.get(event["requestId"], "") else "files"
+        found[kind] += event["encodedDataLength"]
 
-def stretch_points(route):
-    answer = route.fetch()
-    page = answer.json()
-    now = datetime.datetime.now(datetime.UTC)
-    page["points"] = []
-    for number in range(POINTS):
-        name = (now - datetime.timedelta(hours=POINTS - number)).strftime("%Y%m%dT%H%M%SZ")
-        boot = {0: "ok", 7: "failed"}.get(number % 24)
-        page["points"].append({"address": f"web01/{name}", "point": name, "boot": boot, "kind": "backup", "created_at_ms": 0, "disks": [],
-                               "is_in_future": False, "is_passed_over": False, "is_protected": False, "size_bytes": 1})
-    page["total"] = POINTS
-    route.fulfill(response=answer, json=page)
+    session.on("Network.loadingFinished", finished)
+    visitor.go("machines")
+    visitor.page.get_by_text(f"{MACHINES} machines").wait_for()
+    visitor.page.wait_for_load_state("load")
+    visitor.page.wait_for_timeout(1000)
+    session.detach()
+    return found
 
 
 def machines_ms(visitor):
-    visitor.page.route("**/api/v1/machines", stretch_machines)
-    visitor.page.route("**/api/v1/machines/web0*/points*", same_points)
+    """From the address to the only machine that a search leaves, median."""
     found = []
     for _ in range(ROUNDS):
         visitor.page.goto("about:blank")
         begun = time.monotonic()
         visitor.go("machines")
         visitor.page.get_by_text(f"{MACHINES} machines").wait_for()
-        visitor.page.keyboard.type("0999")
+        visitor.page.keyboard.type("-777")
         visitor.page.get_by_text(f"1 of {MACHINES} machines").wait_for()
         found.append((time.monotonic() - begun) * 1000)
-    return statistics.median(found)
+    return round(statistics.median(found))
 
 
-def frames_per_second(visitor):
-    visitor.page.route("**/api/v1/machines/web01/points", stretch_points)
-    visitor.go("machines/web01")
+def timeline_ms(visitor):
+    begun = time.monotonic()
+    visitor.go("machines/long")
+    visitor.page.get_by_label("Chosen point").get_by_text("Address").wait_for()
+    return round((time.monotonic() - begun) * 1000)
+
+
+def frames(visitor, span, wheel):
     canvas = visitor.page.get_by_role("slider", name="Restore point")
-    canvas.wait_for()
-    visitor.page.get_by_role("button", name="Year").click()
-    times = canvas.evaluate(FRAMES)
+    visitor.page.get_by_role("button", name=span, exact=True).click()
+    times = visitor.page.evaluate(FRAMES, [canvas.element_handle(), wheel])
     steps = sorted(after - before for before, after in zip(times, times[1:]))
-    return {"mean": 1000 * len(steps) / sum(steps), "longest_ms": steps[-1], "p99_ms": steps[len(steps) * 99 // 100]}
-
-
-def first_visit_bytes(visitor):
-    found = []
-    session = visitor.context.new_cdp_session(visitor.page)
-    session.send("Network.enable")
-    session.on("Network.loadingFinished", lambda event: found.append(event["encodedDataLength"]))
-    visitor.go("machines")
-    visitor.page.get_by_role("heading", name="Machines").wait_for()
-    visitor.page.wait_for_load_state("load")
-    return sum(found)
+    return {"per_second": round(1000 * len(steps) / sum(steps), 1), "p99_ms": round(steps[len(steps) * 99 // 100], 1), "longest_ms": round(steps[-1], 1)}
 
 
 def main():
-    with tempfile.TemporaryDirectory() as folder:
-        made = site.Site(folder)
-        made.back_up("web01", range(1, 31))
-        work = pathlib.Path(folder, "service")
-        work.mkdir()
-        with Coldrised(work, made.coldrise.repository, made.coldrise.passphrase_file, options=["--web", str(browser.PAGE)]) as service, \
-                browser.chromium() as chromium:
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="coldrise-speed-", dir="/dev/shm"))
+    try:
+        begun = time.monotonic()
+        repository = make_repository(folder)
+        figures = {"repository_made_s": round(time.monotonic() - begun, 1)}
+        with Coldrised(folder, repository, options=["--web", str(browser.PAGE)]) as service, browser.chromium() as chromium:
+            wait_until(lambda: service.call("GET", "machines").status == 200 and len(service.get("machines")) == MACHINES, "the machines")
             service.post("users", {"name": "admin", "role": "admin", "password": browser.PASSWORD})
             visitor = browser.Visitor(chromium, service)
             visitor.log_in()
-            figures = {"first_visit_bytes": first_visit_bytes(visitor), "machines_usable_ms": machines_ms(visitor),
-                       "timeline_frames_per_second": frames_per_second(visitor), "complaints": visitor.complaints}
-    print(json.dumps(figures, indent=2))
+            figures["first_visit_bytes"] = first_visit_bytes(visitor)
+            figures["machines_usable_ms"] = machines_ms(visitor)
+            figures["machine_with_10000_points_ms"] = timeline_ms(visitor)
+            for span in ("Month", "Year", "All"):
+                figures[f"scroll {span}"] = frames(visitor, span, "deltaX")
+                figures[f"zoom {span}"] = frames(visitor, span, "deltaY")
+            figures["complaints"] = visitor.complaints
+        print(json.dumps(figures, indent=2))
+    finally:
+        shutil.rmtree(folder)
     return 0
 
 

@@ -2,7 +2,7 @@
 //!
 //!     cargo run --release -p coldrise-store --example many_points -- REPO MACHINE COUNT [MACHINES]
 //!
-//! Each copies the machine's newest point and is dated some seconds before it. With MACHINES, that many further
+//! Each copies the machine's newest point and is dated an hour before the last. With MACHINES, that many further
 //! machines, `MACHINE-1` and so on, get COUNT copies each as well. The repository must
 //! be unencrypted.
 
@@ -11,6 +11,8 @@ use std::path::Path;
 use coldrise_store::{
     MachineName, OpenOptions, PassphraseSource, PointName, PointOrigin, RepositoryWriter,
 };
+
+const HOUR_SECONDS: u64 = 3600;
 
 fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -32,7 +34,7 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     {
         let mut point = newest.clone();
         point.machine = machine.clone();
-        let seconds = newest.point.unix_seconds().checked_sub(back).ok_or("too many")?;
+        let seconds = newest.point.unix_seconds().checked_sub(HOUR_SECONDS * back).ok_or("too many")?;
         point.point = PointName::from_time(jiff::Timestamp::from_second(seconds.try_into()?)?)?;
         point.created_at_ms = 1000 * seconds;
         point.origin = PointOrigin::Backup { sources: Vec::new() };
