@@ -18,9 +18,10 @@ from support.cli import ROOT  # noqa: E402
 from support.nbdserver import wait_until  # noqa: E402
 from support.service import Coldrised  # noqa: E402
 
+LAPTOP = {"width": 1366, "height": 768}
 LOOKS = {
-    "light": {"color_scheme": "light"},
-    "dark": {"color_scheme": "dark"},
+    "light": {"color_scheme": "light", "viewport": LAPTOP},
+    "dark": {"color_scheme": "dark", "viewport": LAPTOP},
     "phone": {"color_scheme": "light", "viewport": {"width": 390, "height": 844}, "device_scale_factor": 2, "has_touch": True},
 }
 # Plots of that time show something.
@@ -52,6 +53,9 @@ def pages(made):
         "access": ("access", None),
         "notifications": ("notifications", None),
         "about": ("about", None),
+        "keys": ("about", keys),
+        "user-new": ("access", new("New user")),
+        "target-new": ("notifications", new("New target")),
     }
 
 
@@ -98,6 +102,19 @@ def recover(page):
     page.get_by_role("button", name="Start").wait_for()
 
 
+def keys(page):
+    page.keyboard.press("?")
+    page.get_by_role("dialog").wait_for()
+
+
+def new(button):
+    def open_form(page):
+        page.get_by_role("button", name=button).click()
+        page.get_by_role("dialog").wait_for()
+
+    return open_form
+
+
 def fill(service, made):
     for job in JOBS:
         disks = {disk: source.format(folder=made.folder) for disk, source in job.get("disks", {}).items()}
@@ -137,10 +154,11 @@ def main():
 
 
 def take(chromium, service, made, arguments):
-    first = browser.Visitor(chromium, service)
-    first.page.goto(f"/#/setup/{service.setup_secret()}")
-    first.page.get_by_role("button").wait_for()
-    first.page.screenshot(path=arguments.out / "light-setup.png")
+    for look, options in LOOKS.items():
+        first = browser.Visitor(chromium, service, **options)
+        first.page.goto(f"/#/setup/{service.setup_secret()}")
+        first.page.get_by_role("button").wait_for()
+        first.page.screenshot(path=arguments.out / f"{look}-setup.png")
     first.set_up()
     fill(service, made)
     wanted = pages(made)
@@ -165,7 +183,7 @@ def take(chromium, service, made, arguments):
                 before(visitor.page)
                 visitor.page.wait_for_timeout(400)
             visitor.page.mouse.move(0, 0)
-            visitor.page.screenshot(path=arguments.out / f"{look}-{name}.png", full_page=before is not recover)
+            visitor.page.screenshot(path=arguments.out / f"{look}-{name}.png", full_page=not visitor.page.get_by_role("dialog").count())
         for complaint in visitor.complaints:
             print(f"{look}: {complaint}", file=sys.stderr)
         visitor.close()
