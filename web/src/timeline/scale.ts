@@ -82,7 +82,8 @@ function monthTicks(span: Span, least: number): Tick[] {
   const date = new Date(new Date(span.from).getFullYear(), 0, 1);
   while (date.getTime() <= span.to) {
     const isYear = date.getMonth() === 0;
-    if (date.getTime() >= span.from) found.push({ ms: date.getTime(), isMajor: isYear, text: isYear ? String(date.getFullYear()) : (MONTHS[date.getMonth()] ?? '') });
+    if (date.getTime() >= span.from)
+      found.push({ ms: date.getTime(), isMajor: isYear, text: isYear ? String(date.getFullYear()) : (MONTHS[date.getMonth()] ?? '') });
     date.setMonth(date.getMonth() + months);
   }
   return found;
