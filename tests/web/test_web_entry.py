@@ -67,3 +67,39 @@ def test_each_role_sees_its_pages(service, visit, role, links):
     visitor.page.get_by_role("heading", name="About").wait_for()
     shown = visitor.page.get_by_role("navigation").get_by_role("list").first.get_by_role("link")
     assert [text.strip() for text in shown.all_inner_texts()] == links
+
+
+def test_keys_reach_everything(service, visit):
+    visitor = visit(service)
+    visitor.set_up()
+    page = visitor.page
+    visitor.go("about")
+    page.reload()
+    page.get_by_role("heading", name="About").wait_for()
+    page.keyboard.press("Tab")
+    skip = page.get_by_role("link", name="To the content")
+    assert skip.evaluate("link => link === document.activeElement && link.getBoundingClientRect().width > 50")
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "main"
+    page.keyboard.press("?")
+    page.get_by_role("dialog", name="Keys").get_by_text("Search machines").wait_for()
+    page.keyboard.press("Escape")
+    page.get_by_role("dialog").wait_for(state="detached")
+    page.keyboard.type("gj")
+    page.get_by_role("heading", name="Jobs").wait_for()
+    page.keyboard.press("/")
+    page.get_by_role("heading", name="Machines").wait_for()
+    page.wait_for_function("document.activeElement.type === 'search'")
+    # A dialog keeps the focus inside, and gives it back.
+    page.keyboard.press("Tab")
+    visitor.go("access")
+    opener = page.get_by_role("button", name="New user")
+    opener.focus()
+    page.keyboard.press("Enter")
+    page.get_by_role("dialog").wait_for()
+    for _ in range(12):
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement === document.body || document.activeElement.closest('dialog') !== null")
+    page.keyboard.press("Escape")
+    page.get_by_role("dialog").wait_for(state="detached")
+    assert opener.evaluate("button => button === document.activeElement")
