@@ -35,4 +35,4 @@ def visit(chromium):
     complaints = [complaint for visitor in visitors for complaint in visitor.complaints]
     for visitor in visitors:
         visitor.close()
-    assert not complaints
+    assert not complaints, "\n".join(complaints)
