@@ -1,5 +1,7 @@
 """Machines, a machine's timeline, Recover: on a small real repository."""
 
+import re
+
 import pytest
 
 from support import browser, site
@@ -37,12 +39,15 @@ def enter(visit, place, user="admin", **options):
 
 def test_machines_by_state_with_search_and_keys(place, visit):
     visitor, page = enter(visit, place)
+    asked = []
+    page.on("request", lambda request: asked.extend(re.findall(r"/machines/(\w+)/points\?limit", request.url)))
     visitor.go("machines")
     rows = page.get_by_role("list", name="Machines").get_by_role("listitem")
     page.get_by_role("list", name="Machines").get_by_text("old", exact=True).wait_for()
     assert [row.get_by_role("link").inner_text() for row in rows.all()] == ["old01", "db01", "web01"], "the worst first"
     assert rows.nth(2).get_by_role("img").get_attribute("aria-label") == "last 7 points: 1 verified, 6 not booted"
     page.get_by_text("One machine is in no job").wait_for()
+    assert sorted(asked) == ["db01", "old01", "web01"], "each strip is asked for once"
     # The search has the focus; Enter opens the only row that is left.
     page.keyboard.type("WEB")
     page.get_by_text("1 of 3 machines").wait_for()
