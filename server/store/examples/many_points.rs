@@ -34,7 +34,8 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     {
         let mut point = newest.clone();
         point.machine = machine.clone();
-        let seconds = newest.point.unix_seconds().checked_sub(HOUR_SECONDS * back).ok_or("too many")?;
+        let seconds =
+            newest.point.unix_seconds().checked_sub(HOUR_SECONDS * back).ok_or("too many")?;
         point.point = PointName::from_time(jiff::Timestamp::from_second(seconds.try_into()?)?)?;
         point.created_at_ms = 1000 * seconds;
         point.origin = PointOrigin::Backup { sources: Vec::new() };
