@@ -3,7 +3,9 @@
 import functools
 import os
 import pathlib
+import shutil
 import sys
+import tempfile
 
 import pytest
 
@@ -116,6 +118,15 @@ def nbdkit(coldrise, tmp_path):
     running = [server for server in servers if server.process.poll() is None]
     for server in running:
         server.stop()
+
+
+@pytest.fixture
+def own_tmp(monkeypatch):
+    """A folder of temporary files that no other program uses. Short: addresses of sockets are."""
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="own-", dir="/tmp"))
+    monkeypatch.setenv("TMPDIR", str(folder))
+    yield folder
+    shutil.rmtree(folder)
 
 
 @pytest.fixture

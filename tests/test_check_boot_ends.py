@@ -3,10 +3,8 @@
 import json
 import os
 import pathlib
-import shutil
 import signal
 import subprocess
-import tempfile
 
 import pytest
 
@@ -15,15 +13,6 @@ from test_check_boot import HALT, MIB, SAY, boot_record, check, small
 
 SESSION = "web01-check-boot-throwaway"
 __all__ = ["small"]
-
-
-@pytest.fixture
-def own_tmp(monkeypatch):
-    """A folder of temporary files that no other program uses. Short: addresses of sockets are."""
-    folder = pathlib.Path(tempfile.mkdtemp(prefix="own-", dir="/tmp"))
-    monkeypatch.setenv("TMPDIR", str(folder))
-    yield folder
-    shutil.rmtree(folder)
 
 
 @pytest.fixture

@@ -2,9 +2,10 @@
 //!
 //! It defines offsets, extents, the [`Disk`] trait that front ends serve, and the public [`Error`]
 //! type with its errno and exit code. Its only I/O is for small files that a crash must leave
-//! whole, and for folders that end with their process.
-#![forbid(unsafe_code)]
+//! whole, and for folders and child processes that end with their process.
+#![deny(unsafe_code)]
 
+mod child_lifetime;
 mod disk;
 mod durable_file;
 mod error;
@@ -14,6 +15,7 @@ mod periodic_thread;
 mod read_tally;
 mod scratch_folder;
 
+pub use child_lifetime::end_with_this_thread;
 pub use disk::{check_range, would_wait, Disk, Waiting};
 pub use durable_file::{
     create_private, path_exists, remove_if_present, rename_over, replace_file, replace_file_with,

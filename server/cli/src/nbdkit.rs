@@ -10,8 +10,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use coldrise_block::{path_exists, Context, Error, ErrorKind, Result, ScratchFolder, ScratchKind};
+use coldrise_block::{
+    end_with_this_thread, path_exists, Context, Error, ErrorKind, Result, ScratchFolder,
+    ScratchKind,
+};
 use coldrise_store::PassphraseSource;
+use rustix::process::Signal;
 
 use crate::child;
 use crate::installed;
@@ -165,8 +169,8 @@ impl Nbdkit {
         let directory = ScratchFolder::new(ScratchKind::Nbdkit)?;
         let ready = directory.path().join(READY_FILE);
         let mut command = Command::new("nbdkit");
-        // When this program dies, nbdkit gets SIGTERM.
-        command.args(["--foreground", "--exit-with-parent", "--pidfile"]).arg(&ready);
+        end_with_this_thread(&mut command, Signal::TERM);
+        command.args(["--foreground", "--pidfile"]).arg(&ready);
         match &options.endpoint {
             Endpoint::Tcp(address) => {
                 command.arg("--ipaddr").arg(address.ip().to_string());

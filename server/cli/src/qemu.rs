@@ -2,7 +2,6 @@
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use serde_json::{json, Value};
@@ -37,18 +36,6 @@ pub(crate) const RECONNECT_DELAY_S: u32 = 60;
 /// Maximum number of disks of a machine with that bus.
 const MAX_IDE_DISKS: usize = 4;
 const MAX_SATA_DISKS: usize = 6;
-
-/// The command without arguments. If setpriv exists, the kernel sends QEMU the signal `at_end`,
-/// `TERM` or `KILL`, when the thread that started it ends, also with this program.
-pub(crate) fn command(at_end: &str) -> Command {
-    let setpriv = Path::new("/usr/bin/setpriv");
-    if !setpriv.is_file() {
-        return Command::new(PROGRAM);
-    }
-    let mut command = Command::new(setpriv);
-    command.args(["--pdeathsig", at_end, "--", PROGRAM]);
-    command
-}
 
 /// Where QEMU is installed.
 pub(crate) fn program_path() -> Option<PathBuf> {

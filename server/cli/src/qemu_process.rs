@@ -5,7 +5,8 @@ use std::process::{Child, ChildStderr, Command, Stdio};
 use std::sync::mpsc::{channel, Receiver, Sender};
 use std::time::Duration;
 
-use coldrise_block::{Context, Error, ErrorKind, Result};
+use coldrise_block::{end_with_this_thread, Context, Error, ErrorKind, Result};
+use rustix::process::Signal;
 
 use crate::boot_check::SerialLog;
 use crate::child;
@@ -19,7 +20,7 @@ const MESSAGE_PATIENCE: Duration = Duration::from_secs(1);
 const MAX_MESSAGES: usize = 50;
 
 /// A running QEMU. The thread that started it lives as long as this value: the kernel ends QEMU
-/// together with that thread (`setpriv --pdeathsig`).
+/// together with that thread.
 pub(crate) struct QemuProcess {
     child: Child,
     /// Closed when QEMU has closed its messages and they are printed.
@@ -29,12 +30,18 @@ pub(crate) struct QemuProcess {
 }
 
 impl QemuProcess {
-    /// Starts a command of [`crate::qemu::command`]; without `reach` unconfined. If the command's
-    /// stderr is piped, its lines are printed without control characters.
+    /// Starts QEMU; without `reach` unconfined. When the returned value is dropped, or this program
+    /// ends in any way, QEMU gets the signal `at_end`. If the command's stderr is piped, its lines are
+    /// printed without control characters.
     ///
     /// # Errors
     /// `ToolFailed` if it cannot be started.
-    pub(crate) fn start(mut command: Command, reach: Option<Reach>) -> Result<QemuProcess> {
+    pub(crate) fn start(
+        mut command: Command,
+        at_end: Signal,
+        reach: Option<Reach>,
+    ) -> Result<QemuProcess> {
+        end_with_this_thread(&mut command, at_end);
         for (name, _) in std::env::vars_os() {
             if name.to_string_lossy().starts_with("COLDRISE_") {
                 command.env_remove(name);

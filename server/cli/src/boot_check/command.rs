@@ -2,9 +2,9 @@
 
 use std::io::{ErrorKind as IoErrorKind, Read};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::Path;
 use std::process::{Child, ChildStderr, Command, Stdio};
 
+use coldrise_block::end_with_this_thread;
 use rustix::fs::{fcntl_setfl, OFlags};
 use rustix::process::{kill_process_group, Pid, Signal};
 
@@ -44,15 +44,8 @@ impl RunningCheck {
     /// # Errors
     /// The reason why it cannot be started.
     pub(super) fn start(check: &OwnCheck) -> Result<RunningCheck, String> {
-        let setpriv = Path::new("/usr/bin/setpriv");
-        let mut command = if setpriv.is_file() {
-            // The kernel ends it together with this program.
-            let mut command = Command::new(setpriv);
-            command.args(["--pdeathsig", "KILL", "--", "sh"]);
-            command
-        } else {
-            Command::new("sh")
-        };
+        let mut command = Command::new("sh");
+        end_with_this_thread(&mut command, Signal::KILL);
         command.arg("-c").arg(&check.text).envs(check.environment.iter().cloned());
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).process_group(0);
         let mut child = command.spawn().map_err(|error| error.to_string())?;

@@ -7,11 +7,13 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_qmp::Monitor;
 use rustix::fs::{Mode, OFlags};
+use rustix::process::Signal;
 use serde_json::{json, Value};
 
 use super::agent::Agent;
@@ -91,7 +93,7 @@ impl Machine {
         let [monitor, serial, agent, word] =
             [listen("monitor")?, listen("serial")?, listen(AGENT)?, listen(WORD)?];
         words.extend(observation(hardware, forward, folder).into_iter().map(OsString::from));
-        let mut command = qemu::command("KILL");
+        let mut command = Command::new(qemu::PROGRAM);
         // A Ctrl-C on the terminal is for this program, which then ends QEMU.
         command.args(words).process_group(0);
         command.env_clear().env("LC_ALL", "C").env("TMPDIR", folder);
@@ -102,7 +104,7 @@ impl Machine {
             folders: vec![folder.to_owned()],
             network: NetworkReach::Port(forward.map(|forward| forward.host_port)),
         };
-        let mut starting = Starting(Some(QemuProcess::start(command, Some(reach))?));
+        let mut starting = Starting(Some(QemuProcess::start(command, Signal::KILL, Some(reach))?));
         let serial = starting.accept(&serial, signals)?;
         let monitor = starting.accept(&monitor, signals)?;
         let agent = starting.accept(&agent, signals)?;

@@ -92,7 +92,7 @@ impl BootConsole {
 
     /// QEMU's command, for the arguments `words` of hardware and disks.
     pub(crate) fn command(&self, words: &[OsString]) -> Command {
-        let mut command = qemu::command("TERM");
+        let mut command = Command::new(qemu::PROGRAM);
         // Paths in QEMU's folder are relative: addresses of sockets have at most 107 bytes.
         command.args(words).current_dir(self.folder()).process_group(0);
         command.env_clear().env("LC_ALL", "C").env("TMPDIR", self.folder());

@@ -1,7 +1,7 @@
 //! `coldrise boot`: boots a machine from its backup.
 
 use std::path::{Path, PathBuf};
-use std::process::{Child, ExitStatus};
+use std::process::{Child, Command, ExitStatus};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,6 +11,7 @@ use coldrise_session::{check_offered, Catalog, SessionDocument};
 use coldrise_store::{
     default_cache_bytes, Address, Configuration, PointDocument, Repository, SessionName,
 };
+use rustix::process::Signal;
 use serde::Serialize;
 
 use super::skipped_files;
@@ -314,12 +315,12 @@ fn run_machine(
     let command = match &sockets {
         Some(sockets) => sockets.command(words),
         None => {
-            let mut command = qemu::command("TERM");
+            let mut command = Command::new(qemu::PROGRAM);
             command.args(words);
             command
         }
     };
-    let mut machine = QemuProcess::start(command, reach)?;
+    let mut machine = QemuProcess::start(command, Signal::TERM, reach)?;
     let served = sockets.as_mut().map_or(Ok(()), |sockets| sockets.serve(&mut machine));
     let machine = machine.child();
     let ended = served.and_then(|()| wait(invocation, machine, server, signals));

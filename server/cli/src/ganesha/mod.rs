@@ -17,7 +17,10 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use coldrise_block::{Context, Error, ErrorKind, Result, ScratchFolder, ScratchKind};
+use coldrise_block::{
+    end_with_this_thread, Context, Error, ErrorKind, Result, ScratchFolder, ScratchKind,
+};
+use rustix::process::Signal;
 
 use crate::child;
 use crate::invocation::Invocation;
@@ -216,9 +219,9 @@ impl Drop for Ganesha {
 /// Starts the process, with a new epoch.
 fn spawn(directory: &Path, repository: &Path) -> Result<(Child, Option<JoinHandle<()>>)> {
     let epoch = epoch::next(repository)?;
-    // It ends together with its parent, however that ends.
-    let mut command = Command::new("setpriv");
-    command.args(["--pdeathsig", "TERM", "ganesha.nfsd", "-F", "-L", "STDERR"]);
+    let mut command = Command::new("ganesha.nfsd");
+    end_with_this_thread(&mut command, Signal::TERM);
+    command.args(["-F", "-L", "STDERR"]);
     command.arg("-f").arg(directory.join("ganesha.conf"));
     command.arg("-p").arg(directory.join("pid"));
     command.arg("-E").arg(epoch.to_string());

@@ -3,7 +3,8 @@
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use coldrise_block::{Context, Error, ErrorKind, Result};
+use coldrise_block::{end_with_this_thread, Context, Error, ErrorKind, Result};
+use rustix::process::Signal;
 
 use super::rpc;
 use crate::child::terminate;
@@ -35,9 +36,9 @@ impl Rpcbind {
                  start rpcbind); or give --versions 4",
             ));
         }
-        let mut command = Command::new("setpriv");
-        command.args(["--pdeathsig", "TERM", "sh", "-c", RUN]);
-        command.stdin(Stdio::null()).stdout(Stdio::null());
+        let mut command = Command::new("sh");
+        end_with_this_thread(&mut command, Signal::TERM);
+        command.args(["-c", RUN]).stdin(Stdio::null()).stdout(Stdio::null());
         tracing::debug!(?command, "starting rpcbind");
         let child = command.spawn().context(|| "starting the parent of rpcbind")?;
         let mut rpcbind = Rpcbind(child);

@@ -7,7 +7,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use coldrise_block::{Context, Error, ErrorKind, Result};
+use coldrise_block::{end_with_this_thread, Context, Error, ErrorKind, Result};
+use rustix::process::Signal;
 
 use super::confinement::confine_this_thread;
 use super::limits::Limits;
@@ -69,6 +70,7 @@ impl ConfinedChild {
         if let Some(path) = std::env::var_os(SEARCH_PATH) {
             command.env(SEARCH_PATH, path);
         }
+        end_with_this_thread(&mut command, Signal::KILL);
         // Ctrl-C on a terminal is for us: we end the child in an orderly way.
         command.process_group(0).stderr(Stdio::piped());
         let shared = Arc::new(Shared::default());

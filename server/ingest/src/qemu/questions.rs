@@ -30,9 +30,8 @@ struct Answer {
 fn ask(words: &[&str], image: &QemuImage, what: &str, cancel: &AtomicBool) -> Result<Answer> {
     let limits = Limits::of_question(image);
     let name = image.name();
-    let mut command = Command::new("setpriv");
+    let mut command = Command::new("prlimit");
     command
-        .args(["--pdeathsig", "KILL", "--", "prlimit"])
         .args(limits.arguments())
         .args(["--", "qemu-img"])
         .args(words)

@@ -29,11 +29,10 @@ pub(crate) struct ImageServer {
     directory: ScratchFolder,
 }
 
-/// Makes stdin the socket that qemu-nbd expects as descriptor 3, limits the process, and
-/// lets the kernel end it together with us. The arguments travel as `$@`: the shell never
-/// parses them.
+/// Makes stdin the socket that qemu-nbd expects as descriptor 3, and limits the process. The
+/// arguments travel as `$@`: the shell never parses them.
 const START_SCRIPT: &str = "exec 3<&0 </dev/null; export LISTEN_PID=$$ LISTEN_FDS=1; \
-                            exec setpriv --pdeathsig KILL -- prlimit \"$@\"";
+                            exec prlimit \"$@\"";
 
 impl ImageServer {
     /// Starts the child for up to `max_clients` clients; `bitmap` is a persistent dirty

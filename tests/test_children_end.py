@@ -1,0 +1,95 @@
+"""The programs that coldrise starts end with it, at whatever moment it is killed."""
+
+import pathlib
+import random
+import subprocess
+import time
+
+import pytest
+
+from support.nbdserver import wait_until
+from support.service import free_port
+from test_check_boot import HALT, SAY, boot_record, small
+from test_check_boot_ends import is_gone
+
+SOURCE = pathlib.Path(__file__).parent / "support" / "held_prctl.c"
+KILLS = 40
+LONGEST_LIFE_S = 0.3
+__all__ = ["small"]
+
+
+@pytest.fixture
+def held_prctl(tmp_path, monkeypatch):
+    """Preloads the library that holds a child just before it is tied to its parent."""
+    library = tmp_path / "held_prctl.so"
+    subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-Wall", "-Werror", "-o", library, SOURCE, "-ldl"], check=True)
+    folder = tmp_path / "prctl"
+    folder.mkdir()
+
+    def hold(number):
+        monkeypatch.setenv("LD_PRELOAD", str(library))
+        monkeypatch.setenv("HELD_PRCTL_FOLDER", str(folder))
+        monkeypatch.setenv("HELD_PRCTL_NUMBER", str(number))
+        return folder / str(number)
+
+    yield hold
+
+
+def left(folder):
+    """The running programs whose files are in this folder of temporary files."""
+    word = f"TMPDIR={folder}".encode()
+    found = []
+    for process in pathlib.Path("/proc").glob("[0-9]*"):
+        try:
+            if any(entry.startswith(word) for entry in (process / "environ").read_bytes().split(b"\0")):
+                found.append(process)
+        except OSError:
+            pass
+    return found
+
+
+COMMANDS = {
+    "nbdkit of a check": (1, ["check-boot", "web01/latest", "--memory", "64M"]),
+    "QEMU of a check": (2, ["check-boot", "web01/latest", "--memory", "64M"]),
+    "nbdkit": (1, ["serve", "nbd", "--socket", "SOCKET"]),
+    "nfs-ganesha": (1, ["serve", "nfs", "--versions", "4", "--listen", "127.0.0.1:PORT"]),
+    "qemu-img": (1, ["backup", "web02", "vda=qcow2:IMAGE"]),
+    "qemu-nbd": (3, ["backup", "web02", "vda=qcow2:IMAGE"]),
+}
+
+
+@pytest.mark.parametrize("case", COMMANDS)
+def test_a_child_that_was_just_started_ends(coldrise, small, own_tmp, held_prctl, tmp_path, case):
+    number, words = COMMANDS[case]
+    small(boot_record(SAY + HALT))
+    image = tmp_path / "disk.qcow2"
+    subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", image, "1M"], check=True)
+    places = {"SOCKET": str(own_tmp / "socket"), "IMAGE": str(image), "PORT": str(free_port())}
+    for name, place in places.items():
+        words = [word.replace(name, place) for word in words]
+    held = held_prctl(number)
+    process = coldrise.start(*words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    wait_until(lambda: process.poll() is not None or held.exists() and held.read_text(), f"the start of {case}")
+    assert process.poll() is None, process.stderr.read()
+    child = pathlib.Path("/proc", held.read_text())
+    assert child.is_dir()
+    process.kill()
+    process.communicate(timeout=60)
+    wait_until(lambda: is_gone(child), f"the end of {case}")
+    wait_until(lambda: not left(own_tmp), "the end of the other children")
+
+
+def test_checks_killed_at_random_moments_leave_nothing(coldrise, small, own_tmp):
+    address = small(boot_record(SAY + HALT))
+    moments = random.Random(7)
+    for _ in range(KILLS):
+        process = coldrise.start("check-boot", address, "--memory", "64M",
+                                 stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        time.sleep(moments.uniform(0, LONGEST_LIFE_S))
+        process.kill()
+        process.wait(timeout=60)
+    wait_until(lambda: not left(own_tmp), "the end of all children")
+    coldrise.json("gc")
+    assert coldrise.json("sessions") == {"sessions": []}
+    # A folder without its lock may be a new one for an hour.
+    assert [path for path in own_tmp.iterdir() if any(path.iterdir())] == []
