@@ -89,7 +89,7 @@ pub(crate) fn not_here(folder: &Node, what: &str) -> Errno {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use coldrise_block::{Disk, Extent, Result};
+    use coldrise_block::{Disk, Extent, ReadContext, Result};
     use coldrise_export::Export;
 
     /// A disk whose second half panics.
@@ -100,7 +100,7 @@ mod tests {
             8192
         }
 
-        fn read_at(&self, _buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
+        fn read(&self, _: &mut [u8], offset_bytes: u64, _: &mut ReadContext) -> Result<()> {
             assert!(offset_bytes < 4096, "read too far");
             Ok(())
         }

@@ -1,6 +1,6 @@
 //! The disk as front ends see it.
 
-use crate::{Error, ErrorKind, Extent, ReadSource, ReadTally, Result};
+use crate::{Error, ErrorKind, Extent, ReadContext, Result, Waiting};
 
 /// A byte-addressable virtual disk. All calls may come from many threads at once.
 ///
@@ -16,31 +16,22 @@ pub trait Disk: Send + Sync {
         true
     }
 
-    /// Fills `buffer` from `offset_bytes` on.
-    fn read_at(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()>;
+    /// Fills `buffer` from `offset_bytes` on, and adds to `context` where the bytes came from, if the
+    /// disk knows. If `context` refuses to wait, the bytes come from memory; `ErrorKind::WouldWait` if
+    /// they are not all there or the disk cannot tell. After an error the content of `buffer` is
+    /// undefined.
+    fn read(&self, buffer: &mut [u8], offset_bytes: u64, context: &mut ReadContext) -> Result<()>;
 
-    /// Like [`Disk::read_at`], but only from memory. Fails with `ErrorKind::WouldWait`
-    /// if the bytes are not all in memory or the disk cannot tell; the content of
-    /// `buffer` is then undefined.
-    fn read_in_memory(&self, _buffer: &mut [u8], _offset_bytes: u64) -> Result<()> {
-        Err(would_wait())
+    /// [`Disk::read`] for a caller that can wait.
+    #[inline]
+    fn read_at(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
+        self.read(buffer, offset_bytes, &mut ReadContext::new(Waiting::Allowed))
     }
 
-    /// Like [`Disk::read_at`] or, without waiting, [`Disk::read_in_memory`]. Adds to `tally` where
-    /// the bytes came from. A disk that does not know its sources is its own backup.
-    fn read_tallied(
-        &self,
-        buffer: &mut [u8],
-        offset_bytes: u64,
-        waiting: Waiting,
-        tally: &mut ReadTally,
-    ) -> Result<()> {
-        match waiting {
-            Waiting::Allowed => self.read_at(buffer, offset_bytes)?,
-            Waiting::Refused => self.read_in_memory(buffer, offset_bytes)?,
-        }
-        tally.add(ReadSource::Backup, offset_bytes, buffer.len() as u64);
-        Ok(())
+    /// [`Disk::read`] for a caller that cannot wait.
+    #[inline]
+    fn read_in_memory(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
+        self.read(buffer, offset_bytes, &mut ReadContext::new(Waiting::Refused))
     }
 
     /// Writes `bytes` at `offset_bytes`. Durable after the next [`Disk::flush`].
@@ -70,19 +61,10 @@ pub trait Disk: Send + Sync {
     fn extents(&self, offset_bytes: u64, length_bytes: u64, limit: usize) -> Result<Vec<Extent>>;
 }
 
-/// The error of [`Disk::read_in_memory`].
+/// The error of a read that would have to wait and must not.
 #[cold]
 pub fn would_wait() -> Error {
     Error::new(ErrorKind::WouldWait, "the bytes are not in memory")
-}
-
-/// Whether a read may wait for a drive or a lock, or decode chunks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Waiting {
-    /// The read may wait.
-    Allowed,
-    /// The read fails with `ErrorKind::WouldWait` instead.
-    Refused,
 }
 
 fn read_only() -> Error {

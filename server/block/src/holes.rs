@@ -1,6 +1,6 @@
 //! A disk that is one hole.
 
-use crate::{check_range, Disk, Extent, ExtentKind, Result};
+use crate::{check_range, Disk, Extent, ExtentKind, ReadContext, ReadSource, Result};
 
 /// A disk of zeroes, for a layer without a base or in place of a disk that is not
 /// opened. The field is its size in bytes.
@@ -12,14 +12,12 @@ impl Disk for Holes {
         self.0
     }
 
-    fn read_at(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
-        check_range(self.0, offset_bytes, buffer.len() as u64)?;
+    fn read(&self, buffer: &mut [u8], offset_bytes: u64, context: &mut ReadContext) -> Result<()> {
+        let length_bytes = buffer.len() as u64;
+        check_range(self.0, offset_bytes, length_bytes)?;
         buffer.fill(0);
+        context.add(ReadSource::Zero, offset_bytes, length_bytes);
         Ok(())
-    }
-
-    fn read_in_memory(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
-        self.read_at(buffer, offset_bytes)
     }
 
     fn extents(&self, offset_bytes: u64, length_bytes: u64, _limit: usize) -> Result<Vec<Extent>> {

@@ -12,11 +12,11 @@ mod error;
 mod extent;
 mod holes;
 mod periodic_thread;
-mod read_tally;
+mod read_context;
 mod scratch_folder;
 
 pub use child_lifetime::end_with_this_thread;
-pub use disk::{check_range, would_wait, Disk, Waiting};
+pub use disk::{check_range, would_wait, Disk};
 pub use durable_file::{
     create_private, path_exists, remove_if_present, rename_over, replace_file, replace_file_with,
     sync_directory, temporary_path, write_synced, ReplaceError, IS_FOLDER,
@@ -25,7 +25,7 @@ pub use error::{defect, Context, Error, ErrorKind, Result, OPEN_FILES_ADVICE};
 pub use extent::{push_extent, Extent, ExtentKind, StoredRanges};
 pub use holes::Holes;
 pub use periodic_thread::PeriodicThread;
-pub use read_tally::{ReadPiece, ReadSource, ReadTally};
+pub use read_context::{ReadContext, ReadPiece, ReadSource, Waiting};
 pub use scratch_folder::{remove_abandoned_folders, ScratchFolder, ScratchKind};
 
 /// Bytes in one block. Writes are captured in blocks, and a block is never

@@ -1,5 +1,5 @@
 use super::*;
-use coldrise_block::{Disk, Error, ErrorKind, Extent, ExtentKind, Result};
+use coldrise_block::{Disk, Error, ErrorKind, Extent, ExtentKind, ReadContext, Result};
 use std::collections::BTreeSet;
 use std::ffi::{c_int, c_void, CStr};
 use std::ptr::{null, null_mut};
@@ -26,7 +26,7 @@ impl Disk for Recording {
     fn is_read_only(&self) -> bool {
         false
     }
-    fn read_at(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
+    fn read(&self, buffer: &mut [u8], offset_bytes: u64, _: &mut ReadContext) -> Result<()> {
         assert_ne!(offset_bytes, PANIC_AT, "the panic of the test");
         if offset_bytes == SIZE_BYTES {
             return Err(Error::new(ErrorKind::OutOfRange, "outside\0 of the disk"));

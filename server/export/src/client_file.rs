@@ -1,7 +1,7 @@
 //! A client's file, opened for reading.
 
 use crate::open_sessions::OpenSessions;
-use coldrise_block::{check_range, Disk, Extent, Result};
+use coldrise_block::{check_range, Disk, Extent, ReadContext, Result};
 use coldrise_session::{ClientFilesReader, FileId, SessionDocument};
 use coldrise_store::SessionName;
 use parking_lot::Mutex;
@@ -60,8 +60,9 @@ impl Disk for ReadClientFile {
         self.now().map_or(1, |file| file.size_bytes())
     }
 
-    fn read_at(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
-        self.now()?.read_at(buffer, offset_bytes)
+    fn read(&self, buffer: &mut [u8], offset_bytes: u64, context: &mut ReadContext) -> Result<()> {
+        context.begin_wait()?;
+        self.now()?.read(buffer, offset_bytes, context)
     }
 
     fn extents(&self, offset_bytes: u64, length_bytes: u64, limit: usize) -> Result<Vec<Extent>> {
@@ -77,7 +78,7 @@ impl Disk for NoContent {
         0
     }
 
-    fn read_at(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
+    fn read(&self, buffer: &mut [u8], offset_bytes: u64, _: &mut ReadContext) -> Result<()> {
         check_range(0, offset_bytes, buffer.len() as u64)
     }
 

@@ -18,7 +18,7 @@
 
 use crate::length::{length_of, side_file_bytes};
 use coldrise_block::{
-    check_range, push_extent, Disk, Error, ErrorKind, Extent, ExtentKind, Result,
+    check_range, push_extent, Disk, Error, ErrorKind, Extent, ExtentKind, ReadContext, Result,
 };
 use coldrise_formats::{Layout, Segment, Source, Writes};
 use coldrise_session::Length;
@@ -104,31 +104,6 @@ impl ImageFile {
             writes: Writes::Kept,
         });
         self.layout.segments(range).chain(tail)
-    }
-
-    /// Nearly every read lies in one segment: finding it is the only cost, without an
-    /// allocation.
-    #[inline]
-    fn read(
-        &self,
-        buffer: &mut [u8],
-        offset_bytes: u64,
-        read: impl Fn(&dyn Disk, &mut [u8], u64) -> Result<()>,
-    ) -> Result<()> {
-        let length_bytes = buffer.len() as u64;
-        check_range(self.size_bytes(), offset_bytes, length_bytes)?;
-        let mut rest = buffer;
-        for segment in self.segments(offset_bytes..offset_bytes + length_bytes) {
-            let (part, after) = rest.split_at_mut(segment.length_bytes as usize);
-            match (segment.source, self.side_of(&segment)) {
-                (Source::Disk { offset_bytes }, _) => read(&*self.disk, part, offset_bytes)?,
-                (_, Some(side)) => read(side, part, segment.offset_bytes)?,
-                (Source::Metadata, None) => self.layout.read_metadata(segment.offset_bytes, part),
-                (Source::Zero, None) => part.fill(0),
-            }
-            rest = after;
-        }
-        Ok(())
     }
 
     fn side_of(&self, segment: &Segment) -> Option<&dyn Disk> {
@@ -217,14 +192,26 @@ impl Disk for ImageFile {
         self.disk.is_read_only() || self.side.as_ref().is_none_or(|side| side.is_read_only())
     }
 
+    /// Nearly every read lies in one segment: finding it is the only cost, without an
+    /// allocation.
     #[inline]
-    fn read_at(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
-        self.read(buffer, offset_bytes, |disk, part, offset| disk.read_at(part, offset))
-    }
-
-    #[inline]
-    fn read_in_memory(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
-        self.read(buffer, offset_bytes, |disk, part, offset| disk.read_in_memory(part, offset))
+    fn read(&self, buffer: &mut [u8], offset_bytes: u64, context: &mut ReadContext) -> Result<()> {
+        let length_bytes = buffer.len() as u64;
+        check_range(self.size_bytes(), offset_bytes, length_bytes)?;
+        let mut rest = buffer;
+        for segment in self.segments(offset_bytes..offset_bytes + length_bytes) {
+            let (part, after) = rest.split_at_mut(segment.length_bytes as usize);
+            match (segment.source, self.side_of(&segment)) {
+                (Source::Disk { offset_bytes }, _) => {
+                    self.disk.read(part, offset_bytes, context)?
+                }
+                (_, Some(side)) => side.read(part, segment.offset_bytes, context)?,
+                (Source::Metadata, None) => self.layout.read_metadata(segment.offset_bytes, part),
+                (Source::Zero, None) => part.fill(0),
+            }
+            rest = after;
+        }
+        Ok(())
     }
 
     /// A write behind the end of a file that may grow lengthens it.
@@ -326,14 +313,10 @@ impl Disk for Around {
         self.size_bytes
     }
 
-    fn read_at(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
+    fn read(&self, buffer: &mut [u8], offset_bytes: u64, _: &mut ReadContext) -> Result<()> {
         check_range(self.size_bytes, offset_bytes, buffer.len() as u64)?;
         self.layout.read_metadata(offset_bytes, buffer);
         Ok(())
-    }
-
-    fn read_in_memory(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
-        self.read_at(buffer, offset_bytes)
     }
 
     fn extents(&self, offset_bytes: u64, length_bytes: u64, limit: usize) -> Result<Vec<Extent>> {

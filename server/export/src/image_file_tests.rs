@@ -38,7 +38,7 @@ impl Disk for Memory {
         self.content.len() as u64
     }
 
-    fn read_at(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
+    fn read(&self, buffer: &mut [u8], offset_bytes: u64, _: &mut ReadContext) -> Result<()> {
         check_range(self.size_bytes(), offset_bytes, buffer.len() as u64)?;
         buffer.copy_from_slice(&self.content[offset_bytes as usize..][..buffer.len()]);
         Ok(())
@@ -212,7 +212,7 @@ impl Disk for Failing {
         1 << 20
     }
 
-    fn read_at(&self, _: &mut [u8], _: u64) -> Result<()> {
+    fn read(&self, _: &mut [u8], _: u64, _: &mut ReadContext) -> Result<()> {
         Ok(())
     }
 

@@ -27,7 +27,7 @@ impl Disk for Memory {
         false
     }
 
-    fn read_at(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
+    fn read(&self, buffer: &mut [u8], offset_bytes: u64, _: &mut ReadContext) -> Result<()> {
         check_range(self.size_bytes(), offset_bytes, buffer.len() as u64)?;
         buffer.copy_from_slice(&self.content.lock()[offset_bytes as usize..][..buffer.len()]);
         Ok(())
@@ -238,7 +238,7 @@ fn what_cannot_be_written_below_is_read_only() {
         fn size_bytes(&self) -> u64 {
             self.0.size_bytes()
         }
-        fn read_at(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
+        fn read(&self, buffer: &mut [u8], offset_bytes: u64, _: &mut ReadContext) -> Result<()> {
             self.0.read_at(buffer, offset_bytes)
         }
         fn extents(&self, at: u64, length: u64, limit: usize) -> Result<Vec<Extent>> {

@@ -3,17 +3,14 @@
 use std::sync::Arc;
 
 use coldrise_block::{
-    check_range, push_extent, would_wait, Disk, Error, ErrorKind, Extent, ExtentKind, ReadSource,
-    ReadTally, Result, Waiting, BLOCK_SIZE_BYTES,
+    check_range, push_extent, Disk, Error, ErrorKind, Extent, ExtentKind, ReadContext, ReadSource,
+    Result, Waiting, BLOCK_SIZE_BYTES,
 };
 use parking_lot::{RwLock, RwLockWriteGuard};
 
 use crate::layer::{Layer, Lookup, ReadOptions, Stripe, STRIPE_BLOCKS};
 
 const BLOCK: usize = BLOCK_SIZE_BYTES as usize;
-/// Options for a caller that holds the block's stripe, and for one that does not.
-const HELD: ReadOptions = ReadOptions { stripe: Stripe::Held, waiting: Waiting::Allowed };
-const FREE: ReadOptions = ReadOptions { stripe: Stripe::Free, waiting: Waiting::Allowed };
 const STRIPE_BYTES: u64 = STRIPE_BLOCKS * BLOCK_SIZE_BYTES;
 
 /// The parts of a disk view. Writes go to the last layer.
@@ -101,8 +98,9 @@ impl LayeredDisk {
         let offset_bytes = block * BLOCK_SIZE_BYTES;
         let inside = (self.size_bytes - offset_bytes).min(BLOCK_SIZE_BYTES) as usize;
         out[inside..].fill(0);
-        let (out, tally) = (&mut out[..inside], &mut ReadTally::default());
-        read_through(stack, stack.layers.len(), out, offset_bytes, HELD, tally)
+        let context = &mut ReadContext::new(Waiting::Allowed);
+        let (level, out) = (stack.layers.len(), &mut out[..inside]);
+        read_through(stack, level, out, offset_bytes, Stripe::Held, context)
     }
 }
 
@@ -115,19 +113,20 @@ fn top(stack: &Stack) -> Result<&Layer> {
     stack.layers.last().map(|layer| &**layer).ok_or_else(missing)
 }
 
-/// Reads through the lowest `level` layers and the base. The stripe option applies to the highest
-/// of these layers.
+/// Reads through the lowest `level` layers and the base. `stripe` is that of the highest of these
+/// layers.
 fn read_through(
     stack: &Stack,
     level: usize,
     out: &mut [u8],
     offset_bytes: u64,
-    how: ReadOptions,
-    tally: &mut ReadTally,
+    stripe: Stripe,
+    context: &mut ReadContext,
 ) -> Result<()> {
     let Some(layer) = level.checked_sub(1).and_then(|i| stack.layers.get(i)) else {
-        return stack.base.read_tallied(out, offset_bytes, how.waiting, tally);
+        return stack.base.read(out, offset_bytes, context);
     };
+    let how = ReadOptions { stripe, waiting: context.waiting() };
     let mut done = 0;
     while done < out.len() {
         let at = offset_bytes + done as u64;
@@ -137,9 +136,9 @@ fn read_through(
         let blocks_left = ((head + rest) as u64).div_ceil(BLOCK_SIZE_BYTES);
         let found = layer.lookup(block);
         if let Lookup::Slot(slot) = found {
-            tally.begin_wait();
+            context.start_clock();
             let length = read_captured(layer, block, slot, head, &mut out[done..], how)?;
-            tally.add(ReadSource::Captured, at, length as u64);
+            context.add(ReadSource::Captured, at, length as u64);
             done += length;
             continue;
         }
@@ -152,12 +151,9 @@ fn read_through(
         match found {
             Lookup::Zero => {
                 piece.fill(0);
-                tally.add(ReadSource::Zero, at, length as u64);
+                context.add(ReadSource::Zero, at, length as u64);
             }
-            _ => {
-                let how = ReadOptions { stripe: Stripe::Free, ..how };
-                read_through(stack, level - 1, piece, at, how, tally)?;
-            }
+            _ => read_through(stack, level - 1, piece, at, Stripe::Free, context)?,
         }
         done += length;
     }
@@ -241,33 +237,17 @@ impl Disk for LayeredDisk {
         self.is_read_only
     }
 
-    fn read_at(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
-        self.read_tallied(buffer, offset_bytes, Waiting::Allowed, &mut ReadTally::default())
-    }
-
-    fn read_in_memory(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
-        self.read_tallied(buffer, offset_bytes, Waiting::Refused, &mut ReadTally::default())
-    }
-
-    fn read_tallied(
-        &self,
-        buffer: &mut [u8],
-        offset_bytes: u64,
-        waiting: Waiting,
-        tally: &mut ReadTally,
-    ) -> Result<()> {
+    fn read(&self, buffer: &mut [u8], offset_bytes: u64, context: &mut ReadContext) -> Result<()> {
         check_range(self.size_bytes, offset_bytes, buffer.len() as u64)?;
         let stack = match self.stack.try_read() {
             Some(stack) => stack,
             // A seal holds the lock for a short time only.
-            None if waiting == Waiting::Refused => return Err(would_wait()),
             None => {
-                tally.begin_wait();
+                context.begin_wait()?;
                 self.stack.read()
             }
         };
-        let how = ReadOptions { waiting, ..FREE };
-        read_through(&stack, stack.layers.len(), buffer, offset_bytes, how, tally)
+        read_through(&stack, stack.layers.len(), buffer, offset_bytes, Stripe::Free, context)
     }
 
     fn write_at(&self, bytes: &[u8], offset_bytes: u64) -> Result<()> {

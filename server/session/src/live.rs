@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use coldrise_block::{path_exists, would_wait, Context, Disk, Error, ErrorKind, Extent, Result};
+use coldrise_block::{
+    path_exists, would_wait, Context, Disk, Error, ErrorKind, Extent, ReadContext, Result, Waiting,
+};
 use coldrise_store::{DiskName, LayerReference, MapRoot, PointDocument, Repository, SessionName};
 use parking_lot::RwLock;
 
@@ -187,12 +189,11 @@ impl Disk for LiveDisk {
         self.size_bytes
     }
 
-    fn read_at(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
-        self.with_current(|view| view.read_at(buffer, offset_bytes))
-    }
-
-    /// If the view must be replaced, the caller must wait.
-    fn read_in_memory(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
+    fn read(&self, buffer: &mut [u8], offset_bytes: u64, context: &mut ReadContext) -> Result<()> {
+        if context.waiting() == Waiting::Allowed {
+            return self.with_current(|view| view.read_at(buffer, offset_bytes));
+        }
+        // If the view must be replaced, the caller must wait.
         let view = Arc::clone(&*self.view.try_read().ok_or_else(would_wait)?);
         let result = view.read_in_memory(buffer, offset_bytes);
         let is_corrupt = matches!(&result, Err(e) if e.kind() == ErrorKind::Corrupt);

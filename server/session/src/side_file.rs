@@ -18,7 +18,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use coldrise_block::{
-    check_range, path_exists, remove_if_present, sync_directory, Context, Disk, Extent, Result,
+    check_range, path_exists, remove_if_present, sync_directory, Context, Disk, Extent,
+    ReadContext, Result,
 };
 use coldrise_store::{LayerId, Repository};
 use parking_lot::Mutex;
@@ -198,12 +199,8 @@ impl Disk for SideFile {
         false
     }
 
-    fn read_at(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
-        self.shown().read_at(buffer, offset_bytes)
-    }
-
-    fn read_in_memory(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
-        self.shown().read_in_memory(buffer, offset_bytes)
+    fn read(&self, buffer: &mut [u8], offset_bytes: u64, context: &mut ReadContext) -> Result<()> {
+        self.shown().read(buffer, offset_bytes, context)
     }
 
     fn write_at(&self, bytes: &[u8], offset_bytes: u64) -> Result<()> {

@@ -4,8 +4,8 @@ use std::cell::RefCell;
 use std::sync::{Arc, OnceLock};
 
 use coldrise_block::{
-    check_range, push_extent, would_wait, Disk, Error, ErrorKind, Extent, ExtentKind, ReadSource,
-    ReadTally, Result, Waiting,
+    check_range, push_extent, Disk, Error, ErrorKind, Extent, ExtentKind, ReadContext, ReadSource,
+    Result, Waiting,
 };
 
 use crate::cache::DecodedChunk;
@@ -75,53 +75,7 @@ impl ChunkedDisk {
     /// bytes are missing or do not authenticate. The content of `buffer` is then
     /// undefined.
     pub fn read_at(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
-        self.read(buffer, offset_bytes, Waiting::Allowed, &mut ReadTally::default())
-    }
-
-    fn read(
-        &self,
-        buffer: &mut [u8],
-        offset_bytes: u64,
-        waiting: Waiting,
-        tally: &mut ReadTally,
-    ) -> Result<()> {
-        check_range(self.size_bytes, offset_bytes, buffer.len() as u64)?;
-        let chunk_size = self.chunk_size as usize;
-        let keep = buffer.len() < STREAMING_BYTES;
-        let mut cursor = None;
-        let mut rest = buffer;
-        let mut index = offset_bytes / self.chunk_size;
-        let mut skip = (offset_bytes % self.chunk_size) as usize;
-        let mut leaf = None;
-        while !rest.is_empty() {
-            let length = rest.len().min(chunk_size - skip);
-            let (part, after) = rest.split_at_mut(length);
-            let id = self.place(index, &mut leaf, waiting, tally)?.id;
-            let source = if id == 0 {
-                part.fill(0);
-                ReadSource::Zero
-            } else if waiting == Waiting::Refused {
-                self.read_decoded(id, part, skip)?
-            } else if keep {
-                self.read_kept(id, part, skip, tally)?
-            } else {
-                self.read_streaming(id, part, skip, &mut cursor, tally)?
-            };
-            tally.add(source, index * self.chunk_size + skip as u64, length as u64);
-            rest = after;
-            index += 1;
-            skip = 0;
-        }
-        Ok(())
-    }
-
-    /// A part of a chunk, if the chunk is in the cache.
-    #[inline]
-    fn read_decoded(&self, id: ChunkId, part: &mut [u8], skip: usize) -> Result<ReadSource> {
-        match self.repository.chunk_cache().and_then(|cache| cache.get(id)) {
-            Some(chunk) => copy_part(&chunk, part, skip).map(|()| ReadSource::Cache),
-            None => Err(would_wait()),
-        }
+        Disk::read_at(self, buffer, offset_bytes)
     }
 
     /// A part of a chunk, through the cache if there is one.
@@ -131,16 +85,16 @@ impl ChunkedDisk {
         id: ChunkId,
         part: &mut [u8],
         skip: usize,
-        tally: &mut ReadTally,
+        context: &mut ReadContext,
     ) -> Result<ReadSource> {
         let Some(cache) = self.repository.chunk_cache() else {
-            tally.begin_wait();
+            context.begin_wait()?;
             return self.read_passing(part, skip, |chunk| self.repository.read_chunk(id, chunk));
         };
         if let Some(chunk) = cache.get(id) {
             return copy_part(&chunk, part, skip).map(|()| ReadSource::Cache);
         }
-        tally.begin_wait();
+        context.begin_wait()?;
         let mut chunk: DecodedChunk = std::iter::repeat_n(0, self.chunk_size as usize).collect();
         if let Some(room) = Arc::get_mut(&mut chunk) {
             self.repository.read_chunk(id, room)?;
@@ -157,12 +111,12 @@ impl ChunkedDisk {
         part: &mut [u8],
         skip: usize,
         cursor: &mut Option<Cursor<'a>>,
-        tally: &mut ReadTally,
+        context: &mut ReadContext,
     ) -> Result<ReadSource> {
         if let Some(chunk) = self.repository.chunk_cache().and_then(|cache| cache.get(id)) {
             return copy_part(&chunk, part, skip).map(|()| ReadSource::Cache);
         }
-        tally.begin_wait();
+        context.begin_wait()?;
         self.read_passing(part, skip, |chunk| self.read_at_cursor(id, chunk, cursor))
     }
 
@@ -264,8 +218,8 @@ impl ChunkedDisk {
         let mut leaf = None;
         while at < end {
             let index = at / self.chunk_size;
-            let place =
-                self.place(index, &mut leaf, Waiting::Allowed, &mut ReadTally::default())?;
+            let context = &mut ReadContext::new(Waiting::Allowed);
+            let place = self.place(index, &mut leaf, context)?;
             let known_end = (index + place.known_chunks).saturating_mul(self.chunk_size).min(end);
             let kind = if place.id == 0 { ExtentKind::Hole } else { ExtentKind::Stored };
             let full = extents.len() >= limit.max(1);
@@ -285,8 +239,7 @@ impl ChunkedDisk {
         &self,
         index: u64,
         leaf: &mut Option<(u64, Page)>,
-        waiting: Waiting,
-        tally: &mut ReadTally,
+        context: &mut ReadContext,
     ) -> Result<Place> {
         let leaf_number = index / subtree_chunks(1);
         if let Some((number, page)) = leaf {
@@ -294,7 +247,7 @@ impl ChunkedDisk {
                 return Ok(Place { id: slot(page, index, 0), known_chunks: 1 });
             }
         }
-        self.walk(index, leaf_number, leaf, waiting, tally)
+        self.walk(index, leaf_number, leaf, context)
     }
 
     fn walk(
@@ -302,15 +255,13 @@ impl ChunkedDisk {
         index: u64,
         leaf_number: u64,
         leaf: &mut Option<(u64, Page)>,
-        waiting: Waiting,
-        tally: &mut ReadTally,
+        context: &mut ReadContext,
     ) -> Result<Place> {
-        let mut page_of = |id, level| match (self.repository.decoded_page(id, level), waiting) {
-            (Some(page), _) => Ok(page),
-            (None, Waiting::Refused) => Err(would_wait()),
-            (None, Waiting::Allowed) => {
-                tally.begin_wait();
-                self.repository.page(id, level)
+        let mut page_of = |id, level| match self.repository.decoded_page(id, level) {
+            Some(page) => Ok(page),
+            None => {
+                context.begin_wait()?;
+                self.repository.load_page(id, level)
             }
         };
         let absent = |level: u8| {
@@ -350,22 +301,33 @@ impl Disk for ChunkedDisk {
         self.size_bytes
     }
 
-    fn read_at(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
-        ChunkedDisk::read_at(self, buffer, offset_bytes)
-    }
-
-    fn read_in_memory(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
-        self.read(buffer, offset_bytes, Waiting::Refused, &mut ReadTally::default())
-    }
-
-    fn read_tallied(
-        &self,
-        buffer: &mut [u8],
-        offset_bytes: u64,
-        waiting: Waiting,
-        tally: &mut ReadTally,
-    ) -> Result<()> {
-        self.read(buffer, offset_bytes, waiting, tally)
+    fn read(&self, buffer: &mut [u8], offset_bytes: u64, context: &mut ReadContext) -> Result<()> {
+        check_range(self.size_bytes, offset_bytes, buffer.len() as u64)?;
+        let chunk_size = self.chunk_size as usize;
+        let keep = buffer.len() < STREAMING_BYTES;
+        let mut cursor = None;
+        let mut rest = buffer;
+        let mut index = offset_bytes / self.chunk_size;
+        let mut skip = (offset_bytes % self.chunk_size) as usize;
+        let mut leaf = None;
+        while !rest.is_empty() {
+            let length = rest.len().min(chunk_size - skip);
+            let (part, after) = rest.split_at_mut(length);
+            let id = self.place(index, &mut leaf, context)?.id;
+            let source = if id == 0 {
+                part.fill(0);
+                ReadSource::Zero
+            } else if keep {
+                self.read_kept(id, part, skip, context)?
+            } else {
+                self.read_streaming(id, part, skip, &mut cursor, context)?
+            };
+            context.add(source, index * self.chunk_size + skip as u64, length as u64);
+            rest = after;
+            index += 1;
+            skip = 0;
+        }
+        Ok(())
     }
 
     fn extents(&self, offset_bytes: u64, length_bytes: u64, limit: usize) -> Result<Vec<Extent>> {

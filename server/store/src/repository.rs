@@ -371,9 +371,21 @@ impl Repository {
     pub(crate) fn decoded_page(&self, id: PageId, level: u8) -> Option<Page> {
         self.pages.get(id, level)
     }
-}
 
-impl Repository {
+    /// Reads and decodes a page, and caches it.
+    pub(crate) fn load_page(&self, id: PageId, level: u8) -> Result<Page> {
+        let slots = match self.stored_page(Family::Maps, id, level) {
+            // One family still has pages that are damaged in the other.
+            Err(error) if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Io) => {
+                self.stored_page(Family::MapsCopy, id, level).map_err(|_| error)?
+            }
+            read => read?,
+        };
+        let page: Page = slots.into();
+        self.pages.insert(id, level, page.clone());
+        Ok(page)
+    }
+
     fn stored_page(&self, family: Family, id: PageId, level: u8) -> Result<Vec<u64>> {
         let value =
             self.get_caught_up(family, &id.to_be_bytes(), ReadMode::Cached)?.ok_or_else(|| {
@@ -386,19 +398,7 @@ impl Repository {
 
 impl PageSource for Repository {
     fn page(&self, id: PageId, level: u8) -> Result<Page> {
-        if let Some(page) = self.pages.get(id, level) {
-            return Ok(page);
-        }
-        let slots = match self.stored_page(Family::Maps, id, level) {
-            // One family still has pages that are damaged in the other.
-            Err(error) if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Io) => {
-                self.stored_page(Family::MapsCopy, id, level).map_err(|_| error)?
-            }
-            read => read?,
-        };
-        let page: Page = slots.into();
-        self.pages.insert(id, level, page.clone());
-        Ok(page)
+        self.decoded_page(id, level).map_or_else(|| self.load_page(id, level), Ok)
     }
 }
 

@@ -4,7 +4,7 @@ use super::node::NodeKey;
 use super::seek;
 use crate::Export;
 use coldrise_block::{check_range, Disk, Error, ErrorKind, Extent, ExtentKind, Result};
-use coldrise_block::{Context, StoredRanges};
+use coldrise_block::{Context, ReadContext, StoredRanges, Waiting};
 use coldrise_store::Configuration;
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -66,27 +66,28 @@ impl OpenFile {
     /// Fills `buffer` from `offset_bytes` up to the file's end at most; returns the number
     /// of bytes filled.
     pub fn read(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<usize> {
-        self.read_by(buffer, offset_bytes, |disk, part| disk.read_at(part, offset_bytes))
+        self.read_waiting(buffer, offset_bytes, Waiting::Allowed)
     }
 
     /// Reads only from memory; `ErrorKind::WouldWait` if memory does not hold the whole
     /// range.
     pub fn read_in_memory(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<usize> {
-        self.read_by(buffer, offset_bytes, |disk, part| disk.read_in_memory(part, offset_bytes))
+        self.read_waiting(buffer, offset_bytes, Waiting::Refused)
     }
 
-    fn read_by(
+    fn read_waiting(
         &self,
         buffer: &mut [u8],
         offset_bytes: u64,
-        read: impl FnOnce(&dyn Disk, &mut [u8]) -> Result<()>,
+        waiting: Waiting,
     ) -> Result<usize> {
         self.export.check()?;
         let disk = self.export.disk();
         let left = disk.size_bytes().saturating_sub(offset_bytes);
         let length = usize::try_from(left).map_or(buffer.len(), |left| left.min(buffer.len()));
         if length > 0 {
-            read(disk, &mut buffer[..length])?;
+            let context = &mut ReadContext::new(waiting);
+            disk.read(&mut buffer[..length], offset_bytes, context)?;
         }
         Ok(length)
     }
@@ -291,15 +292,11 @@ impl Disk for Text {
         self.0.len() as u64
     }
 
-    fn read_at(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
+    fn read(&self, buffer: &mut [u8], offset_bytes: u64, _: &mut ReadContext) -> Result<()> {
         check_range(self.size_bytes(), offset_bytes, buffer.len() as u64)?;
         let start = usize::try_from(offset_bytes).map_err(|_| too_far())?;
         buffer.copy_from_slice(&self.0[start..start + buffer.len()]);
         Ok(())
-    }
-
-    fn read_in_memory(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
-        self.read_at(buffer, offset_bytes)
     }
 
     fn extents(&self, offset_bytes: u64, length_bytes: u64, _limit: usize) -> Result<Vec<Extent>> {

@@ -52,7 +52,7 @@ fn first(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use coldrise_block::{push_extent, Extent, ExtentKind};
+    use coldrise_block::{push_extent, Extent, ExtentKind, ReadContext};
 
     const MIB: u64 = 1 << 20;
 
@@ -67,7 +67,7 @@ mod tests {
             self.size_bytes
         }
 
-        fn read_at(&self, _buffer: &mut [u8], _offset_bytes: u64) -> Result<()> {
+        fn read(&self, _: &mut [u8], _: u64, _: &mut ReadContext) -> Result<()> {
             panic!("nothing has to be read")
         }
 

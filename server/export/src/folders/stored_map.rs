@@ -1,7 +1,8 @@
 //! The stored ranges of a disk, found once for all callers.
 
 use coldrise_block::{
-    check_range, push_extent, Disk, Error, ErrorKind, Extent, ExtentKind, Result, StoredRanges,
+    check_range, push_extent, Disk, Error, ErrorKind, Extent, ExtentKind, ReadContext, Result,
+    StoredRanges,
 };
 use std::ops::Range;
 
@@ -39,7 +40,7 @@ impl Disk for StoredMap {
         self.size_bytes
     }
 
-    fn read_at(&self, _buffer: &mut [u8], _offset_bytes: u64) -> Result<()> {
+    fn read(&self, _: &mut [u8], _: u64, _: &mut ReadContext) -> Result<()> {
         Err(Error::new(ErrorKind::Internal, "a map of a disk was asked for the disk's content"))
     }
 
@@ -83,7 +84,7 @@ mod tests {
         fn size_bytes(&self) -> u64 {
             self.blocks * 512 + 100
         }
-        fn read_at(&self, _: &mut [u8], _: u64) -> Result<()> {
+        fn read(&self, _: &mut [u8], _: u64, _: &mut ReadContext) -> Result<()> {
             Err(Error::new(ErrorKind::Io, "not to be read"))
         }
         fn extents(

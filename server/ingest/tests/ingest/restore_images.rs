@@ -4,7 +4,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use coldrise_block::{Disk, ErrorKind, Extent, ExtentKind, Result};
+use coldrise_block::{Disk, ErrorKind, Extent, ExtentKind, ReadContext, Result};
 use coldrise_formats::Format;
 use coldrise_ingest::{restore, RestoreOptions, RestoreTarget};
 
@@ -246,7 +246,7 @@ impl Disk for Hollow {
     fn size_bytes(&self) -> u64 {
         self.0
     }
-    fn read_at(&self, _: &mut [u8], _: u64) -> Result<()> {
+    fn read(&self, _: &mut [u8], _: u64, _: &mut ReadContext) -> Result<()> {
         unreachable!("holes are not read")
     }
     fn extents(&self, offset_bytes: u64, length_bytes: u64, _: usize) -> Result<Vec<Extent>> {
@@ -258,7 +258,7 @@ impl Disk for Growing<'_> {
     fn size_bytes(&self) -> u64 {
         self.disk.size_bytes()
     }
-    fn read_at(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
+    fn read(&self, buffer: &mut [u8], offset_bytes: u64, _: &mut ReadContext) -> Result<()> {
         self.disk.read_at(buffer, offset_bytes)
     }
     fn extents(&self, offset: u64, length: u64, limit: usize) -> Result<Vec<Extent>> {
@@ -278,7 +278,7 @@ impl Disk for Taker<'_> {
     fn size_bytes(&self) -> u64 {
         self.disk.size_bytes()
     }
-    fn read_at(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
+    fn read(&self, buffer: &mut [u8], offset_bytes: u64, _: &mut ReadContext) -> Result<()> {
         std::fs::write(&self.path, b"theirs").unwrap();
         self.disk.read_at(buffer, offset_bytes)
     }

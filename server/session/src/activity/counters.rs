@@ -6,7 +6,7 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use coldrise_block::{ReadSource, ReadTally, BLOCK_SIZE_BYTES};
+use coldrise_block::{ReadContext, ReadSource, BLOCK_SIZE_BYTES};
 
 use super::sample::{DiskActivity, HeatMap, OperationActivity};
 
@@ -76,9 +76,9 @@ impl Counters {
 
     /// Adds a completed read.
     #[inline]
-    pub(super) fn add_read(&self, tally: &ReadTally) {
-        self.add(Operation::Read, tally.waited());
-        for piece in tally.pieces() {
+    pub(super) fn add_read(&self, context: &ReadContext) {
+        self.add(Operation::Read, context.waited());
+        for piece in context.pieces() {
             let heat = match piece.source {
                 ReadSource::Backup => Heat::Backup,
                 ReadSource::Cache => Heat::Cache,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use coldrise_block::{Disk, ErrorKind, Extent, ReadTally, Result, Waiting};
+use coldrise_block::{Disk, ErrorKind, Extent, ReadContext, Result};
 
 use super::counters::{Counters, Operation};
 use crate::disk::LayeredDisk;
@@ -58,24 +58,11 @@ impl Disk for ActiveDisk {
         self.layered.is_read_only()
     }
 
-    fn read_at(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
-        self.read_tallied(buffer, offset_bytes, Waiting::Allowed, &mut ReadTally::default())
-    }
-
-    fn read_in_memory(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
-        self.read_tallied(buffer, offset_bytes, Waiting::Refused, &mut ReadTally::default())
-    }
-
-    fn read_tallied(
-        &self,
-        buffer: &mut [u8],
-        offset_bytes: u64,
-        waiting: Waiting,
-        tally: &mut ReadTally,
-    ) -> Result<()> {
-        let read = self.layered.read_tallied(buffer, offset_bytes, waiting, tally);
+    fn read(&self, buffer: &mut [u8], offset_bytes: u64, context: &mut ReadContext) -> Result<()> {
+        let mut observed = ReadContext::observed(context.waiting());
+        let read = self.layered.read(buffer, offset_bytes, &mut observed);
         match &read {
-            Ok(()) => self.counters.add_read(tally),
+            Ok(()) => self.counters.add_read(&observed),
             // The caller reads again and waits.
             Err(error) if error.kind() == ErrorKind::WouldWait => {}
             Err(_) => self.counters.add_failed(Operation::Read),

@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use coldrise_block::{
-    check_range, path_exists, would_wait, Disk, Error, ErrorKind, Extent, ExtentKind, Holes,
+    check_range, path_exists, Disk, Error, ErrorKind, Extent, ExtentKind, Holes, ReadContext,
     ReplaceError, Result,
 };
 use parking_lot::{Mutex, RwLock, RwLockWriteGuard};
@@ -306,16 +306,24 @@ impl Disk for ClientFile {
         false
     }
 
-    fn read_at(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
+    fn read(&self, buffer: &mut [u8], offset_bytes: u64, context: &mut ReadContext) -> Result<()> {
         self.check()?;
-        let content = self.content.read();
+        let content = match self.content.try_read() {
+            Some(content) => content,
+            None => {
+                context.begin_wait()?;
+                self.content.read()
+            }
+        };
         let loaded;
         let bytes = match &*content {
             Content::Large { side, length } => {
-                return side.read_at(clamp(buffer, offset_bytes, length.get()), offset_bytes);
+                let part = clamp(buffer, offset_bytes, length.get());
+                return side.read(part, offset_bytes, context);
             }
             Content::Small { bytes: Some(bytes), .. } => bytes,
             Content::Small { bytes: None, .. } => {
+                context.begin_wait()?;
                 loaded = self.shared.load(self.id)?;
                 &loaded
             }
@@ -326,21 +334,6 @@ impl Disk for ClientFile {
             part.copy_from_slice(&bytes[start..start + part.len()]);
         }
         Ok(())
-    }
-
-    fn read_in_memory(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
-        let is_in_memory = match &*self.content.try_read().ok_or_else(would_wait)? {
-            Content::Large { side, length } => {
-                let part = clamp(buffer, offset_bytes, length.get());
-                return self.check().and_then(|()| side.read_in_memory(part, offset_bytes));
-            }
-            Content::Small { bytes, .. } => bytes.is_some(),
-        };
-        if is_in_memory {
-            self.read_at(buffer, offset_bytes)
-        } else {
-            Err(would_wait())
-        }
     }
 
     /// A write beyond the end extends the file.

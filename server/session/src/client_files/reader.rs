@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use coldrise_block::{
-    check_range, path_exists, Disk, Error, ErrorKind, Extent, ExtentKind, Holes, Result,
+    check_range, path_exists, Disk, Error, ErrorKind, Extent, ExtentKind, Holes, ReadContext,
+    Result,
 };
 use coldrise_store::{Repository, SessionName};
 use parking_lot::Mutex;
@@ -176,13 +177,15 @@ impl Disk for ReadFile {
         seen.map_or(0, |seen| seen.size_bytes())
     }
 
-    fn read_at(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
+    fn read(&self, buffer: &mut [u8], offset_bytes: u64, context: &mut ReadContext) -> Result<()> {
+        context.begin_wait()?;
         let seen = self.seen()?;
         let bytes = match &seen {
             Seen::Listed(entry) => &entry.content,
             Seen::Small(_, bytes) => &**bytes,
             Seen::Large(disk, length) => {
-                return disk.read_at(clamp(buffer, offset_bytes, length.get()), offset_bytes);
+                let part = clamp(buffer, offset_bytes, length.get());
+                return disk.read(part, offset_bytes, context);
             }
         };
         let part = clamp(buffer, offset_bytes, bytes.len() as u64);

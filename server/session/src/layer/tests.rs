@@ -8,7 +8,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use coldrise_block::{Disk, ErrorKind, Extent, ExtentKind, Result};
+use coldrise_block::{Disk, ErrorKind, Extent, ExtentKind, ReadContext, Result};
 use proptest::prelude::*;
 use zeroize::Zeroizing;
 
@@ -37,7 +37,7 @@ impl Disk for Pattern {
     fn size_bytes(&self) -> u64 {
         self.size_bytes
     }
-    fn read_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
+    fn read(&self, buffer: &mut [u8], offset: u64, _: &mut ReadContext) -> Result<()> {
         for (i, byte) in buffer.iter_mut().enumerate() {
             *byte = base_byte(offset + i as u64);
         }

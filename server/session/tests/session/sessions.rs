@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use coldrise_block::{Disk, ErrorKind, Extent, ExtentKind};
+use coldrise_block::{Disk, ErrorKind, Extent, ExtentKind, ReadContext};
 use coldrise_session::{
     enter_sealed_points, open_live_disk, open_live_side_file, publish, seal, session, sessions,
     unpublish, Catalog, SealReport, Session,
@@ -304,7 +304,7 @@ impl Disk for Ones {
         self.0
     }
 
-    fn read_at(&self, buffer: &mut [u8], _: u64) -> coldrise_block::Result<()> {
+    fn read(&self, buffer: &mut [u8], _: u64, _: &mut ReadContext) -> coldrise_block::Result<()> {
         buffer.fill(1);
         Ok(())
     }

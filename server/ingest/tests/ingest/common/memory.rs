@@ -3,7 +3,9 @@
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use coldrise_block::{push_extent, Disk, Error, ErrorKind, Extent, ExtentKind, Result};
+use coldrise_block::{
+    push_extent, Disk, Error, ErrorKind, Extent, ExtentKind, ReadContext, Result,
+};
 use coldrise_ingest::{
     restore, NoProgress, Progress, ProgressState, RestoreOptions, RestoreSummary, RestoreTarget,
 };
@@ -32,7 +34,7 @@ impl Disk for MemoryDisk {
     fn size_bytes(&self) -> u64 {
         self.content.len() as u64
     }
-    fn read_at(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
+    fn read(&self, buffer: &mut [u8], offset_bytes: u64, _: &mut ReadContext) -> Result<()> {
         let at = offset_bytes as usize;
         let range = offset_bytes..offset_bytes + buffer.len() as u64;
         if self.bad_offset.is_some_and(|bad| range.contains(&bad)) {
