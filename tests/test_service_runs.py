@@ -46,23 +46,26 @@ def test_a_filter_finds_what_lies_behind_the_runs_of_others(service):
     assert seen["has_more"] is False and set(seen) == {"runs", "has_more"}
 
 
-@pytest.mark.parametrize("own", ["passphrase", "key", "folder"])
+@pytest.mark.parametrize("own", ["passphrase", "key", "folder", "configuration"])
 def test_a_source_that_became_a_link_to_the_services_files_is_refused(tmp_path, coldrise, own):
     """Its name was checked when the job was made; its owner has changed it since."""
     folder = tmp_path / "images"
     folder.mkdir()
     (folder / "web01.raw").write_bytes(b"x" * 4096)
+    (tmp_path / "web01.xml").write_text("<domain/>")
     with Coldrised(tmp_path, coldrise.repository, coldrise.passphrase_file) as service:
         service.post("jobs", {"name": "job", "kind": "backup", "machines": ["web01"],
-                              "disks": {"vda": f"raw:{folder}/web01.raw"}, "retries": 0})
-        (folder / "web01.raw").unlink()
+                              "disks": {"vda": f"raw:{folder}/web01.raw"}, "config": f"{tmp_path}/web01.xml",
+                              "retries": 0})
+        changed = tmp_path / "web01.xml" if own == "configuration" else folder / "web01.raw"
+        changed.unlink()
         if own == "folder":
             folder.rmdir()
             folder.symlink_to(service.state / "tls")
             (service.state / "tls" / "web01.raw").write_bytes(b"y" * 4096)
         else:
-            target = coldrise.passphrase_file if own == "passphrase" else service.state / "tls" / "key.pem"
-            (folder / "web01.raw").symlink_to(target)
+            target = service.state / "tls" / "key.pem" if own == "key" else coldrise.passphrase_file
+            changed.symlink_to(target)
         service.post("jobs/job/start", {})
         wait_until(lambda: [run for run in service.get("runs")["runs"] if run["state"] != "running"], "the end of the run")
         [run] = service.get("runs")["runs"]

@@ -1,11 +1,12 @@
 //! The configuration of a machine, stored with its point.
 
-use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_store::{Configuration, COLDRISE_JSON, LIBVIRT_XML, MAX_CONFIGURATION_BYTES, VMX};
+
+use crate::source::open_named;
 
 /// Reads a configuration. The file's extension determines its format: `.xml` is libvirt's,
 /// `.vmx` VMware's, `.json` Coldrise's own. The text is stored unchanged.
@@ -26,7 +27,7 @@ pub fn read_configuration(path: &Path) -> Result<Configuration> {
         _ => return Err(refused("must be a .xml (libvirt), .vmx or .json file")),
     };
     let what = || format!("reading the configuration {}", path.display());
-    let file = File::open(path).context(what)?;
+    let file = open_named(path).map_err(|error| error.context("the configuration"))?;
     if !file.metadata().context(what)?.is_file() {
         return Err(refused("is no file"));
     }
@@ -52,6 +53,7 @@ pub fn read_configuration(path: &Path) -> Result<Configuration> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::fs::{mknodat, FileType, Mode, CWD};
 
     fn read(name: &str, content: &[u8]) -> Result<Configuration> {
         let folder = tempfile::tempdir().unwrap();
@@ -91,6 +93,11 @@ mod tests {
             assert!(error.to_string().contains(name));
         }
         assert!(read("web.vmx", &long[1..]).is_ok());
+        // A pipe is not waited for.
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = folder.path().join("web.xml");
+        mknodat(CWD, &pipe, FileType::Fifo, Mode::RUSR, 0).unwrap();
+        assert_eq!(read_configuration(&pipe).unwrap_err().kind(), ErrorKind::InvalidInput);
         let missing = read_configuration(Path::new("/none/web.xml")).unwrap_err();
         assert_eq!(missing.kind(), ErrorKind::NotFound);
     }

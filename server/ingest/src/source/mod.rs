@@ -11,6 +11,7 @@
 
 mod image;
 mod inspect;
+mod kept_out;
 mod nbd;
 mod qcow2;
 mod raw;
@@ -27,8 +28,9 @@ use coldrise_block::{Error, ErrorKind, Extent, Result, MAX_DISK_SIZE_BYTES};
 pub use spec::{ImageFormat, Location, SourceSpec};
 
 pub(crate) use image::ImageSource;
+pub use kept_out::keep_out;
+pub(crate) use kept_out::open_named;
 pub(crate) use nbd::NbdSource;
-pub use raw::keep_out;
 pub(crate) use raw::RawSource;
 pub(crate) use spec::is_nbd_uri;
 

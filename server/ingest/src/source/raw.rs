@@ -1,15 +1,14 @@
 //! Raw image files and block devices.
 
 use std::fs::File;
-use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
 
 use coldrise_block::{push_extent, Context, Error, ErrorKind, Extent, ExtentKind, Result};
-use rustix::fs::{OFlags, SeekFrom};
+use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
+use super::kept_out::open_named;
 use super::raw_signs::{refuse_fixed_vhd, remark_on_start};
 use super::{DirtyRun, Reader, Source};
 
@@ -29,30 +28,6 @@ pub(crate) struct RawSource {
     remark: Option<String>,
 }
 
-/// Files and folders that are never a source, resolved.
-static KEPT_OUT: OnceLock<Vec<PathBuf>> = OnceLock::new();
-
-/// From now on, refuses local sources that are one of these files or lie in one of these folders. The opened
-/// file counts, not the name: a symbolic link may have changed since the name was checked. The first call counts.
-pub fn keep_out<'a>(paths: impl IntoIterator<Item = &'a Path>) {
-    let _ = KEPT_OUT.set(paths.into_iter().filter_map(|path| path.canonicalize().ok()).collect());
-}
-
-/// # Errors
-/// `InvalidInput` for a file that is kept out; errors of the system if its real path cannot be read.
-fn check_not_kept_out(file: &File, path: &Path) -> Result<()> {
-    let Some(kept_out) = KEPT_OUT.get().filter(|kept_out| !kept_out.is_empty()) else {
-        return Ok(());
-    };
-    let real = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))
-        .context(|| format!("finding the real path of {}", path.display()))?;
-    if kept_out.iter().any(|kept| real.starts_with(kept)) {
-        let text = format!("{}: this is a file of the service itself", path.display());
-        return Err(Error::new(ErrorKind::InvalidInput, text));
-    }
-    Ok(())
-}
-
 /// Detects that a file was written or removed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Stamp {
@@ -69,13 +44,7 @@ impl Stamp {
 impl RawSource {
     pub(crate) fn open(path: &Path) -> Result<RawSource> {
         let what = || format!("opening {}", path.display());
-        // Does not block on a pipe, if the user names one.
-        let file = std::fs::OpenOptions::new()
-            .read(true)
-            .custom_flags(OFlags::NONBLOCK.bits() as i32)
-            .open(path)
-            .context(what)?;
-        check_not_kept_out(&file, path)?;
+        let file = open_named(path)?;
         let metadata = file.metadata().context(what)?;
         let kind = metadata.file_type();
         if !kind.is_file() && !kind.is_block_device() {
