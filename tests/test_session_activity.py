@@ -210,6 +210,20 @@ def test_a_stopped_server_is_said_to_be_silent(service, live, nbdkit):
         assert session(service)["server"]
 
 
+def test_a_server_that_counts_nothing_is_said_to(coldrise, service, live, nbdkit):
+    """One of an older version has no socket."""
+    with nbdkit().connect(live) as handle:
+        handle.pread(KIB, 0)
+        path = socket_of(coldrise)
+        path.rename(path.with_name("gone"))
+        for part in ("", "/activity"):
+            shown = session(service, part)
+            assert shown["is_served"] and "older version" in shown["activity_missing"]
+            assert "server" not in shown and "activity" not in shown["disks"][0]
+        assert "activity     unknown: " in coldrise.run("show", "live/trial").stdout
+        path.with_name("gone").rename(path)
+
+
 @contextlib.contextmanager
 def impostor(path, answer):
     """Answers in place of the server of a session. `answer` gets the connection."""

@@ -107,8 +107,9 @@ impl ActivityWatch {
             match session_activity(repository, session, ActivityDetail::Totals) {
                 Ok(Some(activity)) => {
                     let totals = ActivityTotals::new(session, &activity);
-                    let mut before = self.known.remove(&name);
-                    before.iter_mut().for_each(|old| old.sampled_at_ms = totals.sampled_at_ms);
+                    let sampled_at_ms = totals.sampled_at_ms;
+                    let before = self.known.remove(&name);
+                    let before = before.map(|old| ActivityTotals { sampled_at_ms, ..old });
                     if before.as_ref() != Some(&totals) {
                         changed.push(totals.clone());
                     }

@@ -81,9 +81,7 @@ impl SessionListing {
         let states = coldrise_session::sessions(repository)?;
         Ok(SessionListing { sessions: states.iter().map(SessionDetails::new).collect() })
     }
-}
 
-impl SessionListing {
     /// The names of the sessions that differ, sorted. Captured bytes do not count.
     pub(crate) fn changed_since(&self, before: &SessionListing) -> Vec<String> {
         let key =
@@ -113,8 +111,10 @@ impl SessionDetails {
             return Ok(details);
         }
         match session_activity(repository, &state.document, detail) {
-            // It is opening or closing the session.
-            Ok(None) => {}
+            Ok(None) => {
+                let why = "its server is opening or closing it, or is of an older version";
+                details.activity_missing = Some(why.to_owned());
+            }
             Ok(Some(activity)) => {
                 details.server = Some(SessionServer {
                     program: activity.program,

@@ -113,7 +113,8 @@ fn purpose(place: &SessionPaths) -> String {
     format!("activity of {}", place.purpose())
 }
 
-/// What clients did with a session since its server opened it. `None` if no process serves it now.
+/// What clients did with a session since its server opened it. `None` if no process serves it now, or one that
+/// counts nothing: of an older version.
 ///
 /// # Errors
 /// `Busy` if its process does not answer within a second; `Corrupt` for an answer that does not
