@@ -7,24 +7,10 @@ use std::os::unix::net::UnixListener;
 use coldrise_block::ErrorKind;
 
 use super::*;
-use crate::{Plan, Run, Who};
+use crate::tests::begin;
+use crate::Run;
 
 const PATIENCE: Duration = Duration::from_millis(100);
-
-fn plan() -> Plan {
-    Plan {
-        command: "boot".to_owned(),
-        arguments: Vec::new(),
-        repository: None,
-        machine: Some("web01".to_owned()),
-        point: None,
-        who: Who::this_process(),
-        started_at_ms: 1,
-        job: None,
-        requested_by: None,
-        attempt: 0,
-    }
-}
 
 fn record() -> MachineRecord {
     MachineRecord {
@@ -42,7 +28,7 @@ fn record() -> MachineRecord {
 fn begun() -> (tempfile::TempDir, RunsFolder, Run, MachineFiles) {
     let scratch = tempfile::tempdir().unwrap();
     let folder = RunsFolder::at(scratch.path().join("r".repeat(120)));
-    let run = Run::begin(Some(&folder), &plan(), |text| panic!("{text}"), || {});
+    let run = begin(&folder, "boot");
     let machine = run.machine_files().unwrap();
     (scratch, folder, run, machine)
 }
