@@ -3,7 +3,9 @@
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::Path;
 
-use coldrise_block::{Context, Error, ErrorKind, Result};
+use coldrise_block::{Context, Result};
+
+use crate::invalid::invalid;
 
 /// Permission to write for anyone but the owner.
 const WRITABLE_BY_OTHERS: u32 = 0o022;
@@ -24,16 +26,11 @@ pub(crate) fn make_state_folder(path: &Path) -> Result<()> {
     // Root may look after the folder of the service's user.
     if owner != own.as_raw() && !own.is_root() {
         let text = format!("--state {}: user {owner} owns this folder", path.display());
-        return Err(Error::new(ErrorKind::InvalidInput, text)
-            .advise("start the service as this user, or give --state another folder"));
+        return Err(
+            invalid(text).advise("start the service as this user, or give --state another folder")
+        );
     }
-    if found.mode() & WRITABLE_BY_OTHERS == 0 {
-        return Ok(());
-    }
-    let (mode, path) = (found.mode() & 0o7777, path.display());
-    let text = format!("--state {path}: other users can write this folder (mode {mode:04o})");
-    let advice = format!("check that nobody has changed anything in it, then: chmod 700 {path}");
-    Err(Error::new(ErrorKind::InvalidInput, text).advise(advice))
+    refuse_writable("--state", path, found.mode(), "check that nobody has changed anything in it")
 }
 
 /// Checks the folder of runs, if it exists and is not part of the state.
@@ -42,13 +39,17 @@ pub(crate) fn make_state_folder(path: &Path) -> Result<()> {
 /// `InvalidInput` if other users can write it: they could put runs there that never were.
 pub(crate) fn check_runs_folder(path: &Path) -> Result<()> {
     let Ok(found) = std::fs::metadata(path) else { return Ok(()) };
-    if found.mode() & WRITABLE_BY_OTHERS == 0 {
+    refuse_writable("--runs", path, found.mode(), "check that all runs in it are real")
+}
+
+/// Refuses a folder that other users can write.
+fn refuse_writable(option: &str, path: &Path, mode: u32, advice: &str) -> Result<()> {
+    if mode & WRITABLE_BY_OTHERS == 0 {
         return Ok(());
     }
-    let (mode, path) = (found.mode() & 0o7777, path.display());
-    let text = format!("--runs {path}: other users can write this folder (mode {mode:04o})");
-    let advice = format!("check that all runs in it are real, then: chmod 700 {path}");
-    Err(Error::new(ErrorKind::InvalidInput, text).advise(advice))
+    let (mode, path) = (mode & 0o7777, path.display());
+    let text = format!("{option} {path}: other users can write this folder (mode {mode:04o})");
+    Err(invalid(text).advise(format!("{advice}, then: chmod 700 {path}")))
 }
 
 /// Creates the folder of the Unix socket, if it is missing.
@@ -71,6 +72,6 @@ pub(crate) fn make_socket_folder(path: &Path) -> Result<()> {
         "--socket: other users can replace files in {} (owner {owner}, mode {mode:04o})",
         path.display()
     );
-    Err(Error::new(ErrorKind::InvalidInput, text)
+    Err(invalid(text)
         .advise("name a path in a folder of the service's own user, with mode 0755 or less"))
 }

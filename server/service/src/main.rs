@@ -26,6 +26,7 @@ mod database;
 mod events;
 mod folders;
 mod housekeeping;
+mod invalid;
 mod inventory_watch;
 mod jobs;
 mod listener;

@@ -44,7 +44,7 @@ impl Web {
     /// Reads the page from `directory`; without one, from beside the program. `None` if no page is installed.
     ///
     /// # Errors
-    /// `NotFound` if `directory` was given and has no index.html; `TooLarge` beyond the limits; errors of the
+    /// `NotFound` if `directory` was given and has no index.html; `InvalidInput` beyond the limits; errors of the
     /// operating system, with the path.
     pub(crate) fn load(directory: Option<&Path>) -> Result<Option<Web>> {
         let found = match directory {

@@ -173,37 +173,23 @@ pub(super) fn note_read(
     action: &str,
     what: &str,
 ) -> coldrise_block::Result<()> {
-    if !is_new_reader(&caller.name, &format!("{action} {what}")) {
-        return Ok(());
-    }
     let (who, source) = (&caller.name, &caller.source);
-    let noted =
-        service.database.audit(&AuditNote { who, source, action, subject: what, result: "ok" });
-    if noted.is_err() {
-        // The next read is refused as well while it cannot be entered.
-        let reader = reader(who, &format!("{action} {what}"));
-        READERS.lock().retain(|(known, _)| *known != reader);
+    let (reader, now) = (format!("{who} {action} {what}"), Instant::now());
+    {
+        let mut readers = READERS.lock();
+        readers.retain(|(_, at)| now.duration_since(*at) < AUDIT_INTERVAL);
+        if readers.iter().any(|(known, _)| *known == reader) {
+            return Ok(());
+        }
     }
-    noted
-}
-
-fn reader(who: &str, what: &str) -> String {
-    format!("{who} {what}")
-}
-
-/// Whether this caller has not read this lately.
-fn is_new_reader(who: &str, what: &str) -> bool {
-    let (reader, now) = (reader(who, what), Instant::now());
+    service.database.audit(&AuditNote { who, source, action, subject: what, result: "ok" })?;
+    // After the entry: while it cannot be stored, the next read is refused as well.
     let mut readers = READERS.lock();
-    readers.retain(|(_, at)| now.duration_since(*at) < AUDIT_INTERVAL);
-    if readers.iter().any(|(known, _)| *known == reader) {
-        return false;
-    }
     if readers.len() >= MAX_READERS {
         readers.remove(0);
     }
     readers.push((reader, now));
-    true
+    Ok(())
 }
 
 /// Reads ahead of the client on a blocking thread. An error cuts the connection: the status is sent

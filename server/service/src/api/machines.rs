@@ -276,14 +276,7 @@ async fn read_session(
         let inventory = service.inventory()?;
         if !caller.sees_all() {
             // The error for an unknown session names all; this caller may not see all.
-            let listed = inventory.sessions()?.sessions;
-            let is_seen = |found: &SessionDetails| {
-                found.session == name.as_str() && caller.sees(&found.machine)
-            };
-            if !listed.iter().any(is_seen) {
-                let text = format!("there is no session {name}");
-                return Err(Error::new(ErrorKind::NotFound, text));
-            }
+            live(&service, &caller, Permission::View, &name)?;
         }
         let running = console::machine(&service, &name)?;
         Ok(SessionAndMachine { session: inventory.session(&name, detail)?, running })

@@ -17,6 +17,7 @@ mod metrics;
 mod problem;
 mod recoveries;
 mod runs;
+mod settings;
 mod starts;
 mod stream;
 mod tokens;
@@ -41,7 +42,7 @@ use utoipa_axum::routes;
 use crate::service::SharedService;
 use crate::web::Web;
 pub(crate) use caller::end_pending_answers;
-use problem::Problem;
+pub(crate) use problem::Problem;
 
 /// Maximum size of a request's body, in bytes.
 pub(super) const MAX_BODY_BYTES: usize = 256 << 10;

@@ -4,14 +4,16 @@ use std::net::{IpAddr, SocketAddr};
 
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_inventory::{DiskBus, Firmware};
-use coldrise_session::ActivityDetail;
 use coldrise_store::{Address, SessionName};
 use serde::{Deserialize, Serialize};
 
-use super::starts::{live, point, refused, Command};
+use super::starts::{live, point, Command};
 use crate::access::{Identity, Permission};
+use crate::invalid::invalid;
 use crate::service::Service;
 
+/// The lowest port of a server. Those below are of the host's own services, and root could take them.
+const MIN_PORT: u16 = 1024;
 /// Maximum number of clients in an allow list.
 const MAX_CLIENTS: usize = 1000;
 
@@ -67,10 +69,10 @@ impl Boot {
     pub(super) fn command(self, service: &Service, caller: &Identity) -> Result<Command> {
         let (machine, address) = self.subject(service, caller)?;
         if self.memory_mib.is_some_and(|mib| !(16..=16 << 20).contains(&mib)) {
-            return Err(refused("memory_mib: give 16 to 16777216"));
+            return Err(invalid("memory_mib: give 16 to 16777216"));
         }
         if self.cpus.is_some_and(|cpus| !(1..=255).contains(&cpus)) {
-            return Err(refused("cpus: give 1 to 255"));
+            return Err(invalid("cpus: give 1 to 255"));
         }
         let session = self.session.map(|name| name.parse::<SessionName>()).transpose()?;
         let network = match self.network {
@@ -97,22 +99,22 @@ impl Boot {
             return point(caller, Permission::Operate, &self.address);
         };
         if disk.is_some() {
-            return Err(refused("give MACHINE/POINT or live/SESSION: a machine boots all disks"));
+            return Err(invalid("give MACHINE/POINT or live/SESSION: a machine boots all disks"));
         }
         if self.session.is_some() {
-            return Err(refused("session: names the new session of a point; live/SESSION has one"));
+            return Err(invalid("session: names the new session of a point; live/SESSION has one"));
         }
         // What the session has captured before exists nowhere else.
         let permission = match self.at_end {
             AtEnd::Discard => Permission::Administer,
             _ => Permission::Operate,
         };
-        let (machine, name) = live(service, caller, permission, session.as_str())?;
-        if service.inventory()?.session(&session, ActivityDetail::Totals)?.is_served {
+        let found = live(service, caller, permission, &session)?;
+        if found.is_served {
             let text = format!("session {session} is in use: end what runs on it first");
             return Err(Error::new(ErrorKind::Busy, text));
         }
-        Ok((machine, format!("live/{name}")))
+        Ok((found.machine, format!("live/{session}")))
     }
 }
 
@@ -137,8 +139,8 @@ enum Protocol {
 #[serde(deny_unknown_fields)]
 pub(super) struct Serve {
     protocol: Protocol,
-    /// IP address and port; 127.0.0.1 and the protocol's port if absent. Others than loopback are for
-    /// administrators.
+    /// IP address and port, from 1024; 127.0.0.1 and the protocol's port if absent. Others than loopback are
+    /// for administrators.
     listen: Option<String>,
     /// Serve sessions read-only, too.
     #[serde(default)]
@@ -152,7 +154,7 @@ pub(super) struct Serve {
     #[schema(max_items = 1000)]
     allow: Vec<String>,
     /// NFS: port of the mount protocol; 20048 if absent.
-    #[schema(minimum = 1, maximum = 65535)]
+    #[schema(minimum = 1024, maximum = 65535)]
     mount_port: Option<u16>,
 }
 
@@ -163,46 +165,53 @@ impl Serve {
         caller.allow_all(Permission::ReadContent)?;
         let listen = self.listen.as_deref().map(|text| {
             text.parse::<SocketAddr>().map_err(|_| {
-                refused("listen: give an IP address and a port, such as 127.0.0.1:10809")
+                invalid("listen: give an IP address and a port, such as 127.0.0.1:10809")
             })
         });
         let listen = listen.transpose()?;
-        if listen.is_some_and(|address| !address.ip().is_loopback()) {
+        let is_local = listen.is_none_or(|address| address.ip().is_loopback());
+        if !is_local {
             caller.allow_all(Permission::Administer)?;
+        }
+        let ports =
+            [("listen", listen.map(|address| address.port())), ("mount_port", self.mount_port)];
+        if let Some((field, _)) =
+            ports.iter().find(|(_, port)| port.is_some_and(|port| port < MIN_PORT))
+        {
+            return Err(invalid(format!("{field}: give a port from {MIN_PORT} to 65535")));
         }
         let keys: Vec<&String> =
             [&self.tls_certificates, &self.tls_psk].into_iter().flatten().collect();
         if let Some(path) = keys.iter().find(|path| !path.starts_with('/')) {
-            return Err(refused(&format!("{path:?}: give an absolute path of the service's host")));
+            return Err(invalid(format!("{path:?}: give an absolute path of the service's host")));
         }
         for path in &keys {
             caller.allow_all(Permission::Administer)?;
             service.options.refuse_own_files(path)?;
         }
-        let is_local = listen.is_none_or(|address| address.ip().is_loopback());
         let (kind, words) = match self.protocol {
             Protocol::Nbd if !is_local && keys.is_empty() => {
-                return Err(refused(
+                return Err(invalid(
                     "NBD for other hosts needs TLS: give tls_certificates or tls_psk",
                 ));
             }
             Protocol::Nbd if !self.allow.is_empty() || self.mount_port.is_some() => {
-                return Err(refused("allow and mount_port are for NFS; NBD has TLS"));
+                return Err(invalid("allow and mount_port are for NFS; NBD has TLS"));
             }
             Protocol::Nfs if !is_local && self.allow.is_empty() => {
-                return Err(refused("NFS for other hosts needs a list of clients: give allow"));
+                return Err(invalid("NFS for other hosts needs a list of clients: give allow"));
             }
             Protocol::Nfs if !keys.is_empty() => {
-                return Err(refused("NFS has no TLS here: give allow, or use NBD"));
+                return Err(invalid("NFS has no TLS here: give allow, or use NBD"));
             }
             Protocol::Nbd => ("serve nbd", ["serve", "nbd"]),
             Protocol::Nfs => ("serve nfs", ["serve", "nfs"]),
         };
         if self.allow.len() > MAX_CLIENTS {
-            return Err(refused("allow: give at most 1000 clients"));
+            return Err(invalid("allow: give at most 1000 clients"));
         }
         if let Some(client) = self.allow.iter().find(|client| !is_network(client)) {
-            return Err(refused(&format!("allow: {client:?} is no network such as 10.0.0.0/24")));
+            return Err(invalid(format!("allow: {client:?} is no network such as 10.0.0.0/24")));
         }
         let arguments = words.map(str::to_owned).to_vec();
         let mut command = Command { kind, machine: None, arguments }
@@ -221,5 +230,7 @@ impl Serve {
 /// Whether a text is an address, or a network of addresses.
 fn is_network(text: &str) -> bool {
     let (address, bits) = text.split_once('/').unwrap_or((text, "0"));
-    address.parse::<IpAddr>().is_ok() && bits.parse::<u8>().is_ok_and(|bits| bits <= 128)
+    let Ok(address) = address.parse::<IpAddr>() else { return false };
+    let max_bits = if address.is_ipv4() { 32 } else { 128 };
+    bits.parse::<u8>().is_ok_and(|bits| bits <= max_bits)
 }

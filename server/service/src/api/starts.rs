@@ -11,7 +11,7 @@ use axum::http::{header, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::Json;
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_inventory::Retention;
+use coldrise_inventory::{Retention, SessionDetails};
 use coldrise_runs::RunId;
 use coldrise_store::{Address, DiskName, MachineName, PointSelector, SessionName};
 use serde::{Deserialize, Serialize};
@@ -24,6 +24,7 @@ use super::problem::{blocking, Answer, Problem};
 use super::recoveries::{Boot, Serve};
 use super::runs::find;
 use crate::access::{Identity, Permission};
+use crate::invalid::invalid;
 use crate::jobs::NewRun;
 use crate::service::{Service, SharedService};
 
@@ -166,7 +167,7 @@ impl Start {
                     words.push(format!("{disk}={source}"));
                 }
                 if words.len() == 1 {
-                    return Err(refused("disks: give at least one"));
+                    return Err(invalid("disks: give at least one"));
                 }
                 crate::jobs::check_rate(rate)?;
                 let command = Command::new("backup", Some(machine.to_string()));
@@ -183,7 +184,7 @@ impl Start {
             Start::Verify { address, sample } => {
                 let (machine, words) = anything(caller, address)?;
                 if sample.is_some_and(|percent| percent == 0 || percent > 100) {
-                    return Err(refused("sample: give 1 to 100 percent"));
+                    return Err(invalid("sample: give 1 to 100 percent"));
                 }
                 Ok(Command::new("verify", machine).option("sample", sample).words(words))
             }
@@ -194,16 +195,16 @@ impl Start {
                 Ok(command.option("name", session).words([address]))
             }
             Start::Seal { session } => {
-                let (machine, session) = live(service, caller, Operate, &session)?;
-                Ok(Command::new("seal", Some(machine)).words([session]))
+                let found = live(service, caller, Operate, &session.parse()?)?;
+                Ok(Command::new("seal", Some(found.machine)).words([found.session]))
             }
             Start::Unpublish { session, discard } => {
                 // What a session has captured exists nowhere else.
                 let permission = if discard { Administer } else { Operate };
-                let (machine, session) = live(service, caller, permission, &session)?;
-                Ok(Command::new("unpublish", Some(machine))
+                let found = live(service, caller, permission, &session.parse()?)?;
+                Ok(Command::new("unpublish", Some(found.machine))
                     .flag("discard", discard)
-                    .words([session]))
+                    .words([found.session]))
             }
             Start::Restore { address, target, format, replace } => {
                 caller.allow(Operate)?;
@@ -244,10 +245,6 @@ impl Start {
     }
 }
 
-pub(super) fn refused(text: &str) -> Error {
-    Error::new(ErrorKind::InvalidInput, text)
-}
-
 /// A word of the command line, which checks its meaning.
 fn word(text: &str) -> Result<String> {
     let is_word = !text.is_empty()
@@ -255,7 +252,7 @@ fn word(text: &str) -> Result<String> {
         && text
             .bytes()
             .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-');
-    is_word.then(|| text.to_owned()).ok_or_else(|| refused("give a word of small letters"))
+    is_word.then(|| text.to_owned()).ok_or_else(|| invalid("give a word of small letters"))
 }
 
 /// The machine and the text of MACHINE/POINT.
@@ -270,7 +267,7 @@ pub(super) fn point(
             let address = show(&machine, &selector);
             Ok((machine.to_string(), address))
         }
-        _ => Err(refused("give MACHINE/POINT")),
+        _ => Err(invalid("give MACHINE/POINT")),
     }
 }
 
@@ -286,28 +283,28 @@ fn disk(service: &Service, caller: &Identity, text: &str) -> Result<(String, Str
             Ok((machine.to_string(), format!("{}/{disk}", show(&machine, &selector))))
         }
         Address::Live { session, disk: Some(disk) } => {
-            let (machine, _) = live(service, caller, Permission::Operate, session.as_str())?;
-            Ok((machine, format!("live/{session}/{disk}")))
+            let found = live(service, caller, Permission::Operate, &session)?;
+            Ok((found.machine, format!("live/{session}/{disk}")))
         }
-        _ => Err(refused("give MACHINE/POINT/DISK or live/SESSION/DISK")),
+        _ => Err(invalid("give MACHINE/POINT/DISK or live/SESSION/DISK")),
     }
 }
 
-/// The machine of a session that the caller may see, and its name.
+/// A session that the caller may see.
+///
+/// # Errors
+/// `Forbidden` without the permission; `NotFound`, which names no other session.
 pub(super) fn live(
     service: &Service,
     caller: &Identity,
     permission: Permission,
-    session: &str,
-) -> Result<(String, String)> {
+    session: &SessionName,
+) -> Result<SessionDetails> {
     caller.allow(permission)?;
-    let session: SessionName = session.parse()?;
-    let sessions = service.inventory()?.sessions()?.sessions;
-    let found = sessions.into_iter().find(|found| found.session == session.as_str());
-    match found.filter(|found| caller.sees(&found.machine)) {
-        Some(found) => Ok((found.machine, session.to_string())),
-        None => Err(Error::new(ErrorKind::NotFound, format!("there is no session {session}"))),
-    }
+    let mut sessions = service.inventory()?.sessions()?.sessions.into_iter();
+    sessions
+        .find(|found| found.session == session.as_str() && caller.sees(&found.machine))
+        .ok_or_else(|| Error::new(ErrorKind::NotFound, format!("there is no session {session}")))
 }
 
 /// An optional address: of a machine's point or disk; everything without.
@@ -331,7 +328,7 @@ fn points(
     addresses: &[String],
 ) -> Result<Command> {
     if addresses.is_empty() || addresses.len() > MAX_ADDRESSES {
-        return Err(refused("addresses: give 1 to 1000 times MACHINE/POINT"));
+        return Err(invalid("addresses: give 1 to 1000 times MACHINE/POINT"));
     }
     let found: Vec<_> =
         addresses.iter().map(|text| point(caller, permission, text)).collect::<Result<_>>()?;
@@ -358,7 +355,7 @@ fn restore_target(service: &Service, caller: &Identity, target: &str) -> Result<
     if target.starts_with('/') || target.starts_with("nbd") {
         return Ok(target.to_owned());
     }
-    Err(refused("target: give a file name, an absolute path or an NBD URI"))
+    Err(invalid("target: give a file name, an absolute path or an NBD URI"))
 }
 
 /// A run that was entered into the queue.

@@ -10,11 +10,11 @@ use utoipa_axum::routes;
 use super::caller::Caller;
 use super::input::{Body, Fields, Names};
 use super::problem::{blocking, Answer, Problem};
+use super::settings;
 use crate::access::audit::{AuditChain, AuditEntry};
 use crate::access::tokens::{NewToken, Token};
 use crate::access::Permission;
-use crate::events::What;
-use crate::service::SharedService;
+use crate::service::{Service, SharedService};
 
 /// Maximum number of audit entries per answer.
 const MAX_ENTRIES: u32 = 1000;
@@ -56,13 +56,10 @@ async fn add_token(
     Caller(caller): Caller,
     Body(new): Body<NewToken>,
 ) -> Answer<(StatusCode, Json<MadeToken>)> {
-    caller.allow_all(Permission::Administer)?;
-    let made = blocking(move || {
-        let (token, text) = service.database.add_token(&new, &caller.name)?;
-        service.events.send(What::Settings);
-        Ok(MadeToken { token, text })
-    });
-    Ok((StatusCode::CREATED, Json(made.await?)))
+    let name = caller.name.clone();
+    let add = move |service: &Service| service.database.add_token(&new, &name);
+    let (token, text) = settings::change(service, &caller, add).await?;
+    Ok((StatusCode::CREATED, Json(MadeToken { token, text })))
 }
 
 /// Revoke a token.
@@ -73,13 +70,7 @@ async fn remove_token(
     Caller(caller): Caller,
     Names(id): Names<String>,
 ) -> Answer<StatusCode> {
-    caller.allow_all(Permission::Administer)?;
-    blocking(move || {
-        service.database.remove_token(&id)?;
-        service.events.send(What::Settings);
-        Ok(())
-    })
-    .await?;
+    settings::change(service, &caller, move |service| service.database.remove_token(&id)).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 

@@ -10,9 +10,10 @@ use utoipa_axum::routes;
 use super::caller::Caller;
 use super::input::{Body, Fields, Names};
 use super::problem::{blocking, Answer, Problem};
+use super::settings;
 use crate::access::Permission;
 use crate::events::What;
-use crate::service::SharedService;
+use crate::service::{Service, SharedService};
 use crate::told::settings::MessageSettings;
 use crate::told::targets::{Target, TargetResult, TargetSettings};
 use crate::told::{no_alarm, send_test, Alarm};
@@ -24,7 +25,7 @@ pub(super) fn routes() -> OpenApiRouter<SharedService> {
         .routes(routes!(targets, add_target))
         .routes(routes!(change_target, remove_target))
         .routes(routes!(test_target))
-        .routes(routes!(settings, change_settings))
+        .routes(routes!(message_settings, change_settings))
 }
 
 #[derive(Deserialize, utoipa::IntoParams)]
@@ -99,13 +100,8 @@ async fn add_target(
     Caller(caller): Caller,
     Body(new): Body<TargetSettings>,
 ) -> Answer<(StatusCode, Json<Target>)> {
-    caller.allow_all(Permission::Administer)?;
-    let added = blocking(move || {
-        let added = service.database.add_target(&new)?;
-        service.events.send(What::Settings);
-        Ok(added)
-    });
-    Ok((StatusCode::CREATED, Json(added.await?)))
+    let add = move |service: &Service| service.database.add_target(&new);
+    Ok((StatusCode::CREATED, Json(settings::change(service, &caller, add).await?)))
 }
 
 /// Change a target. Absent secrets stay if the server stays the same. What waits for it is sent at once.
@@ -119,10 +115,8 @@ async fn change_target(
     Names(id): Names<String>,
     Body(new): Body<TargetSettings>,
 ) -> Answer<Json<Target>> {
-    caller.allow_all(Permission::Administer)?;
-    let changed = blocking(move || {
+    let changed = settings::change(service, &caller, move |service| {
         let changed = service.database.change_target(&id, new)?;
-        service.events.send(What::Settings);
         service.messenger.wake();
         Ok(changed)
     });
@@ -137,13 +131,7 @@ async fn remove_target(
     Caller(caller): Caller,
     Names(id): Names<String>,
 ) -> Answer<StatusCode> {
-    caller.allow_all(Permission::Administer)?;
-    blocking(move || {
-        service.database.remove_target(&id)?;
-        service.events.send(What::Settings);
-        Ok(())
-    })
-    .await?;
+    settings::change(service, &caller, move |service| service.database.remove_target(&id)).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -164,7 +152,7 @@ async fn test_target(
 #[utoipa::path(get, path = "/notifications/settings", tag = "notifications",
     responses((status = 200, body = MessageSettings), (status = "4XX", body = Problem, content_type = "application/problem+json")),
     security(("token" = []), ("login" = [])))]
-async fn settings(
+async fn message_settings(
     State(service): State<SharedService>,
     Caller(caller): Caller,
 ) -> Answer<Json<MessageSettings>> {
@@ -181,10 +169,8 @@ async fn change_settings(
     Caller(caller): Caller,
     Body(new): Body<MessageSettings>,
 ) -> Answer<Json<MessageSettings>> {
-    caller.allow_all(Permission::Administer)?;
-    let changed = blocking(move || {
+    let changed = settings::change(service, &caller, move |service| {
         service.database.set_message_settings(&new)?;
-        service.events.send(What::Settings);
         Ok(new)
     });
     changed.await.map(Json)

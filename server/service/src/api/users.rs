@@ -11,6 +11,7 @@ use utoipa_axum::routes;
 use super::caller::Caller;
 use super::input::{Body, Names};
 use super::problem::{blocking, Answer, Problem};
+use super::settings;
 use crate::access::users::User;
 use crate::access::{Permission, Proof, Role};
 use crate::events::What;
@@ -50,13 +51,11 @@ async fn add_user(
     Caller(caller): Caller,
     Body(new): Body<NewUser>,
 ) -> Answer<(StatusCode, Json<User>)> {
-    caller.allow_all(Permission::Administer)?;
-    let added = blocking(move || {
+    let added = settings::change(service, &caller, move |service| {
         let added = service.database.add_user(&new.name, new.role, &new.password)?;
         if added.role == Role::Admin {
             service.first_admin.notify_one();
         }
-        service.events.send(What::Settings);
         Ok(added)
     });
     Ok((StatusCode::CREATED, Json(added.await?)))
@@ -108,12 +107,6 @@ async fn remove_user(
     Caller(caller): Caller,
     Names(name): Names<String>,
 ) -> Answer<StatusCode> {
-    caller.allow_all(Permission::Administer)?;
-    blocking(move || {
-        service.database.remove_user(&name)?;
-        service.events.send(What::Settings);
-        Ok(())
-    })
-    .await?;
+    settings::change(service, &caller, move |service| service.database.remove_user(&name)).await?;
     Ok(StatusCode::NO_CONTENT)
 }

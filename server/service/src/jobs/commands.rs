@@ -1,19 +1,16 @@
 //! The commands of a job's runs, as vectors of arguments. No shell ever sees them.
 
-use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_block::Result;
 use coldrise_inventory::Retention;
 
 use super::job::{BootCheck, Job, JobKind};
+use crate::invalid::invalid;
 
 const MAX_SOURCE_BYTES: usize = 1024;
 /// The lowest rate that `coldrise backup` takes, in bytes per second.
 const MIN_RATE: u64 = 64 << 10;
 const FORMATS: [&str; 5] = ["raw", "qcow2", "vmdk", "vhd", "vhdx"];
 const NBD_SCHEMES: [&str; 6] = ["nbd", "nbds", "nbd+unix", "nbds+unix", "nbd+vsock", "nbds+vsock"];
-
-fn invalid(text: impl Into<String>) -> Error {
-    Error::new(ErrorKind::InvalidInput, text)
-}
 
 /// Checks a source, which may have placeholders. Jobs are shown to everybody who sees the machines, so
 /// they hold no password.

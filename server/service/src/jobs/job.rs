@@ -2,13 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_block::{Error, Result};
 use coldrise_inventory::Retention;
 use coldrise_schedule::{Calendar, Window};
 use coldrise_store::{DiskName, MachineName};
 use serde::{Deserialize, Serialize};
 
 use super::commands::{check_rate, check_source};
+use crate::invalid::invalid;
 use crate::pattern::{check_list, Pattern};
 
 /// Bounds of a job's document.
@@ -177,10 +178,6 @@ fn default_retries() -> u32 {
 
 fn default_retry_seconds() -> u32 {
     60
-}
-
-fn invalid(text: impl Into<String>) -> Error {
-    Error::new(ErrorKind::InvalidInput, text)
 }
 
 impl Job {

@@ -17,6 +17,7 @@ use super::bounded_relay;
 use super::host::{check_host, is_loopback, plain_host};
 use super::message::Message;
 use super::secret_file::{check_name, secret};
+use crate::invalid::invalid;
 
 /// Time limit of each answer of a mail server.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -72,10 +73,6 @@ pub(crate) struct SendmailTarget {
     to: Vec<String>,
 }
 
-fn refused(text: impl Into<String>) -> Error {
-    Error::new(ErrorKind::InvalidInput, text)
-}
-
 fn port<'de, D: serde::Deserializer<'de>>(deserializer: D) -> std::result::Result<u16, D::Error> {
     let given = serde_json::Value::deserialize(deserializer)?;
     let port = given.as_u64().and_then(|port| u16::try_from(port).ok()).filter(|port| *port > 0);
@@ -86,12 +83,12 @@ fn mailbox(address: &str) -> Result<Mailbox> {
     let shown: String = address.chars().take(100).collect();
     let is_plain = !address.chars().any(char::is_control);
     let parsed = address.parse::<Mailbox>().ok().filter(|_| is_plain);
-    parsed.ok_or_else(|| refused(format!("{shown:?} is no mail address")))
+    parsed.ok_or_else(|| invalid(format!("{shown:?} is no mail address")))
 }
 
 fn check_addresses(from: &str, to: &[String]) -> Result<()> {
     if to.is_empty() || to.len() > MAX_RECIPIENTS {
-        return Err(refused(format!("to: give 1 to {MAX_RECIPIENTS} addresses")));
+        return Err(invalid(format!("to: give 1 to {MAX_RECIPIENTS} addresses")));
     }
     mailbox(from)?;
     to.iter().try_for_each(|address| mailbox(address).map(drop))
@@ -116,7 +113,7 @@ fn mail(message: &Message, from: &str, to: &[String]) -> Result<lettre::Message>
         .header(ContentType::TEXT_PLAIN)
         .header(ContentTransferEncoding::QuotedPrintable)
         .body(message.text());
-    builder.singlepart(text).map_err(|error| refused(format!("the mail cannot be made: {error}")))
+    builder.singlepart(text).map_err(|error| invalid(format!("the mail cannot be made: {error}")))
 }
 
 impl SmtpTarget {
@@ -126,10 +123,10 @@ impl SmtpTarget {
         self.password_file.as_deref().map_or(Ok(()), check_name)?;
         if self.encryption == Encryption::None && !self.allow_plain && !is_loopback(&self.host) {
             let text = format!("without encryption everyone on the way to {} can read", self.host);
-            return Err(refused(text).advise("take starttls or tls, or set allow_plain"));
+            return Err(invalid(text).advise("take starttls or tls, or set allow_plain"));
         }
         if self.user.is_none() && (self.password.is_some() || self.password_file.is_some()) {
-            return Err(refused("a password needs a user"));
+            return Err(invalid("a password needs a user"));
         }
         Ok(())
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use axum::extract::State;
 use axum::http::StatusCode;
-use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_block::Result;
 use coldrise_qmp::Monitor;
 use coldrise_runs::MachineSocket;
 use serde::Deserialize;
@@ -14,6 +14,7 @@ use super::{Running, PATIENCE};
 use crate::api::caller::Caller;
 use crate::api::input::{Body, Names};
 use crate::api::problem::{blocking, Answer, Problem};
+use crate::invalid::invalid;
 use crate::service::SharedService;
 
 /// Maximum length of a text, in characters.
@@ -119,14 +120,10 @@ impl Keys {
             (None, Some(keys)) if (1..=MAX_KEYS).contains(&keys.len()) => {
                 Ok(vec![keys.iter().map(|key| named(key)).collect::<Result<_>>()?])
             }
-            (None, Some(_)) => Err(refused(format!("keys: give 1 to {MAX_KEYS}"))),
-            _ => Err(refused("give either text or keys")),
+            (None, Some(_)) => Err(invalid(format!("keys: give 1 to {MAX_KEYS}"))),
+            _ => Err(invalid("give either text or keys")),
         }
     }
-}
-
-fn refused(text: impl Into<String>) -> Error {
-    Error::new(ErrorKind::InvalidInput, text)
 }
 
 /// QEMU's name of a key.
@@ -139,7 +136,7 @@ fn named(key: &str) -> Result<String> {
         return Ok(key.to_owned());
     }
     let shown: String = key.chars().take(20).collect();
-    Err(refused(format!(
+    Err(invalid(format!(
         "keys: there is no key {shown:?}; keys are such as a, 7, ctrl, f2, delete"
     )))
 }
@@ -147,11 +144,11 @@ fn named(key: &str) -> Result<String> {
 fn of_text(text: &str) -> Result<Vec<Stroke>> {
     let count = text.chars().count();
     if count == 0 || count > MAX_TEXT {
-        return Err(refused(format!("text: give 1 to {MAX_TEXT} characters")));
+        return Err(invalid(format!("text: give 1 to {MAX_TEXT} characters")));
     }
     let typed = |(place, character)| {
         stroke(character).ok_or_else(|| {
-            refused(format!(
+            invalid(format!(
                 "text: character {}, {character:?} (U+{:04X}), is not on a US keyboard",
                 place + 1,
                 u32::from(character)

@@ -100,10 +100,10 @@ impl Running {
     /// The machine of a session, for a caller that may use it.
     ///
     /// # Errors
-    /// `ReadOnly` for other callers; `NotFound` if there is no such session, or no machine on it.
+    /// `Forbidden` for other callers; `NotFound` if there is no such session, or no machine on it.
     fn find(service: &Service, caller: Identity, session: &str) -> Result<Running> {
-        let (_, name) = live(service, &caller, Permission::Operate, session)?;
-        let session: SessionName = name.parse()?;
+        let session: SessionName = session.parse()?;
+        live(service, &caller, Permission::Operate, &session)?;
         match of_session(service, &session)? {
             Some((run, _)) => Ok(Running { session, run, caller }),
             None => {
