@@ -17,7 +17,7 @@ import pytest
 from support.cli import ROOT, Coldrise
 from support.nbdserver import wait_until
 from support.service import Coldrised
-from support.websocket import Closed, Refused
+from support.websocket import CONTINUATION, PING, TEXT, Closed, Refused
 
 MIB = 1 << 20
 PASSWORD = "correct horse battery"
@@ -351,13 +351,28 @@ def test_a_slow_client_stops_neither_machine_nor_service(service):
         status = pathlib.Path(f"/proc/{service.process.pid}/status").read_text(encoding="utf-8")
     peak_kib = int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1])
     assert peak_kib < 300 * 1024
-    # A message beyond the limit ends its own websocket only.
-    with service.websocket("sessions/trial/serial") as large:
-        large.send(b"a" * (65 << 10))
-        with pytest.raises(Closed):
-            while True:
-                large.receive()
-    assert service.get("sessions/trial")["running"]["state"] == "running"
+
+
+def test_a_malformed_message_ends_its_own_websocket_with_a_reason(service):
+    boot(service)
+    bad = {
+        "too long": lambda client: client.send(b"a" * (65 << 10)),
+        "not UTF-8": lambda client: client.send(b"\xff", TEXT),
+        "of an unknown kind": lambda client: client.send(b"a", 0x3),
+        "the end of none": lambda client: client.send(b"a", CONTINUATION),
+        "a long ping": lambda client: client.send(b"a" * 126, PING),
+        "not masked": lambda client: client.socket.sendall(b"\x82\x01a"),
+        "reserved bits": lambda client: client.socket.sendall(b"\xf2\x80\0\0\0\0"),
+    }
+    with service.websocket("sessions/trial/serial") as other:
+        for what, send in bad.items():
+            with service.websocket("sessions/trial/serial") as client:
+                client.read_until(b"small login: ")
+                send(client)
+                end = client.closed()
+            assert end.code == 1002 and "malformed" in end.reason and "64 KiB" in end.reason, (what, str(end))
+        other.send(b"still there")
+        other.read_until(b"still there")
 
 
 # --------------------------------------------------------------------- refusals
@@ -392,6 +407,10 @@ def test_servers_are_started_where_that_is_safe(service, tmp_path):
         ({"protocol": "nbd", "listen": "0.0.0.0:10999"}, None, 400),
         ({"protocol": "nfs", "listen": "0.0.0.0:2999"}, None, 400),
         ({"protocol": "nfs", "allow": ["everyone"]}, None, 400),
+        ({"protocol": "nfs", "allow": ["10.0.0.0/33"]}, None, 400),
+        ({"protocol": "nbd", "listen": "127.0.0.1:22"}, operator, 400),
+        ({"protocol": "nbd", "listen": "[::1]:1023"}, None, 400),
+        ({"protocol": "nfs", "mount_port": 111}, operator, 400),
         ({"protocol": "nbd", "tls_psk": "/etc/keys"}, operator, 403),
         ({"protocol": "nbd", "tls_psk": "keys"}, None, 400),
         ({"protocol": "nbd", "tls_psk": str(service.passphrase_file)}, None, 400),

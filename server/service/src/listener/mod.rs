@@ -2,7 +2,7 @@
 //!
 //! Each connection is a task. [`connections::Connections`] bounds their number: when it is reached, one
 //! without a known caller, or the longest idle one, is closed for a new one, so a crowd cannot lock
-//! others out. Limits of size: 32 to 64 KiB for the head of a request. Limits of time: 10 s for TLS,
+//! others out. Limits of size: 32 to 64 KiB and 64 headers for the head of a request. Limits of time: 10 s for TLS,
 //! 10 s for the head of a request, 60 s for a client that does not take its answer.
 
 mod connections;
@@ -17,6 +17,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
 use axum::Router;
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use hyper::body::Incoming;
@@ -29,6 +31,7 @@ use tokio::net::{TcpListener, TcpStream, UnixListener};
 use tokio::sync::watch;
 use tower::ServiceExt;
 
+use crate::api::Problem;
 use crate::folders::make_socket_folder;
 use crate::service::SharedService;
 pub(crate) use connections::Busy;
@@ -49,7 +52,7 @@ const MAX_HTTP2_STREAMS: u32 = 64;
 /// Heads of requests up to this size are always taken, and those above twice the size never, in bytes.
 /// hyper compares what it has before it reads more.
 const MAX_HEAD_BYTES: usize = 32 << 10;
-/// Maximum number of headers, in HTTP/1.
+/// Maximum number of headers.
 const MAX_HEADERS: usize = 64;
 
 /// The other end of a connection.
@@ -225,7 +228,10 @@ impl Listeners {
             let busy = requests.busy();
             let router = router.clone();
             async move {
-                let answer = router.oneshot(request).await;
+                let answer = match request.headers().len() {
+                    0..=MAX_HEADERS => router.oneshot(request).await,
+                    _ => Ok(too_many_headers()),
+                };
                 // Busy until the last byte of the body is taken or given up.
                 answer.map(|answer| answer.map(|body| connections::BusyBody::new(body, busy)))
             }
@@ -247,8 +253,7 @@ impl Listeners {
             builder
                 .timer(TokioTimer::new())
                 .header_read_timeout(HEAD_TIMEOUT)
-                .max_buf_size(MAX_HEAD_BYTES)
-                .max_headers(MAX_HEADERS);
+                .max_buf_size(MAX_HEAD_BYTES);
             // A websocket takes the stream over, and holds the slot.
             let connection = builder.serve_connection(stream, service).with_upgrades();
             self.drive(connection, |connection| connection.graceful_shutdown(), &slot).await;
@@ -310,6 +315,12 @@ fn remove_stale_socket(path: &Path) -> Result<()> {
             .advise("stop the other coldrised, or give --socket another path"));
     }
     std::fs::remove_file(path).context(|| format!("removing {}", path.display()))
+}
+
+fn too_many_headers() -> Response {
+    let status = StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE;
+    let text = format!("a request may have {MAX_HEADERS} headers");
+    Problem::new(status, ErrorKind::InvalidInput, text).into_response()
 }
 
 /// The loopback address of the same family and port.

@@ -15,6 +15,7 @@ use super::condition::Severity;
 use super::host::{check_host, is_loopback};
 use super::message::{Message, Occasion};
 use super::secret_file::{check_name, secret};
+use crate::invalid::invalid;
 
 /// Time limit of a whole request.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -57,10 +58,6 @@ pub(crate) struct WebhookTarget {
     token_file: Option<String>,
 }
 
-fn refused(text: impl Into<String>) -> Error {
-    Error::new(ErrorKind::InvalidInput, text)
-}
-
 /// Scheme, host and port: what an address shows without its path.
 fn origin(url: &str) -> Option<String> {
     let uri: Uri = url.parse().ok()?;
@@ -72,24 +69,28 @@ impl WebhookTarget {
         let uri = self.url.parse::<Uri>().ok().filter(|_| self.url.len() <= 2000);
         let parts = uri.as_ref().and_then(|uri| Some((uri.scheme_str()?, uri.authority()?)));
         let Some((scheme, authority)) = parts else {
-            return Err(refused("url: give an address such as https://hooks.example/path"));
+            return Err(invalid("url: give an address such as https://hooks.example/path"));
         };
         if authority.as_str().contains('@') {
-            return Err(refused("url: put user and password into token, not into the address"));
+            return Err(invalid("url: put user and password into token, not into the address"));
         }
         check_host("url", authority.host())?;
-        let has_port = authority.as_str().len() > authority.host().len();
-        if has_port && authority.port_u16().unwrap_or(0) == 0 {
-            return Err(refused("url: a port is a number from 1 to 65535"));
+        // Digits only: as a number, a sign would be taken, too.
+        let port = authority.as_str().strip_prefix(authority.host()).unwrap_or_default();
+        let is_number = |port: &str| port.bytes().all(|digit| digit.is_ascii_digit());
+        let is_port =
+            |port: &str| is_number(port) && port.parse::<u16>().is_ok_and(|port| port > 0);
+        if !port.is_empty() && !port.strip_prefix(':').is_some_and(is_port) {
+            return Err(invalid("url: a port is a number from 1 to 65535"));
         }
         match scheme {
             "https" => {}
             "http" if self.allow_http || is_loopback(authority.host()) => {}
             "http" => {
                 let text = format!("everyone on the way to {} can read http", authority.host());
-                return Err(refused(text).advise("take https, or set allow_http"));
+                return Err(invalid(text).advise("take https, or set allow_http"));
             }
-            _ => return Err(refused("url: only https and http are known")),
+            _ => return Err(invalid("url: only https and http are known")),
         }
         self.token_file.as_deref().map_or(Ok(()), check_name)
     }
@@ -241,6 +242,8 @@ mod tests {
             "https://a.example:0/",
             "https://a.example:/",
             "https://a.example:x/",
+            "https://a.example:+443/",
+            "https://[::1]:+443/",
             "https://:443/",
             "https:///x",
             "https://a%41.example/",

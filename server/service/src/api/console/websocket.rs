@@ -3,7 +3,8 @@
 //! Bounds: [`MAX_OF_SESSION`] clients of a session, [`MAX_OPEN`] in all; one piece of output and one message
 //! of input per client in memory. A client that does not take its bytes is closed, and the machine never
 //! waits for it. An open websocket ends with the machine, with the service, with the caller's token or login,
-//! and when the client does not answer pings; the close frame says which in words.
+//! after a malformed or too long message, and when the client does not answer pings; the close frame says which
+//! in words.
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind as IoErrorKind;
@@ -12,10 +13,11 @@ use std::time::{Duration, Instant};
 use axum::body::Bytes;
 use axum::extract::ws::rejection::WebSocketUpgradeRejection;
 use axum::extract::ws::{close_code, CloseFrame, Message, WebSocket, WebSocketUpgrade};
-use axum::extract::State;
-use axum::http::{HeaderMap, StatusCode, Uri};
+use axum::extract::{FromRequestParts, State};
+use axum::http::request::Parts;
+use axum::http::StatusCode;
 use axum::response::Response;
-use axum::Extension;
+use axum::RequestPartsExt;
 use coldrise_block::{Context, ErrorKind, Result};
 use coldrise_runs::MachineSocket;
 use parking_lot::Mutex;
@@ -90,8 +92,10 @@ impl Drop for Place {
 enum End {
     /// The machine has closed its socket.
     Machine,
-    /// The client has closed, or is gone.
+    /// The client has closed.
     Client,
+    /// The client has sent a malformed or too long message, or its connection is lost.
+    Malformed,
     Silent,
     Slow,
     Revoked,
@@ -100,22 +104,16 @@ enum End {
 
 /// Follow and use the screen of the machine on a session: a websocket of RFB (VNC) bytes, for noVNC.
 ///
-/// Close codes: 1000 the machine is off, 1001 the service stops, 1008 the login or token has ended,
-/// 1013 too many or too slow.
+/// Close codes: 1000 the machine is off, 1001 the service stops, 1002 a malformed message or one above 64 KiB,
+/// 1008 the login or token has ended, 1013 too many or too slow.
 #[utoipa::path(get, path = "/sessions/{session}/screen", tag = "sessions", params(("session" = String, Path)),
     responses((status = 101, description = "A websocket."), (status = "4XX", body = Problem, content_type = "application/problem+json")),
     security(("token" = []), ("login" = [])))]
 pub(super) async fn screen(
     State(service): State<SharedService>,
-    Caller(caller): Caller,
-    Names(session): Names<String>,
-    Extension(connection): Extension<Connection>,
-    uri: Uri,
-    headers: HeaderMap,
-    upgrade: std::result::Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
+    opening: Opening,
 ) -> Answer<Response> {
-    let asked = Asked { caller, session, socket: MachineSocket::Screen, connection };
-    open(service, asked, &uri, &headers, upgrade).await
+    open(service, opening, MachineSocket::Screen).await
 }
 
 /// Follow and use the serial port of the machine on a session: a websocket of bytes.
@@ -126,37 +124,37 @@ pub(super) async fn screen(
     security(("token" = []), ("login" = [])))]
 pub(super) async fn serial(
     State(service): State<SharedService>,
-    Caller(caller): Caller,
-    Names(session): Names<String>,
-    Extension(connection): Extension<Connection>,
-    uri: Uri,
-    headers: HeaderMap,
-    upgrade: std::result::Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
+    opening: Opening,
 ) -> Answer<Response> {
-    let asked = Asked { caller, session, socket: MachineSocket::Serial, connection };
-    open(service, asked, &uri, &headers, upgrade).await
+    open(service, opening, MachineSocket::Serial).await
 }
 
-struct Asked {
+/// A request to open a websocket.
+pub(super) struct Opening {
     caller: Identity,
     session: String,
-    socket: MachineSocket,
-    connection: Connection,
+    connection: Option<Connection>,
+    upgrade: std::result::Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
 }
 
-async fn open(
-    service: SharedService,
-    asked: Asked,
-    uri: &Uri,
-    headers: &HeaderMap,
-    upgrade: std::result::Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
-) -> Answer<Response> {
-    let Asked { caller, session, socket, connection } = asked;
-    // A page of another origin can open websockets with the cookie, and read them.
-    if matches!(caller.proof, Proof::Login(_)) && !is_own_origin(headers, uri) {
-        let text = "a websocket with a cookie needs this service's Origin";
-        return Err(Problem::new(StatusCode::FORBIDDEN, ErrorKind::ReadOnly, text));
+impl FromRequestParts<SharedService> for Opening {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &SharedService) -> Answer<Opening> {
+        let Caller(caller) = parts.extract().await?;
+        let Names(session) = parts.extract().await?;
+        // A page of another origin can open websockets with the cookie, and read them.
+        if matches!(caller.proof, Proof::Login(_)) && !is_own_origin(&parts.headers, &parts.uri) {
+            let text = "a websocket with a cookie needs this service's Origin";
+            return Err(Problem::new(StatusCode::FORBIDDEN, ErrorKind::Forbidden, text));
+        }
+        let connection = parts.extensions.get().cloned();
+        Ok(Opening { caller, session, connection, upgrade: parts.extract().await })
     }
+}
+
+async fn open(service: SharedService, opening: Opening, socket: MachineSocket) -> Answer<Response> {
+    let Opening { caller, session, connection, upgrade } = opening;
     let (shared, whose) = (service.clone(), caller.clone());
     let running = blocking(move || Running::find(&shared, whose, &session)).await?;
     let upgrade = upgrade.map_err(|_| {
@@ -181,7 +179,7 @@ async fn open(
     let machine = UnixStream::from_std(machine).context(|| "opening the machine's socket")?;
     Ok(upgrade.on_upgrade(move |mut socket| async move {
         // The connection counts as busy while this lives.
-        let _busy = connection.busy();
+        let _busy = connection.map(|connection| connection.busy());
         let _place = place;
         let mut stop = service.stop.clone();
         let end = tokio::select! {
@@ -191,6 +189,9 @@ async fn open(
         };
         let (code, text) = match end {
             End::Client => return,
+            End::Malformed => {
+                (close_code::PROTOCOL, "a malformed message, or one that is longer than 64 KiB")
+            }
             End::Silent => (close_code::AWAY, "no answer to pings"),
             End::Slow => (close_code::AGAIN, "too slow: the connection does not take the output"),
             End::Revoked => (close_code::POLICY, "the login or token has ended or has changed"),
@@ -266,7 +267,8 @@ async fn copy(socket: &mut WebSocket, machine: &UnixStream) -> End {
                     Some(Ok(Message::Binary(bytes))) => input = bytes,
                     Some(Ok(Message::Text(text))) => input = text.into(),
                     Some(Ok(Message::Ping(_) | Message::Pong(_))) => {}
-                    Some(Ok(Message::Close(_)) | Err(_)) | None => return End::Client,
+                    Some(Ok(Message::Close(_))) | None => return End::Client,
+                    Some(Err(_)) => return End::Malformed,
                 }
                 continue;
             }
