@@ -72,6 +72,9 @@ def test_changes_with_a_cookie_come_from_our_own_page(service):
         ({"Sec-Fetch-Site": "cross-site"}, 403),
         ({"Sec-Fetch-Site": "same-site"}, 403),
         ({"Origin": "https://evil.example"}, 403),
+        # Cookies know no ports, and SameSite neither.
+        ({"Origin": "https://127.0.0.1:1"}, 403),
+        ({"Origin": here.replace("https", "http")}, 403),
         ({}, 403),
         ({"Origin": here}, 201),
         ({"Sec-Fetch-Site": "same-origin"}, 201),

@@ -151,6 +151,50 @@ def test_a_full_drive_under_the_state_folder(tmp_path, coldrise):
         tool("umount", "--lazy", service.state)
 
 
+def test_no_change_without_its_entry_in_the_audit_log(tmp_path, coldrise):
+    """One change is done before it shows that its entry has no room; it is kept, and no other is done before it."""
+    source = tmp_path / "web01.img"
+    source.write_bytes(random.Random(1).randbytes(8 * MIB))
+    service = Coldrised(tmp_path, coldrise.repository, coldrise.passphrase_file, options=["--runs", tmp_path / "runs"])
+    service.state.mkdir(mode=0o700)
+    tool("mount", "-t", "tmpfs", "-o", "size=24m,mode=0700", "tmpfs", service.state)
+    try:
+        with service:
+            slow = {"kind": "backup", "machine": "web01", "disks": {"vda": f"raw:{source}"}, "rate_bytes_per_second": 65536}
+            run = service.post("runs", slow)["run"]
+
+            def is_running():
+                found = service.call("GET", f"runs/{run}")
+                return found.status == 200 and found.json["state"] == "running"
+
+            def cancel(which):
+                return service.call("POST", f"runs/{which}/cancel", {})
+
+            def results():
+                entries = [entry for entry in service.get("audit?count=1000") if entry["action"].endswith("/cancel")]
+                return [entry["result"] for entry in reversed(entries)]
+
+            wait_for(is_running, "the backup runs")
+            fill(service.state / "ballast")
+            # These change nothing but the audit log.
+            answers = []
+            while len(answers) < 1000 and 507 not in answers:
+                answers.append(cancel("20261123T014500Z-8001-backup").status)
+            done = len(answers) - 1
+            assert answers == [404] * done + [507]
+            assert results() == ["404"] * (done - 1), "the last one is in memory only"
+            refused = cancel(run)
+            assert refused.status == 507 and "full" in refused.json["detail"], refused.body
+            assert is_running()
+            (service.state / "ballast").unlink()
+            wait_for(lambda: cancel(run).status == 202, "changes are taken")
+            assert results() == ["404"] * done + ["ok"]
+            assert service.get("audit/chain")["broken_at"] is None
+            wait_for(lambda: not is_running(), "the backup ends")
+    finally:
+        tool("umount", "--lazy", service.state)
+
+
 def fill(path):
     """Takes all the room that there is, to the last block."""
     with path.open("wb", buffering=0) as file:
