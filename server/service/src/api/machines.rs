@@ -255,10 +255,10 @@ async fn session_history(
     Names(session): Names<String>,
 ) -> Answer<Json<Vec<ActivityTotals>>> {
     let read = blocking(move || {
-        let (machine, session) = live(&service, &caller, Permission::View, &session)?;
-        let mut samples = service.history.of(&session);
+        let session = live(&service, &caller, Permission::View, &session.parse()?)?;
+        let mut samples = service.history.of(&session.session);
         // An earlier session of this name can have been another machine's.
-        samples.retain(|sample| sample.machine == machine);
+        samples.retain(|sample| sample.machine == session.machine);
         Ok(samples)
     });
     read.await.map(Json)
