@@ -166,7 +166,7 @@ def test_a_job_is_made_started_and_removed(service, admin, tmp_path):
     form = page.get_by_role("dialog", name="New job")
     form.get_by_label("Name").first.fill("nightly")
     form.get_by_role("textbox", name="Machines").fill("web01\ndb01")
-    form.get_by_label("source").fill(f"raw:{tmp_path}/{{machine}}.raw")
+    form.get_by_label("Disk 1: source").fill(f"raw:{tmp_path}/{{machine}}.raw")
     form.get_by_label("Schedule").fill("Mon..Fri 25:00")
     form.get_by_role("button", name="Save").click()
     form.get_by_role("alert").get_by_text("25:00").wait_for()
