@@ -2,6 +2,7 @@
 
 import pathlib
 import random
+import struct
 import subprocess
 import time
 
@@ -23,14 +24,14 @@ def held_prctl(tmp_path, monkeypatch):
     """Preloads the library that holds a child just before it is tied to its parent."""
     library = tmp_path / "held_prctl.so"
     subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-Wall", "-Werror", "-o", library, SOURCE, "-ldl"], check=True)
-    folder = tmp_path / "prctl"
-    folder.mkdir()
+    calls = tmp_path / "calls"
 
     def hold(number):
+        """A function that returns the process of that call, once it was made."""
+        calls.write_bytes(struct.pack("=i", number).ljust(4096, b"\0"))
         monkeypatch.setenv("LD_PRELOAD", str(library))
-        monkeypatch.setenv("HELD_PRCTL_FOLDER", str(folder))
-        monkeypatch.setenv("HELD_PRCTL_NUMBER", str(number))
-        return folder / str(number)
+        monkeypatch.setenv("HELD_PRCTL", str(calls))
+        return lambda: struct.unpack_from("=i", calls.read_bytes(), 4 * (number + 1))[0]
 
     yield hold
 
@@ -67,11 +68,11 @@ def test_a_child_that_was_just_started_ends(coldrise, small, own_tmp, held_prctl
     places = {"SOCKET": str(own_tmp / "socket"), "IMAGE": str(image), "PORT": str(free_port())}
     for name, place in places.items():
         words = [word.replace(name, place) for word in words]
-    held = held_prctl(number)
+    held_process = held_prctl(number)
     process = coldrise.start(*words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    wait_until(lambda: process.poll() is not None or held.exists() and held.read_text(), f"the start of {case}")
+    wait_until(lambda: process.poll() is not None or held_process(), f"the start of {case}")
     assert process.poll() is None, process.stderr.read()
-    child = pathlib.Path("/proc", held.read_text())
+    child = pathlib.Path(f"/proc/{held_process()}")
     assert child.is_dir()
     process.kill()
     process.communicate(timeout=60)

@@ -10,7 +10,7 @@ use coldrise_block::{
 
 use crate::cache::DecodedChunk;
 use crate::chunk::ChunkId;
-use crate::map::{for_each_difference, slot_of, subtree_chunks, MapRoot, Page, PageSource};
+use crate::map::{for_each_difference, slot_of, subtree_chunks, MapRoot, Page};
 use crate::repository::Repository;
 use crate::rocks::{Cursor, Family, ReadMode};
 
