@@ -8,6 +8,7 @@ use coldrise_block::{Context, Error, ErrorKind, Result};
 use rustix::fs::{flock, futimens, FlockOperation, Timespec, Timestamps, UTIME_NOW};
 
 use crate::lock_holder::lock_holder;
+use crate::repository_config::RepositoryConfig;
 
 const LOCK_NAME: &str = "writer.lock";
 
@@ -22,7 +23,14 @@ impl Drop for WriterLock {
     }
 }
 
+/// Takes the lock of the repository in the folder `path`, which must still be there: deriving the key takes
+/// up to a second, in which a file system can be unmounted. Nothing is created in what is left of it.
 pub(crate) fn lock_for_writing(path: &Path) -> Result<WriterLock> {
+    RepositoryConfig::read(path)?;
+    lock(path)
+}
+
+fn lock(path: &Path) -> Result<WriterLock> {
     let name = path.join(LOCK_NAME);
     let what = || format!("locking {}", name.display());
     let file = std::fs::OpenOptions::new()
@@ -78,11 +86,11 @@ mod tests {
     #[test]
     fn a_lock_is_given_back_although_a_child_has_its_file() {
         let folder = tempfile::tempdir().unwrap();
-        let lock = lock_for_writing(folder.path()).unwrap();
-        let of_a_child = lock.0.try_clone().unwrap();
-        assert_eq!(lock_for_writing(folder.path()).err().unwrap().kind(), ErrorKind::Busy);
-        drop(lock);
-        lock_for_writing(folder.path()).unwrap();
+        let taken = lock(folder.path()).unwrap();
+        let of_a_child = taken.0.try_clone().unwrap();
+        assert_eq!(lock(folder.path()).err().unwrap().kind(), ErrorKind::Busy);
+        drop(taken);
+        lock(folder.path()).unwrap();
         drop(of_a_child);
     }
 }

@@ -54,6 +54,21 @@ fn passphrases_are_checked_and_versions_and_damage_told_apart() {
     store.reader();
 }
 
+/// As when a file system is unmounted while the passphrase is asked for.
+#[test]
+fn nothing_is_created_where_the_repository_no_longer_is() {
+    let store = Store::new();
+    let path = store.path();
+    let away = path.with_extension("away");
+    let PassphraseSource::Command(passphrase) = &store.source else { unreachable!() };
+    let (path, away) = (path.to_str().unwrap(), away.to_str().unwrap());
+    let command = format!("mv {path} {away} && mkdir {path} && {passphrase}");
+    let source = PassphraseSource::Command(command);
+    let failed = RepositoryWriter::open(&store.path(), &source, &OpenOptions::default());
+    assert_eq!(failed.err().unwrap().kind(), ErrorKind::NoRepository);
+    assert_eq!(std::fs::read_dir(path).unwrap().count(), 0);
+}
+
 #[test]
 fn init_refuses_what_it_did_not_make() {
     let directory = tempfile::tempdir().unwrap();
