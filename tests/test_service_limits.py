@@ -163,3 +163,11 @@ def test_heads_over_http2_are_limited(service, count, size, status):
 def test_too_many_headers_are_said_to_be(service):
     refused = service.call("GET", "/healthz", headers={f"X-{number}": "x" for number in range(80)}, over="https")
     assert refused.status == 431 and "64 headers" in refused.json["detail"]
+
+
+def test_a_wrong_field_is_named(service):
+    answer = service.call("POST", "tokens", {"name": "ci", "role": "viewer", "machines": ["web*", 5]})
+    assert answer.status == 400
+    assert answer.json["detail"] == "machines[1]: invalid type: integer `5`, expected a string"
+    missing = service.call("POST", "tokens", {"name": "ci"})
+    assert missing.json["detail"] == "missing field `role`"

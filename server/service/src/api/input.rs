@@ -1,8 +1,11 @@
 //! Bodies, queries and paths of requests. A malformed one is a problem document, never a panic.
 
+use std::error::Error;
+
 use axum::extract::rejection::{JsonRejection, PathRejection, QueryRejection};
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::request::Parts;
+use axum::http::StatusCode;
 use axum::Json;
 use coldrise_block::ErrorKind;
 use serde::de::DeserializeOwned;
@@ -19,15 +22,21 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
         match Json::<T>::from_request(request, state).await {
             Ok(Json(body)) => Ok(Body(body)),
             Err(error) => {
-                let status = match &error {
+                let (status, text) = match &error {
                     // Well-formed JSON of a wrong form is a bad request, too.
-                    JsonRejection::JsonDataError(_) => axum::http::StatusCode::BAD_REQUEST,
-                    other => other.status(),
+                    JsonRejection::JsonDataError(cause) => (StatusCode::BAD_REQUEST, field_text(cause)),
+                    other => (other.status(), other.body_text()),
                 };
-                Err(Problem::new(status, ErrorKind::InvalidInput, error.body_text()))
+                Err(Problem::new(status, ErrorKind::InvalidInput, text))
             }
         }
     }
+}
+
+/// The field and what is wrong with it, without the position in the text of the JSON, which no form shows.
+fn field_text(error: &dyn Error) -> String {
+    let text = error.source().map_or_else(|| error.to_string(), ToString::to_string);
+    text.rsplit_once(" at line ").map_or(text.as_str(), |(text, _)| text).to_owned()
 }
 
 /// The query of an address.
