@@ -2,10 +2,10 @@
 """Demonstrates the service on a real guest: points, boot badges and metrics come in by themselves.
 
 It starts coldrised, without systemd, with one job: back up the demo guest every minute and boot
-each new point in isolation. It prints what the service's event stream tells, and ends when the given number
-of points has a green boot badge (2 by default).
+each new point in isolation. It prints what the service's event stream tells until the given number of points
+has a green boot badge (2 by default). On a terminal the service then stays for its visitors until Ctrl-C.
 
-    demo/service.py --build-dir target/release [--points N] [--keep]
+    demo/service.py --build-dir target/release [--points N] [--end] [--keep]
 
 The last line of standard output is either
 
@@ -136,7 +136,7 @@ def watch(service: Coldrised, events: Events, wanted: int, started: float) -> di
     raise DemoError(f"not {wanted} proven points within {PATIENCE_SECONDS} s")
 
 
-def demonstrate(coldrise: Path, work: Path, wanted: int) -> dict:
+def demonstrate(coldrise: Path, work: Path, wanted: int, stays: bool) -> dict:
     print("building the guest and the repository", flush=True)
     image = guest_image(work)
     repository, passphrase = make_repository(coldrise, work)
@@ -144,13 +144,15 @@ def demonstrate(coldrise: Path, work: Path, wanted: int) -> dict:
         started = time.monotonic()
         events = Events(service)
         events.start()
-        service.post("jobs", {
+        settings = {
             "name": "demo", "kind": "backup", "machines": [MACHINE], "disks": {"vda": f"raw:{image}"},
             "schedule": ["*:*:00"], "boot_check": {"when": "always"}, "age_limit_hours": 1,
-        })
+        }
+        service.post("jobs", settings)
         job = service.get("jobs/demo")
-        if page_options():
-            print(f"its page: https://127.0.0.1:{service.port}{SETUP_MARK}{service.setup_secret()}", flush=True)
+        address = f"https://127.0.0.1:{service.port}"
+        page = f"{address}{SETUP_MARK}{service.setup_secret()}" if page_options() else address
+        print(f"its page: {page}", flush=True)
         print(f"the service answers on https://127.0.0.1:{service.port}; job demo, every minute, next: {next_date(job)}",
               flush=True)
         figures = watch(service, events, wanted, started)
@@ -162,8 +164,19 @@ def demonstrate(coldrise: Path, work: Path, wanted: int) -> dict:
         print("\nrecent runs:")
         for run in service.get("runs?count=8")["runs"]:
             print(f"  {run['id']:<40} {run['state']}")
+        if stays:
+            stay(service, settings, page)
         stop_runs(service)
     return figures
+
+
+def stay(service: Coldrised, settings: dict, page: str) -> None:
+    """Leaves the service to the visitor until Ctrl-C."""
+    # Not every minute any more: boots in emulation take the processors from the visitor's machines.
+    service.call("PUT", "jobs/demo", {**settings, "schedule": ["*:00/30:00"]})
+    print(f"\nThe service stays until Ctrl-C: {page}\nThen all of it goes, and machines that you recovered with it.", flush=True)
+    with contextlib.suppress(KeyboardInterrupt):
+        signal.pause()
 
 
 def next_date(job: dict) -> str:
@@ -196,6 +209,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Let the service protect a guest for some minutes.")
     parser.add_argument("--build-dir", type=Path, default=PROJECT / "target/release")
     parser.add_argument("--points", type=int, default=2, help="proven points to wait for (2)")
+    parser.add_argument("--end", action="store_true", help="end then, on a terminal, too")
     parser.add_argument("--keep", action="store_true", help="keep the temporary folder")
     arguments = parser.parse_args()
     coldrise = arguments.build_dir.resolve() / "coldrise"
@@ -206,7 +220,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     work = Path(tempfile.mkdtemp(prefix="coldrise-service-"))
     try:
-        figures = demonstrate(coldrise, work, arguments.points)
+        figures = demonstrate(coldrise, work, arguments.points, sys.stdout.isatty() and not arguments.end)
     except KeyboardInterrupt:
         print("demo-service: interrupted")
         return 130

@@ -89,7 +89,7 @@ def test_the_repository_is_away_under_load_and_comes_back(service, told, tmp_pat
             assert service.call("GET", "queue").status == 200
         finally:
             if is_unmounted:
-                # Fails if a run left something there.
+                assert os.listdir(coldrise.repository) == [], "a run left something there"
                 coldrise.repository.rmdir()
             away.rename(coldrise.repository)
         back_ms = time.time() * 1000

@@ -1,6 +1,7 @@
 """What the service refuses before it costs anything: folders of others, endless requests."""
 
 import contextlib
+import gzip
 import os
 import pathlib
 import shutil
@@ -171,3 +172,12 @@ def test_a_wrong_field_is_named(service):
     assert answer.json["detail"] == "machines[1]: invalid type: integer `5`, expected a string"
     missing = service.call("POST", "tokens", {"name": "ci"})
     assert missing.json["detail"] == "missing field `role`"
+
+
+def test_long_answers_are_compressed_for_those_who_accept_it(service):
+    plain = service.call("GET", "openapi.json", over="https")
+    packed = service.call("GET", "openapi.json", headers={"Accept-Encoding": "gzip"}, over="https")
+    assert (plain.headers["Content-Encoding"], packed.headers["Content-Encoding"]) == (None, "gzip")
+    assert gzip.decompress(packed.body) == plain.body and len(packed.body) < len(plain.body) / 3
+    short = service.call("GET", "users", headers={"Accept-Encoding": "gzip"})
+    assert short.status == 200 and short.headers["Content-Encoding"] is None

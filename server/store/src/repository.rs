@@ -405,6 +405,10 @@ impl PageSource for Repository {
 /// Makes missing directories. Copying a repository may leave empty ones out; `verify` reports
 /// content that is missing from them.
 fn make_missing_parts(path: &Path) {
+    // Not in what is left of a repository that has just been unmounted.
+    if !path.join(FILE_NAME).exists() {
+        return;
+    }
     for part in parts(path) {
         // Any other error shows when the directory is used.
         if matches!(part.try_exists(), Ok(false)) {

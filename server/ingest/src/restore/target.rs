@@ -57,9 +57,17 @@ pub(super) fn is_block_device(path: &Path) -> Result<bool> {
             }
             Ok(kind.is_block_device())
         }
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound && !is_for_devices(path) => {
+            Ok(false)
+        }
         Err(error) => Err(Error::io(format!("looking at {}", path.display()), error)),
     }
+}
+
+/// A mistyped device must not become a file in memory. /dev/shm is meant for files.
+fn is_for_devices(path: &Path) -> bool {
+    let folder = path.parent().and_then(|folder| folder.canonicalize().ok());
+    folder.is_some_and(|folder| folder.starts_with("/dev") && !folder.starts_with("/dev/shm"))
 }
 
 /// The format of `target`: the requested one, else the one of the file's extension.
@@ -105,6 +113,14 @@ fn usual_form(format: ImageFormat) -> Format {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_device_that_is_not_there_is_no_file() {
+        let missing = is_block_device(Path::new("/dev/coldrise-none")).unwrap_err();
+        assert_eq!(missing.kind(), ErrorKind::NotFound);
+        assert!(!is_block_device(Path::new("/dev/shm/coldrise-none")).unwrap());
+        assert!(!is_block_device(Path::new("/coldrise-none")).unwrap());
+    }
 
     #[test]
     fn a_plain_word_means_the_same_as_a_source_and_as_a_target() {

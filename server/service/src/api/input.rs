@@ -24,7 +24,9 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
             Err(error) => {
                 let (status, text) = match &error {
                     // Well-formed JSON of a wrong form is a bad request, too.
-                    JsonRejection::JsonDataError(cause) => (StatusCode::BAD_REQUEST, field_text(cause)),
+                    JsonRejection::JsonDataError(cause) => {
+                        (StatusCode::BAD_REQUEST, field_text(cause))
+                    }
                     other => (other.status(), other.body_text()),
                 };
                 Err(Problem::new(status, ErrorKind::InvalidInput, text))

@@ -27,11 +27,13 @@ mod users;
 use std::time::Duration;
 
 use axum::extract::DefaultBodyLimit;
-use axum::http::{header, HeaderValue, StatusCode};
+use axum::http::{header, Extensions, HeaderMap, HeaderValue, StatusCode, Version};
 use axum::middleware;
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
 use coldrise_block::ErrorKind;
+use tower_http::compression::predicate::{Predicate, SizeAbove};
+use tower_http::compression::{CompressionLayer, CompressionLevel};
 use tower_http::set_header::SetResponseHeaderLayer;
 use utoipa::openapi::security::{ApiKey, ApiKeyValue, HttpAuthScheme, HttpBuilder, SecurityScheme};
 use utoipa::openapi::{OpenApi, RefOr, Schema};
@@ -46,6 +48,8 @@ pub(crate) use problem::Problem;
 
 /// Maximum size of a request's body, in bytes.
 pub(super) const MAX_BODY_BYTES: usize = 256 << 10;
+/// Minimum size of an answer that is compressed, in bytes.
+const MIN_COMPRESSED_BYTES: u16 = 4 << 10;
 /// Maximum time for a request's body.
 const BODY_TIMEOUT: Duration = Duration::from_secs(20);
 /// For pages and answers alike: nothing from elsewhere, no inline code.
@@ -114,6 +118,17 @@ pub(crate) fn openapi_text() -> String {
     open_jobs(routes().into_openapi()).to_pretty_json().unwrap_or_default()
 }
 
+/// Compresses long answers in JSON for clients that accept it: a list of 1,000 machines has 600 KB. Content of
+/// disks, with its ranges, and event streams stay as they are.
+fn compression() -> CompressionLayer<impl Predicate> {
+    let is_json = |_: StatusCode, _: Version, headers: &HeaderMap, _: &Extensions| {
+        headers.get(header::CONTENT_TYPE).is_some_and(|value| value == "application/json")
+    };
+    CompressionLayer::new()
+        .quality(CompressionLevel::Fastest)
+        .compress_when(SizeAbove::new(MIN_COMPRESSED_BYTES).and(is_json))
+}
+
 /// All routes, with the rules that hold for each request.
 pub(crate) fn router(service: SharedService, web: Option<Web>) -> Router {
     let (router, document) = routes().split_for_parts();
@@ -134,6 +149,7 @@ pub(crate) fn router(service: SharedService, web: Option<Web>) -> Router {
             Problem::new(StatusCode::METHOD_NOT_ALLOWED, ErrorKind::InvalidInput, text)
         })
         .layer(middleware::from_fn_with_state(service.clone(), caller::admit))
+        .layer(compression())
         .merge(page.with_state(()))
         .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
         .layer(set(header::CONTENT_SECURITY_POLICY, CONTENT_SECURITY_POLICY))
