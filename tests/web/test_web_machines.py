@@ -104,6 +104,21 @@ def test_what_is_not_known_leads_nowhere_else(place, visit):
     page.get_by_role("alert").first.wait_for()
     visitor.go("nowhere")
     page.get_by_role("heading", name="No such page").wait_for()
+    # Names that every object of JavaScript has, and a path that a browser would resolve.
+    for address in ("constructor", "__proto__"):
+        visitor.go("about")
+        visitor.go(address)
+        page.get_by_role("heading", name="No such page").wait_for()
+    visitor.go("machines/../../jobs")
+    page.get_by_role("alert").get_by_text("There is no machine “..”").first.wait_for()
+    assert page.get_by_text("Loading…").count() == 0
+
+
+def test_a_machine_in_no_job_leads_to_its_form(place, visit):
+    visitor, page = enter(visit, place)
+    visitor.go("machines/db01")
+    page.get_by_role("link", name="Make a job for it").click()
+    assert page.get_by_role("dialog", name="New job").get_by_role("textbox", name="Machines").input_value() == "db01"
 
 
 def test_a_viewer_starts_nothing(place, visit):

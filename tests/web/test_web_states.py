@@ -94,9 +94,10 @@ def test_what_does_not_exist(running, made, visit):
         visitor.go("about")
         visitor.go(address)
         page.locator("#main").get_by_text(said).first.wait_for()
-    # A point that is gone: the machine's page shows its newest one.
+    # A point that is gone: the machine's page says so, and shows its newest one.
     visitor.go("machines/web01/20200101T000000Z")
     page.get_by_label("Chosen point").get_by_text(made.points[-1]).wait_for()
+    page.get_by_role("alert").get_by_text("There is no point 20200101T000000Z").wait_for()
 
 
 def test_a_viewer_sees_and_starts_nothing(running, made, visit, tmp_path):

@@ -144,6 +144,7 @@ def test_a_disk_is_restored_in_the_services_folder(place, visit):
     drawer.get_by_label("Target").fill(name)
     drawer.get_by_role("button", name="Start").click()
     page.get_by_text(f"web01: restore: {place.service.state / 'restores' / name}").get_by_text("exists").first.wait_for()
+    assert "or check “Replace an existing file”" in page.locator(".message", has_text="exists").inner_text()
 
 
 def test_a_device_is_overwritten_only_after_a_question(place, visit, tmp_path):

@@ -1,14 +1,15 @@
 // The one way to the API. Each call names an operation of the OpenAPI document.
+import { pageWords } from '../lib/words';
 import type { Operations, Problem as ProblemDocument } from './schema';
 
-/** What went wrong, in the service's own words. */
+/** What went wrong, in the service's words. */
 export class Problem extends Error {
   /** HTTP status; 0 if the service did not answer. */
   readonly status: number;
   readonly kind: string;
 
   constructor(status: number, message: string, kind = 'io') {
-    super(message);
+    super(pageWords(message));
     this.status = status;
     this.kind = kind;
   }
@@ -40,9 +41,13 @@ export function whenUnauthorized(listener: () => void): void {
   onUnauthorized = listener;
 }
 
-/** The address of an operation, with names escaped: a machine's name is text, never a path. */
+/** The address of an operation, with names escaped: a name is text, never a path. Browsers resolve `..` however it is written. */
 export function addressOf(template: string, path: Record<string, string> = {}, query: Record<string, unknown> = {}): string {
-  const filled = template.replace(/\{(\w+)\}/g, (_, name: string) => encodeURIComponent(path[name] ?? ''));
+  const filled = template.replace(/\{(\w+)\}/g, (_, name: string) => {
+    const value = path[name] ?? '';
+    if (/^\.{0,2}$/.test(value)) throw new Problem(404, `There is no ${name} “${value}”.`, 'not_found');
+    return encodeURIComponent(value);
+  });
   const words = Object.entries(query).filter(([, value]) => value !== undefined && value !== null && value !== '');
   const search = new URLSearchParams(words.map(([name, value]) => [name, String(value)])).toString();
   return `/api/v1${filled}${search ? `?${search}` : ''}`;
@@ -62,9 +67,10 @@ async function request<T>(operation: string, untyped: Untyped): Promise<T> {
   const headers: Record<string, string> = { Accept: 'application/json' };
   if (untyped.body !== undefined) headers['Content-Type'] = 'application/json';
   if (untyped.once) headers['Idempotency-Key'] = untyped.once;
+  const address = addressOf(template, untyped.path, untyped.query);
   let response: Response;
   try {
-    response = await fetch(addressOf(template, untyped.path, untyped.query), {
+    response = await fetch(address, {
       method,
       headers,
       body: untyped.body === undefined ? null : JSON.stringify(untyped.body),

@@ -5,6 +5,7 @@ import type { RunRecord, Start } from '../api/schema';
 import type { Tone } from '../parts/Badge.svelte';
 import { attempt, messages } from './messages.svelte';
 import { to } from './route.svelte';
+import { pageWords } from './words';
 
 /** Starts a run and says so, with a link to it. */
 export async function startRun(body: Start, what: string): Promise<boolean> {
@@ -24,7 +25,10 @@ export function sayEnd(id: string, what: string): void {
     if (run.state === 'running' || !stop()) return;
     if (run.state === 'ok') messages.add(`${what}: done.`, { link });
     else if (run.state === 'cancelled') messages.add(`${what}: cancelled.`, { link });
-    else messages.add(`${what}: ${run.result?.error?.message ?? 'the run has no result: its process was killed.'}`, { isBad: true, link });
+    else {
+      const why = run.result?.error?.message ?? 'the run has no result: its process was killed.';
+      messages.add(`${what}: ${pageWords(why)}`, { isBad: true, link });
+    }
   };
   // A run that has not begun is not known yet; its events come.
   const lookAgain = () => void look().catch(() => undefined);

@@ -1,0 +1,11 @@
+// What the service says to callers of its command line and API, for readers of the page.
+const WORDS: [string, string][] = [
+  ['or use --force to replace it', 'or check “Replace an existing file”'],
+  [': start one: POST /api/v1/runs with the kind boot', ''],
+  [': DELETE /queue/RUN', ''],
+  ['; see /api/v1/openapi.json', ''],
+];
+
+export function pageWords(text: string): string {
+  return WORDS.reduce((found, [said, meant]) => found.replace(said, meant), text);
+}
