@@ -176,6 +176,13 @@ def test_an_action_while_the_service_is_away(running, visit):
     running.kill()
     page.get_by_role("button", name="Verify all data").click()
     page.get_by_text("The service does not answer").first.wait_for()
+    for _ in range(4):
+        page.get_by_role("button", name="Verify all data").click()
+    # More than three would cover a phone.
+    page.get_by_text("2 more before these").wait_for()
+    assert page.get_by_role("button", name="Close this message").count() == 3
+    page.get_by_role("button", name="Close all").click()
+    assert page.get_by_role("button", name="Close this message").count() == 0
     running.start()
     page.get_by_text("The service is away").wait_for(state="detached", timeout=30_000)
     page.get_by_role("button", name="Verify all data").click()

@@ -1,5 +1,6 @@
 // A value of the API that stays current: fetched at first, after events that concern it, and when the
 // service is back. For use while a component is set up.
+import { now } from '../lib/now.svelte';
 import { problemFrom, type Problem } from './client';
 import { stream, type StreamEvent } from './events.svelte';
 
@@ -41,6 +42,7 @@ export function query<T>(load: () => Promise<T>, concerns: (event: StreamEvent) 
       (loaded) => {
         if (mine !== newest) return;
         value = loaded;
+        now.ms = Date.now();
         problem = undefined;
       },
       (error: unknown) => {

@@ -23,6 +23,10 @@ class Messages {
   remove(id: number): void {
     this.all = this.all.filter((message) => message.id !== id);
   }
+
+  clear(): void {
+    this.all = [];
+  }
 }
 export const messages = new Messages();
 

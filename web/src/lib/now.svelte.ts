@@ -1,4 +1,4 @@
-// The time, for ages: it moves every ten seconds, not while the page is hidden.
+// The time, for ages: it moves every ten seconds, not while the page is hidden, and with each answer of the service.
 class Now {
   ms = $state(Date.now());
   constructor() {

@@ -29,8 +29,9 @@ export function elapsed(ms: number): string {
   return duration(ms < 60_000 ? ms : Math.floor(ms / 60_000) * 60_000);
 }
 
+/** Two clocks may differ by a minute before a time is called future. */
 export function age(ms: number, now: number): string {
-  return now - ms < 0 ? 'in the future' : `${elapsed(now - ms)} ago`;
+  return now - ms < -60_000 ? 'in the future' : `${elapsed(now - ms)} ago`;
 }
 
 const pad = (number: number) => String(number).padStart(2, '0');
