@@ -48,13 +48,29 @@ def test_machines_by_state_with_search_and_keys(place, visit):
     assert rows.nth(2).get_by_role("img").get_attribute("aria-label") == "last 7 points: 1 verified, 6 not booted"
     page.get_by_text("One machine is in no job").wait_for()
     assert sorted(asked) == ["db01", "old01", "web01"], "each strip is asked for once"
-    # The search has the focus; Enter opens the only row that is left.
+    page.get_by_text("3 machines. Press").wait_for()
+    # Keys work at once; the search has the focus only after its key. Enter opens the only row that is left.
+    page.keyboard.press("?")
+    page.get_by_role("dialog", name="Keys").wait_for()
+    page.keyboard.press("Escape")
+    page.keyboard.press("r")
+    drawer = page.get_by_role("dialog", name="Recover old01")
+    drawer.get_by_role("radio", checked=True).first.wait_for()
+    assert drawer.get_by_role("button", name="Start").evaluate("button => button === document.activeElement")
+    page.keyboard.press("Escape")
+    page.keyboard.press("/")
+    page.keyboard.type("x")
+    page.get_by_text("No machine matches").wait_for()
+    page.keyboard.press("Escape")
+    page.get_by_text("3 machines. Press").wait_for()
+    page.keyboard.press("/")
     page.keyboard.type("WEB")
     page.get_by_text("1 of 3 machines").wait_for()
     page.keyboard.press("Enter")
     page.get_by_role("heading", name="web01").wait_for()
     page.keyboard.press("/")
     page.get_by_role("heading", name="Machines").wait_for()
+    assert page.get_by_role("searchbox").evaluate("field => field === document.activeElement")
 
 
 def test_the_timeline_is_used_by_keys(place, visit):

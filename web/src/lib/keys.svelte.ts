@@ -43,7 +43,7 @@ export function listenForKeys(): () => void {
     } else if (event.key === '?') {
       shortcuts.isListed = true;
     } else if (event.key === '/' && !shortcuts.press('/')) {
-      go('#/machines');
+      go('#/machines?search');
     } else if (event.key !== '/' && !shortcuts.press(event.key)) {
       return;
     }
