@@ -76,7 +76,7 @@ def test_a_machine_is_recovered_used_sealed_and_ended(guest, visit):
     page.get_by_role("button", name="Cancel").click()
     page.get_by_text("cancelled", exact=True).wait_for(timeout=60_000)
     visitor.go(f"sessions/{session}")
-    page.get_by_text("published, not served").wait_for()
+    page.get_by_text("published, not in use").wait_for()
     assert page.get_by_role("button", name="Serial console").count() == 0
 
 

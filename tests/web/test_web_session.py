@@ -1,0 +1,102 @@
+"""The page of a session: its machine's keyboard, and what the page says when the machine or the session is gone."""
+
+import os
+import re
+import signal
+
+import pytest
+
+from support import browser, site
+from support.nbdserver import wait_until
+from support.service import Coldrised
+
+# Longer than the list of sessions at the edge is wide.
+SESSION = "used-" + "u" * 50
+IS_FOCUSED = "element => element === document.activeElement"
+
+
+@pytest.fixture
+def place(tmp_path):
+    made = site.Site(tmp_path)
+    [made.point] = made.back_up("web01", [1])
+    work = tmp_path / "service"
+    work.mkdir()
+    with Coldrised(work, made.coldrise.repository, made.coldrise.passphrase_file,
+                   options=["--web", str(browser.PAGE)]) as made.service:
+        made.service.post("users", {"name": "admin", "role": "admin", "password": browser.PASSWORD})
+        try:
+            yield made
+        finally:
+            for run in made.service.get("runs?state=running")["runs"]:
+                made.service.call("POST", f"runs/{run['id']}/cancel", {})
+            wait_until(lambda: not made.service.get("runs?state=running")["runs"], "the machine ends")
+
+
+def test_a_session_from_its_start_to_its_end(place, visit):
+    service, visitor = place.service, visit(place.service)
+    visitor.log_in()
+    page = visitor.page
+    visitor.go(f"sessions/{SESSION}")
+    page.get_by_text("There is no session").wait_for()
+    run = service.post("runs", {"kind": "boot", "address": place.point, "session": SESSION, "memory_mib": 64})["run"]
+    page.locator("dt", has_text="Published").wait_for(timeout=60_000)
+    assert page.get_by_text("in the future").count() == 0
+    entry = page.get_by_role("navigation", name="Pages").get_by_role("link", name=SESSION)
+    assert entry.evaluate("link => link.getBoundingClientRect().right <= link.closest('nav').getBoundingClientRect().right")
+    page.get_by_text("To end the session, power the machine off first.").wait_for()
+    use_the_keyboard(page)
+    assert not visitor.violations()
+
+    page.get_by_role("button", name="Type text").click()
+    dialog = page.get_by_role("dialog", name="Type text")
+    dialog.get_by_label("Text").fill("ж")
+    dialog.get_by_role("button", name="Type", exact=True).click()
+    dialog.get_by_role("alert").wait_for()
+    dialog.get_by_role("button", name="Close", exact=True).last.click()
+
+    # The address names no run; the page finds the one that was killed, also when it is opened later.
+    os.kill(service.get(f"runs/{run}")["plan"]["who"]["pid"], signal.SIGKILL)
+    page.get_by_text("lost", exact=True).wait_for(timeout=30_000)
+    page.reload()
+    page.get_by_text("lost", exact=True).wait_for()
+    page.get_by_text("published, not in use").wait_for()
+    place.coldrise.run("unpublish", SESSION, "--discard")
+    page.get_by_text("it was ended").wait_for()
+    assert page.get_by_role("button", name=re.compile("Seal|Discard")).count() == 0
+    assert page.get_by_text("published, not in use").count() == 0
+
+
+def use_the_keyboard(page):
+    """The screen takes keys only when it is asked to, and gives them back."""
+    screen = page.get_by_role("application", name="Screen of the machine")
+    canvas = screen.locator("canvas")
+    canvas.wait_for(timeout=60_000)
+    page.get_by_text("Connecting to the screen").wait_for(state="detached")
+    page.keyboard.press("?")
+    page.get_by_role("dialog", name="Keys").wait_for()
+    page.keyboard.press("Escape")
+    canvas.click()
+    assert canvas.evaluate(IS_FOCUSED)
+    page.keyboard.press("?")
+    assert page.get_by_role("dialog").count() == 0
+    # Keys with both are the machine's.
+    page.keyboard.press("Control+Alt+F2")
+    assert canvas.evaluate(IS_FOCUSED)
+    page.keyboard.press("Control+Alt")
+    wait_until(lambda: screen.evaluate(IS_FOCUSED), "the page has the keyboard")
+    page.keyboard.press("Enter")
+    assert canvas.evaluate(IS_FOCUSED)
+    page.keyboard.press("Control+Alt")
+    wait_until(lambda: screen.evaluate(IS_FOCUSED), "the page has the keyboard")
+    page.keyboard.press("Tab")
+    assert not screen.evaluate(IS_FOCUSED) and not canvas.evaluate(IS_FOCUSED)
+
+
+def test_a_start_that_failed(place, visit):
+    visitor = visit(place.service)
+    visitor.log_in()
+    run = place.service.post("runs", {"kind": "boot", "address": place.point, "session": "none", "memory_mib": 999_999})["run"]
+    visitor.go(f"sessions/none?run={run}")
+    visitor.page.get_by_text("failed", exact=True).wait_for(timeout=30_000)
+    visitor.page.get_by_text("The session was not published.").wait_for()
+    assert visitor.page.get_by_text("is being published").count() == 0
