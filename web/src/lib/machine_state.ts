@@ -1,5 +1,5 @@
 // The state of a machine in one word, worst first.
-import type { Alarm, MachineSummary } from '../api/schema';
+import type { Alarm, MachineSummary, SessionDetails } from '../api/schema';
 
 export const STATES = ['damaged', 'failing', 'old', 'running', 'empty', 'good'] as const;
 export type MachineState = (typeof STATES)[number];
@@ -19,6 +19,11 @@ const BY_TOPIC: Partial<Record<Alarm['topic'], MachineState>> = {
   boot: 'failing',
   age: 'old',
 };
+
+/** A boot check's own session: nobody recovers with it. */
+export function isOfCheck({ session }: SessionDetails): boolean {
+  return session.endsWith('-throwaway');
+}
 
 /** `alarms` are the active ones of the machine; those of severity info do not count. */
 export function stateOf(machine: MachineSummary, alarms: Alarm[], isRunning: boolean): MachineState {

@@ -31,10 +31,19 @@ export function choices(points: Point[]): { verified?: Point; newest?: Point } {
   return { ...(verified ? { verified } : {}), ...(newest ? { newest } : {}) };
 }
 
-/** The time that a point shows, in milliseconds since 1970: its name's, not that of its storing. */
+/**
+ * The time that a point shows, in milliseconds since 1970. A backup: its name's, not that of its storing. A sealed session:
+ * when it was sealed, as its name has the time of the point that it began from.
+ */
 export function timeOf(point: { point: string; created_at_ms: number }): number {
-  const parts = /^(\d{4})(\d\d)(\d\d)T(\d\d)(\d\d)(\d\d)Z/.exec(point.point)?.slice(1).map(Number);
+  const parts = /^(\d{4})(\d\d)(\d\d)T(\d\d)(\d\d)(\d\d)Z$/.exec(point.point)?.slice(1).map(Number);
   if (!parts) return point.created_at_ms;
   const [year = 0, month = 1, day = 1, hour = 0, minute = 0, second = 0] = parts;
   return Date.UTC(year, month - 1, day, hour, minute, second);
+}
+
+/** Points by the time that they show, the oldest first. */
+export function inTime(points: Point[]): Point[] {
+  const times = new Map(points.map((point) => [point, timeOf(point)]));
+  return points.toSorted((a, b) => (times.get(a) ?? 0) - (times.get(b) ?? 0));
 }

@@ -17,6 +17,8 @@ const COLUMN_PX = 5;
 export interface Branch {
   /** When the point was made that it starts from, and when the session was sealed, or now. */
   from: number;
+  /** It starts from a sealed session, whose lane is its own. */
+  isFromSealed: boolean;
   to: number;
   isOpen: boolean;
 }
@@ -93,8 +95,9 @@ function drawBranches(context: CanvasRenderingContext2D, { branches, span, width
     context.lineWidth = branch.isOpen ? 2.5 : 1.5;
     context.setLineDash(branch.isOpen ? [5, 4] : []);
     context.beginPath();
-    context.moveTo(from, BACKUP_Y);
-    context.bezierCurveTo(from + bend, BACKUP_Y, from, BRANCH_Y, from + bend, BRANCH_Y);
+    const y = branch.isFromSealed ? BRANCH_Y : BACKUP_Y;
+    context.moveTo(from, y);
+    context.bezierCurveTo(from + bend, y, from, BRANCH_Y, from + bend, BRANCH_Y);
     context.lineTo(Math.max(to, from + bend), BRANCH_Y);
     context.stroke();
     context.setLineDash([]);
