@@ -1,6 +1,8 @@
 """Machines, a machine's timeline, Recover: on a small real repository."""
 
+import datetime
 import re
+import zoneinfo
 
 import pytest
 
@@ -112,6 +114,59 @@ def test_recover_is_filled_in(place, visit):
     assert "--memory 512M" in command.inner_text() and "--network user" in command.inner_text()
     page.keyboard.press("Escape")
     drawer.wait_for(state="detached")
+
+
+def test_a_boot_check_is_no_recovery(place, visit):
+    """The session of a boot check that runs: its machine does not run from the backup."""
+    visitor, page = enter(visit, place)
+    place.coldrise.publish(place.web[0], "web01-throwaway")
+
+    def check(route):
+        listing = route.fetch().json()
+        for session in listing["sessions"]:
+            session["is_served"] = session["session"] == "web01-throwaway"
+        route.fulfill(json=listing)
+
+    page.route("**/api/v1/sessions", check)
+    try:
+        visitor.go("machines")
+        page.get_by_label("Machines").get_by_text("web01").wait_for()
+        page.get_by_role("button", name="2 good").wait_for()
+        visitor.go("machines/web01")
+        page.get_by_text("Session patch is published").wait_for()
+        assert page.get_by_text("running from backup").or_(page.get_by_text("web01-throwaway")).count() == 0
+    finally:
+        place.coldrise.json("unpublish", "web01-throwaway", "--discard")
+
+
+def test_the_chosen_point_is_recovered(place, visit):
+    visitor, page = enter(visit, place)
+    drawer = page.get_by_role("dialog", name="Recover web01")
+    base = place.web[-3]
+    for address in (place.web[1], place.sealed):
+        visitor.go(f"machines/{address}")
+        page.get_by_label("Chosen point").get_by_text(address, exact=True).wait_for()
+        page.get_by_role("button", name="Recover").click()
+        chosen = drawer.get_by_role("radio", checked=True).first
+        chosen.wait_for()
+        assert chosen.get_attribute("value") == address.split("/")[1]
+        assert f"coldrise boot {address} " in drawer.locator("code").inner_text()
+        page.keyboard.press("Escape")
+        drawer.wait_for(state="detached")
+    # A sealed session shows when it was sealed, not the time of the point that it began from.
+    panel = page.get_by_label("Chosen point")
+    stored = next(point for point in place.service.get("machines/web01/points")["points"] if point["address"] == place.sealed)
+    moment = datetime.datetime.fromtimestamp(stored["created_at_ms"] / 1000, zoneinfo.ZoneInfo("Europe/Berlin"))
+    assert panel.get_by_role("heading", name=f"{moment:%H:%M}").count() == 1
+    place.coldrise.json("quarantine", base)
+    try:
+        visitor.go(f"machines/{base}")
+        panel.get_by_text("set aside by hand").wait_for()
+        page.get_by_role("button", name="Recover").click()
+        drawer.get_by_text(f"{base} is in quarantine and cannot be recovered").wait_for()
+        assert base.split("/")[1] not in [radio.get_attribute("value") for radio in drawer.get_by_role("radio").all()]
+    finally:
+        place.coldrise.json("release", base)
 
 
 def test_what_is_not_known_leads_nowhere_else(place, visit):

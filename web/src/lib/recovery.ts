@@ -64,7 +64,8 @@ export function bootPlan(point: Point, choices: Choices, memory: number | undefi
   const hardware = { ...(memory ? { memory_mib: memory } : {}), ...(cpus ? { cpus } : {}) };
   return {
     starts: [{ kind: 'boot', address: point.address, session, network, ...hardware }],
-    lines: [commandLine('boot', point.address, '--name', session, memory && '--memory', memory && `${memory}M`, cpus && '--cpus', cpus,
+    lines: [commandLine('boot', point.address, '--name', session, ...(memory ? ['--memory', `${memory}M`] : []),
+      ...(cpus ? ['--cpus', cpus] : []),
       '--network', network === 'connected' ? 'user' : 'isolated')],
     will: `Publishes the point as session ${session} and starts a machine on it. Its disks stay in the backup, and what it writes is kept beside them. `
       + 'If it does not start, its run says why.',
@@ -73,32 +74,39 @@ export function bootPlan(point: Point, choices: Choices, memory: number | undefi
   };
 }
 
+/** Networks that a server is for. */
+function allowed(protocol: Protocol, { isForOthers, clients }: Choices): string[] {
+  return isForOthers && protocol === 'nfs' ? clients.split(/[\s,]+/).filter(Boolean) : [];
+}
+
 /** The server that `choices` ask for. */
-export function wantedServer(protocol: Protocol, { isForOthers, listen, tls }: Choices): Server {
-  const flags = isForOthers && protocol === 'nbd' ? [tls === 'psk' ? '--tls-psk' : '--tls-certificates'] : [];
-  return serverOf(protocol, [`--listen=${listen}`, ...flags]);
+export function wantedServer(protocol: Protocol, choices: Choices): Server {
+  const { isForOthers, listen, tls, tlsPath } = choices;
+  const keys = isForOthers && protocol === 'nbd' ? [`--tls-${tls}=${tlsPath}`] : [];
+  return serverOf(protocol, [`--listen=${listen}`, ...keys, ...allowed(protocol, choices).map((client) => `--allow=${client}`)]);
 }
 
 export function servePlan(protocol: Protocol, point: Point, choices: Choices, running: Server[]): Plan {
-  const { session, isForOthers, listen, clients, tls, tlsPath } = choices;
+  const { session, isForOthers, listen, tls, tlsPath } = choices;
   const wanted = wantedServer(protocol, choices);
-  const isThere = running.some((server) => server.protocol === protocol && server.host === wanted.host && server.port === wanted.port &&
-    !server.isReadOnly);
-  const allow = clients.split(/[\s,]+/).filter(Boolean);
+  const isThere = running.some((server) => server.terms === wanted.terms);
+  const isTaken = !isThere && running.some((server) => server.port === wanted.port);
+  const allow = allowed(protocol, choices);
   const isTls = isForOthers && protocol === 'nbd';
   const serve: Start = {
     kind: 'serve', protocol, listen,
-    ...(isForOthers && protocol === 'nfs' ? { allow } : {}), ...(isTls ? { [tls === 'psk' ? 'tls_psk' : 'tls_certificates']: tlsPath }
+    ...(allow.length > 0 ? { allow } : {}), ...(isTls ? { [tls === 'psk' ? 'tls_psk' : 'tls_certificates']: tlsPath }
       : {}),
   };
   const option = tls === 'psk' ? '--tls-psk' : '--tls-certificates';
   const line = commandLine('serve', protocol, '--listen', listen, isTls && option, isTls && tlsPath,
-    ...(isForOthers && protocol === 'nfs' ? allow.flatMap((client) => ['--allow', client]) : []));
+    ...allow.flatMap((client) => ['--allow', client]));
   const server = isThere ? `The ${protocol.toUpperCase()} server that runs already serves it.`
-    : `Starts a server of all points and sessions over ${protocol.toUpperCase()}; it runs until its run is cancelled.`;
+    : `Starts a server of all points and sessions over ${protocol.toUpperCase()}; it runs until its run is cancelled.`
+      + (isTaken ? ` One with other settings has port ${wanted.port}: choose another port, or stop that one first.` : '');
   return {
-    // The server first: if it is refused, no session is left behind.
-    starts: [...(isThere ? [] : [serve]), { kind: 'publish', address: point.address, session }],
+    // The session first: a server gives out all points, so none is left behind for nothing.
+    starts: [{ kind: 'publish', address: point.address, session }, ...(isThere ? [] : [serve])],
     lines: [commandLine('publish', point.address, '--name', session), ...(isThere ? [] : [line])],
     will: `Publishes the point as session ${session}, writable; the point itself never changes. ${server} `
       + 'If the server cannot start, its run says why; the session stays, and another server can serve it.',

@@ -12,30 +12,44 @@ export async function startRun(body: Start, what: string): Promise<boolean> {
   return attempt(async () => {
     const started = await call('POST /runs', { body, once: onceKey() });
     messages.add(`${what}: started.`, { link: { address: to('runs', started.run), text: 'Follow it' } });
-    sayEnd(started.run, what);
+    void sayEnd(started.run, what);
   });
 }
 
-/** Says how a run ended, once it has: also on another page than the one that started it. */
-export function sayEnd(id: string, what: string): void {
-  const link = { address: to('runs', id), text: 'Show the run' };
-  const look = async () => {
-    const run = await call('GET /runs/{id}', { path: { id } });
-    // Two looks can end at once; the first one stops the other.
-    if (run.state === 'running' || !stop()) return;
-    if (run.state === 'ok') messages.add(`${what}: done.`, { link });
-    else if (run.state === 'cancelled') messages.add(`${what}: cancelled.`, { link });
-    else {
-      const why = run.result?.error?.message ?? 'the run has no result: its process was killed.';
-      messages.add(`${what}: ${pageWords(why)}`, { isBad: true, link });
-    }
-  };
-  // A run that has not begun is not known yet; its events come.
-  const lookAgain = () => void look().catch(() => undefined);
-  const stop = stream.listen((event) => {
-    if (event.type === 'reset' || (event.type === 'run' && event.id === id && event.state !== 'running')) lookAgain();
+/** A run's record, once it has ended. */
+function ended(id: string): Promise<RunRecord> {
+  return new Promise((resolve) => {
+    const look = async () => {
+      const run = await call('GET /runs/{id}', { path: { id } });
+      if (run.state !== 'running' && stop()) resolve(run);
+    };
+    // A run that has not begun is not known yet; its events come.
+    const lookAgain = () => void look().catch(() => undefined);
+    const stop = stream.listen((event) => {
+      if (event.type === 'reset' || (event.type === 'run' && event.id === id && event.state !== 'running')) lookAgain();
+    });
+    lookAgain();
   });
-  lookAgain();
+}
+
+const failureOf = (run: RunRecord) => pageWords(run.result?.error?.message ?? 'the run has no result: its process was killed.');
+
+/** Waits for the end of a run; throws why it failed. */
+export async function succeeded(id: string): Promise<void> {
+  const run = await ended(id);
+  if (run.state !== 'ok') throw new Error(run.state === 'cancelled' ? 'It was cancelled.' : failureOf(run));
+}
+
+/** Says how a run ended, once it has: also on another page than the one that started it. */
+export async function sayEnd(id: string, what: string): Promise<void> {
+  const run = await ended(id);
+  const link = { address: to('runs', id), text: 'Show the run' };
+  const made = run.plan?.command === 'seal' || run.plan?.command === 'unpublish' ? run.result?.counts?.['address'] : undefined;
+  if (run.state === 'ok' && typeof made === 'string')
+    messages.add(`${what}: done. It made the point`, { link: { address: to('machines', ...made.split('/')), text: made } });
+  else if (run.state === 'ok') messages.add(`${what}: done.`, { link });
+  else if (run.state === 'cancelled') messages.add(`${what}: cancelled.`, { link });
+  else messages.add(`${what}: ${failureOf(run)}`, { isBad: true, link });
 }
 
 export const RUN_TONES: Record<RunRecord['state'], Tone> = { running: 'accent', ok: 'good', failed: 'bad', cancelled: 'none',

@@ -15,6 +15,8 @@ export interface Server {
   isLocal: boolean;
   tls: 'none' | 'certificates' | 'psk';
   isReadOnly: boolean;
+  /** Who reaches what through it, and how: equal for servers that can stand for each other. */
+  terms: string;
 }
 
 export const DEFAULT_LISTEN: Record<Protocol, string> = { nbd: '127.0.0.1:10809', nfs: '127.0.0.1:2049' };
@@ -27,9 +29,12 @@ export function serverOf(protocol: Protocol, words: string[], run = ''): Server 
   const [, address = '', port = ''] = /^(.*):(\d+)$/.exec(listen) ?? [];
   const isAny = address === '0.0.0.0' || address === '[::]';
   const tls = text.includes('--tls-certificates') ? 'certificates' : text.includes('--tls-psk') ? 'psk' : 'none';
+  const given = (option: string) => [...text.matchAll(new RegExp(`--${option}[= ](\\S+)`, 'g'))].map((found) => found[1]).sort();
+  const isReadOnly = words.includes('--read-only');
   return {
     run, protocol, tls, port: Number(port), host: isAny ? location.hostname : address,
-    isLocal: /^(127\.|\[::1\])/.test(address), isReadOnly: words.includes('--read-only'),
+    isLocal: /^(127\.|\[::1\])/.test(address), isReadOnly,
+    terms: JSON.stringify([protocol, listen, ...['allow', 'tls-certificates', 'tls-psk'].map(given), isReadOnly]),
   };
 }
 
@@ -48,10 +53,10 @@ export interface Line {
   line: string;
 }
 
-/** QEMU with disks that it opens at these places. */
+/** QEMU with disks that it opens at these places; it emulates where there is no KVM. */
 function qemu(hardware: Hardware | undefined, drives: string[], objects: string[] = []): string {
   const bus = hardware?.disk_bus === 'sata' || hardware?.disk_bus === 'ide' ? 'ide' : 'virtio';
-  return shellLine('qemu-system-x86_64', '-accel', 'kvm', '-m', hardware?.memory_mib ?? 2048, '-smp', hardware?.cpus ?? 2,
+  return shellLine('qemu-system-x86_64', '-accel', 'kvm', '-accel', 'tcg', '-m', hardware?.memory_mib ?? 2048, '-smp', hardware?.cpus ?? 2,
     ...objects.flatMap((object) => ['-object', object]), ...drives.flatMap((drive) => ['-drive', `${drive},format=raw,if=${bus}`]));
 }
 
