@@ -1,5 +1,6 @@
 """coldrise bisect: the last good point, found by booting as few as possible."""
 
+import contextlib
 import datetime
 import json
 import pathlib
@@ -108,8 +109,11 @@ def test_ctrl_c_ends_all_machines(coldrise, back_up):
                              stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
     def children():
-        threads = pathlib.Path(f"/proc/{process.pid}/task").iterdir()
-        pids = [pid for thread in threads for pid in (thread / "children").read_text().split()]
+        pids = []
+        for thread in pathlib.Path(f"/proc/{process.pid}/task").iterdir():
+            # A thread may have ended since.
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                pids += (thread / "children").read_text().split()
         return [pathlib.Path(f"/proc/{pid}") for pid in pids]
 
     def machines():

@@ -9,7 +9,7 @@ import pytest
 
 from support.nbdserver import block_status, read_all, refused
 from support.readers import qemu
-from support.served import PAIRS, SINGLE, driver_of, image_node, node
+from support.served import PAIRS, SINGLE, driver_of, image_node
 
 KIB, MIB = 1 << 10, 1 << 20
 

@@ -3,7 +3,6 @@
 import pytest
 
 from support import nfs3
-from support.readers import qemu
 from support.served import driver_of
 
 MIB = 1 << 20

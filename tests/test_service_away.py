@@ -140,10 +140,9 @@ def test_a_full_drive_under_the_state_folder(tmp_path, coldrise):
             wait_for(lambda: service.call("PUT", "jobs/often", stopped).status == 200, "changes are taken")
             wait_for(lambda: idle(service), "the last runs")
             # What could not write its result is lost, never ok; and no run is in the queue for ever.
-            points = {p["address"] for m in service.get("points")["machines"] for p in m["points"]}
-            for run in ended(service, job="often"):
-                if run["state"] == "ok":
-                    assert run["result"]["counts"]["address"] in points
+            made = {run["result"]["counts"]["address"] for run in ended(service, job="often") if run["state"] == "ok"}
+            wait_for(lambda: {p["address"] for m in service.get("points")["machines"] for p in m["points"]} >= made,
+                     "every point that was made is there")
             service.stop()
             with sqlite3.connect(service.state / "coldrised.db") as database:
                 assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)

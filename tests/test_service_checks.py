@@ -189,7 +189,7 @@ def test_damage_that_a_user_looks_for_is_told_once(service, told, tmp_path, cold
     service.post("jobs", job(tmp_path, "nightly", ["web01"]))
     run(service, "nightly")
     damage(coldrise, 1)
-    found = service.post("runs", {"kind": "verify"}, expected=(202,))
+    service.post("runs", {"kind": "verify"}, expected=(202,))
     message = told.message()
     assert (message["topic"], message["occasion"]) == ("damage", "event"), message
     assert "1 chunk" in message["summary"] and message["machine"] == "web01"

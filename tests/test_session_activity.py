@@ -11,6 +11,7 @@ import time
 import nbd
 import pytest
 
+from support.nbdserver import wait_until
 
 KIB, MIB = 1 << 10, 1 << 20
 

@@ -42,7 +42,7 @@ class Fixture:
         self.versions.append(version)
 
     def _build(self):
-        coldrise, numbers = self.coldrise, self.numbers
+        coldrise = self.coldrise
         coldrise.init("--chunk-size", "64K")
         web, small = Image(12 * MIB + 512), Image(1 * MIB)
         # Over 8 MiB: such a file of chunks is ingested whole.

@@ -1,7 +1,6 @@
 """The content that a mutated repository serves, and the answers of verify about it."""
 
 import json
-import os
 import random
 import re
 import shutil

@@ -119,8 +119,6 @@ impl<'a> SharedWriter<'a> {
         openers: Openers<'a>,
         cancel: &'a AtomicBool,
     ) -> Result<SharedWriter<'a>> {
-        // Create no files if there is no repository.
-        Repository::check(path)?;
         let (role, kept, is_lost) = Default::default();
         let shared = SharedWriter { path: path.to_owned(), openers, cancel, role, kept, is_lost };
         shared.enter(false)?;
@@ -208,6 +206,8 @@ impl<'a> SharedWriter<'a> {
         let lock_path = self.path.join(LOCK);
         let role = loop {
             self.check_cancel()?;
+            // Create no files where no repository is, or no longer is.
+            Repository::check(&self.path)?;
             match FileLock::try_take(&lock_path)? {
                 Some(lock) => match (self.openers.writer)() {
                     Ok(writer) => break Role::Host(Arc::new(Hosting::start(writer, lock))),
