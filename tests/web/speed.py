@@ -64,7 +64,7 @@ def first_visit_bytes(visitor):
 
     session.on("Network.loadingFinished", finished)
     visitor.go("machines")
-    visitor.page.get_by_text(f"{MACHINES} machines.").wait_for()
+    visitor.page.get_by_text(f"{MACHINES:,} machines.").wait_for()
     visitor.page.wait_for_load_state("load")
     visitor.page.wait_for_timeout(1000)
     session.detach()
