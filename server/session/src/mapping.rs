@@ -147,7 +147,7 @@ pub(crate) fn publishing<const N: usize>(
 }
 
 /// The name of an open file, for messages.
-fn name_of(file: &File) -> String {
+pub(crate) fn name_of(file: &File) -> String {
     let link = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()));
     link.map_or_else(|_| "a file of a layer".to_owned(), |path| path.display().to_string())
 }

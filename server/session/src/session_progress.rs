@@ -95,14 +95,14 @@ impl SessionProgress {
         })?;
         let stored = repository.encrypt_document(&purpose(place), &text)?;
         let [first, second] = place.progress();
-        let what = || "noting a session's progress";
-        replace_file(&first, &stored).context(what)?;
+        let what = |path: &Path| format!("writing {}", path.display());
+        replace_file(&first, &stored).context(|| what(&first))?;
         // The copy is not synced: if a power cut loses it, the first file exists.
         let temporary = temporary_path(&second);
         create_private(&temporary)
             .and_then(|mut file| file.write_all(&stored))
             .and_then(|()| rename_over(&temporary, &second))
-            .context(what)
+            .context(|| what(&second))
     }
 }
 

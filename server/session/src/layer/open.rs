@@ -84,7 +84,8 @@ impl Layer {
         let mut mark = Mark::read(&file, path, keys.marks())?;
         check_length(path, segments, &mark.facts)?;
         // A crash may have left a part of a segment after the last whole one.
-        file.set_len(segment_offset_bytes(segments)).context(|| "trimming a layer file")?;
+        let trimmed = file.set_len(segment_offset_bytes(segments));
+        trimmed.context(|| format!("trimming {}", path.display()))?;
         reserve_existing(&file, segments)?;
         let max_slots = max_slots(blocks);
         let windows = Windows::new(&file, max_slots, true)?;
@@ -310,7 +311,7 @@ impl LayerFile {
     pub(super) fn give_back_unused(&self, slots: u32) -> Result<()> {
         self.file
             .set_len(segment_offset_bytes(slots.div_ceil(SLOTS_PER_SEGMENT)))
-            .context(|| "giving back a layer's unused space")
+            .context(|| format!("giving back unused space of {}", self.path.display()))
     }
 }
 

@@ -15,6 +15,7 @@ use rustix::fs::FallocateFlags;
 use super::format::{
     segment_offset_bytes, MAX_SLOTS, SEGMENT_BYTES, SLOTS_PER_SEGMENT, SUPERBLOCK_AREA_BYTES,
 };
+use crate::mapping::name_of;
 
 /// A run of neighbouring slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -249,7 +250,7 @@ pub(crate) fn allocate(file: &File, from: u32, segments: u32) -> Result<()> {
     let offset_bytes = segment_offset_bytes(from);
     let length_bytes = u64::from(segments) * SEGMENT_BYTES;
     let drive = rustix::fs::fstatvfs(file).map_err(std::io::Error::from);
-    let drive = drive.context(|| "reading the free space of the drive")?;
+    let drive = drive.context(|| format!("reading the free space for {}", name_of(file)))?;
     if drive.f_bavail.saturating_mul(drive.f_frsize) < KEPT_BYTES + length_bytes {
         return Err(Error::new(
             ErrorKind::NoSpace,
@@ -273,7 +274,8 @@ pub(crate) fn reserve_existing(file: &File, segments: u32) -> Result<()> {
     let length_bytes = SUPERBLOCK_AREA_BYTES + u64::from(segments) * SEGMENT_BYTES;
     match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, length_bytes) {
         Ok(()) | Err(rustix::io::Errno::OPNOTSUPP) => Ok(()),
-        Err(errno) => Err(std::io::Error::from(errno)).context(|| "reserving a layer's space"),
+        Err(errno) => Err(std::io::Error::from(errno))
+            .context(|| format!("reserving space of {}", name_of(file))),
     }
 }
 
@@ -284,10 +286,10 @@ fn write_ahead(file: &File, from: u32, segments: u32) -> Result<()> {
     while offset_bytes < end_bytes {
         let length = (end_bytes - offset_bytes).min(zeroes.len() as u64) as usize;
         file.write_all_at(&zeroes[..length], offset_bytes)
-            .context(|| "writing a layer's space ahead")?;
+            .context(|| format!("writing space of {} ahead", name_of(file)))?;
         offset_bytes += length as u64;
     }
-    file.sync_data().context(|| "syncing a layer's space")
+    file.sync_data().context(|| format!("syncing space of {}", name_of(file)))
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use coldrise_block::{Context, Error, ErrorKind, Result};
 use super::format::{
     record_offset_bytes, RECORD_BYTES, SEGMENT_BYTES, SLOTS_PER_SEGMENT, SUPERBLOCK_AREA_BYTES,
 };
-use crate::mapping::SharedWords;
+use crate::mapping::{name_of, SharedWords};
 
 /// Segments in one mapping: about 1 GiB of address space.
 const WINDOW_SEGMENTS: u32 = 256;
@@ -30,7 +30,7 @@ impl Windows {
     /// end the process.
     pub(crate) fn new(file: &File, max_slots: u32, is_writable: bool) -> Result<Self> {
         let length = SUPERBLOCK_AREA_BYTES as usize;
-        let what = || "reading the size of a layer file";
+        let what = || format!("reading the size of {}", name_of(file));
         if file.metadata().context(what)?.len() < SUPERBLOCK_AREA_BYTES {
             return Err(Error::new(ErrorKind::Corrupt, "the layer file is truncated"));
         }

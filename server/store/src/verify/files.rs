@@ -134,7 +134,9 @@ impl Repository {
             check_cancel(cancel)?;
             // Those files only have to exist.
             let found = if read.contains(&path) {
-                path.symlink_metadata().map(|_| true).context(|| "looking for a file")
+                path.symlink_metadata()
+                    .map(|_| true)
+                    .context(|| format!("looking for {}", path.display()))
             } else {
                 is_sound(&path)
             };
