@@ -14,8 +14,10 @@ use crate::service::Service;
 const INTERVAL: Duration = Duration::from_secs(2);
 /// Samples are kept this long, in milliseconds.
 const KEPT_MS: u64 = 15 * 60 * 1000;
+/// Maximum number of samples of one session: if the clock was set back, none is old for a while.
+const MAX_SAMPLES: usize = 451;
 
-/// The samples of the last 15 minutes, by session: at most 450 of each, about 80 KB.
+/// The samples of the last 15 minutes, by session: about 80 KB of each.
 #[derive(Default)]
 pub(crate) struct ActivityHistory(Mutex<HashMap<String, VecDeque<ActivityTotals>>>);
 
@@ -26,7 +28,7 @@ impl ActivityHistory {
         sessions.entry(totals.session.clone()).or_default().push_back(totals.clone());
         sessions.retain(|_, samples| {
             let old = samples.iter().take_while(|sample| sample.sampled_at_ms < oldest).count();
-            samples.drain(..old);
+            samples.drain(..old.max(samples.len().saturating_sub(MAX_SAMPLES)));
             !samples.is_empty()
         });
     }
@@ -84,12 +86,17 @@ mod tests {
     fn samples_of_15_minutes_are_kept() {
         let history = ActivityHistory::default();
         history.add(&totals("old", 1000));
-        for second in 0..2000 {
-            history.add(&totals("trial", second * 1000));
+        for number in 0..1000 {
+            history.add(&totals("trial", number * 2000));
         }
         let kept = history.of("trial");
-        assert_eq!(kept.len(), 901);
-        assert_eq!((kept[0].sampled_at_ms, kept[900].sampled_at_ms), (1_099_000, 1_999_000));
+        assert_eq!(kept.len(), MAX_SAMPLES);
+        assert_eq!((kept[0].sampled_at_ms, kept[450].sampled_at_ms), (1_098_000, 1_998_000));
         assert!(history.of("old").is_empty() && history.of("none").is_empty());
+        // The clock is set back by an hour.
+        for number in 0..MAX_SAMPLES as u64 {
+            history.add(&totals("trial", number));
+        }
+        assert_eq!(history.of("trial").len(), MAX_SAMPLES);
     }
 }
