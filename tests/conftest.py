@@ -74,7 +74,8 @@ def coldrise(tmp_path):
     """A fresh encrypted repository."""
     program = Coldrise.encrypted(tmp_path)
     program.init()
-    return program
+    yield program
+    program.end()
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """The coldrise program, run on one repository."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -18,6 +19,7 @@ class Coldrise:
         self.repository = pathlib.Path(repository)
         self.runs = runs
         self.passphrase_file = passphrase_file
+        self.started = []
 
     @classmethod
     def encrypted(cls, folder, place=None):
@@ -54,13 +56,24 @@ class Coldrise:
 
     def start(self, *arguments, **keywords):
         """The running process."""
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [PROGRAM, *map(str, arguments)],
             env=self.environment(),
             stdin=subprocess.DEVNULL,
             text=True,
             **keywords,
         )
+        self.started.append(process)
+        return process
+
+    def end(self):
+        """Ends what a failed test left running."""
+        for process in self.started:
+            if process.poll() is None:
+                process.terminate()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(timeout=20)
+                process.kill()
 
     def init(self, *arguments):
         self.json("init", *arguments)

@@ -30,30 +30,30 @@ def test_a_user_is_made_changed_and_removed(service, admin, visit):
     users = page.get_by_role("region", name="Users")
     users.get_by_role("button", name="New user").click()
     form = page.get_by_role("dialog", name="New user")
-    form.get_by_label("Name").fill("Eve <b>")
+    form.get_by_label("Name").fill("Auditor <b>")
     form.get_by_label("Password").fill(PASSWORD)
     form.get_by_label("Role").select_option("viewer")
     form.get_by_role("button", name="Save").click()
     form.get_by_role("alert").get_by_text("is no user name: give 1 to 64 of a-z").wait_for()
-    form.get_by_label("Name").fill("vera")
+    form.get_by_label("Name").fill("auditor")
     form.get_by_role("button", name="Save").click()
     form.wait_for(state="detached")
-    row(users, "vera").get_by_text("viewer").wait_for()
+    row(users, "auditor").get_by_text("viewer").wait_for()
 
     other = visit(service)
-    other.log_in("vera")
+    other.log_in("auditor")
     other.go("about")
-    other.page.get_by_text("vera, role viewer").wait_for()
-    row(users, "vera").get_by_role("button", name="Change").click()
-    form = page.get_by_role("dialog", name="User vera")
+    other.page.get_by_text("auditor, role viewer").wait_for()
+    row(users, "auditor").get_by_role("button", name="Change").click()
+    form = page.get_by_role("dialog", name="User auditor")
     form.get_by_label("Role").select_option("operator")
     form.get_by_label("New password").fill("another password")
     form.get_by_role("button", name="Save").click()
-    row(users, "vera").get_by_text("operator").wait_for()
-    assert {user["name"]: user["role"] for user in service.get("users")} == {"admin": "admin", "vera": "operator"}
-    visit(service).log_in("vera", "another password")
+    row(users, "auditor").get_by_text("operator").wait_for()
+    assert {user["name"]: user["role"] for user in service.get("users")} == {"admin": "admin", "auditor": "operator"}
+    visit(service).log_in("auditor", "another password")
 
-    row(users, "vera").filter(has_text="operator").get_by_role("button", name="Remove").click()
+    row(users, "auditor").filter(has_text="operator").get_by_role("button", name="Remove").click()
     confirm(page, "Remove")
     row(users, "operator").wait_for(state="detached")
     assert other.context.request.get("/api/v1/me").status == 401
@@ -66,9 +66,9 @@ def test_a_user_is_made_changed_and_removed(service, admin, visit):
 
 
 def test_everybody_changes_the_own_password(service, admin, visit):
-    service.post("users", {"name": "vera", "role": "viewer", "password": PASSWORD})
+    service.post("users", {"name": "auditor", "role": "viewer", "password": PASSWORD})
     other = visit(service)
-    other.log_in("vera")
+    other.log_in("auditor")
     other.go("about")
     other.page.get_by_role("button", name="Change password").click()
     form = other.page.get_by_role("dialog")
@@ -79,7 +79,7 @@ def test_everybody_changes_the_own_password(service, admin, visit):
     form.get_by_label("Password until now").fill(PASSWORD)
     form.get_by_role("button", name="Change it").click()
     form.wait_for(state="detached")
-    visit(service).log_in("vera", "quite another one")
+    visit(service).log_in("auditor", "quite another one")
 
 
 def test_a_token_is_made_used_and_revoked(service, admin):

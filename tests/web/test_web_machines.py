@@ -25,7 +25,7 @@ def place(tmp_path_factory):
     with Coldrised(work, made.coldrise.repository, made.coldrise.passphrase_file,
                    options=["--web", str(browser.PAGE)]) as service:
         service.post("users", {"name": "admin", "role": "admin", "password": browser.PASSWORD})
-        service.post("users", {"name": "vera", "role": "viewer", "password": browser.PASSWORD})
+        service.post("users", {"name": "auditor", "role": "viewer", "password": browser.PASSWORD})
         service.post("jobs", {"name": "nightly", "kind": "backup", "machines": ["web01", "old01"], "age_limit_hours": 48,
                               "disks": {"vda": f"raw:{folder}/{{machine}}.raw"}, "schedule": ["*-*-* 04:00"],
                               "retention": {"keep_last": 3}})
@@ -193,7 +193,7 @@ def test_a_machine_in_no_job_leads_to_its_form(place, visit):
 
 
 def test_a_viewer_starts_nothing(place, visit):
-    visitor, page = enter(visit, place, "vera")
+    visitor, page = enter(visit, place, "auditor")
     visitor.go("machines/web01")
     page.get_by_label("Chosen point").get_by_text("Next prune").wait_for()
     for name in ("Recover", "Verify boot", "Protect", "Forget…"):

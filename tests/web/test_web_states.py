@@ -26,7 +26,7 @@ def running(made, tmp_path):
     with Coldrised(tmp_path, made.coldrise.repository, made.coldrise.passphrase_file,
                    options=["--web", str(browser.PAGE)]) as service:
         service.post("users", {"name": "admin", "role": "admin", "password": browser.PASSWORD})
-        service.post("users", {"name": "vera", "role": "viewer", "password": browser.PASSWORD})
+        service.post("users", {"name": "auditor", "role": "viewer", "password": browser.PASSWORD})
         yield service
         for run in service.get("runs?state=running")["runs"]:
             service.call("POST", f"runs/{run['id']}/cancel", {})
@@ -102,7 +102,7 @@ def test_what_does_not_exist(running, made, visit):
 
 def test_a_viewer_sees_and_starts_nothing(running, made, visit, tmp_path):
     run = slow_backup(running, tmp_path)
-    visitor, page = enter(visit, running, "vera")
+    visitor, page = enter(visit, running, "auditor")
     for address, hidden in {"machines": ["Recover web01"], "machines/web01": ["Recover", "Verify boot", "Protect", "Forget…"],
                             "activity": ["Cancel"], f"runs/{run}": ["Cancel"], "jobs": ["New job"],
                             "repository": ["Verify all data", "Free space (gc)"], "notifications": ["New target", "Acknowledge"],
