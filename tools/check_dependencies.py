@@ -24,6 +24,7 @@ LAYERS = {
     "coldrise-nfs": 4,
     "coldrise-fuse": 4,
     "coldrise-capi": 5,
+    "coldrise-recovery": 5,
     "coldrise-cli": 6,
     "coldrise-service": 6,
 }

@@ -1,0 +1,2 @@
+//! Backup from and recovery into running hypervisors.
+#![forbid(unsafe_code)]
