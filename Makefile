@@ -130,6 +130,10 @@ test-service-kills: build test-deps ## Kill the service 300 times while jobs run
 test-service-connections: build test-deps ## Hold 10,000 idle connections to the service
 	$(PYTHON) -m pytest -q -s tests/test_service_connections.py --idle-connections 10000
 
+.PHONY: test-mount-boot
+test-mount-boot: build test-deps ## Boot a guest from a mounted session in each of the seven formats
+	$(PYTHON) -m pytest -q -s tests/test_mount_boot.py --boot-files 7
+
 .PHONY: test-mutations
 test-mutations: build test-deps ## Damage every file of a repository in every way: about 2,500 mutations
 	$(PYTHON) -m pytest -q -s tests/test_mutations.py --mutations 0
