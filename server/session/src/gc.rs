@@ -14,6 +14,7 @@ use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_store::{GcOptions, GcProgress, GcReport, MaxUnused, RepositoryWriter};
 use serde::{Deserialize, Serialize};
 
+use crate::boot_trace::remove_other_traces;
 use crate::catalog::enter_sealed_points;
 use crate::in_use::{remove_unused_layers, InUse};
 use crate::local_socket::{ask, send};
@@ -47,6 +48,8 @@ pub fn collect_garbage(writer: &RepositoryWriter, options: &GcOptions<'_>) -> Re
         .repository()
         .reachable(in_use.roots, options.cancel)
         .context(|| "cannot determine everything that is in use, so nothing was deleted")?;
+    let machines = writer.repository().machines()?;
+    remove_other_traces(writer.repository(), &machines)?;
     Ok(Collected { reclaimed: writer.collect_garbage(reachable, options)?, layers })
 }
 

@@ -25,6 +25,8 @@
 //!   `live/DIRECTORY/sealed` holds the files that sealed points carry, until the points are in the
 //!   catalog.
 //!
+//! - `traces/` holds, for each machine, what it reads first at a boot (see `boot_trace`).
+//!
 //! DIRECTORY is a keyed hash of the session's name, and `session.json` is encrypted: without the
 //! key the folder reveals no names.
 //!
@@ -38,6 +40,7 @@
 mod activity;
 mod addresses;
 mod background_lock;
+mod boot_trace;
 mod catalog;
 mod client_files;
 mod control;

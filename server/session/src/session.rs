@@ -11,6 +11,7 @@ use coldrise_store::{DiskName, Repository, SessionName};
 use parking_lot::Mutex;
 
 use crate::activity::{ActiveDisk, ActivitySocket, Served};
+use crate::boot_trace::{TraceReadAhead, TraceRecorder};
 use crate::client_files::{carry, ClientFiles, FilesFolder, SkippedFile};
 use crate::control::{lock_for_serving, ControlSocket, ServedSession};
 use crate::disk::{LayeredDisk, Stack};
@@ -33,6 +34,9 @@ pub struct Session {
     control: Mutex<Option<ControlSocket>>,
     /// `None` if the process could not listen: it serves the session all the same.
     _activity: Option<ActivitySocket>,
+    /// `None` if there is no trace.
+    _read_ahead: Option<TraceReadAhead>,
+    trace: Arc<TraceRecorder>,
     /// The current description of the disks; held during a whole seal.
     document: Mutex<SessionDocument>,
     disks: Vec<Arc<ActiveDisk>>,
@@ -78,10 +82,14 @@ impl Session {
             .iter()
             .map(|disk| {
                 let opened = open_disk(repository, disk, &poison, &writing);
-                let opened = opened.context(|| format!("session {name}, disk {}", disk.name))?;
-                Ok(Arc::new(ActiveDisk::new(opened, document.disks.len())))
+                opened.context(|| format!("session {name}, disk {}", disk.name))
             })
             .collect::<Result<Vec<_>>>()?;
+        let is_fresh = disks.iter().all(|disk| disk.top().is_some_and(|top| top.is_unwritten()));
+        let trace = Arc::new(TraceRecorder::new(is_fresh));
+        let count = disks.len();
+        let active = |(disk, index)| ActiveDisk::new(disk, count, (Arc::clone(&trace), index));
+        let disks: Vec<_> = disks.into_iter().zip(0..).map(active).map(Arc::new).collect();
         let files = ClientFiles::open(
             FilesFolder::of(repository, &document),
             &document,
@@ -92,6 +100,8 @@ impl Session {
         let session = Arc::new(Session {
             control: Mutex::new(None),
             _activity: listen_for_watchers(repository, &place, &document, &disks),
+            _read_ahead: TraceReadAhead::start(repository, &document, &disks, &trace),
+            trace,
             document: Mutex::new(document),
             disks,
             side_files: Mutex::new(HashMap::new()),
@@ -302,6 +312,7 @@ fn warn_of_skipped(document: &SessionDocument, file: &SkippedFile) {
 
 impl Drop for Session {
     fn drop(&mut self) {
+        self.trace.store(&self.repository, &self.document.lock());
         if let Err(error) = self.files.flush() {
             tracing::error!(error = %error.full_message(), "files of a session were not stored when it was closed");
         }

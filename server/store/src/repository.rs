@@ -274,6 +274,11 @@ impl Repository {
         self.path.join("layers")
     }
 
+    /// The directory of boot traces.
+    pub fn traces_dir(&self) -> PathBuf {
+        self.path.join("traces")
+    }
+
     /// The directory in which running front ends record what they serve.
     pub fn leases_dir(&self) -> PathBuf {
         self.path.join("leases")
@@ -318,6 +323,11 @@ impl Repository {
 
     pub(crate) fn database(&self) -> &Database {
         &self.database
+    }
+
+    /// Capacity of the cache of decoded chunks, in bytes. It changes with the free memory.
+    pub fn cache_bytes(&self) -> u64 {
+        self.chunks.as_ref().map_or(0, ChunkCache::capacity_bytes)
     }
 
     pub(crate) fn chunk_cache(&self) -> Option<&ChunkCache> {

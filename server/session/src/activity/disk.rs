@@ -6,6 +6,7 @@ use std::time::Instant;
 use coldrise_block::{Disk, ErrorKind, Extent, ReadContext, Result};
 
 use super::counters::{Counters, Operation};
+use crate::boot_trace::TraceRecorder;
 use crate::disk::LayeredDisk;
 
 /// A disk of a session, in the process that writes it. Requests through [`Disk`] count; those of the
@@ -13,13 +14,19 @@ use crate::disk::LayeredDisk;
 pub(crate) struct ActiveDisk {
     layered: LayeredDisk,
     counters: Arc<Counters>,
+    /// The session's, and the disk's index in it.
+    trace: (Arc<TraceRecorder>, u16),
 }
 
 impl ActiveDisk {
     /// Counts from zero. The session has `disks` disks.
-    pub(crate) fn new(layered: LayeredDisk, disks: usize) -> ActiveDisk {
+    pub(crate) fn new(
+        layered: LayeredDisk,
+        disks: usize,
+        trace: (Arc<TraceRecorder>, u16),
+    ) -> ActiveDisk {
         let counters = Arc::new(Counters::new(layered.size_bytes(), disks));
-        ActiveDisk { layered, counters }
+        ActiveDisk { layered, counters, trace }
     }
 
     /// The disk without its counters.
@@ -62,7 +69,10 @@ impl Disk for ActiveDisk {
         let mut observed = ReadContext::observed(context.waiting());
         let read = self.layered.read(buffer, offset_bytes, &mut observed);
         match &read {
-            Ok(()) => self.counters.add_read(&observed),
+            Ok(()) => {
+                self.counters.add_read(&observed);
+                self.trace.0.note(self.trace.1, &observed);
+            }
             // The caller reads again and waits.
             Err(error) if error.kind() == ErrorKind::WouldWait => {}
             Err(_) => self.counters.add_failed(Operation::Read),

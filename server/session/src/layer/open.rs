@@ -285,6 +285,11 @@ impl LayerFile {
         Ok(self.writer()?.facts())
     }
 
+    /// Whether no block was ever captured, if this process writes the layer.
+    pub(crate) fn is_unwritten(&self) -> bool {
+        self.writer().is_ok_and(|writer| writer.facts().sequence == 0)
+    }
+
     /// After a seal: no more writes come, and readers in other processes must check the session
     /// again.
     pub(crate) fn announce_seal(&self) {

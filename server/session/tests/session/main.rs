@@ -2,6 +2,7 @@
 
 mod support;
 
+mod boot_trace;
 mod client_files;
 mod fold;
 mod gc;

@@ -1,0 +1,123 @@
+//! Reading ahead by a trace.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use coldrise_block::{Disk, ReadContext, Waiting};
+use coldrise_store::{DiskName, Repository};
+
+use super::{BootTrace, TraceRecorder, UNIT_BYTES};
+use crate::activity::ActiveDisk;
+use crate::document::SessionDocument;
+
+/// Parts read at once. On a slow drive they wait side by side; on a fast one the threads end within
+/// a second.
+const THREADS: usize = 64;
+
+/// A part of a disk to read: of one chunk, or of the chunks of one unit.
+struct Part {
+    disk: Arc<ActiveDisk>,
+    offset_bytes: u64,
+    /// At most [`UNIT_BYTES`]: that caches a larger chunk as well.
+    length_bytes: u64,
+}
+
+/// Reads the parts of a trace into the cache once a client has read from the session. Dropping it
+/// waits for the reads that have begun.
+pub(crate) struct TraceReadAhead {
+    recorder: Arc<TraceRecorder>,
+    is_stopped: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl TraceReadAhead {
+    /// By the stored trace of the session's machine; `None` without one.
+    pub(crate) fn start(
+        repository: &Repository,
+        session: &SessionDocument,
+        disks: &[Arc<ActiveDisk>],
+        recorder: &Arc<TraceRecorder>,
+    ) -> Option<TraceReadAhead> {
+        let trace = BootTrace::read(repository, &session.machine).unwrap_or_else(|error| {
+            tracing::warn!(error = %error.full_message(), "the machine's boot is not read ahead");
+            None
+        })?;
+        // A disk of the trace may be gone, and another may have its place.
+        let index_of = |name: &DiskName| session.disks.iter().position(|disk| disk.name == *name);
+        let traced = trace.disks.iter().map(|name| disks.get(index_of(name)?));
+        // A quarter of the cache is left for what the machine reads otherwise.
+        let part_bytes = UNIT_BYTES.max(repository.chunk_size_bytes().into());
+        let most = repository.cache_bytes() / 4 * 3 / part_bytes;
+        let parts = parts_of(&trace, &traced.collect::<Vec<_>>(), part_bytes, most as usize);
+        let is_stopped = Arc::new(AtomicBool::new(false));
+        let (waiting, stopped) = (Arc::clone(recorder), Arc::clone(&is_stopped));
+        let run = move || {
+            if waiting.wait_for_first_read() {
+                read_all(&parts, &stopped);
+            }
+        };
+        let thread = std::thread::Builder::new().name("boot trace".into()).spawn(run);
+        let thread = thread.inspect_err(|error| tracing::warn!(%error, "no reading ahead")).ok()?;
+        let recorder = Arc::clone(recorder);
+        Some(TraceReadAhead { recorder, is_stopped, thread: Some(thread) })
+    }
+}
+
+impl Drop for TraceReadAhead {
+    fn drop(&mut self) {
+        self.is_stopped.store(true, Ordering::Relaxed);
+        self.recorder.close();
+        if let Some(Err(_)) = self.thread.take().map(JoinHandle::join) {
+            tracing::error!("reading ahead panicked");
+        }
+    }
+}
+
+/// The first `most` parts of a trace, each from one range of `part_bytes`. `disks` are those that it
+/// names.
+fn parts_of(
+    trace: &BootTrace,
+    disks: &[Option<&Arc<ActiveDisk>>],
+    part_bytes: u64,
+    most: usize,
+) -> Vec<Part> {
+    let mut parts = Vec::new();
+    for run in &trace.runs {
+        let Some(Some(disk)) = disks.get(usize::from(run.disk)) else { continue };
+        let mut at = u64::from(run.first_unit) * UNIT_BYTES;
+        let end = (at + u64::from(run.units) * UNIT_BYTES).min(disk.size_bytes());
+        while at < end && parts.len() < most {
+            let length_bytes = UNIT_BYTES.min(end - at);
+            parts.push(Part { disk: Arc::clone(disk), offset_bytes: at, length_bytes });
+            at = (at / part_bytes + 1) * part_bytes;
+        }
+    }
+    parts
+}
+
+/// Reads the parts in their order, [`THREADS`] at a time. Ends at the first error: a client that reads
+/// the same part gets it, too.
+fn read_all(parts: &[Part], is_stopped: &AtomicBool) {
+    let next = AtomicUsize::new(0);
+    let read = || {
+        let mut buffer = vec![0; UNIT_BYTES as usize];
+        while let Some(part) = parts.get(next.fetch_add(1, Ordering::Relaxed)) {
+            if is_stopped.load(Ordering::Relaxed) {
+                return;
+            }
+            let buffer = &mut buffer[..part.length_bytes as usize];
+            let context = &mut ReadContext::new(Waiting::Allowed);
+            if let Err(error) = part.disk.layered().read(buffer, part.offset_bytes, context) {
+                tracing::warn!(error = %error.full_message(), "reading ahead has ended");
+                is_stopped.store(true, Ordering::Relaxed);
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        // Without a further thread, those that exist read on.
+        let start = || std::thread::Builder::new().spawn_scoped(scope, read).is_ok();
+        let _ = (1..THREADS.min(parts.len())).all(|_| start());
+        read();
+    });
+}
