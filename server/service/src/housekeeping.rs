@@ -1,4 +1,4 @@
-//! Removes what killed commands left.
+//! Removes what killed commands left, and notes how large the repository is.
 //!
 //! Folders of temporary files are removed here. Only runs write the repository, so sessions of killed boot
 //! checks are ended by a run each (`unpublish SESSION --discard`).
@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use coldrise_block::{remove_abandoned_folders, Result};
 
+use crate::growth;
 use crate::jobs::NewRun;
 use crate::service::Service;
 
@@ -38,6 +39,9 @@ impl Housekeeping {
         }
         if let Err(error) = self.end_sessions(service, now) {
             tracing::warn!("sessions of killed boot checks: {}", error.full_message());
+        }
+        if let Err(error) = growth::sample(service) {
+            tracing::warn!("the space of the repository: {}", error.full_message());
         }
     }
 

@@ -25,6 +25,7 @@ mod clock;
 mod database;
 mod events;
 mod folders;
+mod growth;
 mod housekeeping;
 mod invalid;
 mod inventory_watch;

@@ -49,6 +49,12 @@ export function day(ms: number): string {
   return `${WEEKDAYS[date.getDay()]} ${date.getDate()} ${MONTHS[date.getMonth()]}`;
 }
 
+/** Without the weekday, for axes: `23 Nov 2026`. */
+export function date(ms: number): string {
+  const at = new Date(ms);
+  return `${at.getDate()} ${MONTHS[at.getMonth()]} ${at.getFullYear()}`;
+}
+
 export function clock(ms: number, withSeconds = false): string {
   const date = new Date(ms);
   return `${pad(date.getHours())}:${pad(date.getMinutes())}${withSeconds ? `:${pad(date.getSeconds())}` : ''}`;

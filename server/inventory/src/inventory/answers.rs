@@ -14,6 +14,7 @@ use crate::damage::DamageListing;
 use crate::difference::Difference;
 use crate::listing::Listing;
 use crate::machines::{MachineSummary, PointPage, PointQuery};
+use crate::occupied::Occupied;
 use crate::points::PointDetails;
 use crate::retention::RetentionPlan;
 use crate::sessions::{SessionDetails, SessionListing};
@@ -68,6 +69,22 @@ impl Inventory {
         let point = Catalog::new(&repository).point(machine, selector)?;
         let boot = repository.boot_check(machine, &point.point).ok().flatten();
         PointDetails::new(&point, None, boot.map(|(check, _)| check))
+    }
+
+    /// The repository's id.
+    ///
+    /// # Errors
+    /// Only those of [`Inventory::refresh`].
+    pub fn id(&self) -> Result<String> {
+        Ok(self.repository()?.id().to_string())
+    }
+
+    /// The space that the repository's folder takes on its drive, in bytes. Reads the sizes of all its files.
+    ///
+    /// # Errors
+    /// Errors of the operating system.
+    pub fn occupied_bytes(&self) -> Result<u64> {
+        Ok(Occupied::measure(&*self.repository()?)?.sum())
     }
 
     /// The picture of the screen at the end of the point's last boot check, as PNG; `None` without a

@@ -9,6 +9,7 @@ mod console;
 mod content;
 mod difference;
 pub(crate) mod events;
+mod growth;
 mod host;
 mod input;
 mod jobs;
@@ -94,6 +95,7 @@ fn routes() -> OpenApiRouter<SharedService> {
                 .merge(content::routes())
                 .merge(difference::routes())
                 .merge(host::routes())
+                .merge(growth::routes())
                 .merge(console::routes())
                 .merge(runs::routes())
                 .merge(starts::routes())
