@@ -17,7 +17,7 @@ use crate::access::Identity;
 use crate::clock::now_ms;
 use crate::jobs::{KnownMachine, RowState};
 use crate::service::Service;
-use crate::told::{Drive, Severity};
+use crate::told::{all_alarms, Drive, Severity};
 
 /// The rungs of a boot check, the lowest first.
 const RUNGS: [&str; 6] = ["started", "firmware", "kernel", "userspace", "login", "service"];
@@ -157,7 +157,7 @@ fn jobs(out: &mut Exposition, service: &Service, caller: &Identity) -> Result<()
 }
 
 fn alarms(out: &mut Exposition, service: &Service, caller: &Identity) -> Result<()> {
-    let mut found = service.database.alarms()?;
+    let mut found = all_alarms(service)?;
     found.retain(|alarm| alarm.is_active() && alarm.is_seen_by(caller));
     let values = [Severity::Warn, Severity::Fail].map(|severity| {
         let count = found.iter().filter(|alarm| alarm.condition.severity == severity).count();
@@ -190,6 +190,11 @@ fn site(out: &mut Exposition, service: &Service) -> Result<()> {
             kind("size", drive.size_bytes()),
         ];
         out.gauge("coldrise_repository_bytes", help, values);
+    }
+    if let Ok(drive) = Drive::of(&service.options.state) {
+        let help = "Space that is free for the service's own folder";
+        let bytes = drive.available_bytes as f64;
+        out.gauge("coldrise_service_folder_available_bytes", help, [(Labels::new(), bytes)]);
     }
     let Ok(inventory) = service.inventory() else { return Ok(()) };
     if let Ok(damage) = inventory.damage() {

@@ -27,7 +27,7 @@ mod users;
 
 use std::time::Duration;
 
-use axum::extract::DefaultBodyLimit;
+use axum::extract::{DefaultBodyLimit, State};
 use axum::http::{header, Extensions, HeaderMap, HeaderValue, StatusCode, Version};
 use axum::middleware;
 use axum::response::{IntoResponse, Response};
@@ -171,10 +171,14 @@ async fn welcome() -> Response {
         .into_response()
 }
 
-/// Whether the service lives. Says nothing about backups; /metrics does.
+/// Whether the service lives: always 200. The text says if it has no room to store anything. Says nothing about
+/// backups; /metrics does.
 #[utoipa::path(get, path = "/healthz", tag = "service", responses((status = 200, body = String, content_type = "text/plain")))]
-async fn health() -> Response {
-    "ok\n".into_response()
+async fn health(State(service): State<SharedService>) -> &'static str {
+    if service.messenger.is_folder_full() {
+        return "ok, but the drive of the service's folder is full: nobody can log in, and no change is stored\n";
+    }
+    "ok\n"
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ use crate::events::What;
 use crate::service::{Service, SharedService};
 use crate::told::settings::MessageSettings;
 use crate::told::targets::{Target, TargetResult, TargetSettings};
-use crate::told::{no_alarm, send_test, Alarm};
+use crate::told::{all_alarms, no_alarm, send_test, Alarm};
 
 pub(super) fn routes() -> OpenApiRouter<SharedService> {
     OpenApiRouter::new()
@@ -47,7 +47,7 @@ async fn alarms(
     Fields(filter): Fields<AlarmFilter>,
 ) -> Answer<Json<Vec<Alarm>>> {
     caller.allow(Permission::View)?;
-    let mut found = blocking(move || service.database.alarms()).await?;
+    let mut found = blocking(move || all_alarms(&service)).await?;
     found.retain(|alarm| {
         alarm.is_seen_by(&caller)
             && filter.active.is_none_or(|active| alarm.is_active() == active)
@@ -67,7 +67,7 @@ async fn acknowledge(
 ) -> Answer<Json<Alarm>> {
     caller.allow(Permission::Operate)?;
     let acknowledged = blocking(move || {
-        let mut found = service.database.alarms()?.into_iter();
+        let mut found = all_alarms(&service)?.into_iter();
         if !found.any(|alarm| alarm.condition.key == key && alarm.is_seen_by(&caller)) {
             return Err(no_alarm(&key));
         }

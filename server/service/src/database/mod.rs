@@ -10,7 +10,7 @@
 mod migrations;
 mod settings;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use coldrise_block::{Error, ErrorKind, Result};
@@ -19,7 +19,13 @@ use rusqlite::{Connection, Transaction, TransactionBehavior};
 
 /// The open database. Clones share it.
 #[derive(Clone)]
-pub(crate) struct Database(Arc<Mutex<Connection>>);
+pub(crate) struct Database(Arc<OpenDatabase>);
+
+struct OpenDatabase {
+    connection: Mutex<Connection>,
+    /// The service's folder: errors name it.
+    folder: PathBuf,
+}
 
 impl Database {
     /// Opens `coldrised.db` in `state`, and creates or migrates it.
@@ -40,7 +46,8 @@ impl Database {
             Ok((connection, found))
         });
         let (connection, found) = opened.map_err(|error| {
-            failed(error).context(format!("opening the service's database {}", path.display()))
+            failed(error, state)
+                .context(format!("opening the service's database {}", path.display()))
         })?;
         if let Some(version) = found {
             let text = format!(
@@ -51,7 +58,8 @@ impl Database {
                 Error::new(ErrorKind::Unsupported, text).advise("install the newer version again")
             );
         }
-        Ok(Database(Arc::new(Mutex::new(connection))))
+        let folder = state.to_owned();
+        Ok(Database(Arc::new(OpenDatabase { connection: Mutex::new(connection), folder })))
     }
 
     /// Reads.
@@ -59,18 +67,18 @@ impl Database {
     /// # Errors
     /// Those of `work`, and of SQLite.
     pub(crate) fn read<T>(&self, work: impl FnOnce(&Connection) -> SqlResult<T>) -> Result<T> {
-        work(&self.0.lock()).map_err(failed)
+        work(&self.0.connection.lock()).map_err(|error| failed(error, &self.0.folder))
     }
 
     /// Changes in one transaction, which is committed if `work` succeeds.
     ///
     /// # Errors
-    /// Those of `work`, and of SQLite.
+    /// Those of `work`, and of SQLite; `NoSpace` on a full drive.
     pub(crate) fn change<T>(
         &self,
         work: impl FnOnce(&Transaction<'_>) -> SqlResult<T>,
     ) -> Result<T> {
-        let mut connection = self.0.lock();
+        let mut connection = self.0.connection.lock();
         let done = (|| {
             let transaction =
                 connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
@@ -78,19 +86,23 @@ impl Database {
             transaction.commit()?;
             Ok(done)
         })();
-        done.map_err(failed)
+        done.map_err(|error| failed(error, &self.0.folder))
     }
 }
+
+/// What to do when the drive of the service's folder is full.
+pub(crate) const FREE_SPACE: &str = "free some space on it; the service then goes on by itself";
 
 /// The result of statements.
 pub(crate) type SqlResult<T> = rusqlite::Result<T>;
 
-/// An error of SQLite in our words.
-pub(crate) fn failed(error: rusqlite::Error) -> Error {
+/// An error of SQLite in our words. `folder` is the service's.
+fn failed(error: rusqlite::Error, folder: &Path) -> Error {
     use rusqlite::ErrorCode;
     let (kind, what) = match error.sqlite_error_code() {
         Some(ErrorCode::DiskFull) => {
-            (ErrorKind::NoSpace, "there is no room for the service's database")
+            let text = format!("the drive of the service's folder {} is full", folder.display());
+            return Error::with_source(ErrorKind::NoSpace, text, error).advise(FREE_SPACE);
         }
         Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => {
             (ErrorKind::Busy, "another process holds the service's database")

@@ -11,6 +11,7 @@ use super::message::Occasion;
 use crate::access::Identity;
 use crate::clock::now_ms;
 use crate::database::{Database, SqlResult};
+use crate::service::Service;
 
 /// An alarm that still holds and is not acknowledged is told again after this time, in milliseconds.
 const REMINDER_MS: i64 = 24 * 3600 * 1000;
@@ -33,6 +34,18 @@ pub(crate) struct Alarm {
 }
 
 impl Alarm {
+    /// One that is in memory only.
+    pub(super) fn unstored(condition: Condition, raised_ms: i64) -> Alarm {
+        Alarm {
+            condition,
+            raised_ms,
+            cleared_ms: None,
+            acknowledged_ms: None,
+            acknowledged_by: None,
+            messaged_ms: raised_ms,
+        }
+    }
+
     /// Whether it holds.
     pub(crate) fn is_active(&self) -> bool {
         self.cleared_ms.is_none()
@@ -188,6 +201,19 @@ impl Database {
         let mut found = found.filter(|alarm| alarm.condition.key == key && alarm.is_active());
         found.next().ok_or_else(|| no_alarm(key))
     }
+}
+
+/// All alarms, the newest first, with the one that the database has no room for.
+///
+/// # Errors
+/// Errors of the database.
+pub(crate) fn all_alarms(service: &Service) -> Result<Vec<Alarm>> {
+    let mut found = service.database.alarms()?;
+    if let Some(unstored) = service.messenger.unstored.lock().clone() {
+        found.retain(|alarm| alarm.condition.key != unstored.condition.key);
+        found.insert(0, unstored);
+    }
+    Ok(found)
 }
 
 /// The answer for an alarm that does not hold, or that the caller may not see.

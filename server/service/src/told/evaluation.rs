@@ -10,7 +10,7 @@ use super::alarms::{self, AlarmChange};
 use super::condition::{Condition, Severity, Topic};
 use super::message::{Message, Occasion};
 use super::space::{self, Drive};
-use super::{ended_runs, job_conditions, outbox, settings, Figures};
+use super::{ended_runs, job_conditions, outbox, service_folder, settings, Figures};
 use crate::clock::now_ms;
 use crate::events::What;
 use crate::service::{Service, SharedService};
@@ -85,6 +85,7 @@ fn evaluate_once(service: &Service) -> Result<()> {
         }
     };
     let drive = service.options.repo.as_deref().and_then(|path| Drive::of(path).ok());
+    let own_drive = Drive::of(&service.options.state).ok();
     if let Ok(inventory) = service.inventory() {
         repository_conditions(service, inventory, &mut findings);
     }
@@ -98,7 +99,11 @@ fn evaluate_once(service: &Service) -> Result<()> {
         findings.conditions.retain(|condition| !of_machines.contains(&condition.topic));
         findings.unknown.extend(of_machines);
     }
-    let (changes, is_posted, figures) = database.change(|sql| {
+    let settled = database.change(|sql| {
+        let held = alarms::held(sql, service_folder::KEY)?;
+        let folder = &service.options.state;
+        let filling = |drive| service_folder::condition(folder, drive, held);
+        findings.conditions.extend(own_drive.and_then(filling));
         let events = ended_runs::record(sql, &sweep.ended, now)?;
         job_conditions::complete(sql, &mut findings.conditions)?;
         match (drive, &service.options.repo) {
@@ -125,7 +130,11 @@ fn evaluate_once(service: &Service) -> Result<()> {
         let is_posted = outbox::post(sql, &messages, now)?;
         let (warn, fail) = alarms::counts(sql)?;
         Ok((changes, is_posted, Figures { running: sweep.running, warn, fail }))
-    })?;
+    });
+    let has_no_room = settled.as_ref().is_err_and(|error| error.kind() == ErrorKind::NoSpace);
+    let is_full = has_no_room || own_drive.is_some_and(service_folder::is_full);
+    service_folder::note(service, is_full, now);
+    let (changes, is_posted, figures) = settled?;
     *service.messenger.figures.lock() = figures;
     tell(service, &changes);
     if is_posted {

@@ -23,6 +23,7 @@ mod mail;
 mod message;
 mod outbox;
 mod secret_file;
+mod service_folder;
 pub(crate) mod settings;
 mod space;
 pub(crate) mod targets;
@@ -33,7 +34,7 @@ use std::time::Instant;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-pub(crate) use alarms::{no_alarm, Alarm};
+pub(crate) use alarms::{all_alarms, no_alarm, Alarm};
 pub(crate) use condition::Severity;
 pub(crate) use delivery::{deliver, send_test};
 pub(crate) use evaluation::evaluate;
@@ -45,6 +46,8 @@ pub(crate) struct Messenger {
     /// Notified when the outbox has something new.
     outbox: Notify,
     figures: Mutex<Figures>,
+    /// The alarm of a full drive under the service's folder: the database has no room for it.
+    unstored: Mutex<Option<Alarm>>,
     /// Since when the repository is away; `None` while it is there.
     away_since: Mutex<Option<Instant>>,
 }
@@ -61,6 +64,11 @@ impl Messenger {
     /// The state at the last evaluation.
     pub(crate) fn figures(&self) -> Figures {
         self.figures.lock().clone()
+    }
+
+    /// Whether the database has no room: nobody can log in, and no change is stored.
+    pub(crate) fn is_folder_full(&self) -> bool {
+        self.unstored.lock().is_some()
     }
 
     /// Looks at the outbox soon.

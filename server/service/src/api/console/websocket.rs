@@ -48,9 +48,12 @@ const SILENCE: Duration = Duration::from_secs(50);
 const SEND_PATIENCE: Duration = Duration::from_secs(20);
 /// How long a client may take to close.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(2);
-/// The end of the machine is known so soon after the end of its sockets.
+/// The end of the machine is known so soon after the end of its sockets; its sockets are there so soon after its start.
 const END_PATIENCE: Duration = Duration::from_secs(3);
 const END_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Why a websocket ends with the machine.
+const OFF: &str = "the machine is off";
 
 /// The number of clients by session.
 static OPEN: Mutex<BTreeMap<String, usize>> = Mutex::new(BTreeMap::new());
@@ -104,8 +107,9 @@ enum End {
 
 /// Follow and use the screen of the machine on a session: a websocket of RFB (VNC) bytes, for noVNC.
 ///
-/// Close codes: 1000 the machine is off, 1001 the service stops, 1002 a malformed message or one above 64 KiB,
-/// 1008 the login or token has ended, 1013 too many or too slow.
+/// A machine that is just starting is waited for, some seconds at most. Close codes: 1000 the machine is off, 1001 the
+/// service stops, 1002 a malformed message or one above 64 KiB, 1008 the login or token has ended, 1013 still starting,
+/// too many or too slow.
 #[utoipa::path(get, path = "/sessions/{session}/screen", tag = "sessions", params(("session" = String, Path)),
     responses((status = 101, description = "A websocket."), (status = "4XX", body = Problem, content_type = "application/problem+json")),
     security(("token" = []), ("login" = [])))]
@@ -155,8 +159,12 @@ impl FromRequestParts<SharedService> for Opening {
 
 async fn open(service: SharedService, opening: Opening, socket: MachineSocket) -> Answer<Response> {
     let Opening { caller, session, connection, upgrade } = opening;
-    let (shared, whose) = (service.clone(), caller.clone());
-    let running = blocking(move || Running::find(&shared, whose, &session)).await?;
+    let (shared, whose, is_upgrade) = (service.clone(), caller.clone(), upgrade.is_ok());
+    let running = blocking(move || match Running::find(&shared, whose, &session) {
+        Err(error) if is_upgrade && error.kind() == ErrorKind::NotFound => Ok(None),
+        found => found.map(Some),
+    })
+    .await?;
     let upgrade = upgrade.map_err(|_| {
         let text = "this address is a websocket: connect over HTTP/1.1 with Upgrade: websocket";
         Problem::new(StatusCode::UPGRADE_REQUIRED, ErrorKind::InvalidInput, text)
@@ -165,17 +173,23 @@ async fn open(service: SharedService, opening: Opening, socket: MachineSocket) -
         .protocols(["binary"])
         .max_message_size(MAX_MESSAGE_BYTES)
         .max_frame_size(MAX_MESSAGE_BYTES);
+    let Some(running) = running else {
+        return Ok(refused(upgrade, close_code::NORMAL, "no machine runs on this session"));
+    };
     let place = match Place::take(running.session.as_str()) {
         Ok(place) => place,
-        // Browsers show a close frame to their page, but not a refusal of the upgrade.
-        Err(text) => return Ok(upgrade.on_upgrade(|socket| close(socket, close_code::AGAIN, text))),
+        Err(text) => return Ok(refused(upgrade, close_code::AGAIN, text)),
     };
     let shared = service.clone();
     let (running, machine) = blocking(move || {
-        let machine = connect(&shared, &running, socket)?;
+        let machine = wait_and_connect(&shared, &running, socket)?;
         Ok((running, machine))
     })
     .await?;
+    let machine = match machine {
+        Ok(machine) => machine,
+        Err((code, text)) => return Ok(refused(upgrade, code, text)),
+    };
     let machine = UnixStream::from_std(machine).context(|| "opening the machine's socket")?;
     Ok(upgrade.on_upgrade(move |mut socket| async move {
         // The connection counts as busy while this lives.
@@ -196,13 +210,40 @@ async fn open(service: SharedService, opening: Opening, socket: MachineSocket) -
             End::Slow => (close_code::AGAIN, "too slow: the connection does not take the output"),
             End::Revoked => (close_code::POLICY, "the login or token has ended or has changed"),
             End::Stopping => (close_code::AWAY, "the service stops; the machine goes on"),
-            End::Machine if is_off(&service, &running).await => {
-                (close_code::NORMAL, "the machine is off")
-            }
+            End::Machine if is_off(&service, &running).await => (close_code::NORMAL, OFF),
             End::Machine => (close_code::ERROR, "QEMU has closed the connection; connect again"),
         };
         close(socket, code, text).await;
     }))
+}
+
+/// Opens, and closes at once: browsers show a close frame to their page, but not a refusal of the upgrade.
+fn refused(upgrade: WebSocketUpgrade, code: u16, text: &'static str) -> Response {
+    upgrade.on_upgrade(move |socket| close(socket, code, text))
+}
+
+/// Connects to a machine that is just starting, too: its run records it before QEMU makes the sockets. The
+/// inner error is for the close frame.
+fn wait_and_connect(
+    service: &Service,
+    running: &Running,
+    socket: MachineSocket,
+) -> Result<std::result::Result<std::os::unix::net::UnixStream, (u16, &'static str)>> {
+    let until = Instant::now() + END_PATIENCE;
+    loop {
+        match connect(service, running, socket) {
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            connected => return connected.map(Ok),
+        }
+        match of_session(service, &running.session)? {
+            Some((run, _)) if run == running.run => {}
+            _ => return Ok(Err((close_code::NORMAL, OFF))),
+        }
+        if Instant::now() >= until {
+            return Ok(Err((close_code::AGAIN, "the machine is starting")));
+        }
+        std::thread::sleep(END_INTERVAL);
+    }
 }
 
 /// Connects, and enters that into the audit log.
