@@ -126,6 +126,25 @@ def test_a_machine_boots_and_is_used_over_the_api(service, coldrise):
         serial.read_until(b"small login: ")
 
 
+def test_a_console_that_is_opened_too_early_or_too_late(service, coldrise):
+    """Browsers show a close frame to their page, but not a refusal of the upgrade."""
+    coldrise.publish("web01/latest", "trial")
+    with service.websocket("sessions/trial/screen") as screen:
+        end = screen.closed()
+        assert (end.code, end.reason) == (1000, "no machine runs on this session")
+    with service.websocket("sessions/none/serial") as serial:
+        assert serial.closed().code == 1000
+    run = service.post("runs", {"kind": "boot", "address": "live/trial", "memory_mib": 64, "cpus": 1})["run"]
+    wait_until(lambda: service.get("sessions/trial")["running"], "the run says that it has a machine")
+    # QEMU may not be there yet: it is waited for.
+    with service.websocket("sessions/trial/screen") as screen:
+        screen.read_until(b"RFB ")
+        os.kill(service.get(f"runs/{run}")["plan"]["who"]["pid"], signal.SIGKILL)
+        assert screen.closed().code == 1000
+    with service.websocket("sessions/trial/screen") as screen:
+        assert screen.closed().code == 1000
+
+
 def test_the_screen(service):
     boot(service)
     with service.websocket("sessions/trial/serial") as serial:

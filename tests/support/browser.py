@@ -51,10 +51,9 @@ class Visitor:
         self.page.on("request", self._request)
 
     def _console(self, message):
-        # A refused request is a line of the console too, and so is the screen of a machine that has just begun or ended (the
-        # page tries again): tests look at what the page shows instead. The last is advice on speed: a test reads the canvas.
-        known = ("Failed to load resource", "Unexpected response code: 404", "WebSocket on-error event", "Failed when connecting",
-                 "willReadFrequently")
+        # A refused request is a line of the console too, and so is the screen of a machine that has just ended (noVNC says
+        # so): tests look at what the page shows instead. The last is advice on speed: a test reads the canvas.
+        known = ("Failed to load resource", "Failed when connecting", "willReadFrequently")
         is_known = any(words in message.text for words in known)
         if message.type in ("error", "warning") and not is_known:
             self.complaints.append(f"{message.type}: {message.text}")

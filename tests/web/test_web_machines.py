@@ -131,9 +131,11 @@ def test_a_boot_check_is_no_recovery(place, visit):
     try:
         visitor.go("machines")
         page.get_by_label("Machines").get_by_text("web01").wait_for()
-        page.get_by_role("button", name="2 good").wait_for()
+        page.get_by_role("button", name="2 backed up").wait_for()
         visitor.go("machines/web01")
         page.get_by_text("Session patch is published").wait_for()
+        # Its one disk, not the sum over all points.
+        page.get_by_text("disks of 1.0 MiB").wait_for()
         assert page.get_by_text("running from backup").or_(page.get_by_text("web01-throwaway")).count() == 0
     finally:
         place.coldrise.json("unpublish", "web01-throwaway", "--discard")

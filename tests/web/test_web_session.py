@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from support import browser, site
-from support.nbdserver import wait_until
+from support.nbdserver import Nbdkit, wait_until
 from support.service import Coldrised
 
 # Longer than the list of sessions at the edge is wide.
@@ -90,6 +90,32 @@ def use_the_keyboard(page):
     wait_until(lambda: screen.evaluate(IS_FOCUSED), "the page has the keyboard")
     page.keyboard.press("Tab")
     assert not screen.evaluate(IS_FOCUSED) and not canvas.evaluate(IS_FOCUSED)
+
+
+def test_a_seal_of_nothing_is_asked_about(place, visit, tmp_path):
+    place.coldrise.publish(place.point, "quiet")
+    visitor = visit(place.service)
+    visitor.log_in()
+    page = visitor.page
+
+    def points():
+        return len(place.service.get("machines/web01/points")["points"])
+
+    visitor.go("sessions/quiet")
+    page.get_by_role("button", name="Seal", exact=True).click()
+    dialog = page.get_by_role("dialog", name="Seal although nothing was captured?")
+    dialog.get_by_role("button", name="Do not seal").click()
+    dialog.wait_for(state="detached")
+    assert points() == 1 and not place.service.get("runs")["runs"]
+    page.get_by_role("button", name="Seal", exact=True).click()
+    dialog.get_by_role("button", name="Seal anyway").click()
+    wait_until(lambda: points() == 2, "the point")
+    with Nbdkit(place.coldrise, tmp_path / "nbdkit") as server, server.connect("live/quiet/vda") as disk:
+        disk.pwrite(b"w" * 4096, 0)
+        disk.flush()
+    page.get_by_role("button", name="Seal", exact=True).click()
+    wait_until(lambda: points() == 3, "the point")
+    assert page.get_by_role("dialog").count() == 0
 
 
 def test_a_start_that_failed(place, visit):

@@ -9,7 +9,8 @@ export const STATE_WORDS: Record<MachineState, string> = {
   old: 'old',
   running: 'running from backup',
   empty: 'no backup',
-  good: 'good',
+  // A backup that is there proves no boot.
+  good: 'backed up',
 };
 
 const BY_TOPIC: Partial<Record<Alarm['topic'], MachineState>> = {

@@ -28,9 +28,8 @@ export interface Choices {
 
 export function firstChoices(): Choices {
   return {
-    session: '', memory: null, cpus: null, network: 'isolated', isForOthers: false, listen: '', clients: '', tls: 'certificates',
-      tlsPath: '',
-    disk: '', format: 'qcow2', target: '', isReplacing: false,
+    session: '', memory: null, cpus: null, network: 'isolated', isForOthers: false, listen: '', clients: '',
+    tls: 'certificates', tlsPath: '', disk: '', format: 'qcow2', target: '', isReplacing: false,
   };
 }
 
@@ -67,8 +66,8 @@ export function bootPlan(point: Point, choices: Choices, memory: number | undefi
     lines: [commandLine('boot', point.address, '--name', session, ...(memory ? ['--memory', `${memory}M`] : []),
       ...(cpus ? ['--cpus', cpus] : []),
       '--network', network === 'connected' ? 'user' : 'isolated')],
-    will: `Publishes the point as session ${session} and starts a machine on it. Its disks stay in the backup, and what it writes is kept beside them. `
-      + 'If it does not start, its run says why.',
+    will: `Publishes the point as session ${session} and starts a machine on it. Its disks stay in the backup, `
+      + 'and what it writes is kept beside them. If it does not start, its run says why.',
     clocks: host?.has_kvm === false ? 'Starts within seconds, then boots slowly without KVM; nothing is moved.'
       : 'Usable within seconds; nothing is moved.',
   };

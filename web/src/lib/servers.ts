@@ -21,6 +21,10 @@ export interface Server {
 
 export const DEFAULT_LISTEN: Record<Protocol, string> = { nbd: '127.0.0.1:10809', nfs: '127.0.0.1:2049' };
 const ESXI_PORT = 2049;
+/** The page was opened at an address of this host only. */
+export const isOpenedLocally = /^(localhost$|127\.|\[::1\])/.test(location.hostname);
+/** The service's host, as other hosts call it. */
+const HOST = isOpenedLocally ? 'HOST' : location.hostname;
 
 /** The server of these arguments of `coldrise serve`. */
 export function serverOf(protocol: Protocol, words: string[], run = ''): Server {
@@ -32,7 +36,7 @@ export function serverOf(protocol: Protocol, words: string[], run = ''): Server 
   const given = (option: string) => [...text.matchAll(new RegExp(`--${option}[= ](\\S+)`, 'g'))].map((found) => found[1]).sort();
   const isReadOnly = words.includes('--read-only');
   return {
-    run, protocol, tls, port: Number(port), host: isAny ? location.hostname : address,
+    run, protocol, tls, port: Number(port), host: isAny ? HOST : address,
     isLocal: /^(127\.|\[::1\])/.test(address), isReadOnly,
     terms: JSON.stringify([protocol, listen, ...['allow', 'tls-certificates', 'tls-psk'].map(given), isReadOnly]),
   };
@@ -106,5 +110,5 @@ export function linesOf(server: Server, session: string, disks: string[], hardwa
 
 /** How other hosts reach a server that listens on its own host only. */
 export function tunnel({ host, port }: Server): string {
-  return shellLine('ssh', '-N', '-L', `${port}:${host}:${port}`, location.hostname);
+  return shellLine('ssh', '-N', '-L', `${port}:${host}:${port}`, HOST);
 }
