@@ -6,6 +6,7 @@
 
 import argparse
 import pathlib
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -43,6 +44,11 @@ def pages(made):
         "machine": ("machines/web01", None),
         "verified": (f"machines/{made.daily[-2]}", None),
         "recover": ("machines/web01", recover),
+        "recover-nbd": ("machines/web01", way("Serve over NBD")),
+        "recover-nfs": ("machines/web01", way("Serve over NFS")),
+        "recover-others": ("machines/web01", way("Serve over NFS", "Other hosts")),
+        "recover-restore": ("machines/web01", way("Restore on the host")),
+        "recover-download": ("machines/web01", way("Download")),
         "machine-failed": ("machines/mail01", None),
         "session": ("sessions/web01-trial", None),
         "activity": ("activity", None),
@@ -100,6 +106,31 @@ def start_guest(service, made):
 def recover(page):
     page.get_by_role("button", name="Recover").first.click()
     page.get_by_role("button", name="Start").wait_for()
+
+
+def way(*choices):
+    """The whole drawer, also what is below its edge."""
+    def choose(page):
+        recover(page)
+        for choice in choices:
+            page.get_by_label(choice).check()
+        hidden = page.get_by_role("dialog").locator(".content").evaluate("content => content.scrollHeight - content.clientHeight")
+        size = page.viewport_size
+        page.set_viewport_size({"width": size["width"], "height": size["height"] + max(0, hidden)})
+
+    return choose
+
+
+def remember(service):
+    """Six weeks of growth, with a prune and some days without the service."""
+    wait_until(lambda: service.get("repository/growth"), "the first sample")
+    now_ms, day_ms = int(time.time() * 1000), 86_400_000
+    [today] = service.get("repository/growth")
+    with sqlite3.connect(service.state / "coldrised.db", timeout=10) as database:
+        for back in [*range(42, 19, -1), *range(16, 0, -1)]:
+            at_ms, share = now_ms - back * day_ms, 0.35 + (42 - back) / 60 - (0.22 if back < 12 else 0)
+            database.execute("INSERT INTO growth SELECT DISTINCT repository, ?, ?, ? FROM growth",
+                             (at_ms // day_ms, at_ms, int(today["occupied_bytes"] * (share + 0.02 * (back % 3)))))
 
 
 def keys(page):
@@ -161,6 +192,7 @@ def take(chromium, service, made, arguments):
         first.page.screenshot(path=arguments.out / f"{look}-setup.png")
     first.set_up()
     fill(service, made)
+    remember(service)
     wanted = pages(made)
     if any(arguments.only in f"{look}-{name}" for look in LOOKS for name in live_pages("")):
         wanted |= live_pages(start_guest(service, made))
@@ -174,7 +206,10 @@ def take(chromium, service, made, arguments):
         for name, (address, before) in wanted.items():
             if arguments.only not in f"{look}-{name}":
                 continue
+            visitor.page.set_viewport_size(options["viewport"])
+            # Nothing of the page before stays open.
             visitor.go("about")
+            visitor.page.get_by_role("heading", name="About", level=1).wait_for()
             visitor.go(address)
             visitor.page.locator("h1").first.wait_for()
             visitor.page.wait_for_load_state("load")

@@ -70,7 +70,8 @@ function drawAxis(context: CanvasRenderingContext2D, { span, width, now }: Scene
     line(context, x, 8, x, AXIS_Y + 6);
     context.globalAlpha = 1;
     context.fillStyle = tick.isMajor ? colours.ink : colours.soft;
-    context.fillText(tick.text, x + 5, AXIS_Y + 18);
+    // No half of a date at the edge.
+    if (x + 5 + context.measureText(tick.text).width <= width) context.fillText(tick.text, x + 5, AXIS_Y + 18);
   }
   context.strokeStyle = colours.line;
   line(context, 0, AXIS_Y + 0.5, width, AXIS_Y + 0.5);

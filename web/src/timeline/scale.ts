@@ -37,7 +37,8 @@ export function moved(span: Span, ms: number): Span {
 
 /** A span that shows all of it, with room at both ends. */
 export function around(first: number, last: number): Span {
-  const room = Math.max((last - first) * 0.04, SHORTEST_SPAN_MS / 2);
+  // On a phone this is as much as the ring of a chosen point needs.
+  const room = Math.max((last - first) * 0.06, SHORTEST_SPAN_MS / 2);
   return { from: first - room, to: last + room };
 }
 
