@@ -82,11 +82,12 @@ impl Session {
             .iter()
             .map(|disk| {
                 let opened = open_disk(repository, disk, &poison, &writing);
-                opened.context(|| format!("session {name}, disk {}", disk.name))
+                opened.map(Arc::new).context(|| format!("session {name}, disk {}", disk.name))
             })
             .collect::<Result<Vec<_>>>()?;
         let is_fresh = disks.iter().all(|disk| disk.top().is_some_and(|top| top.is_unwritten()));
         let trace = Arc::new(TraceRecorder::new(is_fresh));
+        let read_ahead = TraceReadAhead::start(repository, &document, &disks, &trace);
         let count = disks.len();
         let active = |(disk, index)| ActiveDisk::new(disk, count, (Arc::clone(&trace), index));
         let disks: Vec<_> = disks.into_iter().zip(0..).map(active).map(Arc::new).collect();
@@ -100,7 +101,7 @@ impl Session {
         let session = Arc::new(Session {
             control: Mutex::new(None),
             _activity: listen_for_watchers(repository, &place, &document, &disks),
-            _read_ahead: TraceReadAhead::start(repository, &document, &disks, &trace),
+            _read_ahead: read_ahead,
             trace,
             document: Mutex::new(document),
             disks,

@@ -12,7 +12,7 @@ use crate::disk::LayeredDisk;
 /// A disk of a session, in the process that writes it. Requests through [`Disk`] count; those of the
 /// session itself go to [`ActiveDisk::layered`].
 pub(crate) struct ActiveDisk {
-    layered: LayeredDisk,
+    layered: Arc<LayeredDisk>,
     counters: Arc<Counters>,
     /// The session's, and the disk's index in it.
     trace: (Arc<TraceRecorder>, u16),
@@ -21,7 +21,7 @@ pub(crate) struct ActiveDisk {
 impl ActiveDisk {
     /// Counts from zero. The session has `disks` disks.
     pub(crate) fn new(
-        layered: LayeredDisk,
+        layered: Arc<LayeredDisk>,
         disks: usize,
         trace: (Arc<TraceRecorder>, u16),
     ) -> ActiveDisk {
@@ -30,7 +30,7 @@ impl ActiveDisk {
     }
 
     /// The disk without its counters.
-    pub(crate) fn layered(&self) -> &LayeredDisk {
+    pub(crate) fn layered(&self) -> &Arc<LayeredDisk> {
         &self.layered
     }
 

@@ -8,7 +8,7 @@ use coldrise_block::{Disk, ReadContext, Waiting};
 use coldrise_store::{DiskName, Repository};
 
 use super::{BootTrace, TraceRecorder, UNIT_BYTES};
-use crate::activity::ActiveDisk;
+use crate::disk::LayeredDisk;
 use crate::document::SessionDocument;
 
 /// Parts read at once. On a slow drive they wait side by side; on a fast one the threads end within
@@ -17,7 +17,7 @@ const THREADS: usize = 64;
 
 /// A part of a disk to read: of one chunk, or of the chunks of one unit.
 struct Part {
-    disk: Arc<ActiveDisk>,
+    disk: Arc<LayeredDisk>,
     offset_bytes: u64,
     /// At most [`UNIT_BYTES`]: that caches a larger chunk as well.
     length_bytes: u64,
@@ -36,7 +36,7 @@ impl TraceReadAhead {
     pub(crate) fn start(
         repository: &Repository,
         session: &SessionDocument,
-        disks: &[Arc<ActiveDisk>],
+        disks: &[Arc<LayeredDisk>],
         recorder: &Arc<TraceRecorder>,
     ) -> Option<TraceReadAhead> {
         let trace = BootTrace::read(repository, &session.machine).unwrap_or_else(|error| {
@@ -78,7 +78,7 @@ impl Drop for TraceReadAhead {
 /// names.
 fn parts_of(
     trace: &BootTrace,
-    disks: &[Option<&Arc<ActiveDisk>>],
+    disks: &[Option<&Arc<LayeredDisk>>],
     part_bytes: u64,
     most: usize,
 ) -> Vec<Part> {
@@ -108,7 +108,7 @@ fn read_all(parts: &[Part], is_stopped: &AtomicBool) {
             }
             let buffer = &mut buffer[..part.length_bytes as usize];
             let context = &mut ReadContext::new(Waiting::Allowed);
-            if let Err(error) = part.disk.layered().read(buffer, part.offset_bytes, context) {
+            if let Err(error) = part.disk.read(buffer, part.offset_bytes, context) {
                 tracing::warn!(error = %error.full_message(), "reading ahead has ended");
                 is_stopped.store(true, Ordering::Relaxed);
             }
