@@ -123,6 +123,8 @@ pub(crate) enum Command {
     CheckBoot(commands::check_boot::CheckBootArguments),
     Bisect(commands::bisect::BisectArguments),
     Restore(commands::restore::RestoreArguments),
+    Attest(commands::attest::AttestArguments),
+    Rollback(commands::rollback::RollbackArguments),
     Protect(commands::protect::ProtectArguments),
     Unprotect(commands::protect::UnprotectArguments),
     Quarantine(commands::quarantine::QuarantineArguments),

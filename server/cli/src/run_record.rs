@@ -20,9 +20,10 @@ use crate::report::print_on_stderr;
 use crate::signals;
 
 /// The commands that are runs; so are all kinds of `serve`.
-const LONG_COMMANDS: [&str; 12] = [
+const LONG_COMMANDS: [&str; 13] = [
     "backup",
     "restore",
+    "rollback",
     "verify",
     "repair",
     "prune",

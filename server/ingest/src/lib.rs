@@ -2,7 +2,7 @@
 //! repository.
 //!
 //! [`backup`] reads [`source`]s and writes one restore point; [`restore`] writes one
-//! disk to a file, a device or an NBD export. QEMU's tools parse all foreign image formats,
+//! disk to a file, a device or an NBD export; [`ExistingDisk`] makes an existing disk equal to one. QEMU's tools parse all foreign image formats,
 //! in processes that can open the image and nothing else.
 //!
 //! Unsafe code is allowed in one module only, the binding to libnbd.
@@ -12,6 +12,7 @@ mod backup;
 mod configuration;
 mod heal;
 mod heal_disk;
+mod in_place;
 mod libnbd;
 mod progress;
 mod qemu;
@@ -24,6 +25,7 @@ pub use backup::{
 pub use configuration::read_configuration;
 pub use heal::{check_source, heal, HealSummary};
 pub use heal_disk::heal_from_disk;
+pub use in_place::{united, Differences, ExistingDisk, Purpose};
 pub use progress::{NoProgress, Phase, Progress, ProgressState};
 pub use qemu::{import_confinement, Confinement};
 pub use restore::{restore, RestoreOptions, RestoreSummary, RestoreTarget};

@@ -142,7 +142,10 @@ pub(crate) fn run(invocation: &Invocation, arguments: BackupArguments) -> Result
 
 /// Stores all disks, at the same time as other backups of the repository. Starts again if
 /// the process that writes for it was killed. Also returns the chunk size.
-fn store(
+///
+/// # Errors
+/// As of `coldrise_ingest::backup`.
+pub(crate) fn store(
     invocation: &Invocation,
     request: &BackupRequest,
     cancel: &AtomicBool,

@@ -1,5 +1,6 @@
 //! The commands, one file each.
 
+pub(crate) mod attest;
 pub(crate) mod backup;
 pub(crate) mod bisect;
 pub(crate) mod boot;
@@ -23,6 +24,7 @@ pub(crate) mod publish;
 pub(crate) mod quarantine;
 pub(crate) mod repair;
 pub(crate) mod restore;
+pub(crate) mod rollback;
 pub(crate) mod run;
 pub(crate) mod runs;
 pub(crate) mod seal;
@@ -63,6 +65,8 @@ pub(crate) fn run(invocation: &Invocation, command: Command) -> Result<Report> {
         Command::Bisect(arguments) => bisect::run(invocation, &arguments),
         Command::Mount(arguments) => mount::run(invocation, arguments),
         Command::Restore(arguments) => restore::run(invocation, &arguments),
+        Command::Attest(arguments) => attest::run(invocation, arguments),
+        Command::Rollback(arguments) => rollback::run(invocation, arguments),
         Command::Protect(arguments) => protect::protect(invocation, &arguments),
         Command::Unprotect(arguments) => protect::unprotect(invocation, &arguments),
         Command::Quarantine(arguments) => quarantine::quarantine(invocation, &arguments),

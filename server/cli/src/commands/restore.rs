@@ -103,7 +103,10 @@ pub(crate) fn run(invocation: &Invocation, arguments: &RestoreArguments) -> Resu
 }
 
 /// Refuses a target in the repository's folder: with `--force` it could replace a file of it.
-fn refuse_inside(repository: &Path, target: &RestoreTarget) -> Result<()> {
+///
+/// # Errors
+/// `InvalidInput`.
+pub(crate) fn refuse_inside(repository: &Path, target: &RestoreTarget) -> Result<()> {
     let RestoreTarget::Path(path) = target else { return Ok(()) };
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     let folders = (parent.unwrap_or(Path::new(".")).canonicalize(), repository.canonicalize());
@@ -119,7 +122,10 @@ fn refuse_inside(repository: &Path, target: &RestoreTarget) -> Result<()> {
 }
 
 /// The disk of an address, its exact address, and the lease that holds it.
-fn open_disk(
+///
+/// # Errors
+/// `NotFound`; `InvalidInput` if there are several disks and the address names none.
+pub(crate) fn open_disk(
     invocation: &Invocation,
     repository: &Arc<Repository>,
     address: &Address,
@@ -148,7 +154,10 @@ fn open_disk(
 }
 
 /// The named disk, or the only one.
-fn choose_disk<'a>(
+///
+/// # Errors
+/// `InvalidInput` if there are several and none is named.
+pub(crate) fn choose_disk<'a>(
     address: &Address,
     named: Option<&DiskName>,
     there: impl Iterator<Item = &'a DiskName>,

@@ -59,7 +59,7 @@ pub(crate) struct VerifyArguments {
 }
 
 /// `5` or `5%` or `0.5`.
-fn parse_percent(text: &str) -> std::result::Result<f64, String> {
+pub(crate) fn parse_percent(text: &str) -> std::result::Result<f64, String> {
     let number = text.strip_suffix('%').unwrap_or(text).parse::<f64>();
     number
         .ok()

@@ -30,7 +30,7 @@ pub use spec::{ImageFormat, Location, SourceSpec};
 pub(crate) use image::ImageSource;
 pub use kept_out::keep_out;
 pub(crate) use kept_out::open_named;
-pub(crate) use nbd::NbdSource;
+pub(crate) use nbd::{NbdReader, NbdSource};
 pub(crate) use raw::RawSource;
 pub(crate) use spec::is_nbd_uri;
 
@@ -149,7 +149,7 @@ fn open_location<'c>(
     Ok(source)
 }
 
-fn check_bitmap_name(name: &str) -> Result<()> {
+pub(crate) fn check_bitmap_name(name: &str) -> Result<()> {
     if name.is_empty() || name.len() > MAX_BITMAP_NAME_BYTES || name.contains('\0') {
         return Err(Error::new(
             ErrorKind::InvalidInput,

@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use coldrise_block::{push_extent, Context, Error, ErrorKind, Extent, ExtentKind, Result};
 
 use super::{DirtyRun, Reader, Source};
-use crate::libnbd::{Connection, Endpoint, StatusRun, BASE_ALLOCATION};
+use crate::libnbd::{Connection, Endpoint, ExportFacts, StatusRun, BASE_ALLOCATION};
 
 /// Bytes of one read: two requests of the usual limit, both in flight.
 const READ_BYTES: u64 = 2 << 20;
@@ -26,13 +26,9 @@ pub(crate) struct NbdSource<'c> {
     endpoint: Endpoint,
     /// The server's name for messages.
     name: String,
-    size_bytes: u64,
-    alignment_bytes: u64,
+    facts: ExportFacts,
     has_allocation: bool,
     bitmap_context: Option<String>,
-    /// True if several connections are possible. A server that does not announce
-    /// this may leave a second client waiting forever.
-    is_shared: bool,
     cancel: &'c AtomicBool,
 }
 
@@ -75,11 +71,9 @@ impl<'c> NbdSource<'c> {
             control: Mutex::new(control),
             endpoint,
             name,
-            size_bytes: facts.size_bytes,
-            alignment_bytes: facts.minimum_block_bytes,
+            facts,
             has_allocation,
             bitmap_context,
-            is_shared: facts.can_multi_conn,
             cancel,
         })
     }
@@ -87,6 +81,43 @@ impl<'c> NbdSource<'c> {
     /// A thread that panicked with the connection left it closed or intact.
     fn control(&self) -> MutexGuard<'_, Connection<'c>> {
         self.control.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The export's properties.
+    pub(crate) fn facts(&self) -> &ExportFacts {
+        &self.facts
+    }
+
+    /// True if several connections are possible. A server that does not announce this may
+    /// leave a second client waiting forever.
+    fn is_shared(&self) -> bool {
+        self.facts.can_multi_conn
+    }
+
+    /// A connection for one thread, or the source's own if the server supports only one.
+    pub(crate) fn connect(&self) -> Result<NbdReader<'_, 'c>> {
+        let connection = if self.is_shared() {
+            let connection =
+                Connection::open(&self.endpoint, &[], self.cancel).context(|| self.name.clone())?;
+            if connection.facts().size_bytes != self.facts.size_bytes {
+                return Err(Error::new(
+                    ErrorKind::Incomplete,
+                    format!("{} changed its size while it was read", self.name),
+                ));
+            }
+            Some(connection)
+        } else {
+            None
+        };
+        Ok(NbdReader { source: self, connection })
+    }
+
+    /// Makes all writes durable. Call it when no other connection writes.
+    pub(crate) fn flush(&self) -> Result<()> {
+        if self.facts.can_flush {
+            self.control().flush().context(|| self.name.clone())?;
+        }
+        Ok(())
     }
 
     fn status(&self, context: &str, offset: u64, length: u64) -> Result<Vec<StatusRun>> {
@@ -98,15 +129,15 @@ impl<'c> NbdSource<'c> {
 
 impl Source for NbdSource<'_> {
     fn size_bytes(&self) -> u64 {
-        self.size_bytes
+        self.facts.size_bytes
     }
 
     fn alignment_bytes(&self) -> u64 {
-        self.alignment_bytes
+        self.facts.minimum_block_bytes
     }
 
     fn useful_readers(&self) -> usize {
-        if self.is_shared {
+        if self.is_shared() {
             READERS
         } else {
             1
@@ -118,20 +149,7 @@ impl Source for NbdSource<'_> {
     }
 
     fn reader(&self) -> Result<Box<dyn Reader + '_>> {
-        let connection = if self.is_shared {
-            let connection =
-                Connection::open(&self.endpoint, &[], self.cancel).context(|| self.name.clone())?;
-            if connection.facts().size_bytes != self.size_bytes {
-                return Err(Error::new(
-                    ErrorKind::Incomplete,
-                    format!("{} changed its size while it was read", self.name),
-                ));
-            }
-            Some(connection)
-        } else {
-            None
-        };
-        Ok(Box::new(NbdReader { source: self, connection }))
+        Ok(Box::new(self.connect()?))
     }
 
     fn extents(&self, offset_bytes: u64, length_bytes: u64) -> Result<Vec<Extent>> {
@@ -174,18 +192,35 @@ impl Source for NbdSource<'_> {
     }
 }
 
-struct NbdReader<'s, 'c> {
+/// A connection for one thread.
+pub(crate) struct NbdReader<'s, 'c> {
     source: &'s NbdSource<'c>,
     /// `None`: reads through the source's own connection.
     connection: Option<Connection<'c>>,
 }
 
-impl Reader for NbdReader<'_, '_> {
-    fn read_at(&mut self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
+impl<'c> NbdReader<'_, 'c> {
+    /// Runs `call` on the connection; errors name the server and the offset.
+    pub(crate) fn with_connection<T>(
+        &mut self,
+        offset_bytes: u64,
+        call: impl FnOnce(&mut Connection<'c>) -> Result<T>,
+    ) -> Result<T> {
         match &mut self.connection {
-            Some(connection) => connection.read_at(buffer, offset_bytes),
-            None => self.source.control().read_at(buffer, offset_bytes),
+            Some(connection) => call(connection),
+            None => call(&mut self.source.control()),
         }
         .context(|| format!("{} at offset {offset_bytes}", self.source.name))
+    }
+
+    /// The export's properties.
+    pub(crate) fn facts(&self) -> &ExportFacts {
+        &self.source.facts
+    }
+}
+
+impl Reader for NbdReader<'_, '_> {
+    fn read_at(&mut self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
+        self.with_connection(offset_bytes, |connection| connection.read_at(buffer, offset_bytes))
     }
 }

@@ -153,8 +153,8 @@ pub(crate) fn is_nbd_uri(text: &str) -> bool {
 }
 
 impl Location {
-    /// Parses `[FORMAT:]SOURCE`.
-    fn parse(text: &str) -> Result<Location> {
+    /// Parses `[FORMAT:]SOURCE`, as in [`SourceSpec::parse`].
+    pub fn parse(text: &str) -> Result<Location> {
         if text.contains('\0') {
             return Err(invalid("a source contains a NUL byte".to_string()));
         }

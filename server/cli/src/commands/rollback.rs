@@ -1,0 +1,230 @@
+//! `coldrise rollback`: makes existing disks equal to a restore point.
+
+use clap::Args;
+use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_ingest::{BackupRequest, RestoreTarget};
+use coldrise_recovery::rollback::{
+    rollback, Bitmap, Method, RollbackDisk, RollbackOptions, RollbackSummary,
+};
+use coldrise_session::Catalog;
+use coldrise_store::{Address, DiskName, PointDocument, PointName};
+use serde::Serialize;
+
+use super::{backup, restore};
+use crate::invocation::Invocation;
+use crate::progress::ProgressView;
+use crate::report::{table, Report};
+use crate::signals::cancel_flag;
+use crate::targets::tell_newer;
+use crate::units::{show_duration, show_size};
+
+/// Roll existing disks back to a restore point; only what differs is written.
+///
+/// Stores the present state as a restore point of the machine first, so that the rollback can be
+/// undone. The machine must be off, or the disks detached from it. Run an interrupted rollback
+/// again to finish it. See docs/recovery.md.
+#[derive(Debug, Args)]
+pub(crate) struct RollbackArguments {
+    /// MACHINE/POINT or MACHINE/POINT/DISK.
+    #[arg(value_name = "ADDRESS")]
+    address: Address,
+
+    /// Disks of the point and their targets, such as vda=/dev/vg0/web01.
+    #[arg(value_name = "DISK=TARGET", value_parser = parse_disk)]
+    #[arg(required_unless_present = "onto")]
+    disks: Vec<RollbackDisk>,
+
+    /// The target of the point's only disk, or of the one that ADDRESS names: a block device, a raw
+    /// image file, or the NBD URI of a writable export.
+    #[arg(long, value_name = "TARGET", value_parser = RestoreTarget::parse)]
+    #[arg(conflicts_with = "disks")]
+    onto: Option<RestoreTarget>,
+
+    /// The targets export a dirty bitmap with all writes since this point of the machine.
+    ///
+    /// Only these writes and the differences between the points are then read. Without it, the
+    /// targets are read completely.
+    #[arg(long, value_name = "POINT", value_parser = PointName::parse)]
+    since: Option<PointName>,
+
+    /// The bitmap's name. Default: coldrise-POINT, with the point of --since.
+    #[arg(long, value_name = "NAME", requires = "since")]
+    bitmap: Option<String>,
+
+    /// Say how much differs, in how many ranges, and write nothing.
+    #[arg(long)]
+    dry_run: bool,
+
+    /// Do not store the present state first. The rollback can then not be undone.
+    #[arg(long)]
+    no_safety_point: bool,
+
+    /// Read the whole disks at the end and compare them with the point, not only what was written.
+    #[arg(long, conflicts_with = "dry_run")]
+    verify: bool,
+}
+
+/// Parses `DISK=TARGET`.
+fn parse_disk(text: &str) -> Result<RollbackDisk> {
+    let Some((disk, target)) = text.split_once('=') else {
+        let text = format!("'{text}' names no disk: write DISK=TARGET, such as vda=/dev/vg0/web01");
+        return Err(Error::new(ErrorKind::InvalidInput, text));
+    };
+    Ok(RollbackDisk { disk: DiskName::parse(disk)?, target: RestoreTarget::parse(target)? })
+}
+
+#[derive(Serialize)]
+struct Answer {
+    address: String,
+    is_dry_run: bool,
+    safety_point: Option<String>,
+    differing_bytes: u64,
+    disks: Vec<AnsweredDisk>,
+    remarks: Vec<String>,
+    elapsed_ms: u64,
+}
+
+#[derive(Serialize)]
+struct AnsweredDisk {
+    disk: String,
+    target: String,
+    method: &'static str,
+    size_bytes: u64,
+    compared_bytes: u64,
+    differing_bytes: u64,
+    zeroed_bytes: u64,
+    range_count: u64,
+    verified_bytes: u64,
+}
+
+pub(crate) fn run(invocation: &Invocation, arguments: RollbackArguments) -> Result<Report> {
+    let cancel = cancel_flag()?;
+    let repository = invocation.open_for_disks()?;
+    let (machine, selector) = match &arguments.address {
+        Address::Point { machine, selector, .. } => (machine, selector),
+        Address::Live { .. } => {
+            return Err(Error::new(ErrorKind::InvalidInput, "a session changes while it is read")
+                .advise("seal it, and roll back to the point"));
+        }
+    };
+    let catalog = Catalog::new(&repository);
+    let mut point = catalog.point(machine, selector)?;
+    tell_newer(invocation, &catalog, selector, &point);
+    let disks = disks(&arguments, &point)?;
+    for disk in &disks {
+        restore::refuse_inside(repository.path(), &disk.target)?;
+    }
+    let since = arguments.since.clone();
+    let options = RollbackOptions {
+        is_dry_run: arguments.dry_run,
+        takes_safety_point: !arguments.no_safety_point,
+        verifies_all: arguments.verify,
+        bitmap: since.map(|since| Bitmap::new(arguments.bitmap.clone(), since)).transpose()?,
+    };
+    let take_point = |request: &BackupRequest| {
+        let (summary, _) = backup::store(invocation, request, &cancel)?;
+        for warning in &summary.warnings {
+            invocation.remark(&format!("warning: {warning}"));
+        }
+        invocation.remark(&format!("stored the present state as {}/{}", machine, summary.point));
+        Ok(summary.point)
+    };
+    let view = ProgressView::new(invocation);
+    let done = rollback(&repository, &mut point, &disks, &options, &take_point, &view, &cancel);
+    drop(view);
+    let summary = done?;
+    summary.remarks.iter().for_each(|remark| invocation.remark(remark));
+    Ok(report(invocation, &point, &summary, arguments.dry_run))
+}
+
+/// The disks to roll back: as listed, or the only one.
+fn disks(arguments: &RollbackArguments, point: &PointDocument) -> Result<Vec<RollbackDisk>> {
+    let address = &arguments.address;
+    match (&arguments.onto, address.disk()) {
+        (Some(target), named) => {
+            let names = point.disks.iter().map(|disk| &disk.name);
+            let disk = restore::choose_disk(address, named, names).map_err(|error| {
+                error.advise("or list all as DISK=TARGET instead of --onto")
+            })?;
+            Ok(vec![RollbackDisk { disk, target: target.clone() }])
+        }
+        (None, Some(_)) => {
+            let text = "the address names a disk: write --onto TARGET";
+            Err(Error::new(ErrorKind::InvalidInput, text))
+        }
+        (None, None) => Ok(arguments.disks.clone()),
+    }
+}
+
+fn method(method: Method) -> &'static str {
+    match method {
+        Method::Points => "points",
+        Method::Bitmap => "bitmap",
+        Method::Compare => "compare",
+    }
+}
+
+fn report(
+    invocation: &Invocation,
+    point: &PointDocument,
+    summary: &RollbackSummary,
+    is_dry_run: bool,
+) -> Report {
+    let (machine, address) = (&point.machine, format!("{}/{}", point.machine, point.point));
+    let disks = summary.disks.iter().map(|done| AnsweredDisk {
+        disk: done.disk.to_string(),
+        target: done.target.to_string(),
+        method: method(done.method),
+        size_bytes: done.size_bytes,
+        compared_bytes: done.differences.compared_bytes,
+        differing_bytes: done.differences.differing_bytes,
+        zeroed_bytes: done.differences.zeroed_bytes,
+        range_count: done.differences.range_count,
+        verified_bytes: done.verified_bytes,
+    });
+    let answer = Answer {
+        address,
+        is_dry_run,
+        safety_point: summary.safety_point.as_ref().map(|point| format!("{machine}/{point}")),
+        differing_bytes: summary.disks.iter().map(|d| d.differences.differing_bytes).sum(),
+        disks: disks.collect(),
+        remarks: summary.remarks.clone(),
+        elapsed_ms: invocation.elapsed_ms(),
+    };
+    let text = text(invocation, &answer);
+    if is_dry_run {
+        return Report::answer(&answer, text);
+    }
+    Report::done(&answer, text)
+}
+
+fn text(invocation: &Invocation, answer: &Answer) -> String {
+    let row = |disk: &AnsweredDisk| {
+        vec![
+            format!("  {}", disk.disk),
+            show_size(disk.size_bytes),
+            show_size(disk.compared_bytes),
+            show_size(disk.differing_bytes),
+            disk.range_count.to_string(),
+            disk.target.clone(),
+        ]
+    };
+    let rows: Vec<Vec<String>> = answer.disks.iter().map(row).collect();
+    let head = ["  DISK", ">SIZE", ">READ", ">DIFFERS", ">RANGES", "TARGET"];
+    let ranges: u64 = answer.disks.iter().map(|disk| disk.range_count).sum();
+    let (size, table) = (show_size(answer.differing_bytes), table(&head, &rows));
+    if answer.is_dry_run {
+        let disks = answer.disks.len();
+        return format!("{table}would write {size} in {ranges} ranges on {disks} disks");
+    }
+    let undo = match &answer.safety_point {
+        Some(point) => format!("to undo it: coldrise rollback {point} with the same targets\n"),
+        None => String::new(),
+    };
+    format!(
+        "rolled back to {} in {}: {size} written in {ranges} ranges, verified\n{table}{undo}\
+         the next backup of this machine must read everything: remove dirty bitmaps from before",
+        answer.address,
+        show_duration(invocation.elapsed()),
+    )
+}
