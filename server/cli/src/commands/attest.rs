@@ -225,8 +225,11 @@ fn check(invocation: &Invocation, path: &Path, arguments: &AttestArguments) -> R
         elapsed_ms: invocation.elapsed_ms(),
     };
     let text = checked_text(invocation, &checked);
-    let exit_code = if checked.is_equal { 0 } else { ErrorKind::Corrupt.exit_code() };
-    Ok(Report { exit_code, ..Report::answer(&checked, text) })
+    let mut report = Report::answer(&checked, text);
+    if !checked.is_equal {
+        report.exit_code = ErrorKind::Corrupt.exit_code();
+    }
+    Ok(report)
 }
 
 /// A copy that the user names.

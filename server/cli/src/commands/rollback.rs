@@ -114,6 +114,11 @@ pub(crate) fn run(invocation: &Invocation, arguments: RollbackArguments) -> Resu
     for disk in &disks {
         restore::refuse_inside(repository.path(), &disk.target)?;
     }
+    // Not `latest`, which the safety point changes.
+    let rolled_to = match arguments.address.disk() {
+        Some(disk) => format!("{machine}/{}/{disk}", point.point),
+        None => format!("{machine}/{}", point.point),
+    };
     let since = arguments.since.clone();
     let options = RollbackOptions {
         is_dry_run: arguments.dry_run,
@@ -126,7 +131,11 @@ pub(crate) fn run(invocation: &Invocation, arguments: RollbackArguments) -> Resu
         for warning in &summary.warnings {
             invocation.remark(&format!("warning: {warning}"));
         }
-        invocation.remark(&format!("stored the present state as {}/{}", machine, summary.point));
+        invocation.remark(&format!(
+            "stored the present state as {machine}/{}, which is now the latest point: if the \
+             rollback is interrupted, run it again with the address {rolled_to}",
+            summary.point
+        ));
         Ok(summary.point)
     };
     let view = ProgressView::new(invocation);
@@ -214,8 +223,7 @@ fn text(invocation: &Invocation, answer: &Answer) -> String {
     let ranges: u64 = answer.disks.iter().map(|disk| disk.range_count).sum();
     let (size, table) = (show_size(answer.differing_bytes), table(&head, &rows));
     if answer.is_dry_run {
-        let disks = answer.disks.len();
-        return format!("{table}would write {size} in {ranges} ranges on {disks} disks");
+        return format!("{table}would write {size} in {ranges} ranges");
     }
     let undo = match &answer.safety_point {
         Some(point) => format!("to undo it: coldrise rollback {point} with the same targets\n"),

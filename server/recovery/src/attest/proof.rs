@@ -12,7 +12,7 @@ use coldrise_store::{DiskName, MachineName, PointName, MAX_DISKS};
 use serde::{Deserialize, Serialize};
 
 use super::key::{PublicKey, SigningKey};
-use super::section::{root, MAX_SECTIONS};
+use super::section::{root, MAX_SECTIONS, MIN_SECTION_BYTES};
 use super::tree::{Hash, LEAF_BYTES};
 
 /// Maximum length of a proof, in bytes: more than the sections of the largest point take.
@@ -241,7 +241,7 @@ fn read_sections(
     for disk in &statement.disks {
         let found = written.remove(&disk.disk).ok_or_else(|| invalid("a disk without sections"))?;
         let bytes = found.section_bytes;
-        let is_possible = bytes.is_power_of_two() && bytes >= LEAF_BYTES;
+        let is_possible = bytes.is_power_of_two() && bytes >= MIN_SECTION_BYTES;
         let count = found.hashes.len() as u64;
         if !is_possible || count > MAX_SECTIONS || count != disk.size_bytes.div_ceil(bytes) {
             return Err(invalid("sections that do not cover the disk"));

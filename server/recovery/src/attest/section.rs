@@ -14,8 +14,8 @@ use super::tree::{height_over, leaf, Hash, ZeroTrees, LEAF_BYTES};
 const PIECE_BYTES: u64 = 1 << 20;
 /// A proof has at most this many sections per disk.
 pub(super) const MAX_SECTIONS: u64 = 4096;
-/// Bytes of the smallest section.
-const MIN_SECTION_BYTES: u64 = PIECE_BYTES;
+/// Bytes of the smallest section, and so of the smallest tree.
+pub(super) const MIN_SECTION_BYTES: u64 = PIECE_BYTES;
 
 /// The bytes of one section in a proof of a disk: the smallest power of two that keeps their number.
 pub(super) fn section_bytes(size_bytes: u64) -> u64 {

@@ -1,8 +1,8 @@
 //! The tree of hashes over a disk.
 //!
 //! Leaf: SHA-256 of a byte 0 and 64 KiB of the disk. Node: SHA-256 of a byte 1, the left and the right
-//! hash below. The disk is padded with zeroes to the next power of two of leaves; a subtree of zeroes
-//! alone has a hash that only depends on its height, so holes cost nothing.
+//! hash below. The disk is padded with zeroes to the next power of two of leaves, at least 16; a subtree
+//! of zeroes alone has a hash that only depends on its height, so holes cost nothing.
 
 use aws_lc_rs::digest::{digest, Context, SHA256};
 

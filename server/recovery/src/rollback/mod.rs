@@ -283,14 +283,14 @@ impl Rollback<'_> {
         if self.options.is_dry_run {
             return error;
         }
-        let (machine, target) = (&self.wanted.machine, &disk.target);
+        let (machine, wanted, target) = (&self.wanted.machine, &self.wanted.point, &disk.target);
         let before = match safety {
             Some(point) => format!("; the state before is {machine}/{point}"),
             None => String::new(),
         };
         error.advise(format!(
-            "{target} may hold a mixture of two states: do not start a machine from it, and run the \
-             rollback again{before}"
+            "{target} may hold a mixture of two states: do not start a machine from it, and roll back \
+             to {machine}/{wanted} again{before}"
         ))
     }
 }

@@ -1,0 +1,65 @@
+"""An independent checker of the proofs of `coldrise attest`: hashlib, json and OpenSSL, as docs/recovery.md says."""
+
+import base64
+import hashlib
+import json
+import subprocess
+import tempfile
+import pathlib
+
+LEAF = 64 << 10
+
+
+def leaf(data):
+    return hashlib.sha256(b"\0" + data.ljust(LEAF, b"\0")).digest()
+
+
+def node(left, right):
+    return hashlib.sha256(b"\1" + left + right).digest()
+
+
+def tree(hashes, zero):
+    """The root over hashes of one height; `zero` is that of a subtree of zeroes of this height."""
+    while len(hashes) > 1:
+        hashes += [zero] * (len(hashes) % 2)
+        hashes = [node(*pair) for pair in zip(hashes[::2], hashes[1::2])]
+        zero = node(zero, zero)
+    return hashes[0]
+
+
+def root(path, size):
+    """The root of a disk image."""
+    with open(path, "rb") as file:
+        leaves = [leaf(file.read(min(LEAF, size - at))) for at in range(0, size, LEAF)]
+    leaves += [leaf(b"")] * (16 - len(leaves))
+    return tree(leaves, leaf(b"")).hex()
+
+
+def signed_bytes(statement):
+    return json.dumps(statement, sort_keys=True, separators=(",", ":")).encode()
+
+
+def is_signed(proof):
+    """What OpenSSL says about the signature."""
+    with tempfile.TemporaryDirectory(prefix="coldrise-proof-") as folder:
+        folder = pathlib.Path(folder)
+        (folder / "key").write_text(proof["public_key"], encoding="ascii")
+        (folder / "statement").write_bytes(signed_bytes(proof["statement"]))
+        (folder / "signature").write_bytes(base64.b64decode(proof["signature"]))
+        done = subprocess.run(
+            ["openssl", "pkeyutl", "-verify", "-pubin", "-inkey", folder / "key", "-rawin", "-in",
+             folder / "statement", "-sigfile", folder / "signature"], capture_output=True, check=False)
+        return done.returncode == 0
+
+
+def sections_lead_to_roots(proof):
+    """Whether the sections of every disk are a level of the tree of its root."""
+    for disk in proof["statement"]["disks"]:
+        found = proof["sections"][disk["disk"]]
+        zero, size = leaf(b""), LEAF
+        while size < found["section_bytes"]:
+            zero, size = node(zero, zero), 2 * size
+        hashes = [bytes.fromhex(text) for text in found["hashes"]]
+        if tree(hashes, zero).hex() != disk["root"]:
+            return False
+    return True
