@@ -123,6 +123,8 @@ pub(crate) enum Command {
     CheckBoot(commands::check_boot::CheckBootArguments),
     Bisect(commands::bisect::BisectArguments),
     Restore(commands::restore::RestoreArguments),
+    Attach(commands::attach::AttachArguments),
+    Detach(commands::attach::DetachArguments),
     Attest(commands::attest::AttestArguments),
     Rollback(commands::rollback::RollbackArguments),
     Protect(commands::protect::ProtectArguments),

@@ -20,10 +20,11 @@ use crate::report::print_on_stderr;
 use crate::signals;
 
 /// The commands that are runs; so are all kinds of `serve`.
-const LONG_COMMANDS: [&str; 13] = [
+const LONG_COMMANDS: [&str; 14] = [
     "backup",
     "restore",
     "rollback",
+    "attach",
     "verify",
     "repair",
     "prune",

@@ -1,5 +1,6 @@
 //! Backup from and recovery into running hypervisors.
 #![forbid(unsafe_code)]
 
+pub mod attach;
 pub mod attest;
 pub mod rollback;

@@ -1,5 +1,6 @@
 //! The commands, one file each.
 
+pub(crate) mod attach;
 pub(crate) mod attest;
 pub(crate) mod backup;
 pub(crate) mod bisect;
@@ -65,6 +66,8 @@ pub(crate) fn run(invocation: &Invocation, command: Command) -> Result<Report> {
         Command::Bisect(arguments) => bisect::run(invocation, &arguments),
         Command::Mount(arguments) => mount::run(invocation, arguments),
         Command::Restore(arguments) => restore::run(invocation, &arguments),
+        Command::Attach(arguments) => attach::attach(invocation, &arguments),
+        Command::Detach(arguments) => attach::detach(invocation, &arguments),
         Command::Attest(arguments) => attest::run(invocation, arguments),
         Command::Rollback(arguments) => rollback::run(invocation, arguments),
         Command::Protect(arguments) => protect::protect(invocation, &arguments),

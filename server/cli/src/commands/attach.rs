@@ -1,0 +1,218 @@
+//! `coldrise attach` and `detach`: a disk beside those of a running machine.
+
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::{Duration, Instant};
+
+use clap::{Args, ValueEnum};
+use coldrise_block::{Error, ErrorKind, Result, ScratchFolder, ScratchKind};
+use coldrise_recovery::attach::{self, AttachedDisk, Device, MAX_NAME_CHARS};
+use coldrise_store::{default_cache_bytes, Address};
+use serde_json::json;
+
+use super::restore::open_disk;
+use crate::invocation::Invocation;
+use crate::nbdkit::{Endpoint, Nbdkit, ServeOptions};
+use crate::report::{print_line, Report};
+use crate::signals::ChildSignals;
+use crate::socket_access::SocketAccess;
+
+/// How often the command looks after its server and its end.
+const INTERVAL: Duration = Duration::from_millis(200);
+/// The command ends if the machine has not been connected for so long.
+const GONE: Duration = Duration::from_secs(5);
+/// Time for the guest to release the disk.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// The monitor of a running QEMU.
+#[derive(Clone, Debug)]
+pub(crate) struct Machine(PathBuf);
+
+impl FromStr for Machine {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Machine> {
+        match text.strip_prefix("qmp:").filter(|path| !path.is_empty()) {
+            Some(path) => Ok(Machine(PathBuf::from(path))),
+            None => Err(Error::new(
+                ErrorKind::InvalidInput,
+                format!("'{text}': write qmp:SOCKET, with the socket of QEMU's monitor (-qmp)"),
+            )),
+        }
+    }
+}
+
+/// How the guest sees the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum DeviceWord {
+    /// virtio-blk-pci.
+    Virtio,
+    /// A disk of the machine's SCSI controller.
+    Scsi,
+}
+
+/// Attach a disk of a restore point or session to a running QEMU, until Ctrl-C or detach.
+///
+/// The guest sees a further disk, whose serial number is its name. A restore point's disk is
+/// read-only; a session's disk is writable. Ctrl-C detaches it: unmount it in the guest first.
+/// The command also ends when the machine ends. See docs/recovery.md.
+#[derive(Debug, Args)]
+pub(crate) struct AttachArguments {
+    /// MACHINE/POINT/DISK or live/SESSION/DISK; /DISK is optional if there is only one disk.
+    #[arg(value_name = "ADDRESS")]
+    address: Address,
+
+    /// The machine, as qmp:SOCKET with the socket of QEMU's monitor. No other program may be
+    /// connected to it at the same moment.
+    #[arg(long, value_name = "MACHINE")]
+    to: Machine,
+
+    /// Name of the disk: up to 20 letters, digits and '-', '_', '.'. Default: MACHINE-DISK or
+    /// SESSION-DISK, cut to 20 characters.
+    #[arg(long = "as", value_name = "NAME")]
+    name: Option<String>,
+
+    /// How the guest sees the disk.
+    #[arg(long, value_name = "KIND", default_value = "virtio")]
+    device: DeviceWord,
+}
+
+/// Detach a disk that `attach` attached. Unmount it in the guest first.
+///
+/// Also removes what a killed `attach` left in the machine.
+#[derive(Debug, Args)]
+pub(crate) struct DetachArguments {
+    /// The disk's name, as `attach` printed it.
+    #[arg(value_name = "NAME")]
+    name: String,
+
+    /// The machine, as qmp:SOCKET with the socket of QEMU's monitor.
+    #[arg(long, value_name = "MACHINE")]
+    from: Machine,
+}
+
+pub(crate) fn attach(invocation: &Invocation, arguments: &AttachArguments) -> Result<Report> {
+    let mut signals = ChildSignals::catch()?;
+    let repository = invocation.open()?;
+    let (export, disk, held) = open_disk(invocation, &repository, &arguments.address)?;
+    drop((disk, held));
+    let name = arguments.name.clone().unwrap_or_else(|| default_name(&export));
+    attach::check_name(&name)?;
+    let scratch = ScratchFolder::new(ScratchKind::Nbdkit)?;
+    let socket = scratch.path().join("disk");
+    let options = ServeOptions {
+        endpoint: Endpoint::Socket(socket.clone(), SocketAccess::default()),
+        tls: None,
+        cache_bytes: default_cache_bytes(),
+        is_read_only: false,
+        lists_formats: false,
+        disconnects_at_end: false,
+        only: vec![export.clone()],
+    };
+    let mut server = Nbdkit::start(invocation, &options, &mut signals)?;
+    let is_read_only = matches!(arguments.address, Address::Point { .. });
+    let device = match arguments.device {
+        DeviceWord::Virtio => Device::VirtioBlk,
+        DeviceWord::Scsi => Device::Scsi,
+    };
+    let disk =
+        AttachedDisk { name: &name, socket: &socket, export: &export, is_read_only, device };
+    attach::attach(&arguments.to.0, &disk)?;
+    let elapsed_ms = invocation.elapsed_ms();
+    if invocation.is_json() {
+        let ready = json!({ "event": "ready", "name": name, "address": export,
+                            "is_read_only": is_read_only, "elapsed_ms": elapsed_ms });
+        print_line(&ready.to_string());
+    } else {
+        let kind = if is_read_only { "read-only" } else { "writable" };
+        print_line(&format!(
+            "ready: {export} is attached, {kind}, with the serial number {name} \
+             (/dev/disk/by-id/…-{name}; Ctrl-C detaches it)"
+        ));
+    }
+    let how = serve(invocation, &mut server, &mut signals, &arguments.to.0, &name, &socket)?;
+    let object = json!({ "name": name, "address": export, "end": how,
+                         "elapsed_ms": invocation.elapsed_ms() });
+    Ok(Report::done(&object, format!("{name}: {how}")))
+}
+
+/// `web01/20261120T100000Z/vda` becomes `web01-vda`.
+fn default_name(export: &str) -> String {
+    let parts: Vec<&str> = export.split('/').collect();
+    let (owner, disk) = match parts[..] {
+        ["live", session, disk] => (session, disk),
+        [machine, .., disk] => (machine, disk),
+        _ => ("disk", export),
+    };
+    format!("{owner}-{disk}").chars().take(MAX_NAME_CHARS).collect()
+}
+
+/// Serves the disk until it is detached. Returns how that came.
+fn serve(
+    invocation: &Invocation,
+    server: &mut Nbdkit,
+    signals: &mut ChildSignals,
+    monitor: &Path,
+    name: &str,
+    socket: &Path,
+) -> Result<&'static str> {
+    let mut connected = Instant::now();
+    let mut was_refused = false;
+    loop {
+        std::thread::sleep(INTERVAL);
+        if signals.was_asked_to_end() {
+            match attach::detach(monitor, name, PATIENCE) {
+                Ok(()) => break server.stop(None).map(|()| "detached"),
+                Err(error) if !was_refused => {
+                    was_refused = true;
+                    invocation.remark(&format!(
+                        "{}; the disk is still served: Ctrl-C again tries again and then ends anyway",
+                        error.full_message()
+                    ));
+                }
+                Err(error) => {
+                    server.stop(None)?;
+                    break Err(error.context("ended, and the guest's requests fail now"));
+                }
+            }
+            connected = Instant::now();
+        }
+        if server.keep_up(invocation, signals)?.is_some() {
+            let text = "nbdkit ended while the disk was attached";
+            break Err(Error::new(ErrorKind::ToolFailed, text));
+        }
+        if is_connected(socket) {
+            connected = Instant::now();
+        } else if connected.elapsed() > GONE {
+            break server.stop(None).map(|()| "the machine has disconnected");
+        }
+    }
+}
+
+/// Whether a client is connected to a Unix socket of this network namespace.
+fn is_connected(socket: &Path) -> bool {
+    let Ok(sockets) = std::fs::read_to_string("/proc/net/unix") else { return true };
+    let path = socket.to_string_lossy();
+    // The sixth column is the state; 03 is connected.
+    sockets.lines().filter(|line| line.ends_with(path.as_ref())).any(|line| {
+        line.split_whitespace().nth(5) == Some("03")
+    })
+}
+
+pub(crate) fn detach(invocation: &Invocation, arguments: &DetachArguments) -> Result<Report> {
+    attach::detach(&arguments.from.0, &arguments.name, PATIENCE)?;
+    let object = json!({ "name": arguments.name, "elapsed_ms": invocation.elapsed_ms() });
+    Ok(Report::done(&object, format!("detached {}", arguments.name)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::default_name;
+
+    #[test]
+    fn default_names_fit_into_a_serial_number() {
+        assert_eq!(default_name("web01/20261120T100000Z/vda"), "web01-vda");
+        assert_eq!(default_name("live/rescue/vdb"), "rescue-vdb");
+        assert_eq!(default_name(&format!("{}/20261120T100000Z/vda", "m".repeat(63))).len(), 20);
+    }
+}

@@ -1,0 +1,105 @@
+"""coldrise attach and detach: a disk beside those of a running machine."""
+
+import json
+import signal
+import subprocess
+import tempfile
+import pathlib
+import shutil
+
+import pytest
+
+from support.image import Image
+from support.machine import machine
+from support.nbdserver import wait_until
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def folder():
+    """Short: addresses of sockets are."""
+    made = pathlib.Path(tempfile.mkdtemp(prefix="at-", dir="/tmp"))
+    yield made
+    shutil.rmtree(made)
+
+
+@pytest.fixture
+def stored(coldrise, tmp_path):
+    image = Image(4 * MIB)
+    image.write(MIB, b"\x5a" * 65536)
+    return coldrise.backup("web01", vda=image.save(tmp_path / "vda.raw"))
+
+
+def attached(coldrise, *words):
+    """A running attach, and its ready line."""
+    process = coldrise.start("--json", "attach", *words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    line = process.stdout.readline()
+    assert line, process.stderr.read()
+    return process, json.loads(line)
+
+
+def test_a_point_is_read_only_and_goes_with_ctrl_c(coldrise, stored, folder):
+    with machine(folder) as host:
+        process, ready = attached(coldrise, stored, "--to", host.qmp, "--device", "scsi")
+        assert (ready["event"], ready["name"], ready["is_read_only"]) == ("ready", "web01-vda", True)
+        assert ready["elapsed_ms"] < 5000
+        node = host.node("coldrise-web01-vda")
+        assert node["ro"] and node["image"]["virtual-size"] == 4 * MIB
+        assert "65536/65536" in host.io("coldrise-web01-vda", "read -P 0x5a 1M 64k")
+        again = coldrise.run("attach", stored, "--to", host.qmp, "--device", "scsi")
+        assert again.returncode == 1 and "attached already" in again.stderr
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=30) == 0
+        assert json.loads(process.stdout.read().splitlines()[-1])["end"] == "detached"
+        assert host.node("coldrise-web01-vda") is None
+        assert host.process.poll() is None
+
+
+def test_a_session_is_written_and_detached_by_name(coldrise, stored, folder):
+    coldrise.publish(stored, "fix")
+    with machine(folder) as host:
+        process, ready = attached(coldrise, "live/fix", "--to", host.qmp, "--as", "repair", "--device", "scsi")
+        assert not ready["is_read_only"]
+        assert "4096/4096" in host.io("coldrise-repair", "write -P 0x77 2M 4k")
+        coldrise.json("detach", "repair", "--from", host.qmp)
+        assert process.wait(timeout=30) == 0 and host.node("coldrise-repair") is None
+        none = coldrise.run("detach", "repair", "--from", host.qmp)
+        assert none.returncode == 1 and "no disk repair" in none.stderr
+    target = folder / "out.raw"
+    coldrise.json("restore", "live/fix/vda", target)
+    assert target.read_bytes()[2 * MIB : 2 * MIB + 4096] == b"\x77" * 4096
+
+
+def test_what_a_killed_attach_leaves_is_removed(coldrise, stored, folder):
+    with machine(folder) as host:
+        process, _ = attached(coldrise, stored, "--to", host.qmp, "--device", "scsi")
+        process.kill()
+        process.wait()
+        coldrise.json("detach", "web01-vda", "--from", host.qmp)
+        assert host.node("coldrise-web01-vda") is None
+        process, _ = attached(coldrise, stored, "--to", host.qmp, "--device", "scsi")
+        host.end()
+        # The machine is gone, and so is the command.
+        assert process.wait(timeout=30) == 0
+
+
+def test_refusals_leave_nothing_in_the_machine(coldrise, stored, folder):
+    """A q35 machine takes virtio disks on root ports only, and a guest that does not run releases none."""
+    port = ("-device", "pcie-root-port,id=port1,slot=1")
+    with machine(folder, "-machine", "q35", *port) as host:
+        first, _ = attached(coldrise, stored, "--to", host.qmp, "--as", "one")
+        assert host.node("coldrise-one")
+        second = coldrise.run("attach", stored, "--to", host.qmp, "--as", "two")
+        assert second.returncode == 1 and "pcie-root-port" in second.stderr, second.stderr
+        assert host.node("coldrise-two") is None
+        for words, code, reason in [
+            (("--to", "web01"), 2, "qmp:SOCKET"),
+            (("--to", host.qmp, "--as", "a b"), 2, "name of an attached disk"),
+            (("--to", f"qmp:{folder}/absent"), 1, "absent"),
+        ]:
+            done = coldrise.run("attach", stored, *words)
+            assert done.returncode == code and reason in done.stderr, done.stderr
+        assert first.poll() is None
+        host.end()
+        wait_until(lambda: first.poll() is not None, "the end of attach")
