@@ -17,7 +17,7 @@ class Machine:
         self.process = subprocess.Popen(
             ["qemu-system-x86_64", "-S", "-m", "64", "-nodefaults", "-display", "none", "-device",
              "virtio-scsi-pci,id=sc0", "-qmp", f"unix:{self.socket},server=on,wait=off", *options],
-            stdin=subprocess.DEVNULL)
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
         wait_until(lambda: self.socket.exists() or self.process.poll() is not None, "QEMU")
 
     def execute(self, command, **arguments):
@@ -39,9 +39,11 @@ class Machine:
         nodes = self.execute("query-named-block-nodes", flat=True)
         return next((node for node in nodes if node["node-name"] == name), None)
 
-    def io(self, node, command):
-        """What qemu-io says about a command on a node."""
-        return self.execute("human-monitor-command", **{"command-line": f'qemu-io {node} "{command}"'})
+    def io(self, device, command):
+        """What qemu-io says about a command on a disk; QEMU prints it in two lines on stdout."""
+        line = f'qemu-io -d {device} "{command}"'
+        refused = self.execute("human-monitor-command", **{"command-line": line})
+        return refused or self.process.stdout.readline() + self.process.stdout.readline()
 
     def end(self):
         self.process.kill()

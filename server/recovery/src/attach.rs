@@ -105,13 +105,17 @@ fn add_device(monitor: &mut Monitor, id: &str, disk: &AttachedDisk<'_>) -> Resul
     let device = json!({ "driver": driver, "id": id, "drive": id, "serial": disk.name });
     let first = match monitor.execute("device_add", device.clone(), PATIENCE) {
         Err(error) if disk.device == Device::VirtioBlk => error,
-        Err(error) => return Err(error.advise("the machine needs a SCSI controller (virtio-scsi-pci)")),
+        Err(error) => {
+            return Err(error.advise("the machine needs a SCSI controller (virtio-scsi-pci)"))
+        }
         Ok(_) => return Ok(()),
     };
     // Machines of type q35 take new devices on free root ports only.
     for port in root_ports(monitor)? {
         let mut device = device.clone();
         device["bus"] = port.into();
+        // A port has this slot only; QEMU takes others, but the guest never sees them.
+        device["addr"] = "0".into();
         if monitor.execute("device_add", device, PATIENCE).is_ok() {
             return Ok(());
         }
@@ -163,9 +167,22 @@ pub fn detach(monitor: &Path, name: &str, patience: Duration) -> Result<()> {
         remove_device(&mut monitor, &id, patience)?;
     }
     if has_node {
-        monitor.execute("blockdev-del", json!({ "node-name": id }), PATIENCE)?;
+        remove_node(&mut monitor, &id)?;
     }
     Ok(())
+}
+
+/// Removes a node whose device is gone. The device may hold it for moments more.
+fn remove_node(monitor: &mut Monitor, id: &str) -> Result<()> {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        match monitor.execute("blockdev-del", json!({ "node-name": id }), PATIENCE) {
+            Ok(_) => return Ok(()),
+            Err(error) if Instant::now() >= until => return Err(error),
+            Err(error) if !has_node(monitor, id)? => return Err(error),
+            Err(_) => std::thread::sleep(Duration::from_millis(20)),
+        }
+    }
 }
 
 fn remove_device(monitor: &mut Monitor, id: &str, patience: Duration) -> Result<()> {
@@ -181,10 +198,13 @@ fn remove_device(monitor: &mut Monitor, id: &str, patience: Duration) -> Result<
         }
         if Instant::now() >= until {
             let text = "the guest does not release the disk";
-            return Err(Error::new(ErrorKind::Busy, text)
-                .advise("unmount it in the guest; a guest that is not running yet releases nothing"));
+            return Err(Error::new(ErrorKind::Busy, text).advise(
+                "unmount it in the guest; a guest that is not running yet releases nothing",
+            ));
         }
         monitor.take_events();
-        monitor.wait(until.saturating_duration_since(Instant::now()).min(Duration::from_millis(500)))?;
+        monitor.wait(
+            until.saturating_duration_since(Instant::now()).min(Duration::from_millis(500)),
+        )?;
     }
 }

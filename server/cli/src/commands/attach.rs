@@ -115,8 +115,7 @@ pub(crate) fn attach(invocation: &Invocation, arguments: &AttachArguments) -> Re
         DeviceWord::Virtio => Device::VirtioBlk,
         DeviceWord::Scsi => Device::Scsi,
     };
-    let disk =
-        AttachedDisk { name: &name, socket: &socket, export: &export, is_read_only, device };
+    let disk = AttachedDisk { name: &name, socket: &socket, export: &export, is_read_only, device };
     attach::attach(&arguments.to.0, &disk)?;
     let elapsed_ms = invocation.elapsed_ms();
     if invocation.is_json() {
@@ -194,9 +193,10 @@ fn is_connected(socket: &Path) -> bool {
     let Ok(sockets) = std::fs::read_to_string("/proc/net/unix") else { return true };
     let path = socket.to_string_lossy();
     // The sixth column is the state; 03 is connected.
-    sockets.lines().filter(|line| line.ends_with(path.as_ref())).any(|line| {
-        line.split_whitespace().nth(5) == Some("03")
-    })
+    sockets
+        .lines()
+        .filter(|line| line.ends_with(path.as_ref()))
+        .any(|line| line.split_whitespace().nth(5) == Some("03"))
 }
 
 pub(crate) fn detach(invocation: &Invocation, arguments: &DetachArguments) -> Result<Report> {

@@ -23,7 +23,7 @@ use crate::invocation::Invocation;
 use crate::progress::ProgressView;
 use crate::report::{table, Report};
 use crate::signals::cancel_flag;
-use crate::units::{show_duration, show_size};
+use crate::units::{show_count, show_duration, show_size};
 
 /// The program's name in leases, for people.
 const PROGRAM: &str = "attest";
@@ -179,8 +179,8 @@ fn sign(invocation: &Invocation, arguments: &AttestArguments) -> Result<Report> 
     };
     let size = signed.disks.iter().map(|disk| disk.size_bytes).sum();
     let text = format!(
-        "signed {} disks ({}) of {} with key {} in {}",
-        signed.disks.len(),
+        "signed {} ({}) of {} with key {} in {}",
+        show_count(signed.disks.len() as u64, "disk"),
         show_size(size),
         signed.address,
         signed.fingerprint,
@@ -250,7 +250,10 @@ fn copies<'p>(proof: &'p Proof, subject: &str) -> Result<Vec<(&'p DiskStatement,
         if found.is_empty() {
             return Err(unknown_disk(proof, disk.unwrap_or_default()));
         }
-        return Ok(found.into_iter().map(|stated| (stated, Copy::Address(address.clone()))).collect());
+        return Ok(found
+            .into_iter()
+            .map(|stated| (stated, Copy::Address(address.clone())))
+            .collect());
     }
     let named = subject.split_once('=').filter(|(name, _)| DiskName::parse(name).is_ok());
     let (stated, source) = match (named, &disks[..]) {
@@ -341,7 +344,7 @@ fn checked_text(invocation: &Invocation, checked: &Checked) -> String {
     }
     let key = match checked.is_trusted_key {
         true => "the given key",
-        false => "the key of this fingerprint; --public-key says whose it must be",
+        false => "compare this fingerprint with the one you know, or give --public-key",
     };
     text.push_str(&format!(
         "proof of {}/{}, signed with {} ({key}), checked in {}",

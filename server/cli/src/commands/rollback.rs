@@ -16,7 +16,7 @@ use crate::progress::ProgressView;
 use crate::report::{table, Report};
 use crate::signals::cancel_flag;
 use crate::targets::tell_newer;
-use crate::units::{show_duration, show_size};
+use crate::units::{show_count, show_duration, show_size};
 
 /// Roll existing disks back to a restore point; only what differs is written.
 ///
@@ -152,9 +152,8 @@ fn disks(arguments: &RollbackArguments, point: &PointDocument) -> Result<Vec<Rol
     match (&arguments.onto, address.disk()) {
         (Some(target), named) => {
             let names = point.disks.iter().map(|disk| &disk.name);
-            let disk = restore::choose_disk(address, named, names).map_err(|error| {
-                error.advise("or list all as DISK=TARGET instead of --onto")
-            })?;
+            let disk = restore::choose_disk(address, named, names)
+                .map_err(|error| error.advise("or list all as DISK=TARGET instead of --onto"))?;
             Ok(vec![RollbackDisk { disk, target: target.clone() }])
         }
         (None, Some(_)) => {
@@ -223,16 +222,17 @@ fn text(invocation: &Invocation, answer: &Answer) -> String {
     let ranges: u64 = answer.disks.iter().map(|disk| disk.range_count).sum();
     let (size, table) = (show_size(answer.differing_bytes), table(&head, &rows));
     if answer.is_dry_run {
-        return format!("{table}would write {size} in {ranges} ranges");
+        return format!("{table}would write {size} in {}", show_count(ranges, "range"));
     }
     let undo = match &answer.safety_point {
         Some(point) => format!("to undo it: coldrise rollback {point} with the same targets\n"),
         None => String::new(),
     };
     format!(
-        "rolled back to {} in {}: {size} written in {ranges} ranges, verified\n{table}{undo}\
+        "rolled back to {} in {}: {size} written in {}, verified\n{table}{undo}\
          the next backup of this machine must read everything: remove dirty bitmaps from before",
         answer.address,
         show_duration(invocation.elapsed()),
+        show_count(ranges, "range"),
     )
 }

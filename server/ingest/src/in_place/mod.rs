@@ -191,9 +191,9 @@ pub fn united(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
 /// The first extent at `at`, which a disk must report.
 fn first_extent(extents: &[Extent], at: u64) -> Result<Extent> {
     let extent = extents.first().copied();
-    extent.filter(|extent| extent.end_behind(at).is_ok()).ok_or_else(|| {
-        Error::new(ErrorKind::Internal, format!("no extents at offset {at}"))
-    })
+    extent
+        .filter(|extent| extent.end_behind(at).is_ok())
+        .ok_or_else(|| Error::new(ErrorKind::Internal, format!("no extents at offset {at}")))
 }
 
 fn check(cancel: &AtomicBool) -> Result<()> {

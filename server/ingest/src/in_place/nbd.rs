@@ -84,7 +84,8 @@ impl Port for NbdPort<'_, '_> {
     }
 
     fn write_zeroes(&mut self, offset_bytes: u64, length_bytes: u64) -> Result<()> {
-        let length_bytes = length_bytes.next_multiple_of(self.connection.facts().minimum_block_bytes);
+        let length_bytes =
+            length_bytes.next_multiple_of(self.connection.facts().minimum_block_bytes);
         if self.connection.facts().can_zero {
             return self
                 .connection

@@ -48,7 +48,8 @@ pub fn check_copy(
     let numbers = chosen(all, percent)?;
     let section_bytes = sections.section_bytes;
     let name = disk.disk.as_str();
-    let hashing = Hashing { content: copy, name, size_bytes: size, section_bytes, progress, cancel };
+    let hashing =
+        Hashing { content: copy, name, size_bytes: size, section_bytes, progress, cancel };
     let hashes = hashing.hash(&numbers)?;
     let differs = |(number, hash): &(&u64, &[u8; 32])| sections.hashes[**number as usize] != **hash;
     let differing = numbers.iter().zip(&hashes).filter(differs);

@@ -89,7 +89,8 @@ mod tests {
 
     #[test]
     fn heights() {
-        let cases = [(1, 0), (LEAF_BYTES, 0), (LEAF_BYTES + 1, 1), (3 * LEAF_BYTES, 2), (64 << 40, 30)];
+        let cases =
+            [(1, 0), (LEAF_BYTES, 0), (LEAF_BYTES + 1, 1), (3 * LEAF_BYTES, 2), (64 << 40, 30)];
         for (bytes, height) in cases {
             assert_eq!(height_over(bytes), height, "{bytes}");
         }

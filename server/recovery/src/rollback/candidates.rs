@@ -51,9 +51,9 @@ impl Bitmap {
     ) -> Result<()> {
         let (machine, since) = (&wanted.machine, &self.since);
         let point = point_of(repository, wanted, since)?;
-        disks.iter().try_for_each(|disk| {
-            coldrise_inventory::find_disk(&point, &disk.disk).map(|_| ())
-        })?;
+        disks
+            .iter()
+            .try_for_each(|disk| coldrise_inventory::find_disk(&point, &disk.disk).map(|_| ()))?;
         let is_tied = self.name.starts_with(PREFIX);
         if is_tied || repository.last_backup(machine)?.as_ref() == Some(since) {
             return Ok(());

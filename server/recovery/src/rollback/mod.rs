@@ -238,8 +238,7 @@ impl Rollback<'_> {
         if !self.options.is_dry_run {
             existing.finish()?;
             let everything = vec![0..size_bytes];
-            let ranges =
-                if self.options.verifies_all { &everything } else { &differences.touched };
+            let ranges = if self.options.verifies_all { &everything } else { &differences.touched };
             let check =
                 existing.compare(content.as_ref(), ranges, Purpose::Verify, self.progress)?;
             if check.range_count > 0 {
