@@ -152,6 +152,7 @@ def test_a_bitmap_of_another_point_is_not_believed(coldrise, tmp_path):
             (("--since", later), "no dirty bitmap"),
             (("--since", later, "--bitmap", f"coldrise-{since}"), "another point"),
             (("--since", since, "--bitmap", "daily"), "cannot be believed"),
+            (("--since", since, "--bitmap", f"coldrise-00000000/web01/vda/{since}"), "another disk"),
             (("--bitmap", "daily"), "--since"),
         ]:
             done = coldrise.run("rollback", address, "--onto", uri, *options)
@@ -169,15 +170,19 @@ def test_a_killed_rollback_is_finished_by_the_next(coldrise, tmp_path):
     address = coldrise.backup("web01", vda=path)
     mixed = 0
     with served(tmp_path, "--filter=delay", "file", path, "delay-write=20ms") as uri:
-        for number in range(6):
+        for number in range(8):
             old.save(path)
-            process = coldrise.start("--quiet", "rollback", address, "--onto", uri, "--no-safety-point")
-            time.sleep(random.Random(number).uniform(0.05, 0.5))
+            before = points(coldrise)
+            options = ["--no-safety-point"] * (number % 2)
+            process = coldrise.start("--quiet", "rollback", address, "--onto", uri, *options)
+            time.sleep(random.Random(number).uniform(0.05, 0.8))
             process.send_signal(signal.SIGKILL)
             process.wait()
             found = path.read_bytes()
             for at in range(0, len(found), BLOCK):
                 assert found[at : at + BLOCK] in (old.read(at, BLOCK), new.read(at, BLOCK))
+            if not options and points(coldrise) == before:
+                assert found == bytes(old.content), "written before the safety point was stored"
             mixed += found != bytes(old.content) and found != bytes(new.content)
         safe = coldrise.json("rollback", address, "--onto", uri)
         assert path.read_bytes() == bytes(new.content)

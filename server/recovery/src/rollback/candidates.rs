@@ -10,7 +10,8 @@ use coldrise_store::{Address, DiskName, PointDocument, PointName, PointSelector,
 
 use super::{point_of, RollbackDisk};
 
-/// Bitmaps of this prefix carry the name of the point that they count from.
+/// Names of this prefix say from which point the bitmap counts: `coldrise-POINT`, or
+/// `coldrise-REPOSITORY/MACHINE/DISK/POINT`, as backups of running machines name them.
 const PREFIX: &str = "coldrise-";
 /// Maximum number of ranges; more are joined, and the gaps between them compared, too.
 const MAX_RANGES: usize = 1_000_000;
@@ -32,7 +33,8 @@ impl Bitmap {
     pub fn new(name: Option<String>, since: PointName) -> Result<Bitmap> {
         let usual = format!("{PREFIX}{since}");
         let name = name.unwrap_or_else(|| usual.clone());
-        if name.starts_with(PREFIX) && name != usual {
+        let is_other = name != usual && !name.ends_with(&format!("/{since}"));
+        if name.starts_with(PREFIX) && is_other {
             return Err(Error::new(
                 ErrorKind::InvalidInput,
                 format!("bitmap {name} does not count from {since}: its name says another point"),
@@ -54,8 +56,10 @@ impl Bitmap {
         disks
             .iter()
             .try_for_each(|disk| coldrise_inventory::find_disk(&point, &disk.disk).map(|_| ()))?;
-        let is_tied = self.name.starts_with(PREFIX);
-        if is_tied || repository.last_backup(machine)?.as_ref() == Some(since) {
+        if self.name.starts_with(PREFIX) {
+            return self.check_names(repository, wanted, disks);
+        }
+        if repository.last_backup(machine)?.as_ref() == Some(since) {
             return Ok(());
         }
         Err(Error::new(
@@ -67,6 +71,26 @@ impl Bitmap {
             ),
         )
         .advise("leave out --since and --bitmap: the target is then read and compared"))
+    }
+
+    /// A name with slashes is of one disk of this repository.
+    fn check_names(
+        &self,
+        repository: &Arc<Repository>,
+        wanted: &PointDocument,
+        disks: &[RollbackDisk],
+    ) -> Result<()> {
+        let (machine, since, id) = (&wanted.machine, &self.since, repository.id());
+        let is_of = |disk: &RollbackDisk| {
+            self.name == format!("{PREFIX}{id:.8}/{machine}/{}/{since}", disk.disk)
+        };
+        match self.name.contains('/') && !disks.iter().all(is_of) {
+            true => Err(Error::new(
+                ErrorKind::InvalidInput,
+                format!("bitmap {} is of another disk: roll disks back one by one", self.name),
+            )),
+            false => Ok(()),
+        }
     }
 }
 
