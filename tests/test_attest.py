@@ -98,6 +98,24 @@ def test_several_disks(coldrise, tmp_path, proven):
     assert swapped.returncode == 1
 
 
+@pytest.mark.parametrize("size, section", [(300_032, MIB), (5 << 30, 2 * MIB)])
+def test_small_and_large_disks(coldrise, proven, tmp_path, size, section):
+    """Less than one section, and so much that sections grow; its zeroes are stored, not holes, in part."""
+    _, _, key, _ = proven
+    path, proof = tmp_path / "size.raw", tmp_path / "size.json"
+    with open(path, "wb") as file:
+        file.truncate(size)
+        for at in (0, size // 3, size - 5000):
+            file.seek(at)
+            file.write(b"\7" * 5000 + bytes(70000) if at < size // 2 else b"\7" * 5000)
+    address = coldrise.backup("size", vda=path)
+    coldrise.json("attest", address, "--key", key, "-o", proof)
+    found = json.loads(proof.read_text())
+    assert found["statement"]["disks"][0]["root"] == root(path, size) and sections_lead_to_roots(found)
+    assert found["sections"]["vda"]["section_bytes"] == section
+    assert coldrise.json("attest", "--check", proof, path)["is_equal"]
+
+
 def mutations(text):
     """Forged and broken proofs, each with a word of the answer."""
     def changed(change):

@@ -20,11 +20,12 @@ use crate::report::print_on_stderr;
 use crate::signals;
 
 /// The commands that are runs; so are all kinds of `serve`.
-const LONG_COMMANDS: [&str; 14] = [
+const LONG_COMMANDS: [&str; 15] = [
     "backup",
     "restore",
     "rollback",
     "attach",
+    "attest",
     "verify",
     "repair",
     "prune",

@@ -89,7 +89,11 @@ pub fn attach(monitor: &Path, disk: &AttachedDisk<'_>) -> Result<()> {
         "export": disk.export,
         "reconnect-delay": RECONNECT_DELAY_S,
     });
-    monitor.execute("blockdev-add", node, PATIENCE)?;
+    monitor.execute("blockdev-add", node, PATIENCE).map_err(|error| {
+        error.advise(
+            "QEMU opens a private socket: it must run as the same user as this command, or as root",
+        )
+    })?;
     let added = add_device(&mut monitor, &id, disk);
     if added.is_err() {
         let _ = monitor.execute("blockdev-del", json!({ "node-name": id }), PATIENCE);
