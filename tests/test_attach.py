@@ -1,6 +1,7 @@
 """coldrise attach and detach: a disk beside those of a running machine."""
 
 import json
+import os
 import signal
 import subprocess
 import tempfile
@@ -62,13 +63,18 @@ def test_a_session_is_written_and_detached_by_name(coldrise, stored, folder):
         process, ready = attached(coldrise, "live/fix", "--to", host.qmp, "--as", "repair", "--device", "scsi")
         assert not ready["is_read_only"]
         assert "4096/4096" in host.io("coldrise-repair", "write -P 0x77 2M 4k")
+        # A killed server is started again, and QEMU connects to it again.
+        children = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        os.kill(int(children[0]), signal.SIGKILL)
+        assert "4096/4096" in host.io("coldrise-repair", "write -P 0x78 3M 4k")
         coldrise.json("detach", "repair", "--from", host.qmp)
         assert process.wait(timeout=30) == 0 and host.node("coldrise-repair") is None
         none = coldrise.run("detach", "repair", "--from", host.qmp)
         assert none.returncode == 1 and "no disk repair" in none.stderr
     target = folder / "out.raw"
     coldrise.json("restore", "live/fix/vda", target)
-    assert target.read_bytes()[2 * MIB : 2 * MIB + 4096] == b"\x77" * 4096
+    for at, pattern in ((2 * MIB, b"\x77"), (3 * MIB, b"\x78")):
+        assert target.read_bytes()[at : at + 4096] == pattern * 4096
 
 
 def test_what_a_killed_attach_leaves_is_removed(coldrise, stored, folder):

@@ -176,9 +176,14 @@ fn serve(
             }
             connected = Instant::now();
         }
+        let before = Instant::now();
         if server.keep_up(invocation, signals)?.is_some() {
             let text = "nbdkit ended while the disk was attached";
             break Err(Error::new(ErrorKind::ToolFailed, text));
+        }
+        if before.elapsed() > INTERVAL {
+            // It was started again, after a pause: the machine needs a moment to connect.
+            connected = Instant::now();
         }
         if is_connected(socket) {
             connected = Instant::now();

@@ -75,7 +75,7 @@ fn chosen(all: u64, percent: Option<f64>) -> Result<Vec<u64>> {
         .map_err(|_| Error::new(ErrorKind::Internal, "the system gave no random numbers"))?;
     // The first steps of a shuffle.
     for (index, bytes) in random.chunks_exact(8).enumerate() {
-        let number = bytes.iter().fold(0, |number: u64, byte| number << 8 | u64::from(*byte));
+        let number = bytes.iter().fold(0, |number: u64, byte| (number << 8) | u64::from(*byte));
         let left = (numbers.len() - index) as u64;
         numbers.swap(index, index + (number % left) as usize);
     }
