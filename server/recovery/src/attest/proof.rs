@@ -61,10 +61,29 @@ pub struct Sections {
     pub(super) hashes: Vec<Hash>,
 }
 
+/// 64 hexadecimal digits. Anything else ends the parsing, so a long file of short texts takes no memory.
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+struct WrittenHash(Hash);
+
+impl TryFrom<String> for WrittenHash {
+    type Error = &'static str;
+
+    fn try_from(text: String) -> std::result::Result<WrittenHash, &'static str> {
+        of_hex(&text).map(WrittenHash).ok_or("a hash that is not hexadecimal")
+    }
+}
+
+impl From<WrittenHash> for String {
+    fn from(hash: WrittenHash) -> String {
+        to_hex(&hash.0)
+    }
+}
+
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct WrittenSections {
-    hashes: Vec<String>,
+    hashes: Vec<WrittenHash>,
     section_bytes: u64,
 }
 
@@ -140,7 +159,7 @@ impl Proof {
     pub fn write(&self, path: &Path) -> Result<()> {
         let what = || format!("writing {}", path.display());
         let written = |(disk, found): (&String, &Sections)| {
-            let hashes = found.hashes.iter().map(|hash| to_hex(hash)).collect();
+            let hashes = found.hashes.iter().copied().map(WrittenHash).collect();
             (disk.clone(), WrittenSections { hashes, section_bytes: found.section_bytes })
         };
         let proof = WrittenProof {
@@ -246,8 +265,7 @@ fn read_sections(
         if !is_possible || count > MAX_SECTIONS || count != disk.size_bytes.div_ceil(bytes) {
             return Err(invalid("sections that do not cover the disk"));
         }
-        let hashes = found.hashes.iter().map(|text| of_hex(text)).collect::<Option<Vec<Hash>>>();
-        let hashes = hashes.ok_or_else(|| invalid("a hash that is not hexadecimal"))?;
+        let hashes: Vec<Hash> = found.hashes.into_iter().map(|hash| hash.0).collect();
         if to_hex(&root(hashes.clone(), bytes, disk.size_bytes)) != disk.root {
             let text = format!("{}: the sections do not lead to the signed root", disk.disk);
             return Err(Error::new(ErrorKind::Corrupt, text));
