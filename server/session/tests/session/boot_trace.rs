@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use coldrise_block::{Disk, ErrorKind, ReadContext, Waiting};
+use coldrise_block::{ErrorKind, ReadContext, Waiting};
 use coldrise_session::{collect_garbage, publish, unpublish, Session};
 use coldrise_store::{GcOptions, MaxUnused};
 
