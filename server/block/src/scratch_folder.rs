@@ -27,6 +27,8 @@ const NEW: Duration = Duration::from_secs(3600);
 /// The purpose of a folder, a part of its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScratchKind {
+    /// Of a backup of a running machine.
+    Backup,
     /// Of a machine that a user boots.
     Boot,
     /// Of a machine that is checked.
@@ -40,7 +42,8 @@ pub enum ScratchKind {
 }
 
 impl ScratchKind {
-    const ALL: [ScratchKind; 5] = [
+    const ALL: [ScratchKind; 6] = [
+        ScratchKind::Backup,
         ScratchKind::Boot,
         ScratchKind::Check,
         ScratchKind::Image,
@@ -50,6 +53,7 @@ impl ScratchKind {
 
     fn prefix(self) -> &'static str {
         match self {
+            ScratchKind::Backup => "coldrise-backup-",
             ScratchKind::Boot => "coldrise-boot-",
             ScratchKind::Check => "coldrise-check-",
             ScratchKind::Image => "coldrise-image-",

@@ -13,12 +13,14 @@
 //! [`MAX_LINE_BYTES`], at most [`MAX_EVENTS`] events of [`MAX_EVENT_BYTES`] are kept, and every wait has a time limit.
 #![forbid(unsafe_code)]
 
+mod descriptors;
 mod lines;
 #[cfg(test)]
 mod tests;
 
 use std::collections::VecDeque;
 use std::io::Write;
+use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -96,6 +98,31 @@ impl Monitor {
         arguments: Value,
         patience: Duration,
     ) -> Result<Value> {
+        self.execute_with(command, arguments, None, patience)
+    }
+
+    /// Executes a command that takes an open file, such as `add-fd` or `getfd`. QEMU then needs
+    /// no right to open it.
+    ///
+    /// # Errors
+    /// As for [`Monitor::execute`].
+    pub fn execute_with_file(
+        &mut self,
+        command: &str,
+        arguments: Value,
+        file: BorrowedFd<'_>,
+        patience: Duration,
+    ) -> Result<Value> {
+        self.execute_with(command, arguments, Some(file), patience)
+    }
+
+    fn execute_with(
+        &mut self,
+        command: &str,
+        arguments: Value,
+        file: Option<BorrowedFd<'_>>,
+        patience: Duration,
+    ) -> Result<Value> {
         let id = self.next_id;
         self.next_id += 1;
         let mut request = json!({ "execute": command, "id": id });
@@ -104,7 +131,11 @@ impl Monitor {
         }
         let sending = || format!("sending {command} to QEMU");
         self.stream.set_write_timeout(Some(patience.max(MIN_WAIT))).context(sending)?;
-        self.stream.write_all(format!("{request}\n").as_bytes()).context(sending)?;
+        let line = format!("{request}\n");
+        let sent =
+            file.map_or(Ok(0), |file| descriptors::send(&self.stream, line.as_bytes(), file));
+        let rest = line.as_bytes().get(sent.context(sending)?..).unwrap_or_default();
+        self.stream.write_all(rest).context(sending)?;
         let until = Instant::now() + patience;
         loop {
             let mut answer = self.message(until)?.ok_or_else(|| late(command))?;

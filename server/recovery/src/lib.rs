@@ -3,4 +3,5 @@
 
 pub mod attach;
 pub mod attest;
+pub mod backup_source;
 pub mod rollback;

@@ -13,6 +13,7 @@ use coldrise_session::{Openers, SharedWriter};
 use coldrise_store::{BackupTarget, MachineName, PointName};
 use serde::Serialize;
 
+use super::backup_live::{LiveArguments, LiveBackup, MadeInstant};
 use crate::invocation::Invocation;
 use crate::progress::ProgressView;
 use crate::report::{table, Report};
@@ -25,6 +26,9 @@ use crate::units::{parse_size, show_duration, show_size};
 /// point appears when it is complete. A cancelled or failed backup leaves no point; the next
 /// run does not store the same data twice. Backups of different machines can run at the same
 /// time. They share stored data and do not wait for each other.
+///
+/// With --from, backs up a machine while it runs: all its disks at one instant, and from the second
+/// backup on only changed data.
 #[derive(Debug, Args)]
 pub(crate) struct BackupArguments {
     /// The machine's name: 1 to 63 of the characters a-z 0-9 . _ -, starting with a letter or
@@ -36,9 +40,14 @@ pub(crate) struct BackupArguments {
     ///
     /// FORMAT is raw, qcow2, vmdk, vhd or vhdx. Without it, the file's extension decides.
     /// Content is never probed for the format.
-    #[arg(value_name = "DISK=[FORMAT:]SOURCE", required = true)]
-    #[arg(value_parser = SourceSpec::parse)]
-    disks: Vec<SourceSpec>,
+    ///
+    /// With --from: DISK=DEVICE, the device's id, the drive's id or the block node's name. Default:
+    /// all writable disks, called as there.
+    #[arg(value_name = "DISK=[FORMAT:]SOURCE", required_unless_present = "from")]
+    disks: Vec<String>,
+
+    #[command(flatten)]
+    live: LiveArguments,
 
     /// Store the machine's configuration with the point: a libvirt .xml file, a .vmx file, or
     /// Coldrise's own .json.
@@ -48,7 +57,7 @@ pub(crate) struct BackupArguments {
     /// Read only the blocks that this dirty bitmap marks as written since the machine's latest
     /// backup. Every source must have the bitmap: NBD servers export it as
     /// qemu:dirty-bitmap:NAME, qcow2 files contain it as a persistent bitmap.
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", conflicts_with = "from")]
     bitmap: Option<String>,
 
     /// Allow images to refer to other files (backing files). Without this option, such images
@@ -58,7 +67,7 @@ pub(crate) struct BackupArguments {
 
     /// Name the point for this time, such as 20261120T100000Z: the time of the disks' state,
     /// for example for old images. Default: now.
-    #[arg(long, value_name = "TIME", conflicts_with = "bitmap")]
+    #[arg(long, value_name = "TIME", conflicts_with_all = ["bitmap", "from"])]
     time: Option<PointName>,
 
     /// Read at most this many bytes per second from the sources, such as 20M.
@@ -79,6 +88,8 @@ struct Made<'a> {
     machine: &'a str,
     point: &'a str,
     disks: Vec<MadeDisk<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    instant: Option<MadeInstant<'a>>,
     warnings: &'a [String],
     elapsed_ms: u64,
 }
@@ -115,9 +126,16 @@ impl<'a> MadeDisk<'a> {
 pub(crate) fn run(invocation: &Invocation, arguments: BackupArguments) -> Result<Report> {
     let configuration = arguments.config.as_deref().map(read_configuration).transpose()?;
     let cancel = cancel_flag()?;
-    let request = BackupRequest {
+    let mut live = arguments.live.connect(&arguments.disks)?;
+    let disks = match live {
+        Some(_) => Vec::new(),
+        None => {
+            arguments.disks.iter().map(|text| SourceSpec::parse(text)).collect::<Result<_>>()?
+        }
+    };
+    let mut request = BackupRequest {
         machine: arguments.machine,
-        disks: arguments.disks,
+        disks,
         bitmap: arguments.bitmap,
         follow_backing: arguments.follow_backing,
         configuration,
@@ -125,7 +143,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: BackupArguments) -> Result
         threads: 0,
         rate: arguments.rate,
     };
-    let made = store(invocation, &request, &cancel);
+    let made = store_with(invocation, &mut request, live.as_mut(), &cancel);
     let (summary, chunk_size_bytes) = made.map_err(|error| match error.kind() {
         ErrorKind::Interrupted => Error::new(
             ErrorKind::Interrupted,
@@ -137,11 +155,10 @@ pub(crate) fn run(invocation: &Invocation, arguments: BackupArguments) -> Result
     for warning in &summary.warnings {
         invocation.remark(&format!("warning: {warning}"));
     }
-    Ok(report(invocation, &summary, chunk_size_bytes))
+    Ok(report(invocation, &summary, live.as_ref(), chunk_size_bytes))
 }
 
-/// Stores all disks, at the same time as other backups of the repository. Starts again if
-/// the process that writes for it was killed. Also returns the chunk size.
+/// Stores all disks. Also returns the chunk size.
 ///
 /// # Errors
 /// As of `coldrise_ingest::backup`.
@@ -150,10 +167,39 @@ pub(crate) fn store(
     request: &BackupRequest,
     cancel: &AtomicBool,
 ) -> Result<(BackupSummary, u64)> {
+    store_with(invocation, &mut request.clone(), None, cancel)
+}
+
+/// Stores all disks, and ends what a running machine got for the backup. Also returns the chunk size.
+fn store_with(
+    invocation: &Invocation,
+    request: &mut BackupRequest,
+    mut live: Option<&mut LiveBackup>,
+    cancel: &AtomicBool,
+) -> Result<(BackupSummary, u64)> {
     let openers =
         Openers { writer: &|| invocation.open_for_writing(), reader: &|| invocation.open() };
     let writer = SharedWriter::join(invocation.repository_path()?, openers, cancel)?;
     let _claim = writer.repository()?.claim_machine(&request.machine)?;
+    if let Some(live) = live.as_mut() {
+        live.take(invocation, &*writer.repository()?, request, cancel)?;
+    }
+    let stored = store_disks(invocation, &writer, request, cancel);
+    // The machine is claimed until its bitmaps are in order.
+    match live {
+        Some(live) => live.end(invocation, stored),
+        None => stored,
+    }
+}
+
+/// Stores all disks, at the same time as other backups of the repository. Starts again if
+/// the process that writes for it was killed. Also returns the chunk size.
+fn store_disks(
+    invocation: &Invocation,
+    writer: &SharedWriter<'_>,
+    request: &BackupRequest,
+    cancel: &AtomicBool,
+) -> Result<(BackupSummary, u64)> {
     let chunk_size_bytes = u64::from(writer.chunk_size_bytes());
     let mut unanswered: Option<StoredDisks> = None;
     loop {
@@ -171,7 +217,7 @@ pub(crate) fn store(
             }
         }
         let view = ProgressView::new(invocation);
-        let stored = read_disks(&writer, request, &start, &view, cancel);
+        let stored = read_disks(writer, request, &start, &view, cancel);
         drop(view);
         let stored = stored.and_then(|stored| {
             let added = writer.put_point(&stored.document);
@@ -197,12 +243,19 @@ pub(crate) fn store(
     }
 }
 
-fn report(invocation: &Invocation, summary: &BackupSummary, chunk_size_bytes: u64) -> Report {
+fn report(
+    invocation: &Invocation,
+    summary: &BackupSummary,
+    live: Option<&LiveBackup>,
+    chunk_size_bytes: u64,
+) -> Report {
+    let instant = live.and_then(LiveBackup::made);
     let made = Made {
         address: format!("{}/{}", summary.machine, summary.point),
         machine: summary.machine.as_str(),
         point: summary.point.as_str(),
         disks: summary.disks.iter().map(|disk| MadeDisk::new(disk, chunk_size_bytes)).collect(),
+        instant,
         warnings: &summary.warnings,
         elapsed_ms: invocation.elapsed_ms(),
     };
@@ -219,9 +272,10 @@ fn report(invocation: &Invocation, summary: &BackupSummary, chunk_size_bytes: u6
         })
         .collect();
     let text = format!(
-        "made restore point {} in {}\n{}",
+        "made restore point {} in {}{}\n{}",
         made.address,
         show_duration(invocation.elapsed()),
+        made.instant.as_ref().map(MadeInstant::sentence).unwrap_or_default(),
         table(&["  DISK", ">SIZE", ">READ", ">STORED"], &rows)
     );
     Report::done(&made, text)

@@ -3,6 +3,7 @@
 pub(crate) mod attach;
 pub(crate) mod attest;
 pub(crate) mod backup;
+mod backup_live;
 pub(crate) mod bisect;
 pub(crate) mod boot;
 pub(crate) mod check_boot;

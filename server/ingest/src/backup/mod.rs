@@ -20,7 +20,7 @@ use coldrise_store::{
 use jiff::{SignedDuration, Timestamp};
 
 use crate::progress::{Phase, Progress, ProgressState};
-use crate::source::{open_source, round_down, Source, SourceOptions, SourceSpec};
+use crate::source::{open_source, round_down, Location, Source, SourceOptions, SourceSpec};
 use pipeline::store_disk;
 pub(crate) use pipeline::Watch;
 use plan::Plan;
@@ -119,7 +119,8 @@ pub struct BackupStart {
 }
 
 impl BackupStart {
-    /// Chooses the point's name and the base of each disk.
+    /// Chooses the point's name and the base of each disk. The disks themselves may be found out
+    /// later.
     ///
     /// # Errors
     /// As of [`backup`], for a contradictory request.
@@ -128,7 +129,6 @@ impl BackupStart {
         request: &BackupRequest,
         cancel: &AtomicBool,
     ) -> Result<BackupStart> {
-        check_disks(&request.disks)?;
         let points = repository.points(&request.machine)?;
         let horizon = repository.horizon(&request.machine)?;
         let point = choose_name(request, &points, &horizon, cancel)?;
@@ -158,6 +158,31 @@ impl BackupStart {
         Ok(warnings)
     }
 
+    /// The name of the point.
+    pub fn point(&self) -> &PointName {
+        &self.point
+    }
+
+    /// The backup, and the disk in it, from which a dirty bitmap has to count to be believed.
+    /// `None`: no bitmap is believed, the disk is read completely.
+    ///
+    /// # Errors
+    /// Errors of reading the catalog.
+    pub fn bitmap_base(
+        &self,
+        repository: &Repository,
+        disk: &DiskName,
+    ) -> Result<Option<(&PointName, &DiskDocument)>> {
+        let Some(base) = self.latest.as_ref().filter(|base| base.quarantine.is_none()) else {
+            return Ok(None);
+        };
+        if distrust(repository, base)?.is_some() {
+            return Ok(None);
+        }
+        let disk = base.disk(disk).filter(|disk| disk.layers.is_empty());
+        Ok(disk.map(|disk| (&base.point, disk)))
+    }
+
     /// The point whose maps are the base of the new ones.
     pub fn base(&self) -> Option<&PointDocument> {
         self.latest.as_ref()
@@ -184,13 +209,12 @@ pub fn read_disks(
     progress: &dyn Progress,
     cancel: &AtomicBool,
 ) -> Result<StoredDisks> {
+    check_disks(&request.disks)?;
     let BackupStart { point, latest: base, .. } = start;
     let base = base.as_ref();
     // A distrusted point is no base: its chunks are read from the source, which heals them,
     // and its chunk maps are not shared.
     let quarantined = base.filter(|point| point.quarantine.is_some());
-    let options =
-        SourceOptions { bitmap: request.bitmap.clone(), follow_backing: request.follow_backing };
     // Opens all sources before it reads the first: a mistake in the last shows at once.
     let mut sources = Vec::with_capacity(request.disks.len());
     for spec in &request.disks {
@@ -206,6 +230,11 @@ pub fn read_disks(
         progress.update(&state);
         let watch = Watch { disk, progress, cancel };
         watch.check_cancel()?;
+        let bitmap = match &spec.location {
+            Location::Live { bitmap, .. } => bitmap.clone(),
+            _ => request.bitmap.clone(),
+        };
+        let options = SourceOptions { bitmap, follow_backing: request.follow_backing };
         let source = open_source(spec, &options, cancel)?;
         let base = match quarantined {
             Some(_) => Base::NONE,
@@ -291,22 +320,30 @@ fn check_bitmap(
     base: Option<&PointDocument>,
 ) -> Result<()> {
     let (Some(bitmap), Some(base)) = (&request.bitmap, base) else { return Ok(()) };
-    let machine = &request.machine;
-    let refuse = |last: String| {
-        let text = format!(
-            "bitmap '{bitmap}' tells what has changed since the last backup of {machine}, \
-             {last}: run once without --bitmap"
-        );
-        Err(Error::new(ErrorKind::NotFound, text))
-    };
+    match distrust(repository, base)? {
+        Some(why) => {
+            let text = format!(
+                "bitmap '{bitmap}' tells what has changed since the last backup of {}, {why}: run \
+                 once without --bitmap",
+                request.machine
+            );
+            Err(Error::new(ErrorKind::NotFound, text))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Why no bitmap counts from `base`, if so.
+fn distrust(repository: &Repository, base: &PointDocument) -> Result<Option<String>> {
+    let machine = &base.machine;
     if let Some((_, lost)) = repository.lost_points(Some(machine))?.last() {
-        return refuse(format!("and {lost} is lost (see coldrise verify)"));
+        return Ok(Some(format!("and {lost} is lost (see coldrise verify)")));
     }
-    match repository.last_backup(machine)? {
-        Some(last) if last == base.point => Ok(()),
-        Some(last) => refuse(format!("{last}, but that backup was forgotten or is not the newest")),
-        None => refuse("and it is unknown which backup that was".to_owned()),
-    }
+    Ok(match repository.last_backup(machine)? {
+        Some(last) if last == base.point => None,
+        Some(last) => Some(format!("{last}, but that backup was forgotten or is not the newest")),
+        None => Some("and it is unknown which backup that was".to_owned()),
+    })
 }
 
 /// The requested name, or the present time. Names have a resolution of one second. If this

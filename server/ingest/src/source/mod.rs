@@ -25,6 +25,8 @@ use std::sync::atomic::AtomicBool;
 
 use coldrise_block::{Error, ErrorKind, Extent, Result, MAX_DISK_SIZE_BYTES};
 
+use crate::libnbd::Endpoint;
+
 pub use spec::{ImageFormat, Location, SourceSpec};
 
 pub(crate) use image::ImageSource;
@@ -122,6 +124,10 @@ fn open_location<'c>(
     let bitmap = options.bitmap.as_deref();
     let source: Box<dyn Source + 'c> = match location {
         Location::Nbd { uri } => Box::new(NbdSource::open_uri(uri, bitmap, cancel)?),
+        Location::Live { uri, name, .. } => {
+            let endpoint = Endpoint::Uri(uri.clone());
+            Box::new(NbdSource::open(endpoint, name.clone(), bitmap, cancel)?)
+        }
         Location::Image { path, format: ImageFormat::Raw } => {
             if bitmap.is_some() {
                 return Err(Error::new(

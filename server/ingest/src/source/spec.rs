@@ -96,6 +96,15 @@ pub enum Location {
         /// The URI, as given.
         uri: String,
     },
+    /// An export of a running machine, made for this backup.
+    Live {
+        /// The URI.
+        uri: String,
+        /// What the user named, for messages and the point's origin.
+        name: String,
+        /// The dirty bitmap with the changes since the machine's latest backup.
+        bitmap: Option<String>,
+    },
 }
 
 impl fmt::Display for Location {
@@ -103,6 +112,7 @@ impl fmt::Display for Location {
         match self {
             Location::Image { path, .. } => write!(f, "{}", path.display()),
             Location::Nbd { uri } => f.write_str(uri),
+            Location::Live { name, .. } => f.write_str(name),
         }
     }
 }
@@ -212,7 +222,7 @@ mod tests {
     fn image(text: &str) -> (String, ImageFormat) {
         match SourceSpec::parse(text).unwrap().location {
             Location::Image { path, format } => (path.to_str().unwrap().to_string(), format),
-            Location::Nbd { .. } => panic!("{text} is no image"),
+            _ => panic!("{text} is no image"),
         }
     }
 

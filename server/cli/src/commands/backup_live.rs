@@ -1,0 +1,148 @@
+//! The part of `coldrise backup` for machines that run: --from.
+
+use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
+
+use clap::Args;
+use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_ingest::{BackupRequest, BackupStart};
+use coldrise_recovery::backup_source::{DiskPick, Instant, MachineOptions, Mode, RunningMachine};
+use coldrise_store::Repository;
+use serde::Serialize;
+
+use crate::invocation::Invocation;
+
+#[derive(Debug, Args)]
+pub(super) struct LiveArguments {
+    /// Back up a machine while it runs. SOCKET is the monitor of its QEMU (-qmp unix:SOCKET,...).
+    ///
+    /// All writable disks are backed up as they are at one instant. The machine stands still for some
+    /// milliseconds. What it overwrites meanwhile is saved in scratch files; if those fail or are
+    /// full, the backup fails and the machine goes on. Dirty bitmaps are made and named for the
+    /// point they count from: the next backup reads only what has changed.
+    #[arg(long, value_name = "qmp:SOCKET")]
+    from: Option<String>,
+
+    /// With --from: the folder of the scratch files. They have no name there and vanish with the
+    /// backup. Default: $TMPDIR, else /var/tmp.
+    #[arg(long, value_name = "DIR", requires = "from")]
+    scratch: Option<PathBuf>,
+
+    /// With --from: QEMU copies the disks, or what has changed, into scratch files before they are
+    /// read.
+    ///
+    /// For disks with an iothread in a QEMU before 9.0, and for disks that are much slower to read
+    /// over a longer time. The scratch files need as much space as is copied, which is allocated first.
+    /// Meanwhile the machine's writes can wait for the scratch files.
+    #[arg(long, requires = "from")]
+    push: bool,
+
+    /// With --from: freeze the guest's file systems for the instant, through its agent; at most
+    /// 10 s. If the agent does not answer, the backup is made without.
+    #[arg(long, requires = "from")]
+    quiesce: bool,
+
+    /// With --quiesce: the socket of the guest agent's port.
+    #[arg(long, value_name = "SOCKET", requires = "quiesce")]
+    agent: Option<PathBuf>,
+}
+
+/// A running machine during its backup.
+pub(super) struct LiveBackup {
+    machine: RunningMachine,
+    instant: Option<Instant>,
+}
+
+impl LiveArguments {
+    /// Connects to the machine, if there is one.
+    ///
+    /// # Errors
+    /// `InvalidInput` for options that do not fit together; errors of the connection.
+    pub(super) fn connect(self, disks: &[String]) -> Result<Option<LiveBackup>> {
+        let Some(from) = &self.from else { return Ok(None) };
+        let Some(socket) = from.strip_prefix("qmp:").filter(|socket| !socket.is_empty()) else {
+            let text = format!("--from {from}: write qmp:SOCKET");
+            return Err(Error::new(ErrorKind::InvalidInput, text));
+        };
+        if self.quiesce && self.agent.is_none() {
+            let text = "--quiesce needs the socket of the guest agent: add --agent SOCKET";
+            return Err(Error::new(ErrorKind::InvalidInput, text));
+        }
+        let machine = RunningMachine::connect(MachineOptions {
+            socket: PathBuf::from(socket),
+            picks: disks.iter().map(|text| DiskPick::parse(text)).collect::<Result<_>>()?,
+            scratch: self.scratch.unwrap_or_else(default_scratch),
+            mode: if self.push { Mode::Push } else { Mode::Pull },
+            agent: self.agent,
+        })?;
+        Ok(Some(LiveBackup { machine, instant: None }))
+    }
+}
+
+/// Not /tmp: it may be memory.
+fn default_scratch() -> PathBuf {
+    std::env::var_os("TMPDIR").filter(|path| !path.is_empty()).unwrap_or("/var/tmp".into()).into()
+}
+
+impl LiveBackup {
+    /// Takes the instant, and enters its disks and name into the request.
+    pub(super) fn take(
+        &mut self,
+        invocation: &Invocation,
+        repository: &Repository,
+        request: &mut BackupRequest,
+        cancel: &AtomicBool,
+    ) -> Result<()> {
+        let start = BackupStart::choose(repository, request, cancel)?;
+        let instant = self.machine.take(repository, &request.machine, &start, cancel)?;
+        for remark in &instant.remarks {
+            invocation.remark(remark);
+        }
+        request.disks.clone_from(&instant.sources);
+        request.point = Some(start.point().clone());
+        self.instant = Some(instant);
+        Ok(())
+    }
+
+    /// Removes everything from the machine. A point that is stored counts even if that fails.
+    pub(super) fn end<T>(&mut self, invocation: &Invocation, stored: Result<T>) -> Result<T> {
+        match (self.machine.close(stored.is_ok()), stored) {
+            (Err(left), stored) => {
+                invocation.remark(&format!("warning: {}", left.full_message()));
+                stored
+            }
+            (Ok(()), stored) => stored,
+        }
+    }
+
+    /// The report's part about the instant.
+    pub(super) fn made(&self) -> Option<MadeInstant<'_>> {
+        self.instant.as_ref().map(|instant| MadeInstant {
+            standstill_us: instant.standstill.map(|time| time.as_micros() as u64),
+            is_quiesced: instant.is_quiesced,
+            remarks: &instant.remarks,
+        })
+    }
+}
+
+#[derive(Serialize)]
+pub(super) struct MadeInstant<'a> {
+    /// How long the machine stood still, at most; absent if it did not.
+    standstill_us: Option<u64>,
+    is_quiesced: bool,
+    remarks: &'a [String],
+}
+
+impl MadeInstant<'_> {
+    /// For people.
+    pub(super) fn sentence(&self) -> String {
+        let kind = if self.is_quiesced { "with frozen file systems" } else { "crash-consistent" };
+        let stood = match self.standstill_us {
+            Some(time) => {
+                format!("; the machine stood still for {:.1} ms", time as f64 / 1000.0)
+            }
+            None => String::new(),
+        };
+        format!(": all disks at one instant, {kind}{stood}")
+    }
+}

@@ -1,0 +1,197 @@
+//! Dirty bitmaps: which one may be believed.
+//!
+//! The name says everything from which a bitmap counts: `coldrise-REPOSITORY/MACHINE/DISK/POINT`. So
+//! another repository, another machine of the same QEMU, another assignment of disks or an
+//! older backup never match. The bitmap of the machine's latest backup is believed.
+//!
+//! At the instant of a backup that bitmap stops and the bitmap of the coming point starts. If the
+//! backup then fails or is killed, both together have all changes since the latest backup:
+//! the new one is merged into the old one, which counts on.
+
+use coldrise_store::{DiskName, MachineName, PointName, RepositoryId};
+use serde_json::{json, Value};
+
+use super::disks::{Bitmap, LiveDisk};
+use super::monitor::OURS;
+
+/// The smallest part of a disk that a bitmap marks, in bytes.
+const GRANULARITY_BYTES: u64 = 64 << 10;
+
+/// The names of the bitmaps of one repository and machine.
+#[derive(Clone, Debug)]
+pub(super) struct BitmapNames {
+    prefix: String,
+    /// At least a chunk, so that a chunk never is partly marked.
+    pub(super) granularity_bytes: u64,
+}
+
+impl BitmapNames {
+    pub(super) fn new(repository: &RepositoryId, machine: &MachineName, chunk_bytes: u64) -> Self {
+        let granularity_bytes = chunk_bytes.max(GRANULARITY_BYTES);
+        BitmapNames { prefix: format!("{OURS}{repository:.8}/{machine}"), granularity_bytes }
+    }
+
+    fn of_disk(&self, disk: &DiskName) -> String {
+        format!("{}/{disk}/", self.prefix)
+    }
+
+    /// The bitmap that counts from `point`.
+    pub(super) fn name(&self, disk: &DiskName, point: &PointName) -> String {
+        format!("{}{point}", self.of_disk(disk))
+    }
+
+    /// What to do about the bitmaps of a disk whose latest backup is `base`.
+    pub(super) fn settle(&self, disk: &LiveDisk, base: Option<&PointName>) -> Settlement {
+        let prefix = self.of_disk(&disk.name);
+        let ours = || disk.bitmaps.iter().filter(|bitmap| bitmap.name.starts_with(&prefix));
+        let wanted = base.map(|base| self.name(&disk.name, base));
+        let (mut believed, mut merged) = (None, None);
+        let found = ours().find(|bitmap| Some(&bitmap.name) == wanted.as_ref() && bitmap.is_sound);
+        if let Some(old) = found {
+            let others: Vec<&Bitmap> = ours().filter(|bitmap| bitmap.name != old.name).collect();
+            match others.as_slice() {
+                _ if old.is_recording => believed = Some(old.name.clone()),
+                [new] if new.is_recording && new.is_sound => {
+                    believed = Some(old.name.clone());
+                    merged = Some(new.name.clone());
+                }
+                _ => {}
+            }
+        }
+        let is_kept =
+            |name: &String| Some(name) == believed.as_ref() || Some(name) == merged.as_ref();
+        let removed = ours().map(|bitmap| bitmap.name.clone()).filter(|name| !is_kept(name));
+        let removed = removed.collect();
+        Settlement { node: disk.node.clone(), believed, merged, removed }
+    }
+}
+
+/// What to do about the bitmaps of a disk.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Settlement {
+    node: String,
+    /// Has all changes since the latest backup, once the actions are done.
+    pub(super) believed: Option<String>,
+    /// A failed backup's; it has the changes since its instant.
+    merged: Option<String>,
+    /// Count from another point, or were damaged.
+    removed: Vec<String>,
+}
+
+impl Settlement {
+    /// For one transaction.
+    pub(super) fn actions(&self) -> Vec<Value> {
+        let node = &self.node;
+        let action = |kind: &str, name: &String| json!({ "type": format!("block-dirty-bitmap-{kind}"), "data": { "node": node, "name": name } });
+        let mut actions = Vec::new();
+        if let (Some(old), Some(new)) = (&self.believed, &self.merged) {
+            actions.push(action("enable", old));
+            actions.push(json!({
+                "type": "block-dirty-bitmap-merge",
+                "data": { "node": node, "target": old, "bitmaps": [new] },
+            }));
+            actions.push(action("remove", new));
+        }
+        actions.extend(self.removed.iter().map(|name| action("remove", name)));
+        actions
+    }
+}
+
+/// At the instant: the old bitmap stops, the new one starts.
+pub(super) fn switch(
+    disk: &LiveDisk,
+    old: Option<&String>,
+    new: &str,
+    granularity_bytes: u64,
+) -> Vec<Value> {
+    let node = &disk.node;
+    let stop = old.map(|old| {
+        json!({ "type": "block-dirty-bitmap-disable", "data": { "node": node, "name": old } })
+    });
+    let start = json!({
+        "type": "block-dirty-bitmap-add",
+        "data": {
+            "node": node,
+            "name": new,
+            "granularity": granularity_bytes,
+            "persistent": disk.keeps_bitmaps,
+        },
+    });
+    stop.into_iter().chain([start]).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OLD: &str = "coldrise-01234567/web01/vda/20261101T000000Z";
+    const NEW: &str = "coldrise-01234567/web01/vda/20261102T000000Z";
+
+    fn bitmap(name: &str, is_recording: bool) -> Bitmap {
+        Bitmap { name: name.to_owned(), is_recording, is_sound: true, dirty_bytes: 0 }
+    }
+
+    fn settle(bitmaps: &[Bitmap], base: Option<&str>) -> Settlement {
+        let names =
+            BitmapNames { prefix: "coldrise-01234567/web01".into(), granularity_bytes: 65536 };
+        let disk = LiveDisk {
+            name: DiskName::parse("vda").unwrap(),
+            device: String::new(),
+            node: "vda".into(),
+            size_bytes: 1,
+            keeps_bitmaps: false,
+            bitmaps: bitmaps.to_vec(),
+        };
+        let base = base.map(|base| PointName::parse(base).unwrap());
+        names.settle(&disk, base.as_ref())
+    }
+
+    fn kinds(settlement: &Settlement) -> Vec<String> {
+        let kind = |action: Value| action["type"].as_str().unwrap()[19..].to_owned();
+        settlement.actions().into_iter().map(kind).collect()
+    }
+
+    #[test]
+    fn only_the_bitmap_of_the_latest_backup_is_believed() {
+        let foreign = "coldrise-76543210/web01/vda/20261101T000000Z";
+        let other_disk = "coldrise-01234567/web01/vdb/20261101T000000Z";
+        let all = [bitmap(foreign, true), bitmap(other_disk, true), bitmap(OLD, true)];
+        let settled = settle(&all, Some("20261101T000000Z"));
+        assert_eq!((settled.believed.as_deref(), settled.actions().len()), (Some(OLD), 0));
+        // A later backup that came another way, or none at all.
+        for base in [Some("20261103T000000Z"), None] {
+            let settled = settle(&all, base);
+            assert_eq!(
+                (settled.believed.as_deref(), kinds(&settled)),
+                (None, vec!["remove".into()])
+            );
+        }
+    }
+
+    #[test]
+    fn after_a_failed_backup_the_old_bitmap_counts_on() {
+        let settled = settle(&[bitmap(OLD, false), bitmap(NEW, true)], Some("20261101T000000Z"));
+        assert_eq!(settled.believed.as_deref(), Some(OLD));
+        assert_eq!(kinds(&settled), ["enable", "merge", "remove"]);
+        // The same two after a stored backup.
+        let settled = settle(&[bitmap(OLD, false), bitmap(NEW, true)], Some("20261102T000000Z"));
+        assert_eq!(settled.believed.as_deref(), Some(NEW));
+        assert_eq!((kinds(&settled), &settled.removed), (vec!["remove".into()], &vec![OLD.into()]));
+    }
+
+    #[test]
+    fn bitmaps_with_gaps_are_removed() {
+        let damaged = |name, is_recording| Bitmap { is_sound: false, ..bitmap(name, is_recording) };
+        for all in [
+            vec![bitmap(OLD, false)],
+            vec![damaged(OLD, true)],
+            vec![bitmap(OLD, false), damaged(NEW, true)],
+            vec![bitmap(OLD, false), bitmap(NEW, false)],
+            vec![bitmap(OLD, false), bitmap(NEW, true), bitmap(&NEW.replace("02T", "03T"), true)],
+        ] {
+            let settled = settle(&all, Some("20261101T000000Z"));
+            assert_eq!(settled.believed, None, "{all:?}");
+            assert_eq!(settled.removed.len(), all.len(), "{all:?}");
+        }
+    }
+}

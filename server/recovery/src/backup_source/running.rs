@@ -1,0 +1,341 @@
+//! A machine in a QEMU whose monitor we have.
+
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use coldrise_block::{Context, Error, ErrorKind, Result, ScratchFolder, ScratchKind};
+use coldrise_ingest::{BackupStart, Location, SourceSpec};
+use coldrise_store::{MachineName, PointName, Repository};
+use serde_json::{json, Value};
+
+use super::bitmaps::BitmapNames;
+use super::disks::{self, DiskPick, LiveDisk};
+use super::monitor::{Qemu, OURS};
+use super::scratch::Description;
+use super::{agent, leftovers, nbd_uri, pull, push, scratch, Instant};
+
+/// The first QEMU with filters that break the backup instead of the guest.
+const OLDEST: (u64, u64) = (7, 1);
+
+/// How the content leaves QEMU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// We read the disks while old content is saved before the guest overwrites it.
+    Pull,
+    /// QEMU copies the disks into scratch files first.
+    Push,
+}
+
+/// The machine and how to back it up.
+#[derive(Clone, Debug)]
+pub struct MachineOptions {
+    /// QEMU's monitor.
+    pub socket: PathBuf,
+    /// The disks; empty: all that are writable.
+    pub picks: Vec<DiskPick>,
+    /// The folder of the scratch files.
+    pub scratch: PathBuf,
+    /// How the content leaves QEMU.
+    pub mode: Mode,
+    /// The guest agent's socket, if the guest's file systems are to be frozen for the instant.
+    pub agent: Option<PathBuf>,
+}
+
+/// A machine in a QEMU. Dropping it removes everything of ours from QEMU.
+pub struct RunningMachine {
+    options: MachineOptions,
+    qemu: Qemu,
+    taken: Option<Taken>,
+}
+
+/// What has to be removed from QEMU.
+struct Taken {
+    names: BitmapNames,
+    point: PointName,
+    disks: Vec<TakenDisk>,
+    /// Of the socket.
+    _folder: ScratchFolder,
+}
+
+/// A disk whose instant is taken.
+pub(super) struct TakenDisk {
+    pub(super) live: LiveDisk,
+    /// The backup from which `old` counts.
+    base: Option<PointName>,
+    /// The bitmap with the changes since then; `None`: all is read.
+    pub(super) old: Option<String>,
+    pub(super) new: String,
+}
+
+impl TakenDisk {
+    /// How much a push copies, at most.
+    pub(super) fn copied_bytes(&self) -> u64 {
+        let is_old = |name: &String| Some(name) == self.old.as_ref();
+        let bitmap = self.live.bitmaps.iter().find(|bitmap| is_old(&bitmap.name));
+        bitmap.map_or(self.live.size_bytes, |bitmap| bitmap.dirty_bytes)
+    }
+}
+
+impl RunningMachine {
+    /// Connects to the monitor. Changes nothing.
+    ///
+    /// # Errors
+    /// `Unsupported` for a QEMU that is too old; otherwise as for a failed connection.
+    pub fn connect(options: MachineOptions) -> Result<RunningMachine> {
+        let mut qemu = Qemu::connect(&options.socket)?;
+        let (major, minor) = qemu.version()?;
+        if (major, minor) < OLDEST {
+            let text = format!("QEMU {major}.{minor} cannot back up a running machine safely");
+            return Err(Error::new(ErrorKind::Unsupported, text).advise("use QEMU 7.1 or newer"));
+        }
+        Ok(RunningMachine { options, qemu, taken: None })
+    }
+
+    /// Takes one instant of all disks, and offers them for reading. Call it while the machine is
+    /// claimed in the repository: `start` must stay its latest backup.
+    ///
+    /// # Errors
+    /// `Busy` during another backup of the machine; `Unsupported`, `NoSpace`, `NotFound` with
+    /// advice; `ToolFailed` if QEMU refuses something. After an error nothing is left in QEMU,
+    /// and the bitmap of the latest backup still counts.
+    pub fn take(
+        &mut self,
+        repository: &Repository,
+        machine: &MachineName,
+        start: &BackupStart,
+        cancel: &AtomicBool,
+    ) -> Result<Instant> {
+        let mut remarks = self.clear_leftovers()?;
+        let chunk_bytes = u64::from(repository.chunk_size_bytes());
+        let names = BitmapNames::new(repository.id(), machine, chunk_bytes);
+        let (live, others) = disks::find(&mut self.qemu, &self.options.picks)?;
+        let unnamed =
+            others.iter().map(|name| format!("disk {name} of the machine is not backed up"));
+        remarks.extend(unnamed);
+        match self.options.mode {
+            Mode::Pull => {
+                disks::check_iothreads(&mut self.qemu, &live)?;
+                scratch::check_space(&self.options.scratch, &live)?;
+            }
+            Mode::Push => {}
+        }
+        let folder = ScratchFolder::new(ScratchKind::Backup)?;
+        let mut disks = Vec::with_capacity(live.len());
+        for live in live {
+            disks.push(self.settle(repository, machine, start, &names, live, &mut remarks)?);
+        }
+        let point = start.point().clone();
+        let taken = Taken { names, point, disks, _folder: folder };
+        let socket = taken._folder.path().join("nbd");
+        self.taken = Some(taken);
+        self.open(&socket, remarks, cancel).map_err(|error| match self.close(false) {
+            Ok(()) => error,
+            Err(left) => error.context(left.message()),
+        })
+    }
+
+    /// Removes what a killed backup left, and thaws the guest.
+    fn clear_leftovers(&mut self) -> Result<Vec<String>> {
+        let mut remarks = Vec::new();
+        leftovers::check_others(&mut self.qemu)?;
+        let removed = leftovers::clear(&mut self.qemu)?;
+        if !removed.is_empty() {
+            let text = format!("removed what a killed backup left in QEMU: {}", removed.join(", "));
+            remarks.push(text);
+        }
+        if let Some(socket) = &self.options.agent {
+            match agent::thaw_leftover(socket) {
+                Ok(true) => {
+                    remarks.push("thawed the guest, which a killed backup left frozen".into())
+                }
+                Ok(false) => {}
+                // Said when freezing fails.
+                Err(error) => tracing::debug!("{}", error.full_message()),
+            }
+        }
+        Ok(remarks)
+    }
+
+    /// Decides which bitmap is believed, and brings the bitmaps in order.
+    fn settle(
+        &mut self,
+        repository: &Repository,
+        machine: &MachineName,
+        start: &BackupStart,
+        names: &BitmapNames,
+        live: LiveDisk,
+        remarks: &mut Vec<String>,
+    ) -> Result<TakenDisk> {
+        let base = start.bitmap_base(repository, &live.name)?.filter(|(_, disk)| {
+            // A push copies only what the bitmap marks: not the rest of a disk that has grown.
+            self.options.mode == Mode::Pull || disk.size_bytes == live.size_bytes
+        });
+        let base = base.map(|(point, _)| point.clone());
+        let settlement = names.settle(&live, base.as_ref());
+        self.qemu.transaction(settlement.actions())?;
+        if let (None, Some(latest)) = (&settlement.believed, start.base()) {
+            remarks.push(format!(
+                "{}: no dirty bitmap counts from {machine}/{}: everything is read",
+                live.name, latest.point
+            ));
+        }
+        let new = names.name(&live.name, start.point());
+        Ok(TakenDisk { live, base, old: settlement.believed, new })
+    }
+
+    /// Scratch files, the instant, exports.
+    fn open(
+        &mut self,
+        socket: &std::path::Path,
+        mut remarks: Vec<String>,
+        cancel: &AtomicBool,
+    ) -> Result<Instant> {
+        let Some(taken) = &self.taken else {
+            return Err(Error::new(ErrorKind::Internal, "no disks"));
+        };
+        let qemu = &mut self.qemu;
+        let is_running = qemu.status()? == "running";
+        let mut files = Vec::new();
+        for (index, disk) in taken.disks.iter().enumerate() {
+            files.push(add_scratch(qemu, &self.options, index, disk, is_running)?);
+        }
+        let guest = self.options.agent.as_ref().and_then(|socket| {
+            agent::freeze(socket)
+                .map_err(|error| {
+                    let why = error.full_message();
+                    remarks.push(format!("the guest's file systems are not frozen: {why}"));
+                })
+                .ok()
+        });
+        let granularity_bytes = taken.names.granularity_bytes;
+        let instant = match self.options.mode {
+            Mode::Pull => pull::take(qemu, &taken.disks, granularity_bytes, is_running),
+            Mode::Push => push::take(qemu, &taken.disks, granularity_bytes).map(|()| None),
+        };
+        let thawed = guest.map_or(Ok(false), agent::FrozenGuest::thaw);
+        let standstill: Option<Duration> = instant?;
+        let is_quiesced = thawed.unwrap_or_else(|error| {
+            remarks.push(format!("warning: {}", error.full_message()));
+            false
+        });
+        if self.options.mode == Mode::Push {
+            push::finish_copies(qemu, &taken.disks, &files, cancel)?;
+        }
+        let sources = export(qemu, &self.options, taken, socket)?;
+        Ok(Instant { sources, standstill, is_quiesced, remarks })
+    }
+
+    /// Removes everything from QEMU. With `is_stored` the point counts as the machine's latest backup;
+    /// otherwise the bitmap of the backup before goes on.
+    ///
+    /// # Errors
+    /// Says what is left; the next backup removes it.
+    pub fn close(&mut self, is_stored: bool) -> Result<()> {
+        let Some(taken) = self.taken.take() else { return Ok(()) };
+        let closed = self.remove(&taken, is_stored).or_else(|_| {
+            self.qemu.connect_again()?;
+            self.remove(&taken, is_stored)
+        });
+        closed.map_err(|error| {
+            let text = format!(
+                "objects of this backup may be left in QEMU ({}); the next backup removes them",
+                self.qemu.socket().display()
+            );
+            error.context(text)
+        })
+    }
+
+    fn remove(&mut self, taken: &Taken, is_stored: bool) -> Result<()> {
+        leftovers::clear(&mut self.qemu)?;
+        let (live, _) = disks::find(&mut self.qemu, &self.options.picks)?;
+        let mut actions = Vec::new();
+        for live in live {
+            let disk = taken.disks.iter().find(|disk| disk.live.node == live.node);
+            let Some(disk) = disk else { continue };
+            let base = if is_stored { Some(&taken.point) } else { disk.base.as_ref() };
+            let live = LiveDisk { name: disk.live.name.clone(), ..live };
+            actions.extend(taken.names.settle(&live, base).actions());
+        }
+        self.qemu.transaction(actions)
+    }
+}
+
+impl Drop for RunningMachine {
+    fn drop(&mut self) {
+        if let Err(error) = self.close(false) {
+            tracing::warn!("{}", error.full_message());
+        }
+    }
+}
+
+/// Adds the scratch image of a disk. Returns the name by which QEMU opens its file.
+fn add_scratch(
+    qemu: &mut Qemu,
+    options: &MachineOptions,
+    index: usize,
+    disk: &TakenDisk,
+    is_running: bool,
+) -> Result<String> {
+    let folder = &options.scratch;
+    let file: File = scratch::create(folder)?;
+    let description = Description::new(index, &disk.live, is_running);
+    if options.mode == Mode::Pull {
+        let what = || format!("making a scratch file in {}", folder.display());
+        file.set_len(disk.live.size_bytes).context(what)?;
+    }
+    let name = scratch::hand_over(qemu, &file, &description)?;
+    match options.mode {
+        Mode::Pull => pull::add_scratch(qemu, index, &name)?,
+        Mode::Push => push::add_scratch(qemu, index, disk, &file, folder, &name)?,
+    }
+    Ok(name)
+}
+
+/// Exports all disks on a socket of ours.
+fn export(
+    qemu: &mut Qemu,
+    options: &MachineOptions,
+    taken: &Taken,
+    socket: &std::path::Path,
+) -> Result<Vec<SourceSpec>> {
+    let listener = UnixListener::bind(socket).context(|| format!("making {}", socket.display()))?;
+    let mut nodes = Vec::new();
+    for index in 0..taken.disks.len() {
+        nodes.push(match options.mode {
+            Mode::Pull => pull::add_access(qemu, index)?,
+            Mode::Push => leftovers::scratch(index),
+        });
+    }
+    let file = format!("{OURS}listener");
+    qemu.ask_with_file("getfd", json!({ "fdname": file }), listener.as_fd())?;
+    let address = json!({ "addr": { "type": "fd", "data": { "str": file } } });
+    qemu.ask("nbd-server-start", address).map_err(|error| {
+        error.advise("QEMU has only one NBD server: if another program uses it, end that first")
+    })?;
+    let mut sources = Vec::new();
+    for (index, (disk, node)) in taken.disks.iter().zip(nodes).enumerate() {
+        let bitmaps: Vec<Value> =
+            disk.old.iter().map(|old| json!({ "node": disk.live.node, "name": old })).collect();
+        let arguments = json!({
+            "id": leftovers::export(index),
+            "type": "nbd",
+            "node-name": node,
+            "name": disk.live.name.as_str(),
+            "bitmaps": bitmaps,
+        });
+        qemu.ask("block-export-add", arguments)?;
+        sources.push(SourceSpec {
+            disk: disk.live.name.clone(),
+            location: Location::Live {
+                uri: nbd_uri(socket, disk.live.name.as_str()),
+                name: format!("qmp:{} {}", options.socket.display(), disk.live.node),
+                bitmap: disk.old.clone(),
+            },
+        });
+    }
+    Ok(sources)
+}
