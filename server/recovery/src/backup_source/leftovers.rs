@@ -1,6 +1,6 @@
 //! Removes all our objects from a QEMU: at the end of a backup, and what a killed one left.
 //!
-//! The order is that of use: exports, jobs, the devices' filters, nodes, files. Each step asks QEMU
+//! The order is that of use: exports, jobs, snapshots, the devices' filters, nodes, files. Each step asks QEMU
 //! what is there, so it does not matter how far the backup came. A step that fails does not
 //! keep the others from being tried.
 
@@ -36,6 +36,7 @@ pub(super) fn check_others(qemu: &mut Qemu) -> Result<()> {
 /// The first failure, after all was tried.
 pub(super) fn clear(qemu: &mut Qemu) -> Result<Vec<String>> {
     let files = scratch::held(qemu)?;
+    let newest = newest(&files);
     let nodes = our_nodes(qemu)?;
     let mut removed = our_exports(qemu)?;
     let mut results = vec![remove_exports(qemu, &removed)];
@@ -46,17 +47,30 @@ pub(super) fn clear(qemu: &mut Qemu) -> Result<Vec<String>> {
     }
     let jobs = our_jobs(qemu)?;
     results.push(end_jobs(qemu, &jobs));
-    results.push(restore_drives(qemu, &files));
-    for node in &nodes {
-        results.push(qemu.ask("blockdev-del", json!({ "node-name": node })).map(drop));
+    // A filter leaves only after its snapshot.
+    let is_access = |node: &&String| node.starts_with(&access_prefix());
+    for node in nodes.iter().filter(is_access) {
+        results.push(remove_node(qemu, node));
     }
-    results.push(continue_machine(qemu, &files, &nodes));
+    results.push(restore_drives(qemu, &newest));
+    for node in nodes.iter().filter(|node| !is_access(node)) {
+        results.push(remove_node(qemu, node));
+    }
+    results.push(continue_machine(qemu, &newest, &nodes));
     for (number, _) in &files {
         results.push(qemu.ask("remove-fd", json!({ "fdset-id": number })).map(drop));
     }
     removed.extend(jobs);
     removed.extend(nodes);
     results.into_iter().collect::<Result<()>>().map(|()| removed)
+}
+
+/// The descriptions of the last backup. QEMU keeps those of earlier ones, whose files are closed, until
+/// the machine runs.
+fn newest(files: &[(u64, Description)]) -> Vec<&Description> {
+    let descriptions = || files.iter().map(|(_, description)| description);
+    let started = descriptions().map(|description| description.started).max();
+    descriptions().filter(|description| Some(description.started) == started).collect()
 }
 
 fn our_exports(qemu: &mut Qemu) -> Result<Vec<String>> {
@@ -107,13 +121,18 @@ fn end_jobs(qemu: &mut Qemu, jobs: &[String]) -> Result<()> {
     })
 }
 
+fn remove_node(qemu: &mut Qemu, node: &str) -> Result<()> {
+    qemu.ask("blockdev-del", json!({ "node-name": node })).map(drop)
+}
+
 /// Takes the filters out of the guest's way.
-fn restore_drives(qemu: &mut Qemu, files: &[(u64, Description)]) -> Result<()> {
+fn restore_drives(qemu: &mut Qemu, files: &[&Description]) -> Result<()> {
     let mut results = Vec::new();
     for entry in qemu.list("query-block", Value::Null)? {
         let inserted = text(&entry["inserted"], "node-name");
-        let is_filter = |description: &Description| filter(description.index) == inserted;
-        let description = files.iter().map(|(_, description)| description).find(|d| is_filter(d));
+        let device = text(&entry, "qdev");
+        let description =
+            files.iter().find(|found| filter(found.index) == inserted && found.device == device);
         if let Some(Description { device, node, .. }) = description {
             results.push(set_drive(qemu, device, node));
         }
@@ -122,10 +141,10 @@ fn restore_drives(qemu: &mut Qemu, files: &[(u64, Description)]) -> Result<()> {
 }
 
 /// A machine that was stopped for the instant, by a process that was killed then, goes on.
-fn continue_machine(qemu: &mut Qemu, files: &[(u64, Description)], nodes: &[String]) -> Result<()> {
-    let was_running = files.iter().any(|(_, description)| description.was_running);
-    // The first node after `cont`: with it, somebody else has paused the machine.
-    let is_over = nodes.iter().any(|node| *node == access(0));
+fn continue_machine(qemu: &mut Qemu, files: &[&Description], nodes: &[String]) -> Result<()> {
+    let was_running = files.iter().any(|description| description.was_running);
+    // The first node after `cont`: with it, or without any, somebody else has paused the machine.
+    let is_over = nodes.is_empty() || nodes.iter().any(|node| *node == access(0));
     if was_running && !is_over && qemu.status()? == "paused" {
         qemu.ask("cont", Value::Null)?;
     }
@@ -145,7 +164,11 @@ pub(super) fn filter(index: usize) -> String {
 
 /// The disk as it was at the instant, during a pull.
 pub(super) fn access(index: usize) -> String {
-    format!("{OURS}a{index}")
+    format!("{}{index}", access_prefix())
+}
+
+fn access_prefix() -> String {
+    format!("{OURS}a")
 }
 
 /// The scratch image.

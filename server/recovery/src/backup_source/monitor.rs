@@ -20,7 +20,8 @@ const INTERVAL: Duration = Duration::from_millis(100);
 /// The monitor of one machine.
 pub(super) struct Qemu {
     socket: PathBuf,
-    monitor: Monitor,
+    /// `None` only while it is connected again.
+    monitor: Option<Monitor>,
 }
 
 impl Qemu {
@@ -37,13 +38,20 @@ impl Qemu {
             };
             error.advise(advice)
         })?;
-        Ok(Qemu { socket: socket.to_owned(), monitor })
+        Ok(Qemu { socket: socket.to_owned(), monitor: Some(monitor) })
     }
 
     /// Connects again: QEMU or somebody may have ended the connection meanwhile.
     pub(super) fn connect_again(&mut self) -> Result<()> {
+        // QEMU greets nobody as long as the old connection is there.
+        self.monitor = None;
         *self = Qemu::connect(&self.socket)?;
         Ok(())
+    }
+
+    fn monitor(&mut self) -> Result<&mut Monitor> {
+        let lost = || Error::new(ErrorKind::ToolFailed, "the connection to QEMU's monitor is lost");
+        self.monitor.as_mut().ok_or_else(lost)
     }
 
     pub(super) fn socket(&self) -> &Path {
@@ -52,8 +60,9 @@ impl Qemu {
 
     pub(super) fn ask(&mut self, command: &str, arguments: Value) -> Result<Value> {
         // Nobody looks at the events: they only wake.
-        self.monitor.take_events();
-        self.monitor.execute(command, arguments, PATIENCE)
+        let monitor = self.monitor()?;
+        monitor.take_events();
+        monitor.execute(command, arguments, PATIENCE)
     }
 
     pub(super) fn ask_with_file(
@@ -62,7 +71,7 @@ impl Qemu {
         arguments: Value,
         file: BorrowedFd<'_>,
     ) -> Result<Value> {
-        self.monitor.execute_with_file(command, arguments, file, PATIENCE)
+        self.monitor()?.execute_with_file(command, arguments, file, PATIENCE)
     }
 
     /// The entries of a list that QEMU returns.
@@ -97,7 +106,7 @@ impl Qemu {
                 let text = format!("QEMU does not finish: {what}");
                 return Err(Error::new(ErrorKind::ToolFailed, text));
             }
-            self.monitor.wait(INTERVAL)?;
+            self.monitor()?.wait(INTERVAL)?;
         }
         Ok(())
     }

@@ -7,7 +7,9 @@ use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use coldrise_block::{Context, Error, ErrorKind, Result, ScratchFolder, ScratchKind};
+use coldrise_block::{
+    remove_abandoned_folders, Context, Error, ErrorKind, Result, ScratchFolder, ScratchKind,
+};
 use coldrise_ingest::{BackupStart, Location, SourceSpec};
 use coldrise_store::{MachineName, PointName, Repository};
 use serde_json::{json, Value};
@@ -57,6 +59,8 @@ struct Taken {
     names: BitmapNames,
     point: PointName,
     disks: Vec<TakenDisk>,
+    /// The scratch files.
+    files: Vec<File>,
     /// Of the socket.
     _folder: ScratchFolder,
 }
@@ -129,7 +133,7 @@ impl RunningMachine {
             disks.push(self.settle(repository, machine, start, &names, live, &mut remarks)?);
         }
         let point = start.point().clone();
-        let taken = Taken { names, point, disks, _folder: folder };
+        let taken = Taken { names, point, disks, files: Vec::new(), _folder: folder };
         let socket = taken._folder.path().join("nbd");
         self.taken = Some(taken);
         self.open(&socket, remarks, cancel).map_err(|error| match self.close(false) {
@@ -142,6 +146,7 @@ impl RunningMachine {
     fn clear_leftovers(&mut self) -> Result<Vec<String>> {
         let mut remarks = Vec::new();
         leftovers::check_others(&mut self.qemu)?;
+        remove_abandoned_folders();
         let removed = leftovers::clear(&mut self.qemu)?;
         if !removed.is_empty() {
             let text = format!("removed what a killed backup left in QEMU: {}", removed.join(", "));
@@ -194,14 +199,16 @@ impl RunningMachine {
         mut remarks: Vec<String>,
         cancel: &AtomicBool,
     ) -> Result<Instant> {
-        let Some(taken) = &self.taken else {
+        let Some(taken) = &mut self.taken else {
             return Err(Error::new(ErrorKind::Internal, "no disks"));
         };
         let qemu = &mut self.qemu;
         let is_running = qemu.status()? == "running";
-        let mut files = Vec::new();
+        let mut names = Vec::new();
         for (index, disk) in taken.disks.iter().enumerate() {
-            files.push(add_scratch(qemu, &self.options, index, disk, is_running)?);
+            let (file, name) = add_scratch(qemu, &self.options, index, disk, is_running)?;
+            taken.files.push(file);
+            names.push(name);
         }
         let guest = self.options.agent.as_ref().and_then(|socket| {
             agent::freeze(socket)
@@ -223,7 +230,7 @@ impl RunningMachine {
             false
         });
         if self.options.mode == Mode::Push {
-            push::finish_copies(qemu, &taken.disks, &files, cancel)?;
+            push::finish_copies(qemu, &taken.disks, &names, cancel)?;
         }
         let sources = export(qemu, &self.options, taken, socket)?;
         Ok(Instant { sources, standstill, is_quiesced, remarks })
@@ -236,8 +243,9 @@ impl RunningMachine {
     /// Says what is left; the next backup removes it.
     pub fn close(&mut self, is_stored: bool) -> Result<()> {
         let Some(taken) = self.taken.take() else { return Ok(()) };
-        let closed = self.remove(&taken, is_stored).or_else(|_| {
-            self.qemu.connect_again()?;
+        // Somebody may have ended the connection meanwhile; otherwise the first error says more.
+        let closed = self.remove(&taken, is_stored).or_else(|error| {
+            self.qemu.connect_again().map_err(|_| error)?;
             self.remove(&taken, is_stored)
         });
         closed.map_err(|error| {
@@ -251,6 +259,10 @@ impl RunningMachine {
 
     fn remove(&mut self, taken: &Taken, is_stored: bool) -> Result<()> {
         leftovers::clear(&mut self.qemu)?;
+        for file in &taken.files {
+            // While the machine is paused, QEMU keeps the file open. Its space is free at once.
+            file.set_len(0).context(|| "emptying a scratch file")?;
+        }
         let (live, _) = disks::find(&mut self.qemu, &self.options.picks)?;
         let mut actions = Vec::new();
         for live in live {
@@ -272,16 +284,16 @@ impl Drop for RunningMachine {
     }
 }
 
-/// Adds the scratch image of a disk. Returns the name by which QEMU opens its file.
+/// Adds the scratch image of a disk. Returns its file, and the name by which QEMU opens it.
 fn add_scratch(
     qemu: &mut Qemu,
     options: &MachineOptions,
     index: usize,
     disk: &TakenDisk,
     is_running: bool,
-) -> Result<String> {
+) -> Result<(File, String)> {
     let folder = &options.scratch;
-    let file: File = scratch::create(folder)?;
+    let file = scratch::create(folder)?;
     let description = Description::new(index, &disk.live, is_running);
     if options.mode == Mode::Pull {
         let what = || format!("making a scratch file in {}", folder.display());
@@ -292,7 +304,7 @@ fn add_scratch(
         Mode::Pull => pull::add_scratch(qemu, index, &name)?,
         Mode::Push => push::add_scratch(qemu, index, disk, &file, folder, &name)?,
     }
-    Ok(name)
+    Ok((file, name))
 }
 
 /// Exports all disks on a socket of ours.

@@ -27,7 +27,7 @@ const TABLES_BYTES: u64 = 4 << 20;
 pub(super) struct Description {
     process: u32,
     /// When that process started, in the kernel's ticks: process numbers are used again.
-    started: u64,
+    pub(super) started: u64,
     pub(super) index: usize,
     pub(super) device: String,
     pub(super) node: String,

@@ -1,0 +1,379 @@
+"""coldrise backup --from qmp: machines that run, at one instant, and what is left when it fails."""
+
+import contextlib
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import threading
+
+import pytest
+
+from support.nbdserver import wait_until
+from support.running import DISKS, MIB, Machine, assert_one_instant
+
+
+@pytest.fixture
+def machine(tmp_path):
+    """Starts machines; all are ended."""
+    with contextlib.ExitStack() as stack:
+        def start(**options):
+            running = Machine(tmp_path, **options)
+            stack.callback(running.close)
+            return running
+
+        yield start
+
+
+@pytest.fixture
+def live(coldrise, own_tmp):
+    """Backs up a machine in its own folder of temporary files."""
+    def backup(running, *options):
+        return coldrise.json("backup", "web01", "--from", f"qmp:{running.monitor}", *options)
+
+    yield backup
+    assert not list(own_tmp.iterdir()), "the folders of temporary files are gone"
+
+
+def restored(coldrise, address, folder):
+    """The disks of a point as raw images."""
+    images = [folder / f"restored-{disk}.raw" for disk in DISKS]
+    for disk, image in zip(DISKS, images):
+        coldrise.json("restore", f"{address}/{disk}", image, "--force")
+    return images
+
+
+def assert_same_as_now(coldrise, address, running, folder):
+    """Whether a point has the content of the machine's images, which nobody writes."""
+    for disk, image in zip(DISKS, restored(coldrise, address, folder)):
+        running.write(disk, "flush")
+        command = ["qemu-img", "compare", "-U", "-f", "raw", "-F", running.format, image, running.images[disk]]
+        assert subprocess.run(command, stdout=subprocess.DEVNULL).returncode == 0, disk
+
+
+def failure(coldrise, running, *options):
+    done = coldrise.run("backup", "web01", "--from", f"qmp:{running.monitor}", *options)
+    assert done.returncode not in (0, 101), done.stdout
+    return done.stderr
+
+
+@pytest.mark.parametrize("mode", [[], ["--push"]])
+def test_a_point_is_one_instant_of_all_disks(coldrise, machine, live, tmp_path, mode):
+    running = machine(counting=True)
+    rounds = []
+    for number in range(5):
+        made = live(running, *mode)
+        assert [disk["is_incremental"] for disk in made["disks"]] == [number > 0] * 2
+        rounds.append(assert_one_instant(*restored(coldrise, made["address"], tmp_path)))
+        assert running.leftovers() == [] and len(running.bitmaps()) == 1
+        if mode:
+            assert made["instant"]["standstill_us"] is None
+        else:
+            assert made["instant"]["standstill_us"] < 1_000_000
+    assert rounds == sorted(set(rounds)), "the guest goes on"
+    assert running.status() == "running" and not running.failures.read_text()
+
+
+@pytest.mark.parametrize("mode", [[], ["--push"]])
+def test_only_changed_blocks_are_read(coldrise, machine, live, tmp_path, mode):
+    running = machine()
+    running.write("vda", "write -P 17 0 20M")
+    full = live(running, *mode)
+    assert full["disks"][0]["read_bytes"] >= 20 * MIB and not full["instant"]["remarks"]
+    running.write("vda", "write -P 18 8M 1M")
+    running.write("vda", "write -z 4M 64k")
+    running.write("vdb", "write -P 19 63M 1M")
+    part = live(running, *mode)
+    assert [disk["read_bytes"] for disk in part["disks"]] == [MIB, MIB]
+    assert [disk["base"] for disk in part["disks"]] == [full["point"]] * 2
+    assert_same_as_now(coldrise, part["address"], running, tmp_path)
+    sources = coldrise.json("show", part["address"])
+    assert f"qmp:{running.monitor} vda" in json.dumps(sources)
+    # Bitmaps of qcow2 images outlive a clean end of QEMU; those of a killed one do not.
+    running.close()
+    again = machine()
+    again.write("vdb", "write -P 20 1M 64k")
+    made = live(again, *mode)
+    assert [disk["read_bytes"] for disk in made["disks"]] == [0, 65536]
+    again.process.kill()
+    again.close()
+    made = live(machine(), *mode)
+    assert not any(disk["is_incremental"] for disk in made["disks"])
+    assert "everything is read" in made["instant"]["remarks"][0]
+
+
+def test_a_raw_disk_and_a_chosen_one(coldrise, machine, live, tmp_path):
+    running = machine(image_format="raw", device="scsi-hd", more=("-device", "virtio-scsi-pci"))
+    made = live(running, "system=dvdb")
+    assert [disk["disk"] for disk in made["disks"]] == ["system"]
+    assert made["instant"]["remarks"] == ["disk vda of the machine is not backed up"]
+    running.write("vdb", "write -P 1 0 64k")
+    assert live(running, "system=vdb")["disks"][0]["read_bytes"] == 65536
+    message = failure(coldrise, running, "system=vdc")
+    assert "no writable disk 'vdc'" in message and "vda, vdb" in message
+    # The same disk under another name has no base.
+    assert not live(running, "other=vdb")["disks"][0]["is_incremental"]
+
+
+def test_a_bitmap_of_another_point_is_not_believed(coldrise, machine, live, tmp_path):
+    running = machine()
+    live(running)
+    running.write("vda", "write -P 5 0 1M")
+    # A backup from elsewhere comes between, with other content.
+    (tmp_path / "old.raw").write_bytes(bytes(64 * MIB))
+    coldrise.json("backup", "web01", f"vda={tmp_path / 'old.raw'}", f"vdb={tmp_path / 'old.raw'}")
+    made = live(running)
+    assert not any(disk["is_incremental"] for disk in made["disks"])
+    assert all("no dirty bitmap counts from" in remark for remark in made["instant"]["remarks"])
+    assert_same_as_now(coldrise, made["address"], running, tmp_path)
+    # A bitmap whose name was moved to a disk where it does not belong.
+    name = next(iter(running.bitmaps("vdb")))
+    running.qmp.ask("block-dirty-bitmap-remove", node="vdb", name=name)
+    running.write("vdb", "write -P 6 0 1M")
+    made = live(running)
+    assert [disk["is_incremental"] for disk in made["disks"]] == [True, False]
+    assert_same_as_now(coldrise, made["address"], running, tmp_path)
+
+
+def test_a_killed_backup_is_cleared_away_and_nothing_is_lost(coldrise, machine, live, own_tmp, tmp_path):
+    running = machine(counting=True)
+    last = live(running)
+    chance = random.Random(7)
+    seen = set()
+    for kill in range(8):
+        command = ["backup", "web01", "--from", f"qmp:{running.monitor}", "--rate", "1M"]
+        process = coldrise.start(*command, *(["--push"] if kill % 4 == 3 else []),
+                                 stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        if kill % 2:
+            # While it reads, at the latest.
+            wait_until(lambda: running.leftovers() or process.poll() is not None, "the backup")
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=chance.random() * 0.3)
+        process.kill()
+        process.wait()
+        seen.add(bool(running.leftovers()))
+        made = live(running)
+        if process.returncode != 0:
+            assert made["disks"][0]["base"] == last["point"]
+        assert all(disk["is_incremental"] for disk in made["disks"]), (kill, made)
+        assert_one_instant(*restored(coldrise, made["address"], tmp_path))
+        assert running.leftovers() == [] and running.status() == "running"
+        last = made
+    assert True in seen and not running.failures.read_text()
+
+
+def test_a_machine_that_a_killed_backup_left_stopped_goes_on(coldrise, machine, live):
+    running = machine(counting=True)
+    # The monitor's other side stops between `stop` and `cont`.
+    relay = running.folder / "relay"
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as qemu:
+        listener.bind(str(relay))
+        listener.listen()
+        process = coldrise.start("backup", "web01", "--from", f"qmp:{relay}", stderr=subprocess.DEVNULL)
+        client, _ = listener.accept()
+        qemu.connect(str(running.monitor))
+        with client:
+            kill_at(client, qemu, b'"cont"', process)
+    assert running.status() == "paused"
+    made = live(running)
+    assert running.status() == "running" and running.leftovers() == []
+    assert "removed what a killed backup left" in made["instant"]["remarks"][0]
+
+
+def kill_at(client, qemu, word, process):
+    """Passes messages and open files on, until the client sends one with `word`."""
+    done = threading.Event()
+
+    def answers():
+        with contextlib.suppress(OSError):
+            while piece := qemu.recv(1 << 16):
+                client.sendall(piece)
+        done.set()
+
+    thread = threading.Thread(target=answers)
+    thread.start()
+    while True:
+        piece, files, _, _ = socket.recv_fds(client, 1 << 16, 4)
+        if not piece or word in piece:
+            break
+        socket.send_fds(qemu, [piece], files)
+        for file in files:
+            os.close(file)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    qemu.shutdown(socket.SHUT_RDWR)
+    thread.join()
+    assert done.is_set()
+
+
+def test_a_full_scratch_file_breaks_the_backup_and_not_the_guest(coldrise, machine, live, own_tmp, tmp_path):
+    running = machine(counting=True)
+    live(running)
+    small = tmp_path / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=14m", "tmpfs", small], check=True)
+    try:
+        # Too little for a push is known before it starts.
+        message = failure(coldrise, running, "a=vda", "--push", "--scratch", small)
+        assert "MiB free" in message and "--scratch" in message
+        process = coldrise.start("backup", "web01", "--from", f"qmp:{running.monitor}", "--rate", "1M",
+                                 "--scratch", small, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        wait_until(lambda: "coldrise-e1" in running.leftovers(), "the reading")
+        running.write("vda", "write -P 33 32M 24M")
+        before = running.counter()
+        assert process.wait(timeout=60) not in (0, 101), "the backup fails"
+        process.stderr.close()
+        wait_until(lambda: running.counter() > before, "the guest's next write")
+    finally:
+        subprocess.run(["umount", "-l", small], check=True)
+    assert running.leftovers() == [] and running.status() == "running"
+    assert not running.failures.read_text()
+    made = live(running)
+    assert all(disk["is_incremental"] for disk in made["disks"])
+    assert_one_instant(*restored(coldrise, made["address"], tmp_path))
+
+
+def test_an_iothread_is_refused_and_pushed(coldrise, machine, live, tmp_path):
+    running = machine(counting=True, device="virtio-blk-pci,iothread=io")
+    message = failure(coldrise, running)
+    version = running.qmp.ask("query-version")["qemu"]
+    assert version["major"] < 9 and "iothread" in message and "--push" in message
+    assert running.leftovers() == [] and running.bitmaps() == {}
+    for is_incremental in (False, True):
+        made = live(running, "--push")
+        assert made["disks"][0]["is_incremental"] == is_incremental
+        assert_one_instant(*restored(coldrise, made["address"], tmp_path))
+    assert running.process.poll() is None and not running.failures.read_text()
+
+
+def test_qemu_goes_away_in_the_middle(coldrise, machine, own_tmp, live):
+    running = machine()
+    running.write("vda", "write -P 17 0 20M")
+    process = coldrise.start("backup", "web01", "--from", f"qmp:{running.monitor}", "--rate", "1M",
+                             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    wait_until(lambda: "coldrise-e1" in running.leftovers(), "the reading")
+    running.process.kill()
+    _, message = process.communicate(timeout=60)
+    assert process.returncode == 1 and "Traceback" not in message
+    assert coldrise.json("list")["machines"] == []
+
+
+def test_a_cancelled_backup_leaves_nothing(coldrise, machine, live):
+    running = machine()
+    running.write("vda", "write -P 17 0 20M")
+    first = live(running)
+    running.write("vda", "write -P 18 0 10M")
+    process = coldrise.start("backup", "web01", "--from", f"qmp:{running.monitor}", "--rate", "1M",
+                             stderr=subprocess.DEVNULL)
+    wait_until(lambda: "coldrise-e1" in running.leftovers(), "the reading")
+    # Another backup of the machine in its second monitor does not disturb this one.
+    other = coldrise.run("backup", "other", "--from", f"qmp:{running.folder / 'qmp3'}")
+    assert other.returncode == 1 and "-qmp" in other.stderr
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=60) == 130
+    assert running.leftovers() == []
+    made = live(running)
+    assert made["disks"][0]["base"] == first["point"] and made["disks"][0]["read_bytes"] == 10 * MIB
+
+
+def test_a_second_backup_of_the_same_machine_waits_for_its_turn(coldrise, machine, live, tmp_path):
+    running = machine(more=("-qmp", f"unix:{tmp_path / 'q3'},server=on,wait=off"))
+    running.write("vda", "write -P 17 0 20M")
+    process = coldrise.start("backup", "web01", "--from", f"qmp:{running.monitor}", "--rate", "1M",
+                             stderr=subprocess.DEVNULL)
+    wait_until(lambda: "coldrise-e1" in running.leftovers(), "the reading")
+    same = coldrise.run("backup", "web02", "--from", f"qmp:{running.monitor}")
+    assert same.returncode == 1 and "one client at a time" in same.stderr
+    other = coldrise.run("backup", "web02", "--from", f"qmp:{tmp_path / 'q3'}")
+    assert other.returncode == 11 and f"process {process.pid}" in other.stderr
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=60) == 130 and running.leftovers() == []
+
+
+class Agent(threading.Thread):
+    """A guest agent that says which commands came; `silent`: it does not answer that one."""
+
+    def __init__(self, path, silent=None):
+        super().__init__(daemon=True)
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind(str(path))
+        self.listener.listen()
+        self.silent = silent
+        self.state = "thawed"
+        self.commands = []
+        self.start()
+
+    def run(self):
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self.listener.accept()
+                with client, client.makefile("rb") as lines:
+                    client.sendall(b'{"return": "of an earlier client"}\n')
+                    for line in lines:
+                        self.answer(client, json.loads(line.lstrip(b"\xff")))
+
+    def answer(self, client, question):
+        command = question["execute"]
+        if command == "guest-sync-delimited":
+            client.sendall(b"\xff" + json.dumps({"return": question["arguments"]["id"]}).encode() + b"\n")
+            return
+        self.commands.append(command.removeprefix("guest-fsfreeze-"))
+        if command == self.silent:
+            return
+        result = {"guest-fsfreeze-status": self.state}.get(command, 1)
+        if command != "guest-fsfreeze-status":
+            self.state = "frozen" if command.endswith("freeze") else "thawed"
+        client.sendall(json.dumps({"return": result}).encode() + b"\n")
+
+
+def test_the_guest_is_frozen_for_the_instant_and_thawed(coldrise, machine, live):
+    running = machine(counting=True)
+    agent = Agent(running.folder / "agent")
+    agent.state = "frozen"
+    options = ("--quiesce", "--agent", running.folder / "agent")
+    made = live(running, *options)
+    assert made["instant"]["is_quiesced"] and "thawed the guest" in made["instant"]["remarks"][0]
+    assert agent.commands == ["status", "thaw", "freeze", "thaw"] and agent.state == "thawed"
+    # A guest that does not freeze in time is backed up all the same, and thawed.
+    agent.commands.clear()
+    agent.silent = "guest-fsfreeze-freeze"
+    made = live(running, *options)
+    assert not made["instant"]["is_quiesced"] and "not frozen" in made["instant"]["remarks"][0]
+    assert agent.commands == ["status", "freeze", "thaw"]
+    agent.listener.close()
+
+
+@pytest.mark.parametrize("answer", ["{}", "[" * 50000, json.dumps({"return": {"qemu": 3}}),
+                                    json.dumps({"return": "x" * 500000}), json.dumps({"event": "STOP"})],
+                         ids=["empty", "deep", "odd", "long", "gone"])
+def test_hostile_answers_of_qemu_end_the_backup(coldrise, own_tmp, answer):
+    path = own_tmp / "hostile"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        process = coldrise.start("backup", "web01", "--from", f"qmp:{path}", stderr=subprocess.PIPE)
+        client, _ = listener.accept()
+        with client, client.makefile("rb") as questions:
+            client.sendall(b'{"QMP": {}}\n')
+            number = json.loads(questions.readline())["id"]
+            client.sendall(json.dumps({"return": {}, "id": number}).encode() + b"\n")
+            with contextlib.suppress(OSError):
+                while question := questions.readline():
+                    reply = answer.replace('{"return"', f'{{"id": {json.loads(question)["id"]}, "return"', 1)
+                    client.sendall(reply.encode() + b"\n")
+                    if "event" in answer:
+                        client.close()
+                        break
+        _, message = process.communicate(timeout=60)
+    assert process.returncode == 1 and len(message) < 2000, message
+
+
+def test_options_that_do_not_fit_are_refused(coldrise, tmp_path):
+    for options in (["--from", "web01"], ["--from", "qmp:"], ["--push"], ["--from", "qmp:x", "--bitmap", "y"],
+                    ["--from", "qmp:x", "--quiesce"]):
+        done = coldrise.run("backup", "web01", *options)
+        assert done.returncode == 2, done.stderr
+    done = coldrise.run("backup", "web01", "--from", f"qmp:{tmp_path}/none")
+    assert done.returncode == 1 and "is the machine running" in done.stderr
