@@ -248,6 +248,11 @@ def test_an_iothread_is_refused_and_pushed(coldrise, machine, live, tmp_path):
     assert running.process.poll() is None and not running.failures.read_text()
 
 
+def test_the_iothread_of_a_scsi_controller_is_refused(coldrise, machine, own_tmp):
+    running = machine(device="scsi-hd", more=("-device", "virtio-scsi-pci,iothread=io"))
+    assert "iothread" in failure(coldrise, running)
+
+
 def test_qemu_goes_away_in_the_middle(coldrise, machine, own_tmp, live):
     running = machine()
     running.write("vda", "write -P 17 0 20M")
@@ -368,6 +373,20 @@ def test_hostile_answers_of_qemu_end_the_backup(coldrise, own_tmp, answer):
                         break
         _, message = process.communicate(timeout=60)
     assert process.returncode == 1 and len(message) < 2000, message
+
+
+def test_a_job_of_the_service(service, machine, coldrise):
+    running = machine()
+    running.write("vda", "write -P 17 0 2M")
+    socket_of_all = str(running.monitor).replace("qmp", "{machine}")
+    running.monitor.rename(running.folder / "web01")
+    service.post("jobs", {"name": "live", "kind": "backup", "machines": ["web01"], "from": f"qmp:{socket_of_all}",
+                          "disks": {"system": "vda"}})
+    for number in (1, 2):
+        service.post("jobs/live/start", {}, expected=(202,))
+        wait_until(lambda: len(coldrise.json("list", "web01")["points"]) == number, "the backup")
+        wait_until(lambda: not service.get("queue")["runs"], "the end of the run")
+    assert running.leftovers() == [] and len(running.bitmaps()) == 1
 
 
 def test_options_that_do_not_fit_are_refused(coldrise, tmp_path):

@@ -185,16 +185,29 @@ pub(super) fn check_iothreads(qemu: &mut Qemu, disks: &[LiveDisk]) -> Result<()>
     Ok(())
 }
 
-/// A SCSI disk's iothread belongs to its controller: in a machine with iothreads it counts as used.
+/// The iothread of a SCSI disk belongs to its controller, above the bus.
 fn may_use_iothread(qemu: &mut Qemu, device: &str) -> Result<bool> {
-    let properties = qemu.list("qom-list", json!({ "path": device }))?;
-    let is_named = |name: &str| properties.iter().any(|entry| text(entry, "name") == name);
-    if is_named("iothread") {
-        let value = qemu.ask("qom-get", json!({ "path": device, "property": "iothread" }))?;
-        return Ok(value.as_str() != Some(""));
+    if has_property(qemu, device, "iothread")? {
+        return Ok(qom_text(qemu, device, "iothread")? != "");
     }
-    let kind = qemu.ask("qom-get", json!({ "path": device, "property": "type" }))?;
-    Ok(kind.as_str().is_none_or(|kind| kind.starts_with("scsi-")))
+    if !has_property(qemu, device, "parent_bus")? {
+        return Ok(false);
+    }
+    let bus = qom_text(qemu, device, "parent_bus")?;
+    let controller = bus.rsplit_once('/').map_or("", |(controller, _)| controller);
+    Ok(controller.starts_with("/machine/")
+        && has_property(qemu, controller, "iothread")?
+        && qom_text(qemu, controller, "iothread")? != "")
+}
+
+fn has_property(qemu: &mut Qemu, path: &str, name: &str) -> Result<bool> {
+    let properties = qemu.list("qom-list", json!({ "path": path }))?;
+    Ok(properties.iter().any(|entry| text(entry, "name") == name))
+}
+
+fn qom_text(qemu: &mut Qemu, path: &str, name: &str) -> Result<String> {
+    let value = qemu.ask("qom-get", json!({ "path": path, "property": name }))?;
+    Ok(value.as_str().unwrap_or_default().to_owned())
 }
 
 #[cfg(test)]

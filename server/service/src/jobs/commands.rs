@@ -50,6 +50,18 @@ pub(crate) fn check_source(text: &str) -> Result<()> {
     }
 }
 
+/// Checks the name of a device in QEMU, which may have placeholders.
+///
+/// # Errors
+/// `InvalidInput`.
+pub(crate) fn check_device(text: &str) -> Result<()> {
+    let is_name = !text.is_empty() && !text.chars().any(char::is_control);
+    if is_name && text.len() <= MAX_SOURCE_BYTES && !expand(text, "m", "d").contains(['{', '}']) {
+        return Ok(());
+    }
+    Err(invalid(format!("'{}' is no name of a device", text.escape_debug())))
+}
+
 /// Checks a rate, in bytes per second, as `coldrise backup --rate` does.
 ///
 /// # Errors
@@ -77,6 +89,11 @@ pub(crate) fn backup(job: &Job, machine: &str) -> Vec<String> {
     }
     words.extend(job.config.as_ref().map(|path| format!("--config={}", expand(path, machine, ""))));
     words.extend(job.bitmap.as_ref().map(|name| format!("--bitmap={name}")));
+    words.extend(job.from.as_ref().map(|from| format!("--from={}", expand(from, machine, ""))));
+    words.extend(job.push.then(|| "--push".to_owned()));
+    if let Some(agent) = &job.agent {
+        words.extend(["--quiesce".to_owned(), format!("--agent={}", expand(agent, machine, ""))]);
+    }
     words.extend(job.rate_bytes_per_second.map(|rate| format!("--rate={rate}")));
     words
 }

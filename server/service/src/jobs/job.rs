@@ -8,7 +8,7 @@ use coldrise_schedule::{Calendar, Window};
 use coldrise_store::{DiskName, MachineName};
 use serde::{Deserialize, Serialize};
 
-use super::commands::{check_rate, check_source};
+use super::commands::{check_device, check_rate, check_source};
 use crate::invalid::invalid;
 use crate::pattern::{check_list, Pattern};
 
@@ -123,6 +123,18 @@ pub(crate) struct Job {
     /// Backup: read only what this dirty bitmap marks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) bitmap: Option<String>,
+    /// Backup: the machines are backed up while they run: `qmp:` and the absolute path of QEMU's
+    /// monitor; `{machine}` stands for the name. Then `disks` names a device for each disk, or is
+    /// absent for all writable disks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) from: Option<String>,
+    /// With `from`: QEMU copies the disks into scratch files first, as `coldrise backup --push` says.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) push: bool,
+    /// With `from`: the absolute path of the guest agent's socket, to freeze the file systems for the
+    /// instant; `{machine}` stands for the name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) agent: Option<String>,
     /// When: calendar events as in systemd.time(7), such as `Mon..Fri 22:00`. Without any, the job
     /// is started by hand.
     #[serde(default)]
@@ -197,6 +209,9 @@ impl Job {
             ("disks_of", !self.disks_of.is_empty()),
             ("config", self.config.is_some()),
             ("bitmap", self.bitmap.is_some()),
+            ("from", self.from.is_some()),
+            ("push", self.push),
+            ("agent", self.agent.is_some()),
             ("rate_bytes_per_second", self.rate_bytes_per_second.is_some()),
             ("age_limit_hours", self.age_limit_hours.is_some()),
         ];
@@ -278,21 +293,49 @@ impl Job {
         if self.bitmap.as_deref().is_some_and(|name| name.is_empty() || name.len() > 1023) {
             return Err(invalid("bitmap: 1 to 1023 bytes"));
         }
-        for name in &names {
-            let disks = self.disks_of(name.as_str());
-            if disks.is_empty() || disks.len() > MAX_DISKS {
-                return Err(invalid(format!("disks: give 1 to {MAX_DISKS} disks for {name}")));
-            }
-        }
-        for (disk, source) in self.disks.iter().chain(self.disks_of.values().flatten()) {
-            DiskName::parse(disk).map_err(|error| error.context("disks"))?;
-            check_source(source).map_err(|error| error.context(format!("disks: {disk}")))?;
-        }
+        self.check_disks(&names)?;
         check_rate(self.rate_bytes_per_second)?;
         if let Some(config) = &self.config {
             check_source(config).map_err(|error| error.context("config"))?;
         }
         Ok(())
+    }
+
+    fn check_disks(&self, names: &BTreeSet<MachineName>) -> Result<()> {
+        let least = usize::from(self.from.is_none());
+        for name in names {
+            let disks = self.disks_of(name.as_str());
+            if disks.len() < least || disks.len() > MAX_DISKS {
+                return Err(invalid(format!(
+                    "disks: give {least} to {MAX_DISKS} disks for {name}"
+                )));
+            }
+        }
+        for (disk, source) in self.disks.iter().chain(self.disks_of.values().flatten()) {
+            DiskName::parse(disk).map_err(|error| error.context("disks"))?;
+            let checked = match self.from {
+                Some(_) => check_device(source),
+                None => check_source(source),
+            };
+            checked.map_err(|error| error.context(format!("disks: {disk}")))?;
+        }
+        let Some(from) = &self.from else {
+            return match (self.push, &self.agent) {
+                (false, None) => Ok(()),
+                _ => Err(invalid("push, agent: only with from")),
+            };
+        };
+        if self.bitmap.is_some() {
+            return Err(invalid("bitmap: not with from, which makes its own"));
+        }
+        let Some(socket) = from.strip_prefix("qmp:").filter(|path| path.starts_with('/')) else {
+            return Err(invalid("from: write qmp:/PATH, such as qmp:/run/qemu/{machine}.qmp"));
+        };
+        check_source(&format!("raw:{socket}")).map_err(|error| error.context("from"))?;
+        match &self.agent {
+            Some(path) => check_source(&format!("raw:{path}")).map_err(|e| e.context("agent")),
+            None => Ok(()),
+        }
     }
 
     /// The sources of a machine's disks.

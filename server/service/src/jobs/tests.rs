@@ -362,6 +362,13 @@ fn malformed_jobs_are_refused() {
         r#"{"disks":{"vda":"http://x/y"}}"#,
         r#"{"disks":{"vda":"nbd://user:secret@host/x"}}"#,
         r#"{"disks_of":{"db01":{"vda":"/x"}}}"#,
+        r#"{"from":"/run/x.qmp","disks":{}}"#,
+        r#"{"from":"qmp:x.qmp","disks":{}}"#,
+        r#"{"from":"qmp:/run/{point}","disks":{}}"#,
+        r#"{"from":"qmp:/run/x.qmp","disks":{"vda":""}}"#,
+        r#"{"from":"qmp:/run/x.qmp","disks":{},"bitmap":"x"}"#,
+        r#"{"from":"qmp:/run/x.qmp","disks":{},"agent":"x"}"#,
+        r#"{"push":true}"#,
         r#"{"schedule":["sometimes"]}"#,
         r#"{"window":"always"}"#,
         r#"{"parallel":0}"#,
@@ -375,6 +382,7 @@ fn malformed_jobs_are_refused() {
     ] {
         assert!(refused(change), "{change}");
     }
+    assert!(!refused(r#"{"from":"qmp:/run/{machine}.qmp","disks":{},"agent":"/run/{machine}.ga"}"#));
     assert!(!refused(r#"{"disks":{"vda":"nbds://user@host/{machine}?tls-psk-file=/etc/k"}}"#));
 }
 
