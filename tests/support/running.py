@@ -74,15 +74,13 @@ class Machine:
 
     def write(self, disk, command):
         """Writes as the guest would: through the disk's device."""
-        line = f"qemu-io -d d{disk} \"{command}\""
-        if "virtio-backend" in self.device(disk):
-            line = f"qemu-io -d {self.device(disk)} \"{command}\""
+        line = f"qemu-io -d {self.device(disk)} \"{command}\""
         assert "rror" not in self.qmp.ask("human-monitor-command", **{"command-line": line})
 
     def device(self, disk):
-        """The path of the disk's device."""
-        entries = self.qmp.ask("query-block")
-        return next(e["qdev"] for e in entries if f"/d{disk}" in e["qdev"])
+        """The path or id of the disk's device."""
+        devices = [entry.get("qdev", "") for entry in self.qmp.ask("query-block")]
+        return next(device for device in devices if f"d{disk}" in device.split("/"))
 
     def bitmaps(self, disk="vda"):
         """The dirty bitmaps of a disk by name."""

@@ -106,12 +106,18 @@ impl LiveBackup {
 
     /// Removes everything from the machine. A point that is stored counts even if that fails.
     pub(super) fn end<T>(&mut self, invocation: &Invocation, stored: Result<T>) -> Result<T> {
-        match (self.machine.close(stored.is_ok()), stored) {
-            (Err(left), stored) => {
+        match self.machine.close(stored.is_ok()) {
+            Err(left) => {
                 invocation.remark(&format!("warning: {}", left.full_message()));
                 stored
             }
-            (Ok(()), stored) => stored,
+            Ok(()) => stored.map_err(|error| match error.kind() {
+                ErrorKind::Io => error.advise(
+                    "the scratch files may have been full or too slow: make space in their \
+                     folder, or name another one with --scratch DIR",
+                ),
+                _ => error,
+            }),
         }
     }
 

@@ -9,6 +9,9 @@ use super::monitor::{text, Qemu};
 /// The first QEMU that survives a client of an export in an iothread.
 const IOTHREADS_WORK: (u64, u64) = (9, 0);
 
+/// Where QEMU keeps devices with an id.
+const DEVICES: &str = "/machine/peripheral/";
+
 /// A user's choice: a disk's name in the repository, and the name of a device, drive or block node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskPick {
@@ -82,7 +85,7 @@ pub(super) fn find(qemu: &mut Qemu, picks: &[DiskPick]) -> Result<(Vec<LiveDisk>
         };
         disks.push(live_disk(entry, pick.disk.clone())?);
     }
-    let is_taken = |entry: &&&Value| disks.iter().any(|disk| disk.device == text(entry, "qdev"));
+    let is_taken = |entry: &&&Value| disks.iter().any(|disk| disk.device == device_path(entry));
     let others: Vec<&Value> = entries.iter().filter(|entry| !is_taken(entry)).copied().collect();
     if !picks.is_empty() {
         return Ok((disks, others.into_iter().map(|entry| shown_name(entry).to_owned()).collect()));
@@ -104,11 +107,22 @@ fn is_writable_disk(entry: &Value) -> bool {
         && entry["inserted"]["ro"] == json!(false)
 }
 
-/// The id of the device, which is a part of its path if the user gave one.
+/// The path of a disk's device. QEMU gives the id, or the path of an object within the device.
+pub(super) fn device_path(entry: &Value) -> String {
+    match text(entry, "qdev") {
+        id if !id.is_empty() && !id.contains('/') => format!("{DEVICES}{id}"),
+        path => path.to_owned(),
+    }
+}
+
+/// The id of the device, if the user gave one.
 fn device_id(entry: &Value) -> &str {
     let path = text(entry, "qdev");
-    let inner = path.strip_prefix("/machine/peripheral/").unwrap_or_default();
-    inner.split('/').next().unwrap_or_default()
+    let inner = path.strip_prefix(DEVICES);
+    inner
+        .or((!path.contains('/')).then_some(path))
+        .and_then(|id| id.split('/').next())
+        .unwrap_or_default()
 }
 
 /// All names that a user may use for a disk.
@@ -150,7 +164,7 @@ fn live_disk(entry: &Value, name: DiskName) -> Result<LiveDisk> {
     };
     Ok(LiveDisk {
         name,
-        device: text(entry, "qdev").to_owned(),
+        device: device_path(entry),
         size_bytes,
         keeps_bitmaps: text(inserted, "drv") == "qcow2" && *compatibility == json!("1.1"),
         bitmaps: listed.into_iter().flatten().map(bitmap).collect(),
@@ -226,6 +240,7 @@ mod tests {
         for (qdev, device, node, name) in [
             ("/machine/peripheral/d0/virtio-backend", "", "vda", "vda"),
             ("/machine/peripheral/d0/virtio-backend", "", "#block123", "d0"),
+            ("d0", "", "#block123", "d0"),
             ("/machine/unattached/device[17]", "virtio0", "#block123", "virtio0"),
         ] {
             assert_eq!(default_name(&entry(qdev, device, node)).unwrap().as_str(), name);

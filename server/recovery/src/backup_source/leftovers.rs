@@ -9,6 +9,7 @@ use std::time::Duration;
 use coldrise_block::{Error, ErrorKind, Result};
 use serde_json::{json, Value};
 
+use super::disks::device_path;
 use super::monitor::{text, Qemu, OURS};
 use super::scratch::{self, Description};
 
@@ -130,7 +131,7 @@ fn restore_drives(qemu: &mut Qemu, files: &[&Description]) -> Result<()> {
     let mut results = Vec::new();
     for entry in qemu.list("query-block", Value::Null)? {
         let inserted = text(&entry["inserted"], "node-name");
-        let device = text(&entry, "qdev");
+        let device = device_path(&entry);
         let description =
             files.iter().find(|found| filter(found.index) == inserted && found.device == device);
         if let Some(Description { device, node, .. }) = description {

@@ -243,11 +243,16 @@ impl RunningMachine {
     /// Says what is left; the next backup removes it.
     pub fn close(&mut self, is_stored: bool) -> Result<()> {
         let Some(taken) = self.taken.take() else { return Ok(()) };
+        let Err(error) = self.remove(&taken, is_stored) else { return Ok(()) };
         // Somebody may have ended the connection meanwhile; otherwise the first error says more.
-        let closed = self.remove(&taken, is_stored).or_else(|error| {
-            self.qemu.connect_again().map_err(|_| error)?;
-            self.remove(&taken, is_stored)
-        });
+        let closed = match self.qemu.connect_again() {
+            Ok(()) => self.remove(&taken, is_stored),
+            Err(again) if again.kind() == ErrorKind::ToolFailed => Err(error),
+            Err(_) => {
+                let text = format!("the QEMU at {} has ended", self.qemu.socket().display());
+                return Err(Error::new(ErrorKind::ToolFailed, text));
+            }
+        };
         closed.map_err(|error| {
             let text = format!(
                 "objects of this backup may be left in QEMU ({}); the next backup removes them",

@@ -382,7 +382,9 @@ fn malformed_jobs_are_refused() {
     ] {
         assert!(refused(change), "{change}");
     }
-    assert!(!refused(r#"{"from":"qmp:/run/{machine}.qmp","disks":{},"agent":"/run/{machine}.ga"}"#));
+    assert!(!refused(
+        r#"{"from":"qmp:/run/{machine}.qmp","disks":{},"agent":"/run/{machine}.ga"}"#
+    ));
     assert!(!refused(r#"{"disks":{"vda":"nbds://user@host/{machine}?tls-psk-file=/etc/k"}}"#));
 }
 
