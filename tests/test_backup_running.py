@@ -137,6 +137,33 @@ def test_a_bitmap_of_another_point_is_not_believed(coldrise, machine, live, tmp_
     assert_same_as_now(coldrise, made["address"], running, tmp_path)
 
 
+def test_a_resized_disk(coldrise, machine, live, tmp_path):
+    running = machine()
+    running.write("vda", "write -P 5 0 1M")
+    live(running)
+    for mode, size in ([], 96 * MIB), (["--push"], 128 * MIB):
+        running.qmp.ask("block_resize", **{"node-name": "vda", "size": size})
+        running.write("vda", f"write -P 6 {size - MIB} 1M")
+        made = live(running, *mode)
+        assert made["disks"][0]["size_bytes"] == size and made["disks"][0]["is_incremental"] == (mode == [])
+        assert_same_as_now(coldrise, made["address"], running, tmp_path)
+
+
+def test_the_point_of_the_bitmap_goes_away(coldrise, machine, live):
+    running = machine()
+    running.write("vda", "write -P 17 0 20M")
+    live(running)
+    running.write("vda", "write -P 18 0 1M")
+    second = live(running)
+    # While the instant is taken, the latest backup is forgotten: the one before is no base for its bitmap.
+    agent = Agent(running.folder / "agent")
+    agent.at_freeze = lambda: coldrise.json("forget", second["address"])
+    message = failure(coldrise, running, "--push", "--quiesce", "--agent", running.folder / "agent")
+    assert "no longer the latest backup" in message and running.leftovers() == []
+    assert not live(running)["disks"][0]["is_incremental"]
+    agent.listener.close()
+
+
 def test_a_killed_backup_is_cleared_away_and_nothing_is_lost(coldrise, machine, live, own_tmp, tmp_path):
     running = machine(counting=True)
     last = live(running)
@@ -308,6 +335,7 @@ class Agent(threading.Thread):
         self.silent = silent
         self.state = "thawed"
         self.commands = []
+        self.at_freeze = lambda: None
         self.start()
 
     def run(self):
@@ -327,6 +355,8 @@ class Agent(threading.Thread):
         self.commands.append(command.removeprefix("guest-fsfreeze-"))
         if command == self.silent:
             return
+        if command == "guest-fsfreeze-freeze":
+            self.at_freeze()
         result = {"guest-fsfreeze-status": self.state}.get(command, 1)
         if command != "guest-fsfreeze-status":
             self.state = "frozen" if command.endswith("freeze") else "thawed"

@@ -29,4 +29,4 @@ pub use in_place::{united, Differences, ExistingDisk, Purpose};
 pub use progress::{NoProgress, Phase, Progress, ProgressState};
 pub use qemu::{import_confinement, Confinement};
 pub use restore::{restore, RestoreOptions, RestoreSummary, RestoreTarget};
-pub use source::{keep_out, ImageFormat, Location, SourceSpec};
+pub use source::{keep_out, ImageFormat, LiveBitmap, Location, SourceSpec};

@@ -231,7 +231,7 @@ pub fn read_disks(
         let watch = Watch { disk, progress, cancel };
         watch.check_cancel()?;
         let bitmap = match &spec.location {
-            Location::Live { bitmap, .. } => bitmap.clone(),
+            Location::Live { bitmap, .. } => bitmap.as_ref().map(|bitmap| bitmap.name.clone()),
             _ => request.bitmap.clone(),
         };
         let options = SourceOptions { bitmap, follow_backing: request.follow_backing };
@@ -240,6 +240,7 @@ pub fn read_disks(
             Some(_) => Base::NONE,
             None => Base::choose(&spec.disk, base, source.size_bytes(), &options)?,
         };
+        base.check_live(&spec.location)?;
         sources.push((spec, source, base));
     }
     let limit = request.rate.map(RateLimit::new);
@@ -419,6 +420,21 @@ struct Base {
 impl Base {
     /// The disk has no base.
     const NONE: Base = Base { point: None, disk: None, bitmap_size_bytes: None };
+
+    /// Refuses a live bitmap that counts from another point, or does not cover the disk. That point may
+    /// have been removed or quarantined since the instant. Nothing else can be read instead: a
+    /// source may offer only what its bitmap marks.
+    fn check_live(&self, location: &Location) -> Result<()> {
+        let Location::Live { bitmap: Some(bitmap), .. } = location else { return Ok(()) };
+        if self.bitmap_size_bytes.is_some() && self.point.as_ref() == Some(&bitmap.since) {
+            return Ok(());
+        }
+        let text = format!(
+            "{location}: what has changed is known since {}, which is no longer the latest backup",
+            bitmap.since
+        );
+        Err(Error::new(ErrorKind::Incomplete, text).advise("run the backup again"))
+    }
 
     /// Whether the disk is read completely.
     fn is_only_a_saving(&self) -> bool {

@@ -27,7 +27,7 @@ use coldrise_block::{Error, ErrorKind, Extent, Result, MAX_DISK_SIZE_BYTES};
 
 use crate::libnbd::Endpoint;
 
-pub use spec::{ImageFormat, Location, SourceSpec};
+pub use spec::{ImageFormat, LiveBitmap, Location, SourceSpec};
 
 pub(crate) use image::ImageSource;
 pub use kept_out::keep_out;

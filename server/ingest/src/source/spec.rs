@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_store::DiskName;
+use coldrise_store::{DiskName, PointName};
 
 /// Longest accepted `DISK=[FORMAT:]SOURCE`, in bytes.
 const MAX_SPEC_BYTES: usize = 4096;
@@ -102,9 +102,18 @@ pub enum Location {
         uri: String,
         /// What the user named, for messages and the point's origin.
         name: String,
-        /// The dirty bitmap with the changes since the machine's latest backup.
-        bitmap: Option<String>,
+        /// The dirty bitmap that limits what is read.
+        bitmap: Option<LiveBitmap>,
     },
+}
+
+/// A dirty bitmap of a running machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LiveBitmap {
+    /// Its name in the export.
+    pub name: String,
+    /// The backup since which it has all changes.
+    pub since: PointName,
 }
 
 impl fmt::Display for Location {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use coldrise_block::{
     remove_abandoned_folders, Context, Error, ErrorKind, Result, ScratchFolder, ScratchKind,
 };
-use coldrise_ingest::{BackupStart, Location, SourceSpec};
+use coldrise_ingest::{BackupStart, LiveBitmap, Location, SourceSpec};
 use coldrise_store::{MachineName, PointName, Repository};
 use serde_json::{json, Value};
 
@@ -176,8 +176,12 @@ impl RunningMachine {
         remarks: &mut Vec<String>,
     ) -> Result<TakenDisk> {
         let base = start.bitmap_base(repository, &live.name)?.filter(|(_, disk)| {
-            // A push copies only what the bitmap marks: not the rest of a disk that has grown.
-            self.options.mode == Mode::Pull || disk.size_bytes == live.size_bytes
+            // A push copies only what the bitmap marks: not the rest of a disk that has grown. A
+            // smaller disk was made again.
+            match self.options.mode {
+                Mode::Pull => disk.size_bytes <= live.size_bytes,
+                Mode::Push => disk.size_bytes == live.size_bytes,
+            }
         });
         let base = base.map(|(point, _)| point.clone());
         let settlement = names.settle(&live, base.as_ref());
@@ -350,7 +354,11 @@ fn export(
             location: Location::Live {
                 uri: nbd_uri(socket, disk.live.name.as_str()),
                 name: format!("qmp:{} {}", options.socket.display(), disk.live.node),
-                bitmap: disk.old.clone(),
+                bitmap: disk
+                    .old
+                    .clone()
+                    .zip(disk.base.clone())
+                    .map(|(name, since)| LiveBitmap { name, since }),
             },
         });
     }
