@@ -5,3 +5,4 @@ pub mod attach;
 pub mod attest;
 pub mod backup_source;
 pub mod rollback;
+pub mod virsh;
