@@ -118,6 +118,8 @@ pub(crate) enum Command {
     Seal(commands::seal::SealArguments),
     Unpublish(commands::unpublish::UnpublishArguments),
     Serve(commands::serve::ServeArguments),
+    #[command(name = "move")]
+    Move(commands::relocate::MoveArguments),
     Mount(commands::mount::MountArguments),
     Boot(commands::boot::BootArguments),
     CheckBoot(commands::check_boot::CheckBootArguments),

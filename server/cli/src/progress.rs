@@ -71,6 +71,7 @@ fn word(phase: Phase) -> &'static str {
         Phase::Finishing => "finishing",
         Phase::Verifying => "verifying",
         Phase::Reclaiming => "reclaiming",
+        Phase::Moving => "moving",
     }
 }
 
@@ -140,7 +141,11 @@ impl ProgressView {
                 let what = match state.phase {
                     Phase::Opening => "opening",
                     Phase::Finishing => "finishing",
-                    Phase::Storing | Phase::Restoring | Phase::Verifying | Phase::Reclaiming => "",
+                    Phase::Storing
+                    | Phase::Restoring
+                    | Phase::Verifying
+                    | Phase::Reclaiming
+                    | Phase::Moving => "",
                 };
                 let rate = show_rate(state, rate);
                 let separator = if what.is_empty() || rate.is_empty() { "" } else { " " };

@@ -30,6 +30,10 @@ const UEFI_FILES: [(&str, &str); 5] = [
 /// QEMU's NFS driver.
 const NFS_DRIVER: &str = "block-nfs.so";
 
+/// QEMU's monitor for `coldrise move`, a socket in QEMU's folder. It serves one client at a time, so nothing
+/// else uses it.
+pub(crate) const MOVE_MONITOR: &str = "qmp-move";
+
 /// How long a machine's requests wait for a restarting server, in seconds.
 pub(crate) const RECONNECT_DELAY_S: u32 = 60;
 

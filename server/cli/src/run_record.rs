@@ -21,6 +21,7 @@ use crate::signals;
 
 /// The commands that are runs; so are all kinds of `serve`.
 const LONG_COMMANDS: [&str; 15] = [
+const LONG_COMMANDS: [&str; 13] = [
     "backup",
     "restore",
     "rollback",
@@ -32,6 +33,7 @@ const LONG_COMMANDS: [&str; 15] = [
     "gc",
     "fold",
     "boot",
+    "move",
     "check-boot",
     "bisect",
     "mount",

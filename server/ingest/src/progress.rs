@@ -15,6 +15,8 @@ pub enum Phase {
     Verifying,
     /// Freeing the space of unreferenced chunks.
     Reclaiming,
+    /// Copying the disks of a running machine.
+    Moving,
 }
 
 /// The progress of one disk.

@@ -13,6 +13,7 @@
 //! [`MAX_LINE_BYTES`], at most [`MAX_EVENTS`] events of [`MAX_EVENT_BYTES`] are kept, and every wait has a time limit.
 #![forbid(unsafe_code)]
 
+mod connect;
 mod descriptors;
 mod lines;
 #[cfg(test)]
@@ -65,7 +66,7 @@ impl Monitor {
     /// # Errors
     /// `NotFound` or `Io` if there is no listener; otherwise as [`Monitor::greet`].
     pub fn connect(path: &Path, patience: Duration) -> Result<Monitor> {
-        let stream = UnixStream::connect(path)
+        let stream = connect::connect(path)
             .context(|| format!("connecting to QEMU's monitor {}", path.display()))?;
         Monitor::greet(stream, patience)
     }

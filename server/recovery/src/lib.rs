@@ -5,4 +5,5 @@ pub mod attach;
 pub mod attest;
 pub mod backup_source;
 pub mod rollback;
+pub mod relocation;
 pub mod virsh;

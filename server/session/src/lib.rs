@@ -24,6 +24,8 @@
 //! - `live/DIRECTORY/files` holds the files that clients keep beside the disks.
 //!   `live/DIRECTORY/sealed` holds the files that sealed points carry, until the points are in the
 //!   catalog.
+//! - `live/DIRECTORY/notes` says where a recovered machine runs and to where its disks were moved
+//!   (see `session_notes`).
 //!
 //! - `traces/` holds, for each machine, what it reads first at a boot (see `boot_trace`).
 //!
@@ -75,6 +77,7 @@ mod seal;
 mod seal_report;
 mod sealed_files;
 mod session;
+mod session_notes;
 mod session_progress;
 mod session_stamps;
 mod shared_writer;
@@ -114,6 +117,7 @@ pub use rollback_guard::{session_damage, SessionDamage};
 pub use seal::seal;
 pub use seal_report::SealReport;
 pub use session::{session, sessions, Session, SessionState};
+pub use session_notes::{NotesLock, SessionNotes};
 pub use session_stamps::{session_stamps, waiting_points, SessionStamp};
 pub use shared_writer::{remove_through_backup, Openers, SharedWriter};
 pub use unpublish::unpublish;

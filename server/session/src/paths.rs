@@ -90,6 +90,11 @@ impl SessionPaths {
         self.directory.join("sealed")
     }
 
+    /// Notes of other crates; see `session_notes`.
+    pub(crate) fn notes(&self) -> PathBuf {
+        self.directory.join("notes")
+    }
+
     /// Creates the folder if it does not exist.
     pub(crate) fn create(&self) -> Result<()> {
         SessionPaths::make_folder(&self.directory)
@@ -101,9 +106,10 @@ impl SessionPaths {
         made.context(|| format!("creating {}", path.display()))
     }
 
-    /// Removes the files of clients from an ended session, and its owner.
+    /// Removes the files of clients from an ended session, its notes, and its owner.
     pub(crate) fn remove_files(&self) -> Result<()> {
         remove_if_present(&self.owner())?;
+        remove_folder(&self.notes())?;
         remove_folder(&self.side_files())?;
         remove_folder(&self.client_files())
     }

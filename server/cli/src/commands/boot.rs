@@ -1,5 +1,6 @@
 //! `coldrise boot`: boots a machine from its backup.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
 use std::sync::Arc;
@@ -7,7 +8,8 @@ use std::time::Duration;
 
 use clap::Args;
 use coldrise_block::{Context, Error, ErrorKind, Result, ScratchFolder, ScratchKind};
-use coldrise_session::{check_offered, Catalog, SessionDocument};
+use coldrise_recovery::relocation::move_state;
+use coldrise_session::{check_offered, Catalog, SessionDocument, SessionNotes};
 use coldrise_store::{
     default_cache_bytes, Address, Configuration, PointDocument, Repository, SessionName,
 };
@@ -98,6 +100,9 @@ pub(crate) struct BootArguments {
 struct Booted {
     session: String,
     address: Option<String>,
+    /// To where its disks were moved.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    moved: Option<String>,
     discarded: bool,
     elapsed_ms: u64,
 }
@@ -134,6 +139,9 @@ impl Subject {
                         ErrorKind::Busy,
                         format!("session {session} is in use: end what runs on it first"),
                     ));
+                }
+                if let Some(moved) = move_state(repository, session)? {
+                    moved.check_session_counts()?;
                 }
                 Ok(Subject::Session(state.document))
             }
@@ -184,14 +192,15 @@ pub(crate) fn run(invocation: &Invocation, arguments: BootArguments) -> Result<R
     };
     let place = Place { scratch: scratch.path(), sockets };
     let status =
-        boot(invocation, &mut signals, &arguments, &hardware, &session, place).and_then(|status| {
-            if status.success() {
-                Ok(())
-            } else {
-                let text = format!("{} ended ({status})", qemu::PROGRAM);
-                Err(Error::new(ErrorKind::ToolFailed, text))
-            }
-        });
+        boot(invocation, &repository, &mut signals, &arguments, &hardware, &session, place)
+            .and_then(|status| {
+                if status.success() {
+                    Ok(())
+                } else {
+                    let text = format!("{} ended ({status})", qemu::PROGRAM);
+                    Err(Error::new(ErrorKind::ToolFailed, text))
+                }
+            });
     // The machine's writes are not lost: the message says where they are.
     status.map_err(|error| {
         let (kind, message, name) = (error.kind(), error.full_message(), &session.name);
@@ -239,6 +248,7 @@ fn check_memory(
 /// Serves the session to its machine until the machine is off.
 fn boot(
     invocation: &Invocation,
+    repository: &Arc<Repository>,
     signals: &mut ChildSignals,
     arguments: &BootArguments,
     hardware: &Hardware,
@@ -263,7 +273,8 @@ fn boot(
         signals,
     )?;
     let disks = session.disks.iter().map(|disk| server.node(&session.name, &disk.name));
-    let words = qemu::arguments(hardware, console, disks.collect(), &place.of_qemu())?;
+    let mut words = qemu::arguments(hardware, console, disks.collect(), &place.of_qemu())?;
+    words.extend(move_monitor(repository, session, &place)?);
     if let Err(why) = qemu::kvm_works() {
         invocation.remark(&format!("without KVM the machine is slow: {why}"));
     }
@@ -282,6 +293,23 @@ fn boot(
     let status = ran?;
     stopped?;
     Ok(status)
+}
+
+/// QEMU's arguments for the monitor that `coldrise move` uses. The session remembers its socket.
+fn move_monitor(
+    repository: &Arc<Repository>,
+    session: &SessionDocument,
+    place: &Place<'_>,
+) -> Result<[OsString; 2]> {
+    let socket = place.of_qemu().join(qemu::MOVE_MONITOR);
+    SessionNotes::of(repository, &session.name)?.set_monitor(&socket)?;
+    // Addresses of sockets have at most 107 bytes: without a terminal, QEMU runs in its folder.
+    let name = match place.sockets {
+        Some(_) => PathBuf::from(qemu::MOVE_MONITOR),
+        None => socket,
+    };
+    let name = name.display().to_string().replace(',', ",,");
+    Ok(["-qmp".into(), format!("unix:{name},server=on,wait=off").into()])
 }
 
 /// The stored configuration, overridden by options.
@@ -377,13 +405,18 @@ fn finish(
     if let Some(sealed) = &sealed {
         skipped_files::tell(&sealed.left_out);
     }
+    let moved = move_state(repository, session).ok().flatten();
     let booted = Booted {
         session: session.to_string(),
+        moved: moved.as_ref().map(|moved| moved.sentence.clone()),
         address: sealed.map(|s| format!("{}/{}", s.point.machine, s.point.point)),
         discarded: arguments.discard,
         elapsed_ms: invocation.elapsed_ms(),
     };
     let text = match (&booted.address, arguments.discard, arguments.seal) {
+        (None, false, false) if booted.moved.is_some() => {
+            format!("the machine is off; {}", booted.moved.as_deref().unwrap_or_default())
+        }
         (Some(address), _, _) => format!("the machine is off; sealed as {address}"),
         (None, true, _) => "the machine is off; its writes were discarded".to_owned(),
         (None, false, true) => "the machine is off; it wrote nothing".to_owned(),

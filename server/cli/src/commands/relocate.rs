@@ -1,0 +1,142 @@
+//! `coldrise move`: moves the disks of a running machine to production storage.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_recovery::relocation::{
+    move_disks, parse_target, MoveReport, MoveRequest, MovedDisk, Target,
+};
+use coldrise_store::{Address, SessionName};
+use serde::Serialize;
+
+use crate::invocation::Invocation;
+use crate::progress::ProgressView;
+use crate::report::Report;
+use crate::signals::cancel_flag;
+use crate::units::{parse_size, show_duration, show_moment, show_size};
+
+/// Move the disks of a running machine from its session to production storage.
+///
+/// The machine runs on meanwhile. QEMU copies the disks, holes stay holes. When all copies are
+/// complete, the machine's writes wait for some milliseconds, all disks switch together, and the
+/// session's last state becomes a restore point. Until the switch, cancelling or any crash leaves
+/// the machine on the session, and nothing is lost.
+///
+/// Finds a machine that coldrise boot started by itself. After an interrupted move, run
+/// coldrise move live/SESSION without targets: it says where the disks are, and completes a switch
+/// that had begun. docs/recovery.md has the details.
+#[derive(Debug, Args)]
+pub(crate) struct MoveArguments {
+    /// live/SESSION.
+    #[arg(value_name = "live/SESSION", value_parser = live_session)]
+    session: SessionName,
+
+    /// DISK=PATH for each disk: a new file, or a block device, which is overwritten. DISK=qcow2:PATH
+    /// and DISK=raw:PATH give the format; otherwise .raw and .img files are raw, others qcow2.
+    /// A folder takes all disks as MACHINE-DISK.qcow2.
+    #[arg(value_name = "TARGET", value_parser = parse_target)]
+    targets: Vec<Target>,
+
+    /// Socket of QEMU's monitor (-qmp unix:SOCKET,server=on,wait=off) that no other program uses.
+    /// Default: that of the machine that coldrise boot started on the session.
+    #[arg(long, value_name = "SOCKET")]
+    qmp: Option<PathBuf>,
+
+    /// Copy at most this many bytes per second, such as 50M, all disks together.
+    #[arg(long, value_name = "BYTES", value_parser = parse_size)]
+    rate: Option<u64>,
+
+    /// Write to the session and the target at the same time from the start. The machine's writes
+    /// become slower, and the copy always catches up.
+    #[arg(long)]
+    synchronous: bool,
+
+    /// Overwrite existing files.
+    #[arg(long)]
+    force: bool,
+}
+
+fn live_session(text: &str) -> Result<SessionName> {
+    match text.parse::<Address>()? {
+        Address::Live { session, disk: None } => Ok(session),
+        _ => {
+            let text = format!("{text}: all disks of a session move together: give live/SESSION");
+            Err(Error::new(ErrorKind::InvalidInput, text))
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct Moved<'a> {
+    session: &'a str,
+    disks: &'a [MovedDisk],
+    /// The restore point of the session's last state.
+    address: Option<&'a str>,
+    usable_since_ms: u64,
+    copied_bytes: u64,
+    copy_ms: u64,
+    held_ms: u64,
+    elapsed_ms: u64,
+}
+
+pub(crate) fn run(invocation: &Invocation, arguments: MoveArguments) -> Result<Report> {
+    let cancel = cancel_flag()?;
+    let repository = invocation.open()?;
+    let view = ProgressView::new(invocation);
+    let done = move_disks(&MoveRequest {
+        repository: &repository,
+        session: &arguments.session,
+        targets: &arguments.targets,
+        monitor: arguments.qmp,
+        rate: arguments.rate.filter(|rate| *rate > 0),
+        is_synchronous: arguments.synchronous,
+        force: arguments.force,
+        cancel: &cancel,
+        progress: &view,
+        tell: &|text| invocation.remark(text),
+    });
+    drop(view);
+    let done = done?;
+    let note = &done.note;
+    let moved = Moved {
+        session: arguments.session.as_str(),
+        disks: &note.disks,
+        address: note.point.as_deref(),
+        usable_since_ms: note.usable_since_ms,
+        copied_bytes: done.copied_bytes,
+        copy_ms: done.copy_ms,
+        held_ms: done.held_ms,
+        elapsed_ms: invocation.elapsed_ms(),
+    };
+    let mut report = Report::done(&moved, text(&arguments.session, &done));
+    if note.disks.iter().any(|disk| !disk.is_moved) {
+        report.exit_code = ErrorKind::Incomplete.exit_code();
+    }
+    Ok(report)
+}
+
+fn text(session: &SessionName, done: &MoveReport) -> String {
+    let note = &done.note;
+    let mut text = note.sentence(session, false);
+    let until = note.settled_at_ms.unwrap_or(note.started_at_ms);
+    let usable = Duration::from_millis(until.saturating_sub(note.usable_since_ms));
+    text.push_str(&format!(
+        "\nusable     since {}, {} before the switch\n",
+        show_moment(note.usable_since_ms),
+        show_duration(usable)
+    ));
+    if done.copy_ms > 0 {
+        let rate = u128::from(done.copied_bytes) * 1000 / u128::from(done.copy_ms);
+        text.push_str(&format!(
+            "moved      {} in {} ({}/s); writes waited {} ms\n",
+            show_size(done.copied_bytes),
+            show_duration(Duration::from_millis(done.copy_ms)),
+            show_size(u64::try_from(rate).unwrap_or(u64::MAX)),
+            done.held_ms
+        ));
+    }
+    text.push_str(&format!("end it     coldrise unpublish {session}"));
+    text
+}

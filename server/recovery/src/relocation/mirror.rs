@@ -1,0 +1,181 @@
+//! The move of a machine's disks by QEMU's mirror jobs; see the module for the invariants.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_ingest::{Phase, ProgressState};
+use coldrise_session::SessionNotes;
+
+use super::note::{MoveNote, MovePhase};
+use super::qemu_machine::{job_failed, Job, QemuMachine, Source};
+use super::target::OpenTarget;
+use super::{is_cancelled, milliseconds_since, settle, MoveReport, MoveRequest};
+
+/// Interval of asking for the progress.
+const INTERVAL: Duration = Duration::from_millis(100);
+/// How long the machine's writes may wait for the switch, until it is given up.
+const SWITCH_PATIENCE: Duration = Duration::from_secs(10);
+
+/// One move.
+pub(super) struct MirrorRun<'a> {
+    pub(super) request: &'a MoveRequest<'a>,
+    pub(super) notes: &'a SessionNotes,
+    pub(super) note: MoveNote,
+    pub(super) machine: QemuMachine,
+    pub(super) sources: Vec<Source>,
+    pub(super) targets: Vec<OpenTarget>,
+}
+
+impl MirrorRun<'_> {
+    /// Does the whole move. After an error before the switch, the machine and the files are as before.
+    pub(super) fn run(&mut self) -> Result<MoveReport> {
+        let start = Instant::now();
+        let copied = self.copy();
+        let copy_ms = milliseconds_since(start);
+        let copied = copied.and_then(|bytes| self.hold().map(|held| (bytes, held)));
+        let (copied_bytes, held) = match copied {
+            Ok(copied) => copied,
+            Err(error) => return Err(self.withdraw(error)),
+        };
+        self.note.phase = MovePhase::Switching;
+        if let Err(error) = self.note.write(self.notes) {
+            self.note.phase = MovePhase::Copying;
+            // The new note may be durable in spite of the error.
+            return match self.note.write(self.notes) {
+                Ok(()) => Err(self.withdraw(error)),
+                Err(_) => Err(error),
+            };
+        }
+        settle::finalize(&mut self.machine, &self.note)?;
+        let held_ms = milliseconds_since(held);
+        settle::note_sides(&mut self.machine, self.notes, &mut self.note)?;
+        // Closes the session in QEMU. A disk of `-drive` is closed already.
+        for source in &self.sources {
+            let _ = self.machine.remove_node(&source.node);
+        }
+        settle::seal(self.request, self.notes, &mut self.note)?;
+        Ok(MoveReport { note: self.note.clone(), copied_bytes, copy_ms, held_ms })
+    }
+
+    fn ids(&self) -> Vec<String> {
+        settle::ids(&self.note)
+    }
+
+    /// Copies until all jobs are ready. Returns the copied bytes.
+    fn copy(&mut self) -> Result<u64> {
+        for (disk, target) in self.note.disks.iter_mut().zip(&self.targets) {
+            disk.made = target.made;
+        }
+        self.note.write(self.notes)?;
+        let ids = self.ids();
+        for ((id, source), target) in ids.iter().zip(&self.sources).zip(&self.targets) {
+            self.machine.add_target(id, target, source.size_bytes)?;
+        }
+        let disks = u64::try_from(ids.len()).unwrap_or(u64::MAX).max(1);
+        let rate = self.request.rate.map_or(0, |rate| (rate / disks).max(1));
+        for (id, source) in ids.iter().zip(&self.sources) {
+            self.machine.mirror(source, id, rate, self.request.is_synchronous)?;
+        }
+        (self.request.tell)(
+            "copying; the machine runs on. Safe to cancel (Ctrl-C) until the disks switch: the session keeps all \
+             writes",
+        );
+        loop {
+            let jobs = self.jobs()?;
+            self.show(&jobs);
+            if jobs.values().all(|job| job.status == "ready") {
+                return Ok(jobs.values().map(|job| job.done_bytes).sum());
+            }
+            if is_cancelled(self.request) {
+                return Err(Error::new(ErrorKind::Interrupted, "the move was cancelled"));
+            }
+            let until = Instant::now() + INTERVAL;
+            self.machine.wait(INTERVAL)?;
+            std::thread::sleep(until.saturating_duration_since(Instant::now()) / 4);
+        }
+    }
+
+    /// All jobs, which run.
+    ///
+    /// # Errors
+    /// `NoSpace` or `ToolFailed` if one has ended.
+    fn jobs(&mut self) -> Result<BTreeMap<String, Job>> {
+        let jobs = self.machine.jobs(&self.note.prefix())?;
+        for (id, disk) in self.ids().iter().zip(&self.note.disks) {
+            let what = || format!("copying {} to {}", disk.disk, disk.target.display());
+            let job = jobs.get(id).ok_or_else(|| job_failed(&what(), "QEMU lost the job"))?;
+            let is_ended = ["aborting", "concluded", "null"].contains(&job.status.as_str());
+            if !is_ended {
+                continue;
+            }
+            let error = job.error.as_deref().unwrap_or("it was cancelled by others");
+            return Err(match error.contains("No space left") {
+                true => Error::new(ErrorKind::NoSpace, format!("{} failed: {error}", what()))
+                    .advise("make room, or choose another target, and move again"),
+                false => job_failed(&what(), error),
+            });
+        }
+        Ok(jobs)
+    }
+
+    fn show(&self, jobs: &BTreeMap<String, Job>) {
+        let sum = |bytes: fn(&Job) -> u64| jobs.values().map(bytes).fold(0, u64::saturating_add);
+        let names: Vec<&str> = self.note.disks.iter().map(|disk| disk.disk.as_str()).collect();
+        let done = sum(|job| job.done_bytes);
+        self.request.progress.update(&ProgressState {
+            phase: Phase::Moving,
+            disk: &names.join("+"),
+            done_bytes: done,
+            total_bytes: sum(|job| job.total_bytes),
+            read_bytes: done,
+            stored_bytes: done,
+        });
+    }
+
+    /// Brings both sides of all disks to the same state, and holds the machine's writes. Returns since when.
+    fn hold(&mut self) -> Result<Instant> {
+        (self.request.tell)("switching the disks");
+        let start = Instant::now();
+        for id in self.ids() {
+            self.machine.complete(&id)?;
+        }
+        loop {
+            let jobs = self.jobs()?;
+            if jobs.values().all(|job| job.status == "pending") {
+                return Ok(start);
+            }
+            if start.elapsed() >= SWITCH_PATIENCE {
+                let text =
+                    "the machine writes faster than the targets take, so the disks cannot switch";
+                return Err(Error::new(ErrorKind::Incomplete, text)
+                    .advise("move again with --synchronous, or when the machine writes less"));
+            }
+            self.machine.wait(Duration::from_millis(5))?;
+        }
+    }
+
+    /// Ends the copy. The machine goes on with the session; the files that this move has made are removed.
+    fn withdraw(&mut self, error: Error) -> Error {
+        let prefix = self.note.prefix();
+        let cleaned =
+            self.machine.cancel_all(&prefix).and_then(|()| self.machine.remove_nodes(&prefix));
+        if let Err(left) = &cleaned {
+            tracing::debug!(error = %left.full_message(), "QEMU could not be cleaned up");
+            // QEMU has ended, or hangs. If it hangs, its jobs may still write the files, and the note names them.
+            if self.is_running() {
+                return error.context(settle::STILL_IN_SESSION);
+            }
+        }
+        self.targets.iter().for_each(OpenTarget::discard);
+        match MoveNote::remove(self.notes) {
+            Ok(()) => error.context(settle::STILL_IN_SESSION),
+            Err(also) => also,
+        }
+    }
+
+    fn is_running(&self) -> bool {
+        let socket = self.note.monitor.as_deref();
+        socket.is_some_and(|socket| std::os::unix::net::UnixStream::connect(socket).is_ok())
+    }
+}

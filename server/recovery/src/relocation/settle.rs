@@ -1,0 +1,152 @@
+//! The end of a switch, also of one that an earlier process began.
+
+use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_session::SessionNotes;
+
+use super::note::{MoveNote, MovePhase};
+use super::qemu_machine::{job_failed, QemuMachine};
+use super::{now_ms, target, MoveRequest, SEAL_PATIENCE};
+
+/// Beside the reason of a failed move.
+pub(super) const STILL_IN_SESSION: &str =
+    "not moved; all writes of the machine are in the session, as before";
+
+/// The ids of the jobs and target nodes, in the order of the disks.
+pub(super) fn ids(note: &MoveNote) -> Vec<String> {
+    (0..note.disks.len()).map(|i| format!("{}-{i}", note.prefix())).collect()
+}
+
+/// Ends a move that a killed process left. Returns the note if the disks were switched; `None` if the session
+/// counts, and nothing of the move is left.
+///
+/// # Errors
+/// As for `move_disks`. The note stays.
+pub(super) fn settle(
+    request: &MoveRequest<'_>,
+    notes: &SessionNotes,
+    mut note: MoveNote,
+) -> Result<Option<MoveNote>> {
+    if note.phase != MovePhase::Settled {
+        (request.tell)("an earlier move was interrupted: settling it");
+    }
+    match note.phase {
+        MovePhase::Copying => {
+            if let Some(mut machine) = machine_of(request, &note)? {
+                machine.cancel_all(&note.prefix())?;
+                machine.remove_nodes(&note.prefix())?;
+            }
+            for disk in &note.disks {
+                if let Some(made) = disk.made {
+                    target::discard(&disk.target, made);
+                }
+            }
+            MoveNote::remove(notes)?;
+            return Ok(None);
+        }
+        MovePhase::Switching => match machine_of(request, &note)? {
+            Some(mut machine) => {
+                finalize(&mut machine, &note)?;
+                note_sides(&mut machine, notes, &mut note)?;
+            }
+            // The machine is off: the targets equal or outrun the session.
+            None => {
+                note.disks.iter_mut().for_each(|disk| disk.is_moved = true);
+                settled(notes, &mut note)?;
+            }
+        },
+        MovePhase::Settled => {}
+    }
+    if note.point.is_none() {
+        seal(request, notes, &mut note)?;
+    }
+    Ok(Some(note))
+}
+
+/// The machine of the note; `None` if it is off.
+fn machine_of(request: &MoveRequest<'_>, note: &MoveNote) -> Result<Option<QemuMachine>> {
+    let Some(socket) = request.monitor.as_ref().or(note.monitor.as_ref()) else { return Ok(None) };
+    match QemuMachine::connect(socket) {
+        Ok(machine) => Ok(Some(machine)),
+        // Nobody listens. A QEMU that does not answer is another error.
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Io) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Lets the machine use the targets. If QEMU ends meanwhile, the note `switching` says which side counts.
+pub(super) fn finalize(machine: &mut QemuMachine, note: &MoveNote) -> Result<()> {
+    let ids = ids(note);
+    let pending = |machine: &mut QemuMachine| {
+        let jobs = machine.jobs(&note.prefix())?;
+        Ok::<_, Error>(
+            ids.iter()
+                .filter(|id| jobs.get(*id).is_some_and(|job| job.status == "pending"))
+                .cloned()
+                .collect::<Vec<_>>(),
+        )
+    };
+    for id in pending(machine)? {
+        machine.finalize(&id)?;
+    }
+    for (id, disk) in ids.iter().zip(&note.disks) {
+        if let Some(error) = machine.await_end(id)? {
+            let what = format!("switching {} to {}", disk.disk, disk.target.display());
+            // The other disks switch nevertheless; `note_sides` asks for each.
+            tracing::warn!("{}", job_failed(&what, &error).full_message());
+        }
+    }
+    Ok(())
+}
+
+/// Asks QEMU on which side each disk is, and notes it durably.
+///
+/// # Errors
+/// `ToolFailed` if no disk was switched: the session counts again.
+pub(super) fn note_sides(
+    machine: &mut QemuMachine,
+    notes: &SessionNotes,
+    note: &mut MoveNote,
+) -> Result<()> {
+    let used = machine.used_nodes()?;
+    let ids = ids(note);
+    for (id, disk) in ids.iter().zip(&mut note.disks) {
+        disk.is_moved = used.contains(id);
+    }
+    if note.disks.iter().all(|disk| !disk.is_moved) {
+        machine.cancel_all(&note.prefix())?;
+        MoveNote::remove(notes)?;
+        let error = Error::new(ErrorKind::ToolFailed, "QEMU did not switch the disks");
+        return Err(error.context(STILL_IN_SESSION));
+    }
+    settled(notes, note)?;
+    for id in &ids {
+        let _ = machine.dismiss(id);
+    }
+    Ok(())
+}
+
+fn settled(notes: &SessionNotes, note: &mut MoveNote) -> Result<()> {
+    note.phase = MovePhase::Settled;
+    note.settled_at_ms = Some(now_ms());
+    note.write(notes)
+}
+
+/// Makes a restore point of the session's last state. If that fails, the session keeps it, and the next `move` or
+/// `unpublish` tries again.
+pub(super) fn seal(
+    request: &MoveRequest<'_>,
+    notes: &SessionNotes,
+    note: &mut MoveNote,
+) -> Result<()> {
+    match coldrise_session::seal(request.repository, request.session, SEAL_PATIENCE) {
+        Ok(sealed) => {
+            note.point = Some(format!("{}/{}", sealed.point.machine, sealed.point.point));
+            note.write(notes)
+        }
+        Err(error) => {
+            let text = error.full_message();
+            (request.tell)(&format!("warning: the session's last state is not sealed: {text}"));
+            Ok(())
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! The files and block devices to which disks are moved.
+
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use coldrise_block::{sync_directory, Context, Error, ErrorKind, Result};
+use coldrise_session::SessionDocument;
+use coldrise_store::DiskName;
+use rustix::fs::OFlags;
+use serde::{Deserialize, Serialize};
+
+/// The format of a target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ImageFormat {
+    /// QEMU's own: takes only the space that is used.
+    Qcow2,
+    /// The bytes of the disk; a sparse file, or a block device.
+    Raw,
+}
+
+impl ImageFormat {
+    /// QEMU's name of its driver.
+    pub fn word(self) -> &'static str {
+        match self {
+            ImageFormat::Qcow2 => "qcow2",
+            ImageFormat::Raw => "raw",
+        }
+    }
+}
+
+/// Where a disk is moved to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// The disk.
+    pub(super) disk: DiskName,
+    /// An absolute path.
+    pub(super) path: PathBuf,
+    /// The format.
+    pub(super) format: ImageFormat,
+    /// The path is a folder, for a file per disk.
+    is_folder: bool,
+}
+
+/// Parses `DISK=PATH`, `DISK=qcow2:PATH`, `DISK=raw:PATH`, or the path of an existing folder.
+///
+/// # Errors
+/// `InvalidInput`; the message says what is allowed.
+pub fn parse_target(text: &str) -> Result<Target> {
+    let refused = |why: &str| {
+        let text =
+            format!("{text:?} {why}: give DISK=PATH, DISK=qcow2:PATH, DISK=raw:PATH or a folder");
+        Error::new(ErrorKind::InvalidInput, text)
+    };
+    let absolute = |path: &str| std::path::absolute(path).map_err(|_| refused("names no file"));
+    let Some((disk, path)) = text.split_once('=') else {
+        if !Path::new(text).is_dir() {
+            return Err(refused("is no existing folder"));
+        }
+        let (path, disk) = (absolute(text)?, DiskName::parse("all")?);
+        return Ok(Target { disk, path, format: ImageFormat::Qcow2, is_folder: true });
+    };
+    let disk = DiskName::parse(disk)?;
+    let (format, path) = match path.split_once(':') {
+        Some(("qcow2", path)) => (Some(ImageFormat::Qcow2), path),
+        Some(("raw", path)) => (Some(ImageFormat::Raw), path),
+        _ => (None, path),
+    };
+    let path = absolute(path)?;
+    if path.is_dir() {
+        return Err(refused("names a folder"));
+    }
+    let is_device = std::fs::metadata(&path).is_ok_and(|found| found.file_type().is_block_device());
+    if is_device && format == Some(ImageFormat::Qcow2) {
+        return Err(refused("is a block device, which takes raw"));
+    }
+    let is_raw = path.extension().is_some_and(|extension| extension == "raw" || extension == "img");
+    let by_name = if is_device || is_raw { ImageFormat::Raw } else { ImageFormat::Qcow2 };
+    Ok(Target { disk, path, format: format.unwrap_or(by_name), is_folder: false })
+}
+
+/// One target for each disk of the session, in its order.
+///
+/// # Errors
+/// `InvalidInput` if a disk has none or several, or if two share a file.
+pub(super) fn of_disks(session: &SessionDocument, targets: &[Target]) -> Result<Vec<Target>> {
+    let refused = |text: String| Err(Error::new(ErrorKind::InvalidInput, text));
+    for target in targets.iter().filter(|target| !target.is_folder) {
+        session.disk(&target.disk)?;
+    }
+    let mut found: Vec<Target> = Vec::new();
+    for disk in &session.disks {
+        let mut own = targets.iter().filter(|target| target.is_folder || target.disk == disk.name);
+        let (Some(target), None) = (own.next(), own.next()) else {
+            let text =
+                format!("disk {} needs exactly one target: the disks switch together", disk.name);
+            return refused(text);
+        };
+        let mut target = Target { disk: disk.name.clone(), ..target.clone() };
+        if target.is_folder {
+            target.path.push(format!("{}-{}.qcow2", session.machine, disk.name));
+        }
+        if found.iter().any(|other| other.path == target.path) {
+            return refused(format!("two disks have the target {}", target.path.display()));
+        }
+        found.push(target);
+    }
+    Ok(found)
+}
+
+/// An open target.
+pub(super) struct OpenTarget {
+    pub(super) path: PathBuf,
+    pub(super) format: ImageFormat,
+    /// Readable and writable.
+    pub(super) file: File,
+    pub(super) is_device: bool,
+    /// Device and inode, if the file is new.
+    pub(super) made: Option<(u64, u64)>,
+}
+
+impl Target {
+    /// Opens the target, and creates the file. Its name is durable when this returns.
+    ///
+    /// # Errors
+    /// `AlreadyExists` for an existing file without `force`; `InvalidInput` for a block device that is too small;
+    /// errors of the operating system.
+    pub(super) fn open(&self, size_bytes: u64, force: bool) -> Result<OpenTarget> {
+        let path = &self.path;
+        let opening = || format!("opening {}", path.display());
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).mode(0o600);
+        let found = std::fs::metadata(path).ok();
+        if found.as_ref().is_some_and(|found| found.file_type().is_block_device()) {
+            // Refuses a mounted device.
+            let file = options.custom_flags(OFlags::EXCL.bits() as i32).open(path);
+            let file = file.context(opening)?;
+            let device_bytes = rustix::fs::seek(&file, rustix::fs::SeekFrom::End(0));
+            let device_bytes = device_bytes.map_err(std::io::Error::from).context(opening)?;
+            if device_bytes < size_bytes {
+                let text = format!(
+                    "{} has {device_bytes} bytes, the disk has {size_bytes}",
+                    path.display()
+                );
+                return Err(Error::new(ErrorKind::InvalidInput, text));
+            }
+            let (path, format) = (path.clone(), self.format);
+            return Ok(OpenTarget { path, format, file, is_device: true, made: None });
+        }
+        let file = match found.is_some() && force {
+            true => options.truncate(true).open(path),
+            false => options.create_new(true).open(path),
+        };
+        let file = match file {
+            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
+                let text = format!("{} exists already", path.display());
+                return Err(Error::new(ErrorKind::AlreadyExists, text)
+                    .advise("choose another name, or overwrite it with --force"));
+            }
+            file => file.context(opening)?,
+        };
+        let facts = file.metadata().context(opening)?;
+        let made = found.is_none().then(|| (facts.dev(), facts.ino()));
+        let target =
+            OpenTarget { path: path.clone(), format: self.format, file, is_device: false, made };
+        let sized = match self.format {
+            ImageFormat::Raw => target.file.set_len(size_bytes).context(opening),
+            ImageFormat::Qcow2 => Ok(()),
+        };
+        let synced = sized.and_then(|()| path.parent().map_or(Ok(()), sync_directory));
+        if let Err(error) = synced {
+            target.discard();
+            return Err(error);
+        }
+        Ok(target)
+    }
+}
+
+impl OpenTarget {
+    /// Removes a file that the move has made.
+    pub(super) fn discard(&self) {
+        if let Some(made) = self.made {
+            discard(&self.path, made);
+        }
+    }
+}
+
+/// Removes the file if it is still the one that the move has made.
+pub(super) fn discard(path: &Path, made: (u64, u64)) {
+    let found = std::fs::symlink_metadata(path);
+    if found.is_ok_and(|found| (found.dev(), found.ino()) == made) {
+        if let Err(error) = std::fs::remove_file(path) {
+            tracing::warn!("the unfinished {} stays: {error}", path.display());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn targets_are_read_with_their_format() {
+        for (text, format) in [
+            ("vda=/x/web01.qcow2", ImageFormat::Qcow2),
+            ("vda=/x/web01", ImageFormat::Qcow2),
+            ("vda=/x/web01.img", ImageFormat::Raw),
+            ("vda=qcow2:/x/web01.raw", ImageFormat::Qcow2),
+            ("vda=raw:/x/a=b:c", ImageFormat::Raw),
+        ] {
+            assert_eq!(parse_target(text).unwrap().format, format, "{text}");
+        }
+        assert_eq!(parse_target("vda=raw:/x/a=b:c").unwrap().path, Path::new("/x/a=b:c"));
+        for text in ["/x/none", "=/x", "vda=", "vda=/tmp"] {
+            assert_eq!(parse_target(text).unwrap_err().kind(), ErrorKind::InvalidInput, "{text}");
+        }
+        assert!(parse_target("/tmp").unwrap().is_folder);
+    }
+}
