@@ -118,6 +118,7 @@ pub(crate) enum Command {
     Seal(commands::seal::SealArguments),
     Unpublish(commands::unpublish::UnpublishArguments),
     Serve(commands::serve::ServeArguments),
+    Recover(commands::recover::RecoverArguments),
     #[command(name = "move")]
     Move(commands::relocate::MoveArguments),
     Mount(commands::mount::MountArguments),

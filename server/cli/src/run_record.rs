@@ -22,6 +22,7 @@ use crate::signals;
 /// The commands that are runs; so are all kinds of `serve`.
 const LONG_COMMANDS: [&str; 15] = [
 const LONG_COMMANDS: [&str; 13] = [
+const LONG_COMMANDS: [&str; 14] = [
     "backup",
     "restore",
     "rollback",
@@ -34,6 +35,7 @@ const LONG_COMMANDS: [&str; 13] = [
     "fold",
     "boot",
     "move",
+    "recover",
     "check-boot",
     "bisect",
     "mount",

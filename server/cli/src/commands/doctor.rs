@@ -1,5 +1,6 @@
 //! `coldrise doctor`: checks of this machine and the repository.
 
+mod moves;
 mod nfs;
 
 use std::collections::HashSet;
@@ -107,6 +108,7 @@ pub(crate) fn run(invocation: &Invocation) -> Result<Report> {
                 check_writing(&mut found, &repository);
                 check_points(&mut found, &repository);
                 check_sessions(&mut found, &repository);
+                moves::check(&mut found, &repository);
                 check_leftovers(&mut found, &repository);
             }
         },

@@ -24,6 +24,7 @@ pub(crate) mod protect;
 pub(crate) mod prune;
 pub(crate) mod publish;
 pub(crate) mod quarantine;
+pub(crate) mod recover;
 pub(crate) mod relocate;
 pub(crate) mod repair;
 pub(crate) mod restore;
@@ -66,6 +67,7 @@ pub(crate) fn run(invocation: &Invocation, command: Command) -> Result<Report> {
         Command::Boot(arguments) => boot::run(invocation, arguments),
         Command::CheckBoot(arguments) => check_boot::run(invocation, &arguments),
         Command::Bisect(arguments) => bisect::run(invocation, &arguments),
+        Command::Recover(arguments) => recover::run(invocation, arguments),
         Command::Move(arguments) => relocate::run(invocation, arguments),
         Command::Mount(arguments) => mount::run(invocation, arguments),
         Command::Restore(arguments) => restore::run(invocation, &arguments),

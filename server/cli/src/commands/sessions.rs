@@ -2,7 +2,9 @@
 
 use coldrise_block::Result;
 use coldrise_inventory::{SessionDetails, SessionListing};
+use coldrise_recovery::relocation::{move_state, MoveNote};
 use coldrise_session::DiskActivity;
+use serde::Serialize;
 
 use crate::invocation::Invocation;
 use crate::report::{table, Report};
@@ -56,11 +58,45 @@ fn activity_text(activity: &DiskActivity) -> String {
 }
 
 pub(crate) fn run(invocation: &Invocation) -> Result<Report> {
-    Ok(report(&SessionListing::read(&invocation.open()?)?))
+    let repository = invocation.open()?;
+    let listing = SessionListing::read(&repository)?;
+    let mut moves = Vec::new();
+    let mut text = text(&listing);
+    for session in &listing.sessions {
+        let Ok(name) = session.session.parse() else { continue };
+        let Some(state) = move_state(&repository, &name)? else { continue };
+        text.push_str(&format!("\n{}\n", state.sentence));
+        let (session, is_running, note) = (&session.session, state.is_running, state.note);
+        moves.push(ListedMove { session, is_running, sentence: state.sentence, note });
+    }
+    Ok(Report::answer(&LocalListing { listing: &listing, moves }, text))
+}
+
+/// The list, with what only this host knows.
+#[derive(Serialize)]
+struct LocalListing<'a> {
+    #[serde(flatten)]
+    listing: &'a SessionListing,
+    /// Sessions whose disks are moved, or were.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    moves: Vec<ListedMove<'a>>,
+}
+
+#[derive(Serialize)]
+struct ListedMove<'a> {
+    session: &'a str,
+    is_running: bool,
+    sentence: String,
+    #[serde(flatten)]
+    note: MoveNote,
 }
 
 /// The list for people and for programs.
 pub(crate) fn report(listing: &SessionListing) -> Report {
+    Report::answer(listing, text(listing))
+}
+
+fn text(listing: &SessionListing) -> String {
     let rows: Vec<Vec<String>> = listing
         .sessions
         .iter()
@@ -74,9 +110,8 @@ pub(crate) fn report(listing: &SessionListing) -> Report {
             ]
         })
         .collect();
-    let text = match rows.len() {
+    match rows.len() {
         0 => "nothing is published: publish a point with coldrise publish".to_owned(),
         _ => table(&["SESSION", "POINT", "PUBLISHED AT", "IN USE", ">CAPTURED"], &rows),
-    };
-    Report::answer(listing, text)
+    }
 }

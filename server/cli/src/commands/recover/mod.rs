@@ -1,0 +1,273 @@
+//! `coldrise recover`: a machine runs under its own hypervisor, from the backup.
+
+mod place;
+mod server;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use clap::{Args, ValueEnum};
+use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_recovery::libvirt::{
+    default_domain, rewrite, Domain, DomainOptions, DomainState, DomainXml, NetworkChoice,
+    RecoveryNote,
+};
+use coldrise_recovery::relocation::move_state;
+use coldrise_recovery::virsh::Virsh;
+use coldrise_session::{check_offered, Catalog, SessionDocument, SessionNotes};
+use coldrise_store::{Address, PointDocument, Repository, SessionName, LIBVIRT_XML};
+use serde::Serialize;
+use serde_json::json;
+
+use crate::hardware::Hardware;
+use crate::invocation::Invocation;
+use crate::qemu;
+use crate::report::{print_line, Report};
+use crate::signals::ChildSignals;
+use crate::socket_access::SocketOwner;
+use crate::targets::tell_newer;
+use crate::units::show_duration;
+
+/// Run a machine from its backup under its own hypervisor, in seconds.
+///
+/// Publishes the point, serves the new session on a Unix socket, and starts a transient domain of
+/// libvirt from the XML that was stored with the point. The command serves the disks while the
+/// machine runs: leave it running. If it is ended or killed, the machine is paused and sees no
+/// error; coldrise recover live/SESSION goes on. Nothing of the machine's old host is used:
+/// host devices, files of drives and unknown devices are left out and named. The network cards
+/// have no link unless --network is given.
+///
+/// When the machine is to stay, coldrise move moves its disks to production storage while it runs.
+#[derive(Debug, Args)]
+pub(crate) struct RecoverArguments {
+    /// MACHINE/POINT; or live/SESSION, to go on with a recovered machine.
+    #[arg(value_name = "MACHINE/POINT|live/SESSION")]
+    address: Address,
+
+    /// The hypervisor.
+    #[arg(long, value_enum, required_unless_present = "undo")]
+    to: Option<Hypervisor>,
+
+    /// End the machine of live/SESSION at once, and its session. Its writes become a restore point,
+    /// unless --discard is given.
+    #[arg(long, conflicts_with_all = ["to", "name", "new_uuid", "network", "socket", "socket_owner", "connect"])]
+    undo: bool,
+
+    /// With --undo: discard the machine's writes.
+    #[arg(long, requires = "undo")]
+    discard: bool,
+
+    /// URI of libvirt on this host.
+    #[arg(long, value_name = "URI", default_value = "qemu:///system")]
+    connect: String,
+
+    /// Name of the machine, and of the session. Default: the stored name.
+    #[arg(long, value_name = "NAME")]
+    name: Option<SessionName>,
+
+    /// Give the machine a new UUID and new network addresses, so that it can run beside the original.
+    /// Without --name its name gets the ending -recovered.
+    #[arg(long)]
+    new_uuid: bool,
+
+    /// Network cards: none (no link), same (as stored), or the name of a network of libvirt.
+    #[arg(long, value_name = "none|same|NETWORK", default_value = "none", value_parser = parse_network)]
+    network: NetworkChoice,
+
+    /// Path of the NBD server's socket. Default: in /run/coldrise, or in the user's runtime folder.
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+
+    /// Owner of the socket. Default for root: libvirt-qemu or qemu, if there is such a user.
+    #[arg(long, value_name = "USER[:GROUP]")]
+    socket_owner: Option<SocketOwner>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Hypervisor {
+    /// QEMU under libvirt.
+    Libvirt,
+}
+
+fn parse_network(text: &str) -> Result<NetworkChoice> {
+    match text {
+        "none" => Ok(NetworkChoice::None),
+        "same" => Ok(NetworkChoice::Same),
+        "" => Err(Error::new(ErrorKind::InvalidInput, "give none, same or the name of a network")),
+        name => Ok(NetworkChoice::Named(name.to_owned())),
+    }
+}
+
+/// The answer when the machine is off, or the command was ended.
+#[derive(Serialize)]
+struct Recovered<'a> {
+    session: &'a str,
+    domain: &'a str,
+    connect: &'a str,
+    /// `off`, `paused` or `moved`.
+    state: &'static str,
+    elapsed_ms: u64,
+}
+
+pub(crate) fn run(invocation: &Invocation, arguments: RecoverArguments) -> Result<Report> {
+    if arguments.undo {
+        return place::undo(invocation, &arguments.address, arguments.discard);
+    }
+    place::check_local(&arguments.connect)?;
+    let mut signals = ChildSignals::catch()?;
+    let repository = invocation.open()?;
+    let prepared = match &arguments.address {
+        Address::Point { machine, selector, disk: None } => {
+            let catalog = Catalog::new(&repository);
+            let point = check_offered(catalog.point(machine, selector)?)?;
+            tell_newer(invocation, &catalog, selector, &point);
+            publish(invocation, &repository, &arguments, &point)?
+        }
+        Address::Live { session, disk: None } => go_on(&repository, session)?,
+        other => {
+            let text = format!("{other}: a machine is recovered with all its disks");
+            return Err(Error::new(ErrorKind::InvalidInput, text));
+        }
+    };
+    let owner = arguments.socket_owner.or_else(|| place::default_owner(&prepared.note.connect));
+    let mut server =
+        server::RecoveryServer::start(invocation, &repository, prepared, owner, &mut signals)?;
+    tell_running(invocation, &server);
+    let state = server.serve(invocation, &mut signals)?;
+    let (session, note) = (&server.session.name, &server.note);
+    let recovered = Recovered {
+        session: session.as_str(),
+        domain: &note.name,
+        connect: &note.connect,
+        state,
+        elapsed_ms: invocation.elapsed_ms(),
+    };
+    let text = match state {
+        "paused" => format!(
+            "{} is paused; nothing is lost\n  go on     coldrise recover live/{session} --to libvirt\n  \
+             end it    coldrise recover live/{session} --undo",
+            note.name
+        ),
+        "moved" => format!("{} runs on production storage; coldrise sessions says where", note.name),
+        _ => format!(
+            "{} is off; session {session} holds its writes\n  start it again         coldrise recover \
+             live/{session} --to libvirt\n  make a restore point   coldrise unpublish {session}",
+            note.name
+        ),
+    };
+    Ok(Report::done(&recovered, text))
+}
+
+/// A session and its note. The note may not be written yet.
+struct Prepared {
+    session: SessionDocument,
+    note: RecoveryNote,
+}
+
+/// Checks everything that can be checked, then publishes.
+fn publish(
+    invocation: &Invocation,
+    repository: &Arc<Repository>,
+    arguments: &RecoverArguments,
+    point: &PointDocument,
+) -> Result<Prepared> {
+    let virsh = Virsh::new(&arguments.connect);
+    let free = |domain: &DomainXml| check_free(&virsh, domain);
+    // A first pass: the session has no name yet.
+    free(&domain(arguments, point, "x", std::path::Path::new("/x"))?)?;
+    let session = crate::vmx::publish(repository, point, arguments.name.clone())?;
+    let done = place::socket(arguments.socket.as_deref(), &session.name).and_then(|socket| {
+        let domain = domain(arguments, point, session.name.as_str(), &socket)?;
+        domain.remarks.iter().for_each(|remark| invocation.remark(remark));
+        let note = RecoveryNote {
+            connect: arguments.connect.clone(),
+            name: domain.name,
+            socket,
+            xml: domain.text,
+        };
+        note.write(&SessionNotes::of(repository, &session.name)?)?;
+        if let Err(why) = qemu::kvm_works() {
+            invocation.remark(&format!("without KVM the machine is slow: {why}"));
+        }
+        Ok(note)
+    });
+    match done {
+        Ok(note) => Ok(Prepared { session, note }),
+        Err(error) => {
+            let _ = coldrise_session::unpublish(repository, &session.name, true);
+            Err(error)
+        }
+    }
+}
+
+/// The domain of a point, on the exports of a session.
+fn domain(
+    arguments: &RecoverArguments,
+    point: &PointDocument,
+    session: &str,
+    socket: &std::path::Path,
+) -> Result<DomainXml> {
+    let has_kvm = qemu::kvm_works();
+    let disks = point.disks.iter();
+    let options = DomainOptions {
+        name: arguments.name.as_ref().map(SessionName::as_str),
+        has_new_uuid: arguments.new_uuid,
+        network: &arguments.network,
+        disks: disks.map(|d| (d.name.clone(), format!("live/{session}/{}", d.name))).collect(),
+        socket,
+        has_kvm: has_kvm.is_ok(),
+    };
+    match point.configuration.as_ref().filter(|stored| stored.format == LIBVIRT_XML) {
+        Some(stored) => rewrite(&stored.text, &options),
+        None => {
+            let hardware = Hardware::of(point.configuration.as_ref()).unwrap_or_default();
+            Ok(default_domain(point.machine.as_str(), &hardware, &options))
+        }
+    }
+}
+
+/// No machine is started beside itself: both would have the same network addresses and write to the same services.
+fn check_free(virsh: &Virsh, domain: &DomainXml) -> Result<()> {
+    for name in domain.uuid.iter().chain([&domain.name]) {
+        if Domain::new(virsh, name).state()? != DomainState::Off {
+            let text = format!("the domain {} runs already ({name})", domain.name);
+            return Err(Error::new(ErrorKind::Busy, text).advise(
+                "end it first; or recover beside it with --new-uuid, and --name if you like",
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// A session on which a domain was recovered.
+fn go_on(repository: &Arc<Repository>, name: &SessionName) -> Result<Prepared> {
+    let state = coldrise_session::session(repository, name)?;
+    if let Some(moved) = move_state(repository, name)? {
+        moved.check_session_counts()?;
+    }
+    let notes = SessionNotes::of(repository, name)?;
+    let note = RecoveryNote::read(&notes)?.ok_or_else(|| {
+        let text = format!("no machine was recovered on session {name}");
+        Error::new(ErrorKind::NotFound, text).advise("recover MACHINE/POINT, or boot live/SESSION")
+    })?;
+    Ok(Prepared { session: state.document, note })
+}
+
+fn tell_running(invocation: &Invocation, server: &server::RecoveryServer) {
+    let (note, session) = (&server.note, &server.session.name);
+    let event = json!({ "event": "running", "session": session.as_str(), "domain": note.name,
+                        "connect": note.connect, "elapsed_ms": invocation.elapsed_ms() });
+    if invocation.is_json() {
+        print_line(&event.to_string());
+        return;
+    }
+    print_line(&format!(
+        "{} runs from {}/{} as session {session}, after {} (transient; this command serves its disks)\n  \
+         when calm   coldrise move live/{session} FOLDER\n  undo        coldrise recover \
+         live/{session} --undo",
+        note.name,
+        server.session.machine,
+        server.session.point,
+        show_duration(invocation.elapsed())
+    ));
+}

@@ -1,0 +1,124 @@
+//! Where a recovered machine finds its disks, and the end of a recovery.
+
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::{Duration, Instant};
+
+use coldrise_block::{Context, Error, ErrorKind, Result};
+use coldrise_recovery::libvirt::{DomainState, RecoveryNote};
+use coldrise_recovery::relocation::move_state;
+use coldrise_session::SessionNotes;
+use coldrise_store::{Address, SessionName};
+use serde_json::json;
+
+use crate::commands::skipped_files;
+use crate::invocation::Invocation;
+use crate::report::Report;
+use crate::socket_access::SocketOwner;
+
+/// Maximum length of a socket's path, in bytes.
+const MAX_SOCKET_BYTES: usize = 107;
+/// How long the server of an ended machine may take to close the session.
+const CLOSE_PATIENCE: Duration = Duration::from_secs(30);
+
+/// Checks that libvirt is on this host: the machine's disks are behind a socket here.
+///
+/// # Errors
+/// `InvalidInput` if it is not.
+pub(super) fn check_local(uri: &str) -> Result<()> {
+    let host = uri.split_once("://").map_or("?", |(_, rest)| rest);
+    let is_qemu = uri.starts_with("qemu:") || uri.starts_with("qemu+unix:");
+    if is_qemu && host.starts_with('/') {
+        return Ok(());
+    }
+    let text = format!("{uri} is not a QEMU connection on this host");
+    Err(Error::new(ErrorKind::InvalidInput, text)
+        .advise("run the command on the hypervisor's host, with qemu:///system or qemu:///session"))
+}
+
+/// The path of the NBD server's socket, in a folder that QEMU's user can enter.
+///
+/// # Errors
+/// `InvalidInput` if it is too long; errors of the operating system.
+pub(super) fn socket(chosen: Option<&Path>, session: &SessionName) -> Result<PathBuf> {
+    let path = match chosen {
+        Some(path) => std::path::absolute(path).context(|| "finding the socket's folder")?,
+        None => {
+            let folder = match std::env::var_os("XDG_RUNTIME_DIR").filter(|_| !is_root()) {
+                Some(folder) => PathBuf::from(folder).join("coldrise"),
+                None if is_root() => PathBuf::from("/run/coldrise"),
+                None => {
+                    let text =
+                        "XDG_RUNTIME_DIR is not set: give the path of a socket with --socket";
+                    return Err(Error::new(ErrorKind::InvalidInput, text));
+                }
+            };
+            let made = std::fs::DirBuilder::new().mode(0o711).recursive(true).create(&folder);
+            made.context(|| format!("creating {}", folder.display()))?;
+            folder.join(format!("{session}.nbd"))
+        }
+    };
+    if path.as_os_str().len() > MAX_SOCKET_BYTES {
+        let text = format!("{} is too long for a socket: give another --socket", path.display());
+        return Err(Error::new(ErrorKind::InvalidInput, text));
+    }
+    Ok(path)
+}
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// The user as whom libvirt runs QEMU, by the names of Debian and Fedora.
+pub(super) fn default_owner(uri: &str) -> Option<SocketOwner> {
+    if !is_root() || !uri.contains(":///system") {
+        return None;
+    }
+    ["libvirt-qemu", "qemu"].into_iter().find_map(|name| SocketOwner::from_str(name).ok())
+}
+
+/// `recover --undo`.
+pub(super) fn undo(invocation: &Invocation, address: &Address, discard: bool) -> Result<Report> {
+    let Address::Live { session, disk: None } = address else {
+        let text = format!("{address}: --undo takes live/SESSION");
+        return Err(Error::new(ErrorKind::InvalidInput, text));
+    };
+    let repository = invocation.open()?;
+    if let Some(moved) = move_state(&repository, session)? {
+        moved.check_session_counts()?;
+    }
+    let notes = SessionNotes::of(&repository, session)?;
+    let Some(note) = RecoveryNote::read(&notes)? else {
+        let text = format!("no machine was recovered on session {session}");
+        let advice = format!("coldrise unpublish {session} ends a session");
+        return Err(Error::new(ErrorKind::NotFound, text).advise(advice));
+    };
+    let domain = note.domain();
+    if domain.state()? != DomainState::Off {
+        domain.destroy()?;
+    }
+    let start = Instant::now();
+    let sealed = loop {
+        match coldrise_session::unpublish(&repository, session, discard) {
+            // The server closes the session when the machine is gone.
+            Err(error) if error.kind() == ErrorKind::Busy && start.elapsed() < CLOSE_PATIENCE => {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            ended => break ended?,
+        }
+    };
+    let _ = std::fs::remove_file(&note.socket);
+    if let Some(sealed) = &sealed {
+        skipped_files::tell(&sealed.left_out);
+    }
+    let address = sealed.map(|sealed| format!("{}/{}", sealed.point.machine, sealed.point.point));
+    let object = json!({ "session": session.as_str(), "domain": note.name, "address": address,
+                         "discarded": discard, "elapsed_ms": invocation.elapsed_ms() });
+    let text = match (&address, discard) {
+        (Some(address), _) => format!("{} was ended; its writes are {address}", note.name),
+        (None, true) => format!("{} was ended; its writes were discarded", note.name),
+        (None, false) => format!("{} was ended; it wrote nothing", note.name),
+    };
+    Ok(Report::done(&object, text))
+}

@@ -1,0 +1,154 @@
+//! Serves the disks of a recovered machine, and lets it run on after the server was away.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_recovery::libvirt::{Domain, DomainState, RecoveryNote};
+use coldrise_recovery::relocation::{move_state, MovePhase};
+use coldrise_session::SessionDocument;
+use coldrise_store::{default_cache_bytes, Repository};
+
+use super::Prepared;
+use crate::invocation::Invocation;
+use crate::nbdkit::{Endpoint, Nbdkit, ServeOptions};
+use crate::signals::ChildSignals;
+use crate::socket_access::{SocketAccess, SocketOwner};
+
+/// Interval of looking after the server.
+const INTERVAL: Duration = Duration::from_millis(100);
+/// Interval of asking libvirt for the domain.
+const DOMAIN_INTERVAL: Duration = Duration::from_secs(1);
+/// Of a domain that is paused by disk errors again and again, such as on a full repository.
+const RESUME_INTERVAL: Duration = Duration::from_secs(5);
+
+/// A running server and its domain.
+pub(super) struct RecoveryServer {
+    repository: Arc<Repository>,
+    pub(super) session: SessionDocument,
+    pub(super) note: RecoveryNote,
+    nbdkit: Nbdkit,
+    domain: Domain,
+}
+
+impl RecoveryServer {
+    /// Starts the server, and the domain: it is created, or resumed.
+    ///
+    /// # Errors
+    /// As [`Nbdkit::start`] and [`Domain::create`]. The session is kept.
+    pub(super) fn start(
+        invocation: &Invocation,
+        repository: &Arc<Repository>,
+        prepared: Prepared,
+        owner: Option<SocketOwner>,
+        signals: &mut ChildSignals,
+    ) -> Result<RecoveryServer> {
+        let Prepared { session, note } = prepared;
+        let disks = session.disks.iter();
+        let options = ServeOptions {
+            endpoint: Endpoint::Socket(note.socket.clone(), SocketAccess { owner, mode: None }),
+            tls: None,
+            cache_bytes: default_cache_bytes(),
+            is_read_only: false,
+            lists_formats: false,
+            disconnects_at_end: true,
+            only: disks.map(|disk| format!("live/{}/{}", session.name, disk.name)).collect(),
+        };
+        let nbdkit = Nbdkit::start(invocation, &options, signals)?;
+        let domain = note.domain();
+        let repository = Arc::clone(repository);
+        let server = RecoveryServer { repository, session, note, nbdkit, domain };
+        server.start_domain().map_err(|error| {
+            let name = &server.session.name;
+            error.advise(format!(
+                "session {name} is kept: try coldrise recover live/{name} --to libvirt again, or end it with \
+                 coldrise recover live/{name} --undo"
+            ))
+        })?;
+        Ok(server)
+    }
+
+    fn start_domain(&self) -> Result<()> {
+        match self.domain.state()? {
+            DomainState::Off => self.domain.create(&self.note.xml),
+            DomainState::Running => Ok(()),
+            DomainState::DiskError | DomainState::Paused(_) => self.domain.resume(),
+        }
+    }
+
+    /// Serves until the machine is off (`off`), its disks were moved (`moved`), or a signal ends this program, which
+    /// first pauses the machine (`paused`).
+    ///
+    /// # Errors
+    /// `ToolFailed` if the server cannot be started again.
+    pub(super) fn serve(
+        &mut self,
+        invocation: &Invocation,
+        signals: &mut ChildSignals,
+    ) -> Result<&'static str> {
+        let (mut asked, mut resumed) = (Instant::now(), None::<Instant>);
+        loop {
+            if signals.was_asked_to_end() {
+                // Its last writes are answered before the server ends.
+                let paused = self.domain.suspend();
+                self.nbdkit.stop(None)?;
+                return paused.map(|()| "paused");
+            }
+            match self.nbdkit.keep_up(invocation, signals) {
+                Ok(None) => {}
+                Ok(Some(status)) => {
+                    let text = format!("nbdkit ended ({status}) while the machine was running");
+                    return Err(Error::new(ErrorKind::ToolFailed, text));
+                }
+                // The next turn pauses the machine.
+                Err(error) if error.kind() == ErrorKind::Interrupted => {
+                    let paused = self.domain.suspend();
+                    return paused.map(|()| "paused");
+                }
+                Err(error) => return Err(error),
+            }
+            if asked.elapsed() >= DOMAIN_INTERVAL {
+                asked = Instant::now();
+                match self.look_at_domain(invocation, &mut resumed) {
+                    Ok(None) => {}
+                    Ok(Some(end)) => {
+                        self.nbdkit.stop(None)?;
+                        return Ok(end);
+                    }
+                    // libvirtd may restart; its domains run on.
+                    Err(error) => tracing::warn!("{}", error.full_message()),
+                }
+            }
+            std::thread::sleep(INTERVAL);
+        }
+    }
+
+    /// Resumes the machine if its disks were away. Returns how it ended, if it has.
+    fn look_at_domain(
+        &self,
+        invocation: &Invocation,
+        resumed: &mut Option<Instant>,
+    ) -> Result<Option<&'static str>> {
+        match self.domain.state()? {
+            DomainState::Off => Ok(Some("off")),
+            DomainState::DiskError => {
+                if resumed.is_none_or(|at| at.elapsed() >= RESUME_INTERVAL) {
+                    *resumed = Some(Instant::now());
+                    invocation
+                        .remark("the machine was paused by an error of its disks: resuming it");
+                    self.domain.resume()?;
+                }
+                Ok(None)
+            }
+            DomainState::Running | DomainState::Paused(_) => {
+                let moved = move_state(&self.repository, &self.session.name)?;
+                let is_moved = moved.is_some_and(|moved| {
+                    moved.note.phase == MovePhase::Settled
+                        && !moved.is_running
+                        && moved.note.disks.iter().all(|disk| disk.is_moved)
+                });
+                Ok(is_moved.then_some("moved"))
+            }
+        }
+    }
+}

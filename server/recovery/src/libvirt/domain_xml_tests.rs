@@ -1,0 +1,124 @@
+use super::*;
+
+const XML: &str = "<domain type='kvm' id='3' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>
+  <name>web&amp;01</name><uuid>5d7a5f44-1d7e-4a1e-9a63-000000000001</uuid>
+  <memory unit='MiB'>64</memory><vcpu placement='static' cpuset='40-47' current='1'>2</vcpu>
+  <os><type arch='x86_64' machine='pc'>hvm</type><kernel>/etc/shadow</kernel><boot dev='hd'/></os>
+  <cpu mode='host-passthrough'/>
+  <devices>
+    <emulator>/tmp/evil</emulator>
+    <disk type='block' device='lun'><source dev='/dev/sda'/><backingStore/><target dev='vda' bus='virtio'/>
+      <serial>ab</serial><address type='pci' domain='0x0000' bus='0x00' slot='0x07' function='0x0'/></disk>
+    <disk type='file'><source file='/etc/shadow'/><target dev='vdz' bus='virtio'/></disk>
+    <disk type='file' device='cdrom'><source file='/root/x.iso'/><target dev='hdc' bus='ide'/><readonly/></disk>
+    <interface type='bridge'><mac address='52:54:00:00:00:01'/><source bridge='br0'/><model type='virtio'/></interface>
+    <hostdev mode='subsystem' type='pci'><source><address bus='0x06'/></source></hostdev>
+    <filesystem type='mount'><source dir='/'/><target dir='root'/></filesystem>
+    <serial type='file'><source path='/etc/passwd'/><target port='0'/></serial>
+    <channel type='unix'><source mode='bind' path='/etc/x'/><target type='virtio' name='org.qemu.guest_agent.0'/></channel>
+    <rng model='virtio'><backend model='egd' type='tcp'><source host='h'/></backend></rng>
+    <graphics type='vnc' port='5900' passwd='secret' listen='0.0.0.0'/>
+    <controller type='pci' model='pci-root'/>
+  </devices>
+  <seclabel type='none'/>
+  <qemu:commandline><qemu:arg value='-evil'/></qemu:commandline>
+</domain>";
+
+fn options(network: &NetworkChoice) -> DomainOptions<'_> {
+    DomainOptions {
+        name: None,
+        has_new_uuid: false,
+        network,
+        disks: vec![(DiskName::parse("vda").unwrap(), "live/r/vda".to_owned())],
+        socket: Path::new("/run/it's"),
+        has_kvm: true,
+    }
+}
+
+#[test]
+fn nothing_of_the_host_survives() {
+    let domain = rewrite(XML, &options(&NetworkChoice::None)).unwrap();
+    for word in [
+        "/etc",
+        "/tmp",
+        "/root",
+        "/dev/sd",
+        "evil",
+        "hostdev",
+        "filesystem",
+        "seclabel",
+        "br0",
+        "passwd",
+        "0.0.0.0",
+        "cpuset",
+        "vdz",
+        "egd",
+    ] {
+        assert!(!domain.text.contains(word), "{word}: {}", domain.text);
+    }
+    for word in [
+        "<name>web&amp;01</name>",
+        "<serial>ab</serial>",
+        "slot='0x07'",
+        "name='live/r/vda'",
+        "socket='/run/it&apos;s'",
+        "error_policy='stop'",
+        "52:54:00:00:00:01",
+        "state='down'",
+        "current='1'>2</vcpu>",
+        "<target dev='hdc' bus='ide'/><readonly/>",
+        "org.qemu.guest_agent.0",
+        "host-passthrough",
+        "model='pci-root'",
+    ] {
+        assert!(domain.text.contains(word), "{word}: {}", domain.text);
+    }
+    // It is well-formed, and a second pass changes nothing.
+    let again = rewrite(&domain.text, &options(&NetworkChoice::None)).unwrap();
+    assert_eq!(again.text, domain.text);
+    let remarks = domain.remarks.join("\n");
+    for word in
+        ["hostdev pci", "filesystem mount", "disk vdz", "drive hdc is empty", "kernel of os"]
+    {
+        assert!(remarks.contains(word), "{word}: {remarks}");
+    }
+}
+
+#[test]
+fn a_second_machine_has_its_own_identity() {
+    let network = NetworkChoice::Named("lab'".to_owned());
+    let own = DomainOptions { has_new_uuid: true, has_kvm: false, ..options(&network) };
+    let domain = rewrite(XML, &own).unwrap();
+    assert_eq!((domain.name.as_str(), domain.uuid), ("web&01-recovered", None));
+    assert!(!domain.text.contains("<uuid>") && !domain.text.contains("<mac"));
+    assert!(domain.text.contains("network='lab&apos;'") && domain.text.contains("mode='maximum'"));
+    let same = rewrite(XML, &options(&NetworkChoice::Same)).unwrap();
+    assert!(same.text.contains("br0") && same.text.contains("<mac"));
+}
+
+#[test]
+fn disks_of_other_names_keep_their_order() {
+    let network = NetworkChoice::None;
+    let disk = |name: &str| (DiskName::parse(name).unwrap(), format!("live/r/{name}"));
+    let two = DomainOptions { disks: vec![disk("one"), disk("two")], ..options(&network) };
+    let text = rewrite(XML, &two).unwrap().text;
+    let place = |word: &str| text.find(word).unwrap();
+    assert!(place("live/r/one") < place("dev='vda'") && place("live/r/two") < place("dev='vdz'"));
+    let other = DomainOptions { disks: vec![disk("vda"), disk("two")], ..options(&network) };
+    let domain = rewrite(XML, &other).unwrap();
+    assert!(!domain.text.contains("live/r/two"));
+    assert!(domain
+        .remarks
+        .iter()
+        .any(|remark| remark.contains("disk two is not in the stored XML")));
+}
+
+#[test]
+fn what_is_no_domain_is_refused() {
+    let bomb =
+        "<!DOCTYPE d [<!ENTITY a 'aaaa'><!ENTITY b '&a;&a;'>]><domain><name>&b;</name></domain>";
+    for text in ["", "<network/>", "<domain>", bomb] {
+        let error = rewrite(text, &options(&NetworkChoice::None)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput, "{text}");
+    }
+}

@@ -1,0 +1,162 @@
+//! A recovered machine under libvirt: a transient domain on a session that this host serves over NBD.
+//!
+//! ```text
+//!   publish ─▶ serve the session on a Unix socket ─▶ note "recovery" ─▶ virsh create
+//!   the server died: the domain is paused (error_policy=stop) ─▶ serve again ─▶ virsh resume
+//! ```
+//!
+//! # A crash at each step
+//!
+//! The note is written before the domain exists, and has the domain's whole text. So after a crash anywhere, `recover`
+//! of the session serves it again at the same socket, and resumes the domain or creates it; `recover --undo` ends it.
+//! A transient domain is gone with its host; the session has every write that was flushed. libvirt refuses a
+//! second domain of the same name or UUID, so no step starts a machine twice.
+
+mod default_domain;
+mod devices;
+mod domain_xml;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_session::SessionNotes;
+use serde::{Deserialize, Serialize};
+
+use crate::virsh::Virsh;
+
+pub use default_domain::default_domain;
+pub use domain_xml::{rewrite, DomainOptions, DomainXml, NetworkChoice};
+
+/// For one request. Starting a domain on a busy host takes seconds.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+const NAME: &str = "recovery";
+
+/// The document that says which domain runs on a session.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RecoveryNote {
+    /// The URI of libvirt.
+    pub connect: String,
+    /// The domain's name.
+    pub name: String,
+    /// The NBD server's socket.
+    pub socket: PathBuf,
+    /// For `virsh create`.
+    pub xml: String,
+}
+
+impl RecoveryNote {
+    /// Reads the note of a session.
+    ///
+    /// # Errors
+    /// `Corrupt` if it does not authenticate.
+    pub fn read(notes: &SessionNotes) -> Result<Option<RecoveryNote>> {
+        let Some(text) = notes.read(NAME)? else { return Ok(None) };
+        serde_json::from_slice(&text).map(Some).map_err(|error| {
+            let text = "the note of a recovery has an unknown form";
+            Error::with_source(ErrorKind::Corrupt, text, error)
+        })
+    }
+
+    /// Writes it, durably.
+    ///
+    /// # Errors
+    /// Errors of the operating system.
+    pub fn write(&self, notes: &SessionNotes) -> Result<()> {
+        let text = serde_json::to_vec(self).map_err(|error| {
+            Error::with_source(ErrorKind::Internal, "describing a recovery", error)
+        })?;
+        notes.write(NAME, &text)
+    }
+
+    /// Its domain.
+    pub fn domain(&self) -> Domain {
+        Domain { virsh: Virsh::new(&self.connect), name: self.name.clone() }
+    }
+}
+
+/// A domain of libvirt, existing or not.
+pub struct Domain {
+    pub(crate) virsh: Virsh,
+    pub(crate) name: String,
+}
+
+/// What a domain does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DomainState {
+    /// There is none of this name, or it is off.
+    Off,
+    /// It runs.
+    Running,
+    /// It is paused because its disks could not be read or written.
+    DiskError,
+    /// It is paused for another reason, which libvirt tells.
+    Paused(String),
+}
+
+impl Domain {
+    /// A domain by name or UUID.
+    pub fn new(virsh: &Virsh, name: impl Into<String>) -> Domain {
+        Domain { virsh: virsh.clone(), name: name.into() }
+    }
+
+    /// Asks for its state.
+    ///
+    /// # Errors
+    /// `ToolFailed` if libvirt does not answer.
+    pub fn state(&self) -> Result<DomainState> {
+        // A list fails only if libvirt does; the state of an unknown domain would fail, too.
+        let listed = self.virsh.run(&["list", "--name", "--uuid"], PATIENCE)?;
+        let is_listed = |line: &str| {
+            let (uuid, name) = line.trim().split_once(' ').unwrap_or_default();
+            [uuid, name.trim()].contains(&self.name.as_str())
+        };
+        if !listed.lines().any(is_listed) {
+            return Ok(DomainState::Off);
+        }
+        let state = match self.virsh.run(&["domstate", "--reason", &self.name], PATIENCE) {
+            Ok(state) => state,
+            // It ended in between.
+            Err(_) => return Ok(DomainState::Off),
+        };
+        let state = state.trim();
+        Ok(match state.split_once(" (") {
+            Some(("paused", "I/O error)")) => DomainState::DiskError,
+            Some(("running" | "idle" | "in shutdown", _)) => DomainState::Running,
+            Some(("shut off" | "crashed", _)) => DomainState::Off,
+            _ => DomainState::Paused(state.chars().take(60).collect()),
+        })
+    }
+
+    /// Creates a transient domain, which runs when this returns.
+    ///
+    /// # Errors
+    /// `ToolFailed` with libvirt's reason.
+    pub fn create(&self, xml: &str) -> Result<()> {
+        self.virsh.run_with(&["create", "/dev/stdin"], Some(xml), PATIENCE).map(drop)
+    }
+
+    /// Lets it run on.
+    ///
+    /// # Errors
+    /// `ToolFailed` with libvirt's reason.
+    pub fn resume(&self) -> Result<()> {
+        self.virsh.run(&["resume", &self.name], PATIENCE).map(drop)
+    }
+
+    /// Pauses it.
+    ///
+    /// # Errors
+    /// `ToolFailed` with libvirt's reason.
+    pub fn suspend(&self) -> Result<()> {
+        self.virsh.run(&["suspend", &self.name], PATIENCE).map(drop)
+    }
+
+    /// Ends it at once, as a power cut does.
+    ///
+    /// # Errors
+    /// `ToolFailed` with libvirt's reason.
+    pub fn destroy(&self) -> Result<()> {
+        self.virsh.run(&["destroy", &self.name], PATIENCE).map(drop)
+    }
+}

@@ -1,0 +1,283 @@
+"""coldrise move: the disks of a running machine go to production storage."""
+
+import json
+import os
+import signal
+import subprocess
+
+import pytest
+
+from support.image import Image
+from support.running_machine import Machine, Relay, Writer, kill
+from support.nbdserver import wait_until
+
+MIB = 1 << 20
+SIZE = 48 * MIB
+
+
+@pytest.fixture
+def exports(coldrise, tmp_path):
+    """The disks of session rescue: 24 MiB of 48 stored."""
+    disks = {}
+    for name in ("vda", "vdb"):
+        disk = Image(SIZE)
+        disk.fill(8 * MIB, 24 * MIB, name)
+        disks[name] = disk.save(tmp_path / f"{name}.raw")
+    return coldrise.publish(coldrise.backup("web01", **disks), "rescue")
+
+
+@pytest.fixture
+def machine(nbdkit, exports, own_tmp):
+    """QEMU on the session."""
+    server = nbdkit()
+    with Machine(own_tmp / "machine", server.socket, exports) as machine:
+        machine.server = server
+        yield machine
+
+
+@pytest.fixture
+def targets(tmp_path):
+    folder = tmp_path / "production"
+    folder.mkdir()
+    return {"vda": folder / "vda.qcow2", "vdb": folder / "vdb.img"}
+
+
+def words(targets):
+    return [f"{disk}={path}" for disk, path in targets.items()]
+
+
+def counter(path, image_format="raw"):
+    """The first sector's counter."""
+    done = subprocess.run(["qemu-img", "dd", "-U", "-f", image_format, "-O", "raw", "bs=512", "count=1",
+                           f"if={path}", "of=/dev/stdout"], capture_output=True, check=False)
+    if done.returncode:
+        copy = path.with_suffix(".sector")
+        subprocess.run(["qemu-img", "dd", "-U", "-f", image_format, "-O", "raw", "bs=512", "count=1",
+                        f"if={path}", f"of={copy}"], check=True, capture_output=True)
+        return int.from_bytes(copy.read_bytes()[:512], "little")
+    return int.from_bytes(done.stdout[:512], "little")
+
+
+def counters(coldrise, address, folder):
+    """Those of both disks of a point or session."""
+    found = []
+    for disk in ("vda", "vdb"):
+        path = folder / "restored.raw"
+        coldrise.json("restore", f"{address}/{disk}", path, "--force")
+        found.append(int.from_bytes(path.read_bytes()[:512], "little"))
+    return found
+
+
+def sentence(coldrise):
+    return coldrise.run("sessions").stdout
+
+
+def start_slow_move(coldrise, machine, targets, qmp=None):
+    """A move that takes as long as the test wants, after its copy has begun."""
+    process = coldrise.start("move", "live/rescue", *words(targets), "--qmp", qmp or machine.qmp,
+                             "--rate", "1M", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    wait_until(lambda: sum(job["current-progress"] > 0 for job in machine.jobs()) == 2, "the copy")
+    return process
+
+
+def test_all_disks_switch_at_one_instant_while_the_machine_writes(coldrise, machine, targets, tmp_path):
+    writer = Writer(machine)
+    writer.goes_on()
+    done = coldrise.run("--json", "move", "live/rescue", *words(targets), "--qmp", machine.qmp)
+    assert done.returncode == 0, done.stderr
+    moved = json.loads(done.stdout.splitlines()[-1])
+    writer.goes_on()
+    assert moved["held_ms"] < 5000 and moved["copied_bytes"] >= 48 * MIB
+    assert "Safe to cancel" in done.stderr
+    assert not machine.jobs()
+    assert all("/dev/fdset/" in file for file in machine.files())
+    # The point is the last state before the switch, of both disks at once.
+    first, second = counters(coldrise, moved["address"], tmp_path)
+    assert 0 <= first - second <= 1 and first > 0
+    last = writer.done
+    machine.kill()
+    assert last <= counter(targets["vda"], "qcow2") <= last + 1
+    assert counter(targets["vdb"]) >= last
+    # Holes stay holes.
+    assert all(path.stat().st_blocks * 512 < 30 * MIB for path in targets.values())
+    # Each side says where the machine is, and the old side does not start.
+    assert str(targets["vda"]) in sentence(coldrise) and moved["address"] in sentence(coldrise)
+    refused = coldrise.run("boot", "live/rescue")
+    assert refused.returncode == 11 and str(targets["vdb"]) in refused.stderr
+    assert "moved" in coldrise.run("doctor").stdout
+    again = coldrise.run("move", "live/rescue", *words(targets), "--qmp", machine.qmp)
+    assert again.returncode == 1 and "was moved" in again.stderr
+    coldrise.json("unpublish", "rescue")
+    published = coldrise.publish(moved["address"], "rescue")
+    assert published and "moved" not in sentence(coldrise)
+
+
+def test_the_moved_disks_have_every_byte(coldrise, machine, targets, exports):
+    for disk in exports:
+        handle = machine.disk(disk)
+        handle.pwrite(os.urandom(3 * MIB), 7 * MIB + 512)
+        handle.zero(2 * MIB, 12 * MIB)
+    coldrise.json("move", "live/rescue", *words(targets), "--qmp", machine.qmp)
+    machine.kill()
+    for disk, path in targets.items():
+        kind = "qcow2" if path.suffix == ".qcow2" else "raw"
+        done = subprocess.run(["qemu-img", "compare", "-f", "raw", "-F", kind,
+                               machine.server.uri(f"live/rescue/{disk}"), path],
+                              capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def assert_session_counts(coldrise, machine, targets, writer):
+    writer.goes_on()
+    assert not machine.jobs()
+    assert all("live/rescue" in file for file in machine.files())
+    assert not any(path.exists() for path in targets.values())
+    assert "rescue" in sentence(coldrise) and "move" not in sentence(coldrise)
+    nodes = machine.monitor.execute("query-named-block-nodes", flat=True)
+    assert not [node["node-name"] for node in nodes if node["node-name"].startswith("coldrise")]
+
+
+def test_a_full_target_leaves_the_machine_on_the_session(coldrise, machine, targets, tmp_path):
+    small = tmp_path / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12M", "none", small], check=True)
+    try:
+        writer = Writer(machine)
+        full = targets | {"vdb": small / "vdb.qcow2"}
+        done = coldrise.run("--json", "move", "live/rescue", *words(full), "--qmp", machine.qmp)
+        error = json.loads(done.stdout.splitlines()[-1])["error"]
+        assert done.returncode == 1 and error["kind"] == "no_space", done.stderr
+        assert "all writes of the machine are in the session" in done.stderr
+        assert_session_counts(coldrise, machine, full, writer)
+        writer.end()
+    finally:
+        subprocess.run(["umount", small], check=True)
+
+
+def test_a_cancelled_move_leaves_the_machine_on_the_session(coldrise, machine, targets):
+    writer = Writer(machine)
+    process = start_slow_move(coldrise, machine, targets)
+    assert "is being moved" in sentence(coldrise)
+    other = coldrise.run("move", "live/rescue", *words(targets), "--qmp", machine.qmp)
+    assert other.returncode == 11 and "another coldrise move" in other.stderr
+    process.send_signal(signal.SIGINT)
+    _, messages = process.communicate(timeout=60)
+    assert process.returncode == 130 and "in the session" in messages, messages
+    assert_session_counts(coldrise, machine, targets, writer)
+    writer.end()
+
+
+def test_existing_files_and_missing_disks_are_refused(coldrise, machine, targets):
+    targets["vdb"].write_bytes(b"precious")
+    for chosen, word in ((targets, "exists already"), ({"vda": targets["vda"]}, "vdb needs exactly one")):
+        done = coldrise.run("move", "live/rescue", *words(chosen), "--qmp", machine.qmp)
+        assert done.returncode in (1, 2) and word in done.stderr, done.stderr
+        assert not targets["vda"].exists() and targets["vdb"].read_bytes() == b"precious"
+    done = coldrise.run("move", "live/rescue", *words(targets))
+    assert done.returncode == 1 and "--qmp SOCKET" in done.stderr
+    moved = coldrise.json("move", "live/rescue", *words(targets), "--qmp", machine.qmp, "--force",
+                          "--synchronous")
+    assert [disk["is_moved"] for disk in moved["disks"]] == [True, True]
+
+
+def test_a_killed_server_only_delays_the_move(coldrise, exports, own_tmp, targets):
+    path = own_tmp / "nbd"
+    serving = coldrise.start("serve", "nbd", "--socket", path, stdout=subprocess.PIPE,
+                             stderr=subprocess.DEVNULL)
+    assert serving.stdout.readline().startswith("ready")
+    with Machine(own_tmp / "machine", path, exports) as machine:
+        writer = Writer(machine)
+        process = coldrise.start("move", "live/rescue", *words(targets), "--qmp", machine.qmp, "--rate",
+                                 "40M", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        wait_until(lambda: sum(job["current-progress"] > 0 for job in machine.jobs()) == 2, "the copy")
+        children = subprocess.run(["pgrep", "-P", str(serving.pid), "nbdkit"], capture_output=True,
+                                  text=True, check=True)
+        os.kill(int(children.stdout), signal.SIGKILL)
+        _, messages = process.communicate(timeout=60)
+        assert process.returncode == 0, messages
+        writer.goes_on()
+        writer.end()
+
+
+def test_a_killed_machine_leaves_the_session(coldrise, machine, targets, tmp_path):
+    writer = Writer(machine)
+    writer.goes_on()
+    process = start_slow_move(coldrise, machine, targets)
+    machine.kill()
+    _, messages = process.communicate(timeout=60)
+    assert process.returncode == 1 and "in the session" in messages, messages
+    assert not any(path.exists() for path in targets.values())
+    writer.thread.join(30)
+    machine.server.kill()
+    assert min(counters(coldrise, "live/rescue", tmp_path)) >= writer.done
+    assert "move" not in sentence(coldrise)
+
+
+# The command at which the mover is killed, before or after QEMU gets it, and whether the disks switch.
+STEPS = [("add-fd", True, False), ("blockdev-mirror", False, False), ("job-complete", True, False),
+         ("job-finalize", False, True), ("job-finalize", True, True)]  # fmt: skip
+
+
+@pytest.mark.parametrize("command, is_after, is_moved", STEPS)
+def test_a_killed_move_is_settled_by_the_next(coldrise, machine, targets, own_tmp, command, is_after,
+                                              is_moved):
+    writer = Writer(machine)
+    writer.goes_on()
+    started = []
+    path = own_tmp / "relay"
+    Relay(path, machine.qmp, command, lambda: kill(started[0]), is_after)
+    started.append(coldrise.start("move", "live/rescue", *words(targets), "--qmp", path,
+                                  stdout=subprocess.PIPE, stderr=subprocess.PIPE))
+    started[0].communicate(timeout=60)
+    assert "interrupted" in sentence(coldrise) and "interrupted" in coldrise.run("doctor").stdout
+    done = coldrise.run("--json", "move", "live/rescue", "--qmp", machine.qmp)
+    if is_moved:
+        assert done.returncode == 0, done.stderr
+        moved = json.loads(done.stdout.splitlines()[-1])
+        assert [disk["is_moved"] for disk in moved["disks"]] == [True, True]
+        writer.goes_on()
+        assert all("fdset" in file for file in machine.files())
+        last = writer.done
+        machine.kill()
+        assert counter(targets["vda"], "qcow2") >= last and counter(targets["vdb"]) >= last
+    else:
+        assert done.returncode == 2 and "name a target" in done.stderr
+        assert_session_counts(coldrise, machine, targets, writer)
+        coldrise.json("move", "live/rescue", *words(targets), "--qmp", machine.qmp)
+        writer.goes_on()
+        writer.end()
+
+
+def test_a_machine_killed_while_it_switches_is_in_its_targets(coldrise, machine, targets, own_tmp):
+    writer = Writer(machine)
+    writer.goes_on()
+    path = own_tmp / "relay"
+    Relay(path, machine.qmp, "job-finalize", machine.kill, False)
+    done = coldrise.run("move", "live/rescue", *words(targets), "--qmp", path)
+    assert done.returncode == 1, done.stderr
+    assert "interrupted" in sentence(coldrise)
+    assert coldrise.run("boot", "live/rescue").returncode == 11
+    moved = coldrise.json("move", "live/rescue")
+    assert [disk["is_moved"] for disk in moved["disks"]] == [True, True] and moved["address"]
+    writer.thread.join(30)
+    assert counter(targets["vda"], "qcow2") >= writer.done and counter(targets["vdb"]) >= writer.done
+
+
+def test_the_machine_of_boot_is_found(coldrise, tmp_path):
+    """Its QEMU can open no file, so it gets the target as an open one."""
+    disk = tmp_path / "boot.raw"
+    # jmp $
+    disk.write_bytes(b"\xeb\xfe".ljust(510, b"\0") + b"\x55\xaa" + bytes(4 * MIB - 512))
+    address = coldrise.backup("web01", vda=disk)
+    booting = coldrise.start("boot", address, "--name", "rescue", "--memory", "32M",
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    wait_until(lambda: any(s["is_served"] for s in coldrise.json("sessions")["sessions"]), "the boot")
+    folder = tmp_path / "production"
+    folder.mkdir()
+    moved = coldrise.json("move", "live/rescue", folder)
+    assert moved["disks"][0]["target"] == str(folder / "web01-vda.qcow2")
+    booting.send_signal(signal.SIGTERM)
+    booting.communicate(timeout=60)
+    compared = subprocess.run(["qemu-img", "compare", "-f", "raw", "-F", "qcow2", disk,
+                               folder / "web01-vda.qcow2"], capture_output=True, check=False)
+    assert compared.returncode == 0
