@@ -229,7 +229,7 @@ fn child_text<'a>(node: Node<'a, '_>, name: &str) -> Option<&'a str> {
 }
 
 /// Text for an element or an attribute, without control characters.
-pub(super) fn escaped(text: &str) -> String {
+pub(crate) fn escaped(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for c in text.chars().filter(|c| !c.is_control()) {
         match c {

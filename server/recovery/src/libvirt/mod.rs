@@ -26,6 +26,7 @@ use serde::{Deserialize, Serialize};
 use crate::virsh::Virsh;
 
 pub use default_domain::default_domain;
+pub(crate) use domain_xml::escaped;
 pub use domain_xml::{rewrite, DomainOptions, DomainXml, NetworkChoice};
 
 /// For one request. Starting a domain on a busy host takes seconds.

@@ -1,6 +1,7 @@
 //! The move of a machine's disks by QEMU's mirror jobs; see the module for the invariants.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use coldrise_block::{Error, ErrorKind, Result};
@@ -14,6 +15,8 @@ use super::{is_cancelled, milliseconds_since, settle, MoveReport, MoveRequest};
 
 /// Interval of asking for the progress.
 const INTERVAL: Duration = Duration::from_millis(100);
+/// How long the end of a killed QEMU may take.
+const END_PATIENCE: Duration = Duration::from_secs(3);
 /// How long the machine's writes may wait for the switch, until it is given up.
 const SWITCH_PATIENCE: Duration = Duration::from_secs(10);
 
@@ -174,8 +177,16 @@ impl MirrorRun<'_> {
         }
     }
 
+    /// Whether QEMU listens still, after a while: a killed one closes its sockets one after the other.
     fn is_running(&self) -> bool {
-        let socket = self.note.monitor.as_deref();
-        socket.is_some_and(|socket| std::os::unix::net::UnixStream::connect(socket).is_ok())
+        let until = Instant::now() + END_PATIENCE;
+        let listens = |socket: &Path| std::os::unix::net::UnixStream::connect(socket).is_ok();
+        while self.note.monitor.as_deref().is_some_and(listens) {
+            if Instant::now() >= until {
+                return true;
+            }
+            std::thread::sleep(INTERVAL);
+        }
+        false
     }
 }

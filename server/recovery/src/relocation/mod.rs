@@ -29,6 +29,7 @@
 //!
 //! One process at a time moves a session: it holds the lock of the notes.
 
+mod domain;
 mod mirror;
 mod note;
 mod qemu_machine;
@@ -126,7 +127,12 @@ pub fn move_disks(request: &MoveRequest<'_>) -> Result<MoveReport> {
         return Err(Error::new(ErrorKind::NotFound, text).advise(advice));
     }
     let targets = target::of_disks(&session.document, request.targets)?;
-    move_qemu(request, &notes, &session.document, targets)
+    match crate::libvirt::RecoveryNote::read(&notes)? {
+        Some(recovered) if request.monitor.is_none() => {
+            domain::move_domain(request, &notes, &session.document, &recovered, &targets)
+        }
+        _ => move_qemu(request, &notes, &session.document, targets),
+    }
 }
 
 fn move_qemu(

@@ -5,7 +5,8 @@ use coldrise_session::SessionNotes;
 
 use super::note::{MoveNote, MovePhase};
 use super::qemu_machine::{job_failed, QemuMachine};
-use super::{now_ms, target, MoveRequest, SEAL_PATIENCE};
+use super::{domain, now_ms, target, MoveRequest, SEAL_PATIENCE};
+use crate::libvirt::RecoveryNote;
 
 /// Beside the reason of a failed move.
 pub(super) const STILL_IN_SESSION: &str =
@@ -28,6 +29,12 @@ pub(super) fn settle(
 ) -> Result<Option<MoveNote>> {
     if note.phase != MovePhase::Settled {
         (request.tell)("an earlier move was interrupted: settling it");
+    }
+    let recovered = RecoveryNote::read(notes)?.filter(|_| note.monitor.is_none());
+    if let (Some(recovered), true) = (recovered, note.phase != MovePhase::Settled) {
+        if !domain::settle_domain(notes, &recovered, &mut note)? {
+            return Ok(None);
+        }
     }
     match note.phase {
         MovePhase::Copying => {
@@ -125,7 +132,7 @@ pub(super) fn note_sides(
     Ok(())
 }
 
-fn settled(notes: &SessionNotes, note: &mut MoveNote) -> Result<()> {
+pub(super) fn settled(notes: &SessionNotes, note: &mut MoveNote) -> Result<()> {
     note.phase = MovePhase::Settled;
     note.settled_at_ms = Some(now_ms());
     note.write(notes)

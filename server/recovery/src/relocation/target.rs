@@ -177,6 +177,23 @@ impl Target {
     }
 }
 
+impl Target {
+    /// Checks a target that libvirt will make.
+    ///
+    /// # Errors
+    /// `AlreadyExists` if there is such a file.
+    pub(super) fn check_new(&self) -> Result<()> {
+        match identity(&self.path) {
+            None => Ok(()),
+            Some(_) => {
+                let text = format!("{} exists already", self.path.display());
+                Err(Error::new(ErrorKind::AlreadyExists, text)
+                    .advise("libvirt makes new files only: remove it, or choose another name"))
+            }
+        }
+    }
+}
+
 impl OpenTarget {
     /// Removes a file that the move has made.
     pub(super) fn discard(&self) {
@@ -184,6 +201,12 @@ impl OpenTarget {
             discard(&self.path, made);
         }
     }
+}
+
+/// Device and inode of a regular file.
+pub(super) fn identity(path: &Path) -> Option<(u64, u64)> {
+    let found = std::fs::symlink_metadata(path).ok().filter(std::fs::Metadata::is_file)?;
+    Some((found.dev(), found.ino()))
 }
 
 /// Removes the file if it is still the one that the move has made.

@@ -149,6 +149,9 @@ pub(crate) fn run(invocation: &Invocation, arguments: RecoverArguments) -> Resul
             note.name
         ),
         "moved" => format!("{} runs on production storage; coldrise sessions says where", note.name),
+        _ if coldrise_session::session(&repository, session).is_err() => {
+            format!("{} was ended, and its session", note.name)
+        }
         _ => format!(
             "{} is off; session {session} holds its writes\n  start it again         coldrise recover \
              live/{session} --to libvirt\n  make a restore point   coldrise unpublish {session}",
@@ -162,6 +165,8 @@ pub(crate) fn run(invocation: &Invocation, arguments: RecoverArguments) -> Resul
 struct Prepared {
     session: SessionDocument,
     note: RecoveryNote,
+    /// Published just now: it ends if the machine cannot be started.
+    is_new: bool,
 }
 
 /// Checks everything that can be checked, then publishes.
@@ -192,7 +197,7 @@ fn publish(
         Ok(note)
     });
     match done {
-        Ok(note) => Ok(Prepared { session, note }),
+        Ok(note) => Ok(Prepared { session, note, is_new: true }),
         Err(error) => {
             let _ = coldrise_session::unpublish(repository, &session.name, true);
             Err(error)
@@ -250,7 +255,7 @@ fn go_on(repository: &Arc<Repository>, name: &SessionName) -> Result<Prepared> {
         let text = format!("no machine was recovered on session {name}");
         Error::new(ErrorKind::NotFound, text).advise("recover MACHINE/POINT, or boot live/SESSION")
     })?;
-    Ok(Prepared { session: state.document, note })
+    Ok(Prepared { session: state.document, note, is_new: false })
 }
 
 fn tell_running(invocation: &Invocation, server: &server::RecoveryServer) {

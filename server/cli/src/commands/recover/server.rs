@@ -43,7 +43,7 @@ impl RecoveryServer {
         owner: Option<SocketOwner>,
         signals: &mut ChildSignals,
     ) -> Result<RecoveryServer> {
-        let Prepared { session, note } = prepared;
+        let Prepared { session, note, is_new } = prepared;
         let disks = session.disks.iter();
         let options = ServeOptions {
             endpoint: Endpoint::Socket(note.socket.clone(), SocketAccess { owner, mode: None }),
@@ -58,14 +58,26 @@ impl RecoveryServer {
         let domain = note.domain();
         let repository = Arc::clone(repository);
         let server = RecoveryServer { repository, session, note, nbdkit, domain };
-        server.start_domain().map_err(|error| {
-            let name = &server.session.name;
-            error.advise(format!(
-                "session {name} is kept: try coldrise recover live/{name} --to libvirt again, or end it with \
-                 coldrise recover live/{name} --undo"
-            ))
-        })?;
-        Ok(server)
+        match server.start_domain() {
+            Ok(()) => Ok(server),
+            Err(error) if is_new => Err(server.withdraw(error)),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Ends the session of a machine that never ran.
+    fn withdraw(mut self, error: Error) -> Error {
+        let is_off = self.domain.state().is_ok_and(|state| state == DomainState::Off);
+        let name = &self.session.name;
+        let ended = is_off
+            && self.nbdkit.stop(None).is_ok()
+            && coldrise_session::unpublish(&self.repository, name, true).is_ok();
+        match ended {
+            true => error,
+            false => error.advise(format!(
+                "session {name} is kept: end it with coldrise recover live/{name} --undo"
+            )),
+        }
     }
 
     fn start_domain(&self) -> Result<()> {
