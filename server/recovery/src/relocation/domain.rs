@@ -14,7 +14,7 @@ use coldrise_store::DiskName;
 
 use super::note::{MoveNote, MovePhase, MovedDisk};
 use super::settle::{settled, STILL_IN_SESSION};
-use super::target::{discard, identity, ImageFormat, Target};
+use super::target::{discard, ImageFormat, Target};
 use super::{is_cancelled, milliseconds_since, settle, MoveReport, MoveRequest};
 use crate::libvirt::{Domain, DomainState, RecoveryNote, PATIENCE};
 
@@ -51,9 +51,6 @@ pub(super) fn move_domain(
     recovered: &RecoveryNote,
     targets: &[Target],
 ) -> Result<MoveReport> {
-    for target in targets {
-        target.check_new()?;
-    }
     let domain = recovered.domain();
     let live = live_disks(&domain)?;
     let device = |disk: &DiskName| {
@@ -65,9 +62,12 @@ pub(super) fn move_domain(
         })
     };
     let devices = session.disks.iter().map(|disk| device(&disk.name)).collect::<Result<_>>()?;
-    let note = MoveNote::begin(session, targets, None);
+    let mut note = MoveNote::begin(session, targets, None);
+    reserve(request, session, targets, &mut note)?;
     let mut this = DomainMove { request, notes, note, domain, devices };
-    this.note.write(notes)?;
+    if let Err(error) = this.note.write(notes) {
+        return Err(this.withdraw(error));
+    }
     let start = Instant::now();
     let copied = this.copy().map_err(|error| this.withdraw(error))?;
     let copy_ms = milliseconds_since(start);
@@ -79,11 +79,30 @@ pub(super) fn move_domain(
     Ok(MoveReport { note, copied_bytes: copied, copy_ms, held_ms })
 }
 
+/// Makes an empty file for each target, which libvirt fills: so the note names exactly the files that are ours.
+fn reserve(
+    request: &MoveRequest<'_>,
+    session: &SessionDocument,
+    targets: &[Target],
+    note: &mut MoveNote,
+) -> Result<()> {
+    for (i, (target, disk)) in targets.iter().zip(&session.disks).enumerate() {
+        match target.open_empty(disk.size_bytes, request.force) {
+            Ok(made) => note.disks.iter_mut().skip(i).take(1).for_each(|disk| disk.made = made),
+            Err(error) => {
+                note.disks.iter().for_each(discard_made);
+                return Err(error);
+            }
+        }
+    }
+    Ok(())
+}
+
 impl DomainMove<'_> {
     /// Copies until all copies have caught up. Returns the copied bytes.
     fn copy(&mut self) -> Result<u64> {
         let disks = u64::try_from(self.devices.len()).unwrap_or(u64::MAX).max(1);
-        for (device, disk) in self.devices.iter().zip(&mut self.note.disks) {
+        for (device, disk) in self.devices.iter().zip(&self.note.disks) {
             let mut words = vec!["blockcopy", &self.domain.name, device, "--xml", "/dev/stdin"];
             let rate = self.request.rate.map(|rate| (rate / disks).max(1).to_string());
             if let Some(rate) = &rate {
@@ -94,10 +113,7 @@ impl DomainMove<'_> {
             }
             words.push("--transient-job");
             self.domain.virsh.run_with(&words, Some(&target_xml(disk)), PATIENCE)?;
-            disk.made = identity(&disk.target);
         }
-        // An interrupted move removes these files.
-        self.note.write(self.notes)?;
         (self.request.tell)(
             "copying; the machine runs on. Safe to cancel (Ctrl-C) until the disks switch: the session keeps all \
              writes",
@@ -243,13 +259,14 @@ pub(super) fn settle_domain(
     if note.phase == MovePhase::Switching && devices.len() == note.disks.len() {
         let pivoted = pivot(&domain, &devices);
         note_sides(&domain, &devices, notes, note)?;
-        resume_if(&domain, true);
+        resume_if(&domain, matches!(state, DomainState::Paused(_)));
         pivoted?;
         return Ok(true);
     }
     if state != DomainState::Off {
         abort(&domain, &devices)?;
-        resume_if(&domain, true);
+        // The killed move may have suspended it just before.
+        resume_if(&domain, matches!(state, DomainState::Paused(_)));
     }
     note.disks.iter().for_each(discard_made);
     MoveNote::remove(notes)?;

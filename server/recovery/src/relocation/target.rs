@@ -178,19 +178,16 @@ impl Target {
 }
 
 impl Target {
-    /// Checks a target that libvirt will make.
+    /// Makes an empty file, or checks the block device. Returns device and inode of a new file.
     ///
     /// # Errors
-    /// `AlreadyExists` if there is such a file.
-    pub(super) fn check_new(&self) -> Result<()> {
-        match identity(&self.path) {
-            None => Ok(()),
-            Some(_) => {
-                let text = format!("{} exists already", self.path.display());
-                Err(Error::new(ErrorKind::AlreadyExists, text)
-                    .advise("libvirt makes new files only: remove it, or choose another name"))
-            }
+    /// As for [`Target::open`].
+    pub(super) fn open_empty(&self, size_bytes: u64, force: bool) -> Result<Option<(u64, u64)>> {
+        let target = self.open(size_bytes, force)?;
+        if !target.is_device {
+            target.file.set_len(0).context(|| format!("emptying {}", self.path.display()))?;
         }
+        Ok(target.made)
     }
 }
 
@@ -201,12 +198,6 @@ impl OpenTarget {
             discard(&self.path, made);
         }
     }
-}
-
-/// Device and inode of a regular file.
-pub(super) fn identity(path: &Path) -> Option<(u64, u64)> {
-    let found = std::fs::symlink_metadata(path).ok().filter(std::fs::Metadata::is_file)?;
-    Some((found.dev(), found.ino()))
 }
 
 /// Removes the file if it is still the one that the move has made.

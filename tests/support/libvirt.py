@@ -1,0 +1,70 @@
+"""A libvirtd of its own: private folders, no systemd, its guests run as the user libvirt-qemu."""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import tempfile
+
+from support.nbdserver import DEADLINE_S, wait_until
+
+# The number of the user in the private list of users.
+QEMU_USER = 64055
+
+START = f"""
+set -e
+cd "$1"
+mkdir etc lib cache run
+for list in passwd group; do cp /etc/$list $list; done
+echo 'libvirt-qemu:x:{QEMU_USER}:{QEMU_USER}::/nonexistent:/usr/sbin/nologin' >> passwd
+echo 'libvirt-qemu:x:{QEMU_USER}:' >> group
+mount --bind passwd /etc/passwd
+mount --bind group /etc/group
+# A file that is no device: libvirt asks QEMU again and again whether KVM works if it may open the device, but
+# guests may not.
+if [ -e /dev/kvm ]; then touch kvm; chmod 0 kvm; mount --bind kvm /dev/kvm; fi
+for pair in etc:/etc/libvirt lib:/var/lib/libvirt cache:/var/cache/libvirt run:/run/libvirt; do
+    mkdir -p "${{pair#*:}}"
+    mount --bind "${{pair%%:*}}" "${{pair#*:}}"
+done
+printf '%s\\n' 'security_driver = "none"' 'stdio_handler = "file"' 'namespaces = []' \\
+    'cgroup_controllers = []' 'remember_owner = 0' > /etc/libvirt/qemu.conf
+printf '%s\\n' "unix_sock_dir = \\"$1\\"" 'auth_unix_rw = "none"' > libvirtd.conf
+exec /usr/sbin/libvirtd --config "$1/libvirtd.conf" --pid-file "$1/pid"
+"""
+
+
+class Libvirt:
+    """Started when made; ended with all its domains by `close`."""
+
+    def __init__(self):
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="lv-", dir="/tmp"))
+        self.folder.chmod(0o755)
+        self.log = open(self.folder / "log", "w", encoding="utf-8")
+        self.process = subprocess.Popen(
+            ["unshare", "--mount", "sh", "-c", START, "sh", str(self.folder)],
+            stdin=subprocess.DEVNULL, stdout=self.log, stderr=subprocess.STDOUT)
+        self.uri = f"qemu:///system?socket={self.folder}/libvirt-sock"
+        wait_until((self.folder / "libvirt-sock").exists, "libvirtd")
+
+    def virsh(self, *words):
+        done = subprocess.run(["virsh", "--quiet", "--connect", self.uri, *words], capture_output=True,
+                              text=True, timeout=DEADLINE_S * 2, check=False)
+        assert done.returncode == 0, f"virsh {words}: {done.stderr}"
+        return done.stdout.strip()
+
+    def state(self, name):
+        return self.virsh("domstate", "--reason", name)
+
+    def domains(self):
+        return self.virsh("list", "--name").split()
+
+    def close(self):
+        for name in self.domains():
+            self.virsh("destroy", name)
+        self.process.terminate()
+        self.process.wait(timeout=DEADLINE_S)
+        self.log.close()
+        # The folder is in use by nobody: the mounts were in the process's own namespace.
+        shutil.rmtree(self.folder)
+        assert not os.path.exists(self.folder)

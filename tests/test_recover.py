@@ -1,0 +1,208 @@
+"""coldrise recover: a machine of the backup under libvirt, and its move to production."""
+
+import json
+import os
+import signal
+import subprocess
+
+import pytest
+
+from support.libvirt import QEMU_USER, Libvirt
+from support.nbdserver import wait_until
+
+MIB = 1 << 20
+UUID = "5d7a5f44-1d7e-4a1e-9a63-00000000000"
+# 16-bit code: for ever, count in the disk's second sector.
+#   xor ax,ax; mov ds,ax; mov es,ax; mov [0x500],dl
+#   next: inc dword [0x1000]; mov ax,0x0301; mov bx,0x1000; mov cx,2; mov dh,0; mov dl,[0x500]; int 0x13; jmp next
+CODE = bytes.fromhex("31c08ed88ec088160005" "66ff060010" "b80103" "bb0010" "b90200" "b600" "8a160005"
+                     "cd13" "ebe8")  # fmt: skip
+
+XML = f"""<domain type='kvm'><name>web01</name><uuid>{UUID}1</uuid>
+<memory unit='MiB'>32</memory><vcpu>1</vcpu><os><type arch='x86_64' machine='pc'>hvm</type></os>
+<devices><emulator>/bin/false</emulator>
+<disk type='file' device='disk'><source file='/lost.qcow2'/><target dev='vda' bus='virtio'/></disk>
+<disk type='file' device='cdrom'><source file='/lost.iso'/><target dev='hdc' bus='ide'/></disk>
+<hostdev mode='subsystem' type='pci'><source><address bus='6' slot='1' function='0'/></source></hostdev>
+<interface type='bridge'><source bridge='lost0'/><model type='virtio'/></interface>
+</devices></domain>"""
+
+
+@pytest.fixture(scope="module")
+def libvirt():
+    libvirt = Libvirt()
+    yield libvirt
+    libvirt.close()
+
+
+@pytest.fixture
+def address(coldrise, tmp_path):
+    """A machine that counts in its second sector for ever."""
+    disk = tmp_path / "boot.raw"
+    content = CODE.ljust(510, b"\0") + b"\x55\xaa" + bytes(4 * MIB - 512) + os.urandom(4 * MIB)
+    disk.write_bytes(content + bytes(24 * MIB))
+    configuration = tmp_path / "web01.xml"
+    configuration.write_text(XML, encoding="utf-8")
+    return coldrise.json("backup", "web01", f"vda=raw:{disk}", "--config", configuration)["address"]
+
+
+class Recovery:
+    """A running `coldrise recover`."""
+
+    def __init__(self, coldrise, libvirt, socket, address, *options):
+        self.messages = open(socket.with_suffix(".err"), "w+", encoding="utf-8")
+        self.process = coldrise.start("recover", address, "--to", "libvirt", "--json", "--connect",
+                                      libvirt.uri, "--socket", socket, "--socket-owner", QEMU_USER,
+                                      *options, stdout=subprocess.PIPE, stderr=self.messages)
+        line = self.process.stdout.readline()
+        assert line, self.said()
+        self.event = json.loads(line)
+
+    def said(self):
+        self.messages.seek(0)
+        return self.messages.read()
+
+    def end(self):
+        """The final answer."""
+        answer = self.process.stdout.read()
+        self.process.wait(timeout=60)
+        assert self.process.returncode == 0, self.said()
+        return json.loads(answer.splitlines()[-1])
+
+
+@pytest.fixture
+def recover(coldrise, libvirt, own_tmp, address):
+    """Recovers; the folder of the socket can be entered by QEMU's user."""
+    own_tmp.chmod(0o755)
+
+    def start(what=address, *options):
+        return Recovery(coldrise, libvirt, own_tmp / "nbd", what, *options)
+
+    yield start
+    for name in libvirt.domains():
+        libvirt.virsh("destroy", name)
+
+
+def count(coldrise, address, folder):
+    path = folder / "second.raw"
+    coldrise.json("restore", f"{address}/vda", path, "--force")
+    return int.from_bytes(path.read_bytes()[512:516], "little")
+
+
+def grows(coldrise, folder):
+    before = count(coldrise, "live/web01-1", folder)
+    wait_until(lambda: count(coldrise, "live/web01-1", folder) > before, "the machine writes")
+
+
+def test_a_machine_is_recovered_survives_its_server_and_is_undone(coldrise, libvirt, recover, address,
+                                                                  tmp_path):
+    running = recover()
+    assert running.event["domain"] == "web01" and libvirt.state("web01").startswith("running")
+    assert "hostdev" in running.said() and "hdc is empty" in running.said()
+    grows(coldrise, tmp_path)
+    # No machine runs twice.
+    for what in (address, "live/web01-1"):
+        done = coldrise.run("recover", what, "--to", "libvirt", "--connect", libvirt.uri)
+        assert done.returncode in (1, 11), done.stderr
+    # The server of the disks is killed: the machine is paused, and goes on without an error.
+    for _ in range(2):
+        children = subprocess.run(["pgrep", "-P", str(running.process.pid), "nbdkit"], text=True,
+                                  capture_output=True, check=True)
+        os.kill(int(children.stdout), signal.SIGKILL)
+        wait_until(lambda: libvirt.state("web01") != "running (booted)", "the pause")
+        wait_until(lambda: libvirt.state("web01").startswith("running"), "the machine goes on")
+        grows(coldrise, tmp_path)
+    # So is the whole command.
+    running.process.kill()
+    running.process.wait()
+    wait_until(lambda: libvirt.state("web01") == "paused (I/O error)", "the pause")
+    running = recover("live/web01-1")
+    grows(coldrise, tmp_path)
+    # Ended in order, the machine is suspended.
+    running.process.send_signal(signal.SIGTERM)
+    assert running.end()["state"] == "paused" and libvirt.state("web01") == "paused (user)"
+    running = recover("live/web01-1")
+    grows(coldrise, tmp_path)
+    undone = coldrise.json("recover", "live/web01-1", "--undo")
+    assert running.end()["state"] == "off" and libvirt.domains() == []
+    assert undone["address"] == f"{address}+1" and count(coldrise, undone["address"], tmp_path) > 0
+    assert coldrise.json("sessions")["sessions"] == []
+
+
+def test_a_recovered_machine_moves_while_it_runs(coldrise, libvirt, recover, tmp_path):
+    running = recover()
+    grows(coldrise, tmp_path)
+    folder = libvirt.folder / "images"
+    folder.mkdir(exist_ok=True)
+    # Cancelled: the machine stays where it is.
+    process = coldrise.start("move", "live/web01-1", folder, "--rate", "1M", stdout=subprocess.PIPE,
+                             stderr=subprocess.PIPE)
+    wait_until(lambda: "cur=" in libvirt.virsh("blockjob", "web01", "vda", "--info", "--raw"), "the copy")
+    wait_until(lambda: "is being moved" in coldrise.run("sessions").stdout, "the note")
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=60) == 130 and not list(folder.iterdir())
+    grows(coldrise, tmp_path)
+    # Killed: the next one cleans up and moves.
+    process = coldrise.start("move", "live/web01-1", folder, "--rate", "1M", stdout=subprocess.DEVNULL,
+                             stderr=subprocess.DEVNULL)
+    wait_until(lambda: "cur=" in libvirt.virsh("blockjob", "web01", "vda", "--info", "--raw"), "the copy")
+    wait_until(lambda: list(folder.iterdir()), "the target")
+    process.kill()
+    process.wait()
+    assert "interrupted" in coldrise.run("sessions").stdout
+    settled = coldrise.run("move", "live/web01-1")
+    assert settled.returncode == 2 and not list(folder.iterdir()), settled.stderr
+    moved = coldrise.json("move", "live/web01-1", folder)
+    target = folder / "web01-vda.qcow2"
+    assert moved["disks"][0]["is_moved"] and moved["disks"][0]["target"] == str(target)
+    assert running.end()["state"] == "moved"
+    assert libvirt.state("web01").startswith("running") and str(target) in libvirt.virsh("domblklist", "web01")
+    assert target.stat().st_blocks * 512 < 8 * MIB
+    sealed = count(coldrise, moved["address"], tmp_path)
+
+    def goes_on():
+        copy = tmp_path / "moved.raw"
+        subprocess.run(["qemu-img", "dd", "-U", "-f", "qcow2", "-O", "raw", "bs=512", "count=2",
+                        f"if={target}", f"of={copy}"], check=True, capture_output=True)
+        return int.from_bytes(copy.read_bytes()[512:516], "little") > sealed
+
+    wait_until(goes_on, "the machine writes to its new disk")
+    for command in (["recover", "live/web01-1", "--to", "libvirt"], ["recover", "live/web01-1", "--undo"],
+                    ["boot", "live/web01-1"]):
+        refused = coldrise.run(*command)
+        assert refused.returncode == 11 and str(target) in refused.stderr
+    libvirt.virsh("destroy", "web01")
+
+
+def test_a_failed_start_leaves_nothing(coldrise, libvirt, own_tmp, tmp_path):
+    disk = tmp_path / "disk.raw"
+    disk.write_bytes(bytes(MIB))
+    configuration = tmp_path / "web01.xml"
+    configuration.write_text(XML.replace("machine='pc'", "machine='pc-i440fx-0.1'"), encoding="utf-8")
+    address = coldrise.json("backup", "web01", f"vda=raw:{disk}", "--config", configuration)["address"]
+    done = coldrise.run("recover", address, "--to", "libvirt", "--connect", libvirt.uri, "--socket",
+                        own_tmp / "nbd", "--socket-owner", QEMU_USER)
+    assert done.returncode == 1 and "pc-i440fx-0.1" in done.stderr
+    assert coldrise.json("sessions")["sessions"] == [] and libvirt.domains() == []
+    far = coldrise.run("recover", address, "--to", "libvirt", "--connect", "qemu+ssh://host/system")
+    assert far.returncode == 2 and "on this host" in far.stderr
+
+
+def test_a_machine_without_xml_gets_the_hardware_of_boot(coldrise, libvirt, recover, tmp_path):
+    running = recover()
+    disk = tmp_path / "other.raw"
+    disk.write_bytes(CODE.ljust(510, b"\0") + b"\x55\xaa" + bytes(MIB - 512))
+    bare = coldrise.backup("db01", vda=disk)
+    socket = tmp_path.parent / "db01.nbd"
+    assert len(str(socket)) < 108
+    for folder in (tmp_path.parent, *tmp_path.parent.parents[:2]):
+        if str(folder).startswith("/tmp/"):
+            folder.chmod(0o755)
+    beside = Recovery(coldrise, libvirt, socket, bare)
+    assert sorted(libvirt.domains()) == ["db01", "web01"] and "hardware of coldrise boot" in beside.said()
+    # The same machine again, beside itself.
+    twin = Recovery(coldrise, libvirt, socket.with_name("twin.nbd"), "web01/latest", "--new-uuid")
+    assert twin.event["domain"] == "web01-recovered" and UUID not in libvirt.virsh("domuuid", "web01-recovered")
+    for recovered in (running, beside, twin):
+        libvirt.virsh("destroy", recovered.event["domain"])
+        assert recovered.end()["state"] == "off"
