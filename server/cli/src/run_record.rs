@@ -20,9 +20,7 @@ use crate::report::print_on_stderr;
 use crate::signals;
 
 /// The commands that are runs; so are all kinds of `serve`.
-const LONG_COMMANDS: [&str; 15] = [
-const LONG_COMMANDS: [&str; 13] = [
-const LONG_COMMANDS: [&str; 14] = [
+const LONG_COMMANDS: [&str; 17] = [
     "backup",
     "restore",
     "rollback",

@@ -7,4 +7,5 @@ pub mod backup_source;
 pub mod rollback;
 pub mod libvirt;
 pub mod relocation;
+pub mod rollback;
 pub mod virsh;
