@@ -4,7 +4,6 @@
 pub mod attach;
 pub mod attest;
 pub mod backup_source;
-pub mod rollback;
 pub mod libvirt;
 pub mod relocation;
 pub mod rollback;

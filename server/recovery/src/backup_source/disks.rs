@@ -202,7 +202,7 @@ pub(super) fn check_iothreads(qemu: &mut Qemu, disks: &[LiveDisk]) -> Result<()>
 /// The iothread of a SCSI disk belongs to its controller, above the bus.
 fn may_use_iothread(qemu: &mut Qemu, device: &str) -> Result<bool> {
     if has_property(qemu, device, "iothread")? {
-        return Ok(qom_text(qemu, device, "iothread")? != "");
+        return Ok(!qom_text(qemu, device, "iothread")?.is_empty());
     }
     if !has_property(qemu, device, "parent_bus")? {
         return Ok(false);
@@ -211,7 +211,7 @@ fn may_use_iothread(qemu: &mut Qemu, device: &str) -> Result<bool> {
     let controller = bus.rsplit_once('/').map_or("", |(controller, _)| controller);
     Ok(controller.starts_with("/machine/")
         && has_property(qemu, controller, "iothread")?
-        && qom_text(qemu, controller, "iothread")? != "")
+        && !qom_text(qemu, controller, "iothread")?.is_empty())
 }
 
 fn has_property(qemu: &mut Qemu, path: &str, name: &str) -> Result<bool> {
