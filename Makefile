@@ -15,16 +15,18 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 # What building needs: RocksDB and libnbd are linked, not compiled; libclang reads
 # RocksDB's header. The rest is what the tests and the demo run.
 BUILD_PACKAGES := build-essential pkg-config librocksdb-dev libnbd-dev libsqlite3-dev libclang1-14 \
-    libclang-common-14-dev nbdkit nbdkit-plugin-dev
+    libclang-common-14-dev nbdkit nbdkit-plugin-dev cpio zstd
 RUN_PACKAGES := python3 qemu-system-x86 qemu-utils util-linux $(shell cat images/guest/packages.txt)
 NFS_PACKAGES := nfs-ganesha rpcbind netbase iproute2 qemu-block-extra
 TEST_PACKAGES := $(NFS_PACKAGES) fuse3 libnfs-dev libnfs13 mount procps python3 python3-pip python3-pytest python3-pytest-xdist python3-libnbd libnbd-bin fio openssl \
-    libvirt-clients libvirt-daemon libvirt-daemon-driver-qemu python3-libvhdi python3-libvmdk python3-libqcow strace systemd faketime curl
+    libvirt-clients libvirt-daemon libvirt-daemon-driver-qemu python3-libvhdi python3-libvmdk python3-libqcow strace systemd faketime curl \
+    btrfs-progs cryptsetup-bin dosfstools lvm2 mtools ntfs-3g xfsprogs
 BENCH_PACKAGES := $(shell cat bench/packages.txt)
 
 include plugins/nbdkit/build.mk
 include plugins/ganesha/build.mk
 include packaging/build.mk
+include images/files/build.mk
 include web/build.mk
 
 # Installs those of its packages that are missing; asks the network only then.
@@ -73,9 +75,9 @@ bench-deps: test-deps ## Install the peers that the benchmarks measure
 	$(call install,$(BENCH_PACKAGES))
 
 .PHONY: build
-build: build-deps ## Build the program and the nbdkit plugin
+build: build-deps ## Build the program, the nbdkit plugin and the machine that reads file systems
 	$(CARGO) build --release --locked -p coldrise-cli -p coldrise-service -p coldrise-capi
-	@$(MAKE) --no-print-directory nbdkit-plugin
+	@$(MAKE) --no-print-directory nbdkit-plugin files-image
 
 .PHONY: guest
 guest: run-deps ## Build the guest image (kept in the user's cache)

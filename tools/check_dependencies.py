@@ -13,6 +13,8 @@ import sys
 LAYERS = {
     "coldrise-formats": 0,
     "coldrise-block": 0,
+    "coldrise-files": 0,
+    "coldrise-files-init": 1,
     "coldrise-runs": 1,
     "coldrise-schedule": 1,
     "coldrise-store": 1,

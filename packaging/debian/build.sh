@@ -28,8 +28,9 @@ printf 'coldrise (%s) bookworm; urgency=medium\n\n  * See CHANGELOG.md.\n\n -- %
     gzip -9 -n >"$documents/changelog.gz"
 find "$root/usr/share/man" -type f -exec gzip -9 -n {} +
 
-# Line tables stay out of the package; a panic still names its function.
-find "$root/usr/bin" "$root/usr/lib/$multiarch" -type f -exec strip --strip-unneeded --remove-section=.comment {} +
+# Line tables stay out of the package; a panic still names its function. The kernel of the machine that
+# reads file systems stays as Debian built it.
+find "$root/usr/bin" "$root/usr/lib/$multiarch" -type f ! -name "coldrise-files-*" -exec strip --strip-unneeded --remove-section=.comment {} +
 
 # The libraries of the FSAL come with nfs-ganesha, which is suggested only.
 mkdir -p "$work/debian" "$root/DEBIAN"

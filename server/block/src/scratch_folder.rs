@@ -33,6 +33,8 @@ pub enum ScratchKind {
     Boot,
     /// Of a machine that is checked.
     Check,
+    /// Of a machine that reads file systems.
+    Files,
     /// Of a foreign image's reader.
     Image,
     /// Of nbdkit.
@@ -42,10 +44,11 @@ pub enum ScratchKind {
 }
 
 impl ScratchKind {
-    const ALL: [ScratchKind; 6] = [
+    const ALL: [ScratchKind; 7] = [
         ScratchKind::Backup,
         ScratchKind::Boot,
         ScratchKind::Check,
+        ScratchKind::Files,
         ScratchKind::Image,
         ScratchKind::Nbdkit,
         ScratchKind::Nfs,
@@ -56,6 +59,7 @@ impl ScratchKind {
             ScratchKind::Backup => "coldrise-backup-",
             ScratchKind::Boot => "coldrise-boot-",
             ScratchKind::Check => "coldrise-check-",
+            ScratchKind::Files => "coldrise-files-",
             ScratchKind::Image => "coldrise-image-",
             ScratchKind::Nbdkit => "coldrise-nbdkit-",
             ScratchKind::Nfs => "coldrise-nfs-",

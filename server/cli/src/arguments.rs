@@ -125,6 +125,7 @@ pub(crate) enum Command {
     Boot(commands::boot::BootArguments),
     CheckBoot(commands::check_boot::CheckBootArguments),
     Bisect(commands::bisect::BisectArguments),
+    Files(commands::files::FilesArguments),
     Restore(commands::restore::RestoreArguments),
     Attach(commands::attach::AttachArguments),
     Detach(commands::attach::DetachArguments),

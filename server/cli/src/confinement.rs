@@ -57,6 +57,8 @@ pub(crate) enum NetworkReach {
 pub(crate) struct Reach {
     /// QEMU's own program, wherever it is installed.
     pub(crate) program: Option<PathBuf>,
+    /// Other files that it may read.
+    pub(crate) files: Vec<PathBuf>,
     /// Folders in which everything is allowed.
     pub(crate) folders: Vec<PathBuf>,
     pub(crate) network: NetworkReach,
@@ -97,6 +99,7 @@ fn enforce(reach: &Reach) -> Result<bool, RulesetError> {
         .add_rules(beneath(PROGRAMS, run))?
         .add_rules(beneath(reach.program.iter().filter_map(|p| p.canonicalize().ok()), run))?
         .add_rules(beneath(SYSTEM_FILES, look))?
+        .add_rules(beneath(&reach.files, look))?
         .add_rules(beneath(network_files, look))?
         .add_rules(beneath(DEVICES, device))?
         .add_rules(beneath(&reach.folders, all))?;

@@ -18,6 +18,7 @@ mod child;
 mod commands;
 mod confinement;
 mod disk_server;
+mod files_machine;
 mod ganesha;
 mod gc_estimate;
 mod hardware;

@@ -8,3 +8,4 @@ pub mod libvirt;
 pub mod relocation;
 pub mod rollback;
 pub mod virsh;
+pub mod files;

@@ -101,6 +101,7 @@ impl Machine {
         pipe_messages(&mut command);
         let reach = Reach {
             program: qemu::program_path(),
+            files: Vec::new(),
             folders: vec![folder.to_owned()],
             network: NetworkReach::Port(forward.map(|forward| forward.host_port)),
         };

@@ -364,6 +364,7 @@ fn reach(arguments: &BootArguments, hardware: &Hardware, folder: PathBuf) -> Opt
     let network = if connects { NetworkReach::Any } else { NetworkReach::Port(None) };
     (!arguments.display).then(|| Reach {
         program: qemu::program_path(),
+        files: Vec::new(),
         folders: vec![folder],
         network,
     })

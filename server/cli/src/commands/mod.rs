@@ -10,6 +10,7 @@ pub(crate) mod check_boot;
 pub(crate) mod completion;
 pub(crate) mod diff;
 mod doctor;
+pub(crate) mod files;
 pub(crate) mod fold;
 pub(crate) mod forget;
 pub(crate) mod gc;
@@ -69,6 +70,7 @@ pub(crate) fn run(invocation: &Invocation, command: Command) -> Result<Report> {
         Command::Bisect(arguments) => bisect::run(invocation, &arguments),
         Command::Recover(arguments) => recover::run(invocation, arguments),
         Command::Move(arguments) => relocate::run(invocation, arguments),
+        Command::Files(arguments) => files::run(invocation, &arguments),
         Command::Mount(arguments) => mount::run(invocation, arguments),
         Command::Restore(arguments) => restore::run(invocation, &arguments),
         Command::Attach(arguments) => attach::attach(invocation, &arguments),

@@ -1,0 +1,233 @@
+//! Disks, partitions and volumes, and their file systems.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{Error, ErrorKind, Read, Result};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use coldrise_files::{Answer, Device, Failure, Found, MAX_DEVICES};
+use rustix::mount::{mount, MountFlags};
+
+use crate::port::Port;
+use crate::signature::{recognise, Content, Signature, HEAD_BYTES};
+use crate::{abandoned, modules, text, volumes, Refusal};
+
+/// How long the disks may take to appear.
+const PATIENCE: Duration = Duration::from_secs(60);
+const INTERVAL: Duration = Duration::from_millis(5);
+/// Sizes in /sys are in sectors of this length.
+const SECTOR_BYTES: u64 = 512;
+
+/// Waits for as many disks as the kernel's command line says.
+pub(crate) fn await_disks() -> Result<()> {
+    let wanted = std::env::var("disks").ok().and_then(|count| count.parse().ok()).unwrap_or(0);
+    let until = Instant::now() + PATIENCE;
+    while disks()?.len() < wanted && Instant::now() < until {
+        std::thread::sleep(INTERVAL);
+    }
+    Ok(())
+}
+
+/// The disks' kernel names by their numbers, which QEMU has as serial numbers.
+fn disks() -> Result<BTreeMap<u64, String>> {
+    let mut disks = BTreeMap::new();
+    for disk in std::fs::read_dir("/sys/block")? {
+        let disk = disk?;
+        let Ok(serial) = std::fs::read_to_string(disk.path().join("serial")) else { continue };
+        if let Ok(number) = serial.trim().parse() {
+            disks.insert(number, disk.file_name().to_string_lossy().into_owned());
+        }
+    }
+    Ok(disks)
+}
+
+fn number_in(path: &Path) -> Option<u64> {
+    std::fs::read_to_string(path).ok()?.trim().parse().ok()
+}
+
+/// A block device.
+pub(crate) struct Block {
+    /// The kernel's name.
+    pub(crate) node: String,
+    pub(crate) disk: Option<u64>,
+    pub(crate) partition: u64,
+    pub(crate) volume: Vec<u8>,
+    size_bytes: u64,
+    pub(crate) content: Content,
+    format: &'static str,
+    label: Vec<u8>,
+    /// Why its volumes are missing.
+    pub(crate) note: String,
+}
+
+impl Block {
+    /// Reads a device's beginning.
+    pub(crate) fn read(node: &str, disk: Option<u64>, partition: u64, volume: Vec<u8>) -> Block {
+        let sectors = number_in(&Path::new("/sys/class/block").join(node).join("size"));
+        let mut head = Vec::new();
+        let read = File::open(Path::new("/dev").join(node))
+            .and_then(|file| file.take(HEAD_BYTES as u64).read_to_end(&mut head));
+        let Signature { format, content, label } = recognise(&head);
+        let note = read.err().map(|error| text(&error)).unwrap_or_default();
+        let size_bytes = sectors.unwrap_or_default().saturating_mul(SECTOR_BYTES);
+        let node = node.to_owned();
+        Block { node, disk, partition, volume, size_bytes, content, format, label, note }
+    }
+
+    pub(crate) fn path(&self) -> PathBuf {
+        Path::new("/dev").join(&self.node)
+    }
+
+    fn is_readable(&self) -> bool {
+        matches!(self.content, Content::Mountable(..) | Content::Ntfs)
+    }
+
+    fn described(&self, number: usize) -> Device {
+        let note = match self.content {
+            Content::Unreadable(why) if self.note.is_empty() => why,
+            _ => self.note.as_str(),
+        };
+        Device {
+            number: number as u64,
+            disk: self.disk,
+            partition: self.partition,
+            volume: self.volume.clone(),
+            format: self.format.to_owned(),
+            label: self.label.clone(),
+            size_bytes: self.size_bytes,
+            is_readable: self.is_readable(),
+            note: note.to_owned(),
+        }
+    }
+}
+
+/// A file system that is mounted.
+pub(crate) struct Opened {
+    /// The folder that is `/` for requests.
+    pub(crate) root: PathBuf,
+    pub(crate) found: Found,
+}
+
+#[derive(Default)]
+pub(crate) struct Devices {
+    blocks: Vec<Block>,
+    opened: BTreeMap<u64, Opened>,
+}
+
+impl Devices {
+    /// Finds the devices, once, and tells them. A key opens containers at any time.
+    pub(crate) fn tell(&mut self, port: &mut Port, key: &[u8]) -> std::result::Result<(), Refusal> {
+        if self.blocks.is_empty() {
+            self.find()?;
+        }
+        volumes::assemble(&mut self.blocks, key);
+        for (number, block) in self.blocks.iter().enumerate().take(MAX_DEVICES) {
+            port.send(&Answer::Device(block.described(number))).map_err(|_| abandoned())?;
+        }
+        Ok(())
+    }
+
+    fn find(&mut self) -> Result<()> {
+        for (disk, node) in disks()? {
+            let mut partitions = BTreeMap::new();
+            for child in std::fs::read_dir(Path::new("/sys/block").join(&node))? {
+                let child = child?;
+                if let Some(number) = number_in(&child.path().join("partition")) {
+                    partitions.insert(number, child.file_name().to_string_lossy().into_owned());
+                }
+            }
+            if partitions.is_empty() {
+                self.blocks.push(Block::read(&node, Some(disk), 0, Vec::new()));
+            }
+            for (number, node) in partitions {
+                self.blocks.push(Block::read(&node, Some(disk), number, Vec::new()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Mounts a device, read-only. The device itself is writable, so the kernel replays the journal.
+    pub(crate) fn open(&mut self, number: u64) -> std::result::Result<&Opened, Refusal> {
+        if !self.opened.contains_key(&number) {
+            let index = usize::try_from(number).unwrap_or(usize::MAX);
+            let block =
+                self.blocks.get(index).ok_or_else(|| Refusal::not_found("no such device"))?;
+            let folder = PathBuf::from(format!("/run/{number}"));
+            std::fs::create_dir_all(&folder)?;
+            let mounted = mount_block(block, &self.blocks, &folder);
+            mounted.map_err(|error| Refusal(Failure::Unreadable, text(&error)))?;
+            self.opened.insert(number, look_into(folder));
+        }
+        self.opened.get(&number).ok_or_else(|| Refusal::not_found("no such device"))
+    }
+}
+
+fn mount_block(block: &Block, all: &[Block], folder: &Path) -> Result<()> {
+    match block.content {
+        Content::Mountable(kind, options) => {
+            modules::load(kind)?;
+            if kind == "vfat" {
+                modules::load("nls_cp437")?;
+                modules::load("nls_ascii")?;
+            }
+            let mut options = options.to_owned();
+            if kind == "btrfs" {
+                // The others may hold the rest of the same file system.
+                let others = all.iter().filter(|other| other.content == block.content);
+                let others: Vec<_> =
+                    others.map(|other| format!("device={}", other.path().display())).collect();
+                options = others.join(",");
+            }
+            let flags = MountFlags::RDONLY
+                | MountFlags::NOSUID
+                | MountFlags::NODEV
+                | MountFlags::NOEXEC
+                | MountFlags::NOATIME;
+            let options = std::ffi::CString::new(options)?;
+            Ok(mount(block.path(), folder, kind, flags, Some(options.as_c_str()))?)
+        }
+        Content::Ntfs => {
+            modules::load("fuse")?;
+            let mut command = Command::new("/bin/ntfs-3g");
+            command.arg("-o").arg("ro,show_sys_files").arg(block.path()).arg(folder);
+            run(command, b"")
+        }
+        _ => Err(Error::new(ErrorKind::Unsupported, "there is no file system that can be read")),
+    }
+}
+
+/// Runs a program with that input. Its last line is the error's text.
+pub(crate) fn run(mut command: Command, input: &[u8]) -> Result<()> {
+    use std::io::Write;
+    command.env_clear().env("PATH", "/bin").env("LC_ALL", "C");
+    command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut child = command.spawn()?;
+    if let Some(mut stdin) = child.stdin.take() {
+        let _ = stdin.write_all(input);
+    }
+    let done = child.wait_with_output()?;
+    if done.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&done.stderr);
+    let last = said.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it failed");
+    Err(Error::new(ErrorKind::Other, last.to_owned()))
+}
+
+/// Which system lies there. In Btrfs it may be in a subvolume.
+fn look_into(folder: PathBuf) -> Opened {
+    let has = |place: &Path, path: &str| place.join(path).symlink_metadata().is_ok();
+    for below in ["", "@", "root", "@/.snapshots/1/snapshot"] {
+        let place = if below.is_empty() { folder.clone() } else { folder.join(below) };
+        if has(&place, "etc/fstab") || has(&place, "etc/os-release") {
+            return Opened { root: place, found: Found::Unix };
+        }
+    }
+    let found = match has(&folder, "Windows/System32") {
+        true => Found::Windows,
+        false => Found::Nothing,
+    };
+    Opened { root: folder, found }
+}

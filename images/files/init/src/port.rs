@@ -1,0 +1,126 @@
+//! The virtio port to Coldrise.
+
+use std::io::{Error, ErrorKind, Read, Result, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::time::Duration;
+
+use coldrise_files::{frame, Answer, Request, MAGIC, MAX_FRAME_BYTES, NONCE_BYTES, PORT};
+use rustix::event::{poll, PollFd, PollFlags};
+
+/// Answers are collected up to so many bytes: each write stops the machine for a moment.
+const BUFFER_BYTES: usize = 64 << 10;
+/// How often an unconnected port is looked at.
+const INTERVAL: Duration = Duration::from_millis(10);
+
+/// The command that asked is gone, or has a new greeting.
+#[derive(Debug)]
+pub(crate) struct Abandoned;
+
+pub(crate) struct Port {
+    file: std::fs::File,
+    buffer: Vec<u8>,
+    is_abandoned: bool,
+}
+
+impl Port {
+    pub(crate) fn open() -> Result<Port> {
+        for port in std::fs::read_dir("/sys/class/virtio-ports")? {
+            let port = port?;
+            if std::fs::read_to_string(port.path().join("name"))?.trim() == PORT {
+                let mut options = std::fs::OpenOptions::new();
+                options.read(true).write(true);
+                options.custom_flags(rustix::fs::OFlags::NONBLOCK.bits().cast_signed());
+                let file = options.open(std::path::Path::new("/dev").join(port.file_name()))?;
+                return Ok(Port { file, buffer: Vec::new(), is_abandoned: false });
+            }
+        }
+        Err(Error::new(ErrorKind::NotFound, "no virtio port"))
+    }
+
+    /// Waits for the next request, and answers greetings before it.
+    pub(crate) fn request(&mut self) -> Result<Request> {
+        self.buffer.clear();
+        self.is_abandoned = false;
+        loop {
+            let mut length = [0; 4];
+            self.read(&mut length)?;
+            if MAGIC.starts_with(&length) {
+                let mut rest = [0; MAGIC.len() - 4 + NONCE_BYTES];
+                self.read(&mut rest)?;
+                self.buffer.extend_from_slice(&length);
+                self.buffer.extend_from_slice(&rest);
+                let _ = self.flush();
+                self.is_abandoned = false;
+                continue;
+            }
+            let length = u32::from_le_bytes(length) as usize;
+            if length > MAX_FRAME_BYTES {
+                continue;
+            }
+            let mut body = vec![0; length];
+            self.read(&mut body)?;
+            if let Ok(request) = Request::parse(&body) {
+                return Ok(request);
+            }
+        }
+    }
+
+    fn read(&mut self, mut bytes: &mut [u8]) -> Result<()> {
+        while !bytes.is_empty() {
+            match self.file.read(bytes) {
+                // Nobody is connected.
+                Ok(0) => std::thread::sleep(INTERVAL),
+                Ok(count) => bytes = bytes.get_mut(count..).unwrap_or_default(),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    let events = self.poll(PollFlags::IN)?;
+                    if events.contains(PollFlags::HUP) {
+                        std::thread::sleep(INTERVAL);
+                    }
+                }
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    fn poll(&self, events: PollFlags) -> Result<PollFlags> {
+        let mut ports = [PollFd::new(&self.file, events)];
+        poll(&mut ports, None)?;
+        Ok(ports[0].revents())
+    }
+
+    /// Sends an answer, perhaps later.
+    pub(crate) fn send(&mut self, answer: &Answer) -> std::result::Result<(), Abandoned> {
+        self.buffer.extend_from_slice(&frame(&answer.body()));
+        if self.buffer.len() >= BUFFER_BYTES || self.is_abandoned {
+            self.flush()?;
+        }
+        Ok(())
+    }
+
+    /// Sends what was collected.
+    pub(crate) fn flush(&mut self) -> std::result::Result<(), Abandoned> {
+        let buffer = std::mem::take(&mut self.buffer);
+        let mut rest = buffer.as_slice();
+        while !rest.is_empty() {
+            let events = self.poll(PollFlags::IN | PollFlags::OUT).unwrap_or(PollFlags::HUP);
+            if self.is_abandoned
+                || events.intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR)
+            {
+                self.is_abandoned = true;
+                return Err(Abandoned);
+            }
+            match self.file.write(rest) {
+                Ok(count) => rest = rest.get(count..).unwrap_or_default(),
+                Err(error)
+                    if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
+                Err(_) => {
+                    self.is_abandoned = true;
+                    return Err(Abandoned);
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,83 @@
+//! Files as answers.
+
+use coldrise_recovery::files::{shown, Entry, EntryKind};
+use serde::Serialize;
+
+/// A file, a folder or a link.
+#[derive(Serialize)]
+pub(super) struct ListedEntry {
+    /// Its path, with escapes for what is no printable text.
+    path: String,
+    /// The path's bytes, in hexadecimal digits, where it needed escapes.
+    path_hex: Option<String>,
+    kind: &'static str,
+    /// In octal digits.
+    mode: String,
+    owner: u32,
+    group: u32,
+    size_bytes: u64,
+    /// UTC.
+    modified: String,
+    target: Option<String>,
+}
+
+impl ListedEntry {
+    /// Lists an entry under that path.
+    pub(super) fn new(entry: &Entry, path: &[u8]) -> ListedEntry {
+        ListedEntry {
+            path: shown(path),
+            path_hex: path_hex(path),
+            kind: entry.kind.word(),
+            mode: format!("{:04o}", entry.mode),
+            owner: entry.owner,
+            group: entry.group,
+            size_bytes: entry.size_bytes,
+            modified: moment(entry),
+            target: (entry.kind == EntryKind::Link).then(|| shown(&entry.target)),
+        }
+    }
+
+    /// Whether it is no folder.
+    pub(super) fn is_no_folder(&self) -> bool {
+        self.kind != EntryKind::Folder.word()
+    }
+
+    /// Its row in a table for people.
+    pub(super) fn row(&self) -> Vec<String> {
+        let slash = if self.is_no_folder() { "" } else { "/" };
+        let target = self.target.as_ref().map(|target| format!(" -> {target}")).unwrap_or_default();
+        vec![
+            self.mode.clone(),
+            format!("{}:{}", self.owner, self.group),
+            self.size_bytes.to_string(),
+            self.modified.clone(),
+            format!("{}{slash}{target}", self.path),
+        ]
+    }
+}
+
+/// The headings of the rows.
+pub(super) const HEADINGS: [&str; 5] = ["MODE", "OWNER", ">BYTES", "MODIFIED", "NAME"];
+
+/// The bytes of a path that needs escapes.
+pub(super) fn path_hex(path: &[u8]) -> Option<String> {
+    let needs = shown(path).as_bytes() != path;
+    needs.then(|| path.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+fn moment(entry: &Entry) -> String {
+    let moment = jiff::Timestamp::from_second(entry.modified_s);
+    moment.map_or_else(|_| "unknown".to_owned(), |moment| moment.to_string())
+}
+
+/// A path below another one.
+pub(super) fn join(above: &[u8], path: &[u8]) -> Vec<u8> {
+    let mut joined = above.to_vec();
+    if !path.is_empty() {
+        if joined.last() != Some(&b'/') {
+            joined.push(b'/');
+        }
+        joined.extend_from_slice(path);
+    }
+    joined
+}

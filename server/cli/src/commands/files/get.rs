@@ -1,0 +1,306 @@
+//! `coldrise files get`: copies a file out of a point, or a folder as a tar file.
+
+use std::fs::{File, OpenOptions};
+use std::io::{ErrorKind as IoErrorKind, IsTerminal, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use clap::builder::{OsStringValueParser, TypedValueParser};
+use clap::Args;
+use coldrise_block::{Context, Error, ErrorKind, Result};
+use coldrise_recovery::files::{
+    shown, Archive, Client, Entry, EntryKind, FileSystems, FilesAddress, LeftOut, Received,
+};
+use serde::Serialize;
+
+use super::{about, address, place, Reading, ReadingOptions, Unread};
+use crate::invocation::Invocation;
+use crate::report::Report;
+use crate::signals::ChildSignals;
+use crate::units::{parse_size, show_count, show_size};
+
+/// Copy a file out of a restore point, or a folder as a tar file.
+///
+/// The archive can be extracted without harm: it has no absolute names and no `..`. Left out are devices,
+/// links that lead out of the folder, and set-user-ID bits. Extended attributes and ACLs are not kept.
+#[derive(Debug, Args)]
+pub(crate) struct GetArguments {
+    /// MACHINE/POINT[/DISK]:[FILE-SYSTEM]/PATH.
+    #[arg(value_name = "ADDRESS", value_parser = OsStringValueParser::new().try_map(address))]
+    address: FilesAddress,
+
+    /// A new file, a folder for it, or - for stdout.
+    #[arg(value_name = "TARGET")]
+    target: PathBuf,
+
+    /// Overwrite the target.
+    #[arg(long)]
+    force: bool,
+
+    /// Keep links that lead out of the folder, and set-user-ID bits: for archives that are extracted
+    /// inside a machine.
+    #[arg(long)]
+    exact: bool,
+
+    /// Copy at most so much, such as 2T; without it, as much as the point's disks are large.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    max_size: Option<u64>,
+
+    #[command(flatten)]
+    options: ReadingOptions,
+}
+
+#[derive(Serialize)]
+struct Copied {
+    point: String,
+    target: Option<PathBuf>,
+    is_archive: bool,
+    files: u64,
+    size_bytes: u64,
+    left_out_links: u64,
+    left_out_special: u64,
+    unread: u64,
+    elapsed_ms: u64,
+}
+
+pub(super) fn run(invocation: &Invocation, arguments: &GetArguments) -> Result<Report> {
+    let mut signals = ChildSignals::catch()?;
+    let is_stdout = arguments.target == Path::new("-");
+    if !is_stdout {
+        check_free(&arguments.target, arguments.force)?;
+    }
+    let repository = &invocation.open()?;
+    let reading = Reading::start(
+        invocation,
+        repository,
+        &arguments.address,
+        &arguments.options,
+        &mut signals,
+    )?;
+    let point = reading.point.clone();
+    let mut copy = Copy::new(arguments);
+    let done = reading.talk(invocation, &mut signals, arguments.max_size, |client, systems| {
+        copy.run(invocation, client, systems)
+    });
+    if let Err(error) = done {
+        // Half a file is worse than none.
+        if let Some(path) = &copy.written {
+            let _ = std::fs::remove_file(path);
+        }
+        return Err(error);
+    }
+    let copied = Copied {
+        point,
+        is_archive: copy.is_archive,
+        files: copy.files,
+        size_bytes: copy.size_bytes,
+        left_out_links: copy.left_out.links,
+        left_out_special: copy.left_out.special,
+        unread: copy.unread.0,
+        elapsed_ms: invocation.elapsed_ms(),
+        target: copy.written,
+    };
+    tell_left_out(invocation, &copied);
+    let mut report = match &copied.target {
+        None => Report::silent(),
+        Some(path) => {
+            let files = show_count(copied.files, "file");
+            let text =
+                format!("wrote {}: {files}, {}", path.display(), show_size(copied.size_bytes));
+            Report::done(&copied, text)
+        }
+    };
+    report.exit_code = copy.unread.exit_code();
+    Ok(report)
+}
+
+fn tell_left_out(invocation: &Invocation, copied: &Copied) {
+    if copied.left_out_links > 0 {
+        let links = show_count(copied.left_out_links, "link");
+        let text = format!("left out: {links} that lead out of the folder (--exact keeps them)");
+        invocation.remark(&text);
+    }
+    if copied.left_out_special > 0 {
+        let count = copied.left_out_special;
+        invocation.remark(&format!("left out: {count} devices, pipes and sockets"));
+    }
+}
+
+fn check_free(target: &Path, may_overwrite: bool) -> Result<()> {
+    if !may_overwrite && !target.is_dir() && target.symlink_metadata().is_ok() {
+        let text = format!("{} exists", target.display());
+        return Err(Error::new(ErrorKind::AlreadyExists, text).advise("--force overwrites it"));
+    }
+    Ok(())
+}
+
+/// Where the bytes go.
+enum Output {
+    File(File),
+    Stdout,
+    /// Characters that command a terminal are replaced.
+    Terminal,
+}
+
+impl Write for Output {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        match self {
+            Output::File(file) => file.write(bytes),
+            Output::Stdout => std::io::stdout().write(bytes),
+            Output::Terminal => {
+                let text = String::from_utf8_lossy(bytes);
+                let harmless = |c: char| matches!(c, '\n' | '\t') || crate::report::is_printable(c);
+                let text: String =
+                    text.chars().map(|c| if harmless(c) { c } else { '\u{fffd}' }).collect();
+                std::io::stdout().write_all(text.as_bytes()).map(|()| bytes.len())
+            }
+        }
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        match self {
+            Output::File(file) => file.flush(),
+            Output::Stdout | Output::Terminal => std::io::stdout().flush(),
+        }
+    }
+}
+
+struct Copy<'a> {
+    arguments: &'a GetArguments,
+    written: Option<PathBuf>,
+    is_archive: bool,
+    files: u64,
+    size_bytes: u64,
+    left_out: LeftOut,
+    unread: Unread,
+}
+
+impl<'a> Copy<'a> {
+    fn new(arguments: &'a GetArguments) -> Copy<'a> {
+        Copy {
+            arguments,
+            written: None,
+            is_archive: false,
+            files: 0,
+            size_bytes: 0,
+            left_out: LeftOut::default(),
+            unread: Unread::default(),
+        }
+    }
+
+    fn run(
+        &mut self,
+        invocation: &Invocation,
+        client: &mut Client<'_>,
+        systems: &FileSystems,
+    ) -> Result<()> {
+        let (device, path) = place(client, systems, &self.arguments.address)?;
+        let mut archive: Option<Archive<Output>> = None;
+        let mut file: Option<(Output, Entry)> = None;
+        let done = client.read(device, path, |received| {
+            match received {
+                Received::Entry(entry) => {
+                    self.files += u64::from(entry.kind == EntryKind::File);
+                    match &mut archive {
+                        Some(archive) => archive.add(entry)?,
+                        None => {
+                            (archive, file) = self.begin(entry)?;
+                        }
+                    }
+                }
+                Received::Content(bytes) => {
+                    self.size_bytes += bytes.len() as u64;
+                    match (&mut archive, &mut file) {
+                        (Some(archive), _) => archive.write(bytes)?,
+                        (None, Some((output, _))) => {
+                            output.write_all(bytes).context(|| "writing the file")?;
+                        }
+                        (None, None) => {}
+                    }
+                }
+                // A single file is useless if it is not whole.
+                Received::Unread(text) if archive.is_none() => {
+                    return Err(Error::new(ErrorKind::Io, format!("not read: {text}")));
+                }
+                Received::Unread(text) => self.unread.add(invocation, text),
+            }
+            Ok(())
+        });
+        about(&self.arguments.address, done)?;
+        if let Some(archive) = archive {
+            (_, self.left_out) = archive.finish()?;
+        }
+        if let Some((mut output, entry)) = file {
+            output.flush().context(|| "writing the file")?;
+            if let (Output::File(file), Ok(seconds)) = (&output, u64::try_from(entry.modified_s)) {
+                let modified = SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(seconds));
+                // The content counts.
+                let _ = modified.map(|modified| file.set_modified(modified));
+            }
+        }
+        Ok(())
+    }
+
+    /// Opens the target for the path that was asked for.
+    #[allow(clippy::type_complexity)]
+    fn begin(&mut self, top: &Entry) -> Result<(Option<Archive<Output>>, Option<(Output, Entry)>)> {
+        let name = self.arguments.address.last_name();
+        match top.kind {
+            EntryKind::File => {
+                Ok((None, Some((self.open(name.unwrap_or(b"file"), "")?, top.clone()))))
+            }
+            EntryKind::Folder => {
+                self.is_archive = true;
+                let output = self.open(name.unwrap_or(b"files"), ".tar")?;
+                let mut archive =
+                    Archive::new(output, name.unwrap_or_default(), self.arguments.exact);
+                archive.add(top)?;
+                Ok((Some(archive), None))
+            }
+            EntryKind::Link | EntryKind::Special => {
+                let text = format!("{} is no file and no folder", self.arguments.address);
+                Err(Error::new(ErrorKind::InvalidInput, text))
+            }
+        }
+    }
+
+    /// Opens the target; in a folder, a file of that name.
+    fn open(&mut self, name: &[u8], suffix: &str) -> Result<Output> {
+        let target = &self.arguments.target;
+        if target == Path::new("-") {
+            return match (std::io::stdout().is_terminal(), self.is_archive) {
+                (false, _) => Ok(Output::Stdout),
+                (true, false) => Ok(Output::Terminal),
+                (true, true) => {
+                    Err(Error::new(ErrorKind::InvalidInput, "a tar file is not for a terminal")
+                        .advise("redirect stdout, or name a file"))
+                }
+            };
+        }
+        let path = match target.is_dir() {
+            true => {
+                let mut file = std::ffi::OsStr::from_bytes(name).to_owned();
+                file.push(suffix);
+                target.join(file)
+            }
+            false => target.clone(),
+        };
+        let mut options = OpenOptions::new();
+        options.write(true).mode(0o600);
+        match self.arguments.force {
+            true => options.create(true).truncate(true),
+            false => options.create_new(true),
+        };
+        let file = options.open(&path).map_err(|error| match error.kind() {
+            IoErrorKind::AlreadyExists => {
+                let text = format!("{} exists", shown(path.as_os_str().as_bytes()));
+                Error::new(ErrorKind::AlreadyExists, text).advise("--force overwrites it")
+            }
+            _ => Error::io(format!("making the file {}", path.display()), error),
+        })?;
+        self.written = Some(path);
+        Ok(Output::File(file))
+    }
+}

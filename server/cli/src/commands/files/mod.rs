@@ -1,0 +1,189 @@
+//! `coldrise files`: lists, reads and compares files in restore points.
+
+mod diff;
+mod entries;
+mod get;
+mod ls;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use coldrise_block::{Context, Error, ErrorKind, Result};
+use coldrise_recovery::files::{choose, Client, FileSystems, FilesAddress, Limits};
+use coldrise_session::{check_offered, Catalog};
+use coldrise_store::Repository;
+
+use crate::files_machine::FilesMachine;
+use crate::invocation::Invocation;
+use crate::report::Report;
+use crate::signals::ChildSignals;
+use crate::targets::tell_newer;
+
+/// The machine may take so long to start. Without KVM and on a busy host that is long.
+const START_PATIENCE: Duration = Duration::from_secs(180);
+/// The longest conversation.
+const TIME_LIMIT: Duration = Duration::from_secs(24 * 3600);
+/// Maximum size of a key file, in bytes.
+const MAX_KEY_BYTES: u64 = 60 << 10;
+/// Number of messages about unreadable files that are printed.
+const MAX_SHOWN_UNREAD: u64 = 20;
+
+/// List, read, find and compare files in restore points.
+///
+/// A small machine of Coldrise's own (QEMU, without a network) mounts the file systems; this host's
+/// kernel never does. The point stays as it is.
+///
+/// Addresses are MACHINE/POINT:/PATH for the file system of the system, MACHINE/POINT:vda1/PATH for another
+/// one, and MACHINE/POINT: for the list of file systems. MACHINE/POINT/DISK:/PATH looks at one disk only.
+///
+/// Readable are ext2, ext3, ext4, XFS, Btrfs, NTFS, FAT, exFAT and ISO 9660, on disks, partitions, LVM
+/// volumes, Linux arrays and in LUKS containers.
+#[derive(Debug, Args)]
+pub(crate) struct FilesArguments {
+    #[command(subcommand)]
+    command: FilesCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum FilesCommand {
+    Ls(ls::LsArguments),
+    Get(get::GetArguments),
+    Find(ls::FindArguments),
+    Diff(diff::DiffArguments),
+}
+
+/// Options of all these commands.
+#[derive(Debug, Args)]
+struct ReadingOptions {
+    /// Open encrypted disks with the passphrase in FILE; a trailing newline is ignored.
+    #[arg(long, value_name = "FILE")]
+    key_file: Option<PathBuf>,
+}
+
+impl ReadingOptions {
+    fn key(&self) -> Result<Vec<u8>> {
+        let Some(path) = &self.key_file else { return Ok(Vec::new()) };
+        let reading = || format!("reading the key file {}", path.display());
+        let length = std::fs::metadata(path).context(reading)?.len();
+        if length > MAX_KEY_BYTES {
+            let text = format!("{} is larger than a key file can be (60 KiB)", path.display());
+            return Err(Error::new(ErrorKind::InvalidInput, text));
+        }
+        let mut key = std::fs::read(path).context(reading)?;
+        if key.last() == Some(&b'\n') {
+            key.pop();
+        }
+        match key.is_empty() {
+            true => {
+                Err(Error::new(ErrorKind::InvalidInput, format!("{} is empty", path.display())))
+            }
+            false => Ok(key),
+        }
+    }
+}
+
+pub(crate) fn run(invocation: &Invocation, arguments: &FilesArguments) -> Result<Report> {
+    invocation.keep_files_private();
+    match &arguments.command {
+        FilesCommand::Ls(arguments) => ls::list(invocation, arguments),
+        FilesCommand::Find(arguments) => ls::find(invocation, arguments),
+        FilesCommand::Get(arguments) => get::run(invocation, arguments),
+        FilesCommand::Diff(arguments) => diff::run(invocation, arguments),
+    }
+}
+
+/// Parses an address for clap.
+fn address(text: std::ffi::OsString) -> std::result::Result<FilesAddress, Error> {
+    FilesAddress::parse(&text)
+}
+
+/// A conversation about one point.
+struct Reading {
+    machine: FilesMachine,
+    /// The address with the point's own name, for people.
+    point: String,
+    key: Vec<u8>,
+}
+
+impl Reading {
+    /// Starts the machine for an address.
+    fn start(
+        invocation: &Invocation,
+        repository: &Arc<Repository>,
+        address: &FilesAddress,
+        options: &ReadingOptions,
+        signals: &mut ChildSignals,
+    ) -> Result<Reading> {
+        let key = options.key()?;
+        let catalog = Catalog::new(repository);
+        let point = catalog.point(&address.machine, &address.selector)?;
+        tell_newer(invocation, &catalog, &address.selector, &point);
+        let point = check_offered(point)?;
+        let only = address.disk.as_ref();
+        let machine = FilesMachine::start(invocation, repository, &point, only, signals)?;
+        Ok(Reading { machine, point: format!("{}/{}", point.machine, point.point), key })
+    }
+
+    /// Talks with the machine, then ends it. `max_bytes` bounds the content that is taken; without it, the
+    /// size of the disks does.
+    fn talk<T>(
+        mut self,
+        invocation: &Invocation,
+        signals: &mut ChildSignals,
+        max_bytes: Option<u64>,
+        talk: impl FnOnce(&mut Client<'_>, &FileSystems) -> Result<T>,
+    ) -> Result<T> {
+        let stream = self.machine.connect()?;
+        let content_bytes = max_bytes.unwrap_or(self.machine.disk_bytes);
+        let limits = Limits { content_bytes, time: TIME_LIMIT };
+        let (disks, machine) = (self.machine.disks.clone(), &mut self.machine);
+        let look_after = || machine.look_after(invocation, signals);
+        let done =
+            Client::greet(stream, START_PATIENCE, limits, look_after).and_then(|mut client| {
+                let systems = FileSystems::read(&mut client, &disks, &self.key)?;
+                talk(&mut client, &systems)
+            });
+        let ended = self.machine.end();
+        let done = done?;
+        ended?;
+        Ok(done)
+    }
+}
+
+/// Adds the address to an error about its path.
+fn about<T>(address: &FilesAddress, done: Result<T>) -> Result<T> {
+    done.map_err(|error| match error.kind() {
+        ErrorKind::NotFound | ErrorKind::InvalidInput => error.context(address.to_string()),
+        _ => error,
+    })
+}
+
+/// The number of the file system that an address names, and the path in it.
+fn place<'a>(
+    client: &mut Client<'_>,
+    systems: &FileSystems,
+    address: &'a FilesAddress,
+) -> Result<(u64, &'a [u8])> {
+    let device = choose(client, systems, address.system.as_deref())?;
+    Ok((device, address.path.as_deref().unwrap_or(b"/")))
+}
+
+/// Counts what could not be read, and prints the first ones.
+#[derive(Default)]
+struct Unread(u64);
+
+impl Unread {
+    fn add(&mut self, invocation: &Invocation, text: &str) {
+        self.0 += 1;
+        if self.0 <= MAX_SHOWN_UNREAD {
+            invocation.remark(&format!("warning: not read: {text}"));
+        }
+    }
+
+    /// The exit code of a command that is otherwise done.
+    fn exit_code(&self) -> u8 {
+        u8::from(self.0 > 0)
+    }
+}

@@ -1,0 +1,112 @@
+//! `MACHINE/POINT[/DISK]:[FILE SYSTEM]/PATH`.
+
+use std::ffi::OsStr;
+use std::fmt;
+use std::os::unix::ffi::OsStrExt;
+
+use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_files::MAX_PATH_BYTES;
+use coldrise_store::{Address, DiskName, MachineName, PointSelector};
+
+use super::names::shown;
+
+/// A path in a restore point.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FilesAddress {
+    /// The machine.
+    pub machine: MachineName,
+    /// The point.
+    pub selector: PointSelector,
+    /// The only disk to look at.
+    pub disk: Option<DiskName>,
+    /// The file system's name; `None` for the root of the system.
+    pub system: Option<String>,
+    /// The path, which begins with `/`; `None` if the address ends before it.
+    pub path: Option<Vec<u8>>,
+}
+
+impl FilesAddress {
+    /// Parses an address.
+    ///
+    /// # Errors
+    /// `InvalidInput`; the message says what is allowed.
+    pub fn parse(text: &OsStr) -> Result<FilesAddress> {
+        let bytes = text.as_bytes();
+        let refuse = || {
+            let text = format!(
+                "{}: use MACHINE/POINT:/PATH, or MACHINE/POINT:vda1/PATH for another file system than \
+                 the system's, or MACHINE/POINT: for the list of file systems",
+                shown(bytes)
+            );
+            Error::new(ErrorKind::InvalidInput, text)
+        };
+        let (point, inside) = split(bytes, b':').ok_or_else(refuse)?;
+        let point = std::str::from_utf8(point).map_err(|_| refuse())?;
+        let Address::Point { machine, selector, disk } = Address::parse(point)? else {
+            let text =
+                format!("{point}: files are read from restore points; seal the session first");
+            return Err(Error::new(ErrorKind::InvalidInput, text));
+        };
+        let (system, path) = match inside.iter().position(|byte| *byte == b'/') {
+            Some(end) => inside.split_at(end),
+            None => (inside, [].as_slice()),
+        };
+        if path.len() > MAX_PATH_BYTES || path.contains(&0) {
+            return Err(refuse());
+        }
+        let system = std::str::from_utf8(system).map_err(|_| refuse())?;
+        Ok(FilesAddress {
+            machine,
+            selector,
+            disk,
+            system: (!system.is_empty()).then(|| system.to_owned()),
+            path: (!path.is_empty()).then(|| path.to_vec()),
+        })
+    }
+
+    /// The last name of the path, if it has one.
+    pub fn last_name(&self) -> Option<&[u8]> {
+        let path = self.path.as_deref()?;
+        let name = path.split(|byte| *byte == b'/').rfind(|name| !name.is_empty())?;
+        (name != b"." && name != b"..").then_some(name)
+    }
+}
+
+impl fmt::Display for FilesAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let disk = self.disk.as_ref().map(|disk| format!("/{disk}")).unwrap_or_default();
+        let system = self.system.as_deref().unwrap_or_default();
+        let path = shown(self.path.as_deref().unwrap_or_default());
+        write!(f, "{}/{}{disk}:{}{path}", self.machine, self.selector, shown(system.as_bytes()))
+    }
+}
+
+fn split(bytes: &[u8], at: u8) -> Option<(&[u8], &[u8])> {
+    let place = bytes.iter().position(|byte| *byte == at)?;
+    Some((bytes.get(..place)?, bytes.get(place + 1..)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<FilesAddress> {
+        FilesAddress::parse(OsStr::new(text))
+    }
+
+    #[test]
+    fn an_address_has_a_point_a_file_system_and_a_path() {
+        let whole = parse("web01/latest~1/vda:vda1/etc/a:b").unwrap();
+        assert_eq!(whole.system.as_deref(), Some("vda1"));
+        assert_eq!(whole.path.as_deref(), Some(b"/etc/a:b".as_slice()));
+        assert_eq!(whole.to_string(), "web01/latest~1/vda:vda1/etc/a:b");
+        let list = parse("web01/latest:").unwrap();
+        assert_eq!((list.system, list.path), (None, None));
+        assert_eq!(parse("web01/latest:/").unwrap().path.as_deref(), Some(b"/".as_slice()));
+        for refused in
+            ["web01/latest", "web01:/etc", "live/rescue:/etc", ":/etc", "web01/latest/a/b:/"]
+        {
+            assert_eq!(parse(refused).unwrap_err().kind(), ErrorKind::InvalidInput, "{refused}");
+        }
+    }
+}

@@ -1,0 +1,27 @@
+//! Files out of restore points, read by a small machine of our own.
+//!
+//! ```text
+//! point ─▶ throwaway session ─▶ nbdkit ─▶ QEMU without a network: Debian's kernel mounts ─▶ virtio port
+//!                                                                                         │
+//!                              command ◀─ listing, file, tar ◀─ checks of this module ◀───┘
+//! ```
+//!
+//! This host's kernel never sees the file systems. A file system that takes the machine over can only
+//! answer wrongly, so every answer is checked: its length, the number of names, that names are names,
+//! that each lies in a folder that was told before, and that no more content comes than was told.
+
+mod address;
+mod archive;
+mod client;
+mod difference;
+mod names;
+mod paths;
+mod systems;
+
+pub use address::FilesAddress;
+pub use archive::{Archive, LeftOut};
+pub use client::{Client, Limits, Received, MAX_ENTRIES};
+pub use coldrise_files::{Entry, EntryKind, PORT};
+pub use difference::{Change, ChangeKind, Snapshot};
+pub use names::{matches, printable, shown};
+pub use systems::{choose, FileSystem, FileSystems};
