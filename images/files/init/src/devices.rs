@@ -191,7 +191,7 @@ fn mount_block(block: &Block, all: &[Block], folder: &Path) -> Result<()> {
         Content::Ntfs => {
             modules::load("fuse")?;
             let mut command = Command::new("/bin/ntfs-3g");
-            command.arg("-o").arg("ro,show_sys_files").arg(block.path()).arg(folder);
+            command.arg("-o").arg("ro").arg(block.path()).arg(folder);
             run(command, b"")
         }
         _ => Err(Error::new(ErrorKind::Unsupported, "there is no file system that can be read")),

@@ -67,9 +67,10 @@ fn assemble_arrays(blocks: &mut [Block]) {
     }
     for member in &members {
         let mut command = Command::new("/bin/mdadm");
-        command.args(["--incremental", "--run", "--no-degraded"]).arg(member.path());
+        command.arg("--incremental").arg(member.path());
         let _ = run(command, b"");
     }
+    // Those that lack members.
     let mut command = Command::new("/bin/mdadm");
     command.args(["--incremental", "--run", "--scan"]);
     let _ = run(command, b"");

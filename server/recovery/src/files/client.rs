@@ -110,7 +110,7 @@ impl<'a> Client<'a> {
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<()> {
-        self.stream.write_all(bytes).context(|| "asking the machine that reads the file systems")
+        self.stream.write_all(bytes).map_err(|_| crashed())
     }
 
     /// Adds what has arrived to `bytes`.
@@ -124,8 +124,7 @@ impl<'a> Client<'a> {
                 Ok(0) => {
                     // Says why, if it knows.
                     (self.look_after)()?;
-                    let text = "the machine that reads the file systems ended";
-                    return Err(Error::new(ErrorKind::ToolFailed, text));
+                    return Err(crashed());
                 }
                 Ok(count) => {
                     self.bytes.extend_from_slice(piece.get(..count).unwrap_or_default());
@@ -136,8 +135,7 @@ impl<'a> Client<'a> {
                 }
                 Err(error) => match error.kind() {
                     IoErrorKind::Interrupted | IoErrorKind::WouldBlock | IoErrorKind::TimedOut => {}
-                    // It comes just before the machine's end is seen.
-                    IoErrorKind::ConnectionReset => std::thread::sleep(INTERVAL),
+                    IoErrorKind::ConnectionReset => return Err(crashed()),
                     _ => {
                         return Err(error)
                             .context(|| "listening to the machine that reads the file systems")
@@ -314,6 +312,14 @@ fn fill(mut missing: u64, take: &mut impl FnMut(Received<'_>) -> Result<()>) -> 
         missing -= count;
     }
     Ok(())
+}
+
+fn crashed() -> Error {
+    let text = "the machine that reads the file systems crashed: a damaged file system does that, or one made to \
+                attack readers";
+    Error::new(ErrorKind::ToolFailed, text).advise(
+        "name another file system (MACHINE/POINT:vda2/PATH), or boot the point in isolation",
+    )
 }
 
 fn refusal(failure: Failure, text: &str) -> Error {

@@ -79,13 +79,26 @@ pub(super) fn run(invocation: &Invocation, arguments: &DiffArguments) -> Result<
         to.system = to.system.or_else(|| from.system.clone());
     }
     let options = &arguments.options;
-    // Both start at the same time.
-    let first = Reading::start(invocation, repository, from, options, &mut signals)?;
-    let second = Reading::start(invocation, repository, &to, options, &mut signals)?;
-    let points = [first.point.clone(), second.point.clone()];
+    let first_point = Reading::point(invocation, repository, from)?;
+    let second_point = Reading::point(invocation, repository, &to)?;
+    let start = |point, address: &FilesAddress, signals: &mut ChildSignals| {
+        Reading::start(invocation, point, address.disk.as_ref(), options, signals)
+    };
     let mut unread = Unread::default();
-    let before = snapshot(invocation, first, from, &mut signals, &mut unread)?;
-    let after = snapshot(invocation, second, &to, &mut signals, &mut unread)?;
+    let first = start(&first_point, from, &mut signals)?;
+    let [before, after] = if first_point.point == second_point.point {
+        // One machine serves one conversation at a time.
+        let before = snapshot(invocation, first, from, &mut signals, &mut unread)?;
+        let second = start(&second_point, &to, &mut signals)?;
+        [before, snapshot(invocation, second, &to, &mut signals, &mut unread)?]
+    } else {
+        // Both start at the same time.
+        let second = start(&second_point, &to, &mut signals)?;
+        let before = snapshot(invocation, first, from, &mut signals, &mut unread)?;
+        [before, snapshot(invocation, second, &to, &mut signals, &mut unread)?]
+    };
+    let points =
+        [&first_point, &second_point].map(|point| format!("{}/{}", point.machine, point.point));
     let changes: Vec<_> = before.changes(&after).iter().map(ListedChange::new).collect();
     let text = text(&changes);
     let [from, to] = points;
@@ -109,7 +122,7 @@ fn snapshot(
     signals: &mut ChildSignals,
     unread: &mut Unread,
 ) -> Result<Snapshot> {
-    reading.talk(invocation, signals, None, |client, systems| {
+    reading.talk(signals, None, |client, systems| {
         let (device, path) = place(client, systems, address)?;
         let mut snapshot = Snapshot::default();
         let done = client.walk(device, path, |received| {

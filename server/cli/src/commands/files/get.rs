@@ -71,17 +71,10 @@ pub(super) fn run(invocation: &Invocation, arguments: &GetArguments) -> Result<R
     if !is_stdout {
         check_free(&arguments.target, arguments.force)?;
     }
-    let repository = &invocation.open()?;
-    let reading = Reading::start(
-        invocation,
-        repository,
-        &arguments.address,
-        &arguments.options,
-        &mut signals,
-    )?;
+    let reading = Reading::of(invocation, &arguments.address, &arguments.options, &mut signals)?;
     let point = reading.point.clone();
     let mut copy = Copy::new(arguments);
-    let done = reading.talk(invocation, &mut signals, arguments.max_size, |client, systems| {
+    let done = reading.talk(&mut signals, arguments.max_size, |client, systems| {
         copy.run(invocation, client, systems)
     });
     if let Err(error) = done {

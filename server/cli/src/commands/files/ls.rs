@@ -62,20 +62,17 @@ struct Listed {
 
 pub(super) fn list(invocation: &Invocation, arguments: &LsArguments) -> Result<Report> {
     let mut signals = ChildSignals::catch()?;
-    let repository = &invocation.open()?;
     let address = &arguments.address;
-    let reading =
-        Reading::start(invocation, repository, address, &arguments.options, &mut signals)?;
+    let reading = Reading::of(invocation, address, &arguments.options, &mut signals)?;
     let point = reading.point.clone();
     if address.system.is_none() && address.path.is_none() {
-        let file_systems =
-            reading.talk(invocation, &mut signals, None, |_, systems| Ok(systems.0.clone()))?;
+        let file_systems = reading.talk(&mut signals, None, |_, systems| Ok(systems.0.clone()))?;
         let text = systems_text(&file_systems);
         let elapsed_ms = invocation.elapsed_ms();
         return Ok(Report::answer(&Systems { point, file_systems, elapsed_ms }, text));
     }
     let mut unread = Unread::default();
-    let entries = reading.talk(invocation, &mut signals, None, |client, systems| {
+    let entries = reading.talk(&mut signals, None, |client, systems| {
         let (device, path) = place(client, systems, address)?;
         let mut top = None;
         let mut entries = Vec::new();
@@ -103,14 +100,12 @@ pub(super) fn list(invocation: &Invocation, arguments: &LsArguments) -> Result<R
 
 pub(super) fn find(invocation: &Invocation, arguments: &FindArguments) -> Result<Report> {
     let mut signals = ChildSignals::catch()?;
-    let repository = &invocation.open()?;
     let address = &arguments.address;
     let pattern = arguments.pattern.as_bytes();
-    let reading =
-        Reading::start(invocation, repository, address, &arguments.options, &mut signals)?;
+    let reading = Reading::of(invocation, address, &arguments.options, &mut signals)?;
     let point = reading.point.clone();
     let mut unread = Unread::default();
-    let entries = reading.talk(invocation, &mut signals, None, |client, systems| {
+    let entries = reading.talk(&mut signals, None, |client, systems| {
         let (device, top) = place(client, systems, address)?;
         let mut found = Vec::new();
         let done = client.walk(device, top, |received| {

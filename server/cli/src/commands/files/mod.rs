@@ -13,13 +13,14 @@ use clap::{Args, Subcommand};
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_recovery::files::{choose, Client, FileSystems, FilesAddress, Limits};
 use coldrise_session::{check_offered, Catalog};
-use coldrise_store::Repository;
+use coldrise_store::{Address, DiskName, PointDocument, Repository};
 
-use crate::files_machine::FilesMachine;
+use crate::files_machine::{keep, KeptMachine};
 use crate::invocation::Invocation;
 use crate::report::Report;
 use crate::signals::ChildSignals;
 use crate::targets::tell_newer;
+use crate::units::parse_duration;
 
 /// The machine may take so long to start. Without KVM and on a busy host that is long.
 const START_PATIENCE: Duration = Duration::from_secs(180);
@@ -52,6 +53,14 @@ enum FilesCommand {
     Get(get::GetArguments),
     Find(ls::FindArguments),
     Diff(diff::DiffArguments),
+    /// Keep the machine of a point in the background. The other commands start this one.
+    #[command(hide = true)]
+    Keep {
+        /// MACHINE/POINT[/DISK].
+        address: Address,
+        /// How long it stays after its last use, in milliseconds.
+        idle_ms: u64,
+    },
 }
 
 /// Options of all these commands.
@@ -60,6 +69,15 @@ struct ReadingOptions {
     /// Open encrypted disks with the passphrase in FILE; a trailing newline is ignored.
     #[arg(long, value_name = "FILE")]
     key_file: Option<PathBuf>,
+
+    /// Keep the machine so long for the next command, which then needs no start. With --key-file it ends
+    /// at once.
+    #[arg(long, value_name = "DURATION", default_value = "10m", value_parser = parse_duration)]
+    stay: Duration,
+
+    /// End the machine at once.
+    #[arg(long, conflicts_with = "stay")]
+    once: bool,
 }
 
 impl ReadingOptions {
@@ -91,6 +109,9 @@ pub(crate) fn run(invocation: &Invocation, arguments: &FilesArguments) -> Result
         FilesCommand::Find(arguments) => ls::find(invocation, arguments),
         FilesCommand::Get(arguments) => get::run(invocation, arguments),
         FilesCommand::Diff(arguments) => diff::run(invocation, arguments),
+        FilesCommand::Keep { address, idle_ms } => {
+            keep(invocation, address, Duration::from_millis(*idle_ms)).map(|()| Report::silent())
+        }
     }
 }
 
@@ -101,54 +122,84 @@ fn address(text: std::ffi::OsString) -> std::result::Result<FilesAddress, Error>
 
 /// A conversation about one point.
 struct Reading {
-    machine: FilesMachine,
+    machine: KeptMachine,
     /// The address with the point's own name, for people.
     point: String,
     key: Vec<u8>,
+    is_to_stay: bool,
 }
 
 impl Reading {
-    /// Starts the machine for an address.
-    fn start(
+    /// The point of an address.
+    fn point(
         invocation: &Invocation,
         repository: &Arc<Repository>,
         address: &FilesAddress,
+    ) -> Result<PointDocument> {
+        let catalog = Catalog::new(repository);
+        let point = catalog.point(&address.machine, &address.selector)?;
+        tell_newer(invocation, &catalog, &address.selector, &point);
+        check_offered(point)
+    }
+
+    /// Takes the machine of a point, which may be starting.
+    fn start(
+        invocation: &Invocation,
+        point: &PointDocument,
+        only: Option<&DiskName>,
         options: &ReadingOptions,
         signals: &mut ChildSignals,
     ) -> Result<Reading> {
         let key = options.key()?;
-        let catalog = Catalog::new(repository);
-        let point = catalog.point(&address.machine, &address.selector)?;
-        tell_newer(invocation, &catalog, &address.selector, &point);
-        let point = check_offered(point)?;
-        let only = address.disk.as_ref();
-        let machine = FilesMachine::start(invocation, repository, &point, only, signals)?;
-        Ok(Reading { machine, point: format!("{}/{}", point.machine, point.point), key })
+        // Whoever comes next has to show the key again.
+        let is_to_stay = key.is_empty() && !options.once;
+        let machine = KeptMachine::take(invocation, point, only, options.stay, signals)?;
+        Ok(Reading {
+            machine,
+            point: format!("{}/{}", point.machine, point.point),
+            key,
+            is_to_stay,
+        })
     }
 
-    /// Talks with the machine, then ends it. `max_bytes` bounds the content that is taken; without it, the
-    /// size of the disks does.
-    fn talk<T>(
-        mut self,
+    /// Finds the point of an address and takes its machine.
+    fn of(
         invocation: &Invocation,
+        address: &FilesAddress,
+        options: &ReadingOptions,
+        signals: &mut ChildSignals,
+    ) -> Result<Reading> {
+        let point = Reading::point(invocation, &invocation.open()?, address)?;
+        Reading::start(invocation, &point, address.disk.as_ref(), options, signals)
+    }
+
+    /// Talks with the machine, then leaves or ends it. `max_bytes` bounds the content that is taken;
+    /// without it, the size of the disks does.
+    fn talk<T>(
+        self,
         signals: &mut ChildSignals,
         max_bytes: Option<u64>,
         talk: impl FnOnce(&mut Client<'_>, &FileSystems) -> Result<T>,
     ) -> Result<T> {
-        let stream = self.machine.connect()?;
-        let content_bytes = max_bytes.unwrap_or(self.machine.disk_bytes);
+        let content_bytes = max_bytes.unwrap_or(self.machine.disk_bytes());
         let limits = Limits { content_bytes, time: TIME_LIMIT };
-        let (disks, machine) = (self.machine.disks.clone(), &mut self.machine);
-        let look_after = || machine.look_after(invocation, signals);
-        let done =
-            Client::greet(stream, START_PATIENCE, limits, look_after).and_then(|mut client| {
-                let systems = FileSystems::read(&mut client, &disks, &self.key)?;
-                talk(&mut client, &systems)
-            });
-        let ended = self.machine.end();
-        let done = done?;
-        ended?;
-        Ok(done)
+        let disks = self.machine.disks();
+        let done = self.machine.connect(signals).and_then(|stream| {
+            let look_after = || match signals.was_asked_to_end() {
+                true => Err(Error::new(ErrorKind::Interrupted, "interrupted")),
+                false => Ok(()),
+            };
+            let mut client = Client::greet(stream, START_PATIENCE, limits, look_after)?;
+            let systems = FileSystems::read(&mut client, &disks, &self.key)?;
+            talk(&mut client, &systems)
+        });
+        // A machine that has answered nonsense is not asked again.
+        let is_sound = !done.as_ref().is_err_and(|error| error.kind() == ErrorKind::ToolFailed);
+        match self.is_to_stay && is_sound {
+            true => self.machine.leave(),
+            false => self.machine.end(),
+        }
+        done
     }
 }
 

@@ -6,12 +6,10 @@
 //! machine's kernel replays are captured by the session.
 
 use std::ffi::OsString;
-use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use coldrise_block::{Context, Error, ErrorKind, Result, ScratchFolder, ScratchKind};
 use coldrise_recovery::files::PORT;
@@ -38,23 +36,21 @@ const MEMORY_MIB: u32 = 512;
 const CACHE_BYTES: u64 = 64 << 20;
 /// Slots for disks.
 const MAX_DISKS: usize = 24;
-/// How long QEMU may take to offer its socket.
-const PATIENCE: Duration = Duration::from_secs(30);
-const INTERVAL: Duration = Duration::from_millis(5);
 /// Of the kernel. A crash ends the machine.
 const KERNEL_ARGUMENTS: &str = "quiet loglevel=1 panic=-1 oops=panic mitigations=off no_timer_check \
     nowatchdog audit=0 apparmor=0 selinux=0 random.trust_cpu=on rcupdate.rcu_expedited=1 cryptomgr.notests";
 
 /// A running machine. Dropping it ends it.
-pub(crate) struct FilesMachine {
+pub(super) struct FilesMachine {
     process: QemuProcess,
     server: DiskServer,
     session: OwnedSession,
-    port: PathBuf,
+    /// The socket of its port. It serves one client at a time, from soon after the start.
+    pub(super) port: PathBuf,
     /// The names of its disks, in order.
-    pub(crate) disks: Vec<String>,
+    pub(super) disks: Vec<String>,
     /// The length of its disks, in bytes.
-    pub(crate) disk_bytes: u64,
+    pub(super) disk_bytes: u64,
     _scratch: ScratchFolder,
 }
 
@@ -64,7 +60,7 @@ impl FilesMachine {
     /// # Errors
     /// `ToolFailed` if something is not installed or does not start; `NotFound` if there is no such
     /// disk; `Unsupported` for too many disks; `Interrupted`; the errors of publishing.
-    pub(crate) fn start(
+    pub(super) fn start(
         invocation: &Invocation,
         repository: &Arc<Repository>,
         point: &PointDocument,
@@ -110,34 +106,11 @@ impl FilesMachine {
         })
     }
 
-    /// A connection to its port.
-    ///
-    /// # Errors
-    /// `ToolFailed` if QEMU ends or does not start in time.
-    pub(crate) fn connect(&mut self) -> Result<UnixStream> {
-        let until = Instant::now() + PATIENCE;
-        loop {
-            match UnixStream::connect(&self.port) {
-                Ok(stream) => return Ok(stream),
-                Err(error) if Instant::now() > until => {
-                    return Err(Error::with_source(
-                        ErrorKind::ToolFailed,
-                        "QEMU did not start in time",
-                        error,
-                    ));
-                }
-                Err(_) => {}
-            }
-            self.process.check()?;
-            std::thread::sleep(INTERVAL);
-        }
-    }
-
     /// Checks that the machine and its disks are there. Call it while waiting.
     ///
     /// # Errors
     /// `ToolFailed` if they are not; `Interrupted` if this program is asked to end.
-    pub(crate) fn look_after(
+    pub(super) fn look_after(
         &mut self,
         invocation: &Invocation,
         signals: &mut ChildSignals,
@@ -145,12 +118,7 @@ impl FilesMachine {
         if signals.was_asked_to_end() {
             return Err(Error::new(ErrorKind::Interrupted, "interrupted"));
         }
-        if self.process.check().is_err() {
-            let text = "the machine that reads the file systems crashed: a damaged file system does that, or one \
-                        made to attack readers";
-            return Err(Error::new(ErrorKind::ToolFailed, text)
-                .advise("name another file system (MACHINE/POINT:vda2/PATH), or boot the point in isolation"));
-        }
+        self.process.check()?;
         self.server.look_after(invocation, signals)
     }
 
@@ -158,7 +126,7 @@ impl FilesMachine {
     ///
     /// # Errors
     /// Those of the session.
-    pub(crate) fn end(mut self) -> Result<()> {
+    pub(super) fn end(mut self) -> Result<()> {
         let _ = self.process.child().kill();
         let _ = self.process.child().wait();
         let stopped = self.server.stop();

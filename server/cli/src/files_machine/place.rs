@@ -1,0 +1,163 @@
+//! Where commands find the machine of a point.
+//!
+//! ```text
+//! $XDG_RUNTIME_DIR/coldrise-files/HASH/     mode 0700; else /run for root, else TMPDIR
+//!   lock          held (flock) by the keeper while it lives
+//!   use           held by the command that talks to the machine
+//!   machine.json  written by the keeper before it is found
+//!   end           made by a command: the machine is not to stay
+//! ```
+//!
+//! Locks are freed by the kernel, so a kill at any moment leaves nothing that misleads: without the lock
+//! `lock` the other files mean nothing, and the next keeper writes them again.
+
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use coldrise_block::{Context, Error, ErrorKind, Result};
+use coldrise_store::{DiskName, PointDocument};
+use rustix::fs::{flock, FlockOperation};
+use rustix::io::Errno;
+use rustix::process::getuid;
+use serde::{Deserialize, Serialize};
+
+use crate::invocation::Invocation;
+
+/// The machine of one point, or of one of its disks.
+#[derive(Clone, Debug)]
+pub(super) struct Place {
+    folder: PathBuf,
+    /// What the hash in the folder's name stands for.
+    identity: String,
+}
+
+/// What commands have to know about a machine.
+#[derive(Serialize, Deserialize)]
+pub(super) struct MachineDescription {
+    identity: String,
+    pub(super) port: PathBuf,
+    pub(super) disks: Vec<String>,
+    pub(super) disk_bytes: u64,
+}
+
+impl Place {
+    /// # Errors
+    /// `Io`; `Forbidden` if another user could have made the folder.
+    pub(super) fn new(
+        invocation: &Invocation,
+        point: &PointDocument,
+        only: Option<&DiskName>,
+    ) -> Result<Place> {
+        let repository = invocation.repository_path()?;
+        let repository = repository.canonicalize().context(|| "finding the repository")?;
+        let disk = only.map(|disk| format!("/{disk}")).unwrap_or_default();
+        let point = format!("{}/{}{disk}", point.machine, point.point);
+        let identity = format!("{} {point}", repository.display());
+        let mut hasher = DefaultHasher::new();
+        identity.hash(&mut hasher);
+        let parent = parent_folder();
+        make_private(&parent)?;
+        let folder = parent.join(format!("{:016x}", hasher.finish()));
+        make_private(&folder)?;
+        Ok(Place { folder, identity })
+    }
+
+    /// Takes a lock if it is free.
+    fn try_lock(&self, name: &str) -> Result<Option<File>> {
+        let locking = || format!("locking {}", self.folder.join(name).display());
+        let mut options = OpenOptions::new();
+        options.write(true).create(true).truncate(false).mode(0o600);
+        let file = options.open(self.folder.join(name)).context(locking)?;
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Some(file)),
+            Err(Errno::WOULDBLOCK) => Ok(None),
+            Err(error) => Err(std::io::Error::from(error)).context(locking),
+        }
+    }
+
+    /// The lock of the keeper.
+    pub(super) fn try_keep(&self) -> Result<Option<File>> {
+        self.try_lock("lock")
+    }
+
+    /// The lock of the command that talks to the machine.
+    pub(super) fn try_use(&self) -> Result<Option<File>> {
+        self.try_lock("use")
+    }
+
+    /// Describes the machine to commands.
+    pub(super) fn describe(&self, port: &Path, disks: &[String], disk_bytes: u64) -> Result<()> {
+        let identity = self.identity.clone();
+        let described = MachineDescription {
+            identity,
+            port: port.to_owned(),
+            disks: disks.to_vec(),
+            disk_bytes,
+        };
+        let _ = std::fs::remove_file(self.folder.join("end"));
+        let bytes = serde_json::to_vec(&described).map_err(|error| {
+            Error::with_source(ErrorKind::Internal, "describing a machine", error)
+        })?;
+        let new = self.folder.join("machine.json.new");
+        std::fs::write(&new, bytes)
+            .and_then(|()| std::fs::rename(&new, self.folder.join("machine.json")))
+            .context(|| format!("writing to {}", self.folder.display()))
+    }
+
+    /// What the living keeper says; `None` if there is none.
+    pub(super) fn description(&self) -> Result<Option<MachineDescription>> {
+        if self.try_keep()?.is_some() {
+            return Ok(None);
+        }
+        let bytes = std::fs::read(self.folder.join("machine.json")).ok();
+        let described: Option<MachineDescription> =
+            bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok());
+        Ok(described.filter(|described| described.identity == self.identity))
+    }
+
+    /// The keeper ends: commands find it no more.
+    pub(super) fn clear(&self) {
+        for name in ["machine.json", "end"] {
+            let _ = std::fs::remove_file(self.folder.join(name));
+        }
+    }
+
+    /// Asks the keeper to end.
+    pub(super) fn ask_to_end(&self) {
+        let _ = std::fs::write(self.folder.join("end"), b"");
+    }
+
+    /// Whether the keeper was asked to end.
+    pub(super) fn is_asked_to_end(&self) -> bool {
+        self.folder.join("end").exists()
+    }
+}
+
+fn parent_folder() -> PathBuf {
+    let own = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    let uid = getuid();
+    let of_root = || uid.is_root().then(|| PathBuf::from("/run"));
+    match own.filter(|path| path.is_dir()).or_else(of_root).filter(|path| path.is_dir()) {
+        Some(folder) => folder.join("coldrise-files"),
+        None => std::env::temp_dir().join(format!("coldrise-files-of-{}", uid.as_raw())),
+    }
+}
+
+/// Makes a folder that only this user can reach.
+fn make_private(folder: &Path) -> Result<()> {
+    let making = || format!("making the private folder {}", folder.display());
+    match DirBuilder::new().mode(0o700).create(folder) {
+        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
+            return Err(error).context(making)
+        }
+        _ => {}
+    }
+    let found = folder.symlink_metadata().context(making)?;
+    if found.is_dir() && found.uid() == getuid().as_raw() && found.mode() & 0o077 == 0 {
+        return Ok(());
+    }
+    let text = format!("{} is open to other users, or belongs to one", folder.display());
+    Err(Error::new(ErrorKind::Forbidden, text).advise("remove it"))
+}
