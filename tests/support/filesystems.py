@@ -66,11 +66,19 @@ def partitioned(path, parts):
         start += -(-sectors // 2048) * 2048
     empty(path, start * SECTOR + MIB)
     run("/sbin/sfdisk", "-q", path, input=script)
-    with open(path, "r+b") as disk:
-        for offset, part in places:
-            disk.seek(offset)
-            disk.write(part.read_bytes())
+    for offset, part in places:
+        copy(part, path, offset)
     return path
+
+
+def copy(source, target, offset):
+    """Copies what is not zero."""
+    with open(source, "rb") as reader, open(target, "r+b") as writer:
+        while piece := reader.read(MIB):
+            if piece.strip(b"\0"):
+                writer.seek(offset)
+                writer.write(piece)
+            offset += len(piece)
 
 
 def luks(path, content, passphrase):
