@@ -83,6 +83,19 @@ pub(crate) fn confine_this_thread(reach: &Reach) {
     }
 }
 
+/// Warns if the kernel cannot confine QEMU. For a command whose QEMU a process without a terminal
+/// starts.
+pub(crate) fn warn_unless_confined() {
+    let reach = Reach {
+        program: None,
+        files: Vec::new(),
+        folders: Vec::new(),
+        network: NetworkReach::Port(None),
+    };
+    // Only that thread is restricted, and it ends.
+    let _ = std::thread::spawn(move || confine_this_thread(&reach)).join();
+}
+
 fn enforce(reach: &Reach) -> Result<bool, RulesetError> {
     let look = AccessFs::ReadFile | AccessFs::ReadDir;
     let run = look | AccessFs::Execute;

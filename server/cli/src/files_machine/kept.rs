@@ -11,6 +11,7 @@ use coldrise_store::{DiskName, PassphraseSource, PointDocument};
 
 use super::keeper::MAY_STAY;
 use super::place::{MachineDescription, Place};
+use crate::confinement::warn_unless_confined;
 use crate::invocation::Invocation;
 use crate::signals::ChildSignals;
 
@@ -58,6 +59,7 @@ impl KeptMachine {
         if let Some(description) = place.description()? {
             return Ok(KeptMachine { place, _use: in_use, keeper: None, description });
         }
+        warn_unless_confined();
         // An earlier one may be ending.
         let until = Instant::now() + END_PATIENCE;
         while place.try_keep()?.is_none() && Instant::now() < until {
@@ -92,8 +94,7 @@ impl KeptMachine {
             match UnixStream::connect(&self.description.port) {
                 Ok(stream) => return Ok(stream),
                 Err(error) if Instant::now() > until || self.place.description()?.is_none() => {
-                    let text = "the machine that reads the file systems did not start: coldrise doctor checks \
-                                QEMU";
+                    let text = "the machine that reads the file systems did not start";
                     return Err(Error::with_source(ErrorKind::ToolFailed, text, error));
                 }
                 Err(_) => wait(signals)?,
@@ -164,8 +165,7 @@ fn start(
             command.env("COLDRISE_PASSPHRASE_COMMAND", text);
         }
     }
-    // It outlives the terminal and this command's folder.
-    command.current_dir("/").env("COLDRISE_REPO", absolute_repository(invocation)?);
+    command.env("COLDRISE_REPO", absolute_repository(invocation)?);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut keeper = command.spawn().context(|| "starting a process in the background")?;
     let mut line = String::new();

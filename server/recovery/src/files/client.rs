@@ -14,7 +14,9 @@ use super::names::printable;
 use super::paths::OpenFolders;
 
 /// Maximum number of entries that one command takes.
-pub const MAX_ENTRIES: u64 = 5_000_000;
+const MAX_ENTRIES: u64 = 5_000_000;
+/// Maximum length of the paths and targets of a listing or a walk, in bytes: callers keep them.
+const MAX_LISTED_BYTES: usize = 256 << 20;
 /// How often a waiting command looks after the machine.
 const INTERVAL: Duration = Duration::from_millis(200);
 /// The machine may be silent for so long: it may replay a long journal.
@@ -254,7 +256,7 @@ impl<'a> Client<'a> {
     ) -> Result<()> {
         self.ask(request)?;
         let mut folders = OpenFolders::default();
-        let (mut entries, mut content_bytes) = (0, 0_u64);
+        let (mut entries, mut listed_bytes, mut content_bytes) = (0, 0, 0_u64);
         // Of the last file.
         let mut missing_bytes = 0_u64;
         loop {
@@ -262,9 +264,7 @@ impl<'a> Client<'a> {
             if !matches!(answer, Answer::Content(_)) {
                 entries += 1;
                 if entries > MAX_ENTRIES {
-                    let text =
-                        format!("there are more than {MAX_ENTRIES} files: name a folder below");
-                    return Err(Error::new(ErrorKind::Unsupported, text));
+                    return Err(too_many());
                 }
                 if missing_bytes > 0 {
                     if !matches!(answer, Answer::Unread(_)) {
@@ -277,6 +277,10 @@ impl<'a> Client<'a> {
             match answer {
                 Answer::Entry(entry) => {
                     folders.admit(&entry)?;
+                    listed_bytes += entry.path.len() + entry.target.len();
+                    if !has_content && listed_bytes > MAX_LISTED_BYTES {
+                        return Err(too_many());
+                    }
                     if has_content && entry.kind == EntryKind::File {
                         missing_bytes = entry.size_bytes;
                         content_bytes = content_bytes.saturating_add(entry.size_bytes);
@@ -334,6 +338,12 @@ fn refusal(failure: Failure, text: &str) -> Error {
 fn late(what: &str, limit: Duration) -> Error {
     let text = format!("the machine that reads the file systems {what} ({} s)", limit.as_secs());
     Error::new(ErrorKind::ToolFailed, text)
+}
+
+fn too_many() -> Error {
+    let text =
+        "there are too many files (more than 5,000,000, or 256 MiB of names): name a folder below";
+    Error::new(ErrorKind::Unsupported, text)
 }
 
 fn too_much(limit: u64) -> Error {

@@ -2,19 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use coldrise_block::Result;
 use coldrise_files::{Entry, EntryKind};
-
-use super::client::nonsense;
-
-/// Maximum length of all names of a tree, in bytes.
-const MAX_NAMES_BYTES: usize = 1 << 30;
 
 /// What a tree holds.
 #[derive(Default)]
 pub struct Snapshot {
     entries: BTreeMap<Vec<u8>, State>,
-    names_bytes: usize,
 }
 
 #[derive(PartialEq, Eq)]
@@ -52,14 +45,7 @@ pub struct Change<'a> {
 
 impl Snapshot {
     /// Adds an entry of a walk.
-    ///
-    /// # Errors
-    /// `ToolFailed` for more names than any file system has.
-    pub fn add(&mut self, entry: &Entry) -> Result<()> {
-        self.names_bytes += entry.path.len() + entry.target.len();
-        if self.names_bytes > MAX_NAMES_BYTES {
-            return Err(nonsense("too many names"));
-        }
+    pub fn add(&mut self, entry: &Entry) {
         let is_file = entry.kind == EntryKind::File;
         let state = State {
             kind: entry.kind,
@@ -68,7 +54,6 @@ impl Snapshot {
             target: entry.target.clone(),
         };
         self.entries.insert(entry.path.clone(), state);
-        Ok(())
     }
 
     /// What `to` has instead, by path.

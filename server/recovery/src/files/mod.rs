@@ -20,7 +20,7 @@ mod systems;
 
 pub use address::FilesAddress;
 pub use archive::{Archive, LeftOut};
-pub use client::{Client, Limits, Received, MAX_ENTRIES};
+pub use client::{Client, Limits, Received};
 pub use coldrise_files::{Entry, EntryKind, PORT};
 pub use difference::{Change, ChangeKind, Snapshot};
 pub use names::{matches, printable, shown};

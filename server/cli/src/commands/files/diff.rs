@@ -127,7 +127,7 @@ fn snapshot(
         let mut snapshot = Snapshot::default();
         let done = client.walk(device, path, |received| {
             match received {
-                Received::Entry(entry) => return snapshot.add(entry),
+                Received::Entry(entry) => snapshot.add(entry),
                 Received::Content(_) => {}
                 Received::Unread(text) => unread.add(invocation, text),
             }

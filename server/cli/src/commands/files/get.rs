@@ -160,6 +160,12 @@ impl Write for Output {
     }
 }
 
+/// What the path that was asked for becomes.
+enum Copying {
+    Archive(Archive<Output>),
+    File(Output, Entry),
+}
+
 struct Copy<'a> {
     arguments: &'a GetArguments,
     written: Option<PathBuf>,
@@ -190,59 +196,50 @@ impl<'a> Copy<'a> {
         systems: &FileSystems,
     ) -> Result<()> {
         let (device, path) = place(client, systems, &self.arguments.address)?;
-        let mut archive: Option<Archive<Output>> = None;
-        let mut file: Option<(Output, Entry)> = None;
+        let mut copying: Option<Copying> = None;
         let done = client.read(device, path, |received| {
-            match received {
-                Received::Entry(entry) => {
+            match (received, &mut copying) {
+                (Received::Entry(entry), copying) => {
                     self.files += u64::from(entry.kind == EntryKind::File);
-                    match &mut archive {
-                        Some(archive) => archive.add(entry)?,
-                        None => {
-                            (archive, file) = self.begin(entry)?;
-                        }
+                    match copying {
+                        Some(Copying::Archive(archive)) => archive.add(entry)?,
+                        _ => *copying = Some(self.begin(entry)?),
                     }
                 }
-                Received::Content(bytes) => {
+                (Received::Content(bytes), Some(Copying::Archive(archive))) => {
                     self.size_bytes += bytes.len() as u64;
-                    match (&mut archive, &mut file) {
-                        (Some(archive), _) => archive.write(bytes)?,
-                        (None, Some((output, _))) => {
-                            output.write_all(bytes).context(|| "writing the file")?;
-                        }
-                        (None, None) => {}
-                    }
+                    archive.write(bytes)?;
+                }
+                (Received::Content(bytes), Some(Copying::File(output, _))) => {
+                    self.size_bytes += bytes.len() as u64;
+                    output.write_all(bytes).context(|| "writing the file")?;
+                }
+                (Received::Content(_), None) => {}
+                (Received::Unread(text), Some(Copying::Archive(_))) => {
+                    self.unread.add(invocation, text)
                 }
                 // A single file is useless if it is not whole.
-                Received::Unread(text) if archive.is_none() => {
+                (Received::Unread(text), _) => {
                     return Err(Error::new(ErrorKind::Io, format!("not read: {text}")));
                 }
-                Received::Unread(text) => self.unread.add(invocation, text),
             }
             Ok(())
         });
         about(&self.arguments.address, done)?;
-        if let Some(archive) = archive {
-            (_, self.left_out) = archive.finish()?;
-        }
-        if let Some((mut output, entry)) = file {
-            output.flush().context(|| "writing the file")?;
-            if let (Output::File(file), Ok(seconds)) = (&output, u64::try_from(entry.modified_s)) {
-                let modified = SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(seconds));
-                // The content counts.
-                let _ = modified.map(|modified| file.set_modified(modified));
-            }
+        match copying {
+            Some(Copying::Archive(archive)) => (_, self.left_out) = archive.finish()?,
+            Some(Copying::File(output, entry)) => finish_file(output, &entry)?,
+            None => {}
         }
         Ok(())
     }
 
     /// Opens the target for the path that was asked for.
-    #[allow(clippy::type_complexity)]
-    fn begin(&mut self, top: &Entry) -> Result<(Option<Archive<Output>>, Option<(Output, Entry)>)> {
+    fn begin(&mut self, top: &Entry) -> Result<Copying> {
         let name = self.arguments.address.last_name();
         match top.kind {
             EntryKind::File => {
-                Ok((None, Some((self.open(name.unwrap_or(b"file"), "")?, top.clone()))))
+                Ok(Copying::File(self.open(name.unwrap_or(b"file"), "")?, top.clone()))
             }
             EntryKind::Folder => {
                 self.is_archive = true;
@@ -250,7 +247,7 @@ impl<'a> Copy<'a> {
                 let mut archive =
                     Archive::new(output, name.unwrap_or_default(), self.arguments.exact);
                 archive.add(top)?;
-                Ok((Some(archive), None))
+                Ok(Copying::Archive(archive))
             }
             EntryKind::Link | EntryKind::Special => {
                 let text = format!("{} is no file and no folder", self.arguments.address);
@@ -296,4 +293,15 @@ impl<'a> Copy<'a> {
         self.written = Some(path);
         Ok(Output::File(file))
     }
+}
+
+/// Completes a file, and gives it the time of its original.
+fn finish_file(mut output: Output, entry: &Entry) -> Result<()> {
+    output.flush().context(|| "writing the file")?;
+    if let (Output::File(file), Ok(seconds)) = (&output, u64::try_from(entry.modified_s)) {
+        let modified = SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(seconds));
+        // The content counts.
+        let _ = modified.map(|modified| file.set_modified(modified));
+    }
+    Ok(())
 }
