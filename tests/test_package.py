@@ -52,6 +52,8 @@ def test_the_package_is_complete(packages):
     assert {mode for path, mode in modes.items() if not path.endswith("/")} == {"-rw-r--r--", "-rwxr-xr-x"}
     for path in ("/usr/bin/coldrise", "/usr/bin/coldrised", "/usr/lib/systemd/system/coldrised.service",
                  "/usr/lib/x86_64-linux-gnu/nbdkit/plugins/nbdkit-coldrise-plugin.so",
+                 "/usr/lib/x86_64-linux-gnu/coldrise/coldrise-files-kernel",
+                 "/usr/lib/x86_64-linux-gnu/coldrise/coldrise-files-initrd",
                  "/usr/lib/systemd/system/coldrise-run@.service", "/usr/lib/sysusers.d/coldrise.conf",
                  "/usr/share/man/man1/coldrise-backup.1.gz", "/usr/share/man/man8/coldrised.8.gz",
                  "/usr/share/coldrise/web/index.html", "/usr/share/coldrise/web/index.html.gz",

@@ -213,7 +213,7 @@ pub(crate) fn run(mut command: Command, input: &[u8]) -> Result<()> {
     }
     let said = String::from_utf8_lossy(&done.stderr);
     let last = said.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it failed");
-    Err(Error::new(ErrorKind::Other, last.to_owned()))
+    Err(Error::other(last.to_owned()))
 }
 
 /// Which system lies there. In Btrfs it may be in a subvolume.

@@ -1,7 +1,7 @@
 //! The kernel's modules, which lie in one folder with the list of what each needs.
 
 use std::fs::File;
-use std::io::{Error, ErrorKind, Result};
+use std::io::{Error, Result};
 
 use rustix::io::Errno;
 use rustix::system::finit_module;
@@ -20,7 +20,7 @@ pub(crate) fn load(name: &str) -> Result<()> {
             Ok(()) | Err(Errno::EXIST) => {}
             Err(error) => {
                 let text = format!("loading the kernel's module {module}: {error}");
-                return Err(Error::new(ErrorKind::Other, text));
+                return Err(Error::other(text));
             }
         }
     }

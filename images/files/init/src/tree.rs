@@ -16,10 +16,10 @@ use crate::devices::Opened;
 use crate::port::Port;
 use crate::{abandoned, text, Refusal};
 
-type Told = Result<(), Refusal>;
+type Done = Result<(), Refusal>;
 
 /// Tells the path, and what a folder holds.
-pub(crate) fn list(port: &mut Port, opened: &Opened, path: &[u8]) -> Told {
+pub(crate) fn list(port: &mut Port, opened: &Opened, path: &[u8]) -> Done {
     let (top, entry) = find(opened, path)?;
     send(port, Answer::Entry(entry.clone()))?;
     if entry.kind != EntryKind::Folder {
@@ -35,7 +35,7 @@ pub(crate) fn list(port: &mut Port, opened: &Opened, path: &[u8]) -> Told {
 }
 
 /// Tells the path and everything below it.
-pub(crate) fn walk(port: &mut Port, opened: &Opened, path: &[u8], is_read: bool) -> Told {
+pub(crate) fn walk(port: &mut Port, opened: &Opened, path: &[u8], is_read: bool) -> Done {
     let (top, entry) = find(opened, path)?;
     let kind = entry.kind;
     send(port, Answer::Entry(entry.clone()))?;
@@ -67,7 +67,7 @@ fn walk_folder(
     above: &[u8],
     depth: usize,
     is_read: bool,
-) -> Told {
+) -> Done {
     for name in names(port, folder, above)? {
         let mut path = above.to_vec();
         if !path.is_empty() {
@@ -106,7 +106,7 @@ fn walk_folder(
 }
 
 /// Sends as much content as the entry promises, at most.
-fn content(port: &mut Port, file: OwnedFd, entry: &Entry) -> Told {
+fn content(port: &mut Port, file: OwnedFd, entry: &Entry) -> Done {
     let mut file = File::from(file).take(entry.size_bytes);
     let mut piece = vec![0; CONTENT_BYTES];
     loop {
@@ -173,11 +173,11 @@ fn entry(stat: &Stat, path: Vec<u8>, target: Vec<u8>) -> Entry {
     }
 }
 
-fn send(port: &mut Port, answer: Answer) -> Told {
+fn send(port: &mut Port, answer: Answer) -> Done {
     port.send(&answer).map_err(|_| abandoned())
 }
 
-fn unread(port: &mut Port, path: &[u8], error: &Error) -> Told {
+fn unread(port: &mut Port, path: &[u8], error: &Error) -> Done {
     let path = String::from_utf8_lossy(path);
     send(port, Answer::Unread(format!("/{path}: {}", text(error))))
 }

@@ -103,8 +103,12 @@ impl<W: Write> Archive<W> {
             record(&mut records, b"mtime", entry.modified_s.to_string().as_bytes());
         }
         if !records.is_empty() {
-            // Names are bytes, not text.
-            record(&mut records, b"hdrcharset", b"BINARY");
+            // Readers take names for UTF-8 otherwise.
+            let is_text =
+                [path, &entry.target].iter().all(|name| std::str::from_utf8(name).is_ok());
+            if !is_text {
+                record(&mut records, b"hdrcharset", b"BINARY");
+            }
             let header = header(b"extended", 0o600, (0, 0), records.len() as u64, 0, b'x', b"");
             let padding = records.len().next_multiple_of(BLOCK_BYTES);
             records.resize(padding, 0);
@@ -207,6 +211,15 @@ fn stays_inside(path: &[u8], target: &[u8], top: usize) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_record_counts_its_own_length() {
+        let mut records = Vec::new();
+        record(&mut records, b"path", &[b'a'; 88]);
+        record(&mut records, b"path", &[b'a'; 91]);
+        assert!(records.starts_with(b"97 path=a") && records.get(96) == Some(&b'\n'));
+        assert!(records.get(97..).unwrap().starts_with(b"101 path=a") && records.len() == 198);
+    }
 
     #[test]
     fn links_that_lead_out_are_recognised() {
