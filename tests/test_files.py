@@ -231,7 +231,14 @@ def test_points_are_compared(points, tmp_path):
 
 
 def test_a_machine_stays_for_the_next_command(points, runtime):
-    files(points, "ls", f"{points.first}/vdb:/", "--stay", "1s")
+    reader, writer = os.pipe()
+    points.start("files", "ls", f"{points.first}/vdb:/", "--stay", "3s", stdout=subprocess.DEVNULL,
+                 pass_fds=[writer]).wait()
+    os.close(writer)
+    # The machine keeps nothing of the command open: this would wait for its end.
+    assert os.read(reader, 1) == b""
+    assert keeper_of(runtime, b"/vdb")
+    os.close(reader)
     assert len(machines(runtime)) >= 1
     before = set(machines(runtime))
     quick = files(points, "ls", f"{points.first}/vdb:/")

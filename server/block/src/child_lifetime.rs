@@ -26,3 +26,18 @@ pub fn end_with_this_thread(command: &mut Command, signal: Signal) {
     // system calls; nothing allocates or locks.
     unsafe { command.pre_exec(tie) };
 }
+
+/// Lets the command's process inherit the three standard streams only. For a process that outlives
+/// this one: it would keep a lock or a pipe of the caller open.
+#[allow(unsafe_code)]
+pub fn inherit_standard_streams_only(command: &mut Command) {
+    // Older kernels than 5.11 do not know the call; then the process inherits as usual.
+    let mark = || -> std::io::Result<()> {
+        let flags = libc::CLOSE_RANGE_CLOEXEC as libc::c_int;
+        // SAFETY: marks descriptors, and closes none before the new program begins.
+        let _ = unsafe { libc::close_range(3, libc::c_uint::MAX, flags) };
+        Ok(())
+    };
+    // SAFETY: as above: one system call; nothing allocates or locks.
+    unsafe { command.pre_exec(mark) };
+}

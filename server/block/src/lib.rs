@@ -15,7 +15,7 @@ mod periodic_thread;
 mod read_context;
 mod scratch_folder;
 
-pub use child_lifetime::end_with_this_thread;
+pub use child_lifetime::{end_with_this_thread, inherit_standard_streams_only};
 pub use disk::{check_range, would_wait, Disk};
 pub use durable_file::{
     create_private, path_exists, remove_if_present, rename_over, replace_file, replace_file_with,

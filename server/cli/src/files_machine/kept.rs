@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use coldrise_block::{Context, Error, ErrorKind, Result};
+use coldrise_block::{inherit_standard_streams_only, Context, Error, ErrorKind, Result};
 use coldrise_store::{DiskName, PassphraseSource, PointDocument};
 
 use super::keeper::MAY_STAY;
@@ -167,6 +167,7 @@ fn start(
     }
     command.env("COLDRISE_REPO", absolute_repository(invocation)?);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+    inherit_standard_streams_only(&mut command);
     let mut keeper = command.spawn().context(|| "starting a process in the background")?;
     let mut line = String::new();
     if let Some(stdout) = keeper.stdout.take() {
