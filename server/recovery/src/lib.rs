@@ -4,8 +4,8 @@
 pub mod attach;
 pub mod attest;
 pub mod backup_source;
+pub mod files;
 pub mod libvirt;
 pub mod relocation;
 pub mod rollback;
 pub mod virsh;
-pub mod files;

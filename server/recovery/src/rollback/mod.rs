@@ -237,7 +237,7 @@ impl Rollback<'_> {
         let mut verified_bytes = 0;
         if !self.options.is_dry_run {
             existing.finish()?;
-            let everything = Vec::from([0..size_bytes]);
+            let everything: Vec<_> = std::iter::once(0..size_bytes).collect();
             let ranges = if self.options.verifies_all { &everything } else { &differences.touched };
             let check =
                 existing.compare(content.as_ref(), ranges, Purpose::Verify, self.progress)?;
@@ -273,7 +273,7 @@ impl Rollback<'_> {
                 ranges.extend(existing.dirty_ranges()?);
                 Ok((ranges, Method::Bitmap))
             }
-            None => Ok((Vec::from([0..self.size_bytes(disk)]), Method::Compare)),
+            None => Ok((std::iter::once(0..self.size_bytes(disk)).collect(), Method::Compare)),
         }
     }
 
