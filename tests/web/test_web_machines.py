@@ -194,6 +194,18 @@ def test_a_machine_in_no_job_leads_to_its_form(place, visit):
     assert page.get_by_role("dialog", name="New job").get_by_role("textbox", name="Machines").input_value() == "db01"
 
 
+def test_a_viewer_is_told_nothing_to_do(place, visit):
+    visitor, page = enter(visit, place, "auditor")
+    visitor.go("machines/db01")
+    page.get_by_text("no job backs up db01").wait_for()
+    assert page.get_by_text("Add it to a job").count() == 0
+    # All its points may be of one day.
+    for machine in ("old01", "db01"):
+        visitor.go(f"machines/{machine}")
+        span = page.locator(".timeline .bar p").inner_text().split(" – ")
+        assert len(span) == len(set(span)), span
+
+
 def test_a_viewer_starts_nothing(place, visit):
     visitor, page = enter(visit, place, "auditor")
     visitor.go("machines/web01")

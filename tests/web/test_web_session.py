@@ -38,12 +38,16 @@ def test_a_session_from_its_start_to_its_end(place, visit):
     page = visitor.page
     visitor.go(f"sessions/{SESSION}")
     page.get_by_text("There is no session").wait_for()
+    assert page.get_by_text("it was ended").count() == 0, "nobody knows that"
     run = service.post("runs", {"kind": "boot", "address": place.point, "session": SESSION, "memory_mib": 64})["run"]
     page.locator("dt", has_text="Published").wait_for(timeout=60_000)
     assert page.get_by_text("in the future").count() == 0
     entry = page.get_by_role("navigation", name="Pages").get_by_role("link", name=SESSION)
     assert entry.evaluate("link => link.getBoundingClientRect().right <= link.closest('nav').getBoundingClientRect().right")
+    # Default names differ in their ends.
+    assert entry.get_by_text(SESSION, exact=True).evaluate("name => name.scrollWidth <= name.clientWidth")
     page.get_by_text("To end the session, power the machine off first.").wait_for()
+    page.get_by_role("region", name="How its disks are reached").get_by_text("The machine that runs here has these disks").wait_for()
     use_the_keyboard(page)
     assert not visitor.violations()
 
@@ -54,6 +58,12 @@ def test_a_session_from_its_start_to_its_end(place, visit):
     dialog.get_by_role("alert").wait_for()
     dialog.get_by_role("button", name="Close", exact=True).last.click()
 
+    # This machine ignores the button, as some do.
+    page.get_by_role("button", name="Shut down").click()
+    page.get_by_role("status").get_by_text("it still runs").wait_for()
+    assert page.locator(".message").count() == 0, "it is said once"
+    find_the_machine_without_the_repository(place, page)
+
     # The address names no run; the page finds the one that was killed, also when it is opened later.
     os.kill(service.get(f"runs/{run}")["plan"]["who"]["pid"], signal.SIGKILL)
     page.get_by_text("lost", exact=True).wait_for(timeout=30_000)
@@ -62,8 +72,25 @@ def test_a_session_from_its_start_to_its_end(place, visit):
     page.get_by_text("published, not in use").wait_for()
     place.coldrise.run("unpublish", SESSION, "--discard")
     page.get_by_text("it was ended").wait_for()
+    page.locator(".note").get_by_role("link", name="web01").wait_for()
     assert page.get_by_role("button", name=re.compile("Seal|Discard")).count() == 0
     assert page.get_by_text("published, not in use").count() == 0
+
+
+def find_the_machine_without_the_repository(place, page):
+    repository = place.coldrise.repository
+    away = repository.with_name("away")
+    repository.rename(away)
+    try:
+        page.reload()
+        page.get_by_text("the repository does not tell of the session now").wait_for()
+        page.get_by_role("link", name="its run").wait_for()
+        page.get_by_role("button", name="Power off").wait_for()
+    finally:
+        away.rename(repository)
+    # It looks by itself.
+    page.locator("dt", has_text="Published").wait_for()
+    assert page.get_by_text("does not tell of the session").count() == 0
 
 
 def use_the_keyboard(page):

@@ -8,6 +8,7 @@ import nbd
 import pytest
 
 from support import browser, site
+from support.cli import PROGRAM
 from support.nbdserver import wait_until
 from support.service import Coldrised, free_port
 
@@ -55,6 +56,20 @@ def recover(visit, place, machine="web01", user="admin"):
     return visitor, drawer
 
 
+def test_the_line_for_any_host_works(place, visit, tmp_path):
+    visitor = visit(place.service)
+    visitor.log_in()
+    visitor.go("about")
+    line = visitor.page.locator("code", has_text="coldrise --server").inner_text()
+    assert f"https://HOST:{place.service.port}" in line, "no other host reaches 127.0.0.1"
+    token = tmp_path / "token"
+    token.write_text(place.service.token("viewer"))
+    token.chmod(0o600)
+    given = {"coldrise": PROGRAM, "cert.pem": place.service.state / "tls/cert.pem", "token": token}
+    words = [str(given.get(word, word)).replace("HOST", "127.0.0.1") for word in shlex.split(line)]
+    assert "web01" in subprocess.run(words, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
 def test_a_point_is_served_over_nbd(place, visit):
     visitor, drawer = recover(visit, place, user="operator")
     page, port = visitor.page, free_port()
@@ -74,6 +89,17 @@ def test_a_point_is_served_over_nbd(place, visit):
     # At 127.0.0.1 the page knows no address of its host that others could use.
     assert reach.get_by_text(f"ssh -N -L {port}:127.0.0.1:{port} HOST", exact=True).count() == 1
     reach.get_by_text("set COLDRISE_LISTEN").wait_for()
+    # What is started here comes first, and what holds for all servers is said once.
+    top = [element.bounding_box()["y"] for element in (reach.get_by_role("button", name="Boot it here"),
+                                                       reach.get_by_role("link", name="Server over NBD"))]
+    assert top == sorted(top)
+    second = place.service.post("runs", {"kind": "serve", "protocol": "nbd", "listen": f"127.0.0.1:{free_port()}"})["run"]
+    reach.get_by_role("link", name="Server over NBD").nth(1).wait_for()
+    assert reach.get_by_text("set COLDRISE_LISTEN").count() == 1
+    # A server has no progress.
+    assert page.get_by_role("progressbar").count() == 0
+    place.service.call("POST", f"runs/{second}/cancel", {})
+    reach.get_by_role("link", name="Server over NBD").nth(1).wait_for(state="detached")
 
     disk = nbd.NBD()
     line = reach.locator("code", has_text="qemu-system-x86_64").inner_text()
@@ -136,6 +162,7 @@ def test_what_was_corrected_is_started(place, visit):
     listen.fill(f"127.0.0.1:{free_port()}")
     drawer.get_by_role("button", name="Start").click()
     assert not name.evaluate("field => field.checkValidity()"), "names have no capital letters"
+    drawer.get_by_role("alert").get_by_text("A session’s name has a-z").wait_for()
     name.fill(taken)
     drawer.get_by_role("button", name="Start").click()
     drawer.get_by_role("alert").get_by_text("Nothing was started.").wait_for()
@@ -173,12 +200,20 @@ def test_a_disk_is_restored_in_the_services_folder(place, visit):
     drawer.get_by_label("Restore on the host").check()
     drawer.get_by_label("Format").select_option("raw")
     name = place.second.replace("/", "-") + "-vda.raw"
+    target = drawer.get_by_label("Target")
+    for wrong in ("/srv/web01.raw", "nbd://127.0.0.1/disk"):
+        target.fill(wrong)
+        drawer.get_by_role("alert").get_by_text("needs the role admin").wait_for()
+        assert not target.evaluate("field => field.checkValidity()"), wrong
+    target.fill("")
+    assert drawer.get_by_role("alert").count() == 0
     drawer.get_by_text(f"coldrise restore {place.second}/vda {name} --format raw").wait_for()
     drawer.get_by_text("Usable when all of it is moved: up to 1.0 MiB.").wait_for()
     assert not visitor.violations()
-    drawer.get_by_role("button", name="Start").click()
+    drawer.get_by_role("button", name="Start").press("Enter")
     page.get_by_role("heading", name="restore").wait_for()
     page.get_by_text("ok", exact=True).wait_for()
+    assert page.evaluate("document.activeElement.id") == "main", "the keyboard goes on in the new page"
     assert (place.service.state / "restores" / name).read_bytes() == place.disk
     page.get_by_text("web01: restore: done.").wait_for()
     # It is not replaced unasked, and the page says so wherever it is.
@@ -237,8 +272,9 @@ def test_the_memory_that_fits_is_proposed(place, visit):
     assert f"--memory {proposed}M" in command.inner_text()
     drawer.get_by_label("What fits now").get_by_text("no machine runs from a backup").wait_for()
     drawer.get_by_text("200 processors share").wait_for()
-    memory.fill(str(proposed * 100))
+    memory.fill(str(proposed * 2))
     drawer.get_by_text("the start is refused").wait_for()
+    assert not memory.evaluate("field => field.checkValidity()")
     for wrong in ("0", "100.5"):
         memory.fill(wrong)
         assert not memory.evaluate("field => field.checkValidity()"), wrong

@@ -184,7 +184,8 @@ impl RepositoryConfig {
             std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory => Error::with_source(
                 ErrorKind::NoRepository,
                 format!(
-                    "there is no repository at {}: check the path, or make one with coldrise init",
+                    "there is no repository at {}: is its drive mounted, and the path right? Only for a \
+                     new one: coldrise init",
                     repository.display()
                 ),
                 error,

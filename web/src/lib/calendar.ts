@@ -10,11 +10,18 @@ export interface Due {
 
 export const DAYS = 7;
 const DAY_MS = 86_400_000;
-/** Dates that the service is asked for, per schedule. */
+/** Dates that the service is asked for, per schedule; it tells no more. */
 const MOST_DATES = 100;
 
-/** All due times of the next days, sorted; jobs that are switched off have none. */
-export async function dueTimes(jobs: ShownJob[], now: number): Promise<Due[]> {
+export interface Dues {
+  /** Sorted. */
+  due: Due[];
+  /** Jobs that are due more often than the service tells, each with its last time that is known. */
+  cut: Due[];
+}
+
+/** All due times of the next days that are known; jobs that are switched off have none. */
+export async function dueTimes(jobs: ShownJob[], now: number): Promise<Dues> {
   const wanted = jobs.filter((job) => job.enabled !== false).flatMap((job) => (job.schedule ?? []).map((calendar) => ({ job, calendar })));
   const previews = await Promise.all(
     wanted.map(async ({ job, calendar }) => {
@@ -22,15 +29,19 @@ export async function dueTimes(jobs: ShownJob[], now: number): Promise<Due[]> {
       return next_ms.map((at) => ({ at, job: job.name, kind: job.kind }));
     }),
   );
-  return previews.flat().filter((due) => due.at < now + DAYS * DAY_MS).sort((a, b) => a.at - b.at);
+  return {
+    due: previews.flat().filter((due) => due.at < now + DAYS * DAY_MS).sort((a, b) => a.at - b.at),
+    cut: previews.flatMap((dates) => (dates.length < MOST_DATES ? [] : dates.slice(-1))),
+  };
 }
 
-/** Due times by local day, today first. */
-export function byDay(due: Due[], now: number): { start: number; due: Due[] }[] {
+/** Due times by local day, today first. `cut`: jobs that are also due at times that are not known. */
+export function byDay({ due, cut }: Dues, now: number): { start: number; due: Due[]; cut: string[] }[] {
   const first = new Date(now);
   return Array.from({ length: DAYS }, (_, offset) => {
     const start = new Date(first.getFullYear(), first.getMonth(), first.getDate() + offset).getTime();
     const end = new Date(first.getFullYear(), first.getMonth(), first.getDate() + offset + 1).getTime();
-    return { start, due: due.filter(({ at }) => at >= start && at < end) };
+    const unknown = cut.filter(({ at }) => at < end).map(({ job }) => job);
+    return { start, due: due.filter(({ at }) => at >= start && at < end), cut: [...new Set(unknown)] };
   });
 }

@@ -4,6 +4,12 @@ import type { Me, Role } from '../api/schema';
 
 export const ROLES: Role[] = ['viewer', 'operator', 'admin', 'backup', 'metrics'];
 
+/** Roles that do not see the machines: what they are for, and the pages that they have. */
+const NARROW: Partial<Record<Role, { may: string; pages: string[] }>> = {
+  backup: { may: 'starts backups of jobs and sees their runs', pages: ['activity', 'runs', 'about'] },
+  metrics: { may: 'reads /metrics, for programs such as Prometheus', pages: ['about'] },
+};
+
 class Caller {
   /** `undefined`: not asked yet; `null`: not logged in. */
   me = $state.raw<Me | null | undefined>();
@@ -22,6 +28,16 @@ class Caller {
 
   get isAdmin(): boolean {
     return this.me?.role === 'admin';
+  }
+
+  /** What the role is for, if it has few of the pages. */
+  get onlyMay(): string | undefined {
+    return this.me ? NARROW[this.me.role]?.may : undefined;
+  }
+
+  mayOpen(page: string): boolean {
+    const narrow = this.me ? NARROW[this.me.role] : undefined;
+    return !narrow || narrow.pages.includes(page);
   }
 
   /** May start runs, open consoles, see screenshots. */

@@ -55,6 +55,11 @@ export async function sayEnd(id: string, what: string): Promise<void> {
 export const RUN_TONES: Record<RunRecord['state'], Tone> = { running: 'accent', ok: 'good', failed: 'bad', cancelled: 'none',
   lost: 'warn' };
 
+/** Runs that end only when somebody ends them: servers and machines. They have no progress. */
+export function isEndless({ plan, machine }: RunRecord): boolean {
+  return Boolean(machine) || plan?.command.startsWith('serve ') === true;
+}
+
 export interface Progress {
   phase: string;
   disk: string;

@@ -24,7 +24,7 @@ const ESXI_PORT = 2049;
 /** The page was opened at an address of this host only. */
 export const isOpenedLocally = /^(localhost$|127\.|\[::1\])/.test(location.hostname);
 /** The service's host, as other hosts call it. */
-const HOST = isOpenedLocally ? 'HOST' : location.hostname;
+export const HOST = isOpenedLocally ? 'HOST' : location.hostname;
 
 /** The server of these arguments of `coldrise serve`. */
 export function serverOf(protocol: Protocol, words: string[], run = ''): Server {
@@ -49,6 +49,11 @@ export function serversOf(runs: RunRecord[]): Server[] {
     const isOther = !plan || !protocol || state !== 'running' || plan.arguments.some((word) => word.startsWith('--socket'));
     return isOther ? [] : [serverOf(protocol, plan.arguments, id)];
   });
+}
+
+/** Whether lines for this server have the word HOST, or name an address of its own host only. */
+export function isUnnamed({ isLocal, host }: Server): boolean {
+  return isOpenedLocally && (isLocal || host === 'HOST');
 }
 
 export interface Line {

@@ -102,7 +102,7 @@ fn failed(error: rusqlite::Error, folder: &Path) -> Error {
     let (kind, what) = match error.sqlite_error_code() {
         Some(ErrorCode::DiskFull) => {
             let text = format!("the drive of the service's folder {} is full", folder.display());
-            return Error::with_source(ErrorKind::NoSpace, text, error).advise(FREE_SPACE);
+            return Error::new(ErrorKind::NoSpace, text).advise(FREE_SPACE);
         }
         Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => {
             (ErrorKind::Busy, "another process holds the service's database")
