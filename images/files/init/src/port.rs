@@ -29,7 +29,7 @@ impl Port {
             if std::fs::read_to_string(port.path().join("name"))?.trim() == PORT {
                 let mut options = std::fs::OpenOptions::new();
                 options.read(true).write(true);
-                options.custom_flags(rustix::fs::OFlags::NONBLOCK.bits().cast_signed());
+                options.custom_flags(rustix::fs::OFlags::NONBLOCK.bits() as i32);
                 let file = options.open(std::path::Path::new("/dev").join(port.file_name()))?;
                 return Ok(Port { file, buffer: Vec::new(), is_abandoned: false });
             }
