@@ -184,13 +184,29 @@ def test_damage_is_told_with_what_it_affects_until_it_is_healed(service, told, t
     assert told.messages(1) == [] and service.get("alarms?active=true") == []
 
 
-def test_damage_that_a_user_looks_for_is_told_once(service, told, tmp_path, coldrise):
+def test_damage_that_a_user_looks_for_is_an_alarm_until_a_verify_finds_none(service, told, tmp_path, coldrise):
     (tmp_path / "web01.img").write_bytes(random.Random(6).randbytes(4 * MIB))
     service.post("jobs", job(tmp_path, "nightly", ["web01"]))
     run(service, "nightly")
     damage(coldrise, 1)
     service.post("runs", {"kind": "verify"}, expected=(202,))
     message = told.message()
-    assert (message["topic"], message["occasion"]) == ("damage", "event"), message
+    assert (message["topic"], message["occasion"]) == ("damage", "raised"), message
     assert "1 chunk" in message["summary"] and message["machine"] == "web01"
+    assert told.messages(1) == []
+    # An address speaks for itself alone: neither its damage nor its health ends what is known of everything.
+    address = seen(service, None)["latest"]["address"]
+    service.post("runs", {"kind": "verify", "address": address}, expected=(202,))
+    assert told.message()["key"] == f"damage:verify:{address}"
+    assert coldrise.run("repair").returncode == 1
+    assert told.message()["key"] == "damage"
+    run(service, "nightly")
+    assert (healed := told.message())["key"] == "damage" and healed["occasion"] == "cleared"
+    service.post("runs", {"kind": "verify", "address": address}, expected=(202,))
+    gone = told.message()
+    assert (gone["key"], gone["occasion"]) == (f"damage:verify:{address}", "cleared")
+    assert [alarm["key"] for alarm in service.get("alarms?active=true&machine=web01")] == ["damage:verify"]
+    service.post("runs", {"kind": "verify"}, expected=(202,))
+    gone = told.message()
+    assert (gone["key"], gone["occasion"]) == ("damage:verify", "cleared")
     assert told.messages(1) == []

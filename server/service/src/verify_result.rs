@@ -25,8 +25,8 @@ pub(crate) struct FoundDamage {
     pub(crate) summary: String,
     /// The affected disks and the damaged documents, one per line.
     pub(crate) details: String,
-    /// The machine, if all affected disks are of one.
-    pub(crate) machine: Option<String>,
+    /// The machines and sessions of the affected disks: `web01`, `live/trial`.
+    pub(crate) affected: BTreeSet<String>,
 }
 
 impl FoundDamage {
@@ -53,8 +53,7 @@ impl FoundDamage {
             item.get(name).and_then(Value::as_str).unwrap_or_default().to_owned()
         };
         let disks: Vec<String> = list("affected").iter().map(|item| text(item, "disk")).collect();
-        let machine_of = |disk: &String| disk.split('/').next().unwrap_or_default().to_owned();
-        let mut machines: BTreeSet<String> = disks.iter().map(machine_of).collect();
+        let affected = disks.iter().map(|disk| owner(disk)).collect();
         let mut lines: Vec<String> = disks.iter().map(|disk| format!("affected: {disk}")).collect();
         for (name, _) in LISTS.iter().filter(|(name, _)| *name != "affected") {
             let damaged = list(name).iter();
@@ -69,16 +68,21 @@ impl FoundDamage {
             lines.truncate(MAX_NAMED);
             lines.push(format!("and {more} more: see the run"));
         }
-        let is_one = machines.len() == 1 && !machines.contains("live");
         Some(FoundDamage {
             summary: match counted.is_empty() {
                 true => "the verify found damage".to_owned(),
                 false => format!("the verify found damage: {}", counted.join(", ")),
             },
             details: lines.join("\n"),
-            machine: machines.pop_first().filter(|_| is_one),
+            affected,
         })
     }
+}
+
+/// `web01` of `web01/POINT/vda`, `live/trial` of `live/trial/vda`.
+fn owner(disk: &str) -> String {
+    let parts = if disk.starts_with("live/") { 2 } else { 1 };
+    disk.split('/').take(parts).collect::<Vec<_>>().join("/")
 }
 
 #[cfg(test)]
@@ -114,11 +118,13 @@ mod tests {
         let answer = json!({"is_clean": false, "damaged_chunks": 2, "damaged_files": [
             {"what": "db/000012.sst", "reason": "its checksum is wrong"}], "affected": disks(&["web01"])});
         let found = FoundDamage::of(&verify(1, Value::Null, answer)).unwrap();
+        let of_one = ["web01".to_owned()].into();
         assert_eq!(found.summary, "the verify found damage: 2 chunks, 1 file, 1 affected disk");
         let details = "affected: web01/x/vda\ndamaged: db/000012.sst: its checksum is wrong";
-        assert_eq!((found.details.as_str(), found.machine.as_deref()), (details, Some("web01")));
-        let answer = json!({"affected": disks(&["web01", "db01"])});
-        assert_eq!(FoundDamage::of(&verify(1, Value::Null, answer)).unwrap().machine, None);
+        assert_eq!((found.details.as_str(), found.affected), (details, of_one));
+        let answer = json!({"affected": [{"disk": "live/trial/vda"}, {"disk": "db01/x/vda"}]});
+        let found = FoundDamage::of(&verify(1, Value::Null, answer)).unwrap();
+        assert_eq!(found.affected, ["db01".to_owned(), "live/trial".to_owned()].into());
         let many: Vec<&str> = vec!["web01"; 1000];
         let found = FoundDamage::of(&verify(1, Value::Null, json!({"affected": disks(&many)})));
         assert!(found.unwrap().details.ends_with("\nand 980 more: see the run"));

@@ -51,7 +51,7 @@ async fn alarms(
     found.retain(|alarm| {
         alarm.is_seen_by(&caller)
             && filter.active.is_none_or(|active| alarm.is_active() == active)
-            && (filter.machine.is_none() || alarm.condition.machine == filter.machine)
+            && filter.machine.as_ref().is_none_or(|machine| alarm.condition.is_about(machine))
     });
     Ok(Json(found))
 }

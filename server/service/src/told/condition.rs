@@ -62,9 +62,12 @@ pub(crate) struct Condition {
     pub(crate) key: String,
     pub(crate) topic: Topic,
     pub(crate) severity: Severity,
-    /// The machine; absent if it is about none or all.
+    /// The machine; absent if it is about none, several or all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) machine: Option<String>,
+    /// The machines that damage affects.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) affects: Vec<String>,
     /// The run, if it is about one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) run: Option<String>,
@@ -94,6 +97,7 @@ impl Condition {
             topic,
             severity,
             machine: None,
+            affects: Vec::new(),
             run: None,
             summary: summary.into(),
             details: String::new(),
@@ -113,6 +117,11 @@ impl Condition {
         self.advice = Some(advice.to_owned());
         self.command = command;
         self
+    }
+
+    /// Whether it is about this machine, among others.
+    pub(crate) fn is_about(&self, machine: &str) -> bool {
+        self.machine.as_deref() == Some(machine) || self.affects.iter().any(|one| one == machine)
     }
 
     /// The address of its page, behind the service's own.

@@ -2,7 +2,7 @@
 //!
 //! What a job's run says is kept for the alarm of the job. Other runs that somebody asked for
 //! over the API lead to one message. A run started by hand on the command line has shown its error there;
-//! only its loss is told.
+//! only its loss is told. Damage that a verify has found is an alarm: see [`super::found_damage`].
 
 use std::collections::HashSet;
 
@@ -11,9 +11,8 @@ use coldrise_runs::{RunId, RunRecord, RunsFolder, State};
 use rusqlite::{params, Connection, OptionalExtension, Transaction};
 
 use super::condition::{Condition, Severity, Topic};
-use super::settings;
+use super::{found_damage, settings};
 use crate::database::{Database, SqlResult};
-use crate::verify_result::FoundDamage;
 
 /// Ended runs are remembered this long, in milliseconds; their folders are removed earlier.
 const HISTORY_MS: i64 = 100 * 24 * 3600 * 1000;
@@ -69,10 +68,12 @@ pub(super) fn known(sql: &Connection) -> SqlResult<HashSet<String>> {
 }
 
 /// Records ended runs, and returns the conditions of those that lead to a message and to no alarm.
+/// `machine_of` says of a session's name which machine it is of.
 /// At the very first start of the service there are none.
 pub(super) fn record(
     sql: &Transaction<'_>,
     ended: &[RunRecord],
+    machine_of: &dyn Fn(&str) -> Option<String>,
     now_ms: i64,
 ) -> SqlResult<Vec<Condition>> {
     let is_first = settings::get(sql, BASELINE)?.is_none();
@@ -82,7 +83,7 @@ pub(super) fn record(
     let mut messages = Vec::new();
     for run in ended {
         let is_of_job = run.plan.as_ref().is_some_and(|plan| plan.job.is_some());
-        let condition = condition(run);
+        let condition = condition(run, machine_of);
         let stored = condition.as_ref().map(serde_json::to_string).transpose();
         sql.prepare_cached(
             "INSERT INTO ended_runs (id, state, ended_ms, condition) VALUES (?1, ?2, ?3, ?4)
@@ -95,14 +96,22 @@ pub(super) fn record(
             stored.map_err(|_| rusqlite::Error::InvalidQuery)?,
         ])?;
         let is_success = run.state == State::Ok;
-        messages.extend(condition.filter(|_| !is_first && (is_success || !is_of_job)));
+        let is_alarm = |condition: &Condition| condition.topic == Topic::Damage;
+        messages.extend(
+            condition.filter(|condition| {
+                !is_first && (is_success || !is_of_job) && !is_alarm(condition)
+            }),
+        );
     }
     sql.execute("DELETE FROM ended_runs WHERE ended_ms < ?1", [now_ms - HISTORY_MS])?;
     Ok(messages)
 }
 
 /// What there is to say of an ended run.
-fn condition(run: &RunRecord) -> Option<Condition> {
+fn condition(run: &RunRecord, machine_of: &dyn Fn(&str) -> Option<String>) -> Option<Condition> {
+    if let Some(damage) = found_damage::condition(run, machine_of) {
+        return Some(damage);
+    }
     let plan = run.plan.as_ref();
     let is_asked = plan.is_some_and(|plan| plan.job.is_some() || plan.requested_by.is_some());
     let command = plan.map_or("a run", |plan| plan.command.as_str());
@@ -137,13 +146,6 @@ fn condition(run: &RunRecord) -> Option<Condition> {
     } else if run.state == State::Lost {
         condition.details = run.problems.join("\n");
         condition.advice = Some("start it again".to_owned());
-    }
-    if let Some(damage) = FoundDamage::of(run) {
-        condition.topic = Topic::Damage;
-        condition.machine = damage.machine;
-        condition.summary = format!("{}{by}", damage.summary);
-        condition.details = damage.details;
-        condition.advice = Some("restore from points that are not affected, and repair".to_owned());
     }
     condition.command = plan
         .filter(|_| topic != Topic::RunSucceeded)
@@ -208,7 +210,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let database = Database::open(folder.path()).unwrap();
         let take = |run: RunRecord| {
-            let told = database.change(|sql| record(sql, &[run], 0)).unwrap();
+            let told = database.change(|sql| record(sql, &[run], &|_| None, 0)).unwrap();
             told.first().map(|condition| condition.topic)
         };
         assert_eq!(take(run(1, None, Some("operator"), Some(1))), None, "of before the service");

@@ -10,7 +10,7 @@ use super::alarms::{self, AlarmChange};
 use super::condition::{Condition, Severity, Topic};
 use super::message::{Message, Occasion};
 use super::space::{self, Drive};
-use super::{ended_runs, job_conditions, outbox, service_folder, settings, Figures};
+use super::{ended_runs, found_damage, job_conditions, outbox, service_folder, settings, Figures};
 use crate::clock::now_ms;
 use crate::events::What;
 use crate::service::{Service, SharedService};
@@ -99,13 +99,23 @@ fn evaluate_once(service: &Service) -> Result<()> {
         findings.conditions.retain(|condition| !of_machines.contains(&condition.topic));
         findings.unknown.extend(of_machines);
     }
+    // Only a verify's end needs them, and they are read from files.
+    let has_verify = sweep.ended.iter().any(found_damage::is_verify);
+    let sessions = service.inventory().ok().filter(|_| has_verify).map(Inventory::sessions);
+    let sessions = sessions.and_then(Result::ok).unwrap_or_default().sessions;
+    let machine_of = |session: &str| {
+        let found = sessions.iter().find(|found| found.session == session)?;
+        Some(found.machine.clone())
+    };
     let settled = database.change(|sql| {
         let held = alarms::held(sql, service_folder::KEY)?;
         let folder = &service.options.state;
         let filling = |drive| service_folder::condition(folder, drive, held);
         findings.conditions.extend(own_drive.and_then(filling));
-        let events = ended_runs::record(sql, &sweep.ended, now)?;
+        let events = ended_runs::record(sql, &sweep.ended, &machine_of, now)?;
+        found_damage::note(sql, &sweep.ended, service.options.repo.as_deref(), &machine_of)?;
         job_conditions::complete(sql, &mut findings.conditions)?;
+        findings.conditions.extend(found_damage::read(sql)?);
         match (drive, &service.options.repo) {
             (Some(drive), Some(path)) => {
                 let samples = space::sample(sql, drive, now)?;

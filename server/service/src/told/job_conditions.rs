@@ -80,6 +80,7 @@ pub(super) fn complete(sql: &Connection, conditions: &mut Vec<Condition>) -> Sql
         let Some(said) = ended_runs::condition_of(sql, run)? else { continue };
         condition.topic = said.topic;
         condition.machine = condition.machine.take().or(said.machine);
+        condition.affects = said.affects;
         condition.details = format!("{}\n{}", condition.summary, said.details);
         condition.summary = said.summary;
         condition.advice = said.advice;

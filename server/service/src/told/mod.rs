@@ -17,6 +17,7 @@ mod condition;
 mod delivery;
 mod ended_runs;
 mod evaluation;
+mod found_damage;
 mod host;
 mod job_conditions;
 mod mail;
