@@ -4,10 +4,10 @@ use std::net::{IpAddr, SocketAddr};
 
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_inventory::{DiskBus, Firmware};
-use coldrise_store::{Address, SessionName};
+use coldrise_store::Address;
 use serde::{Deserialize, Serialize};
 
-use super::starts::{live, point, Command};
+use super::starts::{live, new_session, point, Command};
 use crate::access::{Identity, Permission};
 use crate::invalid::invalid;
 use crate::service::Service;
@@ -74,7 +74,7 @@ impl Boot {
         if self.cpus.is_some_and(|cpus| !(1..=255).contains(&cpus)) {
             return Err(invalid("cpus: give 1 to 255"));
         }
-        let session = self.session.map(|name| name.parse::<SessionName>()).transpose()?;
+        let session = new_session(service, self.session)?;
         let network = match self.network {
             Network::Isolated => "isolated",
             Network::Connected => "user",

@@ -11,7 +11,7 @@ use axum::http::{header, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::Json;
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_inventory::{Retention, SessionDetails};
+use coldrise_inventory::{Inventory, Retention, SessionDetails};
 use coldrise_runs::RunId;
 use coldrise_store::{Address, DiskName, MachineName, PointSelector, SessionName};
 use serde::{Deserialize, Serialize};
@@ -190,7 +190,7 @@ impl Start {
             }
             Start::Publish { address, session } => {
                 let (machine, address) = point(caller, Operate, &address)?;
-                let session = session.map(|name| name.parse::<SessionName>()).transpose()?;
+                let session = new_session(service, session)?;
                 let command = Command::new("publish", Some(machine));
                 Ok(command.option("name", session).words([address]))
             }
@@ -305,6 +305,24 @@ pub(super) fn live(
     sessions
         .find(|found| found.session == session.as_str() && caller.sees(&found.machine))
         .ok_or_else(|| Error::new(ErrorKind::NotFound, format!("there is no session {session}")))
+}
+
+/// The name of a new session.
+///
+/// # Errors
+/// `AlreadyExists`: whoever asks must not land on the machine of another session.
+pub(super) fn new_session(service: &Service, name: Option<String>) -> Result<Option<SessionName>> {
+    let name = name.map(|name| name.parse::<SessionName>()).transpose()?;
+    // While the repository is away the run itself finds out.
+    let sessions = service.inventory().and_then(Inventory::sessions).unwrap_or_default().sessions;
+    let is_taken = |name: &&SessionName| sessions.iter().any(|s| s.session == name.as_str());
+    match name.as_ref().filter(is_taken) {
+        Some(name) => {
+            let text = format!("there is already a session {name}: choose another name");
+            Err(Error::new(ErrorKind::AlreadyExists, text))
+        }
+        None => Ok(name),
+    }
 }
 
 /// An optional address: of a machine's point or disk; everything without.
