@@ -26,6 +26,11 @@ export function isOfCheck({ session }: SessionDetails): boolean {
   return session.endsWith('-throwaway');
 }
 
+/** The machines that an alarm is about. */
+export function machinesOf(alarm: Alarm): string[] {
+  return [...new Set([...(alarm.machine ? [alarm.machine] : []), ...(alarm.affects ?? [])])];
+}
+
 /** `alarms` are the active ones of the machine; those of severity info do not count. */
 export function stateOf(machine: MachineSummary, alarms: Alarm[], isRunning: boolean): MachineState {
   const found = alarms.filter((alarm) => alarm.severity !== 'info').map((alarm) => BY_TOPIC[alarm.topic]);

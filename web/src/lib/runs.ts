@@ -5,6 +5,7 @@ import type { RunRecord, Start } from '../api/schema';
 import type { Tone } from '../parts/Badge.svelte';
 import { attempt, messages } from './messages.svelte';
 import { to } from './route.svelte';
+import { count } from './units';
 import { pageWords } from './words';
 
 /** Starts a run and says so, with a link to it. */
@@ -32,7 +33,36 @@ function ended(id: string): Promise<RunRecord> {
   });
 }
 
-const failureOf = (run: RunRecord) => pageWords(run.result?.error?.message ?? 'the run has no result: its process was killed.');
+/** What a verify has found. Its list is absent if it was too long to be kept. */
+export interface FoundDamage {
+  summary: string;
+  /** MACHINE/POINT/DISK or live/SESSION/DISK. */
+  disks: string[];
+}
+
+const DAMAGED: [name: string, word: string][] = [['damaged_pages', 'page'], ['damaged_documents', 'document'],
+  ['damaged_layers', 'layer'], ['damaged_markers', 'marker'], ['damaged_files', 'file']];
+
+/** The damage that the run has found; nothing if it is no verify, or found none. */
+export function damageOf({ state, plan, result }: RunRecord): FoundDamage | undefined {
+  if (plan?.command !== 'verify' || state !== 'failed' || result?.exit_code !== 1 || result.error) return undefined;
+  const counts = (result.counts ?? {}) as Record<string, unknown>;
+  const list = (name: string) => (Array.isArray(counts[name]) ? (counts[name] as { disk?: string }[]) : []);
+  const found = [{ count: Number(counts['damaged_chunks'] ?? 0), word: 'chunk' },
+    ...DAMAGED.map(([name, word]) => ({ count: list(name).length, word }))].filter((one) => one.count > 0);
+  const disks = list('affected').flatMap(({ disk }) => disk ?? []);
+  const what = found.map((one) => count(one.count, one.word)).join(', ') || 'Something';
+  const owners = [...new Set(disks.map((disk) => disk.split('/').slice(0, disk.startsWith('live/') ? 2 : 1).join('/')))];
+  const affects = owners.length > 0 ? `, affects ${owners.slice(0, 5).join(', ')}${owners.length > 5 ? ' and others' : ''}`
+    : result.counts ? ', affects no point and no session' : '';
+  return { summary: `${what} damaged${affects}`, disks };
+}
+
+function failureOf(run: RunRecord): string {
+  const said = run.result?.error?.message ?? damageOf(run)?.summary;
+  if (said) return pageWords(said);
+  return run.result ? `it ended with exit code ${run.result.exit_code}.` : 'the run has no result: its process was killed.';
+}
 
 /** Waits for the end of a run; throws why it failed. */
 export async function succeeded(id: string): Promise<void> {
