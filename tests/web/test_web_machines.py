@@ -228,3 +228,33 @@ def test_every_page_is_accessible(place, visit, look):
         found[address] = visitor.violations()
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{address} is wider than the window"
     assert not any(found.values()), {address: rules for address, rules in found.items() if rules}
+
+
+def test_the_newest_is_the_newest_by_time(place, visit):
+    """A sealed point's time is its seal, whatever its name."""
+    visitor, page = enter(visit, place)
+    visitor.go("machines/web01")
+    page.get_by_text(re.compile(r"last one \d+ (s|min) ago")).wait_for()
+    page.get_by_role("button", name="Recover").click()
+    options = page.get_by_role("dialog", name="Recover web01").locator("label", has=page.locator("input[name=point]"))
+    options.filter(has_text=place.sealed).get_by_text(re.compile("^newest, ")).wait_for()
+    options.filter(has_text=place.web[-1]).get_by_text(re.compile("^newest backup, ")).wait_for()
+
+
+def test_what_is_offered_stays_while_the_drawer_is_open(place, visit):
+    visitor, page = enter(visit, place)
+    visitor.go("machines/db01")
+    page.get_by_role("button", name="Recover").click()
+    drawer = page.get_by_role("dialog", name="Recover db01")
+    chosen = drawer.get_by_role("radio", checked=True).first
+    chosen.wait_for()
+    before = chosen.get_attribute("value")
+    [newer] = place.back_up("db01", [2])
+    drawer.get_by_text("Points have come").wait_for()
+    assert chosen.get_attribute("value") == before and drawer.get_by_text(newer).count() == 0
+    # What came is there when it is asked for, and the choice is still the user's.
+    drawer.get_by_role("button", name="Show them").click()
+    drawer.get_by_text(newer).wait_for()
+    assert chosen.get_attribute("value") == before
+    assert f"coldrise boot db01/{before}" in drawer.locator("code").inner_text()
+    drawer.get_by_text("Points have come").wait_for(state="detached")

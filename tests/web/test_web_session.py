@@ -50,6 +50,7 @@ def test_a_session_from_its_start_to_its_end(place, visit):
     page.get_by_role("region", name="How its disks are reached").get_by_text("The machine that runs here has these disks").wait_for()
     use_the_keyboard(page)
     assert not visitor.violations()
+    take_no_other_for_its_own(place, page)
 
     page.get_by_role("button", name="Type text").click()
     dialog = page.get_by_role("dialog", name="Type text")
@@ -65,7 +66,9 @@ def test_a_session_from_its_start_to_its_end(place, visit):
     find_the_machine_without_the_repository(place, page)
 
     # The address names no run; the page finds the one that was killed, also when it is opened later.
-    os.kill(service.get(f"runs/{run}")["plan"]["who"]["pid"], signal.SIGKILL)
+    process = service.get(f"runs/{run}")["plan"]["who"]["pid"]
+    lose_the_disks(place, page, process)
+    os.kill(process, signal.SIGKILL)
     page.get_by_text("lost", exact=True).wait_for(timeout=30_000)
     page.reload()
     page.get_by_text("lost", exact=True).wait_for()
@@ -91,6 +94,40 @@ def find_the_machine_without_the_repository(place, page):
     # It looks by itself.
     page.locator("dt", has_text="Published").wait_for()
     assert page.get_by_text("does not tell of the session").count() == 0
+
+
+def take_no_other_for_its_own(place, page):
+    """A name that is taken leads to no other machine's keyboard: neither from the dialog nor by an address."""
+    service = place.service
+    before = {run["id"] for run in service.get("runs")["runs"]}
+    page.goto("/#/machines/web01")
+    page.get_by_role("button", name="Recover").click()
+    drawer = page.get_by_role("dialog", name="Recover web01")
+    drawer.get_by_label("Session name").fill(SESSION)
+    drawer.get_by_role("button", name="Start").click()
+    drawer.get_by_role("alert").get_by_text(f"there is already a session {SESSION}: choose another name").wait_for()
+    assert "/machines/" in page.url and {run["id"] for run in service.get("runs")["runs"]} == before
+    later = service.post("runs", {"kind": "verify", "address": place.point})["run"]
+    wait_until(lambda: service.call("GET", f"runs/{later}").status == 200, "the later run")
+    page.goto(f"/#/sessions/{SESSION}?run={later}")
+    page.get_by_text("it is not the one that was to be started").wait_for()
+    assert page.get_by_role("application").count() == 0 and page.get_by_role("button", name=re.compile("Seal|Power")).count() == 0
+    page.get_by_role("link", name="open this session of web01").click()
+    page.get_by_role("button", name="Power off").wait_for()
+
+
+def lose_the_disks(place, page, process):
+    """The server of the disks is killed. The run's process, which would end the machine, is stopped, and stays so."""
+    os.kill(process, signal.SIGSTOP)
+    try:
+        os.kill(place.service.get(f"sessions/{SESSION}")["server"]["process"], signal.SIGKILL)
+        page.get_by_text("nothing serves its disks now").wait_for(timeout=30_000)
+        assert page.get_by_text("running", exact=True).count() == 0
+        for name in ("Seal and end", "Discard…"):
+            assert page.get_by_role("button", name=name).is_disabled(), name
+    except BaseException:
+        os.kill(process, signal.SIGCONT)
+        raise
 
 
 def use_the_keyboard(page):
@@ -129,6 +166,7 @@ def test_a_seal_of_nothing_is_asked_about(place, visit, tmp_path):
         return len(place.service.get("machines/web01/points")["points"])
 
     visitor.go("sessions/quiet")
+    page.get_by_text(re.compile("^0 B since the publish")).wait_for()
     page.get_by_role("button", name="Seal", exact=True).click()
     dialog = page.get_by_role("dialog", name="Seal although nothing was captured?")
     dialog.get_by_role("button", name="Do not seal").click()
@@ -143,6 +181,10 @@ def test_a_seal_of_nothing_is_asked_about(place, visit, tmp_path):
     page.get_by_role("button", name="Seal", exact=True).click()
     wait_until(lambda: points() == 3, "the point")
     assert page.get_by_role("dialog").count() == 0
+    # Nothing is lost: what was captured before is in the point.
+    page.get_by_text(re.compile(r"^0 B since the last seal, \d+ s ago")).wait_for()
+    visitor.go("machines/web01")
+    page.get_by_text("with 0 B captured since the last seal").wait_for()
 
 
 def test_a_start_that_failed(place, visit):

@@ -183,9 +183,28 @@ def test_an_action_while_the_service_is_away(running, visit):
     assert page.get_by_role("button", name="Close this message").count() == 3
     page.get_by_role("button", name="Close all").click()
     assert page.get_by_role("button", name="Close this message").count() == 0
+    page.get_by_role("button", name="Verify all data").click()
+    page.get_by_text("nobody knows yet whether this was done. It is not repeated").wait_for()
     running.start()
     page.get_by_text("The service is away").wait_for(state="detached", timeout=30_000)
+    # What it said of its absence goes with it.
+    page.get_by_role("button", name="Close this message").first.wait_for(state="detached", timeout=5_000)
     page.get_by_role("button", name="Verify all data").click()
     page.get_by_role("link", name="Follow it").wait_for()
     # The first click started nothing: it was told that it did not.
     wait_until(lambda: [run["state"] for run in running.get("runs")["runs"]] == ["ok"], "the verify run")
+
+
+def test_a_recovery_while_the_service_is_away(running, visit):
+    visitor, page = enter(visit, running)
+    visitor.go("machines/web01")
+    page.get_by_role("button", name="Recover").click()
+    drawer = page.get_by_role("dialog", name="Recover web01")
+    drawer.get_by_role("radio", checked=True).first.wait_for()
+    running.kill()
+    drawer.get_by_role("button", name="Start").click()
+    said = drawer.get_by_role("alert").get_by_text("nobody knows yet whether this was done")
+    said.wait_for()
+    assert "nothing is started twice" in said.inner_text() and "Nothing was started" not in said.inner_text()
+    running.start()
+    said.wait_for(state="detached", timeout=30_000)

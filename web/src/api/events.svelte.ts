@@ -12,6 +12,7 @@ class Stream {
   status = $state<'connecting' | 'open' | 'away'>('connecting');
   #listeners = new Set<Listener>();
   #source: EventSource | undefined;
+  #backListeners = new Set<() => void>();
   #timer: ReturnType<typeof setTimeout> | undefined;
   #pause = FIRST_PAUSE_MS;
   #wasLost = false;
@@ -21,6 +22,7 @@ class Stream {
     const source = new EventSource('/api/v1/events');
     this.#source = source;
     source.onopen = () => {
+      if (this.status === 'away') for (const listener of this.#backListeners) listener();
       this.status = 'open';
       this.#pause = FIRST_PAUSE_MS;
       // A new EventSource has no Last-Event-ID: what was missed is fetched again.
@@ -52,6 +54,12 @@ class Stream {
   listen(listener: Listener): () => boolean {
     this.#listeners.add(listener);
     return () => this.#listeners.delete(listener);
+  }
+
+  /** Calls `listener` whenever the service answers again. Call what it returns to stop. */
+  whenBack(listener: () => void): () => void {
+    this.#backListeners.add(listener);
+    return () => this.#backListeners.delete(listener);
   }
 
   #tell(event: StreamEvent): void {

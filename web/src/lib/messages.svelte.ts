@@ -1,10 +1,13 @@
 // Short messages at the edge of the page: what was started, what was refused.
 import { problemFrom } from '../api/client';
+import { stream } from '../api/events.svelte';
 
 export interface Message {
   id: number;
   text: string;
   isBad: boolean;
+  /** It says that the service did not answer. */
+  isGone: boolean;
   link?: { address: string; text: string };
 }
 
@@ -14,9 +17,15 @@ class Messages {
   all = $state<Message[]>([]);
   #last = 0;
 
-  add(text: string, more: { isBad?: boolean; link?: Message['link'] } = {}): void {
+  constructor() {
+    stream.whenBack(() => {
+      this.all = this.all.filter((message) => !message.isGone);
+    });
+  }
+
+  add(text: string, more: { isBad?: boolean; isGone?: boolean; link?: Message['link'] } = {}): void {
     const id = (this.#last += 1);
-    this.all.push({ id, text, isBad: more.isBad ?? false, ...(more.link ? { link: more.link } : {}) });
+    this.all.push({ id, text, isBad: more.isBad ?? false, isGone: more.isGone ?? false, ...(more.link ? { link: more.link } : {}) });
     if (!more.isBad) setTimeout(() => this.remove(id), SHOWN_MS);
   }
 
@@ -37,7 +46,8 @@ export async function attempt(work: () => Promise<unknown>, done?: string): Prom
     if (done) messages.add(done);
     return true;
   } catch (error) {
-    messages.add(problemFrom(error).message, { isBad: true });
+    const { message, isGone } = problemFrom(error);
+    messages.add(message, { isBad: true, isGone });
     return false;
   }
 }

@@ -23,12 +23,16 @@ export function isRecoverable(point: Point): boolean {
   return !point.quarantine && !point.is_in_future;
 }
 
-/** The newest recoverable point whose boot is verified, and the newest recoverable one. Points are oldest first. */
-export function choices(points: Point[]): { verified?: Point; newest?: Point } {
-  const good = points.filter(isRecoverable);
+/**
+ * The newest recoverable point whose boot is verified, the newest recoverable one, and the newest backup among them: by the time
+ * that they show, which is not the order of their names.
+ */
+export function choices(points: Point[]): { verified?: Point; newest?: Point; backup?: Point } {
+  const good = inTime(points.filter(isRecoverable));
   const verified = good.findLast((point) => point.boot === 'ok');
   const newest = good.at(-1);
-  return { ...(verified ? { verified } : {}), ...(newest ? { newest } : {}) };
+  const backup = good.findLast((point) => point.kind === 'backup');
+  return { ...(verified ? { verified } : {}), ...(newest ? { newest } : {}), ...(backup ? { backup } : {}) };
 }
 
 /**
@@ -46,4 +50,11 @@ export function timeOf(point: { point: string; created_at_ms: number }): number 
 export function inTime(points: Point[]): Point[] {
   const times = new Map(points.map((point) => [point, timeOf(point)]));
   return points.toSorted((a, b) => (times.get(a) ?? 0) - (times.get(b) ?? 0));
+}
+
+/** The points of a session's origin that were sealed after its publish, in time; also those of its siblings. */
+export function sealsAfter(session: { point: string; created_at_ms: number }, points: Point[]): Point[] {
+  const root = (name: string) => name.split('+')[0];
+  return inTime(points).filter(({ kind, point, created_at_ms }) => kind === 'synthetic' && created_at_ms > session.created_at_ms
+    && root(point) === root(session.point));
 }
