@@ -94,8 +94,8 @@ def test_all_disks_switch_at_one_instant_while_the_machine_writes(coldrise, mach
     # The point is the last state before the switch, of both disks at once.
     first, second = counters(coldrise, moved["address"], tmp_path)
     assert 0 <= first - second <= 1 and first > 0
-    last = writer.done
     machine.kill()
+    last = writer.end()
     assert last <= counter(targets["vda"], "qcow2") <= last + 1
     assert counter(targets["vdb"]) >= last
     # Holes stay holes.
