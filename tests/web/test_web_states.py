@@ -184,7 +184,7 @@ def test_an_action_while_the_service_is_away(running, visit):
     page.get_by_role("button", name="Close all").click()
     assert page.get_by_role("button", name="Close this message").count() == 0
     page.get_by_role("button", name="Verify all data").click()
-    page.get_by_text("nobody knows yet whether this was done. It is not repeated").wait_for()
+    page.locator(".message").get_by_text("nobody knows yet whether this was done. It is not repeated").wait_for()
     running.start()
     page.get_by_text("The service is away").wait_for(state="detached", timeout=30_000)
     # What it said of its absence goes with it.

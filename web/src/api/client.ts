@@ -79,7 +79,8 @@ async function request<T>(operation: string, untyped: Untyped): Promise<T> {
     });
   } catch (error) {
     if (error instanceof DOMException && error.name === 'AbortError') throw error;
-    throw new Problem(0, method === 'GET' ? 'The service does not answer. This page tries again by itself.'
+    const isQuestion = method === 'GET' || operation === 'POST /retention/preview';
+    throw new Problem(0, isQuestion ? 'The service does not answer. This page tries again by itself.'
       : 'The service does not answer: nobody knows yet whether this was done. It is not repeated; look when the service is back.');
   }
   if (!response.ok) {
