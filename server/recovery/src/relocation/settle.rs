@@ -74,10 +74,18 @@ fn machine_of(request: &MoveRequest<'_>, note: &MoveNote) -> Result<Option<QemuM
     let Some(socket) = request.monitor.as_ref().or(note.monitor.as_ref()) else { return Ok(None) };
     match QemuMachine::connect(socket) {
         Ok(machine) => Ok(Some(machine)),
-        // Nobody listens. A QEMU that does not answer is another error.
-        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Io) => Ok(None),
+        Err(error) if is_off(&error) => Ok(None),
         Err(error) => Err(error),
     }
+}
+
+/// Whether nobody listens at a monitor's socket. A socket that we may not use, or a QEMU that does not answer,
+/// says nothing about the machine.
+fn is_off(error: &Error) -> bool {
+    let source = std::error::Error::source(error);
+    let reason = source.and_then(|source| source.downcast_ref::<std::io::Error>());
+    error.kind() == ErrorKind::NotFound
+        || reason.is_some_and(|reason| reason.kind() == std::io::ErrorKind::ConnectionRefused)
 }
 
 /// Lets the machine use the targets. If QEMU ends meanwhile, the note `switching` says which side counts.
@@ -155,5 +163,26 @@ pub(super) fn seal(
             (request.tell)(&format!("warning: the session's last state is not sealed: {text}"));
             Ok(())
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    #[test]
+    fn only_a_socket_without_a_listener_means_that_the_machine_is_off() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("monitor");
+        let is_off = |path: &std::path::Path| {
+            QemuMachine::connect(path).map(drop).is_err_and(|error| is_off(&error))
+        };
+        assert!(is_off(&socket), "no such file");
+        drop(UnixListener::bind(&socket).unwrap());
+        assert!(is_off(&socket), "nobody listens");
+        std::fs::write(folder.path().join("file"), "").unwrap();
+        assert!(!is_off(&folder.path().join("file/monitor")), "the path leads through a file");
     }
 }
