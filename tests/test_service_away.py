@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import time
 
+from support.full_drive import fill
 from support.service import Coldrised
 from support.sources import tool
 from test_service_jobs import ended, idle, images, job, start, wait_for
@@ -192,15 +193,3 @@ def test_no_change_without_its_entry_in_the_audit_log(tmp_path, coldrise):
             wait_for(lambda: not is_running(), "the backup ends")
     finally:
         tool("umount", "--lazy", service.state)
-
-
-def fill(path):
-    """Takes all the room that there is, to the last block."""
-    with path.open("wb", buffering=0) as file:
-        for size in (1 << 20, 1 << 12):
-            while True:
-                try:
-                    file.write(b"x" * size)
-                except OSError:
-                    break
-        os.fsync(file.fileno())

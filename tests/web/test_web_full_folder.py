@@ -1,10 +1,9 @@
 """The drive of the service's folder is full: nobody can log in, and everything says so."""
 
-import os
-
 import pytest
 
 from support import browser
+from support.full_drive import fill
 from support.nbdserver import wait_until
 from support.service import Coldrised
 from support.sources import tool
@@ -21,17 +20,6 @@ def small(tmp_path):
             yield service
     finally:
         tool("umount", "--lazy", service.state)
-
-
-def fill(path):
-    with path.open("wb", buffering=0) as file:
-        for size in (1 << 20, 1 << 12):
-            while True:
-                try:
-                    file.write(b"x" * size)
-                except OSError:
-                    break
-        os.fsync(file.fileno())
 
 
 def alarm(service):

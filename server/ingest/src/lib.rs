@@ -18,6 +18,7 @@ mod progress;
 mod qemu;
 mod restore;
 pub mod source;
+mod zeroing;
 
 pub use backup::{
     backup, read_disks, BackupRequest, BackupStart, BackupSummary, DiskSummary, Rate, StoredDisks,

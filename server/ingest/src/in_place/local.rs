@@ -10,9 +10,7 @@ use rustix::io::Errno;
 
 use super::{Port, Target};
 use crate::source::{ImageFormat, RawSource, Source};
-
-/// Bytes of one write of zeroes, where no better way works.
-const ZERO_WRITE_BYTES: u64 = 1 << 20;
+use crate::zeroing::{write_zero_bytes, zero_in_place};
 
 /// A file or device, held against mounts and QEMU.
 pub(super) struct LocalTarget {
@@ -113,25 +111,10 @@ impl Port for LocalPort<'_> {
             true => FallocateFlags::ZERO_RANGE,
             false => FallocateFlags::PUNCH_HOLE,
         };
-        let flags = kind | FallocateFlags::KEEP_SIZE;
-        match rustix::fs::fallocate(&self.target.file, flags, offset_bytes, length_bytes) {
-            Ok(()) => return Ok(()),
-            // Not supported here, or not at this alignment.
-            Err(Errno::OPNOTSUPP | Errno::INVAL | Errno::NOSYS) => {}
-            Err(error) => {
-                let path = self.target.path.display();
-                let what = format!("zeroing {path} at offset {offset_bytes}");
-                return Err(Error::io(what, error.into()));
-            }
+        let file = (&self.target.file, self.target.path.as_path());
+        if zero_in_place(file, kind, offset_bytes, length_bytes)? {
+            return Ok(());
         }
-        let zeroes = vec![0; ZERO_WRITE_BYTES.min(length_bytes) as usize];
-        let end = offset_bytes + length_bytes;
-        let mut at = offset_bytes;
-        while at < end {
-            let length = ZERO_WRITE_BYTES.min(end - at);
-            self.write_at(&zeroes[..length as usize], at)?;
-            at += length;
-        }
-        Ok(())
+        write_zero_bytes(offset_bytes, length_bytes, |bytes, at| self.write_at(bytes, at))
     }
 }

@@ -6,9 +6,7 @@ use coldrise_block::{Error, ErrorKind, Result};
 
 use super::{Port, Target};
 use crate::source::{check_bitmap_name, NbdReader, NbdSource, Reader, Source};
-
-/// Bytes of one write of zeroes, if the server cannot zero.
-const ZERO_WRITE_BYTES: u64 = 1 << 20;
+use crate::zeroing::write_zero_bytes;
 
 /// An export.
 pub(super) struct NbdTarget<'c> {
@@ -91,14 +89,8 @@ impl Port for NbdPort<'_, '_> {
                 .connection
                 .with_connection(offset_bytes, |c| c.write_zeroes(offset_bytes, length_bytes));
         }
-        let zeroes = vec![0; ZERO_WRITE_BYTES.min(length_bytes) as usize];
-        let end = offset_bytes + length_bytes;
-        let mut at = offset_bytes;
-        while at < end {
-            let piece = &zeroes[..ZERO_WRITE_BYTES.min(end - at) as usize];
-            self.connection.with_connection(at, |c| c.write_at(piece, at))?;
-            at += piece.len() as u64;
-        }
-        Ok(())
+        write_zero_bytes(offset_bytes, length_bytes, |bytes, at| {
+            self.connection.with_connection(at, |c| c.write_at(bytes, at))
+        })
     }
 }

@@ -6,12 +6,10 @@ use std::path::{Path, PathBuf};
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use rustix::fs::{Advice, FallocateFlags, OFlags, SeekFrom};
-use rustix::io::Errno;
 
 use super::{Sink, SinkWriter};
+use crate::zeroing::{write_zero_bytes, zero_in_place};
 
-/// Bytes of one write of zeroes, where no better way works.
-const ZERO_WRITE_BYTES: u64 = 1 << 20;
 /// Threads that write to one file or device.
 const WRITERS: usize = 4;
 
@@ -104,24 +102,10 @@ impl SinkWriter for FileWriter<'_> {
     }
 
     fn write_zeroes(&mut self, offset_bytes: u64, length_bytes: u64) -> Result<()> {
-        let flags = FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE;
-        match rustix::fs::fallocate(self.file, flags, offset_bytes, length_bytes) {
-            Ok(()) => return Ok(()),
-            // The device does not support it, or not at this alignment.
-            Err(Errno::OPNOTSUPP | Errno::INVAL | Errno::NOSYS) => {}
-            Err(error) => {
-                let what = format!("zeroing {} at offset {offset_bytes}", self.path.display());
-                return Err(Error::io(what, error.into()));
-            }
+        let file = (self.file, self.path);
+        if zero_in_place(file, FallocateFlags::ZERO_RANGE, offset_bytes, length_bytes)? {
+            return Ok(());
         }
-        let zeroes = vec![0; ZERO_WRITE_BYTES.min(length_bytes) as usize];
-        let end = offset_bytes + length_bytes;
-        let mut at = offset_bytes;
-        while at < end {
-            let length = ZERO_WRITE_BYTES.min(end - at);
-            self.write_at(&zeroes[..length as usize], at)?;
-            at += length;
-        }
-        Ok(())
+        write_zero_bytes(offset_bytes, length_bytes, |bytes, at| self.write_at(bytes, at))
     }
 }
