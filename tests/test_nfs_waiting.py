@@ -91,6 +91,10 @@ def test_a_failed_sync_answers_none_of_those_that_wait(server, syncs, image):
             data = b"%4d" % (WRITERS - 1) * KIB
             wait_until(lambda: client.read(disk, at, 4 * KIB)[0] == data, "a write to be done")
             syncs.fail()
+            # Nor do those that come before its end get an error.
+            with server.connect() as late, pytest.raises(OSError):
+                while True:
+                    late.write(disk, 0, b"%4d" % 0 * KIB, nfs3.UNSTABLE)
             for write in writes:
                 # No answer, rather than one that is not true.
                 assert isinstance(write.exception(), OSError)

@@ -172,6 +172,19 @@ static void read2(struct fsal_obj_handle *obj, bool bypass,
 	done_cb(obj, status, arg, caller_arg);
 }
 
+/* Between another request's failed sync and the end of this process, writes
+ * fail, too: their clients have to send them again, and must not see errors.
+ */
+static fsal_status_t write_failed(struct coldrise_fsal_handle *handle)
+{
+	fsal_status_t status = coldrise_failed(
+					coldrise_node_path(handle->node));
+
+	if (coldrise_node_has_stopped(handle->node))
+		end_process(handle);
+	return status;
+}
+
 static fsal_status_t write_all(struct coldrise_fsal_handle *handle,
 			       struct fsal_io_arg *arg)
 {
@@ -182,8 +195,7 @@ static fsal_status_t write_all(struct coldrise_fsal_handle *handle,
 	for (i = 0; i < arg->iov_count; i++) {
 		if (coldrise_node_write(handle->node, arg->iov[i].iov_base,
 					arg->iov[i].iov_len, offset) == -1)
-			return coldrise_failed(
-					coldrise_node_path(handle->node));
+			return write_failed(handle);
 		arg->io_amount += arg->iov[i].iov_len;
 		offset += arg->iov[i].iov_len;
 	}

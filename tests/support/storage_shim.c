@@ -1,7 +1,7 @@
 /* Replaces the file operations of the process it is preloaded into.
  *
  * The first letter of the file named by COLDRISE_TEST_SYNC controls syncs: 'f':
- * fdatasync syncs nothing and returns EIO; 'l': it syncs nothing and returns success;
+ * fdatasync syncs nothing and returns EIO, and _exit takes half a second; 'l': it syncs nothing and returns success;
  * 'w': it waits until the letter changes, and then syncs; 'p': fsync of the file or
  * folder whose path follows the letter syncs nothing and returns EIO; any other
  * letter: as usual. Every fdatasync that returns adds a byte to the file of that name
@@ -421,6 +421,19 @@ fdatasync (int fd)
   result = counted_fdatasync (fd);
   after (action);
   return result;
+}
+
+/* After a failed sync, others have half a second for their calls. */
+void
+_exit (int status)
+{
+  REAL (void, _exit, (int));
+  char rest[PATH_MAX];
+
+  if (order (rest) == 'f')
+    usleep (500 * 1000);
+  real (status);
+  __builtin_unreachable ();
 }
 
 /* The errno for an fsync: of the letter, or else of the plan. */
