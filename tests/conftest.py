@@ -70,6 +70,20 @@ def pytest_sessionstart(session):
         pytest.exit(f"build first (make): {', '.join(missing)} is missing", returncode=1)
 
 
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item):
+    report = (yield).get_result()
+    item.is_failed = getattr(item, "is_failed", False) or report.failed
+
+
+@pytest.fixture
+def tmp_path(tmp_path, request):
+    """pytest's, removed after a test that passed: together the tests write tens of gigabytes."""
+    yield tmp_path
+    if not request.node.is_failed:
+        shutil.rmtree(tmp_path, ignore_errors=True)
+
+
 @pytest.fixture
 def coldrise(tmp_path):
     """A fresh encrypted repository."""

@@ -7,6 +7,9 @@ import sqlite3
 import subprocess
 import time
 
+import pytest
+
+from support.cli import Coldrise
 from support.full_drive import fill
 from support.service import Coldrised
 from support.sources import tool
@@ -193,3 +196,23 @@ def test_no_change_without_its_entry_in_the_audit_log(tmp_path, coldrise):
             wait_for(lambda: not is_running(), "the backup ends")
     finally:
         tool("umount", "--lazy", service.state)
+
+
+@pytest.mark.parametrize(("min_free", "severity"), [(10, "fail"), (40, "warn")])
+def test_little_room_in_the_repository_is_an_alarm(tmp_path, min_free, severity):
+    drive = tmp_path / "drive"
+    drive.mkdir()
+    tool("mount", "-t", "tmpfs", "-o", "size=64m,mode=0700", "tmpfs", drive)
+    try:
+        coldrise = Coldrise.encrypted(drive)
+        coldrise.init()
+        left = (1 if severity != "warn" else 16) << 20
+        free = os.statvfs(drive)
+        (drive / "ballast").write_bytes(bytes(free.f_bavail * free.f_frsize - left))
+        service = Coldrised(tmp_path, coldrise.repository, coldrise.passphrase_file)
+        service.min_free = min_free
+        with service:
+            wait_for(lambda: [(a["key"], a["severity"]) for a in service.get("alarms?active=true")]
+                     == [("space", severity)], "the alarm")
+    finally:
+        tool("umount", "--lazy", drive)

@@ -59,6 +59,7 @@ class Coldrised:
         self.passphrase_file = passphrase_file
         self.environment = environment or {}
         self.options = list(options)
+        self.min_free = 0
         self.process = None
         self.port = free_port()
         self.log_path = self.folder / "coldrised.log"
@@ -66,6 +67,8 @@ class Coldrised:
     def command(self):
         words = [COLDRISED, "--state", self.state, "--socket", self.socket]
         words += ["--listen", f"127.0.0.1:{self.port}", "--start-runs", "detached"]
+        # How full the drive of this host is says nothing about the product.
+        words += ["--min-free", str(self.min_free)]
         if self.repository is not None:
             words += ["--repo", self.repository]
         if self.passphrase_file is not None:

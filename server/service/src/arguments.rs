@@ -17,7 +17,7 @@ const CACHE_BYTES: u64 = 16 << 20;
 /// The service reads one repository. It starts every backup, boot check, restore and prune as a
 /// process of its own, which survives the service. Options can also come from the environment
 /// (/etc/default/coldrise): COLDRISE_REPO, COLDRISE_PASSPHRASE_FILE, COLDRISE_STATE,
-/// COLDRISE_RUNS, COLDRISE_SOCKET, COLDRISE_LISTEN, COLDRISE_WEB.
+/// COLDRISE_RUNS, COLDRISE_SOCKET, COLDRISE_LISTEN, COLDRISE_WEB, COLDRISE_MIN_FREE.
 #[derive(Debug, Parser)]
 #[command(name = "coldrised", version, max_term_width = 100, disable_help_subcommand = true)]
 pub(crate) struct Arguments {
@@ -101,6 +101,12 @@ pub(crate) struct Options {
     /// Start runs as units of systemd (coldrise-run@.service), or as detached processes.
     #[arg(long, global = true, value_name = "WAY", value_enum, default_value_t = StartRuns::Auto)]
     pub(crate) start_runs: StartRuns,
+
+    /// Warn when less than this part of the repository's drive is free, or when it will be full in
+    /// 30 days, and raise a failure at a third of it or 3 days; 0: never.
+    #[arg(long, global = true, value_name = "PERCENT", env = "COLDRISE_MIN_FREE", hide_env = true)]
+    #[arg(default_value_t = 10, value_parser = clap::value_parser!(u8).range(0..=50))]
+    pub(crate) min_free: u8,
 }
 
 /// How runs are started.

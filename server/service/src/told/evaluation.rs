@@ -119,8 +119,9 @@ fn evaluate_once(service: &Service) -> Result<()> {
         match (drive, &service.options.repo) {
             (Some(drive), Some(path)) => {
                 let samples = space::sample(sql, drive, now)?;
-                let held = alarms::held(sql, "space")?;
-                findings.conditions.extend(space::condition(&samples, drive, now, path, held));
+                let (held, min_free) = (alarms::held(sql, "space")?, service.options.min_free);
+                let filling = space::condition(&samples, drive, min_free, now, path, held);
+                findings.conditions.extend(filling);
             }
             _ => findings.unknown.push(Topic::Space),
         }

@@ -19,9 +19,11 @@ const SAMPLE_INTERVAL_MS: i64 = 6 * HOUR_MS;
 const SPAN_MS: i64 = 14 * DAY_MS;
 /// The samples must span this long for a forecast.
 const MIN_SPAN_MS: i64 = DAY_MS;
-/// Warn below these, fail below those: days until it is full, and free percent.
-const WARN: (f64, f64) = (30.0, 10.0);
-const FAIL: (f64, f64) = (3.0, 3.0);
+/// Warn below so many days until it is full, fail below those.
+const WARN_DAYS: f64 = 30.0;
+const FAIL_DAYS: f64 = 3.0;
+/// A failure is raised below this part of the free percent that raise a warning.
+const FAIL_PART: f64 = 0.3;
 /// An alarm that holds is cleared only that much above its limit: it must not flap.
 const CLEAR_FACTOR: f64 = 1.1;
 
@@ -111,14 +113,20 @@ pub(crate) fn full_at_ms(samples: &[(i64, i64)], drive: Drive, now_ms: i64) -> O
     (left_ms < 3650.0 * DAY_MS as f64).then(|| now_ms + left_ms as i64)
 }
 
-/// The condition of a drive that fills up. `held` is the severity of the alarm that holds.
+/// The condition of a drive that fills up: `min_free` percent raise a warning, 0 raises none.
+/// `held` is the severity of the alarm that holds.
 pub(super) fn condition(
     samples: &[(i64, i64)],
     drive: Drive,
+    min_free: u8,
     now_ms: i64,
     path: &Path,
     held: Option<Severity>,
 ) -> Option<Condition> {
+    if min_free == 0 {
+        return None;
+    }
+    let warn_percent = f64::from(min_free);
     let full_at_ms = full_at_ms(samples, drive, now_ms);
     let days = full_at_ms.map_or(f64::INFINITY, |at| (at - now_ms) as f64 / DAY_MS as f64);
     let percent = 100.0 * drive.available_bytes as f64 / drive.size_bytes().max(1) as f64;
@@ -126,9 +134,9 @@ pub(super) fn condition(
         let factor = if held >= Some(severity) { CLEAR_FACTOR } else { 1.0 };
         days < limits.0 * factor || percent < limits.1 * factor
     };
-    let severity = if is_below(FAIL, Severity::Fail) {
+    let severity = if is_below((FAIL_DAYS, FAIL_PART * warn_percent), Severity::Fail) {
         Severity::Fail
-    } else if is_below(WARN, Severity::Warn) {
+    } else if is_below((WARN_DAYS, warn_percent), Severity::Warn) {
         Severity::Warn
     } else {
         return None;
@@ -186,7 +194,7 @@ mod tests {
     fn the_limits_and_the_way_back() {
         let severity = |daily: i64, free: i64, held: Option<Severity>| {
             let found =
-                condition(&growth(daily), drive(free), 10 * DAY_MS, Path::new("/srv"), held);
+                condition(&growth(daily), drive(free), 10, 10 * DAY_MS, Path::new("/srv"), held);
             found.map(|condition| condition.severity)
         };
         assert_eq!(severity(0, 200, None), None);
@@ -197,11 +205,19 @@ mod tests {
         assert_eq!(severity(GIB, 31, None), None);
         assert_eq!(severity(GIB, 31, Some(Severity::Warn)), Some(Severity::Warn));
         assert_eq!(severity(GIB, 34, Some(Severity::Warn)), None);
-        let found = condition(&growth(GIB), drive(20), 10 * DAY_MS, Path::new("/srv"), None);
+        let found = condition(&growth(GIB), drive(20), 10, 10 * DAY_MS, Path::new("/srv"), None);
         assert_eq!(
             found.unwrap().summary,
             "the repository's file system will be full on 1970-01-31"
         );
+        let limited = |min_free| {
+            let found =
+                condition(&growth(0), drive(3), min_free, DAY_MS, Path::new("/srv"), None);
+            found.map(|condition| condition.severity)
+        };
+        assert_eq!(limited(2), None, "2.7 % are free");
+        assert_eq!(limited(3), Some(Severity::Warn));
+        assert_eq!(limited(0), None, "never");
     }
 
     #[test]
