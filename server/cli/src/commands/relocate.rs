@@ -48,10 +48,10 @@ pub(crate) struct MoveArguments {
     #[arg(long, value_name = "BYTES", value_parser = parse_size)]
     rate: Option<u64>,
 
-    /// Write to the session and the target at the same time from the start. The machine's writes
-    /// become slower, and the copy always catches up.
+    /// The machine's writes do not wait for the targets. The copy may then never catch up with a
+    /// machine that writes much.
     #[arg(long)]
-    synchronous: bool,
+    background: bool,
 
     /// Overwrite existing files.
     #[arg(long)]
@@ -91,7 +91,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: MoveArguments) -> Result<R
         targets: &arguments.targets,
         monitor: arguments.qmp,
         rate: arguments.rate.filter(|rate| *rate > 0),
-        is_synchronous: arguments.synchronous,
+        is_synchronous: !arguments.background,
         force: arguments.force,
         cancel: &cancel,
         progress: &view,

@@ -152,7 +152,7 @@ impl MirrorRun<'_> {
                 let text =
                     "the machine writes faster than the targets take, so the disks cannot switch";
                 return Err(Error::new(ErrorKind::Incomplete, text)
-                    .advise("move again with --synchronous, or when the machine writes less"));
+                    .advise("move again without --background, or when the machine writes less"));
             }
             self.machine.wait(Duration::from_millis(5))?;
         }
