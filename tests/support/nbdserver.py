@@ -8,7 +8,7 @@ import time
 
 import nbd
 
-from support.cli import NBDKIT_PLUGIN
+from .cli import NBDKIT_PLUGIN
 
 DEADLINE_S = 30
 

@@ -10,7 +10,7 @@ import threading
 
 import nbd
 
-from support.nbdserver import DEADLINE_S, wait_until
+from .nbdserver import DEADLINE_S, wait_until
 
 
 class Monitor:
