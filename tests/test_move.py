@@ -2,10 +2,8 @@
 
 import json
 import os
-import random
 import signal
 import subprocess
-import threading
 
 import pytest
 
@@ -129,34 +127,6 @@ def test_the_moved_disks_have_every_byte(coldrise, machine, targets, exports):
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_it_ends_while_the_machine_writes_faster_than_the_copy_follows(coldrise, machine, targets):
-    done = [0] * 8
-    ending = threading.Event()
-
-    def load(number):
-        disk = machine.disk("vda" if number % 2 else "vdb")
-        places = random.Random(number)
-        while not ending.is_set():
-            disk.pwrite(bytes(4096), 4096 * places.randrange(SIZE // 4096))
-            done[number] += 1
-
-    threads = [threading.Thread(target=load, args=(number,), daemon=True) for number in range(len(done))]
-    for thread in threads:
-        thread.start()
-    try:
-        # Each write makes 64 KiB to copy again, if it did not wait for the target.
-        moved = coldrise.json("move", "live/rescue", *words(targets), "--qmp", machine.qmp, "--rate", "20M")
-        assert [disk["is_moved"] for disk in moved["disks"]] == [True, True]
-        before = list(done)
-        wait_until(lambda: all(now > then for now, then in zip(done, before)), "the machine goes on writing")
-        rate = sum(done) * 64 * 1024 / (moved["elapsed_ms"] / 1000)
-        assert rate > 2 * 20 * MIB, f"it was no load: {rate}"
-    finally:
-        ending.set()
-        for thread in threads:
-            thread.join(30)
-
-
 def assert_session_counts(coldrise, machine, targets, writer):
     writer.goes_on()
     assert not machine.jobs()
@@ -206,8 +176,7 @@ def test_existing_files_and_missing_disks_are_refused(coldrise, machine, targets
         assert not targets["vda"].exists() and targets["vdb"].read_bytes() == b"precious"
     done = coldrise.run("move", "live/rescue", *words(targets))
     assert done.returncode == 1 and "--qmp SOCKET" in done.stderr
-    moved = coldrise.json("move", "live/rescue", *words(targets), "--qmp", machine.qmp, "--force",
-                          "--background")
+    moved = coldrise.json("move", "live/rescue", *words(targets), "--qmp", machine.qmp, "--force")
     assert [disk["is_moved"] for disk in moved["disks"]] == [True, True]
 
 
@@ -272,7 +241,9 @@ def test_a_killed_move_is_settled_by_the_next(coldrise, machine, targets, own_tm
         machine.kill()
         assert counter(targets["vda"], "qcow2") >= last and counter(targets["vdb"]) >= last
     else:
-        assert done.returncode == 2 and "name a target" in done.stderr
+        assert done.returncode == 0, done.stderr
+        withdrawn = json.loads(done.stdout.splitlines()[-1])
+        assert [disk["is_moved"] for disk in withdrawn["disks"]] == [False, False] and not withdrawn["address"]
         assert_session_counts(coldrise, machine, targets, writer)
         coldrise.json("move", "live/rescue", *words(targets), "--qmp", machine.qmp)
         writer.goes_on()

@@ -116,6 +116,9 @@ def test_a_machine_is_recovered_survives_its_server_and_is_undone(coldrise, libv
     running.process.kill()
     running.process.wait()
     wait_until(lambda: libvirt.state("web01") == "paused (I/O error)", "the pause")
+    # The session is not taken away from a machine that waits for it.
+    refused = coldrise.run("unpublish", "web01-1")
+    assert refused.returncode == 11 and "--undo" in refused.stderr and "web01" in refused.stderr
     running = recover("live/web01-1")
     grows(coldrise, tmp_path)
     # Ended in order, the machine is suspended.
@@ -151,7 +154,8 @@ def test_a_recovered_machine_moves_while_it_runs(coldrise, libvirt, recover, tmp
     process.wait()
     assert "interrupted" in coldrise.run("sessions").stdout
     settled = coldrise.run("move", "live/web01-1")
-    assert settled.returncode == 2 and not list(folder.iterdir()), settled.stderr
+    assert settled.returncode == 0 and "withdrawn" in settled.stdout, settled.stderr
+    assert not list(folder.iterdir())
     moved = coldrise.json("move", "live/web01-1", folder)
     target = folder / "web01-vda.qcow2"
     assert moved["disks"][0]["is_moved"] and moved["disks"][0]["target"] == str(target)
@@ -186,6 +190,32 @@ def test_a_failed_start_leaves_nothing(coldrise, libvirt, own_tmp, tmp_path):
     assert coldrise.json("sessions")["sessions"] == [] and libvirt.domains() == []
     far = coldrise.run("recover", address, "--to", "libvirt", "--connect", "qemu+ssh://host/system")
     assert far.returncode == 2 and "on this host" in far.stderr
+
+
+@pytest.mark.parametrize("stored", ["<domain><os>", "<domain/>", '<!DOCTYPE d [<!ENTITY a "b">]><domain><os>&a;</os></domain>'])
+def test_a_configuration_that_is_none_is_said_and_can_be_left_alone(coldrise, libvirt, recover, tmp_path, stored):
+    disk = tmp_path / "other.raw"
+    disk.write_bytes(CODE.ljust(510, b"\0") + b"\x55\xaa" + bytes(MIB - 512))
+    configuration = tmp_path / "db01.xml"
+    configuration.write_text(stored, encoding="utf-8")
+    done = coldrise.run("backup", "db01", f"vda=raw:{disk}", "--config", configuration)
+    assert done.returncode == 0 and "plain hardware" in done.stderr
+    refused = coldrise.run("recover", "db01/latest", "--to", "libvirt", "--connect", libvirt.uri)
+    assert refused.returncode == 2 and "--default-hardware" in refused.stderr
+    assert coldrise.json("sessions")["sessions"] == []
+    running = recover("db01/latest", "--default-hardware")
+    assert libvirt.domains() == ["db01"]
+    libvirt.virsh("destroy", "db01")
+    assert running.end()["state"] == "off"
+    # The socket of a server that was killed goes with its session.
+    running = recover("live/db01-1")
+    running.process.kill()
+    running.process.wait()
+    libvirt.virsh("destroy", "db01")
+    socket = running.process.args[running.process.args.index("--socket") + 1]
+    assert os.path.exists(socket)
+    wait_until(lambda: coldrise.run("unpublish", "db01-1").returncode == 0, "the end of the server")
+    assert not os.path.exists(socket)
 
 
 def test_a_machine_without_xml_gets_the_hardware_of_boot(coldrise, libvirt, recover, tmp_path):

@@ -9,14 +9,15 @@ use coldrise_ingest::{
     read_configuration, read_disks, BackupRequest, BackupStart, BackupSummary, DiskSummary, Rate,
     SourceSpec, StoredDisks,
 };
+use coldrise_inventory::Hardware;
 use coldrise_session::{Openers, SharedWriter};
-use coldrise_store::{BackupTarget, MachineName, PointName};
+use coldrise_store::{BackupTarget, Configuration, MachineName, PointName, LIBVIRT_XML};
 use serde::Serialize;
 
 use super::backup_live::{LiveArguments, LiveBackup, MadeInstant};
 use crate::invocation::Invocation;
 use crate::progress::ProgressView;
-use crate::report::{table, Report};
+use crate::report::{print_on_stderr, table, Report};
 use crate::signals::cancel_flag;
 use crate::units::{parse_size, show_duration, show_size};
 
@@ -123,8 +124,24 @@ impl<'a> MadeDisk<'a> {
     }
 }
 
+/// Checks that a recovery will understand the machine's configuration.
+fn check_configuration(configuration: Option<&Configuration>) -> Result<()> {
+    Hardware::of(configuration)?;
+    match configuration.filter(|stored| stored.format == LIBVIRT_XML) {
+        Some(stored) => coldrise_recovery::libvirt::check_domain(&stored.text),
+        None => Ok(()),
+    }
+}
+
 pub(crate) fn run(invocation: &Invocation, arguments: BackupArguments) -> Result<Report> {
     let configuration = arguments.config.as_deref().map(read_configuration).transpose()?;
+    if let Err(error) = check_configuration(configuration.as_ref()) {
+        // The disks are worth more than the configuration.
+        print_on_stderr(&format!(
+            "warning: a machine that is recovered from this point will have plain hardware: {}",
+            error.full_message()
+        ));
+    }
     let cancel = cancel_flag()?;
     let mut live = arguments.live.connect(&arguments.disks)?;
     let disks = match live {

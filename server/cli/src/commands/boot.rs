@@ -204,10 +204,11 @@ pub(crate) fn run(invocation: &Invocation, arguments: BootArguments) -> Result<R
     // The machine's writes are not lost: the message says where they are.
     status.map_err(|error| {
         let (kind, message, name) = (error.kind(), error.full_message(), &session.name);
-        Error::new(
-            kind,
-            format!("{message}; session {name} is kept: boot live/{name} again, or unpublish it"),
-        )
+        let kept = format!("session {name} is kept: boot live/{name} again, or unpublish it");
+        let moved = move_state(&repository, name).ok().flatten();
+        let moved = moved.filter(|moved| moved.check_session_counts().is_err());
+        let place = moved.map_or(kept, |moved| moved.sentence);
+        Error::new(kind, format!("{message}; {place}"))
     })?;
     finish(invocation, &repository, &session.name, &arguments)
 }

@@ -1,12 +1,13 @@
 //! `coldrise move`: moves the disks of a running machine to production storage.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_recovery::relocation::{
-    move_disks, parse_target, MoveReport, MoveRequest, MovedDisk, Target,
+    move_disks, parse_target, MoveNote, MovePhase, MoveReport, MoveRequest, MovedDisk, Target,
 };
 use coldrise_store::{Address, SessionName};
 use serde::Serialize;
@@ -48,11 +49,6 @@ pub(crate) struct MoveArguments {
     #[arg(long, value_name = "BYTES", value_parser = parse_size)]
     rate: Option<u64>,
 
-    /// The machine's writes do not wait for the targets. The copy may then never catch up with a
-    /// machine that writes much.
-    #[arg(long)]
-    background: bool,
-
     /// Overwrite existing files.
     #[arg(long)]
     force: bool,
@@ -91,7 +87,6 @@ pub(crate) fn run(invocation: &Invocation, arguments: MoveArguments) -> Result<R
         targets: &arguments.targets,
         monitor: arguments.qmp,
         rate: arguments.rate.filter(|rate| *rate > 0),
-        is_synchronous: !arguments.background,
         force: arguments.force,
         cancel: &cancel,
         progress: &view,
@@ -111,7 +106,8 @@ pub(crate) fn run(invocation: &Invocation, arguments: MoveArguments) -> Result<R
         elapsed_ms: invocation.elapsed_ms(),
     };
     let mut report = Report::done(&moved, text(&arguments.session, &done));
-    if note.disks.iter().any(|disk| !disk.is_moved) {
+    let is_withdrawn = note.phase == MovePhase::Copying;
+    if !is_withdrawn && note.disks.iter().any(|disk| !disk.is_moved) {
         report.exit_code = ErrorKind::Incomplete.exit_code();
     }
     Ok(report)
@@ -119,6 +115,12 @@ pub(crate) fn run(invocation: &Invocation, arguments: MoveArguments) -> Result<R
 
 fn text(session: &SessionName, done: &MoveReport) -> String {
     let note = &done.note;
+    if note.phase == MovePhase::Copying {
+        return format!(
+            "the interrupted move was withdrawn: its copies are ended and removed, and session {session} has all \
+             writes of the machine"
+        );
+    }
     let mut text = note.sentence(session, false);
     let until = note.settled_at_ms.unwrap_or(note.started_at_ms);
     let usable = Duration::from_millis(until.saturating_sub(note.usable_since_ms));
@@ -128,10 +130,12 @@ fn text(session: &SessionName, done: &MoveReport) -> String {
         show_duration(usable)
     ));
     if done.copy_ms > 0 {
-        let rate = u128::from(done.copied_bytes) * 1000 / u128::from(done.copy_ms);
+        // QEMU counts holes as copied.
+        let bytes = allocated_bytes(note).unwrap_or(done.copied_bytes);
+        let rate = u128::from(bytes) * 1000 / u128::from(done.copy_ms);
         text.push_str(&format!(
             "moved      {} in {} ({}/s); writes waited {} ms\n",
-            show_size(done.copied_bytes),
+            show_size(bytes),
             show_duration(Duration::from_millis(done.copy_ms)),
             show_size(u64::try_from(rate).unwrap_or(u64::MAX)),
             done.held_ms
@@ -139,4 +143,12 @@ fn text(session: &SessionName, done: &MoveReport) -> String {
     }
     text.push_str(&format!("end it     coldrise unpublish {session}"));
     text
+}
+
+/// What the targets occupy; `None` if one is a device.
+fn allocated_bytes(note: &MoveNote) -> Option<u64> {
+    note.disks.iter().try_fold(0u64, |sum, disk| {
+        let found = std::fs::metadata(&disk.target).ok().filter(|found| found.is_file())?;
+        Some(sum.saturating_add(found.blocks().saturating_mul(512)))
+    })
 }

@@ -1,9 +1,12 @@
 //! `coldrise unpublish`: ends a session.
 
+use std::sync::Arc;
+
 use clap::Args;
-use coldrise_block::Result;
-use coldrise_session::SkippedFile;
-use coldrise_store::{advise_room, SessionName};
+use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_recovery::libvirt::RecoveryNote;
+use coldrise_session::{SessionNotes, SkippedFile};
+use coldrise_store::{advise_room, Repository, SessionName};
 use serde::Serialize;
 
 use super::skipped_files;
@@ -40,9 +43,14 @@ struct Ended {
 pub(crate) fn run(invocation: &Invocation, arguments: &UnpublishArguments) -> Result<Report> {
     let UnpublishArguments { session, discard } = arguments;
     let repository = invocation.open()?;
+    let recovered = check_no_domain_uses(invocation, &repository, session)?;
     let sealed = coldrise_session::unpublish(&repository, session, *discard);
     leftovers::remove(&repository);
     let sealed = sealed.map_err(advise_room)?;
+    if let Some(recovered) = recovered {
+        // A killed server leaves its socket.
+        let _ = std::fs::remove_file(&recovered.socket);
+    }
     let (point, left_out) = match sealed {
         Some(sealed) => (Some(sealed.point), sealed.left_out),
         None => (None, Vec::new()),
@@ -61,4 +69,32 @@ pub(crate) fn run(invocation: &Invocation, arguments: &UnpublishArguments) -> Re
         (None, false) => format!("session {session} ended; it captured nothing new"),
     };
     Ok(Report::done(&ended, text))
+}
+
+/// Checks that no domain of libvirt runs on the session: a killed `recover` leaves one that waits for its disks.
+/// Returns the note of the recovery.
+fn check_no_domain_uses(
+    invocation: &Invocation,
+    repository: &Arc<Repository>,
+    session: &SessionName,
+) -> Result<Option<RecoveryNote>> {
+    // A session without its documents can be given up nevertheless.
+    let note = SessionNotes::of(repository, session).and_then(|notes| RecoveryNote::read(&notes));
+    let Some(note) = note.unwrap_or_default() else { return Ok(None) };
+    match note.domain().uses(session) {
+        Ok(false) => {}
+        Ok(true) => {
+            let text = format!("the domain {} of libvirt runs on session {session}", note.name);
+            return Err(Error::new(ErrorKind::Busy, text).advise(format!(
+                "go on with it: coldrise recover live/{session} --to libvirt; or end both: coldrise recover \
+                 live/{session} --undo"
+            )));
+        }
+        Err(error) => invocation.remark(&format!(
+            "warning: it is not known whether the domain {} still runs on the session: {}",
+            note.name,
+            error.full_message()
+        )),
+    }
+    Ok(Some(note))
 }

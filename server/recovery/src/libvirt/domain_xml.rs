@@ -75,6 +75,22 @@ pub struct DomainXml {
     pub remarks: Vec<String>,
 }
 
+/// Checks that a domain can be rewritten.
+///
+/// # Errors
+/// `InvalidInput` if it is not a domain of libvirt.
+pub fn check_domain(source: &str) -> Result<()> {
+    let options = DomainOptions {
+        name: None,
+        has_new_uuid: false,
+        network: &NetworkChoice::None,
+        disks: Vec::new(),
+        socket: Path::new("/"),
+        has_kvm: true,
+    };
+    rewrite(source, &options).map(drop)
+}
+
 /// Rewrites a stored domain.
 ///
 /// # Errors
@@ -86,7 +102,7 @@ pub fn rewrite(source: &str, options: &DomainOptions<'_>) -> Result<DomainXml> {
         Error::with_source(ErrorKind::InvalidInput, "the stored XML is not well-formed", error)
     })?;
     let domain = document.root_element();
-    if !domain.has_tag_name("domain") {
+    if !domain.has_tag_name("domain") || child(domain, "os").is_none() {
         let text = "the stored XML is not a domain of libvirt";
         return Err(Error::new(ErrorKind::InvalidInput, text));
     }
@@ -148,7 +164,8 @@ fn element(
         _ if KEPT.contains(&tag) => Some(span(source, node).to_owned()),
         _ => {
             if !SILENT.contains(&tag) {
-                remarks.push(format!("left out: {}", escaped(tag)));
+                let name = if tag.is_empty() { node.tag_name().name() } else { tag };
+                remarks.push(format!("left out: {}", escaped(name)));
             }
             None
         }
@@ -174,12 +191,16 @@ fn operating_system(source: &str, node: Node<'_, '_>, remarks: &mut Vec<String>)
             "loader" | "nvram" => {
                 let path = part.text().unwrap_or_default().trim();
                 let template = part.attribute("template").unwrap_or("/usr/share/");
-                let is_there = is_firmware(path) && Path::new(path).exists();
-                if is_there && is_firmware(template) {
+                let is_known = is_firmware(path) && is_firmware(template);
+                if is_known && Path::new(path).exists() {
                     text.push_str(span(source, part));
                 } else {
                     is_uefi |= part.attribute("type") == Some("pflash");
-                    remarks.push(format!("{} {} is not here", tag(part), escaped(path)));
+                    let why = match is_known {
+                        true => "is not here",
+                        false => "is not used: it lies outside the folders of firmware",
+                    };
+                    remarks.push(format!("{} {} {why}", tag(part), escaped(path)));
                 }
             }
             other => remarks.push(format!("left out: {} of os", escaped(other))),

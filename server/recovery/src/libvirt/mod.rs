@@ -21,13 +21,14 @@ use std::time::Duration;
 
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_session::SessionNotes;
+use coldrise_store::SessionName;
 use serde::{Deserialize, Serialize};
 
 use crate::virsh::Virsh;
 
 pub use default_domain::default_domain;
 pub(crate) use domain_xml::escaped;
-pub use domain_xml::{rewrite, DomainOptions, DomainXml, NetworkChoice};
+pub use domain_xml::{check_domain, rewrite, DomainOptions, DomainXml, NetworkChoice};
 
 /// For one request. Starting a domain on a busy host takes seconds.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -129,12 +130,37 @@ impl Domain {
         })
     }
 
+    /// Whether the domain is on, and one of its disks is one of this session.
+    ///
+    /// # Errors
+    /// `ToolFailed` if libvirt does not answer.
+    pub fn uses(&self, session: &SessionName) -> Result<bool> {
+        if self.state()? == DomainState::Off {
+            return Ok(false);
+        }
+        let disks = match self.virsh.run(&["domblklist", &self.name], PATIENCE) {
+            Ok(disks) => disks,
+            // It may have ended in between.
+            Err(_) if self.state()? == DomainState::Off => return Ok(false),
+            Err(error) => return Err(error),
+        };
+        let export = format!("live/{session}/");
+        Ok(disks.split_whitespace().any(|word| word.starts_with(&export)))
+    }
+
     /// Creates a transient domain, which runs when this returns.
     ///
     /// # Errors
     /// `ToolFailed` with libvirt's reason.
     pub fn create(&self, xml: &str) -> Result<()> {
-        self.virsh.run_with(&["create", "/dev/stdin"], Some(xml), PATIENCE).map(drop)
+        let created = self.virsh.run_with(&["create", "/dev/stdin"], Some(xml), PATIENCE);
+        created.map(drop).map_err(|error| {
+            let advice = match error.full_message().contains("find any firmware") {
+                true => "the machine starts by UEFI: install its firmware on this host (Debian: apt install ovmf)",
+                false => "to start it with plain hardware in place of the stored: --default-hardware",
+            };
+            error.advise(advice)
+        })
     }
 
     /// Lets it run on.

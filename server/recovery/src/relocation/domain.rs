@@ -108,9 +108,6 @@ impl DomainMove<'_> {
             if let Some(rate) = &rate {
                 words.extend(["--bytes", "--bandwidth", rate]);
             }
-            if self.request.is_synchronous {
-                words.push("--synchronous-writes");
-            }
             words.push("--transient-job");
             self.domain.virsh.run_with(&words, Some(&target_xml(disk)), PATIENCE)?;
         }
@@ -156,7 +153,10 @@ impl DomainMove<'_> {
                     disk.target.display()
                 );
                 return Err(Error::new(ErrorKind::ToolFailed, text)
-                    .advise("is the target full? The log of libvirtd has the reason"));
+                    .advise(
+                        "is the target full, or was the server of the session ended (coldrise recover)? The log of \
+                         libvirtd has the reason",
+                    ));
             };
             let (current, end): (u64, u64) = (current, end);
             done = done.saturating_add(current);

@@ -78,7 +78,7 @@ impl MirrorRun<'_> {
         let disks = u64::try_from(ids.len()).unwrap_or(u64::MAX).max(1);
         let rate = self.request.rate.map_or(0, |rate| (rate / disks).max(1));
         for (id, source) in ids.iter().zip(&self.sources) {
-            self.machine.mirror(source, id, rate, self.request.is_synchronous)?;
+            self.machine.mirror(source, id, rate)?;
         }
         (self.request.tell)(
             "copying; the machine runs on. Safe to cancel (Ctrl-C) until the disks switch: the session keeps all \
@@ -152,7 +152,7 @@ impl MirrorRun<'_> {
                 let text =
                     "the machine writes faster than the targets take, so the disks cannot switch";
                 return Err(Error::new(ErrorKind::Incomplete, text)
-                    .advise("move again without --background, or when the machine writes less"));
+                    .advise("move again when the machine writes less, without --rate"));
             }
             self.machine.wait(Duration::from_millis(5))?;
         }

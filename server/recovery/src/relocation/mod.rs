@@ -67,8 +67,6 @@ pub struct MoveRequest<'a> {
     pub monitor: Option<PathBuf>,
     /// Maximum rate of all disks together, in bytes per second.
     pub rate: Option<u64>,
-    /// Each write of the machine goes to both sides before it is done. Otherwise the copy follows.
-    pub is_synchronous: bool,
     /// Overwrite existing files.
     pub force: bool,
     /// Set to cancel the move. Not looked at while the disks switch.
@@ -105,7 +103,12 @@ pub fn move_disks(request: &MoveRequest<'_>) -> Result<MoveReport> {
         Error::new(ErrorKind::Busy, text).advise("coldrise runs shows it")
     })?;
     if let Some(note) = MoveNote::read(&notes)? {
+        let withdrawn = note.clone();
         let settled = settle::settle(request, &notes, note)?;
+        if settled.is_none() && request.targets.is_empty() {
+            let note = MoveNote { phase: MovePhase::Copying, ..withdrawn };
+            return Ok(MoveReport { note, copied_bytes: 0, copy_ms: 0, held_ms: 0 });
+        }
         if let Some(note) = settled {
             return if request.targets.is_empty() {
                 Ok(MoveReport { note, copied_bytes: 0, copy_ms: 0, held_ms: 0 })

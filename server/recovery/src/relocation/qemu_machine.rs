@@ -151,19 +151,13 @@ impl QemuMachine {
         }
     }
 
-    /// Starts the copy of a disk to node `id`; the job has the same id.
-    pub(super) fn mirror(
-        &mut self,
-        source: &Source,
-        id: &str,
-        rate: u64,
-        is_synchronous: bool,
-    ) -> Result<()> {
-        let mode = if is_synchronous { "write-blocking" } else { "background" };
+    /// Starts the copy of a disk to node `id`; the job has the same id. The copy follows the machine's writes: a
+    /// QEMU whose writes go to both sides can crash when the copy ends (docs/decisions/0055).
+    pub(super) fn mirror(&mut self, source: &Source, id: &str, rate: u64) -> Result<()> {
         self.execute(
             "blockdev-mirror",
             json!({ "job-id": id, "device": source.node, "target": id, "sync": "full",
-                    "copy-mode": mode, "speed": rate, "auto-finalize": false,
+                    "copy-mode": "background", "speed": rate, "auto-finalize": false,
                     "auto-dismiss": false }),
         )
         .map(drop)

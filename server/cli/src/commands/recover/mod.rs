@@ -70,6 +70,10 @@ pub(crate) struct RecoverArguments {
     #[arg(long)]
     new_uuid: bool,
 
+    /// Leave the stored configuration alone, and give the machine plain hardware: 2 processors, 2 GiB.
+    #[arg(long)]
+    default_hardware: bool,
+
     /// Network cards: none (no link), same (as stored), or the name of a network of libvirt.
     #[arg(long, value_name = "none|same|NETWORK", default_value = "none", value_parser = parse_network)]
     network: NetworkChoice,
@@ -222,10 +226,13 @@ fn domain(
         socket,
         has_kvm: has_kvm.is_ok(),
     };
-    match point.configuration.as_ref().filter(|stored| stored.format == LIBVIRT_XML) {
-        Some(stored) => rewrite(&stored.text, &options),
+    let stored = point.configuration.as_ref().filter(|_| !arguments.default_hardware);
+    match stored.filter(|stored| stored.format == LIBVIRT_XML) {
+        Some(stored) => rewrite(&stored.text, &options).map_err(|error| {
+            error.advise("start it with plain hardware in place of the stored: --default-hardware")
+        }),
         None => {
-            let hardware = Hardware::of(point.configuration.as_ref()).unwrap_or_default();
+            let hardware = Hardware::of(stored).unwrap_or_default();
             Ok(default_domain(point.machine.as_str(), &hardware, &options))
         }
     }
@@ -233,9 +240,11 @@ fn domain(
 
 /// No machine is started beside itself: both would have the same network addresses and write to the same services.
 fn check_free(virsh: &Virsh, domain: &DomainXml) -> Result<()> {
-    for name in domain.uuid.iter().chain([&domain.name]) {
+    let by_uuid = domain.uuid.as_ref().map(|uuid| (uuid, format!("a domain with the UUID {uuid}")));
+    let by_name = (&domain.name, format!("the domain {}", domain.name));
+    for (name, what) in by_uuid.into_iter().chain([by_name]) {
         if Domain::new(virsh, name).state()? != DomainState::Off {
-            let text = format!("the domain {} runs already ({name})", domain.name);
+            let text = format!("{what} runs already (virsh list --uuid --name)");
             return Err(Error::new(ErrorKind::Busy, text).advise(
                 "end it first; or recover beside it with --new-uuid, and --name if you like",
             ));
