@@ -8,6 +8,7 @@ import subprocess
 import pytest
 
 from support.image import Image
+from support.running import COUNTER_OFFSET, COUNTING_SECTOR
 from support.running_machine import Machine, Relay, Writer, kill
 from support.nbdserver import wait_until
 
@@ -56,6 +57,14 @@ def counter(path, image_format="raw"):
                         f"if={path}", f"of={copy}"], check=True, capture_output=True)
         return int.from_bytes(copy.read_bytes()[:512], "little")
     return int.from_bytes(done.stdout[:512], "little")
+
+
+def counter_at(path, offset):
+    """A counter of the guest in a target that QEMU uses."""
+    command = f"qemu-io -U -r -f {'qcow2' if path.suffix == '.qcow2' else 'raw'} -c 'read -v {offset} 512' {path}"
+    said = subprocess.run(command, shell=True, capture_output=True, text=True, check=True).stdout
+    first = next(line for line in said.splitlines() if line.startswith(f"{offset:08x}:"))
+    return int.from_bytes(bytes.fromhex("".join(first.split()[1:5])), "little")
 
 
 def counters(coldrise, address, folder):
@@ -125,6 +134,53 @@ def test_the_moved_disks_have_every_byte(coldrise, machine, targets, exports):
                                machine.server.uri(f"live/rescue/{disk}"), path],
                               capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture
+def busy(coldrise, nbdkit, own_tmp, tmp_path):
+    """A machine that writes the same places again and again, faster than a slow copy follows."""
+    disks = {}
+    for name in ("vda", "vdb"):
+        disk = Image(SIZE)
+        disk.fill(16 * MIB, MIB, name)
+        disks[name] = disk.save(tmp_path / f"{name}.raw")
+    exports = coldrise.publish(coldrise.backup("web01", **disks), "rescue")
+    server = nbdkit()
+    with Machine(own_tmp / "machine", server.socket, exports, COUNTING_SECTOR) as machine:
+        machine.server = server
+
+        def rounds():
+            return int.from_bytes(machine.disk("vda").pread(4, COUNTER_OFFSET), "little")
+
+        machine.rounds = rounds
+        wait_until(lambda: rounds() > 50, "the guest writes")
+        yield machine
+
+
+def test_a_machine_that_writes_too_fast_is_held_for_the_rest(coldrise, busy, targets):
+    done = coldrise.run("--json", "move", "live/rescue", *words(targets), "--qmp", busy.qmp, "--rate", "256K")
+    assert done.returncode == 0, done.stderr
+    moved = json.loads(done.stdout.splitlines()[-1])
+    assert "stands still" in done.stderr and moved["held_ms"] < 10000
+    assert all(disk["is_moved"] for disk in moved["disks"]) and all("/dev/fdset/" in file for file in busy.files()[-2:])
+    # It runs on, and writes to the targets.
+    assert busy.monitor.execute("query-status")["status"] == "running"
+    before = counter_at(targets["vda"], COUNTER_OFFSET)
+    wait_until(lambda: counter_at(targets["vda"], COUNTER_OFFSET) > before, "the machine goes on")
+
+
+def test_a_move_killed_while_it_holds_the_machine_is_settled(coldrise, busy, targets, own_tmp):
+    started = []
+    path = own_tmp / "relay"
+    Relay(path, busy.qmp, "block-job-set-speed", lambda: kill(started[0]), False)
+    started.append(coldrise.start("move", "live/rescue", *words(targets), "--qmp", path, "--rate", "256K",
+                                  stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+    started[0].wait(timeout=120)
+    assert busy.monitor.execute("query-status")["status"] == "paused"
+    coldrise.json("move", "live/rescue", "--qmp", busy.qmp)
+    before = busy.rounds()
+    wait_until(lambda: busy.rounds() > before, "the machine goes on in the session")
+    assert not any(path.exists() for path in targets.values())
 
 
 def assert_session_counts(coldrise, machine, targets, writer):

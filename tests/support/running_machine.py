@@ -37,12 +37,19 @@ class Monitor:
 class Machine:
     """QEMU with disks over NBD, each of which a writable export offers to a writer."""
 
-    def __init__(self, folder, server_socket, exports):
+    def __init__(self, folder, server_socket, exports, boot=None):
+        """`boot`: a sector that the machine boots from a floppy; without it, no processor runs."""
         self.folder = folder
         folder.mkdir()
         self.exports = exports
-        command = ["qemu-system-x86_64", "-S", "-machine", "pc", "-accel", "tcg", "-m", "32M",
+        command = ["qemu-system-x86_64", "-machine", "pc", "-accel", "tcg", "-m", "32M",
                    "-nodefaults", "-display", "none"]
+        if boot is None:
+            command.append("-S")
+        else:
+            floppy = folder / "floppy"
+            floppy.write_bytes(boot.ljust(510, b"\0") + b"\x55\xaa" + bytes(1474560 - 512))
+            command += ["-boot", "a", "-drive", f"if=floppy,format=raw,file={floppy}"]
         for name in ("qmp", "own"):
             command += ["-qmp", f"unix:{folder}/{name},server=on,wait=off"]
         for disk, export in exports.items():

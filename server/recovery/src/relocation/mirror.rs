@@ -20,6 +20,9 @@ const END_PATIENCE: Duration = Duration::from_secs(3);
 /// How long the machine's writes may wait for the switch, until it is given up.
 const SWITCH_PATIENCE: Duration = Duration::from_secs(10);
 
+/// A copy whose rest has not become smaller for so long does not catch up.
+const STALL: Duration = Duration::from_secs(5);
+
 /// One move.
 pub(super) struct MirrorRun<'a> {
     pub(super) request: &'a MoveRequest<'a>,
@@ -28,6 +31,8 @@ pub(super) struct MirrorRun<'a> {
     pub(super) machine: QemuMachine,
     pub(super) sources: Vec<Source>,
     pub(super) targets: Vec<OpenTarget>,
+    /// Since when the machine stands still.
+    pub(super) held_since: Option<Instant>,
 }
 
 impl MirrorRun<'_> {
@@ -50,8 +55,10 @@ impl MirrorRun<'_> {
                 Err(_) => Err(error),
             };
         }
-        settle::finalize(&mut self.machine, &self.note)?;
-        let held_ms = milliseconds_since(held);
+        let finalized = settle::finalize(&mut self.machine, &self.note);
+        settle::release(&mut self.machine, &self.note)?;
+        finalized?;
+        let held_ms = milliseconds_since(self.held_since.unwrap_or(held));
         settle::note_sides(&mut self.machine, self.notes, &mut self.note)?;
         // Closes the session in QEMU. A disk of `-drive` is closed already.
         for source in &self.sources {
@@ -84,6 +91,7 @@ impl MirrorRun<'_> {
             "copying; the machine runs on. Safe to cancel (Ctrl-C) until the disks switch: the session keeps all \
              writes",
         );
+        let mut pace = Pace::new();
         loop {
             let jobs = self.jobs()?;
             self.show(&jobs);
@@ -93,10 +101,43 @@ impl MirrorRun<'_> {
             if is_cancelled(self.request) {
                 return Err(Error::new(ErrorKind::Interrupted, "the move was cancelled"));
             }
+            match self.held_since {
+                None => {
+                    let sum = |bytes: fn(&Job) -> u64| jobs.values().map(bytes).sum::<u64>();
+                    let (done, total) = (sum(|job| job.done_bytes), sum(|job| job.total_bytes));
+                    if pace.must_hold(done, total.saturating_sub(done)) {
+                        self.hold_machine(total.saturating_sub(done))?;
+                    }
+                }
+                Some(since) if since.elapsed() >= SWITCH_PATIENCE => {
+                    let text = "the rest of the copy took too long while the machine stood still";
+                    return Err(Error::new(ErrorKind::Incomplete, text)
+                        .advise("move again when the machine writes less"));
+                }
+                Some(_) => {}
+            }
             let until = Instant::now() + INTERVAL;
             self.machine.wait(INTERVAL)?;
             std::thread::sleep(until.saturating_duration_since(Instant::now()) / 4);
         }
+    }
+
+    /// Stops the machine, so that the copy catches up. The note is durable before: whoever settles an interrupted
+    /// move lets the machine run on.
+    fn hold_machine(&mut self, left_bytes: u64) -> Result<()> {
+        // A machine that stands still already writes nothing; it is not ours to continue.
+        if !self.machine.is_running()? {
+            return Ok(());
+        }
+        (self.request.tell)(&format!(
+            "the machine writes faster than the copy follows: it stands still for the last {} MiB",
+            left_bytes >> 20
+        ));
+        self.note.is_held = true;
+        self.note.write(self.notes)?;
+        self.held_since = Some(Instant::now());
+        self.machine.stop()?;
+        self.ids().iter().try_for_each(|id| self.machine.unlimit(id))
     }
 
     /// All jobs, which run.
@@ -161,8 +202,10 @@ impl MirrorRun<'_> {
     /// Ends the copy. The machine goes on with the session; the files that this move has made are removed.
     fn withdraw(&mut self, error: Error) -> Error {
         let prefix = self.note.prefix();
-        let cleaned =
-            self.machine.cancel_all(&prefix).and_then(|()| self.machine.remove_nodes(&prefix));
+        // First: whatever fails then, the machine runs.
+        let cleaned = settle::release(&mut self.machine, &self.note)
+            .and_then(|()| self.machine.cancel_all(&prefix))
+            .and_then(|()| self.machine.remove_nodes(&prefix));
         if let Err(left) = &cleaned {
             tracing::debug!(error = %left.full_message(), "QEMU could not be cleaned up");
             // QEMU has ended, or hangs. If it hangs, its jobs may still write the files, and the note names them.
@@ -188,5 +231,39 @@ impl MirrorRun<'_> {
             std::thread::sleep(INTERVAL);
         }
         false
+    }
+}
+
+/// Whether a copy catches up.
+struct Pace {
+    began: Instant,
+    first_done_bytes: Option<u64>,
+    /// The smallest rest so far, and when it was seen.
+    least: (u64, Instant),
+    /// The last progress.
+    latest: (u64, Instant),
+}
+
+impl Pace {
+    fn new() -> Pace {
+        let now = Instant::now();
+        Pace { began: now, first_done_bytes: None, least: (u64::MAX, now), latest: (0, now) }
+    }
+
+    /// Whether the rest has not become smaller for a while, and is small enough to be copied while the machine
+    /// stands still: in half the time that the switch may take. A copy that waits for its server is no reason.
+    fn must_hold(&mut self, done_bytes: u64, left_bytes: u64) -> bool {
+        if done_bytes > self.latest.0 {
+            self.latest = (done_bytes, Instant::now());
+        }
+        let first = *self.first_done_bytes.get_or_insert(done_bytes);
+        if left_bytes < self.least.0 - self.least.0 / 100 {
+            self.least = (left_bytes, Instant::now());
+            return false;
+        }
+        let bytes_per_s = done_bytes.saturating_sub(first) as f64 / self.began.elapsed().as_secs_f64();
+        let is_small = left_bytes as f64 <= bytes_per_s * SWITCH_PATIENCE.as_secs_f64() / 2.0;
+        let is_copying = self.latest.1.elapsed() < 5 * INTERVAL;
+        self.least.1.elapsed() >= STALL && is_small && is_copying
     }
 }

@@ -155,7 +155,15 @@ fn move_qemu(
     let sources = machine.sources(session)?;
     let note = MoveNote::begin(session, &targets, Some(socket));
     let opened = open_targets(&targets, &sources, request)?;
-    let mut run = mirror::MirrorRun { request, notes, note, machine, sources, targets: opened };
+    let mut run = mirror::MirrorRun {
+        request,
+        notes,
+        note,
+        machine,
+        sources,
+        targets: opened,
+        held_since: None,
+    };
     run.run()
 }
 

@@ -39,6 +39,10 @@ pub struct MoveNote {
     /// QEMU's monitor; absent for a machine under libvirt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub monitor: Option<PathBuf>,
+    /// Whether the move has stopped the machine for the last part of the copy, or was about to: whoever settles it
+    /// lets it run on.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_held: bool,
     /// The disks.
     pub disks: Vec<MovedDisk>,
     /// The restore point that was sealed after the switch.
@@ -83,6 +87,7 @@ impl MoveNote {
             usable_since_ms: session.created_at_ms,
             settled_at_ms: None,
             monitor,
+            is_held: false,
             disks: targets.iter().map(disk).collect(),
             point: None,
         }

@@ -181,6 +181,27 @@ impl QemuMachine {
         Ok(jobs.iter().filter_map(job).collect())
     }
 
+    /// Lets a copy run as fast as it can.
+    pub(super) fn unlimit(&mut self, id: &str) -> Result<()> {
+        self.execute("block-job-set-speed", json!({ "device": id, "speed": 0 })).map(drop)
+    }
+
+    /// Whether the machine's processors run.
+    pub(super) fn is_running(&mut self) -> Result<bool> {
+        let status = self.execute("query-status", Value::Null)?;
+        Ok(status["status"].as_str() == Some("running"))
+    }
+
+    /// Lets the processors stand still; returns when no request is under way.
+    pub(super) fn stop(&mut self) -> Result<()> {
+        self.execute("stop", Value::Null).map(drop)
+    }
+
+    /// Lets them run on.
+    pub(super) fn resume(&mut self) -> Result<()> {
+        self.execute("cont", Value::Null).map(drop)
+    }
+
     /// Ends the copy as soon as both sides are equal.
     pub(super) fn complete(&mut self, id: &str) -> Result<()> {
         self.execute("job-complete", json!({ "id": id })).map(drop)

@@ -41,6 +41,7 @@ pub(super) fn settle(
             if let Some(mut machine) = machine_of(request, &note)? {
                 machine.cancel_all(&note.prefix())?;
                 machine.remove_nodes(&note.prefix())?;
+                release(&mut machine, &note)?;
             }
             for disk in &note.disks {
                 if let Some(made) = disk.made {
@@ -53,6 +54,7 @@ pub(super) fn settle(
         MovePhase::Switching => match machine_of(request, &note)? {
             Some(mut machine) => {
                 finalize(&mut machine, &note)?;
+                release(&mut machine, &note)?;
                 note_sides(&mut machine, notes, &mut note)?;
             }
             // The machine is off: the targets equal or outrun the session.
@@ -109,6 +111,14 @@ pub(super) fn finalize(machine: &mut QemuMachine, note: &MoveNote) -> Result<()>
             // The other disks switch nevertheless; `note_sides` asks for each.
             tracing::warn!("{}", job_failed(&what, &error).full_message());
         }
+    }
+    Ok(())
+}
+
+/// Lets the machine run on if the move has stopped it.
+pub(super) fn release(machine: &mut QemuMachine, note: &MoveNote) -> Result<()> {
+    if note.is_held {
+        machine.resume()?;
     }
     Ok(())
 }
