@@ -26,7 +26,9 @@ pub use extent::{push_extent, Extent, ExtentKind, StoredRanges};
 pub use holes::Holes;
 pub use periodic_thread::PeriodicThread;
 pub use read_context::{ReadContext, ReadPiece, ReadSource, Waiting};
-pub use scratch_folder::{remove_abandoned_folders, ScratchFolder, ScratchKind};
+pub use scratch_folder::{
+    remove_abandoned_folders, remove_abandoned_folders_in, ScratchFolder, ScratchKind,
+};
 
 /// Bytes in one block. Writes are captured in blocks, and a block is never
 /// torn.

@@ -83,7 +83,11 @@ impl ScratchFolder {
         ScratchFolder::new_in(&std::env::temp_dir(), kind)
     }
 
-    fn new_in(parent: &Path, kind: ScratchKind) -> Result<ScratchFolder> {
+    /// Creates a folder in `parent`.
+    ///
+    /// # Errors
+    /// Errors of the operating system.
+    pub fn new_in(parent: &Path, kind: ScratchKind) -> Result<ScratchFolder> {
         let what = || format!("making a private folder in {}", parent.display());
         let mut builder = tempfile::Builder::new();
         builder.prefix(kind.prefix()).permissions(Permissions::from_mode(0o700));
@@ -94,6 +98,15 @@ impl ScratchFolder {
         let locked = flock(&lock, FlockOperation::NonBlockingLockExclusive);
         locked.map_err(std::io::Error::from).context(what)?;
         Ok(ScratchFolder { path: folder.keep(), _lock: lock })
+    }
+
+    /// Whether a living process holds the folder. A lock that cannot be opened counts as held.
+    pub fn is_in_use(path: &Path) -> bool {
+        let lock = match File::open(path.join(LOCK)) {
+            Err(error) => return error.kind() != std::io::ErrorKind::NotFound,
+            Ok(lock) => lock,
+        };
+        flock(&lock, FlockOperation::NonBlockingLockExclusive) == Err(Errno::WOULDBLOCK)
     }
 
     /// Its path.
@@ -112,10 +125,11 @@ impl Drop for ScratchFolder {
 /// Removes the folders of this user's killed processes. Returns their number. What cannot be removed
 /// now stays for the next call.
 pub fn remove_abandoned_folders() -> usize {
-    remove_abandoned_in(&std::env::temp_dir())
+    remove_abandoned_folders_in(&std::env::temp_dir())
 }
 
-fn remove_abandoned_in(parent: &Path) -> usize {
+/// The same as [`remove_abandoned_folders`], in `parent`.
+pub fn remove_abandoned_folders_in(parent: &Path) -> usize {
     let is_ours = |name: &str| ScratchKind::ALL.iter().any(|kind| name.starts_with(kind.prefix()));
     let entries = std::fs::read_dir(parent).into_iter().flatten().flatten();
     let named = entries.filter(|entry| entry.file_name().to_str().is_some_and(is_ours));
@@ -180,7 +194,8 @@ mod tests {
         std::fs::create_dir(path.join("machine")).unwrap();
         std::fs::write(path.join("machine/disk"), "x").unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o700);
-        assert_eq!(remove_abandoned_in(parent.path()), 0);
+        assert_eq!(remove_abandoned_folders_in(parent.path()), 0);
+        assert!(ScratchFolder::is_in_use(&path));
         assert!(path.join("machine/disk").exists());
         drop(folder);
         assert!(!path.exists());
@@ -196,7 +211,7 @@ mod tests {
         let link = parent.path().join("coldrise-check-link");
         let target = abandon(ScratchFolder::new_in(other.path(), ScratchKind::Check).unwrap());
         std::os::unix::fs::symlink(&target, &link).unwrap();
-        assert_eq!(remove_abandoned_in(parent.path()), 1);
+        assert_eq!(remove_abandoned_folders_in(parent.path()), 1);
         assert!(!path.exists() && other.path().join("kept").exists());
         assert!(link.exists() && target.exists());
     }
@@ -218,7 +233,7 @@ mod tests {
         let full = parent.path().join("coldrise-boot-full");
         std::fs::create_dir_all(full.join("file")).unwrap();
         File::open(&full).unwrap().set_modified(SystemTime::now() - 2 * NEW).unwrap();
-        assert_eq!(remove_abandoned_in(parent.path()), 1);
+        assert_eq!(remove_abandoned_folders_in(parent.path()), 1);
         assert!(new.exists() && !old.exists() && foreign.exists() && full.exists());
     }
 }

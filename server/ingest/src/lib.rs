@@ -30,4 +30,4 @@ pub use in_place::{united, Differences, ExistingDisk, Purpose};
 pub use progress::{NoProgress, Phase, Progress, ProgressState};
 pub use qemu::{import_confinement, Confinement};
 pub use restore::{restore, RestoreOptions, RestoreSummary, RestoreTarget};
-pub use source::{keep_out, ImageFormat, LiveBitmap, Location, SourceSpec};
+pub use source::{keep_out, ImageFormat, LiveBitmap, LivePlace, Location, SourceSpec};

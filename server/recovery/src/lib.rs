@@ -3,6 +3,7 @@
 
 pub mod attach;
 pub mod attest;
+pub mod backup_domain;
 pub mod backup_source;
 pub mod files;
 pub mod libvirt;

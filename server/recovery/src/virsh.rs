@@ -31,6 +31,24 @@ impl Virsh {
         Virsh { uri: uri.into() }
     }
 
+    /// The URI that a user gave, else that of $LIBVIRT_DEFAULT_URI, else `qemu:///system`.
+    ///
+    /// # Errors
+    /// `InvalidInput` unless it is a QEMU on this host: disks go through sockets and files here.
+    pub fn local(uri: Option<&str>) -> Result<Virsh> {
+        let default = std::env::var("LIBVIRT_DEFAULT_URI").ok().filter(|uri| !uri.is_empty());
+        let uri = uri.map(str::to_owned).or(default).unwrap_or_else(|| "qemu:///system".to_owned());
+        let host = uri.split_once("://").map_or("?", |(_, rest)| rest);
+        let is_qemu = uri.starts_with("qemu:") || uri.starts_with("qemu+unix:");
+        if is_qemu && host.starts_with('/') {
+            return Ok(Virsh { uri });
+        }
+        let text = format!("{uri} is not a QEMU connection on this host");
+        Err(Error::new(ErrorKind::InvalidInput, text).advise(
+            "run the command on the hypervisor's host, with qemu:///system or qemu:///session",
+        ))
+    }
+
     /// The URI.
     pub fn uri(&self) -> &str {
         &self.uri

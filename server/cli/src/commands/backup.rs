@@ -42,8 +42,8 @@ pub(crate) struct BackupArguments {
     /// FORMAT is raw, qcow2, vmdk, vhd or vhdx. Without it, the file's extension decides.
     /// Content is never probed for the format.
     ///
-    /// With --from: DISK=DEVICE, the device's id, the drive's id or the block node's name. Default:
-    /// all writable disks, called as there.
+    /// With --from: DISK=DEVICE; DEVICE is libvirt's target, such as vda, or QEMU's id of the device or
+    /// the drive, or the block node's name. Default: all writable disks, called as there.
     #[arg(value_name = "DISK=[FORMAT:]SOURCE", required_unless_present = "from")]
     disks: Vec<String>,
 
@@ -51,7 +51,7 @@ pub(crate) struct BackupArguments {
     live: LiveArguments,
 
     /// Store the machine's configuration with the point: a libvirt .xml file, a .vmx file, or
-    /// Coldrise's own .json.
+    /// Coldrise's own .json. With --from libvirt the default is the domain's XML.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 
@@ -143,7 +143,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: BackupArguments) -> Result
         ));
     }
     let cancel = cancel_flag()?;
-    let mut live = arguments.live.connect(&arguments.disks)?;
+    let mut live = arguments.live.connect(&arguments.machine, &arguments.disks)?;
     let disks = match live {
         Some(_) => Vec::new(),
         None => {

@@ -6,25 +6,32 @@ use std::sync::atomic::AtomicBool;
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_ingest::{BackupRequest, BackupStart};
+use coldrise_recovery::backup_domain::{DomainOptions, RunningDomain};
 use coldrise_recovery::backup_source::{DiskPick, Instant, MachineOptions, Mode, RunningMachine};
-use coldrise_store::Repository;
+use coldrise_recovery::virsh::Virsh;
+use coldrise_store::{MachineName, Repository};
 use serde::Serialize;
 
 use crate::invocation::Invocation;
 
 #[derive(Debug, Args)]
 pub(super) struct LiveArguments {
-    /// Back up a machine while it runs. SOCKET is the monitor of its QEMU (-qmp unix:SOCKET,...).
+    /// Back up a machine while it runs: libvirt, libvirt:DOMAIN, or qmp:SOCKET with the monitor of its
+    /// QEMU (-qmp unix:SOCKET,...). Default for DOMAIN: MACHINE.
     ///
-    /// All writable disks are backed up as they are at one instant. The machine stands still for some
-    /// milliseconds. What it overwrites meanwhile is saved in scratch files; if those fail or are
-    /// full, the backup fails and the machine goes on. Dirty bitmaps are made and named for the
-    /// point they count from: the next backup reads only what has changed.
-    #[arg(long, value_name = "qmp:SOCKET")]
+    /// All writable disks are backed up as they are at one instant. What the machine overwrites meanwhile is
+    /// saved in scratch files. Checkpoints or dirty bitmaps are made and named for the point that they
+    /// count from: the next backup reads only what has changed. See docs/recovery.md.
+    #[arg(long, value_name = "SOURCE")]
     from: Option<String>,
 
-    /// With --from: the folder of the scratch files. They have no name there and vanish with the
-    /// backup. Default: $TMPDIR, else /var/tmp.
+    /// With --from libvirt: the URI of libvirt on this host. Default: $LIBVIRT_DEFAULT_URI, else
+    /// qemu:///system.
+    #[arg(long, value_name = "URI", requires = "from")]
+    connect: Option<String>,
+
+    /// With --from: the folder of the scratch files, which vanish with the backup. With libvirt it needs as
+    /// much free space as the disks have. Default: $TMPDIR, else /var/tmp.
     #[arg(long, value_name = "DIR", requires = "from")]
     scratch: Option<PathBuf>,
 
@@ -42,15 +49,21 @@ pub(super) struct LiveArguments {
     #[arg(long, requires = "from")]
     quiesce: bool,
 
-    /// With --quiesce: the socket of the guest agent's port.
+    /// With --quiesce and qmp: the socket of the guest agent's port. libvirt knows its own.
     #[arg(long, value_name = "SOCKET", requires = "quiesce")]
     agent: Option<PathBuf>,
 }
 
 /// A running machine during its backup.
 pub(super) struct LiveBackup {
-    machine: RunningMachine,
+    machine: Source,
     instant: Option<Instant>,
+}
+
+/// Where the machine runs.
+enum Source {
+    Qemu(RunningMachine),
+    Libvirt(RunningDomain),
 }
 
 impl LiveArguments {
@@ -58,23 +71,49 @@ impl LiveArguments {
     ///
     /// # Errors
     /// `InvalidInput` for options that do not fit together; errors of the connection.
-    pub(super) fn connect(self, disks: &[String]) -> Result<Option<LiveBackup>> {
+    pub(super) fn connect(
+        self,
+        machine: &MachineName,
+        disks: &[String],
+    ) -> Result<Option<LiveBackup>> {
         let Some(from) = &self.from else { return Ok(None) };
-        let Some(socket) = from.strip_prefix("qmp:").filter(|socket| !socket.is_empty()) else {
-            let text = format!("--from {from}: write qmp:SOCKET");
-            return Err(Error::new(ErrorKind::InvalidInput, text));
+        let invalid = |text: &str| Err(Error::new(ErrorKind::InvalidInput, text.to_owned()));
+        let picks = disks.iter().map(|text| DiskPick::parse(text)).collect::<Result<_>>()?;
+        let scratch = self.scratch.unwrap_or_else(default_scratch);
+        let mode = if self.push { Mode::Push } else { Mode::Pull };
+        let machine = match from.split_once(':').unwrap_or((from, "")) {
+            ("qmp", socket) if !socket.is_empty() => {
+                if self.quiesce && self.agent.is_none() {
+                    return invalid(
+                        "--quiesce needs the socket of the guest agent: add --agent SOCKET",
+                    );
+                }
+                if self.connect.is_some() {
+                    return invalid("--connect is for --from libvirt");
+                }
+                let (socket, agent) = (PathBuf::from(socket), self.agent);
+                let options = MachineOptions { socket, picks, scratch, mode, agent };
+                Source::Qemu(RunningMachine::connect(options)?)
+            }
+            ("libvirt", domain) => {
+                if self.agent.is_some() {
+                    return invalid("--agent: libvirt knows the agent's socket; leave it out");
+                }
+                let domain = if domain.is_empty() { machine.as_str() } else { domain };
+                Source::Libvirt(RunningDomain::connect(DomainOptions {
+                    virsh: Virsh::local(self.connect.as_deref())?,
+                    domain: domain.to_owned(),
+                    picks,
+                    scratch,
+                    mode,
+                    is_quiesced: self.quiesce,
+                })?)
+            }
+            _ => {
+                let text = format!("--from {from}: write libvirt, libvirt:DOMAIN or qmp:SOCKET");
+                return invalid(&text);
+            }
         };
-        if self.quiesce && self.agent.is_none() {
-            let text = "--quiesce needs the socket of the guest agent: add --agent SOCKET";
-            return Err(Error::new(ErrorKind::InvalidInput, text));
-        }
-        let machine = RunningMachine::connect(MachineOptions {
-            socket: PathBuf::from(socket),
-            picks: disks.iter().map(|text| DiskPick::parse(text)).collect::<Result<_>>()?,
-            scratch: self.scratch.unwrap_or_else(default_scratch),
-            mode: if self.push { Mode::Push } else { Mode::Pull },
-            agent: self.agent,
-        })?;
         Ok(Some(LiveBackup { machine, instant: None }))
     }
 }
@@ -94,19 +133,29 @@ impl LiveBackup {
         cancel: &AtomicBool,
     ) -> Result<()> {
         let start = BackupStart::choose(repository, request, cancel)?;
-        let instant = self.machine.take(repository, &request.machine, &start, cancel)?;
+        let instant = match &mut self.machine {
+            Source::Qemu(machine) => machine.take(repository, &request.machine, &start, cancel),
+            Source::Libvirt(domain) => domain.take(repository, &request.machine, &start, cancel),
+        }?;
         for remark in &instant.remarks {
             invocation.remark(remark);
         }
         request.disks.clone_from(&instant.sources);
         request.point = Some(start.point().clone());
+        if request.configuration.is_none() {
+            request.configuration.clone_from(&instant.configuration);
+        }
         self.instant = Some(instant);
         Ok(())
     }
 
     /// Removes everything from the machine. A point that is stored counts even if that fails.
     pub(super) fn end<T>(&mut self, invocation: &Invocation, stored: Result<T>) -> Result<T> {
-        match self.machine.close(stored.is_ok()) {
+        let closed = match &mut self.machine {
+            Source::Qemu(machine) => machine.close(stored.is_ok()),
+            Source::Libvirt(domain) => domain.close(stored.is_ok()),
+        };
+        match closed {
             Err(left) => {
                 invocation.remark(&format!("warning: {}", left.full_message()));
                 stored

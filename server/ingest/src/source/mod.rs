@@ -27,7 +27,7 @@ use coldrise_block::{Error, ErrorKind, Extent, Result, MAX_DISK_SIZE_BYTES};
 
 use crate::libnbd::Endpoint;
 
-pub use spec::{ImageFormat, LiveBitmap, Location, SourceSpec};
+pub use spec::{ImageFormat, LiveBitmap, LivePlace, Location, SourceSpec};
 
 pub(crate) use image::ImageSource;
 pub use kept_out::keep_out;
@@ -124,9 +124,12 @@ fn open_location<'c>(
     let bitmap = options.bitmap.as_deref();
     let source: Box<dyn Source + 'c> = match location {
         Location::Nbd { uri } => Box::new(NbdSource::open_uri(uri, bitmap, cancel)?),
-        Location::Live { uri, name, .. } => {
+        Location::Live { place: LivePlace::Export(uri), name, .. } => {
             let endpoint = Endpoint::Uri(uri.clone());
             Box::new(NbdSource::open(endpoint, name.clone(), bitmap, cancel)?)
+        }
+        Location::Live { place: LivePlace::Qcow2(path), .. } => {
+            Box::new(ImageSource::open(path, ImageFormat::Qcow2, options, cancel)?)
         }
         Location::Image { path, format: ImageFormat::Raw } => {
             if bitmap.is_some() {

@@ -96,15 +96,24 @@ pub enum Location {
         /// The URI, as given.
         uri: String,
     },
-    /// An export of a running machine, made for this backup.
+    /// The content of a running machine, made for this backup.
     Live {
-        /// The URI.
-        uri: String,
+        /// Where it is.
+        place: LivePlace,
         /// What the user named, for messages and the point's origin.
         name: String,
         /// The dirty bitmap that limits what is read.
         bitmap: Option<LiveBitmap>,
     },
+}
+
+/// The place of a running machine's content.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LivePlace {
+    /// The URI of an NBD export.
+    Export(String),
+    /// A qcow2 image that was copied for this backup.
+    Qcow2(PathBuf),
 }
 
 /// A dirty bitmap of a running machine.

@@ -15,14 +15,14 @@ use coldrise_block::{Context, Error, ErrorKind, Result};
 use serde_json::{json, Value};
 
 /// The guest's file systems are frozen for at most this time, and freezing takes at most this time.
-const LIMIT: Duration = Duration::from_secs(10);
+pub(crate) const LIMIT: Duration = Duration::from_secs(10);
 /// Time limit of other questions.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Maximum length of an answer, in bytes.
 const MAX_ANSWER_BYTES: usize = 64 << 10;
 
 /// A guest with frozen file systems. Dropping it thaws them.
-pub(super) struct FrozenGuest {
+pub(crate) struct FrozenGuest {
     release: Option<Sender<()>>,
     thread: Option<JoinHandle<Result<bool>>>,
 }
@@ -32,34 +32,47 @@ pub(super) struct FrozenGuest {
 /// # Errors
 /// If the agent does not freeze in time; then it was told to thaw.
 pub(super) fn freeze(socket: &Path) -> Result<FrozenGuest> {
-    let (frozen, is_frozen) = channel();
-    let (release, released) = channel();
     let socket = socket.to_owned();
-    let thread = std::thread::spawn(move || {
-        let agent = Agent::connect(&socket).and_then(Agent::freeze);
-        let mut agent = match agent {
-            Ok(agent) => agent,
-            Err(error) => {
-                let _ = frozen.send(Err(error));
-                return Ok(false);
-            }
-        };
-        let _ = frozen.send(Ok(()));
-        let is_in_time = released.recv_timeout(LIMIT) != Err(RecvTimeoutError::Timeout);
-        agent.thaw().map(|()| is_in_time)
-    });
-    let guest = FrozenGuest { release: Some(release), thread: Some(thread) };
-    let ended = || Error::new(ErrorKind::Internal, "the thread of the guest agent ended");
-    is_frozen.recv().map_err(|_| ended())??;
-    Ok(guest)
+    FrozenGuest::hold(move || {
+        let mut agent = Agent::connect(&socket).and_then(Agent::freeze)?;
+        Ok(move || agent.thaw())
+    })
 }
 
 impl FrozenGuest {
+    /// Freezes in a thread of its own. `freeze` returns what thaws, which the thread calls when the
+    /// guest is thawed or dropped, or after [`LIMIT`].
+    ///
+    /// # Errors
+    /// Those of `freeze`.
+    pub(crate) fn hold<T: FnOnce() -> Result<()>>(
+        freeze: impl FnOnce() -> Result<T> + Send + 'static,
+    ) -> Result<FrozenGuest> {
+        let (frozen, is_frozen) = channel();
+        let (release, released) = channel();
+        let thread = std::thread::spawn(move || {
+            let thaw = match freeze() {
+                Ok(thaw) => thaw,
+                Err(error) => {
+                    let _ = frozen.send(Err(error));
+                    return Ok(false);
+                }
+            };
+            let _ = frozen.send(Ok(()));
+            let is_in_time = released.recv_timeout(LIMIT) != Err(RecvTimeoutError::Timeout);
+            thaw().map(|()| is_in_time)
+        });
+        let guest = FrozenGuest { release: Some(release), thread: Some(thread) };
+        let ended = || Error::new(ErrorKind::Internal, "the thread of the guest agent ended");
+        is_frozen.recv().map_err(|_| ended())??;
+        Ok(guest)
+    }
+
     /// Thaws. Returns whether the guest was frozen until now.
     ///
     /// # Errors
     /// If the agent does not answer: the guest may still be frozen.
-    pub(super) fn thaw(mut self) -> Result<bool> {
+    pub(crate) fn thaw(mut self) -> Result<bool> {
         self.end()
     }
 

@@ -49,6 +49,9 @@ mod scratch;
 pub use disks::DiskPick;
 pub use running::{MachineOptions, Mode, RunningMachine};
 
+pub(crate) use agent::{FrozenGuest, LIMIT as FREEZE_LIMIT};
+pub(crate) use scratch::{no_space, TABLES_BYTES};
+
 use std::path::Path;
 use std::time::Duration;
 
@@ -63,10 +66,12 @@ pub struct Instant {
     pub is_quiesced: bool,
     /// Remarks for the user: leftovers removed, why a disk is read completely.
     pub remarks: Vec<String>,
+    /// The machine's configuration, if its hypervisor tells it.
+    pub configuration: Option<coldrise_store::Configuration>,
 }
 
 /// The NBD URI of an export behind a Unix socket.
-fn nbd_uri(socket: &Path, export: &str) -> String {
+pub(crate) fn nbd_uri(socket: &Path, export: &str) -> String {
     use std::fmt::Write;
     use std::os::unix::ffi::OsStrExt;
 

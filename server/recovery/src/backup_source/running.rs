@@ -10,7 +10,7 @@ use std::time::Duration;
 use coldrise_block::{
     remove_abandoned_folders, Context, Error, ErrorKind, Result, ScratchFolder, ScratchKind,
 };
-use coldrise_ingest::{BackupStart, LiveBitmap, Location, SourceSpec};
+use coldrise_ingest::{BackupStart, LiveBitmap, LivePlace, Location, SourceSpec};
 use coldrise_store::{MachineName, PointName, Repository};
 use serde_json::{json, Value};
 
@@ -237,7 +237,7 @@ impl RunningMachine {
             push::finish_copies(qemu, &taken.disks, &names, cancel)?;
         }
         let sources = export(qemu, &self.options, taken, socket)?;
-        Ok(Instant { sources, standstill, is_quiesced, remarks })
+        Ok(Instant { sources, standstill, is_quiesced, remarks, configuration: None })
     }
 
     /// Removes everything from QEMU. With `is_stored` the point counts as the machine's latest backup;
@@ -352,7 +352,7 @@ fn export(
         sources.push(SourceSpec {
             disk: disk.live.name.clone(),
             location: Location::Live {
-                uri: nbd_uri(socket, disk.live.name.as_str()),
+                place: LivePlace::Export(nbd_uri(socket, disk.live.name.as_str())),
                 name: format!("qmp:{} {}", options.socket.display(), disk.live.node),
                 bitmap: disk
                     .old

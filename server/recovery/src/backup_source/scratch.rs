@@ -20,7 +20,7 @@ use super::monitor::{text, Qemu, OURS};
 /// A scratch file of a pull may need this part of the disk: what the guest overwrites meanwhile.
 const FREE_PART: u64 = 10;
 /// qcow2's own tables, beyond a thousandth of the content.
-const TABLES_BYTES: u64 = 4 << 20;
+pub(crate) const TABLES_BYTES: u64 = 4 << 20;
 
 /// What a scratch file is for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -81,18 +81,26 @@ pub(super) fn held(qemu: &mut Qemu) -> Result<Vec<(u64, Description)>> {
 /// # Errors
 /// `NoSpace`, with advice.
 pub(super) fn check_space(folder: &Path, disks: &[LiveDisk]) -> Result<()> {
-    let what = || format!("looking at the free space of {}", folder.display());
-    let system = statvfs(folder).map_err(std::io::Error::from).context(what)?;
-    let free_bytes = system.f_bavail.saturating_mul(system.f_frsize);
     let wanted_bytes = disks.iter().map(|disk| disk.size_bytes / FREE_PART).sum::<u64>();
-    if free_bytes >= wanted_bytes {
+    if free_bytes(folder)? >= wanted_bytes {
         return Ok(());
     }
-    Err(no_space(folder, wanted_bytes, free_bytes))
+    Err(no_space(folder, wanted_bytes))
 }
 
-fn no_space(folder: &Path, wanted_bytes: u64, free_bytes: u64) -> Error {
+fn free_bytes(folder: &Path) -> Result<u64> {
+    let what = || format!("looking at the free space of {}", folder.display());
+    let system = statvfs(folder).map_err(std::io::Error::from).context(what)?;
+    Ok(system.f_bavail.saturating_mul(system.f_frsize))
+}
+
+/// The error if a folder has no space for so much.
+pub(crate) fn no_space(folder: &Path, wanted_bytes: u64) -> Error {
     let mib = |bytes: u64| bytes >> 20;
+    let free_bytes = match free_bytes(folder) {
+        Ok(bytes) => bytes,
+        Err(error) => return error,
+    };
     let text = format!(
         "{} has {} MiB free, and the scratch files of this backup may need {} MiB",
         folder.display(),
@@ -117,11 +125,7 @@ pub(super) fn reserve(file: &File, folder: &Path, content_bytes: u64) -> Result<
     let bytes = content_bytes.saturating_add(content_bytes / 1000).saturating_add(TABLES_BYTES);
     match fallocate(file, FallocateFlags::KEEP_SIZE, 0, bytes) {
         Ok(()) | Err(Errno::OPNOTSUPP) => Ok(()),
-        Err(Errno::NOSPC | Errno::DQUOT) => {
-            let system = statvfs(folder).map_err(std::io::Error::from);
-            let system = system.context(|| folder.display().to_string())?;
-            Err(no_space(folder, bytes, system.f_bavail.saturating_mul(system.f_frsize)))
-        }
+        Err(Errno::NOSPC | Errno::DQUOT) => Err(no_space(folder, bytes)),
         Err(error) => Err(std::io::Error::from(error))
             .context(|| format!("allocating a scratch file in {}", folder.display())),
     }

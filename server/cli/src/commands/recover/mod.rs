@@ -117,7 +117,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: RecoverArguments) -> Resul
     if arguments.undo {
         return place::undo(invocation, &arguments.address, arguments.discard);
     }
-    place::check_local(&arguments.connect)?;
+    Virsh::local(Some(&arguments.connect))?;
     let mut signals = ChildSignals::catch()?;
     let repository = invocation.open()?;
     let prepared = match &arguments.address {

@@ -22,21 +22,6 @@ const MAX_SOCKET_BYTES: usize = 107;
 /// How long the server of an ended machine may take to close the session.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(30);
 
-/// Checks that libvirt is on this host: the machine's disks are behind a socket here.
-///
-/// # Errors
-/// `InvalidInput` if it is not.
-pub(super) fn check_local(uri: &str) -> Result<()> {
-    let host = uri.split_once("://").map_or("?", |(_, rest)| rest);
-    let is_qemu = uri.starts_with("qemu:") || uri.starts_with("qemu+unix:");
-    if is_qemu && host.starts_with('/') {
-        return Ok(());
-    }
-    let text = format!("{uri} is not a QEMU connection on this host");
-    Err(Error::new(ErrorKind::InvalidInput, text)
-        .advise("run the command on the hypervisor's host, with qemu:///system or qemu:///session"))
-}
-
 /// The path of the NBD server's socket, in a folder that QEMU's user can enter.
 ///
 /// # Errors

@@ -1,0 +1,370 @@
+//! The sequence of a backup.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
+
+use coldrise_block::{remove_abandoned_folders_in, Error, ErrorKind, Result};
+use coldrise_ingest::{BackupStart, LiveBitmap, LivePlace, Location, SourceSpec};
+use coldrise_store::{Configuration, MachineName, PointName, Repository, LIBVIRT_XML};
+
+use super::checkpoints::{checkpoint_xml, CheckpointNames, Checkpoints};
+use super::disks::{DomainDisk, LiveDomain};
+use super::freeze;
+use super::job::Job;
+use super::space::ScratchSpace;
+use crate::backup_source::{nbd_uri, DiskPick, Instant, Mode};
+use crate::libvirt::{escaped, PATIENCE};
+use crate::virsh::Virsh;
+
+/// The bitmap with the changes, in the exports and in the scratch files.
+const CHANGED: &str = "changed";
+/// libvirt's bitmaps mark parts of this size, in bytes.
+const GRANULARITY_BYTES: u64 = 64 << 10;
+
+/// The domain and how to back it up.
+#[derive(Clone, Debug)]
+pub struct DomainOptions {
+    /// libvirt.
+    pub virsh: Virsh,
+    /// The domain's name or UUID.
+    pub domain: String,
+    /// The disks; empty: all that are writable.
+    pub picks: Vec<DiskPick>,
+    /// The folder of the scratch files.
+    pub scratch: PathBuf,
+    /// How the content leaves QEMU; disks with an iothread are pushed in any case.
+    pub mode: Mode,
+    /// Whether the guest's file systems are to be frozen for the instant.
+    pub is_quiesced: bool,
+}
+
+/// A running domain. Dropping it removes everything of ours from libvirt.
+pub struct RunningDomain {
+    options: DomainOptions,
+    virsh: Virsh,
+    uuid: String,
+    taken: Option<Taken>,
+}
+
+/// What has to be removed from libvirt.
+struct Taken {
+    names: CheckpointNames,
+    base: Option<PointName>,
+    point: PointName,
+    _space: ScratchSpace,
+}
+
+/// A disk whose instant is to be taken.
+struct TakenDisk {
+    disk: DomainDisk,
+    /// The backup from which the checkpoint counts; `None`: all is read.
+    base: Option<PointName>,
+}
+
+impl RunningDomain {
+    /// Looks for the domain. Changes nothing.
+    ///
+    /// # Errors
+    /// `NotFound` if there is none or it is off, with advice; `ToolFailed` if libvirt does not answer.
+    pub fn connect(options: DomainOptions) -> Result<RunningDomain> {
+        let virsh = options.virsh.clone();
+        let uuid = find(&virsh, &options.domain)?;
+        Ok(RunningDomain { options, virsh, uuid, taken: None })
+    }
+
+    /// Takes one instant of all disks, and offers them for reading. Call it while the machine is claimed in
+    /// the repository: `start` must stay its latest backup.
+    ///
+    /// # Errors
+    /// `Busy` during another backup of the domain; `NoSpace`, `NotFound`, `Unsupported` with advice; `ToolFailed` if
+    /// libvirt refuses something. After an error nothing is left in libvirt.
+    pub fn take(
+        &mut self,
+        repository: &Repository,
+        machine: &MachineName,
+        start: &BackupStart,
+        cancel: &AtomicBool,
+    ) -> Result<Instant> {
+        let mut remarks = self.clear_leftovers()?;
+        let live = LiveDomain::parse(&self.virsh.run(&["dumpxml", &self.uuid], PATIENCE)?)?;
+        let text = self.virsh.run(&["dumpxml", &self.uuid, "--migratable"], PATIENCE)?;
+        let configuration = Configuration { format: LIBVIRT_XML.to_owned(), text };
+        let (disks, others) = live.choose(&self.virsh, &self.uuid, &self.options.picks)?;
+        let left_out = others.iter().filter(|target| live.is_writable(target));
+        remarks.extend(
+            left_out.map(|target| format!("disk {target} of the machine is not backed up")),
+        );
+        if live.has_iothreads() && self.options.mode == Mode::Pull {
+            self.options.mode = Mode::Push;
+            remarks.push(
+                "a disk has an iothread: QEMU copies the disks into scratch files first".into(),
+            );
+        }
+        let names = CheckpointNames::new(repository.id(), machine);
+        let disks = self.settle(repository, start, &names, disks, &mut remarks)?;
+        let space = ScratchSpace::new(&self.options.scratch, live.group)?;
+        let cluster_bytes = GRANULARITY_BYTES.max(u64::from(repository.chunk_size_bytes()));
+        for taken in &disks {
+            // libvirt pushes whole clusters, so these are at least as large as a chunk.
+            match self.options.mode {
+                Mode::Pull => space.add(&taken.disk, GRANULARITY_BYTES, None)?,
+                Mode::Push => space.add(&taken.disk, cluster_bytes, Some(CHANGED))?,
+            }
+        }
+        let new = names.name(start.point());
+        let words = self.documents(&space, &disks, &others, &names, &new)?;
+        let sources = disks.iter().map(|taken| self.source(&space, taken)).collect();
+        let base = disks.iter().find_map(|taken| taken.base.clone());
+        self.taken = Some(Taken { names, base, point: start.point().clone(), _space: space });
+        let is_quiesced =
+            self.begin(&words, &mut remarks, cancel).map_err(|error| match self.close(false) {
+                Ok(()) => error,
+                Err(left) => error.context(left.message()),
+            })?;
+        Ok(Instant {
+            sources,
+            standstill: None,
+            is_quiesced,
+            remarks,
+            configuration: Some(configuration),
+        })
+    }
+
+    /// Ends the job that a killed backup left, removes its files, and thaws the guest.
+    fn clear_leftovers(&self) -> Result<Vec<String>> {
+        let mut remarks = Vec::new();
+        if self.job().end_abandoned()? {
+            remarks.push("ended the backup job that a killed backup left in libvirt".to_owned());
+        }
+        remove_abandoned_folders_in(&self.options.scratch);
+        if self.options.is_quiesced && freeze::thaw(&self.virsh, &self.uuid).is_ok_and(|was| was) {
+            remarks.push("thawed the guest, which a killed backup left frozen".to_owned());
+        }
+        Ok(remarks)
+    }
+
+    fn job(&self) -> Job<'_> {
+        Job { virsh: &self.virsh, uuid: &self.uuid }
+    }
+
+    fn checkpoints<'a>(&'a self, names: &'a CheckpointNames) -> Checkpoints<'a> {
+        Checkpoints { virsh: &self.virsh, uuid: &self.uuid, names }
+    }
+
+    /// Decides of which disks the checkpoint of the latest backup is believed.
+    fn settle(
+        &self,
+        repository: &Repository,
+        start: &BackupStart,
+        names: &CheckpointNames,
+        disks: Vec<DomainDisk>,
+        remarks: &mut Vec<String>,
+    ) -> Result<Vec<TakenDisk>> {
+        let mut taken = Vec::with_capacity(disks.len());
+        for disk in disks {
+            let base = start.bitmap_base(repository, &disk.name)?.filter(|(_, stored)| {
+                // A push copies only what the bitmap marks: not the rest of a disk that has grown.
+                match self.options.mode {
+                    Mode::Pull => stored.size_bytes <= disk.size_bytes,
+                    Mode::Push => stored.size_bytes == disk.size_bytes,
+                }
+            });
+            let base = base.map(|(point, _)| point.clone());
+            taken.push(TakenDisk { disk, base });
+        }
+        let base = taken.iter().find_map(|taken| taken.base.clone());
+        let with_base = taken.iter().filter(|taken| taken.base.is_some());
+        let with_base: Vec<DomainDisk> = with_base.map(|taken| taken.disk.clone()).collect();
+        let believed: BTreeSet<String> =
+            self.checkpoints(names).settle(base.as_ref(), &with_base)?;
+        for taken in &mut taken {
+            let disk = &taken.disk;
+            if !disk.keeps_checkpoints {
+                remarks.push(format!(
+                    "{}: only qcow2 images keep checkpoints: everything is read",
+                    disk.name
+                ));
+            }
+            if disk.keeps_checkpoints && believed.contains(&disk.target) {
+                continue;
+            }
+            taken.base = None;
+            if let (true, Some(latest)) = (disk.keeps_checkpoints, start.base()) {
+                remarks.push(format!(
+                    "{}: no checkpoint counts from {}/{}: everything is read",
+                    disk.name, latest.machine, latest.point
+                ));
+            }
+        }
+        Ok(taken)
+    }
+
+    /// Writes what virsh reads. Returns virsh's words.
+    fn documents(
+        &self,
+        space: &ScratchSpace,
+        disks: &[TakenDisk],
+        others: &[String],
+        names: &CheckpointNames,
+        new: &str,
+    ) -> Result<Vec<String>> {
+        let is_push = self.options.mode == Mode::Push;
+        let chosen: String =
+            disks.iter().map(|taken| disk_xml(space, taken, is_push, names)).collect();
+        let other = |target: &String| format!("<disk name='{}' backup='no'/>", escaped(target));
+        let others_xml: String = others.iter().map(other).collect();
+        let (mode, server) = match self.options.mode {
+            Mode::Pull => {
+                let socket = escaped(&space.socket().display().to_string());
+                ("pull", format!("<server transport='unix' socket='{socket}'/>"))
+            }
+            Mode::Push => ("push", String::new()),
+        };
+        let backup = format!(
+            "<domainbackup mode='{mode}'>{server}<disks>{chosen}{others_xml}</disks></domainbackup>"
+        );
+        let (keeping, without): (Vec<&TakenDisk>, Vec<&TakenDisk>) =
+            disks.iter().partition(|taken| taken.disk.keeps_checkpoints);
+        let mut words = vec!["backup-begin".to_owned(), self.uuid.clone()];
+        words.push(space.write("backup.xml", &backup)?.display().to_string());
+        if !keeping.is_empty() {
+            let no = without.iter().map(|taken| taken.disk.target.clone());
+            let no: Vec<String> = no.chain(others.iter().cloned()).collect();
+            let yes = keeping.iter().map(|taken| &*taken.disk.target);
+            let checkpoint = checkpoint_xml(new, yes, &no);
+            words.push(space.write("checkpoint.xml", &checkpoint)?.display().to_string());
+        }
+        words.push("--reuse-external".to_owned());
+        Ok(words)
+    }
+
+    /// Takes the instant. Returns whether the file systems were frozen.
+    fn begin(
+        &self,
+        words: &[String],
+        remarks: &mut Vec<String>,
+        cancel: &AtomicBool,
+    ) -> Result<bool> {
+        let guest = self.options.is_quiesced.then(|| freeze::freeze(&self.virsh, &self.uuid));
+        let guest = guest.and_then(|frozen| {
+            let why = |error: Error| {
+                let why = error.full_message();
+                remarks.push(format!("the guest's file systems are not frozen: {why}"));
+            };
+            frozen.map_err(why).ok()
+        });
+        let begun = self.virsh.run(words, PATIENCE);
+        let thawed = guest.map_or(Ok(false), |guest| guest.thaw());
+        begun.map_err(|error| {
+            error.advise(
+                "QEMU opens files in the folder of --scratch: with AppArmor or SELinux, allow it there",
+            )
+        })?;
+        let is_quiesced = thawed.unwrap_or_else(|error| {
+            remarks.push(format!("warning: {}", error.full_message()));
+            false
+        });
+        if self.options.mode == Mode::Push {
+            self.job().wait(cancel)?;
+        }
+        Ok(is_quiesced)
+    }
+
+    fn source(&self, space: &ScratchSpace, taken: &TakenDisk) -> SourceSpec {
+        let place = match self.options.mode {
+            Mode::Pull => LivePlace::Export(nbd_uri(&space.socket(), &taken.disk.target)),
+            Mode::Push => LivePlace::Qcow2(space.file(&taken.disk)),
+        };
+        let changed = |since| LiveBitmap { name: CHANGED.to_owned(), since };
+        SourceSpec {
+            disk: taken.disk.name.clone(),
+            location: Location::Live {
+                place,
+                name: format!("libvirt:{} {}", self.options.domain, taken.disk.target),
+                bitmap: taken.base.clone().map(changed),
+            },
+        }
+    }
+
+    /// Removes everything from libvirt but one checkpoint. With `is_stored` the point counts as the machine's latest
+    /// backup; otherwise the checkpoint of the backup before goes on.
+    ///
+    /// # Errors
+    /// Says what is left; the next backup removes it.
+    pub fn close(&mut self, is_stored: bool) -> Result<()> {
+        let Some(taken) = self.taken.take() else { return Ok(()) };
+        let kept = if is_stored { Some(&taken.point) } else { taken.base.as_ref() };
+        let kept = kept.map(|point| taken.names.name(point));
+        let ended = self.job().end();
+        let kept = self.checkpoints(&taken.names).keep_only(kept.as_ref());
+        ended.and(kept).map_err(|error| {
+            let text = format!(
+                "a backup job or a checkpoint may be left in domain {}; the next backup removes them",
+                self.options.domain
+            );
+            error.context(text)
+        })
+    }
+}
+
+impl Drop for RunningDomain {
+    fn drop(&mut self) {
+        if let Err(error) = self.close(false) {
+            tracing::warn!("{}", error.full_message());
+        }
+    }
+}
+
+/// A disk of the backup's document.
+fn disk_xml(
+    space: &ScratchSpace,
+    taken: &TakenDisk,
+    is_push: bool,
+    names: &CheckpointNames,
+) -> String {
+    let target = escaped(&taken.disk.target);
+    let file = escaped(&space.file(&taken.disk).display().to_string());
+    let mut attributes = match &taken.base {
+        Some(base) => format!("backupmode='incremental' incremental='{}'", names.name(base)),
+        None => "backupmode='full'".to_owned(),
+    };
+    let kind = if is_push { "target" } else { "scratch" };
+    if !is_push {
+        attributes.push_str(&format!(" exportname='{target}'"));
+        if taken.base.is_some() {
+            attributes.push_str(&format!(" exportbitmap='{CHANGED}'"));
+        }
+    }
+    format!(
+        "<disk name='{target}' backup='yes' type='file' {attributes}><driver type='qcow2'/><{kind} \
+         file='{file}'/></disk>"
+    )
+}
+
+/// The UUID of a running domain.
+fn find(virsh: &Virsh, wanted: &str) -> Result<String> {
+    // The UUID is safe in later calls: virsh takes a name of digits for a number.
+    let listed = |words: &[&str]| -> Result<Vec<(String, String)>> {
+        let answer = virsh.run(words, PATIENCE)?;
+        let lines = answer.lines().filter_map(|line| line.trim().split_once(' '));
+        Ok(lines.map(|(uuid, name)| (uuid.to_owned(), name.trim().to_owned())).collect())
+    };
+    let is_wanted = |(uuid, name): &&(String, String)| uuid == wanted || name == wanted;
+    let running = listed(&["list", "--name", "--uuid"])?;
+    if let Some((uuid, _)) = running.iter().find(is_wanted) {
+        return Ok(uuid.clone());
+    }
+    let all = listed(&["list", "--all", "--name", "--uuid"])?;
+    let Some((uuid, _)) = all.iter().find(is_wanted) else {
+        let known: Vec<&str> = all.iter().map(|(_, name)| name.as_str()).take(20).collect();
+        let text = format!("libvirt ({}) has no domain {wanted}", virsh.uri());
+        let advice = format!("it has: {}; write --from libvirt:DOMAIN", known.join(", "));
+        return Err(Error::new(ErrorKind::NotFound, text).advise(advice));
+    };
+    let files = virsh.run(&["dumpxml", uuid], PATIENCE).and_then(|xml| LiveDomain::parse(&xml));
+    let files = files.map(|live| live.as_files()).unwrap_or_default();
+    let text = format!("domain {wanted} is off, and libvirt backs up running domains only");
+    let advice = format!("back up its images: coldrise backup MACHINE {files}");
+    Err(Error::new(ErrorKind::NotFound, text).advise(advice))
+}
