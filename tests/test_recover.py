@@ -7,6 +7,7 @@ import subprocess
 
 import pytest
 
+from support.killed_at import killed_at
 from support.libvirt import QEMU_USER, Libvirt
 from support.nbdserver import wait_until
 
@@ -236,3 +237,58 @@ def test_a_machine_without_xml_gets_the_hardware_of_boot(coldrise, libvirt, reco
     for recovered in (running, beside, twin):
         libvirt.virsh("destroy", recovered.event["domain"])
         assert recovered.end()["state"] == "off"
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_recover_killed_around_the_start_goes_on(coldrise, libvirt, recover, address, own_tmp, tmp_path, moment):
+    with killed_at(tmp_path, moment, "create"):
+        killed = coldrise.run("recover", address, "--to", "libvirt", "--connect", libvirt.uri, "--socket", own_tmp / "nbd",
+                              "--socket-owner", QEMU_USER)
+    assert killed.returncode == -signal.SIGKILL
+    assert libvirt.domains() == (["web01"] if moment == "after" else [])
+    # The session is named, with what to do.
+    assert "web01-1" in coldrise.run("sessions").stdout
+    recover("live/web01-1")
+    assert libvirt.domains() == ["web01"]
+    grows(coldrise, tmp_path)
+    coldrise.json("recover", "live/web01-1", "--undo", "--discard")
+
+
+STEPS = [("blockcopy", "before", False), ("blockcopy", "after", False), ("suspend", "after", False),
+         ("--pivot", "before", True), ("--pivot", "after", True), ("resume", "before", True), ("resume", "after", True)]
+
+
+@pytest.mark.parametrize("request_word, moment, is_moved", STEPS)
+def test_after_a_killed_move_one_side_counts_and_is_named(coldrise, libvirt, recover, tmp_path, request_word, moment,
+                                                          is_moved):
+    recover()
+    grows(coldrise, tmp_path)
+    acknowledged = count(coldrise, "live/web01-1", tmp_path)
+    folder = libvirt.folder / "images"
+    folder.mkdir(exist_ok=True)
+    target = folder / "web01-vda.qcow2"
+    target.unlink(missing_ok=True)
+    with killed_at(tmp_path, moment, request_word):
+        killed = coldrise.run("move", "live/web01-1", folder)
+    assert killed.returncode == -signal.SIGKILL
+    assert any(word in coldrise.run("doctor").stdout for word in ("move", "moved"))
+    settled = coldrise.run("move", "live/web01-1")
+    assert libvirt.state("web01").startswith("running"), settled.stderr
+    if not is_moved:
+        assert not target.exists()
+        assert count(coldrise, "live/web01-1", tmp_path) >= acknowledged
+        grows(coldrise, tmp_path)
+        coldrise.json("recover", "live/web01-1", "--undo", "--discard")
+        return
+    assert settled.returncode == 0 and str(target) in settled.stdout
+    assert str(target) in libvirt.virsh("domblklist", "web01")
+
+    def written():
+        copy = tmp_path / "moved.raw"
+        subprocess.run(["qemu-img", "dd", "-U", "-f", "qcow2", "-O", "raw", "bs=512", "count=2", f"if={target}",
+                        f"of={copy}"], check=True, capture_output=True)
+        return int.from_bytes(copy.read_bytes()[512:516], "little")
+
+    before = written()
+    assert before >= acknowledged
+    wait_until(lambda: written() > before, "the machine writes to its new disk")

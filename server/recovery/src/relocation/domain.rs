@@ -273,6 +273,14 @@ pub(super) fn settle_domain(
     Ok(false)
 }
 
+/// Lets a machine run on that a move suspended for its switch and left so when it was killed.
+pub(super) fn resume_suspended(recovered: &RecoveryNote) -> Result<()> {
+    let domain = recovered.domain();
+    let state = domain.state()?;
+    resume_if(&domain, matches!(state, DomainState::Paused(_)));
+    Ok(())
+}
+
 /// Switches each disk that is not yet switched.
 fn pivot(domain: &Domain, devices: &[String]) -> Result<()> {
     let mut done = Ok(());

@@ -31,8 +31,8 @@ pub(super) fn settle(
         (request.tell)("an earlier move was interrupted: settling it");
     }
     let recovered = RecoveryNote::read(notes)?.filter(|_| note.monitor.is_none());
-    if let (Some(recovered), true) = (recovered, note.phase != MovePhase::Settled) {
-        if !domain::settle_domain(notes, &recovered, &mut note)? {
+    if let (Some(recovered), true) = (&recovered, note.phase != MovePhase::Settled) {
+        if !domain::settle_domain(notes, recovered, &mut note)? {
             return Ok(None);
         }
     }
@@ -66,6 +66,9 @@ pub(super) fn settle(
         MovePhase::Settled => {}
     }
     if note.point.is_none() {
+        if let Some(recovered) = &recovered {
+            domain::resume_suspended(recovered)?;
+        }
         seal(request, notes, &mut note)?;
     }
     Ok(Some(note))
