@@ -124,6 +124,10 @@ test-crash: build test-deps ## Run the long crash test: 1,000 kills, 200 power c
 	$(PYTHON) -m pytest -q -s tests/test_crash.py --crash-kills 1000 --crash-cuts 200 \
 	    --crash-reopenings 3000
 
+.PHONY: test-libvirt-load
+test-libvirt-load: build test-deps ## Back up a busy domain of libvirt 300 times; each point must be one instant
+	$(PYTHON) -m pytest -q -s tests/test_backup_libvirt.py -k under_load --libvirt-backups 300
+
 .PHONY: test-service-kills
 test-service-kills: build test-deps ## Kill the service 300 times while jobs run
 	$(PYTHON) -m pytest -q -s tests/test_service_jobs.py -k kills --service-kills 300

@@ -47,6 +47,7 @@ def pytest_addoption(parser):
     group.addoption("--boot-files", type=int, default=3, help="files that a guest boots from (3; of 7)")
     group.addoption("--service-kills", type=int, default=20, help="kills of the service (20)")
     group.addoption("--idle-connections", type=int, default=1500, help="connections that ask nothing (1500)")
+    group.addoption("--libvirt-backups", type=int, default=20, help="backups of a libvirt domain under load (20)")
     group.addoption("--api-examples", type=int, default=8, help="generated requests per operation (8)")
     group.addoption("--crash-seed", type=int, help="repeat the run of this seed")
 

@@ -1,13 +1,15 @@
 """coldrise backup --from libvirt: running domains, at one instant, and what is left when it fails."""
 
-import json
+import contextlib
 import os
 import signal
 import subprocess
 
 import pytest
 
+from support.cli import Coldrise
 from support.domain import Domain
+from support.killed_at import killed_at
 from support.libvirt import Libvirt
 from support.nbdserver import wait_until
 from support.running import DISKS, MIB, assert_one_instant
@@ -54,8 +56,8 @@ def live(coldrise, libvirt, scratch):
 
 @pytest.fixture
 def refused(coldrise, libvirt, scratch):
-    def backup(*options, source="libvirt"):
-        done = coldrise.run("backup", "web01", "--from", source, "--connect", libvirt.uri, "--scratch", scratch, *options)
+    def backup(*options, folder=scratch):
+        done = coldrise.run("backup", "web01", "--from", "libvirt", "--connect", libvirt.uri, "--scratch", folder, *options)
         assert done.returncode not in (0, 101), done.stdout
         return done.stderr
 
@@ -79,20 +81,6 @@ def assert_same_as_now(coldrise, address, domain, folder):
 
 
 @pytest.mark.parametrize("mode", [[], ["--push"]])
-def test_a_point_is_one_instant_of_all_disks(coldrise, domain, live, tmp_path, mode):
-    running = domain(counting=True)
-    rounds = []
-    for number in range(4):
-        made = live(*mode)
-        assert [disk["is_incremental"] for disk in made["disks"]] == [number > 0] * 2
-        rounds.append(assert_one_instant(*restored(coldrise, made["address"], tmp_path)))
-        assert len(running.checkpoints()) == 1 and not running.has_job()
-    assert rounds == sorted(set(rounds)), "the guest goes on"
-    running.goes_on()
-    assert "<name>web01</name>" in coldrise.json("show", made["address"])["configuration"]["text"]
-
-
-@pytest.mark.parametrize("mode", [[], ["--push"]])
 def test_only_changed_blocks_are_read(coldrise, domain, live, tmp_path, mode):
     running = domain()
     running.write("vda", "write -P 17 0 20M")
@@ -113,3 +101,160 @@ def test_only_changed_blocks_are_read(coldrise, domain, live, tmp_path, mode):
     made = live(*mode)
     assert [disk["read_bytes"] for disk in made["disks"]] == [0, 65536]
     assert_same_as_now(coldrise, made["address"], again, tmp_path)
+
+
+KILLS = [(moment, request, mode) for request in ("backup-begin", "domjobabort", "checkpoint-delete")
+         for moment in ("before", "after") for mode in ([], ["--push"])
+         if (request, mode) != ("domjobabort", ["--push"])]
+
+
+@pytest.mark.parametrize("moment, request_word, mode", KILLS)
+def test_a_kill_at_each_step_loses_no_change(coldrise, libvirt, domain, scratch, tmp_path, live, moment, request_word, mode):
+    running = domain()
+    running.write("vda", "write -P 1 0 4M")
+    first = live(*mode)
+    running.write("vda", "write -P 2 1M 64k")
+    with killed_at(tmp_path, moment, request_word):
+        killed = coldrise.run("backup", "web01", "--from", "libvirt", "--connect", libvirt.uri, "--scratch", scratch, *mode)
+    assert killed.returncode == -signal.SIGKILL
+    running.write("vdb", "write -P 3 2M 64k")
+    running.goes_on()
+    made = live(*mode)
+    assert all(disk["is_incremental"] for disk in made["disks"])
+    stored = [point["point"] for point in coldrise.json("list", "web01")["machines"][0]["points"]]
+    # Killed after the point was stored, it counts.
+    assert len(stored) == (2 if request_word == "backup-begin" else 3) and made["disks"][0]["base"] in stored
+    assert (made["disks"][0]["base"] == first["point"]) == (request_word == "backup-begin")
+    assert_same_as_now(coldrise, made["address"], running, tmp_path)
+    assert len(running.checkpoints()) == 1 and not running.has_job()
+
+
+def test_a_bitmap_that_was_lost_is_said_and_everything_is_read(coldrise, domain, live, tmp_path):
+    running = domain(persistent=True)
+    running.write("vda", "write -P 1 0 4M")
+    live()
+    os.kill(running.process(), signal.SIGKILL)
+    wait_until(lambda: running.libvirt.state("web01").startswith("shut off"), "the end of the domain")
+    running.libvirt.virsh("start", "web01", "--paused")
+    running.write("vdb", "write -P 2 0 1M")
+    made = live()
+    assert not any(disk["is_incremental"] for disk in made["disks"])
+    assert "vda: no checkpoint counts from web01/" in made["instant"]["remarks"][0]
+    assert_same_as_now(coldrise, made["address"], running, tmp_path)
+    assert len(running.checkpoints()) == 1
+    assert all(disk["is_incremental"] for disk in live()["disks"])
+
+
+def test_two_repositories_have_their_own_checkpoints(coldrise, domain, live, tmp_path):
+    other = Coldrise.encrypted(tmp_path, tmp_path / "other")
+    other.repository.parent.mkdir()
+    other.init()
+    running = domain()
+    first = [live(), live(program=other)]
+    assert len(running.checkpoints()) == 2
+    running.write("vda", "write -P 1 0 64k")
+    for program, base in ((coldrise, first[0]), (other, first[1])):
+        made = live(program=program)
+        assert made["disks"][0]["base"] == base["point"] and made["disks"][0]["read_bytes"] == 65536
+    assert len(running.checkpoints()) == 2
+
+
+def test_iothreads_raw_disks_and_chosen_ones(coldrise, domain, live, tmp_path):
+    running = domain(iothread=True)
+    running.write("vda", "write -P 1 0 4M")
+    made = live()
+    assert "iothread" in made["instant"]["remarks"][0]
+    running.write("vda", "write -P 2 1M 64k")
+    made = live()
+    assert made["disks"][0]["read_bytes"] == 65536
+    assert_same_as_now(coldrise, made["address"], running, tmp_path)
+    running = domain("raw", image_format="raw")
+    running.write("vdb", "write -P 4 0 1M")
+    for _ in range(2):
+        made = live("system=vdb", machine="db01", source="libvirt:raw")
+        assert [disk["disk"] for disk in made["disks"]] == ["system"] and not made["disks"][0]["is_incremental"]
+        assert made["instant"]["remarks"] == ["disk vda of the machine is not backed up",
+                                              "system: only qcow2 images keep checkpoints: everything is read"]
+    assert running.checkpoints() == []
+
+
+def test_refusals_say_what_to_do(libvirt, domain, refused, scratch, tmp_path):
+    assert "no domain web01" in refused()
+    running = domain(persistent=True)
+    assert "no writable disk 'sdx'; it has: vda, vdb" in refused("x=sdx")
+    assert "not frozen" not in refused("--agent", "x", "--quiesce")
+    # The job of another program is left alone.
+    begin = tmp_path / "backup.xml"
+    other = running.images["vda"].with_name("other")
+    begin.write_text(f"<domainbackup mode='pull'><server transport='unix' socket='{other}'/></domainbackup>")
+    libvirt.virsh("backup-begin", "web01", str(begin))
+    assert "another job" in refused()
+    assert running.has_job()
+    libvirt.virsh("domjobabort", "web01")
+    # Too little space is seen before the start.
+    small = libvirt.folder / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=100M", "small", small], check=True)
+    try:
+        assert "--scratch DIR" in refused(folder=small) and not list(small.iterdir())
+    finally:
+        subprocess.run(["umount", small], check=True)
+    assert running.checkpoints() == []
+    running.end()
+    message = refused()
+    assert "is off" in message and f"vda=qcow2:{running.images['vda']}" in message
+
+
+def test_a_full_file_system_does_not_stop_the_guest(libvirt, domain, coldrise, tmp_path):
+    """The scratch file has all space that it can need."""
+    small = libvirt.folder / "small"
+    small.mkdir(exist_ok=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=150M", "small", small], check=True)
+    try:
+        running = domain()
+        running.write("vda", "write -P 1 0 64M")
+        with killed_at(tmp_path, "after", "backup-begin"):
+            coldrise.run("backup", "web01", "--from", "libvirt", "--connect", libvirt.uri, "--scratch", small)
+        with contextlib.suppress(OSError), open(small / "fill", "wb") as file:
+            while True:
+                file.write(bytes(MIB))
+        running.libvirt.virsh("resume", "web01")
+        running.write("vda", "write -P 2 0 64M")
+        running.write("vda", "flush")
+        assert running.libvirt.state("web01").startswith("running") and running.has_job()
+        os.remove(small / "fill")
+        made = coldrise.json("backup", "web01", "--from", "libvirt", "--connect", libvirt.uri, "--scratch", small)
+        assert "a killed backup left" in made["instant"]["remarks"][0]
+        assert_same_as_now(coldrise, made["address"], running, tmp_path)
+        assert not list(small.iterdir())
+    finally:
+        subprocess.run(["umount", small], check=True)
+
+
+def test_a_job_of_the_service_backs_up_domains_that_match(monkeypatch, libvirt, domain, coldrise, request):
+    monkeypatch.setenv("LIBVIRT_DEFAULT_URI", libvirt.uri)
+    service = request.getfixturevalue("service")
+    domain("web01")
+    domain("web02")
+    domain("db01")
+    service.post("jobs", {"name": "running", "kind": "backup", "machines": ["web*"], "from": "libvirt"})
+    for number in (1, 2):
+        service.post("jobs/running/start", {}, expected=(202,))
+        wait_until(lambda: not service.get("queue")["runs"], "the end of the runs")
+        machines = coldrise.json("list")["machines"]
+        assert [(machine["machine"], len(machine["points"])) for machine in machines] == [("web01", number), ("web02", number)]
+
+
+@pytest.mark.parametrize("mode", [[], ["--push"]])
+def test_every_backup_under_load_is_one_instant(request, coldrise, domain, live, tmp_path, mode):
+    """`make test-libvirt-load` makes 300."""
+    running = domain(counting=True)
+    rounds = []
+    for number in range(request.config.getoption("--libvirt-backups") // 2):
+        made = live(*mode)
+        assert made["disks"][0]["is_incremental"] == (number > 0)
+        rounds.append(assert_one_instant(*restored(coldrise, made["address"], tmp_path)))
+    assert len(running.checkpoints()) == 1 and not running.has_job()
+    assert "<name>web01</name>" in coldrise.json("show", made["address"])["configuration"]["text"]
+    assert rounds == sorted(set(rounds)), "the guest goes on"
+    running.goes_on()

@@ -33,7 +33,7 @@ class Domain:
             for number, (disk, image) in enumerate(self.images.items(), 2))
         xml = (f"<domain type='qemu'><name>{name}</name><memory unit='MiB'>16</memory><vcpu>1</vcpu>"
                f"{'<iothreads>1</iothreads>' if iothread else ''}"
-               f"<os><type arch='x86_64' machine='pc'>hvm</type></os><devices>{disks}<disk type='file' "
+               f"<os><type arch='x86_64' machine='pc'>hvm</type></os><features><acpi/></features><devices>{disks}<disk type='file' "
                f"device='floppy'><source file='{floppy}'/><target dev='fda' bus='fdc'/><boot order='1'/></disk>"
                "</devices></domain>")
         path = folder / "domain.xml"

@@ -135,17 +135,17 @@ fn jobs(out: &mut Exposition, service: &Service, caller: &Identity) -> Result<()
     });
     let help = "Result of the last run of a job on a machine, 1 (ok) or 0 (failed or lost)";
     out.gauge("coldrise_run_last_result", help, values);
-    let limits = service.database.age_limits()?;
-    let limits = limits.iter().filter(|(name, _)| caller.sees(name));
-    let values = limits.map(|(name, (hours, _))| (machine(name), f64::from(*hours) * 3600.0));
-    let help = "Age of the last good backup from which an alarm is raised";
-    out.gauge("coldrise_machine_age_limit_seconds", help, values.collect::<Vec<_>>());
     let summaries = service.inventory().map(|i| i.last_known_machines()).unwrap_or_default();
     let known: Vec<_> = summaries
         .iter()
         .filter(|summary| caller.sees(&summary.machine))
         .map(KnownMachine::from)
         .collect();
+    let limits = service.database.age_limits(&known)?;
+    let limits = limits.iter().filter(|(name, _)| caller.sees(name));
+    let values = limits.map(|(name, (hours, _))| (machine(name), f64::from(*hours) * 3600.0));
+    let help = "Age of the last good backup from which an alarm is raised";
+    out.gauge("coldrise_machine_age_limit_seconds", help, values.collect::<Vec<_>>());
     let uncovered = service.database.uncovered(&known)?;
     let values = known.iter().map(|known| {
         let is_uncovered = uncovered.contains(&known.machine);

@@ -25,6 +25,11 @@ impl Pattern {
         &self.0
     }
 
+    /// Whether it can match more than one name.
+    pub(crate) fn has_wildcards(&self) -> bool {
+        self.0.contains(['*', '?'])
+    }
+
     /// Whether a machine's name matches.
     pub(crate) fn matches(&self, machine: &str) -> bool {
         let (pattern, name) = (self.0.as_bytes(), machine.as_bytes());

@@ -1,12 +1,15 @@
 //! `coldrise attach` and `detach`: a disk beside those of a running machine.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
-use coldrise_block::{Error, ErrorKind, Result, ScratchFolder, ScratchKind};
-use coldrise_recovery::attach::{self, AttachedDisk, Device, MAX_NAME_CHARS};
+use coldrise_block::{Context, Error, ErrorKind, Result, ScratchFolder, ScratchKind};
+use coldrise_recovery::attach::{self, AttachDomain, AttachedDisk, Device, MAX_NAME_CHARS};
+use coldrise_recovery::virsh::Virsh;
 use coldrise_store::{default_cache_bytes, Address};
 use serde_json::json;
 
@@ -24,20 +27,120 @@ const GONE: Duration = Duration::from_secs(5);
 /// Time for the guest to release the disk.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// The monitor of a running QEMU.
+/// A running machine.
 #[derive(Clone, Debug)]
-pub(crate) struct Machine(PathBuf);
+pub(crate) enum Machine {
+    /// The monitor of its QEMU.
+    Qemu(PathBuf),
+    /// The name of a domain.
+    Libvirt(String),
+}
 
 impl FromStr for Machine {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Machine> {
-        match text.strip_prefix("qmp:").filter(|path| !path.is_empty()) {
-            Some(path) => Ok(Machine(PathBuf::from(path))),
-            None => Err(Error::new(
+        match text.split_once(':') {
+            Some(("qmp", path)) if !path.is_empty() => Ok(Machine::Qemu(PathBuf::from(path))),
+            Some(("libvirt", name)) if !name.is_empty() => Ok(Machine::Libvirt(name.to_owned())),
+            _ if text == "host" => Err(Error::new(
                 ErrorKind::InvalidInput,
-                format!("'{text}': write qmp:SOCKET, with the socket of QEMU's monitor (-qmp)"),
+                "on this host every disk is a file: coldrise mount DIR, then \
+                 DIR/MACHINE/POINT/DISK.raw",
             )),
+            _ => Err(Error::new(
+                ErrorKind::InvalidInput,
+                format!(
+                    "'{text}': write libvirt:DOMAIN, or qmp:SOCKET with the socket of QEMU's monitor (-qmp)"
+                ),
+            )),
+        }
+    }
+}
+
+/// The options that `attach` and `detach` share.
+#[derive(Debug, Args)]
+struct GuestArguments {
+    /// With libvirt: the URI of libvirt on this host. Default: $LIBVIRT_DEFAULT_URI, else qemu:///system.
+    #[arg(long, value_name = "URI")]
+    connect: Option<String>,
+
+    /// With qmp: the socket of the guest agent's port. Before it is detached, the agent is asked
+    /// whether the guest has mounted the disk. libvirt knows its own.
+    #[arg(long, value_name = "SOCKET")]
+    agent: Option<PathBuf>,
+}
+
+/// A machine that is there.
+enum Found {
+    Qemu { monitor: PathBuf, agent: Option<PathBuf> },
+    Libvirt(AttachDomain),
+}
+
+impl GuestArguments {
+    fn find(&self, machine: &Machine) -> Result<Found> {
+        match machine {
+            Machine::Qemu(_) if self.connect.is_some() => {
+                Err(Error::new(ErrorKind::InvalidInput, "--connect is for libvirt:DOMAIN"))
+            }
+            Machine::Qemu(monitor) => {
+                Ok(Found::Qemu { monitor: monitor.clone(), agent: self.agent.clone() })
+            }
+            Machine::Libvirt(_) if self.agent.is_some() => Err(Error::new(
+                ErrorKind::InvalidInput,
+                "--agent: libvirt knows the agent's socket; leave it out",
+            )),
+            Machine::Libvirt(name) => {
+                AttachDomain::find(&Virsh::local(self.connect.as_deref())?, name)
+                    .map(Found::Libvirt)
+            }
+        }
+    }
+}
+
+impl Found {
+    /// Lets its QEMU enter the folder of the socket. Returns who may connect.
+    fn share(&self, folder: &Path) -> Result<SocketAccess> {
+        let group = match self {
+            Found::Qemu { .. } => None,
+            Found::Libvirt(domain) => domain.group()?,
+        };
+        let Some(group) = group else { return Ok(SocketAccess::default()) };
+        let what = || format!("giving {} to QEMU's group", folder.display());
+        std::os::unix::fs::chown(folder, None, Some(group)).context(what).map_err(|error| {
+            error.advise(format!("run the command as root, or as a member of group {group}"))
+        })?;
+        std::fs::set_permissions(folder, Permissions::from_mode(0o710)).context(what)?;
+        let owner = format!("{}:{group}", rustix::process::geteuid().as_raw());
+        Ok(SocketAccess { owner: Some(owner.parse()?), mode: None })
+    }
+
+    fn attach(&self, disk: &AttachedDisk<'_>) -> Result<()> {
+        match self {
+            Found::Qemu { monitor, .. } => attach::attach(monitor, disk),
+            Found::Libvirt(domain) => domain.attach(disk),
+        }
+    }
+
+    /// Detaches a disk. Unless `force`, the guest agent is asked first, where there is one.
+    fn detach(&self, invocation: &Invocation, name: &str, force: bool) -> Result<()> {
+        let asked = match self {
+            _ if force => Ok(()),
+            Found::Qemu { agent: None, .. } => Ok(()),
+            Found::Qemu { agent: Some(agent), .. } => attach::check_unmounted(agent, name),
+            Found::Libvirt(domain) => domain.check_unmounted(name),
+        };
+        match asked {
+            Err(error) if error.kind() == ErrorKind::Busy => return Err(error),
+            Err(error) => invocation.remark(&format!(
+                "warning: whether the guest has mounted the disk is unknown: {}",
+                error.full_message()
+            )),
+            Ok(()) => {}
+        }
+        match self {
+            Found::Qemu { monitor, .. } => attach::detach(monitor, name, PATIENCE),
+            Found::Libvirt(domain) => domain.detach(name, PATIENCE),
         }
     }
 }
@@ -51,7 +154,7 @@ enum DeviceWord {
     Scsi,
 }
 
-/// Attach a disk of a restore point or session to a running QEMU, until Ctrl-C or detach.
+/// Attach a disk of a restore point or session to a running machine, until Ctrl-C or detach.
 ///
 /// The guest sees a further disk, whose serial number is its name. A restore point's disk is
 /// read-only; a session's disk is writable. Ctrl-C detaches it: unmount it in the guest first.
@@ -62,10 +165,13 @@ pub(crate) struct AttachArguments {
     #[arg(value_name = "ADDRESS")]
     address: Address,
 
-    /// The machine, as qmp:SOCKET with the socket of QEMU's monitor. No other program may be
-    /// connected to it at the same moment.
+    /// The machine: libvirt:DOMAIN, or qmp:SOCKET with the socket of QEMU's monitor, to which no other program may
+    /// be connected at the same moment.
     #[arg(long, value_name = "MACHINE")]
     to: Machine,
+
+    #[command(flatten)]
+    guest: GuestArguments,
 
     /// Name of the disk: up to 20 letters, digits and '-', '_', '.'. Default: MACHINE-DISK or
     /// SESSION-DISK, cut to 20 characters.
@@ -86,13 +192,21 @@ pub(crate) struct DetachArguments {
     #[arg(value_name = "NAME")]
     name: String,
 
-    /// The machine, as qmp:SOCKET with the socket of QEMU's monitor.
+    /// The machine: libvirt:DOMAIN, or qmp:SOCKET with the socket of QEMU's monitor.
     #[arg(long, value_name = "MACHINE")]
     from: Machine,
+
+    #[command(flatten)]
+    guest: GuestArguments,
+
+    /// Detach even if the guest has mounted the disk: its programs get errors, and unwritten data is lost.
+    #[arg(long)]
+    force: bool,
 }
 
 pub(crate) fn attach(invocation: &Invocation, arguments: &AttachArguments) -> Result<Report> {
     let mut signals = ChildSignals::catch()?;
+    let machine = arguments.guest.find(&arguments.to)?;
     let repository = invocation.open()?;
     let (export, disk, held) = open_disk(invocation, &repository, &arguments.address)?;
     drop((disk, held));
@@ -101,7 +215,7 @@ pub(crate) fn attach(invocation: &Invocation, arguments: &AttachArguments) -> Re
     let scratch = ScratchFolder::new(ScratchKind::Nbdkit)?;
     let socket = scratch.path().join("disk");
     let options = ServeOptions {
-        endpoint: Endpoint::Socket(socket.clone(), SocketAccess::default()),
+        endpoint: Endpoint::Socket(socket.clone(), machine.share(scratch.path())?),
         tls: None,
         cache_bytes: default_cache_bytes(),
         is_read_only: false,
@@ -116,7 +230,7 @@ pub(crate) fn attach(invocation: &Invocation, arguments: &AttachArguments) -> Re
         DeviceWord::Scsi => Device::Scsi,
     };
     let disk = AttachedDisk { name: &name, socket: &socket, export: &export, is_read_only, device };
-    attach::attach(&arguments.to.0, &disk)?;
+    machine.attach(&disk)?;
     let elapsed_ms = invocation.elapsed_ms();
     if invocation.is_json() {
         let ready = json!({ "event": "ready", "name": name, "address": export,
@@ -129,7 +243,7 @@ pub(crate) fn attach(invocation: &Invocation, arguments: &AttachArguments) -> Re
              (/dev/disk/by-id/…-{name}; Ctrl-C detaches it)"
         ));
     }
-    let how = serve(invocation, &mut server, &mut signals, &arguments.to.0, &name, &socket)?;
+    let how = serve(invocation, &mut server, &mut signals, &machine, &name, &socket)?;
     let object = json!({ "name": name, "address": export, "end": how,
                          "elapsed_ms": invocation.elapsed_ms() });
     Ok(Report::done(&object, format!("{name}: {how}")))
@@ -151,7 +265,7 @@ fn serve(
     invocation: &Invocation,
     server: &mut Nbdkit,
     signals: &mut ChildSignals,
-    monitor: &Path,
+    machine: &Found,
     name: &str,
     socket: &Path,
 ) -> Result<&'static str> {
@@ -160,7 +274,7 @@ fn serve(
     loop {
         std::thread::sleep(INTERVAL);
         if signals.was_asked_to_end() {
-            match attach::detach(monitor, name, PATIENCE) {
+            match machine.detach(invocation, name, false) {
                 Ok(()) => break server.stop(None).map(|()| "detached"),
                 Err(error) if !was_refused => {
                     was_refused = true;
@@ -205,7 +319,8 @@ fn is_connected(socket: &Path) -> bool {
 }
 
 pub(crate) fn detach(invocation: &Invocation, arguments: &DetachArguments) -> Result<Report> {
-    attach::detach(&arguments.from.0, &arguments.name, PATIENCE)?;
+    let machine = arguments.guest.find(&arguments.from)?;
+    machine.detach(invocation, &arguments.name, arguments.force)?;
     let object = json!({ "name": arguments.name, "elapsed_ms": invocation.elapsed_ms() });
     Ok(Report::done(&object, format!("detached {}", arguments.name)))
 }

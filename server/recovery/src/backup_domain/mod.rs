@@ -39,4 +39,14 @@ mod job;
 mod running;
 mod space;
 
-pub use running::{DomainOptions, RunningDomain};
+pub use running::{running_domains, DomainOptions, RunningDomain};
+
+pub(crate) use running::find_running;
+
+/// The group as which the QEMU of a live domain runs, from the domain's XML; `None`: as libvirt's own.
+///
+/// # Errors
+/// `ToolFailed` if it is not a domain.
+pub(crate) fn qemu_group(xml: &str) -> coldrise_block::Result<Option<u32>> {
+    Ok(disks::LiveDomain::parse(xml)?.group)
+}

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 use coldrise_block::{remove_abandoned_folders_in, Error, ErrorKind, Result};
 use coldrise_ingest::{BackupStart, LiveBitmap, LivePlace, Location, SourceSpec};
@@ -69,7 +70,7 @@ impl RunningDomain {
     /// `NotFound` if there is none or it is off, with advice; `ToolFailed` if libvirt does not answer.
     pub fn connect(options: DomainOptions) -> Result<RunningDomain> {
         let virsh = options.virsh.clone();
-        let uuid = find(&virsh, &options.domain)?;
+        let uuid = find_running(&virsh, &options.domain)?;
         Ok(RunningDomain { options, virsh, uuid, taken: None })
     }
 
@@ -342,29 +343,42 @@ fn disk_xml(
     )
 }
 
+/// The UUIDs and names of domains. The UUID is safe in later calls: virsh takes a name of digits for a
+/// number.
+fn listed(virsh: &Virsh, more: &[&str], patience: Duration) -> Result<Vec<(String, String)>> {
+    let answer = virsh.run(&[&["list", "--name", "--uuid"], more].concat(), patience)?;
+    let lines = answer.lines().filter_map(|line| line.trim().split_once(' '));
+    Ok(lines.map(|(uuid, name)| (uuid.to_owned(), name.trim().to_owned())).collect())
+}
+
+/// The names of the domains that run, within `patience`.
+///
+/// # Errors
+/// `ToolFailed` if libvirt does not answer.
+pub fn running_domains(virsh: &Virsh, patience: Duration) -> Result<Vec<String>> {
+    Ok(listed(virsh, &[], patience)?.into_iter().map(|(_, name)| name).collect())
+}
+
 /// The UUID of a running domain.
-fn find(virsh: &Virsh, wanted: &str) -> Result<String> {
-    // The UUID is safe in later calls: virsh takes a name of digits for a number.
-    let listed = |words: &[&str]| -> Result<Vec<(String, String)>> {
-        let answer = virsh.run(words, PATIENCE)?;
-        let lines = answer.lines().filter_map(|line| line.trim().split_once(' '));
-        Ok(lines.map(|(uuid, name)| (uuid.to_owned(), name.trim().to_owned())).collect())
-    };
+///
+/// # Errors
+/// `NotFound` if there is none or it is off, with advice; `ToolFailed` if libvirt does not answer.
+pub(crate) fn find_running(virsh: &Virsh, wanted: &str) -> Result<String> {
     let is_wanted = |(uuid, name): &&(String, String)| uuid == wanted || name == wanted;
-    let running = listed(&["list", "--name", "--uuid"])?;
+    let running = listed(virsh, &[], PATIENCE)?;
     if let Some((uuid, _)) = running.iter().find(is_wanted) {
         return Ok(uuid.clone());
     }
-    let all = listed(&["list", "--all", "--name", "--uuid"])?;
+    let all = listed(virsh, &["--all"], PATIENCE)?;
     let Some((uuid, _)) = all.iter().find(is_wanted) else {
         let known: Vec<&str> = all.iter().map(|(_, name)| name.as_str()).take(20).collect();
         let text = format!("libvirt ({}) has no domain {wanted}", virsh.uri());
-        let advice = format!("it has: {}; write --from libvirt:DOMAIN", known.join(", "));
+        let advice = format!("it has: {}; write libvirt:DOMAIN", known.join(", "));
         return Err(Error::new(ErrorKind::NotFound, text).advise(advice));
     };
     let files = virsh.run(&["dumpxml", uuid], PATIENCE).and_then(|xml| LiveDomain::parse(&xml));
     let files = files.map(|live| live.as_files()).unwrap_or_default();
-    let text = format!("domain {wanted} is off, and libvirt backs up running domains only");
-    let advice = format!("back up its images: coldrise backup MACHINE {files}");
+    let text = format!("domain {wanted} is off");
+    let advice = format!("start it; to back up its images: coldrise backup MACHINE {files}");
     Err(Error::new(ErrorKind::NotFound, text).advise(advice))
 }

@@ -105,6 +105,14 @@ pub(super) fn thaw_leftover(socket: &Path) -> Result<bool> {
     agent.thaw().map(|()| true)
 }
 
+/// The guest's mounted file systems, as `guest-get-fsinfo` lists them.
+///
+/// # Errors
+/// If the agent does not answer.
+pub(crate) fn file_systems(socket: &Path) -> Result<Value> {
+    Agent::connect(socket)?.ask("guest-get-fsinfo", PATIENCE)
+}
+
 struct Agent {
     stream: UnixStream,
     pending: Vec<u8>,

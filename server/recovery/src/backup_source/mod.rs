@@ -49,7 +49,7 @@ mod scratch;
 pub use disks::DiskPick;
 pub use running::{MachineOptions, Mode, RunningMachine};
 
-pub(crate) use agent::{FrozenGuest, LIMIT as FREEZE_LIMIT};
+pub(crate) use agent::{file_systems, FrozenGuest, LIMIT as FREEZE_LIMIT};
 pub(crate) use scratch::{no_space, TABLES_BYTES};
 
 use std::path::Path;

@@ -1,10 +1,14 @@
 //! The commands of a job's runs, as vectors of arguments. No shell ever sees them.
 
+use std::collections::BTreeSet;
+
 use coldrise_block::Result;
 use coldrise_inventory::Retention;
+use coldrise_recovery::virsh::Virsh;
 
 use super::job::{BootCheck, Job, JobKind};
 use crate::invalid::invalid;
+use crate::pattern::Pattern;
 
 const MAX_SOURCE_BYTES: usize = 1024;
 /// The lowest rate that `coldrise backup` takes, in bytes per second.
@@ -90,7 +94,12 @@ pub(crate) fn backup(job: &Job, machine: &str) -> Vec<String> {
     words.extend(job.config.as_ref().map(|path| format!("--config={}", expand(path, machine, ""))));
     words.extend(job.bitmap.as_ref().map(|name| format!("--bitmap={name}")));
     words.extend(job.from.as_ref().map(|from| format!("--from={}", expand(from, machine, ""))));
+    if job.from.as_deref().is_some_and(|from| from.starts_with("libvirt")) {
+        // A run does not have the service's environment.
+        words.extend(Virsh::local(None).ok().map(|virsh| format!("--connect={}", virsh.uri())));
+    }
     words.extend(job.push.then(|| "--push".to_owned()));
+    words.extend(job.quiesce.then(|| "--quiesce".to_owned()));
     if let Some(agent) = &job.agent {
         words.extend(["--quiesce".to_owned(), format!("--agent={}", expand(agent, machine, ""))]);
     }
@@ -129,7 +138,8 @@ pub(crate) fn prune<'a>(
     words
 }
 
-/// The runs of one occurrence: machine and words. `known` are the machines that have points.
+/// The runs of one occurrence: machine and words. `known` are the machines that have points, or those
+/// that run under libvirt, as [`Job::known_by`] says.
 pub(super) fn runs_of(job: &Job, known: &[String]) -> Vec<(Option<String>, Vec<String>)> {
     let matching =
         || known.iter().filter(|name| job.machines.iter().any(|pattern| pattern.matches(name)));
@@ -137,8 +147,11 @@ pub(super) fn runs_of(job: &Job, known: &[String]) -> Vec<(Option<String>, Vec<S
         |more: Option<String>| std::iter::once("verify".to_owned()).chain(more).collect::<Vec<_>>();
     match job.kind {
         JobKind::Backup => {
-            let names = job.machines.iter().map(|name| name.as_str());
-            names.map(|name| (Some(name.to_owned()), backup(job, name))).collect()
+            // A named machine that does not run fails, which is told; a pattern means those that run.
+            let named = job.machines.iter().filter(|pattern| !pattern.has_wildcards());
+            let named = named.map(|name| name.as_str().to_owned());
+            let names: BTreeSet<String> = named.chain(matching().cloned()).collect();
+            names.into_iter().map(|name| (Some(name.clone()), backup(job, &name))).collect()
         }
         JobKind::Gc => vec![(None, vec!["gc".to_owned()])],
         JobKind::Prune => {
@@ -180,9 +193,26 @@ impl JobKind {
             JobKind::CheckBoot => "check-boot",
         }
     }
+}
 
-    /// Whether the runs of one occurrence depend on the machines that have points.
-    pub(super) fn needs_known_machines(self) -> bool {
-        matches!(self, JobKind::Verify | JobKind::Prune | JobKind::CheckBoot)
+/// Who knows the machines that the patterns of a job mean.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum KnownBy {
+    /// The job names its machines.
+    Nobody,
+    /// The repository: the machines that have points.
+    Repository,
+    /// libvirt: the domains that run.
+    Libvirt,
+}
+
+impl Job {
+    /// Who knows the machines.
+    pub(super) fn known_by(&self) -> KnownBy {
+        match self.kind {
+            JobKind::Verify | JobKind::Prune | JobKind::CheckBoot => KnownBy::Repository,
+            JobKind::Backup if self.machines.iter().any(Pattern::has_wildcards) => KnownBy::Libvirt,
+            JobKind::Backup | JobKind::Gc => KnownBy::Nobody,
+        }
     }
 }

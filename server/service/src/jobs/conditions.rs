@@ -9,6 +9,7 @@ use super::job::JobKind;
 use super::store::Outcome;
 use crate::clock::now_ms;
 use crate::database::Database;
+use crate::pattern::{any_matches, Pattern};
 
 const HOUR_MS: i64 = 3_600_000;
 
@@ -51,14 +52,21 @@ pub(crate) struct Condition {
 impl Database {
     /// The age limits of machines, in hours, with the time from which they count for a machine without points:
     /// the creation of the job. The strictest job decides.
-    pub(crate) fn age_limits(&self) -> Result<BTreeMap<String, (u32, i64)>> {
+    /// A pattern means the known machines that match.
+    pub(crate) fn age_limits(
+        &self,
+        known: &[KnownMachine],
+    ) -> Result<BTreeMap<String, (u32, i64)>> {
         let mut limits = BTreeMap::new();
         for stored in self.jobs()? {
             let job = &stored.job;
             let Some(hours) = job.age_limit_hours.filter(|_| job.enabled) else { continue };
-            for machine in &job.machines {
+            let named = job.machines.iter().filter(|pattern| !pattern.has_wildcards());
+            let matching = known.iter().map(|known| known.machine.as_str());
+            let matching = matching.filter(|name| any_matches(&job.machines, name));
+            for machine in named.map(Pattern::as_str).chain(matching) {
                 let limit: &mut (u32, i64) =
-                    limits.entry(machine.as_str().to_owned()).or_insert((hours, stored.created_ms));
+                    limits.entry(machine.to_owned()).or_insert((hours, stored.created_ms));
                 *limit = (limit.0.min(hours), limit.1.min(stored.created_ms));
             }
         }
@@ -93,7 +101,7 @@ pub(crate) fn conditions(
     now_ms: i64,
 ) -> Result<Vec<Condition>> {
     let mut found = Vec::new();
-    for (machine, (hours, since_ms)) in database.age_limits()? {
+    for (machine, (hours, since_ms)) in database.age_limits(known)? {
         let good = known.iter().find(|known| known.machine == machine);
         let good_ms = good.and_then(|known| known.last_good_ms);
         let age_hours = (now_ms - good_ms.unwrap_or(since_ms)) / HOUR_MS;

@@ -104,7 +104,7 @@ pub(crate) struct Job {
     #[serde(default = "yes")]
     pub(crate) enabled: bool,
     pub(crate) kind: JobKind,
-    /// Backup: the names of the machines. Verify, prune, check-boot: patterns of machines that have
+    /// Backup: the names of the machines, with libvirt also patterns. Verify, prune, check-boot: patterns of machines that have
     /// points; all if absent.
     #[serde(default = "all_machines")]
     #[schema(max_items = 1000)]
@@ -123,15 +123,19 @@ pub(crate) struct Job {
     /// Backup: read only what this dirty bitmap marks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) bitmap: Option<String>,
-    /// Backup: the machines are backed up while they run: `qmp:` and the absolute path of QEMU's
-    /// monitor; `{machine}` stands for the name. Then `disks` names a device for each disk, or is
-    /// absent for all writable disks.
+    /// Backup: the machines are backed up while they run: `libvirt`, `libvirt:` and a domain's name,
+    /// or `qmp:` and the absolute path of QEMU's monitor; `{machine}` stands for the name. Then `disks` names
+    /// a device for each disk, or is absent for all writable disks. With libvirt `machines` can
+    /// have patterns, such as `web*`: every running domain that matches.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) from: Option<String>,
     /// With `from`: QEMU copies the disks into scratch files first, as `coldrise backup --push` says.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) push: bool,
-    /// With `from`: the absolute path of the guest agent's socket, to freeze the file systems for the
+    /// With `from` and libvirt: freeze the guest's file systems for the instant, through its agent.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) quiesce: bool,
+    /// With `from` and qmp: the absolute path of the guest agent's socket, to freeze the file systems for the
     /// instant; `{machine}` stands for the name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) agent: Option<String>,
@@ -211,6 +215,7 @@ impl Job {
             ("bitmap", self.bitmap.is_some()),
             ("from", self.from.is_some()),
             ("push", self.push),
+            ("quiesce", self.quiesce),
             ("agent", self.agent.is_some()),
             ("rate_bytes_per_second", self.rate_bytes_per_second.is_some()),
             ("age_limit_hours", self.age_limit_hours.is_some()),
@@ -272,11 +277,15 @@ impl Job {
             return Err(invalid(format!("machines: name 1 to {MAX_MACHINES} machines")));
         }
         let mut names = BTreeSet::new();
+        let is_libvirt = self.from.as_deref().is_some_and(|from| from.starts_with("libvirt"));
         for machine in &self.machines {
+            if is_libvirt && machine.has_wildcards() {
+                continue;
+            }
             let name = MachineName::parse(machine.as_str()).map_err(|error| {
                 error
                     .context("machines")
-                    .advise("a backup names each machine; patterns are for other kinds")
+                    .advise("a backup names each machine; patterns are for other kinds, and for \"from\": \"libvirt\"")
             })?;
             if !names.insert(name) {
                 return Err(invalid(format!("machines: {} is named twice", machine.as_str())));
@@ -320,16 +329,31 @@ impl Job {
             checked.map_err(|error| error.context(format!("disks: {disk}")))?;
         }
         let Some(from) = &self.from else {
-            return match (self.push, &self.agent) {
+            return match (self.push || self.quiesce, &self.agent) {
                 (false, None) => Ok(()),
-                _ => Err(invalid("push, agent: only with from")),
+                _ => Err(invalid("push, quiesce, agent: only with from")),
             };
         };
         if self.bitmap.is_some() {
             return Err(invalid("bitmap: not with from, which makes its own"));
         }
+        if let Some(rest) = from.strip_prefix("libvirt") {
+            if self.agent.is_some() {
+                return Err(invalid("agent: libvirt knows the agent's socket; write quiesce"));
+            }
+            return match rest.strip_prefix(':') {
+                None if rest.is_empty() => Ok(()),
+                Some(domain) => check_device(domain).map_err(|error| error.context("from")),
+                None => Err(invalid("from: write libvirt, or libvirt:DOMAIN")),
+            };
+        }
+        if self.quiesce {
+            return Err(invalid("quiesce: only with libvirt; with qmp give the agent's socket"));
+        }
         let Some(socket) = from.strip_prefix("qmp:").filter(|path| path.starts_with('/')) else {
-            return Err(invalid("from: write qmp:/PATH, such as qmp:/run/qemu/{machine}.qmp"));
+            return Err(invalid(
+                "from: write libvirt, or qmp:/PATH such as qmp:/run/qemu/{machine}.qmp",
+            ));
         };
         check_source(&format!("raw:{socket}")).map_err(|error| error.context("from"))?;
         match &self.agent {

@@ -7,13 +7,18 @@
 //! and no job waits for longer than two of its intervals.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_recovery::backup_domain::running_domains;
+use coldrise_recovery::virsh::Virsh;
 use coldrise_schedule::Calendar;
+use coldrise_store::MachineName;
 use jiff::tz::TimeZone;
 use jiff::Timestamp;
 use rusqlite::params;
 
+use super::commands::KnownBy;
 use super::job::Job;
 use super::queue::{NewRun, Queue};
 use super::rows;
@@ -23,6 +28,23 @@ use super::{commands, store};
 
 /// The longest time that a retry waits: an hour, and a quarter.
 const LONGEST_BACK_OFF_MS: i64 = 75 * 60 * 1000;
+
+/// How long libvirt may take to list the running domains: other jobs wait meanwhile.
+const LIBVIRT_PATIENCE: Duration = Duration::from_secs(10);
+
+/// The domains of this host that run and whose names can be those of machines.
+fn running_machines() -> Result<Vec<String>> {
+    let names = running_domains(&Virsh::local(None)?, LIBVIRT_PATIENCE)?;
+    let (machines, others): (Vec<String>, Vec<String>) =
+        names.into_iter().partition(|name| MachineName::parse(name).is_ok());
+    if !others.is_empty() {
+        tracing::warn!(
+            "no job backs up {}: such a name needs a job of its own, with \"from\": \"libvirt:DOMAIN\"",
+            others.join(", ")
+        );
+    }
+    Ok(machines)
+}
 
 /// Rounds up: a job must not be due before its time, or it would be due twice.
 fn to_ms(time: Timestamp) -> i64 {
@@ -141,7 +163,11 @@ impl Queue {
         now_ms: i64,
         known: &dyn Fn() -> Result<Vec<String>>,
     ) -> Result<Vec<rows::QueueRow>> {
-        let known = if job.kind.needs_known_machines() { known()? } else { Vec::new() };
+        let known = match job.known_by() {
+            KnownBy::Nobody => Vec::new(),
+            KnownBy::Repository => known()?,
+            KnownBy::Libvirt => running_machines()?,
+        };
         let runs = commands::runs_of(job, &known).into_iter();
         Ok(runs
             .map(|(machine, arguments)| NewRun {

@@ -219,7 +219,7 @@ impl Job {
     pub(crate) fn covers(&self, machine: &str) -> bool {
         self.enabled
             && self.kind == JobKind::Backup
-            && self.machines.iter().any(|name| name.as_str() == machine)
+            && self.machines.iter().any(|name| name.matches(machine))
     }
 }
 

@@ -369,6 +369,10 @@ fn malformed_jobs_are_refused() {
         r#"{"from":"qmp:/run/x.qmp","disks":{},"bitmap":"x"}"#,
         r#"{"from":"qmp:/run/x.qmp","disks":{},"agent":"x"}"#,
         r#"{"push":true}"#,
+        r#"{"machines":["web*"]}"#,
+        r#"{"from":"libvirtx","disks":{}}"#,
+        r#"{"from":"libvirt","disks":{},"agent":"/x"}"#,
+        r#"{"from":"qmp:/x","disks":{},"quiesce":true}"#,
         r#"{"schedule":["sometimes"]}"#,
         r#"{"window":"always"}"#,
         r#"{"parallel":0}"#,
@@ -382,6 +386,7 @@ fn malformed_jobs_are_refused() {
     ] {
         assert!(refused(change), "{change}");
     }
+    assert!(!refused(r#"{"from":"libvirt","machines":["web*","db01"],"disks":{},"quiesce":true}"#));
     assert!(!refused(
         r#"{"from":"qmp:/run/{machine}.qmp","disks":{},"agent":"/run/{machine}.ga"}"#
     ));

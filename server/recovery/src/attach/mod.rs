@@ -10,12 +10,17 @@
 //! program dies between the two steps, the node is left without a device, which the guest does not notice;
 //! detach removes it.
 
+mod domain;
+mod mounted;
+
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_qmp::Monitor;
 use serde_json::{json, Value};
+
+pub use domain::AttachDomain;
 
 /// Maximum length of a name: QEMU's names of nodes have at most 31 characters, serial numbers 20.
 pub const MAX_NAME_CHARS: usize = 20;
@@ -174,6 +179,14 @@ pub fn detach(monitor: &Path, name: &str, patience: Duration) -> Result<()> {
         remove_node(&mut monitor, &id)?;
     }
     Ok(())
+}
+
+/// Asks the guest agent at `socket` whether the guest has mounted the disk.
+///
+/// # Errors
+/// `Busy` if it has; `ToolFailed` if the agent does not answer.
+pub fn check_unmounted(socket: &Path, name: &str) -> Result<()> {
+    mounted::check_unmounted(&crate::backup_source::file_systems(socket)?, name)
 }
 
 /// Removes a node whose device is gone. The device may hold it for moments more.
