@@ -28,6 +28,7 @@ include plugins/ganesha/build.mk
 include packaging/build.mk
 include images/files/build.mk
 include web/build.mk
+include tests/support/vcsim/build.mk
 
 # Installs those of its packages that are missing; asks the network only then.
 define install
@@ -57,7 +58,7 @@ run-deps: build-deps ## Install what booting a guest needs
 .PHONY: test-deps
 test-deps: run-deps ## Install what the tests need
 	$(call install,$(TEST_PACKAGES))
-	@$(MAKE) --no-print-directory build/python/installed build/schemathesis/installed
+	@$(MAKE) --no-print-directory build/python/installed build/schemathesis/installed $(VCSIM)
 
 # Into a separate folder: the system's Python is unchanged.
 build/python/installed: tests/python-packages.txt

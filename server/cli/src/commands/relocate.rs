@@ -1,5 +1,7 @@
 //! `coldrise move`: moves the disks of a running machine to production storage.
 
+mod vsphere;
+
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -9,6 +11,7 @@ use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_recovery::relocation::{
     move_disks, parse_target, MoveNote, MovePhase, MoveReport, MoveRequest, MovedDisk, Target,
 };
+use coldrise_recovery::vsphere::recovery_note;
 use coldrise_store::{Address, SessionName};
 use serde::Serialize;
 
@@ -39,6 +42,10 @@ pub(crate) struct MoveArguments {
     /// A folder takes all disks as MACHINE-DISK.qcow2.
     #[arg(value_name = "TARGET", value_parser = parse_target)]
     targets: Vec<Target>,
+
+    /// Datastore for a machine that was recovered under vCenter. vCenter copies, by Storage vMotion.
+    #[arg(long, value_name = "DATASTORE", conflicts_with_all = ["targets", "qmp", "rate", "synchronous", "force"])]
+    to: Option<String>,
 
     /// Socket of QEMU's monitor (-qmp unix:SOCKET,server=on,wait=off) that no other program uses.
     /// Default: that of the machine that coldrise boot started on the session.
@@ -80,6 +87,15 @@ struct Moved<'a> {
 pub(crate) fn run(invocation: &Invocation, arguments: MoveArguments) -> Result<Report> {
     let cancel = cancel_flag()?;
     let repository = invocation.open()?;
+    if let Some(note) = recovery_note(&repository, &arguments.session)? {
+        return vsphere::run(invocation, &repository, &arguments, &note, &cancel);
+    }
+    if arguments.to.is_some() {
+        let text =
+            format!("no machine was recovered under vCenter on session {}", arguments.session);
+        return Err(Error::new(ErrorKind::InvalidInput, text)
+            .advise("give a folder, or DISK=PATH for each disk"));
+    }
     let view = ProgressView::new(invocation);
     let done = move_disks(&MoveRequest {
         repository: &repository,

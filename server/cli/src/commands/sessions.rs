@@ -3,6 +3,7 @@
 use coldrise_block::Result;
 use coldrise_inventory::{SessionDetails, SessionListing};
 use coldrise_recovery::relocation::{move_state, MoveNote};
+use coldrise_recovery::vsphere::{recovery_note, VsphereNote};
 use coldrise_session::DiskActivity;
 use serde::Serialize;
 
@@ -60,16 +61,21 @@ fn activity_text(activity: &DiskActivity) -> String {
 pub(crate) fn run(invocation: &Invocation) -> Result<Report> {
     let repository = invocation.open()?;
     let listing = SessionListing::read(&repository)?;
-    let mut moves = Vec::new();
+    let (mut moves, mut recoveries) = (Vec::new(), Vec::new());
     let mut text = text(&listing);
     for session in &listing.sessions {
         let Ok(name) = session.session.parse() else { continue };
+        if let Some(note) = recovery_note(&repository, &name)? {
+            let sentence = note.sentence(&name);
+            text.push_str(&format!("\n{sentence}\n"));
+            recoveries.push(ListedRecovery { session: &session.session, sentence, note });
+        }
         let Some(state) = move_state(&repository, &name)? else { continue };
         text.push_str(&format!("\n{}\n", state.sentence));
         let (session, is_running, note) = (&session.session, state.is_running, state.note);
         moves.push(ListedMove { session, is_running, sentence: state.sentence, note });
     }
-    Ok(Report::answer(&LocalListing { listing: &listing, moves }, text))
+    Ok(Report::answer(&LocalListing { listing: &listing, moves, recoveries }, text))
 }
 
 /// The list, with what only this host knows.
@@ -80,6 +86,17 @@ struct LocalListing<'a> {
     /// Sessions whose disks are moved, or were.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     moves: Vec<ListedMove<'a>>,
+    /// Sessions on which machines were recovered under vCenter or ESXi.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    recoveries: Vec<ListedRecovery<'a>>,
+}
+
+#[derive(Serialize)]
+struct ListedRecovery<'a> {
+    session: &'a str,
+    sentence: String,
+    #[serde(flatten)]
+    note: VsphereNote,
 }
 
 #[derive(Serialize)]

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_recovery::libvirt::RecoveryNote;
+use coldrise_recovery::vsphere::check_no_machine;
 use coldrise_session::{SessionNotes, SkippedFile};
 use coldrise_store::{advise_room, Repository, SessionName};
 use serde::Serialize;
@@ -43,6 +44,7 @@ struct Ended {
 pub(crate) fn run(invocation: &Invocation, arguments: &UnpublishArguments) -> Result<Report> {
     let UnpublishArguments { session, discard } = arguments;
     let repository = invocation.open()?;
+    check_no_machine(&repository, session)?;
     let recovered = check_no_domain_uses(invocation, &repository, session)?;
     let sealed = coldrise_session::unpublish(&repository, session, *discard);
     leftovers::remove(&repository);

@@ -2,14 +2,13 @@
 
 use std::io::Read;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
+use coldrise_recovery::https;
 use coldrise_runs::RunId;
 use serde::de::DeserializeOwned;
 use serde_json::{json, Value};
-use ureq::tls::{Certificate, RootCerts, TlsConfig};
 
 use crate::invocation::Invocation;
 use crate::report::Report;
@@ -17,7 +16,6 @@ use crate::signals::cancel_flag;
 
 /// Time limit of one request. Statistics of a large repository take long.
 const TIMEOUT: Duration = Duration::from_secs(600);
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Interval of looking at a run.
 pub(super) const INTERVAL: Duration = Duration::from_millis(250);
 /// How long the service may be away while a run is followed, such as for its restart.
@@ -57,25 +55,10 @@ impl Client {
         std::fs::File::open(&path)
             .and_then(|file| file.take(MAX_TOKEN_BYTES).read_to_string(&mut token))
             .context(|| format!("reading the token in {}", path.display()))?;
-        let roots = match &options.certificate {
-            Some(path) => trusted_file(path)?,
-            None => system_roots()?,
-        };
-        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-        let tls = TlsConfig::builder()
-            .root_certs(RootCerts::Specific(Arc::new(roots)))
-            .unversioned_rustls_crypto_provider(provider)
-            .build();
-        let config = ureq::Agent::config_builder()
-            .tls_config(tls)
-            .https_only(true)
-            .max_redirects(0)
-            .http_status_as_error(false)
-            .timeout_connect(Some(CONNECT_TIMEOUT))
-            .timeout_global(Some(TIMEOUT))
-            .build();
+        let certificate = options.certificate.as_deref();
+        let agent = https::agent(certificate, "--server-certificate", TIMEOUT)?;
         let base = format!("{}/api/v1/", options.url.trim_end_matches('/'));
-        Ok(Client { agent: config.new_agent(), base, token: token.trim().to_owned() })
+        Ok(Client { agent, base, token: token.trim().to_owned() })
     }
 
     /// Reads a document.
@@ -209,24 +192,4 @@ fn lines(counts: &Value) -> String {
             format!("  {:<22} {text}\n", name.replace('_', " "))
         })
         .collect()
-}
-
-fn trusted_file(path: &std::path::Path) -> Result<Vec<Certificate<'static>>> {
-    let text = std::fs::read(path).context(|| format!("reading {}", path.display()))?;
-    let certificate = Certificate::from_pem(&text).map_err(|error| {
-        let text = format!("{} is no certificate in PEM format: {error}", path.display());
-        Error::new(ErrorKind::InvalidInput, text)
-    })?;
-    Ok(vec![certificate.to_owned()])
-}
-
-fn system_roots() -> Result<Vec<Certificate<'static>>> {
-    let found = rustls_native_certs::load_native_certs().certs;
-    if found.is_empty() {
-        let text = "this system trusts no certificates";
-        return Err(Error::new(ErrorKind::Unsupported, text).advise(
-            "install ca-certificates, or name the service's own with --server-certificate FILE",
-        ));
-    }
-    Ok(found.iter().map(|der| Certificate::from_der(der).to_owned()).collect())
 }

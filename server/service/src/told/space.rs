@@ -211,8 +211,7 @@ mod tests {
             "the repository's file system will be full on 1970-01-31"
         );
         let limited = |min_free| {
-            let found =
-                condition(&growth(0), drive(3), min_free, DAY_MS, Path::new("/srv"), None);
+            let found = condition(&growth(0), drive(3), min_free, DAY_MS, Path::new("/srv"), None);
             found.map(|condition| condition.severity)
         };
         assert_eq!(limited(2), None, "2.7 % are free");

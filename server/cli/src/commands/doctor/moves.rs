@@ -1,18 +1,28 @@
-//! Moves of running machines: which side counts.
+//! Moves of running machines: which side counts. Machines under vCenter and ESXi: what is registered there.
 
 use std::sync::Arc;
 
 use coldrise_recovery::relocation::{move_state, MovePhase};
+use coldrise_recovery::vsphere::recovery_note;
 use coldrise_store::Repository;
 
 use super::{Findings, Status};
 
-/// Names each session whose disks are moved, or were.
+/// Names each session whose disks are moved, or were, and each on which a machine of another server runs.
 pub(super) fn check(found: &mut Findings, repository: &Arc<Repository>) {
     const CHECK: &str = "moves";
     // Reported by the check of the sessions.
     let Ok(sessions) = coldrise_session::sessions(repository) else { return };
     for session in &sessions {
+        let name = &session.document.name;
+        match recovery_note(repository, name) {
+            Ok(None) => {}
+            Ok(Some(note)) => {
+                let status = if note.is_unfinished() { Status::Warn } else { Status::Ok };
+                found.add("recoveries", status, note.sentence(name), "");
+            }
+            Err(error) => found.error("recoveries", &error),
+        }
         match move_state(repository, &session.document.name) {
             Ok(None) => {}
             Ok(Some(state)) => {

@@ -2,11 +2,12 @@
 
 mod place;
 mod server;
+mod vsphere;
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_recovery::libvirt::{
     default_domain, rewrite, Domain, DomainOptions, DomainState, DomainXml, NetworkChoice,
@@ -37,6 +38,10 @@ use crate::units::show_duration;
 /// host devices, files of drives and unknown devices are left out and named. The network cards
 /// have no link unless --network is given.
 ///
+/// With --to vcenter:HOST or esxi:HOST the hosts mount the session over NFS as a datastore, and the machine is
+/// registered from it and powered on. An NFS server that runs already (coldrise serve nfs) is used;
+/// otherwise this command serves, also until it is ended. See docs/recovery-esxi.md.
+///
 /// When the machine is to stay, coldrise move moves its disks to production storage while it runs.
 #[derive(Debug, Args)]
 pub(crate) struct RecoverArguments {
@@ -44,8 +49,8 @@ pub(crate) struct RecoverArguments {
     #[arg(value_name = "MACHINE/POINT|live/SESSION")]
     address: Address,
 
-    /// The hypervisor.
-    #[arg(long, value_enum, required_unless_present = "undo")]
+    /// libvirt on this host; vcenter:HOST or esxi:HOST, with a port if it is not 443.
+    #[arg(long, value_name = "HYPERVISOR", value_parser = parse_hypervisor, required_unless_present = "undo")]
     to: Option<Hypervisor>,
 
     /// End the machine of live/SESSION at once, and its session. Its writes become a restore point,
@@ -61,7 +66,8 @@ pub(crate) struct RecoverArguments {
     #[arg(long, value_name = "URI", default_value = "qemu:///system")]
     connect: String,
 
-    /// Name of the machine, and of the session. Default: the stored name.
+    /// Name of the machine, and of the session. Default: the stored name; under vCenter and ESXi with the
+    /// ending -recovered.
     #[arg(long, value_name = "NAME")]
     name: Option<SessionName>,
 
@@ -85,12 +91,31 @@ pub(crate) struct RecoverArguments {
     /// Owner of the socket. Default for root: libvirt-qemu or qemu, if there is such a user.
     #[arg(long, value_name = "USER[:GROUP]")]
     socket_owner: Option<SocketOwner>,
+
+    #[command(flatten)]
+    vsphere: vsphere::VsphereOptions,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 enum Hypervisor {
     /// QEMU under libvirt.
     Libvirt,
+    /// vCenter or ESXi, at `HOST` or `HOST:PORT`.
+    Vsphere(String),
+}
+
+fn parse_hypervisor(text: &str) -> Result<Hypervisor> {
+    let is_part = |c: char| c.is_ascii_alphanumeric() || ".-_:[]".contains(c);
+    match text.split_once(':') {
+        None if text == "libvirt" => Ok(Hypervisor::Libvirt),
+        Some(("vcenter" | "esxi", server)) if !server.is_empty() && server.chars().all(is_part) => {
+            Ok(Hypervisor::Vsphere(server.to_owned()))
+        }
+        _ => {
+            let text = format!("{text}: give libvirt, vcenter:HOST or esxi:HOST");
+            Err(Error::new(ErrorKind::InvalidInput, text))
+        }
+    }
 }
 
 fn parse_network(text: &str) -> Result<NetworkChoice> {
@@ -115,7 +140,10 @@ struct Recovered<'a> {
 
 pub(crate) fn run(invocation: &Invocation, arguments: RecoverArguments) -> Result<Report> {
     if arguments.undo {
-        return place::undo(invocation, &arguments.address, arguments.discard);
+        return place::undo(invocation, &arguments);
+    }
+    if let Some(Hypervisor::Vsphere(server)) = &arguments.to {
+        return vsphere::run(invocation, server, &arguments);
     }
     Virsh::local(Some(&arguments.connect))?;
     let mut signals = ChildSignals::catch()?;

@@ -3,15 +3,18 @@
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_recovery::libvirt::{DomainState, RecoveryNote};
 use coldrise_recovery::relocation::move_state;
-use coldrise_session::SessionNotes;
-use coldrise_store::{Address, SessionName};
+use coldrise_recovery::vsphere::recovery_note;
+use coldrise_session::{SealReport, SessionNotes};
+use coldrise_store::{Address, Repository, SessionName};
 use serde_json::json;
 
+use super::{vsphere, RecoverArguments};
 use crate::commands::skipped_files;
 use crate::invocation::Invocation;
 use crate::report::Report;
@@ -64,12 +67,16 @@ pub(super) fn default_owner(uri: &str) -> Option<SocketOwner> {
 }
 
 /// `recover --undo`.
-pub(super) fn undo(invocation: &Invocation, address: &Address, discard: bool) -> Result<Report> {
+pub(super) fn undo(invocation: &Invocation, arguments: &RecoverArguments) -> Result<Report> {
+    let (address, discard) = (&arguments.address, arguments.discard);
     let Address::Live { session, disk: None } = address else {
         let text = format!("{address}: --undo takes live/SESSION");
         return Err(Error::new(ErrorKind::InvalidInput, text));
     };
     let repository = invocation.open()?;
+    if recovery_note(&repository, session)?.is_some() {
+        return vsphere::undo(invocation, &repository, session, arguments);
+    }
     if let Some(moved) = move_state(&repository, session)? {
         moved.check_session_counts()?;
     }
@@ -83,27 +90,50 @@ pub(super) fn undo(invocation: &Invocation, address: &Address, discard: bool) ->
     if domain.state()? != DomainState::Off {
         domain.destroy()?;
     }
+    let sealed = end_session(&repository, session, discard, CLOSE_PATIENCE)?;
+    let _ = std::fs::remove_file(&note.socket);
+    Ok(undone(invocation, session, &note.name, sealed, discard))
+}
+
+/// Ends a session. Its server closes it when the machine is gone, within `patience`.
+///
+/// # Errors
+/// As [`coldrise_session::unpublish`].
+pub(super) fn end_session(
+    repository: &Arc<Repository>,
+    session: &SessionName,
+    discard: bool,
+    patience: Duration,
+) -> Result<Option<SealReport>> {
     let start = Instant::now();
-    let sealed = loop {
-        match coldrise_session::unpublish(&repository, session, discard) {
-            // The server closes the session when the machine is gone.
-            Err(error) if error.kind() == ErrorKind::Busy && start.elapsed() < CLOSE_PATIENCE => {
+    loop {
+        match coldrise_session::unpublish(repository, session, discard) {
+            Err(error) if error.kind() == ErrorKind::Busy && start.elapsed() < patience => {
                 std::thread::sleep(Duration::from_millis(50));
             }
-            ended => break ended?,
+            ended => return ended,
         }
-    };
-    let _ = std::fs::remove_file(&note.socket);
+    }
+}
+
+/// The answer of `recover --undo`.
+pub(super) fn undone(
+    invocation: &Invocation,
+    session: &SessionName,
+    machine: &str,
+    sealed: Option<SealReport>,
+    discard: bool,
+) -> Report {
     if let Some(sealed) = &sealed {
         skipped_files::tell(&sealed.left_out);
     }
     let address = sealed.map(|sealed| format!("{}/{}", sealed.point.machine, sealed.point.point));
-    let object = json!({ "session": session.as_str(), "domain": note.name, "address": address,
+    let object = json!({ "session": session.as_str(), "domain": machine, "address": address,
                          "discarded": discard, "elapsed_ms": invocation.elapsed_ms() });
     let text = match (&address, discard) {
-        (Some(address), _) => format!("{} was ended; its writes are {address}", note.name),
-        (None, true) => format!("{} was ended; its writes were discarded", note.name),
-        (None, false) => format!("{} was ended; it wrote nothing", note.name),
+        (Some(address), _) => format!("{machine} was ended; its writes are {address}"),
+        (None, true) => format!("{machine} was ended; its writes were discarded"),
+        (None, false) => format!("{machine} was ended; it wrote nothing"),
     };
-    Ok(Report::done(&object, text))
+    Report::done(&object, text)
 }

@@ -1,0 +1,471 @@
+//! `coldrise recover --to vcenter:HOST` and `--to esxi:HOST`.
+
+use std::cell::{Cell, RefCell};
+use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use coldrise_block::{Context, Error, ErrorKind, Result};
+use coldrise_recovery::vsphere::{
+    datastore_name, lock, recovery_note, ChosenHosts, Steps, Vsphere, VsphereAccess, VsphereNote,
+    VspherePhase,
+};
+use coldrise_session::{check_offered, Catalog, SessionNotes};
+use coldrise_store::{default_cache_bytes, Address, PointDocument, Repository, SessionName};
+use serde::Serialize;
+use serde_json::json;
+
+use super::{place, NetworkChoice, RecoverArguments};
+use crate::ganesha::{Client, Ganesha, NfsOptions, PATH};
+use crate::invocation::Invocation;
+use crate::report::{print_line, Report};
+use crate::signals::ChildSignals;
+use crate::targets::tell_newer;
+use crate::units::show_duration;
+
+/// The only port that ESXi uses.
+const NFS_PORT: u16 = 2049;
+const MOUNT_PORT: u16 = 20048;
+/// Idle time after which the server closes a file.
+const IDLE: Duration = Duration::from_secs(60);
+/// How long a server may take to close the session of a machine that is gone: the idle time, and some more.
+const CLOSE_PATIENCE: Duration = Duration::from_secs(90);
+/// Interval of looking after the server.
+const INTERVAL: Duration = Duration::from_millis(100);
+/// Interval of reading the note.
+const NOTE_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Options for vCenter and ESXi.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "vCenter and ESXi")]
+pub(super) struct VsphereOptions {
+    /// Host that runs the machine, by its name in the inventory. Further ones get the datastore, too. Not
+    /// needed if there is one host only.
+    #[arg(long, value_name = "NAME")]
+    host: Vec<String>,
+
+    /// User of vCenter or ESXi, such as backup@vsphere.local.
+    #[arg(long, value_name = "USER")]
+    user: Option<String>,
+
+    /// Read the user's password from FILE; without it, COLDRISE_VSPHERE_PASSWORD from the environment.
+    #[arg(long, value_name = "FILE")]
+    password_file: Option<PathBuf>,
+
+    /// Trust this certificate of vCenter or ESXi, or of its authority (PEM), instead of the system's authorities.
+    #[arg(long, value_name = "FILE")]
+    certificate: Option<PathBuf>,
+
+    /// Address of this machine by which the hosts reach it. Default: the one on the route to the first host.
+    #[arg(long, value_name = "ADDRESS")]
+    nfs_server: Option<IpAddr>,
+
+    /// Clients that the NFS server accepts, if this command starts it: addresses or networks, such as
+    /// 10.0.0.0/24. Can be repeated. Default: the VMkernel addresses of the hosts.
+    #[arg(long, value_name = "CIDR")]
+    allow: Vec<Client>,
+
+    /// With --undo: the server is gone for good, so change nothing there and only end the session.
+    #[arg(long, requires = "undo")]
+    without_server: bool,
+}
+
+impl VsphereOptions {
+    /// The access of a new recovery.
+    fn access(&self, server: &str) -> Result<VsphereAccess> {
+        let user = self.user.clone().ok_or_else(|| {
+            Error::new(
+                ErrorKind::InvalidInput,
+                format!("who logs in to {server}? Give --user USER"),
+            )
+        })?;
+        let mut access = VsphereAccess {
+            server: server.to_owned(),
+            user,
+            password_file: None,
+            certificate: None,
+        };
+        self.override_access(&mut access)?;
+        Ok(access)
+    }
+
+    /// Options go before what the note says.
+    fn override_access(&self, access: &mut VsphereAccess) -> Result<()> {
+        let absolute = |path: &PathBuf| {
+            std::path::absolute(path).context(|| format!("finding {}", path.display()))
+        };
+        if let Some(user) = &self.user {
+            access.user.clone_from(user);
+        }
+        if let Some(path) = &self.password_file {
+            access.password_file = Some(absolute(path)?);
+        }
+        if let Some(path) = &self.certificate {
+            access.certificate = Some(absolute(path)?);
+        }
+        Ok(())
+    }
+
+    fn nfs_host(&self, hosts: &ChosenHosts) -> Result<IpAddr> {
+        if let Some(address) = self.nfs_server {
+            return Ok(address);
+        }
+        let unknown = || {
+            let text = "it is not known by which address the hosts reach this machine";
+            Error::new(ErrorKind::InvalidInput, text).advise("give --nfs-server ADDRESS")
+        };
+        let first = *hosts.addresses.first().ok_or_else(unknown)?;
+        let any: SocketAddr = match first {
+            IpAddr::V4(_) => ([0, 0, 0, 0], 0).into(),
+            IpAddr::V6(_) => ([0u16; 8], 0).into(),
+        };
+        // Sends nothing.
+        let found = UdpSocket::bind(any).and_then(|socket| {
+            socket.connect((first, NFS_PORT))?;
+            socket.local_addr()
+        });
+        found.map(|address| address.ip()).map_err(|_| unknown())
+    }
+}
+
+/// A machine that starts.
+struct Recovery {
+    session: SessionName,
+    note: VsphereNote,
+    vsphere: Vsphere,
+    addresses: Vec<IpAddr>,
+    /// Published just now: it ends if the machine cannot be started.
+    is_new: bool,
+}
+
+pub(super) fn run(
+    invocation: &Invocation,
+    server: &str,
+    arguments: &RecoverArguments,
+) -> Result<Report> {
+    let signals = RefCell::new(ChildSignals::catch()?);
+    let repository = invocation.open()?;
+    let mut recovery = match &arguments.address {
+        Address::Point { machine, selector, disk: None } => {
+            let catalog = Catalog::new(&repository);
+            let point = check_offered(catalog.point(machine, selector)?)?;
+            tell_newer(invocation, &catalog, selector, &point);
+            publish(&repository, server, arguments, &point)?
+        }
+        Address::Live { session, disk: None } => go_on(&repository, server, arguments, session)?,
+        other => {
+            let text = format!("{other}: a machine is recovered with all its disks");
+            return Err(Error::new(ErrorKind::InvalidInput, text));
+        }
+    };
+    let started = start(invocation, &repository, arguments, &mut recovery, &signals);
+    let ganesha = started.map_err(|error| withdraw(invocation, &repository, &recovery, error))?;
+    tell_running(invocation, &recovery, ganesha.is_some());
+    let state = match ganesha {
+        None => "running",
+        Some(ganesha) => serve(&repository, &recovery.session, ganesha, &signals)?,
+    };
+    Ok(report(invocation, &recovery, state))
+}
+
+/// Checks everything that can be checked, then publishes and writes the note.
+fn publish(
+    repository: &Arc<Repository>,
+    server: &str,
+    arguments: &RecoverArguments,
+    point: &PointDocument,
+) -> Result<Recovery> {
+    let options = &arguments.vsphere;
+    let has_network = match &arguments.network {
+        NetworkChoice::None => false,
+        NetworkChoice::Same => true,
+        NetworkChoice::Named(name) => {
+            let text = format!(
+                "--network {name}: give none or same; choose networks in the vSphere client"
+            );
+            return Err(Error::new(ErrorKind::InvalidInput, text));
+        }
+    };
+    let access = options.access(server)?;
+    let vsphere = Vsphere::login(&access)?;
+    let hosts = vsphere.choose_hosts(&options.host)?;
+    let nfs_host = options.nfs_host(&hosts)?.to_string();
+    let session = crate::vmx::publish(repository, point, arguments.name.clone())?.name;
+    let name = match &arguments.name {
+        Some(name) => name.to_string(),
+        // The lost machine usually is in the inventory still.
+        None => format!("{}-recovered", point.machine),
+    };
+    let noted = datastore_name(&session).and_then(|datastore| {
+        let note = VsphereNote {
+            access,
+            name,
+            machine: None,
+            hosts: hosts.names,
+            datastore,
+            nfs_host,
+            nfs_path: format!("{PATH}/live/{session}"),
+            has_network,
+            has_new_uuid: arguments.new_uuid,
+            phase: VspherePhase::Starting,
+        };
+        note.write(&SessionNotes::of(repository, &session)?)?;
+        Ok(note)
+    });
+    match noted {
+        Ok(note) => {
+            let addresses = hosts.addresses;
+            Ok(Recovery { session, note, vsphere, addresses, is_new: true })
+        }
+        Err(error) => {
+            let _ = coldrise_session::unpublish(repository, &session, true);
+            Err(error)
+        }
+    }
+}
+
+/// A session on which a machine was recovered.
+fn go_on(
+    repository: &Arc<Repository>,
+    server: &str,
+    arguments: &RecoverArguments,
+    session: &SessionName,
+) -> Result<Recovery> {
+    let mut note = recovery_note(repository, session)?.ok_or_else(|| {
+        let text = format!("no machine was recovered under vCenter or ESXi on session {session}");
+        Error::new(ErrorKind::NotFound, text).advise("recover MACHINE/POINT")
+    })?;
+    if note.access.server != server {
+        let text = format!("the machine of session {session} is at {}", note.access.server);
+        return Err(Error::new(ErrorKind::InvalidInput, text)
+            .advise("to change the server, undo this recovery first"));
+    }
+    if note.is_moved() || matches!(note.phase, VspherePhase::Moving { .. }) {
+        return Err(Error::new(ErrorKind::Busy, note.sentence(session)));
+    }
+    arguments.vsphere.override_access(&mut note.access)?;
+    let vsphere = Vsphere::login(&note.access)?;
+    let addresses = vsphere.choose_hosts(&note.hosts)?.addresses;
+    Ok(Recovery { session: session.clone(), note, vsphere, addresses, is_new: false })
+}
+
+/// Starts the NFS server, if none serves already, and the machine.
+fn start(
+    invocation: &Invocation,
+    repository: &Arc<Repository>,
+    arguments: &RecoverArguments,
+    recovery: &mut Recovery,
+    signals: &RefCell<ChildSignals>,
+) -> Result<Option<Ganesha>> {
+    let notes = SessionNotes::of(repository, &recovery.session)?;
+    let _lock = lock(&notes, &recovery.session)?;
+    let ganesha = serve_nfs(invocation, arguments, recovery, &mut signals.borrow_mut())?;
+    let was_cancelled = Cell::new(false);
+    let is_cancelled = || {
+        was_cancelled.set(was_cancelled.get() || signals.borrow_mut().was_asked_to_end());
+        was_cancelled.get()
+    };
+    let tell = |text: &str| invocation.remark(text);
+    let session = &recovery.session;
+    let steps = Steps { session, notes: &notes, tell: &tell, is_cancelled: &is_cancelled };
+    recovery.vsphere.start(&steps, &mut recovery.note)?;
+    Ok(ganesha)
+}
+
+/// One NFS server serves all sessions of a repository, so a running one is used.
+fn serve_nfs(
+    invocation: &Invocation,
+    arguments: &RecoverArguments,
+    recovery: &Recovery,
+    signals: &mut ChildSignals,
+) -> Result<Option<Ganesha>> {
+    let address: IpAddr = recovery.note.nfs_host.parse().map_err(|_| {
+        Error::new(ErrorKind::Internal, "the note of a recovery has no address of the NFS server")
+    })?;
+    let listen = SocketAddr::new(address, NFS_PORT);
+    if TcpStream::connect_timeout(&listen, Duration::from_secs(1)).is_ok() {
+        return Ok(None);
+    }
+    let mut allowed = arguments.vsphere.allow.clone();
+    if allowed.is_empty() {
+        let hosts = recovery.addresses.iter();
+        allowed = hosts.map(|address| address.to_string().parse()).collect::<Result<_>>()?;
+    }
+    let options = NfsOptions {
+        listen,
+        mount_port: MOUNT_PORT,
+        allowed,
+        serves_v3: true,
+        serves_v4: false,
+        idle: IDLE,
+        cache_bytes: default_cache_bytes(),
+        is_read_only: false,
+    };
+    Ganesha::start(invocation, &options, signals).map(Some)
+}
+
+/// Undoes a recovery whose machine did not start.
+fn withdraw(
+    invocation: &Invocation,
+    repository: &Arc<Repository>,
+    recovery: &Recovery,
+    error: Error,
+) -> Error {
+    let Recovery { session, note, vsphere, is_new, .. } = recovery;
+    let kept = || format!("session {session} is kept: coldrise recover live/{session} --undo");
+    // The same text twice would hide the reason.
+    let keep = |error: Error| {
+        if error.is_advised() {
+            invocation.remark(&kept());
+            error
+        } else {
+            error.advise(kept())
+        }
+    };
+    if !is_new {
+        return error;
+    }
+    let undone = SessionNotes::of(repository, session).and_then(|notes| {
+        let _lock = lock(&notes, session)?;
+        let tell = |text: &str| invocation.remark(text);
+        let steps = Steps { session, notes: &notes, tell: &tell, is_cancelled: &|| false };
+        vsphere.undo(&steps, note)
+    });
+    match undone.and_then(|()| place::end_session(repository, session, true, CLOSE_PATIENCE)) {
+        Ok(_) => error,
+        Err(why) => {
+            invocation.remark(&format!("cleaning up failed: {}", why.full_message()));
+            keep(error)
+        }
+    }
+}
+
+/// Serves until a signal ends this program (`stalled`), or the machine was undone or moved.
+fn serve(
+    repository: &Arc<Repository>,
+    session: &SessionName,
+    mut ganesha: Ganesha,
+    signals: &RefCell<ChildSignals>,
+) -> Result<&'static str> {
+    let mut signals = signals.borrow_mut();
+    let mut read = Instant::now();
+    loop {
+        if signals.was_asked_to_end() {
+            ganesha.stop(Some(&mut signals))?;
+            return Ok("stalled");
+        }
+        if let Some(status) = ganesha.keep_up()? {
+            let text = format!("nfs-ganesha ended ({status}) while the machine was running");
+            return Err(Error::new(ErrorKind::ToolFailed, text).advise(format!(
+                "the machine's disks stand still: coldrise recover live/{session} goes on"
+            )));
+        }
+        if read.elapsed() >= NOTE_INTERVAL {
+            read = Instant::now();
+            let end = match recovery_note(repository, session)? {
+                None => Some("undone"),
+                Some(note) if note.is_moved() && !note.is_unfinished() => Some("moved"),
+                Some(_) => None,
+            };
+            if let Some(end) = end {
+                ganesha.stop(Some(&mut signals))?;
+                return Ok(end);
+            }
+        }
+        std::thread::sleep(INTERVAL);
+    }
+}
+
+fn tell_running(invocation: &Invocation, recovery: &Recovery, serves: bool) {
+    let Recovery { session, note, .. } = recovery;
+    if invocation.is_json() {
+        let event = json!({ "event": "running", "session": session.as_str(), "machine": note.name,
+                            "server": note.access.server, "datastore": note.datastore,
+                            "serves_nfs": serves, "elapsed_ms": invocation.elapsed_ms() });
+        print_line(&event.to_string());
+    } else if serves {
+        print_line(&format!(
+            "{} (this command serves its disks)",
+            running_text(recovery, invocation.elapsed())
+        ));
+    }
+}
+
+fn running_text(recovery: &Recovery, elapsed: Duration) -> String {
+    let Recovery { session, note, .. } = recovery;
+    format!(
+        "{} runs at {} from session {session}, after {}\n  when calm   coldrise move live/{session} --to DATASTORE\n  \
+         undo        coldrise recover live/{session} --undo\n",
+        note.name,
+        note.access.server,
+        show_duration(elapsed)
+    )
+    .trim_end()
+    .to_owned()
+}
+
+#[derive(Serialize)]
+struct Recovered<'a> {
+    session: &'a str,
+    machine: &'a str,
+    server: &'a str,
+    hosts: &'a [String],
+    datastore: &'a str,
+    /// `running`: another NFS server serves the disks; `stalled`, `undone` or `moved`.
+    state: &'static str,
+    elapsed_ms: u64,
+}
+
+fn report(invocation: &Invocation, recovery: &Recovery, state: &'static str) -> Report {
+    let Recovery { session, note, .. } = recovery;
+    let recovered = Recovered {
+        session: session.as_str(),
+        machine: &note.name,
+        server: &note.access.server,
+        hosts: &note.hosts,
+        datastore: &note.datastore,
+        state,
+        elapsed_ms: invocation.elapsed_ms(),
+    };
+    let text = match state {
+        "stalled" => format!(
+            "the NFS server has ended: the disks of {} stand still; nothing is lost if they come back within two \
+             minutes\n  go on     coldrise recover live/{session} --to vcenter:{}\n  end it    coldrise recover \
+             live/{session} --undo",
+            note.name, note.access.server
+        ),
+        "moved" => format!("{} runs on production storage; coldrise sessions says where", note.name),
+        "undone" => format!("{} was ended, and its session", note.name),
+        _ => running_text(recovery, invocation.elapsed()),
+    };
+    Report::done(&recovered, text)
+}
+
+/// `recover --undo`.
+pub(super) fn undo(
+    invocation: &Invocation,
+    repository: &Arc<Repository>,
+    session: &SessionName,
+    arguments: &RecoverArguments,
+) -> Result<Report> {
+    let notes = SessionNotes::of(repository, session)?;
+    let lock = lock(&notes, session)?;
+    let missing =
+        || Error::new(ErrorKind::NotFound, format!("session {session} was undone meanwhile"));
+    let mut note = VsphereNote::read(&notes)?.ok_or_else(missing)?;
+    if note.is_moved() {
+        return Err(Error::new(ErrorKind::Busy, note.sentence(session)));
+    }
+    arguments.vsphere.override_access(&mut note.access)?;
+    if !arguments.vsphere.without_server {
+        let tell = |text: &str| invocation.remark(text);
+        let steps = Steps { session, notes: &notes, tell: &tell, is_cancelled: &|| false };
+        Vsphere::login(&note.access)?.undo(&steps, &note)?;
+    }
+    drop(lock);
+    let discard = arguments.discard;
+    let sealed = place::end_session(repository, session, discard, CLOSE_PATIENCE)?;
+    Ok(place::undone(invocation, session, &note.name, sealed, discard))
+}

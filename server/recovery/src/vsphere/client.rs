@@ -1,0 +1,243 @@
+//! A connection to vCenter or ESXi: a session of its own, ended with the value.
+
+use std::cell::RefCell;
+use std::io::Read;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use coldrise_block::{Context, Error, ErrorKind, Result};
+use serde::{Deserialize, Serialize};
+use zeroize::Zeroizing;
+
+use super::soap::{
+    child, child_text, element, escaped, fault, request, returned, shown, Answer, Reference,
+};
+use crate::https;
+
+/// Variable with the password, for those who have it in no file.
+pub const PASSWORD_VARIABLE: &str = "COLDRISE_VSPHERE_PASSWORD";
+/// Time limit of one request. Long work is a task, which answers at once; a mount of NFS can take a minute.
+const TIMEOUT: Duration = Duration::from_secs(120);
+/// Maximum size of an answer, in bytes: the hosts of a large vCenter.
+const MAX_ANSWER_BYTES: u64 = 64 << 20;
+const MAX_PASSWORD_BYTES: u64 = 4096;
+/// The oldest version of the API that has all calls: vSphere 6.5.
+const VERSION: &str = "urn:vim25/6.5";
+const COOKIE: &str = "vmware_soap_session";
+
+/// How to log in. It stays in the session's note, so that undoing needs no options.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VsphereAccess {
+    /// `HOST` or `HOST:PORT`.
+    pub server: String,
+    /// The user's name.
+    pub user: String,
+    /// The file with the password; `None` for the environment.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub password_file: Option<PathBuf>,
+    /// The certificate to believe; `None` for the authorities of this system.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub certificate: Option<PathBuf>,
+}
+
+impl VsphereAccess {
+    fn password(&self) -> Result<Zeroizing<String>> {
+        let mut password = Zeroizing::new(String::new());
+        if let Some(path) = &self.password_file {
+            std::fs::File::open(path)
+                .and_then(|file| file.take(MAX_PASSWORD_BYTES).read_to_string(&mut password))
+                .context(|| format!("reading the password in {}", path.display()))?;
+            let length = password.trim_end_matches(['\r', '\n']).len();
+            password.truncate(length);
+        } else if let Ok(set) = std::env::var(PASSWORD_VARIABLE) {
+            password = Zeroizing::new(set);
+        }
+        if password.is_empty() {
+            let text = format!("there is no password for {} at {}", self.user, self.server);
+            let advice = format!("give --password-file FILE, or set {PASSWORD_VARIABLE}");
+            return Err(Error::new(ErrorKind::InvalidInput, text).advise(advice));
+        }
+        Ok(password)
+    }
+}
+
+/// A connection that is logged in.
+pub(super) struct Client {
+    agent: ureq::Agent,
+    url: String,
+    server: String,
+    cookie: RefCell<Option<String>>,
+    session_service: Reference,
+    pub(super) property_collector: Reference,
+    pub(super) view_service: Reference,
+    pub(super) root_folder: Reference,
+    /// Whether it is a vCenter, and not a single ESXi.
+    pub(super) is_vcenter: bool,
+}
+
+impl Client {
+    /// Logs in.
+    ///
+    /// # Errors
+    /// `Unauthorized`; `Io` if the server does not answer; `Unsupported` if it has another API; those of the password.
+    pub(super) fn login(access: &VsphereAccess) -> Result<Client> {
+        let password = access.password()?;
+        let agent = https::agent(access.certificate.as_deref(), "--certificate", TIMEOUT)?;
+        let service = |name: &str| Reference::new(name, name);
+        let mut client = Client {
+            agent,
+            url: format!("https://{}/sdk", access.server),
+            server: access.server.clone(),
+            cookie: RefCell::new(None),
+            session_service: service("SessionManager"),
+            property_collector: service("PropertyCollector"),
+            view_service: service("ViewManager"),
+            root_folder: service("Folder"),
+            is_vcenter: false,
+        };
+        let instance = Reference::new("ServiceInstance", "ServiceInstance");
+        let answer = client.call("RetrieveServiceContent", &instance, "")?;
+        client.take_content(&answer)?;
+        let words = Zeroizing::new(format!(
+            "{}<password>{}</password>",
+            element("userName", &access.user),
+            Zeroizing::new(escaped(&password)).as_str()
+        ));
+        client.call("Login", &client.session_service, &words)?;
+        Ok(client)
+    }
+
+    /// Where the services are.
+    fn take_content(&mut self, answer: &Answer) -> Result<()> {
+        let document = answer.document()?;
+        let content = returned(&document);
+        let find = |name| {
+            content.and_then(|node| Reference::of(child(node, name)?)).ok_or_else(|| {
+                let text = format!("{} answers without {name}", self.server);
+                Error::new(ErrorKind::Unsupported, text)
+            })
+        };
+        let (session, collector) = (find("sessionManager")?, find("propertyCollector")?);
+        let (view, root) = (find("viewManager")?, find("rootFolder")?);
+        let about = content.and_then(|node| child(node, "about"));
+        let api = about.and_then(|node| child_text(node, "apiType")).unwrap_or_default();
+        self.is_vcenter = api == "VirtualCenter";
+        self.session_service = session;
+        self.property_collector = collector;
+        self.view_service = view;
+        self.root_folder = root;
+        Ok(())
+    }
+
+    /// Calls a method. `body` has its parameters as elements.
+    ///
+    /// # Errors
+    /// The server's fault, with its kind; `Io` if it does not answer in time.
+    pub(super) fn call(&self, method: &str, this: &Reference, body: &str) -> Result<Answer> {
+        let started = Instant::now();
+        let text = Zeroizing::new(request(method, this, body));
+        let mut post = self
+            .agent
+            .post(&self.url)
+            .header("content-type", "text/xml; charset=utf-8")
+            .header("soapaction", VERSION);
+        if let Some(cookie) = self.cookie.borrow().as_deref() {
+            post = post.header("cookie", cookie);
+        }
+        let away = |error: ureq::Error| {
+            let text = format!("{method}: {} cannot be reached: {error}", self.server);
+            let error = Error::new(ErrorKind::Io, text.clone());
+            match text.contains("ertificate") {
+                true => error.advise(
+                    "name the server's certificate, or that of its authority, with --certificate \
+                     FILE, and the server as its certificate does",
+                ),
+                false => error,
+            }
+        };
+        let mut answer = post.send(text.as_bytes()).map_err(away)?;
+        for set in answer.headers().get_all("set-cookie") {
+            let pair = set.to_str().unwrap_or_default().split(';').next().unwrap_or_default();
+            if pair.starts_with(COOKIE) {
+                *self.cookie.borrow_mut() = Some(pair.to_owned());
+            }
+        }
+        let status = answer.status();
+        let body = answer.body_mut().with_config().limit(MAX_ANSWER_BYTES).read_to_vec();
+        let body = String::from_utf8_lossy(&body.map_err(away)?).into_owned();
+        tracing::debug!(method, %status, elapsed = ?started.elapsed(), "called vSphere");
+        match status.as_u16() {
+            200 => Ok(Answer(body)),
+            500 => Err(fault(method, &body)),
+            _ => {
+                let text =
+                    format!("{} answered {status} to {method}: {}", self.server, shown(&body));
+                Err(Error::new(ErrorKind::Unsupported, text))
+            }
+        }
+    }
+
+    /// Calls a method that returns a reference: a task, a view, a datastore.
+    ///
+    /// # Errors
+    /// As [`Client::call`].
+    pub(super) fn call_for_reference(
+        &self,
+        method: &str,
+        this: &Reference,
+        body: &str,
+    ) -> Result<Reference> {
+        let answer = self.call(method, this, body)?;
+        let document = answer.document()?;
+        returned(&document)
+            .and_then(Reference::of)
+            .ok_or_else(|| Error::new(ErrorKind::Unsupported, format!("{method} returned nothing")))
+    }
+
+    /// Properties of objects of one type.
+    ///
+    /// # Errors
+    /// As [`Client::call`]; `NotFound` if one of the objects is gone.
+    pub(super) fn properties(&self, objects: &[Reference], names: &[&str]) -> Result<Answer> {
+        let kind = objects.first().map_or("ManagedEntity", |object| object.kind.as_str());
+        let paths: String = names.iter().map(|name| element("pathSet", name)).collect();
+        let set = format!("<propSet>{}{paths}</propSet>", element("type", kind));
+        let objects: String = objects
+            .iter()
+            .map(|object| format!("<objectSet>{}</objectSet>", object.element("obj")))
+            .collect();
+        let body = format!("<specSet>{set}{objects}</specSet>");
+        self.call("RetrieveProperties", &self.property_collector, &body)
+    }
+
+    /// Properties of all objects of a type.
+    ///
+    /// # Errors
+    /// As [`Client::call`].
+    pub(super) fn all(&self, kind: &str, names: &[&str]) -> Result<Answer> {
+        let body = format!(
+            "{}{}<recursive>true</recursive>",
+            self.root_folder.element("container"),
+            element("type", kind)
+        );
+        let view = self.call_for_reference("CreateContainerView", &self.view_service, &body)?;
+        let paths: String = names.iter().map(|name| element("pathSet", name)).collect();
+        let body = format!(
+            "<specSet><propSet>{}{paths}</propSet><objectSet>{}<skip>true</skip>\
+             <selectSet xsi:type=\"TraversalSpec\"><type>ContainerView</type><path>view</path>\
+             <skip>false</skip></selectSet></objectSet></specSet>",
+            element("type", kind),
+            view.element("obj")
+        );
+        self.call("RetrieveProperties", &self.property_collector, &body)
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        if self.cookie.borrow().is_some() {
+            // The server ends an idle session by itself.
+            let _ = self.call("Logout", &self.session_service, "");
+        }
+    }
+}

@@ -1,0 +1,430 @@
+//! A recovered machine under vCenter or ESXi: its files come from our NFS server, then move to production storage.
+//!
+//! ```text
+//!   publish ─▶ note "starting" ─▶ serve NFS ─▶ CreateNasDatastore on each host ─▶ RegisterVM_Task
+//!     ─▶ ReconfigVM_Task (no network) ─▶ PowerOnVM_Task, questions answered ─▶ note "running"
+//!   move: note "moving" ─▶ RelocateVM_Task ─▶ note "moved" ─▶ RemoveDatastore ─▶ seal
+//!   undo: PowerOffVM_Task ─▶ UnregisterVM ─▶ RemoveDatastore ─▶ note removed ─▶ the session ends
+//! ```
+//!
+//! # Invariants
+//!
+//! 1. The note is durable before the first change on the server, and is removed after the last one is undone. It names
+//!    server, user, hosts, NFS server and path.
+//! 2. What exists is asked from the server, never concluded from the note. Our datastore is that with our NFS server
+//!    and path; its path has the session's name, so no other session has the same. Our machine is the one with files on it.
+//! 3. A machine is unregistered before its datastore is removed: ESXi keeps an unreachable datastore with a
+//!    registered machine for ever.
+//! 4. The session ends only after its datastore is gone.
+//!
+//! # A crash at each step
+//!
+//! | we die after | on the server | `recover live/S` | `recover --undo` |
+//! |---|---|---|---|
+//! | the note | nothing | goes on | removes the note |
+//! | a datastore was made | it, on some hosts | makes the others | removes it |
+//! | RegisterVM was asked | the task goes on | waits for it | waits for it, unregisters |
+//! | PowerOn was asked | the task goes on, perhaps with a question | waits, answers | cancels the question, powers off |
+//! | RelocateVM was asked | the task goes on | refuses | refuses: `move live/S` follows the task |
+//! | the note says "moved" | the datastore, without a machine | refuses | refuses: `move live/S` removes it and seals |
+//! | the machine was unregistered | the datastore | begins again | removes the rest |
+//!
+//! One process at a time changes a recovery: it holds the lock of the notes.
+
+mod client;
+mod inventory;
+mod note;
+mod relocate;
+mod soap;
+mod task;
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_session::{NotesLock, SessionNotes};
+use coldrise_store::{Repository, SessionName};
+
+use client::Client;
+pub use client::{VsphereAccess, PASSWORD_VARIABLE};
+use inventory::{Datastore, Host, Machine};
+pub use note::{VsphereNote, VspherePhase};
+pub use relocate::{move_machine, VsphereMove, VsphereMoveRequest};
+use soap::{element, Reference};
+use task::{await_end, Identity, Patience, Questions};
+
+/// Maximum length of a datastore's name, in characters.
+const MAX_DATASTORE_CHARS: usize = 42;
+/// For registering, reconfiguring and powering off.
+const TASK_PATIENCE: Duration = Duration::from_secs(120);
+/// For powering on: an administrator may have to answer a question.
+const POWER_ON_PATIENCE: Duration = Duration::from_secs(600);
+/// How long ESXi may still use a datastore whose machine is gone.
+const RELEASE_PATIENCE: Duration = Duration::from_secs(30);
+const INTERVAL: Duration = Duration::from_millis(200);
+
+/// The name of a session's datastore.
+///
+/// # Errors
+/// `NameTooLong` if ESXi does not accept it.
+pub fn datastore_name(session: &SessionName) -> Result<String> {
+    let name = format!("coldrise-{session}");
+    if name.chars().count() > MAX_DATASTORE_CHARS {
+        let text = format!(
+            "{name} is too long for a datastore of ESXi ({MAX_DATASTORE_CHARS} characters)"
+        );
+        return Err(Error::new(ErrorKind::NameTooLong, text).advise("give a shorter --name"));
+    }
+    Ok(name)
+}
+
+/// Takes the lock for changes of a recovery.
+///
+/// # Errors
+/// `Busy` if another process holds it.
+pub fn lock(notes: &SessionNotes, session: &SessionName) -> Result<NotesLock> {
+    notes.lock()?.ok_or_else(|| {
+        let text = format!("another coldrise recover or move works on session {session}");
+        Error::new(ErrorKind::Busy, text).advise("wait for its end; or end it with Ctrl-C")
+    })
+}
+
+/// The note of a session; `None` if no machine was recovered on it under vSphere, or the session is gone.
+///
+/// # Errors
+/// `Corrupt` if the note does not authenticate.
+pub fn recovery_note(
+    repository: &Arc<Repository>,
+    session: &SessionName,
+) -> Result<Option<VsphereNote>> {
+    match SessionNotes::of(repository, session) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        notes => VsphereNote::read(&notes?),
+    }
+}
+
+/// Checks that nothing on a server uses a session.
+///
+/// # Errors
+/// `Busy` if a machine may run on it.
+pub fn check_no_machine(repository: &Arc<Repository>, session: &SessionName) -> Result<()> {
+    match recovery_note(repository, session)? {
+        Some(note) if !note.is_moved() => Err(Error::new(ErrorKind::Busy, note.sentence(session))),
+        _ => Ok(()),
+    }
+}
+
+/// The hosts that get a machine's datastore.
+pub struct ChosenHosts {
+    /// Their names in the inventory.
+    pub names: Vec<String>,
+    /// The addresses from which they reach NFS servers.
+    pub addresses: Vec<IpAddr>,
+}
+
+/// A server, logged in.
+pub struct Vsphere {
+    client: Client,
+}
+
+/// What a step needs.
+pub struct Steps<'a> {
+    /// The session.
+    pub session: &'a SessionName,
+    /// Its notes; the caller holds the lock.
+    pub notes: &'a SessionNotes,
+    /// Tells people about the steps.
+    pub tell: &'a dyn Fn(&str),
+    /// Whether the user cancelled.
+    pub is_cancelled: &'a dyn Fn() -> bool,
+}
+
+impl Vsphere {
+    /// Logs in.
+    ///
+    /// # Errors
+    /// `Unauthorized`; `Io` if the server does not answer; those of password and certificate.
+    pub fn login(access: &VsphereAccess) -> Result<Vsphere> {
+        Ok(Vsphere { client: Client::login(access)? })
+    }
+
+    /// The hosts of these names; the only one if none is named.
+    ///
+    /// # Errors
+    /// `NotFound`, `InvalidInput` if a name is needed, `Busy` if one is away.
+    pub fn choose_hosts(&self, names: &[String]) -> Result<ChosenHosts> {
+        let chosen = inventory::choose(&inventory::hosts(&self.client)?, names)?;
+        Ok(ChosenHosts {
+            addresses: chosen.iter().flat_map(|host| host.addresses.clone()).collect(),
+            names: chosen.into_iter().map(|host| host.name).collect(),
+        })
+    }
+
+    /// Does all steps that are not done yet, up to the machine that runs.
+    ///
+    /// # Errors
+    /// The server's; `Interrupted`. The note says what to undo.
+    pub fn start(&self, steps: &Steps<'_>, note: &mut VsphereNote) -> Result<()> {
+        let client = &self.client;
+        let hosts = inventory::choose(&inventory::hosts(client)?, &note.hosts)?;
+        let first = hosts.first().ok_or_else(|| {
+            Error::new(ErrorKind::Internal, "the note of a recovery names no host")
+        })?;
+        let place = inventory::place(client, first)?;
+        self.await_registration(&place.folder)?;
+        for host in &hosts {
+            check_cancelled(steps)?;
+            self.mount(host, note)?;
+        }
+        check_cancelled(steps)?;
+        let datastore = self.datastore_of(&inventory::hosts(client)?, note)?.ok_or_else(|| {
+            let text =
+                format!("{} does not show the datastore {}", note.access.server, note.datastore);
+            Error::new(ErrorKind::NotFound, text)
+        })?;
+        let machine = match self.machine_on(&datastore)? {
+            Some(machine) => machine,
+            None => {
+                let path = format!("[{}] {}.vmx", datastore.name, steps.session);
+                self.register(first, &place, &path, &note.name)?
+            }
+        };
+        note.machine = Some(machine.reference.clone());
+        note.write(steps.notes)?;
+        check_cancelled(steps)?;
+        self.power_on(steps, &machine, note)?;
+        note.phase = VspherePhase::Running;
+        note.write(steps.notes)
+    }
+
+    /// Mounts the session's folder on a host.
+    fn mount(&self, host: &Host, note: &VsphereNote) -> Result<()> {
+        let mounted = inventory::datastores(&self.client, &host.datastores)?;
+        if mounted.iter().any(|datastore| is_ours(datastore, note)) {
+            return Ok(());
+        }
+        let system = datastore_system(host)?;
+        let spec = [
+            element("remoteHost", &note.nfs_host),
+            element("remotePath", &note.nfs_path),
+            element("localPath", &note.datastore),
+            element("accessMode", "readWrite"),
+            element("type", "NFS"),
+        ];
+        let body = format!("<spec>{}</spec>", spec.concat());
+        let mounted = self.client.call_for_reference("CreateNasDatastore", system, &body);
+        mounted.map(drop).map_err(|error| {
+            let place = format!("{}:{}", note.nfs_host, note.nfs_path);
+            error.context(format!("mounting {place} on {}", host.name)).advise(format!(
+                "the host must reach {} at port 2049, and be among the addresses of --allow",
+                note.nfs_host
+            ))
+        })
+    }
+
+    /// The session's datastore, if a host has it.
+    fn datastore_of(&self, hosts: &[Host], note: &VsphereNote) -> Result<Option<Datastore>> {
+        let mut all: Vec<Reference> = Vec::new();
+        for reference in hosts.iter().flat_map(|host| &host.datastores) {
+            if !all.contains(reference) {
+                all.push(reference.clone());
+            }
+        }
+        let found = inventory::datastores(&self.client, &all)?;
+        Ok(found.into_iter().find(|datastore| is_ours(datastore, note)))
+    }
+
+    /// The machine with files on the datastore.
+    fn machine_on(&self, datastore: &Datastore) -> Result<Option<Machine>> {
+        let mut found = Vec::new();
+        for reference in &datastore.machines {
+            let machine = inventory::machine(&self.client, reference)?;
+            // The list may be old.
+            found.extend(machine.filter(|m| m.datastores.contains(&datastore.reference)));
+        }
+        if let [first, second, ..] = &*found {
+            let (first, second) = (&first.name, &second.name);
+            let text = format!("{first} and {second} both use the datastore {}", datastore.name);
+            return Err(Error::new(ErrorKind::Busy, text)
+                .advise("remove the one that Coldrise did not register from the inventory"));
+        }
+        Ok(found.pop())
+    }
+
+    /// Waits for the registration that a killed command asked for.
+    fn await_registration(&self, folder: &Reference) -> Result<()> {
+        for running in task::running(&self.client, folder, ".registervm")? {
+            // Its failure is seen by its result.
+            let _ = await_end(&self.client, &running, "RegisterVM", TASK_PATIENCE, &mut Patience);
+        }
+        Ok(())
+    }
+
+    fn register(
+        &self,
+        host: &Host,
+        place: &inventory::Place,
+        path: &str,
+        name: &str,
+    ) -> Result<Machine> {
+        let body = [
+            element("path", path),
+            element("name", name),
+            element("asTemplate", "false"),
+            place.pool.element("pool"),
+            host.reference.element("host"),
+        ];
+        let what = format!("registering {path} as {name}");
+        let task =
+            self.client.call_for_reference("RegisterVM_Task", &place.folder, &body.concat())?;
+        let machine = await_end(&self.client, &task, &what, TASK_PATIENCE, &mut Patience)?;
+        let machine = machine.map(|found| inventory::machine(&self.client, &found)).transpose()?;
+        machine
+            .flatten()
+            .ok_or_else(|| Error::new(ErrorKind::ToolFailed, format!("{what} gave no machine")))
+    }
+
+    fn power_on(&self, steps: &Steps<'_>, machine: &Machine, note: &VsphereNote) -> Result<()> {
+        let (client, reference) = (&self.client, &machine.reference);
+        let identity = if note.has_new_uuid { Identity::New } else { Identity::Kept };
+        let mut questions = Questions::new(reference, identity, steps.tell);
+        let what = format!("powering on {}", machine.name);
+        // One that a killed command asked for.
+        for running in task::running(client, reference, ".poweron")? {
+            await_end(client, &running, &what, POWER_ON_PATIENCE, &mut questions)?;
+        }
+        let machine = inventory::machine(client, reference)?.ok_or_else(|| {
+            Error::new(ErrorKind::NotFound, format!("{} was unregistered", machine.name))
+        })?;
+        if machine.is_on {
+            return Ok(());
+        }
+        if !note.has_network && !machine.cards.is_empty() {
+            let spec = inventory::without_network(&machine.cards);
+            let task = client.call_for_reference("ReconfigVM_Task", reference, &spec)?;
+            let what = format!("disconnecting the network of {}", machine.name);
+            await_end(client, &task, &what, TASK_PATIENCE, &mut Patience)?;
+        }
+        let task = client.call_for_reference("PowerOnVM_Task", reference, "")?;
+        await_end(client, &task, &what, POWER_ON_PATIENCE, &mut questions).map(drop)
+    }
+
+    /// Ends the machine like a power cut, and removes everything from the server. Steps that are done already are
+    /// left out.
+    ///
+    /// # Errors
+    /// The server's; `Busy` while the machine is moved. What is left is still in the note.
+    pub fn undo(&self, steps: &Steps<'_>, note: &VsphereNote) -> Result<()> {
+        let client = &self.client;
+        let hosts = inventory::hosts(client)?;
+        if let Ok([first, ..]) = inventory::choose(&hosts, &note.hosts).as_deref() {
+            self.await_registration(&inventory::place(client, first)?.folder)?;
+        }
+        if let Some(datastore) = self.datastore_of(&hosts, note)? {
+            match self.machine_on(&datastore)? {
+                Some(machine) => self.end_machine(steps, &machine)?,
+                None => self.tell_elsewhere(steps, note)?,
+            }
+            for host in hosts.iter().filter(|host| host.datastores.contains(&datastore.reference)) {
+                self.unmount(host, &datastore)?;
+            }
+        }
+        VsphereNote::remove(steps.notes)
+    }
+
+    /// Somebody may have moved the machine with other tools.
+    fn tell_elsewhere(&self, steps: &Steps<'_>, note: &VsphereNote) -> Result<()> {
+        let Some(reference) = &note.machine else { return Ok(()) };
+        if let Some(machine) = inventory::machine(&self.client, reference)? {
+            (steps.tell)(&format!(
+                "{} has no files on {}: it is left as it is",
+                machine.name, note.datastore
+            ));
+        }
+        Ok(())
+    }
+
+    fn end_machine(&self, steps: &Steps<'_>, machine: &Machine) -> Result<()> {
+        let (client, reference) = (&self.client, &machine.reference);
+        if !task::running(client, reference, ".relocate")?.is_empty() {
+            let text = format!("{} is being moved to other storage", machine.name);
+            let session = steps.session;
+            return Err(Error::new(ErrorKind::Busy, text).advise(format!(
+                "coldrise move live/{session} follows it; Ctrl-C cancels it there"
+            )));
+        }
+        let started = Instant::now();
+        loop {
+            let starting = task::running(client, reference, ".poweron")?;
+            let Some(now) = inventory::machine(client, reference)? else { return Ok(()) };
+            match (&*starting, now.is_on) {
+                ([], false) => break,
+                ([], true) => {
+                    let task = client.call_for_reference("PowerOffVM_Task", reference, "")?;
+                    let what = format!("powering off {}", machine.name);
+                    await_end(client, &task, &what, TASK_PATIENCE, &mut Patience)?;
+                }
+                // It may wait for an answer.
+                ([_, ..], _) => {
+                    let mut questions = Questions::new(reference, Identity::Cancelled, steps.tell);
+                    task::Watch::look(&mut questions, client, 0)?;
+                    std::thread::sleep(INTERVAL);
+                }
+            }
+            if started.elapsed() > TASK_PATIENCE {
+                let text = format!("{} does not power off", machine.name);
+                return Err(Error::new(ErrorKind::Incomplete, text).advise(
+                    "look at its tasks in the vSphere client, then run the command again",
+                ));
+            }
+        }
+        client.call("UnregisterVM", reference, "").map(drop)
+    }
+
+    /// Removes the datastore from a host.
+    fn unmount(&self, host: &Host, datastore: &Datastore) -> Result<()> {
+        let system = datastore_system(host)?;
+        let body = datastore.reference.element("datastore");
+        let started = Instant::now();
+        loop {
+            match self.client.call("RemoveDatastore", system, &body) {
+                Ok(_) => return Ok(()),
+                Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+                Err(error)
+                    if error.kind() == ErrorKind::Busy && started.elapsed() < RELEASE_PATIENCE =>
+                {
+                    std::thread::sleep(INTERVAL);
+                }
+                Err(error) => {
+                    let what = format!("removing {} from {}", datastore.name, host.name);
+                    return Err(error.context(what).advise(
+                        "see which machines, templates and ISO images of the host are on this datastore; then run \
+                         the command again",
+                    ));
+                }
+            }
+        }
+    }
+}
+
+fn is_ours(datastore: &Datastore, note: &VsphereNote) -> bool {
+    datastore.nas.as_ref().is_some_and(|(host, path)| {
+        (host.as_str(), path.as_str()) == (note.nfs_host.as_str(), note.nfs_path.as_str())
+    })
+}
+
+fn datastore_system(host: &Host) -> Result<&Reference> {
+    host.datastore_system.as_ref().ok_or_else(|| {
+        let text = format!("the storage of the host {} cannot be changed", host.name);
+        Error::new(ErrorKind::Forbidden, text)
+            .advise("the user needs the privilege Host.Config.Storage")
+    })
+}
+
+fn check_cancelled(steps: &Steps<'_>) -> Result<()> {
+    match (steps.is_cancelled)() {
+        true => Err(Error::new(ErrorKind::Interrupted, "the recovery was cancelled")),
+        false => Ok(()),
+    }
+}
