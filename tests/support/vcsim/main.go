@@ -35,6 +35,7 @@ import (
 type datastoreSystem struct{ *simulator.HostDatastoreSystem }
 
 func (s *datastoreSystem) RemoveDatastore(ctx *simulator.Context, request *types.RemoveDatastore) soap.HasFault {
+	ctx.Session.Registry.Remove(ctx, s.Self)
 	body := new(methods.RemoveDatastoreBody)
 	for _, machine := range ctx.Map.All("VirtualMachine") {
 		for _, used := range machine.(*simulator.VirtualMachine).Datastore {
@@ -77,6 +78,7 @@ func choice(key, word, text string) *types.ElementDescription {
 }
 
 func (m *askingMachine) PowerOnVMTask(ctx *simulator.Context, request *types.PowerOnVM_Task) soap.HasFault {
+	ctx.Session.Registry.Remove(ctx, m.Self)
 	machine := m.VirtualMachine
 	machine.Runtime.Question = &types.VirtualMachineQuestionInfo{
 		Id:   "_vmx1",
@@ -106,10 +108,19 @@ func (m *askingMachine) PowerOnVMTask(ctx *simulator.Context, request *types.Pow
 	return &methods.PowerOnVM_TaskBody{Res: &types.PowerOnVM_TaskResponse{Returnval: reference}}
 }
 
-func (m *askingMachine) AnswerVM(_ *simulator.Context, request *types.AnswerVM) soap.HasFault {
+func (m *askingMachine) AnswerVM(ctx *simulator.Context, request *types.AnswerVM) soap.HasFault {
+	ctx.Session.Registry.Remove(ctx, m.Self)
 	m.Runtime.Question = nil
 	answers <- request.AnswerChoice
 	return &methods.AnswerVMBody{Res: new(types.AnswerVMResponse)}
+}
+
+// Lets the next call of this session reach another object than the simulator's own.
+func standIn(ctx *simulator.Context, object mo.Reference) (mo.Reference, types.BaseMethodFault) {
+	if ctx.Session != nil {
+		ctx.Session.Registry.Put(object)
+	}
+	return nil, nil
 }
 
 // Stands before each call.
@@ -127,12 +138,12 @@ func handler(folder string) func(*simulator.Context, *simulator.Method) (mo.Refe
 			connection.Close()
 			request.Spec.LocalPath = filepath.Join(folder, request.Spec.LocalPath)
 		case *types.RemoveDatastore:
-			return &datastoreSystem{ctx.Map.Get(method.This).(*simulator.HostDatastoreSystem)}, nil
+			return standIn(ctx, &datastoreSystem{ctx.Map.Get(method.This).(*simulator.HostDatastoreSystem)})
 		case *types.PowerOnVM_Task, *types.AnswerVM:
 			lock.Lock()
 			defer lock.Unlock()
 			if asks {
-				return &askingMachine{ctx.Map.Get(method.This).(*simulator.VirtualMachine)}, nil
+				return standIn(ctx, &askingMachine{ctx.Map.Get(method.This).(*simulator.VirtualMachine)})
 			}
 		}
 		return nil, nil

@@ -213,7 +213,7 @@ impl Vsphere {
             element("type", "NFS"),
         ];
         let body = format!("<spec>{}</spec>", spec.concat());
-        let mounted = self.client.call_for_reference("CreateNasDatastore", system, &body);
+        let mounted = self.client.call("CreateNasDatastore", system, &body);
         mounted.map(drop).map_err(|error| {
             let place = format!("{}:{}", note.nfs_host, note.nfs_path);
             error.context(format!("mounting {place} on {}", host.name)).advise(format!(
