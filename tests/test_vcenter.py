@@ -14,7 +14,7 @@ from support.nbdserver import wait_until
 from support.vcenter import PASSWORD, USER, Vcenter
 
 HOST, OTHER = "DC0_C0_H0", "DC0_C0_H1"
-SESSION, NAME = "web01-1", "web01-recovered"
+DATASTORE, SESSION, NAME = "coldrise-127.0.0.1", "web01-1", "web01-recovered"
 
 
 class Site:
@@ -124,24 +124,24 @@ def served(site, nfs):
 def test_a_machine_runs_from_the_datastore_and_is_undone(make_site, mount, image):
     site = make_site()
     # The simulator opens the .vmx through a mount of the repository.
-    vmx = site.vcenter.folder / f"coldrise-{SESSION}" / f"{SESSION}.vmx"
+    vmx = site.vcenter.folder / DATASTORE / SESSION / f"{SESSION}.vmx"
     vmx.unlink()
     vmx.symlink_to(mount().folder / "live" / SESSION / vmx.name)
     before = site.vcenter.look()["sessions"]
     process, event = site.recover("--host", OTHER)
     assert event["machine"] == NAME and event["serves_nfs"] and event["elapsed_ms"] < 30_000, event
     seen = site.vcenter.look()
-    path = f"/coldrise/live/{SESSION}"
-    assert seen["nas"] == {f"coldrise-{SESSION}": {"server": "127.0.0.1", "path": path, "hosts": [HOST, OTHER]}}
+    path = "/coldrise/live"
+    assert seen["nas"] == {DATASTORE: {"server": "127.0.0.1", "path": path, "hosts": [HOST, OTHER]}}
     machine = seen["machines"][NAME]
     assert machine["state"] == "poweredOn" and machine["host"] == HOST
-    assert machine["path"] == f"[coldrise-{SESSION}] {SESSION}.vmx"
+    assert machine["path"] == f"[{DATASTORE}] {SESSION}/{SESSION}.vmx"
     assert seen["sessions"] == before, "each command logs out"
     # What the hosts mount are our files.
     root = nfs3.mount(site.vcenter.network, path)
     with nfs3.Nfs(site.vcenter.network) as client:
-        assert b"vda.vmdk" in client.read_all(client.walk(root, f"{SESSION}.vmx"))
-        assert client.read_all(client.walk(root, "vda-flat.vmdk")) == image.content
+        assert b"vda.vmdk" in client.read_all(client.walk(root, f"{SESSION}/{SESSION}.vmx"))
+        assert client.read_all(client.walk(root, f"{SESSION}/vda-flat.vmdk")) == image.content
     listed = site.coldrise.json("sessions")["recoveries"][0]
     assert listed["phase"] == "running" and f"{NAME} at {site.vcenter.server} runs" in listed["sentence"]
     assert PASSWORD not in json.dumps(listed)
@@ -201,15 +201,11 @@ def test_faults_leave_nothing_and_say_what_to_do(served):
         (None, served.recovery(host="esx9"), "there is no host esx9; there are: DC0_"),
         (None, served.recovery(host=None), "give --host NAME"),
         (None, served.recovery("--name", "DC0_H0_VM0"), "(NotFound)"),
-        (None, served.recovery("--nfs-server", "127.0.0.9"), None),
-        (None, served.recovery("--name", "x" * 40), "give a shorter --name"),
         (("RegisterVM_Task", "DuplicateName"), served.recovery(), "give another --name"),
         (("CreateNasDatastore", "PlatformConfigFault"), served.recovery(), "at port 2049"),
         (("PowerOnVM_Task", "InsufficientHostCapacityFault"), served.recovery(), "InsufficientHostCapacityFault"),
         (("PowerOnVM_Task", "NoPermission"), served.recovery(), "lacks the privilege"),
     ]:
-        if said is None:
-            continue
         if fault:
             vcenter.order("fault", *fault)
         message = served.refused(*arguments)
@@ -307,6 +303,20 @@ def test_a_killed_move_is_followed_and_finished(served):
         assert "start it there" in served.refused(*command)
     wait_until(lambda: served.coldrise.run("unpublish", SESSION).returncode == 0, "the NFS server closes the session")
     assert NAME in vcenter.look()["machines"]
+
+
+def test_two_machines_share_the_datastore(served):
+    vmx = served.vcenter.folder / "empty"
+    vmx.touch()
+    served.vcenter.make_datastore_folder("second", "second", vmx)
+    served.json(*served.recovery())
+    served.json(*served.recovery("--name", "second", host=OTHER))
+    served.undo()
+    seen = served.vcenter.look()
+    assert NAME not in seen["machines"] and seen["machines"]["second"]["state"] == "poweredOn"
+    assert seen["nas"][DATASTORE]["hosts"] == [HOST, OTHER]
+    served.json("recover", "live/second", "--undo")
+    assert served.is_clean()
 
 
 def test_a_single_esxi(make_site):

@@ -92,8 +92,8 @@ class Vcenter:
 
     def make_datastore_folder(self, session, machine, vmx):
         """What vcsim wants in the datastore: it makes none of it, and ESXi needs none of it."""
-        folder = self.folder / f"coldrise-{session}"
-        folder.mkdir()
+        folder = self.folder / "coldrise-127.0.0.1" / session
+        folder.mkdir(parents=True)
         (folder / f"{session}.vmx").symlink_to(vmx)
         (folder / f"{machine}.nvram").touch()
         (folder / "vmware.log").touch()

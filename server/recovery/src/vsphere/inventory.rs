@@ -165,6 +165,8 @@ fn reference(client: &Client, object: &Reference, name: &str) -> Result<Option<R
 pub(super) struct Machine {
     pub(super) reference: Reference,
     pub(super) name: String,
+    /// Of its .vmx, as `[DATASTORE] PATH`.
+    pub(super) path: String,
     pub(super) datastores: Vec<Reference>,
     pub(super) is_on: bool,
     /// The network cards: type and key.
@@ -176,7 +178,13 @@ pub(super) struct Machine {
 /// # Errors
 /// As [`Client::call`].
 pub(super) fn machine(client: &Client, reference: &Reference) -> Result<Option<Machine>> {
-    const NAMES: [&str; 4] = ["name", "datastore", "runtime.powerState", "config.hardware.device"];
+    const NAMES: [&str; 5] = [
+        "name",
+        "datastore",
+        "runtime.powerState",
+        "config.files.vmPathName",
+        "config.hardware.device",
+    ];
     let answer = match client.properties(std::slice::from_ref(reference), &NAMES) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         answer => answer?,
@@ -194,6 +202,7 @@ pub(super) fn machine(client: &Client, reference: &Reference) -> Result<Option<M
         };
         Machine {
             name: found.text("name"),
+            path: found.text("config.files.vmPathName"),
             datastores: found.references("datastore"),
             is_on: found.text("runtime.powerState") != "poweredOff",
             cards: cards.filter_map(card).collect(),

@@ -12,10 +12,10 @@
 //! 1. The note is durable before the first change on the server, and is removed after the last one is undone. It names
 //!    server, user, hosts, NFS server and path.
 //! 2. What exists is asked from the server, never concluded from the note. Our datastore is that with our NFS server
-//!    and path; its path has the session's name, so no other session has the same. Our machine is the one with files on it.
+//!    and path. It has a folder for each session: our machine is the one whose .vmx is in it.
 //! 3. A machine is unregistered before its datastore is removed: ESXi keeps an unreachable datastore with a
-//!    registered machine for ever.
-//! 4. The session ends only after its datastore is gone.
+//!    registered machine for ever. Other sessions use the same datastore; the last one removes it.
+//! 4. The session ends only after its machine is unregistered.
 //!
 //! # A crash at each step
 //!
@@ -26,7 +26,7 @@
 //! | RegisterVM was asked | the task goes on | waits for it | waits for it, unregisters |
 //! | PowerOn was asked | the task goes on, perhaps with a question | waits, answers | cancels the question, powers off |
 //! | RelocateVM was asked | the task goes on | refuses | refuses: `move live/S` follows the task |
-//! | the note says "moved" | the datastore, without a machine | refuses | refuses: `move live/S` removes it and seals |
+//! | the note says "moved" | the datastore, without the machine | refuses | refuses: `move live/S` removes it and seals |
 //! | the machine was unregistered | the datastore | begins again | removes the rest |
 //!
 //! One process at a time changes a recovery: it holds the lock of the notes.
@@ -37,10 +37,11 @@ mod note;
 mod relocate;
 mod soap;
 mod task;
+mod undo;
 
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_session::{NotesLock, SessionNotes};
@@ -60,23 +61,12 @@ const MAX_DATASTORE_CHARS: usize = 42;
 const TASK_PATIENCE: Duration = Duration::from_secs(120);
 /// For powering on: an administrator may have to answer a question.
 const POWER_ON_PATIENCE: Duration = Duration::from_secs(600);
-/// How long ESXi may still use a datastore whose machine is gone.
-const RELEASE_PATIENCE: Duration = Duration::from_secs(30);
-const INTERVAL: Duration = Duration::from_millis(200);
 
-/// The name of a session's datastore.
-///
-/// # Errors
-/// `NameTooLong` if ESXi does not accept it.
-pub fn datastore_name(session: &SessionName) -> Result<String> {
-    let name = format!("coldrise-{session}");
-    if name.chars().count() > MAX_DATASTORE_CHARS {
-        let text = format!(
-            "{name} is too long for a datastore of ESXi ({MAX_DATASTORE_CHARS} characters)"
-        );
-        return Err(Error::new(ErrorKind::NameTooLong, text).advise("give a shorter --name"));
-    }
-    Ok(name)
+/// The name of the datastore of an NFS server. It begins differently from what administrators choose: only a datastore
+/// of this name is removed.
+pub fn datastore_name(nfs_host: &str) -> String {
+    // A colon has a meaning in paths of ESXi.
+    format!("coldrise-{}", nfs_host.replace(':', "-")).chars().take(MAX_DATASTORE_CHARS).collect()
 }
 
 /// Takes the lock for changes of a recovery.
@@ -183,10 +173,10 @@ impl Vsphere {
                 format!("{} does not show the datastore {}", note.access.server, note.datastore);
             Error::new(ErrorKind::NotFound, text)
         })?;
-        let machine = match self.machine_on(&datastore)? {
+        let machine = match self.machine_on(&datastore, steps.session)? {
             Some(machine) => machine,
             None => {
-                let path = format!("[{}] {}.vmx", datastore.name, steps.session);
+                let path = vmx_path(&datastore, steps.session);
                 self.register(first, &place, &path, &note.name)?
             }
         };
@@ -198,7 +188,7 @@ impl Vsphere {
         note.write(steps.notes)
     }
 
-    /// Mounts the session's folder on a host.
+    /// Mounts the folder of the sessions on a host.
     fn mount(&self, host: &Host, note: &VsphereNote) -> Result<()> {
         let mounted = inventory::datastores(&self.client, &host.datastores)?;
         if mounted.iter().any(|datastore| is_ours(datastore, note)) {
@@ -223,7 +213,7 @@ impl Vsphere {
         })
     }
 
-    /// The session's datastore, if a host has it.
+    /// Our datastore, if a host has it.
     fn datastore_of(&self, hosts: &[Host], note: &VsphereNote) -> Result<Option<Datastore>> {
         let mut all: Vec<Reference> = Vec::new();
         for reference in hosts.iter().flat_map(|host| &host.datastores) {
@@ -235,21 +225,19 @@ impl Vsphere {
         Ok(found.into_iter().find(|datastore| is_ours(datastore, note)))
     }
 
-    /// The machine with files on the datastore.
-    fn machine_on(&self, datastore: &Datastore) -> Result<Option<Machine>> {
-        let mut found = Vec::new();
+    /// The machine whose files are in the session's folder.
+    fn machine_on(&self, datastore: &Datastore, session: &SessionName) -> Result<Option<Machine>> {
+        let path = vmx_path(datastore, session);
         for reference in &datastore.machines {
             let machine = inventory::machine(&self.client, reference)?;
             // The list may be old.
-            found.extend(machine.filter(|m| m.datastores.contains(&datastore.reference)));
+            let is_here =
+                |m: &Machine| m.path == path && m.datastores.contains(&datastore.reference);
+            if let Some(machine) = machine.filter(is_here) {
+                return Ok(Some(machine));
+            }
         }
-        if let [first, second, ..] = &*found {
-            let (first, second) = (&first.name, &second.name);
-            let text = format!("{first} and {second} both use the datastore {}", datastore.name);
-            return Err(Error::new(ErrorKind::Busy, text)
-                .advise("remove the one that Coldrise did not register from the inventory"));
-        }
-        Ok(found.pop())
+        Ok(None)
     }
 
     /// Waits for the registration that a killed command asked for.
@@ -309,103 +297,11 @@ impl Vsphere {
         let task = client.call_for_reference("PowerOnVM_Task", reference, "")?;
         await_end(client, &task, &what, POWER_ON_PATIENCE, &mut questions).map(drop)
     }
+}
 
-    /// Ends the machine like a power cut, and removes everything from the server. Steps that are done already are
-    /// left out.
-    ///
-    /// # Errors
-    /// The server's; `Busy` while the machine is moved. What is left is still in the note.
-    pub fn undo(&self, steps: &Steps<'_>, note: &VsphereNote) -> Result<()> {
-        let client = &self.client;
-        let hosts = inventory::hosts(client)?;
-        if let Ok([first, ..]) = inventory::choose(&hosts, &note.hosts).as_deref() {
-            self.await_registration(&inventory::place(client, first)?.folder)?;
-        }
-        if let Some(datastore) = self.datastore_of(&hosts, note)? {
-            match self.machine_on(&datastore)? {
-                Some(machine) => self.end_machine(steps, &machine)?,
-                None => self.tell_elsewhere(steps, note)?,
-            }
-            for host in hosts.iter().filter(|host| host.datastores.contains(&datastore.reference)) {
-                self.unmount(host, &datastore)?;
-            }
-        }
-        VsphereNote::remove(steps.notes)
-    }
-
-    /// Somebody may have moved the machine with other tools.
-    fn tell_elsewhere(&self, steps: &Steps<'_>, note: &VsphereNote) -> Result<()> {
-        let Some(reference) = &note.machine else { return Ok(()) };
-        if let Some(machine) = inventory::machine(&self.client, reference)? {
-            (steps.tell)(&format!(
-                "{} has no files on {}: it is left as it is",
-                machine.name, note.datastore
-            ));
-        }
-        Ok(())
-    }
-
-    fn end_machine(&self, steps: &Steps<'_>, machine: &Machine) -> Result<()> {
-        let (client, reference) = (&self.client, &machine.reference);
-        if !task::running(client, reference, ".relocate")?.is_empty() {
-            let text = format!("{} is being moved to other storage", machine.name);
-            let session = steps.session;
-            return Err(Error::new(ErrorKind::Busy, text).advise(format!(
-                "coldrise move live/{session} follows it; Ctrl-C cancels it there"
-            )));
-        }
-        let started = Instant::now();
-        loop {
-            let starting = task::running(client, reference, ".poweron")?;
-            let Some(now) = inventory::machine(client, reference)? else { return Ok(()) };
-            match (&*starting, now.is_on) {
-                ([], false) => break,
-                ([], true) => {
-                    let task = client.call_for_reference("PowerOffVM_Task", reference, "")?;
-                    let what = format!("powering off {}", machine.name);
-                    await_end(client, &task, &what, TASK_PATIENCE, &mut Patience)?;
-                }
-                // It may wait for an answer.
-                ([_, ..], _) => {
-                    let mut questions = Questions::new(reference, Identity::Cancelled, steps.tell);
-                    task::Watch::look(&mut questions, client, 0)?;
-                    std::thread::sleep(INTERVAL);
-                }
-            }
-            if started.elapsed() > TASK_PATIENCE {
-                let text = format!("{} does not power off", machine.name);
-                return Err(Error::new(ErrorKind::Incomplete, text).advise(
-                    "look at its tasks in the vSphere client, then run the command again",
-                ));
-            }
-        }
-        client.call("UnregisterVM", reference, "").map(drop)
-    }
-
-    /// Removes the datastore from a host.
-    fn unmount(&self, host: &Host, datastore: &Datastore) -> Result<()> {
-        let system = datastore_system(host)?;
-        let body = datastore.reference.element("datastore");
-        let started = Instant::now();
-        loop {
-            match self.client.call("RemoveDatastore", system, &body) {
-                Ok(_) => return Ok(()),
-                Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
-                Err(error)
-                    if error.kind() == ErrorKind::Busy && started.elapsed() < RELEASE_PATIENCE =>
-                {
-                    std::thread::sleep(INTERVAL);
-                }
-                Err(error) => {
-                    let what = format!("removing {} from {}", datastore.name, host.name);
-                    return Err(error.context(what).advise(
-                        "see which machines, templates and ISO images of the host are on this datastore; then run \
-                         the command again",
-                    ));
-                }
-            }
-        }
-    }
+/// Where the .vmx of a session is.
+fn vmx_path(datastore: &Datastore, session: &SessionName) -> String {
+    format!("[{}] {session}/{session}.vmx", datastore.name)
 }
 
 fn is_ours(datastore: &Datastore, note: &VsphereNote) -> bool {

@@ -46,11 +46,11 @@ pub struct VsphereNote {
     pub machine: Option<Reference>,
     /// The hosts that mount the datastore. The first one runs the machine.
     pub hosts: Vec<String>,
-    /// The name of the datastore.
+    /// The name of the datastore, which all sessions share.
     pub datastore: String,
     /// The NFS server, as the hosts reach it.
     pub nfs_host: String,
-    /// The folder of the session there.
+    /// The folder of the sessions there.
     pub nfs_path: String,
     /// Whether the network cards are connected.
     pub has_network: bool,

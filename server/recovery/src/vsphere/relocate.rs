@@ -206,9 +206,7 @@ impl MoveRun<'_> {
     fn finish(&mut self) -> Result<VsphereMove> {
         let hosts = inventory::hosts(self.client())?;
         if let Some(datastore) = self.vsphere.datastore_of(&hosts, &self.note)? {
-            for host in hosts.iter().filter(|host| host.datastores.contains(&datastore.reference)) {
-                self.vsphere.unmount(host, &datastore)?;
-            }
+            self.vsphere.release(&self.note, &datastore.reference)?;
         }
         let VspherePhase::Moved { target, mut point } = self.note.phase.clone() else {
             return Err(Error::new(ErrorKind::Internal, "a move ends before it is done"));

@@ -198,24 +198,20 @@ fn publish(
         // The lost machine usually is in the inventory still.
         None => format!("{}-recovered", point.machine),
     };
-    let noted = datastore_name(&session).and_then(|datastore| {
-        let note = VsphereNote {
-            access,
-            name,
-            machine: None,
-            hosts: hosts.names,
-            datastore,
-            nfs_host,
-            nfs_path: format!("{PATH}/live/{session}"),
-            has_network,
-            has_new_uuid: arguments.new_uuid,
-            phase: VspherePhase::Starting,
-        };
-        note.write(&SessionNotes::of(repository, &session)?)?;
-        Ok(note)
-    });
-    match noted {
-        Ok(note) => {
+    let note = VsphereNote {
+        access,
+        name,
+        machine: None,
+        hosts: hosts.names,
+        datastore: datastore_name(&nfs_host),
+        nfs_host,
+        nfs_path: format!("{PATH}/live"),
+        has_network,
+        has_new_uuid: arguments.new_uuid,
+        phase: VspherePhase::Starting,
+    };
+    match SessionNotes::of(repository, &session).and_then(|notes| note.write(&notes)) {
+        Ok(()) => {
             let addresses = hosts.addresses;
             Ok(Recovery { session, note, vsphere, addresses, is_new: true })
         }
