@@ -30,8 +30,8 @@ class Site:
     def environment(self, **more):
         return {**self.coldrise.environment(), **more}
 
-    def access(self):
-        return ["--user", USER, "--password-file", self.vcenter.password_file, "--certificate",
+    def access(self, password_file):
+        return ["--user", USER, "--password-file", password_file or self.vcenter.password_file, "--certificate",
                 self.vcenter.certificate]  # fmt: skip
 
     def run(self, *arguments, **variables):
@@ -49,10 +49,10 @@ class Site:
         assert done.returncode != 0, done.stdout
         return json.loads(done.stdout.splitlines()[-1])["error"]["message"]
 
-    def recovery(self, *options, address=None, kind="vcenter", host=HOST):
+    def recovery(self, *options, address=None, kind="vcenter", host=HOST, password_file=None):
         hosts = ["--host", host] if host else []
-        return ["recover", address or self.address, "--to", f"{kind}:{self.vcenter.server}", *hosts, *self.access(),
-                *options]  # fmt: skip
+        return ["recover", address or self.address, "--to", f"{kind}:{self.vcenter.server}", *hosts,
+                *self.access(password_file), *options]  # fmt: skip
 
     def start(self, *arguments):
         process = subprocess.Popen(self.command(*arguments), env=self.environment(), stdin=subprocess.DEVNULL,
@@ -129,12 +129,14 @@ def test_a_machine_runs_from_the_datastore_and_is_undone(make_site, mount, image
     vmx.symlink_to(mount().folder / "live" / SESSION / vmx.name)
     before = site.vcenter.look()["sessions"]
     process, event = site.recover("--host", OTHER)
-    assert event["machine"] == NAME and event["serves_nfs"] and event["elapsed_ms"] < 30_000, event
+    assert event["machine"] == NAME and event["serves_nfs"] and event["elapsed_ms"] < 10_000, event
     seen = site.vcenter.look()
     path = "/coldrise/live"
     assert seen["nas"] == {DATASTORE: {"server": "127.0.0.1", "path": path, "hosts": [HOST, OTHER]}}
     machine = seen["machines"][NAME]
     assert machine["state"] == "poweredOn" and machine["host"] == HOST
+    assert machine["connected"] == [False], "no network unless asked"
+    assert machine["addresses"] == ["00:0c:29:00:00:01"], "the card is the same otherwise"
     assert machine["path"] == f"[{DATASTORE}] {SESSION}/{SESSION}.vmx"
     assert seen["sessions"] == before, "each command logs out"
     # What the hosts mount are our files.
@@ -159,7 +161,7 @@ def test_the_command_may_be_killed_at_each_step(served):
     steps = ["CreateNasDatastore", "RegisterVM_Task", "ReconfigVM_Task", "PowerOnVM_Task"]
     for times, step in enumerate(steps, 1):
         # The task runs for a while: the command is killed meanwhile.
-        delayed = {"RegisterVM_Task": "RegisterVm", "PowerOnVM_Task": "PowerOnVM_Task"}.get(step)
+        delayed = {"RegisterVM_Task": "RegisterVm", "PowerOnVM_Task": "PowerOn"}.get(step)
         if delayed:
             served.vcenter.order("delay", delayed, 700)
         before = served.vcenter.calls().count(step)
@@ -186,7 +188,8 @@ def test_questions_are_answered_by_the_wish(served):
     served.json(*served.recovery())
     assert served.vcenter.answered() == ["1"], "moved: the UUID stays"
     served.undo()
-    served.json(*served.recovery("--new-uuid"))
+    served.json(*served.recovery("--new-uuid", "--network", "same"))
+    assert served.vcenter.look()["machines"][NAME]["connected"] == [True]
     assert served.vcenter.answered() == ["1", "2"], "copied"
     served.undo()
     assert served.is_clean()
@@ -197,10 +200,10 @@ def test_faults_leave_nothing_and_say_what_to_do(served):
     wrong = vcenter.folder / "wrong"
     wrong.write_text("wrong", encoding="utf-8")
     for fault, arguments, said in [
-        (None, served.recovery("--password-file", wrong), "password is wrong"),
+        (None, served.recovery(password_file=wrong), "password is wrong"),
         (None, served.recovery(host="esx9"), "there is no host esx9; there are: DC0_"),
         (None, served.recovery(host=None), "give --host NAME"),
-        (None, served.recovery("--name", "DC0_H0_VM0"), "(NotFound)"),
+        (None, served.recovery("--name", "other"), "failed: NotFound"),
         (("RegisterVM_Task", "DuplicateName"), served.recovery(), "give another --name"),
         (("CreateNasDatastore", "PlatformConfigFault"), served.recovery(), "at port 2049"),
         (("PowerOnVM_Task", "InsufficientHostCapacityFault"), served.recovery(), "InsufficientHostCapacityFault"),
@@ -268,7 +271,7 @@ def test_a_machine_moves_to_a_datastore(served, tmp_path):
     assert "RestrictedVersion" in served.refused("move", live, "--to", "LocalDS_0")
     vcenter.order("clear")
     # Ctrl-C cancels the task.
-    vcenter.order("delay", "RelocateVM_Task", 1500)
+    vcenter.order("delay", "RelocateVm", 8000)
     process = served.start("move", live, "--to", "LocalDS_0")
     vcenter.wait_for("RelocateVM_Task", 2)
     assert "is being moved" in served.coldrise.run("sessions").stdout
@@ -276,12 +279,13 @@ def test_a_machine_moves_to_a_datastore(served, tmp_path):
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
     assert process.returncode == 130 and "CancelTask" in vcenter.calls()
+    assert "runs on session" in served.coldrise.run("sessions").stdout
 
 
 def test_a_killed_move_is_followed_and_finished(served):
     vcenter, live = served.vcenter, f"live/{SESSION}"
     served.json(*served.recovery())
-    vcenter.order("delay", "RelocateVM_Task", 2000)
+    vcenter.order("delay", "RelocateVm", 2000)
     process = served.start("move", live, "--to", "LocalDS_0")
     vcenter.wait_for("RelocateVM_Task")
     process.kill()

@@ -33,7 +33,7 @@ for machine in all_of(vim.VirtualMachine):
                               "datastores": [store.name for store in machine.datastore],
                               "host": machine.runtime.host.name,
                               "connected": [card.connectable.startConnected for card in cards],
-                              "uuid": machine.config.uuid}
+                              "addresses": [card.macAddress for card in cards]}
 sessions = len(content.sessionManager.sessionList)
 print(json.dumps({"nas": nas, "machines": machines, "sessions": sessions}))
 Disconnect(site)

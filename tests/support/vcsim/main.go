@@ -2,6 +2,7 @@
 //
 //   - localPath is a name, as for ESXi; the files are in FOLDER/NAME. The NFS server must accept connections.
 //   - RemoveDatastore, refused while a machine uses the datastore.
+//   - a network card in registered machines.
 //   - the question whether a machine was moved or copied (command "question").
 //
 // Usage: vcsim FOLDER CERTIFICATE KEY USER PASSWORD vcenter|esxi. It prints its port, then serves until its input
@@ -115,6 +116,30 @@ func (m *askingMachine) AnswerVM(ctx *simulator.Context, request *types.AnswerVM
 	return &methods.AnswerVMBody{Res: new(types.AnswerVMResponse)}
 }
 
+// Gives registered machines a network card: the simulator reads no .vmx.
+type cards struct{ network types.ManagedObjectReference }
+
+func (cards) Reference() types.ManagedObjectReference {
+	return types.ManagedObjectReference{Type: "Cards", Value: "cards"}
+}
+
+func (c cards) PutObject(_ *simulator.Context, object mo.Reference) {
+	if machine, ok := object.(*simulator.VirtualMachine); ok {
+		card := new(types.VirtualE1000e)
+		card.Key, card.MacAddress = 4000, "00:0c:29:00:00:01"
+		card.Backing = &types.VirtualEthernetCardNetworkBackingInfo{
+			VirtualDeviceDeviceBackingInfo: types.VirtualDeviceDeviceBackingInfo{DeviceName: "VM Network"},
+			Network:                        &c.network,
+		}
+		card.Connectable = &types.VirtualDeviceConnectInfo{StartConnected: true}
+		machine.Config.Hardware.Device = append(machine.Config.Hardware.Device, card)
+	}
+}
+
+func (cards) UpdateObject(*simulator.Context, mo.Reference, []types.PropertyChange) {}
+
+func (cards) RemoveObject(*simulator.Context, types.ManagedObjectReference) {}
+
 // Lets the next call of this session reach another object than the simulator's own.
 func standIn(ctx *simulator.Context, object mo.Reference) (mo.Reference, types.BaseMethodFault) {
 	if ctx.Session != nil {
@@ -199,6 +224,7 @@ func main() {
 	if err := model.Create(); err != nil {
 		log.Fatal(err)
 	}
+	model.Map().AddHandler(cards{model.Map().Any("Network").Reference()})
 	service := model.Service
 	service.Listen = &url.URL{Host: "127.0.0.1:0", User: url.UserPassword(user, password)}
 	service.TLS = &tls.Config{Certificates: []tls.Certificate{certificate}}

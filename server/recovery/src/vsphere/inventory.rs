@@ -3,9 +3,10 @@
 use std::net::IpAddr;
 
 use coldrise_block::{Error, ErrorKind, Result};
+use roxmltree::Node;
 
 use super::client::Client;
-use super::soap::{child, child_text, element, objects, Reference};
+use super::soap::{child, child_text, copied, escaped, objects, type_of, Reference};
 
 /// A host that runs machines.
 #[derive(Clone, Debug)]
@@ -169,8 +170,8 @@ pub(super) struct Machine {
     pub(super) path: String,
     pub(super) datastores: Vec<Reference>,
     pub(super) is_on: bool,
-    /// The network cards: type and key.
-    pub(super) cards: Vec<(String, String)>,
+    /// The network cards with pulled cables, for [`card_changes`].
+    pub(super) cards: Vec<String>,
 }
 
 /// The state of a machine; `None` if it is not in the inventory.
@@ -196,35 +197,35 @@ pub(super) fn machine(client: &Client, reference: &Reference) -> Result<Option<M
         let devices = devices.into_iter().flat_map(|all| all.children());
         // Only network cards have this.
         let cards = devices.filter(|device| child(*device, "macAddress").is_some());
-        let card = |device| {
-            let key = child_text(device, "key")?.to_owned();
-            Some((super::soap::type_of(device).to_owned(), key))
-        };
         Machine {
             name: found.text("name"),
             path: found.text("config.files.vmPathName"),
             datastores: found.references("datastore"),
             is_on: found.text("runtime.powerState") != "poweredOff",
-            cards: cards.filter_map(card).collect(),
+            cards: cards.map(disconnected).collect(),
             reference: found.reference,
         }
     }))
 }
 
-/// Parameters of `ReconfigVM_Task` that pull the cables of network cards, also for the next power on.
-pub(super) fn without_network(cards: &[(String, String)]) -> String {
-    let changes: String = cards
-        .iter()
-        .map(|(kind, key)| {
-            format!(
-                "<deviceChange><operation>edit</operation><device xsi:type=\"{}\">{}\
-                 <connectable><startConnected>false</startConnected>\
-                 <allowGuestControl>true</allowGuestControl><connected>false</connected>\
-                 </connectable></device></deviceChange>",
-                super::soap::escaped(kind),
-                element("key", key)
-            )
-        })
-        .collect();
-    format!("<spec>{changes}</spec>")
+/// Parameters of `ReconfigVM_Task` that replace these network cards.
+pub(super) fn card_changes(cards: &[String]) -> String {
+    let change = |card| format!("<deviceChange><operation>edit</operation>{card}</deviceChange>");
+    format!("<spec>{}</spec>", cards.iter().map(change).collect::<String>())
+}
+
+/// A network card as it is, with its cable pulled, also for the next power on.
+fn disconnected(card: Node<'_, '_>) -> String {
+    const PULLED: &str = "<connectable><startConnected>false</startConnected>\
+                          <allowGuestControl>true</allowGuestControl>\
+                          <connected>false</connected></connectable>";
+    // The schema has an order.
+    const BEFORE: [&str; 3] = ["key", "deviceInfo", "backing"];
+    let (before, after): (Vec<_>, Vec<_>) = card
+        .children()
+        .filter(|part| part.is_element() && part.tag_name().name() != "connectable")
+        .partition(|part| BEFORE.contains(&part.tag_name().name()));
+    let copies = |parts: Vec<Node<'_, '_>>| parts.into_iter().map(copied).collect::<String>();
+    let kind = escaped(type_of(card));
+    format!("<device xsi:type=\"{kind}\">{}{PULLED}{}</device>", copies(before), copies(after))
 }

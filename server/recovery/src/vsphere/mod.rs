@@ -289,7 +289,7 @@ impl Vsphere {
             return Ok(());
         }
         if !note.has_network && !machine.cards.is_empty() {
-            let spec = inventory::without_network(&machine.cards);
+            let spec = inventory::card_changes(&machine.cards);
             let task = client.call_for_reference("ReconfigVM_Task", reference, &spec)?;
             let what = format!("disconnecting the network of {}", machine.name);
             await_end(client, &task, &what, TASK_PATIENCE, &mut Patience)?;

@@ -87,6 +87,22 @@ pub(super) fn type_of<'a>(node: Node<'a, '_>) -> &'a str {
     name.rsplit_once(':').map_or(name, |(_, name)| name)
 }
 
+/// An element of an answer as part of a request.
+pub(super) fn copied(node: Node<'_, '_>) -> String {
+    let tag = node.tag_name().name();
+    let attribute = |name, value: &str| match value {
+        "" => String::new(),
+        value => format!(" {name}=\"{}\"", escaped(value)),
+    };
+    let kind = attribute("xsi:type", type_of(node));
+    let reference = attribute("type", node.attribute("type").unwrap_or_default());
+    let content = match node.children().any(|child| child.is_element()) {
+        true => node.children().filter(Node::is_element).map(copied).collect(),
+        false => escaped(node.text().unwrap_or_default()),
+    };
+    format!("<{tag}{kind}{reference}>{content}</{tag}>")
+}
+
 /// The first `returnval` of an answer.
 pub(super) fn returned<'a, 'i>(document: &'a Document<'i>) -> Option<Node<'a, 'i>> {
     document.descendants().find(|node| node.tag_name().name() == "returnval")

@@ -1,29 +1,29 @@
 //! `coldrise recover --to vcenter:HOST` and `--to esxi:HOST`.
 
+mod answer;
+mod options;
+
 use std::cell::{Cell, RefCell};
-use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
-use std::path::PathBuf;
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use clap::Args;
-use coldrise_block::{Context, Error, ErrorKind, Result};
+use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_recovery::vsphere::{
-    datastore_name, lock, recovery_note, ChosenHosts, Steps, Vsphere, VsphereAccess, VsphereNote,
-    VspherePhase,
+    datastore_name, lock, recovery_note, Steps, Vsphere, VsphereNote, VspherePhase,
 };
 use coldrise_session::{check_offered, Catalog, SessionNotes};
 use coldrise_store::{default_cache_bytes, Address, PointDocument, Repository, SessionName};
-use serde::Serialize;
-use serde_json::json;
+
+use answer::{report, tell_running};
+pub(super) use options::VsphereOptions;
 
 use super::{place, NetworkChoice, RecoverArguments};
-use crate::ganesha::{Client, Ganesha, NfsOptions, PATH};
+use crate::ganesha::{Ganesha, NfsOptions, PATH};
 use crate::invocation::Invocation;
-use crate::report::{print_line, Report};
+use crate::report::Report;
 use crate::signals::ChildSignals;
 use crate::targets::tell_newer;
-use crate::units::show_duration;
 
 /// The only port that ESXi uses.
 const NFS_PORT: u16 = 2049;
@@ -36,99 +36,6 @@ const CLOSE_PATIENCE: Duration = Duration::from_secs(90);
 const INTERVAL: Duration = Duration::from_millis(100);
 /// Interval of reading the note.
 const NOTE_INTERVAL: Duration = Duration::from_secs(1);
-
-/// Options for vCenter and ESXi.
-#[derive(Debug, Args)]
-#[command(next_help_heading = "vCenter and ESXi")]
-pub(super) struct VsphereOptions {
-    /// Host that runs the machine, by its name in the inventory. Further ones get the datastore, too. Not
-    /// needed if there is one host only.
-    #[arg(long, value_name = "NAME")]
-    host: Vec<String>,
-
-    /// User of vCenter or ESXi, such as backup@vsphere.local.
-    #[arg(long, value_name = "USER")]
-    user: Option<String>,
-
-    /// Read the user's password from FILE; without it, COLDRISE_VSPHERE_PASSWORD from the environment.
-    #[arg(long, value_name = "FILE")]
-    password_file: Option<PathBuf>,
-
-    /// Trust this certificate of vCenter or ESXi, or of its authority (PEM), instead of the system's authorities.
-    #[arg(long, value_name = "FILE")]
-    certificate: Option<PathBuf>,
-
-    /// Address of this machine by which the hosts reach it. Default: the one on the route to the first host.
-    #[arg(long, value_name = "ADDRESS")]
-    nfs_server: Option<IpAddr>,
-
-    /// Clients that the NFS server accepts, if this command starts it: addresses or networks, such as
-    /// 10.0.0.0/24. Can be repeated. Default: the VMkernel addresses of the hosts.
-    #[arg(long, value_name = "CIDR")]
-    allow: Vec<Client>,
-
-    /// With --undo: the server is gone for good, so change nothing there and only end the session.
-    #[arg(long, requires = "undo")]
-    without_server: bool,
-}
-
-impl VsphereOptions {
-    /// The access of a new recovery.
-    fn access(&self, server: &str) -> Result<VsphereAccess> {
-        let user = self.user.clone().ok_or_else(|| {
-            Error::new(
-                ErrorKind::InvalidInput,
-                format!("who logs in to {server}? Give --user USER"),
-            )
-        })?;
-        let mut access = VsphereAccess {
-            server: server.to_owned(),
-            user,
-            password_file: None,
-            certificate: None,
-        };
-        self.override_access(&mut access)?;
-        Ok(access)
-    }
-
-    /// Options go before what the note says.
-    fn override_access(&self, access: &mut VsphereAccess) -> Result<()> {
-        let absolute = |path: &PathBuf| {
-            std::path::absolute(path).context(|| format!("finding {}", path.display()))
-        };
-        if let Some(user) = &self.user {
-            access.user.clone_from(user);
-        }
-        if let Some(path) = &self.password_file {
-            access.password_file = Some(absolute(path)?);
-        }
-        if let Some(path) = &self.certificate {
-            access.certificate = Some(absolute(path)?);
-        }
-        Ok(())
-    }
-
-    fn nfs_host(&self, hosts: &ChosenHosts) -> Result<IpAddr> {
-        if let Some(address) = self.nfs_server {
-            return Ok(address);
-        }
-        let unknown = || {
-            let text = "it is not known by which address the hosts reach this machine";
-            Error::new(ErrorKind::InvalidInput, text).advise("give --nfs-server ADDRESS")
-        };
-        let first = *hosts.addresses.first().ok_or_else(unknown)?;
-        let any: SocketAddr = match first {
-            IpAddr::V4(_) => ([0, 0, 0, 0], 0).into(),
-            IpAddr::V6(_) => ([0u16; 8], 0).into(),
-        };
-        // Sends nothing.
-        let found = UdpSocket::bind(any).and_then(|socket| {
-            socket.connect((first, NFS_PORT))?;
-            socket.local_addr()
-        });
-        found.map(|address| address.ip()).map_err(|_| unknown())
-    }
-}
 
 /// A machine that starts.
 struct Recovery {
@@ -162,12 +69,15 @@ pub(super) fn run(
     };
     let started = start(invocation, &repository, arguments, &mut recovery, &signals);
     let ganesha = started.map_err(|error| withdraw(invocation, &repository, &recovery, error))?;
-    tell_running(invocation, &recovery, ganesha.is_some());
+    // Logs out: the machine can run for long.
+    let Recovery { session, note, vsphere, .. } = recovery;
+    drop(vsphere);
+    tell_running(invocation, &session, &note, ganesha.is_some());
     let state = match ganesha {
         None => "running",
-        Some(ganesha) => serve(&repository, &recovery.session, ganesha, &signals)?,
+        Some(ganesha) => serve(&repository, &session, ganesha, &signals)?,
     };
-    Ok(report(invocation, &recovery, state))
+    Ok(report(invocation, &session, &note, state))
 }
 
 /// Checks everything that can be checked, then publishes and writes the note.
@@ -372,71 +282,6 @@ fn serve(
         }
         std::thread::sleep(INTERVAL);
     }
-}
-
-fn tell_running(invocation: &Invocation, recovery: &Recovery, serves: bool) {
-    let Recovery { session, note, .. } = recovery;
-    if invocation.is_json() {
-        let event = json!({ "event": "running", "session": session.as_str(), "machine": note.name,
-                            "server": note.access.server, "datastore": note.datastore,
-                            "serves_nfs": serves, "elapsed_ms": invocation.elapsed_ms() });
-        print_line(&event.to_string());
-    } else if serves {
-        print_line(&format!(
-            "{} (this command serves its disks)",
-            running_text(recovery, invocation.elapsed())
-        ));
-    }
-}
-
-fn running_text(recovery: &Recovery, elapsed: Duration) -> String {
-    let Recovery { session, note, .. } = recovery;
-    format!(
-        "{} runs at {} from session {session}, after {}\n  when calm   coldrise move live/{session} --to DATASTORE\n  \
-         undo        coldrise recover live/{session} --undo\n",
-        note.name,
-        note.access.server,
-        show_duration(elapsed)
-    )
-    .trim_end()
-    .to_owned()
-}
-
-#[derive(Serialize)]
-struct Recovered<'a> {
-    session: &'a str,
-    machine: &'a str,
-    server: &'a str,
-    hosts: &'a [String],
-    datastore: &'a str,
-    /// `running`: another NFS server serves the disks; `stalled`, `undone` or `moved`.
-    state: &'static str,
-    elapsed_ms: u64,
-}
-
-fn report(invocation: &Invocation, recovery: &Recovery, state: &'static str) -> Report {
-    let Recovery { session, note, .. } = recovery;
-    let recovered = Recovered {
-        session: session.as_str(),
-        machine: &note.name,
-        server: &note.access.server,
-        hosts: &note.hosts,
-        datastore: &note.datastore,
-        state,
-        elapsed_ms: invocation.elapsed_ms(),
-    };
-    let text = match state {
-        "stalled" => format!(
-            "the NFS server has ended: the disks of {} stand still; nothing is lost if they come back within two \
-             minutes\n  go on     coldrise recover live/{session} --to vcenter:{}\n  end it    coldrise recover \
-             live/{session} --undo",
-            note.name, note.access.server
-        ),
-        "moved" => format!("{} runs on production storage; coldrise sessions says where", note.name),
-        "undone" => format!("{} was ended, and its session", note.name),
-        _ => running_text(recovery, invocation.elapsed()),
-    };
-    Report::done(&recovered, text)
 }
 
 /// `recover --undo`.
