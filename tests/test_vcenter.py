@@ -303,7 +303,7 @@ def test_a_killed_move_is_followed_and_finished(served):
     seen = vcenter.look()
     assert seen["nas"] == {} and seen["machines"][NAME]["state"] == "poweredOn"
     assert seen["machines"][NAME]["datastores"] == ["LocalDS_0"]
-    for command in (["recover", live, "--undo"], served.recovery(address=live, host=None)):
+    for command in (["recover", live, "--undo"], ["boot", live], served.recovery(address=live, host=None)):
         assert "start it there" in served.refused(*command)
     wait_until(lambda: served.coldrise.run("unpublish", SESSION).returncode == 0, "the NFS server closes the session")
     assert NAME in vcenter.look()["machines"]

@@ -9,6 +9,7 @@ use std::time::Duration;
 use clap::Args;
 use coldrise_block::{Context, Error, ErrorKind, Result, ScratchFolder, ScratchKind};
 use coldrise_recovery::relocation::move_state;
+use coldrise_recovery::vsphere::recovery_note;
 use coldrise_session::{check_offered, Catalog, SessionDocument, SessionNotes};
 use coldrise_store::{
     default_cache_bytes, Address, Configuration, PointDocument, Repository, SessionName,
@@ -132,6 +133,9 @@ impl Subject {
                         ErrorKind::InvalidInput,
                         "--name is for a point that is published; a session has its name",
                     ));
+                }
+                if let Some(note) = recovery_note(repository, session)? {
+                    return Err(Error::new(ErrorKind::Busy, note.sentence(session)));
                 }
                 let state = coldrise_session::session(repository, session)?;
                 if state.is_served {
