@@ -44,7 +44,7 @@ pub(crate) struct MoveArguments {
     targets: Vec<Target>,
 
     /// Datastore for a machine that was recovered under vCenter. vCenter copies, by Storage vMotion.
-    #[arg(long, value_name = "DATASTORE", conflicts_with_all = ["targets", "qmp", "rate", "background", "force"])]
+    #[arg(long, value_name = "DATASTORE", conflicts_with_all = ["targets", "qmp", "rate", "force"])]
     to: Option<String>,
 
     /// Socket of QEMU's monitor (-qmp unix:SOCKET,server=on,wait=off) that no other program uses.
