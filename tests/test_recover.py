@@ -7,26 +7,11 @@ import subprocess
 
 import pytest
 
+from support import counting_machine
+from support.counting_machine import CODE, MIB, UUID, XML, count
 from support.killed_at import killed_at
 from support.libvirt import QEMU_USER, Libvirt
 from support.nbdserver import wait_until
-
-MIB = 1 << 20
-UUID = "5d7a5f44-1d7e-4a1e-9a63-00000000000"
-# 16-bit code: for ever, count in the disk's second sector.
-#   xor ax,ax; mov ds,ax; mov es,ax; mov [0x500],dl
-#   next: inc dword [0x1000]; mov ax,0x0301; mov bx,0x1000; mov cx,2; mov dh,0; mov dl,[0x500]; int 0x13; jmp next
-CODE = bytes.fromhex("31c08ed88ec088160005" "66ff060010" "b80103" "bb0010" "b90200" "b600" "8a160005"
-                     "cd13" "ebe8")  # fmt: skip
-
-XML = f"""<domain type='kvm'><name>web01</name><uuid>{UUID}1</uuid>
-<memory unit='MiB'>32</memory><vcpu>1</vcpu><os><type arch='x86_64' machine='pc'>hvm</type></os>
-<devices><emulator>/bin/false</emulator>
-<disk type='file' device='disk'><source file='/lost.qcow2'/><target dev='vda' bus='virtio'/></disk>
-<disk type='file' device='cdrom'><source file='/lost.iso'/><target dev='hdc' bus='ide'/></disk>
-<hostdev mode='subsystem' type='pci'><source><address bus='6' slot='1' function='0'/></source></hostdev>
-<interface type='bridge'><source bridge='lost0'/><model type='virtio'/></interface>
-</devices></domain>"""
 
 
 @pytest.fixture(scope="module")
@@ -38,13 +23,7 @@ def libvirt():
 
 @pytest.fixture
 def address(coldrise, tmp_path):
-    """A machine that counts in its second sector for ever."""
-    disk = tmp_path / "boot.raw"
-    content = CODE.ljust(510, b"\0") + b"\x55\xaa" + bytes(4 * MIB - 512) + os.urandom(4 * MIB)
-    disk.write_bytes(content + bytes(24 * MIB))
-    configuration = tmp_path / "web01.xml"
-    configuration.write_text(XML, encoding="utf-8")
-    return coldrise.json("backup", "web01", f"vda=raw:{disk}", "--config", configuration)["address"]
+    return counting_machine.store(coldrise, tmp_path)
 
 
 class Recovery:
@@ -82,12 +61,6 @@ def recover(coldrise, libvirt, own_tmp, address):
     yield start
     for name in libvirt.domains():
         libvirt.virsh("destroy", name)
-
-
-def count(coldrise, address, folder):
-    path = folder / "second.raw"
-    coldrise.json("restore", f"{address}/vda", path, "--force")
-    return int.from_bytes(path.read_bytes()[512:516], "little")
 
 
 def grows(coldrise, folder):

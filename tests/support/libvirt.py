@@ -27,6 +27,8 @@ for pair in etc:/etc/libvirt lib:/var/lib/libvirt cache:/var/cache/libvirt run:/
     mkdir -p "${{pair#*:}}"
     mount --bind "${{pair%%:*}}" "${{pair#*:}}"
 done
+# Where its clients look for it.
+ln -s "$1/libvirt-sock" run/libvirt-sock
 printf '%s\\n' 'security_driver = "none"' 'stdio_handler = "file"' 'namespaces = []' \\
     'cgroup_controllers = []' 'remember_owner = 0' > /etc/libvirt/qemu.conf
 printf '%s\\n' "unix_sock_dir = \\"$1\\"" 'auth_unix_rw = "none"' > libvirtd.conf
@@ -52,6 +54,10 @@ class Libvirt:
                               text=True, timeout=DEADLINE_S * 2, check=False)
         assert done.returncode == 0, f"virsh {words}: {done.stderr}"
         return done.stdout.strip()
+
+    def inside(self):
+        """The beginning of a command that sees its users: the user of QEMU is no user of this host."""
+        return ["nsenter", "--mount", f"--target={self.process.pid}", "--"]
 
     def state(self, name):
         return self.virsh("domstate", "--reason", name)

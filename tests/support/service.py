@@ -48,7 +48,7 @@ class UnixConnection(http.client.HTTPConnection):
 class Coldrised:
     """One service on one repository. Start it with `with`, or `start` and `stop`."""
 
-    def __init__(self, folder, repository=None, passphrase_file=None, environment=None, options=()):
+    def __init__(self, folder, repository=None, passphrase_file=None, environment=None, options=(), prefix=()):
         self.folder = pathlib.Path(folder)
         self.state = self.folder / "state"
         self.runs = self.state / "runs"
@@ -60,12 +60,13 @@ class Coldrised:
         self.environment = environment or {}
         self.options = list(options)
         self.min_free = 0
+        self.prefix = list(prefix)
         self.process = None
         self.port = free_port()
         self.log_path = self.folder / "coldrised.log"
 
     def command(self):
-        words = [COLDRISED, "--state", self.state, "--socket", self.socket]
+        words = [*self.prefix, COLDRISED, "--state", self.state, "--socket", self.socket]
         words += ["--listen", f"127.0.0.1:{self.port}", "--start-runs", "detached"]
         # How full the drive of this host is says nothing about the product.
         words += ["--min-free", str(self.min_free)]

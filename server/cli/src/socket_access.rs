@@ -34,6 +34,19 @@ impl FromStr for SocketOwner {
     }
 }
 
+impl SocketOwner {
+    /// This user, and a group by its name; `None` if there is no such group.
+    pub(crate) fn of_group(name: &str) -> Option<SocketOwner> {
+        let group = number_of("group", name).ok()?;
+        Some(SocketOwner { user: rustix::process::geteuid().as_raw(), group: Some(group) })
+    }
+
+    /// Whether it has this group.
+    pub(crate) fn is_group(self, number: u32) -> bool {
+        self.group == Some(number)
+    }
+}
+
 /// The number of a user or a group, from the system's databases, including LDAP and others.
 fn number_of(database: &str, name: &str) -> Result<u32> {
     if let Ok(number) = name.parse() {

@@ -238,7 +238,11 @@ impl Inventory {
         self.state.read().opened().cloned()
     }
 
-    fn repository(&self) -> Result<Arc<Repository>> {
+    /// The open repository, for what this crate does not know, such as notes of recoveries.
+    ///
+    /// # Errors
+    /// Only those of [`Inventory::refresh`].
+    pub fn repository(&self) -> Result<Arc<Repository>> {
         self.opened().map(|opened| Arc::clone(&opened.repository))
     }
 }

@@ -150,6 +150,16 @@ impl RunsFolder {
         names.collect::<std::io::Result<_>>().context(|| format!("reading {}", self.path.display()))
     }
 
+    /// Reads the running runs of one command, such as `recover`. Damaged ones are left out.
+    ///
+    /// # Errors
+    /// Errors of reading the folder.
+    pub fn running(&self, command: &str) -> Result<Vec<RunRecord>> {
+        let ids = self.names()?.into_iter().filter_map(|name| name.parse::<RunId>().ok());
+        let runs = ids.filter(|id| id.word() == command).filter_map(|id| self.read(&id).ok());
+        Ok(runs.filter(|run| run.state == State::Running).collect())
+    }
+
     /// Reads one run. Damaged files are named in the record.
     ///
     /// # Errors

@@ -13,8 +13,8 @@ use crate::RunId;
 const SYSTEMD: &str = "/run/systemd/system";
 /// The process that systemd has started for a unit.
 const UNIT_PROCESS: &str = "SYSTEMD_EXEC_PID";
-/// What a detached process gets of the environment. Secrets are not among it.
-const ENVIRONMENT: [&str; 3] = ["PATH", "HOME", "LANG"];
+/// What a detached process gets of the environment. Secrets are not among it. The last two are folders for sockets.
+const ENVIRONMENT: [&str; 5] = ["PATH", "HOME", "LANG", "RUNTIME_DIRECTORY", "XDG_RUNTIME_DIR"];
 /// Maximum length of a tool's message in an error, in characters.
 const MAX_MESSAGE: usize = 1000;
 

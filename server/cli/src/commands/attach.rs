@@ -17,6 +17,7 @@ use super::restore::open_disk;
 use crate::invocation::Invocation;
 use crate::nbdkit::{Endpoint, Nbdkit, ServeOptions};
 use crate::report::{print_line, Report};
+use crate::run_record;
 use crate::signals::ChildSignals;
 use crate::socket_access::SocketAccess;
 
@@ -232,6 +233,8 @@ pub(crate) fn attach(invocation: &Invocation, arguments: &AttachArguments) -> Re
     let disk = AttachedDisk { name: &name, socket: &socket, export: &export, is_read_only, device };
     machine.attach(&disk)?;
     let elapsed_ms = invocation.elapsed_ms();
+    run_record::progress(json!({ "phase": "attached", "name": name, "address": export,
+                                 "is_read_only": is_read_only }));
     if invocation.is_json() {
         let ready = json!({ "event": "ready", "name": name, "address": export,
                             "is_read_only": is_read_only, "elapsed_ms": elapsed_ms });

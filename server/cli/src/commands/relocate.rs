@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_ingest::RestoreTarget;
 use coldrise_recovery::relocation::{
     move_disks, parse_target, MoveNote, MovePhase, MoveReport, MoveRequest, MovedDisk, Target,
 };
@@ -15,6 +16,7 @@ use coldrise_recovery::vsphere::recovery_note;
 use coldrise_store::{Address, SessionName};
 use serde::Serialize;
 
+use super::restore;
 use crate::invocation::Invocation;
 use crate::progress::ProgressView;
 use crate::report::Report;
@@ -95,6 +97,9 @@ pub(crate) fn run(invocation: &Invocation, arguments: MoveArguments) -> Result<R
             format!("no machine was recovered under vCenter on session {}", arguments.session);
         return Err(Error::new(ErrorKind::InvalidInput, text)
             .advise("give a folder, or DISK=PATH for each disk"));
+    }
+    for target in &arguments.targets {
+        restore::refuse_inside(repository.path(), &RestoreTarget::Path(target.path().to_owned()))?;
     }
     let view = ProgressView::new(invocation);
     let done = move_disks(&MoveRequest {

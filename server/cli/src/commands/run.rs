@@ -8,8 +8,17 @@ use crate::arguments::{Arguments, GlobalOptions};
 use crate::{parse_arguments, run_record};
 
 /// Commands that are no runs of their own, but may be planned.
-const SHORT_COMMANDS: [&str; 8] =
-    ["publish", "seal", "unpublish", "forget", "protect", "unprotect", "quarantine", "release"];
+const SHORT_COMMANDS: [&str; 9] = [
+    "publish",
+    "seal",
+    "unpublish",
+    "forget",
+    "protect",
+    "unprotect",
+    "quarantine",
+    "release",
+    "detach",
+];
 
 /// Run a command that the service has planned.
 ///

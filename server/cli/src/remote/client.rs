@@ -140,7 +140,10 @@ impl Client {
                 Ok(run) if run.get("state").and_then(Value::as_str) != Some("running") => {
                     return ended(&id, &run);
                 }
-                Ok(_) => away_for = Duration::ZERO,
+                Ok(run) => match serving(&id, &run).filter(|_| !is_cancelled) {
+                    Some(report) => return Ok(report),
+                    None => away_for = Duration::ZERO,
+                },
                 // It waits in the queue.
                 Err(error) if error.kind() == ErrorKind::NotFound => away_for = Duration::ZERO,
                 Err(error) if away_for > AWAY => {
@@ -159,6 +162,29 @@ fn idempotency_key() -> Result<String> {
     let mut key = [0; 16];
     coldrise_store::random(&mut key)?;
     Ok(key.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// The report of a run that serves a machine elsewhere, and needs nobody to follow it.
+fn serving(id: &RunId, run: &Value) -> Option<Report> {
+    let progress = run.get("progress")?;
+    let word = |name: &str| progress.get(name).and_then(Value::as_str);
+    let what = match word("phase")? {
+        "serving" => {
+            let (domain, session) = (word("domain")?, word("session")?);
+            format!(
+                "{domain} runs there as session {session}\n  when calm   coldrise move live/{session} FOLDER\n  \
+                 undo        coldrise recover live/{session} --undo"
+            )
+        }
+        "attached" => format!("{} is attached as {}", word("address")?, word("name")?),
+        _ => return None,
+    };
+    let mut answer = progress.clone();
+    answer.as_object_mut()?.insert("run".to_owned(), json!(id.to_string()));
+    Some(Report::answer(
+        &answer,
+        format!("{what}\nrun {id} serves its disks; to end that: coldrise runs cancel {id}"),
+    ))
 }
 
 /// The report of a run that has ended.

@@ -33,7 +33,7 @@ enum Form {
 type Fields = &'static [(&'static str, &'static str, Form)];
 
 /// The commands that the service runs for others. An argument that is not listed is refused.
-const COMMANDS: [(&str, Fields); 15] = [
+const COMMANDS: [(&str, Fields); 20] = [
     (
         "backup",
         &[
@@ -56,6 +56,52 @@ const COMMANDS: [(&str, Fields); 15] = [
             ("force", "replace", Form::Flag),
         ],
     ),
+    (
+        "recover",
+        &[
+            ("address", "address", Form::Text),
+            ("to", "to", Form::Text),
+            ("connect", "connect", Form::Text),
+            ("name", "name", Form::Text),
+            ("new_uuid", "new_uuid", Form::Flag),
+            ("network", "network", Form::Text),
+            ("undo", "undo", Form::Flag),
+            ("discard", "discard", Form::Flag),
+        ],
+    ),
+    (
+        "move",
+        &[
+            ("session", "address", Form::Text),
+            ("targets", "targets", Form::List),
+            ("rate", "rate_bytes_per_second", Form::Size),
+            ("synchronous", "synchronous", Form::Flag),
+            ("force", "replace", Form::Flag),
+        ],
+    ),
+    (
+        "rollback",
+        &[
+            ("address", "address", Form::Text),
+            ("disks", "disks", Form::Pairs),
+            ("onto", "onto", Form::Text),
+            ("since", "since", Form::Text),
+            ("bitmap", "bitmap", Form::Text),
+            ("dry_run", "dry_run", Form::Flag),
+            ("no_safety_point", "no_safety_point", Form::Flag),
+            ("verify", "verify", Form::Flag),
+        ],
+    ),
+    (
+        "attach",
+        &[
+            ("address", "address", Form::Text),
+            ("to", "to", Form::Text),
+            ("name", "name", Form::Text),
+            ("device", "device", Form::Text),
+        ],
+    ),
+    ("detach", &[("name", "name", Form::Text), ("from", "from", Form::Text)]),
     ("forget", &[("targets", "addresses", Form::List)]),
     ("protect", &[("points", "addresses", Form::List)]),
     ("unprotect", &[("points", "addresses", Form::List)]),
@@ -180,6 +226,20 @@ mod tests {
             json!({"kind": "forget", "addresses": ["web01/latest"]})
         );
         assert_eq!(of("gc").unwrap(), json!({"kind": "gc"}));
+        assert_eq!(
+            of("recover web01/latest --to libvirt --new-uuid").unwrap(),
+            json!({"kind": "recover", "address": "web01/latest", "to": "libvirt", "new_uuid": true})
+        );
+        assert_eq!(
+            of("move live/web01-1 vda=/images/a.qcow2 --rate 200M").unwrap(),
+            json!({"kind": "move", "address": "live/web01-1", "targets": ["vda=/images/a.qcow2"],
+                "rate_bytes_per_second": 200 << 20})
+        );
+        assert_eq!(
+            of("rollback web01/latest vda=/dev/vg0/web01 --dry-run").unwrap(),
+            json!({"kind": "rollback", "address": "web01/latest", "dry_run": true,
+                "disks": {"vda": "/dev/vg0/web01"}})
+        );
     }
 
     #[test]

@@ -15,6 +15,7 @@
 mod default_domain;
 mod devices;
 mod domain_xml;
+mod presence;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -29,6 +30,7 @@ use crate::virsh::Virsh;
 pub use default_domain::default_domain;
 pub(crate) use domain_xml::escaped;
 pub use domain_xml::{check_domain, rewrite, DomainOptions, DomainXml, NetworkChoice};
+pub use presence::missing;
 
 /// For one request. Starting a domain on a busy host takes seconds.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);

@@ -117,8 +117,23 @@ pub fn move_disks(request: &MoveRequest<'_>) -> Result<MoveReport> {
             };
         }
     }
-    let session = coldrise_session::session(request.repository, name)?;
-    if request.targets.is_empty() {
+    let (session, targets) = session_and_targets(request.repository, name, request.targets)?;
+    match crate::libvirt::RecoveryNote::read(&notes)? {
+        Some(recovered) if request.monitor.is_none() => {
+            domain::move_domain(request, &notes, &session, &recovered, &targets)
+        }
+        _ => move_qemu(request, &notes, &session, targets),
+    }
+}
+
+/// The session, on which a machine runs, and the target of each of its disks.
+fn session_and_targets(
+    repository: &Arc<Repository>,
+    name: &SessionName,
+    targets: &[Target],
+) -> Result<(SessionDocument, Vec<Target>)> {
+    let session = coldrise_session::session(repository, name)?;
+    if targets.is_empty() {
         let text =
             format!("no move of session {name} was interrupted: name a target for its disks");
         return Err(Error::new(ErrorKind::InvalidInput, text));
@@ -129,13 +144,23 @@ pub fn move_disks(request: &MoveRequest<'_>) -> Result<MoveReport> {
         let advice = format!("coldrise restore live/{name}/DISK TARGET");
         return Err(Error::new(ErrorKind::NotFound, text).advise(advice));
     }
-    let targets = target::of_disks(&session.document, request.targets)?;
-    match crate::libvirt::RecoveryNote::read(&notes)? {
-        Some(recovered) if request.monitor.is_none() => {
-            domain::move_domain(request, &notes, &session.document, &recovered, &targets)
-        }
-        _ => move_qemu(request, &notes, &session.document, targets),
-    }
+    let targets = target::of_disks(&session.document, targets)?;
+    Ok((session.document, targets))
+}
+
+/// Checks the targets of a move that is to be started, and changes nothing.
+///
+/// # Errors
+/// Those of [`move_disks`] that are known before: no machine on the session, a disk without a target, existing
+/// files, missing folders.
+pub fn check_targets(
+    repository: &Arc<Repository>,
+    session: &SessionName,
+    targets: &[Target],
+    force: bool,
+) -> Result<()> {
+    let (_, targets) = session_and_targets(repository, session, targets)?;
+    targets.iter().try_for_each(|target| target.check(force))
 }
 
 fn move_qemu(

@@ -43,7 +43,8 @@ pub struct Target {
     is_folder: bool,
 }
 
-/// Parses `DISK=PATH`, `DISK=qcow2:PATH`, `DISK=raw:PATH`, or the path of an existing folder.
+/// Parses `DISK=PATH`, `DISK=qcow2:PATH`, `DISK=raw:PATH`, or the path of a folder. Whether the folder exists is
+/// seen when the disks get their targets: the command may run on another host.
 ///
 /// # Errors
 /// `InvalidInput`; the message says what is allowed.
@@ -55,9 +56,6 @@ pub fn parse_target(text: &str) -> Result<Target> {
     };
     let absolute = |path: &str| std::path::absolute(path).map_err(|_| refused("names no file"));
     let Some((disk, path)) = text.split_once('=') else {
-        if !Path::new(text).is_dir() {
-            return Err(refused("is no existing folder"));
-        }
         let (path, disk) = (absolute(text)?, DiskName::parse("all")?);
         return Ok(Target { disk, path, format: ImageFormat::Qcow2, is_folder: true });
     };
@@ -98,6 +96,11 @@ pub(super) fn of_disks(session: &SessionDocument, targets: &[Target]) -> Result<
             return refused(text);
         };
         let mut target = Target { disk: disk.name.clone(), ..target.clone() };
+        if target.is_folder && !target.path.is_dir() {
+            let text =
+                format!("{:?} is no existing folder: give a folder, or DISK=PATH", target.path);
+            return refused(text);
+        }
         if target.is_folder {
             target.path.push(format!("{}-{}.qcow2", session.machine, disk.name));
         }
@@ -154,9 +157,7 @@ impl Target {
         };
         let file = match file {
             Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
-                let text = format!("{} exists already", path.display());
-                return Err(Error::new(ErrorKind::AlreadyExists, text)
-                    .advise("choose another name, or overwrite it with --force"));
+                return Err(exists_already(path));
             }
             file => file.context(opening)?,
         };
@@ -177,7 +178,35 @@ impl Target {
     }
 }
 
+fn exists_already(path: &Path) -> Error {
+    let text = format!("{} exists already", path.display());
+    Error::new(ErrorKind::AlreadyExists, text)
+        .advise("choose another name, or overwrite it with --force")
+}
+
 impl Target {
+    /// Its file or block device; for a folder, the folder.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Checks whether the target could be opened, as far as that is known before.
+    ///
+    /// # Errors
+    /// `AlreadyExists` for an existing file without `force`; `NotFound` if its folder is missing.
+    pub(super) fn check(&self, force: bool) -> Result<()> {
+        let path = &self.path;
+        match std::fs::metadata(path) {
+            Ok(found) if found.file_type().is_block_device() || force => Ok(()),
+            Ok(_) => Err(exists_already(path)),
+            Err(_) if path.parent().is_some_and(Path::is_dir) => Ok(()),
+            Err(_) => {
+                let text = format!("the folder of {} does not exist here", path.display());
+                Err(Error::new(ErrorKind::NotFound, text).advise("create it, or choose another"))
+            }
+        }
+    }
+
     /// Makes an empty file, or checks the block device. Returns device and inode of a new file.
     ///
     /// # Errors
@@ -226,7 +255,7 @@ mod tests {
             assert_eq!(parse_target(text).unwrap().format, format, "{text}");
         }
         assert_eq!(parse_target("vda=raw:/x/a=b:c").unwrap().path, Path::new("/x/a=b:c"));
-        for text in ["/x/none", "=/x", "vda=", "vda=/tmp"] {
+        for text in ["", "=/x", "vda=", "vda=/tmp"] {
             assert_eq!(parse_target(text).unwrap_err().kind(), ErrorKind::InvalidInput, "{text}");
         }
         assert!(parse_target("/tmp").unwrap().is_folder);

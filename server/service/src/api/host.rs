@@ -31,6 +31,8 @@ struct Host {
     load: Option<f64>,
     /// Machines run with KVM. Without it they are emulated: many times slower.
     has_kvm: bool,
+    /// What this host lacks for machines under libvirt, and what to do; `null` if nothing is known to be missing.
+    libvirt_missing: Option<String>,
     /// Number of machines that run from backups.
     machines: usize,
     /// Sum of their memory, in MiB. They take it as they use it.
@@ -57,6 +59,7 @@ async fn host(State(service): State<SharedService>, Caller(caller): Caller) -> A
             load: load.split(' ').next().and_then(|mean| mean.parse().ok()),
             // The service itself sees no devices: the kernel's module stands for /dev/kvm.
             has_kvm: has_virtualisation() && std::path::Path::new("/sys/class/misc/kvm").exists(),
+            libvirt_missing: coldrise_recovery::libvirt::missing("qemu:///system"),
             machines: machines.len(),
             machines_memory_mib: machines.iter().map(|(_, machine)| machine.memory_mib).sum(),
             machines_cpus: machines.iter().map(|(_, machine)| machine.cpus).sum(),

@@ -24,6 +24,7 @@ use super::caller::Caller;
 use super::console::{self, Machine};
 use super::input::{Body, Fields, Names};
 use super::problem::{blocking, Answer, Problem};
+use super::recovered::{self, Moved, Recovered};
 use super::starts::live;
 use crate::access::{Identity, Permission};
 use crate::service::SharedService;
@@ -218,6 +219,10 @@ struct SessionAndMachine {
     session: SessionDetails,
     /// The machine that runs on it; `null` if none does.
     running: Option<Machine>,
+    /// The machine that was recovered on it under a hypervisor; `null` if none was.
+    recovered: Option<Recovered>,
+    /// The move of its disks to production storage, under way or done; `null` without one.
+    moved: Option<Moved>,
 }
 
 /// Show a session, the machine that runs on it, and if it is served, by whom and what clients did with its disks.
@@ -279,7 +284,9 @@ async fn read_session(
             live(&service, &caller, Permission::View, &name)?;
         }
         let running = console::machine(&service, &name)?;
-        Ok(SessionAndMachine { session: inventory.session(&name, detail)?, running })
+        let session = inventory.session(&name, detail)?;
+        let (recovered, moved) = recovered::read(&service, &name)?;
+        Ok(SessionAndMachine { session, running, recovered, moved })
     })
     .await
 }

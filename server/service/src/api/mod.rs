@@ -16,6 +16,8 @@ mod jobs;
 mod machines;
 mod metrics;
 mod problem;
+mod production;
+mod recovered;
 mod recoveries;
 mod runs;
 mod settings;

@@ -21,6 +21,7 @@ use utoipa_axum::routes;
 use super::caller::Caller;
 use super::input::{Body, Names};
 use super::problem::{blocking, Answer, Problem};
+use super::production::{Attach, Detach, Move, Recover, Rollback};
 use super::recoveries::{Boot, Serve};
 use super::runs::find;
 use crate::access::{Identity, Permission};
@@ -63,6 +64,18 @@ enum Start {
     Boot(Boot),
     /// Serve all points and sessions over NBD or NFS, until the run is cancelled.
     Serve(Serve),
+    /// Run a machine from its backup under its own hypervisor. The run serves its disks, until the machine is
+    /// off; cancelled, it suspends the machine first. With `undo`, end such a machine and its session.
+    Recover(Recover),
+    /// Move the disks of a running machine from its session to production storage. Safe to cancel until they
+    /// switch.
+    Move(Move),
+    /// Make existing disks equal to a point: only what differs is written.
+    Rollback(Rollback),
+    /// Attach a disk to a running QEMU, until it is detached, or the run is cancelled.
+    Attach(Attach),
+    /// Detach an attached disk. Unmount it in the guest first.
+    Detach(Detach),
     /// Check stored data: of an address, or of everything.
     Verify {
         address: Option<String>,
@@ -181,6 +194,11 @@ impl Start {
             }
             Start::Boot(boot) => boot.command(service, caller),
             Start::Serve(serve) => serve.command(service, caller),
+            Start::Recover(recover) => recover.command(service, caller),
+            Start::Move(wanted) => wanted.command(service, caller),
+            Start::Rollback(rollback) => rollback.command(service, caller),
+            Start::Attach(attach) => attach.command(service, caller),
+            Start::Detach(detach) => detach.command(service, caller),
             Start::Verify { address, sample } => {
                 let (machine, words) = anything(caller, address)?;
                 if sample.is_some_and(|percent| percent == 0 || percent > 100) {
@@ -271,12 +289,12 @@ pub(super) fn point(
     }
 }
 
-fn show(machine: &MachineName, selector: &PointSelector) -> String {
+pub(super) fn show(machine: &MachineName, selector: &PointSelector) -> String {
     format!("{machine}/{selector}")
 }
 
 /// The machine and the text of MACHINE/POINT/DISK or live/SESSION/DISK.
-fn disk(service: &Service, caller: &Identity, text: &str) -> Result<(String, String)> {
+pub(super) fn disk(service: &Service, caller: &Identity, text: &str) -> Result<(String, String)> {
     match text.parse::<Address>()? {
         Address::Point { machine, selector, disk: Some(disk) } => {
             caller.allow_machine(Permission::Operate, machine.as_str())?;

@@ -22,13 +22,15 @@ enum Class {
 impl Class {
     fn of(kind: &str) -> Class {
         match kind {
-            "backup" => Class::Backup,
+            // A rollback stores the present state first, and its target must not be read meanwhile.
+            "backup" | "rollback" => Class::Backup,
             "check-boot" | "bisect" => Class::BootCheck,
             "gc" | "prune" | "forget" => Class::Writer { beside_backups: true },
             "fold" | "repair" | "protect" | "unprotect" | "quarantine" | "release" => {
                 Class::Writer { beside_backups: false }
             }
-            "boot" | "mount" | "publish" | "restore" | "seal" | "unpublish" => Class::Recovery,
+            "boot" | "mount" | "publish" | "restore" | "seal" | "unpublish" | "recover"
+            | "move" | "attach" | "detach" => Class::Recovery,
             _ if kind.starts_with("serve") => Class::Recovery,
             _ => Class::Reader,
         }

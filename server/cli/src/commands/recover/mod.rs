@@ -147,6 +147,11 @@ pub(crate) fn run(invocation: &Invocation, arguments: RecoverArguments) -> Resul
     }
     Virsh::local(Some(&arguments.connect))?;
     let mut signals = ChildSignals::catch()?;
+    // Before anything is published.
+    let owner = match &arguments.socket_owner {
+        Some(owner) => Some(*owner),
+        None => place::default_owner(&arguments.connect)?,
+    };
     let repository = invocation.open()?;
     let prepared = match &arguments.address {
         Address::Point { machine, selector, disk: None } => {
@@ -161,7 +166,6 @@ pub(crate) fn run(invocation: &Invocation, arguments: RecoverArguments) -> Resul
             return Err(Error::new(ErrorKind::InvalidInput, text));
         }
     };
-    let owner = arguments.socket_owner.or_else(|| place::default_owner(&prepared.note.connect));
     let mut server =
         server::RecoveryServer::start(invocation, &repository, prepared, owner, &mut signals)?;
     tell_running(invocation, &server);

@@ -25,7 +25,8 @@ const MAX_SOCKET_BYTES: usize = 107;
 /// How long the server of an ended machine may take to close the session.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(30);
 
-/// The path of the NBD server's socket, in a folder that QEMU's user can enter.
+/// The path of the NBD server's socket, in a folder that QEMU's user can enter: that of the unit of systemd, else
+/// the system's for root, else the user's.
 ///
 /// # Errors
 /// `InvalidInput` if it is too long; errors of the operating system.
@@ -33,10 +34,13 @@ pub(super) fn socket(chosen: Option<&Path>, session: &SessionName) -> Result<Pat
     let path = match chosen {
         Some(path) => std::path::absolute(path).context(|| "finding the socket's folder")?,
         None => {
-            let folder = match std::env::var_os("XDG_RUNTIME_DIR").filter(|_| !is_root()) {
-                Some(folder) => PathBuf::from(folder).join("coldrise"),
-                None if is_root() => PathBuf::from("/run/coldrise"),
-                None => {
+            let variable = |name: &str| std::env::var_os(name).filter(|text| !text.is_empty());
+            let of_user = || variable("XDG_RUNTIME_DIR").filter(|_| !is_root());
+            let folder = match (variable("RUNTIME_DIRECTORY"), of_user()) {
+                (Some(folder), _) => PathBuf::from(folder),
+                (None, Some(folder)) => PathBuf::from(folder).join("coldrise"),
+                (None, None) if is_root() => PathBuf::from("/run/coldrise"),
+                (None, None) => {
                     let text =
                         "XDG_RUNTIME_DIR is not set: give the path of a socket with --socket";
                     return Err(Error::new(ErrorKind::InvalidInput, text));
@@ -58,12 +62,27 @@ fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// The user as whom libvirt runs QEMU, by the names of Debian and Fedora.
-pub(super) fn default_owner(uri: &str) -> Option<SocketOwner> {
-    if !is_root() || !uri.contains(":///system") {
-        return None;
+/// Who may connect to the disks: the user as whom libvirt runs QEMU, by the names of Debian and Fedora. Only
+/// root can give it the socket; other users give it to QEMU's group.
+///
+/// # Errors
+/// `InvalidInput` for a user who is not in QEMU's group: the machine could not open its disks.
+pub(super) fn default_owner(uri: &str) -> Result<Option<SocketOwner>> {
+    let mut names = ["libvirt-qemu", "qemu"].into_iter();
+    if !uri.contains(":///system") {
+        return Ok(None);
     }
-    ["libvirt-qemu", "qemu"].into_iter().find_map(|name| SocketOwner::from_str(name).ok())
+    if is_root() {
+        return Ok(names.find_map(|name| SocketOwner::from_str(name).ok()));
+    }
+    let groups = rustix::process::getgroups().unwrap_or_default();
+    let mut own = names.filter_map(SocketOwner::of_group);
+    let owner = own.find(|owner| groups.iter().any(|group| owner.is_group(group.as_raw())));
+    owner.map(Some).ok_or_else(|| {
+        let text = "libvirt runs QEMU as another user, who could not open the disks";
+        Error::new(ErrorKind::InvalidInput, text)
+            .advise("add this user to the groups libvirt and libvirt-qemu, or give --socket-owner")
+    })
 }
 
 /// `recover --undo`.

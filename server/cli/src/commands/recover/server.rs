@@ -8,10 +8,12 @@ use coldrise_recovery::libvirt::{Domain, DomainState, RecoveryNote};
 use coldrise_recovery::relocation::{move_state, MovePhase};
 use coldrise_session::SessionDocument;
 use coldrise_store::{default_cache_bytes, Repository};
+use serde_json::json;
 
 use super::Prepared;
 use crate::invocation::Invocation;
 use crate::nbdkit::{Endpoint, Nbdkit, ServeOptions};
+use crate::run_record;
 use crate::signals::ChildSignals;
 use crate::socket_access::{SocketAccess, SocketOwner};
 
@@ -21,6 +23,51 @@ const INTERVAL: Duration = Duration::from_millis(100);
 const DOMAIN_INTERVAL: Duration = Duration::from_secs(1);
 /// Of a domain that is paused by disk errors again and again, such as on a full repository.
 const RESUME_INTERVAL: Duration = Duration::from_secs(5);
+/// A state that has not changed is recorded again after this time: readers look at the end of the run's log only.
+const RECORD_INTERVAL: Duration = Duration::from_secs(60);
+
+/// The domain's state as the record of this run shows it.
+struct RecordedState {
+    /// `None` before libvirt was asked: a machine that was resumed may pause again.
+    state: Option<DomainState>,
+    at: Option<Instant>,
+    since_ms: u64,
+}
+
+impl RecordedState {
+    /// Of a domain that is served since now.
+    fn new() -> RecordedState {
+        let since_ms = u64::try_from(jiff::Timestamp::now().as_millisecond()).unwrap_or(0);
+        RecordedState { state: None, at: None, since_ms }
+    }
+
+    /// Records the state if it is another one, or was recorded long ago.
+    fn record(&mut self, session: &SessionDocument, note: &RecoveryNote) {
+        let is_known = self.at.is_some_and(|at| at.elapsed() < RECORD_INTERVAL);
+        if is_known || !run_record::is_progress_due() {
+            return;
+        }
+        let state = match &self.state {
+            None => return,
+            Some(DomainState::Running) => "running",
+            Some(DomainState::DiskError) => "io-error",
+            Some(DomainState::Paused(_)) => "paused",
+            Some(DomainState::Off) => "off",
+        };
+        self.at = Some(Instant::now());
+        run_record::progress(
+            json!({ "phase": "serving", "session": session.name.as_str(), "domain": note.name,
+                                     "connect": note.connect, "state": state, "since_ms": self.since_ms }),
+        );
+    }
+
+    fn change(&mut self, state: DomainState) {
+        if self.state.as_ref() != Some(&state) {
+            self.state = Some(state);
+            self.at = None;
+        }
+    }
+}
 
 /// A running server and its domain.
 pub(super) struct RecoveryServer {
@@ -98,8 +145,10 @@ impl RecoveryServer {
         invocation: &Invocation,
         signals: &mut ChildSignals,
     ) -> Result<&'static str> {
-        let (mut asked, mut resumed) = (Instant::now(), None::<Instant>);
+        let (mut asked, mut resumed) = (None::<Instant>, None::<Instant>);
+        let mut recorded = RecordedState::new();
         loop {
+            recorded.record(&self.session, &self.note);
             if signals.was_asked_to_end() {
                 // Its last writes are answered before the server ends.
                 let paused = self.domain.suspend();
@@ -119,9 +168,9 @@ impl RecoveryServer {
                 }
                 Err(error) => return Err(error),
             }
-            if asked.elapsed() >= DOMAIN_INTERVAL {
-                asked = Instant::now();
-                match self.look_at_domain(invocation, &mut resumed) {
+            if asked.is_none_or(|at| at.elapsed() >= DOMAIN_INTERVAL) {
+                asked = Some(Instant::now());
+                match self.look_at_domain(invocation, &mut resumed, &mut recorded) {
                     Ok(None) => {}
                     Ok(Some(end)) => {
                         self.nbdkit.stop(None)?;
@@ -140,8 +189,11 @@ impl RecoveryServer {
         &self,
         invocation: &Invocation,
         resumed: &mut Option<Instant>,
+        recorded: &mut RecordedState,
     ) -> Result<Option<&'static str>> {
-        match self.domain.state()? {
+        let state = self.domain.state()?;
+        recorded.change(state.clone());
+        match state {
             DomainState::Off => Ok(Some("off")),
             DomainState::DiskError => {
                 if resumed.is_none_or(|at| at.elapsed() >= RESUME_INTERVAL) {

@@ -1,0 +1,335 @@
+//! Starting recoveries into production: machines under a hypervisor, moves, rollbacks, attached disks.
+//!
+//! What writes to a path of the host, or connects to a socket that the caller names, is for administrators of
+//! all machines: a path of one machine can be another's disk.
+
+use std::collections::BTreeMap;
+
+use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_recovery::{attach, libvirt, relocation};
+use coldrise_store::{Address, DiskName, PointName, SessionName};
+use serde::Deserialize;
+
+use super::starts::{disk, live, new_session, point, show, Command};
+use crate::access::{Identity, Permission};
+use crate::invalid::invalid;
+use crate::service::Service;
+
+/// libvirt's connections that operators may use. Others name sockets of the host.
+const CONNECTIONS: [&str; 2] = ["qemu:///system", "qemu:///session"];
+/// Maximum length of a text that is passed on, in bytes.
+const MAX_TEXT_BYTES: usize = 1024;
+
+/// The hypervisor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, utoipa::ToSchema)]
+#[serde(rename_all = "lowercase")]
+enum Hypervisor {
+    /// QEMU under libvirt, on the service's host.
+    Libvirt,
+}
+
+/// A machine to run under its own hypervisor.
+#[derive(Debug, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Recover {
+    /// MACHINE/POINT, which is published first; or live/SESSION, to serve a recovered machine again.
+    address: String,
+    /// The hypervisor. Required unless `undo` is given.
+    to: Option<Hypervisor>,
+    /// Name of the machine, and of the session; as stored if absent.
+    name: Option<String>,
+    /// A new UUID and new network addresses, so that it can run beside the original.
+    #[serde(default)]
+    new_uuid: bool,
+    /// `none` (cards without a link), `same` (as stored), or the name of a network of libvirt; none if absent.
+    network: Option<String>,
+    /// URI of libvirt; qemu:///system if absent. Others than that and qemu:///session are for administrators.
+    connect: Option<String>,
+    /// End the machine of live/SESSION at once, and its session. Its writes become a restore point.
+    #[serde(default)]
+    undo: bool,
+    /// With `undo`: discard the writes. Administrators only.
+    #[serde(default)]
+    discard: bool,
+}
+
+impl Recover {
+    pub(super) fn command(self, service: &Service, caller: &Identity) -> Result<Command> {
+        if self.undo {
+            return self.undo(service, caller);
+        }
+        if self.discard {
+            return Err(invalid("discard: goes with undo"));
+        }
+        let Some(Hypervisor::Libvirt) = self.to else {
+            return Err(invalid("to: name the hypervisor: libvirt"));
+        };
+        let connect = self.connect.as_deref().unwrap_or(CONNECTIONS[0]);
+        if !CONNECTIONS.contains(&connect) {
+            caller.allow_all(Permission::Administer)?;
+        }
+        for text in self.connect.iter().chain(&self.network) {
+            check_text(text)?;
+        }
+        let (machine, address) = self.subject(service, caller)?;
+        let name = new_session(service, self.name)?;
+        if let Some(name) = &name {
+            // It must not take the name of a machine that the caller does not see.
+            caller.allow_machine(Permission::Operate, name.as_str())?;
+        }
+        if let Some(missing) = libvirt::missing(connect) {
+            return Err(Error::new(ErrorKind::Unsupported, missing));
+        }
+        Ok(Command::new("recover", Some(machine))
+            .option("to", Some("libvirt"))
+            .option("connect", self.connect)
+            .option("name", name)
+            .flag("new-uuid", self.new_uuid)
+            .option("network", self.network)
+            .words([address]))
+    }
+
+    /// The machine and the address.
+    fn subject(&self, service: &Service, caller: &Identity) -> Result<(String, String)> {
+        let Address::Live { session, disk: None } = self.address.parse::<Address>()? else {
+            return point(caller, Permission::Operate, &self.address);
+        };
+        if self.name.is_some() || self.network.is_some() || self.new_uuid {
+            let text =
+                "live/SESSION goes on as it was started: name, network and new_uuid are for points";
+            return Err(invalid(text));
+        }
+        let found = live(service, caller, Permission::Operate, &session)?;
+        if found.is_served {
+            let text = format!("session {session} is in use: its machine has its disks");
+            return Err(Error::new(ErrorKind::Busy, text));
+        }
+        Ok((found.machine, format!("live/{session}")))
+    }
+
+    fn undo(self, service: &Service, caller: &Identity) -> Result<Command> {
+        if self.to.is_some() || self.name.is_some() || self.network.is_some() || self.new_uuid {
+            return Err(invalid("undo: goes with address and discard only"));
+        }
+        // What a session has captured exists nowhere else.
+        let permission = match self.discard {
+            true => Permission::Administer,
+            false => Permission::Operate,
+        };
+        let session = session_of(&self.address)?;
+        let found = live(service, caller, permission, &session)?;
+        Ok(Command::new("recover", Some(found.machine))
+            .flag("undo", true)
+            .flag("discard", self.discard)
+            .words([format!("live/{session}")]))
+    }
+}
+
+/// A machine whose disks move to production storage while it runs. Administrators of all machines only.
+#[derive(Debug, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Move {
+    /// live/SESSION.
+    address: String,
+    /// DISK=PATH, DISK=qcow2:PATH or DISK=raw:PATH for each disk, or one folder; absolute paths of the service's
+    /// host. Without any, an interrupted move is settled.
+    #[serde(default)]
+    #[schema(max_items = 256)]
+    targets: Vec<String>,
+    /// Bytes per second that it copies at most, all disks together; no limit if absent.
+    #[schema(minimum = 65536)]
+    rate_bytes_per_second: Option<u64>,
+    /// Each write of the machine goes to both sides from the start.
+    #[serde(default)]
+    synchronous: bool,
+    /// Overwrite existing files.
+    #[serde(default)]
+    replace: bool,
+}
+
+impl Move {
+    pub(super) fn command(self, service: &Service, caller: &Identity) -> Result<Command> {
+        caller.allow_all(Permission::Administer)?;
+        let session = session_of(&self.address)?;
+        let found = live(service, caller, Permission::Administer, &session)?;
+        crate::jobs::check_rate(self.rate_bytes_per_second)?;
+        let targets = self.targets.iter().map(|text| move_target(service, text));
+        let targets = targets.collect::<Result<Vec<_>>>()?;
+        if !targets.is_empty() {
+            let repository = service.inventory()?.repository()?;
+            relocation::check_targets(&repository, &session, &targets, self.replace)?;
+        }
+        Ok(Command::new("move", Some(found.machine))
+            .option("rate", self.rate_bytes_per_second)
+            .flag("synchronous", self.synchronous)
+            .flag("force", self.replace)
+            .words(std::iter::once(format!("live/{session}")).chain(self.targets)))
+    }
+}
+
+/// A target of a move, in none of the service's own folders.
+fn move_target(service: &Service, text: &str) -> Result<relocation::Target> {
+    check_text(text)?;
+    let path = text.split_once('=').map_or(text, |(_, path)| path);
+    let path = path.strip_prefix("qcow2:").or_else(|| path.strip_prefix("raw:")).unwrap_or(path);
+    check_absolute(service, path)?;
+    relocation::parse_target(text)
+}
+
+/// Existing disks to make equal to a point. Administrators of all machines only.
+#[derive(Debug, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Rollback {
+    /// MACHINE/POINT or MACHINE/POINT/DISK.
+    address: String,
+    /// Targets by disk: a block device, a raw image file, or the NBD URI of a writable export.
+    #[serde(default)]
+    disks: BTreeMap<String, String>,
+    /// The target of the only disk, or of the one that the address names.
+    onto: Option<String>,
+    /// The targets export a dirty bitmap with all writes since this point.
+    since: Option<String>,
+    /// The bitmap's name; coldrise-POINT if absent.
+    bitmap: Option<String>,
+    /// Write nothing: the answer of the run says how much differs.
+    #[serde(default)]
+    dry_run: bool,
+    /// Do not store the present state first. The rollback can then not be undone.
+    #[serde(default)]
+    no_safety_point: bool,
+    /// Compare the whole disks at the end.
+    #[serde(default)]
+    verify: bool,
+}
+
+impl Rollback {
+    pub(super) fn command(self, service: &Service, caller: &Identity) -> Result<Command> {
+        caller.allow_all(Permission::Administer)?;
+        let Address::Point { machine, selector, disk } = self.address.parse::<Address>()? else {
+            return Err(invalid("give MACHINE/POINT or MACHINE/POINT/DISK"));
+        };
+        let address = show(&machine, &selector);
+        let address = disk.map_or(address.clone(), |disk| format!("{address}/{disk}"));
+        if self.disks.is_empty() == self.onto.is_none() {
+            return Err(invalid("disks, onto: give the targets in one of them"));
+        }
+        for target in self.disks.values().chain(&self.onto) {
+            check_in_place(service, target)?;
+        }
+        let mut words = vec![address];
+        for (disk, target) in &self.disks {
+            words.push(format!("{}={target}", disk.parse::<DiskName>()?));
+        }
+        let since = self.since.map(|point| point.parse::<PointName>()).transpose()?;
+        self.bitmap.as_deref().map(check_text).transpose()?;
+        Ok(Command::new("rollback", Some(machine.to_string()))
+            .option("onto", self.onto)
+            .option("since", since)
+            .option("bitmap", self.bitmap)
+            .flag("dry-run", self.dry_run)
+            .flag("no-safety-point", self.no_safety_point)
+            .flag("verify", self.verify)
+            .words(words))
+    }
+}
+
+/// Checks a target that is written in place.
+fn check_in_place(service: &Service, target: &str) -> Result<()> {
+    crate::jobs::check_source(target)?;
+    match target.contains("://") {
+        true => service.options.refuse_own_files(target),
+        false => check_absolute(service, target),
+    }
+}
+
+/// How the guest sees an attached disk.
+#[derive(Clone, Copy, Debug, Deserialize, utoipa::ToSchema)]
+#[serde(rename_all = "lowercase")]
+enum AttachedAs {
+    Virtio,
+    Scsi,
+}
+
+/// A disk for a running machine. Administrators of all machines only.
+#[derive(Debug, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Attach {
+    /// MACHINE/POINT/DISK, read-only; or live/SESSION/DISK, writable.
+    address: String,
+    /// qmp:SOCKET, with the socket of QEMU's monitor on the service's host.
+    to: String,
+    /// Its name, at most 20 characters; MACHINE-DISK or SESSION-DISK if absent.
+    name: Option<String>,
+    /// virtio if absent.
+    device: Option<AttachedAs>,
+}
+
+impl Attach {
+    pub(super) fn command(self, service: &Service, caller: &Identity) -> Result<Command> {
+        caller.allow_all(Permission::Administer)?;
+        let (machine, address) = disk(service, caller, &self.address)?;
+        check_monitor(service, &self.to)?;
+        self.name.as_deref().map(attach::check_name).transpose()?;
+        let device = self.device.map(|device| match device {
+            AttachedAs::Virtio => "virtio",
+            AttachedAs::Scsi => "scsi",
+        });
+        Ok(Command::new("attach", Some(machine))
+            .option("to", Some(self.to))
+            .option("as", self.name)
+            .option("device", device)
+            .words([address]))
+    }
+}
+
+/// An attached disk that is taken away. Administrators of all machines only.
+#[derive(Debug, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Detach {
+    /// Its name.
+    name: String,
+    /// qmp:SOCKET, as it was attached.
+    from: String,
+}
+
+impl Detach {
+    pub(super) fn command(self, service: &Service, caller: &Identity) -> Result<Command> {
+        caller.allow_all(Permission::Administer)?;
+        attach::check_name(&self.name)?;
+        check_monitor(service, &self.from)?;
+        Ok(Command::new("detach", None).option("from", Some(self.from)).words([self.name]))
+    }
+}
+
+/// Checks qmp:SOCKET. Machines that the service boots have their monitors in its own folder: it uses them.
+fn check_monitor(service: &Service, text: &str) -> Result<()> {
+    check_text(text)?;
+    let Some(path) = text.strip_prefix("qmp:") else {
+        return Err(invalid("give qmp:SOCKET, with the socket of QEMU's monitor"));
+    };
+    check_absolute(service, path)
+}
+
+/// Checks a path of the host: absolute, and none of the service's own.
+fn check_absolute(service: &Service, path: &str) -> Result<()> {
+    if !path.starts_with('/') {
+        return Err(invalid(format!("{path:?}: give an absolute path of the service's host")));
+    }
+    service.options.refuse_own_files(path)
+}
+
+fn check_text(text: &str) -> Result<()> {
+    if text.is_empty() || text.len() > MAX_TEXT_BYTES || text.chars().any(char::is_control) {
+        let text = format!("give 1 to {MAX_TEXT_BYTES} bytes without control characters");
+        return Err(invalid(text));
+    }
+    Ok(())
+}
+
+/// The session of live/SESSION.
+fn session_of(text: &str) -> Result<SessionName> {
+    match text.parse::<Address>()? {
+        Address::Live { session, disk: None } => Ok(session),
+        _ => Err(invalid("address: give live/SESSION")),
+    }
+}
