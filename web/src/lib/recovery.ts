@@ -5,7 +5,7 @@ import type { Point } from './points';
 import { serverOf, type Protocol, type Server } from './servers';
 import { size } from './units';
 
-export type Way = 'boot' | 'nbd' | 'nfs' | 'restore' | 'download';
+export type Way = 'boot' | 'libvirt' | 'nbd' | 'nfs' | 'restore' | 'download';
 
 export interface Choices {
   session: string;
@@ -24,12 +24,22 @@ export interface Choices {
   format: string;
   target: string;
   isReplacing: boolean;
+  /** Of the machine under libvirt; empty: as stored. */
+  name: string;
+  /** A new identity: it can run beside the original. */
+  isNew: boolean;
+  link: 'none' | 'same' | 'named';
+  /** Of libvirt, if the link is `named`. */
+  networkName: string;
+  /** URI of libvirt; empty: the system's. */
+  connect: string;
 }
 
 export function firstChoices(): Choices {
   return {
     session: '', memory: null, cpus: null, network: 'isolated', isForOthers: false, listen: '', clients: '',
     tls: 'certificates', tlsPath: '', disk: '', format: 'qcow2', target: '', isReplacing: false,
+    name: '', isNew: false, link: 'none', networkName: '', connect: '',
   };
 }
 
@@ -70,6 +80,20 @@ export function bootPlan(point: Point, choices: Choices, memory: number | undefi
       + 'and what it writes is kept beside them. If it does not start, its run says why.',
     clocks: host?.has_kvm === false ? 'Starts within seconds, then boots slowly without KVM; nothing is moved.'
       : 'Usable within seconds; nothing is moved.',
+  };
+}
+
+export function libvirtPlan(point: Point, choices: Choices): Plan {
+  const { name, isNew, link, networkName, connect } = choices;
+  const network = link === 'named' ? networkName : link;
+  return {
+    starts: [{ kind: 'recover', address: point.address, to: 'libvirt', network, new_uuid: isNew, ...(name ? { name } : {}),
+      ...(connect ? { connect } : {}) }],
+    lines: [commandLine('recover', point.address, '--to', 'libvirt', ...(name ? ['--name', name] : []), isNew && '--new-uuid',
+      ...(link === 'none' ? [] : ['--network', network]), ...(connect ? ['--connect', connect] : []))],
+    will: 'Publishes the point as a session and starts the machine on it under libvirt on this host, with the hardware that was stored. Its '
+      + 'disks stay in the backup until they are moved to production. If it does not start, nothing is left, and its run says why.',
+    clocks: 'Usable within seconds; nothing is moved. It can be moved later, while it runs.',
   };
 }
 

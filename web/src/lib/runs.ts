@@ -8,6 +8,9 @@ import { to } from './route.svelte';
 import { count } from './units';
 import { pageWords } from './words';
 
+/** Interval of looking whether a run serves. */
+const LOOKING_MS = 300;
+
 /** Starts a run and says so, with a link to it. */
 export async function startRun(body: Start, what: string): Promise<boolean> {
   return attempt(async () => {
@@ -70,6 +73,25 @@ export async function succeeded(id: string): Promise<void> {
   if (run.state !== 'ok') throw new Error(run.state === 'cancelled' ? 'It was cancelled.' : failureOf(run));
 }
 
+/** Waits for the end of a run; returns its answer, or throws why it failed. */
+export async function answerOf(id: string): Promise<Record<string, unknown>> {
+  const run = await ended(id);
+  if (run.state !== 'ok') throw new Error(run.state === 'cancelled' ? 'It was cancelled.' : failureOf(run));
+  return run.result?.counts ?? {};
+}
+
+/** Waits until a run serves a session, and returns its name; throws why the run failed. */
+export async function servedSession(id: string): Promise<string> {
+  for (;;) {
+    // A run that has not begun is not known yet.
+    const run = await call('GET /runs/{id}', { path: { id } }).catch(() => undefined);
+    const session: unknown = run?.progress?.['session'];
+    if (typeof session === 'string') return session;
+    if (run && run.state !== 'running') throw new Error(run.state === 'cancelled' ? 'It was cancelled.' : failureOf(run));
+    await new Promise((resolve) => setTimeout(resolve, LOOKING_MS));
+  }
+}
+
 /** Says how a run ended, once it has: also on another page than the one that started it. */
 export async function sayEnd(id: string, what: string): Promise<void> {
   const run = await ended(id);
@@ -87,7 +109,9 @@ export const RUN_TONES: Record<RunRecord['state'], Tone> = { running: 'accent', 
 
 /** Runs that end only when somebody ends them: servers and machines. They have no progress. */
 export function isEndless({ plan, machine }: RunRecord): boolean {
-  return Boolean(machine) || plan?.command.startsWith('serve ') === true;
+  const isUndo = plan?.arguments.includes('--undo');
+  return Boolean(machine) || plan?.command.startsWith('serve ') === true || plan?.command === 'attach'
+    || (plan?.command === 'recover' && !isUndo);
 }
 
 export interface Progress {

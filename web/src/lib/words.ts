@@ -1,5 +1,6 @@
 // What the service says to callers of its command line and API, for readers of the page.
 const WORDS: [string, string][] = [
+  ['or overwrite it with --force', 'or check “Overwrite existing files”'],
   ['or use --force to replace it', 'or check “Replace an existing file”'],
   [': start one: POST /api/v1/runs with the kind boot', ''],
   [': DELETE /queue/RUN', ''],
