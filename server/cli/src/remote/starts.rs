@@ -75,7 +75,7 @@ const COMMANDS: [(&str, Fields); 20] = [
             ("session", "address", Form::Text),
             ("targets", "targets", Form::List),
             ("rate", "rate_bytes_per_second", Form::Size),
-            ("synchronous", "synchronous", Form::Flag),
+            ("background", "background", Form::Flag),
             ("force", "replace", Form::Flag),
         ],
     ),

@@ -139,9 +139,9 @@ pub(super) struct Move {
     /// Bytes per second that it copies at most, all disks together; no limit if absent.
     #[schema(minimum = 65536)]
     rate_bytes_per_second: Option<u64>,
-    /// Each write of the machine goes to both sides from the start.
+    /// The machine's writes do not wait for the targets. The copy may then never catch up.
     #[serde(default)]
-    synchronous: bool,
+    background: bool,
     /// Overwrite existing files.
     #[serde(default)]
     replace: bool,
@@ -161,7 +161,7 @@ impl Move {
         }
         Ok(Command::new("move", Some(found.machine))
             .option("rate", self.rate_bytes_per_second)
-            .flag("synchronous", self.synchronous)
+            .flag("background", self.background)
             .flag("force", self.replace)
             .words(std::iter::once(format!("live/{session}")).chain(self.targets)))
     }
