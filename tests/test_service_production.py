@@ -161,6 +161,23 @@ def test_a_machine_moves_while_it_runs(service, libvirt, coldrise, tmp_path):
     assert {entry["result"] for entry in noted} >= {"ok", "403"}, noted
 
 
+def test_a_machine_that_was_booted_here_moves(service, coldrise, tmp_path):
+    boot = start(service, kind="boot", address=service.address, session="here", memory_mib=32)
+    wait_until(lambda: service.call("GET", "sessions/here").status == 200
+               and (service.get("sessions/here")["running"] or {}).get("state") == "running", "the machine")
+    before = count(coldrise, "live/here", tmp_path)
+    folder = tmp_path / "moved"
+    folder.mkdir()
+    done = ended(service, start(service, kind="move", address="live/here", targets=[str(folder)]))
+    assert done["state"] == "ok", done
+    assert count(coldrise, done["result"]["counts"]["address"], tmp_path) >= before
+    found = service.get("sessions/here")
+    assert found["moved"]["phase"] == "settled" and found["running"]["state"] == "running"
+    assert found["moved"]["disks"][0]["target"] == str(folder / "web01-vda.qcow2")
+    service.call("POST", f"runs/{boot}/cancel", {})
+    ended(service, boot)
+
+
 def moving(service, run):
     answer = service.call("GET", f"runs/{run}")
     return (answer.json.get("progress") or {}) if answer.status == 200 else {}

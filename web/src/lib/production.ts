@@ -16,6 +16,14 @@ export function moveRun(runs: RunRecord[], session: string): RunRecord | undefin
   return runs.find(({ plan }) => plan?.command === 'move' && plan.arguments.includes(`live/${session}`));
 }
 
+/** How the last server of a recovered machine's disks ended: `off` (with the machine), `paused` (cancelled); nothing if it was killed. */
+export function lastEnd(runs: RunRecord[], session: string): string | undefined {
+  const served = runs.filter(({ plan, progress }) => plan?.command === 'recover' && progress?.['session'] === session);
+  const last = served.map(({ id }) => id).sort().at(-1);
+  const state: unknown = served.find(({ id }) => id === last)?.result?.counts?.['state'];
+  return typeof state === 'string' ? state : undefined;
+}
+
 /** How much was moved, in words; nothing without a move. */
 export function movedText(moved: Moved | null | undefined, run: RunRecord | undefined): string | undefined {
   if (!moved) return undefined;

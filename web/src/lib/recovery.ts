@@ -90,7 +90,7 @@ export function libvirtPlan(point: Point, choices: Choices): Plan {
     starts: [{ kind: 'recover', address: point.address, to: 'libvirt', network, new_uuid: isNew, ...(name ? { name } : {}),
       ...(connect ? { connect } : {}) }],
     lines: [commandLine('recover', point.address, '--to', 'libvirt', ...(name ? ['--name', name] : []), isNew && '--new-uuid',
-      ...(link === 'none' ? [] : ['--network', network]), ...(connect ? ['--connect', connect] : []))],
+      ...(link === 'none' ? [] : ['--network', network || 'NETWORK']), ...(connect ? ['--connect', connect] : []))],
     will: 'Publishes the point as a session and starts the machine on it under libvirt on this host, with the hardware that was stored. Its '
       + 'disks stay in the backup until they are moved to production. If it does not start, nothing is left, and its run says why.',
     clocks: 'Usable within seconds; nothing is moved. It can be moved later, while it runs.',
