@@ -77,7 +77,9 @@ impl Recover {
             // It must not take the name of a machine that the caller does not see.
             caller.allow_machine(Permission::Operate, name.as_str())?;
         }
-        if let Some(missing) = libvirt::missing(connect) {
+        // A session goes on where it was started.
+        let missing = (!address.starts_with("live/")).then(|| libvirt::missing(connect)).flatten();
+        if let Some(missing) = missing {
             return Err(Error::new(ErrorKind::Unsupported, missing));
         }
         Ok(Command::new("recover", Some(machine))
@@ -94,9 +96,9 @@ impl Recover {
         let Address::Live { session, disk: None } = self.address.parse::<Address>()? else {
             return point(caller, Permission::Operate, &self.address);
         };
-        if self.name.is_some() || self.network.is_some() || self.new_uuid {
-            let text =
-                "live/SESSION goes on as it was started: name, network and new_uuid are for points";
+        let has_options = self.name.is_some() || self.network.is_some() || self.connect.is_some();
+        if has_options || self.new_uuid {
+            let text = "live/SESSION goes on as it was started: give no other options";
             return Err(invalid(text));
         }
         let found = live(service, caller, Permission::Operate, &session)?;

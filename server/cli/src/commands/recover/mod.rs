@@ -147,20 +147,25 @@ pub(crate) fn run(invocation: &Invocation, arguments: RecoverArguments) -> Resul
     }
     Virsh::local(Some(&arguments.connect))?;
     let mut signals = ChildSignals::catch()?;
-    // Before anything is published.
-    let owner = match &arguments.socket_owner {
-        Some(owner) => Some(*owner),
-        None => place::default_owner(&arguments.connect)?,
+    let owner_for = |connect: &str| match arguments.socket_owner {
+        Some(owner) => Ok(Some(owner)),
+        None => place::default_owner(connect),
     };
     let repository = invocation.open()?;
-    let prepared = match &arguments.address {
+    let (prepared, owner) = match &arguments.address {
         Address::Point { machine, selector, disk: None } => {
             let catalog = Catalog::new(&repository);
             let point = check_offered(catalog.point(machine, selector)?)?;
             tell_newer(invocation, &catalog, selector, &point);
-            publish(invocation, &repository, &arguments, &point)?
+            // Before anything is published.
+            let owner = owner_for(&arguments.connect)?;
+            (publish(invocation, &repository, &arguments, &point)?, owner)
         }
-        Address::Live { session, disk: None } => go_on(&repository, session)?,
+        Address::Live { session, disk: None } => {
+            let prepared = go_on(&repository, session)?;
+            let owner = owner_for(&prepared.note.connect)?;
+            (prepared, owner)
+        }
         other => {
             let text = format!("{other}: a machine is recovered with all its disks");
             return Err(Error::new(ErrorKind::InvalidInput, text));
