@@ -75,7 +75,6 @@ const COMMANDS: [(&str, Fields); 20] = [
             ("session", "address", Form::Text),
             ("targets", "targets", Form::List),
             ("rate", "rate_bytes_per_second", Form::Size),
-            ("background", "background", Form::Flag),
             ("force", "replace", Form::Flag),
         ],
     ),

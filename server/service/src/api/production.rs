@@ -141,9 +141,6 @@ pub(super) struct Move {
     /// Bytes per second that it copies at most, all disks together; no limit if absent.
     #[schema(minimum = 65536)]
     rate_bytes_per_second: Option<u64>,
-    /// The machine's writes do not wait for the targets. The copy may then never catch up.
-    #[serde(default)]
-    background: bool,
     /// Overwrite existing files.
     #[serde(default)]
     replace: bool,
@@ -163,7 +160,6 @@ impl Move {
         }
         Ok(Command::new("move", Some(found.machine))
             .option("rate", self.rate_bytes_per_second)
-            .flag("background", self.background)
             .flag("force", self.replace)
             .words(std::iter::once(format!("live/{session}")).chain(self.targets)))
     }
