@@ -39,8 +39,8 @@ def xfs(path, size=320 * MIB):
     return path
 
 
-def btrfs(path, tree, size=128 * MIB):
-    run("/sbin/mkfs.btrfs", "-q", "-L", "pool", "-r", tree, empty(path, size))
+def btrfs(path, tree, size=128 * MIB, *options):
+    run("/sbin/mkfs.btrfs", "-q", "-L", "pool", *options, "-r", tree, empty(path, size))
     return path
 
 

@@ -53,7 +53,7 @@ pub(crate) fn check(protocol: Protocol) -> Result<()> {
 }
 
 impl DiskServer {
-    /// Starts a server for one machine on this session; `scratch` is a private folder. Over NBD
+    /// Starts a server for one machine on these sessions; `scratch` is a private folder. Over NBD
     /// it serves nothing else: the machine is not trusted.
     ///
     /// # Errors
@@ -61,7 +61,7 @@ impl DiskServer {
     pub(crate) fn start(
         protocol: Protocol,
         invocation: &Invocation,
-        session: &SessionDocument,
+        sessions: &[&SessionDocument],
         scratch: &Path,
         cache_bytes: u64,
         signals: &mut ChildSignals,
@@ -76,10 +76,11 @@ impl DiskServer {
                     is_read_only: false,
                     lists_formats: false,
                     disconnects_at_end: false,
-                    only: session
-                        .disks
+                    only: sessions
                         .iter()
-                        .map(|disk| export(&session.name, &disk.name))
+                        .flat_map(|session| {
+                            session.disks.iter().map(|disk| export(&session.name, &disk.name))
+                        })
                         .collect(),
                 };
                 Nbdkit::start(invocation, &options, signals)

@@ -193,7 +193,12 @@ pub(crate) fn arguments(
             DiskBus::Sata => format!("ide-hd,bus=bus.{i},drive=disk{i}"),
             DiskBus::Ide => format!("ide-hd,bus=ide.{},unit={},drive=disk{i}", i / 2, i % 2),
         };
-        add(&["-blockdev", &node.to_string(), "-device", &format!("{device},bootindex={}", i + 1)]);
+        let mut device = format!("{device},bootindex={}", i + 1);
+        if console == Console::Observed {
+            // What it may write is bounded: it sees a full drive, and is not stopped.
+            device.push_str(",werror=report");
+        }
+        add(&["-blockdev", &node.to_string(), "-device", &device]);
     }
     if hardware.firmware == Firmware::Uefi {
         let (code, variables) = uefi(scratch)?;

@@ -1,6 +1,9 @@
 //! QEMU as a confined child process.
 
+use std::ffi::OsString;
 use std::io::Read;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, Command, Stdio};
 use std::sync::mpsc::{channel, Receiver, Sender};
 use std::time::Duration;
@@ -10,8 +13,8 @@ use rustix::process::Signal;
 
 use crate::boot_check::SerialLog;
 use crate::child;
-use crate::confinement::{confine_this_thread, Reach};
-use crate::qemu::PROGRAM;
+use crate::confinement::{confine_this_thread, NetworkReach, Reach};
+use crate::qemu::{self, PROGRAM};
 use crate::report::print_remark;
 
 /// The last messages of an ended QEMU may take so long.
@@ -77,6 +80,32 @@ impl QemuProcess {
             Error::with_source(ErrorKind::ToolFailed, text, error)
         })?;
         Ok(QemuProcess { child, printed, _keeper: keeper })
+    }
+
+    /// Starts QEMU for a machine that nobody trusts: it reaches these files, the folder and the network,
+    /// gets no environment, and is killed with this program.
+    ///
+    /// # Errors
+    /// As [`QemuProcess::start`].
+    pub(crate) fn start_confined(
+        words: Vec<OsString>,
+        files: &[PathBuf],
+        folder: &Path,
+        network: NetworkReach,
+    ) -> Result<QemuProcess> {
+        let mut command = Command::new(PROGRAM);
+        // A Ctrl-C on the terminal is for this program, which then ends QEMU.
+        command.args(words).process_group(0);
+        command.env_clear().env("LC_ALL", "C").env("TMPDIR", folder);
+        command.envs(std::env::var_os("PATH").map(|path| ("PATH", path)));
+        pipe_messages(&mut command);
+        let reach = Reach {
+            program: qemu::program_path(),
+            files: files.to_vec(),
+            folders: vec![folder.to_owned()],
+            network,
+        };
+        QemuProcess::start(command, Signal::KILL, Some(reach))
     }
 
     /// The process itself.

@@ -22,17 +22,30 @@ pub enum Request {
     Walk(u64, Vec<u8>),
     /// As `Walk`, and after each file its content in pieces: [`Answer::Content`].
     Read(u64, Vec<u8>),
+    /// In a machine with the disks of several points: closes what is open, and shows so many disks
+    /// from this one on, instead of the others. Numbers of disks count from there. [`Answer::End`].
+    Select {
+        /// The number of the first disk.
+        first: u64,
+        /// How many.
+        count: u64,
+    },
 }
 
 impl Request {
     /// The body of its frame.
     pub fn body(&self) -> Vec<u8> {
+        let counted;
         let (kind, device, bytes) = match self {
             Request::Devices(key) => (0, 0, key.as_slice()),
             Request::Open(device) => (1, *device, [].as_slice()),
             Request::List(device, path) => (2, *device, path.as_slice()),
             Request::Walk(device, path) => (3, *device, path.as_slice()),
             Request::Read(device, path) => (4, *device, path.as_slice()),
+            Request::Select { first, count } => {
+                counted = count.to_le_bytes();
+                (5, *first, counted.as_slice())
+            }
         };
         Body::new(kind).number(device).bytes(bytes).end()
     }
@@ -52,6 +65,10 @@ impl Request {
             2 => Ok(Request::List(device, bytes)),
             3 => Ok(Request::Walk(device, bytes)),
             4 => Ok(Request::Read(device, bytes)),
+            5 => {
+                let count = bytes.try_into().map(u64::from_le_bytes).map_err(|_| Malformed)?;
+                Ok(Request::Select { first: device, count })
+            }
             _ => Err(Malformed),
         }
     }

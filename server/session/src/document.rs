@@ -79,6 +79,9 @@ pub struct SessionDisk {
     /// reach it is an older version of itself.
     #[serde(default)]
     pub(crate) least_sequence: u64,
+    /// The most that the top layer captures, in bytes of blocks; `None` if only the drive bounds it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) captured_bytes_limit: Option<u64>,
 }
 
 impl SessionDisk {

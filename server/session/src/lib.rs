@@ -108,7 +108,7 @@ pub use inventory::{damaged_sessions, Inventory};
 pub use lease::{read_leases, Lease, LeaseDocument, LeaseHold, Served};
 pub use length::Length;
 pub use live::{open_live_disk, open_live_side_file, open_point_disk};
-pub use owned_session::{discard_abandoned_sessions, OwnedSession};
+pub use owned_session::{discard_abandoned_sessions, CaptureLimit, OwnedSession};
 pub use prune::{judge, PointVerdict};
 pub use publish::{publish, publish_with_files};
 pub use quarantine::{check_offered, set_quarantine, settle_quarantine, QuarantineReport};

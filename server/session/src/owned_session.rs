@@ -7,15 +7,36 @@
 
 use std::sync::Arc;
 
-use coldrise_block::{ErrorKind, Result};
+use coldrise_block::{Context, ErrorKind, Result};
 use coldrise_store::{PointDocument, Repository, SessionName};
 
 use crate::document::SessionDocument;
 use crate::lock::{FileLock, PASSING_PATIENCE};
 use crate::owner_lock::{busy, is_abandoned};
 use crate::paths::SessionPaths;
-use crate::publish::publish_with_files;
+use crate::publish::publish_bounded;
 use crate::unpublish::unpublish;
+
+/// How much a machine that nobody trusts may write: it must not fill the repository's drive.
+#[derive(Clone, Copy, Debug)]
+pub struct CaptureLimit {
+    /// The most, in bytes.
+    pub most_bytes: u64,
+    /// At most this part of the drive's free space: 10 for a tenth.
+    pub free_space_divisor: u64,
+}
+
+impl CaptureLimit {
+    /// The limit of one of so many disks, at the present free space.
+    fn bytes_per_disk(self, repository: &Repository, disks: usize) -> Result<u64> {
+        let folder = repository.live_dir();
+        let reading = || format!("reading the free space of {}", folder.display());
+        let drive = rustix::fs::statvfs(&folder).map_err(std::io::Error::from).context(reading)?;
+        let free = drive.f_bavail.saturating_mul(drive.f_frsize);
+        let bytes = self.most_bytes.min(free / self.free_space_divisor.max(1));
+        Ok(bytes / (disks as u64).max(1))
+    }
+}
 
 /// A session whose captured writes are never kept. Dropping it discards it.
 pub struct OwnedSession {
@@ -26,7 +47,8 @@ pub struct OwnedSession {
 }
 
 impl OwnedSession {
-    /// Publishes a point under a name.
+    /// Publishes a point under a name. All its disks together capture as much as `limit` says; then
+    /// writes fail for lack of space.
     ///
     /// # Errors
     /// As for [`crate::publish`].
@@ -34,10 +56,12 @@ impl OwnedSession {
         repository: &Arc<Repository>,
         point: &PointDocument,
         name: SessionName,
+        limit: CaptureLimit,
     ) -> Result<OwnedSession> {
+        let limit = limit.bytes_per_disk(repository, point.disks.len())?;
         let path = SessionPaths::of(repository, &name).owner();
         let mut owner = None;
-        let document = publish_with_files(repository, point, Some(name), |document, files| {
+        let document = publish_bounded(repository, point, Some(name), Some(limit), |document, files| {
             // Others only look at it, briefly.
             owner = FileLock::take_within(&path, || PASSING_PATIENCE)?;
             match owner {

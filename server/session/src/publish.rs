@@ -45,6 +45,17 @@ pub fn publish_with_files(
     name: Option<SessionName>,
     arrange: impl FnOnce(&SessionDocument, CarriedFiles) -> Result<CarriedFiles>,
 ) -> Result<SessionDocument> {
+    publish_bounded(repository, point, name, None, arrange)
+}
+
+/// Like [`publish_with_files`]. Each disk captures at most `limit` bytes.
+pub(crate) fn publish_bounded(
+    repository: &Arc<Repository>,
+    point: &PointDocument,
+    name: Option<SessionName>,
+    limit: Option<u64>,
+    arrange: impl FnOnce(&SessionDocument, CarriedFiles) -> Result<CarriedFiles>,
+) -> Result<SessionDocument> {
     let carried = Catalog::new(repository).files(point)?;
     repository.keep_room_for_gc()?;
     let _documents = FileLock::documents(repository)?;
@@ -87,6 +98,7 @@ pub fn publish_with_files(
             layers: disk.layers.clone(),
             top: LayerId::random()?,
             least_sequence: 0,
+            captured_bytes_limit: limit,
         });
     }
     let mut document = SessionDocument {

@@ -362,6 +362,9 @@ fn open_top(
         Some(Arc::clone(writing)),
     )?;
     layer.check_not_older(disk.least_sequence)?;
+    if let Some(bytes) = disk.captured_bytes_limit {
+        layer.bound(bytes);
+    }
     Ok(layer)
 }
 

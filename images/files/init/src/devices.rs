@@ -8,11 +8,11 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use coldrise_files::{Answer, Device, Failure, Found, MAX_DEVICES};
-use rustix::mount::{mount, MountFlags};
+use rustix::mount::{mount, unmount, MountFlags, UnmountFlags};
 
 use crate::port::Port;
 use crate::signature::{recognise, Content, Signature, HEAD_BYTES};
-use crate::{abandoned, modules, text, volumes, Refusal};
+use crate::{abandoned, modules, shown_disks, text, volumes, Refusal};
 
 /// How long the disks may take to appear.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -31,7 +31,7 @@ pub(crate) fn await_disks() -> Result<()> {
 }
 
 /// The disks' kernel names by their numbers, which QEMU has as serial numbers.
-fn disks() -> Result<BTreeMap<u64, String>> {
+pub(crate) fn disks() -> Result<BTreeMap<u64, String>> {
     let mut disks = BTreeMap::new();
     for disk in std::fs::read_dir("/sys/block")? {
         let disk = disk?;
@@ -114,6 +114,8 @@ pub(crate) struct Opened {
 pub(crate) struct Devices {
     blocks: Vec<Block>,
     opened: BTreeMap<u64, Opened>,
+    /// The number of the first disk that is shown.
+    first: u64,
 }
 
 impl Devices {
@@ -129,8 +131,23 @@ impl Devices {
         Ok(())
     }
 
+    /// Closes everything, and shows other disks.
+    pub(crate) fn select(&mut self, first: u64, count: u64) -> std::result::Result<(), Refusal> {
+        for number in std::mem::take(&mut self.opened).into_keys() {
+            unmount(format!("/run/{number}"), UnmountFlags::empty())?;
+        }
+        volumes::close(&self.blocks)?;
+        // It remembers the newest state of a file system, and would refuse an older one.
+        modules::unload(c"btrfs")?;
+        self.blocks.clear();
+        shown_disks::select(first, count)?;
+        self.first = first;
+        Ok(())
+    }
+
     fn find(&mut self) -> Result<()> {
         for (disk, node) in disks()? {
+            let disk = disk.saturating_sub(self.first);
             let mut partitions = BTreeMap::new();
             for child in std::fs::read_dir(Path::new("/sys/block").join(&node))? {
                 let child = child?;

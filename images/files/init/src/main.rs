@@ -7,6 +7,7 @@
 mod devices;
 mod modules;
 mod port;
+mod shown_disks;
 mod signature;
 mod tree;
 mod volumes;
@@ -26,9 +27,11 @@ fn main() -> Result<()> {
         std::fs::create_dir_all(place)?;
         mount(kind, place, kind, MountFlags::empty(), None)?;
     }
-    for name in ["virtio_pci", "virtio_blk", "virtio_console"] {
+    for name in ["virtio_pci", "virtio_console"] {
         modules::load(name)?;
     }
+    shown_disks::prepare()?;
+    modules::load("virtio_blk")?;
     devices::await_disks()?;
     let mut port = Port::open()?;
     let mut devices = Devices::default();
@@ -91,6 +94,7 @@ fn answer(
         Request::Read(device, path) => {
             devices.open(*device).and_then(|opened| tree::walk(port, opened, path, true))
         }
+        Request::Select { first, count } => devices.select(*first, *count),
     };
     match done {
         Ok(()) => port.send(&Answer::End)?,

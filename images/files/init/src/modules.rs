@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{Error, Result};
 
 use rustix::io::Errno;
-use rustix::system::finit_module;
+use rustix::system::{delete_module, finit_module};
 
 /// Lines `NAME: NEEDED...`, in the order in which they are loaded.
 const LIST: &str = "/modules/list";
@@ -25,4 +25,12 @@ pub(crate) fn load(name: &str) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Takes a module out of the kernel, if it is there.
+pub(crate) fn unload(name: &std::ffi::CStr) -> Result<()> {
+    match delete_module(name, 0) {
+        Ok(()) | Err(Errno::NOENT) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
 }

@@ -1,5 +1,6 @@
 //! Volumes over other devices: encrypted containers, arrays, logical volumes.
 
+use std::io::{Error, Result};
 use std::path::Path;
 use std::process::Command;
 
@@ -9,6 +10,11 @@ use crate::signature::Content;
 
 /// Volumes lie in each other at most so deep.
 const MAX_ROUNDS: usize = 4;
+/// The names of open containers begin so.
+const OPEN: &str = "open-";
+/// There is no udev here.
+const LVM_CONFIG: &str =
+    "activation/udev_sync=0 activation/udev_rules=0 devices/obtain_device_list_from_udev=0";
 
 /// Assembles what can be assembled.
 pub(crate) fn assemble(blocks: &mut Vec<Block>, key: &[u8]) {
@@ -32,7 +38,7 @@ fn unlock(blocks: &mut [Block], key: &[u8]) -> bool {
             block.note = "encrypted: give its passphrase with --key-file".to_owned();
             continue;
         }
-        let name = format!("open-{}", block.node);
+        let name = format!("{OPEN}{}", block.node);
         let mut command = Command::new("/bin/cryptsetup");
         command.args(["open", "--type", "luks", "--key-file", "-", "--disable-external-tokens"]);
         command.arg(block.path()).arg(&name);
@@ -85,10 +91,7 @@ fn activate_volumes(blocks: &mut [Block]) {
     }
     let mut command = Command::new("/bin/lvm");
     command.args(["vgchange", "--activate", "y", "--activationmode", "partial", "--noudevsync"]);
-    command.args([
-        "--config",
-        "activation/udev_sync=0 activation/udev_rules=0 devices/obtain_device_list_from_udev=0",
-    ]);
+    command.args(["--config", LVM_CONFIG]);
     let activated = modules::load("dm-mod").and_then(|()| {
         for module in ["dm-mirror", "dm-snapshot", "dm-raid", "dm-thin-pool"] {
             let _ = modules::load(module);
@@ -100,6 +103,48 @@ fn activate_volumes(blocks: &mut [Block]) {
         Err(error) => format!("a physical volume of LVM: {error}"),
     };
     members.iter_mut().for_each(|member| member.note.clone_from(&note));
+}
+
+/// Ends all volumes over these devices.
+pub(crate) fn close(blocks: &[Block]) -> Result<()> {
+    let has = |content: Content| blocks.iter().any(|block| block.content == content);
+    // Volumes lie in each other: the upper ones end first.
+    for round in 0..MAX_ROUNDS {
+        let mapped = mapped_devices();
+        let arrays = arrays();
+        if mapped.is_empty() && arrays.is_empty() {
+            break;
+        }
+        if has(Content::Lvm) {
+            let mut command = Command::new("/bin/lvm");
+            command.args(["vgchange", "--activate", "n", "--noudevsync", "--config", LVM_CONFIG]);
+            let done = run(command, b"");
+            if round + 1 == MAX_ROUNDS {
+                done?;
+            }
+        }
+        for (_, name, _) in mapped.iter().filter(|(_, name, _)| name.starts_with(OPEN)) {
+            let mut command = Command::new("/bin/cryptsetup");
+            command.args(["close", name]);
+            let _ = run(command, b"");
+        }
+        for node in &arrays {
+            let mut command = Command::new("/bin/mdadm");
+            command.arg("--stop").arg(Path::new("/dev").join(node));
+            let _ = run(command, b"");
+        }
+    }
+    match mapped_devices().is_empty() && arrays().is_empty() {
+        true => Ok(()),
+        false => Err(Error::other("volumes could not be closed")),
+    }
+}
+
+/// The kernel's names of the arrays.
+fn arrays() -> Vec<String> {
+    let all = std::fs::read_dir("/sys/block").into_iter().flatten().flatten();
+    let names = all.map(|device| device.file_name().to_string_lossy().into_owned());
+    names.filter(|node| Path::new("/sys/block").join(node).join("md/level").is_file()).collect()
 }
 
 /// The kernel's name of a mapped device.
@@ -131,10 +176,8 @@ fn add_new(blocks: &mut Vec<Block>) {
             blocks.push(Block::read(&node, None, 0, name.into_bytes()));
         }
     }
-    for device in std::fs::read_dir("/sys/block").into_iter().flatten().flatten() {
-        let node = device.file_name().to_string_lossy().into_owned();
-        let is_array = Path::new("/sys/block").join(&node).join("md").is_dir();
-        if is_array && !blocks.iter().any(|block| block.node == node) {
+    for node in arrays() {
+        if !blocks.iter().any(|block| block.node == node) {
             blocks.push(Block::read(&node, None, 0, node.clone().into_bytes()));
         }
     }

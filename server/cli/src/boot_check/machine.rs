@@ -5,24 +5,21 @@ use std::fs::File;
 use std::io::{ErrorKind as IoErrorKind, Read};
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_qmp::Monitor;
 use rustix::fs::{Mode, OFlags};
-use rustix::process::Signal;
 use serde_json::{json, Value};
 
 use super::agent::Agent;
 use super::packets::MAX_PACKET_BYTES;
 use crate::child;
-use crate::confinement::{NetworkReach, Reach};
+use crate::confinement::NetworkReach;
 use crate::hardware::{DiskBus, Hardware};
 use crate::qemu;
-use crate::qemu_process::{pipe_messages, QemuProcess};
+use crate::qemu_process::QemuProcess;
 use crate::signals::ChildSignals;
 
 /// How long QEMU may take to connect, and to answer its monitor.
@@ -93,19 +90,9 @@ impl Machine {
         let [monitor, serial, agent, word] =
             [listen("monitor")?, listen("serial")?, listen(AGENT)?, listen(WORD)?];
         words.extend(observation(hardware, forward, folder).into_iter().map(OsString::from));
-        let mut command = Command::new(qemu::PROGRAM);
-        // A Ctrl-C on the terminal is for this program, which then ends QEMU.
-        command.args(words).process_group(0);
-        command.env_clear().env("LC_ALL", "C").env("TMPDIR", folder);
-        command.envs(std::env::var_os("PATH").map(|path| ("PATH", path)));
-        pipe_messages(&mut command);
-        let reach = Reach {
-            program: qemu::program_path(),
-            files: Vec::new(),
-            folders: vec![folder.to_owned()],
-            network: NetworkReach::Port(forward.map(|forward| forward.host_port)),
-        };
-        let mut starting = Starting(Some(QemuProcess::start(command, Signal::KILL, Some(reach))?));
+        let network = NetworkReach::Port(forward.map(|forward| forward.host_port));
+        let process = QemuProcess::start_confined(words, &[], folder, network)?;
+        let mut starting = Starting(Some(process));
         let serial = starting.accept(&serial, signals)?;
         let monitor = starting.accept(&monitor, signals)?;
         let agent = starting.accept(&agent, signals)?;

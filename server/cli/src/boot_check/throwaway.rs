@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_session::OwnedSession;
+use coldrise_session::{CaptureLimit, OwnedSession};
 use coldrise_store::{MachineName, PointDocument, Repository, SessionName};
 
 use crate::leftovers;
@@ -12,6 +12,9 @@ use crate::signals::ChildSignals;
 
 /// The end of the session's name. A session of this name is discarded without a question.
 const SUFFIX: &str = "-check-boot-throwaway";
+/// A machine may update itself at its boot, and check its disks. Then its writes fail.
+const CAPTURE_LIMIT: CaptureLimit =
+    CaptureLimit { most_bytes: 32 << 30, free_space_divisor: 4 };
 /// Maximum length of a session's name, in bytes.
 const MAX_NAME_BYTES: usize = 63;
 /// After a check was killed, its servers may take so long to end.
@@ -33,7 +36,7 @@ pub(crate) fn publish(
     let name = session_name(&point.machine, slot)?;
     leftovers::remove(repository);
     remove_leftover(repository, &name, &point.machine, signals)?;
-    OwnedSession::publish(repository, point, name)
+    OwnedSession::publish(repository, point, name, CAPTURE_LIMIT)
 }
 
 fn session_name(machine: &MachineName, slot: Option<usize>) -> Result<SessionName> {

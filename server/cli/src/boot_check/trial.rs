@@ -114,7 +114,7 @@ impl Trial<'_> {
         let scratch = ScratchFolder::new(ScratchKind::Check)?;
         let scratch = scratch.path();
         let mut server =
-            DiskServer::start(Protocol::Nbd, invocation, session, scratch, CACHE_BYTES, signals)?;
+            DiskServer::start(Protocol::Nbd, invocation, &[session], scratch, CACHE_BYTES, signals)?;
         // QEMU may change everything in its folder, but not the socket of the disks' server.
         let machine_folder = scratch.join("machine");
         std::fs::create_dir(&machine_folder).context(|| "making a folder for the machine")?;

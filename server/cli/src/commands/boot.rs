@@ -272,7 +272,7 @@ fn boot(
     let mut server = DiskServer::start(
         arguments.over,
         invocation,
-        session,
+        &[session],
         place.scratch,
         cache_bytes,
         signals,

@@ -6,24 +6,23 @@
 //! machine's kernel replays are captured by the session.
 
 use std::ffi::OsString;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::Arc;
 
 use coldrise_block::{Context, Error, ErrorKind, Result, ScratchFolder, ScratchKind};
 use coldrise_recovery::files::PORT;
-use coldrise_session::OwnedSession;
-use coldrise_store::{DiskName, MachineName, PointDocument, Repository, SessionName};
-use rustix::process::Signal;
+use coldrise_session::{CaptureLimit, OwnedSession};
+use coldrise_store::{
+    DiskDocument, DiskName, MachineName, PointDocument, Repository, SessionName,
+};
 
-use crate::confinement::{NetworkReach, Reach};
+use crate::confinement::NetworkReach;
 use crate::disk_server::{DiskServer, Protocol};
 use crate::installed;
 use crate::invocation::Invocation;
 use crate::leftovers;
 use crate::qemu;
-use crate::qemu_process::{pipe_messages, QemuProcess};
+use crate::qemu_process::QemuProcess;
 use crate::signals::ChildSignals;
 
 /// Files beside the program, or in the folder of its libraries.
@@ -36,81 +35,106 @@ const MEMORY_MIB: u32 = 512;
 const CACHE_BYTES: u64 = 64 << 20;
 /// Slots for disks.
 const MAX_DISKS: usize = 24;
+/// Points in one machine: the first answer should not take long.
+const MAX_POINTS: usize = 12;
+/// A taken-over machine must not fill the repository's drive: it may write as much as a long journal, and a
+/// tenth of the free space at most.
+const CAPTURED_BYTES: u64 = 1 << 30;
+const FREE_SPACE_DIVISOR: u64 = 10;
 /// Of the kernel. A crash ends the machine.
 const KERNEL_ARGUMENTS: &str = "quiet loglevel=1 panic=-1 oops=panic mitigations=off no_timer_check \
     nowatchdog audit=0 apparmor=0 selinux=0 random.trust_cpu=on rcupdate.rcu_expedited=1 cryptomgr.notests";
 
 /// A running machine. Dropping it ends it.
-pub(super) struct FilesMachine {
+pub(crate) struct FilesMachine {
     process: QemuProcess,
     server: DiskServer,
-    session: OwnedSession,
+    sessions: Vec<OwnedSession>,
     /// The socket of its port. It serves one client at a time, from soon after the start.
-    pub(super) port: PathBuf,
-    /// The names of its disks, in order.
-    pub(super) disks: Vec<String>,
-    /// The length of its disks, in bytes.
-    pub(super) disk_bytes: u64,
+    pub(crate) port: PathBuf,
+    /// The disks of its points, in order.
+    pub(crate) disks: Vec<PointDisks>,
     _scratch: ScratchFolder,
 }
 
+/// What the machine has of one point.
+pub(crate) struct PointDisks {
+    /// The number of the first disk.
+    pub(crate) first: u64,
+    /// The names, in order.
+    pub(crate) names: Vec<String>,
+    /// Their length, in bytes.
+    pub(crate) bytes: u64,
+}
+
 impl FilesMachine {
-    /// Starts the machine with the point's disks, or one of them.
+    /// Starts the machine with the points' disks, or one disk of each. With several points it shows no
+    /// disk before it is asked to.
     ///
     /// # Errors
     /// `ToolFailed` if something is not installed or does not start; `NotFound` if there is no such
     /// disk; `Unsupported` for too many disks; `Interrupted`; the errors of publishing.
-    pub(super) fn start(
+    pub(crate) fn start(
         invocation: &Invocation,
         repository: &Arc<Repository>,
-        point: &PointDocument,
+        points: &[&PointDocument],
         only: Option<&DiskName>,
         signals: &mut ChildSignals,
     ) -> Result<FilesMachine> {
         let image = [installed_file(KERNEL)?, installed_file(INITRD)?];
-        let chosen: Vec<_> =
-            point.disks.iter().filter(|disk| only.is_none_or(|only| disk.name == *only)).collect();
-        check_disks(point, only, chosen.len())?;
+        let counts: Vec<_> = points.iter().map(|point| chosen(point, only).count()).collect();
+        for (point, count) in points.iter().zip(&counts) {
+            check_disks(point, only, *count)?;
+        }
         leftovers::remove(repository);
-        let session = OwnedSession::publish(repository, point, session_name(&point.machine)?)?;
+        let limit = CaptureLimit {
+            most_bytes: CAPTURED_BYTES,
+            free_space_divisor: FREE_SPACE_DIVISOR * (points.len() as u64).max(1),
+        };
+        let sessions = points.iter().map(|point| {
+            OwnedSession::publish(repository, point, session_name(&point.machine)?, limit)
+        });
+        let sessions: Vec<OwnedSession> = sessions.collect::<Result<_>>()?;
         let scratch = ScratchFolder::new(ScratchKind::Files)?;
-        let document = session.document();
-        let protocol = Protocol::Nbd;
-        let server = DiskServer::start(
-            protocol,
-            invocation,
-            document,
-            scratch.path(),
-            CACHE_BYTES,
-            signals,
-        )?;
+        let documents: Vec<_> = sessions.iter().map(OwnedSession::document).collect();
+        let (protocol, place) = (Protocol::Nbd, scratch.path());
+        let server =
+            DiskServer::start(protocol, invocation, &documents, place, CACHE_BYTES, signals)?;
         let folder = scratch.path().join("machine");
         std::fs::create_dir(&folder).context(|| "making a folder for the machine")?;
         let port = folder.join("port");
-        let mut words = arguments(&image, &port, chosen.len());
-        for (number, disk) in chosen.iter().enumerate() {
-            let mut node = server.node(&document.name, &disk.name);
-            node["node-name"] = format!("disk{number}").into();
-            words.extend(["-blockdev".into(), node.to_string().into(), "-device".into()]);
-            words.push(format!("virtio-blk-pci,drive=disk{number},serial={number}").into());
+        let mut words = arguments(&image, &port, counts.iter().sum(), points.len() > 1);
+        let (mut disks, mut number) = (Vec::new(), 0);
+        for (point, document) in points.iter().zip(&documents) {
+            let mut of_point = PointDisks { first: number, names: Vec::new(), bytes: 0 };
+            for disk in chosen(point, only) {
+                let mut node = server.node(&document.name, &disk.name);
+                node["node-name"] = format!("disk{number}").into();
+                words.extend(["-blockdev".into(), node.to_string().into(), "-device".into()]);
+                // What it may write is bounded: it sees a full drive, and is not stopped.
+                let device = format!("virtio-blk-pci,drive=disk{number},serial={number}");
+                words.push((device + ",werror=report").into());
+                of_point.names.push(disk.name.to_string());
+                of_point.bytes += disk.size_bytes;
+                number += 1;
+            }
+            disks.push(of_point);
         }
-        let process = start_qemu(words, &image, &folder)?;
-        Ok(FilesMachine {
-            process,
-            server,
-            port,
-            disks: chosen.iter().map(|disk| disk.name.to_string()).collect(),
-            disk_bytes: chosen.iter().map(|disk| disk.size_bytes).sum(),
-            session,
-            _scratch: scratch,
-        })
+        let network = NetworkReach::Port(None);
+        let process = QemuProcess::start_confined(words, &image, &folder, network)?;
+        Ok(FilesMachine { process, server, port, disks, sessions, _scratch: scratch })
+    }
+
+    /// How many points with so many disks a machine takes.
+    pub(crate) fn capacity(disks: usize) -> usize {
+        (MAX_DISKS / disks.max(1)).clamp(1, MAX_POINTS)
     }
 
     /// Checks that the machine and its disks are there. Call it while waiting.
     ///
     /// # Errors
     /// `ToolFailed` if they are not; `Interrupted` if this program is asked to end.
-    pub(super) fn look_after(
+    pub(crate) fn look_after(
         &mut self,
         invocation: &Invocation,
         signals: &mut ChildSignals,
@@ -126,13 +150,22 @@ impl FilesMachine {
     ///
     /// # Errors
     /// Those of the session.
-    pub(super) fn end(mut self) -> Result<()> {
+    pub(crate) fn end(mut self) -> Result<()> {
         let _ = self.process.child().kill();
         let _ = self.process.child().wait();
         let stopped = self.server.stop();
-        self.session.end()?;
+        for session in self.sessions.drain(..) {
+            session.end()?;
+        }
         stopped
     }
+}
+
+fn chosen<'a>(
+    point: &'a PointDocument,
+    only: Option<&'a DiskName>,
+) -> impl Iterator<Item = &'a DiskDocument> {
+    point.disks.iter().filter(move |disk| only.is_none_or(|only| disk.name == *only))
 }
 
 fn installed_file(name: &str) -> Result<PathBuf> {
@@ -179,7 +212,17 @@ fn session_name(machine: &MachineName) -> Result<SessionName> {
     SessionName::parse(&format!("{}{suffix}", machine.get(..kept).unwrap_or(machine)))
 }
 
-fn arguments(image: &[PathBuf; 2], port: &Path, disks: usize) -> Vec<OsString> {
+fn arguments(
+    image: &[PathBuf; 2],
+    port: &Path,
+    disks: usize,
+    is_selecting: bool,
+) -> Vec<OsString> {
+    // The last word is a setting of our init.
+    let disks = match is_selecting {
+        true => "select=1".to_owned(),
+        false => format!("disks={disks}"),
+    };
     let accelerator = match qemu::kvm_works() {
         Ok(()) => "kvm",
         Err(_) => "tcg,tb-size=128",
@@ -194,7 +237,7 @@ fn arguments(image: &[PathBuf; 2], port: &Path, disks: usize) -> Vec<OsString> {
         ["-display", "none"],
         ["-serial", "none"],
         ["-monitor", "none"],
-        ["-append", &format!("{KERNEL_ARGUMENTS} disks={disks}")],
+        ["-append", &format!("{KERNEL_ARGUMENTS} {disks}")],
         ["-device", "virtio-serial-pci"],
         ["-chardev", &format!("socket,id=port,path={port},server=on,wait=off")],
         ["-device", &format!("virtserialport,chardev=port,name={PORT}")],
@@ -207,20 +250,4 @@ fn arguments(image: &[PathBuf; 2], port: &Path, disks: usize) -> Vec<OsString> {
     all.extend(words);
     all.extend(["-kernel".into(), kernel.into(), "-initrd".into(), initrd.into()]);
     all
-}
-
-fn start_qemu(words: Vec<OsString>, image: &[PathBuf; 2], folder: &Path) -> Result<QemuProcess> {
-    let mut command = Command::new(qemu::PROGRAM);
-    // A Ctrl-C on the terminal is for this program, which then ends QEMU.
-    command.args(words).process_group(0);
-    command.env_clear().env("LC_ALL", "C").env("TMPDIR", folder);
-    command.envs(std::env::var_os("PATH").map(|path| ("PATH", path)));
-    pipe_messages(&mut command);
-    let reach = Reach {
-        program: qemu::program_path(),
-        files: image.to_vec(),
-        folders: vec![folder.to_owned()],
-        network: NetworkReach::Port(None),
-    };
-    QemuProcess::start(command, Signal::KILL, Some(reach))
 }

@@ -16,3 +16,4 @@ mod place;
 
 pub(crate) use keeper::keep;
 pub(crate) use kept::KeptMachine;
+pub(crate) use machine::{FilesMachine, PointDisks};

@@ -72,6 +72,45 @@ impl FilesAddress {
     }
 }
 
+/// `MACHINE:[FILE SYSTEM]/PATH`: a path in all points of a machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HistoryAddress(pub FilesAddress);
+
+impl HistoryAddress {
+    /// Parses an address. The selector of its inner one means nothing.
+    ///
+    /// # Errors
+    /// `InvalidInput`; the message says what is allowed.
+    pub fn parse(text: &OsStr) -> Result<HistoryAddress> {
+        let bytes = text.as_bytes();
+        let refuse = || {
+            let text = format!(
+                "{}: use MACHINE:/PATH, or MACHINE:vda1/PATH for another file system than the system's",
+                shown(bytes)
+            );
+            Error::new(ErrorKind::InvalidInput, text)
+        };
+        let (machine, inside) = split(bytes, b':').ok_or_else(refuse)?;
+        let machine = std::str::from_utf8(machine).ok().and_then(|m| m.parse::<MachineName>().ok());
+        let machine = machine.ok_or_else(refuse)?;
+        let mut whole = format!("{machine}/latest:").into_bytes();
+        whole.extend_from_slice(inside);
+        let address = FilesAddress::parse(OsStr::from_bytes(&whole)).map_err(|_| refuse())?;
+        match address.path {
+            Some(_) => Ok(HistoryAddress(address)),
+            None => Err(refuse()),
+        }
+    }
+}
+
+impl fmt::Display for HistoryAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let system = self.0.system.as_deref().unwrap_or_default();
+        let path = shown(self.0.path.as_deref().unwrap_or_default());
+        write!(f, "{}:{}{path}", self.0.machine, shown(system.as_bytes()))
+    }
+}
+
 impl fmt::Display for FilesAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let disk = self.disk.as_ref().map(|disk| format!("/{disk}")).unwrap_or_default();
@@ -102,6 +141,11 @@ mod tests {
         assert_eq!(whole.to_string(), "web01/latest~1/vda:vda1/etc/a:b");
         let list = parse("web01/latest:").unwrap();
         assert_eq!((list.system, list.path), (None, None));
+        let history = HistoryAddress::parse(OsStr::new("web01:vda1/etc/a:b")).unwrap();
+        assert_eq!(history.to_string(), "web01:vda1/etc/a:b");
+        for refused in ["web01", "web01:", "web01/latest:/etc", ":/etc"] {
+            assert!(HistoryAddress::parse(OsStr::new(refused)).is_err(), "{refused}");
+        }
         assert_eq!(parse("web01/latest:/").unwrap().path.as_deref(), Some(b"/".as_slice()));
         for refused in
             ["web01/latest", "web01:/etc", "live/rescue:/etc", ":/etc", "web01/latest/a/b:/"]

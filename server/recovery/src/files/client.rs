@@ -192,6 +192,19 @@ impl<'a> Client<'a> {
         }
     }
 
+    /// Shows only these disks to a machine with those of several points. What was open is closed.
+    ///
+    /// # Errors
+    /// `Unsupported` if something cannot be closed: start another machine.
+    pub fn select(&mut self, first: u64, count: u64) -> Result<()> {
+        self.ask(&Request::Select { first, count })?;
+        match self.answer()? {
+            Answer::End => Ok(()),
+            Answer::Failed(failure, text) => Err(refusal(failure, &text)),
+            _ => Err(nonsense("something else than an end")),
+        }
+    }
+
     /// Makes a device readable.
     ///
     /// # Errors

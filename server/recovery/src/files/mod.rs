@@ -14,14 +14,16 @@ mod address;
 mod archive;
 mod client;
 mod difference;
+mod history;
 mod names;
 mod paths;
 mod systems;
 
-pub use address::FilesAddress;
+pub use address::{FilesAddress, HistoryAddress};
 pub use archive::{Archive, LeftOut};
 pub use client::{Client, Limits, Received};
 pub use coldrise_files::{Entry, EntryKind, PORT};
 pub use difference::{Change, ChangeKind, Snapshot};
+pub use history::{History, State, Version};
 pub use names::{matches, printable, shown};
 pub use systems::{choose, FileSystem, FileSystems};

@@ -279,6 +279,13 @@ impl LayerFile {
         Ok(())
     }
 
+    /// Lets the layer capture so many bytes of blocks at most. Call it after the opening.
+    pub(crate) fn bound(&self, bytes: u64) {
+        if let Some(writer) = &self.writer {
+            writer.slots.bound(u32::try_from(bytes / BLOCK_SIZE_BYTES).unwrap_or(MAX_SLOTS));
+        }
+    }
+
     /// Flushes, and returns the facts that a seal stores. The caller keeps writes out.
     pub(crate) fn seal_facts(&self) -> Result<SealFacts> {
         self.flush()?;

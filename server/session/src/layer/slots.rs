@@ -7,6 +7,7 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use parking_lot::Mutex;
@@ -46,7 +47,7 @@ impl State {
 pub(crate) struct Slots {
     state: Mutex<State>,
     growing: Mutex<()>,
-    max_slots: u32,
+    max_slots: AtomicU32,
 }
 
 /// After this many syncs within one growth step, space is written ahead. Then a sync has no extent
@@ -73,8 +74,13 @@ impl Slots {
                 taken_since_sync: 0,
             }),
             growing: Mutex::new(()),
-            max_slots: max_slots.min(MAX_SLOTS),
+            max_slots: AtomicU32::new(max_slots.min(MAX_SLOTS)),
         }
+    }
+
+    /// Lets the layer grow to so many slots at most.
+    pub(crate) fn bound(&self, slots: u32) {
+        self.max_slots.fetch_min(slots, Ordering::Relaxed);
     }
 
     /// Takes `count` slots and appends them to `taken`, in as few runs as the free slots allow. On
@@ -182,12 +188,15 @@ impl Slots {
             };
             (state.ready / SLOTS_PER_SEGMENT, state.growth_segments, flushed_often)
         };
-        if u64::from(wanted) > u64::from(self.max_slots) {
+        let max_slots = self.max_slots.load(Ordering::Relaxed);
+        if wanted > max_slots {
             return Err(Error::new(
                 ErrorKind::NoSpace,
                 "the session's layer is full; seal the session to go on in a new layer",
             ));
         }
+        // A bounded layer takes no space that it does not use.
+        let segments = segments.min(max_slots.div_ceil(SLOTS_PER_SEGMENT).saturating_sub(from)).max(1);
         let segments = match allocate(file, from, segments) {
             Err(error) if error.kind() == ErrorKind::NoSpace && segments > 1 => {
                 allocate(file, from, 1)?;

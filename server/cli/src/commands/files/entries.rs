@@ -32,7 +32,7 @@ impl ListedEntry {
             owner: entry.owner,
             group: entry.group,
             size_bytes: entry.size_bytes,
-            modified: moment(entry),
+            modified: moment(entry.modified_s),
             target: (entry.kind == EntryKind::Link).then(|| shown(&entry.target)),
         }
     }
@@ -65,8 +65,9 @@ pub(super) fn path_hex(path: &[u8]) -> Option<String> {
     needs.then(|| path.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-fn moment(entry: &Entry) -> String {
-    let moment = jiff::Timestamp::from_second(entry.modified_s);
+/// A time in UTC.
+pub(super) fn moment(unix_s: i64) -> String {
+    let moment = jiff::Timestamp::from_second(unix_s);
     moment.map_or_else(|_| "unknown".to_owned(), |moment| moment.to_string())
 }
 

@@ -4,6 +4,7 @@ mod diff;
 mod entries;
 mod get;
 mod ls;
+mod versions;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -31,7 +32,7 @@ const MAX_KEY_BYTES: u64 = 60 << 10;
 /// Number of messages about unreadable files that are printed.
 const MAX_SHOWN_UNREAD: u64 = 20;
 
-/// List, read, find and compare files in restore points.
+/// List, read, find and compare files in restore points, and find their versions.
 ///
 /// A small machine of Coldrise's own (QEMU, without a network) mounts the file systems; this host's
 /// kernel never does. The point stays as it is.
@@ -53,6 +54,7 @@ enum FilesCommand {
     Get(get::GetArguments),
     Find(ls::FindArguments),
     Diff(diff::DiffArguments),
+    Versions(versions::VersionsArguments),
     /// Keep the machine of a point in the background. The other commands start this one.
     #[command(hide = true)]
     Keep {
@@ -63,12 +65,19 @@ enum FilesCommand {
     },
 }
 
-/// Options of all these commands.
+/// The key of encrypted disks.
 #[derive(Debug, Args)]
-struct ReadingOptions {
+struct KeyOptions {
     /// Open encrypted disks with the passphrase in FILE; a trailing newline is ignored.
     #[arg(long, value_name = "FILE")]
     key_file: Option<PathBuf>,
+}
+
+/// Options of the commands that look at one or two points.
+#[derive(Debug, Args)]
+struct ReadingOptions {
+    #[command(flatten)]
+    key: KeyOptions,
 
     /// Keep the machine so long for the next command, which then needs no start. With --key-file it ends
     /// at once.
@@ -80,8 +89,8 @@ struct ReadingOptions {
     once: bool,
 }
 
-impl ReadingOptions {
-    fn key(&self) -> Result<Vec<u8>> {
+impl KeyOptions {
+    fn read(&self) -> Result<Vec<u8>> {
         let Some(path) = &self.key_file else { return Ok(Vec::new()) };
         let reading = || format!("reading the key file {}", path.display());
         let length = std::fs::metadata(path).context(reading)?.len();
@@ -109,6 +118,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: &FilesArguments) -> Result
         FilesCommand::Find(arguments) => ls::find(invocation, arguments),
         FilesCommand::Get(arguments) => get::run(invocation, arguments),
         FilesCommand::Diff(arguments) => diff::run(invocation, arguments),
+        FilesCommand::Versions(arguments) => versions::run(invocation, arguments),
         FilesCommand::Keep { address, idle_ms } => {
             keep(invocation, address, Duration::from_millis(*idle_ms)).map(|()| Report::silent())
         }
@@ -150,7 +160,7 @@ impl Reading {
         options: &ReadingOptions,
         signals: &mut ChildSignals,
     ) -> Result<Reading> {
-        let key = options.key()?;
+        let key = options.key.read()?;
         // Whoever comes next has to show the key again.
         let is_to_stay = key.is_empty() && !options.once;
         let machine = KeptMachine::take(invocation, point, only, options.stay, signals)?;

@@ -1,0 +1,358 @@
+//! `coldrise files versions`: the versions of a file over the points of a machine.
+//!
+//! A machine starts in seconds and looks at one point in a fraction of one. So each machine gets the disks
+//! of up to 12 points, and shows itself those of one at a time (docs/decisions/0052).
+
+use std::cell::RefCell;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use clap::builder::{OsStringValueParser, TypedValueParser};
+use clap::Args;
+use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_recovery::files::{
+    shown, Client, FileSystems, FilesAddress, History, HistoryAddress, Limits, Received, State,
+    Version,
+};
+use coldrise_session::{check_offered, Catalog};
+use coldrise_store::{PointDocument, Repository};
+use serde::Serialize;
+
+use super::entries::{moment, path_hex};
+use super::{place, KeyOptions, START_PATIENCE, TIME_LIMIT};
+use crate::files_machine::{FilesMachine, PointDisks};
+use crate::invocation::Invocation;
+use crate::report::{print_line, Report};
+use crate::signals::ChildSignals;
+use crate::since::Since;
+
+/// The machine offers its socket within this time.
+const PORT_PATIENCE: Duration = Duration::from_secs(30);
+const INTERVAL: Duration = Duration::from_millis(10);
+
+/// Find the versions of a file over the points of a machine.
+///
+/// Looks at every point, the newest first, and prints each version with the points that have it. A version
+/// is a length and a time of the last change; a file that has changed back shows twice. Of a folder the
+/// time changes when files are added or removed.
+#[derive(Debug, Args)]
+pub(crate) struct VersionsArguments {
+    /// MACHINE:[FILE-SYSTEM]/PATH.
+    #[arg(value_name = "ADDRESS", value_parser = OsStringValueParser::new().try_map(history_address))]
+    address: HistoryAddress,
+
+    /// Only points from this time on: 20261120T100000Z (UTC), or an age such as 7d.
+    #[arg(long, value_name = "TIME")]
+    since: Option<Since>,
+
+    /// Only the newest so many points.
+    #[arg(long, value_name = "NUMBER", default_value_t = 1000)]
+    points: usize,
+
+    #[command(flatten)]
+    key: KeyOptions,
+}
+
+fn history_address(text: std::ffi::OsString) -> std::result::Result<HistoryAddress, Error> {
+    HistoryAddress::parse(&text)
+}
+
+#[derive(Serialize)]
+struct Found {
+    machine: String,
+    path: String,
+    path_hex: Option<String>,
+    versions: Vec<FoundVersion>,
+    points: u64,
+    /// Points that could not be read.
+    unread: u64,
+    elapsed_ms: u64,
+}
+
+#[derive(Serialize)]
+struct FoundVersion {
+    /// `present`, `absent` or `unread`.
+    state: &'static str,
+    kind: Option<&'static str>,
+    size_bytes: Option<u64>,
+    modified: Option<String>,
+    /// Why the points could not be read.
+    reason: Option<String>,
+    first_point: String,
+    last_point: String,
+    points: u64,
+}
+
+impl FoundVersion {
+    fn new(version: &Version) -> FoundVersion {
+        let mut found = FoundVersion {
+            state: "absent",
+            kind: None,
+            size_bytes: None,
+            modified: None,
+            reason: None,
+            first_point: version.first.to_string(),
+            last_point: version.last.to_string(),
+            points: version.points,
+        };
+        match &version.state {
+            State::Absent => {}
+            State::Unread(reason) => {
+                found.state = "unread";
+                found.reason = Some(reason.clone());
+            }
+            State::Present { kind, size_bytes, modified } => {
+                found.state = "present";
+                found.kind = Some(kind.word());
+                found.size_bytes = Some(*size_bytes);
+                found.modified = Some(moment(modified.0));
+            }
+        }
+        found
+    }
+
+    fn line(&self) -> String {
+        let points = match self.points {
+            1 => self.last_point.clone(),
+            count => format!("{} .. {} ({count} points)", self.first_point, self.last_point),
+        };
+        let size = self.size_bytes.map(|bytes| bytes.to_string()).unwrap_or_default();
+        let state = match (&self.modified, &self.reason) {
+            (Some(modified), _) => modified,
+            (None, Some(reason)) => return format!("{points}: not read: {reason}"),
+            (None, None) => "is not there",
+        };
+        format!("{size:>14}  {state:<20}  {points}")
+    }
+}
+
+/// Prints versions as they are found.
+struct Output<'a> {
+    invocation: &'a Invocation,
+    history: History,
+    versions: Vec<FoundVersion>,
+    points: u64,
+    unread: u64,
+}
+
+impl Output<'_> {
+    fn add(&mut self, point: &PointDocument, state: State) {
+        self.points += 1;
+        self.unread += u64::from(matches!(state, State::Unread(_)));
+        let complete = self.history.add(&point.point, state);
+        self.push(complete);
+    }
+
+    fn push(&mut self, version: Option<Version>) {
+        let Some(version) = version else { return };
+        let found = FoundVersion::new(&version);
+        if !self.invocation.is_json() {
+            if self.versions.is_empty() {
+                print_line(&format!("{:>14}  {:<20}  POINTS", "BYTES", "MODIFIED"));
+            }
+            print_line(&found.line());
+        }
+        self.versions.push(found);
+    }
+}
+
+pub(super) fn run(invocation: &Invocation, arguments: &VersionsArguments) -> Result<Report> {
+    let mut signals = ChildSignals::catch()?;
+    let repository = &invocation.open()?;
+    let address = &arguments.address.0;
+    let key = arguments.key.read()?;
+    let points = points(repository, arguments)?;
+    let history = History::default();
+    let mut output = Output { invocation, history, versions: Vec::new(), points: 0, unread: 0 };
+    let mut rest = points.as_slice();
+    while let Some(first) = rest.first() {
+        if let Err(error) = check_offered(first.clone()) {
+            output.add(first, State::Unread(error.full_message()));
+            rest = rest.get(1..).unwrap_or_default();
+            continue;
+        }
+        let count = group(rest);
+        let (group, _) = rest.split_at(count);
+        let machine = Machine { invocation, repository, group, address, key: &key };
+        let done = machine.read(&mut signals, &mut output)?;
+        rest = rest.get(done..).unwrap_or_default();
+    }
+    let last = std::mem::take(&mut output.history).finish();
+    output.push(last);
+    let path = address.path.as_deref().unwrap_or_default();
+    let found = Found {
+        machine: address.machine.to_string(),
+        path: shown(path),
+        path_hex: path_hex(path),
+        points: output.points,
+        unread: output.unread,
+        versions: output.versions,
+        elapsed_ms: invocation.elapsed_ms(),
+    };
+    let mut report = match invocation.is_json() {
+        true => Report::answer(&found, ""),
+        false => Report::silent(),
+    };
+    report.exit_code = u8::from(found.unread > 0);
+    Ok(report)
+}
+
+/// The points to look at, the newest first.
+fn points(
+    repository: &Arc<Repository>,
+    arguments: &VersionsArguments,
+) -> Result<Vec<PointDocument>> {
+    let machine = &arguments.address.0.machine;
+    let since = arguments.since.as_ref().map(|since| since.unix_ms(jiff::Timestamp::now()));
+    let mut points = Catalog::new(repository).points(machine)?;
+    if points.is_empty() {
+        let text = format!("there is no machine {machine}, or it has no points");
+        return Err(Error::new(ErrorKind::NotFound, text));
+    }
+    points.retain(|point| {
+        let at_ms = point.point.unix_seconds().saturating_mul(1000);
+        since.is_none_or(|since| at_ms >= since)
+    });
+    points.reverse();
+    points.truncate(arguments.points);
+    match points.is_empty() {
+        true => Err(Error::new(ErrorKind::NotFound, format!("{machine} has no points since then"))),
+        false => Ok(points),
+    }
+}
+
+/// How many of the first points go into one machine.
+fn group(points: &[PointDocument]) -> usize {
+    let mut largest = 1;
+    let mut count = 0;
+    for point in points {
+        largest = largest.max(point.disks.len());
+        if point.quarantine.is_some() || count >= FilesMachine::capacity(largest) {
+            break;
+        }
+        count += 1;
+    }
+    count.max(1)
+}
+
+/// A machine with the disks of some points.
+struct Machine<'a> {
+    invocation: &'a Invocation,
+    repository: &'a Arc<Repository>,
+    group: &'a [PointDocument],
+    address: &'a FilesAddress,
+    key: &'a [u8],
+}
+
+impl Machine<'_> {
+    /// Looks at the points until the machine cannot go on. Returns how many it has looked at, at least one.
+    fn read(&self, signals: &mut ChildSignals, output: &mut Output<'_>) -> Result<usize> {
+        let points: Vec<_> = self.group.iter().collect();
+        let started =
+            FilesMachine::start(self.invocation, self.repository, &points, None, signals)?;
+        let disks: Vec<PointDisks> = started
+            .disks
+            .iter()
+            .map(|disks| PointDisks { names: disks.names.clone(), ..*disks })
+            .collect();
+        let stream = connect(&started, signals)?;
+        let (mut done, mut failed) = (0, None);
+        let machine = RefCell::new((started, signals));
+        {
+            let look_after = || {
+                let mut machine = machine.borrow_mut();
+                let (machine, signals) = &mut *machine;
+                machine.look_after(self.invocation, signals)
+            };
+            let limits = Limits { content_bytes: 0, time: TIME_LIMIT };
+            let mut client = Client::greet(stream, START_PATIENCE, limits, look_after)?;
+            for (point, disks) in self.group.iter().zip(&disks) {
+                let state = self.state(&mut client, disks);
+                let error = match state {
+                    Ok(state) => {
+                        output.add(point, state);
+                        done += 1;
+                        continue;
+                    }
+                    Err(error) => error,
+                };
+                // The address does not say which file system.
+                if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::InvalidInput) {
+                    return Err(error);
+                }
+                // Another machine goes on: with this point if it was not the first.
+                if done == 0 {
+                    failed = Some((point, error.full_message()));
+                }
+                break;
+            }
+        }
+        if let Some((point, reason)) = failed {
+            output.add(point, State::Unread(reason));
+            done = 1;
+        }
+        machine.into_inner().0.end()?;
+        Ok(done)
+    }
+
+    /// What a point has under the path.
+    ///
+    /// # Errors
+    /// Those after which the machine cannot be used.
+    fn state(
+        &self,
+        client: &mut Client<'_>,
+        disks: &PointDisks,
+    ) -> Result<State> {
+        if self.group.len() > 1 {
+            client.select(disks.first, disks.names.len() as u64)?;
+        }
+        let systems = FileSystems::read(client, &disks.names, self.key)?;
+        let (device, path) = match place(client, &systems, self.address) {
+            Ok(place) => place,
+            Err(error) => {
+                return match error.kind() {
+                    ErrorKind::NotFound => Ok(State::Absent),
+                    ErrorKind::Unsupported => Ok(State::Unread(error.full_message())),
+                    _ => Err(error),
+                }
+            }
+        };
+        let mut state = State::Absent;
+        let listed = client.list(device, path, |received| {
+            if let Received::Entry(entry) = received {
+                if entry.path.is_empty() {
+                    state = State::of(entry);
+                }
+            }
+            Ok(())
+        });
+        match listed {
+            Ok(()) => Ok(state),
+            Err(error) => match error.kind() {
+                // Nothing, or something else than a folder on the way.
+                ErrorKind::NotFound | ErrorKind::InvalidInput => Ok(State::Absent),
+                ErrorKind::Unsupported | ErrorKind::Io => Ok(State::Unread(error.full_message())),
+                _ => Err(error),
+            },
+        }
+    }
+}
+
+fn connect(machine: &FilesMachine, signals: &mut ChildSignals) -> Result<UnixStream> {
+    let until = Instant::now() + PORT_PATIENCE;
+    loop {
+        match UnixStream::connect(&machine.port) {
+            Ok(stream) => return Ok(stream),
+            Err(error) if Instant::now() > until => {
+                let text = "the machine that reads the file systems did not start";
+                return Err(Error::with_source(ErrorKind::ToolFailed, text, error));
+            }
+            Err(_) if signals.was_asked_to_end() => {
+                return Err(Error::new(ErrorKind::Interrupted, "interrupted"));
+            }
+            Err(_) => std::thread::sleep(INTERVAL),
+        }
+    }
+}
