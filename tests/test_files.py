@@ -1,5 +1,6 @@
 """coldrise files: file systems of all kinds, read by a machine of our own."""
 
+import datetime
 import io
 import json
 import os
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import tarfile
 import tempfile
+import zipfile
 
 import pytest
 
@@ -214,6 +216,30 @@ def test_a_folder_is_an_archive_that_cannot_leave_its_folder(points, tmp_path):
     assert "--max-size" in limited["error"]["message"] and not (tmp_path / "x").exists()
 
 
+def test_a_folder_as_zip_means_the_same_everywhere(points, tmp_path):
+    target = tmp_path / "etc.zip"
+    copied = files(points, "get", "web01/latest:/etc", target)
+    assert copied["is_archive"] and copied["left_out_links"] == 2
+    with zipfile.ZipFile(target) as archive:
+        assert archive.testzip() is None
+        members = {member.filename: member for member in archive.infolist()}
+        assert len(members) == len(archive.infolist())
+        # Nothing that Windows takes for a folder, a drive or an end.
+        assert not any(c in name for name in members for c in "\\:\x1b\n") and "etc/deep/..x" in members
+        assert {"etc/deep/%FF%FE", "etc/deep/back%5Cslash", "etc/deep/a%0Ab", "etc/" + "n" * 200} <= set(members)
+        assert archive.read("etc/long") == (points.folder / "tree/etc/long").read_bytes()
+        assert archive.read("etc/deep/inside") == b"../long"
+        assert members["etc/deep/inside"].external_attr >> 16 == 0o120777 and members["etc/deep/"].is_dir()
+        assert members["etc/tool"].external_attr >> 16 == 0o100755 and members["etc/tool"].flag_bits & 0x800
+        modified = (points.folder / "tree/etc/tool").stat().st_mtime
+        moment = datetime.datetime(*members["etc/tool"].date_time, tzinfo=datetime.UTC)
+        assert abs(moment.timestamp() - modified) <= 2
+    files(points, "get", "web01/latest:/etc", tmp_path / "etc.tar.zst")
+    packed = subprocess.run(["zstd", "-dc", tmp_path / "etc.tar.zst"], capture_output=True, check=True).stdout
+    assert packed == content(points, "web01/latest:/etc")
+    assert zipfile.ZipFile(io.BytesIO(content(points, "web01/latest:/etc/deep", "--format", "zip"))).namelist()
+
+
 def test_points_are_compared(points, tmp_path):
     shutil.copytree(points.folder / "tree", tmp_path / "tree", symlinks=True)
     (tmp_path / "tree/etc/long").write_text("short")
@@ -267,3 +293,16 @@ def test_killed_commands_and_keepers_leave_nothing(points, runtime):
     # The next one works, and removes what the killed one left.
     files(points, "ls", address, "--once")
     wait_until(lambda: len(points.json("sessions")["sessions"]) < len(own), "the session's end")
+
+
+def test_machines_do_not_pile_up(points, runtime):
+    files(points, "ls", "web01/latest:")
+    # The first of these was used before all others, and ends for the fifth.
+    for disk in ("vdd", "vde", "vdb", "vda"):
+        files(points, "ls", f"{points.first}/{disk}:")
+        assert len(machines(runtime)) <= 4
+    def kept():
+        return [words[-3] for words in programs(runtime).values() if b"keep" in words]
+
+    wait_until(lambda: len(kept()) == 4, "the end of a keeper")
+    assert points.first.encode() not in kept(), kept()

@@ -6,7 +6,7 @@ import pytest
 
 from support import filesystems
 from support.cli import Coldrise
-from test_files import KEY, MIB, files, machines, runtime
+from test_files import MIB, files, machines, runtime
 
 __all__ = ["runtime"]
 
@@ -29,8 +29,6 @@ def history(runtime, tmp_path_factory):
     coldrise.init()
     coldrise.points, coldrise.folder = [], folder
     states = [("a", 1000), ("a", 1000), ("bb", 2000), ("a", 1000), None]
-    key = folder / "key"
-    key.write_text(KEY)
     for number, state in enumerate(states):
         source = tree(folder / f"tree{number}", *(state or (None, 0)))
         inner = filesystems.ext4(folder / "inner", source, 16 * MIB)
@@ -38,8 +36,7 @@ def history(runtime, tmp_path_factory):
         lvm = filesystems.lvm(folder / "vda.raw", inner, "vg0", "root")
         pool = filesystems.btrfs(folder / "vdb.raw", source, 128 * MIB, "-U", "01234567-89ab-cdef-0123-456789abcdef")
         mirror = filesystems.mirror(folder / "vdc.raw", inner)
-        secret = filesystems.luks(folder / "vdd.raw", inner, KEY)
-        address = coldrise.backup("web01", vda=lvm, vdb=pool, vdc=mirror, vdd=secret)
+        address = coldrise.backup("web01", vda=lvm, vdb=pool, vdc=mirror)
         coldrise.points.append(address.split("/")[1])
         inner.unlink()
     return coldrise
@@ -50,30 +47,29 @@ def spans(found):
             for version in found["versions"]]
 
 
-@pytest.mark.parametrize("system", ["vg0-root", "vdb", "md0", "vdd"])
-def test_each_version_has_its_first_and_last_point(history, runtime, system):
+def test_each_version_has_its_first_and_last_point(history, runtime):
     p = history.points
-    key = ["--key-file", history.folder / "key"] if system == "vdd" else []
-    found = files(history, "versions", f"web01:{system}/etc/app.conf", *key)
+    found = files(history, "versions", "web01:vg0-root/etc/app.conf")
     assert spans(found) == [
         ("absent", None, p[4], p[4], 1), ("present", 1, p[3], p[3], 1), ("present", 2, p[2], p[2], 1),
         ("present", 1, p[0], p[1], 2)], found
     assert found["versions"][1]["modified"] == "1970-01-01T00:16:40Z" and found["points"] == 5
-    print(found["elapsed_ms"])
     assert history.json("sessions") == {"sessions": []} and not machines(runtime)
 
 
-def test_points_are_chosen_and_errors_say_what_to_do(history, runtime):
+def test_other_file_systems_and_fewer_points(history, runtime):
     p = history.points
-    found = files(history, "versions", "web01:vdb/etc/app.conf", "--points", "3")
-    assert [version["points"] for version in found["versions"]] == [1, 1, 1] and found["points"] == 3
+    text = history.run("files", "versions", "web01:md0/etc/app.conf", "--points", "3").stdout.splitlines()
+    assert len(text) == 4 and "is not there" in text[1] and text[2].split() == ["1", "1970-01-01T00:16:40Z", p[3]]
     history.json("quarantine", f"web01/{p[2]}")
     found = files(history, "versions", "web01:vdb/etc/app.conf", "--since", p[1], status=1)
     history.json("release", f"web01/{p[2]}")
     assert [version["state"] for version in found["versions"]] == ["absent", "present", "unread", "present"]
     assert "quarantined" in found["versions"][2]["reason"]
-    error = files(history, "versions", "web01:/etc/app.conf", status=1)["error"]
+
+
+def test_errors_say_what_to_do(history, runtime):
+    error = files(history, "versions", "web01:/etc/app.conf", "--points", "1", status=2)["error"]
     assert error["kind"] == "invalid_input" and "say which file system" in error["message"]
     assert files(history, "versions", "web02:/etc/x", status=1)["error"]["kind"] == "not_found"
-    text = history.run("files", "versions", "web01:vdb/etc/app.conf").stdout.splitlines()
-    assert len(text) == 5 and "is not there" in text[1] and f"{p[0]} .. {p[1]} (2 points)" in text[4]
+    assert history.json("sessions") == {"sessions": []} and not machines(runtime)

@@ -61,14 +61,15 @@ impl OwnedSession {
         let limit = limit.bytes_per_disk(repository, point.disks.len())?;
         let path = SessionPaths::of(repository, &name).owner();
         let mut owner = None;
-        let document = publish_bounded(repository, point, Some(name), Some(limit), |document, files| {
-            // Others only look at it, briefly.
-            owner = FileLock::take_within(&path, || PASSING_PATIENCE)?;
-            match owner {
-                Some(_) => Ok(files),
-                None => Err(busy(&document.name)),
-            }
-        })?;
+        let document =
+            publish_bounded(repository, point, Some(name), Some(limit), |document, files| {
+                // Others only look at it, briefly.
+                owner = FileLock::take_within(&path, || PASSING_PATIENCE)?;
+                match owner {
+                    Some(_) => Ok(files),
+                    None => Err(busy(&document.name)),
+                }
+            })?;
         Ok(OwnedSession { repository: Arc::clone(repository), document, owner })
     }
 

@@ -13,8 +13,7 @@ use crate::signals::ChildSignals;
 /// The end of the session's name. A session of this name is discarded without a question.
 const SUFFIX: &str = "-check-boot-throwaway";
 /// A machine may update itself at its boot, and check its disks. Then its writes fail.
-const CAPTURE_LIMIT: CaptureLimit =
-    CaptureLimit { most_bytes: 32 << 30, free_space_divisor: 4 };
+const CAPTURE_LIMIT: CaptureLimit = CaptureLimit { most_bytes: 32 << 30, free_space_divisor: 4 };
 /// Maximum length of a session's name, in bytes.
 const MAX_NAME_BYTES: usize = 63;
 /// After a check was killed, its servers may take so long to end.

@@ -113,8 +113,14 @@ impl Trial<'_> {
         let (invocation, hardware) = (self.invocation, &self.hardware);
         let scratch = ScratchFolder::new(ScratchKind::Check)?;
         let scratch = scratch.path();
-        let mut server =
-            DiskServer::start(Protocol::Nbd, invocation, &[session], scratch, CACHE_BYTES, signals)?;
+        let mut server = DiskServer::start(
+            Protocol::Nbd,
+            invocation,
+            &[session],
+            scratch,
+            CACHE_BYTES,
+            signals,
+        )?;
         // QEMU may change everything in its folder, but not the socket of the disks' server.
         let machine_folder = scratch.join("machine");
         std::fs::create_dir(&machine_folder).context(|| "making a folder for the machine")?;

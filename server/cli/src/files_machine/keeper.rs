@@ -43,9 +43,10 @@ pub(crate) fn keep(invocation: &Invocation, address: &Address, idle: Duration) -
     };
     let mut kept =
         FilesMachine::start(invocation, repository, &[&point], disk.as_ref(), &mut signals)?;
-    let disks = kept.disks.first().ok_or_else(|| {
-        Error::new(ErrorKind::Internal, "a machine without a point")
-    })?;
+    let disks = kept
+        .disks
+        .first()
+        .ok_or_else(|| Error::new(ErrorKind::Internal, "a machine without a point"))?;
     place.describe(&kept.port, &disks.names, disks.bytes)?;
     let mut stdout = std::io::stdout().lock();
     let told = stdout.write_all(b"ready\n").and_then(|()| stdout.flush());

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use coldrise_block::{inherit_standard_streams_only, Context, Error, ErrorKind, Result};
 use coldrise_store::{DiskName, PassphraseSource, PointDocument};
@@ -56,6 +56,8 @@ impl KeptMachine {
             }
             wait(signals)?;
         };
+        // For the bound of machines, which ends the one that is unused longest.
+        let _ = in_use.set_modified(SystemTime::now());
         if let Some(description) = place.description()? {
             return Ok(KeptMachine { place, _use: in_use, keeper: None, description });
         }

@@ -6,16 +6,16 @@
 //! machine's kernel replays are captured by the session.
 
 use std::ffi::OsString;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use coldrise_block::{Context, Error, ErrorKind, Result, ScratchFolder, ScratchKind};
 use coldrise_recovery::files::PORT;
 use coldrise_session::{CaptureLimit, OwnedSession};
-use coldrise_store::{
-    DiskDocument, DiskName, MachineName, PointDocument, Repository, SessionName,
-};
+use coldrise_store::{DiskDocument, DiskName, MachineName, PointDocument, Repository, SessionName};
 
+use super::seat;
 use crate::confinement::NetworkReach;
 use crate::disk_server::{DiskServer, Protocol};
 use crate::installed;
@@ -55,6 +55,8 @@ pub(crate) struct FilesMachine {
     /// The disks of its points, in order.
     pub(crate) disks: Vec<PointDisks>,
     _scratch: ScratchFolder,
+    /// Held as long as the machine lives.
+    _seat: File,
 }
 
 /// What the machine has of one point.
@@ -72,8 +74,8 @@ impl FilesMachine {
     /// disk before it is asked to.
     ///
     /// # Errors
-    /// `ToolFailed` if something is not installed or does not start; `NotFound` if there is no such
-    /// disk; `Unsupported` for too many disks; `Interrupted`; the errors of publishing.
+    /// `ToolFailed` if something is not installed or does not start; `Busy` if other commands use as many
+    /// machines as there may be; `NotFound` if there is no such disk; `Unsupported` for too many disks; `Interrupted`; the errors of publishing.
     pub(crate) fn start(
         invocation: &Invocation,
         repository: &Arc<Repository>,
@@ -86,6 +88,7 @@ impl FilesMachine {
         for (point, count) in points.iter().zip(&counts) {
             check_disks(point, only, *count)?;
         }
+        let seat = seat::take(signals)?;
         leftovers::remove(repository);
         let limit = CaptureLimit {
             most_bytes: CAPTURED_BYTES,
@@ -122,7 +125,7 @@ impl FilesMachine {
         }
         let network = NetworkReach::Port(None);
         let process = QemuProcess::start_confined(words, &image, &folder, network)?;
-        Ok(FilesMachine { process, server, port, disks, sessions, _scratch: scratch })
+        Ok(FilesMachine { process, server, port, disks, sessions, _scratch: scratch, _seat: seat })
     }
 
     /// How many points with so many disks a machine takes.
@@ -212,12 +215,7 @@ fn session_name(machine: &MachineName) -> Result<SessionName> {
     SessionName::parse(&format!("{}{suffix}", machine.get(..kept).unwrap_or(machine)))
 }
 
-fn arguments(
-    image: &[PathBuf; 2],
-    port: &Path,
-    disks: usize,
-    is_selecting: bool,
-) -> Vec<OsString> {
+fn arguments(image: &[PathBuf; 2], port: &Path, disks: usize, is_selecting: bool) -> Vec<OsString> {
     // The last word is a setting of our init.
     let disks = match is_selecting {
         true => "select=1".to_owned(),

@@ -13,6 +13,7 @@ mod keeper;
 mod kept;
 mod machine;
 mod place;
+mod seat;
 
 pub(crate) use keeper::keep;
 pub(crate) use kept::KeptMachine;

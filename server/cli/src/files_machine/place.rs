@@ -6,6 +6,7 @@
 //!   use           held by the command that talks to the machine
 //!   machine.json  written by the keeper before it is found
 //!   end           made by a command: the machine is not to stay
+//! $XDG_RUNTIME_DIR/coldrise-files/seat-N    held (flock) by one machine while it lives
 //! ```
 //!
 //! Locks are freed by the kernel, so a kill at any moment leaves nothing that misleads: without the lock
@@ -15,6 +16,7 @@ use std::fs::{DirBuilder, File, OpenOptions};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_store::{DiskName, PointDocument};
@@ -64,27 +66,14 @@ impl Place {
         Ok(Place { folder, identity })
     }
 
-    /// Takes a lock if it is free.
-    fn try_lock(&self, name: &str) -> Result<Option<File>> {
-        let locking = || format!("locking {}", self.folder.join(name).display());
-        let mut options = OpenOptions::new();
-        options.write(true).create(true).truncate(false).mode(0o600);
-        let file = options.open(self.folder.join(name)).context(locking)?;
-        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(Some(file)),
-            Err(Errno::WOULDBLOCK) => Ok(None),
-            Err(error) => Err(std::io::Error::from(error)).context(locking),
-        }
-    }
-
     /// The lock of the keeper.
     pub(super) fn try_keep(&self) -> Result<Option<File>> {
-        self.try_lock("lock")
+        try_lock(&self.folder.join("lock"))
     }
 
     /// The lock of the command that talks to the machine.
     pub(super) fn try_use(&self) -> Result<Option<File>> {
-        self.try_lock("use")
+        try_lock(&self.folder.join("use"))
     }
 
     /// Describes the machine to commands.
@@ -133,6 +122,48 @@ impl Place {
     pub(super) fn is_asked_to_end(&self) -> bool {
         self.folder.join("end").exists()
     }
+}
+
+/// Takes a lock if it is free.
+fn try_lock(path: &Path) -> Result<Option<File>> {
+    let locking = || format!("locking {}", path.display());
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(false).mode(0o600);
+    let file = options.open(path).context(locking)?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(Some(file)),
+        Err(Errno::WOULDBLOCK) => Ok(None),
+        Err(error) => Err(std::io::Error::from(error)).context(locking),
+    }
+}
+
+/// The lock of one of the machines that may run at one time.
+pub(super) fn try_seat(number: usize) -> Result<Option<File>> {
+    let parent = parent_folder();
+    make_private(&parent)?;
+    try_lock(&parent.join(format!("seat-{number}")))
+}
+
+/// Asks the machine to end that is unused longest, if there is one.
+pub(super) fn end_unused() -> Result<()> {
+    let mut oldest: Option<(SystemTime, Place, File)> = None;
+    for folder in std::fs::read_dir(parent_folder()).context(|| "listing machines")?.flatten() {
+        let place = Place { folder: folder.path(), identity: String::new() };
+        if !place.folder.is_dir() || place.try_keep()?.is_some() {
+            continue;
+        }
+        let Some(in_use) = place.try_use()? else { continue };
+        // Of the last use: each command sets it.
+        let used = in_use.metadata().and_then(|file| file.modified()).unwrap_or(UNIX_EPOCH);
+        if oldest.as_ref().is_none_or(|(time, ..)| used < *time) {
+            oldest = Some((used, place, in_use));
+        }
+    }
+    // No command takes it before it is asked: its lock is held here.
+    if let Some((_, place, _in_use)) = oldest {
+        place.ask_to_end();
+    }
+    Ok(())
 }
 
 fn parent_folder() -> PathBuf {

@@ -1,4 +1,4 @@
-//! A tar file of what a walk brings (POSIX 1003.1-2001: ustar with extended headers where needed).
+//! Archives of what a walk brings: tar, tar.zst and zip.
 //!
 //! The archive is harmless to extract: [`super::client::Client`] lets only a tree pass. Here links that
 //! lead out of the folder, devices and the bits for foreign rights (set-user-ID) are left out, unless
@@ -9,13 +9,43 @@ use std::io::Write;
 use coldrise_block::{Context, Result};
 use coldrise_files::{Entry, EntryKind};
 
-const BLOCK_BYTES: usize = 512;
-/// The largest number in 11 octal digits.
-const MAX_OCTAL: u64 = 0o777_7777_7777;
-/// The largest number in 7 octal digits.
-const MAX_SHORT_OCTAL: u64 = 0o777_7777;
-/// Lengths of fields, in bytes.
-const NAME_BYTES: usize = 100;
+use super::tar::Tar;
+use super::zip::Zip;
+
+/// zstd's own default.
+const ZSTD_LEVEL: i32 = 3;
+
+/// The format of an archive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ArchiveFormat {
+    /// POSIX tar.
+    Tar,
+    /// The same, compressed with Zstandard.
+    TarZst,
+    /// Zip with compressed files.
+    Zip,
+}
+
+impl ArchiveFormat {
+    /// All of them.
+    pub const ALL: [ArchiveFormat; 3] =
+        [ArchiveFormat::TarZst, ArchiveFormat::Tar, ArchiveFormat::Zip];
+
+    /// The end of its files' names.
+    pub fn extension(self) -> &'static str {
+        match self {
+            ArchiveFormat::Tar => ".tar",
+            ArchiveFormat::TarZst => ".tar.zst",
+            ArchiveFormat::Zip => ".zip",
+        }
+    }
+
+    /// The format of a file of that name.
+    pub fn of_name(name: &[u8]) -> Option<ArchiveFormat> {
+        let ends = |format: &ArchiveFormat| name.ends_with(format.extension().as_bytes());
+        ArchiveFormat::ALL.into_iter().find(ends)
+    }
+}
 
 /// Numbers of entries that are not in the archive as they are in the machine.
 #[derive(Clone, Copy, Debug, Default)]
@@ -26,29 +56,44 @@ pub struct LeftOut {
     pub special: u64,
 }
 
-/// A tar file that is being written.
+/// The bytes of an archive.
+enum Packer<W: Write> {
+    Tar(Tar<W>),
+    TarZst(Tar<zstd::Encoder<'static, W>>),
+    Zip(Box<Zip<W>>),
+}
+
+/// An archive that is being written.
 pub struct Archive<W: Write> {
-    out: W,
+    packer: Packer<W>,
     /// The name of the top folder; empty for none.
     top: Vec<u8>,
     is_exact: bool,
-    /// Bytes that complete the last file's block.
-    padding: usize,
     left_out: LeftOut,
 }
 
 impl<W: Write> Archive<W> {
     /// An archive whose entries lie in the folder `top`, if that is not empty.
-    pub fn new(out: W, top: &[u8], is_exact: bool) -> Archive<W> {
-        Archive { out, top: top.to_vec(), is_exact, padding: 0, left_out: LeftOut::default() }
+    ///
+    /// # Errors
+    /// Those of writing.
+    pub fn new(out: W, format: ArchiveFormat, top: &[u8], is_exact: bool) -> Result<Archive<W>> {
+        let packer = match format {
+            ArchiveFormat::Tar => Packer::Tar(Tar::new(out)),
+            ArchiveFormat::TarZst => {
+                let encoder = zstd::Encoder::new(out, ZSTD_LEVEL).context(WRITING)?;
+                Packer::TarZst(Tar::new(encoder))
+            }
+            ArchiveFormat::Zip => Packer::Zip(Box::new(Zip::new(out))),
+        };
+        Ok(Archive { packer, top: top.to_vec(), is_exact, left_out: LeftOut::default() })
     }
 
     /// Adds an entry. The content of a file follows.
     ///
     /// # Errors
-    /// Those of writing.
+    /// Those of writing; `Unsupported` if there are too many for a zip file.
     pub fn add(&mut self, entry: &Entry) -> Result<()> {
-        self.complete()?;
         let mut path = self.top.clone();
         if !path.is_empty() && !entry.path.is_empty() {
             path.push(b'/');
@@ -58,66 +103,24 @@ impl<W: Write> Archive<W> {
             return Ok(());
         }
         let top = usize::from(!self.top.is_empty());
-        let kind = match entry.kind {
-            EntryKind::File => b'0',
-            EntryKind::Link if self.is_exact || stays_inside(&path, &entry.target, top) => b'2',
-            EntryKind::Link => {
+        match entry.kind {
+            EntryKind::Link if !self.is_exact && !stays_inside(&path, &entry.target, top) => {
                 self.left_out.links += 1;
                 return Ok(());
-            }
-            EntryKind::Folder => {
-                path.push(b'/');
-                b'5'
             }
             EntryKind::Special => {
                 self.left_out.special += 1;
                 return Ok(());
             }
-        };
-        self.write_headers(entry, &path, kind)?;
-        let rest = (entry.size_bytes % BLOCK_BYTES as u64) as usize;
-        self.padding = if rest == 0 { 0 } else { BLOCK_BYTES - rest };
-        Ok(())
-    }
-
-    fn write_headers(&mut self, entry: &Entry, path: &[u8], kind: u8) -> Result<()> {
+            EntryKind::Folder => path.push(b'/'),
+            EntryKind::File | EntryKind::Link => {}
+        }
         let mode = if self.is_exact { entry.mode } else { entry.mode & 0o777 };
-        let mut records = Vec::new();
-        if path.len() > NAME_BYTES {
-            record(&mut records, b"path", path);
+        match &mut self.packer {
+            Packer::Tar(tar) => tar.add(entry, &path, mode),
+            Packer::TarZst(tar) => tar.add(entry, &path, mode),
+            Packer::Zip(zip) => zip.add(entry, &path, mode),
         }
-        if entry.target.len() > NAME_BYTES {
-            record(&mut records, b"linkpath", &entry.target);
-        }
-        for (name, number, most) in [
-            (b"size".as_slice(), entry.size_bytes, MAX_OCTAL),
-            (b"uid", u64::from(entry.owner), MAX_SHORT_OCTAL),
-            (b"gid", u64::from(entry.group), MAX_SHORT_OCTAL),
-        ] {
-            if number > most {
-                record(&mut records, name, number.to_string().as_bytes());
-            }
-        }
-        let modified = u64::try_from(entry.modified_s).ok().filter(|seconds| *seconds <= MAX_OCTAL);
-        if modified.is_none() {
-            record(&mut records, b"mtime", entry.modified_s.to_string().as_bytes());
-        }
-        if !records.is_empty() {
-            // Readers take names for UTF-8 otherwise.
-            let is_text =
-                [path, &entry.target].iter().all(|name| std::str::from_utf8(name).is_ok());
-            if !is_text {
-                record(&mut records, b"hdrcharset", b"BINARY");
-            }
-            let header = header(b"extended", 0o600, (0, 0), records.len() as u64, 0, b'x', b"");
-            let padding = records.len().next_multiple_of(BLOCK_BYTES);
-            records.resize(padding, 0);
-            self.write(&header)?;
-            self.write(&records)?;
-        }
-        let owners = (entry.owner, entry.group);
-        let modified = modified.unwrap_or_default();
-        self.write(&header(path, mode, owners, entry.size_bytes, modified, kind, &entry.target))
     }
 
     /// Adds content of the last file.
@@ -125,79 +128,30 @@ impl<W: Write> Archive<W> {
     /// # Errors
     /// Those of writing.
     pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
-        self.out.write_all(bytes).context(|| "writing the archive")
-    }
-
-    fn complete(&mut self) -> Result<()> {
-        let padding = std::mem::take(&mut self.padding);
-        self.write([0; BLOCK_BYTES].get(..padding).unwrap_or_default())
+        match &mut self.packer {
+            Packer::Tar(tar) => tar.write(bytes),
+            Packer::TarZst(tar) => tar.write(bytes),
+            Packer::Zip(zip) => zip.write(bytes),
+        }
     }
 
     /// Ends the archive.
     ///
     /// # Errors
     /// Those of writing.
-    pub fn finish(mut self) -> Result<(W, LeftOut)> {
-        self.complete()?;
-        self.write(&[0; 2 * BLOCK_BYTES])?;
-        self.out.flush().context(|| "writing the archive")?;
-        Ok((self.out, self.left_out))
+    pub fn finish(self) -> Result<(W, LeftOut)> {
+        let mut out = match self.packer {
+            Packer::Tar(tar) => tar.finish()?,
+            Packer::TarZst(tar) => tar.finish()?.finish().context(WRITING)?,
+            Packer::Zip(zip) => zip.finish()?,
+        };
+        out.flush().context(WRITING)?;
+        Ok((out, self.left_out))
     }
 }
 
-/// An extended header's record, which begins with its own length.
-fn record(records: &mut Vec<u8>, name: &[u8], value: &[u8]) {
-    let rest = name.len() + value.len() + 3;
-    let mut length = rest + 1;
-    while rest + length.to_string().len() != length {
-        length = rest + length.to_string().len();
-    }
-    records.extend_from_slice(length.to_string().as_bytes());
-    records.push(b' ');
-    records.extend_from_slice(name);
-    records.push(b'=');
-    records.extend_from_slice(value);
-    records.push(b'\n');
-}
-
-fn header(
-    path: &[u8],
-    mode: u32,
-    (owner, group): (u32, u32),
-    size_bytes: u64,
-    modified_s: u64,
-    kind: u8,
-    target: &[u8],
-) -> [u8; BLOCK_BYTES] {
-    let mut header = [0; BLOCK_BYTES];
-    let mut put = |offset: usize, length: usize, bytes: &[u8]| {
-        let count = bytes.len().min(length);
-        if let (Some(field), Some(bytes)) =
-            (header.get_mut(offset..offset + count), bytes.get(..count))
-        {
-            field.copy_from_slice(bytes);
-        }
-    };
-    // A number that is too large stands in an extended header.
-    let short = |number: u64| format!("{:07o}", number.min(MAX_SHORT_OCTAL));
-    let long = |number: u64| format!("{:011o}", number.min(MAX_OCTAL));
-    put(0, NAME_BYTES, path);
-    put(100, 8, short(u64::from(mode)).as_bytes());
-    put(108, 8, short(u64::from(owner)).as_bytes());
-    put(116, 8, short(u64::from(group)).as_bytes());
-    put(124, 12, long(size_bytes).as_bytes());
-    put(136, 12, long(modified_s).as_bytes());
-    put(148, 8, b"        ");
-    put(156, 1, &[kind]);
-    put(157, NAME_BYTES, target);
-    put(257, 8, b"ustar\x0000");
-    let sum: u64 = header.iter().map(|byte| u64::from(*byte)).sum();
-    let text = format!("{sum:06o}\0 ");
-    if let Some(field) = header.get_mut(148..156) {
-        field.copy_from_slice(text.as_bytes());
-    }
-    header
-}
+/// The context of errors of writing.
+pub(super) const WRITING: fn() -> &'static str = || "writing the archive";
 
 /// Whether a link at `path`, which lies in at least `top` folders, leads to a place in those. Links
 /// may lead through links: `..` is only safe at the beginning, where the folders are real ones.
@@ -211,15 +165,6 @@ fn stays_inside(path: &[u8], target: &[u8], top: usize) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_record_counts_its_own_length() {
-        let mut records = Vec::new();
-        record(&mut records, b"path", &[b'a'; 88]);
-        record(&mut records, b"path", &[b'a'; 91]);
-        assert!(records.starts_with(b"97 path=a") && records.get(96) == Some(&b'\n'));
-        assert!(records.get(97..).unwrap().starts_with(b"101 path=a") && records.len() == 198);
-    }
 
     #[test]
     fn links_that_lead_out_are_recognised() {

@@ -75,11 +75,8 @@ mod tests {
     #[test]
     fn a_file_that_changes_back_has_three_versions() {
         let point = |hour| PointName::parse(&format!("20261120T{hour:02}0000Z")).unwrap();
-        let state = |size_bytes| State::Present {
-            kind: EntryKind::File,
-            size_bytes,
-            modified: (0, 0),
-        };
+        let state =
+            |size_bytes| State::Present { kind: EntryKind::File, size_bytes, modified: (0, 0) };
         let states = [state(1), state(1), state(2), state(1), State::Absent, State::Absent];
         let (mut history, mut versions) = (History::default(), Vec::new());
         for (hour, state) in states.into_iter().enumerate() {

@@ -18,9 +18,11 @@ mod history;
 mod names;
 mod paths;
 mod systems;
+mod tar;
+mod zip;
 
 pub use address::{FilesAddress, HistoryAddress};
-pub use archive::{Archive, LeftOut};
+pub use archive::{Archive, ArchiveFormat, LeftOut};
 pub use client::{Client, Limits, Received};
 pub use coldrise_files::{Entry, EntryKind, PORT};
 pub use difference::{Change, ChangeKind, Snapshot};

@@ -196,7 +196,8 @@ impl Slots {
             ));
         }
         // A bounded layer takes no space that it does not use.
-        let segments = segments.min(max_slots.div_ceil(SLOTS_PER_SEGMENT).saturating_sub(from)).max(1);
+        let segments =
+            segments.min(max_slots.div_ceil(SLOTS_PER_SEGMENT).saturating_sub(from)).max(1);
         let segments = match allocate(file, from, segments) {
             Err(error) if error.kind() == ErrorKind::NoSpace && segments > 1 => {
                 allocate(file, from, 1)?;

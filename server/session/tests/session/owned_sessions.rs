@@ -4,10 +4,10 @@ use std::path::PathBuf;
 
 use coldrise_block::ErrorKind;
 use coldrise_session::{
-    discard_abandoned_sessions, publish, sessions, unpublish, OwnedSession, Session,
+    discard_abandoned_sessions, publish, sessions, unpublish, CaptureLimit, OwnedSession, Session,
 };
 
-use crate::support::{name, place, TestRepository};
+use crate::support::{disk_name, name, place, TestRepository};
 
 /// The folder of the only session.
 fn folder(place: &TestRepository) -> PathBuf {
@@ -18,23 +18,46 @@ fn folder(place: &TestRepository) -> PathBuf {
     only
 }
 
+const LIMIT: CaptureLimit = CaptureLimit { most_bytes: 1 << 20, free_space_divisor: 10 };
+
 #[test]
 fn only_the_owner_ends_its_session() {
     let place = place();
     let repository = place.open();
-    let owned = OwnedSession::publish(&repository, &place.point, name("check")).unwrap();
+    let owned = OwnedSession::publish(&repository, &place.point, name("check"), LIMIT).unwrap();
     assert_eq!(discard_abandoned_sessions(&repository).unwrap(), []);
     for discard in [false, true] {
         let refused = unpublish(&repository, &name("check"), discard).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::Busy);
     }
     assert!(!sessions(&repository).unwrap()[0].is_abandoned);
-    let second = OwnedSession::publish(&repository, &place.point, name("check"));
+    let second = OwnedSession::publish(&repository, &place.point, name("check"), LIMIT);
     assert_eq!(second.err().map(|error| error.kind()), Some(ErrorKind::AlreadyExists));
     owned.end().unwrap();
     assert!(sessions(&repository).unwrap().is_empty());
-    drop(OwnedSession::publish(&repository, &place.point, name("check")).unwrap());
+    drop(OwnedSession::publish(&repository, &place.point, name("check"), LIMIT).unwrap());
     assert!(sessions(&repository).unwrap().is_empty());
+}
+
+/// A machine that nobody trusts must not fill the drive.
+#[test]
+fn an_owned_session_captures_as_much_as_its_limit() {
+    let place = place();
+    let repository = place.open();
+    let owned = OwnedSession::publish(&repository, &place.point, name("check"), LIMIT).unwrap();
+    let session = Session::open(&repository, &name("check")).unwrap();
+    let disk = session.disk(&disk_name("vda")).unwrap();
+    let block = |number: u64| disk.write_at(&[7; 4096], number * 4096);
+    let written = (0..disk.size_bytes() / 4096).take_while(|number| block(*number).is_ok()).count();
+    // The file grows in segments.
+    assert!((256..2048).contains(&written), "{written} blocks");
+    assert_eq!(block(written as u64).unwrap_err().kind(), ErrorKind::NoSpace);
+    // What is captured can be written again, and read.
+    block(0).unwrap();
+    disk.flush().unwrap();
+    session.stop_listening();
+    drop(session);
+    owned.end().unwrap();
 }
 
 /// A process that is killed leaves the file without a lock.

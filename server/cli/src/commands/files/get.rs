@@ -1,4 +1,4 @@
-//! `coldrise files get`: copies a file out of a point, or a folder as a tar file.
+//! `coldrise files get`: copies a file out of a point, or a folder as an archive.
 
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind as IoErrorKind, IsTerminal, Write};
@@ -8,10 +8,11 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use clap::builder::{OsStringValueParser, TypedValueParser};
-use clap::Args;
+use clap::{Args, ValueEnum};
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_recovery::files::{
-    shown, Archive, Client, Entry, EntryKind, FileSystems, FilesAddress, LeftOut, Received,
+    shown, Archive, ArchiveFormat, Client, Entry, EntryKind, FileSystems, FilesAddress, LeftOut,
+    Received,
 };
 use serde::Serialize;
 
@@ -21,7 +22,7 @@ use crate::report::Report;
 use crate::signals::ChildSignals;
 use crate::units::{parse_size, show_count, show_size};
 
-/// Copy a file out of a restore point, or a folder as a tar file.
+/// Copy a file out of a restore point, or a folder as a tar or zip file.
 ///
 /// The archive can be extracted without harm: it has no absolute names and no `..`. Left out are devices,
 /// links that lead out of the folder, and set-user-ID bits. Extended attributes and ACLs are not kept.
@@ -31,9 +32,14 @@ pub(crate) struct GetArguments {
     #[arg(value_name = "ADDRESS", value_parser = OsStringValueParser::new().try_map(address))]
     address: FilesAddress,
 
-    /// A new file, a folder for it, or - for stdout.
+    /// A new file, a folder for it, or - for stdout. The name of an archive ends with .tar, .tar.zst or .zip;
+    /// else it is a tar file.
     #[arg(value_name = "TARGET")]
     target: PathBuf,
+
+    /// The archive's format; without it, that of the target's name.
+    #[arg(long, value_name = "FORMAT", value_enum)]
+    format: Option<FormatArgument>,
 
     /// Overwrite the target.
     #[arg(long)]
@@ -50,6 +56,29 @@ pub(crate) struct GetArguments {
 
     #[command(flatten)]
     options: ReadingOptions,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum FormatArgument {
+    Tar,
+    #[value(name = "tar.zst")]
+    TarZst,
+    Zip,
+}
+
+impl GetArguments {
+    /// The format of an archive.
+    fn format(&self) -> ArchiveFormat {
+        match self.format {
+            Some(FormatArgument::Tar) => ArchiveFormat::Tar,
+            Some(FormatArgument::TarZst) => ArchiveFormat::TarZst,
+            Some(FormatArgument::Zip) => ArchiveFormat::Zip,
+            None => {
+                let name = self.target.as_os_str().as_bytes();
+                ArchiveFormat::of_name(name).unwrap_or(ArchiveFormat::Tar)
+            }
+        }
+    }
 }
 
 #[derive(Serialize)]
@@ -243,9 +272,10 @@ impl<'a> Copy<'a> {
             }
             EntryKind::Folder => {
                 self.is_archive = true;
-                let output = self.open(name.unwrap_or(b"files"), ".tar")?;
-                let mut archive =
-                    Archive::new(output, name.unwrap_or_default(), self.arguments.exact);
+                let format = self.arguments.format();
+                let output = self.open(name.unwrap_or(b"files"), format.extension())?;
+                let name = name.unwrap_or_default();
+                let mut archive = Archive::new(output, format, name, self.arguments.exact)?;
                 archive.add(top)?;
                 Ok(Copying::Archive(archive))
             }
@@ -264,7 +294,7 @@ impl<'a> Copy<'a> {
                 (false, _) => Ok(Output::Stdout),
                 (true, false) => Ok(Output::Terminal),
                 (true, true) => {
-                    Err(Error::new(ErrorKind::InvalidInput, "a tar file is not for a terminal")
+                    Err(Error::new(ErrorKind::InvalidInput, "an archive is not for a terminal")
                         .advise("redirect stdout, or name a file"))
                 }
             };

@@ -256,43 +256,49 @@ impl Machine<'_> {
             .iter()
             .map(|disks| PointDisks { names: disks.names.clone(), ..*disks })
             .collect();
-        let stream = connect(&started, signals)?;
-        let (mut done, mut failed) = (0, None);
         let machine = RefCell::new((started, signals));
-        {
-            let look_after = || {
-                let mut machine = machine.borrow_mut();
-                let (machine, signals) = &mut *machine;
-                machine.look_after(self.invocation, signals)
-            };
-            let limits = Limits { content_bytes: 0, time: TIME_LIMIT };
-            let mut client = Client::greet(stream, START_PATIENCE, limits, look_after)?;
-            for (point, disks) in self.group.iter().zip(&disks) {
-                let state = self.state(&mut client, disks);
-                let error = match state {
-                    Ok(state) => {
-                        output.add(point, state);
-                        done += 1;
-                        continue;
-                    }
-                    Err(error) => error,
-                };
+        let looked = self.look(&machine, &disks, output);
+        // Also after an error: QEMU ends before its disks.
+        let ended = machine.into_inner().0.end();
+        let done = looked?;
+        ended.map(|()| done)
+    }
+
+    /// The conversation with a machine.
+    fn look(
+        &self,
+        machine: &RefCell<(FilesMachine, &mut ChildSignals)>,
+        disks: &[PointDisks],
+        output: &mut Output<'_>,
+    ) -> Result<usize> {
+        let stream = {
+            let mut machine = machine.borrow_mut();
+            let (machine, signals) = &mut *machine;
+            connect(machine, signals)?
+        };
+        let look_after = || {
+            let mut machine = machine.borrow_mut();
+            let (machine, signals) = &mut *machine;
+            machine.look_after(self.invocation, signals)
+        };
+        let limits = Limits { content_bytes: 0, time: TIME_LIMIT };
+        let mut client = Client::greet(stream, START_PATIENCE, limits, look_after)?;
+        let mut done = 0;
+        for (point, disks) in self.group.iter().zip(disks) {
+            match self.state(&mut client, disks) {
+                Ok(state) => output.add(point, state),
                 // The address does not say which file system.
-                if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::InvalidInput) {
-                    return Err(error);
+                Err(error) if error.kind() == ErrorKind::InvalidInput => return Err(error),
+                Err(error) if error.kind() == ErrorKind::Interrupted => return Err(error),
+                // The next machine goes on with this point.
+                Err(_) if done > 0 => break,
+                Err(error) => {
+                    output.add(point, State::Unread(error.full_message()));
+                    return Ok(1);
                 }
-                // Another machine goes on: with this point if it was not the first.
-                if done == 0 {
-                    failed = Some((point, error.full_message()));
-                }
-                break;
             }
+            done += 1;
         }
-        if let Some((point, reason)) = failed {
-            output.add(point, State::Unread(reason));
-            done = 1;
-        }
-        machine.into_inner().0.end()?;
         Ok(done)
     }
 
@@ -300,11 +306,7 @@ impl Machine<'_> {
     ///
     /// # Errors
     /// Those after which the machine cannot be used.
-    fn state(
-        &self,
-        client: &mut Client<'_>,
-        disks: &PointDisks,
-    ) -> Result<State> {
+    fn state(&self, client: &mut Client<'_>, disks: &PointDisks) -> Result<State> {
         if self.group.len() > 1 {
             client.select(disks.first, disks.names.len() as u64)?;
         }
