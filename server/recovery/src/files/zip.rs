@@ -316,6 +316,7 @@ fn escape(byte: u8, name: &mut Vec<u8>) {
 
 #[cfg(test)]
 mod tests {
+    use super::super::paths::tests::entry;
     use super::*;
 
     #[test]
@@ -333,6 +334,23 @@ mod tests {
         ] {
             assert_eq!(String::from_utf8(portable(path)).unwrap(), name, "{path:?}");
         }
+    }
+
+    #[test]
+    fn sizes_of_large_files_have_64_bits() {
+        let mut zip = Zip::new(Vec::new());
+        let entry = Entry { size_bytes: 5 << 30, ..entry("big", EntryKind::File) };
+        zip.add(&entry, b"big", 0o644).unwrap();
+        zip.write(b"the end").unwrap();
+        let bytes = zip.finish().unwrap();
+        let at = bytes.windows(4).position(|bytes| bytes == b"PK\x01\x02").unwrap();
+        let (header, rest) = bytes[at..].split_at(46 + 3 + 9);
+        assert_eq!(header[20..28], [0xff; 8], "the sizes stand elsewhere");
+        assert_eq!(rest[..4], [1, 0, 16, 0]);
+        assert_eq!(rest[4..12], 7_u64.to_le_bytes());
+        // The descriptor before the directory.
+        assert_eq!(bytes[at - 8..at], 7_u64.to_le_bytes());
+        assert_eq!(bytes[at - 24..at - 20], *b"PK\x07\x08");
     }
 
     #[test]
