@@ -325,4 +325,17 @@ mod tests {
         assert!(!slots.take(&file, many, &mut taken).unwrap());
         assert!(slots.take(&file, 1, &mut taken).unwrap() && slots.too_much_unsynced());
     }
+
+    #[test]
+    fn a_bounded_layer_grows_to_its_bound() {
+        let file = tempfile::tempfile().unwrap();
+        let slots = Slots::new(Vec::new(), 0, 0, MAX_SLOTS);
+        slots.bound(SLOTS_PER_SEGMENT + 1);
+        let mut taken = Vec::new();
+        slots.take(&file, SLOTS_PER_SEGMENT + 1, &mut taken).unwrap();
+        // Whole segments, and none ahead of the bound.
+        assert_eq!(file.metadata().unwrap().len(), segment_offset_bytes(2));
+        let error = slots.take(&file, SLOTS_PER_SEGMENT, &mut taken).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NoSpace);
+    }
 }
