@@ -57,6 +57,7 @@ fn an_owned_session_captures_as_much_as_its_limit() {
     disk.read_at(&mut bytes, 0).unwrap();
     assert_eq!(bytes, [7; 4096]);
     session.stop_listening();
+    drop(disk);
     drop(session);
     owned.end().unwrap();
 }
