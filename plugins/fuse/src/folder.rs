@@ -108,6 +108,27 @@ pub(crate) fn detach(path: &Path) -> Result<()> {
     }
 }
 
+/// Ends our dead mounts in private folders of killed programs (`TMP/coldrise-…/NAME`), so that those
+/// folders can be removed. Returns their number. What cannot be ended now stays for the next call.
+pub fn end_abandoned_mounts() -> usize {
+    let parent = std::env::temp_dir();
+    let Ok(parent) = parent.canonicalize() else { return 0 };
+    let Ok(mounts) = std::fs::read(MOUNTS) else { return 0 };
+    let places = mounts.split(|byte| *byte == b'\n').filter_map(|line| {
+        Some(PathBuf::from(unescaped(line.split(|byte| *byte == b' ').nth(4)?)))
+    });
+    let is_private = |path: &PathBuf| {
+        let folder = path.parent().filter(|folder| folder.parent() == Some(&parent));
+        let name = folder.and_then(Path::file_name).and_then(|name| name.to_str());
+        name.is_some_and(|name| name.starts_with("coldrise-"))
+    };
+    let is_dead = |path: &PathBuf| {
+        let error = std::fs::read_dir(path).err().and_then(|error| error.raw_os_error());
+        error == Some(libc::ENOTCONN) && is_ours(path).unwrap_or(false)
+    };
+    places.filter(is_private).filter(is_dead).filter(|path| detach(path).is_ok()).count()
+}
+
 fn ask_fusermount(options: &[&str], path: &Path) -> Result<()> {
     let mut command = Command::new(FUSERMOUNT);
     command.args(options).arg("--").arg(path).stdin(Stdio::null());

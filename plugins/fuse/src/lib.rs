@@ -16,6 +16,7 @@
 
 mod answer;
 mod attributes;
+mod cached_writers;
 mod client_requests;
 mod filesystem;
 mod folder;
@@ -25,4 +26,5 @@ mod nodes;
 mod requests;
 mod served;
 
+pub use folder::end_abandoned_mounts;
 pub use mount::{Mount, MountOptions, Unmounted};

@@ -30,6 +30,9 @@ pub struct MountOptions {
     pub is_read_only: bool,
     /// Other users see the files, too: read-only, except root.
     pub allows_others: bool,
+    /// The kernel caches sessions, too: one file of a disk at a time is open for writing, and opening
+    /// another one is EBUSY. For a mount with one program.
+    pub caches_sessions: bool,
     /// Size in bytes of the repository's cache of decoded chunks.
     pub cache_bytes: u64,
 }
@@ -73,7 +76,7 @@ impl Mount {
         };
         let folders = Folders::new(repository, &tree_options, options.is_read_only)?;
         let owner = Owner { user: getuid().as_raw(), group: getgid().as_raw() };
-        let served = Arc::new(Served::new(Tree::new(folders, owner)));
+        let served = Arc::new(Served::new(Tree::new(folders, owner, options.caches_sessions)));
         let filesystem = Filesystem::new(Arc::clone(&served), Box::new(on_end));
         let session = Session::new(filesystem, &folder, &config(options))
             .map_err(|error| refused(error, &folder))?;

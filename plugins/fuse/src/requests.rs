@@ -73,7 +73,8 @@ impl Served {
 
     /// The kernel caches data of a point, which never changes. It caches no data of
     /// a session: the same disk is written through NBD and through the session's
-    /// other files, and this file's cache would miss those writes.
+    /// other files, and this file's cache would miss those writes. See
+    /// [`crate::cached_writers`] for the exception.
     pub(crate) fn open(&self, inode: INodeNo, for_writing: bool) -> Answer<(u64, FopenFlags)> {
         self.answer(|tree| {
             let node = tree.node(inode)?;
@@ -84,7 +85,13 @@ impl Served {
     pub(crate) fn close(&self, handle: u64) -> Answer<()> {
         self.answer(|tree| {
             let file = tree.files.remove(handle).ok_or(Errno::EBADF)?;
-            on_open_file(&file, OpenFile::flush_if_written)
+            let flushed = on_open_file(&file, OpenFile::flush_if_written);
+            // The session is given back before its disk can be opened through another file.
+            drop(file);
+            if let Some(cached) = &tree.cached {
+                cached.closed(handle);
+            }
+            flushed
         })
     }
 
@@ -188,13 +195,16 @@ impl Served {
 
 impl Tree {
     pub(crate) fn open_handle(&self, node: &Node, for_writing: bool) -> Answer<(u64, FopenFlags)> {
-        let file = self.open(node, for_writing)?;
-        let flags = if node.is_live() {
-            FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES
-        } else {
-            FopenFlags::FOPEN_KEEP_CACHE
-        };
-        Ok((self.files.add(file), flags))
+        if !node.is_live() {
+            let file = self.open(node, for_writing)?;
+            return Ok((self.files.add(file), FopenFlags::FOPEN_KEEP_CACHE));
+        }
+        let cached = self.cached.as_ref().filter(|_| for_writing && !node.is_of_clients());
+        if let Some(cached) = cached {
+            return cached.open(node, || Ok(self.files.add(self.open(node, true)?)));
+        }
+        let flags = FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES;
+        Ok((self.files.add(self.open(node, for_writing)?), flags))
     }
 
     pub(crate) fn node(&self, inode: INodeNo) -> Answer<Node> {

@@ -1,5 +1,6 @@
 //! The state that all requests share until the end of the mount.
 
+use crate::cached_writers::CachedWriters;
 use crate::handles::{Files, Handles, Listings};
 use crate::nodes::Nodes;
 use coldrise_block::Result;
@@ -20,12 +21,15 @@ pub(crate) struct Tree {
     pub(crate) files: Files,
     pub(crate) listings: Listings,
     pub(crate) owner: Owner,
+    /// `None`: the kernel caches nothing of sessions.
+    pub(crate) cached: Option<CachedWriters>,
 }
 
 impl Tree {
-    pub(crate) fn new(folders: Folders, owner: Owner) -> Tree {
+    pub(crate) fn new(folders: Folders, owner: Owner, caches_sessions: bool) -> Tree {
         let nodes = Nodes::new(folders.root());
-        Tree { folders, nodes, files: Handles::new(), listings: Handles::new(), owner }
+        let cached = caches_sessions.then(CachedWriters::default);
+        Tree { folders, nodes, files: Handles::new(), listings: Handles::new(), owner, cached }
     }
 }
 

@@ -41,10 +41,14 @@ pub enum ScratchKind {
     Nbdkit,
     /// Of nfs-ganesha.
     Nfs,
+    /// Of Samba's smbd, with a mount.
+    Smb,
+    /// Of tgtd, with a mount.
+    Iscsi,
 }
 
 impl ScratchKind {
-    const ALL: [ScratchKind; 7] = [
+    const ALL: [ScratchKind; 9] = [
         ScratchKind::Backup,
         ScratchKind::Boot,
         ScratchKind::Check,
@@ -52,6 +56,8 @@ impl ScratchKind {
         ScratchKind::Image,
         ScratchKind::Nbdkit,
         ScratchKind::Nfs,
+        ScratchKind::Smb,
+        ScratchKind::Iscsi,
     ];
 
     fn prefix(self) -> &'static str {
@@ -63,6 +69,8 @@ impl ScratchKind {
             ScratchKind::Image => "coldrise-image-",
             ScratchKind::Nbdkit => "coldrise-nbdkit-",
             ScratchKind::Nfs => "coldrise-nfs-",
+            ScratchKind::Smb => "coldrise-smb-",
+            ScratchKind::Iscsi => "coldrise-iscsi-",
         }
     }
 }

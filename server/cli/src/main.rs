@@ -25,6 +25,7 @@ mod hardware;
 mod installed;
 mod invocation;
 mod leftovers;
+mod mount_server;
 mod nbdkit;
 mod netns;
 mod progress;

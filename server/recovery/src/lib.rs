@@ -10,5 +10,6 @@ pub mod https;
 pub mod libvirt;
 pub mod relocation;
 pub mod rollback;
+pub mod shares;
 pub mod virsh;
 pub mod vsphere;

@@ -86,6 +86,8 @@ pub(crate) fn run(invocation: &Invocation) -> Result<Report> {
     check_kvm(&mut found);
     check_tool(&mut found, "fusermount3", "fuse3", "coldrise mount by others than root");
     nfs::check(&mut found);
+    check_tool(&mut found, "smbd", "samba", "coldrise serve smb");
+    check_tool(&mut found, "tgtd", "tgt", "coldrise serve iscsi");
     check_shared_memory(&mut found);
     match invocation.repository_path() {
         Err(_) => found.add(

@@ -63,6 +63,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: MountArguments) -> Result<
         folder: arguments.directory,
         is_read_only: arguments.read_only,
         allows_others: arguments.allow_other,
+        caches_sessions: false,
         cache_bytes,
     };
     let (tell, events) = channel();

@@ -1,7 +1,10 @@
 //! `coldrise serve`: serves the repository over a network.
 
+mod iscsi;
 mod nbd;
 mod nfs;
+mod secret_file;
+mod smb;
 
 use clap::{Args, Subcommand};
 use coldrise_block::Result;
@@ -22,11 +25,15 @@ pub(crate) struct ServeArguments {
 enum Protocol {
     Nbd(nbd::NbdArguments),
     Nfs(nfs::NfsArguments),
+    Smb(smb::SmbArguments),
+    Iscsi(iscsi::IscsiArguments),
 }
 
 pub(crate) fn run(invocation: &Invocation, arguments: ServeArguments) -> Result<Report> {
     match arguments.protocol {
         Protocol::Nbd(arguments) => nbd::run(invocation, arguments),
         Protocol::Nfs(arguments) => nfs::run(invocation, arguments),
+        Protocol::Smb(arguments) => smb::run(invocation, arguments),
+        Protocol::Iscsi(arguments) => iscsi::run(invocation, arguments),
     }
 }

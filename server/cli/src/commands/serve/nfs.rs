@@ -145,7 +145,7 @@ fn mount_lines(options: &NfsOptions) -> Vec<(&'static str, String)> {
 }
 
 /// The server's address as clients write it.
-fn host(address: IpAddr) -> String {
+pub(super) fn host(address: IpAddr) -> String {
     match address {
         address if address.is_unspecified() => "SERVER".to_owned(),
         IpAddr::V4(address) => address.to_string(),
