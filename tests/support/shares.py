@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import pathlib
+import random
 import signal
 import socket
 import struct
@@ -33,9 +34,12 @@ SHARE_READ, SHARE_WRITE = ShareAccess.FILE_SHARE_READ, ShareAccess.FILE_SHARE_WR
 
 
 def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """Below the range from which the kernel takes ports for clients, which would take it meanwhile."""
+    while True:
+        port = random.randrange(20000, 32000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 class ShareServer:
