@@ -71,7 +71,8 @@ class Domain:
 
     def process(self):
         """The number of QEMU's process."""
-        found = subprocess.run(["pgrep", "-f", f"^/usr/bin/qemu-system-x86_64 -name guest={self.name},"], text=True,
+        # By an image: machines of other tests have the same name.
+        found = subprocess.run(["pgrep", "-f", f"^/usr/bin/qemu-system-x86_64 .*{self.images['vda']}"], text=True,
                                capture_output=True, check=True)
         return int(found.stdout)
 

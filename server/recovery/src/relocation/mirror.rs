@@ -261,7 +261,8 @@ impl Pace {
             self.least = (left_bytes, Instant::now());
             return false;
         }
-        let bytes_per_s = done_bytes.saturating_sub(first) as f64 / self.began.elapsed().as_secs_f64();
+        let bytes_per_s =
+            done_bytes.saturating_sub(first) as f64 / self.began.elapsed().as_secs_f64();
         let is_small = left_bytes as f64 <= bytes_per_s * SWITCH_PATIENCE.as_secs_f64() / 2.0;
         let is_copying = self.latest.1.elapsed() < 5 * INTERVAL;
         self.least.1.elapsed() >= STALL && is_small && is_copying

@@ -106,8 +106,8 @@ impl Vsphere {
             if !users.is_empty() {
                 return Ok(());
             }
-            let mounted = hosts.iter().filter(|host| host.datastores.contains(reference));
-            let removed: Result<()> = mounted.map(|host| self.unmount(host, &datastore)).collect();
+            let mut mounted = hosts.iter().filter(|host| host.datastores.contains(reference));
+            let removed = mounted.try_for_each(|host| self.unmount(host, &datastore));
             match removed {
                 // ESXi needs some time after the machine is gone.
                 Err(error)
