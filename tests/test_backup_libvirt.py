@@ -17,7 +17,7 @@ from support.running import DISKS, MIB, assert_one_instant
 
 @pytest.fixture(scope="module")
 def libvirt():
-    libvirt = Libvirt()
+    libvirt = Libvirt(small="150M")
     yield libvirt
     libvirt.close()
 
@@ -192,13 +192,10 @@ def test_refusals_say_what_to_do(libvirt, domain, refused, scratch, tmp_path):
     assert running.has_job()
     libvirt.virsh("domjobabort", "web01")
     # Too little space is seen before the start.
-    small = libvirt.folder / "small"
-    small.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=100M", "small", small], check=True)
-    try:
-        assert "--scratch DIR" in refused(folder=small) and not list(small.iterdir())
-    finally:
-        subprocess.run(["umount", small], check=True)
+    fill = libvirt.small / "fill"
+    fill.write_bytes(bytes(50 * MIB))
+    assert "--scratch DIR" in refused(folder=libvirt.small) and list(libvirt.small.iterdir()) == [fill]
+    fill.unlink()
     assert running.checkpoints() == []
     running.end()
     message = refused()
@@ -207,28 +204,25 @@ def test_refusals_say_what_to_do(libvirt, domain, refused, scratch, tmp_path):
 
 def test_a_full_file_system_does_not_stop_the_guest(libvirt, domain, coldrise, tmp_path):
     """The scratch file has all space that it can need."""
-    small = libvirt.folder / "small"
-    small.mkdir(exist_ok=True)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=150M", "small", small], check=True)
-    try:
-        running = domain()
-        running.write("vda", "write -P 1 0 64M")
-        with killed_at(tmp_path, "after", "backup-begin"):
-            coldrise.run("backup", "web01", "--from", "libvirt", "--connect", libvirt.uri, "--scratch", small)
-        with contextlib.suppress(OSError), open(small / "fill", "wb") as file:
-            while True:
-                file.write(bytes(MIB))
-        running.libvirt.virsh("resume", "web01")
-        running.write("vda", "write -P 2 0 64M")
-        running.write("vda", "flush")
-        assert running.libvirt.state("web01").startswith("running") and running.has_job()
-        os.remove(small / "fill")
-        made = coldrise.json("backup", "web01", "--from", "libvirt", "--connect", libvirt.uri, "--scratch", small)
-        assert "a killed backup left" in made["instant"]["remarks"][0]
-        assert_same_as_now(coldrise, made["address"], running, tmp_path)
-        assert not list(small.iterdir())
-    finally:
-        subprocess.run(["umount", small], check=True)
+    small = libvirt.small
+    running = domain()
+    running.write("vda", "write -P 1 0 64M")
+    with killed_at(tmp_path, "after", "backup-begin"):
+        coldrise.run("backup", "web01", "--from", "libvirt", "--connect", libvirt.uri, "--scratch", small)
+    assert running.has_job()
+    with contextlib.suppress(OSError), open(small / "fill", "wb") as file:
+        while True:
+            file.write(bytes(MIB))
+    running.libvirt.virsh("resume", "web01")
+    running.write("vda", "write -P 2 0 64M")
+    running.write("vda", "flush")
+    assert running.libvirt.state("web01").startswith("running") and running.has_job()
+    os.remove(small / "fill")
+    running.libvirt.virsh("suspend", "web01")
+    made = coldrise.json("backup", "web01", "--from", "libvirt", "--connect", libvirt.uri, "--scratch", small)
+    assert "a killed backup left" in made["instant"]["remarks"][0]
+    assert_same_as_now(coldrise, made["address"], running, tmp_path)
+    assert not list(small.iterdir())
 
 
 def test_a_job_of_the_service_backs_up_domains_that_match(monkeypatch, libvirt, domain, coldrise, request):

@@ -39,9 +39,14 @@ exec /usr/sbin/libvirtd --config "$1/libvirtd.conf" --pid-file "$1/pid"
 class Libvirt:
     """Started when made; ended with all its domains by `close`."""
 
-    def __init__(self):
+    def __init__(self, small=None):
+        """`small`: the size of a file system in the folder of that name. libvirtd sees no later mounts."""
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="lv-", dir="/tmp"))
         self.folder.chmod(0o755)
+        self.small = self.folder / "small" if small else None
+        if self.small:
+            self.small.mkdir()
+            subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={small}", "small", self.small], check=True)
         self.log = open(self.folder / "log", "w", encoding="utf-8")
         self.process = subprocess.Popen(
             ["unshare", "--mount", "sh", "-c", START, "sh", str(self.folder)],
@@ -71,6 +76,8 @@ class Libvirt:
         self.process.terminate()
         self.process.wait(timeout=DEADLINE_S)
         self.log.close()
+        if self.small:
+            subprocess.run(["umount", self.small], check=True)
         # The folder is in use by nobody: the mounts were in the process's own namespace.
         shutil.rmtree(self.folder)
         assert not os.path.exists(self.folder)
