@@ -3,10 +3,12 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import tempfile
 import pathlib
 import shutil
+import threading
 
 import pytest
 
@@ -55,6 +57,24 @@ def test_a_point_is_read_only_and_goes_with_ctrl_c(coldrise, stored, folder):
         assert json.loads(process.stdout.read().splitlines()[-1])["end"] == "detached"
         assert host.node("coldrise-web01-vda") is None
         assert host.process.poll() is None
+
+
+def test_a_monitor_that_agrees_to_everything_is_not_believed(coldrise, stored, folder):
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(folder / "qmp"))
+        listener.listen()
+
+        def agree():
+            with listener.accept()[0] as client, client.makefile("rwb") as lines:
+                lines.write(b'{"QMP":{"version":{"qemu":{"major":7,"minor":2,"micro":0}},"capabilities":[]}}\r\n')
+                lines.flush()
+                for line in lines:
+                    lines.write(json.dumps({"return": {}, "id": json.loads(line).get("id")}).encode() + b"\r\n")
+                    lines.flush()
+
+        threading.Thread(target=agree, daemon=True).start()
+        done = coldrise.run("attach", stored, "--to", f"qmp:{folder}/qmp", "--device", "scsi")
+    assert done.returncode == 1 and "does not have the disk" in done.stderr and "ready" not in done.stdout
 
 
 def test_a_session_is_written_and_detached_by_name(coldrise, stored, folder):

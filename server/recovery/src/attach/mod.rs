@@ -99,7 +99,15 @@ pub fn attach(monitor: &Path, disk: &AttachedDisk<'_>) -> Result<()> {
             "QEMU opens a private socket: it must run as the same user as this command, or as root",
         )
     })?;
-    let added = add_device(&mut monitor, &id, disk);
+    let added =
+        add_device(&mut monitor, &id, disk).and_then(|()| match has_node(&mut monitor, &id)? {
+            true => Ok(()),
+            false => {
+                let text =
+                    "the monitor agreed, but the machine does not have the disk: is this a QEMU?";
+                Err(Error::new(ErrorKind::ToolFailed, text))
+            }
+        });
     if added.is_err() {
         let _ = monitor.execute("blockdev-del", json!({ "node-name": id }), PATIENCE);
     }

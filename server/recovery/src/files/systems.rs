@@ -77,7 +77,9 @@ pub fn choose(client: &mut Client<'_>, systems: &FileSystems, name: Option<&str>
     let open = |client: &mut Client<'_>, system: &FileSystem| {
         client.open(system.number).map_err(|error| {
             let name = &system.name;
-            error.context(format!("{name} ({}) is not readable here", system.format))
+            error.context(format!("{name} ({}) is not readable here", system.format)).advise(
+                "it may be damaged: boot the point, or attach its disk to a machine, and check it there",
+            )
         })
     };
     if let Some(name) = name {

@@ -123,7 +123,9 @@ fn snapshot(
     unread: &mut Unread,
 ) -> Result<Snapshot> {
     reading.talk(signals, None, |client, systems| {
-        let (device, path) = place(client, systems, address)?;
+        let placed = place(client, systems, address);
+        // Two points are read: say which.
+        let (device, path) = placed.map_err(|error| error.context(address.to_string()))?;
         let mut snapshot = Snapshot::default();
         let done = client.walk(device, path, |received| {
             match received {
