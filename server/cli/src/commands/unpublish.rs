@@ -1,13 +1,11 @@
 //! `coldrise unpublish`: ends a session.
 
-use std::sync::Arc;
-
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_recovery::libvirt::RecoveryNote;
 use coldrise_recovery::vsphere::check_no_machine;
 use coldrise_session::{SessionNotes, SkippedFile};
-use coldrise_store::{advise_room, Repository, SessionName};
+use coldrise_store::{advise_room, SessionName};
 use serde::Serialize;
 
 use super::skipped_files;
@@ -44,8 +42,14 @@ struct Ended {
 pub(crate) fn run(invocation: &Invocation, arguments: &UnpublishArguments) -> Result<Report> {
     let UnpublishArguments { session, discard } = arguments;
     let repository = invocation.open()?;
-    check_no_machine(&repository, session)?;
-    let recovered = check_no_domain_uses(invocation, &repository, session)?;
+    let recovered = match SessionNotes::of(&repository, session) {
+        Ok(notes) => {
+            check_no_machine(&repository, session)?;
+            check_no_domain_uses(invocation, &notes, session)?
+        }
+        // A session without its documents can be given up nevertheless.
+        Err(_) => None,
+    };
     let sealed = coldrise_session::unpublish(&repository, session, *discard);
     leftovers::remove(&repository);
     let sealed = sealed.map_err(advise_room)?;
@@ -77,12 +81,10 @@ pub(crate) fn run(invocation: &Invocation, arguments: &UnpublishArguments) -> Re
 /// Returns the note of the recovery.
 fn check_no_domain_uses(
     invocation: &Invocation,
-    repository: &Arc<Repository>,
+    notes: &SessionNotes,
     session: &SessionName,
 ) -> Result<Option<RecoveryNote>> {
-    // A session without its documents can be given up nevertheless.
-    let note = SessionNotes::of(repository, session).and_then(|notes| RecoveryNote::read(&notes));
-    let Some(note) = note.unwrap_or_default() else { return Ok(None) };
+    let Some(note) = RecoveryNote::read(notes)? else { return Ok(None) };
     match note.domain().uses(session) {
         Ok(false) => {}
         Ok(true) => {
