@@ -127,7 +127,8 @@ impl DomainMove<'_> {
                 stored_bytes: done,
             });
             if self.live()?.iter().all(|live| live.is_ready) {
-                return Ok(done);
+                // They went on since they were asked.
+                return self.progress().map(|(done, _)| done);
             }
             if is_cancelled(self.request) {
                 return Err(Error::new(ErrorKind::Interrupted, "the move was cancelled"));
