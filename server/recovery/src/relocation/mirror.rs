@@ -17,7 +17,7 @@ use super::{is_cancelled, milliseconds_since, settle, MoveReport, MoveRequest};
 const INTERVAL: Duration = Duration::from_millis(100);
 /// How long the end of a killed QEMU may take.
 const END_PATIENCE: Duration = Duration::from_secs(3);
-/// How long the machine's writes may wait for the switch, until it is given up.
+/// How long the machine may stand still, or its writes may wait for the switch, until the move is given up.
 const SWITCH_PATIENCE: Duration = Duration::from_secs(10);
 
 /// A copy whose rest has not become smaller for so long does not catch up.
@@ -91,7 +91,7 @@ impl MirrorRun<'_> {
             "copying; the machine runs on. Safe to cancel (Ctrl-C) until the disks switch: the session keeps all \
              writes",
         );
-        let mut pace = Pace::new();
+        let mut pace = Pace::new(Instant::now());
         loop {
             let jobs = self.jobs()?;
             self.show(&jobs);
@@ -105,7 +105,7 @@ impl MirrorRun<'_> {
                 None => {
                     let sum = |bytes: fn(&Job) -> u64| jobs.values().map(bytes).sum::<u64>();
                     let (done, total) = (sum(|job| job.done_bytes), sum(|job| job.total_bytes));
-                    if pace.must_hold(done, total.saturating_sub(done)) {
+                    if pace.must_hold(Instant::now(), done, total.saturating_sub(done)) {
                         self.hold_machine(total.saturating_sub(done))?;
                     }
                 }
@@ -181,6 +181,7 @@ impl MirrorRun<'_> {
     fn hold(&mut self) -> Result<Instant> {
         (self.request.tell)("switching the disks");
         let start = Instant::now();
+        let still_since = self.held_since.unwrap_or(start);
         for id in self.ids() {
             self.machine.complete(&id)?;
         }
@@ -189,7 +190,7 @@ impl MirrorRun<'_> {
             if jobs.values().all(|job| job.status == "pending") {
                 return Ok(start);
             }
-            if start.elapsed() >= SWITCH_PATIENCE {
+            if still_since.elapsed() >= SWITCH_PATIENCE {
                 let text =
                     "the machine writes faster than the targets take, so the disks cannot switch";
                 return Err(Error::new(ErrorKind::Incomplete, text)
@@ -245,26 +246,60 @@ struct Pace {
 }
 
 impl Pace {
-    fn new() -> Pace {
-        let now = Instant::now();
+    fn new(now: Instant) -> Pace {
         Pace { began: now, first_done_bytes: None, least: (u64::MAX, now), latest: (0, now) }
     }
 
     /// Whether the rest has not become smaller for a while, and is small enough to be copied while the machine
     /// stands still: in half the time that the switch may take. A copy that waits for its server is no reason.
-    fn must_hold(&mut self, done_bytes: u64, left_bytes: u64) -> bool {
+    fn must_hold(&mut self, now: Instant, done_bytes: u64, left_bytes: u64) -> bool {
         if done_bytes > self.latest.0 {
-            self.latest = (done_bytes, Instant::now());
+            self.latest = (done_bytes, now);
         }
         let first = *self.first_done_bytes.get_or_insert(done_bytes);
         if left_bytes < self.least.0 - self.least.0 / 100 {
-            self.least = (left_bytes, Instant::now());
+            self.least = (left_bytes, now);
             return false;
         }
         let bytes_per_s =
-            done_bytes.saturating_sub(first) as f64 / self.began.elapsed().as_secs_f64();
+            done_bytes.saturating_sub(first) as f64 / (now - self.began).as_secs_f64();
         let is_small = left_bytes as f64 <= bytes_per_s * SWITCH_PATIENCE.as_secs_f64() / 2.0;
-        let is_copying = self.latest.1.elapsed() < 5 * INTERVAL;
-        self.least.1.elapsed() >= STALL && is_small && is_copying
+        let is_copying = now - self.latest.1 < 5 * INTERVAL;
+        now - self.least.1 >= STALL && is_small && is_copying
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    /// Asks every 100 ms. `at` tells copied and remaining MiB at a moment. Returns when the machine must be held.
+    fn held_after(at: impl Fn(u64) -> (u64, u64)) -> Option<u64> {
+        let start = Instant::now();
+        let mut pace = Pace::new(start);
+        (1..600).map(|tenths| tenths * 100).find(|ms| {
+            let (done, left) = at(*ms);
+            pace.must_hold(start + Duration::from_millis(*ms), done * MIB, left * MIB)
+        })
+    }
+
+    #[test]
+    fn a_machine_is_held_if_the_copy_runs_but_its_rest_stays_small() {
+        // 100 MiB/s; after 10 s the machine writes as fast.
+        let copies = |ms: u64| (ms / 10, (1000 - (ms / 10).min(950)));
+        assert!(held_after(copies).is_some_and(|ms| (14_000..15_500).contains(&ms)));
+        // The rest would take longer than the machine may stand still.
+        assert_eq!(held_after(|ms| (ms / 10, 700)), None);
+        assert_eq!(held_after(|ms| (ms / 10, 6000 - ms / 10)), None, "it becomes smaller");
+    }
+
+    #[test]
+    fn a_copy_that_waits_for_its_server_is_no_reason() {
+        assert_eq!(held_after(|ms| (ms.min(5_000) / 10, 1000 - ms.min(5_000) / 10)), None);
+        // The server is back, and the copy too: only a rest that then stays is one.
+        let away = |ms: u64| ms.min(5_000) + ms.saturating_sub(20_000);
+        assert_eq!(held_after(|ms| (away(ms) / 10, 10_000 - away(ms) / 10)), None);
     }
 }

@@ -133,8 +133,9 @@ impl MoveNote {
             ),
             (MovePhase::Copying, false) => format!(
                 "a move of session {session} ({}) was interrupted: the session counts, the targets are \
-                 incomplete; repeat the move, or clean up with coldrise move live/{session}",
-                targets(false)
+                 incomplete; {}repeat the move, or clean up with coldrise move live/{session}",
+                targets(false),
+                if self.is_held { "the machine may stand still until then; " } else { "" }
             ),
             (MovePhase::Switching, true) => {
                 format!("session {session} is being switched ({})", targets(false))

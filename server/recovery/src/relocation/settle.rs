@@ -39,9 +39,10 @@ pub(super) fn settle(
     match note.phase {
         MovePhase::Copying => {
             if let Some(mut machine) = machine_of(request, &note)? {
+                // First: whatever fails then, the machine runs.
+                release(&mut machine, &note)?;
                 machine.cancel_all(&note.prefix())?;
                 machine.remove_nodes(&note.prefix())?;
-                release(&mut machine, &note)?;
             }
             for disk in &note.disks {
                 if let Some(made) = disk.made {
@@ -53,8 +54,9 @@ pub(super) fn settle(
         }
         MovePhase::Switching => match machine_of(request, &note)? {
             Some(mut machine) => {
-                finalize(&mut machine, &note)?;
+                let finalized = finalize(&mut machine, &note);
                 release(&mut machine, &note)?;
+                finalized?;
                 note_sides(&mut machine, notes, &mut note)?;
             }
             // The machine is off: the targets equal or outrun the session.
