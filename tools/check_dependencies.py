@@ -27,6 +27,7 @@ LAYERS = {
     "coldrise-fuse": 4,
     "coldrise-capi": 5,
     "coldrise-recovery": 5,
+    "coldrise-replica": 5,
     "coldrise-cli": 6,
     "coldrise-service": 6,
 }

@@ -107,6 +107,7 @@ pub(crate) struct GlobalOptions {
 pub(crate) enum Command {
     Init(commands::init::InitArguments),
     Backup(commands::backup::BackupArguments),
+    Copy(commands::copy::CopyArguments),
     List(commands::list::ListArguments),
     Show(commands::show::ShowArguments),
     Stats(commands::stats::StatsArguments),

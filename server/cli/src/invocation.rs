@@ -177,11 +177,9 @@ impl Invocation {
         self.open_with(cache_bytes)
     }
 
-    /// Lets only this user read the files that this process makes from now on. RocksDB makes its
-    /// files with the mode that the umask leaves. Commands that write the repository make no
-    /// other files for users.
+    /// Lets only this user read the files that this process makes from now on.
     pub(crate) fn keep_files_private(&self) {
-        rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
+        keep_files_private();
     }
 
     fn open_with(&self, cache_bytes: u64) -> Result<Arc<Repository>> {
@@ -208,10 +206,7 @@ impl Invocation {
         &self,
         first: impl FnOnce() -> Result<T>,
     ) -> Result<(T, RepositoryWriter)> {
-        self.keep_files_private();
-        let options = OpenOptions { cache_bytes: 0 };
-        let (path, passphrase) = (self.repository_path()?, self.passphrase()?);
-        RepositoryWriter::open_after(path, &passphrase, &options, first)
+        open_in_background(self.repository_path()?, &self.passphrase()?, first)
     }
 
     /// Opens the repository for writing even if parts of its database are lost. Reports the
@@ -235,9 +230,38 @@ impl Invocation {
     /// # Errors
     /// `Busy` if another process is writing; otherwise the errors of `Repository::open`.
     pub(crate) fn open_for_writing(&self) -> Result<RepositoryWriter> {
-        let writer = self.open_alone()?;
-        let entered = coldrise_session::enter_sealed_points(&writer)?;
-        tracing::debug!(entered = entered.points, "sealed points were entered into the catalog");
-        Ok(writer)
+        open_for_writing(self.repository_path()?, &self.passphrase()?)
     }
+}
+
+/// Opens a repository for writing: see [`Invocation::open_for_writing`].
+///
+/// # Errors
+/// As for [`Invocation::open_for_writing`].
+pub(crate) fn open_for_writing(
+    path: &Path,
+    passphrase: &PassphraseSource,
+) -> Result<RepositoryWriter> {
+    let ((), writer) =
+        write_before_background(path, || open_in_background(path, passphrase, || Ok(())))?;
+    let entered = coldrise_session::enter_sealed_points(&writer)?;
+    tracing::debug!(entered = entered.points, "sealed points were entered into the catalog");
+    Ok(writer)
+}
+
+fn open_in_background<T>(
+    path: &Path,
+    passphrase: &PassphraseSource,
+    first: impl FnOnce() -> Result<T>,
+) -> Result<(T, RepositoryWriter)> {
+    keep_files_private();
+    let options = OpenOptions { cache_bytes: 0 };
+    RepositoryWriter::open_after(path, passphrase, &options, first)
+}
+
+/// Lets only this user read the files that this process makes from now on. RocksDB makes its
+/// files with the mode that the umask leaves. Commands that write the repository make no
+/// other files for users.
+fn keep_files_private() {
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
 }

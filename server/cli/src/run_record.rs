@@ -20,8 +20,9 @@ use crate::report::print_on_stderr;
 use crate::signals;
 
 /// The commands that are runs; so are all kinds of `serve`.
-const LONG_COMMANDS: [&str; 17] = [
+const LONG_COMMANDS: [&str; 18] = [
     "backup",
+    "copy",
     "restore",
     "rollback",
     "attach",

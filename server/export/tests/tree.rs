@@ -60,6 +60,7 @@ impl Fixture {
             is_protected: false,
             files: None,
             quarantine: None,
+            made_in: None,
         };
         writer.put_point(&document).unwrap();
     }

@@ -20,13 +20,16 @@ const EXTENTS: usize = 4096;
 
 /// A range of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Range {
-    pub(crate) offset_bytes: u64,
-    pub(crate) length_bytes: u64,
+pub struct Range {
+    /// Where it begins.
+    pub offset_bytes: u64,
+    /// Its length.
+    pub length_bytes: u64,
 }
 
 impl Range {
-    fn end(self) -> u64 {
+    /// The first byte behind it.
+    pub fn end(self) -> u64 {
         self.offset_bytes.saturating_add(self.length_bytes)
     }
 }
@@ -79,6 +82,11 @@ impl Side {
             name: name.clone(),
             disk,
         })
+    }
+
+    /// Whether it is a point's disk without layers.
+    fn is_chunks(&self) -> bool {
+        self.point.as_ref().is_some_and(|(_, _, layers)| layers.is_empty())
     }
 
     /// Size of the disk.
@@ -151,6 +159,49 @@ fn for_each_extent(
     Ok(())
 }
 
+/// The ranges in which a disk of two points can differ, ascending and apart; empty for disks that share
+/// everything. Of a larger disk, its excess counts.
+///
+/// # Errors
+/// `NotFound` if one of them does not have the disk; `Corrupt` for damage, `Interrupted` when `cancel` is set.
+pub fn changed_ranges(
+    repository: &Arc<Repository>,
+    from: &PointDocument,
+    to: &PointDocument,
+    disk: &DiskName,
+    cancel: &AtomicBool,
+) -> Result<Vec<Range>> {
+    let (from, to) =
+        (Side::of_point(repository, from, disk)?, Side::of_point(repository, to, disk)?);
+    candidates(&from, &to, cancel)
+}
+
+/// The ranges to compare: all if one side is a session, which may change at any moment.
+fn candidates(from: &Side, to: &Side, cancel: &AtomicBool) -> Result<Vec<Range>> {
+    let end = from.size_bytes.max(to.size_bytes);
+    let (Some((_, from_root, from_layers)), Some((_, to_root, to_layers))) =
+        (&from.point, &to.point)
+    else {
+        return Ok(vec![Range { offset_bytes: 0, length_bytes: end }]);
+    };
+    let mut found = Vec::new();
+    diff(
+        &from.repository.disk(*from_root, from.size_bytes),
+        &to.repository.disk(*to_root, to.size_bytes),
+        |extent| {
+            found.push(Range {
+                offset_bytes: extent.offset_bytes,
+                length_bytes: extent.length_bytes,
+            });
+            check(cancel)
+        },
+    )?;
+    let shared = from_layers.iter().zip(to_layers).take_while(|(a, b)| a == b).count();
+    from.captured(shared, &mut found)?;
+    to.captured(shared, &mut found)?;
+    Ok(union(found))
+}
+
 /// Reports the ranges in which the disks differ, ascending and joined. If one disk is
 /// larger, its excess is compared with zeroes.
 ///
@@ -162,39 +213,15 @@ pub(crate) fn differences(
     cancel: &AtomicBool,
     report: &mut dyn FnMut(Range),
 ) -> Result<()> {
-    let end = from.size_bytes.max(to.size_bytes);
     let mut joined = Joined { pending: None, report };
-    let (Some((_, from_root, from_layers)), Some((_, to_root, to_layers))) =
-        (&from.point, &to.point)
-    else {
-        // A session may change at any moment, so everything is compared.
-        let everything = Range { offset_bytes: 0, length_bytes: end };
-        compare(from, to, everything, cancel, &mut joined)?;
-        joined.end();
-        return Ok(());
-    };
-    let mut candidates = Vec::new();
-    diff(
-        &from.repository.disk(*from_root, from.size_bytes),
-        &to.repository.disk(*to_root, to.size_bytes),
-        |extent| {
-            candidates.push(Range {
-                offset_bytes: extent.offset_bytes,
-                length_bytes: extent.length_bytes,
-            });
-            check(cancel)
-        },
-    )?;
-    if from_layers.is_empty() && to_layers.is_empty() {
-        candidates.into_iter().for_each(|range| joined.add(range));
-        joined.end();
-        return Ok(());
-    }
-    let shared = from_layers.iter().zip(to_layers).take_while(|(a, b)| a == b).count();
-    from.captured(shared, &mut candidates)?;
-    to.captured(shared, &mut candidates)?;
-    for range in union(candidates) {
-        compare(from, to, range, cancel, &mut joined)?;
+    // Chunks of backups are compared by their ids alone.
+    let is_exact = from.is_chunks() && to.is_chunks();
+    for range in candidates(from, to, cancel)? {
+        if is_exact {
+            joined.add(range);
+        } else {
+            compare(from, to, range, cancel, &mut joined)?;
+        }
     }
     joined.end();
     Ok(())

@@ -36,6 +36,7 @@ mod sessions;
 mod space;
 
 pub use activity::{ActivityTotals, ActivityWatch};
+pub use compare::{changed_ranges, Range};
 pub use content::Content;
 pub use damage::{Damage, DamageListing};
 pub use difference::{Difference, DifferingRange, DiskDifference};

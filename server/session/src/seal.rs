@@ -211,6 +211,7 @@ pub(crate) fn commit(
         configuration: document.configuration.clone(),
         is_protected: false,
         quarantine: None,
+        made_in: None,
         files: carried.set.as_ref().map(|(facts, _)| facts.clone()),
     };
     point.check()?;

@@ -32,6 +32,7 @@ fn published() -> (tempfile::TempDir, RepositoryWriter, SessionDocument) {
         is_protected: false,
         files: None,
         quarantine: None,
+        made_in: None,
     };
     writer.put_point(&point).unwrap();
     let name = SessionName::parse("trial").unwrap();

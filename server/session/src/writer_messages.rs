@@ -1,5 +1,5 @@
 //! The messages between a backup and the process that holds the writer, through `writer.control`:
-//! lines of JSON. The bytes of a write follow its line.
+//! lines of JSON. The bytes of a write, and of a point's files, follow its line.
 //!
 //! ```text
 //! guest                                host
@@ -65,7 +65,11 @@ pub(crate) enum Ask {
         length_bytes: u64,
     },
     Finish,
-    PutPoint(Box<PointDocument>),
+    /// The bytes of the files follow, if there are any.
+    PutPoint {
+        document: Box<PointDocument>,
+        files_bytes: Option<u64>,
+    },
     /// Removes points from the catalog, all or none; then points of which only the marker survived.
     Remove {
         points: PointNames,

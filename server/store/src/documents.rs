@@ -5,7 +5,7 @@ use std::fmt;
 use coldrise_block::{Error, ErrorKind, Result, MAX_DISK_SIZE_BYTES};
 use serde::{Deserialize, Serialize};
 
-use crate::{hex, DiskName, MachineName, MapRoot, PointName, SessionName};
+use crate::{hex, DiskName, MachineName, MapRoot, PointName, RepositoryId, SessionName};
 
 /// Maximum number of disks of one machine.
 pub const MAX_DISKS: usize = 256;
@@ -42,6 +42,19 @@ pub struct PointDocument {
     /// A point in quarantine is not served, published or counted; `None` for a normal point.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quarantine: Option<Quarantine>,
+    /// Where a copied point was made; `None` for a point that was made in this repository.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub made_in: Option<MadeIn>,
+}
+
+/// The repository in which a copied point was made, and the machine's name there. The point's name
+/// and time are the same.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MadeIn {
+    /// The repository.
+    pub repository: RepositoryId,
+    /// The machine.
+    pub machine: MachineName,
 }
 
 /// Why a restore point is in quarantine.

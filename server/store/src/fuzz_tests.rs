@@ -43,6 +43,7 @@ static FIXTURE: LazyLock<parking_lot::Mutex<Fixture>> = LazyLock::new(|| {
         configuration: None,
         is_protected: false,
         quarantine: None,
+        made_in: None,
         files: None,
     };
     writer.put_point(&point).unwrap();

@@ -77,9 +77,9 @@ pub use chunked_disk::{diff, ChunkedDisk};
 pub use compression::Compression;
 pub use descriptors::raise_descriptor_limit;
 pub use documents::{
-    CatalogDamage, Configuration, DiskDocument, LayerId, LayerReference, PointDocument, PointFiles,
-    PointOrigin, Quarantine, WayOut, COLDRISE_JSON, LIBVIRT_XML, MAX_CONFIGURATION_BYTES,
-    MAX_DISKS, MAX_LAYERS, VMX,
+    CatalogDamage, Configuration, DiskDocument, LayerId, LayerReference, MadeIn, PointDocument,
+    PointFiles, PointOrigin, Quarantine, WayOut, COLDRISE_JSON, LIBVIRT_XML,
+    MAX_CONFIGURATION_BYTES, MAX_DISKS, MAX_LAYERS, VMX,
 };
 pub use gc::{GcEstimate, GcOptions, GcProgress, GcReport, MaxUnused, Reachable};
 pub use horizon::Horizon;

@@ -183,6 +183,7 @@ fn a_document_under_another_key_is_noticed() {
             is_protected: false,
             files: None,
             quarantine: None,
+            made_in: None,
         };
         fixture.writer.put_point(&document).unwrap();
     }

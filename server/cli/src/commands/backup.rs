@@ -79,7 +79,7 @@ pub(crate) struct BackupArguments {
     rate: Option<Rate>,
 }
 
-fn parse_rate(text: &str) -> Result<Rate> {
+pub(crate) fn parse_rate(text: &str) -> Result<Rate> {
     Rate::from_bytes_per_second(parse_size(text)?)
 }
 
@@ -237,7 +237,7 @@ fn store_disks(
         let stored = read_disks(writer, request, &start, &view, cancel);
         drop(view);
         let stored = stored.and_then(|stored| {
-            let added = writer.put_point(&stored.document);
+            let added = writer.put_point(&stored.document, None);
             let summary = stored.summary.clone();
             unanswered = Some(stored);
             added.map(|()| summary)

@@ -8,6 +8,7 @@ pub(crate) mod bisect;
 pub(crate) mod boot;
 pub(crate) mod check_boot;
 pub(crate) mod completion;
+pub(crate) mod copy;
 pub(crate) mod diff;
 mod doctor;
 pub(crate) mod files;
@@ -55,6 +56,7 @@ pub(crate) fn run(invocation: &Invocation, command: Command) -> Result<Report> {
     match command {
         Command::Init(arguments) => init::run(invocation, &arguments),
         Command::Backup(arguments) => backup::run(invocation, arguments),
+        Command::Copy(arguments) => copy::run(invocation, arguments),
         Command::List(arguments) => list::run(invocation, &arguments),
         Command::Show(arguments) => show::run(invocation, &arguments),
         Command::Stats(arguments) => stats::run(invocation, &arguments),

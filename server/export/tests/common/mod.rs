@@ -37,6 +37,7 @@ pub fn repository(folder: &tempfile::TempDir, points: i64) -> Arc<Repository> {
             is_protected: false,
             files: None,
             quarantine: None,
+            made_in: None,
         };
         writer.put_point(&document).unwrap();
     }

@@ -14,18 +14,18 @@ use std::time::Duration;
 
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_store::{
-    BackupTarget, Configuration, DiskDocument, DiskName, Horizon, MachineName, PointDocument,
-    PointName, PointOrigin, Repository, RepositoryWriter, WriteCounts, WriteOptions, MAX_DISKS,
+    BackupTarget, Configuration, DiskDocument, DiskName, Horizon, MachineName, MapRoot,
+    PointDocument, PointName, PointOrigin, Repository, RepositoryWriter, WriteCounts, WriteOptions,
+    MAX_DISKS,
 };
 use jiff::{SignedDuration, Timestamp};
 
 use crate::progress::{Phase, Progress, ProgressState};
 use crate::source::{open_source, round_down, Location, Source, SourceOptions, SourceSpec};
 use pipeline::store_disk;
-pub(crate) use pipeline::Watch;
+pub use pipeline::Watch;
 use plan::Plan;
-pub use rate::Rate;
-use rate::RateLimit;
+pub use rate::{Rate, RateLimit};
 
 /// How often the clock is read while a backup waits for a free name.
 const NAME_INTERVAL: Duration = Duration::from_millis(20);
@@ -288,6 +288,7 @@ pub fn read_disks(
         is_protected: false,
         files: None,
         quarantine: None,
+        made_in: None,
     };
     let last_disk = disks.last().map_or("", |summary| summary.disk.as_str());
     Watch { disk: last_disk, progress, cancel }.check_cancel()?;
@@ -478,11 +479,12 @@ impl Base {
 }
 
 /// How fast a disk is read and stored.
-#[derive(Clone, Copy)]
-struct Pace<'a> {
+#[derive(Clone, Copy, Default)]
+pub struct Pace<'a> {
     /// As of [`BackupRequest`].
-    threads: usize,
-    limit: Option<&'a RateLimit>,
+    pub threads: usize,
+    /// The limit on the bytes read.
+    pub limit: Option<&'a RateLimit>,
 }
 
 /// Reads and stores one disk.
@@ -495,34 +497,9 @@ fn store_one(
     watch: &Watch<'_>,
 ) -> Result<(DiskDocument, DiskSummary, Option<String>)> {
     let size_bytes = source.size_bytes();
-    let chunk_bytes = u64::from(target.chunk_size_bytes());
-    let unit_bytes = chunk_bytes.max(source.alignment_bytes());
-    // The part behind the old end is read completely, with the unit that holds the old end.
-    let bitmap_end = base.bitmap_size_bytes.map_or(0, |old_bytes| {
-        if old_bytes == size_bytes {
-            size_bytes
-        } else {
-            round_down(old_bytes, unit_bytes)
-        }
-    });
-    let mut plan = Plan::new(source, unit_bytes, bitmap_end);
     let root = base.disk.as_ref().map(|disk| disk.root);
-    let options = match pace.threads {
-        0 => WriteOptions::default(),
-        threads => WriteOptions { threads: threads.min(MAX_THREADS) },
-    };
-    let mut disk_writer = target.start_disk(root, size_bytes, options)?;
-    let read_bytes = store_disk(source, &mut plan, disk_writer.as_mut(), pace.limit, watch)?;
-    let warning = source.check_after_reading()?;
-    watch.progress.update(&ProgressState {
-        phase: Phase::Finishing,
-        disk: watch.disk,
-        done_bytes: size_bytes,
-        total_bytes: size_bytes,
-        read_bytes,
-        stored_bytes: disk_writer.counts().stored_bytes,
-    });
-    let (root, counts) = disk_writer.finish()?;
+    let StoredDisk { root, counts, read_bytes, warning } =
+        store_source(target, source, root, base.bitmap_size_bytes, pace, watch)?;
     let name = spec.disk.clone();
     let document = DiskDocument { name, size_bytes, root, layers: Vec::new() };
     let summary = DiskSummary {
@@ -534,4 +511,61 @@ fn store_one(
         counts,
     };
     Ok((document, summary, warning))
+}
+
+/// One disk that is stored.
+pub struct StoredDisk {
+    /// The root of its chunk map.
+    pub root: MapRoot,
+    /// The store's figures.
+    pub counts: WriteCounts,
+    /// Bytes read from the source.
+    pub read_bytes: u64,
+    /// The source's remark on a content that was read completely.
+    pub warning: Option<String>,
+}
+
+/// Stores the content of `source` at `target` as the disk `base` with what differs from it. With
+/// `changes_end_bytes`, the source's dirty runs say what has changed since `base`, up to there: the size of
+/// the disk from which they count. Everything else is read.
+///
+/// # Errors
+/// Errors of the source and of the target; `Interrupted` once cancelled.
+pub fn store_source(
+    target: &dyn BackupTarget,
+    source: &dyn Source,
+    base: Option<MapRoot>,
+    changes_end_bytes: Option<u64>,
+    pace: Pace<'_>,
+    watch: &Watch<'_>,
+) -> Result<StoredDisk> {
+    let size_bytes = source.size_bytes();
+    let chunk_bytes = u64::from(target.chunk_size_bytes());
+    let unit_bytes = chunk_bytes.max(source.alignment_bytes());
+    // The part behind the old end is read completely, with the unit that holds the old end.
+    let bitmap_end = changes_end_bytes.map_or(0, |old_bytes| {
+        if old_bytes >= size_bytes {
+            size_bytes
+        } else {
+            round_down(old_bytes, unit_bytes)
+        }
+    });
+    let mut plan = Plan::new(source, unit_bytes, bitmap_end);
+    let options = match pace.threads {
+        0 => WriteOptions::default(),
+        threads => WriteOptions { threads: threads.min(MAX_THREADS) },
+    };
+    let mut disk_writer = target.start_disk(base, size_bytes, options)?;
+    let read_bytes = store_disk(source, &mut plan, disk_writer.as_mut(), pace.limit, watch)?;
+    let warning = source.check_after_reading()?;
+    watch.progress.update(&ProgressState {
+        phase: Phase::Finishing,
+        disk: watch.disk,
+        done_bytes: size_bytes,
+        total_bytes: size_bytes,
+        read_bytes,
+        stored_bytes: disk_writer.counts().stored_bytes,
+    });
+    let (root, counts) = disk_writer.finish()?;
+    Ok(StoredDisk { root, counts, read_bytes, warning })
 }

@@ -42,14 +42,19 @@ struct Answer {
 }
 
 /// The receiver of the pipeline's progress.
-pub(crate) struct Watch<'a> {
-    pub(crate) disk: &'a str,
-    pub(crate) progress: &'a dyn Progress,
-    pub(crate) cancel: &'a AtomicBool,
+pub struct Watch<'a> {
+    /// The disk's name.
+    pub disk: &'a str,
+    /// Gets the progress.
+    pub progress: &'a dyn Progress,
+    /// Set: the work ends with `Interrupted`.
+    pub cancel: &'a AtomicBool,
 }
 
 impl Watch<'_> {
-    pub(crate) fn check_cancel(&self) -> Result<()> {
+    /// # Errors
+    /// `Interrupted` once cancelled.
+    pub fn check_cancel(&self) -> Result<()> {
         if self.cancel.load(Ordering::Relaxed) {
             return Err(Error::new(
                 ErrorKind::Interrupted,

@@ -48,14 +48,15 @@ impl Rate {
 }
 
 /// The limit of one backup: all readers of all its disks share it.
-pub(super) struct RateLimit {
+pub struct RateLimit {
     rate: Rate,
     /// When the next piece may start.
     next: Mutex<Instant>,
 }
 
 impl RateLimit {
-    pub(super) fn new(rate: Rate) -> RateLimit {
+    /// A limit of this rate.
+    pub fn new(rate: Rate) -> RateLimit {
         RateLimit { rate, next: Mutex::new(Instant::now()) }
     }
 

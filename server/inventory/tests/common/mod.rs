@@ -50,5 +50,6 @@ pub fn document(machine: &MachineName, number: i64) -> PointDocument {
         is_protected: false,
         files: None,
         quarantine: None,
+        made_in: None,
     }
 }

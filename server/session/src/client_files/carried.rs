@@ -78,8 +78,26 @@ impl CarriedFiles {
         self.files.iter().find(|file| file.path == path)
     }
 
+    /// The files as a point of `repository` carries them; `None` if there are none.
+    ///
+    /// # Errors
+    /// `InvalidInput` if there are too many.
+    pub fn for_point(&self, repository: &Repository) -> Result<Option<(PointFiles, Vec<u8>)>> {
+        if self.files.is_empty() {
+            return Ok(None);
+        }
+        let bytes = self.encode()?;
+        let contents = self.files.iter().filter_map(|file| file.content.as_ref());
+        let facts = PointFiles {
+            count: u32::try_from(self.files.len()).unwrap_or(u32::MAX),
+            size_bytes: contents.map(|content| content.len() as u64).sum(),
+            hash: hash(repository, &bytes),
+        };
+        Ok(Some((facts, bytes)))
+    }
+
     /// The encoded set: the length of a description, the description, the contents.
-    pub(crate) fn encode(&self) -> Result<Vec<u8>> {
+    fn encode(&self) -> Result<Vec<u8>> {
         let described: Vec<_> = self
             .files
             .iter()
@@ -238,16 +256,7 @@ fn gather(
     }
     carried.sort_unstable_by(|a, b| a.path.cmp(&b.path));
     let set = CarriedFiles { files: carried };
-    if set.files.is_empty() {
-        return Ok(Carried { set: None, left_out });
-    }
-    let bytes = set.encode()?;
-    let facts = PointFiles {
-        count: u32::try_from(set.files.len()).unwrap_or(u32::MAX),
-        size_bytes: sum_bytes,
-        hash: hash(repository, &bytes),
-    };
-    Ok(Carried { set: Some((facts, bytes)), left_out })
+    Ok(Carried { set: set.for_point(repository)?, left_out })
 }
 
 /// Proves that the files of a point are those it was sealed with.

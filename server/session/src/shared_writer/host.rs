@@ -218,8 +218,10 @@ impl Service {
                     let finished = disk.take().ok_or_else(out_of_turn)?.finish()?;
                     peer.send(&Answer::Finished { root: finished.0, counts: finished.1 })?;
                 }
-                Ask::PutPoint(document) => {
-                    BackupTarget::put_point(&*self.writer, &document)?;
+                Ask::PutPoint { document, files_bytes } => {
+                    let read = |bytes| read_bytes(&mut stream, Vec::new(), bytes);
+                    let files = files_bytes.map(read).transpose()?;
+                    BackupTarget::put_point(&*self.writer, &document, files.as_deref())?;
                     peer.send(&Answer::Added)?;
                 }
                 Ask::Remove { points, lost } => {

@@ -184,9 +184,12 @@ impl Link {
     pub(super) fn put_point(
         &self,
         document: &PointDocument,
+        files: Option<&[u8]>,
         cancel: &AtomicBool,
     ) -> std::result::Result<(), Broken> {
-        match self.inner.ask(&Ask::PutPoint(Box::new(document.clone())), cancel)? {
+        let files_bytes = files.map(|files| files.len() as u64);
+        let ask = Ask::PutPoint { document: Box::new(document.clone()), files_bytes };
+        match self.inner.ask_with(&ask, files.unwrap_or_default(), cancel)? {
             Answer::Added => Ok(()),
             _ => Err(Broken::Failed(out_of_turn())),
         }
@@ -247,7 +250,16 @@ impl Inner {
 
     /// Sends a message and waits for its answer.
     fn ask(&self, ask: &Ask, cancel: &AtomicBool) -> std::result::Result<Answer, Broken> {
-        self.send(ask, &[], cancel, |state| {
+        self.ask_with(ask, &[], cancel)
+    }
+
+    fn ask_with(
+        &self,
+        ask: &Ask,
+        bytes: &[u8],
+        cancel: &AtomicBool,
+    ) -> std::result::Result<Answer, Broken> {
+        self.send(ask, bytes, cancel, |state| {
             state.is_disk_open = false;
             state.is_asked = true;
         })?;

@@ -319,11 +319,13 @@ impl BackupTarget for SharedWriter<'_> {
         Ok(Box::new(disk))
     }
 
-    fn put_point(&self, document: &PointDocument) -> Result<()> {
+    fn put_point(&self, document: &PointDocument, files: Option<&[u8]>) -> Result<()> {
         loop {
             let broken = match self.role()? {
-                Role::Host(hosting) => return BackupTarget::put_point(&*hosting.writer, document),
-                Role::Guest(link) => match link.put_point(document, self.cancel) {
+                Role::Host(hosting) => {
+                    return BackupTarget::put_point(&*hosting.writer, document, files)
+                }
+                Role::Guest(link) => match link.put_point(document, files, self.cancel) {
                     Ok(()) => return Ok(()),
                     Err(broken) => broken,
                 },

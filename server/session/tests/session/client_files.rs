@@ -61,6 +61,7 @@ fn place() -> TestRepository {
         is_protected: false,
         files: None,
         quarantine: None,
+        made_in: None,
     };
     writer(&path).put_point(&point).unwrap();
     TestRepository { _folder: folder, path, point }

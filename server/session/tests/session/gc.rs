@@ -80,6 +80,7 @@ impl TestRepository {
             is_protected: false,
             files: None,
             quarantine: None,
+            made_in: None,
         };
         writer.put_point(&point).unwrap();
         point

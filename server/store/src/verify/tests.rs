@@ -292,6 +292,7 @@ fn a_damaged_document_is_named_by_its_key() {
             is_protected: false,
             files: None,
             quarantine: None,
+            made_in: None,
         };
         fixture.writer.put_point(&document).unwrap();
     }

@@ -21,11 +21,12 @@ pub trait BackupTarget: Sync {
         options: WriteOptions,
     ) -> Result<Box<dyn DiskTarget + '_>>;
 
-    /// Adds the point: see [`RepositoryWriter::put_point`].
+    /// Adds the point with its files: see [`RepositoryWriter::put_point_with_files`].
     ///
     /// # Errors
-    /// As [`RepositoryWriter::put_point`]; `NoSpace` if only the reserve of the drive is left.
-    fn put_point(&self, document: &PointDocument) -> Result<()>;
+    /// As [`RepositoryWriter::put_point_with_files`]; `NoSpace` if only the reserve of the drive is
+    /// left.
+    fn put_point(&self, document: &PointDocument, files: Option<&[u8]>) -> Result<()>;
 }
 
 /// Takes one disk. Dropping it before its end cancels the disk.
@@ -69,12 +70,13 @@ impl BackupTarget for RepositoryWriter {
         Ok(Box::new(self.disk_writer(base, size_bytes, options)?))
     }
 
-    fn put_point(&self, document: &PointDocument) -> Result<()> {
+    fn put_point(&self, document: &PointDocument, files: Option<&[u8]>) -> Result<()> {
         // The document contains the machine's configuration and is stored twice: in the catalog and
-        // in a marker.
-        let bytes = document.configuration.as_ref().map_or(0, |found| found.text.len() as u64);
+        // in a marker. So are the files.
+        let configuration = document.configuration.as_ref().map_or(0, |found| found.text.len());
+        let bytes = (configuration + files.map_or(0, <[u8]>::len)) as u64;
         self.repository().keep_reserve(2 * bytes, 2 * bytes)?;
-        RepositoryWriter::put_point(self, document)
+        self.put_point_with_files(document, files)
     }
 }
 

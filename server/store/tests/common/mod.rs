@@ -118,6 +118,7 @@ pub fn point(machine: &str, name: &str, root: MapRoot, size_bytes: u64) -> Point
         is_protected: false,
         files: None,
         quarantine: None,
+        made_in: None,
     }
 }
 

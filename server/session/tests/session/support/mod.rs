@@ -71,6 +71,7 @@ pub fn place() -> TestRepository {
         is_protected: false,
         files: None,
         quarantine: None,
+        made_in: None,
     };
     writer.put_point(&point).unwrap();
     TestRepository { _folder: folder, path, point }

@@ -137,6 +137,7 @@ fn point_of(number: u8, root: MapRoot, size_bytes: u64, text: &str) -> PointDocu
         is_protected: false,
         files: None,
         quarantine: None,
+        made_in: None,
     }
 }
 

@@ -1,0 +1,145 @@
+//! What a disk of a point contains, and what of it differs from another point.
+
+use std::sync::atomic::AtomicBool;
+use std::sync::Arc;
+
+use coldrise_block::{Disk, Extent, Result};
+use coldrise_ingest::source::{DirtyRun, Reader, Source};
+use coldrise_inventory::{changed_ranges, Range};
+use coldrise_session::open_point_disk;
+use coldrise_store::{DiskName, PointDocument, Repository};
+
+/// Bytes of one read.
+const READ_BYTES: u64 = 1 << 20;
+/// Maximum number of extents or runs in one answer.
+const MAX_RUNS: usize = 4096;
+
+/// A disk of a point as the source of a copy. It is not limited to blocks: any range can be read.
+pub(crate) struct PointChanges {
+    disk: Arc<dyn Disk>,
+    /// What differs from the base, ascending and apart; `None` without a base.
+    changed: Option<Vec<Range>>,
+}
+
+impl PointChanges {
+    /// Opens a disk of `point`. The caller has leased `point` and `base`, which has a disk of the same name.
+    ///
+    /// # Errors
+    /// `Corrupt` for damage; `Interrupted` once `cancel` is set.
+    pub(crate) fn open(
+        repository: &Arc<Repository>,
+        point: &PointDocument,
+        base: Option<&PointDocument>,
+        name: &DiskName,
+        cancel: &AtomicBool,
+    ) -> Result<PointChanges> {
+        let changed =
+            base.map(|base| changed_ranges(repository, base, point, name, cancel)).transpose()?;
+        Ok(PointChanges { disk: open_point_disk(repository, point, name)?, changed })
+    }
+}
+
+impl Source for PointChanges {
+    fn size_bytes(&self) -> u64 {
+        self.disk.size_bytes()
+    }
+
+    fn alignment_bytes(&self) -> u64 {
+        1
+    }
+
+    fn useful_readers(&self) -> usize {
+        std::thread::available_parallelism().map_or(2, |count| count.get().min(4))
+    }
+
+    fn useful_read_bytes(&self) -> u64 {
+        READ_BYTES
+    }
+
+    fn reader(&self) -> Result<Box<dyn Reader + '_>> {
+        Ok(Box::new(PointReader(self.disk.as_ref())))
+    }
+
+    fn extents(&self, offset_bytes: u64, length_bytes: u64) -> Result<Vec<Extent>> {
+        self.disk.extents(offset_bytes, length_bytes, MAX_RUNS)
+    }
+
+    fn dirty_runs(&self, offset_bytes: u64, length_bytes: u64) -> Result<Vec<DirtyRun>> {
+        let end = offset_bytes + length_bytes;
+        let changed = self.changed.as_deref().unwrap_or_default();
+        Ok(runs(changed, offset_bytes, end, MAX_RUNS))
+    }
+
+    fn check_after_reading(&self) -> Result<Option<String>> {
+        Ok(None)
+    }
+}
+
+/// The runs from `at` to `end`, at least one and about `most`.
+fn runs(changed: &[Range], mut at: u64, end: u64, most: usize) -> Vec<DirtyRun> {
+    let mut runs = Vec::new();
+    let mut add = |at: &mut u64, to: u64, is_dirty| {
+        let to = to.min(end);
+        if to > *at {
+            runs.push(DirtyRun { offset_bytes: *at, length_bytes: to - *at, is_dirty });
+            *at = to;
+        }
+    };
+    let first = changed.partition_point(|range| range.end() <= at);
+    for range in changed[first..].iter().take(most / 2) {
+        add(&mut at, range.offset_bytes, false);
+        add(&mut at, range.end(), true);
+    }
+    if changed.len() - first <= most / 2 {
+        add(&mut at, end, false);
+    }
+    runs
+}
+
+struct PointReader<'a>(&'a dyn Disk);
+
+impl Reader for PointReader<'_> {
+    fn read_at(&mut self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
+        self.0.read_at(buffer, offset_bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn range(offset_bytes: u64, length_bytes: u64) -> Range {
+        Range { offset_bytes, length_bytes }
+    }
+
+    #[test]
+    fn runs_cover_the_range_without_gaps() {
+        let changed = [range(4, 4), range(10, 2), range(20, 8)];
+        let told = |at, end, most| {
+            let runs = runs(&changed, at, end, most);
+            runs.iter().map(|run| (run.offset_bytes, run.length_bytes, run.is_dirty)).collect()
+        };
+        let all: Vec<_> = told(0, 30, 100);
+        let (same, differs) = (false, true);
+        assert_eq!(
+            all,
+            [
+                (0, 4, same),
+                (4, 4, differs),
+                (8, 2, same),
+                (10, 2, differs),
+                (12, 8, same),
+                (20, 8, differs),
+                (28, 2, same)
+            ]
+        );
+        let within: Vec<_> = told(5, 7, 100);
+        assert_eq!(within, [(5, 2, differs)]);
+        let behind: Vec<_> = told(28, 40, 100);
+        assert_eq!(behind, [(28, 12, same)]);
+        // A bounded answer ends early; the next one goes on there.
+        let first: Vec<_> = told(0, 30, 2);
+        assert_eq!(first, [(0, 4, same), (4, 4, differs)]);
+        assert_eq!(runs(&[], 3, 9, 2).len(), 1);
+    }
+}

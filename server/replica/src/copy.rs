@@ -1,0 +1,315 @@
+//! The copy of machines to another repository.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::time::Instant;
+
+use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_ingest::{store_source, Pace, Progress, Rate, RateLimit, StoredDisk, Watch};
+use coldrise_session::{Catalog, ReadLease, SharedWriter};
+use coldrise_store::{
+    BackupTarget, DiskDocument, MachineName, PointDocument, PointName, Repository,
+};
+
+use crate::changes::PointChanges;
+use crate::plan::{base_of, made_in, Plan, Side, Wanted};
+
+/// The program's name in leases, for people.
+const PROGRAM: &str = "copy";
+
+/// What to copy.
+#[derive(Clone, Debug, Default)]
+pub struct CopyRequest {
+    /// The machines; empty: all.
+    pub machines: Vec<MachineName>,
+    /// The name that the only machine of `machines` gets there.
+    pub rename: Option<MachineName>,
+    /// What the names of machines begin with there.
+    pub prefix: String,
+    /// Also points that are older than the youngest one that is there.
+    pub is_all: bool,
+    /// Of each machine only the newest points that are not there.
+    pub last: Option<usize>,
+    /// The limit on the bytes read; `None`: no limit.
+    pub rate: Option<Rate>,
+}
+
+/// The result.
+#[derive(Debug, Default)]
+pub struct CopySummary {
+    /// The machines, in the order of their names.
+    pub machines: Vec<MachineCopy>,
+}
+
+/// The result for one machine.
+#[derive(Debug)]
+pub struct MachineCopy {
+    /// The machine.
+    pub machine: MachineName,
+    /// Its name there.
+    pub far_machine: MachineName,
+    /// The copied points, oldest first.
+    pub copied: Vec<CopiedPoint>,
+    /// The number of points that were there before.
+    pub there: usize,
+    /// Points that are not there and were not copied, because a younger one is there or enough were copied.
+    pub passed_over: Vec<PointName>,
+    /// Points in quarantine, which are not copied.
+    pub quarantined: Vec<PointName>,
+    /// Why the rest was not copied.
+    pub error: Option<Error>,
+}
+
+/// One copied point.
+#[derive(Clone, Debug)]
+pub struct CopiedPoint {
+    /// The point.
+    pub point: PointName,
+    /// The point with which it was compared; `None`: it was read completely.
+    pub base: Option<PointName>,
+    /// The sum of the sizes of its disks.
+    pub size_bytes: u64,
+    /// Bytes read here.
+    pub read_bytes: u64,
+    /// Bytes stored there, compressed.
+    pub stored_bytes: u64,
+    /// The time that it took.
+    pub elapsed_ms: u64,
+}
+
+/// Copies points to the repository of `far`, machine after machine, oldest point first. What one machine prevents
+/// is in its [`MachineCopy::error`]; the others are copied.
+///
+/// # Errors
+/// `InvalidInput` for names that are not possible there, or if both are one repository; `NotFound` for an unknown
+/// machine; `Interrupted` once `cancel` is set, `NoSpace`: what is copied stays, and the next copy continues.
+pub fn copy(
+    source: &Arc<Repository>,
+    far: &SharedWriter<'_>,
+    request: &CopyRequest,
+    progress: &dyn Progress,
+    cancel: &AtomicBool,
+) -> Result<CopySummary> {
+    if source.id() == far.repository()?.id() {
+        let text = "both are the same repository, or one is a copy of the other's files";
+        return Err(Error::new(ErrorKind::InvalidInput, text)
+            .advise("make a new repository there with coldrise init"));
+    }
+    let catalog = Catalog::new(source);
+    request.machines.iter().try_for_each(|machine| catalog.check_machine(machine))?;
+    let machines = match request.machines.is_empty() {
+        true => catalog.machines()?,
+        false => request.machines.clone(),
+    };
+    let machines = machines
+        .into_iter()
+        .map(|m| Ok((far_name(request, &m)?, m)))
+        .collect::<Result<Vec<_>>>()?;
+    let limit = request.rate.map(RateLimit::new);
+    let mut summary = CopySummary::default();
+    for (far_machine, machine) in machines {
+        let mut run = MachineRun {
+            source,
+            far,
+            request,
+            pace: Pace { threads: 0, limit: limit.as_ref() },
+            progress,
+            cancel,
+            result: MachineCopy {
+                machine,
+                far_machine,
+                copied: Vec::new(),
+                there: 0,
+                passed_over: Vec::new(),
+                quarantined: Vec::new(),
+                error: None,
+            },
+        };
+        match run.copy_machine() {
+            // These stop every machine.
+            Err(error) if [ErrorKind::Interrupted, ErrorKind::NoSpace].contains(&error.kind()) => {
+                return Err(error)
+            }
+            done => run.result.error = done.err(),
+        }
+        summary.machines.push(run.result);
+    }
+    Ok(summary)
+}
+
+fn far_name(request: &CopyRequest, machine: &MachineName) -> Result<MachineName> {
+    match &request.rename {
+        Some(name) => Ok(name.clone()),
+        None => format!("{}{machine}", request.prefix).parse(),
+    }
+}
+
+/// A point that both sides have.
+struct Common {
+    here: PointDocument,
+    there: PointDocument,
+}
+
+struct MachineRun<'a> {
+    source: &'a Arc<Repository>,
+    far: &'a SharedWriter<'a>,
+    request: &'a CopyRequest,
+    pace: Pace<'a>,
+    progress: &'a dyn Progress,
+    cancel: &'a AtomicBool,
+    result: MachineCopy,
+}
+
+impl MachineRun<'_> {
+    fn copy_machine(&mut self) -> Result<()> {
+        loop {
+            let claim = self.far.repository()?.claim_machine(&self.result.far_machine)?;
+            match self.copy_missing() {
+                Err(_) if self.far.is_lost() && !self.cancel.load(Ordering::Relaxed) => {
+                    tracing::warn!(
+                        "the process that wrote the other repository has ended unexpectedly: going on"
+                    );
+                    drop(claim);
+                    self.far.join_again()?;
+                }
+                done => return done,
+            }
+        }
+    }
+
+    /// Plans, and copies what is missing.
+    fn copy_missing(&mut self) -> Result<()> {
+        let points = Catalog::new(self.source).points(&self.result.machine)?;
+        let far_repository = self.far.repository()?;
+        let far_points = Catalog::new(&far_repository).points(&self.result.far_machine)?;
+        let here =
+            Side { repository: self.source.id(), machine: &self.result.machine, points: &points };
+        let there = Side {
+            repository: far_repository.id(),
+            machine: &self.result.far_machine,
+            points: &far_points,
+        };
+        let wanted = Wanted { is_all: self.request.is_all, last: self.request.last };
+        let plan = Plan::make(&here, &there, wanted)?;
+        let names = |places: &[usize]| places.iter().map(|at| points[*at].point.clone()).collect();
+        self.result.there = plan.there - self.result.copied.len().min(plan.there);
+        self.result.passed_over = names(&plan.passed_over);
+        self.result.quarantined = names(&plan.quarantined);
+        let common = |(here, there): (usize, usize)| Common {
+            here: points[here].clone(),
+            there: far_points[there].clone(),
+        };
+        let mut commons: Vec<Common> = plan.common.into_iter().map(common).collect();
+        for at in plan.missing {
+            let copied = self.copy_point(points[at].clone(), &mut commons);
+            let address = format!("{}/{}", self.result.machine, points[at].point);
+            match copied {
+                // It was forgotten meanwhile.
+                Err(error) if error.kind() == ErrorKind::NotFound => {
+                    tracing::warn!("{address} is not copied: {}", error.full_message());
+                }
+                copied => {
+                    self.result.copied.extend(copied.map_err(|error| error.context(address))?)
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies one point; `None` if it is there meanwhile.
+    fn copy_point(
+        &self,
+        mut point: PointDocument,
+        commons: &mut Vec<Common>,
+    ) -> Result<Option<CopiedPoint>> {
+        let started = Instant::now();
+        let _held = ReadLease::point(self.source, PROGRAM, &mut point)?;
+        let base = self.lease_base(&point, commons)?;
+        let (common, _held_base) = match base {
+            Some((at, lease)) => (Some(&commons[at]), Some(lease)),
+            None => (None, None),
+        };
+        let mut copied = CopiedPoint {
+            point: point.point.clone(),
+            base: common.map(|common| common.here.point.clone()),
+            size_bytes: 0,
+            read_bytes: 0,
+            stored_bytes: 0,
+            elapsed_ms: 0,
+        };
+        let mut disks = Vec::with_capacity(point.disks.len());
+        for disk in &point.disks {
+            let stored =
+                self.copy_disk(&point, disk, common).map_err(|error| error.context(&disk.name))?;
+            copied.size_bytes += disk.size_bytes;
+            copied.read_bytes += stored.read_bytes;
+            copied.stored_bytes += stored.counts.stored_bytes;
+            let (name, size_bytes) = (disk.name.clone(), disk.size_bytes);
+            disks.push(DiskDocument { name, size_bytes, root: stored.root, layers: Vec::new() });
+        }
+        let there = self.put_point(&point, disks)?;
+        commons.push(Common { here: point, there });
+        copied.elapsed_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
+        Ok(Some(copied))
+    }
+
+    /// Chooses the base of `point` and leases it on both sides. One that was forgotten meanwhile is none.
+    fn lease_base(
+        &self,
+        point: &PointDocument,
+        commons: &mut Vec<Common>,
+    ) -> Result<Option<(usize, ReadLease)>> {
+        loop {
+            let candidates: Vec<_> = commons.iter().map(|common| &common.here).collect();
+            let Some(at) = base_of(point, &candidates) else { return Ok(None) };
+            match ReadLease::point(self.source, PROGRAM, &mut commons[at].here) {
+                Ok(lease) if self.far.keep(&commons[at].there)? => return Ok(Some((at, lease))),
+                Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+                _ => drop(commons.remove(at)),
+            }
+        }
+    }
+
+    fn copy_disk(
+        &self,
+        point: &PointDocument,
+        disk: &DiskDocument,
+        common: Option<&Common>,
+    ) -> Result<StoredDisk> {
+        let name = &disk.name;
+        let common = common.and_then(|common| {
+            Some((&common.here, common.here.disk(name)?, common.there.disk(name)?))
+        });
+        // Layers there lie over the map, which alone can be a base.
+        let common = common.filter(|(_, _, there)| there.layers.is_empty());
+        let base = common.map(|(here, ..)| here);
+        let source = PointChanges::open(self.source, point, base, name, self.cancel)?;
+        let address = format!("{}/{}/{name}", point.machine, point.point);
+        let watch = Watch { disk: &address, progress: self.progress, cancel: self.cancel };
+        let root = common.map(|(_, _, there)| there.root);
+        let end_bytes = common.map(|(_, here, _)| here.size_bytes);
+        store_source(self.far, &source, root, end_bytes, self.pace, &watch)
+    }
+
+    /// Adds the point to the far side's catalog. Returns its document.
+    fn put_point(&self, point: &PointDocument, disks: Vec<DiskDocument>) -> Result<PointDocument> {
+        let files = Catalog::new(self.source).files(point)?;
+        let files = files.for_point(&*self.far.repository()?)?;
+        let (facts, files) = files.unzip();
+        let document = PointDocument {
+            machine: self.result.far_machine.clone(),
+            point: point.point.clone(),
+            created_at_ms: point.created_at_ms,
+            origin: point.origin.clone(),
+            disks,
+            configuration: point.configuration.clone(),
+            // Protection and quarantine are the far side's own.
+            is_protected: false,
+            files: facts,
+            quarantine: None,
+            made_in: Some(made_in(self.source.id(), point)),
+        };
+        self.far.put_point(&document, files.as_deref())?;
+        Ok(document)
+    }
+}

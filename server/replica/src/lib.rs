@@ -1,0 +1,34 @@
+//! Copies of restore points in another repository.
+//!
+//! ```text
+//!   point and base ─▶ PointChanges ─▶ store_source ─▶ SharedWriter of the far repository
+//!   (here)            what differs     reads ahead     chunks, dedup, encryption of its own
+//! ```
+//!
+//! A copy is a backup whose source is a point: the far repository stores the content in chunks of its own size,
+//! compressed and encrypted its own way, and finds what it has already. Only what differs from a point that both
+//! have is read.
+//!
+//! # Invariants
+//!
+//! 1. A copied point is visible only when it is complete: its document is the last thing stored.
+//! 2. Two points are the same if they were made in the same repository, for the same machine, under the same name, at
+//!    the same time ([`Identity`]). Points never change, so their content is the same. Only such a pair is a base.
+//! 3. A point goes out with the base that it was compared with: both are leased here, the base's data is leased there.
+//! 4. Nothing at the far side is removed or replaced. A point of the same name that is another one is an error.
+//! 5. What the far side has retired is not copied again: without `--all`, only points younger than the youngest one
+//!    that it has.
+//!
+//! # Crashes
+//!
+//! A copy that is killed leaves whole points and stored chunks without a point. The next copy continues at the first
+//! point that is not there, and finds those chunks by their content. A gc at the far side may remove them first; then they
+//! are stored again. If the process that holds the far side's writer is killed, the copy becomes the writer and
+//! plans the machine again.
+
+mod changes;
+mod copy;
+mod plan;
+
+pub use copy::{copy, CopiedPoint, CopyRequest, CopySummary, MachineCopy};
+pub use plan::Identity;

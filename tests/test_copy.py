@@ -1,0 +1,235 @@
+"""coldrise copy: restore points in another repository, stored its way."""
+
+import signal
+import subprocess
+
+import pytest
+
+from support.cli import Coldrise
+from support.image import Image
+
+MIB = 1 << 20
+INCOMPLETE, BUSY = 3, 11
+
+
+@pytest.fixture
+def far(tmp_path):
+    """A repository with another passphrase, larger chunks and stronger compression."""
+    program = Coldrise.encrypted(tmp_path, place=tmp_path / "far")
+    program.passphrase_file = tmp_path / "far-passphrase"
+    program.passphrase_file.write_text("another one\n", encoding="utf-8")
+    program.repository.parent.mkdir()
+    program.init("--chunk-size", "64K", "--compression", "zstd:9")
+    return program
+
+
+def copy(coldrise, far, *arguments, **keywords):
+    return coldrise.json("copy", *to(far), *arguments, **keywords)
+
+
+def to(far):
+    return ["--to", far.repository, "--to-passphrase-file", far.passphrase_file]
+
+
+def content(coldrise, address, folder):
+    path = folder / "restored.raw"
+    coldrise.json("restore", address, path, "--force")
+    return path.read_bytes()
+
+
+def addresses(coldrise):
+    return {
+        f"{machine['machine']}/{point['point']}"
+        for machine in coldrise.json("list")["machines"]
+        for point in machine["points"]
+    }
+
+
+@pytest.fixture
+def history(coldrise, nbdkit, tmp_path):
+    """web01: three backups of two disks, and a point sealed from the first. Returns {point: {disk: content}}."""
+    vda, vdb = Image(16 * MIB), Image(3 * MIB + 4096)
+    vda.fill(0, 6 * MIB, "system")
+    vdb.fill(MIB, MIB, "data")
+    contents = {}
+    for day, at in ((1, 5), (2, 7), (3, 9)):
+        vda.fill(at * MIB + 4096, 8192, f"day {day}")
+        if day == 3:
+            # What was there becomes a hole.
+            vda.write(2 * MIB, bytes(2 * MIB))
+        images = {"vda": vda.save(tmp_path / "vda.raw"), "vdb": vdb.save(tmp_path / "vdb.raw")}
+        point = f"2026110{day}T100000Z"
+        sources = [f"{disk}=raw:{path}" for disk, path in images.items()]
+        coldrise.json("backup", "web01", *sources, "--time", point)
+        contents[point] = {disk: path.read_bytes() for disk, path in images.items()}
+    coldrise.publish("web01/20261101T100000Z", "trial")
+    with nbdkit() as server, server.connect("live/trial/vda") as machine:
+        machine.pwrite(b"\x5a" * 1024, 12 * MIB + 512)
+    sealed = coldrise.json("seal", "trial")["address"].split("/")[1]
+    written = bytearray(contents["20261101T100000Z"]["vda"])
+    written[12 * MIB + 512 : 12 * MIB + 1536] = b"\x5a" * 1024
+    contents[sealed] = {"vda": bytes(written), "vdb": contents["20261101T100000Z"]["vdb"]}
+    return contents
+
+
+def check(coldrise, contents, folder, machine="web01"):
+    for point, disks in contents.items():
+        for disk, expected in disks.items():
+            assert content(coldrise, f"{machine}/{point}/{disk}", folder) == expected, (point, disk)
+
+
+def test_every_point_is_there_in_other_chunks_and_reads_the_same(coldrise, far, history, tmp_path):
+    copied = copy(coldrise, far)
+    (machine,) = copied["machines"]
+    assert [point["point"] for point in machine["points"]] == [
+        "20261101T100000Z", "20261102T100000Z", "20261103T100000Z", *(set(history) - {f"2026110{d}T100000Z" for d in (1, 2, 3)})
+    ]  # fmt: skip
+    # Only the first was read completely, but for its holes.
+    first, second, third, sealed = machine["points"]
+    assert first["base"] is None and first["read_bytes"] <= 9 * MIB
+    assert second["base"] == first["point"] and second["read_bytes"] <= 2 * 64 * 1024
+    assert third["base"] == second["point"] and third["read_bytes"] <= 4 * 64 * 1024
+    assert sealed["base"] == first["point"] and sealed["read_bytes"] <= 2 * 64 * 1024
+    check(far, history, tmp_path)
+    assert far.json("verify")["is_clean"]
+    kinds = {p["point"]: p["kind"] for p in far.json("list")["machines"][0]["points"]}
+    assert kinds == {p["point"]: p["kind"] for p in coldrise.json("list")["machines"][0]["points"]}
+    # Nothing is left to do.
+    again = copy(coldrise, far)
+    assert (again["points"], again["machines"][0]["already_there"]) == (0, 4)
+    # A copy is an ordinary point: it can be published, written and sealed there.
+    far.publish(f"web01/{sealed['point']}", "there")
+    assert far.json("seal", "there")["address"].startswith("web01/")
+
+
+def test_what_was_pruned_there_is_not_copied_again(coldrise, far, history, tmp_path):
+    copy(coldrise, far, "web01")
+    far.json("forget", "web01/20261102T100000Z")
+    again = copy(coldrise, far, "web01")
+    assert (again["points"], again["machines"][0]["passed_over"]) == (0, ["20261102T100000Z"])
+    text = coldrise.run("copy", *to(far), "web01")
+    assert text.returncode == 0 and "--all copies them" in text.stdout
+    assert copy(coldrise, far, "web01", "--all")["points"] == 1
+    check(far, history, tmp_path)
+    # Nothing is forgotten there because it was forgotten here.
+    coldrise.json("forget", "web01/20261103T100000Z")
+    assert copy(coldrise, far)["points"] == 0
+    assert "web01/20261103T100000Z" in addresses(far)
+
+
+def test_names_of_machines_there(coldrise, far, history, tmp_path):
+    point = "20261103T100000Z"
+    assert copy(coldrise, far, "--prefix", "site-b-", "--last", "1")["machines"][0]["to_machine"] == "site-b-web01"
+    assert copy(coldrise, far, "web01", "--as", "spare", "--last", "1")["points"] == 1
+    assert {name.split("/")[0] for name in addresses(far)} == {"site-b-web01", "spare"}
+    # The far side's own machine of this name is another one.
+    far.json("backup", "web01", f"vda=raw:{tmp_path / 'vda.raw'}", "--time", point)
+    refused = coldrise.run("copy", *to(far), "web01")
+    assert refused.returncode == INCOMPLETE and "--prefix" in refused.stdout, refused
+    assert f"another point web01/{point}" in refused.stdout
+    # Back, a copy is known.
+    back = far.json("copy", "spare", "--as", "web01", "--to", coldrise.repository,
+                    "--to-passphrase-file", coldrise.passphrase_file)  # fmt: skip
+    assert (back["points"], back["machines"][0]["already_there"]) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["--to", "SELF"], 2, "the same repository"),
+        (["--to", "NOWHERE"], 10, "coldrise init"),
+        (["--to", "FAR", "--to-passphrase-file", "OWN"], 12, "passphrase"),
+        (["--to", "FAR", "--as", "x"], 2, "name that machine"),
+        (["--to", "FAR", "--prefix", "../"], 2, "name"),
+        (["--to", "FAR", "nobody"], 1, "nobody"),
+        (["--to", "FAR", "--last", "0"], 2, "--last"),
+    ],
+)
+def test_refusals_leave_the_other_side_alone(coldrise, far, history, tmp_path, arguments, code, words):
+    places = {"SELF": coldrise.repository, "NOWHERE": tmp_path / "nowhere", "FAR": far.repository,
+              "OWN": coldrise.passphrase_file}  # fmt: skip
+    arguments = [places.get(word, word) for word in arguments]
+    if "--to-passphrase-file" not in arguments and far.repository in arguments:
+        arguments += ["--to-passphrase-file", far.passphrase_file]
+    done = coldrise.run("copy", *arguments)
+    assert done.returncode == code and words in done.stderr, done
+    assert addresses(far) == set() and not (tmp_path / "nowhere").exists()
+
+
+@pytest.fixture
+def large(coldrise, tmp_path):
+    """db01: two points of a disk whose copy takes a while."""
+    image = Image(96 * MIB)
+    image.fill(0, 48 * MIB, "first")
+    coldrise.json("backup", "db01", f"vda=raw:{image.save(tmp_path / 'db.raw')}", "--time", "20261101T000000Z")
+    image.fill(40 * MIB, 40 * MIB, "second")
+    path = image.save(tmp_path / "db.raw")
+    coldrise.json("backup", "db01", f"vda=raw:{path}", "--time", "20261102T000000Z")
+    return path
+
+
+def begun(coldrise, far, *arguments):
+    """A slow copy that has begun to store."""
+    process = coldrise.start("--json", "copy", *to(far), "--rate", "20M", *arguments, stdout=subprocess.PIPE,
+                             stderr=subprocess.PIPE)  # fmt: skip
+    for line in process.stdout:
+        if '"progress"' in line and '"done_bytes":0' not in line:
+            return process
+    raise AssertionError(process.stderr.read())
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_a_copy_that_ends_early_goes_on_later(coldrise, far, large, tmp_path, how):
+    process = begun(coldrise, far)
+    process.send_signal(how)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == (130 if how == signal.SIGINT else -signal.SIGKILL), errors
+    if how == signal.SIGINT:
+        assert "run it again to continue" in errors
+    assert addresses(far) == set()
+    assert copy(coldrise, far)["points"] == 2
+    assert content(far, "db01/latest/vda", tmp_path) == large.read_bytes()
+    assert far.json("verify")["is_clean"]
+
+
+def test_backups_and_a_second_copy_run_beside_a_copy(coldrise, far, large, tmp_path):
+    process = begun(coldrise, far)
+    # Another machine is backed up there meanwhile, and a copy of this one is refused.
+    image = Image(MIB).save(tmp_path / "other.raw")
+    far.json("backup", "other", f"vda=raw:{image}")
+    assert process.poll() is None
+    second = coldrise.run("copy", *to(far), "db01")
+    assert second.returncode == INCOMPLETE and "is running" in second.stdout, second
+    # A point forgotten here while it is copied is copied whole: it is leased.
+    coldrise.json("forget", "db01/20261101T000000Z")
+    coldrise.json("gc")
+    out, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, (out, errors)
+    assert content(far, "db01/latest/vda", tmp_path) == large.read_bytes()
+    assert "db01/20261101T000000Z" in addresses(far)
+
+
+def test_a_copy_goes_on_when_the_backup_that_stores_for_it_is_killed(coldrise, far, large, tmp_path):
+    # This backup holds the writer there.
+    slow = Image(64 * MIB)
+    slow.fill(0, 64 * MIB, "slow")
+    source = slow.save(tmp_path / "slow.raw")
+    host = far.start("--json", "backup", "slow", f"vda=raw:{source}", "--rate", "8M", stdout=subprocess.PIPE)
+    assert any('"progress"' in line and '"done_bytes":0' not in line for line in host.stdout)
+    process = begun(coldrise, far)
+    host.kill()
+    host.wait()
+    out, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, (out, errors)
+    assert "ended unexpectedly" in errors
+    assert content(far, "db01/latest/vda", tmp_path) == large.read_bytes()
+    assert far.json("verify")["is_clean"]
+
+
+def test_damage_here_is_not_copied(coldrise, far, history, tmp_path):
+    coldrise.json("quarantine", "web01/20261102T100000Z")
+    copied = copy(coldrise, far)
+    assert copied["machines"][0]["quarantined"] == ["20261102T100000Z"]
+    assert "web01/20261102T100000Z" not in addresses(far)
+    del history["20261102T100000Z"]
+    check(far, history, tmp_path)
