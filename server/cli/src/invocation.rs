@@ -187,16 +187,7 @@ impl Invocation {
         Repository::open(self.repository_path()?, &self.passphrase()?, &options)
     }
 
-    /// Opens the repository for writing, without any other step.
-    ///
-    /// # Errors
-    /// The errors of [`Invocation::open_for_writing`].
-    pub(crate) fn open_alone(&self) -> Result<RepositoryWriter> {
-        let open = || self.open_in_background(|| Ok(()));
-        write_before_background(self.repository_path()?, open).map(|((), writer)| writer)
-    }
-
-    /// Like [`Invocation::open_alone`], but asks no other process to yield. It is for a
+    /// Opens the repository for writing, but asks no other process to yield. It is for a
     /// caller that holds the background lock or takes it in `first`, whose result is
     /// returned.
     ///

@@ -97,7 +97,7 @@ impl CarriedFiles {
     }
 
     /// The encoded set: the length of a description, the description, the contents.
-    fn encode(&self) -> Result<Vec<u8>> {
+    pub(crate) fn encode(&self) -> Result<Vec<u8>> {
         let described: Vec<_> = self
             .files
             .iter()
