@@ -253,6 +253,10 @@ impl Pace {
     /// Whether the rest has not become smaller for a while, and is small enough to be copied while the machine
     /// stands still: in half the time that the switch may take. A copy that waits for its server is no reason.
     fn must_hold(&mut self, now: Instant, done_bytes: u64, left_bytes: u64) -> bool {
+        // The job does not know its length yet.
+        if done_bytes + left_bytes == 0 {
+            return false;
+        }
         if done_bytes > self.latest.0 {
             self.latest = (done_bytes, now);
         }
@@ -293,6 +297,8 @@ mod tests {
         // The rest would take longer than the machine may stand still.
         assert_eq!(held_after(|ms| (ms / 10, 700)), None);
         assert_eq!(held_after(|ms| (ms / 10, 6000 - ms / 10)), None, "it becomes smaller");
+        let unknown_first = |ms: u64| if ms < 300 { (0, 0) } else { (ms / 10, 6000 - ms / 10) };
+        assert_eq!(held_after(unknown_first), None, "the first length is unknown");
     }
 
     #[test]
