@@ -95,7 +95,8 @@ impl QemuProcess {
     ) -> Result<QemuProcess> {
         let mut command = Command::new(PROGRAM);
         // A Ctrl-C on the terminal is for this program, which then ends QEMU.
-        command.args(words).process_group(0);
+        // A path relative to the folder is short: addresses of sockets have at most 107 bytes.
+        command.args(words).process_group(0).current_dir(folder);
         command.env_clear().env("LC_ALL", "C").env("TMPDIR", folder);
         command.envs(std::env::var_os("PATH").map(|path| ("PATH", path)));
         pipe_messages(&mut command);

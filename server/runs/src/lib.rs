@@ -9,6 +9,7 @@
 //!   output, output.1   of a detached run: what its process prints, bounded
 //!   result.json   written whole at the end
 //!   machine.json, serial, machine/   of a machine that the run has booted ([`MachineFiles`])
+//!   files.json, use, machine/port    of a machine that reads file systems ([`FilesRecord`])
 //! ```
 //!
 //! The folder is the truth; nothing else records a run. A run is *running* exactly while its
@@ -29,6 +30,7 @@
 
 mod control;
 mod documents;
+mod files;
 mod folder;
 mod follow;
 mod history;
@@ -49,6 +51,7 @@ mod planned_tests;
 mod tests;
 
 pub use documents::{Failure, LogLine, Outcome, Plan, RunRecord, State, Who};
+pub use files::{FilesPoint, FilesRecord};
 pub use folder::{RunList, RunsFolder};
 pub use follow::Follow;
 pub use id::RunId;

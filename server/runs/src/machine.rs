@@ -25,6 +25,7 @@ use rustix::net::{socket_with, AddressFamily, SocketAddrUnix, SocketFlags, Socke
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::files;
 use crate::folder::{RunFiles, RunsFolder};
 use crate::RunId;
 
@@ -68,6 +69,8 @@ pub enum MachineSocket {
     Monitor,
     /// Another monitor, for typing, which takes seconds. One client at a time.
     Keys,
+    /// The port of a machine that reads file systems. One client at a time: see [`crate::FilesRecord`].
+    Port,
 }
 
 impl MachineSocket {
@@ -78,6 +81,7 @@ impl MachineSocket {
             MachineSocket::Screen => "screen",
             MachineSocket::Monitor => "qmp",
             MachineSocket::Keys => "qmp-keys",
+            MachineSocket::Port => "port",
         }
     }
 }
@@ -176,7 +180,7 @@ fn connect(found: &OwnedFd, until: Instant) -> std::io::Result<UnixStream> {
 
 /// The files of the machine that this process runs. Dropping it removes them.
 pub struct MachineFiles {
-    run: PathBuf,
+    pub(crate) run: PathBuf,
 }
 
 impl MachineFiles {
@@ -215,10 +219,15 @@ impl MachineFiles {
     /// # Errors
     /// Errors of the operating system.
     pub fn tell(&self, record: &MachineRecord) -> Result<()> {
-        let path = self.run.join(RECORD);
+        self.write(RECORD, record)
+    }
+
+    /// Writes a document beside QEMU's folder, whole.
+    pub(crate) fn write(&self, name: &str, document: &impl Serialize) -> Result<()> {
+        let path = self.run.join(name);
         let temporary = temporary_path(&path);
         let written = create_private(&temporary)
-            .and_then(|file| Ok(serde_json::to_writer(file, record)?))
+            .and_then(|file| Ok(serde_json::to_writer(file, document)?))
             .and_then(|()| rename_over(&temporary, &path));
         written.context(|| format!("writing {}", path.display()))
     }
@@ -232,9 +241,12 @@ impl Drop for MachineFiles {
 
 /// Removes what the machine of a run has left. Links in QEMU's folder are removed, not followed.
 pub(crate) fn remove_machine(run: &Path) {
-    let record = run.join(RECORD);
-    for path in [temporary_path(&record), record, run.join(SERIAL)] {
-        let _ = std::fs::remove_file(path);
+    for record in [RECORD, files::RECORD].map(|name| run.join(name)) {
+        let _ = std::fs::remove_file(temporary_path(&record));
+        let _ = std::fs::remove_file(record);
+    }
+    for name in [SERIAL, files::USE] {
+        let _ = std::fs::remove_file(run.join(name));
     }
     let folder = run.join(QEMU_FOLDER);
     if std::fs::symlink_metadata(&folder).is_ok_and(|found| found.is_dir()) {

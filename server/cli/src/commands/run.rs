@@ -8,7 +8,7 @@ use crate::arguments::{Arguments, GlobalOptions};
 use crate::{parse_arguments, run_record};
 
 /// Commands that are no runs of their own, but may be planned.
-const SHORT_COMMANDS: [&str; 9] = [
+const SHORT_COMMANDS: [&str; 10] = [
     "publish",
     "seal",
     "unpublish",
@@ -18,6 +18,8 @@ const SHORT_COMMANDS: [&str; 9] = [
     "quarantine",
     "release",
     "detach",
+    // The machine that reads file systems for the service.
+    "files",
 ];
 
 /// Run a command that the service has planned.

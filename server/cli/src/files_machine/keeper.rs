@@ -42,7 +42,7 @@ pub(crate) fn keep(invocation: &Invocation, address: &Address, idle: Duration) -
         ));
     };
     let mut kept =
-        FilesMachine::start(invocation, repository, &[&point], disk.as_ref(), &mut signals)?;
+        FilesMachine::start(invocation, repository, &[&point], disk.as_ref(), None, &mut signals)?;
     let disks = kept
         .disks
         .first()

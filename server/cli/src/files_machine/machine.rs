@@ -7,11 +7,12 @@
 
 use std::ffi::OsString;
 use std::fs::File;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use coldrise_block::{Context, Error, ErrorKind, Result, ScratchFolder, ScratchKind};
-use coldrise_recovery::files::PORT;
+use coldrise_recovery::files::{MAX_DISKS, PORT};
+use coldrise_runs::MachineSocket;
 use coldrise_session::{CaptureLimit, OwnedSession};
 use coldrise_store::{DiskDocument, DiskName, MachineName, PointDocument, Repository, SessionName};
 
@@ -33,10 +34,6 @@ const LIBRARIES: &str = "coldrise";
 const MEMORY_MIB: u32 = 512;
 /// Memory for decoded chunks, in bytes.
 const CACHE_BYTES: u64 = 64 << 20;
-/// Slots for disks.
-const MAX_DISKS: usize = 24;
-/// Points in one machine: the first answer should not take long.
-const MAX_POINTS: usize = 12;
 /// A taken-over machine must not fill the repository's drive: it may write as much as a long journal, and a
 /// tenth of the free space at most.
 const CAPTURED_BYTES: u64 = 1 << 30;
@@ -71,7 +68,7 @@ pub(crate) struct PointDisks {
 
 impl FilesMachine {
     /// Starts the machine with the points' disks, or one disk of each. With several points it shows no
-    /// disk before it is asked to.
+    /// disk before it is asked to. Its port is in `folder`, or else in one of its own.
     ///
     /// # Errors
     /// `ToolFailed` if something is not installed or does not start; `Busy` if other commands use as many
@@ -81,6 +78,7 @@ impl FilesMachine {
         repository: &Arc<Repository>,
         points: &[&PointDocument],
         only: Option<&DiskName>,
+        folder: Option<PathBuf>,
         signals: &mut ChildSignals,
     ) -> Result<FilesMachine> {
         let image = [installed_file(KERNEL)?, installed_file(INITRD)?];
@@ -103,10 +101,16 @@ impl FilesMachine {
         let (protocol, place) = (Protocol::Nbd, scratch.path());
         let server =
             DiskServer::start(protocol, invocation, &documents, place, CACHE_BYTES, signals)?;
-        let folder = scratch.path().join("machine");
-        std::fs::create_dir(&folder).context(|| "making a folder for the machine")?;
-        let port = folder.join("port");
-        let mut words = arguments(&image, &port, counts.iter().sum(), points.len() > 1);
+        let folder = match folder {
+            Some(folder) => folder,
+            None => {
+                let own = scratch.path().join("machine");
+                std::fs::create_dir(&own).context(|| "making a folder for the machine")?;
+                own
+            }
+        };
+        let port = folder.join(MachineSocket::Port.name());
+        let mut words = arguments(&image, counts.iter().sum(), points.len() > 1);
         let (mut disks, mut number) = (Vec::new(), 0);
         for (point, document) in points.iter().zip(&documents) {
             let mut of_point = PointDisks { first: number, names: Vec::new(), bytes: 0 };
@@ -126,11 +130,6 @@ impl FilesMachine {
         let network = NetworkReach::Port(None);
         let process = QemuProcess::start_confined(words, &image, &folder, network)?;
         Ok(FilesMachine { process, server, port, disks, sessions, _scratch: scratch, _seat: seat })
-    }
-
-    /// How many points with so many disks a machine takes.
-    pub(crate) fn capacity(disks: usize) -> usize {
-        (MAX_DISKS / disks.max(1)).clamp(1, MAX_POINTS)
     }
 
     /// Checks that the machine and its disks are there. Call it while waiting.
@@ -215,7 +214,7 @@ fn session_name(machine: &MachineName) -> Result<SessionName> {
     SessionName::parse(&format!("{}{suffix}", machine.get(..kept).unwrap_or(machine)))
 }
 
-fn arguments(image: &[PathBuf; 2], port: &Path, disks: usize, is_selecting: bool) -> Vec<OsString> {
+fn arguments(image: &[PathBuf; 2], disks: usize, is_selecting: bool) -> Vec<OsString> {
     // The last word is a setting of our init.
     let disks = match is_selecting {
         true => "select=1".to_owned(),
@@ -225,8 +224,8 @@ fn arguments(image: &[PathBuf; 2], port: &Path, disks: usize, is_selecting: bool
         Ok(()) => "kvm",
         Err(_) => "tcg,tb-size=128",
     };
-    // A comma separates options.
-    let port = port.display().to_string().replace(',', ",,");
+    // In QEMU's own folder.
+    let port = MachineSocket::Port.name();
     let words = [
         ["-accel", accelerator],
         ["-cpu", "max,erms=off"],

@@ -8,13 +8,17 @@
 //!
 //! A command that finds no keeper starts one and holds a pipe to it. Only when the command has got its
 //! answer does it write to the pipe that the keeper may stay; if it is killed, the keeper ends with it.
+//!
+//! A machine of the service is a run (`files serve`): its port lies in the run's folder.
 
 mod keeper;
 mod kept;
 mod machine;
 mod place;
 mod seat;
+mod served;
 
 pub(crate) use keeper::keep;
 pub(crate) use kept::KeptMachine;
 pub(crate) use machine::{FilesMachine, PointDisks};
+pub(crate) use served::serve;

@@ -123,6 +123,33 @@ impl<W: Write> Archive<W> {
         }
     }
 
+    /// Adds a text of ours, beside the top folder.
+    ///
+    /// # Errors
+    /// Those of writing.
+    pub fn add_text(&mut self, name: &str, text: &str) -> Result<()> {
+        let entry = Entry {
+            path: name.as_bytes().to_vec(),
+            kind: EntryKind::File,
+            mode: 0o644,
+            owner: 0,
+            group: 0,
+            size_bytes: text.len() as u64,
+            modified_s: 0,
+            modified_ns: 0,
+            target: Vec::new(),
+        };
+        let top = std::mem::take(&mut self.top);
+        let added = self.add(&entry).and_then(|()| self.write(text.as_bytes()));
+        self.top = top;
+        added
+    }
+
+    /// What is left out so far.
+    pub fn left_out(&self) -> LeftOut {
+        self.left_out
+    }
+
     /// Adds content of the last file.
     ///
     /// # Errors

@@ -2,8 +2,32 @@
 //!
 //! A file can change back, so every point is looked at: halving the range would miss versions.
 
+use coldrise_block::{ErrorKind, Result};
 use coldrise_files::{Entry, EntryKind};
-use coldrise_store::PointName;
+use coldrise_store::{PointDocument, PointName};
+
+use super::client::{Client, Received};
+use super::systems::{choose, FileSystems};
+
+/// Slots for disks in a machine.
+pub const MAX_DISKS: usize = 24;
+/// Points in one machine: the first answer should not take long.
+const MAX_POINTS: usize = 12;
+
+/// How many of the first points go into one machine: at least one, even if it is in quarantine.
+pub fn together(points: &[PointDocument]) -> usize {
+    let mut largest = 1;
+    let mut count = 0;
+    for point in points {
+        largest = largest.max(point.disks.len());
+        let most = (MAX_DISKS / largest).clamp(1, MAX_POINTS);
+        if point.quarantine.is_some() || count >= most {
+            break;
+        }
+        count += 1;
+    }
+    count.max(1)
+}
 
 /// What a point has under the path.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,6 +52,47 @@ impl State {
     pub fn of(entry: &Entry) -> State {
         let modified = (entry.modified_s, entry.modified_ns);
         State::Present { kind: entry.kind, size_bytes: entry.size_bytes, modified }
+    }
+
+    /// What the machine's present point has under a path, in the file system of that name (or of the
+    /// system).
+    ///
+    /// # Errors
+    /// `InvalidInput` if the file system must be named; those after which the machine cannot be used.
+    pub fn read(
+        client: &mut Client<'_>,
+        systems: &FileSystems,
+        system: Option<&str>,
+        path: &[u8],
+    ) -> Result<State> {
+        let device = match choose(client, systems, system) {
+            Ok(device) => device,
+            Err(error) => {
+                return match error.kind() {
+                    ErrorKind::NotFound => Ok(State::Absent),
+                    ErrorKind::Unsupported => Ok(State::Unread(error.full_message())),
+                    _ => Err(error),
+                }
+            }
+        };
+        let mut state = State::Absent;
+        let listed = client.list(device, path, |received| {
+            if let Received::Entry(entry) = received {
+                if entry.path.is_empty() {
+                    state = State::of(entry);
+                }
+            }
+            Ok(())
+        });
+        match listed {
+            Ok(()) => Ok(state),
+            Err(error) => match error.kind() {
+                // Nothing, or something else than a folder on the way.
+                ErrorKind::NotFound | ErrorKind::InvalidInput => Ok(State::Absent),
+                ErrorKind::Unsupported | ErrorKind::Io => Ok(State::Unread(error.full_message())),
+                _ => Err(error),
+            },
+        }
     }
 }
 

@@ -16,7 +16,7 @@ use coldrise_recovery::files::{choose, Client, FileSystems, FilesAddress, Limits
 use coldrise_session::{check_offered, Catalog};
 use coldrise_store::{Address, DiskName, PointDocument, Repository};
 
-use crate::files_machine::{keep, KeptMachine};
+use crate::files_machine::{keep, serve, KeptMachine};
 use crate::invocation::Invocation;
 use crate::report::Report;
 use crate::signals::ChildSignals;
@@ -62,6 +62,16 @@ enum FilesCommand {
         address: Address,
         /// How long it stays after its last use, in milliseconds.
         idle_ms: u64,
+    },
+    /// Keep the machine of points for the service, which plans this as a run.
+    #[command(hide = true)]
+    Serve {
+        /// MACHINE/POINT; several of one machine.
+        #[arg(value_name = "ADDRESS", required = true)]
+        addresses: Vec<Address>,
+        /// Keep it so long after its last use.
+        #[arg(long, value_name = "DURATION", default_value = "10m", value_parser = parse_duration)]
+        stay: Duration,
     },
 }
 
@@ -121,6 +131,9 @@ pub(crate) fn run(invocation: &Invocation, arguments: &FilesArguments) -> Result
         FilesCommand::Versions(arguments) => versions::run(invocation, arguments),
         FilesCommand::Keep { address, idle_ms } => {
             keep(invocation, address, Duration::from_millis(*idle_ms)).map(|()| Report::silent())
+        }
+        FilesCommand::Serve { addresses, stay } => {
+            serve(invocation, addresses, *stay).map(|()| Report::silent())
         }
     }
 }

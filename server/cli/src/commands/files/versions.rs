@@ -12,7 +12,7 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_recovery::files::{
-    shown, Client, FileSystems, FilesAddress, History, HistoryAddress, Limits, Received, State,
+    shown, together, Client, FileSystems, FilesAddress, History, HistoryAddress, Limits, State,
     Version,
 };
 use coldrise_session::{check_offered, Catalog};
@@ -20,7 +20,7 @@ use coldrise_store::{PointDocument, Repository};
 use serde::Serialize;
 
 use super::entries::{moment, path_hex};
-use super::{place, KeyOptions, START_PATIENCE, TIME_LIMIT};
+use super::{KeyOptions, START_PATIENCE, TIME_LIMIT};
 use crate::files_machine::{FilesMachine, PointDisks};
 use crate::invocation::Invocation;
 use crate::report::{print_line, Report};
@@ -172,7 +172,7 @@ pub(super) fn run(invocation: &Invocation, arguments: &VersionsArguments) -> Res
             rest = rest.get(1..).unwrap_or_default();
             continue;
         }
-        let count = group(rest);
+        let count = together(rest);
         let (group, _) = rest.split_at(count);
         let machine = Machine { invocation, repository, group, address, key: &key };
         let done = machine.read(&mut signals, &mut output)?;
@@ -222,20 +222,6 @@ fn points(
     }
 }
 
-/// How many of the first points go into one machine.
-fn group(points: &[PointDocument]) -> usize {
-    let mut largest = 1;
-    let mut count = 0;
-    for point in points {
-        largest = largest.max(point.disks.len());
-        if point.quarantine.is_some() || count >= FilesMachine::capacity(largest) {
-            break;
-        }
-        count += 1;
-    }
-    count.max(1)
-}
-
 /// A machine with the disks of some points.
 struct Machine<'a> {
     invocation: &'a Invocation,
@@ -250,7 +236,7 @@ impl Machine<'_> {
     fn read(&self, signals: &mut ChildSignals, output: &mut Output<'_>) -> Result<usize> {
         let points: Vec<_> = self.group.iter().collect();
         let started =
-            FilesMachine::start(self.invocation, self.repository, &points, None, signals)?;
+            FilesMachine::start(self.invocation, self.repository, &points, None, None, signals)?;
         let disks: Vec<PointDisks> = started
             .disks
             .iter()
@@ -311,34 +297,8 @@ impl Machine<'_> {
             client.select(disks.first, disks.names.len() as u64)?;
         }
         let systems = FileSystems::read(client, &disks.names, self.key)?;
-        let (device, path) = match place(client, &systems, self.address) {
-            Ok(place) => place,
-            Err(error) => {
-                return match error.kind() {
-                    ErrorKind::NotFound => Ok(State::Absent),
-                    ErrorKind::Unsupported => Ok(State::Unread(error.full_message())),
-                    _ => Err(error),
-                }
-            }
-        };
-        let mut state = State::Absent;
-        let listed = client.list(device, path, |received| {
-            if let Received::Entry(entry) = received {
-                if entry.path.is_empty() {
-                    state = State::of(entry);
-                }
-            }
-            Ok(())
-        });
-        match listed {
-            Ok(()) => Ok(state),
-            Err(error) => match error.kind() {
-                // Nothing, or something else than a folder on the way.
-                ErrorKind::NotFound | ErrorKind::InvalidInput => Ok(State::Absent),
-                ErrorKind::Unsupported | ErrorKind::Io => Ok(State::Unread(error.full_message())),
-                _ => Err(error),
-            },
-        }
+        let path = self.address.path.as_deref().unwrap_or(b"/");
+        State::read(client, &systems, self.address.system.as_deref(), path)
     }
 }
 
