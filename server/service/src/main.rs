@@ -24,6 +24,7 @@ mod arguments;
 mod clock;
 mod database;
 mod events;
+mod files_machines;
 mod folders;
 mod growth;
 mod housekeeping;

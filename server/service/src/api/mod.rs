@@ -9,6 +9,7 @@ mod console;
 mod content;
 mod difference;
 pub(crate) mod events;
+mod files;
 mod growth;
 mod host;
 mod input;
@@ -96,6 +97,7 @@ fn routes() -> OpenApiRouter<SharedService> {
                 .merge(machines::routes())
                 .merge(content::routes())
                 .merge(difference::routes())
+                .merge(files::routes())
                 .merge(host::routes())
                 .merge(growth::routes())
                 .merge(console::routes())

@@ -30,7 +30,7 @@ impl Class {
                 Class::Writer { beside_backups: false }
             }
             "boot" | "mount" | "publish" | "restore" | "seal" | "unpublish" | "recover"
-            | "move" | "attach" | "detach" => Class::Recovery,
+            | "move" | "attach" | "detach" | "files" => Class::Recovery,
             _ if kind.starts_with("serve") => Class::Recovery,
             _ => Class::Reader,
         }

@@ -115,6 +115,10 @@ fn condition(run: &RunRecord, machine_of: &dyn Fn(&str) -> Option<String>) -> Op
     let plan = run.plan.as_ref();
     let is_asked = plan.is_some_and(|plan| plan.job.is_some() || plan.requested_by.is_some());
     let command = plan.map_or("a run", |plan| plan.command.as_str());
+    // Who browses files sees what went wrong, and nothing else depends on it.
+    if command == "files serve" {
+        return None;
+    }
     let machine = plan.and_then(|plan| plan.machine.as_deref());
     let of = machine.map_or_else(String::new, |machine| format!(" of {machine}"));
     let by = match plan.and_then(|plan| plan.job.as_ref()) {
