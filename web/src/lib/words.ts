@@ -5,6 +5,7 @@ const WORDS: [string, string][] = [
   [': start one: POST /api/v1/runs with the kind boot', ''],
   [': DELETE /queue/RUN', ''],
   ['; see /api/v1/openapi.json', ''],
+  [': name another file system (MACHINE/POINT:vda2/PATH), or boot the point', ': choose another file system, or boot the point'],
 ];
 
 export function pageWords(text: string): string {

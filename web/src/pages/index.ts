@@ -10,6 +10,7 @@ export const PAGES: Record<string, Loaded | undefined> = {
   runs: () => import('./Run.svelte'),
   jobs: () => import('./Jobs.svelte'),
   repository: () => import('./Repository.svelte'),
+  files: () => import('./Files.svelte'),
   compare: () => import('./Compare.svelte'),
   access: () => import('./Access.svelte'),
   notifications: () => import('./Notifications.svelte'),
