@@ -12,6 +12,8 @@ use coldrise_block::{
     remove_if_present, replace_file, sync_directory, Context, Error, ErrorKind, Result,
 };
 use coldrise_store::{Repository, SessionName};
+use serde::de::DeserializeOwned;
+use serde::Serialize;
 
 use crate::document::SessionDocument;
 use crate::lock::FileLock;
@@ -81,6 +83,30 @@ impl SessionNotes {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error).context(what),
         }
+    }
+
+    /// A note that is a document in JSON; `None` if there is none.
+    ///
+    /// # Errors
+    /// `Corrupt` if it does not authenticate, or has another form.
+    pub fn read_json<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>> {
+        let Some(text) = self.read(name)? else { return Ok(None) };
+        serde_json::from_slice(&text).map(Some).map_err(|error| {
+            let text = format!("the note {name} of a session has an unknown form");
+            Error::with_source(ErrorKind::Corrupt, text, error)
+        })
+    }
+
+    /// Replaces a note by a document in JSON, durably.
+    ///
+    /// # Errors
+    /// Errors of the operating system.
+    pub fn write_json<T: Serialize>(&self, name: &str, document: &T) -> Result<()> {
+        let text = serde_json::to_vec(document).map_err(|error| {
+            let text = format!("writing the note {name} of a session");
+            Error::with_source(ErrorKind::Internal, text, error)
+        })?;
+        self.write(name, &text)
     }
 
     /// Replaces a note, durably.

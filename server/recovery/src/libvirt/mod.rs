@@ -20,7 +20,7 @@ mod presence;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_block::Result;
 use coldrise_session::SessionNotes;
 use coldrise_store::SessionName;
 use serde::{Deserialize, Serialize};
@@ -55,11 +55,7 @@ impl RecoveryNote {
     /// # Errors
     /// `Corrupt` if it does not authenticate.
     pub fn read(notes: &SessionNotes) -> Result<Option<RecoveryNote>> {
-        let Some(text) = notes.read(NAME)? else { return Ok(None) };
-        serde_json::from_slice(&text).map(Some).map_err(|error| {
-            let text = "the note of a recovery has an unknown form";
-            Error::with_source(ErrorKind::Corrupt, text, error)
-        })
+        notes.read_json(NAME)
     }
 
     /// Writes it, durably.
@@ -67,10 +63,7 @@ impl RecoveryNote {
     /// # Errors
     /// Errors of the operating system.
     pub fn write(&self, notes: &SessionNotes) -> Result<()> {
-        let text = serde_json::to_vec(self).map_err(|error| {
-            Error::with_source(ErrorKind::Internal, "describing a recovery", error)
-        })?;
-        notes.write(NAME, &text)
+        notes.write_json(NAME, self)
     }
 
     /// Its domain.

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_block::Result;
 use coldrise_session::{SessionDocument, SessionNotes};
 use coldrise_store::{DiskName, SessionName};
 use serde::{Deserialize, Serialize};
@@ -98,16 +98,11 @@ impl MoveNote {
     /// # Errors
     /// `Corrupt` if it does not authenticate.
     pub fn read(notes: &SessionNotes) -> Result<Option<MoveNote>> {
-        let Some(text) = notes.read(NAME)? else { return Ok(None) };
-        serde_json::from_slice(&text).map(Some).map_err(|error| {
-            Error::with_source(ErrorKind::Corrupt, "the note of a move has an unknown form", error)
-        })
+        notes.read_json(NAME)
     }
 
     pub(super) fn write(&self, notes: &SessionNotes) -> Result<()> {
-        let text = serde_json::to_vec(self)
-            .map_err(|error| Error::with_source(ErrorKind::Internal, "describing a move", error))?;
-        notes.write(NAME, &text)
+        notes.write_json(NAME, self)
     }
 
     pub(super) fn remove(notes: &SessionNotes) -> Result<()> {

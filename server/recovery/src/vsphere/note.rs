@@ -1,6 +1,6 @@
 //! The note that says what was registered where.
 
-use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_block::Result;
 use coldrise_session::SessionNotes;
 use coldrise_store::SessionName;
 use serde::{Deserialize, Serialize};
@@ -67,11 +67,7 @@ impl VsphereNote {
     /// # Errors
     /// `Corrupt` if it does not authenticate.
     pub fn read(notes: &SessionNotes) -> Result<Option<VsphereNote>> {
-        let Some(text) = notes.read(NAME)? else { return Ok(None) };
-        serde_json::from_slice(&text).map(Some).map_err(|error| {
-            let text = "the note of a recovery under vSphere has an unknown form";
-            Error::with_source(ErrorKind::Corrupt, text, error)
-        })
+        notes.read_json(NAME)
     }
 
     /// Writes it, durably.
@@ -79,10 +75,7 @@ impl VsphereNote {
     /// # Errors
     /// Errors of the operating system.
     pub fn write(&self, notes: &SessionNotes) -> Result<()> {
-        let text = serde_json::to_vec(self).map_err(|error| {
-            Error::with_source(ErrorKind::Internal, "describing a recovery", error)
-        })?;
-        notes.write(NAME, &text)
+        notes.write_json(NAME, self)
     }
 
     /// Removes it.
@@ -96,6 +89,11 @@ impl VsphereNote {
     /// Whether all files of the machine are on production storage.
     pub fn is_moved(&self) -> bool {
         matches!(self.phase, VspherePhase::Moved { .. })
+    }
+
+    /// Whether a later step logs in to the server.
+    pub fn is_needed(&self) -> bool {
+        !self.is_moved() || self.is_unfinished()
     }
 
     /// Whether a killed command may have left something.
