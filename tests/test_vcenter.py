@@ -226,6 +226,29 @@ def test_faults_leave_nothing_and_say_what_to_do(served):
     assert vcenter.calls().count("PowerOnVM_Task") == 2
 
 
+def test_a_pinned_certificate(served):
+    vcenter = served.vcenter
+    shown = vcenter.thumbprint()
+    # A name that the certificate has not.
+    elsewhere = f"vcenter:localhost:{vcenter.port}"
+    access = ["--host", HOST, "--user", USER, "--password-file", vcenter.password_file]
+    command = ["recover", served.address, "--to", elsewhere, *access]
+    refused = served.refused(*command, "--certificate", vcenter.certificate)
+    assert shown in refused, "it can be compared"
+    for wrong in (shown[:-2] + ("00" if shown[-2:] != "00" else "01"), shown[3:] + ":AA"):
+        refused = served.refused(*command, "--thumbprint", wrong)
+        assert "another thumbprint" in refused and shown in refused and "--thumbprint" in refused, refused
+    for wrong, said in [(shown[:59], "SHA-1"), (shown[:92], "has 62"), ("x", "32 bytes")]:
+        done = served.run(*command, "--thumbprint", wrong)
+        assert done.returncode == 2 and said in done.stdout + done.stderr, done.stdout + done.stderr
+    assert vcenter.calls() == [] and served.sessions() == []
+    for right in (shown, shown.lower()):
+        served.json(*command, "--thumbprint", right)
+        # The session's note has it.
+        served.undo()
+        assert served.is_clean()
+
+
 def test_cleaning_up_that_fails_can_be_repeated(served):
     vcenter = served.vcenter
     vcenter.order("fault", "PowerOnVM_Task", "InsufficientHostCapacityFault")

@@ -64,6 +64,12 @@ class Vcenter:
         self.port = int(line)
         self.server = f"127.0.0.1:{self.port}"
 
+    def thumbprint(self):
+        """Of its certificate, as openssl prints it."""
+        words = ["openssl", "x509", "-noout", "-fingerprint", "-sha256", "-in", self.certificate]
+        done = subprocess.run(words, check=True, capture_output=True, text=True)
+        return done.stdout.split("=")[1].strip()
+
     def order(self, *words):
         """A command of vcsim: see vcsim/main.go."""
         self.process.stdin.write(" ".join(map(str, words)) + "\n")

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
-use coldrise_recovery::https;
+use coldrise_recovery::https::{self, Trust};
 use coldrise_runs::RunId;
 use serde::de::DeserializeOwned;
 use serde_json::{json, Value};
@@ -55,8 +55,8 @@ impl Client {
         std::fs::File::open(&path)
             .and_then(|file| file.take(MAX_TOKEN_BYTES).read_to_string(&mut token))
             .context(|| format!("reading the token in {}", path.display()))?;
-        let certificate = options.certificate.as_deref();
-        let agent = https::agent(certificate, "--server-certificate", TIMEOUT)?;
+        let trust = options.certificate.map_or(Trust::System, Trust::File);
+        let agent = https::agent(&trust, "--server-certificate", TIMEOUT)?;
         let base = format!("{}/api/v1/", options.url.trim_end_matches('/'));
         Ok(Client { agent, base, token: token.trim().to_owned() })
     }
@@ -171,8 +171,10 @@ fn serving(id: &RunId, run: &Value) -> Option<Report> {
     let what = match word("phase")? {
         "serving" => {
             let (domain, session) = (word("domain")?, word("session")?);
+            // Of vCenter and ESXi.
+            let target = word("datastore").map_or("FOLDER", |_| "--to DATASTORE");
             format!(
-                "{domain} runs there as session {session}\n  when calm   coldrise move live/{session} FOLDER\n  \
+                "{domain} runs there as session {session}\n  when calm   coldrise move live/{session} {target}\n  \
                  undo        coldrise recover live/{session} --undo"
             )
         }

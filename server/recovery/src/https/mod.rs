@@ -1,58 +1,94 @@
 //! Clients of HTTPS servers: whose certificates they believe, and their time limits.
 
-use std::path::Path;
+mod connector;
+mod thumbprint;
+mod verifier;
+
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
-use ureq::tls::{Certificate, RootCerts, TlsConfig};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::CertificateDer;
+use rustls::{ClientConfig, RootCertStore};
+use ureq::unversioned::resolver::DefaultResolver;
+use ureq::unversioned::transport::{ConnectProxyConnector, Connector, TcpConnector};
+
+use connector::TlsConnector;
+pub use thumbprint::Thumbprint;
+use verifier::Verifier;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Which certificates of servers are believed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Trust {
+    /// Those of the authorities of this system.
+    System,
+    /// Those in a file in PEM format: the server's own, or its authority's.
+    File(PathBuf),
+    /// Exactly the server's own certificate with this thumbprint, whatever its names and dates are.
+    Thumbprint(Thumbprint),
+}
+
 /// A client that follows no redirects and returns answers of any status.
 ///
-/// It believes `certificate` (a file in PEM format: the server's own, or its authority's), or the authorities of this
-/// system. A request may take `timeout`. `option` names the option for people.
+/// A request may take `timeout`. `option` names the option for certificates, for people.
 ///
 /// # Errors
 /// Errors of reading the file; `InvalidInput` if it is no certificate; `Unsupported` if this system trusts none.
-pub fn agent(certificate: Option<&Path>, option: &str, timeout: Duration) -> Result<ureq::Agent> {
-    let roots = match certificate {
-        Some(path) => trusted_file(path)?,
-        None => system_roots(option)?,
-    };
+pub fn agent(trust: &Trust, option: &str, timeout: Duration) -> Result<ureq::Agent> {
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    let tls = TlsConfig::builder()
-        .root_certs(RootCerts::Specific(Arc::new(roots)))
-        .unversioned_rustls_crypto_provider(provider)
-        .build();
+    let verifier = match trust {
+        Trust::System => Verifier::of_roots(system_roots(option)?, &provider)?,
+        Trust::File(path) => Verifier::of_roots(trusted_file(path)?, &provider)?,
+        Trust::Thumbprint(thumbprint) => Verifier::of_thumbprint(*thumbprint, &provider),
+    };
+    let tls = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(|error| Error::with_source(ErrorKind::Internal, "versions of TLS", error))?
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(verifier))
+        .with_no_client_auth();
     let config = ureq::Agent::config_builder()
-        .tls_config(tls)
         .https_only(true)
         .max_redirects(0)
         .http_status_as_error(false)
         .timeout_connect(Some(CONNECT_TIMEOUT))
         .timeout_global(Some(timeout))
         .build();
-    Ok(config.new_agent())
+    let connector = ()
+        .chain(ConnectProxyConnector::default())
+        .chain(TcpConnector::default())
+        .chain(TlsConnector::new(Arc::new(tls)));
+    Ok(ureq::Agent::with_parts(config, connector, DefaultResolver::default()))
 }
 
-fn trusted_file(path: &Path) -> Result<Vec<Certificate<'static>>> {
+fn store(certificates: Vec<CertificateDer<'static>>) -> RootCertStore {
+    let mut roots = RootCertStore::empty();
+    roots.add_parsable_certificates(certificates);
+    roots
+}
+
+fn trusted_file(path: &std::path::Path) -> Result<RootCertStore> {
     let text = std::fs::read(path).context(|| format!("reading {}", path.display()))?;
-    let certificate = Certificate::from_pem(&text).map_err(|error| {
-        let text = format!("{} is no certificate in PEM format: {error}", path.display());
-        Error::new(ErrorKind::InvalidInput, text)
-    })?;
-    Ok(vec![certificate.to_owned()])
+    let found = CertificateDer::pem_slice_iter(&text).collect::<std::result::Result<Vec<_>, _>>();
+    let roots = store(found.unwrap_or_default());
+    if roots.is_empty() {
+        let text = format!("{} is no certificate in PEM format", path.display());
+        return Err(Error::new(ErrorKind::InvalidInput, text));
+    }
+    Ok(roots)
 }
 
-fn system_roots(option: &str) -> Result<Vec<Certificate<'static>>> {
-    let found = rustls_native_certs::load_native_certs().certs;
-    if found.is_empty() {
+fn system_roots(option: &str) -> Result<RootCertStore> {
+    let roots = store(rustls_native_certs::load_native_certs().certs);
+    if roots.is_empty() {
         let advice =
             format!("install ca-certificates, or name the server's certificate with {option} FILE");
         let text = "this system trusts no certificates";
         return Err(Error::new(ErrorKind::Unsupported, text).advise(advice));
     }
-    Ok(found.iter().map(|der| Certificate::from_der(der).to_owned()).collect())
+    Ok(roots)
 }

@@ -12,12 +12,12 @@ use zeroize::Zeroizing;
 use super::soap::{
     child, child_text, element, escaped, fault, request, returned, shown, Answer, Reference,
 };
-use crate::https;
+use crate::https::{self, Thumbprint, Trust};
 
 /// Variable with the password, for those who have it in no file.
 pub const PASSWORD_VARIABLE: &str = "COLDRISE_VSPHERE_PASSWORD";
 /// Time limit of one request. Long work is a task, which answers at once; a mount of NFS can take a minute.
-const TIMEOUT: Duration = Duration::from_secs(120);
+pub(super) const TIMEOUT: Duration = Duration::from_secs(120);
 /// Maximum size of an answer, in bytes: the hosts of a large vCenter.
 const MAX_ANSWER_BYTES: u64 = 64 << 20;
 const MAX_PASSWORD_BYTES: u64 = 4096;
@@ -35,12 +35,23 @@ pub struct VsphereAccess {
     /// The file with the password; `None` for the environment.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub password_file: Option<PathBuf>,
-    /// The certificate to believe; `None` for the authorities of this system.
+    /// The file with the certificate to believe. Without it and a thumbprint: the authorities of this system.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub certificate: Option<PathBuf>,
+    /// In place of `certificate`: the thumbprint of the server's own certificate.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub thumbprint: Option<Thumbprint>,
 }
 
 impl VsphereAccess {
+    fn trust(&self) -> Trust {
+        match (self.thumbprint, &self.certificate) {
+            (Some(thumbprint), _) => Trust::Thumbprint(thumbprint),
+            (None, Some(path)) => Trust::File(path.clone()),
+            (None, None) => Trust::System,
+        }
+    }
+
     fn password(&self) -> Result<Zeroizing<String>> {
         let mut password = Zeroizing::new(String::new());
         if let Some(path) = &self.password_file {
@@ -73,16 +84,18 @@ pub(super) struct Client {
     pub(super) root_folder: Reference,
     /// Whether it is a vCenter, and not a single ESXi.
     pub(super) is_vcenter: bool,
+    /// Product and version in its own words.
+    pub(super) product: String,
 }
 
 impl Client {
-    /// Logs in.
+    /// Logs in. `timeout` limits each request.
     ///
     /// # Errors
     /// `Unauthorized`; `Io` if the server does not answer; `Unsupported` if it has another API; those of the password.
-    pub(super) fn login(access: &VsphereAccess) -> Result<Client> {
+    pub(super) fn login(access: &VsphereAccess, timeout: Duration) -> Result<Client> {
         let password = access.password()?;
-        let agent = https::agent(access.certificate.as_deref(), "--certificate", TIMEOUT)?;
+        let agent = https::agent(&access.trust(), "--certificate", timeout)?;
         let service = |name: &str| Reference::new(name, name);
         let mut client = Client {
             agent,
@@ -94,6 +107,7 @@ impl Client {
             view_service: service("ViewManager"),
             root_folder: service("Folder"),
             is_vcenter: false,
+            product: String::new(),
         };
         let instance = Reference::new("ServiceInstance", "ServiceInstance");
         let answer = client.call("RetrieveServiceContent", &instance, "")?;
@@ -122,6 +136,7 @@ impl Client {
         let about = content.and_then(|node| child(node, "about"));
         let api = about.and_then(|node| child_text(node, "apiType")).unwrap_or_default();
         self.is_vcenter = api == "VirtualCenter";
+        self.product = shown(about.and_then(|node| child_text(node, "fullName")).unwrap_or(api));
         self.session_service = session;
         self.property_collector = collector;
         self.view_service = view;
@@ -149,8 +164,8 @@ impl Client {
             let error = Error::new(ErrorKind::Io, text.clone());
             match text.contains("ertificate") {
                 true => error.advise(
-                    "name the server's certificate, or that of its authority, with --certificate \
-                     FILE, and the server as its certificate does",
+                    "compare the thumbprint on the server's console and give it with --thumbprint; or name the \
+                     certificate of the server's authority with --certificate FILE, and the server as its own does",
                 ),
                 false => error,
             }

@@ -34,6 +34,7 @@
 mod client;
 mod inventory;
 mod note;
+mod overview;
 mod relocate;
 mod soap;
 mod task;
@@ -51,6 +52,7 @@ use client::Client;
 pub use client::{VsphereAccess, PASSWORD_VARIABLE};
 use inventory::{Datastore, Host, Machine};
 pub use note::{VsphereNote, VspherePhase};
+pub use overview::{overview, ListedDatastore, ListedHost, VsphereOverview};
 pub use relocate::{move_machine, VsphereMove, VsphereMoveRequest};
 use soap::{element, Reference};
 use task::{await_end, Identity, Patience, Questions};
@@ -136,7 +138,7 @@ impl Vsphere {
     /// # Errors
     /// `Unauthorized`; `Io` if the server does not answer; those of password and certificate.
     pub fn login(access: &VsphereAccess) -> Result<Vsphere> {
-        Ok(Vsphere { client: Client::login(access)? })
+        Ok(Vsphere { client: Client::login(access, client::TIMEOUT)? })
     }
 
     /// The hosts of these names; the only one if none is named.

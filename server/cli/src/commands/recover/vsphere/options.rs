@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use coldrise_block::{Context, Error, ErrorKind, Result};
+use coldrise_recovery::https::Thumbprint;
 use coldrise_recovery::vsphere::{ChosenHosts, VsphereAccess};
 
 use super::NFS_PORT;
@@ -30,6 +31,11 @@ pub(in crate::commands::recover) struct VsphereOptions {
     /// Trust this certificate of vCenter or ESXi, or of its authority (PEM), instead of the system's authorities.
     #[arg(long, value_name = "FILE")]
     certificate: Option<PathBuf>,
+
+    /// Trust exactly the certificate of vCenter or ESXi with this SHA-256 thumbprint, as its console shows it: 32
+    /// bytes in hexadecimal, with or without colons. Its names and dates do not matter then.
+    #[arg(long, value_name = "SHA256", conflicts_with = "certificate")]
+    thumbprint: Option<Thumbprint>,
 
     /// Address of this machine by which the hosts reach it. Default: the one on the route to the first host.
     #[arg(long, value_name = "ADDRESS")]
@@ -59,6 +65,7 @@ impl VsphereOptions {
             user,
             password_file: None,
             certificate: None,
+            thumbprint: None,
         };
         self.override_access(&mut access)?;
         Ok(access)
@@ -77,6 +84,11 @@ impl VsphereOptions {
         }
         if let Some(path) = &self.certificate {
             access.certificate = Some(absolute(path)?);
+            access.thumbprint = None;
+        }
+        if let Some(thumbprint) = self.thumbprint {
+            access.thumbprint = Some(thumbprint);
+            access.certificate = None;
         }
         Ok(())
     }
