@@ -41,8 +41,8 @@ impl<In: Transport> Connector<In> for TlsConnector {
         let host = details.uri.host().unwrap_or_default();
         let name = ServerName::try_from(host.trim_matches(['[', ']']).to_owned())
             .map_err(|_| ureq::Error::BadUri(format!("{host} is no name of a server")))?;
-        let connection = ClientConnection::new(Arc::clone(&self.config), name)
-            .map_err(ureq::Error::Rustls)?;
+        let connection =
+            ClientConnection::new(Arc::clone(&self.config), name).map_err(ureq::Error::Rustls)?;
         let mut socket =
             TransportAdapter::new(transport.boxed(), Arc::clone(&details.current_time));
         socket.set_timeout(details.timeout);

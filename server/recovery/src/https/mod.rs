@@ -58,10 +58,10 @@ pub fn agent(trust: &Trust, option: &str, timeout: Duration) -> Result<ureq::Age
         .timeout_connect(Some(CONNECT_TIMEOUT))
         .timeout_global(Some(timeout))
         .build();
-    let connector = ()
-        .chain(ConnectProxyConnector::default())
-        .chain(TcpConnector::default())
-        .chain(TlsConnector::new(Arc::new(tls)));
+    let connector =
+        ().chain(ConnectProxyConnector::default())
+            .chain(TcpConnector::default())
+            .chain(TlsConnector::new(Arc::new(tls)));
     Ok(ureq::Agent::with_parts(config, connector, DefaultResolver::default()))
 }
 

@@ -43,7 +43,8 @@ impl FromStr for Thumbprint {
                 return Err(invalid("this is a SHA-1 thumbprint, which can be forged".into()));
             }
             _ if digits.len() != 2 * BYTES => {
-                let text = format!("a thumbprint has {} digits, this has {}", 2 * BYTES, digits.len());
+                let text =
+                    format!("a thumbprint has {} digits, this has {}", 2 * BYTES, digits.len());
                 return Err(invalid(text));
             }
             _ => {}

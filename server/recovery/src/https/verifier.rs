@@ -44,7 +44,10 @@ impl Verifier {
     ///
     /// # Errors
     /// `InvalidInput` if none of them can be used.
-    pub(super) fn of_roots(roots: RootCertStore, provider: &Arc<CryptoProvider>) -> Result<Verifier> {
+    pub(super) fn of_roots(
+        roots: RootCertStore,
+        provider: &Arc<CryptoProvider>,
+    ) -> Result<Verifier> {
         let built =
             WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::clone(provider));
         let roots = built.build().map_err(|error| {
@@ -93,7 +96,8 @@ impl ServerCertVerifier for Verifier {
             }
             Rule::Thumbprint(_) => "its certificate has another thumbprint".to_owned(),
         };
-        let text = format!("{why}; it presented the certificate with the SHA-256 thumbprint {presented}");
+        let text =
+            format!("{why}; it presented the certificate with the SHA-256 thumbprint {presented}");
         let refusal = OtherError(Arc::new(Refusal(text)));
         Err(rustls::Error::InvalidCertificate(CertificateError::Other(refusal)))
     }
