@@ -28,6 +28,7 @@ mod files_machines;
 mod folders;
 mod growth;
 mod housekeeping;
+mod hypervisors;
 mod invalid;
 mod inventory_watch;
 mod jobs;

@@ -61,12 +61,14 @@ const COMMANDS: [(&str, Fields); 20] = [
         &[
             ("address", "address", Form::Text),
             ("to", "to", Form::Text),
+            ("host", "hosts", Form::List),
             ("connect", "connect", Form::Text),
             ("name", "name", Form::Text),
             ("new_uuid", "new_uuid", Form::Flag),
             ("network", "network", Form::Text),
             ("undo", "undo", Form::Flag),
             ("discard", "discard", Form::Flag),
+            ("without_server", "without_server", Form::Flag),
         ],
     ),
     (
@@ -74,6 +76,7 @@ const COMMANDS: [(&str, Fields); 20] = [
         &[
             ("session", "address", Form::Text),
             ("targets", "targets", Form::List),
+            ("to", "to", Form::Text),
             ("rate", "rate_bytes_per_second", Form::Size),
             ("force", "replace", Form::Flag),
         ],
@@ -228,6 +231,11 @@ mod tests {
         assert_eq!(
             of("recover web01/latest --to libvirt --new-uuid").unwrap(),
             json!({"kind": "recover", "address": "web01/latest", "to": "libvirt", "new_uuid": true})
+        );
+        assert_eq!(
+            of("recover web01/latest --to vcenter:vc01 --host esx1 --host esx2").unwrap(),
+            json!({"kind": "recover", "address": "web01/latest", "to": "vcenter:vc01",
+                "hosts": ["esx1", "esx2"]})
         );
         assert_eq!(
             of("move live/web01-1 vda=/images/a.qcow2 --rate 200M").unwrap(),

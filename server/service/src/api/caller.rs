@@ -265,7 +265,7 @@ fn is_typing(path: &str) -> bool {
 
 /// Requests and answers with a secret in them are not kept for repetitions.
 fn is_secret(path: &str) -> bool {
-    path == "/api/v1/tokens" || is_typing(path)
+    path == "/api/v1/tokens" || path.starts_with("/api/v1/hypervisors") || is_typing(path)
 }
 
 /// The password of `Authorization: Basic`, which is a token: CDI and QEMU's HTTP driver send no other

@@ -22,6 +22,7 @@ use utoipa_axum::routes;
 
 use super::caller::Caller;
 use super::console::{self, Machine};
+use super::hypervisors::{self, VsphereMachine};
 use super::input::{Body, Fields, Names};
 use super::problem::{blocking, Answer, Problem};
 use super::recovered::{self, Moved, Recovered};
@@ -219,8 +220,10 @@ struct SessionAndMachine {
     session: SessionDetails,
     /// The machine that runs on it; `null` if none does.
     running: Option<Machine>,
-    /// The machine that was recovered on it under a hypervisor; `null` if none was.
+    /// The machine that was recovered on it under libvirt; `null` if none was.
     recovered: Option<Recovered>,
+    /// The machine that was recovered on it under vCenter or ESXi; `null` if none was.
+    vsphere: Option<VsphereMachine>,
     /// The move of its disks to production storage, under way or done; `null` without one.
     moved: Option<Moved>,
 }
@@ -286,7 +289,8 @@ async fn read_session(
         let running = console::machine(&service, &name)?;
         let session = inventory.session(&name, detail)?;
         let (recovered, moved) = recovered::read(&service, &name)?;
-        Ok(SessionAndMachine { session, running, recovered, moved })
+        let vsphere = hypervisors::machine(&service, &name)?;
+        Ok(SessionAndMachine { session, running, recovered, vsphere, moved })
     })
     .await
 }

@@ -12,6 +12,7 @@ pub(crate) mod events;
 mod files;
 mod growth;
 mod host;
+mod hypervisors;
 mod input;
 mod jobs;
 mod machines;
@@ -27,6 +28,7 @@ mod stream;
 mod tokens;
 mod told;
 mod users;
+mod vsphere_starts;
 
 use std::time::Duration;
 
@@ -49,6 +51,7 @@ use crate::service::SharedService;
 use crate::web::Web;
 pub(crate) use caller::end_pending_answers;
 pub(crate) use problem::Problem;
+pub(crate) use recoveries::is_network;
 
 /// Maximum size of a request's body, in bytes.
 pub(super) const MAX_BODY_BYTES: usize = 256 << 10;
@@ -99,6 +102,7 @@ fn routes() -> OpenApiRouter<SharedService> {
                 .merge(difference::routes())
                 .merge(files::routes())
                 .merge(host::routes())
+                .merge(hypervisors::routes())
                 .merge(growth::routes())
                 .merge(console::routes())
                 .merge(runs::routes())

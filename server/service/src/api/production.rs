@@ -11,7 +11,9 @@ use coldrise_store::{Address, DiskName, PointName, SessionName};
 use serde::Deserialize;
 
 use super::starts::{disk, live, new_session, point, show, Command};
+use super::vsphere_starts::{vsphere_note_of, with_known_access};
 use crate::access::{Identity, Permission};
+use crate::hypervisors::vsphere_note;
 use crate::invalid::invalid;
 use crate::service::Service;
 
@@ -20,37 +22,37 @@ const CONNECTIONS: [&str; 2] = ["qemu:///system", "qemu:///session"];
 /// Maximum length of a text that is passed on, in bytes.
 const MAX_TEXT_BYTES: usize = 1024;
 
-/// The hypervisor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, utoipa::ToSchema)]
-#[serde(rename_all = "lowercase")]
-enum Hypervisor {
-    /// QEMU under libvirt, on the service's host.
-    Libvirt,
-}
-
 /// A machine to run under its own hypervisor.
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Recover {
     /// MACHINE/POINT, which is published first; or live/SESSION, to serve a recovered machine again.
-    address: String,
-    /// The hypervisor. Required unless `undo` is given.
-    to: Option<Hypervisor>,
-    /// Name of the machine, and of the session; as stored if absent.
-    name: Option<String>,
+    pub(super) address: String,
+    /// The hypervisor: libvirt on the service's host; vcenter:NAME or esxi:NAME, a server of GET /hypervisors.
+    /// Required unless `undo` is given.
+    to: Option<String>,
+    /// Under vCenter and ESXi: names of hosts in the inventory. The first one runs the machine, all get the datastore.
+    #[serde(default)]
+    #[schema(max_items = 64)]
+    pub(super) hosts: Vec<String>,
+    /// Name of the machine, and of the session; as stored if absent, under vCenter and ESXi with -recovered.
+    pub(super) name: Option<String>,
     /// A new UUID and new network addresses, so that it can run beside the original.
     #[serde(default)]
-    new_uuid: bool,
-    /// `none` (cards without a link), `same` (as stored), or the name of a network of libvirt; none if absent.
-    network: Option<String>,
+    pub(super) new_uuid: bool,
+    /// `none` (cards without a link), `same` (as stored), or, under libvirt, the name of a network; none if absent.
+    pub(super) network: Option<String>,
     /// URI of libvirt; qemu:///system if absent. Others than that and qemu:///session are for administrators.
-    connect: Option<String>,
+    pub(super) connect: Option<String>,
     /// End the machine of live/SESSION at once, and its session. Its writes become a restore point.
     #[serde(default)]
     undo: bool,
     /// With `undo`: discard the writes. Administrators only.
     #[serde(default)]
     discard: bool,
+    /// With `undo`: vCenter or ESXi is gone for good, so change nothing there. Administrators only.
+    #[serde(default)]
+    without_server: bool,
 }
 
 impl Recover {
@@ -58,12 +60,23 @@ impl Recover {
         if self.undo {
             return self.undo(service, caller);
         }
-        if self.discard {
-            return Err(invalid("discard: goes with undo"));
+        if self.discard || self.without_server {
+            return Err(invalid("discard, without_server: go with undo"));
         }
-        let Some(Hypervisor::Libvirt) = self.to else {
-            return Err(invalid("to: name the hypervisor: libvirt"));
-        };
+        match self.to.as_deref().map(|to| to.split_once(':').unwrap_or((to, ""))) {
+            Some(("libvirt", "")) => self.under_libvirt(service, caller),
+            Some(("vcenter" | "esxi", _)) => {
+                let to = self.to.clone().unwrap_or_default();
+                self.under_vsphere(service, caller, &to)
+            }
+            _ => Err(invalid("to: name the hypervisor: libvirt, vcenter:NAME or esxi:NAME")),
+        }
+    }
+
+    fn under_libvirt(self, service: &Service, caller: &Identity) -> Result<Command> {
+        if !self.hosts.is_empty() {
+            return Err(invalid("hosts: libvirt runs on the service's host only"));
+        }
         let connect = self.connect.as_deref().unwrap_or(CONNECTIONS[0]);
         if !CONNECTIONS.contains(&connect) {
             caller.allow_all(Permission::Administer)?;
@@ -92,17 +105,18 @@ impl Recover {
     }
 
     /// The machine and the address.
-    fn subject(&self, service: &Service, caller: &Identity) -> Result<(String, String)> {
+    pub(super) fn subject(&self, service: &Service, caller: &Identity) -> Result<(String, String)> {
         let Address::Live { session, disk: None } = self.address.parse::<Address>()? else {
             return point(caller, Permission::Operate, &self.address);
         };
         let has_options = self.name.is_some() || self.network.is_some() || self.connect.is_some();
-        if has_options || self.new_uuid {
+        if has_options || self.new_uuid || !self.hosts.is_empty() {
             let text = "live/SESSION goes on as it was started: give no other options";
             return Err(invalid(text));
         }
         let found = live(service, caller, Permission::Operate, &session)?;
-        if found.is_served {
+        // Under vCenter and ESXi another NFS server may serve them.
+        if found.is_served && vsphere_note(service, &session)?.is_none() {
             let text = format!("session {session} is in use: its machine has its disks");
             return Err(Error::new(ErrorKind::Busy, text));
         }
@@ -110,24 +124,33 @@ impl Recover {
     }
 
     fn undo(self, service: &Service, caller: &Identity) -> Result<Command> {
-        if self.to.is_some() || self.name.is_some() || self.network.is_some() || self.new_uuid {
-            return Err(invalid("undo: goes with address and discard only"));
+        let has_choices = self.to.is_some() || self.name.is_some() || self.network.is_some();
+        if has_choices || self.new_uuid || !self.hosts.is_empty() {
+            return Err(invalid("undo: goes with address, discard and without_server only"));
         }
         // What a session has captured exists nowhere else.
-        let permission = match self.discard {
+        let permission = match self.discard || self.without_server {
             true => Permission::Administer,
             false => Permission::Operate,
         };
         let session = session_of(&self.address)?;
         let found = live(service, caller, permission, &session)?;
-        Ok(Command::new("recover", Some(found.machine))
+        let command = Command::new("recover", Some(found.machine))
             .flag("undo", true)
             .flag("discard", self.discard)
-            .words([format!("live/{session}")]))
+            .flag("without-server", self.without_server);
+        let command = match vsphere_note(service, &session)? {
+            Some(note) if !self.without_server => {
+                with_known_access(service, command, &note.access.server)?
+            }
+            _ => command,
+        };
+        Ok(command.words([format!("live/{session}")]))
     }
 }
 
-/// A machine whose disks move to production storage while it runs. Administrators of all machines only.
+/// A machine whose disks move to production storage while it runs. To paths of the service's host: administrators of
+/// all machines only.
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Move {
@@ -137,20 +160,29 @@ pub(super) struct Move {
     /// host. Without any, an interrupted move is settled.
     #[serde(default)]
     #[schema(max_items = 256)]
-    targets: Vec<String>,
+    pub(super) targets: Vec<String>,
+    /// In place of `targets`: a datastore, for a machine that was recovered under vCenter.
+    pub(super) to: Option<String>,
     /// Bytes per second that it copies at most, all disks together; no limit if absent.
     #[schema(minimum = 65536)]
-    rate_bytes_per_second: Option<u64>,
+    pub(super) rate_bytes_per_second: Option<u64>,
     /// Overwrite existing files.
     #[serde(default)]
-    replace: bool,
+    pub(super) replace: bool,
 }
 
 impl Move {
     pub(super) fn command(self, service: &Service, caller: &Identity) -> Result<Command> {
-        caller.allow_all(Permission::Administer)?;
         let session = session_of(&self.address)?;
+        if vsphere_note_of(service, caller, &session)?.is_some() {
+            return self.to_datastore(service, caller, &session);
+        }
+        caller.allow_all(Permission::Administer)?;
         let found = live(service, caller, Permission::Administer, &session)?;
+        if self.to.is_some() {
+            let text = format!("to: no machine was recovered under vCenter on session {session}");
+            return Err(invalid(text));
+        }
         crate::jobs::check_rate(self.rate_bytes_per_second)?;
         let targets = self.targets.iter().map(|text| move_target(service, text));
         let targets = targets.collect::<Result<Vec<_>>>()?;
@@ -316,7 +348,7 @@ fn check_absolute(service: &Service, path: &str) -> Result<()> {
     service.options.refuse_own_files(path)
 }
 
-fn check_text(text: &str) -> Result<()> {
+pub(super) fn check_text(text: &str) -> Result<()> {
     if text.is_empty() || text.len() > MAX_TEXT_BYTES || text.chars().any(char::is_control) {
         let text = format!("give 1 to {MAX_TEXT_BYTES} bytes without control characters");
         return Err(invalid(text));

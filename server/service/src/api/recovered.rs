@@ -81,8 +81,7 @@ pub(super) fn read(
     let moved = move_state(&repository, session)?.map(Moved::from);
     let notes = SessionNotes::of(&repository, session)?;
     let Some(note) = RecoveryNote::read(&notes)? else { return Ok((None, moved)) };
-    let is_of_session = |run: &RunRecord| field(run, "session") == Some(session.as_str());
-    let run = service.runs.running("recover")?.into_iter().find(is_of_session);
+    let run = serving_run(service, session)?;
     let recovered = Recovered {
         hypervisor: "libvirt",
         connect: note.connect,
@@ -92,6 +91,15 @@ pub(super) fn read(
         run: run.map(|run| run.id),
     };
     Ok((Some(recovered), moved))
+}
+
+/// The run of `recover` that serves a session's disks.
+///
+/// # Errors
+/// Those of reading runs.
+pub(super) fn serving_run(service: &Service, session: &SessionName) -> Result<Option<RunRecord>> {
+    let is_of_session = |run: &RunRecord| field(run, "session") == Some(session.as_str());
+    Ok(service.runs.running("recover")?.into_iter().find(is_of_session))
 }
 
 /// A word of the last progress of a run.

@@ -228,7 +228,7 @@ impl Serve {
 }
 
 /// Whether a text is an address, or a network of addresses.
-fn is_network(text: &str) -> bool {
+pub(crate) fn is_network(text: &str) -> bool {
     let (address, bits) = text.split_once('/').unwrap_or((text, "0"));
     let Ok(address) = address.parse::<IpAddr>() else { return false };
     let max_bits = if address.is_ipv4() { 32 } else { 128 };

@@ -39,6 +39,7 @@ pub(crate) use alarms::{all_alarms, no_alarm, Alarm};
 pub(crate) use condition::Severity;
 pub(crate) use delivery::{deliver, send_test};
 pub(crate) use evaluation::evaluate;
+pub(crate) use secret_file::check_name as check_secret_name;
 pub(crate) use space::Drive;
 
 /// What the parts of this module share, and others ask.

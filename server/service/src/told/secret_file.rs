@@ -1,4 +1,4 @@
-//! Secrets of targets in files: `STATE/secrets/NAME`.
+//! Secrets of targets and hypervisors in files: `STATE/secrets/NAME`.
 
 use std::io::Read;
 use std::path::Path;
@@ -13,7 +13,7 @@ const MAX_BYTES: usize = 4096;
 ///
 /// # Errors
 /// `InvalidInput`.
-pub(super) fn check_name(name: &str) -> Result<()> {
+pub(crate) fn check_name(name: &str) -> Result<()> {
     let is_allowed = |c: u8| c.is_ascii_alphanumeric() || b"._-".contains(&c);
     if name.is_empty() || name.len() > 100 || name.starts_with('.') || !name.bytes().all(is_allowed)
     {

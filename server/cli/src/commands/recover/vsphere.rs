@@ -22,6 +22,7 @@ use super::{place, NetworkChoice, RecoverArguments};
 use crate::ganesha::{Ganesha, NfsOptions, PATH};
 use crate::invocation::Invocation;
 use crate::report::Report;
+use crate::run_record;
 use crate::signals::ChildSignals;
 use crate::targets::tell_newer;
 
@@ -36,6 +37,8 @@ const CLOSE_PATIENCE: Duration = Duration::from_secs(90);
 const INTERVAL: Duration = Duration::from_millis(100);
 /// Interval of reading the note.
 const NOTE_INTERVAL: Duration = Duration::from_secs(1);
+/// Interval of recording that it serves: readers look at the end of the run's log only.
+const RECORD_INTERVAL: Duration = Duration::from_secs(60);
 
 /// A machine that starts.
 struct Recovery {
@@ -75,7 +78,7 @@ pub(super) fn run(
     tell_running(invocation, &session, &note, ganesha.is_some());
     let state = match ganesha {
         None => "running",
-        Some(ganesha) => serve(&repository, &session, ganesha, &signals)?,
+        Some(ganesha) => serve(&repository, &session, &note, ganesha, &signals)?,
     };
     Ok(report(invocation, &session, &note, state))
 }
@@ -252,12 +255,18 @@ fn withdraw(
 fn serve(
     repository: &Arc<Repository>,
     session: &SessionName,
+    note: &VsphereNote,
     mut ganesha: Ganesha,
     signals: &RefCell<ChildSignals>,
 ) -> Result<&'static str> {
     let mut signals = signals.borrow_mut();
-    let mut read = Instant::now();
+    let (mut read, mut recorded) = (Instant::now(), None::<Instant>);
     loop {
+        let is_known = recorded.is_some_and(|at| at.elapsed() < RECORD_INTERVAL);
+        if !is_known && run_record::is_progress_due() {
+            recorded = Some(Instant::now());
+            answer::record(session, note);
+        }
         if signals.was_asked_to_end() {
             ganesha.stop(Some(&mut signals))?;
             return Ok("stalled");

@@ -9,6 +9,7 @@ use serde_json::json;
 
 use crate::invocation::Invocation;
 use crate::report::{print_line, Report};
+use crate::run_record;
 use crate::units::show_duration;
 
 /// Says that the machine runs, while this command goes on.
@@ -29,6 +30,14 @@ pub(super) fn tell_running(
             running_text(session, note, invocation.elapsed())
         ));
     }
+}
+
+/// Records in the run that it serves the machine's disks.
+pub(super) fn record(session: &SessionName, note: &VsphereNote) {
+    run_record::progress(
+        json!({ "phase": "serving", "session": session.as_str(), "domain": note.name,
+                                 "server": note.access.server, "datastore": note.datastore }),
+    );
 }
 
 fn running_text(session: &SessionName, note: &VsphereNote, elapsed: Duration) -> String {
