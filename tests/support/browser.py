@@ -11,6 +11,7 @@ AXE = ROOT / "web" / "node_modules" / "axe-core" / "axe.min.js"
 PACKAGES = ROOT / "build" / "playwright"
 CHROMIUM = pathlib.Path("/usr/lib/chromium/chromium")
 PASSWORD = "correct horse battery"
+LOOKS = {"light": ("light", 1280), "dark": ("dark", 1280), "phone": ("light", 390)}
 
 
 def missing():
@@ -33,6 +34,20 @@ def chromium():
             yield browser
         finally:
             browser.close()
+
+
+def look(visitor, *words):
+    """What axe finds, light, dark and on a phone, when the words are there."""
+    page, found = visitor.page, {}
+    for name, (scheme, width) in LOOKS.items():
+        page.emulate_media(color_scheme=scheme)
+        page.set_viewport_size({"width": width, "height": 844})
+        for word in words:
+            page.get_by_text(word).first.wait_for()
+        found[name] = visitor.violations()
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{name} is wider than the window"
+    page.set_viewport_size({"width": 1280, "height": 800})
+    assert not any(found.values()), found
 
 
 class Visitor:

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 
 CLONE_NEWNET = 0x40000000
 
@@ -20,10 +21,29 @@ mount -t tmpfs tmpfs /run && echo ready && exec sleep infinity
 """
 
 
+RELAY = """
+import socket, sys, threading
+listener, port = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
+def copy(one, other):
+    try:
+        while data := one.recv(65536):
+            other.sendall(data)
+        other.shutdown(socket.SHUT_WR)
+    except OSError:
+        pass
+while True:
+    near, _ = listener.accept()
+    far = socket.create_connection(("127.0.0.1", port))
+    for pair in ((near, far), (far, near)):
+        threading.Thread(target=copy, args=pair, daemon=True).start()
+"""
+
+
 class Network:
     """A network namespace, and a /run for rpcbind's socket."""
 
     def __init__(self):
+        self.relays = []
         command = ["unshare", "--net", "--mount"]
         if os.geteuid() != 0:
             command.append("--map-root-user")
@@ -61,6 +81,18 @@ class Network:
         with concurrent.futures.ThreadPoolExecutor(max_workers=1) as pool:
             return pool.submit(connect).result()
 
+    def relay(self, port):
+        """Programs outside reach this port of the network at the same port of their own loopback address, until
+        the network is closed."""
+        with socket.socket() as listener:
+            # It stays in the network of its maker.
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(("127.0.0.1", port))
+            listener.listen(64)
+            self.relays.append(subprocess.Popen(
+                self.command(sys.executable, "-c", RELAY, listener.fileno(), port), stdin=subprocess.DEVNULL,
+                pass_fds=[listener.fileno()]))
+
     def close(self):
         """Ends all processes in it: rpcbind remains if a test killed its parent."""
         network = os.readlink(f"/proc/{self.process.pid}/ns/net")
@@ -68,5 +100,7 @@ class Network:
             with contextlib.suppress(OSError):
                 if os.readlink(f"/proc/{process}/ns/net") == network:
                     os.kill(int(process), signal.SIGKILL)
+        for relay in self.relays:
+            relay.wait()
         self.process.wait()
         self.process.stdout.close()

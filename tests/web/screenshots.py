@@ -61,6 +61,7 @@ def pages(made):
         "about": ("about", None),
         "keys": ("about", keys),
         "user-new": ("access", new("New user")),
+        "hypervisor-new": ("access", new("New hypervisor")),
         "target-new": ("notifications", new("New target")),
     }
 

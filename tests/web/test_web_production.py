@@ -8,8 +8,6 @@ from support.libvirt import Libvirt
 from support.nbdserver import wait_until
 from support.service import Coldrised
 
-LOOKS = {"light": ("light", 1280), "dark": ("dark", 1280), "phone": ("light", 390)}
-
 
 @pytest.fixture
 def libvirt():
@@ -32,20 +30,6 @@ def service(coldrise, tmp_path, own_tmp, libvirt):
         wait_until(lambda: not service.get("runs?state=running")["runs"], "the servers end")
 
 
-def look(visitor, *words):
-    """What axe finds, light, dark and on a phone, when the words are there."""
-    page, found = visitor.page, {}
-    for name, (scheme, width) in LOOKS.items():
-        page.emulate_media(color_scheme=scheme)
-        page.set_viewport_size({"width": width, "height": 844})
-        for word in words:
-            page.get_by_text(word).first.wait_for()
-        found[name] = visitor.violations()
-        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{name} is wider than the window"
-    page.set_viewport_size({"width": 1280, "height": 800})
-    assert not any(found.values()), found
-
-
 def test_a_machine_is_recovered_under_libvirt_and_moved(service, libvirt, visit):
     visitor = visit(service)
     visitor.log_in("operator")
@@ -56,7 +40,7 @@ def test_a_machine_is_recovered_under_libvirt_and_moved(service, libvirt, visit)
     drawer.get_by_label("Run under libvirt").check()
     drawer.get_by_text("--to libvirt").wait_for()
     assert drawer.get_by_label("Connection").count() == 0, "sockets of the host are for administrators"
-    look(visitor, "It can be moved later, while it runs.")
+    browser.look(visitor, "It can be moved later, while it runs.")
     drawer.get_by_role("button", name="Start").click()
     page.get_by_role("heading", name="web01-1").wait_for(timeout=30_000)
     production = page.get_by_role("region", name="Production")
@@ -105,7 +89,7 @@ def move(visitor, libvirt):
     target.fill(f"{folder}/web01.qcow2")
     form.get_by_label("At most").fill("1")
     form.get_by_text("--rate 1M").wait_for()
-    look(visitor, "Safe to cancel until the switch.")
+    browser.look(visitor, "Safe to cancel until the switch.")
     form.get_by_role("button", name="Move").click()
     production.get_by_text("Safe to cancel").wait_for()
     production.get_by_role("progressbar", name="Move").wait_for()
@@ -124,7 +108,7 @@ def move(visitor, libvirt):
     production.get_by_text("virsh define web01.xml").wait_for()
     page.locator("dd", has_text="its writes waited").wait_for()
     assert str(folder / "web01.qcow2") in libvirt.virsh("domblklist", "web01")
-    look(visitor, "virsh define web01.xml")
+    browser.look(visitor, "virsh define web01.xml")
     page.get_by_role("button", name="Seal and end").click()
     page.get_by_text("Seal and end: done.").wait_for()
 
@@ -147,7 +131,7 @@ def test_a_disk_is_rolled_back_after_its_numbers_were_seen(service, visit, tmp_p
     form.get_by_role("button", name="Compare").click()
     form.get_by_text("It would write 8.0 KiB in 1 range.").wait_for(timeout=30_000)
     assert path.read_bytes() == changed
-    look(visitor, "It would write")
+    browser.look(visitor, "It would write")
     # Other targets were not compared.
     form.get_by_label("Disk vda").fill("/dev/null")
     assert form.get_by_role("button", name="Roll back, write").count() == 0

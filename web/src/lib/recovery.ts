@@ -1,11 +1,11 @@
 // What the Recover drawer starts: the same choices as requests, as command lines and in words.
-import type { Hardware, Host, Start } from '../api/schema';
+import type { Hardware, Host, Hypervisor, Start } from '../api/schema';
 import { commandLine, shellLine } from './command_line';
 import type { Point } from './points';
 import { serverOf, type Protocol, type Server } from './servers';
 import { size } from './units';
 
-export type Way = 'boot' | 'libvirt' | 'nbd' | 'nfs' | 'restore' | 'download';
+export type Way = 'boot' | 'libvirt' | 'vsphere' | 'nbd' | 'nfs' | 'restore' | 'download';
 
 export interface Choices {
   session: string;
@@ -33,13 +33,19 @@ export interface Choices {
   networkName: string;
   /** URI of libvirt; empty: the system's. */
   connect: string;
+  /** Name of the vCenter or ESXi; empty: the first. */
+  hypervisor: string;
+  /** The host of it that runs the machine; empty: its only one. */
+  host: string;
+  /** Hosts that get the datastore, too. */
+  otherHosts: string[];
 }
 
 export function firstChoices(): Choices {
   return {
     session: '', memory: null, cpus: null, network: 'isolated', isForOthers: false, listen: '', clients: '',
     tls: 'certificates', tlsPath: '', disk: '', format: 'qcow2', target: '', isReplacing: false,
-    name: '', isNew: false, link: 'none', networkName: '', connect: '',
+    name: '', isNew: false, link: 'none', networkName: '', connect: '', hypervisor: '', host: '', otherHosts: [],
   };
 }
 
@@ -93,6 +99,22 @@ export function libvirtPlan(point: Point, choices: Choices): Plan {
       ...(link === 'none' ? [] : ['--network', network || 'NETWORK']), ...(connect ? ['--connect', connect] : []))],
     will: 'Publishes the point as a session and starts the machine on it under libvirt on this host, with the hardware that was stored. Its '
       + 'disks stay in the backup until they are moved to production. If it does not start, nothing is left, and its run says why.',
+    clocks: 'Usable within seconds; nothing is moved. It can be moved later, while it runs.',
+  };
+}
+
+export function vspherePlan(point: Point, choices: Choices, server: Hypervisor): Plan {
+  const { name, isNew, link, host, otherHosts } = choices;
+  const to = `${server.kind}:${server.name}`;
+  const hosts = [host, ...otherHosts.filter((other) => other !== host)].filter(Boolean);
+  const network = link === 'same' ? 'same' : 'none';
+  return {
+    starts: [{ kind: 'recover', address: point.address, to, hosts, network, new_uuid: isNew, ...(name ? { name } : {}) }],
+    lines: [commandLine('--server', location.origin, '--token-file', 'TOKEN', 'recover', point.address, '--to', to,
+      ...hosts.flatMap((one) => ['--host', one]), ...(name ? ['--name', name] : []), isNew && '--new-uuid',
+      ...(network === 'same' ? ['--network', 'same'] : []))],
+    will: `Publishes the point as a session, mounts it on the host over NFS as a datastore, registers the machine from there and powers it on. `
+      + 'If a step fails, everything is undone, and its run says why.',
     clocks: 'Usable within seconds; nothing is moved. It can be moved later, while it runs.',
   };
 }

@@ -85,7 +85,8 @@ export async function servedSession(id: string): Promise<string> {
   for (;;) {
     // A run that has not begun is not known yet.
     const run = await call('GET /runs/{id}', { path: { id } }).catch(() => undefined);
-    const session: unknown = run?.progress?.['session'];
+    // One that needs nobody to serve it has ended already.
+    const session: unknown = run?.progress?.['session'] ?? (run?.state === 'ok' ? run.result?.counts?.['session'] : undefined);
     if (typeof session === 'string') return session;
     if (run && run.state !== 'running') throw new Error(run.state === 'cancelled' ? 'It was cancelled.' : failureOf(run));
     await new Promise((resolve) => setTimeout(resolve, LOOKING_MS));
