@@ -37,34 +37,38 @@ def shim(tmp_path_factory):
     return build_shim(tmp_path_factory.mktemp("shim"))
 
 
+@pytest.fixture(scope="module")
+def references():
+    """By the operation's name: its undisturbed run, which both tests compare with."""
+    return {}
+
+
+# The calls that an undisturbed operation makes, and the files and bytes that it leaves.
+Reference = collections.namedtuple("Reference", "counts files size")
+
+
 class Place:
     """Where one thread works."""
 
-    def __init__(self, fixture, shim, directory):
+    def __init__(self, fixture, shim, references, directory):
         self.fixture = fixture
         self.shim = shim
         self.directory = directory
         self.scene = Scene(fixture, directory)
-        self.references = {}
-
-    def counts(self, operation):
-        """The calls of an operation that nothing disturbs."""
-        with self._prepared(operation) as (coldrise, scene):
-            faults = Faults(self.shim, self.directory, coldrise.repository)
-            code, messages = operation.run(coldrise, faults, scene)
-            assert code == 0, f"{operation.name}: {code}: {messages}"
-            return faults.counts()
+        self.references = references
 
     def reference(self, operation):
-        """What an operation, and the same again, leave after two gcs."""
+        """What an operation that nothing disturbs, and the same again, leave after two gcs."""
         if operation.name not in self.references:
             with self._prepared(operation) as (coldrise, scene):
                 faults = Faults(self.shim, self.directory, coldrise.repository)
-                operation.run(coldrise, faults, scene)
+                code, messages = operation.run(coldrise, faults, scene)
+                assert code == 0, f"{operation.name}: {code}: {messages}"
+                counts = faults.counts()
                 operation.settle(coldrise, scene)
                 operation.repeat(coldrise, scene)
                 operation.settle(coldrise, scene)
-                self.references[operation.name] = self._left(coldrise)
+                self.references[operation.name] = Reference(counts, *self._left(coldrise))
         return self.references[operation.name]
 
     def judge(self, operation, fault, is_thorough):
@@ -86,8 +90,8 @@ class Place:
             # After the gcs: a marker that could not be made is left to a writer.
             done = coldrise.run("verify")
             assert done.returncode == 0, done.stdout
-            assert not files - reference[0], f"left behind: {files - reference[0]}"
-            assert size <= reference[1] * 1.2 + 256 * KIB, f"{size} bytes, {reference[1]} without"
+            assert not files - reference.files, f"left behind: {files - reference.files}"
+            assert size <= reference.size * 1.2 + 256 * KIB, f"{size} bytes, {reference.size} without"
             return code
 
     def _prepared(self, operation):
@@ -171,15 +175,15 @@ def sample(found, wanted, numbers):
     return chosen
 
 
-def run(request, fixture, shim, tmp_path, wanted, actions):
+def run(request, fixture, shim, references, tmp_path, wanted, actions):
     numbers = random.Random(request.config.getoption("--fault-seed"))
     only = request.config.getoption("--fault-operation")
     family = request.config.getoption("--fault-family")
     operations = [o for o in OPERATIONS if only is None or o.name == only]
-    places = [Place(fixture, shim, tmp_path / f"place{n}") for n in range(WORKERS)]
+    places = [Place(fixture, shim, references, tmp_path / f"place{n}") for n in range(WORKERS)]
     found = []
     for operation in operations:
-        faults = faults_of(places[0].counts(operation), actions)
+        faults = faults_of(places[0].reference(operation).counts, actions)
         found.append([(operation, fault) for fault in faults if family in (None, fault.family)])
     total = sum(map(len, found))
     if wanted:
@@ -214,11 +218,11 @@ def run(request, fixture, shim, tmp_path, wanted, actions):
     assert not broken, f"{len(broken)} broken, first: {broken[0]}"
 
 
-def test_a_file_operation_that_fails_loses_nothing(request, fixture, shim, tmp_path):
+def test_a_file_operation_that_fails_loses_nothing(request, fixture, shim, references, tmp_path):
     wanted = request.config.getoption("--faults")
-    run(request, fixture, shim, tmp_path, wanted, ("EIO", "ENOSPC", "short"))
+    run(request, fixture, shim, references, tmp_path, wanted, ("EIO", "ENOSPC", "short"))
 
 
-def test_a_process_killed_at_a_file_operation_loses_nothing(request, fixture, shim, tmp_path):
+def test_a_process_killed_at_a_file_operation_loses_nothing(request, fixture, shim, references, tmp_path):
     wanted = request.config.getoption("--kills")
-    run(request, fixture, shim, tmp_path, wanted, ("kill before", "kill after"))
+    run(request, fixture, shim, references, tmp_path, wanted, ("kill before", "kill after"))
