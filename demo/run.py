@@ -64,6 +64,7 @@ class Demo:
     coldrise: Path
     work: Path
     cleanup: contextlib.ExitStack
+    cpus: int
     figures: dict = dataclasses.field(default_factory=dict)
 
     def __post_init__(self):
@@ -109,7 +110,7 @@ class Demo:
                             f"last line: see {log}") from None
 
     def guest(self, disk, name: str) -> Guest:
-        return Guest([disk], log=self.logs / f"console-{name}.log")
+        return Guest([disk], log=self.logs / f"console-{name}.log", cpus=self.cpus)
 
     def nbd_uri(self, export: str) -> str:
         return f"nbd+unix:///{export}?socket={self.socket}"
@@ -292,7 +293,7 @@ def _boot(demo: Demo, disk, name: str, inside=None) -> float:
 def _boot_command(demo: Demo, protocol: str) -> float:
     """Boots the synthetic point as a user would: the command starts and ends the server."""
     command = [demo.coldrise, "boot", demo.figures["sealed_address"], "--over", protocol, "--discard",
-               "--memory", "1G", "--cpus", "2"]
+               "--memory", "1G", "--cpus", demo.cpus]
     with Guest([], log=demo.logs / f"console-boot-{protocol}.log", boot=command,
                environment=demo.environment) as guest:
         seconds = guest.wait_for_login(BOOT_SECONDS)
@@ -412,6 +413,7 @@ def main() -> int:
     parser.add_argument("--build-dir", type=Path, default=PROJECT / "target/release",
                         help="folder with the coldrise program (default: target/release)")
     parser.add_argument("--work-dir", type=Path, help="where to put the temporary folder (default: $TMPDIR or /tmp)")
+    parser.add_argument("--cpus", type=int, default=2, help="processors of the guest (default: 2)")
     parser.add_argument("--keep", action="store_true", help="keep the temporary folder with repository and images")
     arguments = parser.parse_args()
 
@@ -431,7 +433,7 @@ def main() -> int:
                   f"needed; name another folder with --work-dir")
             return 1
         with contextlib.ExitStack() as cleanup:
-            demo = Demo(coldrise, work, cleanup)
+            demo = Demo(coldrise, work, cleanup, arguments.cpus)
             run_steps(demo)
         print_table(demo.figures)
         succeeded = True
