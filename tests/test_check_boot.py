@@ -141,13 +141,13 @@ exec 3<>$port
 while read -r line <&3; do
     case $line in
         *guest-sync*) echo "{\\"return\\": $(echo "$line" | sed 's/.*"id":\\([0-9]*\\).*/\\1/')}" >&3;;
-        *guest-ping*) echo '{"return": {}}' >&3;;
+        *guest-ping*) echo '{"return": {}}' >&3; touch /run/agent-answered;;
     esac
 done
 """
 WORD = """port=/dev/virtio-ports/org.coldrise.check
-until [ -c $port ]; do sleep 1; done
-sleep 30
+until [ -c $port ] && [ -e /run/agent-answered ]; do sleep 1; done
+sleep 5
 echo ok all services run >$port
 """
 
