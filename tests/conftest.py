@@ -47,17 +47,20 @@ def pytest_addoption(parser):
     group.addoption("--boot-files", type=int, default=3, help="files that a guest boots from (3; of 7)")
     group.addoption("--service-kills", type=int, default=20, help="kills of the service (20)")
     group.addoption("--idle-connections", type=int, default=1500, help="connections that ask nothing (1500)")
-    group.addoption("--libvirt-backups", type=int, default=20, help="backups of a libvirt domain under load (20)")
+    group.addoption("--libvirt-backups", type=int, default=8, help="backups of a libvirt domain under load (8)")
     group.addoption("--api-examples", type=int, default=8, help="generated requests per operation (8)")
     group.addoption("--crash-seed", type=int, help="repeat the run of this seed")
 
 
-# The files with the longest tests, over a minute each on two idle processors. They start
-# first: one that starts last would leave the other workers idle. Guests need a processor and
-# the others mostly wait, so they alternate.
-LONG_FILES = ["test_nfs_kernel", "test_faults", "test_demo", "test_mutations", "test_mount_boot",
-              "test_crash", "test_package", "test_cli_fold", "test_check_boot", "test_service_console",
-              "test_service_away", "test_web_recovery"]
+# The files that take longest start first, in this order: one that starts last would leave the
+# other workers idle. Those with guests need a processor and the others mostly wait, so they alternate.
+LONG_FILES = ["test_package", "test_cli_restore_formats", "test_check_boot", "test_cli_repair",
+              "test_nfs_kernel", "test_formats", "test_mount_boot", "test_cli_gc", "test_demo",
+              "test_cli_prune", "test_backup_libvirt", "test_crash", "test_files", "test_cli_full_disk",
+              "test_files_versions", "test_faults", "test_mutations", "test_cli_repair_lists",
+              "test_service_console", "test_cli_errors", "test_backup_running", "test_files_hostile",
+              "test_import_hostile", "test_cli_fold", "test_nbd_live_formats", "test_backups_at_once",
+              "test_recover", "test_web_states", "test_web_recovery", "test_service_away"]
 
 
 def pytest_collection_modifyitems(items):
