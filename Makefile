@@ -55,10 +55,15 @@ build-deps: ## Install what building needs
 run-deps: build-deps ## Install what booting a guest needs
 	$(call install,$(RUN_PACKAGES))
 
-.PHONY: test-deps
-test-deps: run-deps ## Install what the tests need
+.PHONY: test-packages
+test-packages: run-deps
 	$(call install,$(TEST_PACKAGES))
-	@$(MAKE) --no-print-directory build/python/installed build/schemathesis/installed $(VCSIM)
+
+TEST_TOOLS := build/python/installed build/schemathesis/installed $(VCSIM)
+
+.PHONY: test-deps
+test-deps: test-packages ## Install what the tests need
+	@$(MAKE) --no-print-directory $(TEST_TOOLS)
 
 # Into a separate folder: the system's Python is unchanged.
 build/python/installed: tests/python-packages.txt
@@ -102,7 +107,7 @@ demo-service: run-deps ## Let the service back up and boot-check a guest every m
 	$(PYTHON) demo/service.py --build-dir $(BUILD_DIR)
 
 # More workers than processors: half of a test's time is waiting, for syncs and for servers.
-TEST_WORKERS ?= $(shell echo $$((2 * $$(nproc))))
+TEST_WORKERS ?= $(shell echo $$((3 * $$(nproc))))
 
 CARGO_TEST := test --release --locked --workspace --tests
 
@@ -111,13 +116,23 @@ test-programs: build
 	$(CARGO) $(CARGO_TEST) --no-run
 	$(CARGO) build --release --locked --workspace --example lay_out
 
-# The images come from the network while the compiler needs the processors.
+# Images and tools come from the network while the compiler needs the processors. The page is built
+# beside the test programs, and the tests of both kinds run side by side: each leaves processors idle.
 .PHONY: test
-test: test-deps web-test-deps ganesha-deps ## Run all tests
-	@$(MAKE) --no-print-directory -j2 test-programs guest systemd-guest web/node_modules/installed \
-	    $(GANESHA_DIR)/configured/include/config.h
-	@$(MAKE) --no-print-directory ganesha-fsal web
-	$(CARGO) $(CARGO_TEST) --no-fail-fast
+test: test-packages web-test-packages ganesha-deps ## Run all tests
+	@$(MAKE) --no-print-directory -j3 build guest systemd-guest $(TEST_TOOLS) build/playwright/installed \
+	    web/node_modules/installed $(GANESHA_DIR)/configured/include/config.h
+	@$(MAKE) --no-print-directory -j2 test-programs web ganesha-fsal
+	@$(MAKE) --no-print-directory -j2 --keep-going run-rust-tests run-python-tests
+
+# Its lines would be between those of the other tests: they are shown at the end.
+.PHONY: run-rust-tests
+run-rust-tests:
+	@$(CARGO) $(CARGO_TEST) --no-fail-fast > build/rust-tests.log 2>&1; status=$$?; \
+	    cat build/rust-tests.log; exit $$status
+
+.PHONY: run-python-tests
+run-python-tests:
 	$(PYTHON) -m pytest -q -n $(TEST_WORKERS) --dist loadfile tests
 
 .PHONY: test-crash

@@ -38,9 +38,12 @@ $(WEB)/index.html: $(WEB_SOURCES) web/src/api/schema.ts
 	cd web && $(WEB_NODE:build/%=../build/%) node_modules/vite/bin/vite.js build --logLevel warn
 	find $(WEB) -type f \( -name '*.js' -o -name '*.css' -o -name '*.html' -o -name '*.svg' \) -exec gzip -9 -n -k -f {} +
 
-.PHONY: web-test-deps
-web-test-deps: ## Install what the tests of the page need: Chromium, Playwright
+.PHONY: web-test-packages
+web-test-packages:
 	$(call install,chromium fonts-dejavu-core libatomic1 python3-pip)
+
+.PHONY: web-test-deps
+web-test-deps: web-test-packages ## Install what the tests of the page need: Chromium, Playwright
 	@$(MAKE) --no-print-directory build/playwright/installed
 
 build/playwright/installed: tests/playwright-packages.txt
