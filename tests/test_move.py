@@ -7,8 +7,9 @@ import subprocess
 
 import pytest
 
+from support.block_device import block_device
 from support.image import Image
-from support.running import COUNTER_OFFSET, COUNTING_SECTOR
+from support.running import BUSY_SECTOR, COUNTER_OFFSET, counter_in_use
 from support.running_machine import Machine, Relay, Writer, kill
 from support.nbdserver import wait_until
 
@@ -57,14 +58,6 @@ def counter(path, image_format="raw"):
                         f"if={path}", f"of={copy}"], check=True, capture_output=True)
         return int.from_bytes(copy.read_bytes()[:512], "little")
     return int.from_bytes(done.stdout[:512], "little")
-
-
-def counter_at(path, offset):
-    """A counter of the guest in a target that QEMU uses."""
-    command = f"qemu-io -U -r -f {'qcow2' if path.suffix == '.qcow2' else 'raw'} -c 'read -v {offset} 512' {path}"
-    said = subprocess.run(command, shell=True, capture_output=True, text=True, check=True).stdout
-    first = next(line for line in said.splitlines() if line.startswith(f"{offset:08x}:"))
-    return int.from_bytes(bytes.fromhex("".join(first.split()[1:5])), "little")
 
 
 def counters(coldrise, address, folder):
@@ -136,6 +129,40 @@ def test_the_moved_disks_have_every_byte(coldrise, machine, targets, exports):
         assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_block_devices_are_targets(coldrise, machine, targets, tmp_path):
+    with block_device(tmp_path / "device", SIZE + 8 * MIB) as device:
+        onto = {**targets, "vdb": f"raw:{device}"}
+
+        def refused(word, code, *options):
+            done = coldrise.run("move", "live/rescue", *words(onto), "--qmp", machine.qmp, *options)
+            assert done.returncode == code and word in done.stderr, done.stderr
+            assert not targets["vda"].exists() and not machine.jobs()
+
+        refused("is not empty", 1)
+        with block_device(tmp_path / "small", SIZE - MIB) as small:
+            onto["vdb"] = small
+            refused("choose a larger device", 1, "--force")
+        onto["vdb"] = device
+        mounted = tmp_path / "mounted"
+        mounted.mkdir()
+        subprocess.run(["mkfs.ext4", "-q", device], check=True)
+        subprocess.run(["mount", device, mounted], check=True)
+        try:
+            refused("is in use", 11, "--force")
+        finally:
+            subprocess.run(["umount", mounted], check=True)
+        moved = coldrise.json("move", "live/rescue", *words(onto), "--qmp", machine.qmp, "--force")
+        assert [disk["is_moved"] for disk in moved["disks"]] == [True, True]
+        # The machine's disk keeps its size, although the device is larger.
+        sizes = [entry["inserted"]["image"]["virtual-size"] for entry in machine.monitor.execute("query-block")]
+        assert sizes == [SIZE, SIZE]
+        machine.kill()
+        stored = tmp_path / "stored.raw"
+        coldrise.json("restore", f"{moved['address']}/vdb", stored)
+        with open(device, "rb") as file:
+            assert file.read(SIZE) == stored.read_bytes()
+
+
 @pytest.fixture
 def busy(coldrise, nbdkit, own_tmp, tmp_path):
     """A machine that writes the same places again and again, faster than a slow copy follows."""
@@ -146,7 +173,7 @@ def busy(coldrise, nbdkit, own_tmp, tmp_path):
         disks[name] = disk.save(tmp_path / f"{name}.raw")
     exports = coldrise.publish(coldrise.backup("web01", **disks), "rescue")
     server = nbdkit()
-    with Machine(own_tmp / "machine", server.socket, exports, COUNTING_SECTOR) as machine:
+    with Machine(own_tmp / "machine", server.socket, exports, BUSY_SECTOR) as machine:
         machine.server = server
 
         def rounds():
@@ -165,8 +192,8 @@ def test_a_machine_that_writes_too_fast_is_held_for_the_rest(coldrise, busy, tar
     assert all(disk["is_moved"] for disk in moved["disks"]) and all("/dev/fdset/" in file for file in busy.files()[-2:])
     # It runs on, and writes to the targets.
     assert busy.monitor.execute("query-status")["status"] == "running"
-    before = counter_at(targets["vda"], COUNTER_OFFSET)
-    wait_until(lambda: counter_at(targets["vda"], COUNTER_OFFSET) > before, "the machine goes on")
+    before = counter_in_use(targets["vda"], COUNTER_OFFSET)
+    wait_until(lambda: counter_in_use(targets["vda"], COUNTER_OFFSET) > before, "the machine goes on")
 
 
 def test_a_move_killed_while_it_holds_the_machine_is_settled(coldrise, busy, targets, own_tmp):

@@ -2,16 +2,19 @@
 
 import json
 import os
+import pathlib
 import signal
 import subprocess
 
 import pytest
 
 from support import counting_machine
+from support.block_device import block_device
 from support.counting_machine import CODE, MIB, UUID, XML, count
 from support.killed_at import killed_at
 from support.libvirt import QEMU_USER, Libvirt
 from support.nbdserver import wait_until
+from support.running import COUNTER_OFFSET, counter_in_use
 
 
 @pytest.fixture(scope="module")
@@ -138,13 +141,7 @@ def test_a_recovered_machine_moves_while_it_runs(coldrise, libvirt, recover, tmp
     assert target.stat().st_blocks * 512 < 8 * MIB
     sealed = count(coldrise, moved["address"], tmp_path)
 
-    def goes_on():
-        copy = tmp_path / "moved.raw"
-        subprocess.run(["qemu-img", "dd", "-U", "-f", "qcow2", "-O", "raw", "bs=512", "count=2",
-                        f"if={target}", f"of={copy}"], check=True, capture_output=True)
-        return int.from_bytes(copy.read_bytes()[512:516], "little") > sealed
-
-    wait_until(goes_on, "the machine writes to its new disk")
+    wait_until(lambda: counter_in_use(target, 512) > sealed, "the machine writes to its new disk")
     for command in (["recover", "live/web01-1", "--to", "libvirt"], ["recover", "live/web01-1", "--undo"],
                     ["boot", "live/web01-1"]):
         refused = coldrise.run(*command)
@@ -255,13 +252,81 @@ def test_after_a_killed_move_one_side_counts_and_is_named(coldrise, libvirt, rec
         return
     assert settled.returncode == 0 and str(target) in settled.stdout
     assert str(target) in libvirt.virsh("domblklist", "web01")
-
-    def written():
-        copy = tmp_path / "moved.raw"
-        subprocess.run(["qemu-img", "dd", "-U", "-f", "qcow2", "-O", "raw", "bs=512", "count=2", f"if={target}",
-                        f"of={copy}"], check=True, capture_output=True)
-        return int.from_bytes(copy.read_bytes()[512:516], "little")
-
-    before = written()
+    before = counter_in_use(target, 512)
     assert before >= acknowledged
-    wait_until(lambda: written() > before, "the machine writes to its new disk")
+    wait_until(lambda: counter_in_use(target, 512) > before, "the machine writes to its new disk")
+
+
+def writes(libvirt):
+    """The number of writes to the first disk."""
+    return int(libvirt.virsh("domblkstat", "web01", "vda").split("wr_req")[1].split()[0])
+
+
+@pytest.fixture
+def busy(coldrise, libvirt, recover, tmp_path):
+    """A machine that writes the same places again and again, faster than a slow copy follows."""
+    running = recover(counting_machine.store_busy(coldrise, tmp_path))
+    running.folder = libvirt.folder / "busy"
+    running.folder.mkdir(exist_ok=True)
+    wait_until(lambda: writes(libvirt) > 100, "the guest writes")
+    yield running
+    subprocess.run(["rm", "-r", running.folder], check=True)
+
+
+def test_a_machine_that_writes_too_fast_is_held_for_the_rest(coldrise, libvirt, busy):
+    done = coldrise.run("--json", "move", "live/web01-1", busy.folder, "--rate", "256K")
+    assert done.returncode == 0, done.stderr
+    moved = json.loads(done.stdout.splitlines()[-1])
+    assert "stands still" in done.stderr and moved["held_ms"] < 10000
+    assert all(disk["is_moved"] for disk in moved["disks"]) and busy.end()["state"] == "moved"
+    assert libvirt.state("web01").startswith("running")
+    target = busy.folder / "web01-vda.qcow2"
+    before = counter_in_use(target, COUNTER_OFFSET)
+    wait_until(lambda: counter_in_use(target, COUNTER_OFFSET) > before, "the machine writes to its new disk")
+
+
+def test_a_move_killed_while_it_holds_the_machine_is_settled(coldrise, libvirt, busy, tmp_path):
+    with killed_at(tmp_path, "after", "suspend"):
+        killed = coldrise.run("move", "live/web01-1", busy.folder, "--rate", "256K")
+    assert killed.returncode == -signal.SIGKILL
+    assert libvirt.state("web01") == "paused (user)" and "may stand still" in coldrise.run("sessions").stdout
+    # It is not yet switched: suspended for the rest of the copy.
+    assert "ready='yes'" not in libvirt.virsh("dumpxml", "web01").partition("<mirror")[2].partition("</disk>")[0]
+    withdrawn = coldrise.json("move", "live/web01-1")
+    assert not any(disk["is_moved"] for disk in withdrawn["disks"]) and not list(busy.folder.iterdir())
+    before = writes(libvirt)
+    wait_until(lambda: writes(libvirt) > before, "the machine goes on in the session")
+
+
+def test_a_machine_that_its_owner_suspended_stays_so(coldrise, libvirt, recover, tmp_path):
+    recover()
+    libvirt.virsh("suspend", "web01")
+    folder = libvirt.folder / "suspended"
+    folder.mkdir()
+    with killed_at(tmp_path, "before", "--pivot"):
+        killed = coldrise.run("move", "live/web01-1", folder)
+    assert killed.returncode == -signal.SIGKILL
+    moved = coldrise.json("move", "live/web01-1")
+    assert [disk["is_moved"] for disk in moved["disks"]] == [True]
+    assert libvirt.state("web01") == "paused (user)"
+
+
+def test_a_machine_moves_to_a_larger_block_device(coldrise, libvirt, recover, tmp_path):
+    recover()
+    grows(coldrise, tmp_path)
+    with block_device(tmp_path / "device", 40 * MIB) as device:
+        refused = coldrise.run("move", "live/web01-1", f"vda={device}")
+        assert refused.returncode == 1 and "is not empty" in refused.stderr
+        moved = coldrise.json("move", "live/web01-1", f"vda={device}", "--force")
+        assert moved["disks"][0]["is_moved"] and device in libvirt.virsh("domblklist", "web01")
+        # The disk keeps its size, and what lies behind it is left alone.
+        assert int(libvirt.virsh("domblkinfo", "web01", "vda").split()[1]) == 32 * MIB
+        sealed = count(coldrise, moved["address"], tmp_path)
+        wait_until(lambda: counter_in_use(pathlib.Path(device), 512) > sealed, "the machine writes to its new disk")
+        libvirt.virsh("destroy", "web01")
+        stored = tmp_path / "stored.raw"
+        coldrise.json("restore", f"{moved['address']}/vda", stored)
+        with open(device, "rb") as file:
+            found = file.read()
+        # The first sectors have the counter.
+        assert found[1024:32 * MIB] == stored.read_bytes()[1024:] and found[32 * MIB:] == b"\xff" * (8 * MIB)

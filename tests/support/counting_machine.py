@@ -2,6 +2,8 @@
 
 import os
 
+from support.running import BUSY_SECTOR
+
 MIB = 1 << 20
 UUID = "5d7a5f44-1d7e-4a1e-9a63-00000000000"
 # 16-bit code: for ever, count in the disk's second sector.
@@ -28,6 +30,22 @@ def store(coldrise, folder):
     configuration = folder / "web01.xml"
     configuration.write_text(XML, encoding="utf-8")
     return coldrise.json("backup", "web01", f"vda=raw:{disk}", "--config", configuration)["address"]
+
+
+def store_busy(coldrise, folder):
+    """A machine that counts on two disks as fast as it can (support.running); returns the address."""
+    one = XML[XML.index("<disk type='file' device='disk'>"):XML.index("<disk type='file' device='cdrom'>")]
+    # The firmware shows its programs only disks that have a place in the boot order.
+    both = "".join(one.replace("vda", disk).replace("</disk>", f"<boot order='{number}'/></disk>")
+                   for number, disk in enumerate(("vda", "vdb"), 1))
+    configuration = folder / "web01.xml"
+    configuration.write_text(XML.replace(one, both), encoding="utf-8")
+    disks = []
+    for name in ("vda", "vdb"):
+        disk = folder / f"busy-{name}.raw"
+        disk.write_bytes(BUSY_SECTOR.ljust(510, b"\0") + b"\x55\xaa" + bytes(16 * MIB - 512))
+        disks.append(f"{name}=raw:{disk}")
+    return coldrise.json("backup", "web01", *disks, "--config", configuration)["address"]
 
 
 def count(coldrise, address, folder):

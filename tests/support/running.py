@@ -28,6 +28,9 @@ COUNTING_SECTOR = bytes.fromhex(
     "8d740010000100007e00000800000000000000"
 )
 
+# The same with a ring of 128 rounds: the parts of the disks that it writes are few.
+BUSY_SECTOR = COUNTING_SECTOR.replace(bytes.fromhex("6625ff070000"), bytes.fromhex("66257f000000"))
+
 
 class Machine:
     """QEMU with two disks. `counting`: the guest writes as fast as it can."""
@@ -159,3 +162,12 @@ def rounds_at(image, offset):
     numbers = set(struct.unpack("<128I", sector))
     assert len(numbers) == 1, "a torn sector"
     return numbers.pop()
+
+
+def counter_in_use(image, offset):
+    """The number in a sector of an image that QEMU uses."""
+    image_format = "qcow2" if image.suffix == ".qcow2" else "raw"
+    command = ["qemu-io", "-U", "-r", "-f", image_format, "-c", f"read -v {offset} 512", image]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    first = next(line for line in said.splitlines() if line.startswith(f"{offset:08x}:"))
+    return int.from_bytes(bytes.fromhex("".join(first.split()[1:5])), "little")

@@ -39,8 +39,8 @@ pub(crate) struct MoveArguments {
     #[arg(value_name = "live/SESSION", value_parser = live_session)]
     session: SessionName,
 
-    /// DISK=PATH for each disk: a new file, or a block device, which is overwritten. DISK=qcow2:PATH
-    /// and DISK=raw:PATH give the format; otherwise .raw and .img files are raw, others qcow2.
+    /// DISK=PATH for each disk: a new file, or an empty block device. DISK=qcow2:PATH and
+    /// DISK=raw:PATH give the format; otherwise .raw and .img files are raw, others qcow2.
     /// A folder takes all disks as MACHINE-DISK.qcow2.
     #[arg(value_name = "TARGET", value_parser = parse_target)]
     targets: Vec<Target>,
@@ -58,7 +58,7 @@ pub(crate) struct MoveArguments {
     #[arg(long, value_name = "BYTES", value_parser = parse_size)]
     rate: Option<u64>,
 
-    /// Overwrite existing files.
+    /// Overwrite existing files, and block devices that are not empty.
     #[arg(long)]
     force: bool,
 }

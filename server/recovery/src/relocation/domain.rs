@@ -1,9 +1,13 @@
 //! The move of a machine under libvirt, by its block copies.
 //!
 //! libvirt switches one disk at a time and cannot hold the writes of all. So the machine is suspended for the switch:
-//! suspend, wait until both sides are equal, note `switching`, pivot each disk, note `settled`, resume. While the
-//! note says `switching` the machine writes nothing, so both sides are equal and no order of pivots matters. If the
-//! domain is gone then, the session counts: the targets may not be flushed.
+//! note that it will be, suspend, wait until both sides are equal, note `switching`, pivot each disk, note `settled`,
+//! resume. While the note says `switching` the machine writes nothing, so both sides are equal and no order of pivots
+//! matters. If the domain is gone then, the session counts: the targets may not be flushed.
+//!
+//! A machine that writes faster than the copy follows is suspended earlier, for the rest of the copy. The note
+//! `is_held` is durable before each suspend, and stays until the machine runs on: whoever settles a killed move
+//! resumes the machine exactly if the move suspended it, or was about to. One that its owner suspended stays so.
 
 use std::time::{Duration, Instant};
 
@@ -12,26 +16,16 @@ use coldrise_ingest::{Phase, ProgressState};
 use coldrise_session::{SessionDocument, SessionNotes};
 use coldrise_store::DiskName;
 
+use super::domain_disks::{abort, live_disks, pivot, start_copy, LiveDisk};
 use super::note::{MoveNote, MovePhase, MovedDisk};
+use super::pace::{self, Pace, SWITCH_PATIENCE};
 use super::settle::{settled, STILL_IN_SESSION};
-use super::target::{discard, ImageFormat, Target};
+use super::target::{discard, OpenTarget, Target};
 use super::{is_cancelled, milliseconds_since, settle, MoveReport, MoveRequest};
 use crate::libvirt::{Domain, DomainState, RecoveryNote, PATIENCE};
 
 /// Interval of asking for the progress.
 const INTERVAL: Duration = Duration::from_millis(200);
-/// How long the machine may stand still for the switch, until it is given up.
-const SWITCH_PATIENCE: Duration = Duration::from_secs(20);
-
-/// A disk in the domain's present XML.
-struct LiveDisk {
-    /// Its name in the domain, such as `vda`.
-    device: String,
-    /// Its export, file or block device.
-    source: String,
-    /// The copy of a running job has caught up.
-    is_ready: bool,
-}
 
 /// One move.
 struct DomainMove<'a> {
@@ -41,6 +35,8 @@ struct DomainMove<'a> {
     domain: Domain,
     /// The domain's names of the disks, in the note's order.
     devices: Vec<String>,
+    targets: Vec<OpenTarget>,
+    pace: Pace,
 }
 
 /// Moves the disks of a recovered machine.
@@ -63,15 +59,16 @@ pub(super) fn move_domain(
     };
     let devices = session.disks.iter().map(|disk| device(&disk.name)).collect::<Result<_>>()?;
     let mut note = MoveNote::begin(session, targets, None);
-    reserve(request, session, targets, &mut note)?;
-    let mut this = DomainMove { request, notes, note, domain, devices };
+    let targets = reserve(request, session, targets, &mut note)?;
+    let pace = Pace::new(Instant::now());
+    let mut this = DomainMove { request, notes, note, domain, devices, targets, pace };
     if let Err(error) = this.note.write(notes) {
         return Err(this.withdraw(error));
     }
     let start = Instant::now();
     let copied = this.copy().map_err(|error| this.withdraw(error))?;
     let copy_ms = milliseconds_since(start);
-    let held = Instant::now();
+    let held = this.pace.held_since().unwrap_or_else(Instant::now);
     this.switch()?;
     let held_ms = milliseconds_since(held);
     let mut note = this.note;
@@ -79,42 +76,43 @@ pub(super) fn move_domain(
     Ok(MoveReport { note, copied_bytes: copied, copy_ms, held_ms })
 }
 
-/// Makes an empty file for each target, which libvirt fills: so the note names exactly the files that are ours.
+/// Makes an empty file for each target, which libvirt fills: so the note names exactly the files that are ours. Block
+/// devices stay open until the move ends.
 fn reserve(
     request: &MoveRequest<'_>,
     session: &SessionDocument,
     targets: &[Target],
     note: &mut MoveNote,
-) -> Result<()> {
-    for (i, (target, disk)) in targets.iter().zip(&session.disks).enumerate() {
+) -> Result<Vec<OpenTarget>> {
+    let mut opened: Vec<OpenTarget> = Vec::new();
+    for ((target, disk), noted) in targets.iter().zip(&session.disks).zip(&mut note.disks) {
         match target.open_empty(disk.size_bytes, request.force) {
-            Ok(made) => note.disks.iter_mut().skip(i).take(1).for_each(|disk| disk.made = made),
+            Ok(target) => {
+                noted.made = target.made;
+                opened.push(target);
+            }
             Err(error) => {
-                note.disks.iter().for_each(discard_made);
+                opened.iter().for_each(OpenTarget::discard);
                 return Err(error);
             }
         }
     }
-    Ok(())
+    Ok(opened)
 }
 
 impl DomainMove<'_> {
     /// Copies until all copies have caught up. Returns the copied bytes.
     fn copy(&mut self) -> Result<u64> {
         let disks = u64::try_from(self.devices.len()).unwrap_or(u64::MAX).max(1);
-        for (device, disk) in self.devices.iter().zip(&self.note.disks) {
-            let mut words = vec!["blockcopy", &self.domain.name, device, "--xml", "/dev/stdin"];
-            let rate = self.request.rate.map(|rate| (rate / disks).max(1).to_string());
-            if let Some(rate) = &rate {
-                words.extend(["--bytes", "--bandwidth", rate]);
-            }
-            words.push("--transient-job");
-            self.domain.virsh.run_with(&words, Some(&target_xml(disk)), PATIENCE)?;
+        let rate = self.request.rate.map(|rate| (rate / disks).max(1));
+        for (device, target) in self.devices.iter().zip(&self.targets) {
+            start_copy(&self.domain, device, target, rate)?;
         }
         (self.request.tell)(
             "copying; the machine runs on. Safe to cancel (Ctrl-C) until the disks switch: the session keeps all \
              writes",
         );
+        self.pace = Pace::new(Instant::now());
         loop {
             let (done, total) = self.progress()?;
             let names: Vec<&str> = self.note.disks.iter().map(|disk| disk.disk.as_str()).collect();
@@ -133,8 +131,33 @@ impl DomainMove<'_> {
             if is_cancelled(self.request) {
                 return Err(Error::new(ErrorKind::Interrupted, "the move was cancelled"));
             }
+            let left_bytes = total.saturating_sub(done);
+            if self.pace.must_hold(Instant::now(), done, left_bytes)? && self.suspend()? {
+                (self.request.tell)(&pace::sentence(left_bytes));
+                self.unlimit()?;
+            }
             std::thread::sleep(INTERVAL);
         }
+    }
+
+    /// Suspends the machine. Returns whether it ran: only then it is ours to resume.
+    fn suspend(&mut self) -> Result<bool> {
+        if self.domain.state()? != DomainState::Running {
+            return Ok(false);
+        }
+        self.note.is_held = true;
+        self.note.write(self.notes)?;
+        self.pace.hold(Instant::now());
+        self.domain.suspend().map(|()| true)
+    }
+
+    /// Lets the copies run as fast as they can.
+    fn unlimit(&self) -> Result<()> {
+        for device in self.devices.iter().filter(|_| self.request.rate.is_some()) {
+            let words = ["blockjob", &self.domain.name, device, "--bandwidth", "0"];
+            self.domain.virsh.run(&words, PATIENCE)?;
+        }
+        Ok(())
     }
 
     /// Copied bytes and all bytes of the jobs.
@@ -184,19 +207,15 @@ impl DomainMove<'_> {
     /// Suspends the machine, switches all disks, and lets it run on.
     fn switch(&mut self) -> Result<()> {
         (self.request.tell)("switching the disks");
-        let was_running = self.domain.state()? == DomainState::Running;
-        let ready = self.domain.suspend().and_then(|()| self.await_equal());
-        if let Err(error) = ready {
-            let error = self.withdraw(error);
-            resume_if(&self.domain, was_running);
-            return Err(error);
+        // One that was resumed meanwhile is suspended again.
+        let ready = self.suspend().and_then(|_| self.check_stands_still());
+        if let Err(error) = ready.and_then(|()| self.await_equal()) {
+            return Err(self.withdraw(error));
         }
         self.note.phase = MovePhase::Switching;
         let noted = self.note.write(self.notes);
         let pivoted = noted.and_then(|()| pivot(&self.domain, &self.devices));
-        let sides = note_sides(&self.domain, &self.devices, self.notes, &mut self.note);
-        resume_if(&self.domain, was_running);
-        sides?;
+        note_sides(&self.domain, &self.devices, self.notes, &mut self.note)?;
         if let Err(error) = pivoted {
             // Some disks were switched; the note names each.
             tracing::warn!("{}", error.full_message());
@@ -204,15 +223,24 @@ impl DomainMove<'_> {
         Ok(())
     }
 
+    /// A machine that its disks' errors paused is resumed by `recover` at any time.
+    fn check_stands_still(&self) -> Result<()> {
+        if matches!(self.domain.state()?, DomainState::Paused(_)) {
+            return Ok(());
+        }
+        let text = "the machine has ended, or errors of its disks have paused it";
+        Err(Error::new(ErrorKind::Incomplete, text).advise("move again when it runs"))
+    }
+
     /// Waits until nothing is left to copy. The machine is suspended.
     fn await_equal(&self) -> Result<()> {
-        let until = Instant::now() + SWITCH_PATIENCE;
+        let since = self.pace.held_since().unwrap_or_else(Instant::now);
         loop {
             let (done, total) = self.progress()?;
             if done == total {
                 return Ok(());
             }
-            if Instant::now() >= until {
+            if since.elapsed() >= SWITCH_PATIENCE {
                 let text = "the copy does not catch up, although the machine is suspended";
                 return Err(Error::new(ErrorKind::Incomplete, text).advise("move again"));
             }
@@ -221,7 +249,9 @@ impl DomainMove<'_> {
     }
 
     /// Ends the copies; the machine keeps its disks.
-    fn withdraw(&self, error: Error) -> Error {
+    fn withdraw(&mut self, error: Error) -> Error {
+        // First: whatever fails then, the machine runs.
+        release(&self.domain, &mut self.note);
         match abort(&self.domain, &self.devices) {
             Ok(()) => {
                 self.note.disks.iter().for_each(discard_made);
@@ -260,42 +290,41 @@ pub(super) fn settle_domain(
     if note.phase == MovePhase::Switching && devices.len() == note.disks.len() {
         let pivoted = pivot(&domain, &devices);
         note_sides(&domain, &devices, notes, note)?;
-        resume_if(&domain, matches!(state, DomainState::Paused(_)));
         pivoted?;
         return Ok(true);
     }
     if state != DomainState::Off {
+        // First: whatever fails then, the machine runs.
+        release(&domain, note);
         abort(&domain, &devices)?;
-        // The killed move may have suspended it just before.
-        resume_if(&domain, matches!(state, DomainState::Paused(_)));
     }
     note.disks.iter().for_each(discard_made);
     MoveNote::remove(notes)?;
     Ok(false)
 }
 
-/// Lets a machine run on that a move suspended for its switch and left so when it was killed.
-pub(super) fn resume_suspended(recovered: &RecoveryNote) -> Result<()> {
-    let domain = recovered.domain();
-    let state = domain.state()?;
-    resume_if(&domain, matches!(state, DomainState::Paused(_)));
-    Ok(())
-}
-
-/// Switches each disk that is not yet switched.
-fn pivot(domain: &Domain, devices: &[String]) -> Result<()> {
-    let mut done = Ok(());
-    for device in devices {
-        let live = live_disks(domain)?;
-        if live.iter().any(|live| live.device == *device && live.is_ready) {
-            let words = ["blockjob", &domain.name, device, "--pivot"];
-            done = done.and(domain.virsh.run(&words, PATIENCE).map(drop));
-        }
+/// Lets a machine run on that the move suspended, or was about to. The note that it runs on becomes durable with the
+/// next write.
+pub(super) fn release(domain: &Domain, note: &mut MoveNote) {
+    if !note.is_held {
+        return;
     }
-    done
+    // A paused one only: the next killed move would find it resumed already.
+    let resumed = domain.state().and_then(|state| match state {
+        DomainState::Paused(_) => domain.resume(),
+        DomainState::Off | DomainState::Running | DomainState::DiskError => Ok(()),
+    });
+    match resumed {
+        Ok(()) => note.is_held = false,
+        Err(error) => tracing::warn!("{} stays suspended: {}", domain.name, error.full_message()),
+    }
 }
 
-/// Asks libvirt on which side each disk is, and notes it durably.
+/// Asks libvirt on which side each disk is, notes it durably, and lets the machine run on. It stays suspended if
+/// the note fails: a machine that runs while the note says `switching` could lose its writes.
+///
+/// # Errors
+/// `ToolFailed` if no disk was switched: the session counts again.
 fn note_sides(
     domain: &Domain,
     devices: &[String],
@@ -308,76 +337,20 @@ fn note_sides(
         disk.is_moved = live.iter().any(|live| live.device == *device && live.source == target);
     }
     if note.disks.iter().any(|disk| disk.is_moved) {
-        return settled(notes, note);
+        settled(notes, note)?;
+        release(domain, note);
+        return Ok(());
     }
     abort(domain, devices)?;
+    release(domain, note);
     note.disks.iter().for_each(discard_made);
     MoveNote::remove(notes)?;
     let error = Error::new(ErrorKind::ToolFailed, "libvirt did not switch the disks");
     Err(error.context(STILL_IN_SESSION))
 }
 
-fn abort(domain: &Domain, devices: &[String]) -> Result<()> {
-    for device in devices {
-        // Fails if there is no job.
-        let _ = domain.virsh.run(&["blockjob", &domain.name, device, "--abort"], PATIENCE);
-    }
-    let with_job = |device: &&String| {
-        let words = ["blockjob", &domain.name, device, "--info", "--raw"];
-        domain.virsh.run(&words, PATIENCE).is_ok_and(|answer| answer.contains("cur="))
-    };
-    match devices.iter().find(with_job) {
-        None => Ok(()),
-        Some(device) => {
-            let text = format!("the copy of {device} does not end");
-            Err(Error::new(ErrorKind::ToolFailed, text))
-        }
-    }
-}
-
-fn resume_if(domain: &Domain, was_running: bool) {
-    if !was_running {
-        return;
-    }
-    if let Err(error) = domain.resume() {
-        tracing::warn!("{} stays suspended: {}", domain.name, error.full_message());
-    }
-}
-
 fn discard_made(disk: &MovedDisk) {
     if let Some(made) = disk.made {
         discard(&disk.target, made);
     }
-}
-
-/// The present disks of the domain.
-fn live_disks(domain: &Domain) -> Result<Vec<LiveDisk>> {
-    let text = domain.virsh.run(&["dumpxml", &domain.name], PATIENCE)?;
-    let document = roxmltree::Document::parse(&text).map_err(|error| {
-        Error::with_source(ErrorKind::ToolFailed, "libvirt's XML is not well-formed", error)
-    })?;
-    let disks = document.descendants().filter(|node| node.has_tag_name("disk"));
-    let live = disks.filter_map(|disk| {
-        let child = |name| disk.children().find(|node| node.has_tag_name(name));
-        let device = child("target")?.attribute("dev")?.to_owned();
-        let source = child("source")?;
-        let source = ["name", "file", "dev"].into_iter().find_map(|name| source.attribute(name))?;
-        let is_ready = child("mirror").is_some_and(|node| node.attribute("ready") == Some("yes"));
-        Some(LiveDisk { device, source: source.to_owned(), is_ready })
-    });
-    Ok(live.collect())
-}
-
-fn target_xml(disk: &MovedDisk) -> String {
-    let path = crate::libvirt::escaped(&disk.target.to_string_lossy());
-    let is_device = !disk.target.is_file() && disk.target.exists();
-    let (kind, attribute) = if is_device { ("block", "dev") } else { ("file", "file") };
-    let format = match disk.format {
-        ImageFormat::Qcow2 => "qcow2",
-        ImageFormat::Raw => "raw",
-    };
-    format!(
-        "<disk type='{kind}' device='disk'><driver name='qemu' type='{format}' discard='unmap'/>\
-         <source {attribute}='{path}'/></disk>"
-    )
 }

@@ -9,19 +9,15 @@ use coldrise_ingest::{Phase, ProgressState};
 use coldrise_session::SessionNotes;
 
 use super::note::{MoveNote, MovePhase};
+use super::pace::{Pace, SWITCH_PATIENCE};
 use super::qemu_machine::{job_failed, Job, QemuMachine, Source};
 use super::target::OpenTarget;
-use super::{is_cancelled, milliseconds_since, settle, MoveReport, MoveRequest};
+use super::{is_cancelled, milliseconds_since, pace, settle, MoveReport, MoveRequest};
 
 /// Interval of asking for the progress.
 const INTERVAL: Duration = Duration::from_millis(100);
 /// How long the end of a killed QEMU may take.
 const END_PATIENCE: Duration = Duration::from_secs(3);
-/// How long the machine may stand still, or its writes may wait for the switch, until the move is given up.
-const SWITCH_PATIENCE: Duration = Duration::from_secs(10);
-
-/// A copy whose rest has not become smaller for so long does not catch up.
-const STALL: Duration = Duration::from_secs(5);
 
 /// One move.
 pub(super) struct MirrorRun<'a> {
@@ -31,8 +27,7 @@ pub(super) struct MirrorRun<'a> {
     pub(super) machine: QemuMachine,
     pub(super) sources: Vec<Source>,
     pub(super) targets: Vec<OpenTarget>,
-    /// Since when the machine stands still.
-    pub(super) held_since: Option<Instant>,
+    pub(super) pace: Pace,
 }
 
 impl MirrorRun<'_> {
@@ -58,7 +53,7 @@ impl MirrorRun<'_> {
         let finalized = settle::finalize(&mut self.machine, &self.note);
         settle::release(&mut self.machine, &self.note)?;
         finalized?;
-        let held_ms = milliseconds_since(self.held_since.unwrap_or(held));
+        let held_ms = milliseconds_since(self.pace.held_since().unwrap_or(held));
         settle::note_sides(&mut self.machine, self.notes, &mut self.note)?;
         // Closes the session in QEMU. A disk of `-drive` is closed already.
         for source in &self.sources {
@@ -91,7 +86,7 @@ impl MirrorRun<'_> {
             "copying; the machine runs on. Safe to cancel (Ctrl-C) until the disks switch: the session keeps all \
              writes",
         );
-        let mut pace = Pace::new(Instant::now());
+        self.pace = Pace::new(Instant::now());
         loop {
             let jobs = self.jobs()?;
             self.show(&jobs);
@@ -101,20 +96,11 @@ impl MirrorRun<'_> {
             if is_cancelled(self.request) {
                 return Err(Error::new(ErrorKind::Interrupted, "the move was cancelled"));
             }
-            match self.held_since {
-                None => {
-                    let sum = |bytes: fn(&Job) -> u64| jobs.values().map(bytes).sum::<u64>();
-                    let (done, total) = (sum(|job| job.done_bytes), sum(|job| job.total_bytes));
-                    if pace.must_hold(Instant::now(), done, total.saturating_sub(done)) {
-                        self.hold_machine(total.saturating_sub(done))?;
-                    }
-                }
-                Some(since) if since.elapsed() >= SWITCH_PATIENCE => {
-                    let text = "the rest of the copy took too long while the machine stood still";
-                    return Err(Error::new(ErrorKind::Incomplete, text)
-                        .advise("move again when the machine writes less"));
-                }
-                Some(_) => {}
+            let sum = |bytes: fn(&Job) -> u64| jobs.values().map(bytes).sum::<u64>();
+            let (done, total) = (sum(|job| job.done_bytes), sum(|job| job.total_bytes));
+            let left_bytes = total.saturating_sub(done);
+            if self.pace.must_hold(Instant::now(), done, left_bytes)? {
+                self.hold_machine(left_bytes)?;
             }
             let until = Instant::now() + INTERVAL;
             self.machine.wait(INTERVAL)?;
@@ -129,13 +115,10 @@ impl MirrorRun<'_> {
         if !self.machine.is_running()? {
             return Ok(());
         }
-        (self.request.tell)(&format!(
-            "the machine writes faster than the copy follows: it stands still for the last {} MiB",
-            left_bytes >> 20
-        ));
+        (self.request.tell)(&pace::sentence(left_bytes));
         self.note.is_held = true;
         self.note.write(self.notes)?;
-        self.held_since = Some(Instant::now());
+        self.pace.hold(Instant::now());
         self.machine.stop()?;
         self.ids().iter().try_for_each(|id| self.machine.unlimit(id))
     }
@@ -181,7 +164,7 @@ impl MirrorRun<'_> {
     fn hold(&mut self) -> Result<Instant> {
         (self.request.tell)("switching the disks");
         let start = Instant::now();
-        let still_since = self.held_since.unwrap_or(start);
+        let still_since = self.pace.held_since().unwrap_or(start);
         for id in self.ids() {
             self.machine.complete(&id)?;
         }
@@ -232,80 +215,5 @@ impl MirrorRun<'_> {
             std::thread::sleep(INTERVAL);
         }
         false
-    }
-}
-
-/// Whether a copy catches up.
-struct Pace {
-    began: Instant,
-    first_done_bytes: Option<u64>,
-    /// The smallest rest so far, and when it was seen.
-    least: (u64, Instant),
-    /// The last progress.
-    latest: (u64, Instant),
-}
-
-impl Pace {
-    fn new(now: Instant) -> Pace {
-        Pace { began: now, first_done_bytes: None, least: (u64::MAX, now), latest: (0, now) }
-    }
-
-    /// Whether the rest has not become smaller for a while, and is small enough to be copied while the machine
-    /// stands still: in half the time that the switch may take. A copy that waits for its server is no reason.
-    fn must_hold(&mut self, now: Instant, done_bytes: u64, left_bytes: u64) -> bool {
-        // The job does not know its length yet.
-        if done_bytes + left_bytes == 0 {
-            return false;
-        }
-        if done_bytes > self.latest.0 {
-            self.latest = (done_bytes, now);
-        }
-        let first = *self.first_done_bytes.get_or_insert(done_bytes);
-        if left_bytes < self.least.0 - self.least.0 / 100 {
-            self.least = (left_bytes, now);
-            return false;
-        }
-        let bytes_per_s =
-            done_bytes.saturating_sub(first) as f64 / (now - self.began).as_secs_f64();
-        let is_small = left_bytes as f64 <= bytes_per_s * SWITCH_PATIENCE.as_secs_f64() / 2.0;
-        let is_copying = now - self.latest.1 < 5 * INTERVAL;
-        now - self.least.1 >= STALL && is_small && is_copying
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const MIB: u64 = 1 << 20;
-
-    /// Asks every 100 ms. `at` tells copied and remaining MiB at a moment. Returns when the machine must be held.
-    fn held_after(at: impl Fn(u64) -> (u64, u64)) -> Option<u64> {
-        let start = Instant::now();
-        let mut pace = Pace::new(start);
-        (1..600).map(|tenths| tenths * 100).find(|ms| {
-            let (done, left) = at(*ms);
-            pace.must_hold(start + Duration::from_millis(*ms), done * MIB, left * MIB)
-        })
-    }
-
-    #[test]
-    fn a_machine_is_held_if_the_copy_runs_but_its_rest_stays_small() {
-        // 100 MiB/s; after 10 s the machine writes as fast.
-        let copies = |ms: u64| (ms / 10, (1000 - (ms / 10).min(950)));
-        assert!(held_after(copies).is_some_and(|ms| (14_000..15_500).contains(&ms)));
-        // The rest would take longer than the machine may stand still.
-        assert_eq!(held_after(|ms| (ms / 10, 700)), None);
-        assert_eq!(held_after(|ms| (ms / 10, 6000 - ms / 10)), None, "it becomes smaller");
-        let unknown_first = |ms: u64| if ms < 300 { (0, 0) } else { (ms / 10, 6000 - ms / 10) };
-        assert_eq!(held_after(unknown_first), None, "the first length is unknown");
-    }
-
-    #[test]
-    fn a_copy_that_waits_for_its_server_is_no_reason() {
-        assert_eq!(held_after(|ms| (ms.min(5_000) / 10, 1000 - ms.min(5_000) / 10)), None);
-        // The server is back, and the copy too: only a rest that then stays is one.
-        let away = |ms: u64| ms.min(5_000) + ms.saturating_sub(20_000);
-        assert_eq!(held_after(|ms| (away(ms) / 10, 10_000 - away(ms) / 10)), None);
     }
 }

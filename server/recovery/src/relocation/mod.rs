@@ -21,6 +21,7 @@
 //! | dies | note | the machine's writes are in | the next `move` |
 //! |---|---|---|---|
 //! | we, before the switch | copying | the session | cancels the jobs, removes our files, begins again |
+//! | we, while the machine stands still | copying, held | the session | lets it run on, then the same |
 //! | we, while jobs are PENDING | copying | the session, and wait | the same: the machine goes on |
 //! | we, between the notes | switching | the targets | finalizes the other jobs, asks QEMU, seals |
 //! | QEMU, before the switch | copying | the session | needs the machine to run again |
@@ -30,8 +31,10 @@
 //! One process at a time moves a session: it holds the lock of the notes.
 
 mod domain;
+mod domain_disks;
 mod mirror;
 mod note;
+mod pace;
 mod qemu_machine;
 mod settle;
 mod target;
@@ -67,7 +70,7 @@ pub struct MoveRequest<'a> {
     pub monitor: Option<PathBuf>,
     /// Maximum rate of all disks together, in bytes per second.
     pub rate: Option<u64>,
-    /// Overwrite existing files.
+    /// Overwrite existing files, and block devices with content.
     pub force: bool,
     /// Set to cancel the move. Not looked at while the disks switch.
     pub cancel: &'a AtomicBool,
@@ -159,8 +162,9 @@ pub fn check_targets(
     targets: &[Target],
     force: bool,
 ) -> Result<()> {
-    let (_, targets) = session_and_targets(repository, session, targets)?;
-    targets.iter().try_for_each(|target| target.check(force))
+    let (session, targets) = session_and_targets(repository, session, targets)?;
+    let mut pairs = targets.iter().zip(&session.disks);
+    pairs.try_for_each(|(target, disk)| target.check(disk.size_bytes, force))
 }
 
 fn move_qemu(
@@ -187,7 +191,7 @@ fn move_qemu(
         machine,
         sources,
         targets: opened,
-        held_since: None,
+        pace: pace::Pace::new(Instant::now()),
     };
     run.run()
 }

@@ -110,7 +110,7 @@ impl QemuMachine {
         let file = target.file.as_fd();
         let added = self.monitor.execute_with_file("add-fd", arguments, file, PATIENCE)?;
         let number = added["fdset-id"].as_u64().unwrap_or(0);
-        let driver = if target.is_device { "host_device" } else { "file" };
+        let driver = if target.device_bytes.is_some() { "host_device" } else { "file" };
         self.execute(
             "blockdev-add",
             json!({ "driver": driver, "node-name": file_node(id), "discard": "unmap",

@@ -69,7 +69,7 @@ pub(super) fn settle(
     }
     if note.point.is_none() {
         if let Some(recovered) = &recovered {
-            domain::resume_suspended(recovered)?;
+            domain::release(&recovered.domain(), &mut note);
         }
         seal(request, notes, &mut note)?;
     }

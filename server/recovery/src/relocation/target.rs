@@ -1,14 +1,18 @@
 //! The files and block devices to which disks are moved.
 
 use std::fs::{File, OpenOptions};
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use coldrise_block::{sync_directory, Context, Error, ErrorKind, Result};
 use coldrise_session::SessionDocument;
 use coldrise_store::DiskName;
 use rustix::fs::OFlags;
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
+
+/// Most file systems and volumes have a mark in the first or the last so many bytes of their device.
+const MARKED_BYTES: u64 = 1 << 20;
 
 /// The format of a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -69,7 +73,7 @@ pub fn parse_target(text: &str) -> Result<Target> {
     if path.is_dir() {
         return Err(refused("names a folder"));
     }
-    let is_device = std::fs::metadata(&path).is_ok_and(|found| found.file_type().is_block_device());
+    let is_device = std::fs::metadata(&path).is_ok_and(|found| is_device(&found));
     if is_device && format == Some(ImageFormat::Qcow2) {
         return Err(refused("is a block device, which takes raw"));
     }
@@ -118,7 +122,10 @@ pub(super) struct OpenTarget {
     pub(super) format: ImageFormat,
     /// Readable and writable.
     pub(super) file: File,
-    pub(super) is_device: bool,
+    /// Of the disk.
+    pub(super) size_bytes: u64,
+    /// Of a block device, which may be larger than the disk; `None` for a file.
+    pub(super) device_bytes: Option<u64>,
     /// Device and inode, if the file is new.
     pub(super) made: Option<(u64, u64)>,
 }
@@ -127,29 +134,16 @@ impl Target {
     /// Opens the target, and creates the file. Its name is durable when this returns.
     ///
     /// # Errors
-    /// `AlreadyExists` for an existing file without `force`; `InvalidInput` for a block device that is too small;
-    /// errors of the operating system.
+    /// Without `force`, `AlreadyExists` for an existing file or a block device with content; `Busy` for a block device
+    /// in use; `NoSpace` for one that is too small; errors of the operating system.
     pub(super) fn open(&self, size_bytes: u64, force: bool) -> Result<OpenTarget> {
         let path = &self.path;
         let opening = || format!("opening {}", path.display());
         let mut options = OpenOptions::new();
         options.read(true).write(true).mode(0o600);
         let found = std::fs::metadata(path).ok();
-        if found.as_ref().is_some_and(|found| found.file_type().is_block_device()) {
-            // Refuses a mounted device.
-            let file = options.custom_flags(OFlags::EXCL.bits() as i32).open(path);
-            let file = file.context(opening)?;
-            let device_bytes = rustix::fs::seek(&file, rustix::fs::SeekFrom::End(0));
-            let device_bytes = device_bytes.map_err(std::io::Error::from).context(opening)?;
-            if device_bytes < size_bytes {
-                let text = format!(
-                    "{} has {device_bytes} bytes, the disk has {size_bytes}",
-                    path.display()
-                );
-                return Err(Error::new(ErrorKind::InvalidInput, text));
-            }
-            let (path, format) = (path.clone(), self.format);
-            return Ok(OpenTarget { path, format, file, is_device: true, made: None });
+        if found.as_ref().is_some_and(is_device) {
+            return self.open_device(size_bytes, force);
         }
         let file = match found.is_some() && force {
             true => options.truncate(true).open(path),
@@ -163,8 +157,14 @@ impl Target {
         };
         let facts = file.metadata().context(opening)?;
         let made = found.is_none().then(|| (facts.dev(), facts.ino()));
-        let target =
-            OpenTarget { path: path.clone(), format: self.format, file, is_device: false, made };
+        let target = OpenTarget {
+            path: path.clone(),
+            format: self.format,
+            file,
+            size_bytes,
+            device_bytes: None,
+            made,
+        };
         let sized = match self.format {
             ImageFormat::Raw => target.file.set_len(size_bytes).context(opening),
             ImageFormat::Qcow2 => Ok(()),
@@ -176,6 +176,22 @@ impl Target {
         }
         Ok(target)
     }
+}
+
+fn is_device(found: &std::fs::Metadata) -> bool {
+    found.file_type().is_block_device()
+}
+
+/// Whether a device has anything but zeroes where file systems, partition tables, LVM and RAID have their marks.
+fn has_content(file: &File, size_bytes: u64) -> std::io::Result<bool> {
+    let mut bytes = vec![0; usize::try_from(MARKED_BYTES.min(size_bytes)).unwrap_or(0)];
+    for offset_bytes in [0, size_bytes.saturating_sub(MARKED_BYTES)] {
+        file.read_exact_at(&mut bytes, offset_bytes)?;
+        if bytes.iter().any(|byte| *byte != 0) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 fn exists_already(path: &Path) -> Error {
@@ -193,11 +209,12 @@ impl Target {
     /// Checks whether the target could be opened, as far as that is known before.
     ///
     /// # Errors
-    /// `AlreadyExists` for an existing file without `force`; `NotFound` if its folder is missing.
-    pub(super) fn check(&self, force: bool) -> Result<()> {
+    /// As for [`Target::open`]; `NotFound` if its folder is missing.
+    pub(super) fn check(&self, size_bytes: u64, force: bool) -> Result<()> {
         let path = &self.path;
         match std::fs::metadata(path) {
-            Ok(found) if found.file_type().is_block_device() || force => Ok(()),
+            Ok(found) if is_device(&found) => self.open_device(size_bytes, force).map(drop),
+            Ok(_) if force => Ok(()),
             Ok(_) => Err(exists_already(path)),
             Err(_) if path.parent().is_some_and(Path::is_dir) => Ok(()),
             Err(_) => {
@@ -207,16 +224,50 @@ impl Target {
         }
     }
 
-    /// Makes an empty file, or checks the block device. Returns device and inode of a new file.
+    /// Opens a block device for this process alone: as long as it is open, nobody mounts it.
+    fn open_device(&self, size_bytes: u64, force: bool) -> Result<OpenTarget> {
+        let path = &self.path;
+        let opening = || format!("opening {}", path.display());
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).custom_flags(OFlags::EXCL.bits() as i32);
+        let file = options.open(path).map_err(|error| match Errno::from_io_error(&error) {
+            Some(Errno::BUSY) => {
+                let text = format!(
+                    "{} is in use: mounted, part of another device, or the target of another move",
+                    path.display()
+                );
+                Error::new(ErrorKind::Busy, text).advise("unmount it, or choose another device")
+            }
+            _ => Error::io(opening(), error),
+        })?;
+        let device_bytes = rustix::fs::seek(&file, rustix::fs::SeekFrom::End(0));
+        let device_bytes = device_bytes.map_err(std::io::Error::from).context(opening)?;
+        if device_bytes < size_bytes {
+            let text =
+                format!("{} has {device_bytes} bytes, the disk has {size_bytes}", path.display());
+            return Err(Error::new(ErrorKind::NoSpace, text).advise("choose a larger device"));
+        }
+        if !force && has_content(&file, device_bytes).context(opening)? {
+            let text = format!("{} is not empty", path.display());
+            return Err(Error::new(ErrorKind::AlreadyExists, text).advise(
+                "look at it (wipefs DEVICE); choose another device, or overwrite it with --force",
+            ));
+        }
+        let (path, format) = (path.clone(), self.format);
+        let device_bytes = Some(device_bytes);
+        Ok(OpenTarget { path, format, file, size_bytes, device_bytes, made: None })
+    }
+
+    /// Makes an empty file, or opens the block device.
     ///
     /// # Errors
     /// As for [`Target::open`].
-    pub(super) fn open_empty(&self, size_bytes: u64, force: bool) -> Result<Option<(u64, u64)>> {
+    pub(super) fn open_empty(&self, size_bytes: u64, force: bool) -> Result<OpenTarget> {
         let target = self.open(size_bytes, force)?;
-        if !target.is_device {
+        if target.device_bytes.is_none() {
             target.file.set_len(0).context(|| format!("emptying {}", self.path.display()))?;
         }
-        Ok(target.made)
+        Ok(target)
     }
 }
 

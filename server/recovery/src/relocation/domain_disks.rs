@@ -1,0 +1,99 @@
+//! The disks of a domain and their block copies, as libvirt tells them.
+
+use coldrise_block::{Error, ErrorKind, Result};
+
+use super::target::OpenTarget;
+use crate::libvirt::{Domain, PATIENCE};
+
+/// A disk in the domain's present XML.
+pub(super) struct LiveDisk {
+    /// Its name in the domain, such as `vda`.
+    pub(super) device: String,
+    /// Its export, file or block device.
+    pub(super) source: String,
+    /// The copy of a running job has caught up.
+    pub(super) is_ready: bool,
+}
+
+/// The present disks of the domain.
+pub(super) fn live_disks(domain: &Domain) -> Result<Vec<LiveDisk>> {
+    let text = domain.virsh.run(&["dumpxml", &domain.name], PATIENCE)?;
+    let document = roxmltree::Document::parse(&text).map_err(|error| {
+        Error::with_source(ErrorKind::ToolFailed, "libvirt's XML is not well-formed", error)
+    })?;
+    let disks = document.descendants().filter(|node| node.has_tag_name("disk"));
+    let live = disks.filter_map(|disk| {
+        let child = |name| disk.children().find(|node| node.has_tag_name(name));
+        let device = child("target")?.attribute("dev")?.to_owned();
+        let source = child("source")?;
+        let source = ["name", "file", "dev"].into_iter().find_map(|name| source.attribute(name))?;
+        let is_ready = child("mirror").is_some_and(|node| node.attribute("ready") == Some("yes"));
+        Some(LiveDisk { device, source: source.to_owned(), is_ready })
+    });
+    Ok(live.collect())
+}
+
+/// Starts the copy of a disk. libvirt makes the image in a file; a block device is taken as it is. Of a larger device the
+/// machine sees as much as the disk has: QEMU refuses targets of another size.
+pub(super) fn start_copy(
+    domain: &Domain,
+    device: &str,
+    target: &OpenTarget,
+    rate: Option<u64>,
+) -> Result<()> {
+    let path = crate::libvirt::escaped(&target.path.to_string_lossy());
+    let (format, size_bytes) = (target.format.word(), target.size_bytes);
+    let source = match target.device_bytes {
+        None => format!("<source file='{path}'/>"),
+        Some(bytes) if bytes == size_bytes => format!("<source dev='{path}'/>"),
+        Some(_) => format!(
+            "<source dev='{path}'><slices><slice type='storage' offset='0' size='{size_bytes}'/></slices></source>"
+        ),
+    };
+    let kind = if target.device_bytes.is_some() { "block" } else { "file" };
+    let xml = format!(
+        "<disk type='{kind}' device='disk'><driver name='qemu' type='{format}' discard='unmap'/>{source}</disk>"
+    );
+    let mut words = vec!["blockcopy", &domain.name, device, "--xml", "/dev/stdin"];
+    let rate = rate.map(|rate| rate.to_string());
+    if let Some(rate) = &rate {
+        words.extend(["--bytes", "--bandwidth", rate]);
+    }
+    if target.device_bytes.is_some() {
+        words.push("--reuse-external");
+    }
+    words.push("--transient-job");
+    domain.virsh.run_with(&words, Some(&xml), PATIENCE).map(drop)
+}
+
+/// Switches each disk that is not yet switched.
+pub(super) fn pivot(domain: &Domain, devices: &[String]) -> Result<()> {
+    let mut done = Ok(());
+    for device in devices {
+        let live = live_disks(domain)?;
+        if live.iter().any(|live| live.device == *device && live.is_ready) {
+            let words = ["blockjob", &domain.name, device, "--pivot"];
+            done = done.and(domain.virsh.run(&words, PATIENCE).map(drop));
+        }
+    }
+    done
+}
+
+/// Ends the copies; the domain keeps its disks.
+pub(super) fn abort(domain: &Domain, devices: &[String]) -> Result<()> {
+    for device in devices {
+        // Fails if there is no job.
+        let _ = domain.virsh.run(&["blockjob", &domain.name, device, "--abort"], PATIENCE);
+    }
+    let with_job = |device: &&String| {
+        let words = ["blockjob", &domain.name, device, "--info", "--raw"];
+        domain.virsh.run(&words, PATIENCE).is_ok_and(|answer| answer.contains("cur="))
+    };
+    match devices.iter().find(with_job) {
+        None => Ok(()),
+        Some(device) => {
+            let text = format!("the copy of {device} does not end");
+            Err(Error::new(ErrorKind::ToolFailed, text))
+        }
+    }
+}
