@@ -2,12 +2,14 @@
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from support.cli import Coldrise
+from support.cli import PROGRAM, Coldrise
 from support.domain import Domain
 from support.killed_at import killed_at
 from support.libvirt import Libvirt
@@ -159,6 +161,44 @@ def test_two_repositories_have_their_own_checkpoints(coldrise, domain, live, tmp
     assert len(running.checkpoints()) == 2
 
 
+def test_the_next_job_of_another_repository_is_left_alone(coldrise, libvirt, domain, scratch, tmp_path):
+    other = Coldrise.encrypted(tmp_path, tmp_path / "other")
+    other.repository.parent.mkdir()
+    other.init()
+    running = domain()
+    running.write("vda", "write -P 1 0 8M")
+    words = ["backup", "web01", "--from", "libvirt", "--connect", libvirt.uri, "--scratch", scratch]
+    # The other backup begins in the moment in which the job of the first one has ended.
+    place, next_one = tmp_path / "bin", tmp_path / "next"
+    place.mkdir()
+    virsh = shutil.which("virsh")
+    (place / "virsh").write_text(
+        f"#!/bin/sh\n{virsh} \"$@\"; code=$?\ncase \" $* \" in *' domjobabort '*) if mkdir {next_one} 2>/dev/null; then\n"
+        f"  while ! {virsh} -c {libvirt.uri} -q domjobinfo web01 | grep -q Backup; do sleep 0.05; done; fi;; esac\nexit $code\n")
+    (place / "virsh").chmod(0o755)
+    with ThreadPoolExecutor() as pool:
+        def begin():
+            wait_until(next_one.exists, "the end of the first job")
+            return other.run(*words, "--rate", "4M")
+
+        second = pool.submit(begin)
+        environment = {**coldrise.environment(), "PATH": f"{place}:{os.environ['PATH']}"}
+        first = subprocess.run([PROGRAM, *map(str, words)], env=environment, capture_output=True, text=True, timeout=120)
+        second = second.result()
+    assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
+
+
+def test_a_job_that_others_end_is_named(coldrise, libvirt, domain, refused):
+    running = domain()
+    running.write("vda", "write -P 1 0 8M")
+    with ThreadPoolExecutor() as pool:
+        message = pool.submit(refused, "--rate", "1M")
+        wait_until(running.has_job, "the backup job")
+        libvirt.virsh("domjobabort", "web01")
+    assert "libvirt's backup job ended before everything was read" in message.result()
+    assert "scratch files" not in message.result()
+
+
 def test_iothreads_raw_disks_and_chosen_ones(coldrise, domain, live, tmp_path):
     running = domain(iothread=True)
     running.write("vda", "write -P 1 0 4M")
@@ -181,6 +221,7 @@ def test_iothreads_raw_disks_and_chosen_ones(coldrise, domain, live, tmp_path):
 def test_refusals_say_what_to_do(libvirt, domain, refused, scratch, tmp_path):
     assert "no domain web01" in refused()
     running = domain(persistent=True)
+    assert "there twice" in refused("a=vda", "b=vda") and "there twice" in refused("a=vda", "a=vdb")
     assert "no writable disk 'sdx'; it has: vda, vdb" in refused("x=sdx")
     assert "not frozen" not in refused("--agent", "x", "--quiesce")
     # The job of another program is left alone.

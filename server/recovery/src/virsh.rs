@@ -18,6 +18,8 @@ const MAX_ANSWER_BYTES: u64 = 4 << 20;
 const MAX_SHOWN_CHARS: usize = 600;
 /// Interval of looking whether virsh has ended.
 const INTERVAL: Duration = Duration::from_millis(5);
+/// People are told what is waited for after this time.
+const SILENCE: Duration = Duration::from_secs(4);
 
 /// A connection by its URI, such as `qemu:///system`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -115,16 +117,24 @@ impl Virsh {
 
 fn wait(child: &mut Child, name: &str, patience: Duration) -> Result<std::process::ExitStatus> {
     let waiting = || "waiting for virsh";
-    let until = Instant::now() + patience;
+    let start = Instant::now();
+    let mut is_said = false;
     loop {
         if let Some(status) = child.try_wait().context(waiting)? {
             return Ok(status);
         }
-        if Instant::now() >= until {
+        let elapsed = start.elapsed();
+        if elapsed >= patience {
             let _ = child.kill();
             child.wait().context(waiting)?;
             let text = format!("virsh {name} did not end within {} s", patience.as_secs());
-            return Err(Error::new(ErrorKind::ToolFailed, text).advise("look after libvirtd"));
+            return Err(Error::new(ErrorKind::ToolFailed, text)
+                .advise("look after libvirtd; it may still do what it was asked (virsh list)"));
+        }
+        if elapsed >= SILENCE && !is_said {
+            is_said = true;
+            let s = patience.as_secs();
+            tracing::warn!("libvirt is slow: waiting for virsh {name}, for up to {s} s");
         }
         std::thread::sleep(INTERVAL);
     }

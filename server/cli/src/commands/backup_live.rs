@@ -78,11 +78,11 @@ impl LiveArguments {
     ) -> Result<Option<LiveBackup>> {
         let Some(from) = &self.from else { return Ok(None) };
         let invalid = |text: &str| Err(Error::new(ErrorKind::InvalidInput, text.to_owned()));
-        let picks = disks.iter().map(|text| DiskPick::parse(text)).collect::<Result<_>>()?;
+        let picks = DiskPick::parse_all(disks)?;
         let scratch = self.scratch.unwrap_or_else(default_scratch);
         let mode = if self.push { Mode::Push } else { Mode::Pull };
-        let machine = match from.split_once(':').unwrap_or((from, "")) {
-            ("qmp", socket) if !socket.is_empty() => {
+        let machine = match from.split_once(':').unwrap_or((from, machine.as_str())) {
+            ("qmp", socket) if !socket.is_empty() && from.contains(':') => {
                 if self.quiesce && self.agent.is_none() {
                     return invalid(
                         "--quiesce needs the socket of the guest agent: add --agent SOCKET",
@@ -95,11 +95,10 @@ impl LiveArguments {
                 let options = MachineOptions { socket, picks, scratch, mode, agent };
                 Source::Qemu(RunningMachine::connect(options)?)
             }
-            ("libvirt", domain) => {
+            ("libvirt", domain) if !domain.is_empty() => {
                 if self.agent.is_some() {
                     return invalid("--agent: libvirt knows the agent's socket; leave it out");
                 }
-                let domain = if domain.is_empty() { machine.as_str() } else { domain };
                 Source::Libvirt(RunningDomain::connect(DomainOptions {
                     virsh: Virsh::local(self.connect.as_deref())?,
                     domain: domain.to_owned(),
@@ -151,9 +150,20 @@ impl LiveBackup {
 
     /// Removes everything from the machine. A point that is stored counts even if that fails.
     pub(super) fn end<T>(&mut self, invocation: &Invocation, stored: Result<T>) -> Result<T> {
-        let closed = match &mut self.machine {
-            Source::Qemu(machine) => machine.close(stored.is_ok()),
-            Source::Libvirt(domain) => domain.close(stored.is_ok()),
+        let (is_lost, closed) = match &mut self.machine {
+            Source::Qemu(machine) => (false, machine.close(stored.is_ok())),
+            Source::Libvirt(domain) => {
+                let is_lost = stored.is_err() && domain.has_lost_its_job();
+                (is_lost, domain.close(stored.is_ok()))
+            }
+        };
+        let stored = match is_lost {
+            true => stored.map_err(|error| {
+                error.context("libvirt's backup job ended before everything was read").advise(
+                    "the machine was shut off, or somebody ended the job (virsh domjobabort): back up again",
+                )
+            }),
+            false => stored,
         };
         match closed {
             Err(left) => {
@@ -161,7 +171,7 @@ impl LiveBackup {
                 stored
             }
             Ok(()) => stored.map_err(|error| match error.kind() {
-                ErrorKind::Io => error.advise(
+                ErrorKind::Io if !is_lost => error.advise(
                     "the scratch files may have been full or too slow: make space in their \
                      folder, or name another one with --scratch DIR",
                 ),

@@ -11,6 +11,8 @@ use crate::virsh::Virsh;
 
 /// Interval of asking how far a job is.
 const INTERVAL: Duration = Duration::from_millis(200);
+/// How long libvirt may take for the end of a job until it is asked again.
+const ABORT_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The backup job of a domain, running or not.
 pub(super) struct Job<'a> {
@@ -24,7 +26,8 @@ impl Job<'_> {
     /// # Errors
     /// `Busy` if the job's process lives, or if the job is somebody else's.
     pub(super) fn end_abandoned(&self) -> Result<bool> {
-        if !self.is_running()? {
+        let answer = self.virsh.run(&["domjobinfo", self.uuid], PATIENCE)?;
+        if field(&answer, "Job type") == "None" {
             return Ok(false);
         }
         // Fails for another kind of job.
@@ -38,34 +41,42 @@ impl Job<'_> {
             let text = "another process is backing up this machine";
             return Err(Error::new(ErrorKind::Busy, text).advise("wait for its end"));
         }
-        self.end().map(|()| true)
+        self.end(&folder).map(|()| true)
     }
 
-    /// Ends the job, if it runs, and waits for its end.
+    /// Ends the job with scratch files in `folder`, if it runs, and waits for its end. The next job, of another
+    /// program or repository, may begin at once: so each look asks whose job it is, and an abort that libvirt has
+    /// taken is not repeated soon.
     ///
     /// # Errors
     /// `ToolFailed` with libvirt's reason.
-    pub(super) fn end(&self) -> Result<()> {
+    pub(super) fn end(&self, folder: &Path) -> Result<()> {
         let until = Instant::now() + PATIENCE;
-        while self.is_running()? {
-            // It may end by itself meanwhile, or be about to end.
-            let ended = self.virsh.run(&["domjobabort", self.uuid], PATIENCE);
-            if Instant::now() >= until {
-                ended?;
+        let mut next_abort = Instant::now();
+        let mut aborted = Ok(String::new());
+        while self.is_of(folder)? {
+            let now = Instant::now();
+            if now >= until {
+                aborted?;
                 let text = "libvirt does not end the backup job";
                 return Err(Error::new(ErrorKind::ToolFailed, text));
+            }
+            if now >= next_abort {
+                // It may end by itself meanwhile, or be about to end.
+                aborted = self.virsh.run(&["domjobabort", self.uuid], PATIENCE);
+                next_abort = Instant::now() + ABORT_INTERVAL;
             }
             std::thread::sleep(Duration::from_millis(20));
         }
         Ok(())
     }
 
-    /// Waits for the end of a push.
+    /// Waits for the end of the push into `folder`.
     ///
     /// # Errors
     /// `Interrupted` if cancelled, `ToolFailed` if the copy failed.
-    pub(super) fn wait(&self, cancel: &AtomicBool) -> Result<()> {
-        while self.is_running()? {
+    pub(super) fn wait(&self, folder: &Path, cancel: &AtomicBool) -> Result<()> {
+        while self.is_of(folder)? {
             if cancel.load(Ordering::Relaxed) {
                 return Err(Error::new(ErrorKind::Interrupted, "cancelled"));
             }
@@ -80,9 +91,23 @@ impl Job<'_> {
         Err(Error::new(ErrorKind::ToolFailed, text))
     }
 
-    fn is_running(&self) -> Result<bool> {
+    /// Whether the job with scratch files in `folder` runs.
+    ///
+    /// # Errors
+    /// `ToolFailed` if libvirt does not tell.
+    pub(super) fn is_of(&self, folder: &Path) -> Result<bool> {
+        let ask = || self.virsh.run(&["backup-dumpxml", self.uuid], PATIENCE);
+        let is_it = |xml: String| our_folder(&xml).as_deref() == Some(folder);
+        let error = match ask() {
+            Ok(xml) => return Ok(is_it(xml)),
+            Err(error) => error,
+        };
         let answer = self.virsh.run(&["domjobinfo", self.uuid], PATIENCE)?;
-        Ok(field(&answer, "Job type") != "None")
+        if field(&answer, "Operation") != "Backup" {
+            return Ok(false);
+        }
+        // A job that began between the questions.
+        ask().map(is_it).map_err(|_| error)
     }
 }
 

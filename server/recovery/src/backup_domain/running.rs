@@ -1,7 +1,7 @@
 //! The sequence of a backup.
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
@@ -53,7 +53,7 @@ struct Taken {
     names: CheckpointNames,
     base: Option<PointName>,
     point: PointName,
-    _space: ScratchSpace,
+    space: ScratchSpace,
 }
 
 /// A disk whose instant is to be taken.
@@ -117,12 +117,13 @@ impl RunningDomain {
         let words = self.documents(&space, &disks, &others, &names, &new)?;
         let sources = disks.iter().map(|taken| self.source(&space, taken)).collect();
         let base = disks.iter().find_map(|taken| taken.base.clone());
-        self.taken = Some(Taken { names, base, point: start.point().clone(), _space: space });
-        let is_quiesced =
-            self.begin(&words, &mut remarks, cancel).map_err(|error| match self.close(false) {
-                Ok(()) => error,
-                Err(left) => error.context(left.message()),
-            })?;
+        let folder = space.folder().to_owned();
+        self.taken = Some(Taken { names, base, point: start.point().clone(), space });
+        let begun = self.begin(&words, &folder, &mut remarks, cancel);
+        let is_quiesced = begun.map_err(|error| match self.close(false) {
+            Ok(()) => error,
+            Err(left) => error.context(left.message()),
+        })?;
         Ok(Instant {
             sources,
             standstill: None,
@@ -244,6 +245,7 @@ impl RunningDomain {
     fn begin(
         &self,
         words: &[String],
+        folder: &Path,
         remarks: &mut Vec<String>,
         cancel: &AtomicBool,
     ) -> Result<bool> {
@@ -257,17 +259,18 @@ impl RunningDomain {
         });
         let begun = self.virsh.run(words, PATIENCE);
         let thawed = guest.map_or(Ok(false), |guest| guest.thaw());
-        begun.map_err(|error| {
-            error.advise(
+        begun.map_err(|error| match error.message().contains("ermission denied") {
+            true => error.advise(
                 "QEMU opens files in the folder of --scratch: with AppArmor or SELinux, allow it there",
-            )
+            ),
+            false => error,
         })?;
         let is_quiesced = thawed.unwrap_or_else(|error| {
             remarks.push(format!("warning: {}", error.full_message()));
             false
         });
         if self.options.mode == Mode::Push {
-            self.job().wait(cancel)?;
+            self.job().wait(folder, cancel)?;
         }
         Ok(is_quiesced)
     }
@@ -288,6 +291,14 @@ impl RunningDomain {
         }
     }
 
+    /// Whether the job that offers the disks has ended, although nobody has closed it: by `virsh domjobabort`, or with
+    /// the machine.
+    pub fn has_lost_its_job(&self) -> bool {
+        let is_read_live = self.options.mode == Mode::Pull;
+        let taken = self.taken.as_ref().filter(|_| is_read_live);
+        taken.is_some_and(|taken| !self.job().is_of(taken.space.folder()).unwrap_or(false))
+    }
+
     /// Removes everything from libvirt but one checkpoint. With `is_stored` the point counts as the machine's latest
     /// backup; otherwise the checkpoint of the backup before goes on.
     ///
@@ -297,7 +308,7 @@ impl RunningDomain {
         let Some(taken) = self.taken.take() else { return Ok(()) };
         let kept = if is_stored { Some(&taken.point) } else { taken.base.as_ref() };
         let kept = kept.map(|point| taken.names.name(point));
-        let ended = self.job().end();
+        let ended = self.job().end(taken.space.folder());
         let kept = self.checkpoints(&taken.names).keep_only(kept.as_ref());
         ended.and(kept).map_err(|error| {
             let text = format!(

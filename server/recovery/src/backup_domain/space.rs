@@ -49,6 +49,11 @@ impl ScratchSpace {
         Ok(space)
     }
 
+    /// The folder, absolute.
+    pub(super) fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
     fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }

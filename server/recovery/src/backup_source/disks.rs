@@ -22,11 +22,24 @@ pub struct DiskPick {
 }
 
 impl DiskPick {
-    /// Parses `DISK=DEVICE`.
+    /// Parses `DISK=DEVICE` of several disks.
     ///
     /// # Errors
-    /// `InvalidInput`; the message says what is accepted.
-    pub fn parse(words: &str) -> Result<DiskPick> {
+    /// `InvalidInput`; the message says what is accepted. No device and no disk may be there twice.
+    pub fn parse_all(words: &[String]) -> Result<Vec<DiskPick>> {
+        let mut picks: Vec<DiskPick> = Vec::with_capacity(words.len());
+        for word in words {
+            let pick = DiskPick::parse(word)?;
+            if picks.iter().any(|other| other.disk == pick.disk || other.device == pick.device) {
+                let text = format!("'{word}': this disk or device is there twice");
+                return Err(Error::new(ErrorKind::InvalidInput, text));
+            }
+            picks.push(pick);
+        }
+        Ok(picks)
+    }
+
+    fn parse(words: &str) -> Result<DiskPick> {
         match words.split_once('=') {
             Some((disk, device)) if !device.is_empty() => {
                 Ok(DiskPick { disk: DiskName::parse(disk)?, device: device.to_owned() })

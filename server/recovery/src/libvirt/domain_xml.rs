@@ -29,8 +29,9 @@ const KEPT: [&str; 12] = [
     "genid",
     "vcpus",
 ];
-/// Elements that are left out without a word: they say nothing about the machine.
-const SILENT: [&str; 2] = ["metadata", "seclabel"];
+/// Elements that are left out without a word: they say nothing about the machine. `resource` is its place among the
+/// control groups of the old host.
+const SILENT: [&str; 3] = ["metadata", "seclabel", "resource"];
 /// Where distributions keep firmware, and libvirt its variables.
 const FIRMWARE: [&str; 4] =
     ["/usr/share/", "/usr/lib/", "/var/lib/libvirt/qemu/nvram/", "/etc/qemu/"];

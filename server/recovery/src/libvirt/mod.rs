@@ -34,6 +34,9 @@ pub use presence::missing;
 
 /// For one request. Starting a domain on a busy host takes seconds.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+/// How long libvirt may take to start a machine: it probes QEMU first, which takes long on a busy host. It goes on
+/// after we have given up.
+const START_PATIENCE: Duration = Duration::from_secs(300);
 const NAME: &str = "recovery";
 
 /// The document that says which domain runs on a session.
@@ -148,7 +151,8 @@ impl Domain {
     /// # Errors
     /// `ToolFailed` with libvirt's reason.
     pub fn create(&self, xml: &str) -> Result<()> {
-        let created = self.virsh.run_with(&["create", "/dev/stdin"], Some(xml), PATIENCE);
+        let words = ["create", "/dev/stdin"];
+        let created = self.virsh.run_with(&words, Some(xml), START_PATIENCE);
         created.map(drop).map_err(|error| {
             let advice = match error.full_message().contains("find any firmware") {
                 true => "the machine starts by UEFI: install its firmware on this host (Debian: apt install ovmf)",

@@ -175,7 +175,7 @@ impl Move {
     pub(super) fn command(self, service: &Service, caller: &Identity) -> Result<Command> {
         let session = session_of(&self.address)?;
         if vsphere_note_of(service, caller, &session)?.is_some() {
-            return self.to_datastore(service, caller, &session);
+            return self.datastore_command(service, caller, &session);
         }
         caller.allow_all(Permission::Administer)?;
         let found = live(service, caller, Permission::Administer, &session)?;

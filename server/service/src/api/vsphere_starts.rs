@@ -86,7 +86,7 @@ fn check_server(service: &Service, session: &SessionName, hypervisor: &Hyperviso
 
 impl Move {
     /// Of a machine that was recovered under vCenter.
-    pub(super) fn to_datastore(
+    pub(super) fn datastore_command(
         self,
         service: &Service,
         caller: &Identity,
