@@ -216,6 +216,34 @@ def test_a_folder_is_an_archive_that_cannot_leave_its_folder(points, tmp_path):
     assert "--max-size" in limited["error"]["message"] and not (tmp_path / "x").exists()
 
 
+def test_a_failed_copy_leaves_the_file_of_that_name(points, tmp_path):
+    target = tmp_path / "precious.zip"
+    target.write_bytes(b"last week's")
+    failed = files(points, "get", "web01/latest:/etc", target, "--force", "--max-size", "1M", status=1)
+    assert "--max-size" in failed["error"]["message"] and target.read_bytes() == b"last week's"
+    assert list(tmp_path.iterdir()) == [target]
+    # As a killed one leaves it.
+    part = tmp_path / ".precious.zip.coldrise-part"
+    part.mkdir()
+    (part / "precious.zip").write_bytes(b"half")
+    files(points, "get", "web01/latest:/etc", target, "--force")
+    assert list(tmp_path.iterdir()) == [target] and zipfile.is_zipfile(target)
+
+
+def test_a_name_claims_what_is_in_the_file(points, tmp_path):
+    refused = files(points, "get", "web01/latest:/etc", tmp_path / "etc.tar.GZ", status=2)
+    assert ".tar.zst" in refused["error"]["message"] and list(tmp_path.iterdir()) == []
+    copied = files(points, "get", "web01/latest:/etc", tmp_path / "ETC.ZIP")
+    assert copied["format"] == "zip" and zipfile.is_zipfile(tmp_path / "ETC.ZIP")
+    copied = files(points, "get", "web01/latest:/etc/long", tmp_path / "long.zip")
+    assert copied["format"] == "zip"
+    with zipfile.ZipFile(tmp_path / "long.zip") as archive:
+        assert archive.namelist() == ["long"] and archive.read("long") == (points.folder / "tree/etc/long").read_bytes()
+    # As it is.
+    copied = files(points, "get", "web01/latest:/etc/long", tmp_path / "copy")
+    assert copied["format"] is None and (tmp_path / "copy").read_bytes() == (points.folder / "tree/etc/long").read_bytes()
+
+
 def test_a_folder_as_zip_means_the_same_everywhere(points, tmp_path):
     target = tmp_path / "etc.zip"
     copied = files(points, "get", "web01/latest:/etc", target)

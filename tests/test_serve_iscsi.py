@@ -67,6 +67,8 @@ def test_a_point_is_read_whole_and_never_written(point, image, iscsi, tmp_path):
                    check=True, capture_output=True, timeout=60)  # fmt: skip
     done = qemu_io(uri(server), "write -P 1 0 4k")
     assert done.returncode == 1 and "write protected" in done.stderr
+    # Nothing reads as a failure.
+    assert server.messages() == ""
 
 
 def test_targets_and_their_disks(coldrise, image, tmp_path, iscsi):
@@ -157,6 +159,11 @@ def test_what_is_wrong_is_said(coldrise, live, iscsi, nbdkit, tmp_path):
     assert code == 2 and "12 to 16" in messages
     refused = coldrise.run("serve", "iscsi", "trial", "--listen", "0.0.0.0:3260")
     assert refused.returncode == 2 and "--chap-user" in refused.stderr
+    long = tmp_path / "long"
+    long.write_text(SECRET, encoding="utf-8")
+    words = ["serve", "iscsi", "trial", "--chap-user", USER, "--chap-secret-file", long]
+    refused = coldrise.run(*words, "--listen", "192.0.2.7:3260")
+    assert refused.returncode == 2 and "192.0.2.7 is no address of this host" in refused.stderr
     with nbdkit().connect(live) as nbd:
         nbd.pwrite(b"x" * 512, 0)
         code, messages = fails("trial")

@@ -63,7 +63,7 @@ pub(crate) fn on_open_file<T>(
 pub(crate) fn refused(what: &str, error: &Error) -> Errno {
     let message = error.full_message();
     match error.kind() {
-        ErrorKind::NotFound => {}
+        ErrorKind::NotFound | ErrorKind::ReadOnly => {}
         ErrorKind::Corrupt | ErrorKind::Io | ErrorKind::Poisoned | ErrorKind::Internal => {
             tracing::error!("{what}: {message}");
         }

@@ -30,5 +30,5 @@ pub use heal_disk::heal_from_disk;
 pub use in_place::{united, Differences, ExistingDisk, Purpose};
 pub use progress::{NoProgress, Phase, Progress, ProgressState};
 pub use qemu::{import_confinement, Confinement};
-pub use restore::{restore, RestoreOptions, RestoreSummary, RestoreTarget};
+pub use restore::{restore, PartFiles, RestoreOptions, RestoreSummary, RestoreTarget};
 pub use source::{keep_out, ImageFormat, LiveBitmap, LivePlace, Location, SourceSpec};

@@ -10,6 +10,7 @@ pub mod https;
 pub mod libvirt;
 pub mod relocation;
 pub mod rollback;
+pub mod secret_file;
 pub mod shares;
 pub mod virsh;
 pub mod vsphere;

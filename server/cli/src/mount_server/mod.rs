@@ -18,7 +18,7 @@ mod tgtd;
 pub(crate) use smbd::{check_installed as check_smbd, SmbOptions, Smbd};
 pub(crate) use tgtd::{check_installed as check_tgtd, IscsiOptions, Tgtd};
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Child, ExitStatus};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -56,6 +56,9 @@ pub(crate) trait Program {
 
     /// Called until it returns true: then clients are served.
     fn is_ready(&self) -> Result<bool>;
+
+    /// Shows what it said, if that was kept back: it has failed.
+    fn tell_messages(&self) {}
 
     /// Prepares its end. A signal follows.
     fn prepare_end(&self) {}
@@ -140,6 +143,10 @@ impl<P: Program> MountServer<P> {
     }
 
     fn await_ready(&mut self, signals: &mut ChildSignals) -> Result<()> {
+        self.look_until_ready(signals).inspect_err(|_| self.program.tell_messages())
+    }
+
+    fn look_until_ready(&mut self, signals: &mut ChildSignals) -> Result<()> {
         while !self.program.is_ready()? {
             if let Some(status) = self.ended()? {
                 return Err(child::ended_error(P::NAME, status));
@@ -188,6 +195,7 @@ impl<P: Program> MountServer<P> {
         if self.short_lives > MOST_SHORT_LIVES {
             return Err(child::ended_error(P::NAME, status));
         }
+        self.program.tell_messages();
         tracing::error!(
             "{} ended ({status}) and is started again. No acknowledged write is lost; clients connect \
              again by themselves",
@@ -262,11 +270,22 @@ fn is_listening(address: SocketAddr) -> bool {
     TcpStream::connect_timeout(&SocketAddr::new(ip, address.port()), CONNECT_PATIENCE).is_ok()
 }
 
-/// Refuses an address that another server has.
+/// Refuses an address that another server has, that is none of this host, or that this user may not take.
 fn check_free(address: SocketAddr) -> Result<()> {
-    if !is_listening(address) {
-        return Ok(());
+    let taken = || {
+        let text = format!("another server listens on {address}: end it, or give another --listen");
+        Error::new(ErrorKind::Busy, text)
+    };
+    if is_listening(address) {
+        return Err(taken());
     }
-    let text = format!("another server listens on {address}: end it, or give another --listen");
-    Err(Error::new(ErrorKind::Busy, text))
+    let bound = TcpListener::bind(address).map(drop);
+    bound.map_err(|error| match error.kind() {
+        std::io::ErrorKind::AddrInUse => taken(),
+        std::io::ErrorKind::AddrNotAvailable => {
+            let text = format!("{} is no address of this host", address.ip());
+            Error::new(ErrorKind::InvalidInput, text).advise("ip address shows them")
+        }
+        _ => Error::io(format!("listening on {address}"), error),
+    })
 }

@@ -1,14 +1,18 @@
 //! tgtd, the iSCSI server of the Linux SCSI target framework.
 
 use std::cell::Cell;
+use std::collections::VecDeque;
+use std::io::{BufRead, BufReader};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStderr, Command, Stdio};
+use std::sync::Arc;
 
 use coldrise_block::{end_with_this_thread, Context, Error, ErrorKind, Result};
 use coldrise_recovery::shares::iscsi::{Chap, Target};
 use coldrise_recovery::shares::tgt::Control;
+use parking_lot::Mutex;
 use rustix::process::Signal;
 
 use super::{check_free, Program};
@@ -17,6 +21,10 @@ const PROGRAM: &str = "tgtd";
 /// tgtd's variable for the path of its control socket, to which it adds a dot and a number.
 const SOCKET: &str = "TGT_IPC_SOCKET";
 const CONTROL_PORT: &str = "0";
+/// Longest shown line of tgtd, in characters.
+const MAX_LINE_CHARS: usize = 500;
+/// The number of tgtd's last lines that are shown if it fails.
+const KEPT_LINES: usize = 20;
 
 /// The parameters of the server.
 pub(crate) struct IscsiOptions {
@@ -34,6 +42,7 @@ pub(crate) struct Tgtd {
     /// Where it listens until its targets are known: without any address tgtd listens on all.
     first: Cell<SocketAddr>,
     is_set_up: Cell<bool>,
+    messages: Arc<Mutex<VecDeque<String>>>,
 }
 
 /// Checks that tgtd is installed.
@@ -56,7 +65,8 @@ impl Tgtd {
         check_free(options.listen)?;
         let socket = state.join("tgtd");
         let first = Cell::new(options.listen);
-        Ok(Tgtd { options, targets, socket, first, is_set_up: Cell::new(false) })
+        let (is_set_up, messages) = Default::default();
+        Ok(Tgtd { options, targets, socket, first, is_set_up, messages })
     }
 
     fn control_socket(&self) -> PathBuf {
@@ -76,9 +86,14 @@ impl Program for Tgtd {
         command.args(["--foreground", "--control-port", CONTROL_PORT]);
         command.arg("--iscsi").arg(format!("portal={}", self.first.get()));
         command.env(SOCKET, &self.socket);
-        command.process_group(0).stdin(Stdio::null()).stdout(Stdio::null());
+        command.process_group(0).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         tracing::debug!(?command, "starting tgtd");
-        command.spawn().map_err(missing)
+        let mut child = command.spawn().map_err(missing)?;
+        if let Some(messages) = child.stderr.take() {
+            let kept = Arc::clone(&self.messages);
+            std::thread::spawn(move || listen_to(messages, &kept));
+        }
+        Ok(child)
     }
 
     fn is_ready(&self) -> Result<bool> {
@@ -96,8 +111,26 @@ impl Program for Tgtd {
         Ok(true)
     }
 
+    fn tell_messages(&self) {
+        self.messages.lock().drain(..).for_each(|line| tracing::warn!("{line}"));
+    }
+
     fn prepare_end(&self) {
         Control::new(&self.control_socket()).end(self.targets.len());
+    }
+}
+
+/// Keeps the last lines. In the good case tgtd tells what looks like failures, such as missing RDMA.
+fn listen_to(messages: ChildStderr, kept: &Mutex<VecDeque<String>>) {
+    for line in BufReader::new(messages).split(b'\n').map_while(std::io::Result::ok) {
+        let line = String::from_utf8_lossy(&line);
+        let line: String = line.chars().filter(|c| !c.is_control()).take(MAX_LINE_CHARS).collect();
+        tracing::debug!("{line}");
+        let mut kept = kept.lock();
+        if kept.len() == KEPT_LINES {
+            kept.pop_front();
+        }
+        kept.push_back(line);
     }
 }
 

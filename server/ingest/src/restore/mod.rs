@@ -29,7 +29,7 @@ use crate::progress::{Phase, Progress};
 use file::LocalSink;
 use image::Image;
 use nbd::NbdSink;
-use part::PartFiles;
+pub use part::PartFiles;
 use run::Run;
 pub use target::RestoreTarget;
 use target::{is_block_device, target_format};

@@ -1,4 +1,4 @@
-//! The hidden files of an unfinished image.
+//! The hidden files of an unfinished image, or another large file.
 //!
 //! For the target `DIR/NAME` they lie in `DIR/.NAME.coldrise-part/`, each under its final
 //! name. The folder is locked during a restore. The next restore to the same target
@@ -14,7 +14,7 @@ use rustix::fs::{FlockOperation, OFlags, RenameFlags};
 use rustix::io::Errno;
 
 /// The unfinished files: the image and, in some formats, the file with its data.
-pub(super) struct PartFiles {
+pub struct PartFiles {
     folder_path: PathBuf,
     /// Holds the lock.
     folder: File,
@@ -33,11 +33,10 @@ fn taken(target: &Path) -> Error {
 impl PartFiles {
     /// Prepares `target` and, beside it, `companion`. [`PartFiles::folder`] is still
     /// empty.
-    pub(super) fn create(
-        target: &Path,
-        companion: Option<&str>,
-        replaces: bool,
-    ) -> Result<PartFiles> {
+    ///
+    /// # Errors
+    /// `AlreadyExists` unless it `replaces`; `Busy` while another command writes it; `InvalidInput` if it has no name.
+    pub fn create(target: &Path, companion: Option<&str>, replaces: bool) -> Result<PartFiles> {
         let what = || format!("preparing to write {}", target.display());
         let Some(name) = target.file_name() else {
             return Err(Error::new(
@@ -73,7 +72,7 @@ impl PartFiles {
             Err(Errno::WOULDBLOCK) => {
                 return Err(Error::new(
                     ErrorKind::Busy,
-                    format!("another restore is writing {}: wait until it ends", target.display()),
+                    format!("another command is writing {}: wait until it ends", target.display()),
                 ));
             }
             Err(error) => return Err(Error::io(what(), error.into())),
@@ -90,7 +89,7 @@ impl PartFiles {
     }
 
     /// The unfinished path of the file that will get the target's name.
-    pub(super) fn image(&self) -> PathBuf {
+    pub fn image(&self) -> PathBuf {
         // A target without a name was refused earlier.
         self.folder_path.join(self.target.file_name().unwrap_or_default())
     }
@@ -99,7 +98,10 @@ impl PartFiles {
     /// for the complete file or for the old one. The image follows the file that it
     /// names, and an old image is removed before that file is replaced: all files that
     /// open under the target's name are from one restore.
-    pub(super) fn publish(self) -> Result<()> {
+    ///
+    /// # Errors
+    /// `AlreadyExists` if the name was taken meanwhile, and errors of the operating system. Nothing is left then.
+    pub fn publish(self) -> Result<()> {
         let what = || format!("writing {}", self.target.display());
         let image = (self.image(), self.target.clone());
         let data = self

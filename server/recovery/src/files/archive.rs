@@ -40,11 +40,25 @@ impl ArchiveFormat {
         }
     }
 
-    /// The format of a file of that name.
+    /// The format of a file of that name. Capitals do not matter.
     pub fn of_name(name: &[u8]) -> Option<ArchiveFormat> {
-        let ends = |format: &ArchiveFormat| name.ends_with(format.extension().as_bytes());
-        ArchiveFormat::ALL.into_iter().find(ends)
+        ArchiveFormat::ALL.into_iter().find(|format| has_end(name, format.extension()))
     }
+}
+
+/// Ends of names of archives that are not made here.
+const OTHER_ARCHIVES: [&str; 11] =
+    [".gz", ".tgz", ".bz2", ".tbz2", ".xz", ".txz", ".lz4", ".7z", ".rar", ".tzst", ".zst"];
+
+/// The end of a name that says it is an archive of a format that is not made here.
+pub fn other_archive(name: &[u8]) -> Option<&'static str> {
+    let is_ours = ArchiveFormat::of_name(name).is_some();
+    OTHER_ARCHIVES.into_iter().find(|end| !is_ours && has_end(name, end))
+}
+
+fn has_end(name: &[u8], end: &str) -> bool {
+    let at = name.len().checked_sub(end.len());
+    at.is_some_and(|at| name[at..].eq_ignore_ascii_case(end.as_bytes()))
 }
 
 /// Numbers of entries that are not in the archive as they are in the machine.
@@ -192,6 +206,16 @@ fn stays_inside(path: &[u8], target: &[u8], top: usize) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_claim_formats() {
+        assert_eq!(ArchiveFormat::of_name(b"X.ZIP"), Some(ArchiveFormat::Zip));
+        assert_eq!(ArchiveFormat::of_name(b"a.tar.zst"), Some(ArchiveFormat::TarZst));
+        assert_eq!(ArchiveFormat::of_name(b"zip"), None);
+        assert_eq!(other_archive(b"a.tar.GZ"), Some(".gz"));
+        assert_eq!(other_archive(b"a.tar.zst"), None);
+        assert_eq!(other_archive(b"etc"), None);
+    }
 
     #[test]
     fn links_that_lead_out_are_recognised() {

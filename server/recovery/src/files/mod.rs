@@ -22,7 +22,7 @@ mod tar;
 mod zip;
 
 pub use address::{FilesAddress, HistoryAddress};
-pub use archive::{Archive, ArchiveFormat, LeftOut};
+pub use archive::{other_archive, Archive, ArchiveFormat, LeftOut};
 pub use client::{Client, Limits, Received};
 pub use coldrise_files::{Entry, EntryKind, MAX_PATH_BYTES, PORT};
 pub use difference::{Change, ChangeKind, Snapshot};

@@ -58,6 +58,7 @@ impl VsphereAccess {
             std::fs::File::open(path)
                 .and_then(|file| file.take(MAX_PASSWORD_BYTES).read_to_string(&mut password))
                 .context(|| format!("reading the password in {}", path.display()))?;
+            crate::secret_file::warn_if_public(path);
             let length = password.trim_end_matches(['\r', '\n']).len();
             password.truncate(length);
         } else if let Ok(set) = std::env::var(PASSWORD_VARIABLE) {

@@ -1,7 +1,7 @@
 //! `coldrise files get`: copies a file out of a point, or a folder as an archive.
 
 use std::fs::{File, OpenOptions};
-use std::io::{ErrorKind as IoErrorKind, IsTerminal, Write};
+use std::io::{IsTerminal, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -10,9 +10,10 @@ use std::time::{Duration, SystemTime};
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use coldrise_block::{Context, Error, ErrorKind, Result};
+use coldrise_ingest::PartFiles;
 use coldrise_recovery::files::{
-    shown, Archive, ArchiveFormat, Client, Entry, EntryKind, FileSystems, FilesAddress, LeftOut,
-    Received,
+    other_archive, Archive, ArchiveFormat, Client, Entry, EntryKind, FileSystems, FilesAddress,
+    LeftOut, Received,
 };
 use serde::Serialize;
 
@@ -33,7 +34,8 @@ pub(crate) struct GetArguments {
     address: FilesAddress,
 
     /// A new file, a folder for it, or - for stdout. The name of an archive ends with .tar, .tar.zst or .zip;
-    /// else it is a tar file.
+    /// else it is a tar file. A file with such a name is put
+    /// into an archive, unless it is one. The name is there when all is written.
     #[arg(value_name = "TARGET")]
     target: PathBuf,
 
@@ -66,16 +68,38 @@ enum FormatArgument {
     Zip,
 }
 
+impl From<FormatArgument> for ArchiveFormat {
+    fn from(format: FormatArgument) -> ArchiveFormat {
+        match format {
+            FormatArgument::Tar => ArchiveFormat::Tar,
+            FormatArgument::TarZst => ArchiveFormat::TarZst,
+            FormatArgument::Zip => ArchiveFormat::Zip,
+        }
+    }
+}
+
 impl GetArguments {
-    /// The format of an archive.
-    fn format(&self) -> ArchiveFormat {
-        match self.format {
-            Some(FormatArgument::Tar) => ArchiveFormat::Tar,
-            Some(FormatArgument::TarZst) => ArchiveFormat::TarZst,
-            Some(FormatArgument::Zip) => ArchiveFormat::Zip,
-            None => {
-                let name = self.target.as_os_str().as_bytes();
-                ArchiveFormat::of_name(name).unwrap_or(ArchiveFormat::Tar)
+    /// The format that is asked for, or that the target's name claims. A copied file may be an archive itself:
+    /// `original` is its name.
+    fn format(&self, original: Option<&[u8]>) -> Result<Option<ArchiveFormat>> {
+        if let Some(format) = self.format {
+            return Ok(Some(format.into()));
+        }
+        if self.target.is_dir() {
+            return Ok(None);
+        }
+        let name = self.target.as_os_str().as_bytes();
+        let original = original.unwrap_or_default();
+        match other_archive(name) {
+            Some(end) if other_archive(original) != Some(end) => {
+                let text =
+                    format!("{}: archives of the kind {end} are not made", self.target.display());
+                Err(Error::new(ErrorKind::InvalidInput, text)
+                    .advise("name it .tar.zst, .tar or .zip"))
+            }
+            _ => {
+                let format = ArchiveFormat::of_name(name);
+                Ok(format.filter(|_| ArchiveFormat::of_name(original) != format))
             }
         }
     }
@@ -86,6 +110,8 @@ struct Copied {
     point: String,
     target: Option<PathBuf>,
     is_archive: bool,
+    /// The archive's format; absent for a file as it is.
+    format: Option<&'static str>,
     files: u64,
     size_bytes: u64,
     left_out_links: u64,
@@ -100,22 +126,21 @@ pub(super) fn run(invocation: &Invocation, arguments: &GetArguments) -> Result<R
     if !is_stdout {
         check_free(&arguments.target, arguments.force)?;
     }
+    arguments.format(arguments.address.last_name())?;
     let reading = Reading::of(invocation, &arguments.address, &arguments.options, &mut signals)?;
     let point = reading.point.clone();
     let mut copy = Copy::new(arguments);
     let done = reading.talk(&mut signals, arguments.max_size, |client, systems| {
         copy.run(invocation, client, systems)
     });
-    if let Err(error) = done {
-        // Half a file is worse than none.
-        if let Some(path) = &copy.written {
-            let _ = std::fs::remove_file(path);
-        }
-        return Err(error);
+    done?;
+    if let Some(part) = copy.part.take() {
+        part.publish()?;
     }
     let copied = Copied {
         point,
-        is_archive: copy.is_archive,
+        is_archive: copy.format.is_some(),
+        format: copy.format.map(|format| format.extension().trim_start_matches('.')),
         files: copy.files,
         size_bytes: copy.size_bytes,
         left_out_links: copy.left_out.links,
@@ -129,8 +154,13 @@ pub(super) fn run(invocation: &Invocation, arguments: &GetArguments) -> Result<R
         None => Report::silent(),
         Some(path) => {
             let files = show_count(copied.files, "file");
-            let text =
-                format!("wrote {}: {files}, {}", path.display(), show_size(copied.size_bytes));
+            let kind =
+                copied.format.map_or(String::new(), |format| format!("a {format} archive, "));
+            let text = format!(
+                "wrote {}: {kind}{files}, {}",
+                path.display(),
+                show_size(copied.size_bytes)
+            );
             Report::done(&copied, text)
         }
     };
@@ -198,7 +228,9 @@ enum Copying {
 struct Copy<'a> {
     arguments: &'a GetArguments,
     written: Option<PathBuf>,
-    is_archive: bool,
+    /// Where the bytes are until all are there: half a file looks like a whole one.
+    part: Option<PartFiles>,
+    format: Option<ArchiveFormat>,
     files: u64,
     size_bytes: u64,
     left_out: LeftOut,
@@ -210,7 +242,8 @@ impl<'a> Copy<'a> {
         Copy {
             arguments,
             written: None,
-            is_archive: false,
+            part: None,
+            format: None,
             files: 0,
             size_bytes: 0,
             left_out: LeftOut::default(),
@@ -267,30 +300,31 @@ impl<'a> Copy<'a> {
     fn begin(&mut self, top: &Entry) -> Result<Copying> {
         let name = self.arguments.address.last_name();
         match top.kind {
-            EntryKind::File => {
-                Ok(Copying::File(self.open(name.unwrap_or(b"file"), "")?, top.clone()))
-            }
+            EntryKind::File => self.format = self.arguments.format(name)?,
             EntryKind::Folder => {
-                self.is_archive = true;
-                let format = self.arguments.format();
-                let output = self.open(name.unwrap_or(b"files"), format.extension())?;
-                let name = name.unwrap_or_default();
-                let mut archive = Archive::new(output, format, name, self.arguments.exact)?;
-                archive.add(top)?;
-                Ok(Copying::Archive(archive))
+                let format = self.arguments.format(None)?;
+                self.format = Some(format.unwrap_or(ArchiveFormat::Tar));
             }
             EntryKind::Link | EntryKind::Special => {
                 let text = format!("{} is no file and no folder", self.arguments.address);
-                Err(Error::new(ErrorKind::InvalidInput, text))
+                return Err(Error::new(ErrorKind::InvalidInput, text));
             }
         }
+        let Some(format) = self.format else {
+            return Ok(Copying::File(self.open(name.unwrap_or(b"file"), "")?, top.clone()));
+        };
+        let output = self.open(name.unwrap_or(b"files"), format.extension())?;
+        let name = name.unwrap_or_default();
+        let mut archive = Archive::new(output, format, name, self.arguments.exact)?;
+        archive.add(top)?;
+        Ok(Copying::Archive(archive))
     }
 
     /// Opens the target; in a folder, a file of that name.
     fn open(&mut self, name: &[u8], suffix: &str) -> Result<Output> {
         let target = &self.arguments.target;
         if target == Path::new("-") {
-            return match (std::io::stdout().is_terminal(), self.is_archive) {
+            return match (std::io::stdout().is_terminal(), self.format.is_some()) {
                 (false, _) => Ok(Output::Stdout),
                 (true, false) => Ok(Output::Terminal),
                 (true, true) => {
@@ -307,19 +341,18 @@ impl<'a> Copy<'a> {
             }
             false => target.clone(),
         };
+        let is_stream = path.metadata().is_ok_and(|found| !found.is_file());
+        let what = || format!("making the file {}", path.display());
         let mut options = OpenOptions::new();
         options.write(true).mode(0o600);
-        match self.arguments.force {
-            true => options.create(true).truncate(true),
-            false => options.create_new(true),
+        let file = if is_stream && self.arguments.force {
+            options.open(&path).context(what)?
+        } else {
+            let part = PartFiles::create(&path, None, self.arguments.force)?;
+            let file = options.create_new(true).open(part.image()).context(what)?;
+            self.part = Some(part);
+            file
         };
-        let file = options.open(&path).map_err(|error| match error.kind() {
-            IoErrorKind::AlreadyExists => {
-                let text = format!("{} exists", shown(path.as_os_str().as_bytes()));
-                Error::new(ErrorKind::AlreadyExists, text).advise("--force overwrites it")
-            }
-            _ => Error::io(format!("making the file {}", path.display()), error),
-        })?;
         self.written = Some(path);
         Ok(Output::File(file))
     }
