@@ -1,5 +1,5 @@
 #!/bin/bash
-# Builds fio with its NFS engine, which Debian's fio lacks, from Debian's source of it.
+# Builds fio with its NFS and iSCSI engines, which Debian's fio lacks, from Debian's source of it.
 #
 #   build-fio.sh FOLDER     prints the program's path: FOLDER/fio-VERSION/fio
 #
@@ -12,6 +12,10 @@ mirror=${FIO_MIRROR:-http://deb.debian.org/debian}
 
 mkdir -p "$folder"/apt/{lists,cache/archives}/partial
 built=$(find "$folder" -mindepth 2 -maxdepth 2 -name fio -type f -executable | head -n 1)
+if [ -n "$built" ] && ! "$built" --enghelp | grep -qw libiscsi; then
+    # From before it had iSCSI.
+    built=
+fi
 if [ -z "$built" ]; then
     # A deb-src line for this call alone, with lists of its own.
     echo "deb-src [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror $suite main" \
@@ -24,9 +28,11 @@ if [ -z "$built" ]; then
     apt-get "${options[@]}" source --tar-only fio
     tar -xf fio_*.orig.tar.*
     cd "$(find . -mindepth 1 -maxdepth 1 -name 'fio-*' -type d)"
-    { ./configure --enable-libnfs --disable-native && make -j2; } > ../build.log 2>&1 ||
+    { ./configure --enable-libnfs --enable-libiscsi --disable-native && make -j2; } > ../build.log 2>&1 ||
         { tail -n 20 ../build.log >&2; exit 1; }
-    grep -q CONFIG_LIBNFS config-host.mak || { echo "fio was built without libnfs" >&2; exit 1; }
+    for library in LIBNFS LIBISCSI; do
+        grep -q "CONFIG_$library" config-host.mak || { echo "fio was built without $library" >&2; exit 1; }
+    done
     built=$PWD/fio
 fi >&2
 echo "$built"

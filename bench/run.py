@@ -55,6 +55,7 @@ MEASUREMENTS = [
     "listing",
     "service",
     "moving",
+    "shares",
     "memory",
 ]
 
