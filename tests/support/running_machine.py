@@ -37,13 +37,14 @@ class Monitor:
 class Machine:
     """QEMU with disks over NBD, each of which a writable export offers to a writer."""
 
-    def __init__(self, folder, server_socket, exports, boot=None):
-        """`boot`: a sector that the machine boots from a floppy; without it, no processor runs."""
+    def __init__(self, folder, server_socket, exports, boot=None, options=()):
+        """`boot`: a sector that the machine boots from a floppy; without it, no processor runs. `options`: more of
+        QEMU's."""
         self.folder = folder
         folder.mkdir()
         self.exports = exports
         command = ["qemu-system-x86_64", "-machine", "pc", "-accel", "tcg", "-m", "32M",
-                   "-nodefaults", "-display", "none"]
+                   "-nodefaults", "-display", "none", *options]
         if boot is None:
             command.append("-S")
         else:

@@ -51,8 +51,10 @@ pub(super) fn start_copy(
         ),
     };
     let kind = if target.device_bytes.is_some() { "block" } else { "file" };
+    // As for a QEMU of our own.
+    let cache = if target.is_direct { " cache='none'" } else { "" };
     let xml = format!(
-        "<disk type='{kind}' device='disk'><driver name='qemu' type='{format}' discard='unmap'/>{source}</disk>"
+        "<disk type='{kind}' device='disk'><driver name='qemu' type='{format}' discard='unmap'{cache}/>{source}</disk>"
     );
     let mut words = vec!["blockcopy", &domain.name, device, "--xml", "/dev/stdin"];
     let rate = rate.map(|rate| rate.to_string());

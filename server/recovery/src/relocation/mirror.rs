@@ -8,6 +8,7 @@ use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_ingest::{Phase, ProgressState};
 use coldrise_session::SessionNotes;
 
+use super::courtesy::Courtesy;
 use super::note::{MoveNote, MovePhase};
 use super::pace::{Pace, SWITCH_PATIENCE};
 use super::qemu_machine::{job_failed, Job, QemuMachine, Source};
@@ -15,7 +16,7 @@ use super::target::OpenTarget;
 use super::{is_cancelled, milliseconds_since, pace, settle, MoveReport, MoveRequest};
 
 /// Interval of asking for the progress.
-const INTERVAL: Duration = Duration::from_millis(100);
+pub(super) const INTERVAL: Duration = Duration::from_millis(100);
 /// How long the end of a killed QEMU may take.
 const END_PATIENCE: Duration = Duration::from_secs(3);
 
@@ -87,6 +88,8 @@ impl MirrorRun<'_> {
              writes",
         );
         self.pace = Pace::new(Instant::now());
+        // A rate that people ask for is theirs to choose.
+        let mut courtesy = (rate == 0).then(Courtesy::new);
         loop {
             let jobs = self.jobs()?;
             self.show(&jobs);
@@ -96,16 +99,49 @@ impl MirrorRun<'_> {
             if is_cancelled(self.request) {
                 return Err(Error::new(ErrorKind::Interrupted, "the move was cancelled"));
             }
-            let sum = |bytes: fn(&Job) -> u64| jobs.values().map(bytes).sum::<u64>();
-            let (done, total) = (sum(|job| job.done_bytes), sum(|job| job.total_bytes));
-            let left_bytes = total.saturating_sub(done);
-            if self.pace.must_hold(Instant::now(), done, left_bytes)? {
-                self.hold_machine(left_bytes)?;
-            }
+            self.follow(&jobs, &mut courtesy)?;
             let until = Instant::now() + INTERVAL;
             self.machine.wait(INTERVAL)?;
             std::thread::sleep(until.saturating_duration_since(Instant::now()) / 4);
         }
+    }
+
+    /// Leaves time to the machine while the copy catches up, then none, and at last holds the machine.
+    fn follow(
+        &mut self,
+        jobs: &BTreeMap<String, Job>,
+        courtesy: &mut Option<Courtesy>,
+    ) -> Result<()> {
+        let sum = |bytes: fn(&Job) -> u64| jobs.values().map(bytes).fold(0, u64::saturating_add);
+        let done_bytes = sum(|job| job.done_bytes);
+        let left_bytes = sum(|job| job.total_bytes).saturating_sub(done_bytes);
+        let now = Instant::now();
+        let Some(polite) = courtesy else {
+            return match self.pace.must_hold(now, done_bytes, left_bytes)? {
+                true => self.hold_machine(left_bytes),
+                false => Ok(()),
+            };
+        };
+        if self.pace.has_stalled(now, done_bytes, left_bytes) {
+            *courtesy = None;
+            self.pace = Pace::new(now);
+            return self.set_speed(0);
+        }
+        let busy_ns = self.machine.busy_ns()?;
+        let running = jobs.values().filter(|job| job.status == "running").count();
+        match polite.speed(now, done_bytes, busy_ns) {
+            Some(speed) => self.set_speed(speed / running.max(1) as u64),
+            None => Ok(()),
+        }
+    }
+
+    /// Limits each copy, in bytes per second; 0 for no limit.
+    fn set_speed(&mut self, bytes_per_s: u64) -> Result<()> {
+        for id in self.ids() {
+            // A copy that has just failed takes no limit; the next look at the jobs says why.
+            let _ = self.machine.set_speed(&id, bytes_per_s);
+        }
+        Ok(())
     }
 
     /// Stops the machine, so that the copy catches up. The note is durable before: whoever settles an interrupted
@@ -120,7 +156,7 @@ impl MirrorRun<'_> {
         self.note.write(self.notes)?;
         self.pace.hold(Instant::now());
         self.machine.stop()?;
-        self.ids().iter().try_for_each(|id| self.machine.unlimit(id))
+        self.set_speed(0)
     }
 
     /// All jobs, which run.
@@ -163,6 +199,7 @@ impl MirrorRun<'_> {
     /// Brings both sides of all disks to the same state, and holds the machine's writes. Returns since when.
     fn hold(&mut self) -> Result<Instant> {
         (self.request.tell)("switching the disks");
+        self.set_speed(0)?;
         let start = Instant::now();
         let still_since = self.pace.held_since().unwrap_or(start);
         for id in self.ids() {

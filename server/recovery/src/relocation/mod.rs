@@ -30,6 +30,7 @@
 //!
 //! One process at a time moves a session: it holds the lock of the notes.
 
+mod courtesy;
 mod domain;
 mod domain_disks;
 mod mirror;
@@ -68,7 +69,8 @@ pub struct MoveRequest<'a> {
     pub targets: &'a [Target],
     /// QEMU's monitor; `None` for that of the machine that `boot` started.
     pub monitor: Option<PathBuf>,
-    /// Maximum rate of all disks together, in bytes per second.
+    /// Maximum rate of all disks together, in bytes per second; `None` for a copy that leaves a busy machine most
+    /// of the time of its disks.
     pub rate: Option<u64>,
     /// Overwrite existing files, and block devices with content.
     pub force: bool,

@@ -43,9 +43,26 @@ impl Pace {
         self.held_since = Some(now);
     }
 
-    /// Whether the machine has to be stopped now: the rest has not become smaller for a while, and is small enough to
-    /// be copied while the machine stands still, in half the time that the switch may take. A copy that waits for its
-    /// server is no reason.
+    /// Whether the copy runs, but its rest has not become smaller for a while. A copy that waits for its server has
+    /// not stalled.
+    pub(super) fn has_stalled(&mut self, now: Instant, done_bytes: u64, left_bytes: u64) -> bool {
+        // The job does not know its length yet.
+        if done_bytes + left_bytes == 0 {
+            return false;
+        }
+        if done_bytes > self.latest.0 {
+            self.latest = (done_bytes, now);
+        }
+        self.first_done_bytes.get_or_insert(done_bytes);
+        if left_bytes < self.least.0 - self.least.0 / 100 {
+            self.least = (left_bytes, now);
+            return false;
+        }
+        now - self.least.1 >= STALL && now - self.latest.1 < PAUSE
+    }
+
+    /// Whether the machine has to be stopped now: the copy has stalled, and the rest is small enough to be copied while
+    /// the machine stands still, in half the time that the switch may take.
     ///
     /// # Errors
     /// `Incomplete` if the machine stands still for too long.
@@ -63,23 +80,11 @@ impl Pace {
             return Err(Error::new(ErrorKind::Incomplete, text)
                 .advise("move again when the machine writes less"));
         }
-        // The job does not know its length yet.
-        if done_bytes + left_bytes == 0 {
-            return Ok(false);
-        }
-        if done_bytes > self.latest.0 {
-            self.latest = (done_bytes, now);
-        }
-        let first = *self.first_done_bytes.get_or_insert(done_bytes);
-        if left_bytes < self.least.0 - self.least.0 / 100 {
-            self.least = (left_bytes, now);
-            return Ok(false);
-        }
-        let bytes_per_s =
-            done_bytes.saturating_sub(first) as f64 / (now - self.began).as_secs_f64();
+        let has_stalled = self.has_stalled(now, done_bytes, left_bytes);
+        let copied = done_bytes.saturating_sub(self.first_done_bytes.unwrap_or(done_bytes));
+        let bytes_per_s = copied as f64 / (now - self.began).as_secs_f64();
         let is_small = left_bytes as f64 <= bytes_per_s * SWITCH_PATIENCE.as_secs_f64() / 2.0;
-        let is_copying = now - self.latest.1 < PAUSE;
-        Ok(now - self.least.1 >= STALL && is_small && is_copying)
+        Ok(has_stalled && is_small)
     }
 }
 

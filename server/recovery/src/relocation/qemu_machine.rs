@@ -18,6 +18,9 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// Another client may use the monitor.
 const CONNECT_PATIENCE: Duration = Duration::from_secs(5);
 
+/// Bytes that a copy has under way. A request of the machine waits behind them; fewer make the copy slower.
+const BUFFER_BYTES: u64 = 4 << 20;
+
 /// A disk of the session in the machine.
 pub(super) struct Source {
     /// QEMU's name for it.
@@ -111,12 +114,14 @@ impl QemuMachine {
         let added = self.monitor.execute_with_file("add-fd", arguments, file, PATIENCE)?;
         let number = added["fdset-id"].as_u64().unwrap_or(0);
         let driver = if target.device_bytes.is_some() { "host_device" } else { "file" };
+        // Threads: with Linux' own asynchronous I/O a write that makes a file longer holds up QEMU's main loop.
+        let cache = json!({ "direct": target.is_direct, "no-flush": false });
         self.execute(
             "blockdev-add",
             json!({ "driver": driver, "node-name": file_node(id), "discard": "unmap",
-                    "filename": format!("/dev/fdset/{number}") }),
+                    "cache": cache, "aio": "threads", "filename": format!("/dev/fdset/{number}") }),
         )?;
-        let mut node = json!({ "driver": target.format.word(), "node-name": id,
+        let mut node = json!({ "driver": target.format.word(), "node-name": id, "cache": cache,
                                "discard": "unmap", "file": file_node(id) });
         match target.format {
             // A device may be larger.
@@ -157,8 +162,8 @@ impl QemuMachine {
         self.execute(
             "blockdev-mirror",
             json!({ "job-id": id, "device": source.node, "target": id, "sync": "full",
-                    "copy-mode": "background", "speed": rate, "auto-finalize": false,
-                    "auto-dismiss": false }),
+                    "copy-mode": "background", "speed": rate, "buf-size": BUFFER_BYTES,
+                    "auto-finalize": false, "auto-dismiss": false }),
         )
         .map(drop)
     }
@@ -181,9 +186,21 @@ impl QemuMachine {
         Ok(jobs.iter().filter_map(job).collect())
     }
 
-    /// Lets a copy run as fast as it can.
-    pub(super) fn unlimit(&mut self, id: &str) -> Result<()> {
-        self.execute("block-job-set-speed", json!({ "device": id, "speed": 0 })).map(drop)
+    /// Limits a copy, in bytes per second; 0 for no limit.
+    pub(super) fn set_speed(&mut self, id: &str, bytes_per_s: u64) -> Result<()> {
+        let arguments = json!({ "device": id, "speed": bytes_per_s });
+        self.execute("block-job-set-speed", arguments).map(drop)
+    }
+
+    /// The time of all requests of the machine's disks so far, summed up, in nanoseconds.
+    pub(super) fn busy_ns(&mut self) -> Result<u64> {
+        let devices = self.execute("query-blockstats", Value::Null)?;
+        let devices = devices.as_array().map(Vec::as_slice).unwrap_or_default();
+        let times = ["rd_total_time_ns", "wr_total_time_ns", "flush_total_time_ns"];
+        let of_device = |device: &Value| {
+            times.map(|time| device["stats"][time].as_u64().unwrap_or(0)).into_iter().sum::<u64>()
+        };
+        Ok(devices.iter().map(of_device).fold(0, u64::saturating_add))
     }
 
     /// Whether the machine's processors run.

@@ -126,6 +126,8 @@ pub(super) struct OpenTarget {
     pub(super) size_bytes: u64,
     /// Of a block device, which may be larger than the disk; `None` for a file.
     pub(super) device_bytes: Option<u64>,
+    /// QEMU can pass by the page cache of this host. A copy is faster then, and the memory is left to others.
+    pub(super) is_direct: bool,
     /// Device and inode, if the file is new.
     pub(super) made: Option<(u64, u64)>,
 }
@@ -163,6 +165,7 @@ impl Target {
             file,
             size_bytes,
             device_bytes: None,
+            is_direct: takes_direct_io(path),
             made,
         };
         let sized = match self.format {
@@ -192,6 +195,11 @@ fn has_content(file: &File, size_bytes: u64) -> std::io::Result<bool> {
         }
     }
     Ok(false)
+}
+
+/// Whether the file's file system has direct I/O.
+fn takes_direct_io(path: &Path) -> bool {
+    OpenOptions::new().read(true).custom_flags(OFlags::DIRECT.bits() as i32).open(path).is_ok()
 }
 
 fn exists_already(path: &Path) -> Error {
@@ -255,7 +263,7 @@ impl Target {
         }
         let (path, format) = (path.clone(), self.format);
         let device_bytes = Some(device_bytes);
-        Ok(OpenTarget { path, format, file, size_bytes, device_bytes, made: None })
+        Ok(OpenTarget { path, format, file, size_bytes, device_bytes, is_direct: true, made: None })
     }
 
     /// Makes an empty file, or opens the block device.
