@@ -54,7 +54,8 @@ pub(crate) struct MoveArguments {
     #[arg(long, value_name = "SOCKET")]
     qmp: Option<PathBuf>,
 
-    /// Copy at most this many bytes per second, such as 50M, all disks together.
+    /// Copy at most this many bytes per second, such as 50M, all disks together. Without it the copy leaves a
+    /// machine that works with its disks most of their time.
     #[arg(long, value_name = "BYTES", value_parser = parse_size)]
     rate: Option<u64>,
 
