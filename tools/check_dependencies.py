@@ -17,6 +17,7 @@ LAYERS = {
     "coldrise-files-init": 1,
     "coldrise-runs": 1,
     "coldrise-schedule": 1,
+    "coldrise-line": 1,
     "coldrise-store": 1,
     "coldrise-qmp": 1,
     "coldrise-session": 2,
