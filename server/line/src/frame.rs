@@ -2,10 +2,12 @@
 
 use coldrise_block::{Error, ErrorKind, Result};
 
+use crate::wire::GRANT_UNIT_BYTES;
+
 /// Largest body of a frame, in bytes. The receiver refuses a longer one before it allocates memory.
 pub const MAX_BODY_BYTES: usize = 1 << 20;
 
-/// Bytes before a body: what it is, kind, two zeroes, stream and length (both little endian).
+/// Bytes before a body, see [`crate::wire`].
 pub(crate) const HEADER_BYTES: usize = 12;
 
 /// How a frame travels.

@@ -1,0 +1,104 @@
+//! Keys of the two sides.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use aws_lc_rs::digest::{digest, SHA256};
+use aws_lc_rs::rand::SystemRandom;
+use aws_lc_rs::signature::Ed25519KeyPair;
+use coldrise_block::{Error, ErrorKind, Result};
+use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
+use rustls::sign::CertifiedKey;
+use zeroize::Zeroizing;
+
+/// A side's public key: SHA-256 of its SubjectPublicKeyInfo. As text 64 hexadecimal digits.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PeerKey(pub [u8; 32]);
+
+impl PeerKey {
+    /// Of a raw public key that came through TLS.
+    pub(crate) fn of(public_key: &[u8]) -> PeerKey {
+        let mut hash = [0; 32];
+        hash.copy_from_slice(digest(&SHA256, public_key).as_ref());
+        PeerKey(hash)
+    }
+}
+
+impl fmt::Display for PeerKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for PeerKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl FromStr for PeerKey {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<PeerKey> {
+        let refused = || Error::new(ErrorKind::InvalidInput, format!("{text:?} is no key of a side"));
+        let mut key = [0; 32];
+        if text.len() != 64 || !text.is_ascii() {
+            return Err(refused());
+        }
+        for (byte, at) in key.iter_mut().zip((0..64).step_by(2)) {
+            let digits = text.get(at..at + 2).ok_or_else(refused)?;
+            *byte = u8::from_str_radix(digits, 16).map_err(|_| refused())?;
+        }
+        Ok(PeerKey(key))
+    }
+}
+
+/// This side's private key (Ed25519). There are no certificates: TLS carries the raw public keys
+/// (RFC 7250), and each side pins the other's.
+pub struct Identity {
+    pkcs8: Zeroizing<Vec<u8>>,
+    certified: Arc<CertifiedKey>,
+    key: PeerKey,
+}
+
+impl Identity {
+    /// A new one.
+    ///
+    /// # Errors
+    /// `Internal` if the system has no random numbers.
+    pub fn generate() -> Result<Identity> {
+        let document = Ed25519KeyPair::generate_pkcs8v1(&SystemRandom::new())
+            .map_err(|_| Error::new(ErrorKind::Internal, "making a private key failed"))?;
+        Identity::from_pkcs8(document.as_ref())
+    }
+
+    /// The one of which [`Identity::pkcs8`] was stored.
+    ///
+    /// # Errors
+    /// `Corrupt` if it is no private key.
+    pub fn from_pkcs8(pkcs8: &[u8]) -> Result<Identity> {
+        let refused = || Error::new(ErrorKind::Corrupt, "the private key of this side is damaged");
+        let der = PrivatePkcs8KeyDer::from(pkcs8);
+        let signing =
+            rustls::crypto::aws_lc_rs::sign::any_eddsa_type(&der).map_err(|_| refused())?;
+        let public = signing.public_key().ok_or_else(refused)?.to_vec();
+        let key = PeerKey::of(&public);
+        let certified = Arc::new(CertifiedKey::new(vec![CertificateDer::from(public)], signing));
+        Ok(Identity { pkcs8: Zeroizing::new(pkcs8.to_vec()), certified, key })
+    }
+
+    /// The private key, for storing it encrypted.
+    pub fn pkcs8(&self) -> &[u8] {
+        &self.pkcs8
+    }
+
+    /// The public key, which the peer pins.
+    pub fn key(&self) -> PeerKey {
+        self.key
+    }
+
+    pub(crate) fn certified(&self) -> Arc<CertifiedKey> {
+        Arc::clone(&self.certified)
+    }
+}

@@ -1,0 +1,126 @@
+//! Frames that wait for a connection: one queue for each class. The bulk connections share theirs,
+//! so that each takes what the network lets it take.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use coldrise_block::Result;
+use parking_lot::{Condvar, Mutex};
+
+use crate::failure::End;
+use crate::frame::{Class, Frame};
+use crate::wire::{Message, GRANT_UNIT_BYTES};
+
+/// Most that a queue holds, in bytes of credit: enough for the next wish of each connection.
+const MAX_QUEUED_BYTES: u64 = 4 << 20;
+/// Credit that is given back at once, in bytes.
+const LEAST_GRANT_BYTES: u64 = 256 << 10;
+
+/// What is to be sent.
+pub(crate) struct Outbox {
+    content: Mutex<Content>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Content {
+    queues: [VecDeque<Frame>; 3],
+    queued_bytes: [u64; 3],
+    /// Credit to give back to the peer.
+    grants: [u64; 3],
+    is_closing: bool,
+    end: Option<End>,
+}
+
+/// What a connection has to do.
+pub(crate) enum Work {
+    Send(Message),
+    /// Nothing came within the time.
+    Idle,
+    /// Everything is sent: say so and stop.
+    Close,
+    /// The line has ended.
+    Stop,
+}
+
+impl Outbox {
+    pub(crate) fn new() -> Outbox {
+        Outbox { content: Mutex::default(), changed: Condvar::new() }
+    }
+
+    /// Queues a frame; waits for room.
+    pub(crate) fn push(&self, class: Class, frame: Frame, peer: &str) -> Result<()> {
+        let mut content = self.content.lock();
+        loop {
+            if let Some(end) = &content.end {
+                return Err(end.error(peer));
+            }
+            if content.is_closing {
+                return Err(End::Closed.error(peer));
+            }
+            if content.queued_bytes[class.index()] < MAX_QUEUED_BYTES {
+                break;
+            }
+            self.changed.wait(&mut content);
+        }
+        content.queued_bytes[class.index()] += frame.cost_bytes();
+        content.queues[class.index()].push_back(frame);
+        drop(content);
+        self.changed.notify_all();
+        Ok(())
+    }
+
+    /// Notes credit for the peer. Small amounts wait for more.
+    pub(crate) fn grant(&self, class: Class, bytes: u64) {
+        let mut content = self.content.lock();
+        content.grants[class.index()] += bytes;
+        if content.grants[class.index()] >= LEAST_GRANT_BYTES {
+            drop(content);
+            self.changed.notify_all();
+        }
+    }
+
+    /// The next thing to do for a connection of that class.
+    pub(crate) fn next(&self, class: Class, limit: Duration) -> Work {
+        let mut content = self.content.lock();
+        let mut is_late = false;
+        loop {
+            if content.end.is_some() {
+                return Work::Stop;
+            }
+            if class == Class::Control {
+                let due = |bytes: u64| bytes >= if is_late { GRANT_UNIT_BYTES } else { LEAST_GRANT_BYTES };
+                let found = Class::ALL.into_iter().find(|class| due(content.grants[class.index()]));
+                if let Some(class) = found {
+                    let bytes = std::mem::take(&mut content.grants[class.index()]);
+                    return Work::Send(Message::Grant { class, bytes });
+                }
+            }
+            if let Some(frame) = content.queues[class.index()].pop_front() {
+                content.queued_bytes[class.index()] -= frame.cost_bytes();
+                drop(content);
+                self.changed.notify_all();
+                return Work::Send(Message::Frame(frame));
+            }
+            if content.is_closing {
+                return Work::Close;
+            }
+            if is_late {
+                return Work::Idle;
+            }
+            is_late = self.changed.wait_for(&mut content, limit).timed_out();
+        }
+    }
+
+    /// Lets connections send what is queued and then stop.
+    pub(crate) fn close(&self) {
+        self.content.lock().is_closing = true;
+        self.changed.notify_all();
+    }
+
+    /// Ends the line; the first end counts.
+    pub(crate) fn end(&self, end: End) {
+        self.content.lock().end.get_or_insert(end);
+        self.changed.notify_all();
+    }
+}
