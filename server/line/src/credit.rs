@@ -8,13 +8,16 @@ use crate::frame::Class;
 
 /// Credit of [`Class::Control`] and of [`Class::Fetch`], in bytes.
 const SMALL_WINDOW_BYTES: u64 = 8 << 20;
+/// Largest credit of [`Class::Bulk`], in bytes.
+const MAX_WINDOW_BYTES: u64 = 1 << 30;
 /// Credit of [`Class::Bulk`] unless options say otherwise, in bytes: the product of 1 Gbit/s and
 /// 500 ms.
 pub const DEFAULT_BULK_WINDOW_BYTES: u64 = 64 << 20;
 
 /// The windows of all classes.
 pub(crate) fn windows(bulk_window_bytes: u64) -> [u64; 3] {
-    [SMALL_WINDOW_BYTES, SMALL_WINDOW_BYTES, bulk_window_bytes.max(SMALL_WINDOW_BYTES)]
+    let bulk = bulk_window_bytes.clamp(SMALL_WINDOW_BYTES, MAX_WINDOW_BYTES);
+    [SMALL_WINDOW_BYTES, SMALL_WINDOW_BYTES, bulk]
 }
 
 /// What may still be sent.
@@ -62,7 +65,7 @@ impl Credit {
         let left = &mut state.left_bytes[class.index()];
         *left = left
             .checked_add(bytes)
-            .filter(|sum| *sum <= 1 << 40)
+            .filter(|sum| *sum <= MAX_WINDOW_BYTES)
             .ok_or_else(|| Failure::protocol("it granted credit without bound"))?;
         drop(state);
         self.changed.notify_all();

@@ -57,7 +57,7 @@ impl Frame {
 }
 
 /// As [`Frame::cost_bytes`], from the length of a body. Empty frames cost something, too: they
-/// take memory in the receiver's queue.
+/// take memory in the receiver's queue. A multiple of the unit in which credit is given back.
 pub(crate) fn cost_bytes(body_bytes: usize) -> u64 {
-    (body_bytes + 64) as u64
+    (body_bytes as u64 + GRANT_UNIT_BYTES).next_multiple_of(GRANT_UNIT_BYTES)
 }

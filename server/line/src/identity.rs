@@ -41,7 +41,8 @@ impl FromStr for PeerKey {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<PeerKey> {
-        let refused = || Error::new(ErrorKind::InvalidInput, format!("{text:?} is no key of a side"));
+        let refused =
+            || Error::new(ErrorKind::InvalidInput, format!("{text:?} is no key of a side"));
         let mut key = [0; 32];
         if text.len() != 64 || !text.is_ascii() {
             return Err(refused());

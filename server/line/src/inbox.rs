@@ -21,7 +21,8 @@ pub(crate) struct Inbox {
 #[derive(Default)]
 struct Content {
     queues: [VecDeque<Frame>; 3],
-    waiting_bytes: [u64; 3],
+    /// Of frames that wait here, or whose body is being read.
+    taken_bytes: [u64; 3],
     end: Option<End>,
 }
 
@@ -30,24 +31,27 @@ impl Inbox {
         Inbox { content: Mutex::default(), changed: Condvar::new(), windows }
     }
 
-    /// Checks that the peer has credit for a frame of that cost: before its body is read.
-    pub(crate) fn check_room(
+    /// Keeps room for a frame of that cost, before its body is read.
+    ///
+    /// # Errors
+    /// If the peer has no credit for it.
+    pub(crate) fn reserve(
         &self,
         class: Class,
         cost_bytes: u64,
     ) -> std::result::Result<(), Failure> {
-        let waiting_bytes = self.content.lock().waiting_bytes[class.index()];
-        if waiting_bytes + cost_bytes <= self.windows[class.index()] {
-            return Ok(());
+        let mut content = self.content.lock();
+        let taken_bytes = &mut content.taken_bytes[class.index()];
+        if *taken_bytes + cost_bytes > self.windows[class.index()] {
+            return Err(Failure::protocol("it sent more than it had credit for"));
         }
-        Err(Failure::protocol("it sent more than it had credit for"))
+        *taken_bytes += cost_bytes;
+        Ok(())
     }
 
+    /// Adds a frame for which room was reserved.
     pub(crate) fn push(&self, class: Class, frame: Frame) {
-        let mut content = self.content.lock();
-        content.waiting_bytes[class.index()] += frame.cost_bytes();
-        content.queues[class.index()].push_back(frame);
-        drop(content);
+        self.content.lock().queues[class.index()].push_back(frame);
         self.changed.notify_all();
     }
 
@@ -64,7 +68,7 @@ impl Inbox {
         loop {
             for &class in from {
                 if let Some(frame) = content.queues[class.index()].pop_front() {
-                    content.waiting_bytes[class.index()] -= frame.cost_bytes();
+                    content.taken_bytes[class.index()] -= frame.cost_bytes();
                     return Ok(Received::Frame { class, frame });
                 }
             }

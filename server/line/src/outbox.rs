@@ -9,11 +9,12 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::failure::End;
 use crate::frame::{Class, Frame};
-use crate::wire::{Message, GRANT_UNIT_BYTES};
+use crate::wire::Message;
 
-/// Most that a queue holds, in bytes of credit: enough for the next wish of each connection.
+/// Most that a queue holds, in bytes of credit: enough to keep all connections busy.
 const MAX_QUEUED_BYTES: u64 = 4 << 20;
-/// Credit that is given back at once, in bytes.
+/// Credit is given back when it is that much, in bytes. A sender that waits with less than a frame's credit
+/// has a window of 8 MiB at least, so the receiver holds much more than this, or has given it back.
 const LEAST_GRANT_BYTES: u64 = 256 << 10;
 
 /// What is to be sent.
@@ -70,7 +71,7 @@ impl Outbox {
         Ok(())
     }
 
-    /// Notes credit for the peer. Small amounts wait for more.
+    /// Notes credit to give back to the peer.
     pub(crate) fn grant(&self, class: Class, bytes: u64) {
         let mut content = self.content.lock();
         content.grants[class.index()] += bytes;
@@ -88,13 +89,12 @@ impl Outbox {
             if content.end.is_some() {
                 return Work::Stop;
             }
-            if class == Class::Control {
-                let due = |bytes: u64| bytes >= if is_late { GRANT_UNIT_BYTES } else { LEAST_GRANT_BYTES };
-                let found = Class::ALL.into_iter().find(|class| due(content.grants[class.index()]));
-                if let Some(class) = found {
-                    let bytes = std::mem::take(&mut content.grants[class.index()]);
-                    return Work::Send(Message::Grant { class, bytes });
-                }
+            let is_due = |granted: &Class| content.grants[granted.index()] >= LEAST_GRANT_BYTES;
+            if let Some(class) =
+                Class::ALL.into_iter().find(|granted| class == Class::Control && is_due(granted))
+            {
+                let bytes = std::mem::take(&mut content.grants[class.index()]);
+                return Work::Send(Message::Grant { class, bytes });
             }
             if let Some(frame) = content.queues[class.index()].pop_front() {
                 content.queued_bytes[class.index()] -= frame.cost_bytes();

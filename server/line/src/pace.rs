@@ -4,10 +4,14 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
+use crate::frame::Class;
+
 /// Lowest rate, in bytes per second: a slower line looks dead.
 const LEAST_RATE: u64 = 16 << 10;
 /// What may go out at once, in time of the rate.
 const BURST: Duration = Duration::from_millis(20);
+/// Most that goes out at once, in bytes.
+const PIECE_BYTES: u64 = 64 << 10;
 
 /// A token bucket for all connections of a line.
 pub(crate) struct Pace {
@@ -19,12 +23,19 @@ struct State {
     rate: Option<u64>,
     /// Until then the line is full.
     free_at: Instant,
+    /// Pieces of [`Class::Fetch`] that wait: bulk lets them pass.
+    waiting_fetches: usize,
     is_ended: bool,
 }
 
 impl Pace {
     pub(crate) fn new(rate: Option<u64>) -> Pace {
-        let state = State { rate: limited(rate), free_at: Instant::now(), is_ended: false };
+        let state = State {
+            rate: limited(rate),
+            free_at: Instant::now(),
+            waiting_fetches: 0,
+            is_ended: false,
+        };
         Pace { state: Mutex::new(state), changed: Condvar::new() }
     }
 
@@ -40,17 +51,37 @@ impl Pace {
         self.state.lock().rate
     }
 
-    /// Counts bytes that go out. Waits until the rate has room for them, unless they are urgent.
-    pub(crate) fn send(&self, bytes: usize, is_urgent: bool) {
+    /// How much to send at a time, in bytes: less on a slow line, so that it flows evenly.
+    pub(crate) fn piece_bytes(&self) -> usize {
+        let piece = self.rate().map_or(PIECE_BYTES, |rate| (rate / 20).clamp(4 << 10, PIECE_BYTES));
+        piece as usize
+    }
+
+    /// Counts bytes that go out. Waits until the rate has room for them; [`Class::Control`], which is
+    /// little, never waits.
+    pub(crate) fn send(&self, class: Class, bytes: usize) {
         let mut state = self.state.lock();
+        state.waiting_fetches += usize::from(class == Class::Fetch);
         while let Some(rate) = state.rate {
             let now = Instant::now();
             let free_at = state.free_at.max(now.checked_sub(BURST).unwrap_or(now));
-            if is_urgent || free_at <= now || state.is_ended {
+            let has_turn = match class {
+                Class::Control => true,
+                Class::Fetch => free_at <= now,
+                Class::Bulk => free_at <= now && state.waiting_fetches == 0,
+            };
+            if has_turn || state.is_ended {
                 state.free_at = free_at + Duration::from_secs_f64(bytes as f64 / rate as f64);
-                return;
+                break;
             }
-            self.changed.wait_until(&mut state, free_at);
+            // Fetches that wait have a turn at `free_at`, and wake bulk when they have had it.
+            let until = free_at.max(now + Duration::from_millis(1));
+            self.changed.wait_until(&mut state, until);
+        }
+        if class == Class::Fetch {
+            state.waiting_fetches -= 1;
+            drop(state);
+            self.changed.notify_all();
         }
     }
 
@@ -103,7 +134,8 @@ impl Meter {
         let counts = self.0.lock();
         let now = counts.since.elapsed().as_secs();
         let complete = now.min(METERED_SECONDS as u64);
-        let recent = counts.seconds.iter().filter(|(second, _)| (now - complete..now).contains(second));
+        let recent =
+            counts.seconds.iter().filter(|(second, _)| (now - complete..now).contains(second));
         let bytes: u64 = recent.map(|(_, bytes)| bytes).sum();
         (counts.total, bytes.checked_div(complete).unwrap_or(0))
     }

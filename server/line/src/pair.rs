@@ -73,6 +73,9 @@ impl Line for PairedLine {
         frame.check()?;
         self.own.credit.take(class, frame.cost_bytes(), PEER)?;
         self.own.sent_bytes.fetch_add(frame.cost_bytes(), Ordering::Relaxed);
+        // Credit has the size of the inbox.
+        let room = self.peer.inbox.reserve(class, frame.cost_bytes());
+        room.map_err(|failure| failure.error(PEER))?;
         self.peer.inbox.push(class, frame);
         Ok(())
     }

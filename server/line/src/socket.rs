@@ -8,19 +8,23 @@ use std::os::fd::AsRawFd;
 use std::time::Duration;
 
 use coldrise_block::{Context, Result};
+use rustix::net::sockopt;
 
 /// What the kernel keeps that is not on its way, in bytes: little, so that an urgent frame does not
 /// wait for much, and pacing holds.
 const UNSENT_BYTES: libc::c_int = 128 << 10;
 
-/// Prepares a socket.
+/// Prepares a socket. Its connection fails when the peer has not confirmed bytes for `silence`.
 ///
 /// # Errors
 /// Errors of the operating system.
-pub(crate) fn prepare(socket: &TcpStream) -> Result<()> {
+pub(crate) fn prepare(socket: &TcpStream, silence: Duration) -> Result<()> {
     socket.set_nodelay(true).context(|| "setting an option of a socket")?;
     // Refused where an administrator allows others only: statistics say which is used.
-    let _ = rustix::net::sockopt::set_tcp_congestion(socket, "bbr");
+    let _ = sockopt::set_tcp_congestion(socket, "bbr");
+    sockopt::set_tcp_user_timeout(socket, silence.as_millis() as u32)
+        .map_err(std::io::Error::from)
+        .context(|| "setting an option of a socket")?;
     let length = size_of::<libc::c_int>() as libc::socklen_t;
     // SAFETY: the pointer leads to a C int of that length, which the kernel only reads.
     let answer = unsafe {
@@ -40,7 +44,16 @@ pub(crate) fn prepare(socket: &TcpStream) -> Result<()> {
 
 /// The congestion control in use; empty if the kernel does not say.
 pub(crate) fn congestion_control(socket: &TcpStream) -> String {
-    rustix::net::sockopt::tcp_congestion(socket).unwrap_or_default()
+    sockopt::tcp_congestion(socket).unwrap_or_default()
+}
+
+/// Bulk connections that make use of a line: BBR keeps its rate when packets are lost, of others
+/// several together do. Two, because one is one processor's encryption and one send buffer.
+pub(crate) fn useful_connections(socket: &TcpStream) -> usize {
+    match congestion_control(socket).as_str() {
+        "bbr" => 2,
+        _ => 8,
+    }
 }
 
 /// The smoothed round-trip time.

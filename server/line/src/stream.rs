@@ -6,12 +6,14 @@ use std::time::{Duration, Instant};
 
 use coldrise_block::{Error, ErrorKind, Result};
 use parking_lot::Mutex;
-use rustls::Connection;
+use rustls::{AlertDescription, Connection};
 
+use crate::hello::Refusal;
 use crate::identity::PeerKey;
 
-/// Bytes that are encrypted, or read, at a time.
-pub(crate) const PIECE_BYTES: usize = 64 << 10;
+/// For connections that fail without a word.
+pub(crate) const NETWORK_ADVICE: &str =
+    "check the address, the network between the sites, and that Coldrise runs at the other one";
 
 /// A connection after its handshake.
 pub(crate) struct TlsStream {
@@ -63,15 +65,14 @@ impl TlsStream {
         tls: impl Into<Connection>,
         until: Instant,
     ) -> Result<TlsStream> {
-        let stream = TlsStream { socket, tls: Mutex::new(tls.into()) };
-        {
-            let mut tls = stream.tls.lock();
-            let mut socket = Deadline { socket: &stream.socket, until };
-            while tls.is_handshaking() {
-                tls.complete_io(&mut socket).map_err(refusal)?;
-            }
+        let mut tls = tls.into();
+        // What is written at a time is bounded here.
+        tls.set_buffer_limit(None);
+        let mut deadline = Deadline { socket: &socket, until };
+        while tls.is_handshaking() {
+            tls.complete_io(&mut deadline).map_err(refusal)?;
         }
-        Ok(stream)
+        Ok(TlsStream { socket, tls: Mutex::new(tls) })
     }
 
     /// The peer's key, which TLS has proved.
@@ -102,56 +103,79 @@ impl TlsStream {
     pub(crate) fn read_exact_until(&self, bytes: &mut [u8], until: Instant) -> Result<()> {
         let mut tls = self.tls.lock();
         let mut socket = Deadline { socket: &self.socket, until };
-        rustls::Stream::new(&mut *tls, &mut socket).read_exact(bytes).map_err(refusal)
-    }
-
-    /// From here on reads fail after `silence`; writes wait as long as they have to.
-    pub(crate) fn begin(&self, silence: Duration) -> std::io::Result<()> {
-        self.socket.set_write_timeout(None)?;
-        self.socket.set_read_timeout(Some(silence))
-    }
-
-    /// Encrypts and sends at most [`PIECE_BYTES`]. Called by one thread only. Gives the bytes on
-    /// the wire.
-    pub(crate) fn write_piece(&self, parts: [&[u8]; 2]) -> std::io::Result<usize> {
-        let mut encrypted = Vec::with_capacity(parts[0].len() + parts[1].len() + 256);
-        {
-            let mut tls = self.tls.lock();
-            for part in parts {
-                tls.writer().write_all(part)?;
-            }
-            while tls.wants_write() {
-                tls.write_tls(&mut encrypted)?;
+        let mut filled = 0;
+        while filled < bytes.len() {
+            match tls.reader().read(&mut bytes[filled..]) {
+                Ok(0) => return Err(refusal(IoKind::UnexpectedEof.into())),
+                Ok(count) => filled += count,
+                Err(error) if error.kind() == IoKind::WouldBlock => {
+                    tls.complete_io(&mut socket).map_err(refusal)?;
+                }
+                Err(error) => return Err(refusal(error)),
             }
         }
-        (&mut &self.socket).write_all(&encrypted)?;
-        Ok(encrypted.len())
+        Ok(())
     }
 
-    /// Reads what is there, waits for something, and appends it to `plain`, which stays below
-    /// twice [`PIECE_BYTES`]. Called by one thread only. Gives the bytes on the wire; 0 at the end.
-    pub(crate) fn read_piece(
+    /// From here on reads fail after `silence`, if there is one; writes wait as long as the kernel
+    /// lets them.
+    pub(crate) fn begin(&self, silence: Option<Duration>) -> std::io::Result<()> {
+        self.socket.set_write_timeout(None)?;
+        self.socket.set_read_timeout(silence)
+    }
+
+    /// Encrypts. Called by one thread only, which sends the result before it calls again.
+    pub(crate) fn encrypt(&self, parts: [&[u8]; 2]) -> std::io::Result<Vec<u8>> {
+        let mut encrypted = Vec::with_capacity(parts[0].len() + parts[1].len() + 256);
+        let mut tls = self.tls.lock();
+        for part in parts {
+            tls.writer().write_all(part)?;
+        }
+        while tls.wants_write() {
+            tls.write_tls(&mut encrypted)?;
+        }
+        Ok(encrypted)
+    }
+
+    /// Sends what [`TlsStream::encrypt`] gave.
+    pub(crate) fn write(&self, encrypted: &[u8]) -> std::io::Result<()> {
+        (&mut &self.socket).write_all(encrypted)
+    }
+
+    /// Appends to `plain` what is there, else waits for something. Called by one thread only. Gives the
+    /// bytes on the wire; `None` at the end.
+    pub(crate) fn read(
         &self,
         buffer: &mut [u8],
         plain: &mut Vec<u8>,
-    ) -> std::io::Result<usize> {
-        let count = loop {
+    ) -> std::io::Result<Option<usize>> {
+        // With the last bytes of the handshake more may have come.
+        self.decrypt(&[], plain)?;
+        if !plain.is_empty() {
+            return Ok(Some(0));
+        }
+        loop {
             match (&mut &self.socket).read(buffer) {
                 Err(error) if error.kind() == IoKind::Interrupted => {}
-                result => break result?,
+                Ok(0) => return Ok(None),
+                Ok(count) => {
+                    self.decrypt(&buffer[..count], plain)?;
+                    return Ok(Some(count));
+                }
+                Err(error) => return Err(error),
             }
-        };
-        let mut encrypted = &buffer[..count];
+        }
+    }
+
+    fn decrypt(&self, mut encrypted: &[u8], plain: &mut Vec<u8>) -> std::io::Result<()> {
         let mut tls = self.tls.lock();
         loop {
-            // Also what came with the last bytes of the handshake.
             let state = tls.process_new_packets().map_err(std::io::Error::other)?;
-            let waiting = state.plaintext_bytes_to_read();
             let begin = plain.len();
-            plain.resize(begin + waiting, 0);
+            plain.resize(begin + state.plaintext_bytes_to_read(), 0);
             tls.reader().read_exact(&mut plain[begin..])?;
             if encrypted.is_empty() {
-                return Ok(count);
+                return Ok(());
             }
             tls.read_tls(&mut encrypted)?;
         }
@@ -167,26 +191,36 @@ impl TlsStream {
     }
 }
 
+/// Reads what a refused peer still sends, for a second at most: closing a socket with unread bytes
+/// would take the refusal away from the peer.
+pub(crate) fn drain(socket: &TcpStream) {
+    let until = Instant::now() + Duration::from_secs(1);
+    let mut rest = Deadline { socket, until }.take(64 << 10);
+    // It may be gone already.
+    let _ = socket.shutdown(Shutdown::Write);
+    let _ = std::io::copy(&mut rest, &mut std::io::sink());
+}
+
 /// What a failed handshake means.
 fn refusal(error: std::io::Error) -> Error {
     let tls = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
-    let refused = match tls {
-        Some(rustls::Error::InvalidCertificate(_)) => Some((
+    match tls {
+        Some(rustls::Error::InvalidCertificate(_)) => Error::new(
+            ErrorKind::Forbidden,
             "it has another key than at the pairing",
+        )
+        .advise(
             "if it was set up again, remove the link at both sites and add it again; otherwise \
-             find out who answers at this address",
-        )),
-        Some(rustls::Error::AlertReceived(_)) => Some((
-            "it refuses the key of this side",
-            "the link may have been removed there: remove it here, too, and add it again",
-        )),
-        _ => None,
-    };
-    match refused {
-        Some((text, advice)) => Error::new(ErrorKind::Forbidden, text).advise(advice),
-        None if matches!(error.kind(), IoKind::TimedOut | IoKind::WouldBlock) => {
-            Error::new(ErrorKind::Io, "it did not answer in time")
+                 find out who answers at this address",
+        ),
+        Some(rustls::Error::AlertReceived(AlertDescription::AccessDenied)) => {
+            Refusal::UnknownKey.error()
         }
-        None => Error::with_source(ErrorKind::Io, "the connection failed", error),
+        _ if matches!(error.kind(), IoKind::TimedOut | IoKind::WouldBlock) => {
+            Error::new(ErrorKind::Io, "it did not answer in time").advise(NETWORK_ADVICE)
+        }
+        _ => {
+            Error::with_source(ErrorKind::Io, "the connection failed", error).advise(NETWORK_ADVICE)
+        }
     }
 }

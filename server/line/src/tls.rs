@@ -13,8 +13,8 @@ use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::server::AlwaysResolvesServerRawPublicKeys;
 use rustls::version::TLS13;
 use rustls::{
-    CertificateError, ClientConfig, DigitallySignedStruct, DistinguishedName,
-    ServerConfig, SignatureScheme,
+    CertificateError, ClientConfig, DigitallySignedStruct, DistinguishedName, ServerConfig,
+    SignatureScheme,
 };
 
 use crate::identity::{Identity, PeerKey};

@@ -28,6 +28,10 @@ pub(crate) enum Message {
 }
 
 impl Message {
+    pub(crate) fn is_frame(&self) -> bool {
+        matches!(self, Message::Frame(_))
+    }
+
     /// Its bytes before the body, and the body.
     pub(crate) fn encode(&self) -> ([u8; HEADER_BYTES], &[u8]) {
         let (what, kind, stream, body): (_, _, _, &[u8]) = match self {
@@ -62,11 +66,11 @@ pub(crate) struct MessageReader {
 
 impl MessageReader {
     /// Takes bytes; gives each complete message to `take`. Memory for a body is allocated after
-    /// `check` has allowed its length.
+    /// `reserve` has allowed its length.
     pub(crate) fn read(
         &mut self,
         mut bytes: &[u8],
-        check: impl Fn(usize) -> Result<(), Failure>,
+        reserve: impl Fn(usize) -> Result<(), Failure>,
         mut take: impl FnMut(Message) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
         loop {
@@ -81,7 +85,7 @@ impl MessageReader {
                 if self.filled < HEADER_BYTES {
                     return Ok(());
                 }
-                self.check_header(&check)?;
+                self.check_header(&reserve)?;
             }
             let missing = self.body_bytes() - self.body.len();
             let (first, rest) = bytes.split_at(bytes.len().min(missing));
@@ -106,14 +110,17 @@ impl MessageReader {
         self.number(8) as usize
     }
 
-    fn check_header(&mut self, check: impl Fn(usize) -> Result<(), Failure>) -> Result<(), Failure> {
+    fn check_header(
+        &mut self,
+        reserve: impl Fn(usize) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
         let length = self.body_bytes();
         let most = if self.header[0] == FRAME { MAX_BODY_BYTES } else { 0 };
         if length > most {
             return Err(Failure::protocol(format!("a message of {length} bytes is too long")));
         }
         if self.header[0] == FRAME {
-            check(length)?;
+            reserve(length)?;
         }
         self.body.reserve_exact(length);
         Ok(())

@@ -1,0 +1,171 @@
+//! The side that dials.
+
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use coldrise_block::{Context, Error, ErrorKind, Result};
+use rustls::pki_types::ServerName;
+use rustls::{ClientConfig, ClientConnection};
+
+use crate::code::{PairingCode, ProvenKeys};
+use crate::connected::TcpLine;
+use crate::frame::Class;
+use crate::hello::{Hello, SessionId, Welcome, HELLO_BYTES};
+use crate::identity::{Identity, PeerKey};
+use crate::options::{LineOptions, MAX_BULK_CONNECTIONS};
+use crate::socket;
+use crate::stream::{TlsStream, NETWORK_ADVICE};
+use crate::tls;
+
+/// Most time that one connection takes to be made.
+const CONNECT_LIMIT: Duration = Duration::from_secs(15);
+/// Most time that the other side takes to store a new link.
+const PAIRING_LIMIT: Duration = Duration::from_secs(60);
+
+/// Makes a line to a peer that listens at `address`, a host or IP address and a port.
+///
+/// # Errors
+/// `InvalidInput` if `address` has no port; `Forbidden` if another key answers or this side's key is
+/// refused; `Busy` if the peer has too many lines of this side; `Unsupported` if it speaks another version; `Io` if
+/// it cannot be reached.
+pub fn connect(
+    address: &str,
+    identity: &Identity,
+    peer: PeerKey,
+    options: &LineOptions,
+) -> Result<TcpLine> {
+    connect_all(address, identity, peer, options)
+        .context(|| format!("connecting to the other site at {address}"))
+}
+
+fn connect_all(
+    address: &str,
+    identity: &Identity,
+    peer: PeerKey,
+    options: &LineOptions,
+) -> Result<TcpLine> {
+    let config = tls::client(identity, move |key| *key == peer)?;
+    let control = dial(address, &config)?;
+    let remote = remote_address(&control)?;
+    socket::prepare(control.socket(), options.silence)?;
+    let hello = Hello::Begin {
+        bulk_connections: options.wanted_connections(control.socket()),
+        bulk_window_bytes: options.bulk_window_bytes,
+    };
+    let answer = ask(&control, &hello, CONNECT_LIMIT)?;
+    let Welcome::Begun { bulk_connections, bulk_window_bytes, session } = answer else {
+        return Err(out_of_turn());
+    };
+    let bulk = usize::from(bulk_connections);
+    if bulk == 0 || bulk > MAX_BULK_CONNECTIONS {
+        return Err(out_of_turn());
+    }
+    let classes = std::iter::once(Class::Fetch).chain(std::iter::repeat_n(Class::Bulk, bulk));
+    let streams = join_all(remote, &config, session, classes, control, options)?;
+    TcpLine::start(address.to_owned(), streams, options, bulk_window_bytes)
+}
+
+/// Makes the other connections of a line, all at once: each takes three round trips.
+fn join_all(
+    remote: SocketAddr,
+    config: &Arc<ClientConfig>,
+    session: SessionId,
+    classes: impl Iterator<Item = Class>,
+    control: TlsStream,
+    options: &LineOptions,
+) -> Result<Vec<(Class, TlsStream)>> {
+    let join = |class| -> Result<(Class, TlsStream)> {
+        let stream = dial_one(remote, config)?;
+        socket::prepare(stream.socket(), options.silence)?;
+        match ask(&stream, &Hello::Join { class, session }, CONNECT_LIMIT)? {
+            Welcome::Joined => Ok((class, stream)),
+            _ => Err(out_of_turn()),
+        }
+    };
+    std::thread::scope(|scope| {
+        let joining: Vec<_> = classes.map(|class| scope.spawn(move || join(class))).collect();
+        let mut streams = vec![(Class::Control, control)];
+        for thread in joining {
+            let defect = |_| Error::new(ErrorKind::Internal, "a thread of a line failed");
+            streams.push(thread.join().map_err(defect)??);
+        }
+        Ok(streams)
+    })
+}
+
+/// Pairs with the side that made `code` and listens at `address`. When this returns, that side has
+/// stored this side's key; the caller stores the key that this gives.
+///
+/// # Errors
+/// `Forbidden` if the code is wrong, used or expired, or if somebody else answers; otherwise as [`connect`].
+pub fn pair_with(address: &str, identity: &Identity, code: &PairingCode) -> Result<PeerKey> {
+    pair_at(address, identity, code).context(|| format!("pairing with the other site at {address}"))
+}
+
+fn pair_at(address: &str, identity: &Identity, code: &PairingCode) -> Result<PeerKey> {
+    // Whose key it is, the code will prove.
+    let config = tls::client(identity, |_| true)?;
+    let stream = dial(address, &config)?;
+    let far = stream.peer_key().ok_or_else(out_of_turn)?;
+    let keys = ProvenKeys { exporter: stream.exporter()?, near: identity.key(), far };
+    let hello = Hello::Pair { proof: code.near_proof(&keys) };
+    match ask(&stream, &hello, PAIRING_LIMIT)? {
+        Welcome::Paired { proof } if code.is_far_proof(&keys, &proof) => Ok(far),
+        Welcome::Paired { .. } => {
+            let text = "who answers there does not know the code";
+            let advice = "find out who answers at this address; make a new code at the other site";
+            Err(Error::new(ErrorKind::Forbidden, text).advise(advice))
+        }
+        _ => Err(out_of_turn()),
+    }
+}
+
+fn out_of_turn() -> Error {
+    let advice = "run the same version of Coldrise at both sites";
+    Error::new(ErrorKind::Corrupt, "the other side broke the protocol").advise(advice)
+}
+
+/// Sends the first message of a connection, and receives the answer.
+fn ask(stream: &TlsStream, hello: &Hello, limit: Duration) -> Result<Welcome> {
+    let until = Instant::now() + limit;
+    stream.write_all_until(&hello.encode(), until)?;
+    let mut answer = [0; HELLO_BYTES];
+    stream.read_exact_until(&mut answer, until)?;
+    Welcome::decode(&answer)
+}
+
+/// Connects to the first address of a name that answers.
+fn dial(address: &str, config: &Arc<ClientConfig>) -> Result<TlsStream> {
+    let found = address.to_socket_addrs().map_err(|error| match error.kind() {
+        std::io::ErrorKind::InvalidInput => {
+            Error::new(ErrorKind::InvalidInput, "it is not of the form HOST:PORT")
+        }
+        _ => Error::with_source(ErrorKind::Io, "looking its name up failed", error)
+            .advise(NETWORK_ADVICE),
+    })?;
+    let mut last = Error::new(ErrorKind::Io, "its name has no address").advise(NETWORK_ADVICE);
+    for remote in found {
+        match dial_one(remote, config) {
+            Err(error) if error.kind() == ErrorKind::Io => last = error,
+            result => return result,
+        }
+    }
+    Err(last)
+}
+
+fn dial_one(remote: SocketAddr, config: &Arc<ClientConfig>) -> Result<TlsStream> {
+    let until = Instant::now() + CONNECT_LIMIT;
+    let socket = TcpStream::connect_timeout(&remote, CONNECT_LIMIT).map_err(|error| {
+        Error::with_source(ErrorKind::Io, "it cannot be reached", error).advise(NETWORK_ADVICE)
+    })?;
+    // Not sent, not checked: TLS wants some name.
+    let name = ServerName::IpAddress(remote.ip().into());
+    let tls = ClientConnection::new(Arc::clone(config), name)
+        .map_err(|error| Error::with_source(ErrorKind::Internal, "preparing TLS failed", error))?;
+    TlsStream::handshake(socket, tls, until)
+}
+
+fn remote_address(stream: &TlsStream) -> Result<SocketAddr> {
+    stream.socket().peer_addr().context(|| "the connection ended")
+}

@@ -1,0 +1,79 @@
+//! How many connections may be there that have not proved a key yet.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+/// Of all addresses together.
+const MOST: usize = 256;
+/// Of one address: a line has up to 34 connections, but few at once are in their handshake.
+const MOST_OF_ONE: usize = 32;
+
+/// Counts connections in their handshake.
+#[derive(Default)]
+pub(crate) struct Gate(Mutex<HashMap<IpAddr, usize>>);
+
+/// The right to do a handshake; ends when it is dropped.
+pub(crate) struct Pass {
+    gate: Arc<Gate>,
+    address: IpAddr,
+}
+
+impl Gate {
+    /// Lets a connection in, if there is room.
+    pub(crate) fn enter(self: &Arc<Gate>, address: IpAddr) -> Option<Pass> {
+        let address = network(address);
+        let mut inside = self.0.lock();
+        let total: usize = inside.values().sum();
+        let of_one = inside.get(&address).copied().unwrap_or_default();
+        if total >= MOST || of_one >= MOST_OF_ONE {
+            return None;
+        }
+        inside.insert(address, of_one + 1);
+        Some(Pass { gate: Arc::clone(self), address })
+    }
+}
+
+impl Drop for Pass {
+    fn drop(&mut self) {
+        let mut inside = self.gate.0.lock();
+        let left = inside.remove(&self.address).unwrap_or(1) - 1;
+        if left > 0 {
+            inside.insert(self.address, left);
+        }
+    }
+}
+
+/// One host has a whole /64 of IPv6.
+fn network(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(six) => IpAddr::V6((u128::from(six) >> 64 << 64).into()),
+        four => four,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_address_cannot_take_all_and_room_comes_back() {
+        let gate = Arc::<Gate>::default();
+        let address = |text: &str| text.parse::<IpAddr>().expect("an address");
+        let mut passes = Vec::new();
+        for host in 0..MOST_OF_ONE {
+            passes.push(gate.enter(address(&format!("2001:db8::{host:x}"))).expect("room"));
+        }
+        assert!(gate.enter(address("2001:db8::ffff")).is_none(), "the same /64");
+        for other in 0..MOST - MOST_OF_ONE {
+            passes.push(gate.enter(address(&format!("10.0.0.{other}"))).expect("room"));
+        }
+        assert!(gate.enter(address("10.1.0.1")).is_none(), "the limit of all");
+        passes.truncate(1);
+        assert!(gate.enter(address("10.1.0.1")).is_some());
+        passes.clear();
+        assert!(gate.0.lock().is_empty());
+    }
+}
