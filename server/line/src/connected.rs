@@ -111,9 +111,9 @@ impl Connections {
         }
     }
 
-    /// Whether all connections have ended.
+    /// Whether the line has failed or was closed.
     pub(crate) fn has_ended(&self) -> bool {
-        self.readers.lock().running == 0
+        self.inbox.has_ended()
     }
 
     fn read(&self, at: usize) {

@@ -127,7 +127,7 @@ fn out_of_turn() -> Error {
 }
 
 /// Sends the first message of a connection, and receives the answer.
-fn ask(stream: &TlsStream, hello: &Hello, limit: Duration) -> Result<Welcome> {
+pub(crate) fn ask(stream: &TlsStream, hello: &Hello, limit: Duration) -> Result<Welcome> {
     let until = Instant::now() + limit;
     stream.write_all_until(&hello.encode(), until)?;
     let mut answer = [0; HELLO_BYTES];
@@ -136,7 +136,7 @@ fn ask(stream: &TlsStream, hello: &Hello, limit: Duration) -> Result<Welcome> {
 }
 
 /// Connects to the first address of a name that answers.
-fn dial(address: &str, config: &Arc<ClientConfig>) -> Result<TlsStream> {
+pub(crate) fn dial(address: &str, config: &Arc<ClientConfig>) -> Result<TlsStream> {
     let found = address.to_socket_addrs().map_err(|error| match error.kind() {
         std::io::ErrorKind::InvalidInput => {
             Error::new(ErrorKind::InvalidInput, "it is not of the form HOST:PORT")

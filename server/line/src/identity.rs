@@ -44,7 +44,7 @@ impl FromStr for PeerKey {
         let refused =
             || Error::new(ErrorKind::InvalidInput, format!("{text:?} is no key of a side"));
         let mut key = [0; 32];
-        if text.len() != 64 || !text.is_ascii() {
+        if text.len() != 64 || !text.bytes().all(|digit| digit.is_ascii_hexdigit()) {
             return Err(refused());
         }
         for (byte, at) in key.iter_mut().zip((0..64).step_by(2)) {

@@ -61,6 +61,10 @@ impl Inbox {
         self.changed.notify_all();
     }
 
+    pub(crate) fn has_ended(&self) -> bool {
+        self.content.lock().end.is_some()
+    }
+
     /// See [`crate::Line::receive`].
     pub(crate) fn receive(&self, from: &[Class], limit: Duration, peer: &str) -> Result<Received> {
         let until = Instant::now().checked_add(limit);

@@ -59,3 +59,6 @@ pub use line::{Line, LineStatistics, Received};
 pub use listener::{Arrival, Listener, Pairing};
 pub use options::LineOptions;
 pub use pair::{pair, pair_with_window, PairedLine};
+
+#[cfg(test)]
+mod tests;

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{channel, Receiver, RecvTimeoutError, Sender};
+use std::sync::mpsc::{channel, Receiver, Sender};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -156,17 +156,21 @@ impl Listener {
     /// `Io` after [`Listener::close`].
     pub fn accept(&self, limit: Duration) -> Result<Arrival> {
         let arrivals = self.arrivals.lock();
+        let limit = if self.shared.is_closed() { Duration::ZERO } else { limit };
         match arrivals.recv_timeout(limit) {
+            Ok(Arrival::Nothing) | Err(_) if self.shared.is_closed() => {
+                Err(Error::new(ErrorKind::Io, "listening for other sites has ended"))
+            }
             Ok(arrival) => Ok(arrival),
-            Err(RecvTimeoutError::Timeout) if !self.shared.is_closed() => Ok(Arrival::Nothing),
-            Err(_) => Err(Error::new(ErrorKind::Io, "listening for other sites has ended")),
+            Err(_) => Ok(Arrival::Nothing),
         }
     }
 
     /// Frees the port. Lines go on.
     pub fn close(&self) {
         self.shared.is_closed.store(true, Ordering::SeqCst);
-        // Wakes the thread that accepts. The socket is there, so nothing can fail.
+        // Wakes who waits in `accept`; and the thread below. The socket is there, so nothing can fail.
+        let _ = self.shared.arrivals.send(Arrival::Nothing);
         let _ = rustix::net::shutdown(&self.shared.socket, rustix::net::Shutdown::Both);
     }
 }
