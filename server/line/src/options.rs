@@ -22,8 +22,9 @@ pub struct LineOptions {
     /// Connections for bulk, 1 to 32. `None`: 2 if the kernel allows BBR at both sides, else 8.
     /// The side that wants more decides.
     pub bulk_connections: Option<usize>,
-    /// For tests: less than [`SILENCE`].
-    pub(crate) silence: Duration,
+    /// Time after which a silent peer counts as dead; the default is 20 s. The same at both sides: each
+    /// says something every quarter of its own.
+    pub silence: Duration,
 }
 
 impl Default for LineOptions {
