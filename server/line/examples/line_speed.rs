@@ -3,7 +3,7 @@
 //!     line_speed listen ADDRESS
 //!     line_speed send ADDRESS CODE SECONDS [BULK_CONNECTIONS]
 //!
-//! The side that listens prints the code of its one pairing. The other one sends bulk all the time, and fetches a
+//! The side that listens prints a code, why a line ended early, and then the next code. The other one sends bulk all the time, and fetches a
 //! block of 16 KiB every 100 ms. Then it prints what arrived, by the time of the side that listens, and the times
 //! of the fetches, as JSON; `failed` says why a line ended early.
 
@@ -39,22 +39,29 @@ fn main() -> std::result::Result<(), String> {
 /// Answers each fetch with a block, and says at the end how many bytes of bulk came in what time.
 fn listen(address: &str) -> Result<()> {
     let listener = Listener::bind(address, &Identity::generate()?, LineOptions::default())?;
-    let code = PairingCode::generate()?;
-    println!("{code}");
-    let _ = std::io::stdout().flush();
-    listener.invite(code, CODE_VALID);
+    invite(&listener)?;
     loop {
         match listener.accept(LONG)? {
             Arrival::Pairing(pairing) => {
                 listener.set_peers([pairing.key()]);
                 pairing.accept()?;
             }
-            Arrival::Line { line, .. } => answer(&line).unwrap_or_else(|error| {
-                println!("{}", error.full_message());
-            }),
+            Arrival::Line { line, .. } => {
+                answer(&line).unwrap_or_else(|error| println!("{}", error.full_message()));
+                invite(&listener)?;
+            }
             Arrival::CodeSpoiled | Arrival::Nothing => {}
         }
     }
+}
+
+fn invite(listener: &Listener) -> Result<()> {
+    let code = PairingCode::generate()?;
+    println!("{code}");
+    // Without a reader nobody can pair.
+    let _ = std::io::stdout().flush();
+    listener.invite(code, CODE_VALID);
+    Ok(())
 }
 
 fn answer(line: &TcpLine) -> Result<()> {

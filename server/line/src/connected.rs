@@ -134,8 +134,8 @@ impl Connections {
         loop {
             plain.clear();
             let count = stream.read(&mut buffer, &mut plain);
-            match count.map_err(|error| self.broken(error))? {
-                None if is_open => return Err(ended()),
+            match count.map_err(|error| self.broken(Some(error)))? {
+                None if is_open => return Err(self.broken(None)),
                 None => return Ok(()),
                 Some(count) => self.received.add(count as u64),
             }
@@ -168,7 +168,7 @@ impl Connections {
     fn write(&self, at: usize) {
         let (class, stream) = &self.streams[at];
         if let Err(error) = self.write_messages(*class, stream) {
-            self.end(End::Failed(self.broken(error)));
+            self.end(End::Failed(self.broken(Some(error))));
         }
     }
 
@@ -208,23 +208,24 @@ impl Connections {
         Ok(())
     }
 
-    fn broken(&self, error: std::io::Error) -> Failure {
-        let text = match error.kind() {
-            IoKind::WouldBlock | IoKind::TimedOut => {
-                format!("the other side has been silent for {} s", self.silence.as_secs_f32())
-            }
-            IoKind::ConnectionReset | IoKind::BrokenPipe => return ended(),
-            _ => format!("a connection failed: {error}"),
+    /// Why a connection failed, or ended without the peer's last message (`None`).
+    fn broken(&self, error: Option<std::io::Error>) -> Failure {
+        let kind = error.as_ref().map(std::io::Error::kind);
+        // When the kernel gives a connection up, only one of its threads is told that it was for time.
+        let is_silent = matches!(kind, Some(IoKind::WouldBlock | IoKind::TimedOut))
+            || self.received.idle() > self.silence / 2;
+        let (text, advice) = match (error, kind) {
+            _ if is_silent => (
+                format!("the other side has been silent for {} s", self.silence.as_secs_f32()),
+                NETWORK_ADVICE,
+            ),
+            (None, _) | (_, Some(IoKind::ConnectionReset | IoKind::BrokenPipe)) => (
+                "the other side ended without closing it".to_owned(),
+                "look for the reason at the other site",
+            ),
+            (Some(error), _) => (format!("a connection failed: {error}"), NETWORK_ADVICE),
         };
-        Failure { kind: ErrorKind::Io, text, advice: NETWORK_ADVICE }
-    }
-}
-
-fn ended() -> Failure {
-    Failure {
-        kind: ErrorKind::Io,
-        text: "the other side ended without closing it".to_owned(),
-        advice: "look for the reason at the other site",
+        Failure { kind: ErrorKind::Io, text, advice }
     }
 }
 

@@ -105,15 +105,18 @@ pub(crate) struct Meter(Mutex<Counts>);
 struct Counts {
     total: u64,
     since: Instant,
+    last: Instant,
     /// The current second and the ones before it, by second modulo the length.
     seconds: [(u64, u64); METERED_SECONDS + 1],
 }
 
 impl Meter {
     pub(crate) fn new() -> Meter {
+        let now = Instant::now();
         Meter(Mutex::new(Counts {
             total: 0,
-            since: Instant::now(),
+            since: now,
+            last: now,
             seconds: [(0, 0); METERED_SECONDS + 1],
         }))
     }
@@ -121,12 +124,18 @@ impl Meter {
     pub(crate) fn add(&self, bytes: u64) {
         let mut counts = self.0.lock();
         counts.total += bytes;
-        let second = counts.since.elapsed().as_secs();
+        counts.last = Instant::now();
+        let second = counts.last.duration_since(counts.since).as_secs();
         let slot = &mut counts.seconds[second as usize % (METERED_SECONDS + 1)];
         if slot.0 != second {
             *slot = (second, 0);
         }
         slot.1 += bytes;
+    }
+
+    /// Time since the last bytes.
+    pub(crate) fn idle(&self) -> Duration {
+        self.0.lock().last.elapsed()
     }
 
     /// All bytes, and the mean of each of the last complete seconds.
