@@ -107,7 +107,7 @@ demo-service: run-deps ## Let the service back up and boot-check a guest every m
 	$(PYTHON) demo/service.py --build-dir $(BUILD_DIR)
 
 # More workers than processors: half of a test's time is waiting, for syncs and for servers.
-TEST_WORKERS ?= $(shell echo $$((3 * $$(nproc))))
+TEST_WORKERS ?= $(shell echo $$((2 * $$(nproc))))
 
 CARGO_TEST := test --release --locked --workspace --tests
 

@@ -245,7 +245,7 @@ def test_a_full_scratch_file_breaks_the_backup_and_not_the_guest(coldrise, machi
         # Too little for a push is known before it starts.
         message = failure(coldrise, running, "a=vda", "--push", "--scratch", small)
         assert "MiB free" in message and "--scratch" in message
-        process = coldrise.start("backup", "web01", "--from", f"qmp:{running.monitor}", "--rate", "1M",
+        process = coldrise.start("backup", "web01", "--from", f"qmp:{running.monitor}", "--rate", "64K",
                                  "--scratch", small, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         wait_until(lambda: "coldrise-e1" in running.leftovers(), "the reading")
         running.write("vda", "write -P 33 32M 24M")

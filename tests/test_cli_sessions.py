@@ -1,6 +1,7 @@
 """publish, sessions, seal, unpublish and serve nbd."""
 
 import contextlib
+import errno
 import json
 import os
 import pathlib
@@ -33,10 +34,19 @@ class Served:
         self.ready = json.loads(line)
 
     def connect(self, export):
-        handle = nbd.NBD()
-        handle.set_export_name(export)
-        handle.connect_unix(str(self.socket))
-        return handle
+        def connected():
+            handle = nbd.NBD()
+            handle.set_export_name(export)
+            try:
+                handle.connect_unix(str(self.socket))
+            except nbd.Error as error:
+                # nbdkit makes the socket a moment before it listens there.
+                if error.errnum != errno.ECONNREFUSED:
+                    raise
+                return None
+            return handle
+
+        return wait_until(connected, "a server that listens")
 
     def stop(self, number=signal.SIGTERM):
         self.process.send_signal(number)

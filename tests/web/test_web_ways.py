@@ -175,7 +175,7 @@ def test_what_was_corrected_is_started(place, visit):
     listen.fill(f"127.0.0.1:{port}")
     drawer.get_by_role("button", name="Start").click()
     visitor.page.get_by_role("heading", name="rescue").wait_for()
-    [server] = running(place.service)
+    [server] = wait_until(lambda: running(place.service), "the server's run")
     # The same server is not started twice; one for others is another one.
     visitor = visit(place.service)
     visitor.log_in()

@@ -63,7 +63,9 @@ pub(crate) fn on_open_file<T>(
 pub(crate) fn refused(what: &str, error: &Error) -> Errno {
     let message = error.full_message();
     match error.kind() {
-        ErrorKind::NotFound | ErrorKind::ReadOnly => {}
+        ErrorKind::NotFound => {}
+        // Restore points are a read-only file system: the number says it, and programs try.
+        ErrorKind::ReadOnly if !what.starts_with("live/") => {}
         ErrorKind::Corrupt | ErrorKind::Io | ErrorKind::Poisoned | ErrorKind::Internal => {
             tracing::error!("{what}: {message}");
         }

@@ -125,6 +125,12 @@ pub(crate) fn show_moment(unix_ms: u64) -> String {
     }
 }
 
+/// The time, in milliseconds since 1970; 0 before that.
+pub(crate) fn now_ms() -> u64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    since.map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -11,7 +11,7 @@ use rustls::{ClientConfig, ClientConnection};
 use crate::code::{PairingCode, ProvenKeys};
 use crate::connected::TcpLine;
 use crate::frame::Class;
-use crate::hello::{Hello, SessionId, Welcome, HELLO_BYTES};
+use crate::hello::{Hello, SessionId, Welcome, HELLO_BYTES, REFUSES_KEY};
 use crate::identity::{Identity, PeerKey};
 use crate::options::{LineOptions, MAX_BULK_CONNECTIONS};
 use crate::socket;
@@ -100,7 +100,16 @@ fn join_all(
 /// # Errors
 /// `Forbidden` if the code is wrong, used or expired, or if somebody else answers; otherwise as [`connect`].
 pub fn pair_with(address: &str, identity: &Identity, code: &PairingCode) -> Result<PeerKey> {
-    pair_at(address, identity, code).context(|| format!("pairing with the other site at {address}"))
+    let paired = pair_at(address, identity, code).map_err(|error| match error.message() {
+        // As long as nobody is invited, it lets in no new key.
+        text if text.contains(REFUSES_KEY) => {
+            let text = "it has no open code: it was used, has expired, or was not seen yet";
+            let advice = "make a code at the other site, while its server runs, and try again after a second";
+            Error::new(ErrorKind::Forbidden, text).advise(advice)
+        }
+        _ => error,
+    });
+    paired.context(|| format!("pairing with the other site at {address}"))
 }
 
 fn pair_at(address: &str, identity: &Identity, code: &PairingCode) -> Result<PeerKey> {

@@ -121,6 +121,9 @@ impl Welcome {
     }
 }
 
+/// The peer does not have this side's key among those that it lets in.
+pub(crate) const REFUSES_KEY: &str = "it refuses the key of this side";
+
 impl Refusal {
     pub(crate) fn error(self) -> Error {
         let (kind, text, advice) = match self {
@@ -146,7 +149,7 @@ impl Refusal {
             ),
             Refusal::UnknownKey => (
                 ErrorKind::Forbidden,
-                "it refuses the key of this side",
+                REFUSES_KEY,
                 "the link may have been removed there: remove it here, too, and add it again",
             ),
         };

@@ -46,7 +46,7 @@ pub enum Arrival {
         line: TcpLine,
     },
     /// Somebody proved the code, which is used up now. Store the key, then accept.
-    Pairing(Pairing),
+    Pairing(Box<Pairing>),
     /// [`crate::MAX_WRONG_CODES`] wrong codes: the invitation is void. Somebody tries codes.
     CodeSpoiled,
     /// Nothing, within the time.
@@ -301,7 +301,7 @@ impl Shared {
         let arrival = match self.peers.check_code(&keys, proof) {
             Proof::Right(code) => {
                 let proof = code.far_proof(&keys);
-                Arrival::Pairing(Pairing { stream, key, address, proof })
+                Arrival::Pairing(Box::new(Pairing { stream, key, address, proof }))
             }
             Proof::Wrong => return refuse(&stream, Refusal::WrongCode),
             Proof::Spoiled => {

@@ -6,12 +6,11 @@ use std::time::Instant;
 
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_ingest::{store_source, Pace, Progress, Rate, RateLimit, StoredDisk, Watch};
-use coldrise_session::{Catalog, ReadLease, SharedWriter};
-use coldrise_store::{
-    BackupTarget, DiskDocument, MachineName, PointDocument, PointName, Repository,
-};
+use coldrise_session::{Catalog, ReadLease};
+use coldrise_store::{DiskDocument, MachineName, PointDocument, PointName, Repository};
 
 use crate::changes::PointChanges;
+use crate::far::FarSide;
 use crate::plan::{base_of, made_in, Plan, Side, Wanted};
 
 /// The program's name in leases, for people.
@@ -85,12 +84,12 @@ pub struct CopiedPoint {
 /// machine; `Interrupted` once `cancel` is set, `NoSpace`: what is copied stays, and the next copy continues.
 pub fn copy(
     source: &Arc<Repository>,
-    far: &SharedWriter<'_>,
+    far: &dyn FarSide,
     request: &CopyRequest,
     progress: &dyn Progress,
     cancel: &AtomicBool,
 ) -> Result<CopySummary> {
-    if source.id() == far.repository()?.id() {
+    if *source.id() == far.id()? {
         let text = "both are the same repository, or one is a copy of the other's files";
         return Err(Error::new(ErrorKind::InvalidInput, text)
             .advise("make a new repository there with coldrise init"));
@@ -152,7 +151,7 @@ struct Common {
 
 struct MachineRun<'a> {
     source: &'a Arc<Repository>,
-    far: &'a SharedWriter<'a>,
+    far: &'a dyn FarSide,
     request: &'a CopyRequest,
     pace: Pace<'a>,
     progress: &'a dyn Progress,
@@ -163,16 +162,14 @@ struct MachineRun<'a> {
 impl MachineRun<'_> {
     fn copy_machine(&mut self) -> Result<()> {
         loop {
-            let claim = self.far.repository()?.claim_machine(&self.result.far_machine)?;
-            match self.copy_missing() {
-                Err(_) if self.far.is_lost() && !self.cancel.load(Ordering::Relaxed) => {
-                    tracing::warn!(
-                        "the process that wrote the other repository has ended unexpectedly: going on"
-                    );
-                    drop(claim);
-                    self.far.join_again()?;
-                }
-                done => return done,
+            let claim = self.far.claim(&self.result.far_machine)?;
+            let done = self.copy_missing();
+            if done.is_ok() || self.cancel.load(Ordering::Relaxed) {
+                return done;
+            }
+            drop(claim);
+            if !self.far.begin_again()? {
+                return done;
             }
         }
     }
@@ -180,15 +177,12 @@ impl MachineRun<'_> {
     /// Plans, and copies what is missing.
     fn copy_missing(&mut self) -> Result<()> {
         let points = Catalog::new(self.source).points(&self.result.machine)?;
-        let far_repository = self.far.repository()?;
-        let far_points = Catalog::new(&far_repository).points(&self.result.far_machine)?;
+        let far_id = self.far.id()?;
+        let far_points = self.far.points(&self.result.far_machine)?;
         let here =
             Side { repository: self.source.id(), machine: &self.result.machine, points: &points };
-        let there = Side {
-            repository: far_repository.id(),
-            machine: &self.result.far_machine,
-            points: &far_points,
-        };
+        let there =
+            Side { repository: &far_id, machine: &self.result.far_machine, points: &far_points };
         let wanted = Wanted { is_all: self.request.is_all, last: self.request.last };
         let plan = Plan::make(&here, &there, wanted)?;
         let names = |places: &[usize]| places.iter().map(|at| points[*at].point.clone()).collect();
@@ -263,7 +257,9 @@ impl MachineRun<'_> {
             let candidates: Vec<_> = commons.iter().map(|common| &common.here).collect();
             let Some(at) = base_of(point, &candidates) else { return Ok(None) };
             match ReadLease::point(self.source, PROGRAM, &mut commons[at].here) {
-                Ok(lease) if self.far.keep(&commons[at].there)? => return Ok(Some((at, lease))),
+                Ok(lease) if self.far.keep_base(&commons[at].there)? => {
+                    return Ok(Some((at, lease)))
+                }
                 Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
                 _ => drop(commons.remove(at)),
             }
@@ -288,14 +284,12 @@ impl MachineRun<'_> {
         let watch = Watch { disk: &address, progress: self.progress, cancel: self.cancel };
         let root = common.map(|(_, _, there)| there.root);
         let end_bytes = common.map(|(_, here, _)| here.size_bytes);
-        store_source(self.far, &source, root, end_bytes, self.pace, &watch)
+        store_source(self.far.target(), &source, root, end_bytes, self.pace, &watch)
     }
 
     /// Adds the point to the far side's catalog. Returns its document.
     fn put_point(&self, point: &PointDocument, disks: Vec<DiskDocument>) -> Result<PointDocument> {
         let files = Catalog::new(self.source).files(point)?;
-        let files = files.for_point(&*self.far.repository()?)?;
-        let (facts, files) = files.unzip();
         let document = PointDocument {
             machine: self.result.far_machine.clone(),
             point: point.point.clone(),
@@ -305,11 +299,10 @@ impl MachineRun<'_> {
             configuration: point.configuration.clone(),
             // Protection and quarantine are the far side's own.
             is_protected: false,
-            files: facts,
+            files: None,
             quarantine: None,
             made_in: Some(made_in(self.source.id(), point)),
         };
-        self.far.put_point(&document, files.as_deref())?;
-        Ok(document)
+        self.far.add_point(document, &files)
     }
 }

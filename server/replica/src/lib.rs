@@ -1,8 +1,9 @@
 //! Copies of restore points in another repository.
 //!
 //! ```text
-//!   point and base ─▶ PointChanges ─▶ store_source ─▶ SharedWriter of the far repository
-//!   (here)            what differs     reads ahead     chunks, dedup, encryption of its own
+//!   point and base ─▶ PointChanges ─▶ store_source ─┬▶ SharedWriter of the far repository
+//!   (here)            what differs     reads ahead   │  chunks, dedup, encryption of its own
+//!                                                   └▶ LineFar ══ line ══▶ receive_copies ─▶ SharedWriter
 //! ```
 //!
 //! A copy is a backup whose source is a point: the far repository stores the content in chunks of its own size,
@@ -28,7 +29,11 @@
 
 mod changes;
 mod copy;
+mod far;
+mod links;
 mod plan;
 
 pub use copy::{copy, CopiedPoint, CopyRequest, CopySummary, MachineCopy};
+pub use far::{receive_copies, FarSide, LineFar};
+pub use links::{Invitation, Link, Links};
 pub use plan::Identity;

@@ -18,8 +18,12 @@ pub(crate) type ChunkHash = [u8; 32];
 const TAG_BYTES: usize = 16;
 
 pub(crate) fn hash_chunk(repository: &Repository, chunk: &[u8]) -> ChunkHash {
-    let content = blake3::hash(chunk);
-    *blake3::keyed_hash(&repository.keys().chunk_hash, content.as_bytes()).as_bytes()
+    hash_of_name(repository, blake3::hash(chunk).as_bytes())
+}
+
+/// The key of the content with this BLAKE3.
+pub(crate) fn hash_of_name(repository: &Repository, name: &[u8; 32]) -> ChunkHash {
+    *blake3::keyed_hash(&repository.keys().chunk_hash, name).as_bytes()
 }
 
 fn tag(repository: &Repository, hash: &ChunkHash, id: ChunkId) -> [u8; TAG_BYTES] {

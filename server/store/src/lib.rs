@@ -37,6 +37,7 @@ mod hex;
 mod high_water;
 mod horizon;
 mod keys;
+mod known_content;
 mod lock_holder;
 mod log_directory;
 mod machine_claim;

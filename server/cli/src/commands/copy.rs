@@ -1,11 +1,16 @@
 //! `coldrise copy`: restore points in another repository.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+use std::sync::Arc;
 
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_ingest::Rate;
-use coldrise_replica::{copy, CopiedPoint, CopyRequest, CopySummary, MachineCopy};
+use coldrise_line::{connect, LineOptions};
+use coldrise_replica::{
+    copy, CopiedPoint, CopyRequest, CopySummary, LineFar, Link, Links, MachineCopy,
+};
 use coldrise_session::{Openers, SharedWriter};
 use coldrise_store::{MachineName, OpenOptions, PassphraseSource, PointName, Repository};
 use serde::Serialize;
@@ -17,7 +22,7 @@ use crate::report::{table, Report};
 use crate::signals::cancel_flag;
 use crate::units::{show_count, show_duration, show_size};
 
-/// Copy restore points to another repository.
+/// Copy restore points to another repository, on this host or at another site.
 ///
 /// The other repository stores them in its own way: with its passphrase, chunk size and compression. So
 /// this is also how these are changed. Each point appears there when it is complete; what differs from a
@@ -32,8 +37,9 @@ pub(crate) struct CopyArguments {
     #[arg(value_name = "MACHINE")]
     machines: Vec<MachineName>,
 
-    /// The directory of the other repository. Make it with coldrise init.
-    #[arg(long, value_name = "DIR")]
+    /// The directory of the other repository, made with coldrise init; or the name of a link to another site,
+    /// see coldrise link. A directory whose name is also a link's: ./NAME.
+    #[arg(long, value_name = "DIR|LINK")]
     to: PathBuf,
 
     /// Read the other repository's passphrase from FILE. Default: the passphrase of this repository.
@@ -60,7 +66,7 @@ pub(crate) struct CopyArguments {
     #[arg(long)]
     all: bool,
 
-    /// Read at most this many bytes per second, such as 20M.
+    /// Read at most this many bytes per second, such as 20M. Over a link: send at most so many.
     #[arg(long, value_name = "BYTES", value_parser = parse_rate)]
     rate: Option<Rate>,
 }
@@ -75,6 +81,21 @@ struct Copied {
     read_bytes: u64,
     stored_bytes: u64,
     elapsed_ms: u64,
+    /// Over a link.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    line: Option<OverLine>,
+}
+
+/// What went over the line.
+#[derive(Serialize)]
+struct OverLine {
+    /// Content that the other site did not have, before compression.
+    content_bytes: u64,
+    /// With everything but the headers of TCP and IP.
+    sent_bytes: u64,
+    received_bytes: u64,
+    congestion_control: String,
+    connections: usize,
 }
 
 #[derive(Serialize)]
@@ -183,28 +204,97 @@ impl CopyArguments {
 pub(crate) fn run(invocation: &Invocation, arguments: CopyArguments) -> Result<Report> {
     let cancel = cancel_flag()?;
     let source = invocation.open_for_disks()?;
-    let passphrase = arguments.passphrase(invocation)?;
+    let links = Links::of(&source);
     let path = arguments.to.clone();
+    match link_of(&links, &path)? {
+        Some(link) => copy_over(invocation, &source, &links, &link, arguments, &cancel),
+        None => copy_here(invocation, &source, &path, arguments, &cancel),
+    }
+}
+
+/// The link of that name, if there is one.
+fn link_of(links: &Links, to: &Path) -> Result<Option<Link>> {
+    let Some(name) = to.to_str().and_then(|name| MachineName::parse(name).ok()) else {
+        return Ok(None);
+    };
+    Ok(links.all()?.into_iter().find(|link| link.name == name))
+}
+
+fn copy_here(
+    invocation: &Invocation,
+    source: &Arc<Repository>,
+    path: &Path,
+    arguments: CopyArguments,
+    cancel: &AtomicBool,
+) -> Result<Report> {
+    let passphrase = arguments.passphrase(invocation)?;
     let request = arguments.request()?;
     let there = |error: Error| error.context(path.display());
-    let reader = || Repository::open(&path, &passphrase, &OpenOptions { cache_bytes: 0 });
-    let openers = Openers { writer: &|| open_for_writing(&path, &passphrase), reader: &reader };
-    let far = SharedWriter::join(&path, openers, &cancel).map_err(there)?;
+    let reader = || Repository::open(path, &passphrase, &OpenOptions { cache_bytes: 0 });
+    let openers = Openers { writer: &|| open_for_writing(path, &passphrase), reader: &reader };
+    let far = SharedWriter::join(path, openers, cancel).map_err(there)?;
     let view = ProgressView::new(invocation);
-    let copied = copy(&source, &far, &request, &view, &cancel);
+    let copied = copy(source, &far, &request, &view, cancel);
     drop(view);
-    let summary = copied.map_err(|error| match error.kind() {
+    let summary = told(copied, path)?;
+    Ok(report(invocation, path, &summary, None))
+}
+
+fn copy_over(
+    invocation: &Invocation,
+    source: &Arc<Repository>,
+    links: &Links,
+    link: &Link,
+    arguments: CopyArguments,
+    cancel: &Arc<AtomicBool>,
+) -> Result<Report> {
+    if arguments.to_passphrase_file.is_some() || arguments.to_passphrase_command.is_some() {
+        let text = "the other site opens its repository itself: leave the passphrase out";
+        return Err(Error::new(ErrorKind::InvalidInput, text));
+    }
+    let Some(address) = &link.address else {
+        let text = format!("site {} copies to this one: nothing can be sent there", link.name);
+        return Err(Error::new(ErrorKind::InvalidInput, text)
+            .advise("pair the other way round, too, under another name"));
+    };
+    let path = arguments.to.clone();
+    let mut request = arguments.request()?;
+    let rate = request.rate.take().map(|rate| rate.bytes_per_second());
+    let options = LineOptions { rate_bytes_per_second: rate, ..LineOptions::default() };
+    let line = connect(address, &links.identity()?, link.peer()?, &options)?;
+    let far = LineFar::new(Arc::new(line), source.id(), Arc::clone(cancel))?;
+    let view = ProgressView::new(invocation);
+    let copied = copy(source, &far, &request, &view, cancel);
+    drop(view);
+    let statistics = far.statistics();
+    let line = OverLine {
+        content_bytes: far.content_bytes(),
+        sent_bytes: statistics.sent_bytes,
+        received_bytes: statistics.received_bytes,
+        congestion_control: statistics.congestion_control,
+        connections: statistics.connections,
+    };
+    let summary = told(copied, &path)?;
+    Ok(report(invocation, &path, &summary, Some(line)))
+}
+
+fn told(copied: Result<CopySummary>, path: &Path) -> Result<CopySummary> {
+    copied.map_err(|error| match error.kind() {
         ErrorKind::Interrupted => Error::new(
             ErrorKind::Interrupted,
             "cancelled: the points that are complete stay; run it again to continue",
         ),
-        ErrorKind::NoSpace => there(error),
+        ErrorKind::NoSpace => error.context(path.display()),
         _ => error,
-    })?;
-    Ok(report(invocation, &path, &summary))
+    })
 }
 
-fn report(invocation: &Invocation, path: &Path, summary: &CopySummary) -> Report {
+fn report(
+    invocation: &Invocation,
+    path: &Path,
+    summary: &CopySummary,
+    line: Option<OverLine>,
+) -> Report {
     let machines: Vec<_> = summary.machines.iter().map(CopiedMachine::new).collect();
     let points = || machines.iter().flat_map(|machine| &machine.points);
     let copied = Copied {
@@ -214,6 +304,7 @@ fn report(invocation: &Invocation, path: &Path, summary: &CopySummary) -> Report
         read_bytes: points().map(|point| point.read_bytes).sum(),
         stored_bytes: points().map(|point| point.stored_bytes).sum(),
         elapsed_ms: invocation.elapsed_ms(),
+        line,
         machines,
     };
     let mut report = Report::done(&copied, text(invocation, &copied));
@@ -235,6 +326,15 @@ fn text(invocation: &Invocation, copied: &Copied) -> String {
         show_duration(invocation.elapsed()),
         table(&["MACHINE", ">COPIED", ">ALREADY THERE", ">SIZE", ">READ", ">STORED"], &rows)
     );
+    if let Some(line) = &copied.line {
+        text.push_str(&format!(
+            "\nsent {} for {} of content that was not there ({}, {})",
+            show_size(line.sent_bytes),
+            show_size(line.content_bytes),
+            line.congestion_control,
+            show_count(line.connections as u64, "connection")
+        ));
+    }
     for machine in &copied.machines {
         let mut say = |count: usize, what: &str| {
             if count > 0 {

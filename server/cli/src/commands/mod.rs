@@ -17,6 +17,7 @@ pub(crate) mod forget;
 pub(crate) mod gc;
 pub(crate) mod init;
 pub(crate) mod key;
+pub(crate) mod link;
 pub(crate) mod list;
 pub(crate) mod man;
 pub(crate) mod mount;
@@ -57,6 +58,7 @@ pub(crate) fn run(invocation: &Invocation, command: Command) -> Result<Report> {
         Command::Init(arguments) => init::run(invocation, &arguments),
         Command::Backup(arguments) => backup::run(invocation, arguments),
         Command::Copy(arguments) => copy::run(invocation, arguments),
+        Command::Link(arguments) => link::run(invocation, arguments),
         Command::List(arguments) => list::run(invocation, &arguments),
         Command::Show(arguments) => show::run(invocation, &arguments),
         Command::Stats(arguments) => stats::run(invocation, &arguments),

@@ -40,6 +40,11 @@ impl Rate {
         Ok(Rate(bytes))
     }
 
+    /// Bytes per second.
+    pub fn bytes_per_second(self) -> u64 {
+        self.0
+    }
+
     /// The time that reading `bytes` takes at this rate.
     fn time_of(self, bytes: u64) -> Duration {
         let nanoseconds = u128::from(bytes) * 1_000_000_000 / u128::from(self.0);

@@ -187,7 +187,7 @@ fn strangers_that_wait_or_talk_nonsense_do_not_keep_a_peer_away() {
     sites.line(&LineOptions::default());
     let is_open = |mut stranger: &TcpStream| {
         stranger.set_read_timeout(Some(Duration::from_millis(1))).expect("an option");
-        match stranger.read(&mut [0]) {
+        match stranger.read_exact(&mut [0]) {
             Ok(_) => false,
             Err(error) => error.kind() == std::io::ErrorKind::WouldBlock,
         }

@@ -26,7 +26,7 @@ fn typed(code: &PairingCode) -> PairingCode {
 
 fn arrived_pairing(sites: &Sites) -> Pairing {
     match sites.listener.accept(LONG).expect("the listener listens") {
-        Arrival::Pairing(pairing) => pairing,
+        Arrival::Pairing(pairing) => *pairing,
         _ => panic!("no pairing arrived"),
     }
 }
@@ -48,7 +48,7 @@ fn both_sides_get_the_others_key_and_a_line() {
     connect(&address, &near, paired, &LineOptions::default()).expect("a line");
     // The code is used up: whoever saw it, too late.
     refused(pair_with(&address, &near, &code), ErrorKind::Forbidden, "wrong, used or expired");
-    refused(pair_with(&address, &identity(), &code), ErrorKind::Forbidden, "refuses the key");
+    refused(pair_with(&address, &identity(), &code), ErrorKind::Forbidden, "no open code");
 }
 
 #[test]
@@ -72,7 +72,7 @@ fn wrong_codes_are_refused_and_a_few_end_the_invitation() {
         refused(guessed, ErrorKind::Forbidden, "wrong, used or expired");
     }
     assert!(matches!(sites.listener.accept(LONG), Ok(Arrival::CodeSpoiled)));
-    refused(pair_with(&sites.address(), &near, &code), ErrorKind::Forbidden, "refuses the key");
+    refused(pair_with(&sites.address(), &near, &code), ErrorKind::Forbidden, "no open code");
     assert!(sites.nothing_arrived());
     // A later invitation counts anew.
     sites.listener.invite(typed(&code), CODE_VALID);
@@ -89,7 +89,7 @@ fn wrong_codes_are_refused_and_a_few_end_the_invitation() {
 #[test]
 fn an_expired_code_is_refused() {
     let (sites, near, code) = invited(Duration::ZERO);
-    refused(pair_with(&sites.address(), &near, &code), ErrorKind::Forbidden, "refuses the key");
+    refused(pair_with(&sites.address(), &near, &code), ErrorKind::Forbidden, "no open code");
     // Also of a side that has a key here.
     let known = pair_with(&sites.address(), &sites.near, &code);
     refused(known, ErrorKind::Forbidden, "wrong, used or expired");

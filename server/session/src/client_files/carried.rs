@@ -97,7 +97,10 @@ impl CarriedFiles {
     }
 
     /// The encoded set: the length of a description, the description, the contents.
-    pub(crate) fn encode(&self) -> Result<Vec<u8>> {
+    ///
+    /// # Errors
+    /// `InvalidInput` if there are too many.
+    pub fn encode(&self) -> Result<Vec<u8>> {
         let described: Vec<_> = self
             .files
             .iter()
@@ -122,7 +125,7 @@ impl CarriedFiles {
     ///
     /// # Errors
     /// `Corrupt`.
-    pub(crate) fn decode(bytes: &[u8]) -> Result<CarriedFiles> {
+    pub fn decode(bytes: &[u8]) -> Result<CarriedFiles> {
         let damaged = || Error::new(ErrorKind::Corrupt, "the point's files have an unknown form");
         let (length, rest) = bytes.split_first_chunk::<COUNT_BYTES>().ok_or_else(damaged)?;
         let (text, mut contents) =

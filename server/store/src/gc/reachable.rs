@@ -40,6 +40,14 @@ impl Reachable {
         self.pages.len()
     }
 
+    /// Includes all that `other` includes.
+    pub fn join(&mut self, other: &Reachable) {
+        self.pages |= &other.pages;
+        self.chunks |= &other.chunks;
+        self.pages_from = self.pages_from.min(other.pages_from);
+        self.chunks_from = self.chunks_from.min(other.chunks_from);
+    }
+
     fn ids(&self, family: Family) -> (&RoaringTreemap, u64) {
         match family {
             Family::Maps | Family::MapsCopy => (&self.pages, self.pages_from),

@@ -3,6 +3,7 @@
 mod iscsi;
 mod nbd;
 mod nfs;
+mod replica;
 mod secret_file;
 mod smb;
 
@@ -27,6 +28,7 @@ enum Protocol {
     Nfs(nfs::NfsArguments),
     Smb(smb::SmbArguments),
     Iscsi(iscsi::IscsiArguments),
+    Replica(replica::ReplicaArguments),
 }
 
 pub(crate) fn run(invocation: &Invocation, arguments: ServeArguments) -> Result<Report> {
@@ -35,5 +37,6 @@ pub(crate) fn run(invocation: &Invocation, arguments: ServeArguments) -> Result<
         Protocol::Nfs(arguments) => nfs::run(invocation, arguments),
         Protocol::Smb(arguments) => smb::run(invocation, arguments),
         Protocol::Iscsi(arguments) => iscsi::run(invocation, arguments),
+        Protocol::Replica(arguments) => replica::run(invocation, &arguments),
     }
 }

@@ -1,0 +1,140 @@
+//! `coldrise link`: pairs this repository with one at another site.
+
+use clap::{Args, Subcommand};
+use coldrise_block::Result;
+use coldrise_line::{pair_with, PairingCode};
+use coldrise_replica::{Link, Links};
+use coldrise_store::MachineName;
+use serde::Serialize;
+use serde_json::json;
+
+use crate::invocation::Invocation;
+use crate::report::{table, Report};
+use crate::units::now_ms;
+
+/// Pair this repository with one at another site.
+///
+/// At the site that receives: coldrise link invite NAME, while coldrise serve replica runs. It shows a code. At the
+/// site that sends: coldrise link add NAME HOST:PORT --code CODE. Then coldrise copy --to NAME copies points there.
+/// The keys of both sites are exchanged once; afterwards each believes that key only.
+#[derive(Debug, Args)]
+pub(crate) struct LinkArguments {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// Show a code with which another site can pair itself once, within 15 minutes.
+    Invite {
+        /// The name of the other site here.
+        name: MachineName,
+        /// The names of its machines begin with this here, and it sees no others. Without it, it sees all.
+        #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
+        prefix: String,
+    },
+    /// Pair this repository with the site that has shown the code.
+    Add {
+        /// The name of the other site here.
+        name: MachineName,
+        /// Where its coldrise serve replica listens.
+        #[arg(value_name = "HOST:PORT")]
+        address: String,
+        /// The code.
+        #[arg(long, value_name = "CODE")]
+        code: String,
+    },
+    /// Show the links.
+    List,
+    /// End a link. The other site has no access any more, within a second.
+    Remove {
+        /// The link.
+        name: MachineName,
+    },
+}
+
+#[derive(Serialize)]
+struct Listed {
+    links: Vec<ListedLink>,
+}
+
+#[derive(Serialize)]
+struct ListedLink {
+    name: String,
+    /// Where this site sends to; absent if it receives.
+    address: Option<String>,
+    prefix: String,
+    key: String,
+    paired_at_ms: u64,
+}
+
+pub(crate) fn run(invocation: &Invocation, arguments: LinkArguments) -> Result<Report> {
+    let repository = invocation.open()?;
+    let links = Links::of(&repository);
+    match arguments.action {
+        Action::Invite { name, prefix } => {
+            let invitation = links.invite(&name, &prefix, now_ms())?;
+            let code = &invitation.code;
+            let text = format!(
+                "at the other site, within 15 minutes, while coldrise serve replica runs here:\n  \
+                 coldrise link add NAME HOST:PORT --code {code}"
+            );
+            let object =
+                json!({ "name": name, "code": code, "valid_until_ms": invitation.until_ms });
+            Ok(Report::done(&object, text))
+        }
+        Action::Add { name, address, code } => {
+            if let Ok(link) = links.find(&name) {
+                // Says so before the code is used up.
+                links.add(&link)?;
+            }
+            let code = code.parse::<PairingCode>()?;
+            let key = pair_with(&address, &links.identity()?, &code)?;
+            let link = Link {
+                name: name.clone(),
+                key: key.to_string(),
+                address: Some(address),
+                prefix: String::new(),
+                paired_at_ms: now_ms(),
+            };
+            links.add(&link)?;
+            let text = format!("paired: coldrise copy --to {name} copies restore points there");
+            Ok(Report::done(&json!({ "name": name, "key": link.key }), text))
+        }
+        Action::List => Ok(list(&links.all()?)),
+        Action::Remove { name } => {
+            links.remove(&name)?;
+            let text = format!("removed {name}. At the other site: coldrise link remove");
+            Ok(Report::done(&json!({ "name": name }), text))
+        }
+    }
+}
+
+fn list(all: &[Link]) -> Report {
+    let links: Vec<ListedLink> = all
+        .iter()
+        .map(|link| ListedLink {
+            name: link.name.to_string(),
+            address: link.address.clone(),
+            prefix: link.prefix.clone(),
+            key: link.key.clone(),
+            paired_at_ms: link.paired_at_ms,
+        })
+        .collect();
+    let rows: Vec<Vec<String>> = links
+        .iter()
+        .map(|link| {
+            let way = match &link.address {
+                Some(address) => format!("to {address}"),
+                None if link.prefix.is_empty() => "from there, all machines".to_owned(),
+                None => format!("from there, machines {}…", link.prefix),
+            };
+            vec![link.name.clone(), way, link.key[..16].to_owned()]
+        })
+        .collect();
+    let text = match rows.is_empty() {
+        true => "no links: coldrise link invite at the site that receives".to_owned(),
+        false => table(&["LINK", "COPIES", "KEY"], &rows),
+    };
+    Report::done(&Listed { links }, text)
+}

@@ -1,0 +1,126 @@
+//! One disk on its way over a line.
+
+use coldrise_block::Result;
+use coldrise_store::{DiskTarget, MapRoot, WriteCounts};
+
+use super::line_far::{Batch, LineFar};
+use super::messages::{broken, Answer, Ask, Names, BATCH_BYTES, ZEROES};
+
+/// Cuts what is written into pieces, names them, and offers them in batches.
+pub(super) struct LineDisk<'a> {
+    far: &'a LineFar,
+    size_bytes: u64,
+    chunk_bytes: usize,
+    names: Names,
+    batch: Batch,
+    /// A hole that may go on.
+    hole: Option<(u64, u64)>,
+    is_over: bool,
+}
+
+impl LineDisk<'_> {
+    pub(super) fn new(far: &LineFar, size_bytes: u64) -> LineDisk<'_> {
+        use coldrise_store::BackupTarget;
+        LineDisk {
+            far,
+            size_bytes,
+            chunk_bytes: far.chunk_size_bytes() as usize,
+            names: Names { number: far.next_number(), ..Names::default() },
+            batch: Batch { bytes: Vec::new(), pieces: Vec::new() },
+            hole: None,
+            is_over: false,
+        }
+    }
+
+    fn add(&mut self, offset_bytes: u64, piece: &[u8]) -> Result<()> {
+        let start = self.batch.bytes.len();
+        let mut name = ZEROES;
+        if piece.iter().any(|byte| *byte != 0) {
+            self.batch.bytes.extend_from_slice(piece);
+            // The last piece of a disk: the rest of the chunk is zeroes.
+            self.batch.bytes.resize(start + self.chunk_bytes, 0);
+            name = *blake3::hash(&self.batch.bytes[start..]).as_bytes();
+        }
+        self.batch.pieces.push(start..self.batch.bytes.len());
+        self.names.offsets.push(offset_bytes);
+        self.names.names.push(name);
+        if (self.batch.pieces.len() + 1) * self.chunk_bytes > BATCH_BYTES {
+            self.offer()?;
+        }
+        Ok(())
+    }
+
+    /// Sends what is gathered.
+    fn offer(&mut self) -> Result<()> {
+        if !self.batch.pieces.is_empty() {
+            let next = Names { number: self.far.next_number(), ..Names::default() };
+            let names = std::mem::replace(&mut self.names, next);
+            let batch = Batch { bytes: Vec::new(), pieces: Vec::new() };
+            let batch = std::mem::replace(&mut self.batch, batch);
+            self.far.offer(names.number, batch, names.encode(self.chunk_bytes as u64))?;
+        }
+        Ok(())
+    }
+
+    fn end_hole(&mut self) -> Result<()> {
+        match self.hole.take() {
+            Some((offset_bytes, length_bytes)) => {
+                self.far.tell(&Ask::Hole { offset_bytes, length_bytes }, &[])
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+impl DiskTarget for LineDisk<'_> {
+    fn buffer(&mut self) -> Vec<u8> {
+        Vec::new()
+    }
+
+    fn write(&mut self, offset_bytes: u64, bytes: Vec<u8>) -> Result<()> {
+        self.end_hole()?;
+        let mut offset_bytes = offset_bytes;
+        for piece in bytes.chunks(self.chunk_bytes) {
+            self.add(offset_bytes, piece)?;
+            offset_bytes += piece.len() as u64;
+        }
+        Ok(())
+    }
+
+    fn write_hole(&mut self, offset_bytes: u64, length_bytes: u64) -> Result<()> {
+        self.offer()?;
+        match &mut self.hole {
+            Some((start, length)) if *start + *length == offset_bytes => *length += length_bytes,
+            _ => {
+                self.end_hole()?;
+                self.hole = Some((offset_bytes, length_bytes));
+            }
+        }
+        Ok(())
+    }
+
+    fn counts(&self) -> WriteCounts {
+        WriteCounts::default()
+    }
+
+    fn finish(mut self: Box<Self>) -> Result<(MapRoot, WriteCounts)> {
+        self.end_hole()?;
+        self.offer()?;
+        let answer = self.far.ask(&Ask::Finish, &[])?;
+        self.is_over = true;
+        match answer {
+            Answer::Finished { root, counts } => Ok((root, counts)),
+            _ => Err(broken(&format!("no end of a disk of {} bytes", self.size_bytes))),
+        }
+    }
+}
+
+impl Drop for LineDisk<'_> {
+    fn drop(&mut self) {
+        if !self.is_over {
+            self.far.forget_batches();
+            // The other side gives a disk up with the line, too.
+            let _ = self.far.tell(&Ask::Abandon, &[]);
+        }
+    }
+}

@@ -1,0 +1,422 @@
+//! A far repository behind a line, from the source's side.
+//!
+//! ```text
+//!   copy ── pieces ─▶ LineDisk ── NAMES ─▶ control      the batch stays here until it is applied there
+//!            receiver thread ◀── WANTED, APPLIED, answers
+//!            packer threads  ── CONTENT ─▶ bulk         what is wanted, compressed as well as the line has time for
+//! ```
+
+use std::any::Any;
+use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use coldrise_block::{Context, Error, ErrorKind, Result};
+use coldrise_line::{Class, Frame, Line, LineStatistics, Received};
+use coldrise_session::CarriedFiles;
+use coldrise_store::{
+    BackupTarget, DiskTarget, MachineName, MapRoot, PointDocument, RepositoryId, WriteOptions,
+};
+use parking_lot::{Condvar, Mutex};
+
+use super::line_disk::LineDisk;
+use super::messages::{
+    broken, decode_places, encode_places, send, Answer, Ask, Parts, APPLIED, BATCH_BYTES, CONTENT,
+    MAX_BATCHES, MESSAGE, PART, VERSION, WANTED,
+};
+use super::FarSide;
+
+/// Interval of looking whether the copy was cancelled.
+const INTERVAL: Duration = Duration::from_millis(100);
+/// Threads that compress.
+const PACKERS: usize = 2;
+/// Maximum plaintext in one frame, in bytes: more compress better, fewer arrive sooner.
+const PACK_BYTES: usize = 256 << 10;
+/// Levels of zstd, from a line that is faster than the processors to one that is much slower.
+const LEVELS: std::ops::RangeInclusive<i32> = 1..=9;
+
+/// The pieces of a batch.
+pub(super) struct Batch {
+    pub(super) bytes: Vec<u8>,
+    /// Of each piece in `bytes`; empty for a piece of zeroes.
+    pub(super) pieces: Vec<Range<usize>>,
+}
+
+#[derive(Default)]
+struct State {
+    answers: VecDeque<Answer>,
+    batches: HashMap<u32, Arc<Batch>>,
+    wanted: VecDeque<(Arc<Batch>, u32, Vec<u16>)>,
+    failure: Option<(ErrorKind, String)>,
+    is_over: bool,
+}
+
+impl State {
+    fn check(&self) -> Result<()> {
+        match &self.failure {
+            Some((kind, text)) => Err(Error::new(*kind, text.clone())),
+            None => Ok(()),
+        }
+    }
+}
+
+struct Shared {
+    line: Arc<dyn Line>,
+    state: Mutex<State>,
+    changed: Condvar,
+    cancel: Arc<AtomicBool>,
+    content_bytes: AtomicU64,
+}
+
+/// The far repository. Dropping it closes the line.
+pub struct LineFar {
+    shared: Arc<Shared>,
+    repository: RepositoryId,
+    chunk_size_bytes: u32,
+    threads: Vec<JoinHandle<()>>,
+    next_batch: AtomicU64,
+    /// One question at a time.
+    asking: Mutex<()>,
+}
+
+impl LineFar {
+    /// Greets the other side.
+    ///
+    /// # Errors
+    /// Errors of the line, and of the other side; `Interrupted` once `cancel` is set.
+    pub fn new(
+        line: Arc<dyn Line>,
+        repository: &RepositoryId,
+        cancel: Arc<AtomicBool>,
+    ) -> Result<LineFar> {
+        let shared = Arc::new(Shared {
+            line,
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            cancel,
+            content_bytes: AtomicU64::new(0),
+        });
+        let mut far = LineFar {
+            shared: Arc::clone(&shared),
+            repository: *repository,
+            chunk_size_bytes: 0,
+            threads: Vec::new(),
+            next_batch: AtomicU64::new(0),
+            asking: Mutex::new(()),
+        };
+        let start = |name: String, work: fn(&Shared)| {
+            let shared = Arc::clone(&shared);
+            let thread = std::thread::Builder::new().name(name.clone());
+            thread.spawn(move || work(&shared)).context(|| format!("starting the thread {name}"))
+        };
+        far.threads.push(start("copy-receiver".to_owned(), receive)?);
+        for number in 0..PACKERS {
+            far.threads.push(start(format!("copy-packer-{number}"), pack)?);
+        }
+        match far.ask(&Ask::Hello { version: VERSION, repository: *repository }, &[])? {
+            Answer::Welcome { repository, chunk_size_bytes }
+                if chunk_size_bytes.is_power_of_two()
+                    && (1..=BATCH_BYTES as u32).contains(&chunk_size_bytes) =>
+            {
+                (far.repository, far.chunk_size_bytes) = (repository, chunk_size_bytes);
+                Ok(far)
+            }
+            _ => Err(broken("no welcome")),
+        }
+    }
+
+    /// What the line did.
+    pub fn statistics(&self) -> LineStatistics {
+        self.shared.line.statistics()
+    }
+
+    /// Bytes of content that were sent, before compression.
+    pub fn content_bytes(&self) -> u64 {
+        self.shared.content_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Asks, and waits for the answer.
+    pub(super) fn ask(&self, ask: &Ask, attachment: &[u8]) -> Result<Answer> {
+        let _one = self.asking.lock();
+        self.tell(ask, attachment)?;
+        self.answer()
+    }
+
+    /// Says what needs no answer.
+    pub(super) fn tell(&self, ask: &Ask, attachment: &[u8]) -> Result<()> {
+        self.shared.state.lock().check()?;
+        self.own_error(send(&*self.shared.line, ask, attachment))
+    }
+
+    fn answer(&self) -> Result<Answer> {
+        let mut state = self.shared.state.lock();
+        loop {
+            match state.answers.pop_front() {
+                Some(Answer::Failed { kind, message }) => {
+                    let kind = ErrorKind::from_word(&kind).unwrap_or(ErrorKind::Io);
+                    return Err(Error::new(kind, message));
+                }
+                Some(answer) => return Ok(answer),
+                None => state.check()?,
+            }
+            self.shared.changed.wait(&mut state);
+        }
+    }
+
+    /// Sends the names of a batch; waits while too many are not applied yet.
+    pub(super) fn offer(&self, number: u32, batch: Batch, names: Vec<u8>) -> Result<()> {
+        let mut state = self.shared.state.lock();
+        while state.batches.len() >= MAX_BATCHES && state.answers.is_empty() {
+            state.check()?;
+            self.shared.changed.wait(&mut state);
+        }
+        // The other side says nothing now unless it failed.
+        if let Some(Answer::Failed { kind, message }) = state.answers.pop_front() {
+            let kind = ErrorKind::from_word(&kind).unwrap_or(ErrorKind::Io);
+            return Err(Error::new(kind, message));
+        }
+        state.check()?;
+        state.batches.insert(number, Arc::new(batch));
+        drop(state);
+        let frame = Frame { stream: 0, kind: super::messages::NAMES, body: names };
+        self.own_error(self.shared.line.send(Class::Control, frame))
+    }
+
+    /// A number that no other batch of this line has.
+    pub(super) fn next_number(&self) -> u32 {
+        self.next_batch.fetch_add(1, Ordering::Relaxed) as u32
+    }
+
+    /// Forgets the batches of a disk that was given up.
+    pub(super) fn forget_batches(&self) {
+        let mut state = self.shared.state.lock();
+        state.batches.clear();
+        state.wanted.clear();
+        self.shared.changed.notify_all();
+    }
+
+    /// The reason for which the line was ended, rather than its end.
+    fn own_error<T>(&self, done: Result<T>) -> Result<T> {
+        done.map_err(|error| self.shared.state.lock().check().err().unwrap_or(error))
+    }
+}
+
+impl Drop for LineFar {
+    fn drop(&mut self) {
+        self.shared.state.lock().is_over = true;
+        self.shared.changed.notify_all();
+        self.shared.line.close();
+        for thread in self.threads.drain(..) {
+            // A panic there has failed the copy.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The receiver thread.
+fn receive(shared: &Shared) {
+    let mut parts = Parts::default();
+    let result = loop {
+        if shared.state.lock().is_over {
+            break Ok(());
+        }
+        if shared.cancel.load(Ordering::Relaxed) {
+            break Err(Error::new(ErrorKind::Interrupted, "cancelled"));
+        }
+        let frame = match shared.line.receive(&[Class::Control], INTERVAL) {
+            Ok(Received::Frame { frame, .. }) => frame,
+            Ok(Received::Nothing) => continue,
+            Ok(Received::Closed) => {
+                let text = "the other site has ended the copy";
+                break Err(Error::new(ErrorKind::Io, text).advise("run it again to continue"));
+            }
+            Err(error) => break Err(error),
+        };
+        if let Err(error) = take(shared, &mut parts, frame) {
+            break Err(error);
+        }
+    };
+    let mut state = shared.state.lock();
+    if let Err(error) = result {
+        state.failure.get_or_insert((error.kind(), error.full_message()));
+    }
+    drop(state);
+    shared.changed.notify_all();
+    // Lets nobody wait for credit.
+    shared.line.close();
+}
+
+fn take(shared: &Shared, parts: &mut Parts, frame: Frame) -> Result<()> {
+    match frame.kind {
+        PART | MESSAGE => {
+            if let Some((answer, _)) = parts.take::<Answer>(frame.kind, &frame.body)? {
+                shared.state.lock().answers.push_back(answer);
+            }
+        }
+        WANTED => {
+            let (number, places, _) = decode_places(&frame.body)?;
+            let mut state = shared.state.lock();
+            // One of a disk that was given up is unknown.
+            if let Some(batch) = state.batches.get(&number).map(Arc::clone) {
+                let is_content = |place: &u16| {
+                    batch.pieces.get(usize::from(*place)).is_some_and(|piece| !piece.is_empty())
+                };
+                if !places.iter().all(is_content) {
+                    return Err(broken("it wants pieces that are not there"));
+                }
+                state.wanted.push_back((batch, number, places));
+            }
+        }
+        APPLIED => {
+            let (number, ..) = decode_places(&frame.body)?;
+            shared.state.lock().batches.remove(&number);
+        }
+        _ => return Err(broken("an unknown frame")),
+    }
+    shared.changed.notify_all();
+    Ok(())
+}
+
+/// A packer thread: compresses what is wanted, better while the line is the slower part.
+fn pack(shared: &Shared) {
+    let mut level = 3;
+    let packed = pack_until_end(shared, &mut level);
+    if let Err(error) = packed {
+        shared.state.lock().failure.get_or_insert((error.kind(), error.full_message()));
+        shared.changed.notify_all();
+    }
+}
+
+fn pack_until_end(shared: &Shared, level: &mut i32) -> Result<()> {
+    let what = || "compressing";
+    let mut compressor = zstd::bulk::Compressor::new(*level).context(what)?;
+    let mut plain = Vec::with_capacity(PACK_BYTES);
+    loop {
+        let (batch, number, places) = {
+            let mut state = shared.state.lock();
+            loop {
+                if state.is_over || state.failure.is_some() {
+                    return Ok(());
+                }
+                if let Some(wanted) = state.wanted.pop_front() {
+                    break wanted;
+                }
+                shared.changed.wait(&mut state);
+            }
+        };
+        let mut places = &places[..];
+        while !places.is_empty() {
+            plain.clear();
+            let mut count = 0;
+            for place in places {
+                let piece = &batch.pieces[usize::from(*place)];
+                if count > 0 && plain.len() + piece.len() > PACK_BYTES {
+                    break;
+                }
+                plain.extend_from_slice(&batch.bytes[piece.clone()]);
+                count += 1;
+            }
+            let (now, rest) = places.split_at(count);
+            places = rest;
+            let mut body = encode_places(number, now);
+            let start = Instant::now();
+            body.extend_from_slice(&compressor.compress(&plain).context(what)?);
+            let compressing = start.elapsed();
+            let start = Instant::now();
+            shared.line.send(Class::Bulk, Frame { stream: 0, kind: CONTENT, body })?;
+            let sending = start.elapsed();
+            shared.content_bytes.fetch_add(plain.len() as u64, Ordering::Relaxed);
+            let wanted = match () {
+                () if sending > compressing => *level + 1,
+                () if sending * 8 < compressing => *level - 1,
+                () => *level,
+            };
+            if LEVELS.contains(&wanted) && wanted != *level {
+                *level = wanted;
+                compressor.set_compression_level(wanted).context(what)?;
+            }
+        }
+    }
+}
+
+impl BackupTarget for LineFar {
+    fn chunk_size_bytes(&self) -> u32 {
+        self.chunk_size_bytes
+    }
+
+    fn start_disk(
+        &self,
+        base: Option<MapRoot>,
+        size_bytes: u64,
+        _options: WriteOptions,
+    ) -> Result<Box<dyn DiskTarget + '_>> {
+        match self.ask(&Ask::Start { base, size_bytes }, &[])? {
+            Answer::Started => Ok(Box::new(LineDisk::new(self, size_bytes))),
+            _ => Err(broken("no start")),
+        }
+    }
+
+    fn put_point(&self, document: &PointDocument, files: Option<&[u8]>) -> Result<()> {
+        let document = Box::new(document.clone());
+        match self.ask(&Ask::Put { document }, files.unwrap_or_default())? {
+            Answer::Added => Ok(()),
+            _ => Err(broken("the point was not added")),
+        }
+    }
+}
+
+impl FarSide for LineFar {
+    fn target(&self) -> &dyn BackupTarget {
+        self
+    }
+
+    fn id(&self) -> Result<RepositoryId> {
+        Ok(self.repository)
+    }
+
+    fn claim(&self, machine: &MachineName) -> Result<Box<dyn Any>> {
+        match self.ask(&Ask::Claim { machine: machine.clone() }, &[])? {
+            // The other side gives it up with the next claim, and with the line.
+            Answer::Claimed => Ok(Box::new(())),
+            _ => Err(broken("no claim")),
+        }
+    }
+
+    fn points(&self, machine: &MachineName) -> Result<Vec<PointDocument>> {
+        let _one = self.asking.lock();
+        self.tell(&Ask::Points { machine: machine.clone() }, &[])?;
+        let mut all = Vec::new();
+        loop {
+            match self.answer()? {
+                Answer::Points { points, is_last } => {
+                    all.extend(points);
+                    if is_last {
+                        return Ok(all);
+                    }
+                }
+                _ => return Err(broken("no list of points")),
+            }
+        }
+    }
+
+    fn keep_base(&self, base: &PointDocument) -> Result<bool> {
+        let (machine, point) = (base.machine.clone(), base.point.clone());
+        match self.ask(&Ask::Keep { machine, point }, &[])? {
+            Answer::Kept { is_there } => Ok(is_there),
+            _ => Err(broken("no word about the base")),
+        }
+    }
+
+    fn add_point(&self, document: PointDocument, files: &CarriedFiles) -> Result<PointDocument> {
+        let files = if files.files.is_empty() { Vec::new() } else { files.encode()? };
+        self.put_point(&document, Some(&files))?;
+        Ok(document)
+    }
+
+    fn begin_again(&self) -> Result<bool> {
+        Ok(false)
+    }
+}

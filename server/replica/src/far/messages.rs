@@ -1,0 +1,272 @@
+//! What the two ends of a copy over a line say to each other.
+//!
+//! ```text
+//! source                                       far side
+//!   hello                            ─▶        ◀─ welcome: chunk size
+//!   claim, points, keep              ─▶        ◀─ answers
+//!   start                            ─▶        ◀─ started
+//!   NAMES of a batch of pieces       ─▶        ◀─ WANTED: those that are not there
+//!   CONTENT of these (bulk)          ─▶        ◀─ APPLIED: the batch is written
+//!   hole …, finish                   ─▶        ◀─ finished: the map's root
+//!   put: the point's document        ─▶        ◀─ added
+//! ```
+//!
+//! A *piece* is an aligned range of the far side's chunk size; its name is its BLAKE3, all zeroes for a piece of zeroes.
+//! Names and plaintext are inside TLS only. The far side checks each content against its name.
+
+use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_line::{Class, Frame, Line, MAX_BODY_BYTES};
+use coldrise_store::{MachineName, MapRoot, PointDocument, PointName, RepositoryId, WriteCounts};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+/// Changes with every message.
+pub(super) const VERSION: u32 = 1;
+
+/// Kinds of frames. A message is JSON and an attachment; long ones come in parts.
+pub(super) const PART: u8 = 1;
+pub(super) const MESSAGE: u8 = 2;
+pub(super) const NAMES: u8 = 3;
+pub(super) const WANTED: u8 = 4;
+pub(super) const APPLIED: u8 = 5;
+pub(super) const CONTENT: u8 = 6;
+
+/// Maximum plaintext of a batch, in bytes.
+pub(super) const BATCH_BYTES: usize = 4 << 20;
+/// Maximum number of batches that are not applied yet.
+pub(super) const MAX_BATCHES: usize = 12;
+/// Maximum length of a message, in bytes: a point's document and its files.
+const MAX_MESSAGE_BYTES: usize = 128 << 20;
+
+/// The BLAKE3 of a piece.
+pub(super) type Name = [u8; 32];
+/// Of a piece of zeroes.
+pub(super) const ZEROES: Name = [0; 32];
+
+/// What the source asks.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Ask {
+    Hello {
+        version: u32,
+        repository: RepositoryId,
+    },
+    Claim {
+        machine: MachineName,
+    },
+    Points {
+        machine: MachineName,
+    },
+    Keep {
+        machine: MachineName,
+        point: PointName,
+    },
+    Start {
+        base: Option<MapRoot>,
+        size_bytes: u64,
+    },
+    Hole {
+        offset_bytes: u64,
+        length_bytes: u64,
+    },
+    Finish,
+    Abandon,
+    /// The attachment has the point's files, if it has any.
+    Put {
+        document: Box<PointDocument>,
+    },
+}
+
+/// What the far side answers.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Answer {
+    Welcome { repository: RepositoryId, chunk_size_bytes: u32 },
+    Claimed,
+    Points { points: Vec<PointDocument>, is_last: bool },
+    Kept { is_there: bool },
+    Started,
+    Finished { root: MapRoot, counts: WriteCounts },
+    Added,
+    Failed { kind: String, message: String },
+}
+
+/// Sends a message in as many frames as it needs.
+pub(super) fn send<T: Serialize>(line: &dyn Line, message: &T, attachment: &[u8]) -> Result<()> {
+    let json = serde_json::to_vec(message)
+        .map_err(|error| Error::with_source(ErrorKind::Internal, "writing a message", error))?;
+    let mut bytes = (json.len() as u32).to_le_bytes().to_vec();
+    bytes.extend_from_slice(&json);
+    bytes.extend_from_slice(attachment);
+    let mut parts = bytes.chunks(MAX_BODY_BYTES).peekable();
+    while let Some(part) = parts.next() {
+        let kind = if parts.peek().is_some() { PART } else { MESSAGE };
+        line.send(Class::Control, Frame { stream: 0, kind, body: part.to_vec() })?;
+    }
+    Ok(())
+}
+
+/// Puts messages together.
+#[derive(Default)]
+pub(super) struct Parts(Vec<u8>);
+
+impl Parts {
+    /// Takes a frame of the kind PART or MESSAGE. Returns the message and its attachment if it is complete.
+    pub(super) fn take<T: DeserializeOwned>(
+        &mut self,
+        kind: u8,
+        body: &[u8],
+    ) -> Result<Option<(T, Vec<u8>)>> {
+        if self.0.len() + body.len() > MAX_MESSAGE_BYTES {
+            return Err(broken("a message is too long"));
+        }
+        self.0.extend_from_slice(body);
+        if kind == PART {
+            return Ok(None);
+        }
+        let mut bytes = std::mem::take(&mut self.0);
+        let length = u32::from_le_bytes(*bytes.first_chunk().ok_or_else(|| broken("no length"))?);
+        let end = 4 + length as usize;
+        let json = bytes.get(4..end).ok_or_else(|| broken("a message is too short"))?;
+        let message = serde_json::from_slice(json)
+            .map_err(|error| broken(&format!("an unknown message ({error})")))?;
+        bytes.drain(..end);
+        Ok(Some((message, bytes)))
+    }
+}
+
+/// The other side does not keep to the protocol.
+pub(super) fn broken(what: &str) -> Error {
+    Error::new(ErrorKind::Corrupt, format!("the other side broke the protocol: {what}"))
+        .advise("run the same version of Coldrise at both sites")
+}
+
+/// A batch of pieces, as its names travel: number, runs of pieces (offset, count), names. Little endian.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Names {
+    pub(super) number: u32,
+    /// Ascending offsets of the pieces.
+    pub(super) offsets: Vec<u64>,
+    pub(super) names: Vec<Name>,
+}
+
+impl Names {
+    pub(super) fn encode(&self, chunk_bytes: u64) -> Vec<u8> {
+        let mut runs: Vec<(u64, u32)> = Vec::new();
+        for offset in &self.offsets {
+            match runs.last_mut() {
+                Some((first, count)) if *first + u64::from(*count) * chunk_bytes == *offset => {
+                    *count += 1;
+                }
+                _ => runs.push((*offset, 1)),
+            }
+        }
+        let mut body = self.number.to_le_bytes().to_vec();
+        body.extend_from_slice(&(runs.len() as u32).to_le_bytes());
+        for (offset, count) in runs {
+            body.extend_from_slice(&offset.to_le_bytes());
+            body.extend_from_slice(&count.to_le_bytes());
+        }
+        self.names.iter().for_each(|name| body.extend_from_slice(name));
+        body
+    }
+
+    pub(super) fn decode(body: &[u8], chunk_bytes: u64) -> Result<Names> {
+        let mut reader = Reader(body);
+        let number = reader.u32()?;
+        let runs = reader.u32()?;
+        let most = (BATCH_BYTES as u64 / chunk_bytes).max(1) as usize;
+        let mut offsets = Vec::new();
+        for _ in 0..runs {
+            let (offset, count) = (reader.u64()?, reader.u32()? as usize);
+            if count == 0 || count > most || offsets.len() + count > most {
+                return Err(broken("too many names"));
+            }
+            for at in 0..count as u64 {
+                let offset = at.checked_mul(chunk_bytes).and_then(|more| offset.checked_add(more));
+                offsets.push(offset.ok_or_else(|| broken("an offset is out of range"))?);
+            }
+        }
+        let names = reader
+            .0
+            .chunks_exact(32)
+            .filter_map(|name| name.try_into().ok())
+            .collect::<Vec<Name>>();
+        if names.len() != offsets.len() || reader.0.len() != 32 * names.len() {
+            return Err(broken("names are missing"));
+        }
+        Ok(Names { number, offsets, names })
+    }
+}
+
+/// Places of pieces in a batch, as in WANTED, and at the beginning of CONTENT.
+pub(super) fn encode_places(number: u32, places: &[u16]) -> Vec<u8> {
+    let mut body = number.to_le_bytes().to_vec();
+    body.extend_from_slice(&(places.len() as u32).to_le_bytes());
+    places.iter().for_each(|place| body.extend_from_slice(&place.to_le_bytes()));
+    body
+}
+
+/// The number of a batch, places in it, and what follows.
+pub(super) fn decode_places(body: &[u8]) -> Result<(u32, Vec<u16>, &[u8])> {
+    let mut reader = Reader(body);
+    let number = reader.u32()?;
+    let count = reader.u32()? as usize;
+    let bytes = reader.take(count.saturating_mul(2))?;
+    let places = bytes.chunks_exact(2).map(|place| u16::from_le_bytes([place[0], place[1]]));
+    Ok((number, places.collect(), reader.0))
+}
+
+struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    fn take(&mut self, count: usize) -> Result<&'a [u8]> {
+        if count > self.0.len() {
+            return Err(broken("a frame is too short"));
+        }
+        let (taken, rest) = self.0.split_at(count);
+        self.0 = rest;
+        Ok(taken)
+    }
+
+    fn u32(&mut self) -> Result<u32> {
+        let bytes = self.take(4)?;
+        Ok(bytes.iter().rev().fold(0, |sum, byte| sum << 8 | u32::from(*byte)))
+    }
+
+    fn u64(&mut self) -> Result<u64> {
+        let bytes = self.take(8)?;
+        Ok(bytes.iter().rev().fold(0, |sum, byte| sum << 8 | u64::from(*byte)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_a_batch_come_back() {
+        let names = Names {
+            number: 7,
+            offsets: vec![0, 4096, 8192, 1 << 40],
+            names: vec![[1; 32], ZEROES, [3; 32], [4; 32]],
+        };
+        let body = names.encode(4096);
+        assert_eq!(body.len(), 8 + 2 * 12 + 4 * 32);
+        assert_eq!(Names::decode(&body, 4096).unwrap(), names);
+        for length in 0..body.len() {
+            assert!(Names::decode(&body[..length], 4096).is_err(), "{length}");
+        }
+        let many = Names { number: 0, offsets: vec![0; 2000], names: vec![ZEROES; 2000] };
+        assert!(Names::decode(&many.encode(4096), 4096).is_err());
+    }
+
+    #[test]
+    fn places_come_back_with_what_follows() {
+        let mut body = encode_places(9, &[1, 5, 1023]);
+        body.extend_from_slice(b"rest");
+        let (number, places, rest) = decode_places(&body).unwrap();
+        assert_eq!((number, &places[..], rest), (9, &[1, 5, 1023][..], &b"rest"[..]));
+        assert!(decode_places(&body[..9]).is_err());
+    }
+}

@@ -1,0 +1,102 @@
+//! The repository to which points are copied: on this host, or behind a line.
+
+mod line_disk;
+mod line_far;
+mod messages;
+mod receiver;
+
+use std::any::Any;
+
+use coldrise_block::Result;
+use coldrise_session::{CarriedFiles, Catalog, SharedWriter};
+use coldrise_store::{BackupTarget, MachineName, PointDocument, RepositoryId};
+
+pub use line_far::LineFar;
+pub use receiver::receive_copies;
+
+/// The repository to which points are copied.
+pub trait FarSide {
+    /// Where the disks are stored.
+    fn target(&self) -> &dyn BackupTarget;
+
+    /// The repository.
+    ///
+    /// # Errors
+    /// Errors of reaching it.
+    fn id(&self) -> Result<RepositoryId>;
+
+    /// Claims a machine there until the result is dropped: nobody else adds points to it.
+    ///
+    /// # Errors
+    /// `Busy` if another backup or copy has it.
+    fn claim(&self, machine: &MachineName) -> Result<Box<dyn Any>>;
+
+    /// The points of a machine there. Without their configuration and files.
+    ///
+    /// # Errors
+    /// Errors of reading its catalog.
+    fn points(&self, machine: &MachineName) -> Result<Vec<PointDocument>>;
+
+    /// Protects the data of a point there, which is a base, until the next call. Returns false if it is not there any
+    /// more.
+    ///
+    /// # Errors
+    /// Errors of reading its catalog.
+    fn keep_base(&self, base: &PointDocument) -> Result<bool>;
+
+    /// Adds a point whose disks are stored.
+    ///
+    /// # Errors
+    /// As for [`BackupTarget::put_point`].
+    fn add_point(&self, document: PointDocument, files: &CarriedFiles) -> Result<PointDocument>;
+
+    /// Whether the machine has to be planned again, because the process that wrote has ended; then joins the next one.
+    ///
+    /// # Errors
+    /// Errors of joining.
+    fn begin_again(&self) -> Result<bool>;
+}
+
+impl FarSide for SharedWriter<'_> {
+    fn target(&self) -> &dyn BackupTarget {
+        self
+    }
+
+    fn id(&self) -> Result<RepositoryId> {
+        Ok(*self.repository()?.id())
+    }
+
+    fn claim(&self, machine: &MachineName) -> Result<Box<dyn Any>> {
+        Ok(Box::new(self.repository()?.claim_machine(machine)?))
+    }
+
+    fn points(&self, machine: &MachineName) -> Result<Vec<PointDocument>> {
+        Catalog::new(&self.repository()?).points(machine)
+    }
+
+    fn keep_base(&self, base: &PointDocument) -> Result<bool> {
+        self.keep(base)
+    }
+
+    fn add_point(
+        &self,
+        mut document: PointDocument,
+        files: &CarriedFiles,
+    ) -> Result<PointDocument> {
+        let files = files.for_point(&*self.repository()?)?;
+        let (facts, files) = files.unzip();
+        document.files = facts;
+        self.put_point(&document, files.as_deref())?;
+        Ok(document)
+    }
+
+    fn begin_again(&self) -> Result<bool> {
+        if !self.is_lost() {
+            return Ok(false);
+        }
+        tracing::warn!(
+            "the process that wrote the other repository has ended unexpectedly: going on"
+        );
+        self.join_again().map(|()| true)
+    }
+}

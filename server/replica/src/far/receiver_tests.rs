@@ -1,0 +1,152 @@
+//! A source that does not keep to the protocol.
+
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+
+use coldrise_block::{ErrorKind, Result};
+use coldrise_line::{pair, Class, Frame, Line, PairedLine, Received};
+use coldrise_session::{Openers, SharedWriter};
+use coldrise_store::{
+    Compression, InitOptions, MapRoot, OpenOptions, PassphraseSource, Repository, RepositoryId,
+    RepositoryWriter,
+};
+
+use super::*;
+use crate::far::messages::{encode_places, Names};
+
+const CHUNK: u64 = 16384;
+
+/// Runs `source` against a receiver of an empty repository. Returns the receiver's end.
+fn end_of(prefix: &str, source: impl FnOnce(&PairedLine) + Send) -> Result<()> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("far");
+    let options = InitOptions {
+        chunk_size_bytes: CHUNK as u32,
+        compression: Compression::None,
+        passphrase: None,
+    };
+    Repository::init(&path, &options).unwrap();
+    let (near, far_line) = pair();
+    let cancel = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let received = scope.spawn(|| receive_into(&path, &far_line, prefix, &cancel));
+        source(&near);
+        near.close();
+        received.join().unwrap()
+    })
+}
+
+fn receive_into(path: &Path, line: &PairedLine, prefix: &str, cancel: &AtomicBool) -> Result<()> {
+    let none = PassphraseSource::None;
+    let options = OpenOptions { cache_bytes: 0 };
+    let reader = || Repository::open(path, &none, &options);
+    let writer = || {
+        RepositoryWriter::open_after(path, &none, &options, || Ok(())).map(|((), writer)| writer)
+    };
+    let openers = Openers { writer: &writer, reader: &reader };
+    let far = SharedWriter::join(path, openers, cancel)?;
+    let received = receive_copies(line, &far, prefix, cancel);
+    line.close();
+    received
+}
+
+fn ask(line: &PairedLine, ask: &Ask) -> Answer {
+    send(line, ask, &[]).unwrap();
+    answer(line)
+}
+
+fn next(line: &PairedLine) -> Frame {
+    match line.receive(&[Class::Control], Duration::from_secs(20)).unwrap() {
+        Received::Frame { frame, .. } => frame,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn answer(line: &PairedLine) -> Answer {
+    let frame = next(line);
+    Parts::default().take(frame.kind, &frame.body).unwrap().unwrap().0
+}
+
+fn hello(line: &PairedLine) {
+    let repository =
+        serde_json::from_str::<RepositoryId>(&format!("\"{}\"", "07".repeat(16))).unwrap();
+    let welcome = ask(line, &Ask::Hello { version: VERSION, repository });
+    assert!(
+        matches!(welcome, Answer::Welcome { chunk_size_bytes, .. } if u64::from(chunk_size_bytes) == CHUNK)
+    );
+}
+
+fn start(line: &PairedLine) {
+    hello(line);
+    let started = ask(line, &Ask::Start { base: None, size_bytes: 4 * CHUNK });
+    assert!(matches!(started, Answer::Started), "{started:?}");
+}
+
+fn offer(line: &PairedLine, offset: u64, content: &[u8]) -> Frame {
+    let name = *blake3::hash(content).as_bytes();
+    let names = Names { number: 1, offsets: vec![offset], names: vec![name] };
+    let body = names.encode(CHUNK);
+    line.send(Class::Control, Frame { stream: 0, kind: NAMES, body }).unwrap();
+    next(line)
+}
+
+fn bring(line: &PairedLine, content: &[u8]) {
+    let mut body = encode_places(1, &[0]);
+    body.extend_from_slice(&zstd::bulk::compress(content, 1).unwrap());
+    line.send(Class::Bulk, Frame { stream: 0, kind: CONTENT, body }).unwrap();
+}
+
+fn is_refused(answer: &Answer, word: &str) -> bool {
+    matches!(answer, Answer::Failed { message, .. } if message.contains(word))
+}
+
+#[test]
+fn content_is_believed_only_if_it_has_its_name() {
+    let content = vec![5; CHUNK as usize];
+    let whole = end_of("", |line| {
+        start(line);
+        assert_eq!(offer(line, CHUNK, &content).kind, WANTED);
+        bring(line, &content);
+        assert_eq!(next(line).kind, APPLIED);
+        assert!(matches!(ask(line, &Ask::Finish), Answer::Finished { .. }));
+    });
+    whole.unwrap();
+    for wrong in [vec![6; CHUNK as usize], vec![5; 100], vec![5; 1 << 20]] {
+        let end = end_of("", |line| {
+            start(line);
+            assert_eq!(offer(line, CHUNK, &content).kind, WANTED);
+            bring(line, &wrong);
+            assert!(is_refused(&answer(line), "broke the protocol"));
+        });
+        assert_eq!(end.unwrap_err().kind(), ErrorKind::Corrupt);
+    }
+}
+
+#[test]
+fn places_outside_the_disk_and_foreign_bases_are_refused() {
+    let end = end_of("", |line| {
+        start(line);
+        let refused = offer(line, 4 * CHUNK, &[1; CHUNK as usize]);
+        let refused: Answer =
+            Parts::default().take(refused.kind, &refused.body).unwrap().unwrap().0;
+        assert!(is_refused(&refused, "behind the end"));
+    });
+    assert_eq!(end.unwrap_err().kind(), ErrorKind::Corrupt);
+    let end = end_of("", |line| {
+        hello(line);
+        let base = Some(MapRoot::EMPTY);
+        assert!(is_refused(&ask(line, &Ask::Start { base, size_bytes: CHUNK }), "the base"));
+    });
+    assert_eq!(end.unwrap_err().kind(), ErrorKind::Corrupt);
+}
+
+#[test]
+fn a_version_that_is_not_understood_is_said() {
+    let end = end_of("north-", |line| {
+        let repository =
+            serde_json::from_str::<RepositoryId>(&format!("\"{}\"", "07".repeat(16))).unwrap();
+        let refused = ask(line, &Ask::Hello { version: VERSION + 1, repository });
+        assert!(is_refused(&refused, "versions"));
+    });
+    assert_eq!(end.unwrap_err().kind(), ErrorKind::Unsupported);
+}

@@ -1,0 +1,254 @@
+//! Links to other sites, as the repository keeps them.
+//!
+//! ```text
+//!   REPOSITORY/links/identity       this side's private key
+//!   REPOSITORY/links/NAME.link      a paired site: its key, and how it is reached or what it may see
+//!   REPOSITORY/links/NAME.invite    a code that was given out
+//! ```
+//!
+//! All are sealed with the repository's key: a stolen drive gives no access. Removing a link's file ends its rights: the
+//! server looks every second.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use coldrise_block::{remove_if_present, replace_file, Context, Error, ErrorKind, Result};
+use coldrise_line::{Identity, PairingCode, PeerKey, CODE_VALID};
+use coldrise_store::{MachineName, Repository};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use zeroize::Zeroizing;
+
+const FOLDER: &str = "links";
+const IDENTITY: &str = "identity";
+const LINK: &str = "link";
+const INVITATION: &str = "invite";
+
+/// A site that is paired with this one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Link {
+    /// Its name here.
+    pub name: MachineName,
+    /// SHA-256 of its public key.
+    pub key: String,
+    /// HOST:PORT where it serves; `None` if it copies to here.
+    pub address: Option<String>,
+    /// What the names of its machines begin with here.
+    #[serde(default)]
+    pub prefix: String,
+    /// When it was paired, in milliseconds since 1970.
+    pub paired_at_ms: u64,
+}
+
+impl Link {
+    /// The key.
+    ///
+    /// # Errors
+    /// `InvalidInput` if it is none.
+    pub fn peer(&self) -> Result<PeerKey> {
+        self.key.parse()
+    }
+}
+
+/// A code that was given out and not used yet.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Invitation {
+    /// The name that the link gets.
+    pub name: MachineName,
+    /// The code.
+    pub code: String,
+    /// What the names of its machines will begin with here.
+    pub prefix: String,
+    /// Until when it is valid, in milliseconds since 1970.
+    pub until_ms: u64,
+}
+
+/// The links of a repository.
+pub struct Links {
+    repository: Arc<Repository>,
+    folder: PathBuf,
+}
+
+impl Links {
+    /// Opens them; nothing is read yet.
+    pub fn of(repository: &Arc<Repository>) -> Links {
+        let folder = repository.path().join(FOLDER);
+        Links { repository: Arc::clone(repository), folder }
+    }
+
+    /// This side's private key. The first call makes it.
+    ///
+    /// # Errors
+    /// `Corrupt` if it was changed; errors of the drive.
+    pub fn identity(&self) -> Result<Identity> {
+        let path = self.folder.join(IDENTITY);
+        if !path.exists() {
+            let bytes = Zeroizing::new(Identity::generate()?.pkcs8().to_vec());
+            let sealed = self.repository.encrypt_document(IDENTITY, &bytes)?;
+            self.make_folder()?;
+            // The first of two processes counts.
+            let own = self.folder.join(format!("{IDENTITY}-{}", std::process::id()));
+            replace_file(&own, &sealed)?;
+            let linked = std::fs::hard_link(&own, &path);
+            let removed = remove_if_present(&own);
+            match linked {
+                Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
+                    return Err(error).context(|| format!("making {}", path.display()));
+                }
+                _ => removed?,
+            };
+        }
+        let sealed = std::fs::read(&path).context(|| format!("reading {}", path.display()))?;
+        let bytes = Zeroizing::new(self.repository.decrypt_document(IDENTITY, &sealed)?);
+        Identity::from_pkcs8(&bytes)
+    }
+
+    /// All links, by name.
+    ///
+    /// # Errors
+    /// `Corrupt` if one was changed; errors of the drive.
+    pub fn all(&self) -> Result<Vec<Link>> {
+        self.documents(LINK)
+    }
+
+    /// One of them.
+    ///
+    /// # Errors
+    /// `NotFound`, and those of [`Links::all`].
+    pub fn find(&self, name: &MachineName) -> Result<Link> {
+        let all = self.all()?;
+        all.iter().find(|link| link.name == *name).cloned().ok_or_else(|| {
+            let known: Vec<&str> = all.iter().map(|link| link.name.as_str()).collect();
+            let text = match known.is_empty() {
+                true => format!("there is no link {name}, and no other one"),
+                false => format!("there is no link {name}; there are: {}", known.join(", ")),
+            };
+            Error::new(ErrorKind::NotFound, text)
+        })
+    }
+
+    /// Adds a link.
+    ///
+    /// # Errors
+    /// `AlreadyExists` if the name is taken; errors of the drive.
+    pub fn add(&self, link: &Link) -> Result<()> {
+        self.check_free(&link.name)?;
+        self.put(&link.name, LINK, link)
+    }
+
+    /// Removes a link and its invitation. It has no rights any more when this returns and the server has looked.
+    ///
+    /// # Errors
+    /// `NotFound` if there is none; errors of the drive.
+    pub fn remove(&self, name: &MachineName) -> Result<()> {
+        let link = remove_if_present(&self.path(name, LINK))?;
+        let invitation = remove_if_present(&self.path(name, INVITATION))?;
+        if link || invitation {
+            return Ok(());
+        }
+        self.find(name).map(drop)
+    }
+
+    /// Makes a code for a new link; it replaces one of the same name.
+    ///
+    /// # Errors
+    /// `AlreadyExists` if there is a link of that name; errors of the drive.
+    pub fn invite(&self, name: &MachineName, prefix: &str, now_ms: u64) -> Result<Invitation> {
+        self.check_free(name)?;
+        if !prefix.is_empty() {
+            // A machine's name begins with it.
+            MachineName::parse(&format!("{prefix}x"))?;
+        }
+        let invitation = Invitation {
+            name: name.clone(),
+            code: PairingCode::generate()?.to_string(),
+            prefix: prefix.to_owned(),
+            until_ms: now_ms + CODE_VALID.as_millis() as u64,
+        };
+        self.put(name, INVITATION, &invitation)?;
+        Ok(invitation)
+    }
+
+    /// The codes that are still valid. Those that are not are removed.
+    ///
+    /// # Errors
+    /// As for [`Links::all`].
+    pub fn invitations(&self, now_ms: u64) -> Result<Vec<Invitation>> {
+        let all: Vec<Invitation> = self.documents(INVITATION)?;
+        let (valid, old): (Vec<_>, Vec<_>) =
+            all.into_iter().partition(|invitation| invitation.until_ms > now_ms);
+        old.iter().try_for_each(|invitation| self.withdraw(&invitation.name))?;
+        Ok(valid)
+    }
+
+    /// Removes an invitation.
+    ///
+    /// # Errors
+    /// Errors of the drive.
+    pub fn withdraw(&self, name: &MachineName) -> Result<()> {
+        remove_if_present(&self.path(name, INVITATION)).map(drop)
+    }
+
+    fn check_free(&self, name: &MachineName) -> Result<()> {
+        match self.path(name, LINK).exists() {
+            false => Ok(()),
+            true => {
+                let text = format!("there is a link {name} already");
+                Err(Error::new(ErrorKind::AlreadyExists, text)
+                    .advise("choose another name, or remove it: coldrise link remove"))
+            }
+        }
+    }
+
+    fn path(&self, name: &MachineName, kind: &str) -> PathBuf {
+        self.folder.join(format!("{name}.{kind}"))
+    }
+
+    fn make_folder(&self) -> Result<()> {
+        match std::fs::create_dir(&self.folder) {
+            Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
+                Err(error).context(|| format!("making {}", self.folder.display()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn put<T: Serialize>(&self, name: &MachineName, kind: &str, document: &T) -> Result<()> {
+        let json = serde_json::to_vec(document)
+            .map_err(|error| Error::with_source(ErrorKind::Internal, "writing a link", error))?;
+        let sealed = self.repository.encrypt_document(&format!("{kind} {name}"), &json)?;
+        self.make_folder()?;
+        replace_file(&self.path(name, kind), &sealed)
+    }
+
+    fn documents<T: DeserializeOwned>(&self, kind: &str) -> Result<Vec<T>> {
+        let what = || format!("reading {}", self.folder.display());
+        let entries = match std::fs::read_dir(&self.folder) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries.context(what)?,
+        };
+        let mut names = Vec::new();
+        for entry in entries {
+            let name = entry.context(what)?.file_name();
+            let name = name.to_str().and_then(|name| name.strip_suffix(kind)?.strip_suffix('.'));
+            names.extend(name.map(MachineName::parse).transpose()?);
+        }
+        names.sort();
+        let found = names.iter().map(|name| self.document(name, kind));
+        // One may be removed meanwhile.
+        let is_gone = |found: &Result<T>| {
+            found.as_ref().is_err_and(|error| error.kind() == ErrorKind::NotFound)
+        };
+        found.filter(|found| !is_gone(found)).collect()
+    }
+
+    fn document<T: DeserializeOwned>(&self, name: &MachineName, kind: &str) -> Result<T> {
+        let path = self.path(name, kind);
+        let what = || format!("reading {}", path.display());
+        let sealed = std::fs::read(&path).context(what)?;
+        let json = self.repository.decrypt_document(&format!("{kind} {name}"), &sealed);
+        let json = json.map_err(|error| error.context(path.display()))?;
+        serde_json::from_slice(&json)
+            .map_err(|error| Error::with_source(ErrorKind::Corrupt, what(), error))
+    }
+}

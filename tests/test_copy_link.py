@@ -1,0 +1,214 @@
+"""coldrise copy over a link: two sites, paired by a code, on loopback."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+
+import pytest
+
+from support.cli import PROGRAM, Coldrise
+from support.copies import addresses, check, content, make_history
+from support.image import Image
+from support.nbdserver import DEADLINE_S, wait_until
+
+MIB = 1 << 20
+
+
+class Site:
+    """A repository that takes copies. Its server runs until it is stopped."""
+
+    def __init__(self, folder, name="far", *options):
+        self.program = Coldrise.encrypted(folder, place=folder / name)
+        self.program.passphrase_file = folder / f"{name}-passphrase"
+        self.program.passphrase_file.write_text("another one\n", encoding="utf-8")
+        self.program.repository.parent.mkdir()
+        self.program.init("--chunk-size", "64K", *options)
+        self.address, self.process = "127.0.0.1:0", None
+        self.log = open(folder / f"{name}.log", "a", encoding="utf-8")
+
+    def start(self):
+        self.process = subprocess.Popen(
+            [PROGRAM, "--json", "serve", "replica", "--listen", self.address], env=self.program.environment(),
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self.log, text=True)
+        ready = json.loads(self.process.stdout.readline())
+        assert ready["event"] == "ready"
+        self.address = ready["address"]
+
+    def invite(self, name="source", *options):
+        return self.program.json("link", "invite", name, *options)["code"]
+
+    def pair(self, coldrise, name="far", *options):
+        """Pairs a source with this site. The server sees a new code within a second."""
+        code = self.invite(f"from-{name}-{len(self.program.json('link', 'list')['links'])}", *options)
+
+        def has_paired():
+            done = coldrise.run("link", "add", name, self.address, "--code", code)
+            # Other words are a failure of the test.
+            assert done.returncode == 0 or "code" in done.stderr, done.stderr
+            return done.returncode == 0
+
+        wait_until(has_paired, "pairing")
+
+    def stop(self, number=signal.SIGTERM):
+        if self.process and self.process.poll() is None:
+            self.process.send_signal(number)
+            self.process.wait(timeout=DEADLINE_S)
+        if self.process:
+            self.process.stdout.close()
+            self.process = None
+
+
+@pytest.fixture
+def site(tmp_path):
+    sites = []
+
+    def make(*arguments):
+        sites.append(Site(tmp_path, *arguments))
+        sites[-1].start()
+        return sites[-1]
+
+    yield make
+    for made in sites:
+        made.stop()
+        made.log.close()
+
+
+@pytest.fixture
+def far(site, coldrise):
+    made = site()
+    made.pair(coldrise)
+    return made
+
+
+@pytest.fixture
+def history(coldrise, nbdkit, tmp_path):
+    return make_history(coldrise, nbdkit, tmp_path)
+
+
+def test_points_are_the_same_there_and_only_changes_are_sent(coldrise, far, history, tmp_path):
+    copied = coldrise.json("copy", "--to", "far")
+    (machine,) = copied["machines"]
+    first, second, third, sealed = machine["points"]
+    assert first["base"] is None and [p["base"] for p in (second, third, sealed)] == [
+        first["point"], second["point"], first["point"]]
+    # Seven MiB of text compress, and a piece goes once.
+    line = copied["line"]
+    assert line["content_bytes"] <= 8 * MIB and line["sent_bytes"] < line["content_bytes"] + MIB
+    check(far.program, history, tmp_path)
+    assert far.program.json("verify")["is_clean"]
+    again = coldrise.json("copy", "--to", "far")
+    assert (again["points"], again["line"]["content_bytes"]) == (0, 0)
+    # What is there under another name is not sent again.
+    coldrise.json("copy", "web01", "--as", "other", "--to", "far", "--last", "1")
+    line = coldrise.json("copy", "web01", "--as", "third", "--to", "far", "--last", "1")["line"]
+    assert line["content_bytes"] == 0 and line["sent_bytes"] < 64 * 1024
+
+
+def test_a_link_with_a_prefix_sees_its_own_machines_only(coldrise, site, tmp_path):
+    far = site()
+    far.pair(coldrise, "mine", "--prefix", "north-")
+    secret = Image(4 * MIB)
+    secret.fill(0, 4 * MIB, "secret")
+    path = secret.save(tmp_path / "secret.raw")
+    far.program.json("backup", "south-web01", f"vda=raw:{path}")
+    coldrise.json("backup", "web01", f"vda=raw:{path}")
+    copied = coldrise.json("copy", "--to", "mine")
+    # That the other machine has the same content is not told: all of it is sent, and stored once.
+    assert copied["line"]["content_bytes"] == 4 * MIB and copied["stored_bytes"] == 0
+    assert {a.split("/")[0] for a in addresses(far.program)} == {"south-web01", "north-web01"}
+    # Of its own machines it is told.
+    coldrise.json("backup", "web02", f"vda=raw:{path}")
+    assert coldrise.json("copy", "web02", "--to", "mine")["line"]["content_bytes"] == 0
+    assert content(far.program, "north-web02/latest/vda", tmp_path) == path.read_bytes()
+
+
+def test_only_paired_sites_get_in(coldrise, far, site, tmp_path):
+    refused = coldrise.run("link", "add", "second", far.address, "--code", "0000-0000-0000-0000")
+    assert refused.returncode != 0 and "code" in refused.stderr
+    taken = coldrise.run("link", "add", "far", far.address, "--code", far.invite("again"))
+    assert taken.returncode != 0 and "already" in taken.stderr
+    unknown = coldrise.run("copy", "--to", "nowhere")
+    assert unknown.returncode != 0
+    code = coldrise.run("link", "add", "typo", far.address, "--code", "xyz")
+    assert code.returncode == 2
+    (link,) = far.program.json("link", "list")["links"]
+    far.program.json("link", "remove", link["name"])
+    # The server has looked when the key is refused.
+    wait_until(lambda: coldrise.run("copy", "--to", "far").returncode != 0, "the end of the link")
+    refused = coldrise.run("copy", "--to", "far")
+    assert "refuses the key" in refused.stderr and "link" in refused.stderr
+    assert addresses(far.program) == set()
+    far.stop()
+    gone = coldrise.run("copy", "--to", "far")
+    assert gone.returncode != 0 and far.address in gone.stderr
+
+
+def test_links_are_sealed(coldrise, far):
+    for program in (coldrise, far.program):
+        for path in (program.repository / "links").iterdir():
+            stored = path.read_bytes()
+            assert path.stat().st_mode & 0o077 == 0 and b"127.0.0.1" not in stored and b"prefix" not in stored
+    assert {path.name for path in (coldrise.repository / "links").iterdir()} == {"identity", "far.link"}
+
+
+@pytest.mark.parametrize("victim", ["source", "far"])
+def test_kills_leave_whole_points_only(coldrise, far, tmp_path, victim):
+    pieces = random.Random(7)
+    expected = {}
+    path = tmp_path / "vda.raw"
+    for day in (1, 2, 3):
+        image = Image(24 * MIB)
+        image.write(0, pieces.randbytes(20 * MIB))
+        image.save(path)
+        point = f"2026110{day}T100000Z"
+        coldrise.json("backup", "web01", f"vda=raw:{path}", "--time", point)
+        expected[point] = {"vda": path.read_bytes()}
+    for _ in range(6):
+        process = subprocess.Popen([PROGRAM, "copy", "--to", "far", "--rate", "40M"], env=coldrise.environment(),
+                                   stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        # A random moment is what is asked for.
+        time.sleep(pieces.uniform(0.05, 1.2))
+        if victim == "far":
+            far.stop(signal.SIGKILL)
+            far.start()
+        else:
+            process.kill()
+        message = process.communicate(timeout=DEADLINE_S)[1].decode()
+        # 3: some machine was not copied completely, as the report says.
+        assert process.returncode in (0, 3, -signal.SIGKILL) or far.address in message, message
+        for address in addresses(far.program):
+            assert content(far.program, f"{address}/vda", tmp_path) == expected[address.split("/")[1]]["vda"]
+
+    def is_done():
+        # The site may still hold the machine for the one that was killed.
+        done = coldrise.run("copy", "--to", "far")
+        assert done.returncode in (0, 3), done.stderr
+        return done.returncode == 0
+
+    wait_until(is_done, "the last copy")
+    check(far.program, expected, tmp_path)
+    assert far.program.json("verify")["is_clean"]
+
+
+def test_a_full_drive_there_is_said(coldrise, site, tmp_path):
+    small = tmp_path / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=120M", "small", small], check=True)
+    try:
+        made = Site(small)
+        made.start()
+        made.pair(coldrise)
+        path = tmp_path / "vda.raw"
+        with open(path, "wb") as file:
+            file.write(os.urandom(160 * MIB))
+        coldrise.json("backup", "web01", f"vda=raw:{path}")
+        done = coldrise.run("copy", "--to", "far")
+        assert done.returncode != 0 and ("space" in done.stderr or "full" in done.stderr), done.stderr
+        assert addresses(made.program) == set()
+        made.stop()
+        made.log.close()
+    finally:
+        subprocess.run(["umount", "-l", small], check=True)
