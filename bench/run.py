@@ -54,6 +54,7 @@ MEASUREMENTS = [
     "nfs_guest",
     "listing",
     "service",
+    "line",
     "moving",
     "shares",
     "memory",

@@ -4,7 +4,7 @@ import pathlib
 import subprocess
 from dataclasses import dataclass
 
-from support.network import Network
+from .network import Network
 
 NEAR_ADDRESS, FAR_ADDRESS = "10.99.0.1", "10.99.0.2"
 
