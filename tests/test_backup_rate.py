@@ -33,7 +33,8 @@ def test_all_disks_share_the_rate_and_holes_do_not_count(coldrise, tmp_path):
     read_bytes = sum(disk["read_bytes"] for disk in made["disks"])
     assert read_bytes == 10 * MIB
     wanted_s = read_bytes / (2.5 * MIB)
-    assert 0.85 * wanted_s <= took_s <= 1.15 * wanted_s + base_s, (took_s, base_s)
+    # A rate for each disk would take 0.6 of it, holes that count 20 times as long.
+    assert 0.85 * wanted_s <= took_s <= 1.5 * wanted_s + base_s, (took_s, base_s)
 
 
 def test_reads_are_even_and_ctrl_c_ends_the_wait(coldrise, tmp_path):
