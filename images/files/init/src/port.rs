@@ -47,10 +47,7 @@ impl Port {
             if MAGIC.starts_with(&length) {
                 let mut rest = [0; MAGIC.len() - 4 + NONCE_BYTES];
                 self.read(&mut rest)?;
-                self.buffer.extend_from_slice(&length);
-                self.buffer.extend_from_slice(&rest);
-                let _ = self.flush();
-                self.is_abandoned = false;
+                self.greet(&[&length[..], &rest].concat())?;
                 continue;
             }
             let length = u32::from_le_bytes(length) as usize;
@@ -63,6 +60,30 @@ impl Port {
                 return Ok(request);
             }
         }
+    }
+
+    /// Answers a greeting. The kernel may deliver the first bytes of a connection before it counts the
+    /// port as connected: the answer waits for that. It is dropped if more arrives first, from a later
+    /// command: the one that greeted is gone, it asks for nothing before it has the answer.
+    fn greet(&mut self, mut greeting: &[u8]) -> Result<()> {
+        while !greeting.is_empty() {
+            let events = self.poll(PollFlags::IN | PollFlags::OUT)?;
+            if events.contains(PollFlags::IN) {
+                break;
+            }
+            if events.contains(PollFlags::HUP) {
+                std::thread::sleep(INTERVAL);
+                continue;
+            }
+            match self.file.write(greeting) {
+                Ok(count) => greeting = greeting.get(count..).unwrap_or_default(),
+                Err(error)
+                    if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
+                // Nobody is connected any more.
+                Err(_) => break,
+            }
+        }
+        Ok(())
     }
 
     fn read(&mut self, mut bytes: &mut [u8]) -> Result<()> {
