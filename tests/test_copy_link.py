@@ -167,8 +167,8 @@ def test_kills_leave_whole_points_only(coldrise, far, tmp_path, victim):
         coldrise.json("backup", "web01", f"vda=raw:{path}", "--time", point)
         expected[point] = {"vda": path.read_bytes()}
     for _ in range(6):
-        process = subprocess.Popen([PROGRAM, "copy", "--to", "far", "--rate", "40M"], env=coldrise.environment(),
-                                   stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        process = subprocess.Popen([PROGRAM, "copy", "--to", "far", "--rate", "40M", "--retry", "0s"],
+                                   env=coldrise.environment(), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         # A random moment is what is asked for.
         time.sleep(pieces.uniform(0.05, 1.2))
         if victim == "far":
@@ -190,6 +190,66 @@ def test_kills_leave_whole_points_only(coldrise, far, tmp_path, victim):
 
     wait_until(is_done, "the last copy")
     check(far.program, expected, tmp_path)
+    assert far.program.json("verify")["is_clean"]
+
+
+def test_a_copy_goes_on_over_a_line_that_was_lost(coldrise, far, tmp_path):
+    pieces = random.Random(8)
+    path = tmp_path / "vda.raw"
+    expected = {}
+    for day in (1, 2):
+        path.write_bytes(pieces.randbytes(8 * MIB))
+        point = f"2026110{day}T100000Z"
+        coldrise.json("backup", "web01", f"vda=raw:{path}", "--time", point)
+        expected[point] = {"vda": path.read_bytes()}
+    process = subprocess.Popen([PROGRAM, "--json", "copy", "--to", "far", "--rate", "2M"], env=coldrise.environment(),
+                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    # Twice: in the first point, and in the second.
+    for points in (0, 1):
+        wait_until(lambda points=points: len(addresses(far.program)) >= points, "the first point")
+        time.sleep(1)
+        far.stop(signal.SIGKILL)
+        far.start()
+    printed, message = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0, message
+    assert message.decode().count("trying again for") >= 2, message
+    copied = json.loads(printed.splitlines()[-1])
+    # Each point is told once, and a point that is there is not sent again.
+    assert copied["points"] == 2 and copied["machines"][0]["already_there"] == 0
+    assert 16 * MIB < copied["line"]["sent_bytes"] < 16 * MIB + 8 * MIB
+    check(far.program, expected, tmp_path)
+
+
+@pytest.mark.parametrize("prefix", ["", "north-"])
+@pytest.mark.parametrize("victim", ["source", "far"])
+def test_a_point_that_has_begun_goes_on_where_it_was(coldrise, site, tmp_path, prefix, victim):
+    pieces = random.Random(11)
+    disks = {"vda": pieces.randbytes(4 * MIB), "vdb": pieces.randbytes(32 * MIB)}
+    for name, content_bytes in disks.items():
+        (tmp_path / name).write_bytes(content_bytes)
+    coldrise.json("backup", "web01", *(f"{name}=raw:{tmp_path / name}" for name in disks), "--time", "20261101T100000Z")
+    far = site()
+    far.pair(coldrise, "far", *(["--prefix", prefix] if prefix else []))
+    process = subprocess.Popen([PROGRAM, "copy", "--to", "far", "--rate", "2M", "--retry", "0s"], env=coldrise.environment(),
+                               stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    begun = far.program.repository / "begun"
+    if victim == "source":
+        time.sleep(10)
+        process.kill()
+    else:
+        # What has arrived is noted now and then.
+        wait_until(lambda: begun.exists() and list(begun.iterdir()), "a note")
+        far.stop(signal.SIGKILL)
+        far.start()
+    process.wait(timeout=DEADLINE_S)
+    wait_until(lambda: begun.exists() and list(begun.iterdir()), "a note")
+    # It survives a gc that removes everything that is not needed.
+    far.program.json("gc", "--max-unused", "0")
+    copied = coldrise.json("copy", "--to", "far")
+    assert copied["points"] == 1
+    assert copied["read_bytes"] < 28 * MIB and copied["line"]["sent_bytes"] < 28 * MIB
+    check(far.program, {"20261101T100000Z": disks}, tmp_path, f"{prefix}web01")
+    assert list(begun.iterdir()) == []
     assert far.program.json("verify")["is_clean"]
 
 

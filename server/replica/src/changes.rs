@@ -37,6 +37,13 @@ impl PointChanges {
             base.map(|base| changed_ranges(repository, base, point, name, cancel)).transpose()?;
         Ok(PointChanges { disk: open_point_disk(repository, point, name)?, changed })
     }
+
+    /// Says of everything before `end_bytes` that it has not changed, and what has behind it.
+    pub(crate) fn go_on(&mut self, end_bytes: u64) {
+        let size_bytes = self.disk.size_bytes();
+        let all = vec![Range { offset_bytes: 0, length_bytes: size_bytes }];
+        self.changed = Some(behind(self.changed.take().unwrap_or(all), end_bytes));
+    }
 }
 
 impl Source for PointChanges {
@@ -75,6 +82,16 @@ impl Source for PointChanges {
     }
 }
 
+/// What of the ranges lies behind `at`.
+fn behind(ranges: Vec<Range>, at: u64) -> Vec<Range> {
+    let cut = |range: Range| {
+        let start = range.offset_bytes.max(at);
+        let length_bytes = range.end().checked_sub(start).filter(|length| *length > 0)?;
+        Some(Range { offset_bytes: start, length_bytes })
+    };
+    ranges.into_iter().filter_map(cut).collect()
+}
+
 /// The runs from `at` to `end`, at least one and about `most`.
 fn runs(changed: &[Range], mut at: u64, end: u64, most: usize) -> Vec<DirtyRun> {
     let mut runs = Vec::new();
@@ -110,6 +127,15 @@ mod tests {
 
     fn range(offset_bytes: u64, length_bytes: u64) -> Range {
         Range { offset_bytes, length_bytes }
+    }
+
+    #[test]
+    fn what_lies_behind_an_offset_stays() {
+        let ranges = || vec![range(4, 4), range(10, 2), range(20, 8)];
+        assert_eq!(behind(ranges(), 0), ranges());
+        assert_eq!(behind(ranges(), 6), [range(6, 2), range(10, 2), range(20, 8)]);
+        assert_eq!(behind(ranges(), 12), [range(20, 8)]);
+        assert_eq!(behind(ranges(), 28), []);
     }
 
     #[test]

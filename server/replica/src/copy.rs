@@ -279,11 +279,22 @@ impl MachineRun<'_> {
         // Layers there lie over the map, which alone can be a base.
         let common = common.filter(|(_, _, there)| there.layers.is_empty());
         let base = common.map(|(here, ..)| here);
-        let source = PointChanges::open(self.source, point, base, name, self.cancel)?;
+        let mut source = PointChanges::open(self.source, point, base, name, self.cancel)?;
         let address = format!("{}/{}/{name}", point.machine, point.point);
         let watch = Watch { disk: &address, progress: self.progress, cancel: self.cancel };
-        let root = common.map(|(_, _, there)| there.root);
-        let end_bytes = common.map(|(_, here, _)| here.size_bytes);
+        let mut root = common.map(|(_, _, there)| there.root);
+        let mut end_bytes = common.map(|(_, here, _)| here.size_bytes);
+        let there = PointDocument {
+            machine: self.result.far_machine.clone(),
+            made_in: Some(made_in(self.source.id(), point)),
+            ..point.clone()
+        };
+        // What lies behind the end of a smaller base counts as changed, and no range says so.
+        let is_told = end_bytes.is_none_or(|end_bytes| end_bytes == disk.size_bytes);
+        if let Some(begun) = self.far.begun(&there, disk, root)?.filter(|_| is_told) {
+            source.go_on(begun.end_bytes);
+            (root, end_bytes) = (Some(begun.root), Some(disk.size_bytes));
+        }
         store_source(self.far.target(), &source, root, end_bytes, self.pace, &watch)
     }
 

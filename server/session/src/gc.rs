@@ -14,6 +14,7 @@ use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_store::{GcOptions, GcProgress, GcReport, MaxUnused, RepositoryWriter};
 use serde::{Deserialize, Serialize};
 
+use crate::begun_copy::BegunCopy;
 use crate::boot_trace::remove_other_traces;
 use crate::catalog::enter_sealed_points;
 use crate::in_use::{remove_unused_layers, InUse};
@@ -43,6 +44,7 @@ pub fn collect_garbage(writer: &RepositoryWriter, options: &GcOptions<'_>) -> Re
     // number.
     let layers = remove_unused_layers(writer)?;
     enter_sealed_points(writer)?;
+    BegunCopy::forget_old(writer.repository())?;
     let in_use = InUse::collect(writer.repository())?;
     let reachable = writer
         .repository()

@@ -15,6 +15,7 @@ use coldrise_store::{
 };
 
 use crate::addresses::{point_name, session_name};
+use crate::begun_copy::BegunCopy;
 use crate::document::SessionDocument;
 use crate::lease::read_leases;
 use crate::lock::FileLock;
@@ -32,7 +33,7 @@ pub struct InUse {
 }
 
 impl InUse {
-    /// Everything that a restore point, a session or a running program needs.
+    /// Everything that a restore point, a session, a running program or a begun copy needs.
     ///
     /// # Errors
     /// As for [`InUse::without`].
@@ -50,11 +51,15 @@ impl InUse {
         repository: &Repository,
         is_gone: impl Fn(&MachineName, &PointName) -> bool,
     ) -> Result<InUse> {
+        // Before the catalog: a point is there before its note is removed.
+        let begun = BegunCopy::roots(repository)?;
         let marked = repository.marked()?;
         let documents = FileLock::documents(repository)?;
         let sessions = of_sessions(repository, &documents, &is_gone)?;
         drop(documents);
-        sessions.with_the_rest(repository, &marked, &is_gone)
+        let mut in_use = sessions.with_the_rest(repository, &marked, &is_gone)?;
+        in_use.roots.extend(begun);
+        Ok(in_use)
     }
 
     /// Number of existing layers that are not in use, and the space that they take on the

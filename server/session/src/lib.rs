@@ -42,6 +42,7 @@
 mod activity;
 mod addresses;
 mod background_lock;
+mod begun_copy;
 mod boot_trace;
 mod catalog;
 mod client_files;
@@ -93,6 +94,7 @@ pub use activity::{
     SessionActivity,
 };
 pub use background_lock::{write_before_background, BackgroundLock, BackgroundWork};
+pub use begun_copy::{BegunCopy, BegunDisk};
 pub use catalog::{enter_sealed_points, open_for_repair, Catalog, EnteredPoints};
 pub use client_files::{
     CarriedFile, CarriedFiles, ClientFile, ClientFiles, ClientFilesReader, Creation, FileEntry,

@@ -1,26 +1,28 @@
 //! `coldrise copy`: restore points in another repository.
 
+mod attempts;
+
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
+use std::time::Duration;
 
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_ingest::Rate;
-use coldrise_line::{connect, LineOptions};
-use coldrise_replica::{
-    copy, CopiedPoint, CopyRequest, CopySummary, LineFar, Link, Links, MachineCopy,
-};
+use coldrise_line::LineOptions;
+use coldrise_replica::{copy, CopiedPoint, CopyRequest, CopySummary, Link, Links, MachineCopy};
 use coldrise_session::{Openers, SharedWriter};
 use coldrise_store::{MachineName, OpenOptions, PassphraseSource, PointName, Repository};
 use serde::Serialize;
 
+use self::attempts::{Attempts, Site};
 use super::backup::parse_rate;
 use crate::invocation::{open_for_writing, Invocation};
 use crate::progress::ProgressView;
 use crate::report::{table, Report};
 use crate::signals::cancel_flag;
-use crate::units::{show_count, show_duration, show_size};
+use crate::units::{parse_duration, show_count, show_duration, show_size};
 
 /// Copy restore points to another repository, on this host or at another site.
 ///
@@ -69,6 +71,17 @@ pub(crate) struct CopyArguments {
     /// Read at most this many bytes per second, such as 20M. Over a link: send at most so many.
     #[arg(long, value_name = "BYTES", value_parser = parse_rate)]
     rate: Option<Rate>,
+
+    /// Over a link: when the line breaks, connect again and go on, until nothing more was sent for so long. 0s: never.
+    #[arg(long, value_name = "DURATION", value_parser = parse_retry, default_value = "10m")]
+    retry: Duration,
+}
+
+fn parse_retry(text: &str) -> Result<Duration> {
+    match text {
+        "0s" => Ok(Duration::ZERO),
+        _ => parse_duration(text),
+    }
 }
 
 #[derive(Serialize)]
@@ -257,18 +270,17 @@ fn copy_over(
         return Err(Error::new(ErrorKind::InvalidInput, text)
             .advise("pair the other way round, too, under another name"));
     };
-    let path = arguments.to.clone();
+    let (path, patience) = (arguments.to.clone(), arguments.retry);
     let mut request = arguments.request()?;
     let rate = request.rate.take().map(|rate| rate.bytes_per_second());
     let options = LineOptions { rate_bytes_per_second: rate, ..LineOptions::default() };
-    let line = connect(address, &links.identity()?, link.peer()?, &options)?;
-    let far = LineFar::new(Arc::new(line), source.id(), Arc::clone(cancel))?;
+    let site = Site { address, identity: links.identity()?, peer: link.peer()?, options, patience };
     let view = ProgressView::new(invocation);
-    let copied = copy(source, &far, &request, &view, cancel);
+    let Attempts { copied, content_bytes, statistics } =
+        attempts::copy_to(&site, source, &request, &view, cancel)?;
     drop(view);
-    let statistics = far.statistics();
     let line = OverLine {
-        content_bytes: far.content_bytes(),
+        content_bytes,
         sent_bytes: statistics.sent_bytes,
         received_bytes: statistics.received_bytes,
         congestion_control: statistics.congestion_control,

@@ -18,7 +18,8 @@ use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_line::{Class, Frame, Line, LineStatistics, Received};
 use coldrise_session::CarriedFiles;
 use coldrise_store::{
-    BackupTarget, DiskTarget, MachineName, MapRoot, PointDocument, RepositoryId, WriteOptions,
+    BackupTarget, DiskDocument, DiskTarget, MachineName, MapRoot, PointDocument, RepositoryId,
+    WriteOptions,
 };
 use parking_lot::{Condvar, Mutex};
 
@@ -27,7 +28,8 @@ use super::messages::{
     broken, decode_places, encode_places, send, Answer, Ask, Parts, APPLIED, BATCH_BYTES, CONTENT,
     MAX_BATCHES, MESSAGE, PART, VERSION, WANTED,
 };
-use super::FarSide;
+use super::{Begun, FarSide};
+use crate::plan::made_in;
 
 /// Interval of looking whether the copy was cancelled.
 const INTERVAL: Duration = Duration::from_millis(100);
@@ -136,6 +138,11 @@ impl LineFar {
     /// Bytes of content that were sent, before compression.
     pub fn content_bytes(&self) -> u64 {
         self.shared.content_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Why the line was lost, if it was: another one may do. Not if one of the sides ended it for a reason of its own.
+    pub fn loss(&self) -> Option<Error> {
+        self.shared.state.lock().check().err().filter(|error| error.kind() == ErrorKind::Io)
     }
 
     /// Asks, and waits for the answer.
@@ -407,6 +414,28 @@ impl FarSide for LineFar {
         match self.ask(&Ask::Keep { machine, point }, &[])? {
             Answer::Kept { is_there } => Ok(is_there),
             _ => Err(broken("no word about the base")),
+        }
+    }
+
+    fn begun(
+        &self,
+        point: &PointDocument,
+        disk: &DiskDocument,
+        base: Option<MapRoot>,
+    ) -> Result<Option<Begun>> {
+        let ask = Ask::Begun {
+            machine: point.machine.clone(),
+            // The point says it: its machine is the one there.
+            made_in: made_in(&self.repository, point),
+            point: point.point.clone(),
+            created_at_ms: point.created_at_ms,
+            disk: disk.name.clone(),
+            size_bytes: disk.size_bytes,
+            base,
+        };
+        match self.ask(&ask, &[])? {
+            Answer::Begun { begun } => Ok(begun),
+            _ => Err(broken("no word about what has begun")),
         }
     }
 

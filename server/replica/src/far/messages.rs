@@ -4,6 +4,7 @@
 //! source                                       far side
 //!   hello                            ─▶        ◀─ welcome: chunk size
 //!   claim, points, keep              ─▶        ◀─ answers
+//!   begun                            ─▶        ◀─ begun: where to go on
 //!   start                            ─▶        ◀─ started
 //!   NAMES of a batch of pieces       ─▶        ◀─ WANTED: those that are not there
 //!   CONTENT of these (bulk)          ─▶        ◀─ APPLIED: the batch is written
@@ -16,12 +17,16 @@
 
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_line::{Class, Frame, Line, MAX_BODY_BYTES};
-use coldrise_store::{MachineName, MapRoot, PointDocument, PointName, RepositoryId, WriteCounts};
+use coldrise_store::{
+    DiskName, MachineName, MadeIn, MapRoot, PointDocument, PointName, RepositoryId, WriteCounts,
+};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use super::Begun;
+
 /// Changes with every message.
-pub(super) const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 2;
 
 /// Kinds of frames. A message is JSON and an attachment; long ones come in parts.
 pub(super) const PART: u8 = 1;
@@ -61,6 +66,16 @@ pub(super) enum Ask {
         machine: MachineName,
         point: PointName,
     },
+    /// Names the disk that is started next.
+    Begun {
+        machine: MachineName,
+        made_in: MadeIn,
+        point: PointName,
+        created_at_ms: u64,
+        disk: DiskName,
+        size_bytes: u64,
+        base: Option<MapRoot>,
+    },
     Start {
         base: Option<MapRoot>,
         size_bytes: u64,
@@ -85,6 +100,7 @@ pub(super) enum Answer {
     Claimed,
     Points { points: Vec<PointDocument>, is_last: bool },
     Kept { is_there: bool },
+    Begun { begun: Option<Begun> },
     Started,
     Finished { root: MapRoot, counts: WriteCounts },
     Added,

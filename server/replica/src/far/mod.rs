@@ -9,10 +9,22 @@ use std::any::Any;
 
 use coldrise_block::Result;
 use coldrise_session::{CarriedFiles, Catalog, SharedWriter};
-use coldrise_store::{BackupTarget, MachineName, PointDocument, RepositoryId};
+use coldrise_store::{
+    BackupTarget, DiskDocument, MachineName, MapRoot, PointDocument, RepositoryId,
+};
+use serde::{Deserialize, Serialize};
 
 pub use line_far::LineFar;
 pub use receiver::receive_copies;
+
+/// A disk that has arrived in part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Begun {
+    /// The map with what has arrived: the base of the rest.
+    pub root: MapRoot,
+    /// The rest begins here, in bytes.
+    pub end_bytes: u64,
+}
 
 /// The repository to which points are copied.
 pub trait FarSide {
@@ -43,6 +55,20 @@ pub trait FarSide {
     /// # Errors
     /// Errors of reading its catalog.
     fn keep_base(&self, base: &PointDocument) -> Result<bool>;
+
+    /// What has arrived there of a disk of `point`, whose `machine` is the one there. `base` is the map there from which
+    /// the changes count.
+    ///
+    /// # Errors
+    /// Errors of reaching it.
+    fn begun(
+        &self,
+        _point: &PointDocument,
+        _disk: &DiskDocument,
+        _base: Option<MapRoot>,
+    ) -> Result<Option<Begun>> {
+        Ok(None)
+    }
 
     /// Adds a point whose disks are stored.
     ///

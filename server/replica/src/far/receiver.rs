@@ -5,32 +5,35 @@
 //! 1. Content is hashed here, before it is stored: the source's names are believed for nothing else.
 //! 2. A link sees, names and adds to the machines only whose names begin with its prefix. That a piece is there already
 //!    is said only of content that these machines' points refer to: a link cannot ask what others have.
-//! 3. A base is a disk of the point that was kept last. The map of a new point's disk was finished on this line.
+//! 3. A base is a disk of the point that was kept last, or what had arrived of this very disk. The map of a new point's disk was finished on this line.
 //! 4. Nothing is replaced or removed. A point appears when it is complete.
 //! 5. Memory is bounded: by the line's credit, and by the batches that may be under way.
 //!
-//! When the line ends at any moment, the open disk is given up; its chunks stay until the next gc.
+//! 6. What has arrived of a point is made durable every 10 s and when the line ends, and noted (BegunCopy): the next copy of
+//!    the same point, from the same base, goes on there.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_line::{Class, Frame, Line, Received};
-use coldrise_session::{CarriedFiles, Catalog, SharedWriter};
+use coldrise_session::{BegunCopy, BegunDisk, CarriedFiles, Catalog, SharedWriter};
 use coldrise_store::{
     BackupTarget, DiskTarget, MachineClaim, MachineName, MapRoot, PointDocument, Reachable,
-    WriteOptions,
+    WriteCounts, WriteOptions,
 };
 
 use super::messages::{
     broken, decode_places, encode_places, send, Answer, Ask, Name, Names, Parts, APPLIED,
     BATCH_BYTES, CONTENT, MAX_BATCHES, MESSAGE, NAMES, PART, VERSION, WANTED, ZEROES,
 };
-use super::FarSide;
+use super::{Begun, FarSide};
 
 /// Interval of looking whether the server ends.
 const INTERVAL: Duration = Duration::from_millis(200);
+/// Interval of making durable what has arrived.
+const NOTE_INTERVAL: Duration = Duration::from_secs(10);
 /// Points in one message.
 const POINTS_AT_ONCE: usize = 500;
 
@@ -57,6 +60,8 @@ pub fn receive_copies(
         kept: None,
         disk: None,
         finished: Vec::new(),
+        begun: None,
+        last_note: Instant::now(),
     };
     receiver.run(cancel)
 }
@@ -79,6 +84,12 @@ struct OpenDisk<'a> {
     size_bytes: u64,
     chunk_bytes: u64,
     steps: VecDeque<Step>,
+    /// Everything before it is applied, in bytes.
+    end_bytes: u64,
+    /// Whether that has changed since the disk was started.
+    is_changed: bool,
+    /// Of the parts that were made durable before.
+    before: WriteCounts,
 }
 
 /// What is to be done with the disk, in order.
@@ -106,10 +117,21 @@ struct Receiver<'a> {
     disk: Option<OpenDisk<'a>>,
     /// Maps that were written on this line, and the sizes of their disks.
     finished: Vec<(MapRoot, u64)>,
+    /// The point that is coming; its last disk is the one that is started next, or is open.
+    begun: Option<BegunCopy>,
+    last_note: Instant,
 }
 
 impl Receiver<'_> {
     fn run(mut self, cancel: &AtomicBool) -> Result<()> {
+        let done = self.converse(cancel);
+        if let Err(error) = self.note() {
+            tracing::warn!("what has arrived is not kept: {}", error.full_message());
+        }
+        done
+    }
+
+    fn converse(&mut self, cancel: &AtomicBool) -> Result<()> {
         let mut parts = Parts::default();
         loop {
             if cancel.load(Ordering::Relaxed) {
@@ -134,7 +156,7 @@ impl Receiver<'_> {
             CONTENT => self.take_content(&frame.body),
             _ => Err(broken("an unknown frame")),
         };
-        let done = done.and_then(|()| self.apply());
+        let done = done.and_then(|()| self.apply()).and_then(|()| self.note_in_time());
         let Err(error) = done else { return Ok(()) };
         self.disk = None;
         let (kind, message) = (error.kind().word().to_owned(), error.full_message());
@@ -160,6 +182,106 @@ impl Receiver<'_> {
         format!("{}{machine}", self.prefix).parse()
     }
 
+    /// The name here of the machine that is claimed.
+    fn claimed(&self, machine: &MachineName) -> Result<MachineName> {
+        let machine = self.own(machine)?;
+        match self.claim.as_ref().is_some_and(|(claimed, _)| *claimed == machine) {
+            true => Ok(machine),
+            false => Err(broken("the machine was not claimed")),
+        }
+    }
+
+    /// Prepares the next disk of the point that comes. Returns what has arrived of it before.
+    fn begin(
+        &mut self,
+        machine: &MachineName,
+        mut coming: BegunCopy,
+        mut disk: BegunDisk,
+    ) -> Result<Option<Begun>> {
+        let is_same = |known: &BegunCopy| {
+            let facts = |copy: &BegunCopy| (copy.made_in.clone(), copy.point.clone());
+            facts(known) == facts(&coming) && known.created_at_ms == coming.created_at_ms
+        };
+        let known = match self.begun.take().filter(is_same) {
+            Some(begun) => Some(begun),
+            None => {
+                self.last_note = Instant::now();
+                BegunCopy::of(&*self.far.repository()?, machine)?.filter(is_same)
+            }
+        };
+        coming.disks = known.map(|known| known.disks).unwrap_or_default();
+        let is_disk = |known: &BegunDisk| {
+            (&known.name, known.size_bytes, known.base) == (&disk.name, disk.size_bytes, disk.base)
+        };
+        let found = coming.disks.iter().position(is_disk).map(|place| coming.disks.remove(place));
+        coming.disks.retain(|known| known.name != disk.name);
+        let begun = found
+            .filter(|known| known.end_bytes > 0)
+            .map(|known| Begun { root: known.root, end_bytes: known.end_bytes });
+        if let Some(begun) = begun {
+            (disk.root, disk.end_bytes) = (begun.root, begun.end_bytes);
+        }
+        coming.disks.push(disk);
+        self.begun = Some(coming);
+        Ok(begun)
+    }
+
+    /// Makes durable what has arrived, now and then.
+    fn note_in_time(&mut self) -> Result<()> {
+        if self.last_note.elapsed() < NOTE_INTERVAL || self.begun.is_none() {
+            return Ok(());
+        }
+        let open = self.disk.as_mut().filter(|disk| disk.is_changed);
+        let Some(OpenDisk { size_bytes, chunk_bytes, end_bytes, .. }) = open else { return Ok(()) };
+        let (size_bytes, chunk_bytes, end_bytes) = (*size_bytes, *chunk_bytes, *end_bytes);
+        let steps = open_steps(&mut self.disk);
+        let Some((root, before)) = self.note_disk()? else { return Ok(()) };
+        let target = self.far.start_disk(Some(root), size_bytes, WriteOptions::default())?;
+        let is_changed = false;
+        self.disk = Some(OpenDisk {
+            target,
+            size_bytes,
+            chunk_bytes,
+            steps,
+            end_bytes,
+            is_changed,
+            before,
+        });
+        Ok(())
+    }
+
+    /// Makes durable what has arrived, and gives up the open disk.
+    fn note(&mut self) -> Result<()> {
+        self.note_disk().map(|_| ())
+    }
+
+    /// As [`Receiver::note`]. Returns the map and the figures of a disk that has begun.
+    fn note_disk(&mut self) -> Result<Option<(MapRoot, WriteCounts)>> {
+        self.last_note = Instant::now();
+        let mut noted = None;
+        let open = self.disk.take();
+        let Some(begun) = &mut self.begun else { return Ok(None) };
+        if let (Some(open), Some(disk)) = (open, begun.disks.last_mut()) {
+            if open.is_changed {
+                let (root, counts) = open.target.finish()?;
+                // The last piece of a disk may end behind it.
+                (disk.root, disk.end_bytes) = (root, open.end_bytes);
+                noted = Some((root, open.before + counts));
+            }
+        }
+        let (Some((machine, _)), true) =
+            (&self.claim, begun.disks.iter().any(|disk| disk.end_bytes > 0))
+        else {
+            return Ok(noted);
+        };
+        let kept = BegunCopy {
+            disks: begun.disks.iter().filter(|disk| disk.end_bytes > 0).cloned().collect(),
+            ..begun.clone()
+        };
+        kept.save(&*self.far.repository()?, machine)?;
+        Ok(noted)
+    }
+
     fn answer(&mut self, ask: Ask, attachment: &[u8]) -> Result<()> {
         let answer = match ask {
             Ask::Hello { version, .. } if version != VERSION => {
@@ -174,8 +296,15 @@ impl Receiver<'_> {
             },
             Ask::Claim { machine } => {
                 let machine = self.own(&machine)?;
-                self.claim = None;
-                let claim = self.far.repository()?.claim_machine(&machine)?;
+                (self.claim, self.begun) = (None, None);
+                let repository = self.far.repository()?;
+                let claim = repository.claim_machine(&machine)?;
+                if let (Some(allowed), Some(begun)) =
+                    (&mut self.allowed, BegunCopy::of(&repository, &machine)?)
+                {
+                    let roots = begun.disks.iter().map(|disk| disk.root);
+                    allowed.join(&repository.reachable(roots, &AtomicBool::new(false))?);
+                }
                 self.claim = Some((machine, claim));
                 Answer::Claimed
             }
@@ -189,29 +318,44 @@ impl Receiver<'_> {
                 };
                 Answer::Kept { is_there: self.kept.is_some() }
             }
+            Ask::Begun { machine, made_in, point, created_at_ms, disk, size_bytes, base } => {
+                let machine = self.claimed(&machine)?;
+                let coming = BegunCopy { made_in, point, created_at_ms, disks: Vec::new() };
+                let (root, end_bytes) = (base.unwrap_or(MapRoot::EMPTY), 0);
+                let disk = BegunDisk { name: disk, size_bytes, base, root, end_bytes };
+                Answer::Begun { begun: self.begin(&machine, coming, disk)? }
+            }
             Ask::Start { base, size_bytes } => {
                 let is_kept = |root: &MapRoot| {
                     let disks = self.kept.iter().flat_map(|point| &point.disks);
                     disks.into_iter().any(|disk| disk.root == *root && disk.layers.is_empty())
                 };
-                if base.as_ref().is_some_and(|base| !is_kept(base)) {
+                let begun = self.begun.as_ref().and_then(|begun| begun.disks.last());
+                let begun =
+                    begun.filter(|disk| disk.end_bytes > 0 && disk.size_bytes == size_bytes);
+                let is_begun = begun.is_some_and(|disk| base == Some(disk.root));
+                if !is_begun && base.as_ref().is_some_and(|base| !is_kept(base)) {
                     return Err(broken("the base is no disk of the point that was kept"));
                 }
                 self.disk = None;
                 let target = self.far.start_disk(base, size_bytes, WriteOptions::default())?;
                 let chunk_bytes = u64::from(self.far.repository()?.chunk_size_bytes());
-                let steps = VecDeque::new();
-                self.disk = Some(OpenDisk { target, size_bytes, chunk_bytes, steps });
+                self.disk = Some(OpenDisk {
+                    target,
+                    size_bytes,
+                    chunk_bytes,
+                    steps: VecDeque::new(),
+                    end_bytes: begun.filter(|_| is_begun).map_or(0, |disk| disk.end_bytes),
+                    is_changed: false,
+                    before: WriteCounts::default(),
+                });
                 Answer::Started
             }
             Ask::Hole { offset_bytes, length_bytes } => {
                 return self.step(Step::Hole { offset_bytes, length_bytes })
             }
             Ask::Finish => return self.step(Step::Finish),
-            Ask::Abandon => {
-                self.disk = None;
-                return Ok(());
-            }
+            Ask::Abandon => return self.note(),
             Ask::Put { document } => {
                 self.put(*document, attachment)?;
                 Answer::Added
@@ -335,17 +479,27 @@ impl Receiver<'_> {
             match disk.steps.pop_front() {
                 Some(Step::Batch(batch)) => {
                     let number = batch.names.number;
+                    disk.arrived(
+                        batch.names.offsets.last().map_or(0, |last| last + disk.chunk_bytes),
+                    );
                     write(disk, batch)?;
                     let body = encode_places(number, &[]);
                     self.line.send(Class::Control, Frame { stream: 0, kind: APPLIED, body })?;
                 }
                 Some(Step::Hole { offset_bytes, length_bytes }) => {
                     disk.target.write_hole(offset_bytes, length_bytes)?;
+                    disk.arrived(offset_bytes.saturating_add(length_bytes));
                 }
                 Some(Step::Finish) => {
                     let Some(disk) = self.disk.take() else { return Ok(()) };
                     let (root, counts) = disk.target.finish()?;
+                    let counts = disk.before + counts;
                     self.finished.push((root, disk.size_bytes));
+                    if let Some(begun) =
+                        self.begun.as_mut().and_then(|begun| begun.disks.last_mut())
+                    {
+                        (begun.root, begun.end_bytes) = (root, disk.size_bytes);
+                    }
                     return send(self.line, &Answer::Finished { root, counts }, &[]);
                 }
                 None => return Ok(()),
@@ -355,10 +509,7 @@ impl Receiver<'_> {
     }
 
     fn put(&mut self, mut document: PointDocument, files: &[u8]) -> Result<()> {
-        document.machine = self.own(&document.machine)?;
-        if self.claim.as_ref().map(|(machine, _)| machine) != Some(&document.machine) {
-            return Err(broken("the machine was not claimed"));
-        }
+        document.machine = self.claimed(&document.machine)?;
         for disk in &document.disks {
             if !disk.layers.is_empty() || !self.finished.contains(&(disk.root, disk.size_bytes)) {
                 return Err(broken("the point has a disk that was not sent"));
@@ -382,11 +533,29 @@ impl Receiver<'_> {
         };
         let stored = self.far.add_point(document, &files)?;
         self.finished.clear();
+        self.begun = None;
+        BegunCopy::remove(&repository, &stored.machine)?;
         if let Some(allowed) = &mut self.allowed {
             let roots = stored.disks.iter().map(|disk| disk.root);
             allowed.join(&self.far.repository()?.reachable(roots, &AtomicBool::new(false))?);
         }
         Ok(())
+    }
+}
+
+/// Takes the steps that are still to be done.
+fn open_steps(disk: &mut Option<OpenDisk<'_>>) -> VecDeque<Step> {
+    disk.as_mut().map(|disk| std::mem::take(&mut disk.steps)).unwrap_or_default()
+}
+
+impl OpenDisk<'_> {
+    /// Everything before `end_bytes` is applied. A part of a chunk comes again.
+    fn arrived(&mut self, end_bytes: u64) {
+        let end_bytes = match end_bytes >= self.size_bytes {
+            true => self.size_bytes,
+            false => end_bytes / self.chunk_bytes * self.chunk_bytes,
+        };
+        (self.end_bytes, self.is_changed) = (end_bytes.max(self.end_bytes), true);
     }
 }
 

@@ -78,18 +78,8 @@ impl SharedDisk<'_> {
         self.place = None;
         let Some((root, counts)) = finished else { return Ok(false) };
         self.base = Some(root);
-        self.before = sum(self.before, counts);
+        self.before = self.before + counts;
         Ok(true)
-    }
-}
-
-fn sum(a: WriteCounts, b: WriteCounts) -> WriteCounts {
-    WriteCounts {
-        stored_chunks: a.stored_chunks + b.stored_chunks,
-        stored_bytes: a.stored_bytes + b.stored_bytes,
-        known_chunks: a.known_chunks + b.known_chunks,
-        zero_chunks: a.zero_chunks + b.zero_chunks,
-        healed_chunks: a.healed_chunks + b.healed_chunks,
     }
 }
 
@@ -133,8 +123,8 @@ impl DiskTarget for SharedDisk<'_> {
 
     fn counts(&self) -> WriteCounts {
         match &self.place {
-            Some(Place::Here(disk)) => sum(self.before, disk.counts()),
-            Some(Place::There(link)) => sum(self.before, link.counts()),
+            Some(Place::Here(disk)) => self.before + disk.counts(),
+            Some(Place::There(link)) => self.before + link.counts(),
             None => self.before,
         }
     }
@@ -159,7 +149,7 @@ impl DiskTarget for SharedDisk<'_> {
                     }
                 },
             };
-            return Ok((finished.0, sum(self.before, finished.1)));
+            return Ok((finished.0, self.before + finished.1));
         }
     }
 }

@@ -24,6 +24,20 @@ pub struct WriteCounts {
     pub healed_chunks: u64,
 }
 
+impl std::ops::Add for WriteCounts {
+    type Output = WriteCounts;
+
+    fn add(self, other: WriteCounts) -> WriteCounts {
+        WriteCounts {
+            stored_chunks: self.stored_chunks + other.stored_chunks,
+            stored_bytes: self.stored_bytes + other.stored_bytes,
+            known_chunks: self.known_chunks + other.known_chunks,
+            zero_chunks: self.zero_chunks + other.zero_chunks,
+            healed_chunks: self.healed_chunks + other.healed_chunks,
+        }
+    }
+}
+
 /// The unfinished map of a disk. Only the committer locks it.
 pub(super) struct DiskMap {
     /// Created with the first step.
