@@ -55,6 +55,7 @@ MEASUREMENTS = [
     "listing",
     "service",
     "line",
+    "offsite",
     "moving",
     "shares",
     "memory",

@@ -59,7 +59,7 @@ def measure(setting: Setting) -> None:
                 return {subject: measured(line, speed, seconds)}
 
         results = setting.race(
-            "line", {COLDRISE: lambda: sample(_coldrise), _PEER: lambda: sample(_tcp)}, setting.sizes.few_rounds)
+            "line", {COLDRISE: lambda: sample(_coldrise), _PEER: lambda: sample(lambda line, _speed, seconds: one_connection(line, seconds))}, setting.sizes.few_rounds)
         setting.add(
             Row("line", "content over the line", subject, "Mbit/s", column(results, subject),
                 [Target(at_least=round(asked * _POSSIBLE, 1))], "", f"TCP can carry {_POSSIBLE:.1f} Mbit/s")
@@ -79,7 +79,8 @@ def _coldrise(line: Line, speed: Path, seconds: float) -> float:
     return measured["mbit"]
 
 
-def _tcp(line: Line, _speed: Path, seconds: float) -> float:
+def one_connection(line: Line, seconds: float) -> float:
+    """Mbit/s over one TCP connection."""
     python = "/usr/bin/python3"
     with _started(line.far.command(python, "-c", _SINK, FAR_ADDRESS, _PORT)) as far:
         far.stdout.readline()
