@@ -1,11 +1,16 @@
 """Jobs and the queue of the service: schedules, limits, retries, kills; with real backups."""
 
+import fcntl
+import subprocess
 import contextlib
 import json
 import random
 import sqlite3
 import time
 
+import pytest
+
+from support.nbdserver import DEADLINE_S
 from support.service import Coldrised
 
 KIB = 1 << 10
@@ -63,7 +68,7 @@ def test_a_schedule_makes_points(service, tmp_path):
     assert service.call("DELETE", "jobs/often").status == 204
     wait_for(lambda: idle(service), "the queue is empty")
     history = ended(service, job="often")
-    assert {run["state"] for run in history} <= {"ok", "cancelled"}
+    assert [run for run in history if run["state"] not in ("ok", "cancelled")] == []
     time.sleep(2.1)
     assert len(ended(service, job="often")) == len(history), "a deleted job starts nothing"
     assert service.get("uncovered") == ["web01", "web02"]
@@ -306,3 +311,19 @@ def test_kills_lose_no_run(tmp_path, coldrise, request):
     with sqlite3.connect(service.state / "coldrised.db") as database:
         assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
         assert database.execute("SELECT count(*) FROM queue").fetchone() == (0,)
+
+
+def test_a_backup_waits_for_a_short_write_of_another_command(coldrise, tmp_path):
+    """The prune that follows another machine's backup holds the writer for a moment."""
+    images(tmp_path, "web01")
+    coldrise.json("backup", "web01", f"vda=raw:{tmp_path / 'web01.img'}")
+    with open(coldrise.repository / "writer.lock", "r+b") as writer:
+        fcntl.flock(writer, fcntl.LOCK_EX)
+        process = coldrise.start("backup", "web01", f"vda=raw:{tmp_path / 'web01.img'}")
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(timeout=1)
+        fcntl.flock(writer, fcntl.LOCK_UN)
+        assert process.wait(timeout=DEADLINE_S) == 0
+        fcntl.flock(writer, fcntl.LOCK_EX)
+        busy = coldrise.run("backup", "web01", f"vda=raw:{tmp_path / 'web01.img'}")
+        assert busy.returncode == 11, busy.stderr

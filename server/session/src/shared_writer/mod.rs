@@ -16,7 +16,7 @@
 //!
 //! A backup that holds `backups.lock` (flock) holds the writer, or is about to open or close it.
 //! The backup that gets the lock becomes the host. The others connect, or try again after a short
-//! time. If another command holds `writer.lock`, the backup ends with `Busy`, like every writer.
+//! time. If another command holds `writer.lock` for more than 5 s, the backup ends with `Busy`.
 //! `leases/backup-HASH` belongs to one backup of a machine, guest or host, as long as it runs
 //! ([`Repository::claim_machine`]).
 //!
@@ -53,7 +53,7 @@ mod map_lease;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_store::{
@@ -73,7 +73,10 @@ const LOCK: &str = "backups.lock";
 /// Interval between two checks whether the next host listens.
 const PAUSE: Duration = Duration::from_millis(20);
 /// Interval between two attempts to open the repository while another command writes it.
-const BUSY_PAUSE: Duration = Duration::from_millis(500);
+const BUSY_PAUSE: Duration = Duration::from_millis(200);
+
+/// How long a new backup waits for another command's writes: removing points takes less.
+const BUSY_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Functions that open the repository.
 pub struct Openers<'a> {
@@ -112,7 +115,7 @@ impl<'a> SharedWriter<'a> {
     /// Becomes the host, or a guest.
     ///
     /// # Errors
-    /// `Busy` if a command other than a backup writes the repository; the errors of opening it;
+    /// `Busy` if a command other than a backup writes the repository for more than 5 s; the errors of opening it;
     /// `Interrupted` once `cancel` is set.
     pub fn join(
         path: &Path,
@@ -204,6 +207,7 @@ impl<'a> SharedWriter<'a> {
 
     fn enter(&self, is_patient: bool) -> Result<Role> {
         let lock_path = self.path.join(LOCK);
+        let started = Instant::now();
         let role = loop {
             self.check_cancel()?;
             // Create no files where no repository is, or no longer is.
@@ -211,7 +215,10 @@ impl<'a> SharedWriter<'a> {
             match FileLock::try_take(&lock_path)? {
                 Some(lock) => match (self.openers.writer)() {
                     Ok(writer) => break Role::Host(Arc::new(Hosting::start(writer, lock))),
-                    Err(error) if error.kind() == ErrorKind::Busy && is_patient => {
+                    Err(error)
+                        if error.kind() == ErrorKind::Busy
+                            && (is_patient || started.elapsed() < BUSY_PATIENCE) =>
+                    {
                         drop(lock);
                         std::thread::sleep(BUSY_PAUSE);
                     }
