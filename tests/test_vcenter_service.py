@@ -4,6 +4,7 @@ import json
 import os
 import stat
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -78,6 +79,22 @@ def serves(service, run):
     return machine(service).get("run") == run
 
 
+def kill_with_nfs_server(command):
+    """Its nfs-ganesha then ends in order, which takes a moment in which it still listens."""
+    tasks = Path(f"/proc/{command}/task")
+    children = [child for found in tasks.glob("*/children") for child in found.read_text().split()]
+    assert children
+    os.kill(command, 9)
+    wait_until(lambda: not any(is_alive(child) for child in children), "the end of the NFS server")
+
+
+def is_alive(process):
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 def machine(service):
     answer = service.call("GET", f"sessions/{SESSION}")
     return (answer.json["vsphere"] or {}) if answer.status == 200 else {}
@@ -99,7 +116,7 @@ def test_a_machine_is_recovered_moved_and_undone_by_an_operator(service, vcenter
     assert seen["machines"][NAME]["state"] == "poweredOn" and seen["machines"][NAME]["host"] == HOST
     assert list(seen["nas"].values())[0]["hosts"] == [HOST, OTHER]
     # Its server is killed; it is started again as it was configured.
-    os.kill(service.get(f"runs/{run}")["plan"]["who"]["pid"], 9)
+    kill_with_nfs_server(service.get(f"runs/{run}")["plan"]["who"]["pid"])
     wait_until(lambda: machine(service)["run"] is None, "the end of the server")
     again = start(service, kind="recover", address=f"live/{SESSION}", to="vcenter:vc01", **operator)
     wait_until(lambda: serves(service, again), "the run that serves")

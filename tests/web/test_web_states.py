@@ -1,6 +1,7 @@
 """Every page in its states: empty, without a repository, slow, not found, not allowed, service gone and back."""
 
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -37,6 +38,14 @@ def enter(visit, service, user="admin"):
     visitor = visit(service)
     visitor.log_in(user)
     return visitor, visitor.page
+
+
+def stop(process):
+    """Returns when every thread stands: until then, another one may answer a request."""
+    process.send_signal(signal.SIGSTOP)
+    threads = Path(f"/proc/{process.pid}/task")
+    wait_until(lambda: all(stat.read_text().rpartition(")")[2].split()[0] == "T" for stat in threads.glob("*/stat")),
+               "the service stands")
 
 
 def slow_backup(service, folder):
@@ -76,7 +85,7 @@ def test_a_service_that_is_slow(running, visit, address):
     visitor, page = enter(visit, running)
     visitor.go("about")
     page.get_by_role("heading", name="About").wait_for()
-    running.process.send_signal(signal.SIGSTOP)
+    stop(running.process)
     try:
         page.evaluate("address => { location.hash = address; }", address)
         if address != "#/about":
