@@ -12,23 +12,20 @@
 //! 6. What has arrived of a point is made durable every 10 s and when the line ends, and noted (BegunCopy): the next copy of
 //!    the same point, from the same base, goes on there.
 
-use std::collections::VecDeque;
+mod begun;
+mod disk;
+
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_line::{Class, Frame, Line, Received};
 use coldrise_session::{BegunCopy, BegunDisk, CarriedFiles, Catalog, SharedWriter};
-use coldrise_store::{
-    BackupTarget, DiskTarget, MachineClaim, MachineName, MapRoot, PointDocument, Reachable,
-    WriteCounts, WriteOptions,
-};
+use coldrise_store::{MachineClaim, MachineName, MapRoot, PointDocument, Reachable};
 
-use super::messages::{
-    broken, decode_places, encode_places, send, Answer, Ask, Name, Names, Parts, APPLIED,
-    BATCH_BYTES, CONTENT, MAX_BATCHES, MESSAGE, NAMES, PART, VERSION, WANTED, ZEROES,
-};
-use super::{Begun, FarSide};
+use self::disk::{OpenDisk, Step};
+use super::messages::{broken, send, Answer, Ask, Parts, CONTENT, MESSAGE, NAMES, PART, VERSION};
+use super::FarSide;
 
 /// Interval of looking whether the server ends.
 const INTERVAL: Duration = Duration::from_millis(200);
@@ -76,35 +73,6 @@ fn reachable_of(far: &SharedWriter<'_>, prefix: &str, cancel: &AtomicBool) -> Re
         roots.extend(points.iter().flat_map(|point| &point.disks).map(|disk| disk.root));
     }
     repository.reachable(roots, cancel)
-}
-
-/// A disk that is being written.
-struct OpenDisk<'a> {
-    target: Box<dyn DiskTarget + 'a>,
-    size_bytes: u64,
-    chunk_bytes: u64,
-    steps: VecDeque<Step>,
-    /// Everything before it is applied, in bytes.
-    end_bytes: u64,
-    /// Whether that has changed since the disk was started.
-    is_changed: bool,
-    /// Of the parts that were made durable before.
-    before: WriteCounts,
-}
-
-/// What is to be done with the disk, in order.
-enum Step {
-    Batch(Arriving),
-    Hole { offset_bytes: u64, length_bytes: u64 },
-    Finish,
-}
-
-/// A batch whose content is arriving.
-struct Arriving {
-    names: Names,
-    /// Of each piece; `None` until it has arrived. Empty for zeroes.
-    contents: Vec<Option<Vec<u8>>>,
-    missing: usize,
 }
 
 struct Receiver<'a> {
@@ -191,97 +159,6 @@ impl Receiver<'_> {
         }
     }
 
-    /// Prepares the next disk of the point that comes. Returns what has arrived of it before.
-    fn begin(
-        &mut self,
-        machine: &MachineName,
-        mut coming: BegunCopy,
-        mut disk: BegunDisk,
-    ) -> Result<Option<Begun>> {
-        let is_same = |known: &BegunCopy| {
-            let facts = |copy: &BegunCopy| (copy.made_in.clone(), copy.point.clone());
-            facts(known) == facts(&coming) && known.created_at_ms == coming.created_at_ms
-        };
-        let known = match self.begun.take().filter(is_same) {
-            Some(begun) => Some(begun),
-            None => {
-                self.last_note = Instant::now();
-                BegunCopy::of(&*self.far.repository()?, machine)?.filter(is_same)
-            }
-        };
-        coming.disks = known.map(|known| known.disks).unwrap_or_default();
-        let is_disk = |known: &BegunDisk| {
-            (&known.name, known.size_bytes, known.base) == (&disk.name, disk.size_bytes, disk.base)
-        };
-        let found = coming.disks.iter().position(is_disk).map(|place| coming.disks.remove(place));
-        coming.disks.retain(|known| known.name != disk.name);
-        let begun = found
-            .filter(|known| known.end_bytes > 0)
-            .map(|known| Begun { root: known.root, end_bytes: known.end_bytes });
-        if let Some(begun) = begun {
-            (disk.root, disk.end_bytes) = (begun.root, begun.end_bytes);
-        }
-        coming.disks.push(disk);
-        self.begun = Some(coming);
-        Ok(begun)
-    }
-
-    /// Makes durable what has arrived, now and then.
-    fn note_in_time(&mut self) -> Result<()> {
-        if self.last_note.elapsed() < NOTE_INTERVAL || self.begun.is_none() {
-            return Ok(());
-        }
-        let open = self.disk.as_mut().filter(|disk| disk.is_changed);
-        let Some(OpenDisk { size_bytes, chunk_bytes, end_bytes, .. }) = open else { return Ok(()) };
-        let (size_bytes, chunk_bytes, end_bytes) = (*size_bytes, *chunk_bytes, *end_bytes);
-        let steps = open_steps(&mut self.disk);
-        let Some((root, before)) = self.note_disk()? else { return Ok(()) };
-        let target = self.far.start_disk(Some(root), size_bytes, WriteOptions::default())?;
-        let is_changed = false;
-        self.disk = Some(OpenDisk {
-            target,
-            size_bytes,
-            chunk_bytes,
-            steps,
-            end_bytes,
-            is_changed,
-            before,
-        });
-        Ok(())
-    }
-
-    /// Makes durable what has arrived, and gives up the open disk.
-    fn note(&mut self) -> Result<()> {
-        self.note_disk().map(|_| ())
-    }
-
-    /// As [`Receiver::note`]. Returns the map and the figures of a disk that has begun.
-    fn note_disk(&mut self) -> Result<Option<(MapRoot, WriteCounts)>> {
-        self.last_note = Instant::now();
-        let mut noted = None;
-        let open = self.disk.take();
-        let Some(begun) = &mut self.begun else { return Ok(None) };
-        if let (Some(open), Some(disk)) = (open, begun.disks.last_mut()) {
-            if open.is_changed {
-                let (root, counts) = open.target.finish()?;
-                // The last piece of a disk may end behind it.
-                (disk.root, disk.end_bytes) = (root, open.end_bytes);
-                noted = Some((root, open.before + counts));
-            }
-        }
-        let (Some((machine, _)), true) =
-            (&self.claim, begun.disks.iter().any(|disk| disk.end_bytes > 0))
-        else {
-            return Ok(noted);
-        };
-        let kept = BegunCopy {
-            disks: begun.disks.iter().filter(|disk| disk.end_bytes > 0).cloned().collect(),
-            ..begun.clone()
-        };
-        kept.save(&*self.far.repository()?, machine)?;
-        Ok(noted)
-    }
-
     fn answer(&mut self, ask: Ask, attachment: &[u8]) -> Result<()> {
         let answer = match ask {
             Ask::Hello { version, .. } if version != VERSION => {
@@ -326,29 +203,7 @@ impl Receiver<'_> {
                 Answer::Begun { begun: self.begin(&machine, coming, disk)? }
             }
             Ask::Start { base, size_bytes } => {
-                let is_kept = |root: &MapRoot| {
-                    let disks = self.kept.iter().flat_map(|point| &point.disks);
-                    disks.into_iter().any(|disk| disk.root == *root && disk.layers.is_empty())
-                };
-                let begun = self.begun.as_ref().and_then(|begun| begun.disks.last());
-                let begun =
-                    begun.filter(|disk| disk.end_bytes > 0 && disk.size_bytes == size_bytes);
-                let is_begun = begun.is_some_and(|disk| base == Some(disk.root));
-                if !is_begun && base.as_ref().is_some_and(|base| !is_kept(base)) {
-                    return Err(broken("the base is no disk of the point that was kept"));
-                }
-                self.disk = None;
-                let target = self.far.start_disk(base, size_bytes, WriteOptions::default())?;
-                let chunk_bytes = u64::from(self.far.repository()?.chunk_size_bytes());
-                self.disk = Some(OpenDisk {
-                    target,
-                    size_bytes,
-                    chunk_bytes,
-                    steps: VecDeque::new(),
-                    end_bytes: begun.filter(|_| is_begun).map_or(0, |disk| disk.end_bytes),
-                    is_changed: false,
-                    before: WriteCounts::default(),
-                });
+                self.start(base, size_bytes)?;
                 Answer::Started
             }
             Ask::Hole { offset_bytes, length_bytes } => {
@@ -386,128 +241,6 @@ impl Receiver<'_> {
         }
     }
 
-    /// What still comes for a disk that was given up is passed over.
-    fn step(&mut self, step: Step) -> Result<()> {
-        if let Some(disk) = &mut self.disk {
-            if disk.steps.len() > 2 * MAX_BATCHES {
-                return Err(broken("too much at once"));
-            }
-            disk.steps.push_back(step);
-        }
-        Ok(())
-    }
-
-    fn take_names(&mut self, body: &[u8]) -> Result<()> {
-        let Some(disk) = &self.disk else { return Ok(()) };
-        let (chunk_bytes, size_bytes) = (disk.chunk_bytes, disk.size_bytes);
-        let names = Names::decode(body, chunk_bytes)?;
-        if names.offsets.iter().any(|offset| *offset >= size_bytes) {
-            return Err(broken("a piece behind the end of the disk"));
-        }
-        let repository = self.far.repository()?;
-        let mut contents: Vec<Option<Vec<u8>>> = Vec::with_capacity(names.names.len());
-        let mut wanted = Vec::new();
-        // The first of equal pieces brings the content for all.
-        let mut first = std::collections::HashMap::<Name, usize>::new();
-        for (place, name) in names.names.iter().enumerate() {
-            if *name == ZEROES {
-                contents.push(Some(Vec::new()));
-                continue;
-            }
-            if first.contains_key(name) {
-                contents.push(None);
-                continue;
-            }
-            first.insert(*name, place);
-            let mut chunk = vec![0; chunk_bytes as usize];
-            let is_there = repository.read_named(name, self.allowed.as_ref(), &mut chunk)?;
-            contents.push(is_there.then_some(chunk));
-            if !is_there {
-                wanted.push(u16::try_from(place).map_err(|_| broken("too many names"))?);
-            }
-        }
-        let missing = wanted.len();
-        if missing > 0 {
-            let body = encode_places(names.number, &wanted);
-            self.line.send(Class::Control, Frame { stream: 0, kind: WANTED, body })?;
-        }
-        self.step(Step::Batch(Arriving { names, contents, missing }))
-    }
-
-    fn take_content(&mut self, body: &[u8]) -> Result<()> {
-        let (number, places, packed) = decode_places(body)?;
-        let Some(disk) = &mut self.disk else { return Ok(()) };
-        let mut batches = disk.steps.iter_mut().filter_map(|step| match step {
-            Step::Batch(batch) => Some(batch),
-            Step::Hole { .. } | Step::Finish => None,
-        });
-        // One of a disk that was given up is unknown.
-        let Some(batch) = batches.find(|batch| batch.names.number == number) else {
-            return Ok(());
-        };
-        let chunk_bytes = disk.chunk_bytes as usize;
-        let length = places.len() * chunk_bytes;
-        if length > BATCH_BYTES {
-            return Err(broken("too much content in a frame"));
-        }
-        let plain = zstd::bulk::decompress(packed, length)
-            .map_err(|_| broken("content that cannot be decompressed"))?;
-        if plain.len() != length {
-            return Err(broken("content of another length"));
-        }
-        for (place, content) in places.iter().zip(plain.chunks_exact(chunk_bytes)) {
-            let place = usize::from(*place);
-            let name = batch.names.names.get(place).ok_or_else(|| broken("no such piece"))?;
-            if blake3::hash(content).as_bytes() != name {
-                return Err(broken("content that does not have its name"));
-            }
-            if batch.contents[place].replace(content.to_vec()).is_some() {
-                return Err(broken("content that is there already"));
-            }
-            batch.missing -= 1;
-        }
-        Ok(())
-    }
-
-    /// Writes what is complete, in order.
-    fn apply(&mut self) -> Result<()> {
-        let Some(disk) = &mut self.disk else { return Ok(()) };
-        while let Some(step) = disk.steps.front() {
-            if matches!(step, Step::Batch(batch) if batch.missing > 0) {
-                return Ok(());
-            }
-            match disk.steps.pop_front() {
-                Some(Step::Batch(batch)) => {
-                    let number = batch.names.number;
-                    disk.arrived(
-                        batch.names.offsets.last().map_or(0, |last| last + disk.chunk_bytes),
-                    );
-                    write(disk, batch)?;
-                    let body = encode_places(number, &[]);
-                    self.line.send(Class::Control, Frame { stream: 0, kind: APPLIED, body })?;
-                }
-                Some(Step::Hole { offset_bytes, length_bytes }) => {
-                    disk.target.write_hole(offset_bytes, length_bytes)?;
-                    disk.arrived(offset_bytes.saturating_add(length_bytes));
-                }
-                Some(Step::Finish) => {
-                    let Some(disk) = self.disk.take() else { return Ok(()) };
-                    let (root, counts) = disk.target.finish()?;
-                    let counts = disk.before + counts;
-                    self.finished.push((root, disk.size_bytes));
-                    if let Some(begun) =
-                        self.begun.as_mut().and_then(|begun| begun.disks.last_mut())
-                    {
-                        (begun.root, begun.end_bytes) = (root, disk.size_bytes);
-                    }
-                    return send(self.line, &Answer::Finished { root, counts }, &[]);
-                }
-                None => return Ok(()),
-            }
-        }
-        Ok(())
-    }
-
     fn put(&mut self, mut document: PointDocument, files: &[u8]) -> Result<()> {
         document.machine = self.claimed(&document.machine)?;
         for disk in &document.disks {
@@ -540,52 +273,6 @@ impl Receiver<'_> {
             allowed.join(&self.far.repository()?.reachable(roots, &AtomicBool::new(false))?);
         }
         Ok(())
-    }
-}
-
-/// Takes the steps that are still to be done.
-fn open_steps(disk: &mut Option<OpenDisk<'_>>) -> VecDeque<Step> {
-    disk.as_mut().map(|disk| std::mem::take(&mut disk.steps)).unwrap_or_default()
-}
-
-impl OpenDisk<'_> {
-    /// Everything before `end_bytes` is applied. A part of a chunk comes again.
-    fn arrived(&mut self, end_bytes: u64) {
-        let end_bytes = match end_bytes >= self.size_bytes {
-            true => self.size_bytes,
-            false => end_bytes / self.chunk_bytes * self.chunk_bytes,
-        };
-        (self.end_bytes, self.is_changed) = (end_bytes.max(self.end_bytes), true);
-    }
-}
-
-/// Writes a batch: neighbours together.
-fn write(disk: &mut OpenDisk<'_>, batch: Arriving) -> Result<()> {
-    let first: std::collections::HashMap<Name, usize> =
-        batch.names.names.iter().enumerate().rev().map(|(place, name)| (*name, place)).collect();
-    let mut run: Option<(u64, Vec<u8>)> = None;
-    for (place, offset) in batch.names.offsets.iter().enumerate() {
-        let name = batch.names.names[place];
-        let length = disk.chunk_bytes.min(disk.size_bytes - offset) as usize;
-        let source = first.get(&name).and_then(|first| batch.contents[*first].as_ref());
-        let source = source.ok_or_else(|| broken("content is missing"))?;
-        let is_next =
-            run.as_ref().is_some_and(|(start, bytes)| start + bytes.len() as u64 == *offset);
-        if !is_next {
-            if let Some((start, bytes)) = run.take() {
-                disk.target.write(start, bytes)?;
-            }
-            run = Some((*offset, disk.target.buffer()));
-        }
-        let Some((_, bytes)) = &mut run else { continue };
-        match source.is_empty() {
-            true => bytes.resize(bytes.len() + length, 0),
-            false => bytes.extend_from_slice(&source[..length]),
-        }
-    }
-    match run {
-        Some((start, bytes)) => disk.target.write(start, bytes),
-        None => Ok(()),
     }
 }
 

@@ -12,7 +12,7 @@ use coldrise_store::{
 };
 
 use super::*;
-use crate::far::messages::{encode_places, Names};
+use crate::far::messages::{encode_places, Names, APPLIED, WANTED};
 
 const CHUNK: u64 = 16384;
 
