@@ -148,6 +148,14 @@ test-libvirt-load: build test-deps ## Back up a busy domain of libvirt 300 times
 test-service-kills: build test-deps ## Kill the service 300 times while jobs run
 	$(PYTHON) -m pytest -q -s tests/test_service_jobs.py -k kills --service-kills 300
 
+.PHONY: test-copy-kills
+test-copy-kills: build test-deps ## Disturb 500 copies over a line: kills, cuts, full drives, older files, clocks
+	$(PYTHON) -m pytest -q -s tests/test_copy_kills.py --copy-kills 500
+
+.PHONY: test-copy-strangers
+test-copy-strangers: build test-deps ## Let 10,000 strangers connect beside a copy over a line
+	$(PYTHON) -m pytest -q -s tests/test_copy_strangers.py --stranger-connections 10000
+
 .PHONY: test-service-connections
 test-service-connections: build test-deps ## Hold 10,000 idle connections to the service
 	$(PYTHON) -m pytest -q -s tests/test_service_connections.py --idle-connections 10000

@@ -49,6 +49,9 @@ def pytest_addoption(parser):
     group.addoption("--idle-connections", type=int, default=1500, help="connections that ask nothing (1500)")
     group.addoption("--libvirt-backups", type=int, default=8, help="backups of a libvirt domain under load (8)")
     group.addoption("--api-examples", type=int, default=8, help="generated requests per operation (8)")
+    group.addoption("--copy-kills", type=int, default=12, help="copies over a line that are disturbed (12)")
+    group.addoption("--copy-seed", type=int, help="repeat the disturbed copies of this seed")
+    group.addoption("--stranger-connections", type=int, default=400, help="strangers at the port for copies (400)")
     group.addoption("--crash-seed", type=int, help="repeat the run of this seed")
 
 

@@ -9,56 +9,13 @@ import time
 
 import pytest
 
-from support.cli import PROGRAM, Coldrise
+from support.cli import PROGRAM
 from support.copies import addresses, check, content, make_history
+from support.far_site import FarSite
 from support.image import Image
 from support.nbdserver import DEADLINE_S, wait_until
 
 MIB = 1 << 20
-
-
-class Site:
-    """A repository that takes copies. Its server runs until it is stopped."""
-
-    def __init__(self, folder, name="far", *options):
-        self.program = Coldrise.encrypted(folder, place=folder / name)
-        self.program.passphrase_file = folder / f"{name}-passphrase"
-        self.program.passphrase_file.write_text("another one\n", encoding="utf-8")
-        self.program.repository.parent.mkdir()
-        self.program.init("--chunk-size", "64K", *options)
-        self.address, self.process = "127.0.0.1:0", None
-        self.log = open(folder / f"{name}.log", "a", encoding="utf-8")
-
-    def start(self):
-        self.process = subprocess.Popen(
-            [PROGRAM, "--json", "serve", "replica", "--listen", self.address], env=self.program.environment(),
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self.log, text=True)
-        ready = json.loads(self.process.stdout.readline())
-        assert ready["event"] == "ready"
-        self.address = ready["address"]
-
-    def invite(self, name="source", *options):
-        return self.program.json("link", "invite", name, *options)["code"]
-
-    def pair(self, coldrise, name="far", *options):
-        """Pairs a source with this site. The server sees a new code within a second."""
-        code = self.invite(f"from-{name}-{len(self.program.json('link', 'list')['links'])}", *options)
-
-        def has_paired():
-            done = coldrise.run("link", "add", name, self.address, "--code", code)
-            # Other words are a failure of the test.
-            assert done.returncode == 0 or "code" in done.stderr, done.stderr
-            return done.returncode == 0
-
-        wait_until(has_paired, "pairing")
-
-    def stop(self, number=signal.SIGTERM):
-        if self.process and self.process.poll() is None:
-            self.process.send_signal(number)
-            self.process.wait(timeout=DEADLINE_S)
-        if self.process:
-            self.process.stdout.close()
-            self.process = None
 
 
 @pytest.fixture
@@ -66,14 +23,13 @@ def site(tmp_path):
     sites = []
 
     def make(*arguments):
-        sites.append(Site(tmp_path, *arguments))
+        sites.append(FarSite(tmp_path, *arguments))
         sites[-1].start()
         return sites[-1]
 
     yield make
     for made in sites:
-        made.stop()
-        made.log.close()
+        made.close()
 
 
 @pytest.fixture
@@ -258,7 +214,7 @@ def test_a_full_drive_there_is_said(coldrise, site, tmp_path):
     small.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=120M", "small", small], check=True)
     try:
-        made = Site(small)
+        made = FarSite(small)
         made.start()
         made.pair(coldrise)
         path = tmp_path / "vda.raw"
@@ -268,7 +224,6 @@ def test_a_full_drive_there_is_said(coldrise, site, tmp_path):
         done = coldrise.run("copy", "--to", "far")
         assert done.returncode != 0 and ("space" in done.stderr or "full" in done.stderr), done.stderr
         assert addresses(made.program) == set()
-        made.stop()
-        made.log.close()
+        made.close()
     finally:
         subprocess.run(["umount", "-l", small], check=True)

@@ -20,6 +20,10 @@ class Coldrise:
         self.runs = runs
         self.passphrase_file = passphrase_file
         self.started = []
+        # What the program gets beside the repository's settings.
+        self.more = {}
+        # Puts the program elsewhere, such as into a network of its own.
+        self.wrap = lambda *command: command
 
     @classmethod
     def encrypted(cls, folder, place=None):
@@ -34,12 +38,12 @@ class Coldrise:
         kept["COLDRISE_REPO"] = str(self.repository)
         if self.passphrase_file is not None:
             kept["COLDRISE_PASSPHRASE_FILE"] = str(self.passphrase_file)
-        return kept
+        return kept | self.more
 
     def run(self, *arguments, timeout_s=120):
         """The finished process, with any exit code."""
         return subprocess.run(
-            [PROGRAM, *map(str, arguments)],
+            self.wrap(PROGRAM, *map(str, arguments)),
             env=self.environment(),
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -57,7 +61,7 @@ class Coldrise:
     def start(self, *arguments, **keywords):
         """The running process."""
         process = subprocess.Popen(
-            [PROGRAM, *map(str, arguments)],
+            self.wrap(PROGRAM, *map(str, arguments)),
             env=self.environment(),
             stdin=subprocess.DEVNULL,
             text=True,

@@ -25,11 +25,11 @@ class Line:
     """A line between `near` and `far`, each a Network. Its rate, delay and loss hold each way.
 
     The default congestion control of this machine may be BBR. Programs that do not choose one themselves get
-    `peer_congestion_control`.
+    `peer_congestion_control`. `capture` is a file for all packets; it is whole when the line is closed.
     """
 
     def __init__(self, folder, *, mbit=45.0, round_trip_ms=50.0, loss=0.001, queue_kb=None, seed=1,
-                 peer_congestion_control="cubic"):
+                 peer_congestion_control="cubic", capture=None):
         program = pathlib.Path(folder) / "line_emulator"
         subprocess.run(["cc", "-O2", "-Wall", "-Werror", "-o", program, _SOURCE], check=True)
         self.mbit = mbit
@@ -37,7 +37,7 @@ class Line:
         queue_kb = queue_kb or mbit * round_trip_ms / 8
         self.near, self.far = Network(), Network()
         namespaces = [f"/proc/{network.process.pid}/ns/net" for network in (self.near, self.far)]
-        arguments = [mbit, round_trip_ms / 2, loss, queue_kb, seed]
+        arguments = [mbit, round_trip_ms / 2, loss, queue_kb, seed, *([capture] if capture else [])]
         self.process = subprocess.Popen(
             [program, *namespaces, *map(str, arguments)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout.readline() == "ready\n"

@@ -1,12 +1,13 @@
 /* A slow, lossy line between two network namespaces, over a TUN device in each.
  *
- *     line_emulator NAMESPACE_A NAMESPACE_B MBIT ONE_WAY_MS LOSS QUEUE_KB SEED
+ *     line_emulator NAMESPACE_A NAMESPACE_B MBIT ONE_WAY_MS LOSS QUEUE_KB SEED [CAPTURE]
  *
  * The namespaces are files such as /proc/PID/ns/net. A has 10.99.0.1, B 10.99.0.2. LOSS is the share of packets
  * that are lost, each way; QUEUE_KB the buffer before the line, each way: what finds it full is dropped.
  *
  * Commands, one a line on standard input: `cut`, `restore`, `counters`. Each is answered by one line; counters are
  * packets and bytes that came out, lost packets, and packets dropped at the full queue, A to B and then B to A.
+ * All packets that come out are written to the file CAPTURE, each behind its length (16 bits).
  * The line ends with its standard input. */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -45,6 +46,7 @@ static double ns_per_byte, loss;
 static int64_t delay_ns, queue_ns;
 static uint64_t random_state;
 static int is_cut;
+static FILE *capture;
 
 static void fail(const char *what) {
     perror(what);
@@ -110,6 +112,10 @@ static int64_t deliver(struct direction *way) {
         if (write(way->to, packet->bytes, packet->length) == (ssize_t)packet->length) {
             way->packets++;
             way->bytes += packet->length;
+            uint16_t length = (uint16_t)packet->length;
+            if (capture && (fwrite(&length, sizeof length, 1, capture) != 1 ||
+                            fwrite(packet->bytes, packet->length, 1, capture) != 1))
+                fail("capture");
         }
         way->head++;
     }
@@ -133,10 +139,11 @@ static int obey(const struct direction *ways) {
 }
 
 int main(int argc, char **argv) {
-    if (argc != 8) {
-        fprintf(stderr, "usage: line_emulator NAMESPACE_A NAMESPACE_B MBIT ONE_WAY_MS LOSS QUEUE_KB SEED\n");
+    if (argc < 8 || argc > 9) {
+        fprintf(stderr, "usage: line_emulator NAMESPACE_A NAMESPACE_B MBIT ONE_WAY_MS LOSS QUEUE_KB SEED [CAPTURE]\n");
         return 2;
     }
+    if (argc == 9 && !(capture = fopen(argv[8], "wb"))) fail(argv[8]);
     struct direction ways[2] = {0};
     ways[0].from = ways[1].to = open_device(argv[1], "10.99.0.1", "10.99.0.2");
     ways[1].from = ways[0].to = open_device(argv[2], "10.99.0.2", "10.99.0.1");
@@ -161,6 +168,6 @@ int main(int argc, char **argv) {
         if (ppoll(polls, 3, &timeout, NULL) < 0 && errno != EINTR) fail("ppoll");
         for (int i = 0; i < 2; i++)
             if (polls[i].revents & POLLIN) take(&ways[i]);
-        if (polls[2].revents && !obey(ways)) return 0;
+        if (polls[2].revents && !obey(ways)) return capture && fclose(capture) != 0;
     }
 }

@@ -1,0 +1,63 @@
+"""A site that takes copies: a repository and its server."""
+
+import json
+import signal
+import subprocess
+
+from .cli import PROGRAM, Coldrise
+from .line import FAR_ADDRESS
+from .nbdserver import DEADLINE_S, wait_until
+
+
+class FarSite:
+    """A repository that takes copies. Its server runs until it is stopped: on loopback, or at the far end of a Line."""
+
+    def __init__(self, folder, name="far", *options, line=None):
+        self.program = Coldrise.encrypted(folder, place=folder / name)
+        self.program.passphrase_file = folder / f"{name}-passphrase"
+        self.program.passphrase_file.write_text("another one\n", encoding="utf-8")
+        self.program.repository.parent.mkdir()
+        self.program.init("--chunk-size", "64K", *options)
+        self.line = line
+        self.address = f"{FAR_ADDRESS}:8481" if line else "127.0.0.1:0"
+        self.process = None
+        self.log_path = folder / f"{name}.log"
+        self.log = open(self.log_path, "a", encoding="utf-8")
+
+    def start(self, environment=None):
+        command = [PROGRAM, "--json", "serve", "replica", "--listen", self.address]
+        self.process = subprocess.Popen(
+            self.line.far.command(*command) if self.line else command,
+            env=self.program.environment() | (environment or {}),
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self.log, text=True)
+        ready = json.loads(self.process.stdout.readline())
+        assert ready["event"] == "ready"
+        self.address = ready["address"]
+
+    def invite(self, name="source", *options):
+        return self.program.json("link", "invite", name, *options)["code"]
+
+    def pair(self, coldrise, name="far", *options):
+        """Pairs a source with this site. The server sees a new code within a second."""
+        code = self.invite(f"from-{name}-{len(self.program.json('link', 'list')['links'])}", *options)
+
+        def has_paired():
+            done = coldrise.run("link", "add", name, self.address, "--code", code)
+            # Other words are a failure of the test.
+            assert done.returncode == 0 or "code" in done.stderr, done.stderr
+            return done.returncode == 0
+
+        wait_until(has_paired, "pairing")
+        return code
+
+    def stop(self, number=signal.SIGTERM):
+        if self.process and self.process.poll() is None:
+            self.process.send_signal(number)
+            self.process.wait(timeout=DEADLINE_S)
+        if self.process:
+            self.process.stdout.close()
+            self.process = None
+
+    def close(self):
+        self.stop()
+        self.log.close()
