@@ -53,6 +53,11 @@ def test_points_are_the_same_there_and_only_changes_are_sent(coldrise, far, hist
     # Seven MiB of text compress, and a piece goes once.
     line = copied["line"]
     assert line["content_bytes"] <= 8 * MIB and line["sent_bytes"] < line["content_bytes"] + MIB
+    # Each byte of the disks is in one of the counters, and the only machine has them all.
+    parts = ("unchanged_bytes", "zero_bytes", "known_bytes", "content_bytes")
+    assert line["offered_bytes"] == copied["size_bytes"] == sum(line[part] for part in parts)
+    assert all(line[part] > 0 for part in parts) and line["compression_bytes"] > line["content_bytes"] // 3
+    assert all(machine["line"][part] == line[part] for part in parts)
     check(far.program, history, tmp_path)
     assert far.program.json("verify")["is_clean"]
     again = coldrise.json("copy", "--to", "far")
@@ -61,6 +66,7 @@ def test_points_are_the_same_there_and_only_changes_are_sent(coldrise, far, hist
     coldrise.json("copy", "web01", "--as", "other", "--to", "far", "--last", "1")
     line = coldrise.json("copy", "web01", "--as", "third", "--to", "far", "--last", "1")["line"]
     assert line["content_bytes"] == 0 and line["sent_bytes"] < 64 * 1024
+    assert line["known_bytes"] > 0 and line["known_bytes"] + line["zero_bytes"] == line["offered_bytes"]
 
 
 def test_a_link_with_a_prefix_sees_its_own_machines_only(coldrise, site, tmp_path):

@@ -10,7 +10,7 @@ use coldrise_session::{Catalog, ReadLease};
 use coldrise_store::{DiskDocument, MachineName, PointDocument, PointName, Repository};
 
 use crate::changes::PointChanges;
-use crate::far::FarSide;
+use crate::far::{FarSide, Traffic};
 use crate::plan::{base_of, made_in, Plan, Side, Wanted};
 
 /// The program's name in leases, for people.
@@ -55,6 +55,8 @@ pub struct MachineCopy {
     pub passed_over: Vec<PointName>,
     /// Points in quarantine, which are not copied.
     pub quarantined: Vec<PointName>,
+    /// What was sent for it over a line, its points that were not finished included.
+    pub traffic: Traffic,
     /// Why the rest was not copied.
     pub error: Option<Error>,
 }
@@ -121,10 +123,14 @@ pub fn copy(
                 there: 0,
                 passed_over: Vec::new(),
                 quarantined: Vec::new(),
+                traffic: Traffic::default(),
                 error: None,
             },
         };
-        match run.copy_machine() {
+        let before = far.traffic();
+        let done = run.copy_machine();
+        run.result.traffic = far.traffic() - before;
+        match done {
             // These stop every machine.
             Err(error) if [ErrorKind::Interrupted, ErrorKind::NoSpace].contains(&error.kind()) => {
                 return Err(error)

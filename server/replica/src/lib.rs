@@ -34,6 +34,6 @@ mod links;
 mod plan;
 
 pub use copy::{copy, CopiedPoint, CopyRequest, CopySummary, MachineCopy};
-pub use far::{receive_copies, FarSide, LineFar};
+pub use far::{receive_copies, FarSide, LineFar, Traffic};
 pub use links::{Invitation, Link, Links};
 pub use plan::Identity;

@@ -1,6 +1,7 @@
 //! `coldrise copy`: restore points in another repository.
 
 mod attempts;
+mod traffic;
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
@@ -11,12 +12,15 @@ use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_ingest::Rate;
 use coldrise_line::LineOptions;
-use coldrise_replica::{copy, CopiedPoint, CopyRequest, CopySummary, Link, Links, MachineCopy};
+use coldrise_replica::{
+    copy, CopiedPoint, CopyRequest, CopySummary, Link, Links, MachineCopy,
+};
 use coldrise_session::{Openers, SharedWriter};
 use coldrise_store::{MachineName, OpenOptions, PassphraseSource, PointName, Repository};
 use serde::Serialize;
 
 use self::attempts::{Attempts, Site};
+use self::traffic::{savings, Savings};
 use super::backup::parse_rate;
 use crate::invocation::{open_for_writing, Invocation};
 use crate::progress::ProgressView;
@@ -102,10 +106,8 @@ struct Copied {
 /// What went over the line.
 #[derive(Serialize)]
 struct OverLine {
-    /// Content that the other site did not have, before compression.
-    content_bytes: u64,
-    /// With everything but the headers of TCP and IP.
-    sent_bytes: u64,
+    #[serde(flatten)]
+    savings: Savings,
     received_bytes: u64,
     congestion_control: String,
     connections: usize,
@@ -121,6 +123,9 @@ struct CopiedMachine {
     already_there: usize,
     passed_over: Vec<String>,
     quarantined: Vec<String>,
+    /// Over a link.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    line: Option<Savings>,
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<Failure>,
 }
@@ -142,7 +147,7 @@ struct Failure {
 }
 
 impl CopiedMachine {
-    fn new(copy: &MachineCopy) -> CopiedMachine {
+    fn new(copy: &MachineCopy, is_over_line: bool) -> CopiedMachine {
         let names = |points: &[PointName]| points.iter().map(ToString::to_string).collect();
         let failure =
             |error: &Error| Failure { kind: error.kind().word(), message: error.full_message() };
@@ -153,6 +158,7 @@ impl CopiedMachine {
             already_there: copy.there,
             passed_over: names(&copy.passed_over),
             quarantined: names(&copy.quarantined),
+            line: is_over_line.then(|| Savings::of(&copy.traffic)),
             error: copy.error.as_ref().map(failure),
         }
     }
@@ -276,12 +282,11 @@ fn copy_over(
     let options = LineOptions { rate_bytes_per_second: rate, ..LineOptions::default() };
     let site = Site { address, identity: links.identity()?, peer: link.peer()?, options, patience };
     let view = ProgressView::new(invocation);
-    let Attempts { copied, content_bytes, statistics } =
+    let Attempts { copied, traffic, statistics } =
         attempts::copy_to(&site, source, &request, &view, cancel)?;
     drop(view);
     let line = OverLine {
-        content_bytes,
-        sent_bytes: statistics.sent_bytes,
+        savings: Savings::of(&traffic),
         received_bytes: statistics.received_bytes,
         congestion_control: statistics.congestion_control,
         connections: statistics.connections,
@@ -307,7 +312,8 @@ fn report(
     summary: &CopySummary,
     line: Option<OverLine>,
 ) -> Report {
-    let machines: Vec<_> = summary.machines.iter().map(CopiedMachine::new).collect();
+    let machine = |copy| CopiedMachine::new(copy, line.is_some());
+    let machines: Vec<_> = summary.machines.iter().map(machine).collect();
     let points = || machines.iter().flat_map(|machine| &machine.points);
     let copied = Copied {
         to: path.display().to_string(),
@@ -340,9 +346,8 @@ fn text(invocation: &Invocation, copied: &Copied) -> String {
     );
     if let Some(line) = &copied.line {
         text.push_str(&format!(
-            "\nsent {} for {} of content that was not there ({}, {})",
-            show_size(line.sent_bytes),
-            show_size(line.content_bytes),
+            "\n{} ({}, {})",
+            savings(&line.savings),
             line.congestion_control,
             show_count(line.connections as u64, "connection")
         ));

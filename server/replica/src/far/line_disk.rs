@@ -13,13 +13,16 @@ pub(super) struct LineDisk<'a> {
     chunk_bytes: usize,
     names: Names,
     batch: Batch,
+    /// Everything before it was offered, or is equal to the base.
+    end_bytes: u64,
     /// A hole that may go on.
     hole: Option<(u64, u64)>,
     is_over: bool,
 }
 
 impl LineDisk<'_> {
-    pub(super) fn new(far: &LineFar, size_bytes: u64) -> LineDisk<'_> {
+    /// A disk of which what lies before `end_bytes` is there already.
+    pub(super) fn new(far: &LineFar, size_bytes: u64, end_bytes: u64) -> LineDisk<'_> {
         use coldrise_store::BackupTarget;
         LineDisk {
             far,
@@ -27,9 +30,17 @@ impl LineDisk<'_> {
             chunk_bytes: far.chunk_size_bytes() as usize,
             names: Names { number: far.next_number(), ..Names::default() },
             batch: Batch { bytes: Vec::new(), pieces: Vec::new() },
+            end_bytes,
             hole: None,
             is_over: false,
         }
+    }
+
+    /// Counts what was passed over. Offsets ascend.
+    fn reach(&mut self, start_bytes: u64, end_bytes: u64) {
+        let unchanged_bytes = start_bytes.saturating_sub(self.end_bytes);
+        self.far.count(|traffic| traffic.unchanged_bytes += unchanged_bytes);
+        self.end_bytes = end_bytes.max(self.end_bytes);
     }
 
     fn add(&mut self, offset_bytes: u64, piece: &[u8]) -> Result<()> {
@@ -40,6 +51,8 @@ impl LineDisk<'_> {
             // The last piece of a disk: the rest of the chunk is zeroes.
             self.batch.bytes.resize(start + self.chunk_bytes, 0);
             name = *blake3::hash(&self.batch.bytes[start..]).as_bytes();
+        } else {
+            self.far.count(|traffic| traffic.zero_bytes += piece.len() as u64);
         }
         self.batch.pieces.push(start..self.batch.bytes.len());
         self.names.offsets.push(offset_bytes);
@@ -79,6 +92,7 @@ impl DiskTarget for LineDisk<'_> {
 
     fn write(&mut self, offset_bytes: u64, bytes: Vec<u8>) -> Result<()> {
         self.end_hole()?;
+        self.reach(offset_bytes, offset_bytes + bytes.len() as u64);
         let mut offset_bytes = offset_bytes;
         for piece in bytes.chunks(self.chunk_bytes) {
             self.add(offset_bytes, piece)?;
@@ -89,6 +103,8 @@ impl DiskTarget for LineDisk<'_> {
 
     fn write_hole(&mut self, offset_bytes: u64, length_bytes: u64) -> Result<()> {
         self.offer()?;
+        self.reach(offset_bytes, offset_bytes + length_bytes);
+        self.far.count(|traffic| traffic.zero_bytes += length_bytes);
         match &mut self.hole {
             Some((start, length)) if *start + *length == offset_bytes => *length += length_bytes,
             _ => {
@@ -108,6 +124,7 @@ impl DiskTarget for LineDisk<'_> {
         self.offer()?;
         let answer = self.far.ask(&Ask::Finish, &[])?;
         self.is_over = true;
+        self.reach(self.size_bytes, self.size_bytes);
         match answer {
             Answer::Finished { root, counts } => Ok((root, counts)),
             _ => Err(broken(&format!("no end of a disk of {} bytes", self.size_bytes))),

@@ -28,7 +28,7 @@ use super::messages::{
     broken, decode_places, encode_places, send, Answer, Ask, Parts, APPLIED, BATCH_BYTES, CONTENT,
     MAX_BATCHES, MESSAGE, PART, VERSION, WANTED,
 };
-use super::{Begun, FarSide};
+use super::{Begun, FarSide, Traffic};
 use crate::plan::made_in;
 
 /// Interval of looking whether the copy was cancelled.
@@ -47,10 +47,17 @@ pub(super) struct Batch {
     pub(super) pieces: Vec<Range<usize>>,
 }
 
+/// A batch whose names were sent.
+struct Offered {
+    batch: Arc<Batch>,
+    /// Of its content what was there.
+    known_bytes: usize,
+}
+
 #[derive(Default)]
 struct State {
     answers: VecDeque<Answer>,
-    batches: HashMap<u32, Arc<Batch>>,
+    batches: HashMap<u32, Offered>,
     wanted: VecDeque<(Arc<Batch>, u32, Vec<u16>)>,
     failure: Option<(ErrorKind, String)>,
     is_over: bool,
@@ -70,7 +77,7 @@ struct Shared {
     state: Mutex<State>,
     changed: Condvar,
     cancel: Arc<AtomicBool>,
-    content_bytes: AtomicU64,
+    traffic: Mutex<Traffic>,
 }
 
 /// The far repository. Dropping it closes the line.
@@ -82,6 +89,8 @@ pub struct LineFar {
     next_batch: AtomicU64,
     /// One question at a time.
     asking: Mutex<()>,
+    /// What has arrived of the disk that is started next.
+    begun: Mutex<Option<Begun>>,
 }
 
 impl LineFar {
@@ -99,7 +108,7 @@ impl LineFar {
             state: Mutex::default(),
             changed: Condvar::new(),
             cancel,
-            content_bytes: AtomicU64::new(0),
+            traffic: Mutex::default(),
         });
         let mut far = LineFar {
             shared: Arc::clone(&shared),
@@ -108,6 +117,7 @@ impl LineFar {
             threads: Vec::new(),
             next_batch: AtomicU64::new(0),
             asking: Mutex::new(()),
+            begun: Mutex::default(),
         };
         let start = |name: String, work: fn(&Shared)| {
             let shared = Arc::clone(&shared);
@@ -135,9 +145,9 @@ impl LineFar {
         self.shared.line.statistics()
     }
 
-    /// Bytes of content that were sent, before compression.
-    pub fn content_bytes(&self) -> u64 {
-        self.shared.content_bytes.load(Ordering::Relaxed)
+    /// Adds to the counters.
+    pub(super) fn count(&self, add: impl FnOnce(&mut Traffic)) {
+        add(&mut self.shared.traffic.lock());
     }
 
     /// Why the line was lost, if it was: another one may do. Not if one of the sides ended it for a reason of its own.
@@ -186,7 +196,8 @@ impl LineFar {
             return Err(Error::new(kind, message));
         }
         state.check()?;
-        state.batches.insert(number, Arc::new(batch));
+        let known_bytes = batch.bytes.len();
+        state.batches.insert(number, Offered { batch: Arc::new(batch), known_bytes });
         drop(state);
         let frame = Frame { stream: 0, kind: super::messages::NAMES, body: names };
         self.own_error(self.shared.line.send(Class::Control, frame))
@@ -267,19 +278,24 @@ fn take(shared: &Shared, parts: &mut Parts, frame: Frame) -> Result<()> {
             let (number, places, _) = decode_places(&frame.body)?;
             let mut state = shared.state.lock();
             // One of a disk that was given up is unknown.
-            if let Some(batch) = state.batches.get(&number).map(Arc::clone) {
+            if let Some(offered) = state.batches.get_mut(&number) {
+                let batch = Arc::clone(&offered.batch);
                 let is_content = |place: &u16| {
                     batch.pieces.get(usize::from(*place)).is_some_and(|piece| !piece.is_empty())
                 };
                 if !places.iter().all(is_content) {
                     return Err(broken("it wants pieces that are not there"));
                 }
+                let wanted = places.iter().map(|place| batch.pieces[usize::from(*place)].len());
+                offered.known_bytes = offered.known_bytes.saturating_sub(wanted.sum());
                 state.wanted.push_back((batch, number, places));
             }
         }
         APPLIED => {
             let (number, ..) = decode_places(&frame.body)?;
-            shared.state.lock().batches.remove(&number);
+            if let Some(offered) = shared.state.lock().batches.remove(&number) {
+                shared.traffic.lock().known_bytes += offered.known_bytes as u64;
+            }
         }
         _ => return Err(broken("an unknown frame")),
     }
@@ -332,10 +348,14 @@ fn pack_until_end(shared: &Shared, level: &mut i32) -> Result<()> {
             let start = Instant::now();
             body.extend_from_slice(&compressor.compress(&plain).context(what)?);
             let compressing = start.elapsed();
+            let packed_bytes = body.len();
             let start = Instant::now();
             shared.line.send(Class::Bulk, Frame { stream: 0, kind: CONTENT, body })?;
             let sending = start.elapsed();
-            shared.content_bytes.fetch_add(plain.len() as u64, Ordering::Relaxed);
+            let mut traffic = shared.traffic.lock();
+            traffic.content_bytes += plain.len() as u64;
+            traffic.packed_bytes += packed_bytes as u64;
+            drop(traffic);
             let wanted = match () {
                 () if sending > compressing => *level + 1,
                 () if sending * 8 < compressing => *level - 1,
@@ -361,7 +381,11 @@ impl BackupTarget for LineFar {
         _options: WriteOptions,
     ) -> Result<Box<dyn DiskTarget + '_>> {
         match self.ask(&Ask::Start { base, size_bytes }, &[])? {
-            Answer::Started => Ok(Box::new(LineDisk::new(self, size_bytes))),
+            Answer::Started => {
+                let begun = self.begun.lock().filter(|begun| Some(begun.root) == base);
+                let end_bytes = begun.map_or(0, |begun| begun.end_bytes);
+                Ok(Box::new(LineDisk::new(self, size_bytes, end_bytes)))
+            }
             _ => Err(broken("no start")),
         }
     }
@@ -434,7 +458,10 @@ impl FarSide for LineFar {
             base,
         };
         match self.ask(&ask, &[])? {
-            Answer::Begun { begun } => Ok(begun),
+            Answer::Begun { begun } => {
+                *self.begun.lock() = begun;
+                Ok(begun)
+            }
             _ => Err(broken("no word about what has begun")),
         }
     }
@@ -443,6 +470,11 @@ impl FarSide for LineFar {
         let files = if files.files.is_empty() { Vec::new() } else { files.encode()? };
         self.put_point(&document, Some(&files))?;
         Ok(document)
+    }
+
+    fn traffic(&self) -> Traffic {
+        let sent_bytes = self.statistics().sent_bytes;
+        Traffic { sent_bytes, ..*self.shared.traffic.lock() }
     }
 
     fn begin_again(&self) -> Result<bool> {

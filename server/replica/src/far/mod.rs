@@ -4,6 +4,7 @@ mod line_disk;
 mod line_far;
 mod messages;
 mod receiver;
+mod traffic;
 
 use std::any::Any;
 
@@ -16,6 +17,7 @@ use serde::{Deserialize, Serialize};
 
 pub use line_far::LineFar;
 pub use receiver::receive_copies;
+pub use traffic::Traffic;
 
 /// A disk that has arrived in part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -75,6 +77,11 @@ pub trait FarSide {
     /// # Errors
     /// As for [`BackupTarget::put_point`].
     fn add_point(&self, document: PointDocument, files: &CarriedFiles) -> Result<PointDocument>;
+
+    /// What was sent so far.
+    fn traffic(&self) -> Traffic {
+        Traffic::default()
+    }
 
     /// Whether the machine has to be planned again, because the process that wrote has ended; then joins the next one.
     ///

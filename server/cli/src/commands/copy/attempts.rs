@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_ingest::Progress;
 use coldrise_line::{connect, Identity, LineOptions, LineStatistics, PeerKey};
-use coldrise_replica::{copy, CopyRequest, CopySummary, LineFar, MachineCopy};
+use coldrise_replica::{copy, CopyRequest, CopySummary, FarSide, LineFar, MachineCopy, Traffic};
 use coldrise_store::Repository;
 
 use crate::units::show_duration;
@@ -35,8 +35,8 @@ pub(super) struct Site<'a> {
 /// The result of all attempts together.
 pub(super) struct Attempts {
     pub(super) copied: Result<CopySummary>,
-    /// Content that the other site did not have, before compression, in bytes.
-    pub(super) content_bytes: u64,
+    /// What was sent over all lines.
+    pub(super) traffic: Traffic,
     /// Of the last line; the bytes are those of all.
     pub(super) statistics: LineStatistics,
 }
@@ -59,17 +59,17 @@ pub(super) fn copy_to(
     let mut far = reach()?;
     let mut all = Attempts {
         copied: Ok(CopySummary::default()),
-        content_bytes: 0,
+        traffic: Traffic::default(),
         statistics: LineStatistics::default(),
     };
     let (mut wait, mut last_progress) = (FIRST_WAIT, Instant::now());
     let mut was_lost = false;
     loop {
         let copied = copy(source, &far, request, progress, cancel);
-        let (loss, content_bytes) = (far.loss(), far.content_bytes());
-        all.add(copied, content_bytes, far.statistics());
+        let (loss, traffic) = (far.loss(), far.traffic());
+        all.add(copied, traffic, far.statistics());
         drop(far);
-        if content_bytes > 0 {
+        if traffic.content_bytes > 0 {
             (wait, last_progress) = (FIRST_WAIT, Instant::now());
         }
         was_lost |= loss.is_some();
@@ -100,8 +100,8 @@ pub(super) fn copy_to(
 
 impl Attempts {
     /// Adds the next attempt.
-    fn add(&mut self, copied: Result<CopySummary>, content_bytes: u64, now: LineStatistics) {
-        self.content_bytes += content_bytes;
+    fn add(&mut self, copied: Result<CopySummary>, traffic: Traffic, now: LineStatistics) {
+        self.traffic = self.traffic + traffic;
         let before = std::mem::replace(&mut self.statistics, now);
         self.statistics.sent_bytes += before.sent_bytes;
         self.statistics.received_bytes += before.received_bytes;
@@ -131,6 +131,7 @@ fn join(earlier: CopySummary, now: &mut CopySummary) {
         if let Some(machine) = now.machines.iter_mut().find(same) {
             machine.there = machine.there.saturating_sub(before.copied.len());
             machine.copied.splice(0..0, before.copied);
+            machine.traffic = machine.traffic + before.traffic;
         }
     }
 }
