@@ -12,6 +12,7 @@ use coldrise_store::{DiskDocument, MachineName, PointDocument, PointName, Reposi
 use crate::changes::PointChanges;
 use crate::far::{FarSide, Traffic};
 use crate::plan::{base_of, made_in, Plan, Side, Wanted};
+use crate::status::{CopyCounts, CopyTarget, Cut, Recorder, Seen};
 
 /// The program's name in leases, for people.
 const PROGRAM: &str = "copy";
@@ -31,6 +32,8 @@ pub struct CopyRequest {
     pub last: Option<usize>,
     /// The limit on the bytes read; `None`: no limit.
     pub rate: Option<Rate>,
+    /// Under which target the copy is recorded; `None`: it is not.
+    pub target: Option<CopyTarget>,
 }
 
 /// The result.
@@ -107,6 +110,8 @@ pub fn copy(
         .map(|m| Ok((far_name(request, &m)?, m)))
         .collect::<Result<Vec<_>>>()?;
     let limit = request.rate.map(RateLimit::new);
+    let recorder = Recorder::new(source, request.target.as_ref(), request.machines.is_empty());
+    let progress = recorder.watching(far, progress);
     let mut summary = CopySummary::default();
     for (far_machine, machine) in machines {
         let mut run = MachineRun {
@@ -114,7 +119,8 @@ pub fn copy(
             far,
             request,
             pace: Pace { threads: 0, limit: limit.as_ref() },
-            progress,
+            progress: &progress,
+            recorder: &recorder,
             cancel,
             result: MachineCopy {
                 machine,
@@ -127,9 +133,11 @@ pub fn copy(
                 error: None,
             },
         };
+        recorder.begin_machine(&run.result.machine, &run.result.far_machine);
         let before = far.traffic();
         let done = run.copy_machine();
         run.result.traffic = far.traffic() - before;
+        recorder.end_machine(far, &run.result.far_machine, done.as_ref().err());
         match done {
             // These stop every machine.
             Err(error) if [ErrorKind::Interrupted, ErrorKind::NoSpace].contains(&error.kind()) => {
@@ -161,6 +169,7 @@ struct MachineRun<'a> {
     request: &'a CopyRequest,
     pace: Pace<'a>,
     progress: &'a dyn Progress,
+    recorder: &'a Recorder,
     cancel: &'a AtomicBool,
     result: MachineCopy,
 }
@@ -195,6 +204,13 @@ impl MachineRun<'_> {
         self.result.there = plan.there - self.result.copied.len().min(plan.there);
         self.result.passed_over = names(&plan.passed_over);
         self.result.quarantined = names(&plan.quarantined);
+        self.recorder.planned(
+            self.far,
+            far_id,
+            &self.result.far_machine,
+            Seen::of(&plan, &points),
+            !plan.missing.is_empty(),
+        );
         let common = |(here, there): (usize, usize)| Common {
             here: points[here].clone(),
             there: far_points[there].clone(),
@@ -223,6 +239,7 @@ impl MachineRun<'_> {
         commons: &mut Vec<Common>,
     ) -> Result<Option<CopiedPoint>> {
         let started = Instant::now();
+        self.recorder.begin_point(&point.point);
         let _held = ReadLease::point(self.source, PROGRAM, &mut point)?;
         let base = self.lease_base(&point, commons)?;
         let (common, _held_base) = match base {
@@ -248,6 +265,16 @@ impl MachineRun<'_> {
             disks.push(DiskDocument { name, size_bytes, root: stored.root, layers: Vec::new() });
         }
         let there = self.put_point(&point, disks)?;
+        self.recorder.end_point(
+            self.far,
+            Cut::of(&point),
+            CopyCounts {
+                size_bytes: copied.size_bytes,
+                read_bytes: copied.read_bytes,
+                stored_bytes: copied.stored_bytes,
+                ..CopyCounts::default()
+            },
+        );
         commons.push(Common { here: point, there });
         copied.elapsed_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
         Ok(Some(copied))
@@ -285,6 +312,7 @@ impl MachineRun<'_> {
         // Layers there lie over the map, which alone can be a base.
         let common = common.filter(|(_, _, there)| there.layers.is_empty());
         let base = common.map(|(here, ..)| here);
+        self.recorder.begin_disk(base.is_some());
         let mut source = PointChanges::open(self.source, point, base, name, self.cancel)?;
         let address = format!("{}/{}/{name}", point.machine, point.point);
         let watch = Watch { disk: &address, progress: self.progress, cancel: self.cancel };

@@ -32,8 +32,13 @@ mod copy;
 mod far;
 mod links;
 mod plan;
+mod status;
 
 pub use copy::{copy, CopiedPoint, CopyRequest, CopySummary, MachineCopy};
 pub use far::{receive_copies, FarSide, LineFar, Traffic};
 pub use links::{Invitation, Link, Links};
 pub use plan::Identity;
+pub use status::{
+    CopiesStamp, CopyCounts, CopyRecords, CopyState, CopyTarget, Cut, FailedCopy, MachineCopies,
+    RunningCopy, StatusReader, TargetCopies,
+};

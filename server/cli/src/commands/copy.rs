@@ -13,7 +13,7 @@ use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_ingest::Rate;
 use coldrise_line::LineOptions;
 use coldrise_replica::{
-    copy, CopiedPoint, CopyRequest, CopySummary, Link, Links, MachineCopy,
+    copy, CopiedPoint, CopyRecords, CopyRequest, CopySummary, CopyTarget, Link, Links, MachineCopy,
 };
 use coldrise_session::{Openers, SharedWriter};
 use coldrise_store::{MachineName, OpenOptions, PassphraseSource, PointName, Repository};
@@ -206,6 +206,7 @@ impl CopyArguments {
             is_all: self.all,
             last: self.last.and_then(|last| usize::try_from(last).ok()),
             rate: self.rate,
+            target: None,
         })
     }
 
@@ -225,9 +226,27 @@ pub(crate) fn run(invocation: &Invocation, arguments: CopyArguments) -> Result<R
     let source = invocation.open_for_disks()?;
     let links = Links::of(&source);
     let path = arguments.to.clone();
-    match link_of(&links, &path)? {
-        Some(link) => copy_over(invocation, &source, &links, &link, arguments, &cancel),
-        None => copy_here(invocation, &source, &path, arguments, &cancel),
+    let (target, done) = match link_of(&links, &path)? {
+        Some(link) => (
+            CopyTarget::Link(link.name.clone()),
+            copy_over(invocation, &source, &links, &link, arguments, &cancel),
+        ),
+        None => (
+            CopyTarget::directory(&path),
+            copy_here(invocation, &source, &path, arguments, &cancel),
+        ),
+    };
+    done.inspect_err(|error| record(&source, &target, error))
+}
+
+/// Records why nothing was copied. Mistakes of the caller and cancelled copies are no failures of the target.
+fn record(source: &Arc<Repository>, target: &CopyTarget, error: &Error) {
+    let ignored = [ErrorKind::Interrupted, ErrorKind::InvalidInput, ErrorKind::NotFound];
+    if ignored.contains(&error.kind()) {
+        return;
+    }
+    if let Err(unwritten) = CopyRecords::of(source).failed(target, error) {
+        tracing::warn!("the failure cannot be recorded: {}", unwritten.full_message());
     }
 }
 
@@ -247,7 +266,8 @@ fn copy_here(
     cancel: &AtomicBool,
 ) -> Result<Report> {
     let passphrase = arguments.passphrase(invocation)?;
-    let request = arguments.request()?;
+    let target = Some(CopyTarget::directory(path));
+    let request = CopyRequest { target, ..arguments.request()? };
     let there = |error: Error| error.context(path.display());
     let reader = || Repository::open(path, &passphrase, &OpenOptions { cache_bytes: 0 });
     let openers = Openers { writer: &|| open_for_writing(path, &passphrase), reader: &reader };
@@ -277,7 +297,8 @@ fn copy_over(
             .advise("pair the other way round, too, under another name"));
     };
     let (path, patience) = (arguments.to.clone(), arguments.retry);
-    let mut request = arguments.request()?;
+    let target = Some(CopyTarget::Link(link.name.clone()));
+    let mut request = CopyRequest { target, ..arguments.request()? };
     let rate = request.rate.take().map(|rate| rate.bytes_per_second());
     let options = LineOptions { rate_bytes_per_second: rate, ..LineOptions::default() };
     let site = Site { address, identity: links.identity()?, peer: link.peer()?, options, patience };

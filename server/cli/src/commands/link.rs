@@ -3,11 +3,12 @@
 use clap::{Args, Subcommand};
 use coldrise_block::Result;
 use coldrise_line::{pair_with, PairingCode};
-use coldrise_replica::{Link, Links};
+use coldrise_replica::{CopyRecords, CopyTarget, Link, Links, StatusReader, TargetCopies};
 use coldrise_store::MachineName;
 use serde::Serialize;
 use serde_json::json;
 
+use super::copies::age;
 use crate::invocation::Invocation;
 use crate::report::{table, Report};
 use crate::units::now_ms;
@@ -66,6 +67,8 @@ struct ListedLink {
     prefix: String,
     key: String,
     paired_at_ms: u64,
+    /// The time of the newest point that is there.
+    last_cut_ms: Option<u64>,
 }
 
 pub(crate) fn run(invocation: &Invocation, arguments: LinkArguments) -> Result<Report> {
@@ -101,16 +104,21 @@ pub(crate) fn run(invocation: &Invocation, arguments: LinkArguments) -> Result<R
             let text = format!("paired: coldrise copy --to {name} copies restore points there");
             Ok(Report::done(&json!({ "name": name, "key": link.key }), text))
         }
-        Action::List => Ok(list(&links.all()?)),
+        Action::List => Ok(list(&links.all()?, &StatusReader::default().targets(&repository)?)),
         Action::Remove { name } => {
             links.remove(&name)?;
+            CopyRecords::of(&repository).forget(&CopyTarget::Link(name.clone()))?;
             let text = format!("removed {name}. At the other site: coldrise link remove");
             Ok(Report::done(&json!({ "name": name }), text))
         }
     }
 }
 
-fn list(all: &[Link]) -> Report {
+fn list(all: &[Link], targets: &[TargetCopies]) -> Report {
+    let copies = |link: &Link| {
+        targets.iter().find(|found| found.is_link && found.target == link.name.as_str())
+    };
+    let now_ms = now_ms();
     let links: Vec<ListedLink> = all
         .iter()
         .map(|link| ListedLink {
@@ -119,6 +127,7 @@ fn list(all: &[Link]) -> Report {
             prefix: link.prefix.clone(),
             key: link.key.clone(),
             paired_at_ms: link.paired_at_ms,
+            last_cut_ms: copies(link).and_then(|copies| copies.last_cut_ms),
         })
         .collect();
     let rows: Vec<Vec<String>> = links
@@ -129,12 +138,17 @@ fn list(all: &[Link]) -> Report {
                 None if link.prefix.is_empty() => "from there, all machines".to_owned(),
                 None => format!("from there, machines {}…", link.prefix),
             };
-            vec![link.name.clone(), way, link.key[..16].to_owned()]
+            let last_cut = match link.last_cut_ms {
+                Some(cut_ms) => age(cut_ms, now_ms),
+                None if link.address.is_some() => "never".to_owned(),
+                None => "-".to_owned(),
+            };
+            vec![link.name.clone(), way, last_cut, link.key[..16].to_owned()]
         })
         .collect();
     let text = match rows.is_empty() {
         true => "no links: coldrise link invite at the site that receives".to_owned(),
-        false => table(&["LINK", "COPIES", "KEY"], &rows),
+        false => table(&["LINK", "COPIES", ">LAST CUT", "KEY"], &rows),
     };
     Report::done(&Listed { links }, text)
 }
