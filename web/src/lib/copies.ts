@@ -1,0 +1,53 @@
+// Copies elsewhere: their states in words, and what was saved by what.
+import type { CopyCounts, CopyState, MachineCopies, TargetCopies } from '../api/schema';
+import type { Tone } from '../parts/Badge.svelte';
+import { count, elapsed, size } from './units';
+
+/** What nobody knows is grey, and not green. */
+export const COPY_TONES: Record<CopyState, Tone> = {
+  current: 'good', copying: 'live', behind: 'warn', never: 'none', unknown: 'none', failing: 'bad',
+};
+const STATES: Record<CopyState, string> = {
+  current: 'up to date', copying: 'copying', behind: 'behind', never: 'never copied', unknown: 'unknown', failing: 'failing',
+};
+
+type Behind = Pick<MachineCopies & TargetCopies, 'points_behind' | 'bytes_behind' | 'is_exact' | 'behind_since_ms'>;
+
+/** How far behind: `3 points, 1.2 GiB`. Empty if nothing is missing. */
+export function behindWords({ points_behind: points, bytes_behind: bytes, is_exact: isExact }: Behind): string {
+  if (points === null || points === undefined) return '';
+  if (points === 0) return '';
+  const missing = count(points, 'point');
+  return bytes === null || bytes === undefined ? missing : `${missing}, ${isExact ? '' : 'up to '}${size(bytes)}`;
+}
+
+/** The badge: `behind by 3 points, 2 h`. */
+export function copyWords(copies: Behind & { state: CopyState }, now: number): string {
+  const { state, points_behind: points, behind_since_ms: since } = copies;
+  if (state !== 'behind' || !points) return STATES[state];
+  return `behind by ${count(points, 'point')}${since ? `, ${elapsed(now - since)}` : ''}`;
+}
+
+export interface Part {
+  name: string;
+  bytes: number;
+  colour: string;
+}
+
+/** Where the bytes of the copied points went: what was not sent, by what means, and what was. */
+export function savedParts(counts: CopyCounts): Part[] {
+  const { saved, size_bytes: all, read_bytes: read, sent_bytes: sent } = counts;
+  if (saved && sent !== null && sent !== undefined) {
+    return [{ name: 'unchanged or empty', bytes: saved.base, colour: 'good' },
+      { name: 'was there already', bytes: saved.dedup, colour: 'accent' },
+      { name: 'differences only', bytes: saved.delta, colour: 'live' }, { name: 'compressed away', bytes: saved.compression, colour: 'warn' },
+      { name: 'sent', bytes: sent, colour: 'none' }];
+  }
+  const unchanged = { name: 'unchanged or empty', bytes: Math.max(0, all - read), colour: 'good' };
+  if (sent === null || sent === undefined) {
+    return [unchanged, { name: 'was there, or compressed away', bytes: Math.max(0, read - counts.stored_bytes), colour: 'accent' },
+      { name: 'stored', bytes: counts.stored_bytes, colour: 'none' }];
+  }
+  return [unchanged, { name: 'was there, or compressed away', bytes: Math.max(0, read - sent), colour: 'accent' },
+    { name: 'sent', bytes: sent, colour: 'none' }];
+}
