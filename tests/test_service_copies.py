@@ -83,6 +83,7 @@ def test_a_job_copies_all_machines_and_tells_where_they_are(coldrise, service, f
     labels = '{target="far",machine="web01",far_machine="web01"}'
     assert found[f"coldrise_copy_points_behind{labels}"] == 0 == found[f"coldrise_copy_failing{labels}"]
     assert found[f"coldrise_copy_sent_bytes{labels}"] > MIB
+    assert found[f'coldrise_copy_saved_bytes{labels[:-1]},by="base"}}'] == 0
     assert abs(found[f"coldrise_copy_last_cut_timestamp_seconds{labels}"] - time.time()) < 600
     # The service says it also when nobody copies.
     back_up(coldrise, tmp_path, "web01", 1)
@@ -199,7 +200,7 @@ def test_a_repository_on_this_host_is_a_target_too(coldrise, service, tmp_path):
     current = reaches(service, "current", str(other))
     (machine,) = current["machines"]
     assert (current["is_link"], machine["far_machine"], machine["total"]["points"]) == (False, "site-a-web01", 1)
-    assert "sent_bytes" not in machine["total"]
+    assert "line" not in machine["total"]
     back_up(coldrise, tmp_path, "web01", 1)
     wait_until(lambda: target(service, str(other))["machines"][0]["points_there"] == 2, "the second point")
 

@@ -169,6 +169,14 @@ fn alarms(out: &mut Exposition, service: &Service, caller: &Identity) -> Result<
     Ok(())
 }
 
+fn copy_labels(target: &TargetCopies, copies: &MachineCopies) -> Labels {
+    vec![
+        ("target", target.target.clone()),
+        ("machine", copies.machine.clone()),
+        ("far_machine", copies.far_machine.clone()),
+    ]
+}
+
 /// Where copies are. Targets of which nothing is known have no values.
 fn copies(out: &mut Exposition, service: &Service, caller: &Identity) {
     let targets = service.copies.targets().unwrap_or_default();
@@ -179,12 +187,7 @@ fn copies(out: &mut Exposition, service: &Service, caller: &Identity) {
         .collect();
     let mut of_each = |name: &str, help: &str, value: &dyn Fn(&MachineCopies) -> Option<u64>| {
         let values = all.iter().filter_map(|(target, copies)| {
-            let labels = vec![
-                ("target", target.target.clone()),
-                ("machine", copies.machine.clone()),
-                ("far_machine", copies.far_machine.clone()),
-            ];
-            Some((labels, value(copies)? as f64))
+            Some((copy_labels(target, copies), value(copies)? as f64))
         });
         out.gauge(name, help, values.collect::<Vec<_>>());
     };
@@ -219,7 +222,7 @@ fn copies(out: &mut Exposition, service: &Service, caller: &Identity) {
         Some(copies.total.read_bytes)
     });
     of_each("coldrise_copy_sent_bytes", "What all copies sent over the line", &|copies| {
-        copies.total.sent_bytes
+        Some(copies.total.line?.sent_bytes)
     });
     of_each(
         "coldrise_copy_bytes_per_second",
@@ -231,6 +234,21 @@ fn copies(out: &mut Exposition, service: &Service, caller: &Identity) {
         "Rate of the copy that runs, on the line",
         &|copies| Some(copies.running.as_ref()?.sent_bytes_per_second.unwrap_or(0)),
     );
+    let saved = all.iter().filter_map(|(target, copies)| {
+        let line = copies.total.line?;
+        let means = [
+            ("base", line.unchanged_bytes),
+            ("known", line.known_bytes),
+            ("delta", line.delta_bytes),
+            ("compression", line.compression_bytes()),
+        ];
+        Some(means.map(|(by, bytes)| {
+            let by = std::iter::once(("by", by.to_owned()));
+            (copy_labels(target, copies).into_iter().chain(by).collect(), bytes as f64)
+        }))
+    });
+    let help = "What the line did not have to carry, by what saved it";
+    out.gauge("coldrise_copy_saved_bytes", help, saved.flatten().collect::<Vec<_>>());
 }
 
 /// What concerns all machines.

@@ -36,18 +36,13 @@ export interface Part {
 
 /** Where the bytes of the copied points went: what was not sent, by what means, and what was. */
 export function savedParts(counts: CopyCounts): Part[] {
-  const { saved, size_bytes: all, read_bytes: read, sent_bytes: sent } = counts;
-  if (saved && sent !== null && sent !== undefined) {
-    return [{ name: 'unchanged or empty', bytes: saved.base, colour: 'good' },
-      { name: 'was there already', bytes: saved.dedup, colour: 'accent' },
-      { name: 'differences only', bytes: saved.delta, colour: 'live' }, { name: 'compressed away', bytes: saved.compression, colour: 'warn' },
-      { name: 'sent', bytes: sent, colour: 'none' }];
+  const { line, size_bytes: all, read_bytes: read, stored_bytes: stored } = counts;
+  if (line) {
+    const content = line.content_bytes - line.delta_bytes;
+    return [{ name: 'unchanged', bytes: line.unchanged_bytes, colour: 'good' }, { name: 'empty', bytes: line.zero_bytes, colour: 'line-strong' },
+      { name: 'was there already', bytes: line.known_bytes, colour: 'accent' }, { name: 'same as before in part', bytes: line.delta_bytes, colour: 'live' },
+      { name: 'compressed away', bytes: Math.max(0, content - line.packed_bytes), colour: 'warn' }, { name: 'sent', bytes: line.sent_bytes, colour: 'ink' }];
   }
-  const unchanged = { name: 'unchanged or empty', bytes: Math.max(0, all - read), colour: 'good' };
-  if (sent === null || sent === undefined) {
-    return [unchanged, { name: 'was there, or compressed away', bytes: Math.max(0, read - counts.stored_bytes), colour: 'accent' },
-      { name: 'stored', bytes: counts.stored_bytes, colour: 'none' }];
-  }
-  return [unchanged, { name: 'was there, or compressed away', bytes: Math.max(0, read - sent), colour: 'accent' },
-    { name: 'sent', bytes: sent, colour: 'none' }];
+  return [{ name: 'unchanged or empty', bytes: Math.max(0, all - read), colour: 'good' },
+    { name: 'was there, or compressed away', bytes: Math.max(0, read - stored), colour: 'accent' }, { name: 'stored', bytes: stored, colour: 'ink' }];
 }

@@ -126,9 +126,7 @@ impl CopyCounts {
     ) -> CopyCounts {
         let line = match (self.line, other.line) {
             (None, None) => None,
-            (line, other) => {
-                Some(join_lines(line.unwrap_or_default(), other.unwrap_or_default()))
-            }
+            (line, other) => Some(join_lines(line.unwrap_or_default(), other.unwrap_or_default())),
         };
         CopyCounts {
             points: join(self.points, other.points),
