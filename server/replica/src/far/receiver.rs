@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_line::{Class, Frame, Line, Received};
 use coldrise_session::{BegunCopy, BegunDisk, CarriedFiles, Catalog, SharedWriter};
-use coldrise_store::{MachineClaim, MachineName, MapRoot, PointDocument, PointOrigin, Reachable};
+use coldrise_store::{Claim, MachineName, MapRoot, PointDocument, PointOrigin, Reachable};
 
 use self::disk::{OpenDisk, Step};
 use super::messages::{broken, send, Answer, Ask, Parts, CONTENT, MESSAGE, NAMES, PART, VERSION};
@@ -80,7 +80,7 @@ struct Receiver<'a> {
     far: &'a SharedWriter<'a>,
     prefix: &'a str,
     allowed: Option<Reachable>,
-    claim: Option<(MachineName, MachineClaim)>,
+    claim: Option<(MachineName, Claim)>,
     kept: Option<PointDocument>,
     disk: Option<OpenDisk<'a>>,
     /// Maps that were written on this line, and the sizes of their disks.
