@@ -17,7 +17,8 @@ class FarSite:
         self.program.passphrase_file = folder / f"{name}-passphrase"
         self.program.passphrase_file.write_text("another one\n", encoding="utf-8")
         self.program.repository.parent.mkdir()
-        self.program.init("--chunk-size", "64K", *options)
+        chunk = () if "--chunk-size" in options else ("--chunk-size", "64K")
+        self.program.init(*chunk, *options)
         self.line = line
         self.address = f"{FAR_ADDRESS}:8481" if line else "127.0.0.1:0"
         self.process = None
