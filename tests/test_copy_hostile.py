@@ -33,6 +33,8 @@ SAID = {
     "content that is not packed": "cannot be decompressed",
     "deltas without a base": "came again",
     "parts without the first": "came early",
+    "a part of a stream twice": "came twice",
+    "an unknown coding": "unknown coding",
     "batches without content": "too much at once",
     "more names than a batch has": "too many names",
     "more runs than names": "too many names",
