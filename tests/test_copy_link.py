@@ -327,7 +327,6 @@ def test_what_has_arrived_of_a_point_is_not_sent_again(coldrise, site, tmp_path,
     assert process.returncode == 0 and "trying again for" in message, message
     line = json.loads(printed.splitlines()[-1])["line"]
     # What was on its way, in the buffers of the network.
-    print(line)
     assert line["sent_bytes"] < 40 * MIB + 1.5 * MIB
     check(far.program, {"20261101T100000Z": {"vda": path.read_bytes()}}, tmp_path, f"{prefix}web01")
     assert far.program.json("verify")["is_clean"]
