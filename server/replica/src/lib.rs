@@ -29,13 +29,16 @@
 
 mod changes;
 mod copy;
+mod disk_copy;
 mod far;
 mod links;
 mod plan;
 mod status;
 
 pub use copy::{copy, CopiedPoint, CopyRequest, CopySummary, MachineCopy};
-pub use far::{receive_copies, FarSide, LineFar, Traffic};
+pub use far::{
+    receive_copies, Announced, AnnouncedDisk, Announcement, Begun, FarSide, LineFar, Traffic,
+};
 pub use links::{Invitation, Link, Links};
 pub use plan::Identity;
 pub use status::{
