@@ -127,8 +127,7 @@ def test_a_copy_that_goes_on_sends_only_what_changed(coldrise, far, tmp_path):
     command = [PROGRAM, "copy", "--to", "far", "--rate", "150K", "--retry", "0s"]
     process = subprocess.Popen(command, env=coldrise.environment(), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                                stderr=subprocess.DEVNULL)
-    begun = far.program.repository / "begun"
-    wait_until(lambda: begun.exists() and list(begun.iterdir()), "a note")
+    far.wait_for_note()
     process.kill()
     process.wait(timeout=DEADLINE_S)
 
@@ -276,11 +275,12 @@ def test_a_point_that_has_begun_goes_on_where_it_was(coldrise, site, tmp_path, p
         process.kill()
     else:
         # What has arrived is noted now and then.
-        wait_until(lambda: begun.exists() and list(begun.iterdir()), "a note")
+        far.wait_for_note()
         far.stop(signal.SIGKILL)
         far.start()
     process.wait(timeout=DEADLINE_S)
-    wait_until(lambda: begun.exists() and list(begun.iterdir()), "a note")
+    address = f"{prefix}web01/20261101T100000Z"
+    wait_until(lambda: not far.program.json("show", address)["is_reachable"], "the end of the line")
     # It survives a gc that removes everything that is not needed.
     far.program.json("gc", "--max-unused", "0")
     copied = coldrise.json("copy", "--to", "far")

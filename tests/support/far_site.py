@@ -51,6 +51,14 @@ class FarSite:
         wait_until(has_paired, "pairing")
         return code
 
+    def wait_for_note(self):
+        """Waits until a part of a point on its way is durable here."""
+        def missing():
+            return [coming["missing_bytes"] for coming in self.program.json("list").get("coming", [])]
+
+        first = wait_until(missing, "a point on its way")
+        wait_until(lambda: missing() != first, "a note")
+
     def stop(self, number=signal.SIGTERM):
         if self.process and self.process.poll() is None:
             self.process.send_signal(number)

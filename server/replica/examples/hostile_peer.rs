@@ -149,14 +149,23 @@ impl Talk {
     }
 
     fn tell(&self, message: &Value) -> Result<()> {
+        self.tell_with(message, &[])
+    }
+
+    fn tell_with(&self, message: &Value, attachment: &[u8]) -> Result<()> {
         let json = message.to_string().into_bytes();
         let mut body = (json.len() as u32).to_le_bytes().to_vec();
         body.extend(json);
+        body.extend(attachment);
         self.frame(Class::Control, MESSAGE, body)
     }
 
     fn ask(&self, message: &Value) -> Result<Value> {
-        self.tell(message)?;
+        self.ask_with(message, &[])
+    }
+
+    fn ask_with(&self, message: &Value, attachment: &[u8]) -> Result<Value> {
+        self.tell_with(message, attachment)?;
         match self.hear(LONG) {
             Heard::Message(answer) => Ok(answer),
             Heard::End(why) => Err(Error::new(ErrorKind::Io, why)),

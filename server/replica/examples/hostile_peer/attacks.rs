@@ -331,24 +331,37 @@ fn base_of_another_size(site: &Site<'_>, talk: &Talk) -> Result<String> {
 fn another_disk_begun(site: &Site<'_>, talk: &Talk) -> Result<String> {
     let (point, content) = (site.point(talk)?, piece(site, 41));
     talk.ask(&json!({ "claim": { "machine": site.machine } }))?;
-    let begun = |disk: &str, size: usize| {
+    let announce = |disk: &str, size: usize| {
         let made_in = json!({ "repository": "07".repeat(16), "machine": site.machine });
-        json!({ "begun": { "machine": site.machine, "made_in": made_in, "point": "20320101T000000Z", "created_at_ms": 1,
-            "disk": disk, "size_bytes": size, "base": null } })
+        let disks =
+            json!([{ "name": disk, "size_bytes": size, "root": point["disks"][0]["root"] }]);
+        let mut document = with(&point, "20320101T000000Z", disks);
+        document["machine"] = json!(site.machine);
+        document["created_at_ms"] = json!(1);
+        document["made_in"] = made_in;
+        let details = json!([[[[0, size]]], ""]).to_string().into_bytes();
+        let mut attachment = (details.len() as u32).to_le_bytes().to_vec();
+        attachment.extend(details);
+        let attachment = zstd::bulk::compress(&attachment, 1).unwrap_or_default();
+        talk.ask_with(
+            &json!({ "announce": { "number": 1, "document": document, "bases": [null] } }),
+            &attachment,
+        )
     };
-    talk.ask(&begun("vda", 4 * site.chunk_bytes))?;
+    announce("vda", 4 * site.chunk_bytes)?;
     site.start(talk, 4)?;
     site.offer(talk, 1, 0, &[&content])?;
     talk.bring(1, &[0], &packed(&content))?;
     talk.last_words();
     // Now the larger one is the one that is coming.
-    talk.ask(&begun("vdb", 400 * site.chunk_bytes))?;
+    announce("vdb", 400 * site.chunk_bytes)?;
     talk.tell(&json!("abandon"))?;
-    let begun = talk.ask(&begun("vdb", 400 * site.chunk_bytes))?;
-    if begun["begun"]["begun"].is_null() {
+    let begun = announce("vdb", 400 * site.chunk_bytes)?;
+    let begun = &begun["announced"]["begun"][0];
+    if begun.is_null() {
         return Ok("nothing has begun".to_owned());
     }
-    let root = &begun["begun"]["begun"]["root"];
+    let root = &begun["root"];
     let started = talk.answered(
         talk.tell(&json!({ "start": { "base": root, "size_bytes": 400 * site.chunk_bytes } })),
     );

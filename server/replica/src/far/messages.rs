@@ -28,7 +28,7 @@ use serde::{Deserialize, Serialize};
 use super::Begun;
 
 /// Changes with every message.
-pub(super) const VERSION: u32 = 3;
+pub(super) const VERSION: u32 = 4;
 
 /// Kinds of frames. A message is JSON and an attachment; long ones come in parts.
 pub(super) const PART: u8 = 1;
