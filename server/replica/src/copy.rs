@@ -5,11 +5,14 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_ingest::{store_source, Pace, Progress, Rate, RateLimit, StoredDisk, Watch};
+use coldrise_ingest::{store_source, NoProgress, Pace, Progress, RateLimit, StoredDisk, Watch};
 use coldrise_session::{Catalog, ReadLease};
 use coldrise_store::{DiskDocument, MachineName, PointDocument, PointName, Repository};
 
+use serde::{Deserialize, Serialize};
+
 use crate::changes::PointChanges;
+use crate::far::messages::error_on_its_way;
 use crate::far::{FarSide, Traffic};
 use crate::plan::{base_of, made_in, Plan, Side, Wanted};
 
@@ -30,18 +33,18 @@ pub struct CopyRequest {
     /// Of each machine only the newest points that are not there.
     pub last: Option<usize>,
     /// The limit on the bytes read; `None`: no limit.
-    pub rate: Option<Rate>,
+    pub limit: Option<Arc<RateLimit>>,
 }
 
 /// The result.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub struct CopySummary {
     /// The machines, in the order of their names.
     pub machines: Vec<MachineCopy>,
 }
 
 /// The result for one machine.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct MachineCopy {
     /// The machine.
     pub machine: MachineName,
@@ -58,11 +61,68 @@ pub struct MachineCopy {
     /// What was sent for it over a line, its points that were not finished included.
     pub traffic: Traffic,
     /// Why the rest was not copied.
+    #[serde(with = "error_on_its_way")]
     pub error: Option<Error>,
 }
 
+impl MachineCopy {
+    /// Nothing was copied yet.
+    pub(crate) fn new(machine: MachineName, far_machine: MachineName) -> MachineCopy {
+        let (copied, there, passed_over, quarantined, traffic, error) = Default::default();
+        MachineCopy {
+            machine,
+            far_machine,
+            copied,
+            there,
+            passed_over,
+            quarantined,
+            traffic,
+            error,
+        }
+    }
+
+    /// The same once more.
+    pub(crate) fn again(&self) -> MachineCopy {
+        let error = self.error.as_ref();
+        MachineCopy {
+            machine: self.machine.clone(),
+            far_machine: self.far_machine.clone(),
+            copied: self.copied.clone(),
+            there: self.there,
+            passed_over: self.passed_over.clone(),
+            quarantined: self.quarantined.clone(),
+            traffic: self.traffic,
+            error: error.map(|error| Error::new(error.kind(), error.full_message())),
+        }
+    }
+}
+
+/// A step of a copy.
+#[derive(Debug)]
+pub enum CopyStep<'a> {
+    /// Each machine and its name there, before any is copied.
+    Machines(&'a [(MachineName, MachineName)]),
+    /// A point of a machine is there.
+    Point {
+        /// The machine.
+        machine: &'a MachineName,
+        /// The point.
+        point: &'a CopiedPoint,
+    },
+    /// Nothing more is done for a machine.
+    Machine(&'a MachineCopy),
+}
+
+/// Receives the progress within disks, and the steps.
+pub trait CopyProgress: Progress {
+    /// The copy has come so far.
+    fn reached(&self, _step: &CopyStep<'_>) {}
+}
+
+impl CopyProgress for NoProgress {}
+
 /// One copied point.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct CopiedPoint {
     /// The point.
     pub point: PointName,
@@ -88,7 +148,7 @@ pub fn copy(
     source: &Arc<Repository>,
     far: &dyn FarSide,
     request: &CopyRequest,
-    progress: &dyn Progress,
+    progress: &dyn CopyProgress,
     cancel: &AtomicBool,
 ) -> Result<CopySummary> {
     if *source.id() == far.id()? {
@@ -104,28 +164,19 @@ pub fn copy(
     };
     let machines = machines
         .into_iter()
-        .map(|m| Ok((far_name(request, &m)?, m)))
+        .map(|m| Ok((m.clone(), far_name(request, &m)?)))
         .collect::<Result<Vec<_>>>()?;
-    let limit = request.rate.map(RateLimit::new);
+    progress.reached(&CopyStep::Machines(&machines));
     let mut summary = CopySummary::default();
-    for (far_machine, machine) in machines {
+    for (machine, far_machine) in machines {
         let mut run = MachineRun {
             source,
             far,
             request,
-            pace: Pace { threads: 0, limit: limit.as_ref() },
+            pace: Pace { threads: 0, limit: request.limit.as_deref() },
             progress,
             cancel,
-            result: MachineCopy {
-                machine,
-                far_machine,
-                copied: Vec::new(),
-                there: 0,
-                passed_over: Vec::new(),
-                quarantined: Vec::new(),
-                traffic: Traffic::default(),
-                error: None,
-            },
+            result: MachineCopy::new(machine, far_machine),
         };
         let before = far.traffic();
         let done = run.copy_machine();
@@ -137,6 +188,7 @@ pub fn copy(
             }
             done => run.result.error = done.err(),
         }
+        progress.reached(&CopyStep::Machine(&run.result));
         summary.machines.push(run.result);
     }
     Ok(summary)
@@ -160,7 +212,7 @@ struct MachineRun<'a> {
     far: &'a dyn FarSide,
     request: &'a CopyRequest,
     pace: Pace<'a>,
-    progress: &'a dyn Progress,
+    progress: &'a dyn CopyProgress,
     cancel: &'a AtomicBool,
     result: MachineCopy,
 }
@@ -209,19 +261,24 @@ impl MachineRun<'_> {
                     tracing::warn!("{address} is not copied: {}", error.full_message());
                 }
                 copied => {
-                    self.result.copied.extend(copied.map_err(|error| error.context(address))?)
+                    let copied = copied.map_err(|error| error.context(address))?;
+                    self.progress.reached(&CopyStep::Point {
+                        machine: &self.result.machine,
+                        point: &copied,
+                    });
+                    self.result.copied.push(copied);
                 }
             }
         }
         Ok(())
     }
 
-    /// Copies one point; `None` if it is there meanwhile.
+    /// Copies one point.
     fn copy_point(
         &self,
         mut point: PointDocument,
         commons: &mut Vec<Common>,
-    ) -> Result<Option<CopiedPoint>> {
+    ) -> Result<CopiedPoint> {
         let started = Instant::now();
         let _held = ReadLease::point(self.source, PROGRAM, &mut point)?;
         let base = self.lease_base(&point, commons)?;
@@ -250,7 +307,7 @@ impl MachineRun<'_> {
         let there = self.put_point(&point, disks)?;
         commons.push(Common { here: point, there });
         copied.elapsed_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
-        Ok(Some(copied))
+        Ok(copied)
     }
 
     /// Chooses the base of `point` and leases it on both sides. One that was forgotten meanwhile is none.

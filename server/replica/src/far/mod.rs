@@ -1,8 +1,10 @@
 //! The repository to which points are copied: on this host, or behind a line.
 
+mod fetch;
+mod heard;
 mod line_disk;
 mod line_far;
-mod messages;
+pub(crate) mod messages;
 mod receiver;
 mod traffic;
 
@@ -15,8 +17,8 @@ use coldrise_store::{
 };
 use serde::{Deserialize, Serialize};
 
+pub use fetch::{fetch, limit_fetch, serve_fetch, FetchRequest, Fetched, Greeting, Opening};
 pub use line_far::LineFar;
-pub use receiver::receive_copies;
 pub use traffic::Traffic;
 
 /// A disk that has arrived in part.

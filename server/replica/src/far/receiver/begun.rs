@@ -10,7 +10,7 @@ use super::disk::{open_steps, OpenDisk};
 use super::{Receiver, NOTE_INTERVAL};
 use crate::far::Begun;
 
-impl Receiver<'_> {
+impl Receiver<'_, '_> {
     /// Prepares the next disk of the point that comes. Returns what has arrived of it before.
     pub(super) fn begin(
         &mut self,

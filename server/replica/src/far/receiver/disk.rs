@@ -41,7 +41,7 @@ pub(super) struct Arriving {
     missing: usize,
 }
 
-impl Receiver<'_> {
+impl Receiver<'_, '_> {
     /// Begins to write a disk, over a base or over what has arrived of it.
     pub(super) fn start(&mut self, base: Option<MapRoot>, size_bytes: u64) -> Result<()> {
         let is_kept = |root: &MapRoot| {
