@@ -114,7 +114,7 @@ CARGO_TEST := test --release --locked --workspace --tests
 .PHONY: test-programs
 test-programs: build
 	$(CARGO) $(CARGO_TEST) --no-run
-	$(CARGO) build --release --locked --workspace --example lay_out --example line_speed
+	$(CARGO) build --release --locked --workspace --example lay_out --example line_speed --example hostile_peer
 
 # Images and tools come from the network while the compiler needs the processors. The page is built
 # beside the test programs, and the tests of both kinds run side by side: each leaves processors idle.

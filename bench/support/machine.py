@@ -13,6 +13,9 @@ _VERSIONS = {
     "qemu": ["qemu-img", "--version"],
     "zstd": ["zstd", "--version"],
     "restic": ["restic", "version"],
+    "rsync": ["rsync", "--version"],
+    "ssh": ["ssh", "-V"],
+    "postgresql": ["/usr/lib/postgresql/15/bin/postgres", "--version"],
     "borg": ["borg", "--version"],
 }
 
@@ -31,6 +34,11 @@ def _field(path: str, key: str) -> str:
         if name.strip() == key:
             return value.strip()
     return "unknown"
+
+
+def mhz() -> float:
+    """The processor's frequency, as the kernel says it."""
+    return float(_field("/proc/cpuinfo", "cpu MHz"))
 
 
 def describe(project: Path, work: Path) -> dict[str, str]:

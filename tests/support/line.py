@@ -2,6 +2,7 @@
 
 import pathlib
 import subprocess
+import threading
 from dataclasses import dataclass
 
 from .network import Network
@@ -33,6 +34,7 @@ class Line:
         program = pathlib.Path(folder) / "line_emulator"
         subprocess.run(["cc", "-O2", "-Wall", "-Werror", "-o", program, _SOURCE], check=True)
         self.mbit = mbit
+        self.asking = threading.Lock()
         # What the line holds in one round trip.
         queue_kb = queue_kb or mbit * round_trip_ms / 8
         self.near, self.far = Network(), Network()
@@ -46,9 +48,10 @@ class Line:
             assert network.run(*route).returncode == 0
 
     def _ask(self, command):
-        self.process.stdin.write(command + "\n")
-        self.process.stdin.flush()
-        return self.process.stdout.readline()
+        with self.asking:
+            self.process.stdin.write(command + "\n")
+            self.process.stdin.flush()
+            return self.process.stdout.readline()
 
     def cut(self):
         """All packets are lost from now on."""

@@ -53,7 +53,9 @@ def pages(made):
         "session": ("sessions/web01-trial", None),
         "activity": ("activity", None),
         "jobs": ("jobs", None),
+        "copies": ("copies", None),
         "job-new": ("jobs?new", None),
+        "job-copy": ("jobs?new", copy_job),
         "repository": ("repository", None),
         "compare": ("compare/" + "/".join(address.replace("/", "%2F") for address in made.daily[-2:]), None),
         "access": ("access", None),
@@ -109,6 +111,10 @@ def recover(page):
     page.get_by_role("button", name="Start").wait_for()
 
 
+def copy_job(page):
+    page.get_by_label("What it does").select_option("copy")
+
+
 def way(*choices):
     """The whole drawer, also what is below its edge."""
     def choose(page):
@@ -132,6 +138,9 @@ def remember(service):
             at_ms, share = now_ms - back * day_ms, 0.35 + (42 - back) / 60 - (0.22 if back < 12 else 0)
             database.execute("INSERT INTO growth SELECT DISTINCT repository, ?, ?, ? FROM growth",
                              (at_ms // day_ms, at_ms, int(today["occupied_bytes"] * (share + 0.02 * (back % 3)))))
+            for target in service.get("copies"):
+                database.execute("INSERT OR IGNORE INTO copies_behind SELECT DISTINCT repository, ?, ?, ?, ?, ? FROM growth",
+                                 (target["target"], at_ms // day_ms, back % 4, back << 20, back * 3_600_000))
 
 
 def keys(page):
@@ -169,6 +178,10 @@ def main():
     arguments.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         made = site.make(folder)
+        second = made.folder / "second"
+        made.coldrise.json("--repo", second, "init")
+        made.coldrise.json("copy", "--to", second)
+        made.back_up("web01", [0.2], seed=3)
         built = subprocess.run([ROOT / "images/guest/build.sh"], stdout=subprocess.PIPE, text=True, check=True)
         made.coldrise.backup("erp01", vda=built.stdout.splitlines()[-1])
         work = pathlib.Path(folder, "service")

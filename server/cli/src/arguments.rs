@@ -108,6 +108,7 @@ pub(crate) enum Command {
     Init(commands::init::InitArguments),
     Backup(commands::backup::BackupArguments),
     Copy(commands::copy::CopyArguments),
+    Copies(commands::copies::CopiesArguments),
     Link(commands::link::LinkArguments),
     List(commands::list::ListArguments),
     Show(commands::show::ShowArguments),

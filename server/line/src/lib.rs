@@ -19,7 +19,7 @@
 //!
 //! | what | limit |
 //! |---|---|
-//! | connections that have not proved a key | 256, 32 of one address, 15 s each |
+//! | connections that have not proved a key | 256, 32 of one address, 15 s each; addresses of peers have 32 more each |
 //! | bytes read from them | TLS's own records, and one message of 56 bytes |
 //! | lines of one peer | 8 |
 //! | memory of a line | the credit given: 16 MiB and the bulk window |

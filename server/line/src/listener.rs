@@ -266,6 +266,7 @@ impl Shared {
             .and_then(|()| collect(control, &joining, bulk, until));
         self.peers.end_joining(&session);
         let line = TcpLine::start(address.to_string(), streams?, &self.options, bulk_window_bytes)?;
+        self.gate.know(address.ip());
         if self.peers.note_line(key, line.connections()) {
             // Only a listener that was dropped takes no more.
             let _ = self.arrivals.send(Arrival::Line { peer: key, line });

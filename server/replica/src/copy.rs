@@ -15,6 +15,7 @@ use crate::changes::PointChanges;
 use crate::far::messages::error_on_its_way;
 use crate::far::{FarSide, Traffic};
 use crate::plan::{base_of, made_in, Plan, Side, Wanted};
+use crate::status::{CopyCounts, CopyTarget, Cut, Recorder, Seen};
 
 /// The program's name in leases, for people.
 const PROGRAM: &str = "copy";
@@ -34,6 +35,8 @@ pub struct CopyRequest {
     pub last: Option<usize>,
     /// The limit on the bytes read; `None`: no limit.
     pub limit: Option<Arc<RateLimit>>,
+    /// Under which target the copy is recorded; `None`: it is not.
+    pub target: Option<CopyTarget>,
 }
 
 /// The result.
@@ -167,6 +170,8 @@ pub fn copy(
         .map(|m| Ok((m.clone(), far_name(request, &m)?)))
         .collect::<Result<Vec<_>>>()?;
     progress.reached(&CopyStep::Machines(&machines));
+    let recorder = Recorder::new(source, request.target.as_ref(), request.machines.is_empty());
+    let watched = recorder.watching(far, progress);
     let mut summary = CopySummary::default();
     for (machine, far_machine) in machines {
         let mut run = MachineRun {
@@ -174,13 +179,17 @@ pub fn copy(
             far,
             request,
             pace: Pace { threads: 0, limit: request.limit.as_deref() },
+            watched: &watched,
             progress,
+            recorder: &recorder,
             cancel,
             result: MachineCopy::new(machine, far_machine),
         };
+        recorder.begin_machine(&run.result.machine, &run.result.far_machine);
         let before = far.traffic();
         let done = run.copy_machine();
         run.result.traffic = far.traffic() - before;
+        recorder.end_machine(far, &run.result.far_machine, done.as_ref().err());
         match done {
             // These stop every machine.
             Err(error) if [ErrorKind::Interrupted, ErrorKind::NoSpace].contains(&error.kind()) => {
@@ -212,7 +221,10 @@ struct MachineRun<'a> {
     far: &'a dyn FarSide,
     request: &'a CopyRequest,
     pace: Pace<'a>,
+    /// Gets the progress within disks.
+    watched: &'a dyn Progress,
     progress: &'a dyn CopyProgress,
+    recorder: &'a Recorder,
     cancel: &'a AtomicBool,
     result: MachineCopy,
 }
@@ -247,6 +259,13 @@ impl MachineRun<'_> {
         self.result.there = plan.there - self.result.copied.len().min(plan.there);
         self.result.passed_over = names(&plan.passed_over);
         self.result.quarantined = names(&plan.quarantined);
+        self.recorder.planned(
+            self.far,
+            far_id,
+            &self.result.far_machine,
+            Seen::of(&plan, &points),
+            !plan.missing.is_empty(),
+        );
         let common = |(here, there): (usize, usize)| Common {
             here: points[here].clone(),
             there: far_points[there].clone(),
@@ -280,6 +299,7 @@ impl MachineRun<'_> {
         commons: &mut Vec<Common>,
     ) -> Result<CopiedPoint> {
         let started = Instant::now();
+        self.recorder.begin_point(&point.point);
         let _held = ReadLease::point(self.source, PROGRAM, &mut point)?;
         let base = self.lease_base(&point, commons)?;
         let (common, _held_base) = match base {
@@ -305,6 +325,16 @@ impl MachineRun<'_> {
             disks.push(DiskDocument { name, size_bytes, root: stored.root, layers: Vec::new() });
         }
         let there = self.put_point(&point, disks)?;
+        self.recorder.end_point(
+            self.far,
+            Cut::of(&point),
+            CopyCounts {
+                size_bytes: copied.size_bytes,
+                read_bytes: copied.read_bytes,
+                stored_bytes: copied.stored_bytes,
+                ..CopyCounts::default()
+            },
+        );
         commons.push(Common { here: point, there });
         copied.elapsed_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
         Ok(copied)
@@ -342,9 +372,10 @@ impl MachineRun<'_> {
         // Layers there lie over the map, which alone can be a base.
         let common = common.filter(|(_, _, there)| there.layers.is_empty());
         let base = common.map(|(here, ..)| here);
+        self.recorder.begin_disk(base.is_some());
         let mut source = PointChanges::open(self.source, point, base, name, self.cancel)?;
         let address = format!("{}/{}/{name}", point.machine, point.point);
-        let watch = Watch { disk: &address, progress: self.progress, cancel: self.cancel };
+        let watch = Watch { disk: &address, progress: self.watched, cancel: self.cancel };
         let mut root = common.map(|(_, _, there)| there.root);
         let mut end_bytes = common.map(|(_, here, _)| here.size_bytes);
         let there = PointDocument {

@@ -34,6 +34,7 @@ mod copy;
 mod far;
 mod links;
 mod plan;
+mod status;
 mod windows;
 
 pub use copy::{copy, CopiedPoint, CopyProgress, CopyRequest, CopyStep, CopySummary, MachineCopy};
@@ -43,4 +44,8 @@ pub use far::{
 };
 pub use links::{Invitation, Link, Links, Right};
 pub use plan::Identity;
+pub use status::{
+    CopiesStamp, CopyCounts, CopyRecords, CopyState, CopyTarget, Cut, FailedCopy, MachineCopies,
+    RunningCopy, StatusReader, TargetCopies,
+};
 pub use windows::{local_time, RateWindow, RateWindows};

@@ -53,6 +53,8 @@ pub(crate) struct Plan {
     pub(crate) common: Vec<(usize, usize)>,
     /// Already there.
     pub(crate) there: usize,
+    /// The youngest of these.
+    pub(crate) youngest: Option<usize>,
     /// Not there, and older than what is there: retired there, or never wanted.
     pub(crate) passed_over: Vec<usize>,
     /// In quarantine here.
@@ -76,6 +78,7 @@ impl Plan {
             match there.iter().position(|known| *known == identity) {
                 Some(place) => {
                     plan.there += 1;
+                    plan.youngest = Some(at);
                     youngest_ms = Some(point.created_at_ms);
                     if is_good && far.points[place].quarantine.is_none() {
                         plan.common.push((at, place));

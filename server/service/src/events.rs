@@ -45,6 +45,8 @@ pub(crate) enum What {
     Activity(ActivityTotals),
     /// A job or the queue changed.
     Job { job: String },
+    /// The state of the copies at a target changed.
+    Copies { target: String },
     /// An alarm was raised or cleared.
     Alarm { key: String, machine: Option<String> },
     /// Settings, users or tokens changed.

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use coldrise_block::{remove_abandoned_folders, Result};
 
-use crate::growth;
 use crate::jobs::NewRun;
 use crate::service::Service;
+use crate::{copies, growth};
 
 const INTERVAL: Duration = Duration::from_secs(60);
 /// A session that is still there after its run is tried again after this time.
@@ -42,6 +42,9 @@ impl Housekeeping {
         }
         if let Err(error) = growth::sample(service) {
             tracing::warn!("the space of the repository: {}", error.full_message());
+        }
+        if let Err(error) = copies::sample(service) {
+            tracing::warn!("how far behind copies are: {}", error.full_message());
         }
     }
 

@@ -22,6 +22,7 @@ mod activity_watch;
 mod api;
 mod arguments;
 mod clock;
+mod copies;
 mod database;
 mod events;
 mod files_machines;

@@ -6,6 +6,7 @@ use std::sync::atomic::AtomicU64;
 
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_inventory::MachineSummary;
+use coldrise_replica::{MachineCopies, TargetCopies};
 use coldrise_store::BootVerdict;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::family::Family;
@@ -57,6 +58,7 @@ pub(crate) fn text(service: &Service, caller: &Identity) -> Result<String> {
     machines(&mut out, service, caller);
     jobs(&mut out, service, caller)?;
     alarms(&mut out, service, caller)?;
+    copies(&mut out, service, caller);
     if caller.sees_all() {
         site(&mut out, service)?;
     }
@@ -165,6 +167,88 @@ fn alarms(out: &mut Exposition, service: &Service, caller: &Identity) -> Result<
     });
     out.gauge("coldrise_alarms", "Alarms that hold", values);
     Ok(())
+}
+
+fn copy_labels(target: &TargetCopies, copies: &MachineCopies) -> Labels {
+    vec![
+        ("target", target.target.clone()),
+        ("machine", copies.machine.clone()),
+        ("far_machine", copies.far_machine.clone()),
+    ]
+}
+
+/// Where copies are. Targets of which nothing is known have no values.
+fn copies(out: &mut Exposition, service: &Service, caller: &Identity) {
+    let targets = service.copies.targets().unwrap_or_default();
+    let all: Vec<(&TargetCopies, &MachineCopies)> = targets
+        .iter()
+        .flat_map(|target| target.machines.iter().map(move |copies| (target, copies)))
+        .filter(|(_, copies)| caller.sees(&copies.machine))
+        .collect();
+    let mut of_each = |name: &str, help: &str, value: &dyn Fn(&MachineCopies) -> Option<u64>| {
+        let values = all.iter().filter_map(|(target, copies)| {
+            Some((copy_labels(target, copies), value(copies)? as f64))
+        });
+        out.gauge(name, help, values.collect::<Vec<_>>());
+    };
+    let seconds = |ms: Option<u64>| ms.map(|ms| ms / 1000);
+    of_each(
+        "coldrise_copy_points_behind",
+        "Points here that are wanted at the target and are not there",
+        &|copies| copies.points_behind,
+    );
+    of_each("coldrise_copy_bytes_behind", "What a copy of these points has to read", &|copies| {
+        copies.bytes_behind
+    });
+    of_each(
+        "coldrise_copy_behind_since_timestamp_seconds",
+        "Time of the oldest point that is not there; absent if none is missing",
+        &|copies| seconds(copies.behind_since_ms),
+    );
+    of_each(
+        "coldrise_copy_last_cut_timestamp_seconds",
+        "Time of the newest point that is there",
+        &|copies| seconds(copies.last_cut.as_ref().map(|cut| cut.created_at_ms)),
+    );
+    of_each(
+        "coldrise_copy_last_success_timestamp_seconds",
+        "When everything that was wanted was there last",
+        &|copies| seconds(copies.succeeded_at_ms),
+    );
+    of_each("coldrise_copy_failing", "1 if the last copy failed, else 0", &|copies| {
+        Some(u64::from(copies.failure.is_some()))
+    });
+    of_each("coldrise_copy_read_bytes", "What all copies read here", &|copies| {
+        Some(copies.total.read_bytes)
+    });
+    of_each("coldrise_copy_sent_bytes", "What all copies sent over the line", &|copies| {
+        Some(copies.total.line?.sent_bytes)
+    });
+    of_each(
+        "coldrise_copy_bytes_per_second",
+        "Rate of the copy that runs, of content",
+        &|copies| Some(copies.running.as_ref().map_or(0, |running| running.bytes_per_second)),
+    );
+    of_each(
+        "coldrise_copy_sent_bytes_per_second",
+        "Rate of the copy that runs, on the line",
+        &|copies| Some(copies.running.as_ref()?.sent_bytes_per_second.unwrap_or(0)),
+    );
+    let saved = all.iter().filter_map(|(target, copies)| {
+        let line = copies.total.line?;
+        let means = [
+            ("base", line.unchanged_bytes),
+            ("known", line.known_bytes),
+            ("delta", line.delta_bytes),
+            ("compression", line.compression_bytes()),
+        ];
+        Some(means.map(|(by, bytes)| {
+            let by = std::iter::once(("by", by.to_owned()));
+            (copy_labels(target, copies).into_iter().chain(by).collect(), bytes as f64)
+        }))
+    });
+    let help = "What the line did not have to carry, by what saved it";
+    out.gauge("coldrise_copy_saved_bytes", help, saved.flatten().collect::<Vec<_>>());
 }
 
 /// What concerns all machines.

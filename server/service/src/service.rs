@@ -20,6 +20,7 @@ use crate::access::{setup, LoginLimits};
 use crate::activity_watch::{self, ActivityHistory};
 use crate::api;
 use crate::arguments::{Options, StartRuns};
+use crate::copies::{self, Copies};
 use crate::database::Database;
 use crate::events::Events;
 use crate::folders::{check_runs_folder, make_state_folder};
@@ -46,6 +47,7 @@ pub(crate) struct Service {
     pub(crate) refresher: Refresher,
     pub(crate) events: Arc<Events>,
     pub(crate) history: ActivityHistory,
+    pub(crate) copies: Copies,
     /// Starts all runs.
     pub(crate) queue: Arc<Queue>,
     pub(crate) login_limits: LoginLimits,
@@ -90,7 +92,7 @@ fn start_jobs(service: &SharedService) -> Result<()> {
         (StartRuns::Systemd, _) => Starter::Systemd,
     };
     let (watched, source) = (service.clone(), service.clone());
-    let active = service.clone();
+    let (active, copied) = (service.clone(), service.clone());
     let names =
         move || Ok(source.known_machines()?.into_iter().map(|known| known.machine).collect());
     let dispatcher = Dispatcher::new(Arc::clone(&service.queue), starter, Box::new(names));
@@ -100,6 +102,7 @@ fn start_jobs(service: &SharedService) -> Result<()> {
         thread.map(drop).context(|| format!("starting the thread of {name}"))
     };
     start("runs", Box::new(move || run_watch::run(&watched)))?;
+    start("copies", Box::new(move || copies::run(&copied)))?;
     start("activity", Box::new(move || activity_watch::run(&active)))?;
     start("jobs", Box::new(move || dispatcher.run(&stop)))
 }
@@ -161,6 +164,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         refresher,
         events,
         history: ActivityHistory::default(),
+        copies: Copies::default(),
         login_limits: LoginLimits::default(),
         messenger: Messenger::default(),
         first_admin: Notify::new(),

@@ -9,6 +9,7 @@ export const PAGES: Record<string, Loaded | undefined> = {
   activity: () => import('./Activity.svelte'),
   runs: () => import('./Run.svelte'),
   jobs: () => import('./Jobs.svelte'),
+  copies: () => import('./Copies.svelte'),
   repository: () => import('./Repository.svelte'),
   files: () => import('./Files.svelte'),
   compare: () => import('./Compare.svelte'),

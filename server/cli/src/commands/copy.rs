@@ -12,8 +12,8 @@ use clap::{ArgGroup, Args};
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_ingest::{Flow, Rate, RateLimit};
 use coldrise_replica::{
-    copy, local_time, CopiedPoint, CopyRequest, CopySummary, FetchRequest, Link, Links,
-    MachineCopy, RateWindow, RateWindows,
+    copy, local_time, CopiedPoint, CopyRecords, CopyRequest, CopySummary, CopyTarget, FetchRequest,
+    Link, Links, MachineCopy, RateWindow, RateWindows,
 };
 use coldrise_session::{Openers, SharedWriter};
 use coldrise_store::{MachineName, OpenOptions, PassphraseSource, PointName, Repository};
@@ -245,6 +245,7 @@ impl CopyArguments {
             is_all: self.all,
             last: self.last(),
             limit: None,
+            target: None,
         }
     }
 
@@ -285,9 +286,31 @@ pub(crate) fn run(invocation: &Invocation, arguments: CopyArguments) -> Result<R
     let links = Links::of(&here);
     // One of them is there.
     let place = arguments.to.iter().chain(&arguments.from).next().cloned().unwrap_or_default();
-    match link_of(&links, &place)? {
-        Some(link) => copy_over(invocation, &here, &links, &link, &windows, &arguments, &cancel),
-        None => copy_here(invocation, &here, &place, &windows, &arguments, &cancel),
+    let (target, done) = match link_of(&links, &place)? {
+        Some(link) => (
+            CopyTarget::Link(link.name.clone()),
+            copy_over(invocation, &here, &links, &link, &windows, &arguments, &cancel),
+        ),
+        None => (
+            CopyTarget::directory(&place),
+            copy_here(invocation, &here, &place, &windows, &arguments, &cancel),
+        ),
+    };
+    done.inspect_err(|error| {
+        if arguments.to.is_some() {
+            record(&here, &target, error);
+        }
+    })
+}
+
+/// Records why nothing was copied. Mistakes of the caller and cancelled copies are no failures of the target.
+fn record(source: &Arc<Repository>, target: &CopyTarget, error: &Error) {
+    let ignored = [ErrorKind::Interrupted, ErrorKind::InvalidInput, ErrorKind::NotFound];
+    if ignored.contains(&error.kind()) {
+        return;
+    }
+    if let Err(unwritten) = CopyRecords::of(source).failed(target, error) {
+        tracing::warn!("the failure cannot be recorded: {}", unwritten.full_message());
     }
 }
 
@@ -309,29 +332,12 @@ fn copy_here(
 ) -> Result<Report> {
     let there = |error: Error| error.context(place.display());
     let passphrase = arguments.passphrase(invocation)?;
-    let is_from = arguments.from.is_some();
-    let (source, to, passphrase) = match is_from {
-        true => {
-            let options = OpenOptions { cache_bytes: READING_CACHE_BYTES };
-            let source = Repository::open(place, &passphrase, &options).map_err(there)?;
-            (source, invocation.repository_path()?, invocation.passphrase()?)
-        }
-        false => (Arc::clone(here), place, passphrase),
-    };
-    let reader = || Repository::open(to, &passphrase, &OpenOptions { cache_bytes: 0 });
-    let openers = Openers { writer: &|| open_for_writing(to, &passphrase), reader: &reader };
-    let far = SharedWriter::join(to, openers, cancel);
-    let far = if is_from { far? } else { far.map_err(there)? };
-    let flow = windows.flow(local_time());
-    let limit = Arc::new(RateLimit::new(flow));
-    let set = |flow| {
-        if flow == Flow::Stopped {
-            attempts::tell_wait(windows);
-        }
-        limit.set(flow);
-    };
-    set(flow);
-    let request = CopyRequest { limit: Some(Arc::clone(&limit)), ..arguments.request() };
+    let target = Some(CopyTarget::directory(path));
+    let request = CopyRequest { target, ..arguments.request()? };
+    let there = |error: Error| error.context(path.display());
+    let reader = || Repository::open(path, &passphrase, &OpenOptions { cache_bytes: 0 });
+    let openers = Openers { writer: &|| open_for_writing(path, &passphrase), reader: &reader };
+    let far = SharedWriter::join(path, openers, cancel).map_err(there)?;
     let view = ProgressView::new(invocation);
     let copied = attempts::within(
         windows,
@@ -372,7 +378,9 @@ fn copy_over(
         patience: arguments.retry,
         windows,
     };
-    let (request, wish) = (arguments.request(), arguments.fetch_request());
+    let target = Some(CopyTarget::Link(link.name.clone()));
+    let request = CopyRequest { target, ..arguments.request() };
+    let wish = arguments.fetch_request();
     let way = match arguments.from.is_some() {
         false => Way::To { source: here, request: &request },
         true => Way::From {

@@ -1,5 +1,6 @@
 //! `coldrise doctor`: checks of this machine and the repository.
 
+mod copies;
 mod moves;
 mod nfs;
 
@@ -111,6 +112,7 @@ pub(crate) fn run(invocation: &Invocation) -> Result<Report> {
                 check_points(&mut found, &repository);
                 check_sessions(&mut found, &repository);
                 moves::check(&mut found, &repository);
+                copies::check(&mut found, &repository);
                 check_leftovers(&mut found, &repository);
             }
         },

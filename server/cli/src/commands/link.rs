@@ -4,11 +4,14 @@ use clap::{Args, Subcommand, ValueEnum};
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_inventory::MachinePattern;
 use coldrise_line::{pair_with, PairingCode};
-use coldrise_replica::{Link, Links, Right};
+use coldrise_replica::{
+    CopyRecords, CopyTarget, Link, Links, Right, StatusReader, TargetCopies,
+};
 use coldrise_store::MachineName;
 use serde::Serialize;
 use serde_json::json;
 
+use super::copies::age;
 use crate::invocation::Invocation;
 use crate::report::{table, Report};
 use crate::units::now_ms;
@@ -106,6 +109,8 @@ struct ListedLink {
     machines: Vec<String>,
     key: String,
     paired_at_ms: u64,
+    /// The time of the newest point that is there.
+    last_cut_ms: Option<u64>,
 }
 
 pub(crate) fn run(invocation: &Invocation, arguments: LinkArguments) -> Result<Report> {
@@ -146,16 +151,21 @@ pub(crate) fn run(invocation: &Invocation, arguments: LinkArguments) -> Result<R
             );
             Ok(Report::done(&json!({ "name": name, "key": link.key }), text))
         }
-        Action::List => Ok(list(&links.all()?)),
+        Action::List => Ok(list(&links.all()?, &StatusReader::default().targets(&repository)?)),
         Action::Remove { name } => {
             links.remove(&name)?;
+            CopyRecords::of(&repository).forget(&CopyTarget::Link(name.clone()))?;
             let text = format!("removed {name}. At the other site: coldrise link remove");
             Ok(Report::done(&json!({ "name": name }), text))
         }
     }
 }
 
-fn list(all: &[Link]) -> Report {
+fn list(all: &[Link], targets: &[TargetCopies]) -> Report {
+    let copies = |link: &Link| {
+        targets.iter().find(|found| found.is_link && found.target == link.name.as_str())
+    };
+    let now_ms = now_ms();
     let links: Vec<ListedLink> = all
         .iter()
         .map(|link| ListedLink {
@@ -166,6 +176,7 @@ fn list(all: &[Link]) -> Report {
             machines: link.may.machines().iter().map(|one| one.as_str().to_owned()).collect(),
             key: link.key.clone(),
             paired_at_ms: link.paired_at_ms,
+            last_cut_ms: copies(link).and_then(|copies| copies.last_cut_ms),
         })
         .collect();
     let rows: Vec<Vec<String>> = links
@@ -177,13 +188,18 @@ fn list(all: &[Link]) -> Report {
                 None if link.prefix.is_empty() => "send all machines".to_owned(),
                 None => format!("send machines {}…", link.prefix),
             };
+            let last_cut = match link.last_cut_ms {
+                Some(cut_ms) => age(cut_ms, now_ms),
+                None if link.address.is_some() => "never".to_owned(),
+                None => "-".to_owned(),
+            };
             let address = link.address.clone().unwrap_or_else(|| "it dials".to_owned());
-            vec![link.name.clone(), address, may, link.key[..16].to_owned()]
+            vec![link.name.clone(), address, may, last_cut, link.key[..16].to_owned()]
         })
         .collect();
     let text = match rows.is_empty() {
         true => "no links: coldrise link invite, at the site that others can reach".to_owned(),
-        false => table(&["LINK", "ADDRESS", "MAY HERE", "KEY"], &rows),
+        false => table(&["LINK", "ADDRESS", "MAY HERE", ">LAST CUT", "KEY"], &rows),
     };
     Report::done(&Listed { links }, text)
 }

@@ -8,6 +8,7 @@ pub(crate) mod bisect;
 pub(crate) mod boot;
 pub(crate) mod check_boot;
 pub(crate) mod completion;
+pub(crate) mod copies;
 pub(crate) mod copy;
 pub(crate) mod diff;
 mod doctor;
@@ -58,6 +59,7 @@ pub(crate) fn run(invocation: &Invocation, command: Command) -> Result<Report> {
         Command::Init(arguments) => init::run(invocation, &arguments),
         Command::Backup(arguments) => backup::run(invocation, arguments),
         Command::Copy(arguments) => copy::run(invocation, arguments),
+        Command::Copies(arguments) => copies::run(invocation, &arguments),
         Command::Link(arguments) => link::run(invocation, arguments),
         Command::List(arguments) => list::run(invocation, &arguments),
         Command::Show(arguments) => show::run(invocation, &arguments),

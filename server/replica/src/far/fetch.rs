@@ -6,7 +6,7 @@
 //!          the messages of a copy, from the other side: ◀─ hello, claim, …
 //!                                                       ◀─ told: what was reached
 //!   RATE, when it changes            ─▶
-//!                                                       ◀─ ended: the summary, or why not
+//!                                                       ◀─ ended: all machines were told, or why not
 //! ```
 //!
 //! # Invariants
@@ -202,7 +202,7 @@ pub fn serve_fetch(
         copy(source, &far, &request, &teller, cancel)
     });
     let (result, copied) = match copied {
-        Ok(summary) => (Ok((summary, far.traffic())), Ok(())),
+        Ok(_) => (Ok(far.traffic()), Ok(())),
         Err(error) => (Err(Failure::of(&error)), Err(error)),
     };
     // Over a line that was lost, nobody hears it.

@@ -124,8 +124,7 @@ fn what_a_source_tells_has_to_be_true_so_far() {
                 let told = serde_json::from_slice(&told).unwrap();
                 send(line, &Ask::Told { told }, &[]).unwrap();
             }
-            let result =
-                Ok((CopySummary::default(), Traffic { content_bytes: 7, ..Traffic::default() }));
+            let result = Ok(Traffic { content_bytes: 7, ..Traffic::default() });
             send(line, &Ask::Ended { result }, &[]).unwrap();
         })
     };
@@ -152,8 +151,9 @@ fn what_a_source_tells_has_to_be_true_so_far() {
         traffic: Traffic::default(),
     };
     let good = told(&[machines(), progress("web01/latest/vda"), Told::Machine(copy("web01"))]);
-    assert_eq!((good.traffic.content_bytes, good.copied.unwrap().machines.len()), (7, 0));
+    assert_eq!((good.traffic.content_bytes, good.copied.unwrap().machines.len()), (7, 1));
     for bad in [
+        vec![machines()],
         vec![machines(), point()],
         vec![machines(), machines()],
         vec![machines(), Told::Machine(copy("db01"))],
@@ -286,7 +286,7 @@ fn put(
         machine: machine(name),
         point: "20261101T100000Z".parse().unwrap(),
         created_at_ms: 1_793_527_200_000,
-        origin: PointOrigin::Backup,
+        origin: PointOrigin::Backup { sources: Vec::new() },
         disks: vec![disk],
         configuration: None,
         is_protected: false,

@@ -20,7 +20,7 @@ pub(super) struct Heard<'a> {
     /// Of these machines nothing is to be done any more.
     done: usize,
     traffic: Traffic,
-    ended: Option<Result<CopySummary>>,
+    ended: Option<Result<()>>,
 }
 
 impl<'a> Heard<'a> {
@@ -93,17 +93,14 @@ impl<'a> Heard<'a> {
         Ok(())
     }
 
-    pub(super) fn end(
-        &mut self,
-        result: std::result::Result<(CopySummary, Traffic), Failure>,
-    ) -> Result<()> {
+    pub(super) fn end(&mut self, result: std::result::Result<Traffic, Failure>) -> Result<()> {
         self.ended = Some(match result {
-            Ok((mut summary, traffic)) => {
-                for machine in &mut summary.machines {
-                    machine.far_machine = self.own(&machine.far_machine)?;
-                }
+            Ok(_) if self.done < self.machines.len() => {
+                return Err(broken("it ended before all machines were told"));
+            }
+            Ok(traffic) => {
                 self.traffic = traffic;
-                Ok(summary)
+                Ok(())
             }
             Err(failure) => Err(failure.error()),
         });
@@ -119,7 +116,9 @@ impl<'a> Heard<'a> {
         let traffic = self.traffic;
         let whole = |copied| Fetched { copied, loss: None, traffic };
         let loss = match (self.ended.take(), received) {
-            (Some(ended), _) => return whole(ended),
+            (Some(ended), _) => {
+                return whole(ended.map(|()| CopySummary { machines: self.machines }));
+            }
             (None, Err(error)) if error.kind() != ErrorKind::Io => return whole(Err(error)),
             (None, Err(error)) => error,
             (None, Ok(())) => {

@@ -27,7 +27,6 @@ use serde::{Deserialize, Serialize};
 
 use super::fetch::{FetchRequest, Told};
 use super::{Begun, Traffic};
-use crate::copy::CopySummary;
 
 /// Changes with every message.
 pub(super) const VERSION: u32 = 3;
@@ -48,6 +47,8 @@ pub(super) const BATCH_BYTES: usize = 4 << 20;
 pub(super) const MAX_BATCHES: usize = 12;
 /// Maximum length of a message, in bytes: a point's document and its files.
 const MAX_MESSAGE_BYTES: usize = 128 << 20;
+/// Maximum length of its JSON, in bytes: in memory each byte can become eight.
+const MAX_JSON_BYTES: usize = 16 << 20;
 
 /// The BLAKE3 of a piece.
 pub(super) type Name = [u8; 32];
@@ -107,7 +108,7 @@ pub(super) enum Ask {
     },
     /// The end of a fetch, with what was sent. No answer.
     Ended {
-        result: std::result::Result<(CopySummary, Traffic), Failure>,
+        result: std::result::Result<Traffic, Failure>,
     },
 }
 
@@ -200,6 +201,9 @@ impl Parts {
         let mut bytes = std::mem::take(&mut self.0);
         let length = u32::from_le_bytes(*bytes.first_chunk().ok_or_else(|| broken("no length"))?);
         let end = 4 + length as usize;
+        if end > MAX_JSON_BYTES {
+            return Err(broken("a message is too long"));
+        }
         let json = bytes.get(4..end).ok_or_else(|| broken("a message is too short"))?;
         let message = serde_json::from_slice(json)
             .map_err(|error| broken(&format!("an unknown message ({error})")))?;

@@ -31,7 +31,7 @@ pub struct Begun {
 }
 
 /// The repository to which points are copied.
-pub trait FarSide {
+pub trait FarSide: Sync {
     /// Where the disks are stored.
     fn target(&self) -> &dyn BackupTarget;
 

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_line::{Class, Frame, Line, Received};
 use coldrise_session::{BegunCopy, BegunDisk, CarriedFiles, Catalog, SharedWriter};
-use coldrise_store::{MachineClaim, MachineName, MapRoot, PointDocument, Reachable};
+use coldrise_store::{MachineClaim, MachineName, MapRoot, PointDocument, PointOrigin, Reachable};
 
 use self::disk::{OpenDisk, Step};
 use super::fetch::other_version;
@@ -36,8 +36,8 @@ use super::FarSide;
 const INTERVAL: Duration = Duration::from_millis(200);
 /// Interval of making durable what has arrived.
 const NOTE_INTERVAL: Duration = Duration::from_secs(10);
-/// Points in one message.
-const POINTS_AT_ONCE: usize = 500;
+/// Points in one message: with as many disks as points can have they are shorter than the longest message.
+const POINTS_AT_ONCE: usize = 100;
 
 /// What the source may do here.
 pub(super) struct Terms<'a> {
@@ -141,9 +141,10 @@ impl<'h> Receiver<'_, 'h> {
 
     fn take(&mut self, parts: &mut Parts, frame: Frame) -> Result<()> {
         let done = match frame.kind {
-            PART | MESSAGE => match parts.take::<Ask>(frame.kind, &frame.body)? {
-                Some((ask, attachment)) => self.answer(ask, &attachment),
-                None => Ok(()),
+            PART | MESSAGE => match parts.take::<Ask>(frame.kind, &frame.body) {
+                Ok(Some((ask, attachment))) => self.answer(ask, &attachment),
+                Ok(None) => Ok(()),
+                Err(error) => Err(error),
             },
             NAMES => self.take_names(&frame.body),
             CONTENT => self.take_content(&frame.body),
@@ -262,6 +263,9 @@ impl<'h> Receiver<'_, 'h> {
             point.machine = machine.clone();
             point.configuration = None;
             point.files = None;
+            if let PointOrigin::Backup { sources } = &mut point.origin {
+                sources.clear();
+            }
             // Whether there are layers is what matters.
             point.disks.iter_mut().for_each(|disk| disk.layers.truncate(1));
         }

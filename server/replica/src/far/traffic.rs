@@ -14,7 +14,7 @@ use std::ops::{Add, Sub};
 use serde::{Deserialize, Serialize};
 
 /// Counters of a copy over a line, in bytes. What was offered twice, because a line broke, counts twice.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct Traffic {
     /// Equal to the base.
     pub unchanged_bytes: u64,

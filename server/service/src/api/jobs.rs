@@ -174,7 +174,7 @@ struct QueuedRuns {
 fn permission(kind: JobKind) -> Permission {
     match kind {
         JobKind::Backup => Permission::Backup,
-        JobKind::Verify | JobKind::CheckBoot => Permission::Operate,
+        JobKind::Verify | JobKind::CheckBoot | JobKind::Copy => Permission::Operate,
         JobKind::Prune | JobKind::Gc => Permission::Administer,
     }
 }
@@ -227,6 +227,9 @@ fn sees(caller: &Identity, row: &QueueRow) -> bool {
 
 /// Refuses jobs that would store the service's own files: its passphrase, its keys.
 fn refuse_own_files(service: &SharedService, job: &Job) -> Result<()> {
+    if let Some(path) = job.to.as_ref().filter(|to| to.starts_with('/')) {
+        service.options.refuse_own_files(path)?;
+    }
     if job.kind != JobKind::Backup {
         return Ok(());
     }

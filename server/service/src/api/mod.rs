@@ -7,6 +7,7 @@ mod access;
 mod caller;
 mod console;
 mod content;
+mod copies;
 mod difference;
 pub(crate) mod events;
 mod files;
@@ -99,6 +100,7 @@ fn routes() -> OpenApiRouter<SharedService> {
                 .merge(tokens::routes())
                 .merge(machines::routes())
                 .merge(content::routes())
+                .merge(copies::routes())
                 .merge(difference::routes())
                 .merge(files::routes())
                 .merge(host::routes())

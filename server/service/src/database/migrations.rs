@@ -5,12 +5,13 @@ use rusqlite::Connection;
 use super::SqlResult;
 
 /// The statements that lead from version N to N + 1.
-const STEPS: [&str; 5] = [
+const STEPS: [&str; 6] = [
     include_str!("schema_1.sql"),
     include_str!("schema_2.sql"),
     include_str!("schema_3.sql"),
     include_str!("schema_4.sql"),
     include_str!("schema_5.sql"),
+    include_str!("schema_6.sql"),
 ];
 
 /// Brings the tables to the newest version, each step in a transaction. Returns the version that

@@ -6,6 +6,7 @@ use coldrise_block::Result;
 use coldrise_inventory::Retention;
 use coldrise_recovery::virsh::Virsh;
 
+use super::copy;
 use super::job::{BootCheck, Job, JobKind};
 use crate::invalid::invalid;
 use crate::pattern::Pattern;
@@ -167,6 +168,10 @@ pub(super) fn runs_of(job: &Job, known: &[String]) -> Vec<(Option<String>, Vec<S
                 vec![(None, prune(&rules, named))]
             }
         }
+        JobKind::Copy if job.concerns_all() => vec![(None, copy::words(job, None))],
+        JobKind::Copy => {
+            matching().map(|name| (Some(name.clone()), copy::words(job, Some(name)))).collect()
+        }
         JobKind::Verify if job.concerns_all() => {
             vec![(None, verify(job.sample_percent.map(|percent| format!("--sample={percent}"))))]
         }
@@ -191,6 +196,7 @@ impl JobKind {
             JobKind::Prune => "prune",
             JobKind::Gc => "gc",
             JobKind::CheckBoot => "check-boot",
+            JobKind::Copy => "copy",
         }
     }
 }
@@ -210,7 +216,9 @@ impl Job {
     /// Who knows the machines.
     pub(super) fn known_by(&self) -> KnownBy {
         match self.kind {
-            JobKind::Verify | JobKind::Prune | JobKind::CheckBoot => KnownBy::Repository,
+            JobKind::Verify | JobKind::Prune | JobKind::CheckBoot | JobKind::Copy => {
+                KnownBy::Repository
+            }
             JobKind::Backup if self.machines.iter().any(Pattern::has_wildcards) => KnownBy::Libvirt,
             JobKind::Backup | JobKind::Gc => KnownBy::Nobody,
         }

@@ -131,6 +131,10 @@ impl Queue {
         if meaning == Meaning::Success && row.kind == JobKind::Backup.word() {
             self.queue_followers(sql, row, run, job, now_ms)?;
         }
+        if meaning == Meaning::Success && row.kind == JobKind::Copy.word() && row.machine.is_none()
+        {
+            store::settle_failures(sql, &job.name, &row.kind)?;
+        }
         Ok(())
     }
 
@@ -155,6 +159,7 @@ impl Queue {
         now_ms: i64,
     ) -> SqlResult<()> {
         let Some(machine) = row.machine.as_deref() else { return Ok(()) };
+        self.queue_copies(sql, machine, now_ms)?;
         let mut followers = Vec::new();
         if let Some(rules) = &job.retention {
             followers.push((JobKind::Prune, commands::prune(rules, [machine])));
@@ -212,6 +217,8 @@ fn message(run: &RunRecord) -> String {
     let error = run.result.as_ref().and_then(|result| result.error.as_ref());
     let text = if let Some(error) = error {
         error.message.clone()
+    } else if let Some(failures) = copy_failures(run) {
+        failures
     } else if let Some(damage) = FoundDamage::of(run) {
         format!("{}; {}", damage.summary, damage.details.replace('\n', "; "))
     } else if run.problems.is_empty() {
@@ -220,4 +227,17 @@ fn message(run: &RunRecord) -> String {
         run.problems.join("; ")
     };
     text.chars().take(MAX_MESSAGE).collect()
+}
+
+/// Why machines were not copied, by the answer of a copy.
+pub(crate) fn copy_failures(run: &RunRecord) -> Option<String> {
+    let plan = run.plan.as_ref().filter(|plan| plan.command == JobKind::Copy.word());
+    let counts = plan.and(run.result.as_ref()).and_then(|result| result.counts.as_ref())?;
+    let failure = |machine: &serde_json::Value| {
+        let message = machine.get("error")?.get("message")?.as_str()?;
+        Some(format!("{}: {message}", machine.get("machine")?.as_str()?))
+    };
+    let failures: Vec<String> =
+        counts.get("machines")?.as_array()?.iter().filter_map(failure).collect();
+    Some(failures.join("\n")).filter(|text| !text.is_empty())
 }

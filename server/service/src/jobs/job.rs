@@ -20,6 +20,7 @@ const MAX_RETRIES: u32 = 20;
 const MAX_RETRY_SECONDS: u32 = 3600;
 const MAX_AGE_LIMIT_HOURS: u32 = 24 * 366;
 const MAX_PARALLEL: u32 = 64;
+const MAX_BEHIND_LIMIT_MINUTES: u32 = 366 * 24 * 60;
 
 /// What a job does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
@@ -35,6 +36,8 @@ pub(crate) enum JobKind {
     Gc,
     /// Boot the latest point of each machine.
     CheckBoot,
+    /// Copy points to another repository.
+    Copy,
 }
 
 /// A rung of the boot check.
@@ -75,6 +78,16 @@ pub(crate) enum BootCheckTime {
     Daily,
     /// After a backup, if the machine's last check by this job is 7 days ago.
     Weekly,
+}
+
+/// What starts copies beside the schedule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum CopyFollows {
+    /// A machine is copied after each of its backups by a job.
+    Backups,
+    /// A machine is copied whenever it has a point that is not there, whoever made it.
+    Points,
 }
 
 /// How points are booted.
@@ -151,8 +164,35 @@ pub(crate) struct Job {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1, maximum = 64)]
     pub(crate) parallel: Option<u32>,
+    /// Copy: where to: the name of a link, or the absolute path of a repository on this host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) to: Option<String>,
+    /// Copy: the file with the passphrase of a repository on this host; that of the service's repository if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) to_passphrase_file: Option<String>,
+    /// Copy: what the names of machines begin with there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) prefix: Option<String>,
+    /// Copy: of the points that are missing there only the newest of each machine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1)]
+    pub(crate) last: Option<u32>,
+    /// Copy: also points that are older than the youngest one that is there.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) all: bool,
+    /// Copy: what starts it beside the schedule.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) follows: Option<CopyFollows>,
+    /// Copy: rates by the time of day, as `coldrise copy --window` takes them, such as `Mon..Fri 08:00-18:00=5M`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(max_items = 16)]
+    pub(crate) rate_windows: Vec<String>,
+    /// Copy: an alarm is raised if a point of a machine is not there after this time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 527040)]
+    pub(crate) behind_limit_minutes: Option<u32>,
     /// Backup: bytes per second that each of its runs reads from the sources at most; no limit if
-    /// absent.
+    /// absent. Copy: bytes per second that each of its runs sends, or reads if the other repository is on this host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 65536)]
     pub(crate) rate_bytes_per_second: Option<u64>,
@@ -217,11 +257,17 @@ impl Job {
             ("push", self.push),
             ("quiesce", self.quiesce),
             ("agent", self.agent.is_some()),
-            ("rate_bytes_per_second", self.rate_bytes_per_second.is_some()),
             ("age_limit_hours", self.age_limit_hours.is_some()),
         ];
         if let Some((field, _)) = only_backup.iter().find(|(_, given)| *given && !is_backup) {
             return Err(invalid(format!("{field}: only jobs of kind backup have it")));
+        }
+        let is_copy = self.kind == JobKind::Copy;
+        if self.rate_bytes_per_second.is_some() && !is_backup && !is_copy {
+            return Err(invalid("rate_bytes_per_second: only jobs of kind backup or copy have it"));
+        }
+        if !is_copy {
+            self.check_is_no_copy()?;
         }
         let has_rules = self.retention.as_ref().is_some_and(|rules| *rules != Retention::default());
         match self.kind {
@@ -229,6 +275,7 @@ impl Job {
             JobKind::Prune if !has_rules => {
                 return Err(invalid("retention: a prune needs at least one rule"));
             }
+            JobKind::Copy => self.check_copy()?,
             _ => check_list(&self.machines)?,
         }
         if self.retention.is_some() && !has_rules {
@@ -260,6 +307,7 @@ impl Job {
         let bounds = [
             ("parallel", self.parallel, 1, MAX_PARALLEL),
             ("age_limit_hours", self.age_limit_hours, 1, MAX_AGE_LIMIT_HOURS),
+            ("behind_limit_minutes", self.behind_limit_minutes, 1, MAX_BEHIND_LIMIT_MINUTES),
             ("retries", Some(self.retries), 0, MAX_RETRIES),
             ("retry_seconds", Some(self.retry_seconds), 1, MAX_RETRY_SECONDS),
         ];

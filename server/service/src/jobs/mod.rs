@@ -24,6 +24,7 @@
 
 mod commands;
 mod conditions;
+mod copy;
 mod dispatcher;
 mod ended;
 mod job;
@@ -38,6 +39,7 @@ mod tests;
 pub(crate) use commands::{backup, check_rate, check_source, prune};
 pub(crate) use conditions::{conditions, Condition, KnownMachine, Severity};
 pub(crate) use dispatcher::Dispatcher;
+pub(crate) use ended::copy_failures;
 pub(crate) use job::{Job, JobKind};
 pub(crate) use queue::{NewRun, Queue};
 pub(crate) use rows::{QueueRow, RowState};

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use super::copy;
 use super::rows::{QueueRow, RowState};
 
 /// How a command gets along with others.
@@ -13,6 +14,9 @@ enum Class {
     BootCheck,
     /// One at a time. A backup's process does its work where `beside_backups`.
     Writer { beside_backups: bool },
+    /// One per target and machine, beside everything else. A copy over a slow line takes days: copies take no other run's
+    /// place.
+    Copy,
     /// Beside everything.
     Reader,
     /// Recoveries: they start at once, and do not count.
@@ -24,6 +28,7 @@ impl Class {
         match kind {
             // A rollback stores the present state first, and its target must not be read meanwhile.
             "backup" | "rollback" => Class::Backup,
+            "copy" => Class::Copy,
             "check-boot" | "bisect" => Class::BootCheck,
             "gc" | "prune" | "forget" => Class::Writer { beside_backups: true },
             "fold" | "repair" | "protect" | "unprotect" | "quarantine" | "release" => {
@@ -33,6 +38,16 @@ impl Class {
             | "move" | "attach" | "detach" | "files" => Class::Recovery,
             _ if kind.starts_with("serve") => Class::Recovery,
             _ => Class::Reader,
+        }
+    }
+}
+
+impl Class {
+    /// Among which runs it is counted: copies among copies. `None`: it is not.
+    fn place(self) -> Option<bool> {
+        match self {
+            Class::Recovery => None,
+            class => Some(class == Class::Copy),
         }
     }
 }
@@ -65,7 +80,6 @@ pub(super) fn choose(
     let mut choice = Choice::default();
     let mut active: Vec<&QueueRow> = rows.iter().filter(|row| row.state.is_active()).collect();
     let mut ahead: Vec<&QueueRow> = Vec::new();
-    let is_counted = |row: &&&QueueRow| Class::of(&row.kind) != Class::Recovery;
     for row in rows.iter().filter(|row| row.state == RowState::Waiting && row.due_ms <= now_ms) {
         let job = row.job.as_ref().and_then(|job| jobs.get(job));
         // A person's start is not held by the window.
@@ -86,7 +100,9 @@ pub(super) fn choose(
                 continue;
             }
         }
-        if is_counted(&&row) && active.iter().filter(is_counted).count() >= max_runs {
+        let class = Class::of(&row.kind);
+        let takes_place = |other: &&&QueueRow| Class::of(&other.kind).place() == class.place();
+        if class.place().is_some() && active.iter().filter(takes_place).count() >= max_runs {
             let reason = format!("waits for another run to end: {max_runs} at once");
             choice.held.push((row.run.clone(), reason));
             continue;
@@ -102,6 +118,12 @@ fn conflict(one: &QueueRow, other: &QueueRow) -> bool {
     let is_same_machine = one.machine.is_some() && one.machine == other.machine;
     match (Class::of(&one.kind), Class::of(&other.kind)) {
         (Class::Backup, Class::Backup) | (Class::BootCheck, Class::BootCheck) => is_same_machine,
+        // One without a machine copies all.
+        (Class::Copy, Class::Copy) => {
+            let is_of_all = one.machine.is_none() || other.machine.is_none();
+            copy::target(&one.arguments) == copy::target(&other.arguments)
+                && (is_same_machine || is_of_all)
+        }
         (Class::Writer { .. }, Class::Writer { .. }) => true,
         (Class::Writer { beside_backups }, Class::Backup)
         | (Class::Backup, Class::Writer { beside_backups }) => !beside_backups,

@@ -73,6 +73,18 @@ pub(super) fn find(sql: &Connection, name: &str) -> SqlResult<Option<StoredJob>>
     sql.query_row("SELECT * FROM jobs WHERE name = ?1", [name], stored).optional()
 }
 
+/// All jobs by name.
+pub(super) fn all(sql: &Connection) -> SqlResult<Vec<StoredJob>> {
+    let mut found = sql.prepare_cached("SELECT * FROM jobs ORDER BY name")?;
+    let found = found.query_map([], stored)?;
+    found.collect()
+}
+
+/// Everything of this kind has succeeded: earlier failures of single machines are over.
+pub(super) fn settle_failures(sql: &Connection, job: &str, kind: &str) -> SqlResult<usize> {
+    sql.execute("UPDATE outcomes SET failures = 0 WHERE job = ?1 AND kind = ?2", [job, kind])
+}
+
 /// The outcome of a job, kind and machine.
 pub(super) fn find_outcome(
     sql: &Connection,
@@ -111,11 +123,7 @@ fn no_job(name: &str) -> Error {
 impl Database {
     /// All jobs by name.
     pub(crate) fn jobs(&self) -> Result<Vec<StoredJob>> {
-        self.read(|sql| {
-            let mut found = sql.prepare_cached("SELECT * FROM jobs ORDER BY name")?;
-            let found = found.query_map([], stored)?;
-            found.collect()
-        })
+        self.read(all)
     }
 
     /// One job.

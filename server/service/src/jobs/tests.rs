@@ -97,6 +97,35 @@ fn runs_that_exclude_each_other_wait() {
 }
 
 #[test]
+fn copies_wait_for_copies_of_the_same_machine_to_the_same_target() {
+    use RowState::{Started, Waiting};
+    let to = |run: &str, machine: &str, target: &str, state| QueueRow {
+        arguments: vec!["copy".into(), format!("--to={target}")],
+        ..row(run, "copy", machine, state)
+    };
+    for (active, waiting, may_start) in [
+        (("web01", "far"), ("web01", "far"), false),
+        (("web01", "far"), ("web02", "far"), true),
+        (("web01", "far"), ("web01", "near"), true),
+        // All machines.
+        (("", "far"), ("web01", "far"), false),
+        (("web01", "far"), ("", "far"), false),
+        (("", "far"), ("", "near"), true),
+    ] {
+        let rows = [to("a", active.0, active.1, Started), to("b", waiting.0, waiting.1, Waiting)];
+        assert_eq!(
+            started(&rows, 4, FREE).len(),
+            usize::from(may_start),
+            "{waiting:?} beside {active:?}"
+        );
+    }
+    // Copies take no backup's place, and there are not too many of them.
+    let mut rows = vec![to("a", "web01", "far", Started), to("b", "web02", "far", Waiting)];
+    rows.push(row("c", "backup", "web01", Waiting));
+    assert_eq!(started(&rows, 1, FREE), ["c"]);
+}
+
+#[test]
 fn limits_hold_and_recoveries_start_at_once() {
     use RowState::Waiting;
     let machines: Vec<String> = (0..50).map(|n| format!("m{n}")).collect();

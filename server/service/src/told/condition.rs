@@ -26,6 +26,8 @@ pub(crate) enum Topic {
     Repository,
     /// A machine is in no job.
     Uncovered,
+    /// Copies of a machine in another repository are further behind than their limit.
+    Copies,
     /// A test of a target.
     Test,
 }
@@ -128,6 +130,7 @@ impl Condition {
     pub(crate) fn page(&self) -> String {
         match (&self.run, &self.machine) {
             (Some(run), _) => format!("#/runs/{run}"),
+            (None, _) if self.topic == Topic::Copies => "#/copies".to_owned(),
             (None, Some(machine)) => format!("#/machines/{machine}"),
             (None, None) if self.topic == Topic::Damage || self.topic == Topic::Space => {
                 "#/repository".to_owned()

@@ -13,6 +13,7 @@ use rusqlite::{params, Connection, OptionalExtension, Transaction};
 use super::condition::{Condition, Severity, Topic};
 use super::{found_damage, settings};
 use crate::database::{Database, SqlResult};
+use crate::jobs::copy_failures;
 
 /// Ended runs are remembered this long, in milliseconds; their folders are removed earlier.
 const HISTORY_MS: i64 = 100 * 24 * 3600 * 1000;
@@ -147,6 +148,8 @@ fn condition(run: &RunRecord, machine_of: &dyn Fn(&str) -> Option<String>) -> Op
     condition.run = Some(run.id.clone());
     if let Some(error) = run.result.as_ref().and_then(|result| result.error.as_ref()) {
         condition.details = format!("{}\nExit code: {exit_code}", error.message);
+    } else if let Some(failures) = copy_failures(run) {
+        condition.details = failures;
     } else if run.state == State::Lost {
         condition.details = run.problems.join("\n");
         condition.advice = Some("start it again".to_owned());

@@ -10,7 +10,10 @@ use super::alarms::{self, AlarmChange};
 use super::condition::{Condition, Severity, Topic};
 use super::message::{Message, Occasion};
 use super::space::{self, Drive};
-use super::{ended_runs, found_damage, job_conditions, outbox, service_folder, settings, Figures};
+use super::{
+    copy_conditions, ended_runs, found_damage, job_conditions, outbox, service_folder, settings,
+    Figures,
+};
 use crate::clock::now_ms;
 use crate::events::What;
 use crate::service::{Service, SharedService};
@@ -53,7 +56,7 @@ pub(crate) async fn evaluate(service: SharedService) {
 fn is_reason(what: &What) -> bool {
     match what {
         What::Run { state, .. } => state != "running",
-        What::Machine { .. } | What::Job { .. } | What::Settings => true,
+        What::Machine { .. } | What::Job { .. } | What::Copies { .. } | What::Settings => true,
         What::Session { .. } | What::Activity(_) | What::Alarm { .. } => false,
     }
 }
@@ -93,6 +96,12 @@ fn evaluate_once(service: &Service) -> Result<()> {
     let (of_jobs, undecided) = job_conditions::read(database, &machines, now)?;
     findings.conditions.extend(of_jobs);
     findings.undecided = undecided;
+    match service.copies.targets() {
+        Some(targets) => {
+            findings.conditions.extend(copy_conditions::read(database, &targets, &machines, now)?);
+        }
+        None => findings.unknown.push(Topic::Copies),
+    }
     if machines.is_empty() && service.inventory().is_ok_and(|i| i.machines().is_err()) {
         // Not seen since the start: nobody knows how old its points are.
         let of_machines = [Topic::Age, Topic::Uncovered];

@@ -14,6 +14,7 @@
 mod alarms;
 mod bounded_relay;
 mod condition;
+mod copy_conditions;
 mod delivery;
 mod ended_runs;
 mod evaluation;

@@ -98,7 +98,8 @@ impl Receiver<'_, '_> {
                 continue;
             }
             if first.contains_key(name) {
-                contents.push(None);
+                // Its own content is neither wanted nor used.
+                contents.push(Some(Vec::new()));
                 continue;
             }
             first.insert(*name, place);

@@ -1,0 +1,72 @@
+"""Copies over a line beside what else happens at both sites: gc, prune, backups."""
+
+import random
+import subprocess
+import time
+
+import pytest
+
+from support.copies import addresses, content
+from support.far_site import FarSite
+
+KIB, MIB = 1 << 10, 1 << 20
+POINTS = 10
+
+
+@pytest.fixture
+def far(tmp_path, coldrise):
+    made = FarSite(tmp_path)
+    made.start()
+    made.pair(coldrise)
+    yield made
+    made.close()
+
+
+def pruned(coldrise, keep):
+    return coldrise.json("prune", "--keep-last", str(keep), "--gc", "--max-unused", "0")
+
+
+def test_gc_and_prune_at_both_sites_beside_a_copy(coldrise, far, tmp_path):
+    pieces = random.Random(23)
+    disks = {"vda": bytearray(pieces.randbytes(3 * MIB) + bytes(5 * MIB)), "vdb": bytearray(pieces.randbytes(MIB))}
+    expected = {}
+    for number in range(POINTS):
+        for disk in disks.values():
+            # What a base had and its successor has not is what a gc takes.
+            at = pieces.randrange(0, len(disk) - 900 * KIB, 4 * KIB)
+            disk[at : at + 900 * KIB] = pieces.randbytes(900 * KIB)
+        for name, disk in disks.items():
+            (tmp_path / f"{name}.raw").write_bytes(disk)
+        point = f"202611{number + 1:02}T100000Z"
+        coldrise.json("backup", "web01", *(f"{name}=raw:{tmp_path}/{name}.raw" for name in disks), "--time", point)
+        expected[f"web01/{point}"] = {name: bytes(disk) for name, disk in disks.items()}
+    (tmp_path / "other.raw").write_bytes(pieces.randbytes(MIB))
+    copy = coldrise.start("copy", "--to", "far", "--rate", "1M", stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    removed, rounds, kept = {coldrise: 0, far.program: 0}, 0, POINTS
+    while copy.poll() is None:
+        rounds += 1
+        # The copy is in the middle of a point, or between two.
+        time.sleep(pieces.uniform(0.1, 0.8))
+        for program, other in ((coldrise, "other"), (far.program, "another")):
+            program.json("backup", other, f"vda=raw:{tmp_path}/other.raw")
+            program.json("gc", "--max-unused", "0")
+        # There only bases stay; here points go that are still to be copied, and those that are bases.
+        removed[far.program] += pruned(far.program, 1)["forgotten"]
+        kept = max(3, kept - 1)
+        removed[coldrise] += pruned(coldrise, kept)["forgotten"]
+    _, warned = copy.communicate(timeout=60)
+    assert copy.returncode == 0, warned
+    assert rounds >= 4 and all(removed.values()), (rounds, removed)
+    there = addresses(far.program) & expected.keys()
+    assert f"web01/202611{POINTS:02}T100000Z" in there
+    coldrise.json("copy", "--to", "far", "--all")
+    there |= addresses(far.program) & expected.keys()
+    assert addresses(coldrise) & expected.keys() <= there
+    for program in removed:
+        for address in sorted(addresses(program) & expected.keys()):
+            for disk, bytes_of_disk in expected[address].items():
+                assert content(program, f"{address}/{disk}", tmp_path) == bytes_of_disk, (address, disk)
+        assert program.json("verify")["is_clean"]
+        # And once more, when nothing runs beside it.
+        program.json("gc", "--max-unused", "0")
+        assert program.json("verify")["is_clean"]

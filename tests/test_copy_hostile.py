@@ -1,0 +1,144 @@
+"""A paired site that breaks the protocol: it is refused, memory is bounded, the repository is unharmed."""
+
+import hashlib
+import json
+import pathlib
+import random
+import re
+import subprocess
+
+import pytest
+
+from support.cli import PROGRAM
+from support.copies import addresses, content
+from support.far_site import FarSite
+from support.nbdserver import DEADLINE_S, wait_until
+
+PEER = PROGRAM.parent / "examples" / "hostile_peer"
+KIB, MIB = 1 << 10, 1 << 20
+# What the server may have in memory while one line attacks: the credit of the line, a message of 128 MiB and what
+# 16 MiB of it become, and the batches. Without attacks it has about 100.
+MOST_KIB = 640 * KIB
+
+# What the other side says last to each attack.
+SAID = {
+    "content of another name": "does not have its name",
+    "content twice": "there already",
+    "content that was not wanted": "there already",
+    # Passed over: they may be of a disk that was given up.
+    "content for unknown batches": "applied",
+    "content for unknown places": "no such piece",
+    "a bomb": "cannot be decompressed",
+    "a bomb of many places": "too much content",
+    "content that is not packed": "cannot be decompressed",
+    "batches without content": "too much at once",
+    "more names than a batch has": "too many names",
+    "more runs than names": "too many names",
+    "pieces in reverse": "not in chunks",
+    "batches in reverse": "not in chunks",
+    "a batch twice": "not in chunks",
+    "pieces between pieces": "not in chunks",
+    "a piece at the end of all numbers": "out of range",
+    "holes beyond the end": "not in chunks",
+    "holes without end": "not in chunks",
+    "disks of impossible sizes": "not possible",
+    # The next one takes its place.
+    "disks that are never finished": "nothing",
+    "finish before content": "was not sent",
+    "a made-up base": "the base is no disk",
+    # It is as long as was said: the rest is zeroes.
+    "a base of another size": "added",
+    "another disk begun beside an open one": "added|nothing has begun",
+    "a point whose disks were not sent": "was not sent",
+    "a point of another machine": "was not claimed",
+    "points that cannot be": "0 disks; twice; unknown message",
+    "a point that is there": "is there already",
+    "a message without end": "too long",
+    "a message of millions of parts": "too long",
+    "messages that are none": "no length; too short; unknown message; too short; unknown frame",
+    # Until it waits for the one who asks.
+    "questions without listening": "took some",
+}
+
+
+class Hostile:
+    def __init__(self, far, machine):
+        self.far = far
+        code = far.invite("hostile")
+
+        def start():
+            # The server sees a new code within a second.
+            self.process = subprocess.Popen([PEER, far.address, code, machine], stdin=subprocess.PIPE,
+                                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            if self.process.stdout.readline() == "paired\n":
+                return True
+            assert "code" in self.process.communicate()[1]
+            return False
+
+        wait_until(start, "pairing")
+
+    def attack(self):
+        """The next one: its name, what was said, and the most memory that the server had in it, in KiB."""
+        process = pathlib.Path(f"/proc/{self.far.process.pid}")
+        (process / "clear_refs").write_text("5")
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        if not line:
+            return None
+        highest = int((process / "status").read_text().split("VmHWM:")[1].split()[0])
+        answer = json.loads(line)
+        return answer["attack"], answer["said"], highest
+
+    def close(self):
+        self.process.stdin.close()
+        self.process.wait(timeout=DEADLINE_S)
+        self.process.stdout.close()
+
+
+@pytest.fixture
+def far(tmp_path, coldrise):
+    made = FarSite(tmp_path)
+    made.start()
+    made.pair(coldrise)
+    yield made
+    made.close()
+
+
+def test_a_hostile_site_is_refused_and_harms_nothing(coldrise, far, tmp_path):
+    path = tmp_path / "vda.raw"
+    path.write_bytes(random.Random(31).randbytes(4 * MIB))
+    coldrise.json("backup", "web01", f"vda=raw:{path}")
+    coldrise.json("copy", "--to", "far")
+    original = hashlib.sha256(path.read_bytes()).hexdigest()
+    before, server = addresses(far.program), far.process.pid
+    hostile, attacks = Hostile(far, "web01"), []
+    try:
+        while result := hostile.attack():
+            name, said, highest_kib = result
+            print(f"{name}: {said[:300]} ({highest_kib >> 10} MiB)", flush=True)
+            attacks.append(name)
+            assert all(re.search(words, said) for words in SAID[name].split("; ")), (name, said)
+            assert highest_kib < MOST_KIB, name
+        assert hostile.process.wait(timeout=DEADLINE_S) == 0 and attacks == list(SAID)
+    finally:
+        hostile.close()
+    # The server still runs, and a site that keeps to the protocol is served.
+    assert far.process.pid == server and far.process.poll() is None
+    assert "panicked" not in far.log_path.read_text()
+    with open(path, "r+b") as disk:
+        disk.write(b"changed")
+    coldrise.json("backup", "web01", f"vda=raw:{path}")
+    assert coldrise.json("copy", "--to", "far", "web01", "--as", "web02")["points"] == 2
+    assert content(far.program, "web02/latest/vda", tmp_path) == path.read_bytes()
+    # It has added points to its own machine, as it may. They can be read; all others are as they were.
+    added = addresses(far.program) - before
+    assert {address for address in added if not address.startswith("web0")} == set()
+    for point in far.program.json("list", "web01")["machines"][0]["points"]:
+        for disk in point["disks"]:
+            found = content(far.program, f"web01/{point['point']}/{disk['disk']}", tmp_path)
+            assert len(found) == disk["size_bytes"]
+    for address in before:
+        assert hashlib.sha256(content(far.program, f"{address}/vda", tmp_path)).hexdigest() == original
+    far.program.json("gc", "--max-unused", "0")
+    assert far.program.json("verify")["is_clean"]

@@ -1,0 +1,202 @@
+"""coldrise copies: where copies are, how far behind, and why."""
+
+import json
+import subprocess
+import time
+
+import pytest
+
+from support.cli import PROGRAM, Coldrise
+from support.far_site import FarSite
+from support.nbdserver import DEADLINE_S, wait_until
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def far(coldrise, tmp_path):
+    site = FarSite(tmp_path)
+    site.start()
+    site.pair(coldrise)
+    yield site
+    site.stop()
+    site.log.close()
+
+
+def back_up(coldrise, folder, machine, day, content):
+    path = folder / f"{machine}.raw"
+    path.write_bytes(content)
+    coldrise.json("backup", machine, f"vda=raw:{path}", "--time", f"2026110{day}T100000Z")
+
+
+def only(coldrise, *arguments):
+    (target,) = coldrise.json("copies", *arguments)["targets"]
+    return target
+
+
+def machine_of(target, name="web01"):
+    (found,) = [machine for machine in target["machines"] if machine["machine"] == name]
+    return found
+
+
+def random_mib(count):
+    return open("/dev/urandom", "rb").read(count * MIB)
+
+
+def test_what_is_behind_is_counted_against_the_points_of_now(coldrise, far, tmp_path):
+    first = random_mib(4)
+    back_up(coldrise, tmp_path, "web01", 1, first)
+    never = only(coldrise)
+    # A link alone is no evidence of anything.
+    assert (never["target"], never["state"], never["last_cut_ms"], never["points_behind"]) == ("far", "never", None, None)
+    assert "never" in coldrise.run("link", "list").stdout
+    copied = coldrise.json("copy", "--to", "far")
+    current = only(coldrise)
+    web01 = machine_of(current)
+    assert (current["state"], current["points_behind"], current["bytes_behind"]) == ("current", 0, 0)
+    assert web01["last_cut"]["point"] == "20261101T100000Z" and web01["points_there"] == 1
+    assert web01["succeeded_at_ms"] and not web01["failure"] and not web01["running"]
+    assert (web01["total"]["points"], web01["total"]["read_bytes"]) == (1, 4 * MIB)
+    assert 4 * MIB < web01["total"]["line"]["sent_bytes"] <= copied["line"]["sent_bytes"]
+    line = web01["total"]["line"]
+    assert line["content_bytes"] == 4 * MIB <= line["packed_bytes"] and line["unchanged_bytes"] == line["known_bytes"] == 0
+    (link,) = coldrise.json("link", "list")["links"]
+    assert link["last_cut_ms"] == current["last_cut_ms"] == web01["last_cut"]["created_at_ms"]
+
+    # No copy runs, and it falls behind: by the two changed MiB and no more.
+    back_up(coldrise, tmp_path, "web01", 2, random_mib(1) + first[MIB:])
+    back_up(coldrise, tmp_path, "web01", 3, random_mib(1) + first[MIB:])
+    back_up(coldrise, tmp_path, "web02", 3, first)
+    behind = only(coldrise)
+    web01, web02 = machine_of(behind), machine_of(behind, "web02")
+    assert (web01["state"], web01["points_behind"], web01["bytes_behind"], web01["is_exact"]) == ("behind", 2, 2 * MIB, True)
+    # It was never there, and copies are of all machines.
+    assert (web02["state"], web02["points_behind"], web02["bytes_behind"]) == ("never", 1, 4 * MIB)
+    assert (behind["state"], behind["points_behind"], behind["bytes_behind"]) == ("behind", 3, 6 * MIB)
+    assert web01["behind_since_ms"] > web01["last_cut"]["created_at_ms"]
+    shown = coldrise.run("copies").stdout
+    assert "3 points, 6.0 MiB" in shown and "never" in shown
+
+    # A point in quarantine is not wanted there.
+    coldrise.json("quarantine", "web01/20261103T100000Z")
+    assert machine_of(only(coldrise))["points_behind"] == 1
+    coldrise.json("release", "web01/20261103T100000Z")
+    coldrise.json("copy", "web01", "--to", "far")
+    after = only(coldrise)
+    assert [m["state"] for m in after["machines"]] == ["current", "never"]
+    assert machine_of(after)["last"]["points"] == 2 and machine_of(after)["total"]["points"] == 3
+
+
+def test_older_points_that_are_wanted_are_behind_until_they_are_there(coldrise, tmp_path):
+    there = local(tmp_path)
+    for day in (1, 2, 3):
+        back_up(coldrise, tmp_path, "web01", day, bytes(MIB))
+    to = ["--to", there.repository]
+    coldrise.json("copy", *to, "--last", "1")
+    # What was passed over is not wanted.
+    assert only(coldrise)["state"] == "current"
+    coldrise.json("copy", *to, "--all")
+    assert machine_of(only(coldrise))["points_there"] == 3
+
+
+def local(folder):
+    there = Coldrise(folder / "second", folder / "passphrase")
+    there.init()
+    return there
+
+
+def test_failures_are_shown_until_a_copy_succeeds(coldrise, far, tmp_path):
+    back_up(coldrise, tmp_path, "web01", 1, random_mib(1))
+    coldrise.json("copy", "--to", "far")
+    far.stop()
+    assert coldrise.run("copy", "--to", "far").returncode != 0
+    failing = only(coldrise)
+    # What is there is still known.
+    assert failing["state"] == "failing" and far.address in failing["failure"]["message"]
+    assert machine_of(failing)["state"] == "current" and failing["last_cut_ms"]
+    doctor = coldrise.run("doctor")
+    assert any("warn" in line and "copies" in line and "far" in line for line in doctor.stdout.splitlines()), doctor.stdout
+    far.start()
+    coldrise.json("copy", "--to", "far")
+    assert only(coldrise)["state"] == "current"
+    # Another machine of that name is there: that machine fails, and the others do not.
+    back_up(coldrise, tmp_path, "web02", 1, random_mib(1))
+    back_up(far.program, tmp_path, "web02", 1, random_mib(1))
+    assert coldrise.run("copy", "--to", "far").returncode == 3
+    failing = only(coldrise)
+    assert [m["state"] for m in failing["machines"]] == ["current", "failing"] and failing["state"] == "failing"
+    assert "another point" in machine_of(failing, "web02")["failure"]["message"]
+    coldrise.json("copy", "web02", "--to", "far", "--as", "web02-copy")
+    names = {m["far_machine"]: m["state"] for m in only(coldrise)["machines"]}
+    assert names == {"web01": "current", "web02": "failing", "web02-copy": "current"}
+
+
+def test_a_copy_that_runs_shows_its_rate_and_one_that_was_killed_does_not(coldrise, far, tmp_path):
+    back_up(coldrise, tmp_path, "web01", 1, random_mib(64))
+    process = subprocess.Popen([PROGRAM, "copy", "--to", "far", "--rate", "1M"], env=coldrise.environment(),
+                               stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        def is_running():
+            target = only(coldrise)
+            return target["state"] == "copying" and target["sent_bytes_per_second"]
+
+        wait_until(is_running, "a rate")
+        target = only(coldrise)
+        running = machine_of(target)["running"]
+        assert running["point"] == "20261101T100000Z"
+        assert 0 < running["done_bytes"] <= target["bytes_behind"] == 64 * MIB
+        assert 0 < target["sent_bytes_per_second"] < 4 * MIB and target["remaining_ms"] > 1000
+        assert "left" in coldrise.run("copies", "far").stdout
+    finally:
+        process.kill()
+        process.wait(timeout=DEADLINE_S)
+    # Its record ends by itself: nobody writes it any more.
+    deadline = time.monotonic() + 2 * DEADLINE_S
+    while only(coldrise)["state"] == "copying":
+        assert time.monotonic() < deadline
+        time.sleep(1)
+    killed = only(coldrise)
+    assert (killed["state"], machine_of(killed)["running"]) == ("never", None)
+
+
+def test_records_are_sealed_and_a_damaged_one_is_unknown(coldrise, tmp_path):
+    there = local(tmp_path)
+    back_up(coldrise, tmp_path, "web01", 1, bytes(MIB))
+    coldrise.json("copy", "--to", there.repository)
+    (record,) = (coldrise.repository / "copies").iterdir()
+    stored = record.read_bytes()
+    assert record.stat().st_mode & 0o077 == 0
+    assert b"web01" not in stored and b"second" not in stored and "second" not in record.name
+    record.write_bytes(stored[:-1])
+    unknown = only(coldrise)
+    assert unknown["state"] == "unknown" and unknown["points_behind"] is None
+    # It is in nobody's way.
+    coldrise.json("copy", "--to", there.repository)
+    assert only(coldrise)["state"] == "current"
+    coldrise.json("copies", there.repository, "--forget")
+    assert coldrise.json("copies")["targets"] == []
+    refused = coldrise.run("copies", "nowhere")
+    assert refused.returncode == 1 and "nothing was copied" in refused.stderr
+
+
+def test_a_removed_link_has_no_status(coldrise, far, tmp_path):
+    back_up(coldrise, tmp_path, "web01", 1, bytes(MIB))
+    coldrise.json("copy", "--to", "far")
+    coldrise.json("link", "remove", "far")
+    assert coldrise.json("copies")["targets"] == [] and json.loads(coldrise.run("--json", "link", "list").stdout)["links"] == []
+
+
+def test_two_copies_to_one_target_record_their_own_machines(coldrise, tmp_path):
+    there = local(tmp_path)
+    machines = [f"web0{number}" for number in range(1, 5)]
+    for machine in machines:
+        back_up(coldrise, tmp_path, machine, 1, random_mib(2))
+    running = [subprocess.Popen([PROGRAM, "copy", machine, "--to", there.repository], env=coldrise.environment(),
+                                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+               for machine in machines]
+    for process in running:
+        message = process.communicate(timeout=DEADLINE_S)[1]
+        assert process.returncode == 0, message
+    target = only(coldrise)
+    assert [(m["machine"], m["state"], m["total"]["points"]) for m in target["machines"]] == [
+        (machine, "current", 1) for machine in machines]

@@ -1,0 +1,141 @@
+"""Copies: where they are, a copy that runs, how far behind each day was, and the job that makes them."""
+
+import os
+import pathlib
+import random
+import re
+import sqlite3
+import time
+
+import pytest
+
+from support import browser, site
+from support.far_site import FarSite
+from support.nbdserver import wait_until
+from support.service import Coldrised
+
+DAY_MS = 86_400_000
+MIB = 1 << 20
+
+
+@pytest.fixture
+def made(tmp_path):
+    made = site.Site(tmp_path)
+    made.back_up("web01", [50, 26, 2])
+    made.back_up("db01", [2])
+    return made
+
+
+@pytest.fixture
+def far(made, tmp_path):
+    far = FarSite(tmp_path)
+    far.start()
+    far.pair(made.coldrise, "berlin")
+    yield far
+    far.close()
+
+
+@pytest.fixture
+def service(made, tmp_path):
+    work = tmp_path / "service"
+    work.mkdir()
+    options = ["--web", str(browser.PAGE)]
+    with Coldrised(work, made.coldrise.repository, made.coldrise.passphrase_file, options=options) as service:
+        service.post("users", {"name": "admin", "role": "admin", "password": browser.PASSWORD})
+        wait_until(lambda: service.call("GET", "copies").status == 200, "the repository")
+        yield service
+
+
+def picture(visitor, name):
+    """Pictures for people, if somebody wants them."""
+    folder = os.environ.get("COLDRISE_PICTURES")
+    for scheme in ("light", "dark") if folder else ():
+        visitor.page.emulate_media(color_scheme=scheme)
+        visitor.page.screenshot(path=pathlib.Path(folder) / f"{name}-{scheme}.png", full_page=True)
+
+
+def big(made, name, seed, count=24):
+    path = made.folder / f"{name}.raw"
+    path.write_bytes(random.Random(seed).randbytes(count * MIB))
+    made.coldrise.json("backup", name, f"vda=raw:{path}")
+
+
+def test_a_link_shows_a_copy_that_runs_and_what_it_left(made, far, service, visit):
+    visitor = visit(service)
+    visitor.log_in()
+    visitor.go("copies")
+    page = visitor.page
+    page.get_by_text("never copied").first.wait_for()
+    # The job, by the form.
+    visitor.go("jobs")
+    page.get_by_role("button", name="New job").click()
+    page.get_by_label("Name", exact=True).fill("offsite")
+    page.get_by_label("What it does").select_option("copy")
+    page.get_by_label("To", exact=False).first.fill("berlin")
+    page.get_by_label("Schedule", exact=False).fill("")
+    page.get_by_label("Alarm if behind for, minutes").fill("240")
+    page.get_by_label("Sends at most, MiB/s").fill("1")
+    picture(visitor, "job")
+    assert not visitor.violations()
+    page.get_by_role("button", name="Save").click()
+    page.get_by_text("Job offsite is saved.").wait_for()
+    job = service.get("jobs/offsite")
+    assert (job["kind"], job["to"], job["behind_limit_minutes"], job["rate_bytes_per_second"]) == ("copy", "berlin", 240, MIB)
+    big(made, "web01", 1)
+    service.post("jobs/offsite/start", {}, expected=(202,))
+    visitor.go("copies")
+    page.get_by_role("img", name=re.compile("Rate: content .*/s, on the line")).wait_for(timeout=60_000)
+    page.get_by_text("Left").wait_for()
+    card = page.get_by_role("article").filter(has_text="berlin")
+    assert "copying" in card.inner_text() and "on the line" in card.inner_text()
+    picture(visitor, "copying")
+    browser.look(visitor, "berlin", "copying")
+    wait_until(lambda: not service.get("queue")["runs"], "the end of the copy")
+    card.get_by_text("up to date").first.wait_for(timeout=60_000)
+    bar = card.get_by_role("img", name=re.compile("sent: "))
+    bar.wait_for()
+    assert "unchanged or empty: " in bar.get_attribute("aria-label")
+    picture(visitor, "current")
+
+    # What is behind appears by itself.
+    big(made, "web01", 2, 2)
+    card.get_by_text("behind by 1 point").first.wait_for(timeout=60_000)
+    assert re.search(r"1 point, \d", card.inner_text())
+    visitor.go("machines/web01")
+    row = page.get_by_role("row").filter(has=page.get_by_role("link", name="berlin"))
+    row.get_by_text("behind by 1 point").wait_for()
+    assert "4 points" in row.inner_text()
+    picture(visitor, "machine")
+    browser.look(visitor, "berlin")
+
+    # The other site is away.
+    far.stop()
+    service.post("jobs/offsite/start", {}, expected=(202,))
+    visitor.go("copies")
+    card.get_by_text("failing").first.wait_for(timeout=60_000)
+    card.get_by_text("cannot be reached").first.wait_for()
+    picture(visitor, "failing")
+    browser.look(visitor, "failing")
+
+
+def test_the_days_are_drawn(made, service, visit, tmp_path):
+    second = tmp_path / "second"
+    made.coldrise.json("--repo", second, "init")
+    made.coldrise.json("copy", "--to", second)
+    wait_until(lambda: service.get("copies"), "the copies")
+    service.stop()
+    with sqlite3.connect(service.state / "coldrised.db") as database:
+        (repository,) = database.execute("SELECT repository FROM growth").fetchone()
+        today = int(time.time() * 1000) // DAY_MS
+        rows = [(repository, str(second), today - back, back % 3, back * MIB, back * 3_600_000) for back in range(1, 30) if back != 9]
+        database.executemany("INSERT OR REPLACE INTO copies_behind VALUES (?, ?, ?, ?, ?, ?)", rows)
+    service.start()
+    wait_until(lambda: service.get("copies"), "the copies")
+    visitor = visit(service)
+    visitor.log_in()
+    visitor.go("copies")
+    plot = visitor.page.get_by_role("img", name=re.compile("Points behind by day. At most 2 points"))
+    plot.wait_for()
+    assert plot.locator("rect").count() >= len(rows)
+    picture(visitor, "days")
+    browser.look(visitor, "second")
