@@ -233,3 +233,25 @@ def test_a_full_drive_there_is_said(coldrise, site, tmp_path):
         made.close()
     finally:
         subprocess.run(["umount", "-l", small], check=True)
+
+
+@pytest.mark.parametrize("prefix", ["", "north-"])
+def test_what_has_arrived_of_a_point_is_not_sent_again(coldrise, site, tmp_path, prefix):
+    path = tmp_path / "vda.raw"
+    path.write_bytes(random.Random(12).randbytes(40 * MIB))
+    coldrise.json("backup", "web01", f"vda=raw:{path}", "--time", "20261101T100000Z")
+    far = site()
+    far.pair(coldrise, "far", *(["--prefix", prefix] if prefix else []))
+    process = coldrise.start("--json", "copy", "--to", "far", "--rate", "6M", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    # A moment in the middle of batches.
+    time.sleep(3.7)
+    far.stop()
+    far.start()
+    printed, message = process.communicate(timeout=DEADLINE_S * 4)
+    assert process.returncode == 0 and "trying again for" in message, message
+    line = json.loads(printed.splitlines()[-1])["line"]
+    # What was on its way, in the buffers of the network.
+    print(line)
+    assert line["sent_bytes"] < 40 * MIB + 1.5 * MIB
+    check(far.program, {"20261101T100000Z": {"vda": path.read_bytes()}}, tmp_path, f"{prefix}web01")
+    assert far.program.json("verify")["is_clean"]

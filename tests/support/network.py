@@ -95,11 +95,14 @@ class Network:
 
     def close(self):
         """Ends all processes in it: rpcbind remains if a test killed its parent."""
-        network = os.readlink(f"/proc/{self.process.pid}/ns/net")
-        for process in filter(str.isdigit, os.listdir("/proc")):
-            with contextlib.suppress(OSError):
-                if os.readlink(f"/proc/{process}/ns/net") == network:
-                    os.kill(int(process), signal.SIGKILL)
+        place = f"/proc/{self.process.pid}/ns/net"
+        # While it is open its number is not given to a network of another test.
+        with open(place, "rb"):
+            network = os.readlink(place)
+            for process in filter(str.isdigit, os.listdir("/proc")):
+                with contextlib.suppress(OSError):
+                    if os.readlink(f"/proc/{process}/ns/net") == network:
+                        os.kill(int(process), signal.SIGKILL)
         for relay in self.relays:
             relay.wait()
         self.process.wait()

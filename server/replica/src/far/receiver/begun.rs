@@ -81,7 +81,8 @@ impl Receiver<'_, '_> {
         let mut noted = None;
         let open = self.disk.take();
         let Some(begun) = &mut self.begun else { return Ok(None) };
-        if let (Some(open), Some(disk)) = (open, begun.disks.last_mut()) {
+        if let (Some(mut open), Some(disk)) = (open, begun.disks.last_mut()) {
+            open.keep_arrived()?;
             if open.is_changed {
                 let (root, counts) = open.target.finish()?;
                 // The last piece of a disk may end behind it.

@@ -166,7 +166,7 @@ impl Receiver<'_, '_> {
                     disk.arrived(
                         batch.names.offsets.last().map_or(0, |last| last + disk.chunk_bytes),
                     );
-                    write(disk, batch)?;
+                    write(disk, batch, Pieces::All)?;
                     let body = encode_places(number, &[]);
                     self.line.send(Class::Control, Frame { stream: 0, kind: APPLIED, body })?;
                 }
@@ -199,6 +199,18 @@ pub(super) fn open_steps(disk: &mut Option<OpenDisk<'_>>) -> VecDeque<Step> {
 }
 
 impl OpenDisk<'_> {
+    /// Writes what has arrived of batches that are not complete. All of it lies behind `end_bytes`: a copy that goes on
+    /// there names it again, and finds that it is there.
+    pub(super) fn keep_arrived(&mut self) -> Result<()> {
+        for step in std::mem::take(&mut self.steps) {
+            if let Step::Batch(batch) = step {
+                self.is_changed |= batch.contents.iter().flatten().any(|piece| !piece.is_empty());
+                write(self, batch, Pieces::Arrived)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Everything before `end_bytes` is applied. A part of a chunk comes again.
     fn arrived(&mut self, end_bytes: u64) {
         let end_bytes = match end_bytes >= self.size_bytes {
@@ -209,8 +221,15 @@ impl OpenDisk<'_> {
     }
 }
 
+/// Which pieces of a batch are written.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Pieces {
+    All,
+    Arrived,
+}
+
 /// Writes a batch: neighbours together.
-fn write(disk: &mut OpenDisk<'_>, batch: Arriving) -> Result<()> {
+fn write(disk: &mut OpenDisk<'_>, batch: Arriving, pieces: Pieces) -> Result<()> {
     let first: HashMap<Name, usize> =
         batch.names.names.iter().enumerate().rev().map(|(place, name)| (*name, place)).collect();
     let mut run: Option<(u64, Vec<u8>)> = None;
@@ -218,7 +237,11 @@ fn write(disk: &mut OpenDisk<'_>, batch: Arriving) -> Result<()> {
         let name = batch.names.names[place];
         let length = disk.chunk_bytes.min(disk.size_bytes - offset) as usize;
         let source = first.get(&name).and_then(|first| batch.contents[*first].as_ref());
-        let source = source.ok_or_else(|| broken("content is missing"))?;
+        let source = match source {
+            Some(source) => source,
+            None if pieces == Pieces::Arrived => continue,
+            None => return Err(broken("content is missing")),
+        };
         let is_next =
             run.as_ref().is_some_and(|(start, bytes)| start + bytes.len() as u64 == *offset);
         if !is_next {
