@@ -28,9 +28,11 @@ SAID = {
     # Passed over: they may be of a disk that was given up.
     "content for unknown batches": "applied",
     "content for unknown places": "no such piece",
-    "a bomb": "cannot be decompressed",
+    "a bomb": "another length",
     "a bomb of many places": "too much content",
     "content that is not packed": "cannot be decompressed",
+    "deltas without a base": "came again",
+    "parts without the first": "came early",
     "batches without content": "too much at once",
     "more names than a batch has": "too many names",
     "more runs than names": "too many names",

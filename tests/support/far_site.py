@@ -28,7 +28,8 @@ class FarSite:
         program.passphrase_file = folder / f"{name}-passphrase"
         program.passphrase_file.write_text("another one\n", encoding="utf-8")
         program.repository.parent.mkdir()
-        program.init("--chunk-size", "64K", *options)
+        chunk = () if "--chunk-size" in options else ("--chunk-size", "64K")
+        program.init(*chunk, *options)
         return program
 
     def start(self, environment=None):

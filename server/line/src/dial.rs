@@ -1,6 +1,7 @@
 //! The side that dials.
 
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::sync::mpsc::{channel, Receiver};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -46,52 +47,68 @@ fn connect_all(
     options: &LineOptions,
 ) -> Result<TcpLine> {
     let config = tls::client(identity, move |key| *key == peer)?;
-    let control = dial(address, &config)?;
-    let remote = remote_address(&control)?;
-    socket::prepare(control.socket(), options.silence)?;
-    let hello = Hello::Begin {
-        bulk_connections: options.wanted_connections(control.socket()),
-        bulk_window_bytes: options.bulk_window_bytes,
-    };
-    let answer = ask(&control, &hello, CONNECT_LIMIT)?;
-    let Welcome::Begun { bulk_connections, bulk_window_bytes, session } = answer else {
-        return Err(out_of_turn());
-    };
-    let bulk = usize::from(bulk_connections);
-    if bulk == 0 || bulk > MAX_BULK_CONNECTIONS {
-        return Err(out_of_turn());
-    }
-    let classes = std::iter::once(Class::Fetch).chain(std::iter::repeat_n(Class::Bulk, bulk));
-    let streams = join_all(remote, &config, session, classes, control, options)?;
-    TcpLine::start(address.to_owned(), streams, options, bulk_window_bytes)
+    first_of(address, |remote| begin(address, remote, &config, options))
 }
 
-/// Makes the other connections of a line, all at once: each takes three round trips.
-fn join_all(
+/// Begins a line. Its other connections are made meanwhile, as many as this side wants: so it takes four round trips, and three more
+/// only if the other side wants more of them.
+fn begin(
+    address: &str,
     remote: SocketAddr,
     config: &Arc<ClientConfig>,
-    session: SessionId,
-    classes: impl Iterator<Item = Class>,
-    control: TlsStream,
     options: &LineOptions,
-) -> Result<Vec<(Class, TlsStream)>> {
-    let join = |class| -> Result<(Class, TlsStream)> {
-        let stream = dial_one(remote, config)?;
-        socket::prepare(stream.socket(), options.silence)?;
-        match ask(&stream, &Hello::Join { class, session }, CONNECT_LIMIT)? {
-            Welcome::Joined => Ok((class, stream)),
-            _ => Err(out_of_turn()),
-        }
-    };
+) -> Result<TcpLine> {
+    let socket = reach(remote)?;
+    socket::prepare(&socket, options.silence)?;
+    let wish = options.wanted_connections(&socket);
     std::thread::scope(|scope| {
-        let joining: Vec<_> = classes.map(|class| scope.spawn(move || join(class))).collect();
+        let join = |class| {
+            let (session, given) = channel();
+            let thread = scope.spawn(move || join_one(remote, config, options, class, &given));
+            (session, thread)
+        };
+        let classes = std::iter::once(Class::Fetch)
+            .chain(std::iter::repeat_n(Class::Bulk, usize::from(wish)));
+        // Without a session, because this fails, they end.
+        let mut joining: Vec<_> = classes.map(join).collect();
+        let control = secure(socket, remote, config)?;
+        let hello =
+            Hello::Begin { bulk_connections: wish, bulk_window_bytes: options.bulk_window_bytes };
+        let answer = ask(&control, &hello, CONNECT_LIMIT)?;
+        let Welcome::Begun { bulk_connections, bulk_window_bytes, session } = answer else {
+            return Err(out_of_turn());
+        };
+        let bulk = usize::from(bulk_connections);
+        if bulk_connections < wish || bulk > MAX_BULK_CONNECTIONS {
+            return Err(out_of_turn());
+        }
+        joining.extend(std::iter::repeat_n(Class::Bulk, bulk - usize::from(wish)).map(join));
         let mut streams = vec![(Class::Control, control)];
-        for thread in joining {
+        // One that failed says why below.
+        joining.iter().for_each(|(given, _)| drop(given.send(session)));
+        for (_, thread) in joining {
             let defect = |_| Error::new(ErrorKind::Internal, "a thread of a line failed");
             streams.push(thread.join().map_err(defect)??);
         }
-        Ok(streams)
+        TcpLine::start(address.to_owned(), streams, options, bulk_window_bytes)
     })
+}
+
+/// Makes a further connection, which joins the line once its session is known.
+fn join_one(
+    remote: SocketAddr,
+    config: &Arc<ClientConfig>,
+    options: &LineOptions,
+    class: Class,
+    session: &Receiver<SessionId>,
+) -> Result<(Class, TlsStream)> {
+    let stream = dial_one(remote, config)?;
+    socket::prepare(stream.socket(), options.silence)?;
+    let session = session.recv().map_err(|_| out_of_turn())?;
+    match ask(&stream, &Hello::Join { class, session }, CONNECT_LIMIT)? {
+        Welcome::Joined => Ok((class, stream)),
+        _ => Err(out_of_turn()),
+    }
 }
 
 /// Pairs with the side that made `code` and listens at `address`. When this returns, that side has
@@ -146,6 +163,11 @@ pub(crate) fn ask(stream: &TlsStream, hello: &Hello, limit: Duration) -> Result<
 
 /// Connects to the first address of a name that answers.
 pub(crate) fn dial(address: &str, config: &Arc<ClientConfig>) -> Result<TlsStream> {
+    first_of(address, |remote| dial_one(remote, config))
+}
+
+/// Tries the addresses of a name, until one answers.
+fn first_of<T>(address: &str, to: impl Fn(SocketAddr) -> Result<T>) -> Result<T> {
     let found = address.to_socket_addrs().map_err(|error| match error.kind() {
         std::io::ErrorKind::InvalidInput => {
             Error::new(ErrorKind::InvalidInput, "it is not of the form HOST:PORT")
@@ -155,7 +177,7 @@ pub(crate) fn dial(address: &str, config: &Arc<ClientConfig>) -> Result<TlsStrea
     })?;
     let mut last = Error::new(ErrorKind::Io, "its name has no address").advise(NETWORK_ADVICE);
     for remote in found {
-        match dial_one(remote, config) {
+        match to(remote) {
             Err(error) if error.kind() == ErrorKind::Io => last = error,
             result => return result,
         }
@@ -164,17 +186,20 @@ pub(crate) fn dial(address: &str, config: &Arc<ClientConfig>) -> Result<TlsStrea
 }
 
 fn dial_one(remote: SocketAddr, config: &Arc<ClientConfig>) -> Result<TlsStream> {
-    let until = Instant::now() + CONNECT_LIMIT;
-    let socket = TcpStream::connect_timeout(&remote, CONNECT_LIMIT).map_err(|error| {
+    secure(reach(remote)?, remote, config)
+}
+
+fn reach(remote: SocketAddr) -> Result<TcpStream> {
+    TcpStream::connect_timeout(&remote, CONNECT_LIMIT).map_err(|error| {
         Error::with_source(ErrorKind::Io, "it cannot be reached", error).advise(NETWORK_ADVICE)
-    })?;
+    })
+}
+
+fn secure(socket: TcpStream, remote: SocketAddr, config: &Arc<ClientConfig>) -> Result<TlsStream> {
+    let until = Instant::now() + CONNECT_LIMIT;
     // Not sent, not checked: TLS wants some name.
     let name = ServerName::IpAddress(remote.ip().into());
     let tls = ClientConnection::new(Arc::clone(config), name)
         .map_err(|error| Error::with_source(ErrorKind::Internal, "preparing TLS failed", error))?;
     TlsStream::handshake(socket, tls, until)
-}
-
-fn remote_address(stream: &TlsStream) -> Result<SocketAddr> {
-    stream.socket().peer_addr().context(|| "the connection ended")
 }

@@ -6,6 +6,7 @@
 //! as JSON. MACHINE has a point there. Protocol: server/replica/src/far/messages.rs; it is written here once more, so that
 //! nothing of what is tested is used.
 
+use std::cell::Cell;
 use std::time::Duration;
 
 use coldrise_block::{Error, ErrorKind, Result};
@@ -24,6 +25,10 @@ const NAMES: u8 = 3;
 const WANTED: u8 = 4;
 const APPLIED: u8 = 5;
 const CONTENT: u8 = 6;
+const WHOLE: u8 = 7;
+/// Codings of content.
+const STREAM: u8 = 0;
+const DELTA: u8 = 1;
 
 /// How long an answer may take.
 const LONG: Duration = Duration::from_secs(20);
@@ -71,8 +76,8 @@ struct Site<'a> {
     chunk_bytes: usize,
 }
 
-/// One line to it.
-struct Talk(TcpLine);
+/// One line to it, and how many parts of its stream of content were sent.
+struct Talk(TcpLine, Cell<u32>);
 
 /// What came.
 enum Heard {
@@ -84,7 +89,8 @@ enum Heard {
 
 impl Site<'_> {
     fn connect(&self) -> Result<Talk> {
-        connect(self.address, &self.identity, self.peer, &LineOptions::default()).map(Talk)
+        connect(self.address, &self.identity, self.peer, &LineOptions::default())
+            .map(|line| Talk(line, Cell::new(0)))
     }
 
     fn find_version(&mut self) -> Result<()> {
@@ -177,11 +183,25 @@ impl Talk {
         self.frame(Class::Control, NAMES, body)
     }
 
-    /// Content of these places, packed.
+    /// Content of these places, packed: the next part of a stream.
     fn bring(&self, number: u32, places: &[u16], packed: &[u8]) -> Result<()> {
+        let sequence = self.1.replace(self.1.get() + 1);
+        self.bring_coded(number, places, 0, sequence, packed)
+    }
+
+    fn bring_coded(
+        &self,
+        number: u32,
+        places: &[u16],
+        coding: u8,
+        sequence: u32,
+        packed: &[u8],
+    ) -> Result<()> {
         let mut body = number.to_le_bytes().to_vec();
         body.extend((places.len() as u32).to_le_bytes());
         places.iter().for_each(|place| body.extend(place.to_le_bytes()));
+        body.push(coding);
+        body.extend(sequence.to_le_bytes());
         body.extend(packed);
         self.frame(Class::Bulk, CONTENT, body)
     }

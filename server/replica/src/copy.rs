@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_ingest::{store_source, NoProgress, Pace, Progress, RateLimit, StoredDisk, Watch};
-use coldrise_session::{Catalog, ReadLease};
+use coldrise_session::{open_point_disk, Catalog, ReadLease};
 use coldrise_store::{DiskDocument, MachineName, PointDocument, PointName, Repository};
 
 use serde::{Deserialize, Serialize};
@@ -389,6 +389,8 @@ impl MachineRun<'_> {
             source.go_on(begun.end_bytes);
             (root, end_bytes) = (Some(begun.root), Some(disk.size_bytes));
         }
+        let compared = base.map(|base| open_point_disk(self.source, base, name)).transpose()?;
+        self.far.compare_with(compared);
         store_source(self.far.target(), &source, root, end_bytes, self.pace, &watch)
     }
 

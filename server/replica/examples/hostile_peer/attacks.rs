@@ -4,7 +4,7 @@ use coldrise_block::Result;
 use coldrise_line::{Class, Line};
 use serde_json::{json, Value};
 
-use super::{Heard, Site, Talk, CONTENT, LONG, MESSAGE, NAMES, PART};
+use super::{Heard, Site, Talk, CONTENT, DELTA, LONG, MESSAGE, NAMES, PART, STREAM, WHOLE};
 
 type Attack = fn(&Site<'_>, &Talk) -> Result<String>;
 
@@ -20,6 +20,8 @@ pub(super) const ALL: [(&str, Attack); 32] = [
     ("a bomb", bomb),
     ("a bomb of many places", bomb_of_many_places),
     ("content that is not packed", content_not_packed),
+    ("deltas without a base", deltas_without_base),
+    ("parts without the first", parts_without_the_first),
     ("batches without content", batches_without_content),
     ("more names than a batch has", more_names_than_a_batch),
     ("more runs than names", more_runs_than_names),
@@ -83,7 +85,7 @@ fn content_for_unknown_batches(site: &Site<'_>, talk: &Talk) -> Result<String> {
     let content = packed(&piece(site, 15));
     let filler = vec![0; 200 << 10];
     for number in 0..2000 {
-        talk.bring(number, &[0], &filler)?;
+        talk.bring_coded(number, &[0], DELTA, 0, &filler)?;
     }
     site.offer(talk, 5000, 0, &[&piece(site, 15)])?;
     talk.bring(5000, &[0], &content)?;
@@ -112,6 +114,31 @@ fn bomb_of_many_places(site: &Site<'_>, talk: &Talk) -> Result<String> {
     site.offer(talk, 1, 0, &[&piece(site, 21)])?;
     let places = vec![0; 60_000];
     Ok(talk.answered(talk.bring(1, &places, &packed(&vec![0; 64 << 20]))))
+}
+
+/// A delta of a disk without a base; it is asked for as a whole, and is a delta again.
+fn deltas_without_base(site: &Site<'_>, talk: &Talk) -> Result<String> {
+    site.start(talk, 4)?;
+    site.offer(talk, 1, 0, &[&piece(site, 27)])?;
+    let content = packed(&piece(site, 27));
+    talk.bring_coded(1, &[0], DELTA, 0, &content)?;
+    match talk.hear(LONG) {
+        Heard::Frame(WHOLE) => Ok(talk.answered(talk.bring_coded(1, &[0], DELTA, 0, &content))),
+        _ => Ok("it was not asked for as a whole".to_owned()),
+    }
+}
+
+/// Parts of a stream whose first part never comes.
+fn parts_without_the_first(site: &Site<'_>, talk: &Talk) -> Result<String> {
+    site.start(talk, 4)?;
+    let mut sent = Ok(());
+    for sequence in 1..2000 {
+        sent = talk.bring_coded(1, &[0], STREAM, sequence, &vec![1; 512 << 10]);
+        if sent.is_err() {
+            break;
+        }
+    }
+    Ok(talk.answered(sent))
 }
 
 fn content_not_packed(site: &Site<'_>, talk: &Talk) -> Result<String> {

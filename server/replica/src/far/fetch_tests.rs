@@ -11,7 +11,8 @@ use coldrise_store::{
 };
 
 use super::*;
-use crate::far::messages::{encode_places, Names, APPLIED, CONTENT, NAMES, WANTED};
+use crate::far::content::{encode_head, Coding};
+use crate::far::messages::{Names, APPLIED, CONTENT, NAMES, WANTED};
 
 const CHUNK: u64 = 16384;
 const LIMIT: Duration = Duration::from_secs(20);
@@ -274,7 +275,7 @@ fn put(
     let body = Names { number: 1, offsets: vec![0], names }.encode(CHUNK);
     line.send(Class::Control, Frame { stream: 0, kind: NAMES, body }).unwrap();
     if next_frame(line).kind == WANTED {
-        let mut body = encode_places(1, &[0]);
+        let mut body = encode_head(1, &[0], Coding::Stream { sequence: 0 });
         body.extend_from_slice(&zstd::bulk::compress(&content, 1).unwrap());
         line.send(Class::Bulk, Frame { stream: 0, kind: CONTENT, body }).unwrap();
         assert_eq!(next_frame(line).kind, APPLIED);

@@ -1,10 +1,13 @@
 //! One disk on its way over a line.
 
-use coldrise_block::Result;
+use std::sync::Arc;
+
+use coldrise_block::{Disk, Result};
 use coldrise_store::{DiskTarget, MapRoot, WriteCounts};
 
-use super::line_far::{Batch, LineFar};
+use super::line_far::LineFar;
 use super::messages::{broken, Answer, Ask, Names, BATCH_BYTES, ZEROES};
+use super::pack::Batch;
 
 /// Cuts what is written into pieces, names them, and offers them in batches.
 pub(super) struct LineDisk<'a> {
@@ -13,6 +16,8 @@ pub(super) struct LineDisk<'a> {
     chunk_bytes: usize,
     names: Names,
     batch: Batch,
+    /// What the other site has of it, read here.
+    base: Option<Arc<dyn Disk>>,
     /// Everything before it was offered, or is equal to the base.
     end_bytes: u64,
     /// A hole that may go on.
@@ -22,14 +27,20 @@ pub(super) struct LineDisk<'a> {
 
 impl LineDisk<'_> {
     /// A disk of which what lies before `end_bytes` is there already.
-    pub(super) fn new(far: &LineFar, size_bytes: u64, end_bytes: u64) -> LineDisk<'_> {
+    pub(super) fn new(
+        far: &LineFar,
+        size_bytes: u64,
+        end_bytes: u64,
+        base: Option<Arc<dyn Disk>>,
+    ) -> LineDisk<'_> {
         use coldrise_store::BackupTarget;
         LineDisk {
             far,
             size_bytes,
             chunk_bytes: far.chunk_size_bytes() as usize,
             names: Names { number: far.next_number(), ..Names::default() },
-            batch: Batch { bytes: Vec::new(), pieces: Vec::new() },
+            batch: empty(&base),
+            base,
             end_bytes,
             hole: None,
             is_over: false,
@@ -55,6 +66,7 @@ impl LineDisk<'_> {
             self.far.count(|traffic| traffic.zero_bytes += piece.len() as u64);
         }
         self.batch.pieces.push(start..self.batch.bytes.len());
+        self.batch.offsets.push(offset_bytes);
         self.names.offsets.push(offset_bytes);
         self.names.names.push(name);
         if (self.batch.pieces.len() + 1) * self.chunk_bytes > BATCH_BYTES {
@@ -68,8 +80,7 @@ impl LineDisk<'_> {
         if !self.batch.pieces.is_empty() {
             let next = Names { number: self.far.next_number(), ..Names::default() };
             let names = std::mem::replace(&mut self.names, next);
-            let batch = Batch { bytes: Vec::new(), pieces: Vec::new() };
-            let batch = std::mem::replace(&mut self.batch, batch);
+            let batch = std::mem::replace(&mut self.batch, empty(&self.base));
             self.far.offer(names.number, batch, names.encode(self.chunk_bytes as u64))?;
         }
         Ok(())
@@ -83,6 +94,11 @@ impl LineDisk<'_> {
             None => Ok(()),
         }
     }
+}
+
+/// A batch without pieces.
+fn empty(base: &Option<Arc<dyn Disk>>) -> Batch {
+    Batch { bytes: Vec::new(), pieces: Vec::new(), offsets: Vec::new(), base: base.clone() }
 }
 
 impl DiskTarget for LineDisk<'_> {

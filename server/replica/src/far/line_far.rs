@@ -3,18 +3,17 @@
 //! ```text
 //!   copy ── pieces ─▶ LineDisk ── NAMES ─▶ control      the batch stays here until it is applied there
 //!            receiver thread ◀── WANTED, APPLIED, answers
-//!            packer threads  ── CONTENT ─▶ bulk         what is wanted, compressed as well as the line has time for
+//!            packer threads  ── CONTENT ─▶ bulk         what is wanted, see pack.rs
 //! ```
 
 use std::any::Any;
 use std::collections::{HashMap, VecDeque};
-use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use coldrise_block::{Context, Error, ErrorKind, Result};
+use coldrise_block::{Context, Disk, Error, ErrorKind, Result};
 use coldrise_line::{Class, Frame, Line, LineStatistics, Received};
 use coldrise_session::CarriedFiles;
 use coldrise_store::{
@@ -25,28 +24,17 @@ use parking_lot::{Condvar, Mutex};
 
 use super::line_disk::LineDisk;
 use super::messages::{
-    broken, decode_places, encode_places, send, Answer, Ask, Parts, APPLIED, BATCH_BYTES, CONTENT,
-    MAX_BATCHES, MESSAGE, PART, RATE, VERSION, WANTED,
+    broken, decode_places, send, Answer, Ask, Parts, APPLIED, BATCH_BYTES, MAX_BATCHES, MESSAGE,
+    PART, RATE, VERSION, WANTED, WHOLE,
 };
+use super::pack::{Batch, Packer, Wanted};
 use super::{Begun, FarSide, Traffic};
 use crate::plan::made_in;
 
 /// Interval of looking whether the copy was cancelled.
 const INTERVAL: Duration = Duration::from_millis(100);
 /// Threads that compress.
-const PACKERS: usize = 2;
-/// Maximum plaintext in one frame, in bytes: more compress better, fewer arrive sooner.
-const PACK_BYTES: usize = 256 << 10;
-/// Levels of zstd, from a line that is faster than the processors to one that is much slower.
-const LEVELS: std::ops::RangeInclusive<i32> = 1..=9;
-
-/// The pieces of a batch.
-pub(super) struct Batch {
-    pub(super) bytes: Vec<u8>,
-    /// Of each piece in `bytes`; empty for a piece of zeroes.
-    pub(super) pieces: Vec<Range<usize>>,
-}
-
+const PACKERS: u32 = 2;
 /// A batch whose names were sent.
 struct Offered {
     batch: Arc<Batch>,
@@ -58,7 +46,7 @@ struct Offered {
 struct State {
     answers: VecDeque<Answer>,
     batches: HashMap<u32, Offered>,
-    wanted: VecDeque<(Arc<Batch>, u32, Vec<u16>)>,
+    wanted: VecDeque<Wanted>,
     failure: Option<(ErrorKind, String)>,
     is_over: bool,
 }
@@ -91,8 +79,14 @@ pub struct LineFar {
     next_batch: AtomicU64,
     /// One question at a time.
     asking: Mutex<()>,
+    /// The points of the machine that was claimed.
+    points: Mutex<Option<(MachineName, Vec<PointDocument>)>>,
+    /// The map and the size with which the other side has started a disk already.
+    started: Mutex<Option<(Option<MapRoot>, u64)>>,
     /// What has arrived of the disk that is started next.
     begun: Mutex<Option<Begun>>,
+    /// What it has of the base of this disk, read here.
+    base: Mutex<Option<Arc<dyn Disk>>>,
 }
 
 impl LineFar {
@@ -141,16 +135,21 @@ impl LineFar {
             threads: Vec::new(),
             next_batch: AtomicU64::new(0),
             asking: Mutex::new(()),
+            points: Mutex::default(),
+            started: Mutex::default(),
             begun: Mutex::default(),
+            base: Mutex::default(),
         };
-        let start = |name: String, work: fn(&Shared)| {
+        let start = |name: String, work: fn(&Shared, u32), number: u32| {
             let shared = Arc::clone(&shared);
             let thread = std::thread::Builder::new().name(name.clone());
-            thread.spawn(move || work(&shared)).context(|| format!("starting the thread {name}"))
+            thread
+                .spawn(move || work(&shared, number))
+                .context(|| format!("starting the thread {name}"))
         };
-        far.threads.push(start("copy-receiver".to_owned(), receive)?);
+        far.threads.push(start("copy-receiver".to_owned(), |shared, _| receive(shared), 0)?);
         for number in 0..PACKERS {
-            far.threads.push(start(format!("copy-packer-{number}"), pack)?);
+            far.threads.push(start(format!("copy-packer-{number}"), pack, number)?);
         }
         match far.ask(&Ask::Hello { version: VERSION, repository: *repository }, &[])? {
             Answer::Welcome { repository, chunk_size_bytes }
@@ -201,6 +200,22 @@ impl LineFar {
                 None => state.check()?,
             }
             self.shared.changed.wait(&mut state);
+        }
+    }
+
+    /// The list of points that was asked for.
+    fn listed(&self) -> Result<Vec<PointDocument>> {
+        let mut all = Vec::new();
+        loop {
+            match self.answer()? {
+                Answer::Points { points, is_last } => {
+                    all.extend(points);
+                    if is_last {
+                        return Ok(all);
+                    }
+                }
+                _ => return Err(broken("no list of points")),
+            }
         }
     }
 
@@ -294,7 +309,7 @@ fn take(shared: &Shared, parts: &mut Parts, frame: Frame) -> Result<()> {
                 shared.state.lock().answers.push_back(answer);
             }
         }
-        WANTED => {
+        WANTED | WHOLE => {
             let (number, places, _) = decode_places(&frame.body)?;
             let mut state = shared.state.lock();
             // One of a disk that was given up is unknown.
@@ -306,9 +321,12 @@ fn take(shared: &Shared, parts: &mut Parts, frame: Frame) -> Result<()> {
                 if !places.iter().all(is_content) {
                     return Err(broken("it wants pieces that are not there"));
                 }
-                let wanted = places.iter().map(|place| batch.pieces[usize::from(*place)].len());
-                offered.known_bytes = offered.known_bytes.saturating_sub(wanted.sum());
-                state.wanted.push_back((batch, number, places));
+                let is_whole = frame.kind == WHOLE;
+                if !is_whole {
+                    let wanted = places.iter().map(|place| batch.pieces[usize::from(*place)].len());
+                    offered.known_bytes = offered.known_bytes.saturating_sub(wanted.sum());
+                }
+                state.wanted.push_back(Wanted { batch, number, places, is_whole });
             }
         }
         APPLIED => {
@@ -328,22 +346,18 @@ fn take(shared: &Shared, parts: &mut Parts, frame: Frame) -> Result<()> {
     Ok(())
 }
 
-/// A packer thread: compresses what is wanted, better while the line is the slower part.
-fn pack(shared: &Shared) {
-    let mut level = 3;
-    let packed = pack_until_end(shared, &mut level);
-    if let Err(error) = packed {
+/// A packer thread.
+fn pack(shared: &Shared, stream: u32) {
+    if let Err(error) = pack_until_end(shared, stream) {
         shared.state.lock().failure.get_or_insert((error.kind(), error.full_message()));
         shared.changed.notify_all();
     }
 }
 
-fn pack_until_end(shared: &Shared, level: &mut i32) -> Result<()> {
-    let what = || "compressing";
-    let mut compressor = zstd::bulk::Compressor::new(*level).context(what)?;
-    let mut plain = Vec::with_capacity(PACK_BYTES);
+fn pack_until_end(shared: &Shared, stream: u32) -> Result<()> {
+    let mut packer = Packer::new(stream)?;
     loop {
-        let (batch, number, places) = {
+        let wanted = {
             let mut state = shared.state.lock();
             loop {
                 if state.is_over || state.failure.is_some() {
@@ -355,42 +369,18 @@ fn pack_until_end(shared: &Shared, level: &mut i32) -> Result<()> {
                 shared.changed.wait(&mut state);
             }
         };
-        let mut places = &places[..];
-        while !places.is_empty() {
-            plain.clear();
-            let mut count = 0;
-            for place in places {
-                let piece = &batch.pieces[usize::from(*place)];
-                if count > 0 && plain.len() + piece.len() > PACK_BYTES {
-                    break;
-                }
-                plain.extend_from_slice(&batch.bytes[piece.clone()]);
-                count += 1;
-            }
-            let (now, rest) = places.split_at(count);
-            places = rest;
-            let mut body = encode_places(number, now);
-            let start = Instant::now();
-            body.extend_from_slice(&compressor.compress(&plain).context(what)?);
-            let compressing = start.elapsed();
-            let packed_bytes = body.len();
-            let start = Instant::now();
-            shared.line.send(Class::Bulk, Frame { stream: 0, kind: CONTENT, body })?;
-            let sending = start.elapsed();
+        packer.pack(&wanted, |pack| {
+            let packed_bytes = pack.frame.body.len() as u64;
+            shared.line.send(Class::Bulk, pack.frame)?;
             let mut traffic = shared.traffic.lock();
-            traffic.content_bytes += plain.len() as u64;
-            traffic.packed_bytes += packed_bytes as u64;
-            drop(traffic);
-            let wanted = match () {
-                () if sending > compressing => *level + 1,
-                () if sending * 8 < compressing => *level - 1,
-                () => *level,
-            };
-            if LEVELS.contains(&wanted) && wanted != *level {
-                *level = wanted;
-                compressor.set_compression_level(wanted).context(what)?;
+            traffic.packed_bytes += packed_bytes;
+            // Content that is sent again counts once.
+            if !wanted.is_whole {
+                traffic.content_bytes += pack.content_bytes as u64;
+                traffic.delta_bytes += pack.delta_bytes as u64;
             }
-        }
+            Ok(())
+        })?;
     }
 }
 
@@ -405,11 +395,17 @@ impl BackupTarget for LineFar {
         size_bytes: u64,
         _options: WriteOptions,
     ) -> Result<Box<dyn DiskTarget + '_>> {
-        match self.ask(&Ask::Start { base, size_bytes }, &[])? {
+        let is_started = self.started.lock().take() == Some((base, size_bytes));
+        let answer = match is_started {
+            true => Answer::Started,
+            false => self.ask(&Ask::Start { base, size_bytes }, &[])?,
+        };
+        match answer {
             Answer::Started => {
                 let begun = self.begun.lock().filter(|begun| Some(begun.root) == base);
                 let end_bytes = begun.map_or(0, |begun| begun.end_bytes);
-                Ok(Box::new(LineDisk::new(self, size_bytes, end_bytes)))
+                let base = self.base.lock().take().filter(|_| base.is_some());
+                Ok(Box::new(LineDisk::new(self, size_bytes, end_bytes, base)))
             }
             _ => Err(broken("no start")),
         }
@@ -434,28 +430,29 @@ impl FarSide for LineFar {
     }
 
     fn claim(&self, machine: &MachineName) -> Result<Box<dyn Any>> {
-        match self.ask(&Ask::Claim { machine: machine.clone() }, &[])? {
+        let _one = self.asking.lock();
+        // Both at once: each question takes a round trip.
+        self.tell(&Ask::Claim { machine: machine.clone() }, &[])?;
+        self.tell(&Ask::Points { machine: machine.clone() }, &[])?;
+        let claimed = self.answer();
+        let points = self.listed();
+        match claimed? {
             // The other side gives it up with the next claim, and with the line.
-            Answer::Claimed => Ok(Box::new(())),
+            Answer::Claimed => {
+                *self.points.lock() = Some((machine.clone(), points?));
+                Ok(Box::new(()))
+            }
             _ => Err(broken("no claim")),
         }
     }
 
     fn points(&self, machine: &MachineName) -> Result<Vec<PointDocument>> {
+        if let Some((_, points)) = self.points.lock().take().filter(|(known, _)| known == machine) {
+            return Ok(points);
+        }
         let _one = self.asking.lock();
         self.tell(&Ask::Points { machine: machine.clone() }, &[])?;
-        let mut all = Vec::new();
-        loop {
-            match self.answer()? {
-                Answer::Points { points, is_last } => {
-                    all.extend(points);
-                    if is_last {
-                        return Ok(all);
-                    }
-                }
-                _ => return Err(broken("no list of points")),
-            }
-        }
+        self.listed()
     }
 
     fn keep_base(&self, base: &PointDocument) -> Result<bool> {
@@ -484,11 +481,17 @@ impl FarSide for LineFar {
         };
         match self.ask(&ask, &[])? {
             Answer::Begun { begun } => {
+                let root = begun.map(|begun| begun.root).or(base);
+                *self.started.lock() = Some((root, disk.size_bytes));
                 *self.begun.lock() = begun;
                 Ok(begun)
             }
             _ => Err(broken("no word about what has begun")),
         }
+    }
+
+    fn compare_with(&self, base: Option<Arc<dyn Disk>>) {
+        *self.base.lock() = base;
     }
 
     fn add_point(&self, document: PointDocument, files: &CarriedFiles) -> Result<PointDocument> {

@@ -4,10 +4,11 @@
 //! source                                       far side
 //!   hello                            ─▶        ◀─ welcome: chunk size
 //!   claim, points, keep              ─▶        ◀─ answers
-//!   begun                            ─▶        ◀─ begun: where to go on
-//!   start                            ─▶        ◀─ started
+//!   begun                            ─▶        ◀─ begun: where to go on; the disk is started there
+//!   start, if that is not possible   ─▶        ◀─ started
 //!   NAMES of a batch of pieces       ─▶        ◀─ WANTED: those that are not there
-//!   CONTENT of these (bulk)          ─▶        ◀─ APPLIED: the batch is written
+//!   CONTENT of these (bulk)          ─▶        ◀─ WHOLE: those of which a delta could not be used
+//!   CONTENT of these                 ─▶        ◀─ APPLIED: the batch is written
 //!   hole …, finish                   ─▶        ◀─ finished: the map's root
 //!   put: the point's document        ─▶        ◀─ added
 //! ```
@@ -15,7 +16,7 @@
 //! The side that dials is the source, or begins with *fetch*: then it is the far side (fetch.rs).
 //!
 //! A *piece* is an aligned range of the far side's chunk size; its name is its BLAKE3, all zeroes for a piece of zeroes.
-//! Names and plaintext are inside TLS only. The far side checks each content against its name.
+//! CONTENT is specified in content.rs. Names and plaintext are inside TLS only. The far side checks each content against its name.
 
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_line::{Class, Frame, Line, MAX_BODY_BYTES};
@@ -29,7 +30,7 @@ use super::fetch::{FetchRequest, Told};
 use super::{Begun, Traffic};
 
 /// Changes with every message.
-pub(super) const VERSION: u32 = 3;
+pub(super) const VERSION: u32 = 4;
 
 /// Kinds of frames. A message is JSON and an attachment; long ones come in parts.
 pub(super) const PART: u8 = 1;
@@ -38,13 +39,14 @@ pub(super) const NAMES: u8 = 3;
 pub(super) const WANTED: u8 = 4;
 pub(super) const APPLIED: u8 = 5;
 pub(super) const CONTENT: u8 = 6;
+pub(super) const WHOLE: u8 = 7;
 /// From the far side of a fetch: the limit on what is sent, in bytes per second, little endian; 0: none.
-pub(super) const RATE: u8 = 7;
+pub(super) const RATE: u8 = 8;
 
 /// Maximum plaintext of a batch, in bytes.
 pub(super) const BATCH_BYTES: usize = 4 << 20;
 /// Maximum number of batches that are not applied yet.
-pub(super) const MAX_BATCHES: usize = 12;
+pub(super) const MAX_BATCHES: usize = 24;
 /// Maximum length of a message, in bytes: a point's document and its files.
 const MAX_MESSAGE_BYTES: usize = 128 << 20;
 /// Maximum length of its JSON, in bytes: in memory each byte can become eight.
@@ -73,7 +75,7 @@ pub(super) enum Ask {
         machine: MachineName,
         point: PointName,
     },
-    /// Names the disk that is started next.
+    /// Names the next disk, and starts it.
     Begun {
         machine: MachineName,
         made_in: MadeIn,
@@ -276,7 +278,7 @@ impl Names {
     }
 }
 
-/// Places of pieces in a batch, as in WANTED, and at the beginning of CONTENT.
+/// Places of pieces in a batch, as in WANTED and WHOLE, and at the beginning of CONTENT.
 pub(super) fn encode_places(number: u32, places: &[u16]) -> Vec<u8> {
     let mut body = number.to_le_bytes().to_vec();
     body.extend_from_slice(&(places.len() as u32).to_le_bytes());

@@ -1,16 +1,20 @@
 //! The repository to which points are copied: on this host, or behind a line.
 
+mod content;
 mod fetch;
 mod heard;
 mod line_disk;
 mod line_far;
 pub(crate) mod messages;
+mod pack;
 mod receiver;
 mod traffic;
+mod unpack;
 
 use std::any::Any;
+use std::sync::Arc;
 
-use coldrise_block::Result;
+use coldrise_block::{Disk, Result};
 use coldrise_session::{CarriedFiles, Catalog, SharedWriter};
 use coldrise_store::{
     BackupTarget, DiskDocument, MachineName, MapRoot, PointDocument, RepositoryId,
@@ -73,6 +77,10 @@ pub trait FarSide: Sync {
     ) -> Result<Option<Begun>> {
         Ok(None)
     }
+
+    /// What the other side has at the base of the disk that is started next: read here. Content can be sent as what differs
+    /// from it.
+    fn compare_with(&self, _base: Option<Arc<dyn Disk>>) {}
 
     /// Adds a point whose disks are stored.
     ///

@@ -9,7 +9,6 @@
 //! 3. A base is a disk of the point that was kept last, or what had arrived of this very disk. The map of a new point's disk was finished on this line.
 //! 4. Nothing is replaced or removed. A point appears when it is complete.
 //! 5. Memory is bounded: by the line's credit, and by the batches that may be under way.
-//!
 //! 6. What has arrived of a point is made durable every 10 s and when the line ends, and noted (BegunCopy): the next copy of
 //!    the same point, from the same base, goes on there.
 
@@ -30,6 +29,7 @@ use super::heard::Heard;
 use super::messages::{
     broken, send, Answer, Ask, Failure, Parts, CONTENT, MESSAGE, NAMES, PART, VERSION,
 };
+use super::unpack::Unpacker;
 use super::FarSide;
 
 /// Interval of looking whether the server ends.
@@ -71,6 +71,7 @@ pub(super) fn receive(
         claim: None,
         kept: None,
         disk: None,
+        unpacker: Unpacker::default(),
         finished: Vec::new(),
         begun: None,
         last_note: Instant::now(),
@@ -104,6 +105,7 @@ struct Receiver<'a, 'h> {
     claim: Option<(MachineName, MachineClaim)>,
     kept: Option<PointDocument>,
     disk: Option<OpenDisk<'a>>,
+    unpacker: Unpacker,
     /// Maps that were written on this line, and the sizes of their disks.
     finished: Vec<(MapRoot, u64)>,
     /// The point that is coming; its last disk is the one that is started next, or is open.
@@ -147,7 +149,7 @@ impl<'h> Receiver<'_, 'h> {
                 Err(error) => Err(error),
             },
             NAMES => self.take_names(&frame.body),
-            CONTENT => self.take_content(&frame.body),
+            CONTENT => self.take_content(frame),
             _ => Err(broken("an unknown frame")),
         };
         let done = done.and_then(|()| self.apply()).and_then(|()| self.note_in_time());
@@ -233,7 +235,10 @@ impl<'h> Receiver<'_, 'h> {
                 let coming = BegunCopy { made_in, point, created_at_ms, disks: Vec::new() };
                 let (root, end_bytes) = (base.unwrap_or(MapRoot::EMPTY), 0);
                 let disk = BegunDisk { name: disk, size_bytes, base, root, end_bytes };
-                Answer::Begun { begun: self.begin(&machine, coming, disk)? }
+                let begun = self.begin(&machine, coming, disk)?;
+                // The source starts it otherwise only if it cannot go on there.
+                self.start(begun.map(|begun| begun.root).or(base), size_bytes)?;
+                Answer::Begun { begun }
             }
             Ask::Start { base, size_bytes } => {
                 self.start(base, size_bytes)?;

@@ -12,7 +12,8 @@ use coldrise_store::{
 };
 
 use super::*;
-use crate::far::messages::{encode_places, Names, APPLIED, WANTED};
+use crate::far::content::{encode_head, Coding};
+use crate::far::messages::{Names, APPLIED, WANTED, WHOLE};
 
 const CHUNK: u64 = 16384;
 
@@ -91,7 +92,7 @@ fn offer(line: &PairedLine, offset: u64, content: &[u8]) -> Frame {
 }
 
 fn bring(line: &PairedLine, content: &[u8]) {
-    let mut body = encode_places(1, &[0]);
+    let mut body = encode_head(1, &[0], Coding::Stream { sequence: 0 });
     body.extend_from_slice(&zstd::bulk::compress(content, 1).unwrap());
     line.send(Class::Bulk, Frame { stream: 0, kind: CONTENT, body }).unwrap();
 }
@@ -120,6 +121,33 @@ fn content_is_believed_only_if_it_has_its_name() {
         });
         assert_eq!(end.unwrap_err().kind(), ErrorKind::Corrupt);
     }
+}
+
+#[test]
+fn a_delta_without_a_base_is_asked_for_as_a_whole_once() {
+    let content = vec![5; CHUNK as usize];
+    let mut body = encode_head(1, &[0], Coding::Delta);
+    body.extend_from_slice(&zstd::bulk::compress(&content, 1).unwrap());
+    let delta = Frame { stream: 0, kind: CONTENT, body };
+    let whole = end_of("", |line| {
+        start(line);
+        assert_eq!(offer(line, CHUNK, &content).kind, WANTED);
+        line.send(Class::Bulk, delta.clone()).unwrap();
+        assert_eq!(next(line).kind, WHOLE);
+        bring(line, &content);
+        assert_eq!(next(line).kind, APPLIED);
+        assert!(matches!(ask(line, &Ask::Finish), Answer::Finished { .. }));
+    });
+    whole.unwrap();
+    let end = end_of("", |line| {
+        start(line);
+        assert_eq!(offer(line, CHUNK, &content).kind, WANTED);
+        line.send(Class::Bulk, delta.clone()).unwrap();
+        assert_eq!(next(line).kind, WHOLE);
+        line.send(Class::Bulk, delta.clone()).unwrap();
+        assert!(is_refused(&answer(line), "came again"));
+    });
+    assert_eq!(end.unwrap_err().kind(), ErrorKind::Corrupt);
 }
 
 #[test]

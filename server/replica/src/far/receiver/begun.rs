@@ -52,8 +52,11 @@ impl Receiver<'_, '_> {
             return Ok(());
         }
         let open = self.disk.as_mut().filter(|disk| disk.is_changed);
-        let Some(OpenDisk { size_bytes, chunk_bytes, end_bytes, .. }) = open else { return Ok(()) };
+        let Some(OpenDisk { size_bytes, chunk_bytes, end_bytes, base, .. }) = open else {
+            return Ok(());
+        };
         let (size_bytes, chunk_bytes, end_bytes) = (*size_bytes, *chunk_bytes, *end_bytes);
+        let base = base.clone();
         let steps = open_steps(&mut self.disk);
         let Some((root, before)) = self.note_disk()? else { return Ok(()) };
         let target = self.far.start_disk(Some(root), size_bytes, WriteOptions::default())?;
@@ -66,6 +69,7 @@ impl Receiver<'_, '_> {
             end_bytes,
             is_changed,
             before,
+            base,
         });
         Ok(())
     }

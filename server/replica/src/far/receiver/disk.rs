@@ -1,16 +1,19 @@
 //! The disk that is being written: its batches, from their names until they are applied.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
 
-use coldrise_block::Result;
+use coldrise_block::{Disk, Result};
 use coldrise_line::{Class, Frame};
+use coldrise_session::open_point_disk;
 use coldrise_store::{BackupTarget, DiskTarget, MapRoot, WriteCounts, WriteOptions};
 
 use super::Receiver;
+use crate::far::content::add_base_piece;
 use crate::far::messages::{
-    broken, decode_places, encode_places, send, Answer, Name, Names, APPLIED, BATCH_BYTES,
-    MAX_BATCHES, WANTED, ZEROES,
+    broken, encode_places, send, Answer, Name, Names, APPLIED, MAX_BATCHES, WANTED, WHOLE, ZEROES,
 };
+use crate::far::unpack::{apply_delta, Bytes, Content};
 
 /// A disk that is being written.
 pub(super) struct OpenDisk<'a> {
@@ -24,6 +27,8 @@ pub(super) struct OpenDisk<'a> {
     pub(super) is_changed: bool,
     /// Of the parts that were made durable before.
     pub(super) before: WriteCounts,
+    /// The base as the source knows it: deltas are made with it.
+    pub(super) base: Option<Arc<dyn Disk>>,
 }
 
 /// What is to be done with the disk, in order.
@@ -39,6 +44,8 @@ pub(super) struct Arriving {
     /// Of each piece; `None` until it has arrived. Empty for zeroes.
     contents: Vec<Option<Vec<u8>>>,
     missing: usize,
+    /// Places that were asked for once more, because a delta could not be used.
+    whole: HashSet<u16>,
 }
 
 impl Receiver<'_, '_> {
@@ -54,6 +61,11 @@ impl Receiver<'_, '_> {
         if !is_begun && base.as_ref().is_some_and(|base| !is_kept(base)) {
             return Err(broken("the base is no disk of the point that was kept"));
         }
+        let compared = match is_begun {
+            true => begun.and_then(|begun| begun.base),
+            false => base,
+        };
+        let compared = compared.and_then(|root| self.compared(&root));
         self.disk = None;
         let target = self.far.start_disk(base, size_bytes, WriteOptions::default())?;
         let chunk_bytes = u64::from(self.far.repository()?.chunk_size_bytes());
@@ -65,8 +77,18 @@ impl Receiver<'_, '_> {
             end_bytes: begun.filter(|_| is_begun).map_or(0, |disk| disk.end_bytes),
             is_changed: false,
             before: WriteCounts::default(),
+            base: compared,
         });
         Ok(())
+    }
+
+    /// The disk of the point that was kept whose map is `root`. Without it deltas cannot be used, that is all.
+    fn compared(&self, root: &MapRoot) -> Option<Arc<dyn Disk>> {
+        let kept = self.kept.as_ref()?;
+        let disk = kept.disks.iter().find(|disk| disk.root == *root && disk.layers.is_empty())?;
+        let opened = self.far.repository();
+        let opened = opened.and_then(|repository| open_point_disk(&repository, kept, &disk.name));
+        opened.inspect_err(|error| tracing::debug!("no base: {}", error.full_message())).ok()
     }
 
     /// What still comes for a disk that was given up is passed over.
@@ -115,37 +137,57 @@ impl Receiver<'_, '_> {
             let body = encode_places(names.number, &wanted);
             self.line.send(Class::Control, Frame { stream: 0, kind: WANTED, body })?;
         }
-        self.step(Step::Batch(Arriving { names, contents, missing }))
+        self.step(Step::Batch(Arriving { names, contents, missing, whole: HashSet::new() }))
     }
 
-    pub(super) fn take_content(&mut self, body: &[u8]) -> Result<()> {
-        let (number, places, packed) = decode_places(body)?;
+    pub(super) fn take_content(&mut self, frame: Frame) -> Result<()> {
+        let chunk_bytes = self.far.repository()?.chunk_size_bytes() as usize;
+        let contents = self.unpacker.take(frame, chunk_bytes)?;
+        contents.into_iter().try_for_each(|content| self.place(content))
+    }
+
+    /// Puts content into its batch.
+    fn place(&mut self, content: Content) -> Result<()> {
         let Some(disk) = &mut self.disk else { return Ok(()) };
+        let chunk_bytes = disk.chunk_bytes as usize;
         let mut batches = disk.steps.iter_mut().filter_map(|step| match step {
             Step::Batch(batch) => Some(batch),
             Step::Hole { .. } | Step::Finish => None,
         });
         // One of a disk that was given up is unknown.
-        let Some(batch) = batches.find(|batch| batch.names.number == number) else {
+        let Some(batch) = batches.find(|batch| batch.names.number == content.number) else {
             return Ok(());
         };
-        let chunk_bytes = disk.chunk_bytes as usize;
-        let length = places.len() * chunk_bytes;
-        if length > BATCH_BYTES {
-            return Err(broken("too much content in a frame"));
+        let places = &content.places[..];
+        if places.iter().any(|place| usize::from(*place) >= batch.contents.len()) {
+            return Err(broken("no such piece"));
         }
-        let plain = zstd::bulk::decompress(packed, length)
-            .map_err(|_| broken("content that cannot be decompressed"))?;
-        if plain.len() != length {
-            return Err(broken("content of another length"));
+        let plain = match content.bytes {
+            Bytes::Plain(plain) => plain,
+            Bytes::Delta(packed) => {
+                if places.iter().any(|place| batch.whole.contains(place)) {
+                    return Err(broken("a delta that could not be used came again"));
+                }
+                let base = batch.prefix(disk.base.as_deref(), places, chunk_bytes);
+                let plain = base.and_then(|base| apply_delta(&packed, &base));
+                // Pieces that do not have their names are asked for, too.
+                let is_good = |plain: &Vec<u8>| batch.has_names(places, plain, chunk_bytes);
+                match plain.filter(is_good) {
+                    Some(plain) => plain,
+                    None => {
+                        batch.whole.extend(places);
+                        let body = encode_places(content.number, places);
+                        let frame = Frame { stream: 0, kind: WHOLE, body };
+                        return self.line.send(Class::Control, frame);
+                    }
+                }
+            }
+        };
+        if !batch.has_names(places, &plain, chunk_bytes) {
+            return Err(broken("content that does not have its name"));
         }
         for (place, content) in places.iter().zip(plain.chunks_exact(chunk_bytes)) {
-            let place = usize::from(*place);
-            let name = batch.names.names.get(place).ok_or_else(|| broken("no such piece"))?;
-            if blake3::hash(content).as_bytes() != name {
-                return Err(broken("content that does not have its name"));
-            }
-            if batch.contents[place].replace(content.to_vec()).is_some() {
+            if batch.contents[usize::from(*place)].replace(content.to_vec()).is_some() {
                 return Err(broken("content that is there already"));
             }
             batch.missing -= 1;
@@ -190,6 +232,33 @@ impl Receiver<'_, '_> {
             }
         }
         Ok(())
+    }
+}
+
+impl Arriving {
+    /// What the base has at these places, if it can be read.
+    fn prefix(
+        &self,
+        base: Option<&dyn Disk>,
+        places: &[u16],
+        chunk_bytes: usize,
+    ) -> Option<Vec<u8>> {
+        let mut prefix = Vec::with_capacity(places.len() * chunk_bytes);
+        for place in places {
+            let offset_bytes = self.names.offsets[usize::from(*place)];
+            if let Err(error) = add_base_piece(base?, offset_bytes, chunk_bytes, &mut prefix) {
+                tracing::debug!("the base cannot be read: {}", error.full_message());
+                return None;
+            }
+        }
+        Some(prefix)
+    }
+
+    fn has_names(&self, places: &[u16], plain: &[u8], chunk_bytes: usize) -> bool {
+        let mut pieces = places.iter().zip(plain.chunks_exact(chunk_bytes));
+        pieces.all(|(place, piece)| {
+            *blake3::hash(piece).as_bytes() == self.names.names[usize::from(*place)]
+        })
     }
 }
 
