@@ -93,6 +93,25 @@ def test_nonsense_ends_in_an_error(coldrise, machine, tmp_path, case):
     assert not target.exists()
 
 
+ENDS = {
+    "a crash of its kernel": (
+        "print('one\\ntwo\\n[ 1.0] Kernel \\x1b[31mpanic - not syncing: Fatal exception\\nCall Trace', flush=True);"
+        " sys.exit(0)", "crashed (one / two / [ 1.0] Kernel panic - not syncing: Fatal exception): a damaged"),
+    "a kill by this host": ("import os; os.kill(os.getpid(), 9)", "ended (signal: 9 (SIGKILL)): this host has killed it"),
+    "a failure of QEMU": ("print('no thread', file=sys.stderr, flush=True); sys.exit(3)",
+                          "ended (exit status: 3): no thread"),
+}
+
+
+@pytest.mark.parametrize("case", ENDS)
+def test_the_end_of_a_machine_is_told_with_its_reason(coldrise, machine, case):
+    body, said = ENDS[case]
+    machine(body)
+    for command in (("ls", "web01/latest:vda/"), ("versions", "web01:/etc/fstab")):
+        error = files(coldrise, *command, status=1)["error"]
+        assert error["kind"] == "tool_failed" and said in error["message"], error
+
+
 def test_a_huge_file_does_not_fill_this_host(coldrise, machine, tmp_path):
     machine(FRAMES + "            client.sendall(entry(b'', 0, 1 << 60))")
     target = tmp_path / "target"

@@ -109,6 +109,67 @@ def test_a_machine_is_recovered_survives_its_server_and_is_undone(coldrise, libv
     assert coldrise.json("sessions")["sessions"] == []
 
 
+def start_other(libvirt, uuid):
+    """Another machine of the name, with its own disk; its owner has paused it."""
+    disk = libvirt.folder / "other.raw"
+    disk.write_bytes(CODE.ljust(510, b"\0") + b"\x55\xaa" + bytes(MIB - 512))
+    xml = libvirt.folder / "other.xml"
+    xml.write_text(f"""<domain type='qemu'><name>web01</name><uuid>{uuid}</uuid><memory unit='MiB'>32</memory>
+        <os><type arch='x86_64' machine='pc'>hvm</type></os><devices><disk type='file' device='disk'>
+        <driver name='qemu' type='raw'/><source file='{disk}'/><target dev='vda' bus='virtio'/></disk></devices>
+        </domain>""", encoding="utf-8")
+    libvirt.virsh("create", xml)
+    libvirt.virsh("suspend", "web01")
+
+
+@pytest.mark.parametrize("uuid", [UUID + "1", UUID + "9"], ids=["the original one", "another one"])
+def test_another_machine_of_the_name_is_left_alone(coldrise, libvirt, recover, uuid):
+    running = recover()
+    running.process.kill()
+    running.process.wait()
+    libvirt.virsh("destroy", "web01")
+    # Somebody gets the machine up again by hand, from its own disks.
+    start_other(libvirt, uuid)
+    refused = coldrise.run("recover", "live/web01-1", "--to", "libvirt", "--connect", libvirt.uri)
+    assert refused.returncode == 11 and "is another machine" in refused.stderr, refused.stderr
+    assert "--undo" in refused.stderr and libvirt.state("web01") == "paused (user)"
+    undone = coldrise.run("recover", "live/web01-1", "--undo")
+    assert undone.returncode == 0 and "left alone" in undone.stderr, undone.stderr
+    assert libvirt.state("web01") == "paused (user)" and coldrise.json("sessions")["sessions"] == []
+
+
+def test_a_served_machine_whose_name_another_one_takes_is_off(coldrise, libvirt, recover):
+    running = recover()
+    # Stopped, so that it does not see the end.
+    running.process.send_signal(signal.SIGSTOP)
+    libvirt.virsh("destroy", "web01")
+    start_other(libvirt, UUID + "1")
+    running.process.send_signal(signal.SIGTERM)
+    running.process.send_signal(signal.SIGCONT)
+    assert running.end()["state"] == "off" and libvirt.state("web01") == "paused (user)"
+
+
+def test_who_comes_second_leaves_nothing(coldrise, libvirt, own_tmp, address, tmp_path, monkeypatch):
+    """The name is taken between the check and the start."""
+    other = libvirt.folder / "second.xml"
+    other.write_text("""<domain type='qemu'><name>web01</name><memory unit='MiB'>32</memory>
+        <os><type arch='x86_64' machine='pc'>hvm</type></os></domain>""", encoding="utf-8")
+    program = tmp_path / "bin" / "virsh"
+    program.parent.mkdir()
+    program.write_text(f"""#!/bin/sh
+case "$*" in *" create "*) /usr/bin/virsh --quiet --connect '{libvirt.uri}' create {other} >/dev/null;; esac
+exec /usr/bin/virsh "$@"
+""", encoding="utf-8")
+    program.chmod(0o755)
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+        done = coldrise.run("recover", address, "--to", "libvirt", "--connect", libvirt.uri, "--socket", own_tmp / "nbd",
+                            "--socket-owner", QEMU_USER)
+    assert done.returncode == 11 and "is another machine" in done.stderr, done.stderr
+    assert coldrise.json("sessions")["sessions"] == [] and libvirt.state("web01").startswith("running")
+    libvirt.virsh("destroy", "web01")
+
+
 def test_a_recovered_machine_moves_while_it_runs(coldrise, libvirt, recover, tmp_path):
     running = recover()
     grows(coldrise, tmp_path)
@@ -271,6 +332,26 @@ def busy(coldrise, libvirt, recover, tmp_path):
     wait_until(lambda: writes(libvirt) > 100, "the guest writes")
     yield running
     subprocess.run(["rm", "-r", running.folder], check=True)
+
+
+def test_a_machine_of_two_disks_runs_when_that_is_said(coldrise, libvirt, busy, recover):
+    busy.process.kill()
+    busy.process.wait()
+    wait_until(lambda: libvirt.state("web01") == "paused (I/O error)", "the pause")
+    doctor, listed = coldrise.run("doctor").stdout, coldrise.run("sessions").stdout
+    for told in (doctor, listed):
+        assert "nothing serves the disks of web01" in told and "recover live/web01-1 --to libvirt" in told, told
+    again = recover("live/web01-1")
+    assert libvirt.state("web01").startswith("running"), again.said()
+    before = writes(libvirt)
+    wait_until(lambda: writes(libvirt) > before + 100, "the guest writes")
+    assert libvirt.state("web01").startswith("running") and "paused by an error" not in again.said()
+    assert "nothing serves" not in coldrise.run("doctor").stdout
+    again.process.send_signal(signal.SIGTERM)
+    assert again.end()["state"] == "paused"
+    libvirt.virsh("destroy", "web01")
+    undone = coldrise.run("recover", "live/web01-1", "--undo")
+    assert "web01 did not run on it" in undone.stdout, undone.stdout
 
 
 def test_a_machine_that_writes_too_fast_is_held_for_the_rest(coldrise, libvirt, busy):

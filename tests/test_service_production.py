@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -235,6 +236,32 @@ def test_a_disk_is_attached_listed_and_detached(service, disk, own_tmp):
         detached = ended(service, start(service, kind="detach", name="look", **{"from": host.qmp}))
         assert detached["state"] == "ok" and host.node("coldrise-look") is None
         assert ended(service, run)["state"] == "ok"
+
+
+def test_a_disk_is_attached_to_a_domain(service, libvirt, disk):
+    _, address, _ = disk
+    recover(service)
+    body = {"kind": "attach", "address": f"{address}/vda", "to": "libvirt:web01"}
+    for wrong in ("web01", "libvirt:", "libvirt:-x", "host"):
+        refused(service, {**body, "to": wrong}, 400, "libvirt:DOMAIN")
+    run = start(service, **body)
+    wait_until(lambda: moving(service, run).get("name") == "db01-vda", "the disk")
+    assert "vdz" in libvirt.virsh("domblklist", "web01")
+    # This guest has no operating system that would release the disk.
+    detached = ended(service, start(service, kind="detach", name="db01-vda", **{"from": "libvirt:web01"}))
+    assert "does not release" in detached["result"]["error"]["message"], detached
+    libvirt.virsh("destroy", "web01")
+    assert ended(service, run)["state"] == "ok"
+
+
+def test_another_name_of_an_own_file_is_no_target(service, disk, tmp_path):
+    _, address, _ = disk
+    for number, own in enumerate((service.state / "coldrised.db", Path(service.passphrase_file))):
+        link = tmp_path / f"link{number}"
+        os.link(own, link)
+        before = own.read_bytes()
+        refused(service, {"kind": "rollback", "address": address, "onto": str(link)}, 400, "of the service itself")
+        assert own.read_bytes() == before
 
 
 def test_the_same_from_another_host(service, libvirt, disk, tmp_path):

@@ -5,12 +5,14 @@ import json
 import os
 import signal
 import subprocess
+import sys
 
 import pytest
 
 from support import nfs3
 from support.cli import PROGRAM
 from support.nbdserver import wait_until
+from support.nfsserver import children
 from support.vcenter import PASSWORD, USER, Vcenter
 
 HOST, OTHER = "DC0_C0_H0", "DC0_C0_H1"
@@ -82,6 +84,21 @@ class Site:
             if process.poll() is None:
                 process.kill()
             process.communicate()
+
+
+def says(process, words):
+    """Waits for a message."""
+    before = []
+    for line in process.stderr:
+        if words in line:
+            return
+        before.append(line)
+    raise AssertionError(before)
+
+
+def name_of(process):
+    with open(f"/proc/{process}/comm", encoding="utf-8") as file:
+        return file.read().strip()
 
 
 def end_of(process):
@@ -265,8 +282,8 @@ def test_cleaning_up_that_fails_can_be_repeated(served):
     served.json(*served.recovery())
     vcenter.order("fault", "Login", "InvalidLogin")
     assert "password is wrong" in served.refused("recover", f"live/{SESSION}", "--undo")
-    served.undo("--without-server")
-    assert served.sessions() == []
+    undone = served.undo("--without-server")
+    assert served.sessions() == [] and not undone["machine_ended"]
 
 
 def test_the_nfs_server_of_the_command_ends_and_goes_on(site):
@@ -281,6 +298,53 @@ def test_the_nfs_server_of_the_command_ends_and_goes_on(site):
     assert f"is at {site.vcenter.server}" in wrong
     site.undo()
     assert site.is_clean()
+
+
+def test_the_nfs_server_of_a_killed_command_is_not_taken_for_a_running_one(site):
+    process, _ = site.recover()
+    ganesha, = [child for child in children(process.pid) if name_of(child) == "ganesha.nfsd"]
+    # It cannot end yet, and listens.
+    os.kill(ganesha, signal.SIGSTOP)
+    process.kill()
+    process.communicate()
+    for told in (site.coldrise.run("doctor").stdout, site.coldrise.run("sessions").stdout):
+        assert "no NFS server serves the disks of web01-recovered" in told, told
+    again = site.start(*site.recovery(address=f"live/{SESSION}", host=None))
+    says(again, "another server listens on 127.0.0.1:2049; waiting")
+    os.kill(ganesha, signal.SIGCONT)
+    event = json.loads(again.stdout.readline())
+    assert event["event"] == "running" and event["serves_nfs"], event
+    assert "no NFS server serves" not in site.coldrise.run("doctor").stdout
+    # It is the server of this command.
+    assert [name_of(child) for child in children(again.pid)].count("ganesha.nfsd") == 1
+    nfs3.mount(site.vcenter.network, "/coldrise/live")
+    site.undo("--discard")
+    assert end_of(again)["state"] == "undone" and site.is_clean()
+
+
+def test_a_foreign_server_is_not_taken_for_ours(site):
+    listening = "import socket\ns = socket.create_server(('127.0.0.1', 2049))\nprint('', flush=True)\nwhile True: s.accept()"
+    foreign = site.vcenter.network.command(sys.executable, "-c", listening)
+    foreign = subprocess.Popen(foreign, stdout=subprocess.PIPE)
+    site.processes.append(foreign)
+    assert foreign.stdout.readline() == b"\n"
+    message = site.refused(*site.recovery())
+    assert "another server listens on 127.0.0.1:2049: end it" in message, message
+    assert site.is_clean() and "RegisterVM_Task" not in site.vcenter.calls()
+
+
+def test_the_nfs_server_goes_on_for_other_machines(site):
+    vmx = site.vcenter.folder / "empty"
+    vmx.touch()
+    site.vcenter.make_datastore_folder("second", "second", vmx)
+    first, _ = site.recover()
+    assert site.json(*site.recovery("--name", "second", host=OTHER))["state"] == "running"
+    site.undo("--discard")
+    says(first, "second of session second does")
+    nfs3.mount(site.vcenter.network, "/coldrise/live")
+    assert first.poll() is None
+    site.json("recover", "live/second", "--undo", "--discard")
+    assert end_of(first)["state"] == "undone" and site.is_clean()
 
 
 def test_a_machine_moves_to_a_datastore(served, tmp_path):

@@ -4,7 +4,6 @@ import json
 import os
 import stat
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -79,22 +78,6 @@ def serves(service, run):
     return machine(service).get("run") == run
 
 
-def kill_with_nfs_server(command):
-    """Its nfs-ganesha then ends in order, which takes a moment in which it still listens."""
-    tasks = Path(f"/proc/{command}/task")
-    children = [child for found in tasks.glob("*/children") for child in found.read_text().split()]
-    assert children
-    os.kill(command, 9)
-    wait_until(lambda: not any(is_alive(child) for child in children), "the end of the NFS server")
-
-
-def is_alive(process):
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
 def machine(service):
     answer = service.call("GET", f"sessions/{SESSION}")
     return (answer.json["vsphere"] or {}) if answer.status == 200 else {}
@@ -116,7 +99,7 @@ def test_a_machine_is_recovered_moved_and_undone_by_an_operator(service, vcenter
     assert seen["machines"][NAME]["state"] == "poweredOn" and seen["machines"][NAME]["host"] == HOST
     assert list(seen["nas"].values())[0]["hosts"] == [HOST, OTHER]
     # Its server is killed; it is started again as it was configured.
-    kill_with_nfs_server(service.get(f"runs/{run}")["plan"]["who"]["pid"])
+    os.kill(service.get(f"runs/{run}")["plan"]["who"]["pid"], 9)
     wait_until(lambda: machine(service)["run"] is None, "the end of the server")
     again = start(service, kind="recover", address=f"live/{SESSION}", to="vcenter:vc01", **operator)
     wait_until(lambda: serves(service, again), "the run that serves")
@@ -203,16 +186,24 @@ def test_passwords_stay_with_their_server(service, vcenter):
     audited = json.dumps(service.get("audit"))
     assert "PUT /api/v1/hypervisors/vc01" in audited
     (service.state / "secrets" / "vcenter").unlink()
+    os.mkfifo(service.state / "secrets" / "vcenter")
+    assert "no regular file" in service.post("hypervisors/vc01/test", {})["last_test"]["text"]
+    (service.state / "secrets" / "vcenter").unlink()
     no_password_anywhere(service)
 
 
 def test_what_is_wrong_is_said(service, vcenter):
     good = settings(vcenter)
     for change, said in [
-        ({"address": "vc01/sdk"}, "HOST"), ({"user": ""}, "user"), ({"password": "a\nb"}, "control characters"),
+        ({"address": "vc01/sdk"}, "HOST"), ({"address": "[::1"}, "HOST"), ({"address": "vc01:99999"}, "HOST"),
+        ({"address": "[x]:1"}, "HOST"), ({"address": "a:1:2"}, "HOST"), ({"address": "vc01:"}, "HOST"),
+        ({"user": ""}, "user"), ({"password": "a\nb"}, "control characters"),
         ({"password_file": "x"}, "not both"), ({"certificate_file": "/etc/x"}, "not both"), ({"allow": ["x"]}, "no network"),
         ({"thumbprint": good["thumbprint"][:59]}, "SHA-1"), ({"thumbprint": None, "certificate_file": "x"}, "absolute"),
         ({"thumbprint": None, "certificate_file": str(service.state / "coldrised.db")}, "service itself"),
+        ({"thumbprint": None, "certificate_file": "/dev/zero"}, "no regular file"),
+        ({"thumbprint": None, "certificate_file": "/etc/passwd"}, "no certificate"),
+        ({"thumbprint": None, "certificate_file": "/no/such"}, "No such file"),
         ({"kind": "hyperv"}, "kind"),
     ]:
         answer = service.call("PUT", "hypervisors/vc01", {**good, **change})

@@ -14,6 +14,7 @@ mod holes;
 mod periodic_thread;
 mod read_context;
 mod scratch_folder;
+mod small_file;
 
 pub use child_lifetime::{end_with_this_thread, inherit_standard_streams_only};
 pub use disk::{check_range, would_wait, Disk};
@@ -29,6 +30,7 @@ pub use read_context::{ReadContext, ReadPiece, ReadSource, Waiting};
 pub use scratch_folder::{
     remove_abandoned_folders, remove_abandoned_folders_in, ScratchFolder, ScratchKind,
 };
+pub use small_file::{read_at_most, read_small_file};
 
 /// Bytes in one block. Writes are captured in blocks, and a block is never
 /// torn.

@@ -7,8 +7,8 @@
 //!
 //! A killed process leaves its folder. The kernel has freed the lock then, and
 //! [`remove_abandoned_folders`] removes the folder. The lock is removed last, so that a kill during a
-//! removal leaves a folder that is removed later. For a moment a new folder has no lock: a folder
-//! without one is removed only if it is old and empty.
+//! removal leaves a folder that is removed later. A new folder gets its lock locked, by a rename. For a moment
+//! it has none: a folder without one is removed only if it is old and empty.
 
 use std::fs::{File, OpenOptions, Permissions};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
@@ -21,6 +21,8 @@ use rustix::io::Errno;
 use crate::{Context, Result};
 
 const LOCK: &str = "scratch-lock";
+/// The same before it is locked.
+const NEW_LOCK: &str = "scratch-lock.new";
 /// A folder without a lock may be a new one for so long.
 const NEW: Duration = Duration::from_secs(3600);
 
@@ -102,9 +104,12 @@ impl ScratchFolder {
         let folder = builder.tempdir_in(parent).context(what)?;
         let mut options = OpenOptions::new();
         options.write(true).create_new(true).mode(0o600);
-        let lock = options.open(folder.path().join(LOCK)).context(what)?;
+        // Locked first: another program takes an unlocked one for that of a killed process.
+        let new = folder.path().join(NEW_LOCK);
+        let lock = options.open(&new).context(what)?;
         let locked = flock(&lock, FlockOperation::NonBlockingLockExclusive);
         locked.map_err(std::io::Error::from).context(what)?;
+        std::fs::rename(&new, folder.path().join(LOCK)).context(what)?;
         Ok(ScratchFolder { path: folder.keep(), _lock: lock })
     }
 
@@ -154,8 +159,12 @@ fn remove_if_abandoned(path: &Path) -> std::io::Result<bool> {
     let lock = match openat(&folder, LOCK, flags, Mode::empty()) {
         Err(Errno::NOENT) => {
             let age = SystemTime::now().duration_since(File::from(folder).metadata()?.modified()?);
-            // Fails if there is anything in it.
-            return Ok(age.is_ok_and(|age| age > NEW) && std::fs::remove_dir(path).is_ok());
+            if !age.is_ok_and(|age| age > NEW) {
+                return Ok(false);
+            }
+            let _ = std::fs::remove_file(path.join(NEW_LOCK));
+            // Fails if there is anything else in it.
+            return Ok(std::fs::remove_dir(path).is_ok());
         }
         lock => File::from(lock?),
     };
@@ -240,8 +249,31 @@ mod tests {
         let foreign = make("coldrise-state", true);
         let full = parent.path().join("coldrise-boot-full");
         std::fs::create_dir_all(full.join("file")).unwrap();
-        File::open(&full).unwrap().set_modified(SystemTime::now() - 2 * NEW).unwrap();
-        assert_eq!(remove_abandoned_folders_in(parent.path()), 1);
+        // Killed before it was locked.
+        let begun = parent.path().join("coldrise-boot-begun");
+        std::fs::create_dir(&begun).unwrap();
+        std::fs::write(begun.join(NEW_LOCK), "").unwrap();
+        for path in [&full, &begun] {
+            File::open(path).unwrap().set_modified(SystemTime::now() - 2 * NEW).unwrap();
+        }
+        assert_eq!(remove_abandoned_folders_in(parent.path()), 2);
         assert!(new.exists() && !old.exists() && foreign.exists() && full.exists());
+        assert!(!begun.exists());
+    }
+
+    #[test]
+    fn a_new_folder_is_never_taken_for_an_abandoned_one() {
+        let parent = tempfile::tempdir().unwrap();
+        std::thread::scope(|scope| {
+            let making = scope.spawn(|| {
+                for _ in 0..3000 {
+                    let folder = ScratchFolder::new_in(parent.path(), ScratchKind::Files);
+                    assert!(folder.unwrap().path().join(LOCK).exists());
+                }
+            });
+            while !making.is_finished() {
+                assert_eq!(remove_abandoned_folders_in(parent.path()), 0);
+            }
+        });
     }
 }

@@ -4,11 +4,14 @@ use std::ffi::OsString;
 use std::io::Read;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
+use std::process::ExitStatus;
 use std::process::{Child, ChildStderr, Command, Stdio};
 use std::sync::mpsc::{channel, Receiver, Sender};
+use std::sync::Arc;
 use std::time::Duration;
 
 use coldrise_block::{end_with_this_thread, Context, Error, ErrorKind, Result};
+use parking_lot::Mutex;
 use rustix::process::Signal;
 
 use crate::boot_check::SerialLog;
@@ -26,6 +29,8 @@ const MAX_MESSAGES: usize = 50;
 /// together with that thread.
 pub(crate) struct QemuProcess {
     child: Child,
+    /// The last of its messages.
+    messages: Arc<Mutex<SerialLog>>,
     /// Closed when QEMU has closed its messages and they are printed.
     printed: Receiver<()>,
     /// Dropping it ends the thread.
@@ -54,15 +59,17 @@ impl QemuProcess {
         let (keeper, kept) = channel::<()>();
         let (started, start) = channel();
         let (printing, printed) = channel::<()>();
+        let messages = Arc::<Mutex<SerialLog>>::default();
+        let log = Arc::clone(&messages);
         let start_and_keep = move || {
             if let Some(reach) = reach {
                 confine_this_thread(&reach);
             }
             let mut spawned = command.spawn();
-            let messages = spawned.as_mut().ok().and_then(|child| child.stderr.take());
+            let stderr = spawned.as_mut().ok().and_then(|child| child.stderr.take());
             let _ = started.send(spawned);
-            if let Some(messages) = messages {
-                print_messages(messages);
+            if let Some(stderr) = stderr {
+                print_messages(stderr, &log);
             }
             drop(printing);
             // Ends with the QemuProcess.
@@ -79,11 +86,11 @@ impl QemuProcess {
             let text = format!("starting {PROGRAM} (Debian: apt install qemu-system-x86)");
             Error::with_source(ErrorKind::ToolFailed, text, error)
         })?;
-        Ok(QemuProcess { child, printed, _keeper: keeper })
+        Ok(QemuProcess { child, messages, printed, _keeper: keeper })
     }
 
     /// Starts QEMU for a machine that nobody trusts: it reaches these files, the folder and the network,
-    /// gets no environment, and is killed with this program.
+    /// gets no environment, and is killed with this program. `output` is its standard output.
     ///
     /// # Errors
     /// As [`QemuProcess::start`].
@@ -92,6 +99,7 @@ impl QemuProcess {
         files: &[PathBuf],
         folder: &Path,
         network: NetworkReach,
+        output: Stdio,
     ) -> Result<QemuProcess> {
         let mut command = Command::new(PROGRAM);
         // A Ctrl-C on the terminal is for this program, which then ends QEMU.
@@ -100,6 +108,7 @@ impl QemuProcess {
         command.env_clear().env("LC_ALL", "C").env("TMPDIR", folder);
         command.envs(std::env::var_os("PATH").map(|path| ("PATH", path)));
         pipe_messages(&mut command);
+        command.stdout(output);
         let reach = Reach {
             program: qemu::program_path(),
             files: files.to_vec(),
@@ -119,20 +128,33 @@ impl QemuProcess {
     /// # Errors
     /// `ToolFailed` if it has ended.
     pub(crate) fn check(&mut self) -> Result<()> {
-        match self.child.try_wait().context(|| "looking after QEMU")? {
+        match self.ended()? {
             None => Ok(()),
-            Some(status) => {
-                // So that its messages stand above this one.
-                let _ = self.printed.recv_timeout(MESSAGE_PATIENCE);
-                Err(child::ended_error(PROGRAM, status))
-            }
+            Some(status) => Err(child::ended_error(PROGRAM, status)),
         }
+    }
+
+    /// How QEMU has ended, if it has.
+    ///
+    /// # Errors
+    /// `Io` if the system refuses.
+    pub(crate) fn ended(&mut self) -> Result<Option<ExitStatus>> {
+        let ended = self.child.try_wait().context(|| "looking after QEMU")?;
+        if ended.is_some() {
+            // So that its messages stand above those of the caller.
+            let _ = self.printed.recv_timeout(MESSAGE_PATIENCE);
+        }
+        Ok(ended)
+    }
+
+    /// At most `count` of its last messages.
+    pub(crate) fn last_messages(&self, count: usize) -> Vec<String> {
+        self.messages.lock().tail(count)
     }
 }
 
 /// Prints QEMU's messages until it closes them.
-fn print_messages(mut messages: ChildStderr) {
-    let mut log = SerialLog::default();
+fn print_messages(mut messages: ChildStderr, log: &Mutex<SerialLog>) {
     let mut left = MAX_MESSAGES;
     let mut print = |line: &str| {
         if left > 0 && !line.is_empty() {
@@ -142,9 +164,9 @@ fn print_messages(mut messages: ChildStderr) {
     };
     let mut bytes = [0; 4096];
     while let Ok(count @ 1..) = messages.read(&mut bytes) {
-        log.feed(bytes.get(..count).unwrap_or_default(), &mut print);
+        log.lock().feed(bytes.get(..count).unwrap_or_default(), &mut print);
     }
-    print(&log.pending());
+    print(&log.lock().pending());
 }
 
 /// Prepares a command whose messages are printed by this program.

@@ -1,6 +1,7 @@
 //! The command line of `coldrised`. The comments here are also its help and man page.
 
 use std::net::SocketAddr;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Parser, Subcommand};
@@ -120,6 +121,27 @@ pub(crate) enum StartRuns {
     Detached,
 }
 
+/// Depth of folders in which another name of a file is looked for: passwords and keys lie in `secrets`, `tls` and
+/// the like.
+const LINK_DEPTH: usize = 2;
+
+/// Whether a file is one of `place`, or below it, by another name: a hard link.
+fn is_link_into(file: &Path, place: &Path) -> bool {
+    let identity =
+        |path: &Path| path.symlink_metadata().ok().map(|found| (found.dev(), found.ino()));
+    let found = file.symlink_metadata().ok().filter(|found| found.is_file() && found.nlink() > 1);
+    let Some(found) = found.map(|found| (found.dev(), found.ino())) else { return false };
+    let mut level = vec![place.to_owned()];
+    for _ in 0..=LINK_DEPTH {
+        if level.iter().any(|path| identity(path) == Some(found)) {
+            return true;
+        }
+        let folders = level.iter().filter_map(|path| std::fs::read_dir(path).ok());
+        level = folders.flatten().flatten().map(|entry| entry.path()).collect();
+    }
+    false
+}
+
 impl Options {
     /// The folder of the runs.
     pub(crate) fn runs_folder(&self) -> RunsFolder {
@@ -147,7 +169,8 @@ impl Options {
         let real = real.unwrap_or_else(|_| path.to_owned());
         let own = self.own_files();
         let own = own.iter().filter_map(|own| own.canonicalize().ok());
-        let is_own = own.into_iter().any(|own| real.starts_with(own));
+        let mut own = own.into_iter();
+        let is_own = own.any(|own| real.starts_with(&own) || is_link_into(&real, &own));
         if !is_own {
             return Ok(());
         }

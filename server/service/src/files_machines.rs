@@ -38,6 +38,8 @@ const START_PATIENCE: Duration = Duration::from_secs(120);
 /// The longest conversation.
 const TIME_LIMIT: Duration = Duration::from_secs(24 * 3600);
 const INTERVAL: Duration = Duration::from_millis(20);
+/// Interval of looking at the run of a machine that is waited for.
+const RUN_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Held while a machine is started: they start one after the other.
 static STARTING: Mutex<()> = Mutex::new(());
@@ -110,6 +112,15 @@ impl<'a> Conversation<'a> {
         talk: impl FnOnce(&mut Client<'_>, &[FilesPoint]) -> Result<T>,
     ) -> Result<T> {
         let limits = Limits { content_bytes, time: TIME_LIMIT };
+        let mut looked = Instant::now();
+        let look_after = || {
+            look_after()?;
+            if looked.elapsed() < RUN_INTERVAL {
+                return Ok(());
+            }
+            looked = Instant::now();
+            failure(self.service, &self.run).map_or(Ok(()), Err)
+        };
         let done = Client::greet(self.stream, START_PATIENCE, limits, look_after)
             .and_then(|mut client| talk(&mut client, &self.points));
         let _ = self.in_use.set_modified(SystemTime::now());
@@ -222,7 +233,7 @@ fn start(
     Ok(())
 }
 
-/// Why a run has ended before its machine could be taken.
+/// Why the run of a machine has ended, if it has.
 fn failure(service: &Service, run: &RunId) -> Option<Error> {
     // A run that waits is not there yet.
     let record = service.runs.read(run).ok().filter(|record| record.state != State::Running)?;

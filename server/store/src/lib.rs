@@ -25,6 +25,7 @@ mod catalog;
 mod catch_up;
 mod chunk;
 mod chunked_disk;
+mod claim;
 mod compression;
 mod damage_list;
 mod dedup;
@@ -40,7 +41,6 @@ mod keys;
 mod known_content;
 mod lock_holder;
 mod log_directory;
-mod machine_claim;
 mod map;
 mod markers;
 mod memory;
@@ -75,6 +75,7 @@ pub use attribution::{HeldAmount, Holdings, MachineAttribution, PointAttribution
 pub use catch_up::CatchUpThread;
 pub use chunk::{MAX_CHUNK_SIZE_BYTES, MIN_CHUNK_SIZE_BYTES};
 pub use chunked_disk::{diff, ChunkedDisk};
+pub use claim::Claim;
 pub use compression::Compression;
 pub use descriptors::raise_descriptor_limit;
 pub use documents::{
@@ -85,7 +86,6 @@ pub use documents::{
 pub use gc::{GcEstimate, GcOptions, GcProgress, GcReport, MaxUnused, Reachable};
 pub use horizon::Horizon;
 pub use lock_holder::lock_holder;
-pub use machine_claim::MachineClaim;
 pub use map::MapRoot;
 pub use markers::{BootCheckDocument, BootRung, BootVerdict, MarkerId, PendingMarker};
 pub use memory::{available_memory_bytes, default_cache_bytes, memory_limit_bytes};

@@ -30,8 +30,8 @@ use crate::map::{parse_page_value, Page, PageId, PageSource};
 use crate::memory::default_cache_bytes;
 use crate::passphrase::ReadOnce;
 use crate::repository_config::{
-    database_path, lock_repository, parts, RepositoryConfig, FILE_NAME, LOCK_NAME, PARTS,
-    TEMPORARY_NAME,
+    database_path, lock_repository, parts, RepositoryConfig, FILE_NAME, LEASES_NAME, LOCK_NAME,
+    PARTS, TEMPORARY_NAME,
 };
 use crate::rocks::{Database, Family, Pinned, ReadMode};
 use crate::writer_lock::WriterLock;
@@ -281,7 +281,7 @@ impl Repository {
 
     /// The directory in which running front ends record what they serve.
     pub fn leases_dir(&self) -> PathBuf {
-        self.path.join("leases")
+        self.path.join(LEASES_NAME)
     }
 
     /// Derives a key for another part of Coldrise from the master key, a purpose and the thing it

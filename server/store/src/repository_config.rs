@@ -345,8 +345,11 @@ fn check_chunk_size(bytes: u32) -> Result<()> {
     ))
 }
 
+/// The folder of claims and leases.
+pub(crate) const LEASES_NAME: &str = "leases";
+
 /// The directories of a repository.
-pub(crate) const PARTS: [&str; 5] = ["db", "live", "leases", "layers", MARKERS_NAME];
+pub(crate) const PARTS: [&str; 5] = ["db", "live", LEASES_NAME, "layers", MARKERS_NAME];
 pub(crate) const MARKERS_NAME: &str = "markers";
 
 /// The paths of these directories.

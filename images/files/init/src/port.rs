@@ -2,13 +2,16 @@
 
 use std::io::{Error, ErrorKind, Read, Result, Write};
 use std::os::unix::fs::OpenOptionsExt;
-use std::time::Duration;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use coldrise_files::{frame, Answer, Request, MAGIC, MAX_FRAME_BYTES, NONCE_BYTES, PORT};
 use rustix::event::{poll, PollFd, PollFlags};
 
 /// Answers are collected up to so many bytes: each write stops the machine for a moment.
 const BUFFER_BYTES: usize = 64 << 10;
+/// The kernel shows the port this long after it has loaded the driver, at most: QEMU names it by messages.
+const PATIENCE: Duration = Duration::from_secs(60);
 /// How often an unconnected port is looked at.
 const INTERVAL: Duration = Duration::from_millis(10);
 
@@ -23,18 +26,22 @@ pub(crate) struct Port {
 }
 
 impl Port {
+    /// Waits for the port, and opens it.
     pub(crate) fn open() -> Result<Port> {
-        for port in std::fs::read_dir("/sys/class/virtio-ports")? {
-            let port = port?;
-            if std::fs::read_to_string(port.path().join("name"))?.trim() == PORT {
-                let mut options = std::fs::OpenOptions::new();
-                options.read(true).write(true);
-                options.custom_flags(rustix::fs::OFlags::NONBLOCK.bits() as i32);
-                let file = options.open(std::path::Path::new("/dev").join(port.file_name()))?;
-                return Ok(Port { file, buffer: Vec::new(), is_abandoned: false });
+        let until = Instant::now() + PATIENCE;
+        let node = loop {
+            match node()? {
+                Some(node) if node.exists() => break node,
+                _ if Instant::now() > until => {
+                    return Err(Error::new(ErrorKind::NotFound, "no virtio port"))
+                }
+                _ => std::thread::sleep(INTERVAL),
             }
-        }
-        Err(Error::new(ErrorKind::NotFound, "no virtio port"))
+        };
+        let mut options = std::fs::OpenOptions::new();
+        options.read(true).write(true);
+        options.custom_flags(rustix::fs::OFlags::NONBLOCK.bits() as i32);
+        Ok(Port { file: options.open(node)?, buffer: Vec::new(), is_abandoned: false })
     }
 
     /// Waits for the next request, and answers greetings before it.
@@ -144,4 +151,16 @@ impl Port {
         }
         Ok(())
     }
+}
+
+/// The port's device, if the kernel knows its name already.
+fn node() -> Result<Option<PathBuf>> {
+    for port in std::fs::read_dir("/sys/class/virtio-ports")? {
+        let port = port?;
+        let name = std::fs::read_to_string(port.path().join("name")).unwrap_or_default();
+        if name.trim() == PORT {
+            return Ok(Some(Path::new("/dev").join(port.file_name())));
+        }
+    }
+    Ok(None)
 }

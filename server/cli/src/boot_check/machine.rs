@@ -6,6 +6,7 @@ use std::io::{ErrorKind as IoErrorKind, Read};
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
@@ -91,7 +92,7 @@ impl Machine {
             [listen("monitor")?, listen("serial")?, listen(AGENT)?, listen(WORD)?];
         words.extend(observation(hardware, forward, folder).into_iter().map(OsString::from));
         let network = NetworkReach::Port(forward.map(|forward| forward.host_port));
-        let process = QemuProcess::start_confined(words, &[], folder, network)?;
+        let process = QemuProcess::start_confined(words, &[], folder, network, Stdio::null())?;
         let mut starting = Starting(Some(process));
         let serial = starting.accept(&serial, signals)?;
         let monitor = starting.accept(&monitor, signals)?;

@@ -7,6 +7,7 @@ use coldrise_recovery::vsphere::{recovery_note, VsphereNote};
 use coldrise_session::DiskActivity;
 use serde::Serialize;
 
+use super::recover::unserved;
 use crate::invocation::Invocation;
 use crate::report::{table, Report};
 use crate::units::{show_count, show_moment, show_size};
@@ -62,6 +63,7 @@ pub(crate) fn run(invocation: &Invocation) -> Result<Report> {
     let repository = invocation.open()?;
     let listing = SessionListing::read(&repository)?;
     let (mut moves, mut recoveries) = (Vec::new(), Vec::new());
+    let mut unserved_sessions = Vec::new();
     let mut text = text(&listing);
     for session in &listing.sessions {
         let Ok(name) = session.session.parse() else { continue };
@@ -70,12 +72,23 @@ pub(crate) fn run(invocation: &Invocation) -> Result<Report> {
             text.push_str(&format!("\n{sentence}\n"));
             recoveries.push(ListedRecovery { session: &session.session, sentence, note });
         }
+        let state = coldrise_session::session(&repository, &name)?;
+        match unserved(&repository, &state) {
+            Ok(None) => {}
+            Ok(Some(sentence)) => {
+                text.push_str(&format!("\n{sentence}\n"));
+                unserved_sessions.push(UnservedSession { session: &session.session, sentence });
+            }
+            Err(error) => invocation.remark(&error.full_message()),
+        }
         let Some(state) = move_state(&repository, &name)? else { continue };
         text.push_str(&format!("\n{}\n", state.sentence));
         let (session, is_running, note) = (&session.session, state.is_running, state.note);
         moves.push(ListedMove { session, is_running, sentence: state.sentence, note });
     }
-    Ok(Report::answer(&LocalListing { listing: &listing, moves, recoveries }, text))
+    let listing =
+        LocalListing { listing: &listing, moves, recoveries, unserved: unserved_sessions };
+    Ok(Report::answer(&listing, text))
 }
 
 /// The list, with what only this host knows.
@@ -89,6 +102,15 @@ struct LocalListing<'a> {
     /// Sessions on which machines were recovered under vCenter or ESXi.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     recoveries: Vec<ListedRecovery<'a>>,
+    /// Sessions whose machines stand still, because nothing serves their disks.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    unserved: Vec<UnservedSession<'a>>,
+}
+
+#[derive(Serialize)]
+struct UnservedSession<'a> {
+    session: &'a str,
+    sentence: String,
 }
 
 #[derive(Serialize)]

@@ -2,7 +2,7 @@
 
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_recovery::libvirt::RecoveryNote;
+use coldrise_recovery::libvirt::{DomainState, RecoveryNote};
 use coldrise_recovery::vsphere::check_no_machine;
 use coldrise_session::{SessionNotes, SkippedFile};
 use coldrise_store::{advise_room, SessionName};
@@ -85,9 +85,9 @@ fn check_no_domain_uses(
     session: &SessionName,
 ) -> Result<Option<RecoveryNote>> {
     let Some(note) = RecoveryNote::read(notes)? else { return Ok(None) };
-    match note.domain().uses(session) {
-        Ok(false) => {}
-        Ok(true) => {
+    match note.state(session) {
+        Ok(None | Some(DomainState::Off)) => {}
+        Ok(Some(_)) => {
             let text = format!("the domain {} of libvirt runs on session {session}", note.name);
             return Err(Error::new(ErrorKind::Busy, text).advise(format!(
                 "go on with it: coldrise recover live/{session} --to libvirt; or end both: coldrise recover \

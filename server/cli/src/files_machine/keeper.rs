@@ -16,6 +16,7 @@ use crate::invocation::Invocation;
 use crate::signals::ChildSignals;
 
 const INTERVAL: Duration = Duration::from_millis(100);
+const LOOK_PATIENCE: Duration = Duration::from_secs(2);
 /// The command that started this process writes it when the machine may stay.
 pub(super) const MAY_STAY: u8 = b's';
 
@@ -35,11 +36,17 @@ pub(crate) fn keep(invocation: &Invocation, address: &Address, idle: Duration) -
     let repository = &invocation.open()?;
     let point = Catalog::new(repository).point(machine, selector)?;
     let place = Place::new(invocation, &point, disk.as_ref())?;
-    let Some(_lock) = place.try_keep()? else {
-        return Err(Error::new(
-            ErrorKind::Busy,
-            "another command has started this machine just now",
-        ));
+    let until = Instant::now() + LOOK_PATIENCE;
+    let _lock = loop {
+        // A command that looks for machines holds the lock for a moment.
+        match place.try_keep()? {
+            Some(lock) => break lock,
+            None if Instant::now() < until => std::thread::sleep(INTERVAL),
+            None => {
+                let text = "another command has started this machine just now";
+                return Err(Error::new(ErrorKind::Busy, text));
+            }
+        }
     };
     let mut kept =
         FilesMachine::start(invocation, repository, &[&point], disk.as_ref(), None, &mut signals)?;
@@ -51,7 +58,11 @@ pub(crate) fn keep(invocation: &Invocation, address: &Address, idle: Duration) -
     let mut stdout = std::io::stdout().lock();
     let told = stdout.write_all(b"ready\n").and_then(|()| stdout.flush());
     let mut last_use = Instant::now();
-    while told.is_ok() && kept.look_after(invocation, &mut signals).is_ok() {
+    while told.is_ok() {
+        if let Err(error) = kept.look_after(invocation, &mut signals) {
+            place.tell_reason(&error);
+            break;
+        }
         std::thread::sleep(INTERVAL);
         if !may_stay.load(Ordering::SeqCst) {
             last_use = Instant::now();

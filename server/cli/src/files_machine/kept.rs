@@ -104,6 +104,14 @@ impl KeptMachine {
         }
     }
 
+    /// Checks that the machine has not ended by itself. Call it while waiting.
+    ///
+    /// # Errors
+    /// The reason.
+    pub(crate) fn look_after(&self) -> Result<()> {
+        self.place.reason().map_or(Ok(()), Err)
+    }
+
     /// Leaves the machine for the next command.
     pub(crate) fn leave(mut self) {
         if let Some(mut stdin) = self.keeper.as_mut().and_then(|keeper| keeper.stdin.take()) {

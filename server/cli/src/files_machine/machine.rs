@@ -8,6 +8,7 @@
 use std::ffi::OsString;
 use std::fs::File;
 use std::path::PathBuf;
+use std::process::Stdio;
 use std::sync::Arc;
 
 use coldrise_block::{Context, Error, ErrorKind, Result, ScratchFolder, ScratchKind};
@@ -16,6 +17,7 @@ use coldrise_runs::MachineSocket;
 use coldrise_session::{CaptureLimit, OwnedSession};
 use coldrise_store::{DiskDocument, DiskName, MachineName, PointDocument, Repository, SessionName};
 
+use super::machine_end::{end_error, Console};
 use super::seat;
 use crate::confinement::NetworkReach;
 use crate::disk_server::{DiskServer, Protocol};
@@ -38,13 +40,16 @@ const CACHE_BYTES: u64 = 64 << 20;
 /// tenth of the free space at most.
 const CAPTURED_BYTES: u64 = 1 << 30;
 const FREE_SPACE_DIVISOR: u64 = 10;
-/// Of the kernel. A crash ends the machine.
-const KERNEL_ARGUMENTS: &str = "quiet loglevel=1 panic=-1 oops=panic mitigations=off no_timer_check \
+/// Number of QEMU's last messages that an error has.
+const MESSAGES: usize = 3;
+/// Of the kernel. A crash ends the machine, and is told on the console.
+const KERNEL_ARGUMENTS: &str = "console=ttyS0 quiet loglevel=1 panic=-1 oops=panic mitigations=off no_timer_check \
     nowatchdog audit=0 apparmor=0 selinux=0 random.trust_cpu=on rcupdate.rcu_expedited=1 cryptomgr.notests";
 
 /// A running machine. Dropping it ends it.
 pub(crate) struct FilesMachine {
     process: QemuProcess,
+    console: Console,
     server: DiskServer,
     sessions: Vec<OwnedSession>,
     /// The socket of its port. It serves one client at a time, from soon after the start.
@@ -128,8 +133,21 @@ impl FilesMachine {
             disks.push(of_point);
         }
         let network = NetworkReach::Port(None);
-        let process = QemuProcess::start_confined(words, &image, &folder, network)?;
-        Ok(FilesMachine { process, server, port, disks, sessions, _scratch: scratch, _seat: seat })
+        let mut process =
+            QemuProcess::start_confined(words, &image, &folder, network, Stdio::piped())?;
+        let output = process.child().stdout.take();
+        let without = || Error::new(ErrorKind::Internal, "QEMU without its output");
+        let console = Console::of(output.ok_or_else(without)?)?;
+        Ok(FilesMachine {
+            process,
+            console,
+            server,
+            port,
+            disks,
+            sessions,
+            _scratch: scratch,
+            _seat: seat,
+        })
     }
 
     /// Checks that the machine and its disks are there. Call it while waiting.
@@ -144,7 +162,9 @@ impl FilesMachine {
         if signals.was_asked_to_end() {
             return Err(Error::new(ErrorKind::Interrupted, "interrupted"));
         }
-        self.process.check()?;
+        if let Some(status) = self.process.ended()? {
+            return Err(end_error(status, &self.console, &self.process.last_messages(MESSAGES)));
+        }
         self.server.look_after(invocation, signals)
     }
 
@@ -232,7 +252,8 @@ fn arguments(image: &[PathBuf; 2], disks: usize, is_selecting: bool) -> Vec<OsSt
         ["-m", &MEMORY_MIB.to_string()],
         ["-machine", "pc,usb=off"],
         ["-display", "none"],
-        ["-serial", "none"],
+        ["-chardev", "stdio,id=console,signal=off"],
+        ["-serial", "chardev:console"],
         ["-monitor", "none"],
         ["-append", &format!("{KERNEL_ARGUMENTS} {disks}")],
         ["-device", "virtio-serial-pci"],

@@ -14,6 +14,7 @@
 mod keeper;
 mod kept;
 mod machine;
+mod machine_end;
 mod place;
 mod seat;
 mod served;

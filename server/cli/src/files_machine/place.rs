@@ -6,6 +6,7 @@
 //!   use           held by the command that talks to the machine
 //!   machine.json  written by the keeper before it is found
 //!   end           made by a command: the machine is not to stay
+//!   reason.json   written by the keeper when its machine has ended by itself, for the command that talks to it
 //! $XDG_RUNTIME_DIR/coldrise-files/seat-N    held (flock) by one machine while it lives
 //! ```
 //!
@@ -24,8 +25,11 @@ use rustix::fs::{flock, FlockOperation};
 use rustix::io::Errno;
 use rustix::process::getuid;
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 
 use crate::invocation::Invocation;
+
+const REASON: &str = "reason.json";
 
 /// The machine of one point, or of one of its disks.
 #[derive(Clone, Debug)]
@@ -85,7 +89,9 @@ impl Place {
             disks: disks.to_vec(),
             disk_bytes,
         };
-        let _ = std::fs::remove_file(self.folder.join("end"));
+        for name in ["end", REASON] {
+            let _ = std::fs::remove_file(self.folder.join(name));
+        }
         let bytes = serde_json::to_vec(&described).map_err(|error| {
             Error::with_source(ErrorKind::Internal, "describing a machine", error)
         })?;
@@ -111,6 +117,23 @@ impl Place {
         for name in ["machine.json", "end"] {
             let _ = std::fs::remove_file(self.folder.join(name));
         }
+    }
+
+    /// Tells the command that talks to the machine why it has ended.
+    pub(super) fn tell_reason(&self, error: &Error) {
+        let told = json!({ "kind": error.kind().word(), "message": error.full_message() });
+        let new = self.folder.join("reason.json.new");
+        // A command that finds none says that the machine is gone.
+        let _ = std::fs::write(&new, told.to_string())
+            .and_then(|()| std::fs::rename(&new, self.folder.join(REASON)));
+    }
+
+    /// Why the machine has ended by itself, if it has.
+    pub(super) fn reason(&self) -> Option<Error> {
+        let told = std::fs::read(self.folder.join(REASON)).ok()?;
+        let told: serde_json::Value = serde_json::from_slice(&told).ok()?;
+        let kind = ErrorKind::from_word(told.get("kind")?.as_str()?)?;
+        Some(Error::new(kind, told.get("message")?.as_str()?.to_owned()))
     }
 
     /// Asks the keeper to end.

@@ -35,6 +35,13 @@ pub(crate) struct NfsOptions {
     pub(crate) is_read_only: bool,
 }
 
+impl NfsOptions {
+    /// Whether it is the server that recovered machines use: see [`super::claim`].
+    pub(super) fn is_claimed(&self) -> bool {
+        self.serves_v3 && !self.is_read_only
+    }
+}
+
 /// The complete file.
 ///
 /// # Errors

@@ -1,12 +1,15 @@
 //! nfs-ganesha as a child, with the FSAL that serves the repository.
 
+mod claim;
 mod client;
 mod configuration;
 mod epoch;
 mod log;
+mod ports;
 mod rpc;
 mod rpcbind;
 
+pub(crate) use claim::is_serving;
 pub(crate) use client::Client;
 pub(crate) use configuration::{NfsOptions, PATH};
 pub(crate) use rpcbind::check_there as check_rpcbind;
@@ -20,6 +23,7 @@ use std::time::{Duration, Instant};
 use coldrise_block::{
     end_with_this_thread, Context, Error, ErrorKind, Result, ScratchFolder, ScratchKind,
 };
+use coldrise_store::Claim;
 use rustix::process::Signal;
 
 use crate::child;
@@ -56,8 +60,9 @@ pub(crate) struct Ganesha {
     repository: PathBuf,
     /// Configuration, and nfs-ganesha's records of NFSv4 clients.
     directory: ScratchFolder,
-    // Must be dropped last.
+    // Must be dropped after it has ended.
     _rpcbind: Option<Rpcbind>,
+    claim: Option<Claim>,
 }
 
 impl Ganesha {
@@ -72,8 +77,68 @@ impl Ganesha {
         options: &NfsOptions,
         signals: &mut ChildSignals,
     ) -> Result<Ganesha> {
+        let repository = invocation.repository_path()?;
+        let claim = match options.is_claimed().then(|| claim::take(repository)).transpose() {
+            Ok(Some(None)) => {
+                ports::check(options).map_err(advise_elsewhere)?;
+                return Err(advise_elsewhere(claim::taken(repository)));
+            }
+            // Nobody writes a session there.
+            Err(error) if error.kind() == ErrorKind::ReadOnly => None,
+            claim => claim?.flatten(),
+        };
+        Ganesha::start_with(invocation, options, signals, claim).map_err(advise_elsewhere)
+    }
+
+    /// Starts nfs-ganesha for a machine that is recovered; `None` if another command serves the repository
+    /// at the address already.
+    ///
+    /// # Errors
+    /// Those of [`Ganesha::start`].
+    pub(crate) fn find_or_start(
+        invocation: &Invocation,
+        options: &NfsOptions,
+        signals: &mut ChildSignals,
+    ) -> Result<Option<Ganesha>> {
+        let repository = invocation.repository_path()?;
+        let asked = Instant::now();
+        loop {
+            if let Some(claim) = claim::take(repository)? {
+                let started = Ganesha::start_with(invocation, options, signals, Some(claim));
+                return started
+                    .map(Some)
+                    .map_err(|error| advise_busy(error, "end it: ESXi uses no other port"));
+            }
+            if rpc::answers(options.listen, rpc::NFS_PROGRAM, 3) {
+                return Ok(None);
+            }
+            // It may have just started, or be about to end.
+            if asked.elapsed() > START_PATIENCE {
+                let advice = format!(
+                    "end it, and this command serves; or start it again with --listen {}",
+                    options.listen
+                );
+                return Err(claim::taken(repository)
+                    .context(format!("nobody answers at {}", options.listen))
+                    .advise(advice));
+            }
+            check_not_asked_to_end(signals)?;
+            std::thread::sleep(INTERVAL);
+        }
+    }
+
+    fn start_with(
+        invocation: &Invocation,
+        options: &NfsOptions,
+        signals: &mut ChildSignals,
+        claim: Option<Claim>,
+    ) -> Result<Ganesha> {
         let fsal = check_installed()?;
-        check_ports(options)?;
+        if claim.is_some() {
+            ports::wait(invocation, options, signals)?;
+        } else {
+            ports::check(options)?;
+        }
         let rpcbind = if options.serves_v3 { Rpcbind::make_sure()? } else { None };
         let directory = ScratchFolder::new(ScratchKind::Nfs)?;
         let repository = absolute(invocation.repository_path()?)?;
@@ -96,6 +161,7 @@ impl Ganesha {
             repository,
             directory,
             _rpcbind: rpcbind,
+            claim,
         };
         ganesha.await_ready(signals)?;
         Ok(ganesha)
@@ -108,10 +174,7 @@ impl Ganesha {
                 self.finish_log();
                 return Err(advise_address(child::ended_error(NAME, status)));
             }
-            if signals.was_asked_to_end() {
-                let what = "interrupted while nfs-ganesha started";
-                return Err(Error::new(ErrorKind::Interrupted, what));
-            }
+            check_not_asked_to_end(signals)?;
             let listen = self.options.listen;
             let answers = rpc::answers(listen, rpc::NFS_PROGRAM, version);
             // An rpcbind found earlier may have ended since.
@@ -188,12 +251,26 @@ impl Ganesha {
         Ok(None)
     }
 
+    /// Gives the claim back if nobody needs the server, by what `is_needed` finds. Returns false if it has to end.
+    ///
+    /// # Errors
+    /// Those of `is_needed`, and of the operating system.
+    pub(crate) fn is_kept(&mut self, is_needed: impl FnOnce() -> Result<bool>) -> Result<bool> {
+        self.claim = None;
+        if !is_needed()? {
+            return Ok(false);
+        }
+        self.claim = claim::take(&self.repository)?;
+        Ok(self.claim.is_some())
+    }
+
     /// Ends it in order: sessions are flushed and closed. Kills it after a time limit or a
     /// second signal; flushed writes survive that.
     ///
     /// # Errors
     /// `ToolFailed` if it ends with an error.
     pub(crate) fn stop(&mut self, signals: Option<&mut ChildSignals>) -> Result<()> {
+        self.claim = None;
         let ended = child::end(&mut self.child, NAME, END_PATIENCE, signals)?;
         if ended.was_killed {
             tracing::warn!("nfs-ganesha did not end by itself");
@@ -280,34 +357,26 @@ pub(crate) fn fsal() -> Result<PathBuf> {
     })
 }
 
-/// nfs-ganesha would replace another server's registration.
-fn check_ports(options: &NfsOptions) -> Result<()> {
-    let mount = std::net::SocketAddr::new(options.listen.ip(), options.mount_port);
-    let mut addresses = vec![options.listen];
-    if options.serves_v3 {
-        addresses.push(mount);
+fn advise_elsewhere(error: Error) -> Error {
+    advise_busy(
+        error,
+        "end it; or serve elsewhere: other ports, and --versions 4 beside another server of NFSv3",
+    )
+}
+
+fn advise_busy(error: Error, advice: &'static str) -> Error {
+    match error.kind() {
+        ErrorKind::Busy => error.advise(advice),
+        _ => error,
     }
-    for address in addresses {
-        if rpc::is_listening(address) {
-            let what = format!("another server listens on {address}: end it, or give another port");
-            return Err(Error::new(ErrorKind::Busy, what));
-        }
+}
+
+fn check_not_asked_to_end(signals: &mut ChildSignals) -> Result<()> {
+    if signals.was_asked_to_end() {
+        let what = "interrupted while nfs-ganesha started";
+        return Err(Error::new(ErrorKind::Interrupted, what));
     }
-    if !options.serves_v3 {
-        return Ok(());
-    }
-    match rpc::registered_port(rpc::NFS_PROGRAM, 3) {
-        Some(port) if rpc::answers(([127, 0, 0, 1], port).into(), rpc::NFS_PROGRAM, 3) => {
-            Err(Error::new(
-                ErrorKind::Busy,
-                format!(
-                    "an NFS server on port {port} is registered for this machine, and there can \
-                     be one for NFSv3: end it, or give --versions 4"
-                ),
-            ))
-        }
-        _ => Ok(()),
-    }
+    Ok(())
 }
 
 /// nfs-ganesha looks up its listen address with AI_ADDRCONFIG: the C library then finds no

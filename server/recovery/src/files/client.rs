@@ -21,6 +21,9 @@ const MAX_LISTED_BYTES: usize = 256 << 20;
 const INTERVAL: Duration = Duration::from_millis(200);
 /// The machine may be silent for so long: it may replay a long journal.
 const SILENCE: Duration = Duration::from_secs(120);
+/// After the end of a conversation, who looks after the machine knows why within this time.
+const REASON_PATIENCE: Duration = Duration::from_secs(5);
+const REASON_INTERVAL: Duration = Duration::from_millis(20);
 /// Bytes of earlier answers that are dropped before a greeting.
 const MAX_DROPPED_BYTES: u64 = 64 << 20;
 
@@ -47,7 +50,7 @@ pub enum Received<'a> {
 /// A conversation.
 pub struct Client<'a> {
     stream: UnixStream,
-    /// Fails if the machine has ended, or the user cancels.
+    /// Fails if the machine has ended, with the reason, or the user cancels.
     look_after: Box<dyn FnMut() -> Result<()> + 'a>,
     limits: Limits,
     until: Instant,
@@ -112,7 +115,21 @@ impl<'a> Client<'a> {
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<()> {
-        self.stream.write_all(bytes).map_err(|_| crashed())
+        let written = self.stream.write_all(bytes);
+        written.map_err(|_| self.end_reason())
+    }
+
+    /// Why the machine has ended.
+    fn end_reason(&mut self) -> Error {
+        let until = Instant::now() + REASON_PATIENCE;
+        while Instant::now() < until {
+            if let Err(reason) = (self.look_after)() {
+                return reason;
+            }
+            std::thread::sleep(REASON_INTERVAL);
+        }
+        let text = "the machine that reads the file systems has closed the connection";
+        Error::new(ErrorKind::ToolFailed, text).advise("run the command again")
     }
 
     /// Adds what has arrived to `bytes`.
@@ -123,11 +140,7 @@ impl<'a> Client<'a> {
         let mut piece = [0; 64 << 10];
         loop {
             match self.stream.read(&mut piece) {
-                Ok(0) => {
-                    // Says why, if it knows.
-                    (self.look_after)()?;
-                    return Err(crashed());
-                }
+                Ok(0) => return Err(self.end_reason()),
                 Ok(count) => {
                     self.bytes.extend_from_slice(piece.get(..count).unwrap_or_default());
                     if Instant::now() > self.until {
@@ -137,7 +150,7 @@ impl<'a> Client<'a> {
                 }
                 Err(error) => match error.kind() {
                     IoErrorKind::Interrupted | IoErrorKind::WouldBlock | IoErrorKind::TimedOut => {}
-                    IoErrorKind::ConnectionReset => return Err(crashed()),
+                    IoErrorKind::ConnectionReset => return Err(self.end_reason()),
                     _ => {
                         return Err(error)
                             .context(|| "listening to the machine that reads the file systems")
@@ -329,14 +342,6 @@ fn fill(mut missing: u64, take: &mut impl FnMut(Received<'_>) -> Result<()>) -> 
         missing -= count;
     }
     Ok(())
-}
-
-fn crashed() -> Error {
-    let text = "the machine that reads the file systems crashed: a damaged file system does that, or one made to \
-                attack readers";
-    Error::new(ErrorKind::ToolFailed, text).advise(
-        "name another file system (MACHINE/POINT:vda2/PATH), or boot the point in isolation",
-    )
 }
 
 fn refusal(failure: Failure, text: &str) -> Error {

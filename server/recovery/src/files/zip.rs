@@ -1,8 +1,9 @@
 //! A zip file that is written from the beginning to the end (APPNOTE 6.3.10, with the 64-bit fields where needed).
 //!
 //! Names are UTF-8. A name can hold what is harmful or impossible elsewhere: a backslash separates folders
-//! on Windows, a colon names a drive there, and a dot or a space at the end is dropped. Such bytes are written
-//! as `%HH`, so that different names stay different.
+//! on Windows, a colon names a drive there, a dot or a space at the end is dropped, `?` and the like are refused, and
+//! `CON` and the like are devices, with any ending. Such bytes, and the last letter of such a device, are written as
+//! `%HH`, so that different names stay different.
 
 use std::io::Write;
 
@@ -20,6 +21,8 @@ const MAX_32: u64 = 0xffff_ffff;
 const MAX_DIRECTORY_BYTES: usize = 256 << 20;
 /// Maximum length of a name, in bytes.
 const MAX_NAME_BYTES: usize = 0xffff;
+/// Names of devices on Windows, beside COM1 to COM9 and LPT1 to LPT9.
+const DEVICES: [&str; 6] = ["CON", "PRN", "AUX", "NUL", "CONIN$", "CONOUT$"];
 /// The sizes follow the content; the name is UTF-8.
 const FLAGS: u16 = 1 << 3 | 1 << 11;
 const DEFLATED: u16 = 8;
@@ -298,7 +301,8 @@ fn portable(path: &[u8]) -> Vec<u8> {
             };
             let is_dropped = matches!(byte, b'.' | b' ') && is_last;
             match byte {
-                b'\\' | b':' => escape(byte, &mut name),
+                b'\\' | b':' | b'<' | b'>' | b'"' | b'|' | b'?' | b'*' => escape(byte, &mut name),
+                byte if is_device(&text[..=index], rest) => escape(byte, &mut name),
                 byte if byte.is_ascii_control() || is_escape || is_dropped => {
                     escape(byte, &mut name)
                 }
@@ -308,6 +312,19 @@ fn portable(path: &[u8]) -> Vec<u8> {
         chunk.invalid().iter().for_each(|byte| escape(*byte, &mut name));
     }
     name
+}
+
+/// Whether a name up to its ending is that of a device on Windows. `before` ends with its last letter.
+fn is_device(before: &[u8], rest: &[u8]) -> bool {
+    if !matches!(rest.first(), None | Some(b'/' | b'.' | b' ')) {
+        return false;
+    }
+    let stem = before.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
+    DEVICES.iter().any(|device| stem.eq_ignore_ascii_case(device.as_bytes()))
+        || stem.split_last_chunk().is_some_and(|(port, [number])| {
+            (port.eq_ignore_ascii_case(b"COM") || port.eq_ignore_ascii_case(b"LPT"))
+                && matches!(number, b'1'..=b'9')
+        })
 }
 
 fn escape(byte: u8, name: &mut Vec<u8>) {
@@ -331,6 +348,9 @@ mod tests {
             (b"100%", "100%"),
             (b".. /x./y ", "..%20/x%2E/y%20"),
             (b"a.\xff", "a.%FF"),
+            (b"<img src=\"x\">|?*", "%3Cimg src=%22x%22%3E%7C%3F%2A"),
+            (b"con/Aux.txt/COM1 .x/lpt9", "co%6E/Au%78.txt/COM%31 .x/lpt%39"),
+            (b"icon/console/aux1/COM0/COM10/conf", "icon/console/aux1/COM0/COM10/conf"),
         ] {
             assert_eq!(String::from_utf8(portable(path)).unwrap(), name, "{path:?}");
         }

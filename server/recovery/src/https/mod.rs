@@ -4,11 +4,13 @@ mod connector;
 mod thumbprint;
 mod verifier;
 
-use std::path::PathBuf;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use coldrise_block::{Context, Error, ErrorKind, Result};
+use coldrise_block::{read_at_most, Context, Error, ErrorKind, Result};
+use rustix::fs::OFlags;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::CertificateDer;
 use rustls::{ClientConfig, RootCertStore};
@@ -19,6 +21,8 @@ use connector::TlsConnector;
 pub use thumbprint::Thumbprint;
 use verifier::Verifier;
 
+/// Maximum size of a file with certificates, in bytes. All authorities of a system need a quarter.
+const MAX_CERTIFICATES_BYTES: u64 = 1 << 20;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Which certificates of servers are believed.
@@ -71,8 +75,24 @@ fn store(certificates: Vec<CertificateDer<'static>>) -> RootCertStore {
     roots
 }
 
-fn trusted_file(path: &std::path::Path) -> Result<RootCertStore> {
-    let text = std::fs::read(path).context(|| format!("reading {}", path.display()))?;
+/// Checks that a file has certificates.
+///
+/// # Errors
+/// `InvalidInput` if it is no regular file, has none or is too large; errors of the operating system.
+pub fn check_certificate_file(path: &Path) -> Result<()> {
+    trusted_file(path).map(drop)
+}
+
+fn trusted_file(path: &Path) -> Result<RootCertStore> {
+    let what = || format!("reading {}", path.display());
+    // A named pipe without a writer would block.
+    let flags = OFlags::NONBLOCK.bits() as i32;
+    let file = std::fs::File::options().read(true).custom_flags(flags).open(path).context(what)?;
+    if !file.metadata().context(what)?.is_file() {
+        let text = format!("{} is no regular file", path.display());
+        return Err(Error::new(ErrorKind::InvalidInput, text));
+    }
+    let text = read_at_most(file, path, MAX_CERTIFICATES_BYTES)?;
     let found = CertificateDer::pem_slice_iter(&text).collect::<std::result::Result<Vec<_>, _>>();
     let roots = store(found.unwrap_or_default());
     if roots.is_empty() {

@@ -11,6 +11,10 @@
 //! of the session serves it again at the same socket, and resumes the domain or creates it; `recover --undo` ends it.
 //! A transient domain is gone with its host; the session has every write that was flushed. libvirt refuses a
 //! second domain of the same name or UUID, so no step starts a machine twice.
+//!
+//! Somebody may start another machine of the same name, such as the original one, with the same UUID. So a domain is
+//! ours only if one of its disks is an export of the session at the note's socket. No other one is resumed, paused or
+//! ended.
 
 mod default_domain;
 mod devices;
@@ -20,7 +24,7 @@ mod presence;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use coldrise_block::Result;
+use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_session::SessionNotes;
 use coldrise_store::SessionName;
 use serde::{Deserialize, Serialize};
@@ -67,6 +71,48 @@ impl RecoveryNote {
     /// Errors of the operating system.
     pub fn write(&self, notes: &SessionNotes) -> Result<()> {
         notes.write_json(NAME, self)
+    }
+
+    /// The state of the session's machine; `None` if another machine has its name.
+    ///
+    /// # Errors
+    /// `ToolFailed` if libvirt does not answer.
+    pub fn state(&self, session: &SessionName) -> Result<Option<DomainState>> {
+        let domain = self.domain();
+        let state = domain.state()?;
+        if state == DomainState::Off {
+            return Ok(Some(state));
+        }
+        match domain.virsh.run(&["dumpxml", &self.name], PATIENCE) {
+            Ok(text) => Ok(self.is_own(session, &text)?.then_some(state)),
+            // It may have ended in between.
+            Err(_) if domain.state()? == DomainState::Off => Ok(Some(DomainState::Off)),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Whether a domain has a disk of the session.
+    fn is_own(&self, session: &SessionName, text: &str) -> Result<bool> {
+        let document = roxmltree::Document::parse(text).map_err(|error| {
+            Error::with_source(ErrorKind::ToolFailed, "libvirt's XML is not well-formed", error)
+        })?;
+        let (export, socket) = (format!("live/{session}/"), self.socket.to_string_lossy());
+        let disks = document.descendants().filter(|node| node.has_tag_name("disk"));
+        let mut sources =
+            disks.flat_map(|disk| disk.children()).filter(|node| node.has_tag_name("source"));
+        Ok(sources.any(|source| {
+            source.attribute("name").is_some_and(|name| name.starts_with(&export))
+                && source.children().any(|host| host.attribute("socket") == Some(&*socket))
+        }))
+    }
+
+    /// The error while another machine has the name.
+    pub fn name_is_taken(&self) -> Error {
+        let text = format!(
+            "the domain {} runs already, and is another machine: it has no disk of this session",
+            self.name
+        );
+        Error::new(ErrorKind::Busy, text)
     }
 
     /// Its domain.
@@ -126,24 +172,6 @@ impl Domain {
             Some(("shut off" | "crashed", _)) => DomainState::Off,
             _ => DomainState::Paused(state.chars().take(60).collect()),
         })
-    }
-
-    /// Whether the domain is on, and one of its disks is one of this session.
-    ///
-    /// # Errors
-    /// `ToolFailed` if libvirt does not answer.
-    pub fn uses(&self, session: &SessionName) -> Result<bool> {
-        if self.state()? == DomainState::Off {
-            return Ok(false);
-        }
-        let disks = match self.virsh.run(&["domblklist", &self.name], PATIENCE) {
-            Ok(disks) => disks,
-            // It may have ended in between.
-            Err(_) if self.state()? == DomainState::Off => return Ok(false),
-            Err(error) => return Err(error),
-        };
-        let export = format!("live/{session}/");
-        Ok(disks.split_whitespace().any(|word| word.starts_with(&export)))
     }
 
     /// Creates a transient domain, which runs when this returns.

@@ -64,6 +64,10 @@ impl VsphereAccess {
         } else if let Ok(set) = std::env::var(PASSWORD_VARIABLE) {
             password = Zeroizing::new(set);
         }
+        if password.chars().any(char::is_control) {
+            let text = format!("the password for {} has control characters", self.user);
+            return Err(Error::new(ErrorKind::InvalidInput, text));
+        }
         if password.is_empty() {
             let text = format!("there is no password for {} at {}", self.user, self.server);
             let advice = format!("give --password-file FILE, or set {PASSWORD_VARIABLE}");

@@ -16,24 +16,29 @@ const INTERVAL: Duration = Duration::from_millis(200);
 
 impl Vsphere {
     /// Ends the machine like a power cut, and removes everything from the server. Steps that are done already are
-    /// left out.
+    /// left out. Returns whether there was a machine.
     ///
     /// # Errors
     /// The server's; `Busy` while the machine is moved. What is left is still in the note.
-    pub fn undo(&self, steps: &Steps<'_>, note: &VsphereNote) -> Result<()> {
+    pub fn undo(&self, steps: &Steps<'_>, note: &VsphereNote) -> Result<bool> {
         let client = &self.client;
         let hosts = inventory::hosts(client)?;
         if let Ok([first, ..]) = inventory::choose(&hosts, &note.hosts).as_deref() {
             self.await_registration(&inventory::place(client, first)?.folder)?;
         }
+        let mut was_there = false;
         if let Some(datastore) = self.datastore_of(&hosts, note)? {
             match self.machine_on(&datastore, steps.session)? {
-                Some(machine) => self.end_machine(steps, &machine)?,
+                Some(machine) => {
+                    was_there = true;
+                    self.end_machine(steps, &machine)?;
+                }
                 None => self.tell_elsewhere(steps, note)?,
             }
             self.release(note, &datastore.reference)?;
         }
-        VsphereNote::remove(steps.notes)
+        VsphereNote::remove(steps.notes)?;
+        Ok(was_there)
     }
 
     /// Somebody may have moved the machine with other tools.

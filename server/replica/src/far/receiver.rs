@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_line::{Class, Frame, Line, Received};
 use coldrise_session::{BegunCopy, BegunDisk, CarriedFiles, Catalog, SharedWriter};
-use coldrise_store::{MachineClaim, MachineName, MapRoot, PointDocument, PointOrigin, Reachable};
+use coldrise_store::{Claim, MachineName, MapRoot, PointDocument, PointOrigin, Reachable};
 
 use self::disk::{OpenDisk, Step};
 use super::fetch::other_version;
@@ -102,7 +102,7 @@ struct Receiver<'a, 'h> {
     far: &'a SharedWriter<'a>,
     terms: Terms<'a>,
     allowed: Option<Reachable>,
-    claim: Option<(MachineName, MachineClaim)>,
+    claim: Option<(MachineName, Claim)>,
     kept: Option<PointDocument>,
     disk: Option<OpenDisk<'a>>,
     unpacker: Unpacker,

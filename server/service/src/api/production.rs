@@ -188,7 +188,13 @@ impl Move {
         let targets = targets.collect::<Result<Vec<_>>>()?;
         if !targets.is_empty() {
             let repository = service.inventory()?.repository()?;
-            relocation::check_targets(&repository, &session, &targets, self.replace)?;
+            let checked = relocation::check_targets(&repository, &session, &targets, self.replace);
+            checked.map_err(|error| match error.kind() {
+                // Its advice is an option of the command.
+                ErrorKind::AlreadyExists => Error::new(error.kind(), error.message())
+                    .advise("choose another name, or overwrite it: replace"),
+                _ => error,
+            })?;
         }
         Ok(Command::new("move", Some(found.machine))
             .option("rate", self.rate_bytes_per_second)
@@ -286,7 +292,7 @@ enum AttachedAs {
 pub(super) struct Attach {
     /// MACHINE/POINT/DISK, read-only; or live/SESSION/DISK, writable.
     address: String,
-    /// qmp:SOCKET, with the socket of QEMU's monitor on the service's host.
+    /// libvirt:DOMAIN, or qmp:SOCKET with the socket of QEMU's monitor, on the service's host.
     to: String,
     /// Its name, at most 20 characters; MACHINE-DISK or SESSION-DISK if absent.
     name: Option<String>,
@@ -298,7 +304,7 @@ impl Attach {
     pub(super) fn command(self, service: &Service, caller: &Identity) -> Result<Command> {
         caller.allow_all(Permission::Administer)?;
         let (machine, address) = disk(service, caller, &self.address)?;
-        check_monitor(service, &self.to)?;
+        check_running(service, &self.to)?;
         self.name.as_deref().map(attach::check_name).transpose()?;
         let device = self.device.map(|device| match device {
             AttachedAs::Virtio => "virtio",
@@ -318,7 +324,7 @@ impl Attach {
 pub(super) struct Detach {
     /// Its name.
     name: String,
-    /// qmp:SOCKET, as it was attached.
+    /// The machine, as it was attached.
     from: String,
 }
 
@@ -326,18 +332,19 @@ impl Detach {
     pub(super) fn command(self, service: &Service, caller: &Identity) -> Result<Command> {
         caller.allow_all(Permission::Administer)?;
         attach::check_name(&self.name)?;
-        check_monitor(service, &self.from)?;
+        check_running(service, &self.from)?;
         Ok(Command::new("detach", None).option("from", Some(self.from)).words([self.name]))
     }
 }
 
-/// Checks qmp:SOCKET. Machines that the service boots have their monitors in its own folder: it uses them.
-fn check_monitor(service: &Service, text: &str) -> Result<()> {
+/// Checks a running machine. Those that the service boots have their monitors in its own folder: it uses them.
+fn check_running(service: &Service, text: &str) -> Result<()> {
     check_text(text)?;
-    let Some(path) = text.strip_prefix("qmp:") else {
-        return Err(invalid("give qmp:SOCKET, with the socket of QEMU's monitor"));
-    };
-    check_absolute(service, path)
+    match text.split_once(':') {
+        Some(("qmp", path)) => check_absolute(service, path),
+        Some(("libvirt", name)) if !name.is_empty() && !name.starts_with('-') => Ok(()),
+        _ => Err(invalid("give libvirt:DOMAIN, or qmp:SOCKET with the socket of QEMU's monitor")),
+    }
 }
 
 /// Checks a path of the host: absolute, and none of the service's own.

@@ -18,11 +18,12 @@
 mod login_test;
 mod store;
 
-use std::net::IpAddr;
-use std::path::PathBuf;
+use std::net::{IpAddr, Ipv6Addr};
+use std::path::{Path, PathBuf};
 
+use axum::http::uri::Authority;
 use coldrise_block::{Context, Error, ErrorKind, Result};
-use coldrise_recovery::https::Thumbprint;
+use coldrise_recovery::https::{check_certificate_file, Thumbprint};
 use coldrise_recovery::vsphere::{recovery_note, VsphereAccess, VsphereNote};
 use coldrise_store::SessionName;
 use serde::{Deserialize, Serialize};
@@ -102,7 +103,8 @@ impl HypervisorSettings {
     fn check(&self, options: &Options) -> Result<()> {
         let is_host = |c: char| c.is_ascii_alphanumeric() || ".-_:[]".contains(c);
         check_length("address", &self.address, MAX_NAME_BYTES)?;
-        if !self.address.chars().all(is_host) || self.address.starts_with('-') {
+        let is_address = self.address.chars().all(is_host) && !self.address.starts_with('-');
+        if !is_address || !is_authority(&self.address) {
             return Err(invalid("address: give HOST or HOST:PORT"));
         }
         check_length("user", &self.user, MAX_NAME_BYTES)?;
@@ -125,6 +127,8 @@ impl HypervisorSettings {
                 ));
             }
             options.refuse_own_files(path)?;
+            check_certificate_file(Path::new(path))
+                .map_err(|error| invalid(format!("certificate_file: {}", error.message())))?;
         }
         if self.allow.len() > MAX_CLIENTS {
             return Err(invalid(format!("allow: give at most {MAX_CLIENTS} networks")));
@@ -148,12 +152,33 @@ impl HypervisorSettings {
     }
 }
 
+/// Whether a URL can have it: brackets are those of an IPv6 address, a port is a number.
+fn is_authority(text: &str) -> bool {
+    let Ok(authority) = text.parse::<Authority>() else { return false };
+    let host = authority.host();
+    let rest = text.strip_prefix(host).unwrap_or(text);
+    !host.is_empty()
+        && (rest.is_empty() || authority.port_u16().is_some_and(|port| port != 0))
+        && host
+            .strip_prefix('[')
+            .is_none_or(|v6| v6.strip_suffix(']').is_some_and(|v6| v6.parse::<Ipv6Addr>().is_ok()))
+}
+
 fn check_length(field: &str, text: &str, max_bytes: usize) -> Result<()> {
     if text.is_empty() || text.len() > max_bytes || text.chars().any(char::is_control) {
         let text = format!("{field}: give 1 to {max_bytes} bytes without control characters");
         return Err(invalid(text));
     }
     Ok(())
+}
+
+/// A named pipe would block who reads it.
+fn regular_file(path: PathBuf) -> Result<PathBuf> {
+    let found = path.symlink_metadata().context(|| format!("reading {}", path.display()))?;
+    if !found.is_file() {
+        return Err(invalid(format!("{} is no regular file", path.display())));
+    }
+    Ok(path)
 }
 
 /// The folder of the passwords.
@@ -171,7 +196,7 @@ impl Hypervisor {
         let folder = secrets_folder(options)?;
         let settings = &self.settings;
         let password_file = match (&settings.password_file, &self.secret) {
-            (Some(name), _) => folder.with_file_name("secrets").join(name),
+            (Some(name), _) => regular_file(folder.with_file_name("secrets").join(name))?,
             (None, Some(name)) => folder.join(name),
             (None, None) => {
                 let text = format!("the service has no password for {}", self.name);

@@ -7,6 +7,7 @@ use coldrise_recovery::vsphere::recovery_note;
 use coldrise_store::Repository;
 
 use super::{Findings, Status};
+use crate::commands::recover::unserved;
 
 /// Names each session whose disks are moved, or were, and each on which a machine of another server runs.
 pub(super) fn check(found: &mut Findings, repository: &Arc<Repository>) {
@@ -21,6 +22,11 @@ pub(super) fn check(found: &mut Findings, repository: &Arc<Repository>) {
                 let status = if note.is_unfinished() { Status::Warn } else { Status::Ok };
                 found.add("recoveries", status, note.sentence(name), "");
             }
+            Err(error) => found.error("recoveries", &error),
+        }
+        match unserved(repository, session) {
+            Ok(None) => {}
+            Ok(Some(sentence)) => found.add("recoveries", Status::Warn, sentence, ""),
             Err(error) => found.error("recoveries", &error),
         }
         match move_state(repository, &session.document.name) {

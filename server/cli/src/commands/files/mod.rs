@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use coldrise_block::{Context, Error, ErrorKind, Result};
+use coldrise_block::{read_small_file, Context, Error, ErrorKind, Result};
 use coldrise_recovery::files::{choose, Client, FileSystems, FilesAddress, Limits};
 use coldrise_session::{check_offered, Catalog};
 use coldrise_store::{Address, DiskName, PointDocument, Repository};
@@ -102,13 +102,7 @@ struct ReadingOptions {
 impl KeyOptions {
     fn read(&self) -> Result<Vec<u8>> {
         let Some(path) = &self.key_file else { return Ok(Vec::new()) };
-        let reading = || format!("reading the key file {}", path.display());
-        let length = std::fs::metadata(path).context(reading)?.len();
-        if length > MAX_KEY_BYTES {
-            let text = format!("{} is larger than a key file can be (60 KiB)", path.display());
-            return Err(Error::new(ErrorKind::InvalidInput, text));
-        }
-        let mut key = std::fs::read(path).context(reading)?;
+        let mut key = read_small_file(path, MAX_KEY_BYTES).context(|| "the key file")?;
         if key.last() == Some(&b'\n') {
             key.pop();
         }
@@ -210,7 +204,7 @@ impl Reading {
         let done = self.machine.connect(signals).and_then(|stream| {
             let look_after = || match signals.was_asked_to_end() {
                 true => Err(Error::new(ErrorKind::Interrupted, "interrupted")),
-                false => Ok(()),
+                false => self.machine.look_after(),
             };
             let mut client = Client::greet(stream, START_PATIENCE, limits, look_after)?;
             let systems = FileSystems::read(&mut client, &disks, &self.key)?;

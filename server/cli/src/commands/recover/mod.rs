@@ -2,7 +2,10 @@
 
 mod place;
 mod server;
+mod unserved;
 mod vsphere;
+
+pub(crate) use unserved::unserved;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -28,6 +31,9 @@ use crate::signals::ChildSignals;
 use crate::socket_access::SocketOwner;
 use crate::targets::tell_newer;
 use crate::units::show_duration;
+
+/// What to do about another machine of the name.
+const BESIDE: &str = "end it first; or recover beside it with --new-uuid, and --name if you like";
 
 /// Run a machine from its backup under its own hypervisor, in seconds.
 ///
@@ -282,9 +288,7 @@ fn check_free(virsh: &Virsh, domain: &DomainXml) -> Result<()> {
     for (name, what) in by_uuid.into_iter().chain([by_name]) {
         if Domain::new(virsh, name).state()? != DomainState::Off {
             let text = format!("{what} runs already (virsh list --uuid --name)");
-            return Err(Error::new(ErrorKind::Busy, text).advise(
-                "end it first; or recover beside it with --new-uuid, and --name if you like",
-            ));
+            return Err(Error::new(ErrorKind::Busy, text).advise(BESIDE));
         }
     }
     Ok(())

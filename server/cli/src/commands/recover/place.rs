@@ -105,13 +105,20 @@ pub(super) fn undo(invocation: &Invocation, arguments: &RecoverArguments) -> Res
         let advice = format!("coldrise unpublish {session} ends a session");
         return Err(Error::new(ErrorKind::NotFound, text).advise(advice));
     };
-    let domain = note.domain();
-    if domain.state()? != DomainState::Off {
-        domain.destroy()?;
-    }
+    let end = match note.state(session)? {
+        Some(DomainState::Off) => MachineEnd::NotThere,
+        Some(_) => note.domain().destroy().map(|()| MachineEnd::Ended)?,
+        None => {
+            invocation.remark(&format!(
+                "the domain {} is another machine, without a disk of this session: it is left alone",
+                note.name
+            ));
+            MachineEnd::NotThere
+        }
+    };
     let sealed = end_session(&repository, session, discard, CLOSE_PATIENCE)?;
     let _ = std::fs::remove_file(&note.socket);
-    Ok(undone(invocation, session, &note.name, sealed, discard))
+    Ok(undone(invocation, session, (&note.name, end), sealed, discard))
 }
 
 /// Ends a session. Its server closes it when the machine is gone, within `patience`.
@@ -135,11 +142,20 @@ pub(super) fn end_session(
     }
 }
 
+/// What an undo did to the machine.
+pub(super) enum MachineEnd {
+    Ended,
+    /// It was off, or there was none.
+    NotThere,
+    /// This server was not asked.
+    Unknown(String),
+}
+
 /// The answer of `recover --undo`.
 pub(super) fn undone(
     invocation: &Invocation,
     session: &SessionName,
-    machine: &str,
+    (machine, end): (&str, MachineEnd),
     sealed: Option<SealReport>,
     discard: bool,
 ) -> Report {
@@ -148,11 +164,19 @@ pub(super) fn undone(
     }
     let address = sealed.map(|sealed| format!("{}/{}", sealed.point.machine, sealed.point.point));
     let object = json!({ "session": session.as_str(), "domain": machine, "address": address,
-                         "discarded": discard, "elapsed_ms": invocation.elapsed_ms() });
+                         "machine_ended": matches!(end, MachineEnd::Ended), "discarded": discard,
+                         "elapsed_ms": invocation.elapsed_ms() });
+    let end = match end {
+        MachineEnd::Ended => format!("{machine} was ended"),
+        MachineEnd::NotThere => format!("session {session} was ended; {machine} did not run on it"),
+        MachineEnd::Unknown(server) => {
+            format!("session {session} was ended; {machine} at {server} was left as it is")
+        }
+    };
     let text = match (&address, discard) {
-        (Some(address), _) => format!("{machine} was ended; its writes are {address}"),
-        (None, true) => format!("{machine} was ended; its writes were discarded"),
-        (None, false) => format!("{machine} was ended; it wrote nothing"),
+        (Some(address), _) => format!("{end}; its writes are {address}"),
+        (None, true) => format!("{end}; its writes were discarded"),
+        (None, false) => format!("{end}; it wrote nothing"),
     };
     Report::done(&object, text)
 }

@@ -19,6 +19,10 @@ use crate::socket_access::{SocketAccess, SocketOwner};
 
 /// Interval of looking after the server.
 const INTERVAL: Duration = Duration::from_millis(100);
+/// A resumed machine that runs for so long has all its disks.
+const STEADY: Duration = Duration::from_millis(500);
+/// Number of times that a machine is resumed at once, for each disk. One that still stands then is resumed later.
+const RESUMES: usize = 3;
 /// Interval of asking libvirt for the domain.
 const DOMAIN_INTERVAL: Duration = Duration::from_secs(1);
 /// Of a domain that is paused by disk errors again and again, such as on a full repository.
@@ -108,18 +112,26 @@ impl RecoveryServer {
         match server.start_domain() {
             Ok(()) => Ok(server),
             Err(error) if is_new => Err(server.withdraw(error)),
+            Err(error) if error.kind() == ErrorKind::Busy => {
+                let name = &server.session.name;
+                Err(error.advise(format!(
+                    "end it first; or end this session: coldrise recover live/{name} --undo"
+                )))
+            }
             Err(error) => Err(error),
         }
     }
 
     /// Ends the session of a machine that never ran.
     fn withdraw(mut self, error: Error) -> Error {
-        let is_off = self.domain.state().is_ok_and(|state| state == DomainState::Off);
+        let state = self.note.state(&self.session.name);
+        let is_off = matches!(state, Ok(None | Some(DomainState::Off)));
         let name = &self.session.name;
         let ended = is_off
             && self.nbdkit.stop(None).is_ok()
             && coldrise_session::unpublish(&self.repository, name, true).is_ok();
         match ended {
+            true if error.kind() == ErrorKind::Busy => error.advise(super::BESIDE),
             true => error,
             false => error.advise(format!(
                 "session {name} is kept: end it with coldrise recover live/{name} --undo"
@@ -128,10 +140,41 @@ impl RecoveryServer {
     }
 
     fn start_domain(&self) -> Result<()> {
-        match self.domain.state()? {
-            DomainState::Off => self.domain.create(&self.note.xml),
+        let session = &self.session.name;
+        match self.note.state(session)?.ok_or_else(|| self.note.name_is_taken())? {
+            DomainState::Off => self.domain.create(&self.note.xml).map_err(|error| {
+                // Started just now by somebody else.
+                match self.note.state(session) {
+                    Ok(None) => self.note.name_is_taken(),
+                    _ => error,
+                }
+            }),
             DomainState::Running => Ok(()),
-            DomainState::DiskError | DomainState::Paused(_) => self.domain.resume(),
+            DomainState::DiskError | DomainState::Paused(_) => self.resume_until_it_runs(),
+        }
+    }
+
+    /// Resumes a machine whose disks were away. The first request of each disk fails once more, because libvirt's QEMU
+    /// connects again only then: the machine pauses for each.
+    fn resume_until_it_runs(&self) -> Result<()> {
+        for _ in 0..self.session.disks.len() * RESUMES {
+            self.domain.resume()?;
+            let resumed = Instant::now();
+            while self.domain.state()? != DomainState::DiskError {
+                if resumed.elapsed() >= STEADY {
+                    return Ok(());
+                }
+                std::thread::sleep(INTERVAL);
+            }
+        }
+        Ok(())
+    }
+
+    /// Pauses the machine, unless it is off.
+    fn pause(&self) -> Result<&'static str> {
+        match self.note.state(&self.session.name)? {
+            None | Some(DomainState::Off) => Ok("off"),
+            Some(_) => self.domain.suspend().map(|()| "paused"),
         }
     }
 
@@ -151,9 +194,9 @@ impl RecoveryServer {
             recorded.record(&self.session, &self.note);
             if signals.was_asked_to_end() {
                 // Its last writes are answered before the server ends.
-                let paused = self.domain.suspend();
+                let paused = self.pause();
                 self.nbdkit.stop(None)?;
-                return paused.map(|()| "paused");
+                return paused;
             }
             match self.nbdkit.keep_up(invocation, signals) {
                 Ok(None) => {}
@@ -162,10 +205,7 @@ impl RecoveryServer {
                     return Err(Error::new(ErrorKind::ToolFailed, text));
                 }
                 // The next turn pauses the machine.
-                Err(error) if error.kind() == ErrorKind::Interrupted => {
-                    let paused = self.domain.suspend();
-                    return paused.map(|()| "paused");
-                }
+                Err(error) if error.kind() == ErrorKind::Interrupted => return self.pause(),
                 Err(error) => return Err(error),
             }
             if asked.is_none_or(|at| at.elapsed() >= DOMAIN_INTERVAL) {
@@ -191,26 +231,28 @@ impl RecoveryServer {
         resumed: &mut Option<Instant>,
         recorded: &mut RecordedState,
     ) -> Result<Option<&'static str>> {
-        let state = self.domain.state()?;
-        recorded.change(state.clone());
+        let session = &self.session.name;
+        let state = self.note.state(session)?;
+        recorded.change(state.clone().unwrap_or(DomainState::Off));
         match state {
-            DomainState::Off => Ok(Some("off")),
-            DomainState::DiskError => {
+            Some(DomainState::Off) => Ok(Some("off")),
+            Some(DomainState::DiskError) => {
                 if resumed.is_none_or(|at| at.elapsed() >= RESUME_INTERVAL) {
-                    *resumed = Some(Instant::now());
                     invocation
                         .remark("the machine was paused by an error of its disks: resuming it");
-                    self.domain.resume()?;
+                    self.resume_until_it_runs()?;
+                    *resumed = Some(Instant::now());
                 }
                 Ok(None)
             }
-            DomainState::Running | DomainState::Paused(_) => {
-                let moved = move_state(&self.repository, &self.session.name)?;
-                let is_moved = moved.is_some_and(|moved| {
-                    moved.note.phase == MovePhase::Settled
-                        && !moved.is_running
-                        && moved.note.disks.iter().all(|disk| disk.is_moved)
-                });
+            Some(DomainState::Running | DomainState::Paused(_)) | None => {
+                let Some(moved) = move_state(&self.repository, session)? else {
+                    // Another machine has the name of this one.
+                    return Ok(state.is_none().then_some("off"));
+                };
+                let is_moved = moved.note.phase == MovePhase::Settled
+                    && !moved.is_running
+                    && moved.note.disks.iter().all(|disk| disk.is_moved);
                 Ok(is_moved.then_some("moved"))
             }
         }

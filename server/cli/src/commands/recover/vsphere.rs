@@ -2,11 +2,12 @@
 
 mod answer;
 mod options;
+mod serving;
 
 use std::cell::{Cell, RefCell};
-use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_recovery::vsphere::{
@@ -18,11 +19,11 @@ use coldrise_store::{default_cache_bytes, Address, PointDocument, Repository, Se
 use answer::{report, tell_running};
 pub(super) use options::VsphereOptions;
 
+use super::place::MachineEnd;
 use super::{place, NetworkChoice, RecoverArguments};
 use crate::ganesha::{Ganesha, NfsOptions, PATH};
 use crate::invocation::Invocation;
 use crate::report::Report;
-use crate::run_record;
 use crate::signals::ChildSignals;
 use crate::targets::tell_newer;
 
@@ -33,12 +34,6 @@ const MOUNT_PORT: u16 = 20048;
 const IDLE: Duration = Duration::from_secs(60);
 /// How long a server may take to close the session of a machine that is gone: the idle time, and some more.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(90);
-/// Interval of looking after the server.
-const INTERVAL: Duration = Duration::from_millis(100);
-/// Interval of reading the note.
-const NOTE_INTERVAL: Duration = Duration::from_secs(1);
-/// Interval of recording that it serves: readers look at the end of the run's log only.
-const RECORD_INTERVAL: Duration = Duration::from_secs(60);
 
 /// A machine that starts.
 struct Recovery {
@@ -76,11 +71,11 @@ pub(super) fn run(
     let Recovery { session, note, vsphere, .. } = recovery;
     drop(vsphere);
     tell_running(invocation, &session, &note, ganesha.is_some());
-    let state = match ganesha {
-        None => "running",
-        Some(ganesha) => serve(&repository, &session, &note, ganesha, &signals)?,
+    let Some(ganesha) = ganesha else {
+        return Ok(report(invocation, &session, &note, "running"));
     };
-    Ok(report(invocation, &session, &note, state))
+    let signals = &mut signals.into_inner();
+    serving::serve(invocation, &repository, (session, note), ganesha, signals)
 }
 
 /// Checks everything that can be checked, then publishes and writes the note.
@@ -183,7 +178,7 @@ fn start(
     Ok(ganesha)
 }
 
-/// One NFS server serves all sessions of a repository, so a running one is used.
+/// One NFS server serves all sessions of a repository, so that of another command is used.
 fn serve_nfs(
     invocation: &Invocation,
     arguments: &RecoverArguments,
@@ -194,9 +189,6 @@ fn serve_nfs(
         Error::new(ErrorKind::Internal, "the note of a recovery has no address of the NFS server")
     })?;
     let listen = SocketAddr::new(address, NFS_PORT);
-    if TcpStream::connect_timeout(&listen, Duration::from_secs(1)).is_ok() {
-        return Ok(None);
-    }
     let mut allowed = arguments.vsphere.allow.clone();
     if allowed.is_empty() {
         let hosts = recovery.addresses.iter();
@@ -212,7 +204,7 @@ fn serve_nfs(
         cache_bytes: default_cache_bytes(),
         is_read_only: false,
     };
-    Ganesha::start(invocation, &options, signals).map(Some)
+    Ganesha::find_or_start(invocation, &options, signals)
 }
 
 /// Undoes a recovery whose machine did not start.
@@ -240,7 +232,7 @@ fn withdraw(
         let _lock = lock(&notes, session)?;
         let tell = |text: &str| invocation.remark(text);
         let steps = Steps { session, notes: &notes, tell: &tell, is_cancelled: &|| false };
-        vsphere.undo(&steps, note)
+        vsphere.undo(&steps, note).map(drop)
     });
     match undone.and_then(|()| place::end_session(repository, session, true, CLOSE_PATIENCE)) {
         Ok(_) => error,
@@ -248,48 +240,6 @@ fn withdraw(
             invocation.remark(&format!("cleaning up failed: {}", why.full_message()));
             keep(error)
         }
-    }
-}
-
-/// Serves until a signal ends this program (`stalled`), or the machine was undone or moved.
-fn serve(
-    repository: &Arc<Repository>,
-    session: &SessionName,
-    note: &VsphereNote,
-    mut ganesha: Ganesha,
-    signals: &RefCell<ChildSignals>,
-) -> Result<&'static str> {
-    let mut signals = signals.borrow_mut();
-    let (mut read, mut recorded) = (Instant::now(), None::<Instant>);
-    loop {
-        let is_known = recorded.is_some_and(|at| at.elapsed() < RECORD_INTERVAL);
-        if !is_known && run_record::is_progress_due() {
-            recorded = Some(Instant::now());
-            answer::record(session, note);
-        }
-        if signals.was_asked_to_end() {
-            ganesha.stop(Some(&mut signals))?;
-            return Ok("stalled");
-        }
-        if let Some(status) = ganesha.keep_up()? {
-            let text = format!("nfs-ganesha ended ({status}) while the machine was running");
-            return Err(Error::new(ErrorKind::ToolFailed, text).advise(format!(
-                "the machine's disks stand still: coldrise recover live/{session} goes on"
-            )));
-        }
-        if read.elapsed() >= NOTE_INTERVAL {
-            read = Instant::now();
-            let end = match recovery_note(repository, session)? {
-                None => Some("undone"),
-                Some(note) if note.is_moved() && !note.is_unfinished() => Some("moved"),
-                Some(_) => None,
-            };
-            if let Some(end) = end {
-                ganesha.stop(Some(&mut signals))?;
-                return Ok(end);
-            }
-        }
-        std::thread::sleep(INTERVAL);
     }
 }
 
@@ -309,13 +259,17 @@ pub(super) fn undo(
         return Err(Error::new(ErrorKind::Busy, note.sentence(session)));
     }
     arguments.vsphere.override_access(&mut note.access)?;
+    let mut end = MachineEnd::Unknown(note.access.server.clone());
     if !arguments.vsphere.without_server {
         let tell = |text: &str| invocation.remark(text);
         let steps = Steps { session, notes: &notes, tell: &tell, is_cancelled: &|| false };
-        Vsphere::login(&note.access)?.undo(&steps, &note)?;
+        end = match Vsphere::login(&note.access)?.undo(&steps, &note)? {
+            true => MachineEnd::Ended,
+            false => MachineEnd::NotThere,
+        };
     }
     drop(lock);
     let discard = arguments.discard;
     let sealed = place::end_session(repository, session, discard, CLOSE_PATIENCE)?;
-    Ok(place::undone(invocation, session, &note.name, sealed, discard))
+    Ok(place::undone(invocation, session, (&note.name, end), sealed, discard))
 }

@@ -2,15 +2,18 @@
 
 use std::path::Path;
 
-use coldrise_block::{Context, Error, ErrorKind, Result};
+use coldrise_block::{read_small_file, Error, ErrorKind, Result};
 use coldrise_recovery::secret_file::warn_if_public;
+
+/// Maximum size of the file, in bytes.
+const MAX_SECRET_BYTES: u64 = 4096;
 
 /// The first line of a file. Warns if others can read it.
 ///
 /// # Errors
 /// `InvalidInput` if it is empty; errors of reading the file.
 pub(super) fn first_line(path: &Path) -> Result<String> {
-    let text = std::fs::read_to_string(path).context(|| format!("reading {}", path.display()))?;
+    let text = String::from_utf8(read_small_file(path, MAX_SECRET_BYTES)?).unwrap_or_default();
     warn_if_public(path);
     match text.lines().next().filter(|line| !line.is_empty()) {
         Some(line) => Ok(line.to_owned()),

@@ -32,6 +32,20 @@ pub(super) fn tell_running(
     }
 }
 
+/// Says that the NFS server goes on, because another machine uses it.
+pub(super) fn tell_serves_on(
+    invocation: &Invocation,
+    ended: &SessionName,
+    session: &SessionName,
+    note: &VsphereNote,
+) {
+    invocation.remark(&format!(
+        "the machine of session {ended} needs this NFS server no longer; {} of session {session} does: leave this \
+         command running",
+        note.name
+    ));
+}
+
 /// Records in the run that it serves the machine's disks.
 pub(super) fn record(session: &SessionName, note: &VsphereNote) {
     run_record::progress(

@@ -1,0 +1,48 @@
+//! Recovered machines that stand still, because nothing serves their disks.
+
+use std::sync::Arc;
+
+use coldrise_block::Result;
+use coldrise_recovery::libvirt::{DomainState, RecoveryNote};
+use coldrise_recovery::vsphere::{recovery_note, VspherePhase};
+use coldrise_session::{SessionNotes, SessionState};
+use coldrise_store::Repository;
+
+use crate::ganesha;
+
+/// The sentence about a session whose machine stands still. libvirt is asked only if nothing has the session open.
+///
+/// # Errors
+/// Those of the notes, and of libvirt.
+pub(crate) fn unserved(
+    repository: &Arc<Repository>,
+    session: &SessionState,
+) -> Result<Option<String>> {
+    let name = &session.document.name;
+    if session.is_served {
+        return Ok(None);
+    }
+    if let Some(note) = recovery_note(repository, name)? {
+        let is_on = matches!(note.phase, VspherePhase::Running | VspherePhase::Moving { .. });
+        // A server closes the files of an idle machine.
+        let stands = is_on && !ganesha::is_serving(repository.path());
+        return Ok(stands.then(|| {
+            format!(
+                "no NFS server serves the disks of {} on this host, so it stands still if it is on: coldrise recover \
+                 live/{name} --to vcenter:{} starts one",
+                note.name, note.access.server
+            )
+        }));
+    }
+    let Some(note) = RecoveryNote::read(&SessionNotes::of(repository, name)?)? else {
+        return Ok(None);
+    };
+    let is_on = !matches!(note.state(name)?, None | Some(DomainState::Off));
+    Ok(is_on.then(|| {
+        format!(
+            "nothing serves the disks of {}, so it stands still: coldrise recover live/{name} --to libvirt serves \
+             them, and it goes on; coldrise recover live/{name} --undo ends it",
+            note.name
+        )
+    }))
+}

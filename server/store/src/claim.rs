@@ -1,0 +1,88 @@
+//! Claims: work that one process at a time may do.
+//!
+//! A process holds `leases/NAME` (flock) while it works. The file is removed at the end; a killed process
+//! leaves it unlocked, which is no claim.
+//!
+//! `backup-HASH` allows one backup at a time of each machine. A backup builds on the machine's latest
+//! point, its name is the time, and a bitmap counts from the last one, so two at once would conflict.
+//! The claim is held from before the catalog is read until the point is stored, whichever process is the
+//! writer. HASH is keyed, so the file name reveals no machine.
+
+use std::fs::{DirBuilder, File};
+use std::io::ErrorKind::{AlreadyExists, NotFound};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use coldrise_block::{Context, Error, ErrorKind, Result};
+use rustix::fs::{flock, FlockOperation};
+use rustix::io::Errno;
+
+use crate::repository_config::LEASES_NAME;
+use crate::{hex, MachineName, Repository};
+
+/// A claim, as long as this lives.
+pub struct Claim {
+    path: PathBuf,
+    file: File,
+}
+
+impl Claim {
+    /// Takes the claim `name` of the repository in the folder `repository`; `None` while another process
+    /// has it. The file's name is not encrypted.
+    ///
+    /// # Errors
+    /// `ReadOnly` on a read-only file system, and other errors of the operating system.
+    pub fn take(repository: &Path, name: &str) -> Result<Option<Claim>> {
+        let folder = repository.join(LEASES_NAME);
+        let path = folder.join(name);
+        let what = || format!("locking {}", path.display());
+        match DirBuilder::new().mode(0o700).create(&folder) {
+            Err(error) if error.kind() == AlreadyExists => {}
+            made => made.context(|| format!("creating {}", folder.display()))?,
+        }
+        loop {
+            let mut options = File::options();
+            options.write(true).create(true).truncate(false).mode(0o600);
+            let file = options.open(&path).context(what)?;
+            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => {}
+                Err(Errno::INTR) => continue,
+                Err(Errno::WOULDBLOCK) => return Ok(None),
+                Err(errno) => return Err(std::io::Error::from(errno)).context(what),
+            }
+            // The previous holder may have just removed the file.
+            let is_there = match path.metadata() {
+                Ok(found) => found.ino() == file.metadata().context(what)?.ino(),
+                Err(error) if error.kind() == NotFound => false,
+                Err(error) => return Err(error).context(what),
+            };
+            if is_there {
+                return Ok(Some(Claim { path, file }));
+            }
+        }
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.path);
+        // Closing the file is not enough: a child process may have it open too.
+        let _ = flock(&self.file, FlockOperation::Unlock);
+    }
+}
+
+impl Repository {
+    /// Claims a machine for one backup.
+    ///
+    /// # Errors
+    /// `Busy` while another backup has it.
+    pub fn claim_machine(&self, machine: &MachineName) -> Result<Claim> {
+        let hash = self.derive_key("backup of a machine", machine.as_str().as_bytes());
+        let name = format!("backup-{}", hex::encode(&hash[..16]));
+        Claim::take(self.path(), &name)?.ok_or_else(|| {
+            let text =
+                format!("another backup of {machine} is running: wait for it to end, or stop it");
+            Error::new(ErrorKind::Busy, text)
+        })
+    }
+}
