@@ -126,7 +126,12 @@ impl Receiver<'_, '_> {
             }
             first.insert(*name, place);
             let mut chunk = vec![0; chunk_bytes as usize];
-            let is_there = repository.read_named(name, self.allowed.as_ref(), &mut chunk)?;
+            let is_there = match repository.read_named(name, self.allowed.as_ref(), &mut chunk) {
+                // Another process, or another line of this one, holds the writer and the index with it: the content
+                // is sent, and stored once all the same.
+                Err(error) if error.kind() == ErrorKind::ReadOnly => false,
+                read => read?,
+            };
             contents.push(is_there.then_some(chunk));
             if !is_there {
                 wanted.push(u16::try_from(place).map_err(|_| broken("too many names"))?);
