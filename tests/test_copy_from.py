@@ -177,10 +177,11 @@ def test_a_fetch_that_is_cancelled_goes_on_later(source, here, large, tmp_path):
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 130 and "run it again to continue" in errors, errors
-    assert addresses(here) == set()
+    arrived = len(addresses(here))
+    assert arrived < 2
     # Both sites let the machine go.
     copied = here.json("copy", "--from", "source")
-    assert copied["points"] == 2 and copied["read_bytes"] < 16 * MIB
+    assert copied["points"] == 2 - arrived and copied["read_bytes"] < (2 - arrived) * 8 * MIB
     check(here, large, tmp_path)
 
 

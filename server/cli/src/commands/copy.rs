@@ -332,12 +332,31 @@ fn copy_here(
 ) -> Result<Report> {
     let there = |error: Error| error.context(place.display());
     let passphrase = arguments.passphrase(invocation)?;
-    let target = Some(CopyTarget::directory(path));
-    let request = CopyRequest { target, ..arguments.request()? };
-    let there = |error: Error| error.context(path.display());
-    let reader = || Repository::open(path, &passphrase, &OpenOptions { cache_bytes: 0 });
-    let openers = Openers { writer: &|| open_for_writing(path, &passphrase), reader: &reader };
-    let far = SharedWriter::join(path, openers, cancel).map_err(there)?;
+    let is_from = arguments.from.is_some();
+    let (source, to, passphrase) = match is_from {
+        true => {
+            let options = OpenOptions { cache_bytes: READING_CACHE_BYTES };
+            let source = Repository::open(place, &passphrase, &options).map_err(there)?;
+            (source, invocation.repository_path()?, invocation.passphrase()?)
+        }
+        false => (Arc::clone(here), place, passphrase),
+    };
+    let reader = || Repository::open(to, &passphrase, &OpenOptions { cache_bytes: 0 });
+    let openers = Openers { writer: &|| open_for_writing(to, &passphrase), reader: &reader };
+    let far = SharedWriter::join(to, openers, cancel);
+    let far = if is_from { far? } else { far.map_err(there)? };
+    let flow = windows.flow(local_time());
+    let limit = Arc::new(RateLimit::new(flow));
+    let set = |flow| {
+        if flow == Flow::Stopped {
+            attempts::tell_wait(windows);
+        }
+        limit.set(flow);
+    };
+    set(flow);
+    let target = (!is_from).then(|| CopyTarget::directory(place));
+    let limited = Some(Arc::clone(&limit));
+    let request = CopyRequest { limit: limited, target, ..arguments.request() };
     let view = ProgressView::new(invocation);
     let copied = attempts::within(
         windows,

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
-use coldrise_block::{Disk, Result};
+use coldrise_block::{Disk, ErrorKind, Result};
 use coldrise_line::{Class, Frame};
 use coldrise_session::open_point_disk;
 use coldrise_store::{BackupTarget, DiskTarget, MapRoot, WriteCounts, WriteOptions};
