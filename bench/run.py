@@ -58,6 +58,7 @@ MEASUREMENTS = [
     "offsite",
     "offsite_peers",
     "offsite_changes",
+    "early_boot",
     "copies",
     "moving",
     "shares",

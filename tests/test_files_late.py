@@ -27,8 +27,8 @@ while True:
         assert time.monotonic() < until
         time.sleep(0.05)
 lines = monitor.makefile("rw")
-def call(name, **arguments):
-    lines.write(json.dumps({{"execute": name, "arguments": arguments}}) + "\\n")
+def call(command, **arguments):
+    lines.write(json.dumps({{"execute": command, "arguments": arguments}}) + "\\n")
     lines.flush()
     while "return" not in (answer := json.loads(lines.readline())):
         assert "error" not in answer, answer

@@ -11,7 +11,7 @@ from typing import Callable
 
 from bench.support.figures import COLDRISE, Row, Target, column
 from bench.support.images import MIB, TextSource, removed, scattered
-from bench.support.offsite import USUAL, Passed, Sites, part_of
+from bench.support.offsite import USUAL, Sites, part_of
 from bench.support.setting import Setting
 from tests.support.line import Line
 
@@ -42,7 +42,7 @@ def measure(setting: Setting) -> None:
     cut = setting.sizes.seconds * 2 if setting.is_quick else _BETWEEN_S
     setting.add(Row("offsite_changes", _TWICE, USUAL.text(), "% of the content", column(results, _TWICE), [Target(at_most=1.0)], "",
                     f"{_content_bytes(setting) // MIB} MiB of random bytes; after each {cut:g} s the line is silent for {_CUT_S:g} s; "
-                    "bytes that the source sent, with those that were lost, beside a copy that was not cut"))
+                    "bytes that the source gave to the network, without what TCP itself sends again, beside a copy that was not cut"))
 
 
 def _key(kind: str, size: int) -> str:
@@ -86,13 +86,10 @@ def _cuts(setting: Setting, line: Line, sites: Sites, folder: Path) -> dict[str,
     image = folder / "random.raw"
 
     def copied(machine: str, count: int) -> float:
-        """Bytes that were sent for each byte of content."""
+        """Bytes that were given to the network for each byte of content, in all attempts."""
         image.write_bytes(os.urandom(count))
         sites.near.call("backup", machine, f"vda=raw:{image}")
-        passed: Passed = sites.copied(machine)
-        mean_bytes = passed.out.bytes / passed.out.packets
-        lost = passed.out.lost + passed.out.dropped
-        return (passed.out.bytes + lost * mean_bytes) / count
+        return sites.copied(machine).answer["line"]["sent_bytes"] / count
 
     uncut = copied("uncut", min(_UNCUT_BYTES, _content_bytes(setting)))
     is_over = threading.Event()

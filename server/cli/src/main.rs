@@ -15,6 +15,7 @@ mod beside_backups;
 mod boot_check;
 mod boot_console;
 mod child;
+mod coming;
 mod commands;
 mod confinement;
 mod disk_server;

@@ -138,8 +138,8 @@ pub(crate) fn check_nfs_driver() -> Result<()> {
     ))
 }
 
-/// All arguments. `disks` are block nodes without names; `scratch` is a folder for files
-/// that live as long as the machine.
+/// All arguments. `disks` are block nodes without names. A machine that `stops` does so when a part of its disks cannot be
+/// read, and goes on with the monitor's `cont`. `scratch` is a folder for files that live as long as the machine.
 ///
 /// # Errors
 /// `Unsupported` if UEFI is not installed.
@@ -147,6 +147,7 @@ pub(crate) fn arguments(
     hardware: &Hardware,
     console: Console,
     disks: Vec<Value>,
+    stops: bool,
     scratch: &Path,
 ) -> Result<Vec<OsString>> {
     let mut words: Vec<OsString> = Vec::new();
@@ -198,6 +199,9 @@ pub(crate) fn arguments(
             // What it may write is bounded: it sees a full drive, and is not stopped.
             device.push_str(",werror=report");
         }
+        if stops {
+            device.push_str(",rerror=stop");
+        }
         add(&["-blockdev", &node.to_string(), "-device", &device]);
     }
     if hardware.firmware == Firmware::Uefi {
@@ -240,7 +244,7 @@ fn uefi(scratch: &Path) -> Result<(PathBuf, PathBuf)> {
 }
 
 /// A command line for people to copy: the short form of [`arguments`].
-pub(crate) fn plain_command(hardware: &Hardware, uris: &[String]) -> String {
+pub(crate) fn plain_command(hardware: &Hardware, uris: &[String], stops: bool) -> String {
     let [option, accelerator] = accelerator();
     let mut text = format!(
         "{PROGRAM} {option} {accelerator} -m {} -smp {} -nographic",
@@ -262,6 +266,9 @@ pub(crate) fn plain_command(hardware: &Hardware, uris: &[String]) -> String {
             DiskBus::Scsi => format!("if=none,id=disk{i} -device scsi-hd,drive=disk{i}"),
             DiskBus::Sata | DiskBus::Ide => "if=ide".to_owned(),
         });
+        if stops {
+            text.push_str(",rerror=stop");
+        }
     }
     text
 }
@@ -273,7 +280,7 @@ mod tests {
     fn words(hardware: Hardware, disks: usize) -> Result<Vec<String>> {
         let disks = (0..disks).map(|i| json!({ "driver": "nbd", "export": format!("a,vd{i}") }));
         let scratch = tempfile::tempdir().unwrap();
-        let words = arguments(&hardware, Console::Serial, disks.collect(), scratch.path())?;
+        let words = arguments(&hardware, Console::Serial, disks.collect(), false, scratch.path())?;
         Ok(words.into_iter().map(|word| word.into_string().unwrap()).collect())
     }
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use coldrise_block::Result;
 use coldrise_session::{
-    publish_with_files, CarriedFile, CarriedFiles, SessionDocument, MAX_SMALL_BYTES,
+    publish_with_files, CarriedFile, CarriedFiles, Coming, SessionDocument, MAX_SMALL_BYTES,
 };
 use coldrise_store::{DiskName, PointDocument, PointOrigin, Repository, SessionName, VMX};
 
@@ -23,6 +23,19 @@ pub(crate) fn publish(
     name: Option<SessionName>,
 ) -> Result<SessionDocument> {
     publish_with_files(repository, point, name, |session, files| Ok(arrange(point, session, files)))
+}
+
+/// The same for a point that is still on its way here. The errors are those of
+/// [`coldrise_session::publish_coming`].
+pub(crate) fn publish_coming(
+    repository: &Arc<Repository>,
+    coming: &Coming,
+    name: Option<SessionName>,
+) -> Result<SessionDocument> {
+    let point = &coming.point.document;
+    coldrise_session::publish_coming(repository, coming, name, |session, files| {
+        Ok(arrange(point, session, files))
+    })
 }
 
 /// Adds a .vmx with the session's name to the point's files. If the point was sealed

@@ -84,8 +84,10 @@ fn begin(
         }
         joining.extend(std::iter::repeat_n(Class::Bulk, bulk - usize::from(wish)).map(join));
         let mut streams = vec![(Class::Control, control)];
-        // One that failed says why below.
-        joining.iter().for_each(|(given, _)| drop(given.send(session)));
+        for (given, _) in &joining {
+            // One that failed says why below.
+            let _ = given.send(session);
+        }
         for (_, thread) in joining {
             let defect = |_| Error::new(ErrorKind::Internal, "a thread of a line failed");
             streams.push(thread.join().map_err(defect)??);

@@ -6,7 +6,7 @@
 //! as JSON. MACHINE has a point there. Protocol: server/replica/src/far/messages.rs; it is written here once more, so that
 //! nothing of what is tested is used.
 
-use std::cell::Cell;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use coldrise_block::{Error, ErrorKind, Result};
@@ -77,7 +77,7 @@ struct Site<'a> {
 }
 
 /// One line to it, and how many parts of its stream of content were sent.
-struct Talk(TcpLine, Cell<u32>);
+struct Talk(TcpLine, AtomicU32);
 
 /// What came.
 enum Heard {
@@ -90,7 +90,7 @@ enum Heard {
 impl Site<'_> {
     fn connect(&self) -> Result<Talk> {
         connect(self.address, &self.identity, self.peer, &LineOptions::default())
-            .map(|line| Talk(line, Cell::new(0)))
+            .map(|line| Talk(line, AtomicU32::new(0)))
     }
 
     fn find_version(&mut self) -> Result<()> {
@@ -185,7 +185,7 @@ impl Talk {
 
     /// Content of these places, packed: the next part of a stream.
     fn bring(&self, number: u32, places: &[u16], packed: &[u8]) -> Result<()> {
-        let sequence = self.1.replace(self.1.get() + 1);
+        let sequence = self.1.fetch_add(1, Ordering::Relaxed);
         self.bring_coded(number, places, 0, sequence, packed)
     }
 

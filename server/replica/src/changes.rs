@@ -3,10 +3,10 @@
 use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
 
-use coldrise_block::{Disk, Extent, Result};
+use coldrise_block::{Disk, Extent, Result, StoredRanges};
 use coldrise_ingest::source::{DirtyRun, Reader, Source};
 use coldrise_inventory::{changed_ranges, Range};
-use coldrise_session::open_point_disk;
+use coldrise_session::{open_point_disk, ByteRanges};
 use coldrise_store::{DiskName, PointDocument, Repository};
 
 /// Bytes of one read.
@@ -36,6 +36,23 @@ impl PointChanges {
         let changed =
             base.map(|base| changed_ranges(repository, base, point, name, cancel)).transpose()?;
         Ok(PointChanges { disk: open_point_disk(repository, point, name)?, changed })
+    }
+
+    /// The disk.
+    pub(crate) fn disk(&self) -> &Arc<dyn Disk> {
+        &self.disk
+    }
+
+    /// What may differ from the base, or from zeroes.
+    pub(crate) fn differences(&self) -> Result<ByteRanges> {
+        if let Some(changed) = &self.changed {
+            let ranges = changed.iter().map(|range| (range.offset_bytes, range.end()));
+            return Ok(ByteRanges::union(ranges.collect()));
+        }
+        let mut stored = StoredRanges::of(&*self.disk);
+        let ranges = stored.by_ref().map(|range| (range.start, range.end)).collect();
+        stored.end()?;
+        Ok(ByteRanges::union(ranges))
     }
 
     /// Says of everything before `end_bytes` that it has not changed, and what has behind it.

@@ -6,14 +6,13 @@ use std::time::Instant;
 
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_ingest::{store_source, NoProgress, Pace, Progress, RateLimit, StoredDisk, Watch};
-use coldrise_session::{open_point_disk, Catalog, ReadLease};
+use coldrise_session::{boot_trace, Catalog, ReadLease};
 use coldrise_store::{DiskDocument, MachineName, PointDocument, PointName, Repository};
-
 use serde::{Deserialize, Serialize};
 
-use crate::changes::PointChanges;
+use crate::disk_copy::DiskCopy;
 use crate::far::messages::error_on_its_way;
-use crate::far::{FarSide, Traffic};
+use crate::far::{Announced, Announcement, Begun, FarSide, Traffic};
 use crate::plan::{base_of, made_in, Plan, Side, Wanted};
 use crate::status::{CopyCounts, CopyTarget, Cut, Recorder, Seen};
 
@@ -211,9 +210,9 @@ fn far_name(request: &CopyRequest, machine: &MachineName) -> Result<MachineName>
 }
 
 /// A point that both sides have.
-struct Common {
-    here: PointDocument,
-    there: PointDocument,
+pub(crate) struct Common {
+    pub(crate) here: PointDocument,
+    pub(crate) there: PointDocument,
 }
 
 struct MachineRun<'a> {
@@ -314,10 +313,17 @@ impl MachineRun<'_> {
             stored_bytes: 0,
             elapsed_ms: 0,
         };
+        let parts = point.disks.iter().map(|disk| {
+            DiskCopy::open(self.source, &point, disk, common, self.cancel)
+                .map_err(|error| error.context(&disk.name))
+        });
+        let mut parts = parts.collect::<Result<Vec<_>>>()?;
+        let announced = self.announce(&point, &parts)?;
         let mut disks = Vec::with_capacity(point.disks.len());
-        for disk in &point.disks {
-            let stored =
-                self.copy_disk(&point, disk, common).map_err(|error| error.context(&disk.name))?;
+        for ((disk, part), begun) in point.disks.iter().zip(&mut parts).zip(&announced.begun) {
+            let stored = self
+                .copy_disk(&point, disk, part, *begun)
+                .map_err(|error| error.context(&disk.name))?;
             copied.size_bytes += disk.size_bytes;
             copied.read_bytes += stored.read_bytes;
             copied.stored_bytes += stored.counts.stored_bytes;
@@ -359,57 +365,59 @@ impl MachineRun<'_> {
         }
     }
 
+    /// Tells the far side what comes.
+    fn announce(&self, point: &PointDocument, parts: &[DiskCopy]) -> Result<Announced> {
+        let document = self.document_there(point, &point.disks);
+        let announcement = Announcement {
+            document: &document,
+            machine: &point.machine,
+            disks: parts.iter().map(|part| part.announced(parts.len())).collect::<Result<_>>()?,
+            files: &Catalog::new(self.source).files(point)?,
+            trace: boot_trace(self.source, &point.machine),
+        };
+        self.far.announce(&announcement)
+    }
+
     fn copy_disk(
         &self,
         point: &PointDocument,
         disk: &DiskDocument,
-        common: Option<&Common>,
+        part: &mut DiskCopy,
+        begun: Option<Begun>,
     ) -> Result<StoredDisk> {
-        let name = &disk.name;
-        let common = common.and_then(|common| {
-            Some((&common.here, common.here.disk(name)?, common.there.disk(name)?))
-        });
-        // Layers there lie over the map, which alone can be a base.
-        let common = common.filter(|(_, _, there)| there.layers.is_empty());
-        let base = common.map(|(here, ..)| here);
-        self.recorder.begin_disk(base.is_some());
-        let mut source = PointChanges::open(self.source, point, base, name, self.cancel)?;
-        let address = format!("{}/{}/{name}", point.machine, point.point);
+        self.recorder.begin_disk(part.base.is_some());
+        let address = format!("{}/{}/{}", point.machine, point.point, disk.name);
         let watch = Watch { disk: &address, progress: self.watched, cancel: self.cancel };
-        let mut root = common.map(|(_, _, there)| there.root);
-        let mut end_bytes = common.map(|(_, here, _)| here.size_bytes);
-        let there = PointDocument {
-            machine: self.result.far_machine.clone(),
-            made_in: Some(made_in(self.source.id(), point)),
-            ..point.clone()
-        };
+        let (mut root, mut end_bytes) = (part.base, part.base_end_bytes);
         // What lies behind the end of a smaller base counts as changed, and no range says so.
         let is_told = end_bytes.is_none_or(|end_bytes| end_bytes == disk.size_bytes);
-        if let Some(begun) = self.far.begun(&there, disk, root)?.filter(|_| is_told) {
-            source.go_on(begun.end_bytes);
+        if let Some(begun) = begun.filter(|_| is_told) {
+            part.source.go_on(begun.end_bytes);
             (root, end_bytes) = (Some(begun.root), Some(disk.size_bytes));
         }
-        let compared = base.map(|base| open_point_disk(self.source, base, name)).transpose()?;
-        self.far.compare_with(compared);
-        store_source(self.far.target(), &source, root, end_bytes, self.pace, &watch)
+        self.far.compare_with(part.compared.take());
+        store_source(self.far.target(), &part.source, root, end_bytes, self.pace, &watch)
     }
 
     /// Adds the point to the far side's catalog. Returns its document.
     fn put_point(&self, point: &PointDocument, disks: Vec<DiskDocument>) -> Result<PointDocument> {
         let files = Catalog::new(self.source).files(point)?;
-        let document = PointDocument {
+        self.far.add_point(self.document_there(point, &disks), &files)
+    }
+
+    fn document_there(&self, point: &PointDocument, disks: &[DiskDocument]) -> PointDocument {
+        PointDocument {
             machine: self.result.far_machine.clone(),
             point: point.point.clone(),
             created_at_ms: point.created_at_ms,
             origin: point.origin.clone(),
-            disks,
+            disks: disks.to_vec(),
             configuration: point.configuration.clone(),
             // Protection and quarantine are the far side's own.
             is_protected: false,
             files: None,
             quarantine: None,
             made_in: Some(made_in(self.source.id(), point)),
-        };
-        self.far.add_point(document, &files)
+        }
     }
 }

@@ -31,6 +31,7 @@
 
 mod changes;
 mod copy;
+mod disk_copy;
 mod far;
 mod links;
 mod plan;
@@ -39,8 +40,8 @@ mod windows;
 
 pub use copy::{copy, CopiedPoint, CopyProgress, CopyRequest, CopyStep, CopySummary, MachineCopy};
 pub use far::{
-    fetch, limit_fetch, serve_fetch, FarSide, FetchRequest, Fetched, Greeting, LineFar, Opening,
-    Traffic,
+    fetch, limit_fetch, serve_fetch, Announced, AnnouncedDisk, Announcement, Begun, FarSide,
+    FetchRequest, Fetched, Greeting, LineFar, Opening, Traffic,
 };
 pub use links::{Invitation, Link, Links, Right};
 pub use plan::Identity;

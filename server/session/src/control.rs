@@ -35,7 +35,7 @@ use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_store::{Repository, SessionName};
 use serde::{Deserialize, Serialize};
 
-use crate::client_files::hexadecimal;
+use crate::hexadecimal;
 use crate::local_socket::{ask, has_left, send, Answers, LocalSocket, PendingAnswers};
 use crate::lock::{FileLock, PASSING_PATIENCE, PROBE_PATIENCE};
 use crate::paths::{SessionPaths, CONTROL};

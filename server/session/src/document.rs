@@ -45,6 +45,10 @@ pub struct SessionDocument {
     /// Absent in older sessions until they are sealed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) highest_number: Option<u32>,
+    /// The time of the point, while its copy to this repository has not ended. The disks name no map then; see
+    /// `coming`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) coming_created_at_ms: Option<u64>,
     /// The session was ended. The document stays only until its points are in the catalog.
     #[serde(default)]
     pub(crate) is_ended: bool,
@@ -217,6 +221,11 @@ impl SessionDocument {
             tracing::warn!(error = %error.full_message(), "an older document of the session would not be noticed");
         }
         Ok(())
+    }
+
+    /// True if the point had not arrived completely when a process last had the session open.
+    pub fn is_coming(&self) -> bool {
+        self.coming_created_at_ms.is_some()
     }
 
     /// Number of points sealed from this session that wait for a writer to enter them into the

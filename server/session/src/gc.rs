@@ -14,9 +14,9 @@ use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_store::{GcOptions, GcProgress, GcReport, MaxUnused, RepositoryWriter};
 use serde::{Deserialize, Serialize};
 
-use crate::begun_copy::BegunCopy;
 use crate::boot_trace::remove_other_traces;
 use crate::catalog::enter_sealed_points;
+use crate::coming::BegunCopy;
 use crate::in_use::{remove_unused_layers, InUse};
 use crate::local_socket::{ask, send};
 use crate::writer_messages::{Request, SOCKET};
@@ -50,7 +50,8 @@ pub fn collect_garbage(writer: &RepositoryWriter, options: &GcOptions<'_>) -> Re
         .repository()
         .reachable(in_use.roots, options.cancel)
         .context(|| "cannot determine everything that is in use, so nothing was deleted")?;
-    let machines = writer.repository().machines()?;
+    let mut machines = writer.repository().machines()?;
+    machines.extend(BegunCopy::all(writer.repository())?.into_iter().map(|begun| begun.machine));
     remove_other_traces(writer.repository(), &machines)?;
     Ok(Collected { reclaimed: writer.collect_garbage(reachable, options)?, layers })
 }

@@ -15,7 +15,7 @@ use coldrise_store::{
 };
 
 use crate::addresses::{point_name, session_name};
-use crate::begun_copy::BegunCopy;
+use crate::coming::BegunCopy;
 use crate::document::SessionDocument;
 use crate::lease::read_leases;
 use crate::lock::FileLock;

@@ -29,6 +29,8 @@
 //!
 //! - `traces/` holds, for each machine, what it reads first at a boot (see `boot_trace`).
 //!
+//! - `begun/` holds, for each point that is on its way here, what has arrived (see `coming`).
+//!
 //! DIRECTORY is a keyed hash of the session's name, and `session.json` is encrypted: without the
 //! key the folder reveals no names.
 //!
@@ -42,10 +44,10 @@
 mod activity;
 mod addresses;
 mod background_lock;
-mod begun_copy;
 mod boot_trace;
 mod catalog;
 mod client_files;
+mod coming;
 mod control;
 mod disk;
 mod document;
@@ -56,6 +58,7 @@ mod forget;
 #[cfg(test)]
 mod fuzz_tests;
 mod gc;
+mod hexadecimal;
 mod in_use;
 mod inventory;
 mod layer;
@@ -69,6 +72,7 @@ mod mapping;
 mod owned_session;
 mod owner_lock;
 mod paths;
+mod point_disk;
 mod prune;
 mod publish;
 mod quarantine;
@@ -94,12 +98,16 @@ pub use activity::{
     SessionActivity,
 };
 pub use background_lock::{write_before_background, BackgroundLock, BackgroundWork};
-pub use begun_copy::{BegunCopy, BegunDisk};
+pub use boot_trace::{adopt_boot_trace, boot_trace};
 pub use catalog::{enter_sealed_points, open_for_repair, Catalog, EnteredPoints};
 pub use client_files::{
     CarriedFile, CarriedFiles, ClientFile, ClientFiles, ClientFilesReader, Creation, FileEntry,
     FileId, FileKind, FileTree, Removal, SkippedFile, MAX_CLIENT_FILES, MAX_LARGE_BYTES,
     MAX_NAME_BYTES, MAX_SMALL_BYTES,
+};
+pub use coming::{
+    coming_sentence, BegunCopy, BegunDisk, ByteRanges, Coming, ComingPoint, Differences,
+    FetchSocket, PieceSource,
 };
 pub use document::{SessionDisk, SessionDocument};
 pub use fold::{fold, FoldReport};
@@ -109,10 +117,11 @@ pub use in_use::{remove_unused_layers, InUse};
 pub use inventory::{damaged_sessions, Inventory};
 pub use lease::{read_leases, Lease, LeaseDocument, LeaseHold, Served};
 pub use length::Length;
-pub use live::{open_live_disk, open_live_side_file, open_point_disk};
+pub use live::{open_live_disk, open_live_side_file};
 pub use owned_session::{discard_abandoned_sessions, CaptureLimit, OwnedSession};
+pub use point_disk::open_point_disk;
 pub use prune::{judge, PointVerdict};
-pub use publish::{publish, publish_with_files};
+pub use publish::{publish, publish_coming, publish_with_files};
 pub use quarantine::{check_offered, set_quarantine, settle_quarantine, QuarantineReport};
 pub use read_lease::ReadLease;
 pub use rollback_guard::{session_damage, SessionDamage};

@@ -1,82 +1,23 @@
-//! Disks for reading: of points, and of sessions that other processes may be writing.
+//! Disks of sessions for reading, also while other processes write them.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use coldrise_block::{
-    path_exists, would_wait, Context, Disk, Error, ErrorKind, Extent, ReadContext, Result, Waiting,
+    path_exists, would_wait, Disk, Error, ErrorKind, Extent, ReadContext, Result, Waiting,
 };
-use coldrise_store::{DiskName, LayerReference, MapRoot, PointDocument, Repository, SessionName};
+use coldrise_store::{DiskName, Repository, SessionName};
 use parking_lot::RwLock;
 
+use crate::coming::session_base;
 use crate::disk::{LayeredDisk, Stack};
 use crate::document::SessionDocument;
-use crate::layer::{layer_damage, Layer, LayerKeys, ReadMode, SealFacts, Superblock};
+use crate::layer::{layer_damage, Layer, LayerKeys, ReadMode};
 use crate::lock::{FileLock, PASSING_PATIENCE};
 use crate::paths::{layer_path, map_path, SessionPaths};
+use crate::point_disk::sealed_layers;
 use crate::rollback_guard::check_for_reader;
 use crate::side_file::SideFileKey;
-
-/// The chunk map of a disk, as the bottom of a disk view.
-pub(crate) fn base_disk(
-    repository: &Arc<Repository>,
-    root: MapRoot,
-    size_bytes: u64,
-) -> Arc<dyn Disk> {
-    Arc::new(repository.disk(root, size_bytes))
-}
-
-/// Errors: `Corrupt` if a layer is missing or does not match its reference.
-pub(crate) fn sealed_layers(
-    repository: &Arc<Repository>,
-    references: &[LayerReference],
-    disk_size_bytes: u64,
-) -> Result<Vec<Arc<Layer>>> {
-    let open = |reference: &LayerReference| {
-        Layer::open_for_reading(
-            &layer_path(repository, &reference.id),
-            &Superblock { id: reference.id.0, disk_size_bytes },
-            LayerKeys::of(repository, &reference.id),
-            ReadMode::Sealed(SealFacts {
-                sequence: reference.sealed_sequence,
-                slots: reference.sealed_slots,
-                cells: reference.sealed_cells,
-            }),
-        )
-        .map_err(layer_damage)
-    };
-    references.iter().map(open).collect()
-}
-
-/// Opens a disk of a restore point, read-only.
-///
-/// # Errors
-/// `NotFound` for an unknown disk, `Corrupt` if a sealed layer does not match the point's document.
-pub fn open_point_disk(
-    repository: &Arc<Repository>,
-    point: &PointDocument,
-    name: &DiskName,
-) -> Result<Arc<dyn Disk>> {
-    let Some(disk) = point.disk(name) else {
-        let names: Vec<&str> = point.disks.iter().map(|disk| disk.name.as_str()).collect();
-        return Err(Error::new(
-            ErrorKind::NotFound,
-            format!(
-                "{}/{} has no disk {name}, only {}",
-                point.machine,
-                point.point,
-                names.join(", ")
-            ),
-        ));
-    };
-    let base = base_disk(repository, disk.root, disk.size_bytes);
-    if disk.layers.is_empty() {
-        return Ok(base);
-    }
-    let layers = sealed_layers(repository, &disk.layers, disk.size_bytes)
-        .context(|| format!("{}/{}/{name}", point.machine, point.point))?;
-    Ok(Arc::new(LayeredDisk::new(disk.size_bytes, true, Stack { base, layers })))
-}
 
 /// Opens a disk of a session for reading, also while another process writes it. That process's
 /// writes are visible at once.
@@ -304,7 +245,7 @@ fn open_disk_view(
     let layers = sealed_layers(repository, &disk.layers, disk.size_bytes);
     let mut layers = layers.map_err(Failed::QuarantineReport)?;
     layers.push(top);
-    let base = base_disk(repository, disk.root, disk.size_bytes);
+    let base = session_base(repository, &document, disk).map_err(Failed::QuarantineReport)?;
     Ok(LayeredDisk::new(disk.size_bytes, true, Stack { base, layers }))
 }
 

@@ -32,7 +32,7 @@ const NO_DESCRIPTOR_PAUSE: Duration = Duration::from_millis(50);
 /// The listening side. Dropping it ends the listening.
 pub(crate) struct LocalSocket {
     folder: PathBuf,
-    name: &'static str,
+    name: String,
     stop: Arc<AtomicBool>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
@@ -58,11 +58,7 @@ impl LocalSocket {
     /// Listens at `folder/name`, and replaces the socket of a killed process. The caller holds a
     /// lock that makes it the only listener. The mode is 0600: connecting requires write
     /// permission.
-    pub(crate) fn listen(
-        folder: &Path,
-        name: &'static str,
-        answers: impl Answers,
-    ) -> Result<LocalSocket> {
+    pub(crate) fn listen(folder: &Path, name: &str, answers: impl Answers) -> Result<LocalSocket> {
         let what = || format!("listening at {}", folder.join(name).display());
         remove_if_present(&folder.join(name))?;
         let (_folder, path) = short_path(folder, name)?;
@@ -74,13 +70,18 @@ impl LocalSocket {
             .name("local-socket".into())
             .spawn(move || serve(&listener, &answers, &stopped))
             .context(what)?;
-        Ok(LocalSocket { folder: folder.to_owned(), name, stop, thread: Some(thread) })
+        Ok(LocalSocket {
+            folder: folder.to_owned(),
+            name: name.to_owned(),
+            stop,
+            thread: Some(thread),
+        })
     }
 
     /// Renames the socket so that no new client finds it, and wakes the thread that waits for a
     /// connection.
     fn withdraw(&self) -> Result<UnixStream> {
-        let (_folder, path) = short_path(&self.folder, self.name)?;
+        let (_folder, path) = short_path(&self.folder, &self.name)?;
         let aside = path.with_extension("closing");
         std::fs::rename(&path, &aside).context(|| "withdrawing a control socket")?;
         let woken = UnixStream::connect(&aside).context(|| "waking a control thread");

@@ -14,6 +14,7 @@ use coldrise_store::{LayerId, PointDocument, Repository, SessionName, LATEST};
 use crate::addresses::session_name;
 use crate::catalog::Catalog;
 use crate::client_files::{begin_files, CarriedFiles};
+use crate::coming::Coming;
 use crate::document::{damage, now_ms, SessionDisk, SessionDocument, SessionFiles};
 use crate::ended_session::tidy;
 use crate::lock::FileLock;
@@ -48,6 +49,27 @@ pub fn publish_with_files(
     publish_bounded(repository, point, name, None, arrange)
 }
 
+/// Like [`publish_with_files`], for a point that is still on its way here. If it has arrived meanwhile, publishes it as
+/// usual.
+///
+/// # Errors
+/// As for [`publish_with_files`]; `NotFound` if it is not on its way any more.
+pub fn publish_coming(
+    repository: &Arc<Repository>,
+    coming: &Coming,
+    name: Option<SessionName>,
+    arrange: impl FnOnce(&SessionDocument, CarriedFiles) -> Result<CarriedFiles>,
+) -> Result<SessionDocument> {
+    let point = &coming.point.document;
+    match Catalog::new(repository).confirm(point) {
+        Ok(arrived) => publish_with_files(repository, &arrived, name, arrange),
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            publish_subject(repository, point, Some(coming), name, None, arrange)
+        }
+        Err(error) => Err(error),
+    }
+}
+
 /// Like [`publish_with_files`]. Each disk captures at most `limit` bytes.
 pub(crate) fn publish_bounded(
     repository: &Arc<Repository>,
@@ -56,11 +78,30 @@ pub(crate) fn publish_bounded(
     limit: Option<u64>,
     arrange: impl FnOnce(&SessionDocument, CarriedFiles) -> Result<CarriedFiles>,
 ) -> Result<SessionDocument> {
-    let carried = Catalog::new(repository).files(point)?;
+    publish_subject(repository, point, None, name, limit, arrange)
+}
+
+/// Publishes a point of the catalog, or one that is `coming`.
+fn publish_subject(
+    repository: &Arc<Repository>,
+    point: &PointDocument,
+    coming: Option<&Coming>,
+    name: Option<SessionName>,
+    limit: Option<u64>,
+    arrange: impl FnOnce(&SessionDocument, CarriedFiles) -> Result<CarriedFiles>,
+) -> Result<SessionDocument> {
+    let carried = match coming {
+        Some(coming) if coming.point.files.is_empty() => CarriedFiles::default(),
+        Some(coming) => CarriedFiles::decode(&coming.point.files)?,
+        None => Catalog::new(repository).files(point)?,
+    };
     repository.keep_room_for_gc()?;
     let _documents = FileLock::documents(repository)?;
     // A deletion reads the sessions under this lock, after it has removed the point.
-    let point = &Catalog::new(repository).confirm(point)?;
+    let point = &match coming {
+        Some(coming) => coming.confirm(repository).map(|()| point.clone())?,
+        None => Catalog::new(repository).confirm(point)?,
+    };
     let name = match name {
         // As for machines. Older sessions of this name remain usable.
         Some(name) if name.as_str() == LATEST => {
@@ -111,6 +152,7 @@ pub(crate) fn publish_bounded(
         files: Some(SessionFiles::default()),
         sealed,
         highest_number: highest.map(|highest| highest.max(known.unwrap_or(0))),
+        coming_created_at_ms: coming.map(|_| point.created_at_ms),
         is_ended: false,
         revision: 0,
     };

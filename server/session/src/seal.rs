@@ -17,6 +17,7 @@ use coldrise_store::{
 };
 
 use crate::client_files::{carry_idle, Carried};
+use crate::coming::{check_arrived, settle};
 use crate::control;
 use crate::document::{now_ms, SessionDisk, SessionDocument, SessionFiles};
 use crate::layer::{layer_damage, Layer, LayerKeys, Poison, SealFacts, Superblock};
@@ -65,6 +66,8 @@ pub fn seal(
     // The session may have been sealed or ended before this process got the lock.
     let document = SessionDocument::of(repository, name)?;
     check_not_older(repository, &document)?;
+    let document = settle(repository, &place, document)?;
+    check_arrived(&document)?;
     let writing = Arc::new(writing);
     check_layers(repository, &document)?;
     let facts = idle_facts(repository, &document, &writing)?;

@@ -13,14 +13,15 @@ use parking_lot::Mutex;
 use crate::activity::{ActiveDisk, ActivitySocket, Served};
 use crate::boot_trace::{TraceReadAhead, TraceRecorder};
 use crate::client_files::{carry, ClientFiles, FilesFolder, SkippedFile};
+use crate::coming::{check_arrived, session_base, settle};
 use crate::control::{lock_for_serving, ControlSocket, ServedSession};
 use crate::disk::{LayeredDisk, Stack};
 use crate::document::{SessionDisk, SessionDocument};
 use crate::layer::{layer_damage, Layer, LayerKeys, Poison, SUPERBLOCK_AREA_BYTES};
-use crate::live::{base_disk, sealed_layers};
 use crate::lock::FileLock;
 use crate::owner_lock::is_abandoned;
 use crate::paths::{layer_path, map_path, SessionPaths};
+use crate::point_disk::sealed_layers;
 use crate::rollback_guard::check_not_older;
 use crate::seal::{check_layers, commit};
 use crate::seal_report::SealReport;
@@ -75,13 +76,14 @@ impl Session {
         // The session may have been sealed or ended before this process got the lock.
         let document = SessionDocument::of(repository, name)?;
         check_not_older(repository, &document)?;
+        let document = settle(repository, &place, document)?;
         let poison = Poison::default();
         let writing = Arc::new(writing);
         let disks = document
             .disks
             .iter()
             .map(|disk| {
-                let opened = open_disk(repository, disk, &poison, &writing);
+                let opened = open_disk(repository, &document, disk, &poison, &writing);
                 opened.map(Arc::new).context(|| format!("session {name}, disk {}", disk.name))
             })
             .collect::<Result<Vec<_>>>()?;
@@ -199,6 +201,9 @@ impl Session {
     pub(crate) fn seal_if(&self, may_commit: &dyn Fn() -> Result<()>) -> Result<SealReport> {
         let mut document = self.document.lock();
         self.poison.check()?;
+        // The disks below read the complete point already, or move to it with the next read that needs it.
+        *document = settle(&self.repository, &self.place, document.clone())?;
+        check_arrived(&document)?;
         let before = document.clone();
         check_layers(&self.repository, &before)?;
         with_new_tops(&self.repository, &before, |tops| {
@@ -370,13 +375,14 @@ fn open_top(
 
 fn open_disk(
     repository: &Arc<Repository>,
+    document: &SessionDocument,
     disk: &SessionDisk,
     poison: &Poison,
     writing: &Arc<FileLock>,
 ) -> Result<LayeredDisk> {
     let mut layers = sealed_layers(repository, &disk.layers, disk.size_bytes)?;
     layers.push(open_top(repository, disk, poison, writing).map_err(layer_damage)?);
-    let base = base_disk(repository, disk.root, disk.size_bytes);
+    let base = session_base(repository, document, disk)?;
     Ok(LayeredDisk::new(disk.size_bytes, false, Stack { base, layers }))
 }
 

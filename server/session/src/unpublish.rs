@@ -7,6 +7,7 @@ use coldrise_store::{Repository, SessionName};
 
 use crate::addresses::{point_name, session_name};
 use crate::client_files::carry_idle;
+use crate::coming::{check_arrived, settle};
 use crate::document::SessionDocument;
 use crate::ended_session::tidy;
 use crate::lock::FileLock;
@@ -38,10 +39,11 @@ pub fn unpublish(
     }
     let writing = take(&place, name)?;
     // The session may have been sealed or ended before this process got the lock.
-    let document = SessionDocument::of(repository, name)?;
+    let mut document = SessionDocument::of(repository, name)?;
     check_not_owned(&place, name)?;
     if !discard {
         check_not_older(repository, &document)?;
+        document = settle(repository, &place, document)?;
     }
     let writing = Arc::new(writing);
     let mut captured = None;
@@ -51,6 +53,7 @@ pub fn unpublish(
         let before = document.files.as_ref().and_then(|files| files.hash.clone());
         let has_changed = carried.hash() != before;
         if has_changed || facts.iter().any(|facts| facts.sequence > 0) {
+            check_arrived(&document)?;
             check_layers(repository, &document)?;
             captured = Some((facts, carried));
         }

@@ -34,6 +34,11 @@ export interface Part {
   colour: string;
 }
 
+/** What was looked at, copies that did not end included. */
+export function offeredBytes({ line, size_bytes: size }: CopyCounts): number {
+  return line ? line.unchanged_bytes + line.zero_bytes + line.known_bytes + line.content_bytes : size;
+}
+
 /** Where the bytes of the copied points went: what was not sent, by what means, and what was. */
 export function savedParts(counts: CopyCounts): Part[] {
   const { line, size_bytes: all, read_bytes: read, stored_bytes: stored } = counts;

@@ -125,7 +125,8 @@ impl Trial<'_> {
         let machine_folder = scratch.join("machine");
         std::fs::create_dir(&machine_folder).context(|| "making a folder for the machine")?;
         let disks = session.disks.iter().map(|disk| server.node(&session.name, &disk.name));
-        let words = qemu::arguments(hardware, Console::Observed, disks.collect(), &machine_folder)?;
+        let words =
+            qemu::arguments(hardware, Console::Observed, disks.collect(), false, &machine_folder)?;
         invocation.remark(&format!(
             "checking {}/{}: {}, {} MiB",
             session.machine,

@@ -10,10 +10,8 @@ use clap::Args;
 use coldrise_block::{Context, Error, ErrorKind, Result, ScratchFolder, ScratchKind};
 use coldrise_recovery::relocation::move_state;
 use coldrise_recovery::vsphere::recovery_note;
-use coldrise_session::{check_offered, Catalog, SessionDocument, SessionNotes};
-use coldrise_store::{
-    default_cache_bytes, Address, Configuration, PointDocument, Repository, SessionName,
-};
+use coldrise_session::{check_offered, coming_sentence, SessionDocument, SessionNotes};
+use coldrise_store::{default_cache_bytes, Address, Configuration, Repository, SessionName};
 use rustix::process::Signal;
 use serde::Serialize;
 
@@ -21,6 +19,7 @@ use super::skipped_files;
 use crate::boot_check::lacking_memory;
 use crate::boot_console::BootConsole;
 use crate::child;
+use crate::coming::Origin;
 use crate::confinement::{NetworkReach, Reach};
 use crate::disk_server::{self, DiskServer, Protocol};
 use crate::hardware::{Hardware, HardwareOptions, Network};
@@ -31,7 +30,6 @@ use crate::qemu::{self, Console};
 use crate::qemu_process::QemuProcess;
 use crate::report::Report;
 use crate::signals::ChildSignals;
-use crate::targets::tell_newer;
 use crate::units::{parse_size, show_count};
 
 /// How long QEMU may take to end.
@@ -110,7 +108,7 @@ struct Booted {
 
 /// The disks to boot from.
 enum Subject {
-    Point(PointDocument),
+    Origin(Origin),
     Session(SessionDocument),
 }
 
@@ -122,10 +120,9 @@ impl Subject {
     ) -> Result<Subject> {
         match &arguments.address {
             Address::Point { machine, selector, disk: None } => {
-                let catalog = Catalog::new(repository);
-                let point = catalog.point(machine, selector)?;
-                tell_newer(invocation, &catalog, selector, &point);
-                check_offered(point).map(Subject::Point)
+                let origin = Origin::find(invocation, repository, machine, selector)?;
+                check_offered(origin.document().clone())?;
+                Ok(Subject::Origin(origin))
             }
             Address::Live { session, disk: None } => {
                 if arguments.name.is_some() {
@@ -161,14 +158,14 @@ impl Subject {
 
     fn configuration(&self) -> Option<&Configuration> {
         match self {
-            Subject::Point(point) => point.configuration.as_ref(),
+            Subject::Origin(origin) => origin.configuration(),
             Subject::Session(session) => session.configuration.as_ref(),
         }
     }
 
     fn disk_count(&self) -> usize {
         match self {
-            Subject::Point(point) => point.disks.len(),
+            Subject::Origin(origin) => origin.document().disks.len(),
             Subject::Session(session) => session.disks.len(),
         }
     }
@@ -191,8 +188,15 @@ pub(crate) fn run(invocation: &Invocation, arguments: BootArguments) -> Result<R
     let scratch = ScratchFolder::new(ScratchKind::Boot)?;
     let sockets = arguments.headless.then(|| BootConsole::new(scratch.path())).transpose()?;
     let session = match subject {
-        Subject::Session(session) => session,
-        Subject::Point(point) => crate::vmx::publish(&repository, &point, arguments.name.clone())?,
+        Subject::Session(session) => {
+            if let Some(text) = coming_sentence(&repository, &session)? {
+                invocation.remark(&text);
+            }
+            session
+        }
+        Subject::Origin(origin) => {
+            origin.publish(invocation, &repository, arguments.name.clone())?
+        }
     };
     let place = Place { scratch: scratch.path(), sockets };
     let status =
@@ -278,7 +282,8 @@ fn boot(
         signals,
     )?;
     let disks = session.disks.iter().map(|disk| server.node(&session.name, &disk.name));
-    let mut words = qemu::arguments(hardware, console, disks.collect(), &place.of_qemu())?;
+    let mut words =
+        qemu::arguments(hardware, console, disks.collect(), session.is_coming(), &place.of_qemu())?;
     words.extend(move_monitor(repository, session, &place)?);
     if let Err(why) = qemu::kvm_works() {
         invocation.remark(&format!("without KVM the machine is slow: {why}"));

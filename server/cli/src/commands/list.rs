@@ -1,10 +1,12 @@
 //! `coldrise list`: machines and their restore points.
 
 use clap::Args;
-use coldrise_block::Result;
+use coldrise_block::{ErrorKind, Result};
 use coldrise_inventory::{ListedPoint, Listing};
 use coldrise_store::{BootVerdict, MachineName};
+use serde::Serialize;
 
+use crate::coming::ComingDetails;
 use crate::invocation::Invocation;
 use crate::report::{table, Report};
 use crate::units::{show_moment, show_size};
@@ -12,7 +14,8 @@ use crate::units::{show_moment, show_size};
 /// List machines and their restore points, oldest first.
 ///
 /// BOOT is the result of the point's last check-boot: ok, failed or not proven; worse if the
-/// machine's last good checks reached more.
+/// machine's last good checks reached more. A point that is still on its way from another site is no restore point yet:
+/// its kind is coming.
 #[derive(Debug, Args)]
 pub(crate) struct ListArguments {
     /// List only this machine.
@@ -29,20 +32,46 @@ impl ListArguments {
 
 pub(crate) fn run(invocation: &Invocation, arguments: &ListArguments) -> Result<Report> {
     let repository = invocation.open()?;
-    let (listing, warnings) = Listing::read(&repository, arguments.machine.as_ref())?;
+    let coming = ComingDetails::all(&repository, arguments.machine.as_ref())?;
+    let (listing, warnings) = match Listing::read(&repository, arguments.machine.as_ref()) {
+        // Nothing of the machine is complete.
+        Err(error) if error.kind() == ErrorKind::NotFound && !coming.is_empty() => {
+            (Listing { machines: Vec::new(), lost: Vec::new() }, Vec::new())
+        }
+        read => read?,
+    };
     for warning in warnings {
         invocation.remark(&format!("warning: {warning}"));
     }
     for name in &listing.lost {
         invocation.remark(&repository.lost(name.clone()).message());
     }
-    Ok(report(&listing))
+    if coming.is_empty() {
+        return Ok(report(&listing));
+    }
+    let mut rows = rows(&listing);
+    rows.extend(coming.iter().map(ComingDetails::row));
+    Ok(Report::answer(
+        &LocalListing { listing: &listing, coming },
+        table(shown_headings(&rows), &rows),
+    ))
+}
+
+/// The list, with the points that are on their way here.
+#[derive(Serialize)]
+struct LocalListing<'a> {
+    #[serde(flatten)]
+    listing: &'a Listing,
+    coming: Vec<ComingDetails>,
+}
+
+fn rows(listing: &Listing) -> Vec<Vec<String>> {
+    listing.machines.iter().flat_map(|machine| &machine.points).map(row).collect()
 }
 
 /// The list for people and for programs.
 pub(crate) fn report(listing: &Listing) -> Report {
-    let rows: Vec<Vec<String>> =
-        listing.machines.iter().flat_map(|machine| &machine.points).map(row).collect();
+    let rows = rows(listing);
     let text = match rows.len() {
         0 if listing.lost.is_empty() => {
             "no restore points yet: make one with coldrise backup".to_owned()

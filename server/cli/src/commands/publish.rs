@@ -2,16 +2,16 @@
 
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_session::{check_offered, Catalog, SessionDocument};
+use coldrise_session::{check_offered, SessionDocument};
 use coldrise_store::{Address, SessionName};
 use serde::Serialize;
 
 use super::serve::DEFAULT_ADDRESS;
+use crate::coming::Origin;
 use crate::ganesha::PATH as NFS_PATH;
 use crate::hardware::Hardware;
 use crate::invocation::Invocation;
 use crate::report::Report;
-use crate::targets::tell_newer;
 use crate::units::{show_duration, show_size};
 
 /// Publish a restore point as a writable session.
@@ -19,6 +19,8 @@ use crate::units::{show_duration, show_size};
 /// Takes the same short time for points of any size. Writes to the session are captured
 /// separately; the point never changes. The session survives crashes and restarts, until
 /// coldrise unpublish ends it. Front ends serve it: see coldrise serve.
+///
+/// A point that is still on its way from another site can be published, too: what is missing is fetched when it is read.
 #[derive(Debug, Args)]
 pub(crate) struct PublishArguments {
     /// MACHINE/POINT.
@@ -61,11 +63,11 @@ pub(crate) fn run(invocation: &Invocation, arguments: PublishArguments) -> Resul
         ));
     };
     let repository = invocation.open()?;
-    let catalog = Catalog::new(&repository);
-    let point = catalog.point(machine, selector)?;
-    let point = if arguments.force { point } else { check_offered(point)? };
-    tell_newer(invocation, &catalog, selector, &point);
-    let session = crate::vmx::publish(&repository, &point, arguments.name)?;
+    let origin = Origin::find(invocation, &repository, machine, selector)?;
+    if !arguments.force {
+        check_offered(origin.document().clone())?;
+    }
+    let session = origin.publish(invocation, &repository, arguments.name)?;
     let published = Published {
         session: session.name.as_str(),
         address: format!("{}/{}", session.machine, session.point),
@@ -108,7 +110,7 @@ fn text(invocation: &Invocation, session: &SessionDocument, published: &Publishe
          over NFS   coldrise serve nfs    ({NFS_PATH}/live/{name}/{first}.raw, .vmdk, .vhdx and so on)\n\
          as files   coldrise mount DIR    (DIR/live/{name}/{first}.vhdx, .vmdk, .qcow2 and so on)\n\
          end it     coldrise unpublish {name}\n",
-        crate::qemu::plain_command(&hardware, &uris)
+        crate::qemu::plain_command(&hardware, &uris, session.is_coming())
     ));
     text
 }

@@ -4,7 +4,7 @@ use coldrise_block::Result;
 use coldrise_inventory::{SessionDetails, SessionListing};
 use coldrise_recovery::relocation::{move_state, MoveNote};
 use coldrise_recovery::vsphere::{recovery_note, VsphereNote};
-use coldrise_session::DiskActivity;
+use coldrise_session::{coming_sentence, DiskActivity};
 use serde::Serialize;
 
 use super::recover::unserved;
@@ -62,11 +62,18 @@ fn activity_text(activity: &DiskActivity) -> String {
 pub(crate) fn run(invocation: &Invocation) -> Result<Report> {
     let repository = invocation.open()?;
     let listing = SessionListing::read(&repository)?;
-    let (mut moves, mut recoveries) = (Vec::new(), Vec::new());
+    let (mut moves, mut recoveries, mut coming) = (Vec::new(), Vec::new(), Vec::new());
     let mut unserved_sessions = Vec::new();
     let mut text = text(&listing);
     for session in &listing.sessions {
         let Ok(name) = session.session.parse() else { continue };
+        let state = coldrise_session::session(&repository, &name);
+        if let Some(sentence) =
+            state.and_then(|s| coming_sentence(&repository, &s.document)).ok().flatten()
+        {
+            text.push_str(&format!("\n{sentence}\n"));
+            coming.push(ComingSession { session: &session.session, sentence });
+        }
         if let Some(note) = recovery_note(&repository, &name)? {
             let sentence = note.sentence(&name);
             text.push_str(&format!("\n{sentence}\n"));
@@ -86,8 +93,8 @@ pub(crate) fn run(invocation: &Invocation) -> Result<Report> {
         let (session, is_running, note) = (&session.session, state.is_running, state.note);
         moves.push(ListedMove { session, is_running, sentence: state.sentence, note });
     }
-    let listing =
-        LocalListing { listing: &listing, moves, recoveries, unserved: unserved_sessions };
+    let unserved = unserved_sessions;
+    let listing = LocalListing { listing: &listing, moves, recoveries, unserved, coming };
     Ok(Report::answer(&listing, text))
 }
 
@@ -105,6 +112,15 @@ struct LocalListing<'a> {
     /// Sessions whose machines stand still, because nothing serves their disks.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     unserved: Vec<UnservedSession<'a>>,
+    /// Sessions whose points are still on their way here.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    coming: Vec<ComingSession<'a>>,
+}
+
+#[derive(Serialize)]
+struct ComingSession<'a> {
+    session: &'a str,
+    sentence: String,
 }
 
 #[derive(Serialize)]

@@ -5,12 +5,13 @@ use std::path::PathBuf;
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_inventory::{PointDetails, SessionDetails};
-use coldrise_session::{ActivityDetail, Catalog};
+use coldrise_session::{ActivityDetail, Catalog, Coming};
 use coldrise_store::Address;
 
 use super::list::boot_word;
 use super::picture;
 use super::sessions::session_text;
+use crate::coming;
 use crate::invocation::Invocation;
 use crate::report::Report;
 use crate::units::{show_count, show_moment, show_size};
@@ -53,7 +54,13 @@ pub(crate) fn run(invocation: &Invocation, arguments: &ShowArguments) -> Result<
     let repository = invocation.open()?;
     match &arguments.address {
         Address::Point { machine, selector, disk } => {
-            let point = Catalog::new(&repository).point(machine, selector)?;
+            let point = match Catalog::new(&repository).point(machine, selector) {
+                Err(error) if error.kind() == ErrorKind::NotFound => {
+                    let coming = Coming::find(&repository, machine, selector)?;
+                    return coming.map(|coming| coming::report(&repository, &coming)).ok_or(error);
+                }
+                point => point?,
+            };
             if let Some(path) = &arguments.screenshot {
                 let check = repository.boot_check(machine, &point.point)?;
                 let address = format!("{machine}/{}", point.point);

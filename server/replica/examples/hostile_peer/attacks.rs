@@ -11,7 +11,7 @@ type Attack = fn(&Site<'_>, &Talk) -> Result<String>;
 /// Of 1 MiB, the longest body of a frame.
 const FRAME_BYTES: usize = 1 << 20;
 
-pub(super) const ALL: [(&str, Attack); 32] = [
+pub(super) const ALL: &[(&str, Attack)] = &[
     ("content of another name", content_of_another_name),
     ("content twice", content_twice),
     ("content that was not wanted", content_not_wanted),
@@ -22,6 +22,8 @@ pub(super) const ALL: [(&str, Attack); 32] = [
     ("content that is not packed", content_not_packed),
     ("deltas without a base", deltas_without_base),
     ("parts without the first", parts_without_the_first),
+    ("a part of a stream twice", part_twice),
+    ("an unknown coding", unknown_coding),
     ("batches without content", batches_without_content),
     ("more names than a batch has", more_names_than_a_batch),
     ("more runs than names", more_runs_than_names),
@@ -139,6 +141,18 @@ fn parts_without_the_first(site: &Site<'_>, talk: &Talk) -> Result<String> {
         }
     }
     Ok(talk.answered(sent))
+}
+
+fn part_twice(site: &Site<'_>, talk: &Talk) -> Result<String> {
+    site.start(talk, 4)?;
+    let other = packed(&piece(site, 45));
+    talk.bring_coded(9, &[0], STREAM, 0, &other)?;
+    Ok(talk.answered(talk.bring_coded(9, &[0], STREAM, 0, &other)))
+}
+
+fn unknown_coding(site: &Site<'_>, talk: &Talk) -> Result<String> {
+    site.start(talk, 4)?;
+    Ok(talk.answered(talk.bring_coded(9, &[0], 7, 0, &packed(&piece(site, 49)))))
 }
 
 fn content_not_packed(site: &Site<'_>, talk: &Talk) -> Result<String> {

@@ -17,22 +17,23 @@ use coldrise_block::{Context, Disk, Error, ErrorKind, Result};
 use coldrise_line::{Class, Frame, Line, LineStatistics, Received};
 use coldrise_session::CarriedFiles;
 use coldrise_store::{
-    BackupTarget, DiskDocument, DiskTarget, MachineName, MapRoot, PointDocument, RepositoryId,
-    WriteOptions,
+    BackupTarget, DiskTarget, MachineName, MapRoot, PointDocument, RepositoryId, WriteOptions,
 };
 use parking_lot::{Condvar, Mutex};
 
 use super::line_disk::LineDisk;
 use super::messages::{
-    broken, decode_places, send, Answer, Ask, Parts, APPLIED, BATCH_BYTES, MAX_BATCHES, MESSAGE,
-    PART, RATE, VERSION, WANTED, WHOLE,
+    broken, decode_places, send, Answer, Ask, Details, Parts, APPLIED, BATCH_BYTES, MAX_BATCHES,
+    MESSAGE, PART, RATE, VERSION, WANTED, WHOLE,
 };
 use super::pack::{Batch, Packer, Wanted};
-use super::{Begun, FarSide, Traffic};
-use crate::plan::made_in;
+use super::reads::Reads;
+use super::{Announced, Announcement, Begun, FarSide, Traffic};
 
 /// Interval of looking whether the copy was cancelled.
 const INTERVAL: Duration = Duration::from_millis(100);
+/// Maximum length of a point's files that are announced, in bytes.
+const MAX_ANNOUNCED_FILES: usize = 4 << 20;
 /// Threads that compress.
 const PACKERS: u32 = 2;
 /// A batch whose names were sent.
@@ -77,14 +78,18 @@ pub struct LineFar {
     chunk_size_bytes: u32,
     threads: Vec<JoinHandle<()>>,
     next_batch: AtomicU64,
+    /// What the other side may read out of turn.
+    reads: Arc<Reads>,
+    /// The machine whose boot trace was sent last.
+    trace_sent: Mutex<Option<MachineName>>,
     /// One question at a time.
     asking: Mutex<()>,
     /// The points of the machine that was claimed.
     points: Mutex<Option<(MachineName, Vec<PointDocument>)>>,
     /// The map and the size with which the other side has started a disk already.
     started: Mutex<Option<(Option<MapRoot>, u64)>>,
-    /// What has arrived of the disk that is started next.
-    begun: Mutex<Option<Begun>>,
+    /// What has arrived of the announced point's disks.
+    begun: Mutex<Vec<Begun>>,
     /// What it has of the base of this disk, read here.
     base: Mutex<Option<Arc<dyn Disk>>>,
 }
@@ -134,6 +139,8 @@ impl LineFar {
             chunk_size_bytes: 0,
             threads: Vec::new(),
             next_batch: AtomicU64::new(0),
+            reads: Arc::default(),
+            trace_sent: Mutex::default(),
             asking: Mutex::new(()),
             points: Mutex::default(),
             started: Mutex::default(),
@@ -151,6 +158,10 @@ impl LineFar {
         for number in 0..PACKERS {
             far.threads.push(start(format!("copy-packer-{number}"), pack, number)?);
         }
+        let (reads, of_thread) = (Arc::clone(&far.reads), Arc::clone(&shared.line));
+        let thread = std::thread::Builder::new().name("copy-reads".to_owned());
+        let thread = thread.spawn(move || reads.answer_until_end(&*of_thread));
+        far.threads.push(thread.context(|| "starting the thread copy-reads")?);
         match far.ask(&Ask::Hello { version: VERSION, repository: *repository }, &[])? {
             Answer::Welcome { repository, chunk_size_bytes }
                 if chunk_size_bytes.is_power_of_two()
@@ -260,6 +271,7 @@ impl LineFar {
 impl Drop for LineFar {
     fn drop(&mut self) {
         self.shared.state.lock().is_over = true;
+        self.reads.end();
         self.shared.changed.notify_all();
         self.shared.line.close();
         for thread in self.threads.drain(..) {
@@ -402,7 +414,8 @@ impl BackupTarget for LineFar {
         };
         match answer {
             Answer::Started => {
-                let begun = self.begun.lock().filter(|begun| Some(begun.root) == base);
+                let all = self.begun.lock();
+                let begun = all.iter().find(|begun| Some(begun.root) == base);
                 let end_bytes = begun.map_or(0, |begun| begun.end_bytes);
                 let base = self.base.lock().take().filter(|_| base.is_some());
                 Ok(Box::new(LineDisk::new(self, size_bytes, end_bytes, base)))
@@ -463,28 +476,39 @@ impl FarSide for LineFar {
         }
     }
 
-    fn begun(
-        &self,
-        point: &PointDocument,
-        disk: &DiskDocument,
-        base: Option<MapRoot>,
-    ) -> Result<Option<Begun>> {
-        let ask = Ask::Begun {
-            machine: point.machine.clone(),
-            // The point says it: its machine is the one there.
-            made_in: made_in(&self.repository, point),
-            point: point.point.clone(),
-            created_at_ms: point.created_at_ms,
-            disk: disk.name.clone(),
-            size_bytes: disk.size_bytes,
-            base,
+    fn announce(&self, announcement: &Announcement<'_>) -> Result<Announced> {
+        let number = self.next_number();
+        let files = announcement.files;
+        let files = if files.files.is_empty() { Vec::new() } else { files.encode()? };
+        let mut trace_sent = self.trace_sent.lock();
+        let trace = announcement.trace.as_ref().filter(|_| {
+            // It belongs to the machine: once per line is enough.
+            trace_sent.replace(announcement.machine.clone()).as_ref() != Some(announcement.machine)
+        });
+        let trace = trace.map(|trace| String::from_utf8_lossy(trace).into_owned());
+        drop(trace_sent);
+        let details = Details {
+            differences: announcement.disks.iter().map(|disk| disk.differences.clone()).collect(),
+            trace: trace.unwrap_or_default(),
+            // Larger ones are sent at the end.
+            files: if files.len() <= MAX_ANNOUNCED_FILES { files } else { Vec::new() },
         };
-        match self.ask(&ask, &[])? {
-            Answer::Begun { begun } => {
-                let root = begun.map(|begun| begun.root).or(base);
-                *self.started.lock() = Some((root, disk.size_bytes));
-                *self.begun.lock() = begun;
-                Ok(begun)
+        let ask = Ask::Announce {
+            number,
+            document: Box::new(announcement.document.clone()),
+            bases: announcement.disks.iter().map(|disk| disk.base).collect(),
+        };
+        let disks = announcement.disks.iter().map(|disk| Arc::clone(&disk.content)).collect();
+        let reads = self.reads.serve(number, disks);
+        match self.ask(&ask, &details.encode()?)? {
+            Answer::Announced { begun } if begun.len() == announcement.disks.len() => {
+                *self.begun.lock() = begun.iter().flatten().copied().collect();
+                // The other side has started the first disk.
+                let first = announcement.disks.first().zip(begun.first());
+                *self.started.lock() = first.map(|(disk, begun)| {
+                    (begun.map(|begun| begun.root).or(disk.base), disk.content.size_bytes())
+                });
+                Ok(Announced { begun, _reads: Box::new(reads) })
             }
             _ => Err(broken("no word about what has begun")),
         }

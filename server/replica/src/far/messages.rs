@@ -4,13 +4,15 @@
 //! source                                       far side
 //!   hello                            ─▶        ◀─ welcome: chunk size
 //!   claim, points, keep              ─▶        ◀─ answers
-//!   begun                            ─▶        ◀─ begun: where to go on; the disk is started there
-//!   start, if that is not possible   ─▶        ◀─ started
+//!   announce: the point, what of it  ─▶        ◀─ announced: where to go on; the first disk is started there
+//!     differs, the boot trace
+//!   start: the next disk             ─▶        ◀─ started
 //!   NAMES of a batch of pieces       ─▶        ◀─ WANTED: those that are not there
 //!   CONTENT of these (bulk)          ─▶        ◀─ WHOLE: those of which a delta could not be used
 //!   CONTENT of these                 ─▶        ◀─ APPLIED: the batch is written
 //!   hole …, finish                   ─▶        ◀─ finished: the map's root
 //!   put: the point's document        ─▶        ◀─ added
+//!   READ (fetch), at any time        ◀─        ─▶ DATA (fetch): a part of the announced point, out of turn
 //! ```
 //!
 //! The side that dials is the source, or begins with *fetch*: then it is the far side (fetch.rs).
@@ -20,9 +22,8 @@
 
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_line::{Class, Frame, Line, MAX_BODY_BYTES};
-use coldrise_store::{
-    DiskName, MachineName, MadeIn, MapRoot, PointDocument, PointName, RepositoryId, WriteCounts,
-};
+use coldrise_session::ByteRanges;
+use coldrise_store::{MachineName, MapRoot, PointDocument, PointName, RepositoryId, WriteCounts};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -30,7 +31,7 @@ use super::fetch::{FetchRequest, Told};
 use super::{Begun, Traffic};
 
 /// Changes with every message.
-pub(super) const VERSION: u32 = 4;
+pub(super) const VERSION: u32 = 6;
 
 /// Kinds of frames. A message is JSON and an attachment; long ones come in parts.
 pub(super) const PART: u8 = 1;
@@ -40,8 +41,10 @@ pub(super) const WANTED: u8 = 4;
 pub(super) const APPLIED: u8 = 5;
 pub(super) const CONTENT: u8 = 6;
 pub(super) const WHOLE: u8 = 7;
+pub(super) const READ: u8 = 8;
+pub(super) const DATA: u8 = 9;
 /// From the far side of a fetch: the limit on what is sent, in bytes per second, little endian; 0: none.
-pub(super) const RATE: u8 = 8;
+pub(super) const RATE: u8 = 10;
 
 /// Maximum plaintext of a batch, in bytes.
 pub(super) const BATCH_BYTES: usize = 4 << 20;
@@ -75,15 +78,13 @@ pub(super) enum Ask {
         machine: MachineName,
         point: PointName,
     },
-    /// Names the next disk, and starts it.
-    Begun {
-        machine: MachineName,
-        made_in: MadeIn,
-        point: PointName,
-        created_at_ms: u64,
-        disk: DiskName,
-        size_bytes: u64,
-        base: Option<MapRoot>,
+    /// Names the point whose disks are started next, in this order, and starts the first one. Reads are of the point with this number. The
+    /// attachment has its [`Details`].
+    Announce {
+        number: u32,
+        document: Box<PointDocument>,
+        /// Of each disk: the map there from which its changes count.
+        bases: Vec<Option<MapRoot>>,
     },
     Start {
         base: Option<MapRoot>,
@@ -118,13 +119,27 @@ pub(super) enum Ask {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Answer {
-    Welcome { repository: RepositoryId, chunk_size_bytes: u32 },
+    Welcome {
+        repository: RepositoryId,
+        chunk_size_bytes: u32,
+    },
     Claimed,
-    Points { points: Vec<PointDocument>, is_last: bool },
-    Kept { is_there: bool },
-    Begun { begun: Option<Begun> },
+    Points {
+        points: Vec<PointDocument>,
+        is_last: bool,
+    },
+    Kept {
+        is_there: bool,
+    },
+    /// Of each disk: what has arrived before.
+    Announced {
+        begun: Vec<Option<Begun>>,
+    },
     Started,
-    Finished { root: MapRoot, counts: WriteCounts },
+    Finished {
+        root: MapRoot,
+        counts: WriteCounts,
+    },
     Added,
     Failed(Failure),
 }
@@ -166,6 +181,86 @@ pub(crate) mod error_on_its_way {
         Ok(Option::<Failure>::deserialize(deserializer)?.map(Failure::error))
     }
 }
+
+/// What an announcement says beside the document, compressed.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(super) struct Details {
+    /// Of each disk: what may differ from its base, or from zeroes.
+    pub(super) differences: Vec<ByteRanges>,
+    /// What the machine reads first at a boot.
+    pub(super) trace: String,
+    /// The point's files, unless they are sent at its end.
+    pub(super) files: Vec<u8>,
+}
+
+/// Maximum length of [`Details`], in bytes.
+const MAX_DETAILS_BYTES: usize = 64 << 20;
+
+impl Details {
+    pub(super) fn encode(&self) -> Result<Vec<u8>> {
+        let json = serde_json::to_vec(&(&self.differences, &self.trace))
+            .map_err(|error| Error::with_source(ErrorKind::Internal, "a message", error))?;
+        let mut bytes = (json.len() as u32).to_le_bytes().to_vec();
+        bytes.extend_from_slice(&json);
+        bytes.extend_from_slice(&self.files);
+        zstd::bulk::compress(&bytes, 9)
+            .map_err(|error| Error::with_source(ErrorKind::Internal, "compressing", error))
+    }
+
+    pub(super) fn decode(attachment: &[u8]) -> Result<Details> {
+        let bytes = zstd::bulk::decompress(attachment, MAX_DETAILS_BYTES)
+            .map_err(|_| broken("an announcement that cannot be decompressed"))?;
+        let mut reader = Reader(&bytes);
+        let length = reader.u32()?;
+        let json = reader.take(length as usize)?;
+        let (differences, trace) = serde_json::from_slice(json)
+            .map_err(|error| broken(&format!("an unknown announcement ({error})")))?;
+        Ok(Details { differences, trace, files: reader.0.to_vec() })
+    }
+}
+
+/// A part of the announced point that the far side reads, little endian.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ReadAsk {
+    pub(super) id: u32,
+    /// Of the announcement.
+    pub(super) number: u32,
+    pub(super) disk: u16,
+    pub(super) offset_bytes: u64,
+    pub(super) length_bytes: u32,
+}
+
+/// Maximum length of a [`ReadAsk`], in bytes.
+pub(super) const MAX_READ_BYTES: u32 = 256 << 10;
+
+impl ReadAsk {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let mut body = self.id.to_le_bytes().to_vec();
+        body.extend_from_slice(&self.number.to_le_bytes());
+        body.extend_from_slice(&self.disk.to_le_bytes());
+        body.extend_from_slice(&self.offset_bytes.to_le_bytes());
+        body.extend_from_slice(&self.length_bytes.to_le_bytes());
+        body
+    }
+
+    pub(super) fn decode(body: &[u8]) -> Result<ReadAsk> {
+        let mut reader = Reader(body);
+        let (id, number) = (reader.u32()?, reader.u32()?);
+        let disk = u16::from_le_bytes(*reader.take(2)?.first_chunk().unwrap_or(&[0; 2]));
+        let (offset_bytes, length_bytes) = (reader.u64()?, reader.u32()?);
+        if length_bytes == 0 || length_bytes > MAX_READ_BYTES {
+            return Err(broken("a read of an impossible length"));
+        }
+        Ok(ReadAsk { id, number, disk, offset_bytes, length_bytes })
+    }
+}
+
+/// What the answer to a read is, after its id.
+pub(super) const READ_CONTENT: u8 = 0;
+/// It cannot be read: the text follows.
+pub(super) const READ_DAMAGED: u8 = 1;
+/// That point is not announced any more.
+pub(super) const READ_GONE: u8 = 2;
 
 /// Sends a message in as many frames as it needs.
 pub(super) fn send<T: Serialize>(line: &dyn Line, message: &T, attachment: &[u8]) -> Result<()> {
@@ -296,10 +391,10 @@ pub(super) fn decode_places(body: &[u8]) -> Result<(u32, Vec<u16>, &[u8])> {
     Ok((number, places.collect(), reader.0))
 }
 
-struct Reader<'a>(&'a [u8]);
+pub(super) struct Reader<'a>(pub(super) &'a [u8]);
 
 impl<'a> Reader<'a> {
-    fn take(&mut self, count: usize) -> Result<&'a [u8]> {
+    pub(super) fn take(&mut self, count: usize) -> Result<&'a [u8]> {
         if count > self.0.len() {
             return Err(broken("a frame is too short"));
         }
@@ -308,7 +403,7 @@ impl<'a> Reader<'a> {
         Ok(taken)
     }
 
-    fn u32(&mut self) -> Result<u32> {
+    pub(super) fn u32(&mut self) -> Result<u32> {
         let bytes = self.take(4)?;
         Ok(bytes.iter().rev().fold(0, |sum, byte| sum << 8 | u32::from(*byte)))
     }
@@ -338,6 +433,24 @@ mod tests {
         }
         let many = Names { number: 0, offsets: vec![0; 2000], names: vec![ZEROES; 2000] };
         assert!(Names::decode(&many.encode(4096), 4096).is_err());
+    }
+
+    #[test]
+    fn announcements_and_reads_come_back() {
+        let details = Details {
+            differences: vec![ByteRanges::union(vec![(0, 4096), (8192, 9000)])],
+            trace: "{}".to_owned(),
+            files: vec![7; 100],
+        };
+        let found = Details::decode(&details.encode().unwrap()).unwrap();
+        assert_eq!((found.differences, found.files), (details.differences, details.files));
+        assert!(Details::decode(b"no zstd").is_err());
+        let ask = ReadAsk { id: 1, number: 2, disk: 3, offset_bytes: 1 << 40, length_bytes: 65536 };
+        assert_eq!(ReadAsk::decode(&ask.encode()).unwrap(), ask);
+        for length_bytes in [0, MAX_READ_BYTES + 1] {
+            assert!(ReadAsk::decode(&ReadAsk { length_bytes, ..ask }.encode()).is_err());
+        }
+        assert!(ReadAsk::decode(&ask.encode()[..20]).is_err());
     }
 
     #[test]

@@ -7,6 +7,7 @@ mod line_disk;
 mod line_far;
 pub(crate) mod messages;
 mod pack;
+mod reads;
 mod receiver;
 mod traffic;
 mod unpack;
@@ -15,10 +16,8 @@ use std::any::Any;
 use std::sync::Arc;
 
 use coldrise_block::{Disk, Result};
-use coldrise_session::{CarriedFiles, Catalog, SharedWriter};
-use coldrise_store::{
-    BackupTarget, DiskDocument, MachineName, MapRoot, PointDocument, RepositoryId,
-};
+use coldrise_session::{ByteRanges, CarriedFiles, Catalog, SharedWriter};
+use coldrise_store::{BackupTarget, MachineName, MapRoot, PointDocument, RepositoryId};
 use serde::{Deserialize, Serialize};
 
 pub use fetch::{fetch, limit_fetch, serve_fetch, FetchRequest, Fetched, Greeting, Opening};
@@ -32,6 +31,37 @@ pub struct Begun {
     pub root: MapRoot,
     /// The rest begins here, in bytes.
     pub end_bytes: u64,
+}
+
+/// A point that is about to be copied.
+pub struct Announcement<'a> {
+    /// As it will be there; the disks name no content.
+    pub document: &'a PointDocument,
+    /// The machine here.
+    pub machine: &'a MachineName,
+    /// Its disks, in order.
+    pub disks: Vec<AnnouncedDisk>,
+    /// What it carries.
+    pub files: &'a CarriedFiles,
+    /// What the machine reads first at a boot.
+    pub trace: Option<Vec<u8>>,
+}
+
+/// A disk of an announced point.
+pub struct AnnouncedDisk {
+    /// The map there from which its changes count.
+    pub base: Option<MapRoot>,
+    /// What may differ from that, or from zeroes.
+    pub differences: ByteRanges,
+    /// Its content.
+    pub content: Arc<dyn Disk>,
+}
+
+/// The answer to an announcement.
+pub struct Announced {
+    /// Of each disk: what has arrived before.
+    pub begun: Vec<Option<Begun>>,
+    _reads: Box<dyn Any>,
 }
 
 /// The repository to which points are copied.
@@ -64,18 +94,14 @@ pub trait FarSide: Sync {
     /// Errors of reading its catalog.
     fn keep_base(&self, base: &PointDocument) -> Result<bool>;
 
-    /// What has arrived there of a disk of `point`, whose `machine` is the one there. `base` is the map there from which
-    /// the changes count.
+    /// Names the point whose disks are stored next, in its order. The other site may read its disks until the answer is
+    /// dropped.
     ///
     /// # Errors
     /// Errors of reaching it.
-    fn begun(
-        &self,
-        _point: &PointDocument,
-        _disk: &DiskDocument,
-        _base: Option<MapRoot>,
-    ) -> Result<Option<Begun>> {
-        Ok(None)
+    fn announce(&self, announcement: &Announcement<'_>) -> Result<Announced> {
+        let begun = announcement.disks.iter().map(|_| None).collect();
+        Ok(Announced { begun, _reads: Box::new(()) })
     }
 
     /// What the other side has at the base of the disk that is started next: read here. Content can be sent as what differs

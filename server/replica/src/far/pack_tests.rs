@@ -11,7 +11,7 @@ fn take_level(packer: &mut Packer, place: usize) {
 fn a_stream_comes_back_in_any_order_and_remembers() {
     let mut packer = Packer::new(3).unwrap();
     let seeds = [1, 2, 3, 1, 4, 5];
-    let batches: Vec<_> = seeds.iter().map(|seed| random(200 * CHUNK, *seed)).collect();
+    let batches: Vec<_> = seeds.iter().map(|seed| random(60 * CHUNK, *seed)).collect();
     let mut all = Vec::new();
     let mut lengths = Vec::new();
     for (number, batch) in batches.iter().enumerate() {
@@ -24,8 +24,8 @@ fn a_stream_comes_back_in_any_order_and_remembers() {
         lengths.push(made.iter().map(|frame| frame.body.len()).sum::<usize>());
         all.extend(made);
     }
-    // What came before in the stream is not sent again.
-    assert!(lengths[0] > 200 * CHUNK && lengths[3] < 20 * CHUNK, "{lengths:?}");
+    // What came before in the stream is not sent again. The level is not thought over before a MiB.
+    assert!(lengths[0] > 60 * CHUNK && lengths[3] < 6 * CHUNK, "{lengths:?}");
     let first = all.remove(0);
     let mut unpacker = Unpacker::default();
     for frame in all.into_iter().rev() {

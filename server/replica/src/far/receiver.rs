@@ -14,16 +14,20 @@
 
 mod begun;
 mod disk;
+mod fetch;
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_line::{Class, Frame, Line, Received};
-use coldrise_session::{BegunCopy, BegunDisk, CarriedFiles, Catalog, SharedWriter};
+use coldrise_session::{BegunCopy, CarriedFiles, Catalog, SharedWriter};
 use coldrise_store::{Claim, MachineName, MapRoot, PointDocument, PointOrigin, Reachable};
 
+use self::begun::ComingState;
 use self::disk::{OpenDisk, Step};
+use self::fetch::Fetches;
 use super::fetch::other_version;
 use super::heard::Heard;
 use super::messages::{
@@ -36,6 +40,10 @@ use super::FarSide;
 const INTERVAL: Duration = Duration::from_millis(200);
 /// Interval of making durable what has arrived.
 const NOTE_INTERVAL: Duration = Duration::from_secs(10);
+/// Fetched bytes with which it does not wait for that.
+const NOTE_BYTES: u64 = 16 << 20;
+/// Maximum number of ranges of fetched zeroes in a note.
+const MAX_ZERO_RANGES: usize = 4096;
 /// Points in one message: with as many disks as points can have they are shorter than the longest message.
 const POINTS_AT_ONCE: usize = 100;
 
@@ -63,6 +71,7 @@ pub(super) fn receive(
         true => None,
         false => Some(reachable_of(far, terms.prefix, cancel)?),
     };
+    let fetches = Arc::new(Fetches::default());
     let mut receiver = Receiver {
         line,
         far,
@@ -73,7 +82,9 @@ pub(super) fn receive(
         disk: None,
         unpacker: Unpacker::default(),
         finished: Vec::new(),
-        begun: None,
+        coming: None,
+        fetches: Arc::clone(&fetches),
+        has_finished: false,
         last_note: Instant::now(),
         added: 0,
         heard,
@@ -82,7 +93,13 @@ pub(super) fn receive(
         let answered = receiver.answer(ask, &[]);
         receiver.told(answered)?;
     }
-    receiver.run(cancel)
+    std::thread::scope(|scope| {
+        scope.spawn(|| fetches.send_reads(line));
+        scope.spawn(|| fetches.take_content(line));
+        let done = receiver.run(cancel);
+        fetches.end();
+        done
+    })
 }
 
 /// The chunks to which the points of the link's machines refer.
@@ -108,8 +125,11 @@ struct Receiver<'a, 'h> {
     unpacker: Unpacker,
     /// Maps that were written on this line, and the sizes of their disks.
     finished: Vec<(MapRoot, u64)>,
-    /// The point that is coming; its last disk is the one that is started next, or is open.
-    begun: Option<BegunCopy>,
+    /// The point that is coming.
+    coming: Option<ComingState>,
+    fetches: Arc<Fetches>,
+    /// Whether a disk was finished since the last note.
+    has_finished: bool,
     last_note: Instant,
     /// Points that were added on this line.
     added: usize,
@@ -133,7 +153,7 @@ impl<'h> Receiver<'_, 'h> {
                 return Err(Error::new(ErrorKind::Interrupted, "cancelled"));
             }
             match self.line.receive(&[Class::Control, Class::Bulk], INTERVAL)? {
-                Received::Nothing => {}
+                Received::Nothing => self.note_in_time()?,
                 Received::Closed => return Ok(()),
                 Received::Frame { frame, .. } => self.take(&mut parts, frame)?,
             }
@@ -208,13 +228,15 @@ impl<'h> Receiver<'_, 'h> {
             },
             Ask::Claim { machine } => {
                 let machine = self.own(&machine)?;
-                (self.claim, self.begun) = (None, None);
+                (self.claim, self.coming) = (None, None);
+                self.fetches.forget();
                 let repository = self.far.repository()?;
                 let claim = repository.claim_machine(&machine)?;
-                if let (Some(allowed), Some(begun)) =
-                    (&mut self.allowed, BegunCopy::of(&repository, &machine)?)
-                {
-                    let roots = begun.disks.iter().map(|disk| disk.root);
+                if let Some(allowed) = &mut self.allowed {
+                    let all = BegunCopy::all(&repository)?.into_iter();
+                    let own = all.filter(|begun| begun.machine == machine);
+                    let disks = own.flat_map(|begun| begun.disks);
+                    let roots = disks.flat_map(|disk| [disk.root, disk.fetched]);
                     allowed.join(&repository.reachable(roots, &AtomicBool::new(false))?);
                 }
                 self.claim = Some((machine, claim));
@@ -230,15 +252,9 @@ impl<'h> Receiver<'_, 'h> {
                 };
                 Answer::Kept { is_there: self.kept.is_some() }
             }
-            Ask::Begun { machine, made_in, point, created_at_ms, disk, size_bytes, base } => {
-                let machine = self.claimed(&machine)?;
-                let coming = BegunCopy { made_in, point, created_at_ms, disks: Vec::new() };
-                let (root, end_bytes) = (base.unwrap_or(MapRoot::EMPTY), 0);
-                let disk = BegunDisk { name: disk, size_bytes, base, root, end_bytes };
-                let begun = self.begin(&machine, coming, disk)?;
-                // The source starts it otherwise only if it cannot go on there.
-                self.start(begun.map(|begun| begun.root).or(base), size_bytes)?;
-                Answer::Begun { begun }
+            Ask::Announce { number, document, bases } => {
+                let begun = self.announce(number, *document, &bases, attachment)?;
+                Answer::Announced { begun }
             }
             Ask::Start { base, size_bytes } => {
                 self.start(base, size_bytes)?;
@@ -299,23 +315,20 @@ impl<'h> Receiver<'_, 'h> {
         document.is_protected = false;
         document.quarantine = None;
         document.files = None;
-        let repository = self.far.repository()?;
-        match repository.point(&document.machine, &document.point) {
-            Err(error) if error.kind() == ErrorKind::NotFound => {}
-            found => {
-                found?;
-                let text = format!("{}/{} is there already", document.machine, document.point);
-                return Err(Error::new(ErrorKind::AlreadyExists, text));
-            }
-        }
+        self.check_absent(&document.machine, &document.point)?;
+        let announced = self.coming.as_ref().map(|coming| coming.files.as_slice());
+        let files = if files.is_empty() { announced.unwrap_or_default() } else { files };
         let files = match files.is_empty() {
             true => CarriedFiles::default(),
             false => CarriedFiles::decode(files)?,
         };
         let stored = self.far.add_point(document, &files)?;
         self.finished.clear();
-        self.begun = None;
-        BegunCopy::remove(&repository, &stored.machine)?;
+        if let Some(coming) = self.coming.take() {
+            // Front ends find the point in the catalog from now on.
+            coming.begun.remove(&*self.far.repository()?)?;
+            self.fetches.forget();
+        }
         if let Some(allowed) = &mut self.allowed {
             let roots = stored.disks.iter().map(|disk| disk.root);
             allowed.join(&self.far.repository()?.reachable(roots, &AtomicBool::new(false))?);

@@ -13,7 +13,7 @@ use coldrise_store::{
 
 use super::*;
 use crate::far::content::{encode_head, Coding};
-use crate::far::messages::{Names, APPLIED, WANTED, WHOLE};
+use crate::far::messages::{Details, Names, APPLIED, WANTED, WHOLE};
 
 const CHUNK: u64 = 16384;
 
@@ -166,6 +166,69 @@ fn places_outside_the_disk_and_foreign_bases_are_refused() {
         assert!(is_refused(&ask(line, &Ask::Start { base, size_bytes: CHUNK }), "the base"));
     });
     assert_eq!(end.unwrap_err().kind(), ErrorKind::Corrupt);
+}
+
+#[test]
+fn an_announcement_of_a_foreign_base_or_an_unclaimed_machine_is_refused() {
+    let document = PointDocument {
+        machine: "web01".parse().unwrap(),
+        point: "20261101T100000Z".parse().unwrap(),
+        created_at_ms: 1,
+        origin: coldrise_store::PointOrigin::Backup { sources: vec!["a".into()] },
+        disks: vec![coldrise_store::DiskDocument {
+            name: "vda".parse().unwrap(),
+            size_bytes: 4 * CHUNK,
+            root: MapRoot::EMPTY,
+            layers: Vec::new(),
+        }],
+        configuration: None,
+        is_protected: false,
+        files: None,
+        quarantine: None,
+        made_in: Some(coldrise_store::MadeIn {
+            repository: serde_json::from_str(&format!("\"{}\"", "07".repeat(16))).unwrap(),
+            machine: "web01".parse().unwrap(),
+        }),
+    };
+    let ranges = |end| vec![coldrise_session::ByteRanges::union(vec![(0, end)])];
+    let details = |differences| Details { differences, ..Details::default() }.encode().unwrap();
+    let announce = |line: &PairedLine, bases, details: &[u8]| {
+        let document = Box::new(document.clone());
+        send(line, &Ask::Announce { number: 1, document, bases }, details).unwrap();
+        answer(line)
+    };
+    let claim = |line: &PairedLine| {
+        hello(line);
+        let claimed = ask(line, &Ask::Claim { machine: "web01".parse().unwrap() });
+        assert!(matches!(claimed, Answer::Claimed));
+    };
+    let whole = end_of("", |line| {
+        claim(line);
+        let announced = announce(line, vec![None], &details(ranges(4 * CHUNK)));
+        assert!(matches!(announced, Answer::Announced { begun } if begun == [None]));
+        let started = ask(line, &Ask::Start { base: None, size_bytes: 4 * CHUNK });
+        assert!(matches!(started, Answer::Started), "{started:?}");
+    });
+    whole.unwrap();
+    let foreign = end_of("", |line| {
+        claim(line);
+        let refused = announce(line, vec![Some(MapRoot::EMPTY)], &details(ranges(4 * CHUNK)));
+        assert!(is_refused(&refused, "the base"));
+    });
+    assert_eq!(foreign.unwrap_err().kind(), ErrorKind::Corrupt);
+    let unclaimed = end_of("", |line| {
+        hello(line);
+        let refused = announce(line, vec![None], &details(ranges(4 * CHUNK)));
+        assert!(is_refused(&refused, "not claimed"));
+    });
+    assert_eq!(unclaimed.unwrap_err().kind(), ErrorKind::Corrupt);
+    for wrong in [details(ranges(5 * CHUNK)), details(Vec::new()), b"no zstd".to_vec()] {
+        let end = end_of("", |line| {
+            claim(line);
+            assert!(is_refused(&announce(line, vec![None], &wrong), "broke the protocol"));
+        });
+        assert_eq!(end.unwrap_err().kind(), ErrorKind::Corrupt);
+    }
 }
 
 #[test]

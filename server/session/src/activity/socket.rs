@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use super::counters::Counters;
 use super::sample::SessionActivity;
-use crate::client_files::hexadecimal;
 use crate::document::{now_ms, SessionDocument};
+use crate::hexadecimal;
 use crate::local_socket::{ask, send, Answers, LocalSocket};
 use crate::lock::FileLock;
 use crate::paths::{SessionPaths, ACTIVITY};

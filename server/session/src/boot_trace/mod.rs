@@ -95,6 +95,32 @@ impl BootTrace {
     }
 }
 
+/// The stored trace of a machine, for a copy of it at another site. One that cannot be read is none.
+pub fn boot_trace(repository: &Repository, machine: &MachineName) -> Option<Vec<u8>> {
+    let trace = BootTrace::read(repository, machine).ok()??;
+    serde_json::to_vec(&trace).ok()
+}
+
+/// Stores the trace that another site has of a machine, unless this site has one of its own. Returns whether it did.
+///
+/// # Errors
+/// `InvalidInput` if it is no trace; errors of the operating system.
+pub fn adopt_boot_trace(
+    repository: &Repository,
+    machine: &MachineName,
+    trace: &[u8],
+) -> Result<bool> {
+    if path_exists(&path_of(repository, machine))? {
+        return Ok(false);
+    }
+    let trace: BootTrace = serde_json::from_slice(trace)
+        .map_err(|error| Error::with_source(ErrorKind::InvalidInput, "a boot trace", error))?;
+    if trace.runs.len() > MAX_RUNS {
+        return Err(Error::new(ErrorKind::InvalidInput, "a boot trace is too long"));
+    }
+    trace.store(repository, machine).map(|()| true)
+}
+
 fn path_of(repository: &Repository, machine: &MachineName) -> PathBuf {
     let hash = repository.derive_key("boot trace", machine.as_str().as_bytes());
     let hex: String = hash[..16].iter().map(|byte| format!("{byte:02x}")).collect();

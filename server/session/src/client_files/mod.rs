@@ -28,7 +28,6 @@ mod carried;
 mod clamp;
 mod file;
 mod folder;
-pub(crate) mod hexadecimal;
 mod names;
 mod reader;
 mod tree;

@@ -10,8 +10,8 @@ use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_store::LayerId;
 use serde::{Deserialize, Serialize};
 
-use super::hexadecimal;
 use super::names::{check_name, is_folder, missing, no_folder, not_empty, too_deep, MAX_DEPTH};
+use crate::hexadecimal;
 
 /// Maximum number of files and folders of clients in one session.
 pub const MAX_CLIENT_FILES: usize = 10_000;

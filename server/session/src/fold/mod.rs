@@ -30,8 +30,8 @@ use coldrise_store::{
 use crate::catalog::enter_sealed_points;
 use crate::disk::{LayeredDisk, Stack};
 use crate::folded_disks::FoldedDisks;
-use crate::live::{base_disk, sealed_layers};
 use crate::paths::layer_path;
+use crate::point_disk::{base_disk, sealed_layers};
 use captured::CapturedChunks;
 
 /// Largest part of a disk that is examined and read at once, in bytes.

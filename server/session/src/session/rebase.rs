@@ -32,8 +32,8 @@ use coldrise_block::{Context, Disk, Error, ErrorKind, Result};
 use crate::control::rebase_purpose;
 use crate::document::SessionDocument;
 use crate::folded_disks::FoldedDisks;
-use crate::live::base_disk;
 use crate::lock::FileLock;
+use crate::point_disk::base_disk;
 
 use super::Session;
 

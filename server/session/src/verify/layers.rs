@@ -20,8 +20,9 @@ use crate::addresses::{point_disk, session_disk};
 use crate::document::{SessionDisk, SessionDocument};
 use crate::inventory::{check_cancel, has_ended, Inventory};
 use crate::layer::Layer;
-use crate::live::{check_top, sealed_layers};
+use crate::live::check_top;
 use crate::paths::layer_path;
+use crate::point_disk::sealed_layers;
 
 /// All threads together read a layer that takes more than this on the repository's disk, in bytes.
 const LARGE_BYTES: u64 = 64 << 20;

@@ -19,8 +19,9 @@ use crate::socket_access::{SocketAccess, SocketOwner};
 
 /// Interval of looking after the server.
 const INTERVAL: Duration = Duration::from_millis(100);
-/// A resumed machine that runs for so long has all its disks.
+/// A resumed machine that runs for so long has its disk; one of several disks may ask for the next one later.
 const STEADY: Duration = Duration::from_millis(500);
+const STEADY_WITH_SEVERAL: Duration = Duration::from_millis(1500);
 /// Number of times that a machine is resumed at once, for each disk. One that still stands then is resumed later.
 const RESUMES: usize = 3;
 /// Interval of asking libvirt for the domain.
@@ -157,11 +158,15 @@ impl RecoveryServer {
     /// Resumes a machine whose disks were away. The first request of each disk fails once more, because libvirt's QEMU
     /// connects again only then: the machine pauses for each.
     fn resume_until_it_runs(&self) -> Result<()> {
+        let steady = match self.session.disks.len() {
+            1 => STEADY,
+            _ => STEADY_WITH_SEVERAL,
+        };
         for _ in 0..self.session.disks.len() * RESUMES {
             self.domain.resume()?;
             let resumed = Instant::now();
             while self.domain.state()? != DomainState::DiskError {
-                if resumed.elapsed() >= STEADY {
+                if resumed.elapsed() >= steady {
                     return Ok(());
                 }
                 std::thread::sleep(INTERVAL);

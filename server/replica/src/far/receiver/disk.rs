@@ -29,6 +29,8 @@ pub(super) struct OpenDisk<'a> {
     pub(super) before: WriteCounts,
     /// The base as the source knows it: deltas are made with it.
     pub(super) base: Option<Arc<dyn Disk>>,
+    /// Its place in the announced point.
+    pub(super) index: Option<usize>,
 }
 
 /// What is to be done with the disk, in order.
@@ -51,14 +53,23 @@ pub(super) struct Arriving {
 impl Receiver<'_, '_> {
     /// Begins to write a disk, over a base or over what has arrived of it.
     pub(super) fn start(&mut self, base: Option<MapRoot>, size_bytes: u64) -> Result<()> {
-        let is_kept = |root: &MapRoot| {
-            let disks = self.kept.iter().flat_map(|point| &point.disks);
-            disks.into_iter().any(|disk| disk.root == *root && disk.layers.is_empty())
-        };
-        let begun = self.begun.as_ref().and_then(|begun| begun.disks.last());
-        let begun = begun.filter(|disk| disk.end_bytes > 0 && disk.size_bytes == size_bytes);
+        let is_open = self.disk.is_some();
+        let index = self.coming.as_mut().map(|coming| {
+            if std::mem::take(&mut coming.is_presumed) && is_open {
+                coming.started = 0;
+            }
+            coming.started += 1;
+            coming.started - 1
+        });
+        let coming = self.coming.as_ref().zip(index);
+        let begun = coming.and_then(|(coming, index)| coming.begun.disks.get(index));
+        if index.is_some() && begun.is_none_or(|disk| disk.size_bytes != size_bytes) {
+            return Err(broken("a disk that was not announced"));
+        }
+        let begun = begun.filter(|disk| disk.end_bytes > 0);
         let is_begun = begun.is_some_and(|disk| base == Some(disk.root));
-        if !is_begun && base.as_ref().is_some_and(|base| !is_kept(base)) {
+        let end_bytes = begun.filter(|_| is_begun).map_or(0, |disk| disk.end_bytes);
+        if !is_begun && base.as_ref().is_some_and(|base| !self.is_kept(base)) {
             return Err(broken("the base is no disk of the point that was kept"));
         }
         let compared = match is_begun {
@@ -74,10 +85,11 @@ impl Receiver<'_, '_> {
             size_bytes,
             chunk_bytes,
             steps: VecDeque::new(),
-            end_bytes: begun.filter(|_| is_begun).map_or(0, |disk| disk.end_bytes),
+            end_bytes,
             is_changed: false,
             before: WriteCounts::default(),
             base: compared,
+            index,
         });
         Ok(())
     }
@@ -104,7 +116,7 @@ impl Receiver<'_, '_> {
 
     pub(super) fn take_names(&mut self, body: &[u8]) -> Result<()> {
         let Some(disk) = &self.disk else { return Ok(()) };
-        let (chunk_bytes, size_bytes) = (disk.chunk_bytes, disk.size_bytes);
+        let (chunk_bytes, size_bytes, index) = (disk.chunk_bytes, disk.size_bytes, disk.index);
         let names = Names::decode(body, chunk_bytes)?;
         if names.offsets.iter().any(|offset| *offset >= size_bytes) {
             return Err(broken("a piece behind the end of the disk"));
@@ -126,12 +138,15 @@ impl Receiver<'_, '_> {
             }
             first.insert(*name, place);
             let mut chunk = vec![0; chunk_bytes as usize];
-            let is_there = match repository.read_named(name, self.allowed.as_ref(), &mut chunk) {
+            let known = match repository.read_named(name, self.allowed.as_ref(), &mut chunk) {
                 // Another process, or another line of this one, holds the writer and the index with it: the content
                 // is sent, and stored once all the same.
                 Err(error) if error.kind() == ErrorKind::ReadOnly => false,
                 read => read?,
             };
+            let is_there = known
+                || (self.fetched_piece(index, names.offsets[place], &mut chunk)?
+                    && blake3::hash(&chunk).as_bytes() == name);
             contents.push(is_there.then_some(chunk));
             if !is_there {
                 wanted.push(u16::try_from(place).map_err(|_| broken("too many names"))?);
@@ -226,10 +241,11 @@ impl Receiver<'_, '_> {
                     let (root, counts) = disk.target.finish()?;
                     let counts = disk.before + counts;
                     self.finished.push((root, disk.size_bytes));
-                    if let Some(begun) =
-                        self.begun.as_mut().and_then(|begun| begun.disks.last_mut())
-                    {
+                    let coming = self.coming.as_mut().map(|coming| &mut coming.begun.disks);
+                    let begun = coming.zip(disk.index).and_then(|(all, at)| all.get_mut(at));
+                    if let Some(begun) = begun {
                         (begun.root, begun.end_bytes) = (root, disk.size_bytes);
+                        self.has_finished = true;
                     }
                     return send(self.line, &Answer::Finished { root, counts }, &[]);
                 }

@@ -1,0 +1,166 @@
+//! Points that are still on their way to this repository, for people and for programs.
+
+use std::sync::Arc;
+
+use coldrise_block::{ErrorKind, Result};
+use coldrise_session::{Catalog, Coming, SessionDocument};
+use coldrise_store::{
+    Configuration, MachineName, PointDocument, PointSelector, Repository, SessionName,
+};
+use serde::Serialize;
+
+use crate::invocation::Invocation;
+use crate::report::Report;
+use crate::targets::tell_newer;
+use crate::units::{show_moment, show_size};
+
+/// What publish and boot begin with.
+pub(crate) enum Origin {
+    /// A restore point.
+    Point(PointDocument),
+    /// A point that is still on its way here.
+    Coming(Box<Coming>),
+}
+
+impl Origin {
+    /// A restore point. If the machine has none such, the point on its way of that name; for `latest` only if the
+    /// machine has no restore point at all.
+    ///
+    /// # Errors
+    /// As for [`Catalog::point`].
+    pub(crate) fn find(
+        invocation: &Invocation,
+        repository: &Arc<Repository>,
+        machine: &MachineName,
+        selector: &PointSelector,
+    ) -> Result<Origin> {
+        let catalog = Catalog::new(repository);
+        match catalog.point(machine, selector) {
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                match Coming::find(repository, machine, selector)? {
+                    Some(coming) => Ok(Origin::Coming(Box::new(coming))),
+                    None => Err(error),
+                }
+            }
+            point => {
+                let point = point?;
+                tell_newer(invocation, &catalog, selector, &point);
+                Ok(Origin::Point(point))
+            }
+        }
+    }
+
+    /// The point's document.
+    pub(crate) fn document(&self) -> &PointDocument {
+        match self {
+            Origin::Point(point) => point,
+            Origin::Coming(coming) => &coming.point.document,
+        }
+    }
+
+    /// The machine's configuration.
+    pub(crate) fn configuration(&self) -> Option<&Configuration> {
+        self.document().configuration.as_ref()
+    }
+
+    /// Publishes it. What is missing is said before.
+    ///
+    /// # Errors
+    /// Those of [`coldrise_session::publish`] and [`coldrise_session::publish_coming`].
+    pub(crate) fn publish(
+        &self,
+        invocation: &Invocation,
+        repository: &Arc<Repository>,
+        name: Option<SessionName>,
+    ) -> Result<SessionDocument> {
+        match self {
+            Origin::Point(point) => crate::vmx::publish(repository, point, name),
+            Origin::Coming(coming) => {
+                invocation.remark(&coming.sentence(repository));
+                crate::vmx::publish_coming(repository, coming, name)
+            }
+        }
+    }
+}
+
+/// A point on its way.
+#[derive(Serialize)]
+pub(crate) struct ComingDetails {
+    pub(crate) address: String,
+    pub(crate) created_at_ms: u64,
+    pub(crate) size_bytes: u64,
+    pub(crate) missing_bytes: u64,
+    pub(crate) percent_here: u64,
+    pub(crate) disks: Vec<String>,
+}
+
+impl ComingDetails {
+    fn new(coming: &Coming) -> ComingDetails {
+        let document = &coming.point.document;
+        ComingDetails {
+            address: format!("{}/{}", document.machine, document.point),
+            created_at_ms: document.created_at_ms,
+            size_bytes: coming.size_bytes(),
+            missing_bytes: coming.missing_bytes(),
+            percent_here: coming.percent_here(),
+            disks: document.disks.iter().map(|disk| disk.name.to_string()).collect(),
+        }
+    }
+
+    /// Of one machine or of all.
+    ///
+    /// # Errors
+    /// As for [`Coming::all`].
+    pub(crate) fn all(
+        repository: &Repository,
+        machine: Option<&MachineName>,
+    ) -> Result<Vec<ComingDetails>> {
+        let all = Coming::all(repository)?;
+        let is_meant = |coming: &&Coming| machine.is_none_or(|name| coming.begun.machine == *name);
+        Ok(all.iter().filter(is_meant).map(ComingDetails::new).collect())
+    }
+
+    /// A row of the list of points.
+    pub(crate) fn row(&self) -> Vec<String> {
+        vec![
+            self.address.clone(),
+            "coming".to_owned(),
+            format!("{} % here", self.percent_here),
+            self.disks.join(" "),
+            show_size(self.size_bytes),
+            "-".to_owned(),
+            String::new(),
+            String::new(),
+        ]
+    }
+}
+
+#[derive(Serialize)]
+struct Shown {
+    #[serde(flatten)]
+    details: ComingDetails,
+    kind: &'static str,
+    is_reachable: bool,
+}
+
+/// One point on its way.
+pub(crate) fn report(repository: &Repository, coming: &Coming) -> Report {
+    let (details, kind) = (ComingDetails::new(coming), "coming");
+    let shown = Shown { details, kind, is_reachable: coming.is_reachable(repository) };
+    let mut text = format!(
+        "point        {}\nkind         coming: {} % of it is here\nstored at    {} (at the other site)\n",
+        shown.details.address,
+        shown.details.percent_here,
+        show_moment(shown.details.created_at_ms)
+    );
+    for disk in &coming.begun.disks {
+        let size = show_size(disk.size_bytes);
+        text.push_str(&format!("disk         {}/{}  {size}\n", shown.details.address, disk.name));
+    }
+    let how = match shown.is_reachable {
+        true => "fetched from the other site when they are read",
+        false => "the other site is not connected: reading them gives I/O errors",
+    };
+    text.push_str(&format!("missing      {}: {how}\n", show_size(shown.details.missing_bytes)));
+    Report::answer(&shown, text)
+}

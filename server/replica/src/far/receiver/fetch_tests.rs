@@ -1,0 +1,119 @@
+//! What is asked of the source, and what becomes of its answers.
+
+use super::*;
+
+const CHUNK: u64 = 4096;
+
+fn fetches() -> Arc<Fetches> {
+    let fetches = Arc::new(Fetches::default());
+    let differences = ByteRanges::union(vec![(0, 64 * CHUNK)]);
+    let disk = FetchedDisk { size_bytes: 100 * CHUNK - 96, end_bytes: 0, differences };
+    fetches.begin(7, CHUNK, vec![disk]);
+    fetches
+}
+
+/// Fetches in a thread of its own, which `source` answers.
+fn with_source(
+    offset: u64,
+    length: u64,
+    source: impl FnOnce(&Fetches),
+    fetches: &Arc<Fetches>,
+) -> Result<Vec<u8>> {
+    std::thread::scope(|scope| {
+        let fetched = scope.spawn(|| fetches.fetch(7, 0, offset, length));
+        source(fetches);
+        fetched.join().unwrap()
+    })
+}
+
+fn data(id: u32, status: u8, rest: &[u8]) -> Frame {
+    let mut body = id.to_le_bytes().to_vec();
+    body.push(status);
+    body.extend_from_slice(rest);
+    Frame { stream: 0, kind: DATA, body }
+}
+
+fn content(ask: ReadAsk, byte: u8) -> Frame {
+    let plain = vec![byte; ask.length_bytes as usize];
+    data(ask.id, READ_CONTENT, &zstd::bulk::compress(&plain, 1).unwrap())
+}
+
+#[test]
+fn a_piece_is_asked_for_once_and_what_follows_is_read_ahead() {
+    let fetches = fetches();
+    let answer = |fetches: &Fetches| {
+        let ask = fetches.next_read().unwrap();
+        assert_eq!((ask.number, ask.offset_bytes, ask.length_bytes), (7, 0, 4096));
+        fetches.take(&content(ask, 5)).unwrap();
+    };
+    assert_eq!(with_source(0, CHUNK, answer, &fetches).unwrap(), vec![5; 4096]);
+    // The second reader in order: the rest of what differs is read ahead, in one read.
+    let answer = |fetches: &Fetches| {
+        let (first, ahead) = (fetches.next_read().unwrap(), fetches.next_read().unwrap());
+        assert_eq!((first.offset_bytes, first.length_bytes), (4096, 4096));
+        assert_eq!((ahead.offset_bytes, ahead.length_bytes), (8192, 62 * 4096));
+        fetches.take(&content(first, 6)).unwrap();
+        fetches.take(&content(ahead, 7)).unwrap();
+    };
+    assert_eq!(with_source(CHUNK, CHUNK, answer, &fetches).unwrap(), vec![6; 4096]);
+    // All of it is in memory now, and waits to be noted.
+    assert_eq!(fetches.fetch(7, 0, 8192, 8192).unwrap(), vec![7; 8192]);
+    assert_eq!(fetches.unnoted_bytes(), 64 * CHUNK);
+    assert_eq!(*fetches.piece(0, 4096).unwrap(), vec![6; 4096]);
+    let pieces = fetches.take_unnoted();
+    let offsets: Vec<_> = pieces.iter().map(|piece| piece.offset_bytes / CHUNK).collect();
+    assert_eq!(offsets, (0..64).collect::<Vec<_>>());
+    // It stays until the second note.
+    assert_eq!((fetches.unnoted_bytes(), fetches.take_unnoted().len()), (0, 0));
+    assert!(fetches.piece(0, 0).is_some());
+    fetches.take_unnoted();
+    assert!(fetches.piece(0, 0).is_none());
+}
+
+#[test]
+fn what_the_source_cannot_read_is_asked_for_again() {
+    let fetches = fetches();
+    for (status, kind) in [(READ_DAMAGED, ErrorKind::Corrupt), (READ_GONE, ErrorKind::Io)] {
+        let refuse = |fetches: &Fetches| {
+            let ask = fetches.next_read().unwrap();
+            fetches.take(&data(ask.id, status, b"why")).unwrap();
+        };
+        assert_eq!(with_source(0, CHUNK, refuse, &fetches).unwrap_err().kind(), kind);
+    }
+    let answer = |fetches: &Fetches| {
+        let ask = fetches.next_read().unwrap();
+        fetches.take(&content(ask, 1)).unwrap();
+    };
+    assert!(with_source(0, CHUNK, answer, &fetches).is_ok());
+}
+
+#[test]
+fn content_that_does_not_fit_is_refused() {
+    let fetches = fetches();
+    assert!(fetches.take(&data(99, READ_GONE, b"")).is_err(), "it was not asked for");
+    let hostile = |fetches: &Fetches| {
+        let ask = fetches.next_read().unwrap();
+        let longer = ReadAsk { length_bytes: 2 * 4096, ..ask };
+        assert!(fetches.take(&content(longer, 1)).is_err());
+        fetches.end();
+    };
+    assert_eq!(with_source(0, CHUNK, hostile, &fetches).unwrap_err().kind(), ErrorKind::Io);
+}
+
+#[test]
+fn only_whole_pieces_of_the_announced_point_are_fetched() {
+    let fetches = fetches();
+    for (offset, length) in [(1, CHUNK), (0, 100), (0, 0), (100 * CHUNK, CHUNK), (0, 1 << 20)] {
+        let error = fetches.fetch(7, 0, offset, length).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput, "{offset} {length}");
+    }
+    assert_eq!(fetches.fetch(8, 0, 0, CHUNK).unwrap_err().kind(), ErrorKind::Io);
+    let last = |fetches: &Fetches| {
+        let ask = fetches.next_read().unwrap();
+        fetches.take(&content(ask, 3)).unwrap();
+    };
+    let read = with_source(99 * CHUNK, CHUNK - 96, last, &fetches).unwrap();
+    assert_eq!(read.len() as u64, CHUNK - 96);
+    fetches.forget();
+    assert_eq!(fetches.fetch(7, 0, 0, CHUNK).unwrap_err().kind(), ErrorKind::Io);
+}

@@ -1,0 +1,292 @@
+"""A machine boots at the other site before the copy of its point has ended."""
+
+import errno
+import contextlib
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+
+import nbd
+import pytest
+
+from support.cli import PROGRAM, ROOT
+from support.copies import addresses, content
+from support.guest import Guest
+from support.line import Line
+from support.nbdserver import DEADLINE_S, Nbdkit, read_all, wait_until
+from support.far_site import FarSite
+
+MIB = 1 << 20
+POINT = "20261101T100000Z"
+ADDRESS = f"web01/{POINT}"
+
+
+@pytest.fixture
+def far(coldrise, tmp_path):
+    made = FarSite(tmp_path)
+    made.start()
+    made.pair(coldrise)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def copying(coldrise):
+    """Starts copies; all are ended."""
+    def start(*options):
+        return coldrise.start("--json", "copy", "--to", "far", *options, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+    yield start
+    coldrise.end()
+
+
+@pytest.fixture
+def served(tmp_path):
+    """Serves the sessions of a site over NBD."""
+    servers = []
+
+    def start(program):
+        servers.append(Nbdkit(program, tmp_path / f"served{len(servers)}"))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        if server.process.poll() is None:
+            server.stop()
+
+
+def back_up(coldrise, tmp_path, point=POINT, size=24 * MIB, seed=3):
+    """A point of a disk with content, zeroes and a hole."""
+    disk = bytearray(random.Random(seed).randbytes(size))
+    disk[MIB : 2 * MIB] = bytes(MIB)
+    disk[5 * MIB : 5 * MIB + 65536] = bytes(65536)
+    path = tmp_path / "vda.raw"
+    path.write_bytes(disk)
+    coldrise.json("backup", "web01", f"vda=raw:{path}", "--time", point)
+    return disk
+
+
+def coming(program, address=ADDRESS):
+    """What `show` says while it is coming; None before."""
+    done = program.run("--json", "show", address)
+    if done.returncode != 0:
+        return None
+    shown = json.loads(done.stdout)
+    return shown if shown.get("kind") == "coming" else None
+
+
+def is_connected(program, address=ADDRESS):
+    return (coming(program, address) or {"is_reachable": False})["is_reachable"]
+
+
+def finish(process):
+    printed, message = process.communicate(timeout=120)
+    assert process.returncode == 0, message
+    return json.loads(printed.splitlines()[-1])
+
+
+def fails(handle, offset, length=65536):
+    with pytest.raises(nbd.Error) as failed:
+        handle.pread(length, offset)
+    return failed.value.errno == "EIO" or failed.value.errnum == errno.EIO
+
+
+@pytest.mark.parametrize("percent", [0, 30])
+def test_a_session_over_a_coming_point_reads_as_its_source(coldrise, far, copying, served, tmp_path, percent):
+    disk = back_up(coldrise, tmp_path)
+    process = copying("--rate", "1M" if percent else "3M")
+    shown = wait_until(lambda: coming(far.program), "the announcement")
+    assert shown["size_bytes"] == len(disk) and shown["is_reachable"]
+    wait_until(lambda: coming(far.program)["percent_here"] >= percent, "a part of it")
+    # It is no restore point: nothing but publish and boot sees it.
+    assert addresses(far.program) == set()
+    listed = far.program.json("list")["coming"]
+    assert [point["address"] for point in listed] == [ADDRESS]
+    assert "coming" in far.program.run("list").stdout
+    assert far.program.run("restore", f"{ADDRESS}/vda", tmp_path / "no").returncode != 0
+    published = far.program.run("publish", "web01/latest", "--name", "early")
+    assert published.returncode == 0 and "is still on its way" in published.stderr, published.stderr
+    assert "rerror=stop" in published.stdout
+    server = served(far.program)
+    with server.connect("live/early/vda") as handle:
+        handle.pwrite(b"\x5a" * 5000, 7 * MIB + 300)
+        handle.flush()
+        disk[7 * MIB + 300 : 7 * MIB + 5300] = b"\x5a" * 5000
+        assert read_all(handle) == disk
+        far.program.json("gc", "--max-unused", "0")
+        # A second read is local, and the same.
+        assert read_all(handle) == disk
+        # What it captured is not sealed before the point is complete.
+        for command in (["seal", "early"], ["unpublish", "early"]):
+            refused = far.program.run(*command)
+            assert refused.returncode == 11, refused.stderr
+        finish(process)
+        assert addresses(far.program) == {ADDRESS} and coming(far.program) is None
+        sealed = far.program.json("seal", "early")["address"]
+        assert read_all(handle) == disk
+    server.stop()
+    assert content(far.program, f"{sealed}/vda", tmp_path) == disk
+    far.program.json("gc", "--max-unused", "0")
+    assert content(far.program, f"{sealed}/vda", tmp_path) == disk
+    assert far.program.json("verify")["is_clean"]
+    far.program.json("unpublish", "early")
+    assert list((far.program.repository / "begun").iterdir()) == []
+
+
+def test_what_was_fetched_is_not_sent_again(coldrise, far, copying, served, tmp_path):
+    # More than the names that are under way at once.
+    disk = back_up(coldrise, tmp_path, size=112 * MIB)
+    process = copying("--rate", "8M")
+    wait_until(lambda: is_connected(far.program), "the announcement")
+    far.program.json("publish", ADDRESS, "--name", "early")
+    with served(far.program).connect("live/early/vda") as handle:
+        for at in range(104 * MIB, 112 * MIB, MIB):
+            assert handle.pread(MIB, at) == disk[at : at + MIB]
+    copied = finish(process)
+    # Zeroes are not sent at all.
+    assert 108 * MIB < copied["line"]["sent_bytes"] < 116 * MIB
+    assert content(far.program, f"{ADDRESS}/vda", tmp_path) == disk
+
+
+@pytest.mark.parametrize("prefix", ["", "north-"])
+def test_parts_that_are_here_are_read_without_the_source(coldrise, copying, served, tmp_path, prefix):
+    first = back_up(coldrise, tmp_path, point="20261101T090000Z")
+    far = FarSite(tmp_path)
+    far.start()
+    try:
+        far.pair(coldrise, "far", *(["--prefix", prefix] if prefix else []))
+        finish(copying())
+        # 8 of 24 MiB are others, and a part that was zeroes has content.
+        second = first.copy()
+        second[12 * MIB : 20 * MIB] = random.Random(5).randbytes(8 * MIB)
+        second[MIB : MIB + 65536] = random.Random(6).randbytes(65536)
+        path = tmp_path / "vda.raw"
+        path.write_bytes(second)
+        coldrise.json("backup", "web01", f"vda=raw:{path}", "--time", POINT)
+        process = copying("--rate", "200K", "--retry", "0s")
+        address = f"{prefix}{ADDRESS}"
+        wait_until(lambda: is_connected(far.program, address), "the announcement")
+        # The newest restore point is the latest one.
+        latest = far.program.json("show", f"{prefix}web01/latest")
+        assert latest["address"] == f"{prefix}web01/20261101T090000Z"
+        far.program.json("publish", address, "--name", "early")
+        server = served(far.program)
+        with server.connect("live/early/vda") as handle:
+            assert handle.pread(256 << 10, 16 * MIB) == second[16 * MIB : 16 * MIB + (256 << 10)]
+            handle.pwrite(b"mine", 19 * MIB)
+            handle.flush()
+            process.send_signal(signal.SIGTERM)
+            process.wait(timeout=DEADLINE_S)
+            wait_until(lambda: not is_connected(far.program, address), "the end of the line")
+            told = far.program.run("sessions").stdout
+            assert "early" in told and "the other site is not connected" in told, told
+            # What the base has, what was fetched, what was written.
+            assert handle.pread(12 * MIB - 2 * MIB, 2 * MIB) == second[2 * MIB : 12 * MIB]
+            assert handle.pread(256 << 10, 16 * MIB) == second[16 * MIB : 16 * MIB + (256 << 10)]
+            assert handle.pread(4096, 19 * MIB)[:4] == b"mine"
+            assert fails(handle, 18 * MIB)
+            far.program.json("gc", "--max-unused", "0")
+            assert handle.pread(256 << 10, 16 * MIB) == second[16 * MIB : 16 * MIB + (256 << 10)]
+        server.stop()
+        refused = far.program.run("publish", address, "--name", "again")
+        assert refused.returncode == 0 and "the other site is not connected" in refused.stderr
+        far.program.json("unpublish", "again", "--discard")
+        # The copy goes on, and the session with it.
+        finish(copying())
+        assert far.program.json("seal", "early")["address"].startswith(address)
+        second[19 * MIB : 19 * MIB + 4] = b"mine"
+        assert content(far.program, f"{address}+1/vda", tmp_path) == second
+        assert far.program.json("verify")["is_clean"]
+    finally:
+        far.close()
+
+
+def test_the_receiver_is_killed_and_comes_back(coldrise, far, copying, served, tmp_path):
+    disk = back_up(coldrise, tmp_path, size=16 * MIB)
+    process = copying("--rate", "1M")
+    wait_until(lambda: is_connected(far.program), "the announcement")
+    far.program.json("publish", ADDRESS, "--name", "early")
+    server = served(far.program)
+    with server.connect("live/early/vda") as handle:
+        assert handle.pread(MIB, 8 * MIB) == disk[8 * MIB : 9 * MIB]
+        far.stop(signal.SIGKILL)
+        far.start()
+        # A read waits for the line, for some time; the source connects again by itself.
+        wait_until(lambda: is_connected(far.program), "the line")
+        assert handle.pread(MIB, 12 * MIB) == disk[12 * MIB : 13 * MIB]
+        # The front end is killed, too.
+        handle.pwrite(b"mine", 4 * MIB)
+        handle.flush()
+    server.kill()
+    disk[4 * MIB : 4 * MIB + 4] = b"mine"
+    with served(far.program).connect("live/early/vda") as handle:
+        assert read_all(handle) == disk
+    finish(process)
+    far.program.json("unpublish", "early")
+    assert content(far.program, f"{ADDRESS}+1/vda", tmp_path) == disk
+
+
+def test_a_session_stays_when_another_point_begins(coldrise, far, copying, served, tmp_path):
+    disk = back_up(coldrise, tmp_path)
+    process = copying("--rate", "1M", "--retry", "0s")
+    wait_until(lambda: is_connected(far.program), "the announcement")
+    far.program.json("publish", ADDRESS, "--name", "early")
+    server = served(far.program)
+    with server.connect("live/early/vda") as handle:
+        assert handle.pread(MIB, 8 * MIB) == disk[8 * MIB : 9 * MIB]
+        process.send_signal(signal.SIGTERM)
+        process.wait(timeout=DEADLINE_S)
+        coldrise.json("forget", ADDRESS)
+        other = back_up(coldrise, tmp_path, point="20261102T100000Z", seed=4)
+        wait_until(lambda: not is_connected(far.program), "the end of the line")
+        finish(copying())
+        assert content(far.program, "web01/latest/vda", tmp_path) == other
+        far.program.json("gc", "--max-unused", "0")
+        assert handle.pread(MIB, 8 * MIB) == disk[8 * MIB : 9 * MIB]
+        assert fails(handle, 22 * MIB)
+    server.stop()
+    assert far.program.run("unpublish", "early").returncode == 0
+    assert far.program.json("verify")["is_clean"]
+
+
+def test_a_guest_boots_from_nothing_over_a_slow_line(coldrise, copying, tmp_path):
+    image = tmp_path / "guest.raw"
+    build = subprocess.run([ROOT / "images/guest/build.sh", image], capture_output=True, text=True, timeout=900)
+    assert build.returncode == 0, build.stderr
+    coldrise.json("backup", "web01", f"vda=raw:{image}", "--time", POINT)
+    with contextlib.closing(Line(tmp_path)) as line:
+        coldrise.wrap = line.near.command
+        with contextlib.closing(FarSite(tmp_path, line=line)) as far:
+            far.start()
+            far.pair(coldrise)
+            copying("--retry", "0s")
+            wait_until(lambda: is_connected(far.program), "the announcement")
+            boot = [PROGRAM, "boot", "web01/latest", "--name", "early", "--memory", "1G"]
+            with Guest([], log=tmp_path / "console.log", boot=boot, environment=far.program.environment()) as guest:
+                guest.wait_for_login(timeout=600)
+                guest.login()
+                assert guest.run("echo kept > /root/mine && sync && cat /root/mine") == (0, "kept\n")
+
+
+def test_only_who_knows_the_key_is_answered(coldrise, far, copying, tmp_path):
+    back_up(coldrise, tmp_path)
+    copying("--rate", "1M")
+    wait_until(lambda: is_connected(far.program), "the announcement")
+    (path,) = (far.program.repository / "begun").glob("*.socket")
+    assert path.stat().st_mode & 0o077 == 0
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(DEADLINE_S)
+        # Addresses of sockets have at most 107 bytes.
+        folder = os.open(path.parent, os.O_RDONLY)
+        client.connect(f"/proc/self/fd/{folder}/{path.name}")
+        os.close(folder)
+        client.sendall(json.dumps({"nonce": [0] * 16}).encode() + b"\n")
+        assert json.loads(client.makefile().readline())["proof"]
+        client.sendall(bytes(32))
+        assert client.recv(1) == b""
+    for stored in (far.program.repository / "begun").glob("*"):
+        if not stored.is_socket():
+            assert b"web01" not in stored.read_bytes()
