@@ -1,4 +1,4 @@
-"""A site that takes copies: a repository and its server."""
+"""A site that takes copies, or gives them: a repository and its server."""
 
 import json
 import signal
@@ -10,20 +10,27 @@ from .nbdserver import DEADLINE_S, wait_until
 
 
 class FarSite:
-    """A repository that takes copies. Its server runs until it is stopped: on loopback, or at the far end of a Line."""
+    """A repository that other sites dial. Its server runs until it is stopped: on loopback, or at the far end of a Line."""
 
-    def __init__(self, folder, name="far", *options, line=None):
-        self.program = Coldrise.encrypted(folder, place=folder / name)
-        self.program.passphrase_file = folder / f"{name}-passphrase"
-        self.program.passphrase_file.write_text("another one\n", encoding="utf-8")
-        self.program.repository.parent.mkdir()
-        chunk = () if "--chunk-size" in options else ("--chunk-size", "64K")
-        self.program.init(*chunk, *options)
+    def __init__(self, folder, name="far", *options, line=None, program=None):
+        # `program` has a repository already.
+        self.program = program or self.repository(folder, name, *options)
         self.line = line
         self.address = f"{FAR_ADDRESS}:8481" if line else "127.0.0.1:0"
         self.process = None
         self.log_path = folder / f"{name}.log"
         self.log = open(self.log_path, "a", encoding="utf-8")
+
+    @staticmethod
+    def repository(folder, name, *options):
+        """A new repository with larger chunks and another passphrase."""
+        program = Coldrise.encrypted(folder, place=folder / name)
+        program.passphrase_file = folder / f"{name}-passphrase"
+        program.passphrase_file.write_text("another one\n", encoding="utf-8")
+        program.repository.parent.mkdir()
+        chunk = () if "--chunk-size" in options else ("--chunk-size", "64K")
+        program.init(*chunk, *options)
+        return program
 
     def start(self, environment=None):
         command = [PROGRAM, "--json", "serve", "replica", "--listen", self.address]

@@ -23,7 +23,7 @@ pub(crate) const PASSPHRASE_COMMAND: &str = "COLDRISE_PASSPHRASE_COMMAND";
 
 /// Cache of decoded chunks, in bytes, for commands that read whole disks: such reads bypass
 /// the cache anyway.
-const READING_CACHE_BYTES: u64 = 16 << 20;
+pub(crate) const READING_CACHE_BYTES: u64 = 16 << 20;
 
 /// One run of the program.
 pub(crate) struct Invocation {

@@ -5,6 +5,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use coldrise_ingest::{Phase, Progress, ProgressState};
+use coldrise_replica::CopyProgress;
 use coldrise_session::VerifyPart;
 use coldrise_store::VerifyProgress;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -202,6 +203,8 @@ fn new_bar() -> ProgressBar {
     }
     bar
 }
+
+impl CopyProgress for ProgressView {}
 
 impl Progress for ProgressView {
     fn update(&self, state: &ProgressState<'_>) {

@@ -27,6 +27,7 @@ mod hardware;
 mod index;
 mod inventory;
 mod listing;
+mod machine_pattern;
 mod machines;
 mod occupied;
 mod points;
@@ -44,6 +45,7 @@ pub use gc_estimate::{estimate_gc, Space};
 pub use hardware::{has_virtualisation, DiskBus, Firmware, Hardware, Network, QEMU_BYTES};
 pub use inventory::{Changes, Inventory};
 pub use listing::{DiskList, ListedDisk, ListedMachine, ListedPoint, Listing, PointKind};
+pub use machine_pattern::MachinePattern;
 pub use machines::{BootBadge, MachineSummary, PointPage, PointQuery, PointSummary};
 pub use points::{find_disk, PointDetails, PointDisk};
 pub use retention::{

@@ -5,11 +5,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_ingest::{store_source, Pace, Progress, Rate, RateLimit, StoredDisk, Watch};
+use coldrise_ingest::{store_source, NoProgress, Pace, Progress, RateLimit, StoredDisk, Watch};
 use coldrise_session::{boot_trace, Catalog, ReadLease};
 use coldrise_store::{DiskDocument, MachineName, PointDocument, PointName, Repository};
+use serde::{Deserialize, Serialize};
 
 use crate::disk_copy::DiskCopy;
+use crate::far::messages::error_on_its_way;
 use crate::far::{Announced, Announcement, Begun, FarSide, Traffic};
 use crate::plan::{base_of, made_in, Plan, Side, Wanted};
 use crate::status::{CopyCounts, CopyTarget, Cut, Recorder, Seen};
@@ -31,20 +33,20 @@ pub struct CopyRequest {
     /// Of each machine only the newest points that are not there.
     pub last: Option<usize>,
     /// The limit on the bytes read; `None`: no limit.
-    pub rate: Option<Rate>,
+    pub limit: Option<Arc<RateLimit>>,
     /// Under which target the copy is recorded; `None`: it is not.
     pub target: Option<CopyTarget>,
 }
 
 /// The result.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub struct CopySummary {
     /// The machines, in the order of their names.
     pub machines: Vec<MachineCopy>,
 }
 
 /// The result for one machine.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct MachineCopy {
     /// The machine.
     pub machine: MachineName,
@@ -61,11 +63,68 @@ pub struct MachineCopy {
     /// What was sent for it over a line, its points that were not finished included.
     pub traffic: Traffic,
     /// Why the rest was not copied.
+    #[serde(with = "error_on_its_way")]
     pub error: Option<Error>,
 }
 
+impl MachineCopy {
+    /// Nothing was copied yet.
+    pub(crate) fn new(machine: MachineName, far_machine: MachineName) -> MachineCopy {
+        let (copied, there, passed_over, quarantined, traffic, error) = Default::default();
+        MachineCopy {
+            machine,
+            far_machine,
+            copied,
+            there,
+            passed_over,
+            quarantined,
+            traffic,
+            error,
+        }
+    }
+
+    /// The same once more.
+    pub(crate) fn again(&self) -> MachineCopy {
+        let error = self.error.as_ref();
+        MachineCopy {
+            machine: self.machine.clone(),
+            far_machine: self.far_machine.clone(),
+            copied: self.copied.clone(),
+            there: self.there,
+            passed_over: self.passed_over.clone(),
+            quarantined: self.quarantined.clone(),
+            traffic: self.traffic,
+            error: error.map(|error| Error::new(error.kind(), error.full_message())),
+        }
+    }
+}
+
+/// A step of a copy.
+#[derive(Debug)]
+pub enum CopyStep<'a> {
+    /// Each machine and its name there, before any is copied.
+    Machines(&'a [(MachineName, MachineName)]),
+    /// A point of a machine is there.
+    Point {
+        /// The machine.
+        machine: &'a MachineName,
+        /// The point.
+        point: &'a CopiedPoint,
+    },
+    /// Nothing more is done for a machine.
+    Machine(&'a MachineCopy),
+}
+
+/// Receives the progress within disks, and the steps.
+pub trait CopyProgress: Progress {
+    /// The copy has come so far.
+    fn reached(&self, _step: &CopyStep<'_>) {}
+}
+
+impl CopyProgress for NoProgress {}
+
 /// One copied point.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct CopiedPoint {
     /// The point.
     pub point: PointName,
@@ -91,7 +150,7 @@ pub fn copy(
     source: &Arc<Repository>,
     far: &dyn FarSide,
     request: &CopyRequest,
-    progress: &dyn Progress,
+    progress: &dyn CopyProgress,
     cancel: &AtomicBool,
 ) -> Result<CopySummary> {
     if *source.id() == far.id()? {
@@ -107,31 +166,23 @@ pub fn copy(
     };
     let machines = machines
         .into_iter()
-        .map(|m| Ok((far_name(request, &m)?, m)))
+        .map(|m| Ok((m.clone(), far_name(request, &m)?)))
         .collect::<Result<Vec<_>>>()?;
-    let limit = request.rate.map(RateLimit::new);
+    progress.reached(&CopyStep::Machines(&machines));
     let recorder = Recorder::new(source, request.target.as_ref(), request.machines.is_empty());
-    let progress = recorder.watching(far, progress);
+    let watched = recorder.watching(far, progress);
     let mut summary = CopySummary::default();
-    for (far_machine, machine) in machines {
+    for (machine, far_machine) in machines {
         let mut run = MachineRun {
             source,
             far,
             request,
-            pace: Pace { threads: 0, limit: limit.as_ref() },
-            progress: &progress,
+            pace: Pace { threads: 0, limit: request.limit.as_deref() },
+            watched: &watched,
+            progress,
             recorder: &recorder,
             cancel,
-            result: MachineCopy {
-                machine,
-                far_machine,
-                copied: Vec::new(),
-                there: 0,
-                passed_over: Vec::new(),
-                quarantined: Vec::new(),
-                traffic: Traffic::default(),
-                error: None,
-            },
+            result: MachineCopy::new(machine, far_machine),
         };
         recorder.begin_machine(&run.result.machine, &run.result.far_machine);
         let before = far.traffic();
@@ -145,6 +196,7 @@ pub fn copy(
             }
             done => run.result.error = done.err(),
         }
+        progress.reached(&CopyStep::Machine(&run.result));
         summary.machines.push(run.result);
     }
     Ok(summary)
@@ -168,7 +220,9 @@ struct MachineRun<'a> {
     far: &'a dyn FarSide,
     request: &'a CopyRequest,
     pace: Pace<'a>,
-    progress: &'a dyn Progress,
+    /// Gets the progress within disks.
+    watched: &'a dyn Progress,
+    progress: &'a dyn CopyProgress,
     recorder: &'a Recorder,
     cancel: &'a AtomicBool,
     result: MachineCopy,
@@ -225,19 +279,24 @@ impl MachineRun<'_> {
                     tracing::warn!("{address} is not copied: {}", error.full_message());
                 }
                 copied => {
-                    self.result.copied.extend(copied.map_err(|error| error.context(address))?)
+                    let copied = copied.map_err(|error| error.context(address))?;
+                    self.progress.reached(&CopyStep::Point {
+                        machine: &self.result.machine,
+                        point: &copied,
+                    });
+                    self.result.copied.push(copied);
                 }
             }
         }
         Ok(())
     }
 
-    /// Copies one point; `None` if it is there meanwhile.
+    /// Copies one point.
     fn copy_point(
         &self,
         mut point: PointDocument,
         commons: &mut Vec<Common>,
-    ) -> Result<Option<CopiedPoint>> {
+    ) -> Result<CopiedPoint> {
         let started = Instant::now();
         self.recorder.begin_point(&point.point);
         let _held = ReadLease::point(self.source, PROGRAM, &mut point)?;
@@ -284,7 +343,7 @@ impl MachineRun<'_> {
         );
         commons.push(Common { here: point, there });
         copied.elapsed_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
-        Ok(Some(copied))
+        Ok(copied)
     }
 
     /// Chooses the base of `point` and leases it on both sides. One that was forgotten meanwhile is none.
@@ -328,7 +387,7 @@ impl MachineRun<'_> {
     ) -> Result<StoredDisk> {
         self.recorder.begin_disk(part.base.is_some());
         let address = format!("{}/{}/{}", point.machine, point.point, disk.name);
-        let watch = Watch { disk: &address, progress: self.progress, cancel: self.cancel };
+        let watch = Watch { disk: &address, progress: self.watched, cancel: self.cancel };
         let (mut root, mut end_bytes) = (part.base, part.base_end_bytes);
         // What lies behind the end of a smaller base counts as changed, and no range says so.
         let is_told = end_bytes.is_none_or(|end_bytes| end_bytes == disk.size_bytes);

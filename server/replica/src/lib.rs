@@ -3,8 +3,10 @@
 //! ```text
 //!   point and base ─▶ PointChanges ─▶ store_source ─┬▶ SharedWriter of the far repository
 //!   (here)            what differs     reads ahead   │  chunks, dedup, encryption of its own
-//!                                                   └▶ LineFar ══ line ══▶ receive_copies ─▶ SharedWriter
+//!                                                   └▶ LineFar ══ line ══▶ Receiver ─▶ SharedWriter
 //! ```
+//!
+//! Who dials is the source (copy --to) or the receiver (copy --from): the same two loops, with an opening in front that says which.
 //!
 //! A copy is a backup whose source is a point: the far repository stores the content in chunks of its own size,
 //! compressed and encrypted its own way, and finds what it has already. Only what differs from a point that both
@@ -34,14 +36,17 @@ mod far;
 mod links;
 mod plan;
 mod status;
+mod windows;
 
-pub use copy::{copy, CopiedPoint, CopyRequest, CopySummary, MachineCopy};
+pub use copy::{copy, CopiedPoint, CopyProgress, CopyRequest, CopyStep, CopySummary, MachineCopy};
 pub use far::{
-    receive_copies, Announced, AnnouncedDisk, Announcement, Begun, FarSide, LineFar, Traffic,
+    fetch, limit_fetch, serve_fetch, Announced, AnnouncedDisk, Announcement, Begun, FarSide,
+    FetchRequest, Fetched, Greeting, LineFar, Opening, Traffic,
 };
-pub use links::{Invitation, Link, Links};
+pub use links::{Invitation, Link, Links, Right};
 pub use plan::Identity;
 pub use status::{
     CopiesStamp, CopyCounts, CopyRecords, CopyState, CopyTarget, Cut, FailedCopy, MachineCopies,
     RunningCopy, StatusReader, TargetCopies,
 };
+pub use windows::{local_time, RateWindow, RateWindows};

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   REPOSITORY/links/identity       this side's private key
-//!   REPOSITORY/links/NAME.link      a paired site: its key, and how it is reached or what it may see
+//!   REPOSITORY/links/NAME.link      a paired site: its key, and how it is reached or what it may do
 //!   REPOSITORY/links/NAME.invite    a code that was given out
 //! ```
 //!
@@ -13,6 +13,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use coldrise_block::{remove_if_present, replace_file, Context, Error, ErrorKind, Result};
+use coldrise_inventory::MachinePattern;
 use coldrise_line::{Identity, PairingCode, PeerKey, CODE_VALID};
 use coldrise_store::{MachineName, Repository};
 use serde::de::DeserializeOwned;
@@ -31,11 +32,14 @@ pub struct Link {
     pub name: MachineName,
     /// SHA-256 of its public key.
     pub key: String,
-    /// HOST:PORT where it serves; `None` if it copies to here.
+    /// HOST:PORT where it serves; `None` if it dials.
     pub address: Option<String>,
     /// What the names of its machines begin with here.
     #[serde(default)]
     pub prefix: String,
+    /// What it may do here when it dials.
+    #[serde(default)]
+    pub may: Right,
     /// When it was paired, in milliseconds since 1970.
     pub paired_at_ms: u64,
 }
@@ -50,6 +54,38 @@ impl Link {
     }
 }
 
+/// What a site may do that dials.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Right {
+    /// Add restore points. It reads none.
+    #[default]
+    Send,
+    /// Read restore points of the machines that match one of these. It adds none.
+    Fetch {
+        /// The patterns.
+        machines: Vec<MachinePattern>,
+    },
+}
+
+impl Right {
+    /// The word for it.
+    pub fn word(&self) -> &'static str {
+        match self {
+            Right::Send => "send",
+            Right::Fetch { .. } => "fetch",
+        }
+    }
+
+    /// The patterns of the machines that it may read.
+    pub fn machines(&self) -> &[MachinePattern] {
+        match self {
+            Right::Send => &[],
+            Right::Fetch { machines } => machines,
+        }
+    }
+}
+
 /// A code that was given out and not used yet.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Invitation {
@@ -59,6 +95,9 @@ pub struct Invitation {
     pub code: String,
     /// What the names of its machines will begin with here.
     pub prefix: String,
+    /// What it will be allowed to do.
+    #[serde(default)]
+    pub may: Right,
     /// Until when it is valid, in milliseconds since 1970.
     pub until_ms: u64,
 }
@@ -153,7 +192,13 @@ impl Links {
     ///
     /// # Errors
     /// `AlreadyExists` if there is a link of that name; errors of the drive.
-    pub fn invite(&self, name: &MachineName, prefix: &str, now_ms: u64) -> Result<Invitation> {
+    pub fn invite(
+        &self,
+        name: &MachineName,
+        prefix: &str,
+        may: &Right,
+        now_ms: u64,
+    ) -> Result<Invitation> {
         self.check_free(name)?;
         if !prefix.is_empty() {
             // A machine's name begins with it.
@@ -163,6 +208,7 @@ impl Links {
             name: name.clone(),
             code: PairingCode::generate()?.to_string(),
             prefix: prefix.to_owned(),
+            may: may.clone(),
             until_ms: now_ms + CODE_VALID.as_millis() as u64,
         };
         self.put(name, INVITATION, &invitation)?;

@@ -9,8 +9,8 @@ use jiff::civil::{DateTime, Time};
 use crate::calendar::{show_weekdays, ALL_DAYS};
 use crate::parse::{weekdays, words, Word};
 
-/// A part of the day, on some weekdays: `22:00-06:00 Mon..Fri`. A window over midnight belongs to
-/// the day on which it begins. Its end is not part of it.
+/// A part of the day, on some weekdays: `22:00-06:00 Mon..Fri`, `mon-fri 22:00-06:00`, or whole days: `sat,sun`. A
+/// window over midnight belongs to the day on which it begins. Its end is not part of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
     begin: Time,
@@ -39,19 +39,33 @@ impl FromStr for Window {
 
     fn from_str(text: &str) -> Result<Window> {
         let words = words(text)?;
-        let first = words[0];
-        let times = first.text.split_once('-').map(|(begin, end)| (clock(begin), clock(end)));
-        let Some((Some(begin), Some(end))) = times else {
-            return Err(first.refuse("is no window: write 22:00-06:00, and then weekdays if any"));
+        let (times, days) = match words.as_slice() {
+            [one] if is_days(one.text) => (None, Some(*one)),
+            [times] => (Some(*times), None),
+            [days, times] if is_days(days.text) => (Some(*times), Some(*days)),
+            [times, days] => (Some(*times), Some(*days)),
+            [_, _, more, ..] => return Err(more.refuse("is too much")),
+            [] => (None, None),
         };
-        let days = match words.as_slice() {
-            [_] => ALL_DAYS,
-            [_, days] => weekdays(*days)?,
-            [_, _, more, ..] => return Err(Word::refuse(*more, "is too much")),
-            [] => ALL_DAYS,
-        };
+        // A day from midnight to midnight.
+        let (begin, end) = times.map_or(Ok((Time::midnight(), Time::midnight())), clocks)?;
+        let days = days.map_or(Ok(ALL_DAYS), weekdays)?;
         Ok(Window { begin, end, weekdays: days })
     }
+}
+
+/// Days begin with a letter, times with a digit.
+fn is_days(text: &str) -> bool {
+    text.starts_with(|c: char| c.is_ascii_alphabetic())
+}
+
+/// `HH:MM-HH:MM`.
+fn clocks(word: Word<'_>) -> Result<(Time, Time)> {
+    let times =
+        word.text.split_once('-').and_then(|(begin, end)| Some((clock(begin)?, clock(end)?)));
+    times.ok_or_else(|| {
+        word.refuse("is no window: write 22:00-06:00, weekdays such as Mon..Fri, or both; midnight is 00:00")
+    })
 }
 
 /// `HH:MM`.
@@ -92,6 +106,18 @@ mod tests {
         ] {
             assert_eq!(window.contains(time.parse().unwrap()), is_inside, "{time}");
         }
+        let other: Window = "mon-fri 22:00-6:00".parse().unwrap();
+        assert_eq!(other, window);
+        let weekend: Window = "sat,sun".parse().unwrap();
+        assert_eq!(weekend.to_string().parse::<Window>().unwrap(), weekend);
+        for (time, is_inside) in [
+            ("2026-11-27T23:59:59", false), // Friday
+            ("2026-11-28T00:00:00", true),
+            ("2026-11-29T23:59:59", true),
+            ("2026-11-30T00:00:00", false),
+        ] {
+            assert_eq!(weekend.contains(time.parse().unwrap()), is_inside, "{time}");
+        }
         let day: Window = "09:00-17:00".parse().unwrap();
         assert!(day.contains("2026-11-22T09:00:00".parse().unwrap()));
         assert!(!day.contains("2026-11-22T17:00:00".parse().unwrap()));
@@ -104,6 +130,9 @@ mod tests {
             "22:00-06:00 Foo",
             "22:00-06:00 Mon Tue",
             "-1:00-5:00",
+            "Mon Tue",
+            "Mon 22:00-06:00 Tue",
+            "a:b-c:d Mon",
         ] {
             assert!(text.parse::<Window>().is_err(), "{text}");
         }

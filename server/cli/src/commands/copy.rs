@@ -8,36 +8,39 @@ use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
 use std::time::Duration;
 
-use clap::Args;
+use clap::{ArgGroup, Args};
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_ingest::Rate;
-use coldrise_line::LineOptions;
+use coldrise_ingest::{Flow, Rate, RateLimit};
 use coldrise_replica::{
-    copy, CopiedPoint, CopyRecords, CopyRequest, CopySummary, CopyTarget, Link, Links, MachineCopy,
+    copy, local_time, CopiedPoint, CopyRecords, CopyRequest, CopySummary, CopyTarget, FetchRequest,
+    Link, Links, MachineCopy, RateWindow, RateWindows,
 };
 use coldrise_session::{Openers, SharedWriter};
 use coldrise_store::{MachineName, OpenOptions, PassphraseSource, PointName, Repository};
 use serde::Serialize;
 
-use self::attempts::{Attempts, Site};
+use self::attempts::{Attempts, Site, Way};
 use self::traffic::{savings, Savings};
 use super::backup::parse_rate;
-use crate::invocation::{open_for_writing, Invocation};
+use crate::invocation::{open_for_writing, Invocation, READING_CACHE_BYTES};
 use crate::progress::ProgressView;
 use crate::report::{table, Report};
 use crate::signals::cancel_flag;
 use crate::units::{parse_duration, show_count, show_duration, show_size};
 
-/// Copy restore points to another repository, on this host or at another site.
+/// Copy restore points to another repository, or from one, on this host or at another site.
 ///
-/// The other repository stores them in its own way: with its passphrase, chunk size and compression. So
+/// The repository that gets them stores them in its own way: with its passphrase, chunk size and compression. So
 /// this is also how these are changed. Each point appears there when it is complete; what differs from a
 /// point that both have is all that is read. A copy can be interrupted at any time and run again.
 ///
 /// Copies are points like all others: they can be booted, restored and copied back. Protection and the
-/// rules of retention are the other repository's own, and nothing is ever removed there. What was pruned
+/// rules of retention are the receiving repository's own, and nothing is ever removed there. What was pruned
 /// there is not copied again, unless --all is given. Points in quarantine are not copied.
+///
+/// With --from, this repository receives, and "there" in the options below is here.
 #[derive(Debug, Args)]
+#[command(group(ArgGroup::new("place").required(true).args(["to", "from"])))]
 pub(crate) struct CopyArguments {
     /// Copy only these machines. Default: all machines.
     #[arg(value_name = "MACHINE")]
@@ -46,15 +49,28 @@ pub(crate) struct CopyArguments {
     /// The directory of the other repository, made with coldrise init; or the name of a link to another site,
     /// see coldrise link. A directory whose name is also a link's: ./NAME.
     #[arg(long, value_name = "DIR|LINK")]
-    to: PathBuf,
+    to: Option<PathBuf>,
+
+    /// Copy from there to here: the directory of the other repository, or the name of a link. The other site has to allow
+    /// it: coldrise link invite --may fetch.
+    #[arg(long, value_name = "DIR|LINK")]
+    from: Option<PathBuf>,
 
     /// Read the other repository's passphrase from FILE. Default: the passphrase of this repository.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", conflicts_with = "from")]
     to_passphrase_file: Option<PathBuf>,
 
     /// Run this shell command and read the other repository's passphrase from its output.
-    #[arg(long, value_name = "COMMAND", conflicts_with = "to_passphrase_file")]
+    #[arg(long, value_name = "COMMAND", conflicts_with_all = ["to_passphrase_file", "from"])]
     to_passphrase_command: Option<String>,
+
+    /// As --to-passphrase-file, with --from.
+    #[arg(long, value_name = "FILE", conflicts_with = "to")]
+    from_passphrase_file: Option<PathBuf>,
+
+    /// As --to-passphrase-command, with --from.
+    #[arg(long, value_name = "COMMAND", conflicts_with_all = ["from_passphrase_file", "to"])]
+    from_passphrase_command: Option<String>,
 
     /// Let the names of the machines begin with this there, such as site-b-.
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
@@ -76,9 +92,19 @@ pub(crate) struct CopyArguments {
     #[arg(long, value_name = "BYTES", value_parser = parse_rate)]
     rate: Option<Rate>,
 
+    /// Within this part of the week send at most so many bytes per second (5M), or nothing (off): mon-fri
+    /// 08:00-18:00=5M, sat,sun=off, 22:00-06:00=off. Can be given several times; where windows overlap, the least holds, and
+    /// outside of all of them --rate. Times are this host's local time.
+    #[arg(long = "window", value_name = "WINDOW=RATE", value_parser = parse_window)]
+    windows: Vec<RateWindow>,
+
     /// Over a link: when the line breaks, connect again and go on, until nothing more was sent for so long. 0s: never.
     #[arg(long, value_name = "DURATION", value_parser = parse_retry, default_value = "10m")]
     retry: Duration,
+}
+
+fn parse_window(text: &str) -> Result<RateWindow> {
+    RateWindow::parse(text, parse_rate)
 }
 
 fn parse_retry(text: &str) -> Result<Duration> {
@@ -91,6 +117,9 @@ fn parse_retry(text: &str) -> Result<Duration> {
 #[derive(Serialize)]
 struct Copied {
     to: String,
+    /// Of a copy from another repository.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    from: Option<String>,
     machines: Vec<CopiedMachine>,
     /// The sums over all machines.
     points: u64,
@@ -108,6 +137,7 @@ struct Copied {
 struct OverLine {
     #[serde(flatten)]
     savings: Savings,
+    /// By the source.
     received_bytes: u64,
     congestion_control: String,
     connections: usize,
@@ -194,49 +224,83 @@ impl PointCopy {
 }
 
 impl CopyArguments {
-    fn request(self) -> Result<CopyRequest> {
+    fn check(&self) -> Result<()> {
         if self.rename.is_some() && self.machines.len() != 1 {
             let text = "--as gives one machine another name: name that machine";
             return Err(Error::new(ErrorKind::InvalidInput, text));
         }
-        Ok(CopyRequest {
-            machines: self.machines,
-            rename: self.rename,
-            prefix: self.prefix,
+        Ok(())
+    }
+
+    fn last(&self) -> Option<usize> {
+        self.last.and_then(|last| usize::try_from(last).ok())
+    }
+
+    /// What a copy from here, or from a directory, copies. Without a limit.
+    fn request(&self) -> CopyRequest {
+        CopyRequest {
+            machines: self.machines.clone(),
+            rename: self.rename.clone(),
+            prefix: self.prefix.clone(),
             is_all: self.all,
-            last: self.last.and_then(|last| usize::try_from(last).ok()),
-            rate: self.rate,
+            last: self.last(),
+            limit: None,
             target: None,
-        })
+        }
+    }
+
+    /// What another site is asked for.
+    fn fetch_request(&self) -> FetchRequest {
+        FetchRequest {
+            machines: self.machines.clone(),
+            rename: self.rename.clone(),
+            is_all: self.all,
+            last: self.last(),
+            rate_bytes_per_second: None,
+        }
     }
 
     fn passphrase(&self, invocation: &Invocation) -> Result<PassphraseSource> {
-        if let Some(path) = &self.to_passphrase_file {
-            return Ok(PassphraseSource::File(path.clone()));
+        let file = self.to_passphrase_file.as_ref().or(self.from_passphrase_file.as_ref());
+        let command = self.to_passphrase_command.as_ref().or(self.from_passphrase_command.as_ref());
+        match (file, command) {
+            (Some(path), _) => Ok(PassphraseSource::File(path.clone())),
+            (None, Some(command)) => Ok(PassphraseSource::Command(command.clone())),
+            (None, None) => invocation.passphrase(),
         }
-        match &self.to_passphrase_command {
-            Some(command) => Ok(PassphraseSource::Command(command.clone())),
-            None => invocation.passphrase(),
-        }
+    }
+
+    fn has_passphrase(&self) -> bool {
+        self.to_passphrase_file.is_some()
+            || self.from_passphrase_file.is_some()
+            || self.to_passphrase_command.is_some()
+            || self.from_passphrase_command.is_some()
     }
 }
 
 pub(crate) fn run(invocation: &Invocation, arguments: CopyArguments) -> Result<Report> {
+    arguments.check()?;
     let cancel = cancel_flag()?;
-    let source = invocation.open_for_disks()?;
-    let links = Links::of(&source);
-    let path = arguments.to.clone();
-    let (target, done) = match link_of(&links, &path)? {
+    let windows = RateWindows::new(arguments.windows.clone(), arguments.rate)?;
+    let here = invocation.open_for_disks()?;
+    let links = Links::of(&here);
+    // One of them is there.
+    let place = arguments.to.iter().chain(&arguments.from).next().cloned().unwrap_or_default();
+    let (target, done) = match link_of(&links, &place)? {
         Some(link) => (
             CopyTarget::Link(link.name.clone()),
-            copy_over(invocation, &source, &links, &link, arguments, &cancel),
+            copy_over(invocation, &here, &links, &link, &windows, &arguments, &cancel),
         ),
         None => (
-            CopyTarget::directory(&path),
-            copy_here(invocation, &source, &path, arguments, &cancel),
+            CopyTarget::directory(&place),
+            copy_here(invocation, &here, &place, &windows, &arguments, &cancel),
         ),
     };
-    done.inspect_err(|error| record(&source, &target, error))
+    done.inspect_err(|error| {
+        if arguments.to.is_some() {
+            record(&here, &target, error);
+        }
+    })
 }
 
 /// Records why nothing was copied. Mistakes of the caller and cancelled copies are no failures of the target.
@@ -251,8 +315,8 @@ fn record(source: &Arc<Repository>, target: &CopyTarget, error: &Error) {
 }
 
 /// The link of that name, if there is one.
-fn link_of(links: &Links, to: &Path) -> Result<Option<Link>> {
-    let Some(name) = to.to_str().and_then(|name| MachineName::parse(name).ok()) else {
+fn link_of(links: &Links, place: &Path) -> Result<Option<Link>> {
+    let Some(name) = place.to_str().and_then(|name| MachineName::parse(name).ok()) else {
         return Ok(None);
     };
     Ok(links.all()?.into_iter().find(|link| link.name == name))
@@ -260,60 +324,108 @@ fn link_of(links: &Links, to: &Path) -> Result<Option<Link>> {
 
 fn copy_here(
     invocation: &Invocation,
-    source: &Arc<Repository>,
-    path: &Path,
-    arguments: CopyArguments,
+    here: &Arc<Repository>,
+    place: &Path,
+    windows: &RateWindows,
+    arguments: &CopyArguments,
     cancel: &AtomicBool,
 ) -> Result<Report> {
+    let there = |error: Error| error.context(place.display());
     let passphrase = arguments.passphrase(invocation)?;
-    let target = Some(CopyTarget::directory(path));
-    let request = CopyRequest { target, ..arguments.request()? };
-    let there = |error: Error| error.context(path.display());
-    let reader = || Repository::open(path, &passphrase, &OpenOptions { cache_bytes: 0 });
-    let openers = Openers { writer: &|| open_for_writing(path, &passphrase), reader: &reader };
-    let far = SharedWriter::join(path, openers, cancel).map_err(there)?;
+    let is_from = arguments.from.is_some();
+    let (source, to, passphrase) = match is_from {
+        true => {
+            let options = OpenOptions { cache_bytes: READING_CACHE_BYTES };
+            let source = Repository::open(place, &passphrase, &options).map_err(there)?;
+            (source, invocation.repository_path()?, invocation.passphrase()?)
+        }
+        false => (Arc::clone(here), place, passphrase),
+    };
+    let reader = || Repository::open(to, &passphrase, &OpenOptions { cache_bytes: 0 });
+    let openers = Openers { writer: &|| open_for_writing(to, &passphrase), reader: &reader };
+    let far = SharedWriter::join(to, openers, cancel);
+    let far = if is_from { far? } else { far.map_err(there)? };
+    let flow = windows.flow(local_time());
+    let limit = Arc::new(RateLimit::new(flow));
+    let set = |flow| {
+        if flow == Flow::Stopped {
+            attempts::tell_wait(windows);
+        }
+        limit.set(flow);
+    };
+    set(flow);
+    let target = (!is_from).then(|| CopyTarget::directory(place));
+    let limited = Some(Arc::clone(&limit));
+    let request = CopyRequest { limit: limited, target, ..arguments.request() };
     let view = ProgressView::new(invocation);
-    let copied = copy(source, &far, &request, &view, cancel);
+    let copied = attempts::within(
+        windows,
+        |flow| limit.set(flow),
+        || copy(&source, &far, &request, &view, cancel),
+    );
     drop(view);
-    let summary = told(copied, path)?;
-    Ok(report(invocation, path, &summary, None))
+    let summary = told(copied, to)?;
+    Ok(report(invocation, arguments, &summary, None))
 }
 
 fn copy_over(
     invocation: &Invocation,
-    source: &Arc<Repository>,
+    here: &Arc<Repository>,
     links: &Links,
     link: &Link,
-    arguments: CopyArguments,
+    windows: &RateWindows,
+    arguments: &CopyArguments,
     cancel: &Arc<AtomicBool>,
 ) -> Result<Report> {
-    if arguments.to_passphrase_file.is_some() || arguments.to_passphrase_command.is_some() {
+    if arguments.has_passphrase() {
         let text = "the other site opens its repository itself: leave the passphrase out";
         return Err(Error::new(ErrorKind::InvalidInput, text));
     }
     let Some(address) = &link.address else {
-        let text = format!("site {} copies to this one: nothing can be sent there", link.name);
-        return Err(Error::new(ErrorKind::InvalidInput, text)
-            .advise("pair the other way round, too, under another name"));
+        let text = format!("site {} dials this one: it cannot be dialled", link.name);
+        let advice = match arguments.from.is_some() {
+            true => "copy from there: coldrise copy --to, at that site; or pair the other way round, under another name",
+            false => "pair the other way round, too, under another name",
+        };
+        return Err(Error::new(ErrorKind::InvalidInput, text).advise(advice));
     };
-    let (path, patience) = (arguments.to.clone(), arguments.retry);
+    let (own, passphrase) = (invocation.repository_path()?, invocation.passphrase()?);
+    let site = Site {
+        address,
+        identity: links.identity()?,
+        peer: link.peer()?,
+        patience: arguments.retry,
+        windows,
+    };
     let target = Some(CopyTarget::Link(link.name.clone()));
-    let mut request = CopyRequest { target, ..arguments.request()? };
-    let rate = request.rate.take().map(|rate| rate.bytes_per_second());
-    let options = LineOptions { rate_bytes_per_second: rate, ..LineOptions::default() };
-    let site = Site { address, identity: links.identity()?, peer: link.peer()?, options, patience };
+    let request = CopyRequest { target, ..arguments.request() };
+    let wish = arguments.fetch_request();
+    let way = match arguments.from.is_some() {
+        false => Way::To { source: here, request: &request },
+        true => Way::From {
+            path: own,
+            passphrase: &passphrase,
+            request: &wish,
+            prefix: &arguments.prefix,
+        },
+    };
     let view = ProgressView::new(invocation);
-    let Attempts { copied, traffic, statistics } =
-        attempts::copy_to(&site, source, &request, &view, cancel)?;
+    let Attempts { copied, mut traffic, statistics } =
+        attempts::copy_over(&site, &way, &view, cancel)?;
     drop(view);
+    let mut received_bytes = statistics.received_bytes;
+    if arguments.from.is_some() {
+        // As the source counts.
+        (traffic.sent_bytes, received_bytes) = (statistics.received_bytes, statistics.sent_bytes);
+    }
     let line = OverLine {
         savings: Savings::of(&traffic),
-        received_bytes: statistics.received_bytes,
+        received_bytes,
         congestion_control: statistics.congestion_control,
         connections: statistics.connections,
     };
-    let summary = told(copied, &path)?;
-    Ok(report(invocation, &path, &summary, Some(line)))
+    let summary = told(copied, arguments.to.as_deref().unwrap_or(own))?;
+    Ok(report(invocation, arguments, &summary, Some(line)))
 }
 
 fn told(copied: Result<CopySummary>, path: &Path) -> Result<CopySummary> {
@@ -329,15 +441,18 @@ fn told(copied: Result<CopySummary>, path: &Path) -> Result<CopySummary> {
 
 fn report(
     invocation: &Invocation,
-    path: &Path,
+    arguments: &CopyArguments,
     summary: &CopySummary,
     line: Option<OverLine>,
 ) -> Report {
     let machine = |copy| CopiedMachine::new(copy, line.is_some());
     let machines: Vec<_> = summary.machines.iter().map(machine).collect();
     let points = || machines.iter().flat_map(|machine| &machine.points);
+    let shown = |path: &Path| path.display().to_string();
+    let own = || invocation.repository_path().map(shown).unwrap_or_default();
     let copied = Copied {
-        to: path.display().to_string(),
+        to: arguments.to.as_deref().map_or_else(own, shown),
+        from: arguments.from.as_deref().map(shown),
         points: points().count() as u64,
         size_bytes: points().map(|point| point.size_bytes).sum(),
         read_bytes: points().map(|point| point.read_bytes).sum(),
@@ -355,20 +470,27 @@ fn report(
 
 fn text(invocation: &Invocation, copied: &Copied) -> String {
     if copied.machines.is_empty() {
-        return "no restore points yet: make one with coldrise backup".to_owned();
+        let text = match copied.from {
+            None => "no restore points yet: make one with coldrise backup",
+            Some(_) => "no restore points there that may be copied",
+        };
+        return text.to_owned();
     }
+    let place = match &copied.from {
+        None => format!("to {}", copied.to),
+        Some(from) => format!("from {from}"),
+    };
     let rows: Vec<_> = copied.machines.iter().map(CopiedMachine::row).collect();
     let mut text = format!(
-        "copied {} to {} in {}\n{}",
+        "copied {} {place} in {}\n{}",
         show_count(copied.points, "restore point"),
-        copied.to,
         show_duration(invocation.elapsed()),
         table(&["MACHINE", ">COPIED", ">ALREADY THERE", ">SIZE", ">READ", ">STORED"], &rows)
     );
     if let Some(line) = &copied.line {
         text.push_str(&format!(
             "\n{} ({}, {})",
-            savings(&line.savings),
+            savings(&line.savings, copied.from.is_some()),
             line.congestion_control,
             show_count(line.connections as u64, "connection")
         ));

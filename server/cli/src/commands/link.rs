@@ -1,9 +1,12 @@
 //! `coldrise link`: pairs this repository with one at another site.
 
-use clap::{Args, Subcommand};
-use coldrise_block::Result;
+use clap::{Args, Subcommand, ValueEnum};
+use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_inventory::MachinePattern;
 use coldrise_line::{pair_with, PairingCode};
-use coldrise_replica::{CopyRecords, CopyTarget, Link, Links, StatusReader, TargetCopies};
+use coldrise_replica::{
+    CopyRecords, CopyTarget, Link, Links, Right, StatusReader, TargetCopies,
+};
 use coldrise_store::MachineName;
 use serde::Serialize;
 use serde_json::json;
@@ -15,9 +18,10 @@ use crate::units::now_ms;
 
 /// Pair this repository with one at another site.
 ///
-/// At the site that receives: coldrise link invite NAME, while coldrise serve replica runs. It shows a code. At the
-/// site that sends: coldrise link add NAME HOST:PORT --code CODE. Then coldrise copy --to NAME copies points there.
-/// The keys of both sites are exchanged once; afterwards each believes that key only.
+/// At the site that others can reach: coldrise link invite NAME, while coldrise serve replica runs. It shows a code. At the
+/// other site: coldrise link add NAME HOST:PORT --code CODE. Then coldrise copy --to NAME copies points there, or, after an
+/// invitation with --may fetch, copy --from NAME copies points from there. The keys of both sites are exchanged once;
+/// afterwards each believes that key only.
 #[derive(Debug, Args)]
 pub(crate) struct LinkArguments {
     #[command(subcommand)]
@@ -30,9 +34,18 @@ enum Action {
     Invite {
         /// The name of the other site here.
         name: MachineName,
-        /// The names of its machines begin with this here, and it sees no others. Without it, it sees all.
+        /// What it may do here: send restore points (and read none), or fetch them (and add none). A site that is to do
+        /// both gets two links.
+        #[arg(long, value_name = "RIGHT", default_value = "send")]
+        may: RightWord,
+
+        /// With --may send: the names of its machines begin with this here, and it sees no others. Without it, it sees all.
         #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
         prefix: String,
+
+        /// With --may fetch: only points of these machines, such as web* or db0?. Default: all machines.
+        #[arg(long, value_name = "PATTERN", num_args = 1..)]
+        machines: Vec<MachinePattern>,
     },
     /// Pair this repository with the site that has shown the code.
     Add {
@@ -54,6 +67,31 @@ enum Action {
     },
 }
 
+/// The word for a right.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum RightWord {
+    Send,
+    Fetch,
+}
+
+impl RightWord {
+    fn right(self, prefix: &str, machines: Vec<MachinePattern>) -> Result<Right> {
+        let refused = |option: &str, word: &str| {
+            let text = format!("{option} goes with --may {word}");
+            Err(Error::new(ErrorKind::InvalidInput, text))
+        };
+        match self {
+            RightWord::Send if !machines.is_empty() => refused("--machines", "fetch"),
+            RightWord::Send => Ok(Right::Send),
+            RightWord::Fetch if !prefix.is_empty() => refused("--prefix", "send"),
+            RightWord::Fetch if machines.is_empty() => {
+                Ok(Right::Fetch { machines: vec![MachinePattern::all()] })
+            }
+            RightWord::Fetch => Ok(Right::Fetch { machines }),
+        }
+    }
+}
+
 #[derive(Serialize)]
 struct Listed {
     links: Vec<ListedLink>,
@@ -62,9 +100,13 @@ struct Listed {
 #[derive(Serialize)]
 struct ListedLink {
     name: String,
-    /// Where this site sends to; absent if it receives.
+    /// Where the other site serves; absent if it dials.
     address: Option<String>,
+    /// What it may do here when it dials: send or fetch.
+    may: Option<&'static str>,
     prefix: String,
+    /// The patterns of the machines that it may fetch.
+    machines: Vec<String>,
     key: String,
     paired_at_ms: u64,
     /// The time of the newest point that is there.
@@ -75,8 +117,9 @@ pub(crate) fn run(invocation: &Invocation, arguments: LinkArguments) -> Result<R
     let repository = invocation.open()?;
     let links = Links::of(&repository);
     match arguments.action {
-        Action::Invite { name, prefix } => {
-            let invitation = links.invite(&name, &prefix, now_ms())?;
+        Action::Invite { name, may, prefix, machines } => {
+            let right = may.right(&prefix, machines)?;
+            let invitation = links.invite(&name, &prefix, &right, now_ms())?;
             let code = &invitation.code;
             let text = format!(
                 "at the other site, within 15 minutes, while coldrise serve replica runs here:\n  \
@@ -98,10 +141,14 @@ pub(crate) fn run(invocation: &Invocation, arguments: LinkArguments) -> Result<R
                 key: key.to_string(),
                 address: Some(address),
                 prefix: String::new(),
+                may: Right::default(),
                 paired_at_ms: now_ms(),
             };
             links.add(&link)?;
-            let text = format!("paired: coldrise copy --to {name} copies restore points there");
+            let text = format!(
+                "paired: coldrise copy --to {name} copies restore points there; after an invitation with \
+                 --may fetch, copy --from {name} from there"
+            );
             Ok(Report::done(&json!({ "name": name, "key": link.key }), text))
         }
         Action::List => Ok(list(&links.all()?, &StatusReader::default().targets(&repository)?)),
@@ -124,7 +171,9 @@ fn list(all: &[Link], targets: &[TargetCopies]) -> Report {
         .map(|link| ListedLink {
             name: link.name.to_string(),
             address: link.address.clone(),
+            may: link.address.is_none().then(|| link.may.word()),
             prefix: link.prefix.clone(),
+            machines: link.may.machines().iter().map(|one| one.as_str().to_owned()).collect(),
             key: link.key.clone(),
             paired_at_ms: link.paired_at_ms,
             last_cut_ms: copies(link).and_then(|copies| copies.last_cut_ms),
@@ -133,22 +182,24 @@ fn list(all: &[Link], targets: &[TargetCopies]) -> Report {
     let rows: Vec<Vec<String>> = links
         .iter()
         .map(|link| {
-            let way = match &link.address {
-                Some(address) => format!("to {address}"),
-                None if link.prefix.is_empty() => "from there, all machines".to_owned(),
-                None => format!("from there, machines {}…", link.prefix),
+            let may = match &link.address {
+                Some(_) => String::new(),
+                None if !link.machines.is_empty() => format!("fetch {}", link.machines.join(" ")),
+                None if link.prefix.is_empty() => "send all machines".to_owned(),
+                None => format!("send machines {}…", link.prefix),
             };
             let last_cut = match link.last_cut_ms {
                 Some(cut_ms) => age(cut_ms, now_ms),
                 None if link.address.is_some() => "never".to_owned(),
                 None => "-".to_owned(),
             };
-            vec![link.name.clone(), way, last_cut, link.key[..16].to_owned()]
+            let address = link.address.clone().unwrap_or_else(|| "it dials".to_owned());
+            vec![link.name.clone(), address, may, last_cut, link.key[..16].to_owned()]
         })
         .collect();
     let text = match rows.is_empty() {
-        true => "no links: coldrise link invite at the site that receives".to_owned(),
-        false => table(&["LINK", "COPIES", ">LAST CUT", "KEY"], &rows),
+        true => "no links: coldrise link invite, at the site that others can reach".to_owned(),
+        false => table(&["LINK", "ADDRESS", "MAY HERE", ">LAST CUT", "KEY"], &rows),
     };
     Report::done(&Listed { links }, text)
 }

@@ -25,7 +25,7 @@ use crate::source::{open_source, round_down, Location, Source, SourceOptions, So
 use pipeline::store_disk;
 pub use pipeline::Watch;
 use plan::Plan;
-pub use rate::{Rate, RateLimit};
+pub use rate::{Flow, Rate, RateLimit};
 
 /// How often the clock is read while a backup waits for a free name.
 const NAME_INTERVAL: Duration = Duration::from_millis(20);
@@ -243,7 +243,7 @@ pub fn read_disks(
         base.check_live(&spec.location)?;
         sources.push((spec, source, base));
     }
-    let limit = request.rate.map(RateLimit::new);
+    let limit = request.rate.map(|rate| RateLimit::new(Flow::At(rate)));
     let mut disks = Vec::with_capacity(sources.len());
     let mut documents = Vec::with_capacity(sources.len());
     let mut warnings = Vec::new();

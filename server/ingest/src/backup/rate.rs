@@ -8,19 +8,20 @@
 //! piece may start. Readers reserve their turn under the lock and sleep outside of it. Long reads are
 //! split into pieces of at most 100 ms, so the load on the source is even.
 
-use std::sync::Mutex;
-use std::sync::PoisonError;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use coldrise_block::{Error, ErrorKind, Result};
 
 /// The bytes of this time can be read at once.
 const BURST: Duration = Duration::from_millis(100);
+/// The length of a piece without a limit: one may come while it is read.
+const FREE_PIECE_BYTES: u64 = 1 << 20;
 /// Longest sleep before the next look at the reason to end.
 const SLEEP: Duration = Duration::from_millis(50);
 
 /// Bytes per second that a backup may read from its sources.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Rate(u64);
 
 impl Rate {
@@ -52,47 +53,90 @@ impl Rate {
     }
 }
 
-/// The limit of one backup: all readers of all its disks share it.
-pub struct RateLimit {
-    rate: Rate,
+/// What flows at present.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Flow {
+    /// Nothing.
+    Stopped,
+    /// So much.
+    At(Rate),
+    /// All that can.
+    Free,
+}
+
+impl From<Option<Rate>> for Flow {
+    fn from(rate: Option<Rate>) -> Flow {
+        rate.map_or(Flow::Free, Flow::At)
+    }
+}
+
+/// The limit of one backup: all readers of all its disks share it. It may change while they wait.
+#[derive(Debug)]
+pub struct RateLimit(Mutex<State>);
+
+#[derive(Debug)]
+struct State {
+    flow: Flow,
     /// When the next piece may start.
-    next: Mutex<Instant>,
+    next: Instant,
 }
 
 impl RateLimit {
-    /// A limit of this rate.
-    pub fn new(rate: Rate) -> RateLimit {
-        RateLimit { rate, next: Mutex::new(Instant::now()) }
+    /// A limit that begins with this.
+    pub fn new(flow: Flow) -> RateLimit {
+        RateLimit(Mutex::new(State { flow, next: Instant::now() }))
+    }
+
+    /// Changes it.
+    pub fn set(&self, flow: Flow) {
+        let mut state = self.state();
+        // No piece waits for a turn that an earlier rate gave.
+        (state.flow, state.next) = (flow, Instant::now());
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The length of one piece: the bytes of 100 ms in whole units, but at least one unit.
     pub(super) fn piece_bytes(&self, unit_bytes: u64) -> u64 {
-        let burst_bytes = self.rate.0 / 10;
+        let burst_bytes = match self.state().flow {
+            Flow::Stopped => 0,
+            Flow::At(rate) => rate.0 / 10,
+            Flow::Free => FREE_PIECE_BYTES,
+        };
         (burst_bytes - burst_bytes % unit_bytes.max(1)).max(unit_bytes)
     }
 
     /// Waits until `bytes` may be read. Returns false at once if `is_over` becomes true.
     pub(super) fn take(&self, bytes: u64, is_over: &dyn Fn() -> bool) -> bool {
-        let turn = self.reserve(bytes, Instant::now());
+        let mut turn = None;
         loop {
             if is_over() {
                 return false;
             }
-            let wait = turn.saturating_duration_since(Instant::now());
-            if wait.is_zero() {
+            let now = Instant::now();
+            turn = turn.or_else(|| self.reserve(bytes, now));
+            let wait = turn.map(|turn| turn.saturating_duration_since(now));
+            if wait.is_some_and(|wait| wait.is_zero()) {
                 return true;
             }
-            std::thread::sleep(wait.min(SLEEP));
+            std::thread::sleep(wait.unwrap_or(SLEEP).min(SLEEP));
         }
     }
 
-    /// Takes the next turn, and returns when it is. What was not used earlier than 100 ms ago is lost.
-    fn reserve(&self, bytes: u64, now: Instant) -> Instant {
-        let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Takes the next turn, and returns when it is; `None` while nothing flows. What was not used earlier than 100 ms ago
+    /// is lost.
+    fn reserve(&self, bytes: u64, now: Instant) -> Option<Instant> {
+        let mut state = self.state();
         let earliest = now.checked_sub(BURST).unwrap_or(now);
-        let turn = (*next).max(earliest);
-        *next = turn + self.rate.time_of(bytes);
-        turn
+        let turn = state.next.max(earliest);
+        match state.flow {
+            Flow::Stopped => return None,
+            Flow::At(rate) => state.next = turn + rate.time_of(bytes),
+            Flow::Free => {}
+        }
+        Some(turn)
     }
 }
 
@@ -103,7 +147,7 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     fn limit(bytes: u64) -> RateLimit {
-        RateLimit::new(Rate::from_bytes_per_second(bytes).unwrap())
+        RateLimit::new(Flow::At(Rate::from_bytes_per_second(bytes).unwrap()))
     }
 
     #[test]
@@ -128,15 +172,33 @@ mod tests {
         let limit = limit(MIB);
         let start = Instant::now();
         let second = Duration::from_secs(1);
-        let first = limit.reserve(MIB, start);
+        let first = limit.reserve(MIB, start).unwrap();
         assert!(first <= start);
-        assert_eq!(limit.reserve(MIB, start), first + second);
-        assert_eq!(limit.reserve(MIB, start), first + 2 * second);
+        assert_eq!(limit.reserve(MIB, start), Some(first + second));
+        assert_eq!(limit.reserve(MIB, start), Some(first + 2 * second));
         // After an hour without a read, only 100 ms are ahead.
         let later = start + 3600 * second;
-        let next = limit.reserve(MIB, later);
+        let next = limit.reserve(MIB, later).unwrap();
         assert_eq!(next, later - BURST);
-        assert_eq!(limit.reserve(MIB, later), next + second);
+        assert_eq!(limit.reserve(MIB, later), Some(next + second));
+    }
+
+    #[test]
+    fn a_limit_that_changes_holds_at_once() {
+        let limit = limit(64 << 10);
+        limit.reserve(1 << 30, Instant::now());
+        limit.set(Flow::Free);
+        assert!(limit.take(1 << 30, &|| false));
+        limit.set(Flow::Stopped);
+        assert_eq!(limit.reserve(1, Instant::now()), None);
+        assert!(!limit.take(1, &|| true));
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| limit.take(1, &|| false));
+            limit.set(Flow::Free);
+            assert!(waiting.join().unwrap());
+        });
+        let rate = Rate::from_bytes_per_second(MIB).unwrap();
+        assert!(Flow::Stopped < Flow::At(rate) && Flow::At(rate) < Flow::Free);
     }
 
     #[test]

@@ -24,7 +24,7 @@ use parking_lot::{Condvar, Mutex};
 use super::line_disk::LineDisk;
 use super::messages::{
     broken, decode_places, send, Answer, Ask, Details, Parts, APPLIED, BATCH_BYTES, MAX_BATCHES,
-    MESSAGE, PART, VERSION, WANTED, WHOLE,
+    MESSAGE, PART, RATE, VERSION, WANTED, WHOLE,
 };
 use super::pack::{Batch, Packer, Wanted};
 use super::reads::Reads;
@@ -66,6 +66,8 @@ struct Shared {
     state: Mutex<State>,
     changed: Condvar,
     cancel: Arc<AtomicBool>,
+    /// The far side has asked for the copy: it limits the rate.
+    is_fetch: bool,
     traffic: Mutex<Traffic>,
 }
 
@@ -102,11 +104,33 @@ impl LineFar {
         repository: &RepositoryId,
         cancel: Arc<AtomicBool>,
     ) -> Result<LineFar> {
+        LineFar::begin(line, repository, cancel, false)
+    }
+
+    /// Greets the other side, which has asked for the copy.
+    ///
+    /// # Errors
+    /// As for [`LineFar::new`].
+    pub(super) fn for_fetch(
+        line: Arc<dyn Line>,
+        repository: &RepositoryId,
+        cancel: Arc<AtomicBool>,
+    ) -> Result<LineFar> {
+        LineFar::begin(line, repository, cancel, true)
+    }
+
+    fn begin(
+        line: Arc<dyn Line>,
+        repository: &RepositoryId,
+        cancel: Arc<AtomicBool>,
+        is_fetch: bool,
+    ) -> Result<LineFar> {
         let shared = Arc::new(Shared {
             line,
             state: Mutex::default(),
             changed: Condvar::new(),
             cancel,
+            is_fetch,
             traffic: Mutex::default(),
         });
         let mut far = LineFar {
@@ -182,10 +206,7 @@ impl LineFar {
         let mut state = self.shared.state.lock();
         loop {
             match state.answers.pop_front() {
-                Some(Answer::Failed { kind, message }) => {
-                    let kind = ErrorKind::from_word(&kind).unwrap_or(ErrorKind::Io);
-                    return Err(Error::new(kind, message));
-                }
+                Some(Answer::Failed(failure)) => return Err(failure.error()),
                 Some(answer) => return Ok(answer),
                 None => state.check()?,
             }
@@ -217,9 +238,8 @@ impl LineFar {
             self.shared.changed.wait(&mut state);
         }
         // The other side says nothing now unless it failed.
-        if let Some(Answer::Failed { kind, message }) = state.answers.pop_front() {
-            let kind = ErrorKind::from_word(&kind).unwrap_or(ErrorKind::Io);
-            return Err(Error::new(kind, message));
+        if let Some(Answer::Failed(failure)) = state.answers.pop_front() {
+            return Err(failure.error());
         }
         state.check()?;
         let known_bytes = batch.bytes.len();
@@ -326,6 +346,11 @@ fn take(shared: &Shared, parts: &mut Parts, frame: Frame) -> Result<()> {
             if let Some(offered) = shared.state.lock().batches.remove(&number) {
                 shared.traffic.lock().known_bytes += offered.known_bytes as u64;
             }
+        }
+        RATE if shared.is_fetch => {
+            let rate = frame.body.try_into().map_err(|_| broken("no rate"))?;
+            let rate = u64::from_le_bytes(rate);
+            shared.line.set_rate((rate > 0).then_some(rate));
         }
         _ => return Err(broken("an unknown frame")),
     }

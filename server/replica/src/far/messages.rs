@@ -15,6 +15,8 @@
 //!   READ (fetch), at any time        ◀─        ─▶ DATA (fetch): a part of the announced point, out of turn
 //! ```
 //!
+//! The side that dials is the source, or begins with *fetch*: then it is the far side (fetch.rs).
+//!
 //! A *piece* is an aligned range of the far side's chunk size; its name is its BLAKE3, all zeroes for a piece of zeroes.
 //! CONTENT is specified in content.rs. Names and plaintext are inside TLS only. The far side checks each content against its name.
 
@@ -25,10 +27,11 @@ use coldrise_store::{MachineName, MapRoot, PointDocument, PointName, RepositoryI
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::Begun;
+use super::fetch::{FetchRequest, Told};
+use super::{Begun, Traffic};
 
 /// Changes with every message.
-pub(super) const VERSION: u32 = 4;
+pub(super) const VERSION: u32 = 6;
 
 /// Kinds of frames. A message is JSON and an attachment; long ones come in parts.
 pub(super) const PART: u8 = 1;
@@ -40,6 +43,8 @@ pub(super) const CONTENT: u8 = 6;
 pub(super) const WHOLE: u8 = 7;
 pub(super) const READ: u8 = 8;
 pub(super) const DATA: u8 = 9;
+/// From the far side of a fetch: the limit on what is sent, in bytes per second, little endian; 0: none.
+pub(super) const RATE: u8 = 10;
 
 /// Maximum plaintext of a batch, in bytes.
 pub(super) const BATCH_BYTES: usize = 4 << 20;
@@ -95,6 +100,19 @@ pub(super) enum Ask {
     Put {
         document: Box<PointDocument>,
     },
+    /// In place of the greeting: the other side is to be the source.
+    Fetch {
+        version: u32,
+        request: FetchRequest,
+    },
+    /// How far a fetch is. No answer.
+    Told {
+        told: Told,
+    },
+    /// The end of a fetch, with what was sent. No answer.
+    Ended {
+        result: std::result::Result<Traffic, Failure>,
+    },
 }
 
 /// What the far side answers.
@@ -123,10 +141,45 @@ pub(super) enum Answer {
         counts: WriteCounts,
     },
     Added,
-    Failed {
-        kind: String,
-        message: String,
-    },
+    Failed(Failure),
+}
+
+/// An error on its way to the other side.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Failure {
+    pub(super) kind: String,
+    pub(super) message: String,
+}
+
+impl Failure {
+    pub(super) fn of(error: &Error) -> Failure {
+        Failure { kind: error.kind().word().to_owned(), message: error.full_message() }
+    }
+
+    /// The error here. What the other side says is shown on terminals.
+    pub(super) fn error(self) -> Error {
+        let kind = ErrorKind::from_word(&self.kind).unwrap_or(ErrorKind::Io);
+        let message = self.message.replace(|c: char| c.is_control(), " ");
+        Error::new(kind, message)
+    }
+}
+
+/// An error as a part of a message.
+pub(crate) mod error_on_its_way {
+    use super::{Deserialize, Error, Failure, Serialize};
+
+    pub(crate) fn serialize<S: serde::Serializer>(
+        error: &Option<Error>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        error.as_ref().map(Failure::of).serialize(serializer)
+    }
+
+    pub(crate) fn deserialize<'de, D: serde::Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Option<Error>, D::Error> {
+        Ok(Option::<Failure>::deserialize(deserializer)?.map(Failure::error))
+    }
 }
 
 /// What an announcement says beside the document, compressed.

@@ -1,9 +1,11 @@
 //! The repository to which points are copied: on this host, or behind a line.
 
 mod content;
+mod fetch;
+mod heard;
 mod line_disk;
 mod line_far;
-mod messages;
+pub(crate) mod messages;
 mod pack;
 mod reads;
 mod receiver;
@@ -18,8 +20,8 @@ use coldrise_session::{ByteRanges, CarriedFiles, Catalog, SharedWriter};
 use coldrise_store::{BackupTarget, MachineName, MapRoot, PointDocument, RepositoryId};
 use serde::{Deserialize, Serialize};
 
+pub use fetch::{fetch, limit_fetch, serve_fetch, FetchRequest, Fetched, Greeting, Opening};
 pub use line_far::LineFar;
-pub use receiver::receive_copies;
 pub use traffic::Traffic;
 
 /// A disk that has arrived in part.

@@ -4,7 +4,8 @@
 //!
 //! 1. Content is hashed here, before it is stored: the source's names are believed for nothing else.
 //! 2. A link sees, names and adds to the machines only whose names begin with its prefix. That a piece is there already
-//!    is said only of content that these machines' points refer to: a link cannot ask what others have.
+//!    is said only of content that these machines' points refer to: a link cannot ask what others have. Who was asked for some machines
+//!    (fetch.rs) adds no others.
 //! 3. A base is a disk of the point that was kept last, or what had arrived of this very disk. The map of a new point's disk was finished on this line.
 //! 4. Nothing is replaced or removed. A point appears when it is complete.
 //! 5. Memory is bounded: by the line's credit, and by the batches that may be under way.
@@ -27,7 +28,11 @@ use coldrise_store::{Claim, MachineName, MapRoot, PointDocument, PointOrigin, Re
 use self::begun::ComingState;
 use self::disk::{OpenDisk, Step};
 use self::fetch::Fetches;
-use super::messages::{broken, send, Answer, Ask, Parts, CONTENT, MESSAGE, NAMES, PART, VERSION};
+use super::fetch::other_version;
+use super::heard::Heard;
+use super::messages::{
+    broken, send, Answer, Ask, Failure, Parts, CONTENT, MESSAGE, NAMES, PART, VERSION,
+};
 use super::unpack::Unpacker;
 use super::FarSide;
 
@@ -42,25 +47,35 @@ const MAX_ZERO_RANGES: usize = 4096;
 /// Points in one message: with as many disks as points can have they are shorter than the longest message.
 const POINTS_AT_ONCE: usize = 100;
 
-/// Takes copies over `line` until it ends. `prefix` begins the names of the machines that it may see.
+/// What the source may do here.
+pub(super) struct Terms<'a> {
+    /// Begins the names of the machines that it may see.
+    pub(super) prefix: &'a str,
+    /// The names, without the prefix, of the only machines that it may see; empty: all.
+    pub(super) only: &'a [MachineName],
+}
+
+/// Takes copies over `line` until it ends. `first` is a message that was received before; of a fetch, `heard` hears how it goes.
 ///
 /// # Errors
 /// Errors of the line and of the repository; `Interrupted` once `cancel` is set.
-pub fn receive_copies(
+pub(super) fn receive(
     line: &dyn Line,
     far: &SharedWriter<'_>,
-    prefix: &str,
+    terms: Terms<'_>,
+    first: Option<Ask>,
+    heard: Option<&mut Heard<'_>>,
     cancel: &AtomicBool,
 ) -> Result<()> {
-    let allowed = match prefix.is_empty() {
+    let allowed = match terms.prefix.is_empty() {
         true => None,
-        false => Some(reachable_of(far, prefix, cancel)?),
+        false => Some(reachable_of(far, terms.prefix, cancel)?),
     };
     let fetches = Arc::new(Fetches::default());
-    let receiver = Receiver {
+    let mut receiver = Receiver {
         line,
         far,
-        prefix,
+        terms,
         allowed,
         claim: None,
         kept: None,
@@ -71,7 +86,13 @@ pub fn receive_copies(
         fetches: Arc::clone(&fetches),
         has_finished: false,
         last_note: Instant::now(),
+        added: 0,
+        heard,
     };
+    if let Some(ask) = first {
+        let answered = receiver.answer(ask, &[]);
+        receiver.told(answered)?;
+    }
     std::thread::scope(|scope| {
         scope.spawn(|| fetches.send_reads(line));
         scope.spawn(|| fetches.take_content(line));
@@ -93,10 +114,10 @@ fn reachable_of(far: &SharedWriter<'_>, prefix: &str, cancel: &AtomicBool) -> Re
     repository.reachable(roots, cancel)
 }
 
-struct Receiver<'a> {
+struct Receiver<'a, 'h> {
     line: &'a dyn Line,
     far: &'a SharedWriter<'a>,
-    prefix: &'a str,
+    terms: Terms<'a>,
     allowed: Option<Reachable>,
     claim: Option<(MachineName, Claim)>,
     kept: Option<PointDocument>,
@@ -110,9 +131,12 @@ struct Receiver<'a> {
     /// Whether a disk was finished since the last note.
     has_finished: bool,
     last_note: Instant,
+    /// Points that were added on this line.
+    added: usize,
+    heard: Option<&'a mut Heard<'h>>,
 }
 
-impl Receiver<'_> {
+impl<'h> Receiver<'_, 'h> {
     fn run(mut self, cancel: &AtomicBool) -> Result<()> {
         let done = self.converse(cancel);
         if let Err(error) = self.note() {
@@ -123,7 +147,7 @@ impl Receiver<'_> {
 
     fn converse(&mut self, cancel: &AtomicBool) -> Result<()> {
         let mut parts = Parts::default();
-        loop {
+        while !self.heard.as_ref().is_some_and(|heard| heard.is_over()) {
             if cancel.load(Ordering::Relaxed) {
                 self.line.close();
                 return Err(Error::new(ErrorKind::Interrupted, "cancelled"));
@@ -134,6 +158,7 @@ impl Receiver<'_> {
                 Received::Frame { frame, .. } => self.take(&mut parts, frame)?,
             }
         }
+        Ok(())
     }
 
     fn take(&mut self, parts: &mut Parts, frame: Frame) -> Result<()> {
@@ -148,10 +173,14 @@ impl Receiver<'_> {
             _ => Err(broken("an unknown frame")),
         };
         let done = done.and_then(|()| self.apply()).and_then(|()| self.note_in_time());
+        self.told(done)
+    }
+
+    /// Tells the source what failed. Returns what ends the line.
+    fn told(&mut self, done: Result<()>) -> Result<()> {
         let Err(error) = done else { return Ok(()) };
         self.disk = None;
-        let (kind, message) = (error.kind().word().to_owned(), error.full_message());
-        send(self.line, &Answer::Failed { kind, message }, &[])?;
+        send(self.line, &Answer::Failed(Failure::of(&error)), &[])?;
         match error.kind() {
             // The source goes on, with another machine or not.
             ErrorKind::Busy
@@ -170,7 +199,10 @@ impl Receiver<'_> {
     }
 
     fn own(&self, machine: &MachineName) -> Result<MachineName> {
-        format!("{}{machine}", self.prefix).parse()
+        if !self.terms.only.is_empty() && !self.terms.only.contains(machine) {
+            return Err(broken(&format!("nobody asked for machine {machine}")));
+        }
+        format!("{}{machine}", self.terms.prefix).parse()
     }
 
     /// The name here of the machine that is claimed.
@@ -182,14 +214,14 @@ impl Receiver<'_> {
         }
     }
 
+    fn heard(&mut self) -> Result<&mut Heard<'h>> {
+        self.heard.as_deref_mut().ok_or_else(|| broken("nobody asked how far it is"))
+    }
+
     fn answer(&mut self, ask: Ask, attachment: &[u8]) -> Result<()> {
+        let added = self.added;
         let answer = match ask {
-            Ask::Hello { version, .. } if version != VERSION => {
-                let text =
-                    "the two sites run versions of Coldrise that do not understand each other";
-                return Err(Error::new(ErrorKind::Unsupported, text)
-                    .advise("install the same version at both"));
-            }
+            Ask::Hello { version, .. } if version != VERSION => return Err(other_version()),
             Ask::Hello { .. } => Answer::Welcome {
                 repository: self.far.id()?,
                 chunk_size_bytes: self.far.repository()?.chunk_size_bytes(),
@@ -235,8 +267,12 @@ impl Receiver<'_> {
             Ask::Abandon => return self.note(),
             Ask::Put { document } => {
                 self.put(*document, attachment)?;
+                self.added += 1;
                 Answer::Added
             }
+            Ask::Told { told } => return self.heard()?.hear(told, added),
+            Ask::Ended { result } => return self.heard()?.end(result),
+            Ask::Fetch { .. } => return Err(broken("a fetch in the middle of a copy")),
         };
         send(self.line, &answer, &[])
     }
@@ -272,6 +308,9 @@ impl Receiver<'_> {
             if !disk.layers.is_empty() || !self.finished.contains(&(disk.root, disk.size_bytes)) {
                 return Err(broken("the point has a disk that was not sent"));
             }
+        }
+        if document.made_in.is_none() {
+            return Err(broken("the point does not say where it was made"));
         }
         document.is_protected = false;
         document.quarantine = None;

@@ -46,7 +46,7 @@ fn receive_into(path: &Path, line: &PairedLine, prefix: &str, cancel: &AtomicBoo
     };
     let openers = Openers { writer: &writer, reader: &reader };
     let far = SharedWriter::join(path, openers, cancel)?;
-    let received = receive_copies(line, &far, prefix, cancel);
+    let received = receive(line, &far, Terms { prefix, only: &[] }, None, None, cancel);
     line.close();
     received
 }
@@ -98,7 +98,7 @@ fn bring(line: &PairedLine, content: &[u8]) {
 }
 
 fn is_refused(answer: &Answer, word: &str) -> bool {
-    matches!(answer, Answer::Failed { message, .. } if message.contains(word))
+    matches!(answer, Answer::Failed(failure) if failure.message.contains(word))
 }
 
 #[test]

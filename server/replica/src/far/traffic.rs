@@ -35,7 +35,9 @@ pub struct Traffic {
 impl Traffic {
     /// All that was offered: of each disk its size.
     pub fn offered_bytes(&self) -> u64 {
-        self.unchanged_bytes + self.zero_bytes + self.known_bytes + self.content_bytes
+        let parts = [self.unchanged_bytes, self.zero_bytes, self.known_bytes, self.content_bytes];
+        // The counters may be another site's.
+        parts.into_iter().fold(0, u64::saturating_add)
     }
 
     /// What compression saved, after the delta.

@@ -1,18 +1,25 @@
 //! A copy over a line that breaks: it connects again and goes on.
 //!
-//! Nothing is remembered between two attempts: each asks the other site what it has. Points that are complete are
+//! Nothing is remembered between two attempts: each asks the receiving site what it has. A window in which nothing is sent ends an
+//! attempt, too: nobody holds a line or a machine meanwhile. Points that are complete are
 //! not copied again, and content that is there is not sent again.
 
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_ingest::Progress;
-use coldrise_line::{connect, Identity, LineOptions, LineStatistics, PeerKey};
-use coldrise_replica::{copy, CopyRequest, CopySummary, FarSide, LineFar, MachineCopy, Traffic};
-use coldrise_store::Repository;
+use coldrise_ingest::Flow;
+use coldrise_line::{connect, Identity, Line, LineOptions, LineStatistics, PeerKey};
+use coldrise_replica::{
+    copy, fetch, limit_fetch, local_time, CopyProgress, CopyRequest, CopySummary, FarSide,
+    FetchRequest, LineFar, MachineCopy, RateWindows, Traffic,
+};
+use coldrise_session::{Openers, SharedWriter};
+use coldrise_store::{OpenOptions, PassphraseSource, Repository};
 
+use crate::invocation::open_for_writing;
 use crate::units::show_duration;
 
 /// The first wait, which doubles with every attempt that fails.
@@ -22,14 +29,29 @@ const LONGEST_WAIT: Duration = Duration::from_secs(30);
 /// Interval of looking whether the copy was cancelled.
 const INTERVAL: Duration = Duration::from_millis(100);
 
-/// The other site, and how long to go on trying.
+/// The other site, and how to go on trying.
 pub(super) struct Site<'a> {
     pub(super) address: &'a str,
     pub(super) identity: Identity,
     pub(super) peer: PeerKey,
-    pub(super) options: LineOptions,
     /// Time without progress after which a broken line fails the copy.
     pub(super) patience: Duration,
+    pub(super) windows: &'a RateWindows,
+}
+
+/// Which side has the points.
+pub(super) enum Way<'a> {
+    To {
+        source: &'a Arc<Repository>,
+        request: &'a CopyRequest,
+    },
+    From {
+        /// The repository that gets them.
+        path: &'a Path,
+        passphrase: &'a PassphraseSource,
+        request: &'a FetchRequest,
+        prefix: &'a str,
+    },
 }
 
 /// The result of all attempts together.
@@ -41,87 +63,227 @@ pub(super) struct Attempts {
     pub(super) statistics: LineStatistics,
 }
 
-/// Copies what `request` says to the site.
+/// The result of one attempt.
+struct Attempt {
+    copied: Result<CopySummary>,
+    /// Why the line was lost, if it was.
+    loss: Option<Error>,
+    traffic: Traffic,
+    statistics: LineStatistics,
+    /// A window in which nothing is sent has begun.
+    was_stopped: bool,
+}
+
+/// Copies over a line to the site, or from it.
 ///
 /// # Errors
 /// Those of the first connection: a site that was never reached is not waited for.
-pub(super) fn copy_to(
+pub(super) fn copy_over(
     site: &Site<'_>,
-    source: &Arc<Repository>,
-    request: &CopyRequest,
-    progress: &dyn Progress,
+    way: &Way<'_>,
+    progress: &dyn CopyProgress,
     cancel: &Arc<AtomicBool>,
 ) -> Result<Attempts> {
-    let reach = || {
-        let line = connect(site.address, &site.identity, site.peer, &site.options)?;
-        LineFar::new(Arc::new(line), source.id(), Arc::clone(cancel))
-    };
-    let mut far = reach()?;
     let mut all = Attempts {
         copied: Ok(CopySummary::default()),
         traffic: Traffic::default(),
         statistics: LineStatistics::default(),
     };
     let (mut wait, mut last_progress) = (FIRST_WAIT, Instant::now());
-    let mut was_lost = false;
+    let (mut is_first, mut was_lost) = (true, false);
     loop {
-        let copied = copy(source, &far, request, progress, cancel);
-        let (loss, traffic) = (far.loss(), far.traffic());
-        all.add(copied, traffic, far.statistics());
-        drop(far);
-        if traffic.content_bytes > 0 {
-            (wait, last_progress) = (FIRST_WAIT, Instant::now());
-        }
-        was_lost |= loss.is_some();
-        let Some(why) = all.reason(loss, was_lost) else { return Ok(all) };
-        let left = || site.patience.saturating_sub(last_progress.elapsed());
-        if left().is_zero() {
+        if !wait_for_window(site.windows, cancel) {
+            all.copied = Err(Error::new(ErrorKind::Interrupted, "cancelled"));
             return Ok(all);
         }
-        tracing::warn!("{why}; trying again for {}", show_duration(left()));
-        far = loop {
-            if !pause(wait, cancel) {
-                all.copied = Err(Error::new(ErrorKind::Interrupted, "cancelled"));
+        match attempt(site, way, progress, cancel) {
+            Err(error) if is_first => return Err(error),
+            Err(error) if ![ErrorKind::Io, ErrorKind::Busy].contains(&error.kind()) => {
+                all.copied = Err(error);
                 return Ok(all);
             }
-            wait = (wait * 2).min(LONGEST_WAIT);
-            match reach() {
-                Ok(far) => break far,
-                Err(error) if error.kind() != ErrorKind::Io => {
-                    all.copied = Err(error);
+            Err(_) if left(site, last_progress).is_zero() => return Ok(all),
+            Err(_) => {}
+            Ok(attempt) => {
+                let (has_moved, was_stopped) =
+                    (attempt.traffic.content_bytes > 0, attempt.was_stopped);
+                was_lost |= attempt.loss.is_some();
+                let Some(why) = all.add(attempt, was_lost) else { return Ok(all) };
+                if has_moved || was_stopped {
+                    (wait, last_progress) = (FIRST_WAIT, Instant::now());
+                }
+                if was_stopped {
+                    continue;
+                }
+                let left = left(site, last_progress);
+                if left.is_zero() {
                     return Ok(all);
                 }
-                Err(_) if left().is_zero() => return Ok(all),
-                Err(_) => {}
+                tracing::warn!("{why}; trying again for {}", show_duration(left));
             }
-        };
+        }
+        is_first = false;
+        if !pause(wait, cancel) {
+            all.copied = Err(Error::new(ErrorKind::Interrupted, "cancelled"));
+            return Ok(all);
+        }
+        wait = (wait * 2).min(LONGEST_WAIT);
+    }
+}
+
+fn left(site: &Site<'_>, last_progress: Instant) -> Duration {
+    site.patience.saturating_sub(last_progress.elapsed())
+}
+
+/// Connects, and copies until the end, the loss of the line, or a window in which nothing is sent.
+///
+/// # Errors
+/// Those of connecting.
+fn attempt(
+    site: &Site<'_>,
+    way: &Way<'_>,
+    progress: &dyn CopyProgress,
+    cancel: &Arc<AtomicBool>,
+) -> Result<Attempt> {
+    let rate = rate_of(site.windows.flow(local_time()));
+    let is_source = matches!(way, Way::To { .. });
+    let rate_here = rate.filter(|_| is_source);
+    let options = LineOptions { rate_bytes_per_second: rate_here, ..LineOptions::default() };
+    let line = Arc::new(connect(site.address, &site.identity, site.peer, &options)?);
+    let was_stopped = AtomicBool::new(false);
+    let follow = |flow| match flow {
+        Flow::Stopped => {
+            was_stopped.store(true, Ordering::Relaxed);
+            line.close();
+        }
+        _ if is_source => line.set_rate(rate_of(flow)),
+        _ => {
+            if let Err(error) = limit_fetch(&*line, rate_of(flow)) {
+                tracing::debug!("{}", error.full_message());
+            }
+        }
+    };
+    let (copied, loss, traffic) = match way {
+        Way::To { source, request } => {
+            let far = LineFar::new(Arc::clone(&line) as _, source.id(), Arc::clone(cancel))?;
+            let copied =
+                within(site.windows, follow, || copy(source, &far, request, progress, cancel));
+            (copied, far.loss(), far.traffic())
+        }
+        Way::From { path, passphrase, request, prefix } => {
+            let options = OpenOptions { cache_bytes: 0 };
+            let reader = || Repository::open(path, passphrase, &options);
+            let openers =
+                Openers { writer: &|| open_for_writing(path, passphrase), reader: &reader };
+            let far = SharedWriter::join(path, openers, cancel)?;
+            let request = FetchRequest { rate_bytes_per_second: rate, ..(*request).clone() };
+            let fetched = within(site.windows, follow, || {
+                fetch(&*line, &far, &request, prefix, progress, cancel)
+            });
+            (fetched.copied, fetched.loss, fetched.traffic)
+        }
+    };
+    let statistics = line.statistics();
+    let was_stopped = was_stopped.load(Ordering::Relaxed);
+    Ok(Attempt { copied, loss, traffic, statistics, was_stopped })
+}
+
+/// Does `work`, and tells `apply` beside it what may flow whenever a window begins or ends.
+pub(super) fn within<T>(
+    windows: &RateWindows,
+    apply: impl FnMut(Flow) + Send,
+    work: impl FnOnce() -> T,
+) -> T {
+    if windows.are_constant() {
+        return work();
+    }
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let begun = windows.flow(local_time());
+        let is_over = &is_over;
+        scope.spawn(move || {
+            windows.follow(begun, &local_time, &|| is_over.load(Ordering::Relaxed), apply);
+        });
+        let _over = Over(is_over);
+        work()
+    })
+}
+
+/// Sets the flag when it is dropped.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+fn rate_of(flow: Flow) -> Option<u64> {
+    match flow {
+        Flow::At(rate) => Some(rate.bytes_per_second()),
+        Flow::Stopped | Flow::Free => None,
+    }
+}
+
+/// Says that nothing is sent at this time, and until when.
+pub(super) fn tell_wait(windows: &RateWindows) {
+    let until = windows.opens(local_time()).map(|time| time.strftime("%a %H:%M").to_string());
+    let off: Vec<_> = windows.stopping().map(ToString::to_string).collect();
+    let (off, until) = (off.join(", "), until.unwrap_or_default());
+    tracing::warn!("nothing is sent at this time ({off}): waiting until {until}");
+}
+
+/// Waits until something may be sent; `false` if the copy was cancelled.
+fn wait_for_window(windows: &RateWindows, cancel: &AtomicBool) -> bool {
+    let mut is_told = false;
+    loop {
+        if windows.flow(local_time()) != Flow::Stopped {
+            return !cancel.load(Ordering::Relaxed);
+        }
+        if !std::mem::replace(&mut is_told, true) {
+            tell_wait(windows);
+        }
+        if !pause(FIRST_WAIT, cancel) {
+            return false;
+        }
     }
 }
 
 impl Attempts {
-    /// Adds the next attempt.
-    fn add(&mut self, copied: Result<CopySummary>, traffic: Traffic, now: LineStatistics) {
-        self.traffic = self.traffic + traffic;
-        let before = std::mem::replace(&mut self.statistics, now);
+    /// Adds the next attempt. Returns why another one makes sense: the line was lost, or a site still holds a
+    /// machine for a line that was.
+    fn add(&mut self, attempt: Attempt, was_lost: bool) -> Option<String> {
+        let why = reason(&attempt, was_lost);
+        self.traffic = self.traffic + attempt.traffic;
+        let before = std::mem::replace(&mut self.statistics, attempt.statistics);
         self.statistics.sent_bytes += before.sent_bytes;
         self.statistics.received_bytes += before.received_bytes;
-        let earlier = std::mem::replace(&mut self.copied, copied);
-        if let (Ok(earlier), Ok(now)) = (earlier, &mut self.copied) {
-            join(earlier, now);
+        match (&mut self.copied, attempt.copied) {
+            // It was lost before anything was known.
+            (Ok(earlier), Err(_)) if why.is_some() && !earlier.machines.is_empty() => {}
+            (Ok(earlier), Ok(mut now)) => {
+                join(std::mem::take(earlier), &mut now);
+                self.copied = Ok(now);
+            }
+            (_, now) => self.copied = now,
         }
+        why
     }
+}
 
-    /// Why another attempt makes sense: the line was lost, or the other site still holds a machine for a line that was.
-    fn reason(&self, loss: Option<Error>, was_lost: bool) -> Option<String> {
-        let summary = self.copied.as_ref().ok()?;
-        let errors = || summary.machines.iter().filter_map(|machine| machine.error.as_ref());
-        errors().next()?;
-        if let Some(loss) = loss {
-            return Some(loss.full_message());
+fn reason(attempt: &Attempt, was_lost: bool) -> Option<String> {
+    let errors = match &attempt.copied {
+        Ok(summary) => {
+            summary.machines.iter().filter_map(|machine| machine.error.as_ref()).collect::<Vec<_>>()
         }
-        let busy = errors().find(|error| was_lost && error.kind() == ErrorKind::Busy);
-        busy.map(Error::full_message)
+        Err(error) => vec![error],
+    };
+    errors.first()?;
+    if let Some(loss) = &attempt.loss {
+        return Some(loss.full_message());
     }
+    let busy = errors.iter().find(|error| was_lost && error.kind() == ErrorKind::Busy);
+    busy.map(|error| error.full_message())
 }
 
 /// Adds what `earlier` attempts copied to the last one.

@@ -35,11 +35,15 @@ impl Savings {
 }
 
 /// One line for people.
-pub(super) fn savings(savings: &Savings) -> String {
+pub(super) fn savings(savings: &Savings, is_here: bool) -> String {
+    let (done, known) = match is_here {
+        true => ("received", "known here"),
+        false => ("sent", "known there"),
+    };
     let saved = [
         ("unchanged", savings.unchanged_bytes),
         ("zeroes", savings.zero_bytes),
-        ("known there", savings.known_bytes),
+        (known, savings.known_bytes),
         ("delta", savings.delta_bytes),
         ("compression", savings.compression_bytes),
     ];
@@ -49,7 +53,7 @@ pub(super) fn savings(savings: &Savings) -> String {
         .map(|(what, bytes)| format!("{what} {}", show_size(*bytes)))
         .collect();
     let mut text =
-        format!("sent {} for {}", show_size(savings.sent_bytes), show_size(savings.offered_bytes));
+        format!("{done} {} for {}", show_size(savings.sent_bytes), show_size(savings.offered_bytes));
     if !saved.is_empty() {
         text.push_str(&format!("; saved: {}", saved.join(", ")));
     }

@@ -1,4 +1,4 @@
-//! `coldrise serve replica`: takes copies from other sites.
+//! `coldrise serve replica`: takes copies from other sites, and gives them copies.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
@@ -7,12 +7,12 @@ use std::time::Duration;
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_line::{Arrival, Line, LineOptions, Listener, PairingCode, PeerKey, TcpLine};
-use coldrise_replica::{receive_copies, Invitation, Link, Links};
+use coldrise_replica::{serve_fetch, Invitation, Link, Links, Opening, Right};
 use coldrise_session::{Openers, SharedWriter};
 use coldrise_store::{OpenOptions, PassphraseSource, Repository};
 use serde_json::json;
 
-use crate::invocation::{open_for_writing, Invocation};
+use crate::invocation::{open_for_writing, Invocation, READING_CACHE_BYTES};
 use crate::report::{print_line, Report};
 use crate::signals::cancel_flag;
 use crate::units::now_ms;
@@ -22,10 +22,10 @@ const DEFAULT_REPLICA_ADDRESS: &str = "127.0.0.1:8481";
 /// Interval of looking for new and removed links.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// Take copies from other sites into this repository, until Ctrl-C.
+/// Take copies from other sites into this repository, and let them fetch copies, until Ctrl-C.
 ///
-/// Only paired sites get in: see coldrise link. Everything is encrypted (TLS 1.3). Sites add restore points; they can
-/// neither remove nor change any. Backups and other copies can run at the same time.
+/// Only paired sites get in: see coldrise link. Everything is encrypted (TLS 1.3). A link may add restore points, or read those
+/// of some machines; it can neither remove nor change any. Backups and other copies can run at the same time.
 #[derive(Debug, Args)]
 pub(super) struct ReplicaArguments {
     /// IP address and port to listen on.
@@ -39,7 +39,7 @@ struct Server<'a> {
     listener: Listener,
     repository: &'a Arc<Repository>,
     passphrase: PassphraseSource,
-    cancel: &'a AtomicBool,
+    cancel: &'a Arc<AtomicBool>,
     known: Vec<Link>,
     invitation: Option<Invitation>,
 }
@@ -88,12 +88,10 @@ impl Server<'_> {
                     Ok(Arrival::CodeSpoiled) => self.spoiled()?,
                     Ok(Arrival::Pairing(pairing)) => self.pair(pairing)?,
                     Ok(Arrival::Line { peer, line }) => {
-                        if let Some(link) = self.link_of(peer) {
-                            let passphrase = &passphrase;
-                            scope.spawn(move || {
-                                receive(&line, &link, repository, passphrase, cancel)
-                            });
-                        }
+                        let links = self.links_of(peer);
+                        let site = Site { line: Arc::new(line), links, repository, cancel };
+                        let passphrase = &passphrase;
+                        scope.spawn(move || site.serve(passphrase));
                     }
                     Err(error) => {
                         tracing::warn!("{}", error.full_message());
@@ -107,7 +105,7 @@ impl Server<'_> {
     }
 
     fn look_at_links(&mut self) -> Result<()> {
-        // Only those that send.
+        // Only those that dial.
         let all = self.links.all()?.into_iter().filter(|link| link.address.is_none());
         let all: Vec<Link> = all.collect();
         if all != self.known {
@@ -128,8 +126,9 @@ impl Server<'_> {
         Ok(())
     }
 
-    fn link_of(&self, peer: PeerKey) -> Option<Link> {
-        self.known.iter().find(|link| link.peer().is_ok_and(|key| key == peer)).cloned()
+    fn links_of(&self, peer: PeerKey) -> Vec<Link> {
+        let is_of = |link: &&Link| link.peer().is_ok_and(|key| key == peer);
+        self.known.iter().filter(is_of).cloned().collect()
     }
 
     fn spoiled(&mut self) -> Result<()> {
@@ -148,6 +147,7 @@ impl Server<'_> {
             key: pairing.key().to_string(),
             address: None,
             prefix: invitation.prefix,
+            may: invitation.may,
             paired_at_ms: now_ms(),
         };
         let added = self.links.withdraw(&link.name).and_then(|()| self.links.add(&link));
@@ -165,24 +165,68 @@ impl Server<'_> {
     }
 }
 
-/// Serves one line to its end.
-fn receive(
-    line: &TcpLine,
-    link: &Link,
-    repository: &Arc<Repository>,
-    passphrase: &PassphraseSource,
-    cancel: &AtomicBool,
-) {
-    let path = repository.path();
-    let reader = || Repository::open(path, passphrase, &OpenOptions { cache_bytes: 0 });
-    let openers = Openers { writer: &|| open_for_writing(path, passphrase), reader: &reader };
-    let received = SharedWriter::join(path, openers, cancel)
-        .and_then(|far| receive_copies(line, &far, &link.prefix, cancel));
-    line.close();
-    if let Err(error) = received {
+/// A site that has dialled.
+struct Site<'a> {
+    line: Arc<TcpLine>,
+    links: Vec<Link>,
+    repository: &'a Arc<Repository>,
+    cancel: &'a Arc<AtomicBool>,
+}
+
+impl Site<'_> {
+    /// Serves its line to the end.
+    fn serve(&self, passphrase: &PassphraseSource) {
+        let served = self.open(passphrase);
+        self.line.close();
+        let Err(error) = served else { return };
         if error.kind() != ErrorKind::Interrupted {
-            let error: Error = error;
-            tracing::warn!("site {}: {}", link.name, error.full_message());
+            let names: Vec<&str> = self.links.iter().map(|link| link.name.as_str()).collect();
+            tracing::warn!("site {}: {}", names.join(", "), error.full_message());
         }
     }
+
+    fn open(&self, passphrase: &PassphraseSource) -> Result<()> {
+        let line = &*self.line;
+        let Some(opening) = Opening::of(line, self.cancel)? else { return Ok(()) };
+        let is_fetch = matches!(opening, Opening::Fetch(_));
+        // Of two links of one site that may the same, the newer one counts.
+        let is_right = |link: &&Link| matches!(link.may, Right::Fetch { .. }) == is_fetch;
+        let link = self.links.iter().filter(is_right).max_by_key(|link| link.paired_at_ms);
+        let Some(link) = link else {
+            let error = no_right(is_fetch);
+            opening.refuse(line, &error)?;
+            return Err(error);
+        };
+        let path = self.repository.path();
+        let refuse = |error: Error| match opening.refuse(line, &error) {
+            Ok(()) => error,
+            Err(lost) => lost,
+        };
+        match &opening {
+            Opening::Copies(greeting) => {
+                let options = OpenOptions { cache_bytes: 0 };
+                let reader = || Repository::open(path, passphrase, &options);
+                let openers =
+                    Openers { writer: &|| open_for_writing(path, passphrase), reader: &reader };
+                let far = SharedWriter::join(path, openers, self.cancel).map_err(refuse)?;
+                greeting.receive(line, &far, &link.prefix, self.cancel)
+            }
+            Opening::Fetch(request) => {
+                // With the points of this moment.
+                let options = OpenOptions { cache_bytes: READING_CACHE_BYTES };
+                let source = Repository::open(path, passphrase, &options).map_err(refuse)?;
+                let line = Arc::clone(&self.line) as Arc<dyn Line>;
+                serve_fetch(line, &source, request, link.may.machines(), self.cancel)
+            }
+        }
+    }
+}
+
+fn no_right(is_fetch: bool) -> Error {
+    let (text, word) = match is_fetch {
+        true => ("the link may not fetch restore points from there", "fetch"),
+        false => ("the link may not send restore points there", "send"),
+    };
+    Error::new(ErrorKind::Forbidden, text)
+        .advise(format!("pair anew, after coldrise link invite --may {word} there"))
 }

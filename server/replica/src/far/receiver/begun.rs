@@ -27,7 +27,7 @@ pub(super) struct ComingState {
     _socket: Option<FetchSocket>,
 }
 
-impl Receiver<'_> {
+impl Receiver<'_, '_> {
     /// Prepares for a point. Returns what has arrived of each disk before.
     pub(super) fn announce(
         &mut self,

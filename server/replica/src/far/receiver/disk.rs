@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
-use coldrise_block::{Disk, Result};
+use coldrise_block::{Disk, ErrorKind, Result};
 use coldrise_line::{Class, Frame};
 use coldrise_session::open_point_disk;
 use coldrise_store::{BackupTarget, DiskTarget, MapRoot, WriteCounts, WriteOptions};
@@ -50,7 +50,7 @@ pub(super) struct Arriving {
     whole: HashSet<u16>,
 }
 
-impl Receiver<'_> {
+impl Receiver<'_, '_> {
     /// Begins to write a disk, over a base or over what has arrived of it.
     pub(super) fn start(&mut self, base: Option<MapRoot>, size_bytes: u64) -> Result<()> {
         let is_open = self.disk.is_some();
@@ -138,7 +138,13 @@ impl Receiver<'_> {
             }
             first.insert(*name, place);
             let mut chunk = vec![0; chunk_bytes as usize];
-            let is_there = repository.read_named(name, self.allowed.as_ref(), &mut chunk)?
+            let known = match repository.read_named(name, self.allowed.as_ref(), &mut chunk) {
+                // Another process, or another line of this one, holds the writer and the index with it: the content
+                // is sent, and stored once all the same.
+                Err(error) if error.kind() == ErrorKind::ReadOnly => false,
+                read => read?,
+            };
+            let is_there = known
                 || (self.fetched_piece(index, names.offsets[place], &mut chunk)?
                     && blake3::hash(&chunk).as_bytes() == name);
             contents.push(is_there.then_some(chunk));
