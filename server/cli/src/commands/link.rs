@@ -4,9 +4,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_inventory::MachinePattern;
 use coldrise_line::{pair_with, PairingCode};
-use coldrise_replica::{
-    CopyRecords, CopyTarget, Link, Links, Right, StatusReader, TargetCopies,
-};
+use coldrise_replica::{CopyRecords, CopyTarget, Link, Links, Right, StatusReader, TargetCopies};
 use coldrise_store::MachineName;
 use serde::Serialize;
 use serde_json::json;

@@ -52,8 +52,11 @@ pub(super) fn savings(savings: &Savings, is_here: bool) -> String {
         .filter(|(_, bytes)| *bytes > 0)
         .map(|(what, bytes)| format!("{what} {}", show_size(*bytes)))
         .collect();
-    let mut text =
-        format!("{done} {} for {}", show_size(savings.sent_bytes), show_size(savings.offered_bytes));
+    let mut text = format!(
+        "{done} {} for {}",
+        show_size(savings.sent_bytes),
+        show_size(savings.offered_bytes)
+    );
     if !saved.is_empty() {
         text.push_str(&format!("; saved: {}", saved.join(", ")));
     }
