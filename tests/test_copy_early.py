@@ -115,14 +115,14 @@ def test_a_session_over_a_coming_point_reads_as_its_source(coldrise, far, copyin
         handle.pwrite(b"\x5a" * 5000, 7 * MIB + 300)
         handle.flush()
         disk[7 * MIB + 300 : 7 * MIB + 5300] = b"\x5a" * 5000
-        assert read_all(handle) == disk
-        far.program.json("gc", "--max-unused", "0")
-        # A second read is local, and the same.
-        assert read_all(handle) == disk
         # What it captured is not sealed before the point is complete.
         for command in (["seal", "early"], ["unpublish", "early"]):
             refused = far.program.run(*command)
             assert refused.returncode == 11, refused.stderr
+        assert read_all(handle) == disk
+        far.program.json("gc", "--max-unused", "0")
+        # A second read is local, and the same.
+        assert read_all(handle) == disk
         finish(process)
         assert addresses(far.program) == {ADDRESS} and coming(far.program) is None
         sealed = far.program.json("seal", "early")["address"]

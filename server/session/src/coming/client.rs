@@ -17,7 +17,7 @@ use crate::local_socket::{connect_within, send};
 use crate::writer_messages::{is_proof, nonce};
 
 /// Longest wait for the greeting.
-const GREETING_PATIENCE: Duration = Duration::from_secs(2);
+const GREETING_PATIENCE: Duration = Duration::from_secs(5);
 /// Longest wait for content: a line that is lost is noticed sooner.
 const CONTENT_PATIENCE: Duration = Duration::from_secs(60);
 /// How long a front end that was connected waits for the receiver to come back before it gives errors.
@@ -113,6 +113,8 @@ impl FetchClient {
         match stream {
             Err(error) if error.kind() == ErrorKind::WrongPassphrase => Err(error),
             Err(error) => {
+                // Somebody is there, and slow.
+                self.connected.lock().was = true;
                 tracing::debug!("connecting: {}", error.full_message());
                 Ok(None)
             }
