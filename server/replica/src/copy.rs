@@ -170,36 +170,57 @@ pub fn copy(
         .collect::<Result<Vec<_>>>()?;
     progress.reached(&CopyStep::Machines(&machines));
     let recorder = Recorder::new(source, request.target.as_ref(), request.machines.is_empty());
-    let watched = recorder.watching(far, progress);
-    let mut summary = CopySummary::default();
-    for (machine, far_machine) in machines {
-        let mut run = MachineRun {
-            source,
-            far,
-            request,
-            pace: Pace { threads: 0, limit: request.limit.as_deref() },
-            watched: &watched,
-            progress,
-            recorder: &recorder,
-            cancel,
-            result: MachineCopy::new(machine, far_machine),
-        };
-        recorder.begin_machine(&run.result.machine, &run.result.far_machine);
-        let before = far.traffic();
-        let done = run.copy_machine();
-        run.result.traffic = far.traffic() - before;
-        recorder.end_machine(far, &run.result.far_machine, done.as_ref().err());
-        match done {
-            // These stop every machine.
-            Err(error) if [ErrorKind::Interrupted, ErrorKind::NoSpace].contains(&error.kind()) => {
-                return Err(error)
+    let run = CopyRun { source, far, request, progress, recorder: &recorder, cancel };
+    recorder.beside(far, || run.copy_machines(machines))
+}
+
+/// What the copies of all machines share.
+struct CopyRun<'a> {
+    source: &'a Arc<Repository>,
+    far: &'a dyn FarSide,
+    request: &'a CopyRequest,
+    progress: &'a dyn CopyProgress,
+    recorder: &'a Recorder,
+    cancel: &'a AtomicBool,
+}
+
+impl CopyRun<'_> {
+    /// `machines`: the names here and there.
+    fn copy_machines(&self, machines: Vec<(MachineName, MachineName)>) -> Result<CopySummary> {
+        let CopyRun { source, far, request, progress, recorder, cancel } = *self;
+        let watched = recorder.watching(progress);
+        let mut summary = CopySummary::default();
+        for (machine, far_machine) in machines {
+            let mut run = MachineRun {
+                source,
+                far,
+                request,
+                pace: Pace { threads: 0, limit: request.limit.as_deref() },
+                watched: &watched,
+                progress,
+                recorder,
+                cancel,
+                result: MachineCopy::new(machine, far_machine),
+            };
+            recorder.begin_machine(&run.result.machine, &run.result.far_machine);
+            let before = far.traffic();
+            let done = run.copy_machine();
+            run.result.traffic = far.traffic() - before;
+            recorder.end_machine(far, &run.result.far_machine, done.as_ref().err());
+            match done {
+                // These stop every machine.
+                Err(error)
+                    if [ErrorKind::Interrupted, ErrorKind::NoSpace].contains(&error.kind()) =>
+                {
+                    return Err(error)
+                }
+                done => run.result.error = done.err(),
             }
-            done => run.result.error = done.err(),
+            progress.reached(&CopyStep::Machine(&run.result));
+            summary.machines.push(run.result);
         }
-        progress.reached(&CopyStep::Machine(&run.result));
-        summary.machines.push(run.result);
+        Ok(summary)
     }
-    Ok(summary)
 }
 
 fn far_name(request: &CopyRequest, machine: &MachineName) -> Result<MachineName> {
@@ -298,7 +319,7 @@ impl MachineRun<'_> {
         commons: &mut Vec<Common>,
     ) -> Result<CopiedPoint> {
         let started = Instant::now();
-        self.recorder.begin_point(&point.point);
+        self.recorder.begin_point(self.far, &point.point);
         let _held = ReadLease::point(self.source, PROGRAM, &mut point)?;
         let base = self.lease_base(&point, commons)?;
         let (common, _held_base) = match base {

@@ -1,14 +1,13 @@
 //! Records a copy while it runs.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use coldrise_block::{Error, ErrorKind, PeriodicThread};
+use coldrise_block::{Error, ErrorKind};
 use coldrise_ingest::{Progress, ProgressState};
 use coldrise_store::{MachineName, PointDocument, PointName, Repository, RepositoryId};
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 
 use super::document::{
     CopyCounts, CopyRecords, CopyTarget, Cut, FailedCopy, LastCopy, MachineRecord,
@@ -19,8 +18,6 @@ use crate::plan::Plan;
 
 /// Points that follow each other faster are written together.
 const SHORTEST_INTERVAL: Duration = Duration::from_secs(1);
-/// Interval of asking how much was sent.
-const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
 /// Rates are means over this number of intervals.
 const RATE_SAMPLES: usize = 7;
 
@@ -89,6 +86,8 @@ struct Current {
     before: Option<Traffic>,
     /// What is recorded already.
     counted: CopyCounts,
+    /// The same at the beginning of the point on its way.
+    point_before: Option<Traffic>,
     disk_has_base: bool,
     /// Of the present disk, and of those of its point before.
     disk_bytes: u64,
@@ -98,14 +97,23 @@ struct Current {
     /// Of the points before.
     done_bytes: u64,
     counts: CopyCounts,
-    last_sample: Instant,
     /// Times, with the bytes done and sent since the beginning.
     samples: VecDeque<(Instant, u64, u64)>,
 }
 
 impl Current {
     fn done_bytes(&self) -> u64 {
-        self.done_bytes + self.point_bytes + self.disk_bytes
+        self.done_bytes + self.point_done_bytes()
+    }
+
+    /// Over a line, what was read and has not been sent is not done: that can be many megabytes.
+    fn point_done_bytes(&self) -> u64 {
+        let (Some(now), Some(before)) = (self.counts.line, self.point_before) else {
+            return self.point_bytes + self.disk_bytes;
+        };
+        let since = now - before;
+        let unchanged_bytes = if self.disk_has_base { 0 } else { since.unchanged_bytes };
+        unchanged_bytes + since.zero_bytes + since.known_bytes + since.content_bytes
     }
 
     /// With what has been read of the point on its way.
@@ -137,6 +145,7 @@ struct State {
     current: Option<Current>,
     far: Option<RepositoryId>,
     written: Option<Instant>,
+    is_over: bool,
     has_warned: bool,
 }
 
@@ -145,14 +154,15 @@ struct Shared {
     target: CopyTarget,
     is_of_all: bool,
     state: Mutex<State>,
+    /// Notified when the copy is over.
+    over: Condvar,
     /// Held while a document is written: an older state must not replace a younger one.
     writing: Mutex<()>,
 }
 
 /// Records what a copy does. Without a target it records nothing. A record that cannot be written fails no copy.
 pub(crate) struct Recorder {
-    shared: Option<Arc<Shared>>,
-    _thread: Option<PeriodicThread>,
+    shared: Option<Shared>,
 }
 
 impl Recorder {
@@ -162,30 +172,34 @@ impl Recorder {
         target: Option<&CopyTarget>,
         is_of_all: bool,
     ) -> Recorder {
-        let shared = target.map(|target| {
-            Arc::new(Shared {
-                records: CopyRecords::of(source),
-                target: target.clone(),
-                is_of_all,
-                state: Mutex::new(State {
-                    updates: BTreeMap::new(),
-                    current: None,
-                    far: None,
-                    written: None,
-                    has_warned: false,
-                }),
-                writing: Mutex::new(()),
-            })
+        let shared = target.map(|target| Shared {
+            records: CopyRecords::of(source),
+            target: target.clone(),
+            is_of_all,
+            state: Mutex::new(State {
+                updates: BTreeMap::new(),
+                current: None,
+                far: None,
+                written: None,
+                is_over: false,
+                has_warned: false,
+            }),
+            over: Condvar::new(),
+            writing: Mutex::new(()),
         });
-        let thread = shared.clone().and_then(|shared| {
-            let turn = move || {
-                shared.write();
-                ControlFlow::Continue(())
-            };
-            // Without the thread, ends of points and machines are written.
-            PeriodicThread::start("copy-record", WRITE_INTERVAL, turn).ok()
-        });
-        Recorder { shared, _thread: thread }
+        Recorder { shared }
+    }
+
+    /// Does `work`, and writes the record beside it.
+    pub(crate) fn beside<T>(&self, far: &dyn FarSide, work: impl FnOnce() -> T) -> T {
+        let Some(shared) = &self.shared else { return work() };
+        std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().name("copy-record".to_owned());
+            // Without the thread, the ends of points and machines are written.
+            let _ = thread.spawn_scoped(scope, || shared.write_until_over(far));
+            let _ending = Ending(shared);
+            work()
+        })
     }
 
     fn change(&self, change: impl FnOnce(&mut State)) {
@@ -229,6 +243,7 @@ impl Recorder {
                 far_machine: far_machine.clone(),
                 before: is_line.then(|| far.traffic()),
                 counted: CopyCounts::default(),
+                point_before: None,
                 disk_has_base: false,
                 disk_bytes: 0,
                 disk_read_bytes: 0,
@@ -236,7 +251,6 @@ impl Recorder {
                 point_read_bytes: 0,
                 done_bytes: 0,
                 counts: CopyCounts::default(),
-                last_sample: Instant::now(),
                 samples: VecDeque::from([(Instant::now(), 0, 0)]),
             });
         });
@@ -246,9 +260,11 @@ impl Recorder {
     }
 
     /// A point begins.
-    pub(crate) fn begin_point(&self, point: &PointName) {
+    pub(crate) fn begin_point(&self, far: &dyn FarSide, point: &PointName) {
         self.change(|state| {
             let Some(current) = &mut state.current else { return };
+            current.sample(far);
+            current.point_before = current.counts.line;
             (current.point_bytes, current.disk_bytes) = (0, 0);
             (current.point_read_bytes, current.disk_read_bytes) = (0, 0);
             let last = state.updates.get_mut(&current.far_machine).and_then(|u| u.last.as_mut());
@@ -272,14 +288,15 @@ impl Recorder {
     pub(crate) fn end_point(&self, far: &dyn FarSide, cut: Cut, counts: CopyCounts) {
         self.change(|state| {
             let Some(current) = &mut state.current else { return };
+            current.sample(far);
             current.done_bytes = current.done_bytes();
             (current.point_bytes, current.disk_bytes) = (0, 0);
             (current.point_read_bytes, current.disk_read_bytes) = (0, 0);
+            current.point_before = current.counts.line;
             current.counts.points += 1;
             current.counts.size_bytes += counts.size_bytes;
             current.counts.read_bytes += counts.read_bytes;
             current.counts.stored_bytes += counts.stored_bytes;
-            current.sample(far);
             let Some(update) = state.updates.get_mut(&current.far_machine) else { return };
             if let Some((seen, at_ms)) = &mut update.seen {
                 seen.older.retain(|point| *point != cut.point);
@@ -332,12 +349,18 @@ impl Recorder {
     }
 
     /// The progress of the copy, which is passed on to `inner`.
-    pub(crate) fn watching<'a>(
-        &'a self,
-        far: &'a dyn FarSide,
-        inner: &'a dyn Progress,
-    ) -> Watching<'a> {
-        Watching { recorder: self, far, inner }
+    pub(crate) fn watching<'a>(&'a self, inner: &'a dyn Progress) -> Watching<'a> {
+        Watching { recorder: self, inner }
+    }
+}
+
+/// Ends the thread that writes, also if the copy panics.
+struct Ending<'a>(&'a Shared);
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        self.0.state.lock().is_over = true;
+        self.0.over.notify_all();
     }
 }
 
@@ -351,7 +374,6 @@ impl Drop for Recorder {
 
 impl Current {
     fn sample(&mut self, far: &dyn FarSide) {
-        self.last_sample = Instant::now();
         self.counts.line = self.before.map(|before| far.traffic() - before);
     }
 }
@@ -365,7 +387,7 @@ impl State {
         let rates = current.rates();
         (last.bytes_per_second, last.sent_bytes_per_second) = rates;
         last.updated_at_ms = now_ms();
-        last.done_bytes = current.point_bytes + current.disk_bytes;
+        last.done_bytes = current.point_done_bytes();
         last.counts = current.counts();
         update.added = update.added.plus(last.counts.minus(current.counted));
         current.counted = last.counts;
@@ -375,6 +397,21 @@ impl State {
 impl Shared {
     fn is_line(&self) -> bool {
         matches!(self.target, CopyTarget::Link(_))
+    }
+
+    fn write_until_over(&self, far: &dyn FarSide) {
+        loop {
+            let mut state = self.state.lock();
+            self.over.wait_while_for(&mut state, |state| !state.is_over, WRITE_INTERVAL);
+            if state.is_over {
+                return;
+            }
+            if let Some(current) = &mut state.current {
+                current.sample(far);
+            }
+            drop(state);
+            self.write();
+        }
     }
 
     fn write(&self) {
@@ -422,11 +459,9 @@ impl Shared {
 /// A copy's progress on its way to the display.
 pub(crate) struct Watching<'a> {
     recorder: &'a Recorder,
-    far: &'a dyn FarSide,
     inner: &'a dyn Progress,
 }
 
-// The other side's counts are asked for from the thread that copies.
 impl Progress for Watching<'_> {
     fn update(&self, progress: &ProgressState<'_>) {
         self.recorder.change(|state| {
@@ -436,9 +471,6 @@ impl Progress for Watching<'_> {
                 true => progress.read_bytes,
                 false => progress.done_bytes,
             };
-            if current.last_sample.elapsed() >= SAMPLE_INTERVAL {
-                current.sample(self.far);
-            }
         });
         self.inner.update(progress);
     }
