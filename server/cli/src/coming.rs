@@ -17,7 +17,7 @@ use crate::units::{show_moment, show_size};
 /// What publish and boot begin with.
 pub(crate) enum Origin {
     /// A restore point.
-    Point(PointDocument),
+    Point(Box<PointDocument>),
     /// A point that is still on its way here.
     Coming(Box<Coming>),
 }
@@ -45,7 +45,7 @@ impl Origin {
             point => {
                 let point = point?;
                 tell_newer(invocation, &catalog, selector, &point);
-                Ok(Origin::Point(point))
+                Ok(Origin::Point(Box::new(point)))
             }
         }
     }

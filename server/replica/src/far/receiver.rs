@@ -180,7 +180,7 @@ impl<'h> Receiver<'_, 'h> {
     fn told(&mut self, done: Result<()>) -> Result<()> {
         let Err(error) = done else { return Ok(()) };
         self.disk = None;
-        send(self.line, &Answer::Failed(Failure::of(&error)), &[])?;
+        let sent = send(self.line, &Answer::Failed(Failure::of(&error)), &[]);
         match error.kind() {
             // The source goes on, with another machine or not.
             ErrorKind::Busy
@@ -189,8 +189,9 @@ impl<'h> Receiver<'_, 'h> {
             | ErrorKind::InvalidInput
             | ErrorKind::NoSpace => {
                 tracing::debug!("{}", error.full_message());
-                Ok(())
+                sent
             }
+            // A source that has closed the line already is not the reason.
             _ => {
                 self.line.close();
                 Err(error)
