@@ -10,7 +10,7 @@ import pytest
 
 from support.cli import PROGRAM
 from support.copies import addresses, check, content, make_history
-from support.far_site import FarSite
+from support.far_site import FarSite, wait_for_note
 from support.image import Image
 from support.nbdserver import DEADLINE_S, wait_until
 
@@ -172,8 +172,7 @@ def test_a_fetch_that_is_cancelled_goes_on_later(source, here, large, tmp_path):
     source.pair(here, "source", "--may", "fetch")
     process = fetching(here, "--rate", "512K")
     begun(process)
-    notes = here.repository / "begun"
-    wait_until(lambda: notes.exists() and list(notes.iterdir()), "a note of what has arrived")
+    wait_for_note(here)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 130 and "run it again to continue" in errors, errors

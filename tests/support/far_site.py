@@ -9,6 +9,15 @@ from .line import FAR_ADDRESS
 from .nbdserver import DEADLINE_S, wait_until
 
 
+def wait_for_note(program):
+    """Waits until a part of a point on its way is durable in a repository."""
+    def missing():
+        return [coming["missing_bytes"] for coming in program.json("list").get("coming", [])]
+
+    first = wait_until(missing, "a point on its way")
+    wait_until(lambda: missing() != first, "a note")
+
+
 class FarSite:
     """A repository that other sites dial. Its server runs until it is stopped: on loopback, or at the far end of a Line."""
 
@@ -59,12 +68,7 @@ class FarSite:
         return code
 
     def wait_for_note(self):
-        """Waits until a part of a point on its way is durable here."""
-        def missing():
-            return [coming["missing_bytes"] for coming in self.program.json("list").get("coming", [])]
-
-        first = wait_until(missing, "a point on its way")
-        wait_until(lambda: missing() != first, "a note")
+        wait_for_note(self.program)
 
     def stop(self, number=signal.SIGTERM):
         if self.process and self.process.poll() is None:

@@ -109,7 +109,7 @@ struct Booted {
 /// The disks to boot from.
 enum Subject {
     Origin(Origin),
-    Session(SessionDocument),
+    Session(Box<SessionDocument>),
 }
 
 impl Subject {
@@ -144,7 +144,7 @@ impl Subject {
                 if let Some(moved) = move_state(repository, session)? {
                     moved.check_session_counts()?;
                 }
-                Ok(Subject::Session(state.document))
+                Ok(Subject::Session(Box::new(state.document)))
             }
             Address::Point { .. } | Address::Live { .. } => Err(Error::new(
                 ErrorKind::InvalidInput,
@@ -192,7 +192,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: BootArguments) -> Result<R
             if let Some(text) = coming_sentence(&repository, &session)? {
                 invocation.remark(&text);
             }
-            session
+            *session
         }
         Subject::Origin(origin) => {
             origin.publish(invocation, &repository, arguments.name.clone())?
