@@ -44,6 +44,8 @@ impl Invocation {
         tracing_subscriber::fmt()
             .with_max_level(level)
             .with_writer(LogLines)
+            // It would say so on the same stream, and a stream on a full drive then ends the thread.
+            .log_internal_errors(false)
             .with_ansi(false)
             .without_time()
             .with_target(options.verbose)
