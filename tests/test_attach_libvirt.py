@@ -1,6 +1,7 @@
 """coldrise attach to domains of libvirt, and what a kill leaves."""
 
 import json
+import pathlib
 import subprocess
 
 import pytest
@@ -9,6 +10,7 @@ from support.domain import Domain
 from support.image import Image
 from support.killed_at import killed_at
 from support.libvirt import Libvirt
+from support.nbdserver import wait_until
 
 MIB = 1 << 20
 
@@ -45,6 +47,20 @@ def attach(coldrise, libvirt, what):
     return process, line if line.get("event") == "ready" else None
 
 
+def children(process):
+    """Of all its threads."""
+    tasks = pathlib.Path(f"/proc/{process}/task").glob("*/children")
+    return [int(child) for found in tasks for child in found.read_text(encoding="ascii").split()]
+
+
+def is_running(process):
+    try:
+        stat = pathlib.Path(f"/proc/{process}/stat").read_text(encoding="utf-8")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
+
+
 def detach(coldrise, libvirt, *options):
     return coldrise.run("detach", "db01-vda", "--from", "libvirt:web01", "--connect", libvirt.uri, *options)
 
@@ -64,6 +80,17 @@ def test_a_disk_is_attached_to_a_domain_and_detached(coldrise, libvirt, stored):
     libvirt.virsh("destroy", "web01")
     assert process.wait(timeout=30) == 0
     assert "no domain web01" in detach(coldrise, libvirt).stderr
+
+
+def test_the_server_of_a_killed_attach_ends(coldrise, libvirt, stored):
+    Domain(libvirt, "web01", counting=True)
+    process, ready = attach(coldrise, libvirt, stored)
+    assert ready, process.stderr.read()
+    servers = children(process.pid)
+    assert servers
+    process.kill()
+    process.communicate()
+    wait_until(lambda: not any(is_running(server) for server in servers), "the end of the server")
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])

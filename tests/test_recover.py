@@ -210,6 +210,19 @@ def test_a_recovered_machine_moves_while_it_runs(coldrise, libvirt, recover, tmp
     libvirt.virsh("destroy", "web01")
 
 
+def test_the_end_of_a_moved_session_is_seen(coldrise, libvirt, recover):
+    running = recover()
+    folder = libvirt.folder / "ended"
+    folder.mkdir()
+    # So that it does not see the note of the move.
+    running.process.send_signal(signal.SIGSTOP)
+    coldrise.json("move", "live/web01-1", folder)
+    wait_until(lambda: coldrise.run("unpublish", "web01-1").returncode == 0, "the session closes")
+    running.process.send_signal(signal.SIGCONT)
+    assert running.end()["state"] == "moved" and libvirt.state("web01").startswith("running")
+    libvirt.virsh("destroy", "web01")
+
+
 def test_a_failed_start_leaves_nothing(coldrise, libvirt, own_tmp, tmp_path):
     disk = tmp_path / "disk.raw"
     disk.write_bytes(bytes(MIB))

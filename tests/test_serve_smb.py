@@ -194,6 +194,11 @@ def test_it_tells_hyper_v_what_to_do(coldrise, live, smb):
     assert any(line.startswith("Move-VMStorage -VMName trial ") for line in ready["hyper_v"])
 
 
+def test_sessions_that_end_by_themselves_are_not_proposed(coldrise, point, live, smb):
+    coldrise.publish(point, "web01-files-1-throwaway")
+    assert not any("throwaway" in line for line in smb().ready["hyper_v"])
+
+
 def test_what_is_wrong_is_said(coldrise, live, smb, password_file, tmp_path, monkeypatch):
     first = smb()
 

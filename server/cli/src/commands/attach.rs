@@ -221,7 +221,8 @@ pub(crate) fn attach(invocation: &Invocation, arguments: &AttachArguments) -> Re
         cache_bytes: default_cache_bytes(),
         is_read_only: false,
         lists_formats: false,
-        disconnects_at_end: false,
+        // A killed command must not leave it: it would serve on until the guest disconnects.
+        disconnects_at_end: true,
         only: vec![export.clone()],
     };
     let mut server = Nbdkit::start(invocation, &options, &mut signals)?;

@@ -138,7 +138,8 @@ pub(crate) fn run(invocation: &Invocation, arguments: BackupArguments) -> Result
     if let Err(error) = check_configuration(configuration.as_ref()) {
         // The disks are worth more than the configuration.
         print_on_stderr(&format!(
-            "warning: a machine that is recovered from this point will have plain hardware: {}",
+            "warning: a machine can be recovered from this point with plain hardware only (recover \
+             --default-hardware): {}",
             error.full_message()
         ));
     }

@@ -140,7 +140,7 @@ fn text(session: &SessionName, done: &MoveReport) -> String {
     if note.phase == MovePhase::Copying {
         return format!(
             "the interrupted move was withdrawn: its copies are ended and removed, and session {session} has all \
-             writes of the machine"
+             writes of the machine. If it stands still (coldrise sessions), serve the session again"
         );
     }
     let mut text = note.sentence(session, false);

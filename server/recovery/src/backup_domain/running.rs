@@ -384,7 +384,8 @@ pub(crate) fn find_running(virsh: &Virsh, wanted: &str) -> Result<String> {
     let Some((uuid, _)) = all.iter().find(is_wanted) else {
         let known: Vec<&str> = all.iter().map(|(_, name)| name.as_str()).take(20).collect();
         let text = format!("libvirt ({}) has no domain {wanted}", virsh.uri());
-        let advice = format!("it has: {}; write libvirt:DOMAIN", known.join(", "));
+        let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+        let advice = format!("it has: {known}; write libvirt:DOMAIN");
         return Err(Error::new(ErrorKind::NotFound, text).advise(advice));
     };
     let files = virsh.run(&["dumpxml", uuid], PATIENCE).and_then(|xml| LiveDomain::parse(&xml));

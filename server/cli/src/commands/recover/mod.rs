@@ -195,6 +195,9 @@ pub(crate) fn run(invocation: &Invocation, arguments: RecoverArguments) -> Resul
              end it    coldrise recover live/{session} --undo",
             note.name
         ),
+        "moved" if coldrise_session::session(&repository, session).is_err() => {
+            format!("{} runs on production storage; its session has ended", note.name)
+        }
         "moved" => format!("{} runs on production storage; coldrise sessions says where", note.name),
         _ if coldrise_session::session(&repository, session).is_err() => {
             format!("{} was ended, and its session", note.name)

@@ -251,7 +251,14 @@ impl RecoveryServer {
                 Ok(None)
             }
             Some(DomainState::Running | DomainState::Paused(_)) | None => {
-                let Some(moved) = move_state(&self.repository, session)? else {
+                let moved = match move_state(&self.repository, session) {
+                    // Only the session of a machine that does not use it ends: it was moved.
+                    Err(error) if error.kind() == ErrorKind::NotFound && state.is_none() => {
+                        return Ok(Some("moved"));
+                    }
+                    moved => moved?,
+                };
+                let Some(moved) = moved else {
                     // Another machine has the name of this one.
                     return Ok(state.is_none().then_some("off"));
                 };

@@ -101,6 +101,9 @@ fn check(arguments: &SmbArguments) -> Result<()> {
     check_smbd()
 }
 
+/// The end of the names of sessions that end with their command.
+const THROWAWAY: &str = "-throwaway";
+
 fn announce(
     invocation: &Invocation,
     repository: &Arc<Repository>,
@@ -110,7 +113,10 @@ fn announce(
     let share = format!(r"\\{host}\{SHARE}");
     let sessions = coldrise_session::sessions(repository)?;
     // The newest is the one to recover.
-    let newest = sessions.iter().map(|state| &state.document).max_by_key(|s| s.created_at_ms);
+    // Those of machines that read files and of boot checks end by themselves.
+    let own = sessions.iter().map(|state| &state.document);
+    let own = own.filter(|session| !session.name.as_str().ends_with(THROWAWAY));
+    let newest = own.max_by_key(|session| session.created_at_ms);
     let (session, disks) = match newest {
         Some(session) => {
             let disks = session.disks.iter().map(|disk| disk.name.to_string()).collect();
