@@ -264,6 +264,8 @@ def test_a_killed_run_is_no_machine(service):
         assert screen.closed().code == 1000
     assert ended(service, run)["state"] == "lost"
     wait_until(lambda: service.get("sessions/trial")["running"] is None, "the machine is gone")
+    # The server of its disk ends with the command, a moment later.
+    wait_until(lambda: not service.get("sessions/trial")["is_served"], "nothing serves the disk")
     # What it left does not disturb the next one.
     boot(service, session=None, address="live/trial")
 

@@ -80,8 +80,8 @@ def test_the_page_says_that_the_service_is_away_and_connects_again(service, visi
     visitor.page.get_by_text("made-later", exact=True).wait_for()
 
 
-@pytest.mark.parametrize("role, links", [("viewer", ["Machines", "Activity", "Jobs", "Repository", "Alarms", "About"]),
-                                         ("admin", ["Machines", "Activity", "Jobs", "Repository", "Access", "Alarms", "About"]),
+@pytest.mark.parametrize("role, links", [("viewer", ["Machines", "Activity", "Jobs", "Copies", "Repository", "Alarms", "About"]),
+                                         ("admin", ["Machines", "Activity", "Jobs", "Copies", "Repository", "Access", "Alarms", "About"]),
                                          ("backup", ["Activity", "About"]), ("metrics", ["About"])])
 def test_each_role_sees_its_pages(service, visit, role, links):
     service.post("users", {"name": "bo", "role": role, "password": PASSWORD})

@@ -10,6 +10,7 @@ mod disk;
 mod durable_file;
 mod error;
 mod extent;
+mod held_lock;
 mod holes;
 mod periodic_thread;
 mod read_context;
@@ -24,6 +25,7 @@ pub use durable_file::{
 };
 pub use error::{defect, Context, Error, ErrorKind, Result, OPEN_FILES_ADVICE};
 pub use extent::{push_extent, Extent, ExtentKind, StoredRanges};
+pub use held_lock::HeldLock;
 pub use holes::Holes;
 pub use periodic_thread::PeriodicThread;
 pub use read_context::{ReadContext, ReadPiece, ReadSource, Waiting};

@@ -9,12 +9,9 @@
 //! The run ends by itself only while it holds `use`, so nobody loses a machine in the middle of a
 //! conversation. The kernel frees the lock of a killed process.
 
-use std::fs::File;
 use std::time::SystemTime;
 
-use coldrise_block::{create_private, Context, Error, ErrorKind, Result};
-use rustix::fs::{flock, FlockOperation};
-use rustix::io::Errno;
+use coldrise_block::{create_private, Context, ErrorKind, HeldLock, Result};
 use serde::{Deserialize, Serialize};
 
 use crate::folder::{RunFiles, RunsFolder};
@@ -69,7 +66,7 @@ impl MachineFiles {
     ///
     /// # Errors
     /// Errors of the operating system.
-    pub fn try_use(&self) -> Result<Option<File>> {
+    pub fn try_use(&self) -> Result<Option<HeldLock>> {
         lock(&RunFiles::open(&self.run)?)
     }
 }
@@ -93,12 +90,12 @@ impl RunsFolder {
         run.is_locked().unwrap_or(false).then_some(record)
     }
 
-    /// Takes the machine of a run for a conversation, until the file is closed. `None` if others talk to
+    /// Takes the machine of a run for a conversation, until the lock is dropped. `None` if others talk to
     /// it, or if it has ended. The file's time is that of the last use.
     ///
     /// # Errors
     /// Errors of the operating system.
-    pub fn try_use_files(&self, id: &RunId) -> Result<Option<File>> {
+    pub fn try_use_files(&self, id: &RunId) -> Result<Option<HeldLock>> {
         let Ok(run) = self.open(id) else { return Ok(None) };
         let locked = match lock(&run) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
@@ -114,14 +111,6 @@ impl RunsFolder {
     }
 }
 
-fn lock(run: &RunFiles) -> Result<Option<File>> {
-    let file = run.file(USE)?;
-    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(Some(file)),
-        Err(Errno::WOULDBLOCK) => Ok(None),
-        Err(error) => {
-            let error = std::io::Error::from(error);
-            Err(Error::with_source(ErrorKind::Io, "taking the lock of the machine", error))
-        }
-    }
+fn lock(run: &RunFiles) -> Result<Option<HeldLock>> {
+    HeldLock::take(run.file(USE)?).context(|| "taking the lock of the machine")
 }

@@ -6,8 +6,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use coldrise_block::{Context, Error, ErrorKind, Result};
-use rustix::fs::{flock, openat, AtFlags, FileType, FlockOperation, Mode, OFlags};
+use coldrise_block::{Context, Error, ErrorKind, HeldLock, Result};
+use rustix::fs::{openat, AtFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use serde::de::DeserializeOwned;
 
@@ -284,12 +284,7 @@ impl RunFiles {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
             lock => lock?,
         };
-        // Shared: two readers must not take each other for the run.
-        match flock(&lock, FlockOperation::NonBlockingLockShared) {
-            Ok(()) => Ok(false),
-            Err(Errno::WOULDBLOCK) => Ok(true),
-            Err(error) => Err(std::io::Error::from(error)).context(|| "testing it"),
-        }
+        HeldLock::is_held(lock).context(|| "testing it")
     }
 
     /// Opens a file for writing at its end, and creates it if it is missing.
@@ -299,14 +294,10 @@ impl RunFiles {
         Ok(File::from(openat(&self.0, name, flags, Mode::RUSR | Mode::WUSR)?))
     }
 
-    /// Takes the lock for good, until the file is closed. `None` if another process holds it.
-    pub(crate) fn take_lock(&self) -> Result<Option<File>> {
+    /// Takes the lock. `None` if another process holds it.
+    pub(crate) fn take_lock(&self) -> Result<Option<HeldLock>> {
         let lock = self.append_to("lock").context(|| "opening it")?;
-        match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(Some(lock)),
-            Err(Errno::WOULDBLOCK) => Ok(None),
-            Err(error) => Err(std::io::Error::from(error)).context(|| "taking it"),
-        }
+        HeldLock::take(lock).context(|| "taking it")
     }
 
     /// Whether both are one folder.

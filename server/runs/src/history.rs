@@ -3,12 +3,10 @@
 //! It looks at most once an hour, at the start of a run, and opens no files to decide: ids
 //! carry their time. The time of the last complete look is the mtime of `.history`.
 
-use std::fs::File;
 use std::path::Path;
 use std::time::Duration;
 
-use coldrise_block::{create_private, Result};
-use rustix::fs::{flock, FlockOperation};
+use coldrise_block::{create_private, HeldLock, Result};
 
 use crate::folder::{RunFiles, RunsFolder};
 use crate::machine::remove_machine;
@@ -72,11 +70,9 @@ pub(crate) fn clean(folder: &RunsFolder, now: jiff::Timestamp) -> Result<()> {
 /// Removes the folder of a run that has ended. On any doubt it stays.
 fn remove(path: &Path) {
     let Ok(run) = RunFiles::open(path) else { return };
-    let lock: Option<File> = run.file("lock").ok();
-    if let Some(lock) = &lock {
-        if flock(lock, FlockOperation::NonBlockingLockExclusive).is_err() {
-            return;
-        }
+    let taken = run.file("lock").ok().map(HeldLock::take);
+    if taken.as_ref().is_some_and(|taken| !matches!(taken, Ok(Some(_)))) {
+        return;
     }
     remove_files(path);
 }

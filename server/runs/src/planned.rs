@@ -10,12 +10,11 @@
 //! The folder appears whole and becomes the run's by a rename, under the lock. So a kill at any
 //! moment leaves a planned run, which can be started again, or a run.
 
-use std::fs::File;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use coldrise_block::{
-    create_private, path_exists, write_synced, Context, Error, ErrorKind, Result,
+    create_private, path_exists, write_synced, Context, Error, ErrorKind, HeldLock, Result,
 };
 use serde::{Deserialize, Serialize};
 
@@ -164,7 +163,7 @@ pub struct Planned {
     pub(crate) path: PathBuf,
     pub(crate) run_path: PathBuf,
     files: RunFiles,
-    pub(crate) lock: File,
+    pub(crate) lock: HeldLock,
 }
 
 impl Planned {

@@ -1,6 +1,5 @@
 //! A run of this process.
 
-use std::fs::File;
 use std::io::Write;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::os::unix::net::UnixListener;
@@ -10,9 +9,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use coldrise_block::{
     create_private, remove_if_present, rename_over, temporary_path, Context, Error, ErrorKind,
-    PeriodicThread, Result,
+    HeldLock, PeriodicThread, Result,
 };
-use rustix::fs::{flock, FlockOperation};
 use serde_json::{json, Value};
 
 use crate::documents::{now_ms, Failure, LogLine, Outcome, Plan};
@@ -55,7 +53,7 @@ struct Open {
     /// Of a planned run: where it was planned, and the request.
     planned: Option<(PathBuf, Request)>,
     _output: Option<PeriodicThread>,
-    _lock: File,
+    _lock: HeldLock,
 }
 
 impl Run {
@@ -361,7 +359,7 @@ impl Open {
     fn new(
         path: PathBuf,
         mut log: LogFile,
-        lock: File,
+        lock: HeldLock,
         planned: Option<(PathBuf, Request)>,
     ) -> Open {
         log.moved_to(&path);
@@ -370,11 +368,10 @@ impl Open {
     }
 }
 
-fn new_lock(path: &Path) -> std::io::Result<File> {
+fn new_lock(path: &Path) -> std::io::Result<HeldLock> {
     let mut options = std::fs::OpenOptions::new();
     let lock = options.write(true).create_new(true).mode(0o600).open(path.join("lock"))?;
-    flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
-    Ok(lock)
+    HeldLock::take(lock)?.ok_or_else(|| std::io::ErrorKind::WouldBlock.into())
 }
 
 fn fill(path: &Path, plan: &Plan) -> std::io::Result<LogFile> {

@@ -10,11 +10,10 @@
 //! there may be, the one that is unused longest is ended first. The service holds its lock until it is gone, so no
 //! conversation loses its machine.
 
-use std::fs::File;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_block::{Error, ErrorKind, HeldLock, Result};
 use coldrise_recovery::files::{Client, Limits};
 use coldrise_runs::{FilesPoint, FilesRecord, MachineSocket, RunId, State};
 use parking_lot::Mutex;
@@ -55,7 +54,7 @@ pub(crate) struct Conversation<'a> {
     pub(crate) points: Vec<FilesPoint>,
     stream: UnixStream,
     /// Held while the request talks.
-    in_use: File,
+    in_use: HeldLock,
 }
 
 impl<'a> Conversation<'a> {
@@ -123,7 +122,7 @@ impl<'a> Conversation<'a> {
         };
         let done = Client::greet(self.stream, START_PATIENCE, limits, look_after)
             .and_then(|mut client| talk(&mut client, &self.points));
-        let _ = self.in_use.set_modified(SystemTime::now());
+        let _ = self.in_use.file().set_modified(SystemTime::now());
         if done.as_ref().is_err_and(|error| error.kind() == ErrorKind::ToolFailed) {
             end(self.service, &self.run);
         }
@@ -149,7 +148,7 @@ fn take<'a>(
     record: &FilesRecord,
 ) -> Result<Option<Conversation<'a>>> {
     let Some(in_use) = service.runs.try_use_files(run)? else { return Ok(None) };
-    let _ = in_use.set_modified(SystemTime::now());
+    let _ = in_use.file().set_modified(SystemTime::now());
     // QEMU makes its socket soon after its start.
     let until = Instant::now() + PATIENCE;
     loop {

@@ -1,12 +1,11 @@
 //! A command's view of a machine that another process keeps.
 
-use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 
-use coldrise_block::{inherit_standard_streams_only, Context, Error, ErrorKind, Result};
+use coldrise_block::{inherit_standard_streams_only, Context, Error, ErrorKind, HeldLock, Result};
 use coldrise_store::{DiskName, PassphraseSource, PointDocument};
 
 use super::keeper::MAY_STAY;
@@ -25,7 +24,7 @@ const PORT_PATIENCE: Duration = Duration::from_secs(30);
 pub(crate) struct KeptMachine {
     place: Place,
     /// Held while this command talks.
-    _use: File,
+    _use: HeldLock,
     /// The keeper, if this command has started it.
     keeper: Option<Child>,
     description: MachineDescription,
@@ -57,7 +56,7 @@ impl KeptMachine {
             wait(signals)?;
         };
         // For the bound of machines, which ends the one that is unused longest.
-        let _ = in_use.set_modified(SystemTime::now());
+        let _ = in_use.file().set_modified(SystemTime::now());
         if let Some(description) = place.description()? {
             return Ok(KeptMachine { place, _use: in_use, keeper: None, description });
         }

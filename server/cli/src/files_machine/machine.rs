@@ -6,12 +6,11 @@
 //! machine's kernel replays are captured by the session.
 
 use std::ffi::OsString;
-use std::fs::File;
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::sync::Arc;
 
-use coldrise_block::{Context, Error, ErrorKind, Result, ScratchFolder, ScratchKind};
+use coldrise_block::{Context, Error, ErrorKind, HeldLock, Result, ScratchFolder, ScratchKind};
 use coldrise_recovery::files::{MAX_DISKS, PORT};
 use coldrise_runs::MachineSocket;
 use coldrise_session::{CaptureLimit, OwnedSession};
@@ -58,7 +57,7 @@ pub(crate) struct FilesMachine {
     pub(crate) disks: Vec<PointDisks>,
     _scratch: ScratchFolder,
     /// Held as long as the machine lives.
-    _seat: File,
+    _seat: HeldLock,
 }
 
 /// What the machine has of one point.

@@ -13,16 +13,14 @@
 //! Locks are freed by the kernel, so a kill at any moment leaves nothing that misleads: without the lock
 //! `lock` the other files mean nothing, and the next keeper writes them again.
 
-use std::fs::{DirBuilder, File, OpenOptions};
+use std::fs::{DirBuilder, OpenOptions};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use coldrise_block::{Context, Error, ErrorKind, Result};
+use coldrise_block::{Context, Error, ErrorKind, HeldLock, Result};
 use coldrise_store::{DiskName, PointDocument};
-use rustix::fs::{flock, FlockOperation};
-use rustix::io::Errno;
 use rustix::process::getuid;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -71,12 +69,12 @@ impl Place {
     }
 
     /// The lock of the keeper.
-    pub(super) fn try_keep(&self) -> Result<Option<File>> {
+    pub(super) fn try_keep(&self) -> Result<Option<HeldLock>> {
         try_lock(&self.folder.join("lock"))
     }
 
     /// The lock of the command that talks to the machine.
-    pub(super) fn try_use(&self) -> Result<Option<File>> {
+    pub(super) fn try_use(&self) -> Result<Option<HeldLock>> {
         try_lock(&self.folder.join("use"))
     }
 
@@ -148,20 +146,16 @@ impl Place {
 }
 
 /// Takes a lock if it is free.
-fn try_lock(path: &Path) -> Result<Option<File>> {
+fn try_lock(path: &Path) -> Result<Option<HeldLock>> {
     let locking = || format!("locking {}", path.display());
     let mut options = OpenOptions::new();
     options.write(true).create(true).truncate(false).mode(0o600);
     let file = options.open(path).context(locking)?;
-    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(Some(file)),
-        Err(Errno::WOULDBLOCK) => Ok(None),
-        Err(error) => Err(std::io::Error::from(error)).context(locking),
-    }
+    HeldLock::take(file).context(locking)
 }
 
 /// The lock of one of the machines that may run at one time.
-pub(super) fn try_seat(number: usize) -> Result<Option<File>> {
+pub(super) fn try_seat(number: usize) -> Result<Option<HeldLock>> {
     let parent = parent_folder();
     make_private(&parent)?;
     try_lock(&parent.join(format!("seat-{number}")))
@@ -169,7 +163,7 @@ pub(super) fn try_seat(number: usize) -> Result<Option<File>> {
 
 /// Asks the machine to end that is unused longest, if there is one.
 pub(super) fn end_unused() -> Result<()> {
-    let mut oldest: Option<(SystemTime, Place, File)> = None;
+    let mut oldest: Option<(SystemTime, Place, HeldLock)> = None;
     for folder in std::fs::read_dir(parent_folder()).context(|| "listing machines")?.flatten() {
         let place = Place { folder: folder.path(), identity: String::new() };
         if !place.folder.is_dir() || place.try_keep()?.is_some() {
@@ -177,7 +171,7 @@ pub(super) fn end_unused() -> Result<()> {
         }
         let Some(in_use) = place.try_use()? else { continue };
         // Of the last use: each command sets it.
-        let used = in_use.metadata().and_then(|file| file.modified()).unwrap_or(UNIX_EPOCH);
+        let used = in_use.file().metadata().and_then(|file| file.modified()).unwrap_or(UNIX_EPOCH);
         if oldest.as_ref().is_none_or(|(time, ..)| used < *time) {
             oldest = Some((used, place, in_use));
         }

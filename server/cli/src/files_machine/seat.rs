@@ -3,10 +3,9 @@
 //! Each machine holds the lock of one of the files `seat-0` to `seat-3` beside the places. Locks are freed by
 //! the kernel, so a kill leaves nothing. If all are taken, the machine ends that is unused longest.
 
-use std::fs::File;
 use std::time::{Duration, Instant};
 
-use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_block::{Error, ErrorKind, HeldLock, Result};
 
 use super::place::{end_unused, try_seat};
 use crate::signals::ChildSignals;
@@ -17,11 +16,11 @@ const MAX_MACHINES: usize = 4;
 const PATIENCE: Duration = Duration::from_secs(30);
 const INTERVAL: Duration = Duration::from_millis(50);
 
-/// Takes a seat, and holds it with the file.
+/// Takes a seat, and holds it until it is dropped.
 ///
 /// # Errors
 /// `Busy` if commands use all machines; `Interrupted`.
-pub(super) fn take(signals: &mut ChildSignals) -> Result<File> {
+pub(super) fn take(signals: &mut ChildSignals) -> Result<HeldLock> {
     let until = Instant::now() + PATIENCE;
     loop {
         for number in 0..MAX_MACHINES {

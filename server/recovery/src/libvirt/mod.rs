@@ -21,6 +21,7 @@ mod devices;
 mod domain_xml;
 mod presence;
 
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -174,6 +175,15 @@ impl Domain {
         })
     }
 
+    /// The number of requests that its disks have answered, by the name of the disk in the domain.
+    ///
+    /// # Errors
+    /// `ToolFailed` if libvirt does not answer.
+    pub fn answered(&self) -> Result<HashMap<String, u64>> {
+        let text = self.virsh.run(&["domstats", "--block", "--raw", &self.name], PATIENCE)?;
+        Ok(answered_in(&text))
+    }
+
     /// Creates a transient domain, which runs when this returns.
     ///
     /// # Errors
@@ -213,4 +223,24 @@ impl Domain {
     pub fn destroy(&self) -> Result<()> {
         self.virsh.run(&["destroy", &self.name], PATIENCE).map(drop)
     }
+}
+
+/// Reads lines such as `block.0.name=vda` and `block.0.wr.reqs=7`.
+fn answered_in(text: &str) -> HashMap<String, u64> {
+    let (mut names, mut counts) = (HashMap::new(), HashMap::<&str, u64>::new());
+    for line in text.lines() {
+        let Some((key, value)) = line.trim().strip_prefix("block.").and_then(|l| l.split_once('='))
+        else {
+            continue;
+        };
+        match key.split_once('.') {
+            Some((number, "name")) => drop(names.insert(number, value)),
+            Some((number, "rd.reqs" | "wr.reqs" | "fl.reqs")) => {
+                *counts.entry(number).or_default() += value.parse::<u64>().unwrap_or(0);
+            }
+            _ => {}
+        }
+    }
+    let count = |number| counts.get(number).copied().unwrap_or(0);
+    names.into_iter().map(|(number, name)| (name.to_owned(), count(number))).collect()
 }

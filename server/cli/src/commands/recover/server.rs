@@ -19,9 +19,8 @@ use crate::socket_access::{SocketAccess, SocketOwner};
 
 /// Interval of looking after the server.
 const INTERVAL: Duration = Duration::from_millis(100);
-/// A resumed machine that runs for so long has its disk; one of several disks may ask for the next one later.
-const STEADY: Duration = Duration::from_millis(500);
-const STEADY_WITH_SEVERAL: Duration = Duration::from_millis(1500);
+/// Longest wait for a first request to each disk of a resumed machine, which may leave one alone.
+const FIRST_REQUESTS: Duration = Duration::from_secs(5);
 /// Number of times that a machine is resumed at once, for each disk. One that still stands then is resumed later.
 const RESUMES: usize = 3;
 /// Interval of asking libvirt for the domain.
@@ -156,17 +155,20 @@ impl RecoveryServer {
     }
 
     /// Resumes a machine whose disks were away. The first request of each disk fails once more, because libvirt's QEMU
-    /// connects again only then: the machine pauses for each.
+    /// connects again only then: the machine pauses for each. It runs when each disk has answered one.
     fn resume_until_it_runs(&self) -> Result<()> {
-        let steady = match self.session.disks.len() {
-            1 => STEADY,
-            _ => STEADY_WITH_SEVERAL,
-        };
+        let started = Instant::now();
+        let before = self.domain.answered()?;
         for _ in 0..self.session.disks.len() * RESUMES {
             self.domain.resume()?;
-            let resumed = Instant::now();
             while self.domain.state()? != DomainState::DiskError {
-                if resumed.elapsed() >= steady {
+                let now = self.domain.answered()?;
+                let answers = |name: &str| match (before.get(name), now.get(name)) {
+                    (Some(before), Some(now)) => now > before,
+                    _ => true,
+                };
+                let all_answer = self.session.disks.iter().all(|disk| answers(disk.name.as_str()));
+                if all_answer || started.elapsed() >= FIRST_REQUESTS {
                     return Ok(());
                 }
                 std::thread::sleep(INTERVAL);
