@@ -1,5 +1,6 @@
 //! The limit of what is sent, and the meters of what was.
 
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
@@ -23,9 +24,26 @@ struct State {
     rate: Option<u64>,
     /// Until then the line is full.
     free_at: Instant,
-    /// Pieces of [`Class::Fetch`] that wait: bulk lets them pass.
-    waiting_fetches: usize,
+    /// Who waits, in order: a connection that never had its turn would look dead to the other side.
+    fetches: VecDeque<u64>,
+    bulk: VecDeque<u64>,
+    next_ticket: u64,
     is_ended: bool,
+}
+
+impl State {
+    fn queue(&mut self, class: Class) -> &mut VecDeque<u64> {
+        match class {
+            Class::Fetch => &mut self.fetches,
+            _ => &mut self.bulk,
+        }
+    }
+
+    /// Whether nobody is before this one: bulk lets all fetches pass.
+    fn is_next(&mut self, class: Class, ticket: u64) -> bool {
+        self.queue(class).front() == Some(&ticket)
+            && (class == Class::Fetch || self.fetches.is_empty())
+    }
 }
 
 impl Pace {
@@ -33,7 +51,9 @@ impl Pace {
         let state = State {
             rate: limited(rate),
             free_at: Instant::now(),
-            waiting_fetches: 0,
+            fetches: VecDeque::new(),
+            bulk: VecDeque::new(),
+            next_ticket: 0,
             is_ended: false,
         };
         Pace { state: Mutex::new(state), changed: Condvar::new() }
@@ -57,29 +77,32 @@ impl Pace {
         piece as usize
     }
 
-    /// Counts bytes that go out. Waits until the rate has room for them; [`Class::Control`], which is
-    /// little, never waits.
+    /// Counts bytes that go out. Waits until the rate has room for them, behind those who wait already;
+    /// [`Class::Control`], which is little, never waits.
     pub(crate) fn send(&self, class: Class, bytes: usize) {
         let mut state = self.state.lock();
-        state.waiting_fetches += usize::from(class == Class::Fetch);
+        let ticket = state.next_ticket;
+        state.next_ticket += 1;
+        let waits = class != Class::Control;
+        if waits {
+            state.queue(class).push_back(ticket);
+        }
         while let Some(rate) = state.rate {
             let now = Instant::now();
             let free_at = state.free_at.max(now.checked_sub(BURST).unwrap_or(now));
-            let has_turn = match class {
-                Class::Control => true,
-                Class::Fetch => free_at <= now,
-                Class::Bulk => free_at <= now && state.waiting_fetches == 0,
-            };
-            if has_turn || state.is_ended {
+            let is_next = !waits || state.is_next(class, ticket);
+            if !waits || is_next && free_at <= now || state.is_ended {
                 state.free_at = free_at + Duration::from_secs_f64(bytes as f64 / rate as f64);
                 break;
             }
-            // Fetches that wait have a turn at `free_at`, and wake bulk when they have had it.
-            let until = free_at.max(now + Duration::from_millis(1));
-            self.changed.wait_until(&mut state, until);
+            match is_next {
+                true => drop(self.changed.wait_until(&mut state, free_at)),
+                // Whoever has had a turn wakes the others.
+                false => self.changed.wait(&mut state),
+            }
         }
-        if class == Class::Fetch {
-            state.waiting_fetches -= 1;
+        if waits {
+            state.queue(class).retain(|other| *other != ticket);
             drop(state);
             self.changed.notify_all();
         }
@@ -147,5 +170,64 @@ impl Meter {
             counts.seconds.iter().filter(|(second, _)| (now - complete..now).contains(second));
         let bytes: u64 = recent.map(|(_, bytes)| bytes).sum();
         (counts.total, bytes.checked_div(complete).unwrap_or(0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_take_turns() {
+        const CONNECTIONS: usize = 6;
+        const TURNS: usize = 40;
+        let pace = Pace::new(Some(1 << 20));
+        let turns = Mutex::new(Vec::new());
+        std::thread::scope(|scope| {
+            for connection in 0..CONNECTIONS {
+                let (pace, turns) = (&pace, &turns);
+                scope.spawn(move || {
+                    for _ in 0..TURNS {
+                        pace.send(Class::Bulk, 2 << 10);
+                        turns.lock().push(connection);
+                    }
+                });
+            }
+        });
+        let turns = turns.into_inner();
+        assert_eq!(turns.len(), CONNECTIONS * TURNS);
+        // None waits for more than two rounds, as long as all send.
+        for connection in 0..CONNECTIONS {
+            let own: Vec<_> = (0..turns.len()).filter(|at| turns[*at] == connection).collect();
+            let longest = own.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap_or(0);
+            assert!(longest <= 3 * CONNECTIONS, "{connection} let {longest} pass: {turns:?}");
+        }
+    }
+
+    #[test]
+    fn bulk_lets_fetches_pass() {
+        let pace = Pace::new(Some(64 << 10));
+        let order = Mutex::new(Vec::new());
+        pace.send(Class::Bulk, 16 << 10);
+        std::thread::scope(|scope| {
+            let wait = |class, name| {
+                let (pace, order) = (&pace, &order);
+                scope.spawn(move || {
+                    pace.send(class, 4 << 10);
+                    order.lock().push(name);
+                });
+                let waiting = || {
+                    let state = pace.state.lock();
+                    state.fetches.len() + state.bulk.len()
+                };
+                let before = order.lock().len();
+                while waiting() + order.lock().len() <= before {
+                    std::thread::yield_now();
+                }
+            };
+            wait(Class::Bulk, "bulk");
+            wait(Class::Fetch, "fetch");
+        });
+        assert_eq!(*order.lock(), ["fetch", "bulk"]);
     }
 }

@@ -20,8 +20,10 @@ use crate::writer_messages::{is_proof, nonce};
 const GREETING_PATIENCE: Duration = Duration::from_secs(5);
 /// Longest wait for content: a line that is lost is noticed sooner.
 const CONTENT_PATIENCE: Duration = Duration::from_secs(60);
-/// How long a front end that was connected waits for the receiver to come back before it gives errors.
+/// How long a request waits for the receiver to come back, such as after a break of the line.
 const RETURN_PATIENCE: Duration = Duration::from_secs(10);
+/// After a request has waited in vain, others fail at once for this time.
+const GIVEN_UP: Duration = Duration::from_secs(1);
 /// Idle connections that are kept.
 const MAX_IDLE: usize = 64;
 
@@ -38,14 +40,8 @@ pub(super) struct FetchClient {
     name: String,
     key: [u8; 32],
     idle: Mutex<Vec<UnixStream>>,
-    connected: Mutex<Connected>,
-}
-
-#[derive(Default)]
-struct Connected {
-    /// Whether it ever was.
-    was: bool,
-    lost_at: Option<Instant>,
+    /// When a request last waited in vain.
+    given_up: Mutex<Option<Instant>>,
 }
 
 impl FetchClient {
@@ -55,7 +51,7 @@ impl FetchClient {
             name: socket_name(note),
             key: key(repository, note),
             idle: Mutex::default(),
-            connected: Mutex::default(),
+            given_up: Mutex::default(),
         }
     }
 
@@ -78,7 +74,7 @@ impl FetchClient {
             };
             match exchange(&stream, disk, offset, length) {
                 Ok((status::CONTENT, content)) if content.len() as u64 == length => {
-                    *self.connected.lock() = Connected { was: true, lost_at: None };
+                    *self.given_up.lock() = None;
                     let mut idle = self.idle.lock();
                     if idle.len() < MAX_IDLE {
                         idle.push(stream);
@@ -97,33 +93,26 @@ impl FetchClient {
                 }
             }
         }
-        let mut connected = self.connected.lock();
-        connected.lost_at.get_or_insert_with(Instant::now);
         Ok(Fetched::Away)
     }
 
-    /// Whether to wait for the receiver to come back.
-    pub(super) fn is_patient(&self) -> bool {
-        let connected = self.connected.lock();
-        connected.was && connected.lost_at.is_none_or(|lost| lost.elapsed() < RETURN_PATIENCE)
+    /// Whether a request that began to wait at `since` waits for the receiver to come back.
+    pub(super) fn is_patient(&self, since: Instant) -> bool {
+        let mut given_up = self.given_up.lock();
+        if since.elapsed() >= RETURN_PATIENCE {
+            *given_up = Some(Instant::now());
+        }
+        given_up.is_none_or(|at| at.elapsed() >= GIVEN_UP)
     }
 
     fn connect(&self) -> Result<Option<UnixStream>> {
-        let stream = connect(&self.folder, &self.name, &self.key);
-        match stream {
-            Err(error) if error.kind() == ErrorKind::WrongPassphrase => Err(error),
-            Err(error) => {
+        match connect(&self.folder, &self.name, &self.key) {
+            Err(error) if error.kind() != ErrorKind::WrongPassphrase => {
                 // Somebody is there, and slow.
-                self.connected.lock().was = true;
                 tracing::debug!("connecting: {}", error.full_message());
                 Ok(None)
             }
-            Ok(stream) => {
-                if stream.is_some() {
-                    self.connected.lock().was = true;
-                }
-                Ok(stream)
-            }
+            stream => stream,
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use coldrise_block::{
     check_range, push_extent, would_wait, Disk, Error, ErrorKind, Extent, ExtentKind, ReadContext,
@@ -201,7 +201,8 @@ impl ComingDisk {
     }
 
     /// Fetches the beginning of a range that is not here. Returns the number of bytes; 0: look again where they are.
-    fn fetch(&self, buffer: &mut [u8], at: u64) -> Result<usize> {
+    /// `away` is when the request began to wait for somebody who fetches them.
+    fn fetch(&self, buffer: &mut [u8], at: u64, away: &mut Option<Instant>) -> Result<usize> {
         if self.look_again()? {
             return Ok(0);
         }
@@ -214,11 +215,12 @@ impl ComingDisk {
                 let length = ((end - at) as usize).min(buffer.len());
                 let skipped = (at - start) as usize;
                 buffer[..length].copy_from_slice(&content[skipped..skipped + length]);
+                *away = None;
                 Ok(length)
             }
             // The point may be complete, or noted meanwhile.
             Fetched::Away if self.look_again()? => Ok(0),
-            Fetched::Away if self.client.is_patient() => {
+            Fetched::Away if self.client.is_patient(*away.get_or_insert_with(Instant::now)) => {
                 std::thread::sleep(PAUSE);
                 Ok(0)
             }
@@ -282,7 +284,7 @@ impl Disk for ComingDisk {
     fn read(&self, buffer: &mut [u8], offset_bytes: u64, context: &mut ReadContext) -> Result<()> {
         check_range(self.size_bytes(), offset_bytes, buffer.len() as u64)?;
         let end = offset_bytes + buffer.len() as u64;
-        let mut at = offset_bytes;
+        let (mut at, mut away) = (offset_bytes, None);
         while at < end {
             let view = Arc::clone(&self.view.read());
             let done = (at - offset_bytes) as usize;
@@ -297,7 +299,7 @@ impl Disk for ComingDisk {
                 }
                 Place::Missing => {
                     context.begin_wait()?;
-                    let length = self.fetch(piece, at)?;
+                    let length = self.fetch(piece, at, &mut away)?;
                     context.add(ReadSource::Backup, at, length as u64);
                     at += length as u64;
                     continue;

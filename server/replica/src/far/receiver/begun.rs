@@ -105,9 +105,10 @@ impl Receiver<'_, '_> {
             details.differences.into_iter().zip(bases).map(differences).collect();
         let point = ComingPoint { document, differences, files: details.files };
         begun.save(&repository)?;
+        // Whoever finds the point finds somebody who fetches.
+        let socket = self.listen(number, &begun, &point)?;
         begun.announce(&repository, &point)?;
         begun.forget_others(&repository)?;
-        let socket = self.listen(number, &begun, &point)?;
         self.last_note = Instant::now();
         let of = |disk: &BegunDisk| Begun { root: disk.root, end_bytes: disk.end_bytes };
         let answer =
