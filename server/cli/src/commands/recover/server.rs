@@ -19,10 +19,9 @@ use crate::socket_access::{SocketAccess, SocketOwner};
 
 /// Interval of looking after the server.
 const INTERVAL: Duration = Duration::from_millis(100);
-/// Longest wait for a first request to each disk of a resumed machine, which may leave one alone.
+/// Longest wait for an answer of each disk of a resumed machine, which may leave one alone. One that still stands then is
+/// resumed later.
 const FIRST_REQUESTS: Duration = Duration::from_secs(5);
-/// Number of times that a machine is resumed at once, for each disk. One that still stands then is resumed later.
-const RESUMES: usize = 3;
 /// Interval of asking libvirt for the domain.
 const DOMAIN_INTERVAL: Duration = Duration::from_secs(1);
 /// Of a domain that is paused by disk errors again and again, such as on a full repository.
@@ -154,12 +153,12 @@ impl RecoveryServer {
         }
     }
 
-    /// Resumes a machine whose disks were away. The first request of each disk fails once more, because libvirt's QEMU
-    /// connects again only then: the machine pauses for each. It runs when each disk has answered one.
+    /// Resumes a machine whose disks were away. The first requests of each disk fail once more, because libvirt's QEMU
+    /// connects again only then, beside them: the machine pauses for each. It runs when each disk has answered one.
     fn resume_until_it_runs(&self) -> Result<()> {
         let started = Instant::now();
         let before = self.domain.answered()?;
-        for _ in 0..self.session.disks.len() * RESUMES {
+        while started.elapsed() < FIRST_REQUESTS {
             self.domain.resume()?;
             while self.domain.state()? != DomainState::DiskError {
                 let now = self.domain.answered()?;
@@ -173,8 +172,17 @@ impl RecoveryServer {
                 }
                 std::thread::sleep(INTERVAL);
             }
+            std::thread::sleep(INTERVAL);
         }
         Ok(())
+    }
+
+    /// Whether the session has ended.
+    fn has_ended(&self) -> Result<bool> {
+        match coldrise_session::session(&self.repository, &self.session.name) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(true),
+            session => session.map(|_| false),
+        }
     }
 
     /// Pauses the machine, unless it is off.
@@ -253,16 +261,14 @@ impl RecoveryServer {
                 Ok(None)
             }
             Some(DomainState::Running | DomainState::Paused(_)) | None => {
-                let moved = match move_state(&self.repository, session) {
-                    // Only the session of a machine that does not use it ends: it was moved.
-                    Err(error) if error.kind() == ErrorKind::NotFound && state.is_none() => {
-                        return Ok(Some("moved"));
-                    }
-                    moved => moved?,
-                };
-                let Some(moved) = moved else {
-                    // Another machine has the name of this one.
-                    return Ok(state.is_none().then_some("off"));
+                let Some(moved) = move_state(&self.repository, session)? else {
+                    return Ok(match state {
+                        Some(_) => None,
+                        // Only the session of a machine that does not use it ends: it was moved.
+                        None if self.has_ended()? => Some("moved"),
+                        // Another machine has the name of this one.
+                        None => Some("off"),
+                    });
                 };
                 let is_moved = moved.note.phase == MovePhase::Settled
                     && !moved.is_running
