@@ -99,18 +99,20 @@ def test_off_closes_the_line_and_the_copy_goes_on_after_it(coldrise, source, far
     else:
         source.pair(far.program, "source", "--may", "fetch")
         program, arguments, receiver = far.program, ["--from", "source"], far.program
-    noon.set(-6)
+    noon.set(-3600)
     copy = Copy(program, noon, *arguments, "--window", Noon.WINDOW, "--rate", "2M", "--retry", "0s")
     wait_until(copy.waits, "the wait for noon")
     assert "12:00" in copy.said and Noon.WINDOW in copy.said and copy.progress == 0
     # Noon comes, and is taken back in the middle.
+    noon.set(1)
     begun = receiver.repository / "begun"
     wait_until(lambda: begun.exists() and list(begun.iterdir()), "a note of what has arrived")
     noon.set(-3600)
     wait_until(lambda: copy.waits() == 2, "the second wait")
     assert copy.process.poll() is None and addresses(receiver) == set()
-    # The machine is free meanwhile: nobody holds it.
-    receiver.json("backup", "web01", f"vda=raw:{tmp_path / 'vda.raw'}", "--time", "20261001T100000Z")
+    # The machine is free meanwhile: nobody holds it, once the far side has seen the end of the line.
+    wait_until(lambda: receiver.run("backup", "web01", f"vda=raw:{tmp_path / 'vda.raw'}", "--time",
+                                    "20261001T100000Z").returncode == 0, "the machine is free")
     receiver.json("forget", "web01/20261001T100000Z")
     noon.set(60)
     assert copy.end() == 0, copy.said
