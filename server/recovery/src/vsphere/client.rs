@@ -18,6 +18,8 @@ use crate::https::{self, Thumbprint, Trust};
 pub const PASSWORD_VARIABLE: &str = "COLDRISE_VSPHERE_PASSWORD";
 /// Time limit of one request. Long work is a task, which answers at once; a mount of NFS can take a minute.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(120);
+/// Time limit of the first request, which costs a server nothing: another one than vCenter may be silent.
+const FIRST_TIMEOUT: Duration = Duration::from_secs(15);
 /// Maximum size of an answer, in bytes: the hosts of a large vCenter.
 const MAX_ANSWER_BYTES: u64 = 64 << 20;
 const MAX_PASSWORD_BYTES: u64 = 4096;
@@ -80,6 +82,8 @@ impl VsphereAccess {
 /// A connection that is logged in.
 pub(super) struct Client {
     agent: ureq::Agent,
+    /// Of one request.
+    timeout: Duration,
     url: String,
     server: String,
     cookie: RefCell<Option<String>>,
@@ -100,10 +104,12 @@ impl Client {
     /// `Unauthorized`; `Io` if the server does not answer; `Unsupported` if it has another API; those of the password.
     pub(super) fn login(access: &VsphereAccess, timeout: Duration) -> Result<Client> {
         let password = access.password()?;
-        let agent = https::agent(&access.trust(), "--certificate", timeout)?;
+        let first_timeout = timeout.min(FIRST_TIMEOUT);
+        let agent = |timeout| https::agent(&access.trust(), "--certificate", timeout);
         let service = |name: &str| Reference::new(name, name);
         let mut client = Client {
-            agent,
+            agent: agent(first_timeout)?,
+            timeout: first_timeout,
             url: format!("https://{}/sdk", access.server),
             server: access.server.clone(),
             cookie: RefCell::new(None),
@@ -117,6 +123,7 @@ impl Client {
         let instance = Reference::new("ServiceInstance", "ServiceInstance");
         let answer = client.call("RetrieveServiceContent", &instance, "")?;
         client.take_content(&answer)?;
+        (client.agent, client.timeout) = (agent(timeout)?, timeout);
         let words = Zeroizing::new(format!(
             "{}<password>{}</password>",
             element("userName", &access.user),
@@ -165,6 +172,15 @@ impl Client {
             post = post.header("cookie", cookie);
         }
         let away = |error: ureq::Error| {
+            if let ureq::Error::Timeout(ureq::Timeout::Global) = error {
+                let text = format!(
+                    "{method}: {} accepts connections and has not answered for {} s",
+                    self.server,
+                    self.timeout.as_secs()
+                );
+                let advice = "check that this is the vCenter or host, and that its services run";
+                return Error::new(ErrorKind::Io, text).advise(advice);
+            }
             let text = format!("{method}: {} cannot be reached: {error}", self.server);
             let error = Error::new(ErrorKind::Io, text.clone());
             match text.contains("ertificate") {
@@ -190,9 +206,13 @@ impl Client {
             200 => Ok(Answer(body)),
             500 => Err(fault(method, &body)),
             _ => {
-                let text =
-                    format!("{} answered {status} to {method}: {}", self.server, shown(&body));
-                Err(Error::new(ErrorKind::Unsupported, text))
+                let mut text = format!("{} answered {status} to {method}", self.server);
+                let said = shown(&body);
+                if !said.is_empty() {
+                    text.push_str(&format!(": {said}"));
+                }
+                let advice = "check that this is the vCenter or host: it answers at /sdk";
+                Err(Error::new(ErrorKind::Unsupported, text).advise(advice))
             }
         }
     }
